@@ -1,0 +1,226 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every setting of a run with its default; the code has no second default.
+
+A config file calls `get_config`, changes what its experiment needs, and
+returns it. Units are in the names (`_s`, `_steps`, `_tokens`) or beside them.
+"""
+
+import ml_collections
+
+
+def parse_arg(arg: str, **spec: bool | int | float | str) -> (
+    ml_collections.ConfigDict
+):
+  """Returns the typed variants of a config's argument string.
+
+  `parse_arg("quick,seed=3", quick=False, seed=0)` gives quick=True, seed=3.
+
+  Args:
+    arg: comma-separated `name` (a flag set to True) or `name=value`; may be
+      empty or None.
+    **spec: the allowed names with their defaults, whose types are applied.
+
+  Raises:
+    ValueError: a name that is not in `spec`, or a value of another type.
+  """
+  out = dict(spec)
+  for item in (arg or "").split(","):
+    if not item:
+      continue
+    name, has_value, text = item.partition("=")
+    if name not in spec:
+      raise ValueError(
+          f"config argument {name!r} is not known; allowed: {sorted(spec)}"
+      )
+    kind = type(spec[name])
+    if kind is bool:
+      allowed = {"": True, "true": True, "1": True, "false": False, "0": False}
+      if text.lower() not in allowed:
+        raise ValueError(f"config argument {name}={text!r}: allowed true, false")
+      out[name] = allowed[text.lower()]
+    else:
+      if not has_value:
+        raise ValueError(f"config argument {name!r} needs a value: {name}=…")
+      try:
+        out[name] = kind(text)
+      except ValueError as error:
+        raise ValueError(
+            f"config argument {name}={text!r}: allowed a {kind.__name__}"
+        ) from error
+  return ml_collections.ConfigDict(out)
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Returns the base config: every key, with the default of the system."""
+  d = lambda **fields: ml_collections.ConfigDict(fields)
+  c = d()
+  c.seed = 0
+
+  # The task's own fields stand beside its name (`tba_jax/tasks/`).
+  c.task = d(name="arithmetic")
+
+  c.tokenizer = d(
+      # "task" builds the word-level tokenizer of the task; anything else is a
+      # folder with Hugging Face tokenizer files.
+      source="task",
+  )
+
+  c.model = d(
+      family="llama",
+      num_layers=3,
+      width=64,
+      num_heads=4,
+      num_kv_heads=4,
+      head_dim=16,
+      mlp_width=172,
+      rope_theta=10000.0,
+      norm_epsilon=1e-5,
+      tie_embeddings=False,
+      max_positions=128,
+      param_dtype="float32",
+      compute_dtype="float32",
+  )
+
+  # What the policy and the reference start from: "scratch", "sft" (made by
+  # config.sft in WORKDIR/sft when it is not there yet), or a Hugging Face
+  # folder.
+  c.init = "sft"
+
+  c.mesh = d(data=1, fsdp=1, tensor=1)
+  # Logical axis of a parameter or activation -> mesh axis ("" = replicated).
+  c.sharding = d(
+      batch="data,fsdp",
+      layers="",
+      vocab="tensor",
+      width="fsdp",
+      mlp="tensor",
+      heads="tensor",
+      kv_heads="tensor",
+      head_dim="",
+  )
+
+  c.sft = d(
+      num_steps=2400,
+      batch_size=64,
+      learning_rate=3e-3,
+      warmup_steps=100,
+      weight_decay=0.0,
+      b1=0.9,
+      b2=0.99,
+      grad_clip_norm=1.0,
+      evaluate_every_steps=600,
+      checkpoint_every_steps=400,
+      log_every_steps=50,
+  )
+
+  c.sampling = d(
+      temperature=1.0,
+      top_k=0,  # 0 = off
+      top_p=1.0,  # 1 = off
+      max_prompt_tokens=16,
+      max_completion_tokens=24,
+      num_rows=256,  # completions decoded at the same time
+      chunk_steps=8,  # decode steps between refills of finished rows
+  )
+
+  c.search = d(
+      num_searchers=1,
+      prompts_per_round=32,
+      samples_per_prompt=8,  # S
+      # Fresh prompts that the trainer grants (and, with wait_for_fresh,
+      # awaits) per optimizer step.
+      prompts_per_step=32,
+      # Steps that sampling may run ahead of training: 0 only with lockstep.
+      lead_steps=1,
+      # True: step t waits until its own fresh prompts are there. False: the
+      # trainer recycles what the buffer holds.
+      wait_for_fresh=True,
+      lockstep=False,  # staleness 0: sample with the version of the step
+      credits=4,  # groups blocks a searcher may hold unacknowledged
+      lease_s=15.0,  # a silent searcher's prompts are granted again
+      pull_every_s=0.02,  # how often the version pointer is read
+      starvation_s=180.0,  # no fresh group for so long ends the trainer
+  )
+
+  c.loss = d(
+      name="tb",  # "tb" or "tb_learned_z"
+      scale="unit",  # "unit" or "paper" (2/beta^2 times it)
+      # Linear from beta to beta_final over beta_decay_steps, and beta_final
+      # from beta_stop_steps on (0 steps = constant beta).
+      beta=0.05,
+      beta_final=0.05,
+      beta_decay_steps=0,
+      beta_stop_steps=0,
+      ratio_clip=0.0,  # trust region on the behavior ratio; 0 = the paper's
+      include_stop_token=True,
+      log_z_learning_rate=1e-2,  # of "tb_learned_z"
+  )
+
+  c.optimizer = d(
+      learning_rate=1e-4,
+      learning_rate_final=1e-4,
+      schedule="linear",  # "constant", "linear" or "cosine", after the warm-up
+      warmup_steps=0,
+      b1=0.9,
+      b2=0.99,
+      epsilon=1e-8,
+      weight_decay=0.0,
+      grad_clip_norm=1.0,  # 0 = off
+  )
+
+  c.train = d(
+      num_steps=320,
+      prompts_per_batch=32,  # B
+      completions_per_prompt=8,  # K
+      micro_batch_prompts=32,  # prompts in one forward-backward
+      wall_clock_limit_s=0.0,  # 0 = none
+  )
+
+  c.replay = d(
+      capacity_per_prompt=100,
+      capacity=200_000,  # completions in all
+      recent_fraction=1.0,  # the papers' m
+      recent_window_steps=4,  # arrivals of so many steps count as recent
+      selection="uniform",  # replay draws in a prompt: "uniform" or "reward"
+      reward_temperature=1.0,  # of "reward": weights exp(reward / temperature)
+      dedupe=True,
+      warm_start_completions=0,
+      max_segment_mb=64.0,  # of the journal
+  )
+
+  c.publish = d(every_steps=1, keep_versions=3, carrier="store")
+
+  c.evaluate = d(
+      every_steps=80,
+      num_prompts=256,  # while training
+      num_completions=8,
+      final_prompts=1000,  # before and after
+      batch_prompts=64,
+  )
+
+  # Collapse guards. `action`: "off", "warn", "lower_learning_rate" or "stop".
+  c.guards = d(
+      action="warn",
+      min_entropy=0.01,  # nats a token
+      max_kl=50.0,  # nats a completion, to the reference
+      max_accuracy_drop=0.2,  # of held-out pass@1 below its first value
+      learning_rate_factor=0.5,
+      max_logprob_gap=1e-3,  # nats a token, trainer - sampler at staleness 0
+  )
+
+  c.checkpoint = d(every_steps=40, keep=2)
+
+  c.store = d(
+      address="",  # "" = a unix socket in the spool directory
+      spool_dir="",  # "" = a 0700 directory of this user and workdir
+      deadline_s=60.0,  # of one operation, a change of generation included
+      probe_timeout_s=5.0,  # a silent service is replaced after this
+  )
+
+  # CPU cores of each role, as "0" or "0,1" or "0-3"; "" = decided by the
+  # supervisor from the cores that it may use; "all" = no pinning.
+  c.cores = d(trainer="", searcher="", store="")
+
+  c.log = d(every_steps=1, samples_every_steps=20, num_samples=8)
+  return c

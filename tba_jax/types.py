@@ -1,0 +1,117 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The records that cross the borders between the parts of a run.
+
+Axes: B prompts, K completions of a prompt in a batch, S completions of a
+prompt as sampled, P prompt tokens, T completion tokens.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """One prompt and its S completions, sampled by one searcher: host arrays.
+
+  prompt_id: index of the prompt in the task's training split.
+  visit: how often the prompt order had granted this prompt before, from 0.
+  position: place in the prompt order; one position is one (prompt_id, visit).
+  prompt_tokens: [P] int32, without padding.
+  completion_tokens: [S, T] int32, pad after the stop token.
+  completion_lengths: [S] int32, tokens of each completion with its stop token.
+  stopped: [S] bool, True where a stop token ended the completion.
+  behavior_logprobs: [S, T] float32, exact log-prob of each sampled token in
+    nats, 0 past the length.
+  rewards: [S] float32, task units.
+  versions: [S] int32, step of the oldest params that drew a token of the row.
+  epoch: the trainer's epoch (start count) that published those params.
+  """
+
+  prompt_id: int
+  visit: int
+  position: int
+  prompt_tokens: np.ndarray
+  completion_tokens: np.ndarray
+  completion_lengths: np.ndarray
+  stopped: np.ndarray
+  behavior_logprobs: np.ndarray
+  rewards: np.ndarray
+  versions: np.ndarray
+  epoch: int
+
+  @property
+  def num_completions(self) -> int:
+    return len(self.rewards)
+
+  @property
+  def num_tokens(self) -> int:
+    """Completion tokens, stop tokens included."""
+    return int(self.completion_lengths.sum())
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """What one optimizer step learns from.
+
+  prompt_tokens: [B, P] int32, left-padded.
+  prompt_mask: [B, P] float32, 1 on prompt tokens.
+  completion_tokens: [B, K, T] int32, pad after the last token.
+  completion_mask: [B, K, T] float32, 1 on the tokens that the loss counts
+    (the stop token included unless the config excludes it).
+  behavior_logprobs: [B, K, T] float32, nats, 0 where not sampled.
+  ref_logprobs: [B, K, T] float32, nats, 0 where the mask is 0.
+  rewards: [B, K] float32.
+  staleness_steps: [B, K] float32, step minus the version that sampled.
+  """
+
+  prompt_tokens: Any
+  prompt_mask: Any
+  completion_tokens: Any
+  completion_mask: Any
+  behavior_logprobs: Any
+  ref_logprobs: Any
+  rewards: Any
+  staleness_steps: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Completions:
+  """S sampled completions of one prompt: what the sampler returns.
+
+  tokens: [S, T] int32, pad after the stop token.
+  lengths: [S] int32, with the stop token.
+  logprobs: [S, T] float32, nats, under the distribution sampled from.
+  stopped: [S] bool.
+  versions: [S] int32.
+  """
+
+  tokens: np.ndarray
+  lengths: np.ndarray
+  logprobs: np.ndarray
+  stopped: np.ndarray
+  versions: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionedParams:
+  """Params with the tag under which they were published.
+
+  epoch: start count of the trainer; a higher one always wins.
+  version: the step at which they were published.
+  params: PyTree of arrays.
+  """
+
+  epoch: int
+  version: int
+  params: PyTree
+
+  @property
+  def tag(self) -> tuple[int, int]:
+    return self.epoch, self.version
