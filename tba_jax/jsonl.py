@@ -1,0 +1,160 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Files of JSON: one object a line, or one object replaced as a whole.
+
+A writer may be killed at any byte and started again on the same file, so the
+reader skips a line that it cannot read, and says how many. Nothing here
+imports jax: the store's host and the supervisor read these files too.
+"""
+
+from collections.abc import Iterable, Mapping
+import json
+import math
+import os
+import threading
+from typing import Any, TextIO
+
+from etils import epath
+import numpy as np
+
+# Fields of a record whose value was not finite; JSON has no number for them.
+NON_FINITE = "non_finite"
+
+
+def to_json(value: Any, non_finite: list[str], name: str = "") -> Any:
+  """Returns `value` as plain JSON types; names what was not finite.
+
+  Args:
+    value: nested mappings, sequences, arrays and scalars of any library.
+    non_finite: receives the dotted name of each value replaced by None.
+    name: name of `value` itself.
+  """
+  if value is None or isinstance(value, bool | int | str):
+    return value
+  if isinstance(value, float):
+    if math.isfinite(value):
+      return value
+    non_finite.append(name)
+    return None
+  if isinstance(value, Mapping):
+    join = f"{name}." if name else ""
+    return {
+        str(k): to_json(v, non_finite, f"{join}{k}") for k, v in value.items()
+    }
+  if isinstance(value, list | tuple):
+    return [to_json(v, non_finite, f"{name}[{i}]") for i, v in enumerate(value)]
+  if hasattr(value, "__array__"):
+    return to_json(np.asarray(value).tolist(), non_finite, name)
+  return str(value)
+
+
+def json_line(record: Mapping[str, Any]) -> str:
+  """Returns `record` as one line of strict JSON, with its line end.
+
+  A value that is not finite becomes null, and its name is added to the list
+  `non_finite` of the record.
+  """
+  non_finite: list[str] = []
+  out = to_json(record, non_finite)
+  if non_finite:
+    out[NON_FINITE] = non_finite
+  return json.dumps(out, allow_nan=False) + "\n"
+
+
+def open_append(path: epath.PathLike) -> TextIO:
+  """Opens for appending; ends the torn line that a killed writer left."""
+  path = epath.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  torn = False
+  if path.exists() and path.stat().length:
+    with path.open("rb") as f:
+      f.seek(-1, os.SEEK_END)
+      torn = f.read(1) != b"\n"
+  file = path.open("a")
+  if torn:
+    file.write("\n")
+  return file
+
+
+class LineWriter:
+  """Appends JSON objects to a file, each flushed before `write` returns."""
+
+  def __init__(self, path: epath.PathLike):
+    self._lock = threading.Lock()
+    self._file = open_append(path)
+
+  def write(self, record: Mapping[str, Any]) -> None:
+    line = json_line(record)
+    with self._lock:
+      self._file.write(line)
+      self._file.flush()
+
+  def close(self) -> None:
+    with self._lock:
+      self._file.close()
+
+
+class Records(list):
+  """Objects read from a file of JSON lines.
+
+  skipped: number of lines that were no JSON object.
+  """
+
+  def __init__(self, records: Iterable[dict[str, Any]] = (), skipped: int = 0):
+    super().__init__(records)
+    self.skipped = skipped
+
+
+def parse_line(line: str | bytes) -> dict[str, Any] | None:
+  """Returns the JSON object of a line, None where it is not one."""
+  try:
+    record = json.loads(line)
+  except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+    return None
+  return record if isinstance(record, dict) else None
+
+
+def read_jsonl(path: epath.PathLike) -> Records:
+  """Returns the objects of a file of JSON lines; empty where there is none.
+
+  A torn or corrupt line is skipped and counted in `skipped`; a blank line is
+  skipped without a count.
+  """
+  records = Records()
+  path = epath.Path(path)
+  if not path.exists():
+    return records
+  with path.open("rb") as f:
+    for line in f:
+      if not line.strip():
+        continue
+      record = parse_line(line)
+      if record is None:
+        records.skipped += 1
+      else:
+        records.append(record)
+  return records
+
+
+def atomic_write_json(path: epath.PathLike, value: Any) -> None:
+  """Replaces a file by `value` as JSON; a reader sees the old or the new one.
+
+  A value that is not finite becomes null.
+  """
+  path = epath.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  partial = path.parent / f".{path.name}.{os.getpid()}.{threading.get_ident()}"
+  text = json.dumps(to_json(value, []), allow_nan=False, indent=1)
+  partial.write_text(text + "\n")
+  partial.replace(path)
+
+
+def read_json(path: epath.PathLike) -> Any:
+  """Returns the value of a JSON file; None where it is missing or damaged."""
+  path = epath.Path(path)
+  if not path.exists():
+    return None
+  try:
+    return json.loads(path.read_bytes())
+  except (ValueError, RecursionError):
+    return None
