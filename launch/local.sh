@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Trains on this machine: makes .venv on first use, then runs the `train`
+# program with configs/countdown.py.
+set -euo pipefail
+
+usage() {
+  cat <<'END'
+usage: launch/local.sh [WORKDIR] [--config=FILE[:ARG,…]] [--config.key=value …]
+
+Trains the countdown task with asynchronous trajectory balance on this machine
+and writes the run to WORKDIR (default: runs/countdown, from where you are).
+
+  launch/local.sh                                 the full run, some minutes
+  launch/local.sh runs/q --config=configs/countdown.py:quick
+  launch/local.sh runs/s1 --config.seed=1
+
+PYTHON=/path/to/python names the interpreter (3.11 or newer) of a new .venv.
+END
+}
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck source=launch/setup_venv.sh
+source "$root/launch/setup_venv.sh"
+
+workdir="runs/countdown"
+if (($#)) && [[ "$1" != -* ]]; then
+  workdir="$1"
+  shift
+fi
+config=("--config=$root/configs/countdown.py")
+for arg in "$@"; do
+  case "$arg" in
+    -h | --help) usage; exit 0 ;;
+    --config | --config=*) config=() ;;
+  esac
+done
+
+setup_venv "$root" || die "the install failed; its messages are above"
+# The caller's folder stays off the import path: it may hold a `configs`.
+export PYTHONSAFEPATH=1
+exec "$VENV_PYTHON" -m tba_jax.main --program=train \
+  ${config[@]+"${config[@]}"} --workdir="$workdir" "$@"

