@@ -1,0 +1,129 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Arithmetic: sums such as `12+7=`, completed by `19`.
+
+Small enough to learn in seconds: the task of tests and of a first look. Every
+sum has one right completion, one token long, so it says nothing of diversity;
+`countdown` does.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from tba_jax.tasks import answers
+from tba_jax.tasks import base
+
+# The largest value that has a token.
+MAX_VALUE = 99
+
+
+class Arithmetic(base.Task):
+  """Sums, differences and products of two numbers.
+
+  Both numbers are from 0 to `max_number`; only results from 0 to 99 are kept. A
+  sum is in one split together with the one whose numbers are swapped.
+
+  operations: which of "+", "-" and "*", as one string.
+  max_number: the largest operand.
+  held_out_fraction: share of the sums that training never sees.
+  split_seed: of the split and of the order of prompts.
+  """
+
+  name: ClassVar[str] = "arithmetic"
+  FIELDS: ClassVar = {
+      "operations": "+-*",
+      "max_number": 20,
+      "held_out_fraction": 0.15,
+      "split_seed": 0,
+  }
+
+  def __init__(
+      self,
+      *,
+      operations: str,
+      max_number: int,
+      held_out_fraction: float,
+      split_seed: int,
+  ):
+    """Makes all sums.
+
+    Raises:
+      ValueError: a field is out of range, or leaves a split without prompts.
+    """
+    if (
+        not isinstance(operations, str)
+        or not operations
+        or len(set(operations)) != len(operations)
+        or not set(operations) <= set(answers.OPERATIONS)
+    ):
+      raise ValueError(
+          f"config.task.operations={operations!r}: allowed one or more of"
+          f" {answers.OPERATIONS!r}, each once"
+      )
+    base.check_integer("max_number", max_number, 0, MAX_VALUE)
+    base.check_fraction("held_out_fraction", held_out_fraction)
+    base.check_integer("split_seed", split_seed, 0, 2**63 - 1)
+    sums = [
+        (operation, a, b)
+        for operation in operations
+        for a in range(max_number + 1)
+        for b in range(a + 1)
+        if 0 <= answers.apply_operation(operation, a, b) <= MAX_VALUE
+    ]
+    rng = np.random.default_rng(split_seed)
+    rng.shuffle(sums)
+    num_held_out = round(held_out_fraction * len(sums))
+    self._sums = {}
+    for split, mine in (
+        (base.TRAIN, sums[num_held_out:]),
+        (base.HELD_OUT, sums[:num_held_out]),
+    ):
+      if not mine:
+        raise ValueError(
+            f"config.task.held_out_fraction={held_out_fraction} of"
+            f" {len(sums)} sums leaves the split {split!r} without prompts"
+        )
+      swapped = [(o, b, a) for o, a, b in mine if o != "-" and a != b]
+      prompts = mine + swapped
+      rng.shuffle(prompts)
+      self._sums[split] = prompts
+
+  def num_prompts(self, split: str) -> int:
+    base.check_split(split)
+    return len(self._sums[split])
+
+  def prompt(self, split: str, index: int) -> str:
+    base.check_split(split)
+    operation, a, b = self._sums[split][index]
+    return f"{a}{operation}{b}="
+
+  def solution_key(self, split: str, index: int, completion: str) -> str | None:
+    base.check_split(split)
+    number = answers.parse_integer(completion)
+    if number != answers.apply_operation(*self._sums[split][index]):
+      return None
+    return completion
+
+  def reference_completion(
+      self, split: str, index: int, rng: np.random.Generator
+  ) -> str:
+    """Returns the result; nothing is drawn, for there is only one."""
+    base.check_split(split)
+    return str(answers.apply_operation(*self._sums[split][index]))
+
+  def tokenizer_words(self) -> Sequence[str]:
+    return base.number_words(MAX_VALUE, answers.OPERATIONS + "=")
+
+  @property
+  def tokenizer_pattern(self) -> str:
+    return base.NUMBER_PATTERN
+
+  @property
+  def max_prompt_tokens(self) -> int:
+    return 4
+
+  @property
+  def max_completion_tokens(self) -> int:
+    return 2

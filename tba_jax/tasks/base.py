@@ -1,0 +1,107 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A task: numbered prompts in two splits, and the reward of a completion."""
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+TRAIN = "train"
+HELD_OUT = "held_out"
+SPLITS = (TRAIN, HELD_OUT)
+# Splits a text into whole numbers and single other characters.
+NUMBER_PATTERN = r"[0-9]+|[^0-9]"
+
+
+class Task(abc.ABC):
+  """Prompts plus reward.
+
+  A task is a pure function of its fields: every process that builds it with the
+  same fields sees the same prompts under the same indices. Nothing in it
+  changes after construction, so threads may share it. Completions are text
+  without the stop token.
+
+  name: key of the task in `tasks/build.py`.
+  FIELDS: the task's settings with their defaults, by name; each is a keyword of
+    the constructor and a key `config.task.<field>`.
+  """
+
+  name: ClassVar[str]
+  FIELDS: ClassVar[Mapping[str, Any]]
+
+  @abc.abstractmethod
+  def num_prompts(self, split: str) -> int:
+    """Returns how many prompts a split has: "train" or "held_out"."""
+
+  @abc.abstractmethod
+  def prompt(self, split: str, index: int) -> str:
+    """Returns the text of a prompt, 0 <= index < num_prompts(split)."""
+
+  @abc.abstractmethod
+  def solution_key(self, split: str, index: int, completion: str) -> str | None:
+    """Returns the identity of a right solution, None for a wrong completion.
+
+    Two completions with one key are the same solution, written differently.
+    Never raises and never takes long, whatever the completion is.
+    """
+
+  @abc.abstractmethod
+  def reference_completion(
+      self, split: str, index: int, rng: np.random.Generator
+  ) -> str:
+    """Returns a right completion drawn with `rng`, without the stop token."""
+
+  @abc.abstractmethod
+  def tokenizer_words(self) -> Sequence[str]:
+    """Returns every word of prompts and completions; a word is one token."""
+
+  @property
+  @abc.abstractmethod
+  def tokenizer_pattern(self) -> str:
+    """Regular expression whose matches split a text into words."""
+
+  @property
+  @abc.abstractmethod
+  def max_prompt_tokens(self) -> int:
+    """Tokens of the longest prompt."""
+
+  @property
+  @abc.abstractmethod
+  def max_completion_tokens(self) -> int:
+    """Tokens of the longest right completion, with the stop token."""
+
+  def reward(self, split: str, index: int, completion: str) -> float:
+    """Returns 1 for a right completion, else 0; never raises."""
+    return float(self.solution_key(split, index, completion) is not None)
+
+
+def check_split(split: str) -> None:
+  """Raises ValueError where `split` is not one of `SPLITS`."""
+  if split not in SPLITS:
+    raise ValueError(f"split {split!r}: allowed {list(SPLITS)}")
+
+
+def check_integer(field: str, value: Any, low: int, high: int) -> None:
+  """Raises ValueError unless `config.task.<field>` is an int in [low, high]."""
+  is_integer = isinstance(value, int) and not isinstance(value, bool)
+  if not is_integer or not low <= value <= high:
+    raise ValueError(
+        f"config.task.{field}={value!r}: allowed an integer from {low} to"
+        f" {high}"
+    )
+
+
+def check_fraction(field: str, value: Any) -> None:
+  """Raises ValueError unless `config.task.<field>` is a number in (0, 1)."""
+  is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+  if not is_number or not 0 < value < 1:
+    raise ValueError(
+        f"config.task.{field}={value!r}: allowed a number above 0 and below 1"
+    )
+
+
+def number_words(max_number: int, symbols: str) -> list[str]:
+  """Returns the words "0" … "max_number" and one word per symbol."""
+  return [str(n) for n in range(max_number + 1)] + list(symbols)

@@ -1,0 +1,307 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Countdown: reach a target with given numbers, in several ways.
+
+The prompt `7,3,12,4>17` asks for 17 from 7, 3, 12 and 4; a right completion is
+a chain of steps that uses every number exactly once, for instance
+`4*3=12,12+12=24,24-7=17`. Each step takes two of the values that are left and
+puts its result in their place. Operands stand larger first, results lie in
+1 … 99, and the last result is the target. A solution's identity is its sorted
+steps, so the order of independent steps does not count.
+
+All pairs of a multiset of numbers and a target are enumerated when the task is
+made; only those with at least `min_solutions` distinct solutions are kept, so
+that diversity can be measured. Every distinct order of a pair's numbers is a
+prompt of its own; a multiset is in one split with all its targets and orders.
+"""
+
+from collections.abc import Sequence
+import itertools
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from tba_jax.tasks import answers
+from tba_jax.tasks import base
+
+# The largest value that has a token.
+MAX_VALUE = 99
+# Keeps the enumeration under a few seconds and a few hundred MB.
+_MAX_CHAINS = 1_000_000
+# Bits of a step's code: two for the operation, seven for each operand.
+_STEP_BITS = 16
+
+
+class Countdown(base.Task):
+  """Reach a target from given numbers with `+`, `-` and `*`.
+
+  numbers: how many numbers a prompt gives, 2 to 4.
+  max_number: the numbers are from 1 to this.
+  max_target: the targets are from 1 to this.
+  min_solutions: distinct solutions that a pair must have to be kept.
+  held_out_fraction: share of the multisets that training never sees.
+  split_seed: of the split, the order of prompts and the order of numbers.
+  """
+
+  name: ClassVar[str] = "countdown"
+  FIELDS: ClassVar = {
+      "numbers": 4,
+      "max_number": 12,
+      "max_target": 99,
+      "min_solutions": 12,
+      "held_out_fraction": 0.15,
+      "split_seed": 0,
+  }
+
+  def __init__(
+      self,
+      *,
+      numbers: int,
+      max_number: int,
+      max_target: int,
+      min_solutions: int,
+      held_out_fraction: float,
+      split_seed: int,
+  ):
+    """Enumerates the pairs; about a third of a second with the defaults.
+
+    Raises:
+      ValueError: a field is out of range, or leaves a split without prompts.
+    """
+    base.check_integer("numbers", numbers, 2, 4)
+    base.check_integer("max_number", max_number, 1, MAX_VALUE)
+    base.check_integer("max_target", max_target, 1, MAX_VALUE)
+    base.check_integer("min_solutions", min_solutions, 1, 10_000)
+    base.check_fraction("held_out_fraction", held_out_fraction)
+    base.check_integer("split_seed", split_seed, 0, 2**63 - 1)
+    num_chains = math.comb(max_number + numbers - 1, numbers) * math.prod(
+        math.comb(k, 2) * len(answers.OPERATIONS) for k in range(2, numbers + 1)
+    )
+    if num_chains > _MAX_CHAINS:
+      raise ValueError(
+          f"config.task.max_number={max_number}: with config.task.numbers="
+          f"{numbers} there are up to {num_chains} chains of steps; allowed"
+          f" {_MAX_CHAINS}"
+      )
+    self._num_numbers = numbers
+    multisets_MxN = np.array(
+        list(
+            itertools.combinations_with_replacement(
+                range(1, max_number + 1), numbers
+            )
+        )
+    )
+    self._enumerate(multisets_MxN, max_target, min_solutions)
+    self._split(multisets_MxN, held_out_fraction, split_seed)
+
+  def _enumerate(
+      self, multisets_MxN: np.ndarray, max_target: int, min_solutions: int
+  ) -> None:
+    """Lays out chains by solution, solutions by pair, and keeps rich pairs."""
+    row, steps, target = _chains(multisets_MxN)
+    keep = target <= max_target
+    row, steps, target = row[keep], steps[keep], target[keep]
+    # Equal numbers reach one chain by several ways.
+    first = np.unique(_pack(row, steps, _STEP_BITS), return_index=True)[1]
+    row, steps, target = row[first], steps[first], target[first]
+    # The target follows from the multiset and the steps, so it is not part of
+    # a solution's key: every value but the target is consumed.
+    solution = _pack(row, np.sort(steps, axis=1), _STEP_BITS)
+    pair = row * (MAX_VALUE + 1) + target
+    order = np.argsort(solution, kind="stable")
+    order = order[np.argsort(pair[order], kind="stable")]
+    # Row of the first chain of each solution, and of the first solution of
+    # each pair, with the end as a last entry.
+    self._steps = steps[order]
+    self._chain_start = _starts(solution[order])
+    pair_of_solution = pair[order][self._chain_start[:-1]]
+    self._solution_start = _starts(pair_of_solution)
+    pairs = pair_of_solution[self._solution_start[:-1]]
+    rich = np.flatnonzero(np.diff(self._solution_start) >= min_solutions)
+    self._pair_row, self._pair_target = np.divmod(pairs, MAX_VALUE + 1)
+    self._rich_pairs = rich
+
+  def _split(
+      self, multisets_MxN: np.ndarray, held_out_fraction: float, seed: int
+  ) -> None:
+    """Deals the pairs to the splits, shuffled, with their numbers shuffled."""
+    rng = np.random.default_rng(seed)
+    num_held_out = round(held_out_fraction * len(multisets_MxN))
+    held_out = np.zeros(len(multisets_MxN), bool)
+    held_out[rng.permutation(len(multisets_MxN))[:num_held_out]] = True
+    numbers, pairs = _orders(multisets_MxN[self._pair_row], self._rich_pairs)
+    # In rounds: every pair once, in one of its orders, then those with a second
+    # order once more, and so on. So the first prompts of a split are as
+    # different as can be, and a mean over them weighs all pairs alike.
+    by_pair = np.lexsort((rng.random(len(pairs)), pairs))
+    starts = _starts(pairs[by_pair])
+    turn = np.empty_like(by_pair)
+    turn[by_pair] = np.arange(len(pairs)) - np.repeat(
+        starts[:-1], np.diff(starts)
+    )
+    order = np.lexsort((rng.random(len(pairs)), turn))
+    numbers, pairs = numbers[order], pairs[order]
+    is_held_out = held_out[self._pair_row[pairs]]
+    self._pairs, self._numbers = {}, {}
+    for split, mine in (
+        (base.TRAIN, ~is_held_out),
+        (base.HELD_OUT, is_held_out),
+    ):
+      if not mine.any():
+        raise ValueError(
+            f"config.task.min_solutions and config.task.held_out_fraction="
+            f"{held_out_fraction} leave the split {split!r} without prompts"
+        )
+      self._pairs[split] = pairs[mine]
+      self._numbers[split] = numbers[mine]
+
+  def _target(self, split: str, index: int) -> int:
+    return int(self._pair_target[self._pairs[split][index]])
+
+  def num_prompts(self, split: str) -> int:
+    base.check_split(split)
+    return len(self._pairs[split])
+
+  def num_solutions(self, split: str, index: int) -> int:
+    """Returns how many distinct solutions a prompt has."""
+    base.check_split(split)
+    pair = self._pairs[split][index]
+    return int(self._solution_start[pair + 1] - self._solution_start[pair])
+
+  def prompt(self, split: str, index: int) -> str:
+    base.check_split(split)
+    numbers = ",".join(map(str, self._numbers[split][index]))
+    return f"{numbers}>{self._target(split, index)}"
+
+  def solution_key(self, split: str, index: int, completion: str) -> str | None:
+    base.check_split(split)
+    numbers = self._numbers[split][index].tolist()
+    return solution_key(numbers, self._target(split, index), completion)
+
+  def reference_completion(
+      self, split: str, index: int, rng: np.random.Generator
+  ) -> str:
+    """Returns a uniformly drawn solution, its steps in a random valid order."""
+    base.check_split(split)
+    pair = self._pairs[split][index]
+    solution = rng.integers(*self._solution_start[pair : pair + 2])
+    chain = rng.integers(*self._chain_start[solution : solution + 2])
+    return ",".join(map(_step_text, self._steps[chain].tolist()))
+
+  def tokenizer_words(self) -> Sequence[str]:
+    return base.number_words(MAX_VALUE, "+-*=,>;")
+
+  @property
+  def tokenizer_pattern(self) -> str:
+    return base.NUMBER_PATTERN
+
+  @property
+  def max_prompt_tokens(self) -> int:
+    return 2 * self._num_numbers + 1
+
+  @property
+  def max_completion_tokens(self) -> int:
+    # Five tokens a step, the commas between them and the stop token.
+    return 6 * (self._num_numbers - 1)
+
+
+def solution_key(
+    numbers: Sequence[int], target: int, completion: str
+) -> str | None:
+  """Returns the sorted steps of a right completion, None for any other.
+
+  Right means: as many steps as there are numbers, less one, with a comma
+  between two; each step canonical and true (`answers.parse_step`), operands
+  larger first and both among the values that are left, result from 1 to 99; and
+  the last result is the target. As a step takes two values away and adds one,
+  every number is then used exactly once.
+  """
+  num_steps = len(numbers) - 1
+  # "99*99=99," is the longest step.
+  if not isinstance(completion, str) or len(completion) > 9 * num_steps:
+    return None
+  steps = completion.split(",")
+  if len(steps) != num_steps:
+    return None
+  left = list(numbers)
+  for text in steps:
+    step = answers.parse_step(text)
+    if step is None:
+      return None
+    a, _, b, result = step
+    if a < b or not 1 <= result <= MAX_VALUE or a not in left:
+      return None
+    left.remove(a)
+    if b not in left:
+      return None
+    left.remove(b)
+    left.append(result)
+  return ",".join(sorted(steps)) if left == [target] else None
+
+
+def _chains(
+    multisets_MxN: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns every chain of steps: its multiset's row, steps [N - 1], result."""
+  row = np.arange(len(multisets_MxN))
+  values = multisets_MxN
+  steps = np.zeros((len(row), 0), np.int64)
+  while values.shape[1] > 1:
+    parts = []
+    for i, j in itertools.combinations(range(values.shape[1]), 2):
+      a = np.maximum(values[:, i], values[:, j])
+      b = np.minimum(values[:, i], values[:, j])
+      rest = np.delete(values, (i, j), axis=1)
+      for code, operation in enumerate(answers.OPERATIONS):
+        result = answers.apply_operation(operation, a, b)
+        keep = (result >= 1) & (result <= MAX_VALUE)
+        step = (code << 14) | (a << 7) | b
+        parts.append(
+            (
+                row[keep],
+                np.column_stack([rest, result])[keep],
+                np.column_stack([steps, step])[keep],
+            )
+        )
+    row, values, steps = (np.concatenate(part) for part in zip(*parts))
+  return row, steps, values[:, 0]
+
+
+def _orders(
+    numbers_QxN: np.ndarray, pairs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the distinct orders of the pairs' numbers, and the pair of each."""
+  permutations = np.array(
+      list(itertools.permutations(range(numbers_QxN.shape[1])))
+  )
+  numbers = numbers_QxN[pairs][:, permutations].reshape(
+      -1, numbers_QxN.shape[1]
+  )
+  pairs = np.repeat(pairs, len(permutations))
+  first = np.unique(_pack(pairs, numbers, 7), return_index=True)[1]
+  return numbers[first], pairs[first]
+
+
+def _pack(row: np.ndarray, columns: np.ndarray, bits: int) -> np.ndarray:
+  """Returns one int64 per row, equal where row and columns are equal.
+
+  The columns hold numbers of `bits` bits; the sum must stay under 64 bits.
+  """
+  key = row.astype(np.int64)
+  for column in columns.T:
+    key = (key << bits) | column
+  return key
+
+
+def _starts(sorted_keys: np.ndarray) -> np.ndarray:
+  """Returns where each run of equal keys begins, and the end of the last."""
+  changes = np.flatnonzero(np.diff(sorted_keys)) + 1
+  return np.concatenate([[0], changes, [len(sorted_keys)]])
+
+
+def _step_text(step: int) -> str:
+  """Returns a step's text from its code."""
+  operation = answers.OPERATIONS[step >> 14]
+  a, b = (step >> 7) & 127, step & 127
+  return f"{a}{operation}{b}={answers.apply_operation(operation, a, b)}"

@@ -1,0 +1,54 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""From `config.task` to a task."""
+
+import subprocess
+import sys
+
+from absl.testing import absltest
+import ml_collections
+
+from tba_jax.tasks import base
+from tba_jax.tasks import build
+
+
+class MakeTaskTest(absltest.TestCase):
+
+  def test_makes_each_task_with_its_own_fields(self):
+    for name in build.TASKS:
+      task = build.make_task(ml_collections.ConfigDict({"name": name}))
+      self.assertIsInstance(task, base.Task)
+      self.assertEqual(task.name, name)
+      for split in base.SPLITS:
+        self.assertGreater(task.num_prompts(split), 0)
+
+  def test_fields_reach_the_task(self):
+    task = build.make_task(
+        ml_collections.ConfigDict({"name": "arithmetic", "max_number": 3})
+    )
+    count = sum(task.num_prompts(split) for split in base.SPLITS)
+    self.assertEqual(count, 16 + 10 + 16)
+
+  def test_refuses_an_unknown_name(self):
+    for fields in ({"name": "chess"}, {}):
+      with self.assertRaisesRegex(
+          ValueError, r"config\.task\.name=.*arithmetic.*countdown"
+      ):
+        build.make_task(ml_collections.ConfigDict(fields))
+
+  def test_refuses_a_field_of_another_task(self):
+    config = ml_collections.ConfigDict({"name": "arithmetic", "numbers": 4})
+    with self.assertRaisesRegex(ValueError, r"config\.task\.numbers=4"):
+      build.make_task(config)
+
+  def test_tasks_do_not_import_jax(self):
+    # Every role builds the task, and some must start before jax is imported.
+    code = (
+        "import sys; from tba_jax.tasks import build;"
+        "sys.exit('jax' in sys.modules)"
+    )
+    self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
+
+
+if __name__ == "__main__":
+  absltest.main()
