@@ -1,0 +1,281 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A model as pure functions over plain params: `make_model`.
+
+Axes: B prompts, K completions, P prompt tokens, T completion tokens, R decode
+rows, L tokens, D width, N layers, G key-value heads, M query heads of one
+key-value head, Dh head width, V vocabulary.
+"""
+
+from collections.abc import Callable
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from tba_jax import types
+from tba_jax.models import config as model_config_lib
+from tba_jax.models import layers
+from tba_jax.models import llama
+
+ModelConfig = model_config_lib.ModelConfig
+PyTree = types.PyTree
+
+# Family name -> module class. A class has `Block`, `blocks` (stacked),
+# `tables`, `embed_tokens` and `unembed`, as `models/llama.py` does.
+FAMILIES = {"llama": llama.Llama}
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """One model as pure functions; params are nested dicts of arrays.
+
+  Masks are 1 (or True) on real tokens. Positions count real tokens, so a
+  sequence has the same logits with any padding.
+
+  config: the shape.
+  init: (rng) -> params; the leaves of params["blocks"] are [N, ...].
+  logits: (params, tokens_BxL, mask_BxL) -> logits_BxLxV float32; entry l
+    predicts token l + 1. Padding may stand left or right; logits at padding
+    mean nothing but are finite.
+  completion_logits: (params, prompt_tokens_BxP, prompt_mask_BxP,
+    completion_tokens_BxKxT) -> logits_BxKxTxV float32; entry t predicts
+    completion token t. Prompts are left-padded, completions right-padded
+    (padding is causal: it changes no logits before it). Each prompt is
+    computed once and shared by its K completions.
+  prefill: (params, prompt_tokens_BxP, prompt_mask_BxP) -> (logits_BxV float32
+    that predict the first completion token, prompt_cache).
+  decode_step: (params, tokens_R, positions_R, prompt_cache, prompt_mask_RxP,
+    cache, cache_mask_RxT, write_index) -> (logits_RxV float32, cache). Runs
+    one token of each row, at its position (the prompt's real tokens come
+    first), and writes its key and value at column write_index ([] int32) of
+    the cache. cache_mask_RxT names the columns that the row sees, the written
+    one included; their order means nothing.
+  init_cache: (num_rows, length) -> cache of zeros, also of a prompt cache's
+    form. Axis 1 of every leaf is the row, axis 2 the column.
+  logical_axes: params with a tuple of axis names in place of each leaf.
+  """
+
+  config: ModelConfig
+  init: Callable[..., PyTree]
+  logits: Callable[..., jax.Array]
+  completion_logits: Callable[..., jax.Array]
+  prefill: Callable[..., tuple[jax.Array, PyTree]]
+  decode_step: Callable[..., tuple[jax.Array, PyTree]]
+  init_cache: Callable[[int, int], PyTree]
+  logical_axes: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class _Definitions:
+  """Static module definitions: with params they give module objects again."""
+
+  model: nnx.GraphDef
+  block: nnx.GraphDef
+  logical_axes: PyTree
+
+
+def _define(config: ModelConfig) -> _Definitions:
+  """Returns the definitions of a family's modules, without making arrays."""
+  family = FAMILIES[config.family]
+  model_def, state = nnx.split(
+      nnx.eval_shape(lambda: family(config, nnx.Rngs(params=0)))
+  )
+  block_def, _ = nnx.split(
+      nnx.eval_shape(lambda: family.Block(config, nnx.Rngs(params=0)))
+  )
+  axes = {}
+  for path, param in nnx.to_flat_state(state):
+    stacked = ("layers",) if path[0] == "blocks" else ()
+    node = axes
+    for name in path[:-1]:
+      node = node.setdefault(name, {})
+    node[path[-1]] = stacked + param.get_metadata()["logical_axes"]
+  return _Definitions(model_def, block_def, axes)
+
+
+def _positions(mask: jax.Array) -> jax.Array:
+  """Returns the position of each token [..., L] int32; 0 before the first."""
+  return jnp.maximum(jnp.cumsum(mask.astype(jnp.int32), axis=-1) - 1, 0)
+
+
+def _causal(length: int) -> jax.Array:
+  """Returns [L, L] bool, True where query (row) sees key (column)."""
+  return jnp.tril(jnp.ones((length, length), bool))
+
+
+def _self_mask(mask_BxL: jax.Array) -> jax.Array:
+  """Returns [B, L, L] bool: causal, over real tokens."""
+  return _causal(mask_BxL.shape[1])[None] & mask_BxL.astype(bool)[:, None]
+
+
+class _Forward:
+  """The forward modes of one family and shape, as pure functions."""
+
+  def __init__(self, config: ModelConfig):
+    self.config = config
+    self.definitions = _define(config)
+
+  def module(self, params: PyTree) -> nnx.Module:
+    return nnx.merge(self.definitions.model, params)
+
+  def block(self, layer_params: PyTree) -> nnx.Module:
+    return nnx.merge(self.definitions.block, layer_params)
+
+  def init(self, rng: jax.Array) -> PyTree:
+    family = FAMILIES[self.config.family]
+    module = family(self.config, nnx.Rngs(params=rng))
+    return nnx.to_pure_dict(nnx.state(module))
+
+  def init_cache(self, num_rows: int, length: int) -> PyTree:
+    c = self.config
+    shape = (c.num_layers, num_rows, length, c.num_kv_heads, c.head_dim)
+    zeros = lambda: jnp.zeros(shape, jnp.dtype(c.compute_dtype))
+    return {"k": zeros(), "v": zeros()}
+
+  def run_self(
+      self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
+  ) -> tuple[jax.Array, PyTree]:
+    """Returns the stream [B, L, D] after all blocks and the cache of it."""
+    module = self.module(params)
+    tables = module.tables(_positions(mask_BxL))
+    mask_BxLxL = _self_mask(mask_BxL)
+
+    def attend(q, k, v):
+      out = layers.attend_self(q, k, v, mask_BxLxL)
+      return out, {"k": k, "v": v}
+
+    def step(x_BxLxD, layer_params):
+      return self.block(layer_params)(x_BxLxD, tables, attend)
+
+    x_BxLxD = module.embed_tokens(tokens_BxL)
+    return jax.lax.scan(step, x_BxLxD, params["blocks"])
+
+  def logits(
+      self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
+  ) -> jax.Array:
+    x_BxLxD, _ = self.run_self(params, tokens_BxL, mask_BxL)
+    return self.module(params).unembed(x_BxLxD)
+
+  def prefill(
+      self, params: PyTree, prompt_tokens: jax.Array, prompt_mask: jax.Array
+  ) -> tuple[jax.Array, PyTree]:
+    x_BxPxD, cache = self.run_self(params, prompt_tokens, prompt_mask)
+    return self.module(params).unembed(x_BxPxD[:, -1]), cache
+
+  def completion_logits(
+      self,
+      params: PyTree,
+      prompt_tokens: jax.Array,
+      prompt_mask: jax.Array,
+      completion_tokens: jax.Array,
+  ) -> jax.Array:
+    # Prompt and completions run through the blocks as one long token axis
+    # [P | K x (T - 1)], so that every matrix product is one big one; only
+    # attention takes them apart. The last token of a completion predicts
+    # nothing that is asked for.
+    module = self.module(params)
+    B, P = prompt_tokens.shape
+    _, K, T = completion_tokens.shape
+    inputs_BxKxS = completion_tokens[..., :-1]
+    S = T - 1
+    prompt_mask = prompt_mask.astype(bool)
+    lengths_B = jnp.sum(prompt_mask, axis=-1, dtype=jnp.int32)
+    own_BxKxS = jnp.broadcast_to(
+        lengths_B[:, None, None] + jnp.arange(S)[None, None], (B, K, S)
+    )
+    join = lambda prompt, own: jnp.concatenate(
+        [prompt, own.reshape(B, K * S, *own.shape[3:])], axis=1
+    )
+    tables = module.tables(join(_positions(prompt_mask), own_BxKxS))
+    prompt_mask_BxPxP = _self_mask(prompt_mask)
+    own_mask = jnp.broadcast_to(_causal(S)[None, None], (B, K, S, S))
+
+    def attend(q, k, v):
+      heads = lambda x: (x[:, :P], x[:, P:].reshape(B, K, S, *x.shape[2:]))
+      (q_p, q_o), (k_p, k_o), (v_p, v_o) = heads(q), heads(k), heads(v)
+      out = layers.attend_self(q_p, k_p, v_p, prompt_mask_BxPxP)
+      shared = layers.attend_shared(
+          q_o, (k_p, v_p, prompt_mask), (k_o, v_o, own_mask)
+      )
+      return join(out, shared), None
+
+    def step(x_BxLxD, layer_params):
+      return self.block(layer_params)(x_BxLxD, tables, attend)
+
+    x_BxLxD = module.embed_tokens(join(prompt_tokens, inputs_BxKxS))
+    x_BxLxD, _ = jax.lax.scan(step, x_BxLxD, params["blocks"])
+    first_BxKxV = jnp.broadcast_to(
+        module.unembed(x_BxLxD[:, P - 1 : P]), (B, K, self.config.vocab_size)
+    )
+    logits_BxKSxV = module.unembed(x_BxLxD[:, P:])
+    logits_BxKxSxV = logits_BxKSxV.reshape(B, K, S, self.config.vocab_size)
+    return jnp.concatenate([first_BxKxV[:, :, None], logits_BxKxSxV], axis=2)
+
+  def decode_step(
+      self,
+      params: PyTree,
+      tokens: jax.Array,
+      positions: jax.Array,
+      prompt_cache: PyTree,
+      prompt_mask: jax.Array,
+      cache: PyTree,
+      cache_mask: jax.Array,
+      write_index: jax.Array,
+  ) -> tuple[jax.Array, PyTree]:
+    module = self.module(params)
+    tables = module.tables(positions)
+    prompt_mask = prompt_mask.astype(bool)
+    own_mask = cache_mask.astype(bool)[:, None, None]
+
+    def step(carry, xs):
+      # The cache is carried whole, so that each layer writes one column in
+      # place; a scanned cache would be copied at every token.
+      x_RxD, cache = carry
+      index, layer_params, layer_prompt = xs
+
+      def attend(q, k, v):
+        write = lambda leaf, new: jax.lax.dynamic_update_slice(
+            leaf, new[None, :, None], (index, 0, write_index, 0, 0)
+        )
+        written = {"k": write(cache["k"], k), "v": write(cache["v"], v)}
+        own = jax.tree.map(lambda leaf: leaf[index][:, None], written)
+        out = layers.attend_shared(
+            q[:, None, None],
+            (layer_prompt["k"], layer_prompt["v"], prompt_mask),
+            (own["k"], own["v"], own_mask),
+        )
+        return out[:, 0, 0], written
+
+      x_RxD, cache = self.block(layer_params)(x_RxD, tables, attend)
+      return (x_RxD, cache), None
+
+    x_RxD = module.embed_tokens(tokens)
+    xs = (jnp.arange(self.config.num_layers), params["blocks"], prompt_cache)
+    (x_RxD, cache), _ = jax.lax.scan(step, (x_RxD, cache), xs)
+    return module.unembed(x_RxD), cache
+
+
+def make_model(model_config: ModelConfig) -> Model:
+  """Returns the model of a shape.
+
+  Raises:
+    ValueError: the family is not known.
+  """
+  if model_config.family not in FAMILIES:
+    raise ValueError(
+        f"config.model.family={model_config.family!r}: allowed"
+        f" {sorted(FAMILIES)}"
+    )
+  forward = _Forward(model_config)
+  return Model(
+      config=model_config,
+      init=forward.init,
+      logits=forward.logits,
+      completion_logits=forward.completion_logits,
+      prefill=forward.prefill,
+      decode_step=forward.decode_step,
+      init_cache=forward.init_cache,
+      logical_axes=forward.definitions.logical_axes,
+  )

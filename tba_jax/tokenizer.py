@@ -1,0 +1,166 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Text to token ids and back, over Hugging Face's fast tokenizers.
+
+Any folder with Hugging Face tokenizer files works, and `word_level` makes the
+small tokenizers of the built-in tasks, stored in the same files. torch is
+never imported.
+"""
+
+from collections.abc import Sequence
+import os
+import pathlib
+
+import tokenizers
+from tokenizers import decoders
+from tokenizers import models
+from tokenizers import pre_tokenizers
+import transformers
+
+PAD_TOKEN = "<pad>"
+EOS_TOKEN = "<eos>"
+UNK_TOKEN = "<unk>"
+
+
+class Tokenizer:
+  """A fast tokenizer with what the roles need of it.
+
+  vocab_size: ids run from 0 to vocab_size - 1, special tokens included.
+  pad_id: id that fills arrays; the stop token's where there is no pad token.
+  eos_id: id of the stop token.
+  bos_id: id of the token that opens a text, or None.
+  """
+
+  def __init__(self, fast: transformers.PreTrainedTokenizerFast):
+    """Wraps `fast`.
+
+    Raises:
+      ValueError: `fast` has no stop token (eos_token).
+    """
+    if fast.eos_token_id is None:
+      raise ValueError(
+          "the tokenizer has no eos_token: a completion could never stop;"
+          " set eos_token in tokenizer_config.json"
+      )
+    self._fast = fast
+    # Ids may have holes, so the count of tokens is not enough.
+    self.vocab_size = max(fast.get_vocab().values()) + 1
+    self.eos_id = int(fast.eos_token_id)
+    self.bos_id = None if fast.bos_token_id is None else int(fast.bos_token_id)
+    self.pad_id = (
+        self.eos_id if fast.pad_token_id is None else int(fast.pad_token_id)
+    )
+
+  def encode(self, text: str) -> list[int]:
+    """Returns the ids of `text` without any special token added."""
+    return self._fast.encode(text, add_special_tokens=False)
+
+  def decode(self, ids: Sequence[int]) -> str:
+    """Returns the text of `ids`, special tokens written out.
+
+    A word-level tokenizer writes tokens without spaces between them, so the
+    ids of "1" and "2" decode to "12": compare ids, or `tokens`, where that
+    matters.
+    """
+    return self._fast.decode(
+        [int(i) for i in ids],
+        skip_special_tokens=False,
+        clean_up_tokenization_spaces=False,
+    )
+
+  def tokens(self, ids: Sequence[int]) -> list[str]:
+    """Returns the token string of each id, as a sample record shows them."""
+    return self._fast.convert_ids_to_tokens([int(i) for i in ids])
+
+  def decode_completion(
+      self, ids: Sequence[int], length: int, stopped: bool
+  ) -> str:
+    """Returns a completion's text, as a reward sees it.
+
+    The one stop token that ended the completion is left out. Any other special
+    token (a pad, an unknown, a stop token where `stopped` is False) stays in
+    the text, so that a reward cannot mistake a broken completion for a right
+    one.
+
+    Args:
+      ids: [T] ids, of which the first `length` count.
+      length: tokens of the completion, its stop token included.
+      stopped: True where the last of them is the stop token that ended it.
+
+    Raises:
+      ValueError: `stopped`, but the last token is not the stop token.
+    """
+    ids = [int(i) for i in ids[:length]]
+    if stopped:
+      if not ids or ids[-1] != self.eos_id:
+        raise ValueError(
+            f"stopped completion of length {length} does not end with the stop"
+            f" token {self.eos_id}: {ids}"
+        )
+      ids = ids[:-1]
+    return self.decode(ids)
+
+  def save(self, folder: str | os.PathLike[str]) -> None:
+    """Writes tokenizer.json and tokenizer_config.json into `folder`."""
+    self._fast.save_pretrained(str(folder))
+
+
+def load(folder: str | os.PathLike[str]) -> Tokenizer:
+  """Returns the tokenizer of a local folder of Hugging Face files.
+
+  Raises:
+    ValueError: no such folder, no fast tokenizer in it, or no stop token.
+  """
+  path = pathlib.Path(folder)
+  if not path.is_dir():
+    raise ValueError(f"config.tokenizer.source={str(folder)!r}: no such folder")
+  try:
+    fast = transformers.AutoTokenizer.from_pretrained(
+        str(path), local_files_only=True
+    )
+  except (OSError, ValueError) as error:
+    raise ValueError(
+        f"config.tokenizer.source={str(folder)!r}: no tokenizer there: {error}"
+    ) from error
+  if not isinstance(fast, transformers.PreTrainedTokenizerFast):
+    raise ValueError(
+        f"config.tokenizer.source={str(folder)!r}: {type(fast).__name__} is not"
+        " a fast tokenizer; allowed: folders with a tokenizer.json"
+    )
+  return Tokenizer(fast)
+
+
+def word_level(words: Sequence[str], pattern: str) -> Tokenizer:
+  """Returns a tokenizer with one id for each word and three special tokens.
+
+  Ids 0, 1 and 2 are `<pad>`, `<eos>` and `<unk>`; word i has id 3 + i. A text
+  is cut into the matches of `pattern` (what is between two matches is a piece
+  of its own); a piece that is not a word is `<unk>`. Decoding writes the
+  tokens one after the other without spaces.
+
+  Args:
+    words: distinct words.
+    pattern: regular expression of one word.
+
+  Raises:
+    ValueError: a word that occurs twice or is a special token.
+  """
+  vocab = {}
+  for word in (PAD_TOKEN, EOS_TOKEN, UNK_TOKEN, *words):
+    if word in vocab:
+      raise ValueError(f"word {word!r} occurs twice in the vocabulary")
+    vocab[word] = len(vocab)
+  inner = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=UNK_TOKEN))
+  inner.pre_tokenizer = pre_tokenizers.Split(
+      tokenizers.Regex(pattern), behavior="isolated"
+  )
+  inner.decoder = decoders.Fuse()
+  return Tokenizer(
+      transformers.PreTrainedTokenizerFast(
+          tokenizer_object=inner,
+          pad_token=PAD_TOKEN,
+          eos_token=EOS_TOKEN,
+          unk_token=UNK_TOKEN,
+          clean_up_tokenization_spaces=False,
+      )
+  )
