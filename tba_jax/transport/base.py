@@ -21,6 +21,44 @@ class DeadlineExceededError(TransportError):
   """A wait ended at its deadline; the message names who was waited for."""
 
 
+# Above 4 MB a value is slow and above 2 GiB the wire breaks; a message far
+# beyond what the layout asks for is a mistake of the caller.
+MAX_VALUE_BYTES = 1 << 28
+
+
+def check_key(key: str) -> None:
+  """Refuses a key that the store would silently read as another one.
+
+  Raises:
+    ValueError: `key` is empty, has an empty part (leading, trailing or double
+      `/`) or a NUL character.
+  """
+  if not key or "\0" in key or "" in key.split("/"):
+    raise ValueError(
+        f"transport key {key!r}: allowed are non-empty parts joined by one"
+        " '/', without NUL"
+    )
+
+
+def check_value(key: str, value: bytes) -> None:
+  """Refuses what cannot be written under `key`.
+
+  Raises:
+    TypeError: `value` is not `bytes`.
+    ValueError: `value` is longer than `MAX_VALUE_BYTES`.
+  """
+  if not isinstance(value, bytes):
+    raise TypeError(
+        f"value of transport key {key!r} is {type(value).__name__}; allowed"
+        " is bytes"
+    )
+  if len(value) > MAX_VALUE_BYTES:
+    raise ValueError(
+        f"value of transport key {key!r} has {len(value)} bytes; allowed are"
+        f" {MAX_VALUE_BYTES}"
+    )
+
+
 class Transport(abc.ABC):
   """One client's view of the shared map.
 

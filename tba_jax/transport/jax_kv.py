@@ -1,0 +1,174 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The one user of JAX's private key-value store: service, detached client.
+
+JAX has no public interface to the key-value store of its coordination service.
+Every private name stands here, and `self_test` says whether the installed
+version still behaves as the rest relies on. The names are taken from jaxlib,
+where they live: `import jax` would cost every store child a second.
+
+The library answers many errors of a client with SIGABRT of the whole process.
+A *detached* client is out of its reach: it connects, which teaches it which
+service it speaks to, and then shuts down, which ends its heartbeat and its
+error poll. Set, get, list, increment and delete go on working; blocking gets
+and barriers do not. Its process then outlives the service.
+"""
+
+from collections.abc import Callable
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+# jaxlib logs every connect otherwise; `import jax` sets the same.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+
+from jaxlib import _jax  # noqa: E402
+from jaxlib import version  # noqa: E402
+
+KNOWN_TO_WORK = "0.10 and 0.11"
+
+KvError = _jax.JaxRuntimeError
+Client = _jax.DistributedRuntimeClient
+Service = _jax.DistributedRuntimeService
+
+# Seconds that never pass: a detached client has no heartbeat to miss, and a
+# connect that gives up would abort the process.
+_NEVER_S = 10**8
+_CONNECT_S = 10**5
+
+
+def make_service(address: str) -> Service:
+  """Starts a service in this process; it lives as long as the returned object.
+
+  Args:
+    address: "unix:/path" or "host:port". Never one that another service had:
+      its old clients would abort on their next operation.
+  """
+  return _jax.get_distributed_runtime_service(
+      address,
+      1,
+      heartbeat_timeout=_NEVER_S,
+      shutdown_timeout=1,
+      # Any number of clients may connect as node 0.
+      recoverable=True,
+  )
+
+
+def connect(address: str) -> Client:
+  """Returns a detached client of the service at `address`.
+
+  Blocks until the service answers, for a day if need be: call it only after a
+  socket probe, on a thread that may be abandoned.
+  """
+  _bypass_proxy(address)
+  client = _jax.get_distributed_runtime_client(
+      address,
+      0,
+      init_timeout=_CONNECT_S,
+      heartbeat_timeout=_NEVER_S,
+      shutdown_on_destruction=False,
+      # Compression makes writes of 100 KB ten times slower.
+      use_compression=False,
+  )
+  client.connect()
+  client.shutdown()
+  return client
+
+
+def error_code(error: BaseException) -> str:
+  """Returns "NOT_FOUND", "UNAVAILABLE" …: the only mark of an error's kind."""
+  return str(error).partition(":")[0].strip()
+
+
+def self_test(deadline_s: float = 60.0) -> None:
+  """Checks in a child process that this jaxlib's store behaves as known.
+
+  Waits for the child for at most `deadline_s`.
+
+  Raises:
+    RuntimeError: it does not; the message says what failed, and which
+      versions of jax are known to work.
+  """
+  here = f"jaxlib {version.__version__}"
+  hint = (
+      f"the private key-value interface of {here} does not behave as tba_jax"
+      f" needs it (jax {KNOWN_TO_WORK} are known to work)"
+  )
+  try:
+    child = subprocess.run(
+        # -P: the modules beside this file are no top-level modules.
+        [sys.executable, "-P", __file__],
+        capture_output=True,
+        text=True,
+        timeout=deadline_s,
+        check=False,
+    )
+  except subprocess.TimeoutExpired as error:
+    raise RuntimeError(f"{hint}: no answer in {deadline_s:.0f} s") from error
+  if child.returncode < 0:
+    name = signal.Signals(-child.returncode).name
+    raise RuntimeError(f"{hint}: the test ended by {name}: {child.stderr}")
+  if child.returncode:
+    raise RuntimeError(f"{hint}: {child.stderr.strip()[-2000:]}")
+
+
+def _bypass_proxy(address: str) -> None:
+  """Keeps gRPC from sending `address` through an HTTP proxy, which aborts."""
+  proxies = ("grpc_proxy", "http_proxy", "https_proxy")
+  if address.startswith("unix:") or not any(map(os.environ.get, proxies)):
+    return
+  present = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy", "")
+  hosts = [host for host in present.split(",") if host]
+  host = address.rpartition(":")[0].strip("[]")
+  if host not in hosts:
+    os.environ["no_grpc_proxy"] = ",".join([*hosts, host])
+
+
+def _check_interface() -> None:
+  """Raises where the store does not behave as the client relies on."""
+  with tempfile.TemporaryDirectory(prefix="tba-kv-") as folder:
+    address = f"unix:{folder}/kv.sock"
+    service = make_service(address)
+    clients = [connect(address) for _ in range(2)]
+    a, b = clients
+    a.key_value_set_bytes("d/02", b"\0two", allow_overwrite=False)
+    a.key_value_set_bytes("d/10", b"ten", allow_overwrite=False)
+    a.key_value_set_bytes("d/1", b"one", allow_overwrite=False)
+    _expect_code(
+        "ALREADY_EXISTS",
+        lambda: b.key_value_set_bytes("d/02", b"x", allow_overwrite=False),
+    )
+    _expect("get", b.key_value_try_get_bytes("d/02"), b"\0two")
+    _expect_code("NOT_FOUND", lambda: b.key_value_try_get_bytes("none"))
+    listed = [("d/02", b"\0two"), ("d/1", b"one"), ("d/10", b"ten")]
+    _expect("list", list(b.key_value_dir_get_bytes("d")), listed)
+    _expect("empty list", list(b.key_value_dir_get_bytes("none")), [])
+    a.key_value_set_bytes("d/02", b"new", allow_overwrite=True)
+    _expect("overwrite", b.key_value_try_get_bytes("d/02"), b"new")
+    _expect("increment", a.key_value_increment("n", 1), 1)
+    a.key_value_delete("d")
+    _expect("recursive delete", list(b.key_value_dir_get_bytes("d")), [])
+    service.shutdown()
+    del service
+    # The point of a detached client: this is an error, not an abort.
+    _expect_code("UNAVAILABLE", lambda: a.key_value_try_get_bytes("n"))
+
+
+def _expect(what: str, got: object, wanted: object) -> None:
+  if got != wanted:
+    raise RuntimeError(f"{what} gave {got!r}, not {wanted!r}")
+
+
+def _expect_code(code: str, operation: Callable[[], object]) -> None:
+  try:
+    got = operation()
+  except KvError as error:
+    _expect("error code", error_code(error), code)
+  else:
+    raise RuntimeError(f"no {code} error but {got!r}")
+
+
+if __name__ == "__main__":
+  _check_interface()

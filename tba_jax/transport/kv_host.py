@@ -1,0 +1,319 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The store's host: starts generations of the service, probes, replaces them.
+
+The host never imports JAX: whatever the service does, the process that brings
+it back lives. It owns the spool directory:
+
+    host.lock       held while a host lives, with its pid
+    generation      number of the last generation started; only grows
+    locator.json    {"run", "generation", "address", "pid"} of the live one
+    kv<gen>.sock    the socket of a generation, where it is a unix socket
+
+A generation gets an address that no earlier one had, because a client of an
+older service on the same address would abort its process.
+"""
+
+import collections
+from collections.abc import Callable
+import ipaddress
+import os
+import pathlib
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from tba_jax.transport import locator as locators
+from tba_jax.transport import spool
+
+# A unix socket path has room for 107 bytes; some systems allow a few less.
+_MAX_SOCKET_PATH = 100
+_PROBE_INTERVAL_S = 0.5
+_MIN_PROBE_TIMEOUT_S = 1.0
+# So many services in a row that end before they answer once: not bad luck.
+_MAX_FAILED_STARTS = 3
+
+
+class KvHost:
+  """Keeps one service generation alive at a time.
+
+  Args:
+    spool_dir: local directory; made with mode 0700 where it is not there.
+    run_id: names the run; clients refuse a store of another run.
+    address: "" for a unix socket in the spool directory, "host:0" for a free
+      TCP port per generation, "host:first-last" for a port of that range.
+    probe_timeout_s: a service silent for so long is killed and replaced.
+    on_event: called with a kind ("started", "lost", "stopped") and a message,
+      on the thread of `run`.
+    start_timeout_s: how long a new service may take to answer.
+    allow_remote: allows an address that is not loopback. The store has no
+      authentication or encryption of its own.
+
+  Raises:
+    ValueError: the directory is not safe, the socket path too long, the
+      address or `probe_timeout_s` not allowed.
+    RuntimeError: another host holds the directory; its pid is named.
+  """
+
+  def __init__(
+      self,
+      spool_dir: str | os.PathLike[str],
+      run_id: str,
+      *,
+      address: str = "",
+      probe_timeout_s: float,
+      on_event: Callable[[str, str], None] = lambda kind, message: None,
+      start_timeout_s: float = 60.0,
+      allow_remote: bool = False,
+  ):
+    if probe_timeout_s < _MIN_PROBE_TIMEOUT_S:
+      raise ValueError(
+          f"store.probe_timeout_s={probe_timeout_s}: allowed"
+          f" {_MIN_PROBE_TIMEOUT_S} or more"
+      )
+    self._spool = pathlib.Path(spool_dir).absolute()
+    self._run_id = run_id
+    self._tcp = _parse_tcp(address, allow_remote) if address else None
+    self._probe_timeout_s = probe_timeout_s
+    self._start_timeout_s = start_timeout_s
+    self._on_event = on_event
+    # Not the last ports again: their clients may not have noticed yet.
+    num_ports = len(self._tcp[1]) if self._tcp else 1
+    self._used_ports = collections.deque(maxlen=num_ports - 1)
+    self._child: subprocess.Popen[bytes] | None = None
+    self._probe_fd = -1
+    spool.prepare(self._spool)
+    self._lock_fd = spool.lock(self._spool)
+    try:
+      self._generation = self._read_generation()
+      self._unix_path(self._generation + 1)
+    except BaseException:
+      os.close(self._lock_fd)
+      raise
+    for stale in [self.locator_path, *self._spool.glob("kv*.sock")]:
+      stale.unlink(missing_ok=True)
+
+  @property
+  def locator_path(self) -> pathlib.Path:
+    """The file from which clients learn the live generation."""
+    return self._spool / locators.FILE_NAME
+
+  @property
+  def generation(self) -> int:
+    """The generation last started; 0 before the first of a spool."""
+    return self._generation
+
+  @property
+  def child_pid(self) -> int | None:
+    """Process id of the present service; None while there is none."""
+    child = self._child
+    return child.pid if child is not None else None
+
+  def run(self, stop_event: threading.Event) -> None:
+    """Serves until `stop_event`, and then releases all; call it once.
+
+    Looks at `stop_event` a few times a second. A service that ends, or is
+    silent for `probe_timeout_s`, is replaced by the next generation.
+
+    Raises:
+      RuntimeError: three services in a row ended before they answered once.
+    """
+    failed_starts = 0
+    try:
+      while not stop_event.is_set():
+        self._spawn()
+        answered, cause = self._watch(stop_event)
+        self._kill()
+        if stop_event.is_set():
+          break
+        self._on_event("lost", f"store generation {self._generation}: {cause}")
+        failed_starts = 0 if answered else failed_starts + 1
+        if failed_starts >= _MAX_FAILED_STARTS:
+          raise RuntimeError(
+              f"the store did not start {failed_starts} times in a row; the"
+              f" last time: {cause}"
+          )
+      self._on_event("stopped", f"store after generation {self._generation}")
+    finally:
+      self.close()
+
+  def close(self) -> None:
+    """Kills the service, removes locator and sockets, gives the lock back."""
+    self._kill()
+    if self._lock_fd >= 0:
+      self.locator_path.unlink(missing_ok=True)
+      os.close(self._lock_fd)
+      self._lock_fd = -1
+
+  def _spawn(self) -> None:
+    self._generation += 1
+    # Before the service exists: a number is never given twice.
+    locators.write_atomically(self._spool / "generation", str(self._generation))
+    self._address = self._new_address()
+    self._probe_fd, child_fd = os.pipe()
+    interval_s = min(_PROBE_INTERVAL_S, self._probe_timeout_s / 4)
+    command = {
+        "address": self._address,
+        "run_id": self._run_id,
+        "generation": self._generation,
+        "host_pid": os.getpid(),
+        "probe_fd": child_fd,
+        "probe_interval_s": interval_s,
+    }
+    try:
+      self._child = subprocess.Popen(
+          [sys.executable, "-m", "tba_jax.transport.kv_service"]
+          + [f"--{name}={value}" for name, value in command.items()],
+          # The write end stays with us: its EOF is how the child sees our end.
+          stdin=subprocess.PIPE,
+          pass_fds=[child_fd],
+          env=_child_environment(),
+      )
+    finally:
+      os.close(child_fd)
+
+  def _watch(self, stop_event: threading.Event) -> tuple[bool, str]:
+    """Reads probe bytes until one is missing.
+
+    Returns:
+      Whether the service ever answered, and what ended it.
+    """
+    answered = False
+    deadline = time.monotonic() + self._start_timeout_s
+    while not stop_event.is_set():
+      # Readable bytes count even past the deadline: then it was this process
+      # that slept.
+      ready, _, _ = select.select([self._probe_fd], [], [], 0.1)
+      if not ready:
+        if time.monotonic() < deadline:
+          continue
+        limit_s = self._probe_timeout_s if answered else self._start_timeout_s
+        return answered, f"process {self.child_pid} silent for {limit_s:.1f} s"
+      if not os.read(self._probe_fd, 4096):
+        return answered, f"process {self.child_pid} ended ({self._wait()})"
+      deadline = time.monotonic() + self._probe_timeout_s
+      if not answered:
+        answered = True
+        self._announce()
+    return answered, "stopped"
+
+  def _announce(self) -> None:
+    locators.write(
+        self.locator_path,
+        locators.Locator(
+            run=self._run_id,
+            generation=self._generation,
+            address=self._address,
+            pid=self._child.pid,
+        ),
+    )
+    self._on_event(
+        "started", f"store generation {self._generation} at {self._address}"
+    )
+
+  def _wait(self) -> str:
+    """Gives the child a moment to end; returns its status in words."""
+    try:
+      return f"status {self._child.wait(timeout=5.0)}"
+    except subprocess.TimeoutExpired:
+      return "still there"
+
+  def _kill(self) -> None:
+    if self._child is None:
+      return
+    self._child.send_signal(signal.SIGKILL)
+    self._child.stdin.close()
+    self._wait()
+    self._child = None
+    os.close(self._probe_fd)
+    for path in self._spool.glob("kv*.sock"):
+      path.unlink(missing_ok=True)
+
+  def _new_address(self) -> str:
+    if self._tcp is None:
+      return f"unix:{self._unix_path(self._generation)}"
+    host, ports = self._tcp
+    start = self._generation % len(ports)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in [*ports[start:], *ports[:start]]:
+      # Without SO_REUSEPORT, which gRPC sets: two services on one port would
+      # both start and share its clients.
+      with socket.socket(family) as probe:
+        try:
+          probe.bind((host, port))
+        except OSError:
+          continue
+        port = probe.getsockname()[1]
+      if port not in self._used_ports:
+        self._used_ports.append(port)
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    raise RuntimeError(f"store.address: no free port of {host} in {ports}")
+
+  def _unix_path(self, generation: int) -> str:
+    path = str(self._spool / f"kv{generation}.sock")
+    if self._tcp is None and len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+      raise ValueError(
+          f"store.spool_dir: the socket path {path} has"
+          f" {len(os.fsencode(path))} bytes; allowed are {_MAX_SOCKET_PATH}."
+          " Choose a shorter directory, such as one in /tmp."
+      )
+    return path
+
+  def _read_generation(self) -> int:
+    path = self._spool / "generation"
+    if not path.exists():
+      return 0
+    text = path.read_text().strip()
+    if not text.isdecimal():
+      raise ValueError(f"{path} holds {text!r}; allowed is a number")
+    return int(text)
+
+
+def _parse_tcp(address: str, allow_remote: bool) -> tuple[str, list[int]]:
+  """Returns host and ports of "host:0" or "host:first-last"."""
+  host, _, text = address.rpartition(":")
+  host = host.strip("[]")
+  first, _, last = text.partition("-")
+  allowed = (
+      "allowed are '' (a unix socket), 'host:0' (a free port for each"
+      " generation) and 'host:first-last' (a range of ports)"
+  )
+  if not host or not first.isdecimal() or not (last or "0").isdecimal():
+    raise ValueError(f"store.address={address!r}: {allowed}")
+  if text == "0":
+    ports = [0] * 64
+  else:
+    ports = list(range(int(first), int(last or first) + 1))
+  # One fixed port would be given to two generations.
+  if len(ports) < 2 or ports[-1] > 65535:
+    raise ValueError(f"store.address={address!r}: {allowed}")
+  if not allow_remote and not _is_loopback(host):
+    raise ValueError(
+        f"store.address={address!r} is not loopback, and the store has no"
+        " authentication: allowed only where remote clients are"
+    )
+  if host in ("0.0.0.0", "::"):
+    raise ValueError(
+        f"store.address={address!r}: name one interface; clients are told it"
+    )
+  return host, ports
+
+
+def _is_loopback(host: str) -> bool:
+  try:
+    return ipaddress.ip_address(host).is_loopback
+  except ValueError:
+    return host == "localhost"
+
+
+def _child_environment() -> dict[str, str]:
+  """Returns the environment in which the child finds this package."""
+  root = str(pathlib.Path(__file__).resolve().parents[2])
+  paths = [root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+  path = os.pathsep.join(dict.fromkeys(p for p in paths if p))
+  # jaxlib warns at each start that clients may rejoin: it is meant so.
+  return {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}

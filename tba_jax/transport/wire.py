@@ -1,0 +1,246 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays and headers to authenticated bytes and back; nothing is pickled.
+
+A message, all numbers little-endian:
+
+    offset  0  4 bytes   magic, b"TBAJ"
+    offset  4  uint16    schema version
+    offset  6  uint16    zero
+    offset  8  uint32    bytes of the JSON part
+    offset 12  uint64    bytes of the array part
+    offset 20  32 bytes  BLAKE2b of all the rest, keyed with the run's secret
+    offset 52  JSON      {"header": {...}, "arrays": [[name, dtype, shape]]}
+    then       arrays    flat, in that order, each padded to 8 bytes
+
+A reader believes nothing but the lengths before the keyed hash is verified.
+The hash says that a process of this run wrote the message, not when, or under
+which key: what must be fresh or stand in its place says so in its header.
+"""
+
+from collections.abc import Mapping
+import hashlib
+import hmac
+import json
+import math
+import os
+import pathlib
+import secrets
+import stat
+import struct
+from typing import Any
+
+import numpy as np
+
+MAGIC = b"TBAJ"
+SCHEMA = 1
+SECRET_BYTES = 32
+
+_PREFIX = struct.Struct("<4sHHIQ")
+_DIGEST_BYTES = 32
+_BODY_START = _PREFIX.size + _DIGEST_BYTES
+_ALIGN = 8
+_DTYPES = {
+    name: np.dtype(name).newbyteorder("<")
+    for name in (
+        *("bool", "float16", "float32", "float64"),
+        *("int8", "int16", "int32", "int64"),
+        *("uint8", "uint16", "uint32", "uint64"),
+    )
+}
+
+
+class WireError(ValueError):
+  """Bytes that are refused.
+
+  reason: "truncated" (shorter than announced), "length" (longer), "magic",
+    "schema" (another version), "hash" (changed, or another secret), "header"
+    (JSON part) or "array" (dtype, shape or size).
+  """
+
+  def __init__(self, reason: str, message: str):
+    super().__init__(f"wire message refused ({reason}): {message}")
+    self.reason = reason
+
+
+def encode(
+    header: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    secret: bytes,
+) -> bytes:
+  """Returns one message.
+
+  Args:
+    header: JSON types with string keys.
+    arrays: name to array of any shape, of a bool, int, uint or float dtype.
+    secret: key of the hash, 16 to 64 bytes.
+
+  Raises:
+    ValueError: a dtype that is not allowed, or a secret of a wrong length.
+    TypeError: `header` holds what JSON does not.
+  """
+  table, parts = [], []
+  for name, value in arrays.items():
+    array = np.asarray(value)
+    dtype = _DTYPES.get(array.dtype.name)
+    if dtype is None:
+      raise ValueError(
+          f"array {name!r} has dtype {array.dtype}; allowed: {sorted(_DTYPES)}"
+      )
+    table.append([name, array.dtype.name, list(array.shape)])
+    flat = np.ascontiguousarray(array, dtype=dtype).reshape(-1)
+    parts.append(flat.view(np.uint8).data)
+    parts.append(bytes(-flat.nbytes % _ALIGN))
+  text = json.dumps(
+      {"header": dict(header), "arrays": table}, separators=(",", ":")
+  ).encode()
+  text += b" " * (-(_BODY_START + len(text)) % _ALIGN)
+  num_bytes = sum(len(part) for part in parts)
+  prefix = _PREFIX.pack(MAGIC, SCHEMA, 0, len(text), num_bytes)
+  body = [text, *parts]
+  return b"".join([prefix, _digest(prefix, body, secret), *body])
+
+
+def decode(
+    data: bytes, secret: bytes
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+  """Returns header and arrays of a message; the arrays are read-only views.
+
+  A view keeps all of `data` alive: copy what shall outlive the message.
+
+  Raises:
+    WireError: `data` is not a message of this schema under this secret; its
+      `reason` says what is wrong.
+  """
+  prefix, digest, body, text_bytes = _open_envelope(data)
+  if not hmac.compare_digest(_digest(prefix, [body], secret), digest):
+    raise WireError("hash", "changed on the way, or of another run's secret")
+  try:
+    record = json.loads(bytes(body[:text_bytes]))
+    header, table = record["header"], record["arrays"]
+    rows = [
+        (str(name), str(dtype), list(shape)) for name, dtype, shape in table
+    ]
+  except (ValueError, TypeError, KeyError, RecursionError) as error:
+    raise WireError("header", f"JSON part: {error!r}") from error
+  if not isinstance(header, dict):
+    raise WireError("header", f"header is a {type(header).__name__}")
+  return header, _read_arrays(rows, body[text_bytes:])
+
+
+def encode_message(message: Mapping[str, Any], secret: bytes) -> bytes:
+  """Returns a message without arrays: an ack, grant, lease or pointer."""
+  return encode(message, {}, secret)
+
+
+def decode_message(data: bytes, secret: bytes) -> dict[str, Any]:
+  """Returns what `encode_message` was given; raises `WireError` as `decode`."""
+  header, arrays = decode(data, secret)
+  if arrays:
+    raise WireError("array", "arrays in a message that has none")
+  return header
+
+
+def load_or_make_secret(path: str | os.PathLike[str]) -> bytes:
+  """Returns the run's secret; makes the file with mode 0600 where none is.
+
+  Processes that start together get the same secret: the file appears whole,
+  under its name, once.
+
+  Raises:
+    ValueError: the file is not a plain file of this user, others may read it,
+      or it does not hold `SECRET_BYTES` bytes.
+  """
+  path = pathlib.Path(path)
+  if not os.path.lexists(path):
+    _make_secret(path)
+  fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+  with os.fdopen(fd, "rb") as file:
+    info = os.fstat(file.fileno())
+    if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
+      raise ValueError(f"secret file {path}: allowed is a file of this user")
+    if info.st_mode & 0o077:
+      raise ValueError(
+          f"secret file {path} has mode {stat.S_IMODE(info.st_mode):04o};"
+          " allowed is 0600 (only its owner may read it)"
+      )
+    secret = file.read(SECRET_BYTES + 1)
+  if len(secret) != SECRET_BYTES:
+    raise ValueError(f"secret file {path}: allowed are {SECRET_BYTES} bytes")
+  return secret
+
+
+def _make_secret(path: pathlib.Path) -> None:
+  temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+  fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+  try:
+    with os.fdopen(fd, "wb") as file:
+      file.write(secrets.token_bytes(SECRET_BYTES))
+      file.flush()
+      os.fsync(file.fileno())
+    # A link, unlike a rename, never replaces the secret of a faster process.
+    try:
+      os.link(temporary, path)
+    except FileExistsError:
+      pass
+  finally:
+    os.unlink(temporary)
+
+
+def _digest(prefix: bytes, body: list[Any], secret: bytes) -> bytes:
+  if not 16 <= len(secret) <= hashlib.blake2b.MAX_KEY_SIZE:
+    raise ValueError(f"wire secret has {len(secret)} bytes; allowed 16 to 64")
+  state = hashlib.blake2b(prefix, digest_size=_DIGEST_BYTES, key=secret)
+  for part in body:
+    state.update(part)
+  return state.digest()
+
+
+def _open_envelope(data: bytes) -> tuple[bytes, bytes, memoryview, int]:
+  """Returns prefix, digest, body and the length of the body's JSON part."""
+  if len(data) < _BODY_START:
+    raise WireError("truncated", f"{len(data)} bytes are less than a prefix")
+  magic, schema, _, text_bytes, num_bytes = _PREFIX.unpack_from(data)
+  if magic != MAGIC:
+    raise WireError("magic", f"begins with {bytes(magic)!r}, not {MAGIC!r}")
+  if schema != SCHEMA:
+    raise WireError(
+        "schema", f"schema {schema}; this program reads schema {SCHEMA}"
+    )
+  view = memoryview(data)
+  body = view[_BODY_START:]
+  if len(body) != text_bytes + num_bytes:
+    reason = "truncated" if len(body) < text_bytes + num_bytes else "length"
+    raise WireError(
+        reason, f"{len(body)} bytes of {text_bytes + num_bytes} announced"
+    )
+  prefix = bytes(view[: _PREFIX.size])
+  return prefix, bytes(view[_PREFIX.size : _BODY_START]), body, text_bytes
+
+
+def _read_arrays(
+    rows: list[tuple[str, str, list[Any]]], body: memoryview
+) -> dict[str, np.ndarray]:
+  arrays, offset = {}, 0
+  for name, dtype_name, shape in rows:
+    dtype = _DTYPES.get(dtype_name)
+    if dtype is None:
+      raise WireError("array", f"{name!r} has dtype {dtype_name!r}")
+    if name in arrays:
+      raise WireError("array", f"{name!r} stands there twice")
+    if not all(type(size) is int and size >= 0 for size in shape):
+      raise WireError("array", f"{name!r} has shape {shape}")
+    count = math.prod(shape)
+    num_bytes = count * dtype.itemsize
+    if num_bytes > len(body) - offset:
+      raise WireError("array", f"{name!r} of {shape} is longer than the body")
+    array = np.frombuffer(body, dtype, count, offset).reshape(shape)
+    # A bool is read as it is written: any byte other than 0 and 1 is none.
+    if dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
+      raise WireError("array", f"{name!r} holds bytes that are not bool")
+    array.flags.writeable = False
+    arrays[name] = array
+    offset += num_bytes + -num_bytes % _ALIGN
+  if offset != len(body):
+    raise WireError("array", f"{len(body) - offset} bytes belong to no array")
+  return arrays
