@@ -1,0 +1,273 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of a role: its device state and its host state, in one step.
+
+A checkpoint is complete or absent: Orbax writes into a temporary directory and
+renames it. The device state is any pytree of arrays and may be restored onto
+another mesh. The host state (replay buffer, cursors, counts) is written bit for
+bit by each process, in one checked file.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+from etils import epath
+import jax
+import orbax.checkpoint as ocp
+
+from tba_jax import host_state as host_state_lib
+from tba_jax import types
+
+# Of the whole checkpoint. Raise it when an older program could not read it.
+FORMAT = 1
+
+
+class NewerFormatError(ValueError):
+  """The checkpoint was written by a newer program than this one."""
+
+
+class Checkpointer:
+  """Saves to and restores from `directory/<step>/`, keeping the newest few.
+
+  Steps only grow. One thread uses it. All processes of a mesh call each method
+  together; they share the directory.
+  """
+
+  def __init__(
+      self,
+      directory: str,
+      *,
+      keep: int,
+      on_event: Callable[[str, str], None] | None = None,
+  ):
+    """Opens the directory, makes it if needed, removes torn saves.
+
+    Args:
+      directory: local or `gs://` path.
+      keep: how many of the newest checkpoints stay, at least 1.
+      on_event: called with (kind, message) when a damaged checkpoint is passed
+        over; kind is "checkpoint_damaged".
+
+    Raises:
+      ValueError: `keep` is below 1.
+      OSError: the directory cannot be made or written, with its path.
+    """
+    if keep < 1:
+      raise ValueError(f"checkpoint.keep={keep}: at least 1")
+    self._directory = epath.Path(directory).absolute()
+    self._on_event = on_event or (lambda kind, message: None)
+    self._keep = keep
+    self._pending_step = None
+    try:
+      self._directory.mkdir(parents=True, exist_ok=True)
+      self._manager = self._open()
+    except OSError as error:
+      raise OSError(
+          f"checkpoint directory {self._directory} cannot be used: {error}"
+      ) from error
+
+  def save(
+      self,
+      step: int,
+      state: types.PyTree,
+      host_state: dict[str, Any],
+      *,
+      wait: bool = False,
+  ) -> None:
+    """Takes a copy of both states and writes them in the background.
+
+    Returns once the copies are in host memory, so the caller may donate `state`
+    and change `host_state`; before that it waits for the previous save, if that
+    is still being written. With `wait`, returns once it is complete.
+
+    Args:
+      step: number of the checkpoint, above `latest_step()`.
+      state: pytree of `jax.Array`.
+      host_state: nested dicts (keys str or int) and lists of NumPy arrays and
+        scalars, int, float, bool, str and None.
+
+    Raises:
+      OSError: this save, or the one before it, could not be written (disk full,
+        read-only); the message has the directory, the step and the cause.
+      TypeError: `host_state` holds something else.
+      ValueError: `step` is not above the latest one.
+    """
+    self.wait()
+    latest = self.latest_step()
+    if latest is not None and step <= latest:
+      raise ValueError(
+          f"checkpoint step {step} is not above {latest}, the latest in"
+          f" {self._directory}"
+      )
+    args = ocp.args.Composite(
+        state=ocp.args.StandardSave(state),
+        host=_HostSave(host_state_lib.pack(host_state)),
+    )
+    self._pending_step = step
+    metadata = {"format": FORMAT}
+    self._raise_if_failed(
+        lambda: self._manager.save(step, args=args, custom_metadata=metadata)
+    )
+    if wait:
+      self.wait()
+
+  def latest_step(self) -> int | None:
+    """Returns the newest complete step, or None; one being written counts."""
+    return self._manager.latest_step()
+
+  def restore(
+      self, example_state: types.PyTree, step: int | None = None
+  ) -> tuple[types.PyTree, dict[str, Any]]:
+    """Returns (state, host_state) of the newest checkpoint that can be read.
+
+    A damaged one is passed over for the one before it, with an event, and moved
+    aside (`damaged-<step>`), so that its step can be saved again. That happens
+    only after an older one could be read: where none can, nothing is moved.
+
+    Args:
+      example_state: pytree of arrays or `jax.ShapeDtypeStruct` with shardings:
+        the structure, shapes, dtypes and shardings of the result.
+      step: only this one; damage is then an error.
+
+    Raises:
+      FileNotFoundError: there is no checkpoint, or not that step.
+      NewerFormatError: the newest one has a newer format.
+      ValueError: none can be read with this structure; names the reasons.
+    """
+    self.wait()
+    steps = sorted(self._manager.all_steps(), reverse=True)
+    if step is not None:
+      steps = [s for s in steps if s == step]
+    if not steps:
+      which = "no checkpoint" if step is None else f"no checkpoint {step}"
+      raise FileNotFoundError(f"{which} in {self._directory}")
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+        example_state,
+    )
+    failures = {}
+    for candidate in steps:
+      try:
+        out = self._restore_step(candidate, abstract)
+      except NewerFormatError:
+        raise
+      # Damage shows as whatever the reader of the damaged part raises.
+      except Exception as error:
+        failures[candidate] = error
+        continue
+      self._set_aside(failures, candidate)
+      return out
+    reasons = "; ".join(
+        f"step {s}: {type(e).__name__}: {e}" for s, e in failures.items()
+    )
+    raise ValueError(
+        f"no checkpoint in {self._directory} can be read: {reasons}"
+    ) from next(iter(failures.values()))
+
+  def wait(self) -> None:
+    """Waits until the running save is complete; raises as `save` does."""
+    self._raise_if_failed(self._manager.wait_until_finished)
+
+  def close(self) -> None:
+    """Waits for the running save, then lets go of threads; raises as `save`."""
+    try:
+      self.wait()
+    finally:
+      self._manager.close()
+
+  def _open(self) -> ocp.CheckpointManager:
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=self._keep,
+        cleanup_tmp_directories=True,
+        enable_async_checkpointing=True,
+    )
+    return ocp.CheckpointManager(self._directory, options=options)
+
+  def _restore_step(
+      self, step: int, abstract: types.PyTree
+  ) -> tuple[types.PyTree, dict[str, Any]]:
+    metadata = self._manager.metadata(step).custom_metadata or {}
+    if "format" not in metadata:
+      raise ValueError("its metadata holds no format")
+    if metadata["format"] > FORMAT:
+      raise NewerFormatError(
+          f"checkpoint {step} in {self._directory} has format"
+          f" {metadata['format']}; this program reads up to {FORMAT}"
+      )
+    args = ocp.args.Composite(
+        host=_HostRestore(), state=ocp.args.StandardRestore(abstract)
+    )
+    out = self._manager.restore(step, args=args)
+    return out["state"], out["host"]
+
+  def _set_aside(self, failures: dict[int, Exception], used: int) -> None:
+    for step, error in failures.items():
+      aside = self._directory / f"damaged-{step}"
+      if jax.process_index() == 0:
+        if aside.exists():
+          aside.rmtree()
+        (self._directory / str(step)).rename(aside)
+      self._on_event(
+          "checkpoint_damaged",
+          f"checkpoint {step} in {self._directory} is damaged"
+          f" ({type(error).__name__}: {error}); moved to {aside.name}, step"
+          f" {used} restored instead",
+      )
+    if failures:
+      self._manager.reload()
+
+  def _raise_if_failed(self, call: Callable[[], Any]) -> None:
+    try:
+      call()
+    # Orbax and TensorStore report a full disk as ValueError, RuntimeError, …
+    except Exception as error:
+      raise OSError(
+          f"checkpoint {self._pending_step} could not be written to"
+          f" {self._directory}: {error}"
+      ) from error
+
+
+class _HostHandler(ocp.AsyncCheckpointHandler):
+  """Writes each process's host state to a file of its own."""
+
+  async def async_save(
+      self, directory: epath.Path, args: "_HostSave"
+  ) -> list[ocp.future.Future]:
+    return [
+        ocp.future.CommitFutureAwaitingContractedSignals(
+            self._write(directory, args.packed), name="host_state_save"
+        )
+    ]
+
+  def save(self, directory: epath.Path, args: "_HostSave") -> None:
+    with _host_path(directory).open("wb") as file:
+      host_state_lib.write(file, args.packed)
+
+  def restore(self, directory: epath.Path, args: "_HostRestore") -> Any:
+    del args  # There is nothing to choose.
+    with _host_path(directory).open("rb") as file:
+      return host_state_lib.read(file)
+
+  async def _write(
+      self, directory: epath.Path, packed: host_state_lib.Packed
+  ) -> None:
+    self.save(directory, _HostSave(packed))
+
+
+@ocp.args.register_with_handler(_HostHandler, for_save=True)
+@dataclasses.dataclass
+class _HostSave(ocp.args.CheckpointArgs):
+  """What to save: a packed host state."""
+
+  packed: host_state_lib.Packed
+
+
+@ocp.args.register_with_handler(_HostHandler, for_restore=True)
+@dataclasses.dataclass
+class _HostRestore(ocp.args.CheckpointArgs):
+  """Restores the whole host state."""
+
+
+def _host_path(directory: epath.Path) -> epath.Path:
+  return directory / f"process-{jax.process_index():05d}.npz"

@@ -1,0 +1,221 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Trajectory balance: VarGrad, learned log Z, and a trust region.
+
+All three pull the policy to π_ref(y|x) exp(r(x, y)/β) / Z(x). They use one
+scale: "unit" is β²/2 times the squares that the paper prints, so that the
+gradient has the size of a policy gradient whatever β is; "paper" is the paper's
+own. Both have the same minimizer.
+
+Only differences of log-probs enter, so a completion's mask must be the same in
+the policy's and the reference's sums.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+SCALES = ("unit", "paper")
+
+# Nats; far outside any trust region, and its exp is far from overflow.
+_MAX_LOG_RATIO = 20.0
+
+
+def vargrad_tb_loss(
+    seq_logprobs_BxK: jax.Array,
+    ref_seq_logprobs_BxK: jax.Array,
+    rewards_BxK: jax.Array,
+    *,
+    beta: jax.Array | float,
+    scale: str,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Returns the trajectory balance loss with the VarGrad estimate of log Z.
+
+      log Ẑ(x) = 1/K Σₖ [r(x, yₖ)/β + log π_ref(yₖ|x) - log π(yₖ|x)]
+      loss = 1/(BK) Σ_b Σₖ (sg[log Ẑ(x_b)] + log π - log π_ref - r/β)²
+
+  Source: Bartoldson et al. 2025 (arXiv:2503.18929), VarGrad TB objective, eq.
+  4 and 5; estimator of Richter et al. 2020 (arXiv:2010.10436). sg stops the
+  gradient. The "unit" scale, ours, is β²/2 times that: the paper's gradient is
+  2/β times a policy gradient, and grows as β is annealed.
+
+  Args:
+    seq_logprobs_BxK: [B, K] float32, log π(y|x) of each completion, nats.
+    ref_seq_logprobs_BxK: [B, K] float32, log π_ref(y|x), nats, no gradient.
+    rewards_BxK: [B, K] float32, task units; a shift per prompt changes nothing.
+    beta: KL coefficient in reward per nat, above 0; may be traced.
+    scale: "unit" or "paper".
+
+  Returns:
+    Loss, [] float32 (squared reward in unit scale, nats² in the paper's), and
+    `log_z_Bx1` and `residual_BxK` in nats, without gradient.
+
+  Raises:
+    ValueError: `scale` is not known, or `beta` is a number that is not above 0.
+  """
+  log_z_Bx1 = vargrad_log_z(
+      seq_logprobs_BxK, ref_seq_logprobs_BxK, rewards_BxK, beta=beta
+  )
+  return learned_z_tb_loss(
+      seq_logprobs_BxK,
+      ref_seq_logprobs_BxK,
+      rewards_BxK,
+      jax.lax.stop_gradient(log_z_Bx1),
+      beta=beta,
+      scale=scale,
+  )
+
+
+def learned_z_tb_loss(
+    seq_logprobs_BxK: jax.Array,
+    ref_seq_logprobs_BxK: jax.Array,
+    rewards_BxK: jax.Array,
+    log_z_Bx1: jax.Array,
+    *,
+    beta: jax.Array | float,
+    scale: str,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Returns the trajectory balance loss with a given, learnable log Z.
+
+      loss = 1/(BK) Σ_b Σₖ (log Z(x_b) + log π - log π_ref - r/β)²
+
+  Source: Malkin et al. 2022 (arXiv:2201.13259), trajectory balance; with the
+  reference policy in the reward, Lee et al. 2024 (arXiv:2405.18540). Scales as
+  in `vargrad_tb_loss`.
+
+  Args:
+    seq_logprobs_BxK: [B, K] float32, log π(y|x) of each completion, nats.
+    ref_seq_logprobs_BxK: [B, K] float32, log π_ref(y|x), nats, no gradient.
+    rewards_BxK: [B, K] float32, task units.
+    log_z_Bx1: [B, 1] float32, log Z(x) in nats; its gradient is returned too.
+    beta: KL coefficient in reward per nat, above 0; may be traced.
+    scale: "unit" or "paper".
+
+  Returns:
+    As `vargrad_tb_loss`.
+
+  Raises:
+    ValueError: `scale` is not known, or `beta` is a number that is not above 0.
+  """
+  _check_groups(seq_logprobs_BxK, ref_seq_logprobs_BxK, rewards_BxK)
+  chex.assert_shape(log_z_Bx1, (rewards_BxK.shape[0], 1))
+  _check_beta(beta)
+  rho_BxK = seq_logprobs_BxK - jax.lax.stop_gradient(ref_seq_logprobs_BxK)
+  # In reward units, so that a small β does not inflate the squares.
+  error_BxK = beta * (log_z_Bx1 + rho_BxK) - rewards_BxK
+  loss = _gradient_scale(beta, scale) * jnp.mean(jnp.square(error_BxK)) / 2
+  return loss, jax.lax.stop_gradient(
+      {
+          "log_z_Bx1": log_z_Bx1,
+          "residual_BxK": error_BxK / beta,
+      }
+  )
+
+
+def clipped_tb_loss(
+    logprobs_BxKxT: jax.Array,
+    behavior_logprobs_BxKxT: jax.Array,
+    mask_BxKxT: jax.Array,
+    residual_BxK: jax.Array,
+    *,
+    beta: jax.Array | float,
+    ratio_clip: float,
+    scale: str,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Returns trajectory balance with a trust region around the behavior policy.
+
+      A = -β sg[residual] = (r - r̄) - β (ρ - ρ̄)          (with VarGrad's log Ẑ)
+      w_t = π(y_t|…) / π_behavior(y_t|…)
+      loss = -1/(BK) Σ_b Σₖ Σ_t min(w_t A, clip(w_t, 1 - c, 1 + c) A)
+
+  Source: the update rule of Bartoldson et al. 2025 (arXiv:2503.18929),
+  appendix A, as an advantage, in the clipped surrogate of Schulman et al. 2017
+  (arXiv:1707.06347), eq. 7. Without it a completion from an older policy keeps
+  being pushed until β(ρ - ρ̄) balances its reward, which can take 1/β nats: the
+  same stale completions then drive the policy off its support within a few
+  steps. A token stops pushing once its ratio has moved by c in the direction
+  of A. At w = 1 the gradient equals that of the TB loss that gave the residual.
+
+  Args:
+    logprobs_BxKxT: [B, K, T] float32, log π of each token, nats.
+    behavior_logprobs_BxKxT: [B, K, T] float32, of the policy that sampled it,
+      no gradient.
+    mask_BxKxT: [B, K, T] float32, 1 on the tokens that count.
+    residual_BxK: [B, K] float32, nats, of a TB loss at the present policy; no
+      gradient flows through it.
+    beta: KL coefficient in reward per nat, above 0; may be traced.
+    ratio_clip: c, above 0.
+    scale: "unit" or "paper", as in `vargrad_tb_loss`.
+
+  Returns:
+    Loss, [] float32, whose value says little, and `clipped_BxKxT`, 1 on the
+    tokens whose gradient the trust region cuts.
+
+  Raises:
+    ValueError: `ratio_clip` is not above 0, `scale` is not known, or `beta` is
+      a number that is not above 0.
+  """
+  chex.assert_rank([logprobs_BxKxT, residual_BxK], [3, 2])
+  chex.assert_equal_shape([logprobs_BxKxT, behavior_logprobs_BxKxT, mask_BxKxT])
+  chex.assert_equal_shape_prefix([logprobs_BxKxT, residual_BxK], 2)
+  _check_beta(beta)
+  if ratio_clip <= 0:
+    raise ValueError(f"loss.ratio_clip={ratio_clip}: must be above 0")
+  log_ratio_BxKxT = mask_BxKxT * (
+      logprobs_BxKxT - jax.lax.stop_gradient(behavior_logprobs_BxKxT)
+  )
+  # An infinite ratio would make the gradient of the branch not taken 0 * inf.
+  ratio_BxKxT = jnp.exp(jnp.minimum(log_ratio_BxKxT, _MAX_LOG_RATIO))
+  advantages_BxKx1 = jax.lax.stop_gradient(-beta * residual_BxK)[:, :, None]
+  clipped_ratio_BxKxT = jnp.clip(ratio_BxKxT, 1 - ratio_clip, 1 + ratio_clip)
+  free_BxKxT = ratio_BxKxT * advantages_BxKx1
+  held_BxKxT = clipped_ratio_BxKxT * advantages_BxKx1
+  surrogate_BxKxT = mask_BxKxT * jnp.minimum(free_BxKxT, held_BxKxT)
+  loss = -_gradient_scale(beta, scale) * jnp.mean(surrogate_BxKxT.sum(axis=2))
+  clipped_BxKxT = mask_BxKxT * (held_BxKxT < free_BxKxT)
+  return loss, {"clipped_BxKxT": jax.lax.stop_gradient(clipped_BxKxT)}
+
+
+def vargrad_log_z(
+    seq_logprobs_BxK: jax.Array,
+    ref_seq_logprobs_BxK: jax.Array,
+    rewards_BxK: jax.Array,
+    *,
+    beta: jax.Array | float,
+) -> jax.Array:
+  """Returns [B, 1] float32, the group mean of r/β + log π_ref - log π, nats.
+
+  A mean of log quantities, not a log of a mean: it makes the residuals of a
+  group sum to zero, so a complete group needs no other baseline.
+  """
+  _check_groups(seq_logprobs_BxK, ref_seq_logprobs_BxK, rewards_BxK)
+  return jnp.mean(
+      rewards_BxK / beta + ref_seq_logprobs_BxK - seq_logprobs_BxK,
+      axis=1,
+      keepdims=True,
+  )
+
+
+def _check_groups(
+    seq_logprobs_BxK: jax.Array,
+    ref_seq_logprobs_BxK: jax.Array,
+    rewards_BxK: jax.Array,
+) -> None:
+  """Groups stay [B, K]: a flat batch would mix prompts in the mean."""
+  groups = [seq_logprobs_BxK, ref_seq_logprobs_BxK, rewards_BxK]
+  chex.assert_rank(groups, 2)
+  chex.assert_equal_shape(groups)
+  chex.assert_type(groups, float)
+
+
+def _check_beta(beta: jax.Array | float) -> None:
+  """A traced β cannot be looked at; schedules check theirs when made."""
+  if isinstance(beta, (int, float)) and beta <= 0:
+    raise ValueError(f"loss.beta={beta}: must be above 0")
+
+
+def _gradient_scale(beta: jax.Array | float, scale: str) -> jax.Array | float:
+  """Returns what a unit-scale gradient is multiplied by."""
+  if scale not in SCALES:
+    raise ValueError(f"loss.scale={scale!r}: allowed {SCALES}")
+  return 1.0 if scale == "unit" else 2 / beta**2
