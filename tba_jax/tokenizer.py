@@ -3,8 +3,8 @@
 """Text to token ids and back, over Hugging Face's fast tokenizers.
 
 Any folder with Hugging Face tokenizer files works, and `word_level` makes the
-small tokenizers of the built-in tasks, stored in the same files. torch is
-never imported.
+small tokenizers of the built-in tasks, stored in the same files. torch is not
+imported, by this module or by a folder with a tokenizer.json.
 """
 
 from collections.abc import Sequence
@@ -114,10 +114,13 @@ def load(folder: str | os.PathLike[str]) -> Tokenizer:
   path = pathlib.Path(folder)
   if not path.is_dir():
     raise ValueError(f"config.tokenizer.source={str(folder)!r}: no such folder")
+  # AutoTokenizer imports torch where it is installed, seconds and hundreds of
+  # MB in each role: it is asked only where tokenizer.json must be made first.
+  loader = transformers.AutoTokenizer
+  if (path / "tokenizer.json").is_file():
+    loader = transformers.PreTrainedTokenizerFast
   try:
-    fast = transformers.AutoTokenizer.from_pretrained(
-        str(path), local_files_only=True
-    )
+    fast = loader.from_pretrained(str(path), local_files_only=True)
   except (OSError, ValueError) as error:
     raise ValueError(
         f"config.tokenizer.source={str(folder)!r}: no tokenizer there: {error}"

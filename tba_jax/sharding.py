@@ -1,0 +1,189 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The mesh, and rules from logical axes to shardings.
+
+Rules (`config.sharding`) map the name of a logical axis to a mesh axis, to
+several joined by commas ("data,fsdp"), or to "" for replicated. A mesh axis
+shards at most one axis of an array: the first that asks for it has it.
+"""
+
+from collections.abc import Mapping, Sequence
+import math
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+
+from tba_jax import types
+
+PyTree = types.PyTree
+
+MESH_AXES = ("data", "fsdp", "tensor")
+
+
+def make_mesh(
+    mesh_config: Mapping[str, int],
+    devices: Sequence[jax.Device] | None = None,
+) -> Mesh:
+  """Returns the mesh with axes data, fsdp and tensor.
+
+  Args:
+    mesh_config: `config.mesh`, the size of each axis.
+    devices: as many as the sizes multiply to; None takes the first ones of
+      `jax.devices()`.
+
+  Raises:
+    ValueError: another set of axes, a size below 1, or too few devices.
+  """
+  sizes = {name: mesh_config[name] for name in mesh_config}
+  if set(sizes) != set(MESH_AXES):
+    raise ValueError(f"config.mesh={sizes}: allowed axes {MESH_AXES}")
+  for name, size in sizes.items():
+    if size < 1:
+      raise ValueError(f"config.mesh.{name}={size}: allowed 1 and above")
+  shape = tuple(sizes[name] for name in MESH_AXES)
+  needed = math.prod(shape)
+  found = jax.devices() if devices is None else list(devices)
+  if len(found) < needed or (devices is not None and len(found) != needed):
+    raise ValueError(
+        f"config.mesh={sizes} needs {needed} devices, {len(found)} are here"
+    )
+  return Mesh(np.asarray(found[:needed]).reshape(shape), MESH_AXES)
+
+
+def _mesh_axes(rules: Mapping[str, str], logical_axis: str) -> tuple[str, ...]:
+  """Returns the mesh axes that a logical axis is sharded over."""
+  if logical_axis not in rules:
+    raise ValueError(
+        f"config.sharding has no rule for {logical_axis!r}; it has"
+        f" {sorted(rules)}"
+    )
+  axes = tuple(a.strip() for a in rules[logical_axis].split(",") if a.strip())
+  for axis in axes:
+    if axis not in MESH_AXES:
+      raise ValueError(
+          f"config.sharding.{logical_axis}={rules[logical_axis]!r}: allowed"
+          f" mesh axes {MESH_AXES}, or '' for replicated"
+      )
+  return axes
+
+
+def _spec(
+    rules: Mapping[str, str], logical_axes: Sequence[str]
+) -> PartitionSpec:
+  """Returns the partition of an array with these logical axes."""
+  taken, parts = set(), []
+  for name in logical_axes:
+    axes = tuple(a for a in _mesh_axes(rules, name) if a not in taken)
+    taken.update(axes)
+    parts.append(axes if axes else None)
+  return PartitionSpec(*parts)
+
+
+def _is_axes(node: Any) -> bool:
+  return isinstance(node, tuple) and all(isinstance(a, str) for a in node)
+
+
+def param_shardings(
+    mesh: Mesh, rules: Mapping[str, str], logical_axes: PyTree
+) -> PyTree:
+  """Returns a NamedSharding for each leaf of params.
+
+  Args:
+    mesh: from `make_mesh`.
+    rules: `config.sharding`.
+    logical_axes: params with a tuple of axis names in place of each leaf, as
+      `Model.logical_axes`.
+
+  Raises:
+    ValueError: a logical axis without rule, or a rule that names no mesh axis.
+  """
+  return jax.tree.map(
+      lambda axes: NamedSharding(mesh, _spec(rules, axes)),
+      logical_axes,
+      is_leaf=_is_axes,
+  )
+
+
+def _splits(sharding: NamedSharding, ndim: int) -> list[tuple[str, ...]]:
+  """Returns the mesh axes of each axis of an array."""
+  parts = list(sharding.spec) + [None] * (ndim - len(sharding.spec))
+  return [(p,) if isinstance(p, str) else tuple(p or ()) for p in parts]
+
+
+def check_divisible(params: PyTree, shardings: PyTree) -> None:
+  """Checks that each leaf divides evenly over its mesh axes.
+
+  Args:
+    params: arrays, or their shapes from `jax.eval_shape`.
+    shardings: as `param_shardings` returns them.
+
+  Raises:
+    ValueError: names every leaf, axis and mesh axis that do not divide.
+  """
+  problems = []
+
+  def check(path, leaf, sharding):
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    for i, axes in enumerate(_splits(sharding, len(leaf.shape))):
+      size = math.prod(sharding.mesh.shape[a] for a in axes)
+      if leaf.shape[i] % size:
+        problems.append(
+            f"{name}: axis {i} of {tuple(leaf.shape)} does not divide by mesh"
+            f" axis {','.join(axes)} of size {size}"
+        )
+
+  jax.tree_util.tree_map_with_path(check, params, shardings)
+  if problems:
+    raise ValueError(
+        "params do not fit config.mesh and config.sharding: "
+        + "; ".join(problems)
+    )
+
+
+def replicated_leaves(shardings: PyTree) -> list[str]:
+  """Returns the names of leaves that every device of a mesh > 1 holds whole.
+
+  Large ones are memory that the mesh does not share out; a run reports them.
+  """
+  names = []
+  for path, sharding in jax.tree_util.tree_leaves_with_path(shardings):
+    if sharding.mesh.size > 1 and sharding.is_fully_replicated:
+      names.append(jax.tree_util.keystr(path, simple=True, separator="/"))
+  return names
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """Returns the sharding of an array that every device holds whole."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: Mesh, rules: Mapping[str, str]) -> NamedSharding:
+  """Returns the sharding of arrays [B, ...]: only B is split.
+
+  A prompt's K completions stay on one shard, so that means over a group are
+  local.
+  """
+  return NamedSharding(mesh, _spec(rules, ("batch",)))
+
+
+def shard_batch(batch: PyTree, mesh: Mesh, rules: Mapping[str, str]) -> PyTree:
+  """Returns host arrays [B, ...] as device arrays that are split along B.
+
+  Raises:
+    ValueError: B does not divide by the mesh axes of the batch.
+  """
+  sharding = batch_sharding(mesh, rules)
+  (axes,) = _splits(sharding, 1)
+  size = math.prod(mesh.shape[a] for a in axes)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+    if leaf.shape[0] % size:
+      name = jax.tree_util.keystr(path, simple=True, separator="/")
+      raise ValueError(
+          f"batch {name}: {leaf.shape[0]} prompts do not divide by mesh axis"
+          f" {','.join(axes)} of size {size} (config.sharding.batch)"
+      )
+  return jax.device_put(batch, sharding)
