@@ -7,7 +7,7 @@ reader skips a line that it cannot read, and says how many. Nothing here
 imports jax: the store's host and the supervisor read these files too.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import json
 import math
 import os
@@ -114,25 +114,40 @@ def parse_line(line: str | bytes) -> dict[str, Any] | None:
   return record if isinstance(record, dict) else None
 
 
-def read_jsonl(path: epath.PathLike) -> Records:
-  """Returns the objects of a file of JSON lines; empty where there is none.
+def iter_jsonl(
+    path: epath.PathLike, skipped: Callable[[], None] = lambda: None
+) -> Iterator[dict[str, Any]]:
+  """Yields the objects of a file of JSON lines; nothing where there is none.
 
-  A torn or corrupt line is skipped and counted in `skipped`; a blank line is
-  skipped without a count.
+  Args:
+    path: the file.
+    skipped: called for each torn or corrupt line. A blank line is no line.
   """
-  records = Records()
   path = epath.Path(path)
   if not path.exists():
-    return records
+    return
   with path.open("rb") as f:
     for line in f:
       if not line.strip():
         continue
       record = parse_line(line)
       if record is None:
-        records.skipped += 1
+        skipped()
       else:
-        records.append(record)
+        yield record
+
+
+def read_jsonl(path: epath.PathLike) -> Records:
+  """Returns the objects of a file of JSON lines; empty where there is none.
+
+  A torn or corrupt line is skipped and counted in `skipped`.
+  """
+  records = Records()
+
+  def skip() -> None:
+    records.skipped += 1
+
+  records.extend(iter_jsonl(path, skip))
   return records
 
 

@@ -1,0 +1,299 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of the page: state, before and after, ledger, events, config."""
+
+from collections.abc import Iterator, Mapping
+import time
+from typing import Any
+
+from tba_jax.report import load
+from tba_jax.report import text
+
+# A run that wrote its state longer ago than this is taken to have stopped.
+ALIVE_S = 30.0
+UNITS = ("prompts", "completions", "tokens")
+# Terms of the ledger's right side that have a reason or cause each.
+_SPLIT_TERMS = ("rejected", "lost")
+
+# Name of an evaluation's value -> how it is called, and how it is written.
+EVALUATIONS = {
+    "pass_at_1": ("pass@1", "percent"),
+    "pass_at_k": ("pass@k", "percent"),
+    "distinct_correct": ("distinct right solutions a prompt", "number"),
+    "distinct_correct_per_solved": (
+        "distinct right solutions a solved prompt",
+        "number",
+    ),
+    "mean_length": ("mean length, tokens", "number"),
+    "stop_rate": ("stopped by itself", "percent"),
+    "num_prompts": ("held-out prompts", "count"),
+}
+
+
+def number(value: Any, style: str = "number") -> str:
+  """Returns a value as a reader wants it; "–" where there is none."""
+  if isinstance(value, bool):
+    return "yes" if value else "no"
+  if not load.is_number(value):
+    return "–" if value is None else text.printable(str(value), 200)
+  if style == "percent":
+    return f"{100 * value:.1f} %"
+  if style == "count" or isinstance(value, int):
+    return f"{value:,.0f}"
+  if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
+    return f"{value:.3g}"
+  return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def duration(seconds: Any) -> str:
+  """Returns seconds as `1 h 02 min`, `3 min 20 s` or `4.2 s`."""
+  if not load.is_number(seconds):
+    return "–"
+  if seconds < 60:
+    return f"{seconds:.1f} s"
+  minutes, rest = divmod(int(seconds), 60)
+  if minutes < 60:
+    return f"{minutes} min {rest:02d} s"
+  return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def state(run: load.Run, now: float | None = None) -> dict[str, str]:
+  """Returns whether the run is finished, running or stopped, and its words."""
+  now = time.time() if now is None else now
+  if run.summary:
+    ended = run.summary.get("exit_reason") or run.summary.get("error")
+    words = "finished" if not ended else str(ended)
+    return {"name": "finished", "words": text.printable(words, 200)}
+  seen = run.status.get("time")
+  if not load.is_number(seen):
+    seen = run.records[-1].get("time") if run.records else None
+  if not load.is_number(seen):
+    return {"name": "stopped", "words": "nothing measured yet"}
+  if now - seen < ALIVE_S:
+    return {"name": "running", "words": "running"}
+  return {
+      "name": "stopped",
+      "words": f"no summary; last sign of life {duration(now - seen)} ago",
+  }
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+  return value if isinstance(value, dict) else {}
+
+
+def evaluations(run: load.Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+  """Returns the evaluations before and after, from what files there are."""
+  before = {**_mapping(run.eval.get("before"))}
+  before = {**_mapping(run.summary.get("before")), **before}
+  after = {**_mapping(run.eval.get("after"))}
+  after = {**_mapping(run.summary.get("after")), **after}
+  return before, after
+
+
+def before_after(run: load.Run) -> list[dict[str, Any]]:
+  """Returns rows name, before, after, change; with +- 2 standard errors."""
+  before, after = evaluations(run)
+  k = before.get("k", after.get("k"))
+  rows = []
+  for key, (name, style) in EVALUATIONS.items():
+    if key not in before and key not in after:
+      continue
+    values = before.get(key), after.get(key)
+    errors = before.get(f"{key}_stderr"), after.get(f"{key}_stderr")
+    cells = []
+    for value, error in zip(values, errors, strict=True):
+      cell = number(value, style)
+      if load.is_number(value) and load.is_number(error):
+        cell += f" ± {number(2 * error, style)}"
+      cells.append(cell)
+    change = ""
+    if all(map(load.is_number, values)) and style != "count":
+      difference = values[1] - values[0]
+      sign = "+" if difference >= 0 else "−"
+      shown = number(abs(difference), style)
+      change = sign + shown.replace(" %", " points")
+    if load.is_number(k):
+      name = name.replace("pass@k", f"pass@{k}")
+    rows.append(
+        {"name": name, "before": cells[0], "after": cells[1], "change": change}
+    )
+  return rows
+
+
+def _restarts(run: load.Run) -> str:
+  restarts = run.summary.get("restarts")
+  if isinstance(restarts, dict):
+    if not any(restarts.values()):
+      return "0"
+    return ", ".join(f"{n} {role}" for role, n in restarts.items() if n)
+  return str(sum(e.get("kind") == "restart" for e in run.events))
+
+
+def facts(
+    run: load.Run, overlap: Mapping[str, float] | None
+) -> list[dict[str, str]]:
+  """Returns the run's figures as name, value and what the value means."""
+  summary = run.summary
+  steps = summary.get("steps")
+  if steps is None and run.records:
+    steps = run.records[-1]["step"] + 1
+  share = summary.get("overlap_of_ideal")
+  if share is None:
+    share = overlap["overlap_of_ideal"] if overlap else None
+  closed = summary.get("ledger_closed", run.ledger.get("closed"))
+  ages = [
+      r["replay/staleness_steps"]
+      for r in run.records
+      if load.is_number(r.get("replay/staleness_steps"))
+  ]
+  staleness = summary.get("staleness_mean")
+  if staleness is None and ages:
+    staleness = sum(ages) / len(ages)
+  rate = summary.get("completions_per_s")
+  overlap_note = "(G + T − W) / (G + T − max(G, T)); 1 is the ideal"
+  if overlap:
+    overlap_note += (
+        f". Busy sampling G {duration(overlap['generate_s'])}, training T"
+        f" {duration(overlap['train_s'])}, wall clock W"
+        f" {duration(overlap['wall_s'])}, from the spans"
+    )
+  rows = [
+      ("steps", number(steps, "count"), "optimizer updates"),
+      ("wall clock", duration(summary.get("wall_s")), ""),
+      ("completions", number(summary.get("completions"), "count"), "sampled"),
+      ("completions/s", number(rate), "sampled, over the wall clock"),
+      ("overlap of ideal", number(share), overlap_note),
+      (
+          "staleness",
+          number(staleness),
+          "steps between the weights that sampled and that learn, mean",
+      ),
+      ("restarts", _restarts(run), "processes started again"),
+      (
+          "ledger",
+          "–" if closed is None else "closed" if closed else "OPEN",
+          "each completion accounted for",
+      ),
+  ]
+  return [{"name": n, "value": v, "note": note} for n, v, note in rows]
+
+
+def other_facts(run: load.Run) -> list[dict[str, str]]:
+  """Returns the scalars of the summary that `facts` does not show."""
+  shown = {
+      *("before", "after", "steps", "completions", "wall_s", "restarts"),
+      *("completions_per_s", "overlap_of_ideal", "staleness_mean"),
+      "ledger_closed",
+  }
+  return [
+      {"name": text.printable(str(name), 80), "value": number(value)}
+      for name, value in run.summary.items()
+      if name not in shown and not isinstance(value, dict | list)
+  ]
+
+
+def _terms(
+    values: Mapping[str, Any], unit: str
+) -> Iterator[tuple[str, str, Any]]:
+  """Yields (term, reason, count) of a ledger of one unit."""
+  for term, value in values.items():
+    if isinstance(value, dict):
+      by_unit = value.get(unit)
+      if by_unit is not None and not isinstance(by_unit, dict):
+        yield term, "", by_unit
+        continue
+      if isinstance(by_unit, dict):
+        value = by_unit
+      elif any(u in value for u in UNITS):
+        continue
+      for reason, count in value.items():
+        if isinstance(count, dict):
+          count = count.get(unit)
+        if load.is_number(count):
+          yield term, str(reason), count
+    elif load.is_number(value):
+      yield term, "", value
+
+
+def ledger(run: load.Run) -> dict[str, Any]:
+  """Returns the ledger's rows with one column a unit, and both sums.
+
+  Reads `{unit: {term: n, "rejected": {reason: n}}}` as well as
+  `{term: {unit: n}, "rejected": {reason: {unit: n}}}`.
+
+  Returns:
+    `rows` of the right side as name and counts, `generated` and `accounted`
+    as counts, `closed` by unit, `units`; {} where there is no ledger.
+  """
+  source = _mapping(run.ledger or run.status.get("ledger"))
+  by_unit: dict[str, dict[tuple[str, str], float]] = {}
+  for unit in UNITS:
+    inner = _mapping(source.get(unit)) or source
+    found = {(t, reason): n for t, reason, n in _terms(inner, unit)}
+    if ("generated", "") in found:
+      by_unit[unit] = found
+  if not by_unit:
+    return {}
+  units = list(by_unit)
+  names = dict.fromkeys(key for found in by_unit.values() for key in found)
+  known = {"trained_first_time", "in_buffer_untrained", "evicted_untrained"}
+  known |= {"queued", *_SPLIT_TERMS}
+  rows, sums = [], dict.fromkeys(units, 0)
+  for term, reason in names:
+    if term not in known:
+      continue
+    counts = [by_unit[unit].get((term, reason), 0) for unit in units]
+    sums = {u: sums[u] + n for u, n in zip(units, counts, strict=True)}
+    name = term.replace("_", " ") + (f": {reason}" if reason else "")
+    rows.append(
+        {
+            "name": text.printable(name, 120),
+            "counts": [number(n, "count") for n in counts],
+        }
+    )
+  generated = [by_unit[unit]["generated", ""] for unit in units]
+  accounted = [sums[unit] for unit in units]
+  return {
+      "units": units,
+      "rows": rows,
+      "generated": [number(n, "count") for n in generated],
+      "accounted": [number(n, "count") for n in accounted],
+      "difference": [
+          number(g - a, "count")
+          for g, a in zip(generated, accounted, strict=True)
+      ],
+      "closed": [g == a for g, a in zip(generated, accounted, strict=True)],
+      "final": bool(run.ledger),
+  }
+
+
+def events(run: load.Run, origin: float) -> list[dict[str, Any]]:
+  """Returns the newest events with seconds since the origin, printable."""
+  rows = []
+  for event in run.events:
+    when = event.get("time")
+    role = str(event.get("role") or "")
+    rows.append(
+        {
+            "t": round(when - origin, 3) if load.is_number(when) else None,
+            "kind": text.printable(str(event.get("kind", "")), 60),
+            "role": text.printable(
+                f"{role}-{event.get('index', 0)}" if role else "", 60
+            ),
+            "message": text.printable(str(event.get("message", "")), 500),
+        }
+    )
+  return rows
+
+
+def flat_config(
+    config: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, str]]:
+  """Yields (dotted key, value) of a nested config, printable."""
+  for key, value in config.items():
+    name = f"{prefix}{key}"
+    if isinstance(value, dict) and value:
+      yield from flat_config(value, f"{name}.")
+    else:
+      shown = value if isinstance(value, str) else repr(value)
+      yield text.printable(name, 120), text.printable(shown, 300)

@@ -1,0 +1,216 @@
+// Line charts against step or wall clock, histograms, stacked bars.
+const view = { axis: "step", smoothing: 0.8 };
+const crosshairs = [];  // One function an open chart: shows x, or hides with null.
+const RESTARTS = DATA.events.filter((e) => e.kind === "restart" && e.t !== null);
+
+// Exponential moving average that starts unbiased. Sparse series stay as they are.
+function smooth(values) {
+  if (values.length < 40 || view.smoothing === 0) return values;
+  let total = 0, weight = 0;
+  return values.map((v) => {
+    total = view.smoothing * total + (1 - view.smoothing) * v;
+    weight = view.smoothing * weight + (1 - view.smoothing);
+    return total / weight;
+  });
+}
+
+function xOf(series) {
+  return view.axis === "step" ? series.step : series.time.map((t) => t - DATA.origin);
+}
+
+// Wall-clock seconds to the x axis in use, by the series' own times.
+function eventX(series, t) {
+  if (view.axis === "time") return t;
+  const { step, time } = series;
+  const at = t + DATA.origin;
+  const i = time.findIndex((x) => x >= at);
+  if (i < 0 || time.length < 2) return null;
+  if (i === 0) return at < time[0] - 60 ? null : step[0];
+  const share = (at - time[i - 1]) / (time[i] - time[i - 1] || 1);
+  return step[i - 1] + share * (step[i] - step[i - 1]);
+}
+
+function yRange(chart) {
+  let low = Infinity, high = -Infinity;
+  for (const s of chart.series) {
+    // A single wild step must not flatten the rest: the middle 98 % with room.
+    const all = s.band ? [...s.low, ...s.high] : [...s.mean];
+    all.sort((a, b) => a - b);
+    const cut = all.length > 200 ? Math.floor(all.length / 200) : 0;
+    low = Math.min(low, all[cut]);
+    high = Math.max(high, all[all.length - 1 - cut]);
+  }
+  if (chart.zero && low > 0) low = 0;
+  if (low === high) { const pad = Math.abs(low) * 0.1 || 1; low -= chart.zero ? 0 : pad; high += pad; }
+  const room = 0.06 * (high - low);
+  return [chart.zero && low === 0 ? 0 : low - room, high + room];
+}
+
+function path(xs, ys) {
+  let d = "";
+  for (let i = 0; i < xs.length; i++) d += `${i ? "L" : "M"}${xs[i].toFixed(1)} ${ys[i].toFixed(1)}`;
+  return d;
+}
+
+function drawAxes(root, box, xTicks, yTicks, X, Y, chart) {
+  for (const y of yTicks) {
+    root.append(svg("line", { x1: box.left, x2: box.right, y1: Y(y), y2: Y(y), stroke: "var(--grid)" }));
+    const label = chart.percent ? `${+(100 * y).toFixed(2)} %` : fmt(y);
+    root.append(svg("text", { x: box.left - 6, y: Y(y) + 4, "text-anchor": "end" }, label));
+  }
+  root.append(svg("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, stroke: "var(--line)" }));
+  for (const x of xTicks) {
+    const label = view.axis === "time" && !chart.plainX ? fmtTime(x) : fmt(x);
+    root.append(svg("text", { x: X(x), y: box.bottom + 15, "text-anchor": "middle" }, label));
+  }
+}
+
+function nearest(xs, x) {
+  let low = 0, high = xs.length - 1;
+  while (high - low > 1) { const mid = (low + high) >> 1; if (xs[mid] < x) low = mid; else high = mid; }
+  return Math.abs(xs[low] - x) <= Math.abs(xs[high] - x) ? low : high;
+}
+
+function drawSeries(root, s, i, X, Y, sparse) {
+  const xs = xOf(s).map(X);
+  const mean = s.mean.map(Y);
+  const area = path(xs, s.high.map(Y)) + path([...xs].reverse(), [...s.low].reverse().map(Y)).replace("M", "L") + "Z";
+  const bandShown = s.band || s.low.some((v, j) => v !== s.high[j]);
+  if (bandShown) root.append(svg("path", { d: area, fill: color(i), opacity: s.band ? 0.17 : 0.13 }));
+  const smoothed = s.band ? s.mean : smooth(s.mean);
+  if (smoothed !== s.mean) root.append(svg("path", { d: path(xs, mean), fill: "none", stroke: color(i), opacity: 0.25 }));
+  root.append(svg("path", { d: path(xs, smoothed.map(Y)), fill: "none", stroke: color(i), "stroke-width": 2, "stroke-linejoin": "round" }));
+  if (sparse) xs.forEach((x, j) => root.append(svg("circle", { cx: x, cy: mean[j], r: 3, fill: color(i) })));
+}
+
+function lineChart(chart) {
+  const id = `clip${lineChart.count = (lineChart.count || 0) + 1}`;
+  const last = chart.series.length === 1 ? fmt(chart.series[0].mean.at(-1), chart.percent) : "";
+  const figure = el("div");
+  const card = el("div", { class: "chart", "data-chart": chart.title },
+    el("div", { class: "head" }, el("b", {}, chart.title), el("span", { class: "last" }, last)),
+    el("div", { class: "unit" }, chart.unit), figure);
+  if (chart.series.length > 1) {
+    const keys = chart.series.map((s, i) => el("span", { class: "key" }, el("i", { style: `background:${color(i)}` }), s.label));
+    card.append(el("div", {}, ...keys));
+  }
+  let state = null;
+  keepDrawn(figure, (width) => {
+    const height = 168, box = { left: 48, right: width - 8, top: 6, bottom: height - 22 };
+    const xsAll = chart.series.flatMap(xOf);
+    let x0 = Math.min(...xsAll), x1 = Math.max(...xsAll);
+    if (x0 === x1) { x0 -= 1; x1 += 1; }
+    const [y0, y1] = yRange(chart);
+    const X = (x) => box.left + (x - x0) / (x1 - x0) * (box.right - box.left);
+    const Y = (y) => box.bottom - (y - y0) / (y1 - y0) * (box.bottom - box.top);
+    const root = svg("svg", { height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": chart.title });
+    const make = view.axis === "time" ? timeTicks : ticks;
+    drawAxes(root, box, make(x0, x1, Math.max(2, Math.floor(width / 85))), ticks(y0, y1, 4), X, Y, chart);
+    const clip = svg("clipPath", { id });
+    clip.append(svg("rect", { x: box.left - 4, y: box.top - 4, width: box.right - box.left + 8, height: box.bottom - box.top + 5 }));
+    const inside = svg("g", { "clip-path": `url(#${id})` });
+    for (const e of RESTARTS) {
+      const x = eventX(chart.series[0], e.t);
+      if (x === null || x < x0 || x > x1) continue;
+      inside.append(svg("line", { x1: X(x), x2: X(x), y1: box.top, y2: box.bottom, stroke: "var(--bad)", "stroke-dasharray": "3 3", opacity: 0.75 }));
+    }
+    chart.series.forEach((s, i) => drawSeries(inside, s, i, X, Y, s.step.length <= 40));
+    const cross = svg("line", { y1: box.top, y2: box.bottom, stroke: "var(--soft)", visibility: "hidden" });
+    const dots = chart.series.map((s, i) => svg("circle", { r: 4, fill: color(i), stroke: "var(--card)", "stroke-width": 1.5, visibility: "hidden" }));
+    root.append(clip, inside, cross, ...dots);
+    figure.replaceChildren(root);
+    state = { X, Y, x0, x1, box, cross, dots };
+  });
+  const crosshair = (x) => {
+    const shown = state && x !== null && x >= state.x0 && x <= state.x1;
+    const visibility = shown ? "visible" : "hidden";
+    if (!state) return;
+    state.cross.setAttribute("visibility", visibility);
+    state.dots.forEach((dot, i) => {
+      dot.setAttribute("visibility", visibility);
+      if (!shown) return;
+      const s = chart.series[i], xs = xOf(s), j = nearest(xs, x);
+      dot.setAttribute("cx", state.X(xs[j]));
+      dot.setAttribute("cy", Math.max(state.box.top, Math.min(state.box.bottom, state.Y(s.mean[j]))));
+      if (i === 0) { state.cross.setAttribute("x1", state.X(xs[j])); state.cross.setAttribute("x2", state.X(xs[j])); }
+    });
+  };
+  crosshairs.push(crosshair);
+  figure.addEventListener("pointermove", (event) => {
+    if (!state) return;
+    const px = event.clientX - figure.getBoundingClientRect().left;
+    const { box, x0, x1 } = state;
+    const x = Math.max(x0, Math.min(x1, x0 + (px - box.left) / (box.right - box.left) * (x1 - x0)));
+    crosshairs.forEach((show) => show(x));
+    const first = chart.series[0], j = nearest(xOf(first), x);
+    const lines = [`step ${first.step[j].toLocaleString("en")} · ${fmtTime(first.time[j] - DATA.origin)}`];
+    for (const s of chart.series) {
+      const k = nearest(xOf(s), x);
+      const band = s.band ? ` (${fmt(s.low[k], chart.percent)} to ${fmt(s.high[k], chart.percent)})` : "";
+      lines.push(`${s.label}: ${fmt(s.mean[k], chart.percent)}${band}`);
+    }
+    showTip(event, lines.join("\n"));
+  });
+  figure.addEventListener("pointerleave", () => { hideTip(); crosshairs.forEach((show) => show(null)); });
+  return card;
+}
+
+function drawHistogram(node, pairs, xLabel, words) {
+  if (!pairs.length) return empty(node, words);
+  const total = pairs.reduce((sum, [, n]) => sum + n, 0);
+  const mean = pairs.reduce((sum, [v, n]) => sum + v * n, 0) / total;
+  // More bars than fit are put together; the last bar says from where on.
+  const shown = pairs.length <= 40 ? pairs : [...pairs.slice(0, 39), [pairs[39][0], pairs.slice(39).reduce((s, [, n]) => s + n, 0)]];
+  const more = pairs.length > 40 ? "+" : "";
+  keepDrawn(node, (width) => {
+    const height = 190, box = { left: 48, right: width - 8, top: 6, bottom: height - 38 };
+    const most = Math.max(...shown.map(([, n]) => n / total));
+    const Y = (y) => box.bottom - y / (1.05 * most) * (box.bottom - box.top);
+    const slot = (box.right - box.left) / shown.length;
+    const X = (i) => box.left + (i + 0.5) * slot;
+    const root = svg("svg", { height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": xLabel });
+    drawAxes(root, box, [], ticks(0, most, 4), X, Y, { percent: true });
+    const every = Math.max(1, Math.ceil(34 / slot));
+    shown.forEach(([value, n], i) => {
+      const w = Math.min(44, slot * 0.78);
+      const bar = svg("rect", { x: X(i) - w / 2, width: w, y: Y(n / total), height: box.bottom - Y(n / total), rx: 2, fill: color(0) });
+      const name = `${fmt(value)}${i === shown.length - 1 ? more : ""}`;
+      bar.addEventListener("pointermove", (event) => showTip(event, `${name}: ${n.toLocaleString("en")} (${fmt(n / total, true)})`));
+      bar.addEventListener("pointerleave", hideTip);
+      root.append(bar);
+      if (i % every === 0) root.append(svg("text", { x: X(i), y: box.bottom + 15, "text-anchor": "middle" }, name));
+    });
+    root.append(svg("text", { x: (box.left + box.right) / 2, y: height - 4, "text-anchor": "middle" },
+      `${xLabel} · mean ${fmt(mean)} · ${total.toLocaleString("en")} completions`));
+    node.replaceChildren(root);
+  });
+}
+
+// Colours of span kinds: waits are grey, the others take the palette in turn.
+function kindColors(kinds, waits) {
+  let next = 0;
+  return kinds.map((kind, i) => waits[i] ? "--wait" : `--c${next++ % 8}`);
+}
+
+function drawTime(node, rows) {
+  if (!rows.length) return empty(node, "No spans yet.");
+  const { kinds, waits } = DATA.timeline;
+  const colors = Object.fromEntries(kinds.map((k, i) => [k, kindColors(kinds, waits)[i]]));
+  const body = el("tbody");
+  for (const row of rows) {
+    const bar = el("div", { style: "display:flex;height:1.35rem;border-radius:5px;overflow:hidden;min-width:14rem" });
+    const parts = Object.entries(row.seconds).sort((a, b) => b[1] - a[1]);
+    for (const [kind, s] of [...parts, ["unmeasured", row.unmeasured_s]]) {
+      const share = s / row.elapsed_s;
+      const part = el("div", { style: `width:${100 * share}%;background:${kind in colors ? `var(${colors[kind]})` : "transparent"}` });
+      part.addEventListener("pointermove", (event) => showTip(event, `${kind}: ${fmtTime(s)} (${fmt(share, true)})`));
+      part.addEventListener("pointerleave", hideTip);
+      bar.append(part);
+    }
+    const name = `${row.role}-${row.index}${row.lane ? ` · ${row.lane}` : ""}`;
+    const top = parts.slice(0, 3).map(([kind, s]) => `${kind} ${fmt(s / row.elapsed_s, true)}`).join(", ");
+    body.append(el("tr", {}, el("th", { style: "white-space:nowrap" }, name), el("td", { style: "width:55%" }, bar),
+      el("td", {}, `busy ${fmt(row.busy_share, true)}`), el("td", { class: "note" }, top)));
+  }
+  node.replaceChildren(el("table", {}, body));
+}

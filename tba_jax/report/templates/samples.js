@@ -1,0 +1,73 @@
+// The sample browser and the table of events.
+const PAGE_SIZE = 25;
+
+// Unlikely tokens stand out: 0 nats is clear, -5 and below is full colour.
+function tokenNode(token, logprob) {
+  const share = logprob === null ? 0 : Math.min(1, -logprob / 5);
+  const node = el("span", { class: "token" }, token);
+  node.style.background = `color-mix(in srgb, var(--c1) ${Math.round(70 * share)}%, transparent)`;
+  node.title = logprob === null ? "no log-prob" : `${logprob.toFixed(3)} nats · p ${Math.exp(logprob).toFixed(3)}`;
+  return node;
+}
+
+function sampleRow(sample, colored) {
+  const body = el("span", { class: "text long" });
+  if (colored && sample.tokens.length) {
+    body.append(...sample.tokens.map((token, i) => tokenNode(token, sample.logprobs[i])));
+    if (sample.hidden_tokens) body.append(` … (${sample.hidden_tokens.toLocaleString("en")} more tokens)`);
+  } else {
+    body.append(sample.completion || "(empty)");
+  }
+  const total = sample.logprobs.reduce((sum, x) => sum + (x || 0), 0);
+  return el("tr", { class: "sample" }, el("td", {}, fmt(sample.step)), el("td", {}, fmt(sample.version)),
+    el("td", {}, el("span", { class: "text long" }, sample.prompt)), el("td", {}, body),
+    el("td", { class: `reward ${sample.reward > 0 ? "good" : ""}` }, fmt(sample.reward)),
+    el("td", { class: "reward", style: "font-weight:400" }, sample.tokens.length ? total.toFixed(2) : "–"));
+}
+
+function sampleBrowser(bar, node, samples, total) {
+  if (!samples.length) { empty(node, "No samples yet."); return; }
+  const rewards = [...new Set(samples.map((s) => s.reward).filter((r) => r !== null))].sort((a, b) => a - b);
+  const query = el("input", { type: "search", id: "sample-query", placeholder: "prompt or completion contains…", size: 30 });
+  const choice = el("select", { id: "sample-reward" }, el("option", { value: "" }, "any reward"),
+    el("option", { value: ">0" }, "reward above 0"), el("option", { value: "<=0" }, "reward 0 or below"));
+  if (rewards.length > 2 && rewards.length <= 8) rewards.forEach((r) => choice.append(el("option", { value: `=${r}` }, `reward ${fmt(r)}`)));
+  const order = el("select", { id: "sample-order" }, el("option", { value: "new" }, "newest first"), el("option", { value: "old" }, "oldest first"),
+    el("option", { value: "reward" }, "highest reward first"));
+  const colored = el("input", { type: "checkbox", id: "sample-color", checked: true });
+  const count = el("span", { id: "sample-count" });
+  bar.append(el("label", {}, "find ", query), choice, order, el("label", {}, colored, " colour tokens by log-prob"), count);
+  const head = el("tr", {}, ...["step", "version", "prompt", "completion", "reward", "log-prob, nats"].map((h) => el("th", {}, h)));
+  const body = el("tbody");
+  const more = el("button", { type: "button" }, "show more");
+  node.replaceChildren(el("table", {}, el("thead", {}, head), body), more);
+  let shown = PAGE_SIZE;
+
+  const keeps = { "": () => true, ">0": (s) => s.reward > 0, "<=0": (s) => s.reward !== null && s.reward <= 0 };
+  const orders = { new: (a, b) => b.step - a.step, old: (a, b) => a.step - b.step, reward: (a, b) => b.reward - a.reward };
+  function draw() {
+    const text = query.value.toLowerCase();
+    const keep = keeps[choice.value] || ((s) => s.reward === Number(choice.value.slice(1)));
+    const found = samples.filter((s) => keep(s) && (!text || s.completion.toLowerCase().includes(text) || s.prompt.toLowerCase().includes(text)));
+    found.sort(orders[order.value]);
+    body.replaceChildren(...found.slice(0, shown).map((s) => sampleRow(s, colored.checked)));
+    if (!found.length) body.append(el("tr", {}, el("td", { colspan: 6 }, el("span", { class: "empty" }, "No sample fits."))));
+    more.hidden = found.length <= shown;
+    const of = total > samples.length ? ` (held here of ${total.toLocaleString("en")})` : "";
+    count.textContent = `${found.length.toLocaleString("en")} of ${samples.length.toLocaleString("en")} samples${of}`;
+  }
+  const restart = () => { shown = PAGE_SIZE; draw(); };
+  query.addEventListener("input", restart);
+  for (const input of [choice, order, colored]) input.addEventListener("change", restart);
+  more.addEventListener("click", () => { shown += 4 * PAGE_SIZE; draw(); });
+  draw();
+}
+
+function eventTable(node, events) {
+  if (!events.length) { empty(node, "Nothing went wrong, or nothing was written."); return; }
+  const rows = events.slice(-500).reverse().map((e) => el("tr", {}, el("td", { style: "white-space:nowrap" }, e.t === null ? "–" : fmtTime(e.t)),
+    el("td", {}, el("span", { class: `tag ${["restart", "guard", "refusal"].includes(e.kind) ? e.kind : ""}` }, e.kind)), el("td", {}, e.role), el("td", { class: "text" }, e.message)));
+  const head = el("tr", {}, ...["time", "kind", "role", "message"].map((h) => el("th", {}, h)));
+  node.classList.add("scroll");
+  node.replaceChildren(el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows)));
+}
