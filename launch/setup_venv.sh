@@ -77,7 +77,7 @@ print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
     (($#)) && target="${root}[$(IFS=,; echo "$*")]"
     echo "Installing tba_jax (${missing[*]}) into $venv; once, some minutes" >&2
     rm -f "$stamp"
-    "$VENV_PYTHON" -m pip install --quiet --disable-pip-version-check \
+    "$VENV_PYTHON" -m pip install -qq --disable-pip-version-check \
       --constraint "$root/constraints.txt" --editable "$target" >&2 \
       || { exec 9<&-; return 1; }
     printf '%s\n' "$old_lines" "${missing[@]}" >"$stamp.new"

@@ -14,7 +14,11 @@ _CACHE = pathlib.Path(_CACHE_HOME).expanduser() / "tba_jax" / "xla_tests"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
+from absl import flags  # noqa: E402
 import jax  # noqa: E402  the environment above must come first.
 
 # A silent broadcast of [B, 1] against [B] is the classic wrong loss.
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# absltest's temporary folders read a flag, which nobody parses under pytest.
+flags.FLAGS.mark_as_parsed()

@@ -1,0 +1,153 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What each setting may be when it is looked at alone. No JAX here."""
+
+from collections.abc import Callable, Mapping
+import math
+import re
+from typing import Any
+
+from tba_jax import processes
+
+MESH_AXES = ("data", "fsdp", "tensor")
+# The closed sets of names. Those of code that needs JAX are repeated here, and
+# a test holds them to the code's own.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "guards.action": ("off", "warn", "lower_learning_rate", "stop"),
+    "loss.name": ("tb", "tb_learned_z"),
+    "loss.scale": ("unit", "paper"),
+    "model.compute_dtype": ("float32", "bfloat16"),
+    "model.family": ("llama",),
+    "model.param_dtype": ("float32", "bfloat16"),
+    "optimizer.schedule": ("constant", "linear", "cosine"),
+    "publish.carrier": ("store",),
+    "replay.selection": ("uniform", "reward"),
+}
+
+_Range = tuple[Callable[[Any], Any], str]
+
+
+def _at_least(low: int) -> _Range:
+  return (lambda v: v >= low), f"allowed {low} or more"
+
+
+_ABOVE_0: _Range = (lambda v: 0 < v < math.inf), "allowed a number above 0"
+_FROM_0: _Range = (lambda v: 0 <= v < math.inf), "allowed a number from 0 on"
+_FROM_0_TO_1: _Range = (lambda v: 0 <= v <= 1), "allowed from 0 to 1"
+_ABOVE_0_TO_1: _Range = (
+    (lambda v: 0 < v <= 1),
+    "allowed above 0 and up to 1",
+)
+_BELOW_1: _Range = (lambda v: 0 <= v < 1), "allowed from 0 to below 1"
+_INSIDE_0_1: _Range = (lambda v: 0 < v < 1), "allowed above 0 and below 1"
+
+
+def _is_rule(text: str) -> bool:
+  axes = text.split(",") if text else []
+  return set(axes) <= set(MESH_AXES) and len(set(axes)) == len(axes)
+
+
+_RULE: _Range = (
+    _is_rule,
+    f"allowed '' or mesh axes of {', '.join(MESH_AXES)}, each once, separated"
+    " by commas",
+)
+
+
+def _are_cores(text: str) -> bool:
+  if text in ("", "all"):
+    return True
+  try:
+    processes.parse_cores(text)
+  except ValueError:
+    return False
+  return True
+
+
+_CORES: _Range = _are_cores, "allowed '', 'all', or cores as 0  0,2  0-3"
+
+_ADDRESS: _Range = (
+    lambda v: re.fullmatch(r"|[^:\s]+:\d+(-\d+)?|\[[^\]]+\]:\d+(-\d+)?", v),
+    "allowed '' (a unix socket), 'host:0' (a free port) or 'host:first-last'",
+)
+
+# Keys that share a range; what a count of 0 means stands in configs/common.py.
+_RANGES: tuple[tuple[_Range, str], ...] = (
+    (
+        (lambda v: 0 <= v < 2**32, "allowed from 0 to 2**32 - 1"),
+        "seed",
+    ),
+    (
+        _at_least(1),
+        "model.num_layers model.width model.num_heads model.num_kv_heads"
+        " model.mlp_width model.max_positions mesh.data mesh.fsdp mesh.tensor"
+        " sft.num_steps sft.batch_size sft.evaluate_every_steps"
+        " sft.checkpoint_every_steps sft.log_every_steps"
+        " sampling.max_prompt_tokens sampling.max_completion_tokens"
+        " sampling.num_rows sampling.chunk_steps search.num_searchers"
+        " search.prompts_per_round search.samples_per_prompt"
+        " search.prompts_per_step search.credits train.num_steps"
+        " train.prompts_per_batch train.completions_per_prompt"
+        " train.micro_batch_prompts replay.capacity_per_prompt replay.capacity"
+        " replay.recent_window_steps publish.every_steps evaluate.every_steps"
+        " evaluate.num_prompts evaluate.num_completions evaluate.final_prompts"
+        " evaluate.batch_prompts checkpoint.every_steps checkpoint.keep"
+        " log.every_steps log.samples_every_steps",
+    ),
+    (
+        _at_least(0),
+        "sft.warmup_steps sampling.top_k search.lead_steps"
+        " loss.beta_decay_steps loss.beta_stop_steps optimizer.warmup_steps"
+        " replay.warm_start_completions log.num_samples",
+    ),
+    # A searcher may be reading the version before the newest.
+    (_at_least(2), "publish.keep_versions"),
+    (
+        _ABOVE_0,
+        "model.rope_theta model.norm_epsilon sft.learning_rate"
+        " sampling.temperature search.lease_s search.pull_every_s"
+        " search.starvation_s loss.beta loss.beta_final"
+        " loss.log_z_learning_rate optimizer.learning_rate optimizer.epsilon"
+        " replay.reward_temperature replay.max_segment_mb guards.max_kl"
+        " guards.max_logprob_gap store.deadline_s store.probe_timeout_s",
+    ),
+    (
+        _FROM_0,
+        "sft.weight_decay sft.grad_clip_norm optimizer.learning_rate_final"
+        " optimizer.weight_decay optimizer.grad_clip_norm"
+        " train.wall_clock_limit_s guards.min_entropy",
+    ),
+    (_FROM_0_TO_1, "replay.recent_fraction"),
+    (_ABOVE_0_TO_1, "sampling.top_p guards.max_accuracy_drop"),
+    (
+        _BELOW_1,
+        "sft.b1 sft.b2 optimizer.b1 optimizer.b2 loss.ratio_clip",
+    ),
+    (_INSIDE_0_1, "guards.learning_rate_factor"),
+    (
+        (lambda v: v >= 2 and v % 2 == 0, "allowed an even number from 2 on"),
+        "model.head_dim",
+    ),
+    (
+        _RULE,
+        "sharding.batch sharding.layers sharding.vocab sharding.width"
+        " sharding.mlp sharding.heads sharding.kv_heads sharding.head_dim",
+    ),
+    (_ADDRESS, "store.address"),
+    (_CORES, "cores.trainer cores.searcher cores.store"),
+)
+
+RANGES: Mapping[str, _Range] = {
+    key: one_range for one_range, keys in _RANGES for key in keys.split()
+}
+
+
+def allowed(key: str, value: Any) -> str:
+  """Returns what is allowed where `value` is not, else an empty text."""
+  if key in NAMES:
+    names = NAMES[key]
+    return "" if value in names else f"allowed {', '.join(map(repr, names))}"
+  if key not in RANGES:
+    return ""
+  is_allowed, text = RANGES[key]
+  return "" if is_allowed(value) else text

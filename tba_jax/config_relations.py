@@ -1,0 +1,197 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What settings must be to each other. No JAX here.
+
+A check reads values by their keys and yields (key, what is allowed) for each
+that is wrong. One whose values are missing or wrong in themselves ends with a
+KeyError and is left out: its cause has been reported already.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+import math
+import pathlib
+from typing import Any
+
+_Problems = Iterator[tuple[str, str]]
+
+
+def problems(values: Mapping[str, Any]) -> _Problems:
+  """Yields (key, what is allowed) for all values that do not fit together.
+
+  Args:
+    values: by key; only those whose type and range are right.
+  """
+  for check in _CHECKS:
+    try:
+      yield from check(values)
+    except KeyError:
+      continue
+
+
+def _batch(c: Mapping[str, Any]) -> _Problems:
+  shards = math.prod(
+      c[f"mesh.{axis}"] for axis in c["sharding.batch"].split(",") if axis
+  )
+  for key in ("train.micro_batch_prompts", "sft.batch_size"):
+    if c[key] % shards:
+      yield key, (
+          f"allowed a multiple of {shards}, the shards of the batch"
+          " (config.mesh, config.sharding.batch)"
+      )
+  if c["train.prompts_per_batch"] % c["train.micro_batch_prompts"]:
+    yield "train.prompts_per_batch", (
+        "allowed a multiple of config.train.micro_batch_prompts ="
+        f" {c['train.micro_batch_prompts']}"
+    )
+
+
+def _group_size(c: Mapping[str, Any]) -> _Problems:
+  k = c["train.completions_per_prompt"]
+  if c["loss.name"] == "tb" and k < 2:
+    yield "train.completions_per_prompt", (
+        "allowed 2 or more with config.loss.name = 'tb', whose log Z is the"
+        " mean of a group"
+    )
+  # A draw of K from fewer would repeat completions, which shrinks the group's
+  # variance and with it the gradient.
+  if c["search.samples_per_prompt"] < k:
+    yield "search.samples_per_prompt", (
+        f"allowed config.train.completions_per_prompt = {k} or more"
+    )
+  if c["replay.capacity_per_prompt"] < k:
+    yield "replay.capacity_per_prompt", (
+        f"allowed config.train.completions_per_prompt = {k} or more"
+    )
+
+
+def _capacity(c: Mapping[str, Any]) -> _Problems:
+  # What admission lets in before it is trained on must not push itself out.
+  ahead = (c["search.lead_steps"] + 1) * c["search.prompts_per_step"]
+  needed = max(
+      ahead * c["search.samples_per_prompt"],
+      c["train.prompts_per_batch"] * c["train.completions_per_prompt"],
+      c["replay.warm_start_completions"],
+  )
+  if c["replay.capacity"] < needed:
+    yield "replay.capacity", (
+        f"allowed {needed} or more: one batch, the warm start, and what the"
+        " searchers may sample ahead must each fit"
+    )
+
+
+def _admission(c: Mapping[str, Any]) -> _Problems:
+  """Step t lets (t + 1 + lead_steps) · prompts_per_step prompts be sampled.
+
+  A round that does not fit is cut when nothing else is under way, so nothing
+  can lock up whatever the number of searchers. But a round above
+  (lead_steps + 1) · prompts_per_step would be cut every time.
+  """
+  ahead = (c["search.lead_steps"] + 1) * c["search.prompts_per_step"]
+  if c["search.prompts_per_round"] > ahead:
+    yield "search.prompts_per_round", (
+        f"allowed up to {ahead} = (config.search.lead_steps + 1) *"
+        " config.search.prompts_per_step: more are never granted at once"
+    )
+  if c["search.starvation_s"] <= c["search.lease_s"]:
+    yield "search.starvation_s", (
+        f"allowed more than config.search.lease_s = {c['search.lease_s']}: the"
+        " prompts of a lost searcher are granted again only after that"
+    )
+
+
+def _lockstep(c: Mapping[str, Any]) -> _Problems:
+  if not c["search.lockstep"]:
+    if c["search.lead_steps"] < 1:
+      yield "search.lead_steps", (
+          "allowed 1 or more; 0 only with config.search.lockstep = True"
+      )
+    return
+  why = "with config.search.lockstep = True"
+  if c["search.lead_steps"] != 0:
+    yield "search.lead_steps", f"allowed 0 {why}"
+  if not c["search.wait_for_fresh"]:
+    yield "search.wait_for_fresh", f"allowed True {why}"
+  if c["publish.every_steps"] != 1:
+    yield "publish.every_steps", f"allowed 1 {why}"
+
+
+def _schedules(c: Mapping[str, Any]) -> _Problems:
+  for key, steps in (
+      ("optimizer.warmup_steps", "train.num_steps"),
+      ("sft.warmup_steps", "sft.num_steps"),
+  ):
+    if c[key] >= c[steps]:
+      yield key, f"allowed 0 up to below config.{steps} = {c[steps]}"
+  decay = c["loss.beta_decay_steps"]
+  if decay and not 1 <= c["loss.beta_stop_steps"] <= decay:
+    yield "loss.beta_stop_steps", (
+        f"allowed 1 up to config.loss.beta_decay_steps = {decay}"
+    )
+
+
+def _shape(c: Mapping[str, Any]) -> _Problems:
+  if c["model.num_heads"] % c["model.num_kv_heads"]:
+    yield "model.num_heads", (
+        "allowed a multiple of config.model.num_kv_heads ="
+        f" {c['model.num_kv_heads']}"
+    )
+  length = c["sampling.max_prompt_tokens"] + c["sampling.max_completion_tokens"]
+  if length > c["model.max_positions"]:
+    yield "model.max_positions", (
+        f"allowed {length} or more: config.sampling.max_prompt_tokens +"
+        " config.sampling.max_completion_tokens"
+    )
+
+
+def _sharded_sizes(c: Mapping[str, Any]) -> _Problems:
+  """Each sharded axis of the parameters must divide evenly."""
+  for rule, key in (
+      ("layers", "model.num_layers"),
+      ("width", "model.width"),
+      ("mlp", "model.mlp_width"),
+      ("heads", "model.num_heads"),
+      ("kv_heads", "model.num_kv_heads"),
+      ("head_dim", "model.head_dim"),
+  ):
+    axes = [a for a in c[f"sharding.{rule}"].split(",") if a]
+    shards = math.prod(c[f"mesh.{axis}"] for axis in axes)
+    if c[key] % shards:
+      yield key, (
+          f"allowed a multiple of {shards}, the size of the mesh axes of"
+          f" config.sharding.{rule} = {c[f'sharding.{rule}']!r}"
+      )
+
+
+def _folders(c: Mapping[str, Any]) -> _Problems:
+  for key, names in (
+      ("init", ("scratch", "sft")),
+      ("tokenizer.source", ("task",)),
+  ):
+    value = c[key]
+    here = "://" in value or pathlib.Path(value).expanduser().is_dir()
+    if value not in names and not here:
+      yield key, (
+          f"allowed {', '.join(map(repr, names))} or a folder that exists"
+      )
+
+
+def _store(c: Mapping[str, Any]) -> _Problems:
+  if c["store.probe_timeout_s"] >= c["store.deadline_s"]:
+    yield "store.probe_timeout_s", (
+        f"allowed less than config.store.deadline_s = {c['store.deadline_s']}:"
+        " an operation must outlive the change of generation"
+    )
+
+
+_CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
+    _batch,
+    _group_size,
+    _capacity,
+    _admission,
+    _lockstep,
+    _schedules,
+    _shape,
+    _sharded_sizes,
+    _folders,
+    _store,
+)

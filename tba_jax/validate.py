@@ -1,0 +1,188 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every check of a config, before any device is touched. No JAX here.
+
+`validate` compares the config with the base config and the task's own fields
+(unknown, missing and wrongly typed keys), then each value with its range, then
+the values with each other, and reports all that is wrong at once.
+"""
+
+from collections.abc import Mapping
+import fnmatch
+from typing import Any
+
+import ml_collections
+
+from configs import common
+from tba_jax import config_args
+from tba_jax import config_ranges
+from tba_jax import config_relations
+from tba_jax.tasks import base
+from tba_jax.tasks import build
+
+ConfigError = config_args.ConfigError
+
+# What may differ when a run is continued: how it is watched, served and
+# guarded, and how long it is; not what it computes from one step to the next.
+# A longer `train.num_steps` stretches a learning-rate decay from that step on.
+RESUMABLE_KEYS = (
+    "checkpoint.*",
+    "cores.*",
+    "evaluate.*",
+    "guards.*",
+    "log.*",
+    "publish.keep_versions",
+    "replay.max_segment_mb",
+    "search.credits",
+    "search.lease_s",
+    "search.num_searchers",
+    "search.pull_every_s",
+    "search.starvation_s",
+    "store.*",
+    "train.num_steps",
+    "train.wall_clock_limit_s",
+)
+
+
+def validate(
+    config: ml_collections.ConfigDict,
+    *,
+    program: str = "train",
+    task: base.Task | None = None,
+) -> None:
+  """Raises one error with all that is wrong with a config.
+
+  Args:
+    config: complete.
+    program: that will run; `sampling.temperature` may be 0 (greedy) only where
+      nothing is trained: "evaluate" and "generate".
+    task: stands in for the one that `config.task` describes, which is then not
+      checked.
+
+  Raises:
+    ConfigError: a line `config.path = value: what is allowed` per problem.
+  """
+  values = config_args.flatten(config)
+  if task is not None:
+    values = {k: v for k, v in values.items() if not k.startswith("task.")}
+  expected = _expected(str(values.get("task.name")))
+  problems, good = _check_types(values, expected)
+  for key in list(good):
+    allowed = config_ranges.allowed(key, good[key])
+    if allowed and not (
+        key == "sampling.temperature"
+        and good[key] == 0
+        and program in ("evaluate", "generate")
+    ):
+      problems.append(_line(key, good.pop(key), allowed))
+  if task is None and not any(p.startswith("config.task.") for p in problems):
+    try:
+      task = build.make_task(config.get("task", {}))
+    except ValueError as error:
+      problems.append(str(error))
+  for key, allowed in config_relations.problems(good):
+    problems.append(_line(key, good[key], allowed))
+  if task is not None:
+    problems += _check_task(good, task)
+  if problems:
+    raise ConfigError("\n".join(dict.fromkeys(problems)))
+
+
+def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+  """Raises where a run would be continued with another computation.
+
+  Args:
+    old: the config that the run was started with, as its `config.json` has it.
+    new: the config asked for now.
+
+  Raises:
+    ConfigError: a line per key that differs and is not in `RESUMABLE_KEYS`.
+  """
+  old, new = config_args.flatten(old), config_args.flatten(new)
+  defaults = config_args.flatten(common.get_config())
+  lines = []
+  for key in sorted(set(old) | set(new)):
+    # A key that came or went with another version of the code has its default
+    # on the side that does not know it.
+    before, now = (side.get(key, defaults.get(key)) for side in (old, new))
+    if before != now and not is_resumable(key):
+      lines.append(
+          f"config.{key} = {now!r}: the run was started with {before!r}, and"
+          " this key cannot change when it is continued; set it back, or give"
+          " another --workdir"
+      )
+  if lines:
+    raise ConfigError("\n".join(lines))
+
+
+def is_resumable(key: str) -> bool:
+  """Tells whether a key may change when a run is continued."""
+  return any(fnmatch.fnmatchcase(key, pattern) for pattern in RESUMABLE_KEYS)
+
+
+def _line(key: str, value: Any, allowed: str) -> str:
+  return f"config.{key} = {value!r}: {allowed}"
+
+
+def _expected(task_name: str) -> dict[str, Any]:
+  """Returns every key that may be there, with a value of its type."""
+  expected = config_args.flatten(common.get_config())
+  if task_name in build.TASKS:
+    fields = build.TASKS[task_name].FIELDS
+    expected |= {f"task.{name}": value for name, value in fields.items()}
+  return expected
+
+
+def _check_types(
+    values: Mapping[str, Any], expected: Mapping[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+  """Returns the problems, and the values that are known and well typed."""
+  problems, good = [], {}
+  task_is_known = str(values.get("task.name")) in build.TASKS
+  for key, value in values.items():
+    if key not in expected:
+      # Of a task that does not exist only the name is wrong.
+      if task_is_known or not key.startswith("task."):
+        problems.append(config_args.unknown_key(key, value, list(expected)))
+    elif not _has_type(value, expected[key]):
+      kind = config_args.type_name(expected[key])
+      problems.append(_line(key, value, f"allowed {kind}"))
+    else:
+      good[key] = value
+  for key in expected:
+    # A task fills in the fields that are left out.
+    if key not in values and not key.startswith("task."):
+      problems.append(f"config.{key}: is missing; configs/common.py has it")
+  return problems, good
+
+
+def _has_type(value: Any, example: Any) -> bool:
+  if isinstance(value, bool) or isinstance(example, bool):
+    return isinstance(value, bool) and isinstance(example, bool)
+  if isinstance(example, float):
+    return isinstance(value, (int, float))
+  return isinstance(value, type(example))
+
+
+def _check_task(good: Mapping[str, Any], task: base.Task) -> list[str]:
+  """Checks that the task's longest texts fit."""
+  lines = []
+  for key, needed, unit in (
+      ("sampling.max_prompt_tokens", task.max_prompt_tokens, "prompt"),
+      ("sampling.max_completion_tokens", task.max_completion_tokens,
+       "right completion (with its stop token)"),
+  ):  # fmt: skip
+    # Another tokenizer cuts the texts into other tokens.
+    if (
+        good.get("tokenizer.source") == "task"
+        and good.get(key, needed) < needed
+    ):
+      lines.append(
+          _line(
+              key,
+              good[key],
+              f"allowed {needed} or more: the longest {unit} of the task has"
+              f" {needed} tokens",
+          )
+      )
+  return lines

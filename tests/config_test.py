@@ -1,0 +1,62 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of configs/: the argument parser, and that every config is right."""
+
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from configs import common
+from tba_jax import config_args
+from tba_jax import validate
+
+_CONFIGS = sorted(
+    path
+    for path in pathlib.Path(common.__file__).parent.glob("*.py")
+    if path.stem not in ("__init__", "common")
+)
+
+
+class ParseArgTest(parameterized.TestCase):
+
+  def test_types_are_those_of_the_defaults(self):
+    arg = common.parse_arg(
+        "quick,seed=3,beta=0.5,name=x=y",
+        quick=False, smoke=True, seed=0, beta=1.0, name="", other=7,
+    )  # fmt: skip
+    self.assertEqual(
+        arg.to_dict(),
+        dict(quick=True, smoke=True, seed=3, beta=0.5, name="x=y", other=7),
+    )
+
+  @parameterized.parameters("", None, ",")
+  def test_nothing_given(self, text):
+    self.assertEqual(common.parse_arg(text, seed=4).to_dict(), {"seed": 4})
+
+  @parameterized.parameters(("quick=false", False), ("quick=TRUE", True))
+  def test_bool_by_name(self, text, value):
+    self.assertIs(common.parse_arg(text, quick=not value).quick, value)
+
+  @parameterized.parameters(
+      ("quik", "'quik'.*\\['quick', 'seed'\\]"),
+      ("quick=maybe", "quick='maybe'.*true, false"),
+      ("seed=x", "seed='x'.*int"),
+      ("seed", "'seed' needs a value"),
+  )
+  def test_wrong(self, text, message):
+    with self.assertRaisesRegex(ValueError, message):
+      common.parse_arg(text, quick=False, seed=0)
+
+
+class ConfigsTest(absltest.TestCase):
+
+  def test_every_config_is_right(self):
+    for path in _CONFIGS:
+      for arg in ("", ":smoke", ":quick"):
+        with self.subTest(f"{path.name}{arg}"):
+          validate.validate(config_args.load_config(f"{path}{arg}"))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,346 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of validate.py, config_ranges.py and config_relations.py."""
+
+import json
+import re
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import ml_collections
+
+from configs import common
+from tba_jax import config_args
+from tba_jax import config_ranges
+from tba_jax import objective
+from tba_jax import optimizer
+from tba_jax import sharding
+from tba_jax import validate
+from tba_jax.models import build as models_build
+from tba_jax.tasks import build as tasks_build
+
+
+def _config(**changes):
+  """The base config with `section__key=value` changes."""
+  config = common.get_config()
+  for name, value in changes.items():
+    section, _, key = name.rpartition("__")
+    with config.ignore_type():
+      (config[section] if section else config)[key] = value
+  return config
+
+
+def _problems(config, **kwargs):
+  try:
+    validate.validate(config, **kwargs)
+  except validate.ConfigError as error:
+    return str(error).splitlines()
+  return []
+
+
+class TypesTest(parameterized.TestCase):
+
+  def test_base_config_is_right(self):
+    self.assertEqual(_problems(common.get_config()), [])
+
+  def test_all_problems_are_told_at_once(self):
+    config = _config(
+        loss__beta=-1.0, train__num_steps="many", search__lead_steps=0
+    )
+    config.replay.sise = 3
+    lines = _problems(config)
+    self.assertLen(lines, 4)
+    for path in (
+        "config.loss.beta = -1.0: allowed a number above 0",
+        "config.train.num_steps = 'many': allowed a whole number",
+        "config.search.lead_steps = 0: allowed 1 or more",
+        "config.replay.sise = 3: there is no such key; did you mean"
+        " config.replay.size",
+    ):
+      prefix = path.partition("; did")[0]
+      self.assertTrue(any(line.startswith(prefix) for line in lines), lines)
+
+  def test_unknown_key_names_the_nearest(self):
+    config = common.get_config()
+    config.train.num_step = 3
+    self.assertEqual(
+        _problems(config),
+        [
+            "config.train.num_step = 3: there is no such key; did you mean"
+            " config.train.num_steps?"
+        ],
+    )
+
+  def test_missing_key_is_named(self):
+    config = common.get_config()
+    del config.loss["beta"]
+    self.assertEqual(
+        _problems(config),
+        ["config.loss.beta: is missing; configs/common.py has it"],
+    )
+
+  def test_bool_is_no_number_and_int_is_a_float(self):
+    self.assertLen(_problems(_config(train__num_steps=True)), 1)
+    self.assertLen(_problems(_config(search__lockstep=1)), 1)
+    self.assertEqual(_problems(_config(loss__beta=1)), [])
+
+  @parameterized.parameters(float("nan"), float("inf"))
+  def test_numbers_are_finite(self, value):
+    self.assertLen(_problems(_config(optimizer__learning_rate=value)), 1)
+
+
+class RangesTest(parameterized.TestCase):
+
+  def test_every_number_and_name_has_a_range(self):
+    free = {
+        "init",
+        "store.spool_dir",
+        "task.name",
+        "tokenizer.source",
+    }
+    for key, value in config_args.flatten(common.get_config()).items():
+      if not isinstance(value, bool) and key not in free:
+        self.assertTrue(
+            key in config_ranges.RANGES or key in config_ranges.NAMES, key
+        )
+
+  def test_every_range_is_of_a_key(self):
+    keys = set(config_args.flatten(common.get_config()))
+    self.assertLessEqual(set(config_ranges.RANGES), keys)
+    self.assertLessEqual(set(config_ranges.NAMES), keys)
+
+  @parameterized.parameters(
+      ("loss.name", lambda: objective.LOSSES),
+      ("model.family", lambda: models_build.FAMILIES),
+      ("optimizer.schedule", lambda: optimizer.SCHEDULES),
+  )
+  def test_names_are_those_of_the_code(self, key, names):
+    self.assertCountEqual(config_ranges.NAMES[key], names())
+
+  def test_mesh_axes_are_those_of_the_code(self):
+    mesh = sharding.make_mesh(common.get_config().mesh)
+    self.assertEqual(mesh.axis_names, config_ranges.MESH_AXES)
+
+  @parameterized.parameters(
+      ("seed", -1, "from 0 to 2**32 - 1"),
+      ("cores__trainer", "0-", "0  0,2  0-3"),
+      ("guards__action", "panic", "'off', 'warn'"),
+      ("guards__learning_rate_factor", 1.0, "above 0 and below 1"),
+      ("loss__ratio_clip", 1.0, "from 0 to below 1"),
+      ("loss__scale", "half", "'unit', 'paper'"),
+      ("model__head_dim", 15, "even"),
+      ("optimizer__b2", 1.0, "from 0 to below 1"),
+      ("publish__keep_versions", 1, "2 or more"),
+      ("replay__recent_fraction", 1.5, "from 0 to 1"),
+      ("sampling__temperature", 0.0, "above 0"),
+      ("sampling__top_p", 0.0, "above 0 and up to 1"),
+      ("sharding__mlp", "tensor,tensor", "mesh axes of data, fsdp, tensor"),
+      ("sharding__mlp", "model", "mesh axes of data, fsdp, tensor"),
+      ("store__address", "localhost", "host:first-last"),
+  )
+  def test_out_of_range(self, name, value, allowed):
+    (line,) = _problems(_config(**{name: value}))
+    key = name.replace("__", ".")
+    self.assertStartsWith(line, f"config.{key} = {value!r}: ")
+    self.assertIn(allowed, line)
+
+  @parameterized.parameters("", "all", "0", "0,2", "0-3")
+  def test_cores_that_are_right(self, text):
+    self.assertEqual(_problems(_config(cores__searcher=text)), [])
+
+  def test_greedy_is_for_programs_that_do_not_train(self):
+    config = _config(sampling__temperature=0.0)
+    self.assertLen(_problems(config), 1)
+    self.assertEqual(_problems(config, program="evaluate"), [])
+    negative = _config(sampling__temperature=-1.0)
+    self.assertLen(_problems(negative, program="evaluate"), 1)
+
+
+class RelationsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # Batches.
+      (dict(train__micro_batch_prompts=24), "train.prompts_per_batch"),
+      (
+          dict(train__micro_batch_prompts=2, mesh__data=2, mesh__fsdp=2),
+          "train.micro_batch_prompts",
+      ),
+      (dict(sft__batch_size=63, mesh__data=2), "sft.batch_size"),
+      # Groups.
+      (dict(train__completions_per_prompt=1), "train.completions_per_prompt"),
+      (dict(search__samples_per_prompt=7), "search.samples_per_prompt"),
+      (dict(replay__capacity_per_prompt=7), "replay.capacity_per_prompt"),
+      # Two steps of 32 prompts with 8 samples may be ahead.
+      (dict(replay__capacity=511), "replay.capacity"),
+      (
+          dict(replay__capacity=600, replay__warm_start_completions=601),
+          "replay.capacity",
+      ),
+      # Admission.
+      (dict(search__prompts_per_round=65), "search.prompts_per_round"),
+      (dict(search__starvation_s=15.0), "search.starvation_s"),
+      (dict(search__lead_steps=0), "search.lead_steps"),
+      (dict(search__lockstep=True), "search.lead_steps"),
+      (
+          dict(
+              search__lockstep=True,
+              search__lead_steps=0,
+              search__wait_for_fresh=False,
+          ),
+          "search.wait_for_fresh",
+      ),
+      (
+          dict(
+              search__lockstep=True,
+              search__lead_steps=0,
+              publish__every_steps=2,
+          ),
+          "publish.every_steps",
+      ),
+      # Schedules.
+      (dict(optimizer__warmup_steps=320), "optimizer.warmup_steps"),
+      (dict(sft__warmup_steps=2400), "sft.warmup_steps"),
+      (dict(loss__beta_decay_steps=5), "loss.beta_stop_steps"),
+      (
+          dict(loss__beta_decay_steps=5, loss__beta_stop_steps=6),
+          "loss.beta_stop_steps",
+      ),
+      # Model.
+      (dict(model__num_heads=6), "model.num_heads"),
+      (dict(model__max_positions=39), "model.max_positions"),
+      (dict(mesh__tensor=8), "model.mlp_width"),
+      (dict(mesh__tensor=3, sharding__mlp="", sharding__vocab=""),
+       "model.num_heads"),
+      # Places.
+      (dict(init="/no/such/folder"), "init"),
+      (dict(tokenizer__source="/no/such/folder"), "tokenizer.source"),
+      (dict(store__probe_timeout_s=60.0), "store.probe_timeout_s"),
+  )  # fmt: skip
+  def test_wrong_together(self, changes, key):
+    lines = _problems(_config(**changes))
+    self.assertTrue(
+        any(line.startswith(f"config.{key} = ") for line in lines), lines
+    )
+
+  @parameterized.parameters(
+      dict(train__micro_batch_prompts=8, mesh__data=4, mesh__fsdp=2),
+      dict(search__samples_per_prompt=8, replay__capacity_per_prompt=8),
+      dict(replay__capacity=512),
+      dict(search__prompts_per_round=64),
+      dict(search__lockstep=True, search__lead_steps=0),
+      dict(search__num_searchers=9),
+      dict(optimizer__warmup_steps=319),
+      dict(loss__beta_decay_steps=5, loss__beta_stop_steps=5),
+      dict(model__num_heads=8),
+      dict(model__max_positions=40),
+      dict(mesh__tensor=4),
+      dict(init="scratch"),
+      dict(loss__name="tb_learned_z", train__completions_per_prompt=1),
+      dict(store__address="127.0.0.1:9000-9010"),
+  )
+  def test_right_together(self, **changes):
+    self.assertEqual(_problems(_config(**changes)), [])
+
+  def test_a_folder_that_exists(self):
+    folder = self.create_tempdir().full_path
+    self.assertEqual(_problems(_config(init=folder)), [])
+
+  def test_what_is_wrong_alone_does_not_break_the_rest(self):
+    lines = _problems(_config(mesh__data=0, publish__every_steps=0))
+    self.assertLen(lines, 2)
+
+
+class TaskTest(absltest.TestCase):
+
+  def test_unknown_task(self):
+    config = _config(task__name="count_down")
+    config.task.numbers = 4
+    (line,) = _problems(config)
+    self.assertStartsWith(line, "config.task.name='count_down': allowed")
+    for name in tasks_build.TASKS:
+      self.assertIn(name, line)
+
+  def test_unknown_field(self):
+    config = _config(task__max_numbers=3)
+    (line,) = _problems(config)
+    self.assertIn("did you mean config.task.max_number?", line)
+
+  def test_field_out_of_range_and_of_wrong_type(self):
+    (line,) = _problems(_config(task__max_number=-1))
+    self.assertStartsWith(line, "config.task.max_number=-1: allowed")
+    (line,) = _problems(_config(task__max_number="9"))
+    self.assertIn("a whole number", line)
+
+  def test_texts_of_the_task_fit(self):
+    config = _config(
+        task__name="countdown",
+        sampling__max_prompt_tokens=8,
+        sampling__max_completion_tokens=17,
+    )
+    lines = _problems(config)
+    self.assertStartsWith(
+        lines[0], "config.sampling.max_prompt_tokens = 8: allowed 9 or more"
+    )
+    self.assertStartsWith(
+        lines[1], "config.sampling.max_completion_tokens = 17: allowed 18"
+    )
+
+  def test_a_task_from_outside_takes_the_place_of_the_named_one(self):
+    config = _config(task__name="mine")
+    config.task.my_field = 1
+    task = tasks_build.make_task(
+        ml_collections.ConfigDict({"name": "countdown"})
+    )
+    self.assertEqual(_problems(config, task=task), [])
+    config.sampling.max_prompt_tokens = 8
+    self.assertLen(_problems(config, task=task), 1)
+
+
+class ResumeTest(absltest.TestCase):
+
+  def _saved(self, config):
+    return json.loads(json.dumps(config.to_dict()))
+
+  def test_same_config_resumes(self):
+    config = common.get_config()
+    validate.check_resume(self._saved(config), config)
+
+  def test_how_a_run_is_watched_may_change(self):
+    old = self._saved(common.get_config())
+    new = _config(
+        log__every_steps=7,
+        search__num_searchers=3,
+        guards__action="off",
+        train__wall_clock_limit_s=9.0,
+    )
+    validate.check_resume(old, new)
+
+  def test_what_a_run_computes_may_not(self):
+    old = self._saved(common.get_config())
+    new = _config(loss__beta=0.1, replay__capacity=1000)
+    with self.assertRaises(validate.ConfigError) as caught:
+      validate.check_resume(old, new)
+    lines = str(caught.exception).splitlines()
+    self.assertLen(lines, 2)
+    self.assertStartsWith(
+        lines[0], "config.loss.beta = 0.1: the run was started with 0.05"
+    )
+    self.assertIn("another --workdir", lines[0])
+
+  def test_key_of_another_version_stands_for_its_default(self):
+    old = self._saved(common.get_config())
+    del old["loss"]["ratio_clip"]
+    validate.check_resume(old, common.get_config())
+    with self.assertRaisesRegex(ValueError, re.escape("loss.ratio_clip")):
+      validate.check_resume(old, _config(loss__ratio_clip=0.2))
+
+  def test_every_pattern_is_of_a_key(self):
+    keys = list(config_args.flatten(common.get_config()))
+    for pattern in validate.RESUMABLE_KEYS:
+      prefix = pattern.removesuffix("*")
+      self.assertTrue(any(key.startswith(prefix) for key in keys), pattern)
+    self.assertFalse(validate.is_resumable("loss.beta"))
+
+
+if __name__ == "__main__":
+  absltest.main()
