@@ -167,7 +167,7 @@ def load(
 
 
 def _tensors(config: ModelConfig, params: PyTree) -> dict[str, np.ndarray]:
-  """Returns the file's tensors; raises ValueError on params of another shape."""
+  """Returns the file's tensors; ValueError for params of another shape."""
   tensors, problems, count = {}, [], 0
   for row in hf_names.rows(config):
     leaf = params
