@@ -145,7 +145,7 @@ def get_config() -> ml_collections.ConfigDict:
 
   c.loss = d(
       name="tb",  # "tb" or "tb_learned_z"
-      scale="unit",  # "unit" or "paper" (2/beta^2 times it)
+      scale="unit",  # "unit" or "paper" (2/beta times it)
       # Linear from beta to beta_final over beta_decay_steps, and beta_final
       # from beta_stop_steps on (0 steps = constant beta).
       beta=0.05,

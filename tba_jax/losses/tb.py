@@ -2,10 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trajectory balance: VarGrad, learned log Z, and a trust region.
 
-All three pull the policy to π_ref(y|x) exp(r(x, y)/β) / Z(x). They use one
-scale: "unit" is β²/2 times the squares that the paper prints, so that the
-gradient has the size of a policy gradient whatever β is; "paper" is the paper's
-own. Both have the same minimizer.
+All three pull the policy to π_ref(y|x) exp(r(x, y)/β) / Z(x). They share a
+scale: "paper" is the paper's own, whose gradient is 2/β times a policy
+gradient and so grows as β is annealed; "unit" is β/2 times that, whose gradient
+
+    ∇loss = -1/(BK) Σ_b Σₖ A ∇log π(yₖ|x_b),   A = (r - r̄) - β (ρ - ρ̄)
+
+with ρ = log π - log π_ref has no β in front. (Squares in units of reward, β²/2
+times the paper's, would leave a β there, and an annealed β would stall Adam.)
+Both have the same minimizer.
 
 Only differences of log-probs enter, so a completion's mask must be the same in
 the policy's and the reference's sums.
@@ -36,8 +41,7 @@ def vargrad_tb_loss(
 
   Source: Bartoldson et al. 2025 (arXiv:2503.18929), VarGrad TB objective, eq.
   4 and 5; estimator of Richter et al. 2020 (arXiv:2010.10436). sg stops the
-  gradient. The "unit" scale, ours, is β²/2 times that: the paper's gradient is
-  2/β times a policy gradient, and grows as β is annealed.
+  gradient. The "unit" scale, ours, is β/2 times that.
 
   Args:
     seq_logprobs_BxK: [B, K] float32, log π(y|x) of each completion, nats.
@@ -47,7 +51,7 @@ def vargrad_tb_loss(
     scale: "unit" or "paper".
 
   Returns:
-    Loss, [] float32 (squared reward in unit scale, nats² in the paper's), and
+    Loss, [] float32 (reward times nats in unit scale, nats² in the paper's);
     `log_z_Bx1` and `residual_BxK` in nats, without gradient.
 
   Raises:
@@ -101,13 +105,14 @@ def learned_z_tb_loss(
   chex.assert_shape(log_z_Bx1, (rewards_BxK.shape[0], 1))
   _check_beta(beta)
   rho_BxK = seq_logprobs_BxK - jax.lax.stop_gradient(ref_seq_logprobs_BxK)
-  # In reward units, so that a small β does not inflate the squares.
-  error_BxK = beta * (log_z_Bx1 + rho_BxK) - rewards_BxK
-  loss = _gradient_scale(beta, scale) * jnp.mean(jnp.square(error_BxK)) / 2
+  residual_BxK = log_z_Bx1 + rho_BxK - rewards_BxK / beta
+  # Its gradient is β times the residual's: minus the advantage.
+  half_square = beta * jnp.mean(jnp.square(residual_BxK)) / 2
+  loss = _gradient_scale(beta, scale) * half_square
   return loss, jax.lax.stop_gradient(
       {
           "log_z_Bx1": log_z_Bx1,
-          "residual_BxK": error_BxK / beta,
+          "residual_BxK": residual_BxK,
       }
   )
 
@@ -189,6 +194,7 @@ def vargrad_log_z(
   group sum to zero, so a complete group needs no other baseline.
   """
   _check_groups(seq_logprobs_BxK, ref_seq_logprobs_BxK, rewards_BxK)
+  _check_beta(beta)
   return jnp.mean(
       rewards_BxK / beta + ref_seq_logprobs_BxK - seq_logprobs_BxK,
       axis=1,
@@ -218,4 +224,4 @@ def _gradient_scale(beta: jax.Array | float, scale: str) -> jax.Array | float:
   """Returns what a unit-scale gradient is multiplied by."""
   if scale not in SCALES:
     raise ValueError(f"loss.scale={scale!r}: allowed {SCALES}")
-  return 1.0 if scale == "unit" else 2 / beta**2
+  return 1.0 if scale == "unit" else 2 / beta

@@ -1,0 +1,360 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Trajectory balance: known numbers, invariances, and its gradients."""
+
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax.losses import tb
+
+B, K, T = 3, 5, 4
+BETA = 0.3
+
+
+def make_groups(seed=0, dtype=np.float32):
+  """Returns log-probs [B, K], reference log-probs [B, K], rewards [B, K]."""
+  rng = np.random.default_rng(seed)
+  seq = rng.normal(-10, 3, (B, K)).astype(dtype)
+  ref_seq = rng.normal(-10, 3, (B, K)).astype(dtype)
+  return seq, ref_seq, rng.normal(size=(B, K)).astype(dtype)
+
+
+class VargradTest(chex.TestCase):
+
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_known_numbers(self):
+    seq = jnp.array([[-1.0, -2.0], [-3.0, -3.0]])
+    ref_seq = jnp.array([[-2.0, -2.0], [-4.0, -5.0]])
+    rewards = jnp.array([[1.0, 0.0], [0.5, 0.5]])
+    run = self.variant(functools.partial(tb.vargrad_tb_loss, scale="paper"))
+    loss, aux = run(seq, ref_seq, rewards, beta=0.5)
+    # r/β - ρ: [2 - 1, 0 - 0] and [1 - 1, 1 - 2].
+    np.testing.assert_allclose(aux["log_z_Bx1"], [[0.5], [-0.5]], atol=1e-6)
+    np.testing.assert_allclose(
+        aux["residual_BxK"], [[-0.5, 0.5], [-0.5, 0.5]], atol=1e-6
+    )
+    np.testing.assert_allclose(loss, 0.25, rtol=1e-6)
+    unit = self.variant(functools.partial(tb.vargrad_tb_loss, scale="unit"))
+    np.testing.assert_allclose(
+        unit(seq, ref_seq, rewards, beta=0.5)[0], 0.25 * 0.25, rtol=1e-6
+    )
+
+  def test_is_the_mean_group_variance(self):
+    seq, ref_seq, rewards = make_groups()
+    loss, _ = tb.vargrad_tb_loss(
+        seq, ref_seq, rewards, beta=BETA, scale="paper"
+    )
+    variances_B = np.var(seq - ref_seq - rewards / BETA, axis=1)
+    np.testing.assert_allclose(loss, variances_B.mean(), rtol=1e-5)
+
+  def test_scales_differ_by_half_beta_in_value_and_gradient(self):
+    seq, ref_seq, rewards = make_groups()
+    run = lambda scale: jax.value_and_grad(
+        lambda s: tb.vargrad_tb_loss(
+            s, ref_seq, rewards, beta=BETA, scale=scale
+        )[0]
+    )(seq)
+    chex.assert_trees_all_close(
+        run("unit"),
+        jax.tree.map(lambda x: x * BETA / 2, run("paper")),
+        rtol=1e-5,
+    )
+
+  def test_stopped_log_z_leaves_the_gradient_of_a_full_group(self):
+    seq, ref_seq, rewards = make_groups()
+    stopped = lambda s: tb.vargrad_tb_loss(
+        s, ref_seq, rewards, beta=BETA, scale="unit"
+    )[0]
+
+    def not_stopped(s):
+      log_z = tb.vargrad_log_z(s, ref_seq, rewards, beta=BETA)
+      return tb.learned_z_tb_loss(
+          s, ref_seq, rewards, log_z, beta=BETA, scale="unit"
+      )[0]
+
+    chex.assert_trees_all_close(
+        jax.grad(stopped)(seq), jax.grad(not_stopped)(seq), atol=1e-6
+    )
+
+  def test_no_gradient_reaches_log_z_of_a_part_of_the_group(self):
+    # Where the residuals do not sum to zero, the stopped gradient shows.
+    seq, ref_seq, rewards = make_groups()
+
+    def first_residual(s):
+      _, aux = tb.vargrad_tb_loss(s, ref_seq, rewards, beta=1.0, scale="unit")
+      return aux["log_z_Bx1"].sum()
+
+    chex.assert_trees_all_equal(
+        jax.grad(first_residual)(seq), jnp.zeros_like(seq)
+    )
+
+  def test_reward_shift_of_a_prompt_changes_nothing(self):
+    seq, ref_seq, rewards = make_groups()
+    shift = np.array([[0.0], [5.0], [-2.0]], np.float32)
+    run = jax.value_and_grad(
+        lambda s, r: tb.vargrad_tb_loss(s, ref_seq, r, beta=BETA, scale="unit")[
+            0
+        ]
+    )
+    chex.assert_trees_all_close(
+        run(seq, rewards), run(seq, rewards + shift), rtol=1e-4, atol=1e-6
+    )
+
+  def test_order_of_prompts_and_completions_changes_nothing(self):
+    seq, ref_seq, rewards = make_groups()
+    order = np.random.default_rng(1)
+    rows, columns = order.permutation(B), order.permutation(K)
+    shuffle = lambda x: x[rows][:, columns]
+    run = jax.value_and_grad(
+        lambda s, f, r: tb.vargrad_tb_loss(s, f, r, beta=BETA, scale="unit")[0]
+    )
+    loss, grad = run(seq, ref_seq, rewards)
+    loss_shuffled, grad_shuffled = run(*map(shuffle, (seq, ref_seq, rewards)))
+    np.testing.assert_allclose(loss_shuffled, loss, rtol=1e-6)
+    np.testing.assert_allclose(grad_shuffled, shuffle(grad), atol=1e-7)
+
+  def test_at_the_reference_the_residual_is_the_centered_reward(self):
+    _, ref_seq, rewards = make_groups()
+    _, aux = tb.vargrad_tb_loss(
+        ref_seq, ref_seq, rewards, beta=BETA, scale="unit"
+    )
+    centered = rewards - rewards.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(-BETA * aux["residual_BxK"], centered, atol=1e-5)
+
+  def test_gradient_is_the_advantage_by_finite_differences(self):
+    with jax.enable_x64(True):
+      seq, ref_seq, rewards = make_groups(dtype=np.float64)
+      # Logits -> log-probs: the chain that the advantage form speaks of.
+      weights = np.random.default_rng(2).normal(size=(B, K, 6))
+      logprobs = lambda theta: seq + jnp.einsum("bkd,d->bk", weights, theta)
+      loss = lambda theta: tb.vargrad_tb_loss(
+          logprobs(theta),
+          jnp.asarray(ref_seq),
+          jnp.asarray(rewards),
+          beta=BETA,
+          scale="paper",
+      )[0]
+      theta = np.random.default_rng(3).normal(size=6)
+      step = 1e-6
+      differences = np.array(
+          [
+              (loss(theta + step * e) - loss(theta - step * e)) / (2 * step)
+              for e in np.eye(6)
+          ]
+      )
+      rho = np.asarray(logprobs(theta)) - ref_seq
+      center = lambda x: x - x.mean(axis=1, keepdims=True)
+      advantages = center(rewards) - BETA * center(rho)
+      closed_form = (
+          -2 / BETA * np.einsum("bk,bkd->d", advantages, weights) / (B * K)
+      )
+      np.testing.assert_allclose(differences, closed_form, rtol=1e-6)
+      np.testing.assert_allclose(jax.grad(loss)(theta), closed_form, rtol=1e-9)
+
+  def test_unit_scale_is_a_policy_gradient_whatever_beta_is(self):
+    seq, ref_seq, rewards = make_groups()
+    center = lambda x: x - x.mean(axis=1, keepdims=True)
+    for beta in (0.01, 0.3, 2.0):
+      grad = jax.grad(
+          lambda s, beta=beta: tb.vargrad_tb_loss(
+              s, ref_seq, rewards, beta=beta, scale="unit"
+          )[0]
+      )(seq)
+      advantages = center(rewards) - beta * center(seq - ref_seq)
+      np.testing.assert_allclose(grad, -advantages / (B * K), atol=1e-5)
+
+  def test_reference_gets_no_gradient(self):
+    seq, ref_seq, rewards = make_groups()
+    grad = jax.grad(
+        lambda f: tb.vargrad_tb_loss(seq, f, rewards, beta=BETA, scale="unit")[
+            0
+        ]
+    )(ref_seq)
+    chex.assert_trees_all_equal(grad, jnp.zeros_like(grad))
+
+  def test_vmap_over_betas(self):
+    seq, ref_seq, rewards = make_groups()
+    run = lambda beta: tb.vargrad_tb_loss(
+        seq, ref_seq, rewards, beta=beta, scale="paper"
+    )[0]
+    betas = jnp.array([0.1, 1.0])
+    np.testing.assert_allclose(
+        jax.vmap(run)(betas), [run(0.1), run(1.0)], rtol=1e-5
+    )
+
+  def test_refuses_wrong_settings_and_flat_batches(self):
+    seq, ref_seq, rewards = make_groups()
+    with self.assertRaisesRegex(ValueError, "loss.scale='big'"):
+      tb.vargrad_tb_loss(seq, ref_seq, rewards, beta=1.0, scale="big")
+    with self.assertRaisesRegex(ValueError, "loss.beta=0.0"):
+      tb.vargrad_tb_loss(seq, ref_seq, rewards, beta=0.0, scale="unit")
+    with self.assertRaises(AssertionError):
+      flat = map(np.ravel, (seq, ref_seq, rewards))
+      tb.vargrad_tb_loss(*flat, beta=1.0, scale="unit")
+
+
+class LearnedZTest(chex.TestCase):
+
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_known_numbers(self):
+    run = self.variant(functools.partial(tb.learned_z_tb_loss, scale="paper"))
+    loss, aux = run(
+        jnp.array([[-1.0, -2.0]]),
+        jnp.array([[-2.0, -2.0]]),
+        jnp.array([[1.0, 0.0]]),
+        jnp.array([[2.0]]),
+        beta=0.5,
+    )
+    np.testing.assert_allclose(aux["residual_BxK"], [[1.0, 2.0]], rtol=1e-6)
+    np.testing.assert_allclose(loss, 2.5, rtol=1e-6)
+
+  def test_gradient_of_log_z_is_twice_the_mean_residual(self):
+    seq, ref_seq, rewards = make_groups()
+    log_z = np.array([[1.0], [-2.0], [0.5]], np.float32)
+    run = lambda z: tb.learned_z_tb_loss(
+        seq, ref_seq, rewards, z, beta=BETA, scale="paper"
+    )
+    grad, aux = jax.grad(run, has_aux=True)(log_z)
+    np.testing.assert_allclose(
+        grad, 2 * aux["residual_BxK"].mean(axis=1, keepdims=True) / B, rtol=1e-5
+    )
+
+  def test_is_zero_at_the_optimum(self):
+    # Four outcomes, policy π_ref exp(r/β) / Z.
+    rewards = np.array([[0.0, 1.0, 0.3, 0.7]], np.float32)
+    ref = np.log(np.array([[0.1, 0.2, 0.3, 0.4]], np.float32))
+    log_z = jax.nn.logsumexp(ref + rewards / BETA, axis=1, keepdims=True)
+    loss, _ = tb.learned_z_tb_loss(
+        ref + rewards / BETA - log_z,
+        ref,
+        rewards,
+        log_z,
+        beta=BETA,
+        scale="paper",
+    )
+    np.testing.assert_allclose(loss, 0.0, atol=1e-10)
+
+
+class ClippedTest(parameterized.TestCase):
+
+  def make_tokens(self):
+    rng = np.random.default_rng(4)
+    logprobs = rng.normal(-2, 1, (B, K, T)).astype(np.float32)
+    lengths = rng.integers(1, T + 1, (B, K))
+    mask = (np.arange(T) < lengths[:, :, None]).astype(np.float32)
+    return logprobs, mask
+
+  @parameterized.parameters("unit", "paper")
+  def test_at_ratio_one_the_gradient_is_that_of_tb(self, scale):
+    logprobs, mask = self.make_tokens()
+    _, ref_seq, rewards = make_groups()
+
+    def plain(x):
+      return tb.vargrad_tb_loss(
+          (x * mask).sum(axis=2), ref_seq, rewards, beta=BETA, scale=scale
+      )
+
+    residual = plain(logprobs)[1]["residual_BxK"]
+    clipped = lambda x: tb.clipped_tb_loss(
+        x, logprobs, mask, residual, beta=BETA, ratio_clip=0.2, scale=scale
+    )[0]
+    expected = jax.grad(lambda x: plain(x)[0])(logprobs)
+    self.assertGreater(jnp.abs(expected).max(), 1e-3)
+    chex.assert_trees_all_close(
+        jax.grad(clipped)(logprobs), expected, rtol=1e-5, atol=1e-7
+    )
+
+  @parameterized.parameters(
+      # advantage, ratio, is the gradient cut
+      (1.0, 1.5, True),
+      (1.0, 0.5, False),
+      (1.0, 1.1, False),
+      (-1.0, 1.5, False),
+      (-1.0, 0.5, True),
+      (-1.0, 0.9, False),
+  )
+  def test_a_token_stops_once_it_moved_far_enough(self, sign, ratio, cut):
+    beta, clip = 0.5, 0.2
+    run = lambda x: tb.clipped_tb_loss(
+        x,
+        jnp.full((1, 1, 1), -2.0),
+        jnp.ones((1, 1, 1)),
+        jnp.full((1, 1), -sign / beta),
+        beta=beta,
+        ratio_clip=clip,
+        scale="unit",
+    )
+    logprobs = jnp.full((1, 1, 1), -2.0 + np.log(ratio))
+    (loss, aux), grad = jax.value_and_grad(run, has_aux=True)(logprobs)
+    held = np.clip(ratio, 1 - clip, 1 + clip)
+    np.testing.assert_allclose(loss, -min(ratio * sign, held * sign), rtol=1e-5)
+    np.testing.assert_allclose(
+        grad[0, 0, 0], 0.0 if cut else -sign * ratio, rtol=1e-5
+    )
+    self.assertEqual(bool(aux["clipped_BxKxT"][0, 0, 0]), cut)
+
+  def test_sums_tokens_and_averages_completions(self):
+    logprobs, mask = self.make_tokens()
+    residual = np.full((B, K), -1 / BETA, np.float32)  # advantage 1
+    grad = jax.grad(
+        lambda x: tb.clipped_tb_loss(
+            x, logprobs, mask, residual, beta=BETA, ratio_clip=0.2, scale="unit"
+        )[0]
+    )(logprobs)
+    np.testing.assert_allclose(grad, -mask / (B * K), rtol=1e-5)
+
+  def test_stays_finite_for_a_completion_the_behavior_policy_never_drew(self):
+    logprobs = jnp.zeros((1, 2, 2))
+    behavior = jnp.array([[[-500.0, 0.0], [500.0, 0.0]]])
+    run = lambda x: tb.clipped_tb_loss(
+        x,
+        behavior,
+        jnp.ones((1, 2, 2)),
+        jnp.array([[-1.0, 1.0]]),
+        beta=1.0,
+        ratio_clip=0.2,
+        scale="unit",
+    )[0]
+    loss, grad = jax.value_and_grad(run)(logprobs)
+    self.assertTrue(np.isfinite(loss))
+    self.assertTrue(np.isfinite(grad).all())
+
+  def test_masked_tokens_play_no_part(self):
+    logprobs, mask = self.make_tokens()
+    _, _, rewards = make_groups()
+    run = lambda behavior: tb.clipped_tb_loss(
+        logprobs,
+        behavior,
+        mask,
+        -rewards,
+        beta=BETA,
+        ratio_clip=0.2,
+        scale="unit",
+    )
+    behavior = logprobs - 0.1
+    chex.assert_trees_all_equal(
+        run(behavior), run(np.where(mask > 0, behavior, -9.0))
+    )
+
+  def test_refuses_a_clip_of_zero(self):
+    logprobs, mask = self.make_tokens()
+    with self.assertRaisesRegex(ValueError, "loss.ratio_clip=0"):
+      tb.clipped_tb_loss(
+          logprobs,
+          logprobs,
+          mask,
+          np.zeros((B, K), np.float32),
+          beta=BETA,
+          ratio_clip=0.0,
+          scale="unit",
+      )
+
+
+if __name__ == "__main__":
+  absltest.main()
