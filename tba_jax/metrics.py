@@ -276,26 +276,24 @@ def busy_share(seconds: Mapping[str, float], elapsed_s: float) -> float:
 def overlap_of_ideal(
     generate_s: float, train_s: float, wall_s: float
 ) -> float | None:
-  """Returns how much of the time that overlap can save was saved.
+  """Returns how near a stretch of the run came to perfect overlap.
 
-      overlap = (G + T - W) / (G + T - max(G, T))
+      overlap = max(G, T) / W
 
-  Both roles in turn take G + T; side by side they take max(G, T) at best. 1
-  is that best, 0 no gain over taking turns, below 0 worse than that.
+  Side by side, the two roles take max(G, T) at best. 1 is that best: the
+  slower side never waited. In turns they take G + T.
 
   Args:
-    generate_s: G, busy seconds of the searchers (the mean of them where there
-      are several: they work side by side in either case).
+    generate_s: G, busy seconds of the mean searcher.
     train_s: T, busy seconds of the trainer in the same stretch of the run.
     wall_s: W, wall-clock seconds of that stretch.
 
   Returns:
-    The share, or None where either side did nothing.
+    The share, None for an empty stretch.
   """
-  possible = min(generate_s, train_s)
-  if possible <= 0:
+  if wall_s <= 0:
     return None
-  return (generate_s + train_s - wall_s) / possible
+  return max(generate_s, train_s) / wall_s
 
 
 def masked_mean(values: np.ndarray, mask: np.ndarray) -> float:

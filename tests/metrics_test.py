@@ -248,11 +248,11 @@ class BusyTest(absltest.TestCase):
     self.assertAlmostEqual(share, 0.3)
     self.assertEqual(metrics.busy_share({}, 0.0), 0.0)
 
-  def test_overlap_is_one_at_the_ideal_and_zero_in_turns(self):
+  def test_overlap_is_one_where_the_slower_side_never_waits(self):
     self.assertAlmostEqual(metrics.overlap_of_ideal(2.0, 6.0, 6.0), 1.0)
-    self.assertAlmostEqual(metrics.overlap_of_ideal(2.0, 6.0, 8.0), 0.0)
-    self.assertAlmostEqual(metrics.overlap_of_ideal(6.0, 2.0, 7.0), 0.5)
-    self.assertIsNone(metrics.overlap_of_ideal(0.0, 6.0, 6.0))
+    self.assertAlmostEqual(metrics.overlap_of_ideal(2.0, 6.0, 8.0), 0.75)
+    self.assertAlmostEqual(metrics.overlap_of_ideal(6.0, 2.0, 8.0), 0.75)
+    self.assertIsNone(metrics.overlap_of_ideal(2.0, 6.0, 0.0))
 
 
 class MeanTest(absltest.TestCase):

@@ -70,7 +70,8 @@ def render(run: load.Run) -> str:
   before, after = tables.evaluations(run)
   start = timeline.origin(run)
   began = datetime.datetime.fromtimestamp(start, datetime.UTC)
-  task = run.config.get("task")
+  settings = run.config.get("config", run.config)
+  task = settings.get("task") if isinstance(settings, dict) else None
   return environment.get_template("report.html.j2").render(
       name=text.printable(run.workdir.name or str(run.workdir), 120),
       task=text.printable(str(task["name"]), 60)
@@ -78,6 +79,7 @@ def render(run: load.Run) -> str:
       else "",
       began=began.strftime("%Y-%m-%d %H:%M UTC") if start else "",
       state=tables.state(run),
+      headline=tables.headline(run),
       before_after=tables.before_after(run),
       facts=tables.facts(run, timeline.measured_overlap(run)),
       other_facts=tables.other_facts(run),

@@ -12,6 +12,10 @@ from tba_jax.report import text
 # A run that wrote its state longer ago than this is taken to have stopped.
 ALIVE_S = 30.0
 UNITS = ("prompts", "completions", "tokens")
+OVERLAP_FORMULA = (
+    "max(G, T) / W: busy seconds of the mean searcher (G) and of the trainer"
+    " (T) in W wall-clock seconds; 1 is the ideal, the slower side never waits"
+)
 # Terms of the ledger's right side that have a reason or cause each.
 _SPLIT_TERMS = ("rejected", "lost")
 
@@ -46,15 +50,15 @@ def number(value: Any, style: str = "number") -> str:
 
 
 def duration(seconds: Any) -> str:
-  """Returns seconds as `1 h 02 min`, `3 min 20 s` or `4.2 s`."""
+  """Returns seconds as `1:02 h`, `3:20 min` or `4.2 s`."""
   if not load.is_number(seconds):
     return "–"
   if seconds < 60:
     return f"{seconds:.1f} s"
   minutes, rest = divmod(int(seconds), 60)
   if minutes < 60:
-    return f"{minutes} min {rest:02d} s"
-  return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes}:{rest:02d} min"
+  return f"{minutes // 60}:{minutes % 60:02d} h"
 
 
 def state(run: load.Run, now: float | None = None) -> dict[str, str]:
@@ -120,13 +124,38 @@ def before_after(run: load.Run) -> list[dict[str, Any]]:
   return rows
 
 
-def _restarts(run: load.Run) -> str:
+def headline(run: load.Run) -> list[dict[str, str]]:
+  """Returns the values that the page opens with, before and after."""
+  before, after = evaluations(run)
+  k = before.get("k", after.get("k"))
+  rows = []
+  for key in ("pass_at_1", "pass_at_k", "distinct_correct"):
+    if not (load.is_number(before.get(key)) or load.is_number(after.get(key))):
+      continue
+    name, style = EVALUATIONS[key]
+    if load.is_number(k):
+      name = name.replace("pass@k", f"pass@{k}")
+    cells = number(before.get(key), style), number(after.get(key), style)
+    rows.append(
+        {"name": f"held-out {name}", "before": cells[0], "after": cells[1]}
+    )
+  return rows
+
+
+def _restarts(run: load.Run) -> tuple[str, str]:
+  """Returns how many restarts there were, and of what."""
   restarts = run.summary.get("restarts")
-  if isinstance(restarts, dict):
-    if not any(restarts.values()):
-      return "0"
-    return ", ".join(f"{n} {role}" for role, n in restarts.items() if n)
-  return str(sum(e.get("kind") == "restart" for e in run.events))
+  if not isinstance(restarts, dict):
+    roles = [
+        str(e.get("role", "?"))
+        for e in run.events
+        if e.get("kind") == "restart"
+    ]
+    restarts = {role: roles.count(role) for role in roles}
+  counts = {role: n for role, n in restarts.items() if load.is_number(n) and n}
+  words = ", ".join(f"{n} of {role}" for role, n in counts.items())
+  note = f"processes started again: {words or 'none'}"
+  return number(sum(counts.values()), "count"), text.printable(note, 200)
 
 
 def facts(
@@ -150,12 +179,16 @@ def facts(
   if staleness is None and ages:
     staleness = sum(ages) / len(ages)
   rate = summary.get("completions_per_s")
-  overlap_note = "(G + T − W) / (G + T − max(G, T)); 1 is the ideal"
+  restarts, restarts_note = _restarts(run)
+  formula = summary.get("overlap_formula")
+  if not isinstance(formula, str):
+    formula = OVERLAP_FORMULA
+  overlap_note = text.printable(formula, 400)
   if overlap:
     overlap_note += (
-        f". Busy sampling G {duration(overlap['generate_s'])}, training T"
-        f" {duration(overlap['train_s'])}, wall clock W"
-        f" {duration(overlap['wall_s'])}, from the spans"
+        f". From the spans, compiling left out: G"
+        f" {duration(overlap['generate_s'])}, T"
+        f" {duration(overlap['train_s'])}, W {duration(overlap['wall_s'])}"
     )
   rows = [
       ("steps", number(steps, "count"), "optimizer updates"),
@@ -168,7 +201,7 @@ def facts(
           number(staleness),
           "steps between the weights that sampled and that learn, mean",
       ),
-      ("restarts", _restarts(run), "processes started again"),
+      ("restarts", restarts, restarts_note),
       (
           "ledger",
           "–" if closed is None else "closed" if closed else "OPEN",
@@ -183,7 +216,7 @@ def other_facts(run: load.Run) -> list[dict[str, str]]:
   shown = {
       *("before", "after", "steps", "completions", "wall_s", "restarts"),
       *("completions_per_s", "overlap_of_ideal", "staleness_mean"),
-      "ledger_closed",
+      *("ledger_closed", "overlap_formula"),
   }
   return [
       {"name": text.printable(str(name), 80), "value": number(value)}

@@ -147,27 +147,33 @@ def where_time_went(run: load.Run) -> list[dict[str, Any]]:
 
 
 def measured_overlap(run: load.Run) -> Mapping[str, float] | None:
-  """Returns G, T, W and the overlap while both roles were at work.
+  """Returns G, T, W in seconds and `overlap_of_ideal`, from the spans.
 
-  G is the mean busy time of the searchers, T that of the trainer, both in the
-  main lane, and W the wall clock between the trainer's first and last
-  span. None where a role has no spans.
+  G is the mean busy time of the searchers and T that of the trainer, both in
+  the main lane, in the W seconds from the end of the trainer's compiling
+  to its last span. None where a role has no spans.
   """
-  trainers = [x for k, x in run.lanes.items() if k[0] == "trainer" and not k[2]]
-  searchers = [
-      x for k, x in run.lanes.items() if k[0] == "searcher" and not k[2]
+  of = lambda role: [
+      lane
+      for (name, _, side), lane in run.lanes.items()
+      if name == role and not side and len(lane.t0)
   ]
-  trainers = [x for x in trainers if len(x.t0)]
+  trainers, searchers = of("trainer"), of("searcher")
   if not trainers or not searchers:
     return None
-  start = min(min(x.t0) for x in trainers)
-  stop = max(max(x.t1) for x in trainers)
-  waits = np.array([metrics.is_wait(kind) for kind in run.span_kinds])
+  compiling = [kind == "compile" for kind in run.span_kinds]
+  starts = [
+      t1 if compiling[kind] else t0
+      for x in trainers
+      for kind, t0, t1 in zip(x.kinds[:1], x.t0[:1], x.t1[:1], strict=True)
+  ]
+  start, stop = min(starts), max(max(x.t1) for x in trainers)
+  idle = np.array([metrics.is_wait(kind) for kind in run.span_kinds])
 
   def busy(lane: load.Lane) -> float:
     t0 = np.clip(np.asarray(lane.t0), start, stop)
     t1 = np.clip(np.asarray(lane.t1), start, stop)
-    return float((t1 - t0)[~waits[np.asarray(lane.kinds)]].sum())
+    return float((t1 - t0)[~idle[np.asarray(lane.kinds)]].sum())
 
   generate_s = sum(map(busy, searchers)) / len(searchers)
   train_s = sum(map(busy, trainers)) / len(trainers)

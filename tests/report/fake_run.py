@@ -192,13 +192,18 @@ def _events() -> list[dict[str, Any]]:
 def config() -> dict[str, Any]:
   """Returns a config as `config.json` holds it."""
   return {
-      "seed": 0,
-      "task": {"name": "countdown", "num_numbers": 4},
-      "loss": {"name": "tb", "beta": 0.05, "ratio_clip": 0.2},
-      "train": {"num_steps": 320, "prompts_per_batch": 32},
-      "search": {"num_searchers": 2, "samples_per_prompt": 16},
+      "format": 1,
+      "run_id": "5f3a",
+      "created": START,
+      "config": {
+          "seed": 0,
+          "task": {"name": "countdown", "num_numbers": 4},
+          "loss": {"name": "tb", "beta": 0.05, "ratio_clip": 0.2},
+          "train": {"num_steps": 320, "prompts_per_batch": 32},
+          "search": {"num_searchers": 2, "samples_per_prompt": 16},
+      },
       "versions": {"jax": "0.10.2", "python": "3.11.2"},
-      "git": {"revision": "969fc49", "dirty": False},
+      "git_revision": "969fc49",
   }
 
 

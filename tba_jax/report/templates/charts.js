@@ -55,12 +55,11 @@ function path(xs, ys) {
 function drawAxes(root, box, xTicks, yTicks, X, Y, chart) {
   for (const y of yTicks) {
     root.append(svg("line", { x1: box.left, x2: box.right, y1: Y(y), y2: Y(y), stroke: "var(--grid)" }));
-    const label = chart.percent ? `${+(100 * y).toFixed(2)} %` : fmt(y);
-    root.append(svg("text", { x: box.left - 6, y: Y(y) + 4, "text-anchor": "end" }, label));
+    root.append(svg("text", { x: box.left - 6, y: Y(y) + 4, "text-anchor": "end" }, fmtTick(y, chart.percent)));
   }
   root.append(svg("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, stroke: "var(--line)" }));
   for (const x of xTicks) {
-    const label = view.axis === "time" && !chart.plainX ? fmtTime(x) : fmt(x);
+    const label = view.axis === "time" ? fmtTime(x) : fmtTick(x);
     root.append(svg("text", { x: X(x), y: box.bottom + 15, "text-anchor": "middle" }, label));
   }
 }
@@ -186,10 +185,17 @@ function drawHistogram(node, pairs, xLabel, words) {
   });
 }
 
-// Colours of span kinds: waits are grey, the others take the palette in turn.
+// Colours of span kinds: waits are grey, the usual kinds have their own, and
+// the others take what the palette has left.
+const KIND_COLORS = { step: 0, evaluate: 1, decode: 2, compile: 3, checkpoint: 4, publish: 5, reference: 6, reward: 4, pull: 5, draw: 5 };
 function kindColors(kinds, waits) {
+  const left = [0, 1, 2, 3, 4, 5, 6].filter((c) => !kinds.some((kind) => KIND_COLORS[kind] === c));
   let next = 0;
-  return kinds.map((kind, i) => waits[i] ? "--wait" : `--c${next++ % 8}`);
+  return kinds.map((kind, i) => {
+    if (waits[i]) return "--wait";
+    if (Object.hasOwn(KIND_COLORS, kind)) return `--c${KIND_COLORS[kind]}`;
+    return `--c${left.length ? left[next++ % left.length] : next++ % 7}`;
+  });
 }
 
 function drawTime(node, rows) {
@@ -210,7 +216,7 @@ function drawTime(node, rows) {
     const name = `${row.role}-${row.index}${row.lane ? ` · ${row.lane}` : ""}`;
     const top = parts.slice(0, 3).map(([kind, s]) => `${kind} ${fmt(s / row.elapsed_s, true)}`).join(", ");
     body.append(el("tr", {}, el("th", { style: "white-space:nowrap" }, name), el("td", { style: "width:55%" }, bar),
-      el("td", {}, `busy ${fmt(row.busy_share, true)}`), el("td", { class: "note" }, top)));
+      el("td", { style: "white-space:nowrap" }, `busy ${fmt(row.busy_share, true)}`), el("td", { class: "note" }, top)));
   }
   node.replaceChildren(el("table", {}, body));
 }

@@ -34,6 +34,14 @@ function fmt(x, percent = false) {
   return size >= 100 ? x.toFixed(0) : size >= 1 ? x.toFixed(2) : x.toPrecision(3);
 }
 
+// Of an axis: as few digits as the tick needs.
+function fmtTick(x, percent) {
+  if (percent) return `${+(100 * x).toFixed(2)} %`;
+  const size = Math.abs(x);
+  if (x !== 0 && (size >= 1e5 || size < 1e-3)) return x.toExponential(1).replace(".0e", "e").replace("e+", "e");
+  return (+x.toPrecision(6)).toLocaleString("en", { maximumFractionDigits: 6 });
+}
+
 function fmtTime(s, precise = false) {
   if (!Number.isFinite(s)) return "–";
   const sign = s < 0 ? "−" : "";

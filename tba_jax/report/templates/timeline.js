@@ -14,35 +14,32 @@ function timelineFigure(bar, node, data) {
   const label = (lane) => `${lane.role}-${lane.index}${lane.lane ? ` · ${lane.lane}` : ""}`;
   const inDetail = (lane, t) => !lane.bins || t <= lane.detail_until || t >= lane.detail_from;
 
-  // Spans that share a pixel are drawn as the shares of it, so that a busy lane
-  // looks the same at every zoom.
+  // Each pixel column is filled by the shares of the kinds in it, so that a busy
+  // lane is no noise when many spans share a pixel; waits lie on top.
   function drawSpans(ctx, lane, y, width, colors) {
-    const per = (range[1] - range[0]) / (width - LABEL);
-    let pixel = -1, cells = new Map();
-    const put = () => {
-      let top = y + TRACK;
-      for (const [kind, share] of cells) {
-        const h = Math.min(1, share) * TRACK;
-        top -= h;
-        ctx.fillStyle = colors[kind];
-        ctx.fillRect(LABEL + pixel, Math.max(y, top), 1, h);
-      }
-      cells = new Map();
-    };
+    const columns = Math.floor(width - LABEL), per = (range[1] - range[0]) / columns;
+    const shares = new Map(), wide = [];
     for (const [kind, start, length] of lane.spans) {
-      const end = start + length;
-      if (end < range[0] || start > range[1]) continue;
-      const x0 = Math.max(LABEL, X(start, width)), x1 = Math.min(width, X(end, width));
-      if (x1 - x0 >= 2) {
-        ctx.fillStyle = colors[kind];
-        ctx.fillRect(x0, y, x1 - x0 - (x1 - x0 > 4 ? 0.6 : 0), TRACK);
-        continue;
-      }
-      const at = Math.floor(x0) - LABEL;
-      if (at !== pixel) { put(); pixel = at; }
-      cells.set(kind, (cells.get(kind) || 0) + Math.max(length, per * 0.02) / per);
+      const x0 = Math.max(0, (start - range[0]) / per), x1 = Math.min(columns, (start + length - range[0]) / per);
+      if (x1 < 0 || x0 >= columns || x1 < x0) continue;
+      if (!shares.has(kind)) shares.set(kind, new Float32Array(columns));
+      const row = shares.get(kind);
+      if (x1 - x0 > 7) wide.push(x1);
+      for (let c = Math.floor(x0); c < Math.min(columns, Math.ceil(x1)); c++) row[c] += Math.min(x1, c + 1) - Math.max(x0, c);
     }
-    put();
+    const kinds = [...shares.keys()].sort((a, b) => data.waits[a] - data.waits[b] || a - b);
+    for (let c = 0; c < columns; c++) {
+      let bottom = y + TRACK;
+      for (const kind of kinds) {
+        const h = Math.min(bottom - y, shares.get(kind)[c] * TRACK);
+        if (h <= 0) continue;
+        ctx.fillStyle = colors[kind];
+        ctx.fillRect(LABEL + c, bottom - h, 1, h);
+        bottom -= h;
+      }
+    }
+    ctx.fillStyle = cssColor("--card");
+    for (const x of wide) ctx.fillRect(LABEL + x - 0.4, y, 0.8, TRACK);
   }
 
   function drawBins(ctx, lane, y, width, colors) {
@@ -52,8 +49,9 @@ function timelineFigure(bar, node, data) {
       if (t1 < range[0] || t0 > range[1]) continue;
       const x0 = Math.max(LABEL, X(t0, width)), x1 = Math.min(width, X(t1, width));
       let top = y + TRACK;
-      present.forEach((kind, i) => {
-        const h = shares[i][b] / 100 * TRACK;
+      const order = present.map((_, i) => i).sort((a, b) => data.waits[present[a]] - data.waits[present[b]] || present[a] - present[b]);
+      order.forEach((i) => {
+        const kind = present[i], h = shares[i][b] / 100 * TRACK;
         top -= h;
         ctx.fillStyle = colors[kind];
         ctx.fillRect(x0, Math.max(y, top), Math.max(0.7, x1 - x0), Math.min(h, TRACK));
