@@ -96,17 +96,18 @@ class KvTransport(base.Transport):
           self._drop()
       while self._session is None:
         obstacle = self._try_attach(deadline)
-        remaining = deadline - time.monotonic()
-        if obstacle is not None and remaining <= 0:
+        if obstacle is None:
+          break
+        # Jitter: a hundred clients do not come back at the same moment.
+        pause_s = self._poll_s * random.uniform(0.5, 1.5)
+        remaining_s = deadline - time.monotonic()
+        time.sleep(max(0.0, min(remaining_s, pause_s)))
+        if remaining_s <= pause_s:
           raise base.DeadlineExceededError(
               f"no store to attach to within {wait_s:.1f} s (locator"
               f" {self._locator_path}, last generation lost"
               f" {self._lost_generation}): {obstacle}"
           )
-        if obstacle is not None:
-          # Jitter: a hundred clients do not come back at the same moment.
-          pause_s = self._poll_s * random.uniform(0.5, 1.5)
-          time.sleep(min(remaining, pause_s))
       return self._generation
 
   def close(self) -> None:

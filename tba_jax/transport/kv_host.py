@@ -81,9 +81,10 @@ class KvHost:
     self._probe_timeout_s = probe_timeout_s
     self._start_timeout_s = start_timeout_s
     self._on_event = on_event
-    # Not the last ports again: their clients may not have noticed yet.
-    num_ports = len(self._tcp[1]) if self._tcp else 1
-    self._used_ports = collections.deque(maxlen=num_ports - 1)
+    # Not a port of the last generations again: a client of one of them may
+    # not have noticed yet. Half of the range, as others may take some.
+    num_ports = len(self._tcp[1]) if self._tcp else 2
+    self._used_ports = collections.deque(maxlen=num_ports // 2)
     self._child: subprocess.Popen[bytes] | None = None
     self._probe_fd = -1
     spool.prepare(self._spool)

@@ -1,0 +1,142 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What every transport must do; mixed into the test of each of them."""
+
+import random
+import threading
+
+from tba_jax.transport import base
+
+
+class TransportContract:
+  """Needs `make_client()` and `lose_generation()` of the test it is in."""
+
+  def test_put_get_delete(self):
+    client = self.make_client()
+    self.assertIsNone(client.get("a/b"))
+    value = bytes(range(256))
+    self.assertTrue(client.put("a/b", value))
+    self.assertEqual(client.get("a/b"), value)
+    self.assertTrue(client.put("a/b", b""))
+    self.assertEqual(client.get("a/b"), b"")
+    client.delete("a/b")
+    self.assertIsNone(client.get("a/b"))
+    client.delete("a/b")
+
+  def test_put_without_overwrite_keeps_the_first(self):
+    first, second = self.make_client(), self.make_client()
+    self.assertTrue(first.put("once", b"1", overwrite=False))
+    self.assertFalse(second.put("once", b"2", overwrite=False))
+    self.assertEqual(second.get("once"), b"1")
+    second.delete("once")
+    self.assertTrue(second.put("once", b"2", overwrite=False))
+
+  def test_list_is_below_the_directory_in_order_of_numbers(self):
+    client = self.make_client()
+    numbers = list(range(0, 120, 7))
+    random.Random(0).shuffle(numbers)
+    for number in numbers:
+      client.put(f"order/{number:08d}", str(number).encode())
+    client.put("order", b"the directory's own key")
+    client.put("orders/1", b"a neighbour")
+    listed = client.list("order")
+    self.assertEqual(
+        list(listed), [f"order/{number:08d}" for number in sorted(numbers)]
+    )
+    self.assertEqual(listed["order/00000007"], b"7")
+    self.assertEqual(client.list("order/00000007"), {})
+    self.assertEqual(client.list("nothing"), {})
+
+  def test_list_sorts_bytewise(self):
+    client = self.make_client()
+    names = ["b", "a/z", "a", "B", "10", "2", "é", "a.b"]
+    for name in names:
+      client.put(f"sorted/{name}", b"x")
+    wanted = sorted((f"sorted/{name}" for name in names), key=str.encode)
+    self.assertEqual(list(client.list("sorted")), wanted)
+
+  def test_delete_takes_everything_below(self):
+    client = self.make_client()
+    for key in ("tree", "tree/a", "tree/a/b", "trees", "tree2/a"):
+      client.put(key, b"x")
+    client.delete("tree/a")
+    self.assertEqual(client.list("tree"), {})
+    self.assertEqual(client.get("tree"), b"x")
+    client.put("tree/c", b"x")
+    client.delete("tree")
+    self.assertIsNone(client.get("tree"))
+    self.assertEqual(client.list("tree"), {})
+    self.assertEqual(client.get("trees"), b"x")
+    self.assertEqual(client.get("tree2/a"), b"x")
+
+  def test_refuses_keys_and_values_that_would_change(self):
+    client = self.make_client()
+    for key in ("", "/", "/a", "a/", "a//b", "a\0b"):
+      for operation in (client.get, client.list, client.delete):
+        with self.assertRaises(ValueError):
+          operation(key)
+      with self.assertRaises(ValueError):
+        client.put(key, b"x")
+    with self.assertRaises(TypeError):
+      client.put("a", memoryview(b"x"))
+
+  def test_a_lost_generation_raises_until_reconnect(self):
+    client = self.make_client()
+    old = client.generation
+    client.put("held", b"x")
+    self.assertEqual(client.reconnect(), old)
+    self.assertEqual(client.get("held"), b"x")
+    self.lose_generation()
+    for _ in range(2):
+      with self.assertRaises(base.TransportError):
+        client.put("held", b"y")
+      with self.assertRaises(base.TransportError):
+        client.get("held")
+    self.assertEqual(client.reconnect(), old + 1)
+    self.assertEqual(client.generation, old + 1)
+    # The new generation is empty: the owner writes again what must be there.
+    self.assertIsNone(client.get("held"))
+    self.assertTrue(client.put("held", b"z", overwrite=False))
+
+  def test_reconnect_notices_a_loss_by_itself(self):
+    client = self.make_client()
+    old = client.generation
+    self.lose_generation()
+    self.assertEqual(client.reconnect(), old + 1)
+    self.assertTrue(client.put("a", b"x"))
+
+  def test_one_client_for_each_thread(self):
+    num_threads, num_keys = 4, 25
+    errors, wins = [], []
+
+    def work(index: int) -> None:
+      try:
+        client = self.make_client()
+        for i in range(num_keys):
+          client.put(f"threads/{index}/{i:04d}", bytes([index]))
+          if client.put(f"race/{i:04d}", bytes([index]), overwrite=False):
+            wins.append(i)
+        client.close()
+      except Exception as error:
+        errors.append(error)
+
+    threads = [
+        threading.Thread(target=work, args=(i,)) for i in range(num_threads)
+    ]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join(60)
+    self.assertEqual(errors, [])
+    client = self.make_client()
+    self.assertLen(client.list("threads"), num_threads * num_keys)
+    self.assertEqual(sorted(wins), list(range(num_keys)))
+
+  def test_a_closed_client_is_of_no_more_use(self):
+    client = self.make_client()
+    client.close()
+    client.close()
+    with self.assertRaisesRegex(base.TransportError, "closed"):
+      client.get("a")
+    with self.assertRaisesRegex(base.TransportError, "closed"):
+      client.reconnect()

@@ -1,0 +1,212 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+import json
+import os
+import pathlib
+import signal
+import socket
+import tempfile
+import threading
+import time
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax.transport import base
+from tba_jax.transport import jax_kv
+from tba_jax.transport import kv_client
+from tba_jax.transport import locator
+from tests.transport import contract
+from tests.transport import running_host
+
+
+class KvContractTest(contract.TransportContract, absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.running = self.enterContext(running_host.RunningHost())
+
+  def make_client(self):
+    return self.running.client(run_id="run")
+
+  def lose_generation(self):
+    generation = self.running.host.generation
+    os.kill(self.running.host.child_pid, signal.SIGKILL)
+    # The contract's tests know the number of the next generation.
+    running_host.wait_until(
+        lambda: self.running.host.generation == generation + 1
+    )
+
+
+class KvClientTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.running = self.enterContext(running_host.RunningHost())
+
+  def test_large_values_and_a_directory_of_them(self):
+    client = self.running.client()
+    value = os.urandom(1 << 20)
+    for i in range(6):
+      client.put(f"q/{i:04d}", value[i:])
+    listed = client.list("q")
+    self.assertEqual(listed, {f"q/{i:04d}": value[i:] for i in range(6)})
+
+  def test_refuses_a_living_store_of_another_run(self):
+    client = self.running.client()
+    with self.assertRaisesRegex(
+        base.TransportError, "process is of run 'mine': .* of run 'run'"
+    ) as caught:
+      self.running.client(run_id="mine")
+    # A refusal, not a wait that ran out.
+    self.assertNotIsInstance(caught.exception, base.DeadlineExceededError)
+    self.assertTrue(client.put("a", b"x"))
+
+  def test_refuses_an_address_where_another_store_answers(self):
+    path = self.running.host.locator_path
+    true = locator.read(path)
+    for change in ({"run": "other"}, {"generation": true.generation + 1}):
+      fields = {**json.loads(path.read_text()), **change}
+      forged = path.with_name("forged.json")
+      forged.write_text(json.dumps(fields))
+      with self.assertRaisesRegex(
+          base.DeadlineExceededError, "another store answers"
+      ):
+        kv_client.KvTransport(forged, deadline_s=1.0, poll_s=0.05)
+
+  def test_never_goes_back_to_an_older_generation(self):
+    client = self.running.client()
+    path = self.running.host.locator_path
+    old = path.read_text()
+    os.kill(self.running.host.child_pid, signal.SIGKILL)
+    running_host.wait_until(lambda: self.running.kinds().count("started") == 2)
+    with self.assertRaises(base.TransportError):
+      client.get("a")
+    new = path.read_text()
+    path.write_text(old)
+    with self.assertRaisesRegex(
+        base.DeadlineExceededError, "last generation lost 1.*but lost.*tion 1"
+    ):
+      client.reconnect(0.3)
+    path.write_text(new)
+    self.assertEqual(client.reconnect(30.0), 2)
+    path.write_text(old)
+    self.assertEqual(client.reconnect(), 2)
+
+  def test_two_threads_at_once_are_refused(self):
+    client = self.running.client()
+    # As in the middle of a call of another thread.
+    with client._exclusive():
+      with self.assertRaisesRegex(RuntimeError, "one thread at a time"):
+        client.get("a")
+    self.assertIsNone(client.get("a"))
+
+  def test_an_error_that_is_no_loss_leaves_the_client_usable(self):
+    client = self.running.client()
+    client.put("a", b"x")
+    error = jax_kv.KvError("RESOURCE_EXHAUSTED: too much\nmore")
+    with mock.patch.dict(
+        kv_client._OPERATIONS, get=mock.Mock(side_effect=error)
+    ):
+      with self.assertRaisesRegex(
+          base.TransportError, "get 'a': RESOURCE_EXHAUSTED: too much .*run"
+      ):
+        client.get("a")
+    self.assertEqual(client.get("a"), b"x")
+
+  def test_a_slow_answer_is_never_taken_for_the_next(self):
+    client = self.running.client(deadline_s=2.0)
+    client.put("a", b"a")
+    client.put("b", b"b")
+    release = threading.Event()
+
+    def slow_get(*args):
+      release.wait(30)
+      return b"late"
+
+    with mock.patch.dict(kv_client._OPERATIONS, get=slow_get):
+      with self.assertRaisesRegex(
+          base.DeadlineExceededError,
+          r"no answer to get 'a' within 2\.\d s from the key-value store of run"
+          r" 'run', generation 1, at unix:.*kv1.sock"
+          rf" \(process {self.running.host.child_pid}\)",
+      ):
+        client.get("a")
+    # The store was only slow: the same generation, with all that it holds.
+    self.assertEqual(client.reconnect(30.0), 1)
+    release.set()
+    self.assertEqual(client.get("b"), b"b")
+    self.assertEqual(client.get("a"), b"a")
+
+  def test_a_newer_generation_ends_the_wait_for_an_older(self):
+    client = self.running.client()
+    path = self.running.host.locator_path
+    fields = json.loads(path.read_text())
+    release = threading.Event()
+    self.addCleanup(release.set)
+
+    def hang(*args):
+      fields["generation"] += 1
+      path.write_text(json.dumps(fields))
+      release.wait(60)
+
+    with mock.patch.dict(kv_client._OPERATIONS, get=hang):
+      with self.assertRaisesRegex(base.TransportError, "replaced while"):
+        client.get("a")
+
+
+class NoStoreTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = self.enterContext(tempfile.TemporaryDirectory(prefix="tba-"))
+    self.folder = pathlib.Path(folder)
+    self.path = self.folder / "locator.json"
+
+  def announce(self, address):
+    locator.write(self.path, locator.Locator("run", 3, address, 12345))
+
+  def assert_no_store(self, pattern):
+    start = time.monotonic()
+    with self.assertRaisesRegex(base.DeadlineExceededError, pattern):
+      kv_client.KvTransport(self.path, deadline_s=0.3, poll_s=0.02)
+    self.assertGreaterEqual(time.monotonic() - start, 0.3)
+
+  def test_no_locator(self):
+    self.assert_no_store(f"within 0.3 s .*{self.path}.*announces none")
+
+  def test_nothing_listens(self):
+    # A connect to it would abort this process.
+    self.announce(f"unix:{self.folder}/kv3.sock")
+    self.assert_no_store("nothing listens there: .*generation 3, at .*12345")
+
+  @parameterized.parameters("unix", "tcp")
+  def test_something_listens_and_never_answers(self, kind):
+    if kind == "unix":
+      silent = socket.socket(socket.AF_UNIX)
+      silent.bind(f"{self.folder}/kv3.sock")
+      self.announce(f"unix:{self.folder}/kv3.sock")
+    else:
+      silent = socket.socket()
+      silent.bind(("127.0.0.1", 0))
+      self.announce(f"127.0.0.1:{silent.getsockname()[1]}")
+    with silent:
+      silent.listen()
+      self.assert_no_store("no answer to get 'meta/store' within .*12345")
+
+  def test_attaches_to_a_host_that_comes_later(self):
+    running = running_host.RunningHost(spool=self.folder / "spool")
+    timer = threading.Timer(0.2, running.__enter__)
+    timer.start()
+    client = kv_client.KvTransport(
+        self.folder / "spool" / locator.FILE_NAME, deadline_s=60.0
+    )
+    timer.join()
+    self.addCleanup(running.__exit__)
+    self.assertEqual(client.generation, 1)
+    client.close()
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,76 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A store host on a thread of the test, with what tests ask of it."""
+
+import pathlib
+import tempfile
+import threading
+import time
+from typing import Any
+
+from tba_jax.transport import kv_client
+from tba_jax.transport import kv_host
+
+
+def wait_until(condition, wait_s: float = 60.0) -> None:
+  """Returns when `condition()` is true; raises after `wait_s`."""
+  deadline = time.monotonic() + wait_s
+  while not condition():
+    if time.monotonic() > deadline:
+      raise AssertionError(f"not true within {wait_s} s: {condition}")
+    time.sleep(0.005)
+
+
+class RunningHost:
+  """A context in which a `KvHost` runs; stops and cleans up at its end.
+
+  It opens when the first generation answers, or when `run` raised `error`.
+  """
+
+  def __init__(self, spool: pathlib.Path | None = None, **host_args: Any):
+    self._folder = tempfile.TemporaryDirectory(prefix="tba-")
+    self.spool = spool or pathlib.Path(self._folder.name) / "spool"
+    self.events: list[tuple[str, str]] = []
+    self._host_args = {
+        "run_id": "run",
+        "probe_timeout_s": 30.0,
+        "on_event": lambda *event: self.events.append(event),
+        **host_args,
+    }
+    self._stop = threading.Event()
+    self._clients: list[kv_client.KvTransport] = []
+    self.error: BaseException | None = None
+
+  def __enter__(self) -> "RunningHost":
+    self.host = kv_host.KvHost(self.spool, **self._host_args)
+    self._thread = threading.Thread(target=self._run)
+    self._thread.start()
+    wait_until(lambda: self.error or "started" in self.kinds())
+    return self
+
+  def __exit__(self, *unused: Any) -> None:
+    self.stop()
+    for client in self._clients:
+      client.close()
+    self._folder.cleanup()
+
+  def stop(self) -> None:
+    self._stop.set()
+    self._thread.join(60)
+
+  def client(self, **client_args: Any) -> kv_client.KvTransport:
+    """Returns a new client; the context closes it."""
+    args = {"deadline_s": 60.0, "poll_s": 0.01, **client_args}
+    client = kv_client.KvTransport(self.host.locator_path, **args)
+    self._clients.append(client)
+    return client
+
+  def kinds(self) -> list[str]:
+    """Returns the kinds of the events so far."""
+    return [kind for kind, _ in self.events]
+
+  def _run(self) -> None:
+    try:
+      self.host.run(self._stop)
+    except Exception as error:
+      self.error = error

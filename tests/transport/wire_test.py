@@ -1,0 +1,264 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from tba_jax.transport import wire
+
+SECRET = bytes(range(32))
+HEADER = {"run": "r", "seq": 2**70, "share": 0.25, "none": None, "text": "é/\0"}
+
+
+def example_arrays() -> dict[str, np.ndarray]:
+  rng = np.random.default_rng(0)
+  return {
+      "tokens": rng.integers(0, 99, (3, 5)).astype(np.int32),
+      "logprobs": rng.normal(size=(3, 5)).astype(np.float32),
+      "stopped": np.array([True, False, True]),
+      "empty": np.zeros((0, 4), np.float64),
+      "scalar": np.array(7, np.uint16),
+  }
+
+
+def forge(record: object, body: bytes = b"", secret: bytes = SECRET) -> bytes:
+  """Returns a message with a right hash over whatever is given."""
+  text = record if isinstance(record, bytes) else json.dumps(record).encode()
+  prefix = wire._PREFIX.pack(wire.MAGIC, wire.SCHEMA, 0, len(text), len(body))
+  return prefix + wire._digest(prefix, [text, body], secret) + text + body
+
+
+class RoundTripTest(parameterized.TestCase):
+
+  def test_header_and_arrays_come_back(self):
+    arrays = example_arrays()
+    header, decoded = wire.decode(wire.encode(HEADER, arrays, SECRET), SECRET)
+    self.assertEqual(header, HEADER)
+    self.assertEqual(list(decoded), list(arrays))
+    for name, array in arrays.items():
+      self.assertEqual(decoded[name].dtype, array.dtype)
+      np.testing.assert_array_equal(decoded[name], array)
+      self.assertFalse(decoded[name].flags.writeable)
+      self.assertTrue(decoded[name].flags.aligned)
+
+  @parameterized.parameters(sorted(wire._DTYPES))
+  def test_every_allowed_dtype(self, name):
+    array = np.arange(7).astype(name)
+    _, decoded = wire.decode(wire.encode({}, {"x": array}, SECRET), SECRET)
+    self.assertEqual(decoded["x"].dtype, array.dtype)
+    np.testing.assert_array_equal(decoded["x"], array)
+
+  def test_layout_in_memory_does_not_matter(self):
+    base = np.arange(24, dtype=np.int32).reshape(4, 6)
+    for array in (base.T, base[::2, ::-1], np.asfortranarray(base)):
+      _, decoded = wire.decode(wire.encode({}, {"x": array}, SECRET), SECRET)
+      np.testing.assert_array_equal(decoded["x"], array)
+    swapped = base.astype(">i4")
+    self.assertEqual(
+        wire.encode({}, {"x": swapped}, SECRET),
+        wire.encode({}, {"x": base}, SECRET),
+    )
+
+  def test_bytes_are_the_documented_format(self):
+    data = wire.encode({"a": 1}, {"x": np.array([1, -1], np.int16)}, SECRET)
+    self.assertEqual(data[:8], b"TBAJ\x01\x00\x00\x00")
+    text_bytes = int.from_bytes(data[8:12], "little")
+    self.assertEqual(int.from_bytes(data[12:20], "little"), 8)
+    self.assertEqual(
+        json.loads(data[52 : 52 + text_bytes]),
+        {"header": {"a": 1}, "arrays": [["x", "int16", [2]]]},
+    )
+    self.assertEqual(data[52 + text_bytes :], b"\1\0\xff\xff\0\0\0\0")
+
+  def test_messages(self):
+    message = {"sid": "a", "seq": [1, 2], "deep": {"x": None}}
+    data = wire.encode_message(message, SECRET)
+    self.assertEqual(wire.decode_message(data, SECRET), message)
+    group = wire.encode(message, {"x": np.zeros(1)}, SECRET)
+    with self.assertRaises(wire.WireError) as caught:
+      wire.decode_message(group, SECRET)
+    self.assertEqual(caught.exception.reason, "array")
+
+  def test_refuses_to_write_what_it_would_not_read(self):
+    for array in (
+        np.array(["text"]),
+        np.array([object()]),
+        np.array([1j]),
+        np.zeros(2, [("a", np.int32)]),
+    ):
+      with self.assertRaisesRegex(ValueError, "'x' has dtype"):
+        wire.encode({}, {"x": array}, SECRET)
+    with self.assertRaises(TypeError):
+      wire.encode({"x": np.float32(1)}, {}, SECRET)
+    for length in (0, 15, 65):
+      with self.assertRaisesRegex(ValueError, f"has {length} bytes"):
+        wire.encode({}, {}, bytes(length))
+
+
+class RefusalTest(parameterized.TestCase):
+
+  def assert_refused(self, data, reason, secret=SECRET):
+    with self.assertRaises(wire.WireError) as caught:
+      wire.decode(data, secret)
+    self.assertEqual(caught.exception.reason, reason, str(caught.exception))
+
+  def test_another_secret(self):
+    data = wire.encode(HEADER, example_arrays(), SECRET)
+    self.assert_refused(data, "hash", bytes(32))
+
+  def test_any_flipped_byte_is_noticed(self):
+    data = wire.encode(HEADER, example_arrays(), SECRET)
+    rng = np.random.default_rng(0)
+    regions = {"magic": 4, "schema": 6, "prefix": 20, "hash": 52}
+    for offset in range(len(data)):
+      changed = bytearray(data)
+      changed[offset] ^= int(rng.integers(1, 256))
+      with self.assertRaises(wire.WireError, msg=f"offset {offset}") as caught:
+        wire.decode(bytes(changed), SECRET)
+      reason = caught.exception.reason
+      if offset < regions["magic"]:
+        self.assertEqual(reason, "magic")
+      elif offset < regions["schema"]:
+        self.assertEqual(reason, "schema")
+      elif 8 <= offset < regions["prefix"]:
+        self.assertIn(reason, ("truncated", "length"))
+      else:
+        self.assertEqual(reason, "hash")
+
+  def test_every_cut_is_noticed(self):
+    data = wire.encode(HEADER, example_arrays(), SECRET)
+    for length in range(len(data)):
+      self.assert_refused(data[:length], "truncated")
+    self.assert_refused(data + b"\0", "length")
+
+  def test_bytes_moved_between_the_parts_are_noticed(self):
+    data = bytearray(wire.encode({"a": 1}, example_arrays(), SECRET))
+    text_bytes = int.from_bytes(data[8:12], "little")
+    num_bytes = int.from_bytes(data[12:20], "little")
+    data[8:12] = (text_bytes + 8).to_bytes(4, "little")
+    data[12:20] = (num_bytes - 8).to_bytes(8, "little")
+    self.assert_refused(bytes(data), "hash")
+
+  def test_a_newer_schema_is_named(self):
+    data = bytearray(wire.encode({}, {}, SECRET))
+    data[4:6] = (wire.SCHEMA + 1).to_bytes(2, "little")
+    with self.assertRaisesRegex(wire.WireError, "schema 2; .* reads schema 1"):
+      wire.decode(bytes(data), SECRET)
+
+  @parameterized.named_parameters(
+      ("not_json", b"\xff{", "header"),
+      ("deep", b"[" * 100_000, "header"),
+      ("no_object", [1], "header"),
+      ("no_arrays", {"header": {}}, "header"),
+      ("header_is_a_list", {"header": [], "arrays": []}, "header"),
+      ("row", {"header": {}, "arrays": [["x", "int8"]]}, "header"),
+      ("object", {"header": {}, "arrays": [["x", "O", [1]]]}, "array"),
+      ("too_long", {"header": {}, "arrays": [["x", "int8", [9]]]}, "array"),
+      (
+          "overflow",
+          {"header": {}, "arrays": [["x", "int8", [2**62, 4]]]},
+          "array",
+      ),
+      ("negative", {"header": {}, "arrays": [["x", "int8", [-8]]]}, "array"),
+      ("float", {"header": {}, "arrays": [["x", "int8", [8.0]]]}, "array"),
+      ("truth", {"header": {}, "arrays": [["x", "int64", [True]]]}, "array"),
+      ("left_over", {"header": {}, "arrays": []}, "array"),
+      ("not_bool", {"header": {}, "arrays": [["x", "bool", [8]]]}, "array"),
+      (
+          "twice",
+          {"header": {}, "arrays": [["x", "int8", [0]], ["x", "int8", [8]]]},
+          "array",
+      ),
+  )
+  def test_a_right_hash_is_not_enough(self, record, reason):
+    self.assert_refused(forge(record, b"\2" * 8), reason)
+
+  def test_forge_itself_is_sound(self):
+    record = {"header": {}, "arrays": [["x", "int8", [8]]]}
+    _, arrays = wire.decode(forge(record, b"\2" * 8), SECRET)
+    np.testing.assert_array_equal(arrays["x"], np.full(8, 2, np.int8))
+
+
+class SecretTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    self.path = pathlib.Path(folder) / "secret"
+
+  def test_is_made_once_and_private(self):
+    secret = wire.load_or_make_secret(self.path)
+    self.assertLen(secret, wire.SECRET_BYTES)
+    self.assertEqual(self.path.stat().st_mode & 0o777, 0o600)
+    self.assertEqual(wire.load_or_make_secret(self.path), secret)
+    self.assertEqual(os.listdir(self.path.parent), ["secret"])
+    other = wire.load_or_make_secret(self.path.with_name("other"))
+    self.assertNotEqual(other, secret)
+
+  def test_a_umask_does_not_open_it(self):
+    self.addCleanup(os.umask, os.umask(0))
+    wire.load_or_make_secret(self.path)
+    self.assertEqual(self.path.stat().st_mode & 0o777, 0o600)
+
+  def test_all_who_start_together_get_the_same(self):
+    barrier, secrets = threading.Barrier(8), []
+
+    def work() -> None:
+      barrier.wait(30)
+      secrets.append(wire.load_or_make_secret(self.path))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join(30)
+    self.assertLen(secrets, 8)
+    self.assertLen(set(secrets), 1)
+
+  def test_refuses_a_file_that_others_may_read(self):
+    wire.load_or_make_secret(self.path)
+    for mode in (0o640, 0o604, 0o660):
+      self.path.chmod(mode)
+      with self.assertRaisesRegex(ValueError, f"mode {mode:04o}"):
+        wire.load_or_make_secret(self.path)
+
+  def test_refuses_a_wrong_length_and_a_folder(self):
+    for length in (0, 31, 33):
+      self.path.write_bytes(bytes(length))
+      self.path.chmod(0o600)
+      with self.assertRaisesRegex(ValueError, "allowed are 32 bytes"):
+        wire.load_or_make_secret(self.path)
+    with self.assertRaises((ValueError, OSError)):
+      wire.load_or_make_secret(self.path.parent)
+
+  def test_does_not_follow_a_link(self):
+    wire.load_or_make_secret(self.path)
+    link = self.path.with_name("link")
+    link.symlink_to(self.path)
+    with self.assertRaises(OSError):
+      wire.load_or_make_secret(link)
+
+
+class ImportTest(absltest.TestCase):
+
+  def test_needs_no_jax(self):
+    code = (
+        "import sys; import tba_jax.transport.wire;"
+        " sys.exit(any(m.split('.')[0] in ('jax', 'jaxlib') for m in"
+        " sys.modules))"
+    )
+    root = pathlib.Path(wire.__file__).parents[2]
+    child = subprocess.run([sys.executable, "-c", code], cwd=root, check=False)
+    self.assertEqual(child.returncode, 0)
+
+
+if __name__ == "__main__":
+  absltest.main()
