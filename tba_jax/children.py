@@ -1,0 +1,154 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Child processes of a run: started on their cores, watched, ended. No JAX."""
+
+from collections.abc import Sequence
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+from tba_jax import jsonl
+from tba_jax import processes
+
+_MAX_LOG_BYTES = 8_000_000
+_DEATHS = 3
+_WITHIN_S = 60.0
+
+
+@dataclasses.dataclass
+class Child:
+  """One place for a process of a role; a restart fills it again.
+
+  role, index: of the process.
+  cores: that it runs on; empty = all of its parent's.
+  process: the present one, None before the first start.
+  deaths: times of unplanned ends, seconds of the monotonic clock.
+  restarts: how often it was started again.
+  finished: it ended as planned and is not started again.
+  """
+
+  role: str
+  index: int
+  cores: Sequence[int]
+  process: subprocess.Popen | None = None
+  deaths: list[float] = dataclasses.field(default_factory=list)
+  restarts: int = 0
+  finished: bool = False
+
+  @property
+  def name(self) -> str:
+    return f"{self.role}-{self.index}"
+
+
+class Children:
+  """Starts, watches and ends the processes of one run."""
+
+  def __init__(self, workdir: pathlib.Path):
+    """Makes the log directory.
+
+    Args:
+      workdir: of the run.
+    """
+    self._workdir = workdir
+    self._logs = workdir / "logs"
+    self._logs.mkdir(exist_ok=True)
+    self._all: list[Child] = []
+
+  @property
+  def all(self) -> list[Child]:
+    return self._all
+
+  def log_path(self, child: Child) -> pathlib.Path:
+    return self._logs / f"{child.name}.log"
+
+  def add(self, role: str, index: int, cores: Sequence[int]) -> Child:
+    """Starts a process of a role and watches it from now on."""
+    child = Child(role, index, cores)
+    self._all.append(child)
+    self.start(child)
+    return child
+
+  def start(self, child: Child) -> None:
+    """Starts the process of a child, bound to its cores before it runs."""
+    path = self.log_path(child)
+    if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
+      path.replace(path.with_suffix(".log.1"))
+    command = [
+        sys.executable,
+        "-m",
+        "tba_jax.main",
+        f"--program={child.role}",
+        f"--workdir={self._workdir}",
+        str(child.index),
+    ]
+    # A child inherits the affinity of the thread that starts it.
+    own = processes.available_cores()
+    processes.pin(child.cores)
+    try:
+      with path.open("ab") as log:
+        child.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C in the terminal is for the supervisor alone.
+            start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+    finally:
+      processes.pin(own)
+
+  def died_too_often(self, child: Child) -> bool:
+    """Notes a death; True where it is the third within a minute."""
+    now = time.monotonic()
+    child.deaths = [t for t in child.deaths if now - t < _WITHIN_S] + [now]
+    return len(child.deaths) >= _DEATHS
+
+  def write_table(self, service_pid: int | None) -> None:
+    """Writes `processes.json`: role, index and pid of what runs now."""
+    rows = [
+        {"role": c.role, "index": c.index, "pid": c.process.pid}
+        for c in self._all
+        if c.process is not None and c.process.poll() is None
+    ]
+    if service_pid is not None:
+      rows.append({"role": "kvservice", "index": 0, "pid": service_pid})
+    jsonl.atomic_write_json(self._workdir / "processes.json", rows)
+
+  def tail(self, child: Child, num_lines: int = 20) -> str:
+    """Returns the last lines of a child's log."""
+    try:
+      with self.log_path(child).open("rb") as log:
+        log.seek(0, os.SEEK_END)
+        log.seek(max(0, log.tell() - 16384))
+        text = log.read().decode(errors="replace")
+    except OSError as error:
+      return f"(no log: {error})"
+    return "\n".join(text.splitlines()[-num_lines:])
+
+  def end(self, roles: Sequence[str], deadline_s: float) -> None:
+    """Sends SIGTERM to the processes of some roles, SIGKILL at the deadline.
+
+    Blocks until they have ended.
+    """
+    chosen = [
+        c
+        for c in self._all
+        if c.role in roles
+        and c.process is not None
+        and c.process.poll() is None
+    ]
+    for child in chosen:
+      child.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + deadline_s
+    for child in chosen:
+      try:
+        child.process.wait(max(0.0, deadline - time.monotonic()))
+      except subprocess.TimeoutExpired:
+        # A stopped process (SIGSTOP) does not see SIGTERM.
+        child.process.kill()
+        child.process.wait()

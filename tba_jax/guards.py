@@ -1,0 +1,118 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Collapse guards: what a run watches while it learns, and what it does then.
+
+The loss falls while a policy dies, so it is not watched. Entropy, KL to the
+reference and held-out accuracy are; and the gap between the trainer's and the
+sampler's log-probs on data of staleness 0, which shows a wrong model, mask or
+temperature before anything else does.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+import ml_collections
+
+ACTIONS = ("off", "warn", "lower_learning_rate", "stop")
+
+
+@dataclasses.dataclass(frozen=True)
+class Alarm:
+  """One guard that fired: its name and a sentence with the numbers."""
+
+  name: str
+  message: str
+
+
+class Guards:
+  """Compares metrics with the limits of `config.guards`.
+
+  A guard fires when its limit is crossed, and again only after the value has
+  been back within the limit.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    """Reads `config.guards`."""
+    self._config = config
+    self._firing: set[str] = set()
+    self._first_accuracy: float | None = None
+
+  @property
+  def action(self) -> str:
+    return self._config.action
+
+  @property
+  def learning_rate_factor(self) -> float:
+    return self._config.learning_rate_factor
+
+  def check_step(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+    """Returns the guards that fire on a step's metrics.
+
+    Args:
+      step: that the metrics are of.
+      metrics: entropy, kl, logprob_gap, on_policy_share.
+    """
+    c = self._config
+    crossed = {
+        "entropy": (
+            metrics["entropy"] < c.min_entropy,
+            f"entropy {metrics['entropy']:.4f} nats a token is below"
+            f" config.guards.min_entropy={c.min_entropy}",
+        ),
+        "kl": (
+            metrics["kl"] > c.max_kl,
+            f"KL to the reference {metrics['kl']:.2f} nats is above"
+            f" config.guards.max_kl={c.max_kl}",
+        ),
+        "logprob_gap": (
+            metrics["on_policy_share"] > 0
+            and metrics["logprob_gap"] > c.max_logprob_gap,
+            "trainer and sampler differ by"
+            f" {metrics['logprob_gap']:.2e} nats a token at staleness 0, above"
+            f" config.guards.max_logprob_gap={c.max_logprob_gap}",
+        ),
+    }
+    return self._alarms(step, crossed)
+
+  def check_accuracy(self, step: int, accuracy: float) -> list[Alarm]:
+    """Returns the guard that fires on a held-out pass@1, if it does."""
+    if self._first_accuracy is None:
+      self._first_accuracy = accuracy
+    limit = self._first_accuracy - self._config.max_accuracy_drop
+    return self._alarms(
+        step,
+        {
+            "accuracy": (
+                accuracy < limit,
+                f"held-out pass@1 {accuracy:.3f} is below {limit:.3f}, its"
+                " first value less config.guards.max_accuracy_drop"
+                f"={self._config.max_accuracy_drop}",
+            )
+        },
+    )
+
+  def get_state(self) -> dict[str, Any]:
+    return {
+        "firing": sorted(self._firing),
+        "first_accuracy": self._first_accuracy,
+    }
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    self._firing = set(state["firing"])
+    self._first_accuracy = state["first_accuracy"]
+
+  def _alarms(
+      self, step: int, crossed: Mapping[str, tuple[bool, str]]
+  ) -> list[Alarm]:
+    if self._config.action == "off":
+      return []
+    alarms = []
+    for name, (fires, message) in crossed.items():
+      if fires and name not in self._firing:
+        alarms.append(Alarm(name, f"step {step}: {message}"))
+      if fires:
+        self._firing.add(name)
+      else:
+        self._firing.discard(name)
+    return alarms

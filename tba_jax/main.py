@@ -1,0 +1,93 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The one entry point: `python -m tba_jax.main --program=P --config=FILE …`."""
+
+from collections.abc import Sequence
+import importlib
+import sys
+
+from absl import app
+from absl import flags
+from absl import logging
+
+from tba_jax import config_args
+from tba_jax import processes
+from tba_jax import run_directory
+from tba_jax import validate
+
+# Program -> module with `run(config, workdir, operands) -> exit status`.
+# They are imported when asked for: the supervisor and the store stay free of
+# JAX, and a wrong config is told before a device is touched.
+PROGRAMS = {
+    "train": "tba_jax.supervise",
+    "trainer": "tba_jax.roles",
+    "searcher": "tba_jax.roles",
+    "store": "tba_jax.store",
+    "sft": "tba_jax.train_sft",
+    "evaluate": "tba_jax.evaluate",
+    "report": "tba_jax.report.program",
+    "plan": "tba_jax.plan",
+    "status": "tba_jax.status",
+    "benchmark": "tba_jax.benchmarks.program",
+}
+# These read the config that a run has saved, where none is given.
+_OF_A_RUN = ("trainer", "searcher", "store", "evaluate", "report", "status")
+
+_PROGRAM = flags.DEFINE_enum(
+    "program", "train", sorted(PROGRAMS), "What to do."
+)
+_CONFIG = flags.DEFINE_string(
+    "config",
+    None,
+    "FILE or FILE:ARG,ARG=VALUE…; --config.key=value changes one setting.",
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "The run's directory.")
+
+
+def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
+  """Loads and checks the config, then runs the program; its exit status."""
+  name = _PROGRAM.value
+  operands = list(argv[1:])
+  try:
+    config = _load_config(name, overrides)
+    if config is not None:
+      validate.validate(config)
+    if _WORKDIR.value is None and name not in ("plan", "benchmark", "report"):
+      raise ValueError(f"--workdir: --program={name} needs the run's directory")
+  except (ValueError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_CONFIG
+  module = importlib.import_module(PROGRAMS[name])
+  entry = getattr(module, f"run_{name}", None) or module.run
+  return entry(config, _WORKDIR.value, operands)
+
+
+def _load_config(name: str, overrides: Sequence[str]):
+  if _CONFIG.value is not None:
+    return config_args.load_config(_CONFIG.value, overrides)
+  if name in _OF_A_RUN and _WORKDIR.value is not None:
+    if overrides and name != "evaluate":
+      raise ValueError(
+          f"{overrides[0]}: --program={name} takes its settings from"
+          f" {_WORKDIR.value}/config.json; give --config to change them"
+      )
+    config = run_directory.load_config(_WORKDIR.value)
+    return config_args.apply_overrides(config, overrides)
+  if name == "report":
+    return None
+  raise ValueError(f"--config: --program={name} needs a config file")
+
+
+def run() -> None:
+  """Console entry: takes `--config.key=value` out before absl sees the rest."""
+  overrides = [a for a in sys.argv[1:] if a.startswith("--config.")]
+  argv = [a for a in sys.argv if not a.startswith("--config.")]
+  logging.set_verbosity(logging.WARNING)
+  app.run(
+      lambda rest: sys.exit(main(rest, overrides)),
+      argv=argv,
+  )
+
+
+if __name__ == "__main__":
+  run()

@@ -1,0 +1,96 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of the training loop, each made from its section of a config."""
+
+import math
+
+import jax
+import ml_collections
+
+from tba_jax import batches
+from tba_jax import evaluator as evaluator_lib
+from tba_jax import policy as policy_lib
+from tba_jax import reference as reference_lib
+from tba_jax import searcher as searcher_lib
+from tba_jax import sharding
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import prompt_order
+from tba_jax.replay import service as service_lib
+
+
+def make_flow(config: ml_collections.ConfigDict) -> service_lib.Flow:
+  """Returns the admission that a config asks for."""
+  return service_lib.Flow(
+      prompts_per_step=config.search.prompts_per_step,
+      warm_prompts=math.ceil(
+          config.replay.warm_start_completions
+          / config.search.samples_per_prompt
+      ),
+      lead_steps=config.search.lead_steps,
+      num_steps=config.train.num_steps,
+      lockstep=config.search.lockstep,
+      wait_for_fresh=config.search.wait_for_fresh,
+      starvation_s=config.search.starvation_s,
+  )
+
+
+def make_prompt_order(
+    config: ml_collections.ConfigDict, policy: policy_lib.Policy
+) -> prompt_order.PromptOrder:
+  """Returns the order over the task's training prompts."""
+  return prompt_order.PromptOrder(
+      policy.task.num_prompts(searcher_lib.SPLIT), seed=config.seed
+  )
+
+
+def make_buffer(config: ml_collections.ConfigDict) -> buffer_lib.ReplayBuffer:
+  """Returns the empty buffer of a config."""
+  replay = config.replay
+  return buffer_lib.ReplayBuffer(
+      capacity_per_prompt=replay.capacity_per_prompt,
+      capacity=replay.capacity,
+      max_prompt_tokens=config.sampling.max_prompt_tokens,
+      max_completion_tokens=config.sampling.max_completion_tokens,
+      recent_fraction=replay.recent_fraction,
+      recent_window_steps=replay.recent_window_steps,
+      selection=replay.selection,
+      reward_temperature=replay.reward_temperature,
+      dedupe=replay.dedupe,
+      seed=config.seed,
+  )
+
+
+def make_batch_maker(
+    config: ml_collections.ConfigDict,
+    buffer: buffer_lib.ReplayBuffer,
+    reference: reference_lib.Reference,
+    mesh: jax.sharding.Mesh,
+) -> batches.BatchMaker:
+  """Returns the maker of batches on a mesh."""
+  num_prompts = config.train.prompts_per_batch
+  shards = config.mesh.data * config.mesh.fsdp
+  # Fresh groups miss their reference log-probs; drawn again, they have them.
+  quarter = math.ceil(num_prompts / 4 / shards) * shards
+  return batches.BatchMaker(
+      buffer,
+      reference,
+      include_stop_token=config.loss.include_stop_token,
+      part_prompts=num_prompts
+      if config.replay.recent_fraction == 1
+      else quarter,
+      place=lambda batch: sharding.shard_batch(batch, mesh, config.sharding),
+  )
+
+
+def make_evaluator(
+    config: ml_collections.ConfigDict, policy: policy_lib.Policy
+) -> evaluator_lib.Evaluator:
+  """Returns the evaluator on held-out prompts."""
+  return evaluator_lib.Evaluator(
+      policy.task,
+      policy.tokenizer,
+      policy_lib.make_evaluation_sampler(config, policy),
+      split="held_out",
+      num_completions=config.evaluate.num_completions,
+      batch_prompts=config.evaluate.batch_prompts,
+  )

@@ -1,0 +1,140 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Task, tokenizer, model and samplers of a config: what every role builds."""
+
+import dataclasses
+import pathlib
+
+import jax
+import ml_collections
+
+from tba_jax import tokenizer as tokenizer_lib
+from tba_jax import types
+from tba_jax.models import build
+from tba_jax.models import config as model_config_lib
+from tba_jax.models import hf
+from tba_jax.sampling import decode
+from tba_jax.tasks import base as tasks_base
+from tba_jax.tasks import build as tasks_build
+
+# Seeds of what must not share random numbers, beside the run's own.
+_EVALUATION_SEED = 0x5EED
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """What a config says the policy is, without its params.
+
+  task: prompts and reward.
+  tokenizer: of prompts and completions.
+  model: pure functions.
+  folder: Hugging Face folder to start from; None = from scratch.
+  """
+
+  task: tasks_base.Task
+  tokenizer: tokenizer_lib.Tokenizer
+  model: build.Model
+  folder: pathlib.Path | None
+
+
+def sft_folder(workdir: str | pathlib.Path) -> pathlib.Path:
+  """Returns where supervised fine-tuning leaves its model."""
+  return pathlib.Path(workdir) / "sft" / "model"
+
+
+def make(
+    config: ml_collections.ConfigDict,
+    workdir: str | pathlib.Path,
+    *,
+    scratch: bool = False,
+) -> Policy:
+  """Returns the policy of a config.
+
+  Args:
+    config: reads `task`, `tokenizer`, `model` and `init`.
+    workdir: of the run; holds the SFT model where `config.init` is "sft".
+    scratch: makes the model that SFT starts from, whatever `config.init` says.
+
+  Raises:
+    ValueError: the checkpoint is missing or disagrees with the config.
+  """
+  task = tasks_build.make_task(config.task)
+  if scratch or config.init == "scratch":
+    folder = None
+  elif config.init == "sft":
+    folder = sft_folder(workdir)
+  else:
+    folder = pathlib.Path(config.init).expanduser()
+  if config.tokenizer.source != "task":
+    tokenizer = tokenizer_lib.load(config.tokenizer.source)
+  elif folder is not None:
+    tokenizer = tokenizer_lib.load(folder)
+  else:
+    tokenizer = tokenizer_lib.word_level(
+        task.tokenizer_words(), task.tokenizer_pattern
+    )
+  if folder is None:
+    model_config = model_config_lib.ModelConfig.from_config(
+        config.model,
+        vocab_size=tokenizer.vocab_size,
+        pad_id=tokenizer.pad_id,
+        bos_id=tokenizer.bos_id,
+        eos_id=tokenizer.eos_id,
+    )
+  else:
+    model_config = hf.read_config(folder)
+    if tokenizer.vocab_size > model_config.vocab_size:
+      raise ValueError(
+          f"config.init={folder}: its vocabulary has"
+          f" {model_config.vocab_size} entries, the tokenizer"
+          f" {tokenizer.vocab_size}"
+      )
+  return Policy(task, tokenizer, build.make_model(model_config), folder)
+
+
+def initial_params(policy: Policy, seed: int) -> types.PyTree:
+  """Returns the params that training starts from, on the host or one device."""
+  if policy.folder is None:
+    return jax.jit(policy.model.init)(jax.random.PRNGKey(seed))
+  return hf.load(policy.folder)[1]
+
+
+def make_sampler(
+    config: ml_collections.ConfigDict, policy: Policy, *, num_rows: int
+) -> decode.Sampler:
+  """Returns the sampler of the searchers."""
+  return _sampler(config, policy, num_rows=num_rows, seed=config.seed)
+
+
+def make_evaluation_sampler(
+    config: ml_collections.ConfigDict, policy: Policy
+) -> decode.Sampler:
+  """Returns the evaluator's sampler, with random numbers of its own."""
+  return _sampler(
+      config,
+      policy,
+      num_rows=config.evaluate.batch_prompts * config.evaluate.num_completions,
+      seed=config.seed ^ _EVALUATION_SEED,
+  )
+
+
+def _sampler(
+    config: ml_collections.ConfigDict,
+    policy: Policy,
+    *,
+    num_rows: int,
+    seed: int,
+) -> decode.Sampler:
+  return decode.Sampler(
+      policy.model,
+      temperature=config.sampling.temperature,
+      top_k=config.sampling.top_k,
+      top_p=config.sampling.top_p,
+      max_prompt_tokens=config.sampling.max_prompt_tokens,
+      max_completion_tokens=config.sampling.max_completion_tokens,
+      num_rows=num_rows,
+      chunk_steps=config.sampling.chunk_steps,
+      eos_id=policy.tokenizer.eos_id,
+      pad_id=policy.tokenizer.pad_id,
+      seed=seed,
+  )

@@ -1,0 +1,125 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a process of a run needs from its operating system. No JAX here."""
+
+from collections.abc import Sequence
+import ctypes
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import threading
+
+# Exit statuses of a role, as the supervisor reads them.
+EXIT_OK = 0
+EXIT_CONFIG = 2
+EXIT_FATAL = 3  # Starting the role again would end in the same place.
+EXIT_INTERRUPTED = 75  # Saved, and can be continued (EX_TEMPFAIL).
+
+_PR_SET_PDEATHSIG = 1
+# sun_path of a unix socket holds 108 bytes; the gRPC prefix needs some.
+_MAX_SOCKET_DIR = 80
+
+
+def parse_cores(text: str) -> list[int]:
+  """Returns the cores named by "0", "0,2" or "0-3" (or a mixture).
+
+  Raises:
+    ValueError: not such a list.
+  """
+  cores = []
+  for item in text.split(","):
+    first, dash, last = item.partition("-")
+    if not first.isdigit() or (dash and not last.isdigit()):
+      raise ValueError(f"cores {text!r}: allowed forms are 0  0,2  0-3")
+    cores += range(int(first), int(last if dash else first) + 1)
+  if not cores:
+    raise ValueError(f"cores {text!r}: the range is empty")
+  return sorted(set(cores))
+
+
+def available_cores() -> list[int]:
+  """Returns the cores that this process may run on."""
+  if hasattr(os, "sched_getaffinity"):
+    return sorted(os.sched_getaffinity(0))
+  return list(range(os.cpu_count() or 1))
+
+
+def pin(cores: Sequence[int]) -> None:
+  """Binds the calling thread, and what it starts from now on, to the cores."""
+  if cores and hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, cores)
+
+
+def die_with_parent() -> None:
+  """Makes the kernel end this process when the one that started it ends."""
+  if sys.platform.startswith("linux"):
+    ctypes.CDLL(None, use_errno=True).prctl(
+        _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0
+    )
+
+
+def stop_on_signals() -> threading.Event:
+  """Returns an event that SIGTERM or SIGINT sets, again at each signal."""
+  stop = threading.Event()
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: stop.set())
+  return stop
+
+
+def spool_directory(setting: str, workdir: str) -> pathlib.Path:
+  """Returns the local directory for socket, locator, lock and secret, 0700.
+
+  The first of: the setting; WORKDIR/spool where that is local and short enough
+  for a unix socket; a directory of this user under the temporary directory.
+
+  Raises:
+    ValueError: it exists and others may enter it.
+  """
+  if setting:
+    path = pathlib.Path(setting).expanduser().absolute()
+  else:
+    path = pathlib.Path(workdir).absolute() / "spool"
+    if "://" in workdir or len(os.fsencode(path)) > _MAX_SOCKET_DIR:
+      name = os.fsencode(workdir if "://" in workdir else path.parent)
+      digest = f"{_stable_hash(name):016x}"
+      path = (
+          pathlib.Path(tempfile.gettempdir())
+          / f"tba_jax-{os.getuid()}"
+          / digest
+      )
+      path.parent.mkdir(mode=0o700, exist_ok=True)
+  path.mkdir(mode=0o700, parents=True, exist_ok=True)
+  status = path.stat()
+  if status.st_uid != os.getuid() or status.st_mode & 0o077:
+    raise ValueError(
+        f"config.store.spool_dir: {path} must belong to this user and have"
+        f" mode 0700, it has {status.st_mode & 0o777:04o}"
+    )
+  return path
+
+
+def enable_compilation_cache() -> None:
+  """Turns on JAX's persistent cache, so that a restart does not compile again.
+
+  The directory is TBA_JAX_CACHE_DIR, else `tba_jax/xla` in the user's cache.
+  """
+  import jax  # pylint: disable=g-import-not-at-top
+
+  root = os.environ.get("TBA_JAX_CACHE_DIR") or os.path.join(
+      os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
+      "tba_jax",
+      "xla",
+  )
+  os.makedirs(root, mode=0o700, exist_ok=True)
+  jax.config.update("jax_compilation_cache_dir", root)
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+  jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _stable_hash(name: bytes) -> int:
+  value = 1469598103934665603  # FNV-1a, 64 bits.
+  for byte in name:
+    value = (value ^ byte) * 1099511628211 % (1 << 64)
+  return value

@@ -1,0 +1,348 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the trainer tells the user: metrics, live state, samples, results."""
+
+from collections.abc import Callable
+import contextlib
+import pathlib
+import time
+from typing import Any
+
+import numpy as np
+
+from tba_jax import jsonl
+from tba_jax import metrics as metrics_lib
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import service as service_lib
+
+_STATUS_EVERY_S = 1.0
+
+
+class Recorder:
+  """Writes the files of the run directory that the trainer owns.
+
+  Its totals (completions, staleness, busy seconds) are part of a checkpoint, so
+  that a continued run reports all of itself.
+  """
+
+  def __init__(
+      self,
+      workdir: pathlib.Path,
+      *,
+      epoch: int,
+      num_steps: int,
+      num_searchers: int,
+      log_every: int,
+      samples_every: int,
+      num_samples: int,
+      tokenizer: Any,
+      leases: Callable[[], dict[str, dict[str, Any]]],
+      store_generation: Callable[[], int],
+      set_status: Callable[[dict[str, Any]], None],
+  ):
+    """Opens the files for appending.
+
+    Args:
+      workdir: of the run.
+      epoch: start count of the trainer.
+      num_steps: of the run.
+      num_searchers: expected; G is the busy time of the mean one.
+      log_every, samples_every: periods in steps.
+      num_samples: completions written then.
+      tokenizer: shows completions as text.
+      leases: the searchers' leases by sid.
+      store_generation: of the store that the trainer speaks to.
+      set_status: receives the live state for other hosts.
+    """
+    self._workdir = workdir
+    self._num_steps = num_steps
+    self._num_searchers = num_searchers
+    self._log_every = log_every
+    self._samples_every = samples_every
+    self._num_samples = num_samples
+    self._tokenizer = tokenizer
+    self._leases = leases
+    self._store_generation = store_generation
+    self._set_status = set_status
+    self._metrics = metrics_lib.MetricsWriter(
+        workdir / "metrics.jsonl", epoch=epoch
+    )
+    self._events = metrics_lib.EventLog(workdir / "events.jsonl")
+    self._samples = jsonl.LineWriter(workdir / "samples.jsonl")
+    self._clock = metrics_lib.BusyClock()
+    self._total = metrics_lib.BusyClock()
+    self._spans = metrics_lib.SpanWriter(
+        workdir / "spans" / "trainer-0.jsonl", "trainer", clock=self._clock
+    )
+    self._results = jsonl.read_json(workdir / "eval.json") or {}
+    self._status: dict[str, Any] = {
+        "phase": "start",
+        "num_steps": num_steps,
+        "started": time.time(),
+    }
+    self._status_at = 0.0
+    # Totals of the training loop, over all of the run's processes.
+    self._wall_s = 0.0
+    self._train_s = 0.0
+    self._generate_s = 0.0
+    self._staleness_sum = 0.0
+    self._trained = 0
+    self._loop_completions = 0
+    self._busy_seen: dict[str, float] = {}
+    self._completions_seen: dict[str, int] = {}
+    self._loop_started = False
+    self._last_error = ""
+
+  @property
+  def events(self) -> metrics_lib.EventLog:
+    return self._events
+
+  def span(self, kind: str, **fields: Any) -> contextlib.AbstractContextManager:
+    """Records the time of a body in the trainer's timeline."""
+    return self._spans.span(kind, **fields)
+
+  def event(self, kind: str, message: str) -> None:
+    """Records what a user should know: guards, refusals, a lost store."""
+    self._events.write(kind, message, role="trainer")
+    self._last_error = message
+
+  def phase(self, name: str) -> None:
+    """Shows another phase at once."""
+    self._status["phase"] = name
+    self._show(force=True)
+
+  def progress(self, done: int, total: int) -> None:
+    """Shows how far an evaluation is."""
+    self._status["evaluate"] = {"done": done, "total": total}
+    self._show()
+
+  def step(
+      self,
+      step: int,
+      metrics: dict[str, float],
+      draw: buffer_lib.Draw,
+      service: service_lib.ReplayService,
+  ) -> None:
+    """Records one step.
+
+    Args:
+      step: that was made.
+      metrics: of the train step, bare names.
+      draw: what it learned from.
+      service: whose buffer and ledger are shown.
+    """
+    seconds = self._account()
+    staleness_BxK = np.maximum(step - draw.versions, 0)
+    self._staleness_sum += float(staleness_BxK.sum())
+    self._trained += staleness_BxK.size
+    if step % self._log_every == 0 or step + 1 == self._num_steps:
+      values, counts = np.unique(staleness_BxK, return_counts=True)
+      record = {f"train/{name}": value for name, value in metrics.items()}
+      record |= {
+          "replay/staleness_steps": float(staleness_BxK.mean()),
+          "replay/staleness_histogram": {
+              str(int(v)): int(c) for v, c in zip(values, counts)
+          },
+          "time/step_s": seconds.get("step", 0.0),
+          "time/wait_s": seconds.get("wait_fresh", 0.0),
+          "time/draw_s": seconds.get("draw", 0.0),
+      }
+      record |= {
+          f"replay/{name}": value
+          for name, value in {**draw.stats(), **service.buffer.stats()}.items()
+      }
+      self._metrics.write(step, record)
+    self._status.update(
+        phase="train",
+        step=step + 1,
+        reward=metrics["reward_mean"],
+        kl=metrics["kl"],
+        entropy=metrics["entropy"],
+        staleness_steps=float(staleness_BxK.mean()),
+        eta_s=self._eta_s(step + 1),
+        buffer={
+            "size": len(service.buffer),
+            "capacity": service.buffer.capacity,
+        },
+        trainer={
+            "busy_share": self._train_s / max(self._wall_s, 1e-9),
+            "step_s": seconds.get("step", 0.0),
+            "wait_s": seconds.get("wait_fresh", 0.0),
+        },
+        overlap_of_ideal=self._overlap(),
+    )
+    if self._samples_every and step % self._samples_every == 0:
+      self._write_samples(step, draw)
+    if self._show():
+      jsonl.atomic_write_json(self._workdir / "ledger.json", service.account())
+
+  def has_result(self, name: str) -> bool:
+    """True where an evaluation of this name is in `eval.json`."""
+    return name in self._results
+
+  def evaluation(self, name: str, step: int, result: dict[str, Any]) -> None:
+    """Records an evaluation: as `name` where given, and in the history."""
+    self._account()
+    result = {"step": step, **result}
+    samples = result.pop("samples", [])
+    if name:
+      self._results[name] = {**result, "samples": samples}
+    history = [r for r in self._results.get("history", ()) if r["step"] != step]
+    self._results["history"] = sorted(
+        [*history, result], key=lambda r: r["step"]
+    )
+    jsonl.atomic_write_json(self._workdir / "eval.json", self._results)
+    self._metrics.write(
+        max(step - 1, 0),
+        {
+            f"eval/{key}": value
+            for key, value in result.items()
+            if isinstance(value, int | float) and key != "step"
+        },
+    )
+    self._status.pop("evaluate", None)
+    self._status["pass_at_1"] = result["pass_at_1"]
+    self._show(force=True)
+
+  def train_ended(self) -> None:
+    """The training loop is over: what follows is not part of its times."""
+    self._account()
+    self._loop_started = False
+
+  def finish(
+      self, step: int, ledger: dict[str, Any], stopped_by: str | None
+  ) -> None:
+    """Writes `ledger.json` and `result.json`: the run is done."""
+    jsonl.atomic_write_json(self._workdir / "ledger.json", ledger)
+    result = {
+        "steps": step,
+        "num_steps": self._num_steps,
+        "stopped_by": stopped_by,
+        "completions": ledger["generated"]["completions"],
+        "trained_completions": self._trained,
+        "train_wall_s": self._wall_s,
+        "completions_per_s": self._loop_completions / max(self._wall_s, 1e-9),
+        "generate_busy_s": self._generate_s,
+        "train_busy_s": self._train_s,
+        "overlap_of_ideal": self._overlap(),
+        "overlap_formula": (
+            "max(G, T) / W: busy seconds of the mean searcher (G) and of the"
+            " trainer (T) in the W wall-clock seconds of the training loop"
+        ),
+        "staleness_mean": self._staleness_sum / max(self._trained, 1),
+        "ledger_closed": ledger["closed"],
+        **{
+            name: {
+                key: value
+                for key, value in self._results[name].items()
+                if key != "samples"
+            }
+            for name in ("before", "after")
+        },
+    }
+    jsonl.atomic_write_json(self._workdir / "result.json", result)
+    self.phase("done")
+
+  def close(self) -> None:
+    for writer in (self._metrics, self._events, self._samples, self._spans):
+      writer.close()
+
+  def get_state(self) -> dict[str, Any]:
+    return {
+        "wall_s": self._wall_s,
+        "train_s": self._train_s,
+        "generate_s": self._generate_s,
+        "staleness_sum": self._staleness_sum,
+        "trained": self._trained,
+        "loop_completions": self._loop_completions,
+    }
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    self._wall_s = state["wall_s"]
+    self._train_s = state["train_s"]
+    self._generate_s = state["generate_s"]
+    self._staleness_sum = state["staleness_sum"]
+    self._trained = state["trained"]
+    self._loop_completions = state["loop_completions"]
+
+  def _account(self) -> dict[str, float]:
+    """Adds what passed since the last call to the loop's totals."""
+    seconds, elapsed_s = self._clock.take()
+    leases = self._leases()
+    busy_s, completions = 0.0, 0
+    for sid, lease in leases.items():
+      seen = float(lease["stats"].get("busy_s", 0.0))
+      count = lease["totals"]["completions"]
+      busy_s += max(0.0, seen - self._busy_seen.get(sid, 0.0))
+      completions += max(0, count - self._completions_seen.get(sid, 0))
+      self._busy_seen[sid], self._completions_seen[sid] = seen, count
+    if not self._loop_started:
+      # The first step of a process compiles; times begin after it.
+      self._loop_started = True
+      return seconds
+    self._wall_s += elapsed_s
+    self._train_s += sum(
+        s for kind, s in seconds.items() if not metrics_lib.is_wait(kind)
+    )
+    self._generate_s += busy_s / self._num_searchers
+    self._loop_completions += completions
+    return seconds
+
+  def _overlap(self) -> float | None:
+    if self._wall_s <= 0:
+      return None
+    return max(self._generate_s, self._train_s) / self._wall_s
+
+  def _eta_s(self, done: int) -> float:
+    if not done or not self._trained:
+      return 0.0
+    return (self._num_steps - done) * self._wall_s / done
+
+  def _write_samples(self, step: int, draw: buffer_lib.Draw) -> None:
+    num_prompts, num_completions = draw.rewards.shape
+    per_prompt = min(2, num_completions)
+    for i in range(self._num_samples):
+      b, k = divmod(i, per_prompt)
+      if b >= num_prompts:
+        break
+      length = int(draw.completion_lengths[b, k])
+      tokens = draw.completion_tokens[b, k, :length].tolist()
+      prompt = draw.prompt_tokens[b][draw.prompt_mask[b] > 0].tolist()
+      self._samples.write(
+          {
+              "step": step,
+              "prompt_id": int(draw.prompt_ids[b]),
+              "prompt": self._tokenizer.decode(prompt),
+              "completion": self._tokenizer.decode_completion(
+                  tokens, length, bool(draw.stopped[b, k])
+              ),
+              "reward": float(draw.rewards[b, k]),
+              "version": int(draw.versions[b, k]),
+              "tokens": self._tokenizer.tokens(tokens),
+              "logprobs": draw.behavior_logprobs[b, k, :length],
+          }
+      )
+
+  def _show(self, force: bool = False) -> bool:
+    now = time.monotonic()
+    if not force and now - self._status_at < _STATUS_EVERY_S:
+      return False
+    self._status_at = now
+    searchers = {
+        sid: {
+            "index": lease["index"],
+            "unacked": lease["unacked"],
+            "credits": lease["credits"],
+            **lease["stats"],
+        }
+        for sid, lease in self._leases().items()
+    }
+    status = {
+        **self._status,
+        "searchers": searchers,
+        "store": {"generation": self._store_generation()},
+        "last_error": self._last_error,
+    }
+    metrics_lib.write_status(self._workdir / "status.json", status)
+    self._set_status(status)
+    return True

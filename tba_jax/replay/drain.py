@@ -1,0 +1,318 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer's side of the queue: one thread between store and journal.
+
+Order of things for a block: check, journal (synced), hand to the trainer's
+thread, acknowledge, remove from the store. A crash between two of them loses
+nothing and counts nothing twice: the journal is replayed, and sequence numbers
+at or below a searcher's watermark are wire duplicates.
+
+The same thread grants prompts to searchers, reads their leases and shows the
+run's state, so that the trainer's own thread never talks to the store.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import json
+import threading
+import time
+from typing import Any
+
+from absl import logging
+
+from tba_jax import types
+from tba_jax.replay import grants as grants_lib
+from tba_jax.replay import journal as journal_lib
+from tba_jax.replay import leases as leases_lib
+from tba_jax.replay import packing
+from tba_jax.transport import base
+from tba_jax.transport import wire
+
+_TICK_S = 0.003
+_LEASES_EVERY_S = 0.25
+# A gap in a searcher's sequence that lasts so long will not be filled: the
+# journal that held the missing blocks is gone.
+_GAP_S = 6.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+  """One journaled event: a block of groups, or a searcher that is gone.
+
+  position: in the journal.
+  header: of the wire message.
+  groups: of a block, None where its content could not be read.
+  """
+
+  position: int
+  header: dict[str, Any]
+  groups: list[types.Group] | None
+
+  @property
+  def is_block(self) -> bool:
+    return "sequence" in self.header
+
+
+class Drain:
+  """Runs the trainer's store thread; hands records over in journal order."""
+
+  def __init__(
+      self,
+      make_transport: Callable[[], base.Transport],
+      *,
+      journal: journal_lib.Journal,
+      grants: grants_lib.Grants,
+      lease_s: float,
+      watermarks: dict[str, int],
+      replay_from: int,
+      run_id: str,
+      secret: bytes,
+      epoch: int,
+      partition: int,
+      on_event: Callable[[str, str], None],
+  ):
+    """Replays the journal's tail into `pending`; `start` then begins to drain.
+
+    Args:
+      make_transport: makes the thread's own transport.
+      journal: open for appending.
+      grants: over the prompt order that the service shares; both are touched
+        only under `lock`.
+      lease_s: patience with a silent searcher.
+      watermarks: next sequence of each searcher that a checkpoint had applied.
+      replay_from: journal position of the first record not yet applied.
+      run_id: the run.
+      secret: key of the run's messages.
+      epoch: the trainer's start count.
+      partition: of the queue.
+      on_event: called with (kind, message).
+    """
+    self._make_transport = make_transport
+    self._journal = journal
+    self._watermarks = dict(watermarks)
+    self._grants = grants
+    self._run_id = run_id
+    self._secret = secret
+    self._epoch = epoch
+    self._partition = partition
+    self._on_event = on_event
+    self.lock = threading.Condition(threading.RLock())
+    self.leases = leases_lib.LeaseTable(lease_s)
+    self.counts = {"wire_duplicates": 0, "refused": 0, "blocks": 0}
+    self.generation = 0
+    self.busy_s = 0.0
+    self._pending: list[Record] = []
+    self._work_count = 0
+    self._gaps: dict[str, float] = {}
+    self._status: dict[str, Any] | None = None
+    self._stop_searchers = False
+    self._stop = threading.Event()
+    self._error: BaseException | None = None
+    for position, payload in journal.replay(replay_from):
+      self._restore(position, payload)
+    self._thread = threading.Thread(target=self._run, name="drain", daemon=True)
+
+  def start(self) -> None:
+    self._thread.start()
+
+  def close(self) -> None:
+    """Ends the thread; what was acknowledged is in the journal."""
+    self._stop.set()
+    if self._thread.is_alive():
+      self._thread.join(timeout=10.0)
+
+  def check(self) -> None:
+    """Raises the thread's error in the calling thread, if it has one."""
+    if self._error is not None:
+      raise base.TransportError("draining has ended") from self._error
+
+  def admit(self, limit: int) -> None:
+    """Lets positions below `limit` be granted."""
+    with self.lock:
+      self._grants.admit(limit)
+
+  def pending(self) -> list[Record]:
+    """Returns the records not yet taken, in journal order. Under `lock`."""
+    return self._pending
+
+  def take(self, count: int) -> list[Record]:
+    """Removes and returns the first records. Under `lock`."""
+    taken, self._pending = self._pending[:count], self._pending[count:]
+    return taken
+
+  def alive(self) -> dict[str, dict[str, Any]]:
+    """Returns the leases of the living searchers by sid."""
+    with self.lock:
+      return self.leases.alive()
+
+  def set_status(self, status: dict[str, Any]) -> None:
+    """Sets what `status/run` shows from the next tick on."""
+    self._status = status
+
+  def stop_searchers(self) -> None:
+    """Asks every searcher to finish its block, deliver it and leave."""
+    self._stop_searchers = True
+
+  def _restore(self, position: int, payload: bytes) -> None:
+    try:
+      header, arrays = wire.decode(payload, self._secret)
+    except wire.WireError as error:
+      self.counts["refused"] += 1
+      self._on_event("journal_refused", f"record at {position}: {error}")
+      return
+    self._note(position, header, arrays)
+
+  def _note(self, position: int, header: dict[str, Any], arrays) -> None:
+    groups = None
+    if "sequence" in header:
+      self._watermarks[header["sid"]] = header["sequence"] + 1
+      try:
+        groups = packing.unpack_groups(header, arrays)
+      except ValueError as error:
+        self._on_event("refused_block", f"{header['sid']}: {error}")
+    with self.lock:
+      self._pending.append(Record(position, header, groups))
+      if groups:
+        self._grants.deliver(header["sid"], {g.position for g in groups})
+      self.lock.notify_all()
+
+  def _run(self) -> None:
+    try:
+      transport = self._make_transport()
+      self.generation = transport.generation
+      next_leases = 0.0
+      self._announce(transport)
+      while not self._stop.is_set():
+        started = time.perf_counter()
+        try:
+          worked = self._drain(transport)
+          if time.monotonic() >= next_leases:
+            next_leases = time.monotonic() + _LEASES_EVERY_S
+            self._read_leases(transport)
+            self._show(transport)
+          self._write_grants(transport)
+        except base.TransportError as error:
+          self._on_event("store_lost", f"drain: {error}")
+          self.generation = transport.reconnect()
+          self._announce(transport)
+          worked = False
+        self.busy_s += time.perf_counter() - started
+        if not worked:
+          self._stop.wait(_TICK_S)
+      transport.close()
+    except Exception as error:  # The trainer's thread raises it.
+      logging.exception("drain ended")
+      with self.lock:
+        self._error = error
+        self.lock.notify_all()
+
+  def _announce(self, transport: base.Transport) -> None:
+    # A new store knows nothing: acks and grants are written again.
+    transport.put("meta/run", self._run_id.encode())
+    self._write_acks(transport)
+    with self.lock:
+      self._grants.announce_again()
+
+  def _drain(self, transport: base.Transport) -> bool:
+    entries = transport.list(f"q/{self._partition}")
+    if not entries:
+      return False
+    accepted, expected, done = [], {}, []
+    for key, data in entries.items():
+      try:
+        header, arrays = wire.decode(data, self._secret)
+        sid, sequence = header["sid"], header["sequence"]
+        if header["run"] != self._run_id or not key.endswith(
+            f"/{sid}/{sequence:012d}"
+        ):
+          raise wire.WireError("run", "of another run or under another key")
+      except (wire.WireError, KeyError, TypeError) as error:
+        self.counts["refused"] += 1
+        self._on_event("refused_message", f"{key}: {error!r}")
+        done.append(key)
+        continue
+      want = expected.get(sid, self._watermarks.get(sid, 0))
+      if sequence < want:
+        self.counts["wire_duplicates"] += 1
+        done.append(key)
+      elif sequence == want or self._gap_is_old(sid, want):
+        accepted.append((data, header, arrays))
+        expected[sid] = sequence + 1
+        self._gaps.pop(sid, None)
+        done.append(key)
+    if accepted:
+      positions = self._journal.append([data for data, _, _ in accepted])
+      for position, (_, header, arrays) in zip(positions, accepted):
+        self.counts["blocks"] += 1
+        self._note(position, header, arrays)
+    if done:
+      self._write_acks(transport)
+      for key in done:
+        transport.delete(key)
+    return bool(accepted)
+
+  def _gap_is_old(self, sid: str, want: int) -> bool:
+    since = self._gaps.setdefault(sid, time.monotonic())
+    if time.monotonic() - since < _GAP_S:
+      return False
+    self._on_event("gap", f"{sid}: blocks from {want} on are lost")
+    return True
+
+  def _write_acks(self, transport: base.Transport) -> None:
+    self._put(
+        transport, f"ack/{self._partition}", {"table": dict(self._watermarks)}
+    )
+
+  def _put(self, transport, key: str, message: dict[str, Any]) -> None:
+    message = {"run": self._run_id, "epoch": self._epoch, **message}
+    transport.put(key, wire.encode_message(message, self._secret))
+
+  def _read_leases(self, transport: base.Transport) -> None:
+    found = {}
+    for key, data in transport.list("live").items():
+      try:
+        lease = wire.decode_message(data, self._secret)
+        if lease["run"] == self._run_id and key == f"live/{lease['sid']}":
+          found[lease["sid"]] = lease
+      except (wire.WireError, KeyError) as error:
+        self.counts["refused"] += 1
+        self._on_event("refused_message", f"{key}: {error!r}")
+        transport.delete(key)
+    with self.lock:
+      self.leases.update(found)
+      gone = self.leases.take_gone()
+    for sid, cause in gone.items():
+      # Its blocks that are in the store count before it is written off.
+      self._drain(transport)
+      header = {
+          "kind": "gone",
+          "sid": sid,
+          "cause": cause,
+          "totals": self.leases.totals(sid),
+      }
+      payload = wire.encode(header, {}, self._secret)
+      (position,) = self._journal.append([payload])
+      self._on_event("searcher_gone", f"{sid} ({cause})")
+      with self.lock:
+        self._grants.forget(sid)
+        self._pending.append(Record(position, header, None))
+        self.lock.notify_all()
+      transport.delete(f"live/{sid}")
+      transport.delete(f"work/{sid}")
+
+  def _write_grants(self, transport: base.Transport) -> None:
+    with self.lock:
+      alive = [] if self._stop_searchers else list(self.leases.alive())
+      work = self._grants.assign(alive)
+    for sid, blocks in work.items():
+      self._work_count += 1
+      message = {"count": self._work_count, "blocks": blocks}
+      self._put(transport, f"work/{sid}", message)
+
+  def _show(self, transport: base.Transport) -> None:
+    status, self._status = self._status, None
+    if status is not None:
+      # Through JSON, so that what a reader gets is what was meant.
+      self._put(transport, "status/run", json.loads(json.dumps(status)))
+    if self._stop_searchers:
+      self._put(transport, "ctl/stop", {})

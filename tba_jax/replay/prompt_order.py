@@ -1,0 +1,168 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The order in which prompts are sampled, and who holds which of them.
+
+Prompts follow one seeded permutation per epoch of the data. A *position* counts
+through those permutations without end: position p is prompt
+`permutation[p // N][p % N]` at visit p // N. The trainer grants positions to
+searchers; each is granted until it has been received once.
+"""
+
+from collections.abc import Iterable
+import heapq
+from typing import Any
+
+import numpy as np
+
+
+class PromptOrder:
+  """Hands out positions and remembers which came back. Not thread-safe."""
+
+  def __init__(self, num_prompts: int, *, seed: int):
+    """Makes an order that has granted nothing.
+
+    Args:
+      num_prompts: N, prompts of the training split, at least 1.
+      seed: of the permutations.
+    """
+    if num_prompts < 1:
+      raise ValueError(f"num_prompts={num_prompts}: allowed 1 or more")
+    self._num_prompts = num_prompts
+    self._seed = seed
+    self._permutations: dict[int, np.ndarray] = {}
+    self._cursor = 0
+    self._returned: list[int] = []
+    self._outstanding: dict[str, set[int]] = {}
+    self._received_below = 0
+    self._received_above: set[int] = set()
+    self._delivered: set[int] = set()
+
+  @property
+  def cursor(self) -> int:
+    """The first position that was never granted."""
+    return self._cursor
+
+  @property
+  def num_received(self) -> int:
+    """Positions that came back, each counted once."""
+    return self._received_below + len(self._received_above)
+
+  def num_taken(self, below: int | None = None) -> int:
+    """Positions that came back or are on their way, of those below a limit."""
+    if below is None:
+      return self.num_received + len(self._delivered)
+    above = (*self._received_above, *self._delivered)
+    return min(self._received_below, below) + sum(p < below for p in above)
+
+  def prompt(self, position: int) -> tuple[int, int]:
+    """Returns (prompt_id, visit) of a position."""
+    visit, index = divmod(position, self._num_prompts)
+    if visit not in self._permutations:
+      # Positions in flight span two visits at most; older ones are recomputed.
+      self._permutations = {
+          v: p for v, p in self._permutations.items() if v >= visit - 1
+      }
+      self._permutations[visit] = np.random.default_rng(
+          [self._seed, visit]
+      ).permutation(self._num_prompts)
+    return int(self._permutations[visit][index]), visit
+
+  def available(self, limit: int) -> int:
+    """Returns how many positions below `limit` wait for a searcher."""
+    returned = sum(p < limit and not self.is_taken(p) for p in self._returned)
+    ahead = max(0, limit - self._cursor)
+    taken_ahead = sum(
+        self._cursor <= p < limit
+        for p in (*self._received_above, *self._delivered)
+    )
+    return returned + ahead - taken_ahead
+
+  def grant(self, searcher: str, count: int, limit: int) -> list[int]:
+    """Returns at most `count` positions below `limit`, lowest first.
+
+    Positions that were given back come before new ones.
+    """
+    granted = []
+    while len(granted) < count:
+      if self._returned and self._returned[0] < limit:
+        position = heapq.heappop(self._returned)
+      elif self._cursor < limit:
+        position = self._cursor
+        self._cursor += 1
+      else:
+        break
+      # A late searcher may have delivered what was taken back from it, and a
+      # history that a crash has undone what was not granted yet.
+      if not self.is_taken(position):
+        granted.append(position)
+    self._outstanding.setdefault(searcher, set()).update(granted)
+    return granted
+
+  def deliver(self, searcher: str, positions: Iterable[int]) -> None:
+    """Notes that positions are on their way: nobody is granted them again."""
+    positions = set(positions)
+    self._outstanding.get(searcher, set()).difference_update(positions)
+    self._delivered.update(p for p in positions if not self.is_received(p))
+
+  def receive(self, position: int) -> bool:
+    """Notes that a position came back; False where it had come before."""
+    self._delivered.discard(position)
+    if self.is_received(position):
+      return False
+    self._received_above.add(position)
+    while self._received_below in self._received_above:
+      self._received_above.remove(self._received_below)
+      self._received_below += 1
+    for positions in self._outstanding.values():
+      positions.discard(position)
+    return True
+
+  def is_received(self, position: int) -> bool:
+    return position < self._received_below or position in self._received_above
+
+  def is_taken(self, position: int) -> bool:
+    """True where a position came back or is on its way."""
+    return position in self._delivered or self.is_received(position)
+
+  def outstanding(self, searcher: str) -> list[int]:
+    """Returns the positions that a searcher holds, sorted."""
+    return sorted(self._outstanding.get(searcher, ()))
+
+  def release(self, searcher: str) -> int:
+    """Takes back what a searcher still holds; returns how many positions."""
+    positions = self._outstanding.pop(searcher, set())
+    for position in positions:
+      heapq.heappush(self._returned, position)
+    return len(positions)
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns what a restart needs: what came back, and how far grants went."""
+    return {
+        "num_prompts": self._num_prompts,
+        "cursor": self._cursor,
+        "received_below": self._received_below,
+        "received_above": np.asarray(sorted(self._received_above), np.int64),
+    }
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Restores; all that was granted and not received waits for a grant.
+
+    Raises:
+      ValueError: the state is of a split with another number of prompts.
+    """
+    if state["num_prompts"] != self._num_prompts:
+      raise ValueError(
+          f"the prompt order was saved over {state['num_prompts']} prompts,"
+          f" the task has {self._num_prompts}"
+      )
+    self._cursor = int(state["cursor"])
+    self._received_below = int(state["received_below"])
+    self._received_above = {int(p) for p in state["received_above"]}
+    self._outstanding = {}
+    self._delivered = set()
+    self._cursor = max(self._cursor, self._received_below)
+    self._returned = [
+        p
+        for p in range(self._received_below, self._cursor)
+        if p not in self._received_above
+    ]

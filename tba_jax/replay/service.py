@@ -1,0 +1,286 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The replay buffer as the trainer's loop sees it: admit, await, draw, account.
+
+The drain thread brings records in journal order. They are *applied* here, on
+the trainer's own thread and only between steps, so that buffer, watermarks,
+prompt order and ledger always describe the same prefix of the journal: that
+prefix is what a checkpoint holds, and the rest is replayed.
+
+Staleness is bounded by admission. With F fresh prompts a step, a warm start of
+W prompts and a lead of n steps, searchers may have sampled at most
+
+    W + F (step + 1 + n)
+
+prompts when `step` begins, and with `wait_for_fresh` step begins once
+W + F (step + 1) of them are here. Nothing is thrown away for its age.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import time
+from typing import Any
+
+from tba_jax import ledger as ledger_lib
+from tba_jax import types
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import drain as drain_lib
+from tba_jax.replay import prompt_order
+from tba_jax.transport import base
+
+# A position so far beyond the last admitted one is no searcher's work.
+_POSITION_SLACK = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+  """How data is admitted.
+
+  prompts_per_step: F.
+  warm_prompts: W, prompts sampled before the first step.
+  lead_steps: n.
+  num_steps: of the run; no prompt is granted beyond what they need.
+  lockstep: data of a step is sampled with the version of that step.
+  wait_for_fresh: a step waits for its own fresh prompts.
+  starvation_s: patience with searchers that deliver nothing.
+  """
+
+  prompts_per_step: int
+  warm_prompts: int
+  lead_steps: int
+  num_steps: int
+  lockstep: bool
+  wait_for_fresh: bool
+  starvation_s: float
+
+  def needed(self, step: int) -> int:
+    """Prompts that must be here before `step` begins."""
+    if not self.wait_for_fresh:
+      return max(1, self.warm_prompts)
+    return self.warm_prompts + self.prompts_per_step * (step + 1)
+
+  def admitted(self, step: int) -> int:
+    """Prompts that may be granted while `step` is the next one."""
+    lead = 0 if self.lockstep else self.lead_steps
+    last = min(step + 1 + lead, self.num_steps)
+    return self.warm_prompts + self.prompts_per_step * last
+
+  def version_of(self, position: int) -> int:
+    """The version that must sample a position, -1 = the newest."""
+    if not self.lockstep:
+      return -1
+    return max(0, position - self.warm_prompts) // self.prompts_per_step
+
+
+class ReplayService:
+  """Owner of the buffer. All methods belong to the trainer's thread."""
+
+  def __init__(
+      self,
+      *,
+      drain: drain_lib.Drain,
+      buffer: buffer_lib.ReplayBuffer,
+      order: prompt_order.PromptOrder,
+      ledger: ledger_lib.Ledger,
+      flow: Flow,
+      applied: int,
+      watermarks: dict[str, int],
+      check_group: Callable[[types.Group], str | None],
+      on_event: Callable[[str, str], None],
+  ):
+    """Takes the parts, restored or new.
+
+    Args:
+      drain: not yet started, or running.
+      buffer: of completions.
+      order: of prompts, shared with the drain under its lock.
+      ledger: of the run.
+      flow: admission.
+      applied: journal position after the last applied record.
+      watermarks: next sequence of each searcher, as applied.
+      check_group: why a group can't be trained on, None where it can.
+      on_event: called with (kind, message).
+    """
+    self._drain = drain
+    self._buffer = buffer
+    self._order = order
+    self._ledger = ledger
+    self._flow = flow
+    self._applied = applied
+    self._watermarks = dict(watermarks)
+    self._check_group = check_group
+    self._on_event = on_event
+    self.rejected: dict[str, int] = {}
+
+  @property
+  def buffer(self) -> buffer_lib.ReplayBuffer:
+    return self._buffer
+
+  @property
+  def ledger(self) -> ledger_lib.Ledger:
+    return self._ledger
+
+  def open(self, step: int) -> None:
+    """Admits what `step` needs, so that searchers begin; waits for nothing."""
+    self._drain.admit(self._flow.admitted(step))
+
+  def is_ready(self, step: int) -> bool:
+    """True where `begin_step` would not wait."""
+    needed = self._flow.needed(step)
+    with self._drain.lock:
+      return self._here(needed) >= needed
+
+  def begin_step(self, step: int, should_stop: Callable[[], bool]) -> bool:
+    """Admits, waits for the step's data, and applies what has come.
+
+    Waits for searchers, `starvation_s` at most without any news from them.
+
+    Returns:
+      False where `should_stop` ended the wait; nothing was applied then.
+
+    Raises:
+      DeadlineExceededError: no searcher delivered in time; it names them.
+      TransportError: the drain thread has ended.
+    """
+    self.open(step)
+    needed = self._flow.needed(step)
+    with self._drain.lock:
+      deadline = time.monotonic() + self._flow.starvation_s
+      before = -1
+      while True:
+        self._drain.check()
+        here = self._here(needed)
+        if here >= needed:
+          break
+        if should_stop():
+          return False
+        now = time.monotonic()
+        if here != before:
+          before, deadline = here, now + self._flow.starvation_s
+        if now > deadline:
+          raise base.DeadlineExceededError(self._starved(step, here, needed))
+        self._drain.lock.wait(0.1)
+      self._apply(step, needed if self._flow.lockstep else None)
+    return True
+
+  def finish(self, step: int, deadline_s: float) -> dict[str, Any]:
+    """Stops the searchers, takes what they still deliver, closes the ledger.
+
+    Waits until every searcher has left, for at most `deadline_s`; who has not
+    left by then is written off.
+
+    Returns:
+      The closed ledger.
+    """
+    self.stop_searchers(deadline_s)
+    with self._drain.lock:
+      self._apply(step, None)
+      present = self._ledger.searchers()
+    for sid in present:
+      self._ledger.searcher_gone(sid)
+    return self.account()
+
+  def stop_searchers(self, deadline_s: float) -> None:
+    """Asks the searchers to deliver what they have and leave; waits for it."""
+    self._drain.stop_searchers()
+    deadline = time.monotonic() + deadline_s
+    with self._drain.lock:
+      while self._drain.leases.alive() and time.monotonic() < deadline:
+        self._drain.check()
+        self._drain.lock.wait(0.05)
+
+  def account(self) -> dict[str, Any]:
+    """Returns the ledger as it stands, both sides; see `Ledger.close`."""
+    with self._drain.lock:
+      for sid, lease in self._drain.leases.alive().items():
+        self._ledger.announce(sid, _amount(lease["totals"]))
+    return self._ledger.close(self._buffer.untrained())
+
+  def mark_trained(self, draw: buffer_lib.Draw) -> None:
+    """Counts the drawn completions as used by a step."""
+    self._ledger.train_first(self._buffer.mark_trained(draw.rows))
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns what a checkpoint holds of the data side."""
+    with self._drain.lock:
+      return {
+          "applied": self._applied,
+          "watermarks": dict(self._watermarks),
+          "order": self._order.get_state(),
+          "ledger": self._ledger.get_state(),
+          "buffer": self._buffer.get_state(),
+      }
+
+  def _here(self, needed: int) -> int:
+    """Distinct prompts that came, of the step's own where in lockstep."""
+    return self._order.num_taken(needed if self._flow.lockstep else None)
+
+  def _apply(self, step: int, below: int | None) -> None:
+    """Applies pending records; with `below`, up to the first one beyond it.
+
+    Groups enter the buffer in the order of their positions, so that it does
+    not depend on which searcher was faster.
+    """
+    count = 0
+    arrived: list[types.Group] = []
+    for record in self._drain.pending():
+      if below is not None and any(
+          g.position >= below for g in record.groups or ()
+      ):
+        break
+      count += 1
+      self._applied = record.position
+      arrived += self._apply_record(record)
+    self._drain.take(count)
+    for group in sorted(arrived, key=lambda g: g.position):
+      self._ledger.evict(self._buffer.insert(group, step))
+
+  def _apply_record(self, record: drain_lib.Record) -> list[types.Group]:
+    header = record.header
+    sid = header["sid"]
+    if not record.is_block:
+      self._ledger.announce(sid, _amount(header["totals"]))
+      self._ledger.searcher_gone(sid)
+      return []
+    self._watermarks[sid] = header["sequence"] + 1
+    self._ledger.accept(
+        sid, _amount(header["totals"]), _amount(header["amount"])
+    )
+    if record.groups is None:
+      self._reject("malformed", _amount(header["amount"]))
+      return []
+    kept = []
+    limit = self._order.cursor + _POSITION_SLACK
+    for group in record.groups:
+      reason = None
+      if not 0 <= group.position < limit:
+        reason = "position"
+      elif not self._order.receive(group.position):
+        reason = "duplicate"
+      reason = reason or self._check_group(group)
+      if reason is None:
+        kept.append(group)
+      else:
+        self._reject(reason, (1, group.num_completions, group.num_tokens))
+    return kept
+
+  def _reject(self, reason: str, amount: tuple[int, int, int]) -> None:
+    self.rejected[reason] = self.rejected.get(reason, 0) + amount[1]
+    self._ledger.reject(reason, amount)
+    self._on_event("rejected", f"{amount[1]} completions: {reason}")
+
+  def _starved(self, step: int, here: int, needed: int) -> str:
+    alive = self._drain.leases.alive()
+    who = [
+        f"{sid} (silent for {self._drain.leases.age_s(sid):.0f} s,"
+        f" {lease['unacked']} blocks unacknowledged)"
+        for sid, lease in alive.items()
+    ]
+    return (
+        f"step {step} has {here} of {needed} prompts and none came for"
+        f" {self._flow.starvation_s:.0f} s; searchers: {who or 'none alive'}"
+    )
+
+
+def _amount(totals: dict[str, int]) -> tuple[int, int, int]:
+  return totals["prompts"], totals["completions"], totals["tokens"]

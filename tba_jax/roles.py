@@ -1,0 +1,330 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `trainer` and `searcher` programs: build the parts, run the role."""
+
+from collections.abc import Callable, Sequence
+import functools
+import os
+import secrets
+import sys
+import threading
+import time
+from typing import Any
+
+from absl import logging
+import jax
+import ml_collections
+
+from tba_jax import checkpoint as checkpoint_lib
+from tba_jax import guards as guards_lib
+from tba_jax import ledger as ledger_lib
+from tba_jax import metrics
+from tba_jax import parts
+from tba_jax import policy as policy_lib
+from tba_jax import processes
+from tba_jax import publication
+from tba_jax import recorder as recorder_lib
+from tba_jax import reference as reference_lib
+from tba_jax import run_directory
+from tba_jax import searcher as searcher_lib
+from tba_jax import sharding
+from tba_jax import train_step as train_step_lib
+from tba_jax import trainer as trainer_lib
+from tba_jax import versions
+from tba_jax.replay import drain as drain_lib
+from tba_jax.replay import grants as grants_lib
+from tba_jax.replay import journal as journal_lib
+from tba_jax.replay import outbox as outbox_lib
+from tba_jax.replay import packing
+from tba_jax.replay import service as service_lib
+from tba_jax.transport import kv_client
+
+_PARTITION = 0
+_FLUSH_S = 5.0
+
+
+def run_trainer(
+    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
+) -> int:
+  """Runs the trainer of a run until its last step, a signal or an error."""
+  del operands
+  stop = _start_role()
+  run = run_directory.open_run(workdir, config)
+  try:
+    with _Trainer(config, run) as trainer:
+      done = trainer.run(stop.is_set)
+  except (FloatingPointError, checkpoint_lib.NewerFormatError) as error:
+    # Doing it again would end in the same place.
+    logging.exception("the trainer cannot go on")
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return processes.EXIT_FATAL
+  return processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
+
+
+def run_searcher(
+    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
+) -> int:
+  """Runs one searcher until the trainer is done, a signal or an error.
+
+  Args:
+    config: of the run.
+    workdir: of the run.
+    operands: the searcher's index in its launcher, 0 where not given.
+  """
+  stop = _start_role()
+  index = int(operands[0]) if operands else 0
+  run = run_directory.open_run(workdir, config)
+  events = metrics.EventLog(run.workdir / "events.jsonl")
+  on_event = functools.partial(events.write, role="searcher", index=index)
+  policy = policy_lib.make(config, run.workdir)
+  params_like = jax.eval_shape(policy.model.init, jax.random.PRNGKey(0))
+  clock = metrics.BusyClock()
+  spans = metrics.SpanWriter(
+      run.workdir / "spans" / f"searcher-{index}.jsonl",
+      "searcher",
+      index,
+      clock=clock,
+  )
+  make_transport = _transport_maker(config, run)
+  puller = publication.Puller(
+      make_transport,
+      run_id=run.run_id,
+      secret=run.secret,
+      expected=versions.expected_leaves(params_like),
+      every_s=config.search.pull_every_s,
+      on_event=on_event,
+  )
+  outbox = outbox_lib.Outbox(
+      make_transport,
+      sid=_searcher_id(index),
+      index=index,
+      run_id=run.run_id,
+      secret=run.secret,
+      partition=_PARTITION,
+      credits=config.search.credits,
+      lease_s=config.search.lease_s,
+      on_event=on_event,
+  )
+  searcher_lib.Searcher(
+      task=policy.task,
+      tokenizer=policy.tokenizer,
+      sampler=policy_lib.make_sampler(
+          config, policy, num_rows=config.sampling.num_rows
+      ),
+      puller=puller,
+      outbox=outbox,
+      params_like=params_like,
+      samples_per_prompt=config.search.samples_per_prompt,
+      spans=spans,
+      clock=clock,
+  ).run(stop.is_set)
+  flushed = outbox.close(_FLUSH_S)
+  puller.close()
+  spans.close()
+  logging.info("searcher leaves; all delivered: %s", flushed)
+  return processes.EXIT_OK
+
+
+class _Trainer:
+  """Builds the trainer's parts in the order in which they need each other."""
+
+  def __init__(self, config: ml_collections.ConfigDict, run: run_directory.Run):
+    self._config = config
+    self._run = run
+    self._closers: list[Callable[[], None]] = []
+
+  def __enter__(self) -> trainer_lib.Trainer:
+    try:
+      return self._build()
+    except BaseException:
+      self.__exit__(None, None, None)
+      raise
+
+  def __exit__(self, *unused: Any) -> None:
+    while self._closers:
+      self._closers.pop()()
+
+  def _build(self) -> trainer_lib.Trainer:
+    config, run = self._config, self._run
+    epoch = run_directory.next_epoch(run)
+    events = metrics.EventLog(run.workdir / "events.jsonl")
+    on_event = functools.partial(events.write, role="trainer")
+    logging.info("trainer epoch %d on %s", epoch, jax.devices())
+    policy = policy_lib.make(config, run.workdir)
+    mesh = sharding.make_mesh(config.mesh)
+    start_params = policy_lib.initial_params(policy, config.seed)
+    reference = reference_lib.Reference(
+        policy.model,
+        jax.device_put(
+            start_params,
+            sharding.param_shardings(
+                mesh, config.sharding, policy.model.logical_axes
+            ),
+        ),
+        temperature=config.sampling.temperature,
+    )
+    checkpointer = checkpoint_lib.Checkpointer(
+        str(run.workdir / "checkpoints"),
+        keep=config.checkpoint.keep,
+        on_event=on_event,
+    )
+    self._closers.append(checkpointer.close)
+    saved: dict[str, Any] = {}
+    if checkpointer.latest_step() is None:
+      state = train_step_lib.init_state(
+          config, policy.model, start_params, mesh
+      )
+    else:
+      state, saved = checkpointer.restore(
+          train_step_lib.abstract_state(config, policy.model, mesh)
+      )
+      on_event("restored", f"checkpoint of step {int(state.step)}")
+    journal = journal_lib.Journal(
+        run.workdir / "replay",
+        max_segment_bytes=int(config.replay.max_segment_mb * 1e6),
+        on_event=on_event,
+    )
+    self._closers.append(journal.close)
+    drain, service = self._make_service(
+        policy, journal, saved.get("data"), epoch, on_event
+    )
+    self._closers.append(drain.close)
+    recorder = recorder_lib.Recorder(
+        run.workdir,
+        epoch=epoch,
+        num_steps=config.train.num_steps,
+        num_searchers=config.search.num_searchers,
+        log_every=config.log.every_steps,
+        samples_every=config.log.samples_every_steps,
+        num_samples=config.log.num_samples,
+        tokenizer=policy.tokenizer,
+        leases=drain.alive,
+        store_generation=lambda: drain.generation,
+        set_status=drain.set_status,
+    )
+    self._closers.append(recorder.close)
+    guards = guards_lib.Guards(config.guards)
+    if saved:
+      recorder.set_state(saved["recorder"])
+      guards.set_state(saved["guards"])
+    publisher = publication.Publisher(
+        _transport_maker(config, run),
+        epoch=epoch,
+        run_id=run.run_id,
+        secret=run.secret,
+        keep_versions=config.publish.keep_versions,
+        on_event=on_event,
+    )
+    self._closers.append(publisher.close)
+    drain.start()
+    return trainer_lib.Trainer(
+        state=state,
+        train_step=train_step_lib.make_train_step(config, policy.model, mesh),
+        service=service,
+        batch_maker=parts.make_batch_maker(
+            config, service.buffer, reference, mesh
+        ),
+        publisher=publisher,
+        checkpointer=checkpointer,
+        journal=journal,
+        evaluator=parts.make_evaluator(config, policy),
+        guards=guards,
+        recorder=recorder,
+        periods=_periods(config),
+        applied_history=[
+            (step, applied)
+            for step, applied in saved.get("applied_history", ())
+        ],
+    )
+
+  def _make_service(
+      self,
+      policy: policy_lib.Policy,
+      journal: journal_lib.Journal,
+      saved: dict[str, Any] | None,
+      epoch: int,
+      on_event: Callable[[str, str], None],
+  ) -> tuple[drain_lib.Drain, service_lib.ReplayService]:
+    config, run = self._config, self._run
+    buffer = parts.make_buffer(config)
+    order = parts.make_prompt_order(config, policy)
+    ledger = ledger_lib.Ledger()
+    applied, watermarks = journal.start, {}
+    if saved is not None:
+      buffer.set_state(saved["buffer"])
+      order.set_state(saved["order"])
+      ledger.set_state(saved["ledger"])
+      applied, watermarks = saved["applied"], saved["watermarks"]
+    flow = parts.make_flow(config)
+    drain = drain_lib.Drain(
+        _transport_maker(config, run),
+        journal=journal,
+        grants=grants_lib.Grants(
+            order,
+            prompts_per_round=config.search.prompts_per_round,
+            version_of=flow.version_of,
+        ),
+        lease_s=config.search.lease_s,
+        watermarks=watermarks,
+        replay_from=applied,
+        run_id=run.run_id,
+        secret=run.secret,
+        epoch=epoch,
+        partition=_PARTITION,
+        on_event=on_event,
+    )
+    service = service_lib.ReplayService(
+        drain=drain,
+        buffer=buffer,
+        order=order,
+        ledger=ledger,
+        flow=flow,
+        applied=applied,
+        watermarks=watermarks,
+        check_group=functools.partial(
+            packing.check_group,
+            vocab_size=policy.model.config.vocab_size,
+            max_prompt_tokens=config.sampling.max_prompt_tokens,
+        ),
+        on_event=on_event,
+    )
+    return drain, service
+
+
+def _periods(config: ml_collections.ConfigDict) -> trainer_lib.Periods:
+  return trainer_lib.Periods(
+      num_steps=config.train.num_steps,
+      num_prompts=config.train.prompts_per_batch,
+      num_completions=config.train.completions_per_prompt,
+      publish_every=config.publish.every_steps,
+      checkpoint_every=config.checkpoint.every_steps,
+      evaluate_every=config.evaluate.every_steps,
+      evaluate_prompts=config.evaluate.num_prompts,
+      final_prompts=config.evaluate.final_prompts,
+      keep_checkpoints=config.checkpoint.keep,
+      wall_clock_limit_s=config.train.wall_clock_limit_s,
+  )
+
+
+def _start_role() -> threading.Event:
+  """Readies the process; returns the event that a signal sets."""
+  processes.die_with_parent()
+  logging.use_absl_handler()
+  logging.set_verbosity(logging.INFO)
+  logging.info("cores %s", processes.available_cores())
+  processes.enable_compilation_cache()
+  return processes.stop_on_signals()
+
+
+def _transport_maker(
+    config: ml_collections.ConfigDict, run: run_directory.Run
+) -> Callable[[], kv_client.KvTransport]:
+  return lambda: kv_client.KvTransport(
+      run.locator, deadline_s=config.store.deadline_s, run_id=run.run_id
+  )
+
+
+def _searcher_id(index: int) -> str:
+  """Returns a name that no searcher had before, readable in a log."""
+  unique = f"{int(time.time()):x}-{os.getpid():x}-{secrets.token_hex(4)}"
+  return f"s{index:03d}-{unique}"

@@ -1,0 +1,198 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a run's directory says of the run itself: config, identity, spool.
+
+`config.json` is written once, before anything starts, and is what every role
+and every later program reads. No JAX here.
+"""
+
+import dataclasses
+import fcntl
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import secrets
+import subprocess
+import time
+from typing import Any
+
+import ml_collections
+
+from tba_jax import jsonl
+from tba_jax import processes
+from tba_jax.transport import wire
+
+FORMAT = 1
+_PACKAGES = ("tba_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
+             "transformers", "numpy")  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """Who a run is: what its processes must agree on to talk to each other.
+
+  workdir: the run directory, absolute.
+  run_id: random name; messages of another run are refused.
+  spool: local 0700 directory of socket, locator, lock and secret.
+  secret: key of every message.
+  """
+
+  workdir: pathlib.Path
+  run_id: str
+  spool: pathlib.Path
+  secret: bytes
+
+  @property
+  def locator(self) -> pathlib.Path:
+    return self.spool / "locator.json"
+
+
+def create(
+    workdir: str, config: ml_collections.ConfigDict
+) -> tuple[Run, dict[str, Any] | None]:
+  """Writes `config.json` where there is none, and returns the run.
+
+  Returns:
+    The run, and the config saved before as a plain dict, None for a new run.
+
+  Raises:
+    ValueError: the directory's format is newer than ours, or damaged.
+    OSError: the directory can't be made or written; the message names it.
+  """
+  path = pathlib.Path(workdir).absolute()
+  path.mkdir(parents=True, exist_ok=True)
+  saved = _read(path)
+  if saved is None:
+    _write(path, config, run_id=secrets.token_hex(8), created=time.time())
+  return open_run(workdir, config), saved["config"] if saved else None
+
+
+def update(workdir: str, config: ml_collections.ConfigDict) -> None:
+  """Writes the config of a continued run, keeping the run's identity."""
+  path = pathlib.Path(workdir).absolute()
+  saved = _read(path)
+  _write(path, config, run_id=saved["run_id"], created=saved["created"])
+
+
+def open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
+  """Returns the identity of the run in a directory.
+
+  Raises:
+    ValueError: no run is there, its format is newer, or its spool is unsafe.
+  """
+  path = pathlib.Path(workdir).absolute()
+  saved = _read(path)
+  if saved is None:
+    raise ValueError(f"--workdir={workdir}: no run is there (no config.json)")
+  spool = processes.spool_directory(config.store.spool_dir, str(path))
+  return Run(
+      workdir=path,
+      run_id=saved["run_id"],
+      spool=spool,
+      secret=wire.load_or_make_secret(spool / "secret"),
+  )
+
+
+def load_config(workdir: str) -> ml_collections.ConfigDict:
+  """Returns the config that a run directory was made with.
+
+  Raises:
+    ValueError: no run is there, or its format is newer than ours.
+  """
+  saved = _read(pathlib.Path(workdir).absolute())
+  if saved is None:
+    raise ValueError(f"--workdir={workdir}: no run is there (no config.json)")
+  return ml_collections.ConfigDict(saved["config"])
+
+
+def next_epoch(run: Run) -> int:
+  """Counts a start of the trainer; every start has a higher epoch."""
+  path = run.workdir / "epoch.json"
+  last = (jsonl.read_json(path) or {}).get("epoch", 0)
+  jsonl.atomic_write_json(path, {"epoch": last + 1})
+  return last + 1
+
+
+def lock(workdir: str) -> int:
+  """Takes the run directory for this process; returns the open lock file.
+
+  Raises:
+    ValueError: another process runs there; it is named.
+  """
+  path = pathlib.Path(workdir).absolute() / ".lock"
+  path.parent.mkdir(parents=True, exist_ok=True)
+  fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+  try:
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError as error:
+    holder = os.read(fd, 64).decode(errors="replace").strip() or "unknown"
+    os.close(fd)
+    raise ValueError(
+        f"--workdir={workdir}: process {holder} already runs there"
+    ) from error
+  os.ftruncate(fd, 0)
+  os.write(fd, f"{os.getpid()}\n".encode())
+  return fd
+
+
+def _read(path: pathlib.Path) -> dict[str, Any] | None:
+  file = path / "config.json"
+  if not file.exists():
+    return None
+  try:
+    saved = json.loads(file.read_text())
+    known = saved["format"]
+    _ = saved["run_id"], saved["config"], saved["created"]
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f"{file} is damaged: {error!r}") from error
+  if known > FORMAT:
+    raise ValueError(
+        f"{file} has format {known}, this version reads up to {FORMAT}"
+    )
+  return saved
+
+
+def _write(
+    path: pathlib.Path,
+    config: ml_collections.ConfigDict,
+    *,
+    run_id: str,
+    created: float,
+) -> None:
+  jsonl.atomic_write_json(
+      path / "config.json",
+      {
+          "format": FORMAT,
+          "run_id": run_id,
+          "created": created,
+          "config": config.to_dict(),
+          "versions": _versions(),
+          "git_revision": _git_revision(),
+      },
+  )
+
+
+def _versions() -> dict[str, str]:
+  versions = {"python": platform.python_version()}
+  for name in _PACKAGES:
+    try:
+      versions[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      versions[name] = "not installed"
+  return versions
+
+
+def _git_revision() -> str:
+  try:
+    return subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=pathlib.Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=5,
+    ).stdout.strip()
+  except (OSError, subprocess.SubprocessError):
+    return "unknown"

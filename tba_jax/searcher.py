@@ -1,0 +1,193 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The searcher: takes prompts, samples with the newest params, sends back."""
+
+from collections.abc import Callable, Sequence
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from tba_jax import metrics
+from tba_jax import publication
+from tba_jax import types
+from tba_jax import versions
+from tba_jax.replay import outbox as outbox_lib
+from tba_jax.sampling import decode
+from tba_jax.tasks import base as tasks_base
+
+SPLIT = "train"
+
+
+class Searcher:
+  """One sampling loop. Talks to the store only through puller and outbox."""
+
+  def __init__(
+      self,
+      *,
+      task: tasks_base.Task,
+      tokenizer: Any,
+      sampler: decode.Sampler,
+      puller: publication.Puller,
+      outbox: outbox_lib.Outbox,
+      params_like: types.PyTree,
+      samples_per_prompt: int,
+      spans: metrics.SpanWriter,
+      clock: metrics.BusyClock,
+  ):
+    """Takes the parts; `run` starts.
+
+    Args:
+      task: prompts and reward.
+      tokenizer: of the policy.
+      sampler: compiled at the first params.
+      puller: of versions.
+      outbox: of the queue.
+      params_like: tree whose leaves name the params, arrays or abstract.
+      samples_per_prompt: S.
+      spans: receives decode, reward and wait spans.
+      clock: busy seconds by kind, which the spans feed.
+    """
+    self._task = task
+    self._tokenizer = tokenizer
+    self._sampler = sampler
+    self._puller = puller
+    self._outbox = outbox
+    self._params_like = params_like
+    self._samples_per_prompt = samples_per_prompt
+    self._spans = spans
+    self._clock = clock
+    self._tag: tuple[int, int] | None = None
+    self._params: types.PyTree = None
+    self._prompt_tokens: dict[int, np.ndarray] = {}
+    self._started = 0.0
+
+  def run(self, should_stop: Callable[[], bool]) -> None:
+    """Samples until the trainer is done or `should_stop` says so."""
+    stop = lambda: should_stop() or self._outbox.stop_requested
+    with self._spans.span("wait_params"):
+      while not stop() and not self._swap(-1, 0.2):
+        pass
+    if stop():
+      return
+    with self._spans.span("compile"):
+      self._sampler.warm_up(self._params)
+    self._clock.take()
+    self._started = time.monotonic()
+    while not stop():
+      with self._spans.span("wait_work"):
+        block = self._outbox.next_block(0.1)
+      if block is not None and self._use_version(block, stop):
+        groups = self._sample(block)
+        with self._spans.span("wait_credit"):
+          self._outbox.submit(groups, stop)
+        self._report()
+
+  def _use_version(
+      self, block: outbox_lib.Block, stop: Callable[[], bool]
+  ) -> bool:
+    """Swaps params as the block wants; False where it is out of date."""
+    if block.require_version < 0:
+      self._swap(-1, 0.0)
+      return True
+    with self._spans.span("wait_version"):
+      while not self._swap(block.require_version, 0.2):
+        if stop() or self._outbox.epoch > block.epoch:
+          return False
+    return True
+
+  def _swap(self, version: int, timeout_s: float) -> bool:
+    """Takes the newest params whole; False where `version` did not come."""
+    found = self._puller.wait_for(version, timeout_s)
+    if found is None:
+      return False
+    tag, leaves = found
+    if tag != self._tag:
+      tree = versions.unflatten(leaves, self._params_like)
+      self._params = jax.device_put(tree)
+      self._tag = tag
+    return True
+
+  def _sample(self, block: outbox_lib.Block) -> list[types.Group]:
+    epoch, version = self._tag
+    requests = [
+        decode.Request(
+            prompt_tokens=self._tokens_of(prompt_id),
+            prompt_id=prompt_id,
+            visit=visit,
+            num_completions=self._samples_per_prompt,
+        )
+        for _, prompt_id, visit in block.prompts
+    ]
+    with self._spans.span("decode", version=version):
+      completions = self._sampler.sample(
+          self._params, requests, version=version
+      )
+    with self._spans.span("reward"):
+      return [
+          types.Group(
+              prompt_id=prompt_id,
+              visit=visit,
+              position=position,
+              prompt_tokens=request.prompt_tokens,
+              completion_tokens=found.tokens,
+              completion_lengths=found.lengths,
+              stopped=found.stopped,
+              behavior_logprobs=found.logprobs,
+              rewards=self._rewards(prompt_id, found),
+              versions=found.versions,
+              epoch=epoch,
+          )
+          for (position, prompt_id, visit), request, found in zip(
+              block.prompts, requests, completions, strict=True
+          )
+      ]
+
+  def _rewards(
+      self, prompt_id: int, completions: types.Completions
+  ) -> np.ndarray:
+    texts = decode_texts(self._tokenizer, completions)
+    return np.asarray(
+        [self._task.reward(SPLIT, prompt_id, text) for text in texts],
+        np.float32,
+    )
+
+  def _tokens_of(self, prompt_id: int) -> np.ndarray:
+    if prompt_id not in self._prompt_tokens:
+      text = self._task.prompt(SPLIT, prompt_id)
+      self._prompt_tokens[prompt_id] = np.asarray(
+          self._tokenizer.encode(text), np.int32
+      )
+    return self._prompt_tokens[prompt_id]
+
+  def _report(self) -> None:
+    """Puts rates since the start into the lease."""
+    seconds = self._clock.seconds()
+    wall_s = max(time.monotonic() - self._started, 1e-9)
+    totals = self._outbox.totals
+    self._outbox.set_stats(
+        {
+            "samples_per_s": totals["completions"] / wall_s,
+            "tokens_per_s": totals["tokens"] / wall_s,
+            "version": self._tag[1],
+            "busy_s": sum(
+                s for kind, s in seconds.items() if not metrics.is_wait(kind)
+            ),
+            "wall_s": wall_s,
+            "busy_share": metrics.busy_share(seconds, wall_s),
+            "refused_versions": self._puller.stats.refused,
+        }
+    )
+
+
+def decode_texts(
+    tokenizer: Any, completions: types.Completions
+) -> Sequence[str]:
+  """Returns the S texts, each without its final stop token."""
+  return [
+      tokenizer.decode_completion(tokens, int(length), bool(stopped))
+      for tokens, length, stopped in zip(
+          completions.tokens, completions.lengths, completions.stopped
+      )
+  ]

@@ -1,0 +1,275 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `train` program: starts a run's processes, watches them, ends them.
+
+No JAX here: the supervisor must outlive whatever happens to the others.
+"""
+
+from collections.abc import Callable, Sequence
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import ml_collections
+import rich.console
+
+from tba_jax import children as children_lib
+from tba_jax import jsonl
+from tba_jax import metrics
+from tba_jax import panel as panel_lib
+from tba_jax import processes
+from tba_jax import report
+from tba_jax import run_directory
+from tba_jax import validate
+
+_TICK_S = 0.1
+# Together under the 20 s that a user waits for after Ctrl-C.
+_TRAINER_END_S = 13.0
+_SEARCHER_END_S = 3.0
+_STORE_END_S = 2.0
+
+
+class RunFailed(RuntimeError):
+  """The run cannot go on; the message has the cause and a log's last lines."""
+
+
+def run(
+    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
+) -> int:
+  """Runs a whole training run on this machine; see the module.
+
+  The same command again continues an interrupted run, and says so of a
+  finished one.
+
+  Returns:
+    0 where the run did what was asked; 2 for a wrong config or directory; 1
+    where the run failed; 128 + the signal's number where one ended it.
+  """
+  console = rich.console.Console()
+  if operands:
+    print(f"error: --program=train takes no operand {operands}",
+          file=sys.stderr)  # fmt: skip
+    return processes.EXIT_CONFIG
+  try:
+    lock = run_directory.lock(workdir)
+    run_info, saved = run_directory.create(workdir, config)
+    if saved is not None:
+      validate.check_resume(saved, config)
+      run_directory.update(workdir, config)
+  except (ValueError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_CONFIG
+  try:
+    return _Supervisor(config, run_info, console).run()
+  finally:
+    os.close(lock)
+
+
+class _Supervisor:
+  """One run of the `train` program."""
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      run_info: run_directory.Run,
+      console: rich.console.Console,
+  ):
+    self._config = config
+    self._run = run_info
+    self._workdir = run_info.workdir
+    self._console = console
+    self._events = metrics.EventLog(self._workdir / "events.jsonl")
+    self._children = children_lib.Children(self._workdir)
+    self._panel = panel_lib.Panel(self._workdir, console)
+    self._signal: int | None = None
+    self._started = time.time()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+      signal.signal(number, self._on_signal)
+
+  def run(self) -> int:
+    finished = jsonl.read_json(self._workdir / "summary.json")
+    if finished and finished["num_steps"] >= self._config.train.num_steps:
+      self._console.print(
+          f"This run is finished ({finished['steps']} steps); its report is"
+          f" {self._workdir / 'report.html'}"
+      )
+      self._console.print(panel_lib.final_table(finished))
+      return processes.EXIT_OK
+    # What an earlier end of the run said no longer holds.
+    (self._workdir / "result.json").unlink(missing_ok=True)
+    status = processes.EXIT_OK
+    error = None
+    try:
+      with self._panel:
+        self._fine_tune()
+        if self._signal is None:
+          self._train()
+    except RunFailed as failure:
+      error, status = failure, 1
+    finally:
+      self._end_all()
+    return self._conclude(status, error)
+
+  def _on_signal(self, number: int, frame: Any) -> None:
+    del frame
+    self._signal = self._signal or number
+
+  def _fine_tune(self) -> None:
+    """Makes the SFT model where the config wants one and there is none."""
+    if (
+        self._config.init != "sft"
+        or (self._workdir / "sft" / "model" / "config.json").exists()
+    ):
+      return
+    self._panel.phase("sft")
+    child = self._children.add("sft", 0, ())
+    self._children.write_table(None)
+    while child.process.poll() is None and self._signal is None:
+      self._panel.update()
+      time.sleep(_TICK_S)
+    self._children.end(["sft"], _TRAINER_END_S)
+    if self._signal is None and child.process.returncode != 0:
+      raise RunFailed(self._last_words(child))
+
+  def _train(self) -> None:
+    self._panel.phase("start")
+    search = self._config.search
+    cores = assign_cores(self._config)
+    self._children.add("store", 0, cores["store"])
+    trainer = self._children.add("trainer", 0, cores["trainer"])
+    for i in range(search.num_searchers):
+      self._children.add("searcher", i, cores["searchers"][i])
+    service_pid = None
+    self._children.write_table(service_pid)
+    while not trainer.finished and self._signal is None:
+      changed = [c for c in self._children.all if self._check(c)]
+      found = (jsonl.read_json(self._run.locator) or {}).get("pid")
+      if changed or found != service_pid:
+        service_pid = found
+        self._children.write_table(service_pid)
+      self._panel.update(restarts=self._restarts())
+      time.sleep(_TICK_S)
+
+  def _check(self, child: children_lib.Child) -> bool:
+    """Looks after one child; True where it was started again."""
+    if child.finished or child.process.poll() is None:
+      return False
+    code = child.process.returncode
+    if child.role in ("trainer", "searcher") and code == processes.EXIT_OK:
+      child.finished = True
+      return False
+    if code in (processes.EXIT_CONFIG, processes.EXIT_FATAL):
+      raise RunFailed(self._last_words(child))
+    cause = signal.Signals(-code).name if code < 0 else f"status {code}"
+    too_often = self._children.died_too_often(child)
+    self._events.write(
+        "died", f"{child.name}: {cause}", role=child.role, index=child.index
+    )
+    if too_often:
+      raise RunFailed(
+          f"{child.name} died three times within a minute.\n"
+          + self._last_words(child)
+      )
+    child.restarts += 1
+    self._children.start(child)
+    self._events.write(
+        "restart",
+        f"{child.name} (after {cause})",
+        role=child.role,
+        index=child.index,
+    )
+    return True
+
+  def _restarts(self) -> dict[str, int]:
+    """Restarts by role; a replaced key-value service counts for the store."""
+    out: dict[str, int] = {"trainer": 0, "searcher": 0, "store": 0}
+    for child in self._children.all:
+      out[child.role] = out.get(child.role, 0) + child.restarts
+    return out
+
+  def _end_all(self) -> None:
+    """Ends what still runs: the trainer saves first, the store goes last."""
+    if self._signal is not None:
+      name = signal.Signals(self._signal).name
+      self._events.write("signal", f"{name}: saving and ending")
+      self._console.print(f"{name}: saving; the same command continues.")
+    self._children.end(["trainer", "sft"], _TRAINER_END_S)
+    self._children.end(["searcher"], _SEARCHER_END_S)
+    self._children.end(["store"], _STORE_END_S)
+    (self._workdir / "processes.json").unlink(missing_ok=True)
+
+  def _conclude(self, status: int, error: RunFailed | None) -> int:
+    result = jsonl.read_json(self._workdir / "result.json")
+    if error is None and result is not None:
+      earlier = jsonl.read_json(self._workdir / "summary.json") or {}
+      wall_s = time.time() - self._started + earlier.get("wall_s", 0.0)
+      summary = {**result, "wall_s": wall_s, "restarts": self._restarts()}
+      jsonl.atomic_write_json(self._workdir / "summary.json", summary)
+    path = self._try(lambda: report.write_report(self._workdir))
+    if error is not None:
+      print(f"error: {error}", file=sys.stderr)
+      return status
+    if self._signal is not None:
+      return 128 + self._signal
+    if result is None:
+      print("error: the trainer ended without a result; see logs/trainer-0.log",
+            file=sys.stderr)  # fmt: skip
+      return 1
+    self._console.print(panel_lib.final_table(summary))
+    self._console.print(f"report: {path}")
+    if not result["ledger_closed"]:
+      print(
+          f"error: the ledger does not close; see {self._workdir}/ledger.json",
+          file=sys.stderr,
+      )
+      return 1
+    return processes.EXIT_OK
+
+  def _try(self, write: Callable[[], Any]) -> Any:
+    # A run that learned for an hour must not fail for its report.
+    try:
+      return write()
+    except Exception as error:
+      print(f"warning: no report could be written: {error!r}", file=sys.stderr)
+      return None
+
+  def _last_words(self, child: children_lib.Child) -> str:
+    return (
+        f"{child.name} ended with status {child.process.returncode}. The end"
+        f" of {self._children.log_path(child)}:\n{self._children.tail(child)}"
+    )
+
+
+def assign_cores(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Returns the cores of the roles: trainer, store, and a list for searchers.
+
+  With no setting, half of the cores but at most one a searcher go to the
+  searchers, the rest to the trainer; the store, which needs little, shares the
+  searchers'. An empty list means no binding.
+  """
+  mine = processes.available_cores()
+  count = config.search.num_searchers
+
+  def chosen(setting: str, default: list[int]) -> list[int]:
+    if setting == "all":
+      return []
+    return processes.parse_cores(setting) if setting else default
+
+  if len(mine) < 2:
+    trainer, others = [], []
+  else:
+    split = len(mine) - min(count, len(mine) // 2)
+    trainer, others = mine[:split], mine[split:]
+  searchers = chosen(config.cores.searcher, others)
+  per = max(1, len(searchers) // count)
+  shares = [
+      searchers[i * per % len(searchers) :][:per] if searchers else []
+      for i in range(count)
+  ]
+  return {
+      "trainer": chosen(config.cores.trainer, trainer),
+      "store": chosen(config.cores.store, others),
+      "searchers": shares,
+  }

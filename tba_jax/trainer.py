@@ -1,0 +1,305 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer: await data, draw, step, publish, checkpoint, evaluate.
+
+The loop of `Trainer.run` reads in that order. The device works on a step while
+the host draws the next batch, wherever its data is there already.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import math
+import time
+
+import jax
+import numpy as np
+
+from tba_jax import batches
+from tba_jax import checkpoint as checkpoint_lib
+from tba_jax import evaluator as evaluator_lib
+from tba_jax import guards as guards_lib
+from tba_jax import publication
+from tba_jax import recorder as recorder_lib
+from tba_jax import train_step as train_step_lib
+from tba_jax import types
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import journal as journal_lib
+from tba_jax.replay import service as service_lib
+
+_FINISH_S = 15.0
+_PUBLISH_S = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Periods:
+  """How much and how often, all in optimizer steps where not said otherwise.
+
+  num_steps: of the run.
+  num_prompts, num_completions: B and K of a batch.
+  publish_every, checkpoint_every, evaluate_every: periods; 0 = never.
+  evaluate_prompts: held-out prompts while training.
+  final_prompts: held-out prompts before and after.
+  keep_checkpoints: the journal is kept for as many.
+  wall_clock_limit_s: of this process, 0 = none.
+  """
+
+  num_steps: int
+  num_prompts: int
+  num_completions: int
+  publish_every: int
+  checkpoint_every: int
+  evaluate_every: int
+  evaluate_prompts: int
+  final_prompts: int
+  keep_checkpoints: int
+  wall_clock_limit_s: float
+
+
+class Trainer:
+  """Owns the train state; everything else is handed in."""
+
+  def __init__(
+      self,
+      *,
+      state: train_step_lib.TrainState,
+      train_step: train_step_lib.TrainStep,
+      service: service_lib.ReplayService,
+      batch_maker: batches.BatchMaker,
+      publisher: publication.Publisher,
+      checkpointer: checkpoint_lib.Checkpointer,
+      journal: journal_lib.Journal,
+      evaluator: evaluator_lib.Evaluator,
+      guards: guards_lib.Guards,
+      recorder: recorder_lib.Recorder,
+      periods: Periods,
+      applied_history: list[tuple[int, int]],
+  ):
+    """Takes the parts, restored or new; `run` starts.
+
+    Args:
+      state: before the next step.
+      train_step: jitted; donates the state.
+      service: replay, with its drain running.
+      batch_maker: from draws to batches.
+      publisher: of versions.
+      checkpointer: of this run.
+      journal: cut as checkpoints cover it.
+      evaluator: on held-out prompts.
+      guards: against collapse.
+      recorder: writes metrics, status, samples and results.
+      periods: see there.
+      applied_history: (step, journal position) of the checkpoints on disk.
+    """
+    self._state = state
+    self._train_step = train_step
+    self._service = service
+    self._batch_maker = batch_maker
+    self._publisher = publisher
+    self._checkpointer = checkpointer
+    self._journal = journal
+    self._evaluator = evaluator
+    self._guards = guards
+    self._recorder = recorder
+    self._periods = periods
+    self._applied_history = list(applied_history)
+    self._step = int(state.step)
+    self._saved_step = checkpointer.latest_step()
+    self._started = time.monotonic()
+    self._stopped_by: str | None = None
+
+  @property
+  def state(self) -> train_step_lib.TrainState:
+    return self._state
+
+  def run(self, should_stop: Callable[[], bool]) -> bool:
+    """Trains to the last step; returns False where it was interrupted.
+
+    An interrupted run is saved, and goes on where it was.
+
+    Raises:
+      FloatingPointError: a loss that is not finite; names step and prompts.
+      DeadlineExceededError: nothing came from searchers or store in time.
+    """
+    periods, note = self._periods, self._recorder
+    self._publisher.submit(self._step, self._state.params)
+    self._publisher.wait(self._step, _PUBLISH_S)
+    if not note.has_result("before"):
+      # Admission opens first, so that searchers compile and sample meanwhile.
+      self._service.open(self._step)
+      if not self._evaluate("before", periods.final_prompts, should_stop):
+        return self._interrupt()
+    prepared = None
+    while self._step < periods.num_steps and self._stopped_by is None:
+      if prepared is None:
+        prepared = self._prepare(should_stop)
+      if prepared is None:
+        return self._interrupt()
+      draw, batch = prepared
+      with note.span("step", step=self._step):
+        self._state, metrics = self._train_step(self._state, batch)
+      prepared = self._after_dispatch(draw, should_stop)
+      with note.span("step", step=self._step):
+        metrics = jax.device_get(metrics)
+      self._after_step(draw, batch, metrics)
+      if not self._periodic(should_stop):
+        return self._interrupt()
+      if should_stop() and prepared is None:
+        return self._interrupt()
+    return self._finish(should_stop)
+
+  def _prepare(
+      self, should_stop: Callable[[], bool]
+  ) -> tuple[buffer_lib.Draw, types.Batch] | None:
+    """Waits for the step's data and draws; None where it was stopped."""
+    note = self._recorder
+    with note.span("wait_fresh", step=self._step):
+      if not self._service.begin_step(self._step, should_stop):
+        return None
+    return self._draw(self._step)
+
+  def _draw(self, step: int) -> tuple[buffer_lib.Draw, types.Batch]:
+    with self._recorder.span("draw", step=step):
+      draw = self._service.buffer.sample(
+          self._periods.num_prompts, self._periods.num_completions, step
+      )
+      self._service.mark_trained(draw)
+      return draw, self._batch_maker.make(draw, step)
+
+  def _after_dispatch(
+      self, draw: buffer_lib.Draw, should_stop: Callable[[], bool]
+  ) -> tuple[buffer_lib.Draw, types.Batch] | None:
+    """While the device works on the step: publish it, draw the next batch."""
+    del draw
+    done = self._step + 1
+    periods = self._periods
+    if done % periods.publish_every == 0 or done == periods.num_steps:
+      self._publisher.submit(done, self._state.params)
+    # A checkpoint or an evaluation must see the buffer between two steps.
+    if done >= periods.num_steps or self._is_due(done) or should_stop():
+      return None
+    if not self._service.is_ready(done):
+      return None
+    self._service.begin_step(done, should_stop)
+    return self._draw(done)
+
+  def _after_step(
+      self,
+      draw: buffer_lib.Draw,
+      batch: types.Batch,
+      metrics: dict[str, np.ndarray],
+  ) -> None:
+    step = self._step
+    metrics = {name: float(value) for name, value in metrics.items()}
+    if not math.isfinite(metrics["loss"]):
+      raise FloatingPointError(
+          f"step {step}: the loss is {metrics['loss']}; prompts"
+          f" {sorted(set(draw.prompt_ids.tolist()))}, versions"
+          f" {int(draw.versions.min())} to {int(draw.versions.max())}"
+      )
+    self._batch_maker.flush()
+    self._step = step + 1
+    for alarm in self._guards.check_step(step, metrics):
+      self._on_alarm(alarm)
+    self._recorder.step(step, metrics, draw, self._service)
+
+  def _is_due(self, done: int) -> bool:
+    periods = self._periods
+    return any(
+        every and done % every == 0
+        for every in (periods.checkpoint_every, periods.evaluate_every)
+    )
+
+  def _periodic(self, should_stop: Callable[[], bool]) -> bool:
+    """Evaluates and saves where that is due; False where it was stopped."""
+    periods, done = self._periods, self._step
+    limit = periods.wall_clock_limit_s
+    if limit and time.monotonic() - self._started > limit:
+      self._stopped_by = "wall_clock_limit_s"
+      self._recorder.event(
+          "limit", f"step {done}: config.train.wall_clock_limit_s={limit}"
+      )
+    if done >= periods.num_steps:
+      return True
+    if periods.evaluate_every and done % periods.evaluate_every == 0:
+      if not self._evaluate("", periods.evaluate_prompts, should_stop):
+        return False
+    if periods.checkpoint_every and done % periods.checkpoint_every == 0:
+      self._save(wait=False)
+    return True
+
+  def _evaluate(
+      self, name: str, num_prompts: int, should_stop: Callable[[], bool]
+  ) -> bool:
+    note = self._recorder
+    with note.span("evaluate", step=self._step):
+      try:
+        result = self._evaluator.run(
+            self._state.params,
+            num_prompts,
+            version=self._step,
+            should_stop=should_stop,
+            on_progress=note.progress,
+        )
+      except evaluator_lib.Interrupted:
+        return False
+    note.evaluation(name, self._step, result)
+    for alarm in self._guards.check_accuracy(self._step, result["pass_at_1"]):
+      self._on_alarm(alarm)
+    return True
+
+  def _on_alarm(self, alarm: guards_lib.Alarm) -> None:
+    self._recorder.event("guard", f"{alarm.message} ({self._guards.action})")
+    # A gap between trainer and sampler is a defect: no learning rate mends it.
+    if self._guards.action == "stop":
+      self._stopped_by = f"guard {alarm.name}"
+    elif (
+        self._guards.action == "lower_learning_rate"
+        and alarm.name != "logprob_gap"
+    ):
+      scale = (
+          self._state.learning_rate_scale * self._guards.learning_rate_factor
+      )
+      self._state = dataclasses.replace(self._state, learning_rate_scale=scale)
+
+  def _save(self, *, wait: bool) -> None:
+    """Saves a checkpoint of this step, and drops journal that none needs."""
+    if self._saved_step == self._step:
+      return
+    with self._recorder.span("checkpoint", step=self._step):
+      data = self._service.get_state()
+      self._applied_history.append((self._step, data["applied"]))
+      keep = self._periods.keep_checkpoints
+      self._applied_history = self._applied_history[-keep:]
+      host_state = {
+          "data": data,
+          "applied_history": [list(pair) for pair in self._applied_history],
+          "guards": self._guards.get_state(),
+          "recorder": self._recorder.get_state(),
+          "stopped_by": self._stopped_by,
+      }
+      self._checkpointer.save(self._step, self._state, host_state, wait=wait)
+      self._saved_step = self._step
+    # The newest save may still be under way: what the ones before it need
+    # stays.
+    if len(self._applied_history) == keep:
+      self._journal.truncate_before(self._applied_history[0][1])
+
+  def _interrupt(self) -> bool:
+    self._service.stop_searchers(5.0)
+    self._save(wait=True)
+    self._recorder.event("interrupted", f"saved at step {self._step}")
+    return False
+
+  def _finish(self, should_stop: Callable[[], bool]) -> bool:
+    note = self._recorder
+    note.phase("finish")
+    note.train_ended()
+    with note.span("wait_searchers"):
+      ledger = self._service.finish(self._step, _FINISH_S)
+    self._save(wait=True)
+    if not note.has_result("after"):
+      if not self._evaluate("after", self._periods.final_prompts, should_stop):
+        note.event("interrupted", "during the last evaluation")
+        return False
+    note.finish(self._step, ledger, self._stopped_by)
+    return True
