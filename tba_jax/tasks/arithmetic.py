@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arithmetic: sums such as `12+7=`, completed by `19`.
 
-Small enough to learn in seconds: the task of tests and of a first look. Every
-sum has one right completion, one token long, so it says nothing of diversity;
+Small enough to learn in seconds: the task of tests and of a first look. A token
+is a digit or a sign, so that what is learned carries over to sums not seen.
+Every sum has one right completion, so the task says nothing of diversity;
 `countdown` does.
 """
 
@@ -15,15 +16,14 @@ import numpy as np
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
 
-# The largest value that has a token.
-MAX_VALUE = 99
+MAX_RESULT = 99
 
 
 class Arithmetic(base.Task):
   """Sums, differences and products of two numbers.
 
   Both numbers are from 0 to `max_number`; only results from 0 to 99 are kept. A
-  sum is in one split together with the one whose numbers are swapped.
+  sum is in one split together with that of the swapped numbers.
 
   operations: which of "+", "-" and "*", as one string.
   max_number: the largest operand.
@@ -62,7 +62,7 @@ class Arithmetic(base.Task):
           f"config.task.operations={operations!r}: allowed one or more of"
           f" {answers.OPERATIONS!r}, each once"
       )
-    base.check_integer("max_number", max_number, 0, MAX_VALUE)
+    base.check_integer("max_number", max_number, 0, MAX_RESULT)
     base.check_fraction("held_out_fraction", held_out_fraction)
     base.check_integer("split_seed", split_seed, 0, 2**63 - 1)
     sums = [
@@ -70,8 +70,9 @@ class Arithmetic(base.Task):
         for operation in operations
         for a in range(max_number + 1)
         for b in range(a + 1)
-        if 0 <= answers.apply_operation(operation, a, b) <= MAX_VALUE
+        if 0 <= answers.apply_operation(operation, a, b) <= MAX_RESULT
     ]
+    self._max_digits = len(str(max_number))
     rng = np.random.default_rng(split_seed)
     rng.shuffle(sums)
     num_held_out = round(held_out_fraction * len(sums))
@@ -114,16 +115,18 @@ class Arithmetic(base.Task):
     return str(answers.apply_operation(*self._sums[split][index]))
 
   def tokenizer_words(self) -> Sequence[str]:
-    return base.number_words(MAX_VALUE, answers.OPERATIONS + "=")
+    return base.number_words(9, answers.OPERATIONS + "=")
 
   @property
   def tokenizer_pattern(self) -> str:
-    return base.NUMBER_PATTERN
+    return "."
 
   @property
   def max_prompt_tokens(self) -> int:
-    return 4
+    # Two numbers, the operation and "=".
+    return 2 * self._max_digits + 2
 
   @property
   def max_completion_tokens(self) -> int:
-    return 2
+    # Two digits and the stop token.
+    return 3

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums: what is in them, how they are split and rewarded."""
 
+import re
+
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
@@ -80,14 +82,21 @@ class ArithmeticTest(parameterized.TestCase):
       self.assertEqual(task.reward("train", index, text), 0.0, text)
       self.assertIsNone(task.solution_key("train", index, text), text)
 
-  def test_lengths_are_bounds_in_words(self):
-    task = make_task()
-    words = task.tokenizer_words()
-    self.assertLen(set(words), len(words))
-    self.assertEqual(task.max_prompt_tokens, 4)
-    self.assertEqual(task.max_completion_tokens, 2)
-    for word in ("0", "99", "+", "-", "*", "="):
-      self.assertIn(word, words)
+  def test_words_and_lengths_hold_every_text(self):
+    for max_number in (9, 20):
+      task = make_task(max_number=max_number)
+      words = task.tokenizer_words()
+      self.assertLen(set(words), len(words))
+      lengths = {"prompt": set(), "completion": set()}
+      for index in range(task.num_prompts("train")):
+        prompt = re.findall(task.tokenizer_pattern, task.prompt("train", index))
+        text = task.reference_completion("train", index, None)
+        completion = re.findall(task.tokenizer_pattern, text)
+        self.assertContainsSubset(prompt + completion, words)
+        lengths["prompt"].add(len(prompt))
+        lengths["completion"].add(len(completion) + 1)
+      self.assertEqual(max(lengths["prompt"]), task.max_prompt_tokens)
+      self.assertEqual(max(lengths["completion"]), task.max_completion_tokens)
 
   def test_same_seed_same_prompts(self):
     first, second = make_task(), make_task()
