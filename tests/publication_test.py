@@ -1,0 +1,177 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of publication: threads that publish and pull, and survive losses."""
+
+import time
+
+from absl.testing import absltest
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax import publication
+from tba_jax import versions
+from tba_jax.transport import base
+from tba_jax.transport import in_process
+from tba_jax.transport import wire
+
+SECRET = b"s" * 32
+KEYS = {"run_id": "run", "secret": SECRET}
+WAIT_S = 20.0
+
+
+def _params(value):
+  return {"w": jnp.full((8, 8), value, jnp.float32), "b": jnp.zeros(())}
+
+
+class PublicationTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.store = in_process.InProcessStore()
+    self.events: list[tuple[str, str]] = []
+    self.transport = self.connect()
+
+  def connect(self):
+    return in_process.InProcessTransport(self.store)
+
+  def make_publisher(self, *, epoch=1, keep=2):
+    publisher = publication.Publisher(
+        self.connect,
+        epoch=epoch,
+        keep_versions=keep,
+        on_event=lambda *event: self.events.append(event),
+        **KEYS,
+    )
+    self.addCleanup(publisher.close)
+    return publisher
+
+  def make_puller(self, params=None):
+    puller = publication.Puller(
+        self.connect,
+        expected=versions.expected_leaves(params or _params(0.0)),
+        every_s=0.002,
+        on_event=lambda *event: self.events.append(event),
+        **KEYS,
+    )
+    self.addCleanup(puller.close)
+    return puller
+
+  def wait_until(self, condition):
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+      self.assertLess(time.monotonic(), deadline, f"events: {self.events}")
+      time.sleep(0.002)
+
+  def test_a_published_version_is_pulled(self):
+    publisher, puller = self.make_publisher(), self.make_puller()
+    publisher.submit(3, _params(1.5))
+    tag, leaves = puller.wait_for(3, WAIT_S)
+    self.assertEqual(tag, (1, 3))
+    params = versions.unflatten(leaves, _params(0.0))
+    np.testing.assert_array_equal(params["w"], np.full((8, 8), 1.5))
+
+  def test_submit_copies_so_the_params_may_be_donated(self):
+    publisher, puller = self.make_publisher(), self.make_puller()
+    params = _params(2.0)
+    publisher.submit(0, params)
+    consume = jax.jit(
+        lambda p: jax.tree.map(lambda x: x * 0, p), donate_argnums=0
+    )
+    consume(params)
+    _, leaves = puller.wait_for(0, WAIT_S)
+    self.assertEqual(leaves["['w']"][0, 0], 2.0)
+
+  def test_only_the_newest_versions_stay_readable(self):
+    publisher = self.make_publisher(keep=2)
+    for version in range(4):
+      publisher.submit(version, _params(version))
+      publisher.wait(version, WAIT_S)
+    self.wait_until(lambda: len(self._stored_tags()) == 2)
+    self.assertEqual(
+        self._stored_tags(), {versions.tag_text(1, v) for v in (2, 3)}
+    )
+
+  def test_a_new_store_gets_the_last_version_again(self):
+    publisher, puller = self.make_publisher(), self.make_puller()
+    publisher.submit(7, _params(7.0))
+    self.assertIsNotNone(puller.wait_for(7, WAIT_S))
+    self.store.lose()
+    late = self.make_puller()
+    tag, _ = late.wait_for(7, WAIT_S)
+    self.assertEqual(tag, (1, 7))
+    self.assertIn("store_lost", {kind for kind, _ in self.events})
+
+  def test_an_older_epoch_never_replaces_a_newer_one(self):
+    publisher, puller = self.make_publisher(epoch=2), self.make_puller()
+    publisher.submit(4, _params(4.0))
+    puller.wait_for(4, WAIT_S)
+    # A replaced trainer that still runs: more steps, an older epoch.
+    versions.write_version(
+        self.transport,
+        versions.flatten(_params(9.0)),
+        epoch=1,
+        version=90,
+        **KEYS,
+    )
+    read = lambda: versions.read_pointer(self.transport, **KEYS)
+    self.wait_until(lambda: read() == (2, 4))
+    self.assertEqual(puller.latest()[0], (2, 4))
+    self.assertEqual(self.make_puller().wait_for(-1, WAIT_S)[0], (2, 4))
+
+  def test_a_torn_version_is_refused_and_the_old_one_stays(self):
+    puller = self.make_puller()
+    write = lambda version: versions.write_version(
+        self.transport,
+        versions.flatten(_params(version)),
+        epoch=1,
+        version=version,
+        **KEYS,
+    )
+    write(1)
+    puller.wait_for(1, WAIT_S)
+    self.transport.delete("p_cur")
+    write(2)
+    key = f"p/{versions.tag_text(1, 2)}/000000"
+    self.transport.put(key, b"\0" * len(self.transport.get(key)))
+    self.transport.put(
+        "p_cur",
+        wire.encode_message({"run": "run", "epoch": 1, "version": 3}, SECRET),
+    )
+    meta = self.transport.get(f"p/{versions.tag_text(1, 2)}/meta")
+    self.transport.put(f"p/{versions.tag_text(1, 3)}/meta", meta)
+    self.wait_until(lambda: puller.stats.refused > 0)
+    self.assertIn("refused_version", {kind for kind, _ in self.events})
+    self.assertLess(puller.latest()[0], (1, 3))
+    write(4)
+    self.assertEqual(puller.wait_for(4, WAIT_S)[0], (1, 4))
+
+  def test_wait_for_gives_up_in_time(self):
+    self.assertIsNone(self.make_puller().wait_for(1, 0.05))
+
+  def test_waiting_for_a_version_that_never_comes_names_it(self):
+    publisher = self.make_publisher()
+    with self.assertRaisesRegex(base.DeadlineExceededError, "version 5"):
+      publisher.wait(5, 0.05)
+
+  def test_the_error_of_a_thread_reaches_its_owner(self):
+    def refuse():
+      raise base.DeadlineExceededError("the store is away")
+
+    puller = publication.Puller(
+        refuse,
+        expected={},
+        every_s=0.01,
+        on_event=lambda *event: None,
+        **KEYS,
+    )
+    with self.assertRaises(base.TransportError) as raised:
+      puller.wait_for(1, WAIT_S)
+    self.assertIn("away", str(raised.exception.__cause__))
+
+  def _stored_tags(self):
+    return {key.split("/")[1] for key in self.transport.list("p")}
+
+
+if __name__ == "__main__":
+  absltest.main()

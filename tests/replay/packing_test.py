@@ -1,0 +1,100 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of packing: groups survive the wire; malformed blocks do not."""
+
+import dataclasses
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from tba_jax import types
+from tba_jax.replay import packing
+from tba_jax.transport import wire
+
+SECRET = b"k" * 32
+
+
+def make_group(position=0, *, num_completions=3, num_tokens=5, prompt=4):
+  rng = np.random.default_rng(position)
+  lengths = rng.integers(1, num_tokens + 1, num_completions).astype(np.int32)
+  return types.Group(
+      prompt_id=position % 7,
+      visit=position // 7,
+      position=position,
+      prompt_tokens=rng.integers(0, 9, prompt).astype(np.int32),
+      completion_tokens=rng.integers(
+          0, 9, (num_completions, num_tokens)
+      ).astype(np.int32),
+      completion_lengths=lengths,
+      stopped=lengths < num_tokens,
+      behavior_logprobs=-rng.random((num_completions, num_tokens), np.float32),
+      rewards=rng.random(num_completions, np.float32),
+      versions=np.full(num_completions, 2, np.int32),
+      epoch=1,
+  )
+
+
+class PackingTest(parameterized.TestCase):
+
+  def test_groups_survive_the_wire_bit_for_bit(self):
+    groups = [make_group(0), make_group(11, prompt=2), make_group(5)]
+    header, arrays = packing.pack_groups(groups)
+    data = wire.encode(header, arrays, SECRET)
+    back = packing.unpack_groups(*wire.decode(data, SECRET))
+    self.assertLen(back, 3)
+    for group, copy in zip(groups, back):
+      for field in dataclasses.fields(types.Group):
+        a, b = getattr(group, field.name), getattr(copy, field.name)
+        np.testing.assert_array_equal(a, b, strict=True)
+
+  def test_no_group_is_no_block(self):
+    with self.assertRaisesRegex(ValueError, "at least one"):
+      packing.pack_groups([])
+
+  @parameterized.named_parameters(
+      ("missing_array", "arrays", "rewards", None),
+      ("dtype", "arrays", "rewards", np.zeros((2, 3), np.float64)),
+      ("rows", "arrays", "rewards", np.zeros((2, 4), np.float32)),
+      ("groups", "arrays", "versions", np.zeros((3, 3), np.int32)),
+      ("axes", "arrays", "stopped", np.zeros((2, 3, 5), np.bool_)),
+      ("tokens", "arrays", "behavior_logprobs", np.zeros((2, 3, 4), "f4")),
+      ("prompt", "arrays", "prompt_tokens", np.zeros(7, np.int32)),
+      ("list", "header", "position", "0"),
+      ("count", "header", "visit", [0]),
+      ("number", "header", "prompt_id", [0, 1.5]),
+      ("bool", "header", "epoch", [True, 1]),
+      ("length", "header", "prompt_lengths", [0, 8]),
+      ("gone", "header", "position", None),
+  )
+  def test_a_malformed_block_is_refused(self, where, name, value):
+    header, arrays = packing.pack_groups([make_group(0), make_group(1)])
+    target = {"header": header, "arrays": arrays}[where]
+    if value is None:
+      del target[name]
+    else:
+      target[name] = value
+    with self.assertRaises(ValueError):
+      packing.unpack_groups(header, arrays)
+
+  @parameterized.named_parameters(
+      ("fine", {}, None),
+      ("nan_reward", {"rewards": np.asarray([0, np.nan, 1], "f4")}, "reward"),
+      ("inf_logprob", {"behavior_logprobs": np.full((3, 5), -np.inf, "f4")},
+       "logprob"),
+      ("empty", {"completion_lengths": np.asarray([1, 0, 2], "i4")}, "length"),
+      ("too_long", {"completion_lengths": np.asarray([1, 6, 2], "i4")},
+       "length"),
+      ("long_prompt", {"prompt_tokens": np.zeros(5, "i4")}, "length"),
+      ("unknown_token", {"completion_tokens": np.full((3, 5), 9, "i4")},
+       "token"),
+      ("negative_token", {"prompt_tokens": np.full(2, -1, "i4")}, "token"),
+  )  # fmt: skip
+  def test_content_that_cannot_be_trained_on_has_a_reason(self, change, why):
+    group = dataclasses.replace(make_group(), **change)
+    reason = packing.check_group(group, vocab_size=9, max_prompt_tokens=4)
+    self.assertEqual(reason, why)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,133 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of prompt_order: every position is granted until it came once."""
+
+from absl.testing import absltest
+import numpy as np
+
+from tba_jax.replay import prompt_order
+
+
+def _drawn(order, count):
+  return [order.prompt(p) for p in range(count)]
+
+
+class PromptOrderTest(absltest.TestCase):
+
+  def test_an_epoch_is_a_permutation_and_visits_count(self):
+    order = prompt_order.PromptOrder(7, seed=3)
+    first, second = _drawn(order, 14)[:7], _drawn(order, 14)[7:]
+    self.assertCountEqual([p for p, _ in first], range(7))
+    self.assertCountEqual([p for p, _ in second], range(7))
+    self.assertEqual({v for _, v in first}, {0})
+    self.assertEqual({v for _, v in second}, {1})
+    self.assertNotEqual([p for p, _ in first], [p for p, _ in second])
+
+  def test_the_order_depends_on_the_seed_alone(self):
+    one, same = (prompt_order.PromptOrder(50, seed=1) for _ in range(2))
+    other = prompt_order.PromptOrder(50, seed=2)
+    self.assertEqual(_drawn(one, 120), _drawn(same, 120))
+    self.assertNotEqual(_drawn(one, 50), _drawn(other, 50))
+    # A position far ahead or behind is the same whenever it is asked for.
+    far = one.prompt(1000)
+    one.prompt(0)
+    self.assertEqual(one.prompt(1000), far)
+
+  def test_grants_stay_below_the_limit_and_never_overlap(self):
+    order = prompt_order.PromptOrder(10, seed=0)
+    first = order.grant("a", 4, limit=6)
+    second = order.grant("b", 4, limit=6)
+    self.assertEqual(first, [0, 1, 2, 3])
+    self.assertEqual(second, [4, 5])
+    self.assertEqual(order.grant("b", 4, limit=6), [])
+    self.assertEqual(order.available(6), 0)
+    self.assertEqual(order.available(9), 3)
+
+  def test_a_position_counts_once(self):
+    order = prompt_order.PromptOrder(10, seed=0)
+    order.grant("a", 3, limit=10)
+    self.assertTrue(order.receive(1))
+    self.assertFalse(order.receive(1))
+    self.assertTrue(order.receive(0))
+    self.assertFalse(order.receive(0))
+    self.assertEqual(order.num_received, 2)
+    self.assertEqual(order.outstanding("a"), [2])
+
+  def test_released_positions_are_granted_first(self):
+    order = prompt_order.PromptOrder(10, seed=0)
+    order.grant("a", 4, limit=10)
+    order.receive(2)
+    self.assertEqual(order.release("a"), 3)
+    self.assertEqual(order.grant("b", 5, limit=10), [0, 1, 3, 4, 5])
+
+  def test_a_delivered_position_is_not_granted_again(self):
+    order = prompt_order.PromptOrder(10, seed=0)
+    order.grant("a", 4, limit=10)
+    order.deliver("a", [1, 2])
+    order.release("a")
+    self.assertEqual(order.num_taken(), 2)
+    self.assertEqual(order.available(4), 2)
+    self.assertEqual(order.grant("b", 9, limit=4), [0, 3])
+
+  def test_a_position_of_an_undone_history_is_skipped(self):
+    order = prompt_order.PromptOrder(10, seed=0)
+    order.deliver("old", [1])
+    order.receive(2)
+    self.assertEqual(order.available(4), 2)
+    self.assertEqual(order.num_taken(2), 1)
+    self.assertEqual(order.grant("a", 9, limit=4), [0, 3])
+
+  def test_restoring_grants_again_what_was_out(self):
+    order = prompt_order.PromptOrder(10, seed=0)
+    order.grant("a", 6, limit=10)
+    order.receive(0)
+    order.receive(4)
+    again = prompt_order.PromptOrder(10, seed=0)
+    again.set_state(order.get_state())
+    self.assertEqual(again.num_received, 2)
+    self.assertEqual(again.grant("b", 9, limit=8), [1, 2, 3, 5, 6, 7])
+
+  def test_another_split_is_refused(self):
+    order = prompt_order.PromptOrder(10, seed=0)
+    with self.assertRaisesRegex(ValueError, "10 prompts"):
+      prompt_order.PromptOrder(11, seed=0).set_state(order.get_state())
+
+  def test_random_operations_lose_and_repeat_nothing(self):
+    rng = np.random.default_rng(0)
+    order = prompt_order.PromptOrder(13, seed=0)
+    held: dict[str, list[int]] = {}
+    received = set()
+    for _ in range(2000):
+      limit = len(received) + 20
+      match rng.integers(4):
+        case 0:
+          sid = f"s{rng.integers(3)}"
+          got = order.grant(sid, int(rng.integers(1, 6)), limit)
+          self.assertTrue(all(p < limit for p in got))
+          self.assertEmpty(set(got) & received)
+          for others in held.values():
+            self.assertEmpty(set(got) & set(others))
+          held.setdefault(sid, []).extend(got)
+        case 1:
+          sid = f"s{rng.integers(3)}"
+          order.release(sid)
+          held.pop(sid, None)
+        case _:
+          sid = f"s{rng.integers(3)}"
+          if held.get(sid):
+            position = held[sid].pop(int(rng.integers(len(held[sid]))))
+            order.deliver(sid, [position])
+            self.assertTrue(order.receive(position))
+            received.add(position)
+    # All below the highest limit come back in the end.
+    limit = len(received) + 20
+    for sid in list(held):
+      order.release(sid)
+    rest = order.grant("last", 10**6, limit)
+    self.assertEqual(
+        sorted(received | set(rest)), sorted(set(range(limit)) | received)
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

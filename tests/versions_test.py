@@ -1,0 +1,135 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of versions: params arrive whole and authenticated, or not at all."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from tba_jax import versions
+from tba_jax.transport import in_process
+from tba_jax.transport import wire
+
+SECRET = b"s" * 32
+KEYS = {"run_id": "run", "secret": SECRET}
+
+
+def make_params(seed=0, size=3):
+  rng = np.random.default_rng(seed)
+  return {
+      "embed": rng.normal(size=(size, 4)).astype(np.float32),
+      # Over one chunk of 1 MiB.
+      "blocks": {"w": rng.normal(size=(2, 400, 400)).astype(np.float32)},
+      "scale": np.float32(seed),
+  }
+
+
+class VersionsTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    store = in_process.InProcessStore()
+    self.transport = in_process.InProcessTransport(store)
+    self.params = make_params()
+    self.expected = versions.expected_leaves(self.params)
+
+  def write(self, params=None, *, epoch=1, version=5, **keys):
+    params = self.params if params is None else params
+    return versions.write_version(
+        self.transport,
+        versions.flatten(params),
+        epoch=epoch,
+        version=version,
+        **{**KEYS, **keys},
+    )
+
+  def read(self, tag=(1, 5), **keys):
+    return versions.read_version(
+        self.transport, tag, expected=self.expected, **{**KEYS, **keys}
+    )
+
+  def test_what_was_written_comes_back_bit_for_bit(self):
+    num_bytes = self.write()
+    self.assertEqual(num_bytes, 4 * (12 + 320000 + 1))
+    self.assertEqual(versions.read_pointer(self.transport, **KEYS), (1, 5))
+    back = versions.unflatten(self.read(), self.params)
+    np.testing.assert_array_equal(back["embed"], self.params["embed"])
+    np.testing.assert_array_equal(
+        back["blocks"]["w"], self.params["blocks"]["w"]
+    )
+    self.assertEqual(back["scale"].shape, ())
+
+  def test_no_pointer_before_the_first_version(self):
+    self.assertIsNone(versions.read_pointer(self.transport, **KEYS))
+
+  def test_the_pointer_is_written_last(self):
+    class Torn(in_process.InProcessTransport):
+
+      def put(self, key, value, *, overwrite=True):
+        if key.endswith("/meta"):
+          raise in_process.base.TransportError("lost")
+        return super().put(key, value, overwrite=overwrite)
+
+    torn = Torn(in_process.InProcessStore())
+    with self.assertRaises(in_process.base.TransportError):
+      versions.write_version(
+          torn, versions.flatten(self.params), epoch=1, version=5, **KEYS
+      )
+    self.assertIsNone(versions.read_pointer(torn, **KEYS))
+
+  def test_a_collected_version_is_none(self):
+    self.write()
+    self.transport.delete(f"p/{versions.tag_text(1, 5)}/000001")
+    self.assertIsNone(self.read())
+    self.transport.delete(f"p/{versions.tag_text(1, 5)}")
+    self.assertIsNone(self.read())
+
+  def test_a_torn_chunk_is_refused(self):
+    self.write()
+    key = f"p/{versions.tag_text(1, 5)}/000001"
+    chunk = self.transport.get(key)
+    self.transport.put(key, chunk[:-1] + bytes([chunk[-1] ^ 1]))
+    with self.assertRaisesRegex(wire.WireError, "000001"):
+      self.read()
+
+  def test_a_forged_manifest_or_pointer_is_refused(self):
+    self.write(secret=b"f" * 32)
+    with self.assertRaises(wire.WireError):
+      versions.read_pointer(self.transport, **KEYS)
+    with self.assertRaises(wire.WireError):
+      self.read()
+
+  def test_another_run_and_another_version_are_refused(self):
+    self.write(run_id="other")
+    with self.assertRaises(wire.WireError):
+      versions.read_pointer(self.transport, **KEYS)
+    with self.assertRaises(wire.WireError):
+      self.read()
+    # A manifest that was copied under another tag.
+    self.write(version=5)
+    meta = self.transport.get(f"p/{versions.tag_text(1, 5)}/meta")
+    self.transport.put(f"p/{versions.tag_text(1, 6)}/meta", meta)
+    with self.assertRaises(wire.WireError):
+      self.read((1, 6))
+
+  @parameterized.named_parameters(
+      ("missing", lambda p: p.pop("embed")),
+      ("unknown", lambda p: p.update(more=np.zeros(1, np.float32))),
+      ("shape", lambda p: p.update(embed=np.zeros((4, 3), np.float32))),
+      ("dtype", lambda p: p.update(embed=np.zeros((3, 4), np.int32))),
+  )
+  def test_leaves_must_be_the_expected_ones(self, change):
+    params = make_params()
+    change(params)
+    self.write(params)
+    with self.assertRaisesRegex(wire.WireError, "embed|more"):
+      self.read()
+
+  def test_tags_sort_as_numbers(self):
+    tags = [(1, 9), (1, 10), (2, 0), (10, 3)]
+    texts = [versions.tag_text(*tag) for tag in tags]
+    self.assertEqual(texts, sorted(texts))
+
+
+if __name__ == "__main__":
+  absltest.main()
