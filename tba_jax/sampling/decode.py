@@ -1,0 +1,301 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The sampler: many completions of many prompts, decoded side by side.
+
+R rows decode at the same time, each one completion. A prompt is prefilled once
+and its keys and values are copied into the rows of its completions. Between
+chunks of decode steps the rows that ended take the next completions of the
+queue, so a long completion does not hold up the others.
+
+    prompts → prefill [B, P] → first tokens → R rows → chunk of steps ┐
+                                               ▲                      │
+                                               └── rows that ended ◄──┘
+
+The host sees R flags per chunk; tokens come over when rows are reused and at
+the end. All shapes are fixed, so each of the four programs compiles once.
+
+Randomness: the uniform number of a token is a pure function of (seed, prompt
+id, visit, sample index, position), and no operation mixes rows. So a
+completion, the bits of its log-probs included, does not depend on its batch
+mates, its row, the chunks or the order of the requests.
+"""
+
+import collections
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+
+from tba_jax import types
+from tba_jax.models import build
+from tba_jax.sampling import logits as logits_lib
+from tba_jax.sampling import requests
+from tba_jax.sampling import rows as rows_lib
+
+# Rows per prompt of a prefill: with 8 completions a prompt, one prefill fills
+# all rows.
+_ROWS_PER_PREFILL = 8
+
+Request = requests.Request
+
+
+@dataclasses.dataclass(frozen=True)
+class _Programs:
+  """The jitted programs for params that lie in one place."""
+
+  empty_state: Callable[..., rows_lib.DecodeState]
+  prefill: Callable[..., tuple[jax.Array, types.PyTree]]
+  refill: Callable[..., rows_lib.DecodeState]
+  decode_chunk: Callable[..., tuple[rows_lib.DecodeState, jax.Array]]
+  collect: Callable[..., tuple[jax.Array, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prefill:
+  """Prompts that were prefilled together.
+
+  slots: index of the request -> place in the batch.
+  outputs: logits [B, V], cache leaves [N, B, P, G, Dh], mask [B, P].
+  """
+
+  slots: dict[int, int]
+  outputs: tuple
+
+
+class Sampler:
+  """Samples completions with a model whose params come with each call.
+
+  One thread at a time may call it. `sample` is deterministic: the same params,
+  settings, seed and requests give the same completions. Rows are not split over
+  devices: with params on a mesh, every device decodes all rows.
+  """
+
+  def __init__(
+      self,
+      model: build.Model,
+      *,
+      temperature: float,
+      top_k: int,
+      top_p: float,
+      max_prompt_tokens: int,
+      max_completion_tokens: int,
+      num_rows: int,
+      chunk_steps: int,
+      eos_id: int | None,
+      pad_id: int,
+      seed: int,
+  ):
+    """Makes a sampler; nothing is compiled or allocated yet.
+
+    Args:
+      model: the model's pure functions.
+      temperature: of token sampling; 0 is greedy.
+      top_k: how many of the likeliest tokens to sample from; 0 is off.
+      top_p: the probability that the tokens sampled from reach; 1 is off.
+      max_prompt_tokens: P, what prompts are padded to.
+      max_completion_tokens: T; a completion ends there, unstopped.
+      num_rows: R, completions decoded at the same time.
+      chunk_steps: decode steps between refills while completions wait.
+      eos_id: the stop token; None decodes all completions to T tokens.
+      pad_id: what fills a completion after its end.
+      seed: of all random numbers of this sampler, in [0, 2^32).
+
+    Raises:
+      ValueError: a setting is out of range.
+    """
+    logits_lib.check_settings(temperature=temperature, top_k=top_k, top_p=top_p)
+    for name, value in (
+        ("max_prompt_tokens", max_prompt_tokens),
+        ("max_completion_tokens", max_completion_tokens),
+        ("num_rows", num_rows),
+        ("chunk_steps", chunk_steps),
+    ):
+      if value < 1:
+        raise ValueError(f"sampling.{name}={value}: allowed 1 or above")
+    if max_prompt_tokens + max_completion_tokens > model.config.max_positions:
+      raise ValueError(
+          f"sampling.max_prompt_tokens={max_prompt_tokens} and"
+          f" sampling.max_completion_tokens={max_completion_tokens}: allowed at"
+          f" most model.max_positions={model.config.max_positions} together"
+      )
+    if not 0 <= seed < requests.UINT32:
+      raise ValueError(f"seed={seed} of a sampler: allowed 0 to 2^32 - 1")
+    self._model = model
+    self._settings = rows_lib.Settings(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        num_rows=num_rows,
+        max_prompt_tokens=max_prompt_tokens,
+        max_completion_tokens=max_completion_tokens,
+        eos_id=eos_id,
+        pad_id=pad_id,
+        seed=seed,
+    )
+    self._chunk_steps = chunk_steps
+    self._prefill_size = max(1, num_rows // _ROWS_PER_PREFILL)
+    self._programs: dict[jax.sharding.Sharding, _Programs] = {}
+
+  def warm_up(self, params: types.PyTree) -> None:
+    """Compiles everything, so that `sample` never does.
+
+    Blocks until the programs have run once. Later params must have the same
+    shapes, dtypes and devices.
+    """
+    token = np.zeros(1, np.int32)
+    self.sample(params, [Request(token, 0, 0, num_completions=1)], version=0)
+
+  def sample(
+      self, params: types.PyTree, prompts: Sequence[Request], *, version: int
+  ) -> list[types.Completions]:
+    """Returns the completions of each prompt, in the order of `prompts`.
+
+    Blocks until all are sampled. Compiles in the first call, if `warm_up` was
+    not called.
+
+    Args:
+      params: of the model; host arrays are copied to the device once.
+      prompts: any number of requests with any number of completions.
+      version: of `params`, noted with every completion.
+
+    Raises:
+      ValueError: a request is empty, too long or out of range; the message
+        names its prompt id.
+    """
+    for request in prompts:
+      requests.check(
+          request,
+          max_prompt_tokens=self._settings.max_prompt_tokens,
+          vocab_size=self._model.config.vocab_size,
+      )
+    place = _placement(params)
+    params = _put(params, place)
+    programs = self._get_programs(place)
+    state = programs.empty_state()
+    results = requests.Results(
+        prompts,
+        max_completion_tokens=self._settings.max_completion_tokens,
+    )
+    unread = []  # At most one (collected rows on the device, their owners).
+    queue = collections.deque(
+        (index, sample)
+        for index, request in enumerate(prompts)
+        for sample in range(request.num_completions)
+    )
+    # Row -> (index of its request, number of the completion in it).
+    owners: dict[int, tuple[int, int]] = {}
+    prefill = _Prefill({}, ())
+    while queue or owners:
+      while queue and len(owners) < self._settings.num_rows:
+        if queue[0][0] not in prefill.slots:
+          prefill = self._prefill(programs, params, prompts, queue[0][0])
+        placed = self._place_rows(prompts, queue, owners, prefill.slots)
+        state = programs.refill(state, *prefill.outputs, *placed)
+      # With nothing left to refill, one chunk goes through to the end.
+      num_steps = (
+          self._chunk_steps if queue else self._settings.max_completion_tokens
+      )
+      state, done_R = programs.decode_chunk(params, state, np.int32(num_steps))
+      # Rows that ended a chunk ago are read while this one computes.
+      for collected, owned in unread:
+        results.add(jax.device_get(collected), owned)
+      unread.clear()
+      rows = [row for row in np.flatnonzero(done_R) if row in owners]
+      if rows:
+        owned = {row: owners.pop(row) for row in rows}
+        unread.append((programs.collect(state), owned))
+    for collected, owned in unread:
+      results.add(jax.device_get(collected), owned)
+    return results.completions(version)
+
+  def _get_programs(self, place: jax.sharding.Sharding) -> _Programs:
+    """Returns the programs for params at `place`; they compile when called."""
+    if place not in self._programs:
+      model, settings = self._model, self._settings
+      bind = functools.partial
+      # Outputs are told where to lie: a program whose inputs lie where they did
+      # before is not compiled again.
+      jit = functools.partial(jax.jit, out_shardings=place)
+      self._programs[place] = _Programs(
+          empty_state=jit(bind(rows_lib.empty_state, model, settings)),
+          prefill=jit(model.prefill),
+          refill=jit(bind(rows_lib.refill, settings), donate_argnums=0),
+          decode_chunk=jit(
+              bind(rows_lib.decode_chunk, model, settings), donate_argnums=1
+          ),
+          collect=jit(bind(rows_lib.collect, settings)),
+      )
+    return self._programs[place]
+
+  def _prefill(
+      self,
+      programs: _Programs,
+      params: types.PyTree,
+      prompts: Sequence[Request],
+      first: int,
+  ) -> _Prefill:
+    """Prefills the prompts from `first` on, as many as one batch holds."""
+    batch = prompts[first : first + self._prefill_size]
+    shape = (self._prefill_size, self._settings.max_prompt_tokens)
+    tokens_BxP = np.full(shape, self._settings.pad_id, np.int32)
+    mask_BxP = np.zeros(shape, np.float32)
+    for slot, request in enumerate(batch):
+      length = len(request.prompt_tokens)
+      tokens_BxP[slot, -length:] = request.prompt_tokens
+      mask_BxP[slot, -length:] = 1
+    outputs = programs.prefill(params, tokens_BxP, mask_BxP)
+    slots = {first + slot: slot for slot in range(len(batch))}
+    return _Prefill(slots, (*outputs, mask_BxP))
+
+  def _place_rows(
+      self,
+      prompts: Sequence[Request],
+      queue: collections.deque[tuple[int, int]],
+      owners: dict[int, tuple[int, int]],
+      slots: dict[int, int],
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Gives free rows to the head of the queue, as far as it is prefilled.
+
+    Takes what it places from `queue` and enters it in `owners`.
+
+    Returns:
+      slot_R: [R] int32, place in the prefill; -1 keeps the row as it is.
+      ids_Rx3: [R, 3] uint32, prompt id, visit and sample index.
+    """
+    num_rows = self._settings.num_rows
+    slot_R = np.full(num_rows, -1, np.int32)
+    ids_Rx3 = np.zeros((num_rows, 3), np.uint32)
+    for row in range(num_rows):
+      if row in owners or not queue or queue[0][0] not in slots:
+        continue
+      index, sample = owners[row] = queue.popleft()
+      request = prompts[index]
+      slot_R[row] = slots[index]
+      sample_index = request.first_sample + sample
+      ids_Rx3[row] = request.prompt_id, request.visit, sample_index
+    return slot_R, ids_Rx3
+
+
+def _placement(params: types.PyTree) -> jax.sharding.Sharding:
+  """Returns where the sampler's own arrays lie: with the params, replicated."""
+  for leaf in jax.tree.leaves(params):
+    sharding = getattr(leaf, "sharding", None)
+    if isinstance(sharding, jax.sharding.NamedSharding):
+      return jax.sharding.NamedSharding(
+          sharding.mesh, jax.sharding.PartitionSpec()
+      )
+    if sharding is not None:
+      return sharding
+  return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+
+def _put(params: types.PyTree, place: jax.sharding.Sharding) -> types.PyTree:
+  """Returns the params as device arrays; those that are lie where they lay."""
+  # An array that was never put anywhere counts as another kind of input, and
+  # would be compiled for once more.
+  return jax.tree.map(
+      lambda leaf: jax.device_put(leaf, getattr(leaf, "sharding", place)),
+      params,
+  )

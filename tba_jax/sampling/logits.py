@@ -1,0 +1,146 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""From logits to the distribution that is sampled from, and a draw from it.
+
+`process` gives the exact log-probs of that distribution, so the log-prob of a
+drawn token, its behavior log-prob, is read from the same array that the draw
+uses. `sample` inverts the distribution function at a given uniform number: one
+number a token, and the token is a pure function of it.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from tba_jax import logprobs as logprobs_lib
+
+# Width of the blocks whose running sums are one triangular product.
+_BLOCK = 128
+
+
+def check_settings(*, temperature: float, top_k: int, top_p: float) -> None:
+  """Raises ValueError naming the first setting that is out of range."""
+  if not (temperature >= 0 and math.isfinite(temperature)):
+    raise ValueError(
+        f"sampling.temperature={temperature}: allowed 0 (greedy) or above"
+    )
+  if top_k < 0:
+    raise ValueError(f"sampling.top_k={top_k}: allowed 0 (off) or above")
+  if not 0 < top_p <= 1:
+    raise ValueError(
+        f"sampling.top_p={top_p}: allowed above 0 and up to 1 (off)"
+    )
+
+
+def process(
+    logits_RxV: jax.Array, *, temperature: float, top_k: int, top_p: float
+) -> jax.Array:
+  """Returns the log of the distribution that is sampled from.
+
+  In this order: divide by `temperature`; keep the `top_k` likeliest tokens;
+  keep the smallest set of likeliest tokens whose probabilities, renormalized
+  after top-k, reach `top_p`; renormalize. Tokens that tie with the last one
+  kept are kept too, so the set does not depend on the order of the vocabulary.
+
+  Args:
+    logits_RxV: [R, V] float.
+    temperature: 0 is greedy: the likeliest token (the first among equals) has
+      probability 1.
+    top_k: number of tokens to keep; 0 is off.
+    top_p: in (0, 1]; 1 is off.
+
+  Returns:
+    [R, V] float32, nats; -inf for a token that cannot be drawn.
+
+  Raises:
+    ValueError: a setting is out of range.
+  """
+  check_settings(temperature=temperature, top_k=top_k, top_p=top_p)
+  logits_RxV = logits_RxV.astype(jnp.float32)
+  if temperature == 0:
+    best_Rx1 = jnp.argmax(logits_RxV, axis=-1, keepdims=True)
+    vocab_RxV = jax.lax.broadcasted_iota(best_Rx1.dtype, logits_RxV.shape, 1)
+    return jnp.where(vocab_RxV == best_Rx1, 0.0, -jnp.inf)
+  logprobs_RxV = logprobs_lib.log_softmax(logits_RxV, temperature=temperature)
+  num_tokens = logits_RxV.shape[-1]
+  if 0 < top_k < num_tokens:
+    kept_RxK, _ = jax.lax.top_k(logprobs_RxV, top_k)
+    logprobs_RxV = _keep_from(logprobs_RxV, kept_RxK[:, -1:])
+  if top_p < 1:
+    sorted_RxV = jnp.sort(logprobs_RxV, axis=-1, descending=True)
+    probs_RxV = jnp.exp(sorted_RxV)
+    # A token is in the set if those before it do not reach top_p yet; the
+    # first one always is.
+    before_RxV = jnp.cumsum(probs_RxV, axis=-1) - probs_RxV
+    in_set_RxV = (before_RxV < top_p) & (probs_RxV > 0)
+    in_set_RxV = in_set_RxV.at[:, 0].set(True)
+    least_Rx1 = jnp.min(
+        jnp.where(in_set_RxV, sorted_RxV, jnp.inf), axis=-1, keepdims=True
+    )
+    logprobs_RxV = _keep_from(logprobs_RxV, least_Rx1)
+  return logprobs_RxV
+
+
+def sample(
+    logprobs_RxV: jax.Array, uniform_R: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the token at which the distribution function passes `uniform_R`.
+
+      token = min {v : p_v > 0 and Σ_{w≤v} p_w > u Σ_w p_w}
+
+  A token of probability 0 is never returned, whatever `u` and however the sums
+  are rounded.
+
+  Args:
+    logprobs_RxV: [R, V] float32, nats, as `process` returns them.
+    uniform_R: [R] float32 in [0, 1).
+
+  Returns:
+    token_R: [R] int32.
+    logprob_R: [R] float32, `logprobs_RxV` at the token.
+  """
+  probs_RxV = jnp.exp(logprobs_RxV)
+  sums_RxV = _running_sums(probs_RxV)
+  possible_RxV = probs_RxV > 0
+  # Rounded running sums need not grow, and may not reach their own total: so a
+  # token is asked to be possible, and the last possible one closes the range.
+  passed_RxV = possible_RxV & (sums_RxV > uniform_R[:, None] * sums_RxV[:, -1:])
+  vocab_RxV = jax.lax.broadcasted_iota(jnp.int32, probs_RxV.shape, 1)
+  num_tokens = probs_RxV.shape[-1]
+  first_R = jnp.min(jnp.where(passed_RxV, vocab_RxV, num_tokens), axis=-1)
+  last_R = jnp.max(jnp.where(possible_RxV, vocab_RxV, 0), axis=-1)
+  token_R = jnp.minimum(first_R, last_R)
+  at_token_RxV = vocab_RxV == token_R[:, None]
+  logprob_R = jnp.sum(jnp.where(at_token_RxV, logprobs_RxV, 0.0), axis=-1)
+  return token_R, logprob_R
+
+
+def _keep_from(logprobs_RxV: jax.Array, least_Rx1: jax.Array) -> jax.Array:
+  """Drops what is below `least_Rx1` and renormalizes the rest."""
+  kept_RxV = jnp.where(logprobs_RxV >= least_Rx1, logprobs_RxV, -jnp.inf)
+  return jax.nn.log_softmax(kept_RxV)
+
+
+def _running_sums(values_RxV: jax.Array) -> jax.Array:
+  """Returns the inclusive running sums over the last axis.
+
+  By triangular products within blocks: XLA's own cumulative sum takes about
+  log V passes over the array, which shows in a small model's decode step.
+  """
+  num_rows, num_values = values_RxV.shape
+  width = min(_BLOCK, num_values)
+  num_blocks = -(-num_values // width)
+  padded = jnp.pad(values_RxV, ((0, 0), (0, num_blocks * width - num_values)))
+  blocks = padded.reshape(num_rows * num_blocks, width)
+  within = jnp.dot(
+      blocks,
+      jnp.triu(jnp.ones((width, width), values_RxV.dtype)),
+      # Not the faster, coarser product of some accelerators.
+      precision=jax.lax.Precision.HIGHEST,
+  ).reshape(num_rows, num_blocks, width)
+  if num_blocks > 1:
+    totals = within[:, :, -1]
+    before = jnp.cumsum(totals, axis=-1) - totals
+    within = within + before[:, :, None]
+  return within.reshape(num_rows, num_blocks * width)[:, :num_values]

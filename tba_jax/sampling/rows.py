@@ -1,0 +1,298 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The device side of the sampler: rows in flight and what is done to them.
+
+`refill` starts rows, `decode_chunk` advances all of them, `collect` reads them
+out. All are pure functions of fixed shapes, to be jitted by their caller.
+
+Axes: B prompts of a prefill, R rows, P prompt tokens, T completion tokens, V
+vocabulary; N layers, G key-value heads and Dh head width in the caches.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from tba_jax import types
+from tba_jax.models import build
+from tba_jax.sampling import logits as logits_lib
+
+# Named, so that no flag of JAX changes what is sampled.
+_RNG_IMPL = "threefry2x32"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What a row program is compiled for.
+
+  temperature, top_k, top_p: as in `sampling/logits.py`.
+  num_rows: R.
+  max_prompt_tokens: P.
+  max_completion_tokens: T.
+  eos_id: the stop token; None: a row ends at T tokens only.
+  pad_id: fills a completion after its end.
+  seed: of the random keys of all rows.
+  """
+
+  temperature: float
+  top_k: int
+  top_p: float
+  num_rows: int
+  max_prompt_tokens: int
+  max_completion_tokens: int
+  eos_id: int | None
+  pad_id: int
+  seed: int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DecodeState:
+  """R rows in flight.
+
+  cache: leaves [R, N, T, G, Dh]; position t of a completion in column t.
+  prompt_cache: leaves [N, R, P, G, Dh].
+  prompt_mask: [R, P] float32, 1 on the tokens of the row's prompt.
+  key_data: [R, 2] uint32, the row's random key.
+  tokens: [R, T] int32, sampled so far.
+  logprobs: [R, T] float32, nats, of the sampled tokens.
+  last_token: [R] int32, sampled last and not yet fed to the model.
+  lengths: [R] int32, tokens sampled so far, at least 1 in a row in use.
+  stopped: [R] bool, the stop token was sampled.
+  active: [R] bool, the row has tokens left to sample.
+  """
+
+  cache: types.PyTree
+  prompt_cache: types.PyTree
+  prompt_mask: jax.Array
+  key_data: jax.Array
+  tokens: jax.Array
+  logprobs: jax.Array
+  last_token: jax.Array
+  lengths: jax.Array
+  stopped: jax.Array
+  active: jax.Array
+
+
+def empty_state(model: build.Model, settings: Settings) -> DecodeState:
+  """Returns a state with no row in use."""
+  R, P = settings.num_rows, settings.max_prompt_tokens
+  T = settings.max_completion_tokens
+  # Axis 0 of the cache is the row, so that decode steps, mapped over rows,
+  # carry it without transposing it.
+  cache = jax.tree.map(
+      lambda leaf: jnp.moveaxis(leaf, 1, 0), model.init_cache(R, T)
+  )
+  return DecodeState(
+      cache=cache,
+      prompt_cache=model.init_cache(R, P),
+      prompt_mask=jnp.zeros((R, P), jnp.float32),
+      key_data=jnp.zeros((R, 2), jnp.uint32),
+      tokens=jnp.zeros((R, T), jnp.int32),
+      logprobs=jnp.zeros((R, T), jnp.float32),
+      last_token=jnp.zeros((R,), jnp.int32),
+      lengths=jnp.ones((R,), jnp.int32),
+      stopped=jnp.zeros((R,), bool),
+      active=jnp.zeros((R,), bool),
+  )
+
+
+def refill(
+    settings: Settings,
+    state: DecodeState,
+    logits_BxV: jax.Array,
+    prompt_cache: types.PyTree,
+    mask_BxP: jax.Array,
+    slot_R: jax.Array,
+    ids_Rx3: jax.Array,
+) -> DecodeState:
+  """Starts rows: the prompt's cache, the random key and the first token.
+
+  Args:
+    settings: of the sampler.
+    state: of the rows; those with slot_R < 0 stay as they are.
+    logits_BxV: [B, V] float32, after each prefilled prompt.
+    prompt_cache: leaves [N, B, P, G, Dh].
+    mask_BxP: [B, P] float32, of the prefilled prompts.
+    slot_R: [R] int32, the row's prompt in the prefill; -1: not started.
+    ids_Rx3: [R, 3] uint32, prompt id, visit and sample index of the row.
+
+  Returns:
+    The state; a row whose first token ends it is not active.
+  """
+  new_R = slot_R >= 0
+  slot_R = jnp.maximum(slot_R, 0)
+
+  def select(new, old, axis=0):
+    others = [i for i in range(old.ndim) if i != axis]
+    return jnp.where(jnp.expand_dims(new_R, others), new, old)
+
+  key_data_Rx2 = _row_keys(settings.seed, ids_Rx3)
+  start_R = jnp.zeros_like(slot_R)
+  token_R, logprob_R = _draw(
+      settings, logits_BxV[slot_R], key_data_Rx2, start_R
+  )
+  state = dataclasses.replace(
+      state,
+      prompt_cache=jax.tree.map(
+          lambda new, old: select(new[:, slot_R], old, axis=1),
+          prompt_cache,
+          state.prompt_cache,
+      ),
+      prompt_mask=select(mask_BxP[slot_R], state.prompt_mask),
+      key_data=select(key_data_Rx2, state.key_data),
+      lengths=select(start_R, state.lengths),
+      stopped=state.stopped & ~new_R,
+      active=state.active | new_R,
+  )
+  return _append(settings, state, new_R, token_R, logprob_R)
+
+
+def decode_chunk(
+    model: build.Model,
+    settings: Settings,
+    params: types.PyTree,
+    state: DecodeState,
+    num_steps: jax.Array,
+) -> tuple[DecodeState, jax.Array]:
+  """Samples up to `num_steps` tokens in each active row.
+
+  It ends early when no row is active. `num_steps` is an argument, so that one
+  program serves short chunks and whole completions.
+
+  Returns:
+    The state, and [R] bool, True in the rows that are not active.
+  """
+
+  def body(carry):
+    step, state = carry
+    # A row that ended feeds its last token again: the same column is written
+    # with the same values, and nothing else of the row changes.
+    column_R = state.lengths - 1
+    prompt_lengths_R = jnp.sum(state.prompt_mask, axis=-1).astype(jnp.int32)
+    logits_RxV, cache = _decode_rows(
+        model,
+        params,
+        state.last_token,
+        prompt_lengths_R + column_R,
+        state.prompt_cache,
+        state.prompt_mask,
+        state.cache,
+        _columns(state) <= column_R[:, None],
+        column_R,
+    )
+    state = dataclasses.replace(state, cache=cache)
+    token_R, logprob_R = _draw(
+        settings, logits_RxV, state.key_data, state.lengths
+    )
+    state = _append(settings, state, state.active, token_R, logprob_R)
+    return step + 1, state
+
+  def unfinished(carry):
+    step, state = carry
+    return (step < num_steps) & jnp.any(state.active)
+
+  _, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
+  return state, ~state.active
+
+
+def collect(
+    settings: Settings, state: DecodeState
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+  """Returns tokens and log-probs, [R, T], lengths and stopped, [R], as new."""
+  sampled_RxT = _columns(state) < state.lengths[:, None]
+  return (
+      jnp.where(sampled_RxT, state.tokens, settings.pad_id),
+      jnp.where(sampled_RxT, state.logprobs, 0.0),
+      # Copies: the state's own buffers are given to the next program.
+      jnp.copy(state.lengths),
+      jnp.copy(state.stopped),
+  )
+
+
+def _decode_rows(
+    model: build.Model, params: types.PyTree, *row_arguments
+) -> tuple[jax.Array, types.PyTree]:
+  """Returns `model.decode_step` with a column to write of each row's own.
+
+  The step writes one column in all its rows. Mapped over rows, each has its
+  own, so position t of a row always stands in column t: with a shared column,
+  the order in which a row's keys are summed, and with it the last bit of its
+  log-probs, would depend on when the row was started.
+  """
+
+  def one_row(token, position, prompt_cache, mask_P, cache, mask_T, column):
+    row = lambda tree: jax.tree.map(lambda leaf: leaf[:, None], tree)
+    logits_1xV, cache = model.decode_step(
+        params,
+        token[None],
+        position[None],
+        row(prompt_cache),
+        mask_P[None],
+        row(cache),
+        mask_T[None],
+        column,
+    )
+    return logits_1xV[0], jax.tree.map(lambda leaf: leaf[:, 0], cache)
+
+  return jax.vmap(one_row, in_axes=(0, 0, 1, 0, 0, 0, 0))(*row_arguments)
+
+
+def _columns(state: DecodeState) -> jax.Array:
+  """Returns [R, T] int32, the column of each entry."""
+  return jax.lax.broadcasted_iota(jnp.int32, state.tokens.shape, 1)
+
+
+def _row_keys(seed: int, ids_Rx3: jax.Array) -> jax.Array:
+  """Returns [R, 2] uint32: the key of (seed, prompt id, visit, sample)."""
+  root = jax.random.key(seed, impl=_RNG_IMPL)
+  fold = lambda ids_3: functools.reduce(jax.random.fold_in, list(ids_3), root)
+  return jax.random.key_data(jax.vmap(fold)(ids_Rx3))
+
+
+def _draw(
+    settings: Settings,
+    logits_RxV: jax.Array,
+    key_data_Rx2: jax.Array,
+    position_R: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the tokens at `position_R` and their log-probs, both [R]."""
+  keys_R = jax.random.wrap_key_data(key_data_Rx2, impl=_RNG_IMPL)
+  folded_R = jax.vmap(jax.random.fold_in)(keys_R, position_R)
+  # The folded key is itself 64 random bits; 24 of them fill a float in [0, 1).
+  bits_R = jax.random.key_data(folded_R)[:, 0]
+  uniform_R = (bits_R >> 8).astype(jnp.float32) * 2.0**-24
+  logprobs_RxV = logits_lib.process(
+      logits_RxV,
+      temperature=settings.temperature,
+      top_k=settings.top_k,
+      top_p=settings.top_p,
+  )
+  return logits_lib.sample(logprobs_RxV, uniform_R)
+
+
+def _append(
+    settings: Settings,
+    state: DecodeState,
+    rows_R: jax.Array,
+    token_R: jax.Array,
+    logprob_R: jax.Array,
+) -> DecodeState:
+  """Writes the next token of `rows_R` and ends the rows that it completes."""
+  here_RxT = (_columns(state) == state.lengths[:, None]) & rows_R[:, None]
+  lengths_R = state.lengths + rows_R
+  stopped_R = state.stopped
+  if settings.eos_id is not None:
+    stopped_R = stopped_R | (rows_R & (token_R == settings.eos_id))
+  full_R = lengths_R >= settings.max_completion_tokens
+  return dataclasses.replace(
+      state,
+      tokens=jnp.where(here_RxT, token_R[:, None], state.tokens),
+      logprobs=jnp.where(here_RxT, logprob_R[:, None], state.logprobs),
+      last_token=jnp.where(rows_R, token_R, state.last_token),
+      lengths=lengths_R,
+      stopped=stopped_R,
+      active=state.active & ~stopped_R & ~full_R,
+  )
