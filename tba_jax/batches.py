@@ -10,6 +10,7 @@ import numpy as np
 from tba_jax import reference as reference_lib
 from tba_jax import types
 from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import draw as draw_lib
 
 
 class BatchMaker:
@@ -46,7 +47,7 @@ class BatchMaker:
     self._unsaved: list[tuple[np.ndarray, jax.Array]] = []
     self._merge = jax.jit(_merge)
 
-  def make(self, draw: buffer_lib.Draw, step: int) -> types.Batch:
+  def make(self, draw: draw_lib.Draw, step: int) -> types.Batch:
     """Returns the batch of a draw, with the reference log-probs of every row.
 
     Args:

@@ -68,11 +68,12 @@ def _load_config(name: str, overrides: Sequence[str]):
   if name in _OF_A_RUN and _WORKDIR.value is not None:
     if overrides and name != "evaluate":
       raise ValueError(
-          f"{overrides[0]}: --program={name} takes its settings from"
+          f"config.{overrides[0]}: --program={name} takes its settings from"
           f" {_WORKDIR.value}/config.json; give --config to change them"
       )
     config = run_directory.load_config(_WORKDIR.value)
-    return config_args.apply_overrides(config, overrides)
+    config_args.apply_overrides(config, overrides)
+    return config
   if name == "report":
     return None
   raise ValueError(f"--config: --program={name} needs a config file")
@@ -80,8 +81,7 @@ def _load_config(name: str, overrides: Sequence[str]):
 
 def run() -> None:
   """Console entry: takes `--config.key=value` out before absl sees the rest."""
-  overrides = [a for a in sys.argv[1:] if a.startswith("--config.")]
-  argv = [a for a in sys.argv if not a.startswith("--config.")]
+  argv, overrides = config_args.split_argv(sys.argv)
   logging.set_verbosity(logging.WARNING)
   app.run(
       lambda rest: sys.exit(main(rest, overrides)),

@@ -12,7 +12,7 @@ import numpy as np
 
 from tba_jax import jsonl
 from tba_jax import metrics as metrics_lib
-from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import draw as draw_lib
 from tba_jax.replay import service as service_lib
 
 _STATUS_EVERY_S = 1.0
@@ -76,7 +76,7 @@ class Recorder:
     )
     self._results = jsonl.read_json(workdir / "eval.json") or {}
     self._status: dict[str, Any] = {
-        "phase": "start",
+        "phase": "warm-up",
         "num_steps": num_steps,
         "started": time.time(),
     }
@@ -120,7 +120,7 @@ class Recorder:
       self,
       step: int,
       metrics: dict[str, float],
-      draw: buffer_lib.Draw,
+      draw: draw_lib.Draw,
       service: service_lib.ReplayService,
   ) -> None:
     """Records one step.
@@ -298,7 +298,7 @@ class Recorder:
       return 0.0
     return (self._num_steps - done) * self._wall_s / done
 
-  def _write_samples(self, step: int, draw: buffer_lib.Draw) -> None:
+  def _write_samples(self, step: int, draw: draw_lib.Draw) -> None:
     num_prompts, num_completions = draw.rewards.shape
     per_prompt = min(2, num_completions)
     for i in range(self._num_samples):

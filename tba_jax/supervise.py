@@ -134,7 +134,7 @@ class _Supervisor:
       raise RunFailed(self._last_words(child))
 
   def _train(self) -> None:
-    self._panel.phase("start")
+    self._panel.phase("warm-up")
     search = self._config.search
     cores = assign_cores(self._config)
     self._children.add("store", 0, cores["store"])

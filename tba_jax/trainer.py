@@ -22,7 +22,7 @@ from tba_jax import publication
 from tba_jax import recorder as recorder_lib
 from tba_jax import train_step as train_step_lib
 from tba_jax import types
-from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import draw as draw_lib
 from tba_jax.replay import journal as journal_lib
 from tba_jax.replay import service as service_lib
 
@@ -149,7 +149,7 @@ class Trainer:
 
   def _prepare(
       self, should_stop: Callable[[], bool]
-  ) -> tuple[buffer_lib.Draw, types.Batch] | None:
+  ) -> tuple[draw_lib.Draw, types.Batch] | None:
     """Waits for the step's data and draws; None where it was stopped."""
     note = self._recorder
     with note.span("wait_fresh", step=self._step):
@@ -157,7 +157,7 @@ class Trainer:
         return None
     return self._draw(self._step)
 
-  def _draw(self, step: int) -> tuple[buffer_lib.Draw, types.Batch]:
+  def _draw(self, step: int) -> tuple[draw_lib.Draw, types.Batch]:
     with self._recorder.span("draw", step=step):
       draw = self._service.buffer.sample(
           self._periods.num_prompts, self._periods.num_completions, step
@@ -166,8 +166,8 @@ class Trainer:
       return draw, self._batch_maker.make(draw, step)
 
   def _after_dispatch(
-      self, draw: buffer_lib.Draw, should_stop: Callable[[], bool]
-  ) -> tuple[buffer_lib.Draw, types.Batch] | None:
+      self, draw: draw_lib.Draw, should_stop: Callable[[], bool]
+  ) -> tuple[draw_lib.Draw, types.Batch] | None:
     """While the device works on the step: publish it, draw the next batch."""
     del draw
     done = self._step + 1
@@ -184,7 +184,7 @@ class Trainer:
 
   def _after_step(
       self,
-      draw: buffer_lib.Draw,
+      draw: draw_lib.Draw,
       batch: types.Batch,
       metrics: dict[str, np.ndarray],
   ) -> None:

@@ -28,7 +28,10 @@ from tba_jax.replay import packing
 from tba_jax.transport import base
 from tba_jax.transport import wire
 
-_TICK_S = 0.003
+# Between two looks at the queue: while the trainer waits, and while it works
+# (a look costs its core about a quarter of a millisecond).
+_URGENT_TICK_S = 0.002
+_TICK_S = 0.02
 _LEASES_EVERY_S = 0.25
 # A gap in a searcher's sequence that lasts so long will not be filled: the
 # journal that held the missing blocks is gone.
@@ -100,6 +103,8 @@ class Drain:
     self.leases = leases_lib.LeaseTable(lease_s)
     self.counts = {"wire_duplicates": 0, "refused": 0, "blocks": 0}
     self.generation = 0
+    # Set by whoever waits for data.
+    self.urgent = False
     self.busy_s = 0.0
     self._pending: list[Record] = []
     self._work_count = 0
@@ -198,7 +203,7 @@ class Drain:
           worked = False
         self.busy_s += time.perf_counter() - started
         if not worked:
-          self._stop.wait(_TICK_S)
+          self._stop.wait(_URGENT_TICK_S if self.urgent else _TICK_S)
       transport.close()
     except Exception as error:  # The trainer's thread raises it.
       logging.exception("drain ended")

@@ -23,10 +23,14 @@ from typing import Any
 
 from tba_jax import ledger as ledger_lib
 from tba_jax import types
+from tba_jax.replay import amount as amount_lib
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import drain as drain_lib
+from tba_jax.replay import draw as draw_lib
 from tba_jax.replay import prompt_order
 from tba_jax.transport import base
+
+Amount = amount_lib.Amount
 
 # A position so far beyond the last admitted one is no searcher's work.
 _POSITION_SLACK = 1 << 20
@@ -145,21 +149,12 @@ class ReplayService:
     self.open(step)
     needed = self._flow.needed(step)
     with self._drain.lock:
-      deadline = time.monotonic() + self._flow.starvation_s
-      before = -1
-      while True:
-        self._drain.check()
-        here = self._here(needed)
-        if here >= needed:
-          break
-        if should_stop():
+      self._drain.urgent = True
+      try:
+        if not self._await(step, needed, should_stop):
           return False
-        now = time.monotonic()
-        if here != before:
-          before, deadline = here, now + self._flow.starvation_s
-        if now > deadline:
-          raise base.DeadlineExceededError(self._starved(step, here, needed))
-        self._drain.lock.wait(0.1)
+      finally:
+        self._drain.urgent = False
       self._apply(step, needed if self._flow.lockstep else None)
     return True
 
@@ -193,10 +188,10 @@ class ReplayService:
     """Returns the ledger as it stands, both sides; see `Ledger.close`."""
     with self._drain.lock:
       for sid, lease in self._drain.leases.alive().items():
-        self._ledger.announce(sid, _amount(lease["totals"]))
+        self._ledger.announce(sid, _totals(lease["totals"]))
     return self._ledger.close(self._buffer.untrained())
 
-  def mark_trained(self, draw: buffer_lib.Draw) -> None:
+  def mark_trained(self, draw: draw_lib.Draw) -> None:
     """Counts the drawn completions as used by a step."""
     self._ledger.train_first(self._buffer.mark_trained(draw.rows))
 
@@ -210,6 +205,25 @@ class ReplayService:
           "ledger": self._ledger.get_state(),
           "buffer": self._buffer.get_state(),
       }
+
+  def _await(
+      self, step: int, needed: int, should_stop: Callable[[], bool]
+  ) -> bool:
+    deadline = time.monotonic() + self._flow.starvation_s
+    before = -1
+    while True:
+      self._drain.check()
+      here = self._here(needed)
+      if here >= needed:
+        return True
+      if should_stop():
+        return False
+      now = time.monotonic()
+      if here != before:
+        before, deadline = here, now + self._flow.starvation_s
+      if now > deadline:
+        raise base.DeadlineExceededError(self._starved(step, here, needed))
+      self._drain.lock.wait(0.1)
 
   def _here(self, needed: int) -> int:
     """Distinct prompts that came, of the step's own where in lockstep."""
@@ -233,21 +247,22 @@ class ReplayService:
       arrived += self._apply_record(record)
     self._drain.take(count)
     for group in sorted(arrived, key=lambda g: g.position):
-      self._ledger.evict(self._buffer.insert(group, step))
+      result = self._buffer.insert(group, step)
+      self._ledger.evict(result.left_untrained)
 
   def _apply_record(self, record: drain_lib.Record) -> list[types.Group]:
     header = record.header
     sid = header["sid"]
     if not record.is_block:
-      self._ledger.announce(sid, _amount(header["totals"]))
+      self._ledger.announce(sid, _totals(header["totals"]))
       self._ledger.searcher_gone(sid)
       return []
     self._watermarks[sid] = header["sequence"] + 1
     self._ledger.accept(
-        sid, _amount(header["totals"]), _amount(header["amount"])
+        sid, _totals(header["totals"]), _totals(header["amount"])
     )
     if record.groups is None:
-      self._reject("malformed", _amount(header["amount"]))
+      self._reject("malformed", _totals(header["amount"]))
       return []
     kept = []
     limit = self._order.cursor + _POSITION_SLACK
@@ -261,13 +276,13 @@ class ReplayService:
       if reason is None:
         kept.append(group)
       else:
-        self._reject(reason, (1, group.num_completions, group.num_tokens))
+        self._reject(reason, Amount(1, group.num_completions, group.num_tokens))
     return kept
 
-  def _reject(self, reason: str, amount: tuple[int, int, int]) -> None:
-    self.rejected[reason] = self.rejected.get(reason, 0) + amount[1]
+  def _reject(self, reason: str, amount: Amount) -> None:
+    self.rejected[reason] = self.rejected.get(reason, 0) + amount.completions
     self._ledger.reject(reason, amount)
-    self._on_event("rejected", f"{amount[1]} completions: {reason}")
+    self._on_event("rejected", f"{amount.completions} completions: {reason}")
 
   def _starved(self, step: int, here: int, needed: int) -> str:
     alive = self._drain.leases.alive()
@@ -282,5 +297,5 @@ class ReplayService:
     )
 
 
-def _amount(totals: dict[str, int]) -> tuple[int, int, int]:
-  return totals["prompts"], totals["completions"], totals["tokens"]
+def _totals(totals: dict[str, int]) -> Amount:
+  return Amount(totals["prompts"], totals["completions"], totals["tokens"])
