@@ -50,9 +50,11 @@ def number(value: Any, style: str = "number") -> str:
 
 
 def duration(seconds: Any) -> str:
-  """Returns seconds as `1:02 h`, `3:20 min` or `4.2 s`."""
+  """Returns seconds as `1:02 h`, `3:20 min`, `4.2 s` or `50 ms`."""
   if not load.is_number(seconds):
     return "–"
+  if 0 < abs(seconds) < 1:
+    return f"{1000 * seconds:.0f} ms"
   if seconds < 60:
     return f"{seconds:.1f} s"
   minutes, rest = divmod(int(seconds), 60)
@@ -94,9 +96,10 @@ def evaluations(run: load.Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
   return before, after
 
 
-def before_after(run: load.Run) -> list[dict[str, Any]]:
+def compare(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> list[dict[str, str]]:
   """Returns rows name, before, after, change; with +- 2 standard errors."""
-  before, after = evaluations(run)
   k = before.get("k", after.get("k"))
   rows = []
   for key, (name, style) in EVALUATIONS.items():
@@ -122,6 +125,11 @@ def before_after(run: load.Run) -> list[dict[str, Any]]:
         {"name": name, "before": cells[0], "after": cells[1], "change": change}
     )
   return rows
+
+
+def before_after(run: load.Run) -> list[dict[str, str]]:
+  """Returns the rows of `compare` for a run."""
+  return compare(*evaluations(run))
 
 
 def headline(run: load.Run) -> list[dict[str, str]]:

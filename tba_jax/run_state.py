@@ -1,0 +1,128 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a live view shows of a run, followed file by file as it grows.
+
+The view is read while others write: any file may be missing or half written,
+and any key of the state may be absent.
+"""
+
+import collections
+from collections.abc import Mapping
+import dataclasses
+import pathlib
+from typing import Any
+
+from tba_jax import jsonl
+
+MAX_HISTORY = 2000
+
+
+@dataclasses.dataclass
+class RunState:
+  """What is known of a run.
+
+  name: of the run directory.
+  phase: "setup", "sft", "warm-up", "train", "finish" or "done".
+  status: the trainer's live state; see `recorder`.
+  reward: newest (step, mean reward) pairs.
+  pass_at_1: held-out (step, pass@1) pairs.
+  sft: newest record of supervised fine-tuning.
+  sft_steps: how many steps it takes, 0 where that is not known.
+  restarts: by role.
+  event: the newest event.
+  note: where the state comes from, or why it is old.
+  """
+
+  name: str
+  phase: str = "setup"
+  status: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  reward: collections.deque = dataclasses.field(
+      default_factory=lambda: collections.deque(maxlen=MAX_HISTORY)
+  )
+  pass_at_1: collections.deque = dataclasses.field(
+      default_factory=lambda: collections.deque(maxlen=MAX_HISTORY)
+  )
+  sft: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  sft_steps: int = 0
+  restarts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  event: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  note: str = ""
+
+
+class Tail:
+  """Reads what was added to a file of JSON lines since the last look."""
+
+  def __init__(self, path: pathlib.Path):
+    self._path = path
+    self._offset = 0
+
+  def read(self) -> list[dict[str, Any]]:
+    """Returns the new whole objects; a torn last line waits for its end."""
+    try:
+      with self._path.open("rb") as f:
+        f.seek(0, 2)
+        if f.tell() < self._offset:  # Written anew.
+          self._offset = 0
+        f.seek(self._offset)
+        data = f.read()
+    except OSError:  # Not there yet, or just being replaced.
+      return []
+    whole = data[: data.rfind(b"\n") + 1]
+    self._offset += len(whole)
+    records = (jsonl.parse_line(line) for line in whole.splitlines())
+    return [record for record in records if record is not None]
+
+
+def number(value: Any) -> float | None:
+  """Returns a number, None where the value is no number."""
+  if isinstance(value, bool) or not isinstance(value, int | float):
+    return None
+  return value
+
+
+class Follower:
+  """Keeps a `RunState` up to date with a run directory."""
+
+  def __init__(self, workdir: str | pathlib.Path):
+    self._workdir = pathlib.Path(workdir)
+    self.state = RunState(self._workdir.name or str(self._workdir))
+    self._metrics = Tail(self._workdir / "metrics.jsonl")
+    self._sft = Tail(self._workdir / "sft" / "metrics.jsonl")
+    self._events = Tail(self._workdir / "events.jsonl")
+
+  def read(self, *, with_status: bool = True) -> RunState:
+    """Reads what is new and returns the state.
+
+    Args:
+      with_status: also take the live state from `status.json`.
+    """
+    state = self.state
+    for record in self._metrics.read():
+      step = number(record.get("step"))
+      for name, series in (
+          ("train/reward_mean", state.reward),
+          ("eval/pass_at_1", state.pass_at_1),
+      ):
+        value = number(record.get(name))
+        if value is not None and step is not None:
+          # A restart redoes steps: what it redoes is no longer true.
+          while series and series[-1][0] >= step:
+            series.pop()
+          series.append((step, value))
+    for record in self._sft.read():
+      state.sft = {**state.sft, **record}
+    for event in self._events.read():
+      state.event = event
+    if not state.sft_steps:
+      state.sft_steps = self._sft_steps()
+    if with_status:
+      status = jsonl.read_json(self._workdir / "status.json")
+      if isinstance(status, dict):
+        state.status = status
+    return state
+
+  def _sft_steps(self) -> int:
+    saved = jsonl.read_json(self._workdir / "config.json")
+    for key in ("config", "sft", "num_steps"):
+      saved = saved.get(key) if isinstance(saved, dict) else None
+    return saved if isinstance(saved, int) else 0

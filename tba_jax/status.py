@@ -1,0 +1,102 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `status` program: the live state of a run, read from its store."""
+
+from collections.abc import Sequence
+import pathlib
+import sys
+import time
+from typing import Any
+
+import ml_collections
+import rich.console
+
+from tba_jax import jsonl
+from tba_jax import panel_view
+from tba_jax import processes
+from tba_jax import run_directory
+from tba_jax import run_state
+from tba_jax.report import tables
+from tba_jax.transport import base
+from tba_jax.transport import kv_client
+from tba_jax.transport import locator as locators
+from tba_jax.transport import wire
+
+# Written by the trainer through its store: a message with the live state.
+STATUS_KEY = "status/run"
+
+
+def read_store(
+    run_info: run_directory.Run, deadline_s: float
+) -> tuple[dict[str, Any] | None, str]:
+  """Returns the live state in the run's store, and where it comes from.
+
+  Waits for the store for at most `deadline_s` seconds.
+
+  Returns:
+    The state and a note; None and the reason where there is no state.
+  """
+  try:
+    locator = locators.read(run_info.locator)
+    if locator is None:
+      return None, "its store is not running"
+    transport = kv_client.KvTransport(
+        run_info.locator, deadline_s=deadline_s, run_id=run_info.run_id
+    )
+  except (base.TransportError, OSError, ValueError) as error:
+    return None, f"its store does not answer: {error}"
+  try:
+    data = transport.get(STATUS_KEY)
+    if data is None:
+      return None, f"nothing in the store yet (generation {locator.generation})"
+    state = wire.decode_message(data, run_info.secret)
+    return state, f"from the store, generation {transport.generation}"
+  except (base.TransportError, wire.WireError) as error:
+    return None, f"its store gave no readable state: {error}"
+  finally:
+    transport.close()
+
+
+def run(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    operands: Sequence[str] = (),
+) -> int:
+  """Prints the state of the run in `workdir` once.
+
+  The store is asked first. Where it does not answer, the state that the
+  trainer last wrote to `status.json` is shown, and the view says so.
+
+  Returns:
+    0; 1 where nothing is known of the run; 2 for a directory without one.
+  """
+  if operands:
+    print(
+        f"error: --program=status takes no operand, given {list(operands)}",
+        file=sys.stderr,
+    )
+    return processes.EXIT_CONFIG
+  try:
+    run_info = run_directory.open_run(workdir, config)
+  except (ValueError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_CONFIG
+  status, note = read_store(run_info, config.store.probe_timeout_s)
+  if status is None:
+    status = jsonl.read_json(pathlib.Path(workdir) / "status.json")
+    note = f"from status.json: {note}"
+  state = run_state.Follower(workdir).read(with_status=False)
+  if not isinstance(status, dict):
+    if not state.sft and not state.event:
+      print(f"error: {workdir}: no state yet; {note}", file=sys.stderr)
+      return 1
+    status = {}
+  state.status = status
+  default = "sft" if state.sft and not state.reward else "setup"
+  state.phase = str(status.get("phase", default))
+  written = run_state.number(status.get("time"))
+  if written is not None:
+    note += f"; written {tables.duration(max(0.0, time.time() - written))} ago"
+  state.note = note
+  rich.console.Console().print(panel_view.render(state))
+  return processes.EXIT_OK
