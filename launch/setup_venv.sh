@@ -39,6 +39,8 @@ find_python() {
 make_venv() {
   local venv="$1/.venv" python
   "$venv/bin/python" -m pip --version >/dev/null 2>&1 && return
+  # Made by a tool that leaves pip out, or cut off before pip came.
+  "$venv/bin/python" -m ensurepip >/dev/null 2>&1 && return
   python="$(find_python)" || exit 1
   echo "Making $venv with $("$python" --version)" >&2
   if ! "$python" -m venv --clear "$venv" >&2; then

@@ -12,6 +12,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 _CACHE_HOME = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
 _CACHE = pathlib.Path(_CACHE_HOME).expanduser() / "tba_jax" / "xla_tests"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
+os.environ.setdefault("TBA_JAX_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 from absl import flags  # noqa: E402

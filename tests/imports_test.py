@@ -20,24 +20,25 @@ _RINGS = {
         optimizer processes sharding tokenizer types
     """,
     1: """
-        losses/policy_gradient losses/preference losses/supervised losses/tb
-        models/* replay/buffer replay/leases replay/prompt_order
-        replay/selection sampling/logits tasks/* transport/*
+        losses/* models/* replay/* sampling/* tasks/* transport/*
     """,
     2: """
         checkpoint config_args ledger objective reference replay/journal
-        replay/packing report/* run_directory sampling/decode
+        replay/packing report/* run_directory sampling/decode sampling/rows
+        run_state versions
     """,
     3: """
         batches evaluator policy publication replay/drain replay/outbox
         replay/service reward_scorer train_step validate
     """,
-    4: "recorder searcher trainer",
+    4: "recorder searcher sft_examples sft_settings trainer",
     5: """
-        benchmarks/* children evaluate export generate panel plan report/program
-        roles score status store supervise sweep train_reward_model train_sft
+        children evaluate export generate panel panel_view parts plan
+        report/program roles score status store supervise sweep
+        train_reward_model train_sft
     """,
-    6: "main",
+    # Benchmarks measure programs; `main` alone asks for either, by name.
+    6: "benchmarks/* main",
 }
 _MAX_DEPTH = 7
 
@@ -46,8 +47,8 @@ _MAX_DEPTH = 7
 # device is touched.
 _WITHOUT_JAX = """
     children config_args config_ranges config_relations jsonl main metrics
-    models/config panel processes report/* run_directory store supervise tasks/*
-    transport/base transport/in_process transport/kv_host transport/locator
+    models/config panel panel_view processes report/* run_directory run_state
+    store supervise tasks/* transport/base transport/in_process transport/kv_host transport/locator
     transport/spool transport/wire validate
 """
 _JAX_PACKAGES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
@@ -57,10 +58,12 @@ def _name(path: pathlib.Path) -> str:
   return str(path.relative_to(_PACKAGE).with_suffix(""))
 
 
+# The package's own `__init__` is loaded before any of its files, so it has no
+# ring; the last test below sees what it loads.
 _FILES = {
     _name(path): ast.parse(path.read_text())
     for path in sorted(_PACKAGE.rglob("*.py"))
-    if path.name != "__init__.py"
+    if path != _PACKAGE / "__init__.py"
 }
 
 
@@ -111,7 +114,7 @@ def _ours(tree: ast.AST, *, top_level: bool = False) -> set[str]:
       for name in _imports(tree, top_level=top_level)
       if name.startswith("tba_jax.")
   }
-  return names & set(_FILES)
+  return (names | {f"{name}/__init__" for name in names}) & set(_FILES)
 
 
 def _programs() -> set[str]:
@@ -130,7 +133,6 @@ class ImportsTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.edges = {name: _ours(tree) for name, tree in _FILES.items()}
-    self.edges["main"] |= _programs()
 
   def test_every_file_has_a_ring(self):
     self.assertEqual(set(_FILES) - set(_ring_of()), set())
@@ -150,12 +152,13 @@ class ImportsTest(absltest.TestCase):
         )
 
   def test_no_cycles_and_a_bounded_depth(self):
+    edges = {**self.edges, "main": self.edges["main"] | _programs()}
     longest: dict[str, list[str]] = {}
 
     def chain(name: str, above: tuple[str, ...]) -> list[str]:
       self.assertNotIn(name, above, f"a cycle: {above} {name}")
       if name not in longest:
-        below = [chain(t, (*above, name)) for t in sorted(self.edges[name])]
+        below = [chain(t, (*above, name)) for t in sorted(edges[name])]
         longest[name] = [name, *max(below, key=len, default=[])]
       return longest[name]
 
