@@ -89,14 +89,16 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " search.prompts_per_step search.credits train.num_steps"
         " train.prompts_per_batch train.completions_per_prompt"
         " train.micro_batch_prompts replay.capacity_per_prompt replay.capacity"
-        " replay.recent_window_steps publish.every_steps evaluate.every_steps"
+        " replay.recent_window_steps publish.every_steps"
         " evaluate.num_prompts evaluate.num_completions evaluate.final_prompts"
         " evaluate.batch_prompts checkpoint.every_steps checkpoint.keep"
-        " log.every_steps log.samples_every_steps",
+        " log.every_steps",
     ),
     (
         _at_least(0),
-        "sft.warmup_steps sampling.top_k search.lead_steps"
+        # A period of 0 is "never".
+        "evaluate.every_steps log.samples_every_steps"
+        " sft.warmup_steps sampling.top_k search.lead_steps"
         " loss.beta_decay_steps loss.beta_stop_steps optimizer.warmup_steps"
         " replay.warm_start_completions log.num_samples",
     ),

@@ -165,24 +165,34 @@ def _has_type(value: Any, example: Any) -> bool:
 
 
 def _check_task(good: Mapping[str, Any], task: base.Task) -> list[str]:
-  """Checks that the task's longest texts fit."""
+  """Checks what must fit the task: its longest texts, its held-out prompts."""
   lines = []
-  for key, needed, unit in (
-      ("sampling.max_prompt_tokens", task.max_prompt_tokens, "prompt"),
-      ("sampling.max_completion_tokens", task.max_completion_tokens,
-       "right completion (with its stop token)"),
-  ):  # fmt: skip
-    # Another tokenizer cuts the texts into other tokens.
-    if (
-        good.get("tokenizer.source") == "task"
-        and good.get(key, needed) < needed
+  if good.get("tokenizer.source") == "task":  # Another cuts in other tokens.
+    for key, needed, what in (
+        ("sampling.max_prompt_tokens", task.max_prompt_tokens, "prompt"),
+        (
+            "sampling.max_completion_tokens",
+            task.max_completion_tokens,
+            "right completion, with its stop token,",
+        ),
     ):
+      if good.get(key, needed) < needed:
+        lines.append(
+            _line(
+                key,
+                good[key],
+                f"allowed {needed} or more: the longest {what} has {needed}"
+                " tokens",
+            )
+        )
+  num_held_out = task.num_prompts(base.HELD_OUT)
+  for key in ("evaluate.num_prompts", "evaluate.final_prompts"):
+    if good.get(key, 0) > num_held_out:
       lines.append(
           _line(
               key,
               good[key],
-              f"allowed {needed} or more: the longest {unit} of the task has"
-              f" {needed} tokens",
+              f"allowed up to {num_held_out}, the held-out prompts of the task",
           )
       )
   return lines

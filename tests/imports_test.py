@@ -48,8 +48,8 @@ _MAX_DEPTH = 7
 _WITHOUT_JAX = """
     children config_args config_ranges config_relations jsonl main metrics
     models/config panel panel_view processes report/* run_directory run_state
-    store supervise tasks/* transport/base transport/in_process transport/kv_host transport/locator
-    transport/spool transport/wire validate
+    store supervise tasks/* transport/base transport/in_process
+    transport/kv_host transport/locator transport/spool transport/wire validate
 """
 _JAX_PACKAGES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 

@@ -21,8 +21,9 @@ from tba_jax.tasks import build as tasks_build
 
 
 def _config(**changes):
-  """The base config with `section__key=value` changes."""
+  """A right config with `section__key=value` changes."""
   config = common.get_config()
+  config.evaluate.num_prompts = config.evaluate.final_prompts = 8
   for name, value in changes.items():
     section, _, key = name.rpartition("__")
     with config.ignore_type():
@@ -40,8 +41,8 @@ def _problems(config, **kwargs):
 
 class TypesTest(parameterized.TestCase):
 
-  def test_base_config_is_right(self):
-    self.assertEqual(_problems(common.get_config()), [])
+  def test_right_config(self):
+    self.assertEqual(_problems(_config()), [])
 
   def test_all_problems_are_told_at_once(self):
     config = _config(
@@ -61,7 +62,7 @@ class TypesTest(parameterized.TestCase):
       self.assertTrue(any(line.startswith(prefix) for line in lines), lines)
 
   def test_unknown_key_names_the_nearest(self):
-    config = common.get_config()
+    config = _config()
     config.train.num_step = 3
     self.assertEqual(
         _problems(config),
@@ -72,7 +73,7 @@ class TypesTest(parameterized.TestCase):
     )
 
   def test_missing_key_is_named(self):
-    config = common.get_config()
+    config = _config()
     del config.loss["beta"]
     self.assertEqual(
         _problems(config),
@@ -285,6 +286,18 @@ class TaskTest(absltest.TestCase):
         lines[1], "config.sampling.max_completion_tokens = 17: allowed 18"
     )
 
+  def test_held_out_prompts_are_enough(self):
+    task = tasks_build.make_task(
+        ml_collections.ConfigDict({"name": "arithmetic"})
+    )
+    size = task.num_prompts("held_out")
+    self.assertEqual(_problems(_config(evaluate__final_prompts=size)), [])
+    for key in ("num_prompts", "final_prompts"):
+      (line,) = _problems(_config(**{f"evaluate__{key}": size + 1}))
+      self.assertStartsWith(
+          line, f"config.evaluate.{key} = {size + 1}: allowed up to {size}"
+      )
+
   def test_a_task_from_outside_takes_the_place_of_the_named_one(self):
     config = _config(task__name="mine")
     config.task.my_field = 1
@@ -302,11 +315,11 @@ class ResumeTest(absltest.TestCase):
     return json.loads(json.dumps(config.to_dict()))
 
   def test_same_config_resumes(self):
-    config = common.get_config()
+    config = _config()
     validate.check_resume(self._saved(config), config)
 
   def test_how_a_run_is_watched_may_change(self):
-    old = self._saved(common.get_config())
+    old = self._saved(_config())
     new = _config(
         log__every_steps=7,
         search__num_searchers=3,
@@ -316,7 +329,7 @@ class ResumeTest(absltest.TestCase):
     validate.check_resume(old, new)
 
   def test_what_a_run_computes_may_not(self):
-    old = self._saved(common.get_config())
+    old = self._saved(_config())
     new = _config(loss__beta=0.1, replay__capacity=1000)
     with self.assertRaises(validate.ConfigError) as caught:
       validate.check_resume(old, new)
@@ -328,9 +341,9 @@ class ResumeTest(absltest.TestCase):
     self.assertIn("another --workdir", lines[0])
 
   def test_key_of_another_version_stands_for_its_default(self):
-    old = self._saved(common.get_config())
+    old = self._saved(_config())
     del old["loss"]["ratio_clip"]
-    validate.check_resume(old, common.get_config())
+    validate.check_resume(old, _config())
     with self.assertRaisesRegex(ValueError, re.escape("loss.ratio_clip")):
       validate.check_resume(old, _config(loss__ratio_clip=0.2))
 
