@@ -238,7 +238,6 @@ def _read_arrays(
     # A bool is read as it is written: any byte other than 0 and 1 is none.
     if dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
       raise WireError("array", f"{name!r} holds bytes that are not bool")
-    array.flags.writeable = False
     arrays[name] = array
     offset += num_bytes + -num_bytes % _ALIGN
   if offset != len(body):

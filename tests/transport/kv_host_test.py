@@ -72,9 +72,10 @@ class HostTest(parameterized.TestCase):
 
   def test_the_service_leaves_on_sigterm_and_stays_on_sigint(self):
     with running_host.RunningHost(self.spool) as running:
-      os.kill(running.host.child_pid, signal.SIGINT)
       client = running.client()
-      self.assertTrue(client.put("a", b"x"))
+      os.kill(running.host.child_pid, signal.SIGINT)
+      count = client.get("meta/probe")
+      running_host.wait_until(lambda: client.get("meta/probe") != count)
       self.assertEqual(running.kinds(), ["started"])
       os.kill(running.host.child_pid, signal.SIGTERM)
       running_host.wait_until(lambda: "lost" in running.kinds())
@@ -232,11 +233,20 @@ class AddressTest(parameterized.TestCase):
         break
       host = self.make_host(f"127.0.0.1:{first}-{first + 2}")
       addresses = []
-      for generation in (1, 2, 4, 5):
+      for generation in (1, 2, 3, 4):
         host._generation = generation
         addresses.append(host._new_address())
       free = [f"127.0.0.1:{first + 1}", f"127.0.0.1:{first + 2}"]
       self.assertEqual(addresses, [*free, *free])
+
+  def test_the_next_host_moves_on_in_the_range_too(self):
+    addresses = set()
+    for generation in (1, 2, 3):
+      host = self.make_host("127.0.0.1:21500-21599")
+      host._generation = generation
+      addresses.add(host._new_address())
+      host.close()
+    self.assertLen(addresses, 3)
 
   def test_serves_over_tcp(self):
     with running_host.RunningHost(self.spool, address="127.0.0.1:0") as running:

@@ -49,6 +49,12 @@ class RoundTripTest(parameterized.TestCase):
       self.assertFalse(decoded[name].flags.writeable)
       self.assertTrue(decoded[name].flags.aligned)
 
+  def test_arrays_stand_aligned_after_any_header(self):
+    for length in range(9):
+      data = wire.encode({"x": "a" * length}, {"x": np.ones(3)}, SECRET)
+      _, decoded = wire.decode(data, SECRET)
+      self.assertTrue(decoded["x"].flags.aligned)
+
   @parameterized.parameters(sorted(wire._DTYPES))
   def test_every_allowed_dtype(self, name):
     array = np.arange(7).astype(name)
