@@ -150,7 +150,7 @@ def make_train_step(
     learning_rate = optimizers.learning_rate_fn(state.step)
     metrics = {
         "loss": loss,
-        "grad_norm": optax.global_norm(grads[0]),
+        "grad_norm": optax.tree.norm(grads[0]),
         "learning_rate": learning_rate * state.learning_rate_scale,
         "beta": beta,
         **objective.finish_metrics(totals),
@@ -239,6 +239,7 @@ def _state_shardings(
 ) -> TrainState:
   """Returns the state's shardings: moments as their params, the rest whole."""
   params = sharding.param_shardings(mesh, config.sharding, model.logical_axes)
+  sharding.check_divisible(shapes.params, params)
   whole = sharding.replicated(mesh)
   opt_state = optax.tree_map_params(
       _make_optimizers(config).tx,
@@ -265,9 +266,15 @@ def _cut(
         f" {num_prompts} prompts of the batch"
     )
   num_micro = num_prompts // micro_batch_prompts
-  spec = sharding.batch_sharding(mesh, rules).spec
+  over_batch = sharding.batch_sharding(mesh, rules)
+  num_shards = num_prompts // over_batch.shard_shape((num_prompts,))[0]
+  if micro_batch_prompts % num_shards:
+    raise ValueError(
+        f"train.micro_batch_prompts={micro_batch_prompts}: must be a multiple"
+        f" of the {num_shards} shards of config.sharding.batch"
+    )
   over_prompts = jax.sharding.NamedSharding(
-      mesh, jax.sharding.PartitionSpec(None, *spec)
+      mesh, jax.sharding.PartitionSpec(None, *over_batch.spec)
   )
 
   def cut(x: jax.Array) -> jax.Array:
