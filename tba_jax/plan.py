@@ -35,27 +35,27 @@ _LOGITS_BYTES = 4  # logits are float32 in any model
 
 
 def llama_leaves(c: ModelConfig) -> Leaves:
-  """Returns every parameter of a Llama with its axes."""
+  """Returns every parameter of a Llama with its axes, as the model has it."""
   n, d, f, v = c.num_layers, c.width, c.mlp_width, c.vocab_size
   h, g, dh = c.num_heads, c.num_kv_heads, c.head_dim
-  key_value = (n, d, g, dh), ("layers", "width", "kv_heads", "head_dim")
+  key_value = (n, g, dh, d), ("layers", "kv_heads", "head_dim", "width")
   norm = (n, d), ("layers", "width")
-  up = (n, d, f), ("layers", "width", "mlp")
+  up = (n, f, d), ("layers", "mlp", "width")
   leaves = {
       "embed": ((v, d), ("vocab", "width")),
       "attention_norm": norm,
-      "query": ((n, d, h, dh), ("layers", "width", "heads", "head_dim")),
+      "query": ((n, h, dh, d), ("layers", "heads", "head_dim", "width")),
       "key": key_value,
       "value": key_value,
-      "out": ((n, h, dh, d), ("layers", "heads", "head_dim", "width")),
+      "out": ((n, d, h, dh), ("layers", "width", "heads", "head_dim")),
       "mlp_norm": norm,
       "gate": up,
       "up": up,
-      "down": ((n, f, d), ("layers", "mlp", "width")),
+      "down": ((n, d, f), ("layers", "width", "mlp")),
       "final_norm": ((d,), ("width",)),
   }
   if not c.tie_embeddings:
-    leaves["head"] = ((d, v), ("width", "vocab"))
+    leaves["head"] = ((v, d), ("vocab", "width"))
   return leaves
 
 

@@ -9,6 +9,7 @@ and any key of the state may be absent.
 import collections
 from collections.abc import Mapping
 import dataclasses
+import math
 import pathlib
 from typing import Any
 
@@ -74,10 +75,10 @@ class Tail:
 
 
 def number(value: Any) -> float | None:
-  """Returns a number, None where the value is no number."""
+  """Returns a finite number, None where the value is none."""
   if isinstance(value, bool) or not isinstance(value, int | float):
     return None
-  return value
+  return value if math.isfinite(value) else None
 
 
 class Follower:

@@ -117,10 +117,6 @@ CHARTS = (
 )
 
 
-def _finite(value: Any) -> bool:
-  return load.is_number(value) and math.isfinite(value)
-
-
 def _short(value: float) -> float:
   """Returns the value to 5 significant digits, to keep the page small."""
   return float(f"{value:.5g}")
@@ -145,7 +141,7 @@ def thin(
   rows = [
       (r["step"], r.get("time") or 0.0, r[name], r.get(band) if band else None)
       for r in records
-      if _finite(r.get(name))
+      if load.is_number(r.get(name))
   ]
   out = {"step": [], "time": [], "mean": [], "low": [], "high": []}
   per_point = max(1, math.ceil(len(rows) / MAX_POINTS))
@@ -155,7 +151,7 @@ def thin(
     mean = sum(values) / len(values)
     low, high = min(values), max(values)
     if band:
-      widths = [w for *_, w in part if _finite(w)]
+      widths = [w for *_, w in part if load.is_number(w)]
       width = band_scale * sum(widths) / len(widths) if widths else 0.0
       low, high = mean - width, mean + width
     out["step"].append(part[-1][0])
@@ -239,7 +235,7 @@ def sum_histograms(records: Records, name: str) -> list[list[float]]:
         value = float(key)
       except ValueError:
         continue
-      if math.isfinite(value) and _finite(count):
+      if math.isfinite(value) and load.is_number(count):
         total[value] = total.get(value, 0) + count
   return [[value, total[value]] for value in sorted(total)]
 

@@ -5,6 +5,7 @@
 import array
 from collections.abc import Mapping
 import dataclasses
+import math
 from typing import Any
 
 from etils import epath
@@ -74,8 +75,10 @@ class Run:
 
 
 def is_number(value: Any) -> bool:
-  """True for a finite or non-finite int or float, not for a bool."""
-  return isinstance(value, int | float) and not isinstance(value, bool)
+  """True for a finite int or float; a bool is no number."""
+  if isinstance(value, bool) or not isinstance(value, int | float):
+    return False
+  return math.isfinite(value)
 
 
 class _Skips:

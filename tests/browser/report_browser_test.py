@@ -1,0 +1,233 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Opens the report in a headless Chromium and uses it.
+
+Needs Debian's `chromium` and `chromium-driver`, and the package selenium.
+Without them the test skips, unless the environment has CI set. Screenshots go
+to TBA_JAX_SCREENSHOTS, where that is set.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+
+from absl.testing import absltest
+
+from tba_jax.report import build
+from tests.report import fake_run
+
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--window-size=1320,1000",
+)
+HOSTILE = (
+    "</script><img src=x onerror=\"document.title='broken'\">\x1b[2J\u202e"
+)
+
+
+def _missing() -> str:
+  """Returns what the test lacks on this machine, "" where nothing."""
+  try:
+    import selenium.webdriver  # noqa: F401
+  except ImportError:
+    return "selenium is not installed (the extra `test` has it)"
+  for program in ("chromium", "chromedriver"):
+    if shutil.which(program) is None:
+      return f"no {program}: apt-get install chromium chromium-driver"
+  return ""
+
+
+def _luminance(color: str) -> float:
+  """Returns the relative luminance of `rgb(r, g, b)`, as WCAG defines it."""
+  channels = color[color.index("(") + 1 : -1].split(",")[:3]
+  linear = [
+      c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+      for c in (float(c) / 255 for c in channels)
+  ]
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(a: str, b: str) -> float:
+  high, low = sorted((_luminance(a), _luminance(b)), reverse=True)
+  return (high + 0.05) / (low + 0.05)
+
+
+class ReportBrowserTest(absltest.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    missing = _missing()
+    if missing and os.environ.get("CI"):
+      raise RuntimeError(missing)
+    if missing:
+      raise absltest.SkipTest(missing)
+    from selenium import webdriver
+    from selenium.webdriver.chrome import service
+
+    folder = tempfile.TemporaryDirectory()
+    cls.addClassCleanup(folder.cleanup)
+    cls.folder = pathlib.Path(folder.name)
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in (*_FLAGS, f"--user-data-dir={cls.folder / 'profile'}"):
+      options.add_argument(flag)
+    cls.driver = webdriver.Chrome(
+        options=options, service=service.Service(shutil.which("chromedriver"))
+    )
+    cls.addClassCleanup(cls.driver.quit)
+    run = cls.folder / "countdown"
+    fake_run.make_run(str(run), num_steps=320, num_samples=120)
+    with (run / "samples.jsonl").open("a") as f:
+      sample = {"step": 400, "prompt": HOSTILE, "completion": HOSTILE}
+      f.write(json.dumps(sample | {"reward": -1.0}) + "\n")
+    cls.page = build.write_report(run)
+
+  def setUp(self):
+    super().setUp()
+    self.driver.get(f"file://{self.page}")
+
+  def tearDown(self):
+    entries = self.driver.get_log("browser")
+    self.assertEqual([e["message"] for e in entries], [])
+    super().tearDown()
+
+  def _all(self, selector):
+    return self.driver.find_elements("css selector", selector)
+
+  def _one(self, selector):
+    return self.driver.find_element("css selector", selector)
+
+  def _script(self, body, *args):
+    return self.driver.execute_script(body, *args)
+
+  def _screenshot(self, name):
+    """Returns the whole page as PNG, and keeps it where that is asked."""
+    height = self._script("return document.documentElement.scrollHeight")
+    self.driver.set_window_size(1320, height + 100)
+    png = self.driver.get_screenshot_as_png()
+    self.driver.set_window_size(1320, 1000)
+    keep = os.environ.get("TBA_JAX_SCREENSHOTS")
+    if keep:
+      folder = pathlib.Path(keep)
+      folder.mkdir(parents=True, exist_ok=True)
+      (folder / f"report_{name}.png").write_bytes(png)
+    return png
+
+  def test_every_part_of_the_page_is_drawn(self):
+    self.assertEqual(self._script("return document.body.dataset.ready"), "yes")
+    titles = [
+        c.get_attribute("data-chart") for c in self._all("#charts .chart")
+    ]
+    for title in ("Reward", "Held-out pass@1", "Entropy", "Staleness"):
+      self.assertIn(title, titles)
+    for chart in self._all("#charts .chart"):
+      self.assertNotEmpty(chart.find_elements("css selector", "svg path"))
+    self.assertNotEmpty(self._all("#staleness-figure rect"))
+    self.assertNotEmpty(self._all("#uses-figure rect"))
+    self.assertLen(self._all("#time-figure tbody tr"), 4)
+    self.assertLen(self._all("#events-table tbody tr"), 4)
+    self.assertNotEmpty(self._all("#diversity .chip.right"))
+    painted = self._script(
+        "const c = document.querySelector('#timeline-figure canvas');"
+        "const all = [0, 0, c.width, c.height];"
+        "const d = c.getContext('2d').getImageData(...all).data;"
+        "return new Set(new Uint32Array(d.buffer)).size"
+    )
+    self.assertGreater(painted, 5)
+
+  def test_nothing_is_asked_of_the_network(self):
+    asked = self._script(
+        "return performance.getEntriesByType('resource').map((e) => e.name)"
+    )
+    self.assertEqual([u for u in asked if not u.startswith("data:")], [])
+
+  def test_nothing_is_wider_than_the_window(self):
+    for width in (1320, 420):
+      self.driver.set_window_size(width, 900)
+      wider = self._script(
+          "return document.documentElement.scrollWidth - innerWidth"
+      )
+      self.assertLessEqual(wider, 0, width)
+    self.driver.set_window_size(1320, 1000)
+
+  def test_samples_are_found_by_text_and_reward(self):
+    count = self._one("#sample-count")
+    self.assertStartsWith(count.text, "121 of 121")
+    self._one("#sample-query").send_keys("onerror")
+    self.assertStartsWith(count.text, "1 of 121")
+    (row,) = self._all("tr.sample")
+    self.assertIn("⟦U+202E⟧", row.text)
+    self.assertIn("␛[2J", row.text)
+    self.assertEmpty(self._all("img"))
+    self.assertNotEqual(self.driver.title, "broken")
+    self._one("#sample-query").clear()
+    self._one("#sample-reward option[value='>0']").click()
+    rewards = [float(e.text) for e in self._all("tr.sample td:nth-child(5)")]
+    self.assertNotEmpty(rewards)
+    self.assertTrue(all(r > 0 for r in rewards))
+    self._one("#sample-query").send_keys("no such text")
+    self.assertIn("No sample fits", self._one("#samples-table").text)
+
+  def test_tokens_carry_their_logprob(self):
+    tokens = self._all("tr.sample .token")
+    self.assertNotEmpty(tokens)
+    self.assertRegex(tokens[0].get_attribute("title"), r"nats · p [01]\.\d+")
+    self._one("#sample-color").click()
+    self.assertEmpty(self._all("tr.sample .token"))
+
+  def test_curves_switch_to_wall_clock(self):
+    labels = lambda: self._one("#charts .chart svg").text
+    self.assertNotIn("min", labels())
+    self._one("[data-axis=time]").click()
+    self.assertIn("min", labels())
+
+  def test_the_timeline_zooms_and_moves(self):
+    canvas = self._one("#timeline-figure canvas")
+    span = lambda: (
+        float(canvas.get_attribute("data-from")),
+        float(canvas.get_attribute("data-to")),
+    )
+    first, last = span()
+    self._script("arguments[0].focus()", canvas)
+    canvas.send_keys("+")
+    low, high = span()
+    self.assertAlmostEqual(high - low, (last - first) / 2, places=2)
+    canvas.send_keys("0")
+    self.assertEqual(span(), (first, last))
+    self._one("#timeline-bar button:nth-child(4)").click()
+    low, high = span()
+    self.assertAlmostEqual(high - low, 10.0, places=2)
+    self.assertAlmostEqual(high, last, places=2)
+
+  def test_light_and_dark_are_readable(self):
+    style = (
+        "const s = getComputedStyle(arguments[0]);"
+        "return [s.color, getComputedStyle(arguments[1]).backgroundColor]"
+    )
+    for theme in ("light", "dark"):
+      self._script("setTheme(arguments[0])", theme)
+      tile = self._one(".tile")
+      for selector, limit in ((".value", 7.0), (".name", 4.5)):
+        text = tile.find_element("css selector", selector)
+        ink, ground = self._script(style, text, tile)
+        self.assertGreaterEqual(_contrast(ink, ground), limit, theme)
+      for pill in self._all(".pill, .chip.right"):
+        ink, ground = self._script(style, pill, pill)
+        self.assertGreaterEqual(_contrast(ink, ground), 4.5, theme)
+      self.assertGreater(len(self._screenshot(theme)), 50_000)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,139 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests for plan."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+
+from configs import common
+from tba_jax import plan
+from tba_jax import sharding
+from tba_jax.models import build
+from tests.report import fake_run
+
+
+def _rows(config, workdir=None):
+  sections = plan.plan(config, workdir)
+  return {name: value for _, rows in sections for name, value in rows}
+
+
+class PlanTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.config = common.get_config()
+
+  @parameterized.product(tie=(False, True), kv_heads=(4, 2))
+  def test_parameters_are_those_of_the_model(self, tie, kv_heads):
+    self.config.model.tie_embeddings = tie
+    self.config.model.num_kv_heads = kv_heads
+    shape = plan.model_of(self.config)
+    model = build.make_model(shape)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    leaves = plan.llama_leaves(shape)
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    self.assertEqual(plan.num_params(leaves), count)
+    # Shapes with their axes, not only their sum.
+    is_axes = lambda node: isinstance(node, tuple)
+    axes = jax.tree.leaves(model.logical_axes, is_leaf=is_axes)
+    actual = sorted(
+        (leaf.shape, names)
+        for leaf, names in zip(jax.tree.leaves(params), axes, strict=True)
+    )
+    self.assertEqual(sorted(leaves.values()), actual)
+
+  def test_a_sharded_leaf_is_shared_out_as_the_mesh_does(self):
+    leaves = {"a": ((4, 6, 8), ("layers", "width", "mlp")), "b": ((8,), ("x",))}
+    rules = {"layers": "", "width": "fsdp", "mlp": "tensor,fsdp", "x": ""}
+    mesh = {"data": 3, "fsdp": 2, "tensor": 4}
+    # fsdp is taken by width, so that mlp is split by tensor alone.
+    self.assertEqual(plan.params_per_device(leaves, rules, mesh), 4 * 3 * 2 + 8)
+    spec = sharding._spec(rules, leaves["a"][1])
+    self.assertEqual(tuple(spec), (None, "fsdp", "tensor"))
+
+  def test_memory_is_by_device(self):
+    alone = _rows(self.config)
+    self.config.mesh.fsdp = 2
+    shared = _rows(self.config)
+    self.assertEqual(alone["parameters"], shared["parameters"])
+    self.assertNotEqual(alone["params"], shared["params"])
+    self.assertIn("2: data 1 x fsdp 2 x tensor 1", shared["devices"])
+
+  def test_batches_that_do_not_divide_are_told(self):
+    self.assertEqual(_rows(self.config)["micro-batches a step"],
+                     "1 of 32 prompts")  # fmt: skip
+    self.config.train.micro_batch_prompts = 12
+    self.assertStartsWith(_rows(self.config)["micro-batches a step"], "NO: 32")
+    with contextlib.redirect_stdout(io.StringIO()):
+      self.assertEqual(plan.run(self.config, None), 2)
+    self.config.train.micro_batch_prompts = 16
+    self.config.mesh.data = 3
+    self.assertStartsWith(_rows(self.config)["shards of a micro-batch"], "NO")
+
+  def test_staleness_bound(self):
+    self.config.search.lead_steps = 2
+    self.config.publish.every_steps = 3
+    self.assertStartsWith(plan.staleness_bound(self.config), "5 steps")
+    self.config.replay.recent_fraction = 0.5
+    self.assertIn("replayed data is older", plan.staleness_bound(self.config))
+    self.config.search.lockstep = True
+    self.assertStartsWith(plan.staleness_bound(self.config), "0 steps")
+
+  def test_searchers_are_unknown_without_a_measured_run(self):
+    self.assertStartsWith(plan.expected_searchers(None), "unknown")
+    with tempfile.TemporaryDirectory() as workdir:
+      self.assertStartsWith(plan.expected_searchers(workdir), "unknown")
+
+  def test_searchers_follow_from_an_earlier_run(self):
+    with tempfile.TemporaryDirectory() as workdir:
+      fake_run.make_run(workdir, num_steps=50)
+      # Two searchers busy 70 % beside a trainer busy 95 % of the time.
+      self.assertStartsWith(plan.expected_searchers(workdir), "2, measured")
+      with open(os.path.join(workdir, "summary.json"), "w") as f:
+        json.dump({"generate_busy_s": 30.0, "train_busy_s": 14.0}, f)
+      self.assertStartsWith(plan.expected_searchers(workdir), "5, measured")
+
+  def test_a_hugging_face_folder_gives_the_shape(self):
+    with tempfile.TemporaryDirectory() as folder:
+      shape = plan.model_of(self.config)
+      with open(os.path.join(folder, "config.json"), "w") as f:
+        json.dump({**shape.to_hf(), "vocab_size": 999}, f)
+      self.config.init = folder
+      self.assertEqual(plan.model_of(self.config).vocab_size, 999)
+    with self.assertRaisesRegex(ValueError, "config.init="):
+      plan.model_of(self.config)
+
+  def test_the_program_prints_the_plan(self):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+      self.assertEqual(plan.run(self.config, None), 0)
+    self.assertIn("staleness of fresh data", out.getvalue())
+    with contextlib.redirect_stderr(io.StringIO()):
+      self.assertEqual(plan.run(self.config, None, ["x"]), 2)
+
+  @parameterized.parameters(
+      (12, "12 B"), (2048, "2 KB"), (3 * 2**30, "3 GB"), (5000 * 2**30,
+                                                          "5,000 GB")
+  )  # fmt: skip
+  def test_size(self, num_bytes, shown):
+    self.assertEqual(plan.size(num_bytes), shown)
+
+  def test_no_device_is_touched(self):
+    code = (
+        "import sys\nfrom configs import common\nfrom tba_jax import plan\n"
+        "plan.plan(common.get_config(), None)\nsys.exit('jax' in sys.modules)"
+    )
+    self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
+
+
+if __name__ == "__main__":
+  absltest.main()
