@@ -155,7 +155,8 @@ def load(
   params = {}
   for row in rows:
     layers = [
-        row.from_hf(files.read(n)) for n in row.hf_names(config.num_layers)
+        files.read(n).reshape(row.shape)
+        for n in row.hf_names(config.num_layers)
     ]
     array = np.stack(layers) if row.stacked else layers[0]
     array = array.astype(jnp.dtype(config.param_dtype))
@@ -180,10 +181,10 @@ def _tensors(config: ModelConfig, params: PyTree) -> dict[str, np.ndarray]:
       problems.append(f"params {name}: {found}, expected {list(expected)}")
       continue
     count += 1
-    array = np.asarray(leaf, dtype=jnp.dtype(config.param_dtype))
+    array = np.ascontiguousarray(leaf, dtype=jnp.dtype(config.param_dtype))
     layers = list(array) if row.stacked else [array]
     for name, layer in zip(row.hf_names(config.num_layers), layers):
-      tensors[name] = row.to_hf(layer)
+      tensors[name] = layer.reshape(row.hf_shape)
   if not problems and len(jax.tree.leaves(params)) != count:
     problems.append("params have leaves that the family does not name")
   if problems:

@@ -2,15 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables from Hugging Face's tensor names to paths of our params.
 
-A row says where a tensor goes, our shape of it, and whether it is transposed
-on the way: torch stores a linear map as [out, in], we as [in..., out...].
+Both sides store a linear map with its output axes first, and only our heads
+have an axis of their own: a tensor is reshaped on the way, never transposed.
 """
 
 from collections.abc import Callable
 import dataclasses
-import math
-
-import numpy as np
 
 from tba_jax.models import config as model_config_lib
 
@@ -24,26 +21,17 @@ class Row:
   hf_name: its name; `{layer}` stands for the layer's index.
   path: keys of our nested dict; under "blocks" the leaf stacks all layers.
   shape: our shape of one layer's tensor.
-  num_in: leading axes of `shape` that a linear map sums over; 0 where the
-    tensor is stored as it is.
+  hf_shape: its shape in the file, of the same elements in the same order.
   """
 
   hf_name: str
   path: tuple[str, ...]
   shape: tuple[int, ...]
-  num_in: int = 0
+  hf_shape: tuple[int, ...]
 
   @property
   def stacked(self) -> bool:
     return self.path[0] == "blocks"
-
-  @property
-  def hf_shape(self) -> tuple[int, ...]:
-    """The shape in the file: as ours, or [out, in] of a linear map."""
-    if not self.num_in:
-      return self.shape
-    size_in = math.prod(self.shape[: self.num_in])
-    return math.prod(self.shape[self.num_in :]), size_in
 
   def hf_names(self, num_layers: int) -> list[str]:
     """Returns the tensor's name, or the name of each layer's in order."""
@@ -51,74 +39,48 @@ class Row:
       return [self.hf_name]
     return [self.hf_name.format(layer=layer) for layer in range(num_layers)]
 
-  def from_hf(self, tensor: np.ndarray) -> np.ndarray:
-    """Returns our array of one of the file's tensors."""
-    return (tensor.T if self.num_in else tensor).reshape(self.shape)
-
-  def to_hf(self, array: np.ndarray) -> np.ndarray:
-    """Returns the file's tensor of our array of one layer, contiguous."""
-    if self.num_in:
-      array = array.reshape(self.hf_shape[::-1]).T
-    return np.ascontiguousarray(array)
-
 
 def _llama(config: ModelConfig) -> list[Row]:
   c = config
-  layer = "model.layers.{layer}."
-  attention, mlp = ("blocks", "attention"), ("blocks", "mlp")
-  queries = (c.width, c.num_heads, c.head_dim)
-  keys = (c.width, c.num_kv_heads, c.head_dim)
-  output = (c.num_heads, c.head_dim, c.width)
-  up, down = (c.width, c.mlp_width), (c.mlp_width, c.width)
-  rows = [
-      Row(
-          "model.embed_tokens.weight",
-          ("embed", "embedding"),
-          (c.vocab_size, c.width),
-      ),
-      Row(
-          f"{layer}input_layernorm.weight",
-          ("blocks", "attention_norm", "scale"),
-          (c.width,),
-      ),
-      Row(
-          f"{layer}post_attention_layernorm.weight",
-          ("blocks", "mlp_norm", "scale"),
-          (c.width,),
-      ),
-      Row(
-          f"{layer}self_attn.q_proj.weight",
-          (*attention, "q", "kernel"),
-          queries,
-          1,
-      ),
-      Row(
-          f"{layer}self_attn.k_proj.weight",
-          (*attention, "k", "kernel"),
-          keys,
-          1,
-      ),
-      Row(
-          f"{layer}self_attn.v_proj.weight",
-          (*attention, "v", "kernel"),
-          keys,
-          1,
-      ),
-      Row(
-          f"{layer}self_attn.o_proj.weight",
-          (*attention, "o", "kernel"),
-          output,
-          2,
-      ),
-      Row(f"{layer}mlp.gate_proj.weight", (*mlp, "gate", "kernel"), up, 1),
-      Row(f"{layer}mlp.up_proj.weight", (*mlp, "up", "kernel"), up, 1),
-      Row(f"{layer}mlp.down_proj.weight", (*mlp, "down", "kernel"), down, 1),
-      Row("model.norm.weight", ("final_norm", "scale"), (c.width,)),
-  ]
-  if not c.tie_embeddings:
+  rows = []
+
+  def add(hf_name: str, path: str, shape: tuple[int, ...], *hf_shape: int):
     rows.append(
-        Row("lm_head.weight", ("head", "kernel"), (c.width, c.vocab_size), 1)
+        Row(f"{hf_name}.weight", tuple(path.split(".")), shape, hf_shape)
     )
+
+  def add_heads(name: str, heads: int):
+    add(
+        f"model.layers.{{layer}}.self_attn.{name}_proj",
+        f"blocks.attention.{name}.kernel",
+        (heads, c.head_dim, c.width),
+        *(heads * c.head_dim, c.width),
+    )
+
+  def add_same(hf_name: str, path: str, *shape: int):
+    add(hf_name, path, shape, *shape)
+
+  layer = "model.layers.{layer}."
+  add_same("model.embed_tokens", "embed.embedding", c.vocab_size, c.width)
+  add_same(f"{layer}input_layernorm", "blocks.attention_norm.scale", c.width)
+  add_heads("q", c.num_heads)
+  add_heads("k", c.num_kv_heads)
+  add_heads("v", c.num_kv_heads)
+  add(
+      f"{layer}self_attn.o_proj",
+      "blocks.attention.o.kernel",
+      (c.width, c.num_heads, c.head_dim),
+      *(c.width, c.num_heads * c.head_dim),
+  )
+  norm = f"{layer}post_attention_layernorm"
+  add_same(norm, "blocks.mlp_norm.scale", c.width)
+  mlp, kernel = f"{layer}mlp", "blocks.mlp.{}.kernel".format
+  add_same(f"{mlp}.gate_proj", kernel("gate"), c.mlp_width, c.width)
+  add_same(f"{mlp}.up_proj", kernel("up"), c.mlp_width, c.width)
+  add_same(f"{mlp}.down_proj", kernel("down"), c.width, c.mlp_width)
+  add_same("model.norm", "final_norm.scale", c.width)
+  if not c.tie_embeddings:
+    add_same("lm_head", "head.kernel", c.vocab_size, c.width)
   return rows
 
 

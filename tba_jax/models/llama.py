@@ -83,7 +83,7 @@ class Llama(nnx.Module):
       self.head = layers.Linear(
           (config.width,),
           (config.vocab_size,),
-          ("width", "vocab"),
+          ("vocab", "width"),
           rngs=rngs,
           param_dtype=dtype,
       )
