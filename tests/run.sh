@@ -59,8 +59,8 @@ run_group() {
   shift 2
   echo "=== $name"
   timeout --kill-after=30 "$limit" "$VENV_PYTHON" -m pytest \
-    --junitxml="$results/${name//\//_}.xml" \
-    ${args[@]+"${args[@]}"} "$@" || status=$?
+    ${args[@]+"${args[@]}"} "$@" 2>&1 \
+    | tee "$results/${name//\//_}" || status=$?
   # 5 is "no test ran": right where the arguments deselect a whole group.
   if ((status == 5 && ${#args[@]})); then status=0; fi
   if ((status == 124 || status == 137)); then
@@ -90,19 +90,19 @@ else
   fi
 fi
 
+# One line for all: the sum of the groups' closing lines.
 "$VENV_PYTHON" - "$results" <<'END'
+import collections
 import pathlib
+import re
 import sys
-import xml.etree.ElementTree as ElementTree
 
-total = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
-for path in pathlib.Path(sys.argv[1]).glob("*.xml"):
-  for suite in ElementTree.parse(path).getroot().iter("testsuite"):
-    for name in total:
-      total[name] += int(suite.get(name, 0))
-failed = total["failures"] + total["errors"]
-passed = total["tests"] - failed - total["skipped"]
-print(f"{passed} passed, {failed} failed, {total['skipped']} skipped")
+total = collections.Counter()
+for path in pathlib.Path(sys.argv[1]).iterdir():
+  closing = path.read_text(errors="replace").strip().rpartition("\n")[2]
+  for count, what in re.findall(r"(\d+) (passed|failed|error|skipped)", closing):
+    total["failed" if what == "error" else what] += int(count)
+print(", ".join(f"{total[k]} {k}" for k in ("passed", "failed", "skipped")))
 END
 if ((${#failed[@]})); then
   printf 'failed group: %s\n' "${failed[@]}" >&2
