@@ -35,12 +35,16 @@ find_python() {
     "install one, or name it: PYTHON=/path/to/python3.11 $0"
 }
 
+has_pip() {
+  "$1/bin/python" -m pip --version >/dev/null 2>&1
+}
+
 # Makes ROOT/.venv unless a whole one is there.
 make_venv() {
   local venv="$1/.venv" python
-  "$venv/bin/python" -m pip --version >/dev/null 2>&1 && return
+  has_pip "$venv" && return
   # Made by a tool that leaves pip out, or cut off before pip came.
-  "$venv/bin/python" -m ensurepip >/dev/null 2>&1 && return
+  "$venv/bin/python" -m ensurepip >/dev/null 2>&1 && has_pip "$venv" && return
   python="$(find_python)" || exit 1
   echo "Making $venv with $("$python" --version)" >&2
   if ! "$python" -m venv --clear "$venv" >&2; then
