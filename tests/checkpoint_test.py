@@ -1,0 +1,202 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: whole or absent, the newest that can be read, clear errors."""
+
+import json
+import os
+import pathlib
+import shutil
+
+from absl.testing import absltest
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax import checkpoint
+from tba_jax import host_state
+
+HOST_STATE = {"cursor": 7, "buffer": {"tokens": np.arange(6), "seed": 2**130}}
+
+
+def make_state(value, size=40):
+  return {
+      "params": {"kernel": jnp.full((size, 5), float(value))},
+      "empty": {},
+      "step": jnp.int32(value),
+  }
+
+
+class CheckpointTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+    self.events = []
+
+  def open(self, keep=2):
+    saver = checkpoint.Checkpointer(
+        str(self.directory),
+        keep=keep,
+        on_event=lambda kind, message: self.events.append((kind, message)),
+    )
+    self.addCleanup(saver.close)
+    return saver
+
+  def save_steps(self, *steps, keep=2):
+    saver = self.open(keep)
+    for step in steps:
+      saver.save(step, make_state(step), {**HOST_STATE, "step": step})
+    saver.wait()
+    return saver
+
+  def check_restores(self, saver, step):
+    state, host = saver.restore(make_state(0))
+    chex.assert_trees_all_equal(state, make_state(step))
+    self.assertEqual(host["step"], step)
+
+  def test_restores_what_was_saved_in_another_process_life(self):
+    self.save_steps(3).close()
+    state, host = self.open().restore(make_state(0))
+    chex.assert_trees_all_equal(state, make_state(3))
+    self.assertEqual(host["cursor"], 7)
+    self.assertEqual(host["buffer"]["seed"], 2**130)
+    np.testing.assert_array_equal(host["buffer"]["tokens"], np.arange(6))
+
+  def test_keeps_the_newest_ones(self):
+    saver = self.save_steps(1, 2, 10)
+    self.assertEqual(saver.latest_step(), 10)
+    steps = [p.name for p in self.directory.iterdir() if p.name.isdigit()]
+    self.assertCountEqual(steps, ["2", "10"])
+    self.check_restores(saver, 10)
+    state, _ = saver.restore(make_state(0), step=2)
+    self.assertEqual(state["step"], 2)
+
+  def test_what_happens_after_save_does_not_reach_the_checkpoint(self):
+    # Large, so that the write is under way while the buffers are reused.
+    step_fn = jax.jit(
+        lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0
+    )
+    example = make_state(0, size=400_000)
+    state = step_fn(make_state(1, size=400_000))
+    saver, host = self.open(), {"counts": np.zeros(1000)}
+    saver.save(1, state, host)
+    for _ in range(5):
+      state = step_fn(state)
+      host["counts"] += 1
+    saver.wait()
+    restored, restored_host = saver.restore(example)
+    chex.assert_trees_all_equal(restored, make_state(2, size=400_000))
+    np.testing.assert_array_equal(restored_host["counts"], np.zeros(1000))
+
+  def test_empty_directory(self):
+    saver = self.open()
+    self.assertIsNone(saver.latest_step())
+    with self.assertRaisesRegex(FileNotFoundError, str(self.directory)):
+      saver.restore(make_state(0))
+
+  def test_a_step_that_is_not_there(self):
+    saver = self.save_steps(1)
+    with self.assertRaisesRegex(FileNotFoundError, "no checkpoint 5"):
+      saver.restore(make_state(0), step=5)
+
+  def test_steps_only_grow(self):
+    saver = self.save_steps(4)
+    for step in (4, 3):
+      with self.assertRaisesRegex(ValueError, f"step {step} is not above 4"):
+        saver.save(step, make_state(step), {})
+
+  def test_any_truncated_file_gives_the_checkpoint_before(self):
+    self.save_steps(1, 2).close()
+    whole = self.create_tempdir().full_path
+    shutil.copytree(self.directory, whole, dirs_exist_ok=True)
+    newest = self.directory / "2"
+    files = [p for p in newest.rglob("*") if p.is_file() and p.stat().st_size]
+    files = [p.relative_to(self.directory) for p in files]
+    passed_over = 0
+    for file in files:
+      shutil.rmtree(self.directory)
+      shutil.copytree(whole, self.directory)
+      path = self.directory / file
+      os.truncate(path, path.stat().st_size // 2)
+      self.events.clear()
+      with self.subTest(str(file)):
+        saver = checkpoint.Checkpointer(
+            str(self.directory),
+            keep=2,
+            on_event=lambda kind, message: self.events.append((kind, message)),
+        )
+        state, host = saver.restore(make_state(0))
+        # Some files say nothing that a restore needs: then it is whole.
+        step = int(state["step"])
+        chex.assert_trees_all_equal(state, make_state(step))
+        self.assertEqual(host["step"], step)
+        if step == 1:
+          passed_over += 1
+          ((kind, message),) = self.events
+          self.assertEqual(kind, "checkpoint_damaged")
+          self.assertIn("checkpoint 2 in", message)
+          # Its step can be taken again.
+          saver.save(2, make_state(2), {}, wait=True)
+          self.assertEqual(saver.latest_step(), 2)
+        saver.close()
+    # Data, index and metadata of the arrays, the host state, the format.
+    self.assertGreaterEqual(passed_over, 4)
+
+  def test_a_missing_part_gives_the_checkpoint_before(self):
+    self.save_steps(1, 2).close()
+    shutil.rmtree(self.directory / "2" / "host")
+    self.check_restores(self.open(), 1)
+    self.assertTrue((self.directory / "damaged-2").exists())
+
+  def test_a_wrong_structure_is_an_error_and_moves_nothing(self):
+    saver = self.save_steps(1, 2)
+    with self.assertRaisesRegex(ValueError, "(?s)step 2: .*step 1: "):
+      saver.restore({"params": jnp.zeros(3)})
+    with self.assertRaisesRegex(ValueError, "can be read"):
+      saver.restore(make_state(0, size=41))
+    self.check_restores(saver, 2)
+    self.assertEmpty(self.events)
+
+  def test_a_newer_format_is_refused_by_name(self):
+    self.save_steps(1, 2).close()
+    path = self.directory / "2" / "_CHECKPOINT_METADATA"
+    metadata = json.loads(path.read_text())
+    metadata["custom_metadata"]["format"] = checkpoint.FORMAT + 1
+    path.write_text(json.dumps(metadata))
+    with self.assertRaisesRegex(
+        checkpoint.NewerFormatError, f"format {checkpoint.FORMAT + 1}"
+    ):
+      self.open().restore(make_state(0))
+    self.assertEmpty(self.events)
+
+  def test_a_directory_that_cannot_be_used(self):
+    file = self.create_tempfile("file").full_path
+    with self.assertRaisesRegex(OSError, "checkpoint directory .*/file/below"):
+      checkpoint.Checkpointer(file + "/below", keep=2)
+
+  def test_a_failed_write_is_one_clear_error_and_the_next_may_succeed(self):
+    saver = self.save_steps(1)
+    with absltest.mock.patch.object(
+        host_state, "write", side_effect=OSError(28, "No space left on device")
+    ):
+      saver.save(2, make_state(2), {})
+      with self.assertRaisesRegex(
+          OSError, f"checkpoint 2 .*{self.directory}.*No space left"
+      ):
+        saver.wait()
+    self.assertEqual(saver.latest_step(), 1)
+    self.check_restores(saver, 1)
+    saver.save(3, make_state(3), {"step": 3}, wait=True)
+    self.check_restores(saver, 3)
+
+  def test_refuses_what_it_cannot_store_at_once(self):
+    saver = self.open()
+    with self.assertRaisesRegex(TypeError, "host_state"):
+      saver.save(1, make_state(1), {"set": {1, 2}})
+    with self.assertRaisesRegex(ValueError, "checkpoint.keep=0"):
+      self.open(keep=0)
+
+
+if __name__ == "__main__":
+  absltest.main()

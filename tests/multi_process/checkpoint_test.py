@@ -1,0 +1,95 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A process that dies or runs out of disk while it saves loses nothing else."""
+
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import time
+
+from absl.testing import absltest
+import chex
+import numpy as np
+
+from tba_jax import checkpoint
+from tests.multi_process import checkpoint_child
+
+_CHILD = pathlib.Path(checkpoint_child.__file__)
+_ROOT = _CHILD.parents[2]
+
+
+def start_child(directory, *args):
+  return subprocess.Popen(
+      [sys.executable, str(_CHILD), directory, *args],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.DEVNULL,
+      text=True,
+      env={**os.environ, "PYTHONPATH": str(_ROOT)},
+  )
+
+
+class KillTest(absltest.TestCase):
+
+  def check_whole(self, directory, at_least):
+    """Checks that the newest checkpoint is whole; returns its step."""
+    events = []
+    saver = checkpoint.Checkpointer(
+        directory, keep=2, on_event=lambda *event: events.append(event)
+    )
+    state, host = saver.restore(checkpoint_child.make_state(0))
+    saver.close()
+    step = int(state["step"])
+    chex.assert_trees_all_equal(state, checkpoint_child.make_state(step))
+    self.assertEqual(host["step"], step)
+    np.testing.assert_array_equal(
+        host["rows"], checkpoint_child.make_host_state(step)["rows"]
+    )
+    # What was reported complete is there, and needed no falling back.
+    self.assertGreaterEqual(step, at_least)
+    self.assertEmpty(events)
+    return step
+
+  def test_sigkill_at_any_moment_leaves_the_last_complete_one(self):
+    directory = self.create_tempdir().full_path
+    rng = random.Random(0)
+    done = 0
+    for _ in range(4):
+      child = start_child(directory)
+      for _ in range(2):
+        kind, step = child.stdout.readline().split()
+        self.assertEqual(kind, "done")
+        done = int(step)
+      # Somewhere within the saves that follow.
+      time.sleep(rng.uniform(0, 0.1))
+      child.kill()
+      rest = child.stdout.read().split()
+      child.wait()
+      child.stdout.close()
+      done = int(rest[-1]) if rest and rest[-1].isdigit() else done
+      # What was torn is removed by whoever opens the directory next.
+      done = self.check_whole(directory, at_least=done)
+      names = {p.name for p in pathlib.Path(directory).iterdir()}
+      self.assertEqual({n for n in names if "tmp" in n}, set())
+
+  def test_a_full_disk_is_one_clear_error_and_keeps_the_others(self):
+    directory = self.create_tempdir().full_path
+    saver = checkpoint.Checkpointer(directory, keep=2)
+    saver.save(
+        1,
+        checkpoint_child.make_state(1),
+        checkpoint_child.make_host_state(1),
+        wait=True,
+    )
+    saver.close()
+    # No file may grow beyond half of what the arrays need.
+    child = start_child(directory, str(checkpoint_child.SIZE * 2))
+    out, _ = child.communicate(timeout=120)
+    self.assertEqual(child.returncode, 0)
+    self.assertRegex(out, f"^error checkpoint 2 .*{directory}.*File too large")
+    self.check_whole(directory, at_least=1)
+
+
+if __name__ == "__main__":
+  absltest.main()
