@@ -1,0 +1,154 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A model, a tokenizer and a task whose answers are known in advance."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax.tasks import base
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeConfig:
+  vocab_size: int
+  max_positions: int
+
+
+class FakeModel:
+  """Scripted logits behind the functions of `models.build.Model`.
+
+  The logits after a sequence are the sum, over its tokens, of a table's entry
+  for (position, token), so that they depend on everything that was seen and on
+  its places, and a lost, doubled or misplaced token shows. A prompt's positions
+  count from 0, a completion's go on from there.
+
+  params: {"table": [num_positions, V, V] float32, "bias": [V] float32}.
+  """
+
+  def __init__(self, vocab_size: int, num_positions: int):
+    self.config = FakeConfig(vocab_size, num_positions)
+
+  def init(self, rng: jax.Array):
+    V, L = self.config.vocab_size, self.config.max_positions
+    table_rng, bias_rng = jax.random.split(rng)
+    return {
+        "table": jax.random.normal(table_rng, (L, V, V)),
+        "bias": jax.random.normal(bias_rng, (V,)),
+    }
+
+  def init_cache(self, num_rows: int, length: int):
+    V = self.config.vocab_size
+    return {"seen": jnp.zeros((1, num_rows, length, 1, V))}
+
+  def logits(self, params, tokens, mask):
+    positions = jnp.maximum(jnp.cumsum(mask, axis=-1).astype(int) - 1, 0)
+    seen_BxLxV = params["table"][positions, tokens] * mask[..., None]
+    return jnp.cumsum(seen_BxLxV, axis=1) + params["bias"][None, None]
+
+  def prefill(self, params, tokens, mask):
+    positions = jnp.maximum(jnp.cumsum(mask, axis=-1).astype(int) - 1, 0)
+    seen_BxPxV = params["table"][positions, tokens] * mask[..., None]
+    logits_BxV = seen_BxPxV.sum(1) + params["bias"][None]
+    # What padding left in the cache must not matter.
+    poisoned = jnp.where(mask[..., None] > 0, seen_BxPxV, 1e6)
+    return logits_BxV, {"seen": poisoned[None, :, :, None]}
+
+  def decode_step(
+      self,
+      params,
+      tokens,
+      positions,
+      prompt_cache,
+      prompt_mask,
+      cache,
+      cache_mask,
+      write_index,
+  ):
+    new_RxV = params["table"][positions, tokens]
+    seen = jax.lax.dynamic_update_slice(
+        cache["seen"],
+        new_RxV[None, :, None, None],
+        (0, 0, write_index, 0, 0),
+    )
+    prompt = prompt_cache["seen"][0, :, :, 0]
+    masked = lambda x, mask: jnp.where(mask[..., None] > 0, x, 0.0).sum(1)
+    logits_RxV = masked(prompt, prompt_mask)
+    logits_RxV += masked(seen[0, :, :, 0], cache_mask)
+    return logits_RxV + params["bias"][None], {"seen": seen}
+
+
+def next_logprobs(params, tokens: list[int], temperature: float) -> np.ndarray:
+  """Returns log-probs [V] after `tokens`, by a loop in NumPy float64."""
+  table = np.asarray(params["table"], np.float64)
+  logits_V = np.asarray(params["bias"], np.float64)
+  for position, token in enumerate(tokens):
+    logits_V = logits_V + table[position, token]
+  logits_V = logits_V / temperature
+  largest = logits_V.max()
+  return logits_V - largest - np.log(np.exp(logits_V - largest).sum())
+
+
+class FakeTokenizer:
+  """Digits are their own ids; 0 is the pad and 1 the stop token."""
+
+  vocab_size = 10
+  pad_id = 0
+  eos_id = 1
+  bos_id = None
+
+  def encode(self, text: str) -> list[int]:
+    return [int(c) for c in text]
+
+  def decode(self, ids) -> str:
+    return "".join(str(int(i)) for i in ids)
+
+  def tokens(self, ids) -> list[str]:
+    return [str(int(i)) for i in ids]
+
+  def decode_completion(self, ids, length: int, stopped: bool) -> str:
+    return self.decode(ids[: length - int(stopped)])
+
+
+class FakeTask(base.Task):
+  """Right completions of a prompt are those listed under its index.
+
+  A right completion's key is the set of its digits, so "23" and "32" are one
+  solution. Its reward is its number of tokens, a wrong one's is 0.
+  """
+
+  name = "fake"
+  FIELDS = {}
+  tokenizer_pattern = "."
+  max_prompt_tokens = 3
+  max_completion_tokens = 4
+
+  def __init__(self, right: dict[int, set[str]], num_prompts: int = 20):
+    self._right = right
+    self._num_prompts = num_prompts
+
+  def num_prompts(self, split: str) -> int:
+    base.check_split(split)
+    return self._num_prompts
+
+  def prompt(self, split: str, index: int) -> str:
+    return str(2 + index % 8) * (1 + index % 3)
+
+  def solution_key(self, split: str, index: int, completion: str) -> str | None:
+    if completion not in self._right.get(index, ()):
+      return None
+    return "".join(sorted(set(completion)))
+
+  def reward(self, split: str, index: int, completion: str) -> float:
+    right = self.solution_key(split, index, completion) is not None
+    return float(len(completion)) if right else 0.0
+
+  def reference_completion(
+      self, split: str, index: int, rng: np.random.Generator
+  ) -> str:
+    return sorted(self._right[index])[0]
+
+  def tokenizer_words(self) -> list[str]:
+    return [str(digit) for digit in range(10)]
