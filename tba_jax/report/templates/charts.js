@@ -104,7 +104,7 @@ function lineChart(chart) {
     const Y = (y) => box.bottom - (y - y0) / (y1 - y0) * (box.bottom - box.top);
     const root = svg("svg", { height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": chart.title });
     const make = view.axis === "time" ? timeTicks : ticks;
-    drawAxes(root, box, make(x0, x1, Math.max(2, Math.floor(width / 85))), ticks(y0, y1, 4), X, Y, chart);
+    drawAxes(root, box, make(x0, x1, Math.max(3, Math.floor(width / 70))), ticks(y0, y1, 4), X, Y, chart);
     const clip = svg("clipPath", { id });
     clip.append(svg("rect", { x: box.left - 4, y: box.top - 4, width: box.right - box.left + 8, height: box.bottom - box.top + 5 }));
     const inside = svg("g", { "clip-path": `url(#${id})` });

@@ -49,7 +49,7 @@ function fmtTime(s, precise = false) {
   if (s < 120) return `${sign}${s.toFixed(precise ? 3 : s < 10 && s % 1 ? 1 : 0)} s`;
   const h = Math.floor(s / 3600), m = Math.floor(s / 60) % 60, r = Math.floor(s % 60);
   const two = (n) => String(n).padStart(2, "0");
-  return h ? `${sign}${h}:${two(m)}:${two(r)} h` : `${sign}${m}:${two(r)} min`;
+  return h ? `${sign}${h}:${two(m)}${r ? `:${two(r)}` : ""} h` : `${sign}${m}:${two(r)} min`;
 }
 
 // Round numbers that cover [low, high], about `count` of them.
