@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Sequence
 import functools
+import logging as std_logging
 import os
 import secrets
 import sys
@@ -39,6 +40,7 @@ from tba_jax.replay import packing
 from tba_jax.replay import service as service_lib
 from tba_jax.transport import kv_client
 
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _PARTITION = 0
 _FLUSH_S = 5.0
 
@@ -311,9 +313,15 @@ def _start_role() -> threading.Event:
   processes.die_with_parent()
   logging.use_absl_handler()
   logging.set_verbosity(logging.INFO)
+  logging.get_absl_handler().addFilter(_is_worth_logging)
   logging.info("cores %s", processes.available_cores())
   processes.enable_compilation_cache()
   return processes.stop_on_signals()
+
+
+def _is_worth_logging(record: std_logging.LogRecord) -> bool:
+  # Libraries say a lot at INFO; our own lines are few.
+  return record.levelno >= std_logging.WARNING or _PACKAGE in record.pathname
 
 
 def _transport_maker(
