@@ -94,19 +94,21 @@ class KvTransport(base.Transport):
           self._ask(self._session, ("get", locators.IDENTITY_KEY), deadline)
         except base.TransportError:
           self._drop()
-      while self._session is None:
-        obstacle = self._try_attach(deadline)
-        if obstacle is None:
-          break
+      obstacles = []
+      while (obstacle := self._try_attach(deadline)) is not None:
+        if obstacle not in obstacles[-1:]:
+          obstacles.append(obstacle)
         # Jitter: a hundred clients do not come back at the same moment.
         pause_s = self._poll_s * random.uniform(0.5, 1.5)
         remaining_s = deadline - time.monotonic()
         time.sleep(max(0.0, min(remaining_s, pause_s)))
         if remaining_s <= pause_s:
+          # The last try was cut short: the one before may tell more.
+          reasons = "; before that: ".join(obstacles[:-3:-1])
           raise base.DeadlineExceededError(
               f"no store to attach to within {wait_s:.1f} s (locator"
               f" {self._locator_path}, last generation lost"
-              f" {self._lost_generation}): {obstacle}"
+              f" {self._lost_generation}): {reasons}"
           )
       return self._generation
 
@@ -158,6 +160,8 @@ class KvTransport(base.Transport):
 
   def _try_attach(self, deadline: float) -> str | None:
     """Returns None when attached, else what stood in the way."""
+    if self._session is not None:
+      return None
     locator = locators.read(self._locator_path)
     if locator is None:
       return "the store's host announces none"
