@@ -1,0 +1,168 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The step on meshes of eight devices equals the step on one."""
+
+import functools
+import os
+
+# Before jax is imported: it reads the flag once, so this file runs in a process
+# of its own.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_force_host_platform_device_count=8"
+)
+
+from absl.testing import absltest  # noqa: E402
+from absl.testing import parameterized  # noqa: E402
+import chex  # noqa: E402
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+
+from tba_jax import checkpoint  # noqa: E402
+from tba_jax import reference  # noqa: E402
+from tba_jax import sharding  # noqa: E402
+from tba_jax import train_step  # noqa: E402
+from tests import tiny_model  # noqa: E402
+
+NUM_PROMPTS = 8
+MESHES = {
+    "one": dict(data=1, fsdp=1, tensor=1),
+    "data": dict(data=8, fsdp=1, tensor=1),
+    "fsdp": dict(data=1, fsdp=8, tensor=1),
+    "mixed": dict(data=2, fsdp=2, tensor=2),
+}
+
+
+def setUpModule():
+  if jax.device_count() != 8:
+    raise absltest.SkipTest(
+        "jax was started without eight devices: run this file alone"
+    )
+
+
+def make_run(mesh_name, micro_batch_prompts=NUM_PROMPTS):
+  """Returns (config, model, mesh, state) on a mesh."""
+  config = tiny_model.make_config()
+  config.mesh.update(MESHES[mesh_name])
+  config.train.micro_batch_prompts = micro_batch_prompts
+  model = tiny_model.make_model()
+  mesh = sharding.make_mesh(config.mesh)
+  params = tiny_model.init_params(model)
+  return config, model, mesh, train_step.init_state(config, model, params, mesh)
+
+
+@functools.cache
+def make_step(mesh_name, micro_batch_prompts=NUM_PROMPTS):
+  """Returns the step of `make_run`, compiled once for all tests."""
+  config, model, mesh, _ = make_run(mesh_name, micro_batch_prompts)
+  return train_step.make_train_step(config, model, mesh)
+
+
+def run_steps(mesh_name, num_steps=2, **settings):
+  """Returns (state, metrics of the last step)."""
+  config, _, mesh, state = make_run(mesh_name, **settings)
+  step_fn = make_step(mesh_name, **settings)
+  for step in range(num_steps):
+    batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS, seed=step)
+    batch = sharding.shard_batch(batch, mesh, config.sharding)
+    state, metrics = step_fn(state, batch)
+  return state, metrics
+
+
+class MultiDeviceTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.one_state, cls.one_metrics = jax.device_get(run_steps("one"))
+
+  @parameterized.parameters(
+      ("data", NUM_PROMPTS), ("fsdp", NUM_PROMPTS), ("mixed", 4)
+  )
+  def test_equals_one_device(self, mesh_name, micro_batch_prompts):
+    state, metrics = run_steps(
+        mesh_name, micro_batch_prompts=micro_batch_prompts
+    )
+    chex.assert_trees_all_close(
+        jax.device_get(metrics), self.one_metrics, rtol=1e-3, atol=1e-5
+    )
+    chex.assert_trees_all_close(
+        jax.device_get(state.params),
+        self.one_state.params,
+        rtol=1e-3,
+        atol=5e-5,
+    )
+
+  def test_params_and_moments_are_sharded_alike(self):
+    _, _, mesh, state = make_run("mixed")
+    adam = next(
+        s
+        for s in jax.tree.leaves(
+            state.opt_state, is_leaf=lambda x: hasattr(x, "mu")
+        )
+        if hasattr(s, "mu")
+    )
+    sharded = 0
+    for param, mu, nu in zip(
+        *map(jax.tree.leaves, (state.params, adam.mu, adam.nu)), strict=True
+    ):
+      self.assertEqual(mu.sharding, param.sharding)
+      self.assertEqual(nu.sharding, param.sharding)
+      sharded += not param.sharding.is_fully_replicated
+    self.assertGreater(sharded, 5)
+    self.assertEqual(state.step.sharding, sharding.replicated(mesh))
+
+  def test_a_batch_that_does_not_fill_the_shards_is_refused(self):
+    *_, state = make_run("data", micro_batch_prompts=4)
+    step_fn = make_step("data", micro_batch_prompts=4)
+    with self.assertRaisesRegex(ValueError, "micro_batch_prompts=4.*8 shards"):
+      step_fn(state, tiny_model.make_batch(num_prompts=NUM_PROMPTS))
+
+  def test_a_checkpoint_moves_to_another_mesh(self):
+    directory = self.create_tempdir().full_path
+    state, _ = run_steps("mixed", num_steps=1, micro_batch_prompts=4)
+    saver = checkpoint.Checkpointer(directory, keep=1)
+    saver.save(1, state, {"cursor": 1}, wait=True)
+    config, model, mesh, _ = make_run("fsdp")
+    abstract = train_step.abstract_state(config, model, mesh)
+    moved, host = saver.restore(abstract)
+    saver.close()
+    self.assertEqual(host["cursor"], 1)
+    chex.assert_trees_all_equal(jax.device_get(moved), jax.device_get(state))
+    for leaf, expected in zip(
+        jax.tree.leaves(moved), jax.tree.leaves(abstract), strict=True
+    ):
+      self.assertEqual(leaf.sharding, expected.sharding)
+    # And it trains on there as it would have here.
+    batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS, seed=1)
+    moved, _ = make_step("fsdp")(moved, batch)
+    chex.assert_trees_all_close(
+        jax.device_get(moved.params),
+        self.one_state.params,
+        rtol=1e-3,
+        atol=5e-5,
+    )
+
+  def test_reference_stays_sharded_and_agrees(self):
+    config, model, mesh, state = make_run("mixed")
+    batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS)
+    run = lambda params, batch: reference.Reference(
+        model, params, temperature=1.0
+    ).logprobs(
+        batch.prompt_tokens,
+        batch.prompt_mask,
+        batch.completion_tokens,
+        batch.completion_mask,
+    )
+    on_mesh = run(
+        state.params, sharding.shard_batch(batch, mesh, config.sharding)
+    )
+    np.testing.assert_allclose(
+        on_mesh, run(tiny_model.init_params(model), batch), atol=1e-5
+    )
+    self.assertLen(on_mesh.sharding.device_set, 8)
+
+
+if __name__ == "__main__":
+  absltest.main()
