@@ -1,40 +1,38 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""An append-only journal of byte records that survives crashes.
+"""An append-only journal of payloads, in segments, that survives a crash.
 
-A segment file `<first position>.journal` is a header line and then records:
-length, CRC-32 of the payload, payload. A record's position is its number since
-the journal began. What was appended is on disk when `append` returns; a torn
-tail, which a crash leaves, is cut when the journal is opened again.
+A *position* is a place between two records: that of a record is the one after
+it, so that `replay(position)` goes on behind it. Positions only grow, also over
+restarts and repairs. Before `append` returns, its payloads are on the disk.
+
+What is damaged is skipped, counted and reported; it never hides what follows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 import errno
 import os
 import pathlib
-import struct
-import zlib
+import re
 
-_MAGIC = b"TBAJ"
-FORMAT = 1
-_HEADER = struct.Struct("<4sIQ")  # magic, format, first position
-_RECORD = struct.Struct("<II")  # length, CRC-32
-_SUFFIX = ".journal"
+from tba_jax.replay import segments
+
+_NAME = re.compile(r"segment-(\d{20})\.journal")
+# No room: on the disk, in the user's quota, or up to the process's file limit.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class JournalFullError(OSError):
-  """The disk is full; nothing was appended, and the journal is intact."""
-
-
-class NewerJournalError(ValueError):
-  """A segment was written by a newer program than this one."""
+  """There is no room for the payloads; the journal is as it was before."""
 
 
 class Journal:
-  """Appends records to segments of one directory. One thread appends.
+  """A directory of segments, open for appending by one thread of one process.
 
-  start: position of the oldest record that is still there.
-  end: position that the next record will have.
+  Another thread may call `truncate_before` meanwhile.
+
+  torn_bytes: cut off the end of the last segment when it was opened.
+  damaged_bytes: skipped because they are no record, each place counted once.
   """
 
   def __init__(
@@ -43,181 +41,229 @@ class Journal:
       *,
       max_segment_bytes: int,
       on_event: Callable[[str, str], None],
+      min_position: int = 0,
   ):
-    """Opens the directory, made with mode 0700 where it is not there.
+    """Opens a journal, makes it where there is none, and repairs its end.
 
     Args:
-      directory: local.
-      max_segment_bytes: a segment that is longer is closed.
-      on_event: called with ("journal_repaired", message) for damage.
+      directory: of its segments, made private to the user (0700).
+      max_segment_bytes: a segment that would exceed it is closed, a single
+        append may.
+      on_event: called with (kind, message) of what was repaired or skipped;
+        kinds are journal_torn, journal_damaged and journal_unclean.
+      min_position: new records get positions above it, whatever of the journal
+        has been lost.
 
     Raises:
-      NewerJournalError: a segment has a newer format; it is named.
-      OSError: the directory can't be made or written.
+      ValueError: the last segment has a newer format.
+      JournalFullError: there was something to repair, and no room to do so.
+      OSError: the directory can't be used.
     """
     self._directory = pathlib.Path(directory)
     self._max_segment_bytes = max_segment_bytes
     self._on_event = on_event
+    self.torn_bytes = 0
+    self.damaged_bytes = 0
+    self._reported: set[tuple[str, int]] = set()
     self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    self._file = None
-    self.end = 0
-    segments = self._segments()
-    for path in segments:
-      self._read_header(path)
-    if segments:
-      self.end = self._repair(segments[-1])
-    self.start = _first_position(segments[0]) if segments else self.end
+    self._directory.chmod(0o700)
+    names = (_NAME.fullmatch(p.name) for p in self._directory.iterdir())
+    self._starts = sorted(int(name[1]) for name in names if name)
+    # The open segment: its descriptor (-1 = none yet) and the bytes it has.
+    self._fd = -1
+    self._size = 0
+    # A failed append may have left bytes behind `_size`.
+    self._unclean = False
+    self._position = 0
+    self.repair()
+    if self._position < min_position:
+      self.close()
+      self._position = min_position
+
+  @property
+  def start(self) -> int:
+    """Position before the oldest record that is still here."""
+    return self._starts[0] if self._starts else self._position
+
+  @property
+  def position(self) -> int:
+    """Position after the newest record."""
+    return self._position
 
   def append(self, payloads: Sequence[bytes]) -> list[int]:
-    """Writes records with one sync; returns their positions.
+    """Writes payloads in one go and syncs them to the disk.
 
-    Blocks until the disk has them.
+    Waits for the disk, without a deadline of its own.
+
+    Returns:
+      The position after each payload.
 
     Raises:
-      JournalFullError: there is no room; the journal is as it was before.
-      OSError: the disk failed otherwise; the journal is as it was before.
+      JournalFullError: no room; none of the payloads is in the journal.
+      OSError: the disk refused for another reason; likewise.
     """
-    if self._file is None or self._file.tell() >= self._max_segment_bytes:
+    if not payloads:
+      return []
+    added = sum(segments.RECORD_BYTES + len(p) for p in payloads)
+    if self._fd < 0 or (
+        self._size + added > self._max_segment_bytes
+        and self._size > segments.HEADER_BYTES
+    ):
       self._open_segment()
-    before = self._file.tell()
-    data = b"".join(_RECORD.pack(len(p), zlib.crc32(p)) + p for p in payloads)
+    position, records, positions = self._starts[-1] + self._size, [], []
+    for payload in payloads:
+      records.append(segments.record(position, payload))
+      position += len(records[-1])
+      positions.append(position)
     try:
-      _write_all(self._file, data)
-      os.fdatasync(self._file.fileno())
+      if self._unclean:
+        self._cut()
+      _write(self._fd, b"".join(records))
+      os.fsync(self._fd)
     except OSError as error:
-      self._file.truncate(before)
-      self._file.seek(before)
-      if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        raise JournalFullError(
-            error.errno,
-            f"no room for {len(data)} bytes in the journal {self._directory}",
-        ) from error
-      raise
-    positions = list(range(self.end, self.end + len(payloads)))
-    self.end += len(payloads)
+      self._unclean = True
+      self._try_to_cut()
+      raise self._explained(error) from error
+    self._size += added
+    self._position = positions[-1]
     return positions
 
-  def replay(self, first: int) -> Iterator[tuple[int, bytes]]:
-    """Yields (position, payload) from `first` on, in order.
+  def replay(self, from_position: int) -> Iterator[tuple[int, bytes]]:
+    """Yields (position, payload) of the records behind a position, in order.
 
-    A record that is damaged is passed over, told, and keeps its position; what
-    cannot be read behind it in its segment is told too.
+    Args:
+      from_position: 0, `start`, or what `append` or this function gave.
+
+    Raises:
+      ValueError: a segment has a newer format.
     """
-    segments = self._segments()
-    ends = [_first_position(path) for path in segments[1:]] + [self.end]
-    for path, end in zip(segments, ends):
-      if end <= first:
+    starts = list(self._starts)
+    for start, end in zip(starts, [*starts[1:], None]):
+      if end is not None and end <= from_position:
         continue
-      yield from self._read_segment(path, first, end)
+      path = self._path(start)
+      # What a failed append left behind is not part of the journal.
+      size = self._size if end is None and self._fd >= 0 else None
+      data = path.read_bytes()[:size]
+      whole = segments.check_format(path, data)
+      for span in segments.spans(data, start, whole_header=whole):
+        if span.payload is None:
+          self._report_damage(path, span)
+        elif start + span.end > from_position:
+          yield start + span.end, span.payload
 
-  def truncate_before(self, position: int) -> None:
-    """Deletes segments whose records are all below `position`."""
-    segments = self._segments()
-    for path, following in zip(segments, segments[1:]):
-      if _first_position(following) <= position:
-        path.unlink()
-        self.start = _first_position(following)
+  def repair(self) -> None:
+    """Cuts what a crash left half-written; called when the journal is opened.
+
+    Only the end of the last segment is ever cut. The next record then goes into
+    a new segment, which is made first: no position is given twice.
+    """
+    if not self._starts:
+      return
+    start = self._starts[-1]
+    path = self._path(start)
+    data = path.read_bytes()
+    self._position = start + len(data)
+    whole = segments.check_format(path, data)
+    found = list(segments.spans(data, start, whole_header=whole))
+    for span in found[:-1]:
+      if span.payload is None:
+        self._report_damage(path, span)
+    if found and found[-1].payload is None:
+      span = found[-1]
+      self._open_segment()
+      os.truncate(path, span.start)
+      self.torn_bytes += span.end - span.start
+      self._on_event(
+          "journal_torn",
+          f"{path}: cut {span.end - span.start} bytes after byte {span.start}",
+      )
+
+  def truncate_before(self, position: int) -> int:
+    """Deletes the segments whose records all lie before a position.
+
+    The segment that is being written stays.
+
+    Returns:
+      How many were deleted.
+    """
+    count = 0
+    while len(self._starts) > 1 and self._starts[1] <= position:
+      self._path(self._starts[0]).unlink(missing_ok=True)
+      del self._starts[0]
+      count += 1
+    if count:
+      _sync_directory(self._directory)
+    return count
+
+  def closed_segments(self) -> list[pathlib.Path]:
+    """Returns the files that will not change any more, oldest first."""
+    closed = self._starts[:-1] if self._fd >= 0 else self._starts
+    return [self._path(start) for start in closed]
 
   def close(self) -> None:
-    if self._file is not None:
-      self._file.close()
-      self._file = None
+    """Lets go of the open segment; replay is still possible."""
+    if self._fd >= 0:
+      os.close(self._fd)
+      self._fd = -1
 
-  def _segments(self) -> list[pathlib.Path]:
-    return sorted(self._directory.glob(f"*{_SUFFIX}"), key=_first_position)
+  def _path(self, start: int) -> pathlib.Path:
+    return self._directory / f"segment-{start:020d}.journal"
 
   def _open_segment(self) -> None:
-    self.close()
-    path = self._directory / f"{self.end:020d}{_SUFFIX}"
-    # A segment without a record may stand there from a start that wrote none.
-    self._file = path.open("wb", buffering=0)
+    """Begins a new segment at the present position."""
+    start = self._position
+    path = self._path(start)
+    fd = -1
     try:
-      _write_all(self._file, _HEADER.pack(_MAGIC, FORMAT, self.end))
+      fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+      _write(fd, segments.header(start))
+      os.fsync(fd)
+      _sync_directory(self._directory)
     except OSError as error:
-      self.close()
-      path.unlink(missing_ok=True)
-      raise JournalFullError(
-          error.errno, f"no room for a journal segment in {self._directory}"
-      ) from error
-    _sync_directory(self._directory)
+      if fd >= 0:
+        os.close(fd)
+        path.unlink(missing_ok=True)
+      raise self._explained(error) from error
+    self.close()
+    self._fd, self._size, self._unclean = fd, segments.HEADER_BYTES, False
+    if start not in self._starts:
+      self._starts.append(start)
 
-  def _read_header(self, path: pathlib.Path) -> bool:
-    """Returns whether the header is whole; refuses a newer format."""
-    with path.open("rb") as file:
-      data = file.read(_HEADER.size)
-    if len(data) < _HEADER.size or data[:4] != _MAGIC:
-      self._on_event("journal_repaired", f"{path} has no header")
-      return False
-    _, version, _ = _HEADER.unpack(data)
-    if version > FORMAT:
-      raise NewerJournalError(
-          f"{path} has format {version}, this program reads up to {FORMAT}"
-      )
-    return True
+  def _cut(self) -> None:
+    """Takes back what was written behind the last whole record."""
+    os.ftruncate(self._fd, self._size)
+    os.lseek(self._fd, self._size, os.SEEK_SET)
+    os.fsync(self._fd)
+    self._unclean = False
 
-  def _repair(self, path: pathlib.Path) -> int:
-    """Cuts the torn tail of the last segment; returns the next position."""
-    end = position = _first_position(path)
-    size = path.stat().st_size
-    whole = min(size, _HEADER.size)
-    with path.open("rb") as file:
-      file.seek(_HEADER.size)
-      while record := _read_record(file):
-        position += 1
-        # A damaged record with whole ones behind it is no torn tail.
-        if record[1]:
-          whole, end = file.tell(), position
-    if whole < size:
-      self._on_event(
-          "journal_repaired",
-          f"{path}: cut {size - whole} bytes of a torn tail",
-      )
-      with path.open("r+b") as file:
-        file.truncate(whole)
-    return end
+  def _try_to_cut(self) -> None:
+    try:
+      self._cut()
+    except OSError as error:
+      # The next append tries again before it writes.
+      self._on_event("journal_unclean", f"{self._directory}: {error}")
 
-  def _read_segment(
-      self, path: pathlib.Path, first: int, end: int
-  ) -> Iterator[tuple[int, bytes]]:
-    position = _first_position(path)
-    with path.open("rb") as file:
-      file.seek(_HEADER.size)
-      while position < end and (record := _read_record(file)):
-        payload, right = record
-        if not right:
-          self._on_event(
-              "journal_repaired", f"{path}: record {position} is damaged"
-          )
-        elif position >= first:
-          yield position, payload
-        position += 1
-    if position < end:
-      self._on_event(
-          "journal_repaired",
-          f"{path}: records {position} to {end - 1} cannot be read",
-      )
+  def _explained(self, error: OSError) -> OSError:
+    kind = JournalFullError if error.errno in _FULL else OSError
+    return kind(error.errno, os.strerror(error.errno), str(self._directory))
+
+  def _report_damage(self, path: pathlib.Path, span: segments.Span) -> None:
+    if (path.name, span.start) in self._reported:
+      return
+    self._reported.add((path.name, span.start))
+    self.damaged_bytes += span.end - span.start
+    self._on_event(
+        "journal_damaged",
+        f"{path}: skipped {span.end - span.start} bytes from byte {span.start}",
+    )
 
 
-def _first_position(path: pathlib.Path) -> int:
-  return int(path.name.removesuffix(_SUFFIX))
-
-
-def _read_record(file) -> tuple[bytes, bool] | None:
-  """Returns (payload, whether its CRC is right); None at a torn end."""
-  head = file.read(_RECORD.size)
-  if len(head) < _RECORD.size:
-    return None
-  length, crc = _RECORD.unpack(head)
-  payload = file.read(length)
-  if len(payload) < length:
-    return None
-  return payload, zlib.crc32(payload) == crc
-
-
-def _write_all(file, data: bytes) -> None:
+def _write(fd: int, data: bytes) -> None:
+  """Writes all bytes; a short write is continued."""
   view = memoryview(data)
   while view:
-    view = view[file.write(view) :]
+    view = view[os.write(fd, view) :]
 
 
 def _sync_directory(directory: pathlib.Path) -> None:

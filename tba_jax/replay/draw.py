@@ -1,0 +1,62 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a draw of the replay buffer returns."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+  """B groups of K completions, copied out of the buffer.
+
+  rows: [B, K] int64, ids of the completions, which no later one ever has.
+  recent: [B] bool, drawn from the recent window.
+  fresh: [B, K] bool, the first use of this completion by any step.
+  prompt_ids: [B] int64.
+  prompt_tokens: [B, P] int32, left-padded with 0.
+  prompt_mask: [B, P] float32, 1 on prompt tokens.
+  completion_tokens: [B, K, T] int32, 0 past the length.
+  completion_lengths: [B, K] int32, with the stop token.
+  stopped: [B, K] bool.
+  behavior_logprobs: [B, K, T] float32, nats, 0 past the length.
+  ref_logprobs: [B, K, T] float32, nats, 0 past the length and where none are
+    cached.
+  ref_versions: [B, K] int32, of the reference policy, -1 where none are cached.
+  rewards: [B, K] float32.
+  versions: [B, K] int32, step of the params that sampled.
+  step: of the draw.
+  """
+
+  rows: np.ndarray
+  recent: np.ndarray
+  fresh: np.ndarray
+  prompt_ids: np.ndarray
+  prompt_tokens: np.ndarray
+  prompt_mask: np.ndarray
+  completion_tokens: np.ndarray
+  completion_lengths: np.ndarray
+  stopped: np.ndarray
+  behavior_logprobs: np.ndarray
+  ref_logprobs: np.ndarray
+  ref_versions: np.ndarray
+  rewards: np.ndarray
+  versions: np.ndarray
+  step: int
+
+  def stats(self) -> dict[str, Any]:
+    """Returns shares of this batch's completions, and their mean staleness.
+
+    fresh_share: used for the first time. recent_share: of the recent window.
+    unique_share: distinct completions. staleness_steps: step minus version.
+    """
+    return {
+        "fresh_share": float(self.fresh.mean()),
+        "recent_share": float(self.recent.mean()),
+        "unique_share": len(np.unique(self.rows)) / self.rows.size,
+        "staleness_steps": float(
+            np.maximum(self.step - self.versions, 0).mean()
+        ),
+    }

@@ -1,0 +1,255 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which prompts and which of their completions a draw takes (NumPy).
+
+Source: Bartoldson et al. 2025 (arXiv:2503.18929) §4.2, with two differences.
+A prompt whose data arrived after it was drawn from the recent window counts as
+undrawn again. And where a pool is refilled in the middle of a batch, prompts
+that the batch already holds come again only when there is no other.
+"""
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def choose_uniform(
+    rng: np.random.Generator, num_items: int, count: int
+) -> np.ndarray:
+  """Returns indices drawn uniformly, [count] int64.
+
+  Without replacement where `num_items` >= `count`, else with replacement.
+
+  Args:
+    rng: source of randomness.
+    num_items: at least 1.
+    count: how many to draw.
+  """
+  if num_items == count:
+    return np.arange(count)
+  if num_items > count:
+    return rng.choice(num_items, count, replace=False, shuffle=False)
+  return rng.integers(num_items, size=count)
+
+
+def choose_by_reward(
+    rng: np.random.Generator,
+    rewards: np.ndarray,
+    count: int,
+    *,
+    temperature: float,
+) -> np.ndarray:
+  """Returns indices drawn with weights exp(reward/temperature), [count] int64.
+
+  Without replacement (one after the other, the rest's weights renormalized)
+  where there are `count` items, else with replacement. Without replacement it
+  takes the largest of log weight plus Gumbel noise, which is the same
+  distribution and knows no weight that underflows to 0.
+
+  Args:
+    rng: source of randomness.
+    rewards: [n] float, finite.
+    count: how many to draw.
+    temperature: in units of reward, above 0.
+  """
+  log_weights = (rewards.astype(np.float64) - rewards.max()) / temperature
+  if len(rewards) == count:
+    return np.arange(count)
+  if len(rewards) > count:
+    keys = log_weights + rng.gumbel(size=len(rewards))
+    return np.argpartition(keys, -count)[-count:]
+  cumulative = np.cumsum(np.exp(log_weights))
+  points = rng.random(count) * cumulative[-1]
+  # A point may round up to the total itself.
+  found = np.searchsorted(cumulative, points, side="right")
+  return np.minimum(found, len(rewards) - 1)
+
+
+class PromptPool:
+  """Keys drawn uniformly without replacement; refilled when exhausted.
+
+  Adding, removing and drawing a key take constant time. Undrawn keys stand
+  first in one list; a change swaps two of its items.
+  """
+
+  def __init__(self):
+    self._items: list[int] = []
+    self._position: dict[int, int] = {}
+    self._num_undrawn = 0
+
+  def __len__(self) -> int:
+    return len(self._items)
+
+  def __contains__(self, key: int) -> bool:
+    return key in self._position
+
+  @property
+  def num_undrawn(self) -> int:
+    return self._num_undrawn
+
+  def add(self, key: int) -> None:
+    """Puts a key among the undrawn; a key that was drawn is so again."""
+    position = self._position.get(key)
+    if position is None:
+      position = len(self._items)
+      self._items.append(key)
+      self._position[key] = position
+    if position >= self._num_undrawn:
+      self._swap(position, self._num_undrawn)
+      self._num_undrawn += 1
+
+  def remove(self, key: int) -> None:
+    """Takes a key out of the pool. Raises KeyError where it is not in it."""
+    position = self._position[key]
+    if position < self._num_undrawn:
+      self._num_undrawn -= 1
+      self._swap(position, self._num_undrawn)
+      position = self._num_undrawn
+    self._swap(position, len(self._items) - 1)
+    self._items.pop()
+    del self._position[key]
+
+  def draw(self, rng: np.random.Generator, count: int) -> list[int]:
+    """Returns `count` keys; none twice unless `count` exceeds the pool.
+
+    Args:
+      rng: source of randomness.
+      count: of keys.
+
+    Raises:
+      ValueError: keys are asked of an empty pool.
+    """
+    if count and not self._items:
+      raise ValueError(f"{count} keys asked of an empty pool")
+    out: list[int] = []
+    # Of this call, the keys drawn since the pool last began anew.
+    held = 0
+    while len(out) < count:
+      if not self._num_undrawn:
+        held = self._refill(held)
+      taken = min(count - len(out), self._num_undrawn)
+      bounds = self._num_undrawn - np.arange(taken)
+      for index in rng.integers(bounds).tolist():
+        self._num_undrawn -= 1
+        self._swap(index, self._num_undrawn)
+        out.append(self._items[self._num_undrawn])
+      held += taken
+    return out
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns the keys in their order, and how many are undrawn."""
+    return {
+        "items": np.array(self._items, np.int64),
+        "num_undrawn": self._num_undrawn,
+    }
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Takes a state of `get_state`; draws then go on as they would have."""
+    self._items = state["items"].tolist()
+    self._position = {key: i for i, key in enumerate(self._items)}
+    self._num_undrawn = int(state["num_undrawn"])
+
+  def check_valid(self) -> None:
+    """Raises RuntimeError where the pool contradicts itself."""
+    if not 0 <= self._num_undrawn <= len(self._items):
+      raise RuntimeError("more keys are undrawn than there are")
+    if self._position != {key: i for i, key in enumerate(self._items)}:
+      raise RuntimeError("keys do not stand where the pool looks for them")
+
+  def _swap(self, i: int, j: int) -> None:
+    items = self._items
+    items[i], items[j] = items[j], items[i]
+    self._position[items[i]] = i
+    self._position[items[j]] = j
+
+  def _refill(self, held: int) -> int:
+    """Makes all keys undrawn but the last `held` drawn; returns how many stay.
+
+    Where these are all keys, they become undrawn too.
+    """
+    num_items = len(self._items)
+    if held >= num_items:
+      self._num_undrawn = num_items
+      return 0
+    # The last drawn stand first now that nothing is undrawn.
+    for i in range(min(held, num_items - held)):
+      self._swap(i, num_items - 1 - i)
+    self._num_undrawn = num_items - held
+    return held
+
+
+class RecentPool:
+  """The prompts with data of the recent window, undrawn ones first.
+
+  Data is recent at step t when it arrived at a step above t - window_steps.
+  New data makes a prompt undrawn; when all are drawn, all are undrawn again.
+  """
+
+  def __init__(self, window_steps: int):
+    self._window_steps = window_steps
+    self._pool = PromptPool()
+    # (step, key) of arrivals, oldest first, and each key's last arrival.
+    self._arrivals: collections.deque[tuple[int, int]] = collections.deque()
+    self._last: dict[int, int] = {}
+
+  def __len__(self) -> int:
+    return len(self._pool)
+
+  def __contains__(self, key: int) -> bool:
+    return key in self._pool
+
+  def add(self, key: int, step: int) -> None:
+    """Notes data that arrived at a step, which must never fall."""
+    if self._last.get(key) != step:
+      self._last[key] = step
+      self._arrivals.append((step, key))
+    self._pool.add(key)
+
+  def remove(self, key: int) -> None:
+    """Takes a key out where it is in the pool."""
+    if self._last.pop(key, None) is not None:
+      self._pool.remove(key)
+
+  def expire(self, step: int) -> None:
+    """Drops prompts whose data all arrived before the window of `step`."""
+    oldest = step - self._window_steps
+    while self._arrivals and self._arrivals[0][0] <= oldest:
+      arrived, key = self._arrivals.popleft()
+      # Later data, or none any more, leaves this entry without meaning.
+      if self._last.get(key) == arrived:
+        self.remove(key)
+
+  def draw(self, rng: np.random.Generator, count: int) -> list[int]:
+    """Returns `count` keys; see `PromptPool.draw`."""
+    return self._pool.draw(rng, count)
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns the pool and the arrivals as arrays."""
+    return {
+        "pool": self._pool.get_state(),
+        "arrivals": _pairs(self._arrivals),
+        "last": _pairs([(step, key) for key, step in self._last.items()]),
+    }
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Takes a state of `get_state`; draws then go on as they would have."""
+    self._pool.set_state(state["pool"])
+    self._arrivals = collections.deque(map(tuple, state["arrivals"].tolist()))
+    self._last = {key: step for step, key in state["last"].tolist()}
+
+  def check_valid(self) -> None:
+    """Raises RuntimeError where the pool contradicts itself."""
+    self._pool.check_valid()
+    if len(self._last) != len(self._pool) or any(
+        key not in self._pool for key in self._last
+    ):
+      raise RuntimeError("a recent prompt without an arrival, or the reverse")
+    waiting = set(self._arrivals)
+    if any((step, key) not in waiting for key, step in self._last.items()):
+      raise RuntimeError("a recent prompt that would never expire")
+
+
+def _pairs(pairs: Sequence[tuple[int, int]]) -> np.ndarray:
+  return np.array(list(pairs), np.int64).reshape(-1, 2)

@@ -1,0 +1,71 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Groups and small buffers for tests of replay."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tba_jax import types
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import draw as draw_lib
+
+PROMPT_TOKENS = 5
+COMPLETION_TOKENS = 4
+
+
+def make_group(
+    prompt_id: int,
+    completions: Sequence[Sequence[int]],
+    *,
+    rewards: Sequence[float] | None = None,
+    version: int = 0,
+    width: int = COMPLETION_TOKENS,
+) -> types.Group:
+  """Returns a group of completions; pads are 7, log-probs minus the tokens."""
+  count = len(completions)
+  tokens = np.full((count, width), 7, np.int32)
+  for row, completion in zip(tokens, completions, strict=True):
+    row[: len(completion)] = completion
+  rewards = np.arange(count) if rewards is None else rewards
+  return types.Group(
+      prompt_id=prompt_id,
+      visit=0,
+      position=prompt_id,
+      prompt_tokens=np.arange(1, 2 + prompt_id % PROMPT_TOKENS, dtype=np.int32),
+      completion_tokens=tokens,
+      completion_lengths=np.array([len(c) for c in completions], np.int32),
+      stopped=np.array([c[-1] == 0 for c in completions]),
+      behavior_logprobs=-tokens.astype(np.float32),
+      rewards=np.array(rewards, np.float32),
+      versions=np.full(count, version, np.int32),
+      epoch=0,
+  )
+
+
+def distinct(first: int, count: int) -> list[list[int]]:
+  """Returns completions of one token each, all different."""
+  return [[first + i] for i in range(count)]
+
+
+def make_buffer(**changes: Any) -> buffer_lib.ReplayBuffer:
+  """Returns a small buffer of recent draws, with some settings changed."""
+  settings = dict(
+      capacity_per_prompt=10,
+      capacity=40,
+      max_prompt_tokens=PROMPT_TOKENS,
+      max_completion_tokens=COMPLETION_TOKENS,
+      recent_fraction=1.0,
+      recent_window_steps=1,
+      selection="uniform",
+      reward_temperature=1.0,
+      dedupe=True,
+      seed=0,
+  )
+  return buffer_lib.ReplayBuffer(**{**settings, **changes})
+
+
+def first_tokens(draw: draw_lib.Draw) -> set[int]:
+  """Returns the first token of each drawn completion."""
+  return set(draw.completion_tokens[..., 0].ravel().tolist())
