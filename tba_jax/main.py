@@ -51,7 +51,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
   try:
     config = _load_config(name, overrides)
     if config is not None:
-      validate.validate(config)
+      validate.validate(config, program=name)
     if _WORKDIR.value is None and name not in ("plan", "benchmark", "report"):
       raise ValueError(f"--workdir: --program={name} needs the run's directory")
   except (ValueError, OSError) as error:
@@ -72,8 +72,7 @@ def _load_config(name: str, overrides: Sequence[str]):
           f" {_WORKDIR.value}/config.json; give --config to change them"
       )
     config = run_directory.load_config(_WORKDIR.value)
-    config_args.apply_overrides(config, overrides)
-    return config
+    return config_args.apply_overrides(config, overrides)
   if name == "report":
     return None
   raise ValueError(f"--config: --program={name} needs a config file")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process of a run needs from its operating system. No JAX here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import ctypes
 import os
 import pathlib
@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
+from typing import Any
 
 # Exit statuses of a role, as the supervisor reads them.
 EXIT_OK = 0
@@ -44,6 +45,44 @@ def available_cores() -> list[int]:
   if hasattr(os, "sched_getaffinity"):
     return sorted(os.sched_getaffinity(0))
   return list(range(os.cpu_count() or 1))
+
+
+def assign_cores(
+    cores: Mapping[str, str], num_searchers: int
+) -> dict[str, Any]:
+  """Returns the cores of the roles: trainer, store, and a list for searchers.
+
+  With no setting, half of the cores but at most one a searcher go to the
+  searchers, the rest to the trainer; the store, which needs little, shares the
+  searchers'. An empty list means no binding.
+
+  Args:
+    cores: `trainer`, `searcher` and `store`, as "0", "0,2", "0-3", "" or "all".
+    num_searchers: at least 1.
+  """
+  mine = processes.available_cores()
+
+  def chosen(setting: str, default: list[int]) -> list[int]:
+    if setting == "all":
+      return []
+    return processes.parse_cores(setting) if setting else default
+
+  if len(mine) < 2:
+    trainer, others = [], []
+  else:
+    split = len(mine) - min(num_searchers, len(mine) // 2)
+    trainer, others = mine[:split], mine[split:]
+  searchers = chosen(cores["searcher"], others)
+  per = max(1, len(searchers) // num_searchers)
+  shares = [
+      searchers[i * per % len(searchers) :][:per] if searchers else []
+      for i in range(num_searchers)
+  ]
+  return {
+      "trainer": chosen(cores["trainer"], trainer),
+      "store": chosen(cores["store"], others),
+      "searchers": shares,
+  }
 
 
 def pin(cores: Sequence[int]) -> None:

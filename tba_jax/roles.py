@@ -149,37 +149,20 @@ class _Trainer:
   def _build(self) -> trainer_lib.Trainer:
     config, run = self._config, self._run
     epoch = run_directory.next_epoch(run)
-    events = metrics.EventLog(run.workdir / "events.jsonl")
-    on_event = functools.partial(events.write, role="trainer")
     logging.info("trainer epoch %d on %s", epoch, jax.devices())
+    events = metrics.EventLog(run.workdir / "events.jsonl")
+    self._closers.append(events.close)
+    on_event = functools.partial(events.write, role="trainer")
     policy = policy_lib.make(config, run.workdir)
     mesh = sharding.make_mesh(config.mesh)
-    start_params = policy_lib.initial_params(policy, config.seed)
-    reference = reference_lib.Reference(
-        policy.model,
-        jax.device_put(
-            start_params,
-            sharding.param_shardings(
-                mesh, config.sharding, policy.model.logical_axes
-            ),
-        ),
-        temperature=config.sampling.temperature,
-    )
     checkpointer = checkpoint_lib.Checkpointer(
         str(run.workdir / "checkpoints"),
         keep=config.checkpoint.keep,
         on_event=on_event,
     )
     self._closers.append(checkpointer.close)
-    saved: dict[str, Any] = {}
-    if checkpointer.latest_step() is None:
-      state = train_step_lib.init_state(
-          config, policy.model, start_params, mesh
-      )
-    else:
-      state, saved = checkpointer.restore(
-          train_step_lib.abstract_state(config, policy.model, mesh)
-      )
+    state, saved, reference = self._make_state(policy, mesh, checkpointer)
+    if saved:
       on_event("restored", f"checkpoint of step {int(state.step)}")
     journal = journal_lib.Journal(
         run.workdir / "replay",
@@ -191,23 +174,9 @@ class _Trainer:
         policy, journal, saved.get("data"), epoch, on_event
     )
     self._closers.append(drain.close)
-    recorder = recorder_lib.Recorder(
-        run.workdir,
-        epoch=epoch,
-        num_steps=config.train.num_steps,
-        num_searchers=config.search.num_searchers,
-        log_every=config.log.every_steps,
-        samples_every=config.log.samples_every_steps,
-        num_samples=config.log.num_samples,
-        tokenizer=policy.tokenizer,
-        leases=drain.alive,
-        store_generation=lambda: drain.generation,
-        set_status=drain.set_status,
-    )
-    self._closers.append(recorder.close)
+    recorder = self._make_recorder(policy, drain, epoch, saved)
     guards = guards_lib.Guards(config.guards)
     if saved:
-      recorder.set_state(saved["recorder"])
       guards.set_state(saved["guards"])
     publisher = publication.Publisher(
         _transport_maker(config, run),
@@ -233,11 +202,61 @@ class _Trainer:
         guards=guards,
         recorder=recorder,
         periods=_periods(config),
-        applied_history=[
-            (step, applied)
-            for step, applied in saved.get("applied_history", ())
-        ],
+        applied_history=[tuple(p) for p in saved.get("applied_history", ())],
     )
+
+  def _make_state(
+      self,
+      policy: policy_lib.Policy,
+      mesh: jax.sharding.Mesh,
+      checkpointer: checkpoint_lib.Checkpointer,
+  ) -> tuple[
+      train_step_lib.TrainState, dict[str, Any], reference_lib.Reference
+  ]:
+    """Returns the state to go on from, what was saved with it, the reference."""
+    config, model = self._config, policy.model
+    params = policy_lib.initial_params(policy, config.seed)
+    shardings = sharding.param_shardings(
+        mesh, config.sharding, model.logical_axes
+    )
+    reference = reference_lib.Reference(
+        model,
+        jax.device_put(params, shardings),
+        temperature=config.sampling.temperature,
+    )
+    if checkpointer.latest_step() is None:
+      state = train_step_lib.init_state(config, model, params, mesh)
+      return state, {}, reference
+    state, saved = checkpointer.restore(
+        train_step_lib.abstract_state(config, model, mesh)
+    )
+    return state, saved, reference
+
+  def _make_recorder(
+      self,
+      policy: policy_lib.Policy,
+      drain: drain_lib.Drain,
+      epoch: int,
+      saved: dict[str, Any],
+  ) -> recorder_lib.Recorder:
+    config = self._config
+    recorder = recorder_lib.Recorder(
+        self._run.workdir,
+        epoch=epoch,
+        num_steps=config.train.num_steps,
+        num_searchers=config.search.num_searchers,
+        log_every=config.log.every_steps,
+        samples_every=config.log.samples_every_steps,
+        num_samples=config.log.num_samples,
+        tokenizer=policy.tokenizer,
+        leases=drain.alive,
+        store_generation=lambda: drain.generation,
+        set_status=drain.set_status,
+    )
+    self._closers.append(recorder.close)
+    if saved:
+      recorder.set_state(saved["recorder"])
+    return recorder
 
   def _make_service(
       self,

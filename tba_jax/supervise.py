@@ -136,7 +136,9 @@ class _Supervisor:
   def _train(self) -> None:
     self._panel.phase("warm-up")
     search = self._config.search
-    cores = assign_cores(self._config)
+    cores = processes.assign_cores(
+        self._config.cores, self._config.search.num_searchers
+    )
     self._children.add("store", 0, cores["store"])
     trainer = self._children.add("trainer", 0, cores["trainer"])
     for i in range(search.num_searchers):
@@ -240,36 +242,3 @@ class _Supervisor:
         f"{child.name} ended with status {child.process.returncode}. The end"
         f" of {self._children.log_path(child)}:\n{self._children.tail(child)}"
     )
-
-
-def assign_cores(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Returns the cores of the roles: trainer, store, and a list for searchers.
-
-  With no setting, half of the cores but at most one a searcher go to the
-  searchers, the rest to the trainer; the store, which needs little, shares the
-  searchers'. An empty list means no binding.
-  """
-  mine = processes.available_cores()
-  count = config.search.num_searchers
-
-  def chosen(setting: str, default: list[int]) -> list[int]:
-    if setting == "all":
-      return []
-    return processes.parse_cores(setting) if setting else default
-
-  if len(mine) < 2:
-    trainer, others = [], []
-  else:
-    split = len(mine) - min(count, len(mine) // 2)
-    trainer, others = mine[:split], mine[split:]
-  searchers = chosen(config.cores.searcher, others)
-  per = max(1, len(searchers) // count)
-  shares = [
-      searchers[i * per % len(searchers) :][:per] if searchers else []
-      for i in range(count)
-  ]
-  return {
-      "trainer": chosen(config.cores.trainer, trainer),
-      "store": chosen(config.cores.store, others),
-      "searchers": shares,
-  }

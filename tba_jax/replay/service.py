@@ -243,7 +243,7 @@ class ReplayService:
       ):
         break
       count += 1
-      self._applied = record.position + 1
+      self._applied = record.position
       arrived += self._apply_record(record)
     self._drain.take(count)
     for group in sorted(arrived, key=lambda g: g.position):
