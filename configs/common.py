@@ -9,9 +9,9 @@ returns it. Units are in the names (`_s`, `_steps`, `_tokens`) or beside them.
 import ml_collections
 
 
-def parse_arg(arg: str, **spec: bool | int | float | str) -> (
-    ml_collections.ConfigDict
-):
+def parse_arg(
+    arg: str, **spec: bool | int | float | str
+) -> ml_collections.ConfigDict:
   """Returns the typed variants of a config's argument string.
 
   `parse_arg("quick,seed=3", quick=False, seed=0)` gives quick=True, seed=3.
@@ -37,7 +37,9 @@ def parse_arg(arg: str, **spec: bool | int | float | str) -> (
     if kind is bool:
       allowed = {"": True, "true": True, "1": True, "false": False, "0": False}
       if text.lower() not in allowed:
-        raise ValueError(f"config argument {name}={text!r}: allowed true, false")
+        raise ValueError(
+            f"config argument {name}={text!r}: allowed true, false"
+        )
       out[name] = allowed[text.lower()]
     else:
       if not has_value:
@@ -137,7 +139,7 @@ def get_config() -> ml_collections.ConfigDict:
       # trainer recycles what the buffer holds.
       wait_for_fresh=True,
       lockstep=False,  # staleness 0: sample with the version of the step
-      credits=4,  # groups blocks a searcher may hold unacknowledged
+      credits=4,  # blocks that a searcher may hold unacknowledged
       lease_s=15.0,  # a silent searcher's prompts are granted again
       pull_every_s=0.02,  # how often the version pointer is read
       starvation_s=180.0,  # no fresh group for so long ends the trainer

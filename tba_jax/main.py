@@ -31,7 +31,9 @@ PROGRAMS = {
     "benchmark": "tba_jax.benchmarks.program",
 }
 # These read the config that a run has saved, where none is given.
-_OF_A_RUN = ("trainer", "searcher", "store", "evaluate", "report", "status")
+_OF_A_RUN = (
+    "trainer", "searcher", "store", "sft", "evaluate", "report", "status"
+)  # fmt: skip
 
 _PROGRAM = flags.DEFINE_enum(
     "program", "train", sorted(PROGRAMS), "What to do."

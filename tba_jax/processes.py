@@ -60,12 +60,12 @@ def assign_cores(
     cores: `trainer`, `searcher` and `store`, as "0", "0,2", "0-3", "" or "all".
     num_searchers: at least 1.
   """
-  mine = processes.available_cores()
+  mine = available_cores()
 
   def chosen(setting: str, default: list[int]) -> list[int]:
     if setting == "all":
       return []
-    return processes.parse_cores(setting) if setting else default
+    return parse_cores(setting) if setting else default
 
   if len(mine) < 2:
     trainer, others = [], []

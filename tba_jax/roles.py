@@ -213,7 +213,7 @@ class _Trainer:
   ) -> tuple[
       train_step_lib.TrainState, dict[str, Any], reference_lib.Reference
   ]:
-    """Returns the state to go on from, what was saved with it, the reference."""
+    """Returns the state to go on from, what was saved with it, reference."""
     config, model = self._config, policy.model
     params = policy_lib.initial_params(policy, config.seed)
     shardings = sharding.param_shardings(

@@ -22,6 +22,7 @@ from tba_jax import panel as panel_lib
 from tba_jax import processes
 from tba_jax import report
 from tba_jax import run_directory
+from tba_jax import sft_settings
 from tba_jax import validate
 
 _TICK_S = 0.1
