@@ -119,10 +119,14 @@ class _Supervisor:
 
   def _fine_tune(self) -> None:
     """Makes the SFT model where the config wants one and there is none."""
-    if (
-        self._config.init != "sft"
-        or (self._workdir / "sft" / "model" / "config.json").exists()
-    ):
+    if self._config.init != "sft":
+      return
+    folder = self._workdir / "sft"
+    try:
+      sft_settings.check(self._config, folder)
+    except ValueError as error:
+      raise RunFailed(str(error)) from error
+    if (folder / "model" / "config.json").exists():
       return
     self._panel.phase("sft")
     child = self._children.add("sft", 0, ())
