@@ -1,0 +1,126 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop without processes, store or threads: a plain oracle.
+
+    python -m tests.single_process CONFIG.json WORKDIR OUT.npz
+
+samples, draws and steps in turn, and writes the params after the last step. A
+lockstep run of the same config must give the same bits.
+"""
+
+from collections.abc import Sequence
+import json
+import os
+import sys
+
+import jax
+import ml_collections
+import numpy as np
+
+from tba_jax import parts
+from tba_jax import policy as policy_lib
+from tba_jax import processes
+from tba_jax import reference as reference_lib
+from tba_jax import searcher
+from tba_jax import sharding
+from tba_jax import train_step as train_step_lib
+from tba_jax import types
+from tba_jax import versions
+from tba_jax.sampling import requests
+
+
+def train(
+    config: ml_collections.ConfigDict, workdir: str
+) -> dict[str, np.ndarray]:
+  """Returns the leaves of the params after the last step."""
+  policy = policy_lib.make(config, workdir)
+  mesh = sharding.make_mesh(config.mesh)
+  params = policy_lib.initial_params(policy, config.seed)
+  reference = reference_lib.Reference(
+      policy.model, params, temperature=config.sampling.temperature
+  )
+  state = train_step_lib.init_state(config, policy.model, params, mesh)
+  train_step = train_step_lib.make_train_step(config, policy.model, mesh)
+  sampler = policy_lib.make_sampler(
+      config, policy, num_rows=config.sampling.num_rows
+  )
+  buffer = parts.make_buffer(config)
+  order = parts.make_prompt_order(config, policy)
+  batch_maker = parts.make_batch_maker(config, buffer, reference, mesh)
+  per_step = config.search.prompts_per_step
+  for step in range(config.train.num_steps):
+    sampled = jax.device_put(
+        versions.unflatten(versions.flatten(state.params), state.params)
+    )
+    positions = range(step * per_step, (step + 1) * per_step)
+    for group in _sample(
+        config, policy, sampler, sampled, order, positions, step
+    ):
+      buffer.insert(group, step)
+    draw = buffer.sample(
+        config.train.prompts_per_batch,
+        config.train.completions_per_prompt,
+        step,
+    )
+    buffer.mark_trained(draw.rows)
+    state, _ = train_step(state, batch_maker.make(draw, step))
+    batch_maker.flush()
+  return versions.flatten(state.params)
+
+
+def _sample(
+    config, policy, sampler, params, order, positions, step
+) -> Sequence[types.Group]:
+  prompts = [order.prompt(p) for p in positions]
+  asked = [
+      requests.Request(
+          prompt_tokens=np.asarray(
+              policy.tokenizer.encode(
+                  policy.task.prompt(searcher.SPLIT, prompt_id)
+              ),
+              np.int32,
+          ),
+          prompt_id=prompt_id,
+          visit=visit,
+          num_completions=config.search.samples_per_prompt,
+      )
+      for prompt_id, visit in prompts
+  ]
+  found = sampler.sample(params, asked, version=step)
+  groups = []
+  for position, request, completions in zip(positions, asked, found):
+    texts = searcher.decode_texts(policy.tokenizer, completions)
+    rewards = [
+        policy.task.reward(searcher.SPLIT, request.prompt_id, text)
+        for text in texts
+    ]
+    groups.append(
+        types.Group(
+            prompt_id=request.prompt_id,
+            visit=request.visit,
+            position=position,
+            prompt_tokens=request.prompt_tokens,
+            completion_tokens=completions.tokens,
+            completion_lengths=completions.lengths,
+            stopped=completions.stopped,
+            behavior_logprobs=completions.logprobs,
+            rewards=np.asarray(rewards, np.float32),
+            versions=completions.versions,
+            epoch=1,
+        )
+    )
+  return groups
+
+
+def main(argv: Sequence[str]) -> None:
+  config_path, workdir, out, core = argv
+  if core:
+    os.sched_setaffinity(0, processes.parse_cores(core))
+  processes.enable_compilation_cache()
+  with open(config_path) as file:
+    config = ml_collections.ConfigDict(json.load(file)["config"])
+  np.savez(out, **train(config, workdir))
+
+
+if __name__ == "__main__":
+  main(sys.argv[1:])
