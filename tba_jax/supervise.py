@@ -135,6 +135,7 @@ class _Supervisor:
       self._panel.update()
       time.sleep(_TICK_S)
     self._children.end(["sft"], _TRAINER_END_S)
+    child.finished = True
     if self._signal is None and child.process.returncode != 0:
       raise RunFailed(self._last_words(child))
 
