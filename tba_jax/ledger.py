@@ -75,6 +75,10 @@ class Ledger:
     known = self._accepted.get(searcher, Amount())
     self._accepted[searcher] = known + taken
 
+  def accepted(self, searcher: str) -> Amount:
+    """Returns what was accepted of a searcher so far."""
+    return self._accepted.get(searcher, Amount())
+
   def reject(self, reason: str, rejected: AmountLike) -> None:
     """Counts accepted groups that will not enter the buffer."""
     self._rejected[reason] = self._rejected.get(reason, Amount()) + rejected

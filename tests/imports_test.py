@@ -23,9 +23,9 @@ _RINGS = {
         losses/* models/* replay/* sampling/* tasks/* transport/*
     """,
     2: """
-        checkpoint config_args ledger objective reference replay/journal
-        replay/packing report/* run_directory sampling/decode sampling/rows
-        run_state versions
+        checkpoint config_args ledger objective reference replay/intake
+        replay/journal replay/packing report/* run_directory sampling/decode
+        sampling/rows run_state versions
     """,
     3: """
         batches evaluator policy publication replay/drain replay/outbox

@@ -5,7 +5,9 @@
 Order of things for a block: check, journal (synced), hand to the trainer's
 thread, acknowledge, remove from the store. A crash between two of them loses
 nothing and counts nothing twice: the journal is replayed, and sequence numbers
-at or below a searcher's watermark are wire duplicates.
+below a searcher's watermark are wire duplicates. Where the journal has no room,
+blocks stay in the store, unacknowledged, until it has: credits then hold the
+searchers back.
 
 The same thread grants prompts to searchers, reads their leases and shows the
 run's state, so that the trainer's own thread never talks to the store.
@@ -22,6 +24,7 @@ from absl import logging
 
 from tba_jax import types
 from tba_jax.replay import grants as grants_lib
+from tba_jax.replay import intake as intake_lib
 from tba_jax.replay import journal as journal_lib
 from tba_jax.replay import leases as leases_lib
 from tba_jax.replay import packing
@@ -33,9 +36,8 @@ from tba_jax.transport import wire
 _URGENT_TICK_S = 0.002
 _TICK_S = 0.02
 _LEASES_EVERY_S = 0.25
-# A gap in a searcher's sequence that lasts so long will not be filled: the
-# journal that held the missing blocks is gone.
-_GAP_S = 6.0
+# Between two tries to append to a journal without room.
+_FULL_RETRY_S = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +94,6 @@ class Drain:
     """
     self._make_transport = make_transport
     self._journal = journal
-    self._watermarks = dict(watermarks)
     self._grants = grants
     self._run_id = run_id
     self._secret = secret
@@ -101,14 +102,19 @@ class Drain:
     self._on_event = on_event
     self.lock = threading.Condition(threading.RLock())
     self.leases = leases_lib.LeaseTable(lease_s)
-    self.counts = {"wire_duplicates": 0, "refused": 0, "blocks": 0}
     self.generation = 0
+    # Searchers that are gone and not yet written off, with the cause.
+    self.leaving: dict[str, str] = {}
+    # What keeps data from coming in, in words; None where nothing does.
+    self.obstacle: str | None = None
     # Set by whoever waits for data.
     self.urgent = False
     self.busy_s = 0.0
     self._pending: list[Record] = []
     self._work_count = 0
-    self._gaps: dict[str, float] = {}
+    self._intake = intake_lib.Intake(
+        watermarks=watermarks, run_id=run_id, secret=secret, on_event=on_event
+    )
     self._status: dict[str, Any] | None = None
     self._stop_searchers = False
     self._stop = threading.Event()
@@ -116,6 +122,11 @@ class Drain:
     for position, payload in journal.replay(replay_from):
       self._restore(position, payload)
     self._thread = threading.Thread(target=self._run, name="drain", daemon=True)
+
+  @property
+  def counts(self) -> dict[str, int]:
+    """Messages refused, and copies of blocks that were there already."""
+    return dict(self._intake.counts)
 
   def start(self) -> None:
     self._thread.start()
@@ -162,23 +173,26 @@ class Drain:
     try:
       header, arrays = wire.decode(payload, self._secret)
     except wire.WireError as error:
-      self.counts["refused"] += 1
+      self._intake.counts["refused"] += 1
       self._on_event("journal_refused", f"record at {position}: {error}")
       return
     self._note(position, header, arrays)
 
   def _note(self, position: int, header: dict[str, Any], arrays) -> None:
-    groups = None
+    sid, groups = header["sid"], None
     if "sequence" in header:
-      self._watermarks[header["sid"]] = header["sequence"] + 1
+      self._intake.take(header)
       try:
         groups = packing.unpack_groups(header, arrays)
       except ValueError as error:
-        self._on_event("refused_block", f"{header['sid']}: {error}")
+        self._on_event("refused_block", f"{sid}: {error}")
     with self.lock:
       self._pending.append(Record(position, header, groups))
       if groups:
-        self._grants.deliver(header["sid"], {g.position for g in groups})
+        self._grants.deliver(sid, {g.position for g in groups})
+      else:
+        # Gone, or nobody knows which prompts it meant.
+        self._grants.forget(sid)
       self.lock.notify_all()
 
   def _run(self) -> None:
@@ -186,23 +200,31 @@ class Drain:
       transport = self._make_transport()
       self.generation = transport.generation
       next_leases = 0.0
-      self._announce(transport)
+      announced = False
       while not self._stop.is_set():
         started = time.perf_counter()
+        worked = False
         try:
+          if not announced:
+            self._announce(transport)
+            announced = True
           worked = self._drain(transport)
           if time.monotonic() >= next_leases:
-            next_leases = time.monotonic() + _LEASES_EVERY_S
             self._read_leases(transport)
+            next_leases = time.monotonic() + _LEASES_EVERY_S
             self._show(transport)
           self._write_grants(transport)
         except base.TransportError as error:
           self._on_event("store_lost", f"drain: {error}")
           self.generation = transport.reconnect()
-          self._announce(transport)
-          worked = False
+          announced = False
+          self._intake.forget_gaps()
+          with self.lock:
+            self.leases.excuse()
         self.busy_s += time.perf_counter() - started
-        if not worked:
+        if self.obstacle is not None:
+          self._stop.wait(_FULL_RETRY_S)
+        elif not worked:
           self._stop.wait(_URGENT_TICK_S if self.urgent else _TICK_S)
       transport.close()
     except Exception as error:  # The trainer's thread raises it.
@@ -212,60 +234,50 @@ class Drain:
         self.lock.notify_all()
 
   def _announce(self, transport: base.Transport) -> None:
-    # A new store knows nothing: acks and grants are written again.
+    # A new store knows nothing: acks and grants are written again. One that
+    # an earlier trainer has left may hold that trainer's goodbye.
     transport.put("meta/run", self._run_id.encode())
+    if not self._stop_searchers:
+      transport.delete("ctl/stop")
     self._write_acks(transport)
     with self.lock:
       self._grants.announce_again()
 
   def _drain(self, transport: base.Transport) -> bool:
     entries = transport.list(f"q/{self._partition}")
-    if not entries:
-      return False
-    accepted, expected, done = [], {}, []
-    for key, data in entries.items():
-      try:
-        header, arrays = wire.decode(data, self._secret)
-        sid, sequence = header["sid"], header["sequence"]
-        if header["run"] != self._run_id or not key.endswith(
-            f"/{sid}/{sequence:012d}"
-        ):
-          raise wire.WireError("run", "of another run or under another key")
-      except (wire.WireError, KeyError, TypeError) as error:
-        self.counts["refused"] += 1
-        self._on_event("refused_message", f"{key}: {error!r}")
-        done.append(key)
-        continue
-      want = expected.get(sid, self._watermarks.get(sid, 0))
-      if sequence < want:
-        self.counts["wire_duplicates"] += 1
-        done.append(key)
-      elif sequence == want or self._gap_is_old(sid, want):
-        accepted.append((data, header, arrays))
-        expected[sid] = sequence + 1
-        self._gaps.pop(sid, None)
-        done.append(key)
-    if accepted:
-      positions = self._journal.append([data for data, _, _ in accepted])
-      for position, (_, header, arrays) in zip(positions, accepted):
-        self.counts["blocks"] += 1
-        self._note(position, header, arrays)
+    fresh, done = self._intake.sort(entries)
+    positions = self._append([message.data for message in fresh])
+    if positions is not None:
+      for position, message in zip(positions, fresh, strict=True):
+        self._note(position, message.header, message.arrays)
+        done.append(message.key)
     if done:
       self._write_acks(transport)
       for key in done:
         transport.delete(key)
-    return bool(accepted)
+    return bool(positions)
 
-  def _gap_is_old(self, sid: str, want: int) -> bool:
-    since = self._gaps.setdefault(sid, time.monotonic())
-    if time.monotonic() - since < _GAP_S:
-      return False
-    self._on_event("gap", f"{sid}: blocks from {want} on are lost")
-    return True
+  def _append(self, payloads: list[bytes]) -> list[int] | None:
+    """Returns the journal's positions; None where it has no room."""
+    if not payloads:
+      return []
+    try:
+      positions = self._journal.append(payloads)
+    except journal_lib.JournalFullError as error:
+      if self.obstacle is None:
+        self._on_event("journal_full", f"nothing is taken in: {error}")
+      self.obstacle = f"the journal has no room: {error}"
+      return None
+    if self.obstacle is not None:
+      self.obstacle = None
+      self._on_event("journal_room", "the journal has room again")
+    return positions
 
   def _write_acks(self, transport: base.Transport) -> None:
     self._put(
-        transport, f"ack/{self._partition}", {"table": dict(self._watermarks)}
+        transport,
+        f"ack/{self._partition}",
+        {"table": dict(self._intake.watermarks)},
     )
 
   def _put(self, transport, key: str, message: dict[str, Any]) -> None:
@@ -280,30 +292,33 @@ class Drain:
         if lease["run"] == self._run_id and key == f"live/{lease['sid']}":
           found[lease["sid"]] = lease
       except (wire.WireError, KeyError) as error:
-        self.counts["refused"] += 1
+        self._intake.counts["refused"] += 1
         self._on_event("refused_message", f"{key}: {error!r}")
         transport.delete(key)
     with self.lock:
       self.leases.update(found)
-      gone = self.leases.take_gone()
-    for sid, cause in gone.items():
-      # Its blocks that are in the store count before it is written off.
-      self._drain(transport)
-      header = {
-          "kind": "gone",
-          "sid": sid,
-          "cause": cause,
-          "totals": self.leases.totals(sid),
-      }
-      payload = wire.encode(header, {}, self._secret)
-      (position,) = self._journal.append([payload])
-      self._on_event("searcher_gone", f"{sid} ({cause})")
-      with self.lock:
-        self._grants.forget(sid)
-        self._pending.append(Record(position, header, None))
-        self.lock.notify_all()
-      transport.delete(f"live/{sid}")
-      transport.delete(f"work/{sid}")
+      self.leaving.update(self.leases.take_gone())
+    for sid, cause in list(self.leaving.items()):
+      self._write_off(transport, sid, cause)
+
+  def _write_off(self, transport: base.Transport, sid: str, cause: str) -> None:
+    # Its blocks that are in the store count before it is written off.
+    self._drain(transport)
+    header = {
+        "kind": "gone",
+        "sid": sid,
+        "cause": cause,
+        "totals": self.leases.totals(sid),
+    }
+    positions = self._append([wire.encode(header, {}, self._secret)])
+    if positions is None:
+      return
+    self._on_event("searcher_gone", f"{sid} ({cause})")
+    with self.lock:
+      self._note(positions[0], header, {})
+      del self.leaving[sid]
+    transport.delete(f"live/{sid}")
+    transport.delete(f"work/{sid}")
 
   def _write_grants(self, transport: base.Transport) -> None:
     with self.lock:

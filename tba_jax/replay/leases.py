@@ -22,6 +22,7 @@ class LeaseTable:
     self._clock = clock
     self._entries: dict[str, _Entry] = {}
     self._gone: set[str] = set()
+    self._replaced: set[str] = set()
 
   def update(self, leases: dict[str, dict[str, Any]]) -> None:
     """Takes the leases by sid as the store holds them now.
@@ -33,9 +34,15 @@ class LeaseTable:
       entry = self._entries.get(sid)
       if entry is None or entry.lease["beat"] != lease["beat"]:
         self._entries[sid] = _Entry(lease, now)
-        # Somebody who was only slow is back.
-        if not lease["final"]:
+        # Somebody who was only slow is back; a replaced one stays gone.
+        if not lease["final"] and sid not in self._replaced:
           self._gone.discard(sid)
+
+  def excuse(self) -> None:
+    """Starts everybody's patience anew: it was the reader that was away."""
+    now = self._clock()
+    for entry in self._entries.values():
+      entry.changed_at = now
 
   def alive(self) -> dict[str, dict[str, Any]]:
     """Returns the leases of the searchers that are not gone, by sid."""
@@ -64,6 +71,7 @@ class LeaseTable:
         out[sid] = "finished"
       elif newest[entry.lease["slot"]][1] != sid:
         out[sid] = "replaced"
+        self._replaced.add(sid)
       elif self.age_s(sid) > self._lease_s:
         out[sid] = "expired"
     self._gone.update(out)

@@ -96,6 +96,7 @@ class Outbox:
     self._totals = {"prompts": 0, "completions": 0, "tokens": 0}
     self._work: list[Block] = []
     self._work_tag = (-1, -1)
+    self._ack_epoch = -1
     self._last_block: dict[int, int] = {}
     self._stats: dict[str, Any] = {}
     self._lease = {
@@ -280,6 +281,10 @@ class Outbox:
     acks = self._decode(data, "ack")
     if acks is None:
       return
+    # A replaced trainer's word is of an older epoch.
+    if acks["epoch"] < self._ack_epoch:
+      return
+    self._ack_epoch = acks["epoch"]
     done = acks["table"].get(self._sid, 0)
     with self._lock:
       if self._ring and self._ring[0].sequence < done:
@@ -298,23 +303,19 @@ class Outbox:
     if tag <= self._work_tag:
       return
     with self._lock:
-      if work["epoch"] != self._work_tag[0]:
-        # Grants of a trainer that is gone; the new one grants them again.
-        self._work.clear()
+      # What is not listed any more was taken back, or granted by a trainer
+      # that is gone.
+      epoch = work["epoch"]
+      listed = {(epoch, block) for block, _, _ in work["blocks"]}
+      self._work = [b for b in self._work if (b.epoch, b.block) in listed]
       self._work_tag = tag
-      taken = self._last_block.get(work["epoch"], -1)
+      taken = self._last_block.get(epoch, -1)
       for block, version, prompts in work["blocks"]:
         if block > taken:
           taken = block
-          self._work.append(
-              Block(
-                  work["epoch"],
-                  block,
-                  version,
-                  tuple(tuple(p) for p in prompts),
-              )
-          )
-      self._last_block = {work["epoch"]: taken}
+          prompts = tuple(tuple(p) for p in prompts)
+          self._work.append(Block(epoch, block, version, prompts))
+      self._last_block = {epoch: taken}
       self._lock.notify_all()
 
   def _read_stop(self, transport: base.Transport) -> None:

@@ -14,6 +14,10 @@ from typing import Any
 
 import numpy as np
 
+# A position so far beyond the last granted one is no searcher's work. What a
+# history that a crash has undone had granted is well within.
+_SLACK = 1 << 20
+
 
 class PromptOrder:
   """Hands out positions and remembers which came back. Not thread-safe."""
@@ -100,7 +104,7 @@ class PromptOrder:
 
   def deliver(self, searcher: str, positions: Iterable[int]) -> None:
     """Notes that positions are on their way: nobody is granted them again."""
-    positions = set(positions)
+    positions = set(filter(self.is_plausible, positions))
     self._outstanding.get(searcher, set()).difference_update(positions)
     self._delivered.update(p for p in positions if not self.is_received(p))
 
@@ -116,6 +120,10 @@ class PromptOrder:
     for positions in self._outstanding.values():
       positions.discard(position)
     return True
+
+  def is_plausible(self, position: int) -> bool:
+    """False where no searcher can have been granted a position."""
+    return 0 <= position < self._cursor + _SLACK
 
   def is_received(self, position: int) -> bool:
     return position < self._received_below or position in self._received_above

@@ -32,9 +32,6 @@ from tba_jax.transport import base
 
 Amount = amount_lib.Amount
 
-# A position so far beyond the last admitted one is no searcher's work.
-_POSITION_SLACK = 1 << 20
-
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
@@ -180,8 +177,10 @@ class ReplayService:
     self._drain.stop_searchers()
     deadline = time.monotonic() + deadline_s
     with self._drain.lock:
-      while self._drain.leases.alive() and time.monotonic() < deadline:
+      while self._drain.leases.alive() or self._drain.leaving:
         self._drain.check()
+        if time.monotonic() > deadline:
+          break
         self._drain.lock.wait(0.05)
 
   def account(self) -> dict[str, Any]:
@@ -239,7 +238,8 @@ class ReplayService:
     arrived: list[types.Group] = []
     for record in self._drain.pending():
       if below is not None and any(
-          g.position >= below for g in record.groups or ()
+          g.position >= below and self._order.is_plausible(g.position)
+          for g in record.groups or ()
       ):
         break
       count += 1
@@ -257,27 +257,37 @@ class ReplayService:
       self._ledger.announce(sid, _totals(header["totals"]))
       self._ledger.searcher_gone(sid)
       return []
+    totals, amount = _totals(header["totals"]), _totals(header["amount"])
     self._watermarks[sid] = header["sequence"] + 1
-    self._ledger.accept(
-        sid, _totals(header["totals"]), _totals(header["amount"])
-    )
+    # What it had generated before and never came: the journal has lost it.
+    gap = totals - amount - self._ledger.accepted(sid)
+    if min(gap) >= 0 and any(gap):
+      self._ledger.accept(sid, totals, gap)
+      self._ledger.lost("journal", gap)
+      self._on_event("journal_lost", f"{gap.completions} completions of {sid}")
+    self._ledger.accept(sid, totals, amount)
     if record.groups is None:
-      self._reject("malformed", _totals(header["amount"]))
+      self._reject("malformed", amount)
       return []
     kept = []
-    limit = self._order.cursor + _POSITION_SLACK
     for group in record.groups:
-      reason = None
-      if not 0 <= group.position < limit:
-        reason = "position"
-      elif not self._order.receive(group.position):
-        reason = "duplicate"
-      reason = reason or self._check_group(group)
+      reason = self._refusal(group)
       if reason is None:
         kept.append(group)
       else:
         self._reject(reason, Amount(1, group.num_completions, group.num_tokens))
     return kept
+
+  def _refusal(self, group: types.Group) -> str | None:
+    """Returns why a group is rejected; its position counts as received."""
+    position = group.position
+    if not self._order.is_plausible(position):
+      return "position"
+    if not self._order.receive(position):
+      return "duplicate"
+    if (group.prompt_id, group.visit) != self._order.prompt(position):
+      return "position"
+    return self._check_group(group)
 
   def _reject(self, reason: str, amount: Amount) -> None:
     self.rejected[reason] = self.rejected.get(reason, 0) + amount.completions
@@ -291,9 +301,12 @@ class ReplayService:
         f" {lease['unacked']} blocks unacknowledged)"
         for sid, lease in alive.items()
     ]
+    obstacle = self._drain.obstacle
     return (
         f"step {step} has {here} of {needed} prompts and none came for"
-        f" {self._flow.starvation_s:.0f} s; searchers: {who or 'none alive'}"
+        f" {self._flow.starvation_s:.0f} s; "
+        + (f"{obstacle}; " if obstacle else "")
+        + f"searchers: {', '.join(who) or 'none alive'}"
     )
 
 
