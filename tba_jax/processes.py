@@ -114,7 +114,7 @@ def spool_directory(setting: str, workdir: str) -> pathlib.Path:
   for a unix socket; a directory of this user under the temporary directory.
 
   Raises:
-    ValueError: it exists and others may enter it.
+    ValueError: it, or the one of this user, exists and others may enter it.
   """
   if setting:
     path = pathlib.Path(setting).expanduser().absolute()
@@ -129,13 +129,10 @@ def spool_directory(setting: str, workdir: str) -> pathlib.Path:
           / digest
       )
       path.parent.mkdir(mode=0o700, exist_ok=True)
+      # Who owns it could put another directory in the place of ours.
+      _check_private(path.parent)
   path.mkdir(mode=0o700, parents=True, exist_ok=True)
-  status = path.stat()
-  if status.st_uid != os.getuid() or status.st_mode & 0o077:
-    raise ValueError(
-        f"config.store.spool_dir: {path} must belong to this user and have"
-        f" mode 0700, it has {status.st_mode & 0o777:04o}"
-    )
+  _check_private(path)
   return path
 
 
@@ -155,6 +152,15 @@ def enable_compilation_cache() -> None:
   jax.config.update("jax_compilation_cache_dir", root)
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _check_private(path: pathlib.Path) -> None:
+  status = path.stat()
+  if status.st_uid != os.getuid() or status.st_mode & 0o077:
+    raise ValueError(
+        f"config.store.spool_dir: {path} must belong to this user and have"
+        f" mode 0700, it has {status.st_mode & 0o777:04o}"
+    )
 
 
 def _stable_hash(name: bytes) -> int:
