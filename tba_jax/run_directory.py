@@ -143,7 +143,7 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
     return None
   try:
     saved = json.loads(file.read_text())
-    known = saved["format"]
+    known = int(saved["format"])
     _ = saved["run_id"], saved["config"], saved["created"]
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{file} is damaged: {error!r}") from error
