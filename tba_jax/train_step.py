@@ -77,6 +77,8 @@ def init_state(
       config, model, jax.eval_shape(make, params), mesh
   )
   placed = jax.device_put(params, shardings.params)
+  # With its output shardings given, jit makes new buffers for all, the params
+  # too, so donating the state later does not take the caller's.
   return jax.jit(make, out_shardings=shardings)(placed)
 
 
@@ -215,8 +217,6 @@ def _state_maker(
   optimizers = _make_optimizers(config)
 
   def make(params: PyTree) -> TrainState:
-    # Copied, since jit would hand an unchanged argument's buffer on.
-    params = jax.tree.map(jnp.copy, params)
     loss_params = objective.make_loss_params(config)
     return TrainState(
         step=jnp.zeros((), jnp.int32),

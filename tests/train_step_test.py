@@ -192,7 +192,11 @@ class TrainStepTest(absltest.TestCase):
 
   def test_donates_the_state_but_not_the_params_it_was_made_from(self):
     config, model, mesh, _ = make_run()
-    params = tiny_model.init_params(model)
+    # Where the state wants them already: nothing would have to be moved.
+    params = jax.device_put(
+        tiny_model.init_params(model),
+        sharding.param_shardings(mesh, config.sharding, model.logical_axes),
+    )
     state = train_step.init_state(config, model, params, mesh)
     make_step()(state, tiny_model.make_batch())
     self.assertTrue(all(x.is_deleted() for x in jax.tree.leaves(state.params)))
