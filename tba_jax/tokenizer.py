@@ -114,14 +114,15 @@ def load(folder: str | os.PathLike[str]) -> Tokenizer:
   path = pathlib.Path(folder)
   if not path.is_dir():
     raise ValueError(f"config.tokenizer.source={str(folder)!r}: no such folder")
-  # AutoTokenizer imports torch where it is installed, seconds and hundreds of
-  # MB in each role: it is asked only where tokenizer.json must be made first.
-  loader = transformers.AutoTokenizer
+  # To name AutoTokenizer imports torch where it is installed, seconds and
+  # hundreds of MB in each role: only where tokenizer.json must be made first.
   if (path / "tokenizer.json").is_file():
     loader = transformers.PreTrainedTokenizerFast
+  else:
+    loader = transformers.AutoTokenizer
   try:
     fast = loader.from_pretrained(str(path), local_files_only=True)
-  except (OSError, ValueError) as error:
+  except Exception as error:  # tokenizers raises Exception itself.
     raise ValueError(
         f"config.tokenizer.source={str(folder)!r}: no tokenizer there: {error}"
     ) from error

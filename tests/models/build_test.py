@@ -1,0 +1,310 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of models/build.py: every way through a model computes the same."""
+
+import dataclasses
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs import common
+from tba_jax.models import build
+from tba_jax.models import config as model_config_lib
+
+B, K, P, T, V = 3, 4, 7, 5, 40
+_LENGTHS = np.array([7, 3, 1])
+# float32 sums in another order; logits are near 1.
+_VALUES = dict(atol=1e-5, rtol=0.0)
+
+
+def _config(**overrides) -> model_config_lib.ModelConfig:
+  settings = common.get_config().model
+  settings.update(num_kv_heads=2, num_layers=2, width=32, mlp_width=48)
+  settings.update(overrides)
+  return model_config_lib.ModelConfig.from_config(
+      settings, V, pad_id=0, bos_id=None, eos_id=1
+  )
+
+
+def _perturb(params, seed=1):
+  """Moves every leaf, so that a norm that is dropped or misplaced is seen."""
+  leaves, structure = jax.tree.flatten(params)
+  keys = jax.random.split(jax.random.key(seed), len(leaves))
+  return jax.tree.unflatten(
+      structure,
+      [
+          x + 0.1 * jax.random.normal(key, x.shape, x.dtype)
+          for x, key in zip(leaves, keys)
+      ],
+  )
+
+
+def _make(**overrides):
+  model = build.make_model(_config(**overrides))
+  params = _perturb(jax.jit(model.init)(jax.random.key(0)))
+  # One compilation of each shape is faster than many of single operations.
+  model = dataclasses.replace(
+      model,
+      init=jax.jit(model.init),
+      logits=jax.jit(model.logits),
+      completion_logits=jax.jit(model.completion_logits),
+      prefill=jax.jit(model.prefill),
+  )
+  return model, params
+
+
+def _relative(tree, reference):
+  """Returns each leaf over the largest entry of its reference."""
+  return jax.tree.map(lambda x, r: x / jnp.max(jnp.abs(r)), tree, reference)
+
+
+def _tokens(seed=0):
+  rng = np.random.default_rng(seed)
+  prompt = rng.integers(2, V, (B, P), dtype=np.int32)
+  mask = (np.arange(P)[None] >= P - _LENGTHS[:, None]).astype(np.float32)
+  completion = rng.integers(2, V, (B, K, T), dtype=np.int32)
+  return prompt, mask, completion
+
+
+def _repeated(prompt, mask, completion):
+  """Returns the K full sequences of each prompt and their mask [B * K, L]."""
+  repeat = lambda x: np.repeat(x[:, None], K, axis=1)
+  tokens = np.concatenate([repeat(prompt), completion], axis=-1)
+  full_mask = np.concatenate(
+      [repeat(mask), np.ones(completion.shape, np.float32)], axis=-1
+  )
+  return tokens.reshape(B * K, P + T), full_mask.reshape(B * K, P + T)
+
+
+def _reference_logits(model, params, prompt, mask, completion):
+  tokens, full_mask = _repeated(prompt, mask, completion)
+  logits = model.logits(params, tokens, full_mask)
+  return logits[:, P - 1 : -1].reshape(B, K, T, V)
+
+
+class LogitsTest(parameterized.TestCase):
+
+  def test_shapes_dtypes_and_stacked_layers(self):
+    model, params = _make()
+    prompt, mask, completion = _tokens()
+    logits = model.completion_logits(params, prompt, mask, completion)
+    chex.assert_shape(logits, (B, K, T, V))
+    chex.assert_type(logits, jnp.float32)
+    for leaf in jax.tree.leaves(params["blocks"]):
+      self.assertEqual(leaf.shape[0], 2)
+    for leaf, axes in zip(
+        jax.tree.leaves(params),
+        jax.tree.leaves(
+            model.logical_axes, is_leaf=lambda x: isinstance(x, tuple)
+        ),
+        strict=True,
+    ):
+      self.assertLen(axes, leaf.ndim)
+
+  def test_params_are_plain_dicts_of_arrays(self):
+    _, params = _make()
+
+    def check(node):
+      if isinstance(node, dict):
+        for key, child in node.items():
+          self.assertIs(type(key), str)
+          check(child)
+      else:
+        self.assertIsInstance(node, jax.Array)
+
+    self.assertIs(type(params), dict)
+    check(params)
+
+  def test_init_is_a_function_of_the_key(self):
+    model, _ = _make()
+    chex.assert_trees_all_equal(
+        model.init(jax.random.key(3)), model.init(jax.random.key(3))
+    )
+    first, second = (model.init(jax.random.key(i)) for i in (3, 4))
+    kernel = lambda p: p["blocks"]["mlp"]["up"]["kernel"]
+    self.assertGreater(jnp.max(jnp.abs(kernel(first) - kernel(second))), 0.1)
+    # Layers start different from each other.
+    self.assertGreater(
+        jnp.max(jnp.abs(kernel(first)[0] - kernel(first)[1])), 0.1
+    )
+
+  def test_padding_changes_no_logits(self):
+    model, params = _make()
+    prompt, _, _ = _tokens()
+    alone = model.logits(params, prompt[:1, :4], np.ones((1, 4)))
+    garbage = np.full((1, 3), 9, np.int32)
+    pad = np.zeros((1, 3))
+    left = model.logits(
+        params,
+        np.concatenate([garbage, prompt[:1, :4]], 1),
+        np.concatenate([pad, np.ones((1, 4))], 1),
+    )
+    right = model.logits(
+        params,
+        np.concatenate([prompt[:1, :4], garbage], 1),
+        np.concatenate([np.ones((1, 4)), pad], 1),
+    )
+    chex.assert_trees_all_close(left[:, 3:], alone, **_VALUES)
+    chex.assert_trees_all_close(right[:, :4], alone, **_VALUES)
+    self.assertTrue(jnp.all(jnp.isfinite(left)))
+
+  def test_is_causal(self):
+    model, params = _make()
+    prompt, _, _ = _tokens()
+    changed = prompt.copy()
+    changed[:, 4] = (changed[:, 4] + 1) % V
+    mask = np.ones((B, P))
+    a, b = (model.logits(params, x, mask) for x in (prompt, changed))
+    chex.assert_trees_all_close(a[:, :4], b[:, :4], **_VALUES)
+    self.assertGreater(jnp.min(jnp.max(jnp.abs(a - b)[:, 4:], axis=-1)), 1e-3)
+
+  def test_an_empty_row_is_finite_with_finite_gradients(self):
+    model, params = _make()
+    prompt, mask, completion = _tokens()
+    mask[1] = 0.0
+
+    def loss_fn(params):
+      return model.completion_logits(params, prompt, mask, completion).sum()
+
+    value, grads = jax.jit(jax.value_and_grad(loss_fn))(params)
+    chex.assert_tree_all_finite((value, grads))
+
+
+class CompletionLogitsTest(parameterized.TestCase):
+
+  @parameterized.parameters((False, 2), (True, 1), (False, 4))
+  def test_values_and_gradients_equal_full_sequences(
+      self, tie_embeddings, num_kv_heads
+  ):
+    model, params = _make(
+        tie_embeddings=tie_embeddings, num_kv_heads=num_kv_heads
+    )
+    prompt, mask, completion = _tokens()
+    weight = jax.random.normal(jax.random.key(2), (B, K, T, V))
+
+    def loss_fn(logits_fn):
+      def fn(params):
+        logits = logits_fn(params, prompt, mask, completion)
+        return jnp.sum(jax.nn.log_softmax(logits) * weight), logits
+
+      return fn
+
+    grad = lambda fn: jax.jit(jax.value_and_grad(loss_fn(fn), has_aux=True))(
+        params
+    )
+    reference_fn = lambda *args: _reference_logits(model, *args)
+    (_, logits), grads = grad(model.completion_logits)
+    (_, ref_logits), ref_grads = grad(reference_fn)
+    chex.assert_trees_all_close(logits, ref_logits, **_VALUES)
+    chex.assert_trees_all_close(
+        _relative(grads, ref_grads), _relative(ref_grads, ref_grads), atol=1e-5
+    )
+
+  def test_rows_do_not_see_each_other(self):
+    model, params = _make()
+    prompt, mask, completion = _tokens()
+    logits = model.completion_logits(params, prompt, mask, completion)
+    changed = completion.copy()
+    changed[0, 1] = (changed[0, 1] + 1) % V
+    other = model.completion_logits(params, prompt, mask, changed)
+    same = np.ones((B, K), bool)
+    same[0, 1] = False
+    chex.assert_trees_all_close(logits[same], other[same], **_VALUES)
+    self.assertGreater(jnp.max(jnp.abs(logits - other)[0, 1]), 1e-3)
+
+  def test_tokens_after_a_completion_change_nothing_before(self):
+    model, params = _make()
+    prompt, mask, completion = _tokens()
+    padded = completion.copy()
+    padded[..., 3:] = 0
+    a, b = (
+        model.completion_logits(params, prompt, mask, c)
+        for c in (completion, padded)
+    )
+    # Entry 3 predicts token 3 from the tokens before it.
+    chex.assert_trees_all_close(a[:, :, :4], b[:, :, :4], **_VALUES)
+
+  def test_one_token_completions(self):
+    model, params = _make()
+    prompt, mask, completion = _tokens()
+    full = model.completion_logits(params, prompt, mask, completion)
+    short = model.completion_logits(params, prompt, mask, completion[..., :1])
+    chex.assert_trees_all_close(short, full[:, :, :1], **_VALUES)
+
+  def test_bfloat16_compute_stays_close(self):
+    model, params = _make()
+    half = build.make_model(
+        dataclasses.replace(model.config, compute_dtype="bfloat16")
+    )
+    prompt, mask, completion = _tokens()
+    a = model.completion_logits(params, prompt, mask, completion)
+    b = half.completion_logits(params, prompt, mask, completion)
+    chex.assert_type(b, jnp.float32)
+    # bfloat16 has 8 bits: some percent of logits near 1, two layers deep.
+    chex.assert_trees_all_close(a, b, atol=0.15)
+    self.assertGreater(jnp.max(jnp.abs(a - b)), 0.0)
+
+
+class DecodeTest(parameterized.TestCase):
+
+  @parameterized.parameters(False, True)
+  def test_decoding_equals_full_sequences(self, tie_embeddings):
+    """Rows run at their own positions, in a ring that starts in its middle."""
+    model, params = _make(tie_embeddings=tie_embeddings)
+    prompt, mask, completion = _tokens()
+    expected = np.asarray(
+        _reference_logits(model, params, prompt, mask, completion)
+    ).reshape(B * K, T, V)
+    logits_BxV, prompt_cache = model.prefill(params, prompt, mask)
+    chex.assert_trees_all_close(
+        logits_BxV, expected.reshape(B, K, T, V)[:, 0, 0], **_VALUES
+    )
+
+    rows = np.repeat(np.arange(B), K)
+    prompt_cache = jax.tree.map(lambda leaf: leaf[:, rows], prompt_cache)
+    # Old content must not matter: rows are reused.
+    cache = jax.tree.map(
+        lambda leaf: leaf + 100.0, model.init_cache(B * K, T + 1)
+    )
+    cache_mask = np.zeros((B * K, T + 1))
+    tokens = completion.reshape(B * K, T)
+    step = jax.jit(chex.assert_max_traces(model.decode_step, 1))
+    chex.clear_trace_counter()
+    for t in range(T - 1):
+      column = (t + 4) % (T + 1)
+      cache_mask[:, column] = 1.0
+      logits, cache = step(
+          params,
+          tokens[:, t],
+          _LENGTHS[rows] + t,
+          prompt_cache,
+          mask[rows],
+          cache,
+          cache_mask,
+          np.int32(column),
+      )
+      chex.assert_trees_all_close(logits, expected[:, t + 1], **_VALUES)
+
+  def test_cache_forms_agree(self):
+    model, params = _make()
+    prompt, mask, _ = _tokens()
+    _, prompt_cache = model.prefill(params, prompt, mask)
+    chex.assert_trees_all_equal_shapes_and_dtypes(
+        prompt_cache, model.init_cache(B, P)
+    )
+
+
+class MakeModelTest(absltest.TestCase):
+
+  def test_refuses_an_unknown_family(self):
+    config = dataclasses.replace(_config(), family="rnn")
+    with self.assertRaisesRegex(ValueError, r"family='rnn'.*\['llama'\]"):
+      build.make_model(config)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,132 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The model on eight devices computes what it computes on one.
+
+Runs in a process of its own, for its XLA flag.
+"""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_force_host_platform_device_count=8"
+)
+
+from absl.testing import absltest  # noqa: E402  the flag must come first.
+from absl.testing import parameterized  # noqa: E402
+import chex  # noqa: E402
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+from configs import common  # noqa: E402
+from tba_jax import sharding  # noqa: E402
+from tba_jax.models import build  # noqa: E402
+from tba_jax.models import config as model_config_lib  # noqa: E402
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+B, K, P, T, V = 8, 3, 6, 5, 32
+# Sums over the tensor axis are added in another order; values are near 1.
+TOLERANCE = dict(atol=2e-5, rtol=2e-5)
+
+
+def setUpModule():
+  if jax.device_count() != 8:
+    raise absltest.SkipTest(
+        "jax was started without eight devices: run this file alone"
+    )
+
+
+def _model(**overrides) -> build.Model:
+  settings = common.get_config().model
+  settings.update(num_kv_heads=2, mlp_width=96, **overrides)
+  return build.make_model(
+      model_config_lib.ModelConfig.from_config(
+          settings, V, pad_id=0, bos_id=None, eos_id=1
+      )
+  )
+
+
+def _batch() -> dict[str, np.ndarray]:
+  rng = np.random.default_rng(0)
+  lengths = rng.integers(1, P + 1, (B, 1))
+  return {
+      "prompt": rng.integers(2, V, (B, P), dtype=np.int32),
+      "mask": (np.arange(P)[None] >= P - lengths).astype(np.float32),
+      "completion": rng.integers(2, V, (B, K, T), dtype=np.int32),
+  }
+
+
+def _completion_fn(model):
+  return lambda params, batch: model.completion_logits(
+      params, batch["prompt"], batch["mask"], batch["completion"]
+  )
+
+
+def _logits_fn(model):
+  return lambda params, batch: model.logits(
+      params, batch["prompt"], batch["mask"]
+  )
+
+
+class ModelShardingTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (_completion_fn, False), (_completion_fn, True), (_logits_fn, False)
+  )
+  def test_logits_and_gradients_equal_one_device(self, make_fn, tie_embeddings):
+    model = _model(tie_embeddings=tie_embeddings)
+    params, batch = model.init(jax.random.key(0)), _batch()
+    logits_fn = make_fn(model)
+    weight = jax.random.normal(
+        jax.random.key(1), jax.eval_shape(logits_fn, params, batch).shape
+    )
+
+    def loss_fn(params, batch):
+      logits = logits_fn(params, batch)
+      return jnp.mean(jax.nn.log_softmax(logits) * weight) * V, logits
+
+    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+    expected = jax.jit(grad_fn)(params, batch)
+
+    rules = common.get_config().sharding
+    mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+    shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
+    sharding.check_divisible(params, shardings)
+    self.assertEqual(sharding.replicated_leaves(shardings), [])
+    params = jax.device_put(params, shardings)
+    batch = sharding.shard_batch(batch, mesh, rules)
+    (loss, logits), grads = jax.jit(grad_fn, out_shardings=(None, shardings))(
+        params, batch
+    )
+
+    chex.assert_trees_all_close(((loss, logits), grads), expected, **TOLERANCE)
+
+  def test_params_are_split_over_the_mesh(self):
+    model = _model()
+    mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+    shardings = sharding.param_shardings(
+        mesh, common.get_config().sharding, model.logical_axes
+    )
+    params = jax.jit(model.init, out_shardings=shardings)(jax.random.key(0))
+    q = params["blocks"]["attention"]["q"]["kernel"]
+    self.assertEqual(q.shape, (3, 64, 4, 16))
+    self.assertEqual(q.addressable_shards[0].data.shape, (3, 32, 2, 16))
+    embedding = params["embed"]["embedding"]
+    self.assertEqual(embedding.addressable_shards[0].data.shape, (16, 32))
+    # The same numbers as on one device, whatever the mesh.
+    chex.assert_trees_all_close(
+        params, model.init(jax.random.key(0)), atol=1e-7
+    )
+
+  def test_a_batch_keeps_the_completions_of_a_prompt_together(self):
+    mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+    batch = sharding.shard_batch(_batch(), mesh, common.get_config().sharding)
+    shapes = {s.data.shape for s in batch["completion"].addressable_shards}
+    self.assertEqual(shapes, {(2, K, T)})
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,133 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of sharding.py on one device; multi_device/ has those on eight.
+
+Rules and errors need only the shape of a mesh, so these use an abstract one.
+"""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec
+import numpy as np
+
+from configs import common
+from tba_jax import sharding
+
+_RULES = common.get_config().sharding
+
+
+def _mesh(data=2, fsdp=2, tensor=2) -> AbstractMesh:
+  return AbstractMesh((data, fsdp, tensor), sharding.MESH_AXES)
+
+
+def _shape(*shape: int) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(shape, np.float32)
+
+
+class MakeMeshTest(parameterized.TestCase):
+
+  def test_one_device(self):
+    mesh = sharding.make_mesh(common.get_config().mesh)
+    self.assertEqual(mesh.axis_names, ("data", "fsdp", "tensor"))
+    self.assertEqual(mesh.size, 1)
+
+  @parameterized.parameters(
+      ({"data": 64, "fsdp": 64, "tensor": 1}, "4096 devices"),
+      ({"data": 0, "fsdp": 1, "tensor": 1}, r"config\.mesh\.data=0"),
+      ({"data": 1, "model": 1}, "allowed axes"),
+  )
+  def test_refuses(self, mesh_config, message):
+    with self.assertRaisesRegex(ValueError, message):
+      sharding.make_mesh(mesh_config)
+
+  def test_refuses_devices_that_are_left_over(self):
+    with self.assertRaisesRegex(ValueError, "needs 1 devices, 2"):
+      sharding.make_mesh(common.get_config().mesh, jax.devices()[:1] * 2)
+
+
+class ParamShardingsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (("vocab", "width"), PartitionSpec("tensor", "fsdp")),
+      (("layers", "mlp", "width"), PartitionSpec(None, "tensor", "fsdp")),
+      (
+          ("layers", "heads", "head_dim", "width"),
+          PartitionSpec(None, "tensor", None, "fsdp"),
+      ),
+      (("batch", "width"), PartitionSpec(("data", "fsdp"), None)),
+  )
+  def test_follows_the_rules(self, axes, spec):
+    shardings = sharding.param_shardings(_mesh(), _RULES, {"a": {"b": axes}})
+    self.assertEqual(shardings["a"]["b"].spec, spec)
+
+  def test_the_first_axis_that_asks_has_a_mesh_axis(self):
+    shardings = sharding.param_shardings(_mesh(), _RULES, ("heads", "mlp"))
+    self.assertEqual(shardings.spec, PartitionSpec("tensor", None))
+
+  def test_refuses_unknown_names(self):
+    with self.assertRaisesRegex(ValueError, "no rule for 'experts'"):
+      sharding.param_shardings(_mesh(), _RULES, {"a": ("experts",)})
+    rules = {**_RULES, "mlp": "tensor,pipeline"}
+    with self.assertRaisesRegex(ValueError, r"config\.sharding\.mlp"):
+      sharding.param_shardings(_mesh(), rules, {"a": ("mlp",)})
+
+  def test_lists_every_axis_that_does_not_divide(self):
+    axes = {
+        "good": ("vocab", "width"),
+        "norm": {"scale": ("width",)},
+        "up": {"kernel": ("mlp", "width")},
+    }
+    shardings = sharding.param_shardings(_mesh(), _RULES, axes)
+    params = {
+        "good": _shape(8, 8),
+        "norm": {"scale": _shape(7)},
+        "up": {"kernel": _shape(5, 8)},
+    }
+    with self.assertRaises(ValueError) as caught:
+      sharding.check_divisible(params, shardings)
+    message = str(caught.exception)
+    self.assertIn("norm/scale: axis 0 of (7,)", message)
+    self.assertIn("mesh axis fsdp of size 2", message)
+    self.assertIn("up/kernel: axis 0 of (5, 8)", message)
+    self.assertIn("mesh axis tensor of size 2", message)
+    self.assertNotIn("good", message)
+
+  def test_a_size_must_divide_by_the_product_of_its_mesh_axes(self):
+    shardings = sharding.param_shardings(_mesh(), _RULES, {"x": ("batch",)})
+    sharding.check_divisible({"x": _shape(4)}, shardings)
+    with self.assertRaisesRegex(ValueError, "data,fsdp of size 4"):
+      sharding.check_divisible({"x": _shape(6)}, shardings)
+
+  def test_reports_what_every_device_holds_whole(self):
+    axes = {"a": ("head_dim",), "b": ("width",), "c": ("layers", "head_dim")}
+    names = lambda mesh: sharding.replicated_leaves(
+        sharding.param_shardings(mesh, _RULES, axes)
+    )
+    self.assertEqual(names(_mesh()), ["a", "c"])
+    # Split over an axis of size 1 is not split.
+    self.assertEqual(names(_mesh(fsdp=1)), ["a", "b", "c"])
+    self.assertEqual(names(_mesh(1, 1, 1)), [])
+
+
+class BatchTest(parameterized.TestCase):
+
+  def test_only_prompts_are_split(self):
+    spec = sharding.batch_sharding(_mesh(), _RULES).spec
+    self.assertEqual(spec, PartitionSpec(("data", "fsdp")))
+
+  def test_shard_batch_returns_the_same_numbers(self):
+    mesh = sharding.make_mesh(common.get_config().mesh)
+    batch = {"x": np.arange(12).reshape(3, 4)}
+    sharded = sharding.shard_batch(batch, mesh, _RULES)
+    np.testing.assert_array_equal(sharded["x"], batch["x"])
+    self.assertTrue(sharding.replicated(mesh).is_fully_replicated)
+
+  def test_refuses_prompts_that_do_not_divide(self):
+    with self.assertRaisesRegex(ValueError, "x: 6 prompts.*data,fsdp.*4"):
+      sharding.shard_batch({"x": np.zeros((6, 2))}, _mesh(), _RULES)
+
+
+if __name__ == "__main__":
+  absltest.main()
