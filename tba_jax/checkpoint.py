@@ -116,6 +116,13 @@ class Checkpointer:
     """Returns the newest complete step, or None; one being written counts."""
     return self._manager.latest_step()
 
+  def complete_steps(self) -> list[int]:
+    """Returns the steps on disk that are complete, oldest first."""
+    pending = (
+        self._pending_step if self._manager.is_saving_in_progress() else None
+    )
+    return sorted(s for s in self._manager.all_steps() if s != pending)
+
   def restore(
       self, example_state: types.PyTree, step: int | None = None
   ) -> tuple[types.PyTree, dict[str, Any]]:

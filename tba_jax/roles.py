@@ -322,7 +322,6 @@ def _periods(config: ml_collections.ConfigDict) -> trainer_lib.Periods:
       evaluate_every=config.evaluate.every_steps,
       evaluate_prompts=config.evaluate.num_prompts,
       final_prompts=config.evaluate.final_prompts,
-      keep_checkpoints=config.checkpoint.keep,
       wall_clock_limit_s=config.train.wall_clock_limit_s,
   )
 

@@ -85,6 +85,8 @@ class _Supervisor:
     self._children = children_lib.Children(self._workdir)
     self._panel = panel_lib.Panel(self._workdir, console)
     self._signal: int | None = None
+    # First and newest generation of the store that this supervisor saw.
+    self._generations: tuple[int, int] | None = None
     self._started = time.time()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
       signal.signal(number, self._on_signal)
@@ -138,6 +140,7 @@ class _Supervisor:
     child.finished = True
     if self._signal is None and child.process.returncode != 0:
       raise RunFailed(self._last_words(child))
+    child.finished = True
 
   def _train(self) -> None:
     self._panel.phase("warm-up")
@@ -150,12 +153,13 @@ class _Supervisor:
     for i in range(search.num_searchers):
       self._children.add("searcher", i, cores["searchers"][i])
     service_pid = None
-    self._children.write_table(service_pid)
+    self._children.write_table(None)
     while not trainer.finished and self._signal is None:
       changed = [c for c in self._children.all if self._check(c)]
-      found = (jsonl.read_json(self._run.locator) or {}).get("pid")
-      if changed or found != service_pid:
-        service_pid = found
+      locator = jsonl.read_json(self._run.locator) or {}
+      self._note_generation(locator)
+      if changed or locator.get("pid") != service_pid:
+        service_pid = locator.get("pid")
         self._children.write_table(service_pid)
       self._panel.update(restarts=self._restarts())
       time.sleep(_TICK_S)
@@ -190,11 +194,20 @@ class _Supervisor:
     )
     return True
 
+  def _note_generation(self, locator: dict[str, Any]) -> None:
+    generation = locator.get("generation")
+    if generation is not None:
+      first = self._generations[0] if self._generations else generation
+      self._generations = first, generation
+
   def _restarts(self) -> dict[str, int]:
-    """Restarts by role; a replaced key-value service counts for the store."""
-    out: dict[str, int] = {"trainer": 0, "searcher": 0, "store": 0}
+    """Restarts by role; each further generation of the store counts as one."""
+    out = {"trainer": 0, "searcher": 0, "store": 0}
     for child in self._children.all:
-      out[child.role] = out.get(child.role, 0) + child.restarts
+      if child.role != "store":
+        out[child.role] = out.get(child.role, 0) + child.restarts
+    if self._generations:
+      out["store"] = self._generations[1] - self._generations[0]
     return out
 
   def _end_all(self) -> None:

@@ -39,7 +39,6 @@ class Periods:
   publish_every, checkpoint_every, evaluate_every: periods; 0 = never.
   evaluate_prompts: held-out prompts while training.
   final_prompts: held-out prompts before and after.
-  keep_checkpoints: the journal is kept for as many.
   wall_clock_limit_s: of this process, 0 = none.
   """
 
@@ -51,7 +50,6 @@ class Periods:
   evaluate_every: int
   evaluate_prompts: int
   final_prompts: int
-  keep_checkpoints: int
   wall_clock_limit_s: float
 
 
@@ -262,27 +260,45 @@ class Trainer:
       self._state = dataclasses.replace(self._state, learning_rate_scale=scale)
 
   def _save(self, *, wait: bool) -> None:
-    """Saves a checkpoint of this step, and drops journal that none needs."""
+    """Saves a checkpoint of this step, and drops journal that none needs.
+
+    A periodic one that cannot be written (a full disk) is told and left out:
+    the journal keeps what it would have covered.
+    """
     if self._saved_step == self._step:
       return
     with self._recorder.span("checkpoint", step=self._step):
       data = self._service.get_state()
-      self._applied_history.append((self._step, data["applied"]))
-      keep = self._periods.keep_checkpoints
-      self._applied_history = self._applied_history[-keep:]
+      history = [*self._applied_history, (self._step, data["applied"])]
       host_state = {
           "data": data,
-          "applied_history": [list(pair) for pair in self._applied_history],
+          "applied_history": [list(pair) for pair in history],
           "guards": self._guards.get_state(),
           "recorder": self._recorder.get_state(),
           "stopped_by": self._stopped_by,
       }
-      self._checkpointer.save(self._step, self._state, host_state, wait=wait)
-      self._saved_step = self._step
-    # The newest save may still be under way: what the ones before it need
-    # stays.
-    if len(self._applied_history) == keep:
-      self._journal.truncate_before(self._applied_history[0][1])
+      try:
+        self._checkpointer.save(self._step, self._state, host_state, wait=wait)
+      except OSError as error:
+        if wait:
+          raise
+        self._recorder.event("checkpoint_failed", str(error))
+        return
+    self._saved_step = self._step
+    self._applied_history = history
+    self._drop_journal()
+
+  def _drop_journal(self) -> None:
+    """Keeps the journal behind the oldest checkpoint that may be restored."""
+    complete = set(self._checkpointer.complete_steps())
+    covered = [p for step, p in self._applied_history if step in complete]
+    self._applied_history = [
+        pair
+        for pair in self._applied_history
+        if pair[0] in complete or pair[0] == self._saved_step
+    ]
+    if covered:
+      self._journal.truncate_before(min(covered))
 
   def _interrupt(self) -> bool:
     self._service.stop_searchers(5.0)
