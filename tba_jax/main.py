@@ -87,7 +87,17 @@ def run() -> None:
   app.run(
       lambda rest: sys.exit(main(rest, overrides)),
       argv=argv,
+      flags_parser=_parse_flags,
   )
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+  # absl would end with status 1, which means a run that failed.
+  try:
+    return flags.FLAGS(argv)
+  except flags.Error as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(processes.EXIT_CONFIG)
 
 
 if __name__ == "__main__":

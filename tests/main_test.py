@@ -1,0 +1,233 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The entry point: which program gets what, and every wrong use ends with 2."""
+
+import contextlib
+import io
+import json
+import pathlib
+import subprocess
+import sys
+from unittest import mock
+
+from absl import app
+from absl.testing import absltest
+from absl.testing import flagsaver
+from absl.testing import parameterized
+
+from tba_jax import config_args
+from tba_jax import main as main_lib
+from tba_jax import run_directory
+from tba_jax import supervise
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_CONFIG = str(_ROOT / "configs" / "countdown.py")
+
+
+class MainTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.workdir = self.create_tempdir().full_path
+    self.stderr = io.StringIO()
+
+  def main(self, *argv, overrides=(), **flags):
+    """Runs `main` with flags as parsed; returns the exit status."""
+    with (
+        flagsaver.flagsaver(**flags),
+        contextlib.redirect_stderr(self.stderr),
+    ):
+      return main_lib.main(["main", *argv], overrides)
+
+  def refused(self, pattern, **arguments):
+    with mock.patch.object(main_lib.importlib, "import_module") as load:
+      self.assertEqual(self.main(**arguments), 2)
+    load.assert_not_called()
+    self.assertRegex(self.stderr.getvalue(), f"^error: .*{pattern}")
+
+  def make_run(self):
+    config = config_args.load_config(_CONFIG + ":smoke")
+    run_directory.create(self.workdir, config)
+    return config
+
+  def test_a_program_gets_config_workdir_and_operands(self):
+    with mock.patch.object(
+        supervise, "run", autospec=True, return_value=7
+    ) as run:
+      status = self.main(
+          "one",
+          "two",
+          program="train",
+          config=_CONFIG,
+          workdir=self.workdir,
+          overrides=["train.num_steps=12"],
+      )
+    self.assertEqual(status, 7)
+    config, workdir, operands = run.call_args.args
+    self.assertEqual(config.train.num_steps, 12)
+    self.assertEqual((workdir, operands), (self.workdir, ["one", "two"]))
+
+  def test_a_role_runs_with_the_saved_config(self):
+    saved = self.make_run()
+    module = mock.Mock(spec=["run_trainer", "run"])
+    with mock.patch.object(
+        main_lib.importlib, "import_module", return_value=module
+    ) as load:
+      self.main(program="trainer", config=None, workdir=self.workdir)
+    load.assert_called_once_with("tba_jax.roles")
+    # A module of two programs has a function for each.
+    module.run.assert_not_called()
+    config = module.run_trainer.call_args.args[0]
+    self.assertEqual(config.to_dict(), saved.to_dict())
+
+  def test_a_report_needs_no_config(self):
+    module = mock.Mock(spec=["run"])
+    with mock.patch.object(
+        main_lib.importlib, "import_module", return_value=module
+    ):
+      self.main("a", "b", program="report", config=None, workdir=None)
+    module.run.assert_called_once_with(None, None, ["a", "b"])
+
+  def test_workdir_is_missing(self):
+    self.refused(
+        "--workdir: --program=train needs",
+        program="train",
+        config=_CONFIG,
+        workdir=None,
+    )
+
+  def test_config_is_missing(self):
+    self.refused(
+        "--config: --program=train needs",
+        program="train",
+        config=None,
+        workdir=self.workdir,
+    )
+
+  def test_config_does_not_exist(self):
+    self.refused(
+        "--config=no.py.*configs/countdown.py",
+        program="train",
+        config="no.py",
+        workdir=self.workdir,
+    )
+
+  def test_no_run_is_there(self):
+    self.refused(
+        "no run is there", program="trainer", config=None, workdir=self.workdir
+    )
+
+  def test_an_unknown_key(self):
+    self.refused(
+        "config.loss.betta = '1'.*did you mean config.loss.beta",
+        program="train",
+        config=_CONFIG,
+        workdir=self.workdir,
+        overrides=["loss.betta=1"],
+    )
+
+  def test_a_value_that_is_not_allowed(self):
+    self.refused(
+        r"config.train.num_steps = 0",
+        program="train",
+        config=_CONFIG,
+        workdir=self.workdir,
+        overrides=["train.num_steps=0"],
+    )
+
+  def test_a_role_takes_no_overrides(self):
+    self.make_run()
+    self.refused(
+        "config.seed=3: --program=searcher takes its settings from",
+        program="searcher",
+        config=None,
+        workdir=self.workdir,
+        overrides=["seed=3"],
+    )
+
+  def test_evaluate_may_change_the_saved_settings(self):
+    self.make_run()
+    module = mock.Mock(spec=["run"])
+    with mock.patch.object(
+        main_lib.importlib, "import_module", return_value=module
+    ):
+      self.main(
+          program="evaluate",
+          config=None,
+          workdir=self.workdir,
+          overrides=["evaluate.num_prompts=3"],
+      )
+    self.assertEqual(module.run.call_args.args[0].evaluate.num_prompts, 3)
+
+  def test_overrides_are_taken_out_before_the_flags(self):
+    argv = ["main", "--config.seed=3", "--program=plan", "--config.a", "b", "x"]
+    with (
+        mock.patch.object(sys, "argv", argv),
+        mock.patch.object(app, "run", autospec=True) as run,
+        mock.patch.object(main_lib, "main", autospec=True, return_value=4),
+        mock.patch.object(main_lib.logging, "set_verbosity", autospec=True),
+    ):
+      main_lib.run()
+      entry = run.call_args.args[0]
+      self.assertEqual(
+          run.call_args.kwargs["argv"], ["main", "--program=plan", "x"]
+      )
+      with self.assertRaises(SystemExit) as exit_:
+        entry(["main", "x"])
+      main_lib.main.assert_called_once_with(["main", "x"], ["seed=3", "a=b"])
+    self.assertEqual(exit_.exception.code, 4)
+
+  @parameterized.parameters("--program=foo", "--no_such_flag", "--workdirr=x")
+  def test_a_wrong_flag_ends_with_2(self, flag):
+    with contextlib.redirect_stderr(self.stderr), flagsaver.flagsaver():
+      with self.assertRaises(SystemExit) as exit_:
+        main_lib._parse_flags(["main", flag])
+    self.assertEqual(exit_.exception.code, 2)
+    self.assertRegex(self.stderr.getvalue(), "^error: ")
+
+  def test_a_wrong_use_never_loads_jax(self):
+    # In a process of its own: this one has loaded it.
+    script = """
+import json, sys
+from tba_jax import main
+out = []
+for argv in json.loads(sys.argv[1]):
+  sys.argv = ["main", *argv]
+  try:
+    main.run()
+  except SystemExit as error:
+    out.append(error.code)
+print(json.dumps([out, "jax" in sys.modules]))
+"""
+    commands = [
+        ["--program=foo"],
+        ["--program=train"],
+        ["--config=configs/countdown.py", "--config.loss.beta=-1",
+         f"--workdir={self.workdir}", "--program=train"],
+        ["--program=train", "--config=configs/countdown.py",
+         f"--workdir={self.workdir}", "operand"],
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(commands)],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual(json.loads(done.stdout), [[2, 2, 2, 2], False])
+    for named in ("--program=foo", "config.loss.beta", "operand"):
+      self.assertIn(named, done.stderr)
+
+  def test_every_program_exists(self):
+    for name, module in main_lib.PROGRAMS.items():
+      path = _ROOT / (module.replace(".", "/") + ".py")
+      text = path.read_text()
+      self.assertTrue(
+          f"def run_{name}(" in text or "def run(" in text,
+          f"{name} of {module}",
+      )
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,79 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The store program serves a run and ends cleanly at SIGTERM."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl.testing import absltest
+
+from tba_jax import run_directory
+from tba_jax.transport import kv_client
+from tests import tiny_model
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_WAIT_S = 60.0
+
+
+class StoreTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = tempfile.TemporaryDirectory(prefix="st")
+    self.addCleanup(folder.cleanup)
+    config = tiny_model.make_config()
+    config.store.spool_dir = f"{folder.name}/s"
+    self.run_info, _ = run_directory.create(f"{folder.name}/run", config)
+    self.process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from tba_jax import run_directory, store;"
+            "config = run_directory.load_config(sys.argv[1]);"
+            "status = store.run(config, sys.argv[1], []);"
+            "sys.exit(9 if 'jax' in sys.modules else status)",
+            str(self.run_info.workdir),
+        ],
+        cwd=_ROOT,
+        stderr=subprocess.DEVNULL,
+    )
+    self.addCleanup(self.process.wait)
+    self.addCleanup(self.process.kill)
+
+  def events(self):
+    try:
+      text = (self.run_info.workdir / "events.jsonl").read_text()
+    except FileNotFoundError:
+      return []
+    return [json.loads(line) for line in text.splitlines()]
+
+  def test_it_serves_until_sigterm(self):
+    deadline = time.monotonic() + _WAIT_S
+    while not any(e["kind"] == "store_started" for e in self.events()):
+      self.assertIsNone(self.process.poll())
+      self.assertLess(time.monotonic(), deadline)
+      time.sleep(0.02)
+    service = json.loads(self.run_info.locator.read_text())["pid"]
+    client = kv_client.KvTransport(
+        self.run_info.locator, deadline_s=_WAIT_S, run_id=self.run_info.run_id
+    )
+    client.put("a/b", b"value")
+    self.assertEqual(client.get("a/b"), b"value")
+    client.close()
+    self.process.send_signal(signal.SIGTERM)
+    self.assertEqual(self.process.wait(_WAIT_S), 0)
+    # Its service is gone with it, and so is the socket.
+    with self.assertRaises(ProcessLookupError):
+      os.kill(service, 0)
+    self.assertEmpty(list(self.run_info.spool.glob("*.sock")))
+    self.assertEqual({e["role"] for e in self.events()}, {"store"})
+
+
+if __name__ == "__main__":
+  absltest.main()
