@@ -140,7 +140,6 @@ class _Supervisor:
     child.finished = True
     if self._signal is None and child.process.returncode != 0:
       raise RunFailed(self._last_words(child))
-    child.finished = True
 
   def _train(self) -> None:
     self._panel.phase("warm-up")
