@@ -112,8 +112,8 @@ class ModelShardingTest(parameterized.TestCase):
     )
     params = jax.jit(model.init, out_shardings=shardings)(jax.random.key(0))
     q = params["blocks"]["attention"]["q"]["kernel"]
-    self.assertEqual(q.shape, (3, 64, 4, 16))
-    self.assertEqual(q.addressable_shards[0].data.shape, (3, 32, 2, 16))
+    self.assertEqual(q.shape, (3, 4, 16, 64))
+    self.assertEqual(q.addressable_shards[0].data.shape, (3, 2, 16, 32))
     embedding = params["embed"]["embedding"]
     self.assertEqual(embedding.addressable_shards[0].data.shape, (16, 32))
     # The same numbers as on one device, whatever the mesh.
