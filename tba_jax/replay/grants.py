@@ -58,7 +58,7 @@ class Grants:
     self._changed.update(self._blocks)
 
   def assign(self, alive: Sequence[str]) -> dict[str, list[Any]]:
-    """Grants what is admitted to who holds least.
+    """Grants what is admitted, each block to who holds least.
 
     Args:
       alive: the searchers that may be granted something.
@@ -67,14 +67,16 @@ class Grants:
       sid -> all blocks that it holds, of those whose blocks changed. A block is
       [number, version, [(position, prompt_id, visit), …]].
     """
-    for sid in sorted(alive, key=lambda s: len(self._blocks.get(s, ()))):
-      held = self._blocks.setdefault(sid, [])
-      while len(held) < _BLOCKS_AHEAD:
-        block = self._next_block(sid)
-        if block is None:
-          break
-        held.append(block)
-        self._changed.add(sid)
+    held = {sid: self._blocks.setdefault(sid, []) for sid in sorted(alive)}
+    while held:
+      sid = min(held, key=lambda s: len(held[s]))
+      if len(held[sid]) >= _BLOCKS_AHEAD:
+        break
+      block = self._next_block(sid)
+      if block is None:
+        break
+      held[sid].append(block)
+      self._changed.add(sid)
     changed = self._changed & set(alive)
     self._changed.clear()
     return {

@@ -38,7 +38,9 @@ class GrantsTest(absltest.TestCase):
   def test_admission_bounds_what_is_out(self):
     self.grants.admit(8)
     work = self.grants.assign(["a", "b"])
-    self.assertLen(work, 1)
+    # One each: a step of two blocks is sampled by two searchers.
+    self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3]])
+    self.assertEqual(_positions(work["b"]), [[4, 5, 6, 7]])
     self.grants.admit(4)  # It never shrinks.
     self.assertEmpty(self.grants.assign(["a", "b"]))
     self.assertEqual(self.order.cursor, 8)

@@ -1,0 +1,274 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Both sides of the queue in threads of one process, over a store in memory."""
+
+import dataclasses
+import functools
+import pathlib
+import threading
+import time
+
+from absl.testing import absltest
+import numpy as np
+
+from tba_jax import ledger as ledger_lib
+from tba_jax import types
+from tba_jax.replay import drain as drain_lib
+from tba_jax.replay import grants as grants_lib
+from tba_jax.replay import journal as journal_lib
+from tba_jax.replay import outbox as outbox_lib
+from tba_jax.replay import packing
+from tba_jax.replay import prompt_order
+from tba_jax.replay import service as service_lib
+from tba_jax.transport import in_process
+from tba_jax.transport import wire
+from tests.replay import fake_groups
+
+RUN = "run"
+SECRET = b"s" * 32
+SAMPLES = 3
+PROMPTS_PER_STEP = 4
+PROMPTS_PER_ROUND = 2
+VOCAB = 10_000
+
+
+def make_group(position, prompt_id, visit, version=0) -> types.Group:
+  """Returns a group whose first tokens tell its position."""
+  completions = [[1 + position, s + 1] for s in range(SAMPLES)]
+  group = fake_groups.make_group(prompt_id, completions, version=version)
+  return dataclasses.replace(group, position=position, visit=visit)
+
+
+def wait_until(condition, what: str, wait_s: float = 20.0) -> None:
+  deadline = time.monotonic() + wait_s
+  while not condition():
+    if time.monotonic() > deadline:
+      raise AssertionError(f"not within {wait_s} s: {what}")
+    time.sleep(0.005)
+
+
+class Events:
+
+  def __init__(self):
+    self.all: list[tuple[str, str]] = []
+
+  def __call__(self, kind: str, message: str) -> None:
+    self.all.append((kind, message))
+
+  def of(self, kind: str) -> list[str]:
+    return [m for k, m in list(self.all) if k == kind]
+
+
+class TrainerSide:
+  """Journal, buffer, order, ledger, drain and service, new or restored."""
+
+  def __init__(self, store, directory, *, state=None, epoch=0, **changes):
+    settings = dict(
+        lease_s=30.0, lockstep=False, starvation_s=20.0, num_steps=1000
+    )
+    settings.update(changes)
+    self.events = Events()
+    self.inserted: list[int] = []
+    self.journal = journal_lib.Journal(
+        directory, max_segment_bytes=5_000, on_event=self.events
+    )
+    self.order = prompt_order.PromptOrder(10, seed=0)
+    self.buffer = fake_groups.make_buffer(
+        capacity=2000, capacity_per_prompt=200
+    )
+    self.ledger = ledger_lib.Ledger()
+    applied, watermarks = self.journal.start, {}
+    if state is not None:
+      self.order.set_state(state["order"])
+      self.buffer.set_state(state["buffer"])
+      self.ledger.set_state(state["ledger"])
+      applied, watermarks = state["applied"], state["watermarks"]
+    flow = service_lib.Flow(
+        prompts_per_step=PROMPTS_PER_STEP,
+        warm_prompts=0,
+        lead_steps=2,
+        num_steps=settings["num_steps"],
+        lockstep=settings["lockstep"],
+        wait_for_fresh=True,
+        starvation_s=settings["starvation_s"],
+    )
+    self.drain = drain_lib.Drain(
+        lambda: in_process.InProcessTransport(store),
+        journal=self.journal,
+        grants=grants_lib.Grants(
+            self.order,
+            prompts_per_round=PROMPTS_PER_ROUND,
+            version_of=flow.version_of,
+        ),
+        lease_s=settings["lease_s"],
+        watermarks=watermarks,
+        replay_from=applied,
+        run_id=RUN,
+        secret=SECRET,
+        epoch=epoch,
+        partition=0,
+        on_event=self.events,
+    )
+    self._insert = self.buffer.insert
+    self.buffer.insert = self._record_insert
+    self.service = service_lib.ReplayService(
+        drain=self.drain,
+        buffer=self.buffer,
+        order=self.order,
+        ledger=self.ledger,
+        flow=flow,
+        applied=applied,
+        watermarks=watermarks,
+        check_group=functools.partial(
+            packing.check_group,
+            vocab_size=VOCAB,
+            max_prompt_tokens=fake_groups.PROMPT_TOKENS,
+        ),
+        on_event=self.events,
+    )
+
+  def _record_insert(self, group, step):
+    self.inserted.append(group.position)
+    return self._insert(group, step)
+
+  def step(self, step: int) -> None:
+    """What the trainer's loop does with the service in a step."""
+    if not self.service.begin_step(step, lambda: False):
+      raise AssertionError(f"step {step} did not begin")
+    self.service.mark_trained(self.buffer.sample(2, SAMPLES, step))
+
+  def close(self) -> None:
+    self.drain.close()
+    self.journal.close()
+
+
+class SearcherSide:
+  """An outbox and a thread that answers each grant with a block."""
+
+  def __init__(self, store, sid, index=0, *, credits=4, works=True, delay_s=0):
+    self.events = Events()
+    self.blocks: list[outbox_lib.Block] = []
+    self.error: BaseException | None = None
+    self._delay_s = delay_s
+    self._stop = threading.Event()
+    self.outbox = outbox_lib.Outbox(
+        lambda: in_process.InProcessTransport(store),
+        sid=sid,
+        index=index,
+        run_id=RUN,
+        secret=SECRET,
+        partition=0,
+        credits=credits,
+        lease_s=4.0,
+        on_event=self.events,
+    )
+    self._thread = threading.Thread(target=self._work, daemon=True)
+    if works:
+      self._thread.start()
+
+  def submit(self, *positions: int, order=None) -> bool:
+    """Sends one block of the prompts at these positions of an order."""
+    order = order or prompt_order.PromptOrder(10, seed=0)
+    groups = [make_group(p, *order.prompt(p)) for p in positions]
+    return self.outbox.submit(groups, self._stop.is_set)
+
+  def _work(self) -> None:
+    try:
+      while not self._stop.is_set() and not self.outbox.stop_requested:
+        block = self.outbox.next_block(0.02)
+        if block is not None:
+          self.blocks.append(block)
+          time.sleep(self._delay_s)
+          self.outbox.submit(
+              [make_group(*p) for p in block.prompts], self._stop.is_set
+          )
+      self.outbox.close(10.0)
+    except Exception as error:  # Looked at by `close`.
+      self.error = error
+
+  def close(self) -> None:
+    self._stop.set()
+    if self._thread.is_alive():
+      self._thread.join(20.0)
+    else:
+      self.outbox.close(0.0)
+    if self.error is not None:
+      raise self.error
+
+
+class QueueTestCase(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.store = in_process.InProcessStore()
+    self.directory = pathlib.Path(self.create_tempdir().full_path) / "journal"
+    self.order = prompt_order.PromptOrder(10, seed=0)
+
+  def trainer(self, *, start=True, **changes) -> TrainerSide:
+    side = TrainerSide(self.store, self.directory, **changes)
+    self.addCleanup(side.close)
+    if start:
+      side.drain.start()
+    return side
+
+  def searcher(self, sid, index=0, **changes) -> SearcherSide:
+    side = SearcherSide(self.store, sid, index, **changes)
+    self.addCleanup(side.close)
+    return side
+
+  def client(self) -> in_process.InProcessTransport:
+    return in_process.InProcessTransport(self.store)
+
+  def group(self, position: int) -> types.Group:
+    return make_group(position, *self.order.prompt(position))
+
+  def message(self, sid, sequence, groups, **changes) -> bytes:
+    """Returns a block as an outbox would send it as its only one."""
+    header, arrays = packing.pack_groups(groups)
+    amount = {
+        "prompts": len(groups),
+        "completions": sum(g.num_completions for g in groups),
+        "tokens": sum(g.num_tokens for g in groups),
+    }
+    header.update(
+        run=RUN, sid=sid, sequence=sequence, totals=amount, amount=amount
+    )
+    arrays = changes.pop("arrays", arrays)
+    return wire.encode({**header, **changes}, arrays, SECRET)
+
+  def lease(self, sid, beat=1, *, slot=None, started=1.0, totals=0) -> None:
+    """Writes a lease by hand, of a searcher that does nothing else."""
+    lease = {
+        "run": RUN,
+        "sid": sid,
+        "slot": slot or f"elsewhere/{sid}",
+        "started": started,
+        "beat": beat,
+        "totals": dict.fromkeys(("prompts", "completions", "tokens"), totals),
+        "unacked": 0,
+        "final": False,
+    }
+    self.client().put(f"live/{sid}", wire.encode_message(lease, SECRET))
+
+  def queue(self) -> list[str]:
+    """Returns the keys of the blocks in the store."""
+    return list(self.client().list("q/0"))
+
+  def assert_closed(self, ledger) -> None:
+    self.assertTrue(ledger["closed"], ledger)
+
+  def assert_same(self, a, b) -> None:
+    """Compares nested states, arrays included."""
+    self.assertEqual(type(a), type(b))
+    if isinstance(a, dict):
+      self.assertEqual(a.keys(), b.keys())
+      for key in a:
+        self.assert_same(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+      self.assertEqual(len(a), len(b))
+      for x, y in zip(a, b, strict=True):
+        self.assert_same(x, y)
+    elif isinstance(a, np.ndarray):
+      np.testing.assert_array_equal(a, b)
+    else:
+      self.assertEqual(a, b)

@@ -1,0 +1,293 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the queue, both sides together: once, in order, bounded, closed."""
+
+from unittest import mock
+
+from absl.testing import absltest
+
+from tba_jax.replay import outbox as outbox_lib
+from tba_jax.transport import base
+from tba_jax.transport import in_process
+from tba_jax.transport import wire
+from tests.replay import queue_case
+
+wait_until = queue_case.wait_until
+
+
+class DeliveryTest(queue_case.QueueTestCase):
+
+  def test_groups_arrive_exactly_once_and_the_ledger_closes(self):
+    trainer = self.trainer(num_steps=6)
+    searchers = [self.searcher("a"), self.searcher("b", 1)]
+    for step in range(6):
+      trainer.step(step)
+    ledger = trainer.service.finish(6, 20.0)
+    self.assertCountEqual(trainer.inserted, range(24))
+    self.assertEqual(ledger["generated"]["prompts"], 24)
+    self.assertEqual(ledger["queued"]["prompts"], 0)
+    self.assert_closed(ledger)
+    # All were told to stop, and left of their own accord.
+    self.assertCountEqual(
+        trainer.events.of("searcher_gone"), ["a (finished)", "b (finished)"]
+    )
+    self.assertEqual(trainer.drain.counts["refused"], 0)
+    self.assertEmpty([s for s in searchers if s.outbox.unacked])
+
+  def test_admission_bounds_what_searchers_may_sample(self):
+    trainer = self.trainer()
+    self.searcher("a")
+    trainer.service.open(0)
+    # Step 0 and a lead of two steps: not a prompt more.
+    wait_until(
+        lambda: trainer.service._here(99) == 12, "three steps of prompts"
+    )
+    self.assertFalse(trainer.service.is_ready(3))
+    self.assertEqual(trainer.order.cursor, 12)
+
+  def test_submit_blocks_while_nothing_is_acknowledged(self):
+    trainer = self.trainer(start=False)
+    searcher = self.searcher("a", credits=2, works=False)
+    self.assertTrue(searcher.submit(0))
+    self.assertTrue(searcher.submit(1))
+    before = searcher.outbox.totals
+    asked = []
+    groups = [self.group(2)]
+    given_up = lambda: asked.append(1) or len(asked) > 2
+    self.assertFalse(searcher.outbox.submit(groups, given_up))
+    # What was given up was never generated.
+    self.assertEqual(searcher.outbox.totals, before)
+    self.assertEqual(searcher.outbox.unacked, 2)
+    wait_until(lambda: len(self.queue()) == 2, "two blocks in the store")
+    trainer.drain.start()
+    self.assertTrue(searcher.submit(2))
+    self.assertTrue(searcher.submit(3))
+    wait_until(lambda: searcher.outbox.unacked == 0, "all acknowledged")
+    self.assertEmpty(self.queue())
+    trainer.step(0)
+    self.assertEqual(trainer.inserted, [0, 1, 2, 3])
+
+  def test_lockstep_takes_each_steps_own_data_in_order(self):
+    trainer = self.trainer(lockstep=True)
+    fast = self.searcher("fast")
+    slow = self.searcher("slow", 1, delay_s=0.03)
+    for step in range(5):
+      trainer.step(step)
+      self.assertEqual(trainer.inserted, list(range(4 * step + 4)))
+    for block in fast.blocks + slow.blocks:
+      for position, _, _ in block.prompts:
+        self.assertEqual(block.require_version, position // 4)
+    self.assertNotEmpty(fast.blocks)
+    self.assertNotEmpty(slow.blocks)
+
+
+class StoreLossTest(queue_case.QueueTestCase):
+
+  def test_the_ring_is_sent_again_in_order_before_anything_new(self):
+    searcher = self.searcher("a", works=False)
+    for position in range(3):
+      searcher.submit(position)
+    wait_until(lambda: len(self.queue()) == 3, "three blocks")
+    put = []
+
+    def record(store, generation, key, *args):
+      done = in_process_put(store, generation, key, *args)
+      put.append(key)
+      return done
+
+    in_process_put = in_process.InProcessStore.put
+    with mock.patch.object(in_process.InProcessStore, "put", record):
+      self.store.lose()
+      searcher.submit(3)
+      wait_until(lambda: len(self.queue()) == 4, "four blocks")
+    sent = [key for key in put if key.startswith("q/")]
+    self.assertEqual(sent, [f"q/0/a/{i:012d}" for i in range(4)])
+    self.assertIn("live/a", put)
+    self.assertLen(searcher.events.of("store_lost"), 1)
+
+  def test_acks_and_grants_are_written_again(self):
+    trainer = self.trainer()
+    trainer.service.open(0)
+    # It does not answer, so nothing but the loss is a reason to write.
+    self.lease("a")
+    wait_until(lambda: self.client().get("work/a"), "a grant")
+    granted = wire.decode_message(self.client().get("work/a"), b"s" * 32)
+    self.store.lose()
+    wait_until(lambda: self.client().get("work/a"), "the grant again")
+    again = wire.decode_message(self.client().get("work/a"), b"s" * 32)
+    self.assertEqual(again["blocks"], granted["blocks"])
+    self.assertGreater(again["count"], granted["count"])
+    self.assertIsNotNone(self.client().get("ack/0"))
+    self.assertEqual(trainer.drain.generation, 2)
+
+  def test_losses_while_everything_runs_lose_and_double_nothing(self):
+    trainer = self.trainer(num_steps=20)
+    self.searcher("a")
+    self.searcher("b", 1, delay_s=0.002)
+    for step in range(20):
+      if step % 3 == 1:
+        self.store.lose()
+      trainer.step(step)
+    ledger = trainer.service.finish(20, 20.0)
+    self.assertCountEqual(trainer.inserted, range(80))
+    self.assertEmpty(trainer.service.rejected)
+    self.assertEqual(ledger["lost"].get("journal"), None)
+    self.assert_closed(ledger)
+
+  def test_a_store_lost_right_after_it_came_back_ends_nobody(self):
+    trainer = self.trainer()
+    searcher = self.searcher("a")
+    put, failures = in_process.InProcessStore.put, [2]
+
+    def fails_twice(store, generation, key, *args):
+      if key == "ack/0" and failures[0]:
+        failures[0] -= 1
+        raise base.TransportError("lost again")
+      return put(store, generation, key, *args)
+
+    with mock.patch.object(in_process.InProcessStore, "put", fails_twice):
+      self.store.lose()
+      trainer.step(0)
+    self.assertEqual(failures, [0])
+    trainer.step(1)
+    self.assertNotEmpty(searcher.blocks)
+
+  def test_no_store_within_the_deadline_ends_both_sides(self):
+    # Nothing waits for ever: whoever started the roles starts them again.
+    slow = in_process.InProcessTransport.reconnect
+    short = lambda self, deadline_s=None: slow(self, 0.05)
+    with mock.patch.object(in_process.InProcessTransport, "reconnect", short):
+      trainer = self.trainer()
+      searcher = self.searcher("a", works=False)
+      self.store.lose(restart=False)
+      with self.assertRaisesRegex(base.TransportError, "draining has ended"):
+        trainer.step(0)
+      with self.assertRaisesRegex(base.TransportError, "outbox has ended"):
+        searcher.outbox.next_block(20.0)
+
+
+class OldNewsTest(queue_case.QueueTestCase):
+  """What a searcher makes of messages of a trainer that was replaced."""
+
+  def _put(self, key, secret=queue_case.SECRET, **message):
+    message = {"run": queue_case.RUN, **message}
+    self.client().put(key, wire.encode_message(message, secret))
+
+  def _work(self, epoch, count, *blocks):
+    self._put(
+        "work/a",
+        epoch=epoch,
+        count=count,
+        blocks=[[b, -1, [[b, b, 0]]] for b in blocks],
+    )
+
+  def test_work_of_an_older_epoch_is_ignored(self):
+    outbox = self.searcher("a", works=False).outbox
+    self._work(2, 1, 10)
+    block = outbox.next_block(20.0)
+    self.assertEqual((block.epoch, block.block), (2, 10))
+    self._work(1, 50, 11)
+    self.assertIsNone(outbox.next_block(0.1))
+    self.assertEqual(outbox.epoch, 2)
+    # A newer trainer counts anew, and the old one's grants are dropped.
+    self._work(2, 2, 10, 12)
+    wait_until(lambda: outbox._work, "the second grant")
+    self._work(3, 1, 1)
+    wait_until(lambda: outbox.epoch == 3, "the newer epoch")
+    self.assertEqual(outbox.next_block(20.0).block, 1)
+    self.assertIsNone(outbox.next_block(0.05))
+
+  def test_what_was_taken_back_is_not_sampled(self):
+    outbox = self.searcher("a", works=False).outbox
+    self._work(1, 1, 1, 2)
+    wait_until(lambda: len(outbox._work) == 2, "two blocks")
+    self._work(1, 2, 2, 3)
+    wait_until(lambda: outbox._work[-1].block == 3, "the third block")
+    self.assertEqual([b.block for b in outbox._work], [2, 3])
+
+  def test_acks_of_an_older_epoch_are_ignored(self):
+    searcher = self.searcher("a", works=False)
+    for position in range(3):
+      searcher.submit(position)
+    self._put("ack/0", epoch=2, table={"a": 1})
+    wait_until(lambda: searcher.outbox.unacked == 2, "the first ack")
+    self._put("ack/0", epoch=1, table={"a": 3})
+    self.assertFalse(searcher.outbox.close(0.1))
+    self.assertEqual(searcher.outbox.unacked, 2)
+
+  def test_acks_and_work_of_others_are_refused(self):
+    searcher = self.searcher("a", works=False)
+    searcher.submit(0)
+    self._put("ack/0", epoch=9, table={"a": 1}, run="other")
+    self._put("ctl/stop", secret=b"x" * 32)
+    wait_until(
+        lambda: len({m[:4] for m in searcher.events.of("refused_message")})
+        == 2,
+        "both refused",
+    )
+    self.assertEqual(searcher.outbox.unacked, 1)
+    self.assertFalse(searcher.outbox.stop_requested)
+
+  def test_an_earlier_trainers_goodbye_is_taken_out_of_the_store(self):
+    self._put("ctl/stop", epoch=0)
+    trainer = self.trainer(epoch=1)
+    wait_until(lambda: self.client().get("ctl/stop") is None, "no goodbye")
+    self.searcher("a")
+    trainer.step(0)
+
+
+class RefusalTest(queue_case.QueueTestCase):
+
+  def test_what_is_not_of_this_run_or_not_whole_is_refused(self):
+    good = self.message("x", 0, [self.group(0)])
+    forged = self.message("y", 0, [self.group(0)])
+    bad = {
+        "q/0/a/000000000000": b"junk",
+        "q/0/b/000000000000": good[:-1],
+        # Genuine, but under another's key.
+        "q/0/c/000000000000": good,
+        "q/0/d/000000000000": self.message("d", 0, [self.group(0)], run="o"),
+        "q/0/e/000000000000": self.message("e", "0", [self.group(0)]),
+        "q/0/f/000000000000": self.message("f", 0, [self.group(0)], totals=3),
+        "q/0/y/000000000000": forged[:-1] + bytes([forged[-1] ^ 1]),
+    }
+    client = self.client()
+    client.put("q/0/x/000000000000", good)
+    for key, data in bad.items():
+      client.put(key, data)
+    trainer = self.trainer()
+    wait_until(lambda: not self.queue(), "the queue is clean")
+    self.assertEqual(trainer.drain.counts["refused"], len(bad))
+    self.assertLen(trainer.events.of("refused_message"), len(bad))
+    # Recorded and replayed: the sequence has been taken.
+    client.put("q/0/x/000000000000", good)
+    wait_until(lambda: not self.queue(), "the replayed one is gone")
+    self.assertEqual(trainer.drain.counts["wire_duplicates"], 1)
+    self.assertLen(trainer.drain.pending(), 1)
+
+  def test_a_forged_message_in_the_place_of_a_genuine_one(self):
+    self.client().put("q/0/a/000000000000", b"forged")
+    with mock.patch.object(outbox_lib, "_RESEND_S", 0.1):
+      searcher = self.searcher("a", works=False)
+      searcher.submit(0)
+      searcher.submit(1)
+      wait_until(lambda: len(self.queue()) == 2, "the second block")
+      trainer = self.trainer()
+      wait_until(lambda: searcher.outbox.unacked == 0, "all acknowledged")
+    self.assertEqual(trainer.drain.counts["refused"], 1)
+    positions = [r.groups[0].position for r in trainer.drain.pending()]
+    self.assertEqual(positions, [0, 1])
+
+  def test_forged_leases_are_refused_and_removed(self):
+    self.client().put("live/a", b"forged")
+    self.lease("b")
+    self.client().put("live/c", self.client().get("live/b")[:-1])
+    trainer = self.trainer()
+    wait_until(lambda: trainer.drain.alive(), "the genuine one")
+    self.assertCountEqual(trainer.drain.alive(), ["b"])
+    wait_until(lambda: list(self.client().list("live")) == ["live/b"], "gone")
+    self.assertEqual(trainer.drain.counts["refused"], 2)
+
+
+if __name__ == "__main__":
+  absltest.main()
