@@ -69,6 +69,21 @@ class LeaseTableTest(absltest.TestCase):
     self.now = 22.0
     self.assertEqual(self.table.take_gone(), {"a": "expired"})
 
+  def test_a_replaced_one_that_goes_on_stays_gone(self):
+    self.table.update({"a": _lease(1), "b": _lease(1, started=2.0)})
+    self.assertEqual(self.table.take_gone(), {"a": "replaced"})
+    self.table.update({"a": _lease(2)})
+    self.assertEmpty(self.table.take_gone())
+    self.assertCountEqual(self.table.alive(), ["b"])
+
+  def test_a_reader_that_was_away_blames_nobody(self):
+    self.table.update({"a": _lease(1)})
+    self.now = 60.0
+    self.table.excuse()
+    self.assertEmpty(self.table.take_gone())
+    self.now = 70.1
+    self.assertEqual(self.table.take_gone(), {"a": "expired"})
+
 
 if __name__ == "__main__":
   absltest.main()

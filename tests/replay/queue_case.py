@@ -182,7 +182,7 @@ class SearcherSide:
           self.outbox.submit(
               [make_group(*p) for p in block.prompts], self._stop.is_set
           )
-      self.outbox.close(10.0)
+      self.outbox.close(0.0 if self._stop.is_set() else 10.0)
     except Exception as error:  # Looked at by `close`.
       self.error = error
 

@@ -1,0 +1,270 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the queue when content, searchers, the trainer or the disk fail."""
+
+import dataclasses
+from unittest import mock
+
+from absl.testing import absltest
+import numpy as np
+
+from tba_jax.replay import intake as intake_lib
+from tba_jax.replay import journal as journal_lib
+from tba_jax.transport import base
+from tests.replay import queue_case
+
+wait_until = queue_case.wait_until
+
+
+class RejectionTest(queue_case.QueueTestCase):
+
+  def test_bad_content_is_rejected_by_reason_and_acknowledged(self):
+    trainer = self.trainer()
+    searcher = self.searcher("a", works=False)
+    ok = [self.group(p) for p in range(10)]
+    logprobs = ok[1].behavior_logprobs.copy()
+    logprobs[0, 0] = -np.inf
+    tokens = ok[2].completion_tokens.copy()
+    tokens[0, 0] = queue_case.VOCAB
+    rewards = np.asarray([np.nan, 0, 0], np.float32)
+    blocks = [
+        [dataclasses.replace(ok[0], rewards=rewards), ok[4]],
+        [dataclasses.replace(ok[1], behavior_logprobs=logprobs), ok[5]],
+        [dataclasses.replace(ok[2], completion_tokens=tokens), ok[6]],
+        [dataclasses.replace(ok[8], position=-1)],
+        [dataclasses.replace(ok[8], position=1 << 40)],
+        [dataclasses.replace(ok[3], prompt_id=ok[4].prompt_id)],
+        [ok[4], ok[7]],
+    ]
+    for block in blocks:
+      self.assertTrue(searcher.outbox.submit(block))
+    wait_until(lambda: searcher.outbox.unacked == 0, "all acknowledged")
+    trainer.step(0)
+    self.assertEqual(trainer.inserted, [4, 5, 6, 7])
+    ledger = trainer.service.account()
+    rejected = {k: v["prompts"] for k, v in ledger["rejected"].items()}
+    self.assertEqual(
+        rejected,
+        {"reward": 1, "logprob": 1, "token": 1, "position": 3, "duplicate": 1},
+    )
+    self.assert_closed(ledger)
+    # A place that nobody can have been granted counts for no step.
+    self.assertEqual(trainer.order.num_taken(), 8)
+
+  def test_a_block_that_cannot_be_read_is_rejected_as_a_whole(self):
+    trainer = self.trainer()
+    trainer.service.open(0)
+    self.lease("x")
+    wait_until(lambda: trainer.order.outstanding("x"), "a grant")
+    before = self.client().get("work/x")
+    data = self.message("x", 0, [self.group(0)], arrays={})
+    self.client().put("q/0/x/000000000000", data)
+    wait_until(lambda: not self.queue(), "taken")
+    # Nobody knows which prompts were meant: they are granted anew.
+    wait_until(lambda: self.client().get("work/x") != before, "other grants")
+    trainer.service._apply(0, None)
+    ledger = trainer.service.account()
+    self.assertEqual(ledger["rejected"]["malformed"]["completions"], 3)
+    self.assertEqual(trainer.service.get_state()["watermarks"], {"x": 1})
+    self.assertLen(trainer.events.of("refused_block"), 1)
+    self.assertEqual(ledger["difference"]["prompts"], 0)
+
+
+class SearcherDeathTest(queue_case.QueueTestCase):
+
+  def test_a_dead_searchers_prompts_go_to_another(self):
+    trainer = self.trainer(lease_s=0.4, num_steps=3)
+    trainer.service.open(0)
+    self.lease("dead", totals=30)
+    wait_until(lambda: trainer.order.outstanding("dead"), "a grant")
+    # It had sent one block, of which nobody knows when it dies.
+    data = self.message("dead", 0, [self.group(1)])
+    self.client().put("q/0/dead/000000000000", data)
+    with mock.patch.object(trainer.drain.leases, "_lease_s", 30.0):
+      wait_until(lambda: not self.queue(), "the block is taken")
+    wait_until(lambda: trainer.events.of("searcher_gone"), "it is gone")
+    self.searcher("alive")
+    # Its own lease beats once a second: no shorter patience from here on.
+    trainer.drain.leases._lease_s = 30.0
+    for step in range(3):
+      trainer.step(step)
+    ledger = trainer.service.finish(3, 20.0)
+    self.assertEqual(
+        trainer.events.of("searcher_gone"),
+        ["dead (expired)", "alive (finished)"],
+    )
+    self.assertCountEqual(trainer.inserted, range(12))
+    self.assertEqual(ledger["lost"]["searcher"]["prompts"], 29)
+    self.assertEqual(ledger["generated"]["prompts"], 30 + 11)
+    self.assert_closed(ledger)
+    self.assertIsNone(self.client().get("live/dead"))
+    self.assertIsNone(self.client().get("work/dead"))
+
+  def test_a_newer_process_takes_the_slot_for_good(self):
+    trainer = self.trainer()
+    trainer.service.open(0)
+    self.lease("old", slot="host/0", started=1.0)
+    wait_until(lambda: trainer.order.outstanding("old"), "a grant")
+    self.lease("new", slot="host/0", started=2.0)
+    wait_until(lambda: trainer.order.outstanding("new"), "the grant moved")
+    for beat in (2, 3):
+      # The old one has not noticed and goes on.
+      self.lease("old", beat, slot="host/0", started=1.0)
+      self.lease("new", beat, slot="host/0", started=2.0)
+      seen = lambda beat=beat: trainer.drain.alive()["new"]["beat"] == beat
+      wait_until(seen, "a look")
+    self.assertCountEqual(trainer.drain.alive(), ["new"])
+    self.assertEqual(trainer.order.outstanding("old"), [])
+    self.assertEqual(trainer.events.of("searcher_gone"), ["old (replaced)"])
+
+  def test_starvation_names_the_searchers(self):
+    trainer = self.trainer(starvation_s=0.5)
+    self.lease("mute")
+    with self.assertRaisesRegex(
+        base.DeadlineExceededError, "step 0 has 0 of 4 .*mute .silent for"
+    ):
+      trainer.step(0)
+
+  def test_a_stopped_wait_applies_nothing(self):
+    trainer = self.trainer()
+    self.assertFalse(trainer.service.begin_step(0, lambda: True))
+    self.assertFalse(trainer.drain.urgent)
+
+
+class RestartTest(queue_case.QueueTestCase):
+
+  def _state(self, side):
+    state = side.service.get_state()
+    # Grants are not of the history: without searchers there are none.
+    del state["order"]["cursor"]
+    return state
+
+  def test_checkpoint_and_journal_give_the_same_state(self):
+    first = self.trainer(lockstep=True)
+    searchers = [self.searcher("a"), self.searcher("b", 1)]
+    saved, states = [], []
+    for step in range(6):
+      first.step(step)
+      states.append(first.service.get_state())
+      saved.append(self._state(first))
+    first.close()
+    for searcher in searchers:
+      searcher.close()
+    # From nothing, from an older state, and from the newest.
+    for start in (-1, 2, 5):
+      second = self.trainer(
+          start=False,
+          state=states[start] if start >= 0 else None,
+          epoch=1,
+          lockstep=True,
+      )
+      for step in range(start + 1, 6):
+        self.assertTrue(second.service.is_ready(step))
+        second.step(step)
+      self.assert_same(self._state(second), saved[-1])
+      self.assertEmpty(second.drain.pending())
+      second.buffer.check_valid()
+      second.close()
+
+  def test_the_run_goes_on_after_a_restart_with_a_torn_journal(self):
+    first = self.trainer(lockstep=True, num_steps=6)
+    searcher = self.searcher("a")
+    first.step(0)
+    state = first.service.get_state()
+    first.step(1)
+    first.close()
+    # It dies while it appends the next block.
+    newest = sorted(self.directory.iterdir())[-1]
+    with newest.open("ab") as file:
+      file.write(b"half a record")
+    second = self.trainer(state=state, epoch=1, lockstep=True, num_steps=6)
+    self.assertLen(second.events.of("journal_torn"), 1)
+    for step in range(1, 6):
+      second.step(step)
+      self.assertEqual(second.inserted, list(range(4, 4 * step + 4)))
+    ledger = second.service.finish(6, 20.0)
+    self.assertEqual(ledger["generated"]["prompts"], 24)
+    self.assertEmpty(ledger["lost"])
+    self.assert_closed(ledger)
+    self.assertEqual(searcher.outbox.epoch, 1)
+
+  def test_blocks_that_the_journal_lost_are_accounted_and_sampled_again(self):
+    first = self.trainer(num_steps=4)
+    searcher = self.searcher("a")
+    first.step(0)
+    state = first.service.get_state()
+    first.service.open(1)
+    taken = first.service._here
+    with first.drain.lock:
+      wait_until(lambda: first.drain.lock.wait(0.01) or taken(99) > 8, "more")
+    first.close()
+    received = state["order"]["received_below"]
+    # Every acknowledged block since the checkpoint is gone.
+    for path in self.directory.iterdir():
+      path.unlink()
+    with mock.patch.object(intake_lib, "GAP_S", 0.1):
+      second = self.trainer(state=state, epoch=1, num_steps=4)
+      for step in range(1, 4):
+        second.step(step)
+      ledger = second.service.finish(4, 20.0)
+    self.assertCountEqual(second.inserted, range(received, 16))
+    self.assertNotEmpty(second.events.of("gap"))
+    self.assertGreater(ledger["lost"]["journal"]["prompts"], 0)
+    self.assertEqual(
+        ledger["generated"]["prompts"],
+        16 + ledger["lost"]["journal"]["prompts"],
+    )
+    self.assert_closed(ledger)
+    self.assertEqual(
+        ledger["generated"]["prompts"], searcher.outbox.totals["prompts"]
+    )
+
+  def test_a_journal_record_of_another_secret_is_skipped(self):
+    first = self.trainer(start=False)
+    first.journal.append([b"no message", self.message("a", 0, [self.group(0)])])
+    first.close()
+    second = self.trainer(start=False)
+    self.assertLen(second.drain.pending(), 1)
+    self.assertLen(second.events.of("journal_refused"), 1)
+
+
+class FullDiskTest(queue_case.QueueTestCase):
+
+  def test_blocks_wait_in_the_store_until_there_is_room(self):
+    trainer = self.trainer(starvation_s=0.7)
+    full = journal_lib.JournalFullError(28, "No space left on device")
+    with mock.patch.object(trainer.journal, "append", side_effect=full):
+      searcher = self.searcher("a", credits=2)
+      with self.assertRaisesRegex(
+          base.DeadlineExceededError, "no room.*No space left.*searchers: a"
+      ):
+        trainer.step(0)
+      self.assertLen(self.queue(), 2)
+      self.assertEqual(searcher.outbox.unacked, 2)
+      self.assertEmpty(trainer.drain.pending())
+      # Nor is a searcher written off that the journal could not hold.
+      self.lease("gone", totals=7)
+      wait_until(lambda: "gone" in trainer.drain.alive(), "its lease")
+      trainer.drain.leases._entries["gone"].changed_at -= 100.0
+      wait_until(lambda: "gone" in trainer.drain.leaving, "it leaves")
+    self.assertLen(trainer.events.of("journal_full"), 1)
+    trainer.step(0)
+    trainer.step(1)
+    wait_until(lambda: not trainer.drain.leaving, "written off")
+    self.assertLen(trainer.events.of("journal_room"), 1)
+    self.assertCountEqual(trainer.inserted, set(trainer.inserted))
+    self.assertContainsSubset(range(8), trainer.inserted)
+    ledger = trainer.service.account()
+    self.assert_closed(ledger)
+
+  def test_another_disk_error_ends_the_trainer(self):
+    trainer = self.trainer()
+    broken = OSError(5, "Input/output error")
+    with mock.patch.object(trainer.journal, "append", side_effect=broken):
+      self.searcher("a")
+      with self.assertRaisesRegex(base.TransportError, "draining has ended"):
+        trainer.step(0)
+
+
+if __name__ == "__main__":
+  absltest.main()
