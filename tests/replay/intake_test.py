@@ -11,16 +11,16 @@ _SECRET = b"s" * 32
 _AMOUNT = {"prompts": 1, "completions": 2, "tokens": 3}
 
 
-def _entry(sid, sequence, **changes):
+def _entry(name, number, **changes):
   header = {
       "run": "run",
-      "sid": sid,
-      "sequence": sequence,
+      "sid": name,
+      "sequence": number,
       "totals": _AMOUNT,
       "amount": _AMOUNT,
       **changes,
   }
-  key = f"q/0/{sid}/{sequence:012d}"
+  key = f"q/0/{name}/{number:012d}"
   return {key: wire.encode_message(header, _SECRET)}
 
 
