@@ -117,6 +117,8 @@ class PromptOrder:
     while self._received_below in self._received_above:
       self._received_above.remove(self._received_below)
       self._received_below += 1
+    # What a history that was undone had granted came back in this one.
+    self._cursor = max(self._cursor, self._received_below)
     for positions in self._outstanding.values():
       positions.discard(position)
     return True

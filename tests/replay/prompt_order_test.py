@@ -77,6 +77,15 @@ class PromptOrderTest(absltest.TestCase):
     self.assertEqual(order.num_taken(2), 1)
     self.assertEqual(order.grant("a", 9, limit=4), [0, 3])
 
+  def test_nothing_is_available_where_all_came_from_an_undone_history(self):
+    order = prompt_order.PromptOrder(10, seed=0)
+    order.deliver("old", range(4))
+    for position in range(4):
+      self.assertTrue(order.receive(position))
+    self.assertEqual(order.available(4), 0)
+    self.assertEqual(order.available(6), 2)
+    self.assertEqual(order.grant("a", 9, limit=6), [4, 5])
+
   def test_restoring_grants_again_what_was_out(self):
     order = prompt_order.PromptOrder(10, seed=0)
     order.grant("a", 6, limit=10)
