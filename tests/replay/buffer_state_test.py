@@ -15,6 +15,7 @@ from tests.replay import fake_groups
 make_group = fake_groups.make_group
 distinct = fake_groups.distinct
 make_buffer = fake_groups.make_buffer
+first_tokens = fake_groups.first_tokens
 
 
 class UseTest(absltest.TestCase):
@@ -109,6 +110,30 @@ class StateTest(parameterized.TestCase):
     self.assertLen(rows["tokens"], 15)
     self.assertLen(rows["ids"], 15)
     self.assertEmpty(rows["ref_logprobs"])
+
+  def test_counts_and_steps(self):
+    buffer, other = make_buffer(), make_buffer()
+    buffer.insert(make_group(1, [[1]]), 4)
+    buffer.sample(2, 1, 9)
+    other.set_state(buffer.get_state())
+    self.assertEqual(other.stats()["recent_misses"], 2)
+    with self.assertRaisesRegex(ValueError, "step 3 after step 4"):
+      other.insert(make_group(1, [[2]]), 3)
+    with self.assertRaisesRegex(ValueError, "step 8 after step 9"):
+      other.sample(1, 1, 8)
+
+  def test_dedupe_that_is_turned_on(self):
+    buffer = make_buffer(dedupe=False, recent_window_steps=9)
+    other = make_buffer(capacity=3, recent_window_steps=9)
+    buffer.insert(make_group(1, [[1], [2], [1]]), 0)
+    other.set_state(buffer.get_state())
+    other.check_valid()
+    # Of the two copies the older one is evicted, the newer one replaced.
+    other.insert(make_group(1, [[3]]), 0)
+    other.check_valid()
+    other.insert(make_group(1, [[1]]), 0)
+    other.check_valid()
+    self.assertEqual(first_tokens(other.sample(1, 3, 0)), {1, 2, 3})
 
   def test_empty_buffer(self):
     other = make_buffer()

@@ -62,6 +62,15 @@ class InsertTest(parameterized.TestCase):
     np.testing.assert_array_equal(draw.completion_tokens, [[[5, 6, 0, 0]]])
     np.testing.assert_array_equal(draw.behavior_logprobs, [[[-5, -6, 0, 0]]])
 
+  def test_a_row_that_is_used_again_keeps_nothing(self):
+    buffer = make_buffer(capacity=1)
+    buffer.insert(make_group(1, [[5, 6, 7, 8]]), 0)
+    buffer.insert(make_group(1, [[9]], width=2), 0)
+    buffer.check_valid()
+    draw = buffer.sample(1, 1, 0)
+    np.testing.assert_array_equal(draw.completion_tokens, [[[9, 0, 0, 0]]])
+    np.testing.assert_array_equal(draw.behavior_logprobs, [[[-9, 0, 0, 0]]])
+
   def test_copies_within_a_group(self):
     buffer = make_buffer()
     result = buffer.insert(make_group(1, [[5], [6], [5]], rewards=[1, 2, 3]), 0)
