@@ -49,7 +49,6 @@ def run(
   if operands:
     raise ValueError(f"operands {list(operands)}; allowed: none")
   out: dict[str, Any] = {
-      "benchmark": "replay",
       "completion_tokens": _COMPLETION_TOKENS,
       "insert_us": {},
       "draw_us": {},
