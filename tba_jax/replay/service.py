@@ -126,7 +126,7 @@ class ReplayService:
     self._drain.admit(self._flow.admitted(step))
 
   def is_ready(self, step: int) -> bool:
-    """True where `begin_step` would not wait: the next batch may be drawn early.
+    """True where `begin_step` would not wait and may come early.
 
     Never in lockstep: there a batch is drawn after all of the step before it,
     also where a journal has its data already.
