@@ -1,0 +1,325 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor's decisions, with children that only pretend to run."""
+
+import contextlib
+import io
+import json
+import pathlib
+import signal
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import rich.console
+
+from tba_jax import children as children_lib
+from tba_jax import panel as panel_lib
+from tba_jax import processes
+from tba_jax import report
+from tba_jax import run_directory
+from tba_jax import supervise
+from tests import tiny_model
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+RESULT = {"steps": 100, "num_steps": 100, "ledger_closed": True}
+
+
+class FakeProcess:
+  """Ends with a status at the first look, or runs until it is told to end."""
+
+  def __init__(self, pid, status, on_poll=lambda: None):
+    self.pid = pid
+    self.returncode = None
+    self.signals = []
+    self._status = status
+    self._on_poll = on_poll
+
+  def poll(self):
+    if self.returncode is None:
+      self._on_poll()
+      self.returncode = self._status
+    return self.returncode
+
+  def send_signal(self, number):
+    self.signals.append(number)
+
+  def wait(self, timeout=None):
+    self.returncode = 0 if self._status is None else self._status
+    return self.returncode
+
+  kill = wait
+
+
+class FakeChildren(children_lib.Children):
+  """Starts `FakeProcess`es with the statuses listed for a child's name."""
+
+  statuses: dict[str, list] = {}
+
+  def __init__(self, workdir):
+    super().__init__(workdir)
+    self.started = []
+    self.ended = []
+    self.on_poll = None
+
+  def start(self, child):
+    self.started.append(child.name)
+    self.log_path(child).write_text(f"last words of {child.name}")
+    left = self.statuses.get(child.name, [])
+    child.process = FakeProcess(
+        100 + len(self.started),
+        left.pop(0) if left else None,
+        lambda: self.on_poll and self.on_poll(child),
+    )
+
+  def end(self, roles, deadline_s):
+    self.ended.append(tuple(roles))
+    super().end(roles, deadline_s)
+
+
+class SuperviseTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.workdir = pathlib.Path(self.create_tempdir().full_path) / "run"
+    self.config = tiny_model.make_config(cores__searcher="all")
+    self.config.init = "scratch"
+    self.config.search.num_searchers = 2
+    self.config.task = {"name": "countdown"}
+    self.config.store.spool_dir = self.create_tempdir().full_path + "/spool"
+    for number in _SIGNALS:
+      self.addCleanup(signal.signal, number, signal.getsignal(number))
+    for patch in (
+        mock.patch.object(supervise, "_TICK_S", 0.0),
+        mock.patch.object(children_lib, "Children", FakeChildren),
+        mock.patch.object(panel_lib, "Panel", autospec=True),
+        mock.patch.object(panel_lib, "final_table", return_value="TABLE"),
+        mock.patch.object(report, "write_report", return_value="REPORT"),
+    ):
+      patch.start()
+      self.addCleanup(patch.stop)
+    self.stdout, self.stderr = io.StringIO(), io.StringIO()
+
+  def make(self, **statuses):
+    """Returns a supervisor; `trainer_0=[1, 0]` are statuses of its starts."""
+    names = {k.replace("_", "-"): list(v) for k, v in statuses.items()}
+    patch = mock.patch.object(FakeChildren, "statuses", names)
+    patch.start()
+    self.addCleanup(patch.stop)
+    run, _ = run_directory.create(str(self.workdir), self.config)
+    supervisor = supervise._Supervisor(
+        self.config, run, rich.console.Console(file=self.stdout)
+    )
+    self.addCleanup(supervisor._events.close)
+    return supervisor
+
+  def run_it(self, supervisor, result=RESULT):
+    """Runs it; the trainer leaves `result` at its end."""
+    children = supervisor._children
+
+    def leave(child):
+      if child.name == "trainer-0" and result is not None:
+        self.write("result.json", result)
+
+    children.on_poll = children.on_poll or leave
+    with contextlib.redirect_stderr(self.stderr):
+      return supervisor.run()
+
+  def write(self, name, value):
+    path = self.workdir / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+  def read(self, name):
+    return json.loads((self.workdir / name).read_text())
+
+  def events(self):
+    lines = (self.workdir / "events.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+  def test_a_run_that_goes_well(self):
+    supervisor = self.make(trainer_0=[0])
+    self.assertEqual(self.run_it(supervisor), 0)
+    children = supervisor._children
+    self.assertEqual(
+        children.started, ["store-0", "trainer-0", "searcher-0", "searcher-1"]
+    )
+    # The trainer may still save and speak to the store, which goes last.
+    self.assertEqual(
+        children.ended, [("trainer", "sft"), ("searcher",), ("store",)]
+    )
+    summary = self.read("summary.json")
+    self.assertEqual({k: summary[k] for k in RESULT}, RESULT)
+    self.assertEqual(
+        summary["restarts"], {"trainer": 0, "searcher": 0, "store": 0}
+    )
+    self.assertFalse((self.workdir / "processes.json").exists())
+    self.assertIn("TABLE", self.stdout.getvalue())
+    report.write_report.assert_called_once_with(self.workdir)
+
+  def test_who_dies_is_started_again_and_counted(self):
+    supervisor = self.make(
+        trainer_0=[-signal.SIGKILL, 75, 0], searcher_1=[1, None], store_0=[0]
+    )
+    self.assertEqual(self.run_it(supervisor), 0)
+    restarts = self.read("summary.json")["restarts"]
+    self.assertEqual((restarts["trainer"], restarts["searcher"]), (2, 1))
+    # A store has no reason to leave: even status 0 is an unplanned end.
+    self.assertEqual(supervisor._children.started.count("store-0"), 2)
+    told = [(e["kind"], e["message"], e["index"]) for e in self.events()]
+    self.assertIn(("died", "trainer-0: SIGKILL", 0), told)
+    self.assertIn(("restart", "trainer-0 (after status 75)", 0), told)
+    self.assertIn(("restart", "searcher-1 (after status 1)", 1), told)
+
+  def test_further_generations_count_for_the_store(self):
+    supervisor = self.make()
+    generations = iter([4, 4, 6])
+
+    def trainer(child):
+      if child.name != "trainer-0":
+        return
+      found = next(generations, None)
+      if found is None:
+        child.process._status = 0
+        self.write("result.json", RESULT)
+      else:
+        supervisor._run.locator.write_text(
+            json.dumps({"generation": found, "pid": 900 + found})
+        )
+
+    supervisor._children.on_poll = trainer
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEqual(self.read("summary.json")["restarts"]["store"], 2)
+
+  def test_the_table_of_processes_follows_the_service(self):
+    supervisor = self.make()
+    rows = []
+
+    def trainer(child):
+      # The first table is written while this asks.
+      there = (self.workdir / "processes.json").exists()
+      if child.name == "trainer-0" and there:
+        rows.append({r["role"]: r["pid"] for r in self.read("processes.json")})
+        supervisor._run.locator.write_text('{"generation": 1, "pid": 77}')
+        if "kvservice" in rows[-1]:
+          child.process._status = 0
+
+    supervisor._children.on_poll = trainer
+    self.run_it(supervisor)
+    self.assertEqual(rows[-1]["kvservice"], 77)
+    self.assertContainsSubset({"store", "trainer", "searcher"}, rows[-1])
+
+  def test_a_searcher_that_is_done_stays_away(self):
+    supervisor = self.make(searcher_0=[0], trainer_0=[75, 75, 0])
+    self.assertEqual(self.run_it(supervisor, result=RESULT), 0)
+    self.assertEqual(supervisor._children.started.count("searcher-0"), 1)
+
+  @parameterized.parameters(processes.EXIT_CONFIG, processes.EXIT_FATAL)
+  def test_what_would_end_in_the_same_place_is_not_repeated(self, status):
+    supervisor = self.make(searcher_1=[status])
+    self.assertEqual(self.run_it(supervisor, result=None), 1)
+    self.assertEqual(supervisor._children.started.count("searcher-1"), 1)
+    self.assertRegex(
+        self.stderr.getvalue(),
+        rf"error: searcher-1 ended with status {status}[^$]*"
+        "logs/searcher-1.log[^$]*last words of searcher-1",
+    )
+    # Nobody is left behind, and the report shows how far the run came.
+    self.assertLen(supervisor._children.ended, 3)
+    report.write_report.assert_called_once()
+    self.assertFalse((self.workdir / "summary.json").exists())
+
+  def test_three_deaths_within_a_minute_end_the_run(self):
+    supervisor = self.make(trainer_0=[1, 1, 1, 0])
+    self.assertEqual(self.run_it(supervisor, result=None), 1)
+    self.assertEqual(supervisor._children.started.count("trainer-0"), 3)
+    self.assertIn("died three times within", self.stderr.getvalue())
+
+  def test_a_trainer_without_a_result(self):
+    self.assertEqual(self.run_it(self.make(trainer_0=[0]), result=None), 1)
+    self.assertIn("without a result", self.stderr.getvalue())
+
+  def test_a_ledger_that_does_not_close(self):
+    open_ledger = {**RESULT, "ledger_closed": False}
+    status = self.run_it(self.make(trainer_0=[0]), result=open_ledger)
+    self.assertEqual(status, 1)
+    self.assertIn("ledger does not close", self.stderr.getvalue())
+    self.assertFalse(self.read("summary.json")["ledger_closed"])
+
+  def test_a_report_that_fails_does_not_fail_the_run(self):
+    report.write_report.side_effect = KeyError("curve")
+    self.assertEqual(self.run_it(self.make(trainer_0=[0])), 0)
+    self.assertIn("no report could be written", self.stderr.getvalue())
+
+  def test_a_finished_run_says_so_and_starts_nothing(self):
+    self.write("summary.json", RESULT)
+    supervisor = self.make()
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEmpty(supervisor._children.started)
+    self.assertRegex(self.stdout.getvalue(), r"finished \(100 steps\)")
+
+  def test_a_longer_run_goes_on_and_its_times_add_up(self):
+    self.write("summary.json", {**RESULT, "num_steps": 50, "wall_s": 1000.0})
+    self.write("result.json", {"steps": "old"})
+    supervisor = self.make(trainer_0=[0])
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertGreaterEqual(self.read("summary.json")["wall_s"], 1000.0)
+
+  def test_an_old_result_is_not_this_ones(self):
+    self.write("result.json", RESULT)
+    self.assertEqual(self.run_it(self.make(trainer_0=[0]), result=None), 1)
+
+  @parameterized.parameters(*_SIGNALS)
+  def test_a_signal_ends_everything(self, number):
+    supervisor = self.make()
+    children = supervisor._children
+    children.on_poll = lambda child: signal.raise_signal(number)
+    self.assertEqual(self.run_it(supervisor, None), 128 + number)
+    for child in children.all:
+      self.assertEqual(child.process.signals, [signal.SIGTERM], child.name)
+    self.assertIn("signal", [e["kind"] for e in self.events()])
+    self.assertIn("the same command continues", self.stdout.getvalue())
+
+  def test_fine_tuning_comes_first_and_once(self):
+    self.config.init = "sft"
+    supervisor = self.make(sft_0=[0], trainer_0=[75, 0])
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEqual(
+        supervisor._children.started[:3], ["sft-0", "store-0", "trainer-0"]
+    )
+    self.assertEqual(supervisor._children.started.count("sft-0"), 1)
+
+  def test_a_model_that_is_there_is_not_made_again(self):
+    self.config.init = "sft"
+    supervisor = self.make(trainer_0=[0])
+    self.write("sft/model/config.json", {})
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertNotIn("sft-0", supervisor._children.started)
+
+  def test_fine_tuning_that_fails_ends_the_run(self):
+    self.config.init = "sft"
+    supervisor = self.make(sft_0=[1])
+    self.assertEqual(self.run_it(supervisor, None), 1)
+    self.assertEqual(supervisor._children.started, ["sft-0"])
+    self.assertIn("last words of sft-0", self.stderr.getvalue())
+
+  def test_a_model_of_other_settings_is_refused(self):
+    self.config.init = "sft"
+    self.write("sft/settings.json", {"seed": 5})
+    supervisor = self.make()
+    self.assertEqual(self.run_it(supervisor, None), 1)
+    self.assertEmpty(supervisor._children.started)
+    self.assertIn("made with other settings", self.stderr.getvalue())
+
+  def test_a_signal_while_fine_tuning(self):
+    self.config.init = "sft"
+    supervisor = self.make(sft_0=[None])
+    supervisor._children.on_poll = lambda child: signal.raise_signal(
+        signal.SIGINT
+    )
+    self.assertEqual(self.run_it(supervisor, None), 130)
+    self.assertEqual(supervisor._children.started, ["sft-0"])
+
+
+if __name__ == "__main__":
+  absltest.main()
