@@ -159,7 +159,8 @@ class RestartTest(queue_case.QueueTestCase):
           lockstep=True,
       )
       for step in range(start + 1, 6):
-        self.assertTrue(second.service.is_ready(step))
+        needed = 4 * step + 4
+        self.assertEqual(second.service._here(needed), needed)
         second.step(step)
       self.assert_same(self._state(second), saved[-1])
       self.assertEmpty(second.drain.pending())
