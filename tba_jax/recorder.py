@@ -132,6 +132,8 @@ class Recorder:
       service: whose buffer and ledger are shown.
     """
     seconds = self._account()
+    # The first step of a process compiles; times begin after it.
+    self._loop_started = True
     staleness_BxK = np.maximum(step - draw.versions, 0)
     self._staleness_sum += float(staleness_BxK.sum())
     self._trained += staleness_BxK.size
@@ -176,9 +178,10 @@ class Recorder:
     if self._show():
       jsonl.atomic_write_json(self._workdir / "ledger.json", service.account())
 
-  def has_result(self, name: str) -> bool:
-    """True where an evaluation of this name is in `eval.json`."""
-    return name in self._results
+  def has_result(self, name: str, step: int | None = None) -> bool:
+    """True where `eval.json` has an evaluation of this name (of this step)."""
+    result = self._results.get(name)
+    return result is not None and step in (None, result["step"])
 
   def evaluation(self, name: str, step: int, result: dict[str, Any]) -> None:
     """Records an evaluation: as `name` where given, and in the history."""
@@ -277,8 +280,6 @@ class Recorder:
       completions += max(0, count - self._completions_seen.get(sid, 0))
       self._busy_seen[sid], self._completions_seen[sid] = seen, count
     if not self._loop_started:
-      # The first step of a process compiles; times begin after it.
-      self._loop_started = True
       return seconds
     self._wall_s += elapsed_s
     self._train_s += sum(
