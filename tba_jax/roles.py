@@ -167,6 +167,7 @@ class _Trainer:
     journal = journal_lib.Journal(
         run.workdir / "replay",
         max_segment_bytes=int(config.replay.max_segment_mb * 1e6),
+        min_position=saved["data"]["applied"] if saved else 0,
         on_event=on_event,
     )
     self._closers.append(journal.close)
