@@ -52,7 +52,10 @@ def run(
   Returns:
     completions_per_s and raw_completions_per_s, medians of the rounds, with
     mb_per_s of both and their ratio; step_p99_ms and step_p50_ms with the drain
-    "on" and "off"; `drain_p99_ms`, their difference; what the feeder sent.
+    "on" and "off"; `drain_p99_ms`, their difference, and the median of the
+    same difference over pairs, which a machine's other load moves less;
+    `drain_busy_share`, the share of time that the drain's thread was at work
+    beside the steps; what the searcher delivered meanwhile.
 
   Raises:
     ValueError: an operand is not a number of 1 or more.
@@ -113,28 +116,36 @@ def _measure_cost(
   """Takes turns between steps without and with the drain."""
   step = _Step(config)
   step.time(10)
-  off, on, received, on_s = [], [], 0, 0.0
+  off, on, received, on_s, busy_s = [], [], 0, 0.0, 0.0
   for _ in range(num_pairs):
-    off += step.time(num_steps)
+    off.append(step.time(num_steps))
     with queue.draining() as drain:
       queue.feed(fed / store_queue.COMPLETIONS)
       drain.receive(2)
-      start = time.perf_counter()
-      on += step.time(num_steps)
+      start, busy_before_s = time.perf_counter(), drain.busy_s
+      on.append(step.time(num_steps))
       on_s += time.perf_counter() - start
+      busy_s += drain.busy_s - busy_before_s
       received += drain.take()
   p99 = {"off": _percentile(off, 99), "on": _percentile(on, 99)}
+  pairs_ms = [
+      _percentile([x], 99) - _percentile([y], 99)
+      for x, y in zip(on, off, strict=True)
+  ]
   return {
-      "steps": len(on),
+      "steps": num_pairs * num_steps,
       "step_p50_ms": {"off": _percentile(off, 50), "on": _percentile(on, 50)},
       "step_p99_ms": p99,
       "drain_p99_ms": p99["on"] - p99["off"],
+      "drain_p99_ms_of_median_pair": statistics.median(pairs_ms),
+      "drain_busy_share": busy_s / on_s,
       "fed_completions_per_s": received * store_queue.COMPLETIONS / on_s,
   }
 
 
-def _percentile(seconds: Sequence[float], q: float) -> float:
-  return float(np.percentile(seconds, q)) * 1e3
+def _percentile(blocks_s: Sequence[Sequence[float]], q: float) -> float:
+  """Returns a percentile of the seconds of all blocks, in milliseconds."""
+  return float(np.percentile(np.concatenate(blocks_s), q)) * 1e3
 
 
 class _Step:

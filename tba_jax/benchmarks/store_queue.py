@@ -43,6 +43,11 @@ class Draining:
     self._drain = drain
     self.watermarks: dict[str, int] = {}
 
+  @property
+  def busy_s(self) -> float:
+    """Seconds that the drain's thread has spent on its looks so far."""
+    return self._drain.busy_s
+
   def take(self) -> int:
     """Takes what has come, as the trainer does; returns how many blocks."""
     with self._drain.lock:
