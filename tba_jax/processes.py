@@ -4,6 +4,7 @@
 
 from collections.abc import Mapping, Sequence
 import ctypes
+import logging
 import os
 import pathlib
 import signal
@@ -11,6 +12,10 @@ import sys
 import tempfile
 import threading
 from typing import Any
+
+from absl import logging as absl_logging
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 # Exit statuses of a role, as the supervisor reads them.
 EXIT_OK = 0
@@ -107,6 +112,21 @@ def stop_on_signals() -> threading.Event:
   return stop
 
 
+def start_role() -> threading.Event:
+  """Readies a process that computes; returns the event that a signal sets.
+
+  It ends with its parent, logs its own lines and libraries' warnings, and keeps
+  what it compiles.
+  """
+  die_with_parent()
+  absl_logging.use_absl_handler()
+  absl_logging.set_verbosity(absl_logging.INFO)
+  absl_logging.get_absl_handler().addFilter(_is_worth_logging)
+  absl_logging.info("cores %s", available_cores())
+  enable_compilation_cache()
+  return stop_on_signals()
+
+
 def spool_directory(setting: str, workdir: str) -> pathlib.Path:
   """Returns the local directory for socket, locator, lock and secret, 0700.
 
@@ -161,6 +181,11 @@ def _check_private(path: pathlib.Path) -> None:
         f"config.store.spool_dir: {path} must belong to this user and have"
         f" mode 0700, it has {status.st_mode & 0o777:04o}"
     )
+
+
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+  # Libraries say a lot at INFO; our own lines are few.
+  return record.levelno >= logging.WARNING or _PACKAGE in record.pathname
 
 
 def _stable_hash(name: bytes) -> int:

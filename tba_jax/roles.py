@@ -4,11 +4,9 @@
 
 from collections.abc import Callable, Sequence
 import functools
-import logging as std_logging
 import os
 import secrets
 import sys
-import threading
 import time
 from typing import Any
 
@@ -40,7 +38,6 @@ from tba_jax.replay import packing
 from tba_jax.replay import service as service_lib
 from tba_jax.transport import kv_client
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _PARTITION = 0
 _FLUSH_S = 5.0
 
@@ -50,7 +47,7 @@ def run_trainer(
 ) -> int:
   """Runs the trainer of a run until its last step, a signal or an error."""
   del operands
-  stop = _start_role()
+  stop = processes.start_role()
   run = run_directory.open_run(workdir, config)
   try:
     with _Trainer(config, run) as trainer:
@@ -73,7 +70,7 @@ def run_searcher(
     workdir: of the run.
     operands: the searcher's index in its launcher, 0 where not given.
   """
-  stop = _start_role()
+  stop = processes.start_role()
   index = int(operands[0]) if operands else 0
   run = run_directory.open_run(workdir, config)
   events = metrics.EventLog(run.workdir / "events.jsonl")
@@ -325,22 +322,6 @@ def _periods(config: ml_collections.ConfigDict) -> trainer_lib.Periods:
       final_prompts=config.evaluate.final_prompts,
       wall_clock_limit_s=config.train.wall_clock_limit_s,
   )
-
-
-def _start_role() -> threading.Event:
-  """Readies the process; returns the event that a signal sets."""
-  processes.die_with_parent()
-  logging.use_absl_handler()
-  logging.set_verbosity(logging.INFO)
-  logging.get_absl_handler().addFilter(_is_worth_logging)
-  logging.info("cores %s", processes.available_cores())
-  processes.enable_compilation_cache()
-  return processes.stop_on_signals()
-
-
-def _is_worth_logging(record: std_logging.LogRecord) -> bool:
-  # Libraries say a lot at INFO; our own lines are few.
-  return record.levelno >= std_logging.WARNING or _PACKAGE in record.pathname
 
 
 def _transport_maker(
