@@ -127,7 +127,10 @@ class Trainer:
       if not self._evaluate("before", periods.final_prompts, should_stop):
         return self._interrupt()
     prepared = None
-    while self._step < periods.num_steps and self._stopped_by is None:
+    # What was drawn already counts as trained, so it is.
+    while self._step < periods.num_steps and (
+        self._stopped_by is None or prepared is not None
+    ):
       if prepared is None:
         prepared = self._prepare(should_stop)
       if prepared is None:
@@ -174,6 +177,8 @@ class Trainer:
       self._publisher.submit(done, self._state.params)
     # A checkpoint or an evaluation must see the buffer between two steps.
     if done >= periods.num_steps or self._is_due(done) or should_stop():
+      return None
+    if self._stopped_by is not None:
       return None
     if not self._service.is_ready(done):
       return None
@@ -313,7 +318,8 @@ class Trainer:
     with note.span("wait_searchers"):
       ledger = self._service.finish(self._step, _FINISH_S)
     self._save(wait=True)
-    if not note.has_result("after"):
+    # A longer run of the same directory has one of an earlier step.
+    if not note.has_result("after", self._step):
       if not self._evaluate("after", self._periods.final_prompts, should_stop):
         note.event("interrupted", "during the last evaluation")
         return False
