@@ -24,15 +24,18 @@ import collections
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from tba_jax import types
-from tba_jax.models import build
 from tba_jax.sampling import logits as logits_lib
 from tba_jax.sampling import requests
 from tba_jax.sampling import rows as rows_lib
+
+if TYPE_CHECKING:
+  from tba_jax.models import build
 
 # Rows per prompt of a prefill: with 8 completions a prompt, one prefill fills
 # all rows.
@@ -74,7 +77,7 @@ class Sampler:
 
   def __init__(
       self,
-      model: build.Model,
+      model: "build.Model",
       *,
       temperature: float,
       top_k: int,
@@ -219,11 +222,14 @@ class Sampler:
       # before is not compiled again.
       jit = functools.partial(jax.jit, out_shardings=place)
       self._programs[place] = _Programs(
-          empty_state=jit(bind(rows_lib.empty_state, model, settings)),
+          empty_state=jit(
+              bind(rows_lib.empty_state, model.init_cache, settings)
+          ),
           prefill=jit(model.prefill),
           refill=jit(bind(rows_lib.refill, settings), donate_argnums=0),
           decode_chunk=jit(
-              bind(rows_lib.decode_chunk, model, settings), donate_argnums=1
+              bind(rows_lib.decode_chunk, model.decode_step, settings),
+              donate_argnums=1,
           ),
           collect=jit(bind(rows_lib.collect, settings)),
       )

@@ -9,15 +9,19 @@ Axes: B prompts of a prefill, R rows, P prompt tokens, T completion tokens, V
 vocabulary; N layers, G key-value heads and Dh head width in the caches.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from tba_jax import types
-from tba_jax.models import build
 from tba_jax.sampling import logits as logits_lib
+
+if TYPE_CHECKING:
+  pass
 
 # Named, so that no flag of JAX changes what is sampled.
 _RNG_IMPL = "threefry2x32"
@@ -76,18 +80,18 @@ class DecodeState:
   active: jax.Array
 
 
-def empty_state(model: build.Model, settings: Settings) -> DecodeState:
-  """Returns a state with no row in use."""
+def empty_state(
+    init_cache: Callable[[int, int], types.PyTree], settings: Settings
+) -> DecodeState:
+  """Returns a state with no row in use; `init_cache` is the model's."""
   R, P = settings.num_rows, settings.max_prompt_tokens
   T = settings.max_completion_tokens
   # Axis 0 of the cache is the row, so that decode steps, mapped over rows,
   # carry it without transposing it.
-  cache = jax.tree.map(
-      lambda leaf: jnp.moveaxis(leaf, 1, 0), model.init_cache(R, T)
-  )
+  cache = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), init_cache(R, T))
   return DecodeState(
       cache=cache,
-      prompt_cache=model.init_cache(R, P),
+      prompt_cache=init_cache(R, P),
       prompt_mask=jnp.zeros((R, P), jnp.float32),
       key_data=jnp.zeros((R, 2), jnp.uint32),
       tokens=jnp.zeros((R, T), jnp.int32),
@@ -151,7 +155,7 @@ def refill(
 
 
 def decode_chunk(
-    model: build.Model,
+    decode_step: Callable[..., tuple[jax.Array, types.PyTree]],
     settings: Settings,
     params: types.PyTree,
     state: DecodeState,
@@ -160,7 +164,8 @@ def decode_chunk(
   """Samples up to `num_steps` tokens in each active row.
 
   It ends early when no row is active. `num_steps` is an argument, so that one
-  program serves short chunks and whole completions.
+  program serves short chunks and whole completions. `decode_step` is the
+  model's.
 
   Returns:
     The state, and [R] bool, True in the rows that are not active.
@@ -173,7 +178,7 @@ def decode_chunk(
     column_R = state.lengths - 1
     prompt_lengths_R = jnp.sum(state.prompt_mask, axis=-1).astype(jnp.int32)
     logits_RxV, cache = _decode_rows(
-        model,
+        decode_step,
         params,
         state.last_token,
         prompt_lengths_R + column_R,
@@ -213,9 +218,11 @@ def collect(
 
 
 def _decode_rows(
-    model: build.Model, params: types.PyTree, *row_arguments
+    decode_step: Callable[..., tuple[jax.Array, types.PyTree]],
+    params: types.PyTree,
+    *row_arguments,
 ) -> tuple[jax.Array, types.PyTree]:
-  """Returns `model.decode_step` with a column to write of each row's own.
+  """Returns `decode_step` with a column to write of each row's own.
 
   The step writes one column in all its rows. Mapped over rows, each has its
   own, so position t of a row always stands in column t: with a shared column,
@@ -225,7 +232,7 @@ def _decode_rows(
 
   def one_row(token, position, prompt_cache, mask_P, cache, mask_T, column):
     row = lambda tree: jax.tree.map(lambda leaf: leaf[:, None], tree)
-    logits_1xV, cache = model.decode_step(
+    logits_1xV, cache = decode_step(
         params,
         token[None],
         position[None],
