@@ -14,6 +14,7 @@ import numpy as np
 from tba_jax import logprobs as logprobs_lib
 from tba_jax import types
 from tba_jax.sampling import decode
+from tba_jax.sampling import logits as logits_lib
 from tba_jax.sampling import rows as rows_lib
 from tests import tiny_model
 
@@ -134,7 +135,7 @@ class DecodeTest(parameterized.TestCase):
           self.model, self.params, request, completions.tokens
       )
       S, T, V = logits_SxTxV.shape
-      expected_SxTxV = rows_lib.logits_lib.process(
+      expected_SxTxV = logits_lib.process(
           logits_SxTxV.reshape(S * T, V), **settings
       ).reshape(S, T, V)
       expected_SxT = np.take_along_axis(
