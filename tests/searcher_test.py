@@ -6,6 +6,7 @@ import contextlib
 from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +22,7 @@ from tests import fakes
 S = 2
 
 
-class SearcherTest(absltest.TestCase):
+class SearcherTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -188,17 +189,14 @@ class SearcherTest(absltest.TestCase):
     self.assertEqual(self.used, [(0, {0})])
     self.assertLen(self.submitted, 1)
 
-  def test_stop_ends_every_wait(self):
-    for require, after in ((-1, 0), (9, 3)):
-      calls = []
-
-      def should_stop():
-        calls.append(1)
-        return len(calls) > after
-
-      self.run_it(self.block(require=require), should_stop=should_stop)
-      self.assertEmpty(self.used)
-      self.assertFalse(self.outbox.stop_requested)
+  @parameterized.parameters((-1, 0), (9, 3))
+  def test_stop_ends_every_wait(self, require, after):
+    answers = iter([False] * after)
+    self.run_it(
+        self.block(require=require), should_stop=lambda: next(answers, True)
+    )
+    self.assertEmpty(self.used)
+    self.assertFalse(self.outbox.stop_requested)
 
   def test_it_waits_for_the_first_params_before_it_compiles(self):
     self.published = []

@@ -1,0 +1,213 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Policy and parts: what each takes from a config."""
+
+import dataclasses
+import pathlib
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import numpy as np
+
+from tba_jax import batches
+from tba_jax import config_args
+from tba_jax import evaluator
+from tba_jax import parts
+from tba_jax import policy as policy_lib
+from tba_jax import sharding
+from tba_jax import tokenizer as tokenizer_lib
+from tba_jax.models import hf
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.sampling import decode
+
+_CONFIG = str(pathlib.Path(__file__).parents[1] / "configs/countdown.py:smoke")
+
+
+def make_config(*overrides):
+  return config_args.load_config(_CONFIG, ["init=scratch", *overrides])
+
+
+class PolicyTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.workdir = pathlib.Path(self.create_tempdir().full_path)
+
+  def export(self, folder, config, seed=1):
+    """Leaves a Hugging Face folder with the config's model of another seed."""
+    policy = policy_lib.make(config, self.workdir, scratch=True)
+    params = policy_lib.initial_params(policy, seed)
+    hf.save(folder, policy.model.config, params, policy.tokenizer)
+    return params
+
+  def test_from_scratch(self):
+    config = make_config()
+    policy = policy_lib.make(config, self.workdir)
+    self.assertIsNone(policy.folder)
+    self.assertEqual(policy.task.name, "countdown")
+    model = policy.model.config
+    self.assertEqual(model.width, config.model.width)
+    self.assertEqual(model.vocab_size, policy.tokenizer.vocab_size)
+    self.assertEqual(
+        (model.pad_id, model.eos_id),
+        (policy.tokenizer.pad_id, policy.tokenizer.eos_id),
+    )
+    first, again, other = (
+        policy_lib.initial_params(policy, seed) for seed in (0, 0, 1)
+    )
+    chex.assert_trees_all_equal(first, again)
+    differs = jax.tree.map(
+        lambda x, y: bool(np.any(np.asarray(x) != np.asarray(y))), first, other
+    )
+    self.assertTrue(any(jax.tree.leaves(differs)))
+
+  def test_from_fine_tuning_in_the_workdir(self):
+    config = make_config("init=sft")
+    folder = policy_lib.sft_folder(self.workdir)
+    self.assertEqual(folder, self.workdir / "sft" / "model")
+    params = self.export(folder, config)
+    policy = policy_lib.make(config, self.workdir)
+    self.assertEqual(policy.folder, folder)
+    chex.assert_trees_all_close(policy_lib.initial_params(policy, 0), params)
+    # What fine-tuning itself starts from.
+    self.assertIsNone(
+        policy_lib.make(config, self.workdir, scratch=True).folder
+    )
+
+  def test_the_folder_rules_over_the_configs_model(self):
+    folder = self.workdir / "mine"
+    self.export(folder, make_config("model.width=16"))
+    policy = policy_lib.make(make_config(f"init={folder}"), self.workdir)
+    self.assertEqual(policy.model.config.width, 16)
+
+  def test_a_tokenizer_of_its_own(self):
+    words = tokenizer_lib.word_level(["a", "b"], ".")
+    words.save(self.workdir / "words")
+    config = make_config(f"tokenizer.source={self.workdir / 'words'}")
+    policy = policy_lib.make(config, self.workdir)
+    self.assertEqual(policy.tokenizer.vocab_size, words.vocab_size)
+    self.assertEqual(policy.model.config.vocab_size, words.vocab_size)
+
+  def test_a_vocabulary_too_small_is_refused(self):
+    folder = self.workdir / "small"
+    config = make_config()
+    self.export(folder, config)
+    small = hf.read_config(folder)
+    small = dataclasses.replace(small, vocab_size=3)
+    with mock.patch.object(hf, "read_config", return_value=small):
+      with self.assertRaisesRegex(ValueError, "vocabulary has 3 entries"):
+        policy_lib.make(make_config(f"init={folder}"), self.workdir)
+
+  def test_samplers(self):
+    config = make_config(
+        "sampling.temperature=0.7", "sampling.top_k=5", "sampling.top_p=0.9"
+    )
+    policy = policy_lib.make(config, self.workdir)
+    with mock.patch.object(decode, "Sampler", autospec=True) as made:
+      policy_lib.make_sampler(config, policy, num_rows=24)
+      policy_lib.make_evaluation_sampler(config, policy)
+    searchers, evaluators = (call.kwargs for call in made.call_args_list)
+    self.assertEqual(
+        {k: searchers[k] for k in ("temperature", "top_k", "top_p")},
+        {"temperature": 0.7, "top_k": 5, "top_p": 0.9},
+    )
+    self.assertEqual(searchers["num_rows"], 24)
+    self.assertEqual(searchers["eos_id"], policy.tokenizer.eos_id)
+    self.assertEqual(searchers["pad_id"], policy.tokenizer.pad_id)
+    self.assertEqual(searchers["max_prompt_tokens"], 7)
+    self.assertEqual(searchers["max_completion_tokens"], 12)
+    self.assertEqual(evaluators["num_rows"], 16 * 4)
+    self.assertEqual(searchers["seed"], config.seed)
+    # Held-out samples share no random numbers with training's.
+    self.assertNotEqual(evaluators["seed"], searchers["seed"])
+
+
+class PartsTest(parameterized.TestCase):
+
+  def test_flow(self):
+    flow = parts.make_flow(
+        make_config("replay.warm_start_completions=9", "search.lead_steps=2")
+    )
+    self.assertEqual(flow.prompts_per_step, 8)
+    # 9 completions at 4 a prompt take 3 prompts.
+    self.assertEqual(flow.warm_prompts, 3)
+    self.assertEqual((flow.lead_steps, flow.num_steps), (2, 6))
+    self.assertFalse(flow.lockstep)
+    self.assertTrue(flow.wait_for_fresh)
+    self.assertEqual(flow.starvation_s, 180.0)
+    self.assertEqual(flow.needed(0), 3 + 8)
+    lockstep = parts.make_flow(
+        make_config("search.lockstep=true", "search.lead_steps=0")
+    )
+    self.assertTrue(lockstep.lockstep)
+
+  def test_the_prompt_order_is_of_the_training_prompts_and_the_seed(self):
+    orders = []
+    for seed in (0, 0, 1):
+      config = make_config(f"seed={seed}")
+      policy = policy_lib.make(config, "/nowhere")
+      order = parts.make_prompt_order(config, policy)
+      num = policy.task.num_prompts("train")
+      orders.append([order.prompt(i)[0] for i in range(num)])
+      self.assertCountEqual(orders[-1], range(num))
+    self.assertEqual(orders[0], orders[1])
+    self.assertNotEqual(orders[0], orders[2])
+
+  def test_the_buffer_takes_every_setting(self):
+    config = make_config(
+        "replay.capacity=50",
+        "replay.capacity_per_prompt=6",
+        "replay.recent_fraction=0.5",
+        "replay.recent_window_steps=3",
+        "replay.selection=reward",
+        "replay.reward_temperature=0.25",
+        "replay.dedupe=false",
+        "seed=9",
+    )
+    with mock.patch.object(buffer_lib, "ReplayBuffer", autospec=True) as made:
+      parts.make_buffer(config)
+    self.assertEqual(
+        made.call_args.kwargs,
+        dict(
+            capacity=50,
+            capacity_per_prompt=6,
+            max_prompt_tokens=7,
+            max_completion_tokens=12,
+            recent_fraction=0.5,
+            recent_window_steps=3,
+            selection="reward",
+            reward_temperature=0.25,
+            dedupe=False,
+            seed=9,
+        ),
+    )
+
+  @parameterized.parameters((1.0, 1, 8), (0.5, 1, 2), (0.5, 3, 3))
+  def test_parts_of_a_batch_fit_the_mesh(self, recent_fraction, data, part):
+    config = make_config(f"replay.recent_fraction={recent_fraction}")
+    mesh = sharding.make_mesh(config.mesh)
+    with config.unlocked():
+      config.mesh.data = data
+    with mock.patch.object(batches, "BatchMaker", autospec=True) as made:
+      parts.make_batch_maker(config, mock.sentinel.b, mock.sentinel.r, mesh)
+    self.assertEqual(made.call_args.args, (mock.sentinel.b, mock.sentinel.r))
+    self.assertEqual(made.call_args.kwargs["part_prompts"], part)
+    self.assertTrue(made.call_args.kwargs["include_stop_token"])
+
+  def test_the_evaluator_sees_held_out_prompts(self):
+    config = make_config()
+    policy = policy_lib.make(config, "/nowhere")
+    with mock.patch.object(evaluator, "Evaluator", autospec=True) as made:
+      parts.make_evaluator(config, policy)
+    self.assertIs(made.call_args.args[0], policy.task)
+    self.assertEqual(
+        made.call_args.kwargs,
+        dict(split="held_out", num_completions=4, batch_prompts=16),
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()
