@@ -1,3 +1,36 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
 """Reinforcement-learning post-training that does not wait for sampling."""
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+  import ml_collections
+
+
+def train(
+    config: "ml_collections.ConfigDict", *, workdir: str | os.PathLike[str]
+) -> int:
+  """Runs a whole training run on this machine, as `--program=train` does.
+
+  Starts the store, the trainer and the searchers as processes, watches them,
+  and blocks until the run has ended. Call it from the main thread: SIGINT and
+  SIGTERM end the run, saved.
+
+  Args:
+    config: of the run, for example `configs.countdown.get_config("quick")`.
+    workdir: the run's directory; a run that is there is continued.
+
+  Returns:
+    The exit status of the program: 0 where the run did what was asked.
+
+  Raises:
+    ValueError: settings are wrong; each is named with what is allowed.
+  """
+  # Imported here, so that `import tba_jax` stays light.
+  from tba_jax import supervise
+  from tba_jax import validate
+
+  validate.validate(config)
+  return supervise.run(config, os.fspath(workdir), [])

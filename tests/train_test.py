@@ -1,0 +1,35 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of `tba_jax.train`: checked, then handed to the supervisor."""
+
+from unittest import mock
+
+from absl.testing import absltest
+
+from configs import countdown
+import tba_jax
+from tba_jax import supervise
+
+
+class TrainTest(absltest.TestCase):
+
+  def test_it_runs_the_train_program_in_the_directory(self):
+    config = countdown.get_config("smoke")
+    workdir = self.create_tempdir()
+    with mock.patch.object(
+        supervise, "run", autospec=True, return_value=0
+    ) as run:
+      self.assertEqual(tba_jax.train(config, workdir=workdir), 0)
+    run.assert_called_once_with(config, workdir.full_path, [])
+
+  def test_a_wrong_setting_is_told_before_anything_starts(self):
+    config = countdown.get_config("smoke")
+    config.loss.beta = -1.0
+    with mock.patch.object(supervise, "run", autospec=True) as run:
+      with self.assertRaisesRegex(ValueError, "config.loss.beta"):
+        tba_jax.train(config, workdir=self.create_tempdir())
+    run.assert_not_called()
+
+
+if __name__ == "__main__":
+  absltest.main()
