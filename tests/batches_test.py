@@ -119,6 +119,11 @@ class BatchMakerTest(absltest.TestCase):
     batch = maker.make(draw, 8)
     self.assertLen(self.reference.shapes, 2)
     self.assert_right(batch)
+    # Each row's own are saved, though the batch has another order.
+    maker.flush()
+    self.reference.shapes.clear()
+    self.assert_right(maker.make(self.draw(), 8))
+    self.assertEmpty(self.reference.shapes)
 
   def test_log_probs_of_another_reference_are_not_used(self):
     maker = self.make_maker(part_prompts=_B)
