@@ -8,6 +8,7 @@ from absl.testing import absltest
 import numpy as np
 
 from tba_jax import batches
+from tba_jax.replay import draw as draw_lib
 from tests.replay import fake_groups
 
 _B, _K = 5, 2
@@ -114,8 +115,16 @@ class BatchMakerTest(absltest.TestCase):
     self.reference.shapes.clear()
     # The pool goes on: two prompts without, three with cached log-probs.
     draw = self.draw()
-    missing = (draw.ref_versions < 0).any(axis=1).sum()
-    self.assertEqual(missing, 2)
+    missing = (draw.ref_versions < 0).any(axis=1)
+    self.assertEqual(missing.sum(), 2)
+    # The missing ones come last, and must be put first.
+    last = np.argsort(missing, kind="stable")
+    draw = draw_lib.Draw(
+        **{
+            name: value[last] if isinstance(value, np.ndarray) else value
+            for name, value in vars(draw).items()
+        }
+    )
     batch = maker.make(draw, 8)
     self.assertLen(self.reference.shapes, 2)
     self.assert_right(batch)
