@@ -53,7 +53,7 @@ class Model:
     the cache. cache_mask_RxT names the columns that the row sees, the written
     one included; their order means nothing.
   init_cache: (num_rows, length) -> cache of zeros, also of a prompt cache's
-    form. Axis 1 of every leaf is the row, axis 2 the column.
+    form: leaves [N, rows, G, columns, Dh].
   logical_axes: params with a tuple of axis names in place of each leaf.
   """
 
@@ -130,7 +130,7 @@ class _Forward:
 
   def init_cache(self, num_rows: int, length: int) -> PyTree:
     c = self.config
-    shape = (c.num_layers, num_rows, length, c.num_kv_heads, c.head_dim)
+    shape = (c.num_layers, num_rows, c.num_kv_heads, length, c.head_dim)
     zeros = lambda: jnp.zeros(shape, jnp.dtype(c.compute_dtype))
     return {"k": zeros(), "v": zeros()}
 
@@ -144,7 +144,8 @@ class _Forward:
 
     def attend(q, k, v):
       out = layers.attend_self(q, k, v, mask_BxLxL)
-      return out, {"k": k, "v": v}
+      columns_last = lambda x: jnp.swapaxes(x, 1, 2)
+      return out, {"k": columns_last(k), "v": columns_last(v)}
 
     def step(x_BxLxD, layer_params):
       return self.block(layer_params)(x_BxLxD, tables, attend)
@@ -227,7 +228,7 @@ class _Forward:
     module = self.module(params)
     tables = module.tables(positions)
     prompt_mask = prompt_mask.astype(bool)
-    own_mask = cache_mask.astype(bool)[:, None, None]
+    cache_mask = cache_mask.astype(bool)
 
     def step(carry, xs):
       # The cache is carried whole, so that each layer writes one column in
@@ -237,16 +238,15 @@ class _Forward:
 
       def attend(q, k, v):
         write = lambda leaf, new: jax.lax.dynamic_update_slice(
-            leaf, new[None, :, None], (index, 0, write_index, 0, 0)
+            leaf, new[None, :, :, None], (index, 0, 0, write_index, 0)
         )
         written = {"k": write(cache["k"], k), "v": write(cache["v"], v)}
-        own = jax.tree.map(lambda leaf: leaf[index][:, None], written)
-        out = layers.attend_shared(
-            q[:, None, None],
+        out = layers.attend_cached(
+            q,
             (layer_prompt["k"], layer_prompt["v"], prompt_mask),
-            (own["k"], own["v"], own_mask),
+            (written["k"][index], written["v"][index], cache_mask),
         )
-        return out[:, 0, 0], written
+        return out, written
 
       x_RxD, cache = self.block(layer_params)(x_RxD, tables, attend)
       return (x_RxD, cache), None
