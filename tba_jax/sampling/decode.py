@@ -60,7 +60,7 @@ class _Prefill:
   """Prompts that were prefilled together.
 
   slots: index of the request -> place in the batch.
-  outputs: logits [B, V], cache leaves [N, B, P, G, Dh], mask [B, P].
+  outputs: logits [B, V], cache leaves [N, B, G, P, Dh], mask [B, P].
   """
 
   slots: dict[int, int]

@@ -12,16 +12,12 @@ vocabulary; N layers, G key-value heads and Dh head width in the caches.
 from collections.abc import Callable
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from tba_jax import types
 from tba_jax.sampling import logits as logits_lib
-
-if TYPE_CHECKING:
-  pass
 
 # Named, so that no flag of JAX changes what is sampled.
 _RNG_IMPL = "threefry2x32"
@@ -56,8 +52,8 @@ class Settings:
 class DecodeState:
   """R rows in flight.
 
-  cache: leaves [R, N, T, G, Dh]; position t of a completion in column t.
-  prompt_cache: leaves [N, R, P, G, Dh].
+  cache: leaves [R, N, G, T, Dh]; position t of a completion in column t.
+  prompt_cache: leaves [N, R, G, P, Dh].
   prompt_mask: [R, P] float32, 1 on the tokens of the row's prompt.
   key_data: [R, 2] uint32, the row's random key.
   tokens: [R, T] int32, sampled so far.
@@ -118,7 +114,7 @@ def refill(
     settings: of the sampler.
     state: of the rows; those with slot_R < 0 stay as they are.
     logits_BxV: [B, V] float32, after each prefilled prompt.
-    prompt_cache: leaves [N, B, P, G, Dh].
+    prompt_cache: leaves [N, B, G, P, Dh].
     mask_BxP: [B, P] float32, of the prefilled prompts.
     slot_R: [R] int32, the row's prompt in the prefill; -1: not started.
     ids_Rx3: [R, 3] uint32, prompt id, visit and sample index of the row.
