@@ -49,8 +49,9 @@ class Model:
   decode_step: (params, tokens_R, positions_R, prompt_cache, prompt_mask_RxP,
     cache, cache_mask_RxT, write_index) -> (logits_RxV float32, cache). Runs
     one token of each row, at its position (the prompt's real tokens come
-    first), and writes its key and value at column write_index ([] int32) of
-    the cache. cache_mask_RxT names the columns that the row sees, the written
+    first), and writes its key and value at column write_index of the cache
+    ([] int32 for all rows, or [R] for each its own; outside the cache: no
+    write). cache_mask_RxT names the columns that the row sees, the written
     one included; their order means nothing.
   init_cache: (num_rows, length) -> cache of zeros, also of a prompt cache's
     form: leaves [N, rows, G, columns, Dh].
@@ -229,6 +230,8 @@ class _Forward:
     tables = module.tables(positions)
     prompt_mask = prompt_mask.astype(bool)
     cache_mask = cache_mask.astype(bool)
+    rows = jnp.arange(len(tokens))
+    column_R = jnp.broadcast_to(write_index, tokens.shape)
 
     def step(carry, xs):
       # The cache is carried whole, so that each layer writes one column in
@@ -237,8 +240,8 @@ class _Forward:
       index, layer_params, layer_prompt = xs
 
       def attend(q, k, v):
-        write = lambda leaf, new: jax.lax.dynamic_update_slice(
-            leaf, new[None, :, :, None], (index, 0, 0, write_index, 0)
+        write = lambda leaf, new: leaf.at[index, rows, :, column_R].set(
+            new, indices_are_sorted=True, unique_indices=True
         )
         written = {"k": write(cache["k"], k), "v": write(cache["v"], v)}
         out = layers.attend_cached(

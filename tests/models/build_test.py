@@ -251,8 +251,8 @@ class CompletionLogitsTest(parameterized.TestCase):
 
 class DecodeTest(parameterized.TestCase):
 
-  @parameterized.parameters(False, True)
-  def test_decoding_equals_full_sequences(self, tie_embeddings):
+  @parameterized.parameters((False, False), (True, False), (False, True))
+  def test_decoding_equals_full_sequences(self, tie_embeddings, own_columns):
     """Rows run at their own positions, in a ring that starts in its middle."""
     model, params = _make(tie_embeddings=tie_embeddings)
     prompt, mask, completion = _tokens()
@@ -275,8 +275,10 @@ class DecodeTest(parameterized.TestCase):
     step = jax.jit(chex.assert_max_traces(model.decode_step, 1))
     chex.clear_trace_counter()
     for t in range(T - 1):
-      column = (t + 4) % (T + 1)
-      cache_mask[:, column] = 1.0
+      # One column for all rows, or each row its own.
+      shift = np.arange(B * K) if own_columns else 0
+      column = np.asarray((t + 4 + shift) % (T + 1), np.int32)
+      cache_mask[np.arange(B * K), column] = 1.0
       logits, cache = step(
           params,
           tokens[:, t],
@@ -285,7 +287,7 @@ class DecodeTest(parameterized.TestCase):
           mask[rows],
           cache,
           cache_mask,
-          np.int32(column),
+          column,
       )
       chex.assert_trees_all_close(logits, expected[:, t + 1], **_VALUES)
 
