@@ -2,9 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of validate.py, config_ranges.py and config_relations.py."""
 
-import json
-import re
-
 from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
@@ -18,17 +15,7 @@ from tba_jax import sharding
 from tba_jax import validate
 from tba_jax.models import build as models_build
 from tba_jax.tasks import build as tasks_build
-
-
-def _config(**changes):
-  """A right config with `section__key=value` changes."""
-  config = common.get_config()
-  config.evaluate.num_prompts = config.evaluate.final_prompts = 8
-  for name, value in changes.items():
-    section, _, key = name.rpartition("__")
-    with config.ignore_type():
-      (config[section] if section else config)[key] = value
-  return config
+from tests import base_config
 
 
 def _problems(config, **kwargs):
@@ -41,11 +28,11 @@ def _problems(config, **kwargs):
 
 class TypesTest(parameterized.TestCase):
 
-  def test_right_config(self):
-    self.assertEqual(_problems(_config()), [])
+  def test_rightbase_config.make(self):
+    self.assertEqual(_problems(base_config.make()), [])
 
   def test_all_problems_are_told_at_once(self):
-    config = _config(
+    config = base_config.make(
         loss__beta=-1.0, train__num_steps="many", search__lead_steps=0
     )
     config.replay.sise = 3
@@ -62,7 +49,7 @@ class TypesTest(parameterized.TestCase):
       self.assertTrue(any(line.startswith(prefix) for line in lines), lines)
 
   def test_unknown_key_names_the_nearest(self):
-    config = _config()
+    config = base_config.make()
     config.train.num_step = 3
     self.assertEqual(
         _problems(config),
@@ -73,7 +60,7 @@ class TypesTest(parameterized.TestCase):
     )
 
   def test_missing_key_is_named(self):
-    config = _config()
+    config = base_config.make()
     del config.loss["beta"]
     self.assertEqual(
         _problems(config),
@@ -81,13 +68,13 @@ class TypesTest(parameterized.TestCase):
     )
 
   def test_bool_is_no_number_and_int_is_a_float(self):
-    self.assertLen(_problems(_config(train__num_steps=True)), 1)
-    self.assertLen(_problems(_config(search__lockstep=1)), 1)
-    self.assertEqual(_problems(_config(loss__beta=1)), [])
+    self.assertLen(_problems(base_config.make(train__num_steps=True)), 1)
+    self.assertLen(_problems(base_config.make(search__lockstep=1)), 1)
+    self.assertEqual(_problems(base_config.make(loss__beta=1)), [])
 
   @parameterized.parameters(float("nan"), float("inf"))
   def test_numbers_are_finite(self, value):
-    self.assertLen(_problems(_config(optimizer__learning_rate=value)), 1)
+    self.assertLen(_problems(base_config.make(optimizer__learning_rate=value)), 1)
 
 
 class RangesTest(parameterized.TestCase):
@@ -99,14 +86,14 @@ class RangesTest(parameterized.TestCase):
         "task.name",
         "tokenizer.source",
     }
-    for key, value in config_args.flatten(common.get_config()).items():
+    for key, value in config_args.flatten(common.getbase_config.make()).items():
       if not isinstance(value, bool) and key not in free:
         self.assertTrue(
             key in config_ranges.RANGES or key in config_ranges.NAMES, key
         )
 
   def test_every_range_is_of_a_key(self):
-    keys = set(config_args.flatten(common.get_config()))
+    keys = set(config_args.flatten(common.getbase_config.make()))
     self.assertLessEqual(set(config_ranges.RANGES), keys)
     self.assertLessEqual(set(config_ranges.NAMES), keys)
 
@@ -119,7 +106,7 @@ class RangesTest(parameterized.TestCase):
     self.assertCountEqual(config_ranges.NAMES[key], names())
 
   def test_mesh_axes_are_those_of_the_code(self):
-    mesh = sharding.make_mesh(common.get_config().mesh)
+    mesh = sharding.make_mesh(common.getbase_config.make().mesh)
     self.assertEqual(mesh.axis_names, config_ranges.MESH_AXES)
 
   @parameterized.parameters(
@@ -140,20 +127,20 @@ class RangesTest(parameterized.TestCase):
       ("store__address", "localhost", "host:first-last"),
   )
   def test_out_of_range(self, name, value, allowed):
-    (line,) = _problems(_config(**{name: value}))
+    (line,) = _problems(base_config.make(**{name: value}))
     key = name.replace("__", ".")
     self.assertStartsWith(line, f"config.{key} = {value!r}: ")
     self.assertIn(allowed, line)
 
   @parameterized.parameters("", "all", "0", "0,2", "0-3")
   def test_cores_that_are_right(self, text):
-    self.assertEqual(_problems(_config(cores__searcher=text)), [])
+    self.assertEqual(_problems(base_config.make(cores__searcher=text)), [])
 
   def test_greedy_is_for_programs_that_do_not_train(self):
-    config = _config(sampling__temperature=0.0)
+    config = base_config.make(sampling__temperature=0.0)
     self.assertLen(_problems(config), 1)
     self.assertEqual(_problems(config, program="evaluate"), [])
-    negative = _config(sampling__temperature=-1.0)
+    negative = base_config.make(sampling__temperature=-1.0)
     self.assertLen(_problems(negative, program="evaluate"), 1)
 
 
@@ -218,7 +205,7 @@ class RelationsTest(parameterized.TestCase):
       (dict(store__probe_timeout_s=60.0), "store.probe_timeout_s"),
   )  # fmt: skip
   def test_wrong_together(self, changes, key):
-    lines = _problems(_config(**changes))
+    lines = _problems(base_config.make(**changes))
     self.assertTrue(
         any(line.startswith(f"config.{key} = ") for line in lines), lines
     )
@@ -240,21 +227,21 @@ class RelationsTest(parameterized.TestCase):
       dict(store__address="127.0.0.1:9000-9010"),
   )
   def test_right_together(self, **changes):
-    self.assertEqual(_problems(_config(**changes)), [])
+    self.assertEqual(_problems(base_config.make(**changes)), [])
 
   def test_a_folder_that_exists(self):
     folder = self.create_tempdir().full_path
-    self.assertEqual(_problems(_config(init=folder)), [])
+    self.assertEqual(_problems(base_config.make(init=folder)), [])
 
   def test_what_is_wrong_alone_does_not_break_the_rest(self):
-    lines = _problems(_config(mesh__data=0, publish__every_steps=0))
+    lines = _problems(base_config.make(mesh__data=0, publish__every_steps=0))
     self.assertLen(lines, 2)
 
 
 class TaskTest(absltest.TestCase):
 
   def test_unknown_task(self):
-    config = _config(task__name="count_down")
+    config = base_config.make(task__name="count_down")
     config.task.numbers = 4
     (line,) = _problems(config)
     self.assertStartsWith(line, "config.task.name='count_down': allowed")
@@ -262,18 +249,18 @@ class TaskTest(absltest.TestCase):
       self.assertIn(name, line)
 
   def test_unknown_field(self):
-    config = _config(task__max_numbers=3)
+    config = base_config.make(task__max_numbers=3)
     (line,) = _problems(config)
     self.assertIn("did you mean config.task.max_number?", line)
 
   def test_field_out_of_range_and_of_wrong_type(self):
-    (line,) = _problems(_config(task__max_number=-1))
+    (line,) = _problems(base_config.make(task__max_number=-1))
     self.assertStartsWith(line, "config.task.max_number=-1: allowed")
-    (line,) = _problems(_config(task__max_number="9"))
+    (line,) = _problems(base_config.make(task__max_number="9"))
     self.assertIn("a whole number", line)
 
   def test_texts_of_the_task_fit(self):
-    config = _config(
+    config = base_config.make(
         task__name="countdown",
         sampling__max_prompt_tokens=8,
         sampling__max_completion_tokens=17,
@@ -291,15 +278,15 @@ class TaskTest(absltest.TestCase):
         ml_collections.ConfigDict({"name": "arithmetic"})
     )
     size = task.num_prompts("held_out")
-    self.assertEqual(_problems(_config(evaluate__final_prompts=size)), [])
+    self.assertEqual(_problems(base_config.make(evaluate__final_prompts=size)), [])
     for key in ("num_prompts", "final_prompts"):
-      (line,) = _problems(_config(**{f"evaluate__{key}": size + 1}))
+      (line,) = _problems(base_config.make(**{f"evaluate__{key}": size + 1}))
       self.assertStartsWith(
           line, f"config.evaluate.{key} = {size + 1}: allowed up to {size}"
       )
 
   def test_a_task_from_outside_takes_the_place_of_the_named_one(self):
-    config = _config(task__name="mine")
+    config = base_config.make(task__name="mine")
     config.task.my_field = 1
     task = tasks_build.make_task(
         ml_collections.ConfigDict({"name": "countdown"})
@@ -307,52 +294,6 @@ class TaskTest(absltest.TestCase):
     self.assertEqual(_problems(config, task=task), [])
     config.sampling.max_prompt_tokens = 8
     self.assertLen(_problems(config, task=task), 1)
-
-
-class ResumeTest(absltest.TestCase):
-
-  def _saved(self, config):
-    return json.loads(json.dumps(config.to_dict()))
-
-  def test_same_config_resumes(self):
-    config = _config()
-    validate.check_resume(self._saved(config), config)
-
-  def test_how_a_run_is_watched_may_change(self):
-    old = self._saved(_config())
-    new = _config(
-        log__every_steps=7,
-        search__num_searchers=3,
-        guards__action="off",
-        train__wall_clock_limit_s=9.0,
-    )
-    validate.check_resume(old, new)
-
-  def test_what_a_run_computes_may_not(self):
-    old = self._saved(_config())
-    new = _config(loss__beta=0.1, replay__capacity=1000)
-    with self.assertRaises(validate.ConfigError) as caught:
-      validate.check_resume(old, new)
-    lines = str(caught.exception).splitlines()
-    self.assertLen(lines, 2)
-    self.assertStartsWith(
-        lines[0], "config.loss.beta = 0.1: the run was started with 0.05"
-    )
-    self.assertIn("another --workdir", lines[0])
-
-  def test_key_of_another_version_stands_for_its_default(self):
-    old = self._saved(_config())
-    del old["loss"]["ratio_clip"]
-    validate.check_resume(old, _config())
-    with self.assertRaisesRegex(ValueError, re.escape("loss.ratio_clip")):
-      validate.check_resume(old, _config(loss__ratio_clip=0.2))
-
-  def test_every_pattern_is_of_a_key(self):
-    keys = list(config_args.flatten(common.get_config()))
-    for pattern in validate.RESUMABLE_KEYS:
-      prefix = pattern.removesuffix("*")
-      self.assertTrue(any(key.startswith(prefix) for key in keys), pattern)
-    self.assertFalse(validate.is_resumable("loss.beta"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,16 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A right config to change, for tests of what is checked."""
+
+from configs import common
+
+
+def make(**changes):
+  """A right config with `section__key=value` changes."""
+  config = common.get_config()
+  config.evaluate.num_prompts = config.evaluate.final_prompts = 8
+  for name, value in changes.items():
+    section, _, key = name.rpartition("__")
+    with config.ignore_type():
+      (config[section] if section else config)[key] = value
+  return config
