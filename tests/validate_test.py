@@ -28,7 +28,7 @@ def _problems(config, **kwargs):
 
 class TypesTest(parameterized.TestCase):
 
-  def test_rightbase_config.make(self):
+  def test_right_config(self):
     self.assertEqual(_problems(base_config.make()), [])
 
   def test_all_problems_are_told_at_once(self):
@@ -74,7 +74,9 @@ class TypesTest(parameterized.TestCase):
 
   @parameterized.parameters(float("nan"), float("inf"))
   def test_numbers_are_finite(self, value):
-    self.assertLen(_problems(base_config.make(optimizer__learning_rate=value)), 1)
+    self.assertLen(
+        _problems(base_config.make(optimizer__learning_rate=value)), 1
+    )
 
 
 class RangesTest(parameterized.TestCase):
@@ -278,7 +280,9 @@ class TaskTest(absltest.TestCase):
         ml_collections.ConfigDict({"name": "arithmetic"})
     )
     size = task.num_prompts("held_out")
-    self.assertEqual(_problems(base_config.make(evaluate__final_prompts=size)), [])
+    self.assertEqual(
+        _problems(base_config.make(evaluate__final_prompts=size)), []
+    )
     for key in ("num_prompts", "final_prompts"):
       (line,) = _problems(base_config.make(**{f"evaluate__{key}": size + 1}))
       self.assertStartsWith(
