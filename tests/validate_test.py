@@ -88,14 +88,14 @@ class RangesTest(parameterized.TestCase):
         "task.name",
         "tokenizer.source",
     }
-    for key, value in config_args.flatten(common.getbase_config.make()).items():
+    for key, value in config_args.flatten(common.get_config()).items():
       if not isinstance(value, bool) and key not in free:
         self.assertTrue(
             key in config_ranges.RANGES or key in config_ranges.NAMES, key
         )
 
   def test_every_range_is_of_a_key(self):
-    keys = set(config_args.flatten(common.getbase_config.make()))
+    keys = set(config_args.flatten(common.get_config()))
     self.assertLessEqual(set(config_ranges.RANGES), keys)
     self.assertLessEqual(set(config_ranges.NAMES), keys)
 
@@ -108,7 +108,7 @@ class RangesTest(parameterized.TestCase):
     self.assertCountEqual(config_ranges.NAMES[key], names())
 
   def test_mesh_axes_are_those_of_the_code(self):
-    mesh = sharding.make_mesh(common.getbase_config.make().mesh)
+    mesh = sharding.make_mesh(common.get_config().mesh)
     self.assertEqual(mesh.axis_names, config_ranges.MESH_AXES)
 
   @parameterized.parameters(
