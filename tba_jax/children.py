@@ -17,6 +17,7 @@ from tba_jax import processes
 _MAX_LOG_BYTES = 8_000_000
 _DEATHS = 3
 _WITHIN_S = 60.0
+_ERRORS = 3
 
 
 @dataclasses.dataclass
@@ -29,6 +30,9 @@ class Child:
   deaths: times of unplanned ends, seconds of the monotonic clock.
   restarts: how often it was started again.
   finished: it ended as planned and is not started again.
+  started: time of the last start, seconds of the epoch.
+  errors: how often in a row it ended by an error and got no further.
+  furthest: the run's step at the latest of them.
   """
 
   role: str
@@ -38,6 +42,9 @@ class Child:
   deaths: list[float] = dataclasses.field(default_factory=list)
   restarts: int = 0
   finished: bool = False
+  started: float = 0.0
+  errors: int = 0
+  furthest: int = -1
 
   @property
   def name(self) -> str:
@@ -87,6 +94,7 @@ class Children:
     ]
     # A child inherits the affinity of the thread that starts it.
     own = processes.available_cores()
+    child.started = time.time()
     processes.pin(child.cores)
     try:
       with path.open("ab") as log:
@@ -107,6 +115,12 @@ class Children:
     now = time.monotonic()
     child.deaths = [t for t in child.deaths if now - t < _WITHIN_S] + [now]
     return len(child.deaths) >= _DEATHS
+
+  def gets_no_further(self, child: Child, step: int) -> bool:
+    """Notes an end by an error; True for the third without a further step."""
+    child.errors = child.errors + 1 if step <= child.furthest else 1
+    child.furthest = max(child.furthest, step)
+    return child.errors >= _ERRORS
 
   def write_table(self, service_pid: int | None) -> None:
     """Writes `processes.json`: role, index and pid of what runs now."""

@@ -32,11 +32,17 @@ class Guards:
   been back within the limit.
   """
 
-  def __init__(self, config: ml_collections.ConfigDict):
-    """Reads `config.guards`."""
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      state: Mapping[str, Any] | None = None,
+  ):
+    """Reads `config.guards`; goes on from a state of `get_state`."""
     self._config = config
     self._firing: set[str] = set()
     self._first_accuracy: float | None = None
+    if state is not None:
+      self.set_state(state)
 
   @property
   def action(self) -> str:
@@ -98,7 +104,7 @@ class Guards:
         "first_accuracy": self._first_accuracy,
     }
 
-  def set_state(self, state: dict[str, Any]) -> None:
+  def set_state(self, state: Mapping[str, Any]) -> None:
     self._firing = set(state["firing"])
     self._first_accuracy = state["first_accuracy"]
 

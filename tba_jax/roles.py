@@ -69,6 +69,9 @@ def run_searcher(
     config: of the run.
     workdir: of the run.
     operands: the searcher's index in its launcher, 0 where not given.
+
+  Returns:
+    0 where the trainer asked it to leave; 75 where a signal did.
   """
   stop = processes.start_role()
   index = int(operands[0]) if operands else 0
@@ -117,11 +120,13 @@ def run_searcher(
       spans=spans,
       clock=clock,
   ).run(stop.is_set)
+  # Read before `close`: a signal alone is no word of the trainer's.
+  done = outbox.stop_requested
   flushed = outbox.close(_FLUSH_S)
   puller.close()
   spans.close()
   logging.info("searcher leaves; all delivered: %s", flushed)
-  return processes.EXIT_OK
+  return processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
 
 
 class _Trainer:
@@ -173,9 +178,7 @@ class _Trainer:
     )
     self._closers.append(drain.close)
     recorder = self._make_recorder(policy, drain, epoch, saved)
-    guards = guards_lib.Guards(config.guards)
-    if saved:
-      guards.set_state(saved["guards"])
+    guards = guards_lib.Guards(config.guards, saved.get("guards"))
     publisher = publication.Publisher(
         _transport_maker(config, run),
         epoch=epoch,
@@ -201,6 +204,7 @@ class _Trainer:
         recorder=recorder,
         periods=_periods(config),
         applied_history=[tuple(p) for p in saved.get("applied_history", ())],
+        stopped_by=_stopped_by(config, saved),
     )
 
   def _make_state(
@@ -308,6 +312,14 @@ class _Trainer:
         on_event=on_event,
     )
     return drain, service
+
+
+def _stopped_by(
+    config: ml_collections.ConfigDict, saved: dict[str, Any]
+) -> str | None:
+  # A run that is made longer goes on in spite of what had stopped it.
+  same = saved.get("num_steps") == config.train.num_steps
+  return saved.get("stopped_by") if same else None
 
 
 def _periods(config: ml_collections.ConfigDict) -> trainer_lib.Periods:

@@ -133,13 +133,13 @@ class _Supervisor:
     self._panel.phase("sft")
     child = self._children.add("sft", 0, ())
     self._children.write_table(None)
-    while child.process.poll() is None and self._signal is None:
+    while not child.finished and self._signal is None:
+      if self._check(child):
+        self._children.write_table(None)
       self._panel.update()
       time.sleep(_TICK_S)
     self._children.end(["sft"], _TRAINER_END_S)
     child.finished = True
-    if self._signal is None and child.process.returncode != 0:
-      raise RunFailed(self._last_words(child))
 
   def _train(self) -> None:
     self._panel.phase("warm-up")
@@ -168,9 +168,12 @@ class _Supervisor:
     if child.finished or child.process.poll() is None:
       return False
     code = child.process.returncode
-    if child.role in ("trainer", "searcher") and code == processes.EXIT_OK:
-      child.finished = True
-      return False
+    if child.role != "store" and code == processes.EXIT_OK:
+      child.finished = child.role != "searcher" or self._is_finishing()
+      if not child.finished:
+        # A trainer that was ended before its time had sent it away.
+        self._children.start(child)
+      return not child.finished
     if code in (processes.EXIT_CONFIG, processes.EXIT_FATAL):
       raise RunFailed(self._last_words(child))
     cause = signal.Signals(-code).name if code < 0 else f"status {code}"
@@ -183,6 +186,13 @@ class _Supervisor:
           f"{child.name} died three times within a minute.\n"
           + self._last_words(child)
       )
+    seen = jsonl.read_json(self._workdir / "status.json") or {}
+    step = seen.get("step") or 0
+    if code == 1 and self._children.gets_no_further(child, step):
+      raise RunFailed(
+          f"{child.name} failed three times and came no further than step"
+          f" {step}.\n{self._last_words(child)}"
+      )
     child.restarts += 1
     self._children.start(child)
     self._events.write(
@@ -192,6 +202,15 @@ class _Supervisor:
         index=child.index,
     )
     return True
+
+  def _is_finishing(self) -> bool:
+    """True where the present trainer has all steps and lets searchers go."""
+    seen = jsonl.read_json(self._workdir / "status.json") or {}
+    trainer = next(c for c in self._children.all if c.role == "trainer")
+    return trainer.finished or (
+        seen.get("phase") in ("finish", "done")
+        and (seen.get("started") or 0.0) >= trainer.started
+    )
 
   def _note_generation(self, locator: dict[str, Any]) -> None:
     generation = locator.get("generation")

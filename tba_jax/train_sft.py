@@ -61,6 +61,9 @@ def run_sft(
   except ValueError as error:
     print(f"error: {error}", file=sys.stderr, flush=True)
     return processes.EXIT_CONFIG
+  except FloatingPointError as error:
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return processes.EXIT_FATAL
   if result["interrupted"]:
     print(f"saved at step {result['step']}; the same command continues")
     return processes.EXIT_INTERRUPTED

@@ -71,6 +71,7 @@ class Trainer:
       recorder: recorder_lib.Recorder,
       periods: Periods,
       applied_history: list[tuple[int, int]],
+      stopped_by: str | None = None,
   ):
     """Takes the parts, restored or new; `run` starts.
 
@@ -87,6 +88,8 @@ class Trainer:
       recorder: writes metrics, status, samples and results.
       periods: see there.
       applied_history: (step, journal position) of the checkpoints on disk.
+      stopped_by: what ended the training before its last step, where only the
+        last evaluation is left to do.
     """
     self._state = state
     self._train_step = train_step
@@ -103,7 +106,7 @@ class Trainer:
     self._step = int(state.step)
     self._saved_step = checkpointer.latest_step()
     self._started = time.monotonic()
-    self._stopped_by: str | None = None
+    self._stopped_by = stopped_by
 
   @property
   def state(self) -> train_step_lib.TrainState:
@@ -216,7 +219,8 @@ class Trainer:
     """Evaluates and saves where that is due; False where it was stopped."""
     periods, done = self._periods, self._step
     limit = periods.wall_clock_limit_s
-    if limit and time.monotonic() - self._started > limit:
+    passed_s = time.monotonic() - self._started
+    if limit and passed_s > limit and self._stopped_by is None:
       self._stopped_by = "wall_clock_limit_s"
       self._recorder.event(
           "limit", f"step {done}: config.train.wall_clock_limit_s={limit}"
@@ -281,6 +285,7 @@ class Trainer:
           "guards": self._guards.get_state(),
           "recorder": self._recorder.get_state(),
           "stopped_by": self._stopped_by,
+          "num_steps": self._periods.num_steps,
       }
       try:
         self._checkpointer.save(self._step, self._state, host_state, wait=wait)

@@ -19,62 +19,11 @@ from tba_jax import processes
 from tba_jax import report
 from tba_jax import run_directory
 from tba_jax import supervise
+from tests import fake_children
 from tests import tiny_model
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RESULT = {"steps": 100, "num_steps": 100, "ledger_closed": True}
-
-
-class FakeProcess:
-  """Ends with a status at the first look, or runs until it is told to end."""
-
-  def __init__(self, pid, status, on_poll=lambda: None):
-    self.pid = pid
-    self.returncode = None
-    self.signals = []
-    self._status = status
-    self._on_poll = on_poll
-
-  def poll(self):
-    if self.returncode is None:
-      self._on_poll()
-      self.returncode = self._status
-    return self.returncode
-
-  def send_signal(self, number):
-    self.signals.append(number)
-
-  def wait(self, timeout=None):
-    self.returncode = 0 if self._status is None else self._status
-    return self.returncode
-
-  kill = wait
-
-
-class FakeChildren(children_lib.Children):
-  """Starts `FakeProcess`es with the statuses listed for a child's name."""
-
-  statuses: dict[str, list] = {}
-
-  def __init__(self, workdir):
-    super().__init__(workdir)
-    self.started = []
-    self.ended = []
-    self.on_poll = None
-
-  def start(self, child):
-    self.started.append(child.name)
-    self.log_path(child).write_text(f"last words of {child.name}")
-    left = self.statuses.get(child.name, [])
-    child.process = FakeProcess(
-        100 + len(self.started),
-        left.pop(0) if left else None,
-        lambda: self.on_poll and self.on_poll(child),
-    )
-
-  def end(self, roles, deadline_s):
-    self.ended.append(tuple(roles))
-    super().end(roles, deadline_s)
 
 
 class SuperviseTest(parameterized.TestCase):
@@ -91,7 +40,7 @@ class SuperviseTest(parameterized.TestCase):
       self.addCleanup(signal.signal, number, signal.getsignal(number))
     for patch in (
         mock.patch.object(supervise, "_TICK_S", 0.0),
-        mock.patch.object(children_lib, "Children", FakeChildren),
+        mock.patch.object(children_lib, "Children", fake_children.FakeChildren),
         mock.patch.object(panel_lib, "Panel", autospec=True),
         mock.patch.object(panel_lib, "final_table", return_value="TABLE"),
         mock.patch.object(report, "write_report", return_value="REPORT"),
@@ -103,7 +52,7 @@ class SuperviseTest(parameterized.TestCase):
   def make(self, **statuses):
     """Returns a supervisor; `trainer_0=[1, 0]` are statuses of its starts."""
     names = {k.replace("_", "-"): list(v) for k, v in statuses.items()}
-    patch = mock.patch.object(FakeChildren, "statuses", names)
+    patch = mock.patch.object(fake_children.FakeChildren, "statuses", names)
     patch.start()
     self.addCleanup(patch.stop)
     run, _ = run_directory.create(str(self.workdir), self.config)
@@ -210,9 +159,59 @@ class SuperviseTest(parameterized.TestCase):
     self.assertContainsSubset({"store", "trainer", "searcher"}, rows[-1])
 
   def test_a_searcher_that_is_done_stays_away(self):
-    supervisor = self.make(searcher_0=[0], trainer_0=[75, 75, 0])
-    self.assertEqual(self.run_it(supervisor, result=RESULT), 0)
+    supervisor = self.make(searcher_0=[0])
+    self.write("status.json", {"phase": "finish", "started": 1.0})
+    looks = iter(range(5))
+
+    def trainer(child):
+      if child.name == "trainer-0" and next(looks, None) is None:
+        child.process._status = 0
+        self.write("result.json", RESULT)
+
+    supervisor._children.on_poll = trainer
+    self.assertEqual(self.run_it(supervisor), 0)
     self.assertEqual(supervisor._children.started.count("searcher-0"), 1)
+
+  @parameterized.parameters(
+      {"phase": "train", "started": 1.0},
+      # Written by the trainer before this one.
+      {"phase": "finish", "started": -1.0},
+  )
+  def test_a_searcher_sent_away_too_early_comes_back(self, **status):
+    supervisor = self.make(searcher_0=[0, 0, None])
+    self.write("status.json", status)
+    children = supervisor._children
+
+    def trainer(child):
+      if child.name == "trainer-0" and children.started.count("searcher-0") > 2:
+        child.process._status = 0
+        self.write("result.json", RESULT)
+
+    children.on_poll = trainer
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEqual(children.started.count("searcher-0"), 3)
+    self.assertEqual(self.read("summary.json")["restarts"]["searcher"], 0)
+
+  def test_a_child_that_fails_and_gets_no_further_ends_the_run(self):
+    with mock.patch.object(children_lib, "_WITHIN_S", 0.0):
+      supervisor = self.make(trainer_0=[1, 1, 1, 1])
+      self.write("status.json", {"step": 7})
+      self.assertEqual(self.run_it(supervisor, result=None), 1)
+    self.assertEqual(supervisor._children.started.count("trainer-0"), 3)
+    self.assertIn("no further than step 7", self.stderr.getvalue())
+
+  def test_a_child_that_fails_and_gets_further_goes_on(self):
+    with mock.patch.object(children_lib, "_WITHIN_S", 0.0):
+      supervisor = self.make(trainer_0=[1, 1, 1, 1, 0])
+      steps = iter(range(100))
+
+      def trainer(child):
+        if child.name == "trainer-0":
+          self.write("status.json", {"step": next(steps)})
+          self.write("result.json", RESULT)
+
+      supervisor._children.on_poll = trainer
+      self.assertEqual(self.run_it(supervisor), 0)
 
   @parameterized.parameters(processes.EXIT_CONFIG, processes.EXIT_FATAL)
   def test_what_would_end_in_the_same_place_is_not_repeated(self, status):
@@ -298,10 +297,16 @@ class SuperviseTest(parameterized.TestCase):
 
   def test_fine_tuning_that_fails_ends_the_run(self):
     self.config.init = "sft"
-    supervisor = self.make(sft_0=[1])
+    supervisor = self.make(sft_0=[processes.EXIT_FATAL])
     self.assertEqual(self.run_it(supervisor, None), 1)
     self.assertEqual(supervisor._children.started, ["sft-0"])
     self.assertIn("last words of sft-0", self.stderr.getvalue())
+
+  def test_fine_tuning_that_dies_is_started_again(self):
+    self.config.init = "sft"
+    supervisor = self.make(sft_0=[-signal.SIGKILL, 75, 0], trainer_0=[0])
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEqual(supervisor._children.started.count("sft-0"), 3)
 
   def test_a_model_of_other_settings_is_refused(self):
     self.config.init = "sft"

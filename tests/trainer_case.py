@@ -124,7 +124,9 @@ class TrainerCase(parameterized.TestCase):
     metrics = {**METRICS, **self.metrics.get(step, {})}
     return state, {k: np.float32(v) for k, v in metrics.items()}
 
-  def make(self, *, action="warn", step=0, history=(), **changes):
+  def make(
+      self, *, action="warn", step=0, history=(), stopped_by=None, **changes
+  ):
     periods = dict(
         num_steps=6,
         num_prompts=3,
@@ -162,6 +164,7 @@ class TrainerCase(parameterized.TestCase):
         recorder=self.recorder,
         periods=trainer_lib.Periods(**{**periods, **changes}),
         applied_history=list(history),
+        stopped_by=stopped_by,
     )
 
   def should_stop(self):

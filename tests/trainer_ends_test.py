@@ -63,6 +63,22 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.assertEqual(self.logged("evaluate"), [("evaluate", 6, 64)])
     self.recorder.finish.assert_called_once()
 
+  def test_a_run_that_was_stopped_is_not_trained_on(self):
+    self.metrics[2] = {"kl": 1e9}
+    self.make(action="stop").run(lambda: False)
+    ((step, (_, host_state, _)),) = self.saved.items()
+    self.assertEqual(host_state["num_steps"], 6)
+    by = host_state["stopped_by"]
+    self.assertEqual(by, "guard kl")
+    # Killed before its last evaluation was written.
+    del self.results["after"]
+    self.checkpointer.latest_step.return_value = step
+    self.log.clear()
+    self.assertTrue(self.run_it(step=step, stopped_by=by))
+    self.assertEqual(self.logged("evaluate"), [("evaluate", step, 64)])
+    self.assertEmpty(self.logged("step", "save"))
+    self.assertEqual(self.recorder.finish.call_args.args[2], by)
+
   def test_a_finished_run_is_evaluated_once(self):
     self.results.update(before=0, after=6)
     self.checkpointer.latest_step.return_value = 6
