@@ -274,8 +274,11 @@ def final_table(summary: Mapping[str, Any]) -> rich.table.Table:
   restarts = _mapping(summary.get("restarts"))
   counts = ", ".join(f"{n} of {_safe(r)}" for r, n in restarts.items() if n)
   closed = summary.get("ledger_closed")
+  steps = _value(summary.get("steps"), "count")
+  if summary.get("stopped_by"):
+    steps += f" (stopped by {_safe(summary['stopped_by'])})"
   rows = (
-      ("steps", _value(summary.get("steps"), "count")),
+      ("steps", steps),
       ("wall clock", tables.duration(number(summary.get("wall_s")))),
       ("completions", _value(summary.get("completions"), "count")),
       ("completions/s", _value(summary.get("completions_per_s"))),

@@ -229,6 +229,8 @@ class PanelTest(absltest.TestCase):
       self.assertIn(words, shown)
     shown = _shown(panel.final_table({"ledger_closed": False}))
     self.assertIn("OPEN", shown)
+    shown = _shown(panel.final_table({"steps": 2, "stopped_by": "guard kl"}))
+    self.assertIn("2 (stopped by guard kl)", shown)
 
   def test_jax_is_not_imported(self):
     code = (

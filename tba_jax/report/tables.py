@@ -171,7 +171,7 @@ def facts(
 ) -> list[dict[str, str]]:
   """Returns the run's figures as name, value and what the value means."""
   summary = run.summary
-  steps = summary.get("steps")
+  steps, stopped_by = summary.get("steps"), summary.get("stopped_by")
   if steps is None and run.records:
     steps = run.records[-1]["step"] + 1
   share = summary.get("overlap_of_ideal")
@@ -199,7 +199,11 @@ def facts(
         f" {duration(overlap['train_s'])}, W {duration(overlap['wall_s'])}"
     )
   rows = [
-      ("steps", number(steps, "count"), "optimizer updates"),
+      (
+          "steps",
+          number(steps, "count"),
+          f"stopped by {stopped_by}" if stopped_by else "optimizer updates",
+      ),
       ("wall clock", duration(summary.get("wall_s")), ""),
       ("completions", number(summary.get("completions"), "count"), "sampled"),
       ("completions/s", number(rate), "sampled, over the wall clock"),
