@@ -40,8 +40,19 @@ class FakeModel:
     }
 
   def init_cache(self, num_rows: int, length: int):
-    V = self.config.vocab_size
-    return {"seen": jnp.zeros((1, num_rows, length, 1, V))}
+    return jnp.zeros((num_rows, length, self.config.vocab_size))
+
+  def fill_cache(self, cache, prompt_cache, slots):
+    P = prompt_cache.shape[1]
+    new = jnp.where(
+        (slots >= 0)[:, None, None],
+        prompt_cache[jnp.maximum(slots, 0)],
+        cache[:, :P],
+    )
+    return cache.at[:, :P].set(new)
+
+  def decode_params(self, params):
+    return params
 
   def logits(self, params, tokens, mask):
     positions = jnp.maximum(jnp.cumsum(mask, axis=-1).astype(int) - 1, 0)
@@ -54,30 +65,15 @@ class FakeModel:
     logits_BxV = seen_BxPxV.sum(1) + params["bias"][None]
     # What padding left in the cache must not matter.
     poisoned = jnp.where(mask[..., None] > 0, seen_BxPxV, 1e6)
-    return logits_BxV, {"seen": poisoned[None, :, :, None]}
+    return logits_BxV, poisoned
 
   def decode_step(
-      self,
-      params,
-      tokens,
-      positions,
-      prompt_cache,
-      prompt_mask,
-      cache,
-      cache_mask,
-      write_index,
+      self, params, tokens, positions, cache, cache_mask, write_index
   ):
     new_RxV = params["table"][positions, tokens]
-    seen = jax.lax.dynamic_update_slice(
-        cache["seen"],
-        new_RxV[None, :, None, None],
-        (0, 0, write_index, 0, 0),
-    )
-    prompt = prompt_cache["seen"][0, :, :, 0]
-    masked = lambda x, mask: jnp.where(mask[..., None] > 0, x, 0.0).sum(1)
-    logits_RxV = masked(prompt, prompt_mask)
-    logits_RxV += masked(seen[0, :, :, 0], cache_mask)
-    return logits_RxV + params["bias"][None], {"seen": seen}
+    cache = cache.at[jnp.arange(len(tokens)), write_index].set(new_RxV)
+    seen_RxV = jnp.where(cache_mask[..., None] > 0, cache, 0.0).sum(1)
+    return seen_RxV + params["bias"][None], cache
 
 
 def next_logprobs(params, tokens: list[int], temperature: float) -> np.ndarray:

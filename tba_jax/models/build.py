@@ -9,6 +9,7 @@ key-value head, Dh head width, V vocabulary.
 
 from collections.abc import Callable
 import dataclasses
+import functools
 
 from flax import nnx
 import jax
@@ -45,16 +46,19 @@ class Model:
     (padding is causal: it changes no logits before it). Each prompt is
     computed once and shared by its K completions.
   prefill: (params, prompt_tokens_BxP, prompt_mask_BxP) -> (logits_BxV float32
-    that predict the first completion token, prompt_cache).
-  decode_step: (params, tokens_R, positions_R, prompt_cache, prompt_mask_RxP,
-    cache, cache_mask_RxT, write_index) -> (logits_RxV float32, cache). Runs
-    one token of each row, at its position (the prompt's real tokens come
-    first), and writes its key and value at column write_index of the cache
-    ([] int32 for all rows, or [R] for each its own; outside the cache: no
-    write). cache_mask_RxT names the columns that the row sees, the written
-    one included; their order means nothing.
-  init_cache: (num_rows, length) -> cache of zeros, also of a prompt cache's
-    form: leaves [N, rows, G, columns, Dh].
+    that predict the first completion token, prompt_cache with leaves
+    [N, B, G, P, Dh]).
+  init_cache: (num_rows, length) -> cache of zeros for R rows of C columns: per
+    layer, keys and values [R, G, C, Dh], so that a head's columns lie together.
+  fill_cache: (cache, prompt_cache, slots_R) -> cache. Copies prompt slots_R[r]
+    to columns 0 to P - 1 of row r; a row with a slot below 0 stays as it is.
+  decode_params: (params) -> params and their blocks layer by layer, made once
+    for many steps.
+  decode_step: (decode_params, tokens_R, positions_R, cache, cache_mask_RxC,
+    write_index) -> (logits_RxV float32, cache). Runs one token of each row, at
+    its position, and writes its key and value at column write_index ([R] or []
+    int32). cache_mask_RxC names the columns that the row sees, the written one
+    included; their order means nothing.
   logical_axes: params with a tuple of axis names in place of each leaf.
   """
 
@@ -63,8 +67,10 @@ class Model:
   logits: Callable[..., jax.Array]
   completion_logits: Callable[..., jax.Array]
   prefill: Callable[..., tuple[jax.Array, PyTree]]
-  decode_step: Callable[..., tuple[jax.Array, PyTree]]
   init_cache: Callable[[int, int], PyTree]
+  fill_cache: Callable[..., PyTree]
+  decode_params: Callable[[PyTree], PyTree]
+  decode_step: Callable[..., tuple[jax.Array, PyTree]]
   logical_axes: PyTree
 
 
@@ -128,12 +134,6 @@ class _Forward:
     family = FAMILIES[self.config.family]
     module = family(self.config, nnx.Rngs(params=rng))
     return nnx.to_pure_dict(nnx.state(module))
-
-  def init_cache(self, num_rows: int, length: int) -> PyTree:
-    c = self.config
-    shape = (c.num_layers, num_rows, c.num_kv_heads, length, c.head_dim)
-    zeros = lambda: jnp.zeros(shape, jnp.dtype(c.compute_dtype))
-    return {"k": zeros(), "v": zeros()}
 
   def run_self(
       self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
@@ -215,49 +215,73 @@ class _Forward:
     logits_BxKxSxV = logits_BxKSxV.reshape(B, K, S, self.config.vocab_size)
     return jnp.concatenate([first_BxKxV[:, :, None], logits_BxKxSxV], axis=2)
 
+  def init_cache(self, num_rows: int, length: int) -> PyTree:
+    c = self.config
+    shape = (num_rows, c.num_kv_heads, length, c.head_dim)
+    zeros = lambda: jnp.zeros(shape, jnp.dtype(c.compute_dtype))
+    return [{"k": zeros(), "v": zeros()} for _ in range(c.num_layers)]
+
+  def fill_cache(
+      self, cache: PyTree, prompt_cache: PyTree, slots: jax.Array
+  ) -> PyTree:
+    taken = (slots >= 0)[:, None, None, None]
+    slots = jnp.maximum(slots, 0)
+
+    def fill(leaf, prompts_BxGxPxDh):
+      new = prompts_BxGxPxDh[slots]
+      old = leaf[:, :, : new.shape[2]]
+      return leaf.at[:, :, : new.shape[2]].set(jnp.where(taken, new, old))
+
+    layer = lambda n: jax.tree.map(lambda leaf: leaf[n], prompt_cache)
+    return [jax.tree.map(fill, c, layer(n)) for n, c in enumerate(cache)]
+
+  def decode_params(self, params: PyTree) -> PyTree:
+    layer = lambda n: jax.tree.map(lambda leaf: leaf[n], params["blocks"])
+    layers = [layer(n) for n in range(self.config.num_layers)]
+    return {"params": params, "layers": layers}
+
   def decode_step(
       self,
-      params: PyTree,
+      decode_params: PyTree,
       tokens: jax.Array,
       positions: jax.Array,
-      prompt_cache: PyTree,
-      prompt_mask: jax.Array,
       cache: PyTree,
       cache_mask: jax.Array,
       write_index: jax.Array,
   ) -> tuple[jax.Array, PyTree]:
-    module = self.module(params)
+    # Layers are written out, and weights and cache are one array per layer: a
+    # scan would copy each layer's share out of the stack at every token, which
+    # takes longer than the products of a step.
+    module = self.module(decode_params["params"])
     tables = module.tables(positions)
-    prompt_mask = prompt_mask.astype(bool)
     cache_mask = cache_mask.astype(bool)
-    rows = jnp.arange(len(tokens))
-    column_R = jnp.broadcast_to(write_index, tokens.shape)
-
-    def step(carry, xs):
-      # The cache is carried whole, so that each layer writes one column in
-      # place; a scanned cache would be copied at every token.
-      x_RxD, cache = carry
-      index, layer_params, layer_prompt = xs
-
-      def attend(q, k, v):
-        write = lambda leaf, new: leaf.at[index, rows, :, column_R].set(
-            new, indices_are_sorted=True, unique_indices=True
-        )
-        written = {"k": write(cache["k"], k), "v": write(cache["v"], v)}
-        out = layers.attend_cached(
-            q,
-            (layer_prompt["k"], layer_prompt["v"], prompt_mask),
-            (written["k"][index], written["v"][index], cache_mask),
-        )
-        return out, written
-
-      x_RxD, cache = self.block(layer_params)(x_RxD, tables, attend)
-      return (x_RxD, cache), None
-
+    written = []
     x_RxD = module.embed_tokens(tokens)
-    xs = (jnp.arange(self.config.num_layers), params["blocks"], prompt_cache)
-    (x_RxD, cache), _ = jax.lax.scan(step, (x_RxD, cache), xs)
-    return module.unembed(x_RxD), cache
+    for layer_params, layer in zip(decode_params["layers"], cache, strict=True):
+      attend = functools.partial(_attend_cache, layer, cache_mask, write_index)
+      x_RxD, layer = self.block(layer_params)(x_RxD, tables, attend)
+      written.append(layer)
+    return module.unembed(x_RxD), written
+
+
+def _attend_cache(
+    layer: PyTree,
+    mask_RxC: jax.Array,
+    write_index: jax.Array,
+    q_RxGxMxDh: jax.Array,
+    k_RxGxDh: jax.Array,
+    v_RxGxDh: jax.Array,
+) -> tuple[jax.Array, PyTree]:
+  """Writes one key and value per row; returns attention and the cache."""
+  R, G, _ = k_RxGxDh.shape
+  column_Rx1 = jnp.broadcast_to(write_index, (R,))[:, None]
+  at = jnp.arange(R)[:, None], jnp.arange(G)[None], column_Rx1
+  write = lambda leaf, new: leaf.at[at].set(
+      new, unique_indices=True, mode="promise_in_bounds"
+  )
+  layer = {"k": write(layer["k"], k_RxGxDh), "v": write(layer["v"], v_RxGxDh)}
+  out = layers.attend_cached(q_RxGxMxDh, layer["k"], layer["v"], mask_RxC)
+  return out, layer
 
 
 def make_model(model_config: ModelConfig) -> Model:
@@ -278,7 +302,9 @@ def make_model(model_config: ModelConfig) -> Model:
       logits=forward.logits,
       completion_logits=forward.completion_logits,
       prefill=forward.prefill,
-      decode_step=forward.decode_step,
       init_cache=forward.init_cache,
+      fill_cache=forward.fill_cache,
+      decode_params=forward.decode_params,
+      decode_step=forward.decode_step,
       logical_axes=forward.definitions.logical_axes,
   )

@@ -12,7 +12,6 @@ of its axes, which `config.sharding` maps to the axes of the mesh.
 """
 
 from collections.abc import Callable, Sequence
-import functools
 import math
 
 from flax import nnx
@@ -242,6 +241,25 @@ def attend_self(
   return jnp.einsum("bgmqs,bsgd->bqgmd", weights, v)
 
 
+def attend_cached(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array
+) -> jax.Array:
+  """Returns attention of one query per row over the columns of its cache.
+
+  Args:
+    q: [R, G, M, Dh].
+    k: [R, G, C, Dh].
+    v: [R, G, C, Dh].
+    mask: [R, C] bool, True where the query sees the column.
+
+  Returns:
+    [R, G, M, Dh].
+  """
+  scores = _scores("rgmd,rgcd->rgmc", q, k, mask[:, None, None])
+  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+  return jnp.einsum("rgmc,rgcd->rgmd", weights, v)
+
+
 def attend_shared(
     q: jax.Array,
     prompt: tuple[jax.Array, jax.Array, jax.Array],
@@ -279,35 +297,3 @@ def attend_shared(
   out += jnp.einsum("bkgmqs,bksgd->bkqgmd", e_own.astype(q.dtype), v_own)
   total_BxKxQxGxM = jnp.transpose(total, (0, 2, 4, 1, 3))
   return out / total_BxKxQxGxM[..., None].astype(out.dtype)
-
-
-def attend_cached(
-    q: jax.Array, *parts: tuple[jax.Array, jax.Array, jax.Array]
-) -> jax.Array:
-  """Returns attention of one query per row over cached keys, in parts.
-
-  One softmax over the keys of all parts. Heads stand before columns in a
-  cache, so that a head's keys are one matrix and no step transposes them.
-
-  Args:
-    q: [R, G, M, Dh].
-    *parts: keys [R, G, S, Dh], values [R, G, S, Dh], mask [R, S] bool; S may
-      differ.
-
-  Returns:
-    [R, G, M, Dh].
-  """
-  scores = [
-      _scores("rgmd,rgsd->rgms", q, k, mask[:, None, None])
-      for k, _, mask in parts
-  ]
-  shift = functools.reduce(
-      jnp.maximum, [jnp.max(s, axis=-1, keepdims=True) for s in scores]
-  )
-  weights = [jnp.exp(s - shift) for s in scores]
-  total = sum(jnp.sum(w, axis=-1, keepdims=True) for w in weights)
-  out = sum(
-      jnp.einsum("rgms,rgsd->rgmd", w.astype(v.dtype), v)
-      for w, (_, v, _) in zip(weights, parts, strict=True)
-  )
-  return out / total.astype(out.dtype)

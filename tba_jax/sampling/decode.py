@@ -49,6 +49,7 @@ class _Programs:
   """The jitted programs for params that lie in one place."""
 
   empty_state: Callable[..., rows_lib.DecodeState]
+  decode_params: Callable[[types.PyTree], types.PyTree]
   prefill: Callable[..., tuple[jax.Array, types.PyTree]]
   refill: Callable[..., rows_lib.DecodeState]
   decode_chunk: Callable[..., tuple[rows_lib.DecodeState, jax.Array]]
@@ -176,6 +177,7 @@ class Sampler:
     place = _placement(params)
     params = _put(params, place)
     programs = self._get_programs(place)
+    decode_params = programs.decode_params(params)
     state = programs.empty_state()
     results = requests.Results(
         prompts,
@@ -200,7 +202,9 @@ class Sampler:
       num_steps = (
           self._chunk_steps if queue else self._settings.max_completion_tokens
       )
-      state, done_R = programs.decode_chunk(params, state, np.int32(num_steps))
+      state, done_R = programs.decode_chunk(
+          decode_params, state, np.int32(num_steps)
+      )
       # Rows that ended a chunk ago are read while this one computes.
       for collected, owned in unread:
         results.add(jax.device_get(collected), owned)
@@ -225,8 +229,12 @@ class Sampler:
           empty_state=jit(
               bind(rows_lib.empty_state, model.init_cache, settings)
           ),
+          decode_params=jax.jit(model.decode_params),
           prefill=jit(model.prefill),
-          refill=jit(bind(rows_lib.refill, settings), donate_argnums=0),
+          refill=jit(
+              bind(rows_lib.refill, model.fill_cache, settings),
+              donate_argnums=0,
+          ),
           decode_chunk=jit(
               bind(rows_lib.decode_chunk, model.decode_step, settings),
               donate_argnums=1,

@@ -52,8 +52,8 @@ class Settings:
 class DecodeState:
   """R rows in flight.
 
-  cache: leaves [R, N, G, T, Dh]; position t of a completion in column t.
-  prompt_cache: leaves [N, R, G, P, Dh].
+  cache: the model's, R rows of P + T columns: the left-padded prompt, then
+    position t of the completion in column P + t.
   prompt_mask: [R, P] float32, 1 on the tokens of the row's prompt.
   key_data: [R, 2] uint32, the row's random key.
   tokens: [R, T] int32, sampled so far.
@@ -65,7 +65,6 @@ class DecodeState:
   """
 
   cache: types.PyTree
-  prompt_cache: types.PyTree
   prompt_mask: jax.Array
   key_data: jax.Array
   tokens: jax.Array
@@ -82,12 +81,8 @@ def empty_state(
   """Returns a state with no row in use; `init_cache` is the model's."""
   R, P = settings.num_rows, settings.max_prompt_tokens
   T = settings.max_completion_tokens
-  # Axis 0 of the cache is the row, so that decode steps, mapped over rows,
-  # carry it without transposing it.
-  cache = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), init_cache(R, T))
   return DecodeState(
-      cache=cache,
-      prompt_cache=init_cache(R, P),
+      cache=init_cache(R, P + T),
       prompt_mask=jnp.zeros((R, P), jnp.float32),
       key_data=jnp.zeros((R, 2), jnp.uint32),
       tokens=jnp.zeros((R, T), jnp.int32),
@@ -100,6 +95,7 @@ def empty_state(
 
 
 def refill(
+    fill_cache: Callable[..., types.PyTree],
     settings: Settings,
     state: DecodeState,
     logits_BxV: jax.Array,
@@ -111,6 +107,7 @@ def refill(
   """Starts rows: the prompt's cache, the random key and the first token.
 
   Args:
+    fill_cache: the model's.
     settings: of the sampler.
     state: of the rows; those with slot_R < 0 stay as they are.
     logits_BxV: [B, V] float32, after each prefilled prompt.
@@ -122,13 +119,12 @@ def refill(
   Returns:
     The state; a row whose first token ends it is not active.
   """
+  cache = fill_cache(state.cache, prompt_cache, slot_R)
   new_R = slot_R >= 0
   slot_R = jnp.maximum(slot_R, 0)
-
-  def select(new, old, axis=0):
-    others = [i for i in range(old.ndim) if i != axis]
-    return jnp.where(jnp.expand_dims(new_R, others), new, old)
-
+  select = lambda new, old: jnp.where(
+      new_R.reshape(-1, *[1] * (old.ndim - 1)), new, old
+  )
   key_data_Rx2 = _row_keys(settings.seed, ids_Rx3)
   start_R = jnp.zeros_like(slot_R)
   token_R, logprob_R = _draw(
@@ -136,11 +132,7 @@ def refill(
   )
   state = dataclasses.replace(
       state,
-      prompt_cache=jax.tree.map(
-          lambda new, old: select(new[:, slot_R], old, axis=1),
-          prompt_cache,
-          state.prompt_cache,
-      ),
+      cache=cache,
       prompt_mask=select(mask_BxP[slot_R], state.prompt_mask),
       key_data=select(key_data_Rx2, state.key_data),
       lengths=select(start_R, state.lengths),
@@ -161,7 +153,7 @@ def decode_chunk(
 
   It ends early when no row is active. `num_steps` is an argument, so that one
   program serves short chunks and whole completions. `decode_step` is the
-  model's.
+  model's and `params` are its decode params.
 
   Returns:
     The state, and [R] bool, True in the rows that are not active.
@@ -171,18 +163,21 @@ def decode_chunk(
     step, state = carry
     # A row that ended feeds its last token again: the same column is written
     # with the same values, and nothing else of the row changes.
-    column_R = state.lengths - 1
+    last_R = state.lengths - 1
     prompt_lengths_R = jnp.sum(state.prompt_mask, axis=-1).astype(jnp.int32)
-    logits_RxV, cache = _decode_rows(
-        decode_step,
+    # Each row writes a column of its own, so that position t of every row
+    # stands in one place: in a column that rows share, the order in which a
+    # row's keys are summed, and with it the last bit of its log-probs, would
+    # depend on when the row was started.
+    logits_RxV, cache = decode_step(
         params,
         state.last_token,
-        prompt_lengths_R + column_R,
-        state.prompt_cache,
-        state.prompt_mask,
+        prompt_lengths_R + last_R,
         state.cache,
-        _columns(state) <= column_R[:, None],
-        column_R,
+        jnp.concatenate(
+            [state.prompt_mask > 0, _columns(state) <= last_R[:, None]], axis=1
+        ),
+        settings.max_prompt_tokens + last_R,
     )
     state = dataclasses.replace(state, cache=cache)
     token_R, logprob_R = _draw(
@@ -211,36 +206,6 @@ def collect(
       jnp.copy(state.lengths),
       jnp.copy(state.stopped),
   )
-
-
-def _decode_rows(
-    decode_step: Callable[..., tuple[jax.Array, types.PyTree]],
-    params: types.PyTree,
-    *row_arguments,
-) -> tuple[jax.Array, types.PyTree]:
-  """Returns `decode_step` with a column to write of each row's own.
-
-  The step writes one column in all its rows. Mapped over rows, each has its
-  own, so position t of a row always stands in column t: with a shared column,
-  the order in which a row's keys are summed, and with it the last bit of its
-  log-probs, would depend on when the row was started.
-  """
-
-  def one_row(token, position, prompt_cache, mask_P, cache, mask_T, column):
-    row = lambda tree: jax.tree.map(lambda leaf: leaf[:, None], tree)
-    logits_1xV, cache = decode_step(
-        params,
-        token[None],
-        position[None],
-        row(prompt_cache),
-        mask_P[None],
-        row(cache),
-        mask_T[None],
-        column,
-    )
-    return logits_1xV[0], jax.tree.map(lambda leaf: leaf[:, 0], cache)
-
-  return jax.vmap(one_row, in_axes=(0, 0, 1, 0, 0, 0, 0))(*row_arguments)
 
 
 def _columns(state: DecodeState) -> jax.Array:

@@ -251,9 +251,9 @@ class CompletionLogitsTest(parameterized.TestCase):
 
 class DecodeTest(parameterized.TestCase):
 
-  @parameterized.parameters((False, False), (True, False), (False, True))
-  def test_decoding_equals_full_sequences(self, tie_embeddings, own_columns):
-    """Rows run at their own positions, in a ring that starts in its middle."""
+  @parameterized.parameters(False, True)
+  def test_decoding_equals_full_sequences(self, tie_embeddings):
+    """Rows have their own positions and columns; rings begin in the middle."""
     model, params = _make(tie_embeddings=tie_embeddings)
     prompt, mask, completion = _tokens()
     expected = np.asarray(
@@ -265,39 +265,41 @@ class DecodeTest(parameterized.TestCase):
     )
 
     rows = np.repeat(np.arange(B), K)
-    prompt_cache = jax.tree.map(lambda leaf: leaf[:, rows], prompt_cache)
     # Old content must not matter: rows are reused.
     cache = jax.tree.map(
-        lambda leaf: leaf + 100.0, model.init_cache(B * K, T + 1)
+        lambda leaf: leaf + 100.0, model.init_cache(B * K, P + T + 1)
     )
-    cache_mask = np.zeros((B * K, T + 1))
+    cache = model.fill_cache(cache, prompt_cache, rows)
+    cache_mask = np.concatenate([mask[rows], np.zeros((B * K, T + 1))], axis=1)
     tokens = completion.reshape(B * K, T)
     step = jax.jit(chex.assert_max_traces(model.decode_step, 1))
     chex.clear_trace_counter()
+    decode_params = model.decode_params(params)
     for t in range(T - 1):
-      # One column for all rows, or each row its own.
-      shift = np.arange(B * K) if own_columns else 0
-      column = np.asarray((t + 4 + shift) % (T + 1), np.int32)
-      cache_mask[np.arange(B * K), column] = 1.0
+      columns_R = P + (t + 4 + np.arange(B * K)) % (T + 1)
+      cache_mask[np.arange(B * K), columns_R] = 1.0
       logits, cache = step(
-          params,
+          decode_params,
           tokens[:, t],
           _LENGTHS[rows] + t,
-          prompt_cache,
-          mask[rows],
           cache,
           cache_mask,
-          column,
+          columns_R.astype(np.int32),
       )
       chex.assert_trees_all_close(logits, expected[:, t + 1], **_VALUES)
 
-  def test_cache_forms_agree(self):
+  def test_a_row_without_a_prompt_keeps_its_cache(self):
     model, params = _make()
     prompt, mask, _ = _tokens()
     _, prompt_cache = model.prefill(params, prompt, mask)
-    chex.assert_trees_all_equal_shapes_and_dtypes(
-        prompt_cache, model.init_cache(B, P)
-    )
+    cache = jax.tree.map(lambda leaf: leaf + 5.0, model.init_cache(3, P + T))
+    filled = model.fill_cache(cache, prompt_cache, np.array([2, -1, 0]))
+    for n, layer in enumerate(filled):
+      for name, leaf in layer.items():
+        expected = np.full(leaf.shape, 5.0, np.float32)
+        for row, slot in ((0, 2), (2, 0)):
+          expected[row, :, :P] = prompt_cache[name][n, slot]
+        np.testing.assert_array_equal(leaf, expected)
 
 
 class MakeModelTest(absltest.TestCase):
