@@ -176,7 +176,7 @@ def get_config() -> ml_collections.ConfigDict:
       prompts_per_batch=32,  # B
       completions_per_prompt=8,  # K
       micro_batch_prompts=32,  # prompts in one forward-backward
-      wall_clock_limit_s=0.0,  # 0 = none
+      wall_clock_limit_s=0.0,  # of one trainer process; 0 = none
   )
 
   c.replay = d(

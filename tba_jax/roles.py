@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 import functools
 import os
 import secrets
-import sys
 import time
 from typing import Any
 
@@ -52,11 +51,12 @@ def run_trainer(
   try:
     with _Trainer(config, run) as trainer:
       done = trainer.run(stop.is_set)
-  except (FloatingPointError, checkpoint_lib.NewerFormatError) as error:
-    # Doing it again would end in the same place.
+  except (FloatingPointError, ValueError) as error:
+    # It would end in the same place again. A ValueError is a setting, a file or
+    # a newer format that does not fit this machine or program.
     logging.exception("the trainer cannot go on")
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    return processes.EXIT_FATAL
+    wrong = isinstance(error, ValueError)
+    return processes.EXIT_CONFIG if wrong else processes.EXIT_FATAL
   return processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
 
 
@@ -66,8 +66,7 @@ def run_searcher(
   """Runs one searcher until the trainer is done, a signal or an error.
 
   Args:
-    config: of the run.
-    workdir: of the run.
+    config, workdir: of the run.
     operands: the searcher's index in its launcher, 0 where not given.
 
   Returns:

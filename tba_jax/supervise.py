@@ -33,7 +33,14 @@ _STORE_END_S = 2.0
 
 
 class RunFailed(RuntimeError):
-  """The run cannot go on; the message has the cause and a log's last lines."""
+  """The run cannot go on; the message has the cause and a log's last lines.
+
+  status: that the program ends with.
+  """
+
+  def __init__(self, message: str, status: int = 1):
+    super().__init__(message)
+    self.status = status
 
 
 def run(
@@ -110,7 +117,7 @@ class _Supervisor:
         if self._signal is None:
           self._train()
     except RunFailed as failure:
-      error, status = failure, 1
+      error, status = failure, failure.status
     finally:
       self._end_all()
     return self._conclude(status, error)
@@ -127,7 +134,7 @@ class _Supervisor:
     try:
       sft_settings.check(self._config, folder)
     except ValueError as error:
-      raise RunFailed(str(error)) from error
+      raise RunFailed(str(error), processes.EXIT_CONFIG) from error
     if (folder / "model" / "config.json").exists():
       return
     self._panel.phase("sft")
@@ -175,7 +182,10 @@ class _Supervisor:
         self._children.start(child)
       return not child.finished
     if code in (processes.EXIT_CONFIG, processes.EXIT_FATAL):
-      raise RunFailed(self._last_words(child))
+      wrong = code == processes.EXIT_CONFIG
+      raise RunFailed(
+          self._last_words(child), processes.EXIT_CONFIG if wrong else 1
+      )
     cause = signal.Signals(-code).name if code < 0 else f"status {code}"
     too_often = self._children.died_too_often(child)
     self._events.write(

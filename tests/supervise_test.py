@@ -213,10 +213,14 @@ class SuperviseTest(parameterized.TestCase):
       supervisor._children.on_poll = trainer
       self.assertEqual(self.run_it(supervisor), 0)
 
-  @parameterized.parameters(processes.EXIT_CONFIG, processes.EXIT_FATAL)
-  def test_what_would_end_in_the_same_place_is_not_repeated(self, status):
+  @parameterized.parameters(
+      (processes.EXIT_CONFIG, 2), (processes.EXIT_FATAL, 1)
+  )
+  def test_what_would_end_in_the_same_place_is_not_repeated(
+      self, status, program_status
+  ):
     supervisor = self.make(searcher_1=[status])
-    self.assertEqual(self.run_it(supervisor, result=None), 1)
+    self.assertEqual(self.run_it(supervisor, result=None), program_status)
     self.assertEqual(supervisor._children.started.count("searcher-1"), 1)
     self.assertRegex(
         self.stderr.getvalue(),
@@ -312,7 +316,7 @@ class SuperviseTest(parameterized.TestCase):
     self.config.init = "sft"
     self.write("sft/settings.json", {"seed": 5})
     supervisor = self.make()
-    self.assertEqual(self.run_it(supervisor, None), 1)
+    self.assertEqual(self.run_it(supervisor, None), 2)
     self.assertEmpty(supervisor._children.started)
     self.assertIn("made with other settings", self.stderr.getvalue())
 
