@@ -73,9 +73,8 @@ class BatchMaker:
         behavior_logprobs=take(draw.behavior_logprobs),
         ref_logprobs=take(draw.ref_logprobs),
         rewards=take(draw.rewards),
-        staleness_steps=take(
-            np.maximum(step - draw.versions, 0).astype(np.float32)
-        ),
+        # A later version is of a history that a restart has undone.
+        staleness_steps=take(np.abs(step - draw.versions).astype(np.float32)),
     )
     batch = self._place(batch)
     num_missing = int((~cached_B).sum())

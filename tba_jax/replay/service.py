@@ -158,7 +158,7 @@ class ReplayService:
           return False
       finally:
         self._drain.urgent = False
-      self._apply(step, needed if self._flow.lockstep else None)
+      self._apply(step)
     return True
 
   def finish(self, step: int, deadline_s: float) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class ReplayService:
     """
     self.stop_searchers(deadline_s)
     with self._drain.lock:
-      self._apply(step, None)
+      self._apply(step, all_of_it=True)
       present = self._ledger.searchers()
     for sid in present:
       self._ledger.searcher_gone(sid)
@@ -234,8 +234,8 @@ class ReplayService:
     """Distinct prompts that came, of the step's own where in lockstep."""
     return self._order.num_taken(needed if self._flow.lockstep else None)
 
-  def _apply(self, step: int, below: int | None) -> None:
-    """Applies pending records; with `below`, up to the first one beyond it.
+  def _apply(self, step: int, *, all_of_it: bool = False) -> None:
+    """Applies pending records, up to the first that comes early for the step.
 
     Groups enter the buffer in the order of their positions, so that it does
     not depend on which searcher was faster.
@@ -243,10 +243,7 @@ class ReplayService:
     count = 0
     arrived: list[types.Group] = []
     for record in self._drain.pending():
-      if below is not None and any(
-          g.position >= below and self._order.is_plausible(g.position)
-          for g in record.groups or ()
-      ):
+      if not all_of_it and self._is_early(record, step):
         break
       count += 1
       self._applied = record.position
@@ -255,6 +252,23 @@ class ReplayService:
     for group in sorted(arrived, key=lambda g: g.position):
       result = self._buffer.insert(group, step)
       self._ledger.evict(result.left_untrained)
+
+  def _is_early(self, record: drain_lib.Record, step: int) -> bool:
+    """True for data of a later step, which only a journal has already.
+
+    A trainer that went back to a checkpoint finds there what was sampled since.
+    It takes that in at the pace of its steps: taken at once, it would be all
+    recent now and all stale later.
+    """
+    if not record.groups:
+      return False
+    if not self._flow.lockstep:
+      return self._order.num_received >= self._flow.admitted(step)
+    needed = self._flow.needed(step)
+    return any(
+        g.position >= needed and self._order.is_plausible(g.position)
+        for g in record.groups
+    )
 
   def _apply_record(self, record: drain_lib.Record) -> list[types.Group]:
     header = record.header

@@ -62,7 +62,7 @@ class RejectionTest(queue_case.QueueTestCase):
     wait_until(lambda: not self.queue(), "taken")
     # Nobody knows which prompts were meant: they are granted anew.
     wait_until(lambda: self.client().get("work/x") != before, "other grants")
-    trainer.service._apply(0, None)
+    trainer.service._apply(0)
     ledger = trainer.service.account()
     self.assertEqual(ledger["rejected"]["malformed"]["completions"], 3)
     self.assertEqual(trainer.service.get_state()["watermarks"], {"x": 1})
@@ -188,6 +188,26 @@ class RestartTest(queue_case.QueueTestCase):
     self.assertEmpty(ledger["lost"])
     self.assert_closed(ledger)
     self.assertEqual(searcher.outbox.epoch, 1)
+
+  def test_what_a_checkpoint_went_back_behind_is_taken_in_step_by_step(self):
+    first = self.trainer(num_steps=12)
+    self.searcher("a")
+    first.step(0)
+    state = first.service.get_state()
+    for step in range(1, 8):
+      first.step(step)
+    first.close()
+    second = self.trainer(state=state, epoch=1, num_steps=12)
+    with second.drain.lock:
+      self.assertGreater(second.service._here(99), 4 * 7)
+    for step in range(1, 12):
+      second.step(step)
+      # F (step + 1 + n) prompts at most, as if they had just been sampled.
+      self.assertLessEqual(second.order.num_received, 4 * (step + 3))
+      self.assertGreaterEqual(second.order.num_received, 4 * (step + 1))
+    ledger = second.service.finish(12, 20.0)
+    self.assertEqual(ledger["generated"]["prompts"], 48)
+    self.assert_closed(ledger)
 
   def test_blocks_that_the_journal_lost_are_accounted_and_sampled_again(self):
     first = self.trainer(num_steps=4)
