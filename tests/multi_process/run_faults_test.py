@@ -115,12 +115,14 @@ class RunFaultsTest(absltest.TestCase):
     self.assert_finished_well(run)
 
   def test_a_stopped_store_host_delays_nobody(self):
-    run = self.start("stopped", **{"train.num_steps": 200})
+    # Long enough to be still under way when the host goes on.
+    num_steps = 2500
+    run = self.start("stopped", **{"train.num_steps": num_steps})
     run.wait_for_step(10)
     pid = run.kill("store", signal.SIGSTOP)
     time.sleep(15.0)
     os.kill(pid, signal.SIGCONT)
-    self.assert_finished_well(run, 200)
+    self.assert_finished_well(run, num_steps)
 
   def test_a_role_that_always_dies_ends_the_run_with_its_last_words(self):
     run = self.start("doomed")
