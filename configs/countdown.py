@@ -9,11 +9,11 @@ Arguments, after a colon and separated by commas: `smoke` (seconds, for tests),
 `quick` (at most three minutes on two cores), `seed=N`, `lockstep` (staleness 0
 with the same numbers of completions and updates).
 
-Expected time of the full run on two cores: at most seven minutes. Expected
-result, held out, of eight completions at temperature 1: after supervised
-fine-tuning pass@1 from .20 to .40; after training at least .25 more, with
-pass@8 no lower and at least three quarters of the distinct right solutions of
-a solved prompt.
+Expected time of the full run: about two minutes on two idle cores. Expected
+result on 1,000 held-out prompts, of eight completions at temperature 1: pass@1
+.27 to .30 after supervised fine-tuning and .61 to .71 after training, pass@8
+from .86 to .89 to .95 to .97, distinct right solutions of a solved prompt from
+2.2 to 2.3 to 2.0 to 2.2 (three seeds; the README has each).
 """
 
 import ml_collections
