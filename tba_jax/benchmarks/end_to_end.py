@@ -88,7 +88,7 @@ def _variant(
     )
     config.evaluate.every_steps = 0
     config.evaluate.final_prompts = config.evaluate.batch_prompts
-    config.checkpoint.every_steps = 0
+    config.checkpoint.every_steps = num_steps
     config.guards.action = "off"
   return config
 
