@@ -141,7 +141,7 @@ class Trainer:
       draw, batch = prepared
       with note.span("step", step=self._step):
         self._state, metrics = self._train_step(self._state, batch)
-      prepared = self._after_dispatch(draw, should_stop)
+      prepared = self._after_dispatch(should_stop)
       with note.span("step", step=self._step):
         metrics = jax.device_get(metrics)
       self._after_step(draw, batch, metrics)
@@ -170,10 +170,9 @@ class Trainer:
       return draw, self._batch_maker.make(draw, step)
 
   def _after_dispatch(
-      self, draw: draw_lib.Draw, should_stop: Callable[[], bool]
+      self, should_stop: Callable[[], bool]
   ) -> tuple[draw_lib.Draw, types.Batch] | None:
     """While the device works on the step: publish it, draw the next batch."""
-    del draw
     done = self._step + 1
     periods = self._periods
     if done % periods.publish_every == 0 or done == periods.num_steps:
