@@ -224,5 +224,9 @@ def get_config() -> ml_collections.ConfigDict:
   # supervisor from the cores that it may use; "all" = no pinning.
   c.cores = d(trainer="", searcher="", store="")
 
+  # Of `--program=export`. dtype of the tensors: "float32" or "bfloat16"; "" is
+  # the one that was trained.
+  c.export = d(dtype="")
+
   c.log = d(every_steps=1, samples_every_steps=20, num_samples=8)
   return c

@@ -18,6 +18,7 @@ from typing import Any
 
 import ml_collections
 
+from configs import common
 from tba_jax.tasks import build
 
 _OVERRIDE = re.compile(
@@ -117,6 +118,22 @@ def apply_overrides(
     section[name] = value
   config.lock()
   return config
+
+
+def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Returns a saved config with the defaults of the keys that it lacks.
+
+  A run that an older version started has no settings of what came later.
+  """
+  out = common.get_config()
+  with out.unlocked():
+    for name, value in config.items():
+      if name != "task" and isinstance(value, ml_collections.ConfigDict):
+        section = out.get(name, ml_collections.ConfigDict())
+        out[name] = ml_collections.ConfigDict({**section, **value})
+      else:
+        out[name] = value
+  return out
 
 
 def _complete_task(config: ml_collections.ConfigDict, name: str) -> None:

@@ -13,6 +13,7 @@ MESH_AXES = ("data", "fsdp", "tensor")
 # The closed sets of names. Those of code that needs JAX are repeated here, and
 # a test holds them to the code's own.
 NAMES: Mapping[str, tuple[str, ...]] = {
+    "export.dtype": ("", "float32", "bfloat16"),
     "guards.action": ("off", "warn", "lower_learning_rate", "stop"),
     "loss.name": ("tb", "tb_learned_z"),
     "loss.scale": ("unit", "paper"),

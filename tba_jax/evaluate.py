@@ -22,14 +22,13 @@ import ml_collections
 import rich.console
 import rich.table
 
-from tba_jax import checkpoint as checkpoint_lib
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import jsonl
+from tba_jax import model_source
 from tba_jax import policy as policy_lib
 from tba_jax import processes
 from tba_jax import run_directory
 from tba_jax import sharding
-from tba_jax import train_step as train_step_lib
 from tba_jax import types
 from tba_jax.tasks import base as tasks_base
 
@@ -134,25 +133,13 @@ def _load(
       config.init = operand
     policy = policy_lib.make(config, workdir)
     return operand, policy, policy_lib.initial_params(policy, config.seed), None
-  folder = pathlib.Path(workdir) / "checkpoints"
-  # A Checkpointer would make the folder.
-  if not folder.is_dir():
-    raise ValueError(f"{folder}: there is no checkpoint; train first, or name a"
-                     " Hugging Face folder")  # fmt: skip
-  policy = policy_lib.make(config, workdir)
-  checkpointer = checkpoint_lib.Checkpointer(
-      str(folder), keep=config.checkpoint.keep
+  policy, params, step = model_source.restore(
+      config,
+      workdir,
+      int(operand) if operand else None,
+      sharding.make_mesh(config.mesh),
   )
-  try:
-    mesh = sharding.make_mesh(config.mesh)
-    state, _ = checkpointer.restore(
-        train_step_lib.abstract_state(config, policy.model, mesh),
-        int(operand) if operand else None,
-    )
-  finally:
-    checkpointer.close()
-  step = int(state.step)
-  return f"checkpoint {step}", policy, state.params, step
+  return f"checkpoint {step}", policy, params, step
 
 
 def _evaluate(

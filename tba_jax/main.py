@@ -28,12 +28,16 @@ PROGRAMS = {
     "report": "tba_jax.report.program",
     "plan": "tba_jax.plan",
     "status": "tba_jax.status",
+    "export": "tba_jax.export",
     "benchmark": "tba_jax.benchmarks.program",
 }
 # These read the config that a run has saved, where none is given.
 _OF_A_RUN = (
-    "trainer", "searcher", "store", "sft", "evaluate", "report", "status"
+    "trainer", "searcher", "store", "sft", "evaluate", "export", "report",
+    "status",
 )  # fmt: skip
+# They work on a finished run, and may do so with other settings than it had.
+_AFTER_A_RUN = ("evaluate", "export")
 
 _PROGRAM = flags.DEFINE_enum(
     "program", "train", sorted(PROGRAMS), "What to do."
@@ -68,12 +72,12 @@ def _load_config(name: str, overrides: Sequence[str]):
   if _CONFIG.value is not None:
     return config_args.load_config(_CONFIG.value, overrides)
   if name in _OF_A_RUN and _WORKDIR.value is not None:
-    if overrides and name != "evaluate":
+    if overrides and name not in _AFTER_A_RUN:
       raise ValueError(
           f"config.{overrides[0]}: --program={name} takes its settings from"
           f" {_WORKDIR.value}/config.json; give --config to change them"
       )
-    config = run_directory.load_config(_WORKDIR.value)
+    config = config_args.complete(run_directory.load_config(_WORKDIR.value))
     return config_args.apply_overrides(config, overrides)
   if name == "report":
     return None

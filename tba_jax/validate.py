@@ -29,6 +29,7 @@ RESUMABLE_KEYS = (
     "checkpoint.*",
     "cores.*",
     "evaluate.*",
+    "export.*",
     "guards.*",
     "log.*",
     "publish.keep_versions",

@@ -154,6 +154,28 @@ class ParseValueTest(absltest.TestCase):
       config_args.parse_value("k", "(1", ())
 
 
+class CompleteTest(absltest.TestCase):
+
+  def test_a_saved_config_gets_what_came_later(self):
+    saved = common.get_config()
+    saved.seed = 3
+    saved.sampling.top_k = 7
+    saved.task = {"name": "countdown", "min_solutions": 2}
+    del saved.sampling["top_p"], saved["export"]
+    complete = config_args.complete(saved)
+    expected = common.get_config()
+    expected.seed, expected.sampling.top_k = 3, 7
+    with expected.unlocked():
+      expected.task = saved.task
+    self.assertEqual(complete.to_dict(), expected.to_dict())
+    self.assertNotIn("top_p", saved.sampling)
+
+  def test_a_key_that_is_not_known_stays(self):
+    saved = common.get_config()
+    saved.sampling.no_such_key = 1
+    self.assertEqual(config_args.complete(saved).sampling.no_such_key, 1)
+
+
 class SplitArgvTest(parameterized.TestCase):
 
   @parameterized.parameters(

@@ -31,7 +31,9 @@ _RINGS = {
         batches evaluator policy publication replay/drain replay/outbox
         replay/service reward_scorer train_step validate
     """,
-    4: "recorder searcher sft_examples sft_settings trainer",
+    4: """
+        model_source recorder searcher sft_examples sft_settings trainer
+    """,
     5: """
         children evaluate export generate panel panel_view parts plan
         report/program roles score status store supervise sweep

@@ -1,0 +1,140 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A model to sample from, to score with or to export: where it comes from.
+
+A source is a Hugging Face folder, a run directory (its newest checkpoint), or
+one checkpoint of a run, `RUN/checkpoints/STEP`.
+"""
+
+import dataclasses
+import os
+import pathlib
+
+import jax
+import ml_collections
+
+from tba_jax import checkpoint as checkpoint_lib
+from tba_jax import config_args
+from tba_jax import policy as policy_lib
+from tba_jax import run_directory
+from tba_jax import sharding
+from tba_jax import tokenizer as tokenizer_lib
+from tba_jax import train_step as train_step_lib
+from tba_jax import types
+from tba_jax.models import build
+from tba_jax.models import hf
+
+_CHECKPOINTS = "checkpoints"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A model with its params and its tokenizer.
+
+  name: the path it was read from, a checkpoint's step included.
+  model: pure functions.
+  params: of the model, on the default device.
+  tokenizer: of the model.
+  """
+
+  name: str
+  model: build.Model
+  params: types.PyTree
+  tokenizer: tokenizer_lib.Tokenizer
+
+
+def restore(
+    config: ml_collections.ConfigDict,
+    workdir: str | os.PathLike[str],
+    step: int | None,
+    mesh: jax.sharding.Mesh,
+) -> tuple[policy_lib.Policy, types.PyTree, int]:
+  """Returns the policy, params and step of a run's checkpoint.
+
+  Args:
+    config: of the run.
+    workdir: of the run.
+    step: of the checkpoint; None is the newest.
+    mesh: what the params are put on.
+
+  Raises:
+    FileNotFoundError: there is no such checkpoint.
+    ValueError: there is none at all, or it does not fit the config.
+  """
+  folder = pathlib.Path(workdir) / _CHECKPOINTS
+  # A Checkpointer would make the folder.
+  if not folder.is_dir():
+    raise ValueError(f"{folder}: there is no checkpoint; train first, or name a"
+                     " Hugging Face folder")  # fmt: skip
+  policy = policy_lib.make(config, workdir)
+  checkpointer = checkpoint_lib.Checkpointer(
+      str(folder), keep=config.checkpoint.keep
+  )
+  try:
+    state, _ = checkpointer.restore(
+        train_step_lib.abstract_state(config, policy.model, mesh), step
+    )
+  finally:
+    checkpointer.close()
+  return policy, state.params, int(state.step)
+
+
+def of_checkpoint(
+    config: ml_collections.ConfigDict,
+    workdir: str | os.PathLike[str],
+    step: int | None,
+) -> Source:
+  """Returns the model of a run's checkpoint, on one device.
+
+  Takes the workdir's lock while it reads: opening the checkpoints removes what
+  a run that trains there is writing.
+
+  Args and raises: as `restore`; ValueError also where a process runs there.
+  """
+  if not (pathlib.Path(workdir) / _CHECKPOINTS).is_dir():
+    raise ValueError(f"{workdir}: there is no checkpoint; train first")
+  mesh = sharding.make_mesh(dict.fromkeys(sharding.MESH_AXES, 1))
+  lock = run_directory.lock(str(workdir))
+  try:
+    policy, params, step = restore(config, workdir, step, mesh)
+  finally:
+    os.close(lock)
+  name = str(pathlib.Path(workdir).absolute() / _CHECKPOINTS / str(step))
+  return Source(name, policy.model, params, policy.tokenizer)
+
+
+def load(key: str, path: str, *, dtype: str | None) -> Source:
+  """Returns the model of a folder, a run or a checkpoint, on one device.
+
+  Args:
+    key: the setting that holds `path`, for messages.
+    path: see the module.
+    dtype: of params and activations of a folder; None takes the folder's own.
+
+  Raises:
+    FileNotFoundError: there is no such checkpoint.
+    ValueError: there is none of these, or it cannot be read.
+  """
+  folder = pathlib.Path(path).expanduser()
+  if not folder.is_dir():
+    raise ValueError(
+        f"config.{key}={path!r}: no such folder; allowed a Hugging Face folder,"
+        " a run directory, or RUN/checkpoints/STEP of one"
+    )
+  run, step = folder, None
+  if folder.name.isdecimal() and folder.parent.name == _CHECKPOINTS:
+    run, step = folder.parent.parent, int(folder.name)
+  if (run / _CHECKPOINTS).is_dir():
+    config = run_directory.load_config(str(run))
+    return of_checkpoint(config_args.complete(config), run, step)
+  tokenizer = tokenizer_lib.load(folder)
+  # The tokenizer is read first: it is small, and may be what is missing.
+  shape, params = hf.load(folder, dtype=dtype)
+  if tokenizer.vocab_size > shape.vocab_size:
+    raise ValueError(
+        f"config.{key}={path!r}: its vocabulary has {shape.vocab_size} entries,"
+        f" its tokenizer {tokenizer.vocab_size}"
+    )
+  return Source(
+      str(folder.absolute()), build.make_model(shape), params, tokenizer
+  )
