@@ -162,8 +162,13 @@ def get_config() -> ml_collections.ConfigDict:
   c.optimizer = d(
       learning_rate=1e-4,
       learning_rate_final=1e-4,
-      schedule="linear",  # "constant", "linear" or "cosine", after the warm-up
+      # After the warm-up: "constant", "linear", "cosine", or
+      # "warmup_stable_decay": a peak of stable_steps, then a cosine of
+      # decay_steps (0 = to the end of the run; more may go past it).
+      schedule="linear",
       warmup_steps=0,
+      stable_steps=0,
+      decay_steps=0,
       b1=0.9,
       b2=0.99,
       epsilon=1e-8,
@@ -176,6 +181,10 @@ def get_config() -> ml_collections.ConfigDict:
       prompts_per_batch=32,  # B
       completions_per_prompt=8,  # K
       micro_batch_prompts=32,  # prompts in one forward-backward
+      # Schedules of learning rate, beta and reward temperature follow every
+      # optimizer step (0), or move once in so many steps (a round), as the
+      # papers' code does.
+      per_round_steps=0,
       wall_clock_limit_s=0.0,  # of one trainer process; 0 = none
   )
 
@@ -185,7 +194,11 @@ def get_config() -> ml_collections.ConfigDict:
       recent_fraction=1.0,  # the papers' m
       recent_window_steps=4,  # arrivals of so many steps count as recent
       selection="uniform",  # replay draws in a prompt: "uniform" or "reward"
-      reward_temperature=1.0,  # of "reward": weights exp(reward / temperature)
+      # Of "reward": weights exp(reward / temperature). Linear to the final one
+      # over decay_steps (0 = constant).
+      reward_temperature=1.0,
+      reward_temperature_final=1.0,
+      reward_temperature_decay_steps=0,
       dedupe=True,
       warm_start_completions=0,
       max_segment_mb=64.0,  # of the journal

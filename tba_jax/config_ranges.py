@@ -20,7 +20,12 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "model.compute_dtype": ("float32", "bfloat16"),
     "model.family": ("llama",),
     "model.param_dtype": ("float32", "bfloat16"),
-    "optimizer.schedule": ("constant", "linear", "cosine"),
+    "optimizer.schedule": (
+        "constant",
+        "linear",
+        "cosine",
+        "warmup_stable_decay",
+    ),
     "publish.carrier": ("store",),
     "replay.selection": ("uniform", "reward"),
 }
@@ -101,6 +106,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         "evaluate.every_steps log.samples_every_steps"
         " sft.warmup_steps sampling.top_k search.lead_steps"
         " loss.beta_decay_steps loss.beta_stop_steps optimizer.warmup_steps"
+        " optimizer.stable_steps optimizer.decay_steps train.per_round_steps"
+        " replay.reward_temperature_decay_steps"
         " replay.warm_start_completions log.num_samples",
     ),
     # A searcher may be reading the version before the newest.
@@ -111,7 +118,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " sampling.temperature search.lease_s search.pull_every_s"
         " search.starvation_s loss.beta loss.beta_final"
         " loss.log_z_learning_rate optimizer.learning_rate optimizer.epsilon"
-        " replay.reward_temperature replay.max_segment_mb guards.max_kl"
+        " replay.reward_temperature replay.reward_temperature_final"
+        " replay.max_segment_mb guards.max_kl"
         " guards.max_logprob_gap store.deadline_s store.probe_timeout_s",
     ),
     (

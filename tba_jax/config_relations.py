@@ -122,6 +122,12 @@ def _schedules(c: Mapping[str, Any]) -> _Problems:
   ):
     if c[key] >= c[steps]:
       yield key, f"allowed 0 up to below config.{steps} = {c[steps]}"
+  peak = c["train.num_steps"] - c["optimizer.warmup_steps"]
+  if 0 < peak <= c["optimizer.stable_steps"]:
+    yield "optimizer.stable_steps", (
+        f"allowed 0 up to below {peak} = config.train.num_steps -"
+        " config.optimizer.warmup_steps"
+    )
   decay = c["loss.beta_decay_steps"]
   if decay and not 1 <= c["loss.beta_stop_steps"] <= decay:
     yield "loss.beta_stop_steps", (

@@ -11,6 +11,7 @@ from tba_jax import batches
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import policy as policy_lib
 from tba_jax import reference as reference_lib
+from tba_jax import schedules
 from tba_jax import searcher as searcher_lib
 from tba_jax import sharding
 from tba_jax.replay import buffer as buffer_lib
@@ -54,7 +55,9 @@ def make_buffer(config: ml_collections.ConfigDict) -> buffer_lib.ReplayBuffer:
       recent_fraction=replay.recent_fraction,
       recent_window_steps=replay.recent_window_steps,
       selection=replay.selection,
-      reward_temperature=replay.reward_temperature,
+      reward_temperature=schedules.reward_temperature(
+          replay, per_round_steps=config.train.per_round_steps
+      ),
       dedupe=replay.dedupe,
       seed=config.seed,
   )

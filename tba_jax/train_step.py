@@ -19,6 +19,7 @@ import optax
 
 from tba_jax import objective
 from tba_jax import optimizer
+from tba_jax import schedules
 from tba_jax import sharding
 from tba_jax import types
 
@@ -137,7 +138,7 @@ def make_train_step(
   c = config
   loss_fn = loss_fn or objective.make_loss_fn(c, model)
   optimizers = _make_optimizers(c)
-  beta_fn = optimizer.beta_schedule(c.loss)
+  beta_fn = schedules.beta(c.loss, per_round_steps=c.train.per_round_steps)
   shardings = jax.tree.map(lambda x: x.sharding, abstract_state(c, model, mesh))
 
   def step_fn(
@@ -172,13 +173,15 @@ class _Optimizers:
   """The policy's optimizer with its learning rate, and that of the loss."""
 
   tx: optax.GradientTransformation
-  learning_rate_fn: optimizer.Schedule
+  learning_rate_fn: schedules.Schedule
   loss_tx: optax.GradientTransformation
 
 
 def _make_optimizers(config: ml_collections.ConfigDict) -> _Optimizers:
   tx, learning_rate_fn = optimizer.make_optimizer(
-      config.optimizer, config.train.num_steps
+      config.optimizer,
+      config.train.num_steps,
+      per_round_steps=config.train.per_round_steps,
   )
   # log Z starts far from where it belongs, so it moves at its own rate.
   loss_tx = optax.adam(config.loss.log_z_learning_rate)

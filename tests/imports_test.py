@@ -17,14 +17,14 @@ _PACKAGE = _ROOT / "tba_jax"
 _RINGS = {
     0: """
         config_ranges config_relations guards host_state jsonl logprobs metrics
-        optimizer processes sharding tokenizer types
+        processes schedules sharding tokenizer types
     """,
     1: """
         losses/* models/* replay/* sampling/* tasks/* transport/*
     """,
     2: """
-        checkpoint config_args ledger objective reference replay/intake
-        replay/journal replay/packing report/* run_directory sampling/decode
+        checkpoint config_args ledger objective optimizer reference
+        replay/intake replay/journal replay/packing report/* run_directory sampling/decode
         sampling/rows run_state versions
     """,
     3: """

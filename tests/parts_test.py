@@ -164,13 +164,18 @@ class PartsTest(parameterized.TestCase):
         "replay.recent_window_steps=3",
         "replay.selection=reward",
         "replay.reward_temperature=0.25",
+        "replay.reward_temperature_final=0.75",
+        "replay.reward_temperature_decay_steps=4",
         "replay.dedupe=false",
         "seed=9",
     )
     with mock.patch.object(buffer_lib, "ReplayBuffer", autospec=True) as made:
       parts.make_buffer(config)
+    settings = dict(made.call_args.kwargs)
+    temperature = settings.pop("reward_temperature")
+    self.assertEqual([temperature(s) for s in (0, 2, 4)], [0.25, 0.5, 0.75])
     self.assertEqual(
-        made.call_args.kwargs,
+        settings,
         dict(
             capacity=50,
             capacity_per_prompt=6,
@@ -179,7 +184,6 @@ class PartsTest(parameterized.TestCase):
             recent_fraction=0.5,
             recent_window_steps=3,
             selection="reward",
-            reward_temperature=0.25,
             dedupe=False,
             seed=9,
         ),

@@ -10,7 +10,7 @@ from configs import common
 from tba_jax import config_args
 from tba_jax import config_ranges
 from tba_jax import objective
-from tba_jax import optimizer
+from tba_jax import schedules
 from tba_jax import sharding
 from tba_jax import validate
 from tba_jax.models import build as models_build
@@ -102,7 +102,7 @@ class RangesTest(parameterized.TestCase):
   @parameterized.parameters(
       ("loss.name", lambda: objective.LOSSES),
       ("model.family", lambda: models_build.FAMILIES),
-      ("optimizer.schedule", lambda: optimizer.SCHEDULES),
+      ("optimizer.schedule", lambda: schedules.LEARNING_RATES),
   )
   def test_names_are_those_of_the_code(self, key, names):
     self.assertCountEqual(config_ranges.NAMES[key], names())
@@ -190,6 +190,10 @@ class RelationsTest(parameterized.TestCase):
       # Schedules.
       (dict(optimizer__warmup_steps=320), "optimizer.warmup_steps"),
       (dict(sft__warmup_steps=2400), "sft.warmup_steps"),
+      (
+          dict(optimizer__warmup_steps=20, optimizer__stable_steps=300),
+          "optimizer.stable_steps",
+      ),
       (dict(loss__beta_decay_steps=5), "loss.beta_stop_steps"),
       (
           dict(loss__beta_decay_steps=5, loss__beta_stop_steps=6),

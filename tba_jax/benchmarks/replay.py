@@ -12,6 +12,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from tba_jax import schedules
 from tba_jax import types
 from tba_jax.replay import buffer as buffer_lib
 
@@ -79,7 +80,9 @@ def _measure(
       recent_fraction=replay.recent_fraction,
       recent_window_steps=replay.recent_window_steps,
       selection=replay.selection,
-      reward_temperature=replay.reward_temperature,
+      reward_temperature=schedules.reward_temperature(
+          replay, per_round_steps=config.train.per_round_steps
+      ),
       dedupe=replay.dedupe,
       seed=config.seed,
   )

@@ -11,6 +11,7 @@ Nothing here depends on the number of stored completions: an insert or a draw
 touches the rows of its own prompts, and the one search for an id is binary.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ class ReplayBuffer:
       recent_fraction: float,
       recent_window_steps: int,
       selection: str,
-      reward_temperature: float,
+      reward_temperature: Callable[[int], float],
       dedupe: bool,
       seed: int,
   ):
@@ -54,7 +55,8 @@ class ReplayBuffer:
       recent_window_steps: a completion is recent at step t when it arrived at a
         step above t - recent_window_steps.
       selection: completions outside the window: "uniform" or "reward".
-      reward_temperature: of "reward", weights exp(reward / temperature).
+      reward_temperature: step -> temperature above 0, of "reward": weights
+        exp(reward / temperature).
       dedupe: of equal completions of a prompt only the newest is kept.
       seed: of all draws.
 
@@ -66,7 +68,6 @@ class ReplayBuffer:
     _check(capacity_per_prompt > 0, "capacity_per_prompt", capacity_per_prompt)
     _check(capacity > 0, "capacity", capacity)
     _check(recent_window_steps > 0, "recent_window_steps", recent_window_steps)
-    _check(reward_temperature > 0, "reward_temperature", reward_temperature)
     self.capacity = capacity
     self._max_prompt_tokens = max_prompt_tokens
     self._recent_fraction = recent_fraction
@@ -272,7 +273,7 @@ class ReplayBuffer:
               self._rng,
               table.rewards[rows],
               count,
-              temperature=self._reward_temperature,
+              temperature=self._reward_temperature(self._sample_step),
           )
       ]
     return rows[selection_lib.choose_uniform(self._rng, len(rows), count)]

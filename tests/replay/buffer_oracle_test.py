@@ -180,7 +180,7 @@ class DistributionTest(parameterized.TestCase):
       buffer = make_buffer(
           recent_fraction=recent_fraction,
           selection="reward",
-          reward_temperature=0.5,
+          reward_temperature=lambda step: 0.5,
       )
       buffer.insert(make_group(0, distinct(0, 3), rewards=rewards), 0)
       rows = [buffer.sample(1, 1, 0).rows for _ in range(3000)]

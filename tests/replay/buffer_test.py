@@ -167,7 +167,6 @@ class InsertTest(parameterized.TestCase):
       dict(capacity=0),
       dict(capacity_per_prompt=0),
       dict(recent_window_steps=0),
-      dict(reward_temperature=0.0),
   )
   def test_settings_out_of_range(self, **changes):
     with self.assertRaisesRegex(ValueError, next(iter(changes))):
@@ -175,6 +174,22 @@ class InsertTest(parameterized.TestCase):
 
 
 class SampleTest(absltest.TestCase):
+
+  def test_the_temperature_is_that_of_the_draw_s_step(self):
+    """Cold, one of two completions is drawn for its reward; hot, either is."""
+    buffer = make_buffer(
+        recent_fraction=0.0,
+        selection="reward",
+        reward_temperature=lambda step: 1e9 if step < 5 else 1e-3,
+    )
+    group = make_group(1, [[1], [2]])
+    group.rewards[:] = [0.0, 1.0]
+    buffer.insert(group, 0)
+    hot = [first_tokens(buffer.sample(1, 1, 4)) for _ in range(40)]
+    self.assertIn({1}, hot)
+    self.assertIn({2}, hot)
+    for _ in range(40):
+      self.assertEqual(first_tokens(buffer.sample(1, 1, 5)), {2})
 
   def test_window_counts_no_copy_twice(self):
     """Two inserts of three at one step with two in common: four are recent.

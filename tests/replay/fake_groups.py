@@ -59,7 +59,7 @@ def make_buffer(**changes: Any) -> buffer_lib.ReplayBuffer:
       recent_fraction=1.0,
       recent_window_steps=1,
       selection="uniform",
-      reward_temperature=1.0,
+      reward_temperature=lambda step: 1.0,
       dedupe=True,
       seed=0,
   )
