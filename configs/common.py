@@ -146,15 +146,28 @@ def get_config() -> ml_collections.ConfigDict:
   )
 
   c.loss = d(
-      name="tb",  # "tb" or "tb_learned_z"
-      scale="unit",  # "unit" or "paper" (2/beta times it)
+      name="tb",  # docs/objectives.md tells when to use which
+      # Of the squared losses: "unit" has the gradient of a policy gradient,
+      # "paper" that of the objective's paper (of tb 2/beta times it).
+      scale="unit",
       # Linear from beta to beta_final over beta_decay_steps, and beta_final
       # from beta_stop_steps on (0 steps = constant beta).
       beta=0.05,
       beta_final=0.05,
       beta_decay_steps=0,
       beta_stop_steps=0,
+      # Importance correction: "" is the objective's own, with the trust region
+      # of ratio_clip (of a token's ratio; of a completion's with
+      # proximal_rloo), and none at ratio_clip=0. Others: "none", "clip_token",
+      # "clip_sequence", "cispo" (bound ratio_clip), "truncate_token",
+      # "truncate_sequence", "mask_token" (bound ratio_cap).
+      correction="",
       ratio_clip=0.0,  # trust region on the behavior ratio; 0 = the paper's
+      ratio_cap=8.0,  # the largest ratio of "truncate_*" and "mask_token"
+      # A completion's log-prob is the sum of its tokens' over: "none" 1,
+      # "tokens" their number, "max_tokens" sampling.max_completion_tokens;
+      # "" is the objective's own.
+      length_norm="",
       include_stop_token=True,
       log_z_learning_rate=1e-2,  # of "tb_learned_z"
   )

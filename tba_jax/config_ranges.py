@@ -15,7 +15,27 @@ MESH_AXES = ("data", "fsdp", "tensor")
 NAMES: Mapping[str, tuple[str, ...]] = {
     "export.dtype": ("", "float32", "bfloat16"),
     "guards.action": ("off", "warn", "lower_learning_rate", "stop"),
-    "loss.name": ("tb", "tb_learned_z"),
+    "loss.correction": (
+        "",
+        "none",
+        "clip_token",
+        "clip_sequence",
+        "cispo",
+        "truncate_token",
+        "truncate_sequence",
+        "mask_token",
+    ),
+    "loss.length_norm": ("", "none", "tokens", "max_tokens"),
+    "loss.name": (
+        "tb",
+        "tb_learned_z",
+        "tba_prime",
+        "reinforce",
+        "rloo",
+        "proximal_rloo",
+        "grpo",
+        "dr_grpo",
+    ),
     "loss.scale": ("unit", "paper"),
     "model.compute_dtype": ("float32", "bfloat16"),
     "model.family": ("llama",),
@@ -117,7 +137,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         "model.rope_theta model.norm_epsilon sft.learning_rate"
         " sampling.temperature search.lease_s search.pull_every_s"
         " search.starvation_s loss.beta loss.beta_final"
-        " loss.log_z_learning_rate optimizer.learning_rate optimizer.epsilon"
+        " loss.ratio_cap loss.log_z_learning_rate optimizer.learning_rate"
+        " optimizer.epsilon"
         " replay.reward_temperature replay.reward_temperature_final"
         " replay.max_segment_mb guards.max_kl"
         " guards.max_logprob_gap store.deadline_s store.probe_timeout_s",

@@ -12,6 +12,10 @@ import math
 import pathlib
 from typing import Any
 
+# Names of `config.loss`; a test holds them to the table of objectives.
+OF_SINGLE_COMPLETIONS = ("tb_learned_z",)
+OF_A_TRUST_REGION = ("proximal_rloo",)
+
 _Problems = Iterator[tuple[str, str]]
 
 
@@ -47,10 +51,10 @@ def _batch(c: Mapping[str, Any]) -> _Problems:
 
 def _group_size(c: Mapping[str, Any]) -> _Problems:
   k = c["train.completions_per_prompt"]
-  if c["loss.name"] == "tb" and k < 2:
+  if c["loss.name"] not in OF_SINGLE_COMPLETIONS and k < 2:
     yield "train.completions_per_prompt", (
-        "allowed 2 or more with config.loss.name = 'tb', whose log Z is the"
-        " mean of a group"
+        f"allowed 2 or more with config.loss.name = {c['loss.name']!r}, which"
+        " compares the completions of a prompt"
     )
   # A draw of K from fewer would repeat completions, which shrinks the group's
   # variance and with it the gradient.
@@ -62,6 +66,20 @@ def _group_size(c: Mapping[str, Any]) -> _Problems:
     yield "replay.capacity_per_prompt", (
         f"allowed config.train.completions_per_prompt = {k} or more"
     )
+
+
+def _trust_region(c: Mapping[str, Any]) -> _Problems:
+  name, correction = c["loss.name"], c["loss.correction"]
+  if c["loss.ratio_clip"] == 0:
+    if correction in ("clip_token", "clip_sequence", "cispo"):
+      yield "loss.ratio_clip", (
+          "allowed above 0 and below 1 with config.loss.correction ="
+          f" {correction!r}"
+      )
+    elif not correction and name in OF_A_TRUST_REGION:
+      yield "loss.ratio_clip", (
+          f"allowed above 0 and below 1 with config.loss.name = {name!r}"
+      )
 
 
 def _capacity(c: Mapping[str, Any]) -> _Problems:
@@ -192,6 +210,7 @@ def _store(c: Mapping[str, Any]) -> _Problems:
 _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
     _batch,
     _group_size,
+    _trust_region,
     _capacity,
     _admission,
     _lockstep,

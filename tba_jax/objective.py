@@ -9,6 +9,7 @@ their weights, so that those of several micro-batches add up exactly;
 """
 
 from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import chex
@@ -18,6 +19,9 @@ import ml_collections
 
 from tba_jax import logprobs
 from tba_jax import types
+from tba_jax.losses import build
+from tba_jax.losses import corrections
+from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import supervised
 from tba_jax.losses import tb
 
@@ -28,33 +32,15 @@ LossFn = Callable[
     [PyTree, PyTree, types.Batch, jax.Array], tuple[jax.Array, Totals]
 ]
 
+PureLoss = Callable[
+    [jax.Array, PyTree, types.Batch, jax.Array], tuple[jax.Array, Totals]
+]
+
 # Second moment of log Z: becomes `log_z_std`.
 _LOG_Z_SQUARE = "log_z_square"
-
-
-def _vargrad(seq_BxK, ref_seq_BxK, batch, loss_params, **settings):
-  del loss_params  # Its log Z is the group's mean.
-  return tb.vargrad_tb_loss(seq_BxK, ref_seq_BxK, batch.rewards, **settings)
-
-
-def _learned_z(seq_BxK, ref_seq_BxK, batch, loss_params, **settings):
-  log_z_Bx1 = jnp.broadcast_to(
-      loss_params["log_z"][None, :], (batch.rewards.shape[0], 1)
-  )
-  return tb.learned_z_tb_loss(
-      seq_BxK, ref_seq_BxK, batch.rewards, log_z_Bx1, **settings
-  )
-
-
-# Name -> (its loss on summed log-probs, its learned parameters at the start).
-LOSSES = {
-    "tb": (_vargrad, lambda: {}),
-    # One scalar, so for tasks with one prompt.
-    "tb_learned_z": (
-        _learned_z,
-        lambda: {"log_z": jnp.zeros((1,), jnp.float32)},
-    ),
-}
+# Second moment of the ratio of completions: becomes
+# `effective_sample_share`, (Σ w)² / (N Σ w²).
+_RATIO_SQUARE = "ratio_square"
 
 
 def make_loss_params(config: ml_collections.ConfigDict) -> PyTree:
@@ -63,15 +49,14 @@ def make_loss_params(config: ml_collections.ConfigDict) -> PyTree:
   Raises:
     ValueError: `config.loss.name` is not known.
   """
-  return _find(config)[1]()
+  return build.find(config.loss.name).init_params()
 
 
 def make_loss_fn(config: ml_collections.ConfigDict, model: Any) -> LossFn:
-  """Returns the trajectory balance loss that `config.loss` describes.
+  """Returns the objective that `config.loss` describes.
 
-  With `loss.ratio_clip` above 0 the policy's gradient is that of the clipped
-  surrogate (`tb.clipped_tb_loss`), while the value stays the TB loss, so that
-  runs with and without the trust region can be compared.
+  Its gradient on each token is multiplied by the importance correction; its
+  value stays, so that runs with and without one can be compared.
 
   Args:
     config: reads `loss` and `sampling.temperature`.
@@ -83,10 +68,13 @@ def make_loss_fn(config: ml_collections.ConfigDict, model: Any) -> LossFn:
   Raises:
     ValueError: a setting of `config.loss` is out of its range.
   """
-  base_loss, _ = _find(config)
-  _check_config(config)
-  scale, ratio_clip = config.loss.scale, config.loss.ratio_clip
+  pure_loss = make_pure_loss(config)
   temperature = config.sampling.temperature
+  if temperature <= 0:
+    raise ValueError(
+        f"sampling.temperature={temperature}: above 0 to train, since the loss"
+        " is on the tempered policy"
+    )
 
   def loss_fn(
       params: PyTree,
@@ -99,41 +87,84 @@ def make_loss_fn(config: ml_collections.ConfigDict, model: Any) -> LossFn:
     entropy_BxKxT = logprobs.entropy(
         jax.lax.stop_gradient(logits_BxKxTxV), temperature=temperature
     )
-    mask_BxKxT = batch.completion_mask
-    seq_BxK = logprobs.sequence_logprobs(logprobs_BxKxT, mask_BxKxT)
-    ref_seq_BxK = logprobs.sequence_logprobs(batch.ref_logprobs, mask_BxKxT)
-    settings = dict(beta=beta, scale=scale)
-    base = lambda seq: base_loss(
-        seq, ref_seq_BxK, batch, loss_params, **settings
+    loss, totals = pure_loss(logprobs_BxKxT, loss_params, batch, beta)
+    totals["entropy"] = _total(entropy_BxKxT, batch.completion_mask)
+    return loss, jax.lax.stop_gradient(totals)
+
+  return loss_fn
+
+
+def make_pure_loss(config: ml_collections.ConfigDict) -> PureLoss:
+  """Returns what of `make_loss_fn` comes after the forward pass.
+
+  Args:
+    config: reads `loss`.
+
+  Returns:
+    pure_loss(logprobs_BxKxT, loss_params, batch, beta) -> (loss [], totals).
+
+  Raises:
+    ValueError: a setting of `config.loss` is out of its range.
+  """
+  c, row = config.loss, build.find(config.loss.name)
+  if c.scale not in tb.SCALES:
+    raise ValueError(f"loss.scale={c.scale!r}: allowed {tb.SCALES}")
+  if c.ratio_clip < 0:
+    raise ValueError(f"loss.ratio_clip={c.ratio_clip}: at least 0 (0 = off)")
+  if row.needs_ratio_clip and not c.correction and not c.ratio_clip:
+    raise ValueError(
+        f"loss.ratio_clip={c.ratio_clip}: above 0 with loss.name={c.name!r}"
     )
-    if ratio_clip:
-      # The policy's gradient comes from the surrogate alone; log Z keeps its.
-      loss, aux = base(jax.lax.stop_gradient(seq_BxK))
-      surrogate, clip_aux = tb.clipped_tb_loss(
-          logprobs_BxKxT,
-          batch.behavior_logprobs,
-          mask_BxKxT,
-          aux["residual_BxK"],
-          ratio_clip=ratio_clip,
-          **settings,
-      )
-      loss = loss + surrogate - jax.lax.stop_gradient(surrogate)
-      clipped_BxKxT = clip_aux["clipped_BxKxT"]
-    else:
-      loss, aux = base(seq_BxK)
-      clipped_BxKxT = jnp.zeros_like(mask_BxKxT)
+  own_correction = row.correction if c.ratio_clip else "none"
+  settings = dict(
+      correction=c.correction or own_correction,
+      ratio_clip=c.ratio_clip,
+      ratio_cap=c.ratio_cap,
+  )
+  length_norm = c.length_norm or row.length_norm
+
+  def pure_loss(
+      logprobs_BxKxT: jax.Array,
+      loss_params: PyTree,
+      batch: types.Batch,
+      beta: jax.Array,
+  ) -> tuple[jax.Array, Totals]:
+    mask_BxKxT = batch.completion_mask
+    ratio_BxKxT, ratio_BxK = corrections.ratios(
+        logprobs_BxKxT, batch.behavior_logprobs, mask_BxKxT
+    )
+    groups = groups_lib.Groups(
+        logprobs_BxKxT=logprobs_BxKxT,
+        behavior_logprobs_BxKxT=batch.behavior_logprobs,
+        ref_logprobs_BxKxT=batch.ref_logprobs,
+        mask_BxKxT=mask_BxKxT,
+        weights_BxKxT=groups_lib.length_weights(mask_BxKxT, length_norm),
+        rewards_BxK=batch.rewards,
+    )
+
+    def row_loss(x_BxKxT: jax.Array) -> build.Loss:
+      some = dataclasses.replace(groups, logprobs_BxKxT=x_BxKxT)
+      return row.loss(some, loss_params, beta=beta, scale=c.scale)
+
+    # Of small arrays, so next to nothing beside the forward pass.
+    push_BxKxT = -jax.grad(row_loss, has_aux=True)(
+        jax.lax.stop_gradient(logprobs_BxKxT)
+    )[0]
+    factor_BxKxT, changed_BxKxT = corrections.factors(
+        ratio_BxKxT, ratio_BxK, push_BxKxT, **settings
+    )
+    loss, aux = row_loss(
+        corrections.scale_gradient(logprobs_BxKxT, factor_BxKxT)
+    )
     totals = {
-        "kl": _total(seq_BxK - ref_seq_BxK),
-        "entropy": _total(entropy_BxKxT, mask_BxKxT),
-        "ratio_clip_share": _total(clipped_BxKxT, mask_BxKxT),
-        "log_z_mean": _total(aux["log_z_Bx1"]),
-        _LOG_Z_SQUARE: _total(jnp.square(aux["log_z_Bx1"])),
-        "residual_abs": _total(jnp.abs(aux["residual_BxK"])),
+        "ratio_clip_share": _total(changed_BxKxT, mask_BxKxT),
+        **_ratio_totals(ratio_BxK),
+        **_residual_totals(groups, aux, beta),
         **_batch_totals(batch, logprobs_BxKxT),
     }
     return loss, jax.lax.stop_gradient(totals)
 
-  return loss_fn
+  return pure_loss
 
 
 def make_supervised_loss_fn(model: Any) -> LossFn:
@@ -175,28 +206,10 @@ def finish_metrics(totals: Totals) -> dict[str, jax.Array]:
   if _LOG_Z_SQUARE in out:
     variance = out.pop(_LOG_Z_SQUARE) - jnp.square(out["log_z_mean"])
     out["log_z_std"] = jnp.sqrt(jnp.maximum(variance, 0.0))
+  if _RATIO_SQUARE in out:
+    square = jnp.maximum(out.pop(_RATIO_SQUARE), jnp.finfo(jnp.float32).tiny)
+    out["effective_sample_share"] = jnp.square(out["ratio_mean"]) / square
   return out
-
-
-def _find(config: ml_collections.ConfigDict) -> tuple[Callable, Callable]:
-  if config.loss.name not in LOSSES:
-    raise ValueError(
-        f"loss.name={config.loss.name!r}: allowed {sorted(LOSSES)}"
-    )
-  return LOSSES[config.loss.name]
-
-
-def _check_config(config: ml_collections.ConfigDict) -> None:
-  scale, ratio_clip = config.loss.scale, config.loss.ratio_clip
-  if scale not in tb.SCALES:
-    raise ValueError(f"loss.scale={scale!r}: allowed {tb.SCALES}")
-  if ratio_clip < 0:
-    raise ValueError(f"loss.ratio_clip={ratio_clip}: at least 0 (0 = off)")
-  if config.sampling.temperature <= 0:
-    raise ValueError(
-        f"sampling.temperature={config.sampling.temperature}: above 0 to train,"
-        " since the loss is on the tempered policy"
-    )
 
 
 def _forward(
@@ -229,6 +242,43 @@ def _total(
   if weights is None:
     return values.sum(), jnp.asarray(values.size, jnp.float32)
   return jnp.where(weights > 0, values * weights, 0.0).sum(), weights.sum()
+
+
+def _ratio_totals(ratio_BxK: jax.Array) -> Totals:
+  return {
+      "ratio_mean": _total(ratio_BxK),
+      _RATIO_SQUARE: _total(jnp.square(ratio_BxK)),
+  }
+
+
+def _residual_totals(
+    groups: groups_lib.Groups, aux: dict[str, jax.Array], beta: jax.Array
+) -> Totals:
+  """Returns how far the policy is from the reference and from balance.
+
+  Log Z and residual are those of the objective, and of VarGrad trajectory
+  balance for objectives without.
+  """
+  log_ratio_BxKxT = groups.logprobs_BxKxT - groups.ref_logprobs_BxKxT
+  if "residual_BxK" not in aux:
+    _, aux = tb.vargrad_tb_loss(
+        groups.seq_BxK,
+        groups.ref_seq_BxK,
+        groups.rewards_BxK,
+        beta=beta,
+        scale="unit",
+    )
+  residual_BxK, log_z_Bx1 = aux["residual_BxK"], aux["log_z_Bx1"]
+  centered_BxK = residual_BxK - residual_BxK.mean(axis=1, keepdims=True)
+  kl_BxK = groups_lib.weighted_sums(log_ratio_BxKxT, groups.mask_BxKxT)
+  return {
+      "kl": _total(kl_BxK),
+      "kl_per_token": _total(log_ratio_BxKxT, groups.mask_BxKxT),
+      "log_z_mean": _total(log_z_Bx1),
+      _LOG_Z_SQUARE: _total(jnp.square(log_z_Bx1)),
+      "residual_abs": _total(jnp.abs(residual_BxK)),
+      "residual_variance": _total(jnp.square(centered_BxK)),
+  }
 
 
 def _batch_totals(batch: types.Batch, logprobs_BxKxT: jax.Array) -> Totals:

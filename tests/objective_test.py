@@ -3,7 +3,6 @@
 """From config to loss: what enters, what the mask keeps out, the metrics."""
 
 import dataclasses
-import types as python_types
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -12,86 +11,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs import common
 from tba_jax import objective
-from tba_jax import types
+from tests import table_policy
 
-B, K, T, V, P = 2, 4, 5, 7, 3
-BETA = 0.25
-EOS = 1
-
-
-def completion_logits(params, prompt_tokens, prompt_mask, completion_tokens):
-  """A table of logits by position and by the prompt's last token."""
-  del prompt_mask
-  logits_BxTxV = params["table"][prompt_tokens[:, -1]]
-  B, K, T = completion_tokens.shape
-  return jnp.broadcast_to(logits_BxTxV[:, None], (B, K, T, V))
-
-
-MODEL = python_types.SimpleNamespace(completion_logits=completion_logits)
-
-
-def make_config(**loss):
-  config = common.get_config()
-  config.sampling.temperature = 0.7
-  config.loss.update(loss)
-  return config
-
-
-def make_params(seed=0):
-  table = np.random.default_rng(seed).normal(size=(V, T, V))
-  return {"table": jnp.asarray(table, jnp.float32)}
-
-
-def token_logprobs(params, batch, temperature=0.7):
-  logits = completion_logits(
-      params, batch.prompt_tokens, None, batch.completion_tokens
-  )
-  every = jax.nn.log_softmax(logits / temperature)
-  out = jnp.take_along_axis(every, batch.completion_tokens[..., None], axis=-1)
-  return out[..., 0]
-
-
-def make_batch(behavior_params=None, ref_params=None, seed=1):
-  rng = np.random.default_rng(seed)
-  lengths_BxK = rng.integers(1, T + 1, (B, K))
-  mask = (np.arange(T) < lengths_BxK[:, :, None]).astype(np.float32)
-  batch = types.Batch(
-      prompt_tokens=jnp.asarray([[0, 2, 3], [0, 0, 5]], jnp.int32),
-      prompt_mask=jnp.asarray([[0, 1, 1], [0, 0, 1]], jnp.float32),
-      completion_tokens=jnp.asarray(rng.integers(2, V, (B, K, T)), jnp.int32),
-      completion_mask=jnp.asarray(mask),
-      behavior_logprobs=jnp.zeros((B, K, T)),
-      ref_logprobs=jnp.zeros((B, K, T)),
-      rewards=jnp.asarray(rng.integers(0, 2, (B, K)), jnp.float32),
-      staleness_steps=jnp.zeros((B, K)),
-  )
-  behavior = token_logprobs(behavior_params or make_params(0), batch)
-  ref = token_logprobs(ref_params or make_params(9), batch)
-  return dataclasses.replace(
-      batch, behavior_logprobs=behavior * mask, ref_logprobs=ref * mask
-  )
-
-
-def evaluate(config, params, batch, loss_params=None):
-  """Returns (loss, finished metrics, gradient of both kinds of params)."""
-  loss_fn = objective.make_loss_fn(config, MODEL)
-  if loss_params is None:
-    loss_params = objective.make_loss_params(config)
-  (loss, totals), grads = jax.value_and_grad(
-      loss_fn, argnums=(0, 1), has_aux=True
-  )(params, loss_params, batch, jnp.float32(BETA))
-  return loss, objective.finish_metrics(totals), grads
+B, K, T, V = table_policy.B, table_policy.K, table_policy.T, table_policy.V
+BETA = table_policy.BETA
+EOS = table_policy.EOS
 
 
 class LossTest(parameterized.TestCase):
 
   def test_value_is_the_group_variance_at_the_temperature(self):
-    params, batch = make_params(0), make_batch()
-    loss, metrics, _ = evaluate(make_config(scale="paper"), params, batch)
+    params, batch = table_policy.make_params(0), table_policy.make_batch()
+    loss, metrics, _ = table_policy.evaluate(
+        table_policy.make_config(scale="paper"), params, batch
+    )
     mask = batch.completion_mask
-    rho = ((token_logprobs(params, batch) - batch.ref_logprobs) * mask).sum(2)
+    rho = (
+        (table_policy.token_logprobs(params, batch) - batch.ref_logprobs) * mask
+    ).sum(2)
     residual = rho - batch.rewards / BETA
     log_z = -np.asarray(residual).mean(axis=1)
     np.testing.assert_allclose(loss, np.var(residual, axis=1).mean(), rtol=1e-4)
@@ -106,8 +44,8 @@ class LossTest(parameterized.TestCase):
 
   @parameterized.parameters(0.0, 0.2)
   def test_what_stands_behind_the_mask_plays_no_part(self, ratio_clip):
-    params = make_params(0)
-    batch = make_batch(behavior_params=make_params(3))
+    params = table_policy.make_params(0)
+    batch = table_policy.make_batch(behavior_params=table_policy.make_params(3))
     outside = batch.completion_mask == 0
     self.assertGreater(outside.sum(), 3)
     changed = dataclasses.replace(
@@ -116,29 +54,33 @@ class LossTest(parameterized.TestCase):
         behavior_logprobs=jnp.where(outside, -7.0, batch.behavior_logprobs),
         ref_logprobs=jnp.where(outside, -jnp.inf, batch.ref_logprobs),
     )
-    config = make_config(ratio_clip=ratio_clip)
+    config = table_policy.make_config(ratio_clip=ratio_clip)
     chex.assert_trees_all_close(
-        evaluate(config, params, batch),
-        evaluate(config, params, changed),
+        table_policy.evaluate(config, params, batch),
+        table_policy.evaluate(config, params, changed),
         rtol=1e-6,
     )
 
   def test_the_clip_keeps_the_gradient_of_fresh_data_and_the_value(self):
-    params, batch = make_params(0), make_batch()
-    plain_loss, _, plain = evaluate(make_config(ratio_clip=0.0), params, batch)
-    loss, metrics, clipped = evaluate(
-        make_config(ratio_clip=0.2), params, batch
+    params, batch = table_policy.make_params(0), table_policy.make_batch()
+    plain_loss, _, plain = table_policy.evaluate(
+        table_policy.make_config(ratio_clip=0.0), params, batch
+    )
+    loss, metrics, clipped = table_policy.evaluate(
+        table_policy.make_config(ratio_clip=0.2), params, batch
     )
     np.testing.assert_allclose(loss, plain_loss, rtol=1e-5)
     chex.assert_trees_all_close(clipped, plain, rtol=1e-4, atol=1e-6)
     self.assertEqual(metrics["ratio_clip_share"], 0.0)
 
   def test_the_clip_cuts_stale_data(self):
-    params = make_params(0)
-    batch = make_batch(behavior_params=make_params(3))
-    plain_loss, _, plain = evaluate(make_config(ratio_clip=0.0), params, batch)
-    loss, metrics, clipped = evaluate(
-        make_config(ratio_clip=0.2), params, batch
+    params = table_policy.make_params(0)
+    batch = table_policy.make_batch(behavior_params=table_policy.make_params(3))
+    plain_loss, _, plain = table_policy.evaluate(
+        table_policy.make_config(ratio_clip=0.0), params, batch
+    )
+    loss, metrics, clipped = table_policy.evaluate(
+        table_policy.make_config(ratio_clip=0.2), params, batch
     )
     np.testing.assert_allclose(loss, plain_loss, rtol=1e-5)
     self.assertGreater(metrics["ratio_clip_share"], 0.1)
@@ -147,17 +89,19 @@ class LossTest(parameterized.TestCase):
 
   @parameterized.parameters(0.0, 0.2)
   def test_learned_z_moves_by_its_own_gradient(self, ratio_clip):
-    config = make_config(
+    config = table_policy.make_config(
         name="tb_learned_z", scale="paper", ratio_clip=ratio_clip
     )
-    params, batch = make_params(0), make_batch()
+    params, batch = table_policy.make_params(0), table_policy.make_batch()
     log_z = {"log_z": jnp.array([0.5])}
     chex.assert_trees_all_equal(
         objective.make_loss_params(config), {"log_z": jnp.zeros(1)}
     )
-    _, metrics, (grad, log_z_grad) = evaluate(config, params, batch, log_z)
+    _, metrics, (grad, log_z_grad) = table_policy.evaluate(
+        config, params, batch, log_z
+    )
     rho = (
-        (token_logprobs(params, batch) - batch.ref_logprobs)
+        (table_policy.token_logprobs(params, batch) - batch.ref_logprobs)
         * batch.completion_mask
     ).sum(axis=2)
     residual = 0.5 + rho - batch.rewards / BETA
@@ -169,11 +113,11 @@ class LossTest(parameterized.TestCase):
 
   def test_gradient_by_finite_differences(self):
     with jax.enable_x64(True):
-      config = make_config(scale="unit")
-      batch = jax.tree.map(jnp.asarray, make_batch())
+      config = table_policy.make_config(scale="unit")
+      batch = jax.tree.map(jnp.asarray, table_policy.make_batch())
       direction = np.random.default_rng(5).normal(size=(V, T, V))
       start = np.random.default_rng(0).normal(size=(V, T, V))
-      loss_fn = objective.make_loss_fn(config, MODEL)
+      loss_fn = objective.make_loss_fn(config, table_policy.MODEL)
 
       def along(x):
         params = {"table": jnp.asarray(start) + x * direction}
@@ -191,38 +135,75 @@ class LossTest(parameterized.TestCase):
       (dict(name="ppo"), "loss.name='ppo'"),
       (dict(scale="half"), "loss.scale='half'"),
       (dict(ratio_clip=-0.1), "loss.ratio_clip=-0.1"),
+      (dict(name="proximal_rloo"), "loss.ratio_clip=0.0"),
   )
   def test_refuses_by_key(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
-      objective.make_loss_fn(make_config(**changes), MODEL)
+      objective.make_loss_fn(
+          table_policy.make_config(**changes), table_policy.MODEL
+      )
 
   def test_refuses_greedy_sampling(self):
-    config = make_config()
+    config = table_policy.make_config()
     config.sampling.temperature = 0.0
     with self.assertRaisesRegex(ValueError, "sampling.temperature=0.0"):
-      objective.make_loss_fn(config, MODEL)
+      objective.make_loss_fn(config, table_policy.MODEL)
 
   def test_refuses_a_batch_that_is_not_groups(self):
-    batch = dataclasses.replace(make_batch(), rewards=jnp.zeros((B * K, 1)))
+    batch = dataclasses.replace(
+        table_policy.make_batch(), rewards=jnp.zeros((B * K, 1))
+    )
     with self.assertRaises(AssertionError):
-      evaluate(make_config(), make_params(), batch)
+      table_policy.evaluate(
+          table_policy.make_config(), table_policy.make_params(), batch
+      )
 
 
 class MetricsTest(absltest.TestCase):
 
   def test_of_the_batch(self):
     batch = dataclasses.replace(
-        make_batch(),
+        table_policy.make_batch(),
         rewards=jnp.array([[1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 0.0, 0.0]]),
     )
-    _, metrics, _ = evaluate(make_config(), make_params(0), batch)
+    _, metrics, _ = table_policy.evaluate(
+        table_policy.make_config(), table_policy.make_params(0), batch
+    )
     self.assertEqual(metrics["reward_mean"], 5 / 8)
     self.assertEqual(metrics["equal_reward_groups"], 0.5)
 
+  def test_of_the_ratio_and_the_distance(self):
+    params, batch = table_policy.make_params(0), table_policy.make_batch(
+        behavior_params=table_policy.make_params(3)
+    )
+    mask = batch.completion_mask
+    logprobs = table_policy.token_logprobs(params, batch)
+    w = jnp.exp(((logprobs - batch.behavior_logprobs) * mask).sum(axis=2))
+    per_token = ((logprobs - batch.ref_logprobs) * mask).sum() / mask.sum()
+    for name in ("tb", "rloo"):
+      _, metrics, _ = table_policy.evaluate(
+          table_policy.make_config(name=name), params, batch
+      )
+      np.testing.assert_allclose(
+          metrics["effective_sample_share"],
+          w.sum() ** 2 / (w.size * (w**2).sum()),
+          rtol=1e-4,
+      )
+      np.testing.assert_allclose(metrics["ratio_mean"], w.mean(), rtol=1e-4)
+      np.testing.assert_allclose(metrics["kl_per_token"], per_token, rtol=1e-4)
+      rho = ((logprobs - batch.ref_logprobs) * mask).sum(axis=2)
+      np.testing.assert_allclose(
+          metrics["residual_variance"],
+          np.var(rho - batch.rewards / BETA, axis=1).mean(),
+          rtol=1e-4,
+      )
+
   def test_entropy_is_a_mean_over_tokens_at_the_temperature(self):
-    params, batch = make_params(0), make_batch()
-    _, metrics, _ = evaluate(make_config(), params, batch)
-    logits = completion_logits(
+    params, batch = table_policy.make_params(0), table_policy.make_batch()
+    _, metrics, _ = table_policy.evaluate(
+        table_policy.make_config(), params, batch
+    )
+    logits = table_policy.completion_logits(
         params, batch.prompt_tokens, None, batch.completion_tokens
     )
     logprobs = jax.nn.log_softmax(logits / 0.7)
@@ -233,7 +214,7 @@ class MetricsTest(absltest.TestCase):
     )
 
   def test_logprob_gap_is_of_rows_without_staleness(self):
-    batch = make_batch()
+    batch = table_policy.make_batch()
     staleness = np.ones((B, K), np.float32)
     staleness[0, 1] = 0
     behavior = np.array(batch.behavior_logprobs)
@@ -242,16 +223,20 @@ class MetricsTest(absltest.TestCase):
     batch = dataclasses.replace(
         batch, staleness_steps=staleness, behavior_logprobs=behavior
     )
-    _, metrics, _ = evaluate(make_config(), make_params(0), batch)
+    _, metrics, _ = table_policy.evaluate(
+        table_policy.make_config(), table_policy.make_params(0), batch
+    )
     np.testing.assert_allclose(metrics["logprob_gap"], 0.5, rtol=1e-5)
     self.assertEqual(metrics["on_policy_share"], 1 / 8)
 
   def test_logprob_gap_without_such_rows_is_zero(self):
     batch = dataclasses.replace(
-        make_batch(behavior_params=make_params(3)),
+        table_policy.make_batch(behavior_params=table_policy.make_params(3)),
         staleness_steps=jnp.ones((B, K)),
     )
-    _, metrics, _ = evaluate(make_config(), make_params(0), batch)
+    _, metrics, _ = table_policy.evaluate(
+        table_policy.make_config(), table_policy.make_params(0), batch
+    )
     self.assertEqual(metrics["logprob_gap"], 0.0)
     self.assertEqual(metrics["on_policy_share"], 0.0)
 
@@ -259,15 +244,15 @@ class MetricsTest(absltest.TestCase):
 class SupervisedTest(absltest.TestCase):
 
   def test_is_the_mean_over_tokens_at_temperature_one(self):
-    params, batch = make_params(0), make_batch()
-    loss_fn = objective.make_supervised_loss_fn(MODEL)
+    params, batch = table_policy.make_params(0), table_policy.make_batch()
+    loss_fn = objective.make_supervised_loss_fn(table_policy.MODEL)
     loss, totals = loss_fn(params, {}, batch, jnp.float32(BETA))
     mask = batch.completion_mask
-    logprobs = token_logprobs(params, batch, temperature=1.0)
+    logprobs = table_policy.token_logprobs(params, batch, temperature=1.0)
     np.testing.assert_allclose(
         loss, -(logprobs * mask).sum() / mask.sum(), rtol=1e-5
     )
-    logits = completion_logits(
+    logits = table_policy.completion_logits(
         params, batch.prompt_tokens, None, batch.completion_tokens
     )
     right = (logits.argmax(-1) == batch.completion_tokens) * mask

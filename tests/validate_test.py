@@ -9,10 +9,12 @@ import ml_collections
 from configs import common
 from tba_jax import config_args
 from tba_jax import config_ranges
-from tba_jax import objective
 from tba_jax import schedules
 from tba_jax import sharding
 from tba_jax import validate
+from tba_jax.losses import build as losses_build
+from tba_jax.losses import corrections
+from tba_jax.losses import groups
 from tba_jax.models import build as models_build
 from tba_jax.tasks import build as tasks_build
 from tests import base_config
@@ -100,7 +102,9 @@ class RangesTest(parameterized.TestCase):
     self.assertLessEqual(set(config_ranges.NAMES), keys)
 
   @parameterized.parameters(
-      ("loss.name", lambda: objective.LOSSES),
+      ("loss.correction", lambda: ("", *corrections.CORRECTIONS)),
+      ("loss.length_norm", lambda: ("", *groups.LENGTH_NORMS)),
+      ("loss.name", lambda: losses_build.OBJECTIVES),
       ("model.family", lambda: models_build.FAMILIES),
       ("optimizer.schedule", lambda: schedules.LEARNING_RATES),
   )
@@ -158,6 +162,12 @@ class RelationsTest(parameterized.TestCase):
       (dict(sft__batch_size=63, mesh__data=2), "sft.batch_size"),
       # Groups.
       (dict(train__completions_per_prompt=1), "train.completions_per_prompt"),
+      (
+          dict(loss__name="rloo", train__completions_per_prompt=1),
+          "train.completions_per_prompt",
+      ),
+      (dict(loss__name="proximal_rloo"), "loss.ratio_clip"),
+      (dict(loss__correction="cispo"), "loss.ratio_clip"),
       (dict(search__samples_per_prompt=7), "search.samples_per_prompt"),
       (dict(replay__capacity_per_prompt=7), "replay.capacity_per_prompt"),
       # Two steps of 32 prompts with 8 samples may be ahead.

@@ -1,8 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trajectory balance: VarGrad, learned log Z, and a trust region.
+"""Trajectory balance: VarGrad and learned log Z.
 
-All three pull the policy to π_ref(y|x) exp(r(x, y)/β) / Z(x). They share a
+Both pull the policy to π_ref(y|x) exp(r(x, y)/β) / Z(x). They share a
 scale: "paper" is the paper's own, whose gradient is 2/β times a policy
 gradient and so grows as β is annealed; "unit" is β/2 times that, whose gradient
 
@@ -21,9 +21,6 @@ import jax
 import jax.numpy as jnp
 
 SCALES = ("unit", "paper")
-
-# Nats; far outside any trust region, and its exp is far from overflow.
-_MAX_LOG_RATIO = 20.0
 
 
 def vargrad_tb_loss(
@@ -115,70 +112,6 @@ def learned_z_tb_loss(
           "residual_BxK": residual_BxK,
       }
   )
-
-
-def clipped_tb_loss(
-    logprobs_BxKxT: jax.Array,
-    behavior_logprobs_BxKxT: jax.Array,
-    mask_BxKxT: jax.Array,
-    residual_BxK: jax.Array,
-    *,
-    beta: jax.Array | float,
-    ratio_clip: float,
-    scale: str,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Returns trajectory balance with a trust region around the behavior policy.
-
-      A = -β sg[residual] = (r - r̄) - β (ρ - ρ̄)          (with VarGrad's log Ẑ)
-      w_t = π(y_t|…) / π_behavior(y_t|…)
-      loss = -1/(BK) Σ_b Σₖ Σ_t min(w_t A, clip(w_t, 1 - c, 1 + c) A)
-
-  Source: the update rule of Bartoldson et al. 2025 (arXiv:2503.18929),
-  appendix A, as an advantage, in the clipped surrogate of Schulman et al. 2017
-  (arXiv:1707.06347), eq. 7. Without it a completion from an older policy keeps
-  being pushed until β(ρ - ρ̄) balances its reward, which can take 1/β nats: the
-  same stale completions then drive the policy off its support within a few
-  steps. A token stops pushing once its ratio has moved by c in the direction
-  of A. At w = 1 the gradient equals that of the TB loss that gave the residual.
-
-  Args:
-    logprobs_BxKxT: [B, K, T] float32, log π of each token, nats.
-    behavior_logprobs_BxKxT: [B, K, T] float32, of the policy that sampled it,
-      no gradient.
-    mask_BxKxT: [B, K, T] float32, 1 on the tokens that count.
-    residual_BxK: [B, K] float32, nats, of a TB loss at the present policy; no
-      gradient flows through it.
-    beta: KL coefficient in reward per nat, above 0; may be traced.
-    ratio_clip: c, above 0.
-    scale: "unit" or "paper", as in `vargrad_tb_loss`.
-
-  Returns:
-    Loss, [] float32, whose value says little, and `clipped_BxKxT`, 1 on the
-    tokens whose gradient the trust region cuts.
-
-  Raises:
-    ValueError: `ratio_clip` is not above 0, `scale` is not known, or `beta` is
-      a number that is not above 0.
-  """
-  chex.assert_rank([logprobs_BxKxT, residual_BxK], [3, 2])
-  chex.assert_equal_shape([logprobs_BxKxT, behavior_logprobs_BxKxT, mask_BxKxT])
-  chex.assert_equal_shape_prefix([logprobs_BxKxT, residual_BxK], 2)
-  _check_beta(beta)
-  if ratio_clip <= 0:
-    raise ValueError(f"loss.ratio_clip={ratio_clip}: must be above 0")
-  log_ratio_BxKxT = mask_BxKxT * (
-      logprobs_BxKxT - jax.lax.stop_gradient(behavior_logprobs_BxKxT)
-  )
-  # An infinite ratio would make the gradient of the branch not taken 0 * inf.
-  ratio_BxKxT = jnp.exp(jnp.minimum(log_ratio_BxKxT, _MAX_LOG_RATIO))
-  advantages_BxKx1 = jax.lax.stop_gradient(-beta * residual_BxK)[:, :, None]
-  clipped_ratio_BxKxT = jnp.clip(ratio_BxKxT, 1 - ratio_clip, 1 + ratio_clip)
-  free_BxKxT = ratio_BxKxT * advantages_BxKx1
-  held_BxKxT = clipped_ratio_BxKxT * advantages_BxKx1
-  surrogate_BxKxT = mask_BxKxT * jnp.minimum(free_BxKxT, held_BxKxT)
-  loss = -_gradient_scale(beta, scale) * jnp.mean(surrogate_BxKxT.sum(axis=2))
-  clipped_BxKxT = mask_BxKxT * (held_BxKxT < free_BxKxT)
-  return loss, {"clipped_BxKxT": jax.lax.stop_gradient(clipped_BxKxT)}
 
 
 def vargrad_log_z(

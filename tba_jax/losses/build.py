@@ -1,0 +1,144 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The table of objectives: `config.loss.name` to a pure loss.
+
+A new objective is one function, (groups, loss_params, *, beta, scale) to
+(loss, aux), and one row in `OBJECTIVES`; docs/objectives.md shows it. The rest
+is common to all: the importance correction, the length norm, the metrics.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tba_jax.losses import groups as groups_lib
+from tba_jax.losses import policy_gradient
+from tba_jax.losses import tb
+
+PyTree = Any
+Loss = tuple[jax.Array, dict[str, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """A row of the table.
+
+  loss: (groups, loss_params, *, beta, scale) -> (loss [], aux). Of aux are
+    read, where they are there: `log_z_Bx1` and `residual_BxK`, nats.
+  min_completions: the smallest group that it can learn from.
+  correction: what `loss.correction = ""` stands for where `loss.ratio_clip` is
+    above 0; at 0 it stands for "none".
+  needs_ratio_clip: whether `loss.ratio_clip` must be above 0.
+  length_norm: what `loss.length_norm = ""` stands for.
+  init_params: what it learns itself, at the start.
+  """
+
+  loss: Callable[..., Loss]
+  min_completions: int = 2
+  correction: str = "clip_token"
+  needs_ratio_clip: bool = False
+  length_norm: str = "none"
+  init_params: Callable[[], PyTree] = dict
+
+
+def _tb(groups: groups_lib.Groups, _, **settings) -> Loss:
+  return tb.vargrad_tb_loss(
+      groups.seq_BxK, groups.ref_seq_BxK, groups.rewards_BxK, **settings
+  )
+
+
+def _tb_learned_z(
+    groups: groups_lib.Groups, loss_params: PyTree, **settings
+) -> Loss:
+  log_z_Bx1 = jnp.broadcast_to(
+      loss_params["log_z"][None, :], (groups.rewards_BxK.shape[0], 1)
+  )
+  return tb.learned_z_tb_loss(
+      groups.seq_BxK,
+      groups.ref_seq_BxK,
+      groups.rewards_BxK,
+      log_z_Bx1,
+      **settings,
+  )
+
+
+def _tba_prime(groups: groups_lib.Groups, _, *, beta, scale) -> Loss:
+  del scale  # Policy gradients have one.
+  return policy_gradient.tba_prime_loss(
+      groups.logprobs_BxKxT,
+      groups.ref_logprobs_BxKxT,
+      groups.mask_BxKxT,
+      groups.weights_BxKxT,
+      groups.rewards_BxK,
+      beta=beta,
+  )
+
+
+def _returns(groups: groups_lib.Groups, beta: jax.Array) -> jax.Array:
+  """The reward of a completion, less the KL of the policy that sampled it."""
+  return policy_gradient.kl_in_reward(
+      groups.rewards_BxK, groups.behavior_kl_BxK, beta=beta
+  )
+
+
+def _reinforce(groups: groups_lib.Groups, _, *, beta, scale) -> Loss:
+  del scale
+  return policy_gradient.reinforce_loss(groups.seq_BxK, _returns(groups, beta))
+
+
+def _rloo(groups: groups_lib.Groups, _, *, beta, scale) -> Loss:
+  del scale
+  return policy_gradient.rloo_loss(groups.seq_BxK, _returns(groups, beta))
+
+
+def _grpo(groups: groups_lib.Groups, _, *, beta, scale) -> Loss:
+  del scale
+  return _any_grpo(groups, beta=beta, divide_by_std=True)
+
+
+def _dr_grpo(groups: groups_lib.Groups, _, *, beta, scale) -> Loss:
+  del scale
+  return _any_grpo(groups, beta=beta, divide_by_std=False)
+
+
+def _any_grpo(groups: groups_lib.Groups, **settings) -> Loss:
+  return policy_gradient.grpo_loss(
+      groups.logprobs_BxKxT,
+      groups.ref_logprobs_BxKxT,
+      groups.weights_BxKxT,
+      groups.rewards_BxK,
+      **settings,
+  )
+
+
+OBJECTIVES = {
+    "tb": Objective(_tb),
+    # One scalar, so for tasks with one prompt.
+    "tb_learned_z": Objective(
+        _tb_learned_z,
+        min_completions=1,
+        init_params=lambda: {"log_z": jnp.zeros((1,), jnp.float32)},
+    ),
+    "tba_prime": Objective(_tba_prime, length_norm="tokens"),
+    "reinforce": Objective(_reinforce),
+    "rloo": Objective(_rloo),
+    "proximal_rloo": Objective(
+        _rloo, correction="clip_sequence", needs_ratio_clip=True
+    ),
+    "grpo": Objective(_grpo, length_norm="tokens"),
+    "dr_grpo": Objective(_dr_grpo, length_norm="max_tokens"),
+}
+
+
+def find(name: str) -> Objective:
+  """Returns the row of `config.loss.name`.
+
+  Raises:
+    ValueError: there is none.
+  """
+  if name not in OBJECTIVES:
+    raise ValueError(f"loss.name={name!r}: allowed {sorted(OBJECTIVES)}")
+  return OBJECTIVES[name]

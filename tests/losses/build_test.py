@@ -1,0 +1,183 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How the objectives of the table hang together: their gradients, float64."""
+
+import dataclasses
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax import config_relations
+from tba_jax.losses import build
+from tba_jax.losses import corrections
+from tba_jax.losses import groups as groups_lib
+from tba_jax.losses import tb
+
+B, K, T = 3, 5, 4
+BETA = 0.3
+
+
+def make_groups(*, on_policy=True, seed=0, **changes):
+  rng = np.random.default_rng(seed)
+  logprobs = rng.normal(-2, 1, (B, K, T))
+  lengths_BxK = rng.integers(1, T + 1, (B, K))
+  mask = (np.arange(T) < lengths_BxK[:, :, None]).astype(np.float64)
+  behavior = logprobs if on_policy else rng.normal(-2, 1, (B, K, T))
+  arrays = dict(
+      logprobs_BxKxT=logprobs,
+      behavior_logprobs_BxKxT=behavior,
+      ref_logprobs_BxKxT=rng.normal(-2, 1, (B, K, T)),
+      mask_BxKxT=mask,
+      weights_BxKxT=mask,
+      rewards_BxK=rng.normal(size=(B, K)),
+  )
+  return groups_lib.Groups(**jax.tree.map(jnp.asarray, arrays | changes))
+
+
+def gradient(name, groups, *, scale="unit", beta=BETA, loss_params=None):
+  row = build.OBJECTIVES[name]
+
+  def loss_of(x):
+    some = dataclasses.replace(groups, logprobs_BxKxT=x)
+    return row.loss(some, loss_params, beta=beta, scale=scale)[0]
+
+  return jax.grad(loss_of)(groups.logprobs_BxKxT)
+
+
+class EquivalenceTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(jax.enable_x64(True))
+
+  def check(self, actual, expected):
+    self.assertEqual(actual.dtype, jnp.float64)
+    self.assertGreater(jnp.abs(expected).max(), 1e-3)
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-12)
+
+  def test_on_policy_tb_is_reinforce_with_the_kl_in_the_reward(self):
+    groups = make_groups()
+    self.check(gradient("tb", groups), gradient("reinforce", groups))
+
+  def test_off_policy_it_is_not(self):
+    groups = make_groups(on_policy=False)
+    difference = gradient("tb", groups) - gradient("reinforce", groups)
+    self.assertGreater(jnp.abs(difference).max(), 1e-2)
+
+  def test_rloo_is_reinforce_up_to_a_factor(self):
+    groups = make_groups(on_policy=False)
+    factor = K / (K - 1)
+    self.check(gradient("rloo", groups), factor * gradient("reinforce", groups))
+
+  def test_grpo_without_std_is_reinforce_without_a_kl(self):
+    groups = make_groups(on_policy=False)
+    self.check(
+        gradient("dr_grpo", groups, beta=0.0),
+        gradient("reinforce", groups, beta=0.0),
+    )
+
+  def test_grpo_s_std_is_a_factor_of_a_group(self):
+    groups = make_groups()
+    std_B = np.std(groups.rewards_BxK, axis=1) + 1e-4
+    self.check(
+        gradient("grpo", groups, beta=0.0) * std_B[:, None, None],
+        gradient("dr_grpo", groups, beta=0.0),
+    )
+
+  @parameterized.parameters(True, False)
+  def test_tba_prime_at_ratio_one_is_tb(self, on_policy):
+    groups = make_groups(on_policy=on_policy)
+    self.check(gradient("tba_prime", groups), gradient("tb", groups))
+
+  def test_learned_z_at_the_optimal_z_is_vargrad(self):
+    groups = make_groups(on_policy=False, seed=3)
+    one = jax.tree.map(lambda x: x[:1], groups)  # one prompt, one log Z
+    log_z = tb.vargrad_log_z(
+        one.seq_BxK, one.ref_seq_BxK, one.rewards_BxK, beta=BETA
+    )
+    self.check(
+        gradient("tb_learned_z", one, loss_params={"log_z": log_z[0]}),
+        gradient("tb", one),
+    )
+
+  def test_tb_with_and_without_the_stopped_gradient(self):
+    groups = make_groups(on_policy=False)
+
+    def not_stopped(x):
+      some = dataclasses.replace(groups, logprobs_BxKxT=x)
+      args = some.seq_BxK, some.ref_seq_BxK, some.rewards_BxK
+      log_z = tb.vargrad_log_z(*args, beta=BETA)
+      return tb.learned_z_tb_loss(*args, log_z, beta=BETA, scale="unit")[0]
+
+    self.check(
+        jax.grad(not_stopped)(groups.logprobs_BxKxT), gradient("tb", groups)
+    )
+
+
+class TableTest(parameterized.TestCase):
+
+  def losses(self, groups):
+    for name, row in build.OBJECTIVES.items():
+      loss_params = row.init_params()
+
+      def loss_of(groups, row=row, loss_params=loss_params):
+        return row.loss(groups, loss_params, beta=BETA, scale="unit")[0]
+
+      yield name, jax.value_and_grad(
+          lambda x, loss_of=loss_of: loss_of(
+              dataclasses.replace(groups, logprobs_BxKxT=x)
+          )
+      )(groups.logprobs_BxKxT)
+
+  def test_all_equal_rewards_give_finite_gradients(self):
+    groups = make_groups(rewards_BxK=np.ones((B, K)))
+    for name, values in self.losses(groups):
+      with self.subTest(name):
+        chex.assert_tree_all_finite(values)
+
+  def test_what_the_mask_hides_plays_no_part(self):
+    groups = make_groups(on_policy=False)
+    hide = lambda x: jnp.where(groups.mask_BxKxT > 0, x, jnp.nan)
+    hidden = dataclasses.replace(
+        groups,
+        logprobs_BxKxT=hide(groups.logprobs_BxKxT),
+        behavior_logprobs_BxKxT=hide(groups.behavior_logprobs_BxKxT),
+        ref_logprobs_BxKxT=hide(groups.ref_logprobs_BxKxT),
+    )
+    chex.assert_trees_all_equal(
+        dict(self.losses(hidden)), dict(self.losses(groups))
+    )
+
+  def test_every_objective_moves_the_policy(self):
+    for name, (_, grad) in self.losses(make_groups(on_policy=False)):
+      with self.subTest(name):
+        self.assertGreater(jnp.abs(grad).max(), 1e-3)
+
+  def test_rows_name_what_exists(self):
+    for name, row in build.OBJECTIVES.items():
+      with self.subTest(name):
+        self.assertIn(row.correction, corrections.CORRECTIONS)
+        self.assertIn(row.length_norm, groups_lib.LENGTH_NORMS)
+
+  def test_the_checks_of_the_config_know_the_rows(self):
+    rows = build.OBJECTIVES.items()
+    self.assertCountEqual(
+        config_relations.OF_SINGLE_COMPLETIONS,
+        [name for name, row in rows if row.min_completions == 1],
+    )
+    self.assertCountEqual(
+        config_relations.OF_A_TRUST_REGION,
+        [name for name, row in rows if row.needs_ratio_clip],
+    )
+
+  def test_refuses_an_unknown_name(self):
+    with self.assertRaisesRegex(ValueError, "loss.name='dqn'.*'rloo'"):
+      build.find("dqn")
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,140 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Importance corrections: the factor of each ratio, by hand."""
+
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax.losses import corrections
+
+# Ratios of tokens, and of the two completions: 1.5 * 0.5 and 0.9 * 4.
+RATIO_BxKxT = jnp.array([[[1.5, 0.5], [0.9, 4.0]]])
+RATIO_BxK = jnp.array([[0.75, 3.6]])
+UP, DOWN = jnp.ones((1, 2, 2)), -jnp.ones((1, 2, 2))
+
+
+def run(correction, push_BxKxT, ratio_clip=0.2, ratio_cap=3.0):
+  return corrections.factors(
+      RATIO_BxKxT,
+      RATIO_BxK,
+      push_BxKxT,
+      correction=correction,
+      ratio_clip=ratio_clip,
+      ratio_cap=ratio_cap,
+  )
+
+
+class FactorsTest(chex.TestCase):
+
+  @chex.variants(with_jit=True, without_jit=True)
+  @parameterized.parameters(
+      ("none", UP, [[1.0, 1.0], [1.0, 1.0]], 0),
+      ("clip_token", UP, [[0.0, 0.5], [0.9, 0.0]], 2),
+      ("clip_token", DOWN, [[1.5, 0.0], [0.9, 4.0]], 1),
+      # Of tokens that nothing pushes none is cut.
+      ("clip_token", 0 * UP, [[1.5, 0.5], [0.9, 4.0]], 0),
+      ("clip_sequence", UP, [[0.75, 0.75], [0.0, 0.0]], 2),
+      ("clip_sequence", DOWN, [[0.0, 0.0], [3.6, 3.6]], 2),
+      ("truncate_token", UP, [[1.5, 0.5], [0.9, 3.0]], 1),
+      ("truncate_sequence", DOWN, [[0.75, 0.75], [3.0, 3.0]], 2),
+      ("mask_token", UP, [[1.5, 0.5], [0.9, 0.0]], 1),
+      ("cispo", DOWN, [[1.2, 0.8], [0.9, 1.2]], 3),
+  )
+  def test_known_numbers(self, correction, push, expected, num_changed):
+    factor, changed = self.variant(functools.partial(run, correction))(push)
+    np.testing.assert_allclose(factor[0], expected, rtol=1e-6)
+    self.assertEqual(changed.sum(), num_changed)
+
+  def test_all_corrections_are_tried_above(self):
+    for name in corrections.CORRECTIONS:
+      factor, _ = corrections.factors(
+          jnp.ones((1, 2, 2)),
+          jnp.ones((1, 2)),
+          UP,
+          correction=name,
+          ratio_clip=0.2,
+          ratio_cap=3.0,
+      )
+      chex.assert_trees_all_equal(factor, UP)  # at ratio 1: as without
+
+  @parameterized.parameters(1.0, -1.0)
+  def test_clip_token_is_the_gradient_of_the_clipped_surrogate(self, sign):
+    """Whose value PPO writes as min(w A, clip(w) A)."""
+    logs = jnp.log(RATIO_BxKxT)
+
+    def surrogate(x):
+      w = jnp.exp(x)
+      return jnp.minimum(w * sign, jnp.clip(w, 0.8, 1.2) * sign).sum()
+
+    factor, _ = run("clip_token", sign * UP)
+    np.testing.assert_allclose(
+        jax.grad(surrogate)(logs), factor * sign, rtol=1e-5
+    )
+
+  @parameterized.parameters(1.0, -1.0)
+  def test_clip_sequence_is_that_of_proximal_rloo(self, sign):
+    logs = jnp.log(RATIO_BxKxT)
+
+    def surrogate(x):
+      w = jnp.exp(x.sum(axis=2))
+      return jnp.minimum(w * sign, jnp.clip(w, 0.8, 1.2) * sign).sum()
+
+    factor, _ = run("clip_sequence", sign * UP)
+    np.testing.assert_allclose(
+        jax.grad(surrogate)(logs), factor * sign, rtol=1e-4
+    )
+
+  @parameterized.parameters(
+      ("ppo", 0.2, 3.0, "loss.correction='ppo'"),
+      ("cispo", 0.0, 3.0, "loss.ratio_clip=0.0"),
+      ("truncate_token", 0.2, 0.0, "loss.ratio_cap=0.0"),
+  )
+  def test_refuses(self, correction, clip, cap, message):
+    with self.assertRaisesRegex(ValueError, message):
+      run(correction, UP, clip, cap)
+
+
+class RatiosTest(absltest.TestCase):
+
+  def test_known_numbers(self):
+    logprobs = jnp.log(jnp.array([[[0.3, 0.2, 0.5]]]))
+    behavior = jnp.log(jnp.array([[[0.2, 0.4, 0.1]]]))
+    mask = jnp.array([[[1.0, 1.0, 0.0]]])
+    tokens, whole = corrections.ratios(logprobs, behavior, mask)
+    np.testing.assert_allclose(tokens, [[[1.5, 0.5, 1.0]]], rtol=1e-6)
+    np.testing.assert_allclose(whole, [[0.75]], rtol=1e-6)
+
+  def test_stay_finite_whatever_was_sampled(self):
+    behavior = jnp.array([[[-500.0, 500.0, jnp.nan]]])
+    tokens, whole = corrections.ratios(
+        jnp.zeros((1, 1, 3)), behavior, jnp.array([[[1.0, 1.0, 0.0]]])
+    )
+    chex.assert_tree_all_finite((tokens, whole, jnp.square(tokens)))
+    np.testing.assert_allclose(tokens, [[[np.exp(20), 0.0, 1.0]]], rtol=1e-5)
+
+  def test_carry_no_gradient(self):
+    x = jnp.full((1, 1, 2), -1.0)
+    grad = jax.grad(
+        lambda x: corrections.ratios(x, x - 0.5, jnp.ones_like(x))[1].sum()
+    )(x)
+    chex.assert_trees_all_equal(grad, jnp.zeros_like(x))
+
+
+class ScaleGradientTest(absltest.TestCase):
+
+  def test_value_stays_and_gradient_is_scaled(self):
+    x, factor = jnp.array([1.0, 2.0]), jnp.array([0.0, 3.0])
+    run = lambda x: jnp.square(corrections.scale_gradient(x, factor)).sum()
+    value, grad = jax.value_and_grad(run)(x)
+    np.testing.assert_allclose(value, 5.0)
+    np.testing.assert_allclose(grad, [0.0, 12.0])
+
+
+if __name__ == "__main__":
+  absltest.main()
