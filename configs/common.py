@@ -57,6 +57,7 @@ def get_config() -> ml_collections.ConfigDict:
   """Returns the base config: every key, with the default of the system."""
   d = lambda **fields: ml_collections.ConfigDict(fields)
   c = d()
+  # Of params, prompt order, sampling and replay draws.
   c.seed = 0
 
   # The task's own fields stand beside its name (`tba_jax/tasks/`).
@@ -68,20 +69,21 @@ def get_config() -> ml_collections.ConfigDict:
       source="task",
   )
 
+  # Shape of the policy; a Hugging Face folder in `init` brings its own.
   c.model = d(
-      family="llama",
+      family="llama",  # as in tba_jax/models/build.py
       num_layers=3,
-      width=64,
+      width=64,  # of the residual stream
       num_heads=4,
-      num_kv_heads=4,
-      head_dim=16,
-      mlp_width=172,
-      rope_theta=10000.0,
-      norm_epsilon=1e-5,
-      tie_embeddings=False,
-      max_positions=128,
-      param_dtype="float32",
-      compute_dtype="float32",
+      num_kv_heads=4,  # below num_heads: grouped queries
+      head_dim=16,  # of one head, even
+      mlp_width=172,  # hidden units of a block's MLP
+      rope_theta=10000.0,  # base of the rotary angles
+      norm_epsilon=1e-5,  # added to a norm's mean square
+      tie_embeddings=False,  # one table for embedding and unembedding
+      max_positions=128,  # of prompt and completion together
+      param_dtype="float32",  # of the params
+      compute_dtype="float32",  # of activations
   )
 
   # What the policy and the reference start from: "scratch", "sft" (made by
@@ -89,6 +91,7 @@ def get_config() -> ml_collections.ConfigDict:
   # folder.
   c.init = "sft"
 
+  # Devices along each axis.
   c.mesh = d(data=1, fsdp=1, tensor=1)
   # Logical axis of a parameter or activation -> mesh axis ("" = replicated).
   c.sharding = d(
@@ -102,22 +105,23 @@ def get_config() -> ml_collections.ConfigDict:
       head_dim="",
   )
 
+  # Supervised fine-tuning on the task's own solutions (init = "sft").
   c.sft = d(
-      num_steps=2400,
-      batch_size=64,
-      learning_rate=3e-3,
+      num_steps=2400,  # of supervised fine-tuning
+      batch_size=64,  # examples a step
+      learning_rate=3e-3,  # after the warm-up; then to 0
       warmup_steps=100,
       weight_decay=0.0,
-      b1=0.9,
+      b1=0.9,  # of Adam, as b2
       b2=0.99,
-      grad_clip_norm=1.0,
-      evaluate_every_steps=600,
-      checkpoint_every_steps=400,
+      grad_clip_norm=1.0,  # 0 = off
+      evaluate_every_steps=600,  # held-out pass@1
+      checkpoint_every_steps=400,  # to go on from after a crash
       log_every_steps=50,
   )
 
   c.sampling = d(
-      temperature=1.0,
+      temperature=1.0,  # of sampling and of the loss alike
       top_k=0,  # 0 = off
       top_p=1.0,  # 1 = off
       max_prompt_tokens=16,
@@ -152,7 +156,7 @@ def get_config() -> ml_collections.ConfigDict:
       scale="unit",
       # Linear from beta to beta_final over beta_decay_steps, and beta_final
       # from beta_stop_steps on (0 steps = constant beta).
-      beta=0.05,
+      beta=0.05,  # weight of the KL to the reference: smaller = further
       beta_final=0.05,
       beta_decay_steps=0,
       beta_stop_steps=0,
@@ -174,7 +178,7 @@ def get_config() -> ml_collections.ConfigDict:
 
   c.optimizer = d(
       learning_rate=1e-4,
-      learning_rate_final=1e-4,
+      learning_rate_final=1e-4,  # at the last step
       # After the warm-up: "constant", "linear", "cosine", or
       # "warmup_stable_decay": a peak of stable_steps, then a cosine of
       # decay_steps (0 = to the end of the run; more may go past it).
@@ -190,7 +194,7 @@ def get_config() -> ml_collections.ConfigDict:
   )
 
   c.train = d(
-      num_steps=320,
+      num_steps=320,  # optimizer updates of the run
       prompts_per_batch=32,  # B
       completions_per_prompt=8,  # K
       micro_batch_prompts=32,  # prompts in one forward-backward
@@ -202,7 +206,7 @@ def get_config() -> ml_collections.ConfigDict:
   )
 
   c.replay = d(
-      capacity_per_prompt=100,
+      capacity_per_prompt=100,  # completions of one prompt; the oldest go
       capacity=200_000,  # completions in all
       recent_fraction=1.0,  # the papers' m
       recent_window_steps=4,  # arrivals of so many steps count as recent
@@ -212,19 +216,20 @@ def get_config() -> ml_collections.ConfigDict:
       reward_temperature=1.0,
       reward_temperature_final=1.0,
       reward_temperature_decay_steps=0,
-      dedupe=True,
-      warm_start_completions=0,
+      dedupe=True,  # a completion equal to an older one replaces it
+      warm_start_completions=0,  # sampled before step 0
       max_segment_mb=64.0,  # of the journal
   )
 
+  # The newest params go to the store, which keeps so many versions of them.
   c.publish = d(every_steps=1, keep_versions=3, carrier="store")
 
   c.evaluate = d(
-      every_steps=80,
+      every_steps=80,  # 0 = only before and after
       num_prompts=256,  # while training
-      num_completions=8,
+      num_completions=8,  # k of pass@k
       final_prompts=1000,  # before and after
-      batch_prompts=64,
+      batch_prompts=64,  # decoded at a time
   )
 
   # Collapse guards. `action`: "off", "warn", "lower_learning_rate" or "stop".
@@ -237,6 +242,7 @@ def get_config() -> ml_collections.ConfigDict:
       max_logprob_gap=1e-3,  # nats a token, trainer - sampler at staleness 0
   )
 
+  # Of the whole run, to go on from; the newest `keep` of them stay.
   c.checkpoint = d(every_steps=40, keep=2)
 
   c.store = d(
@@ -254,5 +260,6 @@ def get_config() -> ml_collections.ConfigDict:
   # the one that was trained.
   c.export = d(dtype="")
 
+  # Periods of `metrics.jsonl` and `samples.jsonl`, and samples written then.
   c.log = d(every_steps=1, samples_every_steps=20, num_samples=8)
   return c

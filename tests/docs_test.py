@@ -1,0 +1,140 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The pages tell the truth, as far as a program can tell."""
+
+import ast
+import pathlib
+import re
+import textwrap
+
+from absl.testing import absltest
+
+from configs import common
+from configs import reference
+from tba_jax import config_args
+from tba_jax.tasks import base
+
+_ROOT = pathlib.Path(__file__).parent.parent
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_CODE_PATH = re.compile(r"`((?:tba_jax|tests|configs|launch|docs)/[\w/.]+)`")
+
+
+def _pages() -> list[pathlib.Path]:
+  return [*sorted(_ROOT.glob("*.md")), *sorted((_ROOT / "docs").glob("*.md"))]
+
+
+def _anchors(page: pathlib.Path) -> set[str]:
+  """The anchors that a heading gets on a repository's page."""
+  heads = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.M)
+  words = [re.sub(r"[^\w\- ]", "", head.lower()) for head in heads]
+  return {word.replace(" ", "-") for word in words}
+
+
+def _prose(page: pathlib.Path) -> str:
+  """A page without its blocks of code, in which nothing is a link."""
+  return re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
+
+
+def _templates() -> set[str]:
+  """Every text of the code, with `…` for what it puts in."""
+  out = set()
+  for path in (_ROOT / "tba_jax").rglob("*.py"):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+      if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        out.add(node.value)
+      elif isinstance(node, ast.JoinedStr):
+        parts = [getattr(value, "value", None) for value in node.values]
+        texts = [part if isinstance(part, str) else "…" for part in parts]
+        out.add("".join(texts))
+  return out
+
+
+class DocsTest(absltest.TestCase):
+
+  def test_the_reference_of_settings_is_up_to_date(self):
+    self.assertEqual(
+        (_ROOT / "docs" / "config.md").read_text("utf-8"),
+        reference.render(),
+        "run: python -m configs.reference > docs/config.md",
+    )
+
+  def test_the_reference_has_every_setting(self):
+    page = reference.render()
+    for key, value in config_args.flatten(common.get_config()).items():
+      if key != "task.name":
+        self.assertIn(f"| `{key}` | `{value!r}` |", page)
+
+  def test_comments_go_to_what_they_are_about(self):
+    said = reference.comments(
+        "def get_config():\n"
+        "  # Of a.\n"
+        "  c.a = d(\n"
+        "      x=1,  # one\n"
+        "      # Long of y,\n"
+        "      # two lines.\n"
+        "      y='# no comment',\n"
+        "      z=3,\n"
+        "  )\n"
+        "  c.b = d(u=1, v=2)  # both\n"
+    )
+    self.assertEqual(
+        said,
+        {
+            "a": "Of a.",
+            "a.x": "one",
+            "a.y": "Long of y, two lines.",
+            "a.z": "",
+            "b": "",
+            "b.u": "both",
+            "b.v": "both",
+        },
+    )
+
+  def test_links_lead_somewhere(self):
+    for page in _pages():
+      for link in _LINK.findall(_prose(page)):
+        if re.match(r"(https?|mailto):", link):
+          continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        where = f"{page.name}: {link}"
+        self.assertTrue(target.exists(), where)
+        if anchor and target.suffix == ".md":
+          self.assertIn(anchor, _anchors(target), where)
+
+  def test_files_that_are_named_exist(self):
+    for page in [*_pages(), *sorted((_ROOT / "tba_jax").glob("*.md"))]:
+      for name in _CODE_PATH.findall(page.read_text("utf-8")):
+        self.assertTrue((_ROOT / name).exists(), f"{page.name}: {name}")
+
+  def test_messages_are_those_of_the_code(self):
+    templates = _templates()
+    page = (_ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    messages = re.findall(r"^\| `(.+?)` \| .+ \| .+ \|$", page, re.M)
+    self.assertGreater(len(messages), 30)
+    for message in messages:
+      # The line of a wrong setting ends with what its own check says.
+      text = message.removesuffix("allowed …")
+      self.assertTrue(any(text in t for t in templates), message)
+
+  def test_the_task_of_the_page_works(self):
+    page = (_ROOT / "docs" / "own_task.md").read_text("utf-8")
+    (block,) = re.findall(r"^   ```python\n(.*?)^   ```", page, re.M | re.S)
+    scope = {}
+    exec(textwrap.dedent(block), scope)
+    task = scope["Reverse"](**scope["Reverse"].FIELDS)
+    words = set(task.tokenizer_words())
+    for split in base.SPLITS:
+      for index in (0, task.num_prompts(split) - 1):
+        prompt = task.prompt(split, index)
+        right = task.reference_completion(split, index, None)
+        self.assertEqual(prompt[:-1], right[::-1])
+        self.assertEqual(task.reward(split, index, right), 1.0)
+        self.assertEqual(task.reward(split, index, right + "a"), 0.0)
+        self.assertLessEqual(set(prompt + right), words)
+        self.assertLen(prompt, task.max_prompt_tokens)
+        self.assertLen(right, task.max_completion_tokens - 1)
+
+
+if __name__ == "__main__":
+  absltest.main()
