@@ -10,8 +10,8 @@ import textwrap
 from absl.testing import absltest
 
 from configs import common
-from configs import reference
 from tba_jax import config_args
+from tba_jax import config_reference
 from tba_jax.tasks import base
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -54,18 +54,18 @@ class DocsTest(absltest.TestCase):
   def test_the_reference_of_settings_is_up_to_date(self):
     self.assertEqual(
         (_ROOT / "docs" / "config.md").read_text("utf-8"),
-        reference.render(),
-        "run: python -m configs.reference > docs/config.md",
+        config_reference.render(),
+        "run: python -m tba_jax.config_reference > docs/config.md",
     )
 
   def test_the_reference_has_every_setting(self):
-    page = reference.render()
+    page = config_reference.render()
     for key, value in config_args.flatten(common.get_config()).items():
       if key != "task.name":
         self.assertIn(f"| `{key}` | `{value!r}` |", page)
 
   def test_comments_go_to_what_they_are_about(self):
-    said = reference.comments(
+    said = config_reference.comments(
         "def get_config():\n"
         "  # Of a.\n"
         "  c.a = d(\n"

@@ -24,8 +24,8 @@ _RINGS = {
     """,
     2: """
         checkpoint config_args ledger objective optimizer reference
-        replay/intake replay/journal replay/packing report/* run_directory sampling/decode
-        sampling/rows run_state versions
+        replay/intake replay/journal replay/packing report/* run_directory
+        sampling/decode sampling/rows run_state versions
     """,
     3: """
         batches evaluator policy publication replay/drain replay/outbox
@@ -35,8 +35,8 @@ _RINGS = {
         model_source recorder searcher sft_examples sft_settings trainer
     """,
     5: """
-        children evaluate export generate panel panel_view parts plan
-        report/program roles score status store supervise sweep
+        children config_reference evaluate export generate panel panel_view
+        parts plan report/program roles score status store supervise sweep
         train_reward_model train_sft
     """,
     # Benchmarks measure programs; `main` alone asks for either, by name.

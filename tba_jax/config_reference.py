@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference of all settings, made from where they are written.
 
-    python -m configs.reference > docs/config.md
+    python -m tba_jax.config_reference > docs/config.md
 
 Defaults and meanings are those of `configs/common.py`, what is allowed is in
 `tba_jax/config_ranges.py`, a task's fields are in its class.
@@ -22,8 +22,8 @@ from tba_jax.tasks import build
 
 _HEAD = """# Every setting
 
-Made by `python -m configs.reference > docs/config.md`; a test tells when it is
-out of date. Change it in `configs/common.py`.
+Made by `python -m tba_jax.config_reference > docs/config.md`; a test tells
+when it is out of date. Change it in `configs/common.py`.
 
 A setting is changed in a config file, or on the command line with
 `--config.KEY=VALUE`. "On" in the last column: it may change when a run is
