@@ -107,20 +107,7 @@ def make_pure_loss(config: ml_collections.ConfigDict) -> PureLoss:
     ValueError: a setting of `config.loss` is out of its range.
   """
   c, row = config.loss, build.find(config.loss.name)
-  if c.scale not in tb.SCALES:
-    raise ValueError(f"loss.scale={c.scale!r}: allowed {tb.SCALES}")
-  if c.ratio_clip < 0:
-    raise ValueError(f"loss.ratio_clip={c.ratio_clip}: at least 0 (0 = off)")
-  if row.needs_ratio_clip and not c.correction and not c.ratio_clip:
-    raise ValueError(
-        f"loss.ratio_clip={c.ratio_clip}: above 0 with loss.name={c.name!r}"
-    )
-  own_correction = row.correction if c.ratio_clip else "none"
-  settings = dict(
-      correction=c.correction or own_correction,
-      ratio_clip=c.ratio_clip,
-      ratio_cap=c.ratio_cap,
-  )
+  settings = _correction_settings(c, row)
   length_norm = c.length_norm or row.length_norm
 
   def pure_loss(
@@ -160,6 +147,7 @@ def make_pure_loss(config: ml_collections.ConfigDict) -> PureLoss:
         "ratio_clip_share": _total(changed_BxKxT, mask_BxKxT),
         **_ratio_totals(ratio_BxK),
         **_residual_totals(groups, aux, beta),
+        **_pair_totals(aux),
         **_batch_totals(batch, logprobs_BxKxT),
     }
     return loss, jax.lax.stop_gradient(totals)
@@ -210,6 +198,26 @@ def finish_metrics(totals: Totals) -> dict[str, jax.Array]:
     square = jnp.maximum(out.pop(_RATIO_SQUARE), jnp.finfo(jnp.float32).tiny)
     out["effective_sample_share"] = jnp.square(out["ratio_mean"]) / square
   return out
+
+
+def _correction_settings(
+    c: ml_collections.ConfigDict, row: build.Objective
+) -> dict[str, str | float]:
+  """Returns what `corrections.factors` takes of `config.loss`."""
+  if c.scale not in tb.SCALES:
+    raise ValueError(f"loss.scale={c.scale!r}: allowed {tb.SCALES}")
+  if c.ratio_clip < 0:
+    raise ValueError(f"loss.ratio_clip={c.ratio_clip}: at least 0 (0 = off)")
+  if row.needs_ratio_clip and not c.correction and not c.ratio_clip:
+    raise ValueError(
+        f"loss.ratio_clip={c.ratio_clip}: above 0 with loss.name={c.name!r}"
+    )
+  own_correction = row.correction if c.ratio_clip else "none"
+  return dict(
+      correction=c.correction or own_correction,
+      ratio_clip=c.ratio_clip,
+      ratio_cap=c.ratio_cap,
+  )
 
 
 def _forward(
@@ -278,6 +286,17 @@ def _residual_totals(
       _LOG_Z_SQUARE: _total(jnp.square(log_z_Bx1)),
       "residual_abs": _total(jnp.abs(residual_BxK)),
       "residual_variance": _total(jnp.square(centered_BxK)),
+  }
+
+
+def _pair_totals(aux: dict[str, jax.Array]) -> Totals:
+  """Returns how well the policy ranks the pairs, of losses that have them."""
+  if "margin_Bx1" not in aux:
+    return {}
+  margin_Bx1, pair_Bx1 = aux["margin_Bx1"], aux["pair_Bx1"]
+  return {
+      "pair_margin": _total(margin_Bx1, pair_Bx1),
+      "pair_accuracy": _total((margin_Bx1 > 0).astype(jnp.float32), pair_Bx1),
   }
 
 

@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every objective through the one path: corrections, norms, metrics."""
 
+import dataclasses
+
 from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tba_jax.losses import build
 from tests import table_policy
@@ -17,9 +20,9 @@ BETA = table_policy.BETA
 
 class ObjectivesTest(parameterized.TestCase):
 
-  def test_all_give_the_same_metrics(self):
+  def test_all_give_the_metrics_of_tb(self):
     batch = table_policy.make_batch(behavior_params=table_policy.make_params(3))
-    names = set()
+    names = {}
     for name in build.OBJECTIVES:
       config = table_policy.make_config(name=name, ratio_clip=0.2)
       loss, metrics, (grad, _) = table_policy.evaluate(
@@ -27,8 +30,28 @@ class ObjectivesTest(parameterized.TestCase):
       )
       chex.assert_tree_all_finite((loss, metrics, grad))
       self.assertGreater(jnp.abs(grad["table"]).max(), 1e-4, name)
-      names.add(tuple(sorted(metrics)))
-    self.assertLen(names, 1)
+      names[name] = set(metrics)
+    for name, found in names.items():
+      self.assertLessEqual(
+          found - names["tb"], {"pair_margin", "pair_accuracy"}, name
+      )
+      self.assertLessEqual(names["tb"], found, name)
+
+  def test_the_pairs_metrics(self):
+    batch = table_policy.make_batch()
+    config = table_policy.make_config(name="online_dpo")
+    ref = table_policy.make_params(9)
+    # At the reference every margin is 0, and none is above it.
+    _, metrics, _ = table_policy.evaluate(config, ref, batch)
+    np.testing.assert_allclose(metrics["pair_margin"], 0.0, atol=1e-5)
+    none = dataclasses.replace(batch, rewards=jnp.ones_like(batch.rewards))
+    loss, metrics, (grad, _) = table_policy.evaluate(
+        config, table_policy.make_params(0), none
+    )
+    self.assertEqual(loss, 0.0)
+    self.assertEqual(metrics["equal_reward_groups"], 1.0)
+    self.assertEqual(metrics["pair_accuracy"], 0.0)
+    chex.assert_trees_all_equal(grad, jax.tree.map(jnp.zeros_like, grad))
 
   def test_proximal_rloo_is_the_clipped_surrogate_of_whole_completions(self):
     behavior = jax.tree.map(

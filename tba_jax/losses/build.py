@@ -14,8 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tba_jax.losses import group_variance
 from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import policy_gradient
+from tba_jax.losses import preference
 from tba_jax.losses import tb
 
 PyTree = Any
@@ -27,7 +29,8 @@ class Objective:
   """A row of the table.
 
   loss: (groups, loss_params, *, beta, scale) -> (loss [], aux). Of aux are
-    read, where they are there: `log_z_Bx1` and `residual_BxK`, nats.
+    read, where they are there: `log_z_Bx1` and `residual_BxK`, nats;
+    `margin_Bx1`, nats, with `pair_Bx1`.
   min_completions: the smallest group that it can learn from.
   correction: what `loss.correction = ""` stands for where `loss.ratio_clip` is
     above 0; at 0 it stands for "none".
@@ -44,9 +47,17 @@ class Objective:
   init_params: Callable[[], PyTree] = dict
 
 
-def _tb(groups: groups_lib.Groups, _, **settings) -> Loss:
-  return tb.vargrad_tb_loss(
+def _of_groups(loss_fn: Callable[..., Loss]) -> Callable[..., Loss]:
+  """A loss on the log-probs and rewards of whole completions, with a scale."""
+  return lambda groups, _, **settings: loss_fn(
       groups.seq_BxK, groups.ref_seq_BxK, groups.rewards_BxK, **settings
+  )
+
+
+def _of_pairs(loss_fn: Callable[..., Loss]) -> Callable[..., Loss]:
+  """The same without a scale."""
+  return lambda groups, _, *, beta, scale: loss_fn(
+      groups.seq_BxK, groups.ref_seq_BxK, groups.rewards_BxK, beta=beta
   )
 
 
@@ -114,8 +125,13 @@ def _any_grpo(groups: groups_lib.Groups, **settings) -> Loss:
   )
 
 
+def _best_of_n(groups: groups_lib.Groups, _, **settings) -> Loss:
+  del settings
+  return preference.best_of_n_loss(groups.seq_BxK, groups.rewards_BxK)
+
+
 OBJECTIVES = {
-    "tb": Objective(_tb),
+    "tb": Objective(_of_groups(tb.vargrad_tb_loss)),
     # One scalar, so for tasks with one prompt.
     "tb_learned_z": Objective(
         _tb_learned_z,
@@ -130,6 +146,12 @@ OBJECTIVES = {
     ),
     "grpo": Objective(_grpo, length_norm="tokens"),
     "dr_grpo": Objective(_dr_grpo, length_norm="max_tokens"),
+    "copg": Objective(_of_groups(group_variance.copg_loss)),
+    "gvpo": Objective(_of_groups(group_variance.gvpo_loss)),
+    "online_dpo": Objective(_of_pairs(preference.online_dpo_loss)),
+    "ipo": Objective(_of_pairs(preference.ipo_loss)),
+    "slic": Objective(_of_pairs(preference.slic_loss)),
+    "best_of_n": Objective(_best_of_n),
 }
 
 

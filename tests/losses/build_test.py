@@ -104,6 +104,26 @@ class EquivalenceTest(parameterized.TestCase):
         gradient("tb", one),
     )
 
+  def test_copg_and_gvpo_are_tb_up_to_a_factor(self):
+    groups = make_groups(on_policy=False)
+    paper = gradient("tb", groups, scale="paper")
+    for name, factor in (
+        ("copg", BETA**2 * K**2 / (K - 1)),
+        ("gvpo", BETA**2 * K / (2 * (K - 1))),
+    ):
+      with self.subTest(name):
+        self.check(gradient(name, groups, scale="paper"), factor * paper)
+        self.check(gradient(name, groups), K / (K - 1) * gradient("tb", groups))
+
+  def test_with_pairs_ipo_is_copg_of_a_reward_gap_of_half(self):
+    groups = jax.tree.map(lambda x: x[:, :2], make_groups(on_policy=False))
+    best_BxK = groups.rewards_BxK == groups.rewards_BxK.max(axis=1)[:, None]
+    half = dataclasses.replace(groups, rewards_BxK=jnp.where(best_BxK, 0.5, 0))
+    self.check(
+        BETA**2 * gradient("ipo", groups),
+        gradient("copg", half, scale="paper"),
+    )
+
   def test_tb_with_and_without_the_stopped_gradient(self):
     groups = make_groups(on_policy=False)
 

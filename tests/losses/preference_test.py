@@ -1,0 +1,96 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Losses of best against worst: known numbers, ties, gradients."""
+
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax.losses import preference
+
+BETA = 0.5
+# Best is the third (first of two equals), worst the first: h = 3 - 1 = 2.
+SEQ = jnp.array([[-1.0, -5.0, -2.0, -4.0]])
+REF_SEQ = jnp.array([[-2.0, -5.0, -5.0, -9.0]])
+REWARDS = jnp.array([[0.0, 0.5, 1.0, 1.0]])
+PAIR_LOSSES = (
+    preference.online_dpo_loss,
+    preference.ipo_loss,
+    preference.slic_loss,
+)
+
+
+class PairTest(chex.TestCase):
+
+  @chex.variants(with_jit=True, without_jit=True)
+  @parameterized.parameters(
+      (preference.online_dpo_loss, np.log1p(np.exp(-1.0))),
+      (preference.ipo_loss, 1.0),
+      (preference.slic_loss, 0.0),
+  )
+  def test_known_numbers(self, loss_fn, expected):
+    run = self.variant(functools.partial(loss_fn, beta=BETA))
+    loss, aux = run(SEQ, REF_SEQ, REWARDS)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    np.testing.assert_allclose(aux["margin_Bx1"], [[2.0]])
+    np.testing.assert_allclose(aux["pair_Bx1"], [[1.0]])
+
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_slic_of_a_margin_too_small(self):
+    run = self.variant(functools.partial(preference.slic_loss, beta=0.25))
+    np.testing.assert_allclose(run(SEQ, REF_SEQ, REWARDS)[0], 0.5, rtol=1e-6)
+
+  @parameterized.parameters(
+      # By h: -β sigmoid(-βh), 2 (h - 1/2β), -β while β h < 1.
+      (preference.online_dpo_loss, 0.25, -0.25 / (1 + np.exp(0.5))),
+      (preference.ipo_loss, 0.5, 2.0),
+      (preference.slic_loss, 0.25, -0.25),
+      (preference.slic_loss, 0.75, 0.0),
+  )
+  def test_gradient_is_of_the_pair_alone(self, loss_fn, beta, slope):
+    grad = jax.grad(lambda s: loss_fn(s, REF_SEQ, REWARDS, beta=beta)[0])(SEQ)
+    np.testing.assert_allclose(
+        grad, [[-slope, 0.0, slope, 0.0]], rtol=1e-5, atol=1e-7
+    )
+
+  @parameterized.parameters(*PAIR_LOSSES)
+  def test_equal_rewards_make_no_pair(self, loss_fn):
+    two = lambda x: jnp.concatenate([x, x])
+    rewards = jnp.concatenate([REWARDS, jnp.full((1, 4), 0.1)])
+    run = lambda s: loss_fn(s, two(REF_SEQ), rewards, beta=BETA)
+    (loss, aux), grad = jax.value_and_grad(run, has_aux=True)(two(SEQ))
+    one = loss_fn(SEQ, REF_SEQ, REWARDS, beta=BETA)[0]
+    np.testing.assert_allclose(loss, one / 2, rtol=1e-6)
+    np.testing.assert_allclose(aux["pair_Bx1"], [[1.0], [0.0]])
+    chex.assert_trees_all_equal(grad[1], jnp.zeros(4))
+
+  @parameterized.parameters(*PAIR_LOSSES)
+  def test_only_the_order_of_rewards_plays_a_part(self, loss_fn):
+    chex.assert_trees_all_equal(
+        loss_fn(SEQ, REF_SEQ, REWARDS, beta=BETA),
+        loss_fn(SEQ, REF_SEQ, 9 * REWARDS - 4, beta=BETA),
+    )
+
+
+class BestOfNTest(chex.TestCase):
+
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_known_numbers(self):
+    seq = jnp.concatenate([SEQ, SEQ - 1])
+    rewards = jnp.concatenate([REWARDS, jnp.zeros((1, 4))])
+    run = self.variant(preference.best_of_n_loss)
+    # The third of the first prompt, the first of the second.
+    np.testing.assert_allclose(run(seq, rewards)[0], (2 + 2) / 2, rtol=1e-6)
+
+  def test_gradient_is_of_the_best_alone(self):
+    grad = jax.grad(lambda s: preference.best_of_n_loss(s, REWARDS)[0])(SEQ)
+    np.testing.assert_allclose(grad, [[0.0, 0.0, -1.0, 0.0]])
+
+
+if __name__ == "__main__":
+  absltest.main()
