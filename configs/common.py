@@ -67,6 +67,9 @@ def get_config() -> ml_collections.ConfigDict:
       # "task" builds the word-level tokenizer of the task; anything else is a
       # folder with Hugging Face tokenizer files.
       source="task",
+      # Whether the tokenizer's BOS opens a prompt: "auto" (where the tokenizer
+      # itself puts one), "always" (where it has one) or "never".
+      bos="auto",
   )
 
   # Shape of the policy; a Hugging Face folder in `init` brings its own.
@@ -255,6 +258,19 @@ def get_config() -> ml_collections.ConfigDict:
   # CPU cores of each role, as "0" or "0,1" or "0-3"; "" = decided by the
   # supervisor from the cores that it may use; "all" = no pinning.
   c.cores = d(trainer="", searcher="", store="")
+
+  # Of the programs `generate` and `score`.
+  c.generate = d(
+      # A Hugging Face folder, a run directory (its newest checkpoint), or
+      # RUN/checkpoints/STEP.
+      model="",
+      input="",  # file with a JSON object a line
+      output="",  # the same, made or continued
+      num_completions=1,  # of each prompt
+      batch_lines=64,  # lines that are worked on, and written, together
+      chat=False,  # lay a `prompt` out as a user's message
+      dtype="",  # of the model: "float32", "bfloat16"; "" = the folder's own
+  )
 
   # Of `--program=export`. dtype of the tensors: "float32" or "bfloat16"; "" is
   # the one that was trained.

@@ -14,6 +14,7 @@ MESH_AXES = ("data", "fsdp", "tensor")
 # a test holds them to the code's own.
 NAMES: Mapping[str, tuple[str, ...]] = {
     "export.dtype": ("", "float32", "bfloat16"),
+    "generate.dtype": ("", "float32", "bfloat16"),
     "guards.action": ("off", "warn", "lower_learning_rate", "stop"),
     "loss.correction": (
         "",
@@ -54,6 +55,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "publish.carrier": ("store",),
     "replay.selection": ("uniform", "reward"),
+    "tokenizer.bos": ("auto", "always", "never"),
 }
 
 _Range = tuple[Callable[[Any], Any], str]
@@ -124,7 +126,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " replay.recent_window_steps publish.every_steps"
         " evaluate.num_prompts evaluate.num_completions evaluate.final_prompts"
         " evaluate.batch_prompts checkpoint.every_steps checkpoint.keep"
-        " log.every_steps",
+        " log.every_steps generate.num_completions generate.batch_lines",
     ),
     (
         _at_least(0),

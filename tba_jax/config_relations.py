@@ -207,6 +207,28 @@ def _store(c: Mapping[str, Any]) -> _Problems:
     )
 
 
+def line_program(c: Mapping[str, Any]) -> _Problems:
+  """Yields what is wrong with the settings of `generate` and `score`."""
+  try:
+    paths = {
+        name: pathlib.Path(c[f"generate.{name}"]).expanduser()
+        for name in ("model", "input", "output")
+    }
+  except KeyError:
+    return
+  if not c["generate.model"] or not paths["model"].is_dir():
+    yield "generate.model", (
+        "allowed a folder that exists: a Hugging Face folder, a run directory,"
+        " or RUN/checkpoints/STEP of one"
+    )
+  if not c["generate.input"] or not paths["input"].is_file():
+    yield "generate.input", "allowed a file that exists, a JSON object a line"
+  if not c["generate.output"] or paths["output"].is_dir():
+    yield "generate.output", "allowed the name of a file"
+  elif paths["output"].absolute() == paths["input"].absolute():
+    yield "generate.output", "allowed another file than config.generate.input"
+
+
 _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
     _batch,
     _group_size,

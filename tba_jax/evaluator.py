@@ -137,7 +137,9 @@ class Evaluator:
     texts = [self._task.prompt(self._split, index) for index in indices]
     requests = [
         decode.Request(
-            prompt_tokens=np.asarray(self._tokenizer.encode(text), np.int32),
+            prompt_tokens=np.asarray(
+                self._tokenizer.encode_prompt(text), np.int32
+            ),
             prompt_id=index,
             visit=self._visit,
             num_completions=self._num_completions,

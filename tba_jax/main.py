@@ -28,6 +28,7 @@ PROGRAMS = {
     "report": "tba_jax.report.program",
     "plan": "tba_jax.plan",
     "status": "tba_jax.status",
+    "generate": "tba_jax.generate",
     "export": "tba_jax.export",
     "benchmark": "tba_jax.benchmarks.program",
 }
@@ -36,6 +37,7 @@ _OF_A_RUN = (
     "trainer", "searcher", "store", "sft", "evaluate", "export", "report",
     "status",
 )  # fmt: skip
+_WITHOUT_WORKDIR = ("plan", "benchmark", "report", "generate", "score")
 # They work on a finished run, and may do so with other settings than it had.
 _AFTER_A_RUN = ("evaluate", "export")
 
@@ -58,7 +60,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     config = _load_config(name, overrides)
     if config is not None:
       validate.validate(config, program=name)
-    if _WORKDIR.value is None and name not in ("plan", "benchmark", "report"):
+    if _WORKDIR.value is None and name not in _WITHOUT_WORKDIR:
       raise ValueError(f"--workdir: --program={name} needs the run's directory")
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)

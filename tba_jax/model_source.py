@@ -103,12 +103,13 @@ def of_checkpoint(
   return Source(name, policy.model, params, policy.tokenizer)
 
 
-def load(key: str, path: str, *, dtype: str | None) -> Source:
+def load(key: str, path: str, *, bos: str, dtype: str | None) -> Source:
   """Returns the model of a folder, a run or a checkpoint, on one device.
 
   Args:
     key: the setting that holds `path`, for messages.
     path: see the module.
+    bos: `config.tokenizer.bos` of a folder; a run has its own.
     dtype: of params and activations of a folder; None takes the folder's own.
 
   Raises:
@@ -127,7 +128,7 @@ def load(key: str, path: str, *, dtype: str | None) -> Source:
   if (run / _CHECKPOINTS).is_dir():
     config = run_directory.load_config(str(run))
     return of_checkpoint(config_args.complete(config), run, step)
-  tokenizer = tokenizer_lib.load(folder)
+  tokenizer = tokenizer_lib.load(folder, bos=bos)
   # The tokenizer is read first: it is small, and may be what is missing.
   shape, params = hf.load(folder, dtype=dtype)
   if tokenizer.vocab_size > shape.vocab_size:

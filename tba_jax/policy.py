@@ -66,9 +66,11 @@ def make(
   else:
     folder = pathlib.Path(config.init).expanduser()
   if config.tokenizer.source != "task":
-    tokenizer = tokenizer_lib.load(config.tokenizer.source)
+    tokenizer = tokenizer_lib.load(
+        config.tokenizer.source, bos=config.tokenizer.bos
+    )
   elif folder is not None:
-    tokenizer = tokenizer_lib.load(folder)
+    tokenizer = tokenizer_lib.load(folder, bos=config.tokenizer.bos)
   else:
     tokenizer = tokenizer_lib.word_level(
         task.tokenizer_words(), task.tokenizer_pattern

@@ -157,7 +157,7 @@ class Searcher:
     if prompt_id not in self._prompt_tokens:
       text = self._task.prompt(SPLIT, prompt_id)
       self._prompt_tokens[prompt_id] = np.asarray(
-          self._tokenizer.encode(text), np.int32
+          self._tokenizer.encode_prompt(text), np.int32
       )
     return self._prompt_tokens[prompt_id]
 

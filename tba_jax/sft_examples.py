@@ -87,9 +87,11 @@ class Examples:
       self, index: int, rng: np.random.Generator
   ) -> tuple[list[int], list[int]]:
     """Returns the ids of a prompt, and of a completion with its stop token."""
-    task, encode = self._task, self._tokenizer.encode
-    prompt = encode(task.prompt(base.TRAIN, index))
-    completion = encode(task.reference_completion(base.TRAIN, index, rng))
+    task, tokenizer = self._task, self._tokenizer
+    prompt = tokenizer.encode_prompt(task.prompt(base.TRAIN, index))
+    completion = tokenizer.encode(
+        task.reference_completion(base.TRAIN, index, rng)
+    )
     completion.append(self._tokenizer.eos_id)
     for name, tokens, limit in (
         ("max_prompt_tokens", prompt, self._max_prompt_tokens),

@@ -7,10 +7,11 @@ small tokenizers of the built-in tasks, stored in the same files. torch is not
 imported, by this module or by a folder with a tokenizer.json.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import os
 import pathlib
 
+import jinja2
 import tokenizers
 from tokenizers import decoders
 from tokenizers import models
@@ -21,22 +22,37 @@ PAD_TOKEN = "<pad>"
 EOS_TOKEN = "<eos>"
 UNK_TOKEN = "<unk>"
 
+BOS_RULES = ("auto", "always", "never")
+
 
 class Tokenizer:
   """A fast tokenizer with what the roles need of it.
 
   vocab_size: ids run from 0 to vocab_size - 1, special tokens included.
   pad_id: id that fills arrays; the stop token's where there is no pad token.
+    Nothing is ever told from its id: what counts is told by lengths and masks
+    alone, so that where pad and stop token are one id, a sampled stop token
+    still counts in log-probs and keeps its gradient.
   eos_id: id of the stop token.
   bos_id: id of the token that opens a text, or None.
   """
 
-  def __init__(self, fast: transformers.PreTrainedTokenizerFast):
+  def __init__(
+      self, fast: transformers.PreTrainedTokenizerFast, *, bos: str = "auto"
+  ):
     """Wraps `fast`.
 
+    Args:
+      fast: the tokenizer.
+      bos: whether a prompt opens with its BOS token: "auto", where `fast`
+        itself puts one before a text; "always", where it has one; "never".
+
     Raises:
-      ValueError: `fast` has no stop token (eos_token).
+      ValueError: `fast` has no stop token (eos_token), or `bos` is none of
+        these.
     """
+    if bos not in BOS_RULES:
+      raise ValueError(f"config.tokenizer.bos={bos!r}: allowed {BOS_RULES}")
     if fast.eos_token_id is None:
       raise ValueError(
           "the tokenizer has no eos_token: a completion could never stop;"
@@ -50,10 +66,43 @@ class Tokenizer:
     self.pad_id = (
         self.eos_id if fast.pad_token_id is None else int(fast.pad_token_id)
     )
+    opened = fast.encode("a", add_special_tokens=True)[:1]
+    puts_bos = self.bos_id is not None and opened == [self.bos_id]
+    self._opens = bos != "never" and (puts_bos or bos == "always")
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of `text` without any special token added."""
     return self._fast.encode(text, add_special_tokens=False)
+
+  def encode_prompt(self, text: str) -> list[int]:
+    """Returns the ids of a prompt, with BOS where the rule says so.
+
+    A text that spells its BOS out does not get a second one.
+    """
+    ids = self.encode(text)
+    if self._opens and self.bos_id is not None and ids[:1] != [self.bos_id]:
+      ids.insert(0, self.bos_id)
+    return ids
+
+  def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Returns the ids of a chat that waits for the assistant's answer.
+
+    The tokenizer's template writes all special tokens; none is added.
+
+    Raises:
+      ValueError: there is no template, or it refuses the messages.
+    """
+    if not self._fast.chat_template:
+      raise ValueError(
+          "the tokenizer has no chat_template; allowed prompts as plain text"
+      )
+    try:
+      text = self._fast.apply_chat_template(
+          list(messages), tokenize=False, add_generation_prompt=True
+      )
+    except jinja2.TemplateError as error:
+      raise ValueError(f"the chat template refuses it: {error}") from error
+    return self.encode(text)
 
   def decode(self, ids: Sequence[int]) -> str:
     """Returns the text of `ids`, special tokens written out.
@@ -105,8 +154,12 @@ class Tokenizer:
     self._fast.save_pretrained(str(folder))
 
 
-def load(folder: str | os.PathLike[str]) -> Tokenizer:
+def load(folder: str | os.PathLike[str], *, bos: str = "auto") -> Tokenizer:
   """Returns the tokenizer of a local folder of Hugging Face files.
+
+  Args:
+    folder: with a tokenizer.json, or with what transformers makes one of.
+    bos: as `Tokenizer` takes it.
 
   Raises:
     ValueError: no such folder, no fast tokenizer in it, or no stop token.
@@ -131,7 +184,7 @@ def load(folder: str | os.PathLike[str]) -> Tokenizer:
         f"config.tokenizer.source={str(folder)!r}: {type(fast).__name__} is not"
         " a fast tokenizer; allowed: folders with a tokenizer.json"
     )
-  return Tokenizer(fast)
+  return Tokenizer(fast, bos=bos)
 
 
 def word_level(words: Sequence[str], pattern: str) -> Tokenizer:

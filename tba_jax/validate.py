@@ -22,6 +22,9 @@ from tba_jax.tasks import build
 
 ConfigError = config_args.ConfigError
 
+# Programs from a file of lines to another one, with a model that they name.
+LINE_PROGRAMS = ("generate", "score")
+
 # What may differ when a run is continued: how it is watched, served and
 # guarded, and how long it is; not what it computes from one step to the next.
 # A longer `train.num_steps` stretches a learning-rate decay from that step on.
@@ -30,6 +33,7 @@ RESUMABLE_KEYS = (
     "cores.*",
     "evaluate.*",
     "export.*",
+    "generate.*",
     "guards.*",
     "log.*",
     "publish.keep_versions",
@@ -76,6 +80,12 @@ def validate(
         and program in ("evaluate", "generate")
     ):
       problems.append(_line(key, good.pop(key), allowed))
+  if program in LINE_PROGRAMS:
+    # The model is the folder's, and no task is there.
+    for key, allowed in config_relations.line_program(good):
+      problems.append(_line(key, good[key], allowed))
+    _raise(problems)
+    return
   if task is None and not any(p.startswith("config.task.") for p in problems):
     try:
       task = build.make_task(config.get("task", {}))
@@ -85,8 +95,7 @@ def validate(
     problems.append(_line(key, good[key], allowed))
   if task is not None:
     problems += _check_task(good, task)
-  if problems:
-    raise ConfigError("\n".join(dict.fromkeys(problems)))
+  _raise(problems)
 
 
 def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -119,6 +128,11 @@ def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
 def is_resumable(key: str) -> bool:
   """Tells whether a key may change when a run is continued."""
   return any(fnmatch.fnmatchcase(key, pattern) for pattern in RESUMABLE_KEYS)
+
+
+def _raise(problems: list[str]) -> None:
+  if problems:
+    raise ConfigError("\n".join(dict.fromkeys(problems)))
 
 
 def _line(key: str, value: Any, allowed: str) -> str:

@@ -76,7 +76,7 @@ class ExportTest(parameterized.TestCase):
     shape, params = hf.load(folder)
     self.assertEqual(shape.param_dtype, "float32")
     self.assert_same(params, self.params[expected])
-    again = model_source.load("any", folder, dtype=None)
+    again = model_source.load("any", folder, bos="auto", dtype=None)
     self.assert_same(again.params, self.params[expected])
     self.assertEqual(again.tokenizer.encode("1+2"), [4, 13, 5])
 
@@ -118,7 +118,9 @@ class ExportTest(parameterized.TestCase):
 
   @parameterized.parameters(("", 5), ("/checkpoints/3", 3))
   def test_a_run_is_a_source(self, suffix, step):
-    source = model_source.load("any", self.workdir + suffix, dtype=None)
+    source = model_source.load(
+        "any", self.workdir + suffix, bos="auto", dtype=None
+    )
     self.assert_same(source.params, self.params[step])
     self.assertEqual(source.name, f"{self.workdir}/checkpoints/{step}")
 
@@ -129,7 +131,7 @@ class ExportTest(parameterized.TestCase):
         (str(self.directory), "no tokenizer there"),
     ):
       with self.assertRaisesRegex((ValueError, OSError), message):
-        model_source.load("generate.model", path, dtype=None)
+        model_source.load("generate.model", path, bos="auto", dtype=None)
 
   def test_transformers_loads_it(self):
     try:
@@ -145,7 +147,7 @@ class ExportTest(parameterized.TestCase):
     ).input_ids
     with torch.no_grad():
       expected = theirs(tokens).logits.numpy()
-    source = model_source.load("any", folder, dtype=None)
+    source = model_source.load("any", folder, bos="auto", dtype=None)
     found = source.model.logits(
         source.params, jnp.asarray(tokens.numpy()), jnp.ones(tokens.shape)
     )

@@ -95,6 +95,9 @@ class FakeTokenizer:
   eos_id = 1
   bos_id = None
 
+  def encode_prompt(self, text: str) -> list[int]:
+    return self.encode(text)
+
   def encode(self, text: str) -> list[int]:
     return [int(c) for c in text]
 

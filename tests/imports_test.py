@@ -20,7 +20,8 @@ _RINGS = {
         processes schedules sharding tokenizer types
     """,
     1: """
-        losses/* models/* replay/* sampling/* tasks/* transport/*
+        line_program losses/* models/* prompts replay/* sampling/* tasks/*
+        transport/*
     """,
     2: """
         checkpoint config_args ledger objective optimizer reference
@@ -48,10 +49,11 @@ _MAX_DEPTH = 7
 # and the supervisor must stay small, and a wrong config must be told before a
 # device is touched.
 _WITHOUT_JAX = """
-    children config_args config_ranges config_relations jsonl main metrics
-    models/config panel panel_view processes report/* run_directory run_state
-    store supervise tasks/* transport/base transport/in_process
-    transport/kv_host transport/locator transport/spool transport/wire validate
+    children config_args config_ranges config_relations jsonl line_program main
+    metrics models/config panel panel_view processes prompts report/*
+    run_directory run_state store supervise tasks/* transport/base
+    transport/in_process transport/kv_host transport/locator transport/spool
+    transport/wire validate
 """
 _JAX_PACKAGES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 

@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import decoders
 from tokenizers import models
 from tokenizers import pre_tokenizers
+from tokenizers import processors
 import transformers
 
 from tba_jax import tokenizer as tokenizer_lib
@@ -68,6 +69,60 @@ class WordLevelTest(parameterized.TestCase):
     for words in (["a", "a"], ["<eos>"]):
       with self.assertRaisesRegex(ValueError, repr(words[-1])):
         tokenizer_lib.word_level(words, ".")
+
+
+class PromptTest(parameterized.TestCase):
+
+  def make(self, *, own_bos: bool, bos: str, **special):
+    names = dict(bos_token="<bos>", eos_token="<eos>", **special)
+    fast = _byte_level(**names)
+    if own_bos:
+      fast.backend_tokenizer.post_processor = processors.TemplateProcessing(
+          single="<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)]
+      )
+    return tokenizer_lib.Tokenizer(fast, bos=bos)
+
+  @parameterized.parameters(
+      (True, "auto", True),
+      (False, "auto", False),
+      (True, "never", False),
+      (False, "always", True),
+  )
+  def test_bos_rule(self, own_bos, bos, opens):
+    tokenizer = self.make(own_bos=own_bos, bos=bos)
+    plain = tokenizer.encode("ab")
+    self.assertLen(plain, 2)
+    expected = [1, *plain] if opens else plain
+    self.assertEqual(tokenizer.encode_prompt("ab"), expected)
+    # Written out, it is not put a second time; a stop token is never added.
+    self.assertEqual(tokenizer.encode_prompt("<bos>ab"), [1, *plain])
+
+  def test_no_bos_token_is_no_bos(self):
+    tokenizer = tokenizer_lib.Tokenizer(
+        _byte_level(eos_token="<eos>"), bos="always"
+    )
+    self.assertEqual(tokenizer.encode_prompt("a"), tokenizer.encode("a"))
+
+  def test_an_unknown_rule_is_refused(self):
+    with self.assertRaisesRegex(ValueError, "config.tokenizer.bos='x'"):
+      self.make(own_bos=False, bos="x")
+
+  def test_chat_has_the_tokens_of_its_template(self):
+    tokenizer = self.make(own_bos=True, bos="always")
+    tokenizer._fast.chat_template = (
+        "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}{%"
+        " endfor %}{% if add_generation_prompt %}|{% endif %}"
+    )
+    chat = [{"role": "user", "content": "hi"}]
+    self.assertEqual(
+        tokenizer.encode_chat(chat), [1, *tokenizer.encode("user:hi|")]
+    )
+    tokenizer._fast.chat_template = "{{ raise_exception('no system') }}"
+    with self.assertRaisesRegex(ValueError, "refuses it: no system"):
+      tokenizer.encode_chat(chat)
+    tokenizer._fast.chat_template = None
+    with self.assertRaisesRegex(ValueError, "no chat_template"):
+      tokenizer.encode_chat(chat)
 
 
 class DecodeCompletionTest(parameterized.TestCase):

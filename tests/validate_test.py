@@ -85,6 +85,9 @@ class RangesTest(parameterized.TestCase):
 
   def test_every_number_and_name_has_a_range(self):
     free = {
+        "generate.input",
+        "generate.model",
+        "generate.output",
         "init",
         "store.spool_dir",
         "task.name",

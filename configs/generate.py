@@ -1,0 +1,33 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the programs `generate` and `score`.
+
+    python -m tba_jax.main --program=generate --config=configs/generate.py \\
+        --config.generate.model=FOLDER --config.generate.input=prompts.jsonl \\
+        --config.generate.output=completions.jsonl
+
+Arguments, after a colon and separated by commas: `smoke` (completions of 18
+tokens, for tests), `quick` (of 32). `docs/generate.md` has the formats.
+"""
+
+import ml_collections
+
+from configs import common
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+  """Returns the config of a variant; see the module for the arguments."""
+  arg = common.parse_arg(arg, smoke=False, quick=False)
+  c = common.get_config()
+  # Together what the smallest models have room for; raise both as the model's
+  # config.json allows.
+  c.sampling.max_prompt_tokens = 64
+  c.sampling.max_completion_tokens = 64
+  c.sampling.num_rows = 32
+  if arg.quick:
+    c.sampling.max_completion_tokens = 32
+  if arg.smoke:
+    c.sampling.max_completion_tokens = 18
+  # Read by no program that takes this file.
+  c.task = ml_collections.ConfigDict({"name": "countdown"})
+  return c

@@ -1,0 +1,172 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `generate` program: completions for the prompts of a file.
+
+    python -m tba_jax.main --program=generate --config=configs/generate.py \\
+        --config.generate.model=FOLDER --config.generate.input=prompts.jsonl \\
+        --config.generate.output=completions.jsonl
+
+The input has a `{"prompt": "…"}` a line; the output a `{"line", "prompt",
+"completions": [{"text", "token_ids", "logprobs", "finish_reason"}]}`. The same
+command goes on where an earlier one was ended, and ends with the same bytes.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+import ml_collections
+import numpy as np
+
+from tba_jax import line_program
+from tba_jax import model_source
+from tba_jax import processes
+from tba_jax import prompts
+from tba_jax import types
+from tba_jax.sampling import decode
+from tba_jax.sampling import requests
+
+# What changes how fast the answers come, not what they are.
+_SPEED = ("num_rows", "chunk_steps")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+  """A prompt of the input: what the output repeats, and what is sampled."""
+
+  prompt: str
+  request: requests.Request
+
+
+def run(
+    config: ml_collections.ConfigDict,
+    workdir: str | None,
+    operands: Sequence[str],
+) -> int:
+  """Runs the program; returns its exit status."""
+  del workdir  # Everything is in `config.generate`.
+  processes.enable_compilation_cache()
+  return line_program.finish(lambda: generate(config, operands))
+
+
+def generate(
+    config: ml_collections.ConfigDict, operands: Sequence[str] = ()
+) -> line_program.Counts:
+  """Samples completions of all prompts that the output does not have yet.
+
+  Args:
+    config: reads `generate`, `sampling`, `tokenizer.bos` and `seed`.
+    operands: none is known.
+
+  Raises:
+    ValueError: a wrong setting, model or output file.
+    OSError: a file cannot be read or written.
+  """
+  if operands:
+    raise ValueError(f"operands {' '.join(operands)}: generate takes none")
+  source = model_source.load(
+      "generate.model",
+      config.generate.model,
+      bos=config.tokenizer.bos,
+      dtype=config.generate.dtype or None,
+  )
+  sampler = _make_sampler(config, source)
+  count = config.generate.num_completions
+
+  def prepare(line: line_program.Line) -> _Asked:
+    ids = prompts.tokens(
+        line.record,
+        source.tokenizer,
+        chat=config.generate.chat,
+        vocab_size=source.model.config.vocab_size,
+        max_tokens=config.sampling.max_prompt_tokens,
+    )
+    request = requests.Request(np.asarray(ids, np.int32), line.number, 0, count)
+    prompt = line.record.get("prompt")
+    if prompt is None:
+      prompt = source.tokenizer.decode(ids)
+    return _Asked(prompt, request)
+
+  def answer(asked: list[_Asked]) -> list[line_program.Record]:
+    found = sampler.sample(source.params, [a.request for a in asked], version=0)
+    return [
+        {"prompt": a.prompt, "completions": _records(source, completions)}
+        for a, completions in zip(asked, found, strict=True)
+    ]
+
+  return line_program.run(
+      config.generate.input,
+      config.generate.output,
+      settings(config, source),
+      prepare=prepare,
+      answer=answer,
+      batch_lines=config.generate.batch_lines,
+  )
+
+
+def settings(
+    config: ml_collections.ConfigDict, source: model_source.Source
+) -> dict[str, object]:
+  """Returns what the output depends on, beside its input."""
+  sampling = config.sampling.to_dict()
+  return {
+      "model": source.name,
+      "config.seed": config.seed,
+      "config.tokenizer.bos": config.tokenizer.bos,
+      **{
+          f"config.generate.{name}": config.generate[name]
+          for name in ("num_completions", "chat", "dtype")
+      },
+      **{
+          f"config.sampling.{name}": value
+          for name, value in sampling.items()
+          if name not in _SPEED
+      },
+  }
+
+
+def _make_sampler(
+    config: ml_collections.ConfigDict, source: model_source.Source
+) -> decode.Sampler:
+  sampling = config.sampling
+  in_batch = config.generate.batch_lines * config.generate.num_completions
+  return decode.Sampler(
+      source.model,
+      temperature=sampling.temperature,
+      top_k=sampling.top_k,
+      top_p=sampling.top_p,
+      max_prompt_tokens=sampling.max_prompt_tokens,
+      max_completion_tokens=sampling.max_completion_tokens,
+      num_rows=min(sampling.num_rows, in_batch),
+      chunk_steps=sampling.chunk_steps,
+      eos_id=source.tokenizer.eos_id,
+      pad_id=source.tokenizer.pad_id,
+      seed=config.seed,
+  )
+
+
+def _records(
+    source: model_source.Source, completions: types.Completions
+) -> list[line_program.Record]:
+  """Returns the completions of one prompt as the output has them."""
+  out = []
+  for tokens_T, logprobs_T, length, stopped in zip(
+      completions.tokens,
+      completions.logprobs,
+      completions.lengths,
+      completions.stopped,
+  ):
+    text = source.tokenizer.decode_completion(tokens_T, length, stopped)
+    out.append(
+        {
+            "text": text,
+            "token_ids": tokens_T[:length].tolist(),
+            "logprobs": float_list(logprobs_T[:length]),
+            "finish_reason": "stop" if stopped else "length",
+        }
+    )
+  return out
+
+
+def float_list(values: np.ndarray) -> list[float]:
+  """Returns float32 numbers as the shortest that read back as the same."""
+  return [float(f"{value:.9g}") for value in values]
