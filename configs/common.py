@@ -179,6 +179,11 @@ def get_config() -> ml_collections.ConfigDict:
       log_z_learning_rate=1e-2,  # of "tb_learned_z"
   )
 
+  # The policy that the KL is measured against: "fixed", or at every
+  # `every_steps` steps "reset" to the policy, or moved towards it by "ema":
+  # ema_decay · reference + (1 - ema_decay) · policy.
+  c.reference = d(mode="fixed", every_steps=50, ema_decay=0.9)
+
   c.optimizer = d(
       learning_rate=1e-4,
       learning_rate_final=1e-4,  # at the last step

@@ -33,7 +33,7 @@ class BatchMaker:
 
     Args:
       buffer: the draws come from; it caches the reference log-probs.
-      reference: the frozen policy.
+      reference: policy that the KL is measured against.
       include_stop_token: whether the loss counts stop tokens.
       part_prompts: reference log-probs are computed for so many prompts at a
         time, at most the batch's; one shape, compiled once.
@@ -44,16 +44,20 @@ class BatchMaker:
     self._include_stop_token = include_stop_token
     self._part_prompts = part_prompts
     self._place = place
-    self._unsaved: list[tuple[np.ndarray, jax.Array]] = []
+    self._unsaved: list[tuple[np.ndarray, jax.Array, int]] = []
     self._merge = jax.jit(_merge)
 
-  def make(self, draw: draw_lib.Draw, step: int) -> types.Batch:
+  def make(
+      self, draw: draw_lib.Draw, step: int, ref_params: types.PyTree
+  ) -> types.Batch:
     """Returns the batch of a draw, with the reference log-probs of every row.
 
     Args:
       draw: as `ReplayBuffer.sample` gave it.
       step: the step that will learn from it.
+      ref_params: of the train state before that step.
     """
+    self._reference.follow(step, ref_params)
     mask_BxKxT = completion_mask(
         draw.completion_lengths,
         draw.stopped,
@@ -93,7 +97,7 @@ class BatchMaker:
           batch.completion_tokens[rows],
           batch.completion_mask[rows],
       )
-      self._unsaved.append((draw.rows[order_B[rows]], values_bxKxT))
+      self._unsaved.append((draw.rows[order_B[rows]], values_bxKxT, version))
       computed.append((start, values_bxKxT))
     ref_logprobs = batch.ref_logprobs
     for start, values_bxKxT in computed:
@@ -106,10 +110,9 @@ class BatchMaker:
     Waits until the devices have computed them.
     """
     unsaved, self._unsaved = self._unsaved, []
-    for rows_bxK, values_bxKxT in unsaved:
-      self._buffer.set_ref_logprobs(
-          rows_bxK, np.asarray(values_bxKxT), self._reference.version
-      )
+    # The reference may have moved since; what it gave before keeps its version.
+    for rows_bxK, values_bxKxT, version in unsaved:
+      self._buffer.set_ref_logprobs(rows_bxK, np.asarray(values_bxKxT), version)
 
 
 def completion_mask(

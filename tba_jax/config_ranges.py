@@ -54,6 +54,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "warmup_stable_decay",
     ),
     "publish.carrier": ("store",),
+    "reference.mode": ("fixed", "reset", "ema"),
     "replay.selection": ("uniform", "reward"),
     "tokenizer.bos": ("auto", "always", "never"),
 }
@@ -126,7 +127,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " replay.recent_window_steps publish.every_steps"
         " evaluate.num_prompts evaluate.num_completions evaluate.final_prompts"
         " evaluate.batch_prompts checkpoint.every_steps checkpoint.keep"
-        " log.every_steps generate.num_completions generate.batch_lines",
+        " log.every_steps generate.num_completions generate.batch_lines"
+        " reference.every_steps",
     ),
     (
         _at_least(0),
@@ -161,7 +163,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
     (_ABOVE_0_TO_1, "sampling.top_p guards.max_accuracy_drop"),
     (
         _BELOW_1,
-        "sft.b1 sft.b2 optimizer.b1 optimizer.b2 loss.ratio_clip",
+        "sft.b1 sft.b2 optimizer.b1 optimizer.b2 loss.ratio_clip"
+        " reference.ema_decay",
     ),
     (_INSIDE_0_1, "guards.learning_rate_factor"),
     (

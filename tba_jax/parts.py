@@ -14,6 +14,7 @@ from tba_jax import reference as reference_lib
 from tba_jax import schedules
 from tba_jax import searcher as searcher_lib
 from tba_jax import sharding
+from tba_jax import types
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import prompt_order
 from tba_jax.replay import service as service_lib
@@ -60,6 +61,21 @@ def make_buffer(config: ml_collections.ConfigDict) -> buffer_lib.ReplayBuffer:
       ),
       dedupe=replay.dedupe,
       seed=config.seed,
+  )
+
+
+def make_reference(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    params: types.PyTree,
+) -> reference_lib.Reference:
+  """Returns the reference policy, which starts from a copy of the params."""
+  moves = config.reference.mode != "fixed"
+  return reference_lib.Reference(
+      policy.model,
+      params,
+      temperature=config.sampling.temperature,
+      every_steps=config.reference.every_steps if moves else 0,
   )
 
 

@@ -220,10 +220,8 @@ class _Trainer:
     shardings = sharding.param_shardings(
         mesh, config.sharding, model.logical_axes
     )
-    reference = reference_lib.Reference(
-        model,
-        jax.device_put(params, shardings),
-        temperature=config.sampling.temperature,
+    reference = parts.make_reference(
+        config, policy, jax.device_put(params, shardings)
     )
     if checkpointer.latest_step() is None:
       state = train_step_lib.init_state(config, model, params, mesh)

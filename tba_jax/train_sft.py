@@ -195,6 +195,7 @@ def _train_config(
     out.optimizer.schedule = "cosine"
     out.optimizer.stable_steps = 0
     out.train.per_round_steps = 0
+    out.reference.mode = "fixed"
     out.optimizer.learning_rate_final = 0.0
     out.train.num_steps = sft.num_steps
     out.train.micro_batch_prompts = sft.batch_size

@@ -19,6 +19,7 @@ import optax
 
 from tba_jax import objective
 from tba_jax import optimizer
+from tba_jax import reference
 from tba_jax import schedules
 from tba_jax import sharding
 from tba_jax import types
@@ -39,6 +40,7 @@ class TrainState:
   opt_state: PyTree, of the policy's optimizer.
   loss_params: PyTree, what the loss learns itself; {} or {"log_z": [1]}.
   loss_opt_state: PyTree, of their optimizer.
+  ref_params: PyTree, the reference policy where it moves; {} where it is fixed.
   learning_rate_scale: [] float32, factor on the schedule's learning rate of the
     policy; 1 unless a guard lowered it.
   rng: [2] uint32, the run's key; a step uses fold_in(rng, step).
@@ -49,6 +51,7 @@ class TrainState:
   opt_state: PyTree
   loss_params: PyTree
   loss_opt_state: PyTree
+  ref_params: PyTree
   learning_rate_scale: Any
   rng: Any
 
@@ -65,7 +68,7 @@ def init_state(
   was donated.
 
   Args:
-    config: reads `optimizer`, `loss`, `train.num_steps`, `sharding`, `seed`.
+    config: reads `optimizer`, `loss`, `reference`, `train`, `sharding`, `seed`.
     model: a `models.build.Model`; its `logical_axes` is read.
     params: of the policy, on the host or on devices.
     mesh: with the axes data, fsdp, tensor.
@@ -117,8 +120,8 @@ def make_train_step(
   loss is a mean over groups.
 
   Args:
-    config: reads `optimizer`, `loss`, `train`, `sharding`, and what the loss
-      reads.
+    config: reads `optimizer`, `loss`, `reference`, `train`, `sharding`, and
+      what the loss reads.
     model: a `models.build.Model`.
     mesh: with the axes data, fsdp, tensor.
     loss_fn: in place of the one of `config.loss`, for other objectives.
@@ -158,7 +161,7 @@ def make_train_step(
         "beta": beta,
         **objective.finish_metrics(totals),
     }
-    return _apply(optimizers, state, *grads), metrics
+    return _apply(optimizers, c.reference, state, *grads), metrics
 
   return jax.jit(
       step_fn,
@@ -190,6 +193,7 @@ def _make_optimizers(config: ml_collections.ConfigDict) -> _Optimizers:
 
 def _apply(
     optimizers: _Optimizers,
+    config_reference: ml_collections.ConfigDict,
     state: TrainState,
     grads: PyTree,
     loss_grads: PyTree,
@@ -203,10 +207,15 @@ def _apply(
   loss_updates, loss_opt_state = optimizers.loss_tx.update(
       loss_grads, state.loss_opt_state, state.loss_params
   )
+  params = optax.apply_updates(state.params, updates)
+  step = state.step + 1
   return dataclasses.replace(
       state,
-      step=state.step + 1,
-      params=optax.apply_updates(state.params, updates),
+      step=step,
+      params=params,
+      ref_params=reference.moved(
+          config_reference, state.ref_params, params, step
+      ),
       opt_state=opt_state,
       loss_params=optax.apply_updates(state.loss_params, loss_updates),
       loss_opt_state=loss_opt_state,
@@ -227,6 +236,7 @@ def _state_maker(
         opt_state=optimizers.tx.init(params),
         loss_params=loss_params,
         loss_opt_state=optimizers.loss_tx.init(loss_params),
+        ref_params=reference.own_params(config.reference, params),
         learning_rate_scale=jnp.ones((), jnp.float32),
         rng=jax.random.PRNGKey(config.seed),
     )
@@ -252,7 +262,12 @@ def _state_shardings(
       transform_non_params=lambda _: whole,
   )
   everywhere = jax.tree.map(lambda _: whole, shapes)
-  return dataclasses.replace(everywhere, params=params, opt_state=opt_state)
+  return dataclasses.replace(
+      everywhere,
+      params=params,
+      opt_state=opt_state,
+      ref_params=params if shapes.ref_params else {},
+  )
 
 
 def _cut(

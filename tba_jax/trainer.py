@@ -167,7 +167,8 @@ class Trainer:
           self._periods.num_prompts, self._periods.num_completions, step
       )
       self._service.mark_trained(draw)
-      return draw, self._batch_maker.make(draw, step)
+      batch = self._batch_maker.make(draw, step, self._state.ref_params)
+      return draw, batch
 
   def _after_dispatch(
       self, should_stop: Callable[[], bool]

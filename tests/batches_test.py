@@ -16,16 +16,24 @@ _T = fake_groups.COMPLETION_TOKENS
 
 
 class FakeReference:
-  """A token's log-prob is -(last prompt token) - token / 10."""
+  """A token's log-prob is -(last prompt token) - token / 10 - shift."""
+
+  shift = 0.0
 
   def __init__(self, version=0):
     self.version = version
+    self.moves = False
     self.shapes = []
+
+  def follow(self, step, ref_params):
+    if self.moves:
+      self.version = step // 4 * 4
+      self.shift = ref_params
 
   def logprobs(self, prompt_tokens, prompt_mask, completion_tokens, mask):
     self.shapes.append(completion_tokens.shape)
     last = np.asarray(prompt_tokens)[:, -1][:, None, None]
-    values = -last - np.asarray(completion_tokens) / 10
+    values = -last - np.asarray(completion_tokens) / 10 - self.shift
     return (values * np.asarray(mask)).astype(np.float32)
 
 
@@ -53,9 +61,11 @@ class BatchMakerTest(absltest.TestCase):
   def draw(self, num_prompts=_B, step=8):
     return self.buffer.sample(num_prompts, _K, step)
 
-  def assert_right(self, batch):
+  def assert_right(self, batch, shift=0.0):
     """Every row has the reference's log-probs of its own tokens."""
-    expected = FakeReference().logprobs(
+    reference = FakeReference()
+    reference.shift = shift
+    expected = reference.logprobs(
         batch.prompt_tokens,
         batch.prompt_mask,
         batch.completion_tokens,
@@ -65,7 +75,7 @@ class BatchMakerTest(absltest.TestCase):
 
   def test_fields_belong_together(self):
     draw = self.draw()
-    batch = self.make_maker().make(draw, step=3)
+    batch = self.make_maker().make(draw, 3, {})
     by_tokens = {
         tuple(draw.completion_tokens[b, k]): (b, k)
         for b in range(_B)
@@ -89,28 +99,28 @@ class BatchMakerTest(absltest.TestCase):
     self.assert_right(batch)
 
   def test_parts_have_one_shape_and_the_last_reaches_back(self):
-    batch = self.make_maker(part_prompts=2).make(self.draw(), 8)
+    batch = self.make_maker(part_prompts=2).make(self.draw(), 8, {})
     self.assertEqual(self.reference.shapes, [(2, _K, _T)] * 3)
     self.assert_right(batch)
 
   def test_a_part_is_at_most_the_batch(self):
-    batch = self.make_maker(part_prompts=64).make(self.draw(), 8)
+    batch = self.make_maker(part_prompts=64).make(self.draw(), 8, {})
     self.assertEqual(self.reference.shapes, [(_B, _K, _T)])
     self.assert_right(batch)
 
   def test_computed_once_a_trajectory(self):
     maker = self.make_maker(part_prompts=_B)
-    maker.make(self.draw(), 8)
+    maker.make(self.draw(), 8, {})
     maker.flush()
     draw = self.draw()
     self.assertTrue((draw.ref_versions == 0).all())
-    batch = maker.make(draw, 8)
+    batch = maker.make(draw, 8, {})
     self.assertLen(self.reference.shapes, 1)
     self.assert_right(batch)
 
   def test_only_the_missing_are_computed(self):
     maker = self.make_maker(part_prompts=1)
-    maker.make(self.draw(3), 8)
+    maker.make(self.draw(3), 8, {})
     maker.flush()
     self.reference.shapes.clear()
     # The pool goes on: two prompts without, three with cached log-probs.
@@ -125,13 +135,13 @@ class BatchMakerTest(absltest.TestCase):
             for name, value in vars(draw).items()
         }
     )
-    batch = maker.make(draw, 8)
+    batch = maker.make(draw, 8, {})
     self.assertLen(self.reference.shapes, 2)
     self.assert_right(batch)
     # Each row's own are saved, though the batch has another order.
     maker.flush()
     self.reference.shapes.clear()
-    self.assert_right(maker.make(self.draw(), 8))
+    self.assert_right(maker.make(self.draw(), 8, {}))
     self.assertEmpty(self.reference.shapes)
 
   def test_log_probs_of_another_reference_are_not_used(self):
@@ -140,28 +150,50 @@ class BatchMakerTest(absltest.TestCase):
     self.buffer.set_ref_logprobs(
         draw.rows, np.full((_B, _K, _T), 99, np.float32), 1
     )
-    batch = maker.make(self.draw(), 8)
+    batch = maker.make(self.draw(), 8, {})
     self.assert_right(batch)
     self.assertLen(self.reference.shapes, 1)
     maker.flush()
     self.assertTrue((self.draw().ref_versions == 0).all())
 
+  def test_what_a_reference_gave_before_it_moved_is_not_used_after(self):
+    """The draw of step 8 is made before the log-probs of step 7 are saved."""
+    self.reference.moves = True
+    maker = self.make_maker(part_prompts=_B)
+    self.assert_right(maker.make(self.draw(step=7), 7, 0.5), shift=0.5)
+    self.assert_right(maker.make(self.draw(), 8, 0.25), shift=0.25)
+    maker.flush()
+    self.assertTrue((self.draw().ref_versions == 8).all())
+    self.assertLen(self.reference.shapes, 2)
+    # Up to the next move they are right, and taken from the buffer.
+    self.assert_right(maker.make(self.draw(), 11, 0.25), shift=0.25)
+    self.assertLen(self.reference.shapes, 2)
+
+  def test_late_log_probs_keep_the_version_that_gave_them(self):
+    self.reference.moves = True
+    maker = self.make_maker(part_prompts=_B)
+    maker.make(self.draw(step=7), 7, 0.5)
+    self.reference.follow(8, 0.25)
+    maker.flush()
+    self.assertTrue((self.draw().ref_versions == 4).all())
+    self.assert_right(maker.make(self.draw(), 8, 0.25), shift=0.25)
+
   def test_one_stale_row_makes_its_prompt_miss(self):
     maker = self.make_maker(part_prompts=1)
-    maker.make(self.draw(), 8)
+    maker.make(self.draw(), 8, {})
     maker.flush()
     draw = self.draw()
     self.buffer.set_ref_logprobs(
         draw.rows[0, :1], np.full((1, _T), 99, np.float32), 7
     )
     self.reference.shapes.clear()
-    batch = maker.make(self.draw(), 8)
+    batch = maker.make(self.draw(), 8, {})
     self.assertLen(self.reference.shapes, 1)
     self.assert_right(batch)
 
   def test_nothing_is_saved_before_flush(self):
     maker = self.make_maker()
-    maker.make(self.draw(), 8)
+    maker.make(self.draw(), 8, {})
     self.assertTrue((self.draw().ref_versions < 0).all())
     maker.flush()
     draw = self.draw()
@@ -185,7 +217,7 @@ class BatchMakerTest(absltest.TestCase):
       placed.append(batch)
       return batch
 
-    self.make_maker(place=place).make(self.draw(), 8)
+    self.make_maker(place=place).make(self.draw(), 8, {})
     self.assertLen(placed, 1)
     self.assertEqual(placed[0].prompt_mask.dtype, np.float32)
     self.assertEqual(placed[0].staleness_steps.dtype, np.float32)

@@ -20,7 +20,6 @@ import numpy as np
 from tba_jax import parts
 from tba_jax import policy as policy_lib
 from tba_jax import processes
-from tba_jax import reference as reference_lib
 from tba_jax import searcher
 from tba_jax import sharding
 from tba_jax import train_step as train_step_lib
@@ -36,9 +35,7 @@ def train(
   policy = policy_lib.make(config, workdir)
   mesh = sharding.make_mesh(config.mesh)
   params = policy_lib.initial_params(policy, config.seed)
-  reference = reference_lib.Reference(
-      policy.model, params, temperature=config.sampling.temperature
-  )
+  reference = parts.make_reference(config, policy, params)
   state = train_step_lib.init_state(config, policy.model, params, mesh)
   train_step = train_step_lib.make_train_step(config, policy.model, mesh)
   sampler = policy_lib.make_sampler(
@@ -63,7 +60,7 @@ def train(
         step,
     )
     buffer.mark_trained(draw.rows)
-    state, _ = train_step(state, batch_maker.make(draw, step))
+    state, _ = train_step(state, batch_maker.make(draw, step, state.ref_params))
     batch_maker.flush()
   return versions.flatten(state.params)
 

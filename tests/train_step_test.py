@@ -6,6 +6,7 @@ import dataclasses
 import functools
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import chex
 import jax
 import jax.numpy as jnp
@@ -238,7 +239,7 @@ class TrainStepTest(absltest.TestCase):
       step_fn(state, tiny_model.make_batch())
 
 
-class RestoreTest(absltest.TestCase):
+class RestoreTest(parameterized.TestCase):
 
   def test_a_restored_run_goes_on_bit_for_bit(self):
     batch_of = lambda step: step
@@ -256,10 +257,38 @@ class RestoreTest(absltest.TestCase):
       state, _ = make_step("llama")(state, batch)
     chex.assert_trees_all_equal(state, whole)
 
-  def test_abstract_state_has_the_form_of_the_state(self):
-    config, model, mesh, state = make_run(
-        loss__name="tb_learned_z", optimizer__grad_clip_norm=0.0
+  def test_a_moving_reference_is_restored_bit_for_bit(self):
+    """At step 3 it is the policy of step 2; by step 5 that of step 4."""
+    changes = dict(reference__mode="reset", reference__every_steps=2)
+    config, model, mesh, state = make_run("llama", **changes)
+    step_fn = train_step.make_train_step(config, model, mesh)
+    policies, states = {}, {}
+    for step in range(5):
+      policies[step] = jax.device_get(state.params)
+      state, _ = step_fn(state, tiny_model.make_batch(seed=step))
+      states[step + 1] = jax.device_get(state)
+    for done, last in ((1, 0), (2, 2), (3, 2), (4, 4), (5, 4)):
+      chex.assert_trees_all_equal(states[done].ref_params, policies[last])
+    saver = checkpoint.Checkpointer(self.create_tempdir().full_path, keep=1)
+    abstract = train_step.abstract_state(config, model, mesh)
+    saver.save(
+        3,
+        jax.device_put(states[3], jax.tree.map(lambda x: x.sharding, abstract)),
+        {},
+        wait=True,
     )
+    restored, _ = saver.restore(abstract)
+    saver.close()
+    for step in (3, 4):
+      restored, _ = step_fn(restored, tiny_model.make_batch(seed=step))
+    chex.assert_trees_all_equal(jax.device_get(restored), states[5])
+
+  @parameterized.parameters(
+      dict(loss__name="tb_learned_z", optimizer__grad_clip_norm=0.0),
+      dict(reference__mode="ema"),
+  )
+  def test_abstract_state_has_the_form_of_the_state(self, **changes):
+    config, model, mesh, state = make_run(**changes)
     abstract = train_step.abstract_state(config, model, mesh)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, abstract)
     self.assertEqual(

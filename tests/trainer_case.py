@@ -67,8 +67,8 @@ class TrainerCase(parameterized.TestCase):
     )
     self.service.stop_searchers.side_effect = note("stop_searchers")
     self.maker = autospec(batches.BatchMaker)
-    self.maker.make.side_effect = lambda draw, step: self.log.append(
-        ("draw", step)
+    self.maker.make.side_effect = lambda draw, step, ref_params: (
+        self.log.append(("draw", step))
     )
     self.maker.flush.side_effect = lambda: self.log.append(("flush", self.step))
     self.checkpointer = autospec(checkpoint_lib.Checkpointer)
@@ -146,6 +146,7 @@ class TrainerCase(parameterized.TestCase):
         opt_state=(),
         loss_params={},
         loss_opt_state=(),
+        ref_params={},
         learning_rate_scale=jnp.asarray(1.0),
         rng=jnp.zeros(2, jnp.uint32),
     )

@@ -9,6 +9,7 @@ import ml_collections
 from configs import common
 from tba_jax import config_args
 from tba_jax import config_ranges
+from tba_jax import reference
 from tba_jax import schedules
 from tba_jax import sharding
 from tba_jax import validate
@@ -109,6 +110,7 @@ class RangesTest(parameterized.TestCase):
       ("loss.length_norm", lambda: ("", *groups.LENGTH_NORMS)),
       ("loss.name", lambda: losses_build.OBJECTIVES),
       ("model.family", lambda: models_build.FAMILIES),
+      ("reference.mode", lambda: reference.MODES),
       ("optimizer.schedule", lambda: schedules.LEARNING_RATES),
   )
   def test_names_are_those_of_the_code(self, key, names):
