@@ -8,10 +8,16 @@ import re
 import textwrap
 
 from absl.testing import absltest
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from configs import common
 from tba_jax import config_args
 from tba_jax import config_reference
+from tba_jax.losses import build
+from tba_jax.losses import corrections
+from tba_jax.losses import groups
 from tba_jax.tasks import base
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -116,6 +122,32 @@ class DocsTest(absltest.TestCase):
       # The line of a wrong setting ends with what its own check says.
       text = message.removesuffix("allowed …")
       self.assertTrue(any(text in t for t in templates), message)
+
+  def test_every_objective_and_correction_is_on_its_page(self):
+    page = (_ROOT / "docs" / "objectives.md").read_text("utf-8")
+    table = page.partition("## ")[0]
+    self.assertCountEqual(
+        re.findall(r"^\| `(\w+)` \|", table, re.M), build.OBJECTIVES
+    )
+    for name in (*corrections.CORRECTIONS, *groups.LENGTH_NORMS):
+      self.assertIn(f"`{name}`", page)
+
+  def test_the_objective_of_the_page_works(self):
+    page = (_ROOT / "docs" / "objectives.md").read_text("utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    scope = {**vars(build), "OBJECTIVES": {}}
+    exec(block, scope)
+    (row,) = scope["OBJECTIVES"].values()
+    rewards = jnp.array([[0.0, jnp.log(3.0)]])
+    tokens = jnp.ones((1, 2, 1))
+
+    def loss_of(logprobs):
+      some = groups.Groups(logprobs, tokens, tokens, tokens, tokens, rewards)
+      return row.loss(some, {}, beta=1.0, scale="unit")[0]
+
+    np.testing.assert_allclose(
+        jax.grad(loss_of)(-tokens)[0, :, 0], [-0.25, -0.75], rtol=1e-6
+    )
 
   def test_the_task_of_the_page_works(self):
     page = (_ROOT / "docs" / "own_task.md").read_text("utf-8")
