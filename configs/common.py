@@ -273,6 +273,7 @@ def get_config() -> ml_collections.ConfigDict:
       output="",  # the same, made or continued
       num_completions=1,  # of each prompt
       batch_lines=64,  # lines that are worked on, and written, together
+      append_stop_token=False,  # `score` ends a completion with it
       chat=False,  # lay a `prompt` out as a user's message
       dtype="",  # of the model: "float32", "bfloat16"; "" = the folder's own
   )

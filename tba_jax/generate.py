@@ -63,12 +63,7 @@ def generate(
   """
   if operands:
     raise ValueError(f"operands {' '.join(operands)}: generate takes none")
-  source = model_source.load(
-      "generate.model",
-      config.generate.model,
-      bos=config.tokenizer.bos,
-      dtype=config.generate.dtype or None,
-  )
+  source = model_source.of_config(config)
   sampler = _make_sampler(config, source)
   count = config.generate.num_completions
 
@@ -160,13 +155,8 @@ def _records(
         {
             "text": text,
             "token_ids": tokens_T[:length].tolist(),
-            "logprobs": float_list(logprobs_T[:length]),
+            "logprobs": line_program.float_list(logprobs_T[:length]),
             "finish_reason": "stop" if stopped else "length",
         }
     )
   return out
-
-
-def float_list(values: np.ndarray) -> list[float]:
-  """Returns float32 numbers as the shortest that read back as the same."""
-  return [float(f"{value:.9g}") for value in values]

@@ -10,7 +10,7 @@ are done. No JAX here.
 """
 
 import codecs
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import fcntl
 import hashlib
@@ -254,6 +254,11 @@ def _progress(console: rich.console.Console) -> rich.progress.Progress:
       console=console,
       disable=not console.is_terminal,
   )
+
+
+def float_list(values: Iterable[float]) -> list[float]:
+  """Returns float32 numbers as the shortest that read back as the same."""
+  return [float(f"{value:.9g}") for value in values]
 
 
 def finish(work: Callable[[], Counts]) -> int:

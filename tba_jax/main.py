@@ -29,6 +29,7 @@ PROGRAMS = {
     "plan": "tba_jax.plan",
     "status": "tba_jax.status",
     "generate": "tba_jax.generate",
+    "score": "tba_jax.score",
     "export": "tba_jax.export",
     "benchmark": "tba_jax.benchmarks.program",
 }

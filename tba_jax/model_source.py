@@ -139,3 +139,13 @@ def load(key: str, path: str, *, bos: str, dtype: str | None) -> Source:
   return Source(
       str(folder.absolute()), build.make_model(shape), params, tokenizer
   )
+
+
+def of_config(config: ml_collections.ConfigDict) -> Source:
+  """Returns the model that `config.generate` names; raises as `load`."""
+  return load(
+      "generate.model",
+      config.generate.model,
+      bos=config.tokenizer.bos,
+      dtype=config.generate.dtype or None,
+  )
