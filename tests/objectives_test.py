@@ -37,6 +37,22 @@ class ObjectivesTest(parameterized.TestCase):
       )
       self.assertLessEqual(names["tb"], found, name)
 
+  def test_any_cut_into_micro_batches_gives_the_same_gradient(self):
+    batch = table_policy.make_batch(behavior_params=table_policy.make_params(3))
+    params = table_policy.make_params(0)
+    for name in build.OBJECTIVES:
+      config = table_policy.make_config(name=name, ratio_clip=0.2)
+      run = lambda some, config=config: table_policy.evaluate(
+          config, params, some
+      )[2]
+      parts = [
+          run(jax.tree.map(lambda x, b=b: x[b : b + 1], batch))
+          for b in range(table_policy.B)
+      ]
+      mean = jax.tree.map(lambda *x: sum(x) / len(x), *parts)
+      with self.subTest(name):
+        chex.assert_trees_all_close(run(batch), mean, rtol=1e-4, atol=1e-6)
+
   def test_the_pairs_metrics(self):
     batch = table_policy.make_batch()
     config = table_policy.make_config(name="online_dpo")

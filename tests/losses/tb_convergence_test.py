@@ -13,6 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tba_jax.losses import build
+from tba_jax.losses import group_variance
+from tba_jax.losses import groups
+from tba_jax.losses import policy_gradient
 from tba_jax.losses import tb
 
 NUM_OUTCOMES = 8
@@ -73,6 +77,23 @@ class TbConvergenceTest(absltest.TestCase):
         )
         self.assertLess(distance, 0.01)
 
+  def test_its_other_forms_reach_the_target(self):
+    def tba_prime(s, f, r, z):
+      del z
+      one = jnp.ones((1, K, 1))
+      some = groups.Groups(s[..., None], one, f[..., None], one, one, r)
+      row = build.OBJECTIVES["tba_prime"]
+      return row.loss(some, {}, beta=BETA, scale="unit")[0]
+
+    forms = {"tba_prime": tba_prime}
+    for loss_fn in (group_variance.copg_loss, group_variance.gvpo_loss):
+      forms[loss_fn.__name__] = lambda s, f, r, z, loss_fn=loss_fn: loss_fn(
+          s, f, r, beta=BETA, scale="unit"
+      )[0]
+    for name, form in forms.items():
+      with self.subTest(name):
+        self.assertLess(train(form)[1], 0.01)
+
   def test_learned_z_reaches_the_target_and_its_normalizer(self):
     params, distance = train(
         lambda s, f, r, z: tb.learned_z_tb_loss(
@@ -86,8 +107,7 @@ class TbConvergenceTest(absltest.TestCase):
   def test_reinforce_without_a_ratio_does_not(self):
     def reinforce(seq, ref_seq, rewards, log_z):
       del ref_seq, log_z
-      advantages = rewards - rewards.mean(axis=1, keepdims=True)
-      return -jnp.mean(advantages * seq)
+      return policy_gradient.reinforce_loss(seq, rewards)[0]
 
     _, distance = train(reinforce)
     self.assertGreater(distance, 0.2)
