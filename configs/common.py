@@ -283,5 +283,13 @@ def get_config() -> ml_collections.ConfigDict:
   c.export = d(dtype="")
 
   # Periods of `metrics.jsonl` and `samples.jsonl`, and samples written then.
-  c.log = d(every_steps=1, samples_every_steps=20, num_samples=8)
+  c.log = d(
+      every_steps=1,
+      samples_every_steps=20,
+      num_samples=8,
+      # Besides `metrics.jsonl`: "csv" and "tensorboard", separated by commas.
+      writers="",
+      profile_first_step=10,  # that jax.profiler captures into `profile/`
+      profile_num_steps=0,  # 0 = captures none
+  )
   return c

@@ -99,6 +99,12 @@ def _are_cores(text: str) -> bool:
   return True
 
 
+WRITER_NAMES = ("csv", "tensorboard")
+_WRITERS: _Range = (
+    lambda v: not v or set(v.split(",")) <= set(WRITER_NAMES),
+    f"allowed '' or some of {', '.join(WRITER_NAMES)}, separated by commas",
+)
+
 _CORES: _Range = _are_cores, "allowed '', 'all', or cores as 0  0,2  0-3"
 
 _ADDRESS: _Range = (
@@ -127,7 +133,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " replay.recent_window_steps publish.every_steps"
         " evaluate.num_prompts evaluate.num_completions evaluate.final_prompts"
         " evaluate.batch_prompts checkpoint.every_steps checkpoint.keep"
-        " log.every_steps generate.num_completions generate.batch_lines"
+        " log.every_steps log.profile_first_step"
+        " generate.num_completions generate.batch_lines"
         " reference.every_steps",
     ),
     (
@@ -138,7 +145,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " loss.beta_decay_steps loss.beta_stop_steps optimizer.warmup_steps"
         " optimizer.stable_steps optimizer.decay_steps train.per_round_steps"
         " replay.reward_temperature_decay_steps"
-        " replay.warm_start_completions log.num_samples",
+        " replay.warm_start_completions log.num_samples"
+        " log.profile_num_steps",
     ),
     # A searcher may be reading the version before the newest.
     (_at_least(2), "publish.keep_versions"),
@@ -176,6 +184,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         "sharding.batch sharding.layers sharding.vocab sharding.width"
         " sharding.mlp sharding.heads sharding.kv_heads sharding.head_dim",
     ),
+    (_WRITERS, "log.writers"),
     (_ADDRESS, "store.address"),
     (_CORES, "cores.trainer cores.searcher cores.store"),
 )

@@ -8,6 +8,7 @@ KeyError and is left out: its cause has been reported already.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+import importlib.util
 import math
 import pathlib
 from typing import Any
@@ -229,6 +230,15 @@ def line_program(c: Mapping[str, Any]) -> _Problems:
     yield "generate.output", "allowed another file than config.generate.input"
 
 
+def _packages(c: Mapping[str, Any]) -> _Problems:
+  wanted = "tensorboard" in c["log.writers"].split(",")
+  if wanted and importlib.util.find_spec("tensorboardX") is None:
+    yield "log.writers", (
+        "tensorboard needs a package that is not installed: pip install"
+        " tba_jax[tensorboard]"
+    )
+
+
 _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
     _batch,
     _group_size,
@@ -241,4 +251,5 @@ _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
     _sharded_sizes,
     _folders,
     _store,
+    _packages,
 )

@@ -12,6 +12,7 @@ import numpy as np
 
 from tba_jax import jsonl
 from tba_jax import metrics as metrics_lib
+from tba_jax import writers as writers_lib
 from tba_jax.replay import draw as draw_lib
 from tba_jax.replay import service as service_lib
 
@@ -29,7 +30,7 @@ class Recorder:
       self,
       workdir: pathlib.Path,
       *,
-      epoch: int,
+      metrics: writers_lib.Writers,
       num_steps: int,
       num_searchers: int,
       log_every: int,
@@ -44,7 +45,7 @@ class Recorder:
 
     Args:
       workdir: of the run.
-      epoch: start count of the trainer.
+      metrics: receive the record of a step, and are closed with this.
       num_steps: of the run.
       num_searchers: expected; G is the busy time of the mean one.
       log_every, samples_every: periods in steps.
@@ -64,9 +65,7 @@ class Recorder:
     self._leases = leases
     self._store_generation = store_generation
     self._set_status = set_status
-    self._metrics = metrics_lib.MetricsWriter(
-        workdir / "metrics.jsonl", epoch=epoch
-    )
+    self._metrics = metrics
     self._events = metrics_lib.EventLog(workdir / "events.jsonl")
     self._samples = jsonl.LineWriter(workdir / "samples.jsonl")
     self._clock = metrics_lib.BusyClock()
@@ -137,6 +136,7 @@ class Recorder:
     staleness_BxK = np.maximum(step - draw.versions, 0)
     self._staleness_sum += float(staleness_BxK.sum())
     self._trained += staleness_BxK.size
+    self._metrics.after_step(step)
     if step % self._log_every == 0 or step + 1 == self._num_steps:
       values, counts = np.unique(staleness_BxK, return_counts=True)
       record = {f"train/{name}": value for name, value in metrics.items()}

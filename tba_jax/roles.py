@@ -29,6 +29,7 @@ from tba_jax import sharding
 from tba_jax import train_step as train_step_lib
 from tba_jax import trainer as trainer_lib
 from tba_jax import versions
+from tba_jax import writers
 from tba_jax.replay import drain as drain_lib
 from tba_jax.replay import grants as grants_lib
 from tba_jax.replay import journal as journal_lib
@@ -241,7 +242,7 @@ class _Trainer:
     config = self._config
     recorder = recorder_lib.Recorder(
         self._run.workdir,
-        epoch=epoch,
+        metrics=writers.make(config.log, self._run.workdir, epoch),
         num_steps=config.train.num_steps,
         num_searchers=config.search.num_searchers,
         log_every=config.log.every_steps,

@@ -26,7 +26,7 @@ _RINGS = {
     2: """
         checkpoint config_args ledger objective optimizer reference
         replay/intake replay/journal replay/packing report/* run_directory
-        sampling/decode sampling/rows run_state versions
+        sampling/decode sampling/rows run_state versions writers
     """,
     3: """
         batches evaluator policy publication replay/drain replay/outbox

@@ -10,7 +10,9 @@ from unittest import mock
 from absl.testing import absltest
 import numpy as np
 
+from configs import common
 from tba_jax import recorder as recorder_lib
+from tba_jax import writers
 from tba_jax.replay import service as service_lib
 from tests import fakes
 from tests.replay import fake_groups
@@ -43,7 +45,7 @@ class RecorderTest(absltest.TestCase):
 
   def make(self, **changes):
     settings = dict(
-        epoch=3,
+        metrics=writers.make(common.get_config().log, self.workdir, 3),
         num_steps=10,
         num_searchers=2,
         log_every=1,

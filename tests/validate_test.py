@@ -13,6 +13,7 @@ from tba_jax import reference
 from tba_jax import schedules
 from tba_jax import sharding
 from tba_jax import validate
+from tba_jax import writers
 from tba_jax.losses import build as losses_build
 from tba_jax.losses import corrections
 from tba_jax.losses import groups
@@ -115,6 +116,9 @@ class RangesTest(parameterized.TestCase):
   )
   def test_names_are_those_of_the_code(self, key, names):
     self.assertCountEqual(config_ranges.NAMES[key], names())
+
+  def test_writers_are_those_of_the_code(self):
+    self.assertCountEqual(config_ranges.WRITER_NAMES, writers.WRITERS)
 
   def test_mesh_axes_are_those_of_the_code(self):
     mesh = sharding.make_mesh(common.get_config().mesh)

@@ -23,6 +23,7 @@ from tba_jax.report import load
 from tba_jax.report import tables
 from tba_jax.report import text
 from tba_jax.report import timeline
+from tba_jax.report import trace
 
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"
 _SCRIPTS = ("page.js", "charts.js", "timeline.js", "samples.js", "start.js")
@@ -100,7 +101,9 @@ def render(run: load.Run) -> str:
 def write_report(
     workdir: epath.PathLike, out: epath.PathLike | None = None
 ) -> epath.Path:
-  """Writes the report of a run and returns its path.
+  """Writes the report of a run and its trace; returns the report's path.
+
+  The trace is `trace.json` beside the report.
 
   Args:
     workdir: the run directory; the run may still go on, or have been killed.
@@ -116,6 +119,7 @@ def write_report(
   # Bytes: a surrogate that slipped through must not stop the report.
   partial.write_bytes(render(run).encode("utf-8", "replace"))
   partial.replace(path)
+  trace.write_trace(run, path.parent / "trace.json", timeline.origin(run))
   return path
 
 

@@ -149,7 +149,9 @@ class BuildTest(absltest.TestCase):
     os.makedirs(self.workdir)
     out = os.path.join(self.workdir, "sub", "page.html")
     self.assertEqual(str(build.run([self.workdir], out)), out)
-    self.assertEqual(os.listdir(os.path.dirname(out)), ["page.html"])
+    self.assertCountEqual(
+        os.listdir(os.path.dirname(out)), ["page.html", "trace.json"]
+    )
 
   def test_the_program_takes_the_workdir_or_an_operand(self):
     os.makedirs(self.workdir)
