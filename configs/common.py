@@ -87,6 +87,18 @@ def get_config() -> ml_collections.ConfigDict:
       max_positions=128,  # of prompt and completion together
       param_dtype="float32",  # of the params
       compute_dtype="float32",  # of activations
+      # What only some families have (see `tba_jax/models/config.py`).
+      attention_bias=False,  # llama, qwen3
+      mlp_bias=False,  # llama
+      sliding_window=0,  # of mistral, tokens; 0: none
+      rope_type="default",  # or "linear", "llama3"
+      rope_factor=1.0,
+      rope_low_freq_factor=1.0,
+      rope_high_freq_factor=4.0,
+      rope_original_positions=8192,
+      rotary_fraction=1.0,  # of a head that positions turn
+      parallel_residual=False,  # MLP beside attention
+      activation="silu",  # of an MLP without gate
   )
 
   # What the policy and the reference start from: "scratch", "sft" (made by

@@ -45,8 +45,10 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "loss.scale": ("unit", "paper"),
     "model.compute_dtype": ("float32", "bfloat16"),
-    "model.family": ("llama",),
+    "model.activation": ("silu", "gelu", "gelu_new", "relu"),
+    "model.family": ("llama", "mistral", "qwen2", "qwen3"),
     "model.param_dtype": ("float32", "bfloat16"),
+    "model.rope_type": ("default", "linear", "llama3"),
     "optimizer.schedule": (
         "constant",
         "linear",
@@ -67,6 +69,7 @@ def _at_least(low: int) -> _Range:
 
 
 _ABOVE_0: _Range = (lambda v: 0 < v < math.inf), "allowed a number above 0"
+_AT_LEAST_1: _Range = (lambda v: 1 <= v < math.inf), "allowed 1 or more"
 _FROM_0: _Range = (lambda v: 0 <= v < math.inf), "allowed a number from 0 on"
 _FROM_0_TO_1: _Range = (lambda v: 0 <= v <= 1), "allowed from 0 to 1"
 _ABOVE_0_TO_1: _Range = (
@@ -121,7 +124,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
     (
         _at_least(1),
         "model.num_layers model.width model.num_heads model.num_kv_heads"
-        " model.mlp_width model.max_positions mesh.data mesh.fsdp mesh.tensor"
+        " model.mlp_width model.max_positions model.rope_original_positions"
+        " mesh.data mesh.fsdp mesh.tensor"
         " sft.num_steps sft.batch_size sft.evaluate_every_steps"
         " sft.checkpoint_every_steps sft.log_every_steps"
         " sampling.max_prompt_tokens sampling.max_completion_tokens"
@@ -140,7 +144,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
     (
         _at_least(0),
         # A period of 0 is "never".
-        "evaluate.every_steps log.samples_every_steps"
+        "model.sliding_window evaluate.every_steps log.samples_every_steps"
         " sft.warmup_steps sampling.top_k search.lead_steps"
         " loss.beta_decay_steps loss.beta_stop_steps optimizer.warmup_steps"
         " optimizer.stable_steps optimizer.decay_steps train.per_round_steps"
@@ -152,7 +156,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
     (_at_least(2), "publish.keep_versions"),
     (
         _ABOVE_0,
-        "model.rope_theta model.norm_epsilon sft.learning_rate"
+        "model.rope_theta model.norm_epsilon model.rope_low_freq_factor"
+        " model.rope_high_freq_factor sft.learning_rate"
         " sampling.temperature search.lease_s search.pull_every_s"
         " search.starvation_s loss.beta loss.beta_final"
         " loss.ratio_cap loss.log_z_learning_rate optimizer.learning_rate"
@@ -168,7 +173,11 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " train.wall_clock_limit_s guards.min_entropy",
     ),
     (_FROM_0_TO_1, "replay.recent_fraction"),
-    (_ABOVE_0_TO_1, "sampling.top_p guards.max_accuracy_drop"),
+    (_AT_LEAST_1, "model.rope_factor"),
+    (
+        _ABOVE_0_TO_1,
+        "model.rotary_fraction sampling.top_p guards.max_accuracy_drop",
+    ),
     (
         _BELOW_1,
         "sft.b1 sft.b2 optimizer.b1 optimizer.b2 loss.ratio_clip"

@@ -21,6 +21,8 @@ import rich.text
 from tba_jax import processes
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax.models import config as model_config_lib
+from tba_jax.models import hf_config
+from tba_jax.models import hf_names
 from tba_jax.report import load
 from tba_jax.report import tables
 from tba_jax.report import timeline
@@ -34,32 +36,15 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LOGITS_BYTES = 4  # logits are float32 in any model
 
 
-def llama_leaves(c: ModelConfig) -> Leaves:
-  """Returns every parameter of a Llama with its axes, as the model has it."""
-  n, d, f, v = c.num_layers, c.width, c.mlp_width, c.vocab_size
-  h, g, dh = c.num_heads, c.num_kv_heads, c.head_dim
-  key_value = (n, g, dh, d), ("layers", "kv_heads", "head_dim", "width")
-  norm = (n, d), ("layers", "width")
-  up = (n, f, d), ("layers", "mlp", "width")
-  leaves = {
-      "embed": ((v, d), ("vocab", "width")),
-      "attention_norm": norm,
-      "query": ((n, h, dh, d), ("layers", "heads", "head_dim", "width")),
-      "key": key_value,
-      "value": key_value,
-      "out": ((n, d, h, dh), ("layers", "width", "heads", "head_dim")),
-      "mlp_norm": norm,
-      "gate": up,
-      "up": up,
-      "down": ((n, d, f), ("layers", "width", "mlp")),
-      "final_norm": ((d,), ("width",)),
+def model_leaves(c: ModelConfig) -> Leaves:
+  """Returns every parameter of a model with its axes, as the model has it."""
+  return {
+      ".".join(row.path): (
+          (c.num_layers,) * row.stacked + row.shape,
+          ("layers",) * row.stacked + row.axes,
+      )
+      for row in hf_names.rows(c)
   }
-  if not c.tie_embeddings:
-    leaves["head"] = ((v, d), ("vocab", "width"))
-  return leaves
-
-
-_LEAVES = {"llama": llama_leaves}
 
 
 def num_params(leaves: Leaves) -> int:
@@ -98,7 +83,7 @@ def model_of(config: ml_collections.ConfigDict) -> ModelConfig:
   if config.init not in ("scratch", "sft"):
     path = pathlib.Path(config.init).expanduser() / "config.json"
     try:
-      return ModelConfig.from_hf(json.loads(path.read_text()))
+      return hf_config.from_hf(json.loads(path.read_text()))
     except OSError as error:
       raise ValueError(f"config.init={config.init!r}: {error}") from error
   if config.tokenizer.source == "task":
@@ -176,7 +161,7 @@ def expected_searchers(workdir: str | None) -> str:
 def _memory_rows(
     config: ml_collections.ConfigDict, c: ModelConfig
 ) -> list[tuple[str, str]]:
-  leaves = _LEAVES[c.family](c)
+  leaves = model_leaves(c)
   count = params_per_device(leaves, config.sharding, config.mesh)
   params = count * _BYTES[c.param_dtype]
   logits, blocks = activation_bytes(config, c)

@@ -50,10 +50,10 @@ _MAX_DEPTH = 7
 # device is touched.
 _WITHOUT_JAX = """
     children config_args config_ranges config_relations jsonl line_program main
-    metrics models/config panel panel_view processes prompts report/*
-    run_directory run_state store supervise tasks/* transport/base
-    transport/in_process transport/kv_host transport/locator transport/spool
-    transport/wire validate
+    metrics models/config models/hf_config models/hf_names panel panel_view
+    processes prompts report/* run_directory run_state store supervise tasks/*
+    transport/base transport/in_process transport/kv_host transport/locator
+    transport/spool transport/wire validate
 """
 _JAX_PACKAGES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 

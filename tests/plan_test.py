@@ -18,6 +18,7 @@ from configs import common
 from tba_jax import plan
 from tba_jax import sharding
 from tba_jax.models import build
+from tba_jax.models import hf_config
 from tests.report import fake_run
 
 
@@ -39,7 +40,7 @@ class PlanTest(parameterized.TestCase):
     shape = plan.model_of(self.config)
     model = build.make_model(shape)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    leaves = plan.llama_leaves(shape)
+    leaves = plan.model_leaves(shape)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     self.assertEqual(plan.num_params(leaves), count)
     # Shapes with their axes, not only their sum.
@@ -106,7 +107,7 @@ class PlanTest(parameterized.TestCase):
     with tempfile.TemporaryDirectory() as folder:
       shape = plan.model_of(self.config)
       with open(os.path.join(folder, "config.json"), "w") as f:
-        json.dump({**shape.to_hf(), "vocab_size": 999}, f)
+        json.dump({**hf_config.to_hf(shape), "vocab_size": 999}, f)
       self.config.init = folder
       self.assertEqual(plan.model_of(self.config).vocab_size, 999)
     with self.assertRaisesRegex(ValueError, "config.init="):

@@ -64,6 +64,7 @@ def make_model(**changes) -> build.Model:
       max_positions=64,
       param_dtype="float32",
       compute_dtype="float32",
+      **model_config.PLAIN,
       pad_id=0,
       bos_id=None,
       eos_id=1,

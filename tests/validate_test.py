@@ -18,6 +18,7 @@ from tba_jax.losses import build as losses_build
 from tba_jax.losses import corrections
 from tba_jax.losses import groups
 from tba_jax.models import build as models_build
+from tba_jax.models import config as model_config
 from tba_jax.tasks import build as tasks_build
 from tests import base_config
 
@@ -110,8 +111,10 @@ class RangesTest(parameterized.TestCase):
       ("loss.correction", lambda: ("", *corrections.CORRECTIONS)),
       ("loss.length_norm", lambda: ("", *groups.LENGTH_NORMS)),
       ("loss.name", lambda: losses_build.OBJECTIVES),
+      ("model.activation", lambda: model_config.ACTIVATIONS),
       ("model.family", lambda: models_build.FAMILIES),
       ("reference.mode", lambda: reference.MODES),
+      ("model.rope_type", lambda: model_config.ROPE_TYPES),
       ("optimizer.schedule", lambda: schedules.LEARNING_RATES),
   )
   def test_names_are_those_of_the_code(self, key, names):

@@ -63,6 +63,7 @@ _SHAPE = model_config_lib.ModelConfig(
     max_positions=1024,
     param_dtype="float32",
     compute_dtype="float32",
+    **model_config_lib.PLAIN,
     pad_id=0,
     bos_id=1,
     eos_id=2,

@@ -207,6 +207,7 @@ def _model_config() -> models_config.ModelConfig:
       max_positions=64,
       param_dtype="float32",
       compute_dtype="float32",
+      **models_config.PLAIN,
       pad_id=0,
       bos_id=1,
       eos_id=2,

@@ -33,6 +33,7 @@ from tba_jax import sharding
 from tba_jax import train_step
 from tba_jax import types
 from tba_jax.models import build
+from tba_jax.models import config as model_config_lib
 from tba_jax.models import hf
 
 PEERS_VARIABLE = "TBA_JAX_PEERS"
@@ -171,6 +172,7 @@ def _model_config() -> build.ModelConfig:
       max_positions=1024,
       param_dtype="float32",
       compute_dtype="float32",
+      **model_config_lib.PLAIN,
       pad_id=0,
       bos_id=1,
       eos_id=2,

@@ -19,13 +19,19 @@ from tba_jax import types
 from tba_jax.models import config as model_config_lib
 from tba_jax.models import layers
 from tba_jax.models import llama
+from tba_jax.models import masks
 
 ModelConfig = model_config_lib.ModelConfig
 PyTree = types.PyTree
 
 # Family name -> module class. A class has `Block`, `blocks` (stacked),
 # `tables`, `embed_tokens` and `unembed`, as `models/llama.py` does.
-FAMILIES = {"llama": llama.Llama}
+FAMILIES = {
+    "llama": llama.Llama,
+    "mistral": llama.Llama,
+    "qwen2": llama.Llama,
+    "qwen3": llama.Llama,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +55,8 @@ class Model:
     that predict the first completion token, prompt_cache with leaves
     [N, B, G, P, Dh]).
   init_cache: (num_rows, length) -> cache of zeros for R rows of C columns: per
-    layer, keys and values [R, G, C, Dh], so that a head's columns lie together.
+    layer, keys and values [R, G, C, Dh], so that a head's columns lie together,
+    and, where the model has a sliding window, positions [R, 1, C, 1] int32.
   fill_cache: (cache, prompt_cache, slots_R) -> cache. Copies prompt slots_R[r]
     to columns 0 to P - 1 of row r; a row with a slot below 0 stays as it is.
   decode_params: (params) -> params and their blocks layer by layer, made once
@@ -102,21 +109,6 @@ def _define(config: ModelConfig) -> _Definitions:
   return _Definitions(model_def, block_def, axes)
 
 
-def _positions(mask: jax.Array) -> jax.Array:
-  """Returns the position of each token [..., L] int32; 0 before the first."""
-  return jnp.maximum(jnp.cumsum(mask.astype(jnp.int32), axis=-1) - 1, 0)
-
-
-def _causal(length: int) -> jax.Array:
-  """Returns [L, L] bool, True where query (row) sees key (column)."""
-  return jnp.tril(jnp.ones((length, length), bool))
-
-
-def _self_mask(mask_BxL: jax.Array) -> jax.Array:
-  """Returns [B, L, L] bool: causal, over real tokens."""
-  return _causal(mask_BxL.shape[1])[None] & mask_BxL.astype(bool)[:, None]
-
-
 class _Forward:
   """The forward modes of one family and shape, as pure functions."""
 
@@ -135,23 +127,35 @@ class _Forward:
     module = family(self.config, nnx.Rngs(params=rng))
     return nnx.to_pure_dict(nnx.state(module))
 
+  def window(
+      self, mask: jax.Array, query_positions: jax.Array, positions: jax.Array
+  ) -> jax.Array:
+    size = self.config.sliding_window
+    return masks.window(mask, query_positions, positions, size)
+
   def run_self(
       self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
   ) -> tuple[jax.Array, PyTree]:
     """Returns the stream [B, L, D] after all blocks and the cache of it."""
     module = self.module(params)
-    tables = module.tables(_positions(mask_BxL))
-    mask_BxLxL = _self_mask(mask_BxL)
+    positions_BxL = masks.positions(mask_BxL)
+    tables = module.tables(positions_BxL)
+    mask_BxLxL = self.window(
+        masks.causal_real(mask_BxL), positions_BxL, positions_BxL
+    )
 
     def attend(q, k, v):
       out = layers.attend_self(q, k, v, mask_BxLxL)
       columns_last = lambda x: jnp.swapaxes(x, 1, 2)
-      return out, {"k": columns_last(k), "v": columns_last(v)}
+      kept = {"k": columns_last(k), "v": columns_last(v)}
+      if self.config.sliding_window:
+        kept["position"] = positions_BxL[:, None, :, None]
+      return out, kept
 
     def step(x_BxLxD, layer_params):
       return self.block(layer_params)(x_BxLxD, tables, attend)
 
-    x_BxLxD = module.embed_tokens(tokens_BxL)
+    x_BxLxD = module.embed_tokens(tokens_BxL, positions_BxL)
     return jax.lax.scan(step, x_BxLxD, params["blocks"])
 
   def logits(
@@ -190,23 +194,33 @@ class _Forward:
     join = lambda prompt, own: jnp.concatenate(
         [prompt, own.reshape(B, K * S, *own.shape[3:])], axis=1
     )
-    tables = module.tables(join(_positions(prompt_mask), own_BxKxS))
-    prompt_mask_BxPxP = _self_mask(prompt_mask)
-    own_mask = jnp.broadcast_to(_causal(S)[None, None], (B, K, S, S))
+    positions_BxP = masks.positions(prompt_mask)
+    positions_BxL = join(positions_BxP, own_BxKxS)
+    tables = module.tables(positions_BxL)
+    prompt_mask_BxPxP = self.window(
+        masks.causal_real(prompt_mask), positions_BxP, positions_BxP
+    )
+    shared_mask = self.window(
+        prompt_mask[:, None], own_BxKxS[:, 0], positions_BxP
+    )
+    own_mask = jnp.broadcast_to(masks.causal(S)[None, None], (B, K, S, S))
+    own_mask = self.window(own_mask, own_BxKxS, own_BxKxS)
 
     def attend(q, k, v):
       heads = lambda x: (x[:, :P], x[:, P:].reshape(B, K, S, *x.shape[2:]))
       (q_p, q_o), (k_p, k_o), (v_p, v_o) = heads(q), heads(k), heads(v)
       out = layers.attend_self(q_p, k_p, v_p, prompt_mask_BxPxP)
       shared = layers.attend_shared(
-          q_o, (k_p, v_p, prompt_mask), (k_o, v_o, own_mask)
+          q_o, (k_p, v_p, shared_mask), (k_o, v_o, own_mask)
       )
       return join(out, shared), None
 
     def step(x_BxLxD, layer_params):
       return self.block(layer_params)(x_BxLxD, tables, attend)
 
-    x_BxLxD = module.embed_tokens(join(prompt_tokens, inputs_BxKxS))
+    x_BxLxD = module.embed_tokens(
+        join(prompt_tokens, inputs_BxKxS), positions_BxL
+    )
     x_BxLxD, _ = jax.lax.scan(step, x_BxLxD, params["blocks"])
     first_BxKxV = jnp.broadcast_to(
         module.unembed(x_BxLxD[:, P - 1 : P]), (B, K, self.config.vocab_size)
@@ -219,7 +233,11 @@ class _Forward:
     c = self.config
     shape = (num_rows, c.num_kv_heads, length, c.head_dim)
     zeros = lambda: jnp.zeros(shape, jnp.dtype(c.compute_dtype))
-    return [{"k": zeros(), "v": zeros()} for _ in range(c.num_layers)]
+    layer = lambda: {"k": zeros(), "v": zeros()}
+    if c.sliding_window:
+      positions = lambda: jnp.zeros((num_rows, 1, length, 1), jnp.int32)
+      layer = lambda: {"k": zeros(), "v": zeros(), "position": positions()}
+    return [layer() for _ in range(c.num_layers)]
 
   def fill_cache(
       self, cache: PyTree, prompt_cache: PyTree, slots: jax.Array
@@ -256,9 +274,12 @@ class _Forward:
     tables = module.tables(positions)
     cache_mask = cache_mask.astype(bool)
     written = []
-    x_RxD = module.embed_tokens(tokens)
+    x_RxD = module.embed_tokens(tokens, positions)
     for layer_params, layer in zip(decode_params["layers"], cache, strict=True):
-      attend = functools.partial(_attend_cache, layer, cache_mask, write_index)
+      layer, mask = masks.cache_window(
+          layer, cache_mask, positions, write_index, self.config.sliding_window
+      )
+      attend = functools.partial(_attend_cache, layer, mask, write_index)
       x_RxD, layer = self.block(layer_params)(x_RxD, tables, attend)
       written.append(layer)
     return module.unembed(x_RxD), written
@@ -279,7 +300,8 @@ def _attend_cache(
   write = lambda leaf, new: leaf.at[at].set(
       new, unique_indices=True, mode="promise_in_bounds"
   )
-  layer = {"k": write(layer["k"], k_RxGxDh), "v": write(layer["v"], v_RxGxDh)}
+  keys, values = write(layer["k"], k_RxGxDh), write(layer["v"], v_RxGxDh)
+  layer = {**layer, "k": keys, "v": values}
   out = layers.attend_cached(q_RxGxMxDh, layer["k"], layer["v"], mask_RxC)
   return out, layer
 

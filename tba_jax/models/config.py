@@ -1,19 +1,40 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`ModelConfig`: the shape of a model, and Hugging Face's config.json of it.
+"""`ModelConfig`: the shape of a model. jax is not imported."""
 
-Reading a config.json, every setting is either used, held to the one value that
-we compute, or known to change no logits; any other one is refused by name. jax
-is not imported.
-"""
-
-from collections.abc import Mapping
 import dataclasses
-from typing import Any
 
 import ml_collections
 
 DTYPES = ("float32", "bfloat16", "float16")
+ROPE_TYPES = ("default", "linear", "llama3")
+# Hugging Face's names; "gelu" is the exact one, "gelu_new" the tanh form.
+ACTIVATIONS = ("silu", "gelu", "gelu_new", "relu")
+
+# Settings that only some families have, with the value that stands for none:
+# a family that lacks a setting accepts no other value of it.
+PLAIN = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "sliding_window": 0,
+    "rope_type": "default",
+    "rope_factor": 1.0,
+    "rope_low_freq_factor": 1.0,
+    "rope_high_freq_factor": 4.0,
+    "rope_original_positions": 8192,
+    "rotary_fraction": 1.0,
+    "parallel_residual": False,
+    "activation": "silu",
+}
+_ROPE = frozenset(name for name in PLAIN if name.startswith("rope_"))
+
+# Family -> the settings of PLAIN that it has.
+FAMILY_SETTINGS = {
+    "llama": _ROPE | {"attention_bias", "mlp_bias"},
+    "mistral": _ROPE | {"sliding_window"},
+    "qwen2": _ROPE,
+    "qwen3": _ROPE | {"attention_bias"},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +55,21 @@ class ModelConfig:
   max_positions: longest sequence, prompt and completion together.
   param_dtype: dtype name of stored parameters.
   compute_dtype: dtype name of activations; logits and norms are float32.
+  attention_bias: biases of query, key, value and output; Qwen2 always has
+    those of query, key and value.
+  mlp_bias: biases of the MLP.
+  sliding_window: a token sees itself and the tokens before it, this many in
+    all; 0: all of them.
+  rope_type: "default"; "linear" divides positions by rope_factor; "llama3"
+    divides low frequencies by it and leaves high ones.
+  rope_factor: see rope_type.
+  rope_low_freq_factor, rope_high_freq_factor: "llama3": wavelengths above
+    rope_original_positions over the first are low, below it over the second
+    high; between them the change is gradual.
+  rope_original_positions: see there.
+  rotary_fraction: share of a head that rotary positions turn.
+  parallel_residual: attention and MLP read the same stream.
+  activation: of an MLP without gate; with one it is "silu".
   pad_id, bos_id, eos_id: token ids, None where the tokenizer has none.
   """
 
@@ -51,6 +87,17 @@ class ModelConfig:
   max_positions: int
   param_dtype: str
   compute_dtype: str
+  attention_bias: bool
+  mlp_bias: bool
+  sliding_window: int
+  rope_type: str
+  rope_factor: float
+  rope_low_freq_factor: float
+  rope_high_freq_factor: float
+  rope_original_positions: int
+  rotary_fraction: float
+  parallel_residual: bool
+  activation: str
   pad_id: int | None
   bos_id: int | None
   eos_id: int | None
@@ -94,7 +141,35 @@ class ModelConfig:
     check("tie_embeddings", isinstance(self.tie_embeddings, bool), "a bool")
     check("param_dtype", self.param_dtype in DTYPES, f"one of {DTYPES}")
     check("compute_dtype", self.compute_dtype in DTYPES, f"one of {DTYPES}")
+    for name in ("attention_bias", "mlp_bias", "parallel_residual"):
+      check(name, isinstance(getattr(self, name), bool), "a bool")
+    check("sliding_window", self.sliding_window >= 0, "0 or more")
+    check("rope_type", self.rope_type in ROPE_TYPES, f"one of {ROPE_TYPES}")
+    check("rope_factor", self.rope_factor >= 1, "1 or more")
+    check("rope_low_freq_factor", self.rope_low_freq_factor > 0, "above 0")
+    check(
+        "rope_high_freq_factor",
+        self.rope_high_freq_factor > self.rope_low_freq_factor,
+        f"above rope_low_freq_factor={self.rope_low_freq_factor}",
+    )
+    check(
+        "rope_original_positions", self.rope_original_positions > 0, "above 0"
+    )
+    check("activation", self.activation in ACTIVATIONS, f"one of {ACTIVATIONS}")
+    check(
+        "rotary_fraction",
+        0 < self.rotary_fraction <= 1 and self.rotary_dim % 2 == 0,
+        "above 0 and up to 1, an even share of head_dim",
+    )
+    for name in sorted(PLAIN.keys() - FAMILY_SETTINGS.get(self.family, PLAIN)):
+      allowed = f"{PLAIN[name]!r} in family {self.family!r}"
+      check(name, getattr(self, name) == PLAIN[name], allowed)
     return problems
+
+  @property
+  def rotary_dim(self) -> int:
+    """Entries of a head that rotary positions turn."""
+    return int(self.head_dim * self.rotary_fraction)
 
   @classmethod
   def from_config(
@@ -126,189 +201,3 @@ class ModelConfig:
         eos_id=eos_id,
         **settings,
     )
-
-  @classmethod
-  def from_hf(
-      cls, hf: Mapping[str, Any], *, dtype: str | None = None
-  ) -> "ModelConfig":
-    """Returns the shape that a Hugging Face config.json describes.
-
-    Args:
-      hf: the parsed file.
-      dtype: of parameters and activations; None takes the file's own.
-
-    Raises:
-      ValueError: model_type is not known, or a setting is missing, not known
-        or has a value that we do not compute; the message lists all of them.
-    """
-    model_type = hf.get("model_type")
-    if model_type not in _HF_READERS:
-      raise ValueError(
-          f"config.json: model_type={model_type!r} is not supported; supported:"
-          f" {sorted(_HF_READERS)}"
-      )
-    reader = _Reader(hf)
-    fields = _HF_READERS[model_type](reader)
-    fields["pad_id"] = reader.take("pad_token_id", None, (int, type(None)))
-    fields["bos_id"] = reader.take("bos_token_id", None, (int, type(None)))
-    fields["eos_id"] = reader.take("eos_token_id", None, (int, type(None)))
-    own_dtype = reader.take("torch_dtype", None, (str, type(None)))
-    own_dtype = reader.take("dtype", own_dtype, (str, type(None)))
-    dtype = dtype or own_dtype or "float32"
-    reader.finish()
-    return cls(param_dtype=dtype, compute_dtype=dtype, **fields)
-
-  def to_hf(self) -> dict[str, Any]:
-    """Returns the config.json of this shape, as `transformers` reads it."""
-    hf = _HF_WRITERS[self.family](self)
-    hf["dtype"] = self.param_dtype
-    hf["pad_token_id"] = self.pad_id
-    hf["bos_token_id"] = self.bos_id
-    hf["eos_token_id"] = self.eos_id
-    return hf
-
-
-# Settings of any family that change no logits.
-_WITHOUT_EFFECT = frozenset(
-    (
-        "_name_or_path",
-        "architectures",
-        "id2label",
-        "initializer_range",
-        "label2id",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "pretraining_tp",
-        "problem_type",
-        "return_dict",
-        "torchscript",
-        "transformers_version",
-        "use_cache",
-    )
-)
-
-
-class _Reader:
-  """Takes settings out of a config.json and remembers what is wrong."""
-
-  def __init__(self, hf: Mapping[str, Any]):
-    self._left = {k: v for k, v in hf.items() if k not in _WITHOUT_EFFECT}
-    self._problems = []
-    self.only("chunk_size_feed_forward", 0)
-    self.only("is_encoder_decoder", False)
-
-  def take(self, name: str, default: Any, kinds: type | tuple) -> Any:
-    """Returns a setting; `default` is what a file without it means."""
-    value = self._left.pop(name, default)
-    if not isinstance(value, kinds) or (
-        isinstance(value, bool) and kinds is not bool
-    ):
-      kinds = kinds if isinstance(kinds, tuple) else (kinds,)
-      names = " or ".join(kind.__name__ for kind in kinds)
-      self.problem(name, value, names)
-      return default
-    return value
-
-  def need(self, name: str) -> int:
-    """Returns a setting without which a file means nothing."""
-    if name not in self._left:
-      self._problems.append(f"{name} is missing")
-      return 1
-    return self.take(name, 1, int)
-
-  def only(self, name: str, *allowed: Any) -> None:
-    """Takes a setting that must be absent or have an allowed value."""
-    value = self._left.pop(name, allowed[0])
-    if value not in allowed:
-      self.problem(name, value, " or ".join(repr(a) for a in allowed))
-
-  def problem(self, name: str, value: Any, supported: str) -> None:
-    self._problems.append(
-        f"{name}={value!r} is not supported; supported: {supported}"
-    )
-
-  def finish(self) -> None:
-    """Raises ValueError with every problem, settings left over included."""
-    for name, value in sorted(self._left.items()):
-      self._problems.append(f"{name}={value!r} is not a setting that we know")
-    if self._problems:
-      raise ValueError("config.json: " + "; ".join(self._problems))
-
-
-def _read_rope(reader: _Reader) -> float:
-  """Returns theta of plain rotary positions, from either spelling of it."""
-  theta = reader.take("rope_theta", None, (int, float, type(None)))
-  reader.only("rope_scaling", None)
-  rope = dict(reader.take("rope_parameters", None, (dict, type(None))) or {})
-  rope_type = rope.pop("rope_type", "default")
-  if rope_type != "default":
-    reader.problem("rope_parameters.rope_type", rope_type, "'default'")
-    return 1.0
-  inner = rope.pop("rope_theta", theta)
-  for name, value in rope.items():
-    if not (name == "partial_rotary_factor" and value == 1.0):
-      reader.problem(f"rope_parameters.{name}", value, "none")
-  if theta is not None and inner != theta:
-    reader.problem("rope_theta", theta, f"rope_parameters' own {inner!r}")
-  return 10000.0 if inner is None else float(inner)
-
-
-def _read_llama(reader: _Reader) -> dict[str, Any]:
-  """Returns the fields of a `LlamaConfig`; defaults are transformers' own."""
-  for name in ("attention_bias", "mlp_bias"):
-    reader.only(name, False)
-  reader.only("hidden_act", "silu")
-  reader.only("attention_dropout", 0.0)
-  num_heads = reader.need("num_attention_heads")
-  width = reader.need("hidden_size")
-  optional_int = (int, type(None))
-  num_kv_heads = reader.take("num_key_value_heads", None, optional_int)
-  head_dim = reader.take("head_dim", None, optional_int)
-  return {
-      "family": "llama",
-      "vocab_size": reader.need("vocab_size"),
-      "num_layers": reader.need("num_hidden_layers"),
-      "width": width,
-      "num_heads": num_heads,
-      "num_kv_heads": num_heads if num_kv_heads is None else num_kv_heads,
-      "head_dim": width // max(num_heads, 1) if head_dim is None else head_dim,
-      "mlp_width": reader.need("intermediate_size"),
-      "rope_theta": _read_rope(reader),
-      "norm_epsilon": reader.take("rms_norm_eps", 1e-6, float),
-      "tie_embeddings": reader.take("tie_word_embeddings", False, bool),
-      "max_positions": reader.take("max_position_embeddings", 2048, int),
-  }
-
-
-def _write_llama(config: ModelConfig) -> dict[str, Any]:
-  return {
-      "architectures": ["LlamaForCausalLM"],
-      "model_type": "llama",
-      "vocab_size": config.vocab_size,
-      "hidden_size": config.width,
-      "intermediate_size": config.mlp_width,
-      "num_hidden_layers": config.num_layers,
-      "num_attention_heads": config.num_heads,
-      "num_key_value_heads": config.num_kv_heads,
-      "head_dim": config.head_dim,
-      "hidden_act": "silu",
-      "max_position_embeddings": config.max_positions,
-      "rms_norm_eps": config.norm_epsilon,
-      # Readers before transformers 5 take the first, later ones the second.
-      "rope_theta": config.rope_theta,
-      "rope_parameters": {
-          "rope_theta": config.rope_theta,
-          "rope_type": "default",
-      },
-      "attention_bias": False,
-      "attention_dropout": 0.0,
-      "mlp_bias": False,
-      "tie_word_embeddings": config.tie_embeddings,
-      "use_cache": True,
-  }
-
-
-# config.json's model_type -> reader; our family -> writer.
-_HF_READERS = {"llama": _read_llama}
-_HF_WRITERS = {"llama": _write_llama}

@@ -17,6 +17,7 @@ import safetensors.numpy
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax import types
 from tba_jax.models import config as model_config_lib
+from tba_jax.models import hf_config
 from tba_jax.models import hf_names
 
 ModelConfig = model_config_lib.ModelConfig
@@ -57,11 +58,11 @@ def read_config(
     dtype: of parameters and activations; None takes the file's own.
 
   Raises:
-    ValueError: config.json is not there, or `ModelConfig.from_hf` refuses it.
+    ValueError: config.json is not there, or `hf_config.from_hf` refuses it.
   """
   path = pathlib.Path(folder) / "config.json"
   try:
-    return ModelConfig.from_hf(_read_json(path), dtype=dtype)
+    return hf_config.from_hf(_read_json(path), dtype=dtype)
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from error
 
@@ -240,7 +241,7 @@ def _write(
     tensors: dict[str, np.ndarray],
     tokenizer: tokenizer_lib.Tokenizer | None,
 ) -> None:
-  hf = config.to_hf()
+  hf = hf_config.to_hf(config)
   ids = ("pad_token_id", "bos_token_id", "eos_token_id")
   generation = {"_from_model_config": True, **{name: hf[name] for name in ids}}
   for name, content in (

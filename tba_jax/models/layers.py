@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The parts that transformer families are made of: norms, rotary, attention.
+"""The parts that transformer families are made of: norms, MLPs, attention.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, Q
 queries, S keys, L any run of tokens, D width, G key-value heads, M query heads
-of one key-value head (H = G * M), Dh head width. Leading axes written `...`
-may be any.
+of one key-value head (H = G * M), Dh head width, E rotated entries of it.
+Leading axes written `...` may be any.
 
 A parameter is a `nnx.Param` with the metadata `logical_axes`: the name of each
 of its axes, which `config.sharding` maps to the axes of the mesh.
@@ -33,12 +33,13 @@ def expand_to(x: jax.Array, ndim: int) -> jax.Array:
 
 
 class Linear(nnx.Module):
-  """A matrix product over the last axes of its input, without bias.
+  """A matrix product over the last axes of its input.
 
   kernel: [*out_shape, *in_shape] in the param dtype, normal with a standard
     deviation of `scale` / sqrt(product of in_shape). Output axes come first,
     as torch stores them: the gradient of the kernel is then one product of
     row-major operands, which XLA's CPU backend does a third faster.
+  bias: [*out_shape], zeros at first; only where `bias` asks for it.
   """
 
   def __init__(
@@ -50,6 +51,7 @@ class Linear(nnx.Module):
       rngs: nnx.Rngs,
       param_dtype: jnp.dtype,
       scale: float = 1.0,
+      bias: bool = False,
   ):
     self.num_in = len(in_shape)
     stddev = scale / math.sqrt(math.prod(in_shape))
@@ -58,12 +60,21 @@ class Linear(nnx.Module):
     self.kernel = nnx.Param(
         value.astype(param_dtype), logical_axes=tuple(logical_axes)
     )
+    self.has_bias = bias
+    if bias:
+      self.bias = nnx.Param(
+          jnp.zeros(tuple(out_shape), param_dtype),
+          logical_axes=tuple(logical_axes)[: len(out_shape)],
+      )
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """Returns [..., *out_shape] for x [..., *in_shape], in the dtype of x."""
     kernel = self.kernel[...].astype(x.dtype)
     in_axes = lambda ndim: tuple(range(ndim - self.num_in, ndim))
-    return jnp.tensordot(x, kernel, (in_axes(x.ndim), in_axes(kernel.ndim)))
+    out = jnp.tensordot(x, kernel, (in_axes(x.ndim), in_axes(kernel.ndim)))
+    if self.has_bias:
+      out += expand_to(self.bias[...].astype(x.dtype), out.ndim)
+    return out
 
 
 class Embedding(nnx.Module):
@@ -98,10 +109,17 @@ class Embedding(nnx.Module):
 class RMSNorm(nnx.Module):
   """x / rms(x) * scale over the last axis, in float32 whatever the input."""
 
-  def __init__(self, width: int, *, epsilon: float, param_dtype: jnp.dtype):
+  def __init__(
+      self,
+      width: int,
+      *,
+      epsilon: float,
+      param_dtype: jnp.dtype,
+      logical_axis: str = "width",
+  ):
     self.epsilon = epsilon
     self.scale = nnx.Param(
-        jnp.ones((width,), param_dtype), logical_axes=("width",)
+        jnp.ones((width,), param_dtype), logical_axes=(logical_axis,)
     )
 
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -124,9 +142,14 @@ class GatedMLP(nnx.Module):
       rngs: nnx.Rngs,
       param_dtype: jnp.dtype,
       out_scale: float,
+      bias: bool = False,
   ):
     make = lambda n, m, axes, scale=1.0: Linear(
-        (n,), (m,), axes, rngs=rngs, param_dtype=param_dtype, scale=scale
+        *((n,), (m,), axes),
+        rngs=rngs,
+        param_dtype=param_dtype,
+        scale=scale,
+        bias=bias,
     )
     self.gate = make(width, mlp_width, ("mlp", "width"))
     self.up = make(width, mlp_width, ("mlp", "width"))
@@ -136,34 +159,25 @@ class GatedMLP(nnx.Module):
     return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
 
 
-def rotary_tables(
-    positions: jax.Array, head_dim: int, theta: float
-) -> tuple[jax.Array, jax.Array]:
-  """Returns cosines and sines [..., Dh / 2] float32 of positions [...].
-
-  Frequency i is theta^(-2i / Dh): Su et al. 2021 (arXiv:2104.09864, eq. 15).
-  """
-  exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
-  frequencies = expand_to(1.0 / theta**exponents, positions.ndim + 1)
-  angles = positions.astype(jnp.float32)[..., None] * frequencies
-  return jnp.cos(angles), jnp.sin(angles)
-
-
 def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
-  """Returns x [..., heads, Dh] rotated by tables [..., Dh / 2], in float32.
+  """Returns x [..., heads, Dh] rotated by tables [..., E / 2] in float32.
 
-  Entry i is paired with entry i + Dh / 2, as Hugging Face's Llama stores its
-  heads; the paper pairs 2i with 2i + 1, a permutation of the same thing.
+  Entry i is paired with entry i + E / 2, as Hugging Face stores heads; the
+  paper pairs 2i with 2i + 1, a permutation of the same thing. Entries from E
+  on stay as they are.
   """
   cos, sin = (table[..., None, :] for table in tables)
-  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  half = cos.shape[-1]
+  first, second, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), -1)
   return jnp.concatenate(
-      [first * cos - second * sin, second * cos + first * sin], axis=-1
+      [first * cos - second * sin, second * cos + first * sin, rest], axis=-1
   ).astype(x.dtype)
 
 
 class Attention(nnx.Module):
-  """Grouped-query attention with rotary positions.
+  """Grouped-query attention, with rotary positions where tables are given.
+
+  norm_epsilon: of the norms of each query and key head (Qwen3); None: no norms.
 
   It makes queries, keys and values and projects the result; `attend` says who
   sees whom, so that one module serves training, prefill and decoding.
@@ -179,6 +193,9 @@ class Attention(nnx.Module):
       rngs: nnx.Rngs,
       param_dtype: jnp.dtype,
       out_scale: float,
+      qkv_bias: bool = False,
+      out_bias: bool = False,
+      norm_epsilon: float | None = None,
   ):
     self.num_kv_heads = num_kv_heads
     make = lambda heads, axis: Linear(
@@ -187,6 +204,7 @@ class Attention(nnx.Module):
         (axis, "head_dim", "width"),
         rngs=rngs,
         param_dtype=param_dtype,
+        bias=qkv_bias,
     )
     self.q = make(num_heads, "heads")
     self.k = make(num_kv_heads, "kv_heads")
@@ -198,16 +216,30 @@ class Attention(nnx.Module):
         rngs=rngs,
         param_dtype=param_dtype,
         scale=out_scale,
+        bias=out_bias,
     )
+    self.has_norms = norm_epsilon is not None
+    if self.has_norms:
+      norm = lambda: RMSNorm(
+          head_dim,
+          epsilon=norm_epsilon,
+          param_dtype=param_dtype,
+          logical_axis="head_dim",
+      )
+      self.q_norm, self.k_norm = norm(), norm()
 
   def __call__(
       self,
       x: jax.Array,
-      tables: tuple[jax.Array, jax.Array],
+      tables: tuple[jax.Array, jax.Array] | None,
       attend: AttendFn,
   ) -> tuple[jax.Array, object]:
     """Returns [..., D] and what `attend` keeps, for x [..., D]."""
-    q, k, v = rotate(self.q(x), tables), rotate(self.k(x), tables), self.v(x)
+    q, k, v = self.q(x), self.k(x), self.v(x)
+    if self.has_norms:
+      q, k = self.q_norm(q), self.k_norm(k)
+    if tables is not None:
+      q, k = rotate(q, tables), rotate(k, tables)
     *lead, heads, head_dim = q.shape
     groups = self.num_kv_heads
     q = q.reshape(*lead, groups, heads // groups, head_dim)
@@ -272,7 +304,8 @@ def attend_shared(
 
   Args:
     q: [B, K, Q, G, M, Dh].
-    prompt: keys [B, P, G, Dh], values [B, P, G, Dh], mask [B, P] bool.
+    prompt: keys [B, P, G, Dh], values [B, P, G, Dh], mask [B, Q, P] bool, or
+      [B, 1, P] where each query sees the same.
     own: keys [B, K, S, G, Dh], values [B, K, S, G, Dh], mask [B, K, Q, S]
       bool.
 
@@ -282,7 +315,7 @@ def attend_shared(
   k_prompt, v_prompt, mask_prompt = prompt
   k_own, v_own, mask_own = own
   s_prompt = _scores(
-      "bkqgmd,bpgd->bgkmqp", q, k_prompt, mask_prompt[:, None, None, None, None]
+      "bkqgmd,bpgd->bgkmqp", q, k_prompt, mask_prompt[:, None, None, None]
   )
   s_own = _scores("bkqgmd,bksgd->bkgmqs", q, k_own, mask_own[:, :, None, None])
   swap = lambda x: jnp.swapaxes(x, 1, 2)

@@ -1,9 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The Llama family: pre-norm blocks of grouped-query attention and SwiGLU.
+"""Llama and its kin: pre-norm blocks of grouped-query attention and SwiGLU.
 
 Source: Touvron et al. 2023 (arXiv:2302.13971, arXiv:2307.09288), as Hugging
-Face's `LlamaForCausalLM` computes it.
+Face's `LlamaForCausalLM` computes it. Mistral (arXiv:2310.06825) adds a sliding
+window, Qwen2 (arXiv:2407.10671) biases of query, key and value, Qwen3
+(arXiv:2505.09388) norms of each query and key head.
 """
 
 import math
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 
 from tba_jax.models import config as model_config_lib
 from tba_jax.models import layers
+from tba_jax.models import rotary
 
 ModelConfig = model_config_lib.ModelConfig
 
@@ -37,6 +40,9 @@ class Block(nnx.Module):
         rngs=rngs,
         param_dtype=dtype,
         out_scale=out_scale,
+        qkv_bias=config.attention_bias or config.family == "qwen2",
+        out_bias=config.attention_bias,
+        norm_epsilon=config.norm_epsilon if config.family == "qwen3" else None,
     )
     self.mlp_norm = norm()
     self.mlp = layers.GatedMLP(
@@ -45,6 +51,7 @@ class Block(nnx.Module):
         rngs=rngs,
         param_dtype=dtype,
         out_scale=out_scale,
+        bias=config.mlp_bias,
     )
 
   def __call__(
@@ -89,13 +96,12 @@ class Llama(nnx.Module):
       )
 
   def tables(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the rotary tables [..., Dh / 2] of positions [...]."""
-    return layers.rotary_tables(
-        positions, self.config.head_dim, self.config.rope_theta
-    )
+    """Returns the rotary tables of positions [...]."""
+    return rotary.tables(self.config, positions)
 
-  def embed_tokens(self, tokens: jax.Array) -> jax.Array:
+  def embed_tokens(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
     """Returns the stream [..., D] before the first block."""
+    del positions  # Attention alone knows them.
     return self.embed(tokens, jnp.dtype(self.config.compute_dtype))
 
   def unembed(self, x: jax.Array) -> jax.Array:

@@ -20,6 +20,14 @@ _LENGTHS = np.array([7, 3, 1])
 # float32 sums in another order; logits are near 1.
 _VALUES = dict(atol=1e-5, rtol=0.0)
 
+# One shape of each family, as itself.
+_FAMILIES = (
+    dict(family="llama", attention_bias=True, mlp_bias=True),
+    dict(family="mistral", sliding_window=4),
+    dict(family="qwen2"),
+    dict(family="qwen3"),
+)
+
 
 def _config(**overrides) -> model_config_lib.ModelConfig:
   settings = common.get_config().model
@@ -176,13 +184,13 @@ class LogitsTest(parameterized.TestCase):
 
 class CompletionLogitsTest(parameterized.TestCase):
 
-  @parameterized.parameters((False, 2), (True, 1), (False, 4))
-  def test_values_and_gradients_equal_full_sequences(
-      self, tie_embeddings, num_kv_heads
-  ):
-    model, params = _make(
-        tie_embeddings=tie_embeddings, num_kv_heads=num_kv_heads
-    )
+  @parameterized.parameters(
+      dict(tie_embeddings=True, num_kv_heads=1),
+      dict(num_kv_heads=4),
+      *_FAMILIES,
+  )
+  def test_values_and_gradients_equal_full_sequences(self, **settings):
+    model, params = _make(**settings)
     prompt, mask, completion = _tokens()
     weight = jax.random.normal(jax.random.key(2), (B, K, T, V))
 
@@ -251,10 +259,10 @@ class CompletionLogitsTest(parameterized.TestCase):
 
 class DecodeTest(parameterized.TestCase):
 
-  @parameterized.parameters(False, True)
-  def test_decoding_equals_full_sequences(self, tie_embeddings):
+  @parameterized.parameters(dict(tie_embeddings=True), *_FAMILIES)
+  def test_decoding_equals_full_sequences(self, **settings):
     """Rows have their own positions and columns; rings begin in the middle."""
-    model, params = _make(tie_embeddings=tie_embeddings)
+    model, params = _make(**settings)
     prompt, mask, completion = _tokens()
     expected = np.asarray(
         _reference_logits(model, params, prompt, mask, completion)
@@ -267,7 +275,7 @@ class DecodeTest(parameterized.TestCase):
     rows = np.repeat(np.arange(B), K)
     # Old content must not matter: rows are reused.
     cache = jax.tree.map(
-        lambda leaf: leaf + 100.0, model.init_cache(B * K, P + T + 1)
+        lambda leaf: leaf + 100, model.init_cache(B * K, P + T + 1)
     )
     cache = model.fill_cache(cache, prompt_cache, rows)
     cache_mask = np.concatenate([mask[rows], np.zeros((B * K, T + 1))], axis=1)
@@ -306,7 +314,9 @@ class MakeModelTest(absltest.TestCase):
 
   def test_refuses_an_unknown_family(self):
     config = dataclasses.replace(_config(), family="rnn")
-    with self.assertRaisesRegex(ValueError, r"family='rnn'.*\['llama'\]"):
+    with self.assertRaisesRegex(
+        ValueError, r"family='rnn'.*\['llama', 'mistral'"
+    ):
       build.make_model(config)
 
 

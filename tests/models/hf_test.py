@@ -23,6 +23,14 @@ from tba_jax.models import config as model_config_lib
 from tba_jax.models import hf
 from tba_jax.models import hf_names
 
+# One shape of each family, as itself.
+_FAMILIES = (
+    dict(family="llama", attention_bias=True, mlp_bias=True),
+    dict(family="mistral", sliding_window=4),
+    dict(family="qwen2"),
+    dict(family="qwen3"),
+)
+
 
 def _config(**overrides) -> model_config_lib.ModelConfig:
   settings = common.get_config().model
@@ -44,9 +52,9 @@ def _params(config, seed=0):
 
 class HfNamesTest(parameterized.TestCase):
 
-  @parameterized.parameters(False, True)
-  def test_rows_cover_the_params_exactly(self, tie_embeddings):
-    config = _config(tie_embeddings=tie_embeddings)
+  @parameterized.parameters(dict(tie_embeddings=True), *_FAMILIES)
+  def test_rows_cover_the_params_exactly(self, **settings):
+    config = _config(**settings)
     shapes = jax.eval_shape(build.make_model(config).init, jax.random.key(0))
     found = {
         tuple(key.key for key in path): leaf.shape
@@ -62,6 +70,16 @@ class HfNamesTest(parameterized.TestCase):
     for row in hf_names.rows(_config()):
       self.assertEqual(math.prod(row.shape), math.prod(row.hf_shape), row)
 
+  def test_axes_are_those_of_the_model(self):
+    for settings in _FAMILIES:
+      config = _config(**settings)
+      node = build.make_model(config).logical_axes
+      for row in hf_names.rows(config):
+        axes = node
+        for key in row.path:
+          axes = axes[key]
+        self.assertEqual(axes, ("layers",) * row.stacked + row.axes, row.path)
+
 
 class RoundTripTest(parameterized.TestCase):
 
@@ -69,13 +87,13 @@ class RoundTripTest(parameterized.TestCase):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path) / "a" / "model"
 
-  @parameterized.product(
-      tie_embeddings=(False, True), dtype=("float32", "bfloat16")
+  @parameterized.parameters(
+      dict(tie_embeddings=True),
+      dict(param_dtype="bfloat16", compute_dtype="bfloat16"),
+      *_FAMILIES,
   )
-  def test_is_bit_exact(self, tie_embeddings, dtype):
-    config = _config(
-        tie_embeddings=tie_embeddings, param_dtype=dtype, compute_dtype=dtype
-    )
+  def test_is_bit_exact(self, **settings):
+    config = _config(**settings)
     params = _params(config)
     hf.save(self.folder, config, params)
     loaded_config, loaded = hf.load(self.folder)

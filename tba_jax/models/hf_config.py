@@ -1,0 +1,313 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face's config.json of a `ModelConfig`: `from_hf` and `to_hf`.
+
+Every setting is either used, held to the one value that we compute, or known
+to change no logits; any other one is refused by name. jax is not imported.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tba_jax.models import config as model_config_lib
+
+ModelConfig = model_config_lib.ModelConfig
+PLAIN = model_config_lib.PLAIN
+
+
+def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
+  """Returns the shape that a Hugging Face config.json describes.
+
+  Args:
+    hf: the parsed file.
+    dtype: of parameters and activations; None takes the file's own.
+
+  Raises:
+    ValueError: model_type is not known, or a setting is missing, not known or
+      has a value that we do not compute; the message lists all of them.
+  """
+  model_type = hf.get("model_type")
+  if model_type not in READERS:
+    raise ValueError(
+        f"config.json: model_type={model_type!r} is not supported; supported:"
+        f" {sorted(READERS)}"
+    )
+  reader = _Reader(hf)
+  fields = {**PLAIN, "family": model_type, **READERS[model_type](reader)}
+  fields["pad_id"] = reader.take("pad_token_id", None, (int, type(None)))
+  fields["bos_id"] = reader.take("bos_token_id", None, (int, type(None)))
+  fields["eos_id"] = reader.take("eos_token_id", None, (int, type(None)))
+  own_dtype = reader.take("torch_dtype", None, (str, type(None)))
+  own_dtype = reader.take("dtype", own_dtype, (str, type(None)))
+  dtype = dtype or own_dtype or "float32"
+  reader.finish()
+  return ModelConfig(param_dtype=dtype, compute_dtype=dtype, **fields)
+
+
+def to_hf(config: ModelConfig) -> dict[str, Any]:
+  """Returns the config.json of a shape, as `transformers` reads it."""
+  return {
+      **_WRITERS[config.family](config),
+      "model_type": config.family,
+      "vocab_size": config.vocab_size,
+      "tie_word_embeddings": config.tie_embeddings,
+      "use_cache": True,
+      "dtype": config.param_dtype,
+      "pad_token_id": config.pad_id,
+      "bos_token_id": config.bos_id,
+      "eos_token_id": config.eos_id,
+  }
+
+
+# Settings of any family that change no logits.
+_WITHOUT_EFFECT = frozenset(
+    (
+        "_name_or_path",
+        "architectures",
+        "id2label",
+        "initializer_range",
+        "label2id",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "pretraining_tp",
+        "problem_type",
+        "return_dict",
+        "torchscript",
+        "transformers_version",
+        "use_cache",
+    )
+)
+
+
+class _Reader:
+  """Takes settings out of a config.json and remembers what is wrong."""
+
+  def __init__(self, hf: Mapping[str, Any]):
+    self._left = {k: v for k, v in hf.items() if k not in _WITHOUT_EFFECT}
+    self._problems = []
+    self.only("chunk_size_feed_forward", 0)
+    self.only("is_encoder_decoder", False)
+
+  def take(self, name: str, default: Any, kinds: type | tuple) -> Any:
+    """Returns a setting; `default` is what a file without it means."""
+    value = self._left.pop(name, default)
+    if not isinstance(value, kinds) or (
+        isinstance(value, bool) and kinds is not bool
+    ):
+      kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+      names = " or ".join(kind.__name__ for kind in kinds)
+      self.problem(name, value, names)
+      return default
+    return value
+
+  def has(self, name: str) -> bool:
+    return name in self._left
+
+  def need(self, name: str) -> int:
+    """Returns a setting without which a file means nothing."""
+    if name not in self._left:
+      self._problems.append(f"{name} is missing")
+      return 1
+    return self.take(name, 1, int)
+
+  def only(self, name: str, *allowed: Any) -> None:
+    """Takes a setting that must be absent or have an allowed value."""
+    value = self._left.pop(name, allowed[0])
+    if value not in allowed:
+      self.problem(name, value, " or ".join(repr(a) for a in allowed))
+
+  def problem(self, name: str, value: Any, supported: str) -> None:
+    self._problems.append(
+        f"{name}={value!r} is not supported; supported: {supported}"
+    )
+
+  def finish(self) -> None:
+    """Raises ValueError with every problem, settings left over included."""
+    for name, value in sorted(self._left.items()):
+      self._problems.append(f"{name}={value!r} is not a setting that we know")
+    if self._problems:
+      raise ValueError("config.json: " + "; ".join(self._problems))
+
+
+def _read_rope(reader: _Reader) -> dict[str, Any]:
+  """Returns the fields of rotary positions, from either spelling of them."""
+  theta = reader.take("rope_theta", None, (int, float, type(None)))
+  rope = {}
+  for setting in ("rope_scaling", "rope_parameters"):
+    found = dict(reader.take(setting, None, (dict, type(None))) or {})
+    if "type" in found:  # The oldest spelling.
+      found.setdefault("rope_type", found.pop("type"))
+    for name, value in found.items():
+      if rope.setdefault(name, value) != value:
+        reader.problem(
+            f"rope_scaling.{name}", rope[name], f"the same as {setting}.{name}"
+        )
+  rope_type = rope.pop("rope_type", "default")
+  inner = rope.pop("rope_theta", theta)
+  if theta is not None and inner != theta:
+    reader.problem("rope_theta", theta, f"rope_parameters' own {inner!r}")
+  fields = {"rope_theta": 10000.0 if inner is None else float(inner)}
+  if rope_type not in _ROPE_SETTINGS:
+    reader.problem(
+        "rope_parameters.rope_type",
+        rope_type,
+        " or ".join(map(repr, _ROPE_SETTINGS)),
+    )
+    return fields
+  for name, (field, kind) in _ROPE_SETTINGS[rope_type].items():
+    value = rope.pop(name, None)
+    if isinstance(value, (int, kind)) and not isinstance(value, bool):
+      fields[field] = kind(value)
+    else:
+      reader.problem(f"rope_parameters.{name}", value, kind.__name__)
+  for name, value in rope.items():
+    if not (name == "partial_rotary_factor" and value == 1.0):
+      reader.problem(f"rope_parameters.{name}", value, "none")
+  return {**fields, "rope_type": rope_type}
+
+
+# rope_type -> its settings -> our field and its kind.
+_ROPE_SETTINGS = {
+    "default": {},
+    "linear": {"factor": ("rope_factor", float)},
+    "llama3": {
+        "factor": ("rope_factor", float),
+        "low_freq_factor": ("rope_low_freq_factor", float),
+        "high_freq_factor": ("rope_high_freq_factor", float),
+        "original_max_position_embeddings": ("rope_original_positions", int),
+    },
+}
+
+
+def _write_rope(config: ModelConfig) -> dict[str, Any]:
+  """Returns the rotary settings; old readers take one spelling, new both."""
+  rope = {
+      name: getattr(config, field)
+      for name, (field, _) in _ROPE_SETTINGS[config.rope_type].items()
+  }
+  rope["rope_type"] = config.rope_type
+  return {
+      # Readers before transformers 5 take the first two, later ones the third.
+      "rope_theta": config.rope_theta,
+      "rope_scaling": rope if config.rope_type != "default" else None,
+      "rope_parameters": {"rope_theta": config.rope_theta, **rope},
+  }
+
+
+def _read_gated(reader: _Reader) -> dict[str, Any]:
+  """Returns what `LlamaConfig` and its kin share."""
+  reader.only("hidden_act", "silu")
+  reader.only("attention_dropout", 0.0)
+  num_heads = reader.need("num_attention_heads")
+  width = reader.need("hidden_size")
+  optional_int = (int, type(None))
+  num_kv_heads = reader.take("num_key_value_heads", None, optional_int)
+  head_dim = reader.take("head_dim", None, optional_int)
+  return {
+      "vocab_size": reader.need("vocab_size"),
+      "num_layers": reader.need("num_hidden_layers"),
+      "width": width,
+      "num_heads": num_heads,
+      "num_kv_heads": num_heads if num_kv_heads is None else num_kv_heads,
+      "head_dim": width // max(num_heads, 1) if head_dim is None else head_dim,
+      "mlp_width": reader.need("intermediate_size"),
+      "norm_epsilon": reader.take("rms_norm_eps", 1e-6, float),
+      "tie_embeddings": reader.take("tie_word_embeddings", False, bool),
+      **_read_rope(reader),
+  }
+
+
+def _read_llama(reader: _Reader) -> dict[str, Any]:
+  """Returns the fields of a `LlamaConfig`; defaults are transformers' own."""
+  return {
+      "attention_bias": reader.take("attention_bias", False, bool),
+      "mlp_bias": reader.take("mlp_bias", False, bool),
+      "max_positions": reader.take("max_position_embeddings", 2048, int),
+      **_read_gated(reader),
+  }
+
+
+def _read_mistral(reader: _Reader) -> dict[str, Any]:
+  """Returns the fields of a `MistralConfig`; every layer has its window."""
+  window = reader.take("sliding_window", 4096, (int, type(None)))
+  fields = _read_gated(reader)
+  positions = reader.take("max_position_embeddings", 4096 * 32, int)
+  return {**fields, "sliding_window": window or 0, "max_positions": positions}
+
+
+def _read_qwen(reader: _Reader) -> dict[str, Any]:
+  """Returns what Qwen2 and Qwen3 share; no layer may have a window."""
+  reader.only("use_sliding_window", False)
+  # Both say something only of layers with a window.
+  reader.take("sliding_window", None, (int, type(None)))
+  reader.take("max_window_layers", 28, int)
+  fields = _read_gated(reader)
+  full = ["full_attention"] * fields["num_layers"]
+  reader.only("layer_types", None, full)
+  positions = reader.take("max_position_embeddings", 32768, int)
+  return {**fields, "max_positions": positions}
+
+
+def _read_qwen3(reader: _Reader) -> dict[str, Any]:
+  bias = reader.take("attention_bias", False, bool)
+  if not reader.has("head_dim"):  # Qwen3 has its own default.
+    return {**_read_qwen(reader), "attention_bias": bias, "head_dim": 128}
+  return {**_read_qwen(reader), "attention_bias": bias}
+
+
+def _write_gated(config: ModelConfig, name: str) -> dict[str, Any]:
+  return {
+      "architectures": [f"{name}ForCausalLM"],
+      "hidden_size": config.width,
+      "intermediate_size": config.mlp_width,
+      "num_hidden_layers": config.num_layers,
+      "num_attention_heads": config.num_heads,
+      "num_key_value_heads": config.num_kv_heads,
+      "head_dim": config.head_dim,
+      "hidden_act": "silu",
+      "max_position_embeddings": config.max_positions,
+      "rms_norm_eps": config.norm_epsilon,
+      "attention_dropout": 0.0,
+      **_write_rope(config),
+  }
+
+
+def _write_llama(config: ModelConfig) -> dict[str, Any]:
+  return {
+      **_write_gated(config, "Llama"),
+      "attention_bias": config.attention_bias,
+      "mlp_bias": config.mlp_bias,
+  }
+
+
+def _write_mistral(config: ModelConfig) -> dict[str, Any]:
+  window = config.sliding_window or None
+  return {**_write_gated(config, "Mistral"), "sliding_window": window}
+
+
+def _write_qwen2(config: ModelConfig) -> dict[str, Any]:
+  return {**_write_gated(config, "Qwen2"), "use_sliding_window": False}
+
+
+def _write_qwen3(config: ModelConfig) -> dict[str, Any]:
+  return {
+      **_write_gated(config, "Qwen3"),
+      "attention_bias": config.attention_bias,
+      "use_sliding_window": False,
+  }
+
+
+# config.json's model_type, which is our family -> reader and writer.
+READERS = {
+    "llama": _read_llama,
+    "mistral": _read_mistral,
+    "qwen2": _read_qwen,
+    "qwen3": _read_qwen3,
+}
+_WRITERS = {
+    "llama": _write_llama,
+    "mistral": _write_mistral,
+    "qwen2": _write_qwen2,
+    "qwen3": _write_qwen3,
+}

@@ -1,0 +1,198 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of models/hf_config.py: what a config.json may say and may not."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from configs import common
+from tba_jax.models import config as model_config_lib
+from tba_jax.models import hf_config
+
+ModelConfig = model_config_lib.ModelConfig
+
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "dtype": "float32",
+    "eos_token_id": 2,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "initializer_range": 0.08,
+    "intermediate_size": 160,
+    "max_position_embeddings": 1024,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {"rope_theta": 5000.0, "rope_type": "default"},
+    "tie_word_embeddings": False,
+    "transformers_version": "5.0.0",
+    "use_cache": True,
+    "vocab_size": 512,
+}
+
+
+def _from_config(**overrides) -> ModelConfig:
+  settings = common.get_config().model
+  settings.update(overrides)
+  return ModelConfig.from_config(settings, 30, pad_id=0, bos_id=None, eos_id=1)
+
+
+class FromHfTest(parameterized.TestCase):
+
+  def test_reads_every_field(self):
+    self.assertEqual(
+        hf_config.from_hf(_LLAMA),
+        ModelConfig(
+            family="llama",
+            vocab_size=512,
+            num_layers=2,
+            width=64,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=16,
+            mlp_width=160,
+            rope_theta=5000.0,
+            norm_epsilon=1e-6,
+            tie_embeddings=False,
+            max_positions=1024,
+            param_dtype="float32",
+            compute_dtype="float32",
+            **model_config_lib.PLAIN,
+            pad_id=0,
+            bos_id=1,
+            eos_id=2,
+        ),
+    )
+
+  def test_older_spelling_and_omitted_settings(self):
+    hf = {
+        "model_type": "llama",
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "rope_theta": 7000.0,
+        "rope_scaling": None,
+        "torch_dtype": "bfloat16",
+    }
+    config = hf_config.from_hf(hf)
+    self.assertEqual(config.rope_theta, 7000.0)
+    self.assertEqual(config.param_dtype, "bfloat16")
+    self.assertEqual((config.num_kv_heads, config.head_dim), (4, 16))
+    self.assertEqual(config.norm_epsilon, 1e-6)
+    self.assertIsNone(config.pad_id)
+
+  def test_dtype_overrides_the_file(self):
+    config = hf_config.from_hf(_LLAMA, dtype="bfloat16")
+    self.assertEqual(config.param_dtype, "bfloat16")
+    self.assertEqual(config.compute_dtype, "bfloat16")
+
+  @parameterized.parameters(
+      ("model_type", "mamba", "'llama'"),
+      ("hidden_act", "gelu", "'silu'"),
+      ("attention_bias", 1, "bool"),
+      ("attention_dropout", 0.1, "0.0"),
+      ("rope_scaling", {"rope_type": "dynamic", "factor": 8.0}, "'default'"),
+      ("rope_scaling", {"type": "yarn"}, "'default' or 'linear' or 'llama3'"),
+      ("rope_parameters", {"rope_type": "llama3", "factor": 8.0}, "float"),
+      ("rope_parameters", {"rope_type": "linear", "factor": None}, "float"),
+      ("rope_parameters", {"rope_type": "linear", "factor": 2, "n": 1}, "none"),
+      (
+          "rope_parameters",
+          {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+          "none",
+      ),
+      ("is_encoder_decoder", True, "False"),
+      ("eos_token_id", [1, 2], "int"),
+      ("rms_norm_eps", "small", "float"),
+      ("tie_word_embeddings", 1, "bool"),
+      ("quantization_config", {"bits": 4}, "not a setting that we know"),
+      ("sliding_window", 32, "not a setting that we know"),
+  )
+  def test_refuses_by_name(self, name, value, supported):
+    with self.assertRaises(ValueError) as caught:
+      hf_config.from_hf({**_LLAMA, name: value})
+    self.assertIn(name, str(caught.exception))
+    self.assertIn(supported, str(caught.exception))
+
+  def test_lists_every_problem_at_once(self):
+    hf = {**_LLAMA, "hidden_act": "relu", "mlp_bias": 1, "novelty": 1}
+    del hf["hidden_size"]
+    with self.assertRaises(ValueError) as caught:
+      hf_config.from_hf(hf)
+    for name in ("hidden_act", "mlp_bias", "novelty", "hidden_size is missing"):
+      self.assertIn(name, str(caught.exception))
+
+  def test_two_thetas_that_differ_are_refused(self):
+    with self.assertRaisesRegex(ValueError, "rope_theta"):
+      hf_config.from_hf({**_LLAMA, "rope_theta": 1.0})
+
+  @parameterized.parameters(False, True)
+  def test_to_hf_and_back(self, tie_embeddings):
+    config = _from_config(
+        num_kv_heads=2,
+        tie_embeddings=tie_embeddings,
+        param_dtype="bfloat16",
+        compute_dtype="bfloat16",
+        rope_theta=123.0,
+    )
+    self.assertEqual(hf_config.from_hf(hf_config.to_hf(config)), config)
+
+  @parameterized.parameters(
+      ("llama", dict(attention_bias=True, mlp_bias=True)),
+      ("llama", dict(rope_type="linear", rope_factor=4.0)),
+      (
+          "llama",
+          dict(
+              rope_type="llama3",
+              rope_factor=8.0,
+              rope_low_freq_factor=1.0,
+              rope_high_freq_factor=4.0,
+              rope_original_positions=64,
+          ),
+      ),
+      ("mistral", dict(sliding_window=9)),
+      ("mistral", dict(sliding_window=0)),
+      ("qwen2", {}),
+      ("qwen3", dict(attention_bias=True, head_dim=32)),
+  )
+  def test_each_family_to_hf_and_back(self, family, changes):
+    config = _from_config(family=family, **changes)
+    found = hf_config.to_hf(config)
+    self.assertEqual(found["model_type"], family)
+    self.assertEqual(hf_config.from_hf(found), config)
+
+  def test_older_spelling_of_scaling(self):
+    scaled = {**_LLAMA, "rope_theta": 50.0}
+    del scaled["rope_parameters"]
+    scaled["rope_scaling"] = {"type": "linear", "factor": 2.0}
+    config = hf_config.from_hf(scaled)
+    self.assertEqual((config.rope_type, config.rope_factor), ("linear", 2.0))
+    self.assertEqual(config.rope_theta, 50.0)
+
+  @parameterized.parameters(
+      ("use_sliding_window", True),
+      ("layer_types", ["full_attention", "sliding_attention"]),
+      ("head_dim", "wide"),
+  )
+  def test_qwen_refuses_by_name(self, name, value):
+    for model_type in ("qwen2", "qwen3"):
+      qwen = {**_LLAMA, "model_type": model_type, name: value}
+      for other in ("attention_bias", "mlp_bias", "pretraining_tp"):
+        del qwen[other]
+      with self.assertRaisesRegex(ValueError, name):
+        hf_config.from_hf(qwen)
+
+
+if __name__ == "__main__":
+  absltest.main()
