@@ -17,6 +17,7 @@ from etils import epath
 import jinja2
 import markupsafe
 
+from tba_jax.report import advice
 from tba_jax.report import curves
 from tba_jax.report import diversity
 from tba_jax.report import load
@@ -84,6 +85,7 @@ def render(run: load.Run) -> str:
       before_after=tables.before_after(run),
       facts=tables.facts(run, timeline.measured_overlap(run)),
       other_facts=tables.other_facts(run),
+      advice=advice.advice(run, timeline.where_time_went(run)),
       ledger=tables.ledger(run),
       diversity=diversity.diversity(before, after),
       num_events=run.num_events,
