@@ -139,6 +139,9 @@ def get_config() -> ml_collections.ConfigDict:
       temperature=1.0,  # of sampling and of the loss alike
       top_k=0,  # 0 = off
       top_p=1.0,  # 1 = off
+      min_p=0.0,  # least probability, as a share of the likeliest's; 0 = off
+      # Tokens that end a completion beside the tokenizer's stop token: "5,17".
+      stop_token_ids="",
       max_prompt_tokens=16,
       max_completion_tokens=24,
       num_rows=256,  # completions decoded at the same time

@@ -180,7 +180,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
     ),
     (
         _BELOW_1,
-        "sft.b1 sft.b2 optimizer.b1 optimizer.b2 loss.ratio_clip"
+        "sampling.min_p sft.b1 sft.b2 optimizer.b1 optimizer.b2 loss.ratio_clip"
         " reference.ema_decay",
     ),
     (_INSIDE_0_1, "guards.learning_rate_factor"),
@@ -194,6 +194,13 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " sharding.mlp sharding.heads sharding.kv_heads sharding.head_dim",
     ),
     (_WRITERS, "log.writers"),
+    (
+        (
+            lambda v: re.fullmatch(r"|\d+(,\d+)*", v),
+            "allowed '' or token ids separated by commas",
+        ),
+        "sampling.stop_token_ids",
+    ),
     (_ADDRESS, "store.address"),
     (_CORES, "cores.trainer cores.searcher cores.store"),
 )

@@ -75,7 +75,17 @@ def generate(
         vocab_size=source.model.config.vocab_size,
         max_tokens=config.sampling.max_prompt_tokens,
     )
-    request = requests.Request(np.asarray(ids, np.int32), line.number, 0, count)
+    seed = line.record.get("seed")
+    if seed is not None:
+      prompts.seed(seed)
+    request = requests.Request(
+        np.asarray(ids, np.int32),
+        # With a seed of its own a prompt may stand in any line.
+        prompt_id=line.number if seed is None else 0,
+        visit=0,
+        num_completions=count,
+        seed=seed,
+    )
     prompt = line.record.get("prompt")
     if prompt is None:
       prompt = source.tokenizer.decode(ids)
@@ -129,6 +139,8 @@ def _make_sampler(
       temperature=sampling.temperature,
       top_k=sampling.top_k,
       top_p=sampling.top_p,
+      min_p=sampling.min_p,
+      stop_ids=source.tokenizer.stop_ids,
       max_prompt_tokens=sampling.max_prompt_tokens,
       max_completion_tokens=sampling.max_completion_tokens,
       num_rows=min(sampling.num_rows, in_batch),

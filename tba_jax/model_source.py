@@ -143,9 +143,11 @@ def load(key: str, path: str, *, bos: str, dtype: str | None) -> Source:
 
 def of_config(config: ml_collections.ConfigDict) -> Source:
   """Returns the model that `config.generate` names; raises as `load`."""
-  return load(
+  source = load(
       "generate.model",
       config.generate.model,
       bos=config.tokenizer.bos,
       dtype=config.generate.dtype or None,
   )
+  source.tokenizer.add_stop_ids(policy_lib.stop_token_ids(config))
+  return source

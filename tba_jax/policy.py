@@ -37,6 +37,12 @@ class Policy:
   folder: pathlib.Path | None
 
 
+def stop_token_ids(config: ml_collections.ConfigDict) -> list[int]:
+  """Returns the stop tokens that a config adds to the tokenizer's own."""
+  text = config.sampling.stop_token_ids
+  return [int(item) for item in text.split(",") if item]
+
+
 def sft_folder(workdir: str | pathlib.Path) -> pathlib.Path:
   """Returns where supervised fine-tuning leaves its model."""
   return pathlib.Path(workdir) / "sft" / "model"
@@ -75,6 +81,7 @@ def make(
     tokenizer = tokenizer_lib.word_level(
         task.tokenizer_words(), task.tokenizer_pattern
     )
+  tokenizer.add_stop_ids(stop_token_ids(config))
   if folder is None:
     model_config = model_config_lib.ModelConfig.from_config(
         config.model,
@@ -132,6 +139,8 @@ def _sampler(
       temperature=config.sampling.temperature,
       top_k=config.sampling.top_k,
       top_p=config.sampling.top_p,
+      min_p=config.sampling.min_p,
+      stop_ids=policy.tokenizer.stop_ids,
       max_prompt_tokens=config.sampling.max_prompt_tokens,
       max_completion_tokens=config.sampling.max_completion_tokens,
       num_rows=num_rows,

@@ -86,6 +86,14 @@ def token_ids(name: str, value: Any, vocab_size: int) -> list[int]:
   return value
 
 
+def seed(value: Any) -> int:
+  """Returns the seed of a request; ValueError where it is none."""
+  is_int = isinstance(value, int) and not isinstance(value, bool)
+  if not is_int or not 0 <= value < 2**32:
+    raise ValueError(f"seed={value!r}: allowed a whole number, 0 to 2^32 - 1")
+  return value
+
+
 def _messages(value: Any) -> list[dict[str, str]]:
   if not isinstance(value, list) or not value:
     raise ValueError("messages: allowed a list of objects, not an empty one")

@@ -7,7 +7,7 @@ small tokenizers of the built-in tasks, stored in the same files. torch is not
 imported, by this module or by a folder with a tokenizer.json.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import os
 import pathlib
 
@@ -35,6 +35,7 @@ class Tokenizer:
     still counts in log-probs and keeps its gradient.
   eos_id: id of the stop token.
   bos_id: id of the token that opens a text, or None.
+  stop_ids: ids that end a completion: the stop token, and those added.
   """
 
   def __init__(
@@ -62,6 +63,7 @@ class Tokenizer:
     # Ids may have holes, so the count of tokens is not enough.
     self.vocab_size = max(fast.get_vocab().values()) + 1
     self.eos_id = int(fast.eos_token_id)
+    self.stop_ids = frozenset((self.eos_id,))
     self.bos_id = None if fast.bos_token_id is None else int(fast.bos_token_id)
     self.pad_id = (
         self.eos_id if fast.pad_token_id is None else int(fast.pad_token_id)
@@ -73,6 +75,20 @@ class Tokenizer:
   def encode(self, text: str) -> list[int]:
     """Returns the ids of `text` without any special token added."""
     return self._fast.encode(text, add_special_tokens=False)
+
+  def add_stop_ids(self, ids: Iterable[int]) -> None:
+    """Makes other tokens end a completion too.
+
+    Raises:
+      ValueError: one of them is not in the vocabulary.
+    """
+    ids = frozenset(ids)
+    if any(not 0 <= i < self.vocab_size for i in ids):
+      raise ValueError(
+          f"config.sampling.stop_token_ids={sorted(ids)}: allowed 0 to"
+          f" {self.vocab_size - 1}"
+      )
+    self.stop_ids |= ids
 
   def encode_prompt(self, text: str) -> list[int]:
     """Returns the ids of a prompt, with BOS where the rule says so.
@@ -141,7 +157,7 @@ class Tokenizer:
     """
     ids = [int(i) for i in ids[:length]]
     if stopped:
-      if not ids or ids[-1] != self.eos_id:
+      if not ids or ids[-1] not in self.stop_ids:
         raise ValueError(
             f"stopped completion of length {length} does not end with the stop"
             f" token {self.eos_id}: {ids}"

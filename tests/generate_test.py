@@ -145,6 +145,38 @@ class GenerateTest(absltest.TestCase):
       self.assertRegex(printed, f"in.jsonl:{number}: .*{problem}")
     self.assertIn("2 lines done, 9 could not be done", printed)
 
+  def test_a_seed_of_a_line_holds_wherever_it_stands(self):
+    seeded = {"prompt": "1", "seed": 5}
+    others = {"prompt": "1"}, {"prompt": "2"}
+    self.write(seeded, *others, seeded, {"prompt": "1", "seed": -1})
+    self.assertEqual(self.run_program(), 1)
+    one, plain, _, same = (r["completions"] for r in self.records())
+    self.assertEqual(one, same)
+    self.assertNotEqual(one, plain)
+    self.assertIn("in.jsonl:5: seed=-1: allowed", self.stderr.getvalue())
+
+  def test_stop_tokens_and_min_p(self):
+    ids = ",".join(str(n) for n in range(3, 15))
+    self.assertEqual(self.run_program(sampling__stop_token_ids=ids), 0)
+    ends = set()
+    for record in self.records():
+      for completion in record["completions"]:
+        if completion["finish_reason"] == "stop":
+          ends.add(completion["token_ids"][-1])
+        self.assertTrue(all(i < 3 for i in completion["token_ids"][:-1]))
+    self.assertGreater(len(ends), 1)
+    self.output.unlink()
+    # Only the likeliest token is left.
+    self.run_program(sampling__min_p=0.999)
+    for record in self.records():
+      for completion in record["completions"]:
+        np.testing.assert_allclose(completion["logprobs"], 0, atol=1e-6)
+    self.output.unlink()
+    self.assertEqual(self.run_program(sampling__stop_token_ids="99"), 2)
+    self.assertIn("stop_token_ids=[99]: allowed 0", self.stderr.getvalue())
+    with self.assertRaisesRegex(validate.ConfigError, "allowed '' or token"):
+      self.run_program(sampling__stop_token_ids="3,x")
+
   def test_greedy_gives_the_same_completion_each_time(self):
     self.run_program(sampling__temperature=0.0)
     for record in self.records():

@@ -90,6 +90,8 @@ class Sampler:
       eos_id: int | None,
       pad_id: int,
       seed: int,
+      min_p: float = 0.0,
+      stop_ids: Sequence[int] = (),
   ):
     """Makes a sampler; nothing is compiled or allocated yet.
 
@@ -104,12 +106,18 @@ class Sampler:
       chunk_steps: decode steps between refills while completions wait.
       eos_id: the stop token; None decodes all completions to T tokens.
       pad_id: what fills a completion after its end.
-      seed: of all random numbers of this sampler, in [0, 2^32).
+      seed: of all random numbers of this sampler, in [0, 2^32), but those of a
+        request that has its own.
+      min_p: the least probability, as a share of the likeliest token's; 0 is
+        off.
+      stop_ids: other tokens that end a completion, beside eos_id.
 
     Raises:
       ValueError: a setting is out of range.
     """
-    logits_lib.check_settings(temperature=temperature, top_k=top_k, top_p=top_p)
+    logits_lib.check_settings(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    )
     for name, value in (
         ("max_prompt_tokens", max_prompt_tokens),
         ("max_completion_tokens", max_completion_tokens),
@@ -136,8 +144,10 @@ class Sampler:
         max_completion_tokens=max_completion_tokens,
         eos_id=eos_id,
         pad_id=pad_id,
-        seed=seed,
+        min_p=min_p,
+        stop_ids=tuple(sorted(set(stop_ids))),
     )
+    self._seed = seed
     self._chunk_steps = chunk_steps
     self._prefill_size = max(1, num_rows // _ROWS_PER_PREFILL)
     self._programs: dict[jax.sharding.Sharding, _Programs] = {}
@@ -276,11 +286,11 @@ class Sampler:
 
     Returns:
       slot_R: [R] int32, place in the prefill; -1 keeps the row as it is.
-      ids_Rx3: [R, 3] uint32, prompt id, visit and sample index.
+      ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index.
     """
     num_rows = self._settings.num_rows
     slot_R = np.full(num_rows, -1, np.int32)
-    ids_Rx3 = np.zeros((num_rows, 3), np.uint32)
+    ids_Rx4 = np.zeros((num_rows, 4), np.uint32)
     for row in range(num_rows):
       if row in owners or not queue or queue[0][0] not in slots:
         continue
@@ -288,8 +298,9 @@ class Sampler:
       request = prompts[index]
       slot_R[row] = slots[index]
       sample_index = request.first_sample + sample
-      ids_Rx3[row] = request.prompt_id, request.visit, sample_index
-    return slot_R, ids_Rx3
+      seed = self._seed if request.seed is None else request.seed
+      ids_Rx4[row] = seed, request.prompt_id, request.visit, sample_index
+    return slot_R, ids_Rx4
 
 
 def _placement(params: types.PyTree) -> jax.sharding.Sharding:

@@ -19,7 +19,9 @@ from tba_jax import logprobs as logprobs_lib
 _BLOCK = 128
 
 
-def check_settings(*, temperature: float, top_k: int, top_p: float) -> None:
+def check_settings(
+    *, temperature: float, top_k: int, top_p: float, min_p: float = 0.0
+) -> None:
   """Raises ValueError naming the first setting that is out of range."""
   if not (temperature >= 0 and math.isfinite(temperature)):
     raise ValueError(
@@ -31,16 +33,24 @@ def check_settings(*, temperature: float, top_k: int, top_p: float) -> None:
     raise ValueError(
         f"sampling.top_p={top_p}: allowed above 0 and up to 1 (off)"
     )
+  if not 0 <= min_p < 1:
+    raise ValueError(f"sampling.min_p={min_p}: allowed 0 (off) to below 1")
 
 
 def process(
-    logits_RxV: jax.Array, *, temperature: float, top_k: int, top_p: float
+    logits_RxV: jax.Array,
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float = 0.0,
 ) -> jax.Array:
   """Returns the log of the distribution that is sampled from.
 
   In this order: divide by `temperature`; keep the `top_k` likeliest tokens;
   keep the smallest set of likeliest tokens whose probabilities, renormalized
-  after top-k, reach `top_p`; renormalize. Tokens that tie with the last one
+  after top-k, reach `top_p`; keep those whose probability is at least `min_p`
+  times that of the likeliest; renormalize. Tokens that tie with the last one
   kept are kept too, so the set does not depend on the order of the vocabulary.
 
   Args:
@@ -49,6 +59,7 @@ def process(
       probability 1.
     top_k: number of tokens to keep; 0 is off.
     top_p: in (0, 1]; 1 is off.
+    min_p: in [0, 1); 0 is off.
 
   Returns:
     [R, V] float32, nats; -inf for a token that cannot be drawn.
@@ -56,7 +67,7 @@ def process(
   Raises:
     ValueError: a setting is out of range.
   """
-  check_settings(temperature=temperature, top_k=top_k, top_p=top_p)
+  check_settings(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
   logits_RxV = logits_RxV.astype(jnp.float32)
   if temperature == 0:
     best_Rx1 = jnp.argmax(logits_RxV, axis=-1, keepdims=True)
@@ -79,6 +90,9 @@ def process(
         jnp.where(in_set_RxV, sorted_RxV, jnp.inf), axis=-1, keepdims=True
     )
     logprobs_RxV = _keep_from(logprobs_RxV, least_Rx1)
+  if min_p > 0:
+    best_Rx1 = jnp.max(logprobs_RxV, axis=-1, keepdims=True)
+    logprobs_RxV = _keep_from(logprobs_RxV, best_Rx1 + math.log(min_p))
   return logprobs_RxV
 
 

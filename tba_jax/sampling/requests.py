@@ -22,6 +22,7 @@ class Request:
     other random numbers.
   num_completions: S, at least 1.
   first_sample: sample index of the first completion; the others follow.
+  seed: of its random numbers, below 2^32; None takes the sampler's.
   """
 
   prompt_tokens: np.ndarray
@@ -29,6 +30,7 @@ class Request:
   visit: int
   num_completions: int
   first_sample: int = 0
+  seed: int | None = None
 
 
 def check(request: Request, *, max_prompt_tokens: int, vocab_size: int) -> None:
@@ -56,6 +58,8 @@ def check(request: Request, *, max_prompt_tokens: int, vocab_size: int) -> None:
         f"visit {request.visit}, samples {request.first_sample} to"
         f" {last_sample}: allowed 0 to 2^32 - 1, as for the prompt id"
     )
+  elif request.seed is not None and not 0 <= request.seed < UINT32:
+    problem = f"seed={request.seed}: allowed 0 to 2^32 - 1"
   if problem is not None:
     raise ValueError(f"prompt {request.prompt_id}: {problem}")
 

@@ -33,7 +33,8 @@ class Settings:
   max_completion_tokens: T.
   eos_id: the stop token; None: a row ends at T tokens only.
   pad_id: fills a completion after its end.
-  seed: of the random keys of all rows.
+  min_p: as in `sampling/logits.py`.
+  stop_ids: other tokens that end a row, beside eos_id.
   """
 
   temperature: float
@@ -44,7 +45,8 @@ class Settings:
   max_completion_tokens: int
   eos_id: int | None
   pad_id: int
-  seed: int
+  min_p: float = 0.0
+  stop_ids: tuple[int, ...] = ()
 
 
 @jax.tree_util.register_dataclass
@@ -102,7 +104,7 @@ def refill(
     prompt_cache: types.PyTree,
     mask_BxP: jax.Array,
     slot_R: jax.Array,
-    ids_Rx3: jax.Array,
+    ids_Rx4: jax.Array,
 ) -> DecodeState:
   """Starts rows: the prompt's cache, the random key and the first token.
 
@@ -114,7 +116,7 @@ def refill(
     prompt_cache: leaves [N, B, G, P, Dh].
     mask_BxP: [B, P] float32, of the prefilled prompts.
     slot_R: [R] int32, the row's prompt in the prefill; -1: not started.
-    ids_Rx3: [R, 3] uint32, prompt id, visit and sample index of the row.
+    ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index of the row.
 
   Returns:
     The state; a row whose first token ends it is not active.
@@ -125,7 +127,7 @@ def refill(
   select = lambda new, old: jnp.where(
       new_R.reshape(-1, *[1] * (old.ndim - 1)), new, old
   )
-  key_data_Rx2 = _row_keys(settings.seed, ids_Rx3)
+  key_data_Rx2 = _row_keys(ids_Rx4)
   start_R = jnp.zeros_like(slot_R)
   token_R, logprob_R = _draw(
       settings, logits_BxV[slot_R], key_data_Rx2, start_R
@@ -213,11 +215,15 @@ def _columns(state: DecodeState) -> jax.Array:
   return jax.lax.broadcasted_iota(jnp.int32, state.tokens.shape, 1)
 
 
-def _row_keys(seed: int, ids_Rx3: jax.Array) -> jax.Array:
+def _row_keys(ids_Rx4: jax.Array) -> jax.Array:
   """Returns [R, 2] uint32: the key of (seed, prompt id, visit, sample)."""
-  root = jax.random.key(seed, impl=_RNG_IMPL)
-  fold = lambda ids_3: functools.reduce(jax.random.fold_in, list(ids_3), root)
-  return jax.random.key_data(jax.vmap(fold)(ids_Rx3))
+
+  def fold(ids_4: jax.Array) -> jax.Array:
+    seed, *others = ids_4
+    root = jax.random.key(seed, impl=_RNG_IMPL)
+    return functools.reduce(jax.random.fold_in, others, root)
+
+  return jax.random.key_data(jax.vmap(fold)(ids_Rx4))
 
 
 def _draw(
@@ -237,6 +243,7 @@ def _draw(
       temperature=settings.temperature,
       top_k=settings.top_k,
       top_p=settings.top_p,
+      min_p=settings.min_p,
   )
   return logits_lib.sample(logprobs_RxV, uniform_R)
 
@@ -252,8 +259,9 @@ def _append(
   here_RxT = (_columns(state) == state.lengths[:, None]) & rows_R[:, None]
   lengths_R = state.lengths + rows_R
   stopped_R = state.stopped
-  if settings.eos_id is not None:
-    stopped_R = stopped_R | (rows_R & (token_R == settings.eos_id))
+  stop_ids = [i for i in (settings.eos_id, *settings.stop_ids) if i is not None]
+  for stop_id in stop_ids:
+    stopped_R = stopped_R | (rows_R & (token_R == stop_id))
   full_R = lengths_R >= settings.max_completion_tokens
   return dataclasses.replace(
       state,

@@ -227,6 +227,21 @@ class DecodeTest(parameterized.TestCase):
     ]
     self.assertLen(set(found), len(found))
 
+  def test_a_request_may_have_its_own_seed(self):
+    tokens = np.array([3, 4])
+    own = decode.Request(tokens, 7, 1, 2, seed=4)
+    plain = decode.Request(tokens, 7, 1, 2)
+    found = self.sampler.sample(self.params, [plain, own], version=0)
+    other = _sampler(self.model, seed=4).sample(self.params, [plain], version=0)
+    self.assert_same(found[1:], other)
+    self.assertNotEqual(
+        found[0].logprobs.tobytes(), found[1].logprobs.tobytes()
+    )
+    with self.assertRaisesRegex(ValueError, "prompt 7: seed=-1"):
+      self.sampler.sample(
+          self.params, [decode.Request(tokens, 7, 1, 2, seed=-1)], version=0
+      )
+
   def test_no_compilation_after_warm_up(self):
     sampler = _sampler(self.model)
     # Where params come from must not matter: a program, the host, the wire.

@@ -41,6 +41,15 @@ class ProcessTest(chex.TestCase):
       # 4/9 < 0.5 among the three, so a second token is needed.
       ("top_k_then_top_p", {"top_k": 3, "top_p": 0.5}, [0, 4 / 7, 0, 3 / 7]),
       # 0.4 / 0.7 reaches 0.55 after top-k only: it is renormalized between.
+      # 0.2 is half of the likeliest, 0.1 is less.
+      ("min_p", {"min_p": 0.49}, [0, 4 / 9, 2 / 9, 3 / 9]),
+      ("min_p_first", {"min_p": 0.99}, [0, 1, 0, 0]),
+      ("min_p_most", {"min_p": 0.24}, [0.1, 0.4, 0.2, 0.3]),
+      (
+          "hot_min_p",
+          {"temperature": 2.0, "min_p": 0.75},
+          [0, 2 / (2 + 3**0.5), 0, 3**0.5 / (2 + 3**0.5)],
+      ),
       ("renormalized", {"top_k": 2, "top_p": 0.55}, [0, 1, 0, 0]),
   )
   def test_known_numbers(self, settings, expected):
@@ -75,6 +84,7 @@ class ProcessTest(chex.TestCase):
       ({"temperature": float("inf")}, r"sampling\.temperature=inf"),
       ({"top_k": -1}, r"sampling\.top_k=-1: allowed 0"),
       ({"top_p": 0.0}, r"sampling\.top_p=0\.0: allowed above 0"),
+      ({"min_p": 1.0}, r"sampling\.min_p=1\.0: allowed 0"),
       ({"top_p": 1.5}, r"sampling\.top_p=1\.5: allowed above 0"),
   )
   def test_wrong_settings(self, settings, message):

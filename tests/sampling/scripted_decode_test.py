@@ -130,6 +130,12 @@ class ScriptedDecodeTest(parameterized.TestCase):
     found = short.sample(first, [request], version=0)[0]
     np.testing.assert_array_equal(found.tokens, [[1]] * 3)
     self.assertTrue(found.stopped.all())
+    # Any of several.
+    others = _sampler(model, stop_ids=[3, 2])
+    for params, token in ((always, 3), (first, 1)):
+      found = others.sample(params, [request], version=0)[0]
+      np.testing.assert_array_equal(found.tokens, [[token, 0, 0, 0]] * 3)
+      self.assertTrue(found.stopped.all())
     # Without a stop token nothing stops.
     endless = _sampler(model, eos_id=None)
     found = endless.sample(first, [request], version=0)[0]
