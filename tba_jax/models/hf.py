@@ -144,7 +144,7 @@ def load(
 
   Raises:
     ValueError: config.json is refused, or tensors are missing, unused or of a
-      wrong shape; the message lists all of them.
+      wrong shape; the message lists all of them. Or an entry is not finite.
   """
   path = pathlib.Path(folder)
   config = read_config(path, dtype=dtype)
@@ -159,6 +159,9 @@ def load(
         files.read(n).reshape(row.shape)
         for n in row.hf_names(config.num_layers)
     ]
+    for name, layer in zip(row.hf_names(config.num_layers), layers):
+      if not np.isfinite(layer).all():
+        raise ValueError(f"{folder}: tensor {name} has NaN or infinite entries")
     array = np.stack(layers) if row.stacked else layers[0]
     array = array.astype(jnp.dtype(config.param_dtype))
     sharding = None

@@ -201,6 +201,11 @@ class RefusalTest(parameterized.TestCase):
         "unused tensor model.layers.0.self_attn.q_proj.bias [64]", message
     )
 
+  def test_names_a_tensor_that_is_not_finite(self):
+    self._rewrite(lambda t: t["model.norm.weight"].put(3, np.nan))
+    with self.assertRaisesRegex(ValueError, "model.norm.weight has NaN"):
+      hf.load(self.folder)
+
   def test_stored_rotary_frequencies_are_no_problem(self):
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     self._rewrite(lambda t: t.update({name: np.zeros(8, np.float32)}))
