@@ -7,7 +7,8 @@
 
 Arguments, after a colon and separated by commas: `smoke` (seconds, for tests),
 `quick` (at most three minutes on two cores), `seed=N`, `lockstep` (staleness 0
-with the same numbers of completions and updates).
+with the same numbers of completions and updates), `rounds=N` (rounds of N
+mini-batches, one-step off-policy) with `passes=T` and `lag_rounds=0` or 1.
 
 Expected time of the full run on two cores: at most three minutes. Expected
 result: the mean reward of fresh completions rises from that of a short
@@ -22,7 +23,16 @@ from configs import common
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = common.parse_arg(arg, smoke=False, quick=False, seed=0, lockstep=False)
+  arg = common.parse_arg(
+      arg,
+      smoke=False,
+      quick=False,
+      seed=0,
+      lockstep=False,
+      rounds=0,
+      passes=1,
+      lag_rounds=1,
+  )
   c = common.get_config()
   c.seed = arg.seed
   c.task = ml_collections.ConfigDict(
@@ -60,6 +70,13 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     c.train.num_steps = 100
   if arg.smoke:
     _make_smoke(c)
+  if arg.rounds:
+    common.set_rounds(
+        c,
+        mini_batches=arg.rounds,
+        passes=arg.passes,
+        lag_rounds=arg.lag_rounds,
+    )
   return c
 
 

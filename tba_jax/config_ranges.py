@@ -139,7 +139,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " evaluate.batch_prompts checkpoint.every_steps checkpoint.keep"
         " log.every_steps log.profile_first_step"
         " generate.num_completions generate.batch_lines"
-        " reference.every_steps",
+        " reference.every_steps rounds.passes",
     ),
     (
         _at_least(0),
@@ -147,7 +147,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         "model.sliding_window evaluate.every_steps log.samples_every_steps"
         " sft.warmup_steps sampling.top_k search.lead_steps"
         " loss.beta_decay_steps loss.beta_stop_steps optimizer.warmup_steps"
-        " optimizer.stable_steps optimizer.decay_steps train.per_round_steps"
+        " rounds.mini_batches optimizer.stable_steps optimizer.decay_steps"
+        " train.per_round_steps"
         " replay.reward_temperature_decay_steps"
         " replay.warm_start_completions log.num_samples"
         " log.profile_num_steps",
@@ -173,6 +174,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " train.wall_clock_limit_s guards.min_entropy",
     ),
     (_FROM_0_TO_1, "replay.recent_fraction"),
+    ((lambda v: v in (0, 1), "allowed 0 or 1"), "rounds.lag_rounds"),
     (_AT_LEAST_1, "model.rope_factor"),
     (
         _ABOVE_0_TO_1,

@@ -85,7 +85,7 @@ def _trust_region(c: Mapping[str, Any]) -> _Problems:
 
 def _capacity(c: Mapping[str, Any]) -> _Problems:
   # What admission lets in before it is trained on must not push itself out.
-  ahead = (c["search.lead_steps"] + 1) * c["search.prompts_per_step"]
+  ahead = _prompts_ahead(c)
   needed = max(
       ahead * c["search.samples_per_prompt"],
       c["train.prompts_per_batch"] * c["train.completions_per_prompt"],
@@ -105,7 +105,7 @@ def _admission(c: Mapping[str, Any]) -> _Problems:
   can lock up whatever the number of searchers. But a round above
   (lead_steps + 1) · prompts_per_step would be cut every time.
   """
-  ahead = (c["search.lead_steps"] + 1) * c["search.prompts_per_step"]
+  ahead = _prompts_ahead(c)
   if c["search.prompts_per_round"] > ahead:
     yield "search.prompts_per_round", (
         f"allowed up to {ahead} = (config.search.lead_steps + 1) *"
@@ -116,6 +116,35 @@ def _admission(c: Mapping[str, Any]) -> _Problems:
         f"allowed more than config.search.lease_s = {c['search.lease_s']}: the"
         " prompts of a lost searcher are granted again only after that"
     )
+
+
+def _prompts_ahead(c: Mapping[str, Any]) -> int:
+  """Prompts that may be under way at a time: of a round, or ahead of a step."""
+  if c["rounds.mini_batches"]:
+    return c["rounds.mini_batches"] * c["train.prompts_per_batch"]
+  return (c["search.lead_steps"] + 1) * c["search.prompts_per_step"]
+
+
+def _rounds(c: Mapping[str, Any]) -> _Problems:
+  if not c["rounds.mini_batches"]:
+    return
+  steps = c["rounds.mini_batches"] * c["rounds.passes"]
+  k = c["train.completions_per_prompt"]
+  for key, value in (
+      ("search.lockstep", False),
+      ("search.wait_for_fresh", True),
+      ("search.samples_per_prompt", k),
+      ("replay.recent_fraction", 1.0),
+      ("replay.dedupe", False),
+      ("replay.warm_start_completions", 0),
+      ("publish.every_steps", steps),
+  ):
+    if c[key] != value:
+      yield key, f"allowed {value} with config.rounds.mini_batches above 0"
+  if c["train.num_steps"] % steps:
+    yield "train.num_steps", f"allowed a multiple of {steps}, whole rounds"
+  if c["train.per_round_steps"] not in (0, steps):
+    yield "train.per_round_steps", f"allowed 0 or {steps}, the steps of a round"
 
 
 def _lockstep(c: Mapping[str, Any]) -> _Problems:
@@ -246,6 +275,7 @@ _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
     _capacity,
     _admission,
     _lockstep,
+    _rounds,
     _schedules,
     _shape,
     _sharded_sizes,

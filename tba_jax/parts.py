@@ -11,18 +11,19 @@ from tba_jax import batches
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import policy as policy_lib
 from tba_jax import reference as reference_lib
+from tba_jax import rounds
 from tba_jax import schedules
 from tba_jax import searcher as searcher_lib
 from tba_jax import sharding
 from tba_jax import types
 from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import flow as flow_lib
 from tba_jax.replay import prompt_order
-from tba_jax.replay import service as service_lib
 
 
-def make_flow(config: ml_collections.ConfigDict) -> service_lib.Flow:
+def make_flow(config: ml_collections.ConfigDict) -> flow_lib.Flow:
   """Returns the admission that a config asks for."""
-  return service_lib.Flow(
+  return flow_lib.Flow(
       prompts_per_step=config.search.prompts_per_step,
       warm_prompts=math.ceil(
           config.replay.warm_start_completions
@@ -33,6 +34,9 @@ def make_flow(config: ml_collections.ConfigDict) -> service_lib.Flow:
       lockstep=config.search.lockstep,
       wait_for_fresh=config.search.wait_for_fresh,
       starvation_s=config.search.starvation_s,
+      round_prompts=config.rounds.mini_batches * config.train.prompts_per_batch,
+      round_steps=rounds.num_steps(config),
+      lag_rounds=config.rounds.lag_rounds,
   )
 
 

@@ -211,6 +211,11 @@ def _batch_rows(config: ml_collections.ConfigDict) -> list[tuple[str, str]]:
 
 def staleness_bound(config: ml_collections.ConfigDict) -> str:
   """Returns the most steps by which fresh data lags, in words."""
+  rounds = config.rounds
+  if rounds.mini_batches:
+    steps = rounds.mini_batches * rounds.passes
+    most = steps * (rounds.lag_rounds + 1) - 1
+    return f"{most} steps: rounds of {steps} steps, lag {rounds.lag_rounds}"
   if config.search.lockstep:
     return "0 steps (lockstep)"
   lead, period = config.search.lead_steps, config.publish.every_steps

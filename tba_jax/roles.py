@@ -23,6 +23,7 @@ from tba_jax import processes
 from tba_jax import publication
 from tba_jax import recorder as recorder_lib
 from tba_jax import reference as reference_lib
+from tba_jax import rounds
 from tba_jax import run_directory
 from tba_jax import searcher as searcher_lib
 from tba_jax import sharding
@@ -331,6 +332,7 @@ def _periods(config: ml_collections.ConfigDict) -> trainer_lib.Periods:
       evaluate_prompts=config.evaluate.num_prompts,
       final_prompts=config.evaluate.final_prompts,
       wall_clock_limit_s=config.train.wall_clock_limit_s,
+      publish_late=rounds.keep_params(config),
   )
 
 

@@ -196,6 +196,7 @@ def _train_config(
     out.optimizer.stable_steps = 0
     out.train.per_round_steps = 0
     out.reference.mode = "fixed"
+    out.rounds.mini_batches = 0
     out.optimizer.learning_rate_final = 0.0
     out.train.num_steps = sft.num_steps
     out.train.micro_batch_prompts = sft.batch_size

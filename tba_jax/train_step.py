@@ -20,6 +20,7 @@ import optax
 from tba_jax import objective
 from tba_jax import optimizer
 from tba_jax import reference
+from tba_jax import rounds
 from tba_jax import schedules
 from tba_jax import sharding
 from tba_jax import types
@@ -41,6 +42,8 @@ class TrainState:
   loss_params: PyTree, what the loss learns itself; {} or {"log_z": [1]}.
   loss_opt_state: PyTree, of their optimizer.
   ref_params: PyTree, the reference policy where it moves; {} where it is fixed.
+  sampling_params: PyTree, the policy that began the last begun round, where
+    rounds have a lag; else {}.
   learning_rate_scale: [] float32, factor on the schedule's learning rate of the
     policy; 1 unless a guard lowered it.
   rng: [2] uint32, the run's key; a step uses fold_in(rng, step).
@@ -52,6 +55,7 @@ class TrainState:
   loss_params: PyTree
   loss_opt_state: PyTree
   ref_params: PyTree
+  sampling_params: PyTree
   learning_rate_scale: Any
   rng: Any
 
@@ -147,6 +151,8 @@ def make_train_step(
   def step_fn(
       state: TrainState, batch: types.Batch
   ) -> tuple[TrainState, dict[str, jax.Array]]:
+    held = rounds.hold(c, state.sampling_params, state.params, state.step)
+    state = dataclasses.replace(state, sampling_params=held)
     beta = beta_fn(state.step)
     loss, totals, grads = _accumulate(
         lambda params, micro: loss_fn(*params, micro, beta),
@@ -237,6 +243,9 @@ def _state_maker(
         loss_params=loss_params,
         loss_opt_state=optimizers.loss_tx.init(loss_params),
         ref_params=reference.own_params(config.reference, params),
+        sampling_params=jax.tree.map(jnp.copy, params)
+        if rounds.keep_params(config)
+        else {},
         learning_rate_scale=jnp.ones((), jnp.float32),
         rng=jax.random.PRNGKey(config.seed),
     )
@@ -267,6 +276,7 @@ def _state_shardings(
       params=params,
       opt_state=opt_state,
       ref_params=params if shapes.ref_params else {},
+      sampling_params=params if shapes.sampling_params else {},
   )
 
 

@@ -36,6 +36,7 @@ class Periods:
 
   num_steps: of the run.
   num_prompts, num_completions: B and K of a batch.
+  publish_late: rounds with a lag publish once all data of the round is here.
   publish_every, checkpoint_every, evaluate_every: periods; 0 = never.
   evaluate_prompts: held-out prompts while training.
   final_prompts: held-out prompts before and after.
@@ -51,6 +52,7 @@ class Periods:
   evaluate_prompts: int
   final_prompts: int
   wall_clock_limit_s: float
+  publish_late: bool = False
 
 
 class Trainer:
@@ -122,15 +124,13 @@ class Trainer:
       DeadlineExceededError: nothing came from searchers or store in time.
     """
     periods, note = self._periods, self._recorder
-    self._publisher.submit(self._step, self._state.params)
-    self._publisher.wait(self._step, _PUBLISH_S)
+    self._publish_first()
     if not note.has_result("before"):
-      # Admission opens first, so that searchers compile and sample meanwhile.
+      # Admission opens first: searchers compile and sample meanwhile.
       self._service.open(self._step)
       if not self._evaluate("before", periods.final_prompts, should_stop):
         return self._interrupt()
     prepared = None
-    # What was drawn already counts as trained, so it is.
     while self._step < periods.num_steps and (
         self._stopped_by is None or prepared is not None
     ):
@@ -157,13 +157,31 @@ class Trainer:
     """Waits for the step's data and draws; None where it was stopped."""
     note = self._recorder
     with note.span("wait_fresh", step=self._step):
-      if not self._service.begin_step(self._step, should_stop):
-        return None
-    return self._draw(self._step)
+      begun = self._begin(self._step, should_stop)
+    return self._draw(self._step) if begun else None
+
+  def _publish_first(self) -> None:
+    """Publishes; with a lag what the rest of a round must be sampled with."""
+    version, params = self._step, self._state.params
+    if self._periods.publish_late:
+      every = self._periods.publish_every
+      version = max(version - 1, 0) // every * every
+      params = self._state.sampling_params
+    self._publisher.submit(version, params)
+    self._publisher.wait(version, _PUBLISH_S)
+
+  def _begin(self, step: int, should_stop: Callable[[], bool]) -> bool:
+    """Waits for the step's data; with a lag, opens the round after it."""
+    begun = self._service.begin_step(step, should_stop)
+    if begun and self._periods.publish_late:
+      if step % self._periods.publish_every == 0:
+        self._publisher.submit(step, self._state.params)
+      self._service.open_next(step)
+    return begun
 
   def _draw(self, step: int) -> tuple[draw_lib.Draw, types.Batch]:
     with self._recorder.span("draw", step=step):
-      draw = self._service.buffer.sample(
+      draw = self._service.draw(
           self._periods.num_prompts, self._periods.num_completions, step
       )
       self._service.mark_trained(draw)
@@ -176,16 +194,16 @@ class Trainer:
     """While the device works on the step: publish it, draw the next batch."""
     done = self._step + 1
     periods = self._periods
-    if done % periods.publish_every == 0 or done == periods.num_steps:
+    due = done % periods.publish_every == 0 or done == periods.num_steps
+    if due and not periods.publish_late:
       self._publisher.submit(done, self._state.params)
     # A checkpoint or an evaluation must see the buffer between two steps.
     if done >= periods.num_steps or self._is_due(done) or should_stop():
       return None
     if self._stopped_by is not None:
       return None
-    if not self._service.is_ready(done):
+    if not self._service.is_ready(done) or not self._begin(done, should_stop):
       return None
-    self._service.begin_step(done, should_stop)
     return self._draw(done)
 
   def _after_step(

@@ -17,7 +17,7 @@ _PACKAGE = _ROOT / "tba_jax"
 _RINGS = {
     0: """
         config_ranges config_relations guards host_state jsonl logprobs metrics
-        processes schedules sharding tokenizer types
+        processes rounds schedules sharding tokenizer types
     """,
     1: """
         line_program losses/* models/* prompts replay/* sampling/* tasks/*

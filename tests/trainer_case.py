@@ -58,6 +58,7 @@ class TrainerCase(parameterized.TestCase):
     for i in range(4):
       group = fake_groups.make_group(i, [[2, 0], [3, 0]], version=i)
       self.service.buffer.insert(group, 0)
+    self.service.draw.side_effect = self.service.buffer.sample
     self.service.open.side_effect = note("open")
     self.service.begin_step.side_effect = self.begin_step
     self.service.is_ready.side_effect = lambda step: self.ready
@@ -147,6 +148,7 @@ class TrainerCase(parameterized.TestCase):
         loss_params={},
         loss_opt_state=(),
         ref_params={},
+        sampling_params={"made_by": jnp.asarray(-1)},
         learning_rate_scale=jnp.asarray(1.0),
         rng=jnp.zeros(2, jnp.uint32),
     )

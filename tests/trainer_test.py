@@ -91,5 +91,36 @@ class TrainerTest(trainer_case.TrainerCase):
     self.assertEqual(draw.rewards.shape, (3, 2))
 
 
+class RoundsTest(trainer_case.TrainerCase):
+
+  def setUp(self):
+    super().setUp()
+    self.service.open_next.side_effect = lambda step: self.log.append(
+        ("open_next", step)
+    )
+
+  def test_a_round_s_params_are_published_once_its_data_is_here(self):
+    self.ready = False
+    self.run_it(publish_late=True, publish_every=2, num_steps=4)
+    wanted = self.logged("publish", "begin", "open_next", "step")
+    # The first of all is what the state held; here that of no step.
+    self.assertEqual(
+        [entry[:2] for entry in wanted],
+        [
+            ("publish", 0),
+            *(("begin", 0), ("publish", 0), ("open_next", 0), ("step", 0)),
+            *(("begin", 1), ("open_next", 1), ("step", 1)),
+            *(("begin", 2), ("publish", 2), ("open_next", 2), ("step", 2)),
+            *(("begin", 3), ("open_next", 3), ("step", 3)),
+        ],
+    )
+
+  @parameterized.parameters((0, 0), (1, 0), (2, 0), (3, 2), (4, 2), (5, 4))
+  def test_a_restart_publishes_what_began_the_last_begun_round(self, at, first):
+    self.stop_at = 0
+    self.run_it(step=at, publish_late=True, publish_every=2)
+    self.assertEqual(self.logged("publish")[0][1], first)
+
+
 if __name__ == "__main__":
   absltest.main()

@@ -209,6 +209,14 @@ class RelationsTest(parameterized.TestCase):
           ),
           "publish.every_steps",
       ),
+      # Rounds: all that does not fit is named.
+      (dict(rounds__mini_batches=2), "replay.dedupe"),
+      (dict(rounds__mini_batches=2), "publish.every_steps"),
+      (
+          dict(rounds__mini_batches=7, train__per_round_steps=3),
+          "train.per_round_steps",
+      ),
+      (dict(rounds__mini_batches=7), "train.num_steps"),
       # Schedules.
       (dict(optimizer__warmup_steps=320), "optimizer.warmup_steps"),
       (dict(sft__warmup_steps=2400), "sft.warmup_steps"),

@@ -171,6 +171,36 @@ class ReplayBuffer:
       )
     return self._gather(rows_BxK, recent_B, prompt_ids_B)
 
+  def sample_in_order(
+      self,
+      num_prompts: int,
+      num_completions: int,
+      step: int,
+      *,
+      arrived_from: int,
+      skip: int,
+  ) -> draw_lib.Draw:
+    """Returns groups in their order of arrival, without any randomness.
+
+    A group of which a completion was refused or evicted is passed over. Where
+    fewer are left than asked for, the first come again. `arrived_from` is the
+    first step whose arrivals count, `skip` how many groups precede the batch.
+    """
+    if step < self._sample_step:
+      raise ValueError(f"step {step} after step {self._sample_step}")
+    self._sample_step = step
+    self._recent_pool.expire(step)
+    table = self._store.table
+    groups = table.whole_groups(arrived_from, num_completions)
+    if not len(groups):
+      raise ValueError(f"step {step}: no whole group since {arrived_from}")
+    rows_BxK = groups[(skip + np.arange(num_prompts)) % len(groups)]
+    return self._gather(
+        rows_BxK,
+        np.ones(num_prompts, np.bool_),
+        table.prompt_ids[rows_BxK[:, 0]],
+    )
+
   def mark_trained(self, ids: np.ndarray) -> amount.Amount:
     """Counts uses of completions; returns what is trained for the first time.
 

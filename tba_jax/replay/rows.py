@@ -182,6 +182,22 @@ class RowTable:
     order = self._order[self._order_start : self._order_end]
     return order[self.ids[order[:, 1]] == order[:, 0], 1]
 
+  def whole_groups(self, arrived_from: int, size: int) -> np.ndarray:
+    """Returns rows of the groups that still have `size`, oldest first.
+
+    Args:
+      arrived_from: the first step whose arrivals count.
+      size: completions of a whole group.
+    """
+    rows = self.live_rows()
+    rows = rows[self.arrivals[rows] >= arrived_from]
+    rows = rows[np.argsort(self.ids[rows])]
+    _, starts, counts = np.unique(
+        self.groups[rows], return_index=True, return_counts=True
+    )
+    starts = starts[counts == size]
+    return rows[starts[:, None] + np.arange(size)[None, :]]
+
   def token_mask(self, lengths: np.ndarray) -> np.ndarray:
     """Returns True on the tokens within lengths of any shape, [..., T] bool."""
     return self._columns < lengths[..., None]

@@ -7,17 +7,10 @@ the trainer's own thread and only between steps, so that buffer, watermarks,
 prompt order and ledger always describe the same prefix of the journal: that
 prefix is what a checkpoint holds, and the rest is replayed.
 
-Staleness is bounded by admission. With F fresh prompts a step, a warm start of
-W prompts and a lead of n steps, searchers may have sampled at most
-
-    W + F (step + 1 + n)
-
-prompts when `step` begins, and with `wait_for_fresh` step begins once
-W + F (step + 1) of them are here. Nothing is thrown away for its age.
+How much may be sampled ahead of training, and with which version, is `flow`.
 """
 
 from collections.abc import Callable
-import dataclasses
 import time
 from typing import Any
 
@@ -27,50 +20,11 @@ from tba_jax.replay import amount as amount_lib
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import drain as drain_lib
 from tba_jax.replay import draw as draw_lib
+from tba_jax.replay import flow as flow_lib
 from tba_jax.replay import prompt_order
 from tba_jax.transport import base
 
 Amount = amount_lib.Amount
-
-
-@dataclasses.dataclass(frozen=True)
-class Flow:
-  """How data is admitted.
-
-  prompts_per_step: F.
-  warm_prompts: W, prompts sampled before the first step.
-  lead_steps: n.
-  num_steps: of the run; no prompt is granted beyond what they need.
-  lockstep: data of a step is sampled with the version of that step.
-  wait_for_fresh: a step waits for its own fresh prompts.
-  starvation_s: patience with searchers that deliver nothing.
-  """
-
-  prompts_per_step: int
-  warm_prompts: int
-  lead_steps: int
-  num_steps: int
-  lockstep: bool
-  wait_for_fresh: bool
-  starvation_s: float
-
-  def needed(self, step: int) -> int:
-    """Prompts that must be here before `step` begins."""
-    if not self.wait_for_fresh:
-      return max(1, self.warm_prompts)
-    return self.warm_prompts + self.prompts_per_step * (step + 1)
-
-  def admitted(self, step: int) -> int:
-    """Prompts that may be granted while `step` is the next one."""
-    lead = 0 if self.lockstep else self.lead_steps
-    last = min(step + 1 + lead, self.num_steps)
-    return self.warm_prompts + self.prompts_per_step * last
-
-  def version_of(self, position: int) -> int:
-    """The version that must sample a position, -1 = the newest."""
-    if not self.lockstep:
-      return -1
-    return max(0, position - self.warm_prompts) // self.prompts_per_step
 
 
 class ReplayService:
@@ -83,7 +37,7 @@ class ReplayService:
       buffer: buffer_lib.ReplayBuffer,
       order: prompt_order.PromptOrder,
       ledger: ledger_lib.Ledger,
-      flow: Flow,
+      flow: flow_lib.Flow,
       applied: int,
       watermarks: dict[str, int],
       check_group: Callable[[types.Group], str | None],
@@ -125,15 +79,24 @@ class ReplayService:
     """Admits what `step` needs, so that searchers begin; waits for nothing."""
     self._drain.admit(self._flow.admitted(step))
 
+  def open_next(self, step: int) -> None:
+    """Admits the round after the step's own; for rounds with a lag.
+
+    To be called once the step has begun: all of its round is here then, and no
+    searcher that waits for a version holds a prompt that the trainer awaits.
+    """
+    self._drain.admit(self._flow.admitted_next(step))
+
   def is_ready(self, step: int) -> bool:
     """True where `begin_step` would not wait and may come early.
 
-    Never in lockstep: there a batch is drawn after all of the step before it,
-    also where a journal has its data already.
+    Never in lockstep, nor where a round begins: there a batch is drawn after
+    all of the step before it, also where a journal has its data already.
     """
-    if self._flow.lockstep:
+    flow = self._flow
+    if flow.lockstep or (flow.round_prompts and step % flow.round_steps == 0):
       return False
-    needed = self._flow.needed(step)
+    needed = flow.needed(step)
     with self._drain.lock:
       return self._here(needed) >= needed
 
@@ -196,6 +159,25 @@ class ReplayService:
         self._ledger.announce(sid, _totals(lease["totals"]))
     return self._ledger.close(self._buffer.untrained())
 
+  def draw(
+      self, num_prompts: int, num_completions: int, step: int
+  ) -> draw_lib.Draw:
+    """Returns a batch: drawn from replay, or the round's next mini-batch.
+
+    Args and raises: as `ReplayBuffer.sample`.
+    """
+    flow = self._flow
+    if not flow.round_prompts:
+      return self._buffer.sample(num_prompts, num_completions, step)
+    done = step % flow.round_steps
+    return self._buffer.sample_in_order(
+        num_prompts,
+        num_completions,
+        step,
+        arrived_from=step - done,
+        skip=done * num_prompts % flow.round_prompts,
+    )
+
   def mark_trained(self, draw: draw_lib.Draw) -> None:
     """Counts the drawn completions as used by a step."""
     self._ledger.train_first(self._buffer.mark_trained(draw.rows))
@@ -232,7 +214,7 @@ class ReplayService:
 
   def _here(self, needed: int) -> int:
     """Distinct prompts that came, of the step's own where in lockstep."""
-    return self._order.num_taken(needed if self._flow.lockstep else None)
+    return self._order.num_taken(needed if self._flow.is_pinned else None)
 
   def _apply(self, step: int, *, all_of_it: bool = False) -> None:
     """Applies pending records, up to the first that comes early for the step.
@@ -262,7 +244,7 @@ class ReplayService:
     """
     if not record.groups:
       return False
-    if not self._flow.lockstep:
+    if not self._flow.is_pinned:
       return self._order.num_received >= self._flow.admitted(step)
     needed = self._flow.needed(step)
     return any(

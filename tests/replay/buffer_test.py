@@ -173,6 +173,37 @@ class InsertTest(parameterized.TestCase):
       make_buffer(**changes)
 
 
+class InOrderTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.buffer = make_buffer(dedupe=False)
+    self.buffer.insert(make_group(9, distinct(90, 2)), 0)
+    for i, size in enumerate((2, 1, 2, 2)):
+      self.buffer.insert(make_group(i % 3, distinct(10 * i, size)), 4)
+
+  def draw(self, skip, step=4):
+    return self.buffer.sample_in_order(2, 2, step, arrived_from=4, skip=skip)
+
+  def test_whole_groups_of_the_round_in_order(self):
+    """Group 1 has one completion; after the last the first comes again."""
+    draw = self.draw(0)
+    self.assertEqual(
+        draw.completion_tokens[..., 0].tolist(), [[0, 1], [20, 21]]
+    )
+    self.assertEqual(draw.prompt_ids.tolist(), [0, 2])
+    self.assertEqual(
+        self.draw(2, 5).completion_tokens[..., 0].tolist(), [[30, 31], [0, 1]]
+    )
+    self.buffer.check_valid()
+
+  def test_refuses_what_is_not_there(self):
+    with self.assertRaisesRegex(ValueError, "no whole group since 5"):
+      self.buffer.sample_in_order(2, 2, 5, arrived_from=5, skip=0)
+    with self.assertRaisesRegex(ValueError, "step 4 after step 5"):
+      self.draw(0, 4)
+
+
 class SampleTest(absltest.TestCase):
 
   def test_the_temperature_is_that_of_the_draw_s_step(self):

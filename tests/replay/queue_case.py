@@ -14,6 +14,7 @@ import numpy as np
 from tba_jax import ledger as ledger_lib
 from tba_jax import types
 from tba_jax.replay import drain as drain_lib
+from tba_jax.replay import flow as flow_lib
 from tba_jax.replay import grants as grants_lib
 from tba_jax.replay import journal as journal_lib
 from tba_jax.replay import outbox as outbox_lib
@@ -83,7 +84,7 @@ class TrainerSide:
       self.buffer.set_state(state["buffer"])
       self.ledger.set_state(state["ledger"])
       applied, watermarks = state["applied"], state["watermarks"]
-    flow = service_lib.Flow(
+    flow = flow_lib.Flow(
         prompts_per_step=PROMPTS_PER_STEP,
         warm_prompts=0,
         lead_steps=2,
