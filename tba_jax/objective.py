@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
+from tba_jax import forward
 from tba_jax import logprobs
 from tba_jax import types
 from tba_jax.losses import build
@@ -60,7 +61,7 @@ def make_loss_fn(config: ml_collections.ConfigDict, model: Any) -> LossFn:
 
   Args:
     config: reads `loss` and `sampling.temperature`.
-    model: a `models.build.Model`; its `completion_logits` is called.
+    model: a `models.build.Model`; `forward.py` calls it.
 
   Returns:
     loss_fn(params, loss_params, batch, beta) -> (loss [], totals), all float32.
@@ -83,10 +84,14 @@ def make_loss_fn(config: ml_collections.ConfigDict, model: Any) -> LossFn:
       beta: jax.Array,
   ) -> tuple[jax.Array, Totals]:
     _check_batch(batch)
-    logprobs_BxKxT, logits_BxKxTxV = _forward(model, params, batch, temperature)
-    entropy_BxKxT = logprobs.entropy(
-        jax.lax.stop_gradient(logits_BxKxTxV), temperature=temperature
-    )
+
+    def read(logits, tokens):
+      entropy = logprobs.entropy(
+          jax.lax.stop_gradient(logits), temperature=temperature
+      )
+      return _token_logprobs(logits, tokens, temperature), entropy
+
+    logprobs_BxKxT, entropy_BxKxT = _read(model, params, batch, read)
     loss, totals = pure_loss(logprobs_BxKxT, loss_params, batch, beta)
     totals["entropy"] = _total(entropy_BxKxT, batch.completion_mask)
     return loss, jax.lax.stop_gradient(totals)
@@ -159,7 +164,7 @@ def make_supervised_loss_fn(model: Any) -> LossFn:
   """Returns next-token cross-entropy on the completions, at temperature 1.
 
   Args:
-    model: a `models.build.Model`; its `completion_logits` is called.
+    model: a `models.build.Model`; `forward.py` calls it.
 
   Returns:
     loss_fn(params, loss_params, batch, beta) -> (loss [] in nats a token,
@@ -174,12 +179,14 @@ def make_supervised_loss_fn(model: Any) -> LossFn:
       beta: jax.Array,
   ) -> tuple[jax.Array, Totals]:
     del loss_params, beta
-    logprobs_BxKxT, logits_BxKxTxV = _forward(
-        model, params, batch, temperature=1.0
-    )
+
+    def read(logits, tokens):
+      right = logits.argmax(axis=-1) == tokens
+      return _token_logprobs(logits, tokens, temperature=1.0), right
+
+    logprobs_BxKxT, right_BxKxT = _read(model, params, batch, read)
     mask_BxKxT = batch.completion_mask
     loss, _ = supervised.cross_entropy_loss(logprobs_BxKxT, mask_BxKxT)
-    right_BxKxT = logits_BxKxTxV.argmax(axis=-1) == batch.completion_tokens
     return loss, {"token_accuracy": _total(right_BxKxT, mask_BxKxT)}
 
   return loss_fn
@@ -220,17 +227,24 @@ def _correction_settings(
   )
 
 
-def _forward(
-    model: Any, params: PyTree, batch: types.Batch, temperature: float
-) -> tuple[jax.Array, jax.Array]:
-  """Returns the completion tokens' log-probs [B, K, T] and the raw logits."""
-  logits_BxKxTxV = model.completion_logits(
-      params, batch.prompt_tokens, batch.prompt_mask, batch.completion_tokens
+def _read(
+    model: Any, params: PyTree, batch: types.Batch, fn: Callable[..., PyTree]
+) -> PyTree:
+  """Returns `fn` of the logits and the token at each completion token."""
+  return forward.map_logits(
+      model,
+      params,
+      batch.prompt_tokens,
+      batch.prompt_mask,
+      batch.completion_tokens,
+      fn,
   )
-  logprobs_BxKxT = logprobs.token_logprobs(
-      logits_BxKxTxV, batch.completion_tokens, temperature=temperature
-  )
-  return logprobs_BxKxT, logits_BxKxTxV
+
+
+def _token_logprobs(
+    logits: jax.Array, tokens: jax.Array, temperature: float
+) -> jax.Array:
+  return logprobs.token_logprobs(logits, tokens, temperature=temperature)
 
 
 def _check_batch(batch: types.Batch) -> None:

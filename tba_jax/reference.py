@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
-from tba_jax import logprobs
+from tba_jax import forward
 from tba_jax import types
 
 MODES = ("fixed", "reset", "ema")
@@ -101,7 +101,7 @@ class Reference:
     step donates them. A reference that moves holds it up to the first `follow`.
 
     Args:
-      model: a `models.build.Model`; its `completion_logits` is called.
+      model: a `models.build.Model`; `forward.py` calls it.
       params: of π_ref, sharded as they shall stay.
       temperature: of sampling, above 0: policy and reference are both tempered.
       every_steps: between two moves of the reference; 0 = it is fixed.
@@ -122,11 +122,13 @@ class Reference:
         completion_tokens_BxKxT: jax.Array,
         completion_mask_BxKxT: jax.Array,
     ) -> jax.Array:
-      logits_BxKxTxV = model.completion_logits(
-          params, prompt_tokens_BxP, prompt_mask_BxP, completion_tokens_BxKxT
-      )
-      logprobs_BxKxT = logprobs.token_logprobs(
-          logits_BxKxTxV, completion_tokens_BxKxT, temperature=temperature
+      logprobs_BxKxT = forward.completion_logprobs(
+          model,
+          params,
+          prompt_tokens_BxP,
+          prompt_mask_BxP,
+          completion_tokens_BxKxT,
+          temperature=temperature,
       )
       return jnp.where(completion_mask_BxKxT > 0, logprobs_BxKxT, 0.0)
 

@@ -18,8 +18,8 @@ import jax
 import ml_collections
 import numpy as np
 
+from tba_jax import forward
 from tba_jax import line_program
-from tba_jax import logprobs as logprobs_lib
 from tba_jax import model_source
 from tba_jax import processes
 from tba_jax import prompts
@@ -182,12 +182,13 @@ def _logprobs(
     temperature: float,
 ) -> jax.Array:
   """Returns the log-prob of each completion token, [B, T]."""
-  completion_Bx1xT = completion_BxT[:, None]
-  logits = model.completion_logits(
-      params, prompt_BxP, mask_BxP, completion_Bx1xT
-  )
-  return logprobs_lib.token_logprobs(
-      logits, completion_Bx1xT, temperature=temperature
+  return forward.completion_logprobs(
+      model,
+      params,
+      prompt_BxP,
+      mask_BxP,
+      completion_BxT[:, None],
+      temperature=temperature,
   )[:, 0]
 
 

@@ -20,8 +20,8 @@ _RINGS = {
         processes rounds schedules sharding tokenizer types
     """,
     1: """
-        line_program losses/* models/* prompts replay/* sampling/* tasks/*
-        transport/*
+        forward line_program losses/* models/* prompts replay/* sampling/*
+        tasks/* transport/*
     """,
     2: """
         checkpoint config_args ledger objective optimizer reference

@@ -55,9 +55,10 @@ class ReferenceTest(absltest.TestCase):
     out = logprobs_of(
         reference.Reference(model, params, temperature=0.5), batch
     )
-    logits = model.completion_logits(
+    stream = model.completion_stream(
         params, batch.prompt_tokens, batch.prompt_mask, batch.completion_tokens
     )
+    logits = model.unembed(params, stream)
     every = jax.nn.log_softmax(logits / 0.5)
     expected = np.take_along_axis(
         np.asarray(every), batch.completion_tokens[..., None], axis=-1

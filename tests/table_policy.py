@@ -26,7 +26,9 @@ def completion_logits(params, prompt_tokens, prompt_mask, completion_tokens):
   return jnp.broadcast_to(logits_BxTxV[:, None], (B, K, T, V))
 
 
-MODEL = python_types.SimpleNamespace(completion_logits=completion_logits)
+MODEL = python_types.SimpleNamespace(
+    completion_stream=completion_logits, unembed=lambda params, stream: stream
+)
 
 
 def make_config(**loss):

@@ -33,14 +33,17 @@ class BigramModel:
         "head": jax.random.normal(second, (8, VOCAB)),
     }
 
-  def completion_logits(
+  def completion_stream(
       self, params, prompt_tokens, prompt_mask, completion_tokens
   ) -> jax.Array:
     del prompt_mask  # Prompts are left-padded: their last token is real.
     B, K, _ = completion_tokens.shape
     last = jnp.broadcast_to(prompt_tokens[:, None, -1:], (B, K, 1))
     before = jnp.concatenate([last, completion_tokens[:, :, :-1]], axis=2)
-    return params["embedding"][before] @ params["head"]
+    return params["embedding"][before]
+
+  def unembed(self, params, stream) -> jax.Array:
+    return stream @ params["head"]
 
 
 BIGRAM = BigramModel()

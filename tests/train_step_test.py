@@ -175,8 +175,8 @@ class TrainStepTest(absltest.TestCase):
   def test_is_traced_once(self):
     model = tiny_model.BigramModel()
     chex.clear_trace_counter()
-    model.completion_logits = chex.assert_max_traces(
-        model.completion_logits, n=1
+    model.completion_stream = chex.assert_max_traces(
+        model.completion_stream, n=1
     )
     config, _, mesh, state = make_run()
     step_fn = train_step.make_train_step(config, model, mesh)

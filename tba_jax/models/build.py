@@ -46,11 +46,14 @@ class Model:
   logits: (params, tokens_BxL, mask_BxL) -> logits_BxLxV float32; entry l
     predicts token l + 1. Padding may stand left or right; logits at padding
     mean nothing but are finite.
-  completion_logits: (params, prompt_tokens_BxP, prompt_mask_BxP,
-    completion_tokens_BxKxT) -> logits_BxKxTxV float32; entry t predicts
+  completion_stream: (params, prompt_tokens_BxP, prompt_mask_BxP,
+    completion_tokens_BxKxT) -> stream_BxKxTxD, from which `unembed` predicts
     completion token t. Prompts are left-padded, completions right-padded
-    (padding is causal: it changes no logits before it). Each prompt is
-    computed once and shared by its K completions.
+    (padding is causal: it changes nothing before it). Each prompt is computed
+    once and shared by its K completions.
+  unembed: (params, stream_...xD) -> logits_...xV float32.
+  completion_logits: as completion_stream -> logits_BxKxTxV float32, all at
+    once; `forward.py` has a form that holds a few positions' at a time.
   prefill: (params, prompt_tokens_BxP, prompt_mask_BxP) -> (logits_BxV float32
     that predict the first completion token, prompt_cache with leaves
     [N, B, G, P, Dh]).
@@ -72,6 +75,8 @@ class Model:
   config: ModelConfig
   init: Callable[..., PyTree]
   logits: Callable[..., jax.Array]
+  completion_stream: Callable[..., jax.Array]
+  unembed: Callable[[PyTree, jax.Array], jax.Array]
   completion_logits: Callable[..., jax.Array]
   prefill: Callable[..., tuple[jax.Array, PyTree]]
   init_cache: Callable[[int, int], PyTree]
@@ -170,7 +175,7 @@ class _Forward:
     x_BxPxD, cache = self.run_self(params, prompt_tokens, prompt_mask)
     return self.module(params).unembed(x_BxPxD[:, -1]), cache
 
-  def completion_logits(
+  def completion_stream(
       self,
       params: PyTree,
       prompt_tokens: jax.Array,
@@ -222,12 +227,16 @@ class _Forward:
         join(prompt_tokens, inputs_BxKxS), positions_BxL
     )
     x_BxLxD, _ = jax.lax.scan(step, x_BxLxD, params["blocks"])
-    first_BxKxV = jnp.broadcast_to(
-        module.unembed(x_BxLxD[:, P - 1 : P]), (B, K, self.config.vocab_size)
-    )
-    logits_BxKSxV = module.unembed(x_BxLxD[:, P:])
-    logits_BxKxSxV = logits_BxKSxV.reshape(B, K, S, self.config.vocab_size)
-    return jnp.concatenate([first_BxKxV[:, :, None], logits_BxKxSxV], axis=2)
+    D = x_BxLxD.shape[-1]
+    first_BxKx1xD = jnp.broadcast_to(x_BxLxD[:, None, P - 1 : P], (B, K, 1, D))
+    own_BxKxSxD = x_BxLxD[:, P:].reshape(B, K, S, D)
+    return jnp.concatenate([first_BxKx1xD, own_BxKxSxD], axis=2)
+
+  def unembed(self, params: PyTree, stream: jax.Array) -> jax.Array:
+    return self.module(params).unembed(stream)
+
+  def completion_logits(self, params: PyTree, *inputs: jax.Array) -> jax.Array:
+    return self.unembed(params, self.completion_stream(params, *inputs))
 
   def init_cache(self, num_rows: int, length: int) -> PyTree:
     c = self.config
@@ -322,6 +331,8 @@ def make_model(model_config: ModelConfig) -> Model:
       config=model_config,
       init=forward.init,
       logits=forward.logits,
+      completion_stream=forward.completion_stream,
+      unembed=forward.unembed,
       completion_logits=forward.completion_logits,
       prefill=forward.prefill,
       init_cache=forward.init_cache,
