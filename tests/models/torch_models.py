@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random `transformers` models of every family, small enough for tests.
 
-Needs torch. As a program, `python -m tests.models.torch_models`, it stores what
-`families_test.py` reads where torch is missing.
+Needs torch.
 """
 
 import numpy as np
