@@ -118,6 +118,7 @@ def get_config() -> ml_collections.ConfigDict:
       heads="tensor",
       kv_heads="tensor",
       head_dim="",
+      labels="",  # what a scalar head gives
   )
 
   # Supervised fine-tuning on the task's own solutions (init = "sft").

@@ -193,7 +193,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
     (
         _RULE,
         "sharding.batch sharding.layers sharding.vocab sharding.width"
-        " sharding.mlp sharding.heads sharding.kv_heads sharding.head_dim",
+        " sharding.mlp sharding.heads sharding.kv_heads sharding.head_dim"
+        " sharding.labels",
     ),
     (_WRITERS, "log.writers"),
     (

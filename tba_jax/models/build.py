@@ -315,12 +315,17 @@ def _attend_cache(
   return out, layer
 
 
-def make_model(model_config: ModelConfig) -> Model:
-  """Returns the model of a shape.
+def make_model(model_config: ModelConfig, *, scalar: bool = False) -> Model:
+  """Returns the model of a shape; logits are labels' where it is `scalar`.
 
   Raises:
-    ValueError: the family is not known.
+    ValueError: the family is not known, or the head is of the other kind.
   """
+  if scalar != bool(model_config.num_labels):
+    raise ValueError(
+        f"num_labels={model_config.num_labels}: allowed"
+        f" {'1 or more' if scalar else '0, a model that predicts tokens'}"
+    )
   if model_config.family not in FAMILIES:
     raise ValueError(
         f"config.model.family={model_config.family!r}: allowed"

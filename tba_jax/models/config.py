@@ -71,6 +71,8 @@ class ModelConfig:
   parallel_residual: attention and MLP read the same stream.
   activation: of an MLP without gate; with one it is "silu".
   pad_id, bos_id, eos_id: token ids, None where the tokenizer has none.
+  num_labels: 0: the head gives a logit for each token; above: it gives this
+    many numbers a position, those of a reward model, value model or classifier.
   """
 
   family: str
@@ -101,6 +103,7 @@ class ModelConfig:
   pad_id: int | None
   bos_id: int | None
   eos_id: int | None
+  num_labels: int = 0
 
   def __post_init__(self):
     problems = self._problems()
@@ -143,6 +146,7 @@ class ModelConfig:
     check("compute_dtype", self.compute_dtype in DTYPES, f"one of {DTYPES}")
     for name in ("attention_bias", "mlp_bias", "parallel_residual"):
       check(name, isinstance(getattr(self, name), bool), "a bool")
+    check("num_labels", self.num_labels >= 0, "0 or more")
     check("sliding_window", self.sliding_window >= 0, "0 or more")
     check("rope_type", self.rope_type in ROPE_TYPES, f"one of {ROPE_TYPES}")
     check("rope_factor", self.rope_factor >= 1, "1 or more")
@@ -187,7 +191,7 @@ class ModelConfig:
       ValueError: a setting that is missing, not known or not allowed.
     """
     settings = dict(config_model)
-    given = {"vocab_size", "pad_id", "bos_id", "eos_id"}
+    given = {"vocab_size", "pad_id", "bos_id", "eos_id", "num_labels"}
     known = {field.name for field in dataclasses.fields(cls)} - given
     if set(settings) != known:
       raise ValueError(

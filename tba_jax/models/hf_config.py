@@ -34,6 +34,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
     )
   reader = _Reader(hf)
   fields = {**PLAIN, "family": model_type, **READERS[model_type](reader)}
+  fields["num_labels"] = _read_num_labels(reader)
   fields["pad_id"] = reader.take("pad_token_id", None, (int, type(None)))
   fields["bos_id"] = reader.take("bos_token_id", None, (int, type(None)))
   fields["eos_id"] = reader.take("eos_token_id", None, (int, type(None)))
@@ -46,8 +47,17 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
 
 def to_hf(config: ModelConfig) -> dict[str, Any]:
   """Returns the config.json of a shape, as `transformers` reads it."""
+  fields = _WRITERS[config.family](config)
+  head = _TOKEN_HEADS[0]
+  if config.num_labels:
+    # Readers take the number of labels from the length of their names alone.
+    names = [f"LABEL_{i}" for i in range(config.num_labels)]
+    fields["id2label"] = {str(i): name for i, name in enumerate(names)}
+    fields["label2id"] = {name: i for i, name in enumerate(names)}
+    head = _SCALAR_HEAD
   return {
-      **_WRITERS[config.family](config),
+      "architectures": [fields.pop("name") + head],
+      **fields,
       "model_type": config.family,
       "vocab_size": config.vocab_size,
       "tie_word_embeddings": config.tie_embeddings,
@@ -63,8 +73,6 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
 _WITHOUT_EFFECT = frozenset(
     (
         "_name_or_path",
-        "architectures",
-        "id2label",
         "initializer_range",
         "label2id",
         "model_type",
@@ -128,6 +136,27 @@ class _Reader:
       self._problems.append(f"{name}={value!r} is not a setting that we know")
     if self._problems:
       raise ValueError("config.json: " + "; ".join(self._problems))
+
+
+_TOKEN_HEADS = ("ForCausalLM", "LMHeadModel")
+_SCALAR_HEAD = "ForSequenceClassification"
+
+
+def _read_num_labels(reader: _Reader) -> int:
+  """Returns how many numbers a position gets: 0 where they are logits.
+
+  A config alone says nothing of its head; the class that saved it does.
+  """
+  names = reader.take("architectures", None, (list, type(None)))
+  labels = reader.take("id2label", None, (dict, type(None)))
+  count = reader.take("num_labels", 2, int)  # transformers' own default.
+  name = str(names[0]) if names else _TOKEN_HEADS[0]
+  if name.endswith(_SCALAR_HEAD):
+    return count if labels is None else len(labels)
+  if not name.endswith(_TOKEN_HEADS):
+    allowed = ", ".join((*_TOKEN_HEADS, _SCALAR_HEAD))
+    reader.problem("architectures", names, f"names that end in {allowed}")
+  return 0
 
 
 def _read_rope(reader: _Reader) -> dict[str, Any]:
@@ -258,7 +287,7 @@ def _read_qwen3(reader: _Reader) -> dict[str, Any]:
 
 def _write_gated(config: ModelConfig, name: str) -> dict[str, Any]:
   return {
-      "architectures": [f"{name}ForCausalLM"],
+      "name": name,
       "hidden_size": config.width,
       "intermediate_size": config.mlp_width,
       "num_hidden_layers": config.num_layers,

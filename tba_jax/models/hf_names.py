@@ -140,6 +140,9 @@ def _llama(c: ModelConfig) -> list[Row]:
 
 
 def _head(c: ModelConfig, hf_name: str) -> list[Row]:
+  if c.num_labels:
+    shape = (c.num_labels, c.width)
+    return [_row("score.weight", "score.kernel", "labels width", *shape)]
   if c.tie_embeddings:
     return []
   return [_row(hf_name, "head.kernel", "vocab width", c.vocab_size, c.width)]

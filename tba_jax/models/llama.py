@@ -86,7 +86,15 @@ class Llama(nnx.Module):
     self.final_norm = layers.RMSNorm(
         config.width, epsilon=config.norm_epsilon, param_dtype=dtype
     )
-    if not config.tie_embeddings:
+    if config.num_labels:
+      self.score = layers.Linear(
+          (config.width,),
+          (config.num_labels,),
+          ("labels", "width"),
+          rngs=rngs,
+          param_dtype=dtype,
+      )
+    elif not config.tie_embeddings:
       self.head = layers.Linear(
           (config.width,),
           (config.vocab_size,),
@@ -105,8 +113,13 @@ class Llama(nnx.Module):
     return self.embed(tokens, jnp.dtype(self.config.compute_dtype))
 
   def unembed(self, x: jax.Array) -> jax.Array:
-    """Returns logits [..., V] float32 of the stream [..., D]."""
+    """Returns logits [..., V] float32 of the stream [..., D].
+
+    V is the number of labels where the model has a scalar head.
+    """
     x = self.final_norm(x)
+    if self.config.num_labels:
+      return self.score(x).astype(jnp.float32)
     if self.config.tie_embeddings:
       return self.embed.attend(x)
     return self.head(x).astype(jnp.float32)

@@ -39,6 +39,8 @@ _LLAMA = {
     "vocab_size": 512,
 }
 
+_CLASSIFIER = "LlamaForSequenceClassification"
+
 
 def _from_config(**overrides) -> ModelConfig:
   settings = common.get_config().model
@@ -100,6 +102,7 @@ class FromHfTest(parameterized.TestCase):
   @parameterized.parameters(
       ("model_type", "mamba", "'llama'"),
       ("hidden_act", "gelu", "'silu'"),
+      ("architectures", ["LlamaModel"], "ForSequenceClassification"),
       ("attention_bias", 1, "bool"),
       ("attention_dropout", 0.1, "0.0"),
       ("rope_scaling", {"rope_type": "dynamic", "factor": 8.0}, "'default'"),
@@ -171,6 +174,21 @@ class FromHfTest(parameterized.TestCase):
     found = hf_config.to_hf(config)
     self.assertEqual(found["model_type"], family)
     self.assertEqual(hf_config.from_hf(found), config)
+
+  @parameterized.parameters(
+      (dict(architectures=["LlamaForCausalLM"], id2label={"0": "good"}), 0),
+      (dict(architectures=None), 0),
+      (dict(architectures=[_CLASSIFIER], id2label={"0": "good"}), 1),
+      (dict(architectures=[_CLASSIFIER], num_labels=3), 3),
+      # transformers does not write the number that is its default.
+      (dict(architectures=[_CLASSIFIER]), 2),
+  )
+  def test_scalar_heads(self, settings, num_labels):
+    config = hf_config.from_hf({**_LLAMA, **settings})
+    self.assertEqual(config.num_labels, num_labels)
+    found = hf_config.to_hf(config)
+    self.assertEqual(hf_config.from_hf(found), config)
+    self.assertEqual(found["architectures"] == [_CLASSIFIER], num_labels > 0)
 
   def test_older_spelling_of_scaling(self):
     scaled = {**_LLAMA, "rope_theta": 50.0}

@@ -13,6 +13,7 @@ import transformers
 
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax.models import build
+from tba_jax.models import heads
 from tba_jax.models import hf
 
 try:
@@ -23,6 +24,7 @@ except ImportError:
   torch = None
 
 CASES = () if torch is None else tuple(torch_models.CASES)
+SCALAR_CASES = () if torch is None else ("llama", "llama3")
 TOLERANCE = 2e-4
 NUM_TOKENS = 64
 
@@ -106,6 +108,31 @@ class ParityTest(parameterized.TestCase):
     np.testing.assert_array_equal(
         torch_models.logits(again, tokens, mask),
         torch_models.logits(model, tokens, mask),
+    )
+
+  @parameterized.product(case=SCALAR_CASES, num_labels=(1, 2))
+  def test_scalar_heads(self, case, num_labels):
+    theirs = torch_models.make(case, num_labels)
+    theirs.save_pretrained(self.folder / "theirs")
+    tokens, mask = torch_models.batch()
+    expected = torch_models.values(theirs, tokens, mask)
+    expected_scores = torch_models.logits(theirs, tokens, mask)
+
+    config, params = hf.load(self.folder / "theirs")
+    model = heads.make_model(config, label=num_labels - 1)
+    values = jax.jit(model.values)(params, tokens, mask)
+    difference = np.abs(values - expected[..., -1])[mask.astype(bool)]
+    self.assertLess(difference.max(), TOLERANCE)
+    scores = jax.jit(model.label_scores)(params, tokens, mask)
+    np.testing.assert_allclose(scores, expected_scores, atol=TOLERANCE, rtol=0)
+    self.assertGreater(expected[..., -1].std(), 0.3)
+
+    hf.save(self.folder / "ours", config, params)
+    auto = transformers.AutoModelForSequenceClassification
+    again = auto.from_pretrained(self.folder / "ours")
+    self.assertEqual(type(again), type(theirs))
+    np.testing.assert_array_equal(
+        torch_models.logits(again, tokens, mask), expected_scores
     )
 
   def test_a_saved_tokenizer_loads_in_transformers(self):

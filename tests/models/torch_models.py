@@ -47,8 +47,11 @@ CASES = {
 SEEDS = dict(llama_bias=1, llama_linear=1, llama3=1, mistral=1, qwen2=2)
 
 
-def make(case: str) -> torch.nn.Module:
-  """Returns a case's model; norms are not 1 and biases not 0."""
+def make(case: str, num_labels: int = 0) -> torch.nn.Module:
+  """Returns a case's model; norms are not 1 and biases not 0.
+
+  With labels it has a scalar head in place of the token head.
+  """
   name, settings = CASES[case]
   torch.manual_seed(SEEDS.get(case, 0))
   config = getattr(transformers, f"{name}Config")(
@@ -59,7 +62,11 @@ def make(case: str) -> torch.nn.Module:
       eos_token_id=1,
       **settings,
   )
-  model = transformers.AutoModelForCausalLM.from_config(config).eval()
+  auto = transformers.AutoModelForCausalLM
+  if num_labels:
+    config.num_labels = num_labels
+    auto = transformers.AutoModelForSequenceClassification
+  model = auto.from_config(config).eval()
   generator = torch.Generator().manual_seed(1)
   with torch.no_grad():
     for param in model.parameters():
@@ -85,6 +92,15 @@ def logits(model: torch.nn.Module, tokens, mask) -> np.ndarray:
         attention_mask=torch.tensor(mask),
         position_ids=torch.tensor(positions),
     ).logits.numpy()
+
+
+def values(model: torch.nn.Module, tokens, mask) -> np.ndarray:
+  """Returns what a scalar head gives at every position [B, L, labels]."""
+  found = []
+  hook = model.score.register_forward_hook(lambda *args: found.append(args[-1]))
+  logits(model, tokens, mask)
+  hook.remove()
+  return found[0].numpy()
 
 
 def greedy(
