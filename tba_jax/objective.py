@@ -5,7 +5,7 @@
 A loss function here is `(params, loss_params, batch, beta) -> (loss, totals)`:
 the forward pass, then one pure loss of `losses/`. Its metrics are totals with
 their weights, so that those of several micro-batches add up exactly;
-`finish_metrics` turns them into means.
+`batch_metrics.finish` turns them into means.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from typing import Any
 
 import chex
 import jax
-import jax.numpy as jnp
 import ml_collections
 
+from tba_jax import batch_metrics
 from tba_jax import forward
 from tba_jax import logprobs
 from tba_jax import types
@@ -27,8 +27,7 @@ from tba_jax.losses import supervised
 from tba_jax.losses import tb
 
 PyTree = types.PyTree
-# Metric name -> (sum, weight), both [] float32.
-Totals = dict[str, tuple[jax.Array, jax.Array]]
+Totals = batch_metrics.Totals
 LossFn = Callable[
     [PyTree, PyTree, types.Batch, jax.Array], tuple[jax.Array, Totals]
 ]
@@ -36,12 +35,6 @@ LossFn = Callable[
 PureLoss = Callable[
     [jax.Array, PyTree, types.Batch, jax.Array], tuple[jax.Array, Totals]
 ]
-
-# Second moment of log Z: becomes `log_z_std`.
-_LOG_Z_SQUARE = "log_z_square"
-# Second moment of the ratio of completions: becomes
-# `effective_sample_share`, (Σ w)² / (N Σ w²).
-_RATIO_SQUARE = "ratio_square"
 
 
 def make_loss_params(config: ml_collections.ConfigDict) -> PyTree:
@@ -93,7 +86,9 @@ def make_loss_fn(config: ml_collections.ConfigDict, model: Any) -> LossFn:
 
     logprobs_BxKxT, entropy_BxKxT = _read(model, params, batch, read)
     loss, totals = pure_loss(logprobs_BxKxT, loss_params, batch, beta)
-    totals["entropy"] = _total(entropy_BxKxT, batch.completion_mask)
+    totals["entropy"] = batch_metrics.total(
+        entropy_BxKxT, batch.completion_mask
+    )
     return loss, jax.lax.stop_gradient(totals)
 
   return loss_fn
@@ -149,11 +144,11 @@ def make_pure_loss(config: ml_collections.ConfigDict) -> PureLoss:
         corrections.scale_gradient(logprobs_BxKxT, factor_BxKxT)
     )
     totals = {
-        "ratio_clip_share": _total(changed_BxKxT, mask_BxKxT),
-        **_ratio_totals(ratio_BxK),
-        **_residual_totals(groups, aux, beta),
-        **_pair_totals(aux),
-        **_batch_totals(batch, logprobs_BxKxT),
+        "ratio_clip_share": batch_metrics.total(changed_BxKxT, mask_BxKxT),
+        **batch_metrics.of_ratios(ratio_BxK),
+        **batch_metrics.of_residuals(groups, aux, beta),
+        **batch_metrics.of_pairs(aux),
+        **batch_metrics.of_batch(batch, logprobs_BxKxT),
     }
     return loss, jax.lax.stop_gradient(totals)
 
@@ -187,24 +182,11 @@ def make_supervised_loss_fn(model: Any) -> LossFn:
     logprobs_BxKxT, right_BxKxT = _read(model, params, batch, read)
     mask_BxKxT = batch.completion_mask
     loss, _ = supervised.cross_entropy_loss(logprobs_BxKxT, mask_BxKxT)
-    return loss, {"token_accuracy": _total(right_BxKxT, mask_BxKxT)}
+    return loss, {
+        "token_accuracy": batch_metrics.total(right_BxKxT, mask_BxKxT)
+    }
 
   return loss_fn
-
-
-def finish_metrics(totals: Totals) -> dict[str, jax.Array]:
-  """Returns the means, [] float32; a metric without any weight is 0."""
-  out = {
-      name: total / jnp.maximum(weight, 1.0)
-      for name, (total, weight) in totals.items()
-  }
-  if _LOG_Z_SQUARE in out:
-    variance = out.pop(_LOG_Z_SQUARE) - jnp.square(out["log_z_mean"])
-    out["log_z_std"] = jnp.sqrt(jnp.maximum(variance, 0.0))
-  if _RATIO_SQUARE in out:
-    square = jnp.maximum(out.pop(_RATIO_SQUARE), jnp.finfo(jnp.float32).tiny)
-    out["effective_sample_share"] = jnp.square(out["ratio_mean"]) / square
-  return out
 
 
 def _correction_settings(
@@ -255,77 +237,3 @@ def _check_batch(batch: types.Batch) -> None:
       (B, K, T),
   )
   chex.assert_shape([batch.rewards, batch.staleness_steps], (B, K))
-
-
-def _total(
-    values: jax.Array, weights: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
-  """Returns the weighted sum and the sum of the weights (default: all 1)."""
-  if weights is None:
-    return values.sum(), jnp.asarray(values.size, jnp.float32)
-  return jnp.where(weights > 0, values * weights, 0.0).sum(), weights.sum()
-
-
-def _ratio_totals(ratio_BxK: jax.Array) -> Totals:
-  return {
-      "ratio_mean": _total(ratio_BxK),
-      _RATIO_SQUARE: _total(jnp.square(ratio_BxK)),
-  }
-
-
-def _residual_totals(
-    groups: groups_lib.Groups, aux: dict[str, jax.Array], beta: jax.Array
-) -> Totals:
-  """Returns how far the policy is from the reference and from balance.
-
-  Log Z and residual are those of the objective, and of VarGrad trajectory
-  balance for objectives without.
-  """
-  log_ratio_BxKxT = groups.logprobs_BxKxT - groups.ref_logprobs_BxKxT
-  if "residual_BxK" not in aux:
-    _, aux = tb.vargrad_tb_loss(
-        groups.seq_BxK,
-        groups.ref_seq_BxK,
-        groups.rewards_BxK,
-        beta=beta,
-        scale="unit",
-    )
-  residual_BxK, log_z_Bx1 = aux["residual_BxK"], aux["log_z_Bx1"]
-  centered_BxK = residual_BxK - residual_BxK.mean(axis=1, keepdims=True)
-  kl_BxK = groups_lib.weighted_sums(log_ratio_BxKxT, groups.mask_BxKxT)
-  return {
-      "kl": _total(kl_BxK),
-      "kl_per_token": _total(log_ratio_BxKxT, groups.mask_BxKxT),
-      "log_z_mean": _total(log_z_Bx1),
-      _LOG_Z_SQUARE: _total(jnp.square(log_z_Bx1)),
-      "residual_abs": _total(jnp.abs(residual_BxK)),
-      "residual_variance": _total(jnp.square(centered_BxK)),
-  }
-
-
-def _pair_totals(aux: dict[str, jax.Array]) -> Totals:
-  """Returns how well the policy ranks the pairs, of losses that have them."""
-  if "margin_Bx1" not in aux:
-    return {}
-  margin_Bx1, pair_Bx1 = aux["margin_Bx1"], aux["pair_Bx1"]
-  return {
-      "pair_margin": _total(margin_Bx1, pair_Bx1),
-      "pair_accuracy": _total((margin_Bx1 > 0).astype(jnp.float32), pair_Bx1),
-  }
-
-
-def _batch_totals(batch: types.Batch, logprobs_BxKxT: jax.Array) -> Totals:
-  """Returns what does not depend on the loss."""
-  rewards_BxK = batch.rewards
-  equal_B = rewards_BxK.max(axis=1) == rewards_BxK.min(axis=1)
-  # Of the very weights that sampled, trainer and sampler must agree.
-  on_policy_BxK = (batch.staleness_steps == 0).astype(jnp.float32)
-  gap_BxKxT = jnp.abs(logprobs_BxKxT - batch.behavior_logprobs)
-  return {
-      "reward_mean": _total(rewards_BxK),
-      "equal_reward_groups": _total(equal_B.astype(jnp.float32)),
-      "on_policy_share": _total(on_policy_BxK),
-      "logprob_gap": _total(
-          gap_BxKxT, batch.completion_mask * on_policy_BxK[:, :, None]
-      ),
-  }

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import ml_collections
 import optax
 
+from tba_jax import batch_metrics
 from tba_jax import objective
 from tba_jax import optimizer
 from tba_jax import reference
@@ -165,7 +166,7 @@ def make_train_step(
         "grad_norm": optax.tree.norm(grads[0]),
         "learning_rate": learning_rate * state.learning_rate_scale,
         "beta": beta,
-        **objective.finish_metrics(totals),
+        **batch_metrics.finish(totals),
     }
     return _apply(optimizers, c.reference, state, *grads), metrics
 

@@ -24,9 +24,9 @@ _RINGS = {
         tasks/* transport/*
     """,
     2: """
-        checkpoint config_args ledger objective optimizer reference
-        replay/intake replay/journal replay/packing report/* run_directory
-        sampling/decode sampling/rows run_state versions writers
+        batch_metrics checkpoint config_args ledger objective optimizer
+        reference replay/intake replay/journal replay/packing report/*
+        run_directory sampling/decode sampling/rows run_state versions writers
     """,
     3: """
         batches evaluator policy publication replay/drain replay/outbox

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax import batch_metrics
 from tba_jax import objective
 from tests import table_policy
 
@@ -257,7 +258,7 @@ class SupervisedTest(absltest.TestCase):
     )
     right = (logits.argmax(-1) == batch.completion_tokens) * mask
     np.testing.assert_allclose(
-        objective.finish_metrics(totals)["token_accuracy"],
+        batch_metrics.finish(totals)["token_accuracy"],
         right.sum() / mask.sum(),
         rtol=1e-6,
     )

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs import common
+from tba_jax import batch_metrics
 from tba_jax import objective
 from tba_jax import reference
 from tba_jax import sharding
@@ -40,7 +41,7 @@ class ReferenceTest(absltest.TestCase):
     _, totals = jax.jit(objective.make_loss_fn(config, model))(
         params, {}, batch, jnp.float32(0.1)
     )
-    metrics = objective.finish_metrics(totals)
+    metrics = batch_metrics.finish(totals)
     self.assertLess(abs(metrics["kl"]), 1e-5)
     # ρ = 0: what is left of the residual is the centered reward.
     centered = batch.rewards - batch.rewards.mean(axis=1, keepdims=True)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs import common
+from tba_jax import batch_metrics
 from tba_jax import objective
 from tba_jax import types
 
@@ -81,4 +82,4 @@ def evaluate(config, params, batch, loss_params=None):
   (loss, totals), grads = jax.value_and_grad(
       loss_fn, argnums=(0, 1), has_aux=True
   )(params, loss_params, batch, jnp.float32(BETA))
-  return loss, objective.finish_metrics(totals), grads
+  return loss, batch_metrics.finish(totals), grads

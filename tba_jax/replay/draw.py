@@ -47,11 +47,22 @@ class Draw:
   step: int
 
   def stats(self) -> dict[str, Any]:
-    """Returns shares of this batch's completions, and their mean staleness.
+    """Returns means over this batch's completions.
 
     fresh_share: used for the first time. recent_share: of the recent window.
-    unique_share: distinct completions. staleness_steps: step minus version.
+    unique_share: rows that differ. unique_completions: texts of a group that
+    differ. staleness_steps: step minus version. completion_tokens: with the
+    stop token. stop_rate: ended by a stop token.
     """
+    texts = [
+        {
+            tokens[:length].tobytes()
+            for tokens, length in zip(*group, strict=True)
+        }
+        for group in zip(
+            self.completion_tokens, self.completion_lengths, strict=True
+        )
+    ]
     return {
         "fresh_share": float(self.fresh.mean()),
         "recent_share": float(self.recent.mean()),
@@ -59,4 +70,7 @@ class Draw:
         "staleness_steps": float(
             np.maximum(self.step - self.versions, 0).mean()
         ),
+        "unique_completions": sum(map(len, texts)) / len(texts),
+        "completion_tokens": float(self.completion_lengths.mean()),
+        "stop_rate": float(self.stopped.mean()),
     }

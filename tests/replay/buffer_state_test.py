@@ -39,6 +39,14 @@ class UseTest(absltest.TestCase):
     self.assertEqual(stats["use_count_histogram"]["2"], 1)
     buffer.check_valid()
 
+  def test_what_a_draw_tells_of_its_completions(self):
+    buffer = make_buffer(dedupe=False, recent_window_steps=9)
+    buffer.insert(make_group(1, [[1], [2, 2], [1], [1, 0]]), 0)
+    stats = buffer.sample(1, 4, 0).stats()
+    self.assertEqual(stats["unique_completions"], 3)
+    self.assertEqual(stats["completion_tokens"], 1.5)
+    self.assertEqual(stats["stop_rate"], 0.25)
+
   def test_evicted_meanwhile(self):
     buffer = make_buffer(capacity=1)
     buffer.insert(make_group(1, [[1]]), 0)
