@@ -138,9 +138,9 @@ def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
 def _complete_task(config: ml_collections.ConfigDict, name: str) -> None:
   """Writes the fields of the named task into `config.task`."""
-  if name not in build.TASKS:
+  fields = build.fields(name)
+  if fields is None:
     return  # The validation names it.
-  fields = dict(build.TASKS[name].FIELDS)
   if name == config.task.name:
     fields |= dict(config.task)
   with config.unlocked():

@@ -95,8 +95,9 @@ _TABLE = ["| key | default | allowed | meaning | |", "|---|---|---|---|---|"]
 
 def _tasks() -> list[str]:
   """Returns a table for each task: its fields, as its docstring tells them."""
-  lines = ["", "## task", "", "`task.name` is one of those below; the other"]
-  lines += ["fields are the task's own (see [Your own task](own_task.md))."]
+  lines = ["", "## task", "", "`task.name` is one of those below, or"]
+  lines += ["`MODULE:CLASS` of your own; the other fields are the task's (see"]
+  lines += ["[Your own task](own_task.md))."]
   for name, task in build.TASKS.items():
     said = dict(re.findall(r"^  (\w+): (.+(?:\n    .+)*)", task.__doc__, re.M))
     lines += ["", f"### {name}", "", *_TABLE]

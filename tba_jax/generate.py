@@ -11,8 +11,9 @@ The input has a `{"prompt": "…"}` a line; the output a `{"line", "prompt",
 command goes on where an earlier one was ended, and ends with the same bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -64,48 +65,90 @@ def generate(
   if operands:
     raise ValueError(f"operands {' '.join(operands)}: generate takes none")
   source = model_source.of_config(config)
-  sampler = _make_sampler(config, source)
-  count = config.generate.num_completions
-
-  def prepare(line: line_program.Line) -> _Asked:
-    ids = prompts.tokens(
-        line.record,
-        source.tokenizer,
-        chat=config.generate.chat,
-        vocab_size=source.model.config.vocab_size,
-        max_tokens=config.sampling.max_prompt_tokens,
-    )
-    seed = line.record.get("seed")
-    if seed is not None:
-      prompts.seed(seed)
-    request = requests.Request(
-        np.asarray(ids, np.int32),
-        # With a seed of its own a prompt may stand in any line.
-        prompt_id=line.number if seed is None else 0,
-        visit=0,
-        num_completions=count,
-        seed=seed,
-    )
-    prompt = line.record.get("prompt")
-    if prompt is None:
-      prompt = source.tokenizer.decode(ids)
-    return _Asked(prompt, request)
-
-  def answer(asked: list[_Asked]) -> list[line_program.Record]:
-    found = sampler.sample(source.params, [a.request for a in asked], version=0)
-    return [
-        {"prompt": a.prompt, "completions": _records(source, completions)}
-        for a, completions in zip(asked, found, strict=True)
-    ]
-
+  sampler = _make_sampler(config, source, config.generate.batch_lines)
   return line_program.run(
       config.generate.input,
       config.generate.output,
       settings(config, source),
-      prepare=prepare,
-      answer=answer,
+      prepare=lambda line: _ask(config, source, line.number, line.record),
+      answer=lambda asked: _answer(source, sampler, asked),
       batch_lines=config.generate.batch_lines,
   )
+
+
+def complete(
+    config: ml_collections.ConfigDict,
+    inputs: Sequence[str | Mapping[str, Any]],
+) -> list[line_program.Record]:
+  """Returns completions of prompts, as the program writes them, without files.
+
+  Blocks until all are sampled.
+
+  Args:
+    config: as `generate` takes it; `generate.input` and `generate.output` play
+      no part.
+    inputs: a prompt each, or a record as the program's input has it.
+
+  Returns:
+    A record `prompt`, `completions` for each input, as the program's for a
+    file with these lines.
+
+  Raises:
+    ValueError: a wrong setting, model or input.
+  """
+  if not inputs:
+    return []
+  source = model_source.of_config(config)
+  asked = []
+  for number, one in enumerate(inputs, start=1):
+    record = {"prompt": one} if isinstance(one, str) else one
+    try:
+      asked.append(_ask(config, source, number, record))
+    except ValueError as error:
+      raise ValueError(f"input {number}: {error}") from error
+  return _answer(source, _make_sampler(config, source, len(asked)), asked)
+
+
+def _ask(
+    config: ml_collections.ConfigDict,
+    source: model_source.Source,
+    number: int,
+    record: Mapping[str, Any],
+) -> _Asked:
+  """Returns what a record of the input asks for; ValueError for a bad one."""
+  ids = prompts.tokens(
+      record,
+      source.tokenizer,
+      chat=config.generate.chat,
+      vocab_size=source.model.config.vocab_size,
+      max_tokens=config.sampling.max_prompt_tokens,
+  )
+  seed = record.get("seed")
+  if seed is not None:
+    prompts.seed(seed)
+  request = requests.Request(
+      np.asarray(ids, np.int32),
+      # With a seed of its own a prompt may stand in any line.
+      prompt_id=number if seed is None else 0,
+      visit=0,
+      num_completions=config.generate.num_completions,
+      seed=seed,
+  )
+  prompt = record.get("prompt")
+  if prompt is None:
+    prompt = source.tokenizer.decode(ids)
+  return _Asked(prompt, request)
+
+
+def _answer(
+    source: model_source.Source, sampler: decode.Sampler, asked: list[_Asked]
+) -> list[line_program.Record]:
+  """Returns the records of what was asked, in its order."""
+  found = sampler.sample(source.params, [a.request for a in asked], version=0)
+  return [
+      {"prompt": a.prompt, "completions": _records(source, completions)}
+      for a, completions in zip(asked, found, strict=True)
+  ]
 
 
 def settings(
@@ -130,10 +173,13 @@ def settings(
 
 
 def _make_sampler(
-    config: ml_collections.ConfigDict, source: model_source.Source
+    config: ml_collections.ConfigDict,
+    source: model_source.Source,
+    num_lines: int,
 ) -> decode.Sampler:
+  """Returns the sampler, with rows for so many lines at most."""
   sampling = config.sampling
-  in_batch = config.generate.batch_lines * config.generate.num_completions
+  in_batch = num_lines * config.generate.num_completions
   return decode.Sampler(
       source.model,
       temperature=sampling.temperature,

@@ -59,7 +59,7 @@ def check(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
 
 def _settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
   """Returns what the SFT model depends on, by config key."""
-  task_fields = build.TASKS[config.task.name].FIELDS
+  task_fields = build.find(config.task.name).FIELDS
   parts = {
       "task": {**task_fields, **config.task},
       "tokenizer": config.tokenizer,

@@ -30,6 +30,8 @@ _TICK_S = 0.1
 _TRAINER_END_S = 13.0
 _SEARCHER_END_S = 3.0
 _STORE_END_S = 2.0
+# They end a run, saved.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RunFailed(RuntimeError):
@@ -69,9 +71,13 @@ def run(
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG
+  handlers = {number: signal.getsignal(number) for number in _SIGNALS}
   try:
     return _Supervisor(config, run_info, console).run()
   finally:
+    # Who called this from Python, in a notebook say, has its Ctrl-C again.
+    for number, handler in handlers.items():
+      signal.signal(number, handler)
     os.close(lock)
 
 
@@ -95,7 +101,7 @@ class _Supervisor:
     # First and newest generation of the store that this supervisor saw.
     self._generations: tuple[int, int] | None = None
     self._started = time.time()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _SIGNALS:
       signal.signal(number, self._on_signal)
 
   def run(self) -> int:

@@ -142,10 +142,8 @@ def _line(key: str, value: Any, allowed: str) -> str:
 def _expected(task_name: str) -> dict[str, Any]:
   """Returns every key that may be there, with a value of its type."""
   expected = config_args.flatten(common.get_config())
-  if task_name in build.TASKS:
-    fields = build.TASKS[task_name].FIELDS
-    expected |= {f"task.{name}": value for name, value in fields.items()}
-  return expected
+  fields = build.fields(task_name) or {}
+  return expected | {f"task.{name}": value for name, value in fields.items()}
 
 
 def _check_types(
@@ -153,7 +151,7 @@ def _check_types(
 ) -> tuple[list[str], dict[str, Any]]:
   """Returns the problems, and the values that are known and well typed."""
   problems, good = [], {}
-  task_is_known = str(values.get("task.name")) in build.TASKS
+  task_is_known = build.fields(values.get("task.name")) is not None
   for key, value in values.items():
     if key not in expected:
       # Of a task that does not exist only the name is wrong.

@@ -103,6 +103,17 @@ class GenerateTest(absltest.TestCase):
         np.testing.assert_allclose(completion["logprobs"], expected, atol=1e-4)
     self.assertEqual(reasons, {"stop", "length"})
 
+  def test_python_gives_what_the_program_writes(self):
+    self.run_program(generate__batch_lines=5)
+    config = self.config(generate__input="", generate__output="")
+    inputs = [f"{n}+{n}=" for n in range(4)] + [{"prompt": "4+4="}]
+    found = generate.complete(config, inputs)
+    lines = [{"line": n, **r} for n, r in enumerate(found, start=1)]
+    self.assertEqual(lines, self.records())
+    self.assertEqual(generate.complete(config, []), [])
+    with self.assertRaisesRegex(ValueError, "input 2: the prompt is empty"):
+      generate.complete(config, ["1", ""])
+
   def test_resumed_bytes_are_those_of_one_go(self):
     self.run_program()
     whole = self.output.read_bytes()

@@ -261,6 +261,24 @@ class SuperviseTest(parameterized.TestCase):
     self.assertEmpty(supervisor._children.started)
     self.assertRegex(self.stdout.getvalue(), r"finished \(100 steps\)")
 
+  def test_the_caller_has_its_signal_handlers_again(self):
+    handlers = {}
+    for number in _SIGNALS:
+      handlers[number] = lambda *_: None
+      signal.signal(number, handlers[number])
+    seen = []
+
+    def run(supervisor):
+      seen.extend(signal.getsignal(number) for number in _SIGNALS)
+      supervisor._events.close()
+      return 7
+
+    with mock.patch.object(supervise._Supervisor, "run", run):
+      self.assertEqual(supervise.run(self.config, str(self.workdir), []), 7)
+    self.assertNoCommonElements(seen, handlers.values())
+    for number, handler in handlers.items():
+      self.assertIs(signal.getsignal(number), handler)
+
   def test_a_longer_run_goes_on_and_its_times_add_up(self):
     self.write("summary.json", {**RESULT, "num_steps": 50, "wall_s": 1000.0})
     self.write("result.json", {"steps": "old"})

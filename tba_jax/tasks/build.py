@@ -1,8 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Task name to task."""
+"""Task name to task.
+
+A name is a key of `TASKS`, or `MODULE:CLASS` of a class that Python can import:
+every process of the run builds the task, so the module has to be on the path of
+each (PYTHONPATH, or the folder that `train` is started from).
+"""
 
 from collections.abc import Mapping
+import importlib
+from typing import Any
 
 import ml_collections
 
@@ -16,6 +23,47 @@ TASKS: Mapping[str, type[base.Task]] = {
 }
 
 
+def find(name: Any) -> type[base.Task]:
+  """Returns the class of a task.
+
+  Args:
+    name: `config.task.name`.
+
+  Raises:
+    ValueError: there is no such task, or its module can't be imported.
+  """
+  if name in TASKS:
+    return TASKS[name]
+  module, colon, attribute = str(name).partition(":")
+  if not colon:
+    raise ValueError(
+        f"config.task.name={name!r}: allowed {sorted(TASKS)}, or 'MODULE:CLASS'"
+        " of a task of your own"
+    )
+  try:
+    found = getattr(importlib.import_module(module), attribute)
+  # Whatever the module raises while it loads.
+  except Exception as error:
+    raise ValueError(
+        f"config.task.name={name!r}: allowed a class that can be imported;"
+        f" {type(error).__name__}: {error}"
+    ) from error
+  if not (isinstance(found, type) and issubclass(found, base.Task)):
+    raise ValueError(
+        f"config.task.name={name!r}: allowed a subclass of"
+        " tba_jax.tasks.base.Task"
+    )
+  return found
+
+
+def fields(name: Any) -> dict[str, Any] | None:
+  """Returns the fields of a task with their defaults; None for no task."""
+  try:
+    return dict(find(name).FIELDS)
+  except ValueError:
+    return None
+
+
 def make_task(config_task: ml_collections.ConfigDict) -> base.Task:
   """Returns the task that `config.task` describes.
 
@@ -26,15 +74,13 @@ def make_task(config_task: ml_collections.ConfigDict) -> base.Task:
   Raises:
     ValueError: the name or a field is not known, or a value is not allowed.
   """
-  fields = dict(config_task)
-  name = fields.pop("name", None)
-  if name not in TASKS:
-    raise ValueError(f"config.task.name={name!r}: allowed {sorted(TASKS)}")
-  task_class = TASKS[name]
-  for field, value in fields.items():
+  given = dict(config_task)
+  name = given.pop("name", None)
+  task_class = find(name)
+  for field, value in given.items():
     if field not in task_class.FIELDS:
       raise ValueError(
           f"config.task.{field}={value!r}: not a field of the task {name!r};"
           f" allowed {sorted(task_class.FIELDS)}"
       )
-  return task_class(**{**task_class.FIELDS, **fields})
+  return task_class(**{**task_class.FIELDS, **given})

@@ -4,12 +4,20 @@
 
 import subprocess
 import sys
+from unittest import mock
 
 from absl.testing import absltest
 import ml_collections
 
+from tba_jax.tasks import arithmetic
 from tba_jax.tasks import base
 from tba_jax.tasks import build
+
+
+class Mine(arithmetic.Arithmetic):
+  """A task outside of the package."""
+
+  FIELDS = {**arithmetic.Arithmetic.FIELDS, "max_number": 3}
 
 
 class MakeTaskTest(absltest.TestCase):
@@ -35,6 +43,27 @@ class MakeTaskTest(absltest.TestCase):
           ValueError, r"config\.task\.name=.*arithmetic.*countdown"
       ):
         build.make_task(ml_collections.ConfigDict(fields))
+
+  def test_a_class_from_outside(self):
+    self.enter_context(mock.patch.dict(sys.modules, mine=sys.modules[__name__]))
+    task = build.make_task(ml_collections.ConfigDict({"name": "mine:Mine"}))
+    self.assertIsInstance(task, Mine)
+    self.assertEqual(build.fields("mine:Mine")["max_number"], 3)
+    self.assertIsNone(build.fields("mine:Yours"))
+
+  def test_says_why_a_class_from_outside_is_none(self):
+    folder = self.create_tempdir()
+    folder.create_file("broken_task.py", "1 / 0")
+    self.enter_context(mock.patch.object(sys, "path", [folder.full_path]))
+    for name, why in (
+        ("no_such_module:Mine", "ModuleNotFoundError: No module named"),
+        ("broken_task:Mine", "ZeroDivisionError: division by zero"),
+        (f"{base.__name__}:Yours", "AttributeError: .*Yours"),
+        (f"{base.__name__}:check_split", "allowed a subclass of"),
+        (":Mine", "ValueError: Empty module name"),
+    ):
+      with self.assertRaisesRegex(ValueError, f"task.name='{name}': .*{why}"):
+        build.find(name)
 
   def test_refuses_a_field_of_another_task(self):
     config = ml_collections.ConfigDict({"name": "arithmetic", "numbers": 4})
