@@ -29,8 +29,8 @@ _RINGS = {
         run_directory sampling/decode sampling/rows run_state versions writers
     """,
     3: """
-        batches evaluator policy publication replay/drain replay/outbox
-        replay/service reward_scorer train_step validate
+        batches enumerable evaluator policy publication replay/drain
+        replay/outbox replay/service reward_scorer train_step validate
     """,
     4: """
         model_source recorder searcher sft_examples sft_settings trainer

@@ -3,12 +3,13 @@
 """Reads a run directory, also of a run that still goes on or was killed."""
 
 import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import math
 from typing import Any
 
 from etils import epath
+import numpy as np
 
 from tba_jax import jsonl
 from tba_jax import metrics
@@ -79,6 +80,24 @@ def is_number(value: Any) -> bool:
   if isinstance(value, bool) or not isinstance(value, int | float):
     return False
   return math.isfinite(value)
+
+
+def column(
+    records: Sequence[Mapping[str, Any]], name: str
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns a metric against steps, of the records that have it.
+
+  Args:
+    records: one a step, `Run.records` say.
+    name: of the metric, "train/kl" say.
+
+  Returns:
+    Steps, [S] int64, and values, [S] float64; both finite, both empty where no
+    record has the metric.
+  """
+  rows = [(r["step"], r[name]) for r in records if is_number(r.get(name))]
+  steps, values = zip(*rows, strict=True) if rows else ((), ())
+  return np.array(steps, np.int64), np.array(values, np.float64)
 
 
 class _Skips:

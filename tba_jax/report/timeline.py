@@ -79,10 +79,14 @@ def origin(run: load.Run) -> float:
   return min(times, default=0.0)
 
 
+def ordered(run: load.Run) -> list[tuple[str, int, str]]:
+  """Returns the lanes that have spans, the trainer's first."""
+  return [k for k in sorted(run.lanes, key=_order) if len(run.lanes[k].t0)]
+
+
 def timeline(run: load.Run) -> dict[str, Any]:
   """Returns lanes, kinds and the stretch of the timeline; {} without spans."""
-  lanes = [run.lanes[key] for key in sorted(run.lanes, key=_order)]
-  lanes = [lane for lane in lanes if len(lane.t0)]
+  lanes = [run.lanes[key] for key in ordered(run)]
   if not lanes:
     return {}
   start = origin(run)
@@ -125,10 +129,8 @@ def _seconds(lane: load.Lane, kinds: list[str]) -> dict[str, float]:
 def where_time_went(run: load.Run) -> list[dict[str, Any]]:
   """Returns seconds by kind for each lane; the rest is `unmeasured`."""
   rows = []
-  for key in sorted(run.lanes, key=_order):
+  for key in ordered(run):
     lane = run.lanes[key]
-    if not len(lane.t0):
-      continue
     seconds = _seconds(lane, run.span_kinds)
     elapsed = max(lane.t1) - min(lane.t0)
     rest = elapsed - sum(seconds.values())

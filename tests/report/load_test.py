@@ -49,6 +49,20 @@ class PrintableTest(parameterized.TestCase):
     self.assertEqual(text.printable("xxx", 3), "xxx")
 
 
+class ColumnTest(absltest.TestCase):
+
+  def test_a_metric_against_steps(self):
+    records = [
+        {"step": 0, "a": 1.5},
+        {"step": 1, "a": None},
+        {"step": 2, "a": True},
+        {"step": 4, "a": 2},
+    ]
+    steps, values = load.column(records, "a")
+    self.assertEqual((steps.tolist(), values.tolist()), ([0, 4], [1.5, 2.0]))
+    self.assertEqual([len(x) for x in load.column(records, "b")], [0, 0])
+
+
 class ReadRunTest(absltest.TestCase):
 
   def setUp(self):
