@@ -143,6 +143,8 @@ def get_config() -> ml_collections.ConfigDict:
       min_p=0.0,  # least probability, as a share of the likeliest's; 0 = off
       # Tokens that end a completion beside the tokenizer's stop token: "5,17".
       stop_token_ids="",
+      # Texts that end a completion, as a JSON list: '["\\n\\n", "User:"]'.
+      stop_strings="",
       max_prompt_tokens=16,
       max_completion_tokens=24,
       num_rows=256,  # completions decoded at the same time
@@ -298,6 +300,7 @@ def get_config() -> ml_collections.ConfigDict:
       num_completions=1,  # of each prompt
       batch_lines=64,  # lines that are worked on, and written, together
       append_stop_token=False,  # `score` ends a completion with it
+      plain_logprobs=False,  # write those before top-k, top-p, min-p too
       chat=False,  # lay a `prompt` out as a user's message
       dtype="",  # of the model: "float32", "bfloat16"; "" = the folder's own
   )

@@ -3,6 +3,7 @@
 """What each setting may be when it is looked at alone. No JAX here."""
 
 from collections.abc import Callable, Mapping
+import json
 import math
 import re
 from typing import Any
@@ -110,6 +111,19 @@ _WRITERS: _Range = (
 
 _CORES: _Range = _are_cores, "allowed '', 'all', or cores as 0  0,2  0-3"
 
+
+def _are_texts(text: str) -> bool:
+  try:
+    texts = json.loads(text or "[]")
+    # The replacement character stands for bytes that are no character yet.
+    return isinstance(texts, list) and all(
+        isinstance(item, str) and item and b"\xef\xbf\xbd" not in item.encode()
+        for item in texts
+    )
+  except ValueError:  # Not JSON, or half a character.
+    return False
+
+
 _ADDRESS: _Range = (
     lambda v: re.fullmatch(r"|[^:\s]+:\d+(-\d+)?|\[[^\]]+\]:\d+(-\d+)?", v),
     "allowed '' (a unix socket), 'host:0' (a free port) or 'host:first-last'",
@@ -203,6 +217,13 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
             "allowed '' or token ids separated by commas",
         ),
         "sampling.stop_token_ids",
+    ),
+    (
+        (
+            _are_texts,
+            "allowed '' or a JSON list of texts, none of them empty",
+        ),
+        "sampling.stop_strings",
     ),
     (_ADDRESS, "store.address"),
     (_CORES, "cores.trainer cores.searcher cores.store"),

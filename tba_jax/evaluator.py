@@ -181,7 +181,7 @@ class Evaluator:
         "num_distinct": len(set(right)),
         "rewards": [sample["reward"] for sample in samples],
         "lengths": completions.lengths,
-        "stopped": completions.stopped,
+        "stopped": completions.finish_reasons != "length",
         "samples": samples,
     }
 

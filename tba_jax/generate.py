@@ -71,7 +71,7 @@ def generate(
       config.generate.output,
       settings(config, source),
       prepare=lambda line: _ask(config, source, line.number, line.record),
-      answer=lambda asked: _answer(source, sampler, asked),
+      answer=lambda asked: _answer(config, source, sampler, asked),
       batch_lines=config.generate.batch_lines,
   )
 
@@ -106,7 +106,8 @@ def complete(
       asked.append(_ask(config, source, number, record))
     except ValueError as error:
       raise ValueError(f"input {number}: {error}") from error
-  return _answer(source, _make_sampler(config, source, len(asked)), asked)
+  sampler = _make_sampler(config, source, len(asked))
+  return _answer(config, source, sampler, asked)
 
 
 def _ask(
@@ -123,9 +124,12 @@ def _ask(
       vocab_size=source.model.config.vocab_size,
       max_tokens=config.sampling.max_prompt_tokens,
   )
-  seed = record.get("seed")
+  seed, max_tokens = record.get("seed"), record.get("max_tokens")
   if seed is not None:
-    prompts.seed(seed)
+    prompts.whole_number("seed", seed, 0, requests.UINT32 - 1)
+  if max_tokens is not None:
+    limit = config.sampling.max_completion_tokens
+    prompts.whole_number("max_tokens", max_tokens, 1, limit)
   request = requests.Request(
       np.asarray(ids, np.int32),
       # With a seed of its own a prompt may stand in any line.
@@ -133,6 +137,7 @@ def _ask(
       visit=0,
       num_completions=config.generate.num_completions,
       seed=seed,
+      max_tokens=max_tokens,
   )
   prompt = record.get("prompt")
   if prompt is None:
@@ -141,12 +146,22 @@ def _ask(
 
 
 def _answer(
-    source: model_source.Source, sampler: decode.Sampler, asked: list[_Asked]
+    config: ml_collections.ConfigDict,
+    source: model_source.Source,
+    sampler: decode.Sampler,
+    asked: list[_Asked],
 ) -> list[line_program.Record]:
   """Returns the records of what was asked, in its order."""
   found = sampler.sample(source.params, [a.request for a in asked], version=0)
+  plain = config.generate.plain_logprobs
   return [
-      {"prompt": a.prompt, "completions": _records(source, completions)}
+      {
+          "prompt": a.prompt,
+          "completions": [
+              _record(source, completions, sample, plain=plain)
+              for sample in range(len(completions.lengths))
+          ],
+      }
       for a, completions in zip(asked, found, strict=True)
   ]
 
@@ -162,7 +177,7 @@ def settings(
       "config.tokenizer.bos": config.tokenizer.bos,
       **{
           f"config.generate.{name}": config.generate[name]
-          for name in ("num_completions", "chat", "dtype")
+          for name in ("num_completions", "chat", "dtype", "plain_logprobs")
       },
       **{
           f"config.sampling.{name}": value
@@ -187,6 +202,8 @@ def _make_sampler(
       top_p=sampling.top_p,
       min_p=sampling.min_p,
       stop_ids=source.tokenizer.stop_ids,
+      stop_strings=source.tokenizer.stop_strings,
+      text_fn=source.tokenizer.decode,
       max_prompt_tokens=sampling.max_prompt_tokens,
       max_completion_tokens=sampling.max_completion_tokens,
       num_rows=min(sampling.num_rows, in_batch),
@@ -197,24 +214,25 @@ def _make_sampler(
   )
 
 
-def _records(
-    source: model_source.Source, completions: types.Completions
-) -> list[line_program.Record]:
-  """Returns the completions of one prompt as the output has them."""
-  out = []
-  for tokens_T, logprobs_T, length, stopped in zip(
-      completions.tokens,
-      completions.logprobs,
-      completions.lengths,
-      completions.stopped,
-  ):
-    text = source.tokenizer.decode_completion(tokens_T, length, stopped)
-    out.append(
-        {
-            "text": text,
-            "token_ids": tokens_T[:length].tolist(),
-            "logprobs": line_program.float_list(logprobs_T[:length]),
-            "finish_reason": "stop" if stopped else "length",
-        }
-    )
-  return out
+def _record(
+    source: model_source.Source,
+    completions: types.Completions,
+    sample: int,
+    *,
+    plain: bool,
+) -> line_program.Record:
+  """Returns one completion of a prompt as the output has it."""
+  length = int(completions.lengths[sample])
+  tokens_T = completions.tokens[sample, :length]
+  logprobs = lambda array: line_program.float_list(array[sample, :length])
+  record = {
+      "text": source.tokenizer.decode_completion(
+          tokens_T, length, bool(completions.stopped[sample])
+      ),
+      "token_ids": tokens_T.tolist(),
+      "logprobs": logprobs(completions.logprobs),
+      "finish_reason": str(completions.finish_reasons[sample]),
+  }
+  if plain:
+    record["plain_logprobs"] = logprobs(completions.plain_logprobs)
+  return record

@@ -149,5 +149,5 @@ def of_config(config: ml_collections.ConfigDict) -> Source:
       bos=config.tokenizer.bos,
       dtype=config.generate.dtype or None,
   )
-  source.tokenizer.add_stop_ids(policy_lib.stop_token_ids(config))
+  policy_lib.add_stops(config, source.tokenizer)
   return source

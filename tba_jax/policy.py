@@ -3,6 +3,7 @@
 """Task, tokenizer, model and samplers of a config: what every role builds."""
 
 import dataclasses
+import json
 import pathlib
 
 import jax
@@ -37,10 +38,17 @@ class Policy:
   folder: pathlib.Path | None
 
 
-def stop_token_ids(config: ml_collections.ConfigDict) -> list[int]:
-  """Returns the stop tokens that a config adds to the tokenizer's own."""
-  text = config.sampling.stop_token_ids
-  return [int(item) for item in text.split(",") if item]
+def add_stops(
+    config: ml_collections.ConfigDict, tokenizer: tokenizer_lib.Tokenizer
+) -> None:
+  """Adds a config's stop tokens and stop strings to the tokenizer's own.
+
+  Raises:
+    ValueError: a stop token is not in the vocabulary.
+  """
+  ids = config.sampling.stop_token_ids
+  tokenizer.add_stop_ids(int(item) for item in ids.split(",") if item)
+  tokenizer.add_stop_strings(json.loads(config.sampling.stop_strings or "[]"))
 
 
 def sft_folder(workdir: str | pathlib.Path) -> pathlib.Path:
@@ -81,7 +89,7 @@ def make(
     tokenizer = tokenizer_lib.word_level(
         task.tokenizer_words(), task.tokenizer_pattern
     )
-  tokenizer.add_stop_ids(stop_token_ids(config))
+  add_stops(config, tokenizer)
   if folder is None:
     model_config = model_config_lib.ModelConfig.from_config(
         config.model,
@@ -141,6 +149,8 @@ def _sampler(
       top_p=config.sampling.top_p,
       min_p=config.sampling.min_p,
       stop_ids=policy.tokenizer.stop_ids,
+      stop_strings=policy.tokenizer.stop_strings,
+      text_fn=policy.tokenizer.decode,
       max_prompt_tokens=config.sampling.max_prompt_tokens,
       max_completion_tokens=config.sampling.max_completion_tokens,
       num_rows=num_rows,

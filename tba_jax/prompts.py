@@ -86,11 +86,13 @@ def token_ids(name: str, value: Any, vocab_size: int) -> list[int]:
   return value
 
 
-def seed(value: Any) -> int:
-  """Returns the seed of a request; ValueError where it is none."""
+def whole_number(name: str, value: Any, low: int, high: int) -> int:
+  """Returns a field from `low` to `high`; ValueError where it is none."""
   is_int = isinstance(value, int) and not isinstance(value, bool)
-  if not is_int or not 0 <= value < 2**32:
-    raise ValueError(f"seed={value!r}: allowed a whole number, 0 to 2^32 - 1")
+  if not is_int or not low <= value <= high:
+    raise ValueError(
+        f"{name}={value!r}: allowed a whole number from {low} to {high}"
+    )
   return value
 
 

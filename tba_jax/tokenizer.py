@@ -36,6 +36,7 @@ class Tokenizer:
   eos_id: id of the stop token.
   bos_id: id of the token that opens a text, or None.
   stop_ids: ids that end a completion: the stop token, and those added.
+  stop_strings: texts that end a completion; none at first.
   """
 
   def __init__(
@@ -64,6 +65,7 @@ class Tokenizer:
     self.vocab_size = max(fast.get_vocab().values()) + 1
     self.eos_id = int(fast.eos_token_id)
     self.stop_ids = frozenset((self.eos_id,))
+    self.stop_strings: tuple[str, ...] = ()
     self.bos_id = None if fast.bos_token_id is None else int(fast.bos_token_id)
     self.pad_id = (
         self.eos_id if fast.pad_token_id is None else int(fast.pad_token_id)
@@ -89,6 +91,10 @@ class Tokenizer:
           f" {self.vocab_size - 1}"
       )
     self.stop_ids |= ids
+
+  def add_stop_strings(self, strings: Iterable[str]) -> None:
+    """Makes texts end a completion too."""
+    self.stop_strings = tuple(dict.fromkeys((*self.stop_strings, *strings)))
 
   def encode_prompt(self, text: str) -> list[int]:
     """Returns the ids of a prompt, with BOS where the rule says so.
@@ -142,7 +148,8 @@ class Tokenizer:
   ) -> str:
     """Returns a completion's text, as a reward sees it.
 
-    The one stop token that ended the completion is left out. Any other special
+    The one stop token that ended the completion is left out, and so is the
+    first stop string with what follows it. Any other special
     token (a pad, an unknown, a stop token where `stopped` is False) stays in
     the text, so that a reward cannot mistake a broken completion for a right
     one.
@@ -163,7 +170,9 @@ class Tokenizer:
             f" token {self.eos_id}: {ids}"
         )
       ids = ids[:-1]
-    return self.decode(ids)
+    text = self.decode(ids)
+    found = [text.find(string) for string in self.stop_strings]
+    return text[: min((at for at in found if at >= 0), default=len(text))]
 
   def save(self, folder: str | os.PathLike[str]) -> None:
     """Writes tokenizer.json and tokenizer_config.json into `folder`."""

@@ -88,15 +88,23 @@ class Completions:
   tokens: [S, T] int32, pad after the stop token.
   lengths: [S] int32, with the stop token.
   logprobs: [S, T] float32, nats, under the distribution sampled from.
-  stopped: [S] bool.
-  versions: [S] int32.
+  plain_logprobs: [S, T] float32, nats, under the tempered model before top-k,
+    top-p and min-p; at temperature 0 under the model at temperature 1.
+  stopped: [S] bool, True where a stop token ended the completion.
+  finish_reasons: [S] str, "stop" (a stop token), "stop_string" or "length".
+  versions: [S] int32, of the oldest params that drew a token of the completion.
+  token_versions: [S, T] int32, of the params that drew the token, -1 past the
+    length.
   """
 
   tokens: np.ndarray
   lengths: np.ndarray
   logprobs: np.ndarray
+  plain_logprobs: np.ndarray
   stopped: np.ndarray
+  finish_reasons: np.ndarray
   versions: np.ndarray
+  token_versions: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,12 +34,17 @@ class _ScriptedSampler:
     for sample, row in enumerate(rows):
       tokens_SxT[sample, : len(row)] = row
     lengths_S = np.array([len(row) for row in rows], np.int32)
+    sampled_SxT = np.arange(T) < lengths_S[:, None]
+    stopped_S = np.array([row[-1] == 1 for row in rows])
     return types.Completions(
         tokens=tokens_SxT,
         lengths=lengths_S,
-        logprobs=np.where(np.arange(T) < lengths_S[:, None], -0.5, 0.0),
-        stopped=np.array([row[-1] == 1 for row in rows]),
+        logprobs=np.where(sampled_SxT, -0.5, 0.0),
+        plain_logprobs=np.where(sampled_SxT, -0.5, 0.0),
+        stopped=stopped_S,
+        finish_reasons=np.where(stopped_S, "stop", "length"),
         versions=np.full(S, version, np.int32),
+        token_versions=np.where(sampled_SxT, version, -1),
     )
 
 

@@ -188,6 +188,43 @@ class GenerateTest(absltest.TestCase):
     with self.assertRaisesRegex(validate.ConfigError, "allowed '' or token"):
       self.run_program(sampling__stop_token_ids="3,x")
 
+  def test_stop_strings_max_tokens_and_plain_logprobs(self):
+    self.write(*({"prompt": f"{n}+", "max_tokens": 6 - n} for n in range(7)))
+    self.assertEqual(
+        self.run_program(
+            sampling__stop_strings='["1", "+="]',
+            sampling__top_k=5,
+            generate__num_completions=6,
+            generate__plain_logprobs=True,
+        ),
+        1,
+    )
+    self.assertIn(
+        "in.jsonl:7: max_tokens=0: allowed a whole number from 1 to 8",
+        self.stderr.getvalue(),
+    )
+    tokenizer = tokenizer_lib.load(self.folder)
+    cut = 0
+    for number, record in enumerate(self.records()):
+      for completion in record["completions"]:
+        ids, reason = completion["token_ids"], completion["finish_reason"]
+        self.assertLessEqual(len(ids), 6 - number)
+        text = tokenizer.decode(ids[:-1] if reason == "stop" else ids)
+        if reason == "stop_string":
+          cut += 1
+          self.assertEndsWith(text, ("1", "+="))
+          self.assertEqual(completion["text"], text[: -1 - text.endswith("=")])
+        else:
+          self.assertEqual(completion["text"], text)
+          self.assertNotRegex(text, r"1|\+=")
+        self.assertLen(completion["plain_logprobs"], len(ids))
+        more = np.subtract(completion["logprobs"], completion["plain_logprobs"])
+        self.assertGreater(more.min(), 0.0)
+    self.assertGreater(cut, 3)
+    for wrong in ('"1"', "[1]", '[""]', "[", '["\\ud800"]', '["\ufffd"]'):
+      with self.assertRaisesRegex(validate.ConfigError, "a JSON list of texts"):
+        self.run_program(sampling__stop_strings=wrong)
+
   def test_greedy_gives_the_same_completion_each_time(self):
     self.run_program(sampling__temperature=0.0)
     for record in self.records():

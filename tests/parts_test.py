@@ -103,7 +103,10 @@ class PolicyTest(absltest.TestCase):
 
   def test_samplers(self):
     config = make_config(
-        "sampling.temperature=0.7", "sampling.top_k=5", "sampling.top_p=0.9"
+        "sampling.temperature=0.7",
+        "sampling.top_k=5",
+        "sampling.top_p=0.9",
+        'sampling.stop_strings=["x", "+"]',
     )
     policy = policy_lib.make(config, self.workdir)
     with mock.patch.object(decode, "Sampler", autospec=True) as made:
@@ -115,6 +118,8 @@ class PolicyTest(absltest.TestCase):
         {"temperature": 0.7, "top_k": 5, "top_p": 0.9},
     )
     self.assertEqual(searchers["num_rows"], 24)
+    self.assertEqual(searchers["stop_strings"], ("x", "+"))
+    self.assertEqual(searchers["text_fn"]([3]), policy.tokenizer.decode([3]))
     self.assertEqual(searchers["eos_id"], policy.tokenizer.eos_id)
     self.assertEqual(searchers["pad_id"], policy.tokenizer.pad_id)
     self.assertEqual(searchers["max_prompt_tokens"], 7)

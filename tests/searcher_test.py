@@ -101,8 +101,11 @@ class SearcherTest(parameterized.TestCase):
             tokens=tokens + 2 * np.array([[i, i, 0, 0], [i, i, 0, 0]]),
             lengths=np.array([3, 2], np.int32),
             logprobs=np.full((S, 4), -0.5, np.float32),
+            plain_logprobs=np.full((S, 4), -0.5, np.float32),
             stopped=np.array([True, False]),
+            finish_reasons=np.array(["stop", "length"]),
             versions=np.full(S, version, np.int32),
+            token_versions=np.full((S, 4), version, np.int32),
         )
         for i in range(len(prompts))
     ]

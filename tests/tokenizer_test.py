@@ -143,6 +143,17 @@ class DecodeCompletionTest(parameterized.TestCase):
     tokenizer = _word_level()
     self.assertEqual(tokenizer.decode_completion(ids, length, stopped), text)
 
+  def test_leaves_out_the_first_stop_string_and_what_follows(self):
+    tokenizer = _word_level()
+    tokenizer.add_stop_strings(["+2", "2"])
+    tokenizer.add_stop_strings(["2", "3"])
+    self.assertEqual(tokenizer.stop_strings, ("+2", "2", "3"))
+    text = lambda *ids: tokenizer.decode_completion(ids, len(ids), False)
+    self.assertEqual(text(4, 33, 5), "1")
+    self.assertEqual(text(4, 5, 33), "1")
+    self.assertEqual(text(4, 33, 4), "1+1")
+    self.assertEqual(tokenizer.decode_completion([4, _EOS], 2, True), "1")
+
   @parameterized.parameters(([4, 5], 2), ([4, _EOS], 1), ([], 0))
   def test_stopped_without_a_stop_token_is_refused(self, ids, length):
     with self.assertRaisesRegex(ValueError, "does not end"):

@@ -31,8 +31,10 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.sampling import logits as logits_lib
+from tba_jax.sampling import placement
 from tba_jax.sampling import requests
 from tba_jax.sampling import rows as rows_lib
+from tba_jax.sampling import stop_strings as stop_strings_lib
 
 if TYPE_CHECKING:
   from tba_jax.models import build
@@ -53,6 +55,7 @@ class _Programs:
   prefill: Callable[..., tuple[jax.Array, types.PyTree]]
   refill: Callable[..., rows_lib.DecodeState]
   decode_chunk: Callable[..., tuple[rows_lib.DecodeState, jax.Array]]
+  cut: Callable[..., tuple[rows_lib.DecodeState, jax.Array]]
   collect: Callable[..., tuple[jax.Array, ...]]
 
 
@@ -92,6 +95,8 @@ class Sampler:
       seed: int,
       min_p: float = 0.0,
       stop_ids: Sequence[int] = (),
+      stop_strings: Sequence[str] = (),
+      text_fn: Callable[[Sequence[int]], str] | None = None,
   ):
     """Makes a sampler; nothing is compiled or allocated yet.
 
@@ -111,6 +116,9 @@ class Sampler:
       min_p: the least probability, as a share of the likeliest token's; 0 is
         off.
       stop_ids: other tokens that end a completion, beside eos_id.
+      stop_strings: end a completion with the token at which its text holds one
+        of them; they are looked for every `chunk_steps` tokens.
+      text_fn: ids -> text; needed with stop strings.
 
     Raises:
       ValueError: a setting is out of range.
@@ -118,19 +126,17 @@ class Sampler:
     logits_lib.check_settings(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
-    for name, value in (
-        ("max_prompt_tokens", max_prompt_tokens),
-        ("max_completion_tokens", max_completion_tokens),
-        ("num_rows", num_rows),
-        ("chunk_steps", chunk_steps),
-    ):
-      if value < 1:
-        raise ValueError(f"sampling.{name}={value}: allowed 1 or above")
-    if max_prompt_tokens + max_completion_tokens > model.config.max_positions:
+    requests.check_sizes(
+        max_prompt_tokens=max_prompt_tokens,
+        max_completion_tokens=max_completion_tokens,
+        num_rows=num_rows,
+        chunk_steps=chunk_steps,
+        max_positions=model.config.max_positions,
+    )
+    if stop_strings and (text_fn is None or not all(stop_strings)):
       raise ValueError(
-          f"sampling.max_prompt_tokens={max_prompt_tokens} and"
-          f" sampling.max_completion_tokens={max_completion_tokens}: allowed at"
-          f" most model.max_positions={model.config.max_positions} together"
+          f"sampling.stop_strings={list(stop_strings)}: allowed texts that are"
+          " not empty, with a text_fn"
       )
     if not 0 <= seed < requests.UINT32:
       raise ValueError(f"seed={seed} of a sampler: allowed 0 to 2^32 - 1")
@@ -147,6 +153,8 @@ class Sampler:
         min_p=min_p,
         stop_ids=tuple(sorted(set(stop_ids))),
     )
+    self._stop_strings = tuple(stop_strings)
+    self._text_fn = text_fn
     self._seed = seed
     self._chunk_steps = chunk_steps
     self._prefill_size = max(1, num_rows // _ROWS_PER_PREFILL)
@@ -182,10 +190,11 @@ class Sampler:
       requests.check(
           request,
           max_prompt_tokens=self._settings.max_prompt_tokens,
+          max_completion_tokens=self._settings.max_completion_tokens,
           vocab_size=self._model.config.vocab_size,
       )
-    place = _placement(params)
-    params = _put(params, place)
+    place = placement.of_params(params)
+    params = placement.put(params, place)
     programs = self._get_programs(place)
     decode_params = programs.decode_params(params)
     state = programs.empty_state()
@@ -202,15 +211,18 @@ class Sampler:
     # Row -> (index of its request, number of the completion in it).
     owners: dict[int, tuple[int, int]] = {}
     prefill = _Prefill({}, ())
+    watch = self._make_watch()
     while queue or owners:
       while queue and len(owners) < self._settings.num_rows:
         if queue[0][0] not in prefill.slots:
           prefill = self._prefill(programs, params, prompts, queue[0][0])
         placed = self._place_rows(prompts, queue, owners, prefill.slots)
         state = programs.refill(state, *prefill.outputs, *placed)
-      # With nothing left to refill, one chunk goes through to the end.
+      # With nothing left to do between chunks, one goes through to the end.
       num_steps = (
-          self._chunk_steps if queue else self._settings.max_completion_tokens
+          self._chunk_steps
+          if queue or watch
+          else self._settings.max_completion_tokens
       )
       state, done_R = programs.decode_chunk(
           decode_params, state, np.int32(num_steps)
@@ -219,6 +231,8 @@ class Sampler:
       for collected, owned in unread:
         results.add(jax.device_get(collected), owned)
       unread.clear()
+      if watch is not None:
+        state, done_R = _cut_rows(programs, state, watch, owners, results)
       rows = [row for row in np.flatnonzero(done_R) if row in owners]
       if rows:
         owned = {row: owners.pop(row) for row in rows}
@@ -226,6 +240,11 @@ class Sampler:
     for collected, owned in unread:
       results.add(jax.device_get(collected), owned)
     return results.completions(version)
+
+  def _make_watch(self) -> stop_strings_lib.Watch | None:
+    if not self._stop_strings:
+      return None
+    return stop_strings_lib.Watch(self._stop_strings, self._text_fn)
 
   def _get_programs(self, place: jax.sharding.Sharding) -> _Programs:
     """Returns the programs for params at `place`; they compile when called."""
@@ -249,6 +268,7 @@ class Sampler:
               bind(rows_lib.decode_chunk, model.decode_step, settings),
               donate_argnums=1,
           ),
+          cut=jit(rows_lib.cut, donate_argnums=0),
           collect=jit(bind(rows_lib.collect, settings)),
       )
     return self._programs[place]
@@ -279,7 +299,7 @@ class Sampler:
       queue: collections.deque[tuple[int, int]],
       owners: dict[int, tuple[int, int]],
       slots: dict[int, int],
-  ) -> tuple[np.ndarray, np.ndarray]:
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gives free rows to the head of the queue, as far as it is prefilled.
 
     Takes what it places from `queue` and enters it in `owners`.
@@ -287,10 +307,12 @@ class Sampler:
     Returns:
       slot_R: [R] int32, place in the prefill; -1 keeps the row as it is.
       ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index.
+      limit_R: [R] int32, tokens at which the row ends, unstopped.
     """
     num_rows = self._settings.num_rows
     slot_R = np.full(num_rows, -1, np.int32)
     ids_Rx4 = np.zeros((num_rows, 4), np.uint32)
+    limit_R = np.full(num_rows, self._settings.max_completion_tokens, np.int32)
     for row in range(num_rows):
       if row in owners or not queue or queue[0][0] not in slots:
         continue
@@ -300,27 +322,24 @@ class Sampler:
       sample_index = request.first_sample + sample
       seed = self._seed if request.seed is None else request.seed
       ids_Rx4[row] = seed, request.prompt_id, request.visit, sample_index
-    return slot_R, ids_Rx4
+      if request.max_tokens is not None:
+        limit_R[row] = request.max_tokens
+    return slot_R, ids_Rx4, limit_R
 
 
-def _placement(params: types.PyTree) -> jax.sharding.Sharding:
-  """Returns where the sampler's own arrays lie: with the params, replicated."""
-  for leaf in jax.tree.leaves(params):
-    sharding = getattr(leaf, "sharding", None)
-    if isinstance(sharding, jax.sharding.NamedSharding):
-      return jax.sharding.NamedSharding(
-          sharding.mesh, jax.sharding.PartitionSpec()
-      )
-    if sharding is not None:
-      return sharding
-  return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+def _cut_rows(
+    programs: _Programs,
+    state: rows_lib.DecodeState,
+    watch: stop_strings_lib.Watch,
+    owners: dict[int, tuple[int, int]],
+    results: requests.Results,
+) -> tuple[rows_lib.DecodeState, jax.Array]:
+  """Ends the rows whose completions hold a stop string.
 
-
-def _put(params: types.PyTree, place: jax.sharding.Sharding) -> types.PyTree:
-  """Returns the params as device arrays; those that are lie where they lay."""
-  # An array that was never put anywhere counts as another kind of input, and
-  # would be compiled for once more.
-  return jax.tree.map(
-      lambda leaf: jax.device_put(leaf, getattr(leaf, "sharding", place)),
-      params,
-  )
+  Returns:
+    The state, and [R] bool, True in the rows that are not active.
+  """
+  read = state.tokens, state.lengths, state.stopped
+  cut_R = watch.cuts(owners.items(), *jax.device_get(read))
+  results.note_cuts(owners[row] for row in np.flatnonzero(cut_R >= 0))
+  return programs.cut(state, cut_R)

@@ -125,9 +125,34 @@ def sample(
   first_R = jnp.min(jnp.where(passed_RxV, vocab_RxV, num_tokens), axis=-1)
   last_R = jnp.max(jnp.where(possible_RxV, vocab_RxV, 0), axis=-1)
   token_R = jnp.minimum(first_R, last_R)
+  return token_R, _at(logprobs_RxV, token_R)
+
+
+def plain_logprob(
+    logits_RxV: jax.Array, token_R: jax.Array, *, temperature: float
+) -> jax.Array:
+  """Returns the tokens' log-probs under the tempered model, nothing dropped.
+
+  Args:
+    logits_RxV: [R, V] float.
+    token_R: [R] int32.
+    temperature: 0, which is no distribution of the model's, counts as 1.
+
+  Returns:
+    [R] float32, nats.
+  """
+  logits_RxV = logits_RxV.astype(jnp.float32)
+  return _at(
+      logprobs_lib.log_softmax(logits_RxV, temperature=temperature or 1.0),
+      token_R,
+  )
+
+
+def _at(logprobs_RxV: jax.Array, token_R: jax.Array) -> jax.Array:
+  """Returns [R], the entry of each row at its token."""
+  vocab_RxV = jax.lax.broadcasted_iota(jnp.int32, logprobs_RxV.shape, 1)
   at_token_RxV = vocab_RxV == token_R[:, None]
-  logprob_R = jnp.sum(jnp.where(at_token_RxV, logprobs_RxV, 0.0), axis=-1)
-  return token_R, logprob_R
+  return jnp.sum(jnp.where(at_token_RxV, logprobs_RxV, 0.0), axis=-1)
 
 
 def _keep_from(logprobs_RxV: jax.Array, least_Rx1: jax.Array) -> jax.Array:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked of the sampler and what it gives back: host arrays only."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 
 import numpy as np
@@ -23,6 +23,7 @@ class Request:
   num_completions: S, at least 1.
   first_sample: sample index of the first completion; the others follow.
   seed: of its random numbers, below 2^32; None takes the sampler's.
+  max_tokens: at which a completion ends, unstopped; None takes the sampler's.
   """
 
   prompt_tokens: np.ndarray
@@ -31,9 +32,16 @@ class Request:
   num_completions: int
   first_sample: int = 0
   seed: int | None = None
+  max_tokens: int | None = None
 
 
-def check(request: Request, *, max_prompt_tokens: int, vocab_size: int) -> None:
+def check(
+    request: Request,
+    *,
+    max_prompt_tokens: int,
+    max_completion_tokens: int,
+    vocab_size: int,
+) -> None:
   """Raises ValueError, naming the prompt id, where a request is not valid."""
   tokens_P = np.asarray(request.prompt_tokens)
   last_sample = request.first_sample + request.num_completions - 1
@@ -60,8 +68,40 @@ def check(request: Request, *, max_prompt_tokens: int, vocab_size: int) -> None:
     )
   elif request.seed is not None and not 0 <= request.seed < UINT32:
     problem = f"seed={request.seed}: allowed 0 to 2^32 - 1"
+  elif request.max_tokens is not None and (
+      not 1 <= request.max_tokens <= max_completion_tokens
+  ):
+    problem = (
+        f"max_tokens={request.max_tokens}: allowed 1 to"
+        f" sampling.max_completion_tokens={max_completion_tokens}"
+    )
   if problem is not None:
     raise ValueError(f"prompt {request.prompt_id}: {problem}")
+
+
+def check_sizes(
+    *,
+    max_prompt_tokens: int,
+    max_completion_tokens: int,
+    num_rows: int,
+    chunk_steps: int,
+    max_positions: int,
+) -> None:
+  """Raises ValueError naming the first size of a sampler that is wrong."""
+  for name, value in (
+      ("max_prompt_tokens", max_prompt_tokens),
+      ("max_completion_tokens", max_completion_tokens),
+      ("num_rows", num_rows),
+      ("chunk_steps", chunk_steps),
+  ):
+    if value < 1:
+      raise ValueError(f"sampling.{name}={value}: allowed 1 or above")
+  if max_prompt_tokens + max_completion_tokens > max_positions:
+    raise ValueError(
+        f"sampling.max_prompt_tokens={max_prompt_tokens} and"
+        f" sampling.max_completion_tokens={max_completion_tokens}: allowed at"
+        f" most model.max_positions={max_positions} together"
+    )
 
 
 class Results:
@@ -69,40 +109,67 @@ class Results:
 
   def __init__(self, prompts: Sequence[Request], *, max_completion_tokens: int):
     shapes = [(r.num_completions, max_completion_tokens) for r in prompts]
-    self._tokens = [np.zeros(shape, np.int32) for shape in shapes]
-    self._logprobs = [np.zeros(shape, np.float32) for shape in shapes]
-    self._lengths = [np.zeros(shape[0], np.int32) for shape in shapes]
-    self._stopped = [np.zeros(shape[0], bool) for shape in shapes]
+    zeros = lambda dtype: [np.zeros(shape, dtype) for shape in shapes]
+    each = lambda dtype: [np.zeros(shape[0], dtype) for shape in shapes]
+    self._tokens = zeros(np.int32)
+    self._logprobs = zeros(np.float32)
+    self._plain: list[np.ndarray] | None = None
+    self._lengths = each(np.int32)
+    self._stopped = each(bool)
+    self._cut = each(bool)
+
+  def note_cuts(self, owners: Iterable[tuple[int, int]]) -> None:
+    """Notes whose completions end with a stop string."""
+    for index, sample in owners:
+      self._cut[index][sample] = True
 
   def add(
       self,
-      collected: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+      collected: tuple[
+          np.ndarray, np.ndarray, np.ndarray | None, np.ndarray, np.ndarray
+      ],
       owned: Mapping[int, tuple[int, int]],
   ) -> None:
     """Enters rows that ended.
 
     Args:
-      collected: tokens [R, T], log-probs [R, T], lengths [R], stopped [R].
+      collected: tokens and log-probs [R, T], plain log-probs [R, T] or None
+        where they are the same, lengths [R], stopped [R].
       owned: row -> (index of its request, number of the completion in it).
     """
-    tokens_RxT, logprobs_RxT, lengths_R, stopped_R = collected
+    tokens_RxT, logprobs_RxT, plain_RxT, lengths_R, stopped_R = collected
+    if plain_RxT is not None and self._plain is None:
+      self._plain = [np.zeros_like(array) for array in self._logprobs]
     for row, (index, sample) in owned.items():
       self._tokens[index][sample] = tokens_RxT[row]
       self._logprobs[index][sample] = logprobs_RxT[row]
+      if plain_RxT is not None:
+        self._plain[index][sample] = plain_RxT[row]
       self._lengths[index][sample] = lengths_R[row]
       self._stopped[index][sample] = stopped_R[row]
 
   def completions(self, version: int) -> list[types.Completions]:
     """Returns the completions by request, all of one version."""
+    plain = self._logprobs if self._plain is None else self._plain
     return [
-        types.Completions(
-            tokens=tokens_SxT,
-            lengths=lengths_S,
-            logprobs=logprobs_SxT,
-            stopped=stopped_S,
-            versions=np.full(len(lengths_S), version, np.int32),
-        )
-        for tokens_SxT, lengths_S, logprobs_SxT, stopped_S in zip(
-            self._tokens, self._lengths, self._logprobs, self._stopped
-        )
+        self._completion(index, plain[index], version)
+        for index in range(len(self._tokens))
     ]
+
+  def _completion(
+      self, index: int, plain_SxT: np.ndarray, version: int
+  ) -> types.Completions:
+    tokens_SxT, lengths_S = self._tokens[index], self._lengths[index]
+    stopped_S, cut_S = self._stopped[index], self._cut[index]
+    sampled_SxT = np.arange(tokens_SxT.shape[1]) < lengths_S[:, None]
+    ended_S = np.where(cut_S, "stop_string", "length")
+    return types.Completions(
+        tokens=tokens_SxT,
+        lengths=lengths_S,
+        logprobs=self._logprobs[index],
+        plain_logprobs=plain_SxT,
+        stopped=stopped_S,
+        finish_reasons=np.where(stopped_S, "stop", ended_S),
+        versions=np.full(len(lengths_S), version, np.int32),
+        token_versions=np.where(sampled_SxT, version, -1).astype(np.int32),
+    )

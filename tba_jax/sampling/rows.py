@@ -48,6 +48,13 @@ class Settings:
   min_p: float = 0.0
   stop_ids: tuple[int, ...] = ()
 
+  @property
+  def is_plain(self) -> bool:
+    """Whether what is sampled from is the tempered model itself."""
+    return self.temperature > 0 and (
+        (self.top_k, self.top_p, self.min_p) == (0, 1, 0)
+    )
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +67,9 @@ class DecodeState:
   key_data: [R, 2] uint32, the row's random key.
   tokens: [R, T] int32, sampled so far.
   logprobs: [R, T] float32, nats, of the sampled tokens.
+  plain_logprobs: [R, T] float32, nats, under the tempered model; None where
+    that is what is sampled from.
+  limits: [R] int32, tokens at which the row ends, unstopped.
   last_token: [R] int32, sampled last and not yet fed to the model.
   lengths: [R] int32, tokens sampled so far, at least 1 in a row in use.
   stopped: [R] bool, the stop token was sampled.
@@ -71,6 +81,8 @@ class DecodeState:
   key_data: jax.Array
   tokens: jax.Array
   logprobs: jax.Array
+  plain_logprobs: jax.Array | None
+  limits: jax.Array
   last_token: jax.Array
   lengths: jax.Array
   stopped: jax.Array
@@ -89,6 +101,10 @@ def empty_state(
       key_data=jnp.zeros((R, 2), jnp.uint32),
       tokens=jnp.zeros((R, T), jnp.int32),
       logprobs=jnp.zeros((R, T), jnp.float32),
+      plain_logprobs=(
+          None if settings.is_plain else jnp.zeros((R, T), jnp.float32)
+      ),
+      limits=jnp.zeros((R,), jnp.int32),
       last_token=jnp.zeros((R,), jnp.int32),
       lengths=jnp.ones((R,), jnp.int32),
       stopped=jnp.zeros((R,), bool),
@@ -105,6 +121,7 @@ def refill(
     mask_BxP: jax.Array,
     slot_R: jax.Array,
     ids_Rx4: jax.Array,
+    limit_R: jax.Array,
 ) -> DecodeState:
   """Starts rows: the prompt's cache, the random key and the first token.
 
@@ -117,6 +134,7 @@ def refill(
     mask_BxP: [B, P] float32, of the prefilled prompts.
     slot_R: [R] int32, the row's prompt in the prefill; -1: not started.
     ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index of the row.
+    limit_R: [R] int32, tokens at which the row ends, 1 to T.
 
   Returns:
     The state; a row whose first token ends it is not active.
@@ -129,19 +147,18 @@ def refill(
   )
   key_data_Rx2 = _row_keys(ids_Rx4)
   start_R = jnp.zeros_like(slot_R)
-  token_R, logprob_R = _draw(
-      settings, logits_BxV[slot_R], key_data_Rx2, start_R
-  )
+  drawn = _draw(settings, logits_BxV[slot_R], key_data_Rx2, start_R)
   state = dataclasses.replace(
       state,
       cache=cache,
       prompt_mask=select(mask_BxP[slot_R], state.prompt_mask),
       key_data=select(key_data_Rx2, state.key_data),
+      limits=select(limit_R, state.limits),
       lengths=select(start_R, state.lengths),
       stopped=state.stopped & ~new_R,
       active=state.active | new_R,
   )
-  return _append(settings, state, new_R, token_R, logprob_R)
+  return _append(settings, state, new_R, *drawn)
 
 
 def decode_chunk(
@@ -182,10 +199,8 @@ def decode_chunk(
         settings.max_prompt_tokens + last_R,
     )
     state = dataclasses.replace(state, cache=cache)
-    token_R, logprob_R = _draw(
-        settings, logits_RxV, state.key_data, state.lengths
-    )
-    state = _append(settings, state, state.active, token_R, logprob_R)
+    drawn = _draw(settings, logits_RxV, state.key_data, state.lengths)
+    state = _append(settings, state, state.active, *drawn)
     return step + 1, state
 
   def unfinished(carry):
@@ -196,14 +211,41 @@ def decode_chunk(
   return state, ~state.active
 
 
+def cut(state: DecodeState, cut_R: jax.Array) -> tuple[DecodeState, jax.Array]:
+  """Ends rows after fewer tokens than they have.
+
+  Args:
+    state: of the rows; those with cut_R < 0 stay as they are.
+    cut_R: [R] int32, tokens to keep, at least 1.
+
+  Returns:
+    The state, and [R] bool, True in the rows that are not active.
+  """
+  is_cut_R = cut_R >= 0
+  # A row that ended feeds its last token again, now in the column of the last
+  # one kept: what is there is not read any more.
+  state = dataclasses.replace(
+      state,
+      lengths=jnp.where(is_cut_R, cut_R, state.lengths),
+      stopped=state.stopped & ~is_cut_R,
+      active=state.active & ~is_cut_R,
+  )
+  return state, ~state.active
+
+
 def collect(
     settings: Settings, state: DecodeState
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-  """Returns tokens and log-probs, [R, T], lengths and stopped, [R], as new."""
+) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array, jax.Array]:
+  """Returns tokens, log-probs and plain ones, [R, T], lengths, stopped, [R].
+
+  All are new arrays; the plain log-probs are None where the state has none.
+  """
   sampled_RxT = _columns(state) < state.lengths[:, None]
+  plain_RxT = state.plain_logprobs
   return (
       jnp.where(sampled_RxT, state.tokens, settings.pad_id),
       jnp.where(sampled_RxT, state.logprobs, 0.0),
+      None if plain_RxT is None else jnp.where(sampled_RxT, plain_RxT, 0.0),
       # Copies: the state's own buffers are given to the next program.
       jnp.copy(state.lengths),
       jnp.copy(state.stopped),
@@ -231,8 +273,11 @@ def _draw(
     logits_RxV: jax.Array,
     key_data_Rx2: jax.Array,
     position_R: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-  """Returns the tokens at `position_R` and their log-probs, both [R]."""
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+  """Returns the tokens at `position_R`, their log-probs, the plain ones, [R].
+
+  The last is None where both are the same.
+  """
   keys_R = jax.random.wrap_key_data(key_data_Rx2, impl=_RNG_IMPL)
   folded_R = jax.vmap(jax.random.fold_in)(keys_R, position_R)
   # The folded key is itself 64 random bits; 24 of them fill a float in [0, 1).
@@ -245,7 +290,13 @@ def _draw(
       top_p=settings.top_p,
       min_p=settings.min_p,
   )
-  return logits_lib.sample(logprobs_RxV, uniform_R)
+  token_R, logprob_R = logits_lib.sample(logprobs_RxV, uniform_R)
+  if settings.is_plain:
+    return token_R, logprob_R, None
+  plain_R = logits_lib.plain_logprob(
+      logits_RxV, token_R, temperature=settings.temperature
+  )
+  return token_R, logprob_R, plain_R
 
 
 def _append(
@@ -254,6 +305,7 @@ def _append(
     rows_R: jax.Array,
     token_R: jax.Array,
     logprob_R: jax.Array,
+    plain_R: jax.Array | None,
 ) -> DecodeState:
   """Writes the next token of `rows_R` and ends the rows that it completes."""
   here_RxT = (_columns(state) == state.lengths[:, None]) & rows_R[:, None]
@@ -262,11 +314,14 @@ def _append(
   stop_ids = [i for i in (settings.eos_id, *settings.stop_ids) if i is not None]
   for stop_id in stop_ids:
     stopped_R = stopped_R | (rows_R & (token_R == stop_id))
-  full_R = lengths_R >= settings.max_completion_tokens
+  full_R = lengths_R >= state.limits
+  write = lambda old_RxT, new_R: jnp.where(here_RxT, new_R[:, None], old_RxT)
+  plain_RxT = state.plain_logprobs
   return dataclasses.replace(
       state,
-      tokens=jnp.where(here_RxT, token_R[:, None], state.tokens),
-      logprobs=jnp.where(here_RxT, logprob_R[:, None], state.logprobs),
+      tokens=write(state.tokens, token_R),
+      logprobs=write(state.logprobs, logprob_R),
+      plain_logprobs=None if plain_RxT is None else write(plain_RxT, plain_R),
       last_token=jnp.where(rows_R, token_R, state.last_token),
       lengths=lengths_R,
       stopped=stopped_R,

@@ -1,0 +1,30 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Where the arrays of a sampler lie."""
+
+import jax
+
+from tba_jax import types
+
+
+def of_params(params: types.PyTree) -> jax.sharding.Sharding:
+  """Returns where the sampler's own arrays lie: with the params, replicated."""
+  for leaf in jax.tree.leaves(params):
+    sharding = getattr(leaf, "sharding", None)
+    if isinstance(sharding, jax.sharding.NamedSharding):
+      return jax.sharding.NamedSharding(
+          sharding.mesh, jax.sharding.PartitionSpec()
+      )
+    if sharding is not None:
+      return sharding
+  return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+
+def put(params: types.PyTree, place: jax.sharding.Sharding) -> types.PyTree:
+  """Returns the params as device arrays; those that are lie where they lay."""
+  # An array that was never put anywhere counts as another kind of input, and
+  # would be compiled for once more.
+  return jax.tree.map(
+      lambda leaf: jax.device_put(leaf, getattr(leaf, "sharding", place)),
+      params,
+  )

@@ -1,0 +1,161 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How completions end, and their log-probs under the model as it is."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import numpy as np
+
+from tba_jax.sampling import decode
+from tests import fakes
+
+_V, _T = 6, 8
+_PIECES = ["<pad>", "<eos>", "a", "ab", "b", "\n"]
+
+
+def _text(ids) -> str:
+  return "".join(_PIECES[i] for i in ids)
+
+
+def _sampler(model, **changes) -> decode.Sampler:
+  settings = dict(
+      temperature=1.0,
+      top_k=0,
+      top_p=1.0,
+      max_prompt_tokens=3,
+      max_completion_tokens=_T,
+      num_rows=8,
+      chunk_steps=2,
+      eos_id=1,
+      pad_id=0,
+      seed=0,
+  )
+  return decode.Sampler(model, **{**settings, **changes})
+
+
+class EndingsTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.model = fakes.FakeModel(_V, 12)
+    cls.params = cls.model.init(jax.random.key(3))
+    # All tokens about as likely, the stop token less.
+    cls.params = jax.tree.map(lambda x: 0.2 * x, cls.params)
+    cls.params["bias"] = cls.params["bias"].at[1].set(-1.0)
+    cls.requests = [
+        decode.Request(np.array(prompt), index, 0, 11)
+        for index, prompt in enumerate([[2], [3, 4], [5, 2, 4]])
+    ]
+    cls.sampler = _sampler(cls.model)
+    cls.whole = cls.sample(cls, cls.sampler)
+
+  def sample(self, sampler, requests=None):
+    return sampler.sample(self.params, requests or self.requests, version=5)
+
+  @parameterized.parameters(1, 5)
+  def test_stop_strings(self, chunk_steps):
+    strings = ["bab", "\na"]
+    found = self.sample(
+        _sampler(
+            self.model,
+            chunk_steps=chunk_steps,
+            stop_strings=strings,
+            text_fn=_text,
+        )
+    )
+    reasons = []
+    for cut, whole in zip(found, self.whole):
+      for sample, tokens in enumerate(whole.tokens):
+        length, stopped = whole.lengths[sample], whole.stopped[sample]
+        reason = "stop" if stopped else "length"
+        for end in range(1, length - stopped + 1):
+          if any(string in _text(tokens[:end]) for string in strings):
+            length, stopped, reason = end, False, "stop_string"
+            break
+        reasons.append(reason)
+        self.assertEqual(cut.lengths[sample], length)
+        self.assertEqual(cut.stopped[sample], stopped)
+        self.assertEqual(cut.finish_reasons[sample], reason)
+        for array, other, fill in (
+            (cut.tokens, whole.tokens, 0),
+            (cut.logprobs, whole.logprobs, 0.0),
+            (cut.token_versions, whole.token_versions, -1),
+        ):
+          np.testing.assert_array_equal(
+              array[sample, :length], other[sample, :length]
+          )
+          np.testing.assert_array_equal(array[sample, length:], fill)
+    self.assertGreater(
+        min(reasons.count(r) for r in ("stop", "stop_string", "length")), 2
+    )
+
+  def test_no_text_no_stop_strings(self):
+    for changes in ({"stop_strings": ["a"]}, {"stop_strings": [""]}):
+      with self.assertRaisesRegex(ValueError, "stop_strings=.*not empty"):
+        _sampler(self.model, **changes)
+
+  def test_max_tokens_of_a_request(self):
+    limits = [3, None, 1]
+    requests = [
+        decode.Request(r.prompt_tokens, r.prompt_id, 0, 11, max_tokens=limit)
+        for r, limit in zip(self.requests, limits)
+    ]
+    all_found = self.sample(self.sampler, requests)
+    for found, whole, limit in zip(all_found, self.whole, limits):
+      limit = limit or _T
+      lengths = np.minimum(whole.lengths, limit)
+      np.testing.assert_array_equal(found.lengths, lengths)
+      kept = np.arange(_T) < lengths[:, None]
+      np.testing.assert_array_equal(found.tokens, whole.tokens * kept)
+      np.testing.assert_array_equal(found.logprobs, whole.logprobs * kept)
+      stopped = whole.stopped & (whole.lengths <= limit)
+      np.testing.assert_array_equal(found.stopped, stopped)
+      np.testing.assert_array_equal(
+          found.finish_reasons, np.where(stopped, "stop", "length")
+      )
+    for limit in (0, _T + 1):
+      wrong = decode.Request(np.array([2]), 7, 0, 1, max_tokens=limit)
+      with self.assertRaisesRegex(
+          ValueError, f"prompt 7: max_tokens={limit}: allowed 1 to .*=8"
+      ):
+        self.sample(self.sampler, [wrong])
+
+  @parameterized.parameters(
+      {"temperature": 0.7, "top_k": 3},
+      {"temperature": 0.0},
+  )
+  def test_plain_logprobs(self, **settings):
+    found = self.sample(_sampler(self.model, **settings))
+    differ = 0.0
+    for request, completions in zip(self.requests, found):
+      for tokens, length, plain, exact in zip(
+          completions.tokens,
+          completions.lengths,
+          completions.plain_logprobs,
+          completions.logprobs,
+      ):
+        seen = list(request.prompt_tokens)
+        np.testing.assert_array_equal(plain[length:], 0.0)
+        for position, token in enumerate(tokens[:length]):
+          temperature = settings["temperature"] or 1.0
+          expected_V = fakes.next_logprobs(self.params, seen, temperature)
+          self.assertAlmostEqual(plain[position], expected_V[token], places=4)
+          differ = max(differ, exact[position] - plain[position])
+          seen.append(token)
+    # What was dropped makes the tokens kept likelier.
+    self.assertGreater(differ, 0.1)
+
+  def test_one_version_and_nothing_dropped(self):
+    for found in self.whole:
+      np.testing.assert_array_equal(found.plain_logprobs, found.logprobs)
+      sampled = np.arange(_T) < found.lengths[:, None]
+      np.testing.assert_array_equal(
+          found.token_versions, np.where(sampled, 5, -1)
+      )
+      np.testing.assert_array_equal(found.versions, [5] * 11)
+
+
+if __name__ == "__main__":
+  absltest.main()
