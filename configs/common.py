@@ -151,6 +151,18 @@ def get_config() -> ml_collections.ConfigDict:
       chunk_steps=8,  # decode steps between refills of finished rows
   )
 
+  # Where completions get their rewards: docs/your_task.md.
+  c.reward = d(
+      # "process": in the role itself, for rewards that are fast and never hang;
+      # "pool": in worker processes of each role, which may be killed.
+      where="process",
+      num_workers=2,  # of the pool
+      deadline_s=10.0,  # of one completion, from when a worker has it
+      start_deadline_s=60.0,  # of a worker's start
+      memory_mb=0,  # address space of a worker; 0 = not limited
+      fallback=0.0,  # reward of a completion that could not be judged
+  )
+
   c.search = d(
       num_searchers=1,
       prompts_per_round=32,

@@ -59,6 +59,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "publish.carrier": ("store",),
     "reference.mode": ("fixed", "reset", "ema"),
     "replay.selection": ("uniform", "reward"),
+    "reward.where": ("process", "pool"),
     "tokenizer.bos": ("auto", "always", "never"),
 }
 
@@ -153,7 +154,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " evaluate.batch_prompts checkpoint.every_steps checkpoint.keep"
         " log.every_steps log.profile_first_step"
         " generate.num_completions generate.batch_lines"
-        " reference.every_steps rounds.passes",
+        " reference.every_steps reward.num_workers rounds.passes",
     ),
     (
         _at_least(0),
@@ -162,7 +163,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " sft.warmup_steps sampling.top_k search.lead_steps"
         " loss.beta_decay_steps loss.beta_stop_steps optimizer.warmup_steps"
         " rounds.mini_batches optimizer.stable_steps optimizer.decay_steps"
-        " train.per_round_steps"
+        " reward.memory_mb train.per_round_steps"
         " replay.reward_temperature_decay_steps"
         " replay.warm_start_completions log.num_samples"
         " log.profile_num_steps",
@@ -179,6 +180,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " optimizer.epsilon"
         " replay.reward_temperature replay.reward_temperature_final"
         " replay.max_segment_mb guards.max_kl"
+        " reward.deadline_s reward.start_deadline_s"
         " guards.max_logprob_gap store.deadline_s store.probe_timeout_s",
     ),
     (
@@ -188,6 +190,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " train.wall_clock_limit_s guards.min_entropy",
     ),
     (_FROM_0_TO_1, "replay.recent_fraction"),
+    ((lambda v: math.isfinite(v), "allowed a number"), "reward.fallback"),
     ((lambda v: v in (0, 1), "allowed 0 or 1"), "rounds.lag_rounds"),
     (_AT_LEAST_1, "model.rope_factor"),
     (

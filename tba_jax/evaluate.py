@@ -22,9 +22,9 @@ import ml_collections
 import rich.console
 import rich.table
 
-from tba_jax import evaluator as evaluator_lib
 from tba_jax import jsonl
 from tba_jax import model_source
+from tba_jax import parts
 from tba_jax import policy as policy_lib
 from tba_jax import processes
 from tba_jax import run_directory
@@ -149,19 +149,15 @@ def _evaluate(
     version: int,
 ) -> dict[str, Any]:
   """Returns the evaluator's metrics on the held-out split."""
-  evaluator = evaluator_lib.Evaluator(
-      policy.task,
-      policy.tokenizer,
-      policy_lib.make_evaluation_sampler(config, policy),
-      split=tasks_base.HELD_OUT,
-      num_completions=config.evaluate.num_completions,
-      batch_prompts=config.evaluate.batch_prompts,
-  )
+  evaluator = parts.make_evaluator(config, policy)
   num_prompts = min(
       config.evaluate.final_prompts,
       policy.task.num_prompts(tasks_base.HELD_OUT),
   )
-  return evaluator.run(params, num_prompts, version=version)
+  try:
+    return evaluator.run(params, num_prompts, version=version)
+  finally:
+    evaluator.close()
 
 
 def _cell(value: Any, stderr: Any) -> str:

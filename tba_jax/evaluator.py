@@ -6,7 +6,8 @@ The same prompts get the same random numbers in every call, so a difference
 between two versions of the params is not one between two draws of prompts.
 """
 
-from collections.abc import Callable
+import collections
+from collections.abc import Callable, Iterator
 import math
 from typing import Any
 import zlib
@@ -15,6 +16,7 @@ import numpy as np
 
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax import types
+from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.tasks import base
 
@@ -37,6 +39,7 @@ class Evaluator:
       task: base.Task,
       tokenizer: tokenizer_lib.Tokenizer,
       sampler: decode.Sampler,
+      judge: judges.Judge,
       *,
       split: str,
       num_completions: int,
@@ -45,9 +48,11 @@ class Evaluator:
     """Makes an evaluator.
 
     Args:
-      task: prompts, rewards and the identity of right solutions.
+      task: prompts.
       tokenizer: of prompts and completions.
       sampler: as trained with, or greedy with one completion a prompt.
+      judge: says of each completion what it is worth and whether it is right;
+        closed with this.
       split: "train" or "held_out".
       num_completions: k, completions of each prompt.
       batch_prompts: prompts sampled in one call of the sampler; `should_stop`
@@ -66,10 +71,15 @@ class Evaluator:
     self._task = task
     self._tokenizer = tokenizer
     self._sampler = sampler
+    self._judge = judge
     self._split = split
     self._num_completions = num_completions
     self._batch_prompts = batch_prompts
     self._visit = _FIRST_VISIT + zlib.crc32(split.encode()) % _FIRST_VISIT
+
+  def close(self) -> None:
+    """Ends the judge's workers."""
+    self._judge.close()
 
   def run(
       self,
@@ -104,6 +114,7 @@ class Evaluator:
       mean_length: tokens of a completion, stop token included.
       stop_rate: share of completions that ended with the stop token.
       num_prompts, version: as given.
+      reward_failures: completions without a reward of the task's, by cause.
       samples: some completions, as `samples.jsonl` holds them.
 
     Raises:
@@ -147,41 +158,71 @@ class Evaluator:
         for index, text in zip(indices, texts)
     ]
     sampled = self._sampler.sample(params, requests, version=version)
+    texts_BxS = [
+        [
+            self._tokenizer.decode_completion(
+                tokens, int(length), bool(stopped)
+            )
+            for tokens, length, stopped in zip(
+                found.tokens, found.lengths, found.stopped
+            )
+        ]
+        for found in sampled
+    ]
+    # All at once, so that the workers of a pool share them.
+    judged = iter(
+        self._judge.judge(
+            [
+                judges.Request(self._split, index, completion)
+                for index, completions in zip(indices, texts_BxS)
+                for completion in completions
+            ]
+        )
+    )
     return [
-        self._judge(index, text, completions)
-        for index, text, completions in zip(indices, texts, sampled)
+        self._record(index, text, found, completions, judged)
+        for index, text, found, completions in zip(
+            indices, texts, sampled, texts_BxS
+        )
     ]
 
-  def _judge(
-      self, index: int, text: str, completions: types.Completions
+  def _record(
+      self,
+      index: int,
+      text: str,
+      found: types.Completions,
+      completions: list[str],
+      judged: Iterator[base.Judgement],
   ) -> dict[str, Any]:
-    """Returns the record of one prompt."""
+    """Returns the record of one prompt; takes its judgements."""
     samples, keys = [], []
-    for sample in range(self._num_completions):
-      length = int(completions.lengths[sample])
-      tokens = completions.tokens[sample, :length].tolist()
-      completion = self._tokenizer.decode_completion(
-          tokens, length, bool(completions.stopped[sample])
-      )
-      keys.append(self._task.solution_key(self._split, index, completion))
+    failures = collections.Counter()
+    for sample, completion in enumerate(completions):
+      length = int(found.lengths[sample])
+      tokens = found.tokens[sample, :length].tolist()
+      judgement = next(judged)
+      keys.append(judgement.key)
+      if judgement.failure:
+        failures[judgement.failure] += 1
       samples.append(
           {
               "prompt": text,
               "prompt_id": index,
               "completion": completion,
-              "reward": self._task.reward(self._split, index, completion),
-              "version": int(completions.versions[sample]),
+              "reward": judgement.reward,
+              "version": int(found.versions[sample]),
               "tokens": self._tokenizer.tokens(tokens),
-              "logprobs": completions.logprobs[sample, :length].tolist(),
+              "logprobs": found.logprobs[sample, :length].tolist(),
           }
       )
     right = [key for key in keys if key is not None]
     return {
         "num_correct": len(right),
         "num_distinct": len(set(right)),
+        "failures": failures,
         "rewards": [sample["reward"] for sample in samples],
-        "lengths": completions.lengths,
-        "stopped": completions.finish_reasons != "length",
+        "lengths": found.lengths,
+        "stopped": found.finish_reasons != "length",
         "samples": samples,
     }
 
@@ -217,7 +258,7 @@ def summarize(
 
   Args:
     prompts: at least one record with `num_correct`, `num_distinct`, and, of
-      each completion, `rewards`, `lengths` and `stopped`.
+      each completion, `rewards`, `lengths` and `stopped`; `failures` by cause.
     num_completions: k, of each prompt.
   """
   n = num_completions
@@ -241,6 +282,9 @@ def summarize(
       "mean_length": mean("lengths"),
       "stop_rate": mean("stopped"),
       "num_prompts": len(prompts),
+      "reward_failures": dict(
+          sum((p["failures"] for p in prompts), collections.Counter())
+      ),
   }
 
 

@@ -287,6 +287,10 @@ def final_table(summary: Mapping[str, Any]) -> rich.table.Table:
       ("restarts", counts or "none"),
       ("ledger", "–" if closed is None else "closed" if closed else "OPEN"),
   )
+  failed = _mapping(summary.get("reward_failures"))
+  if failed:
+    text = ", ".join(f"{n} {_safe(cause)}" for cause, n in failed.items())
+    rows += (("completions not judged", text),)
   for name, value in rows:
     style = "bold red" if value == "OPEN" else ""
     table.add_row(name, "", rich.text.Text(value, style), "")

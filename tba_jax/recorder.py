@@ -12,11 +12,15 @@ import numpy as np
 
 from tba_jax import jsonl
 from tba_jax import metrics as metrics_lib
+from tba_jax import reward_log
 from tba_jax import writers as writers_lib
 from tba_jax.replay import draw as draw_lib
 from tba_jax.replay import service as service_lib
 
 _STATUS_EVERY_S = 1.0
+# Of the training loop, over all of the run's processes.
+_TOTALS = ("wall_s", "train_s", "generate_s", "staleness_sum", "trained",
+           "loop_completions")  # fmt: skip
 
 
 class Recorder:
@@ -80,13 +84,13 @@ class Recorder:
         "started": time.time(),
     }
     self._status_at = 0.0
-    # Totals of the training loop, over all of the run's processes.
     self._wall_s = 0.0
     self._train_s = 0.0
     self._generate_s = 0.0
     self._staleness_sum = 0.0
     self._trained = 0
     self._loop_completions = 0
+    self._rewards = reward_log.RewardLog()
     self._busy_seen: dict[str, float] = {}
     self._completions_seen: dict[str, int] = {}
     self._loop_started = False
@@ -153,6 +157,7 @@ class Recorder:
           f"replay/{name}": value
           for name, value in {**draw.stats(), **service.buffer.stats()}.items()
       }
+      record |= {f"reward/{k}": v for k, v in self._rewards.take().items()}
       self._metrics.write(step, record)
     self._status.update(
         phase="train",
@@ -234,6 +239,7 @@ class Recorder:
         ),
         "staleness_mean": self._staleness_sum / max(self._trained, 1),
         "ledger_closed": ledger["closed"],
+        "reward_failures": self._rewards.failures,
         **{
             name: {
                 key: value
@@ -251,27 +257,20 @@ class Recorder:
       writer.close()
 
   def get_state(self) -> dict[str, Any]:
-    return {
-        "wall_s": self._wall_s,
-        "train_s": self._train_s,
-        "generate_s": self._generate_s,
-        "staleness_sum": self._staleness_sum,
-        "trained": self._trained,
-        "loop_completions": self._loop_completions,
-    }
+    totals = {name: getattr(self, f"_{name}") for name in _TOTALS}
+    return {**totals, "rewards": self._rewards.get_state()}
 
   def set_state(self, state: dict[str, Any]) -> None:
-    self._wall_s = state["wall_s"]
-    self._train_s = state["train_s"]
-    self._generate_s = state["generate_s"]
-    self._staleness_sum = state["staleness_sum"]
-    self._trained = state["trained"]
-    self._loop_completions = state["loop_completions"]
+    for name in _TOTALS:
+      setattr(self, f"_{name}", state[name])
+    if "rewards" in state:  # Older checkpoints have none.
+      self._rewards.set_state(state["rewards"])
 
   def _account(self) -> dict[str, float]:
     """Adds what passed since the last call to the loop's totals."""
     seconds, elapsed_s = self._clock.take()
     leases = self._leases()
+    self._rewards.add(leases)
     busy_s, completions = 0.0, 0
     for sid, lease in leases.items():
       seen = float(lease["stats"].get("busy_s", 0.0))

@@ -23,7 +23,6 @@ from tba_jax import processes
 from tba_jax import publication
 from tba_jax import recorder as recorder_lib
 from tba_jax import reference as reference_lib
-from tba_jax import rounds
 from tba_jax import run_directory
 from tba_jax import searcher as searcher_lib
 from tba_jax import sharding
@@ -37,6 +36,7 @@ from tba_jax.replay import journal as journal_lib
 from tba_jax.replay import outbox as outbox_lib
 from tba_jax.replay import packing
 from tba_jax.replay import service as service_lib
+from tba_jax.rewards import build as rewards_build
 from tba_jax.transport import kv_client
 
 _PARTITION = 0
@@ -108,8 +108,10 @@ def run_searcher(
       lease_s=config.search.lease_s,
       on_event=on_event,
   )
+  judge = rewards_build.make_judge(config, policy.task, on_event)
   searcher_lib.Searcher(
       task=policy.task,
+      judge=judge,
       tokenizer=policy.tokenizer,
       sampler=policy_lib.make_sampler(
           config, policy, num_rows=config.sampling.num_rows
@@ -123,6 +125,7 @@ def run_searcher(
   ).run(stop.is_set)
   # Read before `close`: a signal alone is no word of the trainer's.
   done = outbox.stop_requested
+  judge.close()
   flushed = outbox.close(_FLUSH_S)
   puller.close()
   spans.close()
@@ -189,6 +192,8 @@ class _Trainer:
         on_event=on_event,
     )
     self._closers.append(publisher.close)
+    evaluator = parts.make_evaluator(config, policy, on_event)
+    self._closers.append(evaluator.close)
     drain.start()
     return trainer_lib.Trainer(
         state=state,
@@ -200,10 +205,10 @@ class _Trainer:
         publisher=publisher,
         checkpointer=checkpointer,
         journal=journal,
-        evaluator=parts.make_evaluator(config, policy),
+        evaluator=evaluator,
         guards=guards,
         recorder=recorder,
-        periods=_periods(config),
+        periods=parts.make_periods(config),
         applied_history=[tuple(p) for p in saved.get("applied_history", ())],
         stopped_by=_stopped_by(config, saved),
     )
@@ -319,21 +324,6 @@ def _stopped_by(
   # A run that is made longer goes on in spite of what had stopped it.
   same = saved.get("num_steps") == config.train.num_steps
   return saved.get("stopped_by") if same else None
-
-
-def _periods(config: ml_collections.ConfigDict) -> trainer_lib.Periods:
-  return trainer_lib.Periods(
-      num_steps=config.train.num_steps,
-      num_prompts=config.train.prompts_per_batch,
-      num_completions=config.train.completions_per_prompt,
-      publish_every=config.publish.every_steps,
-      checkpoint_every=config.checkpoint.every_steps,
-      evaluate_every=config.evaluate.every_steps,
-      evaluate_prompts=config.evaluate.num_prompts,
-      final_prompts=config.evaluate.final_prompts,
-      wall_clock_limit_s=config.train.wall_clock_limit_s,
-      publish_late=rounds.keep_params(config),
-  )
 
 
 def _transport_maker(

@@ -14,6 +14,7 @@ from tba_jax import publication
 from tba_jax import types
 from tba_jax import versions
 from tba_jax.replay import outbox as outbox_lib
+from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.tasks import base as tasks_base
 
@@ -27,6 +28,7 @@ class Searcher:
       self,
       *,
       task: tasks_base.Task,
+      judge: judges.Judge,
       tokenizer: Any,
       sampler: decode.Sampler,
       puller: publication.Puller,
@@ -39,7 +41,8 @@ class Searcher:
     """Takes the parts; `run` starts.
 
     Args:
-      task: prompts and reward.
+      task: prompts.
+      judge: of the completions.
       tokenizer: of the policy.
       sampler: compiled at the first params.
       puller: of versions.
@@ -50,6 +53,7 @@ class Searcher:
       clock: busy seconds by kind, which the spans feed.
     """
     self._task = task
+    self._judge = judge
     self._tokenizer = tokenizer
     self._sampler = sampler
     self._puller = puller
@@ -125,6 +129,7 @@ class Searcher:
           self._params, requests, version=version
       )
     with self._spans.span("reward"):
+      rewards_PxS = self._rewards(block, completions)
       return [
           types.Group(
               prompt_id=prompt_id,
@@ -135,23 +140,28 @@ class Searcher:
               completion_lengths=found.lengths,
               stopped=found.stopped,
               behavior_logprobs=found.logprobs,
-              rewards=self._rewards(prompt_id, found),
+              rewards=rewards_S,
               versions=found.versions,
               epoch=epoch,
           )
-          for (position, prompt_id, visit), request, found in zip(
-              block.prompts, requests, completions, strict=True
+          for (position, prompt_id, visit), request, found, rewards_S in zip(
+              block.prompts, requests, completions, rewards_PxS, strict=True
           )
       ]
 
   def _rewards(
-      self, prompt_id: int, completions: types.Completions
+      self, block: outbox_lib.Block, completions: Sequence[types.Completions]
   ) -> np.ndarray:
-    texts = decode_texts(self._tokenizer, completions)
-    return np.asarray(
-        [self._task.reward(SPLIT, prompt_id, text) for text in texts],
-        np.float32,
-    )
+    """Returns [P, S] rewards of a block, judged together."""
+    requests = [
+        judges.Request(SPLIT, prompt_id, text)
+        for (_, prompt_id, _), found in zip(
+            block.prompts, completions, strict=True
+        )
+        for text in decode_texts(self._tokenizer, found)
+    ]
+    rewards = [judgement.reward for judgement in self._judge.judge(requests)]
+    return np.asarray(rewards, np.float32).reshape(len(block.prompts), -1)
 
   def _tokens_of(self, prompt_id: int) -> np.ndarray:
     if prompt_id not in self._prompt_tokens:
@@ -177,6 +187,7 @@ class Searcher:
             "wall_s": wall_s,
             "busy_share": metrics.busy_share(seconds, wall_s),
             "refused_versions": self._puller.stats.refused,
+            "rewards": self._judge.totals(),
         }
     )
 

@@ -27,6 +27,7 @@ from tba_jax import checkpoint as checkpoint_lib
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import metrics as metrics_lib
 from tba_jax import objective
+from tba_jax import parts
 from tba_jax import policy as policy_lib
 from tba_jax import processes
 from tba_jax import sft_examples
@@ -254,14 +255,7 @@ def _make_evaluate(
     stop: threading.Event,
 ) -> Callable[[types.PyTree, int], dict[str, float]]:
   """Returns (params, step) -> metrics on held-out prompts, {} once stopped."""
-  evaluator = evaluator_lib.Evaluator(
-      policy.task,
-      policy.tokenizer,
-      policy_lib.make_evaluation_sampler(config, policy),
-      split=tasks_base.HELD_OUT,
-      num_completions=config.evaluate.num_completions,
-      batch_prompts=config.evaluate.batch_prompts,
-  )
+  evaluator = parts.make_evaluator(config, policy)
 
   num_prompts = min(
       config.evaluate.num_prompts, policy.task.num_prompts(tasks_base.HELD_OUT)

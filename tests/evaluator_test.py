@@ -11,6 +11,7 @@ import numpy as np
 
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import types
+from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tests import fakes
 
@@ -59,10 +60,12 @@ _SCRIPT = {
 
 def _make(sampler, task=None, **changes) -> evaluator_lib.Evaluator:
   settings = dict(split="held_out", num_completions=4, batch_prompts=2)
+  task = task or fakes.FakeTask(_RIGHT)
   return evaluator_lib.Evaluator(
-      task or fakes.FakeTask(_RIGHT),
+      task,
       fakes.FakeTokenizer(),
       sampler,
+      judges.InProcess(task, fallback=0.0),
       **{**settings, **changes},
   )
 

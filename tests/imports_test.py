@@ -17,7 +17,7 @@ _PACKAGE = _ROOT / "tba_jax"
 _RINGS = {
     0: """
         config_ranges config_relations guards host_state jsonl logprobs metrics
-        processes rounds schedules sharding tokenizer types
+        processes reward_log rounds schedules sharding tokenizer types
     """,
     1: """
         forward line_program losses/* models/* prompts replay/* sampling/*
@@ -26,7 +26,8 @@ _RINGS = {
     2: """
         batch_metrics checkpoint config_args ledger objective optimizer
         reference replay/intake replay/journal replay/packing report/*
-        run_directory sampling/decode sampling/rows run_state versions writers
+        rewards/* run_directory sampling/decode sampling/rows run_state versions
+        writers
     """,
     3: """
         batches enumerable evaluator policy publication replay/drain
@@ -51,9 +52,9 @@ _MAX_DEPTH = 7
 _WITHOUT_JAX = """
     children config_args config_ranges config_relations jsonl line_program main
     metrics models/config models/hf_config models/hf_names panel panel_view
-    processes prompts report/* run_directory run_state store supervise tasks/*
-    transport/base transport/in_process transport/kv_host transport/locator
-    transport/spool transport/wire validate
+    processes prompts report/* rewards/* run_directory run_state store supervise
+    tasks/* transport/base transport/in_process transport/kv_host
+    transport/locator transport/spool transport/wire validate
 """
 _JAX_PACKAGES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 

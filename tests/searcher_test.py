@@ -16,6 +16,7 @@ from tba_jax import publication
 from tba_jax import searcher as searcher_lib
 from tba_jax import types
 from tba_jax.replay import outbox as outbox_lib
+from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tests import fakes
 
@@ -49,8 +50,10 @@ class SearcherTest(parameterized.TestCase):
     self.clock = metrics.BusyClock()
     spans = autospec(metrics.SpanWriter)
     spans.span.side_effect = self.span
+    task = fakes.FakeTask({0: {"23"}, 3: {"45"}})
     self.searcher = searcher_lib.Searcher(
-        task=fakes.FakeTask({0: {"23"}, 3: {"45"}}),
+        task=task,
+        judge=judges.InProcess(task, fallback=0.0),
         tokenizer=fakes.FakeTokenizer(),
         sampler=self.sampler,
         puller=self.puller,

@@ -4,6 +4,7 @@
 
 import abc
 from collections.abc import Mapping, Sequence
+import dataclasses
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,34 @@ HELD_OUT = "held_out"
 SPLITS = (TRAIN, HELD_OUT)
 # Splits a text into whole numbers and single other characters.
 NUMBER_PATTERN = r"[0-9]+|[^0-9]"
+
+
+class RewardError(Exception):
+  """A reward that could not be had, though nothing is wrong with the program.
+
+  cause: one word, counted by it.
+  """
+
+  def __init__(self, cause: str, message: str):
+    super().__init__(message)
+    self.cause = cause
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+  """What a task says of a completion.
+
+  reward: task units.
+  key: identity of a right solution, None for a wrong completion.
+  parts: the rewards that it is a sum of, by name, before they are weighted.
+  failure: "" or in one word why there is no reward of the task's; `reward` is
+    then the fallback.
+  """
+
+  reward: float
+  key: str | None
+  parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  failure: str = ""
 
 
 class Task(abc.ABC):
@@ -75,6 +104,17 @@ class Task(abc.ABC):
   def reward(self, split: str, index: int, completion: str) -> float:
     """Returns 1 for a right completion, else 0; never raises."""
     return float(self.solution_key(split, index, completion) is not None)
+
+  def judge(self, split: str, index: int, completion: str) -> Judgement:
+    """Returns reward and key together; what `rewards/` calls.
+
+    A task that runs code of others may raise here, or never return: in a pool
+    of workers that costs the completion its reward, and nothing else.
+    """
+    return Judgement(
+        self.reward(split, index, completion),
+        self.solution_key(split, index, completion),
+    )
 
 
 def check_split(split: str) -> None:

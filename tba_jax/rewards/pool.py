@@ -1,0 +1,179 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A pool of worker processes that judge completions and may be killed.
+
+Each worker has one request at a time. Where no answer comes before the
+deadline, the worker is killed with all that it started (its process group), and
+the next request gets a new one.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent import futures
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from tba_jax.rewards import frames
+from tba_jax.rewards import judges
+from tba_jax.tasks import base
+
+_END_S = 2.0
+_COMMAND = ("-m", "tba_jax.rewards.worker")
+
+
+class Pool(judges.Judge):
+  """Judges in `num_workers` processes, started when they are first needed."""
+
+  def __init__(
+      self,
+      task_fields: Mapping[str, Any],
+      *,
+      num_workers: int,
+      deadline_s: float,
+      start_deadline_s: float,
+      memory_mb: int,
+      fallback: float,
+      on_event: judges.OnEvent | None = None,
+      command: Sequence[str] = _COMMAND,
+  ):
+    """Takes the settings.
+
+    Args:
+      task_fields: `config.task` as a plain mapping; each worker builds the task
+        from it.
+      num_workers: processes, at least 1.
+      deadline_s: of one completion, from when a worker has it.
+      start_deadline_s: of a worker's start, the task's making included.
+      memory_mb: address space of a worker; 0 = not limited.
+      fallback, on_event: as `Judge` has them.
+      command: Python's arguments for a worker.
+    """
+    super().__init__(fallback=fallback, on_event=on_event)
+    self._hello = {"task": dict(task_fields), "memory_mb": memory_mb}
+    self._command = command
+    self._deadline_s = deadline_s
+    self._start_deadline_s = start_deadline_s
+    # A worker dies with the thread that started it: these live as the pool.
+    self._threads = futures.ThreadPoolExecutor(num_workers, "reward")
+    self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
+    for _ in range(num_workers):
+      self._idle.put(None)
+    self._workers: set[_Worker] = set()
+    self._workers_lock = threading.Lock()
+
+  def _judge(self, requests: Sequence[judges.Request]) -> list[base.Judgement]:
+    return list(self._threads.map(self._judge_one, requests))
+
+  def _judge_one(self, request: judges.Request) -> base.Judgement:
+    # As many threads as places: one is always free.
+    worker = self._idle.get_nowait()
+    try:
+      if worker is None:
+        try:
+          worker = self._start()
+        except (frames.Late, frames.Broken, OSError) as error:
+          return self._failed(request, "start", repr(error))
+      answer = worker.ask(
+          [request.split, request.index, request.completion], self._deadline_s
+      )
+    except frames.Late:
+      self._end(worker)
+      worker = None
+      return self._failed(
+          request, "deadline", f"no answer in {self._deadline_s:g} s"
+      )
+    except frames.Broken as error:
+      status = worker.status()
+      self._end(worker)
+      worker = None
+      return self._failed(request, "crash", f"{error}, status {status}")
+    finally:
+      self._idle.put(worker)
+    if answer.get("failure"):
+      return self._failed(request, answer["failure"], answer["message"])
+    return self._checked(
+        request,
+        base.Judgement(answer["reward"], answer["key"], answer["parts"]),
+    )
+
+  def _start(self) -> "_Worker":
+    worker = _Worker(self._command)
+    with self._workers_lock:
+      self._workers.add(worker)
+    try:
+      worker.greet(self._hello, self._start_deadline_s)
+    except BaseException:
+      self._end(worker)
+      raise
+    return worker
+
+  def _end(self, worker: "_Worker") -> None:
+    with self._workers_lock:
+      self._workers.discard(worker)
+    worker.kill()
+
+  def close(self) -> None:
+    """Kills the workers and waits for their ends."""
+    self._threads.shutdown(wait=False, cancel_futures=True)
+    with self._workers_lock:
+      workers, self._workers = self._workers, set()
+    for worker in workers:
+      worker.kill()
+
+
+class _Worker:
+  """One process, and the pipes to it."""
+
+  def __init__(self, command: Sequence[str]):
+    self._process = subprocess.Popen(
+        [sys.executable, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # A group of its own, so that what it starts ends with it.
+        start_new_session=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    self._to = self._process.stdin.fileno()
+    self._from = self._process.stdout.fileno()
+    os.set_blocking(self._to, False)
+    os.set_blocking(self._from, False)
+
+  def greet(self, hello: dict[str, Any], timeout_s: float) -> None:
+    answer = self._exchange(hello, timeout_s)
+    if "error" in answer:
+      raise frames.Broken(answer["error"])
+
+  def ask(self, request: list[Any], timeout_s: float) -> dict[str, Any]:
+    return self._exchange(request, timeout_s)
+
+  def _exchange(self, message: Any, timeout_s: float) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout_s
+    frames.send(self._to, message, deadline)
+    answer = frames.receive(self._from, deadline)
+    if not isinstance(answer, dict):
+      raise frames.Broken("an answer that is no object")
+    return answer
+
+  def status(self) -> int | None:
+    """Returns how the process ended; None where it has not."""
+    try:
+      return self._process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+      return None
+
+  def kill(self) -> None:
+    try:
+      os.killpg(self._process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+      pass  # It has ended, and nothing is left of its group.
+    try:
+      self._process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+      pass  # In the kernel; it ends when that lets it go.
+    for pipe in (self._process.stdin, self._process.stdout):
+      pipe.close()

@@ -1,0 +1,158 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever a reward does in a worker, it costs one completion, and is told."""
+
+import math
+import os
+import pathlib
+import time
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import psutil
+
+from tba_jax.rewards import judges
+from tba_jax.rewards import pool as pool_lib
+
+FALLBACK = -3.0
+
+
+def _request(text: str) -> judges.Request:
+  return judges.Request("train", 5, text)
+
+
+class PoolTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.events = []
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.pool = self.make()
+
+  def make(self, **changes) -> pool_lib.Pool:
+    settings = dict(
+        num_workers=1,
+        deadline_s=20.0,
+        start_deadline_s=60.0,
+        memory_mb=0,
+        fallback=FALLBACK,
+        command=("-m", "tests.multi_process.reward_trouble"),
+        on_event=lambda kind, message: self.events.append((kind, message)),
+    )
+    folder = changes.pop("folder", str(self.folder))
+    pool = pool_lib.Pool(
+        {"name": "trouble", "folder": folder}, **{**settings, **changes}
+    )
+    self.addCleanup(pool.close)
+    return pool
+
+  def judge(self, *texts: str, pool=None) -> list:
+    return (pool or self.pool).judge([_request(text) for text in texts])
+
+  def test_answers_come_in_the_order_of_the_requests(self):
+    pool = self.make(num_workers=3)
+    found = self.judge(*(f"ok {i}" for i in range(40)), pool=pool)
+    self.assertEqual([j.reward for j in found], list(range(40)))
+    self.assertEqual(found[7].key, "ok 7")
+    self.assertEqual(found[7].parts, {"part": 7.0, "other": 2.0})
+    self.assertEqual(
+        pool.totals(),
+        {
+            "completions": 40,
+            "failures": {},
+            "sums": {"part": 780.0, "other": 80.0},
+        },
+    )
+
+  @parameterized.parameters(
+      ("die", "crash", "status 7"),
+      ("exit", "crash", "status 0"),
+      ("raise", "error", "a bug of the user's"),
+      ("named", "refused", "as the task calls it"),
+      ("ok nan", "nan", "reward is nan"),
+      ("ok inf", "nan", "reward is inf"),
+      ("nothing", "error", "NoneType"),
+  )
+  def test_trouble_costs_one_completion(self, text, cause, message):
+    found = self.judge("ok 1", text, "ok 2")
+    self.assertEqual([j.reward for j in found], [1.0, FALLBACK, 2.0])
+    self.assertEqual([j.failure for j in found], ["", cause, ""])
+    self.assertIsNone(found[1].key)
+    self.assertEqual(self.pool.totals()["failures"], {cause: 1})
+    self.assertEqual(self.pool.totals()["sums"], {"part": 3.0, "other": 4.0})
+    ((kind, said),) = self.events
+    self.assertEqual(kind, "reward_failed")
+    self.assertIn(message, said)
+    self.assertIn("prompt 5 of 'train'", said)
+
+  def test_a_worker_that_hangs_is_killed_with_what_it_started(self):
+    self.judge("ok 1")  # The start has a deadline of its own.
+    pool = self.make(deadline_s=1.5)
+    self.judge("ok 1", pool=pool)
+    before = time.monotonic()
+    found = self.judge("hang_child", "hang", "ok 2", pool=pool)
+    self.assertLess(time.monotonic() - before, 60.0)
+    self.assertEqual([j.failure for j in found], ["deadline", "deadline", ""])
+    self.assertEqual(found[2].reward, 2.0)
+    self.assertEqual(pool.totals()["failures"], {"deadline": 2})
+    child = int((self.folder / "child").read_text())
+    self.assertFalse(
+        psutil.pid_exists(child)
+        and psutil.Process(child).status() != psutil.STATUS_ZOMBIE
+    )
+
+  def test_a_healthy_worker_is_kept(self):
+    pids = {j.reward for j in self.judge("pid", "raise", "ok nan", "pid")[::3]}
+    self.assertLen(pids, 1)
+    self.assertNotEqual(pids, {float(os.getpid())})
+
+  def test_what_a_reward_prints_is_no_answer(self):
+    found = self.judge("print 4", "ok 5")
+    self.assertEqual([j.reward for j in found], [4.0, 5.0])
+
+  def test_long_and_odd_texts_arrive(self):
+    text = "é\x00\ud800\n" * 100_000
+    (found,) = self.judge("long " + text)
+    self.assertEqual(found.reward, len(text))
+
+  def test_memory_is_bounded(self):
+    pool = self.make(memory_mb=1500)
+    found = self.judge("memory", "ok 1", pool=pool)
+    self.assertEqual([j.failure for j in found], ["error", ""])
+    self.assertIn("MemoryError", self.events[0][1])
+
+  def test_a_worker_that_cannot_start(self):
+    pool = self.make(folder="none")
+    found = self.judge("ok 1", "ok 2", pool=pool)
+    self.assertEqual([j.failure for j in found], ["start", "start"])
+    self.assertIn("the task cannot be made", self.events[0][1])
+
+  def test_few_events_for_many_failures(self):
+    self.judge(*(["raise"] * 9))
+    self.assertLen(self.events, 4)  # The first, second, fourth and eighth.
+    self.assertEqual(self.pool.totals()["failures"], {"error": 9})
+
+  def test_close_leaves_no_process(self):
+    pid = int(self.judge("pid")[0].reward)
+    self.assertTrue(psutil.pid_exists(pid))
+    self.pool.close()
+    self.assertFalse(psutil.pid_exists(pid))
+
+  def test_the_default_worker_judges_a_task_of_ours(self):
+    pool = pool_lib.Pool(
+        {"name": "arithmetic", "max_number": 3},
+        num_workers=1,
+        deadline_s=20.0,
+        start_deadline_s=60.0,
+        memory_mb=0,
+        fallback=FALLBACK,
+    )
+    self.addCleanup(pool.close)
+    found = self.judge("no number", pool=pool)
+    self.assertEqual([j.reward for j in found], [0.0])
+    self.assertFalse(math.isnan(found[0].reward))
+    self.assertEqual(pool.totals()["failures"], {})
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,66 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Rewards in the role's own process: what raises or is no number is counted."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax.rewards import build
+from tba_jax.rewards import judges
+from tba_jax.rewards import pool
+from tba_jax.tasks import base
+from tests import base_config
+from tests import fakes
+
+
+class _Task(fakes.FakeTask):
+
+  def judge(self, split, index, completion):
+    if completion == "raise":
+      raise KeyError("a bug")
+    if completion == "named":
+      raise base.RewardError("refused", "")
+    value = float(completion)
+    return base.Judgement(value, None, {"half": value / 2})
+
+
+class JudgesTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.judge = judges.InProcess(_Task({}), fallback=-1.0)
+
+  def ask(self, *texts):
+    return self.judge.judge([judges.Request("train", 0, t) for t in texts])
+
+  @parameterized.parameters(
+      ("raise", "error"), ("named", "refused"), ("nan", "nan"), ("-inf", "nan")
+  )
+  def test_trouble_costs_one_completion(self, text, cause):
+    found = self.ask("2", text, "3")
+    self.assertEqual([j.reward for j in found], [2.0, -1.0, 3.0])
+    self.assertEqual([j.failure for j in found], ["", cause, ""])
+    self.assertEqual(
+        self.judge.totals(),
+        {"completions": 3, "failures": {cause: 1}, "sums": {"half": 2.5}},
+    )
+
+  def test_a_task_without_a_judge_of_its_own(self):
+    judge = judges.InProcess(fakes.FakeTask({0: {"23"}}), fallback=0.0)
+    found = judge.judge(
+        [judges.Request("train", 0, text) for text in ("23", "4")]
+    )
+    self.assertEqual([(j.reward, j.key) for j in found], [(2, "23"), (0, None)])
+
+  def test_the_setting_says_where(self):
+    config = base_config.make()
+    task = fakes.FakeTask({})
+    self.assertIsInstance(build.make_judge(config, task), judges.InProcess)
+    config.reward.where = "pool"
+    made = build.make_judge(config, task)
+    self.addCleanup(made.close)
+    self.assertIsInstance(made, pool.Pool)
+
+
+if __name__ == "__main__":
+  absltest.main()
