@@ -24,6 +24,8 @@ REQUIREMENTS = [
     "numpy>=2.1",
     "optax>=0.2.6,<0.3",
     "orbax-checkpoint>=0.12,<0.13",
+    # Folders of Hugging Face `datasets`; tensorflow-datasets brings it too.
+    "pyarrow>=15",
     "rich>=13.9",
     "safetensors>=0.6",
     "tensorflow-datasets>=4.9.9",

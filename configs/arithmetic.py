@@ -19,6 +19,7 @@ generalize from.
 import ml_collections
 
 from configs import common
+from tba_jax import config_variants
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
@@ -71,7 +72,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   if arg.smoke:
     _make_smoke(c)
   if arg.rounds:
-    common.set_rounds(
+    config_variants.set_rounds(
         c,
         mini_batches=arg.rounds,
         passes=arg.passes,

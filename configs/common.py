@@ -264,7 +264,7 @@ def get_config() -> ml_collections.ConfigDict:
   # of `passes` (T) passes, N·T steps, and then left. lag_rounds=1: one-step
   # off-policy, round r trains on what the policy of round r-2 sampled; 0:
   # sampling and training alternate. mini_batches=0 = no rounds; `set_rounds`
-  # below makes the other settings fit.
+  # of tba_jax/config_variants.py makes the other settings fit.
   c.rounds = d(mini_batches=0, passes=1, lag_rounds=1)
 
   # The newest params go to the store, which keeps so many versions of them.
@@ -332,29 +332,3 @@ def get_config() -> ml_collections.ConfigDict:
       profile_num_steps=0,  # 0 = captures none
   )
   return c
-
-
-def set_rounds(
-    c: ml_collections.ConfigDict,
-    *,
-    mini_batches: int,
-    passes: int = 1,
-    lag_rounds: int = 1,
-) -> None:
-  """Changes a config to rounds, with all settings that must fit them.
-
-  The number of optimizer steps is cut to whole rounds.
-  """
-  steps = mini_batches * passes
-  c.rounds.mini_batches = mini_batches
-  c.rounds.passes = passes
-  c.rounds.lag_rounds = lag_rounds
-  c.train.num_steps = max(c.train.num_steps // steps, 1) * steps
-  c.publish.every_steps = steps
-  c.search.samples_per_prompt = c.train.completions_per_prompt
-  c.search.prompts_per_round = min(
-      c.search.prompts_per_round, mini_batches * c.train.prompts_per_batch
-  )
-  c.replay.recent_fraction = 1.0
-  c.replay.dedupe = False
-  c.replay.warm_start_completions = 0

@@ -97,7 +97,7 @@ def _tasks() -> list[str]:
   """Returns a table for each task: its fields, as its docstring tells them."""
   lines = ["", "## task", "", "`task.name` is one of those below, or"]
   lines += ["`MODULE:CLASS` of your own; the other fields are the task's (see"]
-  lines += ["[Your own task](own_task.md))."]
+  lines += ["[Your own task](your_task.md))."]
   for name, task in build.TASKS.items():
     said = dict(re.findall(r"^  (\w+): (.+(?:\n    .+)*)", task.__doc__, re.M))
     lines += ["", f"### {name}", "", *_TABLE]

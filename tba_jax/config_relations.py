@@ -259,6 +259,12 @@ def line_program(c: Mapping[str, Any]) -> _Problems:
     yield "generate.output", "allowed another file than config.generate.input"
 
 
+def _verifier(c: Mapping[str, Any]) -> _Problems:
+  # Nothing else bounds the time that a command takes.
+  if c["task.verifier"] and c["reward.where"] != "pool":
+    yield "reward.where", "allowed 'pool' with a config.task.verifier"
+
+
 def _packages(c: Mapping[str, Any]) -> _Problems:
   wanted = "tensorboard" in c["log.writers"].split(",")
   if wanted and importlib.util.find_spec("tensorboardX") is None:
@@ -282,4 +288,5 @@ _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
     _folders,
     _store,
     _packages,
+    _verifier,
 )

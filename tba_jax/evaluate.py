@@ -149,7 +149,7 @@ def _evaluate(
     version: int,
 ) -> dict[str, Any]:
   """Returns the evaluator's metrics on the held-out split."""
-  evaluator = parts.make_evaluator(config, policy)
+  evaluator = parts.make_evaluator(config, policy, tasks_base.HELD_OUT)
   num_prompts = min(
       config.evaluate.final_prompts,
       policy.task.num_prompts(tasks_base.HELD_OUT),

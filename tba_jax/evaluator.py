@@ -77,6 +77,23 @@ class Evaluator:
     self._batch_prompts = batch_prompts
     self._visit = _FIRST_VISIT + zlib.crc32(split.encode()) % _FIRST_VISIT
 
+  @property
+  def split(self) -> str:
+    return self._split
+
+  def while_training(self) -> "Evaluator":
+    """Returns an evaluator with the same parts, of the split for training."""
+    split = base.split_while_training(self._task)
+    return Evaluator(
+        self._task,
+        self._tokenizer,
+        self._sampler,
+        self._judge,
+        split=split,
+        num_completions=self._num_completions,
+        batch_prompts=self._batch_prompts,
+    )
+
   def close(self) -> None:
     """Ends the judge's workers."""
     self._judge.close()
@@ -114,6 +131,7 @@ class Evaluator:
       mean_length: tokens of a completion, stop token included.
       stop_rate: share of completions that ended with the stop token.
       num_prompts, version: as given.
+      split: evaluated on.
       reward_failures: completions without a reward of the task's, by cause.
       samples: some completions, as `samples.jsonl` holds them.
 
@@ -138,6 +156,7 @@ class Evaluator:
     return {
         **summarize(prompts, self._num_completions),
         "version": version,
+        "split": self._split,
         "samples": [prompt["samples"][0] for prompt in prompts[:_NUM_SAMPLES]],
     }
 

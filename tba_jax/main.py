@@ -11,9 +11,11 @@ from absl import flags
 from absl import logging
 
 from tba_jax import config_args
+from tba_jax import data_report
 from tba_jax import processes
 from tba_jax import run_directory
 from tba_jax import validate
+from tba_jax.tasks import build
 
 # Program -> module with `run(config, workdir, operands) -> exit status`.
 # They are imported when asked for: the supervisor and the store stay free of
@@ -38,6 +40,9 @@ _OF_A_RUN = (
     "trainer", "searcher", "store", "sft", "evaluate", "export", "report",
     "status",
 )  # fmt: skip
+# They say what they read, where the task is made of rows of data.
+_SHOW_DATA = ("train", "sft", "evaluate", "plan")
+_OF_ROWS = ("gsm8k", "own")
 _WITHOUT_WORKDIR = ("plan", "benchmark", "report", "generate", "score")
 # They work on a finished run, and may do so with other settings than it had.
 _AFTER_A_RUN = ("evaluate", "export")
@@ -61,6 +66,8 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     config = _load_config(name, overrides)
     if config is not None:
       validate.validate(config, program=name)
+      if name in _SHOW_DATA and config.task.name in _OF_ROWS:
+        data_report.show(build.make_task(config.task))
     if _WORKDIR.value is None and name not in _WITHOUT_WORKDIR:
       raise ValueError(f"--workdir: --program={name} needs the run's directory")
   except (ValueError, OSError) as error:

@@ -16,7 +16,6 @@ from tba_jax import rounds
 from tba_jax import schedules
 from tba_jax import searcher as searcher_lib
 from tba_jax import sharding
-from tba_jax import trainer as trainer_lib
 from tba_jax import types
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import flow as flow_lib
@@ -111,31 +110,16 @@ def make_batch_maker(
 def make_evaluator(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
+    split: str,
     on_event: Callable[[str, str], None] | None = None,
 ) -> evaluator_lib.Evaluator:
-  """Returns the evaluator on held-out prompts; `on_event` as judges have it."""
+  """Returns the evaluator of a split; `on_event` as judges have it."""
   return evaluator_lib.Evaluator(
       policy.task,
       policy.tokenizer,
       policy_lib.make_evaluation_sampler(config, policy),
       rewards_build.make_judge(config, policy.task, on_event),
-      split="held_out",
+      split=split,
       num_completions=config.evaluate.num_completions,
       batch_prompts=config.evaluate.batch_prompts,
-  )
-
-
-def make_periods(config: ml_collections.ConfigDict) -> trainer_lib.Periods:
-  """Returns how much and how often, as a config says."""
-  return trainer_lib.Periods(
-      num_steps=config.train.num_steps,
-      num_prompts=config.train.prompts_per_batch,
-      num_completions=config.train.completions_per_prompt,
-      publish_every=config.publish.every_steps,
-      checkpoint_every=config.checkpoint.every_steps,
-      evaluate_every=config.evaluate.every_steps,
-      evaluate_prompts=config.evaluate.num_prompts,
-      final_prompts=config.evaluate.final_prompts,
-      wall_clock_limit_s=config.train.wall_clock_limit_s,
-      publish_late=rounds.keep_params(config),
   )

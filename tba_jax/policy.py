@@ -17,6 +17,7 @@ from tba_jax.models import hf
 from tba_jax.sampling import decode
 from tba_jax.tasks import base as tasks_base
 from tba_jax.tasks import build as tasks_build
+from tba_jax.tasks import limited
 
 # Seeds of what must not share random numbers, beside the run's own.
 _EVALUATION_SEED = 0x5EED
@@ -90,6 +91,12 @@ def make(
         task.tokenizer_words(), task.tokenizer_pattern
     )
   add_stops(config, tokenizer)
+  if tasks_base.has_report(task):
+    task = limited.Limited(
+        task,
+        num_tokens=lambda text: len(tokenizer.encode_prompt(text)),
+        max_prompt_tokens=config.sampling.max_prompt_tokens,
+    )
   if folder is None:
     model_config = model_config_lib.ModelConfig.from_config(
         config.model,

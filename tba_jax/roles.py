@@ -14,10 +14,12 @@ import jax
 import ml_collections
 
 from tba_jax import checkpoint as checkpoint_lib
+from tba_jax import data_report
 from tba_jax import guards as guards_lib
 from tba_jax import ledger as ledger_lib
 from tba_jax import metrics
 from tba_jax import parts
+from tba_jax import periods
 from tba_jax import policy as policy_lib
 from tba_jax import processes
 from tba_jax import publication
@@ -183,17 +185,10 @@ class _Trainer:
     self._closers.append(drain.close)
     recorder = self._make_recorder(policy, drain, epoch, saved)
     guards = guards_lib.Guards(config.guards, saved.get("guards"))
-    publisher = publication.Publisher(
-        _transport_maker(config, run),
-        epoch=epoch,
-        run_id=run.run_id,
-        secret=run.secret,
-        keep_versions=config.publish.keep_versions,
-        on_event=on_event,
-    )
-    self._closers.append(publisher.close)
-    evaluator = parts.make_evaluator(config, policy, on_event)
+    publisher = self._make_publisher(epoch, on_event)
+    evaluator = parts.make_evaluator(config, policy, "held_out", on_event)
     self._closers.append(evaluator.close)
+    data_report.write(policy.task, run.workdir, on_event)
     drain.start()
     return trainer_lib.Trainer(
         state=state,
@@ -206,12 +201,27 @@ class _Trainer:
         checkpointer=checkpointer,
         journal=journal,
         evaluator=evaluator,
+        validator=evaluator.while_training(),
         guards=guards,
         recorder=recorder,
-        periods=parts.make_periods(config),
+        periods=periods.make(config, policy.task),
         applied_history=[tuple(p) for p in saved.get("applied_history", ())],
         stopped_by=_stopped_by(config, saved),
     )
+
+  def _make_publisher(
+      self, epoch: int, on_event: Callable[[str, str], None]
+  ) -> publication.Publisher:
+    publisher = publication.Publisher(
+        _transport_maker(self._config, self._run),
+        epoch=epoch,
+        run_id=self._run.run_id,
+        secret=self._run.secret,
+        keep_versions=self._config.publish.keep_versions,
+        on_event=on_event,
+    )
+    self._closers.append(publisher.close)
+    return publisher
 
   def _make_state(
       self,

@@ -36,7 +36,6 @@ from tba_jax import sharding
 from tba_jax import train_step as train_step_lib
 from tba_jax import types
 from tba_jax.models import hf
-from tba_jax.tasks import base as tasks_base
 
 # Steps handed to the device at once: enough to hide what a dispatch costs, few
 # enough to stop soon.
@@ -255,10 +254,10 @@ def _make_evaluate(
     stop: threading.Event,
 ) -> Callable[[types.PyTree, int], dict[str, float]]:
   """Returns (params, step) -> metrics on held-out prompts, {} once stopped."""
-  evaluator = parts.make_evaluator(config, policy)
+  evaluator = parts.make_evaluator(config, policy, "held_out").while_training()
 
   num_prompts = min(
-      config.evaluate.num_prompts, policy.task.num_prompts(tasks_base.HELD_OUT)
+      config.evaluate.num_prompts, policy.task.num_prompts(evaluator.split)
   )
 
   def evaluate(params: types.PyTree, step: int) -> dict[str, float]:

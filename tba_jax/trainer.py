@@ -18,6 +18,7 @@ from tba_jax import batches
 from tba_jax import checkpoint as checkpoint_lib
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import guards as guards_lib
+from tba_jax import periods as periods_lib
 from tba_jax import publication
 from tba_jax import recorder as recorder_lib
 from tba_jax import train_step as train_step_lib
@@ -28,31 +29,6 @@ from tba_jax.replay import service as service_lib
 
 _FINISH_S = 15.0
 _PUBLISH_S = 60.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Periods:
-  """How much and how often, all in optimizer steps where not said otherwise.
-
-  num_steps: of the run.
-  num_prompts, num_completions: B and K of a batch.
-  publish_late: rounds with a lag publish once all data of the round is here.
-  publish_every, checkpoint_every, evaluate_every: periods; 0 = never.
-  evaluate_prompts: held-out prompts while training.
-  final_prompts: held-out prompts before and after.
-  wall_clock_limit_s: of this process, 0 = none.
-  """
-
-  num_steps: int
-  num_prompts: int
-  num_completions: int
-  publish_every: int
-  checkpoint_every: int
-  evaluate_every: int
-  evaluate_prompts: int
-  final_prompts: int
-  wall_clock_limit_s: float
-  publish_late: bool = False
 
 
 class Trainer:
@@ -69,9 +45,10 @@ class Trainer:
       checkpointer: checkpoint_lib.Checkpointer,
       journal: journal_lib.Journal,
       evaluator: evaluator_lib.Evaluator,
+      validator: evaluator_lib.Evaluator,
       guards: guards_lib.Guards,
       recorder: recorder_lib.Recorder,
-      periods: Periods,
+      periods: periods_lib.Periods,
       applied_history: list[tuple[int, int]],
       stopped_by: str | None = None,
   ):
@@ -85,7 +62,8 @@ class Trainer:
       publisher: of versions.
       checkpointer: of this run.
       journal: cut as checkpoints cover it.
-      evaluator: on held-out prompts.
+      evaluator: on held-out prompts, before and after.
+      validator: while training, on a split that may be another one.
       guards: against collapse.
       recorder: writes metrics, status, samples and results.
       periods: see there.
@@ -101,6 +79,7 @@ class Trainer:
     self._checkpointer = checkpointer
     self._journal = journal
     self._evaluator = evaluator
+    self._validator = validator
     self._guards = guards
     self._recorder = recorder
     self._periods = periods
@@ -258,7 +237,8 @@ class Trainer:
     note = self._recorder
     with note.span("evaluate", step=self._step):
       try:
-        result = self._evaluator.run(
+        evaluator = self._evaluator if name else self._validator
+        result = evaluator.run(
             self._state.params,
             num_prompts,
             version=self._step,

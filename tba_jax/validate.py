@@ -185,8 +185,10 @@ def _check_task(good: Mapping[str, Any], task: base.Task) -> list[str]:
   """Checks what must fit the task: its longest texts, its held-out prompts."""
   lines = []
   if good.get("tokenizer.source") == "task":  # Another cuts in other tokens.
+    # Of rows of data, prompts that are too long are left out.
+    longest = 0 if base.has_report(task) else task.max_prompt_tokens
     for key, needed, what in (
-        ("sampling.max_prompt_tokens", task.max_prompt_tokens, "prompt"),
+        ("sampling.max_prompt_tokens", longest, "prompt"),
         (
             "sampling.max_completion_tokens",
             task.max_completion_tokens,
@@ -202,14 +204,12 @@ def _check_task(good: Mapping[str, Any], task: base.Task) -> list[str]:
                 " tokens",
             )
         )
-  num_held_out = task.num_prompts(base.HELD_OUT)
-  for key in ("evaluate.num_prompts", "evaluate.final_prompts"):
-    if good.get(key, 0) > num_held_out:
-      lines.append(
-          _line(
-              key,
-              good[key],
-              f"allowed up to {num_held_out}, the held-out prompts of the task",
-          )
-      )
+  for key, split in (
+      ("evaluate.num_prompts", base.split_while_training(task)),
+      ("evaluate.final_prompts", base.HELD_OUT),
+  ):
+    size = task.num_prompts(split)
+    if good.get(key, 0) > size:
+      what = f"the {split.replace('_', '-')} prompts of the task"
+      lines.append(_line(key, good[key], f"allowed up to {size}, {what}"))
   return lines

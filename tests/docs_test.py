@@ -3,6 +3,8 @@
 """The pages tell the truth, as far as a program can tell."""
 
 import ast
+import json
+import os
 import pathlib
 import re
 import textwrap
@@ -15,10 +17,12 @@ import numpy as np
 from configs import common
 from tba_jax import config_args
 from tba_jax import config_reference
+from tba_jax import validate
 from tba_jax.losses import build
 from tba_jax.losses import corrections
 from tba_jax.losses import groups
 from tba_jax.tasks import base
+from tba_jax.tasks import build as build_tasks
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -149,8 +153,30 @@ class DocsTest(absltest.TestCase):
         jax.grad(loss_of)(-tokens)[0, :, 0], [-0.25, -0.75], rtol=1e-6
     )
 
+  def test_the_config_of_the_page_works(self):
+    page = (_ROOT / "docs" / "your_task.md").read_text("utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    (folder / "my_task.py").write_text(block)
+    (folder / "data").mkdir()
+    words = [a + b + c for a in "abcde" for b in "abcde" for c in "abcde"]
+    for name, some in (("train", words[:80]), ("test", words[80:])):
+      rows = [json.dumps({"word": w, "answer": w[::-1]}) for w in some]
+      (folder / "data" / f"{name}.jsonl").write_text("\n".join(rows))
+    self.addCleanup(os.chdir, os.getcwd())
+    os.chdir(folder)
+    config = config_args.load_config("my_task.py")
+    validate.validate(config)
+    task = build_tasks.make_task(config.task)
+    self.assertEqual(task.num_prompts("validation"), 20)
+    word = task.prompt("held_out", 0)[:-1]
+    judged = task.judge("held_out", 0, word[::-1])
+    self.assertEqual(judged.parts, {"exact": 1.0, "short": 1.0})
+    self.assertAlmostEqual(judged.reward, 1.1)
+    self.assertIsNone(task.judge("held_out", 0, "no").key)
+
   def test_the_task_of_the_page_works(self):
-    page = (_ROOT / "docs" / "own_task.md").read_text("utf-8")
+    page = (_ROOT / "docs" / "your_task.md").read_text("utf-8")
     (block,) = re.findall(r"^   ```python\n(.*?)^   ```", page, re.M | re.S)
     scope = {}
     exec(textwrap.dedent(block), scope)

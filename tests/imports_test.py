@@ -16,21 +16,22 @@ _PACKAGE = _ROOT / "tba_jax"
 # that ends with `*` stands for the files of a folder.
 _RINGS = {
     0: """
-        config_ranges config_relations guards host_state jsonl logprobs metrics
-        processes reward_log rounds schedules sharding tokenizer types
+        config_ranges config_relations config_variants guards host_state jsonl
+        logprobs metrics processes reward_log rounds schedules sharding tokenizer
+        types
     """,
     1: """
         forward line_program losses/* models/* prompts replay/* sampling/*
         tasks/* transport/*
     """,
     2: """
-        batch_metrics checkpoint config_args ledger objective optimizer
-        reference replay/intake replay/journal replay/packing report/*
+        batch_metrics checkpoint config_args data_report ledger objective
+        optimizer reference replay/intake replay/journal replay/packing report/*
         rewards/* run_directory sampling/decode sampling/rows run_state versions
         writers
     """,
     3: """
-        batches enumerable evaluator policy publication replay/drain
+        batches enumerable evaluator periods policy publication replay/drain
         replay/outbox replay/service reward_scorer train_step validate
     """,
     4: """

@@ -210,7 +210,7 @@ class PartsTest(parameterized.TestCase):
     config = make_config()
     policy = policy_lib.make(config, "/nowhere")
     with mock.patch.object(evaluator, "Evaluator", autospec=True) as made:
-      parts.make_evaluator(config, policy)
+      parts.make_evaluator(config, policy, "held_out")
     self.assertIs(made.call_args.args[0], policy.task)
     self.assertEqual(
         made.call_args.kwargs,

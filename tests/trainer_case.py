@@ -13,6 +13,7 @@ from tba_jax import batches
 from tba_jax import checkpoint as checkpoint_lib
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import guards as guards_lib
+from tba_jax import periods as periods_lib
 from tba_jax import publication
 from tba_jax import recorder as recorder_lib
 from tba_jax import train_step as train_step_lib
@@ -161,11 +162,12 @@ class TrainerCase(parameterized.TestCase):
         checkpointer=self.checkpointer,
         journal=self.journal,
         evaluator=self.evaluator,
+        validator=self.evaluator,
         guards=guards_lib.Guards(
             tiny_model.make_config(guards__action=action).guards
         ),
         recorder=self.recorder,
-        periods=trainer_lib.Periods(**{**periods, **changes}),
+        periods=periods_lib.Periods(**{**periods, **changes}),
         applied_history=list(history),
         stopped_by=stopped_by,
     )

@@ -189,9 +189,14 @@ def with_evaluations(
   """Returns the records with the history of `eval.json` as `eval/...`."""
   by_step = {record["step"]: dict(record) for record in records}
   history = evaluations.get("history")
-  for row in history if isinstance(history, list) else []:
-    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-      continue
+  rows = [
+      row
+      for row in (history if isinstance(history, list) else [])
+      if isinstance(row, dict) and isinstance(row.get("step"), int)
+  ]
+  # One curve is of one split: of the one that was evaluated while training.
+  validation = [row for row in rows if row.get("split") == "validation"]
+  for row in validation or rows:
     record = by_step.setdefault(row["step"], {"step": row["step"]})
     for name, value in row.items():
       if name == "time":

@@ -34,4 +34,5 @@ def make_judge(
       memory_mb=c.memory_mb,
       fallback=c.fallback,
       on_event=on_event,
+      index_of=task.source_index,
   )

@@ -7,7 +7,7 @@ deadline, the worker is killed with all that it started (its process group), and
 the next request gets a new one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 import os
 import queue
@@ -39,6 +39,7 @@ class Pool(judges.Judge):
       memory_mb: int,
       fallback: float,
       on_event: judges.OnEvent | None = None,
+      index_of: Callable[[str, int], int] = lambda split, index: index,
       command: Sequence[str] = _COMMAND,
   ):
     """Takes the settings.
@@ -51,11 +52,14 @@ class Pool(judges.Judge):
       start_deadline_s: of a worker's start, the task's making included.
       memory_mb: address space of a worker; 0 = not limited.
       fallback, on_event: as `Judge` has them.
+      index_of: from (split, index) of a request to the index that the workers'
+        task has for the prompt.
       command: Python's arguments for a worker.
     """
     super().__init__(fallback=fallback, on_event=on_event)
     self._hello = {"task": dict(task_fields), "memory_mb": memory_mb}
     self._command = command
+    self._index_of = index_of
     self._deadline_s = deadline_s
     self._start_deadline_s = start_deadline_s
     # A worker dies with the thread that started it: these live as the pool.
@@ -79,7 +83,12 @@ class Pool(judges.Judge):
         except (frames.Late, frames.Broken, OSError) as error:
           return self._failed(request, "start", repr(error))
       answer = worker.ask(
-          [request.split, request.index, request.completion], self._deadline_s
+          [
+              request.split,
+              self._index_of(request.split, request.index),
+              request.completion,
+          ],
+          self._deadline_s,
       )
     except frames.Late:
       self._end(worker)

@@ -11,6 +11,8 @@ import numpy as np
 
 TRAIN = "train"
 HELD_OUT = "held_out"
+# Of tasks that have one: prompts to choose a checkpoint by.
+VALIDATION = "validation"
 SPLITS = (TRAIN, HELD_OUT)
 # Splits a text into whole numbers and single other characters.
 NUMBER_PATTERN = r"[0-9]+|[^0-9]"
@@ -60,9 +62,22 @@ class Task(abc.ABC):
   name: ClassVar[str]
   FIELDS: ClassVar[Mapping[str, Any]]
 
+  @property
+  def splits(self) -> Sequence[str]:
+    """The names of the task's splits."""
+    return SPLITS
+
   @abc.abstractmethod
   def num_prompts(self, split: str) -> int:
-    """Returns how many prompts a split has: "train" or "held_out"."""
+    """Returns how many prompts a split has."""
+
+  def source_index(self, split: str, index: int) -> int:
+    """Returns a prompt's index in the task that `config.task` makes.
+
+    Another one only where prompts of that task were left out afterwards.
+    """
+    del split
+    return index
 
   @abc.abstractmethod
   def prompt(self, split: str, index: int) -> str:
@@ -117,10 +132,25 @@ class Task(abc.ABC):
     )
 
 
+def has_report(task: Task) -> bool:
+  """Tells whether a task is made of rows of data, and reports on them."""
+  return getattr(task, "report", None) is not None
+
+
+def split_while_training(task: Task) -> str:
+  """Returns the split to evaluate on while training.
+
+  The validation split where there is one: what is chosen by it (a checkpoint,
+  an end of training) must not be chosen by the test split.
+  """
+  return VALIDATION if VALIDATION in task.splits else HELD_OUT
+
+
 def check_split(split: str) -> None:
-  """Raises ValueError where `split` is not one of `SPLITS`."""
-  if split not in SPLITS:
-    raise ValueError(f"split {split!r}: allowed {list(SPLITS)}")
+  """Raises ValueError where `split` is no name of a split."""
+  allowed = (*SPLITS, VALIDATION)
+  if split not in allowed:
+    raise ValueError(f"split {split!r}: allowed {list(allowed)}")
 
 
 def check_integer(field: str, value: Any, low: int, high: int) -> None:

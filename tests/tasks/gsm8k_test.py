@@ -1,0 +1,207 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""GSM8K: formats, rewards, splits, and every answer of the published data.
+
+The tests of the real data skip where TBA_JAX_DATA names no folder with `gsm8k`.
+"""
+
+import json
+import os
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import ml_collections
+
+from tba_jax.tasks import build
+from tba_jax.tasks import gsm8k
+from tba_jax.tasks import numbers
+
+_REAL = pathlib.Path(os.environ.get("TBA_JAX_DATA", "")) / "gsm8k"
+
+
+def _task(**fields):
+  return build.make_task(ml_collections.ConfigDict({"name": "gsm8k", **fields}))
+
+
+class Gsm8kTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+
+  def write(self, **splits):
+    for split, found in splits.items():
+      text = "".join(
+          json.dumps({"question": q, "answer": a}) + "\n" for q, a in found
+      )
+      (self.folder / f"{split}.jsonl").write_text(text)
+    return str(self.folder)
+
+  def make(self, **fields):
+    data = self.write(
+        train=[
+            ("How many?", "Two <<1+1=2>>2.\n#### 2"),
+            ("Why?", "#### 1,000"),
+        ],
+        test=[("Who?", "#### -3")],
+    )
+    return _task(data=data, **fields)
+
+  def test_formats(self):
+    task = self.make()
+    self.assertEqual(
+        task.prompt("train", 0),
+        "[MATH TASK] Problem:\nHow many?\n\nSolution:\n",
+    )
+    self.assertEqual(
+        task.reference_completion("train", 0, None), "Two 2.\n#### 2"
+    )
+    task = self.make(prompt_format="sft")
+    self.assertEqual(
+        task.prompt("train", 0), "[MATH_TASK] Problem:\nHow many?\n\nSolution:"
+    )
+    self.assertEqual(
+        task.reference_completion("train", 0, None), "\nTwo 2.\n#### 2"
+    )
+
+  def test_braces_in_a_question_are_text(self):
+    data = self.write(train=[("{question} {x}?", "1")], test=[("a?", "1")])
+    task = _task(data=data, prompt_format="plain")
+    self.assertEqual(task.prompt("train", 0), "{question} {x}?\n")
+
+  @parameterized.parameters(
+      ("last_number", "It is 2", 1.0),
+      ("last_number", "#### 3 or 2.0", 1.0),
+      ("last_number", "2 or 3", 0.0),
+      ("last_number", "", 0.0),
+      ("last_number", "-2", 0.0),
+      ("hash", "It is 2", 0.0),
+      ("hash", "So.\n#### 2", 1.0),
+      ("hash", "#### 2\n#### 3", 0.0),
+  )
+  def test_reward(self, rule, completion, reward):
+    task = self.make(answer_rule=rule)
+    self.assertEqual(task.reward("train", 0, completion), reward)
+    key = task.solution_key("train", 0, completion)
+    self.assertEqual(key is not None, reward == 1.0)
+
+  def test_white_space_is_no_other_solution(self):
+    task = self.make()
+    keys = {
+        task.solution_key("train", 0, text)
+        for text in ("1+1\n= 2", " 1+1  = 2 ", "1+1\t=\n2")
+    }
+    self.assertEqual(keys, {"1+1 = 2"})
+
+  def test_rows_that_cannot_be_used(self):
+    data = self.write(
+        train=[
+            ("a?", "#### 1"),
+            ("", "#### 1"),
+            ("b?", " "),
+            ("c?", "no number"),
+            ("a?", "#### 2"),
+            (5, "#### 2"),
+        ],
+        test=[("z?", "#### 1")],
+    )
+    report = _task(data=data).report
+    self.assertEqual(report.used, {"train": 1, "held_out": 1})
+    for reason, lines in (
+        ("no_prompt", [2, 6]),
+        ("no_answer", [3]),
+        ("no_number", [4]),
+        ("duplicate", [5]),
+    ):
+      self.assertEqual(
+          report.places("train", reason), [f"train.jsonl:{n}" for n in lines]
+      )
+
+  def test_validation_problems_are_training_problems(self):
+    data = self.write(
+        train=[(f"{i}?", f"#### {i}") for i in range(9)], test=[("x?", "1")]
+    )
+    whole = _task(data=data)
+    task = _task(data=data, validation_prompts=3, split_seed=1)
+    self.assertEqual(task.splits, ("train", "held_out", "validation"))
+    parts = {
+        split: {task.prompt(split, i) for i in range(task.num_prompts(split))}
+        for split in task.splits
+    }
+    self.assertLen(parts["validation"], 3)
+    self.assertEmpty(parts["validation"] & parts["train"])
+    self.assertEqual(
+        parts["validation"] | parts["train"],
+        {whole.prompt("train", i) for i in range(9)},
+    )
+    other = _task(data=data, validation_prompts=3, split_seed=2)
+    self.assertNotEqual(
+        [task.prompt("validation", i) for i in range(3)],
+        [other.prompt("validation", i) for i in range(3)],
+    )
+
+  @parameterized.parameters(
+      ({"prompt_format": "x"}, "config.task.prompt_format='x'.*sft"),
+      ({"answer_rule": "x"}, "config.task.answer_rule='x'.*hash"),
+      ({"validation_prompts": 2}, "config.task.validation_prompts=2.*up to 1"),
+      ({"data": ""}, "config.task.data=''.*train.jsonl"),
+      ({"data": "/nowhere"}, "config.task.data='/nowhere'"),
+  )
+  def test_wrong_settings(self, fields, message):
+    data = self.write(train=[("a?", "1"), ("b?", "1")], test=[("c?", "#### 1")])
+    with self.assertRaisesRegex(ValueError, message):
+      _task(**{"data": data, **fields})
+
+  def test_overlap_and_emptiness_are_errors(self):
+    data = self.write(train=[("A?", "1")], test=[("a? ", "1")])
+    with self.assertRaisesRegex(ValueError, "train.jsonl:1 = test.jsonl:1"):
+      _task(data=data)
+    self.write(train=[("A?", "none")], test=[("b?", "1")])
+    with self.assertRaisesRegex(ValueError, "without a number: train.jsonl:1"):
+      _task(data=data)
+
+  def test_made_up_problems(self):
+    task = _task(data="made_up", made_up_prompts=200, split_seed=3)
+    again = _task(data="made_up", made_up_prompts=200, split_seed=3)
+    for split, size in (("train", 160), ("held_out", 40)):
+      self.assertEqual(task.num_prompts(split), size)
+      for i in range(size):
+        solution = task.reference_completion(split, i, None)
+        self.assertEqual(task.reward(split, i, solution), 1.0)
+        self.assertEqual(again.prompt(split, i), task.prompt(split, i))
+        for line in solution.split("\n")[:-1]:
+          sum_, _, result = line.partition("=")
+          self.assertEqual(eval(sum_), int(result))
+
+
+@absltest.skipUnless(_REAL.is_dir(), "TBA_JAX_DATA has no gsm8k")
+class RealDataTest(absltest.TestCase):
+
+  def test_every_answer_is_read_by_both_rules(self):
+    task = _task(data=str(_REAL))
+    self.assertEqual(task.num_prompts("train"), 7473)
+    self.assertEqual(task.num_prompts("held_out"), 1319)
+    self.assertLen(task.report.lines(), 2)  # Nothing was left out.
+    for split in task.splits:
+      for i in range(task.num_prompts(split)):
+        answer = task.example(split, i).fields["answer"]
+        solution = task.reference_completion(split, i, None)
+        self.assertNotIn("<<", solution)
+        # Written by hand, once more: what follows the marks.
+        right = float(answer.rpartition("#### ")[2].replace(",", ""))
+        self.assertEqual(numbers.last_number(answer), right)
+        self.assertEqual(task.reward(split, i, solution), 1.0)
+        self.assertEqual(numbers.final_number(solution), right)
+        wrong = f"{solution}0"
+        self.assertEqual(task.reward(split, i, wrong), float(right == 0))
+
+
+class FormatsTest(absltest.TestCase):
+
+  def test_every_format_has_an_opening(self):
+    self.assertEqual(set(gsm8k.FORMATS), set(gsm8k._OPENINGS))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,67 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts above the limit go, and indices lead back to the task's own."""
+
+from absl.testing import absltest
+
+from tba_jax.tasks import base
+from tba_jax.tasks import examples
+from tba_jax.tasks import limited
+from tba_jax.tasks import rows_task
+
+
+class _Task(rows_task.RowsTask):
+  name = "letters"
+
+  def judge(self, split, index, completion):
+    return base.Judgement(float(index), completion, {"index": index})
+
+
+def _task(**splits: str) -> _Task:
+  made = {
+      split: [
+          examples.Example(f"{split}:{i}", prompt, f"answer {i}", {})
+          for i, prompt in enumerate(prompts.split())
+      ]
+      for split, prompts in splits.items()
+  }
+  return _Task(made, examples.Report())
+
+
+class LimitedTest(absltest.TestCase):
+
+  def make(self, limit: int) -> limited.Limited:
+    return limited.Limited(
+        _task(train="aaa b cc dddd e", held_out="x yyyy"),
+        num_tokens=len,
+        max_prompt_tokens=limit,
+    )
+
+  def test_what_fits_stays_under_new_indices(self):
+    task = self.make(2)
+    prompts = [
+        task.prompt("train", i) for i in range(task.num_prompts("train"))
+    ]
+    self.assertEqual(prompts, ["b", "cc", "e"])
+    self.assertEqual(
+        [task.source_index("train", i) for i in range(3)], [1, 2, 4]
+    )
+    self.assertEqual(task.judge("train", 2, "x").reward, 4.0)
+    self.assertEqual(task.reward("train", 1, "x"), 2.0)
+    self.assertEqual(task.solution_key("train", 1, "x"), "x")
+    self.assertEqual(task.reference_completion("train", 0, None), "answer 1")
+    self.assertEqual(task.num_prompts("validation"), 0)
+    self.assertEqual(
+        task.report.places("train", "too_long"), ["train:0", "train:3"]
+    )
+    self.assertEqual(task.report.used, {"train": 3, "held_out": 1})
+
+  def test_a_split_without_prompts(self):
+    with self.assertRaisesRegex(
+        ValueError, "config.sampling.max_prompt_tokens=0.*'train'"
+    ):
+      self.make(0)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,176 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks of a user's rows and rewards, weighted, imported, or a command's."""
+
+import json
+import pathlib
+import sys
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import ml_collections
+
+from tba_jax import validate
+from tba_jax.rewards import judges
+from tba_jax.tasks import base
+from tba_jax.tasks import build
+from tests import base_config
+
+_HERE = pathlib.Path(__file__).parent
+_ROWS = [
+    {"prompt": "sky?", "answer": "blue", "color": "blue"},
+    {"prompt": "sea?", "answer": "12 shades", "color": "green"},
+]
+
+
+class OwnTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.save("train", *_ROWS)
+    self.save("test", {"prompt": "sun?", "answer": "1,000", "color": "red"})
+
+  def save(self, name, *rows):
+    path = self.folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+  def fields(self, **changes):
+    files = {n: str(self.folder / f"{n}.jsonl") for n in ("train", "test")}
+    return {"name": "own", **files, **changes}
+
+  def make(self, **changes) -> base.Task:
+    return build.make_task(ml_collections.ConfigDict(self.fields(**changes)))
+
+  @parameterized.parameters(
+      ("exact", 0, " blue\n", 1.0),
+      ("exact", 0, "light blue", 0.0),
+      ("contains", 0, "light blue", 1.0),
+      ("contains", 0, "red", 0.0),
+      ("number", 1, "I say 12.", 1.0),
+      ("number", 1, "I say 12 or 13.", 0.0),
+  )
+  def test_built_in_rewards(self, name, index, completion, reward):
+    task = self.make(rewards=name)
+    judged = task.judge("train", index, completion)
+    self.assertEqual(judged.reward, reward)
+    self.assertEqual(judged.key is not None, reward == 1.0)
+    self.assertEqual(judged.parts, {name: reward})
+
+  def test_several_rewards_weighted(self):
+    task = self.make(
+        rewards=(
+            f"exact * 2, {_HERE}/own_rewards.py:short*0.5,"
+            "tests.tasks.own_rewards:says_color * -1"
+        ),
+        right_from=1.5,
+    )
+    judged = task.judge("train", 0, "blue")
+    self.assertEqual(
+        judged.parts, {"exact": 1.0, "short": 0.2, "says_color": 0.0}
+    )
+    self.assertAlmostEqual(judged.reward, 2.1)
+    self.assertEqual(judged.key, "blue")
+    judged = task.judge("train", 0, "sky? blue")
+    self.assertAlmostEqual(judged.reward, 0.05 - 1.0)
+    self.assertIsNone(judged.key)
+
+  def test_templates_and_kinds_of_answers(self):
+    self.save(
+        "train",
+        {"q": "a", "n": 1},
+        {"q": "b", "n": None},
+        {"q": "c", "n": "none"},
+        {"n": 4},
+    )
+    self.save("test", {"q": "z", "n": 2})
+    task = self.make(
+        prompt="Q: {q}\nA:",
+        completion=" {n}!",
+        answer="n",
+        answer_kind="number",
+        rewards="number",
+    )
+    self.assertEqual(task.prompt("train", 0), "Q: a\nA:")
+    self.assertEqual(task.reference_completion("train", 0, None), " 1!")
+    self.assertEqual(
+        task.report.places("train", "no_answer"), ["train.jsonl:2"]
+    )
+    self.assertEqual(
+        task.report.places("train", "no_number"), ["train.jsonl:3"]
+    )
+    self.assertEqual(
+        task.report.places("train", "no_prompt"), ["train.jsonl:4"]
+    )
+    task = self.make(
+        prompt="{q}", completion="", answer_kind="none", answer="n"
+    )
+    self.assertEqual(task.num_prompts("train"), 3)
+
+  def test_validation_of_a_source_or_cut(self):
+    rows = [{"prompt": f"v{i}", "answer": "1"} for i in range(3)]
+    task = self.make(validation=self.save("dev", *rows))
+    self.assertEqual(task.num_prompts("validation"), 3)
+    task = self.make(validation_prompts=1)
+    self.assertEqual([task.num_prompts(s) for s in task.splits], [1, 1, 1])
+
+  def test_a_command_judges(self):
+    script = self.folder / "verify.py"
+    script.write_text(
+        "import json, sys\n"
+        "q = json.load(sys.stdin)\n"
+        "if q['completion'] == 'exit': sys.exit('broken')\n"
+        "if q['completion'] == 'word': print('well')\n"
+        "print('thinking')\n" * 1 + "if q['completion'] != 'word':\n"
+        "  print(0.5 * (q['row']['color'] == q['completion']))\n"
+    )
+    task = self.make(
+        rewards="exact", verifier=f"{sys.executable} {script}",
+        verifier_weight=4.0,
+    )  # fmt: skip
+    judge = judges.InProcess(task, fallback=-1.0)
+    found = judge.judge(
+        [judges.Request("train", 0, t) for t in ("blue", "red", "exit", "word")]
+    )
+    self.assertEqual([j.reward for j in found], [3.0, 0.0, -1.0, -1.0])
+    self.assertEqual([j.failure for j in found], ["", "", "exit", "nan"])
+    self.assertEqual(found[0].parts, {"exact": 1.0, "verifier": 0.5})
+
+  def test_a_command_wants_the_pool(self):
+    config = base_config.make()
+    config.task = ml_collections.ConfigDict(
+        self.fields(verifier="true", answer_kind="text")
+    )
+    config.evaluate.num_prompts = config.evaluate.final_prompts = 1
+    with self.assertRaisesRegex(ValueError, "config.reward.where = 'process'"):
+      validate.validate(config)
+    config.reward.where = "pool"
+    validate.validate(config)
+
+  @parameterized.parameters(
+      ({"rewards": ""}, "config.task.rewards=''"),
+      ({"rewards": "nice"}, "config.task.rewards='nice'.*FILE.py:FUNCTION"),
+      ({"rewards": "exact*much"}, "'much' is no weight"),
+      ({"rewards": "exact,exact*2"}, "different names"),
+      ({"rewards": "nowhere.py:f"}, "nowhere.py"),
+      ({"rewards": "tests.tasks.own_rewards:nope"}, "nope"),
+      ({"rewards": "tests.tasks.own_rewards:NOT_A_FUNCTION"}, "no function"),
+      ({"verifier": "'"}, "config.task.verifier"),
+      ({"train": "nowhere.jsonl"}, "config.task.train='nowhere.jsonl'"),
+      ({"test": ""}, "config.task.test"),
+      ({"answer_kind": "x"}, "config.task.answer_kind='x'"),
+  )
+  def test_wrong_settings(self, changes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      self.make(**changes)
+
+  def test_a_bug_costs_one_completion(self):
+    task = self.make(rewards="tests.tasks.own_rewards:broken")
+    judge = judges.InProcess(task, fallback=0.25)
+    (found,) = judge.judge([judges.Request("train", 0, "x")])
+    self.assertEqual((found.reward, found.failure), (0.25, "error"))
+
+
+if __name__ == "__main__":
+  absltest.main()
