@@ -8,49 +8,9 @@ returns it. Units are in the names (`_s`, `_steps`, `_tokens`) or beside them.
 
 import ml_collections
 
+import configs
 
-def parse_arg(
-    arg: str, **spec: bool | int | float | str
-) -> ml_collections.ConfigDict:
-  """Returns the typed variants of a config's argument string.
-
-  `parse_arg("quick,seed=3", quick=False, seed=0)` gives quick=True, seed=3.
-
-  Args:
-    arg: comma-separated `name` (a flag set to True) or `name=value`; may be
-      empty or None.
-    **spec: the allowed names with their defaults, whose types are applied.
-
-  Raises:
-    ValueError: a name that is not in `spec`, or a value of another type.
-  """
-  out = dict(spec)
-  for item in (arg or "").split(","):
-    if not item:
-      continue
-    name, has_value, text = item.partition("=")
-    if name not in spec:
-      raise ValueError(
-          f"config argument {name!r} is not known; allowed: {sorted(spec)}"
-      )
-    kind = type(spec[name])
-    if kind is bool:
-      allowed = {"": True, "true": True, "1": True, "false": False, "0": False}
-      if text.lower() not in allowed:
-        raise ValueError(
-            f"config argument {name}={text!r}: allowed true, false"
-        )
-      out[name] = allowed[text.lower()]
-    else:
-      if not has_value:
-        raise ValueError(f"config argument {name!r} needs a value: {name}=…")
-      try:
-        out[name] = kind(text)
-      except ValueError as error:
-        raise ValueError(
-            f"config argument {name}={text!r}: allowed a {kind.__name__}"
-        ) from error
-  return ml_collections.ConfigDict(out)
+parse_arg = configs.parse_arg
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -197,16 +157,37 @@ def get_config() -> ml_collections.ConfigDict:
       # of ratio_clip (of a token's ratio; of a completion's with
       # proximal_rloo), and none at ratio_clip=0. Others: "none", "clip_token",
       # "clip_sequence", "cispo" (bound ratio_clip), "truncate_token",
-      # "truncate_sequence", "mask_token" (bound ratio_cap).
+      # "truncate_sequence", "mask_token" (bound ratio_cap), "decoupled" (both:
+      # the trust region is around the proximal policy).
       correction="",
       ratio_clip=0.0,  # trust region on the behavior ratio; 0 = the paper's
       ratio_cap=8.0,  # the largest ratio of "truncate_*" and "mask_token"
+      # Log-probs of the policy that sampled: "sampler" gives them exactly;
+      # "recomputed" takes those of the proximal policy, as Async RLHF's code.
+      behavior_logprobs="sampler",
+      # A proximal policy, and the values of which PPO makes its advantages, are
+      # held for so many steps; 0 = for a round, without rounds for one step.
+      proximal_every_steps=0,
       # A completion's log-prob is the sum of its tokens' over: "none" 1,
-      # "tokens" their number, "max_tokens" sampling.max_completion_tokens;
-      # "" is the objective's own.
+      # "tokens" their number, "max_tokens" sampling.max_completion_tokens,
+      # "mean_tokens" the mean number in the batch; "" is the objective's own.
       length_norm="",
       include_stop_token=True,
+      # A completion without stop token: "keep" its reward, "replace" it by
+      # missing_stop_reward, or "add" that to it.
+      missing_stop="keep",
+      missing_stop_reward=-1.0,
       log_z_learning_rate=1e-2,  # of "tb_learned_z"
+      # Of "ppo" and "subtb". The value model starts from the "policy", with a
+      # head of zeros, or from a Hugging Face folder with a scalar head.
+      value_init="policy",
+      value_learning_rate=1e-3,  # in the schedule of the policy
+      value_clip=0.2,  # of "ppo", around the held values; 0 = off
+      value_weight=0.1,  # of the value loss of "ppo"
+      gae_gamma=1.0,  # discount a token
+      gae_lambda=0.95,  # 0 = one step, 1 = all that follows
+      whiten_advantages=True,  # to mean 0 and variance 1 over a batch
+      subtb_lambda=0.9,  # weight of a part of n tokens is lambda^n
   )
 
   # The policy that the KL is measured against: "fixed", or at every

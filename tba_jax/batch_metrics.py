@@ -6,6 +6,8 @@ The totals of several micro-batches add up exactly; `finish` turns their sum
 into means. docs/objectives.md has the list.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -21,6 +23,9 @@ _LOG_Z_SQUARE = "log_z_square"
 # Second moment of the ratio of completions: becomes
 # `effective_sample_share`, (Σ w)² / (N Σ w²).
 _RATIO_SQUARE = "ratio_square"
+# Of what values should be and were: become `value_explained_variance`.
+_RETURN_SQUARE = "return_square"
+_VALUE_ERROR_SQUARE = "value_error_square"
 # Nats a token: no mean of perplexities is infinite for one odd completion.
 _MAX_TOKEN_NATS = 20.0
 
@@ -48,14 +53,15 @@ def of_residuals(
   """Returns how far the policy is from the reference and from balance.
 
   Log Z and residual are those of the objective, and of VarGrad trajectory
-  balance for objectives without.
+  balance on whole completions for objectives without.
   """
   log_ratio_BxKxT = groups.logprobs_BxKxT - groups.ref_logprobs_BxKxT
   if "residual_BxK" not in aux:
+    whole = dataclasses.replace(groups, weights_BxKxT=groups.mask_BxKxT)
     _, aux = tb.vargrad_tb_loss(
-        groups.seq_BxK,
-        groups.ref_seq_BxK,
-        groups.rewards_BxK,
+        whole.seq_BxK,
+        whole.ref_seq_BxK,
+        whole.rewards_BxK,
         beta=beta,
         scale="unit",
     )
@@ -83,6 +89,22 @@ def of_pairs(aux: dict[str, jax.Array]) -> Totals:
   }
 
 
+def of_values(groups: groups_lib.Groups, aux: dict[str, jax.Array]) -> Totals:
+  """Returns how well the value model knows the returns, where it has them."""
+  if groups.targets is None:
+    return {}
+  returns, mask = groups.targets.returns_BxKxT, groups.mask_BxKxT
+  return {
+      "value_mean": total(groups.values_BxKxT, mask),
+      "return_mean": total(returns, mask),
+      _RETURN_SQUARE: total(jnp.square(returns), mask),
+      _VALUE_ERROR_SQUARE: total(
+          jnp.square(returns - groups.values_BxKxT), mask
+      ),
+      "value_clip_share": total(aux["value_held_BxKxT"], mask),
+  }
+
+
 def of_batch(batch: types.Batch, logprobs_BxKxT: jax.Array) -> Totals:
   """Returns what does not depend on the loss."""
   rewards_BxK = batch.rewards
@@ -103,6 +125,7 @@ def of_batch(batch: types.Batch, logprobs_BxKxT: jax.Array) -> Totals:
 
 def finish(totals: Totals) -> dict[str, jax.Array]:
   """Returns the means, [] float32; a metric without any weight is 0."""
+  tiny = jnp.finfo(jnp.float32).tiny
   out = {
       name: value / jnp.maximum(weight, 1.0)
       for name, (value, weight) in totals.items()
@@ -111,8 +134,13 @@ def finish(totals: Totals) -> dict[str, jax.Array]:
     variance = out.pop(_LOG_Z_SQUARE) - jnp.square(out["log_z_mean"])
     out["log_z_std"] = jnp.sqrt(jnp.maximum(variance, 0.0))
   if _RATIO_SQUARE in out:
-    square = jnp.maximum(out.pop(_RATIO_SQUARE), jnp.finfo(jnp.float32).tiny)
+    square = jnp.maximum(out.pop(_RATIO_SQUARE), tiny)
     out["effective_sample_share"] = jnp.square(out["ratio_mean"]) / square
+  if _RETURN_SQUARE in out:
+    variance = out.pop(_RETURN_SQUARE) - jnp.square(out["return_mean"])
+    error = out.pop(_VALUE_ERROR_SQUARE) / jnp.maximum(variance, tiny)
+    # Of returns that are all equal nothing is left to explain.
+    out["value_explained_variance"] = jnp.where(variance > 0, 1 - error, 0.0)
   return out
 
 

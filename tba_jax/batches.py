@@ -12,6 +12,8 @@ from tba_jax import types
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import draw as draw_lib
 
+STOP_RULES = ("keep", "replace", "add")
+
 
 class BatchMaker:
   """Makes batches; reference log-probs are computed once a trajectory.
@@ -26,6 +28,8 @@ class BatchMaker:
       reference: reference_lib.Reference,
       *,
       include_stop_token: bool,
+      missing_stop: str,
+      missing_stop_reward: float,
       part_prompts: int,
       place: Callable[[types.Batch], types.Batch] = lambda batch: batch,
   ):
@@ -35,6 +39,7 @@ class BatchMaker:
       buffer: the draws come from; it caches the reference log-probs.
       reference: policy that the KL is measured against.
       include_stop_token: whether the loss counts stop tokens.
+      missing_stop, missing_stop_reward: as `with_stop_rule`.
       part_prompts: reference log-probs are computed for so many prompts at a
         time, at most the batch's; one shape, compiled once.
       place: puts a host batch onto the mesh.
@@ -42,6 +47,7 @@ class BatchMaker:
     self._buffer = buffer
     self._reference = reference
     self._include_stop_token = include_stop_token
+    self._stop_rule = missing_stop, missing_stop_reward
     self._part_prompts = part_prompts
     self._place = place
     self._unsaved: list[tuple[np.ndarray, jax.Array, int]] = []
@@ -76,7 +82,9 @@ class BatchMaker:
         completion_mask=take(mask_BxKxT),
         behavior_logprobs=take(draw.behavior_logprobs),
         ref_logprobs=take(draw.ref_logprobs),
-        rewards=take(draw.rewards),
+        rewards=take(
+            with_stop_rule(draw.rewards, draw.stopped, *self._stop_rule)
+        ),
         # A later version is of a history that a restart has undone.
         staleness_steps=take(np.abs(step - draw.versions).astype(np.float32)),
     )
@@ -113,6 +121,29 @@ class BatchMaker:
     # The reference may have moved since; what it gave before keeps its version.
     for rows_bxK, values_bxKxT, version in unsaved:
       self._buffer.set_ref_logprobs(rows_bxK, np.asarray(values_bxKxT), version)
+
+
+def with_stop_rule(
+    rewards: np.ndarray, stopped: np.ndarray, rule: str, reward: float
+) -> np.ndarray:
+  """Returns the rewards by the rule for completions without stop token.
+
+  Args:
+    rewards: [...] float32.
+    stopped: [...] bool.
+    rule: "keep" changes nothing; "replace" puts `reward` in place of theirs, as
+      Noukhovitch et al. 2024 (arXiv:2410.18252); "add" adds it.
+    reward: task units.
+
+  Raises:
+    ValueError: the rule is not known.
+  """
+  if rule not in STOP_RULES:
+    raise ValueError(f"loss.missing_stop={rule!r}: allowed {STOP_RULES}")
+  if rule == "keep":
+    return rewards
+  ruled = np.full_like(rewards, reward)
+  return np.where(stopped, rewards, ruled + (rewards if rule == "add" else 0))
 
 
 def completion_mask(

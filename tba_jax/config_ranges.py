@@ -26,17 +26,22 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "truncate_token",
         "truncate_sequence",
         "mask_token",
+        "decoupled",
     ),
-    "loss.length_norm": ("", "none", "tokens", "max_tokens"),
+    "loss.behavior_logprobs": ("sampler", "recomputed"),
+    "loss.length_norm": ("", "none", "tokens", "max_tokens", "mean_tokens"),
+    "loss.missing_stop": ("keep", "replace", "add"),
     "loss.name": (
         "tb",
         "tb_learned_z",
+        "subtb",
         "tba_prime",
         "reinforce",
         "rloo",
         "proximal_rloo",
         "grpo",
         "dr_grpo",
+        "ppo",
         "copg",
         "gvpo",
         "online_dpo",
@@ -163,7 +168,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " sft.warmup_steps sampling.top_k search.lead_steps"
         " loss.beta_decay_steps loss.beta_stop_steps optimizer.warmup_steps"
         " rounds.mini_batches optimizer.stable_steps optimizer.decay_steps"
-        " reward.memory_mb train.per_round_steps"
+        " reward.memory_mb train.per_round_steps loss.proximal_every_steps"
         " replay.reward_temperature_decay_steps"
         " replay.warm_start_completions log.num_samples"
         " log.profile_num_steps",
@@ -176,7 +181,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " model.rope_high_freq_factor sft.learning_rate"
         " sampling.temperature search.lease_s search.pull_every_s"
         " search.starvation_s loss.beta loss.beta_final"
-        " loss.ratio_cap loss.log_z_learning_rate optimizer.learning_rate"
+        " loss.ratio_cap loss.log_z_learning_rate loss.value_learning_rate"
+        " optimizer.learning_rate"
         " optimizer.epsilon"
         " replay.reward_temperature replay.reward_temperature_final"
         " replay.max_segment_mb guards.max_kl"
@@ -187,15 +193,23 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         _FROM_0,
         "sft.weight_decay sft.grad_clip_norm optimizer.learning_rate_final"
         " optimizer.weight_decay optimizer.grad_clip_norm"
-        " train.wall_clock_limit_s guards.min_entropy",
+        " train.wall_clock_limit_s guards.min_entropy loss.value_clip"
+        " loss.value_weight",
     ),
-    (_FROM_0_TO_1, "replay.recent_fraction"),
-    ((lambda v: math.isfinite(v), "allowed a number"), "reward.fallback"),
+    (
+        _FROM_0_TO_1,
+        "replay.recent_fraction loss.gae_gamma loss.gae_lambda",
+    ),
+    (
+        (lambda v: math.isfinite(v), "allowed a number"),
+        "reward.fallback loss.missing_stop_reward",
+    ),
     ((lambda v: v in (0, 1), "allowed 0 or 1"), "rounds.lag_rounds"),
     (_AT_LEAST_1, "model.rope_factor"),
     (
         _ABOVE_0_TO_1,
-        "model.rotary_fraction sampling.top_p guards.max_accuracy_drop",
+        "model.rotary_fraction sampling.top_p guards.max_accuracy_drop"
+        " loss.subtb_lambda",
     ),
     (
         _BELOW_1,

@@ -14,8 +14,8 @@ import pathlib
 from typing import Any
 
 # Names of `config.loss`; a test holds them to the table of objectives.
-OF_SINGLE_COMPLETIONS = ("tb_learned_z",)
-OF_A_TRUST_REGION = ("proximal_rloo",)
+OF_SINGLE_COMPLETIONS = ("tb_learned_z", "subtb", "ppo")
+OF_A_TRUST_REGION = ("proximal_rloo", "ppo")
 
 _Problems = Iterator[tuple[str, str]]
 
@@ -72,7 +72,7 @@ def _group_size(c: Mapping[str, Any]) -> _Problems:
 def _trust_region(c: Mapping[str, Any]) -> _Problems:
   name, correction = c["loss.name"], c["loss.correction"]
   if c["loss.ratio_clip"] == 0:
-    if correction in ("clip_token", "clip_sequence", "cispo"):
+    if correction in ("clip_token", "clip_sequence", "cispo", "decoupled"):
       yield "loss.ratio_clip", (
           "allowed above 0 and below 1 with config.loss.correction ="
           f" {correction!r}"
@@ -81,6 +81,22 @@ def _trust_region(c: Mapping[str, Any]) -> _Problems:
       yield "loss.ratio_clip", (
           f"allowed above 0 and below 1 with config.loss.name = {name!r}"
       )
+
+
+def _proximal(c: Mapping[str, Any]) -> _Problems:
+  """A proximal policy is held within a round, or for some steps."""
+  held = c["loss.proximal_every_steps"]
+  steps = max(c["rounds.mini_batches"], 1) * c["rounds.passes"]
+  if c["rounds.mini_batches"] and held and steps % held:
+    yield "loss.proximal_every_steps", (
+        f"allowed 0 or a divisor of {steps}, the steps of a round"
+    )
+  if c["loss.behavior_logprobs"] == "recomputed" and (held or steps) == 1:
+    yield "loss.behavior_logprobs", (
+        "allowed 'sampler' where the proximal policy is held for one step"
+        " (config.loss.proximal_every_steps, config.rounds): no ratio would be"
+        " left"
+    )
 
 
 def _capacity(c: Mapping[str, Any]) -> _Problems:
@@ -219,6 +235,7 @@ def _sharded_sizes(c: Mapping[str, Any]) -> _Problems:
 def _folders(c: Mapping[str, Any]) -> _Problems:
   for key, names in (
       ("init", ("scratch", "sft")),
+      ("loss.value_init", ("policy",)),
       ("tokenizer.source", ("task",)),
   ):
     value = c[key]
@@ -278,6 +295,7 @@ _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
     _batch,
     _group_size,
     _trust_region,
+    _proximal,
     _capacity,
     _admission,
     _lockstep,

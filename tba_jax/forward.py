@@ -109,3 +109,21 @@ def completion_logprobs(
       completion_tokens_BxKxT,
       read,
   )
+
+
+def completion_values(
+    value_model: Any, loss_params: PyTree, batch: types.Batch
+) -> jax.Array:
+  """Returns [B, K, T] float32, the value of the state before each token.
+
+  Args:
+    value_model: a `models.heads.ScalarModel`.
+    loss_params: its params are under "value".
+    batch: prompts and completions.
+  """
+  return value_model.completion_values(
+      loss_params["value"],
+      batch.prompt_tokens,
+      batch.prompt_mask,
+      batch.completion_tokens,
+  )

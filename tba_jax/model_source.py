@@ -21,6 +21,7 @@ from tba_jax import sharding
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax import train_step as train_step_lib
 from tba_jax import types
+from tba_jax import value_model as value_model_lib
 from tba_jax.models import build
 from tba_jax.models import hf
 
@@ -72,7 +73,13 @@ def restore(
   )
   try:
     state, _ = checkpointer.restore(
-        train_step_lib.abstract_state(config, policy.model, mesh), step
+        train_step_lib.abstract_state(
+            config,
+            policy.model,
+            mesh,
+            value_model=value_model_lib.make(config, policy.model),
+        ),
+        step,
     )
   finally:
     checkpointer.close()

@@ -23,6 +23,7 @@ from tba_jax import types
 from tba_jax.losses import build
 from tba_jax.losses import corrections
 from tba_jax.losses import groups as groups_lib
+from tba_jax.losses import ppo
 from tba_jax.losses import supervised
 from tba_jax.losses import tb
 
@@ -32,21 +33,43 @@ LossFn = Callable[
     [PyTree, PyTree, types.Batch, jax.Array], tuple[jax.Array, Totals]
 ]
 
-PureLoss = Callable[
-    [jax.Array, PyTree, types.Batch, jax.Array], tuple[jax.Array, Totals]
-]
+PureLoss = Callable[..., tuple[jax.Array, Totals]]
 
 
-def make_loss_params(config: ml_collections.ConfigDict) -> PyTree:
-  """Returns what the loss learns beside the policy: {} or {"log_z": [1]}.
+def make_loss_params(
+    config: ml_collections.ConfigDict,
+    value_model: Any = None,
+    params: PyTree = None,
+    value_params: PyTree = None,
+) -> PyTree:
+  """Returns what the loss learns beside the policy, at the start.
+
+  Args:
+    config: reads `loss.name`.
+    value_model: a `models.heads.ScalarModel` where the objective learns one.
+    params: of the policy; a value model starts from a copy, with a head of
+      zeros, where it has no `value_params` of its own.
+    value_params: of the value model.
+
+  Returns:
+    {}, {"log_z": [1]} or {"value": params of the value model}.
 
   Raises:
     ValueError: `config.loss.name` is not known.
   """
-  return build.find(config.loss.name).init_params()
+  loss_params = build.find(config.loss.name).init_params()
+  if value_model is not None:
+    if value_params is None:
+      value_params = value_model.from_policy(params)
+    loss_params["value"] = value_params
+  return loss_params
 
 
-def make_loss_fn(config: ml_collections.ConfigDict, model: Any) -> LossFn:
+def make_loss_fn(
+    config: ml_collections.ConfigDict,
+    model: Any,
+    value_model: Any = None,
+) -> LossFn:
   """Returns the objective that `config.loss` describes.
 
   Its gradient on each token is multiplied by the importance correction; its
@@ -55,6 +78,7 @@ def make_loss_fn(config: ml_collections.ConfigDict, model: Any) -> LossFn:
   Args:
     config: reads `loss` and `sampling.temperature`.
     model: a `models.build.Model`; `forward.py` calls it.
+    value_model: a `models.heads.ScalarModel` where the objective learns one.
 
   Returns:
     loss_fn(params, loss_params, batch, beta) -> (loss [], totals), all float32.
@@ -85,7 +109,12 @@ def make_loss_fn(config: ml_collections.ConfigDict, model: Any) -> LossFn:
       return _token_logprobs(logits, tokens, temperature), entropy
 
     logprobs_BxKxT, entropy_BxKxT = _read(model, params, batch, read)
-    loss, totals = pure_loss(logprobs_BxKxT, loss_params, batch, beta)
+    values_BxKxT = None
+    if value_model is not None:
+      values_BxKxT = forward.completion_values(value_model, loss_params, batch)
+    loss, totals = pure_loss(
+        logprobs_BxKxT, loss_params, batch, beta, values_BxKxT
+    )
     totals["entropy"] = batch_metrics.total(
         entropy_BxKxT, batch.completion_mask
     )
@@ -101,44 +130,54 @@ def make_pure_loss(config: ml_collections.ConfigDict) -> PureLoss:
     config: reads `loss`.
 
   Returns:
-    pure_loss(logprobs_BxKxT, loss_params, batch, beta) -> (loss [], totals).
+    pure_loss(logprobs_BxKxT, loss_params, batch, beta, values_BxKxT) ->
+    (loss [], totals), with the values of a value model, or None.
 
   Raises:
     ValueError: a setting of `config.loss` is out of its range.
   """
   c, row = config.loss, build.find(config.loss.name)
   settings = _correction_settings(c, row)
-  length_norm = c.length_norm or row.length_norm
+  own = {name: c[name] for name in row.settings}
 
   def pure_loss(
       logprobs_BxKxT: jax.Array,
       loss_params: PyTree,
       batch: types.Batch,
       beta: jax.Array,
+      values_BxKxT: jax.Array | None = None,
   ) -> tuple[jax.Array, Totals]:
     mask_BxKxT = batch.completion_mask
-    ratio_BxKxT, ratio_BxK = corrections.ratios(
-        logprobs_BxKxT, batch.behavior_logprobs, mask_BxKxT
+    proximal_BxKxT = batch.prepared.get(
+        "proximal_logprobs", jax.lax.stop_gradient(logprobs_BxKxT)
     )
-    groups = groups_lib.Groups(
-        logprobs_BxKxT=logprobs_BxKxT,
-        behavior_logprobs_BxKxT=batch.behavior_logprobs,
-        ref_logprobs_BxKxT=batch.ref_logprobs,
-        mask_BxKxT=mask_BxKxT,
-        weights_BxKxT=groups_lib.length_weights(mask_BxKxT, length_norm),
-        rewards_BxK=batch.rewards,
+    behavior_BxKxT = batch.behavior_logprobs
+    if c.behavior_logprobs == "recomputed":
+      behavior_BxKxT = proximal_BxKxT
+    ratio_BxKxT, ratio_BxK = corrections.ratios(
+        logprobs_BxKxT, behavior_BxKxT, mask_BxKxT
+    )
+    groups = _make_groups(
+        c, row, logprobs_BxKxT, behavior_BxKxT, values_BxKxT, batch, beta
     )
 
     def row_loss(x_BxKxT: jax.Array) -> build.Loss:
       some = dataclasses.replace(groups, logprobs_BxKxT=x_BxKxT)
-      return row.loss(some, loss_params, beta=beta, scale=c.scale)
+      return row.loss(some, loss_params, beta=beta, scale=c.scale, **own)
 
     # Of small arrays, so next to nothing beside the forward pass.
     push_BxKxT = -jax.grad(row_loss, has_aux=True)(
         jax.lax.stop_gradient(logprobs_BxKxT)
     )[0]
     factor_BxKxT, changed_BxKxT = corrections.factors(
-        ratio_BxKxT, ratio_BxK, push_BxKxT, **settings
+        ratio_BxKxT,
+        ratio_BxK,
+        push_BxKxT,
+        proximal=(
+            corrections.ratios(logprobs_BxKxT, proximal_BxKxT, mask_BxKxT)[0],
+            corrections.ratios(proximal_BxKxT, behavior_BxKxT, mask_BxKxT)[0],
+        ),
+        **settings,
     )
     loss, aux = row_loss(
         corrections.scale_gradient(logprobs_BxKxT, factor_BxKxT)
@@ -148,6 +187,7 @@ def make_pure_loss(config: ml_collections.ConfigDict) -> PureLoss:
         **batch_metrics.of_ratios(ratio_BxK),
         **batch_metrics.of_residuals(groups, aux, beta),
         **batch_metrics.of_pairs(aux),
+        **batch_metrics.of_values(groups, aux),
         **batch_metrics.of_batch(batch, logprobs_BxKxT),
     }
     return loss, jax.lax.stop_gradient(totals)
@@ -187,6 +227,46 @@ def make_supervised_loss_fn(model: Any) -> LossFn:
     }
 
   return loss_fn
+
+
+def _make_groups(
+    c: ml_collections.ConfigDict,
+    row: build.Objective,
+    logprobs_BxKxT: jax.Array,
+    behavior_BxKxT: jax.Array,
+    values_BxKxT: jax.Array | None,
+    batch: types.Batch,
+    beta: jax.Array,
+) -> groups_lib.Groups:
+  """Returns what the objective may read; targets are of here or prepared."""
+  prepared, targets = batch.prepared, None
+  if row.has_targets and "returns_BxKxT" in prepared:
+    fields = dataclasses.fields(groups_lib.Targets)
+    targets = groups_lib.Targets(**{f.name: prepared[f.name] for f in fields})
+  elif row.has_targets:
+    targets = ppo.make_targets(
+        values_BxKxT,
+        behavior_BxKxT - batch.ref_logprobs,
+        batch.completion_mask,
+        batch.rewards,
+        beta=beta,
+        **{name: c[name] for name in ppo.TARGET_SETTINGS},
+    )
+  mean_length = (
+      prepared["mean_tokens"][0] if "mean_tokens" in prepared else None
+  )
+  return groups_lib.Groups(
+      logprobs_BxKxT=logprobs_BxKxT,
+      behavior_logprobs_BxKxT=behavior_BxKxT,
+      ref_logprobs_BxKxT=batch.ref_logprobs,
+      mask_BxKxT=batch.completion_mask,
+      weights_BxKxT=groups_lib.length_weights(
+          batch.completion_mask, c.length_norm or row.length_norm, mean_length
+      ),
+      rewards_BxK=batch.rewards,
+      values_BxKxT=values_BxKxT,
+      targets=targets,
+  )
 
 
 def _correction_settings(

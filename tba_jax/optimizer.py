@@ -1,11 +1,61 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer."""
+"""The optimizers: of the policy, and of what the loss learns itself."""
+
+import dataclasses
+import functools
 
 import ml_collections
 import optax
 
 from tba_jax import schedules
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizers:
+  """What one step applies.
+
+  tx, learning_rate_fn: of the policy.
+  loss_tx: of what the loss learns itself.
+  value_learning_rate_fn: of the value model, where that is what it learns.
+  """
+
+  tx: optax.GradientTransformation
+  learning_rate_fn: schedules.Schedule
+  loss_tx: optax.GradientTransformation
+  value_learning_rate_fn: schedules.Schedule | None = None
+
+
+def make_optimizers(
+    config: ml_collections.ConfigDict, *, has_values: bool
+) -> Optimizers:
+  """Returns the optimizers of a run.
+
+  A value model has the policy's optimizer and schedule, from a learning rate of
+  its own and with gradients clipped by themselves.
+
+  Args:
+    config: reads `optimizer`, `train` and the learning rates of `loss`.
+    has_values: whether the loss learns a value model.
+
+  Raises:
+    ValueError: as `make_optimizer`.
+  """
+  make = functools.partial(
+      make_optimizer,
+      num_steps=config.train.num_steps,
+      per_round_steps=config.train.per_round_steps,
+  )
+  tx, learning_rate_fn = make(config.optimizer)
+  if not has_values:
+    # log Z starts far from where it belongs, so it moves at its own rate.
+    loss_tx = optax.adam(config.loss.log_z_learning_rate)
+    return Optimizers(tx, learning_rate_fn, loss_tx)
+  own = config.optimizer.copy_and_resolve_references()
+  scale = config.loss.value_learning_rate / own.learning_rate
+  for name in ("learning_rate", "learning_rate_final"):
+    own[name] = scale * own[name]
+  return Optimizers(tx, learning_rate_fn, *make(own))
 
 
 def make_optimizer(

@@ -16,7 +16,9 @@ from tba_jax import rounds
 from tba_jax import schedules
 from tba_jax import searcher as searcher_lib
 from tba_jax import sharding
+from tba_jax import train_step as train_step_lib
 from tba_jax import types
+from tba_jax import value_model as value_model_lib
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import flow as flow_lib
 from tba_jax.replay import prompt_order
@@ -85,6 +87,47 @@ def make_reference(
   )
 
 
+def init_state(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    params: types.PyTree,
+    mesh: jax.sharding.Mesh,
+) -> train_step_lib.TrainState:
+  """Returns the state before step 0 from the policy's params."""
+  return train_step_lib.init_state(
+      config,
+      policy.model,
+      params,
+      mesh,
+      value_model=value_model_lib.make(config, policy.model),
+      value_params=value_model_lib.load(config),
+  )
+
+
+def abstract_state(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    mesh: jax.sharding.Mesh,
+) -> train_step_lib.TrainState:
+  """Returns shapes, dtypes and shardings of the state."""
+  value_model = value_model_lib.make(config, policy.model)
+  return train_step_lib.abstract_state(
+      config, policy.model, mesh, value_model=value_model
+  )
+
+
+def make_train_step(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    mesh: jax.sharding.Mesh,
+) -> train_step_lib.TrainStep:
+  """Returns the jitted step of a config's objective."""
+  value_model = value_model_lib.make(config, policy.model)
+  return train_step_lib.make_train_step(
+      config, policy.model, mesh, value_model=value_model
+  )
+
+
 def make_batch_maker(
     config: ml_collections.ConfigDict,
     buffer: buffer_lib.ReplayBuffer,
@@ -100,6 +143,8 @@ def make_batch_maker(
       buffer,
       reference,
       include_stop_token=config.loss.include_stop_token,
+      missing_stop=config.loss.missing_stop,
+      missing_stop_reward=config.loss.missing_stop_reward,
       part_prompts=num_prompts
       if config.replay.recent_fraction == 1
       else quarter,

@@ -192,7 +192,7 @@ class _Trainer:
     drain.start()
     return trainer_lib.Trainer(
         state=state,
-        train_step=train_step_lib.make_train_step(config, policy.model, mesh),
+        train_step=parts.make_train_step(config, policy, mesh),
         service=service,
         batch_maker=parts.make_batch_maker(
             config, service.buffer, reference, mesh
@@ -232,19 +232,18 @@ class _Trainer:
       train_step_lib.TrainState, dict[str, Any], reference_lib.Reference
   ]:
     """Returns the state to go on from, what was saved with it, reference."""
-    config, model = self._config, policy.model
+    config = self._config
     params = policy_lib.initial_params(policy, config.seed)
     shardings = sharding.param_shardings(
-        mesh, config.sharding, model.logical_axes
+        mesh, config.sharding, policy.model.logical_axes
     )
     reference = parts.make_reference(
         config, policy, jax.device_put(params, shardings)
     )
     if checkpointer.latest_step() is None:
-      state = train_step_lib.init_state(config, model, params, mesh)
-      return state, {}, reference
+      return parts.init_state(config, policy, params, mesh), {}, reference
     state, saved = checkpointer.restore(
-        train_step_lib.abstract_state(config, model, mesh)
+        parts.abstract_state(config, policy, mesh)
     )
     return state, saved, reference
 

@@ -200,8 +200,10 @@ def _train_config(
     out.optimizer.learning_rate_final = 0.0
     out.train.num_steps = sft.num_steps
     out.train.micro_batch_prompts = sft.batch_size
-    # A loss without parameters of its own.
+    # A loss without parameters of its own, and nothing held.
     out.loss.name = "tb"
+    out.loss.proximal_every_steps = 1
+    out.loss.behavior_logprobs = "sampler"
   return out
 
 

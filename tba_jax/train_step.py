@@ -10,6 +10,7 @@ group means of the loss need no communication.
 
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -18,8 +19,10 @@ import ml_collections
 import optax
 
 from tba_jax import batch_metrics
+from tba_jax import micro_batches
 from tba_jax import objective
 from tba_jax import optimizer
+from tba_jax import preparation
 from tba_jax import reference
 from tba_jax import rounds
 from tba_jax import schedules
@@ -40,8 +43,11 @@ class TrainState:
   step: [] int32, optimizer steps done; also the version of `params`.
   params: PyTree, the policy.
   opt_state: PyTree, of the policy's optimizer.
-  loss_params: PyTree, what the loss learns itself; {} or {"log_z": [1]}.
+  loss_params: PyTree, what the loss learns itself; {}, {"log_z": [1]}, or
+    {"value": params of the value model}.
   loss_opt_state: PyTree, of their optimizer.
+  proximal_params: PyTree, what is held for some steps of `params`,
+    `loss_params`, both or neither, by these names.
   ref_params: PyTree, the reference policy where it moves; {} where it is fixed.
   sampling_params: PyTree, the policy that began the last begun round, where
     rounds have a lag; else {}.
@@ -55,6 +61,7 @@ class TrainState:
   opt_state: PyTree
   loss_params: PyTree
   loss_opt_state: PyTree
+  proximal_params: PyTree
   ref_params: PyTree
   sampling_params: PyTree
   learning_rate_scale: Any
@@ -66,6 +73,9 @@ def init_state(
     model: Any,
     params: PyTree,
     mesh: jax.sharding.Mesh,
+    *,
+    value_model: Any = None,
+    value_params: PyTree = None,
 ) -> TrainState:
   """Returns the state before step 0, sharded over the mesh.
 
@@ -77,22 +87,29 @@ def init_state(
     model: a `models.build.Model`; its `logical_axes` is read.
     params: of the policy, on the host or on devices.
     mesh: with the axes data, fsdp, tensor.
+    value_model: a `models.heads.ScalarModel` where the objective learns one.
+    value_params: that it starts from; None is the policy's with a new head.
 
   Raises:
     ValueError: a setting is out of its range.
   """
-  make = _state_maker(config)
-  shardings = _state_shardings(
-      config, model, jax.eval_shape(make, params), mesh
-  )
-  placed = jax.device_put(params, shardings.params)
+  make = _state_maker(config, value_model)
+  shapes = jax.eval_shape(make, params, value_params)
+  shardings = _state_shardings(config, model, shapes, mesh, value_model)
+  placed = [jax.device_put(params, shardings.params), None]
+  if value_params is not None:
+    placed[1] = jax.device_put(value_params, shardings.loss_params["value"])
   # With its output shardings given, jit makes new buffers for all, the params
   # too, so donating the state later does not take the caller's.
-  return jax.jit(make, out_shardings=shardings)(placed)
+  return jax.jit(make, out_shardings=shardings)(*placed)
 
 
 def abstract_state(
-    config: ml_collections.ConfigDict, model: Any, mesh: jax.sharding.Mesh
+    config: ml_collections.ConfigDict,
+    model: Any,
+    mesh: jax.sharding.Mesh,
+    *,
+    value_model: Any = None,
 ) -> TrainState:
   """Returns the state's shapes, dtypes and shardings; allocates nothing.
 
@@ -100,13 +117,15 @@ def abstract_state(
 
   Args and raises: as `init_state`.
   """
-  make = _state_maker(config)
-  params = jax.eval_shape(model.init, jax.ShapeDtypeStruct((2,), jnp.uint32))
-  shapes = jax.eval_shape(make, params)
+  make = _state_maker(config, value_model)
+  rng = jax.ShapeDtypeStruct((2,), jnp.uint32)
+  params = jax.eval_shape(model.init, rng)
+  value_params = value_model and jax.eval_shape(value_model.init, rng)
+  shapes = jax.eval_shape(make, params, value_params)
   return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       shapes,
-      _state_shardings(config, model, shapes, mesh),
+      _state_shardings(config, model, shapes, mesh, value_model),
   )
 
 
@@ -116,6 +135,7 @@ def make_train_step(
     mesh: jax.sharding.Mesh,
     *,
     loss_fn: objective.LossFn | None = None,
+    value_model: Any = None,
 ) -> TrainStep:
   """Returns the jitted step, compiled once for each shape of batch.
 
@@ -130,13 +150,15 @@ def make_train_step(
     model: a `models.build.Model`.
     mesh: with the axes data, fsdp, tensor.
     loss_fn: in place of the one of `config.loss`, for other objectives.
+    value_model: a `models.heads.ScalarModel` where the objective learns one.
 
   Returns:
     train_step(state, batch) -> (state, metrics). The given state is donated:
     use the returned one. The batch has B prompts, a multiple of
     `train.micro_batch_prompts`, each micro-batch a multiple of the data shards.
     Metrics, [] float32: `loss`, `grad_norm` (before clipping), `learning_rate`,
-    `beta`, and those of the loss. Nothing is raised for a non-finite loss: the
+    `beta`, and those of the loss; with a value model also `value_grad_norm`
+    and `value_learning_rate`. Nothing is raised for a non-finite loss: the
     caller reads it, a step later, without stopping the device.
 
   Raises:
@@ -144,21 +166,33 @@ def make_train_step(
       not divide into micro-batches.
   """
   c = config
-  loss_fn = loss_fn or objective.make_loss_fn(c, model)
-  optimizers = _make_optimizers(c)
+  loss_fn = loss_fn or objective.make_loss_fn(c, model, value_model)
+  prepare = preparation.make(c, model, value_model)
+  optimizers = optimizer.make_optimizers(c, has_values=value_model is not None)
   beta_fn = schedules.beta(c.loss, per_round_steps=c.train.per_round_steps)
-  shardings = jax.tree.map(lambda x: x.sharding, abstract_state(c, model, mesh))
+  shardings = jax.tree.map(
+      lambda x: x.sharding,
+      abstract_state(c, model, mesh, value_model=value_model),
+  )
 
   def step_fn(
       state: TrainState, batch: types.Batch
   ) -> tuple[TrainState, dict[str, jax.Array]]:
     held = rounds.hold(c, state.sampling_params, state.params, state.step)
-    state = dataclasses.replace(state, sampling_params=held)
+    proximal = preparation.hold(
+        c, state.proximal_params, state.params, state.loss_params, state.step
+    )
+    state = dataclasses.replace(
+        state, sampling_params=held, proximal_params=proximal
+    )
     beta = beta_fn(state.step)
-    loss, totals, grads = _accumulate(
+    parts = micro_batches.cut(
+        batch, c.train.micro_batch_prompts, mesh, c.sharding
+    )
+    loss, totals, grads = micro_batches.accumulate(
         lambda params, micro: loss_fn(*params, micro, beta),
         (state.params, state.loss_params),
-        _cut(batch, c.train.micro_batch_prompts, mesh, c.sharding),
+        prepare(proximal, state.loss_params, parts, beta),
     )
     learning_rate = optimizers.learning_rate_fn(state.step)
     metrics = {
@@ -168,6 +202,11 @@ def make_train_step(
         "beta": beta,
         **batch_metrics.finish(totals),
     }
+    if value_model is not None:
+      metrics["value_grad_norm"] = optax.tree.norm(grads[1])
+      metrics["value_learning_rate"] = optimizers.value_learning_rate_fn(
+          state.step
+      )
     return _apply(optimizers, c.reference, state, *grads), metrics
 
   return jax.jit(
@@ -178,28 +217,8 @@ def make_train_step(
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Optimizers:
-  """The policy's optimizer with its learning rate, and that of the loss."""
-
-  tx: optax.GradientTransformation
-  learning_rate_fn: schedules.Schedule
-  loss_tx: optax.GradientTransformation
-
-
-def _make_optimizers(config: ml_collections.ConfigDict) -> _Optimizers:
-  tx, learning_rate_fn = optimizer.make_optimizer(
-      config.optimizer,
-      config.train.num_steps,
-      per_round_steps=config.train.per_round_steps,
-  )
-  # log Z starts far from where it belongs, so it moves at its own rate.
-  loss_tx = optax.adam(config.loss.log_z_learning_rate)
-  return _Optimizers(tx, learning_rate_fn, loss_tx)
-
-
 def _apply(
-    optimizers: _Optimizers,
+    optimizers: optimizer.Optimizers,
     config_reference: ml_collections.ConfigDict,
     state: TrainState,
     grads: PyTree,
@@ -230,19 +249,27 @@ def _apply(
 
 
 def _state_maker(
-    config: ml_collections.ConfigDict,
-) -> Callable[[PyTree], TrainState]:
-  """Returns params -> state, to be traced."""
-  optimizers = _make_optimizers(config)
+    config: ml_collections.ConfigDict, value_model: Any
+) -> Callable[..., TrainState]:
+  """Returns (params, value_params) -> state, to be traced."""
+  optimizers = optimizer.make_optimizers(
+      config, has_values=value_model is not None
+  )
 
-  def make(params: PyTree) -> TrainState:
-    loss_params = objective.make_loss_params(config)
+  def make(params: PyTree, value_params: PyTree) -> TrainState:
+    loss_params = objective.make_loss_params(
+        config, value_model, params, value_params
+    )
+    step = jnp.zeros((), jnp.int32)
     return TrainState(
-        step=jnp.zeros((), jnp.int32),
+        step=step,
         params=params,
         opt_state=optimizers.tx.init(params),
         loss_params=loss_params,
         loss_opt_state=optimizers.loss_tx.init(loss_params),
+        proximal_params=preparation.hold(
+            config, None, params, loss_params, step
+        ),
         ref_params=reference.own_params(config.reference, params),
         sampling_params=jax.tree.map(jnp.copy, params)
         if rounds.keep_params(config)
@@ -259,85 +286,43 @@ def _state_shardings(
     model: Any,
     shapes: TrainState,
     mesh: jax.sharding.Mesh,
+    value_model: Any,
 ) -> TrainState:
   """Returns the state's shardings: moments as their params, the rest whole."""
-  params = sharding.param_shardings(mesh, config.sharding, model.logical_axes)
+  of = functools.partial(sharding.param_shardings, mesh, config.sharding)
+  params = of(model.logical_axes)
   sharding.check_divisible(shapes.params, params)
   whole = sharding.replicated(mesh)
-  opt_state = optax.tree_map_params(
-      _make_optimizers(config).tx,
-      lambda _, param_sharding: param_sharding,
-      shapes.opt_state,
-      params,
-      transform_non_params=lambda _: whole,
-  )
   everywhere = jax.tree.map(lambda _: whole, shapes)
+  loss_params = everywhere.loss_params
+  if value_model is not None:
+    loss_params = {**loss_params, "value": of(value_model.logical_axes)}
+    sharding.check_divisible(shapes.loss_params, loss_params)
+
+  def moments(
+      tx: optax.GradientTransformation, opt_state: PyTree, like: PyTree
+  ) -> PyTree:
+    return optax.tree_map_params(
+        tx,
+        lambda _, param_sharding: param_sharding,
+        opt_state,
+        like,
+        transform_non_params=lambda _: whole,
+    )
+
+  optimizers = optimizer.make_optimizers(
+      config, has_values=value_model is not None
+  )
+  held = {"params": params, "loss_params": loss_params}
   return dataclasses.replace(
       everywhere,
       params=params,
-      opt_state=opt_state,
+      opt_state=moments(optimizers.tx, shapes.opt_state, params),
+      loss_params=loss_params,
+      loss_opt_state=moments(
+          optimizers.loss_tx, shapes.loss_opt_state, loss_params
+      ),
+      proximal_params={name: held[name] for name in shapes.proximal_params},
       ref_params=params if shapes.ref_params else {},
       sampling_params=params if shapes.sampling_params else {},
   )
-
-
-def _cut(
-    batch: types.Batch,
-    micro_batch_prompts: int,
-    mesh: jax.sharding.Mesh,
-    rules: ml_collections.ConfigDict,
-) -> types.Batch:
-  """Returns the batch as [micro-batches, prompts of one, ...] leaves."""
-  num_prompts = batch.rewards.shape[0]
-  if num_prompts % micro_batch_prompts:
-    raise ValueError(
-        f"train.micro_batch_prompts={micro_batch_prompts}: must divide the"
-        f" {num_prompts} prompts of the batch"
-    )
-  num_micro = num_prompts // micro_batch_prompts
-  over_batch = sharding.batch_sharding(mesh, rules)
-  num_shards = num_prompts // over_batch.shard_shape((num_prompts,))[0]
-  if micro_batch_prompts % num_shards:
-    raise ValueError(
-        f"train.micro_batch_prompts={micro_batch_prompts}: must be a multiple"
-        f" of the {num_shards} shards of config.sharding.batch"
-    )
-  over_prompts = jax.sharding.NamedSharding(
-      mesh, jax.sharding.PartitionSpec(None, *over_batch.spec)
-  )
-
-  def cut(x: jax.Array) -> jax.Array:
-    # Strided, not contiguous: each data shard then holds its part of every
-    # micro-batch already, and nothing moves.
-    x = x.reshape(micro_batch_prompts, num_micro, *x.shape[1:]).swapaxes(0, 1)
-    return jax.lax.with_sharding_constraint(x, over_prompts)
-
-  return jax.tree.map(cut, batch)
-
-
-def _accumulate(
-    value_fn: Callable[..., tuple[jax.Array, objective.Totals]],
-    params: PyTree,
-    micro_batches: types.Batch,
-) -> tuple[jax.Array, objective.Totals, PyTree]:
-  """Returns the mean loss, the summed totals and the mean gradient."""
-  grad_fn = jax.value_and_grad(value_fn, has_aux=True)
-  num_micro = micro_batches.rewards.shape[0]
-  first = jax.tree.map(lambda x: x[0], micro_batches)
-  if num_micro == 1:
-    (loss, totals), grads = grad_fn(params, first)
-    return loss, totals, grads
-
-  def add(carry: PyTree, micro: types.Batch) -> tuple[PyTree, None]:
-    return jax.tree.map(jnp.add, carry, grad_fn(params, micro)), None
-
-  # Sums in float32 at least, whatever the params are.
-  zeros = jax.tree.map(
-      lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)),
-      jax.eval_shape(grad_fn, params, first),
-  )
-  ((loss, totals), grads), _ = jax.lax.scan(add, zeros, micro_batches)
-  grads = jax.tree.map(
-      lambda g, p: (g / num_micro).astype(p.dtype), grads, params
-  )
-  return loss / num_micro, totals, grads

@@ -69,6 +69,8 @@ class Batch:
   ref_logprobs: [B, K, T] float32, nats, 0 where the mask is 0.
   rewards: [B, K] float32.
   staleness_steps: [B, K] float32, step minus the version that sampled.
+  prepared: arrays [B, ...] float32 by name, what `preparation.py` made of the
+    whole batch before it was cut into micro-batches; {} before.
   """
 
   prompt_tokens: Any
@@ -79,6 +81,7 @@ class Batch:
   ref_logprobs: Any
   rewards: Any
   staleness_steps: Any
+  prepared: Any = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

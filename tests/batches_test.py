@@ -55,7 +55,7 @@ class BatchMakerTest(absltest.TestCase):
         self.reference,
         include_stop_token=stop,
         part_prompts=part_prompts,
-        **kwargs,
+        **{"missing_stop": "keep", "missing_stop_reward": -1.0, **kwargs},
     )
 
   def draw(self, num_prompts=_B, step=8):
@@ -222,6 +222,16 @@ class BatchMakerTest(absltest.TestCase):
     self.assertEqual(placed[0].prompt_mask.dtype, np.float32)
     self.assertEqual(placed[0].staleness_steps.dtype, np.float32)
 
+  def test_the_rule_is_in_the_rewards_of_the_batch(self):
+    draw = self.draw()
+    self.assertTrue((draw.stopped != draw.stopped[0, 0]).any())
+    rewards = dict.fromkeys(("keep", "replace"))
+    for rule in rewards:
+      maker = self.make_maker(missing_stop=rule, missing_stop_reward=-7.0)
+      rewards[rule] = maker.make(draw, 8, {}).rewards
+    self.assertEqual((rewards["replace"] == -7.0).sum(), (~draw.stopped).sum())
+    self.assertFalse((rewards["keep"] == -7.0).any())
+
 
 class CompletionMaskTest(absltest.TestCase):
 
@@ -234,6 +244,20 @@ class CompletionMaskTest(absltest.TestCase):
     # A completion that was cut off has no stop token to leave out.
     np.testing.assert_array_equal(mask(False), [[[1, 1, 0, 0], [1, 1, 1, 1]]])
     self.assertEqual(mask(True).dtype, np.float32)
+
+  def test_rules_for_completions_without_stop_token(self):
+    rewards = np.array([[1.0, 2.0]], np.float32)
+    stopped = np.array([[True, False]])
+    for rule, expected in (
+        ("keep", [1.0, 2.0]),
+        ("replace", [1.0, -3.0]),
+        ("add", [1.0, -1.0]),
+    ):
+      found = batches.with_stop_rule(rewards, stopped, rule, -3.0)
+      np.testing.assert_array_equal(found, [expected])
+      self.assertEqual(found.dtype, np.float32)
+    with self.assertRaisesRegex(ValueError, "loss.missing_stop='drop'"):
+      batches.with_stop_rule(rewards, stopped, "drop", -3.0)
 
 
 if __name__ == "__main__":

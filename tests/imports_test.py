@@ -17,18 +17,18 @@ _PACKAGE = _ROOT / "tba_jax"
 _RINGS = {
     0: """
         config_ranges config_relations config_variants guards host_state jsonl
-        logprobs metrics processes reward_log rounds schedules sharding tokenizer
-        types
+        logprobs metrics processes reward_log rounds schedules sharding
+        tokenizer types
     """,
     1: """
         forward line_program losses/* models/* prompts replay/* sampling/*
         tasks/* transport/*
     """,
     2: """
-        batch_metrics checkpoint config_args data_report ledger objective
-        optimizer reference replay/intake replay/journal replay/packing report/*
-        rewards/* run_directory sampling/decode sampling/rows run_state versions
-        writers
+        batch_metrics checkpoint config_args data_report ledger micro_batches
+        objective optimizer preparation reference replay/intake replay/journal
+        replay/packing report/* rewards/* run_directory sampling/decode
+        sampling/rows run_state value_model versions writers
     """,
     3: """
         batches enumerable evaluator periods policy publication replay/drain

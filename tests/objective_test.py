@@ -133,10 +133,11 @@ class LossTest(parameterized.TestCase):
       np.testing.assert_allclose(jax.grad(along)(0.0), slope, rtol=1e-3)
 
   @parameterized.parameters(
-      (dict(name="ppo"), "loss.name='ppo'"),
+      (dict(name="dqn"), "loss.name='dqn'"),
       (dict(scale="half"), "loss.scale='half'"),
       (dict(ratio_clip=-0.1), "loss.ratio_clip=-0.1"),
       (dict(name="proximal_rloo"), "loss.ratio_clip=0.0"),
+      (dict(name="ppo"), "loss.ratio_clip=0.0"),
   )
   def test_refuses_by_key(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):

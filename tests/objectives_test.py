@@ -3,6 +3,7 @@
 """Every objective through the one path: corrections, norms, metrics."""
 
 import dataclasses
+import functools
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -11,47 +12,99 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax import preparation
 from tba_jax.losses import build
+from tba_jax.losses import ppo
 from tests import table_policy
 
 K = table_policy.K
 BETA = table_policy.BETA
 
 
+# Compiling is all that takes time here, so it is not to optimize.
+_QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+
+
+@functools.partial(jax.jit, compiler_options=_QUICK)
+def evaluate_all(params, batches):
+  """Returns (loss, metrics, gradient) by objective, of a batch for each."""
+  return {
+      name: table_policy.evaluate(
+          table_policy.make_config(name=name, ratio_clip=0.2),
+          params,
+          batches[name],
+      )
+      for name in build.OBJECTIVES
+  }
+
+
+def in_parts(name, batch):
+  """Returns the micro-batches of one prompt, as a step prepares them."""
+  config = table_policy.make_config(name=name, ratio_clip=0.2)
+  prepare = preparation.make(
+      config, table_policy.MODEL, table_policy.value_model_of(config)
+  )
+  parts = prepare(
+      {},
+      table_policy.make_loss_params(config),
+      jax.tree.map(lambda x: x[:, None], batch),
+      BETA,
+  )
+  return [
+      jax.tree.map(lambda x, b=b: x[b], parts) for b in range(table_policy.B)
+  ]
+
+
 class ObjectivesTest(parameterized.TestCase):
 
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.batch = table_policy.make_batch(
+        behavior_params=table_policy.make_params(3)
+    )
+    cls.params = table_policy.make_params(0)
+    cls.found = evaluate_all(
+        cls.params, dict.fromkeys(build.OBJECTIVES, cls.batch)
+    )
+
   def test_all_give_the_metrics_of_tb(self):
-    batch = table_policy.make_batch(behavior_params=table_policy.make_params(3))
     names = {}
-    for name in build.OBJECTIVES:
-      config = table_policy.make_config(name=name, ratio_clip=0.2)
-      loss, metrics, (grad, _) = table_policy.evaluate(
-          config, table_policy.make_params(0), batch
-      )
+    for name, (loss, metrics, (grad, _)) in self.found.items():
       chex.assert_tree_all_finite((loss, metrics, grad))
       self.assertGreater(jnp.abs(grad["table"]).max(), 1e-4, name)
       names[name] = set(metrics)
+    own = {
+        "pair_margin",
+        "pair_accuracy",
+        "value_mean",
+        "value_clip_share",
+        "value_explained_variance",
+        "return_mean",
+    }
     for name, found in names.items():
-      self.assertLessEqual(
-          found - names["tb"], {"pair_margin", "pair_accuracy"}, name
-      )
+      self.assertLessEqual(found - names["tb"], own, name)
       self.assertLessEqual(names["tb"], found, name)
 
   def test_any_cut_into_micro_batches_gives_the_same_gradient(self):
-    batch = table_policy.make_batch(behavior_params=table_policy.make_params(3))
-    params = table_policy.make_params(0)
-    for name in build.OBJECTIVES:
-      config = table_policy.make_config(name=name, ratio_clip=0.2)
-      run = lambda some, config=config: table_policy.evaluate(
-          config, params, some
-      )[2]
-      parts = [
-          run(jax.tree.map(lambda x, b=b: x[b : b + 1], batch))
-          for b in range(table_policy.B)
-      ]
-      mean = jax.tree.map(lambda *x: sum(x) / len(x), *parts)
+    parts = {name: in_parts(name, self.batch) for name in build.OBJECTIVES}
+    found = [
+        evaluate_all(self.params, {name: p[b] for name, p in parts.items()})
+        for b in range(table_policy.B)
+    ]
+    for name, (*_, whole) in self.found.items():
+      grads = [some[name][2] for some in found]
+      mean = jax.tree.map(lambda *x: sum(x) / len(x), *grads)
       with self.subTest(name):
-        chex.assert_trees_all_close(run(batch), mean, rtol=1e-4, atol=1e-6)
+        chex.assert_trees_all_close(whole, mean, rtol=1e-4, atol=1e-6)
+
+  @parameterized.parameters("ppo", "subtb")
+  def test_the_value_model_is_moved(self, name):
+    *_, (_, loss_grad) = self.found[name]
+    self.assertGreater(jnp.abs(loss_grad["value"]["table"]).max(), 1e-3)
 
   def test_the_pairs_metrics(self):
     batch = table_policy.make_batch()
@@ -98,6 +151,46 @@ class ObjectivesTest(parameterized.TestCase):
     chex.assert_trees_all_close(
         grad, jax.grad(surrogate)(params), rtol=1e-4, atol=1e-6
     )
+
+  def test_ppo_is_the_clipped_surrogate_of_tokens(self):
+    config = table_policy.make_config(
+        name="ppo", ratio_clip=0.2, value_weight=0.0
+    )
+    batch = table_policy.make_batch(behavior_params=table_policy.make_params(3))
+    params = table_policy.make_params(0)
+    loss_params = table_policy.make_loss_params(config)
+    targets = ppo.make_targets(
+        table_policy.completion_values(
+            loss_params["value"],
+            batch.prompt_tokens,
+            None,
+            batch.completion_tokens,
+        ),
+        batch.behavior_logprobs - batch.ref_logprobs,
+        batch.completion_mask,
+        batch.rewards,
+        beta=BETA,
+        gae_gamma=1.0,
+        gae_lambda=0.95,
+        whiten_advantages=True,
+    )
+
+    def surrogate(params):
+      logprobs = table_policy.token_logprobs(params, batch)
+      w = jnp.exp(logprobs - batch.behavior_logprobs)
+      advantages = targets.advantages_BxKxT
+      cut = jnp.maximum(-advantages * w, -advantages * jnp.clip(w, 0.8, 1.2))
+      mask = batch.completion_mask
+      return jnp.where(mask > 0, cut, 0.0).sum() / mask.sum()
+
+    _, metrics, (grad, _) = table_policy.evaluate(
+        config, params, batch, loss_params
+    )
+    self.assertBetween(metrics["ratio_clip_share"], 0.05, 0.95)
+    chex.assert_trees_all_close(
+        grad, jax.grad(surrogate)(params), rtol=1e-4, atol=1e-6
+    )
+    self.assertEqual(metrics["value_clip_share"], 0.0)
 
   def test_a_correction_of_one_s_own_choice(self):
     params, batch = table_policy.make_params(0), table_policy.make_batch(

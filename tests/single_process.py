@@ -22,7 +22,6 @@ from tba_jax import policy as policy_lib
 from tba_jax import processes
 from tba_jax import searcher
 from tba_jax import sharding
-from tba_jax import train_step as train_step_lib
 from tba_jax import types
 from tba_jax import versions
 from tba_jax.sampling import requests
@@ -36,8 +35,8 @@ def train(
   mesh = sharding.make_mesh(config.mesh)
   params = policy_lib.initial_params(policy, config.seed)
   reference = parts.make_reference(config, policy, params)
-  state = train_step_lib.init_state(config, policy.model, params, mesh)
-  train_step = train_step_lib.make_train_step(config, policy.model, mesh)
+  state = parts.init_state(config, policy, params, mesh)
+  train_step = parts.make_train_step(config, policy, mesh)
   sampler = policy_lib.make_sampler(
       config, policy, num_rows=config.sampling.num_rows
   )

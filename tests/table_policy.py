@@ -13,6 +13,7 @@ from configs import common
 from tba_jax import batch_metrics
 from tba_jax import objective
 from tba_jax import types
+from tba_jax.losses import build
 
 B, K, T, V, P = 2, 4, 5, 7, 3
 BETA = 0.25
@@ -30,6 +31,30 @@ def completion_logits(params, prompt_tokens, prompt_mask, completion_tokens):
 MODEL = python_types.SimpleNamespace(
     completion_stream=completion_logits, unembed=lambda params, stream: stream
 )
+
+
+def completion_values(params, prompt_tokens, prompt_mask, completion_tokens):
+  """A table of values by position and by the prompt's last token."""
+  del prompt_mask
+  values_Bx1xT = params["table"][prompt_tokens[:, -1]][:, None]
+  return jnp.broadcast_to(values_Bx1xT, completion_tokens.shape)
+
+
+VALUE_MODEL = python_types.SimpleNamespace(completion_values=completion_values)
+
+
+def value_model_of(config):
+  has_values = build.find(config.loss.name).has_values
+  return VALUE_MODEL if has_values else None
+
+
+def make_loss_params(config, seed=5):
+  """What the loss learns; values are drawn at random."""
+  values = np.random.default_rng(seed).normal(size=(V, T))
+  value_params = {"table": jnp.asarray(values, jnp.float32)}
+  return objective.make_loss_params(
+      config, value_model_of(config), None, value_params
+  )
 
 
 def make_config(**loss):
@@ -76,9 +101,9 @@ def make_batch(behavior_params=None, ref_params=None, seed=1):
 
 def evaluate(config, params, batch, loss_params=None):
   """Returns (loss, finished metrics, gradient of both kinds of params)."""
-  loss_fn = objective.make_loss_fn(config, MODEL)
+  loss_fn = objective.make_loss_fn(config, MODEL, value_model_of(config))
   if loss_params is None:
-    loss_params = objective.make_loss_params(config)
+    loss_params = make_loss_params(config)
   (loss, totals), grads = jax.value_and_grad(
       loss_fn, argnums=(0, 1), has_aux=True
   )(params, loss_params, batch, jnp.float32(BETA))

@@ -17,6 +17,7 @@ from tba_jax import checkpoint
 from tba_jax import objective
 from tba_jax import sharding
 from tba_jax import train_step
+from tba_jax.models import heads
 from tests import tiny_model
 
 # What the first loss and gradient norm of the tiny model are. A change here
@@ -282,6 +283,48 @@ class RestoreTest(parameterized.TestCase):
     for step in (3, 4):
       restored, _ = step_fn(restored, tiny_model.make_batch(seed=step))
     chex.assert_trees_all_equal(jax.device_get(restored), states[5])
+
+  def test_values_and_what_is_held_are_restored_bit_for_bit(self):
+    """At step 3 the held values are those of step 2; by step 4 of step 4."""
+    changes = dict(
+        loss__name="ppo",
+        loss__ratio_clip=0.2,
+        loss__correction="decoupled",
+        loss__proximal_every_steps=2,
+        loss__value_learning_rate=0.02,
+    )
+    config = tiny_model.make_config(**changes)
+    model = tiny_model.make_model(num_layers=1)
+    mesh = sharding.make_mesh(config.mesh)
+    value_model = heads.make_model(heads.config_of(model.config))
+    params = tiny_model.init_params(model)
+    own = dict(value_model=value_model)
+    state = train_step.init_state(config, model, params, mesh, **own)
+    abstract = train_step.abstract_state(config, model, mesh, **own)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, abstract)
+    np.testing.assert_array_equal(
+        state.loss_params["value"]["score"]["kernel"], 0.0
+    )
+    step_fn = train_step.make_train_step(config, model, mesh, **own)
+    saver = checkpoint.Checkpointer(self.create_tempdir().full_path, keep=1)
+    values = {}
+    for step in range(4):
+      values[step] = jax.device_get(state.loss_params)
+      if step == 3:
+        saver.save(3, state, {}, wait=True)
+      state, metrics = step_fn(state, tiny_model.make_batch(seed=step))
+      if step == 3:
+        chex.assert_trees_all_equal(
+            jax.device_get(state.proximal_params["loss_params"]), values[2]
+        )
+    self.assertGreater(metrics["value_grad_norm"], 0.0)
+    np.testing.assert_allclose(
+        metrics["value_learning_rate"], 2 * metrics["learning_rate"], rtol=1e-6
+    )
+    restored, _ = saver.restore(abstract)
+    saver.close()
+    restored, _ = step_fn(restored, tiny_model.make_batch(seed=3))
+    chex.assert_trees_all_equal(restored, state)
 
   @parameterized.parameters(
       dict(loss__name="tb_learned_z", optimizer__grad_clip_norm=0.0),

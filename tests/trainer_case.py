@@ -148,6 +148,7 @@ class TrainerCase(parameterized.TestCase):
         opt_state=(),
         loss_params={},
         loss_opt_state=(),
+        proximal_params={},
         ref_params={},
         sampling_params={"made_by": jnp.asarray(-1)},
         learning_rate_scale=jnp.asarray(1.0),

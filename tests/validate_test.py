@@ -4,11 +4,12 @@
 
 from absl.testing import absltest
 from absl.testing import parameterized
-import ml_collections
 
 from configs import common
+from tba_jax import batches
 from tba_jax import config_args
 from tba_jax import config_ranges
+from tba_jax import preparation
 from tba_jax import reference
 from tba_jax import schedules
 from tba_jax import sharding
@@ -19,7 +20,6 @@ from tba_jax.losses import corrections
 from tba_jax.losses import groups
 from tba_jax.models import build as models_build
 from tba_jax.models import config as model_config
-from tba_jax.tasks import build as tasks_build
 from tests import base_config
 
 
@@ -92,6 +92,7 @@ class RangesTest(parameterized.TestCase):
         "generate.model",
         "generate.output",
         "init",
+        "loss.value_init",
         "store.spool_dir",
         "task.name",
         "tokenizer.source",
@@ -111,6 +112,8 @@ class RangesTest(parameterized.TestCase):
       ("loss.correction", lambda: ("", *corrections.CORRECTIONS)),
       ("loss.length_norm", lambda: ("", *groups.LENGTH_NORMS)),
       ("loss.name", lambda: losses_build.OBJECTIVES),
+      ("loss.behavior_logprobs", lambda: preparation.BEHAVIORS),
+      ("loss.missing_stop", lambda: batches.STOP_RULES),
       ("model.activation", lambda: model_config.ACTIVATIONS),
       ("model.family", lambda: models_build.FAMILIES),
       ("reference.mode", lambda: reference.MODES),
@@ -134,6 +137,14 @@ class RangesTest(parameterized.TestCase):
       ("guards__learning_rate_factor", 1.0, "above 0 and below 1"),
       ("loss__ratio_clip", 1.0, "from 0 to below 1"),
       ("loss__scale", "half", "'unit', 'paper'"),
+      ("loss__gae_lambda", 1.5, "from 0 to 1"),
+      ("loss__gae_gamma", -0.1, "from 0 to 1"),
+      ("loss__value_clip", -0.1, "from 0 on"),
+      ("loss__value_weight", -0.1, "from 0 on"),
+      ("loss__value_learning_rate", 0.0, "above 0"),
+      ("loss__subtb_lambda", 0.0, "above 0 and up to 1"),
+      ("loss__missing_stop", "drop", "'keep', 'replace', 'add'"),
+      ("loss__behavior_logprobs", "mine", "'sampler', 'recomputed'"),
       ("model__head_dim", 15, "even"),
       ("optimizer__b2", 1.0, "from 0 to below 1"),
       ("publish__keep_versions", 1, "2 or more"),
@@ -180,6 +191,14 @@ class RelationsTest(parameterized.TestCase):
       ),
       (dict(loss__name="proximal_rloo"), "loss.ratio_clip"),
       (dict(loss__correction="cispo"), "loss.ratio_clip"),
+      (dict(loss__correction="decoupled"), "loss.ratio_clip"),
+      (dict(loss__name="ppo"), "loss.ratio_clip"),
+      (dict(loss__name="ppo", loss__value_init="/no/such"), "loss.value_init"),
+      (dict(loss__behavior_logprobs="recomputed"), "loss.behavior_logprobs"),
+      (
+          dict(rounds__mini_batches=4, loss__proximal_every_steps=3),
+          "loss.proximal_every_steps",
+      ),
       (dict(search__samples_per_prompt=7), "search.samples_per_prompt"),
       (dict(replay__capacity_per_prompt=7), "replay.capacity_per_prompt"),
       # Two steps of 32 prompts with 8 samples may be ahead.
@@ -260,6 +279,12 @@ class RelationsTest(parameterized.TestCase):
       dict(mesh__tensor=4),
       dict(init="scratch"),
       dict(loss__name="tb_learned_z", train__completions_per_prompt=1),
+      dict(
+          loss__name="ppo",
+          loss__ratio_clip=0.2,
+          train__completions_per_prompt=1,
+      ),
+      dict(loss__behavior_logprobs="recomputed", loss__proximal_every_steps=2),
       dict(store__address="127.0.0.1:9000-9010"),
   )
   def test_right_together(self, **changes):
@@ -272,66 +297,6 @@ class RelationsTest(parameterized.TestCase):
   def test_what_is_wrong_alone_does_not_break_the_rest(self):
     lines = _problems(base_config.make(mesh__data=0, publish__every_steps=0))
     self.assertLen(lines, 2)
-
-
-class TaskTest(absltest.TestCase):
-
-  def test_unknown_task(self):
-    config = base_config.make(task__name="count_down")
-    config.task.numbers = 4
-    (line,) = _problems(config)
-    self.assertStartsWith(line, "config.task.name='count_down': allowed")
-    for name in tasks_build.TASKS:
-      self.assertIn(name, line)
-
-  def test_unknown_field(self):
-    config = base_config.make(task__max_numbers=3)
-    (line,) = _problems(config)
-    self.assertIn("did you mean config.task.max_number?", line)
-
-  def test_field_out_of_range_and_of_wrong_type(self):
-    (line,) = _problems(base_config.make(task__max_number=-1))
-    self.assertStartsWith(line, "config.task.max_number=-1: allowed")
-    (line,) = _problems(base_config.make(task__max_number="9"))
-    self.assertIn("a whole number", line)
-
-  def test_texts_of_the_task_fit(self):
-    config = base_config.make(
-        task__name="countdown",
-        sampling__max_prompt_tokens=8,
-        sampling__max_completion_tokens=17,
-    )
-    lines = _problems(config)
-    self.assertStartsWith(
-        lines[0], "config.sampling.max_prompt_tokens = 8: allowed 9 or more"
-    )
-    self.assertStartsWith(
-        lines[1], "config.sampling.max_completion_tokens = 17: allowed 18"
-    )
-
-  def test_held_out_prompts_are_enough(self):
-    task = tasks_build.make_task(
-        ml_collections.ConfigDict({"name": "arithmetic"})
-    )
-    size = task.num_prompts("held_out")
-    self.assertEqual(
-        _problems(base_config.make(evaluate__final_prompts=size)), []
-    )
-    for key in ("num_prompts", "final_prompts"):
-      (line,) = _problems(base_config.make(**{f"evaluate__{key}": size + 1}))
-      self.assertStartsWith(
-          line, f"config.evaluate.{key} = {size + 1}: allowed up to {size}"
-      )
-
-  def test_a_task_from_outside_takes_the_place_of_the_named_one(self):
-    config = base_config.make(task__name="mine")
-    config.task.my_field = 1
-    task = tasks_build.make_task(
-        ml_collections.ConfigDict({"name": "countdown"})
-    )
-    self.assertEqual(_problems(config, task=task), [])
-    config.sampling.max_prompt_tokens = 8
-    self.assertLen(_problems(config, task=task), 1)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ import jax.numpy as jnp
 from tba_jax.losses import group_variance
 from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import policy_gradient
+from tba_jax.losses import ppo
 from tba_jax.losses import preference
+from tba_jax.losses import subtrajectory
 from tba_jax.losses import tb
 
 PyTree = Any
@@ -30,13 +32,16 @@ class Objective:
 
   loss: (groups, loss_params, *, beta, scale) -> (loss [], aux). Of aux are
     read, where they are there: `log_z_Bx1` and `residual_BxK`, nats;
-    `margin_Bx1`, nats, with `pair_Bx1`.
+    `margin_Bx1`, nats, with `pair_Bx1`; `value_held_BxKxT`.
   min_completions: the smallest group that it can learn from.
   correction: what `loss.correction = ""` stands for where `loss.ratio_clip` is
     above 0; at 0 it stands for "none".
   needs_ratio_clip: whether `loss.ratio_clip` must be above 0.
   length_norm: what `loss.length_norm = ""` stands for.
-  init_params: what it learns itself, at the start.
+  init_params: what it learns itself, at the start, beside a value model.
+  has_values: whether it learns a value model; `groups.values_BxKxT` is there.
+  has_targets: whether `groups.targets` is there too.
+  settings: keys of `config.loss` that the loss takes as further keywords.
   """
 
   loss: Callable[..., Loss]
@@ -45,6 +50,9 @@ class Objective:
   needs_ratio_clip: bool = False
   length_norm: str = "none"
   init_params: Callable[[], PyTree] = dict
+  has_values: bool = False
+  has_targets: bool = False
+  settings: tuple[str, ...] = ()
 
 
 def _of_groups(loss_fn: Callable[..., Loss]) -> Callable[..., Loss]:
@@ -74,6 +82,24 @@ def _tb_learned_z(
       log_z_Bx1,
       **settings,
   )
+
+
+def _subtb(groups: groups_lib.Groups, _, *, beta, scale, subtb_lambda) -> Loss:
+  return subtrajectory.subtb_loss(
+      groups.logprobs_BxKxT,
+      groups.ref_logprobs_BxKxT,
+      groups.mask_BxKxT,
+      groups.rewards_BxK,
+      groups.values_BxKxT,
+      beta=beta,
+      scale=scale,
+      lam=subtb_lambda,
+  )
+
+
+def _ppo(groups: groups_lib.Groups, _, *, beta, scale, **settings) -> Loss:
+  del beta, scale  # β is in the rewards of tokens, which made the targets.
+  return ppo.ppo_loss(groups, **settings)
 
 
 def _tba_prime(groups: groups_lib.Groups, _, *, beta, scale) -> Loss:
@@ -138,6 +164,9 @@ OBJECTIVES = {
         min_completions=1,
         init_params=lambda: {"log_z": jnp.zeros((1,), jnp.float32)},
     ),
+    "subtb": Objective(
+        _subtb, min_completions=1, has_values=True, settings=("subtb_lambda",)
+    ),
     "tba_prime": Objective(_tba_prime, length_norm="tokens"),
     "reinforce": Objective(_reinforce),
     "rloo": Objective(_rloo),
@@ -146,6 +175,15 @@ OBJECTIVES = {
     ),
     "grpo": Objective(_grpo, length_norm="tokens"),
     "dr_grpo": Objective(_dr_grpo, length_norm="max_tokens"),
+    "ppo": Objective(
+        _ppo,
+        min_completions=1,
+        needs_ratio_clip=True,
+        length_norm="mean_tokens",
+        has_values=True,
+        has_targets=True,
+        settings=("value_clip", "value_weight"),
+    ),
     "copg": Objective(_of_groups(group_variance.copg_loss)),
     "gvpo": Objective(_of_groups(group_variance.gvpo_loss)),
     "online_dpo": Objective(_of_pairs(preference.online_dpo_loss)),

@@ -18,6 +18,11 @@ corrections can be compared. The factor itself carries no gradient.
     truncate_sequence  min(w, cap)
     mask_token         w_t, or 0 where it is above the cap
     cispo              clip(w_t, 1 - c, 1 + c)
+    decoupled          min(π_p/π_behavior, cap) π/π_p, or 0 where the trust
+                       region of PPO, around π_p, cuts it
+
+π_p(y_t|…) is of a proximal policy: newer than the one that sampled, and held
+while the policy moves away from it.
 
 A trust region cuts a token once its ratio has moved by c to the side to which
 the objective pushes it: max(-A w, -A clip(w, 1 - c, 1 + c)) has no gradient
@@ -27,7 +32,8 @@ Sources: clip_token, Schulman et al. 2017 (arXiv:1707.06347), eq. 7;
 clip_sequence, Noukhovitch et al. 2024 (arXiv:2410.18252); truncation, Espeholt
 et al. 2018 (arXiv:1802.01561); mask_token, the truncated ratio of TBA'
 (Bartoldson et al. 2025, arXiv:2503.18929), whose gradient ends at the cap;
-cispo, MiniMax 2025 (arXiv:2506.13585), with both bounds.
+cispo, MiniMax 2025 (arXiv:2506.13585), with both bounds; decoupled, Hilton et
+al. 2021 (arXiv:2110.00641) and Fu et al. 2025 (AReaL, arXiv:2505.24298).
 """
 
 import chex
@@ -35,9 +41,9 @@ import jax
 import jax.numpy as jnp
 
 # Those that read `ratio_clip`, and those that read `ratio_cap`.
-CLIPPED = ("clip_token", "clip_sequence", "cispo")
-CAPPED = ("truncate_token", "truncate_sequence", "mask_token")
-CORRECTIONS = ("none", *CLIPPED, *CAPPED)
+CLIPPED = ("clip_token", "clip_sequence", "cispo", "decoupled")
+CAPPED = ("truncate_token", "truncate_sequence", "mask_token", "decoupled")
+CORRECTIONS = tuple(dict.fromkeys(("none", *CLIPPED, *CAPPED)))
 
 # Nats; far outside any trust region, and its exp is far from overflow.
 _MAX_LOG_RATIO = 20.0
@@ -76,6 +82,7 @@ def factors(
     correction: str,
     ratio_clip: float,
     ratio_cap: float,
+    proximal: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns what each token's gradient is multiplied by, and what was cut.
 
@@ -87,6 +94,8 @@ def factors(
     correction: one of `CORRECTIONS`.
     ratio_clip: c, above 0 for those of `CLIPPED`.
     ratio_cap: the cap, above 0 for those of `CAPPED`.
+    proximal: [B, K, T] float32 both, π/π_p and π_p/π_behavior of each token,
+      read by "decoupled"; None: the policy itself is π_p.
 
   Returns:
     The factors, [B, K, T] float32, and 1 on each token whose factor is not its
@@ -100,26 +109,55 @@ def factors(
   chex.assert_equal_shape_prefix([ratio_BxKxT, ratio_BxK], 2)
   if correction == "none":
     return jnp.ones_like(ratio_BxKxT), jnp.zeros_like(ratio_BxKxT)
+  if correction == "decoupled":
+    return _decoupled(
+        *(proximal or (jnp.ones_like(ratio_BxKxT), ratio_BxKxT)),
+        push_BxKxT,
+        ratio_clip,
+        ratio_cap,
+    )
   w_BxKxT = ratio_BxKxT
   if correction.endswith("_sequence"):
     w_BxKxT = jnp.broadcast_to(ratio_BxK[:, :, None], ratio_BxKxT.shape)
-  low, high = 1 - ratio_clip, 1 + ratio_clip
   if correction == "cispo":
-    factor_BxKxT = jnp.clip(w_BxKxT, low, high)
+    factor_BxKxT = jnp.clip(w_BxKxT, 1 - ratio_clip, 1 + ratio_clip)
   elif correction.startswith("truncate"):
     factor_BxKxT = jnp.minimum(w_BxKxT, ratio_cap)
   else:
     if correction == "mask_token":
       cut_BxKxT = w_BxKxT > ratio_cap
     else:
-      cut_BxKxT = jnp.where(
-          push_BxKxT > 0,
-          w_BxKxT > high,
-          (push_BxKxT < 0) & (w_BxKxT < low),
-      )
+      cut_BxKxT = _is_cut(w_BxKxT, push_BxKxT, ratio_clip)
     factor_BxKxT = jnp.where(cut_BxKxT, 0.0, w_BxKxT)
   changed_BxKxT = (factor_BxKxT != w_BxKxT).astype(ratio_BxKxT.dtype)
   return factor_BxKxT, changed_BxKxT
+
+
+def _is_cut(
+    w_BxKxT: jax.Array, push_BxKxT: jax.Array, ratio_clip: float
+) -> jax.Array:
+  """Tells where a trust region leaves no gradient."""
+  return jnp.where(
+      push_BxKxT > 0,
+      w_BxKxT > 1 + ratio_clip,
+      (push_BxKxT < 0) & (w_BxKxT < 1 - ratio_clip),
+  )
+
+
+def _decoupled(
+    w_BxKxT: jax.Array,
+    behind_BxKxT: jax.Array,
+    push_BxKxT: jax.Array,
+    ratio_clip: float,
+    ratio_cap: float,
+) -> tuple[jax.Array, jax.Array]:
+  cut_BxKxT = _is_cut(w_BxKxT, push_BxKxT, ratio_clip)
+  factor_BxKxT = jnp.minimum(behind_BxKxT, ratio_cap) * w_BxKxT
+  changed_BxKxT = cut_BxKxT | (behind_BxKxT > ratio_cap)
+  return (
+      jnp.where(cut_BxKxT, 0.0, factor_BxKxT),
+      changed_BxKxT.astype(w_BxKxT.dtype),
+  )
 
 
 def scale_gradient(values: jax.Array, factor: jax.Array) -> jax.Array:

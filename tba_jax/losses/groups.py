@@ -8,9 +8,24 @@ import chex
 import jax
 import jax.numpy as jnp
 
-# How the tokens of a completion are weighted: 1 each, 1 over their number, or
-# 1 over the longest that may be.
-LENGTH_NORMS = ("none", "tokens", "max_tokens")
+# How the tokens of a completion are weighted: 1 each, 1 over their number, over
+# the longest that may be, or over the mean number in the batch.
+LENGTH_NORMS = ("none", "tokens", "max_tokens", "mean_tokens")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Targets:
+  """What a policy with a value model is pushed to; no gradient flows.
+
+  old_values_BxKxT: [B, K, T] float32, of which the other two were made.
+  advantages_BxKxT: [B, K, T] float32, 0 on tokens that do not count.
+  returns_BxKxT: [B, K, T] float32, of the values.
+  """
+
+  old_values_BxKxT: jax.Array
+  advantages_BxKxT: jax.Array
+  returns_BxKxT: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -25,6 +40,9 @@ class Groups:
   mask_BxKxT: [B, K, T] float32, 1 on the tokens that count.
   weights_BxKxT: [B, K, T] float32, `length_weights` of the mask.
   rewards_BxK: [B, K] float32, task units.
+  values_BxKxT: [B, K, T] float32, of the state before each token, in units of
+    reward; None without a value model. The gradient flows through it.
+  targets: of objectives that estimate advantages by a value model; else None.
   """
 
   logprobs_BxKxT: jax.Array
@@ -33,6 +51,8 @@ class Groups:
   mask_BxKxT: jax.Array
   weights_BxKxT: jax.Array
   rewards_BxK: jax.Array
+  values_BxKxT: jax.Array | None = None
+  targets: Targets | None = None
 
   @property
   def seq_BxK(self) -> jax.Array:
@@ -61,14 +81,25 @@ def weighted_sums(
   return jnp.sum(weights_BxKxT * shown_BxKxT, axis=2)
 
 
-def length_weights(mask_BxKxT: jax.Array, length_norm: str) -> jax.Array:
+def mean_tokens(mask: jax.Array) -> jax.Array:
+  """Returns [], counted tokens of a mean completion of a mask [..., T]."""
+  return jnp.maximum(mask.sum(axis=-1).mean(), 1.0)
+
+
+def length_weights(
+    mask_BxKxT: jax.Array,
+    length_norm: str,
+    mean_length: jax.Array | None = None,
+) -> jax.Array:
   """Returns the mask divided by a length.
 
   Args:
     mask_BxKxT: [B, K, T] float32, 1 on the tokens that count.
     length_norm: "none" divides by 1: a completion's log-prob is the sum of its
       tokens'. "tokens" divides by their number (1 where there is none).
-      "max_tokens" divides by T.
+      "max_tokens" divides by T, "mean_tokens" by `mean_length`: then the mean
+      over completions is one over the tokens of the batch.
+    mean_length: [], `mean_tokens` of the whole batch; None takes this mask's.
 
   Raises:
     ValueError: `length_norm` is not known.
@@ -81,5 +112,9 @@ def length_weights(mask_BxKxT: jax.Array, length_norm: str) -> jax.Array:
     return mask_BxKxT
   if length_norm == "max_tokens":
     return mask_BxKxT / mask_BxKxT.shape[2]
+  if length_norm == "mean_tokens":
+    if mean_length is None:
+      mean_length = mean_tokens(mask_BxKxT)
+    return mask_BxKxT / mean_length
   num_tokens_BxKx1 = mask_BxKxT.sum(axis=2, keepdims=True)
   return mask_BxKxT / jnp.maximum(num_tokens_BxKx1, 1.0)

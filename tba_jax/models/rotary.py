@@ -6,15 +6,17 @@ Axes: Dh head width, E rotated entries of a head.
 """
 
 import math
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax.models import config as model_config_lib
+if TYPE_CHECKING:
+  from tba_jax.models import config as model_config_lib
 
 
-def frequencies(config: model_config_lib.ModelConfig) -> np.ndarray:
+def frequencies(config: "model_config_lib.ModelConfig") -> np.ndarray:
   """Returns [E / 2] float32, the angle per position of each pair.
 
   Frequency i is theta^(-2i / E) (eq. 15), then scaled as `config.rope_type`
@@ -37,7 +39,7 @@ def frequencies(config: model_config_lib.ModelConfig) -> np.ndarray:
 
 
 def tables(
-    config: model_config_lib.ModelConfig, positions: jax.Array
+    config: "model_config_lib.ModelConfig", positions: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """Returns cosines and sines [..., E / 2] float32 of positions [...]."""
   axes = tuple(range(positions.ndim))

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from configs import common
 from tba_jax import config_relations
 from tba_jax.losses import build
 from tba_jax.losses import corrections
@@ -34,8 +35,15 @@ def make_groups(*, on_policy=True, seed=0, **changes):
       mask_BxKxT=mask,
       weights_BxKxT=mask,
       rewards_BxK=rng.normal(size=(B, K)),
+      values_BxKxT=rng.normal(size=(B, K, T)),
+      targets=groups_lib.Targets(*rng.normal(size=(3, B, K, T))),
   )
   return groups_lib.Groups(**jax.tree.map(jnp.asarray, arrays | changes))
+
+
+def settings_of(row):
+  config = common.get_config().loss
+  return {name: config[name] for name in row.settings}
 
 
 def gradient(name, groups, *, scale="unit", beta=BETA, loss_params=None):
@@ -43,7 +51,9 @@ def gradient(name, groups, *, scale="unit", beta=BETA, loss_params=None):
 
   def loss_of(x):
     some = dataclasses.replace(groups, logprobs_BxKxT=x)
-    return row.loss(some, loss_params, beta=beta, scale=scale)[0]
+    return row.loss(
+        some, loss_params, beta=beta, scale=scale, **settings_of(row)
+    )[0]
 
   return jax.grad(loss_of)(groups.logprobs_BxKxT)
 
@@ -145,7 +155,9 @@ class TableTest(parameterized.TestCase):
       loss_params = row.init_params()
 
       def loss_of(groups, row=row, loss_params=loss_params):
-        return row.loss(groups, loss_params, beta=BETA, scale="unit")[0]
+        return row.loss(
+            groups, loss_params, beta=BETA, scale="unit", **settings_of(row)
+        )[0]
 
       yield name, jax.value_and_grad(
           lambda x, loss_of=loss_of: loss_of(
@@ -167,6 +179,7 @@ class TableTest(parameterized.TestCase):
         logprobs_BxKxT=hide(groups.logprobs_BxKxT),
         behavior_logprobs_BxKxT=hide(groups.behavior_logprobs_BxKxT),
         ref_logprobs_BxKxT=hide(groups.ref_logprobs_BxKxT),
+        values_BxKxT=hide(groups.values_BxKxT),
     )
     chex.assert_trees_all_equal(
         dict(self.losses(hidden)), dict(self.losses(groups))
@@ -182,6 +195,7 @@ class TableTest(parameterized.TestCase):
       with self.subTest(name):
         self.assertIn(row.correction, corrections.CORRECTIONS)
         self.assertIn(row.length_norm, groups_lib.LENGTH_NORMS)
+        self.assertContainsSubset(row.settings, common.get_config().loss)
 
   def test_the_checks_of_the_config_know_the_rows(self):
     rows = build.OBJECTIVES.items()

@@ -45,11 +45,31 @@ class FactorsTest(chex.TestCase):
       ("truncate_sequence", DOWN, [[0.75, 0.75], [3.0, 3.0]], 2),
       ("mask_token", UP, [[1.5, 0.5], [0.9, 0.0]], 1),
       ("cispo", DOWN, [[1.2, 0.8], [0.9, 1.2]], 3),
+      # Where the policy is the proximal one only the cap is left.
+      ("decoupled", UP, [[1.5, 0.5], [0.9, 3.0]], 1),
   )
   def test_known_numbers(self, correction, push, expected, num_changed):
     factor, changed = self.variant(functools.partial(run, correction))(push)
     np.testing.assert_allclose(factor[0], expected, rtol=1e-6)
     self.assertEqual(changed.sum(), num_changed)
+
+  @parameterized.parameters(
+      (UP, [[1.0, 0.625], [0.9, 0.0]], 1),
+      (DOWN, [[1.0, 0.0], [0.9, 3.0 * 1.3]], 2),
+  )
+  def test_decoupled_clips_around_the_proximal_policy(self, push, expected, n):
+    from_proximal = jnp.array([[[1.0, 0.625], [0.9, 1.3]]])
+    factor, changed = corrections.factors(
+        RATIO_BxKxT,
+        RATIO_BxK,
+        push,
+        correction="decoupled",
+        ratio_clip=0.2,
+        ratio_cap=3.0,
+        proximal=(from_proximal, jnp.array([[[1.0, 1.0], [1.0, 4.0]]])),
+    )
+    np.testing.assert_allclose(factor[0], expected, rtol=1e-6)
+    self.assertEqual(changed.sum(), n)
 
   def test_all_corrections_are_tried_above(self):
     for name in corrections.CORRECTIONS:
