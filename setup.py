@@ -49,6 +49,8 @@ EXTRAS = {
     "tpu": ["jax[tpu]>=0.10,<0.12"],
     # Event files for TensorBoard (`log.writers`).
     "tensorboard": ["tensorboardX>=2.6"],
+    # Weights & Biases (`log.writers`).
+    "wandb": ["wandb>=0.26"],
     # A working directory on gs://.
     "gcs": ["etils[epath-gcs]>=1.12"],
 }

@@ -307,9 +307,11 @@ def get_config() -> ml_collections.ConfigDict:
       every_steps=1,
       samples_every_steps=20,
       num_samples=8,
-      # Besides `metrics.jsonl`: "csv" and "tensorboard", separated by commas.
-      writers="",
+      writers="",  # also "csv", "tensorboard", "wandb", separated by commas
+      wandb_project="tba_jax",
+      wandb_mode="offline",  # or "online", which needs an account
       profile_first_step=10,  # that jax.profiler captures into `profile/`
       profile_num_steps=0,  # 0 = captures none
+      profile_asked_steps=5,  # captured at each SIGUSR1
   )
   return c

@@ -31,6 +31,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "loss.behavior_logprobs": ("sampler", "recomputed"),
     "loss.length_norm": ("", "none", "tokens", "max_tokens", "mean_tokens"),
     "loss.missing_stop": ("keep", "replace", "add"),
+    "log.wandb_mode": ("offline", "online"),
     "loss.name": (
         "tb",
         "tb_learned_z",
@@ -109,7 +110,7 @@ def _are_cores(text: str) -> bool:
   return True
 
 
-WRITER_NAMES = ("csv", "tensorboard")
+WRITER_NAMES = ("csv", "tensorboard", "wandb")
 _WRITERS: _Range = (
     lambda v: not v or set(v.split(",")) <= set(WRITER_NAMES),
     f"allowed '' or some of {', '.join(WRITER_NAMES)}, separated by commas",
@@ -157,7 +158,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " replay.recent_window_steps publish.every_steps"
         " evaluate.num_prompts evaluate.num_completions evaluate.final_prompts"
         " evaluate.batch_prompts checkpoint.every_steps checkpoint.keep"
-        " log.every_steps log.profile_first_step"
+        " log.every_steps log.profile_first_step log.profile_asked_steps"
         " generate.num_completions generate.batch_lines"
         " reference.every_steps reward.num_workers rounds.passes",
     ),
@@ -228,6 +229,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " sharding.labels",
     ),
     (_WRITERS, "log.writers"),
+    ((lambda v: bool(v), "allowed a name"), "log.wandb_project"),
     (
         (
             lambda v: re.fullmatch(r"|\d+(,\d+)*", v),

@@ -282,13 +282,18 @@ def _verifier(c: Mapping[str, Any]) -> _Problems:
     yield "reward.where", "allowed 'pool' with a config.task.verifier"
 
 
+# Writer -> the package that it needs.
+_PACKAGE_OF = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+
+
 def _packages(c: Mapping[str, Any]) -> _Problems:
-  wanted = "tensorboard" in c["log.writers"].split(",")
-  if wanted and importlib.util.find_spec("tensorboardX") is None:
-    yield "log.writers", (
-        "tensorboard needs a package that is not installed: pip install"
-        " tba_jax[tensorboard]"
-    )
+  for name in c["log.writers"].split(","):
+    package = _PACKAGE_OF.get(name)
+    if package and importlib.util.find_spec(package) is None:
+      yield "log.writers", (
+          f"{name} needs a package that is not installed: pip install"
+          f" tba_jax[{name}]"
+      )
 
 
 _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (

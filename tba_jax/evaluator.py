@@ -24,7 +24,8 @@ from tba_jax.tasks import base
 # above all of them, so that the two never share random numbers, even with one
 # seed and one sampler.
 _FIRST_VISIT = 2**31
-_NUM_SAMPLES = 8
+_NUM_PROMPTS_SHOWN = 8
+_NUM_COMPLETIONS_SHOWN = 16
 
 
 class Interrupted(Exception):
@@ -133,7 +134,7 @@ class Evaluator:
       num_prompts, version: as given.
       split: evaluated on.
       reward_failures: completions without a reward of the task's, by cause.
-      samples: some completions, as `samples.jsonl` holds them.
+      samples: completions of the first prompts, as `samples.jsonl` holds them.
 
     Raises:
       ValueError: `num_prompts` is out of range.
@@ -157,7 +158,11 @@ class Evaluator:
         **summarize(prompts, self._num_completions),
         "version": version,
         "split": self._split,
-        "samples": [prompt["samples"][0] for prompt in prompts[:_NUM_SAMPLES]],
+        "samples": [
+            sample
+            for prompt in prompts[:_NUM_PROMPTS_SHOWN]
+            for sample in prompt["samples"][:_NUM_COMPLETIONS_SHOWN]
+        ],
     }
 
   def _evaluate_batch(

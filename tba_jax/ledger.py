@@ -75,6 +75,10 @@ class Ledger:
     known = self._accepted.get(searcher, Amount())
     self._accepted[searcher] = known + taken
 
+  def generated(self) -> Amount:
+    """Returns what all searchers announced: the equation's left side."""
+    return sum(self._announced.values(), Amount())
+
   def accepted(self, searcher: str) -> Amount:
     """Returns what was accepted of a searcher so far."""
     return self._accepted.get(searcher, Amount())
@@ -135,7 +139,7 @@ class Ledger:
     }
     parts = [*single.values(), *self._rejected.values(), *lost.values()]
     accounted = sum(parts, Amount())
-    generated = sum(self._announced.values(), Amount())
+    generated = self.generated()
     difference = generated - accounted
     whole = all(n >= 0 for part in parts + rests for n in part)
     return {

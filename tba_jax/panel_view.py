@@ -186,6 +186,17 @@ def _searchers(searchers: Mapping[str, Any]) -> rich.table.Table:
   return table
 
 
+def _event_line(
+    name: str, event: Mapping[str, Any], style: str
+) -> rich.text.Text:
+  when = number(event.get("time"))
+  clock = time.strftime("%H:%M:%S", time.localtime(when)) if when else ""
+  line = rich.text.Text().append(f"{name:<10}", "dim")
+  line.append(f"{clock} {_safe(event.get('kind', ''), 40)}: ", "bold")
+  line.append(_safe(event.get("message", "")), style)
+  return line
+
+
 def _last_lines(state: run_state.RunState) -> Iterable[rich.text.Text]:
   counts = {role: n for role, n in state.restarts.items() if number(n)}
   line = rich.text.Text().append("restarts  ", "dim")
@@ -193,13 +204,10 @@ def _last_lines(state: run_state.RunState) -> Iterable[rich.text.Text]:
   line.append(words or "none", "yellow" if counts else "")
   yield line
   if state.event:
-    when = number(state.event.get("time"))
-    clock = time.strftime("%H:%M:%S", time.localtime(when)) if when else ""
-    line = rich.text.Text().append("event     ", "dim")
-    line.append(f"{clock} {_safe(state.event.get('kind', ''), 40)}: ", "bold")
-    line.append(_safe(state.event.get("message", "")))
-    yield line
-  if state.status.get("last_error"):
+    yield _event_line("event", state.event, "")
+  if state.error:
+    yield _event_line("error", state.error, "red")
+  elif state.status.get("last_error"):  # A run whose files are not here.
     line = rich.text.Text().append("error     ", "dim")
     line.append(_safe(state.status["last_error"]), "red")
     yield line
@@ -295,3 +303,11 @@ def final_table(summary: Mapping[str, Any]) -> rich.table.Table:
     style = "bold red" if value == "OPEN" else ""
     table.add_row(name, "", rich.text.Text(value, style), "")
   return table
+
+
+def advice_list(sentences: Sequence[str]) -> rich.table.Table:
+  """Returns sentences as a list, each with a dot before it."""
+  grid = rich.table.Table.grid(padding=(0, 1))
+  for sentence in sentences:
+    grid.add_row("•", rich.text.Text(sentence))
+  return grid

@@ -3,7 +3,9 @@
 """Parts of the training loop, each made from its section of a config."""
 
 from collections.abc import Callable
+import functools
 import math
+import signal
 
 import jax
 import ml_collections
@@ -11,18 +13,23 @@ import ml_collections
 from tba_jax import batches
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import policy as policy_lib
+from tba_jax import publication
+from tba_jax import recorder as recorder_lib
 from tba_jax import reference as reference_lib
 from tba_jax import rounds
+from tba_jax import run_directory
 from tba_jax import schedules
 from tba_jax import searcher as searcher_lib
 from tba_jax import sharding
 from tba_jax import train_step as train_step_lib
 from tba_jax import types
 from tba_jax import value_model as value_model_lib
+from tba_jax import writers
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import flow as flow_lib
 from tba_jax.replay import prompt_order
 from tba_jax.rewards import build as rewards_build
+from tba_jax.transport import base
 
 
 def make_flow(config: ml_collections.ConfigDict) -> flow_lib.Flow:
@@ -168,3 +175,38 @@ def make_evaluator(
       num_completions=config.evaluate.num_completions,
       batch_prompts=config.evaluate.batch_prompts,
   )
+
+
+def make_publisher(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    epoch: int,
+    make_transport: Callable[[], base.Transport],
+    recorder: recorder_lib.Recorder,
+    on_event: Callable[[str, str], None],
+) -> publication.Publisher:
+  """Returns the publisher of a run's params, its thread started."""
+  return publication.Publisher(
+      make_transport,
+      epoch=epoch,
+      run_id=run.run_id,
+      secret=run.secret,
+      keep_versions=config.publish.keep_versions,
+      on_event=on_event,
+      span=functools.partial(recorder.span, lane="publish"),
+  )
+
+
+def make_writers(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    epoch: int,
+    on_event: Callable[[str, str], None],
+) -> writers.Writers:
+  """Returns the writers of a run; SIGUSR1 has them capture the next steps.
+
+  To be called in the main thread, as for every handler of a signal.
+  """
+  made = writers.make(config, run.workdir, epoch, on_event)
+  signal.signal(signal.SIGUSR1, lambda *_: made.capture())
+  return made

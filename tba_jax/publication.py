@@ -8,6 +8,7 @@ newer version has come whole (see `versions`).
 """
 
 from collections.abc import Callable
+import contextlib
 import dataclasses
 import threading
 import time
@@ -37,6 +38,7 @@ class Publisher:
       secret: bytes,
       keep_versions: int,
       on_event: Callable[[str, str], None],
+      span: Callable[[str], contextlib.AbstractContextManager],
   ):
     """Starts the thread.
 
@@ -47,8 +49,10 @@ class Publisher:
       secret: key of the run's messages.
       keep_versions: how many versions stay readable, at least 1.
       on_event: called with (kind, message) for what a user should know.
+      span: notes the time of a body of the named kind, in the thread.
     """
     self._make_transport = make_transport
+    self._span = span
     self._epoch = epoch
     self._run_id = run_id
     self._secret = secret
@@ -121,17 +125,21 @@ class Publisher:
             break
           pending, self._next = self._next, None
         try:
-          if pending is not None:
-            last = (pending[0], versions.flatten(pending[1]))
-          elif last is None or self._is_current(transport, last[0]):
+          if pending is None and (
+              last is None or self._is_current(transport, last[0])
+          ):
             continue
-          self._write(transport, last, tags)
+          with self._span("publish"):
+            if pending is not None:
+              last = (pending[0], versions.flatten(pending[1]))
+            self._write(transport, last, tags)
         except base.TransportError as error:
           self._on_event("store_lost", f"publisher: {error}")
           transport.reconnect()
           tags.clear()
           if last is not None:
-            self._write(transport, last, tags)
+            with self._span("publish"):
+              self._write(transport, last, tags)
       transport.close()
     except Exception as error:  # The trainer's thread raises it.
       logging.exception("publisher ended")

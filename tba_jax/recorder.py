@@ -13,6 +13,7 @@ import numpy as np
 from tba_jax import jsonl
 from tba_jax import metrics as metrics_lib
 from tba_jax import reward_log
+from tba_jax import step_record
 from tba_jax import writers as writers_lib
 from tba_jax.replay import draw as draw_lib
 from tba_jax.replay import service as service_lib
@@ -142,21 +143,14 @@ class Recorder:
     self._trained += staleness_BxK.size
     self._metrics.after_step(step)
     if step % self._log_every == 0 or step + 1 == self._num_steps:
-      values, counts = np.unique(staleness_BxK, return_counts=True)
-      record = {f"train/{name}": value for name, value in metrics.items()}
-      record |= {
-          "replay/staleness_steps": float(staleness_BxK.mean()),
-          "replay/staleness_histogram": {
-              str(int(v)): int(c) for v, c in zip(values, counts)
-          },
-          "time/step_s": seconds.get("step", 0.0),
-          "time/wait_s": seconds.get("wait_fresh", 0.0),
-          "time/draw_s": seconds.get("draw", 0.0),
-      }
-      record |= {
-          f"replay/{name}": value
-          for name, value in {**draw.stats(), **service.buffer.stats()}.items()
-      }
+      record = step_record.step_record(
+          step,
+          metrics,
+          draw,
+          seconds=seconds,
+          buffer=service.buffer.stats(),
+          generated=service.generated(),
+      )
       record |= {f"reward/{k}": v for k, v in self._rewards.take().items()}
       self._metrics.write(step, record)
     self._status.update(
@@ -333,6 +327,7 @@ class Recorder:
             "index": lease["index"],
             "unacked": lease["unacked"],
             "credits": lease["credits"],
+            "age_s": lease["age_s"],
             **lease["stats"],
         }
         for sid, lease in self._leases().items()

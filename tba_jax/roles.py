@@ -31,7 +31,6 @@ from tba_jax import sharding
 from tba_jax import train_step as train_step_lib
 from tba_jax import trainer as trainer_lib
 from tba_jax import versions
-from tba_jax import writers
 from tba_jax.replay import drain as drain_lib
 from tba_jax.replay import grants as grants_lib
 from tba_jax.replay import journal as journal_lib
@@ -183,9 +182,12 @@ class _Trainer:
         policy, journal, saved.get("data"), epoch, on_event
     )
     self._closers.append(drain.close)
-    recorder = self._make_recorder(policy, drain, epoch, saved)
+    recorder = self._make_recorder(policy, drain, epoch, saved, on_event)
     guards = guards_lib.Guards(config.guards, saved.get("guards"))
-    publisher = self._make_publisher(epoch, on_event)
+    publisher = parts.make_publisher(
+        config, run, epoch, _transport_maker(config, run), recorder, on_event
+    )
+    self._closers.append(publisher.close)
     evaluator = parts.make_evaluator(config, policy, "held_out", on_event)
     self._closers.append(evaluator.close)
     data_report.write(policy.task, run.workdir, on_event)
@@ -208,20 +210,6 @@ class _Trainer:
         applied_history=[tuple(p) for p in saved.get("applied_history", ())],
         stopped_by=_stopped_by(config, saved),
     )
-
-  def _make_publisher(
-      self, epoch: int, on_event: Callable[[str, str], None]
-  ) -> publication.Publisher:
-    publisher = publication.Publisher(
-        _transport_maker(self._config, self._run),
-        epoch=epoch,
-        run_id=self._run.run_id,
-        secret=self._run.secret,
-        keep_versions=self._config.publish.keep_versions,
-        on_event=on_event,
-    )
-    self._closers.append(publisher.close)
-    return publisher
 
   def _make_state(
       self,
@@ -253,11 +241,12 @@ class _Trainer:
       drain: drain_lib.Drain,
       epoch: int,
       saved: dict[str, Any],
+      on_event: Callable[[str, str], None],
   ) -> recorder_lib.Recorder:
     config = self._config
     recorder = recorder_lib.Recorder(
         self._run.workdir,
-        metrics=writers.make(config.log, self._run.workdir, epoch),
+        metrics=parts.make_writers(config, self._run, epoch, on_event),
         num_steps=config.train.num_steps,
         num_searchers=config.search.num_searchers,
         log_every=config.log.every_steps,

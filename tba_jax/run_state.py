@@ -16,6 +16,11 @@ from typing import Any
 from tba_jax import jsonl
 
 MAX_HISTORY = 2000
+# Kinds of events that tell of nothing wrong.
+_PEACEFUL = frozenset(
+    "interrupted journal_room limit profile restart restored signal start"
+    " store_started store_stopped".split()
+)
 
 
 @dataclasses.dataclass
@@ -31,6 +36,7 @@ class RunState:
   sft_steps: how many steps it takes, 0 where that is not known.
   restarts: by role.
   event: the newest event.
+  error: the newest event that tells of something wrong.
   note: where the state comes from, or why it is old.
   """
 
@@ -47,6 +53,7 @@ class RunState:
   sft_steps: int = 0
   restarts: Mapping[str, int] = dataclasses.field(default_factory=dict)
   event: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  error: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   note: str = ""
 
 
@@ -114,6 +121,9 @@ class Follower:
       state.sft = {**state.sft, **record}
     for event in self._events.read():
       state.event = event
+      finished = str(event.get("message", "")).endswith("(finished)")
+      if event.get("kind") not in _PEACEFUL and not finished:
+        state.error = event
     if not state.sft_steps:
       state.sft_steps = self._sft_steps()
     if with_status:

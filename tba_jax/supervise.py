@@ -71,7 +71,8 @@ def run(
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG
-  handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+  changed = (*_SIGNALS, signal.SIGUSR1)
+  handlers = {number: signal.getsignal(number) for number in changed}
   try:
     return _Supervisor(config, run_info, console).run()
   finally:
@@ -98,11 +99,13 @@ class _Supervisor:
     self._children = children_lib.Children(self._workdir)
     self._panel = panel_lib.Panel(self._workdir, console)
     self._signal: int | None = None
+    self._capture_asked = False
     # First and newest generation of the store that this supervisor saw.
     self._generations: tuple[int, int] | None = None
     self._started = time.time()
     for number in _SIGNALS:
       signal.signal(number, self._on_signal)
+    signal.signal(signal.SIGUSR1, self._on_capture)
 
   def run(self) -> int:
     finished = jsonl.read_json(self._workdir / "summary.json")
@@ -131,6 +134,10 @@ class _Supervisor:
   def _on_signal(self, number: int, frame: Any) -> None:
     del frame
     self._signal = self._signal or number
+
+  def _on_capture(self, number: int, frame: Any) -> None:
+    del number, frame
+    self._capture_asked = True
 
   def _fine_tune(self) -> None:
     """Makes the SFT model where the config wants one and there is none."""
@@ -173,8 +180,24 @@ class _Supervisor:
       if changed or locator.get("pid") != service_pid:
         service_pid = locator.get("pid")
         self._children.write_table(service_pid)
+      self._pass_capture_on(trainer)
       self._panel.update(restarts=self._restarts())
       time.sleep(_TICK_S)
+
+  def _pass_capture_on(self, trainer: children_lib.Child) -> None:
+    """Has the trainer capture its next steps, once it makes some.
+
+    Before that it may not listen yet, and the signal would end it.
+    """
+    if self._capture_asked and self._phase_of(trainer) == "train":
+      self._capture_asked = False
+      trainer.process.send_signal(signal.SIGUSR1)
+
+  def _phase_of(self, trainer: children_lib.Child) -> str:
+    """Returns the phase that the present trainer told, "" where none yet."""
+    seen = jsonl.read_json(self._workdir / "status.json") or {}
+    present = (seen.get("started") or 0.0) >= trainer.started
+    return str(seen.get("phase", "")) if present else ""
 
   def _check(self, child: children_lib.Child) -> bool:
     """Looks after one child; True where it was started again."""
@@ -221,12 +244,8 @@ class _Supervisor:
 
   def _is_finishing(self) -> bool:
     """True where the present trainer has all steps and lets searchers go."""
-    seen = jsonl.read_json(self._workdir / "status.json") or {}
     trainer = next(c for c in self._children.all if c.role == "trainer")
-    return trainer.finished or (
-        seen.get("phase") in ("finish", "done")
-        and (seen.get("started") or 0.0) >= trainer.started
-    )
+    return trainer.finished or self._phase_of(trainer) in ("finish", "done")
 
   def _note_generation(self, locator: dict[str, Any]) -> None:
     generation = locator.get("generation")
@@ -262,7 +281,10 @@ class _Supervisor:
       wall_s = time.time() - self._started + earlier.get("wall_s", 0.0)
       summary = {**result, "wall_s": wall_s, "restarts": self._restarts()}
       jsonl.atomic_write_json(self._workdir / "summary.json", summary)
-    path = self._try(lambda: report.write_report(self._workdir))
+    path, advice = self._try(lambda: report.conclude(self._workdir)) or (
+        None,
+        (),
+    )
     if error is not None:
       print(f"error: {error}", file=sys.stderr)
       return status
@@ -273,6 +295,7 @@ class _Supervisor:
             file=sys.stderr)  # fmt: skip
       return 1
     self._console.print(panel_lib.final_table(summary))
+    self._console.print(panel_lib.advice_list(advice))
     self._console.print(f"report: {path}")
     if not result["ledger_closed"]:
       print(

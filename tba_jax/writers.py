@@ -7,7 +7,7 @@ tools and are never read back. After a restart they go on at the end, so a step
 that is done again stands there twice.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 import csv
 import importlib
 import pathlib
@@ -18,22 +18,17 @@ import ml_collections
 
 from tba_jax import jsonl
 from tba_jax import metrics as metrics_lib
+from tba_jax import wandb_writer
 
 
 class Writer(Protocol):
-  """What receives the metrics of a step."""
+  """What receives the numbers of a step."""
 
-  def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+  def write(self, step: int, metrics: Mapping[str, float]) -> None:
     """Writes what is known of a step; names may differ from step to step."""
 
   def close(self) -> None:
     """Writes the rest."""
-
-
-def _scalars(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-  for name, value in metrics.items():
-    if isinstance(value, int | float) and not isinstance(value, bool):
-      yield name, value
 
 
 class CsvWriter:
@@ -52,7 +47,7 @@ class CsvWriter:
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
     now = f"{time.time():.3f}"
     self._csv.writerows(
-        (step, now, name, value) for name, value in _scalars(metrics)
+        (step, now, name, value) for name, value in metrics.items()
     )
     self._file.flush()
 
@@ -69,7 +64,7 @@ class TensorBoardWriter:
     self._writer = package.SummaryWriter(str(folder))
 
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-    for name, value in _scalars(metrics):
+    for name, value in metrics.items():
       self._writer.add_scalar(name, value, step)
 
   def close(self) -> None:
@@ -79,29 +74,51 @@ class TensorBoardWriter:
 class Profiler:
   """Captures some steps with `jax.profiler` into a folder."""
 
-  def __init__(self, folder: pathlib.Path, first_step: int, num_steps: int):
+  def __init__(
+      self,
+      folder: pathlib.Path,
+      first_step: int,
+      num_steps: int,
+      num_asked_steps: int,
+      on_event: Callable[[str, str], None],
+  ):
     """Captures nothing yet.
 
     Args:
-      folder: for the capture, as TensorBoard and xprof read it.
+      folder: for the captures, as TensorBoard and xprof read them.
       first_step: that is captured, 1 or later: the step before it starts it.
-      num_steps: that are captured, 0 = none.
+      num_steps: that are captured from there, 0 = none.
+      num_asked_steps: that are captured whenever `ask` is called.
+      on_event: called with (kind, message) for what a user should know.
     """
     self._folder = folder
     self._steps = range(first_step, first_step + num_steps)
+    self._num_asked = num_asked_steps
+    self._on_event = on_event
+    self._asked = False
     self._running = False
 
+  def ask(self) -> None:
+    """Captures the next steps; safe to call in the handler of a signal."""
+    self._asked = True
+
   def after_step(self, step: int) -> None:
-    """Starts before the first step of the capture, ends after the last."""
+    """Starts before the first step of a capture, ends after the last."""
+    if self._asked and not self._running:
+      self._asked = False
+      self._steps = range(step + 1, step + 1 + self._num_asked)
     inside = step + 1 in self._steps
     if inside != self._running:
       # Imported here: jax costs a second, and most runs capture nothing.
       import jax
 
+      steps = f"steps {self._steps.start} to {self._steps.stop - 1}"
       if inside:
         jax.profiler.start_trace(str(self._folder))
+        self._on_event("profile", f"capturing {steps}")
       else:
         jax.profiler.stop_trace()
+        self._on_event("profile", f"{steps} are in {self._folder}")
       self._running = inside
 
   def close(self) -> None:
@@ -112,13 +129,30 @@ class Profiler:
 class Writers:
   """All writers of a run as one, and the capture of its steps."""
 
-  def __init__(self, writers: list[Writer], profiler: Profiler):
-    self._writers = writers
+  def __init__(
+      self,
+      record: metrics_lib.MetricsWriter,
+      others: list[Writer],
+      profiler: Profiler,
+  ):
+    self._record = record
+    self._others = others
     self._profiler = profiler
 
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-    for writer in self._writers:
-      writer.write(step, metrics)
+    """Writes all to the file of record, and its numbers to the others."""
+    self._record.write(step, metrics)
+    numbers = {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    for writer in self._others:
+      writer.write(step, numbers)
+
+  def capture(self) -> None:
+    """Captures the next steps."""
+    self._profiler.ask()
 
   def after_step(self, step: int) -> None:
     """Is told of every step, also of those of which nothing is written."""
@@ -126,32 +160,43 @@ class Writers:
 
   def close(self) -> None:
     self._profiler.close()
-    for writer in self._writers:
+    for writer in (self._record, *self._others):
       writer.close()
 
 
-# Name in `config.log.writers` -> writer in a run directory.
-WRITERS = {
-    "csv": lambda workdir: CsvWriter(workdir / "metrics.csv"),
-    "tensorboard": lambda workdir: TensorBoardWriter(workdir / "tensorboard"),
-}
-
-
 def make(
-    config_log: ml_collections.ConfigDict, workdir: pathlib.Path, epoch: int
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    epoch: int,
+    on_event: Callable[[str, str], None],
 ) -> Writers:
   """Returns the writers that `config.log` asks for.
 
   Args:
-    config_log: reads `writers`, `profile_first_step`, `profile_num_steps`.
+    config: of the run.
     workdir: of the run.
     epoch: start count of the trainer.
+    on_event: called with (kind, message) for what a user should know.
   """
-  first = metrics_lib.MetricsWriter(workdir / "metrics.jsonl", epoch=epoch)
-  others = [WRITERS[n](workdir) for n in config_log.writers.split(",") if n]
+  log = config.log
+  makers: dict[str, Callable[[], Writer]] = {
+      "csv": lambda: CsvWriter(workdir / "metrics.csv"),
+      "tensorboard": lambda: TensorBoardWriter(workdir / "tensorboard"),
+      "wandb": lambda: wandb_writer.WandbWriter(
+          workdir,
+          config=config.to_dict(),
+          project=log.wandb_project,
+          mode=log.wandb_mode,
+          on_event=on_event,
+      ),
+  }
+  record = metrics_lib.MetricsWriter(workdir / "metrics.jsonl", epoch=epoch)
+  others = [makers[name]() for name in log.writers.split(",") if name]
   profiler = Profiler(
       workdir / "profile",
-      config_log.profile_first_step,
-      config_log.profile_num_steps,
+      log.profile_first_step,
+      log.profile_num_steps,
+      log.profile_asked_steps,
+      on_event,
   )
-  return Writers([first, *others], profiler)
+  return Writers(record, others, profiler)

@@ -97,7 +97,10 @@ class EvaluatorTest(parameterized.TestCase):
   def test_samples(self):
     sampler = _ScriptedSampler(_SCRIPT, length=4)
     samples = _make(sampler).run({}, 3, version=9)["samples"]
-    self.assertLen(samples, 3)
+    # All of each prompt, so that what is distinct can be seen.
+    self.assertEqual(
+        [sample["prompt_id"] for sample in samples], 4 * [0] + 4 * [1] + 4 * [2]
+    )
     self.assertEqual(
         samples[0],
         {

@@ -28,7 +28,8 @@ _RINGS = {
         batch_metrics checkpoint config_args data_report ledger micro_batches
         objective optimizer preparation reference replay/intake replay/journal
         replay/packing report/* rewards/* run_directory sampling/decode
-        sampling/rows run_state value_model versions writers
+        sampling/rows run_state step_record value_model versions wandb_writer
+        writers
     """,
     3: """
         batches enumerable evaluator periods policy publication replay/drain

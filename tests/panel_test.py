@@ -77,6 +77,18 @@ class FollowerTest(absltest.TestCase):
       state = follower.read()
     self.assertEqual(list(state.reward), [(0, 0.1), (1, 0.5)])
 
+  def test_the_newest_error_is_kept_beside_the_newest_event(self):
+    events = metrics.EventLog(os.path.join(self.workdir, "events.jsonl"))
+    events.write("died", "searcher-0: SIGKILL")
+    events.write("restart", "searcher-0 (after SIGKILL)")
+    events.write("searcher_gone", "s000 (finished)")
+    events.close()
+    state = run_state.Follower(self.workdir).read()
+    self.assertEqual(state.error["message"], "searcher-0: SIGKILL")
+    shown = _shown(panel_view.render(state))
+    self.assertRegex(shown, r"event +[\d:]+ searcher_gone: s000")
+    self.assertRegex(shown, r"error +[\d:]+ died: searcher-0: SIGKILL")
+
   def test_a_whole_run_is_followed(self):
     fake_run.make_run(self.workdir, num_steps=40, finished=False)
     config = {"config": {"sft": {"num_steps": 2400}}}
@@ -231,6 +243,12 @@ class PanelTest(absltest.TestCase):
     self.assertIn("OPEN", shown)
     shown = _shown(panel.final_table({"steps": 2, "stopped_by": "guard kl"}))
     self.assertIn("2 (stopped by guard kl)", shown)
+
+  def test_advice_is_a_list(self):
+    shown = _shown(panel.advice_list(["a [b]", "c"]))
+    self.assertEqual(
+        [x.rstrip() for x in shown.splitlines()], ["• a [b]", "• c"]
+    )
 
   def test_jax_is_not_imported(self):
     code = (

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of publication: threads that publish and pull, and survive losses."""
 
+import contextlib
 import time
 
 from absl.testing import absltest
@@ -30,10 +31,16 @@ class PublicationTest(absltest.TestCase):
     super().setUp()
     self.store = in_process.InProcessStore()
     self.events: list[tuple[str, str]] = []
+    self.spans: list[str] = []
     self.transport = self.connect()
 
   def connect(self):
     return in_process.InProcessTransport(self.store)
+
+  @contextlib.contextmanager
+  def span(self, kind):
+    self.spans.append(kind)
+    yield
 
   def make_publisher(self, *, epoch=1, keep=2):
     publisher = publication.Publisher(
@@ -41,6 +48,7 @@ class PublicationTest(absltest.TestCase):
         epoch=epoch,
         keep_versions=keep,
         on_event=lambda *event: self.events.append(event),
+        span=self.span,
         **KEYS,
     )
     self.addCleanup(publisher.close)
@@ -91,6 +99,8 @@ class PublicationTest(absltest.TestCase):
     self.assertEqual(
         self._stored_tags(), {versions.tag_text(1, v) for v in (2, 3)}
     )
+    # Looking whether the pointer is still ours is no publishing.
+    self.assertEqual(self.spans, 4 * ["publish"])
 
   def test_a_new_store_gets_the_last_version_again(self):
     publisher, puller = self.make_publisher(), self.make_puller()

@@ -13,6 +13,7 @@ import numpy as np
 from configs import common
 from tba_jax import recorder as recorder_lib
 from tba_jax import writers
+from tba_jax.replay import amount
 from tba_jax.replay import service as service_lib
 from tests import fakes
 from tests.replay import fake_groups
@@ -37,6 +38,7 @@ class RecorderTest(absltest.TestCase):
     self.service = mock.create_autospec(service_lib.ReplayService)
     self.service.buffer = buffer
     self.service.account.return_value = {"closed": False}
+    self.service.generated.return_value = amount.Amount(5, 40, 600)
     self.now = 100.0
     for name in ("monotonic", "perf_counter"):
       patch = mock.patch.object(time, name, side_effect=lambda: self.now)
@@ -45,7 +47,9 @@ class RecorderTest(absltest.TestCase):
 
   def make(self, **changes):
     settings = dict(
-        metrics=writers.make(common.get_config().log, self.workdir, 3),
+        metrics=writers.make(
+            common.get_config(), self.workdir, 3, lambda *event: None
+        ),
         num_steps=10,
         num_searchers=2,
         log_every=1,
@@ -65,6 +69,7 @@ class RecorderTest(absltest.TestCase):
         "index": 0,
         "unacked": 1,
         "credits": 4,
+        "age_s": 0.5,
         "stats": {"busy_s": busy_s},
         "totals": {"completions": completions},
     }
@@ -100,6 +105,8 @@ class RecorderTest(absltest.TestCase):
     )
     self.assertEqual(record["replay/size"], 6)
     self.assertIn("replay/fresh_share", record)
+    self.assertEqual(record["total/completions"], 40)
+    self.assertEqual(record["total/tokens"], 600)
 
   def test_periods_of_metrics_and_samples(self):
     recorder = self.make(log_every=4)
@@ -143,6 +150,7 @@ class RecorderTest(absltest.TestCase):
     self.assertEqual(status["buffer"], {"size": 6, "capacity": 40})
     self.assertEqual(status["store"], {"generation": 5})
     self.assertEqual(status["searchers"]["s1"]["unacked"], 1)
+    self.assertEqual(status["searchers"]["s1"]["age_s"], 0.5)
     self.assertEqual(self.read("ledger.json"), {"closed": False})
     self.step(recorder, 1, busy_s=0.4)  # Too soon for another one.
     self.assertEqual(self.read("status.json")["step"], 1)

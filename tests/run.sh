@@ -46,6 +46,8 @@ if ((all)); then
   fi
   setup_venv "$root" test parity \
     || echo "torch could not be installed: the parity tests will skip" >&2
+  setup_venv "$root" test wandb \
+    || echo "wandb could not be installed: its test will skip" >&2
 fi
 
 export JAX_PLATFORMS=cpu PYTHONUNBUFFERED=1

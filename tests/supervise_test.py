@@ -2,89 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor's decisions, with children that only pretend to run."""
 
-import contextlib
-import io
 import json
-import pathlib
 import signal
 from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
-import rich.console
 
 from tba_jax import children as children_lib
-from tba_jax import panel as panel_lib
 from tba_jax import processes
 from tba_jax import report
-from tba_jax import run_directory
 from tba_jax import supervise
-from tests import fake_children
-from tests import tiny_model
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-RESULT = {"steps": 100, "num_steps": 100, "ledger_closed": True}
+from tests import supervise_case
 
 
-class SuperviseTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.workdir = pathlib.Path(self.create_tempdir().full_path) / "run"
-    self.config = tiny_model.make_config(cores__searcher="all")
-    self.config.init = "scratch"
-    self.config.search.num_searchers = 2
-    self.config.task = {"name": "countdown"}
-    self.config.store.spool_dir = self.create_tempdir().full_path + "/spool"
-    for number in _SIGNALS:
-      self.addCleanup(signal.signal, number, signal.getsignal(number))
-    for patch in (
-        mock.patch.object(supervise, "_TICK_S", 0.0),
-        mock.patch.object(children_lib, "Children", fake_children.FakeChildren),
-        mock.patch.object(panel_lib, "Panel", autospec=True),
-        mock.patch.object(panel_lib, "final_table", return_value="TABLE"),
-        mock.patch.object(report, "write_report", return_value="REPORT"),
-    ):
-      patch.start()
-      self.addCleanup(patch.stop)
-    self.stdout, self.stderr = io.StringIO(), io.StringIO()
-
-  def make(self, **statuses):
-    """Returns a supervisor; `trainer_0=[1, 0]` are statuses of its starts."""
-    names = {k.replace("_", "-"): list(v) for k, v in statuses.items()}
-    patch = mock.patch.object(fake_children.FakeChildren, "statuses", names)
-    patch.start()
-    self.addCleanup(patch.stop)
-    run, _ = run_directory.create(str(self.workdir), self.config)
-    supervisor = supervise._Supervisor(
-        self.config, run, rich.console.Console(file=self.stdout)
-    )
-    self.addCleanup(supervisor._events.close)
-    return supervisor
-
-  def run_it(self, supervisor, result=RESULT):
-    """Runs it; the trainer leaves `result` at its end."""
-    children = supervisor._children
-
-    def leave(child):
-      if child.name == "trainer-0" and result is not None:
-        self.write("result.json", result)
-
-    children.on_poll = children.on_poll or leave
-    with contextlib.redirect_stderr(self.stderr):
-      return supervisor.run()
-
-  def write(self, name, value):
-    path = self.workdir / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))
-
-  def read(self, name):
-    return json.loads((self.workdir / name).read_text())
-
-  def events(self):
-    lines = (self.workdir / "events.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+class SuperviseTest(supervise_case.SuperviseCase):
 
   def test_a_run_that_goes_well(self):
     supervisor = self.make(trainer_0=[0])
@@ -98,13 +30,16 @@ class SuperviseTest(parameterized.TestCase):
         children.ended, [("trainer", "sft"), ("searcher",), ("store",)]
     )
     summary = self.read("summary.json")
-    self.assertEqual({k: summary[k] for k in RESULT}, RESULT)
+    self.assertEqual(
+        {k: summary[k] for k in supervise_case.RESULT}, supervise_case.RESULT
+    )
     self.assertEqual(
         summary["restarts"], {"trainer": 0, "searcher": 0, "store": 0}
     )
     self.assertFalse((self.workdir / "processes.json").exists())
     self.assertIn("TABLE", self.stdout.getvalue())
-    report.write_report.assert_called_once_with(self.workdir)
+    self.assertIn("• *", self.stdout.getvalue())
+    report.conclude.assert_called_once_with(self.workdir)
 
   def test_who_dies_is_started_again_and_counted(self):
     supervisor = self.make(
@@ -130,7 +65,7 @@ class SuperviseTest(parameterized.TestCase):
       found = next(generations, None)
       if found is None:
         child.process._status = 0
-        self.write("result.json", RESULT)
+        self.write("result.json", supervise_case.RESULT)
       else:
         supervisor._run.locator.write_text(
             json.dumps({"generation": found, "pid": 900 + found})
@@ -166,7 +101,7 @@ class SuperviseTest(parameterized.TestCase):
     def trainer(child):
       if child.name == "trainer-0" and next(looks, None) is None:
         child.process._status = 0
-        self.write("result.json", RESULT)
+        self.write("result.json", supervise_case.RESULT)
 
     supervisor._children.on_poll = trainer
     self.assertEqual(self.run_it(supervisor), 0)
@@ -185,7 +120,7 @@ class SuperviseTest(parameterized.TestCase):
     def trainer(child):
       if child.name == "trainer-0" and children.started.count("searcher-0") > 2:
         child.process._status = 0
-        self.write("result.json", RESULT)
+        self.write("result.json", supervise_case.RESULT)
 
     children.on_poll = trainer
     self.assertEqual(self.run_it(supervisor), 0)
@@ -208,7 +143,7 @@ class SuperviseTest(parameterized.TestCase):
       def trainer(child):
         if child.name == "trainer-0":
           self.write("status.json", {"step": next(steps)})
-          self.write("result.json", RESULT)
+          self.write("result.json", supervise_case.RESULT)
 
       supervisor._children.on_poll = trainer
       self.assertEqual(self.run_it(supervisor), 0)
@@ -229,7 +164,7 @@ class SuperviseTest(parameterized.TestCase):
     )
     # Nobody is left behind, and the report shows how far the run came.
     self.assertLen(supervisor._children.ended, 3)
-    report.write_report.assert_called_once()
+    report.conclude.assert_called_once()
     self.assertFalse((self.workdir / "summary.json").exists())
 
   def test_three_deaths_within_a_minute_end_the_run(self):
@@ -243,19 +178,34 @@ class SuperviseTest(parameterized.TestCase):
     self.assertIn("without a result", self.stderr.getvalue())
 
   def test_a_ledger_that_does_not_close(self):
-    open_ledger = {**RESULT, "ledger_closed": False}
+    open_ledger = {**supervise_case.RESULT, "ledger_closed": False}
     status = self.run_it(self.make(trainer_0=[0]), result=open_ledger)
     self.assertEqual(status, 1)
     self.assertIn("ledger does not close", self.stderr.getvalue())
     self.assertFalse(self.read("summary.json")["ledger_closed"])
 
   def test_a_report_that_fails_does_not_fail_the_run(self):
-    report.write_report.side_effect = KeyError("curve")
+    report.conclude.side_effect = KeyError("curve")
     self.assertEqual(self.run_it(self.make(trainer_0=[0])), 0)
     self.assertIn("no report could be written", self.stderr.getvalue())
 
+  def test_a_capture_waits_for_a_trainer_that_trains(self):
+    supervisor = self.make()
+    trainer, phases = [], ["compile", "compile", "train", "train"]
+
+    def look(child):
+      if child.name == "trainer-0" and phases:
+        trainer.append(list(child.process.signals))
+        self.write("status.json", {"phase": phases.pop(0)})
+        child.finished = not phases
+
+    supervisor._children.on_poll = look
+    signal.raise_signal(signal.SIGUSR1)
+    self.run_it(supervisor, result=None)
+    self.assertEqual(trainer, [[], [], [], [signal.SIGUSR1]])
+
   def test_a_finished_run_says_so_and_starts_nothing(self):
-    self.write("summary.json", RESULT)
+    self.write("summary.json", supervise_case.RESULT)
     supervisor = self.make()
     self.assertEqual(self.run_it(supervisor), 0)
     self.assertEmpty(supervisor._children.started)
@@ -263,31 +213,36 @@ class SuperviseTest(parameterized.TestCase):
 
   def test_the_caller_has_its_signal_handlers_again(self):
     own, seen = lambda *_: None, []
-    for number in _SIGNALS:
+    for number in supervise_case.SIGNALS:
       signal.signal(number, own)
 
     def run(supervisor):
-      seen.extend(signal.getsignal(number) for number in _SIGNALS)
+      seen.extend(signal.getsignal(number) for number in supervise_case.SIGNALS)
       supervisor._events.close()
       return 7
 
     with mock.patch.object(supervise._Supervisor, "run", run):
       self.assertEqual(supervise.run(self.config, str(self.workdir), []), 7)
     self.assertNotIn(own, seen)
-    self.assertEqual([signal.getsignal(n) for n in _SIGNALS], [own] * 3)
+    self.assertEqual(
+        [signal.getsignal(n) for n in supervise_case.SIGNALS], [own] * 3
+    )
 
   def test_a_longer_run_goes_on_and_its_times_add_up(self):
-    self.write("summary.json", {**RESULT, "num_steps": 50, "wall_s": 1000.0})
+    self.write(
+        "summary.json",
+        {**supervise_case.RESULT, "num_steps": 50, "wall_s": 1000.0},
+    )
     self.write("result.json", {"steps": "old"})
     supervisor = self.make(trainer_0=[0])
     self.assertEqual(self.run_it(supervisor), 0)
     self.assertGreaterEqual(self.read("summary.json")["wall_s"], 1000.0)
 
   def test_an_old_result_is_not_this_ones(self):
-    self.write("result.json", RESULT)
+    self.write("result.json", supervise_case.RESULT)
     self.assertEqual(self.run_it(self.make(trainer_0=[0]), result=None), 1)
 
-  @parameterized.parameters(*_SIGNALS)
+  @parameterized.parameters(*supervise_case.SIGNALS)
   def test_a_signal_ends_everything(self, number):
     supervisor = self.make()
     children = supervisor._children

@@ -25,7 +25,10 @@ class WritersTest(absltest.TestCase):
   def make(self, **changes):
     config = common.get_config()
     config.log.update(changes)
-    return writers.make(config.log, self.workdir, epoch=2)
+    self.events = []
+    return writers.make(
+        config, self.workdir, 2, lambda *event: self.events.append(event)
+    )
 
   def test_the_file_of_record_is_always_written(self):
     made = self.make()
@@ -64,12 +67,13 @@ class WritersTest(absltest.TestCase):
 
   def test_a_missing_package_is_told_before_a_device_is_touched(self):
     config = common.get_config()
-    config.log.writers = "tensorboard"
-    with mock.patch.object(importlib.util, "find_spec", return_value=None):
-      with self.assertRaisesRegex(
-          ValueError, r"config.log.writers = 'tensorboard'.*pip install"
-      ):
-        validate.validate(config)
+    for name in ("tensorboard", "wandb"):
+      config.log.writers = name
+      with mock.patch.object(importlib.util, "find_spec", return_value=None):
+        with self.assertRaisesRegex(
+            ValueError, rf"config.log.writers = '{name}'.*pip install"
+        ):
+          validate.validate(config)
 
   def test_a_wrong_name_is_refused(self):
     config = common.get_config()
@@ -101,6 +105,31 @@ class WritersTest(absltest.TestCase):
     jax.numpy.zeros(3).block_until_ready()
     made.close()
     self.assertNotEmpty(list((self.workdir / "profile").rglob("*.xplane.pb")))
+
+  def test_a_capture_is_asked_for_while_the_run_goes_on(self):
+    made = self.make(profile_asked_steps=2)
+    calls = []
+    with (
+        mock.patch.object(
+            jax.profiler, "start_trace", lambda path: calls.append("start")
+        ),
+        mock.patch.object(
+            jax.profiler, "stop_trace", lambda: calls.append("stop")
+        ),
+    ):
+      for step in range(12):
+        calls.append(step)
+        if step in (2, 3, 7):  # Asked again while it captures: once more.
+          made.capture()
+        made.after_step(step)
+      made.close()
+    self.assertEqual(
+        [c for c in calls if isinstance(c, str)], 3 * ["start", "stop"]
+    )
+    self.assertEqual(calls[3:7], ["start", 3, 4, "stop"])
+    kinds, messages = zip(*self.events)
+    self.assertEqual(set(kinds), {"profile"})
+    self.assertEqual(messages[0], "capturing steps 3 to 4")
 
   def test_none_is_captured_by_default(self):
     made = self.make()

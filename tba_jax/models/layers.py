@@ -18,8 +18,6 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from tba_jax.models import products
-
 # Finite, so that a row with every key masked stays finite and has no NaN
 # gradient; far below any score, so that a masked key weighs exactly 0.
 MASKED_SCORE = -1e30
@@ -72,10 +70,8 @@ class Linear(nnx.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     """Returns [..., *out_shape] for x [..., *in_shape], in the dtype of x."""
     kernel = self.kernel[...].astype(x.dtype)
-    shape = kernel.shape[: kernel.ndim - self.num_in]
-    x = x.reshape(*x.shape[: x.ndim - self.num_in], -1)
-    out = products.product(x, kernel.reshape(-1, x.shape[-1]))
-    out = out.reshape(*x.shape[:-1], *shape)
+    in_axes = lambda ndim: tuple(range(ndim - self.num_in, ndim))
+    out = jnp.tensordot(x, kernel, (in_axes(x.ndim), in_axes(kernel.ndim)))
     if self.has_bias:
       out += expand_to(self.bias[...].astype(x.dtype), out.ndim)
     return out
@@ -105,7 +101,9 @@ class Embedding(nnx.Module):
   def attend(self, x: jax.Array) -> jax.Array:
     """Returns the tied head's logits [..., V] float32 for x [..., D]."""
     kernel = self.embedding[...].astype(x.dtype)
-    return products.product(x, kernel, jnp.float32)
+    return jnp.einsum(
+        "...d,vd->...v", x, kernel, preferred_element_type=jnp.float32
+    )
 
 
 class RMSNorm(nnx.Module):
@@ -249,10 +247,8 @@ class Attention(nnx.Module):
     return self.o(out.reshape(*lead, heads, head_dim)), kept
 
 
-def masked_scores(
-    spec: str, q: jax.Array, k: jax.Array, mask: jax.Array
-) -> jax.Array:
-  """Returns the scaled scores in float32, with MASKED_SCORE where mask is 0."""
+def _scores(spec: str, q: jax.Array, k: jax.Array, mask: jax.Array):
+  """Returns scaled scores in float32, with MASKED_SCORE where mask is 0."""
   scores = jnp.einsum(spec, q, k, preferred_element_type=jnp.float32)
   mask = jnp.broadcast_to(mask, scores.shape)
   return jnp.where(mask, scores / math.sqrt(q.shape[-1]), MASKED_SCORE)
@@ -272,9 +268,28 @@ def attend_self(
   Returns:
     [B, Q, G, M, Dh].
   """
-  scores = masked_scores("bqgmd,bsgd->bgmqs", q, k, mask[:, None, None])
+  scores = _scores("bqgmd,bsgd->bgmqs", q, k, mask[:, None, None])
   weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
   return jnp.einsum("bgmqs,bsgd->bqgmd", weights, v)
+
+
+def attend_cached(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array
+) -> jax.Array:
+  """Returns attention of one query per row over the columns of its cache.
+
+  Args:
+    q: [R, G, M, Dh].
+    k: [R, G, C, Dh].
+    v: [R, G, C, Dh].
+    mask: [R, C] bool, True where the query sees the column.
+
+  Returns:
+    [R, G, M, Dh].
+  """
+  scores = _scores("rgmd,rgcd->rgmc", q, k, mask[:, None, None])
+  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+  return jnp.einsum("rgmc,rgcd->rgmd", weights, v)
 
 
 def attend_shared(
@@ -299,12 +314,10 @@ def attend_shared(
   """
   k_prompt, v_prompt, mask_prompt = prompt
   k_own, v_own, mask_own = own
-  s_prompt = masked_scores(
+  s_prompt = _scores(
       "bkqgmd,bpgd->bgkmqp", q, k_prompt, mask_prompt[:, None, None, None]
   )
-  s_own = masked_scores(
-      "bkqgmd,bksgd->bkgmqs", q, k_own, mask_own[:, :, None, None]
-  )
+  s_own = _scores("bkqgmd,bksgd->bkgmqs", q, k_own, mask_own[:, :, None, None])
   swap = lambda x: jnp.swapaxes(x, 1, 2)
   largest = lambda x: jnp.max(x, axis=-1, initial=MASKED_SCORE)
   # Softmax is unchanged by a shift, so no gradient passes through the maximum.

@@ -157,9 +157,12 @@ class Drain:
     return taken
 
   def alive(self) -> dict[str, dict[str, Any]]:
-    """Returns the leases of the living searchers by sid."""
+    """Returns the leases of the living searchers by sid, each with its age."""
     with self.lock:
-      return self.leases.alive()
+      return {
+          sid: {**lease, "age_s": self.leases.age_s(sid)}
+          for sid, lease in self.leases.alive().items()
+      }
 
   def set_status(self, status: dict[str, Any]) -> None:
     """Sets what `status/run` shows from the next tick on."""

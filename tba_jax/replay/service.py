@@ -154,10 +154,18 @@ class ReplayService:
 
   def account(self) -> dict[str, Any]:
     """Returns the ledger as it stands, both sides; see `Ledger.close`."""
+    self._hear_leases()
+    return self._ledger.close(self._buffer.untrained())
+
+  def generated(self) -> Amount:
+    """Returns what all searchers have announced since the run began."""
+    self._hear_leases()
+    return self._ledger.generated()
+
+  def _hear_leases(self) -> None:
     with self._drain.lock:
       for sid, lease in self._drain.leases.alive().items():
         self._ledger.announce(sid, _totals(lease["totals"]))
-    return self._ledger.close(self._buffer.untrained())
 
   def draw(
       self, num_prompts: int, num_completions: int, step: int

@@ -5,3 +5,4 @@
 from tba_jax.report import build
 
 write_report = build.write_report
+conclude = build.conclude

@@ -20,6 +20,7 @@ import markupsafe
 from tba_jax.report import advice
 from tba_jax.report import curves
 from tba_jax.report import diversity
+from tba_jax.report import held_out
 from tba_jax.report import load
 from tba_jax.report import tables
 from tba_jax.report import text
@@ -43,6 +44,7 @@ def _page_data(run: load.Run, start: float) -> dict[str, Any]:
   records = curves.with_evaluations(run.records, run.eval)
   return {
       "origin": start,
+      "axes": [curves.axes(run.records)],
       "charts": curves.known_charts(records),
       "other_charts": curves.other_charts(records),
       "sft_charts": curves.other_charts(run.sft_records, exclude=False),
@@ -51,16 +53,25 @@ def _page_data(run: load.Run, start: float) -> dict[str, Any]:
       ),
       "uses": curves.last_histogram(run.records, "replay/use_count_histogram")
       or curves.last_histogram(run.records, "replay/use_count"),
+      "staleness_over_time": curves.histogram_over_time(
+          run.records, "replay/staleness_histogram"
+      ),
+      "uses_over_time": curves.histogram_over_time(
+          run.records, "replay/use_count_histogram"
+      ),
       "timeline": timeline.timeline(run),
       "time": timeline.where_time_went(run),
       "events": tables.events(run, start),
       "samples": run.samples,
+      "held_out": held_out.side_by_side(*tables.evaluations(run)),
       "num_samples": run.num_samples,
   }
 
 
-def render(run: load.Run) -> str:
-  """Returns the page of a run."""
+def render_template(
+    template: str, scripts: Sequence[str], data: Any, **values: Any
+) -> str:
+  """Returns a page: its template, the style, its scripts and its data."""
   environment = jinja2.Environment(
       loader=jinja2.FileSystemLoader(_TEMPLATES),
       autoescape=True,
@@ -69,12 +80,25 @@ def render(run: load.Run) -> str:
       lstrip_blocks=True,
   )
   read = lambda name: markupsafe.Markup((_TEMPLATES / name).read_text("utf-8"))
+  return environment.get_template(template).render(
+      style=read("report.css"),
+      scripts=[read(name) for name in scripts],
+      data=embedded_json(data),
+      **values,
+  )
+
+
+def render(run: load.Run) -> str:
+  """Returns the page of a run."""
   before, after = tables.evaluations(run)
   start = timeline.origin(run)
   began = datetime.datetime.fromtimestamp(start, datetime.UTC)
   settings = run.config.get("config", run.config)
   task = settings.get("task") if isinstance(settings, dict) else None
-  return environment.get_template("report.html.j2").render(
+  return render_template(
+      "report.html.j2",
+      _SCRIPTS,
+      _page_data(run, start),
       name=text.printable(run.workdir.name or str(run.workdir), 120),
       task=text.printable(str(task["name"]), 60)
       if isinstance(task, dict) and "name" in task
@@ -94,9 +118,6 @@ def render(run: load.Run) -> str:
           (text.printable(name, 120), n)
           for name, n in sorted(run.skipped.items())
       ],
-      style=read("report.css"),
-      scripts=[read(name) for name in _SCRIPTS],
-      data=embedded_json(_page_data(run, start)),
   )
 
 
@@ -114,29 +135,26 @@ def write_report(
   Raises:
     ValueError: there is no such directory.
   """
+  return _write(load.read_run(workdir), out)
+
+
+def conclude(workdir: epath.PathLike) -> tuple[epath.Path, list[str]]:
+  """Writes the report as `write_report`; also returns what it advises."""
   run = load.read_run(workdir)
+  return _write(run, None), advice.advice(run, timeline.where_time_went(run))
+
+
+def _write(run: load.Run, out: epath.PathLike | None) -> epath.Path:
   path = epath.Path(out) if out else run.workdir / "report.html"
   path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.parent / f".{path.name}.partial"
-  # Bytes: a surrogate that slipped through must not stop the report.
-  partial.write_bytes(render(run).encode("utf-8", "replace"))
-  partial.replace(path)
+  write_page(path, render(run))
   trace.write_trace(run, path.parent / "trace.json", timeline.origin(run))
   return path
 
 
-def run(
-    operands: Sequence[epath.PathLike], out: epath.PathLike | None = None
-) -> epath.Path:
-  """Runs the `report` program on its operands and returns the page's path.
-
-  Raises:
-    ValueError: not exactly one run directory, or one that is not there.
-  """
-  if len(operands) != 1:
-    given = ", ".join(map(str, operands)) or "none"
-    raise ValueError(
-        f"report takes one run directory, given: {given}; comparing several"
-        " runs is not supported"
-    )
-  return write_report(operands[0], out)
+def write_page(path: epath.Path, page: str) -> None:
+  """Replaces a file by a page, whole or not at all."""
+  partial = path.parent / f".{path.name}.partial"
+  # Bytes: a surrogate that slipped through must not stop the report.
+  partial.write_bytes(page.encode("utf-8", "replace"))
+  partial.replace(path)

@@ -13,6 +13,9 @@ Records = Sequence[Mapping[str, Any]]
 
 # A chart is some 500 pixels wide: more points than that cannot be seen.
 MAX_POINTS = 800
+# Of a histogram over time.
+MAX_COLUMNS = 80
+MAX_ROWS = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +93,7 @@ CHARTS = (
             "unique": "replay/unique_share",
             "equal-reward groups": "train/equal_reward_groups",
             "ratio clipped": "train/ratio_clip_share",
+            "effective": "train/effective_sample_share",
         },
         percent=True,
     ),
@@ -102,6 +106,14 @@ CHARTS = (
             "drawing": "time/draw_s",
         },
         zero=True,
+    ),
+    Chart(
+        "Reward by age",
+        "of the younger and the older completions of a batch",
+        {
+            "younger": "replay/reward_young",
+            "older": "replay/reward_old",
+        },
     ),
     Chart("Buffer", "completions", {"size": "replay/size"}, zero=True),
     Chart("Uses of a completion", "mean", {"uses": "replay/use_count"}),
@@ -206,6 +218,27 @@ def with_evaluations(
   return [by_step[step] for step in sorted(by_step)]
 
 
+def axes(records: Records) -> dict[str, list[float]]:
+  """Returns what was sampled by which step, for axes other than the step.
+
+  Returns:
+    `step`, `completions` and `tokens` of one length, at most MAX_POINTS + 1;
+    {} where the run did not write them.
+  """
+  names = "total/completions", "total/tokens"
+  rows = [
+      (r["step"], *(r[name] for name in names))
+      for r in records
+      if all(load.is_number(r.get(name)) for name in names)
+  ]
+  if not rows:
+    return {}
+  every = math.ceil(len(rows) / MAX_POINTS)
+  chosen = [*rows[:-1:every], rows[-1]]
+  columns = map(list, zip(*chosen, strict=True))
+  return dict(zip(("step", "completions", "tokens"), columns, strict=True))
+
+
 def known_charts(records: Records) -> list[dict[str, Any]]:
   """Returns the charts of `CHARTS` that have data."""
   charts = (_chart(chart, records) for chart in CHARTS)
@@ -243,6 +276,41 @@ def sum_histograms(records: Records, name: str) -> list[list[float]]:
       if math.isfinite(value) and load.is_number(count):
         total[value] = total.get(value, 0) + count
   return [[value, total[value]] for value in sorted(total)]
+
+
+def histogram_over_time(records: Records, name: str) -> dict[str, list[Any]]:
+  """Returns how a histogram metric changed over the run.
+
+  Returns:
+    `step`: last step of each of at most MAX_COLUMNS stretches; `value`: the
+    values, the last one standing for all above where `more`; `share`: for each
+    value, its share in each stretch. {} where there is nothing.
+  """
+  with_it = [r for r in records if isinstance(r.get(name), dict)]
+  per_column = max(1, math.ceil(len(with_it) / MAX_COLUMNS))
+  columns = []
+  for start in range(0, len(with_it), per_column):
+    part = with_it[start : start + per_column]
+    columns.append((part[-1]["step"], dict(sum_histograms(part, name))))
+  totals = sum_histograms(with_it, name)
+  values = [value for value, count in totals if count]
+  if not values:
+    return {}
+  more = len(values) > MAX_ROWS
+  shown, above = values[:MAX_ROWS], values[MAX_ROWS:]
+  shares = [[] for _ in shown]
+  for _, counts in columns:
+    total = sum(counts.values()) or 1
+    row = [counts.get(value, 0) for value in shown]
+    row[-1] += sum(counts.get(value, 0) for value in above)
+    for share, count in zip(shares, row, strict=True):
+      share.append(round(count / total, 3))
+  return {
+      "step": [step for step, _ in columns],
+      "value": shown,
+      "more": more,
+      "share": shares,
+  }
 
 
 def last_histogram(records: Records, name: str) -> list[list[float]]:

@@ -118,7 +118,7 @@ def _read_object(path: epath.Path) -> dict[str, Any]:
   return value if isinstance(value, dict) else {}
 
 
-def _sample(record: Mapping[str, Any]) -> dict[str, Any]:
+def printable_sample(record: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a sample as the page shows it, cut to size and made printable."""
   string = lambda name: str(record.get(name, ""))
   number = lambda name: record[name] if is_number(record.get(name)) else None
@@ -156,7 +156,7 @@ def _read_samples(
   stride, count = 1, 0
   for record in jsonl.iter_jsonl(path, skips.counter(path.name)):
     if count % stride == 0:
-      kept.append(_sample(record))
+      kept.append(printable_sample(record))
       if len(kept) > MAX_SAMPLES:
         kept = kept[::2]
         stride *= 2

@@ -8,6 +8,7 @@ import sys
 import ml_collections
 
 from tba_jax.report import build
+from tba_jax.report import compare
 
 
 def run(
@@ -15,19 +16,26 @@ def run(
     workdir: str | None,
     operands: Sequence[str] = (),
 ) -> int:
-  """Writes the report of one run and prints its path.
+  """Writes the report of one run, or compares several, and prints its path.
 
   Args:
     config: not used; a run directory holds its own.
     workdir: the run directory, where there is no operand.
-    operands: the run directory.
+    operands: run directories, or folders of some.
 
   Returns:
-    0, or 2 where there is not one run directory to report on.
+    0, or 2 where an operand is no directory.
   """
   del config
+  wanted = list(operands) or ([workdir] if workdir else [])
   try:
-    path = build.run(list(operands) or ([workdir] if workdir else []))
+    if not wanted:
+      raise ValueError("report takes one or several run directories")
+    paths = compare.find_runs(wanted)
+    if len(paths) == 1:
+      path = build.write_report(paths[0])
+    else:
+      path = compare.write_comparison(paths)
   except ValueError as error:
     print(f"error: {error}", file=sys.stderr)
     return 2

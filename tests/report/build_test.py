@@ -12,6 +12,7 @@ import tempfile
 
 from absl.testing import absltest
 
+from tba_jax import report
 from tba_jax.report import build
 from tba_jax.report import program
 from tests.report import fake_run
@@ -138,20 +139,45 @@ class BuildTest(absltest.TestCase):
     # the same space as these.
     self.assertLess(path.stat().length, 5_000_000)
 
-  def test_one_run_directory_is_asked_for(self):
-    for operands in ((), ("a", "b")):
-      with self.assertRaisesRegex(ValueError, "takes one run directory"):
-        build.run(operands)
+  def test_a_directory_that_is_not_there(self):
     with self.assertRaisesRegex(ValueError, "no run directory at"):
-      build.run((self.workdir,))
+      build.write_report(self.workdir)
 
   def test_out_names_the_file(self):
     os.makedirs(self.workdir)
     out = os.path.join(self.workdir, "sub", "page.html")
-    self.assertEqual(str(build.run([self.workdir], out)), out)
+    self.assertEqual(str(build.write_report(self.workdir, out)), out)
     self.assertCountEqual(
         os.listdir(os.path.dirname(out)), ["page.html", "trace.json"]
     )
+
+  def test_first_and_last_checkpoint_stand_side_by_side(self):
+    os.makedirs(self.workdir)
+    sample = lambda completion, reward: {
+        "prompt": "1,2>3",
+        "completion": completion,
+        "reward": reward,
+        "tokens": [completion],
+        "logprobs": [-0.5],
+    }
+    evaluations = {
+        "before": {"samples": [sample("1+1=2", 0.0), sample("2+1=4", 0.0)]},
+        "after": {"samples": [sample("2+1=3", 1.0), "odd", {"prompt": "9"}]},
+    }
+    with open(os.path.join(self.workdir, "eval.json"), "w") as f:
+      json.dump(evaluations, f)
+    data = json.loads(_parse(build.write_report(self.workdir)).data)
+    (row,) = data["held_out"]
+    self.assertEqual(row["prompt"], "1,2>3")
+    self.assertLen(row["before"], 2)
+    self.assertEqual(row["after"][0]["completion"], "2+1=3")
+    self.assertEqual(row["after"][0]["logprobs"], [-0.5])
+
+  def test_conclude_also_says_what_the_numbers_say(self):
+    fake_run.make_run(self.workdir, num_steps=20, num_samples=2)
+    path, sentences = report.conclude(self.workdir)
+    self.assertTrue(path.exists())
+    self.assertRegex(sentences[0], r"The trainer waited \d+% of its time")
 
   def test_the_program_takes_the_workdir_or_an_operand(self):
     os.makedirs(self.workdir)

@@ -64,7 +64,46 @@ class ChartsTest(absltest.TestCase):
     self.assertNotIn("eval/pass_at_1", records[0])
 
 
+class AxesTest(absltest.TestCase):
+
+  def test_what_was_sampled_by_each_step(self):
+    records = [
+        {"step": i, "total/completions": 8 * i, "total/tokens": 90 * i}
+        for i in range(3 * curves.MAX_POINTS)
+    ]
+    records.insert(1, {"step": 0, "eval/pass_at_1": 0.5})
+    axes = curves.axes(records)
+    self.assertLessEqual(len(axes["step"]), curves.MAX_POINTS + 1)
+    self.assertEqual((axes["step"][0], axes["tokens"][0]), (0, 0))
+    last = 3 * curves.MAX_POINTS - 1
+    self.assertEqual((axes["step"][-1], axes["tokens"][-1]), (last, 90 * last))
+    self.assertEqual(axes["completions"][1], 8 * axes["step"][1])
+
+  def test_a_run_that_did_not_write_them(self):
+    self.assertEqual(curves.axes(_records([1.0])), {})
+
+
 class HistogramTest(absltest.TestCase):
+
+  def test_over_time_as_shares_of_each_stretch(self):
+    records = [
+        {"step": i, "h": {"0": 1, "2": i % 2, "9": 0}}
+        for i in range(2 * curves.MAX_COLUMNS)
+    ]
+    out = curves.histogram_over_time([*records, {"step": 999}], "h")
+    self.assertEqual(out["step"], list(range(1, 2 * curves.MAX_COLUMNS, 2)))
+    self.assertEqual(out["value"], [0.0, 2.0])
+    self.assertFalse(out["more"])
+    self.assertEqual(out["share"][0], curves.MAX_COLUMNS * [0.667])
+    self.assertEqual(out["share"][1], curves.MAX_COLUMNS * [0.333])
+    self.assertEqual(curves.histogram_over_time(records, "none"), {})
+
+  def test_the_last_row_stands_for_all_above(self):
+    histogram = {str(v): 1 for v in range(2 * curves.MAX_ROWS)}
+    out = curves.histogram_over_time([{"step": 0, "h": histogram}], "h")
+    self.assertLen(out["value"], curves.MAX_ROWS)
+    self.assertTrue(out["more"])
+    self.assertAlmostEqual(sum(row[0] for row in out["share"]), 1.0, places=2)
 
   def test_sums_over_steps_sorted_by_value(self):
     records = [{"h": {"10": 1, "2": 3}}, {}, {"h": {"2": 1, "x": 5, "3": None}}]

@@ -1,5 +1,5 @@
-// Line charts against step or wall clock, histograms, stacked bars.
-const view = { axis: "step", smoothing: 0.8 };
+// Line charts against step, wall clock or data; histograms; stacked bars.
+const view = { axis: "step", smoothing: 0.8, hidden: new Set() };
 const crosshairs = [];  // One function an open chart: shows x, or hides with null.
 const RESTARTS = DATA.events.filter((e) => e.kind === "restart" && e.t !== null);
 
@@ -14,14 +14,30 @@ function smooth(values) {
   });
 }
 
+// Where a series lies on the axis in use; null where its run did not say.
 function xOf(series) {
-  return view.axis === "step" ? series.step : series.time.map((t) => t - DATA.origin);
+  if (view.axis === "step") return series.step;
+  if (view.axis === "time") return series.time.map((t) => t - (series.origin ?? DATA.origin));
+  const axes = DATA.axes[series.run ?? 0];
+  if (!axes.step) return null;
+  let i = 0;
+  return series.step.map((step) => {
+    while (i < axes.step.length - 2 && axes.step[i + 1] < step) i++;
+    const j = Math.min(i + 1, axes.step.length - 1), known = axes[view.axis];
+    const share = Math.max(0, Math.min(1, (step - axes.step[i]) / (axes.step[j] - axes.step[i] || 1)));
+    return known[i] + share * (known[j] - known[i]);
+  });
+}
+
+// The series that are drawn, each with its number, which is its colour.
+function shownSeries(chart) {
+  return chart.series.map((s, i) => ({ s, i: s.run ?? i, xs: xOf(s) })).filter(({ s, xs }) => xs && !view.hidden.has(s.run));
 }
 
 // Wall-clock seconds to the x axis in use, by the series' own times.
-function eventX(series, t) {
+function eventX({ s, xs: step }, t) {
   if (view.axis === "time") return t;
-  const { step, time } = series;
+  const { time } = s;
   const at = t + DATA.origin;
   const i = time.findIndex((x) => x >= at);
   if (i < 0 || time.length < 2) return null;
@@ -30,9 +46,9 @@ function eventX(series, t) {
   return step[i - 1] + share * (step[i] - step[i - 1]);
 }
 
-function yRange(chart) {
+function yRange(chart, shown) {
   let low = Infinity, high = -Infinity;
-  for (const s of chart.series) {
+  for (const { s } of shown) {
     // A single wild step must not flatten the rest: the middle 98 % with room.
     const all = s.band ? [...s.low, ...s.high] : [...s.mean];
     all.sort((a, b) => a - b);
@@ -70,15 +86,15 @@ function nearest(xs, x) {
   return Math.abs(xs[low] - x) <= Math.abs(xs[high] - x) ? low : high;
 }
 
-function drawSeries(root, s, i, X, Y, sparse) {
-  const xs = xOf(s).map(X);
+function drawSeries(root, s, i, xs, Y, sparse) {
+  const dashes = i >= 8 ? "5 3" : "none";
   const mean = s.mean.map(Y);
   const area = path(xs, s.high.map(Y)) + path([...xs].reverse(), [...s.low].reverse().map(Y)).replace("M", "L") + "Z";
   const bandShown = s.band || s.low.some((v, j) => v !== s.high[j]);
   if (bandShown) root.append(svg("path", { d: area, fill: color(i), opacity: s.band ? 0.17 : 0.13 }));
   const smoothed = s.band ? s.mean : smooth(s.mean);
   if (smoothed !== s.mean) root.append(svg("path", { d: path(xs, mean), fill: "none", stroke: color(i), opacity: 0.25 }));
-  root.append(svg("path", { d: path(xs, smoothed.map(Y)), fill: "none", stroke: color(i), "stroke-width": 2, "stroke-linejoin": "round" }));
+  root.append(svg("path", { d: path(xs, smoothed.map(Y)), fill: "none", stroke: color(i), "stroke-width": 2, "stroke-linejoin": "round", "stroke-dasharray": dashes }));
   if (sparse) xs.forEach((x, j) => root.append(svg("circle", { cx: x, cy: mean[j], r: 3, fill: color(i) })));
 }
 
@@ -89,17 +105,21 @@ function lineChart(chart) {
   const card = el("div", { class: "chart", "data-chart": chart.title },
     el("div", { class: "head" }, el("b", {}, chart.title), el("span", { class: "last" }, last)),
     el("div", { class: "unit" }, chart.unit), figure);
-  if (chart.series.length > 1) {
+  // Runs side by side have one legend for all figures.
+  if (chart.series.length > 1 && !DATA.runs) {
     const keys = chart.series.map((s, i) => el("span", { class: "key" }, el("i", { style: `background:${color(i)}` }), s.label));
     card.append(el("div", {}, ...keys));
   }
   let state = null;
   keepDrawn(figure, (width) => {
+    state = null;
+    const shown = shownSeries(chart);
+    if (!shown.length) { empty(figure, "Not measured against this axis."); return; }
     const height = 168, box = { left: 48, right: width - 8, top: 6, bottom: height - 22 };
-    const xsAll = chart.series.flatMap(xOf);
-    let x0 = Math.min(...xsAll), x1 = Math.max(...xsAll);
+    let x0 = Infinity, x1 = -Infinity;
+    for (const { xs } of shown) for (const x of xs) { x0 = Math.min(x0, x); x1 = Math.max(x1, x); }
     if (x0 === x1) { x0 -= 1; x1 += 1; }
-    const [y0, y1] = yRange(chart);
+    const [y0, y1] = yRange(chart, shown);
     const X = (x) => box.left + (x - x0) / (x1 - x0) * (box.right - box.left);
     const Y = (y) => box.bottom - (y - y0) / (y1 - y0) * (box.bottom - box.top);
     const root = svg("svg", { height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": chart.title });
@@ -109,42 +129,42 @@ function lineChart(chart) {
     clip.append(svg("rect", { x: box.left - 4, y: box.top - 4, width: box.right - box.left + 8, height: box.bottom - box.top + 5 }));
     const inside = svg("g", { "clip-path": `url(#${id})` });
     for (const e of RESTARTS) {
-      const x = eventX(chart.series[0], e.t);
+      const x = eventX(shown[0], e.t);
       if (x === null || x < x0 || x > x1) continue;
       inside.append(svg("line", { x1: X(x), x2: X(x), y1: box.top, y2: box.bottom, stroke: "var(--bad)", "stroke-dasharray": "3 3", opacity: 0.75 }));
     }
-    chart.series.forEach((s, i) => drawSeries(inside, s, i, X, Y, s.step.length <= 40));
+    for (const { s, i, xs } of shown) drawSeries(inside, s, i, xs.map(X), Y, s.step.length <= 40);
     const cross = svg("line", { y1: box.top, y2: box.bottom, stroke: "var(--soft)", visibility: "hidden" });
-    const dots = chart.series.map((s, i) => svg("circle", { r: 4, fill: color(i), stroke: "var(--card)", "stroke-width": 1.5, visibility: "hidden" }));
+    const dots = shown.map(({ i }) => svg("circle", { r: 4, fill: color(i), stroke: "var(--card)", "stroke-width": 1.5, visibility: "hidden" }));
     root.append(clip, inside, cross, ...dots);
     figure.replaceChildren(root);
-    state = { X, Y, x0, x1, box, cross, dots };
+    state = { shown, X, Y, x0, x1, box, cross, dots };
   });
   const crosshair = (x) => {
-    const shown = state && x !== null && x >= state.x0 && x <= state.x1;
-    const visibility = shown ? "visible" : "hidden";
     if (!state) return;
+    const inside = x !== null && x >= state.x0 && x <= state.x1;
+    const visibility = inside ? "visible" : "hidden";
     state.cross.setAttribute("visibility", visibility);
-    state.dots.forEach((dot, i) => {
+    state.dots.forEach((dot, n) => {
       dot.setAttribute("visibility", visibility);
-      if (!shown) return;
-      const s = chart.series[i], xs = xOf(s), j = nearest(xs, x);
+      if (!inside) return;
+      const { s, xs } = state.shown[n], j = nearest(xs, x);
       dot.setAttribute("cx", state.X(xs[j]));
       dot.setAttribute("cy", Math.max(state.box.top, Math.min(state.box.bottom, state.Y(s.mean[j]))));
-      if (i === 0) { state.cross.setAttribute("x1", state.X(xs[j])); state.cross.setAttribute("x2", state.X(xs[j])); }
+      if (n === 0) { state.cross.setAttribute("x1", state.X(xs[j])); state.cross.setAttribute("x2", state.X(xs[j])); }
     });
   };
   crosshairs.push(crosshair);
   figure.addEventListener("pointermove", (event) => {
     if (!state) return;
     const px = event.clientX - figure.getBoundingClientRect().left;
-    const { box, x0, x1 } = state;
+    const { box, x0, x1, shown } = state;
     const x = Math.max(x0, Math.min(x1, x0 + (px - box.left) / (box.right - box.left) * (x1 - x0)));
     crosshairs.forEach((show) => show(x));
-    const first = chart.series[0], j = nearest(xOf(first), x);
-    const lines = [`step ${first.step[j].toLocaleString("en")} · ${fmtTime(first.time[j] - DATA.origin)}`];
-    for (const s of chart.series) {
-      const k = nearest(xOf(s), x);
+    const { s: first, xs } = shown[0], j = nearest(xs, x);
+    const lines = [`step ${first.step[j].toLocaleString("en")} · ${fmtTime(first.time[j] - (first.origin ?? DATA.origin))}`];
+    for (const { s, xs: own } of shown) {
+      const k = nearest(own, x);
       const band = s.band ? ` (${fmt(s.low[k], chart.percent)} to ${fmt(s.high[k], chart.percent)})` : "";
       lines.push(`${s.label}: ${fmt(s.mean[k], chart.percent)}${band}`);
     }
@@ -152,6 +172,35 @@ function lineChart(chart) {
   });
   figure.addEventListener("pointerleave", () => { hideTip(); crosshairs.forEach((show) => show(null)); });
   return card;
+}
+
+// The buttons and the slider above the charts, of one run or of several.
+function curveControls() {
+  const known = DATA.axes.some((axes) => axes.step);
+  for (const button of document.querySelectorAll("[data-axis]")) {
+    const axis = button.dataset.axis;
+    button.disabled = !known && (axis === "completions" || axis === "tokens");
+    button.addEventListener("click", () => {
+      view.axis = axis;
+      document.querySelectorAll("[data-axis]").forEach((b) => b.setAttribute("aria-pressed", String(b === button)));
+      redraws.forEach((draw) => draw());
+    });
+  }
+  byId("smoothing").addEventListener("input", (event) => {
+    view.smoothing = Number(event.target.value);
+    redraws.forEach((draw) => draw());
+  });
+}
+
+function fillCharts(id, charts, boxId) {
+  if (boxId) byId(boxId).hidden = !charts.length;
+  if (charts.length) byId(id).append(...charts.map(lineChart));
+  else if (!boxId) empty(byId(id), "No metrics yet.");
+}
+
+function startTheme() {
+  document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 }
 
 function drawHistogram(node, pairs, xLabel, words) {
@@ -185,6 +234,38 @@ function drawHistogram(node, pairs, xLabel, words) {
   });
 }
 
+// A histogram at each stretch of the run: the fuller a cell, the larger its share.
+function drawOverTime(node, data, label) {
+  if (!data.step) return;
+  const { step, value, share, more } = data;
+  const box = el("div");
+  node.append(el("h4", {}, `${label} over the run`), box);
+  keepDrawn(box, (width) => {
+    const rowHeight = Math.max(9, Math.min(18, 150 / value.length));
+    const left = 48, right = width - 8, bottom = 4 + rowHeight * value.length, height = bottom + 20;
+    const cell = (right - left) / step.length;
+    const root = svg("svg", { height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${label} over the run` });
+    value.forEach((v, r) => {
+      const y = bottom - (r + 1) * rowHeight;
+      const name = `${fmt(v)}${more && r === value.length - 1 ? "+" : ""}`;
+      root.append(svg("text", { x: left - 6, y: y + rowHeight / 2 + 4, "text-anchor": "end" }, name));
+      share[r].forEach((x, c) => {
+        if (!x) return;
+        const rect = svg("rect", { x: left + c * cell, y, width: cell + 0.4, height: rowHeight - 1, fill: color(0), opacity: 0.12 + 0.88 * x });
+        rect.addEventListener("pointermove", (event) => showTip(event, `to step ${fmt(step[c])}\n${label} ${name}: ${fmt(x, true)}`));
+        rect.addEventListener("pointerleave", hideTip);
+        root.append(rect);
+      });
+    });
+    const first = step[0], last = step.at(-1);
+    for (const x of ticks(first, last, Math.max(3, Math.floor(width / 90)))) {
+      const at = last > first ? left + (x - first) / (last - first) * (right - left) : left;
+      root.append(svg("text", { x: at, y: bottom + 15, "text-anchor": "middle" }, fmtTick(x)));
+    }
+    box.replaceChildren(root);
+  });
+}
+
 // Colours of span kinds: waits are grey, the usual kinds have their own, and
 // the others take what the palette has left.
 const KIND_COLORS = { step: 0, evaluate: 1, decode: 2, compile: 3, checkpoint: 4, publish: 5, reference: 6, reward: 4, pull: 5, draw: 5 };
@@ -213,7 +294,7 @@ function drawTime(node, rows) {
       part.addEventListener("pointerleave", hideTip);
       bar.append(part);
     }
-    const name = `${row.role}-${row.index}${row.lane ? ` · ${row.lane}` : ""}`;
+    const name = `${row.run ? `${row.run} · ` : ""}${row.role}-${row.index}${row.lane ? ` · ${row.lane}` : ""}`;
     const top = parts.slice(0, 3).map(([kind, s]) => `${kind} ${fmt(s / row.elapsed_s, true)}`).join(", ");
     body.append(el("tr", {}, el("th", { style: "white-space:nowrap" }, name), el("td", { style: "width:55%" }, bar),
       el("td", { style: "white-space:nowrap" }, `busy ${fmt(row.busy_share, true)}`), el("td", { class: "note" }, top)));

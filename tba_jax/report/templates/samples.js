@@ -10,7 +10,7 @@ function tokenNode(token, logprob) {
   return node;
 }
 
-function sampleRow(sample, colored) {
+function completionNode(sample, colored) {
   const body = el("span", { class: "text long" });
   if (colored && sample.tokens.length) {
     body.append(...sample.tokens.map((token, i) => tokenNode(token, sample.logprobs[i])));
@@ -18,6 +18,11 @@ function sampleRow(sample, colored) {
   } else {
     body.append(sample.completion || "(empty)");
   }
+  return body;
+}
+
+function sampleRow(sample, colored) {
+  const body = completionNode(sample, colored);
   const total = sample.logprobs.reduce((sum, x) => sum + (x || 0), 0);
   return el("tr", { class: "sample" }, el("td", {}, fmt(sample.step)), el("td", {}, fmt(sample.version)),
     el("td", {}, el("span", { class: "text long" }, sample.prompt)), el("td", {}, body),
@@ -60,6 +65,37 @@ function sampleBrowser(bar, node, samples, total) {
   query.addEventListener("input", restart);
   for (const input of [choice, order, colored]) input.addEventListener("change", restart);
   more.addEventListener("click", () => { shown += 4 * PAGE_SIZE; draw(); });
+  draw();
+}
+
+// A held-out prompt a row: what the first checkpoint said, and what the last.
+function sideBySide(bar, node, rows) {
+  if (!rows.length) { empty(node, "No evaluation with examples yet."); return; }
+  const query = el("input", { type: "search", id: "held-out-query", placeholder: "prompt or completion contains…", size: 30 });
+  const choice = el("select", { id: "held-out-choice" }, ...[["all", "all prompts"], ["better", "better at the end"], ["worse", "worse at the end"]]
+    .map(([value, words]) => el("option", { value }, words)));
+  const count = el("span", { id: "held-out-count" });
+  bar.append(el("label", {}, "find ", query), choice, count);
+  const body = el("tbody");
+  const head = ["prompt", "first checkpoint", "last checkpoint"].map((h) => el("th", {}, h));
+  node.replaceChildren(el("table", { class: "sides" }, el("thead", {}, el("tr", {}, ...head)), body));
+  const mean = (side) => side.length ? side.reduce((sum, s) => sum + (s.reward || 0), 0) / side.length : null;
+  const keeps = { all: () => true, better: (r) => mean(r.after) > mean(r.before), worse: (r) => mean(r.after) < mean(r.before) };
+  const one = (sample) => el("div", { class: `one ${sample.reward > 0 ? "right" : ""}` },
+    el("span", { class: "reward" }, fmt(sample.reward)), completionNode(sample, true));
+  const cell = (side) => side.length
+    ? el("td", {}, el("p", { class: "note" }, `mean reward ${fmt(mean(side))}`), ...side.map(one))
+    : el("td", {}, el("span", { class: "empty" }, "–"));
+  function draw() {
+    const text = query.value.toLowerCase();
+    const has = (row) => [row, ...row.before, ...row.after].some((s) => `${s.prompt} ${s.completion ?? ""}`.toLowerCase().includes(text));
+    const found = rows.filter((row) => keeps[choice.value](row) && (!text || has(row)));
+    body.replaceChildren(...found.map((row) => el("tr", { class: "pair" }, el("td", {}, el("span", { class: "text" }, row.prompt)), cell(row.before), cell(row.after))));
+    if (!found.length) body.append(el("tr", {}, el("td", { colspan: 3 }, el("span", { class: "empty" }, "No prompt fits."))));
+    count.textContent = `${found.length} of ${rows.length} prompts`;
+  }
+  query.addEventListener("input", draw);
+  choice.addEventListener("change", draw);
   draw();
 }
 

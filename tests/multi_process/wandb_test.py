@@ -1,0 +1,48 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The real Weights & Biases package, offline; it starts a process."""
+
+import importlib.util
+import os
+import pathlib
+import unittest
+from unittest import mock
+
+from absl.testing import absltest
+
+from tba_jax import wandb_writer
+
+
+@unittest.skipUnless(
+    importlib.util.find_spec("wandb"), "wandb is not installed (its own extra)"
+)
+class WandbTest(absltest.TestCase):
+
+  def test_a_run_is_written_without_account_and_network(self):
+    workdir = pathlib.Path(self.create_tempdir().full_path) / "run"
+    workdir.mkdir()
+    events = []
+    folders = {
+        f"WANDB_{name}_DIR": str(workdir / name.lower())
+        for name in ("CACHE", "CONFIG", "DATA")
+    }
+    with mock.patch.dict(os.environ, {**folders, "HOME": str(workdir)}):
+      writer = wandb_writer.WandbWriter(
+          workdir,
+          config={"seed": 3},
+          project="tba_jax",
+          mode="offline",
+          on_event=lambda *event: events.append(event),
+      )
+      for step in (0, 1, 1):  # The last one done again.
+        writer.write(step, {"train/loss": 0.5 - 0.1 * step})
+      writer.close()
+    self.assertEqual(events, [])
+    (path,) = (workdir / "wandb").glob("offline-run-*/*.wandb")
+    data = path.read_bytes()
+    self.assertIn(b"train/loss", data)
+    self.assertIn(b"0.4", data)
+
+
+if __name__ == "__main__":
+  absltest.main()
