@@ -8,8 +8,10 @@ another mesh. The host state (replay buffer, cursors, counts) is written bit for
 bit by each process, in one checked file.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import dataclasses
+import logging
 from typing import Any
 
 from etils import epath
@@ -194,7 +196,8 @@ class Checkpointer:
   def _restore_step(
       self, step: int, abstract: types.PyTree
   ) -> tuple[types.PyTree, dict[str, Any]]:
-    metadata = self._manager.metadata(step).custom_metadata or {}
+    with _without_hint():
+      metadata = self._manager.metadata(step).custom_metadata or {}
     if "format" not in metadata:
       raise ValueError("its metadata holds no format")
     if metadata["format"] > FORMAT:
@@ -233,6 +236,18 @@ class Checkpointer:
           f"checkpoint {self._pending_step} could not be written to"
           f" {self._directory}: {error}"
       ) from error
+
+
+@contextlib.contextmanager
+def _without_hint() -> Iterator[None]:
+  """Keeps back that the items need handlers, where metadata alone is read."""
+  logger = logging.getLogger("absl")
+  is_other = lambda record: "could not be restored" not in record.getMessage()
+  logger.addFilter(is_other)
+  try:
+    yield
+  finally:
+    logger.removeFilter(is_other)
 
 
 class _HostHandler(ocp.AsyncCheckpointHandler):

@@ -57,7 +57,8 @@ def run(
     0 where the run did what was asked; 2 for a wrong config or directory; 1
     where the run failed; 128 + the signal's number where one ended it.
   """
-  console = rich.console.Console()
+  # A notebook gets plain lines too, not a block of HTML for each.
+  console = rich.console.Console(force_jupyter=False)
   if operands:
     print(f"error: --program=train takes no operand {operands}",
           file=sys.stderr)  # fmt: skip
@@ -296,7 +297,7 @@ class _Supervisor:
       return 1
     self._console.print(panel_lib.final_table(summary))
     self._console.print(panel_lib.advice_list(advice))
-    self._console.print(f"report: {path}")
+    self._console.print(f"report: {path}", soft_wrap=True)
     if not result["ledger_closed"]:
       print(
           f"error: the ledger does not close; see {self._workdir}/ledger.json",

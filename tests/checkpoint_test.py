@@ -57,7 +57,8 @@ class CheckpointTest(absltest.TestCase):
 
   def test_restores_what_was_saved_in_another_process_life(self):
     self.save_steps(3).close()
-    state, host = self.open().restore(make_state(0))
+    with self.assertNoLogs("absl", "WARNING"):
+      state, host = self.open().restore(make_state(0))
     chex.assert_trees_all_equal(state, make_state(3))
     self.assertEqual(host["cursor"], 7)
     self.assertEqual(host["buffer"]["seed"], 2**130)

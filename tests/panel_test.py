@@ -150,6 +150,20 @@ class ViewTest(absltest.TestCase):
     self.assertIn("␛[31m[bold]red[/bold]␊⟦U+202E⟧", shown)
     self.assertIn("[link]: ␛]0;title␇", shown)
 
+  def test_a_long_line_of_the_run_is_cut(self):
+    long = "\u202e" + "x" * 100_000
+    state = self._state(last_error=long, phase=long)
+    state.event = {"kind": long, "message": long}
+    state.name = state.note = state.phase = long
+    state.restarts = {long: 1}
+    state.sft = {f"a/{long}": 1.0}
+    for shown in (
+        _shown(panel_view.render(state)),
+        panel_view.plain_line(state),
+    ):
+      self.assertLess(len(shown), 10_000)
+      self.assertNotIn("\u202e", shown)
+
   def test_an_evaluation_shows_how_far_it_is(self):
     shown = _shown(
         panel_view.render(self._state(evaluate={"done": 64, "total": 256}))

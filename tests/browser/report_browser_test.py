@@ -2,49 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens the report in a headless Chromium and uses it.
 
-Needs Debian's `chromium` and `chromium-driver`, and the package selenium.
-Without them the test skips, unless the environment has CI set. Screenshots go
-to TBA_JAX_SCREENSHOTS, where that is set.
+Screenshots go to TBA_JAX_SCREENSHOTS, where that is set.
 """
 
 import json
 import os
 import pathlib
-import shutil
 import tempfile
 
 from absl.testing import absltest
 
 from tba_jax.report import build
+from tests.browser import chromium
 from tests.report import fake_run
 
-_FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--window-size=1320,1000",
-)
 HOSTILE = (
     "</script><img src=x onerror=\"document.title='broken'\">\x1b[2J\u202e"
 )
-
-
-def _missing() -> str:
-  """Returns what the test lacks on this machine, "" where nothing."""
-  try:
-    import selenium.webdriver  # noqa: F401
-  except ImportError:
-    return "selenium is not installed (the extra `test` has it)"
-  for program in ("chromium", "chromedriver"):
-    if shutil.which(program) is None:
-      return f"no {program}: apt-get install chromium chromium-driver"
-  return ""
 
 
 def _luminance(color: str) -> float:
@@ -67,26 +41,10 @@ class ReportBrowserTest(absltest.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    missing = _missing()
-    if missing and os.environ.get("CI"):
-      raise RuntimeError(missing)
-    if missing:
-      raise absltest.SkipTest(missing)
-    from selenium import webdriver
-    from selenium.webdriver.chrome import service
-
     folder = tempfile.TemporaryDirectory()
     cls.addClassCleanup(folder.cleanup)
     cls.folder = pathlib.Path(folder.name)
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in (*_FLAGS, f"--user-data-dir={cls.folder / 'profile'}"):
-      options.add_argument(flag)
-    cls.driver = webdriver.Chrome(
-        options=options, service=service.Service(shutil.which("chromedriver"))
-    )
-    cls.addClassCleanup(cls.driver.quit)
+    cls.driver = chromium.start(cls, cls.folder)
     run = cls.folder / "countdown"
     fake_run.make_run(str(run), num_steps=320, num_samples=120)
     with (run / "samples.jsonl").open("a") as f:

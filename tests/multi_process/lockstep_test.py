@@ -12,6 +12,7 @@ from absl.testing import absltest
 import numpy as np
 
 from tba_jax import processes
+from tba_jax import report
 from tests.multi_process import run_program
 
 _STEPS = 20
@@ -110,6 +111,9 @@ class LockstepTest(absltest.TestCase):
     run.wait_for_step(6)
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
+    page = report.write_report(workdir).read_text()
+    self.assertIn('"train/reward_mean"', page)
+    self.assertNotIn("nothing measured yet", page)
     again = run_program.Run(workdir, _OVERRIDES)
     self.addCleanup(again.close)
     self.assertEqual(again.wait(), 0, again.text())

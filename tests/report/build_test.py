@@ -5,12 +5,14 @@
 import html.parser
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
 import tempfile
 
 from absl.testing import absltest
+import numpy as np
 
 from tba_jax import report
 from tba_jax.report import build
@@ -89,6 +91,20 @@ class BuildTest(absltest.TestCase):
     source = build.write_report(self.workdir).read_text()
     self.assertIn("no summary; last sign of life", source)
     self.assertIn("Unreadable lines left out", source)
+
+  def test_a_run_killed_at_any_byte_has_a_page(self):
+    rng = np.random.default_rng(0)
+    for seed in range(8):
+      folder = pathlib.Path(self.workdir, str(seed))
+      fake_run.make_run(str(folder), num_steps=6, num_samples=3, seed=seed)
+      for path in folder.rglob("*.json*"):
+        if rng.random() < 0.8:
+          data = path.read_bytes()
+          path.write_bytes(data[: rng.integers(len(data) + 1)])
+        elif rng.random() < 0.5:
+          path.unlink()
+      page = _parse(build.write_report(folder))
+      self.assertNotEmpty(json.loads(page.data))
 
   def test_an_empty_directory_has_a_page(self):
     os.makedirs(self.workdir)
