@@ -121,7 +121,7 @@ def _draw_chart(
   if chart.percent:
     ax.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
   if chart.zero and not empty:
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(bottom=min(0, ax.dataLim.ymin))
   if empty:
     ax.text(0.5, 0.5, "no data", ha="center", transform=ax.transAxes)
   elif len(chart.series) > 1:
@@ -170,15 +170,14 @@ def timeline(
   ax.set_yticks(range(len(kept)), [_lane_name(lane) for lane, _ in kept])
   ax.invert_yaxis()
   ends = [(starts + lengths).max() for _, (_, starts, lengths) in kept]
-  ax.set_xlim(first_s, max(ends) if last_s is None else last_s)
+  ax.set_xlim(first_s, max(ends) if last_s is None else min(last_s, max(ends)))
   ax.set_xlabel("seconds since the run began")
   handles = [
-      patches.Patch(
-          color=color_of.get(kind, _WAIT_COLOR),
-          label=_words(run.span_kinds[kind]),
-      )
-      for kind in present
+      patches.Patch(color=color_of[kind], label=_words(run.span_kinds[kind]))
+      for kind in busy
   ]
+  if len(busy) < len(present):
+    handles.append(patches.Patch(color=_WAIT_COLOR, label="waiting"))
   fig.legend(
       handles=handles,
       loc="outside upper left",
