@@ -57,8 +57,11 @@ def run(
     0 where the run did what was asked; 2 for a wrong config or directory; 1
     where the run failed; 128 + the signal's number where one ended it.
   """
-  # A notebook gets plain lines too, not a block of HTML for each.
-  console = rich.console.Console(force_jupyter=False)
+  console = rich.console.Console()
+  if console.is_jupyter:
+    # Plain lines, not a block of HTML for each; its stdout calls itself a
+    # terminal, and would keep every picture of the panel.
+    console = rich.console.Console(force_jupyter=False, force_terminal=False)
   if operands:
     print(f"error: --program=train takes no operand {operands}",
           file=sys.stderr)  # fmt: skip

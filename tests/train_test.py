@@ -5,6 +5,7 @@
 from unittest import mock
 
 from absl.testing import absltest
+import rich.console
 
 from configs import countdown
 import tba_jax
@@ -21,6 +22,17 @@ class TrainTest(absltest.TestCase):
     ) as run:
       self.assertEqual(tba_jax.train(config, workdir=workdir), 0)
     run.assert_called_once_with(config, workdir.full_path, [])
+
+  def test_a_notebook_gets_plain_lines(self):
+    config = countdown.get_config("smoke")
+    with (
+        mock.patch.object(rich.console, "_is_jupyter", return_value=True),
+        mock.patch.object(supervise, "_Supervisor", autospec=True) as made,
+    ):
+      tba_jax.train(config, workdir=self.create_tempdir())
+      (_, _, console), _ = made.call_args
+      self.assertFalse(console.is_jupyter)
+      self.assertFalse(console.is_terminal)
 
   def test_a_wrong_setting_is_told_before_anything_starts(self):
     config = countdown.get_config("smoke")
