@@ -34,6 +34,9 @@ REQUIREMENTS = [
 
 EXTRAS = {
     "test": [
+        "ipykernel>=6.29",
+        "nbclient>=0.10",
+        "nbformat>=5.10",
         "psutil>=6",
         "pyink>=24.10",
         "pytest>=8.3",

@@ -25,12 +25,18 @@ from tba_jax.tasks import base
 from tba_jax.tasks import build as build_tasks
 
 _ROOT = pathlib.Path(__file__).parent.parent
+_COLABS = _ROOT / "colabs"
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-_CODE_PATH = re.compile(r"`((?:tba_jax|tests|configs|launch|docs)/[\w/.]+)`")
+_CODE_PATH = re.compile(
+    r"`((?:tba_jax|tests|configs|launch|docs|colabs)/[\w/.]+)`"
+)
+# Of a notebook that opens in Colab: its path in the repository.
+_IN_COLAB = re.compile(r"colab\.research\.google\.com/\S+/blob/main/([\w/.]+)")
 
 
 def _pages() -> list[pathlib.Path]:
-  return [*sorted(_ROOT.glob("*.md")), *sorted((_ROOT / "docs").glob("*.md"))]
+  folders = (_ROOT, "*.md"), (_ROOT / "docs", "*.md"), (_COLABS, "*.ipynb")
+  return [p for folder, name in folders for p in sorted(folder.glob(name))]
 
 
 def _anchors(page: pathlib.Path) -> set[str]:
@@ -42,6 +48,10 @@ def _anchors(page: pathlib.Path) -> set[str]:
 
 def _prose(page: pathlib.Path) -> str:
   """A page without its blocks of code, in which nothing is a link."""
+  if page.suffix == ".ipynb":
+    cells = json.loads(page.read_text("utf-8"))["cells"]
+    words = (c["source"] for c in cells if c["cell_type"] == "markdown")
+    return "\n\n".join("".join(source) for source in words)
   return re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
 
 
@@ -111,6 +121,21 @@ class DocsTest(absltest.TestCase):
         self.assertTrue(target.exists(), where)
         if anchor and target.suffix == ".md":
           self.assertIn(anchor, _anchors(target), where)
+
+  def test_links_to_colab_open_a_notebook_of_ours(self):
+    for page in _pages():
+      for path in _IN_COLAB.findall(_prose(page)):
+        self.assertIn(_ROOT / path, _COLABS.glob("*.ipynb"), page.name)
+      if page.suffix == ".ipynb":
+        own = _IN_COLAB.findall(_prose(page).partition("\n\n## ")[0])
+        self.assertEqual(own, [f"colabs/{page.name}"])
+
+  def test_every_notebook_is_on_the_first_pages(self):
+    for page in (_ROOT / "README.md", _ROOT / "docs" / "README.md"):
+      links = {link.rpartition("/")[2] for link in _LINK.findall(_prose(page))}
+      notebooks = {path.name for path in _COLABS.glob("*.ipynb")}
+      self.assertNotEmpty(notebooks)
+      self.assertLessEqual(notebooks, links, page.name)
 
   def test_files_that_are_named_exist(self):
     for page in [*_pages(), *sorted((_ROOT / "tba_jax").glob("*.md"))]:

@@ -1,0 +1,144 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The notebooks run from top to bottom and draw what they show."""
+
+import json
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import nbclient
+import nbformat
+import pytest
+
+from colabs import execute
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+def read(name):
+  return nbformat.read(execute.HERE / name, as_version=4)
+
+
+def code(notebook):
+  return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def pictures(notebook):
+  """Returns the places of the cells with a picture, and how many each has."""
+  found = {}
+  for i, cell in enumerate(notebook.cells):
+    kinds = [set(o.get("data", ())) for o in cell.get("outputs", ())]
+    if any("image/png" in k for k in kinds):
+      found[i] = sum("image/png" in k for k in kinds)
+  return found
+
+
+class RunTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    # One folder for all, so that the second reads what the first has trained.
+    cls.folder = pathlib.Path(
+        cls.enterClassContext(tempfile.TemporaryDirectory(prefix="colab_"))
+    )
+
+  @pytest.mark.timeout(900)
+  def test_each_runs_to_its_end_and_draws(self):
+    for name in execute.NOTEBOOKS:
+      with self.subTest(name):
+        notebook = execute.execute(
+            execute.HERE / name, self.folder, {"VARIANT": "smoke"}
+        )
+        self.assertEqual(pictures(notebook), pictures(read(name)))
+        execute.check(nbformat.writes(notebook))
+    self.assertTrue((self.folder / "runs/sort_digits/report.html").exists())
+
+
+class StoredTest(parameterized.TestCase):
+
+  def test_all_are_run(self):
+    files = [path.name for path in execute.HERE.glob("*.ipynb")]
+    self.assertCountEqual(files, execute.NOTEBOOKS)
+
+  @parameterized.parameters(*execute.NOTEBOOKS)
+  def test_they_carry_outputs(self, name):
+    notebook = read(name)
+    nbformat.validate(notebook)
+    execute.check((execute.HERE / name).read_text("utf-8"))
+    self.assertGreaterEqual(len(pictures(notebook)), 1)
+    self.assertEqual(
+        [cell.execution_count for cell in code(notebook)],
+        list(range(1, len(code(notebook)) + 1)),
+    )
+    for cell in code(notebook):
+      for output in cell.outputs:
+        self.assertNotEqual(output.output_type, "error")
+        self.assertNotEqual(output.get("name"), "stderr", output)
+
+  @parameterized.parameters(*execute.NOTEBOOKS)
+  def test_they_open_in_colab_and_install_there(self, name):
+    notebook = read(name)
+    self.assertIn(f"/blob/main/colabs/{name})", notebook.cells[0].source)
+    install = code(notebook)[0].source
+    self.assertEqual(install, code(read(execute.NOTEBOOKS[0]))[0].source)
+    self.assertIn('find_spec("tba_jax") is None:\n  %pip install', install)
+
+
+class ExecuteTest(parameterized.TestCase):
+
+  def write(self, *sources):
+    """Writes a notebook of code cells, of which the first has parameters."""
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    cells[0].metadata.tags = ["parameters"]
+    path = pathlib.Path(self.create_tempdir().full_path) / "a.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    return path
+
+  def test_outputs_are_of_no_machine_and_no_moment(self):
+    path = self.write(
+        "A = 1",
+        "import os\n"
+        "print('1 %\\r50 %\\r100 %')\n"
+        "print('\\x1b[31mred\\x1b[0m', os.getcwd())\n"
+        "print('next\\r\\n', end='', flush=True)\n"
+        "print(A)",
+        "os.path.join(os.getcwd(), 'x')",
+    )
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    notebook = execute.execute(path, folder, {"A": "b"})
+    self.assertLen(notebook.cells, 3)
+    self.assertEqual(notebook.cells[0].source, "A = 1")
+    (stream,) = notebook.cells[1].outputs
+    self.assertEqual(stream.text, "100 %\nred /content\nnext\nb\n")
+    (result,) = notebook.cells[2].outputs
+    self.assertEqual(result.data["text/plain"], "'/content/x'")
+    self.assertEqual(
+        [cell.execution_count for cell in notebook.cells], [1, 2, 3]
+    )
+    self.assertNotIn(str(folder), json.dumps(notebook))
+    self.assertEqual(execute.execute(path, folder, {"A": "b"}), notebook)
+
+  def test_a_cell_that_fails_is_told(self):
+    path = self.write("A = 1", "1 / 0")
+    with self.assertRaisesRegex(
+        nbclient.exceptions.CellExecutionError, "ZeroDivisionError"
+    ):
+      execute.execute(path, path.parent, {})
+
+  def test_refuses_an_unknown_parameter(self):
+    path = self.write("A = 1")
+    with self.assertRaisesRegex(ValueError, r"--set \['B'\]: allowed \['A'\]"):
+      execute.execute(path, path.parent, {"B": "1"})
+
+  def test_refuses_what_should_not_be_stored(self):
+    with self.assertRaisesRegex(ValueError, "400001 bytes: allowed 400000"):
+      execute.check("x" * (execute.MAX_BYTES + 1))
+    with self.assertRaisesRegex(ValueError, "a folder of this machine"):
+      execute.check(f"in {_ROOT}/tba_jax")
+
+
+if __name__ == "__main__":
+  absltest.main()
