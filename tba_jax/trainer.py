@@ -203,7 +203,8 @@ class Trainer:
     self._step = step + 1
     for alarm in self._guards.check_step(step, metrics):
       self._on_alarm(alarm)
-    self._recorder.step(step, metrics, draw, self._service)
+    with self._recorder.span("record", step=step):
+      self._recorder.step(step, metrics, draw, self._service)
 
   def _is_due(self, done: int) -> bool:
     periods = self._periods

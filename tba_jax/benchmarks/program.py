@@ -13,7 +13,7 @@ from tba_jax import processes
 
 # Each module has `run(config, operands) -> dict`; its docstring says what is
 # measured, and `benchmarks/README.md` has results and commands.
-BENCHMARKS = ("decode", "end_to_end", "replay", "store", "train_step")
+BENCHMARKS = ("decode", "end_to_end", "replay", "store", "train_step", "watch")
 
 
 def run(

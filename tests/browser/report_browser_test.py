@@ -13,6 +13,7 @@ import tempfile
 from absl.testing import absltest
 
 from tba_jax.report import build
+from tba_jax.report import compare
 from tests.browser import chromium
 from tests.report import fake_run
 
@@ -51,6 +52,12 @@ class ReportBrowserTest(absltest.TestCase):
       sample = {"step": 400, "prompt": HOSTILE, "completion": HOSTILE}
       f.write(json.dumps(sample | {"reward": -1.0}) + "\n")
     cls.page = build.write_report(run)
+    other = cls.folder / "rloo"
+    fake_run.make_run(str(other), num_steps=200, finished=False, seed=1)
+    config = fake_run.config()
+    config["config"]["loss"]["name"] = "rloo"
+    (other / "config.json").write_text(json.dumps(config))
+    cls.comparison = compare.write_comparison([run, other])
 
   def setUp(self):
     super().setUp()
@@ -150,6 +157,53 @@ class ReportBrowserTest(absltest.TestCase):
     self.assertNotIn("min", labels())
     self._one("[data-axis=time]").click()
     self.assertIn("min", labels())
+
+  def test_curves_against_what_was_sampled(self):
+    for axis, last in (("completions", "150k"), ("tokens", "2M")):
+      self._one(f"[data-axis={axis}]").click()
+      self.assertIn(last, self._one("#charts .chart svg").text.split())
+
+  def test_staleness_and_uses_over_the_run(self):
+    for name in ("staleness", "uses"):
+      self.assertNotEmpty(self._all(f"#{name}-over-time rect"))
+
+  def test_first_and_last_checkpoint_stand_side_by_side(self):
+    self.assertLen(self._all("tr.pair"), 6)
+    cells, *_ = [
+        row.find_elements("css selector", "td") for row in self._all("tr.pair")
+    ]
+    self.assertLen(cells, 3)
+    for cell in cells[1:]:
+      self.assertLen(cell.find_elements("css selector", ".one"), 8)
+      self.assertNotEmpty(cell.find_elements("css selector", ".token"))
+    self._one("#held-out-query").send_keys("3,4,7,2>17")
+    self.assertLen(self._all("tr.pair"), 1)
+    self._one("#held-out-query").clear()
+    self._one("#held-out-choice option[value=worse]").click()
+    self.assertLess(len(self._all("tr.pair")), 6)
+
+  def test_runs_side_by_side(self):
+    self.driver.get(f"file://{self.comparison}")
+    self.assertEqual(self._script("return document.body.dataset.ready"), "yes")
+    self.assertIn("loss.name", self._one("#settings").text)
+    self.assertIn("no summary", self._one("#figures").text)
+    curves = lambda: self._all("[data-chart=Reward] path[stroke-width='2']")
+    self.assertLen(curves(), 2)
+    self._one("#legend button").click()
+    self.assertLen(curves(), 1)
+    self._one("[data-axis=tokens]").click()
+    self.assertLen(curves(), 1)
+    self.assertLen(self._all("#time-figure tbody tr"), 8)
+    for theme in ("light", "dark"):
+      self._script("setTheme(arguments[0])", theme)
+      self.assertGreater(len(self._screenshot(f"compare_{theme}")), 50_000)
+    for width in (1320, 420):
+      self.driver.set_window_size(width, 900)
+      wider = self._script(
+          "return document.documentElement.scrollWidth - innerWidth"
+      )
+      self.assertLessEqual(wider, 0, width)
+    self.driver.set_window_size(1320, 1000)
 
   def test_the_timeline_zooms_and_moves(self):
     canvas = self._one("#timeline-figure canvas")

@@ -39,11 +39,15 @@ def _metrics(step: int, num_steps: int, rng: np.random.Generator) -> dict:
       },
       "replay/fresh_share": 0.5 + rng.normal(0, 0.05),
       "replay/unique_share": 0.8 - 0.2 * x + rng.normal(0, 0.02),
+      "replay/reward_young": reward + 0.02,
+      "replay/reward_old": reward - 0.02 + rng.normal(0, 0.01),
       "replay/size": min(20000, 512 * (step + 1)),
       "replay/use_count_histogram": {"0": 310, "1": 900, "2": 240, "3": 41},
       "time/step_s": STEP_S + abs(rng.normal(0, 0.02)),
       "time/wait_s": abs(rng.normal(0.02, 0.01)),
       "time/draw_s": 0.004,
+      "total/completions": 512 * (step + 1),
+      "total/tokens": 7_900 * (step + 1),
   }
 
 
@@ -63,18 +67,20 @@ def _evaluation(x: float, rng: np.random.Generator, samples: int = 0) -> dict:
       "samples": [],
   }
   for i in range(samples):
-    completions, rewards = [], []
     for _ in range(8):
       a, b = (int(n) for n in rng.integers(1, 9, 2))
       right = rng.random() < out["pass_at_1"]
-      completions.append(
-          f"{a}*{b}={a * b},{a * b}+{a}={a * b + a if right else 97}"
+      completion = f"{a}*{b}={a * b},{a * b}+{a}={a * b + a if right else 97}"
+      out["samples"].append(
+          {
+              "prompt": f"{3 + i},4,7,2>{17 + i}",
+              "prompt_id": i,
+              "completion": completion,
+              "reward": 1.0 if right else 0.0,
+              "tokens": list(completion),
+              "logprobs": [float(n) for n in -rng.exponential(0.5, 9)],
+          }
       )
-      rewards.append(1.0 if right else 0.0)
-    prompt = f"{3 + i},4,7,2>{17 + i}"
-    out["samples"].append(
-        {"prompt": prompt, "completions": completions, "rewards": rewards}
-    )
   return out
 
 

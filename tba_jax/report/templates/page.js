@@ -38,6 +38,10 @@ function fmt(x, percent = false) {
 function fmtTick(x, percent) {
   if (percent) return `${+(100 * x).toFixed(2)} %`;
   const size = Math.abs(x);
+  if (size >= 1e5 && size < 1e13) {
+    const [unit, name] = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([u]) => size >= u);
+    return `${+(x / unit).toPrecision(4)}${name}`;
+  }
   if (x !== 0 && (size >= 1e5 || size < 1e-3)) return x.toExponential(1).replace(".0e", "e").replace("e+", "e");
   return (+x.toPrecision(6)).toLocaleString("en", { maximumFractionDigits: 6 });
 }
