@@ -11,6 +11,7 @@
 
 import io
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
@@ -20,6 +21,7 @@ import rich.console
 
 _PICTURES = pathlib.Path(__file__).parent / "pictures"
 _WAIT_S = 600.0
+_FONTS = r"@font-face \{.*?\}"
 _INK, _SOFT, _PAPER = "#1b2130", "#5a6478", "#ffffff"
 _COLORS = {"trainer": "#2f63d6", "searcher": "#16855a", "store": "#d9731a"}
 
@@ -118,7 +120,10 @@ def panel(workdir: str) -> None:
     time.sleep(0.2)
   console = rich.console.Console(record=True, width=104, file=io.StringIO())
   console.print(panel_view.render(state))
-  console.save_svg(str(_PICTURES / "panel.svg"), title="--program=train")
+  # The fonts would be asked of the network; any monospaced one does.
+  svg = console.export_svg(title="--program=train")
+  svg = re.sub(_FONTS, "", svg, flags=re.S)
+  (_PICTURES / "panel.svg").write_text(svg, "utf-8")
 
 
 def report(workdir: str) -> None:
