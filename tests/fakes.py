@@ -39,17 +39,17 @@ class FakeModel:
         "bias": jax.random.normal(bias_rng, (V,)),
     }
 
-  def init_cache(self, num_rows: int, length: int):
-    return jnp.zeros((num_rows, length, self.config.vocab_size))
+  def init_cache(self, num_rows: int, lengths):
+    V = self.config.vocab_size
+    return [jnp.zeros((num_rows, length, V)) for length in lengths]
 
   def fill_cache(self, cache, prompt_cache, slots):
-    P = prompt_cache.shape[1]
     new = jnp.where(
         (slots >= 0)[:, None, None],
         prompt_cache[jnp.maximum(slots, 0)],
-        cache[:, :P],
+        cache[0],
     )
-    return cache.at[:, :P].set(new)
+    return [new, *cache[1:]]
 
   def decode_params(self, params):
     return params
@@ -71,8 +71,13 @@ class FakeModel:
       self, params, tokens, positions, cache, cache_mask, write_index
   ):
     new_RxV = params["table"][positions, tokens]
-    cache = cache.at[jnp.arange(len(tokens)), write_index].set(new_RxV)
-    seen_RxV = jnp.where(cache_mask[..., None] > 0, cache, 0.0).sum(1)
+    lengths = [block.shape[1] for block in cache]
+    columns = jnp.concatenate(cache, axis=1)
+    columns = columns.at[jnp.arange(len(tokens)), write_index].set(
+        new_RxV, mode="drop"
+    )
+    seen_RxV = jnp.where(cache_mask[..., None] > 0, columns, 0.0).sum(1)
+    cache = jnp.split(columns, np.cumsum(lengths)[:-1], axis=1)
     return seen_RxV + params["bias"][None], cache
 
 

@@ -7,7 +7,7 @@ rows, L tokens, D width, N layers, G key-value heads, M query heads of one
 key-value head, Dh head width, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 
@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from tba_jax import types
+from tba_jax.models import attention
+from tba_jax.models import cache as cache_lib
 from tba_jax.models import config as model_config_lib
-from tba_jax.models import layers
 from tba_jax.models import llama
 from tba_jax.models import masks
 
@@ -55,20 +56,20 @@ class Model:
   completion_logits: as completion_stream -> logits_BxKxTxV float32, all at
     once; `forward.py` has a form that holds a few positions' at a time.
   prefill: (params, prompt_tokens_BxP, prompt_mask_BxP) -> (logits_BxV float32
-    that predict the first completion token, prompt_cache with leaves
-    [N, B, G, P, Dh]).
-  init_cache: (num_rows, length) -> cache of zeros for R rows of C columns: per
-    layer, keys and values [R, G, C, Dh], so that a head's columns lie together,
-    and, where the model has a sliding window, positions [R, 1, C, 1] int32.
+    that predict the first completion token, prompt_cache).
+  init_cache: (num_rows, lengths) -> cache of zeros for R rows: blocks with
+    that many columns, as `models/cache.py` describes. The first is for prompts,
+    P columns.
   fill_cache: (cache, prompt_cache, slots_R) -> cache. Copies prompt slots_R[r]
-    to columns 0 to P - 1 of row r; a row with a slot below 0 stays as it is.
+    to the first block of row r; a row with a slot below 0 stays as it is.
   decode_params: (params) -> params and their blocks layer by layer, made once
     for many steps.
   decode_step: (decode_params, tokens_R, positions_R, cache, cache_mask_RxC,
     write_index) -> (logits_RxV float32, cache). Runs one token of each row, at
     its position, and writes its key and value at column write_index ([R] or []
-    int32). cache_mask_RxC names the columns that the row sees, the written one
-    included; their order means nothing.
+    int32, not of the first block). cache_mask_RxC names the columns that the
+    row sees, the written one included; their order means nothing. The cache
+    may be the first blocks of a longer one.
   logical_axes: params with a tuple of axis names in place of each leaf.
   """
 
@@ -79,7 +80,7 @@ class Model:
   unembed: Callable[[PyTree, jax.Array], jax.Array]
   completion_logits: Callable[..., jax.Array]
   prefill: Callable[..., tuple[jax.Array, PyTree]]
-  init_cache: Callable[[int, int], PyTree]
+  init_cache: Callable[[int, Sequence[int]], PyTree]
   fill_cache: Callable[..., PyTree]
   decode_params: Callable[[PyTree], PyTree]
   decode_step: Callable[..., tuple[jax.Array, PyTree]]
@@ -150,18 +151,18 @@ class _Forward:
     )
 
     def attend(q, k, v):
-      out = layers.attend_self(q, k, v, mask_BxLxL)
-      columns_last = lambda x: jnp.swapaxes(x, 1, 2)
-      kept = {"k": columns_last(k), "v": columns_last(v)}
-      if self.config.sliding_window:
-        kept["position"] = positions_BxL[:, None, :, None]
-      return out, kept
+      out = attention.attend_self(q, k, v, mask_BxLxL)
+      return out, cache_lib.layer_of_prompts(k, v)
 
     def step(x_BxLxD, layer_params):
       return self.block(layer_params)(x_BxLxD, tables, attend)
 
     x_BxLxD = module.embed_tokens(tokens_BxL, positions_BxL)
-    return jax.lax.scan(step, x_BxLxD, params["blocks"])
+    x_BxLxD, kept = jax.lax.scan(step, x_BxLxD, params["blocks"])
+    cache = {"layers": kept}
+    if self.config.sliding_window:
+      cache["position"] = positions_BxL
+    return x_BxLxD, cache
 
   def logits(
       self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
@@ -214,8 +215,8 @@ class _Forward:
     def attend(q, k, v):
       heads = lambda x: (x[:, :P], x[:, P:].reshape(B, K, S, *x.shape[2:]))
       (q_p, q_o), (k_p, k_o), (v_p, v_o) = heads(q), heads(k), heads(v)
-      out = layers.attend_self(q_p, k_p, v_p, prompt_mask_BxPxP)
-      shared = layers.attend_shared(
+      out = attention.attend_self(q_p, k_p, v_p, prompt_mask_BxPxP)
+      shared = attention.attend_shared(
           q_o, (k_p, v_p, shared_mask), (k_o, v_o, own_mask)
       )
       return join(out, shared), None
@@ -238,30 +239,6 @@ class _Forward:
   def completion_logits(self, params: PyTree, *inputs: jax.Array) -> jax.Array:
     return self.unembed(params, self.completion_stream(params, *inputs))
 
-  def init_cache(self, num_rows: int, length: int) -> PyTree:
-    c = self.config
-    shape = (num_rows, c.num_kv_heads, length, c.head_dim)
-    zeros = lambda: jnp.zeros(shape, jnp.dtype(c.compute_dtype))
-    layer = lambda: {"k": zeros(), "v": zeros()}
-    if c.sliding_window:
-      positions = lambda: jnp.zeros((num_rows, 1, length, 1), jnp.int32)
-      layer = lambda: {"k": zeros(), "v": zeros(), "position": positions()}
-    return [layer() for _ in range(c.num_layers)]
-
-  def fill_cache(
-      self, cache: PyTree, prompt_cache: PyTree, slots: jax.Array
-  ) -> PyTree:
-    taken = (slots >= 0)[:, None, None, None]
-    slots = jnp.maximum(slots, 0)
-
-    def fill(leaf, prompts_BxGxPxDh):
-      new = prompts_BxGxPxDh[slots]
-      old = leaf[:, :, : new.shape[2]]
-      return leaf.at[:, :, : new.shape[2]].set(jnp.where(taken, new, old))
-
-    layer = lambda n: jax.tree.map(lambda leaf: leaf[n], prompt_cache)
-    return [jax.tree.map(fill, c, layer(n)) for n, c in enumerate(cache)]
-
   def decode_params(self, params: PyTree) -> PyTree:
     layer = lambda n: jax.tree.map(lambda leaf: leaf[n], params["blocks"])
     layers = [layer(n) for n in range(self.config.num_layers)]
@@ -281,38 +258,25 @@ class _Forward:
     # takes longer than the products of a step.
     module = self.module(decode_params["params"])
     tables = module.tables(positions)
-    cache_mask = cache_mask.astype(bool)
+    targets, cache = cache_lib.aim(
+        cache,
+        cache_mask.astype(bool),
+        positions,
+        write_index,
+        self.config.sliding_window,
+    )
     written = []
     x_RxD = module.embed_tokens(tokens, positions)
-    for layer_params, layer in zip(decode_params["layers"], cache, strict=True):
-      layer, mask = masks.cache_window(
-          layer, cache_mask, positions, write_index, self.config.sliding_window
-      )
-      attend = functools.partial(_attend_cache, layer, mask, write_index)
+    for n, layer_params in enumerate(decode_params["layers"]):
+      layer = [block["layers"][n] for block in cache]
+      attend = functools.partial(cache_lib.attend, layer, targets)
       x_RxD, layer = self.block(layer_params)(x_RxD, tables, attend)
       written.append(layer)
-    return module.unembed(x_RxD), written
-
-
-def _attend_cache(
-    layer: PyTree,
-    mask_RxC: jax.Array,
-    write_index: jax.Array,
-    q_RxGxMxDh: jax.Array,
-    k_RxGxDh: jax.Array,
-    v_RxGxDh: jax.Array,
-) -> tuple[jax.Array, PyTree]:
-  """Writes one key and value per row; returns attention and the cache."""
-  R, G, _ = k_RxGxDh.shape
-  column_Rx1 = jnp.broadcast_to(write_index, (R,))[:, None]
-  at = jnp.arange(R)[:, None], jnp.arange(G)[None], column_Rx1
-  write = lambda leaf, new: leaf.at[at].set(
-      new, unique_indices=True, mode="promise_in_bounds"
-  )
-  keys, values = write(layer["k"], k_RxGxDh), write(layer["v"], v_RxGxDh)
-  layer = {**layer, "k": keys, "v": values}
-  out = layers.attend_cached(q_RxGxMxDh, layer["k"], layer["v"], mask_RxC)
-  return out, layer
+    cache = [
+        {**block, "layers": [layer[b] for layer in written]}
+        for b, block in enumerate(cache)
+    ]
+    return module.unembed(x_RxD), cache
 
 
 def make_model(model_config: ModelConfig, *, scalar: bool = False) -> Model:
@@ -340,8 +304,8 @@ def make_model(model_config: ModelConfig, *, scalar: bool = False) -> Model:
       unembed=forward.unembed,
       completion_logits=forward.completion_logits,
       prefill=forward.prefill,
-      init_cache=forward.init_cache,
-      fill_cache=forward.fill_cache,
+      init_cache=functools.partial(cache_lib.empty, model_config),
+      fill_cache=cache_lib.fill,
       decode_params=forward.decode_params,
       decode_step=forward.decode_step,
       logical_axes=forward.definitions.logical_axes,

@@ -12,7 +12,8 @@ queue, so a long completion does not hold up the others.
                                                └── rows that ended ◄──┘
 
 The host sees R flags per chunk; tokens come over when rows are reused and at
-the end. All shapes are fixed, so each of the four programs compiles once.
+the end. All shapes are fixed: the programs compile once, that of decode steps
+once for each number of cache blocks that it may read.
 
 Randomness: the uniform number of a token is a pure function of (seed, prompt
 id, visit, sample index, position), and no operation mixes rows. So a
@@ -20,7 +21,6 @@ completion, the bits of its log-probs included, does not depend on its batch
 mates, its row, the chunks or the order of the requests.
 """
 
-import collections
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
@@ -30,6 +30,7 @@ import jax
 import numpy as np
 
 from tba_jax import types
+from tba_jax.sampling import blocks
 from tba_jax.sampling import logits as logits_lib
 from tba_jax.sampling import placement
 from tba_jax.sampling import requests
@@ -39,9 +40,9 @@ from tba_jax.sampling import stop_strings as stop_strings_lib
 if TYPE_CHECKING:
   from tba_jax.models import build
 
-# Rows per prompt of a prefill: with 8 completions a prompt, one prefill fills
+# Rows per prompt of a prefill: with 16 completions a prompt, one prefill fills
 # all rows.
-_ROWS_PER_PREFILL = 8
+_ROWS_PER_PREFILL = 16
 
 Request = requests.Request
 
@@ -64,7 +65,7 @@ class _Prefill:
   """Prompts that were prefilled together.
 
   slots: index of the request -> place in the batch.
-  outputs: logits [B, V], cache leaves [N, B, G, P, Dh], mask [B, P].
+  outputs: logits [B, V], cache, mask [B, P].
   """
 
   slots: dict[int, int]
@@ -168,6 +169,14 @@ class Sampler:
     """
     token = np.zeros(1, np.int32)
     self.sample(params, [Request(token, 0, 0, num_completions=1)], version=0)
+    place = placement.of_params(params)
+    programs = self._get_programs(place)
+    decode_params = programs.decode_params(placement.put(params, place))
+    state = programs.empty_state()
+    for num_blocks in range(2, len(self._settings.block_lengths) + 1):
+      state, _ = programs.decode_chunk(
+          decode_params, state, np.int32(0), num_blocks
+      )
 
   def sample(
       self, params: types.PyTree, prompts: Sequence[Request], *, version: int
@@ -202,40 +211,39 @@ class Sampler:
         prompts,
         max_completion_tokens=self._settings.max_completion_tokens,
     )
-    unread = []  # At most one (collected rows on the device, their owners).
-    queue = collections.deque(
-        (index, sample)
-        for index, request in enumerate(prompts)
-        for sample in range(request.num_completions)
+    rows = requests.Assignment(
+        prompts,
+        num_rows=self._settings.num_rows,
+        max_completion_tokens=self._settings.max_completion_tokens,
+        seed=self._seed,
     )
-    # Row -> (index of its request, number of the completion in it).
-    owners: dict[int, tuple[int, int]] = {}
+    unread = []  # At most one (collected rows on the device, their owners).
     prefill = _Prefill({}, ())
     watch = self._make_watch()
-    while queue or owners:
-      while queue and len(owners) < self._settings.num_rows:
-        if queue[0][0] not in prefill.slots:
-          prefill = self._prefill(programs, params, prompts, queue[0][0])
-        placed = self._place_rows(prompts, queue, owners, prefill.slots)
+    while rows.queue or rows.owners:
+      while rows.can_place:
+        if rows.queue[0][0] not in prefill.slots:
+          prefill = self._prefill(programs, params, prompts, rows.queue[0][0])
+        placed = rows.place(prefill.slots)
         state = programs.refill(state, *prefill.outputs, *placed)
-      # With nothing left to do between chunks, one goes through to the end.
-      num_steps = (
-          self._chunk_steps
-          if queue or watch
-          else self._settings.max_completion_tokens
+      # With nothing left to do between chunks, one goes as far as its blocks.
+      num_steps, num_blocks = blocks.plan_chunk(
+          self._settings.block_lengths,
+          rows.longest,
+          chunk_steps=self._chunk_steps if rows.queue or watch else None,
       )
+      rows.advance(num_steps)
       state, done_R = programs.decode_chunk(
-          decode_params, state, np.int32(num_steps)
+          decode_params, state, np.int32(num_steps), num_blocks
       )
       # Rows that ended a chunk ago are read while this one computes.
       for collected, owned in unread:
         results.add(jax.device_get(collected), owned)
       unread.clear()
       if watch is not None:
-        state, done_R = _cut_rows(programs, state, watch, owners, results)
-      rows = [row for row in np.flatnonzero(done_R) if row in owners]
-      if rows:
-        owned = {row: owners.pop(row) for row in rows}
+        state, done_R = _cut_rows(programs, state, watch, rows.owners, results)
+      owned = rows.release(np.asarray(done_R))
+      if owned:
         unread.append((programs.collect(state), owned))
     for collected, owned in unread:
       results.add(jax.device_get(collected), owned)
@@ -267,6 +275,7 @@ class Sampler:
           decode_chunk=jit(
               bind(rows_lib.decode_chunk, model.decode_step, settings),
               donate_argnums=1,
+              static_argnums=3,
           ),
           cut=jit(rows_lib.cut, donate_argnums=0),
           collect=jit(bind(rows_lib.collect, settings)),
@@ -292,39 +301,6 @@ class Sampler:
     outputs = programs.prefill(params, tokens_BxP, mask_BxP)
     slots = {first + slot: slot for slot in range(len(batch))}
     return _Prefill(slots, (*outputs, mask_BxP))
-
-  def _place_rows(
-      self,
-      prompts: Sequence[Request],
-      queue: collections.deque[tuple[int, int]],
-      owners: dict[int, tuple[int, int]],
-      slots: dict[int, int],
-  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gives free rows to the head of the queue, as far as it is prefilled.
-
-    Takes what it places from `queue` and enters it in `owners`.
-
-    Returns:
-      slot_R: [R] int32, place in the prefill; -1 keeps the row as it is.
-      ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index.
-      limit_R: [R] int32, tokens at which the row ends, unstopped.
-    """
-    num_rows = self._settings.num_rows
-    slot_R = np.full(num_rows, -1, np.int32)
-    ids_Rx4 = np.zeros((num_rows, 4), np.uint32)
-    limit_R = np.full(num_rows, self._settings.max_completion_tokens, np.int32)
-    for row in range(num_rows):
-      if row in owners or not queue or queue[0][0] not in slots:
-        continue
-      index, sample = owners[row] = queue.popleft()
-      request = prompts[index]
-      slot_R[row] = slots[index]
-      sample_index = request.first_sample + sample
-      seed = self._seed if request.seed is None else request.seed
-      ids_Rx4[row] = seed, request.prompt_id, request.visit, sample_index
-      if request.max_tokens is not None:
-        limit_R[row] = request.max_tokens
-    return slot_R, ids_Rx4, limit_R
 
 
 def _cut_rows(

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked of the sampler and what it gives back: host arrays only."""
 
+import collections
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 
@@ -102,6 +103,96 @@ def check_sizes(
         f" sampling.max_completion_tokens={max_completion_tokens}: allowed at"
         f" most model.max_positions={max_positions} together"
     )
+
+
+class Assignment:
+  """Which completion each of R rows decodes, and which ones wait.
+
+  A completion is (index of its request, number of the completion in it).
+
+  queue: those that wait, in the order of the requests.
+  owners: row -> the completion that it decodes.
+  """
+
+  def __init__(
+      self,
+      prompts: Sequence[Request],
+      *,
+      num_rows: int,
+      max_completion_tokens: int,
+      seed: int,
+  ):
+    """Makes it, with all rows free.
+
+    Args:
+      prompts: all requests.
+      num_rows: R.
+      max_completion_tokens: of a request that names no number of its own.
+      seed: of a request that has none.
+    """
+    self.queue = collections.deque(
+        (index, sample)
+        for index, request in enumerate(prompts)
+        for sample in range(request.num_completions)
+    )
+    self.owners: dict[int, tuple[int, int]] = {}
+    self._prompts = prompts
+    self._seed = seed
+    self._max_completion_tokens = max_completion_tokens
+    # Tokens that each row has sampled, unless it ended before.
+    self._lengths_R = np.ones(num_rows, np.int32)
+
+  @property
+  def can_place(self) -> bool:
+    """Whether completions wait and rows are free."""
+    return bool(self.queue) and len(self.owners) < len(self._lengths_R)
+
+  @property
+  def longest(self) -> int:
+    """The most tokens that a row in use may have sampled."""
+    return int(max(self._lengths_R[row] for row in self.owners))
+
+  def place(
+      self, slots: Mapping[int, int]
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gives free rows to the head of the queue, as far as it is prefilled.
+
+    Args:
+      slots: index of a request -> its place in the prefill.
+
+    Returns:
+      slot_R: [R] int32, place in the prefill; -1 keeps the row as it is.
+      ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index.
+      limit_R: [R] int32, tokens at which the row ends, unstopped.
+    """
+    num_rows = len(self._lengths_R)
+    slot_R = np.full(num_rows, -1, np.int32)
+    ids_Rx4 = np.zeros((num_rows, 4), np.uint32)
+    limit_R = np.full(num_rows, self._max_completion_tokens, np.int32)
+    for row in range(num_rows):
+      if not self.queue or self.queue[0][0] not in slots:
+        break
+      if row in self.owners:
+        continue
+      index, sample = self.owners[row] = self.queue.popleft()
+      request = self._prompts[index]
+      slot_R[row] = slots[index]
+      sample_index = request.first_sample + sample
+      seed = self._seed if request.seed is None else request.seed
+      ids_Rx4[row] = seed, request.prompt_id, request.visit, sample_index
+      if request.max_tokens is not None:
+        limit_R[row] = request.max_tokens
+      self._lengths_R[row] = 1
+    return slot_R, ids_Rx4, limit_R
+
+  def advance(self, num_steps: int) -> None:
+    """Notes that every row samples up to `num_steps` tokens."""
+    self._lengths_R += num_steps
+
+  def release(self, done_R: np.ndarray) -> dict[int, tuple[int, int]]:
+    """Frees the rows that are done; returns who owned them."""
+    rows = [row for row in np.flatnonzero(done_R) if row in self.owners]
+    return {row: self.owners.pop(row) for row in rows}
 
 
 class Results:

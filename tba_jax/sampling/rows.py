@@ -9,7 +9,7 @@ Axes: B prompts of a prefill, R rows, P prompt tokens, T completion tokens, V
 vocabulary; N layers, G key-value heads and Dh head width in the caches.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 
@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from tba_jax import types
+from tba_jax.sampling import blocks
 from tba_jax.sampling import logits as logits_lib
 
 # Named, so that no flag of JAX changes what is sampled.
@@ -55,14 +56,21 @@ class Settings:
         (self.top_k, self.top_p, self.min_p) == (0, 1, 0)
     )
 
+  @property
+  def block_lengths(self) -> tuple[int, ...]:
+    """Columns of each block of the cache, the prompts' first."""
+    return blocks.block_lengths(
+        self.max_prompt_tokens, self.max_completion_tokens
+    )
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
   """R rows in flight.
 
-  cache: the model's, R rows of P + T columns: the left-padded prompt, then
-    position t of the completion in column P + t.
+  cache: the model's, R rows of P + T columns in `Settings.block_lengths`: the
+    left-padded prompt, then position t of the completion in column P + t.
   prompt_mask: [R, P] float32, 1 on the tokens of the row's prompt.
   key_data: [R, 2] uint32, the row's random key.
   tokens: [R, T] int32, sampled so far.
@@ -90,13 +98,14 @@ class DecodeState:
 
 
 def empty_state(
-    init_cache: Callable[[int, int], types.PyTree], settings: Settings
+    init_cache: Callable[[int, Sequence[int]], types.PyTree],
+    settings: Settings,
 ) -> DecodeState:
   """Returns a state with no row in use; `init_cache` is the model's."""
   R, P = settings.num_rows, settings.max_prompt_tokens
   T = settings.max_completion_tokens
   return DecodeState(
-      cache=init_cache(R, P + T),
+      cache=init_cache(R, settings.block_lengths),
       prompt_mask=jnp.zeros((R, P), jnp.float32),
       key_data=jnp.zeros((R, 2), jnp.uint32),
       tokens=jnp.zeros((R, T), jnp.int32),
@@ -130,7 +139,7 @@ def refill(
     settings: of the sampler.
     state: of the rows; those with slot_R < 0 stay as they are.
     logits_BxV: [B, V] float32, after each prefilled prompt.
-    prompt_cache: leaves [N, B, G, P, Dh].
+    prompt_cache: of the prefilled prompts.
     mask_BxP: [B, P] float32, of the prefilled prompts.
     slot_R: [R] int32, the row's prompt in the prefill; -1: not started.
     ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index of the row.
@@ -167,16 +176,20 @@ def decode_chunk(
     params: types.PyTree,
     state: DecodeState,
     num_steps: jax.Array,
+    num_blocks: int,
 ) -> tuple[DecodeState, jax.Array]:
   """Samples up to `num_steps` tokens in each active row.
 
   It ends early when no row is active. `num_steps` is an argument, so that one
-  program serves short chunks and whole completions. `decode_step` is the
-  model's and `params` are its decode params.
+  program serves chunks of any length. `decode_step` is the model's and `params`
+  are its decode params. Of the cache the first `num_blocks` blocks are read and
+  written: they must hold every token that an active row has sampled at the end.
 
   Returns:
     The state, and [R] bool, True in the rows that are not active.
   """
+
+  num_columns = sum(settings.block_lengths[:num_blocks])
 
   def body(carry):
     step, state = carry
@@ -188,17 +201,20 @@ def decode_chunk(
     # stands in one place: in a column that rows share, the order in which a
     # row's keys are summed, and with it the last bit of its log-probs, would
     # depend on when the row was started.
+    seen_RxC = jnp.concatenate(
+        [state.prompt_mask > 0, _columns(state) <= last_R[:, None]], axis=1
+    )
     logits_RxV, cache = decode_step(
         params,
         state.last_token,
         prompt_lengths_R + last_R,
-        state.cache,
-        jnp.concatenate(
-            [state.prompt_mask > 0, _columns(state) <= last_R[:, None]], axis=1
-        ),
+        state.cache[:num_blocks],
+        seen_RxC[:, :num_columns],
         settings.max_prompt_tokens + last_R,
     )
-    state = dataclasses.replace(state, cache=cache)
+    state = dataclasses.replace(
+        state, cache=[*cache, *state.cache[num_blocks:]]
+    )
     drawn = _draw(settings, logits_RxV, state.key_data, state.lengths)
     state = _append(settings, state, state.active, *drawn)
     return step + 1, state

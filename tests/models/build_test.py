@@ -275,7 +275,7 @@ class DecodeTest(parameterized.TestCase):
     rows = np.repeat(np.arange(B), K)
     # Old content must not matter: rows are reused.
     cache = jax.tree.map(
-        lambda leaf: leaf + 100, model.init_cache(B * K, P + T + 1)
+        lambda leaf: leaf + 100, model.init_cache(B * K, (P, T + 1))
     )
     cache = model.fill_cache(cache, prompt_cache, rows)
     cache_mask = np.concatenate([mask[rows], np.zeros((B * K, T + 1))], axis=1)
@@ -300,14 +300,15 @@ class DecodeTest(parameterized.TestCase):
     model, params = _make()
     prompt, mask, _ = _tokens()
     _, prompt_cache = model.prefill(params, prompt, mask)
-    cache = jax.tree.map(lambda leaf: leaf + 5.0, model.init_cache(3, P + T))
-    filled = model.fill_cache(cache, prompt_cache, np.array([2, -1, 0]))
-    for n, layer in enumerate(filled):
+    cache = jax.tree.map(lambda leaf: leaf + 5.0, model.init_cache(3, (P, T)))
+    first, own = model.fill_cache(cache, prompt_cache, np.array([2, -1, 0]))
+    for n, layer in enumerate(first["layers"]):
       for name, leaf in layer.items():
         expected = np.full(leaf.shape, 5.0, np.float32)
         for row, slot in ((0, 2), (2, 0)):
-          expected[row, :, :P] = prompt_cache[name][n, slot]
+          expected[row] = prompt_cache["layers"][name][n, slot]
         np.testing.assert_array_equal(leaf, expected)
+    chex.assert_trees_all_equal(own, cache[1])
 
 
 class MakeModelTest(absltest.TestCase):

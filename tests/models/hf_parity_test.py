@@ -38,7 +38,7 @@ def _greedy(model, params, tokens, mask):
   """Returns the argmax tokens [B, T] of prefill and cached decode steps."""
   B, P = tokens.shape
   logits, prompt_cache = jax.jit(model.prefill)(params, tokens, mask)
-  cache = model.init_cache(B, P + NUM_TOKENS)
+  cache = model.init_cache(B, (P, NUM_TOKENS))
   cache = model.fill_cache(cache, prompt_cache, jnp.arange(B))
   lengths = jnp.asarray(mask.sum(-1))
   decode_params = model.decode_params(params)

@@ -211,6 +211,21 @@ class DecodeTest(parameterized.TestCase):
     found = sampler.sample(self.params, self.requests, version=0)
     self.assert_same(found, self.found, bits=False)
 
+  def test_same_bits_whatever_blocks_are_read(self):
+    # Alone, a row starts in the first block; its mates, which started before,
+    # make it read all blocks from its start.
+    model = tiny_model.make_model(max_positions=128)
+    make = lambda **changes: _sampler(
+        model, max_completion_tokens=80, num_rows=3, eos_id=None, **changes
+    )
+    requests = [decode.Request(np.array([3, 4 + i]), i, 0, 1) for i in range(5)]
+    found = make(chunk_steps=17).sample(self.params, requests, version=0)
+    alone = make()
+    for request, expected in zip(requests, found):
+      self.assert_same(
+          alone.sample(self.params, [request], version=0), [expected]
+      )
+
   def test_each_part_of_the_key_changes_the_completion(self):
     tokens = np.array([3, 4])
     sample = lambda sampler, *ids: sampler.sample(

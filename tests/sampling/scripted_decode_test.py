@@ -146,11 +146,11 @@ class ScriptedDecodeTest(parameterized.TestCase):
     model = fakes.FakeModel(7, 8)
     params = model.init(jax.random.key(0))
     calls = _counting(model)
-    sampler = _sampler(model, num_rows=16)  # Two prompts a prefill.
+    sampler = _sampler(model, num_rows=32)  # Two prompts a prefill.
     lengths = [1, 2, 3, 2, 1]
     requests = [
-        # 11 completions of 16 rows: prompts straddle refills.
-        decode.Request(np.full(length, 2), index, 0, 11)
+        # 21 completions of 32 rows: prompts straddle refills.
+        decode.Request(np.full(length, 2), index, 0, 21)
         for index, length in enumerate(lengths)
     ]
     sampler.sample(params, requests, version=0)

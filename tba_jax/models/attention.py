@@ -1,0 +1,86 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over tokens that are all at hand; `models/cache.py` has the other.
+
+Axes: B prompts, K completions, P prompt tokens, Q queries, S keys, G key-value
+heads, M query heads of one key-value head, Dh head width.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+# Finite, so that a row with every key masked stays finite and has no NaN
+# gradient; far below any score, so that a masked key weighs exactly 0.
+MASKED_SCORE = -1e30
+
+
+def masked_scores(
+    spec: str, q: jax.Array, k: jax.Array, mask: jax.Array
+) -> jax.Array:
+  """Returns the scaled scores in float32, with MASKED_SCORE where mask is 0."""
+  scores = jnp.einsum(spec, q, k, preferred_element_type=jnp.float32)
+  mask = jnp.broadcast_to(mask, scores.shape)
+  return jnp.where(mask, scores / math.sqrt(q.shape[-1]), MASKED_SCORE)
+
+
+def attend_self(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array
+) -> jax.Array:
+  """Returns attention of one sequence over itself.
+
+  Args:
+    q: [B, Q, G, M, Dh].
+    k: [B, S, G, Dh].
+    v: [B, S, G, Dh].
+    mask: [B, Q, S] bool, True where query sees key.
+
+  Returns:
+    [B, Q, G, M, Dh].
+  """
+  scores = masked_scores("bqgmd,bsgd->bgmqs", q, k, mask[:, None, None])
+  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+  return jnp.einsum("bgmqs,bsgd->bqgmd", weights, v)
+
+
+def attend_shared(
+    q: jax.Array,
+    prompt: tuple[jax.Array, jax.Array, jax.Array],
+    own: tuple[jax.Array, jax.Array, jax.Array],
+) -> jax.Array:
+  """Returns attention over a prompt shared by K rows and each row's own keys.
+
+  One softmax over both sets of keys; the prompt's keys and values are read
+  once for all K rows and never repeated.
+
+  Args:
+    q: [B, K, Q, G, M, Dh].
+    prompt: keys [B, P, G, Dh], values [B, P, G, Dh], mask [B, Q, P] bool, or
+      [B, 1, P] where each query sees the same.
+    own: keys [B, K, S, G, Dh], values [B, K, S, G, Dh], mask [B, K, Q, S]
+      bool.
+
+  Returns:
+    [B, K, Q, G, M, Dh].
+  """
+  k_prompt, v_prompt, mask_prompt = prompt
+  k_own, v_own, mask_own = own
+  s_prompt = masked_scores(
+      "bkqgmd,bpgd->bgkmqp", q, k_prompt, mask_prompt[:, None, None, None]
+  )
+  s_own = masked_scores(
+      "bkqgmd,bksgd->bkgmqs", q, k_own, mask_own[:, :, None, None]
+  )
+  swap = lambda x: jnp.swapaxes(x, 1, 2)
+  largest = lambda x: jnp.max(x, axis=-1, initial=MASKED_SCORE)
+  # Softmax is unchanged by a shift, so no gradient passes through the maximum.
+  shift = jax.lax.stop_gradient(
+      jnp.maximum(largest(s_prompt), swap(largest(s_own)))
+  )[..., None]
+  e_prompt, e_own = jnp.exp(s_prompt - shift), jnp.exp(s_own - swap(shift))
+  total = e_prompt.sum(-1) + swap(e_own.sum(-1))
+  out = jnp.einsum("bgkmqp,bpgd->bkqgmd", e_prompt.astype(q.dtype), v_prompt)
+  out += jnp.einsum("bkgmqs,bksgd->bkqgmd", e_own.astype(q.dtype), v_own)
+  total_BxKxQxGxM = jnp.transpose(total, (0, 2, 4, 1, 3))
+  return out / total_BxKxQxGxM[..., None].astype(out.dtype)

@@ -1,0 +1,58 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of how the cache is cut into blocks."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax.sampling import blocks
+
+
+class BlocksTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (7, (7,)),
+      (32, (32,)),
+      (64, (32, 32)),
+      (65, (17, 16, 32)),
+      (1024, (256, 256, 512)),
+      (4096, (1024, 1024, 2048)),
+  )
+  def test_own_blocks_double_and_hold_every_token(self, most, expected):
+    prompt, *own = blocks.block_lengths(5, most)
+    self.assertEqual(prompt, 5)
+    self.assertEqual(tuple(own), expected)
+    self.assertEqual(sum(own), most)
+
+  @parameterized.parameters(
+      # One token is there: 16 steps write columns 0 to 15.
+      (1, 16, (16, 2)),
+      # Up to column 31, the last of the first block, and one further.
+      (17, 16, (16, 2)),
+      (18, 16, (16, 3)),
+      # The end of the cache bounds what is read, not what is asked for.
+      (60, 16, (16, 3)),
+      # Without a number: to the end of the blocks that the next step needs.
+      (1, None, (32, 2)),
+      (32, None, (1, 2)),
+      (33, None, (32, 3)),
+      (64, None, (1, 3)),
+  )
+  def test_a_chunk_reads_the_blocks_that_it_fills(self, longest, steps, plan):
+    lengths = blocks.block_lengths(5, 64)
+    found = blocks.plan_chunk(lengths, longest, chunk_steps=steps)
+    self.assertEqual(found, plan)
+
+  def test_staged_chunks_reach_the_last_token(self):
+    lengths = blocks.block_lengths(5, 1000)
+    longest, chunks = 1, 0
+    while longest < 1000:
+      steps, num_blocks = blocks.plan_chunk(lengths, longest, chunk_steps=None)
+      longest += steps
+      chunks += 1
+      self.assertGreaterEqual(sum(lengths[1:num_blocks]), longest - 1)
+    self.assertEqual(chunks, len(lengths) - 1)
+
+
+if __name__ == "__main__":
+  absltest.main()
