@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face folders: params in from safetensors, and out again."""
 
-import json
+import dataclasses
+import math
 import os
 import pathlib
 import re
@@ -11,111 +12,89 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax import types
 from tba_jax.models import config as model_config_lib
 from tba_jax.models import hf_config
+from tba_jax.models import hf_files
 from tba_jax.models import hf_names
+from tba_jax.models import hf_slices
 
 ModelConfig = model_config_lib.ModelConfig
 PyTree = types.PyTree
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+WEIGHTS = hf_files.WEIGHTS
+INDEX = hf_files.INDEX
 
 # What may stand in a folder that `save` replaces.
-_OURS = frozenset(
-    (
-        "added_tokens.json",
-        "chat_template.jinja",
-        "config.json",
-        "generation_config.json",
-        "special_tokens_map.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        WEIGHTS,
-    )
+_OURS = re.compile(
+    r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
+    r"|(config|generation_config|tokenizer|tokenizer_config)\.json"
+    r"|(added_tokens|special_tokens_map|vocab)\.json|chat_template\.jinja"
+    r"|merges\.txt|tokenizer\.model"
 )
 
-
-def _read_json(path: pathlib.Path) -> dict:
-  try:
-    return json.loads(path.read_text(encoding="utf-8"))
-  except (OSError, ValueError) as error:
-    raise ValueError(f"{path}: not readable as JSON: {error}") from error
+# Read of a tensor at a time.
+_PIECE_BYTES = 64 * 2**20
+# A host array that begins at a multiple of this is what a CPU device uses as
+# it is; any other one would be in memory twice while it is copied.
+_ALIGNMENT = 64
 
 
 def read_config(
-    folder: str | os.PathLike[str], *, dtype: str | None = None
+    folder: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    compute_dtype: str | None = None,
 ) -> ModelConfig:
   """Returns the shape of a folder's model, without reading its tensors.
 
   Args:
     folder: a local folder with config.json.
-    dtype: of parameters and activations; None takes the file's own.
+    dtype: of parameters; None takes the file's own.
+    compute_dtype: of activations; None takes that of the parameters.
 
   Raises:
     ValueError: config.json is not there, or `hf_config.from_hf` refuses it.
   """
   path = pathlib.Path(folder) / "config.json"
   try:
-    return hf_config.from_hf(_read_json(path), dtype=dtype)
+    config = hf_config.from_hf(hf_files.read_json(path), dtype=dtype)
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from error
-
-
-class _Files:
-  """The safetensors files of a folder, opened, with the file of each tensor."""
-
-  def __init__(self, folder: pathlib.Path):
-    if (folder / INDEX).is_file():
-      names = set(_read_json(folder / INDEX)["weight_map"].values())
-    elif (folder / WEIGHTS).is_file():
-      names = {WEIGHTS}
-    else:
-      raise ValueError(f"{folder}: neither {WEIGHTS} nor {INDEX} is there")
-    self._file_of = {}
-    for name in sorted(names):
-      try:
-        opened = safetensors.safe_open(str(folder / name), framework="np")
-      except (OSError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{folder / name}: not readable: {error}") from error
-      self._file_of.update({key: opened for key in opened.keys()})
-
-  @property
-  def names(self) -> set[str]:
-    return set(self._file_of)
-
-  def shape(self, name: str) -> tuple[int, ...]:
-    return tuple(self._file_of[name].get_slice(name).get_shape())
-
-  def read(self, name: str) -> np.ndarray:
-    return self._file_of[name].get_tensor(name)
+  if compute_dtype is None:
+    return config
+  return dataclasses.replace(config, compute_dtype=compute_dtype)
 
 
 def _check_names(
-    files: _Files, config: ModelConfig, rows: list[hf_names.Row]
+    files: hf_files.Files, config: ModelConfig, rows: list[hf_names.Row]
 ) -> list[str]:
-  """Returns what is missing, unused or of a wrong shape, a line each."""
-  problems, left = [], files.names
-  for row in rows:
-    for name in row.hf_names(config.num_layers):
-      if name not in left:
-        problems.append(f"missing tensor {name} {list(row.hf_shape)}")
-        continue
-      left.remove(name)
-      if files.shape(name) != row.hf_shape:
-        problems.append(
-            f"tensor {name} has shape {list(files.shape(name))}, expected"
-            f" {list(row.hf_shape)}"
-        )
+  """Returns what is missing, unused, misshapen or no float, a line each."""
+  problems = []
+  expected = {
+      name: row.hf_shape for row in rows
+      for name in row.hf_names(config.num_layers)
+  }  # fmt: skip
+  for name, shape in expected.items():
+    if name not in files.shapes:
+      problems.append(f"missing tensor {name} {list(shape)}")
+      continue
+    if files.shapes[name] != shape:
+      problems.append(
+          f"tensor {name} has shape {list(files.shapes[name])}, expected"
+          f" {list(shape)}"
+      )
+    if files.dtypes[name] not in hf_files.DTYPES:
+      problems.append(
+          f"tensor {name} has dtype {files.dtypes[name]}, allowed"
+          f" {', '.join(hf_files.DTYPES)}"
+      )
   ignored = [re.compile(p) for p in hf_names.ignored(config)]
-  for name in sorted(left):
+  for name in sorted(files.shapes.keys() - expected):
     if not any(pattern.fullmatch(name) for pattern in ignored):
-      problems.append(f"unused tensor {name} {list(files.shape(name))}")
+      problems.append(f"unused tensor {name} {list(files.shapes[name])}")
   return problems
 
 
@@ -130,49 +109,115 @@ def load(
     folder: str | os.PathLike[str],
     *,
     dtype: str | None = None,
+    compute_dtype: str | None = None,
     shardings: PyTree | None = None,
 ) -> tuple[ModelConfig, PyTree]:
   """Returns the shape and params of a local Hugging Face folder.
 
-  The host holds one leaf at a time beside what it has put on devices.
+  A process reads the slices that its devices own and no others. Its memory
+  never holds much more than those: one leaf's, until they are on the devices,
+  and some MB of a tensor.
 
   Args:
     folder: with config.json and one or more safetensors files.
-    dtype: of parameters and activations; None takes the file's own.
+    dtype: of parameters; None takes the file's own. Tensors may each have
+      another.
+    compute_dtype: of activations; None takes that of the parameters.
     shardings: a sharding in place of each leaf of params, or None for the
       default device.
 
   Raises:
-    ValueError: config.json is refused, or tensors are missing, unused or of a
-      wrong shape; the message lists all of them. Or an entry is not finite.
+    ValueError: config.json is refused, a file cannot be read, or tensors are
+      missing, unused, of a wrong shape or no floats; the message lists all of
+      them. Or an entry is not finite.
   """
   path = pathlib.Path(folder)
-  config = read_config(path, dtype=dtype)
+  config = read_config(path, dtype=dtype, compute_dtype=compute_dtype)
   rows = hf_names.rows(config)
-  files = _Files(path)
+  files = hf_files.Files(path)
   problems = _check_names(files, config, rows)
   if problems:
     raise ValueError(f"{folder}: " + "; ".join(problems))
   params = {}
   for row in rows:
-    layers = [
-        files.read(n).reshape(row.shape)
-        for n in row.hf_names(config.num_layers)
-    ]
-    for name, layer in zip(row.hf_names(config.num_layers), layers):
-      if not np.isfinite(layer).all():
-        raise ValueError(f"{folder}: tensor {name} has NaN or infinite entries")
-    array = np.stack(layers) if row.stacked else layers[0]
-    array = array.astype(jnp.dtype(config.param_dtype))
     sharding = None
     if shardings is not None:
       sharding = _node(shardings, row.path)[row.path[-1]]
-    _node(params, row.path)[row.path[-1]] = jax.device_put(array, sharding)
+    try:
+      leaf = _read_leaf(files, config, row, sharding)
+    except (ValueError, OSError) as error:
+      raise ValueError(f"{folder}: {error}") from error
+    _node(params, row.path)[row.path[-1]] = leaf
   return config, params
 
 
-def _tensors(config: ModelConfig, params: PyTree) -> dict[str, np.ndarray]:
-  """Returns the file's tensors; ValueError for params of another shape."""
+def _read_leaf(
+    files: hf_files.Files,
+    config: ModelConfig,
+    row: hf_names.Row,
+    sharding: jax.sharding.Sharding | None,
+) -> jax.Array:
+  """Returns one leaf, on the devices of its sharding."""
+  shape = (config.num_layers,) * row.stacked + row.shape
+  dtype = jnp.dtype(config.param_dtype)
+  names = row.hf_names(config.num_layers)
+  read = {}  # Devices that hold the same slice share one reading.
+
+  def part(index: tuple[slice, ...]) -> np.ndarray:
+    ranges = tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
+    if ranges not in read:
+      array = _aligned(tuple(b - a for a, b in ranges), dtype)
+      layers = range(*ranges[0]) if row.stacked else (0,)
+      for i, layer in enumerate(layers):
+        _read_layer(
+            files,
+            names[layer],
+            row,
+            ranges[row.stacked :],
+            array[i] if row.stacked else array,
+        )
+      read[ranges] = array
+    return read[ranges]
+
+  if sharding is None:
+    return jax.device_put(part((slice(None),) * len(shape)))
+  return jax.make_array_from_callback(shape, sharding, part, dtype=dtype)
+
+
+def _read_layer(
+    files: hf_files.Files,
+    name: str,
+    row: hf_names.Row,
+    ranges: hf_slices.Ranges,
+    target: np.ndarray,
+) -> None:
+  """Reads a slice of one layer's leaf into `target`, piece by piece."""
+  (first, last), *rest = ranges
+  step = max(1, _PIECE_BYTES * len(target) // max(target.nbytes, 1))
+  for start in range(first, last, step):
+    stop = min(start + step, last)
+    cut = hf_slices.cut(row, ((start, stop), *rest))
+    into = target[start - first : stop - first]
+    with np.errstate(over="ignore"):  # The next line tells of it.
+      into[...] = cut.take(files.read(name, cut.tensor))
+    if not np.isfinite(into).all():
+      raise ValueError(
+          f"tensor {name} has NaN or infinite entries in {target.dtype}"
+      )
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+  """Returns an array that a CPU device takes as it is, entries not set."""
+  size = math.prod(shape) * dtype.itemsize
+  memory = np.empty(size + _ALIGNMENT, np.uint8)
+  offset = -memory.ctypes.data % _ALIGNMENT
+  return memory[offset : offset + size].view(dtype).reshape(shape)
+
+
+def _leaves(
+    config: ModelConfig, params: PyTree
+) -> dict[str, list[tuple[hf_names.Row, jax.Array, int | None]]]:
+  """Returns each tensor's leaves and layer; ValueError for other shapes."""
   tensors, problems, count = {}, [], 0
   for row in hf_names.rows(config):
     leaf = params
@@ -185,10 +230,10 @@ def _tensors(config: ModelConfig, params: PyTree) -> dict[str, np.ndarray]:
       problems.append(f"params {name}: {found}, expected {list(expected)}")
       continue
     count += 1
-    array = np.ascontiguousarray(leaf, dtype=jnp.dtype(config.param_dtype))
-    layers = list(array) if row.stacked else [array]
-    for name, layer in zip(row.hf_names(config.num_layers), layers):
-      tensors[name] = layer.reshape(row.hf_shape)
+    for layer, name in enumerate(row.hf_names(config.num_layers)):
+      tensors.setdefault(name, []).append(
+          (row, leaf, layer if row.stacked else None)
+      )
   if not problems and len(jax.tree.leaves(params)) != count:
     problems.append("params have leaves that the family does not name")
   if problems:
@@ -201,61 +246,84 @@ def save(
     model_config: ModelConfig,
     params: PyTree,
     tokenizer: tokenizer_lib.Tokenizer | None = None,
+    *,
+    max_file_bytes: int = hf_files.MAX_FILE_BYTES,
 ) -> None:
   """Writes a folder that `transformers` loads as it is.
 
-  It holds config.json, generation_config.json, model.safetensors and, with a
-  tokenizer, its files. The folder appears whole or not at all: it is written
-  beside its place and renamed. A folder of the same kind is replaced.
+  It holds config.json, generation_config.json, model.safetensors (or several
+  such files and their index) and, with a tokenizer, its files. The folder
+  appears whole or not at all: it is written beside its place and renamed. A
+  folder of the same kind is replaced.
 
   Args:
     folder: a local path; parents are made.
     model_config: the shape; tensors are stored in its param_dtype.
     params: the model's params, addressable by this process.
     tokenizer: saved beside the model.
+    max_file_bytes: of the tensors of one file.
 
   Raises:
     ValueError: params do not have that shape, or the folder holds files that
       are not a model's.
   """
   path = pathlib.Path(folder)
-  foreign = sorted({p.name for p in path.glob("*")} - _OURS)
+  names = sorted(p.name for p in path.glob("*"))
+  foreign = [name for name in names if not _OURS.fullmatch(name)]
   if foreign:
     raise ValueError(f"{folder}: not replaced, it holds other files: {foreign}")
-  tensors = _tensors(model_config, params)
+  leaves = _leaves(model_config, params)
   path.parent.mkdir(parents=True, exist_ok=True)
   new = path.with_name(f".{path.name}.new-{os.getpid()}")
   old = path.with_name(f".{path.name}.old-{os.getpid()}")
   shutil.rmtree(new, ignore_errors=True)
   new.mkdir()
   try:
-    _write(new, model_config, tensors, tokenizer)
+    _write_tensors(new, model_config, leaves, max_file_bytes)
+    _write_settings(new, model_config, tokenizer)
+    hf_files.sync(new)
     if path.exists():
       path.rename(old)
     new.rename(path)
   finally:
+    if old.exists() and not path.exists():
+      old.rename(path)
     shutil.rmtree(new, ignore_errors=True)
   shutil.rmtree(old, ignore_errors=True)
 
 
-def _write(
+def _write_tensors(
     folder: pathlib.Path,
     config: ModelConfig,
-    tensors: dict[str, np.ndarray],
+    leaves: dict[str, list[tuple[hf_names.Row, jax.Array, int | None]]],
+    max_file_bytes: int,
+) -> None:
+  dtype = jnp.dtype(config.param_dtype)
+
+  def make(name: str) -> np.ndarray:
+    tensor = np.empty(leaves[name][0][0].split_shape, dtype)
+    for row, leaf, layer in leaves[name]:
+      hf_slices.put(
+          row, tensor, np.asarray(leaf if layer is None else leaf[layer])
+      )
+    return tensor.reshape(leaves[name][0][0].hf_shape)
+
+  sizes = {
+      name: math.prod(parts[0][0].hf_shape) * dtype.itemsize
+      for name, parts in leaves.items()
+  }
+  hf_files.write(folder, sizes, make, max_file_bytes=max_file_bytes)
+
+
+def _write_settings(
+    folder: pathlib.Path,
+    config: ModelConfig,
     tokenizer: tokenizer_lib.Tokenizer | None,
 ) -> None:
   hf = hf_config.to_hf(config)
   ids = ("pad_token_id", "bos_token_id", "eos_token_id")
   generation = {"_from_model_config": True, **{name: hf[name] for name in ids}}
-  for name, content in (
-      ("config.json", hf),
-      ("generation_config.json", generation),
-  ):
-    text = json.dumps(content, indent=2, sort_keys=True) + "\n"
-    (folder / name).write_text(text, encoding="utf-8")
+  hf_files.write_json(folder / "config.json", hf)
+  hf_files.write_json(folder / "generation_config.json", generation)
   if tokenizer is not None:
     tokenizer.save(folder)
-  # transformers refuses a file that does not name its framework.
-  safetensors.numpy.save_file(
-      tensors, str(folder / WEIGHTS), metadata={"format": "pt"}
-  )

@@ -124,18 +124,66 @@ class RoundTripTest(parameterized.TestCase):
         lambda x, s: self.assertEqual(x.sharding, s), params, shardings
     )
 
-  def test_reads_sharded_files(self):
+  def test_large_models_are_cut_into_files_with_an_index(self):
+    config, params = _config(), _params(_config())
+    whole = self.folder.with_name("whole")
+    hf.save(whole, config, params)
+    limit = 5000
+    hf.save(self.folder, config, params, max_file_bytes=limit)
+    files = sorted(self.folder.glob("*.safetensors"))
+    self.assertGreater(len(files), 3)
+    count = len(files)
+    self.assertEqual(
+        [f.name for f in files],
+        [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)],
+    )
+    index, found = json.loads((self.folder / hf.INDEX).read_text()), {}
+    for file in files:
+      part = safetensors.numpy.load_file(file)
+      sizes = [tensor.nbytes for tensor in part.values()]
+      self.assertTrue(sum(sizes) <= limit or len(sizes) == 1, sizes)
+      for name in part:
+        self.assertEqual(index["weight_map"][name], file.name)
+      found.update(part)
+    expected = safetensors.numpy.load_file(whole / hf.WEIGHTS)
+    chex.assert_trees_all_equal(found, expected)
+    self.assertLen(index["weight_map"], len(expected))
+    self.assertEqual(
+        index["metadata"]["total_size"],
+        sum(tensor.nbytes for tensor in expected.values()),
+    )
+    chex.assert_trees_all_equal(hf.load(self.folder)[1], params)
+    # Fewer files take the place of many.
+    hf.save(self.folder, config, params)
+    self.assertEqual(
+        {p.name for p in self.folder.iterdir()},
+        {"config.json", "generation_config.json", hf.WEIGHTS},
+    )
+
+  def test_each_tensor_may_have_its_own_dtype(self):
     config, params = _config(), _params(_config())
     hf.save(self.folder, config, params)
-    tensors = safetensors.numpy.load_file(self.folder / hf.WEIGHTS)
-    names, files = sorted(tensors), ("one.safetensors", "two.safetensors")
-    weight_map = {name: files[i % 2] for i, name in enumerate(names)}
-    for file in files:
-      part = {n: tensors[n] for n in names if weight_map[n] == file}
-      safetensors.numpy.save_file(part, self.folder / file)
-    (self.folder / hf.WEIGHTS).unlink()
-    (self.folder / hf.INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    chex.assert_trees_all_equal(hf.load(self.folder)[1], params)
+    path = self.folder / hf.WEIGHTS
+    tensors = safetensors.numpy.load_file(path)
+    norm = "model.norm.weight"
+    expected = tensors[norm].astype(jnp.bfloat16)
+    tensors[norm] = expected
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].astype(np.float64)
+    safetensors.numpy.save_file(tensors, path)
+    _, loaded = hf.load(self.folder)
+    np.testing.assert_array_equal(
+        loaded["final_norm"]["scale"], expected.astype(np.float32)
+    )
+    np.testing.assert_array_equal(
+        loaded["head"]["kernel"], params["head"]["kernel"]
+    )
+
+  def test_compute_dtype_stands_apart(self):
+    hf.save(self.folder, _config(), _params(_config()))
+    config, params = hf.load(self.folder, compute_dtype="bfloat16")
+    self.assertEqual(config.param_dtype, "float32")
+    self.assertEqual(config.compute_dtype, "bfloat16")
+    self.assertEqual(params["head"]["kernel"].dtype, jnp.float32)
 
   def test_an_existing_model_is_replaced_whole(self):
     config = _config()
@@ -238,11 +286,59 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, name):
       hf.load(self.folder)
 
-  def test_names_a_damaged_file(self):
+  @parameterized.parameters(100, -1)
+  def test_names_a_file_that_was_cut_off(self, size):
     data = (self.folder / hf.WEIGHTS).read_bytes()
-    (self.folder / hf.WEIGHTS).write_bytes(data[:100])
-    with self.assertRaisesRegex(ValueError, hf.WEIGHTS):
+    (self.folder / hf.WEIGHTS).write_bytes(data[:size])
+    with self.assertRaisesRegex(ValueError, f"{hf.WEIGHTS}.*cut off"):
       hf.load(self.folder)
+
+  def test_names_all_missing_and_cut_off_shards(self):
+    params = _params(self.config)
+    hf.save(self.folder, self.config, params, max_file_bytes=5000)
+    first, second, third, *_ = sorted(self.folder.glob("*.safetensors"))
+    first.unlink()
+    third.write_bytes(third.read_bytes()[:-1])
+    with self.assertRaises(ValueError) as caught:
+      hf.load(self.folder)
+    message = str(caught.exception)
+    self.assertRegex(message, f"{first.name}: .*index.json names it: .*No such")
+    self.assertRegex(message, f"{third.name}: .*cut off")
+    self.assertNotIn(second.name, message)
+
+  def test_names_what_the_index_has_wrong(self):
+    hf.save(self.folder, self.config, _params(self.config), max_file_bytes=5000)
+    index = json.loads((self.folder / hf.INDEX).read_text())
+    first, last = min(index["weight_map"].values()), "model.norm.weight"
+    for weight_map, message in (
+        (
+            {**index["weight_map"], last: first},
+            f"{first}: tensor {last} is not",
+        ),
+        ({**index["weight_map"], last: "gone"}, "gone: not readable.*names it"),
+        ({**index["weight_map"], last: f"../model/{first}"}, "weight_map"),
+        ({}, "weight_map"),
+        (None, "weight_map"),
+    ):
+      index["weight_map"] = weight_map
+      (self.folder / hf.INDEX).write_text(json.dumps(index))
+      with self.assertRaisesRegex(ValueError, message):
+        hf.load(self.folder)
+    (self.folder / hf.INDEX).write_text("{")
+    with self.assertRaisesRegex(ValueError, f"{hf.INDEX}: not readable"):
+      hf.load(self.folder)
+
+  def test_names_a_tensor_that_is_no_float(self):
+    name = "model.norm.weight"
+    self._rewrite(lambda t: t.update({name: t[name].astype(np.int8)}))
+    with self.assertRaisesRegex(ValueError, f"{name} has dtype I8, allowed"):
+      hf.load(self.folder)
+
+  def test_names_a_tensor_that_is_too_large_for_the_dtype(self):
+    self._rewrite(lambda t: t["model.norm.weight"].put(3, 1e6))
+    hf.load(self.folder)
+    with self.assertRaisesRegex(ValueError, "norm.weight has .* in float16"):
+      hf.load(self.folder, dtype="float16")
 
   def test_save_refuses_params_of_another_shape(self):
     params = _params(self.config)

@@ -1,0 +1,166 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The safetensors files of a folder: slices in, shards with an index out.
+
+jax is not imported.
+"""
+
+from collections.abc import Callable, Mapping
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+# The size that Hugging Face's tools cut files at.
+MAX_FILE_BYTES = 5 * 10**9
+
+DTYPES = ("BF16", "F16", "F32", "F64")
+
+
+def read_json(path: pathlib.Path) -> Any:
+  """Returns a JSON file's value; ValueError where it cannot be read."""
+  try:
+    return json.loads(path.read_text(encoding="utf-8"))
+  except (OSError, ValueError, RecursionError) as error:
+    raise ValueError(f"{path}: not readable as JSON: {error}") from error
+
+
+class Files:
+  """The tensors of a folder by name; no file stays open.
+
+  An open file is mapped into memory, and what was read of it counts as memory
+  of the process until it is closed.
+
+  shapes: tensor's name -> its shape.
+  dtypes: tensor's name -> safetensors' name of its dtype.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    """Reads the headers.
+
+    Raises:
+      ValueError: there are no weights, or files are missing, damaged or cut
+        off; the message lists all of them.
+    """
+    self.shapes: dict[str, tuple[int, ...]] = {}
+    self.dtypes: dict[str, str] = {}
+    self._path_of: dict[str, pathlib.Path] = {}
+    listed = _listed(folder)
+    problems = []
+    for file in sorted(set(listed.values()) or {WEIGHTS}):
+      try:
+        self._add(folder / file, listed)
+      except (OSError, safetensors.SafetensorError) as error:
+        exists = (folder / file).is_file()
+        what = "damaged or cut off" if exists else f"{INDEX} names it"
+        problems.append(f"{folder / file}: not readable, {what}: {error}")
+    if not problems:
+      problems += [
+          f"{folder / file}: tensor {name} is not in it, {INDEX} says so"
+          for name, file in sorted(listed.items())
+          if self._path_of.get(name) != folder / file
+      ]
+    if problems:
+      raise ValueError("; ".join(problems))
+
+  def _add(self, path: pathlib.Path, listed: Mapping[str, str]) -> None:
+    with safetensors.safe_open(str(path), framework="np") as file:
+      for name in file.keys():
+        if listed.get(name, path.name) != path.name:
+          continue  # The index takes it from another file.
+        tensor = file.get_slice(name)
+        self.shapes[name] = tuple(tensor.get_shape())
+        self.dtypes[name] = tensor.get_dtype()
+        self._path_of[name] = path
+
+  def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+    """Returns a slice of a tensor, as a copy."""
+    path = self._path_of[name]
+    with safetensors.safe_open(str(path), framework="np") as file:
+      return file.get_slice(name)[index]
+
+
+def _listed(folder: pathlib.Path) -> dict[str, str]:
+  """Returns the file of each tensor as the index has it; {} without one."""
+  if not (folder / INDEX).is_file():
+    if not (folder / WEIGHTS).is_file():
+      raise ValueError(f"{folder}: neither {WEIGHTS} nor {INDEX} is there")
+    return {}
+  index = read_json(folder / INDEX)
+  listed = index.get("weight_map") if isinstance(index, dict) else None
+  # A name with a path in it could be of any file of the machine.
+  if not (listed and isinstance(listed, dict)) or any(
+      not isinstance(file, str) or pathlib.PurePath(file).name != file
+      for file in listed.values()
+  ):
+    raise ValueError(
+        f"{folder / INDEX}: weight_map: allowed tensor names with names of"
+        " files in that folder"
+    )
+  return listed
+
+
+def write(
+    folder: pathlib.Path,
+    sizes: Mapping[str, int],
+    make: Callable[[str], np.ndarray],
+    *,
+    max_file_bytes: int,
+) -> None:
+  """Writes tensors into one file, or into several with an index.
+
+  Of the tensors, those of one file are in memory at a time.
+
+  Args:
+    folder: to write into.
+    sizes: bytes of each tensor, in the order of the files.
+    make: (name) -> the tensor, C-contiguous.
+    max_file_bytes: what a file's tensors may have together; a larger tensor has
+      a file of its own.
+  """
+  parts: list[list[str]] = [[]]
+  held = 0
+  for name, size in sizes.items():
+    if parts[-1] and held + size > max_file_bytes:
+      parts.append([])
+      held = 0
+    parts[-1].append(name)
+    held += size
+  weight_map = {}
+  for number, names in enumerate(parts, start=1):
+    file = WEIGHTS
+    if len(parts) > 1:
+      file = f"model-{number:05}-of-{len(parts):05}.safetensors"
+    tensors = {name: make(name) for name in names}
+    # transformers refuses a file that does not name its framework.
+    safetensors.numpy.save_file(
+        tensors, str(folder / file), metadata={"format": "pt"}
+    )
+    weight_map.update(dict.fromkeys(names, file))
+  if len(parts) > 1:
+    index = {
+        "metadata": {"total_size": sum(sizes.values())},
+        "weight_map": weight_map,
+    }
+    write_json(folder / INDEX, index)
+
+
+def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+  text = json.dumps(content, indent=2, sort_keys=True) + "\n"
+  path.write_text(text, encoding="utf-8")
+
+
+def sync(folder: pathlib.Path) -> None:
+  """Waits until a folder's files are on disk, so that a rename is the last."""
+  for path in (*folder.iterdir(), folder):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+      os.fsync(descriptor)
+    finally:
+      os.close(descriptor)
