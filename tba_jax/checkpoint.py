@@ -29,6 +29,10 @@ class NewerFormatError(ValueError):
   """The checkpoint was written by a newer program than this one."""
 
 
+class LackingError(ValueError):
+  """The checkpoint has no place for arrays that this run's state has."""
+
+
 class Checkpointer:
   """Saves to and restores from `directory/<step>/`, keeping the newest few.
 
@@ -142,6 +146,8 @@ class Checkpointer:
     Raises:
       FileNotFoundError: there is no checkpoint, or not that step.
       NewerFormatError: the newest one has a newer format.
+      LackingError: the newest one lacks whole fields of the state. Fields
+        without any array, which an earlier program did not know, may lack.
       ValueError: none can be read with this structure; names the reasons.
     """
     self.wait()
@@ -159,7 +165,7 @@ class Checkpointer:
     for candidate in steps:
       try:
         out = self._restore_step(candidate, abstract)
-      except NewerFormatError:
+      except (NewerFormatError, LackingError):
         raise
       # Damage shows as whatever the reader of the damaged part raises.
       except Exception as error:
@@ -205,11 +211,38 @@ class Checkpointer:
           f"checkpoint {step} in {self._directory} has format"
           f" {metadata['format']}; this program reads up to {FORMAT}"
       )
+    wanted, lacking = abstract, self._lacking(step, abstract)
+    if lacking:
+      fields = _fields(abstract).items()
+      wanted = {name: field for name, field in fields if name not in lacking}
     args = ocp.args.Composite(
-        host=_HostRestore(), state=ocp.args.StandardRestore(abstract)
+        host=_HostRestore(), state=ocp.args.StandardRestore(wanted)
     )
     out = self._manager.restore(step, args=args)
-    return out["state"], out["host"]
+    state = out["state"]
+    if lacking:
+      state = _with_fields(abstract, state)
+    return state, out["host"]
+
+  def _lacking(self, step: int, abstract: types.PyTree) -> set[str]:
+    """Returns the fields, all without arrays, that a checkpoint lacks."""
+    saved = ocp.StandardCheckpointHandler().metadata(
+        self._directory / str(step) / "state"
+    )
+    fields = _fields(abstract)
+    lacking = fields.keys() - saved.tree.keys()
+    if lacking == fields.keys():
+      return set()  # No earlier layout: the reader tells what differs.
+    needed = sorted(n for n in lacking if jax.tree.leaves(fields[n]))
+    if needed:
+      raise LackingError(
+          f"checkpoint {step} in {self._directory} has no"
+          f" {', '.join(needed)}: an earlier program, or one with other"
+          " settings, wrote it; go on with the settings it was written with, or"
+          " with those write its model (--program=export) and start a new run"
+          " with that folder as config.init"
+      )
+    return lacking
 
   def _set_aside(self, failures: dict[int, Exception], used: int) -> None:
     for step, error in failures.items():
@@ -248,6 +281,22 @@ def _without_hint() -> Iterator[None]:
     yield
   finally:
     logger.removeFilter(is_other)
+
+
+def _fields(state: types.PyTree) -> dict[str, types.PyTree]:
+  """Returns the parts of a state by name; {} where they have no names."""
+  if dataclasses.is_dataclass(state):
+    return {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+  return dict(state) if isinstance(state, dict) else {}
+
+
+def _with_fields(
+    state: types.PyTree, fields: dict[str, types.PyTree]
+) -> types.PyTree:
+  """Returns a state with some of its parts replaced."""
+  if dataclasses.is_dataclass(state):
+    return dataclasses.replace(state, **fields)
+  return {**state, **fields}
 
 
 class _HostHandler(ocp.AsyncCheckpointHandler):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints: whole or absent, the newest that can be read, clear errors."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -15,6 +16,9 @@ import numpy as np
 
 from tba_jax import checkpoint
 from tba_jax import host_state
+from tba_jax import sharding
+from tba_jax import train_step
+from tests import tiny_model
 
 HOST_STATE = {"cursor": 7, "buffer": {"tokens": np.arange(6), "seed": 2**130}}
 
@@ -156,6 +160,47 @@ class CheckpointTest(absltest.TestCase):
       saver.restore({"params": jnp.zeros(3)})
     with self.assertRaisesRegex(ValueError, "can be read"):
       saver.restore(make_state(0, size=41))
+    self.check_restores(saver, 2)
+    self.assertEmpty(self.events)
+
+  def test_a_field_without_arrays_may_lack(self):
+    self.save_steps(1).close()
+    new = {**make_state(0), "ref_params": {}}
+    state, host = self.open().restore(new)
+    chex.assert_trees_all_equal(state, {**make_state(1), "ref_params": {}})
+    self.assertEqual(host["step"], 1)
+    self.assertEmpty(self.events)
+
+  def test_a_train_state_of_an_earlier_layout(self):
+    config, model = tiny_model.make_config(), tiny_model.BIGRAM
+    mesh = sharding.make_mesh(config.mesh)
+    state = train_step.init_state(
+        config, model, tiny_model.init_params(model), mesh
+    )
+    known = {
+        field.name: getattr(state, field.name)
+        for field in dataclasses.fields(state)
+        if field.name not in ("ref_params", "sampling_params")
+    }
+    earlier = jax.tree_util.register_dataclass(
+        dataclasses.make_dataclass("Earlier", known)
+    )
+    saver = self.open()
+    saver.save(1, earlier(**known), {}, wait=True)
+    found, _ = saver.restore(train_step.abstract_state(config, model, mesh))
+    chex.assert_trees_all_equal(found, state)
+    config.reference.mode = "ema"
+    with self.assertRaisesRegex(checkpoint.LackingError, "no ref_params: an"):
+      saver.restore(train_step.abstract_state(config, model, mesh))
+
+  def test_a_field_with_arrays_that_lacks_is_one_clear_error(self):
+    saver = self.save_steps(1, 2)
+    new = {**make_state(0), "ref_params": {"kernel": jnp.zeros(3)}}
+    with self.assertRaisesRegex(
+        checkpoint.LackingError,
+        f"^checkpoint 2 in {self.directory} has no ref_params: .*--program=exp",
+    ):
+      saver.restore(new)
     self.check_restores(saver, 2)
     self.assertEmpty(self.events)
 
