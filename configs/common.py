@@ -32,7 +32,8 @@ def get_config() -> ml_collections.ConfigDict:
       bos="auto",
   )
 
-  # Shape of the policy; a Hugging Face folder in `init` brings its own.
+  # Shape of the policy; a Hugging Face folder in `init` brings its own, but for
+  # the two dtypes.
   c.model = d(
       family="llama",  # as in tba_jax/models/build.py
       num_layers=3,
@@ -45,8 +46,9 @@ def get_config() -> ml_collections.ConfigDict:
       norm_epsilon=1e-5,  # added to a norm's mean square
       tie_embeddings=False,  # one table for embedding and unembedding
       max_positions=128,  # of prompt and completion together
-      param_dtype="float32",  # of the params
-      compute_dtype="float32",  # of activations
+      param_dtype="float32",  # of the params, which the optimizer changes
+      # Of activations; "auto" is bfloat16 on an accelerator, float32 on a CPU.
+      compute_dtype="auto",
       # What only some families have (see `tba_jax/models/config.py`).
       attention_bias=False,  # llama, qwen3
       mlp_bias=False,  # llama

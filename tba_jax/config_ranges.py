@@ -51,7 +51,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "best_of_n",
     ),
     "loss.scale": ("unit", "paper"),
-    "model.compute_dtype": ("float32", "bfloat16"),
+    "model.compute_dtype": ("auto", "float32", "bfloat16"),
     "model.activation": ("silu", "gelu", "gelu_new", "relu"),
     "model.family": ("llama", "mistral", "qwen2", "qwen3"),
     "model.param_dtype": ("float32", "bfloat16"),

@@ -52,7 +52,9 @@ def run(
     OSError: there is no such checkpoint, or the folder cannot be written.
   """
   step, folder = _parse(workdir, operands)
-  source = model_source.of_checkpoint(config, workdir, step)
+  source = model_source.of_checkpoint(
+      config, workdir, step, model_source.one_device()
+  )
   shape = source.model.config
   if config.export.dtype:
     shape = dataclasses.replace(

@@ -172,12 +172,12 @@ def settings(
   """Returns what the output depends on, beside its input."""
   sampling = config.sampling.to_dict()
   return {
-      "model": source.name,
+      **model_source.settings(config, source),
       "config.seed": config.seed,
       "config.tokenizer.bos": config.tokenizer.bos,
       **{
           f"config.generate.{name}": config.generate[name]
-          for name in ("num_completions", "chat", "dtype", "plain_logprobs")
+          for name in ("num_completions", "chat", "plain_logprobs")
       },
       **{
           f"config.sampling.{name}": value

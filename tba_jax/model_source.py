@@ -6,6 +6,7 @@ A source is a Hugging Face folder, a run directory (its newest checkpoint), or
 one checkpoint of a run, `RUN/checkpoints/STEP`.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import os
 import pathlib
@@ -34,7 +35,7 @@ class Source:
 
   name: the path it was read from, a checkpoint's step included.
   model: pure functions.
-  params: of the model, on the default device.
+  params: of the model, on the mesh that was asked for.
   tokenizer: of the model.
   """
 
@@ -90,8 +91,9 @@ def of_checkpoint(
     config: ml_collections.ConfigDict,
     workdir: str | os.PathLike[str],
     step: int | None,
+    mesh: jax.sharding.Mesh,
 ) -> Source:
-  """Returns the model of a run's checkpoint, on one device.
+  """Returns the model of a run's checkpoint.
 
   Takes the workdir's lock while it reads: opening the checkpoints removes what
   a run that trains there is writing.
@@ -100,7 +102,6 @@ def of_checkpoint(
   """
   if not (pathlib.Path(workdir) / _CHECKPOINTS).is_dir():
     raise ValueError(f"{workdir}: there is no checkpoint; train first")
-  mesh = sharding.make_mesh(dict.fromkeys(sharding.MESH_AXES, 1))
   lock = run_directory.lock(str(workdir))
   try:
     policy, params, step = restore(config, workdir, step, mesh)
@@ -110,18 +111,34 @@ def of_checkpoint(
   return Source(name, policy.model, params, policy.tokenizer)
 
 
-def load(key: str, path: str, *, bos: str, dtype: str | None) -> Source:
-  """Returns the model of a folder, a run or a checkpoint, on one device.
+def one_device() -> jax.sharding.Mesh:
+  """Returns the mesh of the default device alone."""
+  return sharding.make_mesh(dict.fromkeys(sharding.MESH_AXES, 1))
+
+
+def load(
+    key: str,
+    path: str,
+    *,
+    bos: str,
+    dtype: str | None,
+    mesh: jax.sharding.Mesh | None = None,
+    rules: Mapping[str, str] | None = None,
+) -> Source:
+  """Returns the model of a folder, a run or a checkpoint.
 
   Args:
     key: the setting that holds `path`, for messages.
     path: see the module.
     bos: `config.tokenizer.bos` of a folder; a run has its own.
     dtype: of params and activations of a folder; None takes the folder's own.
+    mesh: what the params are put on; None is the default device.
+    rules: `config.sharding` for a mesh; a run has its own.
 
   Raises:
     FileNotFoundError: there is no such checkpoint.
-    ValueError: there is none of these, or it cannot be read.
+    ValueError: there is none of these, or it cannot be read, or it does not
+      divide over the mesh.
   """
   folder = pathlib.Path(path).expanduser()
   if not folder.is_dir():
@@ -134,27 +151,51 @@ def load(key: str, path: str, *, bos: str, dtype: str | None) -> Source:
     run, step = folder.parent.parent, int(folder.name)
   if (run / _CHECKPOINTS).is_dir():
     config = run_directory.load_config(str(run))
-    return of_checkpoint(config_args.complete(config), run, step)
+    return of_checkpoint(
+        config_args.complete(config), run, step, mesh or one_device()
+    )
+  # What is small, and may be what is wrong, is read first.
   tokenizer = tokenizer_lib.load(folder, bos=bos)
-  # The tokenizer is read first: it is small, and may be what is missing.
-  shape, params = hf.load(folder, dtype=dtype)
+  shape = hf.read_config(folder, dtype=dtype)
   if tokenizer.vocab_size > shape.vocab_size:
     raise ValueError(
         f"config.{key}={path!r}: its vocabulary has {shape.vocab_size} entries,"
         f" its tokenizer {tokenizer.vocab_size}"
     )
-  return Source(
-      str(folder.absolute()), build.make_model(shape), params, tokenizer
-  )
+  model, shardings = build.make_model(shape), None
+  if mesh is not None:
+    shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
+    shapes = jax.eval_shape(model.init, jax.random.PRNGKey(0))
+    sharding.check_divisible(shapes, shardings)
+  _, params = hf.load(folder, dtype=dtype, shardings=shardings)
+  return Source(str(folder.absolute()), model, params, tokenizer)
 
 
 def of_config(config: ml_collections.ConfigDict) -> Source:
-  """Returns the model that `config.generate` names; raises as `load`."""
+  """Returns the model that `config.generate` names, on `config.mesh`.
+
+  Raises: as `load`.
+  """
   source = load(
       "generate.model",
       config.generate.model,
       bos=config.tokenizer.bos,
       dtype=config.generate.dtype or None,
+      mesh=sharding.make_mesh(config.mesh),
+      rules=config.sharding,
   )
   policy_lib.add_stops(config, source.tokenizer)
   return source
+
+
+def settings(
+    config: ml_collections.ConfigDict, source: Source
+) -> dict[str, object]:
+  """Returns what of a source the numbers made with it depend on."""
+  mesh = config.mesh.to_dict()
+  return {
+      "model": source.name,
+      "config.generate.dtype": config.generate.dtype,
+      # Over several devices sums are added in another order.
+      **({"config.mesh": mesh} if set(mesh.values()) != {1} else {}),
+  }

@@ -7,6 +7,7 @@ an estimate and says so; everything else is exact.
 """
 
 from collections.abc import Mapping, Sequence
+import dataclasses
 import json
 import math
 import pathlib
@@ -83,9 +84,16 @@ def model_of(config: ml_collections.ConfigDict) -> ModelConfig:
   if config.init not in ("scratch", "sft"):
     path = pathlib.Path(config.init).expanduser() / "config.json"
     try:
-      return hf_config.from_hf(json.loads(path.read_text()))
+      shape = hf_config.from_hf(
+          json.loads(path.read_text()), dtype=config.model.param_dtype
+      )
     except OSError as error:
       raise ValueError(f"config.init={config.init!r}: {error}") from error
+    # No device is asked here: "auto" counts as the larger one.
+    return dataclasses.replace(
+        shape,
+        compute_dtype=model_config_lib.compute_dtype(config.model, "cpu"),
+    )
   if config.tokenizer.source == "task":
     task = tasks_build.make_task(config.task)
     tokenizer = tokenizer_lib.word_level(

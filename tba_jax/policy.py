@@ -9,6 +9,7 @@ import pathlib
 import jax
 import ml_collections
 
+from tba_jax import sharding
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax import types
 from tba_jax.models import build
@@ -104,9 +105,16 @@ def make(
         pad_id=tokenizer.pad_id,
         bos_id=tokenizer.bos_id,
         eos_id=tokenizer.eos_id,
+        backend=jax.default_backend(),
     )
   else:
-    model_config = hf.read_config(folder)
+    model_config = hf.read_config(
+        folder,
+        dtype=config.model.param_dtype,
+        compute_dtype=model_config_lib.compute_dtype(
+            config.model, jax.default_backend()
+        ),
+    )
     if tokenizer.vocab_size > model_config.vocab_size:
       raise ValueError(
           f"config.init={folder}: its vocabulary has"
@@ -116,11 +124,31 @@ def make(
   return Policy(task, tokenizer, build.make_model(model_config), folder)
 
 
-def initial_params(policy: Policy, seed: int) -> types.PyTree:
-  """Returns the params that training starts from, on the host or one device."""
+def initial_params(
+    policy: Policy, seed: int, shardings: types.PyTree | None = None
+) -> types.PyTree:
+  """Returns the params that training starts from.
+
+  Args:
+    policy: of the config.
+    seed: of params that are made from scratch, on one device.
+    shardings: where a folder's params go, in place of each; a process reads
+      what its devices own. None is the default device.
+
+  Raises:
+    ValueError: the folder cannot be read, or does not divide over the mesh.
+  """
   if policy.folder is None:
     return jax.jit(policy.model.init)(jax.random.PRNGKey(seed))
-  return hf.load(policy.folder)[1]
+  if shardings is not None:
+    shapes = jax.eval_shape(policy.model.init, jax.random.PRNGKey(0))
+    sharding.check_divisible(shapes, shardings)
+  _, params = hf.load(
+      policy.folder,
+      dtype=policy.model.config.param_dtype,
+      shardings=shardings,
+  )
+  return params
 
 
 def make_sampler(

@@ -221,10 +221,10 @@ class _Trainer:
   ]:
     """Returns the state to go on from, what was saved with it, reference."""
     config = self._config
-    params = policy_lib.initial_params(policy, config.seed)
     shardings = sharding.param_shardings(
         mesh, config.sharding, policy.model.logical_axes
     )
+    params = policy_lib.initial_params(policy, config.seed, shardings)
     reference = parts.make_reference(
         config, policy, jax.device_put(params, shardings)
     )

@@ -95,10 +95,7 @@ def score(
     ]
 
   values = config.to_dict()
-  settings = {
-      "model": source.name,
-      "config.generate.dtype": config.generate.dtype,
-  }
+  settings = model_source.settings(config, source)
   for key in _SETTINGS:
     section, name = key.split(".")
     settings[f"config.{key}"] = values[section][name]

@@ -83,6 +83,27 @@ class PolicyTest(absltest.TestCase):
     policy = policy_lib.make(make_config(f"init={folder}"), self.workdir)
     self.assertEqual(policy.model.config.width, 16)
 
+  def test_the_config_rules_over_the_folders_dtype(self):
+    folder = self.workdir / "half"
+    half = self.export(folder, make_config("model.param_dtype=bfloat16"))
+    masters = jax.tree.map(lambda x: x.astype(np.float32), half)
+    for name, backend, compute_dtype in (
+        ("auto", "gpu", "bfloat16"),
+        ("auto", "cpu", "float32"),
+        ("bfloat16", "cpu", "bfloat16"),
+        ("float32", "gpu", "float32"),
+    ):
+      config = make_config(f"init={folder}", f"model.compute_dtype={name}")
+      with mock.patch.object(jax, "default_backend", return_value=backend):
+        policy = policy_lib.make(config, self.workdir)
+        self.assertEqual(policy.model.config.compute_dtype, compute_dtype)
+        scratch = policy_lib.make(config, self.workdir, scratch=True)
+        self.assertEqual(scratch.model.config.compute_dtype, compute_dtype)
+    self.assertEqual(policy.model.config.param_dtype, "float32")
+    found = policy_lib.initial_params(policy, 0)
+    chex.assert_trees_all_equal(found, masters)
+    chex.assert_trees_all_equal_dtypes(found, masters)
+
   def test_a_tokenizer_of_its_own(self):
     words = tokenizer_lib.word_level(["a", "b"], ".")
     words.save(self.workdir / "words")

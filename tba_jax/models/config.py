@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ModelConfig`: the shape of a model. jax is not imported."""
 
+from collections.abc import Mapping
 import dataclasses
+from typing import Any
 
 import ml_collections
 
@@ -35,6 +37,18 @@ FAMILY_SETTINGS = {
     "qwen2": _ROPE,
     "qwen3": _ROPE | {"attention_bias"},
 }
+
+
+def compute_dtype(config_model: Mapping[str, Any], backend: str) -> str:
+  """Returns the dtype of activations that `config.model` asks for.
+
+  Args:
+    config_model: reads `compute_dtype`.
+    backend: JAX's name of what computes: "cpu", "gpu", "tpu".
+  """
+  if config_model["compute_dtype"] != "auto":
+    return config_model["compute_dtype"]
+  return "float32" if backend == "cpu" else "bfloat16"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,8 +198,17 @@ class ModelConfig:
       pad_id: int | None,
       bos_id: int | None,
       eos_id: int | None,
+      backend: str = "cpu",
   ) -> "ModelConfig":
     """Returns the shape that `config.model` describes, for a tokenizer.
+
+    Args:
+      config_model: `config.model`.
+      vocab_size: V.
+      pad_id: as the field.
+      bos_id: as the field.
+      eos_id: as the field.
+      backend: JAX's name of what computes, for `compute_dtype="auto"`.
 
     Raises:
       ValueError: a setting that is missing, not known or not allowed.
@@ -198,6 +221,7 @@ class ModelConfig:
           f"config.model: missing {sorted(known - set(settings))}, not known"
           f" {sorted(set(settings) - known)}"
       )
+    settings["compute_dtype"] = compute_dtype(config_model, backend)
     return cls(
         vocab_size=vocab_size,
         pad_id=pad_id,
