@@ -53,7 +53,8 @@ _MAX_DEPTH = 7
 # device is touched.
 _WITHOUT_JAX = """
     children config_args config_ranges config_relations jsonl line_program main
-    metrics models/config models/hf_config models/hf_names panel panel_view
+    metrics models/config models/hf_config models/hf_files models/hf_names
+    models/hf_slices panel panel_view
     processes prompts report/* rewards/* run_directory run_state store supervise
     tasks/* transport/base transport/in_process transport/kv_host
     transport/locator transport/spool transport/wire validate
