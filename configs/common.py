@@ -50,7 +50,7 @@ def get_config() -> ml_collections.ConfigDict:
       # Of activations; "auto" is bfloat16 on an accelerator, float32 on a CPU.
       compute_dtype="auto",
       # What only some families have (see `tba_jax/models/config.py`).
-      attention_bias=False,  # llama, qwen3
+      attention_bias=False,  # llama, qwen3, gpt_neox
       mlp_bias=False,  # llama
       sliding_window=0,  # of mistral, tokens; 0: none
       rope_type="default",  # or "linear", "llama3"
@@ -58,9 +58,11 @@ def get_config() -> ml_collections.ConfigDict:
       rope_low_freq_factor=1.0,
       rope_high_freq_factor=4.0,
       rope_original_positions=8192,
-      rotary_fraction=1.0,  # of a head that positions turn
-      parallel_residual=False,  # MLP beside attention
-      activation="silu",  # of an MLP without gate
+      rotary_fraction=1.0,  # of a head that positions turn: gpt_neox
+      parallel_residual=False,  # MLP beside attention: gpt_neox
+      activation="silu",  # of an MLP without gate: gpt2, gpt_neox
+      scale_attention=True,  # gpt2: scores over sqrt(head_dim)
+      scale_attention_by_layer=False,  # gpt2: and over 1 + the layer's index
   )
 
   # What the policy and the reference start from: "scratch", "sft" (made by
@@ -81,6 +83,7 @@ def get_config() -> ml_collections.ConfigDict:
       kv_heads="tensor",
       head_dim="",
       labels="",  # what a scalar head gives
+      positions="",  # learned ones
   )
 
   # Supervised fine-tuning on the task's own solutions (init = "sft").

@@ -53,7 +53,14 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "loss.scale": ("unit", "paper"),
     "model.compute_dtype": ("auto", "float32", "bfloat16"),
     "model.activation": ("silu", "gelu", "gelu_new", "relu"),
-    "model.family": ("llama", "mistral", "qwen2", "qwen3"),
+    "model.family": (
+        "gpt2",
+        "gpt_neox",
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+    ),
     "model.param_dtype": ("float32", "bfloat16"),
     "model.rope_type": ("default", "linear", "llama3"),
     "optimizer.schedule": (
@@ -226,7 +233,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         _RULE,
         "sharding.batch sharding.layers sharding.vocab sharding.width"
         " sharding.mlp sharding.heads sharding.kv_heads sharding.head_dim"
-        " sharding.labels",
+        " sharding.labels sharding.positions",
     ),
     (_WRITERS, "log.writers"),
     ((lambda v: bool(v), "allowed a name"), "log.wandb_project"),

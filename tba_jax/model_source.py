@@ -162,6 +162,7 @@ def load(
         f"config.{key}={path!r}: its vocabulary has {shape.vocab_size} entries,"
         f" its tokenizer {tokenizer.vocab_size}"
     )
+  policy_lib.add_model_stops(shape, tokenizer)
   model, shardings = build.make_model(shape), None
   if mesh is not None:
     shardings = sharding.param_shardings(mesh, rules, model.logical_axes)

@@ -53,6 +53,17 @@ def add_stops(
   tokenizer.add_stop_strings(json.loads(config.sampling.stop_strings or "[]"))
 
 
+def add_model_stops(
+    shape: model_config_lib.ModelConfig, tokenizer: tokenizer_lib.Tokenizer
+) -> None:
+  """Adds the ends of a text that a model's config.json lists.
+
+  The tokenizer's own one ends a completion in any case; where config.json has
+  one alone, it says nothing more.
+  """
+  tokenizer.add_stop_ids(i for i in shape.stop_ids if i < tokenizer.vocab_size)
+
+
 def sft_folder(workdir: str | pathlib.Path) -> pathlib.Path:
   """Returns where supervised fine-tuning leaves its model."""
   return pathlib.Path(workdir) / "sft" / "model"
@@ -121,6 +132,7 @@ def make(
           f" {model_config.vocab_size} entries, the tokenizer"
           f" {tokenizer.vocab_size}"
       )
+    add_model_stops(model_config, tokenizer)
   return Policy(task, tokenizer, build.make_model(model_config), folder)
 
 

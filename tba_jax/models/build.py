@@ -19,15 +19,19 @@ from tba_jax import types
 from tba_jax.models import attention
 from tba_jax.models import cache as cache_lib
 from tba_jax.models import config as model_config_lib
+from tba_jax.models import gpt2
+from tba_jax.models import gpt_neox
+from tba_jax.models import layers
 from tba_jax.models import llama
 from tba_jax.models import masks
 
 ModelConfig = model_config_lib.ModelConfig
 PyTree = types.PyTree
 
-# Family name -> module class. A class has `Block`, `blocks` (stacked),
-# `tables`, `embed_tokens` and `unembed`, as `models/llama.py` does.
+# Family name -> module class, a `models/stack.py:Stack`.
 FAMILIES = {
+    "gpt2": gpt2.GPT2,
+    "gpt_neox": gpt_neox.GPTNeoX,
     "llama": llama.Llama,
     "mistral": llama.Llama,
     "qwen2": llama.Llama,
@@ -139,6 +143,22 @@ class _Forward:
     size = self.config.sliding_window
     return masks.window(mask, query_positions, positions, size)
 
+  def run_blocks(
+      self,
+      params: PyTree,
+      x: jax.Array,
+      tables: PyTree,
+      attend: layers.AttendFn,
+  ) -> tuple[jax.Array, PyTree]:
+    """Returns the stream [..., D] after all blocks and what each kept."""
+
+    def step(x, layer):
+      index, layer_params = layer
+      return self.block(layer_params)(x, tables, attend, index)
+
+    indices_N = jnp.arange(self.config.num_layers, dtype=jnp.int32)
+    return jax.lax.scan(step, x, (indices_N, params["blocks"]))
+
   def run_self(
       self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
   ) -> tuple[jax.Array, PyTree]:
@@ -154,11 +174,8 @@ class _Forward:
       out = attention.attend_self(q, k, v, mask_BxLxL)
       return out, cache_lib.layer_of_prompts(k, v)
 
-    def step(x_BxLxD, layer_params):
-      return self.block(layer_params)(x_BxLxD, tables, attend)
-
     x_BxLxD = module.embed_tokens(tokens_BxL, positions_BxL)
-    x_BxLxD, kept = jax.lax.scan(step, x_BxLxD, params["blocks"])
+    x_BxLxD, kept = self.run_blocks(params, x_BxLxD, tables, attend)
     cache = {"layers": kept}
     if self.config.sliding_window:
       cache["position"] = positions_BxL
@@ -221,13 +238,10 @@ class _Forward:
       )
       return join(out, shared), None
 
-    def step(x_BxLxD, layer_params):
-      return self.block(layer_params)(x_BxLxD, tables, attend)
-
     x_BxLxD = module.embed_tokens(
         join(prompt_tokens, inputs_BxKxS), positions_BxL
     )
-    x_BxLxD, _ = jax.lax.scan(step, x_BxLxD, params["blocks"])
+    x_BxLxD, _ = self.run_blocks(params, x_BxLxD, tables, attend)
     D = x_BxLxD.shape[-1]
     first_BxKx1xD = jnp.broadcast_to(x_BxLxD[:, None, P - 1 : P], (B, K, 1, D))
     own_BxKxSxD = x_BxLxD[:, P:].reshape(B, K, S, D)
@@ -270,7 +284,7 @@ class _Forward:
     for n, layer_params in enumerate(decode_params["layers"]):
       layer = [block["layers"][n] for block in cache]
       attend = functools.partial(cache_lib.attend, layer, targets)
-      x_RxD, layer = self.block(layer_params)(x_RxD, tables, attend)
+      x_RxD, layer = self.block(layer_params)(x_RxD, tables, attend, n)
       written.append(layer)
     cache = [
         {**block, "layers": [layer[b] for layer in written]}

@@ -27,16 +27,23 @@ PLAIN = {
     "rotary_fraction": 1.0,
     "parallel_residual": False,
     "activation": "silu",
+    "scale_attention": True,
+    "scale_attention_by_layer": False,
 }
 _ROPE = frozenset(name for name in PLAIN if name.startswith("rope_"))
 
 # Family -> the settings of PLAIN that it has.
 FAMILY_SETTINGS = {
+    "gpt2": {"activation", "scale_attention", "scale_attention_by_layer"},
+    "gpt_neox": _ROPE
+    | {"activation", "attention_bias", "parallel_residual", "rotary_fraction"},
     "llama": _ROPE | {"attention_bias", "mlp_bias"},
     "mistral": _ROPE | {"sliding_window"},
     "qwen2": _ROPE,
     "qwen3": _ROPE | {"attention_bias"},
 }
+# Families whose heads share no keys and fill the width.
+PLAIN_HEADS = ("gpt2", "gpt_neox")
 
 
 def compute_dtype(config_model: Mapping[str, Any], backend: str) -> str:
@@ -63,15 +70,15 @@ class ModelConfig:
   num_kv_heads: key-value heads, G.
   head_dim: Dh, even.
   mlp_width: F.
-  rope_theta: base of the rotary frequencies.
+  rope_theta: base of the rotary frequencies; GPT-2 has none.
   norm_epsilon: added to the mean square in a norm.
   tie_embeddings: True: the head is the embedding's transpose.
   max_positions: longest sequence, prompt and completion together.
   param_dtype: dtype name of stored parameters.
   compute_dtype: dtype name of activations; logits and norms are float32.
   attention_bias: biases of query, key, value and output; Qwen2 always has
-    those of query, key and value.
-  mlp_bias: biases of the MLP.
+    those of query, key and value, GPT-2 all.
+  mlp_bias: biases of the MLP; GPT-2 and GPT-NeoX always have them.
   sliding_window: a token sees itself and the tokens before it, this many in
     all; 0: all of them.
   rope_type: "default"; "linear" divides positions by rope_factor; "llama3"
@@ -84,9 +91,13 @@ class ModelConfig:
   rotary_fraction: share of a head that rotary positions turn.
   parallel_residual: attention and MLP read the same stream.
   activation: of an MLP without gate; with one it is "silu".
+  scale_attention: scores are divided by sqrt(head_dim).
+  scale_attention_by_layer: and by 1 + the layer's index.
   pad_id, bos_id, eos_id: token ids, None where the tokenizer has none.
   num_labels: 0: the head gives a logit for each token; above: it gives this
     many numbers a position, those of a reward model, value model or classifier.
+  stop_ids: all tokens that end a text, where config.json lists several; eos_id
+    is the first of them.
   """
 
   family: str
@@ -114,10 +125,13 @@ class ModelConfig:
   rotary_fraction: float
   parallel_residual: bool
   activation: str
+  scale_attention: bool
+  scale_attention_by_layer: bool
   pad_id: int | None
   bos_id: int | None
   eos_id: int | None
   num_labels: int = 0
+  stop_ids: tuple[int, ...] = ()
 
   def __post_init__(self):
     problems = self._problems()
@@ -158,8 +172,9 @@ class ModelConfig:
     check("tie_embeddings", isinstance(self.tie_embeddings, bool), "a bool")
     check("param_dtype", self.param_dtype in DTYPES, f"one of {DTYPES}")
     check("compute_dtype", self.compute_dtype in DTYPES, f"one of {DTYPES}")
-    for name in ("attention_bias", "mlp_bias", "parallel_residual"):
-      check(name, isinstance(getattr(self, name), bool), "a bool")
+    for name, plain in PLAIN.items():
+      if isinstance(plain, bool):
+        check(name, isinstance(getattr(self, name), bool), "a bool")
     check("num_labels", self.num_labels >= 0, "0 or more")
     check("sliding_window", self.sliding_window >= 0, "0 or more")
     check("rope_type", self.rope_type in ROPE_TYPES, f"one of {ROPE_TYPES}")
@@ -179,6 +194,12 @@ class ModelConfig:
         0 < self.rotary_fraction <= 1 and self.rotary_dim % 2 == 0,
         "above 0 and up to 1, an even share of head_dim",
     )
+    if self.family in PLAIN_HEADS:
+      heads, size = self.num_heads, self.width // self.num_heads
+      allowed = f"num_heads={heads} in family {self.family!r}"
+      check("num_kv_heads", self.num_kv_heads == heads, allowed)
+      full = self.head_dim * heads == self.width
+      check("head_dim", full, f"width / num_heads={size} in such a family")
     for name in sorted(PLAIN.keys() - FAMILY_SETTINGS.get(self.family, PLAIN)):
       allowed = f"{PLAIN[name]!r} in family {self.family!r}"
       check(name, getattr(self, name) == PLAIN[name], allowed)
@@ -214,7 +235,8 @@ class ModelConfig:
       ValueError: a setting that is missing, not known or not allowed.
     """
     settings = dict(config_model)
-    given = {"vocab_size", "pad_id", "bos_id", "eos_id", "num_labels"}
+    given = {"vocab_size", "pad_id", "bos_id", "eos_id"}
+    given |= {"num_labels", "stop_ids"}
     known = {field.name for field in dataclasses.fields(cls)} - given
     if set(settings) != known:
       raise ValueError(

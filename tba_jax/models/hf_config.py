@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tba_jax.models import config as model_config_lib
+from tba_jax.models import hf_gpt
+from tba_jax.models import hf_reader
 
 ModelConfig = model_config_lib.ModelConfig
 PLAIN = model_config_lib.PLAIN
@@ -32,12 +34,12 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
         f"config.json: model_type={model_type!r} is not supported; supported:"
         f" {sorted(READERS)}"
     )
-  reader = _Reader(hf)
+  reader = hf_reader.Reader(hf)
   fields = {**PLAIN, "family": model_type, **READERS[model_type](reader)}
   fields["num_labels"] = _read_num_labels(reader)
   fields["pad_id"] = reader.take("pad_token_id", None, (int, type(None)))
   fields["bos_id"] = reader.take("bos_token_id", None, (int, type(None)))
-  fields["eos_id"] = reader.take("eos_token_id", None, (int, type(None)))
+  fields |= _read_stops(reader)
   own_dtype = reader.take("torch_dtype", None, (str, type(None)))
   own_dtype = reader.take("dtype", own_dtype, (str, type(None)))
   dtype = dtype or own_dtype or "float32"
@@ -48,7 +50,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
 def to_hf(config: ModelConfig) -> dict[str, Any]:
   """Returns the config.json of a shape, as `transformers` reads it."""
   fields = _WRITERS[config.family](config)
-  head = _TOKEN_HEADS[0]
+  head = _TOKEN_HEADS[config.family == "gpt2"]
   if config.num_labels:
     # Readers take the number of labels from the length of their names alone.
     names = [f"LABEL_{i}" for i in range(config.num_labels)]
@@ -65,84 +67,15 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
       "dtype": config.param_dtype,
       "pad_token_id": config.pad_id,
       "bos_token_id": config.bos_id,
-      "eos_token_id": config.eos_id,
+      "eos_token_id": list(config.stop_ids) or config.eos_id,
   }
-
-
-# Settings of any family that change no logits.
-_WITHOUT_EFFECT = frozenset(
-    (
-        "_name_or_path",
-        "initializer_range",
-        "label2id",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "pretraining_tp",
-        "problem_type",
-        "return_dict",
-        "torchscript",
-        "transformers_version",
-        "use_cache",
-    )
-)
-
-
-class _Reader:
-  """Takes settings out of a config.json and remembers what is wrong."""
-
-  def __init__(self, hf: Mapping[str, Any]):
-    self._left = {k: v for k, v in hf.items() if k not in _WITHOUT_EFFECT}
-    self._problems = []
-    self.only("chunk_size_feed_forward", 0)
-    self.only("is_encoder_decoder", False)
-
-  def take(self, name: str, default: Any, kinds: type | tuple) -> Any:
-    """Returns a setting; `default` is what a file without it means."""
-    value = self._left.pop(name, default)
-    if not isinstance(value, kinds) or (
-        isinstance(value, bool) and kinds is not bool
-    ):
-      kinds = kinds if isinstance(kinds, tuple) else (kinds,)
-      names = " or ".join(kind.__name__ for kind in kinds)
-      self.problem(name, value, names)
-      return default
-    return value
-
-  def has(self, name: str) -> bool:
-    return name in self._left
-
-  def need(self, name: str) -> int:
-    """Returns a setting without which a file means nothing."""
-    if name not in self._left:
-      self._problems.append(f"{name} is missing")
-      return 1
-    return self.take(name, 1, int)
-
-  def only(self, name: str, *allowed: Any) -> None:
-    """Takes a setting that must be absent or have an allowed value."""
-    value = self._left.pop(name, allowed[0])
-    if value not in allowed:
-      self.problem(name, value, " or ".join(repr(a) for a in allowed))
-
-  def problem(self, name: str, value: Any, supported: str) -> None:
-    self._problems.append(
-        f"{name}={value!r} is not supported; supported: {supported}"
-    )
-
-  def finish(self) -> None:
-    """Raises ValueError with every problem, settings left over included."""
-    for name, value in sorted(self._left.items()):
-      self._problems.append(f"{name}={value!r} is not a setting that we know")
-    if self._problems:
-      raise ValueError("config.json: " + "; ".join(self._problems))
 
 
 _TOKEN_HEADS = ("ForCausalLM", "LMHeadModel")
 _SCALAR_HEAD = "ForSequenceClassification"
 
 
-def _read_num_labels(reader: _Reader) -> int:
+def _read_num_labels(reader: hf_reader.Reader) -> int:
   """Returns how many numbers a position gets: 0 where they are logits.
 
   A config alone says nothing of its head; the class that saved it does.
@@ -159,72 +92,18 @@ def _read_num_labels(reader: _Reader) -> int:
   return 0
 
 
-def _read_rope(reader: _Reader) -> dict[str, Any]:
-  """Returns the fields of rotary positions, from either spelling of them."""
-  theta = reader.take("rope_theta", None, (int, float, type(None)))
-  rope = {}
-  for setting in ("rope_scaling", "rope_parameters"):
-    found = dict(reader.take(setting, None, (dict, type(None))) or {})
-    if "type" in found:  # The oldest spelling.
-      found.setdefault("rope_type", found.pop("type"))
-    for name, value in found.items():
-      if rope.setdefault(name, value) != value:
-        reader.problem(
-            f"rope_scaling.{name}", rope[name], f"the same as {setting}.{name}"
-        )
-  rope_type = rope.pop("rope_type", "default")
-  inner = rope.pop("rope_theta", theta)
-  if theta is not None and inner != theta:
-    reader.problem("rope_theta", theta, f"rope_parameters' own {inner!r}")
-  fields = {"rope_theta": 10000.0 if inner is None else float(inner)}
-  if rope_type not in _ROPE_SETTINGS:
-    reader.problem(
-        "rope_parameters.rope_type",
-        rope_type,
-        " or ".join(map(repr, _ROPE_SETTINGS)),
-    )
-    return fields
-  for name, (field, kind) in _ROPE_SETTINGS[rope_type].items():
-    value = rope.pop(name, None)
-    if isinstance(value, (int, kind)) and not isinstance(value, bool):
-      fields[field] = kind(value)
-    else:
-      reader.problem(f"rope_parameters.{name}", value, kind.__name__)
-  for name, value in rope.items():
-    if not (name == "partial_rotary_factor" and value == 1.0):
-      reader.problem(f"rope_parameters.{name}", value, "none")
-  return {**fields, "rope_type": rope_type}
+def _read_stops(reader: hf_reader.Reader) -> dict[str, Any]:
+  """Returns the end of a text: one token, or several (Llama 3 Instruct)."""
+  value = reader.take("eos_token_id", None, (int, list, type(None)))
+  if not isinstance(value, list):
+    return {"eos_id": value}
+  if not value or any(type(i) is not int or i < 0 for i in value):
+    reader.problem("eos_token_id", value, "a token id or a list of them")
+    value = [0]
+  return {"eos_id": value[0], "stop_ids": tuple(value)}
 
 
-# rope_type -> its settings -> our field and its kind.
-_ROPE_SETTINGS = {
-    "default": {},
-    "linear": {"factor": ("rope_factor", float)},
-    "llama3": {
-        "factor": ("rope_factor", float),
-        "low_freq_factor": ("rope_low_freq_factor", float),
-        "high_freq_factor": ("rope_high_freq_factor", float),
-        "original_max_position_embeddings": ("rope_original_positions", int),
-    },
-}
-
-
-def _write_rope(config: ModelConfig) -> dict[str, Any]:
-  """Returns the rotary settings; old readers take one spelling, new both."""
-  rope = {
-      name: getattr(config, field)
-      for name, (field, _) in _ROPE_SETTINGS[config.rope_type].items()
-  }
-  rope["rope_type"] = config.rope_type
-  return {
-      # Readers before transformers 5 take the first two, later ones the third.
-      "rope_theta": config.rope_theta,
-      "rope_scaling": rope if config.rope_type != "default" else None,
-      "rope_parameters": {"rope_theta": config.rope_theta, **rope},
-  }
-
-
-def _read_gated(reader: _Reader) -> dict[str, Any]:
+def _read_gated(reader: hf_reader.Reader) -> dict[str, Any]:
   """Returns what `LlamaConfig` and its kin share."""
   reader.only("hidden_act", "silu")
   reader.only("attention_dropout", 0.0)
@@ -243,11 +122,11 @@ def _read_gated(reader: _Reader) -> dict[str, Any]:
       "mlp_width": reader.need("intermediate_size"),
       "norm_epsilon": reader.take("rms_norm_eps", 1e-6, float),
       "tie_embeddings": reader.take("tie_word_embeddings", False, bool),
-      **_read_rope(reader),
+      **hf_reader.read_rope(reader),
   }
 
 
-def _read_llama(reader: _Reader) -> dict[str, Any]:
+def _read_llama(reader: hf_reader.Reader) -> dict[str, Any]:
   """Returns the fields of a `LlamaConfig`; defaults are transformers' own."""
   return {
       "attention_bias": reader.take("attention_bias", False, bool),
@@ -257,7 +136,7 @@ def _read_llama(reader: _Reader) -> dict[str, Any]:
   }
 
 
-def _read_mistral(reader: _Reader) -> dict[str, Any]:
+def _read_mistral(reader: hf_reader.Reader) -> dict[str, Any]:
   """Returns the fields of a `MistralConfig`; every layer has its window."""
   window = reader.take("sliding_window", 4096, (int, type(None)))
   fields = _read_gated(reader)
@@ -265,7 +144,7 @@ def _read_mistral(reader: _Reader) -> dict[str, Any]:
   return {**fields, "sliding_window": window or 0, "max_positions": positions}
 
 
-def _read_qwen(reader: _Reader) -> dict[str, Any]:
+def _read_qwen(reader: hf_reader.Reader) -> dict[str, Any]:
   """Returns what Qwen2 and Qwen3 share; no layer may have a window."""
   reader.only("use_sliding_window", False)
   # Both say something only of layers with a window.
@@ -278,7 +157,7 @@ def _read_qwen(reader: _Reader) -> dict[str, Any]:
   return {**fields, "max_positions": positions}
 
 
-def _read_qwen3(reader: _Reader) -> dict[str, Any]:
+def _read_qwen3(reader: hf_reader.Reader) -> dict[str, Any]:
   bias = reader.take("attention_bias", False, bool)
   if not reader.has("head_dim"):  # Qwen3 has its own default.
     return {**_read_qwen(reader), "attention_bias": bias, "head_dim": 128}
@@ -298,7 +177,7 @@ def _write_gated(config: ModelConfig, name: str) -> dict[str, Any]:
       "max_position_embeddings": config.max_positions,
       "rms_norm_eps": config.norm_epsilon,
       "attention_dropout": 0.0,
-      **_write_rope(config),
+      **hf_reader.write_rope(config),
   }
 
 
@@ -329,12 +208,16 @@ def _write_qwen3(config: ModelConfig) -> dict[str, Any]:
 
 # config.json's model_type, which is our family -> reader and writer.
 READERS = {
+    "gpt2": hf_gpt.read_gpt2,
+    "gpt_neox": hf_gpt.read_gpt_neox,
     "llama": _read_llama,
     "mistral": _read_mistral,
     "qwen2": _read_qwen,
     "qwen3": _read_qwen3,
 }
 _WRITERS = {
+    "gpt2": hf_gpt.write_gpt2,
+    "gpt_neox": hf_gpt.write_gpt_neox,
     "llama": _write_llama,
     "mistral": _write_mistral,
     "qwen2": _write_qwen2,

@@ -8,10 +8,11 @@ row says so in terms of axes, so that a slice of a leaf is a slice of a tensor.
 jax is not imported.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 import dataclasses
 import itertools
 import math
+import re
 
 from tba_jax.models import config as model_config_lib
 
@@ -139,6 +140,113 @@ def _llama(c: ModelConfig) -> list[Row]:
   return rows + _head(c, "lm_head.weight")
 
 
+def _norm(c: ModelConfig, hf_name: str, path: str) -> list[Row]:
+  """Scale and bias of a layer norm."""
+  return [
+      _row(f"{hf_name}.weight", f"{path}.scale", "width", c.width),
+      _row(f"{hf_name}.bias", f"{path}.bias", "width", c.width),
+  ]
+
+
+def _gpt_neox(c: ModelConfig) -> list[Row]:
+  """GPT-NeoX: query, key and value of a head stand together in one tensor."""
+  layer, block = "gpt_neox.layers.{layer}.", "blocks."
+  rows = [
+      _row(
+          *("gpt_neox.embed_in.weight", "embed.embedding", "vocab width"),
+          *(c.vocab_size, c.width),
+      ),
+      *_norm(c, "gpt_neox.final_layer_norm", "final_norm"),
+      *_norm(c, f"{layer}input_layernorm", f"{block}attention_norm"),
+      *_norm(c, f"{layer}post_attention_layernorm", f"{block}mlp_norm"),
+  ]
+  fused = (c.num_heads, 3, c.head_dim)
+  source = f"{layer}attention.query_key_value"
+  for i, (name, axis) in enumerate(_QKV):
+    path, axes, part = f"{block}attention.{name}", f"{axis} head_dim", (1, i)
+    rows.append(
+        _row(
+            *(f"{source}.weight", f"{path}.kernel", f"{axes} width"),
+            *(fused, c.width),
+            part=part,
+        )
+    )
+    if c.attention_bias:
+      rows.append(
+          _row(f"{source}.bias", f"{path}.bias", axes, fused, part=part)
+      )
+  source, path = f"{layer}attention.dense", f"{block}attention.o"
+  heads = (c.num_heads, c.head_dim)
+  axes = "width heads head_dim"
+  rows.append(_row(f"{source}.weight", f"{path}.kernel", axes, c.width, heads))
+  if c.attention_bias:
+    rows.append(_row(f"{source}.bias", f"{path}.bias", "width", c.width))
+  for hf_name, name, axes, shape in (
+      ("dense_h_to_4h", "up", ("mlp", "width"), (c.mlp_width, c.width)),
+      ("dense_4h_to_h", "down", ("width", "mlp"), (c.width, c.mlp_width)),
+  ):
+    source, path = f"{layer}mlp.{hf_name}", f"{block}mlp.{name}"
+    rows += [
+        _row(f"{source}.weight", f"{path}.kernel", " ".join(axes), *shape),
+        _row(f"{source}.bias", f"{path}.bias", axes[0], shape[0]),
+    ]
+  return rows + _head(c, "embed_out.weight")
+
+
+def _gpt2(c: ModelConfig) -> list[Row]:
+  """GPT-2: kernels with their input first; all queries before all keys."""
+  layer, block = "transformer.h.{layer}.", "blocks."
+  rows = [
+      _row(
+          *("transformer.wte.weight", "embed.embedding", "vocab width"),
+          *(c.vocab_size, c.width),
+      ),
+      _row(
+          *("transformer.wpe.weight", "positions", "positions width"),
+          *(c.max_positions, c.width),
+      ),
+      *_norm(c, "transformer.ln_f", "final_norm"),
+      *_norm(c, f"{layer}ln_1", f"{block}attention_norm"),
+      *_norm(c, f"{layer}ln_2", f"{block}mlp_norm"),
+  ]
+  fused = (3, c.num_heads, c.head_dim)
+  source = f"{layer}attn.c_attn"
+  for i, (name, axis) in enumerate(_QKV):
+    path, axes = f"{block}attention.{name}", f"{axis} head_dim"
+    rows += [
+        _row(
+            *(f"{source}.weight", f"{path}.kernel", f"{axes} width"),
+            *(c.width, fused),
+            part=(1, i),
+            order=(1, 2, 0),
+        ),
+        _row(f"{source}.bias", f"{path}.bias", axes, fused, part=(0, i)),
+    ]
+  source, path = f"{layer}attn.c_proj", f"{block}attention.o"
+  rows += [
+      _row(
+          *(f"{source}.weight", f"{path}.kernel", "width heads head_dim"),
+          *((c.num_heads, c.head_dim), c.width),
+          order=(2, 0, 1),
+      ),
+      _row(f"{source}.bias", f"{path}.bias", "width", c.width),
+  ]
+  for hf_name, name, axes, shape in (
+      ("c_fc", "up", ("mlp", "width"), (c.width, c.mlp_width)),
+      ("c_proj", "down", ("width", "mlp"), (c.mlp_width, c.width)),
+  ):
+    source, path = f"{layer}mlp.{hf_name}", f"{block}mlp.{name}"
+    axes_text, order = " ".join(axes), (1, 0)
+    rows += [
+        _row(
+            *(f"{source}.weight", f"{path}.kernel", axes_text, *shape),
+            order=order,
+        ),
+        _row(f"{source}.bias", f"{path}.bias", axes[0], shape[1]),
+    ]
+  return rows + _head(c, "lm_head.weight")
+
+
 def _head(c: ModelConfig, hf_name: str) -> list[Row]:
   if c.num_labels:
     shape = (c.num_labels, c.width)
@@ -148,8 +256,14 @@ def _head(c: ModelConfig, hf_name: str) -> list[Row]:
   return [_row(hf_name, "head.kernel", "vocab width", c.vocab_size, c.width)]
 
 
+_QKV = (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
+
+# Family -> the prefix of what is not the head.
+_PREFIXES = {"gpt2": "transformer.", "gpt_neox": "gpt_neox."}
 # Family -> its table.
 _TABLES: dict[str, Callable[[ModelConfig], list[Row]]] = {
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
     "llama": _llama,
     "mistral": _llama,
     "qwen2": _llama,
@@ -162,12 +276,46 @@ def rows(config: ModelConfig) -> list[Row]:
   return _TABLES[config.family](config)
 
 
+def as_in(
+    names: Container[str], config: ModelConfig, rows: Sequence[Row]
+) -> list[Row]:
+  """Returns the rows with the names that a file has.
+
+  A file of a stack that was saved without its head, as GPT-2's own is, leaves
+  a prefix out of all names.
+
+  Args:
+    names: of the file's tensors.
+    config: the shape.
+    rows: its table.
+  """
+  prefix = _prefix(config)
+  first = next(row for row in rows if row.hf_name.startswith(prefix))
+  if first.hf_name in names or first.hf_name.removeprefix(prefix) not in names:
+    return list(rows)
+  return [
+      dataclasses.replace(row, hf_name=row.hf_name.removeprefix(prefix))
+      for row in rows
+  ]
+
+
+def _prefix(config: ModelConfig) -> str:
+  return _PREFIXES.get(config.family, "model.")
+
+
 def ignored(config: ModelConfig) -> tuple[str, ...]:
   """Returns regular expressions of tensors that carry nothing of their own.
 
-  Old files store the rotary frequencies, and some tied models their head.
+  Old files store rotary frequencies and causal masks, and some tied models
+  their head.
   """
-  patterns = [r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"]
+  prefix = f"({re.escape(_prefix(config))})?"
+  patterns = [
+      rf"{prefix}layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
+      rf"{prefix}layers\.\d+\.attention\.rotary_emb\.inv_freq",
+      rf"{prefix}layers\.\d+\.attention\.(masked_)?bias",
+      rf"{prefix}h\.\d+\.attn\.(masked_)?bias",
+  ]
   if config.tie_embeddings:
-    patterns.append(r"lm_head\.weight")
+    patterns.append(r"(lm_head|embed_out)\.weight")
   return tuple(patterns)

@@ -39,6 +39,57 @@ _LLAMA = {
     "vocab_size": 512,
 }
 
+# As on their authors' pages.
+_PYTHIA = {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "bos_token_id": 0,
+    "classifier_dropout": 0.1,
+    "eos_token_id": 0,
+    "hidden_act": "gelu",
+    "hidden_dropout": 0.0,
+    "hidden_size": 512,
+    "initializer_range": 0.02,
+    "intermediate_size": 2048,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048,
+    "model_type": "gpt_neox",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 6,
+    "rope_scaling": None,
+    "rotary_emb_base": 10000,
+    "rotary_pct": 0.25,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "use_cache": True,
+    "use_parallel_residual": True,
+    "vocab_size": 50304,
+}
+_GPT2 = {
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+    "attn_pdrop": 0.1,
+    "bos_token_id": 50256,
+    "embd_pdrop": 0.1,
+    "eos_token_id": 50256,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "gpt2",
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "resid_pdrop": 0.1,
+    "summary_activation": None,
+    "summary_first_dropout": 0.1,
+    "summary_proj_to_labels": True,
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+    "task_specific_params": {"text-generation": {"do_sample": True}},
+    "vocab_size": 50257,
+}
 _CLASSIFIER = "LlamaForSequenceClassification"
 
 
@@ -113,10 +164,12 @@ class FromHfTest(parameterized.TestCase):
       (
           "rope_parameters",
           {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
-          "none",
+          "1.0",
       ),
       ("is_encoder_decoder", True, "False"),
-      ("eos_token_id", [1, 2], "int"),
+      ("eos_token_id", [1, "</s>"], "a token id or a list of them"),
+      ("eos_token_id", [], "a token id or a list of them"),
+      ("eos_token_id", 1.5, "int"),
       ("rms_norm_eps", "small", "float"),
       ("tie_word_embeddings", 1, "bool"),
       ("quantization_config", {"bits": 4}, "not a setting that we know"),
@@ -168,9 +221,31 @@ class FromHfTest(parameterized.TestCase):
       ("mistral", dict(sliding_window=0)),
       ("qwen2", {}),
       ("qwen3", dict(attention_bias=True, head_dim=32)),
+      ("gpt_neox", dict(activation="gelu")),
+      (
+          "gpt_neox",
+          dict(
+              activation="gelu_new",
+              attention_bias=True,
+              parallel_residual=True,
+              rotary_fraction=0.25,
+              rope_theta=50.0,
+              rope_type="linear",
+              rope_factor=2.0,
+          ),
+      ),
+      ("gpt2", dict(activation="gelu_new", tie_embeddings=True)),
+      (
+          "gpt2",
+          dict(
+              activation="relu",
+              scale_attention=False,
+              scale_attention_by_layer=True,
+          ),
+      ),
   )
   def test_each_family_to_hf_and_back(self, family, changes):
-    config = _from_config(family=family, **changes)
+    config = _from_config(**{"family": family, **changes})
     found = hf_config.to_hf(config)
     self.assertEqual(found["model_type"], family)
     self.assertEqual(hf_config.from_hf(found), config)
@@ -190,6 +265,14 @@ class FromHfTest(parameterized.TestCase):
     self.assertEqual(hf_config.from_hf(found), config)
     self.assertEqual(found["architectures"] == [_CLASSIFIER], num_labels > 0)
 
+  def test_several_ends_of_a_text(self):
+    config = hf_config.from_hf({**_LLAMA, "eos_token_id": [7, 5]})
+    self.assertEqual((config.eos_id, config.stop_ids), (7, (7, 5)))
+    found = hf_config.to_hf(config)
+    self.assertEqual(found["eos_token_id"], [7, 5])
+    self.assertEqual(hf_config.from_hf(found), config)
+    self.assertEqual(hf_config.from_hf(_LLAMA).stop_ids, ())
+
   def test_older_spelling_of_scaling(self):
     scaled = {**_LLAMA, "rope_theta": 50.0}
     del scaled["rope_parameters"]
@@ -197,6 +280,53 @@ class FromHfTest(parameterized.TestCase):
     config = hf_config.from_hf(scaled)
     self.assertEqual((config.rope_type, config.rope_factor), ("linear", 2.0))
     self.assertEqual(config.rope_theta, 50.0)
+
+  def test_pythia_as_it_was_published(self):
+    config = hf_config.from_hf(_PYTHIA)
+    self.assertEqual(
+        (config.rope_theta, config.rotary_fraction), (10000.0, 0.25)
+    )
+    self.assertTrue(config.parallel_residual and config.attention_bias)
+    self.assertEqual((config.num_kv_heads, config.head_dim), (8, 64))
+    self.assertEqual(config.activation, "gelu")
+    self.assertEqual((config.num_labels, config.eos_id), (0, 0))
+
+  @parameterized.parameters(
+      ("hidden_dropout", 0.1, "0.0"),
+      ("hidden_act", "quick_gelu", "'gelu_new'"),
+      ("rotary_emb_base", "large", "int or float"),
+      ("rope_theta", 5.0, "the same as rotary_emb_base=10000"),
+      ("partial_rotary_factor", 0.5, "the same as rotary_pct=0.25"),
+      ("rope_parameters", {"partial_rotary_factor": 0.5}, "0.25"),
+      ("rope_scaling", {"rope_type": "yarn"}, "rope_type='yarn'.*'linear'"),
+      ("num_key_value_heads", 2, "not a setting that we know"),
+  )
+  def test_neox_refuses_by_name(self, name, value, supported):
+    with self.assertRaisesRegex(ValueError, supported) as caught:
+      hf_config.from_hf({**_PYTHIA, name: value})
+    named = name if name != "rope_scaling" else "rope_parameters.rope_type"
+    self.assertIn(named, str(caught.exception))
+
+  def test_gpt2_as_it_was_published(self):
+    config = hf_config.from_hf(_GPT2)
+    self.assertEqual((config.mlp_width, config.max_positions), (3072, 1024))
+    self.assertTrue(config.tie_embeddings and config.scale_attention)
+    self.assertEqual(config.activation, "gelu_new")
+
+  @parameterized.parameters(
+      ("add_cross_attention", True, "False"),
+      ("activation_function", "mish", "'gelu_new'"),
+      ("scale_attn_weights", 1, "bool"),
+      ("n_ctx", 512, "1024"),
+      ("n_inner", "wide", "int"),
+      ("n_head", 7, "head_dim"),
+  )
+  def test_gpt2_refuses_by_name(self, name, value, supported):
+    with self.assertRaises(ValueError) as caught:
+      hf_config.from_hf({**_GPT2, name: value})
+    if name != "n_head":
+      self.assertIn(name, str(caught.exception))
+    self.assertIn(supported, str(caught.exception))
 
   @parameterized.parameters(
       ("use_sliding_window", True),

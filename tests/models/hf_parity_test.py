@@ -7,7 +7,6 @@ import pathlib
 from absl.testing import absltest
 from absl.testing import parameterized
 import jax
-import jax.numpy as jnp
 import numpy as np
 import transformers
 
@@ -15,6 +14,8 @@ from tba_jax import tokenizer as tokenizer_lib
 from tba_jax.models import build
 from tba_jax.models import heads
 from tba_jax.models import hf
+from tba_jax.sampling import decode
+from tests.models import cases
 
 try:
   import torch
@@ -23,39 +24,38 @@ try:
 except ImportError:
   torch = None
 
-CASES = () if torch is None else tuple(torch_models.CASES)
-SCALAR_CASES = () if torch is None else ("llama", "llama3")
-TOLERANCE = 2e-4
-NUM_TOKENS = 64
+CASES = tuple(cases.CASES)
+TOLERANCE = cases.TOLERANCE
 
 
 def setUpModule():
   if torch is None:
-    raise absltest.SkipTest("torch is not installed: parity is not checked")
-
-
-def _greedy(model, params, tokens, mask):
-  """Returns the argmax tokens [B, T] of prefill and cached decode steps."""
-  B, P = tokens.shape
-  logits, prompt_cache = jax.jit(model.prefill)(params, tokens, mask)
-  cache = model.init_cache(B, (P, NUM_TOKENS))
-  cache = model.fill_cache(cache, prompt_cache, jnp.arange(B))
-  lengths = jnp.asarray(mask.sum(-1))
-  decode_params = model.decode_params(params)
-
-  def step(carry, t):
-    logits, cache, cache_mask = carry
-    new = jnp.argmax(logits, -1).astype(jnp.int32)
-    cache_mask = cache_mask.at[:, P + t].set(True)
-    logits, cache = model.decode_step(
-        decode_params, new, lengths + t, cache, cache_mask, P + t
+    raise absltest.SkipTest(
+        "torch is not installed: stored_logits_test holds parity"
     )
-    return (logits, cache, cache_mask), new
 
-  cache_mask = jnp.zeros((B, P + NUM_TOKENS), bool).at[:, :P].set(mask > 0)
-  steps = jnp.arange(NUM_TOKENS)
-  run = jax.jit(lambda carry: jax.lax.scan(step, carry, steps))
-  return np.asarray(run((logits, cache, cache_mask))[1]).T
+
+def _sampler(model, temperature: float) -> decode.Sampler:
+  return decode.Sampler(
+      model,
+      temperature=temperature,
+      top_k=0,
+      top_p=1.0,
+      max_prompt_tokens=cases.NUM_PROMPT_TOKENS,
+      max_completion_tokens=cases.NUM_TOKENS,
+      num_rows=len(cases.LENGTHS),
+      chunk_steps=cases.NUM_TOKENS,
+      eos_id=None,
+      pad_id=0,
+      seed=0,
+  )
+
+
+def _requests(tokens, mask) -> list[decode.Request]:
+  return [
+      decode.Request(prompt[real.astype(bool)], i, 0, num_completions=1)
+      for i, (prompt, real) in enumerate(zip(tokens, mask))
+  ]
 
 
 class ParityTest(parameterized.TestCase):
@@ -64,33 +64,57 @@ class ParityTest(parameterized.TestCase):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path)
 
-  @parameterized.parameters(*CASES)
+  @parameterized.named_parameters(*zip(CASES, CASES))
   def test_logits_and_greedy_completions(self, case):
     theirs = torch_models.make(case)
     theirs.save_pretrained(self.folder)
-    tokens, mask = torch_models.batch()
-    expected = torch_models.logits(theirs, tokens, mask)
-
-    config, params = hf.load(self.folder)
-    model = build.make_model(config)
-    logits = jax.jit(model.logits)(params, tokens, mask)
-    difference = np.abs(np.asarray(logits) - expected)[mask.astype(bool)]
-    self.assertLess(difference.max(), TOLERANCE)
+    tokens, mask = cases.batch()
+    completions, margin = torch_models.greedy(theirs, tokens, mask)
+    self.assertGreater(margin.min(), 1e-3)
+    full = cases.extend(tokens, mask, completions)
+    expected = torch_models.logits(theirs, *full)
     # Logits are spread enough for the tolerance to mean something.
     self.assertGreater(expected.std(), 0.5)
 
-    completions, margin = torch_models.greedy(theirs, tokens, mask, NUM_TOKENS)
-    self.assertGreater(margin.min(), 1e-3)
-    np.testing.assert_array_equal(
-        _greedy(model, params, tokens, mask), completions
-    )
+    config, params = hf.load(self.folder)
+    model = build.make_model(config)
+    logits = np.asarray(jax.jit(model.logits)(params, *full))
+    difference = np.abs(logits - expected)[full[1].astype(bool)]
+    self.assertLess(difference.max(), TOLERANCE)
 
-  @parameterized.parameters(*CASES)
+    before = logits[:, cases.NUM_PROMPT_TOKENS - 1 : -1]
+    np.testing.assert_array_equal(before.argmax(-1), completions)
+    if case not in build.FAMILIES:
+      return  # What differs from the family's own case is no matter of caches.
+    sampler = _sampler(model, 0.0)
+    found = sampler.sample(params, _requests(tokens, mask), version=0)
+    found = np.concatenate([f.tokens for f in found])
+    np.testing.assert_array_equal(found, completions)
+
+  @parameterized.parameters("gpt_neox", "gpt2")
+  def test_log_probs_of_samples(self, case):
+    cases.write(self.folder, case)
+    config, params = hf.load(self.folder)
+    tokens, mask = cases.batch()
+    sampler = _sampler(build.make_model(config), 1.0)
+    found = sampler.sample(params, _requests(tokens, mask), version=0)
+    completions = np.concatenate([f.tokens for f in found])
+    full = cases.extend(tokens, mask, completions)
+    logits = torch_models.logits(torch_models.make(case), *full)
+    logprobs = torch.log_softmax(torch.tensor(logits), -1).numpy()
+    before = logprobs[:, cases.NUM_PROMPT_TOKENS - 1 : -1]
+    expected = np.take_along_axis(before, completions[..., None], -1)[..., 0]
+    np.testing.assert_allclose(
+        np.concatenate([f.logprobs for f in found]), expected, atol=1e-4, rtol=0
+    )
+    self.assertGreater(expected.std(), 0.5)
+
+  @parameterized.named_parameters(*zip(CASES, CASES))
   def test_a_saved_folder_loads_in_transformers(self, case):
     model = torch_models.make(case)
     model.save_pretrained(self.folder / "theirs")
     config, params = hf.load(self.folder / "theirs")
-    words = [f"w{i}" for i in range(torch_models.VOCAB - 3)]
+    words = [f"w{i}" for i in range(cases.VOCAB - 3)]
     tokenizer = tokenizer_lib.word_level(words, r"w\d+")
     hf.save(self.folder / "ours", config, params, tokenizer)
 
@@ -104,17 +128,19 @@ class ParityTest(parameterized.TestCase):
     self.assertEqual(set(found), set(expected))
     for name, tensor in expected.items():
       self.assertTrue(torch.equal(found[name], tensor), name)
-    tokens, mask = torch_models.batch()
+    tokens, mask = cases.batch()
     np.testing.assert_array_equal(
         torch_models.logits(again, tokens, mask),
         torch_models.logits(model, tokens, mask),
     )
 
-  @parameterized.product(case=SCALAR_CASES, num_labels=(1, 2))
+  @parameterized.parameters(
+      ("llama", 2), ("llama3", 1), ("qwen2", 1), ("gpt_neox", 1), ("gpt2", 2)
+  )
   def test_scalar_heads(self, case, num_labels):
     theirs = torch_models.make(case, num_labels)
     theirs.save_pretrained(self.folder / "theirs")
-    tokens, mask = torch_models.batch()
+    tokens, mask = cases.batch()
     expected = torch_models.values(theirs, tokens, mask)
     expected_scores = torch_models.logits(theirs, tokens, mask)
 
@@ -136,7 +162,7 @@ class ParityTest(parameterized.TestCase):
     )
 
   def test_a_saved_tokenizer_loads_in_transformers(self):
-    words = [f"w{i}" for i in range(torch_models.VOCAB - 3)]
+    words = [f"w{i}" for i in range(cases.VOCAB - 3)]
     tokenizer = tokenizer_lib.word_level(words, r"w\d+")
     tokenizer.save(self.folder)
     theirs = transformers.AutoTokenizer.from_pretrained(self.folder)

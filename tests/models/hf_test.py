@@ -28,6 +28,22 @@ _FAMILIES = (
     dict(family="mistral", sliding_window=4),
     dict(family="qwen2"),
     dict(family="qwen3"),
+    dict(
+        family="gpt_neox",
+        num_kv_heads=4,
+        head_dim=8,
+        attention_bias=True,
+        parallel_residual=True,
+        rotary_fraction=0.5,
+        activation="gelu",
+    ),
+    dict(
+        family="gpt2",
+        num_kv_heads=4,
+        head_dim=8,
+        scale_attention_by_layer=True,
+        activation="gelu_new",
+    ),
 )
 
 

@@ -1,0 +1,89 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""GPT-2: learned positions, biases everywhere.
+
+Source: Radford et al. 2019, "Language Models are Unsupervised Multitask
+Learners", as Hugging Face's `GPT2LMHeadModel` computes it.
+"""
+
+import math
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from tba_jax.models import config as model_config_lib
+from tba_jax.models import gpt_layers
+from tba_jax.models import layers
+from tba_jax.models import stack
+
+ModelConfig = model_config_lib.ModelConfig
+
+
+class Block(nnx.Module):
+  """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    self.config = config
+    # The 2N branches that are added to the stream keep its variance near 1.
+    out_scale = 1.0 / math.sqrt(2 * config.num_layers)
+    self.attention_norm = gpt_layers.LayerNorm(config)
+    self.attention = gpt_layers.make_attention(
+        config, rngs=rngs, out_scale=out_scale, bias=True
+    )
+    self.mlp_norm = gpt_layers.LayerNorm(config)
+    self.mlp = gpt_layers.MLP(config, rngs=rngs, out_scale=out_scale)
+
+  def __call__(
+      self,
+      x: jax.Array,
+      tables: None,
+      attend: layers.AttendFn,
+      layer: jax.Array | int,
+  ) -> tuple[jax.Array, object]:
+    """Returns the stream [..., D] after the block and what `attend` keeps."""
+
+    def attend_scaled(q, k, v):
+      return attend(self._scaled(q, layer), k, v)
+
+    out, kept = self.attention(self.attention_norm(x), tables, attend_scaled)
+    x = x + out
+    return x + self.mlp(self.mlp_norm(x)), kept
+
+  def _scaled(self, q: jax.Array, layer: jax.Array | int) -> jax.Array:
+    """Returns queries for scores that are always divided by sqrt(Dh)."""
+    c = self.config
+    if c.scale_attention and not c.scale_attention_by_layer:
+      return q
+    scale = 1.0 if c.scale_attention else math.sqrt(c.head_dim)
+    if c.scale_attention_by_layer:
+      scale = scale / (1.0 + layer)
+    return (q.astype(jnp.float32) * scale).astype(q.dtype)
+
+
+class GPT2(stack.Stack):
+  """The stack of `Block`s; positions are added to the embeddings."""
+
+  Block = Block
+  make_norm = staticmethod(gpt_layers.LayerNorm)
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    super().__init__(config, rngs)
+    shape = (config.max_positions, config.width)
+    value = 0.1 * jax.random.normal(rngs.params(), shape, jnp.float32)
+    self.positions = nnx.Param(
+        (value / math.sqrt(config.width)).astype(config.param_dtype),
+        logical_axes=("positions", "width"),
+    )
+
+  def tables(self, positions: jax.Array) -> None:
+    """Returns None: attention knows no positions."""
+    del positions
+
+  def embed_tokens(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+    """Returns the stream [..., D] before the first block."""
+    # Rows of a sampler that have ended may count past the last position.
+    own = jnp.take(self.positions[...], positions, axis=0, mode="clip")
+    return super().embed_tokens(tokens, positions) + own.astype(
+        jnp.dtype(self.config.compute_dtype)
+    )

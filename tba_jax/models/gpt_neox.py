@@ -1,0 +1,60 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""GPT-NeoX, and so Pythia: attention and MLP beside each other.
+
+Source: Black et al. 2022 (arXiv:2204.06745) and Biderman et al. 2023
+(arXiv:2304.01373), as Hugging Face's `GPTNeoXForCausalLM` computes it: the MLP
+has a norm of its own also where both read the same stream.
+"""
+
+import math
+
+from flax import nnx
+import jax
+
+from tba_jax.models import config as model_config_lib
+from tba_jax.models import gpt_layers
+from tba_jax.models import layers
+from tba_jax.models import rotary
+from tba_jax.models import stack
+
+ModelConfig = model_config_lib.ModelConfig
+
+
+class Block(nnx.Module):
+  """x + attention(norm(x)) + mlp(norm(x)), or the MLP after attention."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    self.config = config
+    # The 2N branches that are added to the stream keep its variance near 1.
+    out_scale = 1.0 / math.sqrt(2 * config.num_layers)
+    self.attention_norm = gpt_layers.LayerNorm(config)
+    self.attention = gpt_layers.make_attention(
+        config, rngs=rngs, out_scale=out_scale, bias=config.attention_bias
+    )
+    self.mlp_norm = gpt_layers.LayerNorm(config)
+    self.mlp = gpt_layers.MLP(config, rngs=rngs, out_scale=out_scale)
+
+  def __call__(
+      self,
+      x: jax.Array,
+      tables: tuple[jax.Array, jax.Array],
+      attend: layers.AttendFn,
+      layer: jax.Array | int,
+  ) -> tuple[jax.Array, object]:
+    """Returns the stream [..., D] after the block and what `attend` keeps."""
+    del layer  # All are alike.
+    out, kept = self.attention(self.attention_norm(x), tables, attend)
+    read = x if self.config.parallel_residual else x + out
+    return x + out + self.mlp(self.mlp_norm(read)), kept
+
+
+class GPTNeoX(stack.Stack):
+  """The stack of `Block`s; positions turn a part of each head."""
+
+  Block = Block
+  make_norm = staticmethod(gpt_layers.LayerNorm)
+
+  def tables(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the rotary tables of positions [...]."""
+    return rotary.tables(self.config, positions)

@@ -1,0 +1,190 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of every family as `transformers` defines it, made without torch.
+
+The entries of a tensor are a function of its name and a seed, so that what
+torch computes of a case can be stored and compared where torch is not.
+"""
+
+import functools
+import json
+import math
+import os
+import pathlib
+import zlib
+
+import numpy as np
+import safetensors.numpy
+import transformers
+
+from tba_jax.models import config as model_config_lib
+from tba_jax.models import hf_config
+from tba_jax.models import hf_names
+
+VOCAB = 64
+LENGTHS = np.array([24, 7, 13, 1])
+NUM_PROMPT_TOKENS = 24
+NUM_TOKENS = 64
+TOLERANCE = 2e-4
+# Made by make_stored_logits.py.
+STORED = pathlib.Path(__file__).parent / "stored_logits.npz"
+
+_ROPE = dict(rope_type="linear", factor=4.0, rope_theta=500.0)
+_ROPE_3 = dict(
+    rope_type="llama3",
+    rope_theta=500.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+)
+_SHAPE = dict(
+    hidden_size=32,
+    intermediate_size=40,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    max_position_embeddings=128,
+)
+_GATED = dict(_SHAPE, num_key_value_heads=2)
+_GPT2 = dict(n_embd=32, n_layer=3, n_head=4, n_positions=128)
+# Name of a case -> class of transformers' and its settings.
+CASES = {
+    "llama": ("Llama", _GATED),
+    "llama_bias": ("Llama", dict(_GATED, attention_bias=True, mlp_bias=True)),
+    "llama_linear": ("Llama", dict(_GATED, rope_parameters=_ROPE)),
+    "llama3": (
+        "Llama",
+        dict(_GATED, rope_parameters=_ROPE_3, tie_word_embeddings=True),
+    ),
+    "mistral": ("Mistral", dict(_GATED, sliding_window=6)),
+    "mistral_wide": ("Mistral", dict(_GATED, sliding_window=None, head_dim=16)),
+    "qwen2": ("Qwen2", dict(_GATED, tie_word_embeddings=True)),
+    "qwen3": ("Qwen3", dict(_GATED, head_dim=16)),
+    "qwen3_bias": ("Qwen3", dict(_GATED, head_dim=16, attention_bias=True)),
+    "gpt_neox": ("GPTNeoX", dict(_SHAPE, rotary_pct=0.25)),
+    "gpt_neox_serial": (
+        "GPTNeoX",
+        dict(
+            _SHAPE,
+            rope_parameters=dict(_ROPE, partial_rotary_factor=0.5),
+            use_parallel_residual=False,
+            hidden_act="gelu_new",
+        ),
+    ),
+    "gpt_neox_plain": (
+        "GPTNeoX",
+        dict(
+            _SHAPE,
+            rotary_pct=1.0,
+            attention_bias=False,
+            hidden_act="relu",
+            tie_word_embeddings=True,
+        ),
+    ),
+    "gpt2": ("GPT2", _GPT2),
+    "gpt2_by_layer": (
+        "GPT2",
+        dict(_GPT2, scale_attn_by_inverse_layer_idx=True, n_inner=40),
+    ),
+    "gpt2_unscaled": (
+        "GPT2",
+        dict(
+            _GPT2,
+            scale_attn_weights=False,
+            activation_function="gelu",
+            tie_word_embeddings=False,
+        ),
+    ),
+}
+
+
+@functools.cache
+def stored() -> dict[str, np.ndarray]:
+  """Returns `CASE/seed`, `CASE/tokens`, `CASE/margin` and `CASE/logits`."""
+  with np.load(STORED) as file:
+    return dict(file)
+
+
+def seed_of(case: str) -> int:
+  """Returns a case's seed: its greedy completions come near no tie."""
+  return int(stored()[f"{case}/seed"])
+
+
+def hf_settings(case: str, num_labels: int = 0) -> dict:
+  """Returns a case's config.json, as `transformers` writes it."""
+  name, settings = CASES[case]
+  head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
+  config = getattr(transformers, f"{name}Config")(
+      vocab_size=VOCAB,
+      pad_token_id=0,
+      bos_token_id=None,
+      eos_token_id=1,
+      architectures=[
+          name + ("ForSequenceClassification" if num_labels else head)
+      ],
+      dtype="float32",
+      **({"num_labels": num_labels} if num_labels else {}),
+      **settings,
+  )
+  return json.loads(config.to_json_string())
+
+
+def tensors(
+    config: model_config_lib.ModelConfig, seed: int
+) -> dict[str, np.ndarray]:
+  """Returns the tensors of a shape; norms are not 1 and biases not 0."""
+  found = {}
+  for row in hf_names.rows(config):
+    for name in row.hf_names(config.num_layers):
+      rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+      # Uniform with deviation 1: numpy keeps these numbers the same.
+      values = (rng.random(row.hf_shape) - 0.5) * math.sqrt(12)
+      if len(row.hf_shape) == 1:
+        values = 0.3 * values + name.endswith("weight")
+      else:
+        values = (0.35 if config.family.startswith("gpt") else 0.2) * values
+      found[name] = values.astype(np.float32)
+  return found
+
+
+def write(
+    folder: str | os.PathLike[str],
+    case: str,
+    *,
+    seed: int | None = None,
+    num_labels: int = 0,
+) -> None:
+  """Writes a case's folder, of its own seed unless told another."""
+  path = pathlib.Path(folder)
+  path.mkdir(parents=True, exist_ok=True)
+  settings = hf_settings(case, num_labels)
+  (path / "config.json").write_text(json.dumps(settings))
+  safetensors.numpy.save_file(
+      tensors(
+          hf_config.from_hf(settings), seed_of(case) if seed is None else seed
+      ),
+      path / "model.safetensors",
+      metadata={"format": "pt"},
+  )
+
+
+def batch() -> tuple[np.ndarray, np.ndarray]:
+  """Returns tokens and mask, left-padded prompts of unequal lengths."""
+  rng = np.random.default_rng(0)
+  length = NUM_PROMPT_TOKENS
+  tokens = rng.integers(2, VOCAB, (len(LENGTHS), length))
+  mask = np.arange(length)[None] >= length - LENGTHS[:, None]
+  return tokens, mask.astype(np.int64)
+
+
+def extend(
+    tokens: np.ndarray, mask: np.ndarray, completions: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns tokens and mask of prompts and completions together."""
+  ones = np.ones(completions.shape, mask.dtype)
+  join = lambda *arrays: np.concatenate(arrays, axis=1)
+  return join(tokens, completions), join(mask, ones)
+
+
+# Where logits are stored: in the prompts, at their ends, and far from there.
+COLUMNS = np.array([17, 20, 23, 40, 60, 87])
