@@ -106,14 +106,17 @@ def get_config() -> ml_collections.ConfigDict:
       top_k=0,  # 0 = off
       top_p=1.0,  # 1 = off
       min_p=0.0,  # least probability, as a share of the likeliest's; 0 = off
-      # Tokens that end a completion beside the tokenizer's stop token: "5,17".
-      stop_token_ids="",
-      # Texts that end a completion, as a JSON list: '["\\n\\n", "User:"]'.
-      stop_strings="",
+      stop_token_ids="",  # beside the tokenizer's stop token: "5,17"
+      stop_strings="",  # texts that stop, a JSON list: '["\n\n", "User:"]'
       max_prompt_tokens=16,
       max_completion_tokens=24,
       num_rows=256,  # completions decoded at the same time
       chunk_steps=8,  # decode steps between refills of finished rows
+      prompt_buckets=1,  # lengths prompts are padded to: the most, its half, …
+      # Newer params are taken between rounds ("off"), or between chunks too,
+      # with the cache as it is ("keep_cache") or made again
+      # ("recompute_cache").
+      in_flight="off",
   )
 
   # Where completions get their rewards: docs/your_task.md.

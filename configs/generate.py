@@ -24,6 +24,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.sampling.max_prompt_tokens = 64
   c.sampling.max_completion_tokens = 64
   c.sampling.num_rows = 32
+  c.sampling.prompt_buckets = 3
   if arg.quick:
     c.sampling.max_completion_tokens = 32
   if arg.smoke:

@@ -73,6 +73,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "reference.mode": ("fixed", "reset", "ema"),
     "replay.selection": ("uniform", "reward"),
     "reward.where": ("process", "pool"),
+    "sampling.in_flight": ("off", "keep_cache", "recompute_cache"),
     "tokenizer.bos": ("auto", "always", "never"),
 }
 
@@ -157,7 +158,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " sft.num_steps sft.batch_size sft.evaluate_every_steps"
         " sft.checkpoint_every_steps sft.log_every_steps"
         " sampling.max_prompt_tokens sampling.max_completion_tokens"
-        " sampling.num_rows sampling.chunk_steps search.num_searchers"
+        " sampling.num_rows sampling.chunk_steps sampling.prompt_buckets"
+        " search.num_searchers"
         " search.prompts_per_round search.samples_per_prompt"
         " search.prompts_per_step search.credits train.num_steps"
         " train.prompts_per_batch train.completions_per_prompt"

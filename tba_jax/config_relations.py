@@ -179,6 +179,16 @@ def _lockstep(c: Mapping[str, Any]) -> _Problems:
     yield "publish.every_steps", f"allowed 1 {why}"
 
 
+def _in_flight(c: Mapping[str, Any]) -> _Problems:
+  if c["sampling.in_flight"] != "off":
+    for key in ("search.lockstep", "rounds.mini_batches"):
+      if c[key]:
+        yield key, (
+            f"allowed {type(c[key])()} with config.sampling.in_flight ="
+            f" {c['sampling.in_flight']!r}: it names the version to sample with"
+        )
+
+
 def _schedules(c: Mapping[str, Any]) -> _Problems:
   for key, steps in (
       ("optimizer.warmup_steps", "train.num_steps"),
@@ -305,6 +315,7 @@ _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
     _admission,
     _lockstep,
     _rounds,
+    _in_flight,
     _schedules,
     _shape,
     _sharded_sizes,

@@ -208,6 +208,7 @@ def _make_sampler(
       max_completion_tokens=sampling.max_completion_tokens,
       num_rows=min(sampling.num_rows, in_batch),
       chunk_steps=sampling.chunk_steps,
+      prompt_buckets=sampling.prompt_buckets,
       eos_id=source.tokenizer.eos_id,
       pad_id=source.tokenizer.pad_id,
       seed=config.seed,

@@ -164,10 +164,11 @@ def initial_params(
 
 
 def make_sampler(
-    config: ml_collections.ConfigDict, policy: Policy, *, num_rows: int
+    config: ml_collections.ConfigDict, policy: Policy
 ) -> decode.Sampler:
   """Returns the sampler of the searchers."""
-  return _sampler(config, policy, num_rows=num_rows, seed=config.seed)
+  rows = config.sampling.num_rows
+  return _sampler(config, policy, num_rows=rows, seed=config.seed)
 
 
 def make_evaluation_sampler(
@@ -202,6 +203,8 @@ def _sampler(
       max_completion_tokens=config.sampling.max_completion_tokens,
       num_rows=num_rows,
       chunk_steps=config.sampling.chunk_steps,
+      prompt_buckets=config.sampling.prompt_buckets,
+      recompute_cache=config.sampling.in_flight == "recompute_cache",
       eos_id=policy.tokenizer.eos_id,
       pad_id=policy.tokenizer.pad_id,
       seed=seed,

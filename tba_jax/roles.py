@@ -114,13 +114,12 @@ def run_searcher(
       task=policy.task,
       judge=judge,
       tokenizer=policy.tokenizer,
-      sampler=policy_lib.make_sampler(
-          config, policy, num_rows=config.sampling.num_rows
-      ),
+      sampler=policy_lib.make_sampler(config, policy),
       puller=puller,
       outbox=outbox,
       params_like=params_like,
       samples_per_prompt=config.search.samples_per_prompt,
+      in_flight=config.sampling.in_flight != "off",
       spans=spans,
       clock=clock,
   ).run(stop.is_set)

@@ -35,6 +35,7 @@ class Searcher:
       outbox: outbox_lib.Outbox,
       params_like: types.PyTree,
       samples_per_prompt: int,
+      in_flight: bool,
       spans: metrics.SpanWriter,
       clock: metrics.BusyClock,
   ):
@@ -49,6 +50,8 @@ class Searcher:
       outbox: of the queue.
       params_like: tree whose leaves name the params, arrays or abstract.
       samples_per_prompt: S.
+      in_flight: whether newer params are taken between chunks too, where a
+        block does not name its version.
       spans: receives decode, reward and wait spans.
       clock: busy seconds by kind, which the spans feed.
     """
@@ -60,6 +63,7 @@ class Searcher:
     self._outbox = outbox
     self._params_like = params_like
     self._samples_per_prompt = samples_per_prompt
+    self._in_flight = in_flight
     self._spans = spans
     self._clock = clock
     self._tag: tuple[int, int] | None = None
@@ -106,12 +110,23 @@ class Searcher:
     found = self._puller.wait_for(version, timeout_s)
     if found is None:
       return False
-    tag, leaves = found
+    self._take(*found)
+    return True
+
+  def _take(self, tag: tuple[int, int], leaves: dict[str, np.ndarray]) -> None:
     if tag != self._tag:
       tree = versions.unflatten(leaves, self._params_like)
       self._params = jax.device_put(tree)
       self._tag = tag
-    return True
+
+  def _newer(self) -> tuple[int, types.PyTree] | None:
+    """Returns newer params of the same epoch, for the rest of a block."""
+    found, tag = self._puller.latest(), self._tag
+    # A group has one epoch: another trainer's params wait for the next block.
+    if found is None or found[0] <= tag or found[0][0] != tag[0]:
+      return None
+    self._take(*found)
+    return self._tag[1], self._params
 
   def _sample(self, block: outbox_lib.Block) -> list[types.Group]:
     epoch, version = self._tag
@@ -124,9 +139,13 @@ class Searcher:
         )
         for _, prompt_id, visit in block.prompts
     ]
+    swaps = self._in_flight and block.require_version < 0
     with self._spans.span("decode", version=version):
       completions = self._sampler.sample(
-          self._params, requests, version=version
+          self._params,
+          requests,
+          version=version,
+          newer=self._newer if swaps else None,
       )
     with self._spans.span("reward"):
       rewards_PxS = self._rewards(block, completions)

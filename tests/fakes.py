@@ -44,12 +44,15 @@ class FakeModel:
     return [jnp.zeros((num_rows, length, V)) for length in lengths]
 
   def fill_cache(self, cache, prompt_cache, slots):
-    new = jnp.where(
-        (slots >= 0)[:, None, None],
-        prompt_cache[jnp.maximum(slots, 0)],
-        cache[0],
-    )
-    return [new, *cache[1:]]
+    filled, start = [], 0
+    for block in cache:
+      end = start + block.shape[1]
+      if end <= prompt_cache.shape[1]:
+        new = prompt_cache[jnp.maximum(slots, 0), start:end]
+        block = jnp.where((slots >= 0)[:, None, None], new, block)
+      filled.append(block)
+      start = end
+    return filled
 
   def decode_params(self, params):
     return params

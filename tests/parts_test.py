@@ -128,10 +128,12 @@ class PolicyTest(absltest.TestCase):
         "sampling.top_k=5",
         "sampling.top_p=0.9",
         'sampling.stop_strings=["x", "+"]',
+        "sampling.num_rows=24",
+        "sampling.in_flight=recompute_cache",
     )
     policy = policy_lib.make(config, self.workdir)
     with mock.patch.object(decode, "Sampler", autospec=True) as made:
-      policy_lib.make_sampler(config, policy, num_rows=24)
+      policy_lib.make_sampler(config, policy)
       policy_lib.make_evaluation_sampler(config, policy)
     searchers, evaluators = (call.kwargs for call in made.call_args_list)
     self.assertEqual(
@@ -139,6 +141,7 @@ class PolicyTest(absltest.TestCase):
         {"temperature": 0.7, "top_k": 5, "top_p": 0.9},
     )
     self.assertEqual(searchers["num_rows"], 24)
+    self.assertTrue(searchers["recompute_cache"])
     self.assertEqual(searchers["stop_strings"], ("x", "+"))
     self.assertEqual(searchers["text_fn"]([3]), policy.tokenizer.decode([3]))
     self.assertEqual(searchers["eos_id"], policy.tokenizer.eos_id)

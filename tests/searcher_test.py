@@ -36,6 +36,7 @@ class SearcherTest(parameterized.TestCase):
 
     self.puller = autospec(publication.Puller)
     self.puller.wait_for.side_effect = self.wait_for
+    self.puller.latest.side_effect = lambda: self.wait_for(-1, 0.0)
     self.puller.stats = mock.Mock(refused=3)
     self.outbox = autospec(outbox_lib.Outbox)
     self.outbox.stop_requested = False
@@ -46,6 +47,7 @@ class SearcherTest(parameterized.TestCase):
     self.sampler = autospec(decode.Sampler)
     self.sampler.sample.side_effect = self.sample
     self.submitted = []
+    self.chunks = []  # what is published during each chunk
     self.used = []  # (version told, version of each leaf) of each round
     self.clock = metrics.BusyClock()
     spans = autospec(metrics.SpanWriter)
@@ -60,6 +62,7 @@ class SearcherTest(parameterized.TestCase):
         outbox=self.outbox,
         params_like=self.params(0),
         samples_per_prompt=S,
+        in_flight=True,
         spans=spans,
         clock=self.clock,
     )
@@ -94,9 +97,14 @@ class SearcherTest(parameterized.TestCase):
     self.submitted.append(groups)
     return True
 
-  def sample(self, params, prompts, *, version):
-    leaves = {int(x.ravel()[0]) for x in jax.tree.leaves(params)}
-    self.used.append((version, leaves))
+  def sample(self, params, prompts, *, version, newer):
+    leaves = lambda tree: {int(x.ravel()[0]) for x in jax.tree.leaves(tree)}
+    self.used.append((version, leaves(params)))
+    self.in_flight = []  # what `newer` gave, chunk by chunk
+    for published in self.chunks if newer else ():
+      self.published += published
+      found = newer()
+      self.in_flight.append(found and (found[0], leaves(found[1])))
     self.requests = prompts
     tokens = np.array([[2, 3, 1, 0], [2, 3, 0, 0]], np.int32)
     return [
@@ -159,6 +167,24 @@ class SearcherTest(parameterized.TestCase):
       self.outbox.stop_requested = False
       self.run_it(self.block())
     put.assert_not_called()
+
+  def test_newer_params_of_the_epoch_between_chunks(self):
+    self.chunks = [[], [(1, 4)], [], [(1, 5), (1, 6)], [(2, 0)]]
+    self.run_it(self.block())
+    self.assertEqual(self.used, [(0, {0})])
+    self.assertEqual(self.in_flight, [None, (4, {4}), None, (6, {6}), None])
+    self.assertEqual({g.epoch for g in self.submitted[0]}, {1})
+    # What came last waits for the next block.
+    self.chunks = []
+    self.outbox.stop_requested = False
+    self.run_it(self.block())
+    self.assertEqual(self.used[-1], (0, {0}))
+    self.assertEqual({g.epoch for g in self.submitted[1]}, {2})
+
+  def test_a_required_version_stays_for_the_block(self):
+    self.published, self.chunks = [(1, 3)], [[(1, 4)]]
+    self.run_it(self.block(require=3))
+    self.assertEqual((self.used, self.in_flight), ([(3, {3})], []))
 
   def test_the_epoch_of_a_group_is_its_params(self):
     self.published.append((4, 9))

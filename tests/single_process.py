@@ -37,9 +37,7 @@ def train(
   reference = parts.make_reference(config, policy, params)
   state = parts.init_state(config, policy, params, mesh)
   train_step = parts.make_train_step(config, policy, mesh)
-  sampler = policy_lib.make_sampler(
-      config, policy, num_rows=config.sampling.num_rows
-  )
+  sampler = policy_lib.make_sampler(config, policy)
   buffer = parts.make_buffer(config)
   order = parts.make_prompt_order(config, policy)
   batch_maker = parts.make_batch_maker(config, buffer, reference, mesh)

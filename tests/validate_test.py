@@ -216,6 +216,14 @@ class RelationsTest(parameterized.TestCase):
           dict(
               search__lockstep=True,
               search__lead_steps=0,
+              sampling__in_flight="keep_cache",
+          ),
+          "search.lockstep",
+      ),
+      (
+          dict(
+              search__lockstep=True,
+              search__lead_steps=0,
               search__wait_for_fresh=False,
           ),
           "search.wait_for_fresh",

@@ -65,7 +65,8 @@ class Model:
     that many columns, as `models/cache.py` describes. The first is for prompts,
     P columns.
   fill_cache: (cache, prompt_cache, slots_R) -> cache. Copies prompt slots_R[r]
-    to the first block of row r; a row with a slot below 0 stays as it is.
+    to the first block of row r, or to all blocks where prompts are as wide; a
+    row with a slot below 0 stays as it is.
   decode_params: (params) -> params and their blocks layer by layer, made once
     for many steps.
   decode_step: (decode_params, tokens_R, positions_R, cache, cache_mask_RxC,

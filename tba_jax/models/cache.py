@@ -62,12 +62,13 @@ def layer_of_prompts(k: jax.Array, v: jax.Array) -> PyTree:
 def fill(
     cache: list[PyTree], prompt_cache: PyTree, slots: jax.Array
 ) -> list[PyTree]:
-  """Copies prompts to the first block of rows.
+  """Copies prompts to the first blocks of rows.
 
   Args:
     cache: of R rows; its first block has P columns.
     prompt_cache: {"layers": leaves [N, B, ...] as `layer_of_prompts` makes
-      them, and "position" [B, P] where the cache has it}.
+      them, and "position" [B, P] where the cache has it}; with P columns, or
+      with as many as some more blocks hold together.
     slots: [R] int32, the prompt of each row; below 0: the row stays as it is.
   """
 
@@ -76,13 +77,22 @@ def fill(
     return jnp.where(taken, prompts[jnp.maximum(slots, 0)], old)
 
   stacked = prompt_cache["layers"]
-  layer = lambda n: jax.tree.map(lambda leaf: leaf[n], stacked)
-  first = cache[0]
-  prompts = {
-      **prompt_cache,
-      "layers": [layer(n) for n in range(len(first["layers"]))],
-  }
-  return [jax.tree.map(select, first, prompts), *cache[1:]]
+  num_columns = stacked["v"].shape[-2]
+  filled, start = [], 0
+  for block in cache:
+    end = start + block["layers"][0]["v"].shape[-2]
+    if end <= num_columns:
+      layer = lambda n, at=slice(start, end): {
+          "k": stacked["k"][n][..., at],
+          "v": stacked["v"][n][..., at, :],
+      }
+      part = {"layers": [layer(n) for n in range(len(block["layers"]))]}
+      if "position" in block:
+        part["position"] = prompt_cache["position"][:, start:end]
+      block = jax.tree.map(select, block, part)
+    filled.append(block)
+    start = end
+  return filled
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,10 @@ queue, so a long completion does not hold up the others.
                                                ▲                      │
                                                └── rows that ended ◄──┘
 
-The host sees R flags per chunk; tokens come over when rows are reused and at
-the end. All shapes are fixed: the programs compile once, that of decode steps
-once for each number of cache blocks that it may read.
+The host (`flight.py`) sees R flags per chunk; tokens come over when rows are
+reused and at the end, and with stop strings after each chunk. All shapes are
+fixed: each program (`rows.py`) compiles once, a prefill once a bucket, and that
+of decode steps once for each number of cache blocks that it may read.
 
 Randomness: the uniform number of a token is a pure function of (seed, prompt
 id, visit, sample index, position), and no operation mixes rows. So a
@@ -30,12 +31,12 @@ import jax
 import numpy as np
 
 from tba_jax import types
-from tba_jax.sampling import blocks
+from tba_jax.sampling import flight
 from tba_jax.sampling import logits as logits_lib
 from tba_jax.sampling import placement
+from tba_jax.sampling import prefill as prefill_lib
 from tba_jax.sampling import requests
 from tba_jax.sampling import rows as rows_lib
-from tba_jax.sampling import stop_strings as stop_strings_lib
 
 if TYPE_CHECKING:
   from tba_jax.models import build
@@ -48,28 +49,17 @@ Request = requests.Request
 
 
 @dataclasses.dataclass(frozen=True)
-class _Programs:
+class Programs:
   """The jitted programs for params that lie in one place."""
 
   empty_state: Callable[..., rows_lib.DecodeState]
   decode_params: Callable[[types.PyTree], types.PyTree]
-  prefill: Callable[..., tuple[jax.Array, types.PyTree]]
+  prefill: Callable[..., tuple[jax.Array, types.PyTree, jax.Array]]
   refill: Callable[..., rows_lib.DecodeState]
   decode_chunk: Callable[..., tuple[rows_lib.DecodeState, jax.Array]]
+  recompute: Callable[..., rows_lib.DecodeState]
   cut: Callable[..., tuple[rows_lib.DecodeState, jax.Array]]
   collect: Callable[..., tuple[jax.Array, ...]]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Prefill:
-  """Prompts that were prefilled together.
-
-  slots: index of the request -> place in the batch.
-  outputs: logits [B, V], cache, mask [B, P].
-  """
-
-  slots: dict[int, int]
-  outputs: tuple
 
 
 class Sampler:
@@ -98,6 +88,8 @@ class Sampler:
       stop_ids: Sequence[int] = (),
       stop_strings: Sequence[str] = (),
       text_fn: Callable[[Sequence[int]], str] | None = None,
+      recompute_cache: bool = False,
+      prompt_buckets: int = 1,
   ):
     """Makes a sampler; nothing is compiled or allocated yet.
 
@@ -120,6 +112,10 @@ class Sampler:
       stop_strings: end a completion with the token at which its text holds one
         of them; they are looked for every `chunk_steps` tokens.
       text_fn: ids -> text; needed with stop strings.
+      recompute_cache: whether newer params, swapped in under way, make the
+        caches of the rows in flight again.
+      prompt_buckets: number of lengths that prompts are padded to for their
+        prefill: P, half of it, a quarter, …
 
     Raises:
       ValueError: a setting is out of range.
@@ -132,13 +128,9 @@ class Sampler:
         max_completion_tokens=max_completion_tokens,
         num_rows=num_rows,
         chunk_steps=chunk_steps,
+        prompt_buckets=prompt_buckets,
         max_positions=model.config.max_positions,
     )
-    if stop_strings and (text_fn is None or not all(stop_strings)):
-      raise ValueError(
-          f"sampling.stop_strings={list(stop_strings)}: allowed texts that are"
-          " not empty, with a text_fn"
-      )
     if not 0 <= seed < requests.UINT32:
       raise ValueError(f"seed={seed} of a sampler: allowed 0 to 2^32 - 1")
     self._model = model
@@ -154,12 +146,16 @@ class Sampler:
         min_p=min_p,
         stop_ids=tuple(sorted(set(stop_ids))),
     )
-    self._stop_strings = tuple(stop_strings)
-    self._text_fn = text_fn
-    self._seed = seed
-    self._chunk_steps = chunk_steps
-    self._prefill_size = max(1, num_rows // _ROWS_PER_PREFILL)
-    self._programs: dict[jax.sharding.Sharding, _Programs] = {}
+    self._host = flight.Settings(
+        buckets=flight.bucket_lengths(max_prompt_tokens, prompt_buckets),
+        prefill_size=max(1, num_rows // _ROWS_PER_PREFILL),
+        chunk_steps=chunk_steps,
+        seed=seed,
+        stop_strings=tuple(stop_strings),
+        text_fn=text_fn,
+        recompute_cache=recompute_cache,
+    )
+    self._programs: dict[jax.sharding.Sharding, Programs] = {}
 
   def warm_up(self, params: types.PyTree) -> None:
     """Compiles everything, so that `sample` never does.
@@ -167,19 +163,20 @@ class Sampler:
     Blocks until the programs have run once. Later params must have the same
     shapes, dtypes and devices.
     """
-    token = np.zeros(1, np.int32)
-    self.sample(params, [Request(token, 0, 0, num_completions=1)], version=0)
-    place = placement.of_params(params)
-    programs = self._get_programs(place)
-    decode_params = programs.decode_params(placement.put(params, place))
-    state = programs.empty_state()
-    for num_blocks in range(2, len(self._settings.block_lengths) + 1):
-      state, _ = programs.decode_chunk(
-          decode_params, state, np.int32(0), num_blocks
-      )
+    requests_of_each_bucket = [
+        Request(np.zeros(length, np.int32), length, 0, num_completions=1)
+        for length in self._host.buckets
+    ]
+    self.sample(params, requests_of_each_bucket, version=0)
+    self._flight(params, [], 0, None).warm_up()
 
   def sample(
-      self, params: types.PyTree, prompts: Sequence[Request], *, version: int
+      self,
+      params: types.PyTree,
+      prompts: Sequence[Request],
+      *,
+      version: int,
+      newer: flight.NewerFn | None = None,
   ) -> list[types.Completions]:
     """Returns the completions of each prompt, in the order of `prompts`.
 
@@ -189,7 +186,10 @@ class Sampler:
     Args:
       params: of the model; host arrays are copied to the device once.
       prompts: any number of requests with any number of completions.
-      version: of `params`, noted with every completion.
+      version: of `params`, noted with every token.
+      newer: called between chunks; the params it returns are gone on with, and
+        must lie where `params` do. A token's log-prob is under the params that
+        drew it, with the cache that they found or made again.
 
     Raises:
       ValueError: a request is empty, too long or out of range; the message
@@ -202,59 +202,26 @@ class Sampler:
           max_completion_tokens=self._settings.max_completion_tokens,
           vocab_size=self._model.config.vocab_size,
       )
-    place = placement.of_params(params)
-    params = placement.put(params, place)
-    programs = self._get_programs(place)
-    decode_params = programs.decode_params(params)
-    state = programs.empty_state()
-    results = requests.Results(
-        prompts,
-        max_completion_tokens=self._settings.max_completion_tokens,
-    )
-    rows = requests.Assignment(
-        prompts,
-        num_rows=self._settings.num_rows,
-        max_completion_tokens=self._settings.max_completion_tokens,
-        seed=self._seed,
-    )
-    unread = []  # At most one (collected rows on the device, their owners).
-    prefill = _Prefill({}, ())
-    watch = self._make_watch()
-    while rows.queue or rows.owners:
-      while rows.can_place:
-        if rows.queue[0][0] not in prefill.slots:
-          prefill = self._prefill(programs, params, prompts, rows.queue[0][0])
-        placed = rows.place(prefill.slots)
-        state = programs.refill(state, *prefill.outputs, *placed)
-      # With nothing left to do between chunks, one goes as far as its blocks.
-      num_steps, num_blocks = blocks.plan_chunk(
-          self._settings.block_lengths,
-          rows.longest,
-          chunk_steps=self._chunk_steps if rows.queue or watch else None,
-      )
-      rows.advance(num_steps)
-      state, done_R = programs.decode_chunk(
-          decode_params, state, np.int32(num_steps), num_blocks
-      )
-      # Rows that ended a chunk ago are read while this one computes.
-      for collected, owned in unread:
-        results.add(jax.device_get(collected), owned)
-      unread.clear()
-      if watch is not None:
-        state, done_R = _cut_rows(programs, state, watch, rows.owners, results)
-      owned = rows.release(np.asarray(done_R))
-      if owned:
-        unread.append((programs.collect(state), owned))
-    for collected, owned in unread:
-      results.add(jax.device_get(collected), owned)
-    return results.completions(version)
+    return self._flight(params, prompts, version, newer).run()
 
-  def _make_watch(self) -> stop_strings_lib.Watch | None:
-    if not self._stop_strings:
-      return None
-    return stop_strings_lib.Watch(self._stop_strings, self._text_fn)
+  def _flight(
+      self,
+      params: types.PyTree,
+      prompts: Sequence[Request],
+      version: int,
+      newer: flight.NewerFn | None,
+  ) -> flight.Flight:
+    return flight.Flight(
+        self._get_programs(placement.of_params(params)),
+        self._settings,
+        self._host,
+        params,
+        prompts,
+        version=version,
+        newer=newer,
+    )
 
-  def _get_programs(self, place: jax.sharding.Sharding) -> _Programs:
+  def _get_programs(self, place: jax.sharding.Sharding) -> Programs:
     """Returns the programs for params at `place`; they compile when called."""
     if place not in self._programs:
       model, settings = self._model, self._settings
@@ -262,12 +229,16 @@ class Sampler:
       # Outputs are told where to lie: a program whose inputs lie where they did
       # before is not compiled again.
       jit = functools.partial(jax.jit, out_shardings=place)
-      self._programs[place] = _Programs(
+      self._programs[place] = Programs(
           empty_state=jit(
               bind(rows_lib.empty_state, model.init_cache, settings)
           ),
           decode_params=jax.jit(model.decode_params),
-          prefill=jit(model.prefill),
+          prefill=jit(
+              bind(
+                  prefill_lib.prefill, model.prefill, settings.max_prompt_tokens
+              )
+          ),
           refill=jit(
               bind(rows_lib.refill, model.fill_cache, settings),
               donate_argnums=0,
@@ -277,45 +248,11 @@ class Sampler:
               donate_argnums=1,
               static_argnums=3,
           ),
+          recompute=jit(
+              bind(prefill_lib.recompute, model.prefill, model.fill_cache),
+              donate_argnums=1,
+          ),
           cut=jit(rows_lib.cut, donate_argnums=0),
           collect=jit(bind(rows_lib.collect, settings)),
       )
     return self._programs[place]
-
-  def _prefill(
-      self,
-      programs: _Programs,
-      params: types.PyTree,
-      prompts: Sequence[Request],
-      first: int,
-  ) -> _Prefill:
-    """Prefills the prompts from `first` on, as many as one batch holds."""
-    batch = prompts[first : first + self._prefill_size]
-    shape = (self._prefill_size, self._settings.max_prompt_tokens)
-    tokens_BxP = np.full(shape, self._settings.pad_id, np.int32)
-    mask_BxP = np.zeros(shape, np.float32)
-    for slot, request in enumerate(batch):
-      length = len(request.prompt_tokens)
-      tokens_BxP[slot, -length:] = request.prompt_tokens
-      mask_BxP[slot, -length:] = 1
-    outputs = programs.prefill(params, tokens_BxP, mask_BxP)
-    slots = {first + slot: slot for slot in range(len(batch))}
-    return _Prefill(slots, (*outputs, mask_BxP))
-
-
-def _cut_rows(
-    programs: _Programs,
-    state: rows_lib.DecodeState,
-    watch: stop_strings_lib.Watch,
-    owners: dict[int, tuple[int, int]],
-    results: requests.Results,
-) -> tuple[rows_lib.DecodeState, jax.Array]:
-  """Ends the rows whose completions hold a stop string.
-
-  Returns:
-    The state, and [R] bool, True in the rows that are not active.
-  """
-  read = state.tokens, state.lengths, state.stopped
-  cut_R = watch.cuts(owners.items(), *jax.device_get(read))
-  results.note_cuts(owners[row] for row in np.flatnonzero(cut_R >= 0))
-  return programs.cut(state, cut_R)

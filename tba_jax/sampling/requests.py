@@ -86,6 +86,7 @@ def check_sizes(
     max_completion_tokens: int,
     num_rows: int,
     chunk_steps: int,
+    prompt_buckets: int,
     max_positions: int,
 ) -> None:
   """Raises ValueError naming the first size of a sampler that is wrong."""
@@ -94,6 +95,7 @@ def check_sizes(
       ("max_completion_tokens", max_completion_tokens),
       ("num_rows", num_rows),
       ("chunk_steps", chunk_steps),
+      ("prompt_buckets", prompt_buckets),
   ):
     if value < 1:
       raise ValueError(f"sampling.{name}={value}: allowed 1 or above")
@@ -110,7 +112,7 @@ class Assignment:
 
   A completion is (index of its request, number of the completion in it).
 
-  queue: those that wait, in the order of the requests.
+  queue: those that wait, in the order of `order`.
   owners: row -> the completion that it decodes.
   """
 
@@ -118,6 +120,7 @@ class Assignment:
       self,
       prompts: Sequence[Request],
       *,
+      order: Sequence[int],
       num_rows: int,
       max_completion_tokens: int,
       seed: int,
@@ -126,14 +129,15 @@ class Assignment:
 
     Args:
       prompts: all requests.
+      order: their indices, as their completions are to be begun.
       num_rows: R.
       max_completion_tokens: of a request that names no number of its own.
       seed: of a request that has none.
     """
     self.queue = collections.deque(
         (index, sample)
-        for index, request in enumerate(prompts)
-        for sample in range(request.num_completions)
+        for index in order
+        for sample in range(prompts[index].num_completions)
     )
     self.owners: dict[int, tuple[int, int]] = {}
     self._prompts = prompts
@@ -198,7 +202,14 @@ class Assignment:
 class Results:
   """The completions of all requests, filled in as their rows end."""
 
-  def __init__(self, prompts: Sequence[Request], *, max_completion_tokens: int):
+  def __init__(
+      self,
+      prompts: Sequence[Request],
+      *,
+      max_completion_tokens: int,
+      version: int,
+  ):
+    """Takes what was asked, and the version of the first params."""
     shapes = [(r.num_completions, max_completion_tokens) for r in prompts]
     zeros = lambda dtype: [np.zeros(shape, dtype) for shape in shapes]
     each = lambda dtype: [np.zeros(shape[0], dtype) for shape in shapes]
@@ -208,6 +219,18 @@ class Results:
     self._lengths = each(np.int32)
     self._stopped = each(bool)
     self._cut = each(bool)
+    self._versions = [np.full(shape, version, np.int32) for shape in shapes]
+
+  def swap(self, version: int, sampled: Mapping[tuple[int, int], int]) -> None:
+    """Notes that tokens from here on are drawn with other params.
+
+    Args:
+      version: of the params.
+      sampled: tokens so far, of all completions that are begun and not `add`ed.
+    """
+    for index, versions_SxT in enumerate(self._versions):
+      for sample in np.flatnonzero(self._lengths[index] == 0):
+        versions_SxT[sample, sampled.get((index, sample), 0) :] = version
 
   def note_cuts(self, owners: Iterable[tuple[int, int]]) -> None:
     """Notes whose completions end with a stop string."""
@@ -239,17 +262,15 @@ class Results:
       self._lengths[index][sample] = lengths_R[row]
       self._stopped[index][sample] = stopped_R[row]
 
-  def completions(self, version: int) -> list[types.Completions]:
-    """Returns the completions by request, all of one version."""
+  def completions(self) -> list[types.Completions]:
+    """Returns the completions by request."""
     plain = self._logprobs if self._plain is None else self._plain
     return [
-        self._completion(index, plain[index], version)
+        self._completion(index, plain[index])
         for index in range(len(self._tokens))
     ]
 
-  def _completion(
-      self, index: int, plain_SxT: np.ndarray, version: int
-  ) -> types.Completions:
+  def _completion(self, index: int, plain_SxT: np.ndarray) -> types.Completions:
     tokens_SxT, lengths_S = self._tokens[index], self._lengths[index]
     stopped_S, cut_S = self._stopped[index], self._cut[index]
     sampled_SxT = np.arange(tokens_SxT.shape[1]) < lengths_S[:, None]
@@ -261,6 +282,7 @@ class Results:
         plain_logprobs=plain_SxT,
         stopped=stopped_S,
         finish_reasons=np.where(stopped_S, "stop", ended_S),
-        versions=np.full(len(lengths_S), version, np.int32),
-        token_versions=np.where(sampled_SxT, version, -1).astype(np.int32),
+        # They only grow, so the first token's are the oldest.
+        versions=self._versions[index][:, 0].copy(),
+        token_versions=np.where(sampled_SxT, self._versions[index], -1),
     )

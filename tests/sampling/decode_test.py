@@ -258,7 +258,13 @@ class DecodeTest(parameterized.TestCase):
       )
 
   def test_no_compilation_after_warm_up(self):
-    sampler = _sampler(self.model)
+    sampler = _sampler(
+        self.model,
+        prompt_buckets=3,
+        stop_strings=["never"],
+        text_fn=str,
+        recompute_cache=True,
+    )
     # Where params come from must not matter: a program, the host, the wire.
     kinds = [
         self.params,
@@ -274,6 +280,8 @@ class DecodeTest(parameterized.TestCase):
         for params in kinds:
           for requests in (self.requests, self.requests[:1], []):
             sampler.sample(params, requests, version=0)
+            newer = lambda params=params: (1, params)
+            sampler.sample(params, requests, version=0, newer=newer)
       finally:
         jax.config.update("jax_log_compiles", False)
     self.assertGreater(seen, 0)

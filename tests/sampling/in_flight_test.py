@@ -1,0 +1,162 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Newer params between chunks: versions and log-probs of every token."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import numpy as np
+
+from tba_jax.sampling import decode
+from tests import fakes
+from tests import tiny_model
+
+_V, _P, _T = 7, 3, 8
+
+
+def _sampler(model, **changes) -> decode.Sampler:
+  settings = dict(
+      temperature=1.0,
+      top_k=0,
+      top_p=1.0,
+      max_prompt_tokens=_P,
+      max_completion_tokens=_T,
+      num_rows=8,
+      chunk_steps=2,
+      eos_id=1,
+      pad_id=0,
+      seed=0,
+  )
+  return decode.Sampler(model, **{**settings, **changes})
+
+
+def _every_chunk(params_of):
+  """Returns a function that has version 1, 2, … from the second call on."""
+  calls = iter(range(100))
+
+  def newer():
+    version = next(calls)
+    return (version, params_of[version]) if version in params_of else None
+
+  return newer
+
+
+def _fake_logprobs(params_of, request, tokens, versions, *, recomputed):
+  """Yields the log-probs of a completion, by a loop in NumPy.
+
+  A token that was fed to the model stands in the cache with the table of the
+  params that fed it, or, where caches are made again, of the newest.
+  """
+  table = lambda v: np.asarray(params_of[v]["table"], np.float64)
+  fed = [versions[0]] * len(request.prompt_tokens)
+  seen = list(request.prompt_tokens)
+  for token, version in zip(tokens, versions):
+    # The last token is fed by the params that draw the next one.
+    fed += [version] * (len(seen) - len(fed))
+    logits = np.asarray(params_of[version]["bias"], np.float64)
+    for position, (old, fed_by) in enumerate(zip(seen, fed)):
+      by = version if recomputed else fed_by
+      logits = logits + table(by)[position, old]
+    yield logits[token] - np.log(np.exp(logits).sum())
+    seen.append(token)
+
+
+class InFlightTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.model = fakes.FakeModel(_V, 12)
+    cls.params_of = {
+        version: jax.tree.map(
+            lambda x: 0.5 * x, cls.model.init(jax.random.key(version))
+        )
+        for version in range(4)
+    }
+    cls.requests = [
+        decode.Request(np.array(prompt), index, 0, 7)
+        for index, prompt in enumerate([[2], [3, 4], [5, 2, 4]])
+    ]
+
+  @parameterized.parameters(False, True)
+  def test_logprobs_are_of_the_version_that_drew(self, recompute_cache):
+    sampler = _sampler(self.model, recompute_cache=recompute_cache)
+    sampler.warm_up(self.params_of[0])
+    found = sampler.sample(
+        self.params_of[0],
+        self.requests,
+        version=0,
+        newer=_every_chunk({v: p for v, p in self.params_of.items() if v}),
+    )
+    mixed, begun = 0, set()
+    for request, completions in zip(self.requests, found):
+      for sample, length in enumerate(completions.lengths):
+        versions = completions.token_versions[sample]
+        np.testing.assert_array_equal(versions[length:], -1)
+        versions = versions[:length]
+        # A chunk has two steps, and the first token comes before it.
+        self.assertTrue((np.diff(versions) >= 0).all())
+        changes = np.flatnonzero(np.diff(versions)) + 1
+        self.assertTrue((changes % 2 == 1).all(), versions)
+        self.assertEqual(completions.versions[sample], versions[0])
+        mixed += len(changes) > 0
+        begun.add(int(versions[0]))
+        expected = _fake_logprobs(
+            self.params_of,
+            request,
+            completions.tokens[sample, :length],
+            versions,
+            recomputed=recompute_cache,
+        )
+        np.testing.assert_allclose(
+            completions.logprobs[sample, :length], [*expected], atol=1e-4
+        )
+    self.assertGreater(mixed, 5)
+    self.assertGreater(len(begun), 2)
+
+  def test_without_newer_params_nothing_changes(self):
+    sampler = _sampler(self.model, recompute_cache=True)
+    plain, asked = (
+        sampler.sample(self.params_of[0], self.requests, version=4, newer=newer)
+        for newer in (None, lambda: None)
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        [vars(completions) for completions in plain],
+        [vars(completions) for completions in asked],
+    )
+
+  def test_with_the_real_model(self):
+    model = tiny_model.make_model(num_layers=1)
+    params_of = {
+        version: jax.tree.map(
+            lambda x: 2 * np.asarray(x),
+            tiny_model.init_params(model, seed=version),
+        )
+        for version in range(3)
+    }
+    sampler = _sampler(model, recompute_cache=True, eos_id=None)
+    (found,) = sampler.sample(
+        params_of[0],
+        [decode.Request(np.array([5, 9]), 0, 0, 5)],
+        version=0,
+        newer=_every_chunk({1: params_of[1], 2: params_of[2]}),
+    )
+    np.testing.assert_array_equal(
+        found.token_versions, [[0, 0, 0, 1, 1, 2, 2, 2]] * 5
+    )
+    tokens = np.concatenate([np.full((5, 2), [5, 9]), found.tokens], axis=1)
+    forward = jax.jit(model.logits)
+    for version, params in params_of.items():
+      logits = forward(params, tokens, np.ones(tokens.shape))[:, 1:-1]
+      expected = np.take_along_axis(
+          np.asarray(jax.nn.log_softmax(logits)), found.tokens[..., None], -1
+      )[..., 0]
+      drew = found.token_versions == version
+      np.testing.assert_allclose(
+          found.logprobs[drew], expected[drew], atol=1e-4
+      )
+
+
+if __name__ == "__main__":
+  absltest.main()
