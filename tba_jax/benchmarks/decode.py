@@ -9,7 +9,12 @@ With the environment variable TBA_JAX_PEERS, a folder with `make_checkpoint.py`
 (DIR llama 30m) and `decode_hf.py` (DIR rows P T K, prints JSON with
 `tokens_per_s`), the same checkpoint is sampled by both in turn, each alone on
 the machine; `ratio` is of the best runs, `ratios` of each pair. Without it, or
-where PyTorch is not installed, only ours is measured, on random params.
+where PyTorch is not installed, only ours is measured, on random params. Where
+TBA_JAX_TUNIX names a Python that has tunix, its sampler takes its turn too
+(`decode_tunix.py`, DIR rows P T: it prefills each row).
+
+`steps_tokens_per_s` is of decode steps alone: the time of prefill and first
+tokens, measured by itself, is taken off.
 
 The limit is the time of a decode step's matrix products alone: 2 flops per
 parameter and token at the speed of a [32, 512] x [512, 1536] product whose
@@ -44,8 +49,10 @@ _PROMPT_TOKENS = 64
 _COMPLETION_TOKENS = 64
 _NUM_ROWS = _NUM_PROMPTS * _NUM_COMPLETIONS
 _PEERS = "TBA_JAX_PEERS"
+_TUNIX = "TBA_JAX_TUNIX"
 _PEER_TIMEOUT_S = 600
 _REPEATS = 3
+_PROMPT_IDS = 3, 250
 # Ours is short beside the start of the peer's process: the best of several.
 _RUNS_PER_REPEAT = 4
 _SHAPE = model_config_lib.ModelConfig(
@@ -85,22 +92,26 @@ def run(
   """
   del config
   repeats = int(operands[0]) if operands else _REPEATS
-  peers = _peers()
+  peers = find_peers()
   with tempfile.TemporaryDirectory(prefix="tba_jax_bench_") as folder:
-    if peers is None:
-      shape = _SHAPE
-      params = jax.jit(build.make_model(shape).init)(jax.random.key(0))
-    else:
-      _script(peers, "make_checkpoint.py", folder, "llama", "30m")
-      shape, params = hf.load(folder)
+    shape, params = load_model(peers, folder)
     ours = _make_ours(build.make_model(shape), params)
     pairs = []
     for _ in range(repeats):
-      pair = {"tokens_per_s": max(ours() for _ in range(_RUNS_PER_REPEAT))}
+      pair = _best_of_ours(ours)
       if peers is not None:
         shapes = _NUM_ROWS, _PROMPT_TOKENS, _COMPLETION_TOKENS, _NUM_COMPLETIONS
-        printed = _script(peers, "decode_hf.py", folder, *map(str, shapes))
+        printed = run_script(peers, "decode_hf.py", folder, *map(str, shapes))
         pair["hf_tokens_per_s"] = json.loads(printed)["tokens_per_s"]
+        if tunix := os.environ.get(_TUNIX):
+          printed = run_script(
+              peers,
+              "decode_tunix.py",
+              folder,
+              *map(str, shapes[:3]),
+              python=tunix,
+          )
+          pair["tunix_tokens_per_s"] = json.loads(printed)["tokens_per_s"]
       pairs.append(pair)
   num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
   result = {
@@ -115,6 +126,13 @@ def run(
   result["share_of_limit"] = (
       result["tokens_per_s"] / result["limit_tokens_per_s"]
   )
+  result["steps_share_of_limit"] = (
+      result["steps_tokens_per_s"] / result["limit_tokens_per_s"]
+  )
+  if "tunix_tokens_per_s" in result:
+    result["tunix_ratio"] = (
+        result["tokens_per_s"] / result["tunix_tokens_per_s"]
+    )
   if peers is not None:
     ratio = lambda pair: pair["tokens_per_s"] / pair["hf_tokens_per_s"]
     result["ratio"] = ratio(result)
@@ -122,7 +140,7 @@ def run(
   return result
 
 
-def _peers() -> pathlib.Path | None:
+def find_peers() -> pathlib.Path | None:
   """Returns the folder of peers, None where there is nothing to compare."""
   folder = os.environ.get(_PEERS)
   if not folder or importlib.util.find_spec("torch") is None:
@@ -134,10 +152,25 @@ def _peers() -> pathlib.Path | None:
   return path
 
 
-def _script(folder: pathlib.Path, name: str, *arguments: str) -> str:
+def load_model(
+    peers: pathlib.Path | None, folder: str
+) -> tuple[model_config_lib.ModelConfig, types.PyTree]:
+  """Returns the peers' model, left in `folder`, or random params without."""
+  if peers is None:
+    return _SHAPE, jax.jit(build.make_model(_SHAPE).init)(jax.random.key(0))
+  run_script(peers, "make_checkpoint.py", folder, "llama", "30m")
+  return hf.load(folder)
+
+
+def run_script(
+    folder: pathlib.Path,
+    name: str,
+    *arguments: str,
+    python: str = sys.executable,
+) -> str:
   """Runs a peer's script to its end; returns its last line of output."""
   done = subprocess.run(
-      [sys.executable, str(folder / name), *arguments],
+      [python, str(folder / name), *arguments],
       capture_output=True,
       text=True,
       timeout=_PEER_TIMEOUT_S,
@@ -149,8 +182,22 @@ def _script(folder: pathlib.Path, name: str, *arguments: str) -> str:
   return done.stdout.strip().splitlines()[-1]
 
 
-def _make_ours(model: build.Model, params: types.PyTree) -> Callable[[], float]:
-  """Returns a function that samples once and returns tokens/s."""
+def _best_of_ours(ours: Callable[[int], float]) -> dict[str, float]:
+  """Returns tokens/s of all, and of decode steps alone."""
+  least = lambda tokens: min(ours(tokens) for _ in range(_RUNS_PER_REPEAT))
+  whole_s, first_s = least(_COMPLETION_TOKENS), least(1)
+  num_steps = _COMPLETION_TOKENS - 1
+  return {
+      "tokens_per_s": _NUM_ROWS * _COMPLETION_TOKENS / whole_s,
+      "steps_tokens_per_s": _NUM_ROWS * num_steps / (whole_s - first_s),
+      "prefill_tokens_per_s": _NUM_PROMPTS * _PROMPT_TOKENS / first_s,
+  }
+
+
+def _make_ours(
+    model: build.Model, params: types.PyTree
+) -> Callable[[int], float]:
+  """Returns (tokens of each completion) -> seconds to sample them all."""
   sampler = decode.Sampler(
       model,
       temperature=1.0,
@@ -165,22 +212,23 @@ def _make_ours(model: build.Model, params: types.PyTree) -> Callable[[], float]:
       seed=0,
   )
   rng = np.random.default_rng(0)
-  requests = [
-      decode.Request(
-          prompt_tokens=rng.integers(3, 250, _PROMPT_TOKENS),
-          prompt_id=index,
-          visit=0,
-          num_completions=_NUM_COMPLETIONS,
-      )
-      for index in range(_NUM_PROMPTS)
-  ]
+  prompts = rng.integers(*_PROMPT_IDS, (_NUM_PROMPTS, _PROMPT_TOKENS))
   sampler.warm_up(params)
 
-  def once() -> float:
+  def once(max_tokens: int) -> float:
+    requests = [
+        decode.Request(
+            prompt_tokens=prompt,
+            prompt_id=index,
+            visit=0,
+            num_completions=_NUM_COMPLETIONS,
+            max_tokens=max_tokens,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
     start = time.perf_counter()
-    found = sampler.sample(params, requests, version=0)
-    seconds = time.perf_counter() - start
-    return sum(int(c.lengths.sum()) for c in found) / seconds
+    sampler.sample(params, requests, version=0)
+    return time.perf_counter() - start
 
   return once
 

@@ -13,7 +13,16 @@ from tba_jax import processes
 
 # Each module has `run(config, operands) -> dict`; its docstring says what is
 # measured, and `benchmarks/README.md` has results and commands.
-BENCHMARKS = ("decode", "end_to_end", "replay", "store", "train_step", "watch")
+BENCHMARKS = (
+    "decode",
+    "decode_lengths",
+    "decode_live",
+    "end_to_end",
+    "replay",
+    "store",
+    "train_step",
+    "watch",
+)
 
 
 def run(
