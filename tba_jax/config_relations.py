@@ -16,6 +16,7 @@ from typing import Any
 # Names of `config.loss`; a test holds them to the table of objectives.
 OF_SINGLE_COMPLETIONS = ("tb_learned_z", "subtb", "ppo")
 OF_A_TRUST_REGION = ("proximal_rloo", "ppo")
+OF_A_VALUE_MODEL = ("subtb", "ppo")
 
 _Problems = Iterator[tuple[str, str]]
 

@@ -19,6 +19,7 @@ import rich.console
 import rich.table
 import rich.text
 
+from tba_jax import config_relations
 from tba_jax import processes
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax.models import config as model_config_lib
@@ -173,6 +174,9 @@ def _memory_rows(
   count = params_per_device(leaves, config.sharding, config.mesh)
   params = count * _BYTES[c.param_dtype]
   logits, blocks = activation_bytes(config, c)
+  # Of the policy's shape, with a gradient and two moments of its own.
+  has_values = config.loss.name in config_relations.OF_A_VALUE_MODEL
+  values = 4 * params * has_values
   return [
       ("parameters", f"{num_params(leaves):,}"),
       ("params", size(params)),
@@ -181,7 +185,8 @@ def _memory_rows(
       ("optimizer (Adam's two moments)", size(2 * params)),
       ("logits of a micro-batch, with gradient", size(logits)),
       ("activations of the blocks (estimate)", size(blocks)),
-      ("sum a device (estimate)", size(5 * params + logits + blocks)),
+      *([("value model, all of it (estimate)", size(values))] * has_values),
+      ("sum a device (estimate)", size(5 * params + values + logits + blocks)),
   ]
 
 

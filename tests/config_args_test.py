@@ -128,7 +128,7 @@ class LoadConfigTest(parameterized.TestCase):
        "did you mean config.train.num_steps?"),
       ("loss.lead_steps=3", "config.loss.lead_steps = '3'",
        "config.search.lead_steps"),
-      ("loss=3", "config.loss = '3'", "it is a section; its keys: loss.behavior"),
+      ("loss=3", "config.loss = '3'", "it is a section; its keys: loss."),
       ("loss.qqqqqqqqqqqqqqqq=3", "config.loss.qqqqqqqqqqqqqqqq", "loss.scale"),
       ("zzzzzzzzzzzzzzzz=3", "config.zzzzzzzzzzzzzzzz", "publish, "),
       ("task.operations=+", "config.task.operations = '+'", "no such key"),

@@ -69,6 +69,17 @@ class PlanTest(parameterized.TestCase):
     self.assertNotEqual(alone["params"], shared["params"])
     self.assertIn("2: data 1 x fsdp 2 x tensor 1", shared["devices"])
 
+  def test_a_value_model_needs_memory_too(self):
+    name = "value model, all of it (estimate)"
+    plain = _rows(self.config)
+    self.assertNotIn(name, plain)
+    self.config.loss.name = "ppo"
+    rows = _rows(self.config)
+    self.assertIn(name, rows)
+    self.assertNotEqual(
+        rows["sum a device (estimate)"], plain["sum a device (estimate)"]
+    )
+
   def test_batches_that_do_not_divide_are_told(self):
     self.assertEqual(_rows(self.config)["micro-batches a step"],
                      "1 of 32 prompts")  # fmt: skip

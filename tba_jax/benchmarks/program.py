@@ -18,6 +18,7 @@ BENCHMARKS = (
     "decode_lengths",
     "decode_live",
     "end_to_end",
+    "objectives",
     "replay",
     "store",
     "train_step",

@@ -207,6 +207,10 @@ class TableTest(parameterized.TestCase):
         config_relations.OF_A_TRUST_REGION,
         [name for name, row in rows if row.needs_ratio_clip],
     )
+    self.assertCountEqual(
+        config_relations.OF_A_VALUE_MODEL,
+        [name for name, row in rows if row.has_values],
+    )
 
   def test_refuses_an_unknown_name(self):
     with self.assertRaisesRegex(ValueError, "loss.name='dqn'.*'rloo'"):
