@@ -88,6 +88,8 @@ def get_config() -> ml_collections.ConfigDict:
 
   # Supervised fine-tuning on the task's own solutions (init = "sft").
   c.sft = d(
+      # What it starts from: "scratch", or a Hugging Face folder.
+      init="scratch",
       num_steps=2400,  # of supervised fine-tuning
       batch_size=64,  # examples a step
       learning_rate=3e-3,  # after the warm-up; then to 0
@@ -265,6 +267,12 @@ def get_config() -> ml_collections.ConfigDict:
       num_completions=8,  # k of pass@k
       final_prompts=1000,  # before and after
       batch_prompts=64,  # decoded at a time
+      greedy=False,  # also the likeliest completion of each prompt
+      resamples=1000,  # of the bootstrap intervals
+      confidence=0.95,  # of these intervals
+      # Of the program: task settings to evaluate with, one after the other, as
+      # "prompt_format=tba;prompt_format=sft"; "" = those of the run.
+      variants="",
   )
 
   # Collapse guards. `action`: "off", "warn", "lower_learning_rate" or "stop".
@@ -278,7 +286,9 @@ def get_config() -> ml_collections.ConfigDict:
   )
 
   # Of the whole run, to go on from; the newest `keep` of them stay.
-  c.checkpoint = d(every_steps=40, keep=2)
+  # `keep_best` keeps the policy that did best on the task's validation split
+  # while training, as the Hugging Face folder WORKDIR/best/model.
+  c.checkpoint = d(every_steps=40, keep=2, keep_best=False)
 
   c.store = d(
       address="",  # "" = a unix socket in the spool directory

@@ -166,7 +166,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " train.micro_batch_prompts replay.capacity_per_prompt replay.capacity"
         " replay.recent_window_steps publish.every_steps"
         " evaluate.num_prompts evaluate.num_completions evaluate.final_prompts"
-        " evaluate.batch_prompts checkpoint.every_steps checkpoint.keep"
+        " evaluate.batch_prompts evaluate.resamples"
+        " checkpoint.every_steps checkpoint.keep"
         " log.every_steps log.profile_first_step log.profile_asked_steps"
         " generate.num_completions generate.batch_lines"
         " reference.every_steps reward.num_workers rounds.passes",
@@ -226,7 +227,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         "sampling.min_p sft.b1 sft.b2 optimizer.b1 optimizer.b2 loss.ratio_clip"
         " reference.ema_decay",
     ),
-    (_INSIDE_0_1, "guards.learning_rate_factor"),
+    (_INSIDE_0_1, "guards.learning_rate_factor evaluate.confidence"),
     (
         (lambda v: v >= 2 and v % 2 == 0, "allowed an even number from 2 on"),
         "model.head_dim",

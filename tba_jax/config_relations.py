@@ -247,6 +247,7 @@ def _folders(c: Mapping[str, Any]) -> _Problems:
   for key, names in (
       ("init", ("scratch", "sft")),
       ("loss.value_init", ("policy",)),
+      ("sft.init", ("scratch",)),
       ("tokenizer.source", ("task",)),
   ):
     value = c[key]

@@ -7,8 +7,10 @@
         240 runs/countdown/sft/model
 
 An operand is the step of a checkpoint of the workdir or a Hugging Face folder;
-none stands for the newest checkpoint. Results are printed and written under
-the key "evaluate" of WORKDIR/eval.json, by source.
+none stands for the newest checkpoint. Results are printed with some samples and
+written under the key "evaluate" of WORKDIR/eval.json, by source. The KL is the
+one to the policy that `config.init` starts from, where that is there.
+`evaluate.variants` evaluates each source with several settings of the task.
 """
 
 from collections.abc import Sequence
@@ -21,31 +23,38 @@ from typing import Any
 import ml_collections
 import rich.console
 import rich.table
+import rich.text
 
+from tba_jax import config_args
 from tba_jax import jsonl
 from tba_jax import model_source
 from tba_jax import parts
 from tba_jax import policy as policy_lib
 from tba_jax import processes
+from tba_jax import reference as reference_lib
 from tba_jax import run_directory
 from tba_jax import sharding
 from tba_jax import types
+from tba_jax.report import text
 from tba_jax.tasks import base as tasks_base
 
 _KEY = "evaluate"
-# Rows of the table: metric, with its standard error where it has one.
+# Rows of the table: metric, with its interval where it has one.
 _ROWS = (
-    ("pass@1", "pass_at_1", "pass_at_1_stderr"),
-    ("pass@k", "pass_at_k", "pass_at_k_stderr"),
-    ("distinct right of k", "distinct_correct", None),
-    (
-        "distinct right of k, solved prompts",
-        "distinct_correct_per_solved",
-        None,
-    ),
-    ("tokens of a completion", "mean_length", None),
-    ("share that stopped", "stop_rate", None),
+    ("pass@1", "pass_at_1"),
+    ("pass@k", "pass_at_k"),
+    ("pass@1, greedy", "greedy_pass_at_1"),
+    ("mean reward", "mean_reward"),
+    ("KL to the start, nats", "kl"),
+    ("perplexity under the start", "ref_perplexity"),
+    ("distinct right of k", "distinct_correct"),
+    ("distinct right of k, solved prompts", "distinct_correct_per_solved"),
+    ("distinct share of k", "distinct_share"),
+    ("tokens of a completion", "mean_length"),
+    ("share that stopped", "stop_rate"),
 )
+_NUM_SAMPLES = 4
+_SAMPLE_WIDTH = 300
 
 
 def run_evaluate(
@@ -89,16 +98,21 @@ def run(
   try:
     results = {}
     for operand in operands or ("",):
-      name, policy, params, step = _load(config, workdir, operand)
-      result = _evaluate(config, policy, params, step or 0)
-      results[name] = {"step": step, "time": time.time(), **result}
+      for variant, its_config in _variants(config):
+        name, policy, params, step = _load(its_config, workdir, operand)
+        reference = _reference(its_config, workdir, policy)
+        result = _evaluate(its_config, policy, params, step or 0, reference)
+        name = f"{name}, {variant}" if variant else name
+        results[name] = {"step": step, "time": time.time(), **result}
     path = pathlib.Path(workdir) / "eval.json"
     saved = jsonl.read_json(path) or {}
     saved[_KEY] = {**saved.get(_KEY, {}), **results}
     jsonl.atomic_write_json(path, saved)
   finally:
     os.close(lock)
-  rich.console.Console().print(make_table(results))
+  console = rich.console.Console()
+  console.print(make_table(results))
+  console.print(make_samples(results))
   return results
 
 
@@ -106,15 +120,49 @@ def make_table(results: dict[str, dict[str, Any]]) -> rich.table.Table:
   """Returns a table with a column per source."""
   first = next(iter(results.values()))
   table = rich.table.Table(
-      title=f"{first['num_prompts']} held-out prompts, k = {first['k']}"
+      title=f"{first['num_prompts']} held-out prompts, k = {first['k']},"
+      f" intervals of {first['confidence']:.0%}"
   )
   table.add_column("")
   for name in results:
     table.add_column(name, justify="right", overflow="fold")
-  for label, key, stderr in _ROWS:
-    cells = [_cell(r.get(key), r.get(stderr)) for r in results.values()]
-    table.add_row(label, *cells)
+  for label, key in _ROWS:
+    if any(key in result for result in results.values()):
+      table.add_row(label, *(_cell(r, key) for r in results.values()))
   return table
+
+
+def make_samples(results: dict[str, dict[str, Any]]) -> rich.table.Table:
+  """Returns a table of the first completions of each source."""
+  table = rich.table.Table(title="samples", show_lines=True)
+  for name in ("source", "prompt", "completion", "reward"):
+    table.add_column(name, overflow="fold")
+  for name, result in results.items():
+    for sample in result["samples"][:_NUM_SAMPLES]:
+      texts = (
+          text.printable(sample[key], _SAMPLE_WIDTH)
+          for key in ("prompt", "completion")
+      )
+      cells = (name, *texts, f"{sample['reward']:.3g}")
+      table.add_row(*(rich.text.Text(cell) for cell in cells))
+  return table
+
+
+def _variants(
+    config: ml_collections.ConfigDict,
+) -> list[tuple[str, ml_collections.ConfigDict]]:
+  """Returns the settings of the task to evaluate with, each with its config.
+
+  Raises:
+    ValueError: one of them is no setting of the task, or is not allowed.
+  """
+  out = []
+  for variant in config.evaluate.variants.split(";"):
+    its_config = config.copy_and_resolve_references()
+    settings = [f"task.{item}" for item in variant.split(",") if item]
+    config_args.apply_overrides(its_config, settings)
+    out.append((variant, its_config))
+  return out
 
 
 def _load(
@@ -142,14 +190,38 @@ def _load(
   return f"checkpoint {step}", policy, params, step
 
 
+def _reference(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    policy: policy_lib.Policy,
+) -> reference_lib.Reference | None:
+  """Returns what the KL is measured against, None where it is not there."""
+  if config.sampling.temperature == 0:
+    return None
+  try:
+    start = policy_lib.make(config, workdir)
+    same = start.model.config.vocab_size == policy.model.config.vocab_size
+    params = policy_lib.initial_params(start, config.seed) if same else None
+  except (ValueError, OSError):
+    return None
+  if params is None:
+    return None
+  return reference_lib.Reference(
+      start.model, params, temperature=config.sampling.temperature
+  )
+
+
 def _evaluate(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
     params: types.PyTree,
     version: int,
+    reference: reference_lib.Reference | None,
 ) -> dict[str, Any]:
   """Returns the evaluator's metrics on the held-out split."""
-  evaluator = parts.make_evaluator(config, policy, tasks_base.HELD_OUT)
+  evaluator = parts.make_evaluator(
+      config, policy, tasks_base.HELD_OUT, reference=reference
+  )
   num_prompts = min(
       config.evaluate.final_prompts,
       policy.task.num_prompts(tasks_base.HELD_OUT),
@@ -160,9 +232,10 @@ def _evaluate(
     evaluator.close()
 
 
-def _cell(value: Any, stderr: Any) -> str:
-  if value is None:
+def _cell(result: dict[str, Any], key: str) -> str:
+  if result.get(key) is None:
     return "-"
-  if stderr is None:
-    return f"{value:.3f}"
-  return f"{value:.3f} ± {stderr:.3f}"
+  interval = result.get(f"{key}_interval")
+  if interval is None:
+    return f"{result[key]:.3f}"
+  return f"{result[key]:.3f} ({interval[0]:.3f} to {interval[1]:.3f})"

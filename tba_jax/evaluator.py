@@ -8,12 +8,14 @@ between two versions of the params is not one between two draws of prompts.
 
 import collections
 from collections.abc import Callable, Iterator
-import math
+import dataclasses
 from typing import Any
 import zlib
 
 import numpy as np
 
+from tba_jax import eval_summary
+from tba_jax import reference as reference_lib
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax import types
 from tba_jax.rewards import judges
@@ -45,6 +47,10 @@ class Evaluator:
       split: str,
       num_completions: int,
       batch_prompts: int,
+      resamples: int,
+      confidence: float,
+      greedy_sampler: decode.Sampler | None = None,
+      reference: reference_lib.Reference | None = None,
   ):
     """Makes an evaluator.
 
@@ -58,6 +64,9 @@ class Evaluator:
       num_completions: k, completions of each prompt.
       batch_prompts: prompts sampled in one call of the sampler; `should_stop`
         is asked between them.
+      resamples, confidence: of the bootstrap intervals.
+      greedy_sampler: for one more completion a prompt, the likeliest tokens.
+      reference: the policy that the KL is measured against; None = no KL.
 
     Raises:
       ValueError: a number is below 1, or the task has no such split.
@@ -76,6 +85,10 @@ class Evaluator:
     self._split = split
     self._num_completions = num_completions
     self._batch_prompts = batch_prompts
+    self._resamples = resamples
+    self._confidence = confidence
+    self._greedy_sampler = greedy_sampler
+    self._reference = reference
     self._visit = _FIRST_VISIT + zlib.crc32(split.encode()) % _FIRST_VISIT
 
   @property
@@ -93,6 +106,10 @@ class Evaluator:
         split=split,
         num_completions=self._num_completions,
         batch_prompts=self._batch_prompts,
+        resamples=self._resamples,
+        confidence=self._confidence,
+        greedy_sampler=self._greedy_sampler,
+        reference=self._reference,
     )
 
   def close(self) -> None:
@@ -122,13 +139,22 @@ class Evaluator:
     Returns:
       pass_at_1: share of right completions, mean over prompts.
       pass_at_k: share of prompts with a right completion among `k`.
-      pass_at_1_stderr, pass_at_k_stderr: standard errors over prompts.
+      pass_at: the same for 1, 2, 4 … up to k, without bias.
+      greedy_pass_at_1: share of prompts whose greedy completion is right, where
+        there is a greedy sampler.
+      mean_reward: over completions, task units.
+      kl: Σ log π - log π_ref of a completion, nats, both tempered, and
+      ref_perplexity: exp of the reference's mean nats a token, where there is
+        a reference.
+      …_stderr, …_interval: of these but `pass_at` and `ref_perplexity`, the
+        standard error over prompts, and the bootstrap interval.
       k: completions of each prompt.
+      confidence: of the intervals.
       distinct_correct: distinct right solutions among the k completions of a
         prompt, mean over prompts.
       distinct_correct_per_solved: the same over prompts with at least one; 0
         where there is none.
-      mean_reward: over completions, task units.
+      distinct_share: distinct texts among the k completions, over k.
       mean_length: tokens of a completion, stop token included.
       stop_rate: share of completions that ended with the stop token.
       num_prompts, version: as given.
@@ -154,8 +180,14 @@ class Evaluator:
       prompts += self._evaluate_batch(params, range(start, end), version)
       if on_progress is not None:
         on_progress(end, num_prompts)
+    summary = eval_summary.summarize(
+        prompts,
+        self._num_completions,
+        resamples=self._resamples,
+        confidence=self._confidence,
+    )
     return {
-        **summarize(prompts, self._num_completions),
+        **summary,
         "version": version,
         "split": self._split,
         "samples": [
@@ -168,7 +200,7 @@ class Evaluator:
   def _evaluate_batch(
       self, params: types.PyTree, indices: range, version: int
   ) -> list[dict[str, Any]]:
-    """Returns one record per prompt, as `summarize` reads them."""
+    """Returns one record per prompt, as `eval_summary` reads them."""
     texts = [self._task.prompt(self._split, index) for index in indices]
     requests = [
         decode.Request(
@@ -182,17 +214,7 @@ class Evaluator:
         for index, text in zip(indices, texts)
     ]
     sampled = self._sampler.sample(params, requests, version=version)
-    texts_BxS = [
-        [
-            self._tokenizer.decode_completion(
-                tokens, int(length), bool(stopped)
-            )
-            for tokens, length, stopped in zip(
-                found.tokens, found.lengths, found.stopped
-            )
-        ]
-        for found in sampled
-    ]
+    texts_BxS = [self._texts(found) for found in sampled]
     # All at once, so that the workers of a pool share them.
     judged = iter(
         self._judge.judge(
@@ -203,10 +225,71 @@ class Evaluator:
             ]
         )
     )
-    return [
+    records = [
         self._record(index, text, found, completions, judged)
         for index, text, found, completions in zip(
             indices, texts, sampled, texts_BxS
+        )
+    ]
+    if self._greedy_sampler is not None:
+      self._add_greedy(params, requests, records, version)
+    if self._reference is not None:
+      self._add_reference(requests, sampled, records)
+    return records
+
+  def _add_greedy(
+      self,
+      params: types.PyTree,
+      requests: list[decode.Request],
+      records: list[dict[str, Any]],
+      version: int,
+  ) -> None:
+    """Adds whether the greedy completion of each prompt is right."""
+    single = [dataclasses.replace(r, num_completions=1) for r in requests]
+    sampled = self._greedy_sampler.sample(params, single, version=version)
+    judged = self._judge.judge(
+        [
+            judges.Request(
+                self._split, request.prompt_id, self._texts(found)[0]
+            )
+            for request, found in zip(single, sampled)
+        ]
+    )
+    for record, judgement in zip(records, judged):
+      record["greedy_correct"] = judgement.key is not None
+
+  def _add_reference(
+      self,
+      requests: list[decode.Request],
+      sampled: list[types.Completions],
+      records: list[dict[str, Any]],
+  ) -> None:
+    """Adds KL and the reference's nats of each completion."""
+    width = max(len(request.prompt_tokens) for request in requests)
+    prompts_BxP = np.zeros((len(requests), width), np.int32)
+    prompt_mask_BxP = np.zeros((len(requests), width), np.float32)
+    for row, request in enumerate(requests):
+      size = len(request.prompt_tokens)
+      prompts_BxP[row, width - size :] = request.prompt_tokens
+      prompt_mask_BxP[row, width - size :] = 1
+    tokens_BxKxT = np.stack([found.tokens for found in sampled])
+    lengths_BxK = np.stack([found.lengths for found in sampled])
+    mask_BxKxT = np.arange(tokens_BxKxT.shape[-1]) < lengths_BxK[..., None]
+    ref_BxKxT = np.asarray(
+        self._reference.logprobs(
+            prompts_BxP, prompt_mask_BxP, tokens_BxKxT, mask_BxKxT
+        )
+    )
+    own_BxKxT = np.stack([found.plain_logprobs for found in sampled])
+    kl_BxK = np.where(mask_BxKxT, own_BxKxT - ref_BxKxT, 0.0).sum(-1)
+    for record, kl_K, ref_KxT in zip(records, kl_BxK, ref_BxKxT):
+      record |= {"kl": kl_K, "ref_nats": -ref_KxT.sum(-1)}
+
+  def _texts(self, found: types.Completions) -> list[str]:
+    return [
+        self._tokenizer.decode_completion(tokens, int(length), bool(stopped))
+        for tokens, length, stopped in zip(
+            found.tokens, found.lengths, found.stopped
         )
     ]
 
@@ -243,77 +326,10 @@ class Evaluator:
     return {
         "num_correct": len(right),
         "num_distinct": len(set(right)),
+        "num_texts": len(set(completions)),
         "failures": failures,
         "rewards": [sample["reward"] for sample in samples],
         "lengths": found.lengths,
         "stopped": found.finish_reasons != "length",
         "samples": samples,
     }
-
-
-def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-  """Returns the unbiased estimate of the chance that one of k samples is right.
-
-      pass@k = 1 - C(n - c, k) / C(n, k)
-
-  Source: Chen et al. 2021 (arXiv:2107.03374, eq. 1).
-
-  Args:
-    num_samples: n, at least k.
-    num_correct: c, 0 to n.
-    k: 1 to n.
-
-  Raises:
-    ValueError: a number is out of range.
-  """
-  if not (1 <= k <= num_samples and 0 <= num_correct <= num_samples):
-    raise ValueError(
-        f"pass@k of k={k}, {num_correct} right of {num_samples}: allowed"
-        " 1 <= k <= samples and 0 <= right <= samples"
-    )
-  wrong = num_samples - num_correct
-  return 1.0 - math.comb(wrong, k) / math.comb(num_samples, k)
-
-
-def summarize(
-    prompts: list[dict[str, Any]], num_completions: int
-) -> dict[str, Any]:
-  """Returns the means over prompts and their standard errors.
-
-  Args:
-    prompts: at least one record with `num_correct`, `num_distinct`, and, of
-      each completion, `rewards`, `lengths` and `stopped`; `failures` by cause.
-    num_completions: k, of each prompt.
-  """
-  n = num_completions
-  correct_B = [prompt["num_correct"] for prompt in prompts]
-  distinct_B = np.array([prompt["num_distinct"] for prompt in prompts])
-  solved_B = np.array(correct_B) > 0
-  pass_at_1_B = np.array([pass_at_k(n, c, 1) for c in correct_B])
-  pass_at_k_B = np.array([pass_at_k(n, c, n) for c in correct_B])
-  mean = lambda name: float(np.mean([prompt[name] for prompt in prompts]))
-  return {
-      "pass_at_1": float(pass_at_1_B.mean()),
-      "pass_at_1_stderr": _stderr(pass_at_1_B),
-      "pass_at_k": float(pass_at_k_B.mean()),
-      "pass_at_k_stderr": _stderr(pass_at_k_B),
-      "k": n,
-      "distinct_correct": float(distinct_B.mean()),
-      "distinct_correct_per_solved": (
-          float(distinct_B[solved_B].mean()) if solved_B.any() else 0.0
-      ),
-      "mean_reward": mean("rewards"),
-      "mean_length": mean("lengths"),
-      "stop_rate": mean("stopped"),
-      "num_prompts": len(prompts),
-      "reward_failures": dict(
-          sum((p["failures"] for p in prompts), collections.Counter())
-      ),
-  }
-
-
-def _stderr(values_B: np.ndarray) -> float:
-  """Returns the standard error of the mean; 0 where there is one value."""
-  if len(values_B) < 2:
-    return 0.0
-  return float(values_B.std(ddof=1) / math.sqrt(len(values_B)))

@@ -5,12 +5,14 @@
 from collections.abc import Callable
 import functools
 import math
+import pathlib
 import signal
 
 import jax
 import ml_collections
 
 from tba_jax import batches
+from tba_jax import best_model
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import policy as policy_lib
 from tba_jax import publication
@@ -25,6 +27,7 @@ from tba_jax import train_step as train_step_lib
 from tba_jax import types
 from tba_jax import value_model as value_model_lib
 from tba_jax import writers
+from tba_jax.models import hf
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import flow as flow_lib
 from tba_jax.replay import prompt_order
@@ -164,8 +167,16 @@ def make_evaluator(
     policy: policy_lib.Policy,
     split: str,
     on_event: Callable[[str, str], None] | None = None,
+    reference: reference_lib.Reference | None = None,
 ) -> evaluator_lib.Evaluator:
-  """Returns the evaluator of a split; `on_event` as judges have it."""
+  """Returns the evaluator of a split.
+
+  Args:
+    config, policy: of the run.
+    split: of the task.
+    on_event: receives what rewards fail of.
+    reference: for the KL; None = none is measured.
+  """
   return evaluator_lib.Evaluator(
       policy.task,
       policy.tokenizer,
@@ -174,6 +185,12 @@ def make_evaluator(
       split=split,
       num_completions=config.evaluate.num_completions,
       batch_prompts=config.evaluate.batch_prompts,
+      resamples=config.evaluate.resamples,
+      confidence=config.evaluate.confidence,
+      greedy_sampler=policy_lib.make_greedy_sampler(config, policy)
+      if config.evaluate.greedy
+      else None,
+      reference=reference,
   )
 
 
@@ -210,3 +227,18 @@ def make_writers(
   made = writers.make(config, run.workdir, epoch, on_event)
   signal.signal(signal.SIGUSR1, lambda *_: made.capture())
   return made
+
+
+def make_best_model(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    workdir: pathlib.Path,
+) -> best_model.BestModel:
+  """Returns what keeps the best params, where the config wants them."""
+
+  def save(folder: pathlib.Path, params: types.PyTree) -> None:
+    hf.save(folder, policy.model.config, params, policy.tokenizer)
+
+  return best_model.BestModel(
+      workdir / "best", save if config.checkpoint.keep_best else None
+  )

@@ -82,8 +82,9 @@ def model_of(config: ml_collections.ConfigDict) -> ModelConfig:
   Raises:
     ValueError: a setting, file or folder that can't be used.
   """
-  if config.init not in ("scratch", "sft"):
-    path = pathlib.Path(config.init).expanduser() / "config.json"
+  start = config.sft.init if config.init == "sft" else config.init
+  if start != "scratch":
+    path = pathlib.Path(start).expanduser() / "config.json"
     try:
       shape = hf_config.from_hf(
           json.loads(path.read_text()), dtype=config.model.param_dtype

@@ -80,18 +80,20 @@ def make(
   Args:
     config: reads `task`, `tokenizer`, `model` and `init`.
     workdir: of the run; holds the SFT model where `config.init` is "sft".
-    scratch: makes the model that SFT starts from, whatever `config.init` says.
+    scratch: makes the model that SFT starts from (`config.sft.init`), whatever
+      `config.init` says.
 
   Raises:
     ValueError: the checkpoint is missing or disagrees with the config.
   """
   task = tasks_build.make_task(config.task)
-  if scratch or config.init == "scratch":
+  start = config.sft.init if scratch else config.init
+  if start == "scratch":
     folder = None
-  elif config.init == "sft":
+  elif start == "sft":
     folder = sft_folder(workdir)
   else:
-    folder = pathlib.Path(config.init).expanduser()
+    folder = pathlib.Path(start).expanduser()
   if config.tokenizer.source != "task":
     tokenizer = tokenizer_lib.load(
         config.tokenizer.source, bos=config.tokenizer.bos
@@ -180,6 +182,18 @@ def make_evaluation_sampler(
       policy,
       num_rows=config.evaluate.batch_prompts * config.evaluate.num_completions,
       seed=config.seed ^ _EVALUATION_SEED,
+  )
+
+
+def make_greedy_sampler(
+    config: ml_collections.ConfigDict, policy: Policy
+) -> decode.Sampler:
+  """Returns the sampler of the likeliest tokens, one completion a prompt."""
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    config.sampling.temperature = 0.0
+  return _sampler(
+      config, policy, num_rows=config.evaluate.batch_prompts, seed=config.seed
   )
 
 

@@ -203,6 +203,7 @@ class _Trainer:
         journal=journal,
         evaluator=evaluator,
         validator=evaluator.while_training(),
+        best=parts.make_best_model(config, policy, run.workdir),
         guards=guards,
         recorder=recorder,
         periods=periods.make(config, policy.task),

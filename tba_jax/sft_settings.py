@@ -64,7 +64,12 @@ def _settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
       "task": {**task_fields, **config.task},
       "tokenizer": config.tokenizer,
       "model": config.model,
-      "sft": {k: v for k, v in config.sft.items() if k not in PERIODS},
+      "sft": {
+          k: v
+          for k, v in config.sft.items()
+          # "scratch" is what models had that were made before the setting.
+          if k not in PERIODS and (k, v) != ("init", "scratch")
+      },
   }
   return {
       "seed": config.seed,

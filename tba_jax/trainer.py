@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from tba_jax import batches
+from tba_jax import best_model
 from tba_jax import checkpoint as checkpoint_lib
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import guards as guards_lib
@@ -46,6 +47,7 @@ class Trainer:
       journal: journal_lib.Journal,
       evaluator: evaluator_lib.Evaluator,
       validator: evaluator_lib.Evaluator,
+      best: best_model.BestModel,
       guards: guards_lib.Guards,
       recorder: recorder_lib.Recorder,
       periods: periods_lib.Periods,
@@ -64,6 +66,7 @@ class Trainer:
       journal: cut as checkpoints cover it.
       evaluator: on held-out prompts, before and after.
       validator: while training, on a split that may be another one.
+      best: keeps the params that the validator found best.
       guards: against collapse.
       recorder: writes metrics, status, samples and results.
       periods: see there.
@@ -80,6 +83,7 @@ class Trainer:
     self._journal = journal
     self._evaluator = evaluator
     self._validator = validator
+    self._best = best
     self._guards = guards
     self._recorder = recorder
     self._periods = periods
@@ -249,6 +253,8 @@ class Trainer:
       except evaluator_lib.Interrupted:
         return False
     note.evaluation(name, self._step, result)
+    if not name:
+      self._best.offer(self._step, self._state.params, result)
     for alarm in self._guards.check_accuracy(self._step, result["pass_at_1"]):
       self._on_alarm(alarm)
     return True

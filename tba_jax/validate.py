@@ -204,6 +204,9 @@ def _check_task(good: Mapping[str, Any], task: base.Task) -> list[str]:
                 " tokens",
             )
         )
+  if good.get("checkpoint.keep_best") and base.VALIDATION not in task.splits:
+    why = "allowed False: the task has no validation split to choose by"
+    lines.append(_line("checkpoint.keep_best", True, why))
   for key, split in (
       ("evaluate.num_prompts", base.split_while_training(task)),
       ("evaluate.final_prompts", base.HELD_OUT),

@@ -144,9 +144,12 @@ class TableTest(absltest.TestCase):
         "num_prompts": 7,
         "k": 4,
         "pass_at_1": 0.25,
-        "pass_at_1_stderr": 0.03125,
+        "pass_at_1_interval": (0.1875, 0.3125),
+        "confidence": 0.95,
+        "samples": [
+            {"prompt": "1+1=", "completion": "\x1b[31m2", "reward": 1.0}
+        ],
         "pass_at_k": 0.75,
-        "pass_at_k_stderr": 0.0625,
         "distinct_correct": 1.5,
         "mean_length": 12.0,
         "stop_rate": 1.0,
@@ -157,8 +160,16 @@ class TableTest(absltest.TestCase):
       console.print(table)
     text = capture.get()
     self.assertIn("7 held-out prompts, k = 4", text)
-    self.assertEqual(text.count("0.250 ± 0.031"), 2)
+    self.assertIn("intervals of 95%", text)
+    self.assertEqual(text.count("0.250 (0.188 to 0.312)"), 2)
+    self.assertEqual(text.count("0.750"), 2)
+    self.assertNotIn("KL", text)
     self.assertEqual(text.count("12.000"), 2)
+    with console.capture() as capture:
+      console.print(evaluate.make_samples({"a": result}))
+    text = capture.get()
+    self.assertIn("1+1=", text)
+    self.assertNotIn("\x1b[31m2", text)  # Made visible, not obeyed.
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from absl.testing import parameterized
 import jax
 import numpy as np
 
+from tba_jax import eval_summary
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import types
 from tba_jax.rewards import judges
@@ -59,7 +60,13 @@ _SCRIPT = {
 
 
 def _make(sampler, task=None, **changes) -> evaluator_lib.Evaluator:
-  settings = dict(split="held_out", num_completions=4, batch_prompts=2)
+  settings = dict(
+      split="held_out",
+      num_completions=4,
+      batch_prompts=2,
+      resamples=50,
+      confidence=0.9,
+  )
   task = task or fakes.FakeTask(_RIGHT)
   return evaluator_lib.Evaluator(
       task,
@@ -70,7 +77,40 @@ def _make(sampler, task=None, **changes) -> evaluator_lib.Evaluator:
   )
 
 
+class _FakeReference:
+  """Gives every token a quarter of a nat, and keeps what it was asked."""
+
+  def logprobs(self, prompts, prompt_mask, completions, mask):
+    self.asked = prompts, prompt_mask, completions, mask
+    return np.where(mask, -0.25, 0.0)
+
+
 class EvaluatorTest(parameterized.TestCase):
+
+  def test_greedy_completions_are_judged_apart(self):
+    greedy = _ScriptedSampler({0: [[5, 1]], 1: [[2, 1]], 2: [[7, 1]]}, 4)
+    evaluator = _make(_ScriptedSampler(_SCRIPT, 4), greedy_sampler=greedy)
+    result = evaluator.run({}, 3, version=9)
+    self.assertAlmostEqual(result["greedy_pass_at_1"], 2 / 3)
+    self.assertAlmostEqual(result["pass_at_1"], (3 / 4 + 0 + 1 / 4) / 3)
+    self.assertEqual(
+        [r.num_completions for batch in greedy.requests for r in batch],
+        [1, 1, 1],
+    )
+
+  def test_kl_and_perplexity_against_the_reference(self):
+    reference = _FakeReference()
+    evaluator = _make(_ScriptedSampler(_SCRIPT, 4), reference=reference)
+    result = evaluator.run({}, 3, version=9)
+    lengths = [len(row) for rows in _SCRIPT.values() for row in rows]
+    # -0.5 of the policy and -0.25 of the reference, each token.
+    self.assertAlmostEqual(result["kl"], -0.25 * np.mean(lengths))
+    self.assertAlmostEqual(result["ref_perplexity"], np.exp(0.25))
+    prompts, prompt_mask, _, mask = reference.asked
+    # Prompt 2 is "444" and stands alone in the last batch.
+    np.testing.assert_array_equal(prompts, [[4, 4, 4]])
+    self.assertEqual(prompt_mask.sum(), 3)
+    self.assertEqual(mask.sum(), sum(len(row) for row in _SCRIPT[2]))
 
   def test_numbers_by_hand(self):
     sampler = _ScriptedSampler(_SCRIPT, length=4)
@@ -205,17 +245,17 @@ class PassAtKTest(absltest.TestCase):
     for k in range(1, n + 1):
       subsets = list(itertools.combinations(right, k))
       share = sum(any(subset) for subset in subsets) / len(subsets)
-      self.assertAlmostEqual(evaluator_lib.pass_at_k(n, c, k), share)
+      self.assertAlmostEqual(eval_summary.pass_at_k(n, c, k), share)
 
   def test_ends(self):
-    self.assertEqual(evaluator_lib.pass_at_k(8, 0, 8), 0.0)
-    self.assertEqual(evaluator_lib.pass_at_k(8, 8, 1), 1.0)
-    self.assertEqual(evaluator_lib.pass_at_k(8, 1, 8), 1.0)
+    self.assertEqual(eval_summary.pass_at_k(8, 0, 8), 0.0)
+    self.assertEqual(eval_summary.pass_at_k(8, 8, 1), 1.0)
+    self.assertEqual(eval_summary.pass_at_k(8, 1, 8), 1.0)
 
   def test_wrong_arguments(self):
     for arguments in ((4, 0, 5), (4, 5, 1), (4, -1, 1), (4, 1, 0)):
       with self.assertRaisesRegex(ValueError, r"pass@k"):
-        evaluator_lib.pass_at_k(*arguments)
+        eval_summary.pass_at_k(*arguments)
 
 
 if __name__ == "__main__":

@@ -16,20 +16,20 @@ _PACKAGE = _ROOT / "tba_jax"
 # that ends with `*` stands for the files of a folder.
 _RINGS = {
     0: """
-        config_ranges config_relations config_variants guards host_state jsonl
-        logprobs metrics processes reward_log rounds schedules sharding
-        tokenizer types
+        bootstrap config_ranges config_relations config_variants guards
+        host_state jsonl logprobs metrics processes reward_log rounds schedules
+        sharding tokenizer types
     """,
     1: """
-        forward line_program losses/* models/* prompts replay/* sampling/*
-        tasks/* transport/*
+        eval_summary forward line_program losses/* models/* prompts replay/*
+        sampling/* tasks/* transport/*
     """,
     2: """
-        batch_metrics checkpoint config_args data_report ledger micro_batches
-        objective optimizer preparation reference replay/intake replay/journal
-        replay/packing report/* rewards/* run_directory sampling/decode
-        sampling/rows run_state step_record value_model versions wandb_writer
-        writers
+        batch_metrics best_model checkpoint config_args data_report ledger
+        micro_batches objective optimizer preparation reference replay/intake
+        replay/journal replay/packing report/* rewards/* run_directory
+        sampling/decode sampling/rows run_state step_record value_model versions
+        wandb_writer writers
     """,
     3: """
         batches enumerable evaluator periods policy publication replay/drain

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax import batches
+from tba_jax import best_model
 from tba_jax import checkpoint as checkpoint_lib
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import guards as guards_lib
@@ -82,6 +83,7 @@ class TrainerCase(parameterized.TestCase):
     ]
     self.journal = autospec(journal_lib.Journal)
     self.evaluator = autospec(evaluator_lib.Evaluator)
+    self.best = autospec(best_model.BestModel)
     self.evaluator.run.side_effect = self.evaluate
     self.recorder = autospec(recorder_lib.Recorder)
     self.recorder.span.side_effect = lambda *a, **k: contextlib.nullcontext()
@@ -164,6 +166,7 @@ class TrainerCase(parameterized.TestCase):
         journal=self.journal,
         evaluator=self.evaluator,
         validator=self.evaluator,
+        best=self.best,
         guards=guards_lib.Guards(
             tiny_model.make_config(guards__action=action).guards
         ),

@@ -16,12 +16,14 @@ import ml_collections
 from tba_jax.tasks import arithmetic
 from tba_jax.tasks import base
 from tba_jax.tasks import countdown
+from tba_jax.tasks import countdown_sparse
 from tba_jax.tasks import gsm8k
 from tba_jax.tasks import own
 
 TASKS: Mapping[str, type[base.Task]] = {
     "arithmetic": arithmetic.Arithmetic,
     "countdown": countdown.Countdown,
+    "countdown_sparse": countdown_sparse.CountdownSparse,
     "gsm8k": gsm8k.Gsm8k,
     "own": own.Own,
 }

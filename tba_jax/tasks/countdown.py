@@ -118,9 +118,14 @@ class Countdown(base.Task):
     pair_of_solution = pair[order][self._chain_start[:-1]]
     self._solution_start = _starts(pair_of_solution)
     pairs = pair_of_solution[self._solution_start[:-1]]
-    rich = np.flatnonzero(np.diff(self._solution_start) >= min_solutions)
+    num_solutions = np.diff(self._solution_start)
+    rich = np.flatnonzero(self._is_kept(num_solutions, min_solutions))
     self._pair_row, self._pair_target = np.divmod(pairs, MAX_VALUE + 1)
     self._rich_pairs = rich
+
+  def _is_kept(self, num_solutions: np.ndarray, limit: int) -> np.ndarray:
+    """Tells which pairs have enough solutions to be kept."""
+    return num_solutions >= limit
 
   def _split(
       self, multisets_MxN: np.ndarray, held_out_fraction: float, seed: int

@@ -25,7 +25,7 @@ _PHRASES = {
     "-": ("loses {}", "sells {}"),
     "*": ("gets {} times as many",),
 }
-_MAX_VALUE = 99
+_MAX_VALUE = 59
 _HELD_OUT_SHARE = 0.2
 
 
@@ -52,13 +52,12 @@ def _problems(num_prompts: int, seed: int) -> Iterator[examples_lib.Row]:
 
 
 def _problem(rng: np.random.Generator) -> dict[str, str] | None:
-  """Returns a row; None where a value would leave 1 to 99."""
+  """Returns a row; None where a value would leave 1 to `_MAX_VALUE`."""
   name, thing = rng.choice(_NAMES), rng.choice(_THINGS)
-  value = first = int(rng.integers(2, 50))
+  value = first = int(rng.integers(2, 30))
   lines, told = [], []
   for operation in rng.choice(list(_PHRASES), size=2, p=[0.4, 0.4, 0.2]):
-    high = 6 if operation == "*" else 50
-    number = int(rng.integers(2, high))
+    number = int(rng.integers(2, 4 if operation == "*" else 10))
     result = answers.apply_operation(str(operation), value, number)
     if not 1 <= result <= _MAX_VALUE:
       return None

@@ -1,0 +1,234 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""GSM8K as in Trajectory Balance with Asynchrony: exact numbers as reward.
+
+    python -m tba_jax.main --config=configs/gsm8k.py --workdir=runs/gsm8k \\
+        --config.task.data=data/gsm8k --config.init=models/rho-1b-sft-GSM8K
+
+`task.data` is the folder with the published train.jsonl and test.jsonl, or one
+that `python -m tba_jax.tasks.gsm8k_data` prepared. Arguments, after a colon and
+separated by commas:
+
+- `model=rho-1b` (the paper's run), `qwen2.5-0.5b` or `llama-3.2-1b`. The first
+  starts from `realtreetune/rho-1b-sft-GSM8K` in `init`; the others are tuned on
+  the training solutions first, from a pretrained folder in `sft.init`.
+- `quick` (the same path, at most three minutes on two cores: a tiny model made
+  on the spot, and small problems in GSM8K's format that code writes, which are
+  no part of GSM8K), `smoke` (seconds).
+- `seed=N`.
+
+The settings are those of the paper's Figure 1 run (arXiv:2503.18929, App. B.1
+and the code's launch script): 7 prompts of 20 completions a step, 24 sampled,
+700 steps. Params keep the dtype of the folder (the paper: bfloat16, with no
+float32 copy); log-probs are taken in float32.
+
+Hardware and time that the paper reports: four A100 with 80 GB, one trainer and
+three searchers, 82 minutes; result 54.6 % greedy pass@1 on the 1,319 test
+problems, from 40.3 % before. These runs have not been made with this code:
+a full run's time and result are not known here. What `quick` gives stands in
+`docs/tasks.md`.
+"""
+
+import ml_collections
+
+from configs import common
+
+MODELS = ("rho-1b", "qwen2.5-0.5b", "llama-3.2-1b")
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+  """Returns the config of a variant; see the module for the arguments."""
+  arg = common.parse_arg(arg, smoke=False, quick=False, seed=0, model="rho-1b")
+  if arg.model not in MODELS:
+    raise ValueError(
+        f"config argument model={arg.model!r}: allowed {', '.join(MODELS)}"
+    )
+  c = common.get_config()
+  c.seed = arg.seed
+  c.task = ml_collections.ConfigDict(
+      dict(
+          name="gsm8k",
+          data="data/gsm8k",
+          made_up_prompts=4000,
+          prompt_format="tba",
+          answer_rule="last_number",
+          validation_prompts=0,
+          split_seed=0,
+      )
+  )
+  _set_paper(c)
+  if arg.model == "rho-1b":
+    c.init = "models/rho-1b-sft-GSM8K"
+  else:
+    folders = {"qwen2.5-0.5b": "Qwen2.5-0.5B", "llama-3.2-1b": "Llama-3.2-1B"}
+    _set_sft(c, f"models/{folders[arg.model]}")
+  if arg.quick or arg.smoke:
+    _make_quick(c)
+  if arg.smoke:
+    _make_smoke(c)
+  return c
+
+
+def _set_paper(c: ml_collections.ConfigDict) -> None:
+  """Sets what the paper's run has."""
+  c.sampling.temperature = 0.7
+  c.sampling.max_prompt_tokens = 256
+  c.sampling.max_completion_tokens = 512
+  c.sampling.num_rows = 72
+  # Of the models that bring no config of their own.
+  c.model.max_positions = 1024
+
+  c.search.num_searchers = 3
+  c.search.prompts_per_round = 3
+  c.search.samples_per_prompt = 24
+  # The trainer does not wait for searchers, and these sample without end.
+  c.search.prompts_per_step = 7
+  c.search.wait_for_fresh = False
+  c.search.lead_steps = 4
+
+  c.loss.name = "tb"
+  c.loss.scale = "paper"
+  c.loss.beta = 0.014
+  c.loss.beta_final = 0.004
+  c.loss.beta_decay_steps = 500
+  c.loss.beta_stop_steps = 500
+  # The tokenizer has no pad token: the paper's code masks the stop token too.
+  c.loss.include_stop_token = False
+
+  c.optimizer.learning_rate = 1e-5
+  c.optimizer.learning_rate_final = 0.0
+  c.optimizer.schedule = "warmup_stable_decay"
+  c.optimizer.warmup_steps = 50
+  c.optimizer.stable_steps = 350
+  c.optimizer.decay_steps = 600
+  c.optimizer.b1 = 0.9
+  c.optimizer.b2 = 0.999
+  c.optimizer.weight_decay = 0.0
+  c.optimizer.grad_clip_norm = 0.0
+
+  c.train.num_steps = 700
+  c.train.prompts_per_batch = 7
+  c.train.completions_per_prompt = 20
+  c.train.micro_batch_prompts = 1
+  c.publish.every_steps = 2
+
+  c.replay.recent_fraction = 0.95
+  c.replay.recent_window_steps = 2
+  c.replay.capacity_per_prompt = 100
+  c.replay.capacity = 750_000  # 100 of each prompt: no bound of its own
+  c.replay.selection = "uniform"
+  c.replay.warm_start_completions = 500
+
+  c.reference.mode = "fixed"
+
+  # The whole test split, greedily, before and after.
+  c.evaluate.every_steps = 0
+  c.evaluate.num_prompts = 512
+  c.evaluate.final_prompts = 1319
+  c.evaluate.num_completions = 8
+  c.evaluate.batch_prompts = 16
+  c.evaluate.greedy = True
+  c.evaluate.variants = "prompt_format=tba;prompt_format=sft"
+  c.checkpoint.every_steps = 100
+
+
+def _set_sft(c: ml_collections.ConfigDict, folder: str) -> None:
+  """Sets the fine-tuning of the paper's start: two epochs of the solutions."""
+  c.init = "sft"
+  c.sft.init = folder
+  c.tokenizer.source = folder
+  c.sft.batch_size = 64
+  c.sft.num_steps = 234  # two epochs of 7,473
+  c.sft.learning_rate = 1e-5
+  c.sft.warmup_steps = 7  # 3 %
+  c.sft.b2 = 0.999
+  c.sft.evaluate_every_steps = 117
+  c.sft.checkpoint_every_steps = 117
+
+
+def _make_quick(c: ml_collections.ConfigDict) -> None:
+  """Shrinks the run: a tiny model, and problems that code makes up."""
+  c.task.data = "made_up"
+  c.task.made_up_prompts = 12_000
+  c.task.validation_prompts = 128
+  c.init = "sft"
+  c.sft.init = "scratch"
+  c.tokenizer.source = "task"
+  c.model.num_layers = 2
+  c.model.width = 64
+  c.model.max_positions = 128
+
+  c.sft.num_steps = 600
+  c.sft.batch_size = 32
+  c.sft.learning_rate = 3e-3
+  c.sft.warmup_steps = 50
+  c.sft.evaluate_every_steps = 600
+  c.sft.checkpoint_every_steps = 300
+
+  c.sampling.temperature = 1.0
+  c.sampling.max_prompt_tokens = 40
+  c.sampling.max_completion_tokens = 24
+  c.sampling.num_rows = 192
+
+  c.search.num_searchers = 1
+  c.search.prompts_per_round = 24
+  c.search.samples_per_prompt = 10
+  c.search.prompts_per_step = 24
+  c.search.wait_for_fresh = True
+  c.search.lead_steps = 1
+
+  # What a small model with large steps needs: see configs/countdown.py.
+  c.loss.scale = "unit"
+  c.loss.beta = 0.05
+  c.loss.beta_final = 0.02
+  c.loss.beta_decay_steps = c.loss.beta_stop_steps = 60
+  c.loss.ratio_clip = 0.2
+  c.loss.include_stop_token = True
+  c.optimizer.learning_rate = 6e-4
+  c.optimizer.warmup_steps = 5
+  c.optimizer.stable_steps = 60
+  c.optimizer.decay_steps = 0
+  c.optimizer.grad_clip_norm = 1.0
+
+  c.train.num_steps = 100
+  c.train.prompts_per_batch = 24
+  c.train.micro_batch_prompts = 24
+  c.train.completions_per_prompt = 8
+  c.replay.warm_start_completions = 0
+
+  c.evaluate.every_steps = 50
+  c.evaluate.num_prompts = 128
+  c.evaluate.final_prompts = 512
+  c.evaluate.num_completions = 4
+  c.evaluate.variants = ""
+  c.evaluate.batch_prompts = 64
+  c.checkpoint.every_steps = 50
+
+
+def _make_smoke(c: ml_collections.ConfigDict) -> None:
+  """Shrinks everything to what shows that the parts work together."""
+  c.task.made_up_prompts = 200
+  c.task.validation_prompts = 16
+  c.model.num_layers = 1
+  c.model.width = 32
+  c.model.num_heads = c.model.num_kv_heads = 2
+  c.model.mlp_width = 64
+  c.sft.num_steps = 20
+  c.sft.warmup_steps = 5
+  c.sft.batch_size = 16
+  c.sft.evaluate_every_steps = 20
+  c.sft.checkpoint_every_steps = 10
+  c.sampling.num_rows = 32
+  c.search.prompts_per_round = c.search.prompts_per_step = 8
+  c.search.samples_per_prompt = 4
+  c.train.num_steps = 6
+  c.train.prompts_per_batch = c.train.micro_batch_prompts = 8
+  c.train.completions_per_prompt = 4
+  c.optimizer.warmup_steps = 1
+  c.optimizer.stable_steps = 2
+  c.evaluate.every_steps = 3
+  c.evaluate.num_prompts = 8
+  c.evaluate.final_prompts = 16
+  c.evaluate.batch_prompts = 8
+  c.checkpoint.every_steps = 3
+  c.log.samples_every_steps = 3
