@@ -72,7 +72,9 @@ class Report:
     """Returns a line a split, and one for each reason to leave rows out."""
     out = []
     for split, used in self.used.items():
-      out.append(f"{split}: {used} prompts of {self.read[split]} rows")
+      # A validation split that was cut has no rows of its own.
+      of_rows = f" of {self.read[split]} rows" if split in self.read else ""
+      out.append(f"{split}: {used} prompts{of_rows}")
       for reason, text in REASONS.items():
         places = self.places(split, reason)
         if places:

@@ -37,6 +37,8 @@ class RowsTask(base.Task):
     """
     examples_lib.check_splits(splits, test=base.HELD_OUT, report=report)
     self._splits = splits
+    # A part of "train" may have become "validation".
+    report.used.update({split: len(found) for split, found in splits.items()})
     self.report = report
 
   @property

@@ -130,6 +130,10 @@ class Gsm8kTest(parameterized.TestCase):
         for split in task.splits
     }
     self.assertLen(parts["validation"], 3)
+    self.assertEqual(
+        task.report.used, {"train": 6, "held_out": 1, "validation": 3}
+    )
+    self.assertLen(task.report.lines(), 3)
     self.assertEmpty(parts["validation"] & parts["train"])
     self.assertEqual(
         parts["validation"] | parts["train"],

@@ -56,6 +56,15 @@ class LimitedTest(absltest.TestCase):
     )
     self.assertEqual(task.report.used, {"train": 3, "held_out": 1})
 
+  def test_the_report_of_a_task_with_a_validation_split(self):
+    task = limited.Limited(
+        _task(train="a b", held_out="c", validation="dd e"),
+        num_tokens=len,
+        max_prompt_tokens=1,
+    )
+    self.assertIn("validation: 1 prompts", task.report.lines())
+    self.assertEqual(task.splits, ("train", "held_out", "validation"))
+
   def test_a_split_without_prompts(self):
     with self.assertRaisesRegex(
         ValueError, "config.sampling.max_prompt_tokens=0.*'train'"
