@@ -138,7 +138,7 @@ def _set_sft(c: ml_collections.ConfigDict, folder: str) -> None:
   c.sft.init = folder
   c.tokenizer.source = folder
   c.sft.batch_size = 64
-  c.sft.num_steps = 234  # two epochs of 7,473
+  c.sft.num_steps = 234  # as many examples as two epochs have
   c.sft.learning_rate = 1e-5
   c.sft.warmup_steps = 7  # 3 %
   c.sft.b2 = 0.999

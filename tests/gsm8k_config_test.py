@@ -92,6 +92,8 @@ class Gsm8kConfigTest(parameterized.TestCase):
     config = config_args.load_config("configs/gsm8k.py")
     with self.assertRaises(ValueError) as caught:
       validate.validate(config)
+    lines = str(caught.exception).splitlines()
+    self.assertLen(lines, 2)  # Nothing else is wrong.
     for key in ("config.task.data", "config.init"):
       self.assertIn(key, str(caught.exception))
 
