@@ -28,6 +28,7 @@ REQUIREMENTS = [
     "pyarrow>=15",
     "rich>=13.9",
     "safetensors>=0.6",
+    "scipy>=1.14",
     "tensorflow-datasets>=4.9.9",
     "transformers>=5,<6",
 ]

@@ -320,6 +320,18 @@ def get_config() -> ml_collections.ConfigDict:
   # the one that was trained.
   c.export = d(dtype="")
 
+  # Of `--program=sweep`: an objective's runs are all of its lags times seeds.
+  c.sweep = d(
+      # "NAME: KEY=VALUE …; NAME: …", what each objective sets for itself.
+      objectives="",
+      # Lags: a batch is sampled so many steps before it is trained on ("0,4"),
+      # or rounds of so many mini-batches are sampled at their begin ("2,16").
+      staleness_steps="0,1,2,4,16",
+      mini_batches="2,16",
+      seeds="0,1,2",
+      workers=1,  # processes that make runs at the same time
+  )
+
   # Periods of `metrics.jsonl` and `samples.jsonl`, and samples written then.
   c.log = d(
       every_steps=1,

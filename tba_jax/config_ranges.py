@@ -124,6 +124,11 @@ _WRITERS: _Range = (
     f"allowed '' or some of {', '.join(WRITER_NAMES)}, separated by commas",
 )
 
+_NUMBERS: _Range = (
+    lambda v: re.fullmatch(r"|\d+(,\d+)*", v),
+    "allowed whole numbers separated by commas",
+)
+
 _CORES: _Range = _are_cores, "allowed '', 'all', or cores as 0  0,2  0-3"
 
 
@@ -170,7 +175,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " checkpoint.every_steps checkpoint.keep"
         " log.every_steps log.profile_first_step log.profile_asked_steps"
         " generate.num_completions generate.batch_lines"
-        " reference.every_steps reward.num_workers rounds.passes",
+        " reference.every_steps reward.num_workers rounds.passes"
+        " sweep.workers",
     ),
     (
         _at_least(0),
@@ -254,6 +260,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         ),
         "sampling.stop_strings",
     ),
+    (_NUMBERS, "sweep.staleness_steps sweep.mini_batches sweep.seeds"),
     (_ADDRESS, "store.address"),
     (_CORES, "cores.trainer cores.searcher cores.store"),
 )

@@ -34,11 +34,12 @@ PROGRAMS = {
     "score": "tba_jax.score",
     "export": "tba_jax.export",
     "benchmark": "tba_jax.benchmarks.program",
+    "sweep": "tba_jax.sweep",
 }
 # These read the config that a run has saved, where none is given.
 _OF_A_RUN = (
     "trainer", "searcher", "store", "sft", "evaluate", "export", "report",
-    "status",
+    "status", "sweep",
 )  # fmt: skip
 # They say what they read, where the task is made of rows of data.
 _SHOW_DATA = ("train", "sft", "evaluate", "plan")

@@ -48,6 +48,7 @@ RESUMABLE_KEYS = (
     "search.pull_every_s",
     "search.starvation_s",
     "store.*",
+    "sweep.*",
     "train.num_steps",
     "train.wall_clock_limit_s",
 )

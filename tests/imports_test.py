@@ -18,7 +18,7 @@ _RINGS = {
     0: """
         bootstrap config_ranges config_relations config_variants guards
         host_state jsonl logprobs metrics processes reward_log rounds schedules
-        sharding tokenizer types
+        sharding sweep_types tokenizer types
     """,
     1: """
         eval_summary forward line_program losses/* models/* prompts replay/*
@@ -40,7 +40,8 @@ _RINGS = {
     """,
     5: """
         children config_reference evaluate export generate panel panel_view
-        parts plan report/program roles score status store supervise sweep
+        parts plan report/program roles score stale_loop stale_samples status
+        store supervise sweep sweep_runs sweep_table sweep_view
         train_reward_model train_sft
     """,
     # Benchmarks measure programs; `main` alone asks for either, by name.

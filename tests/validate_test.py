@@ -94,6 +94,7 @@ class RangesTest(parameterized.TestCase):
         "init",
         "loss.value_init",
         "store.spool_dir",
+        "sweep.objectives",
         "task.name",
         "tokenizer.source",
     }

@@ -19,6 +19,7 @@ from tba_jax.tasks import countdown
 from tba_jax.tasks import countdown_sparse
 from tba_jax.tasks import gsm8k
 from tba_jax.tasks import own
+from tba_jax.tasks import preference
 
 TASKS: Mapping[str, type[base.Task]] = {
     "arithmetic": arithmetic.Arithmetic,
@@ -26,6 +27,7 @@ TASKS: Mapping[str, type[base.Task]] = {
     "countdown_sparse": countdown_sparse.CountdownSparse,
     "gsm8k": gsm8k.Gsm8k,
     "own": own.Own,
+    "preference": preference.Preference,
 }
 
 

@@ -1,0 +1,154 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Preference: texts of a small random language, liked by a known reward.
+
+A controlled stand-in for learning from preferences. Supervised fine-tuning
+learns a language: a random chain of letters with random lengths. The reward is
+a known function of the completion, whatever its language, so there is no error
+of a learned reward, and a policy that gives up the language for reward shows
+it: as KL to the reference, and as perplexity under it.
+
+The prompt `ab:` asks for letters that "a" and "b" like. With random likings
+u in [-1, 1], fixed by `split_seed`, the completion y_1 … y_n has
+
+    r = 1/max_letters Σ_t (u[a, y_t] + u[b, y_t]) / 2
+
+which is largest for the one best letter, max_letters times.
+"""
+
+from collections.abc import Sequence
+import string
+from typing import ClassVar
+
+import numpy as np
+
+from tba_jax.tasks import base
+
+_PROMPT_END = ":"
+# Of the language: below 1 few letters are likely after another, and the share
+# of texts that end after each letter.
+_CONCENTRATION = 0.5
+_STOP_SHARE = 0.08
+# A completion is right from this share of the best reward on.
+_RIGHT_SHARE = 0.5
+
+
+class Preference(base.Task):
+  """Prompts of two letters; the reward is a sum of likings.
+
+  num_letters: of the language.
+  max_letters: of a completion of the language; more count, too.
+  held_out_fraction: share of the prompts that training never sees.
+  split_seed: of the language, the likings, the split and the order of prompts.
+  """
+
+  name: ClassVar[str] = "preference"
+  FIELDS: ClassVar = {
+      "num_letters": 16,
+      "max_letters": 10,
+      "held_out_fraction": 0.15,
+      "split_seed": 0,
+  }
+
+  def __init__(
+      self,
+      *,
+      num_letters: int,
+      max_letters: int,
+      held_out_fraction: float,
+      split_seed: int,
+  ):
+    """Draws the language and the likings.
+
+    Raises:
+      ValueError: a field is out of range, or leaves a split without prompts.
+    """
+    base.check_integer("num_letters", num_letters, 2, 26)
+    base.check_integer("max_letters", max_letters, 1, 1000)
+    base.check_fraction("held_out_fraction", held_out_fraction)
+    base.check_integer("split_seed", split_seed, 0, 2**63 - 1)
+    self._letters = string.ascii_lowercase[:num_letters]
+    self._max_letters = max_letters
+    rng = np.random.default_rng(split_seed)
+    shape = (num_letters, num_letters)
+    # Row: the letter before; column: the letter after it.
+    self._next_AxA = rng.dirichlet(
+        np.full(num_letters, _CONCENTRATION), size=num_letters
+    )
+    # Row: a letter of the prompt; column: one of the completion.
+    self._likings_AxA = rng.uniform(-1, 1, size=shape)
+    prompts = [a + b for a in self._letters for b in self._letters]
+    rng.shuffle(prompts)
+    num_held_out = round(held_out_fraction * len(prompts))
+    self._prompts = {
+        base.TRAIN: prompts[num_held_out:],
+        base.HELD_OUT: prompts[:num_held_out],
+    }
+    for split, mine in self._prompts.items():
+      if not mine:
+        raise ValueError(
+            f"config.task.held_out_fraction={held_out_fraction} of"
+            f" {len(prompts)} prompts leaves the split {split!r} without any"
+        )
+
+  def num_prompts(self, split: str) -> int:
+    base.check_split(split)
+    return len(self._prompts[split])
+
+  def prompt(self, split: str, index: int) -> str:
+    base.check_split(split)
+    return self._prompts[split][index] + _PROMPT_END
+
+  def reward(self, split: str, index: int, completion: str) -> float:
+    """Returns the mean liking; what is no letter is liked by -1."""
+    likings_A = self._likings_of(split, index)
+    found = (self._letters.find(letter) for letter in completion)
+    total = sum(-1.0 if i < 0 else likings_A[i] for i in found)
+    return float(total / self._max_letters)
+
+  def best_reward(self, split: str, index: int) -> float:
+    """Returns the largest reward of a completion of the language's length."""
+    return float(max(self._likings_of(split, index).max(), 0.0))
+
+  def solution_key(self, split: str, index: int, completion: str) -> str | None:
+    """Returns the completion where it has half of the best reward."""
+    enough = _RIGHT_SHARE * self.best_reward(split, index)
+    is_right = self.reward(split, index, completion) >= enough
+    return completion if is_right else None
+
+  def reference_completion(
+      self, split: str, index: int, rng: np.random.Generator
+  ) -> str:
+    """Returns a text of the language, whatever its reward is."""
+    letter = self._letters.index(self.prompt(split, index)[1])
+    text = ""
+    for stop in rng.random(self._max_letters) < _STOP_SHARE:
+      letter = rng.choice(len(self._letters), p=self._next_AxA[letter])
+      text += self._letters[letter]
+      if stop:
+        break
+    return text
+
+  def tokenizer_words(self) -> Sequence[str]:
+    return list(self._letters + _PROMPT_END)
+
+  @property
+  def tokenizer_pattern(self) -> str:
+    return "."
+
+  @property
+  def max_prompt_tokens(self) -> int:
+    return 3
+
+  @property
+  def max_completion_tokens(self) -> int:
+    # With the stop token.
+    return self._max_letters + 1
+
+  def _likings_of(self, split: str, index: int) -> np.ndarray:
+    """Returns how each letter is liked by a prompt."""
+    first, second = (
+        self._letters.index(letter)
+        for letter in self.prompt(split, index).removesuffix(_PROMPT_END)
+    )
+    return (self._likings_AxA[first] + self._likings_AxA[second]) / 2

@@ -1,0 +1,94 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A sweep that is killed goes on with what it has not done yet."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+from absl.testing import absltest
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_DEADLINE_S = 150.0
+_NUM_RUNS = 4
+
+
+class SweepTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.workdir = pathlib.Path(self.create_tempdir().full_path)
+
+  def start(self, *args):
+    command = [sys.executable, "-m", "tba_jax.main", "--program=sweep",
+               f"--workdir={self.workdir}", *args]  # fmt: skip
+    # In a group of its own, so that all of it can be killed at once.
+    return subprocess.Popen(
+        command,
+        cwd=_ROOT,
+        env={**os.environ, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+  def results(self):
+    return {
+        path.name: (path.stat().st_mtime_ns, json.loads(path.read_text()))
+        for path in (self.workdir / "runs").glob("*.json")
+    }
+
+  def test_goes_on_after_a_kill(self):
+    config = "--config=configs/staleness.py:smoke"
+    sweep = self.start(config, "--config.sweep.workers=2")
+    deadline = time.monotonic() + _DEADLINE_S
+    while not self.results() and time.monotonic() < deadline:
+      self.assertIsNone(sweep.poll(), "ended before its first run")
+      time.sleep(0.02)
+    os.killpg(sweep.pid, signal.SIGKILL)
+    sweep.communicate()
+    before = self.results()
+    self.assertNotEmpty(before)
+    self.assertLess(len(before), _NUM_RUNS)
+
+    # In one process this time.
+    sweep = self.start(config)
+    out, _ = sweep.communicate(timeout=_DEADLINE_S)
+    self.assertEqual(sweep.returncode, 0, out)
+    after = self.results()
+    self.assertLen(after, _NUM_RUNS)
+    for name, result in before.items():
+      self.assertEqual(after[name], result, name)
+    for name, (_, result) in after.items():
+      lag = 2 if "-s2-" in name else 0
+      self.assertEqual(
+          result["versions"], [max(t - lag, 0) for t in range(6)], name
+      )
+    self.assertIn(f"{_NUM_RUNS}/{_NUM_RUNS} runs", out)
+    for name in ("sweep.md", "sweep.png"):
+      self.assertTrue((self.workdir / name).exists(), name)
+
+  def test_a_worker_that_fails_ends_the_sweep(self):
+    # The weights are damaged: told when a run is made, not before.
+    config = "--config=configs/staleness.py:smoke"
+    first = self.start(config, "--config.sweep.staleness_steps=0")
+    out, _ = first.communicate(timeout=_DEADLINE_S)
+    self.assertEqual(first.returncode, 0, out)
+    for path in (self.workdir / "runs").glob("*.json"):
+      path.unlink()
+    (self.workdir / "sft/model/model.safetensors").write_bytes(b"torn")
+    sweep = self.start(config, "--config.sweep.workers=2")
+    out, _ = sweep.communicate(timeout=_DEADLINE_S)
+    self.assertEqual(sweep.returncode, 3, out)
+    self.assertRegex(
+        out, r"a worker ended with status \d+: see .*worker-\d.log"
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()
