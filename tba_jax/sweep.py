@@ -31,6 +31,7 @@ from tba_jax import sweep_table
 from tba_jax import sweep_types
 from tba_jax import sweep_view
 from tba_jax import train_sft
+from tba_jax import validate
 
 _WORKER = "worker"  # The operand that makes a process one of several.
 _PLOT_EVERY_S = 60.0
@@ -44,10 +45,11 @@ def run(
     config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
 ) -> int:
   """Runs the program; returns its exit status."""
+  check = lambda own: validate.validate(own, program="sweep")
   try:
     if operands and (operands[0] != _WORKER or len(operands) != 2):
       raise ValueError(f"--program=sweep takes no operands, not {operands}")
-    runs = sweep_runs.expand(config)
+    runs = sweep_runs.expand(config, check)
     if not operands:
       run_directory.lock(workdir)  # Held as long as this process lives.
     _read_results(workdir, runs)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runs of a sweep: objectives times staleness times seeds. No JAX here."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import fnmatch
 import itertools
 import pathlib
@@ -15,7 +15,6 @@ from configs import common
 from tba_jax import config_args
 from tba_jax import jsonl
 from tba_jax import sweep_types
-from tba_jax import validate
 
 # What an objective may set; the sampler, the model, the task and the numbers of
 # updates and completions are common to all runs.
@@ -29,8 +28,15 @@ _OWN_KEYS = (
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-def expand(config: ml_collections.ConfigDict) -> list[sweep_types.Run]:
+def expand(
+    config: ml_collections.ConfigDict,
+    check: Callable[[ml_collections.ConfigDict], None],
+) -> list[sweep_types.Run]:
   """Returns the runs in their order: a whole seed, then the next.
+
+  Args:
+    config: complete.
+    check: raises ConfigError where the config of a run is wrong.
 
   Raises:
     ConfigError: a setting of `config.sweep`, or of a run, is wrong.
@@ -49,7 +55,7 @@ def expand(config: ml_collections.ConfigDict) -> list[sweep_types.Run]:
           f"config.{key} = {section!r}: allowed {value!r} with --program=sweep"
       )
   configs = {
-      name: _own_config(config, name, overrides)
+      name: _own_config(config, name, overrides, check)
       for name, overrides in recipes.items()
   }
   return [
@@ -152,13 +158,16 @@ def _numbers(sweep: ml_collections.ConfigDict, key: str, low: int) -> list[int]:
 
 
 def _own_config(
-    config: ml_collections.ConfigDict, name: str, overrides: list[str]
+    config: ml_collections.ConfigDict,
+    name: str,
+    overrides: list[str],
+    check: Callable[[ml_collections.ConfigDict], None],
 ) -> ml_collections.ConfigDict:
   """Returns the checked config of an objective's runs."""
   own = config.copy_and_resolve_references()
   try:
     config_args.apply_overrides(own, overrides)
-    validate.validate(own, program="sweep")
+    check(own)
   except config_args.ConfigError as error:
     raise config_args.ConfigError(
         f"config.sweep.objectives, {name}: {error}"

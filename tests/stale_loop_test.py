@@ -18,8 +18,15 @@ from tba_jax import policy as policy_lib
 from tba_jax import stale_loop
 from tba_jax import sweep_runs
 from tba_jax import train_step as train_step_lib
+from tba_jax import validate
 
 _FILE = str(pathlib.Path(staleness.__file__))
+
+
+def expand(config):
+  return sweep_runs.expand(config, validate.validate)
+
+
 _STEPS = 6
 
 
@@ -41,7 +48,7 @@ class BenchTest(absltest.TestCase):
             "evaluate.every_steps=0",
         ],
     )
-    cls.runs = {run.name: run for run in sweep_runs.expand(cls.config)}
+    cls.runs = {run.name: run for run in expand(cls.config)}
     cls.steps, cls.batches = [], []
     make = train_step_lib.make_train_step
 

@@ -12,8 +12,13 @@ from tba_jax import config_args
 from tba_jax import jsonl
 from tba_jax import sweep_runs
 from tba_jax import sweep_types
+from tba_jax import validate
 
 _FILE = str(pathlib.Path(staleness.__file__))
+
+
+def expand(config):
+  return sweep_runs.expand(config, validate.validate)
 
 
 def load(arg="smoke", *overrides):
@@ -48,7 +53,7 @@ class ExpandTest(parameterized.TestCase):
         "sweep.mini_batches=2",
         "sweep.seeds=7,3",
     )
-    runs = sweep_runs.expand(config)
+    runs = expand(config)
     self.assertEqual(
         [run.name for run in runs],
         [
@@ -66,7 +71,7 @@ class ExpandTest(parameterized.TestCase):
         " loss.ratio_clip=0.1 optimizer.learning_rate=0.5",
         "sweep.staleness_steps=0",
     )
-    first, second = sweep_runs.expand(config)
+    first, second = expand(config)
     self.assertEqual(first.config.loss.name, "rloo")
     self.assertEqual(first.config.loss.ratio_clip, 0.0)
     self.assertEqual(second.config.loss.name, "tb")
@@ -78,8 +83,8 @@ class ExpandTest(parameterized.TestCase):
     )
 
   def test_the_study_and_its_short_forms(self):
-    full = {run.objective for run in sweep_runs.expand(load(""))}
-    quick = sweep_runs.expand(load("quick"))
+    full = {run.objective for run in expand(load(""))}
+    quick = expand(load("quick"))
     self.assertEqual(
         [run.name for run in quick],
         [
@@ -89,8 +94,8 @@ class ExpandTest(parameterized.TestCase):
         ],
     )
     self.assertLessEqual({run.objective for run in quick}, full)
-    study = {run.seed for run in sweep_runs.expand(load(""))}
-    tuned = {run.seed for run in sweep_runs.expand(load("tune"))}
+    study = {run.seed for run in expand(load(""))}
+    tuned = {run.seed for run in expand(load("tune"))}
     self.assertEmpty(study & tuned)
 
   @parameterized.parameters(
@@ -113,21 +118,21 @@ class ExpandTest(parameterized.TestCase):
   )
   def test_refuses(self, override, message):
     with self.assertRaisesRegex(config_args.ConfigError, message):
-      sweep_runs.expand(load("smoke", override))
+      expand(load("smoke", override))
 
   def test_refuses_to_have_no_lag(self):
     config = load("smoke", "sweep.staleness_steps=", "sweep.mini_batches=")
     with self.assertRaisesRegex(
         config_args.ConfigError, "staleness_steps = '': allowed one or more"
     ):
-      sweep_runs.expand(config)
+      expand(config)
 
 
 class ResultTest(absltest.TestCase):
 
   def test_is_of_the_same_settings(self):
     workdir = self.create_tempdir().full_path
-    run = sweep_runs.expand(load())[0]
+    run = expand(load())[0]
     self.assertIsNone(sweep_runs.read_result(workdir, run))
     path = sweep_runs.result_path(workdir, run)
     jsonl.atomic_write_json(
@@ -135,9 +140,9 @@ class ResultTest(absltest.TestCase):
     )
     self.assertEqual(sweep_runs.read_result(workdir, run)["x"], 1)
     # Other lags, seeds and objectives of the sweep do not matter.
-    same = sweep_runs.expand(load("smoke", "sweep.seeds=0,1"))[0]
+    same = expand(load("smoke", "sweep.seeds=0,1"))[0]
     self.assertEqual(sweep_runs.read_result(workdir, same)["x"], 1)
-    other = sweep_runs.expand(load("smoke", "train.num_steps=7"))[0]
+    other = expand(load("smoke", "train.num_steps=7"))[0]
     with self.assertRaisesRegex(
         config_args.ConfigError, "config.train.num_steps = 7, was 6"
     ):
@@ -145,7 +150,7 @@ class ResultTest(absltest.TestCase):
 
   def test_of_a_version_that_did_not_know_a_key(self):
     workdir = self.create_tempdir().full_path
-    run = sweep_runs.expand(load())[0]
+    run = expand(load())[0]
     path = sweep_runs.result_path(workdir, run)
     settings = sweep_runs.settings(run)
     del settings["loss.ratio_cap"]
@@ -155,11 +160,11 @@ class ResultTest(absltest.TestCase):
     with self.assertRaisesRegex(
         config_args.ConfigError, "ratio_cap = 3.0, was"
     ):
-      sweep_runs.read_result(workdir, sweep_runs.expand(other)[0])
+      sweep_runs.read_result(workdir, expand(other)[0])
 
   def test_a_torn_file_is_no_result(self):
     workdir = self.create_tempdir().full_path
-    run = sweep_runs.expand(load())[0]
+    run = expand(load())[0]
     path = sweep_runs.result_path(workdir, run)
     path.parent.mkdir(parents=True)
     path.write_text('{"settings": {')

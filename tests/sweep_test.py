@@ -21,8 +21,13 @@ from tba_jax import stale_loop
 from tba_jax import sweep
 from tba_jax import sweep_runs
 from tba_jax import train_sft
+from tba_jax import validate
 
 _FILE = str(pathlib.Path(staleness.__file__))
+
+
+def expand(config):
+  return sweep_runs.expand(config, validate.validate)
 
 
 def load(*overrides):
@@ -85,7 +90,7 @@ class SweepTest(absltest.TestCase):
     config = load(
         "sweep.objectives=tb: loss.name=tb", "sweep.staleness_steps=0,2"
     )
-    names = [run.name for run in sweep_runs.expand(config)]
+    names = [run.name for run in expand(config)]
     with mock.patch.object(FakeBench, "on_run", self.stop.set):
       status, out, _ = self.run_sweep(config)
     self.assertEqual(status, processes.EXIT_INTERRUPTED)
@@ -129,7 +134,7 @@ class SweepTest(absltest.TestCase):
     self.assertEmpty(FakeBench.made)
 
   def test_a_run_that_another_process_has_is_left_to_it(self):
-    runs = sweep_runs.expand(load())
+    runs = expand(load())
     with sweep._claim(self.workdir, runs[0]) as first:
       with sweep._claim(self.workdir, runs[0]) as second:
         with sweep._claim(self.workdir, runs[1]) as third:
