@@ -8,7 +8,7 @@ touched. This module imports no JAX.
 """
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import difflib
 import importlib.util
 import inspect
@@ -19,6 +19,7 @@ from typing import Any
 import ml_collections
 
 from configs import common
+from tba_jax import config_flat
 from tba_jax.tasks import build
 
 _OVERRIDE = re.compile(
@@ -103,7 +104,7 @@ def apply_overrides(
   ]
   names = [i.partition("=")[2] for i in items if i.startswith("task.name=")]
   _complete_task(config, names[-1] if names else config.task.name)
-  keys = flatten(config)
+  keys = config_flat.flatten(config)
   for item in items:
     key, has_value, text = item.partition("=")
     if key not in keys:
@@ -173,17 +174,6 @@ def parse_value(key: str, text: str, default: Any) -> Any:
   if default is not None and not isinstance(value, type(default)):
     raise ConfigError(f"config.{key} = {text!r}: allowed {type_name(default)}")
   return value
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Returns `{"a.b": value}` of a nested mapping, in its order."""
-  out = {}
-  for name, value in config.items():
-    if isinstance(value, (Mapping, ml_collections.ConfigDict)):
-      out.update(flatten(value, f"{prefix}{name}."))
-    else:
-      out[f"{prefix}{name}"] = value
-  return out
 
 
 def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ import tokenize
 from typing import Any
 
 from configs import common
-from tba_jax import config_args
+from tba_jax import config_flat
 from tba_jax import config_ranges
 from tba_jax import validate
 from tba_jax.tasks import build
@@ -112,7 +112,7 @@ def render() -> str:
   source = pathlib.Path(common.__file__).read_text("utf-8")
   said = comments(source)
   lines = [_HEAD, "## top level", "", *_TABLE]
-  values = config_args.flatten(common.get_config())
+  values = config_flat.flatten(common.get_config())
   # In the order of the file, which puts together what belongs together.
   order = {key: place for place, key in enumerate(said)}
   keys = sorted(values, key=lambda key: order.get(key, len(order)))

@@ -28,7 +28,6 @@ import rich.text
 from tba_jax import config_args
 from tba_jax import jsonl
 from tba_jax import model_source
-from tba_jax import parts
 from tba_jax import policy as policy_lib
 from tba_jax import processes
 from tba_jax import reference as reference_lib
@@ -219,7 +218,7 @@ def _evaluate(
     reference: reference_lib.Reference | None,
 ) -> dict[str, Any]:
   """Returns the evaluator's metrics on the held-out split."""
-  evaluator = parts.make_evaluator(
+  evaluator = policy_lib.make_evaluator(
       config, policy, tasks_base.HELD_OUT, reference=reference
   )
   num_prompts = min(

@@ -9,7 +9,7 @@ between two versions of the params is not one between two draws of prompts.
 import collections
 from collections.abc import Callable, Iterator
 import dataclasses
-from typing import Any
+from typing import Any, TYPE_CHECKING
 import zlib
 
 import numpy as np
@@ -19,8 +19,11 @@ from tba_jax import reference as reference_lib
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax import types
 from tba_jax.rewards import judges
-from tba_jax.sampling import decode
+from tba_jax.sampling import requests as requests_lib
 from tba_jax.tasks import base
+
+if TYPE_CHECKING:
+  from tba_jax.sampling import decode
 
 # Training counts the visits of a prompt from 0; those of an evaluation stand
 # above all of them, so that the two never share random numbers, even with one
@@ -41,7 +44,7 @@ class Evaluator:
       self,
       task: base.Task,
       tokenizer: tokenizer_lib.Tokenizer,
-      sampler: decode.Sampler,
+      sampler: "decode.Sampler",
       judge: judges.Judge,
       *,
       split: str,
@@ -49,7 +52,7 @@ class Evaluator:
       batch_prompts: int,
       resamples: int,
       confidence: float,
-      greedy_sampler: decode.Sampler | None = None,
+      greedy_sampler: "decode.Sampler | None" = None,
       reference: reference_lib.Reference | None = None,
   ):
     """Makes an evaluator.
@@ -203,7 +206,7 @@ class Evaluator:
     """Returns one record per prompt, as `eval_summary` reads them."""
     texts = [self._task.prompt(self._split, index) for index in indices]
     requests = [
-        decode.Request(
+        requests_lib.Request(
             prompt_tokens=np.asarray(
                 self._tokenizer.encode_prompt(text), np.int32
             ),
@@ -240,7 +243,7 @@ class Evaluator:
   def _add_greedy(
       self,
       params: types.PyTree,
-      requests: list[decode.Request],
+      requests: list[requests_lib.Request],
       records: list[dict[str, Any]],
       version: int,
   ) -> None:
@@ -260,7 +263,7 @@ class Evaluator:
 
   def _add_reference(
       self,
-      requests: list[decode.Request],
+      requests: list[requests_lib.Request],
       sampled: list[types.Completions],
       records: list[dict[str, Any]],
   ) -> None:

@@ -13,7 +13,6 @@ import ml_collections
 
 from tba_jax import batches
 from tba_jax import best_model
-from tba_jax import evaluator as evaluator_lib
 from tba_jax import policy as policy_lib
 from tba_jax import publication
 from tba_jax import recorder as recorder_lib
@@ -31,7 +30,6 @@ from tba_jax.models import hf
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import flow as flow_lib
 from tba_jax.replay import prompt_order
-from tba_jax.rewards import build as rewards_build
 from tba_jax.transport import base
 
 
@@ -159,38 +157,6 @@ def make_batch_maker(
       if config.replay.recent_fraction == 1
       else quarter,
       place=lambda batch: sharding.shard_batch(batch, mesh, config.sharding),
-  )
-
-
-def make_evaluator(
-    config: ml_collections.ConfigDict,
-    policy: policy_lib.Policy,
-    split: str,
-    on_event: Callable[[str, str], None] | None = None,
-    reference: reference_lib.Reference | None = None,
-) -> evaluator_lib.Evaluator:
-  """Returns the evaluator of a split.
-
-  Args:
-    config, policy: of the run.
-    split: of the task.
-    on_event: receives what rewards fail of.
-    reference: for the KL; None = none is measured.
-  """
-  return evaluator_lib.Evaluator(
-      policy.task,
-      policy.tokenizer,
-      policy_lib.make_evaluation_sampler(config, policy),
-      rewards_build.make_judge(config, policy.task, on_event),
-      split=split,
-      num_completions=config.evaluate.num_completions,
-      batch_prompts=config.evaluate.batch_prompts,
-      resamples=config.evaluate.resamples,
-      confidence=config.evaluate.confidence,
-      greedy_sampler=policy_lib.make_greedy_sampler(config, policy)
-      if config.evaluate.greedy
-      else None,
-      reference=reference,
   )
 
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Task, tokenizer, model and samplers of a config: what every role builds."""
 
+from collections.abc import Callable
 import dataclasses
 import json
 import pathlib
@@ -9,12 +10,15 @@ import pathlib
 import jax
 import ml_collections
 
+from tba_jax import evaluator as evaluator_lib
+from tba_jax import reference as reference_lib
 from tba_jax import sharding
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax import types
 from tba_jax.models import build
 from tba_jax.models import config as model_config_lib
 from tba_jax.models import hf
+from tba_jax.rewards import build as rewards_build
 from tba_jax.sampling import decode
 from tba_jax.tasks import base as tasks_base
 from tba_jax.tasks import build as tasks_build
@@ -222,4 +226,36 @@ def _sampler(
       eos_id=policy.tokenizer.eos_id,
       pad_id=policy.tokenizer.pad_id,
       seed=seed,
+  )
+
+
+def make_evaluator(
+    config: ml_collections.ConfigDict,
+    policy: Policy,
+    split: str,
+    on_event: Callable[[str, str], None] | None = None,
+    reference: reference_lib.Reference | None = None,
+) -> evaluator_lib.Evaluator:
+  """Returns the evaluator of a split.
+
+  Args:
+    config, policy: of the run.
+    split: of the task.
+    on_event: receives what rewards fail of.
+    reference: for the KL; None = none is measured.
+  """
+  return evaluator_lib.Evaluator(
+      policy.task,
+      policy.tokenizer,
+      make_evaluation_sampler(config, policy),
+      rewards_build.make_judge(config, policy.task, on_event),
+      split=split,
+      num_completions=config.evaluate.num_completions,
+      batch_prompts=config.evaluate.batch_prompts,
+      resamples=config.evaluate.resamples,
+      confidence=config.evaluate.confidence,
+      greedy_sampler=make_greedy_sampler(config, policy)
+      if config.evaluate.greedy
+      else None,
+      reference=reference,
   )

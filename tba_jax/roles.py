@@ -187,7 +187,7 @@ class _Trainer:
         config, run, epoch, _transport_maker(config, run), recorder, on_event
     )
     self._closers.append(publisher.close)
-    evaluator = parts.make_evaluator(config, policy, "held_out", on_event)
+    evaluator = policy_lib.make_evaluator(config, policy, "held_out", on_event)
     self._closers.append(evaluator.close)
     data_report.write(policy.task, run.workdir, on_event)
     drain.start()

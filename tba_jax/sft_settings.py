@@ -11,7 +11,7 @@ from typing import Any
 
 import ml_collections
 
-from tba_jax import config_args
+from tba_jax import config_flat
 from tba_jax import jsonl
 from tba_jax.tasks import build
 
@@ -74,5 +74,5 @@ def _settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
   return {
       "seed": config.seed,
       "optimizer.epsilon": config.optimizer.epsilon,
-      **config_args.flatten(parts),
+      **config_flat.flatten(parts),
   }

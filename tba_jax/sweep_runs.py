@@ -13,6 +13,7 @@ import ml_collections
 
 from configs import common
 from tba_jax import config_args
+from tba_jax import config_flat
 from tba_jax import jsonl
 from tba_jax import sweep_types
 
@@ -66,7 +67,7 @@ def expand(
 
 def settings(run: sweep_types.Run) -> dict[str, Any]:
   """Returns what the result of a run depends on, by config key."""
-  values = config_args.flatten(run.config.to_dict())
+  values = config_flat.flatten(run.config.to_dict())
   parts = ("task.", "tokenizer.", "model.", "sft.", "sampling.", "loss.",
            "optimizer.", "train.", "evaluate.", "init")  # fmt: skip
   return {k: v for k, v in values.items() if k.startswith(parts)}
@@ -92,7 +93,7 @@ def read_result(
   if not isinstance(found, dict):
     return None
   # Another version of the code may not know a key: it had the default there.
-  defaults = config_args.flatten(common.get_config().to_dict())
+  defaults = config_flat.flatten(common.get_config().to_dict())
   before, now = defaults | found["settings"], defaults | settings(run)
   changed = [
       f"config.{key} = {now.get(key)!r}, was {before.get(key)!r}"

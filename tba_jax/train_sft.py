@@ -27,7 +27,6 @@ from tba_jax import checkpoint as checkpoint_lib
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import metrics as metrics_lib
 from tba_jax import objective
-from tba_jax import parts
 from tba_jax import policy as policy_lib
 from tba_jax import processes
 from tba_jax import sft_examples
@@ -256,7 +255,9 @@ def _make_evaluate(
     stop: threading.Event,
 ) -> Callable[[types.PyTree, int], dict[str, float]]:
   """Returns (params, step) -> metrics on held-out prompts, {} once stopped."""
-  evaluator = parts.make_evaluator(config, policy, "held_out").while_training()
+  evaluator = policy_lib.make_evaluator(
+      config, policy, "held_out"
+  ).while_training()
 
   num_prompts = min(
       config.evaluate.num_prompts, policy.task.num_prompts(evaluator.split)

@@ -15,6 +15,7 @@ import ml_collections
 
 from configs import common
 from tba_jax import config_args
+from tba_jax import config_flat
 from tba_jax import config_ranges
 from tba_jax import config_relations
 from tba_jax.tasks import base
@@ -72,7 +73,7 @@ def validate(
   Raises:
     ConfigError: a line `config.path = value: what is allowed` per problem.
   """
-  values = config_args.flatten(config)
+  values = config_flat.flatten(config)
   if task is not None:
     values = {k: v for k, v in values.items() if not k.startswith("task.")}
   expected = _expected(str(values.get("task.name")))
@@ -113,8 +114,8 @@ def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
   Raises:
     ConfigError: a line per key that differs and is not in `RESUMABLE_KEYS`.
   """
-  old, new = config_args.flatten(old), config_args.flatten(new)
-  defaults = config_args.flatten(common.get_config())
+  old, new = config_flat.flatten(old), config_flat.flatten(new)
+  defaults = config_flat.flatten(common.get_config())
   lines = []
   for key in sorted(set(old) | set(new)):
     # A key that came or went with another version of the code has its default
@@ -146,7 +147,7 @@ def _line(key: str, value: Any, allowed: str) -> str:
 
 def _expected(task_name: str) -> dict[str, Any]:
   """Returns every key that may be there, with a value of its type."""
-  expected = config_args.flatten(common.get_config())
+  expected = config_flat.flatten(common.get_config())
   fields = build.fields(task_name) or {}
   return expected | {f"task.{name}": value for name, value in fields.items()}
 

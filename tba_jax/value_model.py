@@ -9,6 +9,7 @@ import ml_collections
 
 from tba_jax import types
 from tba_jax.losses import build as losses_build
+from tba_jax.models import build
 from tba_jax.models import heads
 from tba_jax.models import hf
 
@@ -32,7 +33,7 @@ def make(
     return None
   source = config.loss.value_init
   if source == OF_POLICY:
-    return heads.make_model(heads.config_of(model.config))
+    return build.make_scalar_model(heads.config_of(model.config))
   shape = hf.read_config(pathlib.Path(source).expanduser())
   if shape.num_labels != 1:
     raise ValueError(
@@ -44,7 +45,7 @@ def make(
         f"loss.value_init={source!r}: its vocabulary has {shape.vocab_size}"
         f" entries, the policy's {model.config.vocab_size}"
     )
-  return heads.make_model(shape)
+  return build.make_scalar_model(shape)
 
 
 def load(config: ml_collections.ConfigDict) -> types.PyTree | None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from configs import common
 from tba_jax import config_args
+from tba_jax import config_flat
 from tba_jax import config_reference
 from tba_jax import validate
 from tba_jax.losses import build
@@ -80,7 +81,7 @@ class DocsTest(absltest.TestCase):
 
   def test_the_reference_has_every_setting(self):
     page = config_reference.render()
-    for key, value in config_args.flatten(common.get_config()).items():
+    for key, value in config_flat.flatten(common.get_config()).items():
       if key != "task.name":
         self.assertIn(f"| `{key}` | `{value!r}` |", page)
 

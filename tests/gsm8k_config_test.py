@@ -7,6 +7,7 @@ from absl.testing import parameterized
 
 from configs import gsm8k
 from tba_jax import config_args
+from tba_jax import config_flat
 from tba_jax import validate
 from tba_jax.tasks import build
 
@@ -63,7 +64,7 @@ class Gsm8kConfigTest(parameterized.TestCase):
 
   def test_the_papers_settings(self):
     for model in gsm8k.MODELS:
-      found = config_args.flatten(gsm8k.get_config(f"model={model}"))
+      found = config_flat.flatten(gsm8k.get_config(f"model={model}"))
       self.assertEqual({key: found[key] for key in _PAPER}, _PAPER, model)
 
   def test_the_fine_tuning_of_the_start(self):

@@ -16,9 +16,9 @@ _PACKAGE = _ROOT / "tba_jax"
 # that ends with `*` stands for the files of a folder.
 _RINGS = {
     0: """
-        bootstrap config_ranges config_relations config_variants guards
-        host_state jsonl logprobs metrics processes reward_log rounds schedules
-        sharding sweep_types tokenizer types
+        bootstrap config_flat config_ranges config_relations config_variants
+        guards host_state jsonl logprobs metrics processes reward_log rounds
+        schedules sharding sweep_types tokenizer types
     """,
     1: """
         eval_summary forward line_program losses/* models/* prompts replay/*

@@ -234,11 +234,19 @@ class PartsTest(parameterized.TestCase):
     config = make_config()
     policy = policy_lib.make(config, "/nowhere")
     with mock.patch.object(evaluator, "Evaluator", autospec=True) as made:
-      parts.make_evaluator(config, policy, "held_out")
+      policy_lib.make_evaluator(config, policy, "held_out")
     self.assertIs(made.call_args.args[0], policy.task)
     self.assertEqual(
         made.call_args.kwargs,
-        dict(split="held_out", num_completions=4, batch_prompts=16),
+        dict(
+            split="held_out",
+            num_completions=4,
+            batch_prompts=16,
+            resamples=1000,
+            confidence=0.95,
+            greedy_sampler=None,
+            reference=None,
+        ),
     )
 
 

@@ -17,6 +17,7 @@ from tba_jax import checkpoint
 from tba_jax import objective
 from tba_jax import sharding
 from tba_jax import train_step
+from tba_jax.models import build
 from tba_jax.models import heads
 from tests import tiny_model
 
@@ -296,7 +297,7 @@ class RestoreTest(parameterized.TestCase):
     config = tiny_model.make_config(**changes)
     model = tiny_model.make_model(num_layers=1)
     mesh = sharding.make_mesh(config.mesh)
-    value_model = heads.make_model(heads.config_of(model.config))
+    value_model = build.make_scalar_model(heads.config_of(model.config))
     params = tiny_model.init_params(model)
     own = dict(value_model=value_model)
     state = train_step.init_state(config, model, params, mesh, **own)

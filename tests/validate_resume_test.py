@@ -8,7 +8,7 @@ import re
 from absl.testing import absltest
 
 from configs import common
-from tba_jax import config_args
+from tba_jax import config_flat
 from tba_jax import validate
 from tests import base_config
 
@@ -52,7 +52,7 @@ class ResumeTest(absltest.TestCase):
       validate.check_resume(old, base_config.make(loss__ratio_clip=0.2))
 
   def test_every_pattern_is_of_a_key(self):
-    keys = list(config_args.flatten(common.get_config()))
+    keys = list(config_flat.flatten(common.get_config()))
     for pattern in validate.RESUMABLE_KEYS:
       prefix = pattern.removesuffix("*")
       self.assertTrue(any(key.startswith(prefix) for key in keys), pattern)

@@ -7,7 +7,7 @@ from absl.testing import parameterized
 
 from configs import common
 from tba_jax import batches
-from tba_jax import config_args
+from tba_jax import config_flat
 from tba_jax import config_ranges
 from tba_jax import preparation
 from tba_jax import reference
@@ -98,14 +98,14 @@ class RangesTest(parameterized.TestCase):
         "task.name",
         "tokenizer.source",
     }
-    for key, value in config_args.flatten(common.get_config()).items():
+    for key, value in config_flat.flatten(common.get_config()).items():
       if not isinstance(value, bool) and key not in free:
         self.assertTrue(
             key in config_ranges.RANGES or key in config_ranges.NAMES, key
         )
 
   def test_every_range_is_of_a_key(self):
-    keys = set(config_args.flatten(common.get_config()))
+    keys = set(config_flat.flatten(common.get_config()))
     self.assertLessEqual(set(config_ranges.RANGES), keys)
     self.assertLessEqual(set(config_ranges.NAMES), keys)
 

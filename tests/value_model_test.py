@@ -9,6 +9,7 @@ import numpy as np
 
 from tba_jax import objective
 from tba_jax import value_model as value_model_lib
+from tba_jax.models import build
 from tba_jax.models import heads
 from tba_jax.models import hf
 from tests import tiny_model
@@ -27,7 +28,7 @@ class ValueModelTest(absltest.TestCase):
     shape = tiny_model.make_model(num_layers=1).config
     labels = changes.pop("num_labels", 1)
     if labels:
-      model = heads.make_model(heads.config_of(shape, labels))
+      model = build.make_scalar_model(heads.config_of(shape, labels))
     else:
       model = _POLICY
     folder = self.create_tempdir().full_path

@@ -21,6 +21,7 @@ from tba_jax.models import cache as cache_lib
 from tba_jax.models import config as model_config_lib
 from tba_jax.models import gpt2
 from tba_jax.models import gpt_neox
+from tba_jax.models import heads
 from tba_jax.models import layers
 from tba_jax.models import llama
 from tba_jax.models import masks
@@ -325,3 +326,18 @@ def make_model(model_config: ModelConfig, *, scalar: bool = False) -> Model:
       decode_step=forward.decode_step,
       logical_axes=forward.definitions.logical_axes,
   )
+
+
+def make_scalar_model(
+    config: ModelConfig, *, label: int = 0
+) -> heads.ScalarModel:
+  """Returns the model of a shape with a scalar head.
+
+  Args:
+    config: with num_labels above 0; `heads.config_of` makes it from a policy's.
+    label: which of the head's numbers are the values.
+
+  Raises:
+    ValueError: the family is not known, or the head does not have that label.
+  """
+  return heads.of_stack(make_model(config, scalar=True), label=label)

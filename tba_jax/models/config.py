@@ -30,6 +30,16 @@ PLAIN = {
     "scale_attention": True,
     "scale_attention_by_layer": False,
 }
+_SIZES = (
+    "vocab_size",
+    "num_layers",
+    "width",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "mlp_width",
+    "max_positions",
+)
 _ROPE = frozenset(name for name in PLAIN if name.startswith("rope_"))
 
 # Family -> the settings of PLAIN that it has.
@@ -146,16 +156,7 @@ class ModelConfig:
         value = getattr(self, name)
         problems.append(f"config.model.{name}={value!r}: allowed {allowed}")
 
-    for name in (
-        "vocab_size",
-        "num_layers",
-        "width",
-        "num_heads",
-        "num_kv_heads",
-        "head_dim",
-        "mlp_width",
-        "max_positions",
-    ):
+    for name in _SIZES:
       value = getattr(self, name)
       is_int = isinstance(value, int) and not isinstance(value, bool)
       check(name, is_int and value >= 1, "an integer of at least 1")

@@ -11,9 +11,9 @@ import math
 
 from flax import nnx
 import jax
+import jax.numpy as jnp
 
 from tba_jax.models import config as model_config_lib
-from tba_jax.models import gpt_layers
 from tba_jax.models import layers
 from tba_jax.models import rotary
 from tba_jax.models import stack
@@ -28,12 +28,20 @@ class Block(nnx.Module):
     self.config = config
     # The 2N branches that are added to the stream keep its variance near 1.
     out_scale = 1.0 / math.sqrt(2 * config.num_layers)
-    self.attention_norm = gpt_layers.LayerNorm(config)
-    self.attention = gpt_layers.make_attention(
-        config, rngs=rngs, out_scale=out_scale, bias=config.attention_bias
+    self.attention_norm = layers.LayerNorm(config)
+    self.attention = layers.Attention(
+        config.width,
+        config.num_heads,
+        config.num_heads,
+        config.head_dim,
+        rngs=rngs,
+        param_dtype=jnp.dtype(config.param_dtype),
+        out_scale=out_scale,
+        qkv_bias=config.attention_bias,
+        out_bias=config.attention_bias,
     )
-    self.mlp_norm = gpt_layers.LayerNorm(config)
-    self.mlp = gpt_layers.MLP(config, rngs=rngs, out_scale=out_scale)
+    self.mlp_norm = layers.LayerNorm(config)
+    self.mlp = layers.MLP(config, rngs=rngs, out_scale=out_scale)
 
   def __call__(
       self,
@@ -53,7 +61,7 @@ class GPTNeoX(stack.Stack):
   """The stack of `Block`s; positions turn a part of each head."""
 
   Block = Block
-  make_norm = staticmethod(gpt_layers.LayerNorm)
+  make_norm = staticmethod(layers.LayerNorm)
 
   def tables(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the rotary tables of positions [...]."""

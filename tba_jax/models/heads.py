@@ -13,15 +13,17 @@ of tokens, C labels.
 
 from collections.abc import Callable
 import dataclasses
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from tba_jax import types
-from tba_jax.models import build
-from tba_jax.models import config as model_config_lib
 
-ModelConfig = model_config_lib.ModelConfig
+if TYPE_CHECKING:
+  from tba_jax.models import build
+  from tba_jax.models import config as model_config_lib
+
 PyTree = types.PyTree
 
 
@@ -50,7 +52,7 @@ class ScalarModel:
   logical_axes: params with a tuple of axis names in place of each leaf.
   """
 
-  config: ModelConfig
+  config: "model_config_lib.ModelConfig"
   init: Callable[[jax.Array], PyTree]
   from_policy: Callable[..., PyTree]
   label_scores: Callable[..., jax.Array]
@@ -61,7 +63,9 @@ class ScalarModel:
   logical_axes: PyTree
 
 
-def config_of(policy_config: ModelConfig, num_labels: int = 1) -> ModelConfig:
+def config_of(
+    policy_config: "model_config_lib.ModelConfig", num_labels: int = 1
+) -> "model_config_lib.ModelConfig":
   """Returns the shape of a policy's stack with a scalar head."""
   return dataclasses.replace(policy_config, num_labels=num_labels)
 
@@ -82,7 +86,7 @@ def _last(mask: jax.Array) -> jax.Array:
 class _Functions:
   """The functions of one shape and label, over the stack's own."""
 
-  def __init__(self, stack: build.Model, label: int):
+  def __init__(self, stack: "build.Model", label: int):
     self.stack = stack
     self.label = label
 
@@ -131,22 +135,24 @@ class _Functions:
     return _at(values_BxKxT1[..., None], lengths_BxK)[..., 0]
 
 
-def make_model(config: ModelConfig, *, label: int = 0) -> ScalarModel:
-  """Returns the model of a shape with a scalar head.
+def of_stack(stack: "build.Model", *, label: int = 0) -> ScalarModel:
+  """Returns the model with a scalar head over a stack that has one.
+
+  `models/build.py:make_scalar_model` makes both.
 
   Args:
-    config: with num_labels above 0; `config_of` makes it from a policy's.
+    stack: its config has num_labels above 0.
     label: which of the head's numbers are the values.
 
   Raises:
-    ValueError: the family is not known, or the head does not have that label.
+    ValueError: the head does not have that label.
   """
+  config = stack.config
   if not 0 <= label < config.num_labels:
     raise ValueError(
         f"label={label} of a head with num_labels={config.num_labels}: allowed"
         " 0 up to num_labels - 1"
     )
-  stack = build.make_model(config, scalar=True)
   functions = _Functions(stack, label)
   return ScalarModel(
       config=config,

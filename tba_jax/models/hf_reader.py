@@ -6,11 +6,10 @@ jax is not imported.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
-from tba_jax.models import config as model_config_lib
-
-ModelConfig = model_config_lib.ModelConfig
+if TYPE_CHECKING:
+  from tba_jax.models import config as model_config_lib
 
 # Settings of any family that change no logits.
 _WITHOUT_EFFECT = frozenset(
@@ -178,7 +177,7 @@ _ROPE_SETTINGS = {
 }
 
 
-def write_rope(config: ModelConfig) -> dict[str, Any]:
+def write_rope(config: "model_config_lib.ModelConfig") -> dict[str, Any]:
   """Returns the rotary settings; old readers take one spelling, new both."""
   rope = {
       name: getattr(config, field)

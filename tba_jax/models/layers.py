@@ -11,18 +11,29 @@ A parameter is a `nnx.Param` with the metadata `logical_axes`: the name of each
 of its axes, which `config.sharding` maps to the axes of the mesh.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import math
+from typing import TYPE_CHECKING
 
 from flax import nnx
 import jax
 from jax.experimental import layout as layout_lib
 import jax.numpy as jnp
 
-# (q_...xGxMxDh, k_...xGxDh, v_...xGxDh) -> (out_...xGxMxDh, what the mode
-# keeps of the layer, for example its keys and values).
+if TYPE_CHECKING:
+  from tba_jax.models import config as model_config_lib
+
+# (q_...xGxMxDh, k_...xGxDh, v_...xGxDh) -> (out_...xGxMxDh, what is kept).
 AttendFn = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, object]]
+
+# `config.activation` -> function.
+ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_new": functools.partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+}
 
 
 def expand_to(x: jax.Array, ndim: int) -> jax.Array:
@@ -171,6 +182,56 @@ class RMSNorm(nnx.Module):
     return (x32 * jax.lax.rsqrt(mean_square + self.epsilon) * scale).astype(
         x.dtype
     )
+
+
+class LayerNorm(nnx.Module):
+  """(x - mean) / deviation * scale + bias over the last axis, in float32."""
+
+  def __init__(self, config: "model_config_lib.ModelConfig"):
+    self.epsilon = config.norm_epsilon
+    dtype = jnp.dtype(config.param_dtype)
+    make = lambda value: nnx.Param(
+        jnp.full((config.width,), value, dtype), logical_axes=("width",)
+    )
+    self.scale, self.bias = make(1.0), make(0.0)
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    x32 = x.astype(jnp.float32)
+    centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+    variance = jnp.mean(centered * centered, axis=-1, keepdims=True)
+    scale, bias = (
+        expand_to(leaf[...].astype(jnp.float32), x.ndim)
+        for leaf in (self.scale, self.bias)
+    )
+    normed = centered * jax.lax.rsqrt(variance + self.epsilon)
+    return (normed * scale + bias).astype(x.dtype)
+
+
+class MLP(nnx.Module):
+  """down(activation(up(x))), both with biases."""
+
+  def __init__(
+      self,
+      config: "model_config_lib.ModelConfig",
+      *,
+      rngs: nnx.Rngs,
+      out_scale: float,
+  ):
+    make = lambda n, m, axes, scale: Linear(
+        *((n,), (m,), axes),
+        rngs=rngs,
+        param_dtype=jnp.dtype(config.param_dtype),
+        scale=scale,
+        bias=True,
+    )
+    self.activation = config.activation
+    self.up = make(config.width, config.mlp_width, ("mlp", "width"), 1.0)
+    self.down = make(
+        config.mlp_width, config.width, ("width", "mlp"), out_scale
+    )
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    return self.down(ACTIVATIONS[self.activation](self.up(x)))
 
 
 class GatedMLP(nnx.Module):

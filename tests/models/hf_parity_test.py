@@ -12,7 +12,6 @@ import transformers
 
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax.models import build
-from tba_jax.models import heads
 from tba_jax.models import hf
 from tba_jax.sampling import decode
 from tests.models import cases
@@ -145,7 +144,7 @@ class ParityTest(parameterized.TestCase):
     expected_scores = torch_models.logits(theirs, tokens, mask)
 
     config, params = hf.load(self.folder / "theirs")
-    model = heads.make_model(config, label=num_labels - 1)
+    model = build.make_scalar_model(config, label=num_labels - 1)
     values = jax.jit(model.values)(params, tokens, mask)
     difference = np.abs(values - expected[..., -1])[mask.astype(bool)]
     self.assertLess(difference.max(), TOLERANCE)
