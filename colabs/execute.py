@@ -27,6 +27,8 @@ import nbformat
 HERE = pathlib.Path(__file__).parent
 # In the order in which they run.
 NOTEBOOKS = (
+    "train_countdown.ipynb",
+    "read_a_run.ipynb",
     "your_task.ipynb",
     "losses.ipynb",
 )

@@ -54,7 +54,8 @@ class RunTest(parameterized.TestCase):
         )
         self.assertEqual(pictures(notebook), pictures(read(name)))
         execute.check(nbformat.writes(notebook))
-    self.assertTrue((self.folder / "runs/sort_digits/report.html").exists())
+    for run in ("countdown", "sort_digits"):
+      self.assertTrue((self.folder / "runs" / run / "report.html").exists())
 
 
 class StoredTest(parameterized.TestCase):
