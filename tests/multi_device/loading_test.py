@@ -1,0 +1,147 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A folder on eight devices: what is read of it, and what is sampled from it.
+
+Runs in a process of its own, for its XLA flag.
+"""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_force_host_platform_device_count=8"
+)
+
+import contextlib  # noqa: E402  the flag must come first.
+import io  # noqa: E402
+import json  # noqa: E402
+import math  # noqa: E402
+import pathlib  # noqa: E402
+from unittest import mock  # noqa: E402
+
+from absl.testing import absltest  # noqa: E402
+from absl.testing import parameterized  # noqa: E402
+import chex  # noqa: E402
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+
+from configs import common  # noqa: E402
+from configs import generate as config_lib  # noqa: E402
+from tba_jax import generate  # noqa: E402
+from tba_jax import model_source  # noqa: E402
+from tba_jax import sharding  # noqa: E402
+from tba_jax import tokenizer as tokenizer_lib  # noqa: E402
+from tba_jax import validate  # noqa: E402
+from tba_jax.models import hf  # noqa: E402
+from tba_jax.models import hf_files  # noqa: E402
+from tests import tiny_model  # noqa: E402
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def setUpModule():
+  if jax.device_count() != 8:
+    raise absltest.SkipTest(
+        "jax was started without eight devices: run this file alone"
+    )
+
+
+def _make_folder(path: pathlib.Path):
+  words = [str(n) for n in range(10)] + ["+", "=", "-"]
+  tokenizer = tokenizer_lib.word_level(words, r"\d|.")
+  model = tiny_model.make_model(vocab_size=tokenizer.vocab_size, num_kv_heads=4)
+  # Large logits: sums in another order do not change what is drawn.
+  params = jax.tree.map(lambda x: 3 * x, tiny_model.init_params(model))
+  hf.save(path, model.config, params, tokenizer, max_file_bytes=4000)
+  return model, params
+
+
+class LoadingTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+    self.folder = self.directory / "model"
+    self.model, self.params = _make_folder(self.folder)
+
+  @parameterized.parameters((1, 2, 4), (2, 2, 2), (8, 1, 1))
+  def test_each_entry_is_read_once(self, data, fsdp, tensor):
+    mesh = sharding.make_mesh(dict(data=data, fsdp=fsdp, tensor=tensor))
+    shardings = sharding.param_shardings(
+        mesh, common.get_config().sharding, self.model.logical_axes
+    )
+    read, whole = [], hf_files.Files.read
+
+    def count(files, name, index):
+      read.append(whole(files, name, index))
+      return read[-1]
+
+    with mock.patch.object(hf_files.Files, "read", count):
+      _, params = hf.load(self.folder, shardings=shardings)
+    chex.assert_trees_all_equal(params, self.params)
+    jax.tree.map(
+        lambda x, s: self.assertEqual(x.sharding, s), params, shardings
+    )
+    sizes = [math.prod(x.shape) for x in jax.tree.leaves(self.params)]
+    self.assertEqual(sum(x.size for x in read), sum(sizes))
+    if tensor > 1:  # Nothing was read whole that the devices share out.
+      self.assertLess(max(x.size for x in read), max(sizes) // 2)
+
+  @parameterized.parameters(0.0, 1.0)
+  def test_generate_gives_the_tokens_of_one_device(self, temperature):
+    source = self.directory / "in.jsonl"
+    prompts = [f"{n}+{n + 1}=" for n in range(6)] + ["1", "12-3"]
+    source.write_text(
+        "".join(json.dumps({"prompt": p}) + "\n" for p in prompts)
+    )
+    found = {}
+    for name, mesh in (
+        ("one", dict(data=1, tensor=1)),
+        ("eight", dict(data=2, tensor=4)),
+        ("data", dict(data=8, tensor=1)),
+    ):
+      config = config_lib.get_config("smoke")
+      config.mesh.update(mesh)
+      config.generate.model = str(self.folder)
+      config.generate.input = str(source)
+      config.generate.output = str(self.directory / f"{name}.jsonl")
+      config.generate.num_completions = 3
+      config.generate.batch_lines = 8
+      config.sampling.temperature = temperature
+      config.sampling.max_prompt_tokens = 6
+      config.sampling.max_completion_tokens = 12
+      validate.validate(config, program="generate")
+      with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        self.assertEqual(generate.run(config, None, []), 0, stderr.getvalue())
+      text = pathlib.Path(config.generate.output).read_text()
+      found[name] = [
+          (completion["token_ids"], completion["logprobs"])
+          for line in text.splitlines()
+          for completion in json.loads(line)["completions"]
+      ]
+      loaded = model_source.of_config(config).params
+      devices = jax.tree.leaves(loaded)[0].sharding.device_set
+      self.assertLen(devices, math.prod(mesh.values()))
+    self.assertLen(found["one"], 3 * len(prompts))
+    for name in ("eight", "data"):
+      for (tokens, logprobs), (expected, expected_logprobs) in zip(
+          found[name], found["one"], strict=True
+      ):
+        self.assertEqual(tokens, expected)
+        np.testing.assert_allclose(logprobs, expected_logprobs, atol=1e-4)
+
+  def test_what_does_not_divide_is_named(self):
+    mesh = sharding.make_mesh(dict(data=1, fsdp=1, tensor=8))
+    with self.assertRaisesRegex(ValueError, "kernel: .*mesh axis tensor of"):
+      model_source.load(
+          *("generate.model", str(self.folder)),
+          bos="auto",
+          dtype=None,
+          mesh=mesh,
+          rules=common.get_config().sharding,
+      )
+
+
+if __name__ == "__main__":
+  absltest.main()
