@@ -36,7 +36,7 @@ _OURS = re.compile(
 )
 
 # Read of a tensor at a time.
-_PIECE_BYTES = 64 * 2**20
+_PIECE_BYTES = 16 * 2**20
 # A host array that begins at a multiple of this is what a CPU device uses as
 # it is; any other one would be in memory twice while it is copied.
 _ALIGNMENT = 64
