@@ -179,7 +179,7 @@ def run_script(
     raise RuntimeError(
         f"{name} ended with status {done.returncode}: {done.stderr[-2000:]}"
     )
-  return done.stdout.strip().splitlines()[-1]
+  return done.stdout.strip().rpartition("\n")[2]
 
 
 def _best_of_ours(ours: Callable[[int], float]) -> dict[str, float]:

@@ -42,7 +42,7 @@ class DecodeBenchmarksTest(absltest.TestCase):
     (self.peers / "make_checkpoint.py").write_text(_MAKE_CHECKPOINT)
     for name in ("decode_hf.py", "decode_tunix.py"):
       (self.peers / name).write_text(_DECODE)
-    model = tiny_model.make_model()
+    model = tiny_model.make_model(num_layers=1)
     folder = str(self.peers / "model")
     hf.save(folder, model.config, tiny_model.init_params(model))
     self.enter_context(mock.patch.object(decode, "_SHAPE", model.config))
