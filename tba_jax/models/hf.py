@@ -133,8 +133,8 @@ def load(
   """
   path = pathlib.Path(folder)
   config = read_config(path, dtype=dtype, compute_dtype=compute_dtype)
-  rows = hf_names.rows(config)
   files = hf_files.Files(path)
+  rows = hf_names.as_in(files.shapes, config, hf_names.rows(config))
   problems = _check_names(files, config, rows)
   if problems:
     raise ValueError(f"{folder}: " + "; ".join(problems))

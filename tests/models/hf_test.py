@@ -101,6 +101,22 @@ class RoundTripTest(parameterized.TestCase):
     chex.assert_trees_all_equal(loaded, params)
     chex.assert_trees_all_equal_dtypes(loaded, params)
 
+  def test_a_stack_saved_without_its_head_loads(self):
+    # GPT-2's own files leave "transformer." out of all names.
+    config = _config(tie_embeddings=True, **_FAMILIES[-1])
+    params = _params(config)
+    hf.save(self.folder, config, params)
+    path = self.folder / hf.WEIGHTS
+    tensors = {
+        name.removeprefix("transformer."): tensor
+        for name, tensor in safetensors.numpy.load_file(path).items()
+    }
+    self.assertIn("wte.weight", tensors)
+    # They also hold the causal mask of each layer.
+    tensors["h.0.attn.bias"] = np.ones((1, 1, 8, 8), np.float32)
+    safetensors.numpy.save_file(tensors, path)
+    chex.assert_trees_all_equal(hf.load(self.folder)[1], params)
+
   def test_dtype_is_applied(self):
     hf.save(self.folder, _config(), _params(_config()))
     config, params = hf.load(self.folder, dtype="bfloat16")
