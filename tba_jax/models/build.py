@@ -159,6 +159,10 @@ class _Forward:
       return self.block(layer_params)(x, tables, attend, index)
 
     indices_N = jnp.arange(self.config.num_layers, dtype=jnp.int32)
+    # Of a layer its products alone are kept for the gradient; what lies between
+    # costs less to compute again than to write and read.
+    keep = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    step = jax.checkpoint(step, policy=keep, prevent_cse=False)
     return jax.lax.scan(step, x, (indices_N, params["blocks"]))
 
   def run_self(
