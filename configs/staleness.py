@@ -27,6 +27,7 @@ _OBJECTIVES = {
     "tb": "loss.name=tb",
     "tb_clip": "loss.name=tb loss.ratio_clip=0.2",
     "online_dpo": "loss.name=online_dpo",
+    "ppo": "loss.name=ppo loss.ratio_clip=0.2",
     "proximal_rloo": "loss.name=proximal_rloo loss.ratio_clip=0.2",
     "rloo": "loss.name=rloo",
     "best_of_2": (
@@ -46,6 +47,7 @@ _CHOSEN = {
     "tb": ("3e-3", ""),
     "tb_clip": ("3e-3", ""),
     "online_dpo": ("1e-3", "0.3"),
+    "ppo": ("3e-3", ""),
     "proximal_rloo": ("3e-3", ""),
     "rloo": ("3e-3", ""),
     "best_of_2": ("1e-3", ""),

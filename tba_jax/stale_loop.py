@@ -23,6 +23,7 @@ from tba_jax import stale_samples
 from tba_jax import sweep_types
 from tba_jax import train_step as train_step_lib
 from tba_jax import types
+from tba_jax import value_model as value_model_lib
 from tba_jax.replay import prompt_order
 from tba_jax.tasks import base as tasks_base
 
@@ -68,9 +69,7 @@ class Bench:
         self._mesh,
         task=self._policy.task,
         tokenizer=self._policy.tokenizer,
-        sampler=policy_lib.make_sampler(
-            config, self._policy, num_rows=config.sampling.num_rows
-        ),
+        sampler=policy_lib.make_sampler(config, self._policy),
         reference=reference_lib.Reference(
             self._policy.model,
             self._params,
@@ -161,10 +160,18 @@ class Bench:
   ) -> tuple[train_step_lib.TrainStep, train_step_lib.TrainState]:
     if run.objective not in self._objectives:
       model = self._policy.model
+      value_model = value_model_lib.make(run.config, model)
       self._objectives[run.objective] = (
-          train_step_lib.make_train_step(run.config, model, self._mesh),
+          train_step_lib.make_train_step(
+              run.config, model, self._mesh, value_model=value_model
+          ),
           train_step_lib.init_state(
-              run.config, model, self._params, self._mesh
+              run.config,
+              model,
+              self._params,
+              self._mesh,
+              value_model=value_model,
+              value_params=value_model_lib.load(run.config),
           ),
       )
     return self._objectives[run.objective]

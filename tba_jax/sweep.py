@@ -103,7 +103,7 @@ def _sweep(
         plotted_at = time.monotonic()
 
     failed = ""
-    if not _fine_tune(config, workdir, stop, show):
+    if not _fine_tune(config, workdir, stop, show, view.line):
       pass  # The same command continues.
     elif config.sweep.workers == 1:
       _make_runs(config, workdir, runs, stop, show)
@@ -129,17 +129,19 @@ def _fine_tune(
     workdir: str,
     stop: threading.Event,
     show: Callable[[str], None],
+    line: Callable[[str], None],
 ) -> bool:
   """Makes what all runs start from; False where it was stopped before."""
   if config.init != "sft":
     return True
   show("fine-tuning")
-  made = train_sft.run(
-      config,
-      workdir,
-      stop=stop,
-      on_progress=lambda step, n, _: show(f"fine-tuning: step {step} of {n}"),
-  )
+
+  def on_progress(step: int, num_steps: int, _: dict[str, float]) -> None:
+    text = f"fine-tuning: step {step} of {num_steps}"
+    show(text)
+    line(text)
+
+  made = train_sft.run(config, workdir, stop=stop, on_progress=on_progress)
   return not made["interrupted"]
 
 

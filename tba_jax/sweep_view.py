@@ -66,6 +66,11 @@ class View:
             highlight=False,
         )
 
+  def line(self, text: str) -> None:
+    """Prints `text` where there is no table in place to show it."""
+    if self._live is None:
+      self._console.print(text, soft_wrap=True, highlight=False)
+
   def _line(self, results: Mapping[str, Mapping[str, Any]]) -> str:
     done, total = len(results), len(self._runs)
     line = f"{done}/{total} runs"

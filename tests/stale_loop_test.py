@@ -41,7 +41,8 @@ class BenchTest(absltest.TestCase):
             "init=scratch",
             # Steps large enough to tell one version from the next.
             "sweep.objectives=rloo: loss.name=rloo"
-            " optimizer.learning_rate=0.03",
+            " optimizer.learning_rate=0.03;"
+            "ppo: loss.name=ppo loss.ratio_clip=0.2",
             "sweep.staleness_steps=0,2",
             "sweep.mini_batches=3",
             "sweep.seeds=0,1",
@@ -52,8 +53,8 @@ class BenchTest(absltest.TestCase):
     cls.steps, cls.batches = [], []
     make = train_step_lib.make_train_step
 
-    def make_and_watch(*args):
-      step = make(*args)
+    def make_and_watch(*args, **kwargs):
+      step = make(*args, **kwargs)
       cls.steps.append(step)
 
       def watched(state, batch):
@@ -145,6 +146,21 @@ class BenchTest(absltest.TestCase):
     # An untrained model knows nothing of 6 letters, ":" and the other tokens.
     self.assertBetween(before["ref_perplexity"], 6, 12)
     self.assertIsNone(result["diverged_step"])
+
+  def test_an_objective_with_a_value_model(self):
+    values = []
+    result = self.bench.run(
+        self.runs["ppo-s2-seed0"],
+        on_step=lambda state: values.append(
+            jax.device_get(state.loss_params["value"])
+        ),
+    )
+    self.assertEqual(result["versions"], [0, 0, 0, 1, 2, 3])
+    self.assertIsNone(result["diverged_step"])
+    # Each step learns values, too.
+    for before, after in zip(values, values[1:]):
+      gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after)
+      self.assertGreater(max(jax.tree.leaves(gaps)), 1e-5)
 
   def test_a_batch_of_another_version_ends_the_run(self):
     sample = stale_loop.Bench._sample

@@ -126,6 +126,16 @@ class SweepTest(absltest.TestCase):
     self.run_sweep(load("init=scratch"))
     self.fine_tune.assert_called_once()
 
+  def test_fine_tuning_has_lines_without_a_terminal(self):
+    def fine_tune(config, workdir, *, stop, on_progress):
+      del config, workdir, stop
+      on_progress(3, 20, {"loss": 1.0})
+      return {"interrupted": False}
+
+    self.fine_tune.side_effect = fine_tune
+    _, out, _ = self.run_sweep(load())
+    self.assertIn("fine-tuning: step 3 of 20\n", out)
+
   def test_makes_no_run_of_an_unfinished_model(self):
     self.fine_tune.return_value = {"interrupted": True}
     status, out, _ = self.run_sweep(load())
