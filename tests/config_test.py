@@ -53,7 +53,10 @@ class ConfigsTest(absltest.TestCase):
 
   def test_every_config_is_right(self):
     for path in _CONFIGS:
-      for arg in ("", ":smoke", ":quick"):
+      # GSM8K's needs files; `gsm8k_config_test` holds it to be right but for
+      # those.
+      args = ("",) if path.stem != "gsm8k" else ()
+      for arg in (*args, ":smoke", ":quick"):
         with self.subTest(f"{path.name}{arg}"):
           validate.validate(config_args.load_config(f"{path}{arg}"))
 

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of validate.py, config_ranges.py and config_relations.py."""
 
+import pathlib
+from unittest import mock
+
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -88,11 +91,13 @@ class RangesTest(parameterized.TestCase):
 
   def test_every_number_and_name_has_a_range(self):
     free = {
+        "evaluate.variants",
         "generate.input",
         "generate.model",
         "generate.output",
         "init",
         "loss.value_init",
+        "sft.init",
         "store.spool_dir",
         "sweep.objectives",
         "task.name",
@@ -125,7 +130,17 @@ class RangesTest(parameterized.TestCase):
     self.assertCountEqual(config_ranges.NAMES[key], names())
 
   def test_writers_are_those_of_the_code(self):
-    self.assertCountEqual(config_ranges.WRITER_NAMES, writers.WRITERS)
+    config = common.get_config()
+    config.log.writers = ",".join(config_ranges.WRITER_NAMES)
+    with (
+        mock.patch.object(writers, "CsvWriter") as csv,
+        mock.patch.object(writers, "TensorBoardWriter") as tensorboard,
+        mock.patch.object(writers.wandb_writer, "WandbWriter") as wandb,
+    ):
+      workdir = pathlib.Path(self.create_tempdir().full_path)
+      writers.make(config, workdir, 0, lambda *_: None).close()
+    for made in (csv, tensorboard, wandb):
+      made.assert_called_once()
 
   def test_mesh_axes_are_those_of_the_code(self):
     mesh = sharding.make_mesh(common.get_config().mesh)
