@@ -211,12 +211,15 @@ def _run_workers(
             stdout=file,
             stderr=subprocess.STDOUT,
         )
-    while any(worker.poll() is None for worker in workers.values()):
+    running = True
+    while running and not failed:
       show(f"{config.sweep.workers} runs at a time")
+      # Asked first, so that a worker that ends meanwhile is looked at below.
+      running = any(worker.poll() is None for worker in workers.values())
       for log, worker in workers.items():
         if worker.poll() and not stop.is_set():
           failed = f"a worker ended with status {worker.returncode}: see {log}"
-      if failed or stop.wait(_POLL_S):
+      if running and stop.wait(_POLL_S):
         break
   finally:
     _end(workers.values())
