@@ -12,9 +12,9 @@ separated by commas:
 - `model=rho-1b` (the paper's run), `qwen2.5-0.5b` or `llama-3.2-1b`. The first
   starts from `realtreetune/rho-1b-sft-GSM8K` in `init`; the others are tuned on
   the training solutions first, from a pretrained folder in `sft.init`.
-- `quick` (the same path, minutes on two cores: a tiny model made
-  on the spot, and small problems in GSM8K's format that code writes, which are
-  no part of GSM8K), `smoke` (seconds).
+- `quick` (the same path, minutes on two cores: a tiny model made on the spot,
+  and small problems in GSM8K's format that code writes, which are no part of
+  GSM8K), `smoke` (seconds).
 - `seed=N`.
 
 The settings are those of the paper's Figure 1 run (arXiv:2503.18929, App. B.1
@@ -25,8 +25,8 @@ float32 copy); log-probs are taken in float32.
 Hardware and time that the paper reports: four A100 with 80 GB, one trainer and
 three searchers, 82 minutes; result 54.6 % greedy pass@1 on the 1,319 test
 problems, from 40.3 % before. These runs have not been made with this code:
-a full run's time and result are not known here. `quick` runs to its end but does
-not improve yet: `docs/tasks.md` has its figures.
+a full run's time and result are not known here. `quick` runs to its end but
+does not improve yet: `docs/tasks.md` has its figures.
 """
 
 import ml_collections
