@@ -108,21 +108,3 @@ class Completions:
   finish_reasons: np.ndarray
   versions: np.ndarray
   token_versions: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class VersionedParams:
-  """Params with the tag under which they were published.
-
-  epoch: start count of the trainer; a higher one always wins.
-  version: the step at which they were published.
-  params: PyTree of arrays.
-  """
-
-  epoch: int
-  version: int
-  params: PyTree
-
-  @property
-  def tag(self) -> tuple[int, int]:
-    return self.epoch, self.version

@@ -38,6 +38,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.benchmarks import peer_model
 from tba_jax.models import build
 from tba_jax.models import config as model_config_lib
 from tba_jax.models import hf
@@ -55,26 +56,7 @@ _REPEATS = 3
 _PROMPT_IDS = 3, 250
 # Ours is short beside the start of the peer's process: the best of several.
 _RUNS_PER_REPEAT = 4
-_SHAPE = model_config_lib.ModelConfig(
-    family="llama",
-    vocab_size=512,
-    num_layers=8,
-    width=512,
-    num_heads=8,
-    num_kv_heads=4,
-    head_dim=64,
-    mlp_width=1536,
-    rope_theta=10000.0,
-    norm_epsilon=1e-6,
-    tie_embeddings=False,
-    max_positions=1024,
-    param_dtype="float32",
-    compute_dtype="float32",
-    **model_config_lib.PLAIN,
-    pad_id=0,
-    bos_id=1,
-    eos_id=2,
-)
+_SHAPE = peer_model.SHAPE
 
 
 def run(

@@ -14,6 +14,7 @@ memory, from shapes alone, and tells what XLA plans to hold.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import time
 from typing import Any
 
@@ -25,9 +26,9 @@ from tba_jax import sharding
 from tba_jax import train_step
 from tba_jax import types
 from tba_jax import value_model as value_model_lib
+from tba_jax.benchmarks import peer_model
 from tba_jax.losses import build as losses_build
 from tba_jax.models import build
-from tba_jax.models import config as model_config_lib
 
 # B, K, P, T.
 _SHAPE = (2, 8, 32, 32)
@@ -59,7 +60,7 @@ def run(
   if list(operands) == ["memory"]:
     return _memory(config)
   names = list(operands or losses_build.OBJECTIVES)
-  model = build.make_model(_model_config(vocab_size=512, num_layers=8))
+  model = build.make_model(peer_model.SHAPE)
   params = jax.jit(model.init)(jax.random.PRNGKey(0))
   base = _step(config, _BASE, model, params)
   found = {}
@@ -115,7 +116,11 @@ def _step(
 def _memory(config: ml_collections.ConfigDict) -> dict[str, Any]:
   """Returns what XLA plans to hold for one update of TB."""
   config = _settings(config, _BASE, _MEMORY_SHAPE)
-  model = build.make_model(_model_config(_MEMORY_VOCAB, num_layers=1))
+  model = build.make_model(
+      dataclasses.replace(
+          peer_model.SHAPE, vocab_size=_MEMORY_VOCAB, num_layers=1
+      )
+  )
   mesh = sharding.make_mesh(config.mesh)
   over_batch = sharding.batch_sharding(mesh, config.sharding)
   batch = jax.tree.map(
@@ -167,27 +172,4 @@ def _make_batch(shape: Sequence[int], vocab_size: int) -> types.Batch:
       ref_logprobs=logprobs(),
       rewards=rng.uniform(size=(B, K)).astype(np.float32),
       staleness_steps=np.ones((B, K), np.float32),
-  )
-
-
-def _model_config(vocab_size: int, num_layers: int) -> build.ModelConfig:
-  return build.ModelConfig(
-      family="llama",
-      vocab_size=vocab_size,
-      num_layers=num_layers,
-      width=512,
-      num_heads=8,
-      num_kv_heads=4,
-      head_dim=64,
-      mlp_width=1536,
-      rope_theta=10000.0,
-      norm_epsilon=1e-6,
-      tie_embeddings=False,
-      max_positions=1024,
-      param_dtype="float32",
-      compute_dtype="float32",
-      **model_config_lib.PLAIN,
-      pad_id=0,
-      bos_id=1,
-      eos_id=2,
   )

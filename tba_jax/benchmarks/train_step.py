@@ -32,8 +32,8 @@ import numpy as np
 from tba_jax import sharding
 from tba_jax import train_step
 from tba_jax import types
+from tba_jax.benchmarks import peer_model
 from tba_jax.models import build
-from tba_jax.models import config as model_config_lib
 from tba_jax.models import hf
 
 PEERS_VARIABLE = "TBA_JAX_PEERS"
@@ -74,7 +74,7 @@ def run(
       model_config, params = hf.load(folder)
       model = build.make_model(model_config)
     else:
-      model = build.make_model(_model_config())
+      model = build.make_model(peer_model.SHAPE)
       params = jax.jit(model.init)(jax.random.PRNGKey(0))
     num_params = sum(x.size for x in jax.tree.leaves(params))
     update = _Update(config, model, params)
@@ -152,30 +152,6 @@ def _make_batch(vocab_size: int) -> types.Batch:
       ref_logprobs=logprobs(),
       rewards=rng.uniform(size=(B, K)).astype(np.float32),
       staleness_steps=np.ones((B, K), np.float32),
-  )
-
-
-def _model_config() -> build.ModelConfig:
-  """Returns the shape that `make_checkpoint.py DIR llama 30m` writes."""
-  return build.ModelConfig(
-      family="llama",
-      vocab_size=512,
-      num_layers=8,
-      width=512,
-      num_heads=8,
-      num_kv_heads=4,
-      head_dim=64,
-      mlp_width=1536,
-      rope_theta=10000.0,
-      norm_epsilon=1e-6,
-      tie_embeddings=False,
-      max_positions=1024,
-      param_dtype="float32",
-      compute_dtype="float32",
-      **model_config_lib.PLAIN,
-      pad_id=0,
-      bos_id=1,
-      eos_id=2,
   )
 
 

@@ -8,6 +8,7 @@ from absl.testing import absltest
 import jax
 
 from tba_jax.benchmarks import objectives
+from tba_jax.benchmarks import peer_model
 from tests import tiny_model
 
 
@@ -20,11 +21,10 @@ class ObjectivesBenchmarkTest(absltest.TestCase):
         _MEMORY_SHAPE=(1, 2, 3, 4),
         _MEMORY_VOCAB=tiny_model.VOCAB,
         _ROUNDS=1,
-        _model_config=lambda vocab_size, num_layers: tiny_model.make_model(
-            num_layers=1
-        ).config,
     ).items():
       self.enter_context(mock.patch.object(objectives, name, value))
+    shape = tiny_model.make_model(num_layers=1).config
+    self.enter_context(mock.patch.object(peer_model, "SHAPE", shape))
 
   def test_a_value_model_is_a_second_network(self):
     out = objectives.run(tiny_model.make_config(), ["ppo"])

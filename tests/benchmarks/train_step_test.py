@@ -8,6 +8,7 @@ from unittest import mock
 
 from absl.testing import absltest
 
+from tba_jax.benchmarks import peer_model
 from tba_jax.benchmarks import train_step
 from tba_jax.models import hf
 from tests import tiny_model
@@ -65,7 +66,7 @@ class TrainStepBenchmarkTest(absltest.TestCase):
 
   def test_runs_alone(self):
     config = tiny_model.make_model().config
-    with mock.patch.object(train_step, "_model_config", lambda: config):
+    with mock.patch.object(peer_model, "SHAPE", config):
       out = self.run_benchmark(None, ["1"])
     self.assertIsNone(out["ratio"])
     self.assertGreater(out["tokens_per_s"], 0)
