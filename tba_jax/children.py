@@ -14,12 +14,6 @@ import time
 from tba_jax import jsonl
 from tba_jax import processes
 
-# Huge pages for large arrays: a training step on a CPU, which allocates fresh
-# ones all the time, takes about a tenth less.
-_ENVIRONMENT = {
-    "PYTHONUNBUFFERED": "1",
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-}
 _MAX_LOG_BYTES = 8_000_000
 _DEATHS = 3
 _WITHIN_S = 60.0
@@ -111,7 +105,7 @@ class Children:
             stderr=subprocess.STDOUT,
             # Ctrl-C in the terminal is for the supervisor alone.
             start_new_session=True,
-            env={**_ENVIRONMENT, **os.environ},
+            env={**processes.ROLE_ENVIRONMENT, **os.environ},
         )
     finally:
       processes.pin(own)

@@ -23,6 +23,14 @@ EXIT_CONFIG = 2
 EXIT_FATAL = 3  # Starting the role again would end in the same place.
 EXIT_INTERRUPTED = 75  # Saved, and can be continued (EX_TEMPFAIL).
 
+# What a role's process is started with, where the caller's environment does not
+# say otherwise. Huge pages for large arrays: a training step on a CPU, which
+# allocates fresh ones all the time, takes about a tenth less.
+ROLE_ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+
 _PR_SET_PDEATHSIG = 1
 # sun_path of a unix socket holds 108 bytes; the gRPC prefix needs some.
 _MAX_SOCKET_DIR = 80
@@ -193,3 +201,15 @@ def _stable_hash(name: bytes) -> int:
   for byte in name:
     value = (value ^ byte) * 1099511628211 % (1 << 64)
   return value
+
+
+def restart_as_role() -> None:
+  """Starts this process's command anew in ROLE_ENVIRONMENT, unless it is in it.
+
+  It does not return then: the C library reads some of it at the start only.
+  """
+  environment = {**ROLE_ENVIRONMENT, **os.environ}
+  if environment != dict(os.environ):
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, sys.orig_argv, environment)

@@ -83,6 +83,25 @@ class CoresTest(parameterized.TestCase):
 
 class SignalsTest(absltest.TestCase):
 
+  def test_restart_as_role_keeps_the_command_and_what_the_caller_set(self):
+    name = "GLIBC_TUNABLES"
+    script = (
+        "import os, sys; from tba_jax import processes;"
+        " processes.restart_as_role();"
+        f" print(os.getpid(), sys.argv[1:], os.environ[{name!r}])"
+    )
+    bare = {k: v for k, v in os.environ.items() if k != name}
+    for own in ({}, {name: "glibc.malloc.check=0"}):
+      with subprocess.Popen(
+          [sys.executable, "-c", script, "a b", "c"],
+          env={**bare, **own},
+          stdout=subprocess.PIPE,
+          text=True,
+      ) as process:
+        printed, _ = process.communicate(timeout=60)
+      wanted = own.get(name, processes.ROLE_ENVIRONMENT[name])
+      self.assertEqual(printed, f"{process.pid} ['a b', 'c'] {wanted}\n")
+
   def test_stop_on_signals(self):
     for number in (signal.SIGTERM, signal.SIGINT):
       before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}

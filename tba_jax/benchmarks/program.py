@@ -26,6 +26,16 @@ BENCHMARKS = (
 )
 
 
+def run_benchmark(
+    config: ml_collections.ConfigDict,
+    workdir: str | None,
+    operands: Sequence[str],
+) -> int:
+  """As `run`, in the environment that a run's roles have; peers have it too."""
+  processes.restart_as_role()
+  return run(config, workdir, operands)
+
+
 def run(
     config: ml_collections.ConfigDict,
     workdir: str | None,

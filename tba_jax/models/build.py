@@ -21,6 +21,7 @@ from tba_jax.models import cache as cache_lib
 from tba_jax.models import config as model_config_lib
 from tba_jax.models import gpt2
 from tba_jax.models import gpt_neox
+from tba_jax.models import grouped_query
 from tba_jax.models import heads
 from tba_jax.models import layers
 from tba_jax.models import llama
@@ -150,7 +151,7 @@ class _Forward:
       params: PyTree,
       x: jax.Array,
       tables: PyTree,
-      attend: layers.AttendFn,
+      attend: grouped_query.AttendFn,
   ) -> tuple[jax.Array, PyTree]:
     """Returns the stream [..., D] after all blocks and what each kept."""
 
@@ -161,7 +162,7 @@ class _Forward:
     indices_N = jnp.arange(self.config.num_layers, dtype=jnp.int32)
     # Of a layer its products alone are kept for the gradient; what lies between
     # costs less to compute again than to write and read.
-    keep = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    keep = jax.checkpoint_policies.save_only_these_names(layers.PRODUCT)
     step = jax.checkpoint(step, policy=keep, prevent_cse=False)
     return jax.lax.scan(step, x, (indices_N, params["blocks"]))
 

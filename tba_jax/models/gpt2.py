@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from tba_jax.models import config as model_config_lib
+from tba_jax.models import grouped_query
 from tba_jax.models import layers
 from tba_jax.models import stack
 
@@ -27,7 +28,7 @@ class Block(nnx.Module):
     # The 2N branches that are added to the stream keep its variance near 1.
     out_scale = 1.0 / math.sqrt(2 * config.num_layers)
     self.attention_norm = layers.LayerNorm(config)
-    self.attention = layers.Attention(
+    self.attention = grouped_query.Attention(
         config.width,
         config.num_heads,
         config.num_heads,
@@ -45,7 +46,7 @@ class Block(nnx.Module):
       self,
       x: jax.Array,
       tables: None,
-      attend: layers.AttendFn,
+      attend: grouped_query.AttendFn,
       layer: jax.Array | int,
   ) -> tuple[jax.Array, object]:
     """Returns the stream [..., D] after the block and what `attend` keeps."""
