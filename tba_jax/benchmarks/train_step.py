@@ -57,10 +57,11 @@ def run(
     operands: none, or rounds (default 2): how often the two take turns.
 
   Returns:
-    tokens_per_s, step_s (best), peer_tokens_per_s, ratio, limit_tokens_per_s,
-    share_of_limit, product_gflop_per_s, num_params, and the shape. Without
-    `TBA_JAX_PEERS` nothing is compared: `peer_tokens_per_s` and `ratio` are
-    None, and a model of the same shape is drawn at random.
+    tokens_per_s, step_s (best), peer_tokens_per_s, ratio (of the best), ratios
+    (of each turn), limit_tokens_per_s, share_of_limit, product_gflop_per_s,
+    num_params, and the shape. Without `TBA_JAX_PEERS` nothing is compared:
+    `peer_tokens_per_s` and `ratio` are None, `ratios` is empty, and a model of
+    the same shape is drawn at random.
 
   Raises:
     RuntimeError: a script of the comparison failed; with the end of its output.
@@ -90,12 +91,17 @@ def run(
         peer_tokens_per_s.append(json.loads(line)["tokens_per_s"])
   tokens_per_s = B * K * (P + T) / min(step_s)
   peer = max(peer_tokens_per_s, default=None)
+  ratios = [
+      B * K * (P + T) / mine_s / theirs
+      for mine_s, theirs in zip(step_s, peer_tokens_per_s, strict=False)
+  ]
   limit = max(product) / (6 * num_params)
   return {
       "tokens_per_s": tokens_per_s,
       "step_s": min(step_s),
       "peer_tokens_per_s": peer,
       "ratio": peer and tokens_per_s / peer,
+      "ratios": ratios,
       "limit_tokens_per_s": limit,
       "share_of_limit": tokens_per_s / limit,
       "product_gflop_per_s": max(product) / 1e9,

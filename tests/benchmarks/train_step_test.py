@@ -58,6 +58,7 @@ class TrainStepBenchmarkTest(absltest.TestCase):
     self.assertAlmostEqual(out["tokens_per_s"], 2 * 3 * 9 / out["step_s"])
     self.assertEqual(out["peer_tokens_per_s"], 8.0)
     self.assertAlmostEqual(out["ratio"], out["tokens_per_s"] / 8.0)
+    self.assertAlmostEqual(max(out["ratios"]), out["ratio"])
     self.assertAlmostEqual(
         out["limit_tokens_per_s"],
         out["product_gflop_per_s"] * 1e9 / (6 * out["num_params"]),
@@ -69,6 +70,7 @@ class TrainStepBenchmarkTest(absltest.TestCase):
     with mock.patch.object(peer_model, "SHAPE", config):
       out = self.run_benchmark(None, ["1"])
     self.assertIsNone(out["ratio"])
+    self.assertEmpty(out["ratios"])
     self.assertGreater(out["tokens_per_s"], 0)
 
   def test_a_failing_script_is_an_error_with_its_output(self):
