@@ -75,6 +75,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "reward.where": ("process", "pool"),
     "sampling.in_flight": ("off", "keep_cache", "recompute_cache"),
     "tokenizer.bos": ("auto", "always", "never"),
+    "train.remat": ("none", "dots", "full"),
 }
 
 _Range = tuple[Callable[[Any], Any], str]

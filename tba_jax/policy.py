@@ -82,7 +82,7 @@ def make(
   """Returns the policy of a config.
 
   Args:
-    config: reads `task`, `tokenizer`, `model` and `init`.
+    config: reads `task`, `tokenizer`, `model`, `init` and `train.remat`.
     workdir: of the run; holds the SFT model where `config.init` is "sft".
     scratch: makes the model that SFT starts from (`config.sft.init`), whatever
       `config.init` says.
@@ -139,7 +139,8 @@ def make(
           f" {tokenizer.vocab_size}"
       )
     add_model_stops(model_config, tokenizer)
-  return Policy(task, tokenizer, build.make_model(model_config), folder)
+  model = build.make_model(model_config, remat=config.train.remat)
+  return Policy(task, tokenizer, model, folder)
 
 
 def initial_params(

@@ -22,7 +22,7 @@ def make(
   """Returns the value model; None where `config.loss.name` learns none.
 
   Args:
-    config: reads `loss`.
+    config: reads `loss` and `train.remat`.
     model: of the policy; the value model has its shape, or that of the folder
       in `loss.value_init`.
 
@@ -33,7 +33,8 @@ def make(
     return None
   source = config.loss.value_init
   if source == OF_POLICY:
-    return build.make_scalar_model(heads.config_of(model.config))
+    shape = heads.config_of(model.config)
+    return build.make_scalar_model(shape, remat=config.train.remat)
   shape = hf.read_config(pathlib.Path(source).expanduser())
   if shape.num_labels != 1:
     raise ValueError(
@@ -45,7 +46,7 @@ def make(
         f"loss.value_init={source!r}: its vocabulary has {shape.vocab_size}"
         f" entries, the policy's {model.config.vocab_size}"
     )
-  return build.make_scalar_model(shape)
+  return build.make_scalar_model(shape, remat=config.train.remat)
 
 
 def load(config: ml_collections.ConfigDict) -> types.PyTree | None:

@@ -72,7 +72,8 @@ def make_model(**changes) -> build.Model:
       bos_id=None,
       eos_id=1,
   )
-  return build.make_model(model_config.ModelConfig(**{**fields, **changes}))
+  shape = model_config.ModelConfig(**{**fields, **changes})
+  return build.make_model(shape, remat=common.get_config().train.remat)
 
 
 def make_config(**changes) -> ml_collections.ConfigDict:

@@ -60,7 +60,7 @@ def run(
   if list(operands) == ["memory"]:
     return _memory(config)
   names = list(operands or losses_build.OBJECTIVES)
-  model = build.make_model(peer_model.SHAPE)
+  model = build.make_model(peer_model.SHAPE, remat=config.train.remat)
   params = jax.jit(model.init)(jax.random.PRNGKey(0))
   base = _step(config, _BASE, model, params)
   found = {}
@@ -119,7 +119,8 @@ def _memory(config: ml_collections.ConfigDict) -> dict[str, Any]:
   model = build.make_model(
       dataclasses.replace(
           peer_model.SHAPE, vocab_size=_MEMORY_VOCAB, num_layers=1
-      )
+      ),
+      remat=config.train.remat,
   )
   mesh = sharding.make_mesh(config.mesh)
   over_batch = sharding.batch_sharding(mesh, config.sharding)

@@ -73,9 +73,9 @@ def run(
     if peers:
       _run_script(peers, "make_checkpoint.py", folder, "llama", "30m")
       model_config, params = hf.load(folder)
-      model = build.make_model(model_config)
+      model = build.make_model(model_config, remat=config.train.remat)
     else:
-      model = build.make_model(peer_model.SHAPE)
+      model = build.make_model(peer_model.SHAPE, remat=config.train.remat)
       params = jax.jit(model.init)(jax.random.PRNGKey(0))
     num_params = sum(x.size for x in jax.tree.leaves(params))
     update = _Update(config, model, params)

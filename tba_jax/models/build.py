@@ -19,6 +19,7 @@ from tba_jax import types
 from tba_jax.models import attention
 from tba_jax.models import cache as cache_lib
 from tba_jax.models import config as model_config_lib
+from tba_jax.models import definitions
 from tba_jax.models import gpt2
 from tba_jax.models import gpt_neox
 from tba_jax.models import grouped_query
@@ -26,6 +27,7 @@ from tba_jax.models import heads
 from tba_jax.models import layers
 from tba_jax.models import llama
 from tba_jax.models import masks
+from tba_jax.models import remat as remat_lib
 
 ModelConfig = model_config_lib.ModelConfig
 PyTree = types.PyTree
@@ -94,40 +96,13 @@ class Model:
   logical_axes: PyTree
 
 
-@dataclasses.dataclass(frozen=True)
-class _Definitions:
-  """Static module definitions: with params they give module objects again."""
-
-  model: nnx.GraphDef
-  block: nnx.GraphDef
-  logical_axes: PyTree
-
-
-def _define(config: ModelConfig) -> _Definitions:
-  """Returns the definitions of a family's modules, without making arrays."""
-  family = FAMILIES[config.family]
-  model_def, state = nnx.split(
-      nnx.eval_shape(lambda: family(config, nnx.Rngs(params=0)))
-  )
-  block_def, _ = nnx.split(
-      nnx.eval_shape(lambda: family.Block(config, nnx.Rngs(params=0)))
-  )
-  axes = {}
-  for path, param in nnx.to_flat_state(state):
-    stacked = ("layers",) if path[0] == "blocks" else ()
-    node = axes
-    for name in path[:-1]:
-      node = node.setdefault(name, {})
-    node[path[-1]] = stacked + param.get_metadata()["logical_axes"]
-  return _Definitions(model_def, block_def, axes)
-
-
 class _Forward:
   """The forward modes of one family and shape, as pure functions."""
 
-  def __init__(self, config: ModelConfig):
+  def __init__(self, config: ModelConfig, remat: str):
     self.config = config
-    self.definitions = _define(config)
+    self.remat = remat
+    self.definitions = definitions.of(FAMILIES[config.family], config)
 
   def module(self, params: PyTree) -> nnx.Module:
     return nnx.merge(self.definitions.model, params)
@@ -160,10 +135,7 @@ class _Forward:
       return self.block(layer_params)(x, tables, attend, index)
 
     indices_N = jnp.arange(self.config.num_layers, dtype=jnp.int32)
-    # Of a layer its products alone are kept for the gradient; what lies between
-    # costs less to compute again than to write and read.
-    keep = jax.checkpoint_policies.save_only_these_names(layers.PRODUCT)
-    step = jax.checkpoint(step, policy=keep, prevent_cse=False)
+    step = remat_lib.wrap(step, self.remat)
     return jax.lax.scan(step, x, (indices_N, params["blocks"]))
 
   def run_self(
@@ -300,12 +272,22 @@ class _Forward:
     return module.unembed(x_RxD), cache
 
 
-def make_model(model_config: ModelConfig, *, scalar: bool = False) -> Model:
+def make_model(
+    model_config: ModelConfig, *, scalar: bool = False, remat: str = "none"
+) -> Model:
   """Returns the model of a shape; logits are labels' where it is `scalar`.
 
+  Args:
+    model_config: the shape.
+    scalar: whether it has a scalar head.
+    remat: `config.train.remat`, of a model that is trained; it changes what a
+      gradient costs, and nothing else.
+
   Raises:
-    ValueError: the family is not known, or the head is of the other kind.
+    ValueError: the family is not known, the head is of the other kind, or
+      `remat` is not known.
   """
+  remat_lib.check(remat)
   if scalar != bool(model_config.num_labels):
     raise ValueError(
         f"num_labels={model_config.num_labels}: allowed"
@@ -316,7 +298,7 @@ def make_model(model_config: ModelConfig, *, scalar: bool = False) -> Model:
         f"config.model.family={model_config.family!r}: allowed"
         f" {sorted(FAMILIES)}"
     )
-  forward = _Forward(model_config)
+  forward = _Forward(model_config, remat)
   return Model(
       config=model_config,
       init=forward.init,
@@ -334,15 +316,17 @@ def make_model(model_config: ModelConfig, *, scalar: bool = False) -> Model:
 
 
 def make_scalar_model(
-    config: ModelConfig, *, label: int = 0
+    config: ModelConfig, *, label: int = 0, remat: str = "none"
 ) -> heads.ScalarModel:
   """Returns the model of a shape with a scalar head.
 
   Args:
     config: with num_labels above 0; `heads.config_of` makes it from a policy's.
     label: which of the head's numbers are the values.
+    remat: as `make_model`.
 
   Raises:
     ValueError: the family is not known, or the head does not have that label.
   """
-  return heads.of_stack(make_model(config, scalar=True), label=label)
+  stack = make_model(config, scalar=True, remat=remat)
+  return heads.of_stack(stack, label=label)

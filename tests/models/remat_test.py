@@ -1,0 +1,71 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of models/remat.py: the same gradient, from less and less memory."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs import common
+from tba_jax import value_model
+from tba_jax.models import build
+from tba_jax.models import heads
+from tba_jax.models import remat
+from tests import tiny_model
+
+_SHAPE = tiny_model.make_model(num_layers=4).config
+
+
+def _policy(name):
+  model = build.make_model(_SHAPE, remat=name)
+  return model, lambda *inputs: model.logits(*inputs).var()
+
+
+def _value_model(name):
+  config = common.get_config()
+  config.loss.name, config.train.remat = "ppo", name
+  model = value_model.make(config, build.make_model(_SHAPE))
+  return model, lambda *inputs: jnp.square(model.values(*inputs)).sum()
+
+
+def _reward_model(name):
+  shape = heads.config_of(_SHAPE)
+  model = build.make_scalar_model(shape, remat=name)
+  return model, lambda *inputs: jnp.square(model.rewards(*inputs)).sum()
+
+
+def _size(tree):
+  return sum(jnp.abs(leaf).sum() for leaf in jax.tree.leaves(tree))
+
+
+class RematTest(parameterized.TestCase):
+
+  @parameterized.parameters(_policy, _value_model, _reward_model)
+  def test_gradients_agree_and_memory_falls(self, make):
+    tokens = np.random.default_rng(0).integers(2, tiny_model.VOCAB, (4, 48))
+    mask = np.ones((4, 48), np.int32)
+    grads, memory = [], []
+    for name in ("none", "dots", "full"):
+      model, loss = make(name)
+      params = tiny_model.init_params(model)
+      compiled = jax.jit(jax.grad(loss)).lower(params, tokens, mask).compile()
+      memory.append(compiled.memory_analysis().temp_size_in_bytes)
+      grads.append(compiled(params, tokens, mask))
+    self.assertGreater(_size(grads[0]), 1e-3)
+    for other in grads[1:]:
+      chex.assert_trees_all_close(other, grads[0], rtol=1e-4, atol=1e-6)
+    self.assertLess(memory[1], 0.8 * memory[0])
+    self.assertLess(memory[2], 0.8 * memory[1])
+
+  def test_refuses_another_name(self):
+    with self.assertRaisesRegex(ValueError, "train.remat='some'.*none.*full"):
+      build.make_model(_SHAPE, remat="some")
+    with self.assertRaises(ValueError):
+      remat.check("")
+
+
+if __name__ == "__main__":
+  absltest.main()
