@@ -66,8 +66,8 @@ class Sampler:
   """Samples completions with a model whose params come with each call.
 
   One thread at a time may call it. `sample` is deterministic: the same params,
-  settings, seed and requests give the same completions. Rows are not split over
-  devices: with params on a mesh, every device decodes all rows.
+  settings, seed and requests give the same completions. With params
+  on a mesh, rows are split over its data and fsdp axes, where they divide.
   """
 
   def __init__(
@@ -228,9 +228,12 @@ class Sampler:
       bind = functools.partial
       # Outputs are told where to lie: a program whose inputs lie where they did
       # before is not compiled again.
+      rows = placement.of_rows(place, settings.num_rows)
       jit = functools.partial(jax.jit, out_shardings=place)
+      rows_jit = functools.partial(jax.jit, out_shardings=rows)
+      pair_jit = functools.partial(jax.jit, out_shardings=(rows, place))
       self._programs[place] = Programs(
-          empty_state=jit(
+          empty_state=rows_jit(
               bind(rows_lib.empty_state, model.init_cache, settings)
           ),
           decode_params=jax.jit(model.decode_params),
@@ -239,20 +242,20 @@ class Sampler:
                   prefill_lib.prefill, model.prefill, settings.max_prompt_tokens
               )
           ),
-          refill=jit(
+          refill=rows_jit(
               bind(rows_lib.refill, model.fill_cache, settings),
               donate_argnums=0,
           ),
-          decode_chunk=jit(
+          decode_chunk=pair_jit(
               bind(rows_lib.decode_chunk, model.decode_step, settings),
               donate_argnums=1,
               static_argnums=3,
           ),
-          recompute=jit(
+          recompute=rows_jit(
               bind(prefill_lib.recompute, model.prefill, model.fill_cache),
               donate_argnums=1,
           ),
-          cut=jit(rows_lib.cut, donate_argnums=0),
+          cut=pair_jit(rows_lib.cut, donate_argnums=0),
           collect=jit(bind(rows_lib.collect, settings)),
       )
     return self._programs[place]

@@ -2,9 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the arrays of a sampler lie."""
 
+import math
+
 import jax
 
 from tba_jax import types
+
+# Axes of a mesh that prompts are split over: a sampler's rows are, too.
+_BATCH_AXES = ("data", "fsdp")
 
 
 def of_params(params: types.PyTree) -> jax.sharding.Sharding:
@@ -18,6 +23,23 @@ def of_params(params: types.PyTree) -> jax.sharding.Sharding:
     if sharding is not None:
       return sharding
   return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+
+def of_rows(
+    place: jax.sharding.Sharding, num_rows: int
+) -> jax.sharding.Sharding:
+  """Returns where rows [R, ...] lie: split over the axes of a batch.
+
+  They are whole on every device where they do not divide over these.
+  """
+  if not isinstance(place, jax.sharding.NamedSharding):
+    return place
+  axes = tuple(a for a in _BATCH_AXES if place.mesh.shape.get(a, 1) > 1)
+  if num_rows % math.prod(place.mesh.shape[a] for a in axes):
+    return place
+  return jax.sharding.NamedSharding(
+      place.mesh, jax.sharding.PartitionSpec(axes or None)
+  )
 
 
 def put(params: types.PyTree, place: jax.sharding.Sharding) -> types.PyTree:

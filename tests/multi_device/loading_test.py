@@ -35,6 +35,7 @@ from tba_jax import tokenizer as tokenizer_lib  # noqa: E402
 from tba_jax import validate  # noqa: E402
 from tba_jax.models import hf  # noqa: E402
 from tba_jax.models import hf_files  # noqa: E402
+from tba_jax.sampling import decode  # noqa: E402
 from tests import tiny_model  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -130,6 +131,42 @@ class LoadingTest(parameterized.TestCase):
       ):
         self.assertEqual(tokens, expected)
         np.testing.assert_allclose(logprobs, expected_logprobs, atol=1e-4)
+
+  @parameterized.parameters((16, 2, 2, 4), (6, 4, 2, 6))
+  def test_rows_are_split_over_the_batch_axes(self, rows, data, fsdp, each):
+    mesh = sharding.make_mesh(
+        dict(data=data, fsdp=fsdp, tensor=8 // data // fsdp)
+    )
+    shardings = sharding.param_shardings(
+        mesh, common.get_config().sharding, self.model.logical_axes
+    )
+    make = lambda: decode.Sampler(
+        self.model,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_prompt_tokens=4,
+        max_completion_tokens=6,
+        num_rows=rows,
+        chunk_steps=2,
+        eos_id=1,
+        pad_id=0,
+        seed=0,
+    )
+    asked = [
+        decode.Request(np.arange(2, 6, dtype=np.int32), i, 0, num_completions=4)
+        for i in range(7)
+    ]
+    placed = jax.device_put(self.params, shardings)
+    sampler = make()
+    found = sampler.sample(placed, asked, version=0)
+    expected = make().sample(self.params, asked, version=0)
+    for one, other in zip(found, expected, strict=True):
+      np.testing.assert_array_equal(one.tokens, other.tokens)
+      np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+    (programs,) = sampler._programs.values()
+    for leaf in jax.tree.leaves(programs.empty_state()):
+      self.assertEqual(leaf.sharding.shard_shape(leaf.shape)[0], each)
 
   def test_what_does_not_divide_is_named(self):
     mesh = sharding.make_mesh(dict(data=1, fsdp=1, tensor=8))
