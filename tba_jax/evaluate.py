@@ -134,7 +134,7 @@ def make_table(results: dict[str, dict[str, Any]]) -> rich.table.Table:
 def make_samples(results: dict[str, dict[str, Any]]) -> rich.table.Table:
   """Returns a table of the first completions of each source."""
   table = rich.table.Table(title="samples", show_lines=True)
-  for name in ("source", "prompt", "completion", "reward"):
+  for name in ("source", "prompt", "completion", "reward", "what is wrong"):
     table.add_column(name, overflow="fold")
   for name, result in results.items():
     for sample in result["samples"][:_NUM_SAMPLES]:
@@ -142,7 +142,8 @@ def make_samples(results: dict[str, dict[str, Any]]) -> rich.table.Table:
           text.printable(sample[key], _SAMPLE_WIDTH)
           for key in ("prompt", "completion")
       )
-      cells = (name, *texts, f"{sample['reward']:.3g}")
+      reason = text.printable(sample["reason"], _SAMPLE_WIDTH)
+      cells = (name, *texts, f"{sample['reward']:.3g}", reason)
       table.add_row(*(rich.text.Text(cell) for cell in cells))
   return table
 

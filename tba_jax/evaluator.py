@@ -8,6 +8,7 @@ between two versions of the params is not one between two draws of prompts.
 
 import collections
 from collections.abc import Callable, Iterator
+import copy
 import dataclasses
 from typing import Any, TYPE_CHECKING
 import zlib
@@ -74,7 +75,6 @@ class Evaluator:
     Raises:
       ValueError: a number is below 1, or the task has no such split.
     """
-    base.check_split(split)
     for name, value in (
         ("num_completions", num_completions),
         ("batch_prompts", batch_prompts),
@@ -85,13 +85,17 @@ class Evaluator:
     self._tokenizer = tokenizer
     self._sampler = sampler
     self._judge = judge
-    self._split = split
+    self._set_split(split)
     self._num_completions = num_completions
     self._batch_prompts = batch_prompts
     self._resamples = resamples
     self._confidence = confidence
     self._greedy_sampler = greedy_sampler
     self._reference = reference
+
+  def _set_split(self, split: str) -> None:
+    base.check_split(split)
+    self._split = split
     self._visit = _FIRST_VISIT + zlib.crc32(split.encode()) % _FIRST_VISIT
 
   @property
@@ -100,20 +104,9 @@ class Evaluator:
 
   def while_training(self) -> "Evaluator":
     """Returns an evaluator with the same parts, of the split for training."""
-    split = base.split_while_training(self._task)
-    return Evaluator(
-        self._task,
-        self._tokenizer,
-        self._sampler,
-        self._judge,
-        split=split,
-        num_completions=self._num_completions,
-        batch_prompts=self._batch_prompts,
-        resamples=self._resamples,
-        confidence=self._confidence,
-        greedy_sampler=self._greedy_sampler,
-        reference=self._reference,
-    )
+    other = copy.copy(self)
+    other._set_split(base.split_while_training(self._task))
+    return other
 
   def close(self) -> None:
     """Ends the judge's workers."""
@@ -189,15 +182,17 @@ class Evaluator:
         resamples=self._resamples,
         confidence=self._confidence,
     )
+    samples = [
+        sample
+        for prompt in prompts[:_NUM_PROMPTS_SHOWN]
+        for sample in prompt["samples"][:_NUM_COMPLETIONS_SHOWN]
+    ]
+    self._add_reasons(samples)
     return {
         **summary,
         "version": version,
         "split": self._split,
-        "samples": [
-            sample
-            for prompt in prompts[:_NUM_PROMPTS_SHOWN]
-            for sample in prompt["samples"][:_NUM_COMPLETIONS_SHOWN]
-        ],
+        "samples": samples,
     }
 
   def _evaluate_batch(
@@ -239,6 +234,20 @@ class Evaluator:
     if self._reference is not None:
       self._add_reference(requests, sampled, records)
     return records
+
+  def _add_reasons(self, samples: list[dict[str, Any]]) -> None:
+    """Adds why each sample is wrong, where it was judged at all."""
+    judged = [sample for sample in samples if not sample["reason"]]
+    reasons = self._judge.explain(
+        [
+            judges.Request(
+                self._split, sample["prompt_id"], sample["completion"]
+            )
+            for sample in judged
+        ]
+    )
+    for sample, reason in zip(judged, reasons):
+      sample["reason"] = reason
 
   def _add_greedy(
       self,
@@ -320,6 +329,8 @@ class Evaluator:
               "prompt_id": index,
               "completion": completion,
               "reward": judgement.reward,
+              "reason": judgement.failure
+              and f"could not be judged: {judgement.failure}",
               "version": int(found.versions[sample]),
               "tokens": self._tokenizer.tokens(tokens),
               "logprobs": found.logprobs[sample, :length].tolist(),

@@ -19,6 +19,7 @@ from tba_jax import recorder as recorder_lib
 from tba_jax import reference as reference_lib
 from tba_jax import rounds
 from tba_jax import run_directory
+from tba_jax import sample_log
 from tba_jax import schedules
 from tba_jax import searcher as searcher_lib
 from tba_jax import sharding
@@ -30,6 +31,7 @@ from tba_jax.models import hf
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import flow as flow_lib
 from tba_jax.replay import prompt_order
+from tba_jax.rewards import judges
 from tba_jax.transport import base
 
 
@@ -177,6 +179,21 @@ def make_publisher(
       keep_versions=config.publish.keep_versions,
       on_event=on_event,
       span=functools.partial(recorder.span, lane="publish"),
+  )
+
+
+def make_sample_log(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    workdir: pathlib.Path,
+    judge: judges.Judge,
+) -> sample_log.SampleLog:
+  """Returns what writes samples of the batches."""
+  return sample_log.SampleLog(
+      workdir / "samples.jsonl",
+      num_samples=config.log.num_samples,
+      tokenizer=policy.tokenizer,
+      judge=judge,
   )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from tba_jax import jsonl
 from tba_jax import metrics as metrics_lib
 from tba_jax import reward_log
+from tba_jax import sample_log
 from tba_jax import step_record
 from tba_jax import writers as writers_lib
 from tba_jax.replay import draw as draw_lib
@@ -40,8 +41,7 @@ class Recorder:
       num_searchers: int,
       log_every: int,
       samples_every: int,
-      num_samples: int,
-      tokenizer: Any,
+      samples: sample_log.SampleLog,
       leases: Callable[[], dict[str, dict[str, Any]]],
       store_generation: Callable[[], int],
       set_status: Callable[[dict[str, Any]], None],
@@ -54,8 +54,7 @@ class Recorder:
       num_steps: of the run.
       num_searchers: expected; G is the busy time of the mean one.
       log_every, samples_every: periods in steps.
-      num_samples: completions written then.
-      tokenizer: shows completions as text.
+      samples: receives the draws of which some are shown, closed with this.
       leases: the searchers' leases by sid.
       store_generation: of the store that the trainer speaks to.
       set_status: receives the live state for other hosts.
@@ -65,14 +64,12 @@ class Recorder:
     self._num_searchers = num_searchers
     self._log_every = log_every
     self._samples_every = samples_every
-    self._num_samples = num_samples
-    self._tokenizer = tokenizer
     self._leases = leases
     self._store_generation = store_generation
     self._set_status = set_status
     self._metrics = metrics
     self._events = metrics_lib.EventLog(workdir / "events.jsonl")
-    self._samples = jsonl.LineWriter(workdir / "samples.jsonl")
+    self._samples = samples
     self._clock = metrics_lib.BusyClock()
     self._total = metrics_lib.BusyClock()
     self._spans = metrics_lib.SpanWriter(
@@ -173,7 +170,7 @@ class Recorder:
         overlap_of_ideal=self._overlap(),
     )
     if self._samples_every and step % self._samples_every == 0:
-      self._write_samples(step, draw)
+      self._samples.write(step, draw)
     if self._show():
       jsonl.atomic_write_json(self._workdir / "ledger.json", service.account())
 
@@ -291,31 +288,6 @@ class Recorder:
     if not done or not self._trained:
       return 0.0
     return (self._num_steps - done) * self._wall_s / done
-
-  def _write_samples(self, step: int, draw: draw_lib.Draw) -> None:
-    num_prompts, num_completions = draw.rewards.shape
-    per_prompt = min(2, num_completions)
-    for i in range(self._num_samples):
-      b, k = divmod(i, per_prompt)
-      if b >= num_prompts:
-        break
-      length = int(draw.completion_lengths[b, k])
-      tokens = draw.completion_tokens[b, k, :length].tolist()
-      prompt = draw.prompt_tokens[b][draw.prompt_mask[b] > 0].tolist()
-      self._samples.write(
-          {
-              "step": step,
-              "prompt_id": int(draw.prompt_ids[b]),
-              "prompt": self._tokenizer.decode(prompt),
-              "completion": self._tokenizer.decode_completion(
-                  tokens, length, bool(draw.stopped[b, k])
-              ),
-              "reward": float(draw.rewards[b, k]),
-              "version": int(draw.versions[b, k]),
-              "tokens": self._tokenizer.tokens(tokens),
-              "logprobs": draw.behavior_logprobs[b, k, :length],
-          }
-      )
 
   def _show(self, force: bool = False) -> bool:
     now = time.monotonic()

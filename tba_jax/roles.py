@@ -38,6 +38,8 @@ from tba_jax.replay import outbox as outbox_lib
 from tba_jax.replay import packing
 from tba_jax.replay import service as service_lib
 from tba_jax.rewards import build as rewards_build
+from tba_jax.rewards import judges
+from tba_jax.tasks import base as tasks_base
 from tba_jax.transport import kv_client
 
 _PARTITION = 0
@@ -181,14 +183,16 @@ class _Trainer:
         policy, journal, saved.get("data"), epoch, on_event
     )
     self._closers.append(drain.close)
-    recorder = self._make_recorder(policy, drain, epoch, saved, on_event)
+    judge = self._make_judge(policy, on_event)
+    recorder = self._make_recorder(policy, judge, drain, epoch, saved, on_event)
     guards = guards_lib.Guards(config.guards, saved.get("guards"))
     publisher = parts.make_publisher(
         config, run, epoch, _transport_maker(config, run), recorder, on_event
     )
     self._closers.append(publisher.close)
-    evaluator = policy_lib.make_evaluator(config, policy, "held_out", on_event)
-    self._closers.append(evaluator.close)
+    evaluator = policy_lib.make_evaluator(
+        config, policy, tasks_base.HELD_OUT, judge=judge
+    )
     data_report.write(policy.task, run.workdir, on_event)
     drain.start()
     return trainer_lib.Trainer(
@@ -235,9 +239,17 @@ class _Trainer:
     )
     return state, saved, reference
 
+  def _make_judge(
+      self, policy: policy_lib.Policy, on_event: Callable[[str, str], None]
+  ) -> judges.Judge:
+    judge = rewards_build.make_judge(self._config, policy.task, on_event)
+    self._closers.append(judge.close)
+    return judge
+
   def _make_recorder(
       self,
       policy: policy_lib.Policy,
+      judge: judges.Judge,
       drain: drain_lib.Drain,
       epoch: int,
       saved: dict[str, Any],
@@ -251,8 +263,7 @@ class _Trainer:
         num_searchers=config.search.num_searchers,
         log_every=config.log.every_steps,
         samples_every=config.log.samples_every_steps,
-        num_samples=config.log.num_samples,
-        tokenizer=policy.tokenizer,
+        samples=parts.make_sample_log(config, policy, self._run.workdir, judge),
         leases=drain.alive,
         store_generation=lambda: drain.generation,
         set_status=drain.set_status,

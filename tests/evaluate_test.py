@@ -147,7 +147,12 @@ class TableTest(absltest.TestCase):
         "pass_at_1_interval": (0.1875, 0.3125),
         "confidence": 0.95,
         "samples": [
-            {"prompt": "1+1=", "completion": "\x1b[31m2", "reward": 1.0}
+            {
+                "prompt": "1+1=",
+                "completion": "\x1b[31m2",
+                "reward": 0.0,
+                "reason": "gives \x1b[31m2, not 3",
+            }
         ],
         "pass_at_k": 0.75,
         "distinct_correct": 1.5,
@@ -169,6 +174,7 @@ class TableTest(absltest.TestCase):
       console.print(evaluate.make_samples({"a": result}))
     text = capture.get()
     self.assertIn("1+1=", text)
+    self.assertIn("gives ␛[31m2, not 3", text)
     self.assertNotIn("\x1b[31m2", text)  # Made visible, not obeyed.
 
 

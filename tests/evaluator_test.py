@@ -14,6 +14,7 @@ from tba_jax import evaluator as evaluator_lib
 from tba_jax import types
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
+from tba_jax.tasks import base
 from tests import fakes
 
 
@@ -85,6 +86,18 @@ class _FakeReference:
     return np.where(mask, -0.25, 0.0)
 
 
+class _TalkingTask(fakes.FakeTask):
+
+  def judge(self, split, index, completion):
+    if (index, completion) == (1, "23"):
+      raise base.RewardError("refused", "")
+    return super().judge(split, index, completion)
+
+  def explain(self, split, index, completion):
+    right = self.solution_key(split, index, completion) is not None
+    return "" if right else f"{split} {index}: {completion}"
+
+
 class EvaluatorTest(parameterized.TestCase):
 
   def test_greedy_completions_are_judged_apart(self):
@@ -148,10 +161,21 @@ class EvaluatorTest(parameterized.TestCase):
             "prompt_id": 0,
             "completion": "23",
             "reward": 2.0,
+            "reason": "",
             "version": 9,
             "tokens": ["2", "3", "1"],
             "logprobs": [-0.5] * 3,
         },
+    )
+
+  def test_samples_say_what_is_wrong(self):
+    task = _TalkingTask(_RIGHT)
+    samples = _make(_ScriptedSampler(_SCRIPT, 4), task).run({}, 3, version=9)[
+        "samples"
+    ]
+    self.assertEqual(
+        [s["reason"] for s in samples[:5]],
+        ["", "", "", "held_out 0: 6", "could not be judged: refused"],
     )
 
   def test_nothing_solved(self):

@@ -16,9 +16,9 @@ _PACKAGE = _ROOT / "tba_jax"
 # that ends with `*` stands for the files of a folder.
 _RINGS = {
     0: """
-        bootstrap config_flat config_ranges config_relations config_variants
-        guards host_state jsonl logprobs metrics processes reward_log rounds
-        schedules sharding sweep_types tokenizer types
+        background bootstrap config_flat config_ranges config_relations
+        config_variants guards host_state jsonl logprobs metrics processes
+        reward_log rounds schedules sharding sweep_types tokenizer types
     """,
     1: """
         eval_summary forward line_program losses/* models/* prompts replay/*
@@ -36,7 +36,8 @@ _RINGS = {
         replay/outbox replay/service reward_scorer train_step validate
     """,
     4: """
-        model_source recorder searcher sft_examples sft_settings trainer
+        model_source recorder sample_log searcher sft_examples sft_settings
+        trainer
     """,
     5: """
         children config_reference evaluate export generate panel panel_view

@@ -12,15 +12,23 @@ import numpy as np
 
 from configs import common
 from tba_jax import recorder as recorder_lib
+from tba_jax import sample_log
 from tba_jax import writers
 from tba_jax.replay import amount
 from tba_jax.replay import service as service_lib
+from tba_jax.rewards import judges
 from tests import fakes
 from tests.replay import fake_groups
 
 METRICS = {"loss": 1.5, "reward_mean": 0.25, "kl": 2.0, "entropy": 0.5}
 RESULT = {"pass_at_1": 0.4, "num_prompts": 8, "samples": [{"text": "2"}]}
 LEDGER = {"generated": {"completions": 48}, "closed": True}
+
+
+class _Task(fakes.FakeTask):
+
+  def explain(self, split, index, completion):
+    return f"{split} {index}: {completion}"
 
 
 class RecorderTest(absltest.TestCase):
@@ -54,8 +62,12 @@ class RecorderTest(absltest.TestCase):
         num_searchers=2,
         log_every=1,
         samples_every=2,
-        num_samples=3,
-        tokenizer=fakes.FakeTokenizer(),
+        samples=sample_log.SampleLog(
+            self.workdir / "samples.jsonl",
+            num_samples=3,
+            tokenizer=fakes.FakeTokenizer(),
+            judge=judges.InProcess(_Task({}), fallback=0.0),
+        ),
         leases=lambda: self.leases,
         store_generation=lambda: 5,
         set_status=self.statuses.append,
@@ -134,6 +146,7 @@ class RecorderTest(absltest.TestCase):
       stopped = tokens[-1] == 0
       text = "".join(map(str, tokens[: 3 - stopped]))
       self.assertEqual(sample["completion"], text)
+      self.assertEqual(sample["reason"], f"train {sample['prompt_id']}: {text}")
       self.assertEqual(sample["logprobs"], [-float(t) for t in tokens])
       self.assertEqual(sample["version"], draw.versions[b, k])
       self.assertEqual(

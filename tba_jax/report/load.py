@@ -19,6 +19,7 @@ from tba_jax.report import text
 MAX_SAMPLES = 2000
 MAX_PROMPT_CHARS = 1000
 MAX_COMPLETION_CHARS = 2000
+MAX_REASON_CHARS = 500
 MAX_TOKENS = 256
 MAX_TOKEN_CHARS = 64
 MAX_EVENTS = 2000
@@ -133,6 +134,7 @@ def printable_sample(record: Mapping[str, Any]) -> dict[str, Any]:
       "reward": number("reward"),
       "prompt": text.printable(string("prompt"), MAX_PROMPT_CHARS),
       "completion": text.printable(string("completion"), MAX_COMPLETION_CHARS),
+      "reason": text.printable(string("reason"), MAX_REASON_CHARS),
       "tokens": [
           text.printable(str(token), MAX_TOKEN_CHARS)
           for token, _ in pairs[:MAX_TOKENS]

@@ -24,6 +24,9 @@ from typing import Any
 
 from tba_jax.tasks import base
 
+# Characters of a reason; what a page or table can show.
+MAX_REASON = 500
+
 OnEvent = Callable[[str, str], None]
 
 
@@ -68,6 +71,18 @@ class Judge(abc.ABC):
           for name, value in one.parts.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
     return judged
+
+  def _explain(self, requests: Sequence[Request]) -> list[str]:
+    """Returns one reason a request, failures made by `no_reason`."""
+    return [""] * len(requests)
+
+  def explain(self, requests: Sequence[Request]) -> list[str]:
+    """Returns why each completion is wrong, "" where it is right or not known.
+
+    For the few that are shown. Counts nothing and never raises: where the
+    task's own code fails, that is the reason.
+    """
+    return [str(reason)[:MAX_REASON] for reason in self._explain(requests)]
 
   def totals(self) -> dict[str, Any]:
     """Returns counts since the start, plain enough for JSON.
@@ -114,6 +129,11 @@ class Judge(abc.ABC):
     return dataclasses.replace(judgement, reward=reward, parts=parts)
 
 
+def no_reason(message: str) -> str:
+  """Returns what stands in the place of a reason that could not be had."""
+  return f"(no reason: {message})"
+
+
 class InProcess(Judge):
   """Calls the task right here: for rewards that are fast and never hang."""
 
@@ -130,6 +150,17 @@ class InProcess(Judge):
 
   def _judge(self, requests: Sequence[Request]) -> list[base.Judgement]:
     return [self._judge_one(request) for request in requests]
+
+  def _explain(self, requests: Sequence[Request]) -> list[str]:
+    return [self._explain_one(request) for request in requests]
+
+  def _explain_one(self, request: Request) -> str:
+    try:
+      return self._task.explain(
+          request.split, request.index, request.completion
+      )
+    except Exception as error:  # Code of the user's, on text of a policy's.
+      return no_reason(repr(error))
 
   def _judge_one(self, request: Request) -> base.Judgement:
     try:

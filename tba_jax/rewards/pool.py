@@ -73,7 +73,33 @@ class Pool(judges.Judge):
   def _judge(self, requests: Sequence[judges.Request]) -> list[base.Judgement]:
     return list(self._threads.map(self._judge_one, requests))
 
+  def _explain(self, requests: Sequence[judges.Request]) -> list[str]:
+    # One that hangs must not cost the deadline once for each of the others.
+    late = threading.Event()
+
+    def one(request: judges.Request) -> str:
+      if late.is_set():
+        return judges.no_reason("another one was late")
+      answer = self._ask("explain", request)
+      if answer.get("failure") == "deadline":
+        late.set()
+      if answer.get("failure"):
+        return judges.no_reason(f"{answer['failure']}, {answer['message']}")
+      return answer["reason"]
+
+    return list(self._threads.map(one, requests))
+
   def _judge_one(self, request: judges.Request) -> base.Judgement:
+    answer = self._ask("judge", request)
+    if answer.get("failure"):
+      return self._failed(request, answer["failure"], answer["message"])
+    return self._checked(
+        request,
+        base.Judgement(answer["reward"], answer["key"], answer["parts"]),
+    )
+
+  def _ask(self, what: str, request: judges.Request) -> dict[str, Any]:
+    """Returns a worker's answer, or `failure` and `message`."""
     # As many threads as places: one is always free.
     worker = self._idle.get_nowait()
     try:
@@ -81,9 +107,10 @@ class Pool(judges.Judge):
         try:
           worker = self._start()
         except (frames.Late, frames.Broken, OSError) as error:
-          return self._failed(request, "start", repr(error))
-      answer = worker.ask(
+          return {"failure": "start", "message": repr(error)}
+      return worker.ask(
           [
+              what,
               request.split,
               self._index_of(request.split, request.index),
               request.completion,
@@ -93,22 +120,15 @@ class Pool(judges.Judge):
     except frames.Late:
       self._end(worker)
       worker = None
-      return self._failed(
-          request, "deadline", f"no answer in {self._deadline_s:g} s"
-      )
+      message = f"no answer in {self._deadline_s:g} s"
+      return {"failure": "deadline", "message": message}
     except frames.Broken as error:
       status = worker.status()
       self._end(worker)
       worker = None
-      return self._failed(request, "crash", f"{error}, status {status}")
+      return {"failure": "crash", "message": f"{error}, status {status}"}
     finally:
       self._idle.put(worker)
-    if answer.get("failure"):
-      return self._failed(request, answer["failure"], answer["message"])
-    return self._checked(
-        request,
-        base.Judgement(answer["reward"], answer["key"], answer["parts"]),
-    )
 
   def _start(self) -> "_Worker":
     worker = _Worker(self._command)

@@ -3,8 +3,8 @@
 """A worker of the pool: `python -m tba_jax.rewards.worker`.
 
 Builds the task that its first message describes, then answers each request with
-a judgement. It may hang, crash or be killed at any moment. No JAX here; a
-reward that brings it gets the CPU.
+a judgement or, for what is shown, a reason. It may hang, crash or be killed at
+any moment. No JAX here; a reward that brings it gets the CPU.
 """
 
 import os
@@ -45,8 +45,11 @@ def main() -> int:
 
 
 def _answer(task: base.Task, request: list[Any]) -> dict[str, Any]:
+  what, *arguments = request
   try:
-    judged = task.judge(*request)
+    if what == "explain":
+      return {"reason": str(task.explain(*arguments))}
+    judged = task.judge(*arguments)
     return {
         "reward": float(judged.reward),
         "key": judged.key,

@@ -45,12 +45,10 @@ def apply_operation(operation: str, a: int, b: int) -> int:
   raise ValueError(f"operation {operation!r}: allowed {list(OPERATIONS)}")
 
 
-def parse_step(text: str) -> tuple[int, str, int, int] | None:
-  """Returns (a, operation, b, result) of a true `a<operation>b=result`.
+def read_step(text: str) -> tuple[int, str, int, int, int] | None:
+  """Returns (a, operation, b, result, true result) of `a<operation>b=result`.
 
-  None where the text is not of that form, a number is not canonical, or the
-  result is wrong: `parse_step("3*4=12")` is (3, "*", 4, 12), and "3*4=13" gives
-  None.
+  None where the text is not of that form or a number is not canonical.
   """
   if not isinstance(text, str) or len(text) > _MAX_STEP_LENGTH:
     return None
@@ -60,6 +58,18 @@ def parse_step(text: str) -> tuple[int, str, int, int] | None:
   a, b, result = (parse_integer(match[i]) for i in (1, 3, 4))
   if a is None or b is None or result is None:
     return None
-  if apply_operation(match[2], a, b) != result:
+  return a, match[2], b, result, apply_operation(match[2], a, b)
+
+
+def parse_step(text: str) -> tuple[int, str, int, int] | None:
+  """Returns (a, operation, b, result) of a true `a<operation>b=result`.
+
+  None where the text is not of that form, a number is not canonical, or the
+  result is wrong: `parse_step("3*4=12")` is (3, "*", 4, 12), and "3*4=13" gives
+  None.
+  """
+  step = read_step(text)
+  if step is None:
     return None
-  return a, match[2], b, result
+  *step, true = step
+  return tuple(step) if step[-1] == true else None

@@ -107,6 +107,14 @@ class Arithmetic(base.Task):
       return None
     return completion
 
+  def explain(self, split: str, index: int, completion: str) -> str:
+    base.check_split(split)
+    number = answers.parse_integer(completion)
+    right = answers.apply_operation(*self._sums[split][index])
+    if number is None:
+      return "is no whole number from 0, as 7 or 19 are"
+    return "" if number == right else f"gives {number}, not {right}"
+
   def reference_completion(
       self, split: str, index: int, rng: np.random.Generator
   ) -> str:

@@ -131,6 +131,16 @@ class Task(abc.ABC):
         self.solution_key(split, index, completion),
     )
 
+  def explain(self, split: str, index: int, completion: str) -> str:
+    """Returns in a few words why a completion is wrong, for a person to read.
+
+    "" where it is right, and where the task knows no reason. A pure function,
+    bounded in time; it is called for the few completions that are shown, never
+    for all that are trained on.
+    """
+    del split, index, completion
+    return ""
+
 
 def has_report(task: Task) -> bool:
   """Tells whether a task is made of rows of data, and reports on them."""

@@ -24,6 +24,7 @@ import numpy as np
 
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
+from tba_jax.tasks import countdown_reason
 
 # The largest value that has a token.
 MAX_VALUE = 99
@@ -31,6 +32,8 @@ MAX_VALUE = 99
 _MAX_CHAINS = 1_000_000
 # Bits of a step's code: two for the operation, seven for each operand.
 _STEP_BITS = 16
+# Characters of the longest step, with its comma: "99*99=99,".
+_STEP_LENGTH = 9
 
 
 class Countdown(base.Task):
@@ -184,6 +187,18 @@ class Countdown(base.Task):
     numbers = self._numbers[split][index].tolist()
     return solution_key(numbers, self._target(split, index), completion)
 
+  def explain(self, split: str, index: int, completion: str) -> str:
+    base.check_split(split)
+    numbers = self._numbers[split][index].tolist()
+    return countdown_reason.explain(
+        numbers,
+        self._target(split, index),
+        completion,
+        read_step=answers.read_step,
+        max_value=MAX_VALUE,
+        max_length=_STEP_LENGTH * (len(numbers) - 1),
+    )
+
   def reference_completion(
       self, split: str, index: int, rng: np.random.Generator
   ) -> str:
@@ -223,8 +238,9 @@ def solution_key(
   every number is then used exactly once.
   """
   num_steps = len(numbers) - 1
-  # "99*99=99," is the longest step.
-  if not isinstance(completion, str) or len(completion) > 9 * num_steps:
+  if not isinstance(completion, str):
+    return None
+  if len(completion) > _STEP_LENGTH * num_steps:
     return None
   steps = completion.split(",")
   if len(steps) != num_steps:

@@ -122,6 +122,10 @@ class Gsm8k(rows_task.RowsTask):
     # White space is no other way to solve it.
     return base.Judgement(1.0, " ".join(completion.split()))
 
+  def explain(self, split: str, index: int, completion: str) -> str:
+    right = numbers.last_number(self.example(split, index).answer)
+    return numbers.difference(self._read_answer(completion), right)
+
 
 def _sources(data: str) -> dict[str, Any]:
   """Returns the rows of both splits of a folder."""

@@ -74,6 +74,9 @@ class Limited(base.Task):
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
     return self._task.judge(split, self._kept[split][index], completion)
 
+  def explain(self, split: str, index: int, completion: str) -> str:
+    return self._task.explain(split, self._kept[split][index], completion)
+
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
     return self.judge(split, index, completion).key
 

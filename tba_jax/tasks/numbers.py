@@ -23,6 +23,15 @@ _MAX_DIGITS = 40
 _FINAL = "####"
 
 
+def difference(found: float | None, right: float | None) -> str:
+  """Returns what is wrong with a number that was found; "" where nothing is."""
+  if found is None:
+    return "no number found"
+  if found == right:
+    return ""
+  return f"read {found:.12g}, wanted {right:.12g}"
+
+
 def without_calculator(text: str) -> str:
   """Returns a solution without its calculator marks `<<48/2=24>>`."""
   return _CALCULATOR.sub("", text)

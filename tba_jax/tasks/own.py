@@ -37,6 +37,9 @@ class Own(rows_task.RowsTask):
     "" = none. It needs `reward.where="pool"`.
   verifier_weight: of that part.
   right_from: the reward from which on a completion counts as right.
+  reason: "FILE.py:FUNCTION" or "MODULE:FUNCTION" of (prompt, completion, row),
+    which says why a completion is wrong, for the samples that are shown; "" =
+    what the built-in rewards know.
   split_seed: of the choice of validation prompts.
   """
 
@@ -54,6 +57,7 @@ class Own(rows_task.RowsTask):
       "verifier": "",
       "verifier_weight": 1.0,
       "right_from": 1.0,
+      "reason": "",
       "split_seed": 0,
   }
 
@@ -72,6 +76,7 @@ class Own(rows_task.RowsTask):
       verifier: str,
       verifier_weight: float,
       right_from: float,
+      reason: str,
       split_seed: int,
   ):
     """Reads the data and imports the rewards.
@@ -89,6 +94,7 @@ class Own(rows_task.RowsTask):
     self._prompt, self._completion = prompt, completion
     self._answer, self._answer_kind = answer, answer_kind
     self._right_from = right_from
+    self._reason = reward_functions.parse_reason("config.task.reason", reason)
     self._parts = reward_functions.parse("config.task.rewards", rewards)
     if verifier:
       command = reward_functions.make_command("config.task.verifier", verifier)
@@ -139,7 +145,7 @@ class Own(rows_task.RowsTask):
 
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
     example = self.example(split, index)
-    row = {**example.fields, reward_functions.ANSWER: example.answer}
+    row = _row(example)
     parts = {
         part.name: float(part.function(example.prompt, completion, row))
         for part in self._parts
@@ -150,12 +156,31 @@ class Own(rows_task.RowsTask):
         reward, " ".join(completion.split()) if is_right else None, parts
     )
 
+  def explain(self, split: str, index: int, completion: str) -> str:
+    """Returns what `reason` says, else what the built-in rewards miss."""
+    example = self.example(split, index)
+    row = _row(example)
+    if self._reason is not None:
+      return str(self._reason(example.prompt, completion, row) or "")
+    known = reward_functions.REASONS
+    found = (
+        known[part.function](example.prompt, completion, row)
+        for part in self._parts
+        if part.function in known
+    )
+    return "; ".join(filter(None, found))
+
 
 _KEYS = {
     base.TRAIN: "config.task.train",
     base.HELD_OUT: "config.task.test",
     base.VALIDATION: "config.task.validation",
 }
+
+
+def _row(example: examples_lib.Example) -> dict[str, Any]:
+  """Returns what a reward sees of a row: its fields, and the answer."""
+  return {**example.fields, reward_functions.ANSWER: example.answer}
 
 
 def _filled(template: str, fields: Mapping[str, Any]) -> str | None:

@@ -116,6 +116,13 @@ class Preference(base.Task):
     is_right = self.reward(split, index, completion) >= enough
     return completion if is_right else None
 
+  def explain(self, split: str, index: int, completion: str) -> str:
+    if self.solution_key(split, index, completion) is not None:
+      return ""
+    found = self.reward(split, index, completion)
+    best = self.best_reward(split, index)
+    return f"liked by {found:.2f}, less than half of the best, {best:.2f}"
+
   def reference_completion(
       self, split: str, index: int, rng: np.random.Generator
   ) -> str:

@@ -26,6 +26,8 @@ from tba_jax.tasks import base
 from tba_jax.tasks import numbers
 
 RewardFn = Callable[[str, str, Mapping[str, Any]], float]
+# Why a completion is wrong, "" or None for no reason.
+ReasonFn = Callable[[str, str, Mapping[str, Any]], str | None]
 
 # The field with the reference answer, as the built-in rewards find it.
 ANSWER = "answer"
@@ -65,10 +67,36 @@ def contains(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
   return float(str(row[ANSWER]).strip() in completion)
 
 
+def _why_not_exact(prompt: str, completion: str, row: Mapping[str, Any]) -> str:
+  right = exact(prompt, completion, row)
+  return "" if right else f'wanted "{str(row[ANSWER]).strip()}"'
+
+
+def _why_not_number(
+    prompt: str, completion: str, row: Mapping[str, Any]
+) -> str:
+  del prompt
+  return numbers.difference(
+      numbers.last_number(completion), numbers.last_number(str(row[ANSWER]))
+  )
+
+
+def _why_not_contains(
+    prompt: str, completion: str, row: Mapping[str, Any]
+) -> str:
+  right = contains(prompt, completion, row)
+  return "" if right else f'is without "{str(row[ANSWER]).strip()}"'
+
+
 BUILT_IN: Mapping[str, RewardFn] = {
     "exact": exact,
     "number": number,
     "contains": contains,
+}
+REASONS: Mapping[RewardFn, ReasonFn] = {
+    exact: _why_not_exact,
+    number: _why_not_number,
+    contains: _why_not_contains,
 }
 
 
@@ -86,7 +114,7 @@ def parse(key: str, text: str) -> list[Part]:
       value = float(weight) if star else 1.0
     except ValueError as error:
       raise ValueError(f"{key}={item!r}: {weight!r} is no weight") from error
-    function = BUILT_IN.get(what) or _imported(key, what)
+    function = BUILT_IN.get(what) or _imported(key, what, tuple(BUILT_IN))
     parts.append(Part(what.rpartition(":")[2], function, value))
   names = [part.name for part in parts]
   if len(set(names)) < len(names):
@@ -94,13 +122,11 @@ def parse(key: str, text: str) -> list[Part]:
   return parts
 
 
-def _imported(key: str, what: str) -> RewardFn:
+def _imported(key: str, what: str, others: Sequence[str] = ()) -> Any:
   where, colon, name = what.rpartition(":")
   if not colon:
-    raise ValueError(
-        f"{key}={what!r}: allowed {', '.join(BUILT_IN)}, FILE.py:FUNCTION or"
-        " MODULE:FUNCTION"
-    )
+    allowed = ", ".join((*others, "FILE.py:FUNCTION"))
+    raise ValueError(f"{key}={what!r}: allowed {allowed} or MODULE:FUNCTION")
   try:
     if where.endswith(".py"):
       path = pathlib.Path(where).expanduser()
@@ -115,6 +141,15 @@ def _imported(key: str, what: str) -> RewardFn:
   if not callable(function):
     raise ValueError(f"{key}={what!r}: is no function")
   return function
+
+
+def parse_reason(key: str, text: str) -> ReasonFn | None:
+  """Returns the function that a setting names, None where it is "".
+
+  Raises:
+    ValueError: it cannot be imported.
+  """
+  return _imported(key, text) if text else None
 
 
 def make_command(key: str, command: str) -> RewardFn:

@@ -50,6 +50,7 @@ class ReportBrowserTest(absltest.TestCase):
     fake_run.make_run(str(run), num_steps=320, num_samples=120)
     with (run / "samples.jsonl").open("a") as f:
       sample = {"step": 400, "prompt": HOSTILE, "completion": HOSTILE}
+      sample["reason"] = f"wanted {HOSTILE}"
       f.write(json.dumps(sample | {"reward": -1.0}) + "\n")
     cls.page = build.write_report(run)
     other = cls.folder / "rloo"
@@ -144,6 +145,21 @@ class ReportBrowserTest(absltest.TestCase):
     self.assertTrue(all(r > 0 for r in rewards))
     self._one("#sample-query").send_keys("no such text")
     self.assertIn("No sample fits", self._one("#samples-table").text)
+
+  def test_a_wrong_sample_says_why(self):
+    self._one("#sample-query").send_keys("wanted")
+    (row,) = self._all("tr.sample")
+    why = row.find_element("css selector", ".why").text
+    self.assertStartsWith(why, "wanted ")
+    self.assertIn("⟦U+202E⟧", why)
+    self._one("#sample-query").clear()
+    # One kind, whatever the number is.
+    kind = "step #: uses # once too often"
+    self._one(f"#sample-reason option[value='{kind}']").click()
+    rows = self._all("tr.sample")
+    self.assertNotEmpty(rows)
+    for row in rows:
+      self.assertIn("once too often", row.text)
 
   def test_tokens_carry_their_logprob(self):
     tokens = self._all("tr.sample .token")

@@ -64,6 +64,21 @@ class PoolTest(parameterized.TestCase):
         },
     )
 
+  def test_reasons_come_from_the_workers_too(self):
+    asked = [_request(text) for text in ("a", "raise", "b")]
+    found = self.pool.explain(asked)
+    self.assertEqual([found[0], found[2]], ["5: a is wrong", "5: b is wrong"])
+    self.assertIn("no reason: error, ZeroDivisionError", found[1])
+    self.assertEqual(self.pool.totals()["failures"], {})
+
+  def test_a_reason_that_hangs_costs_the_deadline_once(self):
+    pool = self.make(deadline_s=1.0)
+    found = pool.explain([_request(t) for t in ("a", "hang", "b", "c")])
+    self.assertEqual(found[0], "5: a is wrong")
+    self.assertIn("no reason: deadline, no answer in 1 s", found[1])
+    self.assertEqual(set(found[2:]), {"(no reason: another one was late)"})
+    self.assertEqual(self.judge("ok 3", pool=pool)[0].reward, 3.0)
+
   @parameterized.parameters(
       ("die", "crash", "status 7"),
       ("exit", "crash", "status 0"),

@@ -60,6 +60,13 @@ class TroubleTask(fakes.FakeTask):
     reward = float(rest or 1.0)
     return base.Judgement(reward, completion, {"part": reward, "other": 2.0})
 
+  def explain(self, split: str, index: int, completion: str) -> str:
+    if completion == "hang":
+      time.sleep(600)
+    if completion == "raise":
+      raise ZeroDivisionError("a bug of the user's")
+    return f"{index}: {completion} is wrong"
+
 
 build.TASKS = {**build.TASKS, "trouble": TroubleTask}
 

@@ -88,12 +88,14 @@ def _sample(i: int, step: int, rng: np.random.Generator) -> dict[str, Any]:
   a, b, c = (int(n) for n in rng.integers(1, 12, 3))
   tokens = f"{a} * {b} = {a * b} , {a * b} + {c} = {a * b + c}".split()
   tokens.append("<eos>")
+  right = rng.random() < 0.3 + 0.4 * min(1, i / 100)
   return {
       "step": step,
       "prompt": f"{a},{b},{c},5>{a * b + c}",
       "prompt_id": i,
       "completion": "".join(tokens[:-1]),
-      "reward": float(rng.random() < 0.3 + 0.4 * min(1, i / 100)),
+      "reward": float(right),
+      "reason": "" if right else f"step 2: uses {c} once too often",
       "version": max(0, step - int(rng.integers(0, 4))),
       "tokens": tokens,
       "logprobs": [float(x) for x in -rng.exponential(0.5, len(tokens))],

@@ -126,6 +126,7 @@ class ReadRunTest(absltest.TestCase):
             "prompt": "\x1b[2J",
             "completion": "y" * 100_000,
             "reward": None,
+            "reason": "\x1b" + "z" * 9999,
             "tokens": ["\u202e"] + ["t"] * 999,
             "logprobs": [-0.5] * 1000,
         },
@@ -134,11 +135,13 @@ class ReadRunTest(absltest.TestCase):
     first, second = load.read_run(self.workdir).samples
     self.assertEqual(first["prompt"], "␛[2J")
     self.assertLess(len(first["completion"]), load.MAX_COMPLETION_CHARS + 50)
+    self.assertStartsWith(first["reason"], "␛z")
+    self.assertLess(len(first["reason"]), load.MAX_REASON_CHARS + 50)
     self.assertEqual(first["tokens"][0], "⟦U+202E⟧")
     self.assertLen(first["tokens"], load.MAX_TOKENS)
     self.assertEqual(first["hidden_tokens"], 1000 - load.MAX_TOKENS)
     self.assertIsNone(second["step"])
-    self.assertEqual(second["tokens"], [])
+    self.assertEqual((second["tokens"], second["reason"]), ([], ""))
 
 
 if __name__ == "__main__":

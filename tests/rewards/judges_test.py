@@ -23,6 +23,11 @@ class _Task(fakes.FakeTask):
     value = float(completion)
     return base.Judgement(value, None, {"half": value / 2})
 
+  def explain(self, split, index, completion):
+    if completion == "raise":
+      raise KeyError("a bug")
+    return "x" * 9999 if completion == "long" else f"{completion} is wrong"
+
 
 class JudgesTest(parameterized.TestCase):
 
@@ -51,6 +56,16 @@ class JudgesTest(parameterized.TestCase):
         [judges.Request("train", 0, text) for text in ("23", "4")]
     )
     self.assertEqual([(j.reward, j.key) for j in found], [(2, "23"), (0, None)])
+
+  def test_reasons(self):
+    asked = [judges.Request("train", 0, t) for t in ("5", "raise", "long")]
+    self.assertEqual(
+        self.judge.explain(asked),
+        ["5 is wrong", "(no reason: KeyError('a bug'))", "x" * 500],
+    )
+    # Nothing was judged.
+    self.assertEqual(self.judge.totals()["completions"], 0)
+    self.assertEqual(self.judge.totals()["failures"], {})
 
   def test_the_setting_says_where(self):
     config = base_config.make()

@@ -47,6 +47,15 @@ class ApplyOperationTest(parameterized.TestCase):
       answers.apply_operation(operation, 7, 3)
 
 
+class ReadStepTest(absltest.TestCase):
+
+  def test_reads_a_step_whether_it_is_true_or_not(self):
+    self.assertEqual(answers.read_step("3*4=13"), (3, "*", 4, 13, 12))
+    self.assertEqual(answers.read_step("3*4=12"), (3, "*", 4, 12, 12))
+    for text in ("3*4", "03*4=12", "3*4=12,", "", None, "1" * 100):
+      self.assertIsNone(answers.read_step(text))
+
+
 class ParseStepTest(parameterized.TestCase):
 
   @parameterized.parameters(

@@ -86,6 +86,17 @@ class Gsm8kTest(parameterized.TestCase):
     key = task.solution_key("train", 0, completion)
     self.assertEqual(key is not None, reward == 1.0)
 
+  @parameterized.parameters(
+      ("last_number", "It is 2", ""),
+      ("last_number", "2, or 12.5", "read 12.5, wanted 2"),
+      ("last_number", "I do not know.", "no number found"),
+      ("hash", "It is 2", "no number found"),
+      ("hash", "#### 1,080,000", "read 1080000, wanted 2"),
+  )
+  def test_reason(self, rule, completion, reason):
+    task = self.make(answer_rule=rule)
+    self.assertEqual(task.explain("train", 0, completion), reason)
+
   def test_white_space_is_no_other_solution(self):
     task = self.make()
     keys = {

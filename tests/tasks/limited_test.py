@@ -16,6 +16,9 @@ class _Task(rows_task.RowsTask):
   def judge(self, split, index, completion):
     return base.Judgement(float(index), completion, {"index": index})
 
+  def explain(self, split, index, completion):
+    return f"{index} {completion}"
+
 
 def _task(**splits: str) -> _Task:
   made = {
@@ -48,6 +51,7 @@ class LimitedTest(absltest.TestCase):
     )
     self.assertEqual(task.judge("train", 2, "x").reward, 4.0)
     self.assertEqual(task.reward("train", 1, "x"), 2.0)
+    self.assertEqual(task.explain("train", 2, "x"), "4 x")
     self.assertEqual(task.solution_key("train", 1, "x"), "x")
     self.assertEqual(task.reference_completion("train", 0, None), "answer 1")
     self.assertEqual(task.num_prompts("validation"), 0)

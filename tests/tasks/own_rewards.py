@@ -13,5 +13,11 @@ def says_color(prompt, completion, row):
   return float(row["color"] in completion and prompt in completion)
 
 
+def why(prompt, completion, row):
+  if completion == row["answer"]:
+    return None
+  return f"not {row['color']}: {completion}"
+
+
 def broken(prompt, completion, row):
   raise RuntimeError("a bug of the user's")

@@ -58,6 +58,27 @@ class OwnTest(parameterized.TestCase):
     self.assertEqual(judged.key is not None, reward == 1.0)
     self.assertEqual(judged.parts, {name: reward})
 
+  @parameterized.parameters(
+      ("exact", 0, "blue ", ""),
+      ("exact", 0, "red", 'wanted "blue"'),
+      ("contains", 0, "red", 'is without "blue"'),
+      ("number", 1, "I say 13.", "read 13, wanted 12"),
+      (
+          "number, contains * 2, tests.tasks.own_rewards:short",
+          1,
+          "many",
+          'no number found; is without "12 shades"',
+      ),
+  )
+  def test_reasons_of_built_in_rewards(self, rewards, index, text, reason):
+    task = self.make(rewards=rewards)
+    self.assertEqual(task.explain("train", index, text), reason)
+
+  def test_a_reason_of_the_user_s(self):
+    task = self.make(reason="tests.tasks.own_rewards:why")
+    self.assertEqual(task.explain("train", 0, "red"), "not blue: red")
+    self.assertEqual(task.explain("train", 0, "blue"), "")
+
   def test_several_rewards_weighted(self):
     task = self.make(
         rewards=(
@@ -157,6 +178,8 @@ class OwnTest(parameterized.TestCase):
       ({"rewards": "tests.tasks.own_rewards:nope"}, "nope"),
       ({"rewards": "tests.tasks.own_rewards:NOT_A_FUNCTION"}, "no function"),
       ({"verifier": "'"}, "config.task.verifier"),
+      ({"reason": "exact"}, "config.task.reason='exact'.*FILE.py:FUNCTION"),
+      ({"reason": "tests.tasks.own_rewards:nope"}, "config.task.reason=.*nope"),
       ({"train": "nowhere.jsonl"}, "config.task.train='nowhere.jsonl'"),
       ({"test": ""}, "config.task.test"),
       ({"answer_kind": "x"}, "config.task.answer_kind='x'"),

@@ -80,6 +80,8 @@ class PreferenceTest(absltest.TestCase):
         )
         key = task.solution_key("train", index, text)
         self.assertEqual(key, text if is_right else None)
+        reason = task.explain("train", index, text)
+        self.assertEqual(reason == "", is_right)
         seen.add(is_right)
     self.assertEqual(seen, {True, False})
 

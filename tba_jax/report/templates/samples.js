@@ -18,7 +18,7 @@ function completionNode(sample, colored) {
   } else {
     body.append(sample.completion || "(empty)");
   }
-  return body;
+  return el("div", {}, body, sample.reason ? el("div", { class: "why text" }, sample.reason) : null);
 }
 
 function sampleRow(sample, colored) {
@@ -30,10 +30,23 @@ function sampleRow(sample, colored) {
     el("td", { class: "reward", style: "font-weight:400" }, sample.tokens.length ? total.toFixed(2) : "–"));
 }
 
+// Reasons of one kind differ in their numbers and quotes.
+function kindOfReason(sample) {
+  return sample.reason.replace(/"[^]*"/g, "“…”").replace(/\d+([.,]\d+)*/g, "#").replace(/#(, #)+/g, "#, …").slice(0, 60);
+}
+
+function reasonChoice(samples) {
+  const counts = new Map();
+  for (const sample of samples) if (sample.reason) counts.set(kindOfReason(sample), (counts.get(kindOfReason(sample)) || 0) + 1);
+  const kinds = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 20);
+  return el("select", { id: "sample-reason", hidden: !kinds.length }, el("option", { value: "" }, "any reason"),
+    ...kinds.map(([kind, n]) => el("option", { value: kind }, `${kind} (${n.toLocaleString("en")})`)));
+}
+
 function sampleBrowser(bar, node, samples, total) {
   if (!samples.length) { empty(node, "No samples yet."); return; }
   const rewards = [...new Set(samples.map((s) => s.reward).filter((r) => r !== null))].sort((a, b) => a - b);
-  const query = el("input", { type: "search", id: "sample-query", placeholder: "prompt or completion contains…", size: 30 });
+  const query = el("input", { type: "search", id: "sample-query", placeholder: "prompt, completion or reason contains…", size: 30 });
   const choice = el("select", { id: "sample-reward" }, el("option", { value: "" }, "any reward"),
     el("option", { value: ">0" }, "reward above 0"), el("option", { value: "<=0" }, "reward 0 or below"));
   if (rewards.length > 2 && rewards.length <= 8) rewards.forEach((r) => choice.append(el("option", { value: `=${r}` }, `reward ${fmt(r)}`)));
@@ -41,7 +54,8 @@ function sampleBrowser(bar, node, samples, total) {
     el("option", { value: "reward" }, "highest reward first"));
   const colored = el("input", { type: "checkbox", id: "sample-color", checked: true });
   const count = el("span", { id: "sample-count" });
-  bar.append(el("label", {}, "find ", query), choice, order, el("label", {}, colored, " colour tokens by log-prob"), count);
+  const why = reasonChoice(samples);
+  bar.append(el("label", {}, "find ", query), choice, why, order, el("label", {}, colored, " colour tokens by log-prob"), count);
   const head = el("tr", {}, ...["step", "version", "prompt", "completion", "reward", "log-prob, nats"].map((h) => el("th", {}, h)));
   const body = el("tbody");
   const more = el("button", { type: "button" }, "show more");
@@ -53,7 +67,8 @@ function sampleBrowser(bar, node, samples, total) {
   function draw() {
     const text = query.value.toLowerCase();
     const keep = keeps[choice.value] || ((s) => s.reward === Number(choice.value.slice(1)));
-    const found = samples.filter((s) => keep(s) && (!text || s.completion.toLowerCase().includes(text) || s.prompt.toLowerCase().includes(text)));
+    const has = (s) => [s.prompt, s.completion, s.reason].some((part) => part.toLowerCase().includes(text));
+    const found = samples.filter((s) => keep(s) && (!why.value || kindOfReason(s) === why.value) && (!text || has(s)));
     found.sort(orders[order.value]);
     body.replaceChildren(...found.slice(0, shown).map((s) => sampleRow(s, colored.checked)));
     if (!found.length) body.append(el("tr", {}, el("td", { colspan: 6 }, el("span", { class: "empty" }, "No sample fits."))));
@@ -63,7 +78,7 @@ function sampleBrowser(bar, node, samples, total) {
   }
   const restart = () => { shown = PAGE_SIZE; draw(); };
   query.addEventListener("input", restart);
-  for (const input of [choice, order, colored]) input.addEventListener("change", restart);
+  for (const input of [choice, why, order, colored]) input.addEventListener("change", restart);
   more.addEventListener("click", () => { shown += 4 * PAGE_SIZE; draw(); });
   draw();
 }
@@ -88,7 +103,7 @@ function sideBySide(bar, node, rows) {
     : el("td", {}, el("span", { class: "empty" }, "–"));
   function draw() {
     const text = query.value.toLowerCase();
-    const has = (row) => [row, ...row.before, ...row.after].some((s) => `${s.prompt} ${s.completion ?? ""}`.toLowerCase().includes(text));
+    const has = (row) => [row, ...row.before, ...row.after].some((s) => `${s.prompt} ${s.completion ?? ""} ${s.reason ?? ""}`.toLowerCase().includes(text));
     const found = rows.filter((row) => keeps[choice.value](row) && (!text || has(row)));
     body.replaceChildren(...found.map((row) => el("tr", { class: "pair" }, el("td", {}, el("span", { class: "text" }, row.prompt)), cell(row.before), cell(row.after))));
     if (!found.length) body.append(el("tr", {}, el("td", { colspan: 3 }, el("span", { class: "empty" }, "No prompt fits."))));
