@@ -54,11 +54,28 @@ def json_line(record: Mapping[str, Any]) -> str:
   A value that is not finite becomes null, and its name is added to the list
   `non_finite` of the record.
   """
+  try:
+    # Several times faster where all is plain and finite, as nearly always.
+    return json.dumps(record, allow_nan=False, default=_plain) + "\n"
+  except (ValueError, TypeError):
+    non_finite: list[str] = []
+    out = to_json(record, non_finite)
+    if non_finite:
+      out[NON_FINITE] = non_finite
+    return json.dumps(out, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+  """Returns what json does not know as plain types.
+
+  Raises:
+    ValueError: it holds a value that is not finite.
+  """
   non_finite: list[str] = []
-  out = to_json(record, non_finite)
+  out = to_json(value, non_finite)
   if non_finite:
-    out[NON_FINITE] = non_finite
-  return json.dumps(out, allow_nan=False) + "\n"
+    raise ValueError(non_finite)
+  return out
 
 
 def open_append(path: epath.PathLike) -> TextIO:

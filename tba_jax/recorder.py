@@ -4,12 +4,14 @@
 
 from collections.abc import Callable
 import contextlib
+import functools
 import pathlib
 import time
 from typing import Any
 
 import numpy as np
 
+from tba_jax import background
 from tba_jax import jsonl
 from tba_jax import metrics as metrics_lib
 from tba_jax import reward_log
@@ -28,8 +30,10 @@ _TOTALS = ("wall_s", "train_s", "generate_s", "staleness_sum", "trained",
 class Recorder:
   """Writes the files of the run directory that the trainer owns.
 
-  Its totals (completions, staleness, busy seconds) are part of a checkpoint, so
-  that a continued run reports all of itself.
+  What a step leaves to be written is written by a thread, in order, so that the
+  next step need not wait for it; an error of that thread is raised by the next
+  call. Its totals (completions, staleness, busy seconds) are part of a
+  checkpoint, so that a continued run reports all of itself.
   """
 
   def __init__(
@@ -71,7 +75,6 @@ class Recorder:
     self._events = metrics_lib.EventLog(workdir / "events.jsonl")
     self._samples = samples
     self._clock = metrics_lib.BusyClock()
-    self._total = metrics_lib.BusyClock()
     self._spans = metrics_lib.SpanWriter(
         workdir / "spans" / "trainer-0.jsonl", "trainer", clock=self._clock
     )
@@ -93,6 +96,7 @@ class Recorder:
     self._completions_seen: dict[str, int] = {}
     self._loop_started = False
     self._last_error = ""
+    self._background = background.Background("recorder")
 
   @property
   def events(self) -> metrics_lib.EventLog:
@@ -140,7 +144,9 @@ class Recorder:
     self._trained += staleness_BxK.size
     self._metrics.after_step(step)
     if step % self._log_every == 0 or step + 1 == self._num_steps:
-      record = step_record.step_record(
+      # Read here is what the next step changes.
+      make = functools.partial(
+          step_record.step_record,
           step,
           metrics,
           draw,
@@ -148,8 +154,8 @@ class Recorder:
           buffer=service.buffer.stats(),
           generated=service.generated(),
       )
-      record |= {f"reward/{k}": v for k, v in self._rewards.take().items()}
-      self._metrics.write(step, record)
+      rewards = {f"reward/{k}": v for k, v in self._rewards.take().items()}
+      self._submit(lambda: self._metrics.write(step, make() | rewards))
     self._status.update(
         phase="train",
         step=step + 1,
@@ -170,9 +176,10 @@ class Recorder:
         overlap_of_ideal=self._overlap(),
     )
     if self._samples_every and step % self._samples_every == 0:
-      self._samples.write(step, draw)
+      self._submit(lambda: self._samples.write(step, draw))
     if self._show():
-      jsonl.atomic_write_json(self._workdir / "ledger.json", service.account())
+      path, account = self._workdir / "ledger.json", service.account()
+      self._submit(lambda: jsonl.atomic_write_json(path, account))
 
   def has_result(self, name: str, step: int | None = None) -> bool:
     """True where `eval.json` has an evaluation of this name (of this step)."""
@@ -191,14 +198,12 @@ class Recorder:
         [*history, result], key=lambda r: r["step"]
     )
     jsonl.atomic_write_json(self._workdir / "eval.json", self._results)
-    self._metrics.write(
-        max(step - 1, 0),
-        {
-            f"eval/{key}": value
-            for key, value in result.items()
-            if isinstance(value, int | float) and key != "step"
-        },
-    )
+    numbers = {
+        f"eval/{key}": value
+        for key, value in result.items()
+        if isinstance(value, int | float) and key != "step"
+    }
+    self._submit(lambda: self._metrics.write(max(step - 1, 0), numbers))
     self._status.pop("evaluate", None)
     self._status["pass_at_1"] = result["pass_at_1"]
     self._show(force=True)
@@ -212,6 +217,7 @@ class Recorder:
       self, step: int, ledger: dict[str, Any], stopped_by: str | None
   ) -> None:
     """Writes `ledger.json` and `result.json`: the run is done."""
+    self.flush()
     jsonl.atomic_write_json(self._workdir / "ledger.json", ledger)
     result = {
         "steps": step,
@@ -243,9 +249,17 @@ class Recorder:
     jsonl.atomic_write_json(self._workdir / "result.json", result)
     self.phase("done")
 
+  def flush(self) -> None:
+    """Waits until all is written that was told."""
+    self._background.flush()
+
   def close(self) -> None:
-    for writer in (self._metrics, self._events, self._samples, self._spans):
-      writer.close()
+    """Writes the rest and closes the files."""
+    try:
+      self._background.close()
+    finally:
+      for writer in (self._metrics, self._events, self._samples, self._spans):
+        writer.close()
 
   def get_state(self) -> dict[str, Any]:
     totals = {name: getattr(self, f"_{name}") for name in _TOTALS}
@@ -310,6 +324,16 @@ class Recorder:
         "store": {"generation": self._store_generation()},
         "last_error": self._last_error,
     }
-    metrics_lib.write_status(self._workdir / "status.json", status)
     self._set_status(status)
+    path = self._workdir / "status.json"
+    self._submit(lambda: metrics_lib.write_status(path, status))
     return True
+
+  def _submit(self, job: Callable[[], None]) -> None:
+    """Leaves something to be written to the thread, in a lane of its own."""
+
+    def run() -> None:
+      with self._spans.span("write", lane="write"):
+        job()
+
+    self._background.submit(run)

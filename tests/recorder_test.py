@@ -11,6 +11,7 @@ from absl.testing import absltest
 import numpy as np
 
 from configs import common
+from tba_jax import metrics
 from tba_jax import recorder as recorder_lib
 from tba_jax import sample_log
 from tba_jax import writers
@@ -37,6 +38,7 @@ class RecorderTest(absltest.TestCase):
     super().setUp()
     self.workdir = pathlib.Path(self.create_tempdir().full_path)
     self.leases = {}
+    self.made = []
     self.statuses = []
     buffer = fake_groups.make_buffer(max_completion_tokens=4)
     for i in range(3):
@@ -73,7 +75,8 @@ class RecorderTest(absltest.TestCase):
         set_status=self.statuses.append,
     )
     recorder = recorder_lib.Recorder(self.workdir, **{**settings, **changes})
-    self.addCleanup(recorder.close)
+    self.addCleanup(self.close, recorder)
+    self.made.append(recorder)
     return recorder
 
   def lease(self, sid, *, busy_s, completions):
@@ -95,11 +98,23 @@ class RecorderTest(absltest.TestCase):
     recorder.step(step, {**METRICS, **metrics}, draw, self.service)
     return draw
 
+  def close(self, recorder):
+    try:
+      recorder.close()
+    except OSError:
+      pass  # The test of a full disk has seen it.
+
+  def flush(self):
+    for recorder in self.made:
+      recorder.flush()
+
   def lines(self, name):
+    self.flush()
     text = (self.workdir / name).read_text()
     return [json.loads(line) for line in text.splitlines()]
 
   def read(self, name):
+    self.flush()
     return json.loads((self.workdir / name).read_text())
 
   def test_a_step_is_one_line_of_metrics(self):
@@ -176,6 +191,17 @@ class RecorderTest(absltest.TestCase):
     self.step(recorder, 0)
     recorder.phase("finish")
     self.assertEqual(self.read("status.json")["phase"], "finish")
+
+  def test_what_cannot_be_written_is_raised_by_a_later_call(self):
+    recorder = self.make()
+    full = OSError("disk full")
+    with mock.patch.object(metrics.MetricsWriter, "write", side_effect=full):
+      self.step(recorder, 0)
+      with self.assertRaisesRegex(OSError, "disk full"):
+        recorder.flush()
+    with self.assertRaisesRegex(OSError, "disk full"):
+      self.step(recorder, 1)
+    self.assertRaisesRegex(OSError, "disk full", recorder.close)
 
   def test_events(self):
     recorder = self.make()
