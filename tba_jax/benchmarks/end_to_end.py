@@ -14,16 +14,13 @@ and `share` is the median over the repeats of achieved / ideal.
 """
 
 from collections.abc import Sequence
-import contextlib
 import statistics
-import sys
-import tempfile
 from typing import Any
 
 import ml_collections
 
 from tba_jax import jsonl
-from tba_jax import supervise
+from tba_jax.benchmarks import trial_run
 
 _REPEATS = 3
 _STEPS = 120
@@ -75,10 +72,8 @@ def run(
 def _variant(
     config: ml_collections.ConfigDict, num_steps: int, *, lockstep: bool
 ) -> ml_collections.ConfigDict:
-  config = config.copy_and_resolve_references()
+  config = trial_run.make_config(config, num_steps)
   with config.unlocked():
-    config.init = "scratch"
-    config.train.num_steps = num_steps
     config.search.lockstep = lockstep
     if lockstep:
       config.publish.every_steps = 1
@@ -86,18 +81,9 @@ def _variant(
     config.search.lead_steps = (
         0 if lockstep else max(1, config.search.lead_steps)
     )
-    config.evaluate.every_steps = 0
-    config.evaluate.final_prompts = config.evaluate.batch_prompts
-    config.checkpoint.every_steps = num_steps
-    config.guards.action = "off"
   return config
 
 
 def _run(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  with tempfile.TemporaryDirectory(prefix="tba_jax_bench_") as workdir:
-    # Standard output is for the benchmark's one line.
-    with contextlib.redirect_stdout(sys.stderr):
-      status = supervise.run(config, workdir, [])
-    if status:
-      raise RuntimeError(f"a run of the benchmark ended with status {status}")
+  with trial_run.run(config) as workdir:
     return jsonl.read_json(f"{workdir}/summary.json")

@@ -2,38 +2,95 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the benchmark of watching: what it runs, and its arithmetic."""
 
+import contextlib
 from unittest import mock
 
 from absl.testing import absltest
-from absl.testing import parameterized
 
 from configs import countdown
+from tba_jax import metrics
 from tba_jax import validate
+from tba_jax.benchmarks import trial_run
 from tba_jax.benchmarks import watch
 
 
-class WatchTest(parameterized.TestCase):
+def _spans(num_steps, *, writing_ms, waits_ms=0.0, slow=()):
+  """Steps of 100 ms; writing ones record for 2 ms, others for .5 ms."""
+  now, out = 1000.0, []
 
-  @parameterized.parameters(True, False)
-  def test_both_variants_are_right_configs(self, watched):
+  def add(kind, length_ms, **fields):
+    nonlocal now
+    span = {"role": "trainer", "kind": kind, "t0": now, **fields}
+    now += length_ms / 1e3
+    out.append(span | {"t1": now})
+
+  for step in range(num_steps):
+    writes = step % 4 == 0
+    if step % 3 == 0:
+      add("wait_fresh", waits_ms, step=step)
+    slow_ms = 50.0 if step in slow else 0.0
+    add("step", 100.0 + 0.01 * step + slow_ms, step=step)
+    if writes:
+      now += writing_ms / 1e3
+      beside = dict(role="trainer", kind="write", lane="write")
+      out.append(beside | {"t0": now, "t1": now + 0.004})
+    add("record", 2.0 if writes else 0.5, step=step)
+    out.append({"role": "searcher", "kind": "record", "t0": 0.0, "t1": 9.0})
+  return out
+
+
+class WatchTest(absltest.TestCase):
+
+  def test_the_run_is_a_right_config(self):
+    seen = []
+
+    @contextlib.contextmanager
+    def run(config):
+      seen.append(config)
+      yield "nowhere"
+
+    spans = _spans(30, writing_ms=0.0)
     for arg in ("", "smoke", "quick"):
-      config = watch._variant(countdown.get_config(arg), 30, watched=watched)
-      validate.validate(config)
-      self.assertEqual(config.log.every_steps, 1 if watched else 30)
-      self.assertEqual(config.log.samples_every_steps > 0, watched)
+      with (
+          mock.patch.object(trial_run, "run", run),
+          mock.patch.object(metrics, "read_spans", return_value=spans),
+      ):
+        result = watch.run(countdown.get_config(arg), ["30"])
+      self.assertEqual(result["steps"], 30)
+      validate.validate(seen[-1])
+      self.assertEqual(seen[-1].log.every_steps, 4)
+      self.assertEqual(seen[-1].train.num_steps, 30)
 
-  def test_shares_by_hand(self):
-    busy = iter([10.0, 8.0, 10.0, 10.0, 9.0, 10.0])
-    found = lambda config: {
-        "busy_s": next(busy),
-        "record_s": 0.1 if config.log.every_steps == 1 else 0.02,
-    }
-    with mock.patch.object(watch, "_run", side_effect=found):
-      result = watch.run(countdown.get_config("smoke"), ["50", "3"])
-    self.assertEqual([p["step_ms_on"] for p in result["pairs"]][0], 200.0)
-    self.assertAlmostEqual(result["record_share"], 0.01)
-    self.assertAlmostEqual(result["more_busy"], 0.0)
-    self.assertAlmostEqual(result["pairs"][0]["more_busy"], 0.25)
+  def test_too_few_steps_are_refused(self):
+    with self.assertRaisesRegex(ValueError, "watch 9: allowed 16 steps"):
+      watch.run(countdown.get_config("smoke"), ["9"])
+
+  def test_figures_by_hand(self):
+    for waits_ms in (0.0, 70.0):
+      spans = _spans(101, writing_ms=3.0, waits_ms=waits_ms)
+      found = watch.summarize(spans)
+      self.assertEqual(found["pairs"], 23)
+      # 3 ms, and 1.5 ms of the record; less .02 ms of drift twice.
+      self.assertAlmostEqual(
+          found["cost"] * found["step_ms"], 4.5 - 0.04, places=3
+      )
+      self.assertAlmostEqual(found["step_ms"], 101.0, delta=0.5)
+      self.assertAlmostEqual(found["record_ms"], 2.0, places=3)
+      self.assertAlmostEqual(found["idle_record_ms"], 0.5, places=3)
+      self.assertAlmostEqual(found["write_ms"], 4.0, delta=0.2)
+      low, high = found["cost_interval"]
+      self.assertLessEqual(low, found["cost"])
+      self.assertLessEqual(found["cost"], high)
+
+  def test_a_few_slow_steps_do_not_matter(self):
+    cost = lambda slow: watch.summarize(_spans(101, writing_ms=0.0, slow=slow))[
+        "cost"
+    ]
+    self.assertAlmostEqual(cost((40, 41, 60)), cost(()), places=3)
+
+  def test_the_interval_of_a_median(self):
+    self.assertEqual(watch._median_interval(list(range(100))), (40, 60))
+    self.assertEqual(watch._median_interval([1.0, 2.0, 3.0]), (1.0, 3.0))
 
 
 if __name__ == "__main__":
