@@ -19,6 +19,7 @@ generalize from.
 import ml_collections
 
 from configs import common
+from configs import common_smoke
 from tba_jax import config_variants
 
 
@@ -83,28 +84,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def _make_smoke(c: ml_collections.ConfigDict) -> None:
   """Shrinks everything to what shows that the parts work together."""
+  common_smoke.shrink(c)
   c.task.max_number = 9
-  c.model.num_layers = 1
-  c.model.width = 32
-  c.model.num_heads = c.model.num_kv_heads = 2
-  c.model.mlp_width = 64
-  c.sft.num_steps = 40
-  c.sft.warmup_steps = 5
-  c.sft.batch_size = 16
-  c.sft.evaluate_every_steps = 40
-  c.sft.checkpoint_every_steps = 20
-  c.sft.log_every_steps = 10
   c.sampling.max_prompt_tokens = 4
-  c.sampling.num_rows = 32
-  c.search.prompts_per_round = c.search.prompts_per_step = 8
-  c.search.samples_per_prompt = 4
-  c.train.num_steps = 6
-  c.train.prompts_per_batch = c.train.micro_batch_prompts = 8
-  c.train.completions_per_prompt = 4
-  c.evaluate.every_steps = 3
   c.evaluate.num_prompts = 8
-  c.evaluate.num_completions = 4
   c.evaluate.final_prompts = 16
   c.evaluate.batch_prompts = 8
-  c.checkpoint.every_steps = 3
-  c.log.samples_every_steps = 3

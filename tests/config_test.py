@@ -14,7 +14,7 @@ from tba_jax import validate
 _CONFIGS = sorted(
     path
     for path in pathlib.Path(common.__file__).parent.glob("*.py")
-    if path.stem not in ("__init__", "common")
+    if not path.stem.startswith(("__init__", "common"))
 )
 
 
