@@ -267,6 +267,8 @@ def get_config() -> ml_collections.ConfigDict:
 
   c.evaluate = d(
       every_steps=80,  # 0 = only before and after
+      beside=True,  # in a thread, while steps go on; not so in lockstep
+      deadline_s=600.0,  # of one beside the steps; then it is given up
       num_prompts=256,  # while training
       num_completions=8,  # k of pass@k
       final_prompts=1000,  # before and after

@@ -204,7 +204,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " optimizer.epsilon"
         " replay.reward_temperature replay.reward_temperature_final"
         " replay.max_segment_mb guards.max_kl"
-        " reward.deadline_s reward.start_deadline_s"
+        " evaluate.deadline_s reward.deadline_s reward.start_deadline_s"
         " guards.max_logprob_gap store.deadline_s store.probe_timeout_s",
     ),
     (

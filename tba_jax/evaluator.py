@@ -84,7 +84,7 @@ class Evaluator:
     self._task = task
     self._tokenizer = tokenizer
     self._sampler = sampler
-    self._judge = judge
+    self.judge = judge
     self._set_split(split)
     self._num_completions = num_completions
     self._batch_prompts = batch_prompts
@@ -110,7 +110,7 @@ class Evaluator:
 
   def close(self) -> None:
     """Ends the judge's workers."""
-    self._judge.close()
+    self.judge.close()
 
   def run(
       self,
@@ -215,7 +215,7 @@ class Evaluator:
     texts_BxS = [self._texts(found) for found in sampled]
     # All at once, so that the workers of a pool share them.
     judged = iter(
-        self._judge.judge(
+        self.judge.judge(
             [
                 judges.Request(self._split, index, completion)
                 for index, completions in zip(indices, texts_BxS)
@@ -238,7 +238,7 @@ class Evaluator:
   def _add_reasons(self, samples: list[dict[str, Any]]) -> None:
     """Adds why each sample is wrong, where it was judged at all."""
     judged = [sample for sample in samples if not sample["reason"]]
-    reasons = self._judge.explain(
+    reasons = self.judge.explain(
         [
             judges.Request(
                 self._split, sample["prompt_id"], sample["completion"]
@@ -259,7 +259,7 @@ class Evaluator:
     """Adds whether the greedy completion of each prompt is right."""
     single = [dataclasses.replace(r, num_completions=1) for r in requests]
     sampled = self._greedy_sampler.sample(params, single, version=version)
-    judged = self._judge.judge(
+    judged = self.judge.judge(
         [
             judges.Request(
                 self._split, request.prompt_id, self._texts(found)[0]

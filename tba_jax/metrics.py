@@ -15,7 +15,6 @@ import time
 from typing import Any
 
 from etils import epath
-import numpy as np
 
 from tba_jax import jsonl
 
@@ -27,6 +26,8 @@ atomic_write_json = jsonl.atomic_write_json
 
 # A span whose kind starts so is time in which the role had nothing to do.
 WAIT_PREFIX = "wait"
+# What every record of a step has.
+_HEAD = ("step", "time", "epoch")
 FLUSH_EVERY_S = 1.0
 
 
@@ -93,13 +94,18 @@ def last_per_step(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
   Of two records of one step the later one's fields win. Where a record's
   `epoch` is newer than what came before, the steps from its own on are redone:
-  they are dropped before it is taken.
+  they are dropped before it is taken. What evaluates a step may come after
+  later ones, and redoes nothing: it only adds its numbers to the step.
   """
   by_step: dict[int, dict[str, Any]] = {}
   newest = None
   for record in records:
     step = record.get("step")
     if isinstance(step, bool) or not isinstance(step, int):
+      continue
+    numbers = {k: v for k, v in record.items() if k not in _HEAD}
+    if step in by_step and all(k.startswith("eval/") for k in numbers):
+      by_step[step].update(numbers)
       continue
     epoch = record.get("epoch", newest)
     if newest is not None and isinstance(epoch, int) and epoch > newest:
@@ -294,29 +300,6 @@ def overlap_of_ideal(
   if wall_s <= 0:
     return None
   return max(generate_s, train_s) / wall_s
-
-
-def masked_mean(values: np.ndarray, mask: np.ndarray) -> float:
-  """Returns the mean of `values` where `mask` is not 0; nan where it is empty.
-
-  Args:
-    values: array of any shape.
-    mask: weights of the same shape.
-
-  Raises:
-    ValueError: the shapes differ.
-  """
-  if np.shape(values) != np.shape(mask):
-    raise ValueError(
-        f"values {np.shape(values)} and mask {np.shape(mask)} differ in shape"
-    )
-  weights = np.asarray(mask, np.float64)
-  total = weights.sum()
-  if total == 0:
-    return float("nan")
-  # Where, not times: a masked place may hold nan.
-  kept = np.where(weights != 0, np.asarray(values, np.float64), 0.0)
-  return float((kept * weights).sum() / total)
 
 
 class Means:

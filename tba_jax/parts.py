@@ -13,6 +13,9 @@ import ml_collections
 
 from tba_jax import batches
 from tba_jax import best_model
+from tba_jax import evaluations as evaluations_lib
+from tba_jax import evaluator as evaluator_lib
+from tba_jax import periods
 from tba_jax import policy as policy_lib
 from tba_jax import publication
 from tba_jax import recorder as recorder_lib
@@ -212,16 +215,34 @@ def make_writers(
   return made
 
 
-def make_best_model(
+def make_evaluations(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
+    evaluator: evaluator_lib.Evaluator,
     workdir: pathlib.Path,
-) -> best_model.BestModel:
-  """Returns what keeps the best params, where the config wants them."""
+    recorder: recorder_lib.Recorder,
+) -> evaluations_lib.Evaluations:
+  """Returns what evaluates before, while and after training.
+
+  In lockstep the steps wait, so that guards act at the same step in every run.
+  So they do on several devices: two threads that start programs with
+  collectives there may start them in another order on each.
+  """
 
   def save(folder: pathlib.Path, params: types.PyTree) -> None:
     hf.save(folder, policy.model.config, params, policy.tokenizer)
 
-  return best_model.BestModel(
-      workdir / "best", save if config.checkpoint.keep_best else None
+  one_device = math.prod(config.mesh.values()) == 1
+  return evaluations_lib.Evaluations(
+      evaluator=evaluator,
+      validator=evaluator.while_training(),
+      best=best_model.BestModel(
+          workdir / "best", save if config.checkpoint.keep_best else None
+      ),
+      recorder=recorder,
+      periods=periods.make(config, policy.task),
+      beside=config.evaluate.beside
+      and not config.search.lockstep
+      and one_device,
+      deadline_s=config.evaluate.deadline_s,
   )

@@ -19,7 +19,6 @@ from tba_jax.models import build
 from tba_jax.models import config as model_config_lib
 from tba_jax.models import hf
 from tba_jax.rewards import build as rewards_build
-from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.tasks import base as tasks_base
 from tba_jax.tasks import build as tasks_build
@@ -237,7 +236,6 @@ def make_evaluator(
     split: str,
     on_event: Callable[[str, str], None] | None = None,
     reference: reference_lib.Reference | None = None,
-    judge: judges.Judge | None = None,
 ) -> evaluator_lib.Evaluator:
   """Returns the evaluator of a split.
 
@@ -246,13 +244,12 @@ def make_evaluator(
     split: of the task.
     on_event: receives what rewards fail of.
     reference: for the KL; None = none is measured.
-    judge: of the completions; None = one of its own, which tells `on_event`.
   """
   return evaluator_lib.Evaluator(
       policy.task,
       policy.tokenizer,
       make_evaluation_sampler(config, policy),
-      judge or rewards_build.make_judge(config, policy.task, on_event),
+      rewards_build.make_judge(config, policy.task, on_event),
       split=split,
       num_completions=config.evaluate.num_completions,
       batch_prompts=config.evaluate.batch_prompts,

@@ -186,6 +186,10 @@ class Recorder:
     result = self._results.get(name)
     return result is not None and step in (None, result["step"])
 
+  def has_evaluation(self, step: int) -> bool:
+    """True where `eval.json` has an evaluation of this step."""
+    return any(r["step"] == step for r in self._results.get("history", ()))
+
   def evaluation(self, name: str, step: int, result: dict[str, Any]) -> None:
     """Records an evaluation: as `name` where given, and in the history."""
     self._account()

@@ -15,6 +15,7 @@ import ml_collections
 
 from tba_jax import checkpoint as checkpoint_lib
 from tba_jax import data_report
+from tba_jax import evaluator as evaluator_lib
 from tba_jax import guards as guards_lib
 from tba_jax import ledger as ledger_lib
 from tba_jax import metrics
@@ -38,8 +39,6 @@ from tba_jax.replay import outbox as outbox_lib
 from tba_jax.replay import packing
 from tba_jax.replay import service as service_lib
 from tba_jax.rewards import build as rewards_build
-from tba_jax.rewards import judges
-from tba_jax.tasks import base as tasks_base
 from tba_jax.transport import kv_client
 
 _PARTITION = 0
@@ -182,17 +181,19 @@ class _Trainer:
     drain, service = self._make_service(
         policy, journal, saved.get("data"), epoch, on_event
     )
-    self._closers.append(drain.close)
-    judge = self._make_judge(policy, on_event)
-    recorder = self._make_recorder(policy, judge, drain, epoch, saved, on_event)
-    guards = guards_lib.Guards(config.guards, saved.get("guards"))
+    evaluator = policy_lib.make_evaluator(config, policy, "held_out", on_event)
+    self._closers += [drain.close, evaluator.close]
+    recorder = self._make_recorder(
+        policy, evaluator, drain, epoch, saved, on_event
+    )
     publisher = parts.make_publisher(
         config, run, epoch, _transport_maker(config, run), recorder, on_event
     )
     self._closers.append(publisher.close)
-    evaluator = policy_lib.make_evaluator(
-        config, policy, tasks_base.HELD_OUT, judge=judge
+    evaluations = parts.make_evaluations(
+        config, policy, evaluator, run.workdir, recorder
     )
+    self._closers.append(evaluations.close)
     data_report.write(policy.task, run.workdir, on_event)
     drain.start()
     return trainer_lib.Trainer(
@@ -205,10 +206,8 @@ class _Trainer:
         publisher=publisher,
         checkpointer=checkpointer,
         journal=journal,
-        evaluator=evaluator,
-        validator=evaluator.while_training(),
-        best=parts.make_best_model(config, policy, run.workdir),
-        guards=guards,
+        evaluations=evaluations,
+        guards=guards_lib.Guards(config.guards, saved.get("guards")),
         recorder=recorder,
         periods=periods.make(config, policy.task),
         applied_history=[tuple(p) for p in saved.get("applied_history", ())],
@@ -239,17 +238,10 @@ class _Trainer:
     )
     return state, saved, reference
 
-  def _make_judge(
-      self, policy: policy_lib.Policy, on_event: Callable[[str, str], None]
-  ) -> judges.Judge:
-    judge = rewards_build.make_judge(self._config, policy.task, on_event)
-    self._closers.append(judge.close)
-    return judge
-
   def _make_recorder(
       self,
       policy: policy_lib.Policy,
-      judge: judges.Judge,
+      evaluator: evaluator_lib.Evaluator,
       drain: drain_lib.Drain,
       epoch: int,
       saved: dict[str, Any],
@@ -263,7 +255,9 @@ class _Trainer:
         num_searchers=config.search.num_searchers,
         log_every=config.log.every_steps,
         samples_every=config.log.samples_every_steps,
-        samples=parts.make_sample_log(config, policy, self._run.workdir, judge),
+        samples=parts.make_sample_log(
+            config, policy, self._run.workdir, evaluator.judge
+        ),
         leases=drain.alive,
         store_generation=lambda: drain.generation,
         set_status=drain.set_status,

@@ -10,14 +10,14 @@ from collections.abc import Callable
 import dataclasses
 import math
 import time
+from typing import Any
 
 import jax
 import numpy as np
 
 from tba_jax import batches
-from tba_jax import best_model
 from tba_jax import checkpoint as checkpoint_lib
-from tba_jax import evaluator as evaluator_lib
+from tba_jax import evaluations as evaluations_lib
 from tba_jax import guards as guards_lib
 from tba_jax import periods as periods_lib
 from tba_jax import publication
@@ -45,9 +45,7 @@ class Trainer:
       publisher: publication.Publisher,
       checkpointer: checkpoint_lib.Checkpointer,
       journal: journal_lib.Journal,
-      evaluator: evaluator_lib.Evaluator,
-      validator: evaluator_lib.Evaluator,
-      best: best_model.BestModel,
+      evaluations: evaluations_lib.Evaluations,
       guards: guards_lib.Guards,
       recorder: recorder_lib.Recorder,
       periods: periods_lib.Periods,
@@ -64,9 +62,7 @@ class Trainer:
       publisher: of versions.
       checkpointer: of this run.
       journal: cut as checkpoints cover it.
-      evaluator: on held-out prompts, before and after.
-      validator: while training, on a split that may be another one.
-      best: keeps the params that the validator found best.
+      evaluations: before, while and after training.
       guards: against collapse.
       recorder: writes metrics, status, samples and results.
       periods: see there.
@@ -81,9 +77,7 @@ class Trainer:
     self._publisher = publisher
     self._checkpointer = checkpointer
     self._journal = journal
-    self._evaluator = evaluator
-    self._validator = validator
-    self._best = best
+    self._evaluations = evaluations
     self._guards = guards
     self._recorder = recorder
     self._periods = periods
@@ -111,7 +105,10 @@ class Trainer:
     if not note.has_result("before"):
       # Admission opens first: searchers compile and sample meanwhile.
       self._service.open(self._step)
-      if not self._evaluate("before", periods.final_prompts, should_stop):
+      if not self._evaluate("before", should_stop):
+        return self._interrupt()
+    elif self._is_evaluation_missing():
+      if not self._evaluate("", should_stop):
         return self._interrupt()
     prepared = None
     while self._step < periods.num_steps and (
@@ -212,14 +209,22 @@ class Trainer:
 
   def _is_due(self, done: int) -> bool:
     periods = self._periods
-    return any(
-        every and done % every == 0
-        for every in (periods.checkpoint_every, periods.evaluate_every)
+    evaluates = self._evaluations.is_due(done) and not self._evaluations.beside
+    every = periods.checkpoint_every
+    return evaluates or (bool(every) and done % every == 0)
+
+  def _is_evaluation_missing(self) -> bool:
+    """Tells whether an earlier process ended before it evaluated this step."""
+    return (
+        0 < self._step < self._periods.num_steps
+        and self._evaluations.is_due(self._step)
+        and not self._recorder.has_evaluation(self._step)
     )
 
   def _periodic(self, should_stop: Callable[[], bool]) -> bool:
     """Evaluates and saves where that is due; False where it was stopped."""
     periods, done = self._periods, self._step
+    self._on_evaluation(self._evaluations.take())
     limit = periods.wall_clock_limit_s
     passed_s = time.monotonic() - self._started
     if limit and passed_s > limit and self._stopped_by is None:
@@ -229,35 +234,30 @@ class Trainer:
       )
     if done >= periods.num_steps:
       return True
-    if periods.evaluate_every and done % periods.evaluate_every == 0:
-      if not self._evaluate("", periods.evaluate_prompts, should_stop):
-        return False
+    if self._evaluations.is_due(done) and not self._evaluate("", should_stop):
+      return False
     if periods.checkpoint_every and done % periods.checkpoint_every == 0:
       self._save(wait=False)
     return True
 
-  def _evaluate(
-      self, name: str, num_prompts: int, should_stop: Callable[[], bool]
-  ) -> bool:
-    note = self._recorder
-    with note.span("evaluate", step=self._step):
-      try:
-        evaluator = self._evaluator if name else self._validator
-        result = evaluator.run(
-            self._state.params,
-            num_prompts,
-            version=self._step,
-            should_stop=should_stop,
-            on_progress=note.progress,
-        )
-      except evaluator_lib.Interrupted:
-        return False
-    note.evaluation(name, self._step, result)
-    if not name:
-      self._best.offer(self._step, self._state.params, result)
-    for alarm in self._guards.check_accuracy(self._step, result["pass_at_1"]):
-      self._on_alarm(alarm)
-    return True
+  def _evaluate(self, name: str, should_stop: Callable[[], bool]) -> bool:
+    """Evaluates as it is due; False where it was stopped."""
+    if not name and self._evaluations.beside:
+      self._evaluations.start(self._step, self._state.params)
+      return True
+    result = self._evaluations.run(
+        name, self._step, self._state.params, should_stop
+    )
+    if result is not None:
+      self._on_evaluation((self._step, result))
+    return result is not None
+
+  def _on_evaluation(self, found: tuple[int, dict[str, Any]] | None) -> None:
+    """Shows the guards an evaluation, where there is one."""
+    if found is not None:
+      step, result = found
+      for alarm in self._guards.check_accuracy(step, result["pass_at_1"]):
+        self._on_alarm(alarm)
 
   def _on_alarm(self, alarm: guards_lib.Alarm) -> None:
     self._recorder.event("guard", f"{alarm.message} ({self._guards.action})")
@@ -316,6 +316,7 @@ class Trainer:
       self._journal.truncate_before(min(covered))
 
   def _interrupt(self) -> bool:
+    self._evaluations.close()
     self._service.stop_searchers(5.0)
     self._save(wait=True)
     self._recorder.event("interrupted", f"saved at step {self._step}")
@@ -327,10 +328,11 @@ class Trainer:
     note.train_ended()
     with note.span("wait_searchers"):
       ledger = self._service.finish(self._step, _FINISH_S)
+      self._on_evaluation(self._evaluations.finish())
     self._save(wait=True)
     # A longer run of the same directory has one of an earlier step.
     if not note.has_result("after", self._step):
-      if not self._evaluate("after", self._periods.final_prompts, should_stop):
+      if not self._evaluate("after", should_stop):
         note.event("interrupted", "during the last evaluation")
         return False
     note.finish(self._step, ledger, self._stopped_by)

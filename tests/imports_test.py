@@ -36,8 +36,8 @@ _RINGS = {
         replay/outbox replay/service reward_scorer train_step validate
     """,
     4: """
-        model_source recorder sample_log searcher sft_examples sft_settings
-        trainer
+        evaluations model_source recorder sample_log searcher sft_examples
+        sft_settings trainer
     """,
     5: """
         children config_reference evaluate export generate panel panel_view

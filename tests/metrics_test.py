@@ -124,6 +124,17 @@ class LastPerStepTest(absltest.TestCase):
     self.assertEqual([r["step"] for r in out], [0, 1, 2, 3])
     self.assertEqual(out[1]["eval/pass_at_1"], 0.5)
 
+  def test_a_late_evaluation_adds_to_its_step_and_redoes_nothing(self):
+    head = dict(epoch=1, time=5.0)
+    late = {"step": 1, "epoch": 2, "time": 9.0, "eval/pass_at_1": 0.5}
+    out = metrics.last_per_step(
+        [{"step": s, "a": s, **head} for s in (0, 1, 2)] + [late]
+    )
+    self.assertEqual([r["step"] for r in out], [0, 1, 2])
+    self.assertEqual(out[1], {"step": 1, "a": 1, "eval/pass_at_1": 0.5, **head})
+    # Of a step that was never told, as before the first one, it stands alone.
+    self.assertEqual(metrics.last_per_step([late]), [late])
+
   def test_records_without_a_step_are_left_out(self):
     self.assertEqual(metrics.last_per_step([{"a": 1}, {"step": "x"}]), [])
 
@@ -256,14 +267,6 @@ class BusyTest(absltest.TestCase):
 
 
 class MeanTest(absltest.TestCase):
-
-  def test_masked_mean_ignores_what_is_masked(self):
-    values = np.array([[1.0, np.nan], [3.0, 4.0]])
-    mask = np.array([[1, 0], [1, 2]])
-    self.assertAlmostEqual(metrics.masked_mean(values, mask), 3.0)
-    self.assertTrue(np.isnan(metrics.masked_mean(values, mask * 0)))
-    with self.assertRaisesRegex(ValueError, r"\(2, 2\)"):
-      metrics.masked_mean(values, mask[:1])
 
   def test_means_are_weighted_and_reset(self):
     means = metrics.Means()

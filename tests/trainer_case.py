@@ -12,6 +12,7 @@ import numpy as np
 from tba_jax import batches
 from tba_jax import best_model
 from tba_jax import checkpoint as checkpoint_lib
+from tba_jax import evaluations as evaluations_lib
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import guards as guards_lib
 from tba_jax import periods as periods_lib
@@ -91,6 +92,7 @@ class TrainerCase(parameterized.TestCase):
     self.recorder.has_result.side_effect = lambda name, step=None: (
         name in self.results and step in (None, self.results[name])
     )
+    self.recorder.has_evaluation.return_value = True
     self.recorder.evaluation.side_effect = self.record_evaluation
 
   def begin_step(self, step, should_stop):
@@ -103,9 +105,13 @@ class TrainerCase(parameterized.TestCase):
     self.log.append(("save", step))
     self.saved[step] = (state, host_state, wait)
 
-  def evaluate(self, params, num_prompts, *, version, should_stop, on_progress):
+  def evaluate(
+      self, params, num_prompts, *, version, should_stop, on_progress=None
+  ):
     if should_stop():
       raise evaluator_lib.Interrupted
+    # The copy of the step that it is of, however far training went.
+    assert int(params["made_by"]) == version
     self.log.append(("evaluate", version, num_prompts))
     return {"pass_at_1": self.accuracy.get(version, 0.5)}
 
@@ -129,7 +135,14 @@ class TrainerCase(parameterized.TestCase):
     return state, {k: np.float32(v) for k, v in metrics.items()}
 
   def make(
-      self, *, action="warn", step=0, history=(), stopped_by=None, **changes
+      self,
+      *,
+      action="warn",
+      step=0,
+      history=(),
+      stopped_by=None,
+      beside=False,
+      **changes,
   ):
     periods = dict(
         num_steps=6,
@@ -156,6 +169,17 @@ class TrainerCase(parameterized.TestCase):
         learning_rate_scale=jnp.asarray(1.0),
         rng=jnp.zeros(2, jnp.uint32),
     )
+    periods = periods_lib.Periods(**{**periods, **changes})
+    self.evaluations = evaluations_lib.Evaluations(
+        evaluator=self.evaluator,
+        validator=self.evaluator,
+        best=self.best,
+        recorder=self.recorder,
+        periods=periods,
+        beside=beside,
+        deadline_s=30.0,
+    )
+    self.addCleanup(self.evaluations.close)
     return trainer_lib.Trainer(
         state=state,
         train_step=self.train_step,
@@ -164,14 +188,12 @@ class TrainerCase(parameterized.TestCase):
         publisher=self.publisher,
         checkpointer=self.checkpointer,
         journal=self.journal,
-        evaluator=self.evaluator,
-        validator=self.evaluator,
-        best=self.best,
+        evaluations=self.evaluations,
         guards=guards_lib.Guards(
             tiny_model.make_config(guards__action=action).guards
         ),
         recorder=self.recorder,
-        periods=periods_lib.Periods(**{**periods, **changes}),
+        periods=periods,
         applied_history=list(history),
         stopped_by=stopped_by,
     )
