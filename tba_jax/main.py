@@ -57,6 +57,9 @@ _CONFIG = flags.DEFINE_string(
     "FILE or FILE:ARG,ARG=VALUE…; --config.key=value changes one setting.",
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "The run's directory.")
+_CALIBRATE = flags.DEFINE_string(
+    "calibrate", None, "A run whose speed `plan` takes in place of a roofline."
+)
 
 
 def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
@@ -64,6 +67,10 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
   name = _PROGRAM.value
   operands = list(argv[1:])
   try:
+    if _CALIBRATE.value is not None:
+      if name != "plan":
+        raise ValueError(f"--calibrate: --program={name} does not take it")
+      operands.append(f"--calibrate={_CALIBRATE.value}")
     config = _load_config(name, overrides)
     if config is not None:
       validate.validate(config, program=name)

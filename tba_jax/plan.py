@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `plan` program: what a config will need, without touching a device.
 
-All figures are arithmetic on the config: no JAX here. Memory of activations is
-an estimate and says so; everything else is exact.
+    --program=plan --config=FILE [KIND [SEARCHER_KIND]] [--calibrate=RUN]
+
+All figures are arithmetic on the config: no JAX here. With a kind of device
+(`tba_jax/devices.py`) it says what fits and how fast it can go at most; with a
+run to calibrate by, how fast that run went.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import json
 import math
@@ -19,61 +22,18 @@ import rich.console
 import rich.table
 import rich.text
 
-from tba_jax import config_relations
+from tba_jax import devices
+from tba_jax import plan_measured
+from tba_jax import plan_memory
+from tba_jax import plan_speed
 from tba_jax import processes
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax.models import config as model_config_lib
 from tba_jax.models import hf_config
-from tba_jax.models import hf_names
-from tba_jax.report import load
-from tba_jax.report import tables
-from tba_jax.report import timeline
 from tba_jax.tasks import build as tasks_build
 
 ModelConfig = model_config_lib.ModelConfig
-# Name of a parameter -> its shape and the logical name of each axis.
-Leaves = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]
-
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_LOGITS_BYTES = 4  # logits are float32 in any model
-
-
-def model_leaves(c: ModelConfig) -> Leaves:
-  """Returns every parameter of a model with its axes, as the model has it."""
-  return {
-      ".".join(row.path): (
-          (c.num_layers,) * row.stacked + row.shape,
-          ("layers",) * row.stacked + row.axes,
-      )
-      for row in hf_names.rows(c)
-  }
-
-
-def num_params(leaves: Leaves) -> int:
-  return sum(math.prod(shape) for shape, _ in leaves.values())
-
-
-def params_per_device(
-    leaves: Leaves, rules: Mapping[str, str], mesh: Mapping[str, int]
-) -> int:
-  """Returns how many parameters the fullest device holds.
-
-  Args:
-    leaves: shapes and logical axes.
-    rules: `config.sharding`; a mesh axis is used once in a parameter.
-    mesh: `config.mesh`.
-  """
-  total = 0
-  for shape, names in leaves.values():
-    taken: set[str] = set()
-    size = 1
-    for length, name in zip(shape, names, strict=True):
-      axes = [a.strip() for a in rules[name].split(",") if a.strip()]
-      axes = [a for a in axes if a not in taken]
-      taken.update(axes)
-      size *= math.ceil(length / math.prod(mesh[a] for a in axes))
-    total += size
-  return total
+Sections = list[tuple[str, list[tuple[str, str]]]]
 
 
 def model_of(config: ml_collections.ConfigDict) -> ModelConfig:
@@ -112,85 +72,6 @@ def model_of(config: ml_collections.ConfigDict) -> ModelConfig:
   )
 
 
-def size(num_bytes: float) -> str:
-  """Returns bytes as B, KB, MB or GB of 1024."""
-  for unit in ("B", "KB", "MB"):
-    if num_bytes < 1024:
-      return f"{num_bytes:,.4g} {unit}"
-    num_bytes /= 1024
-  return f"{num_bytes:,.4g} GB"
-
-
-def _batch_shards(config: ml_collections.ConfigDict) -> int:
-  axes = [a.strip() for a in config.sharding.batch.split(",") if a.strip()]
-  return math.prod(config.mesh[a] for a in axes)
-
-
-def activation_bytes(
-    config: ml_collections.ConfigDict, c: ModelConfig
-) -> tuple[int, int]:
-  """Returns bytes of logits, and of what is kept of blocks, on a device.
-
-  One micro-batch: its logits with their gradient, and an estimate of what the
-  backward pass reads of each block (stream, norms, queries, keys, values, MLP
-  and attention weights).
-  """
-  prompts = math.ceil(config.train.micro_batch_prompts / _batch_shards(config))
-  rows = prompts * config.train.completions_per_prompt
-  length = config.sampling.max_completion_tokens
-  prompt_length = config.sampling.max_prompt_tokens
-  logits = 2 * rows * length * c.vocab_size * _LOGITS_BYTES
-  tokens = prompts * prompt_length + rows * length
-  heads = (2 * c.num_heads + 2 * c.num_kv_heads) * c.head_dim
-  each = 5 * c.width + heads + 3 * c.mlp_width
-  weights = rows * length * c.num_heads * (prompt_length + length)
-  kept = c.num_layers * (tokens * each + weights)
-  return logits, kept * _BYTES[c.compute_dtype]
-
-
-def expected_searchers(workdir: str | None) -> str:
-  """Returns how many searchers keep the trainer busy, from an earlier run."""
-  if not workdir or not pathlib.Path(workdir).is_dir():
-    return "unknown: no earlier run in --workdir"
-  run = load.read_run(workdir)
-  generate_s = run.summary.get("generate_busy_s")
-  train_s = run.summary.get("train_busy_s")
-  if not (load.is_number(generate_s) and load.is_number(train_s)):
-    measured = timeline.measured_overlap(run) or {}
-    generate_s, train_s = measured.get("generate_s"), measured.get("train_s")
-  count = run.config.get("config", {}).get("search", {}).get("num_searchers")
-  if not generate_s or not train_s or not load.is_number(count):
-    return "unknown: nothing measured in --workdir yet"
-  return (
-      f"{math.ceil(generate_s * count / train_s)}, measured there: G"
-      f" {tables.duration(generate_s)} busy for each of {count}, T"
-      f" {tables.duration(train_s)}"
-  )
-
-
-def _memory_rows(
-    config: ml_collections.ConfigDict, c: ModelConfig
-) -> list[tuple[str, str]]:
-  leaves = model_leaves(c)
-  count = params_per_device(leaves, config.sharding, config.mesh)
-  params = count * _BYTES[c.param_dtype]
-  logits, blocks = activation_bytes(config, c)
-  # Of the policy's shape, with a gradient and two moments of its own.
-  has_values = config.loss.name in config_relations.OF_A_VALUE_MODEL
-  values = 4 * params * has_values
-  return [
-      ("parameters", f"{num_params(leaves):,}"),
-      ("params", size(params)),
-      ("reference", size(params)),
-      ("gradients", size(params)),
-      ("optimizer (Adam's two moments)", size(2 * params)),
-      ("logits of a micro-batch, with gradient", size(logits)),
-      ("activations of the blocks (estimate)", size(blocks)),
-      *([("value model, all of it (estimate)", size(values))] * has_values),
-      ("sum a device (estimate)", size(5 * params + values + logits + blocks)),
-  ]
-
-
 def _divides(whole: int, part: int, words: str) -> str:
   if whole % part:
     return f"NO: {whole} {words} do not divide by {part}"
@@ -199,7 +80,7 @@ def _divides(whole: int, part: int, words: str) -> str:
 
 def _batch_rows(config: ml_collections.ConfigDict) -> list[tuple[str, str]]:
   train, search, sampling = config.train, config.search, config.sampling
-  shards = _batch_shards(config)
+  shards = plan_memory.batch_shards(config)
   trained = train.prompts_per_batch * train.completions_per_prompt
   sampled = search.prompts_per_step * search.samples_per_prompt
   tokens = lambda n: f"{n:,} completions, at most" + (
@@ -243,6 +124,7 @@ def _process_rows(
     config: ml_collections.ConfigDict, workdir: str | None
 ) -> list[tuple[str, str]]:
   cores = processes.available_cores()
+  count = plan_measured.expected_searchers(workdir)
   found = f"{len(cores)} cores: {', '.join(map(str, cores))}"
 
   def bound(role: str) -> str:
@@ -261,20 +143,61 @@ def _process_rows(
           f" {bound('searcher')}",
       ),
       ("staleness of fresh data, at most", staleness_bound(config)),
-      ("searchers that keep the trainer busy", expected_searchers(workdir)),
+      *([("searchers that keep the trainer busy", count)] * bool(workdir)),
   ]
 
 
-def plan(
-    config: ml_collections.ConfigDict, workdir: str | None
-) -> list[tuple[str, list[tuple[str, str]]]]:
-  """Returns the plan as titled rows of name and value.
+def parse(operands: Sequence[str]) -> tuple[tuple[str, str], str]:
+  """Returns the kinds of the trainer's and searchers' devices, and a run.
+
+  Args:
+    operands: no kind, one for both or one for each; `--calibrate=RUN` or
+      `--calibrate RUN` anywhere.
+
+  Returns:
+    Two kinds, "" where none is named, and the run, "" where none is.
 
   Raises:
-    ValueError: a setting, file or folder that can't be used.
+    ValueError: an operand too many, or a kind that is not in the table.
   """
+  kinds, run, items = [], "", list(operands)
+  while items:
+    name, has_value, value = items.pop(0).partition("=")
+    if name in ("--calibrate", "-calibrate"):
+      run = value if has_value else items.pop(0) if items else ""
+      if not run:
+        raise ValueError("--calibrate: needs the directory of a run")
+    else:
+      kinds.append(name)
+  if len(kinds) > 2:
+    raise ValueError(
+        f"--program=plan {' '.join(kinds)}: allowed is one kind of device, or"
+        " the trainer's and a searcher's"
+    )
+  for kind in kinds:
+    devices.of_kind(kind)
+  kinds = [kind.lower() for kind in kinds] or [""]
+  return (kinds[0], kinds[-1]), run
+
+
+def plan(
+    config: ml_collections.ConfigDict,
+    workdir: str | None,
+    operands: Sequence[str] = (),
+) -> Sections:
+  """Returns the plan as titled rows of name and value.
+
+  Args:
+    config: of the run.
+    workdir: an earlier run, or None.
+    operands: as `parse` takes them.
+
+  Raises:
+    ValueError: a setting, operand, file or folder that can't be used.
+  """
+  kinds, calibrate = parse(operands)
   mesh = {axis: config.mesh[axis] for axis in ("data", "fsdp", "tensor")}
-  devices = math.prod(mesh.values())
+  num_devices = math.prod(mesh.values())
   shape = " x ".join(f"{axis} {count}" for axis, count in mesh.items())
   c = model_of(config)
   model = (
@@ -282,11 +205,38 @@ def plan(
       f" {c.vocab_size:,}, {c.param_dtype}"
   )
   return [
-      ("mesh", [("devices", f"{devices}: {shape}"), ("model", model)]),
-      ("memory of a trainer device", _memory_rows(config, c)),
+      ("mesh", [("devices", f"{num_devices}: {shape}"), ("model", model)]),
+      (
+          "memory of a trainer device",
+          plan_memory.trainer_rows(config, c, kinds[0]),
+      ),
+      (
+          "memory of a searcher device",
+          plan_memory.searcher_rows(config, c, kinds[1]),
+      ),
       ("batch", _batch_rows(config)),
       ("processes", _process_rows(config, workdir)),
+      *_speed_sections(config, c, kinds, calibrate),
   ]
+
+
+def _speed_sections(
+    config: ml_collections.ConfigDict,
+    c: ModelConfig,
+    kinds: tuple[str, str],
+    calibrate: str,
+) -> Sections:
+  if calibrate:
+    title, speed = "speed", plan_speed.calibrated(config, calibrate)
+  elif kinds[0]:
+    title = "speed at most (roofline)"
+    speed = plan_speed.bounds(config, c, kinds)
+  else:
+    known = ", ".join(sorted(devices.DEVICES))
+    hint = f"name a kind of device ({known}), or --calibrate=RUN"
+    return [("speed", [("unknown", hint)])]
+  rows = plan_speed.speed_rows(config, speed)
+  return [(title, speed.rows), ("asynchrony", rows)]
 
 
 def run(
@@ -297,12 +247,10 @@ def run(
   """Prints the plan of a config.
 
   Returns:
-    0; 2 where the config can't be used or does not divide.
+    0; 2 where the config can't be used, does not divide or does not fit.
   """
   try:
-    if operands:
-      raise ValueError(f"--program=plan takes no operand: {list(operands)}")
-    sections = plan(config, workdir)
+    sections = plan(config, workdir, operands)
   except ValueError as error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG

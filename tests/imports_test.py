@@ -17,12 +17,13 @@ _PACKAGE = _ROOT / "tba_jax"
 _RINGS = {
     0: """
         background bootstrap config_flat config_ranges config_relations
-        config_variants guards host_state jsonl logprobs metrics processes
+        config_variants devices guards host_state jsonl logprobs metrics
+        pipeline processes
         reward_log rounds schedules sharding sweep_types tokenizer types
     """,
     1: """
         eval_summary forward line_program losses/* models/* prompts replay/*
-        sampling/* tasks/* transport/*
+        roofline sampling/* tasks/* transport/*
     """,
     2: """
         batch_metrics best_model checkpoint config_args data_report ledger
@@ -41,9 +42,9 @@ _RINGS = {
     """,
     5: """
         children config_reference evaluate export generate panel panel_view
-        parts plan report/program roles score stale_loop stale_samples status
-        store supervise sweep sweep_runs sweep_table sweep_view
-        train_reward_model train_sft
+        parts plan plan_measured plan_memory plan_speed report/program roles
+        score stale_loop stale_samples status store supervise sweep sweep_runs
+        sweep_table sweep_view train_reward_model train_sft
     """,
     # Benchmarks measure programs; `main` alone asks for either, by name.
     6: "benchmarks/* main",

@@ -80,6 +80,20 @@ class MainTest(parameterized.TestCase):
     config = module.run_trainer.call_args.args[0]
     self.assertEqual(config.to_dict(), saved.to_dict())
 
+  def test_calibrate_is_of_the_plan(self):
+    module = mock.Mock(spec=["run"])
+    with mock.patch.object(
+        main_lib.importlib, "import_module", return_value=module
+    ):
+      self.main("l4", program="plan", config=_CONFIG, calibrate="a/run")
+    self.assertEqual(module.run.call_args.args[2], ["l4", "--calibrate=a/run"])
+    self.refused(
+        "--calibrate: --program=train",
+        program="train",
+        config=_CONFIG,
+        calibrate="a/run",
+    )
+
   def test_a_report_needs_no_config(self):
     module = mock.Mock(spec=["run"])
     with mock.patch.object(

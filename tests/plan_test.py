@@ -16,14 +16,16 @@ import jax
 
 from configs import common
 from tba_jax import plan
+from tba_jax import plan_measured
+from tba_jax import plan_memory
 from tba_jax import sharding
 from tba_jax.models import build
 from tba_jax.models import hf_config
 from tests.report import fake_run
 
 
-def _rows(config, workdir=None):
-  sections = plan.plan(config, workdir)
+def _rows(config, workdir=None, operands=()):
+  sections = plan.plan(config, workdir, operands)
   return {name: value for _, rows in sections for name, value in rows}
 
 
@@ -40,9 +42,9 @@ class PlanTest(parameterized.TestCase):
     shape = plan.model_of(self.config)
     model = build.make_model(shape)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    leaves = plan.model_leaves(shape)
+    leaves = plan_memory.model_leaves(shape)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    self.assertEqual(plan.num_params(leaves), count)
+    self.assertEqual(plan_memory.num_params(leaves), count)
     # Shapes with their axes, not only their sum.
     is_axes = lambda node: isinstance(node, tuple)
     axes = jax.tree.leaves(model.logical_axes, is_leaf=is_axes)
@@ -57,7 +59,9 @@ class PlanTest(parameterized.TestCase):
     rules = {"layers": "", "width": "fsdp", "mlp": "tensor,fsdp", "x": ""}
     mesh = {"data": 3, "fsdp": 2, "tensor": 4}
     # fsdp is taken by width, so that mlp is split by tensor alone.
-    self.assertEqual(plan.params_per_device(leaves, rules, mesh), 4 * 3 * 2 + 8)
+    self.assertEqual(
+        plan_memory.params_per_device(leaves, rules, mesh), 4 * 3 * 2 + 8
+    )
     spec = sharding._spec(rules, leaves["a"][1])
     self.assertEqual(tuple(spec), (None, "fsdp", "tensor"))
 
@@ -101,18 +105,24 @@ class PlanTest(parameterized.TestCase):
     self.assertStartsWith(plan.staleness_bound(self.config), "0 steps")
 
   def test_searchers_are_unknown_without_a_measured_run(self):
-    self.assertStartsWith(plan.expected_searchers(None), "unknown")
+    self.assertStartsWith(plan_measured.expected_searchers(None), "unknown")
     with tempfile.TemporaryDirectory() as workdir:
-      self.assertStartsWith(plan.expected_searchers(workdir), "unknown")
+      self.assertStartsWith(
+          plan_measured.expected_searchers(workdir), "unknown"
+      )
 
   def test_searchers_follow_from_an_earlier_run(self):
     with tempfile.TemporaryDirectory() as workdir:
       fake_run.make_run(workdir, num_steps=50)
       # Two searchers busy 70 % beside a trainer busy 95 % of the time.
-      self.assertStartsWith(plan.expected_searchers(workdir), "2, measured")
+      self.assertStartsWith(
+          plan_measured.expected_searchers(workdir), "2, measured"
+      )
       with open(os.path.join(workdir, "summary.json"), "w") as f:
         json.dump({"generate_busy_s": 30.0, "train_busy_s": 14.0}, f)
-      self.assertStartsWith(plan.expected_searchers(workdir), "5, measured")
+      self.assertStartsWith(
+          plan_measured.expected_searchers(workdir), "5, measured"
+      )
 
   def test_a_hugging_face_folder_gives_the_shape(self):
     with tempfile.TemporaryDirectory() as folder:
@@ -133,11 +143,39 @@ class PlanTest(parameterized.TestCase):
       self.assertEqual(plan.run(self.config, None, ["x"]), 2)
 
   @parameterized.parameters(
+      ([], ("", ""), ""),
+      (["H100"], ("h100", "h100"), ""),
+      (["v5p", "v5e", "--calibrate=a"], ("v5p", "v5e"), "a"),
+      (["--calibrate", "a", "l4"], ("l4", "l4"), "a"),
+  )
+  def test_operands(self, operands, kinds, run):
+    self.assertEqual(plan.parse(operands), (kinds, run))
+
+  def test_operands_that_are_refused(self):
+    with self.assertRaisesRegex(ValueError, "'b200': allowed are a100-40, a1"):
+      plan.parse(["b200"])
+    with self.assertRaisesRegex(ValueError, "one kind of device"):
+      plan.parse(["v4", "v4", "v4"])
+    with self.assertRaisesRegex(ValueError, "--calibrate: needs"):
+      plan.parse(["v4", "--calibrate"])
+
+  def test_a_kind_says_what_fits(self):
+    self.assertNotIn("fits", _rows(self.config))
+    self.assertStartsWith(_rows(self.config, None, ["l4"])["fits"], "yes: ")
+    self.config.train.prompts_per_batch = 2**20
+    self.config.train.micro_batch_prompts = 2**20
+    sections = dict(plan.plan(self.config, None, ["l4"]))
+    fits = dict(sections["memory of a trainer device"])["fits"]
+    self.assertStartsWith(fits, "NO: ")
+    with contextlib.redirect_stdout(io.StringIO()):
+      self.assertEqual(plan.run(self.config, None, ["l4"]), 2)
+
+  @parameterized.parameters(
       (12, "12 B"), (2048, "2 KB"), (3 * 2**30, "3 GB"), (5000 * 2**30,
                                                           "5,000 GB")
   )  # fmt: skip
   def test_size(self, num_bytes, shown):
-    self.assertEqual(plan.size(num_bytes), shown)
+    self.assertEqual(plan_memory.size(num_bytes), shown)
 
   def test_no_device_is_touched(self):
     code = (

@@ -1,0 +1,119 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A model of the pipeline from searchers to the trainer: rates and staleness.
+
+Three stages in a row, each of which can be the slowest:
+
+    n searchers ---> store and drain ---> trainer
+
+The slowest one sets the rate of all. What lies between them is bounded by
+credits, so by Little's law (Little 1961: number = rate times time) the time
+from a completion's version to its use is the groups under way over the rate,
+and its staleness is the groups under way over the groups of a step.
+`docs/scaling.md` holds it to measurements. No JAX here.
+"""
+
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+  """Stages of the pipeline, in seconds a group.
+
+  num_searchers: n.
+  sample_s: of one searcher, for one group.
+  serve_s: of store and drain, for one group; 0 where it never holds up.
+  train_s: of the trainer, for one group that is sampled; 0: it never waits.
+  groups_per_step: groups that are sampled for each optimizer step.
+  ahead_groups: most groups that may be granted and not trained on yet:
+    (lead_steps + 1) steps of them; infinite: the credits alone bound it.
+  round_groups: groups of a searcher's round, sampled with one version and sent
+    as one block.
+  credits: blocks that a searcher may have sent and not seen acknowledged.
+  publish_steps: a version comes so often.
+  hand_over_s: from the end of sampling until the trainer has a group, where
+    nothing queues.
+  """
+
+  num_searchers: int
+  sample_s: float
+  serve_s: float = 0.0
+  train_s: float = 0.0
+  groups_per_step: float = 1.0
+  ahead_groups: float = math.inf
+  round_groups: float = 1.0
+  credits: float = math.inf
+  publish_steps: int = 1
+  hand_over_s: float = 0.0
+
+  def with_searchers(self, num_searchers: int) -> "Pipeline":
+    """Returns the same with another number of searchers."""
+    return dataclasses.replace(self, num_searchers=num_searchers)
+
+  def rates(self) -> dict[str, float]:
+    """Returns the groups a second that each stage could do alone."""
+    over = lambda seconds: 1.0 / seconds if seconds else math.inf
+    return {
+        "searchers": self.num_searchers * over(self.sample_s),
+        "store": over(self.serve_s),
+        "trainer": over(self.train_s),
+    }
+
+  def slowest(self) -> str:
+    """Returns the stage that sets the rate; the first of equal ones."""
+    rates = self.rates()
+    return min(rates, key=rates.get)
+
+  def groups_per_s(self) -> float:
+    """Returns the rate of the whole."""
+    return min(self.rates().values())
+
+  def step_s(self) -> float:
+    """Returns the seconds of one optimizer step."""
+    return self.groups_per_step / self.groups_per_s()
+
+  def busy_shares(self) -> dict[str, float]:
+    """Returns the share of time that each stage has work."""
+    rate = self.groups_per_s()
+    return {stage: rate / alone for stage, alone in self.rates().items()}
+
+  def groups_under_way(self) -> float:
+    """Returns the groups sampled with a version but not yet trained on.
+
+    Where searchers are the slowest, nothing queues behind them: it is what they
+    are sampling, and what is handed over just then. Elsewhere all fills up to
+    the credits or to what is granted.
+    """
+    sampling = self.num_searchers * self.round_groups
+    if self.slowest() == "searchers":
+      handed_over = self.groups_per_s() * self.hand_over_s
+      return min(sampling + handed_over, self.ahead_groups)
+    waiting = self.num_searchers * self.credits * self.round_groups
+    return min(sampling + waiting, self.ahead_groups)
+
+  def staleness_steps(self) -> float:
+    """Returns the mean staleness of data when it is first trained on.
+
+    A version is (publish_steps - 1) / 2 steps old on average when it is taken.
+    """
+    return (
+        self.groups_under_way() / self.groups_per_step
+        + (self.publish_steps - 1) / 2
+    )
+
+  def gain(self) -> float:
+    """Returns how much faster this is than sampling and training in turns.
+
+    (G + T) / max(G, T), with G and T the seconds of sampling and training.
+    """
+    rates = self.rates()
+    in_turns = 1.0 / rates["searchers"] + 1.0 / rates["trainer"]
+    return in_turns * self.groups_per_s()
+
+  def balancing_searchers(self) -> int:
+    """Returns the least searchers that never let the trainer wait."""
+    if not self.train_s:
+      raise ValueError("train_s = 0: allowed above 0, to be balanced")
+    # So that 3.0000000001 is 3.
+    return max(1, math.ceil(self.sample_s / self.train_s - 1e-9))

@@ -1,0 +1,232 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The part of `plan` about memory: bytes of a device of each role.
+
+Parameters and what is made of their shape are exact; activations are an
+estimate and say so. No JAX here.
+"""
+
+from collections.abc import Mapping
+import math
+
+import ml_collections
+
+from tba_jax import config_relations
+from tba_jax import devices
+from tba_jax import roofline
+from tba_jax.models import config as model_config_lib
+from tba_jax.models import hf_names
+
+ModelConfig = model_config_lib.ModelConfig
+# Name of a parameter -> its shape and the logical name of each axis.
+Leaves = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_EMBEDDING = "embed.embedding"
+_LOGITS_BYTES = 4  # logits are float32 in any model
+# What is kept of a block for its gradient: `jax.checkpoint` of models/build.py.
+_REMAT = "dots"
+
+
+def model_leaves(c: ModelConfig) -> Leaves:
+  """Returns every parameter of a model with its axes, as the model has it."""
+  return {
+      ".".join(row.path): (
+          (c.num_layers,) * row.stacked + row.shape,
+          ("layers",) * row.stacked + row.axes,
+      )
+      for row in hf_names.rows(c)
+  }
+
+
+def num_params(leaves: Leaves) -> int:
+  return sum(math.prod(shape) for shape, _ in leaves.values())
+
+
+def params_per_device(
+    leaves: Leaves, rules: Mapping[str, str], mesh: Mapping[str, int]
+) -> int:
+  """Returns how many parameters the fullest device holds.
+
+  Args:
+    leaves: shapes and logical axes.
+    rules: `config.sharding`; a mesh axis is used once in a parameter.
+    mesh: `config.mesh`.
+  """
+  total = 0
+  for shape, names in leaves.values():
+    taken: set[str] = set()
+    size = 1
+    for length, name in zip(shape, names, strict=True):
+      axes = [a.strip() for a in rules[name].split(",") if a.strip()]
+      axes = [a for a in axes if a not in taken]
+      taken.update(axes)
+      size *= math.ceil(length / math.prod(mesh[a] for a in axes))
+    total += size
+  return total
+
+
+def size(num_bytes: float) -> str:
+  """Returns bytes as B, KB, MB or GB of 1024."""
+  for unit in ("B", "KB", "MB"):
+    if num_bytes < 1024:
+      return f"{num_bytes:,.4g} {unit}"
+    num_bytes /= 1024
+  return f"{num_bytes:,.4g} GB"
+
+
+def matmul_params(leaves: Leaves, c: ModelConfig) -> int:
+  """Returns the parameters that a token is multiplied with.
+
+  A table that is looked up in is none of them, unless it is the head too.
+  """
+  tables = {"positions"} if c.tie_embeddings else {"positions", _EMBEDDING}
+  return num_params({k: v for k, v in leaves.items() if k not in tables})
+
+
+def compute_dtype(
+    config: ml_collections.ConfigDict, c: ModelConfig, kind: str
+) -> str:
+  """Returns the dtype of activations on a kind of device."""
+  if config.model.compute_dtype != "auto":
+    return c.compute_dtype
+  return "float32" if kind == "cpu" else "bfloat16"
+
+
+def remat(config: ml_collections.ConfigDict) -> str:
+  """Returns what a block keeps for its gradient, a name in `roofline.AGAIN`."""
+  del config  # It is not a setting.
+  return _REMAT
+
+
+def has_value_model(config: ml_collections.ConfigDict) -> bool:
+  """Returns whether the objective trains a model of values too."""
+  return config.loss.name in config_relations.OF_A_VALUE_MODEL
+
+
+def batch_shards(config: ml_collections.ConfigDict) -> int:
+  """Returns how many devices share a batch."""
+  axes = [a.strip() for a in config.sharding.batch.split(",") if a.strip()]
+  return math.prod(config.mesh[a] for a in axes)
+
+
+def activation_bytes(
+    config: ml_collections.ConfigDict,
+    c: ModelConfig,
+    *,
+    remat: str,
+    dtype: str,
+) -> tuple[int, int]:
+  """Returns bytes of logits, and of what is kept of blocks, on a device.
+
+  One micro-batch: its logits with their gradient, and an estimate of what is
+  kept of the blocks. With remat "none" that is what the backward pass reads
+  (stream, norms, queries, keys, values, MLP, attention weights); with "dots"
+  each layer's products, with "full" each layer's input, and in both the rest of
+  one layer, which is made again.
+
+  Args:
+    config: of the run.
+    c: shape of its model.
+    remat: a name in `roofline.AGAIN`.
+    dtype: of activations.
+  """
+  prompts = math.ceil(config.train.micro_batch_prompts / batch_shards(config))
+  rows = prompts * config.train.completions_per_prompt
+  length = config.sampling.max_completion_tokens
+  prompt_length = config.sampling.max_prompt_tokens
+  logits = 2 * rows * length * c.vocab_size * _LOGITS_BYTES
+  tokens = prompts * prompt_length + rows * length
+  heads = (2 * c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+  weights = rows * length * c.num_heads * (prompt_length + length)
+  layer = tokens * (5 * c.width + heads + 3 * c.mlp_width) + weights
+  queries = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+  products = tokens * (3 * c.width + queries + 2 * c.mlp_width)
+  kept = {
+      "none": c.num_layers * layer,
+      "dots": c.num_layers * products + layer,
+      "full": c.num_layers * tokens * c.width + layer,
+  }
+  return logits, kept[remat] * BYTES[dtype]
+
+
+def _room(needed: float, kind: str) -> str:
+  """Says whether bytes fit on a device; "NO…" where they do not."""
+  have = devices.of_kind(kind).memory_bytes
+  words = f"{size(needed)} of {size(have)} of {kind} ({needed / have:.0%})"
+  return f"NO: {words}" if needed > have else f"yes: {words}"
+
+
+def trainer_rows(
+    config: ml_collections.ConfigDict, c: ModelConfig, kind: str
+) -> list[tuple[str, str]]:
+  """Returns what a device of the trainer holds, as names and values.
+
+  Args:
+    config: of the run.
+    c: shape of its model.
+    kind: of the device; "" leaves out whether it fits.
+
+  Raises:
+    ValueError: `kind` is not in the table.
+  """
+  leaves = model_leaves(c)
+  count = params_per_device(leaves, config.sharding, config.mesh)
+  params = count * BYTES[c.param_dtype]
+  # Without a kind "auto" counts as the larger one.
+  dtype = compute_dtype(config, c, kind or "cpu")
+  logits, _ = activation_bytes(config, c, remat=_REMAT, dtype=dtype)
+  blocks = {
+      name: activation_bytes(config, c, remat=name, dtype=dtype)[1]
+      for name in roofline.AGAIN
+  }
+  # Of the policy's shape, with a gradient and two moments of its own.
+  has_values = has_value_model(config)
+  values = 4 * params * has_values
+  kept = remat(config)
+  others = ", ".join(
+      f"{name} {size(value)}" for name, value in blocks.items() if name != kept
+  )
+  total = 5 * params + values + logits + blocks[kept]
+  return [
+      ("parameters", f"{num_params(leaves):,}"),
+      ("params", size(params)),
+      ("reference", size(params)),
+      ("gradients", size(params)),
+      ("optimizer (Adam's two moments)", size(2 * params)),
+      ("logits of a micro-batch, with gradient", size(logits)),
+      (
+          f"activations, remat {kept} (estimate)",
+          f"{size(blocks[kept])}; were it {others}",
+      ),
+      *([("value model, all of it (estimate)", size(values))] * has_values),
+      ("sum a device (estimate)", size(total)),
+      *([("fits", _room(total, kind))] if kind else []),
+  ]
+
+
+def searcher_rows(
+    config: ml_collections.ConfigDict, c: ModelConfig, kind: str
+) -> list[tuple[str, str]]:
+  """Returns what a searcher's device holds; arguments as `trainer_rows`."""
+  sampling = config.sampling
+  dtype = compute_dtype(config, c, kind or "cpu")
+  params = num_params(model_leaves(c)) * BYTES[c.param_dtype]
+  length = sampling.max_prompt_tokens + sampling.max_completion_tokens
+  cache = (
+      roofline.cache_bytes_per_token(c, BYTES[dtype])
+      * sampling.num_rows
+      * length
+  )
+  logits = sampling.num_rows * c.vocab_size * _LOGITS_BYTES
+  total = 2 * params + cache + logits
+  return [
+      ("params, twice while a version comes in", size(2 * params)),
+      (
+          f"cache of {sampling.num_rows} rows of {length} tokens",
+          size(cache),
+      ),
+      ("logits of a decode step", size(logits)),
+      ("sum a device", size(total)),
+      *([("fits", _room(total, kind))] if kind else []),
+  ]
