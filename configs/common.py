@@ -227,6 +227,10 @@ def get_config() -> ml_collections.ConfigDict:
       prompts_per_batch=32,  # B
       completions_per_prompt=8,  # K
       micro_batch_prompts=32,  # prompts in one forward-backward
+      # What a forward pass keeps of each layer for the gradient: all ("none"),
+      # the results of its products ("dots"), or its input alone ("full"). The
+      # less, the less memory, and the more is computed twice.
+      remat="dots",
       # Schedules of learning rate, beta and reward temperature follow every
       # optimizer step (0), or move once in so many steps (a round), as the
       # papers' code does.
@@ -238,10 +242,6 @@ def get_config() -> ml_collections.ConfigDict:
       capacity_per_prompt=100,  # completions of one prompt; the oldest go
       capacity=200_000,  # completions in all
       recent_fraction=1.0,  # the papers' m
-      # What a forward pass keeps of each layer for the gradient: all ("none"),
-      # the results of its products ("dots"), or its input alone ("full"). The
-      # less, the less memory, and the more is computed twice.
-      remat="dots",
       recent_window_steps=4,  # arrivals of so many steps count as recent
       selection="uniform",  # replay draws in a prompt: "uniform" or "reward"
       # Of "reward": weights exp(reward / temperature). Linear to the final one

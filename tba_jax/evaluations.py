@@ -10,15 +10,17 @@ runs at a time; one that falls due meanwhile is left out, with an event.
 from collections.abc import Callable
 import threading
 import time
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import jax
 
 from tba_jax import best_model
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import periods as periods_lib
-from tba_jax import recorder as recorder_lib
 from tba_jax import types
+
+if TYPE_CHECKING:
+  from tba_jax import recorder as recorder_lib
 
 # A thread that was told to stop ends with the batch that it is sampling.
 _BATCH_S = 60.0
@@ -33,7 +35,7 @@ class Evaluations:
       evaluator: evaluator_lib.Evaluator,
       validator: evaluator_lib.Evaluator,
       best: best_model.BestModel,
-      recorder: recorder_lib.Recorder,
+      recorder: "recorder_lib.Recorder",
       periods: periods_lib.Periods,
       beside: bool,
       deadline_s: float,

@@ -7,6 +7,7 @@ import time
 from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import jax.numpy as jnp
 
 from tba_jax import evaluator as evaluator_lib
@@ -106,14 +107,13 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.assertEqual(self.recorded(), [("before", 0)])
     self.assertFalse(any(t.name == "evaluate" for t in threading.enumerate()))
 
-  def test_a_continued_run_does_what_was_not_done(self):
-    for beside in (True, False):
-      self.log.clear()
-      self.recorder.has_evaluation.return_value = False
-      self.results.update(before=0)
-      self.run_it(step=3, evaluate_every=3, beside=beside)
-      self.assertIn(("evaluate", 3, 16), self.log)
-      self.results.pop("after")
+  @parameterized.parameters(True, False)
+  def test_a_continued_run_does_what_was_not_done(self, beside):
+    self.recorder.has_evaluation.return_value = False
+    self.results.update(before=0)
+    self.go.set()
+    self.run_it(step=3, evaluate_every=3, beside=beside)
+    self.assertIn(("evaluate", 3, 16), self.log)
 
   def test_a_batch_that_hangs_is_named(self):
     self.evaluator.run.side_effect = lambda *a, **k: self.go.wait(30)

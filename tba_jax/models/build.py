@@ -24,7 +24,6 @@ from tba_jax.models import gpt2
 from tba_jax.models import gpt_neox
 from tba_jax.models import grouped_query
 from tba_jax.models import heads
-from tba_jax.models import layers
 from tba_jax.models import llama
 from tba_jax.models import masks
 from tba_jax.models import remat as remat_lib

@@ -125,8 +125,10 @@ def parse(key: str, text: str) -> list[Part]:
 def _imported(key: str, what: str, others: Sequence[str] = ()) -> Any:
   where, colon, name = what.rpartition(":")
   if not colon:
-    allowed = ", ".join((*others, "FILE.py:FUNCTION"))
-    raise ValueError(f"{key}={what!r}: allowed {allowed} or MODULE:FUNCTION")
+    names = "".join(f"{other}, " for other in others)
+    raise ValueError(
+        f"{key}={what!r}: allowed {names}FILE.py:FUNCTION or MODULE:FUNCTION"
+    )
   try:
     if where.endswith(".py"):
       path = pathlib.Path(where).expanduser()
