@@ -297,7 +297,18 @@ def get_config() -> ml_collections.ConfigDict:
   c.checkpoint = d(every_steps=40, keep=2, keep_best=False)
 
   c.store = d(
-      address="",  # "" = a unix socket in the spool directory
+      # "" = a unix socket in the spool directory; "HOST:0" a free TCP port of
+      # an interface, "HOST:7001-7009" one of a range: docs/hosts.md.
+      address="",
+      # "HOST:PORT" at which the store tells other hosts where it is; "" = in
+      # the spool directory.
+      locator="",
+      secret_file="",  # 32 bytes, mode 0600; "" = made in the spool directory
+      # Of mutual TLS (jax 0.11), PEM: this host's own two, and the authority's.
+      tls_cert_file="",
+      tls_key_file="",
+      tls_ca_file="",
+      insecure=False,  # other hosts without secret or TLS: docs/security.md
       spool_dir="",  # "" = a 0700 directory of this user and workdir
       deadline_s=60.0,  # of one operation, a change of generation included
       probe_timeout_s=5.0,  # a silent service is replaced after this

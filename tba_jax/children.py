@@ -105,7 +105,11 @@ class Children:
             stderr=subprocess.STDOUT,
             # Ctrl-C in the terminal is for the supervisor alone.
             start_new_session=True,
-            env={**processes.ROLE_ENVIRONMENT, **os.environ},
+            env={
+                **processes.ROLE_ENVIRONMENT,
+                **os.environ,
+                processes.SUPERVISED: "1",
+            },
         )
     finally:
       processes.pin(own)

@@ -263,6 +263,13 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
     ),
     (_NUMBERS, "sweep.staleness_steps sweep.mini_batches sweep.seeds"),
     (_ADDRESS, "store.address"),
+    (
+        (
+            lambda v: re.fullmatch(r"|.+:\d{1,5}", v),
+            "allowed '' or HOST:PORT",
+        ),
+        "store.locator",
+    ),
     (_CORES, "cores.trainer cores.searcher cores.store"),
 )
 

@@ -8,6 +8,7 @@ KeyError and is left out: its cause has been reported already.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+import importlib.metadata
 import importlib.util
 import math
 import pathlib
@@ -266,6 +267,20 @@ def _store(c: Mapping[str, Any]) -> _Problems:
     )
 
 
+def _tls(c: Mapping[str, Any]) -> _Problems:
+  keys = ("store.tls_cert_file", "store.tls_key_file", "store.tls_ca_file")
+  if not any(c[key] for key in keys):
+    return
+  for key in keys:
+    if not pathlib.Path(c[key]).expanduser().is_file():
+      yield key, "allowed a file that exists, for all of config.store.tls_*"
+  found = importlib.metadata.version("jaxlib")
+  if tuple(map(int, found.split(".")[:2])) < (0, 11):
+    yield keys[0], f"allowed '' with jaxlib {found}: mutual TLS needs 0.11"
+  if not c["store.address"]:
+    yield "store.address", "allowed a TCP address with config.store.tls_*"
+
+
 def line_program(c: Mapping[str, Any]) -> _Problems:
   """Yields what is wrong with the settings of `generate` and `score`."""
   try:
@@ -323,6 +338,7 @@ _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
     _sharded_sizes,
     _folders,
     _store,
+    _tls,
     _packages,
     _verifier,
 )

@@ -83,7 +83,11 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     return processes.EXIT_CONFIG
   module = importlib.import_module(PROGRAMS[name])
   entry = getattr(module, f"run_{name}", None) or module.run
-  return entry(config, _WORKDIR.value, operands)
+  try:
+    return entry(config, _WORKDIR.value, operands)
+  except run_directory.NoRunError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_CONFIG
 
 
 def _load_config(name: str, overrides: Sequence[str]):

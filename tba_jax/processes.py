@@ -30,6 +30,8 @@ ROLE_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
+# In the environment of what a supervisor starts.
+SUPERVISED = "TBA_JAX_SUPERVISED"
 
 _PR_SET_PDEATHSIG = 1
 # sun_path of a unix socket holds 108 bytes; the gRPC prefix needs some.
@@ -112,6 +114,15 @@ def die_with_parent() -> None:
     )
 
 
+def die_with_supervisor() -> None:
+  """As `die_with_parent`, where a supervisor has started this process.
+
+  One that a user or a launch script started outlives the shell that did.
+  """
+  if os.environ.get(SUPERVISED):
+    die_with_parent()
+
+
 def stop_on_signals() -> threading.Event:
   """Returns an event that SIGTERM or SIGINT sets, again at each signal."""
   stop = threading.Event()
@@ -123,10 +134,10 @@ def stop_on_signals() -> threading.Event:
 def start_role() -> threading.Event:
   """Readies a process that computes; returns the event that a signal sets.
 
-  It ends with its parent, logs its own lines and libraries' warnings, and keeps
-  what it compiles.
+  It ends with its supervisor, logs its own lines and libraries' warnings, and
+  keeps what it compiles.
   """
-  die_with_parent()
+  die_with_supervisor()
   absl_logging.use_absl_handler()
   absl_logging.set_verbosity(absl_logging.INFO)
   absl_logging.get_absl_handler().addFilter(_is_worth_logging)

@@ -333,7 +333,10 @@ def _transport_maker(
     config: ml_collections.ConfigDict, run: run_directory.Run
 ) -> Callable[[], kv_client.KvTransport]:
   return lambda: kv_client.KvTransport(
-      run.locator, deadline_s=config.store.deadline_s, run_id=run.run_id
+      run.finder,
+      deadline_s=config.store.deadline_s,
+      run_id=run.run_id,
+      tls=run.tls,
   )
 
 

@@ -22,9 +22,14 @@ import ml_collections
 
 from tba_jax import jsonl
 from tba_jax import processes
+from tba_jax.transport import announcer
+from tba_jax.transport import locator as locators
 from tba_jax.transport import wire
 
 FORMAT = 1
+# Holds the run's secret, as hexadecimal digits, where hosts share no file.
+SECRET_VARIABLE = "TBA_JAX_SECRET"
+_NO_SECRET = b"without a secret".ljust(wire.SECRET_BYTES, b".")
 _PACKAGES = ("tba_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
              "transformers", "numpy")  # fmt: skip
 
@@ -37,16 +42,33 @@ class Run:
   run_id: random name; messages of another run are refused.
   spool: local 0700 directory of socket, locator, lock and secret.
   secret: key of every message.
+  shared_secret: whether it was given, so that other hosts may have it too.
+  announced: "host:port" at which the store says where it is, "" = in `spool`.
+  tls: files of mutual TLS with the store, None = without.
   """
 
   workdir: pathlib.Path
   run_id: str
   spool: pathlib.Path
   secret: bytes
+  shared_secret: bool = False
+  announced: str = ""
+  tls: locators.Tls | None = None
 
   @property
   def locator(self) -> pathlib.Path:
-    return self.spool / "locator.json"
+    return self.spool / locators.FILE_NAME
+
+  @property
+  def finder(self) -> pathlib.Path | announcer.RemoteLocator:
+    """What tells a client where the store is; each has its own."""
+    if self.announced:
+      return announcer.RemoteLocator(self.announced, self.secret)
+    return self.locator
+
+
+class NoRunError(ValueError):
+  """A directory, secret or store with which a role cannot begin."""
 
 
 def create(
@@ -79,19 +101,50 @@ def update(workdir: str, config: ml_collections.ConfigDict) -> None:
 def open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
   """Returns the identity of the run in a directory.
 
+  Where there is none, and `config.store.locator` names where the store tells of
+  itself, joins that store's run: waits for it for `config.store.deadline_s`.
+
   Raises:
-    ValueError: no run is there, its format is newer, or its spool is unsafe.
+    NoRunError: no run is there, its format is newer, its spool is unsafe, or
+      its secret is not there or not the store's.
   """
+  try:
+    return _open_run(workdir, config)
+  except (ValueError, OSError) as error:
+    raise NoRunError(str(error)) from error
+
+
+def _open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
   path = pathlib.Path(workdir).absolute()
   saved = _read(path)
-  if saved is None:
-    raise ValueError(f"--workdir={workdir}: no run is there (no config.json)")
+  if saved is None and not config.store.locator:
+    raise ValueError(
+        f"--workdir={workdir}: no run is there (no config.json);"
+        " --program=store makes one, and config.store.locator names a store"
+        " to join"
+    )
   spool = processes.spool_directory(config.store.spool_dir, str(path))
+  secret, shared = _secret(config, spool)
+  if saved is None:
+    found = _ask(config, secret)
+    path.mkdir(parents=True, exist_ok=True)
+    _write(path, config, run_id=found.run, created=time.time())
+    saved = _read(path)
+  tls = None
+  if config.store.tls_cert_file:
+    tls = locators.Tls(
+        config.store.tls_cert_file,
+        config.store.tls_key_file,
+        config.store.tls_ca_file,
+    )
   return Run(
       workdir=path,
       run_id=saved["run_id"],
       spool=spool,
-      secret=wire.load_or_make_secret(spool / "secret"),
+      secret=secret,
+      shared_secret=shared,
+      announced=config.store.locator,
+      tls=tls,
   )
 
 
@@ -135,6 +188,52 @@ def lock(workdir: str) -> int:
   os.ftruncate(fd, 0)
   os.write(fd, f"{os.getpid()}\n".encode())
   return fd
+
+
+def _ask(config: ml_collections.ConfigDict, secret: bytes) -> locators.Locator:
+  """Waits for a store to say of which run it is."""
+  deadline = time.monotonic() + config.store.deadline_s
+  while (found := announcer.ask(config.store.locator, secret)) is None:
+    if time.monotonic() > deadline:
+      raise ValueError(
+          f"config.store.locator={config.store.locator}: no store answered"
+          f" within {config.store.deadline_s:.0f} s"
+      )
+    time.sleep(0.25)
+  return found
+
+
+def _secret(
+    config: ml_collections.ConfigDict, spool: pathlib.Path
+) -> tuple[bytes, bool]:
+  """Returns the key of messages, and whether it came from outside."""
+  text, file = os.environ.get(SECRET_VARIABLE), config.store.secret_file
+  if text:
+    try:
+      secret = bytes.fromhex(text)
+    except ValueError:
+      secret = b""
+    if len(secret) != wire.SECRET_BYTES:
+      raise ValueError(
+          f"{SECRET_VARIABLE}: allowed are {2 * wire.SECRET_BYTES} hexadecimal"
+          " digits"
+      )
+    return secret, True
+  if file:
+    path = pathlib.Path(file).expanduser()
+    # One made here would be another one than that of the other hosts.
+    if not path.exists():
+      raise ValueError(
+          f"config.store.secret_file={file}: there is no such file; make it"
+          f" with  (umask 077; head -c {wire.SECRET_BYTES} /dev/urandom >"
+          f" {file})  and copy it to every host"
+      )
+    return wire.load_or_make_secret(path), True
+  away = config.store.address or config.store.locator
+  if away and (config.store.insecure or config.store.tls_cert_file):
+    # Hosts must agree on something; what protects is TLS, or nothing.
+    return _NO_SECRET, False
+  return wire.load_or_make_secret(spool / "secret"), False
 
 
 def _read(path: pathlib.Path) -> dict[str, Any] | None:

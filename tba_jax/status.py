@@ -37,18 +37,23 @@ def read_store(
     The state and a note; None and the reason where there is no state.
   """
   try:
-    locator = locators.read(run_info.locator)
-    if locator is None:
+    if not run_info.announced and locators.read(run_info.locator) is None:
       return None, "its store is not running"
     transport = kv_client.KvTransport(
-        run_info.locator, deadline_s=deadline_s, run_id=run_info.run_id
+        run_info.finder,
+        deadline_s=deadline_s,
+        run_id=run_info.run_id,
+        tls=run_info.tls,
     )
   except (base.TransportError, OSError, ValueError) as error:
     return None, f"its store does not answer: {error}"
   try:
     data = transport.get(STATUS_KEY)
     if data is None:
-      return None, f"nothing in the store yet (generation {locator.generation})"
+      return (
+          None,
+          f"nothing in the store yet (generation {transport.generation})",
+      )
     state = wire.decode_message(data, run_info.secret)
     return state, f"from the store, generation {transport.generation}"
   except (base.TransportError, wire.WireError) as error:

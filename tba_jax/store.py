@@ -3,6 +3,8 @@
 """The `store` program: hosts the key-value service of a run. No JAX here."""
 
 from collections.abc import Sequence
+import contextlib
+import functools
 import logging
 import sys
 
@@ -11,17 +13,30 @@ import ml_collections
 from tba_jax import metrics
 from tba_jax import processes
 from tba_jax import run_directory
+from tba_jax.transport import announcer
 from tba_jax.transport import kv_host
+from tba_jax.transport import locator as locators
 
 
 def run(
     config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
 ) -> int:
-  """Serves until SIGTERM; a service that dies or hangs is replaced."""
+  """Serves until SIGTERM; a service that dies or hangs is replaced.
+
+  Makes the run where the directory has none yet.
+
+  Returns:
+    0; 2 where the directory, the secret or an address may not be used; 1
+    where the service does not start.
+  """
   del operands
-  processes.die_with_parent()
+  processes.die_with_supervisor()
   stop = processes.stop_on_signals()
-  run_info = run_directory.open_run(workdir, config)
+  try:
+    run_info, _ = run_directory.create(workdir, config)
+  except (ValueError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_CONFIG
   events = metrics.EventLog(run_info.workdir / "events.jsonl")
   logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 
@@ -29,13 +44,44 @@ def run(
     logging.info("%s: %s", kind, message)
     events.write(f"store_{kind}", message, role="store")
 
-  host = kv_host.KvHost(
-      run_info.spool,
-      run_info.run_id,
-      address=config.store.address,
-      probe_timeout_s=config.store.probe_timeout_s,
-      on_event=on_event,
-  )
-  host.run(stop)
-  events.close()
+  may_leave = (
+      run_info.shared_secret or run_info.tls is not None
+  ) or config.store.insecure
+  with contextlib.ExitStack() as stack:
+    stack.callback(events.close)
+    try:
+      host = kv_host.KvHost(
+          run_info.spool,
+          run_info.run_id,
+          address=config.store.address,
+          probe_timeout_s=config.store.probe_timeout_s,
+          on_event=on_event,
+          allow_remote=may_leave,
+          tls=run_info.tls,
+      )
+      stack.callback(host.close)
+      if config.store.locator:
+        _check_place(config.store.locator, may_leave)
+        told = announcer.Announcer(
+            config.store.locator,
+            run_info.secret,
+            functools.partial(locators.read, host.locator_path),
+        )
+        stack.callback(told.close)
+    except (ValueError, RuntimeError, OSError) as error:
+      print(f"error: {error}", file=sys.stderr)
+      return processes.EXIT_CONFIG
+    try:
+      host.run(stop)
+    except RuntimeError as error:
+      print(f"error: {error}", file=sys.stderr)
+      return 1
   return processes.EXIT_OK
+
+
+def _check_place(address: str, may_leave: bool) -> None:
+  host, _ = announcer.split_address(address)
+  if not may_leave and not kv_host.is_loopback(host):
+    raise ValueError(
+        f"config.store.locator={address} is not loopback: {kv_host.REMOTE}"
+    )

@@ -47,7 +47,7 @@ def run_sft(
 ) -> int:
   """Runs the program; returns its exit status."""
   del operands
-  processes.die_with_parent()
+  processes.die_with_supervisor()
   processes.enable_compilation_cache()
   stop = processes.stop_on_signals()
 

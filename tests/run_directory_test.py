@@ -3,14 +3,18 @@
 """A run's directory: its identity, its config, its lock, its epochs."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax import run_directory
+from tba_jax.transport import announcer
+from tba_jax.transport import locator
 from tests import tiny_model
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -134,6 +138,65 @@ class RunDirectoryTest(parameterized.TestCase):
     spool.chmod(0o755)
     with self.assertRaisesRegex(ValueError, "spool_dir"):
       self.create()
+
+  def test_a_given_secret_is_taken(self):
+    file = self.workdir.parent / "secret"
+    self.config.store.secret_file = str(file)
+    with self.assertRaisesRegex(ValueError, "secret_file=.*no such file"):
+      self.create()
+    file.write_bytes(b"f" * 32)
+    file.chmod(0o644)
+    with self.assertRaisesRegex(ValueError, "secret.*0644"):
+      self.create()
+    file.chmod(0o600)
+    run, _ = self.create()
+    self.assertEqual((run.secret, run.shared_secret), (b"f" * 32, True))
+    with mock.patch.dict(os.environ, {"TBA_JAX_SECRET": "65" * 32}):
+      self.assertEqual(self.create()[0].secret, b"e" * 32)
+    with mock.patch.dict(os.environ, {"TBA_JAX_SECRET": "65"}):
+      with self.assertRaisesRegex(ValueError, "TBA_JAX_SECRET: allowed are 64"):
+        self.create()
+
+  def test_without_a_secret_hosts_agree_only_where_told_so(self):
+    secret = lambda folder: run_directory.create(
+        str(self.workdir.parent / folder), self.config
+    )[0].secret
+    self.config.store.address = "127.0.0.1:0"
+    self.config.store.spool_dir = ""
+    self.assertNotEqual(secret("a"), secret("b"))
+    self.config.store.insecure = True
+    self.assertEqual(secret("a"), secret("b"))
+
+  def test_another_host_joins_the_store_s_run(self):
+    run, _ = self.create()
+    found = locator.Locator(run.run_id, 1, "127.0.0.1:1", 7)
+    told = announcer.Announcer("127.0.0.1:0", run.secret, lambda: found)
+    self.addCleanup(told.close)
+    secret = self.workdir.parent / "secret"
+    secret.write_bytes(run.secret)
+    secret.chmod(0o600)
+    config = self.config.copy_and_resolve_references()
+    config.store.update(
+        spool_dir="",
+        locator=f"127.0.0.1:{told.port}",
+        secret_file=str(secret),
+        deadline_s=1.0,
+    )
+    away = self.workdir.parent / "away"
+    joined = run_directory.open_run(str(away), config)
+    self.assertEqual(joined.run_id, run.run_id)
+    self.assertEqual(joined.finder(), found)
+    saved = json.loads((away / "config.json").read_text())
+    self.assertEqual(saved["run_id"], run.run_id)
+    # Another secret is not let in, and nobody there is told.
+    secret.write_bytes(b"x" * 32)
+    other = str(self.workdir.parent / "other")
+    with self.assertRaisesRegex(run_directory.NoRunError, "hash"):
+      run_directory.open_run(other, config)
+    told.close()
+    with self.assertRaisesRegex(run_directory.NoRunError, "no store answered"):
+      run_directory.open_run(other, config)
+    self.assertFalse(pathlib.Path(other, "config.json").exists())
 
   def test_epochs_grow_from_one(self):
     run, _ = self.create()

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store program serves a run and ends cleanly at SIGTERM."""
 
+import io
 import json
 import os
 import pathlib
@@ -9,11 +10,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
+from tba_jax import processes
 from tba_jax import run_directory
+from tba_jax import store
 from tba_jax.transport import kv_client
 from tests import tiny_model
 
@@ -21,7 +27,7 @@ _ROOT = pathlib.Path(__file__).parents[1]
 _WAIT_S = 60.0
 
 
-class StoreTest(absltest.TestCase):
+class StoreTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -73,6 +79,30 @@ class StoreTest(absltest.TestCase):
       os.kill(service, 0)
     self.assertEmpty(list(self.run_info.spool.glob("*.sock")))
     self.assertEqual({e["role"] for e in self.events()}, {"store"})
+
+  @parameterized.parameters(
+      ({"address": "192.0.2.1:7001-7009"}, "secret_file.*insecure", 2),
+      ({"locator": "192.0.2.1:7000"}, "secret_file.*insecure", 2),
+      (
+          {"address": "192.0.2.1:7001-7009", "insecure": True},
+          "no free port of 192.0.2.1",
+          1,
+      ),
+      ({"locator": "192.0.2.1:7000", "insecure": True}, "cannot be bound", 2),
+  )
+  def test_other_hosts_are_served_only_with_a_secret(
+      self, changes, words, status
+  ):
+    # 192.0.2.1 is nobody's address: where it is allowed, binding it fails.
+    folder = self.create_tempdir().full_path
+    config = tiny_model.make_config()
+    config.store.update(spool_dir=f"{folder}/s", **changes)
+    stop = mock.patch.object(
+        processes, "stop_on_signals", return_value=threading.Event()
+    )
+    with stop, mock.patch("sys.stderr", io.StringIO()) as told:
+      self.assertEqual(store.run(config, f"{folder}/run", []), status)
+    self.assertRegex(told.getvalue().replace("\n", " "), words)
 
 
 if __name__ == "__main__":

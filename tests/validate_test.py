@@ -97,8 +97,13 @@ class RangesTest(parameterized.TestCase):
         "generate.output",
         "init",
         "loss.value_init",
+        "publish.directory",
         "sft.init",
+        "store.secret_file",
         "store.spool_dir",
+        "store.tls_ca_file",
+        "store.tls_cert_file",
+        "store.tls_key_file",
         "sweep.objectives",
         "task.name",
         "tokenizer.source",
@@ -282,6 +287,8 @@ class RelationsTest(parameterized.TestCase):
       (dict(init="/no/such/folder"), "init"),
       (dict(tokenizer__source="/no/such/folder"), "tokenizer.source"),
       (dict(store__probe_timeout_s=60.0), "store.probe_timeout_s"),
+      (dict(store__tls_cert_file="/none"), "store.tls_key_file"),
+      (dict(store__tls_cert_file="/none"), "store.address"),
   )  # fmt: skip
   def test_wrong_together(self, changes, key):
     lines = _problems(base_config.make(**changes))

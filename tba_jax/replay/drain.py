@@ -284,7 +284,9 @@ class Drain:
     )
 
   def _put(self, transport, key: str, message: dict[str, Any]) -> None:
-    message = {"run": self._run_id, "epoch": self._epoch, **message}
+    # The key, so that no message can stand in the place of another.
+    about = {"run": self._run_id, "epoch": self._epoch, "key": key}
+    message = {**about, **message}
     transport.put(key, wire.encode_message(message, self._secret))
 
   def _read_leases(self, transport: base.Transport) -> None:

@@ -32,7 +32,8 @@ class LeaseTable:
     now = self._clock()
     for sid, lease in leases.items():
       entry = self._entries.get(sid)
-      if entry is None or entry.lease["beat"] != lease["beat"]:
+      # A lower one is a copy of an old lease, whoever put it there.
+      if entry is None or lease["beat"] > entry.lease["beat"]:
         self._entries[sid] = _Entry(lease, now)
         # Somebody who was only slow is back; a replaced one stays gone.
         if not lease["final"] and sid not in self._replaced:

@@ -109,6 +109,9 @@ class Outbox:
     }
     self._beat = 0
     self._final = False
+    # Messages that were not the trainer's, and the last reason by key.
+    self.refused = 0
+    self._refusals: dict[str, str] = {}
     self._closing = threading.Event()
     self._stop_requested = threading.Event()
     self._error: BaseException | None = None
@@ -275,10 +278,7 @@ class Outbox:
   def _read_acks(self, transport: base.Transport) -> None:
     if not self._ring:
       return
-    data = transport.get(f"ack/{self._partition}")
-    if data is None:
-      return
-    acks = self._decode(data, "ack")
+    acks = self._get(transport, f"ack/{self._partition}")
     if acks is None:
       return
     # A replaced trainer's word is of an older epoch.
@@ -292,10 +292,7 @@ class Outbox:
         self._lock.notify_all()
 
   def _read_work(self, transport: base.Transport) -> None:
-    data = transport.get(f"work/{self._sid}")
-    if data is None:
-      return
-    work = self._decode(data, "work")
+    work = self._get(transport, f"work/{self._sid}")
     if work is None:
       return
     tag = (work["epoch"], work["count"])
@@ -319,8 +316,9 @@ class Outbox:
       self._lock.notify_all()
 
   def _read_stop(self, transport: base.Transport) -> None:
-    data = transport.get("ctl/stop")
-    if data is not None and self._decode(data, "stop") is not None:
+    stop = self._get(transport, "ctl/stop")
+    # The goodbye of a trainer that was replaced is not the present one's.
+    if stop is not None and stop["epoch"] >= max(self._ack_epoch, self.epoch):
       self._stop_requested.set()
 
   def _write_lease(self, transport: base.Transport) -> None:
@@ -333,17 +331,20 @@ class Outbox:
           "unacked": len(self._ring),
           "credits": self._credits,
           "final": self._final,
+          "refused": self.refused,
           "stats": self._stats,
       }
     transport.put(f"live/{self._sid}", wire.encode_message(lease, self._secret))
 
-  def _decode(self, data: bytes, what: str) -> dict[str, Any] | None:
+  def _get(self, transport: base.Transport, key: str) -> dict[str, Any] | None:
+    """Returns the trainer's message under a key; None where there is none."""
+    data = transport.get(key)
     try:
-      message = wire.decode_message(data, self._secret)
+      return data and wire.decode_placed(data, self._secret, self._run_id, key)
     except wire.WireError as error:
-      self._on_event("refused_message", f"{what}: {error}")
+      self.refused += 1
+      # One that stays there is read again and again.
+      if str(error) != self._refusals.get(key):
+        self._refusals[key] = str(error)
+        self._on_event("refused_message", f"{key}: {error}")
       return None
-    if message.get("run") != self._run_id:
-      self._on_event("refused_message", f"{what} of another run")
-      return None
-    return message

@@ -20,12 +20,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+from typing import TYPE_CHECKING
 
 # jaxlib logs every connect otherwise; `import jax` sets the same.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 from jaxlib import _jax  # noqa: E402
 from jaxlib import version  # noqa: E402
+
+if TYPE_CHECKING:
+  from tba_jax.transport import locator
 
 KNOWN_TO_WORK = "0.10 and 0.11"
 
@@ -39,12 +43,16 @@ _NEVER_S = 10**8
 _CONNECT_S = 10**5
 
 
-def make_service(address: str) -> Service:
+def make_service(address: str, tls: "locator.Tls | None" = None) -> Service:
   """Starts a service in this process; it lives as long as the returned object.
 
   Args:
     address: "unix:/path" or "host:port". Never one that another service had:
       its old clients would abort on their next operation.
+    tls: files of mutual TLS; clients without them are refused.
+
+  Raises:
+    RuntimeError: `tls` with a jaxlib that does not offer it.
   """
   return _jax.get_distributed_runtime_service(
       address,
@@ -53,10 +61,11 @@ def make_service(address: str) -> Service:
       shutdown_timeout=1,
       # Any number of clients may connect as node 0.
       recoverable=True,
+      **_tls_options(tls),
   )
 
 
-def connect(address: str) -> Client:
+def connect(address: str, tls: "locator.Tls | None" = None) -> Client:
   """Returns a detached client of the service at `address`.
 
   Blocks until the service answers, for a day if need be: call it only after a
@@ -71,10 +80,30 @@ def connect(address: str) -> Client:
       shutdown_on_destruction=False,
       # Compression makes writes of 100 KB ten times slower.
       use_compression=False,
+      **_tls_options(tls),
   )
   client.connect()
   client.shutdown()
   return client
+
+
+def _tls_options(tls: "locator.Tls | None") -> dict[str, object]:
+  if tls is None:
+    return {}
+  if "mtls_cert_file" not in (
+      _jax.get_distributed_runtime_client.__doc__ or ""
+  ):
+    raise RuntimeError(
+        "config.store.tls_cert_file: mutual TLS needs jaxlib 0.11 or newer,"
+        f" here is {version.__version__}"
+    )
+  return {
+      "mtls_cert_file": tls.cert_file,
+      "mtls_key_file": tls.key_file,
+      "mtls_ca_file": tls.ca_file,
+      # No fall-back to a connection without it.
+      "verify_secure_credentials": True,
+  }
 
 
 def error_code(error: BaseException) -> str:

@@ -4,14 +4,15 @@
 
 Every operation runs on a worker thread, because one on a hung service may
 never return: at the deadline thread and client are abandoned, and the caller
-goes on. A generation that was lost is never spoken to again. One that only
-missed a deadline is, through a new client, if it answers that one.
+goes on. A generation that was replaced is never spoken to again. One that only
+missed a deadline, or that a cut link has hidden, is: through a new client, if
+it answers that one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
+import functools
 import os
-import pathlib
 import queue
 import random
 import threading
@@ -21,6 +22,8 @@ from typing import Any
 from tba_jax.transport import base
 from tba_jax.transport import jax_kv
 from tba_jax.transport import locator as locators
+
+Finder = Callable[[], locators.Locator | None]
 
 # gRPC codes that mean: this service is gone, or this client of it.
 _LOST_CODES = ("UNAVAILABLE", "CANCELLED")
@@ -34,11 +37,13 @@ class KvTransport(base.Transport):
   Attaches on construction, and waits for the store for at most `deadline_s`.
 
   Args:
-    locator_path: the host's locator file.
+    locator_path: the host's locator file, or a function that gives the locator
+      (None where there is none; ValueError where it is not to be believed).
     deadline_s: longest wait of one operation or of `reconnect`.
     poll_s: time between two looks at the locator while the store is silent or
       away, on average.
     run_id: the run that the store must be of; None takes any.
+    tls: files of mutual TLS, None where the store does without.
 
   Raises:
     DeadlineExceededError: no store answered in time.
@@ -47,16 +52,23 @@ class KvTransport(base.Transport):
 
   def __init__(
       self,
-      locator_path: str | os.PathLike[str],
+      locator_path: str | os.PathLike[str] | Finder,
       *,
       deadline_s: float,
       poll_s: float = 0.05,
       run_id: str | None = None,
+      tls: locators.Tls | None = None,
   ):
-    self._locator_path = pathlib.Path(locator_path)
+    self._locator_path = locator_path
+    self._find = (
+        locator_path
+        if callable(locator_path)
+        else functools.partial(locators.read, locator_path)
+    )
     self._deadline_s = deadline_s
     self._poll_s = poll_s
     self._run_id = run_id
+    self._tls = tls
     self._in_use = threading.Lock()
     self._closed = False
     self._session: _Session | None = None
@@ -152,7 +164,8 @@ class KvTransport(base.Transport):
           ) from None
       except jax_kv.KvError as error:
         if jax_kv.error_code(error) in _LOST_CODES:
-          self._lose(session)
+          # Gone, or the way to it is cut: the next attach finds out.
+          self._drop(session)
         first_line = str(error).partition("\n")[0]
         raise base.TransportError(
             f"{what}: {first_line} ({session.locator})"
@@ -162,7 +175,10 @@ class KvTransport(base.Transport):
     """Returns None when attached, else what stood in the way."""
     if self._session is not None:
       return None
-    locator = locators.read(self._locator_path)
+    try:
+      locator = self._find()
+    except ValueError as error:
+      return str(error)
     if locator is None:
       return "the store's host announces none"
     if locator.generation <= self._lost_generation:
@@ -178,7 +194,7 @@ class KvTransport(base.Transport):
       raise base.TransportError(
           f"refused, as this process is of run {self._run_id!r}: {locator}"
       )
-    session = _Session(locator)
+    session = _Session(locator, self._tls)
     try:
       identity = self._ask(session, ("get", locators.IDENTITY_KEY), deadline)
     except base.TransportError as error:
@@ -192,7 +208,10 @@ class KvTransport(base.Transport):
     return None
 
   def _newer_than(self, generation: int) -> bool:
-    locator = locators.read(self._locator_path)
+    try:
+      locator = self._find()
+    except ValueError:
+      return False
     return locator is not None and locator.generation > generation
 
   def _lose(self, session: "_Session") -> None:
@@ -228,14 +247,14 @@ class _NoAnswerYet(Exception):
 class _Session:
   """A detached client and the worker thread that alone touches it."""
 
-  def __init__(self, locator: locators.Locator):
+  def __init__(self, locator: locators.Locator, tls: locators.Tls | None):
     self.locator = locator
     self._requests: queue.SimpleQueue = queue.SimpleQueue()
     self._answers: queue.SimpleQueue = queue.SimpleQueue()
     # Daemon: a thread that hangs in the library must not hold up the exit.
     threading.Thread(
         target=_work,
-        args=(locator.address, self._requests, self._answers),
+        args=(locator.address, tls, self._requests, self._answers),
         name=f"kv-generation-{locator.generation}",
         daemon=True,
     ).start()
@@ -260,10 +279,13 @@ class _Session:
 
 
 def _work(
-    address: str, requests: queue.SimpleQueue, answers: queue.SimpleQueue
+    address: str,
+    tls: locators.Tls | None,
+    requests: queue.SimpleQueue,
+    answers: queue.SimpleQueue,
 ) -> None:
   """Connects, then serves requests in order until a None."""
-  client = jax_kv.connect(address)
+  client = jax_kv.connect(address, tls)
   while (request := requests.get()) is not None:
     operation, *args = request
     try:

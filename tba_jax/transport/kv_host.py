@@ -16,6 +16,7 @@ older service on the same address would abort its process.
 
 import collections
 from collections.abc import Callable
+import dataclasses
 import ipaddress
 import os
 import pathlib
@@ -37,6 +38,13 @@ _MIN_PROBE_TIMEOUT_S = 1.0
 # So many services in a row that end before they answer once: not bad luck.
 _MAX_FAILED_STARTS = 3
 
+# When a store may serve other hosts.
+REMOTE = (
+    "allowed with a secret that the hosts share (config.store.secret_file or"
+    " TBA_JAX_SECRET), with files of mutual TLS (config.store.tls_cert_file),"
+    " or with --config.store.insecure=True"
+)
+
 
 class KvHost:
   """Keeps one service generation alive at a time.
@@ -51,7 +59,8 @@ class KvHost:
       on the thread of `run`.
     start_timeout_s: how long a new service may take to answer.
     allow_remote: allows an address that is not loopback. The store has no
-      authentication or encryption of its own.
+      authentication or encryption of its own without `tls`.
+    tls: files of mutual TLS, None to do without.
 
   Raises:
     ValueError: the directory is not safe, the socket path too long, the
@@ -69,6 +78,7 @@ class KvHost:
       on_event: Callable[[str, str], None] = lambda kind, message: None,
       start_timeout_s: float = 60.0,
       allow_remote: bool = False,
+      tls: locators.Tls | None = None,
   ):
     if probe_timeout_s < _MIN_PROBE_TIMEOUT_S:
       raise ValueError(
@@ -77,6 +87,7 @@ class KvHost:
       )
     self._spool = pathlib.Path(spool_dir).absolute()
     self._run_id = run_id
+    self._tls = tls
     self._tcp = _parse_tcp(address, allow_remote) if address else None
     self._probe_timeout_s = probe_timeout_s
     self._start_timeout_s = start_timeout_s
@@ -165,6 +176,9 @@ class KvHost:
         "probe_fd": child_fd,
         "probe_interval_s": interval_s,
     }
+    if self._tls is not None:
+      names = dataclasses.asdict(self._tls)
+      command.update({f"tls_{name}": path for name, path in names.items()})
     try:
       self._child = subprocess.Popen(
           [sys.executable, "-m", "tba_jax.transport.kv_service"]
@@ -292,10 +306,9 @@ def _parse_tcp(address: str, allow_remote: bool) -> tuple[str, list[int]]:
   # One fixed port would be given to two generations.
   if len(ports) < 2 or ports[-1] > 65535:
     raise ValueError(f"store.address={address!r}: {allowed}")
-  if not allow_remote and not _is_loopback(host):
+  if not allow_remote and not is_loopback(host):
     raise ValueError(
-        f"store.address={address!r} is not loopback, and the store has no"
-        " authentication: allowed only where remote clients are"
+        f"config.store.address={address} is not loopback: {REMOTE}"
     )
   if host in ("0.0.0.0", "::"):
     raise ValueError(
@@ -304,7 +317,8 @@ def _parse_tcp(address: str, allow_remote: bool) -> tuple[str, list[int]]:
   return host, ports
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+  """Tells whether a host's name or address is of this host alone."""
   try:
     return ipaddress.ip_address(host).is_loopback
   except ValueError:

@@ -31,8 +31,11 @@ def main() -> None:
   signal.signal(signal.SIGTERM, signal.SIG_DFL)
   _die_with_host(args.host_pid)
   # Held for its lifetime: dropping it would end the service.
-  service = jax_kv.make_service(args.address)
-  client = jax_kv.connect(args.address)
+  tls = None
+  if args.tls_cert_file:
+    tls = locator.Tls(args.tls_cert_file, args.tls_key_file, args.tls_ca_file)
+  service = jax_kv.make_service(args.address, tls)
+  client = jax_kv.connect(args.address, tls)
   client.key_value_set_bytes(
       locator.IDENTITY_KEY, locator.identity(args.run_id, args.generation)
   )
@@ -53,6 +56,8 @@ def _parse_args() -> argparse.Namespace:
   parser.add_argument("--host_pid", type=int, required=True)
   parser.add_argument("--probe_fd", type=int, required=True)
   parser.add_argument("--probe_interval_s", type=float, required=True)
+  for name in ("tls_cert_file", "tls_key_file", "tls_ca_file"):
+    parser.add_argument(f"--{name}", default="")
   return parser.parse_args()
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import socket
+from typing import Any
 
 FILE_NAME = "locator.json"
 
@@ -37,6 +38,19 @@ class Locator:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Tls:
+  """Files (PEM) by which store and clients know each other: mutual TLS.
+
+  cert_file, key_file: of this host.
+  ca_file: of the authority that both sides trust.
+  """
+
+  cert_file: str
+  key_file: str
+  ca_file: str
+
+
 def identity(run_id: str, generation: int) -> bytes:
   """Returns the value of `IDENTITY_KEY` in that generation of that run."""
   return json.dumps({"run": run_id, "generation": generation}).encode()
@@ -53,13 +67,26 @@ def read(path: str | os.PathLike[str]) -> Locator | None:
   except FileNotFoundError:
     return None
   try:
-    locator = Locator(**json.loads(text))
-  except (ValueError, TypeError) as error:
+    fields = json.loads(text)
+  except ValueError as error:
     raise ValueError(f"{path} is no store locator: {error}") from error
+  return from_dict(fields, path)
+
+
+def from_dict(fields: Any, source: str | os.PathLike[str]) -> Locator:
+  """Returns the locator of parsed fields.
+
+  Raises:
+    ValueError: they are something else; `source` is named.
+  """
+  try:
+    locator = Locator(**fields)
+  except TypeError as error:
+    raise ValueError(f"{source} is no store locator: {error}") from error
   for field in dataclasses.fields(Locator):
     value = getattr(locator, field.name)
     if type(value) is not field.type:
-      raise ValueError(f"{path} is no store locator: {field.name}={value!r}")
+      raise ValueError(f"{source} is no store locator: {field.name}={value!r}")
   return locator
 
 

@@ -141,6 +141,21 @@ def decode_message(data: bytes, secret: bytes) -> dict[str, Any]:
   return header
 
 
+def decode_placed(
+    data: bytes, secret: bytes, run_id: str, key: str
+) -> dict[str, Any]:
+  """Returns a message that says of which run it is, and under which key.
+
+  Raises:
+    WireError: as `decode_message`, or it belongs to another run or key.
+  """
+  message = decode_message(data, secret)
+  for name, wanted in (("run", run_id), ("key", key)):
+    if message.get(name) != wanted:
+      raise WireError("header", f"{name} is {message.get(name)!r}")
+  return message
+
+
 def load_or_make_secret(path: str | os.PathLike[str]) -> bytes:
   """Returns the run's secret; makes the file with mode 0600 where none is.
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the queue, both sides together: once, in order, bounded, closed."""
 
+import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -169,9 +170,9 @@ class StoreLossTest(queue_case.QueueTestCase):
 class OldNewsTest(queue_case.QueueTestCase):
   """What a searcher makes of messages of a trainer that was replaced."""
 
-  def _put(self, key, secret=queue_case.SECRET, **message):
-    message = {"run": queue_case.RUN, **message}
-    self.client().put(key, wire.encode_message(message, secret))
+  def _put(self, place, /, secret=queue_case.SECRET, **message):
+    message = {"run": queue_case.RUN, "key": place, **message}
+    self.client().put(place, wire.encode_message(message, secret))
 
   def _work(self, epoch, count, *blocks):
     self._put(
@@ -227,6 +228,27 @@ class OldNewsTest(queue_case.QueueTestCase):
     )
     self.assertEqual(searcher.outbox.unacked, 1)
     self.assertFalse(searcher.outbox.stop_requested)
+
+  def test_a_message_under_another_key_is_refused_and_counted(self):
+    searcher = self.searcher("a", works=False)
+    # Authentic, but copied to where another one belongs.
+    self._put("ctl/stop", epoch=1, key="status/run")
+    self._put("work/a", epoch=1, count=1, blocks=[], key="work/b")
+    wait_until(
+        lambda: len(searcher.events.of("refused_message")) == 2, "both refused"
+    )
+    self.assertFalse(searcher.outbox.stop_requested)
+    self.assertGreaterEqual(searcher.outbox.refused, 2)
+
+  def test_the_goodbye_of_an_older_epoch_is_ignored(self):
+    outbox = self.searcher("a", works=False).outbox
+    self._work(3, 1, 1)
+    wait_until(lambda: outbox.epoch == 3, "the present epoch")
+    self._put("ctl/stop", epoch=2)
+    time.sleep(0.3)
+    self.assertFalse(outbox.stop_requested)
+    self._put("ctl/stop", epoch=3)
+    wait_until(lambda: outbox.stop_requested, "the goodbye")
 
   def test_an_earlier_trainers_goodbye_is_taken_out_of_the_store(self):
     self._put("ctl/stop", epoch=0)

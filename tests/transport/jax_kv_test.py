@@ -12,6 +12,7 @@ from absl.testing import absltest
 
 import tba_jax
 from tba_jax.transport import jax_kv
+from tba_jax.transport import locator
 
 
 class SelfTestTest(absltest.TestCase):
@@ -61,6 +62,32 @@ class InterfaceTest(absltest.TestCase):
   def test_error_code_is_the_prefix(self):
     self.assertEqual(jax_kv.error_code(RuntimeError("A_B: c: d")), "A_B")
     self.assertEqual(jax_kv.error_code(RuntimeError("")), "")
+
+  def test_tls_is_handed_on_or_refused(self):
+    tls = locator.Tls("cert", "key", "ca")
+    client = mock.Mock(__doc__="… mtls_cert_file: str …")
+    with mock.patch.object(
+        jax_kv._jax, "get_distributed_runtime_client", client
+    ):
+      jax_kv.connect("127.0.0.1:1", tls)
+      given = client.call_args.kwargs
+      jax_kv.connect("127.0.0.1:1")
+    self.assertEqual(
+        {n: v for n, v in given.items() if "mtls" in n or "verify" in n},
+        {
+            "mtls_cert_file": "cert",
+            "mtls_key_file": "key",
+            "mtls_ca_file": "ca",
+            "verify_secure_credentials": True,
+        },
+    )
+    self.assertNotIn("mtls_cert_file", client.call_args.kwargs)
+    client.__doc__ = "without"
+    with mock.patch.object(
+        jax_kv._jax, "get_distributed_runtime_client", client
+    ):
+      with self.assertRaisesRegex(RuntimeError, "tls_cert_file.*jaxlib 0.11"):
+        jax_kv.make_service("127.0.0.1:1", tls)
 
   def test_a_proxy_is_not_asked_for_the_store(self):
     environment = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "a,b"}

@@ -60,8 +60,13 @@ class RunningHost:
 
   def client(self, **client_args: Any) -> kv_client.KvTransport:
     """Returns a new client; the context closes it."""
-    args = {"deadline_s": 60.0, "poll_s": 0.01, **client_args}
-    client = kv_client.KvTransport(self.host.locator_path, **args)
+    args = {
+        "locator_path": self.host.locator_path,
+        "deadline_s": 60.0,
+        "poll_s": 0.01,
+        **client_args,
+    }
+    client = kv_client.KvTransport(**args)
     self._clients.append(client)
     return client
 
