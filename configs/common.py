@@ -262,8 +262,19 @@ def get_config() -> ml_collections.ConfigDict:
   # of tba_jax/config_variants.py makes the other settings fit.
   c.rounds = d(mini_batches=0, passes=1, lag_rounds=1)
 
-  # The newest params go to the store, which keeps so many versions of them.
-  c.publish = d(every_steps=1, keep_versions=3, carrier="store")
+  # The newest params go to the searchers.
+  c.publish = d(
+      every_steps=1,
+      keep_versions=3,  # that stay readable
+      # Of their bytes: "store" (any hosts, up to some 100 MB), "files" (one
+      # host, or a shared directory), "transfer" (from device to device between
+      # hosts), or "auto": by size and place.
+      carrier="auto",
+      # Of "files": "" = memory of this host (/dev/shm; without it the run's
+      # directory); else one that trainer and searchers share.
+      directory="",
+      dtype="",  # of published floats: "float32", "bfloat16"; "" = as trained
+  )
 
   c.evaluate = d(
       every_steps=80,  # 0 = only before and after

@@ -29,7 +29,9 @@ from tba_jax import sharding
 from tba_jax import train_step as train_step_lib
 from tba_jax import types
 from tba_jax import value_model as value_model_lib
+from tba_jax import versions
 from tba_jax import writers
+from tba_jax.carriers import build as carriers_build
 from tba_jax.models import hf
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import flow as flow_lib
@@ -169,16 +171,22 @@ def make_publisher(
     config: ml_collections.ConfigDict,
     run: run_directory.Run,
     epoch: int,
+    params: types.PyTree,
     make_transport: Callable[[], base.Transport],
     recorder: recorder_lib.Recorder,
     on_event: Callable[[str, str], None],
 ) -> publication.Publisher:
   """Returns the publisher of a run's params, its thread started."""
+  specs = versions.published(
+      versions.expected_leaves(params), config.publish.dtype
+  )
   return publication.Publisher(
       make_transport,
       epoch=epoch,
       run_id=run.run_id,
       secret=run.secret,
+      carriers=carriers_build.make_writers(config, run, specs),
+      dtype=config.publish.dtype,
       keep_versions=config.publish.keep_versions,
       on_event=on_event,
       span=functools.partial(recorder.span, lane="publish"),
@@ -197,6 +205,26 @@ def make_sample_log(
       num_samples=config.log.num_samples,
       tokenizer=policy.tokenizer,
       judge=judge,
+  )
+
+
+def make_puller(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    params: types.PyTree,
+    make_transport: Callable[[], base.Transport],
+    on_event: Callable[[str, str], None],
+) -> publication.Puller:
+  """Returns the puller of a run's params; `params` may be abstract."""
+  return publication.Puller(
+      make_transport,
+      run_id=run.run_id,
+      secret=run.secret,
+      expected=versions.expected_leaves(params),
+      carriers=carriers_build.make_readers(config, run),
+      dtype=config.publish.dtype,
+      every_s=config.search.pull_every_s,
+      on_event=on_event,
   )
 
 

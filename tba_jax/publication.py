@@ -7,11 +7,13 @@ have a thread and a transport of their own. A reader keeps what it has until a
 newer version has come whole (see `versions`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from absl import logging
 import jax
@@ -21,6 +23,14 @@ from tba_jax import types
 from tba_jax import versions
 from tba_jax.transport import base
 from tba_jax.transport import wire
+
+if TYPE_CHECKING:
+  from tba_jax.carriers import base as carriers_lib
+
+# Between two looks at what readers ask of a carrier.
+SERVE_S = 0.05
+# Between two looks whether the pointer is still ours.
+_CURRENT_S = 0.5
 
 
 class Publisher:
@@ -36,6 +46,8 @@ class Publisher:
       epoch: int,
       run_id: str,
       secret: bytes,
+      carriers: "Sequence[carriers_lib.Carrier]",
+      dtype: str,
       keep_versions: int,
       on_event: Callable[[str, str], None],
       span: Callable[[str], contextlib.AbstractContextManager],
@@ -47,6 +59,9 @@ class Publisher:
       epoch: the trainer's start count.
       run_id: the run.
       secret: key of the run's messages.
+      carriers: of the leaves; each but the first takes a version that the one
+        before it has no room for.
+      dtype: of the published floats, "" = as they are.
       keep_versions: how many versions stay readable, at least 1.
       on_event: called with (kind, message) for what a user should know.
       span: notes the time of a body of the named kind, in the thread.
@@ -58,7 +73,8 @@ class Publisher:
     self._secret = secret
     self._keep = keep_versions
     self._on_event = on_event
-    self._copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))
+    self._carriers = carriers
+    self._copy = jax.jit(functools.partial(versions.snapshot, dtype=dtype))
     self._wake = threading.Condition()
     self._next: tuple[int, types.PyTree] | None = None
     self._written = -1
@@ -114,73 +130,86 @@ class Publisher:
   def _run(self) -> None:
     try:
       transport = self._make_transport()
-      last: tuple[int, dict[str, np.ndarray]] | None = None
-      tags: list[str] = []
+      # Newest last; what is packed is sent again to a new store.
+      kept: list[versions.Version] = []
+      looked = 0.0
       while True:
         with self._wake:
           self._wake.wait_for(
-              lambda: self._next is not None or self._stop, timeout=0.5
+              lambda: self._next is not None or self._stop, timeout=SERVE_S
           )
           if self._stop:
             break
           pending, self._next = self._next, None
         try:
-          if pending is None and (
-              last is None or self._is_current(transport, last[0])
-          ):
-            continue
-          with self._span("publish"):
-            if pending is not None:
-              last = (pending[0], versions.flatten(pending[1]))
-            self._write(transport, last, tags)
+          if pending is not None:
+            with self._span("publish"):
+              self._pack(kept, *pending)
+              # Not held while it waits: it is as large as the params.
+              pending = None
+              self._send(transport, kept)
+            looked = time.monotonic()
+          elif kept and time.monotonic() > looked + _CURRENT_S:
+            looked = time.monotonic()
+            # A replaced trainer that still writes, or a new store, moves it.
+            if self._pointer(transport) != (self._epoch, kept[-1].version):
+              with self._span("publish"):
+                self._send(transport, kept)
+          newest = kept[-1] if kept else None
+          for carrier in self._carriers:
+            mine = newest is not None and newest.carrier is carrier
+            carrier.serve(transport, newest.packed if mine else None)
         except base.TransportError as error:
           self._on_event("store_lost", f"publisher: {error}")
           transport.reconnect()
-          tags.clear()
-          if last is not None:
-            with self._span("publish"):
-              self._write(transport, last, tags)
+          looked = 0.0
+      for it in kept:
+        it.carrier.drop(it.packed)
       transport.close()
     except Exception as error:  # The trainer's thread raises it.
       logging.exception("publisher ended")
       with self._wake:
         self._error = error
         self._wake.notify_all()
+    for carrier in self._carriers:
+      carrier.close()
 
-  def _is_current(self, transport: base.Transport, version: int) -> bool:
-    # A replaced trainer that still writes, or a new store, moves the pointer.
+  def _pointer(self, transport: base.Transport) -> tuple[int, int] | None:
+    keys = {"run_id": self._run_id, "secret": self._secret}
     try:
-      tag = versions.read_pointer(
-          transport, run_id=self._run_id, secret=self._secret
-      )
+      return versions.read_pointer(transport, **keys)
     except wire.WireError as error:
       self._on_event("refused_version", f"the pointer is not ours: {error}")
-      return False
-    return tag == (self._epoch, version)
+      return None
 
-  def _write(
-      self,
-      transport: base.Transport,
-      last: tuple[int, dict[str, np.ndarray]],
-      tags: list[str],
+  def _pack(
+      self, kept: list[versions.Version], version: int, params: types.PyTree
   ) -> None:
-    version, leaves = last
-    versions.write_version(
-        transport,
-        leaves,
+    found = versions.pack(
+        self._carriers,
+        versions.by_path(params),
         epoch=self._epoch,
         version=version,
-        run_id=self._run_id,
-        secret=self._secret,
+        on_event=self._on_event,
     )
+    first = not kept
+    # The same version again, after a restore.
+    kept[:] = [it for it in kept if it.version != version] + [found]
+    if first:
+      found.carrier.clean(found.packed.tag)
+
+  def _send(
+      self, transport: base.Transport, kept: list[versions.Version]
+  ) -> None:
+    newest = kept[-1]
+    versions.send(transport, newest, run_id=self._run_id, secret=self._secret)
     with self._wake:
-      self._written = max(self._written, version)
+      self._written = max(self._written, newest.version)
       self._wake.notify_all()
-    tag = versions.tag_text(self._epoch, version)
-    if tag not in tags:
-      tags.append(tag)
-    while len(tags) > self._keep:
-      transport.delete(f"p/{tags.pop(0)}")
+    while len(kept) > self._keep:
+      versions.drop(transport, kept[0])
+      # After the store has taken it: a lost one would leave the file.
+      kept.pop(0)
 
 
 @dataclasses.dataclass
@@ -201,7 +230,9 @@ class Puller:
       *,
       run_id: str,
       secret: bytes,
-      expected: dict[str, tuple[tuple[int, ...], np.dtype]],
+      expected: versions.Specs,
+      carriers: "Mapping[str, carriers_lib.Carrier]",
+      dtype: str,
       every_s: float,
       on_event: Callable[[str, str], None],
   ):
@@ -211,7 +242,9 @@ class Puller:
       make_transport: makes the thread's own transport.
       run_id: the run.
       secret: key of the run's messages.
-      expected: shape and dtype of every leaf.
+      expected: shape and dtype of every leaf that is wanted.
+      carriers: of the leaves, by name.
+      dtype: in which floats are published, "" = as they are wanted.
       every_s: seconds between two looks at the pointer.
       on_event: called with (kind, message).
     """
@@ -219,6 +252,8 @@ class Puller:
     self._run_id = run_id
     self._secret = secret
     self._expected = expected
+    self._published = versions.published(expected, dtype)
+    self._carriers = carriers
     self._every_s = every_s
     self._on_event = on_event
     self.stats = PullStats()
@@ -288,6 +323,8 @@ class Puller:
       with self._changed:
         self._error = error
         self._changed.notify_all()
+    for carrier in self._carriers.values():
+      carrier.close()
 
   def _look(self, transport: base.Transport) -> None:
     keys = {"run_id": self._run_id, "secret": self._secret}
@@ -297,18 +334,15 @@ class Puller:
     if tag is None or (held is not None and tag <= held[0]):
       return
     started = time.perf_counter()
-    leaves = versions.read_version(
-        transport, tag, expected=self._expected, **keys
-    )
+    keys.update(carriers=self._carriers, expected=self._published)
+    leaves = versions.read_version(transport, tag, **keys)
     if leaves is None:
       return
-    logging.log_every_n_seconds(
-        logging.INFO,
-        "pulled version %s in %.1f ms",
-        30,
-        versions.tag_text(*tag),
-        1e3 * (time.perf_counter() - started),
-    )
+    # Beside the ones in use, which go when the reader swaps.
+    leaves = versions.cast(leaves, self._expected)
+    ms = 1e3 * (time.perf_counter() - started)
+    message = f"pulled version {versions.tag_text(*tag)} in {ms:.1f} ms"
+    logging.log_every_n_seconds(logging.INFO, message, 30)
     self.stats.taken += 1
     with self._changed:
       self._latest = (tag, leaves)

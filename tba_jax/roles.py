@@ -23,7 +23,6 @@ from tba_jax import parts
 from tba_jax import periods
 from tba_jax import policy as policy_lib
 from tba_jax import processes
-from tba_jax import publication
 from tba_jax import recorder as recorder_lib
 from tba_jax import reference as reference_lib
 from tba_jax import run_directory
@@ -31,7 +30,6 @@ from tba_jax import searcher as searcher_lib
 from tba_jax import sharding
 from tba_jax import train_step as train_step_lib
 from tba_jax import trainer as trainer_lib
-from tba_jax import versions
 from tba_jax.replay import drain as drain_lib
 from tba_jax.replay import grants as grants_lib
 from tba_jax.replay import journal as journal_lib
@@ -91,14 +89,7 @@ def run_searcher(
       clock=clock,
   )
   make_transport = _transport_maker(config, run)
-  puller = publication.Puller(
-      make_transport,
-      run_id=run.run_id,
-      secret=run.secret,
-      expected=versions.expected_leaves(params_like),
-      every_s=config.search.pull_every_s,
-      on_event=on_event,
-  )
+  puller = parts.make_puller(config, run, params_like, make_transport, on_event)
   outbox = outbox_lib.Outbox(
       make_transport,
       sid=_searcher_id(index),
@@ -187,7 +178,13 @@ class _Trainer:
         policy, evaluator, drain, epoch, saved, on_event
     )
     publisher = parts.make_publisher(
-        config, run, epoch, _transport_maker(config, run), recorder, on_event
+        config,
+        run,
+        epoch,
+        state.params,
+        _transport_maker(config, run),
+        recorder,
+        on_event,
     )
     self._closers.append(publisher.close)
     evaluations = parts.make_evaluations(

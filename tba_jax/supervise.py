@@ -24,6 +24,7 @@ from tba_jax import report
 from tba_jax import run_directory
 from tba_jax import sft_settings
 from tba_jax import validate
+from tba_jax.carriers import directory
 
 _TICK_S = 0.1
 # Together under the 20 s that a user waits for after Ctrl-C.
@@ -276,6 +277,12 @@ class _Supervisor:
     self._children.end(["trainer", "sft"], _TRAINER_END_S)
     self._children.end(["searcher"], _SEARCHER_END_S)
     self._children.end(["store"], _STORE_END_S)
+    # In memory they would outlast the run; the next trainer publishes again.
+    directory.remove(
+        directory.path_of(
+            self._config.publish.directory, self._workdir, self._run.run_id
+        )
+    )
     (self._workdir / "processes.json").unlink(missing_ok=True)
 
   def _conclude(self, status: int, error: RunFailed | None) -> int:

@@ -37,6 +37,8 @@ RESUMABLE_KEYS = (
     "generate.*",
     "guards.*",
     "log.*",
+    "publish.carrier",
+    "publish.directory",
     "publish.keep_versions",
     "replay.max_segment_mb",
     "reward.deadline_s",

@@ -1,24 +1,49 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One version of params in the store: written whole, or never seen.
+"""One version of params: published whole, or never seen.
 
-Keys: `p/<epoch>.<version>/<chunk>` hold the bytes, `p/<epoch>.<version>/meta`
-the manifest, `p_cur` the newest tag, written last: the commit point. A reader
-takes a version only where its manifest is authenticated, every chunk has the
-digest that the manifest says, and every leaf that the reader expects is there.
+Keys: `p/<epoch>.<version>/meta` holds the manifest, `p_cur` the newest tag,
+written last: the commit point. The leaves come by a carrier, which may use keys
+beside the manifest. A reader takes a version only where its manifest is
+authenticated, every leaf has the digests that the manifest says, and every leaf
+that the reader expects is there.
 """
 
-import hashlib
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from typing import Any, TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tba_jax import types
 from tba_jax.transport import base
 from tba_jax.transport import wire
 
-_CHUNK_BYTES = 1 << 20
-_FORMAT = 1
+if TYPE_CHECKING:
+  from tba_jax.carriers import base as carriers_lib
+
+_FORMAT = 2
+
+Specs = dict[str, tuple[tuple[int, ...], np.dtype]]
+
+
+@dataclasses.dataclass
+class Version:
+  """One packed version, as the trainer holds it.
+
+  epoch, version: its tag.
+  carrier: that packed it.
+  packed: by the carrier.
+  specs: shape and dtype of every leaf by path.
+  """
+
+  epoch: int
+  version: int
+  carrier: "carriers_lib.Carrier"
+  packed: "carriers_lib.Packed"
+  specs: Specs
 
 
 def tag_text(epoch: int, version: int) -> str:
@@ -26,60 +51,96 @@ def tag_text(epoch: int, version: int) -> str:
   return f"{epoch:08d}.{version:010d}"
 
 
+def by_path(params: types.PyTree) -> dict[str, Any]:
+  """Returns the leaves by path, in the order of the tree."""
+  leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+  return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
 def flatten(params: types.PyTree) -> dict[str, np.ndarray]:
   """Returns the leaves as host arrays by path, in the order of the tree.
 
   Blocks until the device has computed them.
   """
-  leaves = jax.tree_util.tree_flatten_with_path(params)[0]
   return {
-      jax.tree_util.keystr(path): np.asarray(jax.device_get(leaf))
-      for path, leaf in leaves
+      name: np.asarray(jax.device_get(leaf))
+      for name, leaf in by_path(params).items()
   }
 
 
-def write_version(
-    transport: base.Transport,
-    leaves: dict[str, np.ndarray],
+def snapshot(params: types.PyTree, *, dtype: str) -> types.PyTree:
+  """Returns a copy, with floats in the dtype that is published."""
+
+  def copy(x: jax.Array) -> jax.Array:
+    wanted = published_dtype(x.dtype, dtype)
+    return x + 0 if wanted == x.dtype else x.astype(wanted)
+
+  return jax.tree.map(copy, params)
+
+
+def pack(
+    carriers: Sequence["carriers_lib.Carrier"],
+    leaves: Mapping[str, Any],
     *,
     epoch: int,
     version: int,
-    run_id: str,
-    secret: bytes,
-) -> int:
-  """Writes one version's chunks, then its manifest, then the pointer.
+    on_event: Callable[[str, str], None],
+) -> Version:
+  """Returns a version ready to be sent; blocks until it is computed.
 
-  Returns:
-    Bytes of params written.
+  Args:
+    carriers: the first that has room takes it.
+    leaves: arrays by path.
+    epoch, version: the tag.
+    on_event: called with (kind, message) where one has none.
+
+  Raises:
+    OSError: the last has no room, or no permission.
+  """
+  specs = {n: (tuple(x.shape), np.dtype(x.dtype)) for n, x in leaves.items()}
+  for carrier in carriers:
+    try:
+      packed = carrier.pack(tag_text(epoch, version), leaves)
+    except OSError as error:
+      if carrier is carriers[-1]:
+        raise
+      on_event("carrier_full", f"{carrier.name}: {error}")
+    else:
+      return Version(epoch, version, carrier, packed, specs)
+  raise ValueError("no carrier to pack with")
+
+
+def send(
+    transport: base.Transport, it: Version, *, run_id: str, secret: bytes
+) -> None:
+  """Writes what lies in the store, then the manifest, then the pointer.
 
   Raises:
     TransportError: the store was lost on the way; readers never see the rest.
   """
-  tag = tag_text(epoch, version)
-  data = memoryview(
-      b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves.values())
-  )
-  digests = []
-  for i in range(0, len(data), _CHUNK_BYTES):
-    chunk = bytes(data[i : i + _CHUNK_BYTES])
-    digests.append(_digest(chunk))
-    transport.put(f"p/{tag}/{len(digests) - 1:06d}", chunk)
+  it.carrier.send(transport, it.packed)
   manifest = {
       "format": _FORMAT,
       "run": run_id,
-      "epoch": epoch,
-      "version": version,
-      "num_bytes": len(data),
-      "digests": digests,
+      "epoch": it.epoch,
+      "version": it.version,
+      "carrier": it.carrier.name,
+      "carried": it.packed.carried,
       "leaves": [
-          [name, list(leaf.shape), leaf.dtype.name]
-          for name, leaf in leaves.items()
+          [name, list(shape), dtype.name]
+          for name, (shape, dtype) in it.specs.items()
       ],
   }
+  tag = tag_text(it.epoch, it.version)
   transport.put(f"p/{tag}/meta", wire.encode_message(manifest, secret))
-  pointer = {"run": run_id, "epoch": epoch, "version": version}
+  pointer = {"run": run_id, "epoch": it.epoch, "version": it.version}
   transport.put("p_cur", wire.encode_message(pointer, secret))
-  return len(data)
+
+
+def drop(transport: base.Transport, it: Version) -> None:
+  """Removes a version, its manifest before what its carrier holds."""
+  transport.delete(f"p/{tag_text(it.epoch, it.version)}")
+  it.carrier.drop(it.packed)
 
 
 def read_pointer(
@@ -103,15 +164,17 @@ def read_version(
     transport: base.Transport,
     tag: tuple[int, int],
     *,
+    carriers: Mapping[str, "carriers_lib.Carrier"],
     run_id: str,
     secret: bytes,
-    expected: dict[str, tuple[tuple[int, ...], np.dtype]],
+    expected: Specs,
 ) -> dict[str, np.ndarray] | None:
   """Returns the leaves of a version, None where it was collected meanwhile.
 
   Args:
     transport: of the calling thread.
     tag: (epoch, version), from the pointer.
+    carriers: by name.
     run_id: the run that the version must be of.
     secret: key of the run's messages.
     expected: shape and dtype of every leaf that must be there.
@@ -119,8 +182,8 @@ def read_version(
   Raises:
     WireError: torn, forged, or not the expected leaves; it names which.
   """
-  prefix = f"p/{tag_text(*tag)}"
-  data = transport.get(f"{prefix}/meta")
+  text = tag_text(*tag)
+  data = transport.get(f"p/{text}/meta")
   if data is None:
     return None
   manifest = wire.decode_message(data, secret)
@@ -132,7 +195,7 @@ def read_version(
       run_id,
       *tag,
   ):
-    raise wire.WireError("run", f"{prefix} holds another version")
+    raise wire.WireError("run", f"p/{text} holds another version")
   found = {
       name: (tuple(shape), np.dtype(dtype))
       for name, shape, dtype in manifest["leaves"]
@@ -144,15 +207,32 @@ def read_version(
         if found.get(name) != expected.get(name)
     )
     raise wire.WireError("leaves", f"missing or of another shape: {wrong}")
-  chunks = []
-  for i, digest in enumerate(manifest["digests"]):
-    chunk = transport.get(f"{prefix}/{i:06d}")
-    if chunk is None:
-      return None
-    if _digest(chunk) != digest:
-      raise wire.WireError("hash", f"{prefix}/{i:06d} is torn")
-    chunks.append(chunk)
-  return _split(b"".join(chunks), found)
+  carrier = carriers.get(manifest["carrier"])
+  if carrier is None:
+    raise wire.WireError("carrier", f"unknown: {manifest['carrier']!r}")
+  return carrier.read(transport, text, manifest["carried"], found)
+
+
+def published(expected: Specs, dtype: str) -> Specs:
+  """Returns what is published: floats in `dtype`, "" = as they are."""
+  return {
+      name: (shape, published_dtype(leaf_dtype, dtype))
+      for name, (shape, leaf_dtype) in expected.items()
+  }
+
+
+def published_dtype(leaf_dtype: Any, dtype: str) -> np.dtype:
+  """Returns the dtype in which a leaf is published."""
+  is_float = jnp.issubdtype(leaf_dtype, jnp.floating)
+  return np.dtype(dtype if dtype and is_float else leaf_dtype)
+
+
+def cast(leaves: dict[str, np.ndarray], specs: Specs) -> dict[str, np.ndarray]:
+  """Returns leaves in the dtypes of `specs`; those that fit are not copied."""
+  return {
+      name: leaf.astype(specs[name][1], copy=False)
+      for name, leaf in leaves.items()
+  }
 
 
 def expected_leaves(
@@ -173,20 +253,3 @@ def unflatten(
   return jax.tree_util.tree_unflatten(
       treedef, [leaves[jax.tree_util.keystr(path)] for path, _ in paths]
   )
-
-
-def _digest(chunk: bytes) -> str:
-  return hashlib.blake2b(chunk, digest_size=16).hexdigest()
-
-
-def _split(
-    data: bytes, leaves: dict[str, tuple[tuple[int, ...], np.dtype]]
-) -> dict[str, np.ndarray]:
-  out, start = {}, 0
-  for name, (shape, dtype) in leaves.items():
-    count = int(np.prod(shape, dtype=np.int64))
-    out[name] = np.frombuffer(data, dtype, count, start).reshape(shape)
-    start += count * dtype.itemsize
-  if start != len(data):
-    raise wire.WireError("truncated", f"{len(data)} bytes, expected {start}")
-  return out

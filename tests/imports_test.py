@@ -26,14 +26,16 @@ _RINGS = {
         roofline sampling/* tasks/* transport/*
     """,
     2: """
-        batch_metrics best_model checkpoint config_args data_report ledger
+        batch_metrics best_model carriers/* checkpoint config_args data_report
+        ledger
         micro_batches objective optimizer preparation reference replay/intake
         replay/journal replay/packing report/* rewards/* run_directory
         sampling/decode sampling/rows run_state step_record value_model versions
         wandb_writer writers
     """,
     3: """
-        batches enumerable evaluator periods policy publication replay/drain
+        batches carriers/build enumerable evaluator periods policy publication
+        replay/drain
         replay/outbox replay/service reward_scorer train_step validate
     """,
     4: """
@@ -55,11 +57,13 @@ _MAX_DEPTH = 7
 # and the supervisor must stay small, and a wrong config must be told before a
 # device is touched.
 _WITHOUT_JAX = """
+    carriers/directory
     children config_args config_ranges config_relations jsonl line_program main
     metrics models/config models/hf_config models/hf_files models/hf_names
     models/hf_slices panel panel_view
     processes prompts report/* rewards/* run_directory run_state store supervise
-    tasks/* transport/base transport/in_process transport/kv_host
+    tasks/* transport/announcer transport/base transport/in_process
+    transport/kv_host
     transport/locator transport/spool transport/wire validate
 """
 _JAX_PACKAGES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}

@@ -3,6 +3,7 @@
 """Tests of publication: threads that publish and pull, and survive losses."""
 
 import contextlib
+import pathlib
 import time
 
 from absl.testing import absltest
@@ -12,9 +13,12 @@ import numpy as np
 
 from tba_jax import publication
 from tba_jax import versions
+from tba_jax.carriers import chunks
+from tba_jax.carriers import files
 from tba_jax.transport import base
 from tba_jax.transport import in_process
 from tba_jax.transport import wire
+from tests import versions_test
 
 SECRET = b"s" * 32
 KEYS = {"run_id": "run", "secret": SECRET}
@@ -42,10 +46,12 @@ class PublicationTest(absltest.TestCase):
     self.spans.append(kind)
     yield
 
-  def make_publisher(self, *, epoch=1, keep=2):
+  def make_publisher(self, *, epoch=1, keep=2, carriers=None, dtype=""):
     publisher = publication.Publisher(
         self.connect,
         epoch=epoch,
+        carriers=carriers or [chunks.Chunks()],
+        dtype=dtype,
         keep_versions=keep,
         on_event=lambda *event: self.events.append(event),
         span=self.span,
@@ -54,10 +60,12 @@ class PublicationTest(absltest.TestCase):
     self.addCleanup(publisher.close)
     return publisher
 
-  def make_puller(self, params=None):
+  def make_puller(self, params=None, *, carriers=(), dtype=""):
     puller = publication.Puller(
         self.connect,
         expected=versions.expected_leaves(params or _params(0.0)),
+        carriers={c.name: c for c in carriers or [chunks.Chunks()]},
+        dtype=dtype,
         every_s=0.002,
         on_event=lambda *event: self.events.append(event),
         **KEYS,
@@ -117,13 +125,7 @@ class PublicationTest(absltest.TestCase):
     publisher.submit(4, _params(4.0))
     puller.wait_for(4, WAIT_S)
     # A replaced trainer that still runs: more steps, an older epoch.
-    versions.write_version(
-        self.transport,
-        versions.flatten(_params(9.0)),
-        epoch=1,
-        version=90,
-        **KEYS,
-    )
+    versions_test.publish(self.transport, _params(9.0), epoch=1, version=90)
     read = lambda: versions.read_pointer(self.transport, **KEYS)
     self.wait_until(lambda: read() == (2, 4))
     self.assertEqual(puller.latest()[0], (2, 4))
@@ -131,12 +133,8 @@ class PublicationTest(absltest.TestCase):
 
   def test_a_torn_version_is_refused_and_the_old_one_stays(self):
     puller = self.make_puller()
-    write = lambda version: versions.write_version(
-        self.transport,
-        versions.flatten(_params(version)),
-        epoch=1,
-        version=version,
-        **KEYS,
+    write = lambda version: versions_test.publish(
+        self.transport, _params(version), epoch=1, version=version
     )
     write(1)
     puller.wait_for(1, WAIT_S)
@@ -156,6 +154,53 @@ class PublicationTest(absltest.TestCase):
     write(4)
     self.assertEqual(puller.wait_for(4, WAIT_S)[0], (1, 4))
 
+  def test_a_full_disk_hands_over_to_the_next_carrier(self):
+    class Full(chunks.Chunks):
+      name = "full"
+
+      def pack(self, tag, leaves):
+        raise OSError(28, "no space left")
+
+    publisher = self.make_publisher(carriers=[Full(), chunks.Chunks()])
+    puller = self.make_puller()
+    publisher.submit(3, _params(3.0))
+    self.assertEqual(puller.wait_for(3, WAIT_S)[0], (1, 3))
+    kinds = {kind: message for kind, message in self.events}
+    self.assertIn("no space", kinds["carrier_full"])
+    alone = self.make_publisher(carriers=[Full()])
+    alone.submit(4, _params(4.0))
+    with self.assertRaises(base.TransportError):
+      alone.wait(4, WAIT_S)
+
+  def test_params_are_cast_on_the_way_and_back(self):
+    publisher = self.make_publisher(dtype="bfloat16")
+    puller = self.make_puller(dtype="bfloat16")
+    publisher.submit(1, _params(1 / 3))
+    _, leaves = puller.wait_for(1, WAIT_S)
+    self.assertEqual(leaves["['w']"].dtype, np.float32)
+    self.assertEqual(leaves["['w']"][0, 0], np.float32(jnp.bfloat16(1 / 3)))
+
+  def test_files_last_as_long_as_someone_has_them(self):
+    folder = pathlib.Path(self.create_tempdir().full_path) / "params"
+    publisher = self.make_publisher(carriers=[files.Files(folder)])
+    puller = self.make_puller(carriers=[files.Files(folder)])
+    publisher.submit(0, _params(0.5))
+    _, first = puller.wait_for(0, WAIT_S)
+    for version in range(1, 5):
+      publisher.submit(version, _params(float(version)))
+      publisher.wait(version, WAIT_S)
+    tag, newest = puller.wait_for(4, WAIT_S)
+    self.assertEqual(tag, (1, 4))
+    self.wait_until(lambda: len(list(folder.iterdir())) == 2)
+    np.testing.assert_array_equal(first["['w']"], np.full((8, 8), 0.5))
+    np.testing.assert_array_equal(newest["['w']"], np.full((8, 8), 4.0))
+    # A new store gets the manifest again; the file is there still.
+    self.store.lose()
+    late = self.make_puller(carriers=[files.Files(folder)])
+    self.assertEqual(late.wait_for(4, WAIT_S)[0], (1, 4))
+    publisher.close()
+    self.assertEmpty(list(folder.iterdir()))
+
   def test_wait_for_gives_up_in_time(self):
     self.assertIsNone(self.make_puller().wait_for(1, 0.05))
 
@@ -171,6 +216,8 @@ class PublicationTest(absltest.TestCase):
     puller = publication.Puller(
         refuse,
         expected={},
+        carriers={},
+        dtype="",
         every_s=0.01,
         on_event=lambda *event: None,
         **KEYS,

@@ -19,6 +19,7 @@ BENCHMARKS = (
     "decode_live",
     "end_to_end",
     "objectives",
+    "publish",
     "replay",
     "store",
     "train_step",
