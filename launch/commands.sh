@@ -1,0 +1,61 @@
+# shellcheck shell=bash
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Sourced by the scripts that launch on several hosts: how they run commands,
+# and how --dry_run prints them instead.
+
+dry_run=0
+
+die() {
+  echo "error: $*" >&2
+  exit 1
+}
+
+# need NAME…: each variable must have a value.
+need() {
+  local name
+  for name in "$@"; do
+    [[ -n "${!name:-}" ]] \
+      || die "$name is empty: set it at the top of $0, or in the environment"
+  done
+}
+
+# show CMD…: prints a command as a shell would take it.
+show() {
+  local word quote="'" escaped="'\\''"
+  printf '+'
+  for word in "$@"; do
+    if [[ "$word" =~ ^[[:alnum:]_./:=,@%+-]+$ ]]; then
+      printf ' %s' "$word"
+    else
+      printf " '%s'" "${word//$quote/$escaped}"
+    fi
+  done
+  printf '\n'
+}
+
+# run CMD…: prints and runs a command; with --dry_run it only prints it.
+run() {
+  show "$@"
+  ((dry_run)) || "$@"
+}
+
+# print_plan ROOT KIND…: what the run needs and how fast it can be at most.
+# Without a Python that has tba_jax here, it prints the command alone.
+print_plan() {
+  local root="$1" python="${PYTHON:-}"
+  shift
+  if [[ -z "$python" ]]; then
+    python="$root/.venv/bin/python"
+    [[ -x "$python" ]] || python=python3
+  fi
+  local plan=("$python" -m tba_jax.main --program=plan "--config=$CONFIG")
+  plan+=(${SETTINGS[@]+"${SETTINGS[@]}"} "$@")
+  show "${plan[@]}"
+  if (cd "$root" && "$python" -c 'import tba_jax.plan' 2>/dev/null); then
+    (cd "$root" && "${plan[@]}") || die "the plan above says why this fails"
+  else
+    echo "# no tba_jax on this machine: the plan is left out" >&2
+  fi
+}

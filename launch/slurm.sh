@@ -1,0 +1,168 @@
+#!/usr/bin/env bash
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# A run on a Slurm cluster: one job of the trainer with the store, and an array
+# job of searchers that may be requeued one by one. docs/launch.md tells more.
+set -euo pipefail
+
+# ---- Variables: here, or in the environment ---------------------------------
+NAME="${NAME:-tba}"
+CONFIG="${CONFIG:-configs/countdown.py}"
+# On a file system that all nodes mount, as this checkout and its .venv are.
+WORKDIR="${WORKDIR:-$PWD/runs/$NAME}"
+KIND="${KIND:-h100}"                      # of devices, for the plan
+TRAINER_NODES="${TRAINER_NODES:-1}"       # one process of the trainer on each
+TRAINER_GPUS="${TRAINER_GPUS:-1}"         # of a node
+SEARCHERS="${SEARCHERS:-2}"
+SEARCHER_GPUS="${SEARCHER_GPUS:-1}"       # of a searcher
+CPUS="${CPUS:-8}"                         # of a process
+TIME="${TIME:-04:00:00}"
+PARTITION="${PARTITION:-}"                # "" = the cluster's default
+ACCOUNT="${ACCOUNT:-}"                    # "" = yours
+SFT="${SFT:-1}"                           # 0 where config.init is a folder
+# Address of the trainer's first node; "" = the first that it has itself.
+STORE_HOST="${STORE_HOST:-}"
+STORE_PORT="${STORE_PORT:-8469}"          # where the store says where it is
+STORE_PORTS="${STORE_PORTS:-8470-8489}"
+TRAINER_PORT="${TRAINER_PORT:-8490}"
+# More settings of the run, as "--config.a=b --config.c=d".
+read -r -a SETTINGS <<<"${SETTINGS:-}"
+# -----------------------------------------------------------------------------
+
+usage() {
+  cat <<'END'
+usage: launch/slurm.sh [--dry_run] [up | searchers FIRST-LAST | down]
+
+  up                 submits all jobs (the default); again after `down` it
+                     goes on from the run's last checkpoint
+  searchers 2-9      adds searchers 2 to 9 to a run that is up
+  down               ends the run's jobs; the trainer saves first
+END
+}
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck source=launch/commands.sh
+source "$root/launch/commands.sh"
+
+words=()
+for arg in "$@"; do
+  case "$arg" in
+    -h | --help) usage; exit 0 ;;
+    --dry_run) dry_run=1 ;;
+    -*) usage >&2; die "unknown flag $arg" ;;
+    *) words+=("$arg") ;;
+  esac
+done
+action="${words[0]:-up}"
+need NAME CONFIG WORKDIR
+
+common=(--time="$TIME" --cpus-per-task="$CPUS" --parsable --open-mode=append)
+if [[ -n "$PARTITION" ]]; then common+=(--partition="$PARTITION"); fi
+if [[ -n "$ACCOUNT" ]]; then common+=(--account="$ACCOUNT"); fi
+role=("$root/launch/role.sh")
+run_args=("--workdir=$WORKDIR")
+wait_for=("--wait_for=$WORKDIR/config.json")
+SETTINGS+=("--config.trainer.num_processes=$TRAINER_NODES")
+SETTINGS+=("--config.search.num_searchers=$SEARCHERS")
+settings=("--config=$CONFIG" "${SETTINGS[@]}")
+secret="$WORKDIR/secret"
+
+# gpus COUNT: sbatch's flag for so many of a node.
+gpus() { if (($1)); then echo "--gpus-per-node=$1"; fi; }
+
+# quote WORD…: the words as one line of a shell.
+quote() { printf '%q ' "$@"; }
+
+# submit FLAG… <SCRIPT: prints the job's id; with --dry_run the whole job.
+job_id=""
+submit() {
+  local script
+  script="$(cat)"
+  show sbatch "$@"
+  printf '%s\n' "$script" | sed 's/^/    /'
+  if ((dry_run)); then job_id="ID"; return; fi
+  job_id="$(printf '%s\n' "$script" | sbatch "$@")"
+  job_id="${job_id%%;*}"
+  echo "job $job_id"
+}
+
+submit_sft() {
+  # shellcheck disable=SC2046
+  submit "${common[@]}" --job-name="$NAME-sft" --nodes=1 --ntasks=1 \
+    $(gpus "$TRAINER_GPUS") --output="$WORKDIR/logs/sft.log" <<END
+#!/usr/bin/env bash
+set -euo pipefail
+srun $(quote "${role[@]}" --program=sft "${settings[@]}" "${run_args[@]}")
+END
+}
+
+# The store is on the first node of the trainer, at an address that the other
+# nodes reach. The run's secret is a 0600 file: it is in no command line and no
+# variable.
+submit_trainer() {
+  local after=()
+  if [[ -n "$job_id" ]]; then after=(--dependency="afterok:$job_id"); fi
+  # shellcheck disable=SC2046
+  submit "${common[@]}" ${after[@]+"${after[@]}"} --job-name="$NAME-trainer" \
+    --nodes="$TRAINER_NODES" --ntasks-per-node=1 --requeue --signal=TERM@120 \
+    $(gpus "$TRAINER_GPUS") --output="$WORKDIR/logs/trainer-job.log" <<END
+#!/usr/bin/env bash
+set -euo pipefail
+node="\$(scontrol show hostnames "\$SLURM_JOB_NODELIST" | head -n 1)"
+# This script runs on the first node.
+host=$(quote "$STORE_HOST")
+host="\${host:-\$(hostname -I | cut -d ' ' -f 1)}"
+srun --overlap --nodes=1 --ntasks=1 --gpus=0 --nodelist="\$node" \\
+  $(quote "${role[@]}" "--make_secret=$secret" --program=store) \\
+  $(quote "${settings[@]}" "--config.store.secret_file=$secret") \\
+  --config.store.address="\$host:$STORE_PORTS" \\
+  --config.store.locator="\$host:$STORE_PORT" \\
+  $(quote "${run_args[@]}") &
+store=\$!
+status=0
+srun --overlap --ntasks="$TRAINER_NODES" --kill-on-bad-exit=0 \\
+  $(quote "${role[@]}" "${wait_for[@]}" --program=trainer "${run_args[@]}") \\
+  --index_from=SLURM_PROCID "\$host:$TRAINER_PORT" || status=\$?
+# The searchers hear from the store that the trainer is done.
+sleep 30
+kill -TERM "\$store" && wait "\$store" || true
+exit "\$status"
+END
+}
+
+# submit_searchers FIRST-LAST
+submit_searchers() {
+  local after=()
+  if [[ -n "$job_id" ]]; then after=(--dependency="after:$job_id"); fi
+  # shellcheck disable=SC2046
+  submit "${common[@]}" ${after[@]+"${after[@]}"} \
+    --job-name="$NAME-searcher" --array="$1" --requeue \
+    --nodes=1 --ntasks=1 --signal=TERM@60 $(gpus "$SEARCHER_GPUS") \
+    --output="$WORKDIR/logs/searcher-%a.log" <<END
+#!/usr/bin/env bash
+set -euo pipefail
+srun $(quote "${role[@]}" "${wait_for[@]}" --program=searcher "${run_args[@]}") \\
+  --index_from=SLURM_ARRAY_TASK_ID
+END
+}
+
+case "$action" in
+  up)
+    print_plan "$root" "$KIND"
+    run mkdir -p -m 700 "$WORKDIR" "$WORKDIR/logs"
+    if ((SFT)); then submit_sft; fi
+    submit_trainer
+    submit_searchers "0-$((SEARCHERS - 1))"
+    echo "# watch: python -m tba_jax.main --program=status --workdir=$WORKDIR"
+    ;;
+  searchers)
+    ((${#words[@]} == 2)) || die "searchers: say which, as 2-9"
+    submit_searchers "${words[1]}"
+    ;;
+  down)
+    run scancel --signal=TERM --name="$NAME-trainer"
+    run scancel --name="$NAME-searcher"
+    ;;
+  *) usage >&2; die "unknown action $action" ;;
+esac

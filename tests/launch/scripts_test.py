@@ -1,0 +1,298 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The scripts of launch/: what they would run, checked against the code."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import yaml
+
+from configs import common
+from tba_jax import config_flat
+from tba_jax import main
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_LAUNCH = _ROOT / "launch"
+_SCRIPTS = ("slurm.sh", "tpu_vm.sh", "gke.sh")
+_OUTSIDE = ("gcloud", "kubectl", "sbatch", "scancel", "srun", "ssh")
+# The fields of each kind that gke.yaml uses; True: a value of any kind.
+_POD = {
+    "hostname": True,
+    "subdomain": True,
+    "restartPolicy": True,
+    "terminationGracePeriodSeconds": True,
+    "securityContext": {"runAsUser": True, "runAsGroup": True, "fsGroup": True},
+    "nodeSelector": True,
+    "tolerations": [
+        {"key": True, "operator": True, "value": True, "effect": True}
+    ],
+    "containers": [
+        {
+            "name": True,
+            "image": True,
+            "command": True,
+            "args": True,
+            "env": [
+                {"name": True, "valueFrom": {"fieldRef": {"fieldPath": 1}}}
+            ],
+            "ports": [{"containerPort": True}],
+            "resources": {"requests": True, "limits": True},
+            "volumeMounts": [{"name": True, "mountPath": True}],
+        }
+    ],
+    "volumes": [{"name": True, "persistentVolumeClaim": {"claimName": True}}],
+}
+_TEMPLATE = {"metadata": {"labels": True}, "spec": _POD}
+_JOB = {
+    "completionMode": True,
+    "completions": True,
+    "parallelism": True,
+    "backoffLimit": True,
+    "podFailurePolicy": {
+        "rules": [
+            {
+                "action": True,
+                "onPodConditions": [{"type": True, "status": True}],
+                "onExitCodes": {
+                    "containerName": True,
+                    "operator": True,
+                    "values": True,
+                },
+            }
+        ]
+    },
+    "template": _TEMPLATE,
+}
+_SPECS = {
+    ("v1", "Service"): {
+        "clusterIP": True,
+        "publishNotReadyAddresses": True,
+        "selector": True,
+        "ports": [{"name": True, "port": True}],
+    },
+    ("apps/v1", "Deployment"): {
+        "replicas": True,
+        "strategy": {"type": True},
+        "selector": {"matchLabels": True},
+        "template": _TEMPLATE,
+    },
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"): {
+        "failurePolicy": {"maxRestarts": True},
+        "network": {"enableDNSHostnames": 1, "publishNotReadyAddresses": 1},
+        "replicatedJobs": [
+            {"name": True, "replicas": True, "template": {"spec": _JOB}}
+        ],
+    },
+    ("batch/v1", "Job"): _JOB,
+}
+
+
+def _unknown(value, schema, path=""):
+  """Yields the fields of a document that the schema does not have."""
+  if isinstance(schema, dict):
+    for name, part in value.items():
+      if name in schema:
+        yield from _unknown(part, schema[name], f"{path}.{name}")
+      else:
+        yield f"{path}.{name}"
+  elif isinstance(schema, list):
+    for part in value:
+      yield from _unknown(part, schema[0], f"{path}[]")
+
+
+class ScriptsTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    for name in _OUTSIDE:
+      path = self.folder / name
+      path.write_text(f'#!/bin/sh\necho "{name} $*" >>{self.folder}/called\n')
+      path.chmod(0o755)
+    self.plan = self.folder / "python"
+    self.plan.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "PLAN $*"\n')
+    self.plan.chmod(0o755)
+
+  def script(self, name, *arguments, **variables):
+    """Runs a script where nothing outside can be reached."""
+    return subprocess.run(
+        ["bash", str(_LAUNCH / name), *arguments],
+        env={
+            "PATH": f"{self.folder}:{os.environ['PATH']}",
+            "HOME": str(self.folder),
+            "PYTHON": str(self.plan),
+            **variables,
+        },
+        cwd=self.folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+  def dry(self, name, *arguments, **variables):
+    done = self.script(name, "--dry_run", *arguments, **variables)
+    self.assertEqual(done.returncode, 0, done.stderr)
+    return done.stdout
+
+  def test_shellcheck(self):
+    checker = pathlib.Path(sys.executable).with_name("shellcheck")
+    if not checker.exists():
+      self.skipTest("shellcheck is not installed")
+    files = sorted(map(str, _LAUNCH.glob("*.sh")))
+    done = subprocess.run(
+        [str(checker), "--external-sources", *files],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+    )
+    self.assertEqual(done.returncode, 0, done.stdout)
+
+  @parameterized.parameters(*_SCRIPTS)
+  def test_a_dry_run_tells_all_and_does_nothing(self, name):
+    before = sorted(_ROOT.glob("runs/*"))
+    shown = self.dry(name)
+    self.assertIn("PLAN -m tba_jax.main --program=plan --config=", shown)
+    for program in ("store", "trainer", "searcher"):
+      self.assertIn(f"--program={program}", shown)
+    self.assertFalse((self.folder / "called").exists())
+    self.assertFalse((self.folder / "runs").exists())
+    self.assertEqual(sorted(_ROOT.glob("runs/*")), before)
+    self.dry(name, "down")
+    self.assertFalse((self.folder / "called").exists())
+
+  @parameterized.parameters(*_SCRIPTS)
+  def test_settings_and_programs_are_those_of_the_code(self, name):
+    keys = config_flat.flatten(common.get_config())
+    text = (_LAUNCH / name).read_text() + self.dry(name)
+    used = set(re.findall(r"--config\.([\w.]+)=", text))
+    # An example of the usage.
+    self.assertContainsSubset({"store.address", "store.secret_file"}, used)
+    self.assertEqual(used - {"a", "c"} - set(keys), set())
+    programs = set(re.findall(r"--program=(\w+)", text))
+    self.assertEqual(programs - set(main.PROGRAMS), set())
+
+  def test_the_page_names_what_there_is(self):
+    text = (_ROOT / "docs" / "launch.md").read_text("utf-8")
+    keys = config_flat.flatten(common.get_config())
+    settings = re.findall(r"--config\.([\w.]+)=", text)
+    sections = "|".join({key.partition(".")[0] for key in keys})
+    settings += re.findall(rf"`((?:{sections})\.\w+)`", text)
+    self.assertGreater(len(settings), 5)
+    self.assertEqual(set(settings) - set(keys), set())
+    self.assertLessEqual(set(re.findall(r"--program=(\w+)", text)),
+                         set(main.PROGRAMS))  # fmt: skip
+    for name, action in re.findall(r"bash launch/(\w+\.sh) ([a-z]+)\b", text):
+      self.assertRegex((_LAUNCH / name).read_text(), rf"(?m)^  {action}\)")
+    for name in ("TRAINER_NODES", "SEARCHERS", "SFT", "TRAINER_SLICES", "NFS"):
+      self.assertIn(f"`{name}", text)
+
+  @parameterized.parameters(*_SCRIPTS)
+  def test_no_secret_is_in_a_command(self, name):
+    # The folder has the name of this test.
+    shown = self.dry(name).replace(str(self.folder), "/here")
+    shown = re.sub(r"^ *#.*$", "", shown, flags=re.M)
+    for word in re.findall(r"\S*(?:secret|token|password)\S*", shown, re.I):
+      # Where the secret lies, and no more.
+      self.assertRegex(word, r"^--(config\.store\.secret_file|make_secret)=/")
+
+  @parameterized.parameters(*_SCRIPTS)
+  def test_wrong_use_is_refused(self, name):
+    for arguments in (["--dryrun"], ["start"]):
+      done = self.script(name, "--dry_run", *arguments)
+      self.assertEqual(done.returncode, 1)
+      self.assertRegex(done.stderr, "error: unknown (flag|action)")
+    self.assertEqual(self.script(name, "--help").returncode, 0)
+
+  def test_a_missing_variable_is_named(self):
+    done = self.script("tpu_vm.sh", "up")
+    self.assertEqual(done.returncode, 1)
+    self.assertRegex(done.stderr, "error: PROJECT is empty: set it at the top")
+
+  def test_a_plan_that_fails_stops_the_launch(self):
+    self.plan.write_text('#!/bin/sh\n[ "$1" = -c ] || exit 2\n')
+    done = self.script("slurm.sh")
+    self.assertEqual(done.returncode, 1)
+    self.assertIn("error: the plan above says why", done.stderr)
+    self.assertFalse((self.folder / "called").exists())
+
+  def test_slurm_submits_jobs_that_wait_for_each_other(self):
+    (self.folder / "sbatch").write_text(
+        "#!/bin/sh\n"
+        f"echo $$ >>{self.folder}/ids\n"
+        f'echo "$* :: $(cat)" >>{self.folder}/called\n'
+        f"wc -l <{self.folder}/ids\n"
+    )
+    done = self.script("slurm.sh", WORKDIR=f"{self.folder}/w", SEARCHERS="3")
+    self.assertEqual(done.returncode, 0, done.stderr)
+    called = (self.folder / "called").read_text()
+    jobs = re.findall(r"--job-name=(\S+)", called)
+    self.assertEqual(jobs, ["tba-sft", "tba-trainer", "tba-searcher"])
+    self.assertRegex(called, "--dependency=afterok:1 --job-name=tba-trainer")
+    self.assertRegex(called, "--dependency=after:2 --job-name=tba-searcher")
+    self.assertIn("--array=0-2", called)
+    self.assertTrue((self.folder / "w" / "logs").is_dir())
+
+  def test_slurm_jobs_are_shell(self):
+    shown = self.dry("slurm.sh", NAME="it is", CONFIG="a b.py")
+    jobs = re.findall(r"(?:^    .*\n)+", shown, re.M)
+    self.assertLen(jobs, 3)
+    for job in jobs:
+      text = re.sub("^    ", "", job, flags=re.M)
+      done = subprocess.run(
+          ["bash", "-n"], input=text, capture_output=True, text=True
+      )
+      self.assertEqual(done.returncode, 0, done.stderr)
+
+  def test_slices_of_a_trainer_are_numbered(self):
+    shown = self.dry("tpu_vm.sh", TRAINER_SLICES="2", TRAINER_SPOT="1")
+    self.assertIn("--node-prefix=tba-trainer --node-count=2 --spot", shown)
+    self.assertIn("--config.trainer.num_processes=8", shown)
+    for node, first in (("tba-trainer-0", "0"), ("tba-trainer-1", "1")):
+      self.assertIn(f"ssh {node} ", shown)
+      self.assertIn(f"INDEX=$(({first} * 4 + ", shown)
+
+  def test_gke_has_the_fields_that_we_know(self):
+    done = self.script("gke.sh", "render", IMAGE="here/tba:1", SEARCHERS="7",
+                       SETTINGS="--config.seed=3")  # fmt: skip
+    self.assertEqual(done.returncode, 0, done.stderr)
+    documents = list(yaml.safe_load_all(done.stdout))
+    kinds = [(d["apiVersion"], d["kind"]) for d in documents]
+    self.assertEqual(kinds, list(_SPECS))
+    for document, schema in zip(documents, _SPECS.values(), strict=True):
+      self.assertEqual(list(_unknown(document["spec"], schema)), [])
+    service, store, trainer, searcher = (d["spec"] for d in documents)
+    labels = store["template"]["metadata"]["labels"]
+    self.assertEqual(service["selector"], labels)
+    (container,) = store["template"]["spec"]["containers"]
+    self.assertIn("--config.seed=3", container["args"])
+    self.assertIn(
+        "--config.store.address=$(POD_IP):8470-8489", container["args"]
+    )
+    self.assertEqual((searcher["completions"], searcher["parallelism"]), (7, 7))
+    (job,) = trainer["replicatedJobs"]
+    self.assertEqual(job["template"]["spec"]["completions"], 4)
+    self.assertNotIn("${", done.stdout)
+
+  def test_gke_changes_the_number_of_searchers(self):
+    shown = self.dry("gke.sh", "searchers", "12")
+    patch = re.search(r"'(\{.*\})'", shown)[1]
+    self.assertEqual(
+        yaml.safe_load(patch), {"spec": {"completions": 12, "parallelism": 12}}
+    )
+
+  def test_the_image_has_what_a_role_needs(self):
+    text = (_LAUNCH / "Dockerfile").read_text()
+    copied = re.findall(r"^COPY (.+) \S+$", text, re.M)
+    for name in " ".join(copied).split():
+      self.assertTrue((_ROOT / name).exists(), name)
+    self.assertContainsSubset({"tba_jax", "configs", "launch"}, copied)
+    self.assertIn("USER tba", text)
+
+
+if __name__ == "__main__":
+  absltest.main()
