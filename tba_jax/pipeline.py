@@ -31,6 +31,8 @@ class Pipeline:
   round_groups: groups of a searcher's round, sampled with one version and sent
     as one block.
   credits: blocks that a searcher may have sent and not seen acknowledged.
+  granted_rounds: rounds that a searcher may have been granted and not handed
+    over, the one that it samples included.
   publish_steps: a version comes so often.
   hand_over_s: from the end of sampling until the trainer has a group, where
     nothing queues.
@@ -44,12 +46,9 @@ class Pipeline:
   ahead_groups: float = math.inf
   round_groups: float = 1.0
   credits: float = math.inf
+  granted_rounds: float = math.inf
   publish_steps: int = 1
   hand_over_s: float = 0.0
-
-  def with_searchers(self, num_searchers: int) -> "Pipeline":
-    """Returns the same with another number of searchers."""
-    return dataclasses.replace(self, num_searchers=num_searchers)
 
   def rates(self) -> dict[str, float]:
     """Returns the groups a second that each stage could do alone."""
@@ -89,8 +88,8 @@ class Pipeline:
     if self.slowest() == "searchers":
       handed_over = self.groups_per_s() * self.hand_over_s
       return min(sampling + handed_over, self.ahead_groups)
-    waiting = self.num_searchers * self.credits * self.round_groups
-    return min(sampling + waiting, self.ahead_groups)
+    rounds = min(1 + self.credits, self.granted_rounds)
+    return min(sampling * rounds, self.ahead_groups)
 
   def staleness_steps(self) -> float:
     """Returns the mean staleness of data when it is first trained on.

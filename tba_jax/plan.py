@@ -235,7 +235,9 @@ def _speed_sections(
     known = ", ".join(sorted(devices.DEVICES))
     hint = f"name a kind of device ({known}), or --calibrate=RUN"
     return [("speed", [("unknown", hint)])]
-  rows = plan_speed.speed_rows(config, speed)
+  leaves = plan_memory.model_leaves(c)
+  params = plan_memory.num_params(leaves) * plan_memory.BYTES[c.param_dtype]
+  rows = plan_speed.speed_rows(config, speed, params)
   return [(title, speed.rows), ("asynchrony", rows)]
 
 

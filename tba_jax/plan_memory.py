@@ -24,8 +24,6 @@ Leaves = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _EMBEDDING = "embed.embedding"
 _LOGITS_BYTES = 4  # logits are float32 in any model
-# What is kept of a block for its gradient: `jax.checkpoint` of models/build.py.
-_REMAT = "dots"
 
 
 def model_leaves(c: ModelConfig) -> Leaves:
@@ -91,12 +89,6 @@ def compute_dtype(
   if config.model.compute_dtype != "auto":
     return c.compute_dtype
   return "float32" if kind == "cpu" else "bfloat16"
-
-
-def remat(config: ml_collections.ConfigDict) -> str:
-  """Returns what a block keeps for its gradient, a name in `roofline.AGAIN`."""
-  del config  # It is not a setting.
-  return _REMAT
 
 
 def has_value_model(config: ml_collections.ConfigDict) -> bool:
@@ -175,7 +167,8 @@ def trainer_rows(
   params = count * BYTES[c.param_dtype]
   # Without a kind "auto" counts as the larger one.
   dtype = compute_dtype(config, c, kind or "cpu")
-  logits, _ = activation_bytes(config, c, remat=_REMAT, dtype=dtype)
+  kept = config.train.remat
+  logits, _ = activation_bytes(config, c, remat=kept, dtype=dtype)
   blocks = {
       name: activation_bytes(config, c, remat=name, dtype=dtype)[1]
       for name in roofline.AGAIN
@@ -183,7 +176,6 @@ def trainer_rows(
   # Of the policy's shape, with a gradient and two moments of its own.
   has_values = has_value_model(config)
   values = 4 * params * has_values
-  kept = remat(config)
   others = ", ".join(
       f"{name} {size(value)}" for name, value in blocks.items() if name != kept
   )

@@ -18,6 +18,7 @@ from tba_jax import plan_measured
 from tba_jax import plan_memory
 from tba_jax import roofline
 from tba_jax.models import config as model_config_lib
+from tba_jax.replay import grants
 
 Rows = list[tuple[str, str]]
 # Below this, the work of keeping two roles in step is not repaid.
@@ -131,7 +132,7 @@ def _train_work(
       prompt_tokens=config.sampling.max_prompt_tokens,
       completion_tokens=config.sampling.max_completion_tokens,
       num_micro_batches=train.prompts_per_batch // train.micro_batch_prompts,
-      remat=plan_memory.remat(config),
+      remat=train.remat,
       num_models=1 + plan_memory.has_value_model(config),
   )
 
@@ -231,6 +232,7 @@ def make_pipeline(
       ahead_groups=ahead,
       round_groups=search.prompts_per_round,
       credits=search.credits,
+      granted_rounds=grants.BLOCKS_AHEAD,
       publish_steps=config.publish.every_steps,
   )
 
@@ -274,8 +276,48 @@ def verdict(model: pipeline.Pipeline, setting: str) -> str:
   )
 
 
-def speed_rows(config: ml_collections.ConfigDict, speed: Speed) -> Rows:
-  """Returns the rows about balance, staleness, overlap and the verdict."""
+def group_bytes(config: ml_collections.ConfigDict) -> int:
+  """Returns the bytes of a full-length group: tokens and log-probs."""
+  sampling = config.sampling
+  each = sampling.max_completion_tokens * 8
+  prompt = sampling.max_prompt_tokens * 4
+  return config.search.samples_per_prompt * each + prompt
+
+
+def traffic_rows(
+    config: ml_collections.ConfigDict, step_s: float, params: int
+) -> Rows:
+  """Returns what goes from the searchers to the trainer, and back to them.
+
+  Args:
+    config: of the run.
+    step_s: seconds of a step of it.
+    params: bytes of a version.
+  """
+  rate = _prompts(config) / step_s
+  period_s = step_s * config.publish.every_steps
+  pulled = config.search.num_searchers * params / period_s
+  up = plan_memory.size(rate * group_bytes(config))
+  return [
+      ("groups to the trainer", f"{rate:,.3g} a second, {up} a second"),
+      (
+          "versions to the searchers, at most",
+          f"{plan_memory.size(params)} each, {plan_memory.size(pulled)} a"
+          " second to all of them",
+      ),
+  ]
+
+
+def speed_rows(
+    config: ml_collections.ConfigDict, speed: Speed, params: int
+) -> Rows:
+  """Returns the rows about balance, staleness, overlap and the verdict.
+
+  Args:
+    config: of the run.
+    speed: of its two sides.
+    params: bytes of a version.
+  """
   model, setting = make_pipeline(config, speed), in_turns(config)
   shares = model.busy_shares()
   count = model.balancing_searchers()
@@ -294,6 +336,7 @@ def speed_rows(config: ml_collections.ConfigDict, speed: Speed) -> Rows:
       ("searchers that balance one trainer", f"{count:,}; the config has"
        f" {have:,}"),
       ("a step then takes", f"{_seconds(step_s)} with {_count(have)}"),
+      *traffic_rows(config, step_s, params),
       ("expected staleness", words),
       ("expected overlap", "none" if setting else f"busy: {busy}"),
       ("asynchrony", verdict(model, setting)),

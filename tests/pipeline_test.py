@@ -82,6 +82,8 @@ class PipelineTest(parameterized.TestCase):
     model = _make(num_searchers=8, credits=2, round_groups=1, ahead_groups=1e9)
     # One in the making and two sent, of eight searchers.
     self.assertEqual(model.groups_under_way(), 8 * 3)
+    model = dataclasses.replace(model, granted_rounds=2)
+    self.assertEqual(model.groups_under_way(), 8 * 2)
 
 
 if __name__ == "__main__":

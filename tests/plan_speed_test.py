@@ -63,6 +63,10 @@ class PlanSpeedTest(parameterized.TestCase):
         for name in ("full", "dots", "none")
     ]
     self.assertEqual(kept, sorted(kept))
+    self.config.train.remat = "full"
+    rows = dict(plan_memory.trainer_rows(self.config, c, "h100"))
+    words = rows["activations, remat full (estimate)"]
+    self.assertStartsWith(words, f"{plan_memory.size(kept[0])}; were it none ")
     # 32 x (16 + 8 x 24) tokens: the input of 3 layers of 64, and one layer of
     # 5 x 64 + 4 x 64 + 3 x 172 and 4 heads' weights to 40 tokens.
     tokens = 32 * (16 + 8 * 24)
@@ -91,7 +95,7 @@ class PlanSpeedTest(parameterized.TestCase):
     self.config.search.num_searchers = count
     rows = dict(
         plan_speed.speed_rows(
-            self.config, plan_speed.Speed(sample_s, train_s, [])
+            self.config, plan_speed.Speed(sample_s, train_s, []), 4096
         )
     )
     self.assertRegex(rows["asynchrony"], words)
@@ -99,7 +103,16 @@ class PlanSpeedTest(parameterized.TestCase):
   def test_taking_turns_is_told(self):
     self.config.search.lockstep = True
     speed = plan_speed.Speed(2.0, 2.0, [])
-    rows = dict(plan_speed.speed_rows(self.config, speed))
+    rows = dict(plan_speed.speed_rows(self.config, speed, 4096))
+    # 32 groups in 4 s of 8 x 24 tokens of 8 bytes and 16 of 4.
+    self.assertEqual(plan_speed.group_bytes(self.config), 1600)
+    self.assertEqual(
+        rows["groups to the trainer"], "8 a second, 12.5 KB a second"
+    )
+    self.assertEqual(
+        rows["versions to the searchers, at most"],
+        "4 KB each, 1 KB a second to all of them",
+    )
     self.assertRegex(rows["asynchrony"], "lockstep=True.* up to 2.00 times")
     self.assertEqual(rows["a step then takes"], "4 s with 1 searcher")
     self.assertEqual(rows["expected overlap"], "none")

@@ -8,7 +8,7 @@ from typing import Any
 from tba_jax.replay import prompt_order
 
 # Blocks that a searcher may hold without having delivered them.
-_BLOCKS_AHEAD = 2
+BLOCKS_AHEAD = 2
 
 
 class Grants:
@@ -70,7 +70,7 @@ class Grants:
     held = {sid: self._blocks.setdefault(sid, []) for sid in sorted(alive)}
     while held:
       sid = min(held, key=lambda s: len(held[s]))
-      if len(held[sid]) >= _BLOCKS_AHEAD:
+      if len(held[sid]) >= BLOCKS_AHEAD:
         break
       block = self._next_block(sid)
       if block is None:
