@@ -162,13 +162,7 @@ class _Trainer:
     state, saved, reference = self._make_state(policy, mesh, checkpointer)
     if saved:
       on_event("restored", f"checkpoint of step {int(state.step)}")
-    journal = journal_lib.Journal(
-        run.workdir / "replay",
-        max_segment_bytes=int(config.replay.max_segment_mb * 1e6),
-        min_position=saved["data"]["applied"] if saved else 0,
-        on_event=on_event,
-    )
-    self._closers.append(journal.close)
+    journal = self._make_journal(saved, on_event)
     drain, service = self._make_service(
         policy, journal, saved.get("data"), epoch, on_event
     )
@@ -210,6 +204,18 @@ class _Trainer:
         applied_history=[tuple(p) for p in saved.get("applied_history", ())],
         stopped_by=_stopped_by(config, saved),
     )
+
+  def _make_journal(
+      self, saved: dict[str, Any], on_event: Callable[[str, str], None]
+  ) -> journal_lib.Journal:
+    journal = journal_lib.Journal(
+        self._run.workdir / "replay",
+        max_segment_bytes=int(self._config.replay.max_segment_mb * 1e6),
+        min_position=saved["data"]["applied"] if saved else 0,
+        on_event=on_event,
+    )
+    self._closers.append(journal.close)
+    return journal
 
   def _make_state(
       self,
