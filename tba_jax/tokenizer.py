@@ -179,6 +179,23 @@ class Tokenizer:
     self._fast.save_pretrained(str(folder))
 
 
+class TextTokenizer:
+  """What an encoder needs: whole texts, with the tokens that frame them.
+
+  pad_id: fills a row; 0 where the tokenizer has no pad token.
+  """
+
+  def __init__(self, fast: transformers.PreTrainedTokenizerFast):
+    self._fast = fast
+    self.pad_id = 0 if fast.pad_token_id is None else int(fast.pad_token_id)
+
+  def encode(self, text: str, max_tokens: int) -> list[int]:
+    """Returns the ids of a text, of a long one's beginning, framed."""
+    return self._fast.encode(
+        text, add_special_tokens=True, truncation=True, max_length=max_tokens
+    )
+
+
 def load(folder: str | os.PathLike[str], *, bos: str = "auto") -> Tokenizer:
   """Returns the tokenizer of a local folder of Hugging Face files.
 
@@ -189,9 +206,25 @@ def load(folder: str | os.PathLike[str], *, bos: str = "auto") -> Tokenizer:
   Raises:
     ValueError: no such folder, no fast tokenizer in it, or no stop token.
   """
+  return Tokenizer(_load_fast(folder, "config.tokenizer.source"), bos=bos)
+
+
+def load_texts(folder: str | os.PathLike[str]) -> TextTokenizer:
+  """Returns the tokenizer of an encoder's folder.
+
+  Raises:
+    ValueError: no such folder, or no fast tokenizer in it.
+  """
+  return TextTokenizer(_load_fast(folder, "folder"))
+
+
+def _load_fast(
+    folder: str | os.PathLike[str], key: str
+) -> transformers.PreTrainedTokenizerFast:
+  """Returns a folder's fast tokenizer; `key` names the folder in errors."""
   path = pathlib.Path(folder)
   if not path.is_dir():
-    raise ValueError(f"config.tokenizer.source={str(folder)!r}: no such folder")
+    raise ValueError(f"{key}={str(folder)!r}: no such folder")
   # To name AutoTokenizer imports torch where it is installed, seconds and
   # hundreds of MB in each role: only where tokenizer.json must be made first.
   if (path / "tokenizer.json").is_file():
@@ -202,14 +235,14 @@ def load(folder: str | os.PathLike[str], *, bos: str = "auto") -> Tokenizer:
     fast = loader.from_pretrained(str(path), local_files_only=True)
   except Exception as error:  # tokenizers raises Exception itself.
     raise ValueError(
-        f"config.tokenizer.source={str(folder)!r}: no tokenizer there: {error}"
+        f"{key}={str(folder)!r}: no tokenizer there: {error}"
     ) from error
   if not isinstance(fast, transformers.PreTrainedTokenizerFast):
     raise ValueError(
-        f"config.tokenizer.source={str(folder)!r}: {type(fast).__name__} is not"
+        f"{key}={str(folder)!r}: {type(fast).__name__} is not"
         " a fast tokenizer; allowed: folders with a tokenizer.json"
     )
-  return Tokenizer(fast, bos=bos)
+  return fast
 
 
 def word_level(words: Sequence[str], pattern: str) -> Tokenizer:
