@@ -9,6 +9,7 @@ returns it. Units are in the names (`_s`, `_steps`, `_tokens`) or beside them.
 import ml_collections
 
 import configs
+from configs import common_red_team
 
 parse_arg = configs.parse_arg
 
@@ -372,4 +373,5 @@ def get_config() -> ml_collections.ConfigDict:
       profile_num_steps=0,  # 0 = captures none
       profile_asked_steps=5,  # captured at each SIGUSR1
   )
+  c.update(common_red_team.get_config())
   return c

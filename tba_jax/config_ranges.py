@@ -72,6 +72,9 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "publish.carrier": ("auto", "store", "files", "transfer"),
     "publish.dtype": ("", "float32", "bfloat16"),
     "reference.mode": ("fixed", "reset", "ema"),
+    "replay_filter.duplicates": ("newest", "oldest"),
+    "replay_filter.evict": ("oldest", "lowest_reward"),
+    "replay_filter.similarity": ("none", "edit", "cosine"),
     "replay.selection": ("uniform", "reward"),
     "reward.where": ("process", "pool"),
     "sampling.in_flight": ("off", "keep_cache", "recompute_cache"),
@@ -190,7 +193,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " reward.memory_mb train.per_round_steps loss.proximal_every_steps"
         " replay.reward_temperature_decay_steps"
         " replay.warm_start_completions log.num_samples"
-        " log.profile_num_steps",
+        " log.profile_num_steps explore.min_tokens replay_filter.freeze_step"
+        " tempering.tau_decay_steps tempering.gamma_decay_steps",
     ),
     # A searcher may be reading the version before the newest.
     (_at_least(2), "publish.keep_versions"),
@@ -206,7 +210,10 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " replay.reward_temperature replay.reward_temperature_final"
         " replay.max_segment_mb guards.max_kl"
         " evaluate.deadline_s reward.deadline_s reward.start_deadline_s"
-        " guards.max_logprob_gap store.deadline_s store.probe_timeout_s",
+        " guards.max_logprob_gap store.deadline_s store.probe_timeout_s"
+        " explore.min_temperature explore.max_temperature"
+        " tempering.tau tempering.tau_final tempering.gamma"
+        " tempering.gamma_final",
     ),
     (
         _FROM_0,
@@ -217,7 +224,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
     ),
     (
         _FROM_0_TO_1,
-        "replay.recent_fraction loss.gae_gamma loss.gae_lambda",
+        "replay.recent_fraction loss.gae_gamma loss.gae_lambda"
+        " explore.fraction replay_filter.similarity_limit",
     ),
     (
         (lambda v: math.isfinite(v), "allowed a number"),

@@ -4,8 +4,9 @@
 
     python -m tba_jax.config_reference > docs/config.md
 
-Defaults and meanings are those of `configs/common.py`, what is allowed is in
-`tba_jax/config_ranges.py`, a task's fields are in its class.
+Defaults and meanings are those of `configs/common.py` and what it takes in,
+what is allowed is in `tba_jax/config_ranges.py`, a task's fields are in its
+class.
 """
 
 import io
@@ -15,6 +16,7 @@ import tokenize
 from typing import Any
 
 from configs import common
+from configs import common_red_team
 from tba_jax import config_flat
 from tba_jax import config_ranges
 from tba_jax import validate
@@ -109,8 +111,9 @@ def _tasks() -> list[str]:
 
 def render() -> str:
   """Returns the page."""
-  source = pathlib.Path(common.__file__).read_text("utf-8")
-  said = comments(source)
+  said: dict[str, str] = {}
+  for module in (common, common_red_team):
+    said |= comments(pathlib.Path(module.__file__).read_text("utf-8"))
   lines = [_HEAD, "## top level", "", *_TABLE]
   values = config_flat.flatten(common.get_config())
   # In the order of the file, which puts together what belongs together.

@@ -14,6 +14,8 @@ import math
 import pathlib
 from typing import Any
 
+from tba_jax import config_diverse
+
 # Names of `config.loss`; a test holds them to the table of objectives.
 OF_SINGLE_COMPLETIONS = ("tb_learned_z", "subtb", "ppo")
 OF_A_TRUST_REGION = ("proximal_rloo", "ppo")
@@ -334,6 +336,10 @@ _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
     _rounds,
     _in_flight,
     _schedules,
+    config_diverse.tempering,
+    config_diverse.explore,
+    config_diverse.replay_filter,
+    config_diverse.victim,
     _shape,
     _sharded_sizes,
     _folders,

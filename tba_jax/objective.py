@@ -185,7 +185,11 @@ def make_pure_loss(config: ml_collections.ConfigDict) -> PureLoss:
     totals = {
         "ratio_clip_share": batch_metrics.total(changed_BxKxT, mask_BxKxT),
         **batch_metrics.of_ratios(ratio_BxK),
-        **batch_metrics.of_residuals(groups, aux, beta),
+        **batch_metrics.of_residuals(
+            dataclasses.replace(groups, ref_logprobs_BxKxT=batch.ref_logprobs),
+            aux,
+            beta,
+        ),
         **batch_metrics.of_pairs(aux),
         **batch_metrics.of_values(groups, aux),
         **batch_metrics.of_batch(batch, logprobs_BxKxT),
@@ -255,10 +259,13 @@ def _make_groups(
   mean_length = (
       prepared["mean_tokens"][0] if "mean_tokens" in prepared else None
   )
+  ref_logprobs = batch.ref_logprobs
+  if "ref_weight" in prepared:
+    ref_logprobs = ref_logprobs * prepared["ref_weight"][:, None, None]
   return groups_lib.Groups(
       logprobs_BxKxT=logprobs_BxKxT,
       behavior_logprobs_BxKxT=behavior_BxKxT,
-      ref_logprobs_BxKxT=batch.ref_logprobs,
+      ref_logprobs_BxKxT=ref_logprobs,
       mask_BxKxT=batch.completion_mask,
       weights_BxKxT=groups_lib.length_weights(
           batch.completion_mask, c.length_norm or row.length_norm, mean_length

@@ -33,9 +33,11 @@ from tba_jax import versions
 from tba_jax import writers
 from tba_jax.carriers import build as carriers_build
 from tba_jax.models import hf
+from tba_jax.replay import admission
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import flow as flow_lib
 from tba_jax.replay import prompt_order
+from tba_jax.replay import similarity
 from tba_jax.rewards import judges
 from tba_jax.transport import base
 
@@ -68,8 +70,16 @@ def make_prompt_order(
   )
 
 
-def make_buffer(config: ml_collections.ConfigDict) -> buffer_lib.ReplayBuffer:
-  """Returns the empty buffer of a config."""
+def make_buffer(
+    config: ml_collections.ConfigDict, policy: policy_lib.Policy | None = None
+) -> buffer_lib.ReplayBuffer:
+  """Returns the empty buffer of a config.
+
+  Args:
+    config: reads `replay`, `replay_filter`, `sampling` and `seed`.
+    policy: its tokenizer and task are needed where sentence embeddings are
+      compared.
+  """
   replay = config.replay
   return buffer_lib.ReplayBuffer(
       capacity_per_prompt=replay.capacity_per_prompt,
@@ -84,6 +94,25 @@ def make_buffer(config: ml_collections.ConfigDict) -> buffer_lib.ReplayBuffer:
       ),
       dedupe=replay.dedupe,
       seed=config.seed,
+      rules=_make_rules(config.replay_filter, policy),
+  )
+
+
+def _make_rules(
+    c: ml_collections.ConfigDict, policy: policy_lib.Policy | None
+) -> admission.Rules:
+  """Returns who the buffer takes in, by `config.replay_filter`."""
+  make = None
+  if c.similarity == "edit":
+    make = lambda table: similarity.EditDistance(table, c.similarity_limit)
+  elif c.similarity == "cosine":
+    embed = policy_lib.make_embed(policy)
+    make = lambda table: similarity.Cosine(embed, c.similarity_limit)
+  return admission.Rules(
+      duplicates=c.duplicates,
+      evict=c.evict,
+      freeze_step=c.freeze_step,
+      make_similarity=make,
   )
 
 

@@ -20,6 +20,7 @@ from tba_jax.models import config as model_config_lib
 from tba_jax.models import hf
 from tba_jax.rewards import build as rewards_build
 from tba_jax.sampling import decode
+from tba_jax.sampling import explore as explore_lib
 from tba_jax.tasks import base as tasks_base
 from tba_jax.tasks import build as tasks_build
 from tba_jax.tasks import limited
@@ -174,8 +175,13 @@ def make_sampler(
     config: ml_collections.ConfigDict, policy: Policy
 ) -> decode.Sampler:
   """Returns the sampler of the searchers."""
-  rows = config.sampling.num_rows
-  return _sampler(config, policy, num_rows=rows, seed=config.seed)
+  return _sampler(
+      config,
+      policy,
+      num_rows=config.sampling.num_rows,
+      seed=config.seed,
+      explore=explore_lib.Explore(**config.explore),
+  )
 
 
 def make_evaluation_sampler(
@@ -208,6 +214,7 @@ def _sampler(
     *,
     num_rows: int,
     seed: int,
+    explore: explore_lib.Explore | None = None,
 ) -> decode.Sampler:
   return decode.Sampler(
       policy.model,
@@ -227,6 +234,9 @@ def _sampler(
       eos_id=policy.tokenizer.eos_id,
       pad_id=policy.tokenizer.pad_id,
       seed=seed,
+      # Evaluations too end no completion before it has its tokens.
+      explore=explore
+      or explore_lib.Explore(min_tokens=config.explore.min_tokens),
   )
 
 

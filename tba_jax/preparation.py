@@ -77,6 +77,25 @@ def hold(
   return jax.lax.cond(step % every == 0, copy, lambda: held)
 
 
+def temper(
+    batch: types.Batch, beta: jax.Array, *, tau: jax.Array, gamma: jax.Array
+) -> tuple[types.Batch, jax.Array]:
+  """Returns the batch and β of a tempered target.
+
+      (log π_ref/γ + r/β) / τ = log π_ref · 1/(γ τ) + r/(β τ)
+
+  so the loss takes β τ, and log π_ref times a weight that goes with the batch:
+  what is told of the KL stays that to π_ref itself.
+
+  Args:
+    batch: of B prompts, nothing prepared yet.
+    beta, tau, gamma: [] float32, above 0.
+  """
+  weight_B = jnp.broadcast_to(1 / (gamma * tau), batch.rewards.shape[:1])
+  prepared = {**batch.prepared, "ref_weight": weight_B}
+  return dataclasses.replace(batch, prepared=prepared), beta * tau
+
+
 def make(
     config: ml_collections.ConfigDict,
     model: Any,
@@ -118,7 +137,7 @@ def make(
   ) -> types.Batch:
     num_micro, num_prompts = micro_batches.rewards.shape[:2]
     behavior = micro_batches.behavior_logprobs
-    prepared = {}
+    prepared = dict(micro_batches.prepared)
     if "params" in held:
       prepared["proximal_logprobs"] = jax.lax.map(
           lambda micro: proximal(held["params"], micro), micro_batches

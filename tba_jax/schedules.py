@@ -125,6 +125,54 @@ def beta(
   return schedule
 
 
+def tempering(
+    config_tempering: ml_collections.ConfigDict, *, per_round_steps: int
+) -> Callable[[jax.Array | int], tuple[jax.Array, jax.Array]] | None:
+  """Returns step -> (τ, γ) of a tempered target; None where both stay 1.
+
+      log R(y) = (log π_ref(y)/γ + r(y)/β) / τ
+
+  Each is linear from its first to its final value over its decay steps, and
+  constant from then on; 0 steps keep the first one. With per_round_steps = R a
+  step has the values of its round's first one.
+
+  Source: Lee et al. 2025 (arXiv:2405.18540), in the code that they released.
+
+  Raises:
+    ValueError: a value that is not above 0, or fewer than 0 steps.
+  """
+  c = config_tempering
+  lines = []
+  for name in ("tau", "gamma"):
+    first, final = c[name], c[f"{name}_final"]
+    decay_steps = c[f"{name}_decay_steps"]
+    if first <= 0 or final <= 0:
+      raise ValueError(
+          f"tempering.{name}={first}, tempering.{name}_final={final}: must be"
+          " above 0"
+      )
+    if decay_steps < 0:
+      raise ValueError(
+          f"tempering.{name}_decay_steps={decay_steps}: at least 0"
+      )
+    lines.append((first, final if decay_steps else first, max(decay_steps, 1)))
+  if all(first == final == 1 for first, final, _ in lines):
+    return None
+
+  def schedule(step: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+    step = jnp.asarray(step, jnp.int32)
+    if per_round_steps:
+      step = step // per_round_steps * per_round_steps
+    done = step.astype(jnp.float32)
+    values = [
+        first + (final - first) * jnp.minimum(done / steps, 1.0)
+        for first, final, steps in lines
+    ]
+    return values[0], values[1]
+
+  return schedule
+
+
 def reward_temperature(
     config_replay: ml_collections.ConfigDict, *, per_round_steps: int
 ) -> Callable[[int], float]:

@@ -157,7 +157,8 @@ def make_train_step(
     use the returned one. The batch has B prompts, a multiple of
     `train.micro_batch_prompts`, each micro-batch a multiple of the data shards.
     Metrics, [] float32: `loss`, `grad_norm` (before clipping), `learning_rate`,
-    `beta`, and those of the loss; with a value model also `value_grad_norm`
+    `beta` (times `tau`, which is there with `gamma` where the target is
+    tempered), and those of the loss; with a value model also `value_grad_norm`
     and `value_learning_rate`. Nothing is raised for a non-finite loss: the
     caller reads it, a step later, without stopping the device.
 
@@ -170,6 +171,9 @@ def make_train_step(
   prepare = preparation.make(c, model, value_model)
   optimizers = optimizer.make_optimizers(c, has_values=value_model is not None)
   beta_fn = schedules.beta(c.loss, per_round_steps=c.train.per_round_steps)
+  tempering_fn = schedules.tempering(
+      c.tempering, per_round_steps=c.train.per_round_steps
+  )
   shardings = jax.tree.map(
       lambda x: x.sharding,
       abstract_state(c, model, mesh, value_model=value_model),
@@ -185,7 +189,10 @@ def make_train_step(
     state = dataclasses.replace(
         state, sampling_params=held, proximal_params=proximal
     )
-    beta = beta_fn(state.step)
+    beta, tempered = beta_fn(state.step), {}
+    if tempering_fn is not None:
+      tempered["tau"], tempered["gamma"] = tempering_fn(state.step)
+      batch, beta = preparation.temper(batch, beta, **tempered)
     parts = micro_batches.cut(
         batch, c.train.micro_batch_prompts, mesh, c.sharding
     )
@@ -200,6 +207,7 @@ def make_train_step(
         "grad_norm": optax.tree.norm(grads[0]),
         "learning_rate": learning_rate * state.learning_rate_scale,
         "beta": beta,
+        **tempered,
         **batch_metrics.finish(totals),
     }
     if value_model is not None:

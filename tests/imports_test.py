@@ -16,16 +16,19 @@ _PACKAGE = _ROOT / "tba_jax"
 # that ends with `*` stands for the files of a folder.
 _RINGS = {
     0: """
+        config_diverse tasks/base
         background bootstrap config_flat config_ranges config_relations
         config_variants devices guards host_state jsonl logprobs metrics
         pipeline processes
         reward_log rounds schedules sharding sweep_types tokenizer types
     """,
     1: """
+        rewards/judges
         eval_summary forward line_program losses/* models/* prompts replay/*
         roofline sampling/* tasks/* transport/*
     """,
     2: """
+        red_team/*
         batch_metrics best_model carriers/* checkpoint config_args data_report
         ledger
         micro_batches objective optimizer preparation reference replay/intake
@@ -57,6 +60,7 @@ _MAX_DEPTH = 7
 # and the supervisor must stay small, and a wrong config must be told before a
 # device is touched.
 _WITHOUT_JAX = """
+    config_diverse
     carriers/directory
     children config_args config_ranges config_relations jsonl line_program main
     metrics models/config models/hf_config models/hf_files models/hf_names

@@ -20,8 +20,11 @@ from tba_jax import policy as policy_lib
 from tba_jax import sharding
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax.models import hf
+from tba_jax.replay import admission
 from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import similarity
 from tba_jax.sampling import decode
+from tba_jax.sampling import explore
 
 _CONFIG = str(pathlib.Path(__file__).parents[1] / "configs/countdown.py:smoke")
 
@@ -130,6 +133,8 @@ class PolicyTest(absltest.TestCase):
         'sampling.stop_strings=["x", "+"]',
         "sampling.num_rows=24",
         "sampling.in_flight=recompute_cache",
+        "explore.fraction=0.5",
+        "explore.min_tokens=2",
     )
     policy = policy_lib.make(config, self.workdir)
     with mock.patch.object(decode, "Sampler", autospec=True) as made:
@@ -150,6 +155,9 @@ class PolicyTest(absltest.TestCase):
     self.assertEqual(searchers["max_completion_tokens"], 12)
     self.assertEqual(evaluators["num_rows"], 16 * 4)
     self.assertEqual(searchers["seed"], config.seed)
+    # Evaluations do not explore, but keep the least length.
+    self.assertEqual(searchers["explore"].fraction, 0.5)
+    self.assertEqual(evaluators["explore"], explore.Explore(min_tokens=2))
     # Held-out samples share no random numbers with training's.
     self.assertNotEqual(evaluators["seed"], searchers["seed"])
 
@@ -196,11 +204,24 @@ class PartsTest(parameterized.TestCase):
         "replay.reward_temperature_final=0.75",
         "replay.reward_temperature_decay_steps=4",
         "replay.dedupe=false",
+        "replay_filter.duplicates=oldest",
+        "replay_filter.evict=lowest_reward",
+        "replay_filter.freeze_step=5",
+        "replay_filter.similarity=edit",
+        "replay_filter.similarity_limit=0.5",
         "seed=9",
     )
     with mock.patch.object(buffer_lib, "ReplayBuffer", autospec=True) as made:
       parts.make_buffer(config)
     settings = dict(made.call_args.kwargs)
+    rules = settings.pop("rules")
+    self.assertEqual(
+        dataclasses.replace(rules, make_similarity=None),
+        admission.Rules("oldest", "lowest_reward", 5),
+    )
+    made_similarity = rules.make_similarity(None)
+    self.assertIsInstance(made_similarity, similarity.EditDistance)
+    self.assertEqual(made_similarity._limit, 0.5)
     temperature = settings.pop("reward_temperature")
     self.assertEqual([temperature(s) for s in (0, 2, 4)], [0.25, 0.5, 0.75])
     self.assertEqual(

@@ -23,6 +23,7 @@ from tba_jax.losses import corrections
 from tba_jax.losses import groups
 from tba_jax.models import build as models_build
 from tba_jax.models import config as model_config
+from tba_jax.replay import eviction
 from tests import base_config
 
 
@@ -128,6 +129,7 @@ class RangesTest(parameterized.TestCase):
       ("model.activation", lambda: model_config.ACTIVATIONS),
       ("model.family", lambda: models_build.FAMILIES),
       ("reference.mode", lambda: reference.MODES),
+      ("replay_filter.evict", lambda: eviction.RULES),
       ("model.rope_type", lambda: model_config.ROPE_TYPES),
       ("optimizer.schedule", lambda: schedules.LEARNING_RATES),
   )

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tba_jax import types
+from tba_jax.replay import admission
 from tba_jax.replay import amount
 from tba_jax.replay import completions
 from tba_jax.replay import draw as draw_lib
@@ -42,6 +43,7 @@ class ReplayBuffer:
       reward_temperature: Callable[[int], float],
       dedupe: bool,
       seed: int,
+      rules: admission.Rules = admission.PLAIN,
   ):
     """Makes an empty buffer.
 
@@ -59,6 +61,7 @@ class ReplayBuffer:
         exp(reward / temperature).
       dedupe: of equal completions of a prompt only the newest is kept.
       seed: of all draws.
+      rules: of who is taken in and who has to go.
 
     Raises:
       ValueError: a setting is out of its range.
@@ -81,6 +84,7 @@ class ReplayBuffer:
         max_prompt_tokens=max_prompt_tokens,
         max_completion_tokens=max_completion_tokens,
         dedupe=dedupe,
+        rules=rules,
     )
     self._replay_pool = selection_lib.PromptPool()
     self._recent_pool = selection_lib.RecentPool(recent_window_steps)
@@ -118,10 +122,12 @@ class ReplayBuffer:
         finite, a step that falls, or other tokens than before for this prompt.
         The buffer is unchanged.
     """
+    first_id = self._store.table.next_id
     result, emptied = self._store.insert(group, step)
-    if group.prompt_id not in self._replay_pool:
-      self._replay_pool.add(group.prompt_id)
-    self._recent_pool.add(group.prompt_id, step)
+    if self._store.table.next_id > first_id:  # Not all of it was refused.
+      if group.prompt_id not in self._replay_pool:
+        self._replay_pool.add(group.prompt_id)
+      self._recent_pool.add(group.prompt_id, step)
     for prompt_id in emptied:
       self._replay_pool.remove(prompt_id)
       self._recent_pool.remove(prompt_id)
@@ -294,9 +300,11 @@ class ReplayBuffer:
   ) -> np.ndarray:
     """Returns rows of one prompt, [count] int64."""
     rows, table = prompt.view(), self._store.table
-    if recent:
-      oldest = self._sample_step - self._recent_window_steps
-      rows = rows[prompt.first_after(oldest, table.arrivals) :]
+    oldest = self._sample_step - self._recent_window_steps
+    first = prompt.first_after(oldest, table.arrivals) if recent else len(rows)
+    # What was recent may have been replaced since: then all are drawn from.
+    if first < len(rows):
+      rows = rows[first:]
     elif self._selection == "reward":
       return rows[
           selection_lib.choose_by_reward(
@@ -311,36 +319,12 @@ class ReplayBuffer:
   def _gather(
       self, rows_BxK: np.ndarray, recent_B: np.ndarray, prompt_ids_B: np.ndarray
   ) -> draw_lib.Draw:
-    table = self._store.table
-    integers = table.integers(rows_BxK)
-    # Of a row that was drawn twice, only the first place is its first use.
-    first_BxK = np.zeros(rows_BxK.shape, np.bool_)
-    first_BxK.flat[np.unique(rows_BxK, return_index=True)[1]] = True
-    num_columns = self._max_prompt_tokens
-    prompt_tokens_BxP = np.zeros((len(rows_BxK), num_columns), np.int32)
-    prompt_mask_BxP = np.zeros((len(rows_BxK), num_columns), np.float32)
-    for b, key in enumerate(prompt_ids_B.tolist()):
-      tokens = self._store.prompts[key].tokens
-      prompt_tokens_BxP[b, num_columns - len(tokens) :] = tokens
-      prompt_mask_BxP[b, num_columns - len(tokens) :] = 1
-    ref_versions_BxK = integers["ref_versions"]
-    ref_logprobs_BxKxT = table.ref_logprobs[rows_BxK]
-    ref_logprobs_BxKxT[ref_versions_BxK < 0] = 0
-    return draw_lib.Draw(
-        rows=integers["ids"],
-        recent=recent_B,
-        fresh=(integers["use_counts"] == 0) & first_BxK,
-        prompt_ids=prompt_ids_B,
-        prompt_tokens=prompt_tokens_BxP,
-        prompt_mask=prompt_mask_BxP,
-        completion_tokens=table.tokens[rows_BxK],
-        completion_lengths=integers["lengths"],
-        stopped=integers["stopped"],
-        behavior_logprobs=table.behavior_logprobs[rows_BxK],
-        ref_logprobs=ref_logprobs_BxKxT,
-        ref_versions=ref_versions_BxK,
-        rewards=table.rewards[rows_BxK],
-        versions=integers["versions"],
+    return draw_lib.gather(
+        self._store,
+        rows_BxK,
+        recent_B,
+        prompt_ids_B,
+        num_columns=self._max_prompt_tokens,
         step=self._sample_step,
     )
 

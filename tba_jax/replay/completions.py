@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from tba_jax import types
+from tba_jax.replay import admission as admission_lib
 from tba_jax.replay import amount
+from tba_jax.replay import eviction
 from tba_jax.replay import prompt_rows
 from tba_jax.replay import rows as rows_lib
 
@@ -32,14 +34,17 @@ class CompletionStore:
       max_prompt_tokens: int,
       max_completion_tokens: int,
       dedupe: bool,
+      rules: admission_lib.Rules = admission_lib.PLAIN,
   ):
     """Makes an empty store; for the settings see `ReplayBuffer`."""
-    self._capacity_per_prompt = capacity_per_prompt
-    self._capacity = capacity
+    self.capacity_per_prompt = capacity_per_prompt
+    self.capacity = self._full_capacity = capacity
+    self._rules = rules
     self._max_prompt_tokens = max_prompt_tokens
     self._max_completion_tokens = max_completion_tokens
     self._dedupe = dedupe
     self.table = rows_lib.RowTable(max_completion_tokens, capacity)
+    self._admission = admission_lib.Admission(rules, self.table)
     self._clear()
 
   def __len__(self) -> int:
@@ -55,31 +60,62 @@ class CompletionStore:
     """
     self._check(group, step)
     self._insert_step = step
+    if self._rules.freeze_step and step >= self._rules.freeze_step:
+      self.capacity = min(self.capacity, max(len(self), 1))
     prompt = self.prompts.get(group.prompt_id)
-    if prompt is None:
+    is_known = prompt is not None
+    if not is_known:
       prompt = prompt_rows.PromptRows(np.array(group.prompt_tokens, np.int32))
       self.prompts[group.prompt_id] = prompt
     kept, digests = self._distinct(group)
-    # Older copies leave before the capacities are looked at.
-    copies = [self._row_of[d] for d in digests if d in self._row_of]
-    for row in copies:
+    digest_of = dict(zip(kept, digests))
+    plan = self._admission.plan(
+        group,
+        kept,
+        [self._row_of.get(digest_of.get(j)) for j in kept],
+        prompt.view(),
+    )
+    # What is replaced leaves before the capacities are looked at.
+    for row in plan.leaving:
       prompt.remove(row, self.table.ids)
-    replaced = self._release(np.array(copies, np.int64))
-    limit = min(self._capacity_per_prompt, self._capacity)
-    stored, digests = kept[-limit:], digests[-limit:]
-    evicted, emptied = self._make_room(group.prompt_id, prompt, len(stored))
-    self._store(group, prompt, stored, digests, step)
+    replaced = self.release(np.array(plan.leaving, np.int64))
+    make_room = eviction.RULES[self._rules.evict]
+    stored, evicted, emptied = make_room(self, group, prompt, plan.kept)
+    whole = 0
+    if stored:
+      some = [digest_of[j] for j in stored] if self._dedupe else []
+      rows = self._store(group, prompt, stored, some, step)
+      self._admission.store(rows, plan, stored)
+    else:
+      whole = 1  # The group leaves with the last of its completions.
+      if not len(prompt):
+        del self.prompts[group.prompt_id]
+        emptied += [group.prompt_id] * is_known
     lengths = group.completion_lengths.tolist()
-    gone = [lengths[j] for j in kept[: len(kept) - len(stored)]]
-    within = [lengths[j] for j in set(range(len(lengths))) - set(kept)]
+    places = set(plan.kept)
+    gone = [lengths[j] for j in plan.kept if j not in set(stored)]
+    within = [length for j, length in enumerate(lengths) if j not in places]
     result = amount.InsertResult(
         inserted=amount.sum_of(1, lengths),
-        replaced_untrained=replaced[0] + amount.sum_of(0, within),
+        replaced_untrained=replaced[0] + amount.sum_of(whole, within),
         replaced_trained=replaced[1],
         evicted_untrained=evicted[0] + amount.sum_of(0, gone),
         evicted_trained=evicted[1],
     )
     return result, emptied
+
+  def release(self, rows: np.ndarray) -> tuple[amount.Amount, amount.Amount]:
+    """Frees rows that no prompt holds; returns untrained and trained."""
+    if not len(rows):
+      return amount.Amount(), amount.Amount()
+    out = self.uses.remove(rows)
+    for row in rows.tolist() if self._dedupe else ():
+      digest = self._digests.pop(row)
+      # Without deduping before a restart there may be a newer copy.
+      if self._row_of.get(digest) == row:
+        del self._row_of[digest]
+    self.table.free(rows)
+    return out
 
   def mark_trained(self, ids: np.ndarray) -> amount.Amount:
     """Counts uses; see `ReplayBuffer.mark_trained`."""
@@ -108,6 +144,7 @@ class CompletionStore:
         "untrained_groups": self.uses.untrained_groups(),
         "next_group": self._next_group,
         "insert_step": self._insert_step,
+        "capacity": self.capacity,
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
@@ -140,6 +177,10 @@ class CompletionStore:
     self.uses.restore(state["untrained_groups"])
     self._next_group = int(state["next_group"])
     self._insert_step = int(state["insert_step"])
+    if self._rules.freeze_step:
+      frozen = int(state.get("capacity", self._full_capacity))
+      self.capacity = min(self._full_capacity, frozen)
+    self._admission.restore()
     if self._dedupe:
       for row in rows.tolist():
         self._remember(row, self._digest_of(row))
@@ -221,46 +262,6 @@ class CompletionStore:
       last[digest] = j
     return list(last.values()), list(last)
 
-  def _make_room(
-      self, prompt_id: int, prompt: prompt_rows.PromptRows, count: int
-  ) -> tuple[tuple[amount.Amount, amount.Amount], list[int]]:
-    """Evicts for `count` rows of a prompt; see `_release`, and emptied prompts.
-
-    The prompt itself is about to have rows and never counts as emptied.
-    """
-    excess = len(prompt) + count - self._capacity_per_prompt
-    own = amount.Amount(), amount.Amount()
-    if excess > 0:
-      own = self._release(prompt.view()[:excess].copy())
-      prompt.drop_oldest(excess)
-    excess = len(self.table) + count - self._capacity
-    if excess <= 0:
-      return own, []
-    rows = self.table.oldest(excess)
-    emptied = []
-    for owner_id in self.table.prompt_ids[rows].tolist():
-      owner = self.prompts[owner_id]
-      # Rows come in order of arrival here and there, so it is its first.
-      owner.drop_oldest(1)
-      if not len(owner) and owner_id != prompt_id:
-        del self.prompts[owner_id]
-        emptied.append(owner_id)
-    others = self._release(rows)
-    return (own[0] + others[0], own[1] + others[1]), emptied
-
-  def _release(self, rows: np.ndarray) -> tuple[amount.Amount, amount.Amount]:
-    """Frees rows that no prompt holds; returns untrained and trained."""
-    if not len(rows):
-      return amount.Amount(), amount.Amount()
-    out = self.uses.remove(rows)
-    for row in rows.tolist() if self._dedupe else ():
-      digest = self._digests.pop(row)
-      # Without deduping before a restart there may be a newer copy.
-      if self._row_of.get(digest) == row:
-        del self._row_of[digest]
-    self.table.free(rows)
-    return out
-
   def _store(
       self,
       group: types.Group,
@@ -268,7 +269,8 @@ class CompletionStore:
       stored: list[int],
       digests: list[bytes],
       step: int,
-  ) -> None:
+  ) -> np.ndarray:
+    """Appends the completions at `stored`; returns their rows."""
     take = np.asarray
     if len(stored) < len(group.rewards):
       index = np.array(stored)
@@ -290,6 +292,7 @@ class CompletionStore:
     self._next_group += 1
     for row, digest in zip(rows.tolist(), digests):
       self._remember(row, digest)
+    return rows
 
   def _remember(self, row: int, digest: bytes) -> None:
     self._row_of[digest] = row

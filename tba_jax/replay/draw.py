@@ -3,9 +3,12 @@
 """What a draw of the replay buffer returns."""
 
 import dataclasses
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+  from tba_jax.replay import completions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,3 +77,55 @@ class Draw:
         "completion_tokens": float(self.completion_lengths.mean()),
         "stop_rate": float(self.stopped.mean()),
     }
+
+
+def gather(
+    store: "completions.CompletionStore",
+    rows_BxK: np.ndarray,
+    recent_B: np.ndarray,
+    prompt_ids_B: np.ndarray,
+    *,
+    num_columns: int,
+    step: int,
+) -> Draw:
+  """Returns the draw of some rows, copied out of their store.
+
+  Args:
+    store: of the rows.
+    rows_BxK: [B, K] int64.
+    recent_B: [B] bool, drawn from the recent window.
+    prompt_ids_B: [B] int64.
+    num_columns: P.
+    step: of the draw.
+  """
+  table = store.table
+  integers = table.integers(rows_BxK)
+  # Of a row that was drawn twice, only the first place is its first use.
+  first_BxK = np.zeros(rows_BxK.shape, np.bool_)
+  first_BxK.flat[np.unique(rows_BxK, return_index=True)[1]] = True
+  prompt_tokens_BxP = np.zeros((len(rows_BxK), num_columns), np.int32)
+  prompt_mask_BxP = np.zeros((len(rows_BxK), num_columns), np.float32)
+  for b, key in enumerate(prompt_ids_B.tolist()):
+    tokens = store.prompts[key].tokens
+    prompt_tokens_BxP[b, num_columns - len(tokens) :] = tokens
+    prompt_mask_BxP[b, num_columns - len(tokens) :] = 1
+  ref_versions_BxK = integers["ref_versions"]
+  ref_logprobs_BxKxT = table.ref_logprobs[rows_BxK]
+  ref_logprobs_BxKxT[ref_versions_BxK < 0] = 0
+  return Draw(
+      rows=integers["ids"],
+      recent=recent_B,
+      fresh=(integers["use_counts"] == 0) & first_BxK,
+      prompt_ids=prompt_ids_B,
+      prompt_tokens=prompt_tokens_BxP,
+      prompt_mask=prompt_mask_BxP,
+      completion_tokens=table.tokens[rows_BxK],
+      completion_lengths=integers["lengths"],
+      stopped=integers["stopped"],
+      behavior_logprobs=table.behavior_logprobs[rows_BxK],
+      ref_logprobs=ref_logprobs_BxKxT,
+      ref_versions=ref_versions_BxK,
+      rewards=table.rewards[rows_BxK],
+      versions=integers["versions"],
+      step=step,
+  )

@@ -31,6 +31,7 @@ import jax
 import numpy as np
 
 from tba_jax import types
+from tba_jax.sampling import explore as explore_lib
 from tba_jax.sampling import flight
 from tba_jax.sampling import logits as logits_lib
 from tba_jax.sampling import placement
@@ -90,6 +91,7 @@ class Sampler:
       text_fn: Callable[[Sequence[int]], str] | None = None,
       recompute_cache: bool = False,
       prompt_buckets: int = 1,
+      explore: explore_lib.Explore = explore_lib.NONE,
   ):
     """Makes a sampler; nothing is compiled or allocated yet.
 
@@ -116,6 +118,8 @@ class Sampler:
         caches of the rows in flight again.
       prompt_buckets: number of lengths that prompts are padded to for their
         prefill: P, half of it, a quarter, …
+      explore: what is drawn from instead of the model, as `sampling/explore.py`
+        has it; nothing where it is greedy.
 
     Raises:
       ValueError: a setting is out of range.
@@ -141,10 +145,10 @@ class Sampler:
         num_rows=num_rows,
         max_prompt_tokens=max_prompt_tokens,
         max_completion_tokens=max_completion_tokens,
-        eos_id=eos_id,
         pad_id=pad_id,
         min_p=min_p,
-        stop_ids=tuple(sorted(set(stop_ids))),
+        stop_ids=tuple(sorted({*stop_ids, eos_id} - {None})),
+        explore=explore if temperature else explore_lib.NONE,
     )
     self._host = flight.Settings(
         buckets=flight.bucket_lengths(max_prompt_tokens, prompt_buckets),

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from tba_jax import types
 from tba_jax.sampling import blocks
+from tba_jax.sampling import explore as explore_lib
 from tba_jax.sampling import logits as logits_lib
 
 # Named, so that no flag of JAX changes what is sampled.
@@ -32,10 +33,10 @@ class Settings:
   num_rows: R.
   max_prompt_tokens: P.
   max_completion_tokens: T.
-  eos_id: the stop token; None: a row ends at T tokens only.
   pad_id: fills a completion after its end.
   min_p: as in `sampling/logits.py`.
-  stop_ids: other tokens that end a row, beside eos_id.
+  stop_ids: tokens that end a row; (): it ends at T tokens only.
+  explore: what is drawn from instead of the model.
   """
 
   temperature: float
@@ -44,16 +45,17 @@ class Settings:
   num_rows: int
   max_prompt_tokens: int
   max_completion_tokens: int
-  eos_id: int | None
   pad_id: int
   min_p: float = 0.0
   stop_ids: tuple[int, ...] = ()
+  explore: explore_lib.Explore = explore_lib.NONE
 
   @property
   def is_plain(self) -> bool:
     """Whether what is sampled from is the tempered model itself."""
     return self.temperature > 0 and (
         (self.top_k, self.top_p, self.min_p) == (0, 1, 0)
+        and self.explore == explore_lib.NONE
     )
 
   @property
@@ -300,7 +302,7 @@ def _draw(
   bits_R = jax.random.key_data(folded_R)[:, 0]
   uniform_R = (bits_R >> 8).astype(jnp.float32) * 2.0**-24
   logprobs_RxV = logits_lib.process(
-      logits_RxV,
+      explore_lib.explored(settings, logits_RxV, keys_R, position_R),
       temperature=settings.temperature,
       top_k=settings.top_k,
       top_p=settings.top_p,
@@ -327,9 +329,8 @@ def _append(
   here_RxT = (_columns(state) == state.lengths[:, None]) & rows_R[:, None]
   lengths_R = state.lengths + rows_R
   stopped_R = state.stopped
-  stop_ids = [i for i in (settings.eos_id, *settings.stop_ids) if i is not None]
-  for stop_id in stop_ids:
-    stopped_R = stopped_R | (rows_R & (token_R == stop_id))
+  for stop_id in settings.stop_ids:
+    stopped_R |= rows_R & (token_R == stop_id)
   full_R = lengths_R >= state.limits
   write = lambda old_RxT, new_R: jnp.where(here_RxT, new_R[:, None], old_RxT)
   plain_RxT = state.plain_logprobs
