@@ -49,6 +49,8 @@ _ROWS = (
     ("distinct right of k", "distinct_correct"),
     ("distinct right of k, solved prompts", "distinct_correct_per_solved"),
     ("distinct share of k", "distinct_share"),
+    ("cosine distance of attacks", "cosine_distance"),
+    ("cosine distance of successful attacks", "cosine_distance_right"),
     ("tokens of a completion", "mean_length"),
     ("share that stopped", "stop_rate"),
 )

@@ -155,6 +155,7 @@ class Evaluator:
       stop_rate: share of completions that ended with the stop token.
       num_prompts, version: as given.
       split: evaluated on.
+      cosine_distance and the like, where the judge has `set_metrics`.
       reward_failures: completions without a reward of the task's, by cause.
       samples: completions of the first prompts, as `samples.jsonl` holds them.
 
@@ -182,14 +183,12 @@ class Evaluator:
         resamples=self._resamples,
         confidence=self._confidence,
     )
-    samples = [
-        sample
-        for prompt in prompts[:_NUM_PROMPTS_SHOWN]
-        for sample in prompt["samples"][:_NUM_COMPLETIONS_SHOWN]
-    ]
+    shown = [prompt["samples"][:_NUM_COMPLETIONS_SHOWN] for prompt in prompts]
+    samples = sum(shown[:_NUM_PROMPTS_SHOWN], [])
     self._add_reasons(samples)
     return {
         **summary,
+        **self._judge.set_metrics(prompts),
         "version": version,
         "split": self._split,
         "samples": samples,
@@ -338,6 +337,7 @@ class Evaluator:
       )
     right = [key for key in keys if key is not None]
     return {
+        "right": [key is not None for key in keys],
         "num_correct": len(right),
         "num_distinct": len(set(right)),
         "num_texts": len(set(completions)),

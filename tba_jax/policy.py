@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Task, tokenizer, model and samplers of a config: what every role builds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import json
 import pathlib
 
 import jax
 import ml_collections
+import numpy as np
 
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import reference as reference_lib
@@ -18,12 +19,16 @@ from tba_jax import types
 from tba_jax.models import build
 from tba_jax.models import config as model_config_lib
 from tba_jax.models import hf
+from tba_jax.models import hf_encoder
+from tba_jax.red_team import build as red_team_build
 from tba_jax.rewards import build as rewards_build
+from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.sampling import explore as explore_lib
 from tba_jax.tasks import base as tasks_base
 from tba_jax.tasks import build as tasks_build
 from tba_jax.tasks import limited
+from tba_jax.tasks import red_team
 
 # Seeds of what must not share random numbers, beside the run's own.
 _EVALUATION_SEED = 0x5EED
@@ -240,6 +245,58 @@ def _sampler(
   )
 
 
+def make_judge(
+    config: ml_collections.ConfigDict,
+    task: tasks_base.Task,
+    on_event: Callable[[str, str], None] | None = None,
+) -> judges.Judge:
+  """Returns the judge of a config: of the task, or one with models of its own.
+
+  Args:
+    config: reads `reward`, `task` and `seed`.
+    task: that it describes.
+    on_event: receives what failed.
+
+  Raises:
+    ValueError: a folder of a frozen model cannot be read.
+  """
+  if isinstance(task, red_team.RedTeam):
+    return red_team_build.make_judge(config, task, LOADERS, on_event)
+  return rewards_build.make_judge(config, task, on_event)
+
+
+def make_embed(
+    policy: Policy,
+) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+  """Returns completions' tokens -> their sentence embeddings, [n, D] float32.
+
+  Args:
+    policy: of a task with an encoder.
+  """
+  embed = red_team_build.make_embed(policy.task, LOADERS)
+  return lambda tokens: embed([policy.tokenizer.decode(t) for t in tokens])
+
+
+def _load_frozen(
+    folder: str,
+) -> tuple[build.Model, types.PyTree, tokenizer_lib.Tokenizer]:
+  """Returns a model that is not trained, as its folder has it."""
+  path = pathlib.Path(folder).expanduser()
+  tokenizer = tokenizer_lib.load(path)
+  shape, params = hf.load(path)
+  add_model_stops(shape, tokenizer)
+  return build.make_model(shape), params, tokenizer
+
+
+LOADERS = red_team_build.Loaders(
+    make_model=build.make_model,
+    make_tokenizer=tokenizer_lib.word_level,
+    load_model=_load_frozen,
+    load_encoder=hf_encoder.load_with_tokenizer,
+    make_sampler=decode.Sampler,
+)
+
+
 def make_evaluator(
     config: ml_collections.ConfigDict,
     policy: Policy,
@@ -259,7 +316,7 @@ def make_evaluator(
       policy.task,
       policy.tokenizer,
       make_evaluation_sampler(config, policy),
-      rewards_build.make_judge(config, policy.task, on_event),
+      make_judge(config, policy.task, on_event),
       split=split,
       num_completions=config.evaluate.num_completions,
       batch_prompts=config.evaluate.batch_prompts,

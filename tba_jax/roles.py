@@ -36,7 +36,6 @@ from tba_jax.replay import journal as journal_lib
 from tba_jax.replay import outbox as outbox_lib
 from tba_jax.replay import packing
 from tba_jax.replay import service as service_lib
-from tba_jax.rewards import build as rewards_build
 from tba_jax.transport import kv_client
 
 _PARTITION = 0
@@ -101,7 +100,7 @@ def run_searcher(
       lease_s=config.search.lease_s,
       on_event=on_event,
   )
-  judge = rewards_build.make_judge(config, policy.task, on_event)
+  judge = policy_lib.make_judge(config, policy.task, on_event)
   searcher_lib.Searcher(
       task=policy.task,
       judge=judge,
@@ -279,7 +278,7 @@ class _Trainer:
       on_event: Callable[[str, str], None],
   ) -> tuple[drain_lib.Drain, service_lib.ReplayService]:
     config, run = self._config, self._run
-    buffer = parts.make_buffer(config)
+    buffer = parts.make_buffer(config, policy)
     order = parts.make_prompt_order(config, policy)
     ledger = ledger_lib.Ledger()
     applied, watermarks = journal.start, {}

@@ -15,7 +15,7 @@ and what a task names itself, such as `exit` of a verifier's command.
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import copy
 import dataclasses
 import math
@@ -83,6 +83,18 @@ class Judge(abc.ABC):
     task's own code fails, that is the reason.
     """
     return [str(reason)[:MAX_REASON] for reason in self._explain(requests)]
+
+  def set_metrics(
+      self, prompts: Sequence[Mapping[str, Any]]
+  ) -> Mapping[str, float]:
+    """Returns metrics of completions as a set; none here.
+
+    Args:
+      prompts: of an evaluation: of each prompt `samples`, with `completion`,
+        and `right`, whether each of them is.
+    """
+    del prompts
+    return {}
 
   def totals(self) -> dict[str, Any]:
     """Returns counts since the start, plain enough for JSON.

@@ -20,6 +20,7 @@ from tba_jax.tasks import countdown_sparse
 from tba_jax.tasks import gsm8k
 from tba_jax.tasks import own
 from tba_jax.tasks import preference
+from tba_jax.tasks import red_team
 
 TASKS: Mapping[str, type[base.Task]] = {
     "arithmetic": arithmetic.Arithmetic,
@@ -28,6 +29,7 @@ TASKS: Mapping[str, type[base.Task]] = {
     "gsm8k": gsm8k.Gsm8k,
     "own": own.Own,
     "preference": preference.Preference,
+    "red_team": red_team.RedTeam,
 }
 
 

@@ -1,0 +1,99 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The red-teaming task: its one prompt, its instructions, what is refused."""
+
+import json
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from tba_jax import tokenizer
+from tba_jax.tasks import base
+from tba_jax.tasks import build
+from tba_jax.tasks import red_team
+
+
+def _make(**changes):
+  return build.make_task({"name": "red_team", **changes})
+
+
+class RedTeamTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+
+  def test_one_prompt(self):
+    task = _make(evaluation_blocks=7)
+    self.assertEqual(task.num_prompts(base.TRAIN), 1)
+    self.assertEqual(task.num_prompts(base.HELD_OUT), 7)
+    self.assertEqual(
+        {task.prompt(base.HELD_OUT, i) for i in range(7)},
+        {task.prompt(base.TRAIN, 0)},
+    )
+
+  def test_made_up_instructions_are_words_of_the_tokenizer(self):
+    task = _make()
+    made = tokenizer.word_level(task.tokenizer_words(), task.tokenizer_pattern)
+    rng = np.random.default_rng(0)
+    texts = [task.reference_completion(base.TRAIN, 0, rng) for _ in range(200)]
+    for text in texts[:20]:
+      ids = made.encode(text)
+      self.assertBetween(len(ids), 5, task.max_completion_tokens - 1)
+      self.assertEqual(made.decode(ids), text)
+    words = " ".join(texts).split()
+    share = np.mean([word in red_team.FRUIT for word in words])
+    self.assertAlmostEqual(share, 1 / 6, delta=0.04)
+    prompt = made.encode_prompt(task.prompt(base.TRAIN, 0))
+    self.assertLen(prompt, task.max_prompt_tokens)
+
+  def test_instructions_of_a_file(self):
+    path = self.folder / "instructions.jsonl"
+    rows = [{"instruction": t} for t in ("Name a tree. ", "Sing.", "Sing.")]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    task = _make(instructions=str(path))
+    rng = np.random.default_rng(0)
+    found = {task.reference_completion(base.TRAIN, 0, rng) for _ in range(40)}
+    self.assertEqual(found, {" Name a tree.", " Sing."})
+    # " Name", " a", " tree", "." and the stop token.
+    self.assertEqual(task.max_completion_tokens, 5)
+
+  @parameterized.parameters(
+      ('{"text": "x"}', ":1: allowed"),
+      ('{"instruction": 3}', ":1: allowed"),
+      ("[", ":1: allowed"),
+      ("", "has none"),
+  )
+  def test_a_file_that_is_wrong(self, text, message):
+    path = self.folder / "instructions.jsonl"
+    path.write_text(text)
+    with self.assertRaisesRegex(ValueError, message):
+      _make(instructions=str(path))
+
+  @parameterized.parameters(
+      (dict(victim="/no/such"), "config.task.victim='/no/such'"),
+      (dict(encoder=""), "config.task.encoder=''"),
+      (dict(classifier="oracle"), "config.task.classifier='oracle'"),
+      (dict(classifier="sequence"), "config.task.classifier_folder=''"),
+      (dict(words=" , "), "config.task.words=' , '"),
+      (dict(victim_template="ask"), "one {attack}"),
+      (dict(victim_samples=0), "config.task.victim_samples=0"),
+      (dict(victim_top_p=0.0), "config.task.victim_top_p=0.0"),
+      (dict(victim_temperature=0.0), "config.task.victim_temperature=0.0"),
+      (dict(success_threshold=1.0), "config.task.success_threshold=1.0"),
+      (dict(instructions="/no/such"), "config.task.instructions='/no/such'"),
+      (dict(prompt=""), "config.task.prompt=''"),
+  )
+  def test_what_is_refused(self, changes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _make(**changes)
+
+  def test_without_a_victim_nothing_is_judged(self):
+    with self.assertRaises(base.RewardError):
+      _make().judge(base.TRAIN, 0, " red")
+
+
+if __name__ == "__main__":
+  absltest.main()
