@@ -255,6 +255,18 @@ def get_config() -> ml_collections.ConfigDict:
       max_segment_mb=64.0,  # of the journal
   )
 
+  # The processes of the trainer: docs/many_devices.md.
+  c.trainer = d(
+      num_processes=1,  # of one mesh; process 0 decides, the others follow
+      # host:port at which process 0 waits for the others; "" = a free port of
+      # this machine, which --program=train chooses.
+      coordinator="",
+      cpu_devices=0,  # virtual CPU devices of a process; 0 = those there are
+      start_deadline_s=300.0,  # in which all must have come
+      heartbeat_s=100.0,  # a process that is silent for so long is dead
+      deadline_s=1800.0,  # of the others for the next word of process 0
+  )
+
   # The regime of Asynchronous RLHF instead of replay: a round is mini_batches
   # (N) batches, all sampled with one version, trained on in their order in each
   # of `passes` (T) passes, N·T steps, and then left. lag_rounds=1: one-step

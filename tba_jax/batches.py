@@ -15,6 +15,100 @@ from tba_jax.replay import draw as draw_lib
 STOP_RULES = ("keep", "replace", "add")
 
 
+class Placer:
+  """Puts batches onto the mesh, with the reference log-probs that they lack.
+
+  It is the part of making a batch that all processes of a trainer do together:
+  the first one with `put`, the others with `put_rows`.
+  """
+
+  def __init__(
+      self,
+      reference: reference_lib.Reference,
+      *,
+      part_prompts: int,
+      place: Callable[[types.Batch, int], types.Batch] = lambda batch, _: batch,
+      gather: Callable[[jax.Array], jax.Array] = lambda array: array,
+      tell: Callable[..., None] = lambda batch, **fields: None,
+  ):
+    """Takes the parts.
+
+    Args:
+      reference: policy that the KL is measured against.
+      part_prompts: reference log-probs are computed for so many prompts at a
+        time, at most the batch's; one shape, compiled once.
+      place: puts a host batch of B prompts, or this process's rows of it, onto
+        the mesh.
+      gather: makes an array of the mesh whole in this process.
+      tell: called with a host batch and the fields of `put_rows` before it is
+        put.
+    """
+    self._reference = reference
+    self._part_prompts = part_prompts
+    self._place = place
+    self._gather = gather
+    self._tell = tell
+    self._cut = jax.jit(_cut, static_argnums=2)
+    self._merge = jax.jit(_merge)
+
+  def follow(self, step: int, ref_params: types.PyTree) -> int:
+    """Takes the reference of a train state; returns its version."""
+    self._reference.follow(step, ref_params)
+    return self._reference.version
+
+  def put(
+      self, batch: types.Batch, step: int, num_missing: int
+  ) -> tuple[types.Batch, list[tuple[slice, jax.Array]]]:
+    """Returns a batch on the mesh, and what was computed, by rows.
+
+    Args:
+      batch: [B, ...] on the host; of its first `num_missing` prompts the
+        reference log-probs are computed.
+      step: that it is for; `follow` was called with it.
+      num_missing: 0 to B.
+    """
+    num_prompts = len(batch.rewards)
+    fields = dict(step=step, num_prompts=num_prompts, num_missing=num_missing)
+    self._tell(batch, **fields)
+    return self._put(batch, num_prompts, num_missing)
+
+  def put_rows(
+      self,
+      rows: types.Batch,
+      *,
+      step: int,
+      num_prompts: int,
+      num_missing: int,
+      ref_params: types.PyTree,
+  ) -> types.Batch:
+    """Does what `put` of process 0 does, with the rows of this process.
+
+    Args:
+      rows: of the batch, those that the devices of this process hold.
+      step, num_missing: as `put`.
+      num_prompts: B, of the whole batch.
+      ref_params: as `follow`.
+    """
+    self.follow(step, ref_params)
+    return self._put(rows, num_prompts, num_missing)[0]
+
+  def _put(
+      self, batch: types.Batch, num_prompts: int, num_missing: int
+  ) -> tuple[types.Batch, list[tuple[slice, jax.Array]]]:
+    batch = self._place(batch, num_prompts)
+    part = min(self._part_prompts, num_prompts)
+    computed, ref_logprobs = [], batch.ref_logprobs
+    for start in range(0, num_missing, part):
+      # The last part reaches back, so that all have one shape.
+      start = min(start, num_prompts - part)
+      values_bxKxT = self._reference.logprobs(*self._cut(batch, start, part))
+      ref_logprobs = self._merge(ref_logprobs, values_bxKxT, start)
+      rows = slice(start, start + part)
+      computed.append((rows, self._gather(values_bxKxT)))
+    batch = types.Batch(**{**vars(batch), "ref_logprobs": ref_logprobs})
+    return batch, computed
+
+
 class BatchMaker:
   """Makes batches; reference log-probs are computed once a trajectory.
 
@@ -25,33 +119,25 @@ class BatchMaker:
   def __init__(
       self,
       buffer: buffer_lib.ReplayBuffer,
-      reference: reference_lib.Reference,
+      placer: Placer,
       *,
       include_stop_token: bool,
       missing_stop: str,
       missing_stop_reward: float,
-      part_prompts: int,
-      place: Callable[[types.Batch], types.Batch] = lambda batch: batch,
   ):
     """Takes the parts.
 
     Args:
       buffer: the draws come from; it caches the reference log-probs.
-      reference: policy that the KL is measured against.
+      placer: puts what is made onto the mesh.
       include_stop_token: whether the loss counts stop tokens.
       missing_stop, missing_stop_reward: as `with_stop_rule`.
-      part_prompts: reference log-probs are computed for so many prompts at a
-        time, at most the batch's; one shape, compiled once.
-      place: puts a host batch onto the mesh.
     """
     self._buffer = buffer
-    self._reference = reference
+    self._placer = placer
     self._include_stop_token = include_stop_token
     self._stop_rule = missing_stop, missing_stop_reward
-    self._part_prompts = part_prompts
-    self._place = place
     self._unsaved: list[tuple[np.ndarray, jax.Array, int]] = []
-    self._merge = jax.jit(_merge)
 
   def make(
       self, draw: draw_lib.Draw, step: int, ref_params: types.PyTree
@@ -63,14 +149,13 @@ class BatchMaker:
       step: the step that will learn from it.
       ref_params: of the train state before that step.
     """
-    self._reference.follow(step, ref_params)
+    version = self._placer.follow(step, ref_params)
     mask_BxKxT = completion_mask(
         draw.completion_lengths,
         draw.stopped,
         draw.completion_tokens.shape[-1],
         include_stop_token=self._include_stop_token,
     )
-    version = self._reference.version
     cached_B = (draw.ref_versions == version).all(axis=1)
     # Prompts without cached log-probs come first; their order means nothing.
     order_B = np.argsort(cached_B, kind="stable")
@@ -88,29 +173,10 @@ class BatchMaker:
         # A later version is of a history that a restart has undone.
         staleness_steps=take(np.abs(step - draw.versions).astype(np.float32)),
     )
-    batch = self._place(batch)
-    num_missing = int((~cached_B).sum())
-    if not num_missing:
-      return batch
-    num_prompts = len(cached_B)
-    part = min(self._part_prompts, num_prompts)
-    computed = []
-    for start in range(0, num_missing, part):
-      # The last part reaches back, so that all have one shape.
-      start = min(start, num_prompts - part)
-      rows = slice(start, start + part)
-      values_bxKxT = self._reference.logprobs(
-          batch.prompt_tokens[rows],
-          batch.prompt_mask[rows],
-          batch.completion_tokens[rows],
-          batch.completion_mask[rows],
-      )
+    batch, computed = self._placer.put(batch, step, int((~cached_B).sum()))
+    for rows, values_bxKxT in computed:
       self._unsaved.append((draw.rows[order_B[rows]], values_bxKxT, version))
-      computed.append((start, values_bxKxT))
-    ref_logprobs = batch.ref_logprobs
-    for start, values_bxKxT in computed:
-      ref_logprobs = self._merge(ref_logprobs, values_bxKxT, start)
-    return types.Batch(**{**vars(batch), "ref_logprobs": ref_logprobs})
+    return batch
 
   def flush(self) -> None:
     """Saves the computed reference log-probs in the buffer.
@@ -163,6 +229,19 @@ def completion_mask(
   """
   counted = lengths if include_stop_token else lengths - stopped
   return (np.arange(num_tokens) < counted[..., None]).astype(np.float32)
+
+
+def _cut(batch: types.Batch, start: int, size: int) -> tuple[jax.Array, ...]:
+  """Returns what the reference reads of some prompts of a batch."""
+  return tuple(
+      jax.lax.dynamic_slice_in_dim(array, start, size)
+      for array in (
+          batch.prompt_tokens,
+          batch.prompt_mask,
+          batch.completion_tokens,
+          batch.completion_mask,
+      )
+  )
 
 
 def _merge(

@@ -4,8 +4,8 @@
 
 A checkpoint is complete or absent: Orbax writes into a temporary directory and
 renames it. The device state is any pytree of arrays and may be restored onto
-another mesh. The host state (replay buffer, cursors, counts) is written bit for
-bit by each process, in one checked file.
+another mesh or number of processes. The host state (replay buffer, cursors,
+counts) is process 0's: it writes it bit for bit, in one checked file.
 """
 
 from collections.abc import Callable, Iterator
@@ -91,7 +91,8 @@ class Checkpointer:
       step: number of the checkpoint, above `latest_step()`.
       state: pytree of `jax.Array`.
       host_state: nested dicts (keys str or int) and lists of NumPy arrays and
-        scalars, int, float, bool, str and None.
+        scalars, int, float, bool, str and None; of process 0, not read in the
+        others.
 
     Raises:
       OSError: this save, or the one before it, could not be written (disk full,
@@ -300,11 +301,13 @@ def _with_fields(
 
 
 class _HostHandler(ocp.AsyncCheckpointHandler):
-  """Writes each process's host state to a file of its own."""
+  """Writes the host state of process 0, and reads it in all of them."""
 
   async def async_save(
       self, directory: epath.Path, args: "_HostSave"
   ) -> list[ocp.future.Future]:
+    if jax.process_index() != 0:
+      return []
     return [
         ocp.future.CommitFutureAwaitingContractedSignals(
             self._write(directory, args.packed), name="host_state_save"
@@ -316,6 +319,8 @@ class _HostHandler(ocp.AsyncCheckpointHandler):
       host_state_lib.write(file, args.packed)
 
   def restore(self, directory: epath.Path, args: "_HostRestore") -> Any:
+    # Also where it is not needed: then all processes see the same damage, and
+    # pass over the same checkpoint.
     del args  # There is nothing to choose.
     with _host_path(directory).open("rb") as file:
       return host_state_lib.read(file)
@@ -341,4 +346,4 @@ class _HostRestore(ocp.args.CheckpointArgs):
 
 
 def _host_path(directory: epath.Path) -> epath.Path:
-  return directory / f"process-{jax.process_index():05d}.npz"
+  return directory / "process-00000.npz"

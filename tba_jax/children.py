@@ -15,6 +15,8 @@ from tba_jax import jsonl
 from tba_jax import processes
 
 _MAX_LOG_BYTES = 8_000_000
+# In which the processes of a group notice that one of them is gone.
+_TOGETHER_S = 3.0
 _DEATHS = 3
 _WITHIN_S = 60.0
 _ERRORS = 3
@@ -33,6 +35,8 @@ class Child:
   started: time of the last start, seconds of the epoch.
   errors: how often in a row it ended by an error and got no further.
   furthest: the run's step at the latest of them.
+  group: those that live and die together, with itself; empty = it is alone.
+  operands: of its program, after the index.
   """
 
   role: str
@@ -45,6 +49,8 @@ class Child:
   started: float = 0.0
   errors: int = 0
   furthest: int = -1
+  group: Sequence["Child"] = dataclasses.field(default=(), repr=False)
+  operands: Sequence[str] = ()
 
   @property
   def name(self) -> str:
@@ -79,6 +85,53 @@ class Children:
     self.start(child)
     return child
 
+  def add_group(
+      self, role: str, size: int, cores: Sequence[int]
+  ) -> list[Child]:
+    """Starts processes that live and die together; watches them from now on."""
+    group = [Child(role, index, cores) for index in range(size)]
+    for child in group:
+      child.group = group if size > 1 else ()
+    self._all += group
+    self.start_again(group[0])
+    return group
+
+  def start_again(self, child: Child) -> None:
+    """Starts a child, and with it all of its group, at a new address."""
+    address = f"127.0.0.1:{processes.free_port()}" if child.group else ""
+    for one in child.group or (child,):
+      one.operands = (address,) if address else ()
+      one.finished = False
+      self.start(one)
+
+  def end_group(self, child: Child) -> Child:
+    """Ends the group of a child that has ended; returns who tells why.
+
+    The others notice by themselves, and end by an error of their own, or by
+    SIGABRT of the library; they have some seconds for it. Without a group, and
+    where its first process has ended as planned, that is it.
+    """
+    killed = []
+    deadline = time.monotonic() + _TOGETHER_S
+    for one in child.group:
+      try:
+        one.process.wait(max(0.0, deadline - time.monotonic()))
+      except subprocess.TimeoutExpired:
+        one.process.kill()
+        one.process.wait()
+        killed.append(one.index)
+
+    def tells_least(one: Child) -> tuple[bool, ...]:
+      code = one.process.returncode
+      return (
+          one.index in killed,
+          one.index > 0 or code != processes.EXIT_OK,
+          code not in (processes.EXIT_CONFIG, processes.EXIT_FATAL),
+          code in (-signal.SIGABRT, processes.EXIT_OK),
+      )
+
+    return min(child.group or (child,), key=tells_least)
+
   def start(self, child: Child) -> None:
     """Starts the process of a child, bound to its cores before it runs."""
     path = self.log_path(child)
@@ -91,6 +144,7 @@ class Children:
         f"--program={child.role}",
         f"--workdir={self._workdir}",
         str(child.index),
+        *child.operands,
     ]
     # A child inherits the affinity of the thread that starts it.
     own = processes.available_cores()

@@ -153,6 +153,10 @@ _ADDRESS: _Range = (
     lambda v: re.fullmatch(r"|[^:\s]+:\d+(-\d+)?|\[[^\]]+\]:\d+(-\d+)?", v),
     "allowed '' (a unix socket), 'host:0' (a free port) or 'host:first-last'",
 )
+_COORDINATOR: _Range = (
+    lambda v: re.fullmatch(r"|[^:\s]+:\d+|\[[^\]]+\]:\d+", v),
+    "allowed '' (a free port of this machine) or 'host:port'",
+)
 
 # Keys that share a range; what a count of 0 means stands in configs/common.py.
 _RANGES: tuple[tuple[_Range, str], ...] = (
@@ -181,7 +185,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " log.every_steps log.profile_first_step log.profile_asked_steps"
         " generate.num_completions generate.batch_lines"
         " reference.every_steps reward.num_workers rounds.passes"
-        " sweep.workers",
+        " sweep.workers trainer.num_processes",
     ),
     (
         _at_least(0),
@@ -194,7 +198,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " replay.reward_temperature_decay_steps"
         " replay.warm_start_completions log.num_samples"
         " log.profile_num_steps explore.min_tokens replay_filter.freeze_step"
-        " tempering.tau_decay_steps tempering.gamma_decay_steps",
+        " tempering.tau_decay_steps tempering.gamma_decay_steps"
+        " trainer.cpu_devices",
     ),
     # A searcher may be reading the version before the newest.
     (_at_least(2), "publish.keep_versions"),
@@ -211,9 +216,9 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " replay.max_segment_mb guards.max_kl"
         " evaluate.deadline_s reward.deadline_s reward.start_deadline_s"
         " guards.max_logprob_gap store.deadline_s store.probe_timeout_s"
-        " explore.min_temperature explore.max_temperature"
-        " tempering.tau tempering.tau_final tempering.gamma"
-        " tempering.gamma_final",
+        " explore.min_temperature explore.max_temperature tempering.tau"
+        " tempering.tau_final tempering.gamma tempering.gamma_final"
+        " trainer.start_deadline_s trainer.heartbeat_s trainer.deadline_s",
     ),
     (
         _FROM_0,
@@ -279,6 +284,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         ),
         "store.locator",
     ),
+    (_COORDINATOR, "trainer.coordinator"),
     (_CORES, "cores.trainer cores.searcher cores.store"),
 )
 

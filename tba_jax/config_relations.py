@@ -15,6 +15,7 @@ import pathlib
 from typing import Any
 
 from tba_jax import config_diverse
+from tba_jax import config_relations_trainer
 
 # Names of `config.loss`; a test holds them to the table of objectives.
 OF_SINGLE_COMPLETIONS = ("tb_learned_z", "subtb", "ppo")
@@ -345,6 +346,7 @@ _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
     _folders,
     _store,
     _tls,
+    config_relations_trainer.problems,
     _packages,
     _verifier,
 )

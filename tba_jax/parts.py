@@ -7,12 +7,17 @@ import functools
 import math
 import pathlib
 import signal
+from typing import Any
 
 import jax
 import ml_collections
+import numpy as np
 
 from tba_jax import batches
 from tba_jax import best_model
+from tba_jax import checkpoint as checkpoint_lib
+from tba_jax import cluster as cluster_lib
+from tba_jax import device_work
 from tba_jax import evaluations as evaluations_lib
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import periods
@@ -148,6 +153,36 @@ def init_state(
   )
 
 
+def make_work(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    checkpointer: checkpoint_lib.Checkpointer,
+    cluster: cluster_lib.Cluster,
+) -> tuple[device_work.DeviceWork, batches.Placer, dict[str, Any]]:
+  """Returns what a trainer's processes do together, and what was saved with it.
+
+  Its state is the newest checkpoint's where there is one.
+  """
+  mesh = sharding.make_mesh(config.mesh)
+  shardings = sharding.param_shardings(
+      mesh, config.sharding, policy.model.logical_axes
+  )
+  params = policy_lib.initial_params(policy, config.seed, shardings)
+  reference = make_reference(config, policy, jax.device_put(params, shardings))
+  if checkpointer.latest_step() is None:
+    state, saved = init_state(config, policy, params, mesh), {}
+  else:
+    state, saved = checkpointer.restore(abstract_state(config, policy, mesh))
+  work = device_work.DeviceWork(
+      state=state,
+      train_step=make_train_step(config, policy, mesh),
+      checkpointer=checkpointer,
+      mesh=mesh,
+      cluster=cluster,
+  )
+  return work, make_placer(config, reference, mesh, cluster), saved
+
+
 def abstract_state(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
@@ -175,24 +210,58 @@ def make_train_step(
 def make_batch_maker(
     config: ml_collections.ConfigDict,
     buffer: buffer_lib.ReplayBuffer,
+    placer: batches.Placer,
+) -> batches.BatchMaker:
+  """Returns the maker of batches."""
+  return batches.BatchMaker(
+      buffer,
+      placer,
+      include_stop_token=config.loss.include_stop_token,
+      missing_stop=config.loss.missing_stop,
+      missing_stop_reward=config.loss.missing_stop_reward,
+  )
+
+
+def make_placer(
+    config: ml_collections.ConfigDict,
     reference: reference_lib.Reference,
     mesh: jax.sharding.Mesh,
-) -> batches.BatchMaker:
-  """Returns the maker of batches on a mesh."""
+    cluster: cluster_lib.Cluster,
+) -> batches.Placer:
+  """Returns what puts batches onto a mesh, that of a cluster's processes."""
   num_prompts = config.train.prompts_per_batch
   shards = config.mesh.data * config.mesh.fsdp
   # Fresh groups miss their reference log-probs; drawn again, they have them.
   quarter = math.ceil(num_prompts / 4 / shards) * shards
-  return batches.BatchMaker(
-      buffer,
+  put = functools.partial(
+      sharding.shard_batch, mesh=mesh, rules=config.sharding
+  )
+
+  def rows_of(process: int, batch: types.Batch, num_rows: int) -> types.Batch:
+    rows = sharding.local_rows(mesh, config.sharding, num_rows, process)
+    return jax.tree.map(lambda x: x[rows], batch)
+
+  def place(batch: types.Batch, num_rows: int) -> types.Batch:
+    if cluster.leads:
+      batch = rows_of(0, batch, num_rows)
+    return put(batch, num_rows=num_rows)
+
+  def tell(batch: types.Batch, *, num_prompts: int, **fields: int) -> None:
+    def rows(process: int) -> dict[str, np.ndarray]:
+      arrays = dict(vars(rows_of(process, batch, num_prompts)))
+      del arrays["prepared"]
+      return arrays
+
+    cluster.tell("place", {"num_prompts": num_prompts, **fields}, rows)
+
+  return batches.Placer(
       reference,
-      include_stop_token=config.loss.include_stop_token,
-      missing_stop=config.loss.missing_stop,
-      missing_stop_reward=config.loss.missing_stop_reward,
       part_prompts=num_prompts
       if config.replay.recent_fraction == 1
       else quarter,
-      place=lambda batch: sharding.shard_batch(batch, mesh, config.sharding),
+      place=place,
+      gather=cluster.gatherer(mesh),
+      tell=tell,
   )
 
 

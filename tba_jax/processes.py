@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -36,6 +37,13 @@ SUPERVISED = "TBA_JAX_SUPERVISED"
 _PR_SET_PDEATHSIG = 1
 # sun_path of a unix socket holds 108 bytes; the gRPC prefix needs some.
 _MAX_SOCKET_DIR = 80
+
+
+def free_port() -> int:
+  """Returns a port of the loopback interface that nobody listens at."""
+  with socket.socket() as found:
+    found.bind(("127.0.0.1", 0))
+    return found.getsockname()[1]
 
 
 def parse_cores(text: str) -> list[int]:

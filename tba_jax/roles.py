@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import functools
 import os
 import secrets
+import sys
 import time
 from typing import Any
 
@@ -14,7 +15,10 @@ import jax
 import ml_collections
 
 from tba_jax import checkpoint as checkpoint_lib
+from tba_jax import cluster as cluster_lib
+from tba_jax import cluster_join
 from tba_jax import data_report
+from tba_jax import device_work
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import guards as guards_lib
 from tba_jax import ledger as ledger_lib
@@ -24,11 +28,8 @@ from tba_jax import periods
 from tba_jax import policy as policy_lib
 from tba_jax import processes
 from tba_jax import recorder as recorder_lib
-from tba_jax import reference as reference_lib
 from tba_jax import run_directory
 from tba_jax import searcher as searcher_lib
-from tba_jax import sharding
-from tba_jax import train_step as train_step_lib
 from tba_jax import trainer as trainer_lib
 from tba_jax.replay import drain as drain_lib
 from tba_jax.replay import grants as grants_lib
@@ -45,19 +46,27 @@ _FLUSH_S = 5.0
 def run_trainer(
     config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
 ) -> int:
-  """Runs the trainer of a run until its last step, a signal or an error."""
-  del operands
+  """Runs the trainer of a run until its last step, a signal or an error.
+
+  Args:
+    config, workdir: of the run.
+    operands: as `cluster_join.join`; none where the trainer is one process.
+  """
   stop = processes.start_role()
   run = run_directory.open_run(workdir, config)
   try:
-    with _Trainer(config, run) as trainer:
-      done = trainer.run(stop.is_set)
+    with cluster_join.join(config.trainer, operands, run.secret) as cluster:
+      with _Trainer(config, run, cluster) as trainer:
+        done = trainer.run(cluster.stopper(stop.is_set))
+        cluster.end(processes.EXIT_OK if done else processes.EXIT_INTERRUPTED)
   except (FloatingPointError, ValueError) as error:
     # It would end in the same place again. A ValueError is a setting, a file or
     # a newer format that does not fit this machine or program.
     logging.exception("the trainer cannot go on")
-    wrong = isinstance(error, ValueError)
-    return processes.EXIT_CONFIG if wrong else processes.EXIT_FATAL
+    print(f"error: {error}", file=sys.stderr)
+    return cluster_lib.status_of(error)
+  except cluster_lib.Ended as end:
+    return end.status
   return processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
 
 
@@ -127,40 +136,56 @@ def run_searcher(
 class _Trainer:
   """Builds the trainer's parts in the order in which they need each other."""
 
-  def __init__(self, config: ml_collections.ConfigDict, run: run_directory.Run):
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      run: run_directory.Run,
+      cluster: cluster_lib.Cluster,
+  ):
     self._config = config
     self._run = run
+    self._cluster = cluster
     self._closers: list[Callable[[], None]] = []
 
-  def __enter__(self) -> trainer_lib.Trainer:
+  def __enter__(self) -> trainer_lib.Trainer | device_work.Follower:
     try:
+      if self._cluster.leads:
+        lock = run_directory.lock(str(self._run.workdir), "trainer")
+        self._closers.append(lambda: os.close(lock))
       return self._build()
-    except BaseException:
-      self.__exit__(None, None, None)
+    except BaseException as error:
+      self.__exit__(type(error), error, None)
       raise
 
-  def __exit__(self, *unused: Any) -> None:
+  def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    if self._cluster.leaves_alone(error):
+      return
+    # What the others wait for first: closing a checkpointer needs them all.
+    self._cluster.end(cluster_lib.status_of(error))
     while self._closers:
       self._closers.pop()()
 
-  def _build(self) -> trainer_lib.Trainer:
+  def _build(self) -> trainer_lib.Trainer | device_work.Follower:
     config, run = self._config, self._run
-    epoch = run_directory.next_epoch(run)
-    logging.info("trainer epoch %d on %s", epoch, jax.devices())
     events = metrics.EventLog(run.workdir / "events.jsonl")
     self._closers.append(events.close)
     on_event = functools.partial(events.write, role="trainer")
     policy = policy_lib.make(config, run.workdir)
-    mesh = sharding.make_mesh(config.mesh)
     checkpointer = checkpoint_lib.Checkpointer(
         str(run.workdir / "checkpoints"),
         keep=config.checkpoint.keep,
         on_event=on_event,
     )
     self._closers.append(checkpointer.close)
-    state, saved, reference = self._make_state(policy, mesh, checkpointer)
+    work, placer, saved = parts.make_work(
+        config, policy, checkpointer, self._cluster
+    )
+    if not self._cluster.leads:
+      return device_work.Follower(self._cluster, work, placer.put_rows)
+    epoch = run_directory.next_epoch(run)
+    logging.info("trainer epoch %d on %s", epoch, jax.devices())
     if saved:
-      on_event("restored", f"checkpoint of step {int(state.step)}")
+      on_event("restored", f"checkpoint of step {int(work.state.step)}")
     journal = self._make_journal(saved, on_event)
     drain, service = self._make_service(
         policy, journal, saved.get("data"), epoch, on_event
@@ -174,25 +199,21 @@ class _Trainer:
         config,
         run,
         epoch,
-        state.params,
+        work.state.params,
         _transport_maker(config, run),
         recorder,
         on_event,
     )
-    self._closers.append(publisher.close)
     evaluations = parts.make_evaluations(
         config, policy, evaluator, run.workdir, recorder
     )
-    self._closers.append(evaluations.close)
+    self._closers += [publisher.close, evaluations.close]
     data_report.write(policy.task, run.workdir, on_event)
     drain.start()
     return trainer_lib.Trainer(
-        state=state,
-        train_step=parts.make_train_step(config, policy, mesh),
+        work=work,
         service=service,
-        batch_maker=parts.make_batch_maker(
-            config, service.buffer, reference, mesh
-        ),
+        batch_maker=parts.make_batch_maker(config, service.buffer, placer),
         publisher=publisher,
         checkpointer=checkpointer,
         journal=journal,
@@ -215,30 +236,6 @@ class _Trainer:
     )
     self._closers.append(journal.close)
     return journal
-
-  def _make_state(
-      self,
-      policy: policy_lib.Policy,
-      mesh: jax.sharding.Mesh,
-      checkpointer: checkpoint_lib.Checkpointer,
-  ) -> tuple[
-      train_step_lib.TrainState, dict[str, Any], reference_lib.Reference
-  ]:
-    """Returns the state to go on from, what was saved with it, reference."""
-    config = self._config
-    shardings = sharding.param_shardings(
-        mesh, config.sharding, policy.model.logical_axes
-    )
-    params = policy_lib.initial_params(policy, config.seed, shardings)
-    reference = parts.make_reference(
-        config, policy, jax.device_put(params, shardings)
-    )
-    if checkpointer.latest_step() is None:
-      return parts.init_state(config, policy, params, mesh), {}, reference
-    state, saved = checkpointer.restore(
-        parts.abstract_state(config, policy, mesh)
-    )
-    return state, saved, reference
 
   def _make_recorder(
       self,

@@ -168,13 +168,17 @@ def next_epoch(run: Run) -> int:
   return last + 1
 
 
-def lock(workdir: str) -> int:
+def lock(workdir: str, role: str = "") -> int:
   """Takes the run directory for this process; returns the open lock file.
+
+  Args:
+    workdir: of the run.
+    role: of which one process at a time may run there; "" = the supervisor.
 
   Raises:
     ValueError: another process runs there; it is named.
   """
-  path = pathlib.Path(workdir).absolute() / ".lock"
+  path = pathlib.Path(workdir).absolute() / f".{role}{'.' * bool(role)}lock"
   path.parent.mkdir(parents=True, exist_ok=True)
   fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
   try:
@@ -184,6 +188,7 @@ def lock(workdir: str) -> int:
     os.close(fd)
     raise ValueError(
         f"--workdir={workdir}: process {holder} already runs there"
+        + (f" as the {role}" if role else "")
     ) from error
   os.ftruncate(fd, 0)
   os.write(fd, f"{os.getpid()}\n".encode())

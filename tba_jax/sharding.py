@@ -47,9 +47,11 @@ def make_mesh(
   shape = tuple(sizes[name] for name in MESH_AXES)
   needed = math.prod(shape)
   found = jax.devices() if devices is None else list(devices)
-  if len(found) < needed or (devices is not None and len(found) != needed):
+  all_of_them = devices is not None or jax.process_count() > 1
+  if len(found) < needed or (all_of_them and len(found) != needed):
     raise ValueError(
         f"config.mesh={sizes} needs {needed} devices, {len(found)} are here"
+        f" in {jax.process_count()} processes"
     )
   return Mesh(np.asarray(found[:needed]).reshape(shape), MESH_AXES)
 
@@ -170,8 +172,39 @@ def batch_sharding(mesh: Mesh, rules: Mapping[str, str]) -> NamedSharding:
   return NamedSharding(mesh, _spec(rules, ("batch",)))
 
 
-def shard_batch(batch: PyTree, mesh: Mesh, rules: Mapping[str, str]) -> PyTree:
+def local_rows(
+    mesh: Mesh, rules: Mapping[str, str], num_rows: int, process: int
+) -> slice:
+  """Returns the rows of arrays [B, ...] that the devices of a process hold.
+
+  Args:
+    mesh: of all processes.
+    rules: `config.sharding`.
+    num_rows: B.
+    process: its index.
+  """
+  indices = batch_sharding(mesh, rules).devices_indices_map((num_rows,))
+  spans = [
+      index[0].indices(num_rows)
+      for device, index in indices.items()
+      if device.process_index == process
+  ]
+  return slice(min(s[0] for s in spans), max(s[1] for s in spans))
+
+
+def shard_batch(
+    batch: PyTree,
+    mesh: Mesh,
+    rules: Mapping[str, str],
+    num_rows: int | None = None,
+) -> PyTree:
   """Returns host arrays [B, ...] as device arrays that are split along B.
+
+  Args:
+    batch: with one process all B rows, else its `local_rows`.
+    mesh: from `make_mesh`.
+    rules: `config.sharding`.
+    num_rows: B; None = those of the given arrays.
 
   Raises:
     ValueError: B does not divide by the mesh axes of the batch.
@@ -180,10 +213,17 @@ def shard_batch(batch: PyTree, mesh: Mesh, rules: Mapping[str, str]) -> PyTree:
   (axes,) = _splits(sharding, 1)
   size = math.prod(mesh.shape[a] for a in axes)
   for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-    if leaf.shape[0] % size:
+    if (num_rows or leaf.shape[0]) % size:
       name = jax.tree_util.keystr(path, simple=True, separator="/")
       raise ValueError(
-          f"batch {name}: {leaf.shape[0]} prompts do not divide by mesh axis"
-          f" {','.join(axes)} of size {size} (config.sharding.batch)"
+          f"batch {name}: {num_rows or leaf.shape[0]} prompts do not divide by"
+          f" mesh axis {','.join(axes)} of size {size} (config.sharding.batch)"
       )
-  return jax.device_put(batch, sharding)
+  if sharding.is_fully_addressable:
+    return jax.device_put(batch, sharding)
+  return jax.tree.map(
+      lambda x: jax.make_array_from_process_local_data(
+          sharding, x, (num_rows or len(x), *x.shape[1:])
+      ),
+      batch,
+  )

@@ -173,7 +173,9 @@ class _Supervisor:
         self._config.cores, self._config.search.num_searchers
     )
     self._children.add("store", 0, cores["store"])
-    trainer = self._children.add("trainer", 0, cores["trainer"])
+    trainer = self._children.add_group(
+        "trainer", self._config.trainer.num_processes, cores["trainer"]
+    )[0]
     for i in range(search.num_searchers):
       self._children.add("searcher", i, cores["searchers"][i])
     service_pid = None
@@ -208,6 +210,8 @@ class _Supervisor:
     """Looks after one child; True where it was started again."""
     if child.finished or child.process.poll() is None:
       return False
+    if child.process.returncode != processes.EXIT_OK:
+      child = self._children.end_group(child)
     code = child.process.returncode
     if child.role != "store" and code == processes.EXIT_OK:
       child.finished = child.role != "searcher" or self._is_finishing()
@@ -238,7 +242,7 @@ class _Supervisor:
           f" {step}.\n{self._last_words(child)}"
       )
     child.restarts += 1
-    self._children.start(child)
+    self._children.start_again(child)
     self._events.write(
         "restart",
         f"{child.name} (after {cause})",

@@ -7,7 +7,6 @@ the host draws the next batch, wherever its data is there already.
 """
 
 from collections.abc import Callable
-import dataclasses
 import math
 import time
 from typing import Any
@@ -17,12 +16,12 @@ import numpy as np
 
 from tba_jax import batches
 from tba_jax import checkpoint as checkpoint_lib
+from tba_jax import device_work
 from tba_jax import evaluations as evaluations_lib
 from tba_jax import guards as guards_lib
 from tba_jax import periods as periods_lib
 from tba_jax import publication
 from tba_jax import recorder as recorder_lib
-from tba_jax import train_step as train_step_lib
 from tba_jax import types
 from tba_jax.replay import draw as draw_lib
 from tba_jax.replay import journal as journal_lib
@@ -38,8 +37,7 @@ class Trainer:
   def __init__(
       self,
       *,
-      state: train_step_lib.TrainState,
-      train_step: train_step_lib.TrainStep,
+      work: device_work.DeviceWork,
       service: service_lib.ReplayService,
       batch_maker: batches.BatchMaker,
       publisher: publication.Publisher,
@@ -55,8 +53,7 @@ class Trainer:
     """Takes the parts, restored or new; `run` starts.
 
     Args:
-      state: before the next step.
-      train_step: jitted; donates the state.
+      work: owns the train state; what the devices do.
       service: replay, with its drain running.
       batch_maker: from draws to batches.
       publisher: of versions.
@@ -70,8 +67,7 @@ class Trainer:
       stopped_by: what ended the training before its last step, where only the
         last evaluation is left to do.
     """
-    self._state = state
-    self._train_step = train_step
+    self._work = work
     self._service = service
     self._batch_maker = batch_maker
     self._publisher = publisher
@@ -82,14 +78,10 @@ class Trainer:
     self._recorder = recorder
     self._periods = periods
     self._applied_history = list(applied_history)
-    self._step = int(state.step)
+    self._step = int(work.state.step)
     self._saved_step = checkpointer.latest_step()
     self._started = time.monotonic()
     self._stopped_by = stopped_by
-
-  @property
-  def state(self) -> train_step_lib.TrainState:
-    return self._state
 
   def run(self, should_stop: Callable[[], bool]) -> bool:
     """Trains to the last step; returns False where it was interrupted.
@@ -120,7 +112,7 @@ class Trainer:
         return self._interrupt()
       draw, batch = prepared
       with note.span("step", step=self._step):
-        self._state, metrics = self._train_step(self._state, batch)
+        metrics = self._work.train(batch)
       prepared = self._after_dispatch(should_stop)
       with note.span("step", step=self._step):
         metrics = jax.device_get(metrics)
@@ -142,12 +134,12 @@ class Trainer:
 
   def _publish_first(self) -> None:
     """Publishes; with a lag what the rest of a round must be sampled with."""
-    version, params = self._step, self._state.params
+    version, field = self._step, "params"
     if self._periods.publish_late:
       every = self._periods.publish_every
       version = max(version - 1, 0) // every * every
-      params = self._state.sampling_params
-    self._publisher.submit(version, params)
+      field = "sampling_params"
+    self._publisher.submit(version, self._work.gather(field))
     self._publisher.wait(version, _PUBLISH_S)
 
   def _begin(self, step: int, should_stop: Callable[[], bool]) -> bool:
@@ -155,7 +147,7 @@ class Trainer:
     begun = self._service.begin_step(step, should_stop)
     if begun and self._periods.publish_late:
       if step % self._periods.publish_every == 0:
-        self._publisher.submit(step, self._state.params)
+        self._publisher.submit(step, self._work.gather())
       self._service.open_next(step)
     return begun
 
@@ -165,7 +157,8 @@ class Trainer:
           self._periods.num_prompts, self._periods.num_completions, step
       )
       self._service.mark_trained(draw)
-      batch = self._batch_maker.make(draw, step, self._state.ref_params)
+      ref_params = self._work.state.ref_params
+      batch = self._batch_maker.make(draw, step, ref_params)
       return draw, batch
 
   def _after_dispatch(
@@ -176,7 +169,7 @@ class Trainer:
     periods = self._periods
     due = done % periods.publish_every == 0 or done == periods.num_steps
     if due and not periods.publish_late:
-      self._publisher.submit(done, self._state.params)
+      self._publisher.submit(done, self._work.gather())
     # A checkpoint or an evaluation must see the buffer between two steps.
     if done >= periods.num_steps or self._is_due(done) or should_stop():
       return None
@@ -243,10 +236,10 @@ class Trainer:
   def _evaluate(self, name: str, should_stop: Callable[[], bool]) -> bool:
     """Evaluates as it is due; False where it was stopped."""
     if not name and self._evaluations.beside:
-      self._evaluations.start(self._step, self._state.params)
+      self._evaluations.start(self._step, self._work.gather())
       return True
     result = self._evaluations.run(
-        name, self._step, self._state.params, should_stop
+        name, self._step, self._work.gather(), should_stop
     )
     if result is not None:
       self._on_evaluation((self._step, result))
@@ -268,10 +261,7 @@ class Trainer:
         self._guards.action == "lower_learning_rate"
         and alarm.name != "logprob_gap"
     ):
-      scale = (
-          self._state.learning_rate_scale * self._guards.learning_rate_factor
-      )
-      self._state = dataclasses.replace(self._state, learning_rate_scale=scale)
+      self._work.scale_learning_rate(self._guards.learning_rate_factor)
 
   def _save(self, *, wait: bool) -> None:
     """Saves a checkpoint of this step, and drops journal that none needs.
@@ -293,7 +283,7 @@ class Trainer:
           "num_steps": self._periods.num_steps,
       }
       try:
-        self._checkpointer.save(self._step, self._state, host_state, wait=wait)
+        self._work.save(self._step, host_state, wait=wait)
       except OSError as error:
         if wait:
           raise

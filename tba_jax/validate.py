@@ -54,6 +54,7 @@ RESUMABLE_KEYS = (
     "sweep.*",
     "train.num_steps",
     "train.wall_clock_limit_s",
+    "trainer.*",
 )
 
 

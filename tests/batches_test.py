@@ -49,12 +49,18 @@ class BatchMakerTest(absltest.TestCase):
       )
     self.reference = FakeReference()
 
-  def make_maker(self, *, part_prompts=2, stop=True, **kwargs):
+  def make_maker(
+      self,
+      *,
+      part_prompts=2,
+      stop=True,
+      place=lambda batch, num_prompts: batch,
+      **kwargs,
+  ):
     return batches.BatchMaker(
         self.buffer,
-        self.reference,
+        batches.Placer(self.reference, part_prompts=part_prompts, place=place),
         include_stop_token=stop,
-        part_prompts=part_prompts,
         **{"missing_stop": "keep", "missing_stop_reward": -1.0, **kwargs},
     )
 
@@ -213,7 +219,8 @@ class BatchMakerTest(absltest.TestCase):
   def test_the_batch_is_placed_before_it_is_used(self):
     placed = []
 
-    def place(batch):
+    def place(batch, num_prompts):
+      self.assertEqual(num_prompts, _B)
       placed.append(batch)
       return batch
 

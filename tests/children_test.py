@@ -18,7 +18,7 @@ from tba_jax import processes
 # Stands in for the interpreter: what a role would be, it is told by its index.
 _SCRIPT = """#!{python}
 import os, signal, sys, time
-role, index = sys.argv[-3].split("=")[1], int(sys.argv[-1])
+role, index = sys.argv[3].split("=")[1], int(sys.argv[5])
 print("args", *sys.argv[1:])
 print("cores", *sorted(os.sched_getaffinity(0)))
 print("session", os.getsid(0) == os.getpid())
@@ -118,6 +118,53 @@ class ChildrenTest(absltest.TestCase):
       child.process.wait(_WAIT_S)
     self.assertEqual(self.log(child).count("args "), 1)
     self.assertIn("args ", path.with_name("short-0.log.1").read_text())
+
+  def test_a_group_meets_at_an_address_and_is_started_together(self):
+    group = self.children.add_group("short", 2, ())
+    for index, child in enumerate(group):
+      self.assertEqual(child.process.wait(_WAIT_S), index)
+    first = {child.operands for child in group}
+    self.assertLen(first, 1)
+    address = first.pop()[0]
+    self.assertStartsWith(address, "127.0.0.1:")
+    self.assertIn(f"1 {address}\n", self.log(group[1]))
+    group[0].finished = True
+    self.children.start_again(group[1])
+    for child in group:
+      child.process.wait(_WAIT_S)
+      self.assertEqual(self.log(child).count("args "), 2)
+      self.assertFalse(child.finished)
+    self.assertEqual(self.children.all, group)
+
+  def test_a_group_of_one_is_a_child_as_any(self):
+    (child,) = self.children.add_group("short", 1, ())
+    child.process.wait(_WAIT_S)
+    self.assertIn(f" --workdir={self.workdir} 0\n", self.log(child))
+    self.assertIs(self.children.end_group(child), child)
+
+  def test_a_group_ends_whole_and_who_failed_tells_why(self):
+    group = self.children.add_group("deaf", 3, ())
+    for child in group:
+      self.wait_for(lambda child=child: "ready" in self.log(child))
+    group[1].process.kill()
+    with mock.patch.object(children_lib, "_TOGETHER_S", 0.1):
+      self.assertIs(self.children.end_group(group[1]), group[1])
+    for child in group:
+      self.assertIsNotNone(child.process.poll())
+
+  def test_words_of_its_own_tell_more_than_an_abort(self):
+    group = self.children.add_group("short", 4, ())
+    for child in group:
+      child.process.wait(_WAIT_S)
+    for expected, *codes in (
+        (2, 1, -signal.SIGABRT, processes.EXIT_FATAL, 1),
+        (3, -signal.SIGABRT, -signal.SIGABRT, -signal.SIGABRT, 1),
+        # Process 0 has done what was asked.
+        (0, 0, -signal.SIGABRT, 1, 1),
+    ):
+      for child, code in zip(group, codes, strict=True):
+        child.process.returncode = code
+      self.assertEqual(self.children.end_group(group[1]).index, expected)
 
   def test_end_is_polite_first(self):
     child = self.add("polite")

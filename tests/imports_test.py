@@ -18,9 +18,9 @@ _RINGS = {
     0: """
         config_diverse tasks/base
         background bootstrap config_flat config_ranges config_relations
-        config_variants devices guards host_state jsonl logprobs metrics
-        pipeline processes
-        reward_log rounds schedules sharding sweep_types tokenizer types
+        config_relations_trainer config_variants devices guards host_state jsonl
+        logprobs metrics pipeline processes reward_log rounds schedules sharding
+        sweep_types tokenizer types
     """,
     1: """
         rewards/judges
@@ -28,12 +28,11 @@ _RINGS = {
         roofline sampling/* tasks/* transport/*
     """,
     2: """
-        red_team/*
-        batch_metrics best_model carriers/* checkpoint config_args data_report
-        ledger
-        micro_batches objective optimizer preparation reference replay/intake
-        replay/journal replay/packing report/* rewards/* run_directory
-        sampling/decode sampling/rows run_state step_record value_model versions
+        batch_metrics best_model carriers/* checkpoint cluster cluster_join
+        config_args data_report ledger micro_batches objective optimizer
+        preparation red_team/* reference replay/intake replay/journal
+        replay/packing report/* rewards/* run_directory run_state
+        sampling/decode sampling/rows step_record value_model versions
         wandb_writer writers
     """,
     3: """
@@ -42,8 +41,8 @@ _RINGS = {
         replay/outbox replay/service reward_scorer train_step validate
     """,
     4: """
-        evaluations model_source recorder sample_log searcher sft_examples
-        sft_settings trainer
+        device_work evaluations model_source recorder sample_log searcher
+        sft_examples sft_settings trainer
     """,
     5: """
         children config_reference evaluate export generate panel panel_view

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from tba_jax import batches
+from tba_jax import cluster
 from tba_jax import config_args
 from tba_jax import evaluator
 from tba_jax import parts
@@ -245,10 +246,20 @@ class PartsTest(parameterized.TestCase):
     mesh = sharding.make_mesh(config.mesh)
     with config.unlocked():
       config.mesh.data = data
-    with mock.patch.object(batches, "BatchMaker", autospec=True) as made:
-      parts.make_batch_maker(config, mock.sentinel.b, mock.sentinel.r, mesh)
-    self.assertEqual(made.call_args.args, (mock.sentinel.b, mock.sentinel.r))
+    with mock.patch.object(batches, "Placer", autospec=True) as made:
+      parts.make_placer(
+          config, mock.sentinel.reference, mesh, cluster.Cluster()
+      )
+    self.assertEqual(made.call_args.args, (mock.sentinel.reference,))
     self.assertEqual(made.call_args.kwargs["part_prompts"], part)
+
+  def test_a_batch_is_made_by_the_config_s_rules(self):
+    config = make_config()
+    with mock.patch.object(batches, "BatchMaker", autospec=True) as made:
+      parts.make_batch_maker(config, mock.sentinel.b, mock.sentinel.placer)
+    self.assertEqual(
+        made.call_args.args, (mock.sentinel.b, mock.sentinel.placer)
+    )
     self.assertTrue(made.call_args.kwargs["include_stop_token"])
 
   def test_the_evaluator_sees_held_out_prompts(self):

@@ -17,6 +17,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from tba_jax import cluster
 from tba_jax import parts
 from tba_jax import policy as policy_lib
 from tba_jax import processes
@@ -40,7 +41,8 @@ def train(
   sampler = policy_lib.make_sampler(config, policy)
   buffer = parts.make_buffer(config)
   order = parts.make_prompt_order(config, policy)
-  batch_maker = parts.make_batch_maker(config, buffer, reference, mesh)
+  placer = parts.make_placer(config, reference, mesh, cluster.Cluster())
+  batch_maker = parts.make_batch_maker(config, buffer, placer)
   per_step = config.search.prompts_per_step
   for step in range(config.train.num_steps):
     sampled = jax.device_put(

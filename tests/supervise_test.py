@@ -55,6 +55,23 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertIn(("restart", "trainer-0 (after status 75)", 0), told)
     self.assertIn(("restart", "searcher-1 (after status 1)", 1), told)
 
+  def test_processes_of_a_trainer_live_and_die_together(self):
+    self.config.trainer.num_processes = 2
+    supervisor = self.make(
+        trainer_0=[-signal.SIGABRT, 0], trainer_1=[-signal.SIGKILL, 0]
+    )
+    with mock.patch.object(children_lib, "_TOGETHER_S", 0.0):
+      self.assertEqual(self.run_it(supervisor), 0)
+    started = supervisor._children.started
+    self.assertEqual(started[:3], ["store-0", "trainer-0", "trainer-1"])
+    self.assertEqual([started.count(f"trainer-{i}") for i in range(2)], [2, 2])
+    # Searchers and store go on.
+    self.assertEqual(started.count("searcher-0"), 1)
+    self.assertEqual(started.count("store-0"), 1)
+    self.assertEqual(self.read("summary.json")["restarts"]["trainer"], 1)
+    told = [(e["kind"], e["message"]) for e in self.events()]
+    self.assertIn(("died", "trainer-1: SIGKILL"), told)
+
   def test_further_generations_count_for_the_store(self):
     supervisor = self.make()
     generations = iter([4, 4, 6])

@@ -12,12 +12,15 @@ import numpy as np
 from tba_jax import batches
 from tba_jax import best_model
 from tba_jax import checkpoint as checkpoint_lib
+from tba_jax import cluster
+from tba_jax import device_work
 from tba_jax import evaluations as evaluations_lib
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import guards as guards_lib
 from tba_jax import periods as periods_lib
 from tba_jax import publication
 from tba_jax import recorder as recorder_lib
+from tba_jax import sharding
 from tba_jax import train_step as train_step_lib
 from tba_jax import trainer as trainer_lib
 from tba_jax.replay import journal as journal_lib
@@ -180,9 +183,15 @@ class TrainerCase(parameterized.TestCase):
         deadline_s=30.0,
     )
     self.addCleanup(self.evaluations.close)
-    return trainer_lib.Trainer(
+    self.work = device_work.DeviceWork(
         state=state,
         train_step=self.train_step,
+        checkpointer=self.checkpointer,
+        mesh=sharding.make_mesh(tiny_model.make_config().mesh),
+        cluster=cluster.Cluster(),
+    )
+    return trainer_lib.Trainer(
+        work=self.work,
         service=self.service,
         batch_maker=self.maker,
         publisher=self.publisher,

@@ -106,6 +106,16 @@ def _tls_options(tls: "locator.Tls | None") -> dict[str, object]:
   }
 
 
+def distributed_client() -> Client:
+  """Returns the client of `jax.distributed`, which this process has joined.
+
+  A member of its group: it may wait for a key, and does not outlive the group.
+  """
+  from jax._src import distributed  # The store's children go without jax.
+
+  return distributed.global_state.client
+
+
 def error_code(error: BaseException) -> str:
   """Returns "NOT_FOUND", "UNAVAILABLE" …: the only mark of an error's kind."""
   return str(error).partition(":")[0].strip()

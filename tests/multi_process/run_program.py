@@ -23,7 +23,10 @@ class Run:
   """One `train` process on one run directory."""
 
   def __init__(
-      self, workdir: str | os.PathLike[str], overrides: Mapping[str, Any]
+      self,
+      workdir: str | os.PathLike[str],
+      overrides: Mapping[str, Any],
+      config: str = CONFIG,
   ):
     """Starts it; what it prints goes to WORKDIR/out.txt."""
     self.workdir = pathlib.Path(workdir)
@@ -35,7 +38,7 @@ class Run:
               "-m",
               "tba_jax.main",
               "--program=train",
-              f"--config={CONFIG}",
+              f"--config={config}",
               f"--workdir={self.workdir}",
               *(f"--config.{k}={v}" for k, v in overrides.items()),
           ],
@@ -112,9 +115,12 @@ class Run:
         lambda: any(r["step"] >= step for r in self.steps()), f"step {step}"
     )
 
-  def kill(self, role: str, number: int = signal.SIGKILL) -> int:
-    """Sends a signal to the first process of a role; returns its pid."""
-    pid = self.wait_for(lambda: self.pids(role), f"process of {role}")[0]
+  def kill(
+      self, role: str, number: int = signal.SIGKILL, index: int = 0
+  ) -> int:
+    """Sends a signal to a process of a role; returns its pid."""
+    pids = self.wait_for(lambda: self.pids(role), f"process of {role}")
+    pid = pids[index]
     os.kill(pid, number)
     return pid
 

@@ -1,0 +1,142 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a trainer has its devices do, in all of its processes alike.
+
+The trainer's loop runs in process 0 and calls these methods; each first tells
+the other processes, which then make the same call (`Follower`). With one
+process there is nobody to tell.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any, TYPE_CHECKING
+
+import jax
+
+from tba_jax import cluster as cluster_lib
+from tba_jax import processes
+from tba_jax import types
+
+if TYPE_CHECKING:
+  from tba_jax import checkpoint as checkpoint_lib
+  from tba_jax import train_step as train_step_lib
+
+
+class DeviceWork:
+  """Owns the train state."""
+
+  def __init__(
+      self,
+      *,
+      state: "train_step_lib.TrainState",
+      train_step: "train_step_lib.TrainStep",
+      checkpointer: "checkpoint_lib.Checkpointer",
+      mesh: jax.sharding.Mesh,
+      cluster: cluster_lib.Cluster,
+  ):
+    """Takes the parts.
+
+    Args:
+      state: before the next step.
+      train_step: jitted; donates the state.
+      checkpointer: of this run.
+      mesh: of all processes.
+      cluster: this process among the others.
+    """
+    self._state = state
+    self._train_step = train_step
+    self._checkpointer = checkpointer
+    self._cluster = cluster
+    self._gather = cluster.gatherer(mesh)
+
+  @property
+  def state(self) -> "train_step_lib.TrainState":
+    return self._state
+
+  def train(self, batch: types.Batch) -> dict[str, jax.Array]:
+    """Starts a step on a placed batch; returns its metrics, still computed."""
+    self._cluster.tell("train")
+    self._state, metrics = self._train_step(self._state, batch)
+    return metrics
+
+  def gather(self, field: str = "params") -> types.PyTree:
+    """Returns a field of the state, whole on devices of this process.
+
+    With one process it is the state's own, which the next step donates.
+    """
+    self._cluster.tell("gather", {"field": field})
+    return self._gather(getattr(self._state, field))
+
+  def scale_learning_rate(self, factor: float) -> None:
+    self._cluster.tell("scale", {"factor": factor})
+    scale = self._state.learning_rate_scale * factor
+    self._state = dataclasses.replace(self._state, learning_rate_scale=scale)
+
+  def save(self, step: int, host_state: dict[str, Any], *, wait: bool) -> None:
+    """Saves a checkpoint; as `Checkpointer.save`."""
+    self._cluster.tell("save", {"step": step, "wait": wait})
+    self._checkpointer.save(step, self._state, host_state, wait=wait)
+
+
+class Follower:
+  """Does in another process than 0 what that one says, until it says end."""
+
+  def __init__(
+      self,
+      cluster: cluster_lib.Cluster,
+      work: DeviceWork,
+      put_rows: Callable[..., types.Batch],
+  ):
+    """Takes the parts.
+
+    Args:
+      cluster: this process among the others.
+      work: of this process.
+      put_rows: as `batches.Placer.put_rows`.
+    """
+    self._cluster = cluster
+    self._work = work
+    self._put_rows = put_rows
+    self._batch: types.Batch | None = None
+
+  def run(self, should_stop: Callable[[], bool]) -> bool:
+    """Follows; returns False where the run was interrupted.
+
+    Raises:
+      Ended: process 0 has, by an error.
+      TransportError: it is lost, or has been silent for too long.
+    """
+    while True:
+      command = self._cluster.hear(should_stop)
+      if command.name == "end":
+        status = command.fields["status"]
+        if status in (processes.EXIT_OK, processes.EXIT_INTERRUPTED):
+          return status == processes.EXIT_OK
+        raise cluster_lib.Ended(status)
+      self._obey(command)
+
+  def _obey(self, command: cluster_lib.Command) -> None:
+    work, fields = self._work, command.fields
+    if command.name == "place":
+      rows = types.Batch(**command.arrays)
+      self._batch = self._put_rows(
+          rows, ref_params=work.state.ref_params, **fields
+      )
+    elif command.name == "train":
+      work.train(self._batch)
+    elif command.name == "gather":
+      work.gather(fields["field"])
+    elif command.name == "scale":
+      work.scale_learning_rate(fields["factor"])
+    elif command.name == "save":
+      self._save(**fields)
+    else:
+      raise ValueError(f"command {command.name!r} of process 0 is not known")
+
+  def _save(self, step: int, wait: bool) -> None:
+    try:
+      self._work.save(step, {}, wait=wait)
+    except OSError:
+      # As process 0 does: a periodic checkpoint may be left out.
+      if wait:
+        raise

@@ -1,0 +1,187 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What process 0 does with its devices, a follower does too, in that order."""
+
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax import batches
+from tba_jax import checkpoint as checkpoint_lib
+from tba_jax import cluster as cluster_lib
+from tba_jax import device_work
+from tba_jax import processes
+from tba_jax import sharding
+from tba_jax import train_step as train_step_lib
+from tba_jax import types
+from tests import tiny_model
+
+
+class FakeCluster(cluster_lib.Cluster):
+  """Keeps what is told; hears what another one was told."""
+
+  def __init__(self, heard=()):
+    super().__init__()
+    self.told = []
+    self._to_hear = list(heard)
+
+  def tell(self, name, fields=None, arrays=lambda process: {}):
+    self.told.append(cluster_lib.Command(name, dict(fields or {}), arrays(1)))
+
+  def hear(self, should_stop):
+    return self._to_hear.pop(0)
+
+
+def make_state():
+  return train_step_lib.TrainState(
+      step=jnp.asarray(0),
+      params={"w": jnp.zeros(2)},
+      opt_state=(),
+      loss_params={},
+      loss_opt_state=(),
+      proximal_params={},
+      ref_params={"w": jnp.ones(2)},
+      sampling_params={"w": jnp.full(2, -1.0)},
+      learning_rate_scale=jnp.asarray(1.0),
+      rng=jnp.zeros(2, jnp.uint32),
+  )
+
+
+def make_rows(reward):
+  fields = {name: np.zeros((2, 1)) for name in types.Batch.__dataclass_fields__}
+  del fields["prepared"]
+  return {**fields, "rewards": np.full((2, 1), reward)}
+
+
+class DeviceWorkTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.checkpointer = mock.create_autospec(
+        checkpoint_lib.Checkpointer, instance=True
+    )
+
+  def make(self, cluster):
+    def train_step(state, batch):
+      params = {"w": state.params["w"] + batch.rewards.sum()}
+      state = train_step_lib.TrainState(
+          **{**vars(state), "step": state.step + 1, "params": params}
+      )
+      return state, {"loss": batch.rewards.sum()}
+
+    return device_work.DeviceWork(
+        state=make_state(),
+        train_step=train_step,
+        checkpointer=self.checkpointer,
+        mesh=sharding.make_mesh(tiny_model.make_config().mesh),
+        cluster=cluster,
+    )
+
+  def follow(self, commands):
+    """Returns a follower's end, its work, and what it was given to place."""
+    cluster = FakeCluster(commands)
+    work = self.make(cluster)
+    placed = []
+
+    def put_rows(rows, **fields):
+      placed.append(fields)
+      return rows
+
+    follower = device_work.Follower(
+        cluster=cluster, work=work, put_rows=put_rows
+    )
+    return follower.run(lambda: False), work, placed
+
+  def test_a_follower_ends_in_the_state_of_process_0(self):
+    cluster = FakeCluster()
+    work = self.make(cluster)
+    for step, reward in enumerate((1.0, 10.0)):
+      rows = types.Batch(**make_rows(reward))
+      fields = dict(step=step, num_prompts=2, num_missing=0)
+      cluster.tell("place", fields, lambda process, rows=rows: vars(rows))
+      cluster.told[-1].arrays.pop("prepared")
+      self.assertEqual(float(work.train(rows)["loss"]), 2 * reward)
+    self.assertIs(work.gather(), work.state.params)
+    self.assertIs(work.gather("sampling_params"), work.state.sampling_params)
+    work.scale_learning_rate(0.5)
+    work.save(2, {"buffer": 1}, wait=True)
+    cluster.end(processes.EXIT_OK)
+    self.assertEqual(
+        [command.name for command in cluster.told],
+        ["place", "train"] * 2 + ["gather"] * 2 + ["scale", "save", "end"],
+    )
+    done, other, placed = self.follow(cluster.told)
+    self.assertTrue(done)
+    for a, b in ((work.state, other.state),):
+      self.assertEqual(int(a.step), int(b.step))
+      np.testing.assert_array_equal(a.params["w"], b.params["w"])
+      self.assertEqual(float(b.learning_rate_scale), 0.5)
+    self.assertEqual([p["step"] for p in placed], [0, 1])
+    np.testing.assert_array_equal(placed[0]["ref_params"]["w"], [1, 1])
+    first, second = self.checkpointer.save.call_args_list
+    self.assertEqual(first.args[2], {"buffer": 1})
+    # The host state is that of process 0 alone.
+    self.assertEqual((second.args[0], second.args[2]), (2, {}))
+    self.assertTrue(second.kwargs["wait"])
+
+  def test_an_interrupted_run_is_one_for_all(self):
+    end = cluster_lib.Command("end", {"status": processes.EXIT_INTERRUPTED}, {})
+    self.assertFalse(self.follow([end])[0])
+
+  def test_an_error_of_process_0_ends_all_with_its_status(self):
+    end = cluster_lib.Command("end", {"status": processes.EXIT_FATAL}, {})
+    with self.assertRaises(cluster_lib.Ended) as caught:
+      self.follow([end])
+    self.assertEqual(caught.exception.status, processes.EXIT_FATAL)
+
+  def test_a_periodic_checkpoint_may_fail_as_in_process_0(self):
+    self.checkpointer.save.side_effect = OSError("no space")
+    save = lambda wait: cluster_lib.Command(
+        "save", {"step": 1, "wait": wait}, {}
+    )
+    end = cluster_lib.Command("end", {"status": 0}, {})
+    self.assertTrue(self.follow([save(False), end])[0])
+    with self.assertRaisesRegex(OSError, "no space"):
+      self.follow([save(True), end])
+
+  def test_an_unknown_command_is_an_error(self):
+    with self.assertRaisesRegex(ValueError, "'dance'"):
+      self.follow([cluster_lib.Command("dance", {}, {})])
+
+
+class PlacerTest(absltest.TestCase):
+
+  def test_rows_of_another_process_are_placed_by_the_same_calls(self):
+    calls = []
+
+    class Reference:
+      version = 0
+
+      def follow(self, step, ref_params):
+        calls.append(("follow", step))
+
+      def logprobs(self, prompts, prompt_mask, tokens, mask):
+        calls.append(("logprobs", tokens.shape))
+        return jnp.zeros(tokens.shape)
+
+    told = []
+    make = lambda **kwargs: batches.Placer(
+        Reference(), part_prompts=2, **kwargs
+    )
+    batch = types.Batch(
+        **{name: np.ones((4, 2, 3), np.float32) for name in make_rows(0)}
+    )
+    leader = make(tell=lambda batch, **fields: told.append(fields))
+    leader.follow(5, {})
+    leader.put(batch, 5, num_missing=3)
+    first, calls = calls, []
+    make().put_rows(batch, ref_params={}, **told[0])
+    self.assertEqual(calls, first)
+    self.assertEqual(first, [("follow", 5)] + [("logprobs", (2, 2, 3))] * 2)
+
+
+if __name__ == "__main__":
+  absltest.main()
