@@ -82,6 +82,7 @@ if [[ -n "$log" ]]; then
     exit 0
   fi
   if [[ -n "$file" ]]; then args=("--wait_for=$file" "${args[@]}"); fi
+  if ((once)); then args=(--once "${args[@]}"); fi
   setsid nohup "$0" "${args[@]}" >>"$log" 2>&1 </dev/null &
   echo $! >"$pid_file"
   exit 0
@@ -112,6 +113,7 @@ while :; do
   status=0
   "$python" -m tba_jax.main ${args[@]+"${args[@]}"} &
   child=$!
+  wait "$child" || status=$?
   # A signal ends `wait` before the role has ended.
   while kill -0 "$child" 2>/dev/null; do
     status=0

@@ -133,6 +133,12 @@ cd $code && git fetch -q origin && git checkout -q $REVISION
 .venv/bin/pip install -q -c constraints.txt -e '.[tpu]'"
 }
 
+# set_index SLICE: shell of a worker that sets INDEX, its number in the trainer.
+set_index() {
+  echo "export INDEX=\$(($1 * $TRAINER_HOSTS \
++ \$(curl -sf -H Metadata-Flavor:Google $metadata)));"
+}
+
 # Starts a role on workers of a node, where it is not there already.
 start_role() { # start_role NODE WORKER NAME ARGUMENTS
   ssh_to "$1" "$2" "cd $code && $4 --detach=$workdir/logs/$3.log"
@@ -141,7 +147,7 @@ start_role() { # start_role NODE WORKER NAME ARGUMENTS
 # The run's directory is on the share, and in it the run's secret, a 0600 file:
 # it is in no command line and no variable.
 start_trainer() {
-  local node slice=0 address worker
+  local node slice=0 address
   local -a all=("--config=$CONFIG" "${SETTINGS[@]}")
   all+=("--config.store.secret_file=$workdir/secret" "--workdir=$workdir")
   for node in $(nodes); do install "$node"; done
@@ -155,10 +161,9 @@ start_trainer() {
   start_role "$node" 0 store "launch/role.sh --program=store ${all[*]} \
 --make_secret=$workdir/secret --config.store.address=$address:$STORE_PORTS \
 --config.store.locator=$address:$STORE_PORT"
-  worker="\$(curl -sf -H Metadata-Flavor:Google $metadata)"
   for node in $(nodes); do
-    start_role "$node" all trainer \
-      "export INDEX=\$(($slice * $TRAINER_HOSTS + $worker)); launch/role.sh \
+    start_role "$node" all "trainer-\$INDEX" \
+      "$(set_index "$slice") launch/role.sh \
 --wait_for=$workdir/config.json --program=trainer --workdir=$workdir \
 --index_from=INDEX $address:$TRAINER_PORT"
     slice=$((slice + 1))
@@ -219,7 +224,7 @@ look() {
     if ((dry_run)); then return; fi
     sleep "$LOOK_EVERY_S"
     if (($1 == 0 && ${running[$trainer]:-0})) && is_done; then
-      echo "# the trainer has ended; its last words: $workdir/logs/trainer.log"
+      echo "# the trainer has ended; its last words: $workdir/logs/trainer-0.log"
       echo "# delete the machines with: $0 down"
       return
     fi
@@ -237,9 +242,11 @@ case "$action" in
     look "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
     ;;
   down)
+    slice=0
     for node in $(nodes); do
-      ssh_to "$node" all "cd $code && launch/role.sh \
---stop=$workdir/logs/trainer.log" || true
+      ssh_to "$node" all "cd $code && $(set_index "$slice") launch/role.sh \
+--stop=$workdir/logs/trainer-\$INDEX.log" || true
+      slice=$((slice + 1))
     done
     queued delete "$trainer" --force --quiet || true
     for ((index = 0; index < SEARCHERS; index++)); do

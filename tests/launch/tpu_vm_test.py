@@ -87,8 +87,9 @@ class TpuVmTest(absltest.TestCase):
   def test_down_saves_and_deletes_everything(self):
     self.run_script("up")
     _, called = self.run_script("down")
-    self.assertIn("launch/role.sh --stop=/mnt/runs/tba/logs/trainer.log",
-                  called[0])  # fmt: skip
+    self.assertIn(
+        "launch/role.sh --stop=/mnt/runs/tba/logs/trainer-$INDEX.log", called[0]
+    )
     deleted = [c.split()[4] for c in called[1:]]
     self.assertEqual(
         deleted, ["tba-trainer", "tba-searcher-0", "tba-searcher-1"]
