@@ -21,6 +21,8 @@ BENCHMARKS = (
     "objectives",
     "publish",
     "replay",
+    "replay_memory",
+    "scale",
     "store",
     "train_step",
     "watch",

@@ -67,12 +67,12 @@ def run(
   return out
 
 
-def _measure(
+def make_buffer(
     config: ml_collections.ConfigDict, size: int
-) -> tuple[float, float]:
-  """Returns microseconds a completion of an insert and of a draw."""
+) -> buffer_lib.ReplayBuffer:
+  """Returns an empty buffer for so many completions of 64 tokens."""
   replay = config.replay
-  buffer = buffer_lib.ReplayBuffer(
+  return buffer_lib.ReplayBuffer(
       capacity_per_prompt=2 * _COMPLETIONS_PER_PROMPT,
       capacity=size,
       max_prompt_tokens=_PROMPT_TOKENS,
@@ -86,9 +86,26 @@ def _measure(
       dedupe=replay.dedupe,
       seed=config.seed,
   )
-  groups = _Groups(size // _COMPLETIONS_PER_PROMPT, config.seed)
+
+
+def make_groups(config: ml_collections.ConfigDict, size: int) -> "Groups":
+  """Returns the groups that fill such a buffer, 50 completions a prompt."""
+  return Groups(max(1, size // _COMPLETIONS_PER_PROMPT), config.seed)
+
+
+def fill(buffer: buffer_lib.ReplayBuffer, groups: "Groups", size: int) -> None:
+  """Inserts so many completions, rounded up to whole groups."""
   for _ in range(-(-size // _SAMPLES)):
     buffer.insert(groups.next(), 0)
+
+
+def _measure(
+    config: ml_collections.ConfigDict, size: int
+) -> tuple[float, float]:
+  """Returns microseconds a completion of an insert and of a draw."""
+  buffer = make_buffer(config, size)
+  groups = make_groups(config, size)
+  fill(buffer, groups, size)
   insert_s, draw_s = [], []
   for step in range(1, _ROUNDS + 1):
     arrived = [groups.next() for _ in range(_BATCH_PROMPTS)]
@@ -103,7 +120,7 @@ def _measure(
   return float(np.median(insert_s)) * scale, float(np.median(draw_s)) * scale
 
 
-class _Groups:
+class Groups:
   """Groups of distinct completions, prompts in turn."""
 
   def __init__(self, num_prompts: int, seed: int):

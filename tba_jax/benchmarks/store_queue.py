@@ -31,6 +31,7 @@ COMPLETIONS = 64
 TOKENS = 512
 BLOCK_BYTES = COMPLETIONS * TOKENS * 8
 _RUN = "benchmark"
+_PROMPTS = 1_000_000
 _DEADLINE_S = 120.0
 # The searcher's blocks under way when it is paused have come after this.
 _SETTLE_S = 0.3
@@ -42,6 +43,8 @@ class Draining:
   def __init__(self, drain: drain_lib.Drain):
     self._drain = drain
     self.watermarks: dict[str, int] = {}
+    # Searcher, sequence and time of each block, where it is kept.
+    self.log: list[tuple[str, int, float]] | None = None
 
   @property
   def busy_s(self) -> float:
@@ -53,9 +56,26 @@ class Draining:
     with self._drain.lock:
       self._drain.check()
       records = self._drain.take(len(self._drain.pending()))
+    now = time.monotonic()
     for record in records:
-      self.watermarks[record.header["sid"]] = record.header["sequence"] + 1
+      header = record.header
+      if "sequence" not in header:
+        continue  # A searcher has left.
+      self.watermarks[header["sid"]] = header["sequence"] + 1
+      if self.log is not None:
+        self.log.append((header["sid"], header["sequence"], now))
     return len(records)
+
+  def receive_for(self, seconds: float) -> None:
+    """Takes what comes for so long, as a trainer that waits for data."""
+    deadline = time.monotonic() + seconds
+    self._drain.admit(_PROMPTS)
+    self._drain.urgent = True
+    while (left := deadline - time.monotonic()) > 0:
+      with self._drain.lock:
+        if not self._drain.pending():
+          self._drain.lock.wait(min(left, 0.1))
+      self.take()
 
   def receive(self, num_blocks: int) -> None:
     """Waits for so many blocks; raises RuntimeError where none come."""
@@ -74,9 +94,20 @@ class Draining:
 class Queue(contextlib.ExitStack):
   """Host, store, journal, and a searcher's process; all ends with it."""
 
-  def __init__(self, config: ml_collections.ConfigDict):
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      child: str = "tba_jax.benchmarks.store_searcher",
+  ):
+    """Starts all of it.
+
+    Args:
+      config: reads `cores`, `replay`, `search` and `store`.
+      child: the module of the searcher's process.
+    """
     super().__init__()
     self._config = config
+    self._child_module = child
     self._secret = secrets.token_bytes(wire.SECRET_BYTES)
     self._watermarks: dict[str, int] = {}
     self._folder = pathlib.Path(
@@ -108,14 +139,15 @@ class Queue(contextlib.ExitStack):
     self.callback(thread.join)
     self.callback(stop.set)
     self._locator = host.locator_path
+    self._host = host
     self._child = subprocess.Popen(
-        [sys.executable, "-m", "tba_jax.benchmarks.store_searcher"],
+        [sys.executable, "-m", self._child_module],
         stdin=subprocess.PIPE,
         text=True,
     )
     self.callback(self._end_child)
     processes.pin(cores["trainer"])
-    self._say(
+    self.say(
         json.dumps(
             {
                 "cores": cores["searchers"][0],
@@ -132,12 +164,12 @@ class Queue(contextlib.ExitStack):
 
   def feed(self, blocks_per_s: float) -> None:
     """Sets how many blocks the searcher submits, -1 as many as it can."""
-    self._say(f"rate {blocks_per_s}")
+    self.say(f"rate {blocks_per_s}")
 
   @contextlib.contextmanager
   def draining(self) -> Iterator[Draining]:
     """Runs a drain; afterwards the searcher is paused and the queue empty."""
-    order = prompt_order.PromptOrder(1_000_000, seed=0)
+    order = prompt_order.PromptOrder(_PROMPTS, seed=0)
     drain = drain_lib.Drain(
         self._transport,
         journal=self._journal,
@@ -170,7 +202,7 @@ class Queue(contextlib.ExitStack):
     """Returns the seconds that bytes take through a plain socket."""
     with socket.create_server(("127.0.0.1", 0)) as server:
       port = server.getsockname()[1]
-      self._say(f"raw {port} {num_bytes} {BLOCK_BYTES}")
+      self.say(f"raw {port} {num_bytes} {BLOCK_BYTES}")
       server.settimeout(_DEADLINE_S)
       connection, _ = server.accept()
     with connection:
@@ -187,7 +219,18 @@ class Queue(contextlib.ExitStack):
         run_id=_RUN,
     )
 
-  def _say(self, line: str) -> None:
+  @property
+  def folder(self) -> pathlib.Path:
+    """Of this queue's files; ends with it."""
+    return self._folder
+
+  @property
+  def service_pid(self) -> int:
+    """Process id of the key-value service."""
+    return self._host.child_pid
+
+  def say(self, line: str) -> None:
+    """Gives the searcher's process a command."""
     if self._child.poll() is not None:
       raise RuntimeError(f"the searcher ended with {self._child.returncode}")
     self._child.stdin.write(line + "\n")

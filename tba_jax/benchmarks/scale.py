@@ -1,0 +1,245 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""From 1 to 64 searchers on one store and one drain, beside the model of it.
+
+Searchers sleep in place of sampling, are granted prompts and hand over groups
+of 8 completions of 64 tokens as real ones do, through outbox, store, drain and
+synced journal; all of them share one process. The trainer is a thread that
+takes what comes and counts 32 groups as a step.
+
+The model (`tba_jax/pipeline.py`) is calibrated by three runs: one searcher, and
+a few and the most of them without sleep, which say what a group costs the
+store and the drain and how that grows with the searchers, all of which read the
+store all the time. It predicts the others.
+"""
+
+from collections.abc import Callable, Sequence
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from tba_jax import pipeline
+from tba_jax import processes
+from tba_jax.benchmarks import scale_searchers
+from tba_jax.benchmarks import store_queue
+from tba_jax.replay import grants
+
+_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+# Seconds of a measurement, repeats, and seconds of sampling a group.
+_SETTINGS = (2.0, 5.0, 0.1)
+# Searchers without sleep, in the calibration with few.
+_FEW = 8
+_GROUPS_PER_STEP = 32
+_WARM_S = 1.0
+_START_S = 60.0
+_STOP_S = 60.0
+_FILE = "searchers.json"
+# Tokens and log-probs.
+_GROUP_BYTES = scale_searchers.COMPLETIONS * scale_searchers.TOKENS * 8
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns what was measured and predicted for each number of searchers.
+
+  Args:
+    config: `search.credits`, `search.lease_s`, `store.*`, `cores` and
+      `replay`'s segments are read.
+    operands: none, or any first ones of: seconds of a measurement, repeats,
+      seconds of sampling a group, and numbers of searchers, as 1,4,16: the
+      first must be 1.
+
+  Returns:
+    `full`, the runs without sleep, and `runs`, by number of searchers the
+    medians of the repeats: groups and bytes a second, staleness in steps,
+    milliseconds from the end of sampling to the trainer, and shares of one core
+    of store, drain and searchers; in `runs` also what the model predicts, and
+    by how much it is off.
+
+  Raises:
+    ValueError: an operand is not a number above 0.
+    RuntimeError: a process of the benchmark ended or delivered nothing.
+  """
+  counts = [*map(int, operands[3].split(","))] if operands[3:] else _COUNTS
+  settings = [*map(float, operands[:3]), *_SETTINGS[len(operands[:3]) :]]
+  if len(operands) > 4 or min(*settings, *counts) <= 0 or counts[0] != 1:
+    raise ValueError(f"operands {list(operands)}: allowed are 4 above 0")
+  seconds, repeats, sample_s = settings
+  own = processes.available_cores()
+  measured: dict[int, list[dict[str, float]]] = {n: [] for n in counts}
+  full: dict[int, list[dict[str, float]]] = {_FEW: [], max(counts): []}
+  try:
+    with store_queue.Queue(
+        config, "tba_jax.benchmarks.scale_searchers"
+    ) as queue:
+      for repeat in range(int(repeats)):
+        for n in counts:
+          name = f"r{repeat}n{n}"
+          measured[n].append(_measure(queue, name, n, sample_s, seconds))
+        for n, rows in full.items():
+          rows.append(_measure(queue, f"r{repeat}full{n}", n, 0.0, seconds))
+  finally:
+    processes.pin(own)
+  medians = {n: _median(rows) for n, rows in measured.items()}
+  filled = {n: _median(rows) for n, rows in full.items()}
+  model_of = calibrate(
+      medians[1],
+      {n: row["groups_per_s"] for n, row in filled.items()},
+      config.search.credits,
+  )
+  runs = {str(n): _beside(row, model_of(n)) for n, row in medians.items()}
+  return {
+      "sample_s": sample_s,
+      "group_bytes": _GROUP_BYTES,
+      "full": {str(n): row for n, row in filled.items()},
+      "runs": runs,
+      "worst_error": {
+          name: max(row[f"{name}_error"] for row in runs.values())
+          for name in ("groups_per_s", "staleness_steps")
+      },
+  }
+
+
+def calibrate(
+    one: dict[str, float], full: dict[int, float], num_credits: int
+) -> Callable[[int], pipeline.Pipeline]:
+  """Returns the model of each number of searchers.
+
+  Args:
+    one: the run of one searcher.
+    full: by number of searchers, the groups a second that come at most. What a
+      group costs is taken to grow in a straight line between and beyond.
+    num_credits: of a searcher.
+  """
+  few, most = min(full), max(full)
+  each_s = (1 / full[most] - 1 / full[few]) / max(1, most - few)
+
+  def model_of(num_searchers: int) -> pipeline.Pipeline:
+    serve_s = 1 / full[few] + each_s * (num_searchers - few)
+    return pipeline.Pipeline(
+        num_searchers=num_searchers,
+        sample_s=1 / one["groups_per_s"],
+        serve_s=max(serve_s, 1e-6),
+        groups_per_step=_GROUPS_PER_STEP,
+        credits=num_credits,
+        granted_rounds=grants.BLOCKS_AHEAD,
+        hand_over_s=one["hand_over_ms"] / 1e3,
+    )
+
+  return model_of
+
+
+def _beside(
+    row: dict[str, float], model: pipeline.Pipeline
+) -> dict[str, float]:
+  """Returns a row with what the model says to it."""
+  out = dict(row)
+  for name, value in (
+      ("groups_per_s", model.groups_per_s()),
+      ("staleness_steps", model.staleness_steps()),
+  ):
+    out[f"{name}_predicted"] = value
+    out[f"{name}_error"] = abs(value / row[name] - 1)
+  return out
+
+
+def _median(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+  return {
+      name: statistics.median(row[name] for row in rows) for name in rows[0]
+  }
+
+
+def _measure(
+    queue: store_queue.Queue,
+    name: str,
+    num_searchers: int,
+    sample_s: float,
+    seconds: float,
+) -> dict[str, float]:
+  """Runs so many searchers for some seconds; returns what came of it."""
+  path = queue.folder / _FILE
+  path.unlink(missing_ok=True)
+  with queue.draining() as drain:
+    drain.log = []
+    queue.say(f"start {name} {num_searchers} {sample_s}")
+    deadline = time.monotonic() + _START_S
+    while not drain.log:
+      drain.receive_for(0.05)
+      if time.monotonic() > deadline:
+        raise RuntimeError(f"{num_searchers} searchers did not start")
+    drain.receive_for(_WARM_S)
+    start, cpu_s = time.monotonic(), _cpu_s(queue.service_pid)
+    busy_s = drain.busy_s
+    drain.receive_for(seconds)
+    wall_s = time.monotonic() - start
+    cpu_s = _cpu_s(queue.service_pid) - cpu_s
+    busy_s = drain.busy_s - busy_s
+    queue.say(f"stop {path}")
+    deadline = time.monotonic() + _STOP_S
+    while not path.exists():
+      drain.receive_for(0.05)
+      if time.monotonic() > deadline:
+        raise RuntimeError(f"{num_searchers} searchers did not stop")
+    log = drain.log
+  said = json.loads(path.read_text())
+  row = analyse(log, said["times"], start, start + wall_s)
+  # What is known, should the rest be cut off.
+  print(f"scale: {name} {json.dumps(row)}", file=sys.stderr, flush=True)
+  return {
+      **row,
+      "mb_per_s": row["groups_per_s"] * _GROUP_BYTES / 1e6,
+      "store_core_share": cpu_s / wall_s,
+      "drain_core_share": busy_s / wall_s,
+      "searchers_core_share": said["busy_share"],
+  }
+
+
+def analyse(
+    log: Sequence[tuple[str, int, float]],
+    times: dict[str, list[list[float]]],
+    start: float,
+    stop: float,
+) -> dict[str, float]:
+  """Returns rate, staleness and time of the hand-over in a stretch of a run.
+
+  Staleness is not rounded to whole steps: it is the groups that came between
+  the beginning of a group and its coming, over the groups of a step.
+
+  Args:
+    log: searcher, sequence and time at which the trainer took it, in order.
+    times: by searcher, start and end of sampling of each of its blocks.
+    start, stop: the stretch, seconds of the same clock.
+
+  Raises:
+    RuntimeError: nothing came in it.
+  """
+  taken = np.array([at for _, _, at in log])
+  chosen = [i for i, at in enumerate(taken) if start <= at < stop]
+  if not chosen:
+    raise RuntimeError("no block came while it was measured")
+  stale, hand_over_s = [], []
+  for i in chosen:
+    sid, sequence, at = log[i]
+    began, ended = times[sid][sequence]
+    stale.append((i - np.searchsorted(taken, began)) / _GROUPS_PER_STEP)
+    hand_over_s.append(at - ended)
+  return {
+      "groups_per_s": len(chosen) / (stop - start),
+      "staleness_steps": float(np.mean(stale)),
+      "hand_over_ms": float(np.mean(hand_over_s)) * 1e3,
+  }
+
+
+def _cpu_s(pid: int) -> float:
+  """Returns the CPU seconds of a process so far."""
+  text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+  fields = text.rpartition(")")[2].split()
+  return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

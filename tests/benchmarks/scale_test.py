@@ -1,0 +1,65 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests for what the scale benchmark makes of its measurements.
+
+tests/multi_process/scale_test.py runs it.
+"""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax.benchmarks import replay_memory
+from tba_jax.benchmarks import scale
+from tests import tiny_model
+
+
+class ScaleTest(parameterized.TestCase):
+
+  def test_rate_staleness_and_hand_over(self):
+    # One searcher, a group a second, each there half a second after its end.
+    log = [("a", i, i + 1.5) for i in range(100)]
+    times = {"a": [[float(i), i + 1.0] for i in range(100)]}
+    row = scale.analyse(log, times, 32.0, 97.0)
+    self.assertAlmostEqual(row["groups_per_s"], 65 / 65)
+    self.assertAlmostEqual(row["hand_over_ms"], 500.0)
+    # Group i was begun when i - 1 had come: one came between, of 32 a step.
+    self.assertAlmostEqual(row["staleness_steps"], 1 / 32)
+
+  def test_nothing_measured_is_an_error(self):
+    with self.assertRaisesRegex(RuntimeError, "no block came"):
+      scale.analyse([("a", 0, 1.0)], {"a": [[0.0, 0.5]]}, 5.0, 6.0)
+
+  def test_the_model_is_calibrated_by_three_runs(self):
+    one = {"groups_per_s": 8.0, "hand_over_ms": 25.0}
+    model_of = scale.calibrate(one, {8: 200.0, 64: 100.0}, 4)
+    # What a group costs grows from 5 to 10 ms, a step of 56 searchers.
+    self.assertAlmostEqual(model_of(36).rates()["store"], 1 / 0.0075)
+    self.assertAlmostEqual(model_of(16).groups_per_s(), 128.0)
+    self.assertAlmostEqual(model_of(64).groups_per_s(), 100.0)
+    # 16 that sample and 128 x .025 on their way; 64 with two rounds each.
+    self.assertAlmostEqual(model_of(16).staleness_steps(), (16 + 3.2) / 32)
+    self.assertAlmostEqual(model_of(64).staleness_steps(), 4.0)
+
+  @parameterized.parameters(["0"], ["1", "x"], ["1", "1", "1", "2,4"])
+  def test_operands_are_checked(self, *operands):
+    with self.assertRaises(ValueError):
+      scale.run(tiny_model.make_config(), operands)
+
+
+class ReplayMemoryTest(absltest.TestCase):
+
+  def test_it_counts_what_is_stored(self):
+    out = replay_memory.run(tiny_model.make_config(), ["20000"])
+    self.assertEqual(out["stored_completions"], 20000)
+    # 64 tokens with log-probs are 512 bytes already.
+    self.assertGreater(out["bytes_per_completion"], 512)
+    self.assertLess(out["bytes_per_completion"], 5000)
+    self.assertAlmostEqual(
+        out["gb_of_ten_million"], out["bytes_per_completion"] / 100
+    )
+    with self.assertRaises(ValueError):
+      replay_memory.run(tiny_model.make_config(), ["1"])
+
+
+if __name__ == "__main__":
+  absltest.main()
