@@ -221,6 +221,8 @@ def get_config() -> ml_collections.ConfigDict:
       epsilon=1e-8,
       weight_decay=0.0,
       grad_clip_norm=1.0,  # 0 = off
+      # Of Adam's first moment, "float32" or "bfloat16"; its second is float32.
+      state_dtype="float32",
   )
 
   c.train = d(

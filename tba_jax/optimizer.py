@@ -5,10 +5,15 @@
 import dataclasses
 import functools
 
+import jax
+import jax.numpy as jnp
 import ml_collections
 import optax
 
 from tba_jax import schedules
+from tba_jax import types
+
+STATE_DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +73,10 @@ def make_optimizer(
 
   Args:
     config_optimizer: what `schedules.learning_rate` reads, and b1, b2, epsilon,
-      weight_decay (decoupled, so scaled by the learning rate) and
-      grad_clip_norm (0 = off).
+      weight_decay (decoupled, so scaled by the learning rate),
+      grad_clip_norm (0 = off) and state_dtype, of the first moment. The second
+      is float32: at b2 = .999 a step moves it by a thousandth, which bfloat16,
+      with steps of 1/256, would round away.
     num_steps: optimizer steps of the whole run, for the schedule.
     per_round_steps: see `schedules`.
 
@@ -85,13 +92,39 @@ def make_optimizer(
   for name in ("weight_decay", "grad_clip_norm"):
     if c[name] < 0:
       raise ValueError(f"optimizer.{name}={c[name]}: at least 0")
+  if c.state_dtype not in STATE_DTYPES:
+    raise ValueError(
+        f"optimizer.state_dtype={c.state_dtype!r}: allowed {STATE_DTYPES}"
+    )
   schedule = schedules.learning_rate(
       c, num_steps=num_steps, per_round_steps=per_round_steps
   )
-  adamw = optax.adamw(
-      schedule, b1=c.b1, b2=c.b2, eps=c.epsilon, weight_decay=c.weight_decay
+  adamw = _with_float32_state(
+      optax.adamw(
+          schedule,
+          b1=c.b1,
+          b2=c.b2,
+          eps=c.epsilon,
+          weight_decay=c.weight_decay,
+          mu_dtype=c.state_dtype,
+      )
   )
   if not c.grad_clip_norm:
     return adamw, schedule
   clip = optax.clip_by_global_norm(c.grad_clip_norm)
   return optax.chain(clip, adamw), schedule
+
+
+def _with_float32_state(
+    tx: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+  """It works as on float32 params, also where those are bfloat16."""
+  to_float32 = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+
+  def update(
+      grads: types.PyTree, state: optax.OptState, params: types.PyTree
+  ) -> tuple[types.PyTree, optax.OptState]:
+    return tx.update(to_float32(grads), state, to_float32(params))
+
+  init = lambda params: tx.init(to_float32(params))
+  return optax.GradientTransformation(init, update)
