@@ -179,6 +179,7 @@ class Gsm8kTest(parameterized.TestCase):
   def test_made_up_problems(self):
     task = _task(data="made_up", made_up_prompts=200, split_seed=3)
     again = _task(data="made_up", made_up_prompts=200, split_seed=3)
+    terse = 0
     for split, size in (("train", 160), ("held_out", 40)):
       self.assertEqual(task.num_prompts(split), size)
       for i in range(size):
@@ -188,6 +189,8 @@ class Gsm8kTest(parameterized.TestCase):
         for line in solution.split("\n")[:-1]:
           sum_, _, result = line.partition("=")
           self.assertEqual(eval(sum_), int(result))
+        terse += "\n" not in solution
+    self.assertBetween(terse, 70, 130)  # Half of them.
 
 
 @absltest.skipUnless(_REAL.is_dir(), "TBA_JAX_DATA has no gsm8k")
