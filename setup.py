@@ -36,6 +36,7 @@ REQUIREMENTS = [
 EXTRAS = {
     "test": [
         "ipykernel>=6.29",
+        "math-verify>=0.8",
         "nbclient>=0.10",
         "nbformat>=5.10",
         "psutil>=6",
@@ -56,6 +57,8 @@ EXTRAS = {
     "tensorboard": ["tensorboardX>=2.6"],
     # Weights & Biases (`log.writers`).
     "wandb": ["wandb>=0.26"],
+    # Comparison of the answers of MATH (`configs/math.py`).
+    "math": ["math-verify>=0.8"],
     # A working directory on gs://.
     "gcs": ["etils[epath-gcs]>=1.12"],
 }

@@ -307,9 +307,11 @@ def line_program(c: Mapping[str, Any]) -> _Problems:
 
 
 def _verifier(c: Mapping[str, Any]) -> _Problems:
-  # Nothing else bounds the time that a command takes.
-  if c["task.verifier"] and c["reward.where"] != "pool":
+  # Nothing else bounds the time that a command, or sympy, takes.
+  if c.get("task.verifier") and c["reward.where"] != "pool":
     yield "reward.where", "allowed 'pool' with a config.task.verifier"
+  if c["task.name"] == "math" and c["reward.where"] != "pool":
+    yield "reward.where", "allowed 'pool' with config.task.name = 'math'"
 
 
 # Writer -> the package that it needs.
@@ -323,6 +325,11 @@ def _packages(c: Mapping[str, Any]) -> _Problems:
       yield "log.writers", (
           f"{name} needs a package that is not installed: pip install"
           f" tba_jax[{name}]"
+      )
+  if c["task.name"] == "math":
+    if importlib.util.find_spec("math_verify") is None:
+      yield "task.name", (
+          "needs a package that is not installed: pip install tba_jax[math]"
       )
 
 

@@ -49,12 +49,15 @@ class ParseArgTest(parameterized.TestCase):
       common.parse_arg(text, quick=False, seed=0)
 
 
+_NEED_FILES = ("gsm8k", "math", "red_team")
+
+
 class ConfigsTest(absltest.TestCase):
 
   def test_every_config_is_right(self):
     for path in _CONFIGS:
       # These need files; tests of their own hold them right but for those.
-      args = () if path.stem in ("gsm8k", "red_team") else ("",)
+      args = () if path.stem in _NEED_FILES else ("",)
       for arg in (*args, ":smoke", ":quick"):
         with self.subTest(f"{path.name}{arg}"):
           validate.validate(config_args.load_config(f"{path}{arg}"))

@@ -18,6 +18,7 @@ from tba_jax.tasks import base
 from tba_jax.tasks import countdown
 from tba_jax.tasks import countdown_sparse
 from tba_jax.tasks import gsm8k
+from tba_jax.tasks import math_task
 from tba_jax.tasks import own
 from tba_jax.tasks import preference
 from tba_jax.tasks import red_team
@@ -27,6 +28,7 @@ TASKS: Mapping[str, type[base.Task]] = {
     "countdown": countdown.Countdown,
     "countdown_sparse": countdown_sparse.CountdownSparse,
     "gsm8k": gsm8k.Gsm8k,
+    "math": math_task.Math,
     "own": own.Own,
     "preference": preference.Preference,
     "red_team": red_team.RedTeam,

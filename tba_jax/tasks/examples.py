@@ -17,7 +17,9 @@ REASONS = {
     "no_prompt": "has no prompt",
     "no_answer": "has no answer",
     "no_number": "has an answer without a number",
+    "no_box": "has a solution without a boxed answer",
     "duplicate": "repeats the prompt of another row",
+    "in_test": "has a prompt of the test split",
     "too_long": "has a prompt above config.sampling.max_prompt_tokens",
 }
 _PLACES = 5
@@ -149,7 +151,7 @@ def check_splits(
           f"config.task: the split {split!r} has no prompt."
           f" {'; '.join(report.lines())}"
       )
-  places = {_folded(e.prompt): e.place for e in splits[test]}
+  places = _places(splits[test])
   for split, found in splits.items():
     if split == test:
       continue
@@ -162,6 +164,33 @@ def check_splits(
           f"config.task: {len(shared)} prompts of the split {split!r} are in"
           f" the test split too: {', '.join(pairs)}; allowed none"
       )
+
+
+def leave_out_shared(
+    splits: dict[str, list[Example]], split: str, *, test: str, report: Report
+) -> None:
+  """Takes the prompts out of a split that the test split has; it counts them.
+
+  Args:
+    splits: examples by split, changed.
+    split: that loses them.
+    test: name of the test split.
+    report: of them.
+  """
+  places = _places(splits[test])
+  kept = []
+  for example in splits[split]:
+    if _folded(example.prompt) in places:
+      report.leave_out(split, "in_test", example.place)
+    else:
+      kept.append(example)
+  splits[split] = kept
+  report.used[split] = len(kept)
+
+
+def _places(found: list[Example]) -> dict[str, str]:
+  """Returns where each prompt stands, by what it is compared by."""
+  return {_folded(e.prompt): e.place for e in found}
 
 
 def _folded(text: str) -> str:

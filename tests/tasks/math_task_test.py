@@ -1,0 +1,207 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+r"""MATH: formats, answers, splits, what is left out, and made-up problems."""
+
+import json
+import pathlib
+import shutil
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import ml_collections
+
+from tba_jax.tasks import build
+from tba_jax.tasks import limited
+
+# Written by hand for these tests, in the fields of the published files.
+_DATA = pathlib.Path(__file__).parent / "math_data"
+
+
+def _task(**fields):
+  fields = {"train": f"{_DATA}/train.jsonl", "test": f"{_DATA}/test.jsonl"} | (
+      fields
+  )
+  return build.make_task(ml_collections.ConfigDict({"name": "math", **fields}))
+
+
+class MathTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+
+  def rows(self, name, *problems):
+    path = self.folder / name
+    path.write_text(
+        "".join(
+            json.dumps({"problem": p, "solution": r"\boxed{1}"}) + "\n"
+            for p in problems
+        )
+    )
+    return str(path)
+
+  def test_formats(self):
+    problem = "A square has side $7$. What is its area?"
+    for name, prompt in (
+        ("bare", f"{problem}\n"),
+        (
+            "plain",
+            f"Problem:\n{problem}\nPlease reason step by step, and put your"
+            " final answer within \\boxed{}.\n\nSolution:\n",
+        ),
+        (
+            "qwen",
+            "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+            f"<|im_start|>user\n{problem}\nPlease reason step by step, and put"
+            " your final answer within \\boxed{}.<|im_end|>\n"
+            "<|im_start|>assistant\n",
+        ),
+    ):
+      task = _task(prompt_format=name)
+      self.assertEqual(task.prompt("train", 0), prompt)
+      self.assertEqual(
+          task.reference_completion("train", 0, None),
+          "The area is $7^2=49$, so the answer is $\\boxed{49}$.",
+      )
+
+  def test_every_reference_is_right(self):
+    task = _task()
+    answers = {
+        "train": ["49", r"\frac{1}{2}", "x^2+2x+1", "3,-3", "3"],
+        "held_out": [r"2\sqrt{3}", r"\text{Ann}"],
+    }
+    for split, found in answers.items():
+      self.assertEqual(task.num_prompts(split), len(found))
+      for i, answer in enumerate(found):
+        self.assertEqual(task.example(split, i).answer, answer)
+        solution = task.reference_completion(split, i, None)
+        self.assertEqual(task.reward(split, i, solution), 1.0)
+        self.assertEqual(task.reward(split, i, r"\boxed{-17}"), 0.0)
+
+  @parameterized.parameters(
+      (r"\boxed{0.5}", 1.0),
+      (r"\boxed{\frac{2}{4}}", 1.0),
+      (r"\boxed{3} No: \boxed{1/2}", 1.0),
+      (r"\boxed{1/2} No: \boxed{3}", 0.0),
+      (r"\boxed{1/2", 0.0),
+      ("1/2", 0.0),
+      ("", 0.0),
+  )
+  def test_reward_is_of_the_last_box(self, completion, reward):
+    task = _task()
+    self.assertEqual(task.reward("train", 1, completion), reward)
+    key = task.solution_key("train", 1, completion)
+    self.assertEqual(key is not None, reward == 1.0)
+
+  def test_white_space_is_no_other_solution(self):
+    task = _task()
+    keys = {
+        task.solution_key("train", 0, text)
+        for text in ("So:\n\\boxed{49}", " So:  \\boxed{49} ")
+    }
+    self.assertEqual(keys, {r"So: \boxed{49}"})
+
+  def test_rows_that_cannot_be_used(self):
+    task = limited.Limited(
+        _task(prompt_format="bare"), num_tokens=len, max_prompt_tokens=200
+    )
+    self.assertEqual(task.report.read, {"train": 12, "held_out": 2})
+    self.assertEqual(task.report.used, {"train": 4, "held_out": 2})
+    for reason, lines in (
+        ("malformed", [3, 10]),
+        ("no_box", [4, 5]),
+        ("no_prompt", [6]),
+        ("duplicate", [7]),
+        ("no_answer", [11]),
+        ("too_long", [12]),
+    ):
+      self.assertEqual(
+          task.report.places("train", reason),
+          [f"train.jsonl:{n}" for n in lines],
+      )
+    self.assertIn(
+        "train: 2 rows left out, each has a solution without a boxed answer:"
+        " train.jsonl:4, train.jsonl:5",
+        task.report.lines(),
+    )
+
+  def test_overlap_with_the_test_split(self):
+    train = self.rows("train.jsonl", "Ours?", "Theirs?", "Both of us?")
+    test = self.rows("test.jsonl", "Others?", "both  of US?", "theirs? ")
+    with self.assertRaisesRegex(
+        ValueError,
+        "2 prompts of the split 'train' are in the test split too:"
+        " train.jsonl:2 = test.jsonl:3, train.jsonl:3 = test.jsonl:2",
+    ):
+      _task(train=train, test=test)
+    task = _task(train=train, test=test, overlap="leave_out")
+    self.assertEqual(task.report.used, {"train": 1, "held_out": 3})
+    self.assertEqual(
+        task.report.places("train", "in_test"),
+        ["train.jsonl:2", "train.jsonl:3"],
+    )
+    with self.assertRaisesRegex(ValueError, "'train' has no prompt"):
+      _task(train=test, test=test, overlap="leave_out")
+
+  def test_a_folder_of_parquet_files(self):
+    # As the hub has them: a folder for each subject.
+    import pyarrow
+    from pyarrow import parquet
+
+    for i, subject in enumerate(("algebra", "geometry")):
+      (self.folder / "sets" / subject).mkdir(parents=True)
+      rows = [{"problem": f"{subject}?", "solution": rf"\boxed{{{i}}}"}]
+      parquet.write_table(
+          pyarrow.Table.from_pylist(rows),
+          self.folder / "sets" / subject / "train-00000-of-00001.parquet",
+      )
+    task = _task(train=f"{self.folder}/sets[train]")
+    self.assertEqual(
+        [task.example("train", i).answer for i in range(2)], ["0", "1"]
+    )
+
+  def test_validation_problems_are_training_problems(self):
+    train = self.rows("train.jsonl", *(f"{i}?" for i in range(9)))
+    task = _task(train=train, validation_prompts=3, split_seed=1)
+    self.assertEqual(
+        task.report.used, {"train": 6, "held_out": 2, "validation": 3}
+    )
+
+  @parameterized.parameters(
+      ({"prompt_format": "x"}, "config.task.prompt_format='x'.*qwen"),
+      ({"overlap": "x"}, "config.task.overlap='x'.*leave_out"),
+      ({"train": "/nowhere"}, "config.task.train='/nowhere'"),
+      ({"test": ""}, "config.task.test=''"),
+      ({"train": "made_up"}, "config.task.train='made_up'.*for both"),
+      ({"made_up_prompts": 7000}, "made_up_prompts=7000.* to 5000"),
+      ({"validation_prompts": 5}, "validation_prompts=5.*up to 4"),
+  )
+  def test_wrong_settings(self, fields, message):
+    shutil.copy(_DATA / "test.jsonl", self.folder)
+    with self.assertRaisesRegex(ValueError, message):
+      _task(**fields)
+
+  def test_made_up_problems(self):
+    fields = dict(train="made_up", test="made_up", made_up_prompts=400)
+    task, again = _task(**fields), _task(**fields)
+    for split, size in (("train", 320), ("held_out", 80)):
+      self.assertEqual(task.num_prompts(split), size)
+      for i in range(size):
+        self.assertEqual(again.prompt(split, i), task.prompt(split, i))
+        example = task.example(split, i)
+        self.assertEqual(
+            task.reward(split, i, example.fields["solution"]), 1.0
+        )
+        problem = example.fields["problem"]
+        if "frac" not in problem:
+          (_, given, _, sum_, _) = problem.split("$")
+          name, value = given.split("=")
+          right = eval(sum_, {name: int(value)})
+          self.assertEqual(right, int(example.answer))
+    texts = [task.prompt("train", i) for i in range(320)]
+    share = sum("frac" in text for text in texts) / len(texts)
+    self.assertBetween(share, 0.03, 0.2)
+
+
+if __name__ == "__main__":
+  absltest.main()
