@@ -123,8 +123,11 @@ def _set_paper(c: ml_collections.ConfigDict) -> None:
   c.replay.warm_start_completions = 500
 
   c.reference.mode = "fixed"
+  _set_paper_evaluation(c)
 
-  # The whole test split, greedily, before and after.
+
+def _set_paper_evaluation(c: ml_collections.ConfigDict) -> None:
+  """Sets evaluations on the whole test split, greedily, before and after."""
   c.evaluate.every_steps = 0
   c.evaluate.num_prompts = 512
   c.evaluate.final_prompts = 1319

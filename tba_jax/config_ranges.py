@@ -72,7 +72,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "publish.carrier": ("auto", "store", "files", "transfer"),
     "publish.dtype": ("", "float32", "bfloat16"),
     "optimizer.state_dtype": ("float32", "bfloat16"),
-    "publish.carrier": ("store",),
     "reference.mode": ("fixed", "reset", "ema"),
     "replay_filter.duplicates": ("newest", "oldest"),
     "replay_filter.evict": ("oldest", "lowest_reward"),

@@ -15,7 +15,7 @@ import pathlib
 from typing import Any
 
 from tba_jax import config_diverse
-from tba_jax import config_relations_trainer
+from tba_jax import config_hosts
 
 # Names of `config.loss`; a test holds them to the table of objectives.
 OF_SINGLE_COMPLETIONS = ("tb_learned_z", "subtb", "ppo")
@@ -262,28 +262,6 @@ def _folders(c: Mapping[str, Any]) -> _Problems:
       )
 
 
-def _store(c: Mapping[str, Any]) -> _Problems:
-  if c["store.probe_timeout_s"] >= c["store.deadline_s"]:
-    yield "store.probe_timeout_s", (
-        f"allowed less than config.store.deadline_s = {c['store.deadline_s']}:"
-        " an operation must outlive the change of generation"
-    )
-
-
-def _tls(c: Mapping[str, Any]) -> _Problems:
-  keys = ("store.tls_cert_file", "store.tls_key_file", "store.tls_ca_file")
-  if not any(c[key] for key in keys):
-    return
-  for key in keys:
-    if not pathlib.Path(c[key]).expanduser().is_file():
-      yield key, "allowed a file that exists, for all of config.store.tls_*"
-  found = importlib.metadata.version("jaxlib")
-  if tuple(map(int, found.split(".")[:2])) < (0, 11):
-    yield keys[0], f"allowed '' with jaxlib {found}: mutual TLS needs 0.11"
-  if not c["store.address"]:
-    yield "store.address", "allowed a TCP address with config.store.tls_*"
-
-
 def line_program(c: Mapping[str, Any]) -> _Problems:
   """Yields what is wrong with the settings of `generate` and `score`."""
   try:
@@ -351,9 +329,9 @@ _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
     _shape,
     _sharded_sizes,
     _folders,
-    _store,
-    _tls,
-    config_relations_trainer.problems,
+    config_hosts.store,
+    config_hosts.tls,
+    config_hosts.trainer,
     _packages,
     _verifier,
 )

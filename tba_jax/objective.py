@@ -185,11 +185,7 @@ def make_pure_loss(config: ml_collections.ConfigDict) -> PureLoss:
     totals = {
         "ratio_clip_share": batch_metrics.total(changed_BxKxT, mask_BxKxT),
         **batch_metrics.of_ratios(ratio_BxK),
-        **batch_metrics.of_residuals(
-            dataclasses.replace(groups, ref_logprobs_BxKxT=batch.ref_logprobs),
-            aux,
-            beta,
-        ),
+        **_residual_totals(groups, batch, aux, beta),
         **batch_metrics.of_pairs(aux),
         **batch_metrics.of_values(groups, aux),
         **batch_metrics.of_batch(batch, logprobs_BxKxT),
@@ -231,6 +227,17 @@ def make_supervised_loss_fn(model: Any) -> LossFn:
     }
 
   return loss_fn
+
+
+def _residual_totals(
+    groups: groups_lib.Groups,
+    batch: types.Batch,
+    aux: dict[str, jax.Array],
+    beta: jax.Array,
+) -> Totals:
+  """Returns the totals of residuals, of the reference as it is."""
+  plain = dataclasses.replace(groups, ref_logprobs_BxKxT=batch.ref_logprobs)
+  return batch_metrics.of_residuals(plain, aux, beta)
 
 
 def _make_groups(

@@ -24,6 +24,7 @@ from tba_jax import guards as guards_lib
 from tba_jax import ledger as ledger_lib
 from tba_jax import metrics
 from tba_jax import parts
+from tba_jax import parts_replay
 from tba_jax import periods
 from tba_jax import policy as policy_lib
 from tba_jax import processes
@@ -275,8 +276,8 @@ class _Trainer:
       on_event: Callable[[str, str], None],
   ) -> tuple[drain_lib.Drain, service_lib.ReplayService]:
     config, run = self._config, self._run
-    buffer = parts.make_buffer(config, policy)
-    order = parts.make_prompt_order(config, policy)
+    buffer = parts_replay.make_buffer(config, policy)
+    order = parts_replay.make_prompt_order(config, policy)
     ledger = ledger_lib.Ledger()
     applied, watermarks = journal.start, {}
     if saved is not None:
@@ -284,7 +285,7 @@ class _Trainer:
       order.set_state(saved["order"])
       ledger.set_state(saved["ledger"])
       applied, watermarks = saved["applied"], saved["watermarks"]
-    flow = parts.make_flow(config)
+    flow = parts_replay.make_flow(config)
     drain = drain_lib.Drain(
         _transport_maker(config, run),
         journal=journal,

@@ -182,13 +182,7 @@ def make_train_step(
   def step_fn(
       state: TrainState, batch: types.Batch
   ) -> tuple[TrainState, dict[str, jax.Array]]:
-    held = rounds.hold(c, state.sampling_params, state.params, state.step)
-    proximal = preparation.hold(
-        c, state.proximal_params, state.params, state.loss_params, state.step
-    )
-    state = dataclasses.replace(
-        state, sampling_params=held, proximal_params=proximal
-    )
+    state = _hold(c, state)
     beta, tempered = beta_fn(state.step), {}
     if tempering_fn is not None:
       tempered["tau"], tempered["gamma"] = tempering_fn(state.step)
@@ -199,7 +193,7 @@ def make_train_step(
     loss, totals, grads = micro_batches.accumulate(
         lambda params, micro: loss_fn(*params, micro, beta),
         (state.params, state.loss_params),
-        prepare(proximal, state.loss_params, parts, beta),
+        prepare(state.proximal_params, state.loss_params, parts, beta),
     )
     learning_rate = optimizers.learning_rate_fn(state.step)
     metrics = {
@@ -222,6 +216,23 @@ def make_train_step(
       donate_argnums=0,
       in_shardings=(shardings, sharding.batch_sharding(mesh, c.sharding)),
       out_shardings=(shardings, sharding.replicated(mesh)),
+  )
+
+
+def _hold(config: ml_collections.ConfigDict, state: TrainState) -> TrainState:
+  """Returns the state whose held params are those of this step."""
+  return dataclasses.replace(
+      state,
+      sampling_params=rounds.hold(
+          config, state.sampling_params, state.params, state.step
+      ),
+      proximal_params=preparation.hold(
+          config,
+          state.proximal_params,
+          state.params,
+          state.loss_params,
+          state.step,
+      ),
   )
 
 

@@ -18,7 +18,7 @@ _RINGS = {
     0: """
         config_diverse tasks/base
         background bootstrap config_flat config_ranges config_relations
-        config_relations_trainer config_variants devices guards host_state jsonl
+        config_hosts config_variants devices guards host_state jsonl
         logprobs metrics pipeline processes reward_log rounds schedules sharding
         sweep_types tokenizer types
     """,
@@ -46,8 +46,8 @@ _RINGS = {
     """,
     5: """
         children config_reference evaluate export generate panel panel_view
-        parts plan plan_measured plan_memory plan_speed report/program roles
-        score stale_loop stale_samples status store supervise sweep sweep_runs
+        parts parts_replay plan plan_measured plan_memory plan_speed
+        report/program roles score stale_loop stale_samples status store supervise sweep sweep_runs
         sweep_table sweep_view train_reward_model train_sft
     """,
     # Benchmarks measure programs; `main` alone asks for either, by name.

@@ -17,6 +17,7 @@ from tba_jax import cluster
 from tba_jax import config_args
 from tba_jax import evaluator
 from tba_jax import parts
+from tba_jax import parts_replay
 from tba_jax import policy as policy_lib
 from tba_jax import sharding
 from tba_jax import tokenizer as tokenizer_lib
@@ -166,7 +167,7 @@ class PolicyTest(absltest.TestCase):
 class PartsTest(parameterized.TestCase):
 
   def test_flow(self):
-    flow = parts.make_flow(
+    flow = parts_replay.make_flow(
         make_config("replay.warm_start_completions=9", "search.lead_steps=2")
     )
     self.assertEqual(flow.prompts_per_step, 8)
@@ -177,7 +178,7 @@ class PartsTest(parameterized.TestCase):
     self.assertTrue(flow.wait_for_fresh)
     self.assertEqual(flow.starvation_s, 180.0)
     self.assertEqual(flow.needed(0), 3 + 8)
-    lockstep = parts.make_flow(
+    lockstep = parts_replay.make_flow(
         make_config("search.lockstep=true", "search.lead_steps=0")
     )
     self.assertTrue(lockstep.lockstep)
@@ -187,7 +188,7 @@ class PartsTest(parameterized.TestCase):
     for seed in (0, 0, 1):
       config = make_config(f"seed={seed}")
       policy = policy_lib.make(config, "/nowhere")
-      order = parts.make_prompt_order(config, policy)
+      order = parts_replay.make_prompt_order(config, policy)
       num = policy.task.num_prompts("train")
       orders.append([order.prompt(i)[0] for i in range(num)])
       self.assertCountEqual(orders[-1], range(num))
@@ -213,7 +214,7 @@ class PartsTest(parameterized.TestCase):
         "seed=9",
     )
     with mock.patch.object(buffer_lib, "ReplayBuffer", autospec=True) as made:
-      parts.make_buffer(config)
+      parts_replay.make_buffer(config)
     settings = dict(made.call_args.kwargs)
     rules = settings.pop("rules")
     self.assertEqual(

@@ -19,6 +19,7 @@ import numpy as np
 
 from tba_jax import cluster
 from tba_jax import parts
+from tba_jax import parts_replay
 from tba_jax import policy as policy_lib
 from tba_jax import processes
 from tba_jax import searcher
@@ -39,8 +40,8 @@ def train(
   state = parts.init_state(config, policy, params, mesh)
   train_step = parts.make_train_step(config, policy, mesh)
   sampler = policy_lib.make_sampler(config, policy)
-  buffer = parts.make_buffer(config)
-  order = parts.make_prompt_order(config, policy)
+  buffer = parts_replay.make_buffer(config)
+  order = parts_replay.make_prompt_order(config, policy)
   placer = parts.make_placer(config, reference, mesh, cluster.Cluster())
   batch_maker = parts.make_batch_maker(config, buffer, placer)
   per_step = config.search.prompts_per_step

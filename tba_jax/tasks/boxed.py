@@ -128,4 +128,3 @@ def _parse(answer: str) -> list[Any]:
       fallback_mode="no_fallback",
       parsing_timeout=None,
   )
-

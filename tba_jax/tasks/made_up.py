@@ -18,8 +18,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tba_jax.tasks import answers
 from tba_jax.tasks import base
+from tba_jax.tasks import digits
 from tba_jax.tasks import examples as examples_lib
 
 _NAMES = ("Ann", "Ben", "Eva", "Tom")
@@ -29,9 +29,6 @@ _PHRASES = {
     "-": ("loses {}", "sells {}"),
     "*": ("gets {} times as many",),
 }
-# One digit: what a tiny model learns within a minute.
-_MAX_VALUE = 9
-TERSE_SHARE = 0.5
 _HELD_OUT_SHARE = 0.2
 
 
@@ -57,29 +54,10 @@ def _problems(num_prompts: int, seed: int) -> Iterator[examples_lib.Row]:
       yield examples_lib.Row(f"made up:{len(seen)}", made)
 
 
-def chain(
-    rng: np.random.Generator,
-) -> list[tuple[int, str, int, int]] | None:
-  """Returns two steps (value, operation, number, result), one from the other.
-
-  None where a result would leave 1 to `_MAX_VALUE`.
-  """
-  value = int(rng.integers(2, _MAX_VALUE + 1))
-  steps = []
-  for operation in rng.choice(list(_PHRASES), size=2, p=[0.4, 0.4, 0.2]):
-    number = int(rng.integers(2, 4) if operation == "*" else rng.integers(1, 9))
-    result = answers.apply_operation(str(operation), value, number)
-    if not 1 <= result <= _MAX_VALUE:
-      return None
-    steps.append((value, str(operation), number, result))
-    value = result
-  return steps
-
-
 def _problem(rng: np.random.Generator) -> dict[str, str] | None:
-  """Returns a row; None where a value would leave 1 to `_MAX_VALUE`."""
+  """Returns a row; None where a value is not of one digit."""
   name, thing = rng.choice(_NAMES), rng.choice(_THINGS)
-  steps = chain(rng)
+  steps = digits.chain(rng)
   if steps is None:
     return None
   lines, told = [], []
@@ -88,7 +66,7 @@ def _problem(rng: np.random.Generator) -> dict[str, str] | None:
     lines.append(f"{step}=<<{step}={result}>>{result}")
     told.append(str(rng.choice(_PHRASES[operation])).format(number))
   first, value = steps[0][0], steps[-1][-1]
-  if rng.random() < TERSE_SHARE:
+  if rng.random() < digits.TERSE_SHARE:
     lines = []
   return {
       "question": (

@@ -22,8 +22,8 @@ import string
 import numpy as np
 
 from tba_jax.tasks import base
+from tba_jax.tasks import digits
 from tba_jax.tasks import examples as examples_lib
-from tba_jax.tasks import made_up
 
 _FRACTION_SHARE = 0.1
 _MAX_DENOMINATOR = 20
@@ -55,13 +55,13 @@ def _problems(num_prompts: int, seed: int) -> Iterator[examples_lib.Row]:
 
 def _integers(rng: np.random.Generator) -> dict[str, str] | None:
   """Returns a row; None where a value would become too large or too small."""
-  steps = made_up.chain(rng)
+  steps = digits.chain(rng)
   if steps is None:
     return None
   (first, one, second, _), (_, other, third, value) = steps
   name = rng.choice(list(string.ascii_lowercase))
   work = ", ".join(f"${v}{o}{n}={result}$" for v, o, n, result in steps)
-  work = "" if rng.random() < made_up.TERSE_SHARE else f"{work}, so "
+  work = "" if rng.random() < digits.TERSE_SHARE else f"{work}, so "
   return {
       "problem": (
           f"Let ${name}={first}$. What is"

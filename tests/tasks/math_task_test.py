@@ -189,12 +189,10 @@ class MathTest(parameterized.TestCase):
       for i in range(size):
         self.assertEqual(again.prompt(split, i), task.prompt(split, i))
         example = task.example(split, i)
-        self.assertEqual(
-            task.reward(split, i, example.fields["solution"]), 1.0
-        )
+        self.assertEqual(task.reward(split, i, example.fields["solution"]), 1.0)
         problem = example.fields["problem"]
         if "frac" not in problem:
-          (_, given, _, sum_, _) = problem.split("$")
+          _, given, _, sum_, _ = problem.split("$")
           name, value = given.split("=")
           right = eval(sum_, {name: int(value)})
           self.assertEqual(right, int(example.answer))

@@ -1,0 +1,53 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What settings of processes and hosts must be to each other. No JAX here."""
+
+from collections.abc import Iterator, Mapping
+import importlib.metadata
+import math
+import pathlib
+from typing import Any
+
+_Problems = Iterator[tuple[str, str]]
+
+
+def trainer(c: Mapping[str, Any]) -> _Problems:
+  """The mesh is of all devices of all processes of the trainer."""
+  size = math.prod(c[f"mesh.{axis}"] for axis in ("data", "fsdp", "tensor"))
+  num_processes, cpu_devices = (
+      c["trainer.num_processes"],
+      c["trainer.cpu_devices"],
+  )
+  if size % num_processes:
+    yield "trainer.num_processes", (
+        f"allowed a divisor of {size}, the devices of config.mesh"
+    )
+  elif cpu_devices and cpu_devices * num_processes != size:
+    yield "trainer.cpu_devices", (
+        f"allowed 0 or {size // num_processes}: the devices of all processes"
+        f" are the {size} of config.mesh"
+    )
+
+
+def store(c: Mapping[str, Any]) -> _Problems:
+  """A client must outlive the probe of its store."""
+  if c["store.probe_timeout_s"] >= c["store.deadline_s"]:
+    yield "store.probe_timeout_s", (
+        f"allowed less than config.store.deadline_s = {c['store.deadline_s']}:"
+        " an operation must outlive the change of generation"
+    )
+
+
+def tls(c: Mapping[str, Any]) -> _Problems:
+  """All files of TLS or none, with a jaxlib that has it and an address."""
+  keys = ("store.tls_cert_file", "store.tls_key_file", "store.tls_ca_file")
+  if not any(c[key] for key in keys):
+    return
+  for key in keys:
+    if not pathlib.Path(c[key]).expanduser().is_file():
+      yield key, "allowed a file that exists, for all of config.store.tls_*"
+  found = importlib.metadata.version("jaxlib")
+  if tuple(map(int, found.split(".")[:2])) < (0, 11):
+    yield keys[0], f"allowed '' with jaxlib {found}: mutual TLS needs 0.11"
+  if not c["store.address"]:
+    yield "store.address", "allowed a TCP address with config.store.tls_*"
