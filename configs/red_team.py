@@ -160,7 +160,12 @@ def _set_papers(c: ml_collections.ConfigDict) -> None:
   c.train.completions_per_prompt = 16
   c.publish.every_steps = 10
 
-  # One prompt: a flat buffer.
+  _set_papers_replay(c)
+  _set_papers_evaluation(c)
+
+
+def _set_papers_replay(c: ml_collections.ConfigDict) -> None:
+  """Sets the buffer: flat, since there is one prompt."""
   c.replay.capacity = c.replay.capacity_per_prompt = 100_000
   c.replay.recent_fraction = 0.5
   c.replay.recent_window_steps = 10
@@ -173,7 +178,9 @@ def _set_papers(c: ml_collections.ConfigDict) -> None:
   c.replay_filter.evict = "oldest"
   c.replay_filter.freeze_step = 4000
 
-  # 1024 attacks, drawn without exploration.
+
+def _set_papers_evaluation(c: ml_collections.ConfigDict) -> None:
+  """Sets evaluations: 1024 attacks, drawn without exploration."""
   c.evaluate.every_steps = 500
   c.evaluate.num_prompts = 16
   c.evaluate.final_prompts = 64

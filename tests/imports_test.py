@@ -47,8 +47,8 @@ _RINGS = {
     5: """
         children config_reference evaluate export generate panel panel_view
         parts parts_replay plan plan_measured plan_memory plan_speed
-        report/program roles score stale_loop stale_samples status store supervise sweep sweep_runs
-        sweep_table sweep_view train_reward_model train_sft
+        report/program roles score stale_loop stale_samples status store
+        supervise sweep sweep_runs sweep_table sweep_view train_reward_model train_sft
     """,
     # Benchmarks measure programs; `main` alone asks for either, by name.
     6: "benchmarks/* main",
