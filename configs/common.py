@@ -10,6 +10,7 @@ import ml_collections
 
 import configs
 from configs import common_red_team
+from configs import common_rewards
 
 parse_arg = configs.parse_arg
 
@@ -87,22 +88,8 @@ def get_config() -> ml_collections.ConfigDict:
       positions="",  # learned ones
   )
 
-  # Supervised fine-tuning on the task's own solutions (init = "sft").
-  c.sft = d(
-      # What it starts from: "scratch", or a Hugging Face folder.
-      init="scratch",
-      num_steps=2400,  # of supervised fine-tuning
-      batch_size=64,  # examples a step
-      learning_rate=3e-3,  # after the warm-up; then to 0
-      warmup_steps=100,
-      weight_decay=0.0,
-      b1=0.9,  # of Adam, as b2
-      b2=0.99,
-      grad_clip_norm=1.0,  # 0 = off
-      evaluate_every_steps=600,  # held-out pass@1
-      checkpoint_every_steps=400,  # to go on from after a crash
-      log_every_steps=50,
-  )
+  # Sections `sft`, `reward`, `reward_model` and `evaluate`.
+  c.update(common_rewards.get_config())
 
   c.sampling = d(
       temperature=1.0,  # of sampling and of the loss alike
@@ -120,18 +107,6 @@ def get_config() -> ml_collections.ConfigDict:
       # with the cache as it is ("keep_cache") or made again
       # ("recompute_cache").
       in_flight="off",
-  )
-
-  # Where completions get their rewards: docs/your_task.md.
-  c.reward = d(
-      # "process": in the role itself, for rewards that are fast and never hang;
-      # "pool": in worker processes of each role, which may be killed.
-      where="process",
-      num_workers=2,  # of the pool
-      deadline_s=10.0,  # of one completion, from when a worker has it
-      start_deadline_s=60.0,  # of a worker's start
-      memory_mb=0,  # address space of a worker; 0 = not limited
-      fallback=0.0,  # reward of a completion that could not be judged
   )
 
   c.search = d(
@@ -289,22 +264,6 @@ def get_config() -> ml_collections.ConfigDict:
       # directory); else one that trainer and searchers share.
       directory="",
       dtype="",  # of published floats: "float32", "bfloat16"; "" = as trained
-  )
-
-  c.evaluate = d(
-      every_steps=80,  # 0 = only before and after
-      beside=True,  # in a thread, while steps go on; not so in lockstep
-      deadline_s=600.0,  # of one beside the steps; then it is given up
-      num_prompts=256,  # while training
-      num_completions=8,  # k of pass@k
-      final_prompts=1000,  # before and after
-      batch_prompts=64,  # decoded at a time
-      greedy=False,  # also the likeliest completion of each prompt
-      resamples=1000,  # of the bootstrap intervals
-      confidence=0.95,  # of these intervals
-      # Of the program: task settings to evaluate with, one after the other, as
-      # "prompt_format=tba;prompt_format=sft"; "" = those of the run.
-      variants="",
   )
 
   # Collapse guards. `action`: "off", "warn", "lower_learning_rate" or "stop".

@@ -77,8 +77,11 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "replay_filter.evict": ("oldest", "lowest_reward"),
     "replay_filter.similarity": ("none", "edit", "cosine"),
     "replay.selection": ("uniform", "reward"),
-    "reward.where": ("process", "pool"),
+    "reward.role": ("searcher", "trainer"),
+    "reward.where": ("process", "pool", "model"),
+    "reward_model.schedule": ("constant", "linear", "cosine"),
     "sampling.in_flight": ("off", "keep_cache", "recompute_cache"),
+    "sft.schedule": ("constant", "linear", "cosine"),
     "tokenizer.bos": ("auto", "always", "never"),
     "train.remat": ("none", "dots", "full"),
 }
@@ -185,7 +188,12 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " checkpoint.every_steps checkpoint.keep"
         " log.every_steps log.profile_first_step log.profile_asked_steps"
         " generate.num_completions generate.batch_lines"
-        " reference.every_steps reward.num_workers rounds.passes"
+        " reference.every_steps reward.num_workers reward.batch_size"
+        " reward_model.num_steps reward_model.batch_size"
+        " reward_model.max_completion_tokens reward_model.evaluate_pairs"
+        " reward_model.evaluate_every_steps"
+        " reward_model.checkpoint_every_steps reward_model.log_every_steps"
+        " rounds.passes"
         " sweep.workers trainer.num_processes",
     ),
     (
@@ -198,6 +206,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " reward.memory_mb train.per_round_steps loss.proximal_every_steps"
         " replay.reward_temperature_decay_steps"
         " replay.warm_start_completions log.num_samples"
+        " sft.micro_batch_size reward_model.micro_batch_size"
+        " reward_model.warmup_steps"
         " log.profile_num_steps explore.min_tokens replay_filter.freeze_step"
         " tempering.tau_decay_steps tempering.gamma_decay_steps"
         " trainer.cpu_devices",
@@ -216,6 +226,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " replay.reward_temperature replay.reward_temperature_final"
         " replay.max_segment_mb guards.max_kl"
         " evaluate.deadline_s reward.deadline_s reward.start_deadline_s"
+        " reward_model.learning_rate evaluate.judge_deadline_s"
         " guards.max_logprob_gap store.deadline_s store.probe_timeout_s"
         " explore.min_temperature explore.max_temperature tempering.tau"
         " tempering.tau_final tempering.gamma tempering.gamma_final"
@@ -224,6 +235,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
     (
         _FROM_0,
         "sft.weight_decay sft.grad_clip_norm optimizer.learning_rate_final"
+        " reward_model.weight_decay reward_model.grad_clip_norm"
         " optimizer.weight_decay optimizer.grad_clip_norm"
         " train.wall_clock_limit_s guards.min_entropy loss.value_clip"
         " loss.value_weight",
@@ -246,7 +258,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
     ),
     (
         _BELOW_1,
-        "sampling.min_p sft.b1 sft.b2 optimizer.b1 optimizer.b2 loss.ratio_clip"
+        "sampling.min_p sft.b1 sft.b2 reward_model.b1 reward_model.b2"
+        " optimizer.b1 optimizer.b2 loss.ratio_clip"
         " reference.ema_decay",
     ),
     (_INSIDE_0_1, "guards.learning_rate_factor evaluate.confidence"),

@@ -17,6 +17,7 @@ from typing import Any
 
 from configs import common
 from configs import common_red_team
+from configs import common_rewards
 from tba_jax import config_flat
 from tba_jax import config_ranges
 from tba_jax import validate
@@ -112,7 +113,7 @@ def _tasks() -> list[str]:
 def render() -> str:
   """Returns the page."""
   said: dict[str, str] = {}
-  for module in (common, common_red_team):
+  for module in (common, common_red_team, common_rewards):
     said |= comments(pathlib.Path(module.__file__).read_text("utf-8"))
   lines = [_HEAD, "## top level", "", *_TABLE]
   values = config_flat.flatten(common.get_config())

@@ -16,6 +16,7 @@ from typing import Any
 
 from tba_jax import config_diverse
 from tba_jax import config_hosts
+from tba_jax import config_rewards
 
 # Names of `config.loss`; a test holds them to the table of objectives.
 OF_SINGLE_COMPLETIONS = ("tb_learned_z", "subtb", "ppo")
@@ -42,7 +43,15 @@ def _batch(c: Mapping[str, Any]) -> _Problems:
   shards = math.prod(
       c[f"mesh.{axis}"] for axis in c["sharding.batch"].split(",") if axis
   )
-  for key in ("train.micro_batch_prompts", "sft.batch_size"):
+  keys = ["train.micro_batch_prompts"]
+  for name in ("sft", "reward_model"):
+    size, micro = c[f"{name}.batch_size"], c[f"{name}.micro_batch_size"]
+    keys.append(f"{name}.micro_batch_size" if micro else f"{name}.batch_size")
+    if micro and size % micro:
+      yield f"{name}.batch_size", (
+          f"allowed a multiple of config.{name}.micro_batch_size = {micro}"
+      )
+  for key in keys:
     if c[key] % shards:
       yield key, (
           f"allowed a multiple of {shards}, the shards of the batch"
@@ -198,6 +207,7 @@ def _schedules(c: Mapping[str, Any]) -> _Problems:
   for key, steps in (
       ("optimizer.warmup_steps", "train.num_steps"),
       ("sft.warmup_steps", "sft.num_steps"),
+      ("reward_model.warmup_steps", "reward_model.num_steps"),
   ):
     if c[key] >= c[steps]:
       yield key, f"allowed 0 up to below config.{steps} = {c[steps]}"
@@ -251,6 +261,7 @@ def _folders(c: Mapping[str, Any]) -> _Problems:
   for key, names in (
       ("init", ("scratch", "sft")),
       ("loss.value_init", ("policy",)),
+      *config_rewards.FOLDERS,
       ("sft.init", ("scratch",)),
       ("tokenizer.source", ("task",)),
   ):
@@ -282,14 +293,6 @@ def line_program(c: Mapping[str, Any]) -> _Problems:
     yield "generate.output", "allowed the name of a file"
   elif paths["output"].absolute() == paths["input"].absolute():
     yield "generate.output", "allowed another file than config.generate.input"
-
-
-def _verifier(c: Mapping[str, Any]) -> _Problems:
-  # Nothing else bounds the time that a command, or sympy, takes.
-  if c.get("task.verifier") and c["reward.where"] != "pool":
-    yield "reward.where", "allowed 'pool' with a config.task.verifier"
-  if c["task.name"] == "math" and c["reward.where"] != "pool":
-    yield "reward.where", "allowed 'pool' with config.task.name = 'math'"
 
 
 # Writer -> the package that it needs.
@@ -333,5 +336,5 @@ _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
     config_hosts.tls,
     config_hosts.trainer,
     _packages,
-    _verifier,
+    *config_rewards.CHECKS,
 )

@@ -3,7 +3,7 @@
 """From what was right for each prompt to numbers with their uncertainty."""
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import math
 from typing import Any
 
@@ -52,7 +52,9 @@ def summarize(
     prompts: at least one record with `num_correct`, `num_distinct`,
       `num_texts`, and, of each completion, `rewards`, `lengths` and `stopped`;
       `failures` by cause. Optional: `greedy_correct`, and of each completion
-      `kl` and `ref_nats` (minus the reference's log-prob).
+      `kl` and `ref_nats` (minus the reference's log-prob),
+      `diluted_perplexity`, and `verdicts` and `greedy_verdicts`, of
+      `rewards/comparers.py`.
     num_completions: n, of each prompt.
     resamples, confidence: of the intervals.
   """
@@ -68,8 +70,10 @@ def summarize(
     values["greedy_pass_at_1"] = np.array(
         [float(p["greedy_correct"]) for p in prompts]
     )
-  if "kl" in prompts[0]:
-    values["kl"] = np.array([np.mean(p["kl"]) for p in prompts])
+  for name in ("kl", "diluted_perplexity"):
+    if name in prompts[0]:
+      values[name] = np.array([np.mean(p[name]) for p in prompts])
+  values |= _wins(prompts)
   out: dict[str, Any] = {}
   for name, values_B in values.items():
     out[name] = float(values_B.mean())
@@ -83,6 +87,7 @@ def summarize(
     out["ref_perplexity"] = math.exp(min(nats, _MAX_TOKEN_NATS))
   return {
       **out,
+      **_no_verdict(prompts),
       "pass_at": {str(k): float(pass_B(k).mean()) for k in _powers_of_two(n)},
       "k": n,
       "confidence": confidence,
@@ -98,6 +103,40 @@ def summarize(
           sum((p["failures"] for p in prompts), collections.Counter())
       ),
   }
+
+
+def _wins(prompts: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+  """Returns the means of verdicts over prompts that have any, by name."""
+  out = {}
+  for name, fields in (("", "verdicts"), ("greedy_", "greedy_verdicts")):
+    if fields not in prompts[0]:
+      continue
+    verdicts = [[v for v in p[fields] if v.win is not None] for p in prompts]
+    verdicts = [some for some in verdicts if some]
+    if not verdicts:
+      continue
+    out[f"{name}win_rate"] = _means(verdicts, lambda v: v.win)
+    if all(v.score is not None for some in verdicts for v in some):
+      out[f"{name}gold_reward"] = _means(verdicts, lambda v: v.score)
+      out[f"{name}gold_margin"] = _means(
+          verdicts, lambda v: v.score - v.reference_score
+      )
+  return out
+
+
+def _means(
+    values: Sequence[Sequence[Any]], of: Callable[[Any], float]
+) -> np.ndarray:
+  return np.array([np.mean([of(value) for value in some]) for some in values])
+
+
+def _no_verdict(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Returns contests without a verdict, by cause; {} without a comparer."""
+  names = [n for n in ("verdicts", "greedy_verdicts") if n in prompts[0]]
+  causes = collections.Counter(
+      v.failure for p in prompts for n in names for v in p[n] if v.win is None
+  )
+  return {"no_verdict": dict(causes)} if names else {}
 
 
 def _powers_of_two(n: int) -> list[int]:

@@ -31,6 +31,7 @@ from tba_jax import model_source
 from tba_jax import policy as policy_lib
 from tba_jax import processes
 from tba_jax import reference as reference_lib
+from tba_jax import reward_judge
 from tba_jax import run_directory
 from tba_jax import sharding
 from tba_jax import types
@@ -46,6 +47,12 @@ _ROWS = (
     ("mean reward", "mean_reward"),
     ("KL to the start, nats", "kl"),
     ("perplexity under the start", "ref_perplexity"),
+    ("the papers' perplexity", "diluted_perplexity"),
+    ("win-rate", "win_rate"),
+    ("win-rate, greedy", "greedy_win_rate"),
+    ("gold reward", "gold_reward"),
+    ("gold reward, greedy", "greedy_gold_reward"),
+    ("gold reward above the reference's", "gold_margin"),
     ("distinct right of k", "distinct_correct"),
     ("distinct right of k, solved prompts", "distinct_correct_per_solved"),
     ("distinct share of k", "distinct_share"),
@@ -101,8 +108,7 @@ def run(
     for operand in operands or ("",):
       for variant, its_config in _variants(config):
         name, policy, params, step = _load(its_config, workdir, operand)
-        reference = _reference(its_config, workdir, policy)
-        result = _evaluate(its_config, policy, params, step or 0, reference)
+        result = _evaluate(its_config, workdir, policy, params, step or 0)
         name = f"{name}, {variant}" if variant else name
         results[name] = {"step": step, "time": time.time(), **result}
     path = pathlib.Path(workdir) / "eval.json"
@@ -192,37 +198,45 @@ def _load(
   return f"checkpoint {step}", policy, params, step
 
 
-def _reference(
+def _references(
     config: ml_collections.ConfigDict,
     workdir: str,
     policy: policy_lib.Policy,
-) -> reference_lib.Reference | None:
-  """Returns what the KL is measured against, None where it is not there."""
-  if config.sampling.temperature == 0:
-    return None
+) -> dict[str, reference_lib.Reference]:
+  """Returns what KL and perplexity are measured against, {} without it."""
   try:
     start = policy_lib.make(config, workdir)
     same = start.model.config.vocab_size == policy.model.config.vocab_size
     params = policy_lib.initial_params(start, config.seed) if same else None
   except (ValueError, OSError):
-    return None
+    return {}
   if params is None:
-    return None
-  return reference_lib.Reference(
-      start.model, params, temperature=config.sampling.temperature
+    return {}
+  make = lambda temperature: reference_lib.Reference(
+      start.model, params, temperature=temperature
   )
+  out = {}
+  temperature = config.sampling.temperature
+  # Greedy sampling has no KL.
+  if temperature > 0:
+    out["reference"] = make(temperature)
+  if config.evaluate.judge:
+    # A second copy of the params only where temperatures differ.
+    plain = out["reference"] if temperature == 1 else make(1.0)
+    out["plain_reference"] = plain
+  return out
 
 
 def _evaluate(
     config: ml_collections.ConfigDict,
+    workdir: str,
     policy: policy_lib.Policy,
     params: types.PyTree,
     version: int,
-    reference: reference_lib.Reference | None,
 ) -> dict[str, Any]:
   """Returns the evaluator's metrics on the held-out split."""
-  evaluator = policy_lib.make_evaluator(
-      config, policy, tasks_base.HELD_OUT, reference=reference
+  evaluator = reward_judge.evaluator_of(
+      config, workdir, policy, **_references(config, workdir, policy)
   )
   num_prompts = min(
       config.evaluate.final_prompts,

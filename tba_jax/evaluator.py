@@ -7,18 +7,21 @@ between two versions of the params is not one between two draws of prompts.
 """
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import copy
 import dataclasses
+import functools
 from typing import Any, TYPE_CHECKING
 import zlib
 
 import numpy as np
 
+from tba_jax import eval_measures
 from tba_jax import eval_summary
 from tba_jax import reference as reference_lib
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax import types
+from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
 from tba_jax.sampling import requests as requests_lib
 from tba_jax.tasks import base
@@ -55,6 +58,8 @@ class Evaluator:
       confidence: float,
       greedy_sampler: "decode.Sampler | None" = None,
       reference: reference_lib.Reference | None = None,
+      plain_reference: reference_lib.Reference | None = None,
+      comparer: comparers.Comparer | None = None,
   ):
     """Makes an evaluator.
 
@@ -71,6 +76,9 @@ class Evaluator:
       resamples, confidence: of the bootstrap intervals.
       greedy_sampler: for one more completion a prompt, the likeliest tokens.
       reference: the policy that the KL is measured against; None = no KL.
+      plain_reference: the same at temperature 1, for the papers' perplexity.
+      comparer: for the win-rate against the task's reference completions;
+        closed with this; None = no win-rate.
 
     Raises:
       ValueError: a number is below 1, or the task has no such split.
@@ -92,6 +100,8 @@ class Evaluator:
     self._confidence = confidence
     self._greedy_sampler = greedy_sampler
     self._reference = reference
+    self._plain_reference = plain_reference
+    self._comparer = comparer
 
   def _set_split(self, split: str) -> None:
     base.check_split(split)
@@ -109,8 +119,10 @@ class Evaluator:
     return other
 
   def close(self) -> None:
-    """Ends the judge's workers."""
+    """Ends what judge and comparer have started."""
     self.judge.close()
+    if self._comparer is not None:
+      self._comparer.close()
 
   def run(
       self,
@@ -142,6 +154,10 @@ class Evaluator:
       kl: Σ log π - log π_ref of a completion, nats, both tempered, and
       ref_perplexity: exp of the reference's mean nats a token, where there is
         a reference.
+      diluted_perplexity: of `eval_measures.add_perplexity`, of the greedy
+        completions where there are any, with a plain reference.
+      [greedy_]win_rate, gold_reward and gold_margin, no_verdict (by cause):
+        what a comparer says; docs/preferences.md.
       …_stderr, …_interval: of these but `pass_at` and `ref_perplexity`, the
         standard error over prompts, and the bootstrap interval.
       k: completions of each prompt.
@@ -211,27 +227,27 @@ class Evaluator:
         for index, text in zip(indices, texts)
     ]
     sampled = self._sampler.sample(params, requests, version=version)
-    texts_BxS = [self._texts(found) for found in sampled]
+    asked_BxS = self._ask(indices, sampled)
     # All at once, so that the workers of a pool share them.
-    judged = iter(
-        self.judge.judge(
-            [
-                judges.Request(self._split, index, completion)
-                for index, completions in zip(indices, texts_BxS)
-                for completion in completions
-            ]
-        )
-    )
+    judged = iter(self.judge.judge([one for some in asked_BxS for one in some]))
     records = [
-        self._record(index, text, found, completions, judged)
-        for index, text, found, completions in zip(
-            indices, texts, sampled, texts_BxS
-        )
+        self._record(index, text, found, [r.completion for r in some], judged)
+        for index, text, found, some in zip(indices, texts, sampled, asked_BxS)
     ]
+    compare = functools.partial(
+        eval_measures.add_verdicts, self._comparer, self._task, texts
+    )
+    compare(asked_BxS, records, name="verdicts")
+    plain = sampled
     if self._greedy_sampler is not None:
-      self._add_greedy(params, requests, records, version)
+      plain = self._add_greedy(params, requests, records, version, compare)
+    prompts = [request.prompt_tokens for request in requests]
     if self._reference is not None:
-      self._add_reference(requests, sampled, records)
+      eval_measures.add_reference(self._reference, prompts, sampled, records)
+    if self._plain_reference is not None:
+      eval_measures.add_perplexity(
+          self._plain_reference, prompts, plain, records
+      )
     return records
 
   def _add_reasons(self, samples: list[dict[str, Any]]) -> None:
@@ -248,53 +264,35 @@ class Evaluator:
     for sample, reason in zip(judged, reasons):
       sample["reason"] = reason
 
+  def _ask(
+      self, indices: Iterable[int], sampled: list[types.Completions]
+  ) -> list[list[judges.Request]]:
+    """Returns what judges are asked of each prompt's completions."""
+    return [
+        [
+            judges.Request(self._split, index, text, reason != "length")
+            for text, reason in zip(self._texts(found), found.finish_reasons)
+        ]
+        for index, found in zip(indices, sampled)
+    ]
+
   def _add_greedy(
       self,
       params: types.PyTree,
       requests: list[requests_lib.Request],
       records: list[dict[str, Any]],
       version: int,
-  ) -> None:
-    """Adds whether the greedy completion of each prompt is right."""
+      compare: Callable[..., None],
+  ) -> list[types.Completions]:
+    """Adds what the greedy completion of each prompt is worth; returns them."""
     single = [dataclasses.replace(r, num_completions=1) for r in requests]
     sampled = self._greedy_sampler.sample(params, single, version=version)
-    judged = self.judge.judge(
-        [
-            judges.Request(
-                self._split, request.prompt_id, self._texts(found)[0]
-            )
-            for request, found in zip(single, sampled)
-        ]
-    )
+    asked_Bx1 = self._ask([r.prompt_id for r in single], sampled)
+    judged = self.judge.judge([one for (one,) in asked_Bx1])
     for record, judgement in zip(records, judged):
       record["greedy_correct"] = judgement.key is not None
-
-  def _add_reference(
-      self,
-      requests: list[requests_lib.Request],
-      sampled: list[types.Completions],
-      records: list[dict[str, Any]],
-  ) -> None:
-    """Adds KL and the reference's nats of each completion."""
-    width = max(len(request.prompt_tokens) for request in requests)
-    prompts_BxP = np.zeros((len(requests), width), np.int32)
-    prompt_mask_BxP = np.zeros((len(requests), width), np.float32)
-    for row, request in enumerate(requests):
-      size = len(request.prompt_tokens)
-      prompts_BxP[row, width - size :] = request.prompt_tokens
-      prompt_mask_BxP[row, width - size :] = 1
-    tokens_BxKxT = np.stack([found.tokens for found in sampled])
-    lengths_BxK = np.stack([found.lengths for found in sampled])
-    mask_BxKxT = np.arange(tokens_BxKxT.shape[-1]) < lengths_BxK[..., None]
-    ref_BxKxT = np.asarray(
-        self._reference.logprobs(
-            prompts_BxP, prompt_mask_BxP, tokens_BxKxT, mask_BxKxT
-        )
-    )
-    own_BxKxT = np.stack([found.plain_logprobs for found in sampled])
-    kl_BxK = np.where(mask_BxKxT, own_BxKxT - ref_BxKxT, 0.0).sum(-1)
-    for record, kl_K, ref_KxT in zip(records, kl_BxK, ref_BxKxT):
-      record |= {"kl": kl_K, "ref_nats": -ref_KxT.sum(-1)}
+    compare(asked_Bx1, records, name="greedy_verdicts")
+    return sampled
 
   def _texts(self, found: types.Completions) -> list[str]:
     return [

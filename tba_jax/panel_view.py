@@ -21,7 +21,9 @@ from tba_jax import run_state
 from tba_jax.report import tables
 from tba_jax.report import text
 
-PHASES = ("setup", "sft", "warm-up", "train", "finish")
+PHASES = ("setup", "sft", "reward_model", "warm-up", "train", "finish")
+# Shown only while it lasts: few runs have it.
+_RARE = "reward_model"
 # What the roles call their phases.
 _PHASE_OF = {"start": "warm-up", "compile": "warm-up", "done": "finish"}
 _BARS = "▁▂▃▄▅▆▇█"
@@ -59,8 +61,9 @@ def phase_of(state: run_state.RunState) -> str:
 
 def _phases(phase: str) -> rich.text.Text:
   line = rich.text.Text()
-  at = PHASES.index(phase)
-  for i, name in enumerate(PHASES):
+  names = [name for name in PHASES if name != _RARE or name == phase]
+  at = names.index(phase)
+  for i, name in enumerate(names):
     mark, style = ("●", "bold cyan") if i == at else ("○", "dim")
     if i < at:
       mark, style = "✓", "green"

@@ -22,6 +22,7 @@ from tba_jax.models import hf
 from tba_jax.models import hf_encoder
 from tba_jax.red_team import build as red_team_build
 from tba_jax.rewards import build as rewards_build
+from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.sampling import explore as explore_lib
@@ -120,6 +121,8 @@ def make(
         task,
         num_tokens=lambda text: len(tokenizer.encode_prompt(text)),
         max_prompt_tokens=config.sampling.max_prompt_tokens,
+        # What fine-tuning learns to write has a stop token.
+        max_answer_tokens=scratch * (config.sampling.max_completion_tokens - 1),
     )
   if folder is None:
     model_config = model_config_lib.ModelConfig.from_config(
@@ -301,22 +304,27 @@ def make_evaluator(
     config: ml_collections.ConfigDict,
     policy: Policy,
     split: str,
-    on_event: Callable[[str, str], None] | None = None,
+    judge: judges.Judge,
+    *,
     reference: reference_lib.Reference | None = None,
+    plain_reference: reference_lib.Reference | None = None,
+    comparer: comparers.Comparer | None = None,
 ) -> evaluator_lib.Evaluator:
   """Returns the evaluator of a split.
 
   Args:
     config, policy: of the run.
     split: of the task.
-    on_event: receives what rewards fail of.
+    judge: of the completions; closed with the evaluator.
     reference: for the KL; None = none is measured.
+    plain_reference: the same at temperature 1, for the papers' perplexity.
+    comparer: for the win-rate; None = none is measured.
   """
   return evaluator_lib.Evaluator(
       policy.task,
       policy.tokenizer,
       make_evaluation_sampler(config, policy),
-      make_judge(config, policy.task, on_event),
+      judge,
       split=split,
       num_completions=config.evaluate.num_completions,
       batch_prompts=config.evaluate.batch_prompts,
@@ -326,4 +334,6 @@ def make_evaluator(
       if config.evaluate.greedy
       else None,
       reference=reference,
+      plain_reference=plain_reference,
+      comparer=comparer,
   )

@@ -29,6 +29,7 @@ from tba_jax import periods
 from tba_jax import policy as policy_lib
 from tba_jax import processes
 from tba_jax import recorder as recorder_lib
+from tba_jax import reward_judge
 from tba_jax import run_directory
 from tba_jax import searcher as searcher_lib
 from tba_jax import trainer as trainer_lib
@@ -91,12 +92,8 @@ def run_searcher(
   policy = policy_lib.make(config, run.workdir)
   params_like = jax.eval_shape(policy.model.init, jax.random.PRNGKey(0))
   clock = metrics.BusyClock()
-  spans = metrics.SpanWriter(
-      run.workdir / "spans" / f"searcher-{index}.jsonl",
-      "searcher",
-      index,
-      clock=clock,
-  )
+  path = run.workdir / "spans" / f"searcher-{index}.jsonl"
+  spans = metrics.SpanWriter(path, "searcher", index, clock=clock)
   make_transport = _transport_maker(config, run)
   puller = parts.make_puller(config, run, params_like, make_transport, on_event)
   outbox = outbox_lib.Outbox(
@@ -110,7 +107,7 @@ def run_searcher(
       lease_s=config.search.lease_s,
       on_event=on_event,
   )
-  judge = policy_lib.make_judge(config, policy.task, on_event)
+  judge = reward_judge.of_searcher(config, run.workdir, policy, on_event)
   searcher_lib.Searcher(
       task=policy.task,
       judge=judge,
@@ -123,6 +120,7 @@ def run_searcher(
       in_flight=config.sampling.in_flight != "off",
       spans=spans,
       clock=clock,
+      missing_stop_reward=reward_judge.missing_stop_reward(config),
   ).run(stop.is_set)
   # Read before `close`: a signal alone is no word of the trainer's.
   done = outbox.stop_requested
@@ -191,7 +189,7 @@ class _Trainer:
     drain, service = self._make_service(
         policy, journal, saved.get("data"), epoch, on_event
     )
-    evaluator = policy_lib.make_evaluator(config, policy, "held_out", on_event)
+    evaluator = reward_judge.evaluator_of(config, run.workdir, policy, on_event)
     self._closers += [drain.close, evaluator.close]
     recorder = self._make_recorder(
         policy, evaluator, drain, epoch, saved, on_event
@@ -303,6 +301,8 @@ class _Trainer:
         partition=_PARTITION,
         on_event=on_event,
     )
+    scorer = reward_judge.of_trainer(config, run.workdir, policy, on_event)
+    self._closers.append(scorer.close)
     service = service_lib.ReplayService(
         drain=drain,
         buffer=buffer,
@@ -317,6 +317,7 @@ class _Trainer:
             max_prompt_tokens=config.sampling.max_prompt_tokens,
         ),
         on_event=on_event,
+        score_groups=scorer.score,
     )
     return drain, service
 

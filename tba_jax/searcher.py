@@ -38,6 +38,7 @@ class Searcher:
       in_flight: bool,
       spans: metrics.SpanWriter,
       clock: metrics.BusyClock,
+      missing_stop_reward: float | None = None,
   ):
     """Takes the parts; `run` starts.
 
@@ -54,6 +55,9 @@ class Searcher:
         block does not name its version.
       spans: receives decode, reward and wait spans.
       clock: busy seconds by kind, which the spans feed.
+      missing_stop_reward: takes the place of the reward of completions without
+        stop token, so that replay draws by what is learned from; None where the
+        config does not replace it.
     """
     self._task = task
     self._judge = judge
@@ -66,6 +70,7 @@ class Searcher:
     self._in_flight = in_flight
     self._spans = spans
     self._clock = clock
+    self._missing_stop_reward = missing_stop_reward
     self._tag: tuple[int, int] | None = None
     self._params: types.PyTree = None
     self._prompt_tokens: dict[int, np.ndarray] = {}
@@ -173,14 +178,23 @@ class Searcher:
   ) -> np.ndarray:
     """Returns [P, S] rewards of a block, judged together."""
     requests = [
-        judges.Request(SPLIT, prompt_id, text)
+        judges.Request(SPLIT, prompt_id, text, reason != "length")
         for (_, prompt_id, _), found in zip(
             block.prompts, completions, strict=True
         )
-        for text in decode_texts(self._tokenizer, found)
+        for text, reason in zip(
+            decode_texts(self._tokenizer, found), found.finish_reasons
+        )
     ]
     rewards = [judgement.reward for judgement in self._judge.judge(requests)]
-    return np.asarray(rewards, np.float32).reshape(len(block.prompts), -1)
+    rewards_PxS = np.asarray(rewards, np.float32).reshape(
+        len(block.prompts), -1
+    )
+    if self._missing_stop_reward is None:
+      return rewards_PxS
+    stopped_PxS = np.stack([found.stopped for found in completions])
+    instead = np.float32(self._missing_stop_reward)
+    return np.where(stopped_PxS, rewards_PxS, instead)
 
   def _tokens_of(self, prompt_id: int) -> np.ndarray:
     if prompt_id not in self._prompt_tokens:

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the SFT model of a run depends on, and whether one fits a config.
+"""What a run's SFT or reward model depends on, and whether one fits a config.
 
 No JAX here: the supervisor asks before it starts a process.
 """
@@ -15,27 +15,31 @@ from tba_jax import config_flat
 from tba_jax import jsonl
 from tba_jax.tasks import build
 
-# Settings of `config.sft` that the model does not depend on.
-PERIODS = (
-    "evaluate_every_steps",
-    "checkpoint_every_steps",
-    "log_every_steps",
-)
+# Periods decide when things are done, not what.
+_PERIOD = "_every_steps"
+# What models had that were made before there was such a setting.
+_BEFORE = (("init", "scratch"), ("schedule", "cosine"), ("micro_batch_size", 0))
 
 
-def check(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
+def check(
+    config: ml_collections.ConfigDict,
+    folder: pathlib.Path,
+    *,
+    section: str = "sft",
+) -> None:
   """Holds WORKDIR/sft to one set of settings; writes them where it is new.
 
   Args:
     config: whose settings the model depends on.
-    folder: WORKDIR/sft.
+    folder: WORKDIR/sft, or of another section.
+    section: "sft" or "reward_model".
 
   Raises:
     ValueError: the folder was made with other settings; names each.
   """
   path = folder / "settings.json"
   # Through JSON, so that a tuple equals the list that was read.
-  settings = json.loads(json.dumps(_settings(config)))
+  settings = json.loads(json.dumps(_settings(config, section)))
   if not path.exists():
     jsonl.atomic_write_json(path, settings)
     return
@@ -57,18 +61,19 @@ def check(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
     )
 
 
-def _settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Returns what the SFT model depends on, by config key."""
+def _settings(
+    config: ml_collections.ConfigDict, section: str
+) -> dict[str, Any]:
+  """Returns what the model depends on, by config key."""
   task_fields = build.find(config.task.name).FIELDS
   parts = {
       "task": {**task_fields, **config.task},
       "tokenizer": config.tokenizer,
       "model": config.model,
-      "sft": {
+      section: {
           k: v
-          for k, v in config.sft.items()
-          # "scratch" is what models had that were made before the setting.
-          if k not in PERIODS and (k, v) != ("init", "scratch")
+          for k, v in config[section].items()
+          if not k.endswith(_PERIOD) and (k, v) not in _BEFORE
       },
   }
   return {

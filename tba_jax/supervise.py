@@ -127,7 +127,7 @@ class _Supervisor:
     error = None
     try:
       with self._panel:
-        self._fine_tune()
+        self._make_models()
         if self._signal is None:
           self._train()
     except RunFailed as failure:
@@ -144,26 +144,35 @@ class _Supervisor:
     del number, frame
     self._capture_asked = True
 
-  def _fine_tune(self) -> None:
-    """Makes the SFT model where the config wants one and there is none."""
-    if self._config.init != "sft":
-      return
-    folder = self._workdir / "sft"
+  def _make_models(self) -> None:
+    """Makes the models that the config wants made and that are not there."""
+    reward = self._config.reward
+    made_here = reward.where == "model" and reward.model == "reward_model"
+    for role, wanted in (
+        ("sft", self._config.init == "sft"),
+        ("reward_model", made_here),
+    ):
+      if wanted and self._signal is None:
+        self._make_model(role)
+
+  def _make_model(self, role: str) -> None:
+    """Runs the program of a model; done at once where its model is there."""
+    folder = self._workdir / role
     try:
-      sft_settings.check(self._config, folder)
+      sft_settings.check(self._config, folder, section=role)
     except ValueError as error:
       raise RunFailed(str(error), processes.EXIT_CONFIG) from error
     if (folder / "model" / "config.json").exists():
       return
-    self._panel.phase("sft")
-    child = self._children.add("sft", 0, ())
+    self._panel.phase(role)
+    child = self._children.add(role, 0, ())
     self._children.write_table(None)
     while not child.finished and self._signal is None:
       if self._check(child):
         self._children.write_table(None)
       self._panel.update()
       time.sleep(_TICK_S)
-    self._children.end(["sft"], _TRAINER_END_S)
+    self._children.end([role], _TRAINER_END_S)
     child.finished = True
 
   def _train(self) -> None:
@@ -278,7 +287,7 @@ class _Supervisor:
       name = signal.Signals(self._signal).name
       self._events.write("signal", f"{name}: saving and ending")
       self._console.print(f"{name}: saving; the same command continues.")
-    self._children.end(["trainer", "sft"], _TRAINER_END_S)
+    self._children.end(["trainer", "sft", "reward_model"], _TRAINER_END_S)
     self._children.end(["searcher"], _SEARCHER_END_S)
     self._children.end(["store"], _STORE_END_S)
     # In memory they would outlast the run; the next trainer publishes again.

@@ -49,7 +49,15 @@ class ParseArgTest(parameterized.TestCase):
       common.parse_arg(text, quick=False, seed=0)
 
 
-_NEED_FILES = ("gsm8k", "math", "red_team")
+_NEED_FILES = (
+    "gsm8k",
+    "math",
+    "no_robots",
+    "red_team",
+    "tldr",
+    "tldr_reward_model",
+    "tldr_sft",
+)
 
 
 class ConfigsTest(absltest.TestCase):

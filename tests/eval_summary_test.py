@@ -9,6 +9,7 @@ from absl.testing import absltest
 import numpy as np
 
 from tba_jax import eval_summary
+from tba_jax.rewards import comparers
 
 
 def _prompt(right: int, texts: int = 4, **more):
@@ -56,6 +57,26 @@ class EvalSummaryTest(absltest.TestCase):
     self.assertEqual(found["kl"], 0.5)
     # Ten nats ln 2 in ten tokens.
     self.assertAlmostEqual(found["ref_perplexity"], 2.0)
+
+  def test_win_rates(self):
+    verdict = lambda win, *scores: comparers.Verdict(win, *scores)
+    none = comparers.Verdict(None, failure="deadline")
+    found = _summarize(
+        _prompt(1, verdicts=[verdict(1.0, 3.0, 1.0), verdict(0.0, 0.0, 1.0)]),
+        _prompt(1, verdicts=[verdict(1.0, 2.0, 1.5), none]),
+        _prompt(1, verdicts=[none, none]),
+    )
+    # The third prompt has no verdict.
+    self.assertEqual(found["win_rate"], 0.75)
+    self.assertEqual(found["gold_reward"], (1.5 + 2.0) / 2)
+    self.assertEqual(found["gold_margin"], (0.5 + 0.5) / 2)
+    self.assertEqual(found["no_verdict"], {"deadline": 3})
+    self.assertIn("win_rate_interval", found)
+    self.assertNotIn("greedy_win_rate", found)
+    # A judge that does not score.
+    found = _summarize(_prompt(1, greedy_verdicts=[verdict(0.5)]))
+    self.assertEqual(found["greedy_win_rate"], 0.5)
+    self.assertNotIn("greedy_gold_reward", found)
 
   def test_share_of_distinct_texts_and_failures(self):
     failed = collections.Counter(nan=2)

@@ -12,6 +12,7 @@ import numpy as np
 from tba_jax import eval_summary
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import types
+from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.tasks import base
@@ -124,6 +125,46 @@ class EvaluatorTest(parameterized.TestCase):
     np.testing.assert_array_equal(prompts, [[4, 4, 4]])
     self.assertEqual(prompt_mask.sum(), 3)
     self.assertEqual(mask.sum(), sum(len(row) for row in _SCRIPT[2]))
+
+  def test_the_papers_perplexity_counts_the_prompt(self):
+    evaluator = _make(
+        _ScriptedSampler(_SCRIPT, 4), plain_reference=_FakeReference()
+    )
+    result = evaluator.run({}, 3, version=9)
+    # A quarter of a nat a token, over the tokens of prompt ("2", "44" -> index
+    # + 1 of them) and completion but one.
+    found = [
+        np.exp(0.25 * len(row) / (prompt + 1 + len(row) - 1))
+        for prompt, rows in _SCRIPT.items()
+        for row in rows
+    ]
+    self.assertAlmostEqual(result["diluted_perplexity"], np.mean(found))
+    self.assertNotIn("kl", result)
+
+  def test_win_rates_of_samples_and_greedy_completions(self):
+    task = fakes.FakeTask(_RIGHT)
+    # Prompt 1 has no right completion, and any reward would beat "0".
+    task.reference_completion = lambda split, index, rng: ["5", "0", "7"][index]
+    comparer = comparers.OfTask(judges.InProcess(task, fallback=0.0))
+    greedy = _ScriptedSampler({0: [[3, 2, 1]], 1: [[2, 1]], 2: [[7, 1]]}, 4)
+    evaluator = _make(
+        _ScriptedSampler(_SCRIPT, 4),
+        task,
+        greedy_sampler=greedy,
+        comparer=comparer,
+    )
+    self.addCleanup(evaluator.close)
+    result = evaluator.run({}, 3, version=9)
+    # Rewards are lengths of right texts: of prompt 0 "23" and "32" beat "5".
+    self.assertAlmostEqual(result["win_rate"], (2 / 4 + 0 + 0) / 3)
+    self.assertAlmostEqual(result["greedy_win_rate"], 1 / 3)
+    self.assertAlmostEqual(
+        result["gold_margin"], ((5 / 4 - 1) + 0 + (1 / 4 - 1)) / 3
+    )
+    self.assertEqual(result["no_verdict"], {})
+    other = evaluator.while_training()
+    self.assertEqual(other.run({}, 3, version=9)["win_rate"],
+                     result["win_rate"])  # fmt: skip
 
   def test_numbers_by_hand(self):
     sampler = _ScriptedSampler(_SCRIPT, length=4)

@@ -18,14 +18,14 @@ _RINGS = {
     0: """
         config_diverse tasks/base
         background bootstrap config_flat config_ranges config_relations
-        config_hosts config_variants devices guards host_state jsonl
-        logprobs metrics pipeline processes reward_log rounds schedules sharding
-        sweep_types tokenizer types
+        config_hosts config_rewards config_variants devices guards host_state
+        jsonl logprobs metrics pipeline processes reward_log rounds schedules
+        sharding sweep_types tokenizer types
     """,
     1: """
         rewards/judges
-        eval_summary forward line_program losses/* models/* prompts replay/*
-        roofline sampling/* tasks/* transport/*
+        calibration eval_summary forward line_program losses/* models/* prompts
+        replay/* roofline sampling/* tasks/* transport/*
     """,
     2: """
         batch_metrics best_model carriers/* checkpoint cluster cluster_join
@@ -36,13 +36,15 @@ _RINGS = {
         wandb_writer writers
     """,
     3: """
-        batches carriers/build enumerable evaluator periods policy publication
+        batches carriers/build enumerable eval_measures evaluator periods policy
+        publication
         replay/drain
         replay/outbox replay/service reward_scorer train_step validate
     """,
     4: """
-        device_work evaluations model_source recorder sample_log searcher
-        sft_examples sft_settings trainer
+        device_work evaluations group_scorer model_source offline_training
+        pair_objective preference_pairs recorder reward_judge sample_log
+        searcher sft_examples sft_settings trainer
     """,
     5: """
         children config_reference evaluate export generate panel panel_view

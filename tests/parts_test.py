@@ -267,7 +267,7 @@ class PartsTest(parameterized.TestCase):
     config = make_config()
     policy = policy_lib.make(config, "/nowhere")
     with mock.patch.object(evaluator, "Evaluator", autospec=True) as made:
-      policy_lib.make_evaluator(config, policy, "held_out")
+      policy_lib.make_evaluator(config, policy, "held_out", mock.sentinel.judge)
     self.assertIs(made.call_args.args[0], policy.task)
     self.assertEqual(
         made.call_args.kwargs,
@@ -279,6 +279,8 @@ class PartsTest(parameterized.TestCase):
             confidence=0.95,
             greedy_sampler=None,
             reference=None,
+            plain_reference=None,
+            comparer=None,
         ),
     )
 

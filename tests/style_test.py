@@ -19,9 +19,9 @@ _MAX_FILE = 350
 _MAX_FUNCTION = 60
 # Loops that read downwards in acts; each may have 120 lines.
 _LOOPS = {
+    "tba_jax/offline_training.py:train",
     "tba_jax/searcher.py:run",
     "tba_jax/supervise.py:run",
-    "tba_jax/train_sft.py:run",
     "tba_jax/trainer.py:run",
 }
 _MAX_LOOP = 120

@@ -50,7 +50,7 @@ class SuperviseCase(parameterized.TestCase):
 
   def make(self, **statuses):
     """Returns a supervisor; `trainer_0=[1, 0]` are statuses of its starts."""
-    names = {k.replace("_", "-"): list(v) for k, v in statuses.items()}
+    names = {"-".join(k.rsplit("_", 1)): list(v) for k, v in statuses.items()}
     patch = mock.patch.object(fake_children.FakeChildren, "statuses", names)
     patch.start()
     self.addCleanup(patch.stop)

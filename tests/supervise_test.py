@@ -27,7 +27,8 @@ class SuperviseTest(supervise_case.SuperviseCase):
     )
     # The trainer may still save and speak to the store, which goes last.
     self.assertEqual(
-        children.ended, [("trainer", "sft"), ("searcher",), ("store",)]
+        children.ended,
+        [("trainer", "sft", "reward_model"), ("searcher",), ("store",)],
     )
     summary = self.read("summary.json")
     self.assertEqual(
@@ -306,6 +307,23 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.run_it(supervisor, None), 2)
     self.assertEmpty(supervisor._children.started)
     self.assertIn("made with other settings", self.stderr.getvalue())
+
+  def test_makes_the_reward_model_after_the_sft_model(self):
+    self.config.init = "sft"
+    self.config.reward.where = "model"
+    supervisor = self.make(sft_0=[0], reward_model_0=[75, 0], trainer_0=[0])
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEqual(
+        supervisor._children.started[:4],
+        ["sft-0", "reward_model-0", "reward_model-0", "store-0"],
+    )
+
+  def test_a_reward_model_of_the_users_is_not_made(self):
+    self.config.reward.where = "model"
+    self.config.reward.model = self.create_tempdir().full_path
+    supervisor = self.make(trainer_0=[0])
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertNotIn("reward_model-0", supervisor._children.started)
 
   def test_a_signal_while_fine_tuning(self):
     self.config.init = "sft"

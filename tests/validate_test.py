@@ -92,6 +92,8 @@ class RangesTest(parameterized.TestCase):
 
   def test_every_number_and_name_has_a_range(self):
     free = {
+        "evaluate.judge",
+        "evaluate.judge_command",
         "evaluate.variants",
         "generate.input",
         "generate.model",
@@ -99,6 +101,11 @@ class RangesTest(parameterized.TestCase):
         "init",
         "loss.value_init",
         "publish.directory",
+        "reward.model",
+        "reward_model.held_out",
+        "reward_model.init",
+        "reward_model.relabel",
+        "reward_model.train",
         "sft.init",
         "store.secret_file",
         "store.spool_dir",
@@ -270,6 +277,14 @@ class RelationsTest(parameterized.TestCase):
       # Schedules.
       (dict(optimizer__warmup_steps=320), "optimizer.warmup_steps"),
       (dict(sft__warmup_steps=2400), "sft.warmup_steps"),
+      (dict(reward_model__warmup_steps=300), "reward_model.warmup_steps"),
+      (dict(sft__micro_batch_size=3), "sft.batch_size"),
+      (dict(reward_model__micro_batch_size=5), "reward_model.batch_size"),
+      (dict(evaluate__judge="/nowhere"), "evaluate.judge"),
+      (dict(evaluate__judge="command"), "evaluate.judge_command"),
+      (dict(reward__model="/nowhere"), "reward.model"),
+      (dict(reward_model__init="scratch"), "reward_model.init"),
+      (dict(reward_model__relabel="/nowhere"), "reward_model.relabel"),
       (
           dict(optimizer__warmup_steps=20, optimizer__stable_steps=300),
           "optimizer.stable_steps",

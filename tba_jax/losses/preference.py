@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Preferences made of rewards: online DPO, IPO, SLiC, and best-of-n.
+"""Preferences: online DPO, IPO, SLiC and best-of-n; Bradley-Terry rewards.
 
 Of the K completions of a prompt the best and the worst by reward are a pair
 (the first of equals). A prompt whose rewards are all equal has no pair: it adds
@@ -122,6 +122,25 @@ def best_of_n_loss(
   chex.assert_equal_shape([seq_logprobs_BxK, rewards_BxK])
   best_Bx1 = jnp.argmax(rewards_BxK, axis=1, keepdims=True)
   return -jnp.mean(_take(seq_logprobs_BxK, best_Bx1)), {}
+
+
+def bradley_terry_loss(rewards_Bx2: jax.Array) -> jax.Array:
+  """Returns the negative log-likelihood of preferences, for a reward model.
+
+      loss = -1/B Σ_b log sigmoid(r(x_b, y⁺_b) - r(x_b, y⁻_b))
+
+  Source: Bradley and Terry 1952; of reward models Stiennon et al. 2020
+  (arXiv:2009.01325) §3.4. Unchanged by a constant added to all rewards.
+
+  Args:
+    rewards_Bx2: [B, 2] float32, of the chosen and of the rejected completion.
+
+  Returns:
+    Loss, [] float32, nats a pair.
+  """
+  chex.assert_shape(rewards_Bx2, (None, 2))
+  margin_B = rewards_Bx2[:, 0] - rewards_Bx2[:, 1]
+  return -jnp.mean(jax.nn.log_sigmoid(margin_B))
 
 
 def _pair_loss(

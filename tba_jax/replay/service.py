@@ -42,6 +42,9 @@ class ReplayService:
       watermarks: dict[str, int],
       check_group: Callable[[types.Group], str | None],
       on_event: Callable[[str, str], None],
+      score_groups: Callable[
+          [list[types.Group]], list[types.Group]
+      ] = lambda groups: groups,
   ):
     """Takes the parts, restored or new.
 
@@ -55,6 +58,7 @@ class ReplayService:
       watermarks: next sequence of each searcher, as applied.
       check_group: why a group can't be trained on, None where it can.
       on_event: called with (kind, message).
+      score_groups: gives groups their rewards, where searchers did not.
     """
     self._drain = drain
     self._buffer = buffer
@@ -65,6 +69,7 @@ class ReplayService:
     self._watermarks = dict(watermarks)
     self._check_group = check_group
     self._on_event = on_event
+    self._score_groups = score_groups
     self.rejected: dict[str, int] = {}
 
   @property
@@ -239,7 +244,8 @@ class ReplayService:
       self._applied = record.position
       arrived += self._apply_record(record)
     self._drain.take(count)
-    for group in sorted(arrived, key=lambda g: g.position):
+    arrived = self._score_groups(sorted(arrived, key=lambda g: g.position))
+    for group in arrived:
       result = self._buffer.insert(group, step)
       self._ledger.evict(result.left_untrained)
 

@@ -60,6 +60,23 @@ CHARTS = (
         percent=True,
     ),
     Chart(
+        "Held-out win-rate",
+        "against the reference completions; band: ± 2 standard errors",
+        {"sampled": "eval/win_rate", "greedy": "eval/greedy_win_rate"},
+        band={
+            "sampled": "eval/win_rate_stderr",
+            "greedy": "eval/greedy_win_rate_stderr",
+        },
+        band_scale=2.0,
+        percent=True,
+    ),
+    # Where one goes up while the other goes down, the reward is exploited.
+    Chart(
+        "Held-out reward",
+        "trained on, and the judge's",
+        {"reward": "eval/mean_reward", "judge's": "eval/gold_reward"},
+    ),
+    Chart(
         "KL to the reference",
         "nats a completion",
         {"KL": "train/kl"},

@@ -23,6 +23,10 @@ _SPLIT_TERMS = ("rejected", "lost")
 EVALUATIONS = {
     "pass_at_1": ("pass@1", "percent"),
     "pass_at_k": ("pass@k", "percent"),
+    "win_rate": ("win-rate", "percent"),
+    "greedy_win_rate": ("win-rate, greedy", "percent"),
+    "mean_reward": ("mean reward", "number"),
+    "gold_reward": ("judge's score", "number"),
     "distinct_correct": ("distinct right solutions a prompt", "number"),
     "distinct_correct_per_solved": (
         "distinct right solutions a solved prompt",

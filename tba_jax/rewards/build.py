@@ -8,7 +8,7 @@ from tba_jax.rewards import judges
 from tba_jax.rewards import pool
 from tba_jax.tasks import base
 
-WHERE = ("process", "pool")
+WHERE = ("process", "pool", "model")
 
 
 def make_judge(
@@ -16,7 +16,7 @@ def make_judge(
     task: base.Task,
     on_event: judges.OnEvent | None = None,
 ) -> judges.Judge:
-  """Returns the judge that a config asks for.
+  """Returns the judge of the task's own reward.
 
   Args:
     config: reads `reward` and, for a pool, `task`.
@@ -24,7 +24,7 @@ def make_judge(
     on_event: receives what failed.
   """
   c = config.reward
-  if c.where == "process":
+  if c.where != "pool":
     return judges.InProcess(task, fallback=c.fallback, on_event=on_event)
   return pool.Pool(
       config.task.to_dict(),

@@ -32,11 +32,15 @@ OnEvent = Callable[[str, str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """A completion to judge: of which prompt, and its text."""
+  """A completion to judge: of which prompt, and its text.
+
+  stopped: whether it ended by itself, not at the limit of tokens.
+  """
 
   split: str
   index: int
   completion: str
+  stopped: bool = True
 
 
 class Judge(abc.ABC):

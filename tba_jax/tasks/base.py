@@ -116,6 +116,33 @@ class Task(abc.ABC):
   def max_completion_tokens(self) -> int:
     """Tokens of the longest right completion, with the stop token."""
 
+  @property
+  def has_reward(self) -> bool:
+    """Whether the task itself can judge; else a reward model has to."""
+    return True
+
+  def pairs(self, split: str) -> Sequence[tuple[str, str, str]]:
+    """Returns (prompt, chosen, rejected) texts for a reward model to learn.
+
+    Raises:
+      ValueError: the task makes none.
+    """
+    raise ValueError(
+        f"the task {self.name!r} makes no pairs; name a source of them in"
+        f" config.reward_model.{split}"
+    )
+
+  def reward_of(self, prompt: str, completion: str) -> float:
+    """Returns the reward of a completion of any text as prompt.
+
+    Raises:
+      ValueError: the task cannot tell.
+    """
+    raise ValueError(
+        f"the task {self.name!r} has no reward of texts; allowed in"
+        " config.reward_model.relabel: '' or a gold model's folder"
+    )
+
   def reward(self, split: str, index: int, completion: str) -> float:
     """Returns 1 for a right completion, else 0; never raises."""
     return float(self.solution_key(split, index, completion) is not None)
@@ -140,6 +167,11 @@ class Task(abc.ABC):
     """
     del split, index, completion
     return ""
+
+
+def reference_text(task: Task, split: str, index: int) -> str:
+  """Returns the completion that those of a prompt are compared with."""
+  return task.reference_completion(split, index, np.random.default_rng(0))
 
 
 def has_report(task: Task) -> bool:

@@ -20,7 +20,9 @@ REASONS = {
     "no_box": "has a solution without a boxed answer",
     "duplicate": "repeats the prompt of another row",
     "in_test": "has a prompt of the test split",
+    "equal": "has two completions that are equal",
     "too_long": "has a prompt above config.sampling.max_prompt_tokens",
+    "answer_too_long": "has an answer above the limit of tokens",
 }
 _PLACES = 5
 

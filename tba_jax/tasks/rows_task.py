@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A task over rows of data: what GSM8K and a user's own task have in common."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import functools
 import re
 from typing import Any
@@ -68,6 +68,18 @@ class RowsTask(base.Task):
   ) -> str:
     """Returns the row's own answer; nothing is drawn."""
     return self.completion_of(self.example(split, index))
+
+  def shortened(
+      self, split: str, index: int, fits: Callable[[str], bool]
+  ) -> str | None:
+    """Returns a shorter prompt that fits, None where the task makes none.
+
+    Args:
+      split, index: of a prompt that does not fit.
+      fits: text -> whether it is short enough.
+    """
+    del split, index, fits
+    return None
 
   def completion_of(self, example: examples_lib.Example) -> str:
     """Returns what supervised fine-tuning learns to write for an example."""

@@ -92,5 +92,29 @@ class BestOfNTest(chex.TestCase):
     np.testing.assert_allclose(grad, [[0.0, 0.0, -1.0, 0.0]])
 
 
+class BradleyTerryTest(chex.TestCase):
+
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_known_numbers(self):
+    loss_fn = self.variant(preference.bradley_terry_loss)
+    # Margins 2 and -1.
+    rewards_Bx2 = jnp.array([[1.0, -1.0], [0.0, 1.0]])
+    expected = (np.log1p(np.exp(-2.0)) + np.log1p(np.exp(1.0))) / 2
+    np.testing.assert_allclose(loss_fn(rewards_Bx2), expected, rtol=1e-6)
+    np.testing.assert_allclose(loss_fn(rewards_Bx2 + 7), expected, rtol=1e-5)
+
+  def test_the_gradient_moves_what_is_wrong_most(self):
+    rewards_Bx2 = jnp.array([[1.0, -1.0], [0.0, 1.0]])
+    grad = jax.grad(preference.bradley_terry_loss)(rewards_Bx2)
+    push_B = np.array([1 / (1 + np.exp(2.0)), 1 / (1 + np.exp(-1.0))]) / 2
+    np.testing.assert_allclose(
+        grad, np.stack([-push_B, push_B], axis=1), rtol=1e-5
+    )
+
+  def test_other_shapes_are_refused(self):
+    with self.assertRaises(AssertionError):
+      preference.bradley_terry_loss(jnp.zeros((2, 3)))
+
+
 if __name__ == "__main__":
   absltest.main()

@@ -60,6 +60,38 @@ class LimitedTest(absltest.TestCase):
     )
     self.assertEqual(task.report.used, {"train": 3, "held_out": 1})
 
+  def test_a_task_may_shorten_what_does_not_fit(self):
+    inner = _task(train="aaa b", held_out="xxx")
+    inner.shortened = lambda split, index, fits: next(
+        (t for t in ("aa", "a") if fits(t)), None
+    )
+    task = limited.Limited(inner, num_tokens=len, max_prompt_tokens=1)
+    self.assertEqual(task.prompt("train", 0), "a")
+    self.assertEqual(task.prompt("train", 1), "b")
+    self.assertEqual(task.prompt("held_out", 0), "a")
+    self.assertEqual(task.report.count("train", "too_long"), 0)
+
+  def test_long_answers_of_training_prompts(self):
+    splits = {"train": [("a", "12"), ("b", "1")], "held_out": [("c", "123")]}
+    made = {
+        split: [
+            examples.Example(f"{split}:{i}", prompt, answer, {})
+            for i, (prompt, answer) in enumerate(found)
+        ]
+        for split, found in splits.items()
+    }
+    task = limited.Limited(
+        _Task(made, examples.Report()),
+        num_tokens=len,
+        max_prompt_tokens=1,
+        max_answer_tokens=1,
+    )
+    self.assertEqual(task.prompt("train", 0), "b")
+    self.assertEqual(task.num_prompts("held_out"), 1)
+    self.assertEqual(
+        task.report.places("train", "answer_too_long"), ["train:0"]
+    )
+
   def test_the_report_of_a_task_with_a_validation_split(self):
     task = limited.Limited(
         _task(train="a b", held_out="c", validation="dd e"),
