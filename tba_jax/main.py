@@ -26,6 +26,7 @@ PROGRAMS = {
     "searcher": "tba_jax.roles",
     "store": "tba_jax.store",
     "sft": "tba_jax.train_sft",
+    "reward_model": "tba_jax.train_reward_model",
     "evaluate": "tba_jax.evaluate",
     "report": "tba_jax.report.program",
     "plan": "tba_jax.plan",
@@ -38,12 +39,12 @@ PROGRAMS = {
 }
 # These read the config that a run has saved, where none is given.
 _OF_A_RUN = (
-    "trainer", "searcher", "store", "sft", "evaluate", "export", "report",
-    "status", "sweep",
+    "trainer", "searcher", "store", "sft", "reward_model", "evaluate", "export",
+    "report", "status", "sweep",
 )  # fmt: skip
 # They say what they read, where the task is made of rows of data.
 _SHOW_DATA = ("train", "sft", "evaluate", "plan")
-_OF_ROWS = ("gsm8k", "math", "own")
+_OF_ROWS = ("gsm8k", "math", "own", "tldr")
 _WITHOUT_WORKDIR = ("plan", "benchmark", "report", "generate", "score")
 # They work on a finished run, and may do so with other settings than it had.
 _AFTER_A_RUN = ("evaluate", "export")

@@ -22,6 +22,7 @@ from tba_jax.tasks import math_task
 from tba_jax.tasks import own
 from tba_jax.tasks import preference
 from tba_jax.tasks import red_team
+from tba_jax.tasks import tldr
 
 TASKS: Mapping[str, type[base.Task]] = {
     "arithmetic": arithmetic.Arithmetic,
@@ -32,6 +33,7 @@ TASKS: Mapping[str, type[base.Task]] = {
     "own": own.Own,
     "preference": preference.Preference,
     "red_team": red_team.RedTeam,
+    "tldr": tldr.Tldr,
 }
 
 

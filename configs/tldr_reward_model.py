@@ -1,0 +1,91 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""TL;DR, second stage: a reward model of pairs that a gold model labels.
+
+    python -m tba_jax.main --program=reward_model --workdir=runs/tldr \\
+        --config=configs/tldr_reward_model.py --config.task.data=data/tldr \\
+        --config.reward_model.train=data/tldr_pairs/train.jsonl \\
+        --config.reward_model.held_out=data/tldr_pairs/validation.jsonl
+
+It starts from the first stage's model, in the same `--workdir`. Arguments as
+`configs/tldr_sft.py` has them; `docs/preferences.md` tells how pairs look.
+
+The settings are those of Asynchronous RLHF (arXiv:2410.18252): the 92,858
+comparisons in the order of a gold reward model of 6.9B, one epoch at 1e-5,
+cosine to 0, in 512 tokens of query and 128 of summary, batches of 64 (410M) or
+16 pairs, the released code's per process; how many it had is not known.
+
+It needs one GPU with 80 GB, most of the time for the gold model's labels. Time
+and result have not been measured with this code; the papers report no accuracy.
+"""
+
+import ml_collections
+
+from configs import common
+from configs import tldr_sft
+
+GOLD = "models/EleutherAI_pythia-6.9b-deduped__reward__tldr"
+_NUM_PAIRS = 92_858
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+  """Returns the config of a variant; see the module for the arguments."""
+  arg = common.parse_arg(
+      arg, smoke=False, quick=False, seed=0, model=tldr_sft.MODELS[0]
+  )
+  c = common.get_config()
+  tldr_sft.set_data_and_sft(c, arg)
+  set_reward_model(c, arg)
+  return c
+
+
+def set_reward_model(
+    c: ml_collections.ConfigDict, arg: ml_collections.ConfigDict
+) -> None:
+  """Sets the reward model's section."""
+  r = c.reward_model
+  r.train = "data/tldr_pairs/train.jsonl"
+  r.held_out = "data/tldr_pairs/validation.jsonl"
+  r.relabel = GOLD
+  r.init = "sft"
+  r.max_completion_tokens = 128
+  r.batch_size = 64 if arg.model == "pythia-410m" else 16
+  r.micro_batch_size = {"pythia-410m": 8, "pythia-1b": 4}.get(arg.model, 2)
+  r.num_steps = _NUM_PAIRS // r.batch_size  # one epoch
+  r.learning_rate = 1e-5
+  r.schedule = "cosine"
+  r.warmup_steps = 0
+  r.b1 = 0.9
+  r.b2 = 0.999
+  r.weight_decay = 0.0
+  r.grad_clip_norm = 1.0
+  r.evaluate_pairs = 8192
+  r.evaluate_every_steps = r.num_steps // 4
+  r.checkpoint_every_steps = 200
+  if arg.quick or arg.smoke:
+    make_quick(c)
+  if arg.smoke:
+    make_smoke(c)
+
+
+def make_quick(c: ml_collections.ConfigDict) -> None:
+  """Shrinks the stage: pairs of the task, labelled by its own reward."""
+  r = c.reward_model
+  r.train = r.held_out = r.relabel = "task"
+  r.max_completion_tokens = 12
+  r.num_steps = 300
+  r.batch_size = r.micro_batch_size = 32
+  r.learning_rate = 1e-3
+  r.warmup_steps = 10
+  r.evaluate_pairs = 1024
+  r.evaluate_every_steps = r.checkpoint_every_steps = 100
+
+
+def make_smoke(c: ml_collections.ConfigDict) -> None:
+  """Shrinks everything to what shows that the parts work together."""
+  r = c.reward_model
+  r.num_steps = 10
+  r.warmup_steps = 2
+  r.batch_size = r.micro_batch_size = 8
+  r.evaluate_pairs = 16
+  r.evaluate_every_steps = r.checkpoint_every_steps = 5

@@ -1,0 +1,187 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""TL;DR: queries, lengths, splits, what is wrong with rows, what is made up."""
+
+import json
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import ml_collections
+
+from tba_jax.tasks import base
+from tba_jax.tasks import build
+from tba_jax.tasks import limited
+from tba_jax.tasks import tldr
+from tba_jax.tasks import tldr_made_up
+
+_ROW = {
+    "subreddit": "pets",
+    "title": "My cat",
+    "post": "It sleeps.\nAll day.\nReally.",
+    "summary": "cat sleeps ",
+}
+
+
+def _task(**fields):
+  return build.make_task(ml_collections.ConfigDict({"name": "tldr", **fields}))
+
+
+class TldrTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+
+  def make(self, train=(_ROW,), validation=None, **fields):
+    validation = validation or [{**_ROW, "title": "My dog"}]
+    for name, rows in (("train", train), ("validation", validation)):
+      text = "".join(
+          (r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows
+      )
+      (self.folder / f"{name}.jsonl").write_text(text)
+    return _task(data=str(self.folder), **fields)
+
+  def test_query_and_summary(self):
+    task = self.make()
+    self.assertEqual(
+        task.prompt("train", 0),
+        "SUBREDDIT: r/pets\n\nTITLE: My cat\n\nPOST: It sleeps.\nAll"
+        " day.\nReally.\n\nTL;DR:",
+    )
+    # A space before it, as the published responses have one.
+    self.assertEqual(base.reference_text(task, "train", 0), " cat sleeps")
+    self.assertFalse(task.has_reward)
+    with self.assertRaisesRegex(base.RewardError, "reward.where='model'"):
+      task.judge("train", 0, " cat")
+    for ask in (
+        lambda: task.pairs("train"),
+        lambda: task.reward_of("a", "b"),
+    ):
+      with self.assertRaisesRegex(ValueError, r"config\.reward_model\."):
+        ask()
+
+  def test_a_ready_query_stays_as_it_is(self):
+    task = self.make(
+        train=[{"query": "Q\n\nTL;DR:", "reference_response": " short"}]
+    )
+    self.assertEqual(task.prompt("train", 0), "Q\n\nTL;DR:")
+    self.assertEqual(base.reference_text(task, "train", 0), " short")
+    self.assertIsNone(task.shortened("train", 0, lambda text: len(text) < 3))
+
+  def test_wrong_rows_are_counted_with_file_and_line(self):
+    task = self.make(
+        train=[
+            _ROW,
+            "no json",
+            {**_ROW, "post": " "},
+            {**_ROW, "title": None},
+            {**_ROW, "title": "b", "summary": " "},
+            _ROW,
+            {"query": "", "reference_response": "x"},
+        ]
+    )
+    places = lambda reason: task.report.places("train", reason)
+    self.assertEqual(places("malformed"), ["train.jsonl:2"])
+    self.assertEqual(
+        places("no_prompt"), [f"train.jsonl:{n}" for n in (3, 4, 7)]
+    )
+    self.assertEqual(places("no_answer"), ["train.jsonl:5"])
+    self.assertEqual(places("duplicate"), ["train.jsonl:6"])
+    self.assertEqual(task.num_prompts("train"), 1)
+
+  def test_splits_must_not_overlap(self):
+    with self.assertRaisesRegex(
+        ValueError, "train.jsonl:1 = validation.jsonl:1"
+    ):
+      self.make(validation=[_ROW])
+    with self.assertRaisesRegex(ValueError, "'train' has no prompt"):
+      self.make(train=["{}"])
+
+  @parameterized.parameters("", "/nowhere")
+  def test_without_data(self, folder):
+    with self.assertRaisesRegex(
+        ValueError, "config.task.data=.*train.jsonl and validation.jsonl"
+    ):
+      _task(data=folder)
+
+  def test_a_long_post_loses_paragraphs_from_its_end(self):
+    task = self.make()
+    whole = len(task.prompt("train", 0))
+    shorter = lambda limit: task.shortened(
+        "train", 0, lambda text: len(text) <= limit
+    )
+    self.assertIn("POST: It sleeps.\nAll day.\n\nTL;DR:", shorter(whole - 1))
+    self.assertIn("POST: It sleeps.\n\nTL;DR:", shorter(whole - 9))
+    # One paragraph is left: character by character.
+    self.assertIn("POST: It sleep\n\nTL;DR:", shorter(whole - 19))
+    fixed = whole - len(_ROW["post"])
+    self.assertIn("POST: I\n\nTL;DR:", shorter(fixed + 1))
+    self.assertIsNone(shorter(fixed))
+
+  def test_what_the_policy_sees_is_the_shortened_query(self):
+    task = self.make(train=[_ROW, {**_ROW, "post": "x" * 9, "title": "y" * 99}])
+    whole = len(task.prompt("train", 0))
+    seen = limited.Limited(task, num_tokens=len, max_prompt_tokens=whole - 1)
+    self.assertEqual(seen.num_prompts("train"), 1)
+    self.assertNotIn("Really", seen.prompt("train", 0))
+    self.assertEqual(seen.report.places("train", "too_long"), ["train.jsonl:2"])
+    self.assertFalse(seen.has_reward)
+
+
+class MadeUpTest(parameterized.TestCase):
+
+  QUERY = tldr.QUERY.format(
+      subreddit="pets",
+      title="my key",
+      post="so Ann lost the key at school. thanks for reading.",
+  )
+
+  @parameterized.parameters(
+      (" Ann lost key school", 1.0),
+      (" Ann lost key", 0.75),
+      # Told again, of another post, filler, and what is no word at all.
+      (" Ann Ann lost key school", 0.75),
+      (" Ben lost key school", 0.5),
+      (" so Ann lost key school", 0.875),
+      (" Ann lost key school <unk>", 1 - 3 * 0.5 / 4),
+      ("", 0.0),
+  )
+  def test_the_gold_reward(self, summary, reward):
+    self.assertAlmostEqual(tldr_made_up.gold(self.QUERY, summary), reward)
+
+  def test_right_is_what_beats_the_reference(self):
+    task = _task(data="made_up", made_up_prompts=50)
+    self.assertTrue(task.has_reward)
+    for index in range(10):
+      prompt = task.prompt("held_out", index)
+      reference = base.reference_text(task, "held_out", index)
+      judged = task.judge("held_out", index, reference)
+      self.assertIsNone(judged.key)
+      self.assertEqual(judged.reward, tldr_made_up.gold(prompt, reference))
+      self.assertEqual(judged.reward, task.reward_of(prompt, reference))
+
+  def test_pairs_are_of_the_splits_own_posts(self):
+    task = _task(data="made_up", made_up_prompts=50, made_up_pairs=200)
+    again = _task(data="made_up", made_up_prompts=50, made_up_pairs=200)
+    for split, count in (("train", 200), ("held_out", 40)):
+      pairs = task.pairs(split)
+      self.assertLen(pairs, count)
+      self.assertEqual(pairs, again.pairs(split))
+      own = {task.prompt(split, i) for i in range(task.num_prompts(split))}
+      self.assertLessEqual({prompt for prompt, _, _ in pairs}, own)
+    gains = [
+        tldr_made_up.gold(p, c) - tldr_made_up.gold(p, r) for p, c, r in pairs
+    ]
+    # The label is a person's, and often not the gold reward's.
+    self.assertTrue(any(g > 0 for g in gains) and any(g < 0 for g in gains))
+
+  def test_every_text_is_words_of_the_tokenizer(self):
+    task = _task(data="made_up", made_up_prompts=100)
+    self.assertLess(len(task.tokenizer_words()), 90)
+    self.assertLessEqual(task.max_prompt_tokens, 40)
+    self.assertLessEqual(task.max_completion_tokens, 12)
+
+
+if __name__ == "__main__":
+  absltest.main()
