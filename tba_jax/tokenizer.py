@@ -109,6 +109,13 @@ class Tokenizer:
   def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
     """Returns the ids of a chat that waits for the assistant's answer.
 
+    Raises: as `chat_text`.
+    """
+    return self.encode(self.chat_text(messages))
+
+  def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+    """Returns the text of a chat that waits for the assistant's answer.
+
     The tokenizer's template writes all special tokens; none is added.
 
     Raises:
@@ -119,12 +126,11 @@ class Tokenizer:
           "the tokenizer has no chat_template; allowed prompts as plain text"
       )
     try:
-      text = self._fast.apply_chat_template(
+      return self._fast.apply_chat_template(
           list(messages), tokenize=False, add_generation_prompt=True
       )
     except jinja2.TemplateError as error:
       raise ValueError(f"the chat template refuses it: {error}") from error
-    return self.encode(text)
 
   def decode(self, ids: Sequence[int]) -> str:
     """Returns the text of `ids`, special tokens written out.

@@ -15,6 +15,7 @@ import ml_collections
 
 from tba_jax.tasks import arithmetic
 from tba_jax.tasks import base
+from tba_jax.tasks import chat
 from tba_jax.tasks import countdown
 from tba_jax.tasks import countdown_sparse
 from tba_jax.tasks import gsm8k
@@ -26,6 +27,7 @@ from tba_jax.tasks import tldr
 
 TASKS: Mapping[str, type[base.Task]] = {
     "arithmetic": arithmetic.Arithmetic,
+    "chat": chat.Chat,
     "countdown": countdown.Countdown,
     "countdown_sparse": countdown_sparse.CountdownSparse,
     "gsm8k": gsm8k.Gsm8k,

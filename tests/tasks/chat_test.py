@@ -1,0 +1,121 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Chat: conversations to prompts, and what is wrong with them."""
+
+import json
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import ml_collections
+
+from tba_jax import tokenizer as tokenizer_lib
+from tba_jax.tasks import base
+from tba_jax.tasks import build
+from tba_jax.tasks import tldr_made_up
+
+
+def _task(**fields):
+  return build.make_task(ml_collections.ConfigDict({"name": "chat", **fields}))
+
+
+def _messages(*texts, first="user"):
+  roles = ("user", "assistant") * 3
+  roles = ("system", *roles) if first == "system" else roles
+  return {
+      "messages": [
+          {"role": role, "content": text} for role, text in zip(roles, texts)
+      ]
+  }
+
+
+_ROW = _messages("Why?", "Because. ")
+
+
+class ChatTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+
+  def make(self, *train, **fields):
+    for name, rows in (
+        ("train", train),
+        ("test", [_messages("Who?", "I.")]),
+    ):
+      (self.folder / f"{name}.jsonl").write_text(
+          "".join(json.dumps(row) + "\n" for row in rows)
+      )
+    return _task(data=str(self.folder), **fields)
+
+  def test_the_conversation_before_the_last_answer(self):
+    task = self.make(_messages("Be kind.", "a", "b", "c", "d", first="system"))
+    self.assertEqual(
+        task.prompt("train", 0),
+        "<|system|>\nBe kind.\n<|user|>\na\n<|assistant|>\nb\n"
+        "<|user|>\nc\n<|assistant|>\n",
+    )
+    self.assertEqual(base.reference_text(task, "train", 0), "d")
+    self.assertEqual(base.reference_text(self.make(_ROW), "train", 0),
+                     "Because.")  # fmt: skip
+    self.assertFalse(task.has_reward)
+    with self.assertRaisesRegex(base.RewardError, "reward.where='model'"):
+      task.judge("train", 0, "x")
+    with self.assertRaisesRegex(ValueError, "'chat' makes no pairs"):
+      task.pairs("train")
+
+  def test_wrong_rows_are_counted_with_file_and_line(self):
+    task = self.make(
+        _ROW,
+        {"messages": "hello"},
+        {"messages": [{"role": "user", "content": "Why?"}]},
+        {"messages": [{"role": "me", "content": "a"}, _ROW["messages"][1]]},
+        _messages("Why?", "  "),
+        _messages("Why?", "Because.", "Really?"),
+        _ROW,
+        {"messages": [_ROW["messages"][1], _ROW["messages"][1]]},
+    )
+    at = lambda *lines: [f"train.jsonl:{line}" for line in lines]
+    places = lambda reason: task.report.places("train", reason)
+    self.assertEqual(places("no_prompt"), at(2, 3, 4, 8))
+    self.assertEqual(places("no_answer"), at(5, 6))
+    self.assertEqual(places("duplicate"), at(7))
+    self.assertEqual(task.num_prompts("train"), 1)
+
+  def test_a_tokenizers_own_template(self):
+    tokenizer = tokenizer_lib.word_level(["a"], ".")
+    tokenizer._fast.chat_template = (
+        "{% for m in messages %}[{{ m.content }}]{% endfor %}>"
+    )
+    folder = self.create_tempdir().full_path
+    tokenizer.save(folder)
+    task = self.make(_ROW, template=folder)
+    self.assertEqual(task.prompt("train", 0), "[Why?]>")
+
+  @parameterized.parameters(
+      ({"data": "/nowhere"}, "config.task.data='/nowhere'.*test.jsonl"),
+      (
+          {"data": "made_up", "template": "/nowhere"},
+          "config.task.template='/nowhere': allowed 'tulu' or a folder",
+      ),
+  )
+  def test_what_is_not_there(self, fields, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _task(**fields)
+
+  def test_made_up(self):
+    task = _task(data="made_up", made_up_prompts=50, made_up_pairs=20)
+    prompt = task.prompt("train", 0)
+    self.assertStartsWith(prompt, "<|user|>\nPOST: ")
+    reference = base.reference_text(task, "train", 0)
+    gold = tldr_made_up.gold(prompt, reference)
+    self.assertIsNone(task.judge("train", 0, reference).key)
+    self.assertEqual(task.judge("train", 0, reference).reward, gold)
+    self.assertEqual(task.reward_of(prompt, reference), gold)
+    self.assertLen(task.pairs("train"), 20)
+    self.assertLen(task.pairs("held_out"), 4)
+    self.assertLessEqual(task.max_prompt_tokens, 40)
+
+
+if __name__ == "__main__":
+  absltest.main()
