@@ -1,0 +1,124 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A judge of the user's own: verdicts, and every way to have none."""
+
+import os
+import pathlib
+import sys
+import time
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax.rewards import command_comparer
+from tba_jax.rewards import comparers
+from tba_jax.rewards import judges
+
+# Prefers the longer text; does what a prompt that begins so says.
+_SCRIPT = """
+import json, os, sys, time
+for line in sys.stdin:
+  q = json.loads(line)
+  what = q["prompt"]
+  if what == "hang":
+    open(sys.argv[1], "w").write(str(os.getpid()))
+    time.sleep(600)
+  if what == "crash":
+    os._exit(3)
+  if what == "talk":
+    print("I like it", flush=True)
+    continue
+  a, b = len(q["first"]), len(q["second"])
+  winner = "tie" if a == b else "first" if a > b else "second"
+  if what == "name":
+    winner = "me"
+  if what == "first":
+    winner = "first"
+  print(json.dumps({"winner": winner}), flush=True)
+"""
+
+
+def _contest(completion, reference, prompt="p"):
+  return comparers.Contest(
+      prompt, judges.Request("held_out", 0, completion), reference
+  )
+
+
+def _runs(pid: int) -> bool:
+  try:
+    os.kill(pid, 0)
+  except ProcessLookupError:
+    return False
+  return True
+
+
+class CommandComparerTest(parameterized.TestCase):
+
+  def make(self, deadline_s=30.0):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    (folder / "judge.py").write_text(_SCRIPT)
+    self.pid_file = folder / "pid"
+    self.events = []
+    comparer = command_comparer.CommandComparer(
+        f"{sys.executable} {folder / 'judge.py'} {self.pid_file}",
+        deadline_s=deadline_s,
+        on_event=lambda *event: self.events.append(event),
+    )
+    self.addCleanup(comparer.close)
+    return comparer
+
+  def test_verdicts_whichever_place_a_text_has(self):
+    comparer = self.make()
+    contests = [_contest("x" * n, "yyy") for n in range(1, 6)]
+    contests += [_contest("yyy" * n, "xxxx") for n in range(1, 4)]
+    found = comparer.compare(contests)
+    self.assertEqual([v.win for v in found], [0, 0, 0.5, 1, 1, 0, 1, 1])
+    # A judge that takes what comes first has nothing to say of the texts.
+    blind = [_contest(f"a{i}", f"b{i}", prompt="first") for i in range(64)]
+    wins = [v.win for v in comparer.compare(blind)]
+    self.assertBetween(sum(wins), 16, 48)
+    self.assertEqual(wins, [v.win for v in comparer.compare(blind)])
+
+  @parameterized.parameters(
+      ("crash", "exit"), ("talk", "verdict"), ("name", "verdict")
+  )
+  def test_what_is_no_verdict_costs_that_contest_alone(self, prompt, cause):
+    found = self.make().compare(
+        [
+            _contest("xx", "y"),
+            _contest("xx", "y", prompt=prompt),
+            _contest("xx", "y"),
+        ]
+    )
+    self.assertEqual([v.win for v in found], [1.0, None, 1.0])
+    self.assertEqual([v.failure for v in found], ["", cause, ""])
+    ((kind, message),) = self.events
+    self.assertEqual(kind, "judge_failed")
+    self.assertIn(f"{cause}, 1 so far", message)
+
+  def test_a_judge_that_hangs_is_killed(self):
+    comparer = self.make(deadline_s=3.0)
+    found = comparer.compare([_contest("xx", "y", prompt="hang")])
+    self.assertEqual(found[0].failure, "deadline")
+    pid = int(self.pid_file.read_text())
+    deadline = time.monotonic() + 30
+    while _runs(pid) and time.monotonic() < deadline:
+      time.sleep(0.05)
+    self.assertFalse(_runs(pid))
+
+  def test_a_command_that_is_not_there(self):
+    comparer = command_comparer.CommandComparer(
+        "/nowhere/judge", deadline_s=30.0
+    )
+    found = comparer.compare([_contest("xx", "y")])
+    self.assertIsNone(found[0].win)
+    self.assertEqual(found[0].failure, "exit")
+
+  @parameterized.parameters("", "judge 'open")
+  def test_what_is_no_command_is_refused(self, command):
+    with self.assertRaisesRegex(ValueError, "evaluate.judge_command="):
+      command_comparer.CommandComparer(command, deadline_s=1.0)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,69 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""From posts to a tuned policy and its win-rate, by the commands of a user."""
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+
+from tests.multi_process import run_program
+
+
+class PreferencesTest(absltest.TestCase):
+
+  def run_smoke(self, folder, config, overrides):
+    run = run_program.Run(f"{folder}/run", overrides, config)
+    self.addCleanup(run.close)
+    self.assertEqual(run.wait(), 0, run.text())
+    for model, head in (
+        ("sft", "CausalLM"),
+        ("reward_model", "Classification"),
+    ):
+      shape = run.read(f"{model}/model/config.json")
+      self.assertEndsWith(shape["architectures"][0], head)
+    return run
+
+  def test_one_command_makes_all_stages_and_one_judges(self):
+    with tempfile.TemporaryDirectory() as folder:
+      run = self.run_smoke(folder, "configs/tldr.py:smoke", {})
+      after = run.read("eval.json")["after"]
+      for name in ("win_rate", "gold_reward", "gold_margin", "mean_reward"):
+        self.assertIn(f"{name}_interval", after)
+      self.assertEqual(after["no_verdict"], {})
+      judge = run.workdir / "reward_model" / "model"
+      done = subprocess.run(
+          [
+              sys.executable, "-m", "tba_jax.main", "--program=evaluate",
+              f"--workdir={run.workdir}", f"--config.evaluate.judge={judge}",
+          ],
+          cwd=run_program.ROOT, capture_output=True, text=True, timeout=300,
+      )  # fmt: skip
+      self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+      (found,) = run.read("eval.json")["evaluate"].values()
+      # The judge is the reward model itself: what it prefers is right.
+      self.assertEqual(found["win_rate"], found["pass_at_1"])
+      self.assertAlmostEqual(found["gold_reward"], found["mean_reward"])
+      self.assertGreater(found["diluted_perplexity"], 1.0)
+      self.assertLess(found["diluted_perplexity"], found["ref_perplexity"])
+      self.assertTrue(math.isfinite(found["kl"]))
+      self.assertIn("the papers' perplexity", done.stdout)
+
+  def test_the_trainer_may_score(self):
+    with tempfile.TemporaryDirectory() as folder:
+      run = self.run_smoke(
+          folder, "configs/no_robots.py:smoke", {"reward.role": "trainer"}
+      )
+      rewards = [record["train/reward_mean"] for record in run.steps()]
+      # Searchers send zeros; no score of a model is one.
+      self.assertTrue(all(reward != 0 for reward in rewards), rewards)
+      self.assertEqual(run.read("result.json")["reward_failures"], {})
+      pairs = (run.workdir / "reward_model/pairs/train.jsonl").read_text()
+      self.assertStartsWith(json.loads(pairs.splitlines()[0])["prompt"], "<|")
+
+
+if __name__ == "__main__":
+  absltest.main()
