@@ -168,14 +168,15 @@ class EvictionTest(absltest.TestCase):
     )
     plain: dict[int, tuple[float, int]] = {}  # ten -> (reward, first token)
     for step in range(60):
-      firsts = rng.choice(90, 4, replace=False)
+      firsts = rng.choice(np.arange(1, 90), 4, replace=False)
       rewards = rng.choice(1000, 4, replace=False).astype(float)
       group = make_group(0, [[f] for f in firsts], rewards=rewards)
       before = buffer.untrained()
       result = buffer.insert(group, step)
+      # Copies of what was there before are refused first of all.
+      known = {first for _, first in plain.values()}
       for first, reward in zip(firsts.tolist(), rewards.tolist()):
-        known = first in {f for _, f in plain.values()}
-        if not known and reward > plain.get(first // 10, (-1.0, 0))[0]:
+        if first not in known and reward > plain.get(first // 10, (-1.0, 0))[0]:
           plain[first // 10] = (reward, first)
       self.assertEqual(_stored(buffer), {f: r for r, f in plain.values()})
       after = before + result.inserted - result.left_untrained
