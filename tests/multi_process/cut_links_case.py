@@ -43,7 +43,8 @@ class CutLinksTestCase(absltest.TestCase):
     before = roles.step()
     roles.wait_for(lambda: roles.step() >= before + 10, "step after the second")
     # The trainer comes back from its checkpoint, to end some steps later.
-    roles.restart("trainer-0", **{"train.num_steps": roles.step() + 8})
+    roles.interrupt("trainer-0")
+    roles.resume("trainer-0", **{"train.num_steps": roles.step() + 8})
 
   def assert_all_ended_well(self):
     roles = self.roles

@@ -5,6 +5,8 @@
 The run goes on, and its ledger closes.
 """
 
+import threading
+
 from absl.testing import absltest
 
 from tba_jax.transport import announcer
@@ -21,6 +23,7 @@ class _ProxiedLink:
     self._secret = secret
     self._proxies: dict[int, tcp_proxy.TcpProxy] = {}
     self._is_cut = False
+    self._lock = threading.Lock()
     self._told = announcer.Announcer("127.0.0.1:0", secret, self._find)
     self.address = f"127.0.0.1:{self._told.port}"
 
@@ -43,10 +46,12 @@ class _ProxiedLink:
     real = None if self._is_cut else announcer.ask(self._store, self._secret)
     if real is None:
       return None
-    if real.generation not in self._proxies:
-      target = announcer.split_address(real.address)
-      self._proxies[real.generation] = tcp_proxy.TcpProxy(target)
-    address = self._proxies[real.generation].address
+    # The announcer answers each question in a thread of its own.
+    with self._lock:
+      if real.generation not in self._proxies:
+        target = announcer.split_address(real.address)
+        self._proxies[real.generation] = tcp_proxy.TcpProxy(target)
+      address = self._proxies[real.generation].address
     return locators.Locator(real.run, real.generation, address, real.pid)
 
 

@@ -74,11 +74,14 @@ class Roles:
     ]
     self._spawn(name, self._commands[name])
 
-  def restart(self, name: str, **settings: Any) -> None:
-    """Ends a role by SIGTERM, and starts it with other settings."""
+  def interrupt(self, name: str) -> None:
+    """Ends a role by SIGTERM; it must save."""
     self._processes[name].terminate()
     if self.wait(name, 60) != 75:
       raise AssertionError(f"{name} did not save:\n{self.text()}")
+
+  def resume(self, name: str, **settings: Any) -> None:
+    """Starts an interrupted role with other settings."""
     more = [f"--config.{key}={value}" for key, value in settings.items()]
     self._spawn(name, self._commands[name] + more)
 
