@@ -9,7 +9,9 @@ import pathlib
 import signal
 from typing import Any
 
+from absl import logging
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
@@ -27,6 +29,7 @@ from tba_jax import recorder as recorder_lib
 from tba_jax import reference as reference_lib
 from tba_jax import run_directory
 from tba_jax import sample_log
+from tba_jax import shard_report
 from tba_jax import sharding
 from tba_jax import train_step as train_step_lib
 from tba_jax import types
@@ -52,6 +55,23 @@ def make_reference(
       params,
       temperature=config.sampling.temperature,
       every_steps=config.reference.every_steps if moves else 0,
+  )
+
+
+def log_sharding(
+    config: ml_collections.ConfigDict, policy: policy_lib.Policy
+) -> None:
+  """Logs what of the policy a mesh of several devices does not split."""
+  if math.prod(config.mesh.values()) == 1:
+    return
+  shape = policy.model.config
+  found = shard_report.of_leaves(
+      shard_report.model_leaves(shape), config.sharding, config.mesh
+  )
+  logging.info(
+      "mesh %s:\n%s",
+      dict(config.mesh),
+      shard_report.text(found, jnp.dtype(shape.param_dtype).itemsize),
   )
 
 
@@ -83,6 +103,7 @@ def make_work(
   Its state is the newest checkpoint's where there is one.
   """
   mesh = sharding.make_mesh(config.mesh)
+  log_sharding(config, policy)
   shardings = sharding.param_shardings(
       mesh, config.sharding, policy.model.logical_axes
   )

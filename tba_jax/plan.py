@@ -27,6 +27,7 @@ from tba_jax import plan_measured
 from tba_jax import plan_memory
 from tba_jax import plan_speed
 from tba_jax import processes
+from tba_jax import shard_report
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax.models import config as model_config_lib
 from tba_jax.models import hf_config
@@ -70,6 +71,14 @@ def model_of(config: ml_collections.ConfigDict) -> ModelConfig:
       bos_id=tokenizer.bos_id,
       eos_id=tokenizer.eos_id,
   )
+
+
+def _sharding_rows(
+    config: ml_collections.ConfigDict, c: ModelConfig
+) -> list[tuple[str, str]]:
+  leaves = shard_report.model_leaves(c)
+  found = shard_report.of_leaves(leaves, config.sharding, config.mesh)
+  return shard_report.rows(found, plan_memory.BYTES[c.param_dtype])
 
 
 def _divides(whole: int, part: int, words: str) -> str:
@@ -206,6 +215,7 @@ def plan(
   )
   return [
       ("mesh", [("devices", f"{num_devices}: {shape}"), ("model", model)]),
+      *([("sharding", _sharding_rows(config, c))] * (num_devices > 1)),
       (
           "memory of a trainer device",
           plan_memory.trainer_rows(config, c, kinds[0]),
@@ -235,7 +245,7 @@ def _speed_sections(
     known = ", ".join(sorted(devices.DEVICES))
     hint = f"name a kind of device ({known}), or --calibrate=RUN"
     return [("speed", [("unknown", hint)])]
-  leaves = plan_memory.model_leaves(c)
+  leaves = shard_report.model_leaves(c)
   params = plan_memory.num_params(leaves) * plan_memory.BYTES[c.param_dtype]
   rows = plan_speed.speed_rows(config, speed, params)
   return [(title, speed.rows), ("asynchrony", rows)]

@@ -6,7 +6,6 @@ Parameters and what is made of their shape are exact; activations are an
 estimate and say so. No JAX here.
 """
 
-from collections.abc import Mapping
 import math
 
 import ml_collections
@@ -14,54 +13,18 @@ import ml_collections
 from tba_jax import config_relations
 from tba_jax import devices
 from tba_jax import roofline
+from tba_jax import shard_report
 from tba_jax.models import config as model_config_lib
-from tba_jax.models import hf_names
 
 ModelConfig = model_config_lib.ModelConfig
-# Name of a parameter -> its shape and the logical name of each axis.
-Leaves = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _EMBEDDING = "embed.embedding"
 _LOGITS_BYTES = 4  # logits are float32 in any model
 
 
-def model_leaves(c: ModelConfig) -> Leaves:
-  """Returns every parameter of a model with its axes, as the model has it."""
-  return {
-      ".".join(row.path): (
-          (c.num_layers,) * row.stacked + row.shape,
-          ("layers",) * row.stacked + row.axes,
-      )
-      for row in hf_names.rows(c)
-  }
-
-
-def num_params(leaves: Leaves) -> int:
+def num_params(leaves: shard_report.Leaves) -> int:
   return sum(math.prod(shape) for shape, _ in leaves.values())
-
-
-def params_per_device(
-    leaves: Leaves, rules: Mapping[str, str], mesh: Mapping[str, int]
-) -> int:
-  """Returns how many parameters the fullest device holds.
-
-  Args:
-    leaves: shapes and logical axes.
-    rules: `config.sharding`; a mesh axis is used once in a parameter.
-    mesh: `config.mesh`.
-  """
-  total = 0
-  for shape, names in leaves.values():
-    taken: set[str] = set()
-    size = 1
-    for length, name in zip(shape, names, strict=True):
-      axes = [a.strip() for a in rules[name].split(",") if a.strip()]
-      axes = [a for a in axes if a not in taken]
-      taken.update(axes)
-      size *= math.ceil(length / math.prod(mesh[a] for a in axes))
-    total += size
-  return total
 
 
 def size(num_bytes: float) -> str:
@@ -73,7 +36,7 @@ def size(num_bytes: float) -> str:
   return f"{num_bytes:,.4g} GB"
 
 
-def matmul_params(leaves: Leaves, c: ModelConfig) -> int:
+def matmul_params(leaves: shard_report.Leaves, c: ModelConfig) -> int:
   """Returns the parameters that a token is multiplied with.
 
   A table that is looked up in is none of them, unless it is the head too.
@@ -162,9 +125,13 @@ def trainer_rows(
   Raises:
     ValueError: `kind` is not in the table.
   """
-  leaves = model_leaves(c)
-  count = params_per_device(leaves, config.sharding, config.mesh)
+  leaves = shard_report.model_leaves(c)
+  found = shard_report.of_leaves(leaves, config.sharding, config.mesh)
+  count = sum(leaf.device_size for leaf in found)
   params = count * BYTES[c.param_dtype]
+  # The second moment is float32 whatever the rest is.
+  moment_bytes = BYTES[config.optimizer.state_dtype] + BYTES["float32"]
+  moments = count * moment_bytes
   # Without a kind "auto" counts as the larger one.
   dtype = compute_dtype(config, c, kind or "cpu")
   kept = config.train.remat
@@ -175,17 +142,17 @@ def trainer_rows(
   }
   # Of the policy's shape, with a gradient and two moments of its own.
   has_values = has_value_model(config)
-  values = 4 * params * has_values
+  values = (2 * params + moments) * has_values
   others = ", ".join(
       f"{name} {size(value)}" for name, value in blocks.items() if name != kept
   )
-  total = 5 * params + values + logits + blocks[kept]
+  total = 3 * params + moments + values + logits + blocks[kept]
   return [
       ("parameters", f"{num_params(leaves):,}"),
       ("params", size(params)),
       ("reference", size(params)),
       ("gradients", size(params)),
-      ("optimizer (Adam's two moments)", size(2 * params)),
+      ("optimizer (Adam's two moments)", size(moments)),
       ("logits of a micro-batch, with gradient", size(logits)),
       (
           f"activations, remat {kept} (estimate)",
@@ -203,7 +170,7 @@ def searcher_rows(
   """Returns what a searcher's device holds; arguments as `trainer_rows`."""
   sampling = config.sampling
   dtype = compute_dtype(config, c, kind or "cpu")
-  params = num_params(model_leaves(c)) * BYTES[c.param_dtype]
+  params = num_params(shard_report.model_leaves(c)) * BYTES[c.param_dtype]
   length = sampling.max_prompt_tokens + sampling.max_completion_tokens
   cache = (
       roofline.cache_bytes_per_token(c, BYTES[dtype])

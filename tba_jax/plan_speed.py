@@ -17,6 +17,7 @@ from tba_jax import pipeline
 from tba_jax import plan_measured
 from tba_jax import plan_memory
 from tba_jax import roofline
+from tba_jax import shard_report
 from tba_jax.models import config as model_config_lib
 from tba_jax.replay import grants
 
@@ -95,7 +96,7 @@ def _decode_work(
     dtype: str,
 ) -> tuple[roofline.Work, roofline.Work]:
   """Returns the work of one decode step, and of a step's prompts."""
-  sampling, leaves = config.sampling, plan_memory.model_leaves(c)
+  sampling, leaves = config.sampling, shard_report.model_leaves(c)
   model = {
       "matmul_params": plan_memory.matmul_params(leaves, c),
       "params_bytes": (
@@ -121,7 +122,7 @@ def _train_work(
     config: ml_collections.ConfigDict, c: model_config_lib.ModelConfig
 ) -> roofline.Work:
   """Returns the work of one optimizer step on all devices together."""
-  train, leaves = config.train, plan_memory.model_leaves(c)
+  train, leaves = config.train, shard_report.model_leaves(c)
   params = plan_memory.num_params(leaves) * plan_memory.BYTES[c.param_dtype]
   return roofline.train_step(
       c,

@@ -146,18 +146,6 @@ def check_divisible(params: PyTree, shardings: PyTree) -> None:
     )
 
 
-def replicated_leaves(shardings: PyTree) -> list[str]:
-  """Returns the names of leaves that every device of a mesh > 1 holds whole.
-
-  Large ones are memory that the mesh does not share out; a run reports them.
-  """
-  names = []
-  for path, sharding in jax.tree_util.tree_leaves_with_path(shardings):
-    if sharding.mesh.size > 1 and sharding.is_fully_replicated:
-      names.append(jax.tree_util.keystr(path, simple=True, separator="/"))
-  return names
-
-
 def replicated(mesh: Mesh) -> NamedSharding:
   """Returns the sharding of an array that every device holds whole."""
   return NamedSharding(mesh, PartitionSpec())

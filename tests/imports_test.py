@@ -32,8 +32,8 @@ _RINGS = {
         config_args data_report ledger micro_batches objective optimizer
         preparation red_team/* reference replay/intake replay/journal
         replay/packing report/* rewards/* run_directory run_state
-        sampling/decode sampling/rows step_record value_model versions
-        wandb_writer writers
+        sampling/decode sampling/rows shard_report step_record value_model
+        versions wandb_writer writers
     """,
     3: """
         batches carriers/build enumerable eval_measures evaluator periods policy
@@ -50,7 +50,8 @@ _RINGS = {
         children config_reference evaluate export generate panel panel_view
         parts parts_replay plan plan_measured plan_memory plan_speed
         report/program roles score stale_loop stale_samples status store
-        supervise sweep sweep_runs sweep_table sweep_view train_reward_model train_sft
+        supervise sweep sweep_runs sweep_table sweep_view train_reward_model
+        train_sft
     """,
     # Benchmarks measure programs; `main` alone asks for either, by name.
     6: "benchmarks/* main",
@@ -66,8 +67,9 @@ _WITHOUT_JAX = """
     children config_args config_ranges config_relations jsonl line_program main
     metrics models/config models/hf_config models/hf_files models/hf_names
     models/hf_slices panel panel_view
-    processes prompts report/* rewards/* run_directory run_state store supervise
-    tasks/* transport/announcer transport/base transport/in_process
+    processes prompts report/* rewards/* run_directory run_state shard_report
+    store supervise tasks/* transport/announcer transport/base
+    transport/in_process
     transport/kv_host
     transport/locator transport/spool transport/wire validate
 """

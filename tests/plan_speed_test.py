@@ -15,6 +15,7 @@ from tba_jax import plan
 from tba_jax import plan_measured
 from tba_jax import plan_memory
 from tba_jax import plan_speed
+from tba_jax import shard_report
 from tests.report import fake_run
 
 
@@ -30,7 +31,7 @@ class PlanSpeedTest(parameterized.TestCase):
     vocab = self.shape.vocab_size
     # 4 projections of 64 x 64, 3 of 64 x 172, two norms; a norm and the head.
     matmul = 3 * (4 * 64 * 64 + 3 * 64 * 172 + 2 * 64) + 64 + 64 * vocab
-    leaves = plan_memory.model_leaves(self.shape)
+    leaves = shard_report.model_leaves(self.shape)
     self.assertEqual(plan_memory.matmul_params(leaves, self.shape), matmul)
     params_bytes = 4 * (matmul + 64 * vocab)
     speed = plan_speed.bounds(self.config, self.shape, ("h100", "h100"))

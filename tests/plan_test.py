@@ -18,7 +18,7 @@ from configs import common
 from tba_jax import plan
 from tba_jax import plan_measured
 from tba_jax import plan_memory
-from tba_jax import sharding
+from tba_jax import shard_report
 from tba_jax.models import build
 from tba_jax.models import hf_config
 from tests.report import fake_run
@@ -42,7 +42,7 @@ class PlanTest(parameterized.TestCase):
     shape = plan.model_of(self.config)
     model = build.make_model(shape)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    leaves = plan_memory.model_leaves(shape)
+    leaves = shard_report.model_leaves(shape)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     self.assertEqual(plan_memory.num_params(leaves), count)
     # Shapes with their axes, not only their sum.
@@ -54,17 +54,6 @@ class PlanTest(parameterized.TestCase):
     )
     self.assertEqual(sorted(leaves.values()), actual)
 
-  def test_a_sharded_leaf_is_shared_out_as_the_mesh_does(self):
-    leaves = {"a": ((4, 6, 8), ("layers", "width", "mlp")), "b": ((8,), ("x",))}
-    rules = {"layers": "", "width": "fsdp", "mlp": "tensor,fsdp", "x": ""}
-    mesh = {"data": 3, "fsdp": 2, "tensor": 4}
-    # fsdp is taken by width, so that mlp is split by tensor alone.
-    self.assertEqual(
-        plan_memory.params_per_device(leaves, rules, mesh), 4 * 3 * 2 + 8
-    )
-    spec = sharding._spec(rules, leaves["a"][1])
-    self.assertEqual(tuple(spec), (None, "fsdp", "tensor"))
-
   def test_memory_is_by_device(self):
     alone = _rows(self.config)
     self.config.mesh.fsdp = 2
@@ -72,6 +61,29 @@ class PlanTest(parameterized.TestCase):
     self.assertEqual(alone["parameters"], shared["parameters"])
     self.assertNotEqual(alone["params"], shared["params"])
     self.assertIn("2: data 1 x fsdp 2 x tensor 1", shared["devices"])
+
+  def test_what_a_mesh_does_not_split_is_told(self):
+    self.assertNotIn("whole on every device", _rows(self.config))
+    self.config.mesh.tensor = 2
+    rows = _rows(self.config)
+    self.assertEqual(
+        rows["final_norm.scale"],
+        "64, 0.00 MB; config.sharding.width=tensor would split it",
+    )
+    self.assertStartsWith(rows["whole on every device"], "3 of 12 leaves")
+    self.config.mesh.tensor = 5
+    self.assertEqual(
+        _rows(self.config)[""],
+        "NO: head.kernel: vocab of 17 does not divide by 5",
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+      self.assertEqual(plan.run(self.config, None), 2)
+
+  def test_half_the_first_moment(self):
+    name = "optimizer (Adam's two moments)"
+    whole = _rows(self.config)[name]
+    self.config.optimizer.state_dtype = "bfloat16"
+    self.assertNotEqual(_rows(self.config)[name], whole)
 
   def test_a_value_model_needs_memory_too(self):
     name = "value model, all of it (estimate)"

@@ -102,16 +102,6 @@ class ParamShardingsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "data,fsdp of size 4"):
       sharding.check_divisible({"x": _shape(6)}, shardings)
 
-  def test_reports_what_every_device_holds_whole(self):
-    axes = {"a": ("head_dim",), "b": ("width",), "c": ("layers", "head_dim")}
-    names = lambda mesh: sharding.replicated_leaves(
-        sharding.param_shardings(mesh, _RULES, axes)
-    )
-    self.assertEqual(names(_mesh()), ["a", "c"])
-    # Split over an axis of size 1 is not split.
-    self.assertEqual(names(_mesh(fsdp=1)), ["a", "b", "c"])
-    self.assertEqual(names(_mesh(1, 1, 1)), [])
-
 
 class BatchTest(parameterized.TestCase):
 

@@ -95,7 +95,8 @@ class ModelShardingTest(parameterized.TestCase):
     mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
     shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
     sharding.check_divisible(params, shardings)
-    self.assertEqual(sharding.replicated_leaves(shardings), [])
+    for leaf in jax.tree.leaves(shardings):
+      self.assertFalse(leaf.is_fully_replicated, leaf)
     params = jax.device_put(params, shardings)
     batch = sharding.shard_batch(batch, mesh, rules)
     (loss, logits), grads = jax.jit(grad_fn, out_shardings=(None, shardings))(

@@ -1,0 +1,158 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What of a model's parameters a mesh splits, and what it does not. No JAX.
+
+`plan` shows it, and the trainer logs it before anything is compiled: a leaf
+that every device holds whole is memory that the mesh does not share out.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+
+from tba_jax.models import config as model_config_lib
+from tba_jax.models import hf_names
+
+# Name of a parameter -> its shape and the logical name of each axis.
+Leaves = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]
+
+# Lines of a table; what is left out is counted.
+_MAX_ROWS = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+  """How one parameter lies on the mesh.
+
+  name, shape: of the parameter.
+  parts: into how many parts each axis is cut.
+  axes: the logical name of each axis.
+  could: for a leaf that is whole on every device, the rule that would split it,
+    as "width=tensor"; "" where no axis of it divides by one of the mesh.
+  """
+
+  name: str
+  shape: tuple[int, ...]
+  parts: tuple[int, ...]
+  axes: tuple[str, ...]
+  could: str
+
+  @property
+  def size(self) -> int:
+    """Elements of the whole."""
+    return math.prod(self.shape)
+
+  @property
+  def is_whole(self) -> bool:
+    return math.prod(self.parts) == 1
+
+  @property
+  def device_size(self) -> int:
+    """Elements on the fullest device."""
+    return math.prod(
+        math.ceil(n / parts) for n, parts in zip(self.shape, self.parts)
+    )
+
+  @property
+  def indivisible(self) -> str:
+    """What does not divide, "" where all does."""
+    return "; ".join(
+        f"{self.name}: {axis} of {length} does not divide by {parts}"
+        for axis, length, parts in zip(self.axes, self.shape, self.parts)
+        if length % parts
+    )
+
+
+def model_leaves(c: model_config_lib.ModelConfig) -> Leaves:
+  """Returns every parameter of a model with its axes, as the model has it."""
+  return {
+      ".".join(row.path): (
+          (c.num_layers,) * row.stacked + row.shape,
+          ("layers",) * row.stacked + row.axes,
+      )
+      for row in hf_names.rows(c)
+  }
+
+
+def of_leaves(
+    leaves: Leaves, rules: Mapping[str, str], mesh: Mapping[str, int]
+) -> list[Leaf]:
+  """Returns how each parameter lies on a mesh.
+
+  Args:
+    leaves: shapes and logical axes.
+    rules: `config.sharding`; a mesh axis is used once in a parameter.
+    mesh: `config.mesh`.
+  """
+  out = []
+  for name, (shape, axes) in leaves.items():
+    taken: set[str] = set()
+    parts = []
+    for axis in axes:
+      own = [a.strip() for a in rules[axis].split(",") if a.strip()]
+      own = [a for a in own if a not in taken]
+      taken.update(own)
+      parts.append(math.prod(mesh[a] for a in own))
+    could = "" if math.prod(parts) > 1 else _could(shape, axes, mesh)
+    out.append(Leaf(name, shape, tuple(parts), axes, could))
+  return out
+
+
+def _could(
+    shape: tuple[int, ...], axes: tuple[str, ...], mesh: Mapping[str, int]
+) -> str:
+  """Returns the rule that would cut the most, of the longest axis it can."""
+  options = [
+      (count, length, f"{axis}={mesh_axis}")
+      for axis, length in zip(axes, shape)
+      for mesh_axis, count in mesh.items()
+      if count > 1 and length % count == 0 and axis != "layers"
+  ]
+  return max(options)[2] if options else ""
+
+
+def rows(found: list[Leaf], element_bytes: int) -> list[tuple[str, str]]:
+  """Returns (name, text) of the totals and of each leaf that is not split.
+
+  A text that begins with "NO" is of a leaf that does not divide.
+  """
+  count = lambda n: f"{n * element_bytes / 1e6:,.2f} MB"
+  whole = sorted((f for f in found if f.is_whole), key=lambda f: -f.size)
+  out = [
+      (
+          "params",
+          f"{count(sum(f.size for f in found))},"
+          f" {count(sum(f.device_size for f in found))} a device",
+      ),
+      (
+          "whole on every device",
+          f"{len(whole)} of {len(found)} leaves,"
+          f" {count(sum(f.size for f in whole))}",
+      ),
+  ]
+  for leaf in whole[:_MAX_ROWS]:
+    hint = f"config.sharding.{leaf.could} would split it"
+    out.append(
+        (
+            leaf.name,
+            f"{'x'.join(map(str, leaf.shape))}, {count(leaf.size)};"
+            f" {hint if leaf.could else 'no axis of it divides by the mesh'}",
+        )
+    )
+  if len(whole) > _MAX_ROWS:
+    rest = whole[_MAX_ROWS:]
+    out.append(
+        (
+            f"and {len(rest)} smaller ones",
+            count(sum(f.size for f in rest)),
+        )
+    )
+  out += [("", f"NO: {f.indivisible}") for f in found if f.indivisible]
+  return out
+
+
+def text(found: list[Leaf], element_bytes: int) -> str:
+  """Returns `rows` as lines of a log."""
+  lines = rows(found, element_bytes)
+  width = max(len(name) for name, _ in lines)
+  return "\n".join(f"  {name:<{width}}  {value}" for name, value in lines)
