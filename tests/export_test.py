@@ -133,6 +133,34 @@ class ExportTest(parameterized.TestCase):
       with self.assertRaisesRegex((ValueError, OSError), message):
         model_source.load("generate.model", path, bos="auto", dtype=None)
 
+  def test_a_tokenizer_that_knows_more_than_the_model_is_refused(self):
+    folder = self.directory / "narrow"
+    source = model_source.load("any", self.workdir, bos="auto", dtype=None)
+    model = tiny_model.make_model(vocab_size=7)
+    hf.save(
+        folder, model.config, tiny_model.init_params(model), source.tokenizer
+    )
+    size = source.tokenizer.vocab_size
+    with self.assertRaisesRegex(
+        ValueError,
+        rf"config.generate.model=.*narrow'.* 7 entries, its tokenizer {size}",
+    ):
+      model_source.load("generate.model", str(folder), bos="auto", dtype=None)
+
+  def test_ends_of_a_text_survive_the_round_trip(self):
+    folder = str(self.directory / "ends")
+    self.assertEqual(self.run_quietly([folder]), 0)
+    path = pathlib.Path(folder) / "generation_config.json"
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps({**said, "eos_token_id": [1, 6], "top_k": 5}))
+    source = model_source.load("any", folder, bos="auto", dtype=None)
+    self.assertEqual(source.tokenizer.stop_ids, {1, 6})
+    hf.save(folder, source.model.config, source.params, source.tokenizer)
+    self.assertEqual(json.loads(path.read_text())["eos_token_id"], [1, 6])
+    path.write_text("{")
+    with self.assertRaisesRegex(ValueError, "generation_config.json"):
+      model_source.load("any", folder, bos="auto", dtype=None)
+
   def test_transformers_loads_it(self):
     try:
       import torch

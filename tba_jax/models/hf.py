@@ -59,8 +59,12 @@ def read_config(
     ValueError: config.json is not there, or `hf_config.from_hf` refuses it.
   """
   path = pathlib.Path(folder) / "config.json"
+  generation = path.with_name("generation_config.json")
   try:
     config = hf_config.from_hf(hf_files.read_json(path), dtype=dtype)
+    if generation.exists():
+      said = hf_files.read_json(generation)
+      config = hf_config.with_generation(config, said)
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from error
   if compute_dtype is None:

@@ -7,6 +7,7 @@ to change no logits; any other one is refused by name. jax is not imported.
 """
 
 from collections.abc import Mapping
+import dataclasses
 from typing import Any
 
 from tba_jax.models import config as model_config_lib
@@ -45,6 +46,34 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   dtype = dtype or own_dtype or "float32"
   reader.finish()
   return ModelConfig(param_dtype=dtype, compute_dtype=dtype, **fields)
+
+
+def with_generation(
+    config: ModelConfig, generation: Mapping[str, Any]
+) -> ModelConfig:
+  """Returns the shape with the ends of a text of generation_config.json too.
+
+  Chat models list more of them there than in config.json. What else the file
+  says (temperature, top_p, …) is how its authors sampled; here
+  `config.sampling` alone says that, since a run trains on the policy that it
+  samples from.
+
+  Raises:
+    ValueError: its eos_token_id is not a token id or a list of them.
+  """
+  value = generation.get("eos_token_id")
+  ids = value if isinstance(value, list) else [value] * (value is not None)
+  if any(type(i) is not int or i < 0 for i in ids):
+    raise ValueError(
+        f"generation_config.json: eos_token_id={value!r}: allowed a token id or"
+        " a list of them"
+    )
+  own = config.stop_ids or (config.eos_id,) * (config.eos_id is not None)
+  every = tuple(dict.fromkeys((*own, *ids)))
+  if every == own:
+    return config
+  eos_id = every[0] if config.eos_id is None else config.eos_id
+  return dataclasses.replace(config, eos_id=eos_id, stop_ids=every)
 
 
 def to_hf(config: ModelConfig) -> dict[str, Any]:
