@@ -25,6 +25,7 @@ from tba_jax import processes
 from tba_jax import prompts
 from tba_jax import types
 from tba_jax.models import build
+from tba_jax.sampling import placement
 
 # What the log-probs depend on, beside model and input.
 _SETTINGS = ("generate.chat", "generate.append_stop_token",
@@ -76,6 +77,10 @@ def score(
       )
   )
 
+  rows = placement.of_rows(
+      placement.of_params(source.params), config.generate.batch_lines
+  )
+
   def prepare(line: line_program.Line) -> _Pair:
     prompt = prompts.tokens(
         line.record,
@@ -87,7 +92,7 @@ def score(
     return prompt, _completion(config, source, line.record)
 
   def answer(pairs: list[_Pair]) -> list[line_program.Record]:
-    arrays = _pad(config, source, pairs)
+    arrays = jax.device_put(_pad(config, source, pairs), rows)
     logprobs_BxT = np.asarray(scores(source.params, *arrays))
     return [
         _record(ids, logprobs_T[: len(ids)])

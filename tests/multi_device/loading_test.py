@@ -30,6 +30,7 @@ from configs import common  # noqa: E402
 from configs import generate as config_lib  # noqa: E402
 from tba_jax import generate  # noqa: E402
 from tba_jax import model_source  # noqa: E402
+from tba_jax import score  # noqa: E402
 from tba_jax import sharding  # noqa: E402
 from tba_jax import tokenizer as tokenizer_lib  # noqa: E402
 from tba_jax import validate  # noqa: E402
@@ -131,6 +132,34 @@ class LoadingTest(parameterized.TestCase):
       ):
         self.assertEqual(tokens, expected)
         np.testing.assert_allclose(logprobs, expected_logprobs, atol=1e-4)
+
+  def test_score_gives_the_logprobs_of_one_device(self):
+    source = self.directory / "in.jsonl"
+    source.write_text(
+        "".join(
+            json.dumps({"prompt": f"{n}+1=", "completion": f"{n}-{n}"}) + "\n"
+            for n in range(10)
+        )
+    )
+    found = {}
+    for name, mesh in (
+        ("one", dict(data=1, fsdp=1, tensor=1)),
+        ("rows", dict(data=2, fsdp=2, tensor=2)),
+    ):
+      config = config_lib.get_config("smoke")
+      config.mesh.update(mesh)
+      config.generate.model = str(self.folder)
+      config.generate.input = str(source)
+      config.generate.output = str(self.directory / f"{name}.jsonl")
+      config.generate.batch_lines = 8
+      with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        self.assertEqual(score.run(config, None, []), 0, stderr.getvalue())
+      text = pathlib.Path(config.generate.output).read_text()
+      found[name] = [json.loads(line) for line in text.splitlines()]
+    self.assertLen(found["one"], 10)
+    for one, rows in zip(found["one"], found["rows"], strict=True):
+      self.assertEqual(one["token_ids"], rows["token_ids"])
+      np.testing.assert_allclose(one["logprobs"], rows["logprobs"], atol=1e-4)
 
   @parameterized.parameters((16, 2, 2, 4), (6, 4, 2, 6))
   def test_rows_are_split_over_the_batch_axes(self, rows, data, fsdp, each):
