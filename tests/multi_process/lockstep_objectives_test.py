@@ -1,0 +1,194 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""At staleness 0 every objective has the bits of the single-process loop.
+
+Store, trainer and searcher are processes of their own. Trainer and searcher
+play their roles in one run after the other; each run has a store of its own.
+"""
+
+import itertools
+import json
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from tba_jax import config_args
+from tba_jax import config_ranges
+from tba_jax import processes
+from tba_jax import run_directory
+from tba_jax import validate
+from tests.multi_process import run_program
+
+_SETTINGS = {
+    "init": "scratch",
+    "train.num_steps": 5,
+    "search.lockstep": "true",
+    "search.lead_steps": 0,
+    "checkpoint.every_steps": 2,
+    "evaluate.every_steps": 0,
+    "evaluate.final_prompts": 8,
+    "evaluate.batch_prompts": 8,
+    "loss.ratio_clip": 0.2,
+    "loss.missing_stop": "replace",
+}
+# What an objective holds for some steps must outlive an interruption, which
+# comes at the second of these steps or a little later.
+_OWN = {
+    "ppo": {
+        "loss.correction": "decoupled",
+        "loss.proximal_every_steps": 2,
+        "train.num_steps": 12,
+    }
+}
+_OF_VALUES = ("ppo", "subtb")
+_DEADLINE_S = 120.0
+
+
+class _Server:
+  """A `role_server`, and the file with what it logs."""
+
+  def __init__(self, folder: str, name: str, core: str):
+    self.log = pathlib.Path(folder) / f"{name}.log"
+    with self.log.open("wb") as log:
+      self.process = subprocess.Popen(
+          [sys.executable, "-m", "tests.multi_process.role_server", core],
+          cwd=run_program.ROOT,
+          stdin=subprocess.PIPE,
+          stdout=subprocess.PIPE,
+          stderr=log,
+          text=True,
+      )
+
+  def start(self, *command: str) -> None:
+    self.process.stdin.write(" ".join(command) + "\n")
+    self.process.stdin.flush()
+
+  def status(self) -> int:
+    stdout = self.process.stdout
+    ready, _, _ = select.select([stdout], [], [], _DEADLINE_S)
+    line = stdout.readline() if ready else "no answer"
+    if not line.startswith("status "):
+      raise AssertionError(f"ended: {line}\n{self.text()}")
+    return int(line.split()[1])
+
+  def text(self) -> str:
+    return self.log.read_text()[-5000:]
+
+  def close(self) -> None:
+    self.process.kill()
+    self.process.wait()
+    self.process.stdin.close()
+    self.process.stdout.close()
+
+
+class LockstepObjectivesTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    folder = tempfile.TemporaryDirectory()
+    cls.addClassCleanup(folder.cleanup)
+    cls.folder = folder.name
+    cores = [str(core) for core in processes.available_cores()]
+    names = cores[:2] if len(cores) > 1 else ["", ""]
+    cls.trainer, cls.searcher = (
+        _Server(cls.folder, role, core)
+        for role, core in zip(("trainer", "searcher"), names)
+    )
+    cls.addClassCleanup(cls.trainer.close)
+    cls.addClassCleanup(cls.searcher.close)
+
+  def make_run(self, name: str) -> str:
+    workdir = f"{self.folder}/{name}"
+    settings = {**_SETTINGS, "loss.name": name, **_OWN.get(name, {})}
+    config = config_args.load_config(
+        run_program.CONFIG, [f"{k}={v}" for k, v in settings.items()]
+    )
+    validate.validate(config)
+    run_directory.create(workdir, config)
+    return workdir
+
+  def start_store(self, workdir: str) -> None:
+    command = [sys.executable, "-m", "tba_jax.main", "--program=store"]
+    with open(f"{workdir}/store.log", "wb") as log:
+      store = subprocess.Popen(
+          [*command, f"--workdir={workdir}"],
+          cwd=run_program.ROOT,
+          stdin=subprocess.DEVNULL,
+          stdout=log,
+          stderr=subprocess.STDOUT,
+      )
+    self.addCleanup(store.wait)
+    self.addCleanup(store.terminate)
+
+  def train(self, workdir: str, *, interrupted: bool) -> None:
+    if interrupted:
+      # SIGTERM between two checkpoints; the trainer lets the searcher go.
+      self.start_both(workdir)
+      deadline = time.monotonic() + _DEADLINE_S
+      while not self.steps_of(workdir)[1:]:
+        self.assertLess(time.monotonic(), deadline, self.trainer.text())
+        time.sleep(0.02)
+      self.trainer.process.send_signal(signal.SIGTERM)
+      self.assert_ended(processes.EXIT_INTERRUPTED)
+    self.start_both(workdir)
+    self.assert_ended(processes.EXIT_OK)
+
+  def start_both(self, workdir: str) -> None:
+    self.trainer.start("trainer", workdir)
+    self.searcher.start("searcher", workdir)
+
+  def assert_ended(self, status: int) -> None:
+    self.assertEqual(self.trainer.status(), status, self.trainer.text())
+    self.assertEqual(self.searcher.status(), 0, self.searcher.text())
+
+  def steps_of(self, workdir: str) -> list[dict]:
+    path = pathlib.Path(workdir) / "metrics.jsonl"
+    lines = path.read_text().splitlines(True) if path.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [r for r in records if "train/loss" in r]
+
+  def assert_same_bits(self, workdir: str, num_steps: int) -> None:
+    out = f"{workdir}/single.npz"
+    self.trainer.start("single", workdir, out)
+    self.assertEqual(self.trainer.status(), 0, self.trainer.text())
+    found = run_program.params_of(workdir, num_steps)
+    expected = dict(np.load(out))
+    self.assertCountEqual(found, expected)
+    for name, leaf in expected.items():
+      self.assertTrue(np.isfinite(leaf).all(), name)
+      np.testing.assert_array_equal(found[name], leaf, err_msg=name)
+    self.found = found
+
+  params: dict[str, dict[str, np.ndarray]] = {}
+
+  @parameterized.parameters(*config_ranges.NAMES["loss.name"])
+  def test_the_bits_of_a_single_process(self, name):
+    workdir = self.make_run(name)
+    self.start_store(workdir)
+    self.train(workdir, interrupted=name in _OWN)
+    steps = self.steps_of(workdir)
+    num_steps = _OWN.get(name, _SETTINGS)["train.num_steps"]
+    self.assertEqual({r["step"] for r in steps}, set(range(num_steps)))
+    for record in steps:
+      self.assertEqual(list(record["replay/staleness_histogram"]), ["0"])
+      if name in _OF_VALUES:
+        self.assertGreater(record["train/value_grad_norm"], 0.0)
+    self.assert_same_bits(workdir, num_steps)
+    # That is no accident: other objectives end elsewhere.
+    self.params[name] = self.found
+    for one, other in itertools.combinations(self.params.values(), 2):
+      same = [np.array_equal(one[leaf], other[leaf]) for leaf in one]
+      self.assertFalse(all(same))
+
+
+if __name__ == "__main__":
+  absltest.main()
