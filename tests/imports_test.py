@@ -16,16 +16,14 @@ _PACKAGE = _ROOT / "tba_jax"
 # that ends with `*` stands for the files of a folder.
 _RINGS = {
     0: """
-        config_diverse tasks/base
-        background bootstrap config_flat config_ranges config_relations
-        config_hosts config_rewards config_variants devices guards host_state
-        jsonl logprobs metrics pipeline processes reward_log rounds schedules
-        sharding sweep_types tokenizer types
+        background bootstrap config_diverse config_flat config_hosts
+        config_ranges config_relations config_rewards config_variants devices
+        guards host_state jsonl logprobs metrics pipeline processes reward_log
+        rounds schedules sharding sweep_types tasks/base tokenizer types
     """,
     1: """
-        rewards/judges
         calibration eval_summary forward line_program losses/* models/* prompts
-        replay/* roofline sampling/* tasks/* transport/*
+        replay/* rewards/judges roofline sampling/* tasks/* transport/*
     """,
     2: """
         batch_metrics best_model carriers/* checkpoint cluster cluster_join
@@ -37,9 +35,8 @@ _RINGS = {
     """,
     3: """
         batches carriers/build enumerable eval_measures evaluator periods policy
-        publication
-        replay/drain
-        replay/outbox replay/service reward_scorer train_step validate
+        publication replay/drain replay/outbox replay/service reward_scorer
+        train_step validate
     """,
     4: """
         device_work evaluations group_scorer model_source offline_training

@@ -73,7 +73,7 @@ def _names_at(specs: base.Specs, first: int, last: int) -> list[str]:
   names, start = [], 0
   for name, spec in specs.items():
     end = start + base.leaf_bytes(*spec)
-    if start < last and end > first:
+    if max(start, first) < min(end, last):
       names.append(name)
     start = end
   return names

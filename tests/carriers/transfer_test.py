@@ -86,8 +86,10 @@ class TransferTest(absltest.TestCase):
     reader = self.make(deadline_s=1.0)
     reader._start()
     nobody = {"uuid": 5, "address": self.writer._server.address()}
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    wanted = [jax.ShapeDtypeStruct((2,), jnp.float32, sharding=sharding)]
     with self.assertRaisesRegex(wire.WireError, "pull from 127.0.0.1"):
-      reader._pull(nobody, [])
+      reader._pull(nobody, wanted)
     del packed
 
   def test_what_others_ask_is_not_answered(self):

@@ -1,0 +1,40 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of config_hosts.py: settings of processes and hosts that do not fit."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax import config_flat
+from tba_jax import config_relations
+from tests import base_config
+
+
+def _problems(**changes):
+  values = config_flat.flatten(base_config.make(**changes))
+  return [key for key, _ in config_relations.problems(values)]
+
+
+class ConfigHostsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (dict(store__probe_timeout_s=60.0), "store.probe_timeout_s"),
+      (dict(store__tls_cert_file="/none"), "store.tls_key_file"),
+      (dict(store__tls_cert_file="/none"), "store.address"),
+      (dict(trainer__num_processes=2), "trainer.num_processes"),
+      (dict(mesh__data=4, trainer__num_processes=2, trainer__cpu_devices=4),
+       "trainer.cpu_devices"),
+  )  # fmt: skip
+  def test_wrong_together(self, changes, key):
+    self.assertIn(key, _problems(**changes))
+
+  @parameterized.parameters(
+      dict(mesh__data=4, trainer__num_processes=2, trainer__cpu_devices=2),
+      dict(store__address="127.0.0.1:9000-9010"),
+  )
+  def test_right_together(self, **changes):
+    self.assertEqual(_problems(**changes), [])
+
+
+if __name__ == "__main__":
+  absltest.main()
