@@ -204,7 +204,7 @@ class Evaluator:
     self._add_reasons(samples)
     return {
         **summary,
-        **self._judge.set_metrics(prompts),
+        **self.judge.set_metrics(prompts),
         "version": version,
         "split": self._split,
         "samples": samples,
