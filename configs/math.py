@@ -73,6 +73,7 @@ def _set_paper(c: ml_collections.ConfigDict, lag: int) -> None:
   """Sets what the paper's run has."""
   c.init = "models/Qwen2.5-7B"
   c.tokenizer.source = "models/Qwen2.5-7B"
+  c.model.max_positions = 3072  # where the folder does not say
   c.sampling.temperature = 1.0
   c.sampling.max_prompt_tokens = 1024
   c.sampling.max_completion_tokens = 2048  # 3072 with the prompt

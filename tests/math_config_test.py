@@ -86,7 +86,7 @@ class MathConfigTest(parameterized.TestCase):
     lines = str(caught.exception).splitlines()
     self.assertLen(lines, 4)  # Nothing else is wrong.
     for line in (
-        "config.reward.where='process': allowed 'pool' with config.task.name",
+        "config.reward.where = 'process': allowed 'pool' with config.task",
         "config.task.train='data/math/train.jsonl': there is no such file",
         "config.init",
         "config.tokenizer.source",

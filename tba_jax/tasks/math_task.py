@@ -127,6 +127,16 @@ class Math(rows_task.RowsTask):
     # White space is no other way to solve it.
     return base.Judgement(1.0, " ".join(completion.split()))
 
+  def explain(self, split: str, index: int, completion: str) -> str:
+    """Returns why it is wrong where the texts say so; nothing is worked out."""
+    found = boxed.last_boxed(completion)
+    if found is None:
+      return "has no closed \\boxed{} with an answer in it"
+    reference = self.example(split, index).answer
+    if boxed.equal_as_texts(reference, found) is False:
+      return f"boxes {found[: boxed.MAX_CHARS]}, not {reference}"
+    return ""
+
 
 def _sources(
     train: str, test: str, made_up_prompts: int, split_seed: int

@@ -93,6 +93,16 @@ class MathTest(parameterized.TestCase):
     key = task.solution_key("train", 1, completion)
     self.assertEqual(key is not None, reward == 1.0)
 
+  @parameterized.parameters(
+      (r"\boxed{49}", ""),
+      (r"\boxed{48}", "boxes 48, not 49"),
+      ("49", r"has no closed \boxed{} with an answer in it"),
+      # Only math-verify knows, which may take for ever.
+      (r"\boxed{\frac{98}{2}}", ""),
+  )
+  def test_why_it_is_wrong(self, completion, why):
+    self.assertEqual(_task().explain("train", 0, completion), why)
+
   def test_white_space_is_no_other_solution(self):
     task = _task()
     keys = {
