@@ -22,8 +22,7 @@ import ml_collections
 
 from configs import common
 
-# What each objective sets for itself beside what _CHOSEN says. PPO is not in
-# _CHOSEN, and so in `tune` alone: its runs of the rule below are not made.
+# What each objective sets for itself beside what _CHOSEN says.
 _OBJECTIVES = {
     "tb": "loss.name=tb",
     "tb_clip": "loss.name=tb loss.ratio_clip=0.2",
@@ -48,6 +47,7 @@ _CHOSEN = {
     "tb": ("3e-3", ""),
     "tb_clip": ("3e-3", ""),
     "online_dpo": ("1e-3", "0.3"),
+    "ppo": ("3e-3", ""),
     "proximal_rloo": ("3e-3", ""),
     "rloo": ("3e-3", ""),
     "best_of_2": ("1e-3", ""),
