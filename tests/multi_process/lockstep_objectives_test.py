@@ -49,7 +49,7 @@ _OWN = {
     }
 }
 _OF_VALUES = ("ppo", "subtb")
-_DEADLINE_S = 120.0
+_DEADLINE_S = 280.0
 
 
 class _Server:
