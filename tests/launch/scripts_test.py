@@ -186,7 +186,9 @@ class ScriptsTest(parameterized.TestCase):
     self.assertEqual(set(settings) - set(keys), set())
     self.assertLessEqual(set(re.findall(r"--program=(\w+)", text)),
                          set(main.PROGRAMS))  # fmt: skip
-    for name, action in re.findall(r"bash launch/(\w+\.sh) ([a-z]+)\b", text):
+    for name, action in re.findall(
+        r"bash launch/((?:slurm|tpu_vm|gke)\.sh) ([a-z]+)\b", text
+    ):
       self.assertRegex((_LAUNCH / name).read_text(), rf"(?m)^  {action}\)")
     for name in ("TRAINER_NODES", "SEARCHERS", "SFT", "TRAINER_SLICES", "NFS"):
       self.assertIn(f"`{name}", text)
