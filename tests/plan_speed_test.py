@@ -74,6 +74,14 @@ class PlanSpeedTest(parameterized.TestCase):
     layer = tokens * (9 * 64 + 3 * 172) + 256 * 24 * 4 * 40
     self.assertEqual(kept[0], 2 * (3 * tokens * 64 + layer))
 
+  def test_the_first_moment_may_be_smaller(self):
+    name = "optimizer (Adam's two moments)"
+    rows = lambda: dict(plan_memory.trainer_rows(self.config, self.shape, ""))
+    count = plan_memory.num_params(plan_memory.model_leaves(self.shape))
+    self.assertEqual(rows()[name], plan_memory.size(8 * count))
+    self.config.optimizer.state_dtype = "bfloat16"
+    self.assertEqual(rows()[name], plan_memory.size(6 * count))
+
   def test_a_cpu_computes_in_float32(self):
     dtype = lambda kind: plan_memory.compute_dtype(
         self.config, self.shape, kind
