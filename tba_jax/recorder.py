@@ -155,7 +155,9 @@ class Recorder:
           generated=service.generated(),
       )
       rewards = {f"reward/{k}": v for k, v in self._rewards.take().items()}
-      self._submit(lambda: self._metrics.write(step, make() | rewards))
+      self._submit(
+          "metrics", lambda: self._metrics.write(step, make() | rewards)
+      )
     self._status.update(
         phase="train",
         step=step + 1,
@@ -176,10 +178,10 @@ class Recorder:
         overlap_of_ideal=self._overlap(),
     )
     if self._samples_every and step % self._samples_every == 0:
-      self._submit(lambda: self._samples.write(step, draw))
+      self._submit("samples", lambda: self._samples.write(step, draw))
     if self._show():
       path, account = self._workdir / "ledger.json", service.account()
-      self._submit(lambda: jsonl.atomic_write_json(path, account))
+      self._submit("state", lambda: jsonl.atomic_write_json(path, account))
 
   def has_result(self, name: str, step: int | None = None) -> bool:
     """True where `eval.json` has an evaluation of this name (of this step)."""
@@ -207,7 +209,9 @@ class Recorder:
         for key, value in result.items()
         if isinstance(value, int | float) and key != "step"
     }
-    self._submit(lambda: self._metrics.write(max(step - 1, 0), numbers))
+    self._submit(
+        "metrics", lambda: self._metrics.write(max(step - 1, 0), numbers)
+    )
     self._status.pop("evaluate", None)
     self._status["pass_at_1"] = result["pass_at_1"]
     self._show(force=True)
@@ -330,14 +334,17 @@ class Recorder:
     }
     self._set_status(status)
     path = self._workdir / "status.json"
-    self._submit(lambda: metrics_lib.write_status(path, status))
+    self._submit("state", lambda: metrics_lib.write_status(path, status))
     return True
 
-  def _submit(self, job: Callable[[], None]) -> None:
-    """Leaves something to be written to the thread, in a lane of its own."""
+  def _submit(self, kind: str, job: Callable[[], None]) -> None:
+    """Leaves something to be written to the thread, a span of its lane."""
 
     def run() -> None:
-      with self._spans.span("write", lane="write"):
-        job()
+      start, cpu_s = time.time(), time.thread_time()
+      job()
+      # Its own work; the span also holds its waiting for a core.
+      cpu_s = time.thread_time() - cpu_s
+      self._spans.add(kind, start, time.time(), lane="write", cpu_s=cpu_s)
 
     self._background.submit(run)

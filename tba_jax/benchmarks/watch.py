@@ -2,23 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What watching a run costs its trainer: metrics, spans, state, samples.
 
-One asynchronous run writes its metrics and samples at every fourth step alone.
-Of each four steps, the first writes and the second runs beside the thread that
-puts it into files; the third and fourth do neither. So the two halves of four
-steps, under half a second apart, are a pair, and what drifts from minute to
-minute is the same in both. Times begin after compilation and leave waiting out.
+- `cost`: of a step whose metrics are written, the time in the trainer's own
+  loop (`record_ms`) and the processor time of the thread that puts it into
+  files (`write_cpu_ms`), over the time of a step. As a run writes at every step
+  by default, this is the share of the trainer's time that watching takes, even
+  where thread and step share a core; the state of the run, written once a
+  second, is part of it.
+- `paired`: the same from outside, with its 95 % interval. The run writes at
+  every fourth step alone. Of four steps, the first writes and the second runs
+  beside the thread; the third and fourth do neither. The median of the
+  differences of these halves holds what `cost` cannot see, caches and the
+  interpreter's lock, and the noise of the machine: the interval tells how much.
 
-- `cost`: how much longer the writing half works, over the time of one step;
-  median over the pairs, with its 95 % interval (of ranks, so that a few slow
-  steps do not matter). As a run writes at every step by default, this is the
-  share of the trainer's time that watching takes; with samples at each of them
-  it is more than a run's, which writes those every
-  `log.samples_every_steps`.
-- `record_ms`: of a writing step, in the trainer's own thread.
-- `write_ms`: the same in the thread beside it, waiting for a core included.
-
-Spans and the state of the run (once a second) are written in both halves:
-`record_ms` of a step that writes nothing, `idle_record_ms`, has their part.
+Times begin after compilation and leave waiting out. The panel and the searchers
+have processes of their own.
 """
 
 from collections.abc import Sequence
@@ -59,7 +56,8 @@ def run(
   config = trial_run.make_config(config, num_steps)
   with config.unlocked():
     config.log.every_steps = _EVERY
-    config.log.samples_every_steps = _EVERY
+    # The same share of the steps that write as in a run.
+    config.log.samples_every_steps *= _EVERY
   with trial_run.run(config) as workdir:
     return {"steps": num_steps, **summarize(metrics.read_spans(workdir))}
 
@@ -79,21 +77,43 @@ def summarize(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
   halves = [(busy[n] + busy[n + 1], busy[n + 2] + busy[n + 3]) for n in starts]
   step_s = statistics.median(idle for _, idle in halves) / 2
   costs = sorted((on - idle) / step_s for on, idle in halves)
-  length_ms = lambda s: 1e3 * (s["t1"] - s["t0"])
-  record_ms = lambda first: statistics.median(
-      length_ms(records[n + i]) for n in starts for i in first
+  record_ms = statistics.median(
+      1e3 * (records[n]["t1"] - records[n]["t0"]) for n in starts
   )
-  # A step's jobs stand in its four steps' time.
-  writes = [length_ms(s) for s in mine if s.get("lane") == "write"]
+  write_cpu_ms = 1e3 * _write_cpu_s(
+      [s for s in mine if s.get("lane") == "write"],
+      records[starts[0]]["t0"],
+      records[max(records)]["t0"],
+      step_s,
+  )
   return {
       "pairs": len(costs),
       "step_ms": 1e3 * step_s,
-      "cost": statistics.median(costs),
-      "cost_interval": _median_interval(costs),
-      "record_ms": record_ms((0,)),
-      "idle_record_ms": record_ms((2, 3)),
-      "write_ms": sum(writes) / (len(records) / _EVERY),
+      "record_ms": record_ms,
+      "write_cpu_ms": write_cpu_ms,
+      "cost": (record_ms + write_cpu_ms) / (1e3 * step_s),
+      "paired": statistics.median(costs),
+      "paired_interval": _median_interval(costs),
   }
+
+
+def _write_cpu_s(
+    writes: Sequence[dict[str, Any]], start: float, end: float, step_s: float
+) -> float:
+  """Returns the thread's processor time of a step that writes.
+
+  Args:
+    writes: spans of the thread.
+    start, end: of the time that counts.
+    step_s: the state of the run is written once a second, not once a step.
+  """
+  inside = [s for s in writes if start <= s["t0"] < end]
+  cpu_s = lambda *kinds: sum(s["cpu_s"] for s in inside if s["kind"] in kinds)
+  num_written = sum(s["kind"] == "metrics" for s in inside)
+  return (
+      cpu_s("metrics", "samples") / max(num_written, 1)
+      + cpu_s("state") / (end - start) * step_s
+  )
 
 
 def _busy_s(start: float, end: float, waits: Sequence[dict[str, Any]]) -> float:

@@ -30,10 +30,11 @@ def _spans(num_steps, *, writing_ms, waits_ms=0.0, slow=()):
       add("wait_fresh", waits_ms, step=step)
     slow_ms = 50.0 if step in slow else 0.0
     add("step", 100.0 + 0.01 * step + slow_ms, step=step)
+    beside = dict(role="trainer", lane="write", t0=now, t1=now + 0.004)
+    out.append(beside | {"kind": "state", "cpu_s": 0.0005})
     if writes:
       now += writing_ms / 1e3
-      beside = dict(role="trainer", kind="write", lane="write")
-      out.append(beside | {"t0": now, "t1": now + 0.004})
+      out.append(beside | {"kind": "metrics", "cpu_s": 0.001})
     add("record", 2.0 if writes else 0.5, step=step)
     out.append({"role": "searcher", "kind": "record", "t0": 0.0, "t1": 9.0})
   return out
@@ -72,19 +73,21 @@ class WatchTest(absltest.TestCase):
       self.assertEqual(found["pairs"], 23)
       # 3 ms, and 1.5 ms of the record; less .02 ms of drift twice.
       self.assertAlmostEqual(
-          found["cost"] * found["step_ms"], 4.5 - 0.04, places=3
+          found["paired"] * found["step_ms"], 4.5 - 0.04, places=3
       )
       self.assertAlmostEqual(found["step_ms"], 101.0, delta=0.5)
       self.assertAlmostEqual(found["record_ms"], 2.0, places=3)
-      self.assertAlmostEqual(found["idle_record_ms"], 0.5, places=3)
-      self.assertAlmostEqual(found["write_ms"], 4.0, delta=0.2)
-      low, high = found["cost_interval"]
-      self.assertLessEqual(low, found["cost"])
-      self.assertLessEqual(found["cost"], high)
+      # A millisecond of a step that writes, and of the state half of one for
+      # each step, waiting included.
+      self.assertAlmostEqual(found["write_cpu_ms"], 1.45, delta=0.1)
+      self.assertAlmostEqual(found["cost"], 3.45 / 101.0, delta=2e-3)
+      low, high = found["paired_interval"]
+      self.assertLessEqual(low, found["paired"])
+      self.assertLessEqual(found["paired"], high)
 
   def test_a_few_slow_steps_do_not_matter(self):
     cost = lambda slow: watch.summarize(_spans(101, writing_ms=0.0, slow=slow))[
-        "cost"
+        "paired"
     ]
     self.assertAlmostEqual(cost((40, 41, 60)), cost(()), places=3)
 
