@@ -104,7 +104,8 @@ def last_per_step(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     if isinstance(step, bool) or not isinstance(step, int):
       continue
     numbers = {k: v for k, v in record.items() if k not in _HEAD}
-    if step in by_step and all(k.startswith("eval/") for k in numbers):
+    adds = numbers and all(k.startswith("eval/") for k in numbers)
+    if adds and step in by_step:
       by_step[step].update(numbers)
       continue
     epoch = record.get("epoch", newest)
