@@ -79,6 +79,10 @@ class ClusterTest(parameterized.TestCase):
     # What was heard does not fill the coordinator's memory.
     self.assertEmpty(self.client.values)
 
+  def test_who_follows_tells_nothing(self):
+    self.make(2).tell("gather", {"field": "params"})
+    self.assertEqual(self.client.values, {})
+
   def test_alone_there_is_nobody_to_tell(self):
     alone = cluster_lib.Cluster()
     alone.tell("train")
