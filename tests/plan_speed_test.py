@@ -77,7 +77,7 @@ class PlanSpeedTest(parameterized.TestCase):
   def test_the_first_moment_may_be_smaller(self):
     name = "optimizer (Adam's two moments)"
     rows = lambda: dict(plan_memory.trainer_rows(self.config, self.shape, ""))
-    count = plan_memory.num_params(plan_memory.model_leaves(self.shape))
+    count = plan_memory.num_params(shard_report.model_leaves(self.shape))
     self.assertEqual(rows()[name], plan_memory.size(8 * count))
     self.config.optimizer.state_dtype = "bfloat16"
     self.assertEqual(rows()[name], plan_memory.size(6 * count))

@@ -11,10 +11,8 @@ manifest.
 
 from collections.abc import Callable, Mapping, Sequence
 import datetime
-import queue
 import secrets
 import socket
-import threading
 import time
 from typing import Any
 
@@ -171,27 +169,24 @@ class Transfer(base.Carrier):
   def _pull(
       self, offer: Mapping[str, Any], wanted: list[jax.ShapeDtypeStruct]
   ) -> list[jax.Array]:
-    """Pulls in a thread, as a pull that fails may never return."""
-    results: queue.SimpleQueue = queue.SimpleQueue()
+    """Returns the arrays, once all are here.
 
-    def work() -> None:
-      try:
-        connection = self._server.connect(offer["address"])
-        arrays = connection.pull(offer["uuid"], wanted)
-        results.put(jax.block_until_ready(arrays))
-      except Exception as error:  # Raised again in the caller's thread.
-        results.put(error)
-
-    threading.Thread(target=work, name="transfer-pull", daemon=True).start()
+    It asks whether they are: a pull that fails may never end, and a thread that
+    waits inside it could not be ended with its process.
+    """
+    deadline = time.monotonic() + self._deadline_s
     try:
-      found = results.get(timeout=self._deadline_s)
-    except queue.Empty:
-      found = TimeoutError(f"nothing within {self._deadline_s:.0f} s")
-    if isinstance(found, Exception):
+      connection = self._server.connect(offer["address"])
+      arrays = connection.pull(offer["uuid"], wanted)
+      while not all(array.is_ready() for array in arrays):
+        if time.monotonic() > deadline:
+          raise TimeoutError(f"nothing within {self._deadline_s:.0f} s")
+        time.sleep(_POLL_S)
+      return jax.block_until_ready(arrays)
+    except (RuntimeError, ValueError, TimeoutError) as error:
       raise wire.WireError(
-          "transfer", f"pull from {offer['address']}: {found}"
-      ) from found
-    return found
+          "transfer", f"pull from {offer['address']}: {error}"
+      ) from error
 
   def _put(
       self, transport: transports.Transport, key: str, message: dict[str, Any]

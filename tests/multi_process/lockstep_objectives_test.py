@@ -128,6 +128,7 @@ class LockstepObjectivesTest(parameterized.TestCase):
       )
     self.addCleanup(store.wait)
     self.addCleanup(store.terminate)
+    self.store = store
 
   def train(self, workdir: str, *, interrupted: bool) -> None:
     if interrupted:
@@ -139,6 +140,11 @@ class LockstepObjectivesTest(parameterized.TestCase):
         time.sleep(0.02)
       self.trainer.process.send_signal(signal.SIGTERM)
       self.assert_ended(processes.EXIT_INTERRUPTED)
+      # A run that goes on has a new store, as under the supervisor: the old one
+      # still tells searchers to leave.
+      self.store.terminate()
+      self.store.wait()
+      self.start_store(workdir)
     self.start_both(workdir)
     self.assert_ended(processes.EXIT_OK)
 
