@@ -56,15 +56,15 @@ def _problems(num_prompts: int, seed: int) -> Iterator[examples_lib.Row]:
 
 def _problem(rng: np.random.Generator) -> dict[str, str] | None:
   """Returns a row; None where a value is not of one digit."""
-  name, thing = rng.choice(_NAMES), rng.choice(_THINGS)
   steps = digits.chain(rng)
   if steps is None:
     return None
+  name, thing = digits.pick(rng, _NAMES), digits.pick(rng, _THINGS)
   lines, told = [], []
   for value, operation, number, result in steps:
     step = f"{value}{operation}{number}"
     lines.append(f"{step}=<<{step}={result}>>{result}")
-    told.append(str(rng.choice(_PHRASES[operation])).format(number))
+    told.append(digits.pick(rng, _PHRASES[operation]).format(number))
   first, value = steps[0][0], steps[-1][-1]
   if rng.random() < digits.TERSE_SHARE:
     lines = []
