@@ -44,7 +44,18 @@ class CutLinksTestCase(absltest.TestCase):
     roles.wait_for(lambda: roles.step() >= before + 10, "step after the second")
     # The trainer comes back from its checkpoint, to end some steps later.
     roles.interrupt("trainer-0")
+    searchers = [name for name in ROLES if name != "trainer-0"]
+    for name in searchers:
+      self.assertEqual(roles.wait(name, 60), 0, roles.text())
     roles.resume("trainer-0", **{"train.num_steps": roles.step() + 8})
+    # As whoever runs searchers does. One that comes too early hears the goodbye
+    # of the trainer before, and leaves again.
+    deadline = time.monotonic() + 150
+    while roles.is_running("trainer-0") and time.monotonic() < deadline:
+      for name in searchers:
+        if not roles.is_running(name):
+          roles.resume(name)
+      time.sleep(1.0)
 
   def assert_all_ended_well(self):
     roles = self.roles
