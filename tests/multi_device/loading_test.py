@@ -152,6 +152,8 @@ class LoadingTest(parameterized.TestCase):
       config.generate.input = str(source)
       config.generate.output = str(self.directory / f"{name}.jsonl")
       config.generate.batch_lines = 8
+      config.sampling.max_prompt_tokens = 6
+      config.sampling.max_completion_tokens = 12
       with contextlib.redirect_stderr(io.StringIO()) as stderr:
         self.assertEqual(score.run(config, None, []), 0, stderr.getvalue())
       text = pathlib.Path(config.generate.output).read_text()
