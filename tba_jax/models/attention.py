@@ -66,21 +66,28 @@ def attend_shared(
   """
   k_prompt, v_prompt, mask_prompt = prompt
   k_own, v_own, mask_own = own
+  # Heads before queries, for prompt and own keys alike: every product below is
+  # then a batch of plain ones, and each operand is moved in memory once.
+  q_BxGxKxQxMxDh = jnp.transpose(q, (0, 3, 1, 2, 4, 5))
+  k_own, v_own = (jnp.moveaxis(x, 3, 1) for x in (k_own, v_own))
+  k_prompt, v_prompt = (jnp.moveaxis(x, 2, 1) for x in (k_prompt, v_prompt))
   s_prompt = masked_scores(
-      "bkqgmd,bpgd->bgkmqp", q, k_prompt, mask_prompt[:, None, None, None]
+      "bgkqmd,bgpd->bgkqmp",
+      q_BxGxKxQxMxDh,
+      k_prompt,
+      mask_prompt[:, None, None, :, None],
   )
   s_own = masked_scores(
-      "bkqgmd,bksgd->bkgmqs", q, k_own, mask_own[:, :, None, None]
+      "bgkqmd,bgksd->bgkqms",
+      q_BxGxKxQxMxDh,
+      k_own,
+      mask_own[:, None, :, :, None],
   )
-  swap = lambda x: jnp.swapaxes(x, 1, 2)
-  largest = lambda x: jnp.max(x, axis=-1, initial=MASKED_SCORE)
+  largest = lambda x: jnp.max(x, axis=-1, keepdims=True, initial=MASKED_SCORE)
   # Softmax is unchanged by a shift, so no gradient passes through the maximum.
-  shift = jax.lax.stop_gradient(
-      jnp.maximum(largest(s_prompt), swap(largest(s_own)))
-  )[..., None]
-  e_prompt, e_own = jnp.exp(s_prompt - shift), jnp.exp(s_own - swap(shift))
-  total = e_prompt.sum(-1) + swap(e_own.sum(-1))
-  out = jnp.einsum("bgkmqp,bpgd->bkqgmd", e_prompt.astype(q.dtype), v_prompt)
-  out += jnp.einsum("bkgmqs,bksgd->bkqgmd", e_own.astype(q.dtype), v_own)
-  total_BxKxQxGxM = jnp.transpose(total, (0, 2, 4, 1, 3))
-  return out / total_BxKxQxGxM[..., None].astype(out.dtype)
+  shift = jax.lax.stop_gradient(jnp.maximum(largest(s_prompt), largest(s_own)))
+  e_prompt, e_own = jnp.exp(s_prompt - shift), jnp.exp(s_own - shift)
+  total = e_prompt.sum(-1, keepdims=True) + e_own.sum(-1, keepdims=True)
+  out = jnp.einsum("bgkqmp,bgpd->bgkqmd", e_prompt.astype(q.dtype), v_prompt)
+  out += jnp.einsum("bgkqms,bgksd->bgkqmd", e_own.astype(q.dtype), v_own)
+  return jnp.transpose(out / total.astype(out.dtype), (0, 2, 3, 1, 4, 5))
