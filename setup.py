@@ -43,6 +43,7 @@ EXTRAS = {
         "pyink>=24.10",
         "pytest>=8.3",
         "pytest-timeout>=2.3",
+        "pytest-xdist>=3.6",
         "pyyaml>=6",
         "ruff>=0.12",
         "selenium>=4.27",

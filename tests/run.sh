@@ -2,8 +2,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs the tests. Files that set XLA_FLAGS (multi_device) or start processes
-# (multi_process) run in a pytest process of their own.
+# Runs the tests. The fast group is shared out, file by file, over a pytest
+# process for each core, four at most. Files that set XLA_FLAGS (multi_device) or
+# start processes (multi_process) run in a pytest process of their own.
 set -euo pipefail
 
 usage() {
@@ -13,7 +14,7 @@ usage: tests/run.sh [--all] [PYTEST_ARG …]
   tests/run.sh                    the fast groups, some minutes
   tests/run.sh --all              also multi_process, browser, notebooks and the
                                   parity tests with torch
-  tests/run.sh tests/losses -k tb these tests only
+  tests/run.sh tests/losses -k tb these tests only, in one process
 
 PYTHON names the interpreter of a new .venv. TBA_JAX_TORCH_INDEX names a package
 index with CPU builds of torch, for --all.
@@ -82,7 +83,11 @@ run_each() {
 if ((paths)); then
   run_group 3600 chosen
 else
-  run_group 2400 fast tests --ignore=tests/multi_device \
+  workers="$(nproc 2>/dev/null || echo 2)"
+  # In the environment, where arguments as --pdb or -n 0 come after it.
+  addopts="-n $((workers < 4 ? workers : 4)) --dist loadfile"
+  PYTEST_ADDOPTS="$addopts ${PYTEST_ADDOPTS:-}" \
+    run_group 2400 fast tests --ignore=tests/multi_device \
     --ignore=tests/multi_process --ignore=tests/browser --ignore=tests/colabs
   run_each 600 tests/multi_device
   if ((all)); then

@@ -23,12 +23,13 @@ class GroupVarianceTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
   @parameterized.parameters(
-      (LOSSES[0], "paper", 6 / 2),
-      (LOSSES[0], "unit", 6 / 2 / (2 * 0.5 * 3)),
-      (LOSSES[1], "paper", 2 / 4),
-      (LOSSES[1], "unit", 2 / 4 / 0.5),
+      ("copg_loss", "paper", 6 / 2),
+      ("copg_loss", "unit", 6 / 2 / (2 * 0.5 * 3)),
+      ("gvpo_loss", "paper", 2 / 4),
+      ("gvpo_loss", "unit", 2 / 4 / 0.5),
   )
-  def test_known_numbers(self, loss_fn, scale, expected):
+  def test_known_numbers(self, name, scale, expected):
+    loss_fn = getattr(group_variance, name)
     run = self.variant(functools.partial(loss_fn, scale=scale))
     loss, _ = run(SEQ, REF_SEQ, REWARDS, beta=0.5)
     np.testing.assert_allclose(loss, expected, rtol=1e-6)

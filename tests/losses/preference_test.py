@@ -29,11 +29,12 @@ class PairTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
   @parameterized.parameters(
-      (preference.online_dpo_loss, np.log1p(np.exp(-1.0))),
-      (preference.ipo_loss, 1.0),
-      (preference.slic_loss, 0.0),
+      ("online_dpo_loss", np.log1p(np.exp(-1.0))),
+      ("ipo_loss", 1.0),
+      ("slic_loss", 0.0),
   )
-  def test_known_numbers(self, loss_fn, expected):
+  def test_known_numbers(self, name, expected):
+    loss_fn = getattr(preference, name)
     run = self.variant(functools.partial(loss_fn, beta=BETA))
     loss, aux = run(SEQ, REF_SEQ, REWARDS)
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
