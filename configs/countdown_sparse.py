@@ -42,6 +42,12 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.search.prompts_per_round = c.search.prompts_per_step = 16
   c.train.completions_per_prompt = 8
   c.evaluate.num_completions = 16
+  if arg.quick:
+    # Of three numbers, so that a minute of search finds enough to learn from.
+    c.task.numbers = 3
+    c.sft.num_steps = 300
+    c.sft.evaluate_every_steps = 300
+    c.train.num_steps = 150
   if arg.smoke:
     c.task.numbers = 3
     c.task.max_number = 9

@@ -31,12 +31,6 @@ from tba_jax.models import remat as remat_lib
 ModelConfig = model_config_lib.ModelConfig
 PyTree = types.PyTree
 
-# Stacks of at most this many layers are compiled layer by layer. A loop over
-# them copies each layer's params out of the stack and its gradients into it,
-# which takes an eighth of a training step on a CPU; but a deep stack would
-# compile for minutes.
-_MAX_UNROLLED = 8
-
 # Family name -> module class, a `models/stack.py:Stack`.
 FAMILIES = {
     "gpt2": gpt2.GPT2,
@@ -139,15 +133,9 @@ class _Forward:
       index, layer_params = layer
       return self.block(layer_params)(x, tables, attend, index)
 
-    N = self.config.num_layers
-    indices_N = jnp.arange(N, dtype=jnp.int32)
-    # Outside of a loop the compiler would find that what is to be computed
-    # again has been computed before, and keep it.
-    unroll = self.remat == "none" and N <= _MAX_UNROLLED
+    indices_N = jnp.arange(self.config.num_layers, dtype=jnp.int32)
     step = remat_lib.wrap(step, self.remat)
-    return jax.lax.scan(
-        step, x, (indices_N, params["blocks"]), unroll=N if unroll else 1
-    )
+    return jax.lax.scan(step, x, (indices_N, params["blocks"]))
 
   def run_self(
       self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
