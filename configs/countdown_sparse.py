@@ -47,7 +47,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     c.task.numbers = 3
     c.sft.num_steps = 300
     c.sft.evaluate_every_steps = 300
-    c.train.num_steps = 150
+    c.train.num_steps = 300
   if arg.smoke:
     c.task.numbers = 3
     c.task.max_number = 9
