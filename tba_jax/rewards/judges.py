@@ -6,7 +6,7 @@ A completion whose reward cannot be had gets the fallback in its place, is
 counted by its cause, and costs nothing else. The causes:
 
     error     the reward raised
-    nan       it is not a finite number
+    nan       it is not a finite number, or none that float32 holds
     deadline  no answer in time; the worker was killed
     crash     the worker ended by itself
     start     no worker could be started
@@ -18,12 +18,15 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 import copy
 import dataclasses
-import math
 import threading
 from typing import Any
 
+import numpy as np
+
 from tba_jax.tasks import base
 
+# What float32 holds, in which rewards are kept and learned from.
+_MAX_REWARD = float(np.finfo(np.float32).max)
 # Characters of a reason; what a page or table can show.
 MAX_REASON = 500
 
@@ -137,10 +140,10 @@ class Judge(abc.ABC):
     try:
       reward = float(judgement.reward)
       parts = {name: float(v) for name, v in judgement.parts.items()}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
       return self._failed(request, "nan", str(error))
     for name, value in {"reward": reward, **parts}.items():
-      if not math.isfinite(value):
+      if not abs(value) <= _MAX_REWARD:
         return self._failed(request, "nan", f"{name} is {value}")
     return dataclasses.replace(judgement, reward=reward, parts=parts)
 
@@ -175,7 +178,8 @@ class InProcess(Judge):
       return self._task.explain(
           request.split, request.index, request.completion
       )
-    except Exception as error:  # Code of the user's, on text of a policy's.
+    # Code of the user's, on text of a policy's.
+    except (Exception, SystemExit) as error:
       return no_reason(repr(error))
 
   def _judge_one(self, request: Request) -> base.Judgement:
@@ -185,6 +189,7 @@ class InProcess(Judge):
       )
     except base.RewardError as error:
       return self._failed(request, error.cause, str(error))
-    except Exception as error:  # Code of the user's, on text of a policy's.
+    # Code of the user's, on text of a policy's.
+    except (Exception, SystemExit) as error:
       return self._failed(request, "error", repr(error))
     return self._checked(request, judgement)

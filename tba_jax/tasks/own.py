@@ -110,6 +110,7 @@ class Own(rows_task.RowsTask):
     if validation:
       sources[base.VALIDATION] = validation
     report = examples_lib.Report()
+    self._seen: set[str] = set()
     splits = rows_task.read_splits(
         {
             split: rows_lib.read(_KEYS[split], source)
@@ -118,12 +119,14 @@ class Own(rows_task.RowsTask):
         self._make,
         report,
     )
+    self._check_fields()
     if not validation:
       rows_task.cut_validation(splits, validation_prompts, split_seed)
     super().__init__(splits, report)
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:
     """Returns prompt and answer of a row, or what is wrong with it."""
+    self._seen.update(fields)
     prompt = _filled(self._prompt, fields)
     if prompt is None or not prompt.strip():
       return "no_prompt"
@@ -139,6 +142,23 @@ class Own(rows_task.RowsTask):
     ):
       return "no_answer"
     return prompt, answer
+
+  def _check_fields(self) -> None:
+    """Raises ValueError for a name in the settings that no row has."""
+    named = [("prompt", self._prompt, _FIELD.findall(self._prompt))]
+    if self._answer_kind != "none":
+      named += [
+          ("answer", self._answer, [self._answer]),
+          ("completion", self._completion, _FIELD.findall(self._completion)),
+      ]
+    for setting, value, names in named:
+      missing = [name for name in names if name not in self._seen]
+      if missing and self._seen:
+        raise ValueError(
+            f"config.task.{setting}={value!r}: no row has the field"
+            f" {missing[0]!r}; allowed are those of the rows,"
+            f" {sorted(self._seen)}"
+        )
 
   def completion_of(self, example: examples_lib.Example) -> str:
     return _filled(self._completion, example.fields) or ""

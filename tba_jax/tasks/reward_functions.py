@@ -16,9 +16,11 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import math
 import pathlib
 import shlex
 import subprocess
+import sys
 from typing import Any
 
 from tba_jax import processes
@@ -114,6 +116,8 @@ def parse(key: str, text: str) -> list[Part]:
       value = float(weight) if star else 1.0
     except ValueError as error:
       raise ValueError(f"{key}={item!r}: {weight!r} is no weight") from error
+    if not math.isfinite(value):
+      raise ValueError(f"{key}={item!r}: allowed a finite weight")
     function = BUILT_IN.get(what) or _imported(key, what, tuple(BUILT_IN))
     parts.append(Part(what.rpartition(":")[2], function, value))
   names = [part.name for part in parts]
@@ -132,13 +136,17 @@ def _imported(key: str, what: str, others: Sequence[str] = ()) -> Any:
   try:
     if where.endswith(".py"):
       path = pathlib.Path(where).expanduser()
-      spec = importlib.util.spec_from_file_location(path.stem, path)
-      module = importlib.util.module_from_spec(spec)
+      # Dataclasses and pickle look their module up; the file's own name may be
+      # that of another module.
+      own_name = f"rewards of {path}"
+      spec = importlib.util.spec_from_file_location(own_name, path)
+      module = sys.modules[own_name] = importlib.util.module_from_spec(spec)
       spec.loader.exec_module(module)
     else:
       module = importlib.import_module(where)
     function = getattr(module, name)
-  except Exception as error:  # Code of the user's: anything may be wrong.
+  # Code of the user's: anything may be wrong.
+  except (Exception, SystemExit) as error:
     raise ValueError(f"{key}={what!r}: {error!r}") from error
   if not callable(function):
     raise ValueError(f"{key}={what!r}: is no function")

@@ -20,6 +20,8 @@ class _Task(fakes.FakeTask):
       raise KeyError("a bug")
     if completion == "named":
       raise base.RewardError("refused", "")
+    if completion == "huge":
+      return base.Judgement(10**400, None)
     value = float(completion)
     return base.Judgement(value, None, {"half": value / 2})
 
@@ -39,7 +41,12 @@ class JudgesTest(parameterized.TestCase):
     return self.judge.judge([judges.Request("train", 0, t) for t in texts])
 
   @parameterized.parameters(
-      ("raise", "error"), ("named", "refused"), ("nan", "nan"), ("-inf", "nan")
+      ("raise", "error"),
+      ("named", "refused"),
+      ("nan", "nan"),
+      ("-inf", "nan"),
+      ("4e38", "nan"),
+      ("huge", "nan"),
   )
   def test_trouble_costs_one_completion(self, text, cause):
     found = self.ask("2", text, "3")

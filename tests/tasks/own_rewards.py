@@ -21,3 +21,7 @@ def why(prompt, completion, row):
 
 def broken(prompt, completion, row):
   raise RuntimeError("a bug of the user's")
+
+
+def leaves(prompt, completion, row):
+  raise SystemExit(3)

@@ -129,6 +129,20 @@ class OwnTest(parameterized.TestCase):
     )
     self.assertEqual(task.num_prompts("train"), 3)
 
+  def test_a_file_of_rewards_may_hold_dataclasses(self):
+    path = self.folder / "json.py"
+    path.write_text(
+        "from __future__ import annotations\n"
+        "import dataclasses, json\n"
+        "@dataclasses.dataclass\n"
+        "class Found:\n"
+        "  size: int\n"
+        "def size(prompt, completion, row):\n"
+        "  return Found(len(json.loads(completion))).size\n"
+    )
+    task = self.make(rewards=f"{path}:size")
+    self.assertEqual(task.judge("train", 0, "[1, 2]").reward, 2.0)
+
   def test_validation_of_a_source_or_cut(self):
     rows = [{"prompt": f"v{i}", "answer": "1"} for i in range(3)]
     task = self.make(validation=self.save("dev", *rows))
@@ -173,6 +187,7 @@ class OwnTest(parameterized.TestCase):
       ({"rewards": ""}, "config.task.rewards=''"),
       ({"rewards": "nice"}, "config.task.rewards='nice'.*FILE.py:FUNCTION"),
       ({"rewards": "exact*much"}, "'much' is no weight"),
+      ({"rewards": "exact*nan"}, "finite weight"),
       ({"rewards": "exact,exact*2"}, "different names"),
       ({"rewards": "nowhere.py:f"}, "nowhere.py"),
       ({"rewards": "tests.tasks.own_rewards:nope"}, "nope"),
@@ -182,14 +197,18 @@ class OwnTest(parameterized.TestCase):
       ({"reason": "tests.tasks.own_rewards:nope"}, "config.task.reason=.*nope"),
       ({"train": "nowhere.jsonl"}, "config.task.train='nowhere.jsonl'"),
       ({"test": ""}, "config.task.test"),
+      ({"prompt": "{promt}"}, "prompt='{promt}': no row.*'prompt'"),
+      ({"answer": "reply"}, "config.task.answer='reply': no row has"),
+      ({"completion": " {reply}"}, "config.task.completion=.*'reply'"),
       ({"answer_kind": "x"}, "config.task.answer_kind='x'"),
   )
   def test_wrong_settings(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
       self.make(**changes)
 
-  def test_a_bug_costs_one_completion(self):
-    task = self.make(rewards="tests.tasks.own_rewards:broken")
+  @parameterized.parameters("broken", "leaves")
+  def test_a_bug_costs_one_completion(self, name):
+    task = self.make(rewards=f"tests.tasks.own_rewards:{name}")
     judge = judges.InProcess(task, fallback=0.25)
     (found,) = judge.judge([judges.Request("train", 0, "x")])
     self.assertEqual((found.reward, found.failure), (0.25, "error"))
