@@ -11,7 +11,6 @@ run to calibrate by, how fast that run went.
 
 from collections.abc import Sequence
 import dataclasses
-import json
 import math
 import pathlib
 import sys
@@ -31,6 +30,7 @@ from tba_jax import shard_report
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax.models import config as model_config_lib
 from tba_jax.models import hf_config
+from tba_jax.models import hf_files
 from tba_jax.tasks import build as tasks_build
 
 ModelConfig = model_config_lib.ModelConfig
@@ -43,15 +43,16 @@ def model_of(config: ml_collections.ConfigDict) -> ModelConfig:
   Raises:
     ValueError: a setting, file or folder that can't be used.
   """
+  key = "sft.init" if config.init == "sft" else "init"
   start = config.sft.init if config.init == "sft" else config.init
   if start != "scratch":
     path = pathlib.Path(start).expanduser() / "config.json"
     try:
       shape = hf_config.from_hf(
-          json.loads(path.read_text()), dtype=config.model.param_dtype
+          hf_files.read_json(path), dtype=config.model.param_dtype
       )
-    except OSError as error:
-      raise ValueError(f"config.init={config.init!r}: {error}") from error
+    except ValueError as error:
+      raise ValueError(f"config.{key}={start!r}: {error}") from error
     # No device is asked here: "auto" counts as the larger one.
     return dataclasses.replace(
         shape,

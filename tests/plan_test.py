@@ -143,6 +143,13 @@ class PlanTest(parameterized.TestCase):
         json.dump({**hf_config.to_hf(shape), "vocab_size": 999}, f)
       self.config.init = folder
       self.assertEqual(plan.model_of(self.config).vocab_size, 999)
+      # A folder that fine-tuning starts from, damaged: named, with its key.
+      with open(os.path.join(folder, "config.json"), "w") as f:
+        f.write("{")
+      self.config.init, self.config.sft.init = "sft", folder
+      with self.assertRaisesRegex(ValueError, f"config.sft.init='{folder}'"):
+        plan.model_of(self.config)
+      self.config.init = folder
     with self.assertRaisesRegex(ValueError, "config.init="):
       plan.model_of(self.config)
 
