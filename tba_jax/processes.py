@@ -131,6 +131,20 @@ def die_with_supervisor() -> None:
     die_with_parent()
 
 
+def index_of(operands: Sequence[str]) -> int:
+  """Returns the number that a process was started with, 0 where it has none.
+
+  Raises:
+    ValueError: the operands are not one number.
+  """
+  if len(operands) > 1 or not all(text.isdecimal() for text in operands):
+    raise ValueError(
+        f"operands {' '.join(operands)}: allowed one whole number, that of this"
+        " process on its host"
+    )
+  return int(operands[0]) if operands else 0
+
+
 def stop_on_signals() -> threading.Event:
   """Returns an event that SIGTERM or SIGINT sets, again at each signal."""
   stop = threading.Event()

@@ -85,11 +85,15 @@ def run_searcher(
     0 where the trainer asked it to leave; 75 where a signal did.
   """
   stop = processes.start_role()
-  index = int(operands[0]) if operands else 0
   run = run_directory.open_run(workdir, config)
   events = metrics.EventLog(run.workdir / "events.jsonl")
-  on_event = functools.partial(events.write, role="searcher", index=index)
-  policy = policy_lib.make(config, run.workdir)
+  try:
+    index = processes.index_of(operands)
+    on_event = functools.partial(events.write, role="searcher", index=index)
+    policy = policy_lib.make(config, run.workdir)
+    judge = reward_judge.of_searcher(config, run.workdir, policy, on_event)
+  except ValueError as error:
+    raise run_directory.NoRunError(str(error)) from error
   params_like = jax.eval_shape(policy.model.init, jax.random.PRNGKey(0))
   clock = metrics.BusyClock()
   path = run.workdir / "spans" / f"searcher-{index}.jsonl"
@@ -107,7 +111,6 @@ def run_searcher(
       lease_s=config.search.lease_s,
       on_event=on_event,
   )
-  judge = reward_judge.of_searcher(config, run.workdir, policy, on_event)
   searcher_lib.Searcher(
       task=policy.task,
       judge=judge,

@@ -68,7 +68,7 @@ class Run:
 
 
 class NoRunError(ValueError):
-  """A directory, secret or store with which a role cannot begin."""
+  """A directory, secret, store or setting with which a role cannot begin."""
 
 
 def create(

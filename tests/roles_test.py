@@ -1,0 +1,34 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A searcher that cannot begin says why, and is not started again for it."""
+
+from unittest import mock
+
+from absl.testing import absltest
+
+from tba_jax import config_args
+from tba_jax import processes
+from tba_jax import roles
+from tba_jax import run_directory
+
+
+class SearcherTest(absltest.TestCase):
+
+  def refused(self, pattern, *operands):
+    config = config_args.load_config("configs/countdown.py:smoke")
+    workdir = self.create_tempdir().full_path
+    run_directory.create(workdir, config)
+    with mock.patch.object(processes, "start_role", autospec=True):
+      with self.assertRaisesRegex(run_directory.NoRunError, pattern):
+        roles.run_searcher(config, workdir, operands)
+
+  def test_an_operand_that_is_no_number(self):
+    for operands in (("first",), ("-1",), ("0", "1")):
+      self.refused("allowed one whole number", *operands)
+
+  def test_no_model_to_start_from(self):
+    self.refused("sft/model", "0")
+
+
+if __name__ == "__main__":
+  absltest.main()
