@@ -9,6 +9,7 @@ started again, ends with the same bits as one that was not interrupted.
 from collections.abc import Callable
 import dataclasses
 import pathlib
+import sys
 import threading
 import time
 from typing import Any, TYPE_CHECKING
@@ -21,6 +22,7 @@ import numpy as np
 
 from tba_jax import checkpoint as checkpoint_lib
 from tba_jax import metrics as metrics_lib
+from tba_jax import processes
 from tba_jax import sharding
 from tba_jax import types
 
@@ -36,6 +38,43 @@ _OPTIMIZER_KEYS = (
     "learning_rate", "schedule", "warmup_steps", "weight_decay", "b1", "b2",
     "grad_clip_norm",
 )  # fmt: skip
+
+
+def run_program(
+    name: str,
+    work: Callable[..., dict[str, Any]],
+    on_end: Callable[[dict[str, Any]], None] = lambda result: None,
+) -> int:
+  """Runs such a program; returns its exit status.
+
+  Args:
+    name: of the program, before each line of progress.
+    work: called with `stop`, an event that a signal sets, and `on_progress`;
+      its result has `interrupted`, `step` and `model`.
+    on_end: called with the result of work that came to its end.
+  """
+  processes.die_with_supervisor()
+  processes.enable_compilation_cache()
+  stop = processes.stop_on_signals()
+
+  def show(step: int, num_steps: int, metrics: dict[str, float]) -> None:
+    values = "  ".join(f"{key} {v:.4g}" for key, v in metrics.items())
+    print(f"{name} {step}/{num_steps}  {values}", flush=True)
+
+  try:
+    result = work(stop=stop, on_progress=show)
+  except (ValueError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return processes.EXIT_CONFIG
+  except FloatingPointError as error:
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return processes.EXIT_FATAL
+  if result["interrupted"]:
+    print(f"saved at step {result['step']}; the same command continues")
+    return processes.EXIT_INTERRUPTED
+  on_end(result)
+  print(f"model: {result['model']}")
+  return processes.EXIT_OK
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,8 +16,8 @@ on), `pairs/` (relabelled), `checkpoints/`, `metrics.jsonl`, and at the end
 """
 
 from collections.abc import Callable, Sequence
+import functools
 import pathlib
-import sys
 import threading
 import time
 from typing import Any
@@ -33,7 +33,6 @@ from tba_jax import offline_training
 from tba_jax import pair_objective
 from tba_jax import policy as policy_lib
 from tba_jax import preference_pairs
-from tba_jax import processes
 from tba_jax import reward_scorer
 from tba_jax import sft_settings
 from tba_jax import sharding
@@ -57,28 +56,13 @@ def run_reward_model(
 ) -> int:
   """Runs the program; returns its exit status."""
   del operands
-  processes.die_with_parent()
-  processes.enable_compilation_cache()
-  stop = processes.stop_on_signals()
-
-  def show(step: int, num_steps: int, metrics: dict[str, float]) -> None:
-    values = "  ".join(f"{name} {v:.4g}" for name, v in metrics.items())
-    print(f"{NAME} {step}/{num_steps}  {values}", flush=True)
-
-  try:
-    result = run(config, workdir, stop=stop, on_progress=show)
-  except (ValueError, OSError) as error:
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    return processes.EXIT_CONFIG
-  except FloatingPointError as error:
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    return processes.EXIT_FATAL
-  if result["interrupted"]:
-    print(f"saved at step {result['step']}; the same command continues")
-    return processes.EXIT_INTERRUPTED
-  rich.console.Console().print(make_table(result["evaluation"]))
-  print(f"model: {result['model']}")
-  return processes.EXIT_OK
+  return offline_training.run_program(
+      NAME,
+      functools.partial(run, config, workdir),
+      lambda result: rich.console.Console().print(
+          make_table(result["evaluation"])
+      ),
+  )
 
 
 def run(

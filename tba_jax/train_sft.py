@@ -11,8 +11,8 @@ Files, all below WORKDIR/sft: `settings.json` (what the model depends on),
 """
 
 from collections.abc import Callable, Sequence
+import functools
 import pathlib
-import sys
 import threading
 import time
 from typing import Any
@@ -23,7 +23,6 @@ from tba_jax import evaluator as evaluator_lib
 from tba_jax import objective
 from tba_jax import offline_training
 from tba_jax import policy as policy_lib
-from tba_jax import processes
 from tba_jax import sft_examples
 from tba_jax import sft_settings
 from tba_jax import sharding
@@ -39,27 +38,9 @@ def run_sft(
 ) -> int:
   """Runs the program; returns its exit status."""
   del operands
-  processes.die_with_supervisor()
-  processes.enable_compilation_cache()
-  stop = processes.stop_on_signals()
-
-  def show(step: int, num_steps: int, metrics: dict[str, float]) -> None:
-    values = "  ".join(f"{name} {v:.4g}" for name, v in metrics.items())
-    print(f"sft {step}/{num_steps}  {values}", flush=True)
-
-  try:
-    result = run(config, workdir, stop=stop, on_progress=show)
-  except ValueError as error:
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    return processes.EXIT_CONFIG
-  except FloatingPointError as error:
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    return processes.EXIT_FATAL
-  if result["interrupted"]:
-    print(f"saved at step {result['step']}; the same command continues")
-    return processes.EXIT_INTERRUPTED
-  print(f"model: {result['model']}")
-  return processes.EXIT_OK
+  return offline_training.run_program(
+      "sft", functools.partial(run, config, workdir)
+  )
 
 
 def run(
