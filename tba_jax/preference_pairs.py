@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tba_jax import jsonl
+from tba_jax import offline_batches
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax import types
 from tba_jax.tasks import base
@@ -244,39 +245,21 @@ class Examples:
           [self._seed, _STREAM, int(epoch)]
       ).permutation(count)
       chosen += order[places[places // count == epoch] % count].tolist()
-    found = self.batch([self._pairs[i] for i in chosen], size * B)
-    return types.Batch(
-        **{
-            name: np.reshape(leaf, (size, B, *np.shape(leaf)[1:]))
-            for name, leaf in vars(found).items()
-            if name != "prepared"
-        }
-    )
+    return self._pad([self._pairs[i] for i in chosen], (size, B))
 
   def batch(self, pairs: Sequence[Pair], size: int) -> types.Batch:
     """Returns pairs as a batch with room for `size`, on the host."""
-    max_prompt, max_completion = self._lengths
-    prompts = np.zeros((size, max_prompt), np.int32)
-    prompt_mask = np.zeros(prompts.shape, np.float32)
-    completions = np.zeros((size, 2, max_completion), np.int32)
-    completion_mask = np.zeros(completions.shape, np.float32)
-    for b, pair in enumerate(pairs):
-      prompt, *texts = encode(pair, self._tokenizer)
-      prompts[b, max_prompt - len(prompt) :] = prompt
-      prompt_mask[b, max_prompt - len(prompt) :] = 1
-      for k, ids in enumerate(texts):
-        completions[b, k, : len(ids)] = ids
-        completion_mask[b, k, : len(ids)] = 1
-    unread = np.zeros_like(completion_mask)
-    return types.Batch(
-        prompt_tokens=prompts,
-        prompt_mask=prompt_mask,
-        completion_tokens=completions,
-        completion_mask=completion_mask,
-        behavior_logprobs=unread,
-        ref_logprobs=unread,
-        rewards=unread[..., 0],
-        staleness_steps=unread[..., 0],
+    return self._pad(pairs, (size,))
+
+  def _pad(self, pairs: Sequence[Pair], shape: tuple[int, ...]) -> types.Batch:
+    max_prompt_tokens, max_completion_tokens = self._lengths
+    encoded = (encode(pair, self._tokenizer) for pair in pairs)
+    return offline_batches.pad(
+        [(prompt, texts) for prompt, *texts in encoded],
+        shape,
+        num_completions=2,
+        max_prompt_tokens=max_prompt_tokens,
+        max_completion_tokens=max_completion_tokens,
     )
 
 

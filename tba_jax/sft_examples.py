@@ -4,6 +4,7 @@
 
 import numpy as np
 
+from tba_jax import offline_batches
 from tba_jax import tokenizer as tokenizer_lib
 from tba_jax import types
 from tba_jax.tasks import base
@@ -57,30 +58,19 @@ class Examples:
     Raises:
       ValueError: a prompt or completion is longer than `config.sampling` says.
     """
-    shape = (size, self._batch_size)
-    prompts = np.zeros((*shape, self._max_prompt_tokens), np.int32)
-    prompt_mask = np.zeros(prompts.shape, np.float32)
-    completions = np.zeros((*shape, 1, self._max_completion_tokens), np.int32)
-    completion_mask = np.zeros(completions.shape, np.float32)
+    rows = []
     num_prompts = self._task.num_prompts(base.TRAIN)
-    for i, step in enumerate(range(first, last)):
+    for step in range(first, last):
       rng = np.random.default_rng([self._seed, _STREAM, step])
-      for b, index in enumerate(rng.integers(num_prompts, size=shape[1])):
+      for index in rng.integers(num_prompts, size=self._batch_size):
         prompt, completion = self._tokens(int(index), rng)
-        prompts[i, b, -len(prompt) :] = prompt
-        prompt_mask[i, b, -len(prompt) :] = 1
-        completions[i, b, 0, : len(completion)] = completion
-        completion_mask[i, b, 0, : len(completion)] = 1
-    unread = np.zeros_like(completion_mask)
-    return types.Batch(
-        prompt_tokens=prompts,
-        prompt_mask=prompt_mask,
-        completion_tokens=completions,
-        completion_mask=completion_mask,
-        behavior_logprobs=unread,
-        ref_logprobs=unread,
-        rewards=unread[..., 0],
-        staleness_steps=unread[..., 0],
+        rows.append((prompt, [completion]))
+    return offline_batches.pad(
+        rows,
+        (size, self._batch_size),
+        num_completions=1,
+        max_prompt_tokens=self._max_prompt_tokens,
+        max_completion_tokens=self._max_completion_tokens,
     )
 
   def _tokens(

@@ -22,8 +22,9 @@ _RINGS = {
         rounds schedules sharding sweep_types tasks/base tokenizer types
     """,
     1: """
-        calibration eval_summary forward line_program losses/* models/* prompts
-        replay/* rewards/judges roofline sampling/* tasks/* transport/*
+        calibration eval_summary forward line_program losses/* models/*
+        offline_batches prompts replay/* rewards/judges roofline sampling/*
+        tasks/* transport/*
     """,
     2: """
         batch_metrics best_model carriers/* checkpoint cluster cluster_join
