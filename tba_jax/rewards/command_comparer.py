@@ -98,11 +98,14 @@ class CommandComparer(comparers.Comparer):
       self.close()
     if self._process is None:
       self._start()
+    if _ready(self._process.stdout, select.POLLIN, 0) & select.POLLIN:
+      # It would be taken for the verdict of this contest.
+      raise _Failure("verdict", "wrote more than it was asked")
     self._write(line, deadline)
     answer = self._read_line(deadline)
     try:
       winner = json.loads(answer)["winner"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
       raise _Failure("verdict", f"wrote {answer[:80]!r}") from error
     if winner not in ("first", "second", "tie"):
       raise _Failure("verdict", f"named {winner!r} as the winner")
@@ -147,9 +150,7 @@ class CommandComparer(comparers.Comparer):
 
   def _wait(self, pipe: object, what: int, deadline: float) -> None:
     left_s = deadline - time.monotonic()
-    poll = select.poll()
-    poll.register(pipe, what)
-    if left_s <= 0 or not poll.poll(left_s * 1000):
+    if left_s <= 0 or not _ready(pipe, what, left_s):
       raise _Failure("deadline", f"no verdict in {self._deadline_s:g} s")
 
   def _failed(self, cause: str, message: str) -> comparers.Verdict:
@@ -172,3 +173,10 @@ class CommandComparer(comparers.Comparer):
       pass  # In the kernel; it ends when that lets it go.
     for pipe in (process.stdin, process.stdout):
       pipe.close()
+
+
+def _ready(pipe: object, what: int, wait_s: float) -> int:
+  """Returns what a pipe is ready for, as `poll` names it; 0 after the wait."""
+  poll = select.poll()
+  poll.register(pipe, what)
+  return sum(events for _, events in poll.poll(wait_s * 1000))

@@ -4,6 +4,7 @@
 
 import os
 import pathlib
+import select
 import sys
 import time
 
@@ -25,6 +26,9 @@ for line in sys.stdin:
     time.sleep(600)
   if what == "crash":
     os._exit(3)
+  if what == "deep":
+    print("[" * 100000, flush=True)
+    continue
   if what == "talk":
     print("I like it", flush=True)
     continue
@@ -35,6 +39,9 @@ for line in sys.stdin:
   if what == "first":
     winner = "first"
   print(json.dumps({"winner": winner}), flush=True)
+  if what == "twice":
+    time.sleep(0.2)
+    print(json.dumps({"winner": winner}), flush=True)
 """
 
 
@@ -80,7 +87,10 @@ class CommandComparerTest(parameterized.TestCase):
     self.assertEqual(wins, [v.win for v in comparer.compare(blind)])
 
   @parameterized.parameters(
-      ("crash", "exit"), ("talk", "verdict"), ("name", "verdict")
+      ("crash", "exit"),
+      ("talk", "verdict"),
+      ("deep", "verdict"),
+      ("name", "verdict"),
   )
   def test_what_is_no_verdict_costs_that_contest_alone(self, prompt, cause):
     found = self.make().compare(
@@ -95,6 +105,16 @@ class CommandComparerTest(parameterized.TestCase):
     ((kind, message),) = self.events
     self.assertEqual(kind, "judge_failed")
     self.assertIn(f"{cause}, 1 so far", message)
+
+  def test_a_second_line_is_not_the_next_verdict(self):
+    comparer = self.make()
+    self.assertEqual(
+        comparer.compare([_contest("xx", "y", prompt="twice")])[0].win, 1.0
+    )
+    select.select([comparer._process.stdout], [], [], 30.0)
+    found = comparer.compare([_contest("x", "yy"), _contest("x", "yy")])
+    self.assertEqual([v.failure for v in found], ["verdict", ""])
+    self.assertEqual(found[1].win, 0.0)
 
   def test_a_judge_that_hangs_is_killed(self):
     comparer = self.make(deadline_s=3.0)
