@@ -13,7 +13,7 @@ from typing import Any
 
 # Reasons, in the order in which a row is looked at.
 REASONS = {
-    "malformed": "is no JSON object",
+    "malformed": "is no JSON object, or has half a character",
     "no_prompt": "has no prompt",
     "no_answer": "has no answer",
     "no_number": "has an answer without a number",

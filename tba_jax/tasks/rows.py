@@ -59,6 +59,9 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
   """Returns the JSON object of a line, None where it is not one."""
   try:
     row = json.loads(line)
+    # An escape may be half a character, which no tokenizer takes.
+    if b"\\u" in line:
+      json.dumps(row, ensure_ascii=False).encode()
   except (ValueError, RecursionError):
     return None
   return row if isinstance(row, dict) else None
@@ -94,17 +97,27 @@ def _arrow(
   import pyarrow  # pylint: disable=g-import-not-at-top
   from pyarrow import parquet  # pylint: disable=g-import-not-at-top
 
-  files = _arrow_files(key, source, path, split)
-  for file in files:
-    if file.suffix == ".parquet":
-      batches = parquet.ParquetFile(file).iter_batches()
-    else:
-      batches = pyarrow.ipc.open_stream(str(file))
-    number = 0
-    for batch in batches:
-      for fields in batch.to_pylist():
-        number += 1
-        yield examples_lib.Row(f"{file.relative_to(path)}:{number}", fields)
+  file = path
+  try:
+    for file in _arrow_files(key, source, path, split):
+      if file.suffix == ".parquet":
+        batches = parquet.ParquetFile(file).iter_batches()
+      else:
+        batches = pyarrow.ipc.open_stream(str(file))
+      number = 0
+      for batch in batches:
+        for fields in batch.to_pylist():
+          number += 1
+          yield examples_lib.Row(f"{file.relative_to(path)}:{number}", fields)
+  except (
+      OSError,
+      KeyError,
+      json.JSONDecodeError,
+      pyarrow.ArrowException,
+  ) as error:
+    raise ValueError(
+        f"{key}={source!r}: {file} cannot be read: {error!r}"
+    ) from error
 
 
 def _arrow_files(

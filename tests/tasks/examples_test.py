@@ -41,7 +41,8 @@ class CheckTest(absltest.TestCase):
         report.lines(),
         [
             "train: 2 prompts of 6 rows",
-            "train: 1 row left out, each is no JSON object: f:2",
+            "train: 1 row left out, each is no JSON object, or has half a"
+            " character: f:2",
             "train: 1 row left out, each has no prompt: f:3",
             "train: 1 row left out, each has no answer: f:4",
             "train: 1 row left out, each repeats the prompt of another row:"

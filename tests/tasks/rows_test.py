@@ -51,6 +51,25 @@ class RowsTest(absltest.TestCase):
         ],
     )
 
+  def test_half_a_character_is_no_text(self):
+    (self.folder / "a.jsonl").write_bytes(
+        b'{"prompt": "\\ud83d"}\n{"prompt": "\\ud83d\\ude00"}\n'
+    )
+    self.assertEqual(
+        self.read("a.jsonl"),
+        [("a.jsonl:1", None), ("a.jsonl:2", {"prompt": "\U0001f600"})],
+    )
+
+  def test_a_damaged_data_set_is_named(self):
+    folder = self.folder / "one"
+    self.save(folder, _table("a"))
+    (folder / "data-00000.arrow").write_bytes(b"")
+    with self.assertRaisesRegex(ValueError, "train=.*data-00000.arrow cannot"):
+      self.read("one")
+    (folder / "state.json").write_text("{}")
+    with self.assertRaisesRegex(ValueError, "one cannot.*_data_files"):
+      self.read("one")
+
   def test_a_saved_data_set(self):
     self.save(self.folder / "one", _table("a", "b"), _table("c"))
     self.assertEqual(
