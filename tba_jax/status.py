@@ -89,7 +89,9 @@ def run(
   status, note = read_store(run_info, config.store.probe_timeout_s)
   if status is None:
     status = jsonl.read_json(pathlib.Path(workdir) / "status.json")
-    note = f"from status.json: {note}"
+    # Before training there is no such file, nor a store.
+    where = "the run's files" if status is None else "status.json"
+    note = f"from {where}: {note}"
   state = run_state.Follower(workdir).read(with_status=False)
   if not isinstance(status, dict):
     if not state.sft and not state.event:

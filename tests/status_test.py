@@ -86,6 +86,14 @@ class StatusTest(absltest.TestCase):
     self.assertIn("from status.json: its store is not running", out)
     self.assertRegex(out, r"written 3:2\d min ago")
 
+  def test_while_it_fine_tunes_there_is_no_state_to_name(self):
+    os.makedirs(os.path.join(self.workdir, "sft"))
+    with open(os.path.join(self.workdir, "sft", "metrics.jsonl"), "w") as f:
+      f.write('{"step": 10, "train/loss": 2.5}\n')
+    code, out, _ = self._status()
+    self.assertEqual(code, 0)
+    self.assertIn("from the run's files: its store is not running", out)
+
   def test_a_dead_store_is_given_up_in_time(self):
     self.config.store.probe_timeout_s = 0.3
     self._write_file()
