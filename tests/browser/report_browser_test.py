@@ -209,6 +209,9 @@ class ReportBrowserTest(absltest.TestCase):
     self.assertLen(curves(), 1)
     self._one("[data-axis=tokens]").click()
     self.assertLen(curves(), 1)
+    # A share that stays at 0 has no axis down to -100 %.
+    flat = self._script("return yRange({}, [{s: {mean: [0, 0]}}])")
+    self.assertSequenceAlmostEqual(flat, [-0.06, 1.06])
     self.assertLen(self._all("#time-figure tbody tr"), 8)
     for theme in ("light", "dark"):
       self._script("setTheme(arguments[0])", theme)

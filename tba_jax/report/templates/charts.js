@@ -57,7 +57,7 @@ function yRange(chart, shown) {
     high = Math.max(high, all[all.length - 1 - cut]);
   }
   if (chart.zero && low > 0) low = 0;
-  if (low === high) { const pad = Math.abs(low) * 0.1 || 1; low -= chart.zero ? 0 : pad; high += pad; }
+  if (low === high) { const pad = Math.abs(low) * 0.1 || 1; low -= chart.zero || low === 0 ? 0 : pad; high += pad; }
   const room = 0.06 * (high - low);
   return [chart.zero && low === 0 ? 0 : low - room, high + room];
 }
