@@ -82,7 +82,8 @@ def run_searcher(
     operands: the searcher's index in its launcher, 0 where not given.
 
   Returns:
-    0 where the trainer asked it to leave; 75 where a signal did.
+    0 where the run is at its end; 75 where the trainer was interrupted, or
+    this searcher: it may be started again, also before the trainer is.
   """
   stop = processes.start_role()
   run = run_directory.open_run(workdir, config)
@@ -126,7 +127,7 @@ def run_searcher(
       missing_stop_reward=reward_judge.missing_stop_reward(config),
   ).run(stop.is_set)
   # Read before `close`: a signal alone is no word of the trainer's.
-  done = outbox.stop_requested
+  done = outbox.run_done
   judge.close()
   flushed = outbox.close(_FLUSH_S)
   puller.close()

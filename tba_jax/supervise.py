@@ -222,7 +222,8 @@ class _Supervisor:
     if child.process.returncode != processes.EXIT_OK:
       child = self._children.end_group(child)
     code = child.process.returncode
-    if child.role != "store" and code == processes.EXIT_OK:
+    gone = child.role == "searcher" and code == processes.EXIT_INTERRUPTED
+    if gone or (child.role != "store" and code == processes.EXIT_OK):
       child.finished = child.role != "searcher" or self._is_finishing()
       if not child.finished:
         # A trainer that was ended before its time had sent it away.

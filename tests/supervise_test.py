@@ -131,7 +131,8 @@ class SuperviseTest(supervise_case.SuperviseCase):
       {"phase": "finish", "started": -1.0},
   )
   def test_a_searcher_sent_away_too_early_comes_back(self, **status):
-    supervisor = self.make(searcher_0=[0, 0, None])
+    interrupted = processes.EXIT_INTERRUPTED
+    supervisor = self.make(searcher_0=[interrupted, 0, None])
     self.write("status.json", status)
     children = supervisor._children
 

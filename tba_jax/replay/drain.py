@@ -116,7 +116,7 @@ class Drain:
         watermarks=watermarks, run_id=run_id, secret=secret, on_event=on_event
     )
     self._status: dict[str, Any] | None = None
-    self._stop_searchers = False
+    self._goodbye: dict[str, bool] | None = None
     self._stop = threading.Event()
     self._error: BaseException | None = None
     for position, payload in journal.replay(replay_from):
@@ -168,9 +168,9 @@ class Drain:
     """Sets what `status/run` shows from the next tick on."""
     self._status = status
 
-  def stop_searchers(self) -> None:
-    """Asks every searcher to finish its block, deliver it and leave."""
-    self._stop_searchers = True
+  def stop_searchers(self, *, done: bool) -> None:
+    """Asks all searchers to deliver and leave; `done` where the run is."""
+    self._goodbye = {"done": done}
 
   def _restore(self, position: int, payload: bytes) -> None:
     try:
@@ -240,7 +240,7 @@ class Drain:
     # A new store knows nothing: acks and grants are written again. One that
     # an earlier trainer has left may hold that trainer's goodbye.
     transport.put("meta/run", self._run_id.encode())
-    if not self._stop_searchers:
+    if self._goodbye is None:
       transport.delete("ctl/stop")
     self._write_acks(transport)
     with self.lock:
@@ -327,7 +327,7 @@ class Drain:
 
   def _write_grants(self, transport: base.Transport) -> None:
     with self.lock:
-      alive = [] if self._stop_searchers else list(self.leases.alive())
+      alive = [] if self._goodbye else list(self.leases.alive())
       work = self._grants.assign(alive)
     for sid, blocks in work.items():
       self._work_count += 1
@@ -339,5 +339,5 @@ class Drain:
     if status is not None:
       # Through JSON, so that what a reader gets is what was meant.
       self._put(transport, "status/run", json.loads(json.dumps(status)))
-    if self._stop_searchers:
-      self._put(transport, "ctl/stop", {})
+    if self._goodbye is not None:
+      self._put(transport, "ctl/stop", self._goodbye)

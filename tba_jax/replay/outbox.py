@@ -19,6 +19,7 @@ from typing import Any
 from absl import logging
 
 from tba_jax import types
+from tba_jax.replay import inbox as inbox_lib
 from tba_jax.replay import packing
 from tba_jax.transport import base
 from tba_jax.transport import wire
@@ -90,6 +91,9 @@ class Outbox:
     self._credits = credits
     self._lease_every_s = min(1.0, lease_s / 4)
     self._on_event = on_event
+    self._inbox = inbox_lib.Inbox(
+        run_id=run_id, secret=secret, on_event=on_event
+    )
     self._lock = threading.Condition()
     self._ring: list[_Message] = []
     self._next_sequence = 0
@@ -109,11 +113,7 @@ class Outbox:
     }
     self._beat = 0
     self._final = False
-    # Messages that were not the trainer's, and the last reason by key.
-    self.refused = 0
-    self._refusals: dict[str, str] = {}
     self._closing = threading.Event()
-    self._stop_requested = threading.Event()
     self._error: BaseException | None = None
     self._thread = threading.Thread(
         target=self._run, name="outbox", daemon=True
@@ -123,7 +123,12 @@ class Outbox:
   @property
   def stop_requested(self) -> bool:
     """True once the trainer has asked every searcher to finish."""
-    return self._stop_requested.is_set()
+    return self._inbox.stop_requested
+
+  @property
+  def run_done(self) -> bool:
+    """True where it did so because the run is at its end."""
+    return self._inbox.run_done
 
   @property
   def epoch(self) -> int:
@@ -220,7 +225,8 @@ class Outbox:
 
   def _check(self) -> None:
     if self._error is not None:
-      raise base.TransportError("the outbox has ended") from self._error
+      message = f"the outbox has ended: {self._error}"
+      raise base.TransportError(message) from self._error
 
   def _run(self) -> None:
     try:
@@ -237,7 +243,8 @@ class Outbox:
             self._write_lease(transport)
             next_lease = now + self._lease_every_s
           if now >= next_slow:
-            self._read_stop(transport)
+            known = max(self._ack_epoch, self.epoch)
+            self._inbox.read_goodbye(transport, known)
             next_slow = now + 0.1
           self._read_work(transport)
         except base.TransportError as error:
@@ -278,7 +285,7 @@ class Outbox:
   def _read_acks(self, transport: base.Transport) -> None:
     if not self._ring:
       return
-    acks = self._get(transport, f"ack/{self._partition}")
+    acks = self._inbox.get(transport, f"ack/{self._partition}")
     if acks is None:
       return
     # A replaced trainer's word is of an older epoch.
@@ -292,7 +299,7 @@ class Outbox:
         self._lock.notify_all()
 
   def _read_work(self, transport: base.Transport) -> None:
-    work = self._get(transport, f"work/{self._sid}")
+    work = self._inbox.get(transport, f"work/{self._sid}")
     if work is None:
       return
     tag = (work["epoch"], work["count"])
@@ -315,12 +322,6 @@ class Outbox:
       self._last_block = {epoch: taken}
       self._lock.notify_all()
 
-  def _read_stop(self, transport: base.Transport) -> None:
-    stop = self._get(transport, "ctl/stop")
-    # The goodbye of a trainer that was replaced is not the present one's.
-    if stop is not None and stop["epoch"] >= max(self._ack_epoch, self.epoch):
-      self._stop_requested.set()
-
   def _write_lease(self, transport: base.Transport) -> None:
     self._beat += 1
     with self._lock:
@@ -331,20 +332,7 @@ class Outbox:
           "unacked": len(self._ring),
           "credits": self._credits,
           "final": self._final,
-          "refused": self.refused,
+          "refused": self._inbox.refused,
           "stats": self._stats,
       }
     transport.put(f"live/{self._sid}", wire.encode_message(lease, self._secret))
-
-  def _get(self, transport: base.Transport, key: str) -> dict[str, Any] | None:
-    """Returns the trainer's message under a key; None where there is none."""
-    data = transport.get(key)
-    try:
-      return data and wire.decode_placed(data, self._secret, self._run_id, key)
-    except wire.WireError as error:
-      self.refused += 1
-      # One that stays there is read again and again.
-      if str(error) != self._refusals.get(key):
-        self._refusals[key] = str(error)
-        self._on_event("refused_message", f"{key}: {error}")
-      return None

@@ -138,7 +138,7 @@ class ReplayService:
     Returns:
       The closed ledger.
     """
-    self.stop_searchers(deadline_s)
+    self.stop_searchers(deadline_s, done=True)
     with self._drain.lock:
       self._apply(step, all_of_it=True)
       present = self._ledger.searchers()
@@ -146,9 +146,15 @@ class ReplayService:
       self._ledger.searcher_gone(sid)
     return self.account()
 
-  def stop_searchers(self, deadline_s: float) -> None:
-    """Asks the searchers to deliver what they have and leave; waits for it."""
-    self._drain.stop_searchers()
+  def stop_searchers(self, deadline_s: float, *, done: bool = False) -> None:
+    """Asks the searchers to deliver what they have and leave; waits for it.
+
+    Args:
+      deadline_s: of the wait.
+      done: whether the run is at its end. Where it is only interrupted, one
+        that starts before the next trainer does not take this as meant for it.
+    """
+    self._drain.stop_searchers(done=done)
     deadline = time.monotonic() + deadline_s
     with self._drain.lock:
       while self._drain.leases.alive() or self._drain.leaving:

@@ -232,26 +232,51 @@ class OldNewsTest(queue_case.QueueTestCase):
   def test_a_message_under_another_key_is_refused_and_counted(self):
     searcher = self.searcher("a", works=False)
     # Authentic, but copied to where another one belongs.
-    self._put("ctl/stop", epoch=1, key="status/run")
+    self._put("ctl/stop", epoch=1, done=True, key="status/run")
     self._put("work/a", epoch=1, count=1, blocks=[], key="work/b")
     wait_until(
         lambda: len(searcher.events.of("refused_message")) == 2, "both refused"
     )
     self.assertFalse(searcher.outbox.stop_requested)
-    self.assertGreaterEqual(searcher.outbox.refused, 2)
+    self.assertGreaterEqual(searcher.outbox._inbox.refused, 2)
 
   def test_the_goodbye_of_an_older_epoch_is_ignored(self):
     outbox = self.searcher("a", works=False).outbox
     self._work(3, 1, 1)
     wait_until(lambda: outbox.epoch == 3, "the present epoch")
-    self._put("ctl/stop", epoch=2)
+    self._put("ctl/stop", epoch=2, done=True)
     time.sleep(0.3)
     self.assertFalse(outbox.stop_requested)
-    self._put("ctl/stop", epoch=3)
+    self._put("ctl/stop", epoch=3, done=False)
     wait_until(lambda: outbox.stop_requested, "the goodbye")
+    self.assertFalse(outbox.run_done)
+
+  def test_who_comes_after_an_interrupted_trainer_waits_for_the_next(self):
+    self._put("ctl/stop", epoch=1, done=False)
+    searcher = self.searcher("a")
+    time.sleep(0.3)
+    self.assertFalse(searcher.outbox.stop_requested)
+    trainer = self.trainer(epoch=2)
+    trainer.step(0)
+    self.assertNotEmpty(searcher.blocks)
+    # That trainer's own goodbye is meant for it.
+    trainer.service.stop_searchers(20.0)
+    self.assertTrue(searcher.outbox.stop_requested)
+    self.assertFalse(searcher.outbox.run_done)
+
+  def test_who_comes_after_the_run_s_end_leaves(self):
+    trainer = self.trainer(epoch=1)
+    early = self.searcher("a")
+    trainer.step(0)
+    self.assert_closed(trainer.service.finish(1, 20.0))
+    self.assertTrue(early.outbox.run_done)
+    trainer.close()
+    late = self.searcher("b", works=False).outbox
+    wait_until(lambda: late.stop_requested, "the goodbye")
+    self.assertTrue(late.run_done)
 
   def test_an_earlier_trainers_goodbye_is_taken_out_of_the_store(self):
-    self._put("ctl/stop", epoch=0)
+    self._put("ctl/stop", epoch=0, done=False)
     trainer = self.trainer(epoch=1)
     wait_until(lambda: self.client().get("ctl/stop") is None, "no goodbye")
     self.searcher("a")
