@@ -5,6 +5,7 @@
 import contextlib
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tba_jax import plan
 from tba_jax import plan_measured
 from tba_jax import plan_memory
 from tba_jax import shard_report
+from tba_jax import types
 from tba_jax.models import build
 from tba_jax.models import hf_config
 from tests.report import fake_run
@@ -34,6 +36,33 @@ class PlanTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.config = common.get_config()
+
+  @parameterized.parameters((1, 8, 1), (2, 8, 1), (4, 8, 1), (4, 2, 4))
+  def test_what_process_0_sends(self, num_processes, data, tensor):
+    config = self.config
+    config.trainer.num_processes = num_processes
+    config.mesh.data, config.mesh.tensor = data, tensor
+    B, K = config.train.prompts_per_batch, config.train.completions_per_prompt
+    P = config.sampling.max_prompt_tokens
+    T = config.sampling.max_completion_tokens
+    draw = {"prompt": (B, P), "completion": (B, K, T), "number": (B, K)}
+    arrays = types.Batch(
+        **dict.fromkeys(("prompt_tokens", "prompt_mask"), draw["prompt"]),
+        **dict.fromkeys(
+            ("completion_tokens", "completion_mask", "behavior_logprobs",
+             "ref_logprobs"), draw["completion"]
+        ),
+        **dict.fromkeys(("rewards", "staleness_steps"), draw["number"]),
+    )  # fmt: skip
+    shapes = [shape for shape in vars(arrays).values() if shape]
+    batch = 4 * sum(math.prod(shape) for shape in shapes)
+    # By the rows that each of the others has.
+    share = min(num_processes, data)
+    self.assertEqual(
+        plan.sent_bytes(config), batch // share * (num_processes - 1)
+    )
+    shown = "rows that process 0 sends" in _rows(config)
+    self.assertEqual(shown, num_processes > 1)
 
   @parameterized.product(tie=(False, True), kv_heads=(4, 2))
   def test_parameters_are_those_of_the_model(self, tie, kv_heads):
