@@ -107,6 +107,7 @@ class Cluster:
       return
     if self.leaves_alone(error):
       logging.error("process %d leaves alone", self.process, exc_info=error)
+      print(f"error: {error}", file=sys.stderr)
       sys.stderr.flush()
       os._exit(status_of(error))  # pylint: disable=protected-access
     jax.distributed.shutdown()
@@ -144,6 +145,22 @@ class Cluster:
       )
     self._told += 1
     self._told_at = time.monotonic()
+
+  def begin(self) -> None:
+    """Has process 0 say that nothing is in the way; the others wait for it.
+
+    Before it none does anything that needs them all.
+
+    Raises:
+      Ended: something is.
+      TransportError: process 0 is lost, or has been silent for too long.
+    """
+    if self.leads:
+      self.tell("begin")
+      return
+    command = self.hear(lambda: False)
+    if command.name == "end":
+      raise Ended(command.fields["status"])
 
   def gatherer(self, mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
     """Returns what makes a tree of arrays whole on devices of this process.

@@ -16,6 +16,7 @@ from tba_jax import processes
 from tba_jax import run_directory
 from tba_jax import validate
 from tba_jax.tasks import build
+from tba_jax.transport import base
 
 # Program -> module with `run(config, workdir, operands) -> exit status`.
 # They are imported when asked for: the supervisor and the store stay free of
@@ -89,6 +90,11 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
   except run_directory.NoRunError as error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG
+  except (OSError, base.TransportError) as error:
+    # A disk or a store; the next start may find it better.
+    logging.exception("--program=%s cannot go on", name)
+    print(f"error: {error}", file=sys.stderr)
+    return 1
 
 
 def _load_config(name: str, overrides: Sequence[str]):

@@ -3,15 +3,21 @@
 """Parts of the replay buffer and its admission, made from a config."""
 
 import math
+import os
+import secrets
+import socket
+import time
 
 import ml_collections
 
 from tba_jax import policy as policy_lib
 from tba_jax import rounds
+from tba_jax import run_directory
 from tba_jax import schedules
 from tba_jax import searcher as searcher_lib
 from tba_jax.replay import admission
 from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import claim
 from tba_jax.replay import flow as flow_lib
 from tba_jax.replay import prompt_order
 from tba_jax.replay import similarity
@@ -34,6 +40,22 @@ def make_flow(config: ml_collections.ConfigDict) -> flow_lib.Flow:
       round_steps=rounds.num_steps(config),
       lag_rounds=config.rounds.lag_rounds,
   )
+
+
+def make_claim(run: run_directory.Run) -> claim.Claim:
+  """Returns what makes a store that of a run directory's trainer."""
+  return claim.Claim(
+      run_id=run.run_id,
+      secret=run.secret,
+      owner=run_directory.owner(run),
+      place=f"{socket.gethostname()}:{run.workdir}",
+  )
+
+
+def make_sid(index: int) -> str:
+  """Returns a searcher's name: none had it before; readable in a log."""
+  unique = f"{int(time.time()):x}-{os.getpid():x}-{secrets.token_hex(4)}"
+  return f"s{index:03d}-{unique}"
 
 
 def make_prompt_order(

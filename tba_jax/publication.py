@@ -125,7 +125,8 @@ class Publisher:
 
   def _check(self) -> None:
     if self._error is not None:
-      raise base.TransportError("publishing has ended") from self._error
+      message = f"publishing has ended: {self._error}"
+      raise base.TransportError(message) from self._error
 
   def _run(self) -> None:
     try:

@@ -5,9 +5,7 @@
 from collections.abc import Callable, Sequence
 import functools
 import os
-import secrets
 import sys
-import time
 from typing import Any
 
 from absl import logging
@@ -103,7 +101,7 @@ def run_searcher(
   puller = parts.make_puller(config, run, params_like, make_transport, on_event)
   outbox = outbox_lib.Outbox(
       make_transport,
-      sid=_searcher_id(index),
+      sid=parts_replay.make_sid(index),
       index=index,
       run_id=run.run_id,
       secret=run.secret,
@@ -153,8 +151,8 @@ class _Trainer:
   def __enter__(self) -> trainer_lib.Trainer | device_work.Follower:
     try:
       if self._cluster.leads:
-        lock = run_directory.lock(str(self._run.workdir), "trainer")
-        self._closers.append(lambda: os.close(lock))
+        self._take()
+      self._cluster.begin()
       return self._build()
     except BaseException as error:
       self.__exit__(type(error), error, None)
@@ -167,6 +165,14 @@ class _Trainer:
     self._cluster.end(cluster_lib.status_of(error))
     while self._closers:
       self._closers.pop()()
+
+  def _take(self) -> None:
+    """Makes directory and store this trainer's, before anything is written."""
+    lock = run_directory.lock(str(self._run.workdir), "trainer")
+    self._closers.append(lambda: os.close(lock))
+    transport = _transport_maker(self._config, self._run)()
+    parts_replay.make_claim(self._run).take(transport)
+    transport.close()
 
   def _build(self) -> trainer_lib.Trainer | device_work.Follower:
     config, run = self._config, self._run
@@ -303,6 +309,7 @@ class _Trainer:
         secret=run.secret,
         epoch=epoch,
         partition=_PARTITION,
+        claim=parts_replay.make_claim(run).take,
         on_event=on_event,
     )
     scorer = reward_judge.of_trainer(config, run.workdir, policy, on_event)
@@ -343,9 +350,3 @@ def _transport_maker(
       run_id=run.run_id,
       tls=run.tls,
   )
-
-
-def _searcher_id(index: int) -> str:
-  """Returns a name that no searcher had before, readable in a log."""
-  unique = f"{int(time.time()):x}-{os.getpid():x}-{secrets.token_hex(4)}"
-  return f"s{index:03d}-{unique}"

@@ -163,9 +163,19 @@ def load_config(workdir: str) -> ml_collections.ConfigDict:
 def next_epoch(run: Run) -> int:
   """Counts a start of the trainer; every start has a higher epoch."""
   path = run.workdir / "epoch.json"
-  last = (jsonl.read_json(path) or {}).get("epoch", 0)
-  jsonl.atomic_write_json(path, {"epoch": last + 1})
-  return last + 1
+  saved = jsonl.read_json(path) or {"epoch": 0}
+  jsonl.atomic_write_json(path, {**saved, "epoch": saved["epoch"] + 1})
+  return saved["epoch"] + 1
+
+
+def owner(run: Run) -> str:
+  """Returns the name of a trainer's directory; a copy of it has the same."""
+  path = run.workdir / "epoch.json"
+  saved = jsonl.read_json(path) or {"epoch": 0}
+  if "owner" not in saved:
+    saved["owner"] = secrets.token_hex(8)
+    jsonl.atomic_write_json(path, saved)
+  return saved["owner"]
 
 
 def lock(workdir: str, role: str = "") -> int:

@@ -102,6 +102,16 @@ class ClusterTest(parameterized.TestCase):
     self.assertTrue(should_stop())
     self.assertTrue(should_stop())
 
+  def test_the_others_begin_once_process_0_says_so(self):
+    leader, follower, late = self.make(0), self.make(1), self.make(2)
+    leader.begin()
+    follower.begin()
+    late.begin()
+    leader.end(2)
+    with self.assertRaises(cluster_lib.Ended) as caught:
+      follower.begin()
+    self.assertEqual(caught.exception.status, 2)
+
   def test_silence_ends_at_a_deadline_and_a_word_renews_it(self):
     leader, follower = self.make(0), self.make(1, deadline_s=0.3)
     should_stop = leader.stopper(_NEVER)

@@ -29,10 +29,10 @@ _RINGS = {
     2: """
         batch_metrics best_model carriers/* checkpoint cluster cluster_join
         config_args data_report ledger micro_batches objective optimizer
-        preparation red_team/* reference replay/inbox replay/intake
-        replay/journal replay/packing report/* rewards/* run_directory run_state
-        sampling/decode sampling/rows shard_report step_record value_model
-        versions wandb_writer writers
+        preparation red_team/* reference replay/claim replay/inbox
+        replay/intake replay/journal replay/packing report/* rewards/*
+        run_directory run_state sampling/decode sampling/rows shard_report
+        step_record value_model versions wandb_writer writers
     """,
     3: """
         batches carriers/build enumerable eval_measures evaluator periods policy

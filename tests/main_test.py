@@ -19,6 +19,7 @@ from tba_jax import config_args
 from tba_jax import main as main_lib
 from tba_jax import run_directory
 from tba_jax import supervise
+from tba_jax.transport import base
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _CONFIG = str(_ROOT / "configs" / "countdown.py")
@@ -79,6 +80,19 @@ class MainTest(parameterized.TestCase):
     module.run.assert_not_called()
     config = module.run_trainer.call_args.args[0]
     self.assertEqual(config.to_dict(), saved.to_dict())
+
+  @parameterized.parameters(
+      OSError("a full disk"), base.DeadlineExceededError("a store away")
+  )
+  def test_what_a_later_start_may_find_better_ends_with_1(self, error):
+    module = mock.Mock(spec=["run"])
+    module.run.side_effect = error
+    with mock.patch.object(
+        main_lib.importlib, "import_module", return_value=module
+    ):
+      status = self.main(program="plan", config=_CONFIG, workdir=self.workdir)
+    self.assertEqual(status, 1)
+    self.assertRegex(self.stderr.getvalue(), f"(?m)^error: {error}$")
 
   def test_calibrate_is_of_the_plan(self):
     module = mock.Mock(spec=["run"])

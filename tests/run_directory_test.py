@@ -205,6 +205,15 @@ class RunDirectoryTest(parameterized.TestCase):
     again = run_directory.open_run(str(self.workdir), self.config)
     self.assertEqual(run_directory.next_epoch(again), 4)
 
+  def test_a_trainer_s_directory_keeps_its_name(self):
+    run, _ = self.create()
+    name = run_directory.owner(run)
+    self.assertEqual(run_directory.next_epoch(run), 1)
+    self.assertEqual(run_directory.owner(run), name)
+    self.assertEqual(run_directory.next_epoch(run), 2)
+    (self.workdir / "epoch.json").unlink()
+    self.assertNotEqual(run_directory.owner(run), name)
+
 
 class LockTest(absltest.TestCase):
 

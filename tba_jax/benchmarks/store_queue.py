@@ -183,6 +183,7 @@ class Queue(contextlib.ExitStack):
         secret=self._secret,
         epoch=0,
         partition=0,
+        claim=lambda transport: None,
         on_event=_on_event,
     )
     draining = Draining(drain)

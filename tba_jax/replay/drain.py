@@ -74,6 +74,7 @@ class Drain:
       secret: bytes,
       epoch: int,
       partition: int,
+      claim: Callable[[base.Transport], None],
       on_event: Callable[[str, str], None],
   ):
     """Replays the journal's tail into `pending`; `start` then begins to drain.
@@ -90,6 +91,7 @@ class Drain:
       secret: key of the run's messages.
       epoch: the trainer's start count.
       partition: of the queue.
+      claim: makes a store this trainer's, or raises.
       on_event: called with (kind, message).
     """
     self._make_transport = make_transport
@@ -99,6 +101,7 @@ class Drain:
     self._secret = secret
     self._epoch = epoch
     self._partition = partition
+    self._claim = claim
     self._on_event = on_event
     self.lock = threading.Condition(threading.RLock())
     self.leases = leases_lib.LeaseTable(lease_s)
@@ -140,7 +143,8 @@ class Drain:
   def check(self) -> None:
     """Raises the thread's error in the calling thread, if it has one."""
     if self._error is not None:
-      raise base.TransportError("draining has ended") from self._error
+      message = f"draining has ended: {self._error}"
+      raise base.TransportError(message) from self._error
 
   def admit(self, limit: int) -> None:
     """Lets positions below `limit` be granted."""
@@ -239,7 +243,7 @@ class Drain:
   def _announce(self, transport: base.Transport) -> None:
     # A new store knows nothing: acks and grants are written again. One that
     # an earlier trainer has left may hold that trainer's goodbye.
-    transport.put("meta/run", self._run_id.encode())
+    self._claim(transport)
     if self._goodbye is None:
       transport.delete("ctl/stop")
     self._write_acks(transport)

@@ -65,7 +65,11 @@ class TrainerSide:
 
   def __init__(self, store, directory, *, state=None, epoch=0, **changes):
     settings = dict(
-        lease_s=30.0, lockstep=False, starvation_s=20.0, num_steps=1000
+        lease_s=30.0,
+        lockstep=False,
+        starvation_s=20.0,
+        num_steps=1000,
+        claim=lambda transport: None,
     )
     settings.update(changes)
     self.events = Events()
@@ -108,6 +112,7 @@ class TrainerSide:
         secret=SECRET,
         epoch=epoch,
         partition=0,
+        claim=settings["claim"],
         on_event=self.events,
     )
     self._insert = self.buffer.insert

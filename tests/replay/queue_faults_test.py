@@ -8,6 +8,7 @@ from unittest import mock
 from absl.testing import absltest
 import numpy as np
 
+from tba_jax.replay import claim as claim_lib
 from tba_jax.replay import intake as intake_lib
 from tba_jax.replay import journal as journal_lib
 from tba_jax.transport import base
@@ -251,6 +252,22 @@ class RestartTest(queue_case.QueueTestCase):
     second = self.trainer(start=False)
     self.assertLen(second.drain.pending(), 1)
     self.assertLen(second.events.of("journal_refused"), 1)
+
+  def test_a_new_store_that_another_trainer_took_ends_this_one(self):
+    owner = {"owner": None}
+
+    def claim(transport):
+      if owner["owner"]:
+        raise claim_lib.TakenError(f"it is of {owner['owner']}")
+
+    trainer = self.trainer(claim=claim)
+    self.searcher("a")
+    trainer.step(0)
+    owner["owner"] = "another"
+    self.store.lose()
+    with self.assertRaisesRegex(base.TransportError, "it is of another"):
+      for step in range(1, 1000):
+        trainer.step(step)
 
 
 class FullDiskTest(queue_case.QueueTestCase):
