@@ -30,6 +30,8 @@ REQUIREMENTS = [
     "safetensors>=0.6",
     "scipy>=1.14",
     "tensorflow-datasets>=4.9.9",
+    # Orbax writes with it; here it reads single shards of what Orbax wrote.
+    "tensorstore>=0.1.80",
     "transformers>=5,<6",
 ]
 

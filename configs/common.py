@@ -257,11 +257,11 @@ def get_config() -> ml_collections.ConfigDict:
       every_steps=1,
       keep_versions=3,  # that stay readable
       # Of their bytes: "store" (any hosts, up to some 100 MB), "files" (one
-      # host, or a shared directory), "transfer" (from device to device between
-      # hosts), or "auto": by size and place.
+      # host, or a shared directory), "transfer" (device to device), "orbax"
+      # (shards, in a shared directory or on gs://), "auto": by size and place.
       carrier="auto",
-      # Of "files": "" = memory of this host (/dev/shm; without it the run's
-      # directory); else one that trainer and searchers share.
+      # Of files and shards: "" = memory of this host (/dev/shm; without it the
+      # run's directory); else one that all share, of shards also gs://….
       directory="",
       dtype="",  # of published floats: "float32", "bfloat16"; "" = as trained
   )

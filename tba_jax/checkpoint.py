@@ -101,8 +101,7 @@ class Checkpointer:
       ValueError: `step` is not above the latest one.
     """
     self.wait()
-    latest = self.latest_step()
-    if latest is not None and step <= latest:
+    if (latest := self.latest_step()) is not None and step <= latest:
       raise ValueError(
           f"checkpoint step {step} is not above {latest}, the latest in"
           f" {self._directory}"
@@ -197,6 +196,8 @@ class Checkpointer:
         max_to_keep=self._keep,
         cleanup_tmp_directories=True,
         enable_async_checkpointing=True,
+        # Else what other threads write by Orbax waits for these directories.
+        async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
     )
     return ocp.CheckpointManager(self._directory, options=options)
 

@@ -99,6 +99,11 @@ class Cluster:
   def leads(self) -> bool:
     return self.process == 0
 
+  @property
+  def client(self) -> jax_kv.Client | None:
+    """Of the trainer's coordinator; None where there is one process."""
+    return self._client
+
   def __enter__(self) -> "Cluster":
     return self
 

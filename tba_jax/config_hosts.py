@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator, Mapping
 import importlib.metadata
+import importlib.util
 import math
 import pathlib
 from typing import Any
@@ -51,3 +52,38 @@ def tls(c: Mapping[str, Any]) -> _Problems:
     yield keys[0], f"allowed '' with jaxlib {found}: mutual TLS needs 0.11"
   if not c["store.address"]:
     yield "store.address", "allowed a TCP address with config.store.tls_*"
+
+
+def publish(c: Mapping[str, Any]) -> _Problems:
+  """Params lie where their carrier writes and all hosts read."""
+  carrier, directory = c["publish.carrier"], c["publish.directory"]
+  if "://" in directory:
+    if not directory.startswith("gs://"):
+      yield "publish.directory", "allowed a path, or gs://BUCKET/PATH"
+    elif carrier not in ("auto", "orbax"):
+      yield "publish.directory", (
+          "allowed a path of a file system with config.publish.carrier ="
+          f" {carrier!r}; gs:// needs 'orbax' or 'auto'"
+      )
+    elif importlib.util.find_spec("gcsfs") is None:
+      yield "publish.directory", (
+          "allowed a path without gcsfs; gs:// needs  pip install tba_jax[gcs]"
+      )
+  elif carrier == "orbax" and not (
+      directory or is_one_host(c["store.address"])
+  ):
+    yield "publish.directory", (
+        "allowed a directory that all hosts share, or gs://BUCKET/PATH, with"
+        " config.publish.carrier = 'orbax' and a store.address of other hosts"
+    )
+
+
+def is_one_host(address: str) -> bool:
+  """Tells whether a store at `address` is reached from its own host alone."""
+  host = address.rpartition(":")[0].strip("[]")
+  return (
+      not host
+      or host == "localhost"
+      or host.startswith("127.")
+      or host == "::1"
+  )

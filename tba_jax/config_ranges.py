@@ -69,7 +69,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "cosine",
         "warmup_stable_decay",
     ),
-    "publish.carrier": ("auto", "store", "files", "transfer"),
+    "publish.carrier": ("auto", "store", "files", "transfer", "orbax"),
     "publish.dtype": ("", "float32", "bfloat16"),
     "optimizer.state_dtype": ("float32", "bfloat16"),
     "reference.mode": ("fixed", "reset", "ema"),

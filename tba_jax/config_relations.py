@@ -332,6 +332,7 @@ _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
     _shape,
     _sharded_sizes,
     _folders,
+    config_hosts.publish,
     config_hosts.store,
     config_hosts.tls,
     config_hosts.trainer,

@@ -20,6 +20,7 @@ from tba_jax import types
 if TYPE_CHECKING:
   from tba_jax import checkpoint as checkpoint_lib
   from tba_jax import train_step as train_step_lib
+  from tba_jax.carriers import shard_peers
 
 
 class DeviceWork:
@@ -33,6 +34,7 @@ class DeviceWork:
       checkpointer: "checkpoint_lib.Checkpointer",
       mesh: jax.sharding.Mesh,
       cluster: cluster_lib.Cluster,
+      peers: "shard_peers.Leader | shard_peers.Helper | None" = None,
   ):
     """Takes the parts.
 
@@ -42,7 +44,10 @@ class DeviceWork:
       checkpointer: of this run.
       mesh: of all processes.
       cluster: this process among the others.
+      peers: where each process writes its own shards of what is published:
+        process 0's end, or another's.
     """
+    self.peers = peers
     self._state = state
     self._train_step = train_step
     self._checkpointer = checkpointer
@@ -67,6 +72,27 @@ class DeviceWork:
     self._cluster.tell("gather", {"field": field})
     return self._gather(getattr(self._state, field))
 
+  def publish(
+      self,
+      submit: Callable[[int, types.PyTree], int | None],
+      version: int,
+      field: str = "params",
+  ) -> None:
+    """Hands a field of the state to who publishes it, or its shards of it.
+
+    Args:
+      submit: as `Publisher.submit`; in another process than 0, of its shards.
+      version: under which it is published.
+      field: of the state.
+    """
+    if self.peers is None:
+      submit(version, self.gather(field))
+      return
+    self._cluster.tell("publish", {"version": version, "field": field})
+    replaced = submit(version, getattr(self._state, field))
+    if replaced is not None:
+      self._cluster.tell("forget", {"version": replaced})
+
   def scale_learning_rate(self, factor: float) -> None:
     self._cluster.tell("scale", {"factor": factor})
     scale = self._state.learning_rate_scale * factor
@@ -76,6 +102,11 @@ class DeviceWork:
     """Saves a checkpoint; as `Checkpointer.save`."""
     self._cluster.tell("save", {"step": step, "wait": wait})
     self._checkpointer.save(step, self._state, host_state, wait=wait)
+
+  def close(self) -> None:
+    """Ends what writes shards beside the steps."""
+    if self.peers is not None:
+      self.peers.close()
 
 
 class Follower:
@@ -126,6 +157,10 @@ class Follower:
       work.train(self._batch)
     elif command.name == "gather":
       work.gather(fields["field"])
+    elif command.name == "publish":
+      work.publish(work.peers.submit, **fields)
+    elif command.name == "forget":
+      work.peers.forget(fields["version"])
     elif command.name == "scale":
       work.scale_learning_rate(fields["factor"])
     elif command.name == "save":

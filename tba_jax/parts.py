@@ -97,6 +97,7 @@ def make_work(
     policy: policy_lib.Policy,
     checkpointer: checkpoint_lib.Checkpointer,
     cluster: cluster_lib.Cluster,
+    secret: bytes,
 ) -> tuple[device_work.DeviceWork, batches.Placer, dict[str, Any]]:
   """Returns what a trainer's processes do together, and what was saved with it.
 
@@ -119,6 +120,13 @@ def make_work(
       checkpointer=checkpointer,
       mesh=mesh,
       cluster=cluster,
+      peers=carriers_build.make_peers(
+          config,
+          _published(config, state.params),
+          cluster,
+          secret=secret,
+          copy=_copier(config),
+      ),
   )
   return work, make_placer(config, reference, mesh, cluster), saved
 
@@ -209,26 +217,41 @@ def make_publisher(
     config: ml_collections.ConfigDict,
     run: run_directory.Run,
     epoch: int,
-    params: types.PyTree,
+    work: device_work.DeviceWork,
     make_transport: Callable[[], base.Transport],
     recorder: recorder_lib.Recorder,
     on_event: Callable[[str, str], None],
 ) -> publication.Publisher:
   """Returns the publisher of a run's params, its thread started."""
-  specs = versions.published(
-      versions.expected_leaves(params), config.publish.dtype
-  )
+  specs = _published(config, work.state.params)
   return publication.Publisher(
       make_transport,
       epoch=epoch,
       run_id=run.run_id,
       secret=run.secret,
-      carriers=carriers_build.make_writers(config, run, specs),
+      carriers=carriers_build.make_writers(config, run, specs, work.peers),
       dtype=config.publish.dtype,
       keep_versions=config.publish.keep_versions,
       on_event=on_event,
       span=functools.partial(recorder.span, lane="publish"),
   )
+
+
+def _published(
+    config: ml_collections.ConfigDict, params: types.PyTree
+) -> versions.Specs:
+  """Returns what is published of params, which may be abstract."""
+  expected = versions.expected_leaves(params)
+  return versions.published(expected, config.publish.dtype)
+
+
+def _copier(
+    config: ml_collections.ConfigDict,
+) -> Callable[[types.PyTree], dict[str, jax.Array]]:
+  """Returns what copies params as they are published, by path."""
+  dtype = config.publish.dtype
+  copy = jax.jit(functools.partial(versions.snapshot, dtype=dtype))
+  return lambda params: versions.by_path(copy(params))
 
 
 def make_sample_log(

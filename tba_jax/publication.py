@@ -86,8 +86,8 @@ class Publisher:
     )
     self._thread.start()
 
-  def submit(self, version: int, params: types.PyTree) -> None:
-    """Takes a copy of the params on their devices; returns at once.
+  def submit(self, version: int, params: types.PyTree) -> int | None:
+    """Takes a copy of the params; returns the version left out for it, if any.
 
     Raises:
       TransportError: the thread has ended, with its error as the cause.
@@ -95,8 +95,9 @@ class Publisher:
     self._check()
     snapshot = self._copy(params)
     with self._wake:
-      self._next = (version, snapshot)
+      replaced, self._next = self._next, (version, snapshot)
       self._wake.notify_all()
+    return replaced and replaced[0]
 
   def wait(self, version: int, deadline_s: float) -> None:
     """Waits until `version` (or a later one) is readable.

@@ -187,8 +187,9 @@ class _Trainer:
     )
     self._closers.append(checkpointer.close)
     work, placer, saved = parts.make_work(
-        config, policy, checkpointer, self._cluster
+        config, policy, checkpointer, self._cluster, run.secret
     )
+    self._closers.append(work.close)
     if not self._cluster.leads:
       return device_work.Follower(self._cluster, work, placer.put_rows)
     epoch = run_directory.next_epoch(run)
@@ -208,7 +209,7 @@ class _Trainer:
         config,
         run,
         epoch,
-        work.state.params,
+        work,
         _transport_maker(config, run),
         recorder,
         on_event,

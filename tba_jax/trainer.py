@@ -139,7 +139,7 @@ class Trainer:
       every = self._periods.publish_every
       version = max(version - 1, 0) // every * every
       field = "sampling_params"
-    self._publisher.submit(version, self._work.gather(field))
+    self._work.publish(self._publisher.submit, version, field)
     self._publisher.wait(version, _PUBLISH_S)
 
   def _begin(self, step: int, should_stop: Callable[[], bool]) -> bool:
@@ -147,7 +147,7 @@ class Trainer:
     begun = self._service.begin_step(step, should_stop)
     if begun and self._periods.publish_late:
       if step % self._periods.publish_every == 0:
-        self._publisher.submit(step, self._work.gather())
+        self._work.publish(self._publisher.submit, step)
       self._service.open_next(step)
     return begun
 
@@ -169,7 +169,7 @@ class Trainer:
     periods = self._periods
     due = done % periods.publish_every == 0 or done == periods.num_steps
     if due and not periods.publish_late:
-      self._publisher.submit(done, self._work.gather())
+      self._work.publish(self._publisher.submit, done)
     # A checkpoint or an evaluation must see the buffer between two steps.
     if done >= periods.num_steps or self._is_due(done) or should_stop():
       return None

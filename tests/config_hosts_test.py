@@ -6,6 +6,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax import config_flat
+from tba_jax import config_hosts
 from tba_jax import config_relations
 from tests import base_config
 
@@ -24,6 +25,11 @@ class ConfigHostsTest(parameterized.TestCase):
       (dict(trainer__num_processes=2), "trainer.num_processes"),
       (dict(mesh__data=4, trainer__num_processes=2, trainer__cpu_devices=4),
        "trainer.cpu_devices"),
+      (dict(publish__directory="gs://b", publish__carrier="files"),
+       "publish.directory"),
+      (dict(publish__directory="s3://b"), "publish.directory"),
+      (dict(publish__carrier="orbax", store__address="10.0.0.1:7000",
+            store__insecure=True), "publish.directory"),
   )  # fmt: skip
   def test_wrong_together(self, changes, key):
     self.assertIn(key, _problems(**changes))
@@ -31,9 +37,25 @@ class ConfigHostsTest(parameterized.TestCase):
   @parameterized.parameters(
       dict(mesh__data=4, trainer__num_processes=2, trainer__cpu_devices=2),
       dict(store__address="127.0.0.1:9000-9010"),
+      dict(publish__carrier="orbax"),
+      dict(
+          publish__carrier="orbax",
+          publish__directory="/shared",
+          store__address="10.0.0.1:7000",
+      ),
   )
   def test_right_together(self, **changes):
     self.assertEqual(_problems(**changes), [])
+
+  @parameterized.parameters(
+      ("", True),
+      ("127.0.0.1:0", True),
+      ("localhost:0", True),
+      ("[::1]:0", True),
+      ("10.0.0.1:7000-7010", False),
+  )
+  def test_one_host(self, address, wanted):
+    self.assertEqual(config_hosts.is_one_host(address), wanted)
 
 
 if __name__ == "__main__":

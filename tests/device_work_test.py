@@ -17,6 +17,7 @@ from tba_jax import processes
 from tba_jax import sharding
 from tba_jax import train_step as train_step_lib
 from tba_jax import types
+from tba_jax.carriers import shard_peers
 from tests import tiny_model
 
 
@@ -64,7 +65,7 @@ class DeviceWorkTest(parameterized.TestCase):
         checkpoint_lib.Checkpointer, instance=True
     )
 
-  def make(self, cluster):
+  def make(self, cluster, peers=None):
     def train_step(state, batch):
       params = {"w": state.params["w"] + batch.rewards.sum()}
       state = train_step_lib.TrainState(
@@ -78,12 +79,13 @@ class DeviceWorkTest(parameterized.TestCase):
         checkpointer=self.checkpointer,
         mesh=sharding.make_mesh(tiny_model.make_config().mesh),
         cluster=cluster,
+        peers=peers,
     )
 
-  def follow(self, commands):
+  def follow(self, commands, peers=None):
     """Returns a follower's end, its work, and what it was given to place."""
     cluster = FakeCluster(commands)
-    work = self.make(cluster)
+    work = self.make(cluster, peers)
     placed = []
 
     def put_rows(rows, **fields):
@@ -126,6 +128,36 @@ class DeviceWorkTest(parameterized.TestCase):
     # The host state is that of process 0 alone.
     self.assertEqual((second.args[0], second.args[2]), (2, {}))
     self.assertTrue(second.kwargs["wait"])
+
+  def test_params_are_gathered_to_be_published(self):
+    cluster = FakeCluster()
+    work = self.make(cluster)
+    submit = mock.Mock(return_value=4)
+    work.publish(submit, 5)
+    submit.assert_called_once_with(5, work.state.params)
+    self.assertEqual([c.name for c in cluster.told], ["gather"])
+
+  def test_shards_are_published_by_each_process(self):
+    cluster = FakeCluster()
+    work = self.make(cluster, mock.create_autospec(shard_peers.Leader))
+    # The second was left out for the third, as the publisher says.
+    submit = mock.Mock(side_effect=[None, None, 6])
+    work.publish(submit, 5, "sampling_params")
+    work.publish(submit, 6)
+    work.publish(submit, 7)
+    cluster.end(processes.EXIT_OK)
+    peers = mock.create_autospec(shard_peers.Helper, instance=True)
+    peers.submit.return_value = None
+    _, other, _ = self.follow(cluster.told, peers)
+    self.assertEqual(
+        peers.method_calls,
+        [
+            mock.call.submit(5, other.state.sampling_params),
+            mock.call.submit(6, other.state.params),
+            mock.call.submit(7, other.state.params),
+            mock.call.forget(6),
+        ],
+    )
 
   def test_an_interrupted_run_is_one_for_all(self):
     end = cluster_lib.Command("end", {"status": processes.EXIT_INTERRUPTED}, {})

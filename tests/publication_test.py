@@ -4,6 +4,7 @@
 
 import contextlib
 import pathlib
+import threading
 import time
 
 from absl.testing import absltest
@@ -97,6 +98,24 @@ class PublicationTest(absltest.TestCase):
     consume(params)
     _, leaves = puller.wait_for(0, WAIT_S)
     self.assertEqual(leaves["['w']"][0, 0], 2.0)
+
+  def test_who_submits_hears_what_is_left_out(self):
+    class Slow(chunks.Chunks):
+
+      def pack(self, tag, leaves):
+        entered.set()
+        go_on.wait(WAIT_S)
+        return super().pack(tag, leaves)
+
+    entered, go_on = threading.Event(), threading.Event()
+    publisher = self.make_publisher(carriers=[Slow()])
+    self.assertIsNone(publisher.submit(0, _params(0.0)))
+    self.assertTrue(entered.wait(WAIT_S))
+    self.assertIsNone(publisher.submit(1, _params(1.0)))
+    self.assertEqual(publisher.submit(2, _params(2.0)), 1)
+    go_on.set()
+    publisher.wait(2, WAIT_S)
+    self.assertIsNone(publisher.submit(3, _params(3.0)))
 
   def test_only_the_newest_versions_stay_readable(self):
     publisher = self.make_publisher(keep=2)

@@ -4,7 +4,9 @@
 
 A run's files are in a directory of their own, named by the run and open to its
 user alone: in `publish.directory` or, where that is empty, in memory
-(`/dev/shm`) and, where there is none, in the run directory.
+(`/dev/shm`) and, where there is none, in the run directory. Of what Orbax
+writes, `publish.directory` may be in an object store (`gs://`), which has
+permissions of its own.
 """
 
 import os
@@ -23,11 +25,11 @@ def path_of(setting: str, workdir: pathlib.Path, run_id: str) -> pathlib.Path:
   """Returns the directory of a run's params; does not make it.
 
   Args:
-    setting: `publish.directory`.
+    setting: `publish.directory`; one in an object store is no place for files.
     workdir: of the run.
     run_id: the run.
   """
-  if setting:
+  if setting and not is_remote(setting):
     return pathlib.Path(setting).expanduser().absolute() / f"params-{run_id}"
   if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK):
     return _MEMORY / f"tba_jax-{os.getuid()}" / f"params-{run_id}"
@@ -56,6 +58,30 @@ def prepare(path: pathlib.Path) -> None:
           f"config.publish.directory: {folder} must be a directory of this"
           f" user with mode 0700, it has {stat.S_IMODE(info.st_mode):04o}"
       )
+
+
+def is_remote(setting: str) -> bool:
+  """Tells whether `publish.directory` is in an object store."""
+  return "://" in setting
+
+
+def shards_of(setting: str, workdir: pathlib.Path, run_id: str) -> str:
+  """Returns the place of a run's shards, as `path_of`; it may be remote."""
+  if is_remote(setting):
+    return f"{setting.rstrip('/')}/params-{run_id}/shards"
+  return str(path_of(setting, workdir, run_id) / "shards")
+
+
+def prepare_shards(place: str) -> None:
+  """Makes the place of shards where it is one of a file system.
+
+  Raises:
+    ValueError: as `prepare`.
+  """
+  if not is_remote(place):
+    path = pathlib.Path(place)
+    prepare(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
 
 
 def remove(path: pathlib.Path) -> None:

@@ -19,34 +19,32 @@ _BIG = build.SMALL_BYTES + 1
 class BuildTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ("auto", build.SMALL_BYTES, True, True, "store"),
-      ("auto", _BIG, True, False, "files"),
-      ("auto", _BIG, False, True, "files"),
-      ("auto", _BIG, False, False, "store"),
-      ("auto", build.STORE_BYTES + 1, False, False, "transfer"),
-      ("auto", build.STORE_BYTES + 1, True, False, "files"),
-      ("transfer", 1, True, True, "transfer"),
-      ("store", _BIG, True, True, "store"),
-      ("files", 1, False, False, "files"),
+      ("auto", build.SMALL_BYTES, True, "/d", 1, "store"),
+      ("auto", _BIG, True, "", 1, "files"),
+      ("auto", _BIG, True, "/d", 2, "files"),
+      ("auto", _BIG, False, "/d", 1, "files"),
+      ("auto", _BIG, False, "/d", 2, "orbax"),
+      ("auto", _BIG, False, "gs://b/d", 1, "orbax"),
+      ("auto", _BIG, True, "gs://b/d", 1, "orbax"),
+      ("auto", _BIG, False, "", 2, "store"),
+      ("auto", build.STORE_BYTES + 1, False, "", 1, "transfer"),
+      ("auto", build.STORE_BYTES + 1, True, "", 1, "files"),
+      ("transfer", 1, True, "/d", 1, "transfer"),
+      ("store", _BIG, True, "/d", 1, "store"),
+      ("files", 1, False, "", 1, "files"),
+      ("orbax", 1, True, "", 1, "orbax"),
   )
-  def test_rule(self, setting, num_bytes, one_host, directory_set, wanted):
+  def test_rule(
+      self, setting, num_bytes, one_host, directory, num_processes, wanted
+  ):
     found = build.choose(
         setting,
         num_bytes=num_bytes,
         one_host=one_host,
-        directory_set=directory_set,
+        directory=directory,
+        num_processes=num_processes,
     )
     self.assertEqual(found, wanted)
-
-  @parameterized.parameters(
-      ("", True),
-      ("127.0.0.1:0", True),
-      ("localhost:0", True),
-      ("[::1]:0", True),
-      ("10.0.0.1:7000-7010", False),
-  )
-  def test_one_host(self, address, wanted):
-    self.assertEqual(build.is_one_host(address), wanted)
 
   def test_carriers_of_a_config(self):
     run = run_directory.Run(

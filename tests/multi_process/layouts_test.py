@@ -24,6 +24,24 @@ class LayoutsTest(layouts_case.LayoutsCase):
     self.assert_same_curve(run)
     self.assertLen(list((run.workdir / "logs").glob("trainer-*")), processes)
 
+  def test_each_process_publishes_its_own_shards(self):
+    run = self.start(
+        "shards",
+        **{
+            "publish.carrier": "orbax",
+            # Either process has shards that the other has not; a version with
+            # less than all of them is none.
+            "mesh.fsdp": 2,
+            "mesh.tensor": 2,
+            "trainer.num_processes": 2,
+            "trainer.cpu_devices": 2,
+        },
+    )
+    self.assertEqual(run.wait(), 0, run.text())
+    self.assert_same_curve(run)
+    for kind in ("refused_version", "carrier_full"):
+      self.assertEmpty(run.events(kind))
+
   def test_a_checkpoint_of_1_x_8_goes_on_as_2_x_4(self):
     run = self.start("moved", **layouts_case.layout(1, 8))
     run.wait_for_step(2)

@@ -1,0 +1,122 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Params sharded over eight devices, read on other meshes."""
+
+import os
+
+# Before jax is imported: it reads the flag once, so this file runs in a process
+# of its own.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_force_host_platform_device_count=8"
+)
+
+from absl.testing import absltest  # noqa: E402
+from absl.testing import parameterized  # noqa: E402
+import jax  # noqa: E402
+from jax.sharding import NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec  # noqa: E402
+import numpy as np  # noqa: E402
+
+from tba_jax import sharding  # noqa: E402
+from tba_jax.carriers import base  # noqa: E402
+from tba_jax.carriers import boxes  # noqa: E402
+from tba_jax.carriers import shards  # noqa: E402
+from tba_jax.transport import in_process  # noqa: E402
+from tba_jax.transport import wire  # noqa: E402
+
+TAG = "00000001.0000000003"
+KEYS = {"run_id": "run", "secret": b"s" * 32, "deadline_s": 60.0}
+SHAPES = {"w": (16, 8), "v": (8, 4), "b": (8,), "log_z": ()}
+# The sharded axes of each leaf; the scalar and `b` are on every device.
+AXES = {"w": ("fsdp", "tensor"), "v": ("tensor",), "b": (), "log_z": ()}
+
+
+def setUpModule():
+  if jax.device_count() != 8:
+    raise absltest.SkipTest(
+        "jax was started without eight devices: run this file alone"
+    )
+
+
+def make_shardings(devices=None, **sizes):
+  mesh = sharding.make_mesh(
+      {"data": 1, "fsdp": 1, "tensor": 1, **sizes}, devices
+  )
+  return {
+      name: NamedSharding(mesh, PartitionSpec(*axes))
+      for name, axes in AXES.items()
+  }
+
+
+class ShardsTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.transport = in_process.InProcessTransport(in_process.InProcessStore())
+    self.transport.put(f"p/{TAG}/meta", b"the manifest")
+    self.path = self.create_tempdir().full_path + "/run/shards"
+    rng = np.random.default_rng(0)
+    self.host = {
+        name: rng.normal(size=shape).astype(np.float32)
+        for name, shape in SHAPES.items()
+    }
+    leaves = jax.device_put(self.host, make_shardings(data=2, fsdp=2, tensor=2))
+    self.specs = base.specs_of(leaves)
+    writer = self.make()
+    self.packed = writer.pack(TAG, leaves)
+    self.found = self.packed.carried["shards"]
+
+  def make(self, placement=None):
+    carrier = shards.OrbaxShards(self.path, placement=placement, **KEYS)
+    self.addCleanup(carrier.close)
+    return carrier
+
+  def read(self, placement=None):
+    return self.make(placement).read(
+        self.transport, TAG, self.packed.carried, self.specs
+    )
+
+  def test_equal_shards_are_there_once(self):
+    counts = {name: len(found) for name, found in self.found.items()}
+    self.assertEqual(counts, {"w": 4, "v": 2, "b": 1, "log_z": 1})
+
+  def test_a_reader_without_mesh_has_all_on_its_host(self):
+    for name, leaf in self.read().items():
+      self.assertIsInstance(leaf, np.ndarray)
+      np.testing.assert_array_equal(leaf, self.host[name])
+
+  @parameterized.parameters(
+      dict(fsdp=8),
+      dict(tensor=4, data=2),
+      dict(fsdp=4, tensor=2),
+      dict(data=8),
+  )
+  def test_a_reader_on_another_mesh_has_its_own_sharding(self, **sizes):
+    wanted = make_shardings(**sizes)
+    for name, leaf in self.read(wanted.get).items():
+      self.assertEqual(leaf.sharding, wanted[name])
+      np.testing.assert_array_equal(leaf, self.host[name])
+
+  def test_a_reader_fetches_only_shards_that_it_needs(self):
+    carrier = self.make()
+    # As where another process of the reader has the devices of the rest.
+    carrier._wanted = lambda name, shape: [[[0, 8], [0, 8]]] * (name == "w")
+    for name, found in self.found.items():
+      # Whatever is fetched of these is refused.
+      self.found[name] = [
+          (box, digest if name == "w" and box[0][0] < 8 else "0" * 32)
+          for box, digest in found
+      ]
+    read = lambda: carrier.read(
+        self.transport, TAG, self.packed.carried, self.specs
+    )
+    np.testing.assert_array_equal(read()["w"][:8], self.host["w"][:8])
+    carrier._wanted = lambda name, shape: [boxes.of((), shape)]
+    with self.assertRaisesRegex(wire.WireError, "leaf .* is torn"):
+      read()
+
+
+if __name__ == "__main__":
+  absltest.main()
