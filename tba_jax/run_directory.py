@@ -132,11 +132,12 @@ def _open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
     saved = _read(path)
   tls = None
   if config.store.tls_cert_file:
-    tls = locators.Tls(
+    files = (
         config.store.tls_cert_file,
         config.store.tls_key_file,
         config.store.tls_ca_file,
     )
+    tls = locators.Tls(*(os.path.expanduser(file) for file in files))
   return Run(
       workdir=path,
       run_id=saved["run_id"],
