@@ -335,3 +335,12 @@ def make_evaluations(
       and one_device,
       deadline_s=config.evaluate.deadline_s,
   )
+
+
+def stopped_by(
+    config: ml_collections.ConfigDict, saved: dict[str, Any]
+) -> str | None:
+  """Returns what ended the run that is continued; None: nothing."""
+  # A run that is made longer goes on in spite of it.
+  same = saved.get("num_steps") == config.train.num_steps
+  return saved.get("stopped_by") if same else None

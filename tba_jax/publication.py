@@ -125,9 +125,8 @@ class Publisher:
     self._thread.join(timeout=5.0)
 
   def _check(self) -> None:
-    if self._error is not None:
-      message = f"publishing has ended: {self._error}"
-      raise base.TransportError(message) from self._error
+    if (error := self._error) is not None:
+      raise base.TransportError(f"publishing has ended: {error}") from error
 
   def _run(self) -> None:
     try:

@@ -232,7 +232,7 @@ class _Trainer:
         recorder=recorder,
         periods=periods.make(config, policy.task),
         applied_history=[tuple(p) for p in saved.get("applied_history", ())],
-        stopped_by=_stopped_by(config, saved),
+        stopped_by=parts.stopped_by(config, saved),
     )
 
   def _make_journal(
@@ -332,14 +332,6 @@ class _Trainer:
         score_groups=scorer.score,
     )
     return drain, service
-
-
-def _stopped_by(
-    config: ml_collections.ConfigDict, saved: dict[str, Any]
-) -> str | None:
-  # A run that is made longer goes on in spite of what had stopped it.
-  same = saved.get("num_steps") == config.train.num_steps
-  return saved.get("stopped_by") if same else None
 
 
 def _transport_maker(
