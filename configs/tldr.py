@@ -22,6 +22,8 @@ Arguments, after a colon and separated by commas:
 - `quick` (the same path, three minutes on two cores: a tiny model made on the
   spot, small posts and a scripted gold reward that code writes), `smoke`
   (seconds);
+- `overoptimize`, with `quick`: a reward model that has seen few pairs, and a
+  policy that is hardly held back. Its score rises while the gold reward falls;
 - `seed=N`, `steps=N` (of `tba`: 256, or the papers' 425, 625, 725, 825).
 
 The settings are the papers'. Differing: rates move every step, where the
@@ -53,11 +55,14 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
       steps=256,
       model=tldr_sft.MODELS[0],
       method=METHODS[0],
+      overoptimize=False,
   )
   if arg.method not in METHODS:
     raise ValueError(
         f"config argument method={arg.method!r}: allowed {', '.join(METHODS)}"
     )
+  if arg.overoptimize and not arg.quick:
+    raise ValueError("config argument overoptimize: allowed with quick")
   c = common.get_config()
   tldr_sft.set_data_and_sft(c, arg)
   tldr_reward_model.set_reward_model(c, arg)
@@ -70,6 +75,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     _make_quick(c, arg)
   if arg.smoke:
     make_smoke(c)
+  if arg.overoptimize:
+    _overoptimize(c)
   return c
 
 
@@ -184,6 +191,17 @@ def _make_quick(
   if arg.method == "ppo":
     c.loss.value_init = "policy"
     c.loss.value_learning_rate = 1e-3
+
+
+def _overoptimize(c: ml_collections.ConfigDict) -> None:
+  """Lets the policy find what a poor reward model likes and nobody else."""
+  c.reward_model.num_steps = 30
+  c.reward_model.evaluate_every_steps = 15
+  c.reward_model.checkpoint_every_steps = 15
+  c.loss.beta = 0.02
+  c.loss.beta_final = 0.002
+  c.optimizer.learning_rate = 1e-3
+  c.train.num_steps = 200
 
 
 def make_quick(c: ml_collections.ConfigDict) -> None:

@@ -5,6 +5,7 @@
     python docs/make_pictures.py roles
     python docs/make_pictures.py panel RUN    # while RUN trains: its panel
     python docs/make_pictures.py report RUN   # the head of its report
+    python docs/make_pictures.py rewards RUN  # what it was trained on, judged
 
 `report` needs Debian's `chromium` and `chromium-driver`, and selenium.
 """
@@ -160,8 +161,42 @@ def report(workdir: str) -> None:
       driver.quit()
 
 
+def rewards(workdir: str) -> None:
+  """Draws the held-out reward of a run, and its judge's, against steps."""
+  import matplotlib
+
+  matplotlib.use("svg")
+  matplotlib.rcParams["svg.hashsalt"] = "tba_jax"
+  from matplotlib import pyplot
+
+  from tba_jax import jsonl
+
+  records = jsonl.iter_jsonl(pathlib.Path(workdir) / "metrics.jsonl")
+  rows = [r for r in records if "eval/gold_reward" in r]
+  steps = [r["step"] for r in rows]
+  figure, axes = pyplot.subplots(figsize=(6.4, 3.4), facecolor=_PAPER)
+  for key, words, role in (
+      ("mean_reward", "reward model, trained on", "trainer"),
+      ("gold_reward", "gold reward, never seen", "store"),
+  ):
+    mean = [r[f"eval/{key}"] for r in rows]
+    error = [2 * r[f"eval/{key}_stderr"] for r in rows]
+    axes.errorbar(steps, mean, error, label=words, color=_COLORS[role])
+  axes.set(xlabel="step", ylabel="mean, held-out prompts")
+  axes.legend(frameon=False)
+  axes.spines[["top", "right"]].set_visible(False)
+  figure.savefig(
+      _PICTURES / "rewards.svg", bbox_inches="tight", metadata={"Date": None}
+  )
+
+
 def main(argv: list[str]) -> None:
-  commands = {"roles": roles, "panel": panel, "report": report}
+  commands = {
+      "roles": roles,
+      "panel": panel,
+      "report": report,
+      "rewards": rewards,
+  }
   if len(argv) < 2 or argv[1] not in commands:
     raise SystemExit(__doc__)
   _PICTURES.mkdir(exist_ok=True)

@@ -135,6 +135,16 @@ class TldrConfigTest(parameterized.TestCase):
     self.assertEqual(c.search.prompts_per_round, 1)
     self.assertEqual(tldr.get_config("").search.prompts_per_round, 2)
 
+  def test_a_poor_reward_model_is_of_the_quick_form(self):
+    c = tldr.get_config("quick,overoptimize")
+    self.assertLess(
+        c.reward_model.num_steps,
+        tldr.get_config("quick").reward_model.num_steps,
+    )
+    validate.validate(c)
+    with self.assertRaisesRegex(ValueError, "overoptimize: allowed with quick"):
+      tldr.get_config("overoptimize")
+
   @parameterized.parameters(*tldr_sft.MODELS)
   def test_fine_tuning_and_reward_model(self, model):
     c = tldr_reward_model.get_config(f"model={model}")

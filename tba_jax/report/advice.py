@@ -13,6 +13,8 @@ Rows = Sequence[Mapping[str, Any]]
 
 # A role that waits less than this share of its time is taken to be busy.
 _BUSY = 0.9
+# Where both wait for more than this, neither is what bounds the run.
+_IDLE = 0.25
 _MANY_EQUAL = 0.5
 _MANY_COPIES = 0.1
 # Below these shares of effective samples the data's age costs much of a batch,
@@ -51,6 +53,11 @@ def _bound(run: load.Run, rows: Rows) -> list[str]:
   )
   if max(trainer, searcher) < 1 - _BUSY:
     return [f"{waits}: they are in balance."]
+  if min(trainer, searcher) > _IDLE:
+    return [
+        f"{waits}: neither bounds the run, but what passes between them, or too"
+        " few processors for both."
+    ]
   count = len({r["index"] for r in rows if r["role"] == "searcher"})
   # Busy searchers a busy trainer needs: both rates scale with their work.
   balance = max(1, math.ceil(count * (1 - searcher) / max(1 - trainer, 0.01)))

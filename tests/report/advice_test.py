@@ -58,6 +58,14 @@ class AdviceTest(absltest.TestCase):
     self.assertIn("searchers 60% of theirs: the trainer bounds the run", line)
     self.assertIn("1 searchers instead of 2", line)
 
+  def test_both_wait(self):
+    rows = [
+        _row("trainer", 0, {"step": 5.0, "wait_fresh": 5.0}),
+        _row("searcher", 0, {"decode": 2.0, "wait_work": 8.0}),
+    ]
+    (line,) = advice.advice(_run(), rows)
+    self.assertIn("searchers 80% of theirs: neither bounds the run", line)
+
   def test_balance(self):
     rows = [
         _row("trainer", 0, {"step": 9.5, "wait_fresh": 0.5}),
