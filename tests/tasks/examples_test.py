@@ -71,7 +71,7 @@ class CheckTest(absltest.TestCase):
         report, "held_out", [examples_lib.Row("t:1", None)], _make
     )
     with self.assertRaisesRegex(
-        ValueError, "'held_out' has no prompt.*no JSON object: t:1"
+        ValueError, "'held_out' has no prompt.*no JSON object.*: t:1"
     ):
       examples_lib.check_splits(splits, test="held_out", report=report)
 
