@@ -31,8 +31,7 @@ class LayoutsTest(layouts_case.LayoutsCase):
             "publish.carrier": "orbax",
             # Either process has shards that the other has not; a version with
             # less than all of them is none.
-            "mesh.fsdp": 2,
-            "mesh.tensor": 2,
+            "mesh.fsdp": 4,
             "trainer.num_processes": 2,
             "trainer.cpu_devices": 2,
         },
