@@ -58,6 +58,15 @@ class DeviceWork:
   def state(self) -> "train_step_lib.TrainState":
     return self._state
 
+  @property
+  def may_leave_out(self) -> bool:
+    """True where a checkpoint that cannot be written may be left out.
+
+    One of several processes must not: the others wait for its part, and go on
+    from another place than it.
+    """
+    return self._cluster.num_processes == 1
+
   def train(self, batch: types.Batch) -> dict[str, jax.Array]:
     """Starts a step on a placed batch; returns its metrics, still computed."""
     self._cluster.tell("train")
@@ -99,7 +108,11 @@ class DeviceWork:
     self._state = dataclasses.replace(self._state, learning_rate_scale=scale)
 
   def save(self, step: int, host_state: dict[str, Any], *, wait: bool) -> None:
-    """Saves a checkpoint; as `Checkpointer.save`."""
+    """Saves a checkpoint; as `Checkpointer.save`.
+
+    Raises:
+      OSError: this one, or the one before it, could not be written.
+    """
     self._cluster.tell("save", {"step": step, "wait": wait})
     self._checkpointer.save(step, self._state, host_state, wait=wait)
 
@@ -164,14 +177,6 @@ class Follower:
     elif command.name == "scale":
       work.scale_learning_rate(fields["factor"])
     elif command.name == "save":
-      self._save(**fields)
+      work.save(host_state={}, **fields)
     else:
       raise ValueError(f"command {command.name!r} of process 0 is not known")
-
-  def _save(self, step: int, wait: bool) -> None:
-    try:
-      self._work.save(step, {}, wait=wait)
-    except OSError:
-      # As process 0 does: a periodic checkpoint may be left out.
-      if wait:
-        raise

@@ -267,7 +267,8 @@ class Trainer:
     """Saves a checkpoint of this step, and drops journal that none needs.
 
     A periodic one that cannot be written (a full disk) is told and left out:
-    the journal keeps what it would have covered.
+    the journal keeps what it would have covered. Not where the trainer is
+    several processes, which then end, and start again from the one before.
     """
     if self._saved_step == self._step:
       return
@@ -285,7 +286,7 @@ class Trainer:
       try:
         self._work.save(self._step, host_state, wait=wait)
       except OSError as error:
-        if wait:
+        if wait or not self._work.may_leave_out:
           raise
         self._recorder.event("checkpoint_failed", str(error))
         return

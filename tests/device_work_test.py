@@ -169,15 +169,13 @@ class DeviceWorkTest(parameterized.TestCase):
       self.follow([end])
     self.assertEqual(caught.exception.status, processes.EXIT_FATAL)
 
-  def test_a_periodic_checkpoint_may_fail_as_in_process_0(self):
+  @parameterized.parameters(True, False)
+  def test_a_checkpoint_that_fails_ends_the_process(self, wait):
     self.checkpointer.save.side_effect = OSError("no space")
-    save = lambda wait: cluster_lib.Command(
-        "save", {"step": 1, "wait": wait}, {}
-    )
-    end = cluster_lib.Command("end", {"status": 0}, {})
-    self.assertTrue(self.follow([save(False), end])[0])
+    fields = {"step": 1, "wait": wait}
+    save = cluster_lib.Command("save", fields, {})
     with self.assertRaisesRegex(OSError, "no space"):
-      self.follow([save(True), end])
+      self.follow([save])
 
   def test_an_unknown_command_is_an_error(self):
     with self.assertRaisesRegex(ValueError, "'dance'"):

@@ -7,6 +7,7 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tba_jax import device_work
 from tba_jax import trainer as trainer_lib
 from tests import trainer_case
 
@@ -171,6 +172,14 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.assertEqual(
         self.journal.truncate_before.call_args_list, [mock.call(400)]
     )
+
+  def test_one_of_several_processes_leaves_no_save_out(self):
+    self.checkpointer.save.side_effect = OSError("disk full")
+    with mock.patch.object(
+        device_work.DeviceWork, "may_leave_out", new=False
+    ), self.assertRaisesRegex(OSError, "disk full"):
+      self.run_it(checkpoint_every=2)
+    self.assertEqual(self.steps("step"), [0, 1])
 
   def test_a_last_save_that_fails_is_an_error(self):
     self.checkpointer.save.side_effect = OSError("disk full")
