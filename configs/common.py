@@ -67,6 +67,14 @@ def get_config() -> ml_collections.ConfigDict:
       scale_attention_by_layer=False,  # gpt2: and over 1 + the layer's index
   )
 
+  # Low-rank adapters, trained in place of the policy's params (docs/lora.md).
+  c.lora = d(
+      rank=0,  # 0 = all params are trained
+      alpha=16.0,  # the factors' product counts alpha / rank times
+      # Products of the blocks: "all", or some of q, k, v, o, gate, up, down.
+      targets="all",
+  )
+
   # What the policy and the reference start from: "scratch", "sft" (made by
   # config.sft in WORKDIR/sft when it is not there yet), or a Hugging Face
   # folder.
@@ -86,6 +94,7 @@ def get_config() -> ml_collections.ConfigDict:
       head_dim="",
       labels="",  # what a scalar head gives
       positions="",  # learned ones
+      lora_rank="",  # of adapters
   )
 
   # Sections `sft`, `reward`, `reward_model` and `evaluate`.

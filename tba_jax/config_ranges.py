@@ -8,6 +8,7 @@ import math
 import re
 from typing import Any
 
+from tba_jax import config_lora
 from tba_jax import processes
 
 MESH_AXES = ("data", "fsdp", "tensor")
@@ -199,8 +200,9 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
     (
         _at_least(0),
         # A period of 0 is "never".
-        "model.sliding_window evaluate.every_steps log.samples_every_steps"
-        " sft.warmup_steps sampling.top_k search.lead_steps"
+        "lora.rank model.sliding_window evaluate.every_steps"
+        " log.samples_every_steps sft.warmup_steps sampling.top_k"
+        " search.lead_steps"
         " loss.beta_decay_steps loss.beta_stop_steps optimizer.warmup_steps"
         " rounds.mini_batches optimizer.stable_steps optimizer.decay_steps"
         " reward.memory_mb train.per_round_steps loss.proximal_every_steps"
@@ -216,10 +218,10 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
     (_at_least(2), "publish.keep_versions"),
     (
         _ABOVE_0,
-        "model.rope_theta model.norm_epsilon model.rope_low_freq_factor"
-        " model.rope_high_freq_factor sft.learning_rate"
-        " sampling.temperature search.lease_s search.pull_every_s"
-        " search.starvation_s loss.beta loss.beta_final"
+        "lora.alpha model.rope_theta model.norm_epsilon"
+        " model.rope_low_freq_factor model.rope_high_freq_factor"
+        " sft.learning_rate sampling.temperature search.lease_s"
+        " search.pull_every_s search.starvation_s loss.beta loss.beta_final"
         " loss.ratio_cap loss.log_z_learning_rate loss.value_learning_rate"
         " optimizer.learning_rate"
         " optimizer.epsilon"
@@ -271,7 +273,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         _RULE,
         "sharding.batch sharding.layers sharding.vocab sharding.width"
         " sharding.mlp sharding.heads sharding.kv_heads sharding.head_dim"
-        " sharding.labels sharding.positions",
+        " sharding.labels sharding.positions sharding.lora_rank",
     ),
     (_WRITERS, "log.writers"),
     ((lambda v: bool(v), "allowed a name"), "log.wandb_project"),
@@ -289,6 +291,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         ),
         "sampling.stop_strings",
     ),
+    (config_lora.TARGETS_RANGE, "lora.targets"),
     (_NUMBERS, "sweep.staleness_steps sweep.mini_batches sweep.seeds"),
     (_ADDRESS, "store.address"),
     (

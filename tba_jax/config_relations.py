@@ -16,6 +16,7 @@ from typing import Any
 
 from tba_jax import config_diverse
 from tba_jax import config_hosts
+from tba_jax import config_lora
 from tba_jax import config_rewards
 
 # Names of `config.loss`; a test holds them to the table of objectives.
@@ -336,6 +337,8 @@ _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
     config_hosts.store,
     config_hosts.tls,
     config_hosts.trainer,
+    config_lora.base,
+    config_lora.targets,
     _packages,
     *config_rewards.CHECKS,
 )

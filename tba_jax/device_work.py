@@ -19,6 +19,7 @@ from tba_jax import types
 
 if TYPE_CHECKING:
   from tba_jax import checkpoint as checkpoint_lib
+  from tba_jax import lora
   from tba_jax import train_step as train_step_lib
   from tba_jax.carriers import shard_peers
 
@@ -31,6 +32,7 @@ class DeviceWork:
       *,
       state: "train_step_lib.TrainState",
       train_step: "train_step_lib.TrainStep",
+      whole: "lora.Whole",
       checkpointer: "checkpoint_lib.Checkpointer",
       mesh: jax.sharding.Mesh,
       cluster: cluster_lib.Cluster,
@@ -41,6 +43,7 @@ class DeviceWork:
     Args:
       state: before the next step.
       train_step: jitted; donates the state.
+      whole: from the state's params to those of the model.
       checkpointer: of this run.
       mesh: of all processes.
       cluster: this process among the others.
@@ -50,6 +53,7 @@ class DeviceWork:
     self.peers = peers
     self._state = state
     self._train_step = train_step
+    self._whole = whole
     self._checkpointer = checkpointer
     self._cluster = cluster
     self._gather = cluster.gatherer(mesh)
@@ -66,6 +70,11 @@ class DeviceWork:
     from another place than it.
     """
     return self._cluster.num_processes == 1
+
+  @property
+  def base(self) -> str:
+    """Names the params that adapters belong to; "" where there are none."""
+    return self._whole.base
 
   def train(self, batch: types.Batch) -> dict[str, jax.Array]:
     """Starts a step on a placed batch; returns its metrics, still computed."""
@@ -102,18 +111,24 @@ class DeviceWork:
     if replaced is not None:
       self._cluster.tell("forget", {"version": replaced})
 
+  def gather_model(self) -> types.PyTree:
+    """As `gather`, of the model's params: adapters merged into their base."""
+    self._cluster.tell("gather_model")
+    return self._gather(self._whole.params(self._state.params))
+
   def scale_learning_rate(self, factor: float) -> None:
     self._cluster.tell("scale", {"factor": factor})
     scale = self._state.learning_rate_scale * factor
     self._state = dataclasses.replace(self._state, learning_rate_scale=scale)
 
   def save(self, step: int, host_state: dict[str, Any], *, wait: bool) -> None:
-    """Saves a checkpoint; as `Checkpointer.save`.
+    """Saves a checkpoint that names its base; as `Checkpointer.save`.
 
     Raises:
       OSError: this one, or the one before it, could not be written.
     """
     self._cluster.tell("save", {"step": step, "wait": wait})
+    host_state = {**host_state, "base": self._whole.base}
     self._checkpointer.save(step, self._state, host_state, wait=wait)
 
   def close(self) -> None:
@@ -174,6 +189,8 @@ class Follower:
       work.publish(work.peers.submit, **fields)
     elif command.name == "forget":
       work.peers.forget(fields["version"])
+    elif command.name == "gather_model":
+      work.gather_model()
     elif command.name == "scale":
       work.scale_learning_rate(fields["factor"])
     elif command.name == "save":

@@ -187,6 +187,7 @@ def _load(
     config = config.copy_and_resolve_references()
     with config.unlocked():
       config.init = operand
+      config.lora.rank = 0
     policy = policy_lib.make(config, workdir)
     return operand, policy, policy_lib.initial_params(policy, config.seed), None
   policy, params, step = model_source.restore(

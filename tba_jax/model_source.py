@@ -16,6 +16,7 @@ import ml_collections
 
 from tba_jax import checkpoint as checkpoint_lib
 from tba_jax import config_args
+from tba_jax import lora
 from tba_jax import policy as policy_lib
 from tba_jax import run_directory
 from tba_jax import sharding
@@ -53,6 +54,8 @@ def restore(
 ) -> tuple[policy_lib.Policy, types.PyTree, int]:
   """Returns the policy, params and step of a run's checkpoint.
 
+  Adapters are merged into their base, which must be what it was.
+
   Args:
     config: of the run.
     workdir: of the run.
@@ -73,10 +76,10 @@ def restore(
       str(folder), keep=config.checkpoint.keep
   )
   try:
-    state, _ = checkpointer.restore(
+    state, saved = checkpointer.restore(
         train_step_lib.abstract_state(
             config,
-            policy.model,
+            policy.trained,
             mesh,
             value_model=value_model_lib.make(config, policy.model),
         ),
@@ -84,7 +87,19 @@ def restore(
     )
   finally:
     checkpointer.close()
-  return policy, state.params, int(state.step)
+  shardings = sharding.param_shardings(
+      mesh, config.sharding, policy.model.logical_axes
+  )
+  whole = lora.make_whole(
+      policy.adapters,
+      policy.folder,
+      config.seed,
+      lambda: jax.device_put(
+          policy_lib.initial_params(policy, config.seed, shardings), shardings
+      ),
+  )
+  lora.check_base(saved.get("base", ""), whole.base)
+  return policy, whole.params(state.params), int(state.step)
 
 
 def of_checkpoint(

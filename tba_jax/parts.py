@@ -22,9 +22,9 @@ from tba_jax import cluster as cluster_lib
 from tba_jax import device_work
 from tba_jax import evaluations as evaluations_lib
 from tba_jax import evaluator as evaluator_lib
+from tba_jax import lora
 from tba_jax import periods
 from tba_jax import policy as policy_lib
-from tba_jax import publication
 from tba_jax import recorder as recorder_lib
 from tba_jax import reference as reference_lib
 from tba_jax import run_directory
@@ -40,7 +40,6 @@ from tba_jax.carriers import build as carriers_build
 from tba_jax.models import hf
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.rewards import judges
-from tba_jax.transport import base
 
 
 def make_reference(
@@ -48,13 +47,15 @@ def make_reference(
     policy: policy_lib.Policy,
     params: types.PyTree,
 ) -> reference_lib.Reference:
-  """Returns the reference policy, which starts from a copy of the params."""
+  """Returns the reference policy, which starts from the params."""
   moves = config.reference.mode != "fixed"
   return reference_lib.Reference(
       policy.model,
       params,
       temperature=config.sampling.temperature,
       every_steps=config.reference.every_steps if moves else 0,
+      # No step donates the base of adapters: it is the reference too.
+      copy=policy.adapters is None,
   )
 
 
@@ -82,13 +83,19 @@ def init_state(
     mesh: jax.sharding.Mesh,
 ) -> train_step_lib.TrainState:
   """Returns the state before step 0 from the policy's params."""
+  value_model = value_model_lib.make(config, policy.model)
+  value_params = value_model_lib.load(config)
+  if policy.adapters is not None:
+    if value_model is not None and value_params is None:
+      value_params = value_model.from_policy(params)
+    params = jax.jit(policy.adapters.init)(jax.random.PRNGKey(config.seed))
   return train_step_lib.init_state(
       config,
-      policy.model,
+      policy.trained,
       params,
       mesh,
-      value_model=value_model_lib.make(config, policy.model),
-      value_params=value_model_lib.load(config),
+      value_model=value_model,
+      value_params=value_params,
   )
 
 
@@ -108,15 +115,22 @@ def make_work(
   shardings = sharding.param_shardings(
       mesh, config.sharding, policy.model.logical_axes
   )
-  params = policy_lib.initial_params(policy, config.seed, shardings)
-  reference = make_reference(config, policy, jax.device_put(params, shardings))
+  params = jax.device_put(
+      policy_lib.initial_params(policy, config.seed, shardings), shardings
+  )
+  reference = make_reference(config, policy, params)
+  whole = lora.make_whole(
+      policy.adapters, policy.folder, config.seed, lambda: params
+  )
   if checkpointer.latest_step() is None:
     state, saved = init_state(config, policy, params, mesh), {}
   else:
     state, saved = checkpointer.restore(abstract_state(config, policy, mesh))
+    lora.check_base(saved.get("base", ""), whole.base)
   work = device_work.DeviceWork(
       state=state,
-      train_step=make_train_step(config, policy, mesh),
+      train_step=make_train_step(config, policy, mesh, params),
+      whole=whole,
       checkpointer=checkpointer,
       mesh=mesh,
       cluster=cluster,
@@ -139,7 +153,7 @@ def abstract_state(
   """Returns shapes, dtypes and shardings of the state."""
   value_model = value_model_lib.make(config, policy.model)
   return train_step_lib.abstract_state(
-      config, policy.model, mesh, value_model=value_model
+      config, policy.trained, mesh, value_model=value_model
   )
 
 
@@ -147,11 +161,23 @@ def make_train_step(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
     mesh: jax.sharding.Mesh,
+    params: types.PyTree,
 ) -> train_step_lib.TrainStep:
-  """Returns the jitted step of a config's objective."""
-  value_model = value_model_lib.make(config, policy.model)
+  """Returns the jitted step of a config's objective.
+
+  Args:
+    config, policy: of the run.
+    mesh: of the state.
+    params: that training starts from, on the mesh; kept where they are the base
+      of adapters.
+  """
   return train_step_lib.make_train_step(
-      config, policy.model, mesh, value_model=value_model
+      config,
+      policy.model,
+      mesh,
+      value_model=value_model_lib.make(config, policy.model),
+      adapters=policy.adapters,
+      base=None if policy.adapters is None else params,
   )
 
 
@@ -213,30 +239,6 @@ def make_placer(
   )
 
 
-def make_publisher(
-    config: ml_collections.ConfigDict,
-    run: run_directory.Run,
-    epoch: int,
-    work: device_work.DeviceWork,
-    make_transport: Callable[[], base.Transport],
-    recorder: recorder_lib.Recorder,
-    on_event: Callable[[str, str], None],
-) -> publication.Publisher:
-  """Returns the publisher of a run's params, its thread started."""
-  specs = _published(config, work.state.params)
-  return publication.Publisher(
-      make_transport,
-      epoch=epoch,
-      run_id=run.run_id,
-      secret=run.secret,
-      carriers=carriers_build.make_writers(config, run, specs, work.peers),
-      dtype=config.publish.dtype,
-      keep_versions=config.publish.keep_versions,
-      on_event=on_event,
-      span=functools.partial(recorder.span, lane="publish"),
-  )
-
-
 def _published(
     config: ml_collections.ConfigDict, params: types.PyTree
 ) -> versions.Specs:
@@ -266,26 +268,6 @@ def make_sample_log(
       num_samples=config.log.num_samples,
       tokenizer=policy.tokenizer,
       judge=judge,
-  )
-
-
-def make_puller(
-    config: ml_collections.ConfigDict,
-    run: run_directory.Run,
-    params: types.PyTree,
-    make_transport: Callable[[], base.Transport],
-    on_event: Callable[[str, str], None],
-) -> publication.Puller:
-  """Returns the puller of a run's params; `params` may be abstract."""
-  return publication.Puller(
-      make_transport,
-      run_id=run.run_id,
-      secret=run.secret,
-      expected=versions.expected_leaves(params),
-      carriers=carriers_build.make_readers(config, run),
-      dtype=config.publish.dtype,
-      every_s=config.search.pull_every_s,
-      on_event=on_event,
   )
 
 

@@ -112,6 +112,47 @@ def _room(needed: float, kind: str) -> str:
   return f"NO: {words}" if needed > have else f"yes: {words}"
 
 
+def _moment_bytes(config: ml_collections.ConfigDict) -> int:
+  """Returns the bytes that Adam holds of one parameter."""
+  # The second moment is float32 whatever the rest is.
+  return BYTES[config.optimizer.state_dtype] + BYTES["float32"]
+
+
+def _trained(
+    config: ml_collections.ConfigDict,
+    leaves: shard_report.Leaves,
+    params: int,
+    count: int,
+) -> dict[str, int]:
+  """Returns bytes of a device for params and what is made of their shape.
+
+  Args:
+    config: of the run.
+    leaves: of the model.
+    params, count: bytes and number of its parameters on a device.
+  """
+  moments = "optimizer (Adam's two moments)"
+  if not config.lora.rank:
+    return {
+        "params": params,
+        "reference": params,
+        "gradients": params,
+        moments: count * _moment_bytes(config),
+    }
+  factors = shard_report.adapter_leaves(
+      leaves, rank=config.lora.rank, targets=config.lora.targets
+  )
+  found = shard_report.of_leaves(factors, config.sharding, config.mesh)
+  own = sum(leaf.device_size for leaf in found)
+  return {
+      "params, base of the adapters and reference": params,
+      "params with adapters merged, to evaluate": params,
+      "adapters": own * BYTES["float32"],
+      "gradients": own * BYTES["float32"],
+      moments: own * _moment_bytes(config),
+  }
+
+
 def trainer_rows(
     config: ml_collections.ConfigDict, c: ModelConfig, kind: str
 ) -> list[tuple[str, str]]:
@@ -129,9 +170,6 @@ def trainer_rows(
   found = shard_report.of_leaves(leaves, config.sharding, config.mesh)
   count = sum(leaf.device_size for leaf in found)
   params = count * BYTES[c.param_dtype]
-  # The second moment is float32 whatever the rest is.
-  moment_bytes = BYTES[config.optimizer.state_dtype] + BYTES["float32"]
-  moments = count * moment_bytes
   # Without a kind "auto" counts as the larger one.
   dtype = compute_dtype(config, c, kind or "cpu")
   kept = config.train.remat
@@ -142,17 +180,15 @@ def trainer_rows(
   }
   # Of the policy's shape, with a gradient and two moments of its own.
   has_values = has_value_model(config)
-  values = (2 * params + moments) * has_values
+  values = (2 * params + count * _moment_bytes(config)) * has_values
   others = ", ".join(
       f"{name} {size(value)}" for name, value in blocks.items() if name != kept
   )
-  total = 3 * params + moments + values + logits + blocks[kept]
+  trained = _trained(config, leaves, params, count)
+  total = sum(trained.values()) + values + logits + blocks[kept]
   return [
       ("parameters", f"{num_params(leaves):,}"),
-      ("params", size(params)),
-      ("reference", size(params)),
-      ("gradients", size(params)),
-      ("optimizer (Adam's two moments)", size(moments)),
+      *((name, size(num_bytes)) for name, num_bytes in trained.items()),
       ("logits of a micro-batch, with gradient", size(logits)),
       (
           f"activations, remat {kept} (estimate)",
@@ -178,9 +214,13 @@ def searcher_rows(
       * length
   )
   logits = sampling.num_rows * c.vocab_size * _LOGITS_BYTES
-  total = 2 * params + cache + logits
+  held, words = 2 * params, "params, twice while a version comes in"
+  if config.lora.rank:
+    held += params
+    words = "base, and merged params twice while a version comes in"
+  total = held + cache + logits
   return [
-      ("params, twice while a version comes in", size(2 * params)),
+      (words, size(held)),
       (
           f"cache of {sampling.num_rows} rows of {length} tokens",
           size(cache),

@@ -12,6 +12,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import evaluator as evaluator_lib
+from tba_jax import lora
 from tba_jax import reference as reference_lib
 from tba_jax import sharding
 from tba_jax import tokenizer as tokenizer_lib
@@ -43,12 +44,19 @@ class Policy:
   tokenizer: of prompts and completions.
   model: pure functions.
   folder: Hugging Face folder to start from; None = from scratch.
+  adapters: what is trained of it; None = all.
   """
 
   task: tasks_base.Task
   tokenizer: tokenizer_lib.Tokenizer
   model: build.Model
   folder: pathlib.Path | None
+  adapters: lora.Adapters | None
+
+  @property
+  def trained(self) -> build.Model | lora.Adapters:
+    """Has `init` and `logical_axes` of what is trained, and published."""
+    return self.adapters or self.model
 
 
 def add_stops(
@@ -89,7 +97,7 @@ def make(
   """Returns the policy of a config.
 
   Args:
-    config: reads `task`, `tokenizer`, `model`, `init` and `train.remat`.
+    config: reads `task`, `tokenizer`, `model`, `init`, `lora`, `train.remat`.
     workdir: of the run; holds the SFT model where `config.init` is "sft".
     scratch: makes the model that SFT starts from (`config.sft.init`), whatever
       `config.init` says.
@@ -149,7 +157,8 @@ def make(
       )
     add_model_stops(model_config, tokenizer)
   model = build.make_model(model_config, remat=config.train.remat)
-  return Policy(task, tokenizer, model, folder)
+  adapters = None if scratch else lora.make(config.lora, model)
+  return Policy(task, tokenizer, model, folder, adapters)
 
 
 def initial_params(

@@ -77,6 +77,23 @@ def hold(
   return jax.lax.cond(step % every == 0, copy, lambda: held)
 
 
+def hold_of_state(config: ml_collections.ConfigDict, state: Any) -> Any:
+  """Returns a `TrainState` whose held params are those of its step."""
+  return dataclasses.replace(
+      state,
+      sampling_params=rounds.hold(
+          config, state.sampling_params, state.params, state.step
+      ),
+      proximal_params=hold(
+          config,
+          state.proximal_params,
+          state.params,
+          state.loss_params,
+          state.step,
+      ),
+  )
+
+
 def temper(
     batch: types.Batch, beta: jax.Array, *, tau: jax.Array, gamma: jax.Array
 ) -> tuple[types.Batch, jax.Array]:

@@ -51,6 +51,7 @@ class Publisher:
       keep_versions: int,
       on_event: Callable[[str, str], None],
       span: Callable[[str], contextlib.AbstractContextManager],
+      base_name: str = "",
   ):
     """Starts the thread.
 
@@ -59,18 +60,18 @@ class Publisher:
       epoch: the trainer's start count.
       run_id: the run.
       secret: key of the run's messages.
-      carriers: of the leaves; each but the first takes a version that the one
-        before it has no room for.
+      carriers: of the leaves; the first that has room takes a version.
       dtype: of the published floats, "" = as they are.
       keep_versions: how many versions stay readable, at least 1.
       on_event: called with (kind, message) for what a user should know.
       span: notes the time of a body of the named kind, in the thread.
+      base_name: as of `versions.send`.
     """
     self._make_transport = make_transport
     self._span = span
     self._epoch = epoch
-    self._run_id = run_id
-    self._secret = secret
+    self._keys = {"run_id": run_id, "secret": secret}
+    self._base_name = base_name
     self._keep = keep_versions
     self._on_event = on_event
     self._carriers = carriers
@@ -176,9 +177,8 @@ class Publisher:
       carrier.close()
 
   def _pointer(self, transport: base.Transport) -> tuple[int, int] | None:
-    keys = {"run_id": self._run_id, "secret": self._secret}
     try:
-      return versions.read_pointer(transport, **keys)
+      return versions.read_pointer(transport, **self._keys)
     except wire.WireError as error:
       self._on_event("refused_version", f"the pointer is not ours: {error}")
       return None
@@ -193,17 +193,16 @@ class Publisher:
         version=version,
         on_event=self._on_event,
     )
-    first = not kept
+    if not kept:
+      found.carrier.clean(found.packed.tag)
     # The same version again, after a restore.
     kept[:] = [it for it in kept if it.version != version] + [found]
-    if first:
-      found.carrier.clean(found.packed.tag)
 
   def _send(
       self, transport: base.Transport, kept: list[versions.Version]
   ) -> None:
     newest = kept[-1]
-    versions.send(transport, newest, run_id=self._run_id, secret=self._secret)
+    versions.send(transport, newest, base_name=self._base_name, **self._keys)
     with self._wake:
       self._written = max(self._written, newest.version)
       self._wake.notify_all()
@@ -236,6 +235,7 @@ class Puller:
       dtype: str,
       every_s: float,
       on_event: Callable[[str, str], None],
+      base_name: str = "",
   ):
     """Starts the thread.
 
@@ -248,12 +248,13 @@ class Puller:
       dtype: in which floats are published, "" = as they are wanted.
       every_s: seconds between two looks at the pointer.
       on_event: called with (kind, message).
+      base_name: as of `versions.read_version`.
     """
     self._make_transport = make_transport
-    self._run_id = run_id
-    self._secret = secret
+    self._keys = {"run_id": run_id, "secret": secret}
+    published = versions.published(expected, dtype)
+    self._wanted = {"expected": published, "base_name": base_name}
     self._expected = expected
-    self._published = versions.published(expected, dtype)
     self._carriers = carriers
     self._every_s = every_s
     self._on_event = on_event
@@ -328,14 +329,13 @@ class Puller:
       carrier.close()
 
   def _look(self, transport: base.Transport) -> None:
-    keys = {"run_id": self._run_id, "secret": self._secret}
-    tag = versions.read_pointer(transport, **keys)
+    tag = versions.read_pointer(transport, **self._keys)
     held = self._latest
     # An older epoch's pointer comes from a trainer that was replaced.
     if tag is None or (held is not None and tag <= held[0]):
       return
     started = time.perf_counter()
-    keys.update(carriers=self._carriers, expected=self._published)
+    keys = {"carriers": self._carriers, **self._wanted, **self._keys}
     leaves = versions.read_version(transport, tag, **keys)
     if leaves is None:
       return

@@ -94,17 +94,19 @@ class Reference:
       *,
       temperature: float,
       every_steps: int = 0,
+      copy: bool = True,
   ):
-    """Copies the params, in their shardings.
+    """Copies the params, in their shardings, unless it is told not to.
 
-    The copy is its own: the policy starts from the same arrays, and the train
-    step donates them. A reference that moves holds it up to the first `follow`.
+    The policy may start from the same arrays, and the train step donates
+    those. A reference that moves holds it up to the first `follow`.
 
     Args:
       model: a `models.build.Model`; `forward.py` calls it.
       params: of π_ref, sharded as they shall stay.
       temperature: of sampling, above 0: policy and reference are both tempered.
       every_steps: between two moves of the reference; 0 = it is fixed.
+      copy: False where nobody donates the params.
 
     Raises:
       ValueError: `temperature` is not above 0.
@@ -113,7 +115,7 @@ class Reference:
       raise ValueError(f"sampling.temperature={temperature}: must be above 0")
     self.version = 0
     self._every_steps = every_steps
-    self._params = jax.tree.map(jnp.copy, params)
+    self._params = jax.tree.map(jnp.copy, params) if copy else params
 
     def run(
         params: types.PyTree,

@@ -22,6 +22,7 @@ from tba_jax import guards as guards_lib
 from tba_jax import ledger as ledger_lib
 from tba_jax import metrics
 from tba_jax import parts
+from tba_jax import parts_params
 from tba_jax import parts_replay
 from tba_jax import periods
 from tba_jax import policy as policy_lib
@@ -90,15 +91,17 @@ def run_searcher(
     index = processes.index_of(operands)
     on_event = functools.partial(events.write, role="searcher", index=index)
     policy = policy_lib.make(config, run.workdir)
+    whole = parts_params.make_whole(config, policy)
     judge = reward_judge.of_searcher(config, run.workdir, policy, on_event)
   except ValueError as error:
     raise run_directory.NoRunError(str(error)) from error
-  params_like = jax.eval_shape(policy.model.init, jax.random.PRNGKey(0))
   clock = metrics.BusyClock()
   path = run.workdir / "spans" / f"searcher-{index}.jsonl"
   spans = metrics.SpanWriter(path, "searcher", index, clock=clock)
   make_transport = _transport_maker(config, run)
-  puller = parts.make_puller(config, run, params_like, make_transport, on_event)
+  puller = parts_params.make_puller(
+      config, run, policy, whole.base, make_transport, on_event
+  )
   outbox = outbox_lib.Outbox(
       make_transport,
       sid=parts_replay.make_sid(index),
@@ -117,7 +120,7 @@ def run_searcher(
       sampler=policy_lib.make_sampler(config, policy),
       puller=puller,
       outbox=outbox,
-      params_like=params_like,
+      params_fn=parts_params.make_params_fn(policy, whole),
       samples_per_prompt=config.search.samples_per_prompt,
       in_flight=config.sampling.in_flight != "off",
       spans=spans,
@@ -205,7 +208,7 @@ class _Trainer:
     recorder = self._make_recorder(
         policy, evaluator, drain, epoch, saved, on_event
     )
-    publisher = parts.make_publisher(
+    publisher = parts_params.make_publisher(
         config,
         run,
         epoch,

@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 import time
 from typing import Any
 
-import jax
 import numpy as np
 
 from tba_jax import metrics
 from tba_jax import publication
 from tba_jax import types
-from tba_jax import versions
 from tba_jax.replay import outbox as outbox_lib
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
@@ -33,7 +31,7 @@ class Searcher:
       sampler: decode.Sampler,
       puller: publication.Puller,
       outbox: outbox_lib.Outbox,
-      params_like: types.PyTree,
+      params_fn: Callable[[dict[str, np.ndarray]], types.PyTree],
       samples_per_prompt: int,
       in_flight: bool,
       spans: metrics.SpanWriter,
@@ -49,7 +47,8 @@ class Searcher:
       sampler: compiled at the first params.
       puller: of versions.
       outbox: of the queue.
-      params_like: tree whose leaves name the params, arrays or abstract.
+      params_fn: (published leaves by path) -> params of the sampler, on its
+        devices; once a version.
       samples_per_prompt: S.
       in_flight: whether newer params are taken between chunks too, where a
         block does not name its version.
@@ -65,7 +64,7 @@ class Searcher:
     self._sampler = sampler
     self._puller = puller
     self._outbox = outbox
-    self._params_like = params_like
+    self._params_fn = params_fn
     self._samples_per_prompt = samples_per_prompt
     self._in_flight = in_flight
     self._spans = spans
@@ -120,8 +119,7 @@ class Searcher:
 
   def _take(self, tag: tuple[int, int], leaves: dict[str, np.ndarray]) -> None:
     if tag != self._tag:
-      tree = versions.unflatten(leaves, self._params_like)
-      self._params = jax.device_put(tree)
+      self._params = self._params_fn(leaves)
       self._tag = tag
 
   def _newer(self) -> tuple[int, types.PyTree] | None:

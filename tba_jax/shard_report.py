@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import dataclasses
 import math
 
+from tba_jax import config_lora
 from tba_jax.models import config as model_config_lib
 from tba_jax.models import hf_names
 
@@ -72,6 +73,33 @@ def model_leaves(c: model_config_lib.ModelConfig) -> Leaves:
       )
       for row in hf_names.rows(c)
   }
+
+
+def adapter_leaves(leaves: Leaves, *, rank: int, targets: str) -> Leaves:
+  """Returns every low-rank factor of a model, as `lora.make` makes them.
+
+  Args:
+    leaves: of the model.
+    rank, targets: `config.lora`.
+  """
+  wanted, out = config_lora.names(targets), {}
+  for name, (shape, axes) in leaves.items():
+    parent, _, kind = name.rpartition(".")
+    if not parent.startswith("blocks.") or kind != "kernel":
+      continue
+    if wanted and parent.rpartition(".")[2] not in wanted:
+      continue
+    # A kernel goes from the stream to something else or back.
+    outs = len(axes) - 1 if axes[-1] == "width" else 2
+    out[f"{parent}.a"] = (
+        (shape[0], rank, *shape[outs:]),
+        (axes[0], "lora_rank", *axes[outs:]),
+    )
+    out[f"{parent}.b"] = (
+        (*shape[:outs], rank),
+        (*axes[:outs], "lora_rank"),
+    )
+  return out
 
 
 def of_leaves(

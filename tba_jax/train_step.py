@@ -19,6 +19,7 @@ import ml_collections
 import optax
 
 from tba_jax import batch_metrics
+from tba_jax import lora
 from tba_jax import micro_batches
 from tba_jax import objective
 from tba_jax import optimizer
@@ -136,6 +137,8 @@ def make_train_step(
     *,
     loss_fn: objective.LossFn | None = None,
     value_model: Any = None,
+    adapters: lora.Adapters | None = None,
+    base: PyTree = None,
 ) -> TrainStep:
   """Returns the jitted step, compiled once for each shape of batch.
 
@@ -151,6 +154,8 @@ def make_train_step(
     mesh: with the axes data, fsdp, tensor.
     loss_fn: in place of the one of `config.loss`, for other objectives.
     value_model: a `models.heads.ScalarModel` where the objective learns one.
+    adapters: of the model, where they alone are trained.
+    base: params that they belong to, on the mesh; never donated.
 
   Returns:
     train_step(state, batch) -> (state, metrics). The given state is donated:
@@ -176,13 +181,16 @@ def make_train_step(
   )
   shardings = jax.tree.map(
       lambda x: x.sharding,
-      abstract_state(c, model, mesh, value_model=value_model),
+      abstract_state(c, adapters or model, mesh, value_model=value_model),
   )
+  attach, attach_held = lora.attachers(adapters)
 
   def step_fn(
-      state: TrainState, batch: types.Batch
+      state: TrainState, batch: types.Batch, base: PyTree = None
   ) -> tuple[TrainState, dict[str, jax.Array]]:
-    state = _hold(c, state)
+    state = preparation.hold_of_state(c, state)
+    whole = functools.partial(attach, base)
+    held = attach_held(base, state.proximal_params)
     beta, tempered = beta_fn(state.step), {}
     if tempering_fn is not None:
       tempered["tau"], tempered["gamma"] = tempering_fn(state.step)
@@ -191,49 +199,44 @@ def make_train_step(
         batch, c.train.micro_batch_prompts, mesh, c.sharding
     )
     loss, totals, grads = micro_batches.accumulate(
-        lambda params, micro: loss_fn(*params, micro, beta),
+        lambda params, micro: loss_fn(whole(params[0]), params[1], micro, beta),
         (state.params, state.loss_params),
-        prepare(state.proximal_params, state.loss_params, parts, beta),
+        prepare(held, state.loss_params, parts, beta),
     )
-    learning_rate = optimizers.learning_rate_fn(state.step)
     metrics = {
         "loss": loss,
-        "grad_norm": optax.tree.norm(grads[0]),
-        "learning_rate": learning_rate * state.learning_rate_scale,
+        **_norms_and_rates(optimizers, state, grads, value_model is not None),
         "beta": beta,
         **tempered,
         **batch_metrics.finish(totals),
     }
-    if value_model is not None:
-      metrics["value_grad_norm"] = optax.tree.norm(grads[1])
-      metrics["value_learning_rate"] = optimizers.value_learning_rate_fn(
-          state.step
-      )
     return _apply(optimizers, c.reference, state, *grads), metrics
 
-  return jax.jit(
+  return lora.jit_step(
       step_fn,
-      donate_argnums=0,
+      adapters,
+      base,
       in_shardings=(shardings, sharding.batch_sharding(mesh, c.sharding)),
       out_shardings=(shardings, sharding.replicated(mesh)),
   )
 
 
-def _hold(config: ml_collections.ConfigDict, state: TrainState) -> TrainState:
-  """Returns the state whose held params are those of this step."""
-  return dataclasses.replace(
-      state,
-      sampling_params=rounds.hold(
-          config, state.sampling_params, state.params, state.step
-      ),
-      proximal_params=preparation.hold(
-          config,
-          state.proximal_params,
-          state.params,
-          state.loss_params,
-          state.step,
-      ),
-  )
+def _norms_and_rates(
+    optimizers: optimizer.Optimizers,
+    state: TrainState,
+    grads: tuple[PyTree, PyTree],
+    has_values: bool,
+) -> dict[str, jax.Array]:
+  """Returns the metrics of an update."""
+  rate = optimizers.learning_rate_fn(state.step)
+  found = {
+      "grad_norm": optax.tree.norm(grads[0]),
+      "learning_rate": rate * state.learning_rate_scale,
+  }
+  if has_values:
+    found["value_grad_norm"] = optax.tree.norm(grads[1])
+    found["value_learning_rate"] = optimizers.value_learning_rate_fn(state.step)
+  return found
 
 
 def _apply(

@@ -236,10 +236,10 @@ class Trainer:
   def _evaluate(self, name: str, should_stop: Callable[[], bool]) -> bool:
     """Evaluates as it is due; False where it was stopped."""
     if not name and self._evaluations.beside:
-      self._evaluations.start(self._step, self._work.gather())
+      self._evaluations.start(self._step, self._work.gather_model())
       return True
     result = self._evaluations.run(
-        name, self._step, self._work.gather(), should_stop
+        name, self._step, self._work.gather_model(), should_stop
     )
     if result is not None:
       self._on_evaluation((self._step, result))

@@ -16,6 +16,7 @@ import ml_collections
 from configs import common
 from tba_jax import config_args
 from tba_jax import config_flat
+from tba_jax import config_lora
 from tba_jax import config_ranges
 from tba_jax import config_relations
 from tba_jax.tasks import base
@@ -100,7 +101,11 @@ def validate(
       task = build.make_task(config.get("task", {}))
     except ValueError as error:
       problems.append(str(error))
-  for key, allowed in config_relations.problems(good):
+  found = [
+      *config_relations.problems(good),
+      *config_lora.program(good, program),
+  ]
+  for key, allowed in found:
     problems.append(_line(key, good[key], allowed))
   if task is not None:
     problems += _check_task(good, task)

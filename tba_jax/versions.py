@@ -111,9 +111,21 @@ def pack(
 
 
 def send(
-    transport: base.Transport, it: Version, *, run_id: str, secret: bytes
+    transport: base.Transport,
+    it: Version,
+    *,
+    run_id: str,
+    secret: bytes,
+    base_name: str = "",
 ) -> None:
   """Writes what lies in the store, then the manifest, then the pointer.
+
+  Args:
+    transport: of the calling thread.
+    it: the version.
+    run_id: the run.
+    secret: key of the run's messages.
+    base_name: of the params that adapters belong to; "" where all are there.
 
   Raises:
     TransportError: the store was lost on the way; readers never see the rest.
@@ -126,6 +138,7 @@ def send(
       "version": it.version,
       "carrier": it.carrier.name,
       "carried": it.packed.carried,
+      "base": base_name,
       "leaves": [
           [name, list(shape), dtype.name]
           for name, (shape, dtype) in it.specs.items()
@@ -168,6 +181,7 @@ def read_version(
     run_id: str,
     secret: bytes,
     expected: Specs,
+    base_name: str = "",
 ) -> dict[str, np.ndarray] | None:
   """Returns the leaves of a version, None where it was collected meanwhile.
 
@@ -178,9 +192,11 @@ def read_version(
     run_id: the run that the version must be of.
     secret: key of the run's messages.
     expected: shape and dtype of every leaf that must be there.
+    base_name: of the reader's params, where it adds adapters to some.
 
   Raises:
-    WireError: torn, forged, or not the expected leaves; it names which.
+    WireError: torn, forged, adapters of another base, or not the expected
+      leaves; it names which.
   """
   text = tag_text(*tag)
   data = transport.get(f"p/{text}/meta")
@@ -196,6 +212,12 @@ def read_version(
       *tag,
   ):
     raise wire.WireError("run", f"p/{text} holds another version")
+  if manifest.get("base", "") != base_name:
+    raise wire.WireError(
+        "base",
+        f"adapters of the base {manifest.get('base', '')!r}, and config.init is"
+        f" {base_name!r} here",
+    )
   found = {
       name: (tuple(shape), np.dtype(dtype))
       for name, shape, dtype in manifest["leaves"]

@@ -13,6 +13,7 @@ from tba_jax import batches
 from tba_jax import checkpoint as checkpoint_lib
 from tba_jax import cluster as cluster_lib
 from tba_jax import device_work
+from tba_jax import lora
 from tba_jax import processes
 from tba_jax import sharding
 from tba_jax import train_step as train_step_lib
@@ -76,6 +77,7 @@ class DeviceWorkTest(parameterized.TestCase):
     return device_work.DeviceWork(
         state=make_state(),
         train_step=train_step,
+        whole=lora.Whole("a base", lambda params: {"w": params["w"] + 5.0}),
         checkpointer=self.checkpointer,
         mesh=sharding.make_mesh(tiny_model.make_config().mesh),
         cluster=cluster,
@@ -108,12 +110,17 @@ class DeviceWorkTest(parameterized.TestCase):
       self.assertEqual(float(work.train(rows)["loss"]), 2 * reward)
     self.assertIs(work.gather(), work.state.params)
     self.assertIs(work.gather("sampling_params"), work.state.sampling_params)
+    np.testing.assert_array_equal(
+        work.gather_model()["w"], work.state.params["w"] + 5.0
+    )
     work.scale_learning_rate(0.5)
     work.save(2, {"buffer": 1}, wait=True)
     cluster.end(processes.EXIT_OK)
     self.assertEqual(
         [command.name for command in cluster.told],
-        ["place", "train"] * 2 + ["gather"] * 2 + ["scale", "save", "end"],
+        ["place", "train"] * 2
+        + ["gather"] * 2
+        + ["gather_model", "scale", "save", "end"],
     )
     done, other, placed = self.follow(cluster.told)
     self.assertTrue(done)
@@ -124,9 +131,9 @@ class DeviceWorkTest(parameterized.TestCase):
     self.assertEqual([p["step"] for p in placed], [0, 1])
     np.testing.assert_array_equal(placed[0]["ref_params"]["w"], [1, 1])
     first, second = self.checkpointer.save.call_args_list
-    self.assertEqual(first.args[2], {"buffer": 1})
+    self.assertEqual(first.args[2], {"buffer": 1, "base": "a base"})
     # The host state is that of process 0 alone.
-    self.assertEqual((second.args[0], second.args[2]), (2, {}))
+    self.assertEqual((second.args[0], "buffer" in second.args[2]), (2, False))
     self.assertTrue(second.kwargs["wait"])
 
   def test_params_are_gathered_to_be_published(self):

@@ -16,7 +16,7 @@ _PACKAGE = _ROOT / "tba_jax"
 # that ends with `*` stands for the files of a folder.
 _RINGS = {
     0: """
-        background bootstrap config_diverse config_flat config_hosts
+        background bootstrap config_diverse config_flat config_hosts config_lora
         config_ranges config_relations config_rewards config_variants devices
         guards host_state jsonl logprobs metrics pipeline processes reward_log
         rounds schedules sharding sweep_types tasks/base tokenizer types
@@ -28,8 +28,8 @@ _RINGS = {
     """,
     2: """
         batch_metrics best_model carriers/* checkpoint cluster cluster_join
-        config_args data_report ledger micro_batches objective optimizer
-        preparation red_team/* reference replay/claim replay/inbox
+        config_args data_report ledger lora micro_batches objective
+        optimizer preparation red_team/* reference replay/claim replay/inbox
         replay/intake replay/journal replay/packing report/* rewards/*
         run_directory run_state sampling/decode sampling/rows shard_report
         step_record value_model versions wandb_writer writers
@@ -46,10 +46,10 @@ _RINGS = {
     """,
     5: """
         children config_reference evaluate export generate panel panel_view
-        parts parts_replay plan plan_measured plan_memory plan_speed
-        report/program roles score stale_loop stale_samples status store
-        supervise sweep sweep_runs sweep_table sweep_view train_reward_model
-        train_sft
+        parts parts_params parts_replay plan plan_measured plan_memory
+        plan_speed report/program roles score stale_loop stale_samples status
+        store supervise sweep sweep_runs sweep_table sweep_view
+        train_reward_model train_sft
     """,
     # Benchmarks measure programs; `main` alone asks for either, by name.
     6: "benchmarks/* main",
@@ -60,7 +60,7 @@ _MAX_DEPTH = 7
 # and the supervisor must stay small, and a wrong config must be told before a
 # device is touched.
 _WITHOUT_JAX = """
-    config_diverse
+    config_diverse config_lora
     carriers/directory
     children config_args config_ranges config_relations jsonl line_program main
     metrics models/config models/hf_config models/hf_files models/hf_names

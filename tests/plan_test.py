@@ -108,6 +108,18 @@ class PlanTest(parameterized.TestCase):
     with contextlib.redirect_stdout(io.StringIO()):
       self.assertEqual(plan.run(self.config, None), 2)
 
+  def test_adapters_have_the_moments(self):
+    name = "optimizer (Adam's two moments)"
+    self.assertIn("reference", _rows(self.config))
+    self.config.lora.rank = 2
+    self.config.lora.targets = "q,down"
+    rows = _rows(self.config)
+    self.assertNotIn("reference", rows)
+    # 3 layers, of each 2 (64 + 4 x 16) and 2 (172 + 64), two moments.
+    count = 3 * (2 * 128 + 2 * 236)
+    self.assertEqual(rows["adapters"], plan_memory.size(4 * count))
+    self.assertEqual(rows[name], plan_memory.size(8 * count))
+
   def test_half_the_first_moment(self):
     name = "optimizer (Adam's two moments)"
     whole = _rows(self.config)[name]

@@ -47,7 +47,9 @@ class PublicationTest(absltest.TestCase):
     self.spans.append(kind)
     yield
 
-  def make_publisher(self, *, epoch=1, keep=2, carriers=None, dtype=""):
+  def make_publisher(
+      self, *, epoch=1, keep=2, carriers=None, dtype="", base_name=""
+  ):
     publisher = publication.Publisher(
         self.connect,
         epoch=epoch,
@@ -56,12 +58,13 @@ class PublicationTest(absltest.TestCase):
         keep_versions=keep,
         on_event=lambda *event: self.events.append(event),
         span=self.span,
+        base_name=base_name,
         **KEYS,
     )
     self.addCleanup(publisher.close)
     return publisher
 
-  def make_puller(self, params=None, *, carriers=(), dtype=""):
+  def make_puller(self, params=None, *, carriers=(), dtype="", base_name=""):
     puller = publication.Puller(
         self.connect,
         expected=versions.expected_leaves(params or _params(0.0)),
@@ -69,6 +72,7 @@ class PublicationTest(absltest.TestCase):
         dtype=dtype,
         every_s=0.002,
         on_event=lambda *event: self.events.append(event),
+        base_name=base_name,
         **KEYS,
     )
     self.addCleanup(puller.close)
@@ -87,6 +91,16 @@ class PublicationTest(absltest.TestCase):
     self.assertEqual(tag, (1, 3))
     params = versions.unflatten(leaves, _params(0.0))
     np.testing.assert_array_equal(params["w"], np.full((8, 8), 1.5))
+
+  def test_adapters_of_another_base_are_refused(self):
+    publisher = self.make_publisher(base_name="model 12")
+    puller = self.make_puller(base_name="model 12")
+    other = self.make_puller(base_name="model 13")
+    publisher.submit(3, _params(1.5))
+    self.assertIsNotNone(puller.wait_for(3, WAIT_S))
+    self.wait_until(lambda: other.stats.refused)
+    self.assertIn("model 12", other.stats.last_refusal)
+    self.assertIsNone(other.latest())
 
   def test_submit_copies_so_the_params_may_be_donated(self):
     publisher, puller = self.make_publisher(), self.make_puller()

@@ -16,6 +16,7 @@ from tba_jax import metrics
 from tba_jax import publication
 from tba_jax import searcher as searcher_lib
 from tba_jax import types
+from tba_jax import versions
 from tba_jax.replay import outbox as outbox_lib
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
@@ -61,7 +62,7 @@ class SearcherTest(parameterized.TestCase):
         sampler=self.sampler,
         puller=self.puller,
         outbox=self.outbox,
-        params_like=self.params(0),
+        params_fn=lambda leaves: versions.unflatten(leaves, self.params(0)),
         samples_per_prompt=S,
         in_flight=True,
         spans=spans,

@@ -13,12 +13,12 @@ import json
 import os
 import sys
 
-import jax
 import ml_collections
 import numpy as np
 
 from tba_jax import cluster
 from tba_jax import parts
+from tba_jax import parts_params
 from tba_jax import parts_replay
 from tba_jax import policy as policy_lib
 from tba_jax import processes
@@ -38,7 +38,10 @@ def train(
   params = policy_lib.initial_params(policy, config.seed)
   reference = parts.make_reference(config, policy, params)
   state = parts.init_state(config, policy, params, mesh)
-  train_step = parts.make_train_step(config, policy, mesh)
+  train_step = parts.make_train_step(config, policy, mesh, params)
+  params_fn = parts_params.make_params_fn(
+      policy, parts_params.make_whole(config, policy)
+  )
   sampler = policy_lib.make_sampler(config, policy)
   buffer = parts_replay.make_buffer(config)
   order = parts_replay.make_prompt_order(config, policy)
@@ -46,9 +49,7 @@ def train(
   batch_maker = parts.make_batch_maker(config, buffer, placer)
   per_step = config.search.prompts_per_step
   for step in range(config.train.num_steps):
-    sampled = jax.device_put(
-        versions.unflatten(versions.flatten(state.params), state.params)
-    )
+    sampled = params_fn(versions.flatten(state.params))
     positions = range(step * per_step, (step + 1) * per_step)
     for group in _sample(
         config, policy, sampler, sampled, order, positions, step

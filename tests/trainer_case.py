@@ -17,6 +17,7 @@ from tba_jax import device_work
 from tba_jax import evaluations as evaluations_lib
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import guards as guards_lib
+from tba_jax import lora
 from tba_jax import periods as periods_lib
 from tba_jax import publication
 from tba_jax import recorder as recorder_lib
@@ -186,6 +187,7 @@ class TrainerCase(parameterized.TestCase):
     self.work = device_work.DeviceWork(
         state=state,
         train_step=self.train_step,
+        whole=lora.Whole("", lambda params: params),
         checkpointer=self.checkpointer,
         mesh=sharding.make_mesh(tiny_model.make_config().mesh),
         cluster=cluster.Cluster(),

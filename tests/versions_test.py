@@ -153,6 +153,13 @@ class VersionsTest(parameterized.TestCase):
     with self.assertRaises(wire.WireError):
       self.read((1, 6))
 
+  def test_adapters_are_for_their_base_alone(self):
+    self.write(base_name="model 12")
+    self.assertIsNotNone(self.read(base_name="model 12"))
+    for other in ("", "model 13"):
+      with self.assertRaisesRegex(wire.WireError, "base.*model 12.*init"):
+        self.read(base_name=other)
+
   @parameterized.named_parameters(
       ("missing", lambda p: p.pop("embed")),
       ("unknown", lambda p: p.update(more=np.zeros(1, np.float32))),

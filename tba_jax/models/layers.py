@@ -12,6 +12,7 @@ of its axes, which `config.sharding` maps to the axes of the mesh.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import functools
 import math
 from typing import TYPE_CHECKING
@@ -131,6 +132,30 @@ def _rows_on_cpu(
   return rows_major(rows_major(out_FxR).T)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+  """A kernel W with low-rank factors beside it: W x + B A x.
+
+  It stands in params in place of a kernel. With W frozen, no gradient of its
+  size is made.
+
+  kernel: [*out_shape, *in_shape].
+  a: [rank, *in_shape].
+  b: [*out_shape, rank].
+  """
+
+  kernel: jax.Array
+  a: jax.Array
+  b: jax.Array
+
+  def correction(self, x: jax.Array) -> jax.Array:
+    """Returns B A x, [..., F], for x [..., D], in the dtype of x."""
+    a_RxD = self.a.reshape(self.a.shape[0], -1).astype(x.dtype)
+    b_FxR = self.b.reshape(-1, self.b.shape[-1]).astype(x.dtype)
+    return _many_rows(_many_rows(x, a_RxD, x.dtype), b_FxR, x.dtype)
+
+
 class Linear(nnx.Module):
   """A matrix product over the last axes of its input.
 
@@ -168,10 +193,15 @@ class Linear(nnx.Module):
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """Returns [..., *out_shape] for x [..., *in_shape], in the dtype of x."""
-    kernel = self.kernel[...].astype(x.dtype)
+    adapted = kernel = self.kernel.get_value()
+    if isinstance(adapted, Adapted):
+      kernel = adapted.kernel
+    kernel = kernel.astype(x.dtype)
     shape = kernel.shape[: kernel.ndim - self.num_in]
     x = x.reshape(*x.shape[: x.ndim - self.num_in], -1)
     out = product(x, kernel.reshape(-1, x.shape[-1]))
+    if isinstance(adapted, Adapted):
+      out += adapted.correction(x)
     out = out.reshape(*x.shape[:-1], *shape)
     if self.has_bias:
       out += expand_to(self.bias[...].astype(x.dtype), out.ndim)

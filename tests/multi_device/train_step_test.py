@@ -20,6 +20,7 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 from tba_jax import checkpoint  # noqa: E402
+from tba_jax import lora  # noqa: E402
 from tba_jax import reference  # noqa: E402
 from tba_jax import sharding  # noqa: E402
 from tba_jax import train_step  # noqa: E402
@@ -93,6 +94,30 @@ class MultiDeviceTest(parameterized.TestCase):
         rtol=1e-3,
         atol=5e-5,
     )
+
+  def test_adapters_are_split_as_their_kernels_are(self):
+    found = {}
+    for name in ("one", "mixed"):
+      config, model, mesh, _ = make_run(name)
+      adapters = lora.make(dict(rank=2, alpha=4.0, targets="all"), model)
+      base = jax.device_put(
+          tiny_model.init_params(model),
+          sharding.param_shardings(mesh, config.sharding, model.logical_axes),
+      )
+      start = jax.jit(adapters.init)(jax.random.PRNGKey(0))
+      state = train_step.init_state(config, adapters, start, mesh)
+      b = state.params["blocks"]["mlp"]["up"]["b"]
+      self.assertEqual(b.sharding.is_fully_replicated, name == "one")
+      step_fn = train_step.make_train_step(
+          config, model, mesh, adapters=adapters, base=base
+      )
+      for step in range(2):
+        batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS, seed=step)
+        batch = sharding.shard_batch(batch, mesh, config.sharding)
+        state, metrics = step_fn(state, batch)
+      whole = jax.jit(adapters.merge)(base, state.params)
+      found[name] = jax.device_get((metrics, state.params, whole))
+    chex.assert_trees_all_close(*found.values(), rtol=1e-3, atol=5e-5)
 
   def test_params_and_moments_are_sharded_alike(self):
     _, _, mesh, state = make_run("mixed")

@@ -41,11 +41,12 @@ _SETTINGS = {
 }
 # What an objective holds for some steps must outlive an interruption, which
 # comes at the second of these steps or a little later.
+_INTERRUPTED = {"train.num_steps": 12}
 _OWN = {
     "ppo": {
         "loss.correction": "decoupled",
         "loss.proximal_every_steps": 2,
-        "train.num_steps": 12,
+        **_INTERRUPTED,
     }
 }
 _OF_VALUES = ("ppo", "subtb")
@@ -106,9 +107,10 @@ class LockstepObjectivesTest(parameterized.TestCase):
     cls.addClassCleanup(cls.trainer.close)
     cls.addClassCleanup(cls.searcher.close)
 
-  def make_run(self, name: str) -> str:
-    workdir = f"{self.folder}/{name}"
+  def make_run(self, name: str, **changes: float) -> str:
+    workdir = f"{self.folder}/{'-'.join([name, *changes])}"
     settings = {**_SETTINGS, "loss.name": name, **_OWN.get(name, {})}
+    settings |= changes
     config = config_args.load_config(
         run_program.CONFIG, [f"{k}={v}" for k, v in settings.items()]
     )
@@ -189,6 +191,14 @@ class LockstepObjectivesTest(parameterized.TestCase):
     for one, other in itertools.combinations(self.params.values(), 2):
       same = [np.array_equal(one[leaf], other[leaf]) for leaf in one]
       self.assertFalse(all(same))
+
+  def test_adapters_too(self):
+    workdir = self.make_run("tb", **{"lora.rank": 2}, **_INTERRUPTED)
+    self.start_store(workdir)
+    self.train(workdir, interrupted=True)
+    self.assert_same_bits(workdir, _INTERRUPTED["train.num_steps"])
+    for name in self.found:
+      self.assertRegex(name, r"\['[ab]'\]$")
 
 
 if __name__ == "__main__":
