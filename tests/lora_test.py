@@ -230,10 +230,11 @@ class TrainTest(parameterized.TestCase):
     batch = tiny_model.make_batch()
     before = self.logprobs(ref, batch)
     state, metrics = step(state, batch)
-    # Before its first update the policy is its base, to the bit.
+    # Before its first update the policy is its base; the two are compiled
+    # apart, and may round a sum in another order.
     loss_fn = jax.jit(objective.make_loss_fn(config, policy.model))
     loss, _ = loss_fn(base, {}, batch, metrics["beta"])
-    self.assertEqual(float(metrics["loss"]), float(loss))
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-6)
     state, metrics = step(state, batch)
     self.assertGreater(metrics["grad_norm"], 0.0)
     for leaf in jax.tree.leaves(state.params):
