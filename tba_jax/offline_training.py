@@ -42,6 +42,7 @@ _OPTIMIZER_KEYS = (
 
 def run_program(
     name: str,
+    trainer: ml_collections.ConfigDict,
     work: Callable[..., dict[str, Any]],
     on_end: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> int:
@@ -49,10 +50,15 @@ def run_program(
 
   Args:
     name: of the program, before each line of progress.
+    trainer: `config.trainer`. This is one process: where the trainer's have
+      virtual devices, it has as many as all of them.
     work: called with `stop`, an event that a signal sets, and `on_progress`;
       its result has `interrupted`, `step` and `model`.
     on_end: called with the result of work that came to its end.
   """
+  if trainer.cpu_devices:
+    count = trainer.cpu_devices * trainer.num_processes
+    jax.config.update("jax_num_cpu_devices", count)
   processes.die_with_supervisor()
   processes.enable_compilation_cache()
   stop = processes.stop_on_signals()

@@ -58,6 +58,7 @@ def run_reward_model(
   del operands
   return offline_training.run_program(
       NAME,
+      config.trainer,
       functools.partial(run, config, workdir),
       lambda result: rich.console.Console().print(
           make_table(result["evaluation"])

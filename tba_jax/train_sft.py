@@ -39,7 +39,7 @@ def run_sft(
   """Runs the program; returns its exit status."""
   del operands
   return offline_training.run_program(
-      "sft", functools.partial(run, config, workdir)
+      "sft", config.trainer, functools.partial(run, config, workdir)
   )
 
 
