@@ -10,6 +10,8 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import jax
+import ml_collections
 
 from tba_jax import offline_training
 from tba_jax import processes
@@ -31,11 +33,16 @@ class RunProgramTest(parameterized.TestCase):
         mock.patch.object(processes, name, autospec=True, **arguments)
     )
 
+  # No virtual devices: those of the tests' process stay as they are.
+  trainer = ml_collections.ConfigDict({"cpu_devices": 0, "num_processes": 1})
+
   def run_program(self, work, **arguments):
     """Returns the exit status, and what was printed."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-      status = offline_training.run_program("sft", work, **arguments)
+      status = offline_training.run_program(
+          "sft", self.trainer, work, **arguments
+      )
     return status, out.getvalue(), err.getvalue()
 
   def test_it_outlives_the_shell_that_started_it(self):
@@ -47,6 +54,14 @@ class RunProgramTest(parameterized.TestCase):
       os.environ[processes.SUPERVISED] = "1"
       self.run_program(work)
     self.die.assert_called_once_with()
+
+  def test_it_has_the_virtual_devices_of_all_processes(self):
+    self.trainer = ml_collections.ConfigDict(
+        {"cpu_devices": 2, "num_processes": 4}
+    )
+    with mock.patch.object(jax.config, "update") as update:
+      self.run_program(lambda **_: _DONE)
+    update.assert_any_call("jax_num_cpu_devices", 8)
 
   def test_it_tells_progress_and_ends(self):
     ended = []
