@@ -5,12 +5,19 @@
 tests/multi_process/scale_test.py runs it.
 """
 
+import json
+import pathlib
+import subprocess
+import sys
+
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.benchmarks import replay_memory
 from tba_jax.benchmarks import scale
 from tests import tiny_model
+
+_ROOT = pathlib.Path(__file__).parents[2]
 
 
 class ScaleTest(parameterized.TestCase):
@@ -49,7 +56,20 @@ class ScaleTest(parameterized.TestCase):
 class ReplayMemoryTest(absltest.TestCase):
 
   def test_it_counts_what_is_stored(self):
-    out = replay_memory.run(tiny_model.make_config(), ["20000"])
+    # As a program of its own: memory that earlier tests gave back to the
+    # allocator would be used again, and not counted.
+    arguments = ["--program=benchmark", "--config=configs/arithmetic.py:smoke"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tba_jax.main", *arguments]
+        + ["replay_memory", "20000"],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    out = json.loads(done.stdout)
     self.assertEqual(out["stored_completions"], 20000)
     # 64 tokens with log-probs are 512 bytes already.
     self.assertGreater(out["bytes_per_completion"], 512)
@@ -57,6 +77,8 @@ class ReplayMemoryTest(absltest.TestCase):
     self.assertAlmostEqual(
         out["gb_of_ten_million"], out["bytes_per_completion"] / 100
     )
+
+  def test_too_few_are_refused(self):
     with self.assertRaises(ValueError):
       replay_memory.run(tiny_model.make_config(), ["1"])
 
