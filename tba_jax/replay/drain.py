@@ -260,8 +260,7 @@ class Drain:
         done.append(message.key)
     if done:
       self._write_acks(transport)
-      for key in done:
-        transport.delete(key)
+      transport.delete_all(done)
     return bool(positions)
 
   def _append(self, payloads: list[bytes]) -> list[int] | None:
@@ -288,10 +287,12 @@ class Drain:
     )
 
   def _put(self, transport, key: str, message: dict[str, Any]) -> None:
+    transport.put(key, self._seal(key, message))
+
+  def _seal(self, key: str, message: dict[str, Any]) -> bytes:
     # The key, so that no message can stand in the place of another.
     about = {"run": self._run_id, "epoch": self._epoch, "key": key}
-    message = {**about, **message}
-    transport.put(key, wire.encode_message(message, self._secret))
+    return wire.encode_message({**about, **message}, self._secret)
 
   def _read_leases(self, transport: base.Transport) -> None:
     found = {}
@@ -333,10 +334,12 @@ class Drain:
     with self.lock:
       alive = [] if self._goodbye else list(self.leases.alive())
       work = self._grants.assign(alive)
+    messages = {}
     for sid, blocks in work.items():
       self._work_count += 1
       message = {"count": self._work_count, "blocks": blocks}
-      self._put(transport, f"work/{sid}", message)
+      messages[f"work/{sid}"] = self._seal(f"work/{sid}", message)
+    transport.put_all(messages)
 
   def _show(self, transport: base.Transport) -> None:
     status, self._status = self._status, None

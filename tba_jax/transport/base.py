@@ -11,6 +11,7 @@ wire, decides what is repeated and in which order.
 """
 
 import abc
+from collections.abc import Iterable, Mapping
 
 
 class TransportError(RuntimeError):
@@ -92,6 +93,16 @@ class Transport(abc.ABC):
   @abc.abstractmethod
   def delete(self, key: str) -> None:
     """Removes the key and everything below it; a missing key is no error."""
+
+  def put_all(self, values: Mapping[str, bytes]) -> None:
+    """Writes several keys, in any order. As `put`, with one deadline."""
+    for key, value in values.items():
+      self.put(key, value)
+
+  def delete_all(self, keys: Iterable[str]) -> None:
+    """Removes several keys, in any order. As `delete`, with one deadline."""
+    for key in keys:
+      self.delete(key)
 
   @abc.abstractmethod
   def reconnect(self, deadline_s: float | None = None) -> int:

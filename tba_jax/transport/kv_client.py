@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transport over JAX's key-value store: generations, retries, deadlines.
 
-Every operation runs on a worker thread, because one on a hung service may
-never return: at the deadline thread and client are abandoned, and the caller
-goes on. A generation that was replaced is never spoken to again. One that only
-missed a deadline, or that a cut link has hidden, is: through a new client, if
-it answers that one.
+An operation on a hung service may never return: at the deadline session and
+threads are abandoned, and the caller goes on. A generation that was replaced is
+never spoken to again. One that only missed a deadline, or that a cut link has
+hidden, is: through a new session, if it answers that one.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import functools
 import os
@@ -21,6 +20,7 @@ from typing import Any
 
 from tba_jax.transport import base
 from tba_jax.transport import jax_kv
+from tba_jax.transport import kv_session
 from tba_jax.transport import locator as locators
 
 Finder = Callable[[], locators.Locator | None]
@@ -71,7 +71,7 @@ class KvTransport(base.Transport):
     self._tls = tls
     self._in_use = threading.Lock()
     self._closed = False
-    self._session: _Session | None = None
+    self._session: kv_session.Session | None = None
     self._generation = 0
     self._lost_generation = 0
     self.reconnect()
@@ -97,13 +97,25 @@ class KvTransport(base.Transport):
     base.check_key(key)
     self._call("delete", key)
 
+  def put_all(self, values: Mapping[str, bytes]) -> None:
+    for key, value in values.items():
+      base.check_key(key)
+      base.check_value(key, value)
+    self._call_all([("put", k, value, True) for k, value in values.items()])
+
+  def delete_all(self, keys: Iterable[str]) -> None:
+    keys = list(keys)
+    for key in keys:
+      base.check_key(key)
+    self._call_all([("delete", key) for key in keys])
+
   def reconnect(self, deadline_s: float | None = None) -> int:
     wait_s = self._deadline_s if deadline_s is None else deadline_s
     deadline = time.monotonic() + wait_s
     with self._exclusive():
       if self._session is not None:
         try:
-          self._ask(self._session, ("get", locators.IDENTITY_KEY), deadline)
+          self._ask(self._session, [("get", locators.IDENTITY_KEY)], deadline)
         except base.TransportError:
           self._drop()
       obstacles = []
@@ -129,27 +141,37 @@ class KvTransport(base.Transport):
     self._drop()
 
   def _call(self, *request: Any) -> Any:
+    return self._call_all([request])[0]
+
+  def _call_all(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     with self._exclusive():
       if self._session is None:
         raise base.TransportError(
             f"store generation {self._generation} is lost: reconnect first"
         )
       deadline = time.monotonic() + self._deadline_s
-      return self._ask(self._session, request, deadline)
+      return self._ask(self._session, requests, deadline)
 
   def _ask(
-      self, session: "_Session", request: tuple[Any, ...], deadline: float
-  ) -> Any:
-    """Returns the session's answer; drops a session that gave none."""
+      self,
+      session: kv_session.Session,
+      requests: Sequence[tuple[Any, ...]],
+      deadline: float,
+  ) -> Sequence[Any]:
+    """Returns the session's answers; drops a session that gave none."""
     start = time.monotonic()
-    what = f"{request[0]} {request[1]!r}"
-    session.send(request)
-    while True:
+    session.send(requests)
+    answers: dict[int, tuple[Any, Exception | None]] = {}
+    while len(answers) < len(requests):
       now = time.monotonic()
       try:
-        wait_s = min(self._poll_s, deadline - now)
-        return session.receive(max(0.0, wait_s))
-      except _NoAnswerYet:
+        index, *answer = session.receive(
+            max(0.0, min(self._poll_s, deadline - now))
+        )
+        answers[index] = answer
+      except queue.Empty:
+        missing = [r for i, r in enumerate(requests) if i not in answers]
+        what = _name(missing[0])
         if now >= deadline:
           # Dropped, not marked as lost: it may be alive and slow.
           self._drop(session)
@@ -162,14 +184,28 @@ class KvTransport(base.Transport):
           raise base.TransportError(
               f"{what}: replaced while it did not answer: {session.locator}"
           ) from None
-      except jax_kv.KvError as error:
-        if jax_kv.error_code(error) in _LOST_CODES:
-          # Gone, or the way to it is cut: the next attach finds out.
-          self._drop(session)
-        first_line = str(error).partition("\n")[0]
-        raise base.TransportError(
-            f"{what}: {first_line} ({session.locator})"
-        ) from error
+    for index, request in enumerate(requests):
+      self._check(session, request, answers[index][1])
+    return [answers[index][0] for index in range(len(requests))]
+
+  def _check(
+      self,
+      session: kv_session.Session,
+      request: tuple[Any, ...],
+      error: Exception | None,
+  ) -> None:
+    """Raises what an answer is instead of a value."""
+    if error is None:
+      return
+    if not isinstance(error, jax_kv.KvError):
+      raise error
+    if jax_kv.error_code(error) in _LOST_CODES:
+      # Gone, or the way to it is cut: the next attach finds out.
+      self._drop(session)
+    first_line = str(error).partition("\n")[0]
+    raise base.TransportError(
+        f"{_name(request)}: {first_line} ({session.locator})"
+    ) from error
 
   def _try_attach(self, deadline: float) -> str | None:
     """Returns None when attached, else what stood in the way."""
@@ -194,9 +230,10 @@ class KvTransport(base.Transport):
       raise base.TransportError(
           f"refused, as this process is of run {self._run_id!r}: {locator}"
       )
-    session = _Session(locator, self._tls)
+    session = kv_session.Session(locator, self._tls)
     try:
-      identity = self._ask(session, ("get", locators.IDENTITY_KEY), deadline)
+      request = ("get", locators.IDENTITY_KEY)
+      (identity,) = self._ask(session, [request], deadline)
     except base.TransportError as error:
       session.close()
       return str(error)
@@ -214,11 +251,11 @@ class KvTransport(base.Transport):
       return False
     return locator is not None and locator.generation > generation
 
-  def _lose(self, session: "_Session") -> None:
+  def _lose(self, session: kv_session.Session) -> None:
     self._lost_generation = session.locator.generation
     self._drop(session)
 
-  def _drop(self, session: "_Session | None" = None) -> None:
+  def _drop(self, session: kv_session.Session | None = None) -> None:
     session = session or self._session
     if session is not None:
       session.close()
@@ -240,87 +277,5 @@ class KvTransport(base.Transport):
       self._in_use.release()
 
 
-class _NoAnswerYet(Exception):
-  """The worker thread has not answered so far."""
-
-
-class _Session:
-  """A detached client and the worker thread that alone touches it."""
-
-  def __init__(self, locator: locators.Locator, tls: locators.Tls | None):
-    self.locator = locator
-    self._requests: queue.SimpleQueue = queue.SimpleQueue()
-    self._answers: queue.SimpleQueue = queue.SimpleQueue()
-    # Daemon: a thread that hangs in the library must not hold up the exit.
-    threading.Thread(
-        target=_work,
-        args=(locator.address, tls, self._requests, self._answers),
-        name=f"kv-generation-{locator.generation}",
-        daemon=True,
-    ).start()
-
-  def send(self, request: tuple[Any, ...]) -> None:
-    """Hands over an operation's name and arguments; does not wait."""
-    self._requests.put(request)
-
-  def receive(self, wait_s: float) -> Any:
-    """Returns the answer to the oldest request; raises what it raised."""
-    try:
-      answer, error = self._answers.get(timeout=wait_s)
-    except queue.Empty:
-      raise _NoAnswerYet from None
-    if error is not None:
-      raise error
-    return answer
-
-  def close(self) -> None:
-    """Lets the worker end by itself, whenever the library lets go of it."""
-    self._requests.put(None)
-
-
-def _work(
-    address: str,
-    tls: locators.Tls | None,
-    requests: queue.SimpleQueue,
-    answers: queue.SimpleQueue,
-) -> None:
-  """Connects, then serves requests in order until a None."""
-  client = jax_kv.connect(address, tls)
-  while (request := requests.get()) is not None:
-    operation, *args = request
-    try:
-      answers.put((_OPERATIONS[operation](client, *args), None))
-    except Exception as error:  # Raised again in the caller's thread.
-      answers.put((None, error))
-
-
-def _put(
-    client: jax_kv.Client, key: str, value: bytes, overwrite: bool
-) -> bool:
-  try:
-    client.key_value_set_bytes(key, value, allow_overwrite=overwrite)
-  except jax_kv.KvError as error:
-    if jax_kv.error_code(error) == "ALREADY_EXISTS":
-      return False
-    raise
-  return True
-
-
-def _get(client: jax_kv.Client, key: str) -> bytes | None:
-  try:
-    return client.key_value_try_get_bytes(key)
-  except jax_kv.KvError as error:
-    if jax_kv.error_code(error) == "NOT_FOUND":
-      return None
-    raise
-
-
-def _list(client: jax_kv.Client, directory: str) -> dict[str, bytes]:
-  return dict(client.key_value_dir_get_bytes(directory))
-
-
-def _delete(client: jax_kv.Client, key: str) -> None:
-  client.key_value_delete(key)
-
-
-_OPERATIONS = {"put": _put, "get": _get, "list": _list, "delete": _delete}
+def _name(request: tuple[Any, ...]) -> str:
+  return f"{request[0]} {request[1]!r}"

@@ -69,6 +69,33 @@ class TransportContract:
     self.assertEqual(client.get("trees"), b"x")
     self.assertEqual(client.get("tree2/a"), b"x")
 
+  def test_many_at_once(self):
+    client = self.make_client()
+    values = {f"many/{i:03d}": str(i).encode() for i in range(40)}
+    client.put_all(values)
+    self.assertEqual(client.list("many"), values)
+    client.put_all({"many/000": b"again", "many/100": b""})
+    self.assertEqual(client.get("many/000"), b"again")
+    client.delete_all([*values, "many/nothing"])
+    self.assertEqual(client.list("many"), {"many/100": b""})
+    client.put_all({})
+    client.delete_all([])
+    with self.assertRaises(ValueError):
+      client.put_all({"fine": b"x", "a//b": b"x"})
+    with self.assertRaises(ValueError):
+      client.delete_all(["a//b"])
+
+  def test_many_at_once_after_a_loss_are_an_error(self):
+    client = self.make_client()
+    self.lose_generation()
+    with self.assertRaises(base.TransportError):
+      client.put_all({f"many/{i}": b"x" for i in range(9)})
+    with self.assertRaises(base.TransportError):
+      client.delete_all(["many/0", "many/1"])
+    client.reconnect()
+    client.put_all({f"many/{i}": b"x" for i in range(9)})
+    self.assertLen(client.list("many"), 9)
+
   def test_refuses_keys_and_values_that_would_change(self):
     client = self.make_client()
     for key in ("", "/", "/a", "a/", "a//b", "a\0b"):

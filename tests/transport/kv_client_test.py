@@ -16,6 +16,7 @@ from absl.testing import parameterized
 from tba_jax.transport import base
 from tba_jax.transport import jax_kv
 from tba_jax.transport import kv_client
+from tba_jax.transport import kv_session
 from tba_jax.transport import locator
 from tests.transport import contract
 from tests.transport import running_host
@@ -107,13 +108,39 @@ class KvClientTest(absltest.TestCase):
     client.put("a", b"x")
     error = jax_kv.KvError("RESOURCE_EXHAUSTED: too much\nmore")
     with mock.patch.dict(
-        kv_client._OPERATIONS, get=mock.Mock(side_effect=error)
+        kv_session._OPERATIONS, get=mock.Mock(side_effect=error)
     ):
       with self.assertRaisesRegex(
           base.TransportError, "get 'a': RESOURCE_EXHAUSTED: too much .*run"
       ):
         client.get("a")
     self.assertEqual(client.get("a"), b"x")
+
+  def test_what_is_asked_at_once_is_under_way_at_once(self):
+    client = self.running.client(deadline_s=20.0)
+    together = threading.Barrier(4)
+
+    def put(*args):
+      together.wait(10)  # Broken where one waits for the other.
+      return True
+
+    with mock.patch.dict(kv_session._OPERATIONS, put=put):
+      client.put_all({f"a/{i}": b"x" for i in range(8)})
+
+  def test_one_of_many_that_fails_is_named(self):
+    client = self.running.client()
+    put = kv_session._OPERATIONS["put"]
+
+    def fails_for_b(kv, key, *args):
+      if key == "b":
+        raise jax_kv.KvError("RESOURCE_EXHAUSTED: too much")
+      return put(kv, key, *args)
+
+    with mock.patch.dict(kv_session._OPERATIONS, put=fails_for_b):
+      with self.assertRaisesRegex(base.TransportError, "put 'b': RESOURCE"):
+        client.put_all({"a": b"x", "b": b"x", "c": b"x"})
+    self.assertEqual(client.get("c"), b"x")
+    self.assertIsNone(client.get("b"))
 
   def test_a_slow_answer_is_never_taken_for_the_next(self):
     client = self.running.client(deadline_s=2.0)
@@ -125,7 +152,7 @@ class KvClientTest(absltest.TestCase):
       release.wait(30)
       return b"late"
 
-    with mock.patch.dict(kv_client._OPERATIONS, get=slow_get):
+    with mock.patch.dict(kv_session._OPERATIONS, get=slow_get):
       with self.assertRaisesRegex(
           base.DeadlineExceededError,
           r"no answer to get 'a' within 2\.\d s from the key-value store of run"
@@ -151,7 +178,7 @@ class KvClientTest(absltest.TestCase):
       path.write_text(json.dumps(fields))
       release.wait(60)
 
-    with mock.patch.dict(kv_client._OPERATIONS, get=hang):
+    with mock.patch.dict(kv_session._OPERATIONS, get=hang):
       with self.assertRaisesRegex(base.TransportError, "replaced while"):
         client.get("a")
 
