@@ -40,6 +40,8 @@ class PromptOrder:
     self._received_below = 0
     self._received_above: set[int] = set()
     self._delivered: set[int] = set()
+    # Of those two, what was at or above the cursor: seldom anything.
+    self._taken_ahead: set[int] = set()
 
   @property
   def cursor(self) -> int:
@@ -75,11 +77,8 @@ class PromptOrder:
     """Returns how many positions below `limit` wait for a searcher."""
     returned = sum(p < limit and not self.is_taken(p) for p in self._returned)
     ahead = max(0, limit - self._cursor)
-    taken_ahead = sum(
-        self._cursor <= p < limit
-        for p in (*self._received_above, *self._delivered)
-    )
-    return returned + ahead - taken_ahead
+    self._taken_ahead = {p for p in self._taken_ahead if p >= self._cursor}
+    return returned + ahead - sum(p < limit for p in self._taken_ahead)
 
   def grant(self, searcher: str, count: int, limit: int) -> list[int]:
     """Returns at most `count` positions below `limit`, lowest first.
@@ -107,6 +106,7 @@ class PromptOrder:
     positions = set(filter(self.is_plausible, positions))
     self._outstanding.get(searcher, set()).difference_update(positions)
     self._delivered.update(p for p in positions if not self.is_received(p))
+    self._taken_ahead.update(p for p in positions if p >= self._cursor)
 
   def receive(self, position: int) -> bool:
     """Notes that a position came back; False where it had come before."""
@@ -114,6 +114,8 @@ class PromptOrder:
     if self.is_received(position):
       return False
     self._received_above.add(position)
+    if position >= self._cursor:
+      self._taken_ahead.add(position)
     while self._received_below in self._received_above:
       self._received_above.remove(self._received_below)
       self._received_below += 1
@@ -171,6 +173,7 @@ class PromptOrder:
     self._outstanding = {}
     self._delivered = set()
     self._cursor = max(self._cursor, self._received_below)
+    self._taken_ahead = {p for p in self._received_above if p >= self._cursor}
     self._returned = [
         p
         for p in range(self._received_below, self._cursor)

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of prompt_order: every position is granted until it came once."""
 
+import copy
+import random
+
 from absl.testing import absltest
 import numpy as np
 
@@ -76,6 +79,25 @@ class PromptOrderTest(absltest.TestCase):
     self.assertEqual(order.available(4), 2)
     self.assertEqual(order.num_taken(2), 1)
     self.assertEqual(order.grant("a", 9, limit=4), [0, 3])
+
+  def test_what_is_available_is_what_can_be_granted(self):
+    rng = random.Random(0)
+    order = prompt_order.PromptOrder(7, seed=0)
+    for _ in range(300):
+      limit = order.cursor + rng.randrange(-3, 9)
+      copy_of = copy.deepcopy(order)
+      granted = copy_of.grant("all", 1000, limit)
+      self.assertEqual(order.available(limit), len(granted))
+      order.grant(rng.choice("ab"), rng.randrange(4), limit)
+      if rng.random() < 0.2:
+        order.release(rng.choice("ab"))
+      # Some of it is of a history that was undone: never granted in this one.
+      for _ in range(rng.randrange(4)):
+        position = max(0, order.cursor + rng.randrange(-9, 4))
+        if rng.random() < 0.5:
+          order.deliver("a", {position})
+        else:
+          order.receive(position)
 
   def test_nothing_is_available_where_all_came_from_an_undone_history(self):
     order = prompt_order.PromptOrder(10, seed=0)
