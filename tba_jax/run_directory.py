@@ -29,6 +29,8 @@ from tba_jax.transport import wire
 FORMAT = 1
 # Holds the run's secret, as hexadecimal digits, where hosts share no file.
 SECRET_VARIABLE = "TBA_JAX_SECRET"
+# A look at who holds a lock takes it for an instant: so long it is tried.
+_PROBE_S = 0.2
 _NO_SECRET = b"without a secret".ljust(wire.SECRET_BYTES, b".")
 _PACKAGES = ("tba_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
              "transformers", "numpy")  # fmt: skip
@@ -189,21 +191,54 @@ def lock(workdir: str, role: str = "") -> int:
   Raises:
     ValueError: another process runs there; it is named.
   """
-  path = pathlib.Path(workdir).absolute() / f".{role}{'.' * bool(role)}lock"
+  path = _lock_path(workdir, role)
   path.parent.mkdir(parents=True, exist_ok=True)
   fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-  try:
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError as error:
-    holder = os.read(fd, 64).decode(errors="replace").strip() or "unknown"
-    os.close(fd)
-    raise ValueError(
-        f"--workdir={workdir}: process {holder} already runs there"
-        + (f" as the {role}" if role else "")
-    ) from error
+  deadline = time.monotonic() + _PROBE_S
+  while not _try_lock(fd, fcntl.LOCK_EX):
+    if time.monotonic() > deadline:
+      holder = os.read(fd, 64).decode(errors="replace").strip() or "unknown"
+      os.close(fd)
+      raise ValueError(
+          f"--workdir={workdir}: process {holder} already runs there"
+          + (f" as the {role}" if role else "")
+      )
+    time.sleep(0.02)
   os.ftruncate(fd, 0)
   os.write(fd, f"{os.getpid()}\n".encode())
   return fd
+
+
+def last_process(workdir: str, role: str = "") -> tuple[int, bool] | None:
+  """Returns who took the run directory last, and whether it still holds it.
+
+  None where no process of this host is known to have taken it.
+  """
+  try:
+    fd = os.open(_lock_path(workdir, role), os.O_RDONLY)
+  except OSError:
+    return None
+  try:
+    pid = int(os.read(fd, 64))
+    # The kernel lets go of a lock with its process, however that ended. For an
+    # instant this holds it, which `lock` waits for.
+    return pid, not _try_lock(fd, fcntl.LOCK_SH)
+  except (OSError, ValueError):
+    return None
+  finally:
+    os.close(fd)
+
+
+def _lock_path(workdir: str, role: str) -> pathlib.Path:
+  return pathlib.Path(workdir).absolute() / f".{role}{'.' * bool(role)}lock"
+
+
+def _try_lock(fd: int, kind: int) -> bool:
+  try:
+    fcntl.flock(fd, kind | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return False
+  return True
 
 
 def _ask(config: ml_collections.ConfigDict, secret: bytes) -> locators.Locator:

@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's directory: its identity, its config, its lock, its epochs."""
 
+import fcntl
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import threading
 from unittest import mock
 
 from absl.testing import absltest
@@ -247,6 +249,26 @@ class LockTest(absltest.TestCase):
     other = self.hold()
     with self.assertRaisesRegex(ValueError, f"process {other.pid} already"):
       run_directory.lock(self.workdir)
+
+  def test_who_took_it_last_and_whether_it_lives(self):
+    self.assertIsNone(run_directory.last_process(self.workdir))
+    other = self.hold()
+    found = run_directory.last_process(self.workdir)
+    self.assertEqual(found, (other.pid, True))
+    self.assertIsNone(run_directory.last_process(self.workdir, "trainer"))
+    other.kill()
+    other.wait()
+    found = run_directory.last_process(self.workdir)
+    self.assertEqual(found, (other.pid, False))
+
+  def test_a_look_at_who_holds_it_refuses_nobody(self):
+    os.close(run_directory.lock(self.workdir))
+    fd = os.open(os.path.join(self.workdir, ".lock"), os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    timer = threading.Timer(0.05, os.close, (fd,))
+    timer.start()
+    self.addCleanup(timer.join)
+    os.close(run_directory.lock(self.workdir))
 
   def test_a_dead_holder_holds_nothing(self):
     other = self.hold()
