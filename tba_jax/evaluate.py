@@ -60,6 +60,9 @@ _ROWS = (
     ("cosine distance of successful attacks", "cosine_distance_right"),
     ("tokens of a completion", "mean_length"),
     ("share that stopped", "stop_rate"),
+    # By cause, and only where there are any.
+    ("completions not judged", "reward_failures"),
+    ("contests without a verdict", "no_verdict"),
 )
 _NUM_SAMPLES = 4
 _SAMPLE_WIDTH = 300
@@ -134,7 +137,7 @@ def make_table(results: dict[str, dict[str, Any]]) -> rich.table.Table:
   for name in results:
     table.add_column(name, justify="right", overflow="fold")
   for label, key in _ROWS:
-    if any(key in result for result in results.values()):
+    if any(result.get(key) not in (None, {}) for result in results.values()):
       table.add_row(label, *(_cell(r, key) for r in results.values()))
   return table
 
@@ -250,8 +253,11 @@ def _evaluate(
 
 
 def _cell(result: dict[str, Any], key: str) -> str:
-  if result.get(key) is None:
+  if result.get(key) in (None, {}):
     return "-"
+  if isinstance(result[key], dict):
+    causes = ", ".join(f"{n} {cause}" for cause, n in result[key].items())
+    return f"{sum(result[key].values())} ({causes})"
   interval = result.get(f"{key}_interval")
   if interval is None:
     return f"{result[key]:.3f}"

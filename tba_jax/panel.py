@@ -17,10 +17,6 @@ from tba_jax import run_state
 REDRAW_EVERY_S = 0.25
 LINE_EVERY_S = 10.0
 
-# For users of this module: what stands at the end of a run.
-final_table = panel_view.final_table
-advice_list = panel_view.advice_list
-
 
 class Panel:
   """Shows a run while it goes on; call `update` often, it is cheap."""

@@ -7,11 +7,13 @@ sequence of it reaches the terminal.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import itertools
 import time
 from typing import Any
 
 import rich.box
 import rich.console
+import rich.measure
 import rich.panel
 import rich.progress_bar
 import rich.table
@@ -22,19 +24,26 @@ from tba_jax.report import tables
 from tba_jax.report import text
 
 PHASES = ("setup", "sft", "reward_model", "warm-up", "train", "finish")
+# In these a model is made before training.
+_MADE = ("sft", "reward_model")
 # Shown only while it lasts: few runs have it.
 _RARE = "reward_model"
 # What the roles call their phases.
 _PHASE_OF = {"start": "warm-up", "compile": "warm-up", "done": "finish"}
 _BARS = "▁▂▃▄▅▆▇█"
-_WIDTH = 24  # of a sparkline
+# Of a sparkline, with and without much room.
+_WIDTH, _NARROW = 24, 17
+_ANY_WIDTH = 10_000
+_COLUMNS = (
+    "searcher", "samples/s", "tokens/s", "busy", "version", "queue", "seen",
+)  # fmt: skip
 
 number = run_state.number
 
 
 def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
   """Returns values as bars, lowest to highest, at most `width` of them."""
-  if not values:
+  if not values or not width:
     return ""
   width = min(width, len(values))
   edges = [len(values) * i // width for i in range(width + 1)]
@@ -49,7 +58,7 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
   return "".join(_BARS[round(top * (m - low) / (high - low))] for m in means)
 
 
-def _safe(value: Any, limit: int = 160) -> str:
+def safe(value: Any, limit: int = 160) -> str:
   return text.printable(str(value), limit, one_line=True)
 
 
@@ -77,8 +86,9 @@ def _progress(state: run_state.RunState, phase: str) -> list[Any]:
   evaluating = status.get("evaluate")
   unit = "step"
   done, total = number(status.get("step")), number(status.get("num_steps"))
-  if phase == "sft":
-    done, total = number(state.sft.get("step")), state.sft_steps
+  if phase in _MADE:
+    record, total = state.made(phase)
+    done = number(record.get("step"))
   elif isinstance(evaluating, Mapping):
     done, total = number(evaluating.get("done")), number(
         evaluating.get("total")
@@ -105,88 +115,157 @@ def _progress(state: run_state.RunState, phase: str) -> list[Any]:
   return [grid]
 
 
-def _value(value: Any, style: str = "number", unit: str = "") -> str:
+def figure(value: Any, style: str = "number", unit: str = "") -> str:
   shown = tables.number(number(value), style)
   return f"{shown} {unit}".rstrip() if shown != "–" else shown
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def mapping(value: Any) -> Mapping[str, Any]:
   return value if isinstance(value, Mapping) else {}
 
 
-def _learning(state: run_state.RunState) -> rich.table.Table:
-  """Returns the figures of learning, and of the data and the time."""
-  status = state.status
-  buffer = _mapping(status.get("buffer"))
-  trainer = _mapping(status.get("trainer"))
-  store = _mapping(status.get("store"))
-  size, capacity = buffer.get("size"), buffer.get("capacity")
-  share = number(size) and number(capacity) and size / capacity
-  fill = _value(size, "count")
-  if share:
-    fill += f" of {capacity:,.0f} ({100 * share:.0f} %)"
-  rewards = [value for _, value in state.reward]
-  accuracy = [value for _, value in state.pass_at_1]
-  left = [
-      ("reward", _value(status.get("reward")), sparkline(rewards)),
-      (
-          "held-out pass@1",
-          _value(status.get("pass_at_1"), "percent"),
-          sparkline(accuracy),
-      ),
-      ("KL to reference", _value(status.get("kl")), "nats a completion"),
-      ("entropy", _value(status.get("entropy")), "nats a token"),
-  ]
-  right = [
-      ("staleness", _value(status.get("staleness_steps"), unit="steps")),
-      ("buffer", fill),
-      ("overlap", _value(status.get("overlap_of_ideal"), unit="of ideal")),
-      (
-          "trainer busy",
-          f"{_value(trainer.get('busy_share'), 'percent')}"
-          f"  step {tables.duration(trainer.get('step_s'))},"
-          f" waits {tables.duration(trainer.get('wait_s'))}",
-      ),
-  ]
-  if number(store.get("generation")) is not None:
-    right.append(("store", f"generation {store['generation']}"))
+class _Fitting:
+  """Shows the first of some views that the terminal is wide enough for.
+
+  So that no number is cut: what matters less is left out instead. The last one
+  is taken where none fits.
+  """
+
+  def __init__(self, views: Sequence[Any]):
+    self._views = views
+
+  def __rich_console__(
+      self,
+      console: rich.console.Console,
+      options: rich.console.ConsoleOptions,
+  ) -> rich.console.RenderResult:
+    any_width = options.update_width(_ANY_WIDTH)
+    for view in self._views:
+      wide = rich.measure.Measurement.get(console, any_width, view).maximum
+      if wide <= options.max_width:
+        break
+    yield view
+
+
+def _grid(rows: Iterable[Sequence[str]], styles: Sequence[str]) -> Any:
   grid = rich.table.Table.grid(padding=(0, 2), expand=False)
-  for style in ("dim", "bold", "cyan", "dim", ""):
+  for style in styles:
     grid.add_column(style=style, no_wrap=True)
-  for i in range(max(len(left), len(right))):
-    row = (*(left[i] if i < len(left) else ("", "", "")),
-           *(right[i] if i < len(right) else ("", "")))  # fmt: skip
-    cells = [rich.text.Text(cell) for cell in row]
-    if row[2].startswith("nats"):
-      cells[2].stylize("dim white")
-    grid.add_row(*cells)
+  for row in rows:
+    grid.add_row(*(rich.text.Text(cell) for cell in row))
   return grid
 
 
-def _searchers(searchers: Mapping[str, Any]) -> rich.table.Table:
-  table = rich.table.Table(
-      box=rich.box.SIMPLE_HEAD, pad_edge=False, header_style="dim"
-  )
-  table.add_column("searcher")
-  names = "samples/s", "tokens/s", "busy", "version", "queue", "seen"
-  for name in names:
-    table.add_column(name, justify="right")
-  rows = [(sid, _mapping(row)) for sid, row in searchers.items()]
-  for sid, row in sorted(rows, key=lambda r: (number(r[1].get("index")) or 0)):
-    queue = _value(row.get("unacked"), "count")
-    queue += f"/{_value(row.get('credits'), 'count')}"
-    age = number(row.get("age_s"))
-    cells = (
-        _safe(row.get("index", sid), 24),
-        _value(row.get("samples_per_s"), "count"),
-        _value(row.get("tokens_per_s"), "count"),
-        _value(row.get("busy_share"), "percent"),
-        _value(row.get("version"), "count"),
-        queue,
-        "–" if age is None else f"{tables.duration(age)} ago",
+def _learning(state: run_state.RunState) -> _Fitting:
+  """Returns the figures of learning, and of the data and the time."""
+  status = state.status
+  left = lambda width: [
+      (
+          "reward",
+          figure(status.get("reward")),
+          sparkline([value for _, value in state.reward], width),
+      ),
+      (
+          "held-out pass@1",
+          figure(status.get("pass_at_1"), "percent"),
+          sparkline([value for _, value in state.pass_at_1], width),
+      ),
+      ("KL to reference", figure(status.get("kl")), "nats a completion"),
+      ("entropy", figure(status.get("entropy")), "nats a token"),
+  ]
+  right = _data_and_time(status)
+  words = [(name, " ".join(filter(None, more))) for name, *more in right]
+
+  def beside(width: int) -> Any:
+    pairs = itertools.zip_longest(left(width), words)
+    return _grid(
+        (((*(a or ("",) * 3), *(b or ("",) * 2))) for a, b in pairs),
+        ("dim", "bold", "cyan", "dim", ""),
     )
-    table.add_row(*(rich.text.Text(cell) for cell in cells))
-  return table
+
+  below = rich.console.Group(
+      _grid(left(_WIDTH), ("dim", "bold", "cyan")),
+      _grid(
+          ((f"{name:<{len('held-out pass@1')}}", more) for name, more in words),
+          ("dim", ""),
+      ),
+  )
+  short = _grid((row[:2] for row in (*left(0), *right)), ("dim", "bold"))
+  return _Fitting((beside(_WIDTH), beside(_NARROW), below, short))
+
+
+def _data_and_time(status: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+  """Returns name, value and what else there is to say of it."""
+  buffer = mapping(status.get("buffer"))
+  trainer = mapping(status.get("trainer"))
+  store = mapping(status.get("store"))
+  failures = mapping(status.get("reward_failures"))
+  size, capacity = buffer.get("size"), buffer.get("capacity")
+  fill = ""
+  if number(size) and number(capacity):
+    fill = f"of {capacity:,.0f} ({100 * size / capacity:.0f} %)"
+  times = (
+      f" step {tables.duration(trainer.get('step_s'))},"
+      f" waits {tables.duration(trainer.get('wait_s'))}"
+  )
+  rows = [
+      ("staleness", figure(status.get("staleness_steps")), "steps"),
+      ("buffer", figure(size, "count"), fill),
+      ("overlap", figure(status.get("overlap_of_ideal")), "of ideal"),
+      ("trainer busy", figure(trainer.get("busy_share"), "percent"), times),
+  ]
+  if number(store.get("generation")) is not None:
+    rows.append(("store", "generation", str(store["generation"])))
+  if failures:
+    rows.append(("not judged", *causes(failures)))
+  return rows
+
+
+def causes(failures: Mapping[str, Any]) -> tuple[str, str]:
+  """Returns how many completions were not judged, and by which cause."""
+  found = {cause: n for cause, n in failures.items() if number(n)}
+  words = ", ".join(f"{n:,.0f} {safe(c, 20)}" for c, n in found.items())
+  return figure(sum(found.values()), "count"), f"({words})" if words else ""
+
+
+def _searchers(searchers: Mapping[str, Any]) -> _Fitting:
+  """Returns their table, with fewer columns where there is less room."""
+  rows = [(sid, mapping(row)) for sid, row in searchers.items()]
+  rows.sort(key=lambda r: number(r[1].get("index")) or 0)
+  all_cells = [_searcher_cells(sid, row) for sid, row in rows]
+
+  def table(names: Sequence[str]) -> rich.table.Table:
+    out = rich.table.Table(
+        box=rich.box.SIMPLE_HEAD, pad_edge=False, header_style="dim"
+    )
+    for name in names:
+      justify = "left" if name == "searcher" else "right"
+      out.add_column(name, justify=justify, no_wrap=True)
+    for cells in all_cells:
+      out.add_row(*(rich.text.Text(cells[name]) for name in names))
+    return out
+
+  left_out = ("", "tokens/s", "version", "queue", "seen", "busy")
+  views = []
+  for i in range(len(left_out)):
+    names = [n for n in _COLUMNS if n not in left_out[: i + 1]]
+    views.append(table(names))
+  return _Fitting(views)
+
+
+def _searcher_cells(sid: str, row: Mapping[str, Any]) -> dict[str, str]:
+  queue = figure(row.get("unacked"), "count")
+  age = number(row.get("age_s"))
+  cells = (
+      safe(row.get("index", sid), 24),
+      figure(row.get("samples_per_s"), "count"),
+      figure(row.get("tokens_per_s"), "count"),
+      figure(row.get("busy_share"), "percent"),
+      figure(row.get("version"), "count"),
+      f"{queue}/{figure(row.get('credits'), 'count')}",
+      "–" if age is None else f"{tables.duration(age)} ago",
+  )
+  return dict(zip(_COLUMNS, cells, strict=True))
 
 
 def _event_line(
@@ -195,15 +274,15 @@ def _event_line(
   when = number(event.get("time"))
   clock = time.strftime("%H:%M:%S", time.localtime(when)) if when else ""
   line = rich.text.Text().append(f"{name:<10}", "dim")
-  line.append(f"{clock} {_safe(event.get('kind', ''), 40)}: ", "bold")
-  line.append(_safe(event.get("message", "")), style)
+  line.append(f"{clock} {safe(event.get('kind', ''), 40)}: ", "bold")
+  line.append(safe(event.get("message", "")), style)
   return line
 
 
 def _last_lines(state: run_state.RunState) -> Iterable[rich.text.Text]:
   counts = {role: n for role, n in state.restarts.items() if number(n)}
   line = rich.text.Text().append("restarts  ", "dim")
-  words = ", ".join(f"{n} of {_safe(role)}" for role, n in counts.items())
+  words = ", ".join(f"{n} of {safe(role)}" for role, n in counts.items())
   line.append(words or "none", "yellow" if counts else "")
   yield line
   if state.event:
@@ -212,29 +291,30 @@ def _last_lines(state: run_state.RunState) -> Iterable[rich.text.Text]:
     yield _event_line("error", state.error, "red")
   elif state.status.get("last_error"):  # A run whose files are not here.
     line = rich.text.Text().append("error     ", "dim")
-    line.append(_safe(state.status["last_error"]), "red")
+    line.append(safe(state.status["last_error"]), "red")
     yield line
   if state.note:
-    yield rich.text.Text(_safe(state.note, 300), "yellow")
+    yield rich.text.Text(safe(state.note, 300), "yellow")
 
 
 def render(state: run_state.RunState) -> rich.panel.Panel:
   """Returns the view of a state."""
   phase = phase_of(state)
   parts: list[Any] = [_phases(phase), *_progress(state, phase)]
-  if phase == "sft":
-    fields = ((k, number(v)) for k, v in state.sft.items() if "/" in k)
-    shown = [f"{_safe(k, 40)} {v:.3g}" for k, v in fields if v is not None]
+  if phase in _MADE:
+    made, _ = state.made(phase)
+    fields = ((k, number(v)) for k, v in made.items() if "/" in k)
+    shown = [f"{safe(k, 40)} {v:.3g}" for k, v in fields if v is not None]
     parts.append(rich.text.Text("   ".join(shown[:6])))
   elif state.status:
     parts += [rich.text.Text(), _learning(state)]
-    searchers = _mapping(state.status.get("searchers"))
+    searchers = mapping(state.status.get("searchers"))
     if searchers:
       parts.append(_searchers(searchers))
   parts += _last_lines(state)
   return rich.panel.Panel(
       rich.console.Group(*parts),
-      title=rich.text.Text(f"tba_jax · {_safe(state.name, 60)}", "bold"),
+      title=rich.text.Text(f"tba_jax · {safe(state.name, 60)}", "bold"),
       border_style="cyan",
       padding=(0, 1),
   )
@@ -245,72 +325,25 @@ def plain_line(state: run_state.RunState) -> str:
   phase = phase_of(state)
   status = state.status
   words = [phase]
-  if phase == "sft":
-    step = _value(state.sft.get("step"), "count")
-    words += [f"step {step}/{state.sft_steps or '?'}"]
+  if phase in _MADE:
+    made, num_steps = state.made(phase)
+    step = figure(made.get("step"), "count")
+    words += [f"step {step}/{num_steps or '?'}"]
     words += [
-        f"{_safe(name, 40)} {value:.3g}"
-        for name, value in state.sft.items()
+        f"{safe(name, 40)} {value:.3g}"
+        for name, value in made.items()
         if "/" in name and number(value) is not None
     ][:4]
   elif number(status.get("step")) is not None and phase != "setup":
     words += [
         f"step {status['step']}/{status.get('num_steps', '?')}",
-        f"reward {_value(status.get('reward'))}",
-        f"pass@1 {_value(status.get('pass_at_1'), 'percent')}",
-        f"KL {_value(status.get('kl'))}",
-        f"staleness {_value(status.get('staleness_steps'))}",
+        f"reward {figure(status.get('reward'))}",
+        f"pass@1 {figure(status.get('pass_at_1'), 'percent')}",
+        f"KL {figure(status.get('kl'))}",
+        f"staleness {figure(status.get('staleness_steps'))}",
         f"{tables.duration(number(status.get('eta_s')))} left",
     ]
   restarts = sum(n for n in state.restarts.values() if number(n))
   if restarts:
     words.append(f"restarts {restarts}")
   return " · ".join(words)
-
-
-def final_table(summary: Mapping[str, Any]) -> rich.table.Table:
-  """Returns the table at the end of a run, from its `summary.json`."""
-  table = rich.table.Table(
-      title="result", box=rich.box.ROUNDED, title_style="bold"
-  )
-  table.add_column("")
-  for name in ("before", "after", "change"):
-    table.add_column(name, justify="right")
-  for row in tables.compare(
-      _mapping(summary.get("before")), _mapping(summary.get("after"))
-  ):
-    cells = row["name"], row["before"], row["after"], row["change"]
-    table.add_row(*(rich.text.Text(cell) for cell in cells))
-  table.add_section()
-  restarts = _mapping(summary.get("restarts"))
-  counts = ", ".join(f"{n} of {_safe(r)}" for r, n in restarts.items() if n)
-  closed = summary.get("ledger_closed")
-  steps = _value(summary.get("steps"), "count")
-  if summary.get("stopped_by"):
-    steps += f" (stopped by {_safe(summary['stopped_by'])})"
-  rows = (
-      ("steps", steps),
-      ("wall clock", tables.duration(number(summary.get("wall_s")))),
-      ("completions", _value(summary.get("completions"), "count")),
-      ("completions/s", _value(summary.get("completions_per_s"))),
-      ("overlap of ideal", _value(summary.get("overlap_of_ideal"))),
-      ("staleness, steps", _value(summary.get("staleness_mean"))),
-      ("restarts", counts or "none"),
-      ("ledger", "–" if closed is None else "closed" if closed else "OPEN"),
-  )
-  failed = _mapping(summary.get("reward_failures"))
-  if failed:
-    text = ", ".join(f"{n} {_safe(cause)}" for cause, n in failed.items())
-    rows += (("completions not judged", text),)
-  for name, value in rows:
-    style = "bold red" if value == "OPEN" else ""
-    table.add_row(name, "", rich.text.Text(value, style), "")
-  return table
-
-
-def advice_list(sentences: Sequence[str]) -> rich.table.Table:
-  """Returns sentences as a list, each with a dot before it."""
-  grid = rich.table.Table.grid(padding=(0, 1))
-  for sentence in sentences:
-    grid.add_row("•", rich.text.Text(sentence))
-  return grid

@@ -13,6 +13,7 @@ import numpy as np
 
 from tba_jax import background
 from tba_jax import jsonl
+from tba_jax import lease_totals
 from tba_jax import metrics as metrics_lib
 from tba_jax import reward_log
 from tba_jax import sample_log
@@ -24,7 +25,9 @@ from tba_jax.replay import service as service_lib
 _STATUS_EVERY_S = 1.0
 # Of the training loop, over all of the run's processes.
 _TOTALS = ("wall_s", "train_s", "generate_s", "staleness_sum", "trained",
-           "loop_completions")  # fmt: skip
+           "loop_completions", "mixed_completions")  # fmt: skip
+# Of a searcher's lease, in the live state.
+_LEASE = ("index", "unacked", "credits", "age_s")
 
 
 class Recorder:
@@ -91,9 +94,9 @@ class Recorder:
     self._staleness_sum = 0.0
     self._trained = 0
     self._loop_completions = 0
+    self._mixed_completions = 0
     self._rewards = reward_log.RewardLog()
-    self._busy_seen: dict[str, float] = {}
-    self._completions_seen: dict[str, int] = {}
+    self._searchers = lease_totals.LeaseTotals()
     self._loop_started = False
     self._last_error = ""
     self._background = background.Background("recorder")
@@ -154,10 +157,10 @@ class Recorder:
           buffer=service.buffer.stats(),
           generated=service.generated(),
       )
-      rewards = {f"reward/{k}": v for k, v in self._rewards.take().items()}
-      self._submit(
-          "metrics", lambda: self._metrics.write(step, make() | rewards)
-      )
+      more = {f"reward/{k}": v for k, v in self._rewards.take().items()}
+      if self._mixed_completions:
+        more["sampler/mixed_version_share"] = self._mixed_version_share()
+      self._submit("metrics", lambda: self._metrics.write(step, make() | more))
     self._status.update(
         phase="train",
         step=step + 1,
@@ -176,6 +179,7 @@ class Recorder:
             "wait_s": seconds.get("wait_fresh", 0.0),
         },
         overlap_of_ideal=self._overlap(),
+        reward_failures=self._rewards.failures,
     )
     if self._samples_every and step % self._samples_every == 0:
       self._submit("samples", lambda: self._samples.write(step, draw))
@@ -245,6 +249,7 @@ class Recorder:
         "staleness_mean": self._staleness_sum / max(self._trained, 1),
         "ledger_closed": ledger["closed"],
         "reward_failures": self._rewards.failures,
+        "mixed_version_share": self._mixed_version_share(),
         **{
             name: {
                 key: value
@@ -275,7 +280,7 @@ class Recorder:
 
   def set_state(self, state: dict[str, Any]) -> None:
     for name in _TOTALS:
-      setattr(self, f"_{name}", state[name])
+      setattr(self, f"_{name}", state.get(name, 0))
     if "rewards" in state:  # Older checkpoints have none.
       self._rewards.set_state(state["rewards"])
 
@@ -284,27 +289,25 @@ class Recorder:
     seconds, elapsed_s = self._clock.take()
     leases = self._leases()
     self._rewards.add(leases)
-    busy_s, completions = 0.0, 0
-    for sid, lease in leases.items():
-      seen = float(lease["stats"].get("busy_s", 0.0))
-      count = lease["totals"]["completions"]
-      busy_s += max(0.0, seen - self._busy_seen.get(sid, 0.0))
-      completions += max(0, count - self._completions_seen.get(sid, 0))
-      self._busy_seen[sid], self._completions_seen[sid] = seen, count
+    added = self._searchers.added(leases)
     if not self._loop_started:
       return seconds
     self._wall_s += elapsed_s
     self._train_s += sum(
         s for kind, s in seconds.items() if not metrics_lib.is_wait(kind)
     )
-    self._generate_s += busy_s / self._num_searchers
-    self._loop_completions += completions
+    self._generate_s += added["busy_s"] / self._num_searchers
+    self._loop_completions += int(added["completions"])
+    self._mixed_completions += int(added["mixed_completions"])
     return seconds
 
   def _overlap(self) -> float | None:
     if self._wall_s <= 0:
       return None
     return max(self._generate_s, self._train_s) / self._wall_s
+
+  def _mixed_version_share(self) -> float:
+    return self._mixed_completions / max(self._loop_completions, 1)
 
   def _eta_s(self, done: int) -> float:
     if not done or not self._trained:
@@ -318,10 +321,7 @@ class Recorder:
     self._status_at = now
     searchers = {
         sid: {
-            "index": lease["index"],
-            "unacked": lease["unacked"],
-            "credits": lease["credits"],
-            "age_s": lease["age_s"],
+            **{name: lease[name] for name in _LEASE},
             **lease["stats"],
         }
         for sid, lease in self._leases().items()

@@ -28,12 +28,13 @@ class RunState:
   """What is known of a run.
 
   name: of the run directory.
-  phase: "setup", "sft", "warm-up", "train", "finish" or "done".
+  phase: "setup", "sft", "reward_model", "warm-up", "train", "finish", "done".
   status: the trainer's live state; see `recorder`.
   reward: newest (step, mean reward) pairs.
   pass_at_1: held-out (step, pass@1) pairs.
   sft: newest record of supervised fine-tuning.
   sft_steps: how many steps it takes, 0 where that is not known.
+  reward_model, reward_model_steps: the same of the reward model's training.
   restarts: by role.
   event: the newest event.
   error: the newest event that tells of something wrong.
@@ -51,10 +52,25 @@ class RunState:
   )
   sft: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   sft_steps: int = 0
+  reward_model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  reward_model_steps: int = 0
   restarts: Mapping[str, int] = dataclasses.field(default_factory=dict)
   event: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   error: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   note: str = ""
+
+  def made(self, phase: str) -> tuple[Mapping[str, Any], int]:
+    """Returns the newest record and the steps of a phase that makes a model."""
+    if phase == "reward_model":
+      return self.reward_model, self.reward_model_steps
+    return self.sft, self.sft_steps
+
+  @property
+  def seen(self) -> float | None:
+    """Time of the newest of all that is known, seconds of the epoch."""
+    parts = self.status, self.sft, self.reward_model, self.event
+    times = [number(part.get("time")) for part in parts]
+    return max((t for t in times if t is not None), default=None)
 
 
 class Tail:
@@ -96,6 +112,7 @@ class Follower:
     self.state = RunState(self._workdir.name or str(self._workdir))
     self._metrics = Tail(self._workdir / "metrics.jsonl")
     self._sft = Tail(self._workdir / "sft" / "metrics.jsonl")
+    self._reward_model = Tail(self._workdir / "reward_model" / "metrics.jsonl")
     self._events = Tail(self._workdir / "events.jsonl")
 
   def read(self, *, with_status: bool = True) -> RunState:
@@ -119,21 +136,24 @@ class Follower:
           series.append((step, value))
     for record in self._sft.read():
       state.sft = {**state.sft, **record}
+    for record in self._reward_model.read():
+      state.reward_model = {**state.reward_model, **record}
     for event in self._events.read():
       state.event = event
       finished = str(event.get("message", "")).endswith("(finished)")
       if event.get("kind") not in _PEACEFUL and not finished:
         state.error = event
     if not state.sft_steps:
-      state.sft_steps = self._sft_steps()
+      state.sft_steps = self._num_steps("sft")
+      state.reward_model_steps = self._num_steps("reward_model")
     if with_status:
       status = jsonl.read_json(self._workdir / "status.json")
       if isinstance(status, dict):
         state.status = status
     return state
 
-  def _sft_steps(self) -> int:
+  def _num_steps(self, section: str) -> int:
     saved = jsonl.read_json(self._workdir / "config.json")
-    for key in ("config", "sft", "num_steps"):
+    for key in ("config", section, "num_steps"):
       saved = saved.get(key) if isinstance(saved, dict) else None
     return saved if isinstance(saved, int) else 0

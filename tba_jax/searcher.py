@@ -73,6 +73,7 @@ class Searcher:
     self._tag: tuple[int, int] | None = None
     self._params: types.PyTree = None
     self._prompt_tokens: dict[int, np.ndarray] = {}
+    self._mixed_completions = 0
     self._started = 0.0
 
   def run(self, should_stop: Callable[[], bool]) -> None:
@@ -150,6 +151,10 @@ class Searcher:
           version=version,
           newer=self._newer if swaps else None,
       )
+    self._mixed_completions += sum(
+        int((found.token_versions > found.versions[:, None]).any(1).sum())
+        for found in completions
+    )
     with self._spans.span("reward"):
       rewards_PxS = self._rewards(block, completions)
       return [
@@ -218,6 +223,7 @@ class Searcher:
             "wall_s": wall_s,
             "busy_share": metrics.busy_share(seconds, wall_s),
             "refused_versions": self._puller.stats.refused,
+            "mixed_completions": self._mixed_completions,
             "rewards": self._judge.totals(),
         }
     )

@@ -93,17 +93,53 @@ def run(
     where = "the run's files" if status is None else "status.json"
     note = f"from {where}: {note}"
   state = run_state.Follower(workdir).read(with_status=False)
+  last = _last_process(workdir)
   if not isinstance(status, dict):
-    if not state.sft and not state.event:
-      print(f"error: {workdir}: no state yet; {note}", file=sys.stderr)
+    if not (state.sft or state.reward_model or state.event):
+      life = _sign_of_life(state, last)
+      print(f"error: {workdir}: no state yet; {note}{life}", file=sys.stderr)
       return 1
     status = {}
   state.status = status
-  default = "sft" if state.sft and not state.reward else "setup"
-  state.phase = str(status.get("phase", default))
+  state.phase = str(status.get("phase", _phase_of_files(state)))
   written = run_state.number(status.get("time"))
   if written is not None:
     note += f"; written {tables.duration(max(0.0, time.time() - written))} ago"
-  state.note = note
+  state.note = note + _sign_of_life(state, last)
   rich.console.Console().print(panel_view.render(state))
   return processes.EXIT_OK
+
+
+def _phase_of_files(state: run_state.RunState) -> str:
+  """Returns the phase of a run whose trainer has not said any."""
+  if state.reward:
+    return "setup"
+  names = [name for name in ("reward_model", "sft") if state.made(name)[0]]
+  return names[0] if names else "setup"
+
+
+def _last_process(workdir: str) -> tuple[int, bool] | None:
+  """Returns a living process of the run on this host, else the last one."""
+  # A trainer that was started by hand has no supervisor.
+  found = [
+      run_directory.last_process(workdir, role) for role in ("", "trainer")
+  ]
+  return max(filter(None, found), key=lambda one: one[1], default=None)
+
+
+def _sign_of_life(
+    state: run_state.RunState, last: tuple[int, bool] | None
+) -> str:
+  """Returns what to add to the note where a run is silent, or has ended."""
+  if state.phase == "done":
+    return ""
+  if last is not None and not last[1]:
+    words = f"; its process {last[0]} has ended"
+  elif last is not None:
+    words = f"; its process {last[0]} is there"
+  else:
+    words = ""
+  silent_s = None if state.seen is None else time.time() - state.seen
+  if silent_s is not None and silent_s > tables.ALIVE_S:
+    return f"; no sign of life for {tables.duration(silent_s)}{words}"
+  return words if last is not None and not last[1] else ""

@@ -19,6 +19,7 @@ from tba_jax import children as children_lib
 from tba_jax import jsonl
 from tba_jax import metrics
 from tba_jax import panel as panel_lib
+from tba_jax import panel_final
 from tba_jax import processes
 from tba_jax import report
 from tba_jax import run_directory
@@ -119,7 +120,7 @@ class _Supervisor:
           f"This run is finished ({finished['steps']} steps); its report is"
           f" {self._workdir / 'report.html'}"
       )
-      self._console.print(panel_lib.final_table(finished))
+      self._console.print(panel_final.final_table(finished))
       return processes.EXIT_OK
     # What an earlier end of the run said no longer holds.
     (self._workdir / "result.json").unlink(missing_ok=True)
@@ -319,8 +320,8 @@ class _Supervisor:
       print("error: the trainer ended without a result; see logs/trainer-0.log",
             file=sys.stderr)  # fmt: skip
       return 1
-    self._console.print(panel_lib.final_table(summary))
-    self._console.print(panel_lib.advice_list(advice))
+    self._console.print(panel_final.final_table(summary))
+    self._console.print(panel_final.advice_list(advice))
     self._console.print(f"report: {path}", soft_wrap=True)
     if not result["ledger_closed"]:
       print(

@@ -169,6 +169,14 @@ class TableTest(absltest.TestCase):
     self.assertEqual(text.count("0.250 (0.188 to 0.312)"), 2)
     self.assertEqual(text.count("0.750"), 2)
     self.assertNotIn("KL", text)
+    self.assertNotIn("not judged", text)
+    odd = {**result, "reward_failures": {"deadline": 3, "nan": 1}}
+    odd |= {"no_verdict": {"exit": 2}}
+    with console.capture() as capture:
+      console.print(evaluate.make_table({"a": result, "b": odd}))
+    odd = " ".join(capture.get().split())
+    self.assertIn("completions not judged │ - │ 4 (3 deadline, 1 nan)", odd)
+    self.assertIn("contests without a verdict │ - │ 2 (2 exit)", odd)
     self.assertEqual(text.count("12.000"), 2)
     with console.capture() as capture:
       console.print(evaluate.make_samples({"a": result}))

@@ -18,8 +18,9 @@ _RINGS = {
     0: """
         background bootstrap config_diverse config_flat config_hosts config_lora
         config_ranges config_relations config_rewards config_variants devices
-        guards host_state jsonl logprobs metrics pipeline processes reward_log
-        rounds schedules sharding sweep_types tasks/base tokenizer types
+        guards host_state jsonl lease_totals logprobs metrics pipeline processes
+        reward_log rounds schedules sharding sweep_types tasks/base tokenizer
+        types
     """,
     1: """
         calibration eval_summary forward line_program losses/* models/*
@@ -45,11 +46,11 @@ _RINGS = {
         searcher sft_examples sft_settings trainer
     """,
     5: """
-        children config_reference evaluate export generate panel panel_view
-        parts parts_params parts_replay plan plan_measured plan_memory
-        plan_speed report/program roles score stale_loop stale_samples status
-        store supervise sweep sweep_runs sweep_table sweep_view
-        train_reward_model train_sft
+        children config_reference evaluate export generate panel panel_final
+        panel_view parts parts_params parts_replay plan plan_measured
+        plan_memory plan_speed report/program roles score stale_loop
+        stale_samples status store supervise sweep sweep_runs sweep_table
+        sweep_view train_reward_model train_sft
     """,
     # Benchmarks measure programs; `main` alone asks for either, by name.
     6: "benchmarks/* main",
@@ -64,7 +65,7 @@ _WITHOUT_JAX = """
     carriers/directory
     children config_args config_ranges config_relations jsonl line_program main
     metrics models/config models/hf_config models/hf_files models/hf_names
-    models/hf_slices panel panel_view
+    models/hf_slices panel panel_final panel_view
     processes prompts report/* rewards/* run_directory run_state shard_report
     store supervise tasks/* transport/announcer transport/base
     transport/in_process

@@ -6,12 +6,14 @@ import io
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 import time
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import rich.console
 
 from tba_jax import metrics
@@ -92,17 +94,23 @@ class FollowerTest(absltest.TestCase):
   def test_a_whole_run_is_followed(self):
     fake_run.make_run(self.workdir, num_steps=40, finished=False)
     config = {"config": {"sft": {"num_steps": 2400}}}
+    os.makedirs(os.path.join(self.workdir, "reward_model"))
+    lines = os.path.join(self.workdir, "reward_model", "metrics.jsonl")
+    with open(lines, "w") as f:
+      f.write('{"step": 25, "time": 1.0, "train/accuracy": 0.5}\n')
     with open(os.path.join(self.workdir, "config.json"), "w") as f:
       json.dump(config, f)
     state = run_state.Follower(self.workdir).read()
     self.assertLen(state.reward, 40)
     self.assertNotEmpty(state.pass_at_1)
     self.assertEqual(state.sft_steps, 2400)
+    self.assertEqual(state.seen, fake_run.START + 180)  # The newest event.
     self.assertEqual(state.event["role"], "store")
+    self.assertEqual(state.made("reward_model")[0]["step"], 25)
     self.assertEqual(state.status["num_steps"], 40)
 
 
-class ViewTest(absltest.TestCase):
+class ViewTest(parameterized.TestCase):
 
   def _state(self, **status):
     state = run_state.RunState("run", phase="train")
@@ -130,6 +138,67 @@ class ViewTest(absltest.TestCase):
         "generation 2",
     ):
       self.assertIn(words, shown)
+
+  def _busy_state(self):
+    state = self._state(
+        eta_s=12_345.0,
+        step=12_345,
+        num_steps=123_456,
+        kl=-123.45,
+        buffer={"size": 123_456, "capacity": 200_000},
+        reward_failures={"deadline": 1_234, "nan": 5},
+        trainer={"busy_share": 0.931, "step_s": 754.0, "wait_s": 0.512},
+    )
+    state.status["searchers"] = {
+        f"{i}-a3": {
+            "index": i,
+            "samples_per_s": 12_345.6,
+            "tokens_per_s": 1_234_567.8,
+            "version": 12_344,
+            "busy_share": 0.712,
+            "unacked": 12,
+            "credits": 16,
+            "age_s": 83.0,
+        }
+        for i in range(12)
+    }
+    state.reward.extend((i, i / 64) for i in range(64))
+    state.pass_at_1.extend((i, i / 64) for i in range(64))
+    state.event = {"kind": "reward_failed", "message": "deadline, 1,234 so far"}
+    state.note = "from status.json; no sign of life for 20:34 min"
+    return state
+
+  @parameterized.parameters(40, 60, 80, 100, 160)
+  def test_no_number_is_cut_at_any_width(self, width):
+    numbers = lambda shown: set(re.findall(r"[\d.,:/-]*\d", shown))
+    # Times of events are of this host's zone, and the same in both.
+    state = self._busy_state()
+    shown = _shown(panel_view.render(state), width)
+    self.assertNotIn("…", shown)
+    self.assertLessEqual(max(map(len, shown.splitlines())), width)
+    whole = numbers(_shown(panel_view.render(state), 400))
+    self.assertLessEqual(numbers(shown), whole)
+    # What matters most stands at every width.
+    for figure in ("-123", "12,345/123,456", "58.0 %", "12,346", "1,239"):
+      self.assertIn(figure, shown)
+
+  @parameterized.parameters(
+      (60, ("samples/s", "busy"), ("tokens/s", "version")),
+      (80, ("samples/s", "tokens/s", "queue", "seen", "of 200,000"), ()),
+      (160, ("samples/s", "tokens/s", "version", "queue", "seen"), ()),
+  )
+  def test_a_narrow_terminal_shows_what_matters(self, width, there, left_out):
+    shown = _shown(panel_view.render(self._busy_state()), width)
+    for name in there:
+      self.assertIn(name, shown)
+    for name in left_out:
+      self.assertNotIn(name, shown)
+
+  def test_completions_that_could_not_be_judged_are_shown(self):
+    state = self._state(reward_failures={"deadline": 3, "nan": 1})
+    shown = _shown(panel_view.render(state))
+    self.assertIn("4 (3 deadline, 1 nan)", shown)
+    self.assertNotIn("not judged", _shown(panel_view.render(self._state())))
 
   def test_every_key_may_be_missing_or_odd(self):
     keys = list(fake_run.status())
@@ -177,6 +246,16 @@ class ViewTest(absltest.TestCase):
     self.assertIn("step 600/2,400  25 %", shown)
     self.assertIn("sft/loss 0.731", shown)
     self.assertIn("step 600/2400", panel_view.plain_line(state))
+
+  def test_the_reward_model_shows_its_step(self):
+    state = run_state.RunState(
+        "run", phase="reward_model", reward_model_steps=300
+    )
+    state.reward_model = {"step": 75, "train/accuracy": 0.713}
+    shown = _shown(panel_view.render(state))
+    self.assertIn("step 75/300  25 %", shown)
+    self.assertIn("train/accuracy 0.713", shown)
+    self.assertIn("step 75/300", panel_view.plain_line(state))
 
   def test_sparkline(self):
     self.assertEqual(panel_view.sparkline([]), "")
@@ -245,24 +324,6 @@ class PanelTest(absltest.TestCase):
       self._write_status(phase="train", step=7, num_steps=9)
       view.update()
       self.assertNotIn("train", self.out.getvalue())
-
-  def test_final_table(self):
-    before = {"pass_at_1": 0.29, "pass_at_k": 0.9, "distinct_correct": 2.0}
-    after = {"pass_at_1": 0.68, "pass_at_k": 0.9, "distinct_correct": 1.8}
-    summary = fake_run.summary(before, after)
-    shown = _shown(panel.final_table(summary))
-    for words in ("29.0 %", "68.0 %", "+39.0 points", "164,576", "closed"):
-      self.assertIn(words, shown)
-    shown = _shown(panel.final_table({"ledger_closed": False}))
-    self.assertIn("OPEN", shown)
-    shown = _shown(panel.final_table({"steps": 2, "stopped_by": "guard kl"}))
-    self.assertIn("2 (stopped by guard kl)", shown)
-
-  def test_advice_is_a_list(self):
-    shown = _shown(panel.advice_list(["a [b]", "c"]))
-    self.assertEqual(
-        [x.rstrip() for x in shown.splitlines()], ["• a [b]", "• c"]
-    )
 
   def test_jax_is_not_imported(self):
     code = (

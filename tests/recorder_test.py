@@ -79,13 +79,13 @@ class RecorderTest(absltest.TestCase):
     self.made.append(recorder)
     return recorder
 
-  def lease(self, sid, *, busy_s, completions):
+  def lease(self, sid, *, busy_s, completions, **stats):
     self.leases[sid] = {
         "index": 0,
         "unacked": 1,
         "credits": 4,
         "age_s": 0.5,
-        "stats": {"busy_s": busy_s},
+        "stats": {"busy_s": busy_s, **stats},
         "totals": {"completions": completions},
     }
 
@@ -185,6 +185,38 @@ class RecorderTest(absltest.TestCase):
     self.step(recorder, 2, busy_s=0.7)
     self.assertEqual(self.read("status.json")["step"], 3)
     self.assertLen(self.statuses, 2)
+
+  def test_completions_that_could_not_be_judged(self):
+    recorder = self.make()
+    totals = {"completions": 9, "failures": {"deadline": 2}, "sums": {}}
+    self.lease("a", busy_s=1.0, completions=9, rewards=totals)
+    self.step(recorder, 0)
+    status = self.read("status.json")
+    self.assertEqual(status["reward_failures"], {"deadline": 2})
+    (record,) = self.lines("metrics.jsonl")
+    self.assertEqual(record["reward/failed_deadline"], 2)
+    self.assertEqual(self.finish(recorder)["reward_failures"], {"deadline": 2})
+
+  def test_completions_of_several_versions(self):
+    recorder = self.make()
+    self.lease("a", busy_s=1.0, completions=8, mixed_completions=8)
+    self.step(recorder, 0)  # Of before the loop.
+    self.lease("a", busy_s=1.0, completions=18, mixed_completions=10)
+    self.lease("b", busy_s=1.0, completions=6, mixed_completions=2)
+    self.step(recorder, 1)
+    first, second = self.lines("metrics.jsonl")
+    self.assertNotIn("sampler/mixed_version_share", first)
+    self.assertEqual(second["sampler/mixed_version_share"], 0.25)
+    again = self.make()
+    again.set_state(json.loads(json.dumps(recorder.get_state())))
+    self.assertEqual(self.finish(again)["mixed_version_share"], 0.25)
+
+  def test_a_checkpoint_of_an_earlier_version_has_fewer_totals(self):
+    recorder = self.make()
+    state = recorder.get_state()
+    del state["mixed_completions"]
+    recorder.set_state(state)
+    self.assertEqual(recorder.get_state()["mixed_completions"], 0)
 
   def test_a_new_phase_is_shown_at_once(self):
     recorder = self.make()

@@ -118,10 +118,18 @@ class SearcherTest(parameterized.TestCase):
             stopped=np.array([True, False]),
             finish_reasons=np.array(["stop", "length"]),
             versions=np.full(S, version, np.int32),
-            token_versions=np.full((S, 4), version, np.int32),
+            token_versions=self.token_versions(version),
         )
         for i in range(len(prompts))
     ]
+
+  def token_versions(self, version):
+    """Tokens past the first are of the params that came last."""
+    gave = [found[0] for found in self.in_flight if found]
+    versions = np.full((S, 4), gave[-1] if gave else version, np.int32)
+    versions[:, 0] = version
+    versions[:, 3] = -1  # past the length
+    return versions
 
   def block(self, require=-1, epoch=1, prompts=((7, 0, 0), (8, 3, 2))):
     return outbox_lib.Block(epoch, 0, require, prompts)
@@ -195,6 +203,15 @@ class SearcherTest(parameterized.TestCase):
     self.run_it(self.block())
     self.assertEqual(self.used[-1], (0, {0}))
     self.assertEqual({g.epoch for g in self.submitted[1]}, {2})
+
+  def test_completions_of_several_versions_are_counted(self):
+    self.run_it(self.block())
+    stats = self.outbox.set_stats.call_args.args[0]
+    self.assertEqual(stats["mixed_completions"], 0)
+    self.chunks, self.outbox.stop_requested = [[(1, 4)]], False
+    self.run_it(self.block())
+    stats = self.outbox.set_stats.call_args.args[0]
+    self.assertEqual(stats["mixed_completions"], 2 * S)
 
   def test_a_required_version_stays_for_the_block(self):
     self.published, self.chunks = [(1, 3)], [[(1, 4)]]

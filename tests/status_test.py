@@ -4,11 +4,15 @@
 
 import contextlib
 import io
+import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from configs import common
 from tba_jax import metrics
@@ -20,7 +24,7 @@ from tests.report import fake_run
 from tests.transport import running_host
 
 
-class StatusTest(absltest.TestCase):
+class StatusTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -35,7 +39,8 @@ class StatusTest(absltest.TestCase):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
       code = status.run(self.config, self.workdir, operands)
-    return code, " ".join(out.getvalue().split()), err.getvalue()
+    shown = " ".join(out.getvalue().replace("│", " ").split())
+    return code, shown, err.getvalue()
 
   def _write_file(self, **values):
     path = os.path.join(self.workdir, "status.json")
@@ -84,7 +89,7 @@ class StatusTest(absltest.TestCase):
     self.assertEqual(code, 0)
     self.assertIn("step 120/320", out)
     self.assertIn("from status.json: its store is not running", out)
-    self.assertRegex(out, r"written 3:2\d min ago")
+    self.assertRegex(out, r"written 3:2\d min ago; no sign of life for 3:2")
 
   def test_while_it_fine_tunes_there_is_no_state_to_name(self):
     os.makedirs(os.path.join(self.workdir, "sft"))
@@ -93,6 +98,71 @@ class StatusTest(absltest.TestCase):
     code, out, _ = self._status()
     self.assertEqual(code, 0)
     self.assertIn("from the run's files: its store is not running", out)
+
+  def _fine_tunes(self, role, silent_s):
+    """Leaves what fine-tuning wrote last, so many seconds ago."""
+    folder = os.path.join(self.workdir, role)
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "metrics.jsonl"), "w") as f:
+      record = {"step": 10, "time": time.time() - silent_s, "train/loss": 2.5}
+      f.write(json.dumps(record) + "\n")
+
+  def _ended(self):
+    """Leaves the lock of a process that has ended; returns its pid."""
+    script = "import os; print(os.getpid())"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=True
+    )
+    with open(os.path.join(self.workdir, ".lock"), "wb") as f:
+      f.write(done.stdout)
+    return int(done.stdout)
+
+  @parameterized.parameters("sft", "reward_model")
+  def test_fine_tuning_that_died_is_known_to_have_ended(self, role):
+    self._fine_tunes(role, 200)
+    pid = self._ended()
+    _, out, _ = self._status()
+    self.assertIn(f"● {role}", out)
+    self.assertRegex(
+        out, rf"no sign of life for 3:2\d min; its process {pid} has ended"
+    )
+    self._fine_tunes(role, 2)
+    _, out, _ = self._status()
+    self.assertNotIn("no sign of life", out)
+    self.assertIn(f"its process {pid} has ended", out)
+
+  def test_fine_tuning_that_lives_is_told_from_one_that_hangs(self):
+    lock = run_directory.lock(self.workdir)
+    self.addCleanup(os.close, lock)
+    self._fine_tunes("sft", 2)
+    _, out, _ = self._status()
+    self.assertNotIn("process", out)
+    self._fine_tunes("sft", 200)
+    _, out, _ = self._status()
+    self.assertRegex(
+        out, rf"no sign of life for 3:2\d min; its process {os.getpid()} is"
+    )
+
+  def test_of_another_host_only_the_silence_is_known(self):
+    self._fine_tunes("sft", 200)
+    _, out, _ = self._status()
+    self.assertRegex(out, r"no sign of life for 3:2\d min")
+    self.assertNotIn("process", out)
+
+  def test_a_trainer_that_was_started_by_hand_is_found(self):
+    self._ended()
+    lock = run_directory.lock(self.workdir, "trainer")
+    self.addCleanup(os.close, lock)
+    self._write_file(time=time.time() - 200)
+    _, out, _ = self._status()
+    self.assertIn(f"its process {os.getpid()} is there", out)
+
+  def test_a_run_that_is_done_has_no_life_to_show(self):
+    self._ended()
+    self._write_file(time=time.time() - 200, phase="done")
+    _, out, _ = self._status()
+    self.assertNotIn("no sign of life", out)
+    self.assertNotIn("has ended", out)
 
   def test_a_dead_store_is_given_up_in_time(self):
     self.config.store.probe_timeout_s = 0.3

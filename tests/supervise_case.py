@@ -14,6 +14,7 @@ import rich.console
 
 from tba_jax import children as children_lib
 from tba_jax import panel as panel_lib
+from tba_jax import panel_final
 from tba_jax import report
 from tba_jax import run_directory
 from tba_jax import supervise
@@ -41,7 +42,7 @@ class SuperviseCase(parameterized.TestCase):
         mock.patch.object(supervise, "_TICK_S", 0.0),
         mock.patch.object(children_lib, "Children", fake_children.FakeChildren),
         mock.patch.object(panel_lib, "Panel", autospec=True),
-        mock.patch.object(panel_lib, "final_table", return_value="TABLE"),
+        mock.patch.object(panel_final, "final_table", return_value="TABLE"),
         mock.patch.object(report, "conclude", return_value=("REPORT", ["*"])),
     ):
       patch.start()

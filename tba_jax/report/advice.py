@@ -138,7 +138,8 @@ def _store(run: load.Run, rows: Rows) -> list[str]:
     )
   lost = sum(1 for event in run.events if event.get("kind") == "store_lost")
   if lost:
-    lines.append(f"The store was lost and found again {lost} times.")
+    times = "once" if lost == 1 else f"{lost} times"
+    lines.append(f"The store was lost and found again {times}.")
   return lines
 
 

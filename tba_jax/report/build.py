@@ -22,6 +22,7 @@ from tba_jax.report import curves
 from tba_jax.report import diversity
 from tba_jax.report import held_out
 from tba_jax.report import load
+from tba_jax.report import odd_completions
 from tba_jax.report import tables
 from tba_jax.report import text
 from tba_jax.report import timeline
@@ -107,7 +108,10 @@ def render(run: load.Run) -> str:
       state=tables.state(run),
       headline=tables.headline(run),
       before_after=tables.before_after(run),
-      facts=tables.facts(run, timeline.measured_overlap(run)),
+      facts=[
+          *tables.facts(run, timeline.measured_overlap(run)),
+          *odd_completions.facts(run),
+      ],
       other_facts=tables.other_facts(run),
       advice=advice.advice(run, timeline.where_time_went(run)),
       ledger=tables.ledger(run),

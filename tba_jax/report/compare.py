@@ -15,6 +15,7 @@ from tba_jax.report import advice
 from tba_jax.report import build
 from tba_jax.report import curves
 from tba_jax.report import load
+from tba_jax.report import odd_completions
 from tba_jax.report import tables
 from tba_jax.report import text
 from tba_jax.report import timeline
@@ -93,7 +94,10 @@ def figures(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
       column["reward of the last batch"] = tables.number(
           last[-1]["train/reward_mean"]
       )
-    for fact in tables.facts(run, timeline.measured_overlap(run)):
+    for fact in (
+        *tables.facts(run, timeline.measured_overlap(run)),
+        *odd_completions.facts(run),
+    ):
       column[fact["name"]] = fact["value"]
     columns.append(column)
   keys = dict.fromkeys(key for column in columns for key in column)

@@ -74,10 +74,9 @@ def state(run: load.Run, now: float | None = None) -> dict[str, str]:
     ended = run.summary.get("exit_reason") or run.summary.get("error")
     words = "finished" if not ended else str(ended)
     return {"name": "finished", "words": text.printable(words, 200)}
-  seen = run.status.get("time")
-  if not load.is_number(seen):
-    seen = run.records[-1].get("time") if run.records else None
-  if not load.is_number(seen):
+  last = (r[-1].get("time") for r in (run.records, run.sft_records) if r)
+  seen = next(filter(load.is_number, (run.status.get("time"), *last)), None)
+  if seen is None:
     return {"name": "stopped", "words": "nothing measured yet"}
   if now - seen < ALIVE_S:
     return {"name": "running", "words": "running"}
@@ -232,7 +231,7 @@ def other_facts(run: load.Run) -> list[dict[str, str]]:
   shown = {
       *("before", "after", "steps", "completions", "wall_s", "restarts"),
       *("completions_per_s", "overlap_of_ideal", "staleness_mean"),
-      *("ledger_closed", "overlap_formula"),
+      *("ledger_closed", "overlap_formula", "mixed_version_share"),
   }
   return [
       {"name": text.printable(str(name), 80), "value": number(value)}

@@ -58,6 +58,15 @@ class RunTest(absltest.TestCase):
     stopped = tables.state(run, now=1200.0)
     self.assertEqual(stopped["name"], "stopped")
     self.assertIn("3:20 min ago", stopped["words"])
+
+  def test_a_run_that_fine_tunes_runs(self):
+    os.makedirs(os.path.join(self.workdir, "sft"))
+    with open(os.path.join(self.workdir, "sft", "metrics.jsonl"), "w") as f:
+      f.write('{"step": 10, "time": 1000.0, "train/loss": 2.5}\n')
+    state = tables.state(self._run(), now=1010.0)
+    self.assertEqual(state["name"], "running")
+    state = tables.state(self._run(), now=1200.0)
+    self.assertIn("3:20 min ago", state["words"])
     run = self._run(summary={"steps": 3})
     self.assertEqual(tables.state(run, now=9e9)["name"], "finished")
 
