@@ -217,7 +217,7 @@ def _get_config_fn(path: str) -> Any:
     have = ", ".join(
         f"configs/{p.name}"
         for p in sorted((root / "configs").glob("*.py"))
-        if p.stem not in ("__init__", "common")
+        if p.stem != "__init__" and not p.stem.startswith("common")
     )
     raise ConfigError(
         f"--config={path}: there is no such file; there is {have}"

@@ -84,6 +84,8 @@ class LoadConfigTest(parameterized.TestCase):
     message = self._error("configs/nothing.py")
     self.assertIn("configs/nothing.py", message)
     self.assertIn("there is no such file", message)
+    # Their parts are no configs.
+    self.assertNotIn("configs/common", message)
 
   def test_wrong_argument(self):
     message = self._error(f"{self.path}:quik")
