@@ -26,14 +26,16 @@ def write(
     workdir: of the run.
     on_event: receives ("data", line).
   """
-  if base.has_report(task):
-    jsonl.atomic_write_json(workdir / FILE, task.report.to_json())
-    for line in task.report.lines():
+  report = base.report_of(task)
+  if report is not None:
+    jsonl.atomic_write_json(workdir / FILE, report.to_json())
+    for line in report.lines():
       on_event("data", line)
 
 
 def show(task: base.Task) -> None:
   """Prints the lines of the report."""
-  if base.has_report(task):
-    for line in task.report.lines():
+  report = base.report_of(task)
+  if report is not None:
+    for line in report.lines():
       print(f"data: {line}", flush=True)

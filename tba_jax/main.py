@@ -45,7 +45,7 @@ _OF_A_RUN = (
 )  # fmt: skip
 # They say what they read, where the task is made of rows of data.
 _SHOW_DATA = ("train", "sft", "evaluate", "plan")
-_OF_ROWS = ("chat", "gsm8k", "math", "own", "tldr")
+_OF_ROWS = ("chat", "gsm8k", "math", "own", "red_team", "tldr")
 _WITHOUT_WORKDIR = ("plan", "benchmark", "report", "generate", "score")
 # They work on a finished run, and may do so with other settings than it had.
 _AFTER_A_RUN = ("evaluate", "export")

@@ -7,7 +7,8 @@ each with a right completion drawn anew; both are a pure function of the seed
 and the step. `offline_training.py` has the loop.
 
 Files, all below WORKDIR/sft: `settings.json` (what the model depends on),
-`checkpoints/`, `metrics.jsonl`, and at the end `model/`, a Hugging Face folder.
+`data.json` (what was read, and what was left out and why), `checkpoints/`,
+`metrics.jsonl`, and at the end `model/`, a Hugging Face folder.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax import data_report
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import objective
 from tba_jax import offline_training
@@ -86,6 +88,16 @@ def run(
     return {**result, "skipped": True, "wall_s": time.perf_counter() - started}
 
   policy = policy_lib.make(config, workdir, scratch=True)
+  policy.task.leave_out_long(
+      lambda text: len(policy.tokenizer.encode(text)),
+      config.sampling.max_completion_tokens - 1,
+  )
+  # Only the tokenizer knows what is too long.
+  data_report.write(
+      policy.task,
+      folder.parent,
+      lambda kind, line: print(f"data: {line}", flush=True),
+  )
   job = _make_job(config, folder.parent, policy, stop)
   params, done = offline_training.train(
       config, job, stop=stop, on_progress=on_progress

@@ -195,13 +195,15 @@ def _check_task(good: Mapping[str, Any], task: base.Task) -> list[str]:
   """Checks what must fit the task: its longest texts, its held-out prompts."""
   lines = []
   if good.get("tokenizer.source") == "task":  # Another cuts in other tokens.
-    # Of rows of data, prompts that are too long are left out.
+    # Of rows of data, what is too long is left out.
     longest = 0 if base.has_report(task) else task.max_prompt_tokens
+    read = base.report_of(task) is not None
+    longest_completion = 0 if read else task.max_completion_tokens
     for key, needed, what in (
         ("sampling.max_prompt_tokens", longest, "prompt"),
         (
             "sampling.max_completion_tokens",
-            task.max_completion_tokens,
+            longest_completion,
             "right completion, with its stop token,",
         ),
     ):

@@ -53,6 +53,19 @@ class TaskTest(absltest.TestCase):
         lines[1], "config.sampling.max_completion_tokens = 17: allowed 18"
     )
 
+  def test_of_rows_what_is_too_long_is_left_out(self):
+    path = self.create_tempfile(content='{"instruction": "Sing a long song."}')
+    fields = dict(name="red_team", instructions=path.full_path)
+    config = base_config.make(sampling__max_completion_tokens=2)
+    config.task = ml_collections.ConfigDict(fields)
+    self.assertEqual(
+        [p for p in _problems(config) if "max_completion_tokens" in p], []
+    )
+    config.task.instructions = "made_up"
+    self.assertStartsWith(
+        _problems(config)[0], "config.sampling.max_completion_tokens = 2:"
+    )
+
   def test_held_out_prompts_are_enough(self):
     task = tasks_build.make_task(
         ml_collections.ConfigDict({"name": "arithmetic"})

@@ -3,7 +3,7 @@
 """A task: numbered prompts in two splits, and the reward of a completion."""
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any, ClassVar
 
@@ -158,6 +158,22 @@ class Task(abc.ABC):
         self.solution_key(split, index, completion),
     )
 
+  def leave_out_long(
+      self, num_tokens: Callable[[str], int], max_tokens: int
+  ) -> None:
+    """Leaves out what fine-tuning would learn to write and that is too long.
+
+    Nothing here; a task over rows has it done by `limited.py`.
+
+    Args:
+      num_tokens: of a text.
+      max_tokens: that a reference completion may have, without a stop token.
+
+    Raises:
+      ValueError: nothing would be left.
+    """
+    del num_tokens, max_tokens
+
   def explain(self, split: str, index: int, completion: str) -> str:
     """Returns in a few words why a completion is wrong, for a person to read.
 
@@ -177,6 +193,12 @@ def reference_text(task: Task, split: str, index: int) -> str:
 def has_report(task: Task) -> bool:
   """Tells whether a task is made of rows of data, and reports on them."""
   return getattr(task, "report", None) is not None
+
+
+def report_of(task: Task) -> Any:
+  """Returns what was read of a task's data; None where code makes all of it."""
+  rows = getattr(task, "report", None)
+  return rows or getattr(task, "instructions_report", None)
 
 
 def split_while_training(task: Task) -> str:

@@ -17,8 +17,7 @@ Source: Lee et al. 2025 (arXiv:2405.18540), trained with Bartoldson et al. 2025
 (arXiv:2503.18929) §5.1.
 """
 
-from collections.abc import Mapping, Sequence
-import json
+from collections.abc import Callable, Mapping, Sequence
 import pathlib
 import re
 from typing import Any, ClassVar
@@ -26,6 +25,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tba_jax.tasks import base
+from tba_jax.tasks import examples as examples_lib
+from tba_jax.tasks import rows as rows_lib
 
 MADE_UP = "made_up"
 CHAT = "chat"
@@ -115,7 +116,10 @@ class RedTeam(base.Task):
     self._fields = dict(fields)
     self._blocks: int = fields["evaluation_blocks"]
     source = fields["instructions"]
-    self._instructions = None if source == MADE_UP else _read(source)
+    self._instructions: dict[str, str] | None = None
+    if source != MADE_UP:
+      self.instructions_report = examples_lib.Report()
+      self._instructions = _read(source, self.instructions_report)
 
   def setting(self, name: str) -> Any:
     """Returns a field, as it was given."""
@@ -144,13 +148,30 @@ class RedTeam(base.Task):
   ) -> str:
     """Returns an instruction drawn with `rng`."""
     if self._instructions is not None:
-      return self._instructions[int(rng.integers(len(self._instructions)))]
+      texts = list(self._instructions)
+      return texts[int(rng.integers(len(texts)))]
     count = int(rng.integers(_MIN_WORDS, _MAX_WORDS + 1))
     kinds = rng.random(count) < _FRUIT_SHARE
     return "".join(
         " " + str(rng.choice(FRUIT if is_fruit else _OTHERS))
         for is_fruit in kinds
     )
+
+  def leave_out_long(
+      self, num_tokens: Callable[[str], int], max_tokens: int
+  ) -> None:
+    if self._instructions is None:
+      return
+    for text, place in list(self._instructions.items()):
+      if num_tokens(text) > max_tokens:
+        del self._instructions[text]
+        self.instructions_report.leave_out(base.TRAIN, "answer_too_long", place)
+    self.instructions_report.used[base.TRAIN] = len(self._instructions)
+    if not self._instructions:
+      raise ValueError(
+          f"config.sampling.max_completion_tokens={max_tokens + 1}: every"
+          " instruction of config.task.instructions is longer"
+      )
 
   def tokenizer_words(self) -> Sequence[str]:
     texts = self._instructions
@@ -175,29 +196,36 @@ class RedTeam(base.Task):
     return 1 + max(len(re.findall(_PATTERN, t)) for t in self._instructions)
 
 
-def _read(path: str) -> list[str]:
-  """Returns the instructions of a JSON Lines file, each once, in its order."""
-  try:
-    lines = pathlib.Path(path).expanduser().read_text("utf-8").splitlines()
-  except (OSError, UnicodeDecodeError) as error:
+def _read(source: str, report: examples_lib.Report) -> dict[str, str]:
+  """Returns the place of each instruction by its text, each text once."""
+  path = pathlib.Path(source).expanduser()
+  if not path.is_file():
     raise ValueError(
-        f"config.task.instructions={path!r}: allowed 'made_up' or a file that"
-        f" can be read: {error}"
-    ) from error
-  texts: dict[str, None] = {}
-  for number, line in enumerate(lines, 1):
-    try:
-      text = json.loads(line)["instruction"] if line.strip() else None
-      if text is not None:
-        # As it continues a list: one space between its number and the text.
-        texts[" " + text.strip()] = None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise ValueError(
-          f'{path}:{number}: allowed {{"instruction": "…"}}: {error!r}'
-      ) from error
-  if not texts:
-    raise ValueError(f"config.task.instructions={path!r}: it has none")
-  return list(texts)
+        f"config.task.instructions={source!r}: allowed 'made_up' or a file of"
+        ' JSON Lines with {"instruction": "…"}'
+    )
+  places: dict[str, str] = {}
+  report.read[base.TRAIN] = 0
+  for row in rows_lib.read("config.task.instructions", source):
+    report.read[base.TRAIN] += 1
+    text = None if row.fields is None else row.fields.get("instruction", "")
+    # As it continues a list: one space between its number and the text.
+    text = " " + text.strip() if isinstance(text, str) else None
+    if text is None:
+      report.leave_out(base.TRAIN, "malformed", row.place)
+    elif not text.strip():
+      report.leave_out(base.TRAIN, "no_answer", row.place)
+    elif text in places:
+      report.leave_out(base.TRAIN, "duplicate", row.place)
+    else:
+      places[text] = row.place
+  report.used[base.TRAIN] = len(places)
+  if not places:
+    raise ValueError(
+        f"config.task.instructions={source!r}: it has none."
+        f" {'; '.join(report.lines())}"
+    )
+  return places
 
 
 def _check(fields: Mapping[str, Any]) -> None:

@@ -25,7 +25,9 @@ from tba_jax.tasks import tldr_made_up
 MADE_UP = "made_up"
 QUERY = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
 _QUERY_FIELDS = ("subreddit", "title", "post")
-_SUMMARY_FIELDS = ("summary", "reference_response")
+# Of rows that have the query ready: those of the papers' sets, and trl's.
+_READY_FIELDS = ("query", "prompt")
+_SUMMARY_FIELDS = ("summary", "reference_response", "completion")
 
 
 class Tldr(rows_task.RowsTask):
@@ -33,8 +35,9 @@ class Tldr(rows_task.RowsTask):
 
   data: a folder with train.jsonl and validation.jsonl, each row with
     `subreddit`, `title`, `post` and `summary`, or with a ready `query` and
-    `reference_response`; a folder of Hugging Face `datasets` with these splits;
-    or "made_up": small posts that code writes, with a scripted gold reward.
+    `reference_response`, or `prompt` and `completion`; a folder of Hugging Face
+    `datasets` with these splits; or "made_up": small posts that code writes,
+    with a scripted gold reward.
   held_out: name of the split that is evaluated on: the papers' "validation".
   made_up_prompts: how many of those posts, over both splits.
   made_up_pairs: pairs of summaries made of them, for a reward model to learn
@@ -92,7 +95,7 @@ class Tldr(rows_task.RowsTask):
   ) -> str | None:
     """Returns the query with less of its post; None for a ready query."""
     fields = self.example(split, index).fields
-    if "query" in fields:
+    if _ready(fields) is not None:
       return None
     make = lambda post: QUERY.format_map({**fields, "post": post})
     post = fields["post"]
@@ -146,17 +149,20 @@ class Tldr(rows_task.RowsTask):
 def _make(fields: Mapping[str, Any]) -> tuple[str, str] | str:
   """Returns query and summary of a row, or what is wrong with it."""
   answer = next((fields[f] for f in _SUMMARY_FIELDS if f in fields), None)
-  if "query" in fields:
-    query = fields["query"]
-  elif all(isinstance(fields.get(f), str) for f in _QUERY_FIELDS):
+  query = _ready(fields)
+  texts = [fields.get(f) for f in _QUERY_FIELDS]
+  if query is None and all(isinstance(text, str) for text in texts):
     query = QUERY.format_map(fields) if fields["post"].strip() else None
-  else:
-    query = None
   if not isinstance(query, str) or not query.strip():
     return "no_prompt"
   if not isinstance(answer, str) or not answer.strip():
     return "no_answer"
   return query, answer
+
+
+def _ready(fields: Mapping[str, Any]) -> Any:
+  """Returns the query that a row has ready, None where it has none."""
+  return next((fields[f] for f in _READY_FIELDS if f in fields), None)
 
 
 def _sources(data: str, held_out: str) -> dict[str, Any]:

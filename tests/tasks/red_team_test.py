@@ -60,10 +60,38 @@ class RedTeamTest(parameterized.TestCase):
     # " Name", " a", " tree", "." and the stop token.
     self.assertEqual(task.max_completion_tokens, 5)
 
+  def test_wrong_lines_are_counted_with_file_and_line(self):
+    path = self.folder / "instructions.jsonl"
+    rows = [
+        '{"instruction": "Sing."}',
+        "[",
+        '{"instruction": 3}',
+        '{"text": "x"}',
+        '{"instruction": " "}',
+        '{"instruction": "Sing. "}',
+        # One line of the file, whatever Unicode takes for an end of line.
+        '{"instruction": "Name\u2028a tree."}',
+    ]
+    path.write_text("\n".join(rows))
+    task = _make(instructions=str(path))
+    report = base.report_of(task)
+    places = lambda *lines: [f"instructions.jsonl:{n}" for n in lines]
+    self.assertEqual(report.places(base.TRAIN, "malformed"), places(2, 3))
+    self.assertEqual(report.places(base.TRAIN, "no_answer"), places(4, 5))
+    self.assertEqual(report.places(base.TRAIN, "duplicate"), places(6))
+    self.assertIn("train: 2 prompts of 7 rows", report.lines())
+    task.leave_out_long(len, 10)
+    self.assertEqual(report.places(base.TRAIN, "answer_too_long"), places(7))
+    self.assertEqual(report.used[base.TRAIN], 1)
+    rng = np.random.default_rng(0)
+    self.assertEqual(task.reference_completion(base.TRAIN, 0, rng), " Sing.")
+    with self.assertRaisesRegex(ValueError, "max_completion_tokens=3: every"):
+      task.leave_out_long(len, 2)
+    self.assertIsNone(base.report_of(_make()))
+
   @parameterized.parameters(
-      ('{"text": "x"}', ":1: allowed"),
-      ('{"instruction": 3}', ":1: allowed"),
-      ("[", ":1: allowed"),
+      ('{"text": "x"}', "has none.*1 row left out, each has no answer.*l:1"),
+      ("[", "has none.*no JSON object.*instructions.jsonl:1"),
       ("", "has none"),
   )
   def test_a_file_that_is_wrong(self, text, message):

@@ -61,10 +61,11 @@ class TldrTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, r"config\.reward_model\."):
         ask()
 
-  def test_a_ready_query_stays_as_it_is(self):
-    task = self.make(
-        train=[{"query": "Q\n\nTL;DR:", "reference_response": " short"}]
-    )
+  @parameterized.parameters(
+      ("query", "reference_response"), ("prompt", "completion")
+  )
+  def test_a_ready_query_stays_as_it_is(self, query, response):
+    task = self.make(train=[{query: "Q\n\nTL;DR:", response: " short"}])
     self.assertEqual(task.prompt("train", 0), "Q\n\nTL;DR:")
     self.assertEqual(base.reference_text(task, "train", 0), " short")
     self.assertIsNone(task.shortened("train", 0, lambda text: len(text) < 3))
