@@ -111,7 +111,7 @@ class AdviceTest(absltest.TestCase):
     text = "\n".join(advice.advice(run, rows))
     self.assertIn("waited 20% of their time for room in the queue", text)
     self.assertIn("being published 95% of the time", text)
-    self.assertIn("lost and found again 1 times", text)
+    self.assertIn("lost and found again once", text)
 
   def test_whether_age_hurts(self):
     young, old = "replay/reward_young", "replay/reward_old"
