@@ -79,6 +79,11 @@ def load_config(
     config = get_config(arg) if has_arg else get_config()
   except ValueError as error:
     raise ConfigError(f"--config={path_and_arg}: {error}") from error
+  if not isinstance(config, ml_collections.ConfigDict) or "task" not in config:
+    raise ConfigError(
+        f"--config={path_and_arg}: its get_config returns no whole config;"
+        " begin with that of configs/common.py"
+    )
   return apply_overrides(config, overrides)
 
 

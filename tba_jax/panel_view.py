@@ -174,7 +174,7 @@ def _learning(state: run_state.RunState) -> _Fitting:
       ("entropy", figure(status.get("entropy")), "nats a token"),
   ]
   right = _data_and_time(status)
-  words = [(name, " ".join(filter(None, more))) for name, *more in right]
+  words = [(name, f"{value} {more}".rstrip()) for name, value, more in right]
 
   def beside(width: int) -> Any:
     pairs = itertools.zip_longest(left(width), words)
@@ -214,6 +214,7 @@ def _data_and_time(status: Mapping[str, Any]) -> list[tuple[str, str, str]]:
       ("overlap", figure(status.get("overlap_of_ideal")), "of ideal"),
       ("trainer busy", figure(trainer.get("busy_share"), "percent"), times),
   ]
+  rows = [(name, one, more * (one != "–")) for name, one, more in rows]
   if number(store.get("generation")) is not None:
     rows.append(("store", "generation", str(store["generation"])))
   if failures:

@@ -95,6 +95,13 @@ class LoadConfigTest(parameterized.TestCase):
   def test_file_without_arguments(self):
     self.assertIn("takes no arguments", self._error("configs/common.py:quick"))
 
+  def test_a_part_of_a_config_is_none(self):
+    for text in ("c = configs.common_rewards.get_config()", "c = {}"):
+      self.path.write_text(
+          f"import configs.common_rewards\n{text}\nget_config = lambda: c\n"
+      )
+      self.assertIn("no whole config", self._error(str(self.path)))
+
   def test_file_without_get_config(self):
     self.path.write_text("x = 1\n")
     self.assertIn("get_config", self._error(str(self.path)))

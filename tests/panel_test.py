@@ -198,7 +198,9 @@ class ViewTest(parameterized.TestCase):
     state = self._state(reward_failures={"deadline": 3, "nan": 1})
     shown = _shown(panel_view.render(state))
     self.assertIn("4 (3 deadline, 1 nan)", shown)
-    self.assertNotIn("not judged", _shown(panel_view.render(self._state())))
+    shown = _shown(panel_view.render(self._state(staleness_steps=None)))
+    self.assertNotIn("not judged", shown)
+    self.assertRegex(shown, r"staleness +– +│")  # No unit of nothing.
 
   def test_every_key_may_be_missing_or_odd(self):
     keys = list(fake_run.status())
