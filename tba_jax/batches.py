@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a draw of the replay buffer to the batch that a step learns from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ class Placer:
   """Puts batches onto the mesh, with the reference log-probs that they lack.
 
   It is the part of making a batch that all processes of a trainer do together:
-  the first one with `put`, the others with `put_rows`.
+  the first one with `put`, the others with `put_along`.
   """
 
   def __init__(
@@ -27,9 +28,9 @@ class Placer:
       reference: reference_lib.Reference,
       *,
       part_prompts: int,
-      place: Callable[[types.Batch, int], types.Batch] = lambda batch, _: batch,
+      place: Callable[[types.Batch], types.Batch] = lambda batch: batch,
       gather: Callable[[jax.Array], jax.Array] = lambda array: array,
-      tell: Callable[..., None] = lambda batch, **fields: None,
+      tell: Callable[..., None] = lambda **fields: None,
   ):
     """Takes the parts.
 
@@ -37,11 +38,10 @@ class Placer:
       reference: policy that the KL is measured against.
       part_prompts: reference log-probs are computed for so many prompts at a
         time, at most the batch's; one shape, compiled once.
-      place: puts a host batch of B prompts, or this process's rows of it, onto
-        the mesh.
+      place: puts a host batch of B prompts onto the mesh; of another process
+        than the first, a batch of `jax.ShapeDtypeStruct`.
       gather: makes an array of the mesh whole in this process.
-      tell: called with a host batch and the fields of `put_rows` before it is
-        put.
+      tell: called with the fields of `put_along` before a batch is put.
     """
     self._reference = reference
     self._part_prompts = part_prompts
@@ -67,35 +67,35 @@ class Placer:
       step: that it is for; `follow` was called with it.
       num_missing: 0 to B.
     """
-    num_prompts = len(batch.rewards)
-    fields = dict(step=step, num_prompts=num_prompts, num_missing=num_missing)
-    self._tell(batch, **fields)
-    return self._put(batch, num_prompts, num_missing)
+    arrays = {n: x for n, x in vars(batch).items() if n != "prepared"}
+    shapes = {n: [list(x.shape), x.dtype.name] for n, x in arrays.items()}
+    self._tell(shapes=shapes, step=step, num_missing=num_missing)
+    return self._put(batch, num_missing)
 
-  def put_rows(
+  def put_along(
       self,
-      rows: types.Batch,
+      shapes: Mapping[str, Any],
       *,
       step: int,
-      num_prompts: int,
       num_missing: int,
       ref_params: types.PyTree,
   ) -> types.Batch:
-    """Does what `put` of process 0 does, with the rows of this process.
+    """Does in another process what `put` does in the first, without the batch.
 
     Args:
-      rows: of the batch, those that the devices of this process hold.
+      shapes: shape and dtype of the batch's fields.
       step, num_missing: as `put`.
-      num_prompts: B, of the whole batch.
       ref_params: as `follow`.
     """
     self.follow(step, ref_params)
-    return self._put(rows, num_prompts, num_missing)[0]
+    leaves = {n: jax.ShapeDtypeStruct(*shape) for n, shape in shapes.items()}
+    return self._put(types.Batch(**leaves), num_missing)[0]
 
   def _put(
-      self, batch: types.Batch, num_prompts: int, num_missing: int
+      self, batch: types.Batch, num_missing: int
   ) -> tuple[types.Batch, list[tuple[slice, jax.Array]]]:
-    batch = self._place(batch, num_prompts)
+    num_prompts = batch.rewards.shape[0]
+    batch = self._place(batch)
     part = min(self._part_prompts, num_prompts)
     computed, ref_logprobs = [], batch.ref_logprobs
     for start in range(0, num_missing, part):

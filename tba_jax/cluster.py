@@ -21,7 +21,6 @@ from typing import Any
 
 from absl import logging
 import jax
-import numpy as np
 
 from tba_jax import processes
 from tba_jax.transport import base
@@ -53,12 +52,10 @@ class Command:
 
   name: of what is to be done.
   fields: of JSON types.
-  arrays: by name.
   """
 
   name: str
   fields: dict[str, Any]
-  arrays: dict[str, np.ndarray]
 
 
 class Cluster:
@@ -125,12 +122,7 @@ class Cluster:
     """
     return not (self.leads or error is None or isinstance(error, Ended))
 
-  def tell(
-      self,
-      name: str,
-      fields: Mapping[str, Any] | None = None,
-      arrays: Callable[[int], Mapping[str, np.ndarray]] = lambda process: {},
-  ) -> None:
+  def tell(self, name: str, fields: Mapping[str, Any] | None = None) -> None:
     """Tells every other process what comes next; waits for none of them.
 
     A process that follows tells nothing: it does the same by the same code.
@@ -138,15 +130,13 @@ class Cluster:
     Args:
       name: of what is to be done.
       fields: of JSON types.
-      arrays: of a process, by name.
     """
     if not self.leads:
       return
+    message = {"name": name, "count": self._told, "fields": dict(fields or {})}
     for process in range(1, self.num_processes):
-      header = {"name": name, "count": self._told, "fields": dict(fields or {})}
       self._client.key_value_set_bytes(
-          _key(process, self._told),
-          wire.encode(header, arrays(process), self._secret),
+          _key(process, self._told), wire.encode_message(message, self._secret)
       )
     self._told += 1
     self._told_at = time.monotonic()
@@ -244,10 +234,10 @@ class Cluster:
             key, int(1e3 * (self._deadline_s + 60))
         )
         self._client.key_value_delete(key)
-        header, arrays = wire.decode(data, self._secret)
-        if header["count"] != count:
-          raise wire.WireError("header", f"{key} has count {header['count']}")
-        command = Command(header["name"], header["fields"], arrays)
+        message = wire.decode_message(data, self._secret)
+        if message["count"] != count:
+          raise wire.WireError("header", f"{key} has count {message['count']}")
+        command = Command(message["name"], message["fields"])
       except (jax_kv.KvError, wire.WireError, KeyError) as error:
         self._heard.put(base.TransportError(f"trainer's coordinator: {error}"))
         return

@@ -144,18 +144,18 @@ class Follower:
       self,
       cluster: cluster_lib.Cluster,
       work: DeviceWork,
-      put_rows: Callable[..., types.Batch],
+      put_along: Callable[..., types.Batch],
   ):
     """Takes the parts.
 
     Args:
       cluster: this process among the others.
       work: of this process.
-      put_rows: as `batches.Placer.put_rows`.
+      put_along: as `batches.Placer.put_along`.
     """
     self._cluster = cluster
     self._work = work
-    self._put_rows = put_rows
+    self._put_along = put_along
     self._batch: types.Batch | None = None
 
   def run(self, should_stop: Callable[[], bool]) -> bool:
@@ -177,10 +177,7 @@ class Follower:
   def _obey(self, command: cluster_lib.Command) -> None:
     work, fields = self._work, command.fields
     if command.name == "place":
-      rows = types.Batch(**command.arrays)
-      self._batch = self._put_rows(
-          rows, ref_params=work.state.ref_params, **fields
-      )
+      self._batch = self._put_along(ref_params=work.state.ref_params, **fields)
     elif command.name == "train":
       work.train(self._batch)
     elif command.name == "gather":

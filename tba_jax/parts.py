@@ -13,7 +13,6 @@ from absl import logging
 import jax
 import jax.numpy as jnp
 import ml_collections
-import numpy as np
 
 from tba_jax import batches
 from tba_jax import best_model
@@ -207,27 +206,12 @@ def make_placer(
   shards = config.mesh.data * config.mesh.fsdp
   # Fresh groups miss their reference log-probs; drawn again, they have them.
   quarter = math.ceil(num_prompts / 4 / shards) * shards
-  put = functools.partial(
-      sharding.shard_batch, mesh=mesh, rules=config.sharding
-  )
-
-  def rows_of(process: int, batch: types.Batch, num_rows: int) -> types.Batch:
-    rows = sharding.local_rows(mesh, config.sharding, num_rows, process)
-    return jax.tree.map(lambda x: x[rows], batch)
-
-  def place(batch: types.Batch, num_rows: int) -> types.Batch:
-    if cluster.leads:
-      batch = rows_of(0, batch, num_rows)
-    return put(batch, num_rows=num_rows)
-
-  def tell(batch: types.Batch, *, num_prompts: int, **fields: int) -> None:
-    def rows(process: int) -> dict[str, np.ndarray]:
-      arrays = dict(vars(rows_of(process, batch, num_prompts)))
-      del arrays["prepared"]
-      return arrays
-
-    cluster.tell("place", {"num_prompts": num_prompts, **fields}, rows)
-
+  if cluster.num_processes > 1:
+    place = sharding.make_spread(mesh, config.sharding)
+  else:
+    place = functools.partial(
+        sharding.shard_batch, mesh=mesh, rules=config.sharding
+    )
   return batches.Placer(
       reference,
       part_prompts=num_prompts
@@ -235,7 +219,7 @@ def make_placer(
       else quarter,
       place=place,
       gather=cluster.gatherer(mesh),
-      tell=tell,
+      tell=lambda **fields: cluster.tell("place", fields),
   )
 
 

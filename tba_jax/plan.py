@@ -131,19 +131,15 @@ def staleness_bound(config: ml_collections.ConfigDict) -> str:
 
 
 def sent_bytes(config: ml_collections.ConfigDict) -> int:
-  """Returns the bytes of rows that process 0 sends the others in a step."""
+  """Returns the bytes of the batch that process 0 sends to all in a step."""
   train, sampling = config.train, config.sampling
-  num_processes = config.trainer.num_processes
   # Tokens and mask of a prompt; of a completion those, two log-probs a token,
   # reward and staleness: 4 bytes each.
   completion = 16 * sampling.max_completion_tokens + 8
   prompt = 8 * sampling.max_prompt_tokens
-  rows = train.prompts_per_batch * (
+  return train.prompts_per_batch * (
       prompt + train.completions_per_prompt * completion
   )
-  # Where the batch has fewer shards, several processes hold the same rows.
-  parts = min(num_processes, plan_memory.batch_shards(config))
-  return rows * (num_processes - 1) // parts
 
 
 def _process_rows(
@@ -154,7 +150,7 @@ def _process_rows(
   found = f"{len(cores)} cores: {', '.join(map(str, cores))}"
   num_processes = config.trainer.num_processes
   of_trainer = f"{num_processes} process{'es' * (num_processes > 1)}"
-  sent = f"{sent_bytes(config) / 1e6:,.3f} MB a step to all others together"
+  sent = f"{sent_bytes(config) / 1e6:,.3f} MB a step"
 
   def bound(role: str) -> str:
     setting = config.cores[role]
@@ -166,7 +162,7 @@ def _process_rows(
       ("this machine", found),
       ("store", f"1 process, {bound('store')}"),
       ("trainer", f"{of_trainer}, {bound('trainer')}"),
-      *([("rows that process 0 sends", sent)] * (num_processes > 1)),
+      *([("batch that process 0 sends", sent)] * (num_processes > 1)),
       (
           "searchers",
           f"{config.search.num_searchers} of one process each,"

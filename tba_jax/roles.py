@@ -194,7 +194,7 @@ class _Trainer:
     )
     self._closers.append(work.close)
     if not self._cluster.leads:
-      return device_work.Follower(self._cluster, work, placer.put_rows)
+      return device_work.Follower(self._cluster, work, placer.put_along)
     epoch = run_directory.next_epoch(run)
     logging.info("trainer epoch %d on %s", epoch, jax.devices())
     if saved:

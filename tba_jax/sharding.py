@@ -7,11 +7,12 @@ several joined by commas ("data,fsdp"), or to "" for replicated. A mesh axis
 shards at most one axis of an array: the first that asks for it has it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
@@ -160,58 +161,72 @@ def batch_sharding(mesh: Mesh, rules: Mapping[str, str]) -> NamedSharding:
   return NamedSharding(mesh, _spec(rules, ("batch",)))
 
 
-def local_rows(
-    mesh: Mesh, rules: Mapping[str, str], num_rows: int, process: int
-) -> slice:
-  """Returns the rows of arrays [B, ...] that the devices of a process hold.
-
-  Args:
-    mesh: of all processes.
-    rules: `config.sharding`.
-    num_rows: B.
-    process: its index.
-  """
-  indices = batch_sharding(mesh, rules).devices_indices_map((num_rows,))
-  spans = [
-      index[0].indices(num_rows)
-      for device, index in indices.items()
-      if device.process_index == process
-  ]
-  return slice(min(s[0] for s in spans), max(s[1] for s in spans))
-
-
-def shard_batch(
-    batch: PyTree,
-    mesh: Mesh,
-    rules: Mapping[str, str],
-    num_rows: int | None = None,
-) -> PyTree:
+def shard_batch(batch: PyTree, mesh: Mesh, rules: Mapping[str, str]) -> PyTree:
   """Returns host arrays [B, ...] as device arrays that are split along B.
 
   Args:
-    batch: with one process all B rows, else its `local_rows`.
-    mesh: from `make_mesh`.
+    batch: all B rows.
+    mesh: from `make_mesh`, of devices of this process.
     rules: `config.sharding`.
-    num_rows: B; None = those of the given arrays.
 
   Raises:
     ValueError: B does not divide by the mesh axes of the batch.
   """
-  sharding = batch_sharding(mesh, rules)
-  (axes,) = _splits(sharding, 1)
+  _check_rows(batch, mesh, rules)
+  return jax.device_put(batch, batch_sharding(mesh, rules))
+
+
+def make_spread(
+    mesh: Mesh, rules: Mapping[str, str]
+) -> Callable[[PyTree], PyTree]:
+  """Returns what brings a batch of process 0 to the devices of all processes.
+
+  All processes call it together. It is a sum over devices, of which one has the
+  batch and the others zeros; each is left with its rows. As of any program with
+  a collective, no host waits for it.
+
+  Args:
+    mesh: from `make_mesh`, of all processes.
+    rules: `config.sharding`.
+
+  Returns:
+    spread(batch) -> as `shard_batch`; in the others than process 0 the leaves
+    have shape and dtype alone, as `jax.ShapeDtypeStruct`.
+  """
+  devices = list(mesh.devices.flat)
+  source = next(d for d in devices if d.process_index == 0)
+  mine = [d for d in devices if d.process_index == jax.process_index()]
+  one_each = NamedSharding(mesh, PartitionSpec(MESH_AXES))
+  add = jax.jit(
+      lambda batch: jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), batch),
+      out_shardings=batch_sharding(mesh, rules),
+  )
+
+  def put(leaf: Any) -> jax.Array:
+    parts = [
+        jax.device_put(leaf[None], device)
+        if device == source
+        else jnp.zeros((1, *leaf.shape), leaf.dtype, device=device)
+        for device in mine
+    ]
+    return jax.make_array_from_single_device_arrays(
+        (len(devices), *leaf.shape), one_each, parts
+    )
+
+  def spread(batch: PyTree) -> PyTree:
+    _check_rows(batch, mesh, rules)
+    return add(jax.tree.map(put, batch))
+
+  return spread
+
+
+def _check_rows(batch: PyTree, mesh: Mesh, rules: Mapping[str, str]) -> None:
+  (axes,) = _splits(batch_sharding(mesh, rules), 1)
   size = math.prod(mesh.shape[a] for a in axes)
   for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-    if (num_rows or leaf.shape[0]) % size:
+    if leaf.shape[0] % size:
       name = jax.tree_util.keystr(path, simple=True, separator="/")
       raise ValueError(
-          f"batch {name}: {num_rows or leaf.shape[0]} prompts do not divide by"
+          f"batch {name}: {leaf.shape[0]} prompts do not divide by"
           f" mesh axis {','.join(axes)} of size {size} (config.sharding.batch)"
       )
-  if sharding.is_fully_addressable:
-    return jax.device_put(batch, sharding)
-  return jax.tree.map(
-      lambda x: jax.make_array_from_process_local_data(
-          sharding, x, (num_rows or len(x), *x.shape[1:])
-      ),
-      batch,
-  )

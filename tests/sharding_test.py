@@ -5,8 +5,6 @@
 Rules and errors need only the shape of a mesh, so these use an abstract one.
 """
 
-from unittest import mock
-
 from absl.testing import absltest
 from absl.testing import parameterized
 import jax
@@ -109,28 +107,15 @@ class BatchTest(parameterized.TestCase):
     spec = sharding.batch_sharding(_mesh(), _RULES).spec
     self.assertEqual(spec, PartitionSpec(("data", "fsdp")))
 
-  def test_the_rows_of_a_process_are_those_of_its_devices(self):
-    index = lambda start, stop: (slice(start, stop),)
-    device = lambda process: mock.Mock(process_index=process)
-    spread = mock.Mock()
-    spread.devices_indices_map.return_value = {
-        device(0): index(0, 2),
-        device(1): index(6, None),
-        device(0): index(2, 4),
-        device(1): index(4, 6),
-    }
-    with mock.patch.object(sharding, "batch_sharding", return_value=spread):
-      rows = [sharding.local_rows(None, _RULES, 8, p) for p in range(2)]
-    self.assertEqual(rows, [slice(0, 4), slice(4, 8)])
-    mesh = sharding.make_mesh(common.get_config().mesh)
-    self.assertEqual(sharding.local_rows(mesh, _RULES, 6, 0), slice(0, 6))
-
   def test_shard_batch_returns_the_same_numbers(self):
     mesh = sharding.make_mesh(common.get_config().mesh)
     batch = {"x": np.arange(12).reshape(3, 4)}
     sharded = sharding.shard_batch(batch, mesh, _RULES)
     np.testing.assert_array_equal(sharded["x"], batch["x"])
     self.assertTrue(sharding.replicated(mesh).is_fully_replicated)
+    spread = sharding.make_spread(mesh, _RULES)(batch)
+    np.testing.assert_array_equal(spread["x"], batch["x"])
+    self.assertEqual(spread["x"].dtype, sharded["x"].dtype)
 
   def test_refuses_prompts_that_do_not_divide(self):
     with self.assertRaisesRegex(ValueError, "x: 6 prompts.*data,fsdp.*4"):

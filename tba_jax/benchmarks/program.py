@@ -23,6 +23,7 @@ BENCHMARKS = (
     "replay",
     "replay_memory",
     "scale",
+    "spread",
     "store",
     "train_step",
     "watch",

@@ -128,6 +128,20 @@ class ModelShardingTest(parameterized.TestCase):
     shapes = {s.data.shape for s in batch["completion"].addressable_shards}
     self.assertEqual(shapes, {(2, K, T)})
 
+  @parameterized.parameters(
+      dict(data=8, fsdp=1, tensor=1), dict(data=2, fsdp=2, tensor=2)
+  )
+  def test_a_batch_of_one_device_is_spread_over_all(self, **sizes):
+    mesh, rules = sharding.make_mesh(sizes), common.get_config().sharding
+    spread, batch = sharding.make_spread(mesh, rules), _batch()
+    found, expected = spread(batch), sharding.shard_batch(batch, mesh, rules)
+    for name, array in found.items():
+      self.assertEqual(array.sharding, expected[name].sharding)
+      self.assertEqual(array.dtype, expected[name].dtype)
+    chex.assert_trees_all_equal(found, expected)
+    with self.assertRaisesRegex(ValueError, "5 prompts do not divide by mesh"):
+      spread({"x": np.zeros((5, 2), np.float32)})
+
 
 if __name__ == "__main__":
   absltest.main()

@@ -1,0 +1,29 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of batches, whose processes check the rows that come."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax.benchmarks import spread
+from tests import base_config
+
+
+class SpreadTest(parameterized.TestCase):
+
+  @parameterized.parameters(1, 2)
+  def test_each_process_gets_its_rows(self, num_processes):
+    found = spread.run(base_config.make(), [str(num_processes), "64", "10"])
+    # Four arrays of 64 times 10 numbers, two of 64; of 4 bytes each.
+    self.assertEqual(found["mb"], 4 * (4 * 640 + 2 * 64) / 1e6)
+    self.assertEqual(found["processes"], num_processes)
+    self.assertAlmostEqual(found["mb_per_s"], found["mb"] / found["spread_s"])
+
+  @parameterized.parameters((["2"],), (["2", "48", "10"],), (["0", "32", "1"],))
+  def test_wrong_operands_are_refused(self, operands):
+    with self.assertRaisesRegex(ValueError, "operands"):
+      spread.run(base_config.make(), operands)
+
+
+if __name__ == "__main__":
+  absltest.main()
