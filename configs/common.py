@@ -251,6 +251,8 @@ def get_config() -> ml_collections.ConfigDict:
       start_deadline_s=300.0,  # in which all must have come
       heartbeat_s=100.0,  # a process that is silent for so long is dead
       deadline_s=1800.0,  # of the others for the next word of process 0
+      # In which all must have written a checkpoint; then it has failed.
+      save_deadline_s=1200.0,
   )
 
   # The regime of Asynchronous RLHF instead of replay: a round is mini_batches

@@ -18,7 +18,9 @@ from etils import epath
 import jax
 import orbax.checkpoint as ocp
 
+from tba_jax import host_item
 from tba_jax import host_state as host_state_lib
+from tba_jax import save_barrier
 from tba_jax import types
 
 # Of the whole checkpoint. Raise it when an older program could not read it.
@@ -45,6 +47,7 @@ class Checkpointer:
       directory: str,
       *,
       keep: int,
+      barrier: save_barrier.SaveBarrier | None = None,
       on_event: Callable[[str, str], None] | None = None,
   ):
     """Opens the directory, makes it if needed, removes torn saves.
@@ -52,6 +55,7 @@ class Checkpointer:
     Args:
       directory: local or `gs://` path.
       keep: how many of the newest checkpoints stay, at least 1.
+      barrier: where the processes of a mesh meet; None for one alone.
       on_event: called with (kind, message) when a damaged checkpoint is passed
         over; kind is "checkpoint_damaged".
 
@@ -64,6 +68,7 @@ class Checkpointer:
     self._directory = epath.Path(directory).absolute()
     self._on_event = on_event or (lambda kind, message: None)
     self._keep = keep
+    self._barrier = barrier
     self._pending_step = None
     try:
       self._directory.mkdir(parents=True, exist_ok=True)
@@ -108,7 +113,7 @@ class Checkpointer:
       )
     args = ocp.args.Composite(
         state=ocp.args.StandardSave(state),
-        host=_HostSave(host_state_lib.pack(host_state)),
+        host=host_item.Save(host_state_lib.pack(host_state)),
     )
     self._pending_step = step
     metadata = {"format": FORMAT}
@@ -191,13 +196,24 @@ class Checkpointer:
     finally:
       self._manager.close()
 
+  def check(self) -> None:
+    """Raises as `save` where one of several processes could not save."""
+    if self._barrier is not None and self._barrier.failure is not None:
+      self.wait()
+
   def _open(self) -> ocp.CheckpointManager:
+    together = {}
+    if self._barrier is not None:
+      together["barrier_sync_fn"] = self._barrier
+      together["timeout_secs"] = int(self._barrier.deadline_s)
     options = ocp.CheckpointManagerOptions(
         max_to_keep=self._keep,
         cleanup_tmp_directories=True,
         enable_async_checkpointing=True,
         # Else what other threads write by Orbax waits for these directories.
-        async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+        async_options=ocp.AsyncOptions(
+            create_directories_asynchronously=False, **together
+        ),
     )
     return ocp.CheckpointManager(self._directory, options=options)
 
@@ -218,7 +234,7 @@ class Checkpointer:
       fields = _fields(abstract).items()
       wanted = {name: field for name, field in fields if name not in lacking}
     args = ocp.args.Composite(
-        host=_HostRestore(), state=ocp.args.StandardRestore(wanted)
+        host=host_item.Restore(), state=ocp.args.StandardRestore(wanted)
     )
     out = self._manager.restore(step, args=args)
     state = out["state"]
@@ -299,52 +315,3 @@ def _with_fields(
   if dataclasses.is_dataclass(state):
     return dataclasses.replace(state, **fields)
   return {**state, **fields}
-
-
-class _HostHandler(ocp.AsyncCheckpointHandler):
-  """Writes the host state of process 0, and reads it in all of them."""
-
-  async def async_save(
-      self, directory: epath.Path, args: "_HostSave"
-  ) -> list[ocp.future.Future]:
-    if jax.process_index() != 0:
-      return []
-    return [
-        ocp.future.CommitFutureAwaitingContractedSignals(
-            self._write(directory, args.packed), name="host_state_save"
-        )
-    ]
-
-  def save(self, directory: epath.Path, args: "_HostSave") -> None:
-    with _host_path(directory).open("wb") as file:
-      host_state_lib.write(file, args.packed)
-
-  def restore(self, directory: epath.Path, args: "_HostRestore") -> Any:
-    # Also where it is not needed: then all processes see the same damage, and
-    # pass over the same checkpoint.
-    del args  # There is nothing to choose.
-    with _host_path(directory).open("rb") as file:
-      return host_state_lib.read(file)
-
-  async def _write(
-      self, directory: epath.Path, packed: host_state_lib.Packed
-  ) -> None:
-    self.save(directory, _HostSave(packed))
-
-
-@ocp.args.register_with_handler(_HostHandler, for_save=True)
-@dataclasses.dataclass
-class _HostSave(ocp.args.CheckpointArgs):
-  """What to save: a packed host state."""
-
-  packed: host_state_lib.Packed
-
-
-@ocp.args.register_with_handler(_HostHandler, for_restore=True)
-@dataclasses.dataclass
-class _HostRestore(ocp.args.CheckpointArgs):
-  """Restores the whole host state."""
-
-
-def _host_path(directory: epath.Path) -> epath.Path:
-  return directory / "process-00000.npz"

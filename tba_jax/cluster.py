@@ -23,6 +23,7 @@ from absl import logging
 import jax
 
 from tba_jax import processes
+from tba_jax import save_barrier
 from tba_jax.transport import base
 from tba_jax.transport import jax_kv
 from tba_jax.transport import wire
@@ -112,6 +113,9 @@ class Cluster:
       print(f"error: {error}", file=sys.stderr)
       sys.stderr.flush()
       os._exit(status_of(error))  # pylint: disable=protected-access
+    if error is not None:
+      # Before the wait for the others, in which it may be killed.
+      logging.error("process %d ends: %s", self.process, error)
     jax.distributed.shutdown()
 
   def leaves_alone(self, error: BaseException | None) -> bool:
@@ -168,6 +172,18 @@ class Cluster:
     replicate = jax.jit(lambda tree: tree, out_shardings=whole)
     return lambda tree: jax.tree.map(
         lambda x: x.addressable_data(0), replicate(tree)
+    )
+
+  def save_barrier(self, deadline_s: float) -> save_barrier.SaveBarrier | None:
+    """Returns where the processes meet that save together; None for one.
+
+    Args:
+      deadline_s: of a whole save.
+    """
+    if self._client is None:
+      return None
+    return save_barrier.SaveBarrier(
+        self._client, self.process, self.num_processes, deadline_s=deadline_s
     )
 
   def hear(self, should_stop: Callable[[], bool]) -> Command:

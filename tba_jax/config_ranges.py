@@ -195,7 +195,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " reward_model.evaluate_every_steps"
         " reward_model.checkpoint_every_steps reward_model.log_every_steps"
         " rounds.passes"
-        " sweep.workers trainer.num_processes",
+        " sweep.workers trainer.num_processes trainer.save_deadline_s",
     ),
     (
         _at_least(0),

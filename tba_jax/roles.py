@@ -186,6 +186,7 @@ class _Trainer:
     checkpointer = checkpoint_lib.Checkpointer(
         str(run.workdir / "checkpoints"),
         keep=config.checkpoint.keep,
+        barrier=self._cluster.save_barrier(config.trainer.save_deadline_s),
         on_event=on_event,
     )
     self._closers.append(checkpointer.close)
@@ -208,14 +209,9 @@ class _Trainer:
     recorder = self._make_recorder(
         policy, evaluator, drain, epoch, saved, on_event
     )
+    make_transport = _transport_maker(config, run)
     publisher = parts_params.make_publisher(
-        config,
-        run,
-        epoch,
-        work,
-        _transport_maker(config, run),
-        recorder,
-        on_event,
+        config, run, epoch, work, make_transport, recorder, on_event
     )
     evaluations = parts.make_evaluations(
         config, policy, evaluator, run.workdir, recorder

@@ -217,6 +217,7 @@ class Trainer:
   def _periodic(self, should_stop: Callable[[], bool]) -> bool:
     """Evaluates and saves where that is due; False where it was stopped."""
     periods, done = self._periods, self._step
+    self._checkpointer.check()
     self._on_evaluation(self._evaluations.take())
     limit = periods.wall_clock_limit_s
     passed_s = time.monotonic() - self._started

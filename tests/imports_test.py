@@ -19,7 +19,8 @@ _RINGS = {
         background bootstrap config_diverse config_flat config_hosts config_lora
         config_ranges config_relations config_rewards config_variants devices
         guards host_state jsonl lease_totals logprobs metrics pipeline processes
-        reward_log rounds schedules sharding sweep_types tasks/base tokenizer
+        reward_log rounds save_barrier schedules sharding sweep_types tasks/base
+        tokenizer
         types
     """,
     1: """
@@ -29,7 +30,7 @@ _RINGS = {
     """,
     2: """
         batch_metrics best_model carriers/* checkpoint cluster cluster_join
-        config_args data_report ledger lora micro_batches objective
+        config_args data_report host_item ledger lora micro_batches objective
         optimizer preparation red_team/* reference replay/claim replay/inbox
         replay/intake replay/journal replay/packing report/* rewards/*
         run_directory run_state sampling/decode sampling/rows shard_report

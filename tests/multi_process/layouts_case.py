@@ -14,7 +14,7 @@ CONFIG = "configs/arithmetic.py:smoke,lockstep"
 NUM_STEPS = 6
 # Float32, sums in another order; of losses of about 1.
 TOLERANCE = dict(rtol=1e-4, atol=1e-5)
-_OVERRIDES = {
+OVERRIDES = {
     "train.num_steps": NUM_STEPS,
     # Old completions are drawn too, with the reference log-probs they have.
     "replay.recent_fraction": 0.75,
@@ -57,7 +57,7 @@ class LayoutsCase(parameterized.TestCase):
   def start(cls, name, **overrides):
     init = {"init": cls.folder / "alone" / "sft" / "model"}
     run = run_program.Run(
-        cls.folder / name, {**_OVERRIDES, **init, **overrides}, CONFIG
+        cls.folder / name, {**OVERRIDES, **init, **overrides}, CONFIG
     )
     cls.addClassCleanup(run.close)
     return run

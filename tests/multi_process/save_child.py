@@ -1,0 +1,71 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One of two processes that save together: the child of `full_disk_test.py`.
+
+Usage: save_child.py PROCESS ADDRESS DIRECTORY WHAT. Saves step 1; then step 2,
+before which WHAT happens to it: "nothing", "full" (no file may grow large any
+more), or "slow" (the host state takes longer than the deadline). Prints
+`saved STEP`, or `error …` and ends.
+"""
+
+import os
+import resource
+import sys
+import time
+
+import jax
+import numpy as np
+
+from tba_jax import checkpoint
+from tba_jax import host_state
+from tba_jax import save_barrier
+from tba_jax import sharding
+from tba_jax.transport import jax_kv
+from tests import tiny_model
+from tests.multi_process import checkpoint_child
+
+DEADLINE_S = 6
+
+
+def make_state(step: int) -> dict[str, np.ndarray]:
+  """Returns what is saved at a step, whole; each process has half of it."""
+  noise = checkpoint_child.make_state(step)["noise"]
+  return {"noise": np.asarray(noise).reshape(2, -1)}
+
+
+def main(process: int, address: str, directory: str, what: str) -> None:
+  jax.config.update("jax_num_cpu_devices", 1)
+  jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  jax.distributed.initialize(
+      address, 2, process, coordinator_bind_address=address
+  )
+  barrier = save_barrier.SaveBarrier(
+      jax_kv.distributed_client(), process, 2, deadline_s=DEADLINE_S
+  )
+  mesh = sharding.make_mesh({**tiny_model.make_config().mesh, "data": 2})
+  saver = checkpoint.Checkpointer(directory, keep=2, barrier=barrier)
+  try:
+    for step in (1, 2):
+      if step == 2 and what == "full":
+        limit = checkpoint_child.SIZE // 2
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+      if step == 2 and what == "slow":
+        host_state.write = lambda *_: time.sleep(4 * DEADLINE_S)
+      state = make_state(step)
+      if process > 0:  # It takes its half from the other.
+        state = jax.eval_shape(lambda tree: tree, state)
+      state = sharding.make_spread(mesh, {"batch": "data"})(state)
+      saver.save(step, state, checkpoint_child.make_host_state(step))
+      while step not in saver.complete_steps():
+        saver.check()  # As a trainer does between two steps.
+        time.sleep(0.02)
+      print("saved", step, flush=True)
+  except OSError as error:
+    print("error", error, flush=True)
+  # Process 0 has what the other one still reads.
+  jax.distributed.shutdown()
+  os._exit(0)
+
+
+if __name__ == "__main__":
+  main(int(sys.argv[1]), *sys.argv[2:])
