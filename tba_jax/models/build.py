@@ -70,8 +70,8 @@ class Model:
   fill_cache: (cache, prompt_cache, slots_R) -> cache. Copies prompt slots_R[r]
     to the first block of row r, or to all blocks where prompts are as wide; a
     row with a slot below 0 stays as it is.
-  decode_params: (params) -> params and their blocks layer by layer, made once
-    for many steps.
+  decode_params: (params) -> params, their blocks layer by layer and the tables
+    of all positions, made once for many steps.
   decode_step: (decode_params, tokens_R, positions_R, cache, cache_mask_RxC,
     write_index) -> (logits_RxV float32, cache). Runs one token of each row, at
     its position, and writes its key and value at column write_index ([R] or []
@@ -234,7 +234,11 @@ class _Forward:
   def decode_params(self, params: PyTree) -> PyTree:
     layer = lambda n: jax.tree.map(lambda leaf: leaf[n], params["blocks"])
     layers = [layer(n) for n in range(self.config.num_layers)]
-    return {"params": params, "layers": layers}
+    # Of all positions: a step looks them up. Cosines of its own the compiler
+    # would make again for every head of every layer.
+    positions_L = jnp.arange(self.config.max_positions, dtype=jnp.int32)
+    tables = self.module(params).tables(positions_L)
+    return {"params": params, "layers": layers, "tables": tables}
 
   def decode_step(
       self,
@@ -249,7 +253,7 @@ class _Forward:
     # scan would copy each layer's share out of the stack at every token, which
     # takes longer than the products of a step.
     module = self.module(decode_params["params"])
-    tables = module.tables(positions)
+    tables = jax.tree.map(lambda x: x[positions], decode_params["tables"])
     targets, cache = cache_lib.aim(
         cache,
         cache_mask.astype(bool),
