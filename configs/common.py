@@ -110,7 +110,7 @@ def get_config() -> ml_collections.ConfigDict:
       max_prompt_tokens=16,
       max_completion_tokens=24,
       num_rows=256,  # completions decoded at the same time
-      chunk_steps=8,  # decode steps between refills of finished rows
+      chunk_steps=8,  # most decode steps between refills of finished rows
       prompt_buckets=1,  # lengths prompts are padded to: the most, its half, …
       # Newer params are taken between rounds ("off"), or between chunks too,
       # with the cache as it is ("keep_cache") or made again

@@ -5,7 +5,8 @@
 R rows decode at the same time, each one completion. A prompt is prefilled once
 and its keys and values are copied into the rows of its completions. Between
 chunks of decode steps the rows that ended take the next completions of the
-queue, so a long completion does not hold up the others.
+queue, so a long completion does not hold up the others. When none is left, the
+last completions go on in half the rows, and then in a quarter.
 
     prompts → prefill [B, P] → first tokens → R rows → chunk of steps ┐
                                                ▲                      │
@@ -25,7 +26,7 @@ mates, its row, the chunks or the order of the requests.
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -38,6 +39,7 @@ from tba_jax.sampling import placement
 from tba_jax.sampling import prefill as prefill_lib
 from tba_jax.sampling import requests
 from tba_jax.sampling import rows as rows_lib
+from tba_jax.sampling import shrink
 
 if TYPE_CHECKING:
   from tba_jax.models import build
@@ -51,16 +53,21 @@ Request = requests.Request
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-  """The jitted programs for params that lie in one place."""
+  """The jitted programs for params that lie in one place.
+
+  row_counts: R, and the fewer that rows may be cut down to.
+  """
 
   empty_state: Callable[..., rows_lib.DecodeState]
   decode_params: Callable[[types.PyTree], types.PyTree]
   prefill: Callable[..., tuple[jax.Array, types.PyTree, jax.Array]]
   refill: Callable[..., rows_lib.DecodeState]
-  decode_chunk: Callable[..., tuple[rows_lib.DecodeState, jax.Array]]
+  decode_chunk: Callable[..., tuple[rows_lib.DecodeState, tuple[Any, ...]]]
   recompute: Callable[..., rows_lib.DecodeState]
   cut: Callable[..., tuple[rows_lib.DecodeState, jax.Array]]
   collect: Callable[..., tuple[jax.Array, ...]]
+  take: Callable[..., rows_lib.DecodeState]
+  row_counts: tuple[int, ...]
 
 
 class Sampler:
@@ -253,7 +260,7 @@ class Sampler:
           decode_chunk=pair_jit(
               bind(rows_lib.decode_chunk, model.decode_step, settings),
               donate_argnums=1,
-              static_argnums=3,
+              static_argnums=4,
           ),
           recompute=rows_jit(
               bind(prefill_lib.recompute, model.prefill, model.fill_cache),
@@ -261,5 +268,7 @@ class Sampler:
           ),
           cut=pair_jit(rows_lib.cut, donate_argnums=0),
           collect=jit(bind(rows_lib.collect, settings)),
+          take=rows_jit(shrink.take),
+          row_counts=shrink.row_counts(place, settings.num_rows),
       )
     return self._programs[place]

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
   from tba_jax.sampling import decode
   from tba_jax.sampling import rows as rows_lib
 
+# A chunk ends when one of so many rows is free and a completion waits for it:
+# what a refill costs is then about what the free rows would.
+_REFILL_SHARE = 8
+
 # Returns (version, params) of a higher version, or None where there is none.
 NewerFn = Callable[[], tuple[int, types.PyTree] | None]
 
@@ -136,17 +140,11 @@ class Flight:
       if found is not None:
         self._swap(*found)
       self._refill()
-      # With nothing to do between chunks, one goes as far as its blocks.
-      waits = assigned.queue or self._watch or self._newer
-      num_steps, num_blocks = blocks.plan_chunk(
-          self._rows.block_lengths,
-          assigned.longest,
-          chunk_steps=self._settings.chunk_steps if waits else None,
-      )
-      assigned.advance(num_steps)
-      self._state, done_R = self._decode(num_steps, num_blocks)
+      self._shrink()
+      self._state, (num_steps, done_R) = self._decode(*self._plan())
       # Rows that ended a chunk ago are read while this one computes.
       self._read()
+      assigned.advance(int(num_steps))
       if self._watch is not None:
         done_R = self._cut_rows(self._watch)
       owned = assigned.release(np.asarray(done_R))
@@ -157,16 +155,61 @@ class Flight:
 
   def warm_up(self) -> None:
     """Compiles what a run may need and has not met."""
-    for num_blocks in range(2, len(self._rows.block_lengths) + 1):
-      self._state, _ = self._decode(0, num_blocks)
-    if self._settings.recompute_cache:
-      self._recompute()
+    for num_rows in self._programs.row_counts:
+      if num_rows < self._assigned.num_rows:
+        self._keep(num_rows)
+      for num_blocks in range(2, len(self._rows.block_lengths) + 1):
+        self._state, _ = self._decode(0, 1, num_blocks)
+      if self._settings.recompute_cache:
+        self._recompute()
+      if self._watch is not None:
+        self._cut_rows(self._watch)
+      self._programs.collect(self._state)
+
+  def _plan(self) -> tuple[int, int, int]:
+    """Returns the most steps of a chunk, idle rows that end it, and blocks."""
+    assigned = self._assigned
+    num_idle = assigned.num_rows
+    # Newer params and stop strings are looked for at even distances.
+    looks = self._watch or self._newer
+    if not looks and assigned.queue:
+      num_idle = -(-num_idle // _REFILL_SHARE)
+    elif not looks:
+      num_idle -= self._fewer
+    # With nothing to do between chunks, one goes as far as its blocks.
+    waits = assigned.queue or looks
+    num_steps, num_blocks = blocks.plan_chunk(
+        self._rows.block_lengths,
+        assigned.longest,
+        chunk_steps=self._settings.chunk_steps if waits else None,
+    )
+    return num_steps, num_idle, num_blocks
+
+  @property
+  def _fewer(self) -> int:
+    """The next lower number of rows that there may be; 0: none."""
+    counts = self._programs.row_counts
+    return max((n for n in counts if n < self._assigned.num_rows), default=0)
+
+  def _shrink(self) -> None:
+    """Drops rows where few are in use and nothing waits for the others."""
+    assigned = self._assigned
+    while not assigned.queue and len(assigned.owners) <= self._fewer:
+      self._keep(self._fewer)
+
+  def _keep(self, num_rows: int) -> None:
+    rows = self._assigned.keep(num_rows)
+    self._state = self._programs.take(self._state, rows)
 
   def _decode(
-      self, num_steps: int, num_blocks: int
-  ) -> tuple["rows_lib.DecodeState", jax.Array]:
+      self, num_steps: int, num_idle: int, num_blocks: int
+  ) -> tuple["rows_lib.DecodeState", tuple[jax.Array, jax.Array]]:
     return self._programs.decode_chunk(
-        self._decode_params, self._state, np.int32(num_steps), num_blocks
+        self._decode_params,
+        self._state,
+        np.int32(num_steps),
+        np.int32(num_idle),
+        num_blocks,
     )
 
   def _recompute(self) -> None:
@@ -179,7 +222,7 @@ class Flight:
     # Without any, once: it is how the program is compiled ahead.
     for first in range(0, len(owned) or 1, size):
       tokens_BxL, mask_BxL = self._padding(size, P + T)
-      slot_R = np.full(self._rows.num_rows, -1, np.int32)
+      slot_R = np.full(self._assigned.num_rows, -1, np.int32)
       for slot, (row, (index, _)) in enumerate(owned[first : first + size]):
         prompt = self._prompts[index].prompt_tokens
         fed = lengths_R[row] - 1

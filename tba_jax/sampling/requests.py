@@ -147,9 +147,14 @@ class Assignment:
     self._lengths_R = np.ones(num_rows, np.int32)
 
   @property
+  def num_rows(self) -> int:
+    """Rows, in use and free."""
+    return len(self._lengths_R)
+
+  @property
   def can_place(self) -> bool:
     """Whether completions wait and rows are free."""
-    return bool(self.queue) and len(self.owners) < len(self._lengths_R)
+    return bool(self.queue) and len(self.owners) < self.num_rows
 
   @property
   def longest(self) -> int:
@@ -169,7 +174,7 @@ class Assignment:
       ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index.
       limit_R: [R] int32, tokens at which the row ends, unstopped.
     """
-    num_rows = len(self._lengths_R)
+    num_rows = self.num_rows
     slot_R = np.full(num_rows, -1, np.int32)
     ids_Rx4 = np.zeros((num_rows, 4), np.uint32)
     limit_R = np.full(num_rows, self._max_completion_tokens, np.int32)
@@ -188,6 +193,22 @@ class Assignment:
         limit_R[row] = request.max_tokens
       self._lengths_R[row] = 1
     return slot_R, ids_Rx4, limit_R
+
+  def keep(self, num_rows: int) -> np.ndarray:
+    """Drops free rows, so that `num_rows` are left, and numbers those anew.
+
+    Args:
+      num_rows: at least as many as are in use.
+
+    Returns:
+      [num_rows] int32, what number each had.
+    """
+    used = [*self.owners]
+    free = (r for r in range(self.num_rows) if r not in self.owners)
+    rows = np.array([*used, *free][:num_rows], np.int32)
+    self.owners = {new: self.owners[old] for new, old in enumerate(used)}
+    self._lengths_R = self._lengths_R[rows]
+    return rows
 
   def advance(self, num_steps: int) -> None:
     """Notes that every row samples up to `num_steps` tokens."""

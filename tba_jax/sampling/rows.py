@@ -178,17 +178,20 @@ def decode_chunk(
     params: types.PyTree,
     state: DecodeState,
     num_steps: jax.Array,
+    num_idle: jax.Array,
     num_blocks: int,
-) -> tuple[DecodeState, jax.Array]:
+) -> tuple[DecodeState, tuple[jax.Array, jax.Array]]:
   """Samples up to `num_steps` tokens in each active row.
 
-  It ends early when no row is active. `num_steps` is an argument, so that one
-  program serves chunks of any length. `decode_step` is the model's and `params`
-  are its decode params. Of the cache the first `num_blocks` blocks are read and
-  written: they must hold every token that an active row has sampled at the end.
+  It ends early when `num_idle` rows are not active, or none is. Both numbers
+  are arguments, so that one program serves chunks of any length. `decode_step`
+  is the model's and `params` are its decode params. Of the cache the first
+  `num_blocks` blocks are read and written: they must hold every token that an
+  active row has sampled at the end.
 
   Returns:
-    The state, and [R] bool, True in the rows that are not active.
+    The state; the steps that were taken, and [R] bool, True in the rows that
+    are not active.
   """
 
   num_columns = sum(settings.block_lengths[:num_blocks])
@@ -223,10 +226,11 @@ def decode_chunk(
 
   def unfinished(carry):
     step, state = carry
-    return (step < num_steps) & jnp.any(state.active)
+    idle = jnp.sum(~state.active, dtype=jnp.int32)
+    return (step < num_steps) & (idle < num_idle)
 
-  _, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
-  return state, ~state.active
+  steps, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
+  return state, (steps, ~state.active)
 
 
 def cut(state: DecodeState, cut_R: jax.Array) -> tuple[DecodeState, jax.Array]:
