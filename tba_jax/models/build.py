@@ -70,8 +70,8 @@ class Model:
   fill_cache: (cache, prompt_cache, slots_R) -> cache. Copies prompt slots_R[r]
     to the first block of row r, or to all blocks where prompts are as wide; a
     row with a slot below 0 stays as it is.
-  decode_params: (params) -> params, their blocks layer by layer and the tables
-    of all positions, made once for many steps.
+  decode_params: (params, num_positions) -> params, their blocks layer by layer
+    and the tables of so many positions, made once for many steps.
   decode_step: (decode_params, tokens_R, positions_R, cache, cache_mask_RxC,
     write_index) -> (logits_RxV float32, cache). Runs one token of each row, at
     its position, and writes its key and value at column write_index ([R] or []
@@ -90,7 +90,7 @@ class Model:
   prefill: Callable[..., tuple[jax.Array, PyTree]]
   init_cache: Callable[[int, Sequence[int]], PyTree]
   fill_cache: Callable[..., PyTree]
-  decode_params: Callable[[PyTree], PyTree]
+  decode_params: Callable[[PyTree, int], PyTree]
   decode_step: Callable[..., tuple[jax.Array, PyTree]]
   logical_axes: PyTree
 
@@ -231,12 +231,12 @@ class _Forward:
   def completion_logits(self, params: PyTree, *inputs: jax.Array) -> jax.Array:
     return self.unembed(params, self.completion_stream(params, *inputs))
 
-  def decode_params(self, params: PyTree) -> PyTree:
+  def decode_params(self, params: PyTree, num_positions: int) -> PyTree:
     layer = lambda n: jax.tree.map(lambda leaf: leaf[n], params["blocks"])
     layers = [layer(n) for n in range(self.config.num_layers)]
-    # Of all positions: a step looks them up. Cosines of its own the compiler
-    # would make again for every head of every layer.
-    positions_L = jnp.arange(self.config.max_positions, dtype=jnp.int32)
+    # A step looks them up. Cosines of its own the compiler would make again for
+    # every head of every layer.
+    positions_L = jnp.arange(num_positions, dtype=jnp.int32)
     tables = self.module(params).tables(positions_L)
     return {"params": params, "layers": layers, "tables": tables}
 

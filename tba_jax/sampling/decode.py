@@ -237,6 +237,9 @@ class Sampler:
     if place not in self._programs:
       model, settings = self._model, self._settings
       bind = functools.partial
+      num_positions = (
+          settings.max_prompt_tokens + settings.max_completion_tokens
+      )
       # Outputs are told where to lie: a program whose inputs lie where they did
       # before is not compiled again.
       rows = placement.of_rows(place, settings.num_rows)
@@ -247,7 +250,9 @@ class Sampler:
           empty_state=rows_jit(
               bind(rows_lib.empty_state, model.init_cache, settings)
           ),
-          decode_params=jax.jit(model.decode_params),
+          decode_params=jax.jit(
+              bind(model.decode_params, num_positions=num_positions)
+          ),
           prefill=jit(
               bind(
                   prefill_lib.prefill, model.prefill, settings.max_prompt_tokens

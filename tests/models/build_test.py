@@ -301,7 +301,7 @@ class DecodeTest(parameterized.TestCase):
     tokens = completion.reshape(B * K, T)
     step = jax.jit(chex.assert_max_traces(model.decode_step, 1))
     chex.clear_trace_counter()
-    decode_params = model.decode_params(params)
+    decode_params = model.decode_params(params, P + T)
     for t in range(T - 1):
       columns_R = P + (t + 4 + np.arange(B * K)) % (T + 1)
       cache_mask[np.arange(B * K), columns_R] = 1.0
