@@ -62,7 +62,7 @@ class Recorder:
       num_searchers: expected; G is the busy time of the mean one.
       log_every, samples_every: periods in steps.
       samples: receives the draws of which some are shown, closed with this.
-      leases: the searchers' leases by sid.
+      leases: the searchers' last leases by sid, of those that left too.
       store_generation: of the store that the trainer speaks to.
       set_status: receives the live state for other hosts.
     """
@@ -230,6 +230,7 @@ class Recorder:
   ) -> None:
     """Writes `ledger.json` and `result.json`: the run is done."""
     self.flush()
+    self._rewards.add(self._leases())
     jsonl.atomic_write_json(self._workdir / "ledger.json", ledger)
     result = {
         "steps": step,
@@ -320,11 +321,9 @@ class Recorder:
       return False
     self._status_at = now
     searchers = {
-        sid: {
-            **{name: lease[name] for name in _LEASE},
-            **lease["stats"],
-        }
+        sid: {name: lease[name] for name in _LEASE} | lease["stats"]
         for sid, lease in self._leases().items()
+        if lease["alive"]
     }
     status = {
         **self._status,

@@ -60,7 +60,9 @@ class RewardLog:
     return out
 
   def get_state(self) -> dict[str, Any]:
-    return {"failures": dict(self._failures)}
+    return {"failures": dict(self._failures), "seen": dict(self._seen)}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     self._failures = dict(state["failures"])
+    # Searchers outlive a trainer: what they said before is not counted again.
+    self._seen = dict(state.get("seen", {}))  # Older checkpoints have none.

@@ -266,7 +266,7 @@ class _Trainer:
         samples=parts.make_sample_log(
             config, policy, self._run.workdir, evaluator.judge
         ),
-        leases=drain.alive,
+        leases=drain.heard,
         store_generation=lambda: drain.generation,
         set_status=drain.set_status,
     )

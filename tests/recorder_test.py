@@ -85,6 +85,7 @@ class RecorderTest(absltest.TestCase):
         "unacked": 1,
         "credits": 4,
         "age_s": 0.5,
+        "alive": True,
         "stats": {"busy_s": busy_s, **stats},
         "totals": {"completions": completions},
     }
@@ -195,7 +196,13 @@ class RecorderTest(absltest.TestCase):
     self.assertEqual(status["reward_failures"], {"deadline": 2})
     (record,) = self.lines("metrics.jsonl")
     self.assertEqual(record["reward/failed_deadline"], 2)
-    self.assertEqual(self.finish(recorder)["reward_failures"], {"deadline": 2})
+    # What the searcher said in its last lease, as it left, counts too.
+    totals = {"completions": 18, "failures": {"deadline": 5}, "sums": {}}
+    self.lease("a", busy_s=1.0, completions=18, rewards=totals)
+    self.leases["a"]["alive"] = False
+    recorder.phase("finish")
+    self.assertEqual(self.read("status.json")["searchers"], {})
+    self.assertEqual(self.finish(recorder)["reward_failures"], {"deadline": 5})
 
   def test_completions_of_several_versions(self):
     recorder = self.make()
@@ -213,10 +220,9 @@ class RecorderTest(absltest.TestCase):
 
   def test_a_checkpoint_of_an_earlier_version_has_fewer_totals(self):
     recorder = self.make()
-    state = recorder.get_state()
-    del state["mixed_completions"]
-    recorder.set_state(state)
-    self.assertEqual(recorder.get_state()["mixed_completions"], 0)
+    totals = recorder.get_state()
+    recorder.set_state({"rewards": {"failures": {}}})
+    self.assertEqual(recorder.get_state(), totals)
 
   def test_a_new_phase_is_shown_at_once(self):
     recorder = self.make()

@@ -39,6 +39,11 @@ class RewardLogTest(absltest.TestCase):
     restored.set_state(log.get_state())
     restored.add({"c": _lease(2, {}, crash=1)})
     self.assertEqual(restored.failures, {"crash": 4})
+    # A searcher that outlived the trainer tells its totals, not news.
+    restored.add({"b": _lease(4, {}, crash=3)})
+    self.assertEqual(restored.failures, {"crash": 5})
+    restored.set_state({"failures": {"crash": 1}})  # Of an older version.
+    self.assertEqual(restored.failures, {"crash": 1})
 
   def test_a_lease_without_rewards(self):
     log = reward_log.RewardLog()

@@ -160,13 +160,10 @@ class Drain:
     taken, self._pending = self._pending[:count], self._pending[count:]
     return taken
 
-  def alive(self) -> dict[str, dict[str, Any]]:
-    """Returns the leases of the living searchers by sid, each with its age."""
+  def heard(self) -> dict[str, dict[str, Any]]:
+    """Returns the last leases of all searchers, with `age_s` and `alive`."""
     with self.lock:
-      return {
-          sid: {**lease, "age_s": self.leases.age_s(sid)}
-          for sid, lease in self.leases.alive().items()
-      }
+      return self.leases.heard()
 
   def set_status(self, status: dict[str, Any]) -> None:
     """Sets what `status/run` shows from the next tick on."""

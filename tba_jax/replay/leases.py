@@ -53,6 +53,17 @@ class LeaseTable:
         if sid not in self._gone and not entry.lease["final"]
     }
 
+  def heard(self) -> dict[str, dict[str, Any]]:
+    """Returns the last lease of every searcher, who is gone included.
+
+    Each with `age_s`, seconds since it changed, and `alive`.
+    """
+    alive = self.alive()
+    return {
+        sid: {**entry.lease, "age_s": self.age_s(sid), "alive": sid in alive}
+        for sid, entry in sorted(self._entries.items())
+    }
+
   def age_s(self, sid: str) -> float:
     """Seconds since the lease of a known searcher changed."""
     return self._clock() - self._entries[sid].changed_at

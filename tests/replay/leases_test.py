@@ -59,6 +59,16 @@ class LeaseTableTest(absltest.TestCase):
     self.assertEmpty(self.table.alive())
     self.assertEqual(self.table.take_gone(), {"a": "finished"})
 
+  def test_who_is_gone_is_still_heard(self):
+    self.table.update({"a": _lease(1), "b": _lease(1, slot="other")})
+    self.now = 11.0
+    self.table.update({"b": _lease(2, slot="other")})
+    self.table.take_gone()
+    heard = self.table.heard()
+    self.assertEqual((heard["a"]["alive"], heard["a"]["age_s"]), (False, 11.0))
+    self.assertEqual((heard["b"]["alive"], heard["b"]["age_s"]), (True, 0.0))
+    self.assertEqual(heard["a"]["totals"], {"prompts": 1})
+
   def test_who_was_only_slow_comes_back(self):
     self.table.update({"a": _lease(1)})
     self.now = 11.0

@@ -143,6 +143,11 @@ class TrainerSide:
       raise AssertionError(f"step {step} did not begin")
     self.service.mark_trained(self.buffer.sample(2, SAMPLES, step))
 
+  def living(self):
+    """Returns the leases of the searchers that are not gone, by sid."""
+    heard = self.drain.heard()
+    return {sid: lease for sid, lease in heard.items() if lease["alive"]}
+
   def close(self) -> None:
     self.drain.close()
     self.journal.close()

@@ -112,9 +112,9 @@ class SearcherDeathTest(queue_case.QueueTestCase):
       # The old one has not noticed and goes on.
       self.lease("old", beat, slot="host/0", started=1.0)
       self.lease("new", beat, slot="host/0", started=2.0)
-      seen = lambda beat=beat: trainer.drain.alive()["new"]["beat"] == beat
+      seen = lambda beat=beat: trainer.living()["new"]["beat"] == beat
       wait_until(seen, "a look")
-    self.assertCountEqual(trainer.drain.alive(), ["new"])
+    self.assertCountEqual(trainer.living(), ["new"])
     self.assertEqual(trainer.order.outstanding("old"), [])
     self.assertEqual(trainer.events.of("searcher_gone"), ["old (replaced)"])
 
@@ -286,7 +286,7 @@ class FullDiskTest(queue_case.QueueTestCase):
       self.assertEmpty(trainer.drain.pending())
       # Nor is a searcher written off that the journal could not hold.
       self.lease("gone", totals=7)
-      wait_until(lambda: "gone" in trainer.drain.alive(), "its lease")
+      wait_until(lambda: "gone" in trainer.living(), "its lease")
       trainer.drain.leases._entries["gone"].changed_at -= 100.0
       wait_until(lambda: "gone" in trainer.drain.leaving, "it leaves")
     self.assertLen(trainer.events.of("journal_full"), 1)

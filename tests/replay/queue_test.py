@@ -330,8 +330,8 @@ class RefusalTest(queue_case.QueueTestCase):
     self.lease("b")
     self.client().put("live/c", self.client().get("live/b")[:-1])
     trainer = self.trainer()
-    wait_until(lambda: trainer.drain.alive(), "the genuine one")
-    self.assertCountEqual(trainer.drain.alive(), ["b"])
+    wait_until(lambda: trainer.living(), "the genuine one")
+    self.assertCountEqual(trainer.living(), ["b"])
     wait_until(lambda: list(self.client().list("live")) == ["live/b"], "gone")
     self.assertEqual(trainer.drain.counts["refused"], 2)
 
