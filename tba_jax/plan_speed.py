@@ -260,11 +260,7 @@ def verdict(model: pipeline.Pipeline, setting: str) -> str:
     return (
         f"Asynchrony will not help: {other} is so short beside the rest that"
         f" overlapping it makes a step only {gain:.2f} times as fast."
-        + (
-            f" {model.balancing_searchers():,} searchers would balance it."
-            if stage == "searchers"
-            else " Fewer searchers would do."
-        )
+        + _better_count(model)
     )
   if setting:
     return (
@@ -275,6 +271,14 @@ def verdict(model: pipeline.Pipeline, setting: str) -> str:
       f"Asynchrony helps: a step takes 1/{gain:.2f} of what sampling and"
       " training in turns take."
   )
+
+
+def _better_count(model: pipeline.Pipeline) -> str:
+  """Says how many searchers were better, or ""."""
+  count = model.balancing_searchers()
+  if model.slowest() == "searchers":
+    return f" {_count(count)} would balance it."
+  return f" {_count(count)} would do." if count < model.num_searchers else ""
 
 
 def group_bytes(config: ml_collections.ConfigDict) -> int:

@@ -97,7 +97,9 @@ class PlanSpeedTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (8.0, 1.0, 1, "will not help: training is so short.* 8 searchers"),
-      (1.0, 8.0, 1, "will not help: sampling is so short.*Fewer"),
+      (1.0, 80.0, 4, "sampling is so short.* 1 searcher would do."),
+      # None can be spared of one.
+      (1.0, 8.0, 1, "will not help: sampling is so short.* as fast.$"),
       (8.0, 2.0, 4, "Asynchrony helps: a step takes 1/2.00"),
   )
   def test_the_verdict(self, sample_s, train_s, count, words):
