@@ -81,10 +81,16 @@ def get_config() -> ml_collections.ConfigDict:
   c.init = "sft"
 
   # Devices along each axis.
-  c.mesh = d(data=1, fsdp=1, tensor=1)
+  c.mesh = d(
+      data=1,
+      fsdp=1,
+      sequence=1,  # of the trainer, for long completions
+      tensor=1,
+  )
   # Logical axis of a parameter or activation -> mesh axis ("" = replicated).
   c.sharding = d(
       batch="data,fsdp",
+      length="sequence",  # tokens of a sequence, padded to divide evenly
       layers="",
       vocab="tensor",
       width="fsdp",

@@ -14,7 +14,8 @@ _Problems = Iterator[tuple[str, str]]
 
 def trainer(c: Mapping[str, Any]) -> _Problems:
   """The mesh is of all devices of all processes of the trainer."""
-  size = math.prod(c[f"mesh.{axis}"] for axis in ("data", "fsdp", "tensor"))
+  axes = ("data", "fsdp", "sequence", "tensor")
+  size = math.prod(c[f"mesh.{axis}"] for axis in axes)
   num_processes, cpu_devices = (
       c["trainer.num_processes"],
       c["trainer.cpu_devices"],

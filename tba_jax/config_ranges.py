@@ -11,7 +11,7 @@ from typing import Any
 from tba_jax import config_lora
 from tba_jax import processes
 
-MESH_AXES = ("data", "fsdp", "tensor")
+MESH_AXES = ("data", "fsdp", "sequence", "tensor")
 # The closed sets of names. Those of code that needs JAX are repeated here, and
 # a test holds them to the code's own.
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -173,7 +173,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         _at_least(1),
         "model.num_layers model.width model.num_heads model.num_kv_heads"
         " model.mlp_width model.max_positions model.rope_original_positions"
-        " mesh.data mesh.fsdp mesh.tensor"
+        " mesh.data mesh.fsdp mesh.sequence mesh.tensor"
         " sft.num_steps sft.batch_size sft.evaluate_every_steps"
         " sft.checkpoint_every_steps sft.log_every_steps"
         " sampling.max_prompt_tokens sampling.max_completion_tokens"
@@ -273,7 +273,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         _RULE,
         "sharding.batch sharding.layers sharding.vocab sharding.width"
         " sharding.mlp sharding.heads sharding.kv_heads sharding.head_dim"
-        " sharding.labels sharding.positions sharding.lora_rank",
+        " sharding.labels sharding.positions sharding.lora_rank"
+        " sharding.length",
     ),
     (_WRITERS, "log.writers"),
     ((lambda v: bool(v), "allowed a name"), "log.wandb_project"),

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from tba_jax import logprobs
 from tba_jax import types
+from tba_jax.models import split
 
 PyTree = types.PyTree
 
@@ -57,24 +58,35 @@ def map_logits(
   stream_BxKxTxD = model.completion_stream(
       params, prompt_tokens_BxP, prompt_mask_BxP, tokens
   )
+  parts, C = split.current(), split.current().count
+  num_tokens = tokens.shape[2]
   B, K, T, D = stream_BxKxTxD.shape
+  tokens = jnp.pad(tokens, ((0, 0), (0, 0), (0, T - num_tokens)))
   V = jax.eval_shape(model.unembed, params, stream_BxKxTxD).shape[-1]
   read = lambda stream, tokens: fn(model.unembed(params, stream), tokens)
-  length = max(1, max_logits // (B * K * V))
-  if length >= T:
-    return read(stream_BxKxTxD, tokens)
+  length = max(1, max_logits // (B * K * C * V))
+  if length * C >= T:
+    out = read(stream_BxKxTxD, tokens)
+    return jax.tree.map(lambda x: x[..., :num_tokens], out)
 
-  # Cut along T, so that a batch that is split over devices stays so.
-  num_chunks = -(-T // length)
-  padding = num_chunks * length - T
+  # Cut along T, so that a batch that is split over devices stays so; and in
+  # each of the parts that T itself is split in.
+  own = T // C
+  num_chunks = -(-own // length)
+  padding = num_chunks * length - own
 
   def cut(x: jax.Array) -> jax.Array:
-    x = jnp.pad(x, ((0, 0), (0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 3))
-    x = x.reshape(B, K, num_chunks, length, *x.shape[3:])
-    return jnp.moveaxis(x, 2, 0)
+    rest = x.shape[3:]
+    x = x.reshape(B, K, C, own, *rest)
+    x = jnp.pad(x, ((0, 0),) * 3 + ((0, padding),) + ((0, 0),) * len(rest))
+    x = jnp.moveaxis(x.reshape(B, K, C, num_chunks, length, *rest), 3, 0)
+    x = x.reshape(num_chunks, B, K, C * length, *rest)
+    return parts.place(x, None, "batch", None, "length")
 
   def join(x: jax.Array) -> jax.Array:
-    return jnp.moveaxis(x, 0, 2).reshape(B, K, num_chunks * length)[..., :T]
+    x = jnp.moveaxis(x.reshape(num_chunks, B, K, C, length), 0, 3)
+    x = x.reshape(B, K, C, num_chunks * length)[..., :own]
+    return x.reshape(B, K, T)[..., :num_tokens]
 
   chunk = jax.checkpoint(lambda pair: read(*pair))
   out = jax.lax.map(chunk, (cut(stream_BxKxTxD), cut(tokens)))

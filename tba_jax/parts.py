@@ -37,6 +37,7 @@ from tba_jax import versions
 from tba_jax import writers
 from tba_jax.carriers import build as carriers_build
 from tba_jax.models import hf
+from tba_jax.models import spread
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.rewards import judges
 
@@ -45,8 +46,9 @@ def make_reference(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
     params: types.PyTree,
+    mesh: jax.sharding.Mesh,
 ) -> reference_lib.Reference:
-  """Returns the reference policy, which starts from the params."""
+  """Returns the reference policy, which starts from the params on a mesh."""
   moves = config.reference.mode != "fixed"
   return reference_lib.Reference(
       policy.model,
@@ -55,6 +57,9 @@ def make_reference(
       every_steps=config.reference.every_steps if moves else 0,
       # No step donates the base of adapters: it is the reference too.
       copy=policy.adapters is None,
+      spread=lambda fn: spread.spread(
+          fn, mesh, *sharding.token_axes(config.sharding)
+      ),
   )
 
 
@@ -71,7 +76,11 @@ def log_sharding(
   logging.info(
       "mesh %s:\n%s",
       dict(config.mesh),
-      shard_report.text(found, jnp.dtype(shape.param_dtype).itemsize),
+      shard_report.text(
+          found,
+          jnp.dtype(shape.param_dtype).itemsize,
+          shard_report.length_rows(config),
+      ),
   )
 
 
@@ -117,7 +126,7 @@ def make_work(
   params = jax.device_put(
       policy_lib.initial_params(policy, config.seed, shardings), shardings
   )
-  reference = make_reference(config, policy, params)
+  reference = make_reference(config, policy, params, mesh)
   whole = lora.make_whole(
       policy.adapters, policy.folder, config.seed, lambda: params
   )

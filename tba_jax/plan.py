@@ -79,7 +79,8 @@ def _sharding_rows(
 ) -> list[tuple[str, str]]:
   leaves = shard_report.model_leaves(c)
   found = shard_report.of_leaves(leaves, config.sharding, config.mesh)
-  return shard_report.rows(found, plan_memory.BYTES[c.param_dtype])
+  rows = shard_report.rows(found, plan_memory.BYTES[c.param_dtype])
+  return rows + shard_report.length_rows(config)
 
 
 def _divides(whole: int, part: int, words: str) -> str:
@@ -222,7 +223,8 @@ def plan(
     ValueError: a setting, operand, file or folder that can't be used.
   """
   kinds, calibrate = parse(operands)
-  mesh = {axis: config.mesh[axis] for axis in ("data", "fsdp", "tensor")}
+  axes = ("data", "fsdp", "sequence", "tensor")
+  mesh = {axis: config.mesh[axis] for axis in axes}
   num_devices = math.prod(mesh.values())
   shape = " x ".join(f"{axis} {count}" for axis, count in mesh.items())
   c = model_of(config)

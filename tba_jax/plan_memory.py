@@ -78,7 +78,8 @@ def activation_bytes(
   kept of the blocks. With remat "none" that is what the backward pass reads
   (stream, norms, queries, keys, values, MLP, attention weights); with "dots"
   each layer's products, with "full" each layer's input, and in both the rest of
-  one layer, which is made again.
+  one layer, which is made again. Where tokens are split over devices a layer
+  has the keys and values of all of them too.
 
   Args:
     config: of the run.
@@ -88,13 +89,20 @@ def activation_bytes(
   """
   prompts = math.ceil(config.train.micro_batch_prompts / batch_shards(config))
   rows = prompts * config.train.completions_per_prompt
-  length = config.sampling.max_completion_tokens
-  prompt_length = config.sampling.max_prompt_tokens
-  logits = 2 * rows * length * c.vocab_size * _LOGITS_BYTES
-  tokens = prompts * prompt_length + rows * length
+  P, T = (
+      config.sampling.max_prompt_tokens,
+      config.sampling.max_completion_tokens,
+  )
+  parts = shard_report.length_parts(config)
+  own_P, own_T = math.ceil(P / parts), math.ceil(T / parts)
+  logits = 2 * rows * own_T * c.vocab_size * _LOGITS_BYTES
+  tokens = prompts * own_P + rows * own_T
   heads = (2 * c.num_heads + 2 * c.num_kv_heads) * c.head_dim
-  weights = rows * length * c.num_heads * (prompt_length + length)
+  weights = rows * own_T * c.num_heads * (P + T)
   layer = tokens * (5 * c.width + heads + 3 * c.mlp_width) + weights
+  if parts > 1:
+    gathered = 2 * c.num_kv_heads * c.head_dim
+    layer += (prompts * P + rows * T) * gathered
   queries = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
   products = tokens * (3 * c.width + queries + 2 * c.mlp_width)
   kept = {

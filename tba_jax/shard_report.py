@@ -6,9 +6,11 @@
 that every device holds whole is memory that the mesh does not share out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import math
+
+import ml_collections
 
 from tba_jax import config_lora
 from tba_jax.models import config as model_config_lib
@@ -179,8 +181,39 @@ def rows(found: list[Leaf], element_bytes: int) -> list[tuple[str, str]]:
   return out
 
 
-def text(found: list[Leaf], element_bytes: int) -> str:
-  """Returns `rows` as lines of a log."""
-  lines = rows(found, element_bytes)
+def length_parts(config: ml_collections.ConfigDict) -> int:
+  """Returns in how many parts the tokens of a sequence are cut."""
+  leaves = {"tokens": ((1, 1), ("batch", "length"))}
+  (tokens,) = of_leaves(leaves, config.sharding, config.mesh)
+  return tokens.parts[1]
+
+
+def length_rows(config: ml_collections.ConfigDict) -> list[tuple[str, str]]:
+  """Returns (name, text) of how sequences are cut, [] where they are not.
+
+  Args:
+    config: reads `mesh`, `sharding.length` and `sampling`.
+  """
+  parts, out = length_parts(config), []
+  if parts == 1:
+    return out
+  for name in ("max_prompt_tokens", "max_completion_tokens"):
+    length = config.sampling[name]
+    each = math.ceil(length / parts)
+    words = f"{length} tokens, {each} a device"
+    if length % parts:
+      words += (
+          f": {length} does not divide by {parts}, so it is padded to"
+          f" {each * parts}"
+      )
+    out.append((f"sampling.{name}", words))
+  return out
+
+
+def text(
+    found: list[Leaf], element_bytes: int, more: Sequence[tuple[str, str]] = ()
+) -> str:
+  """Returns `rows`, and more of these, as lines of a log."""
+  lines = [*rows(found, element_bytes), *more]
   width = max(len(name) for name, _ in lines)
   return "\n".join(f"  {name:<{width}}  {value}" for name, value in lines)

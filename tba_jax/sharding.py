@@ -22,14 +22,14 @@ from tba_jax import types
 
 PyTree = types.PyTree
 
-MESH_AXES = ("data", "fsdp", "tensor")
+MESH_AXES = ("data", "fsdp", "sequence", "tensor")
 
 
 def make_mesh(
     mesh_config: Mapping[str, int],
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-  """Returns the mesh with axes data, fsdp and tensor.
+  """Returns the mesh with the axes of `MESH_AXES`.
 
   Args:
     mesh_config: `config.mesh`, the size of each axis.
@@ -74,16 +74,23 @@ def _mesh_axes(rules: Mapping[str, str], logical_axis: str) -> tuple[str, ...]:
   return axes
 
 
-def _spec(
+def _parts(
     rules: Mapping[str, str], logical_axes: Sequence[str]
-) -> PartitionSpec:
-  """Returns the partition of an array with these logical axes."""
+) -> list[tuple[str, ...]]:
+  """Returns the mesh axes of each of an array's logical axes."""
   taken, parts = set(), []
   for name in logical_axes:
     axes = tuple(a for a in _mesh_axes(rules, name) if a not in taken)
     taken.update(axes)
-    parts.append(axes if axes else None)
-  return PartitionSpec(*parts)
+    parts.append(axes)
+  return parts
+
+
+def _spec(
+    rules: Mapping[str, str], logical_axes: Sequence[str]
+) -> PartitionSpec:
+  """Returns the partition of an array with these logical axes."""
+  return PartitionSpec(*(axes or None for axes in _parts(rules, logical_axes)))
 
 
 def _is_axes(node: Any) -> bool:
@@ -159,6 +166,18 @@ def batch_sharding(mesh: Mesh, rules: Mapping[str, str]) -> NamedSharding:
   local.
   """
   return NamedSharding(mesh, _spec(rules, ("batch",)))
+
+
+def token_axes(
+    rules: Mapping[str, str],
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+  """Returns the mesh axes of activations [B, L, ...]: of B, and of L.
+
+  Raises:
+    ValueError: a rule is missing, or names no mesh axis.
+  """
+  batch, length = _parts(rules, ("batch", "length"))
+  return batch, length
 
 
 def shard_batch(batch: PyTree, mesh: Mesh, rules: Mapping[str, str]) -> PyTree:

@@ -29,6 +29,7 @@ from tba_jax import rounds
 from tba_jax import schedules
 from tba_jax import sharding
 from tba_jax import types
+from tba_jax.models import spread
 
 PyTree = types.PyTree
 TrainStep = Callable[
@@ -80,14 +81,13 @@ def init_state(
 ) -> TrainState:
   """Returns the state before step 0, sharded over the mesh.
 
-  The params are copied, so the caller may keep using its own after the state
-  was donated.
+  The params are copied: the caller's outlive a donated state.
 
   Args:
     config: reads `optimizer`, `loss`, `reference`, `train`, `sharding`, `seed`.
     model: a `models.build.Model`; its `logical_axes` is read.
     params: of the policy, on the host or on devices.
-    mesh: with the axes data, fsdp, tensor.
+    mesh: with the axes of `sharding.MESH_AXES`.
     value_model: a `models.heads.ScalarModel` where the objective learns one.
     value_params: that it starts from; None is the policy's with a new head.
 
@@ -151,7 +151,7 @@ def make_train_step(
     config: reads `optimizer`, `loss`, `reference`, `train`, `sharding`, and
       what the loss reads.
     model: a `models.build.Model`.
-    mesh: with the axes data, fsdp, tensor.
+    mesh: with the axes of `sharding.MESH_AXES`.
     loss_fn: in place of the one of `config.loss`, for other objectives.
     value_model: a `models.heads.ScalarModel` where the objective learns one.
     adapters: of the model, where they alone are trained.
@@ -213,7 +213,7 @@ def make_train_step(
     return _apply(optimizers, c.reference, state, *grads), metrics
 
   return lora.jit_step(
-      step_fn,
+      spread.spread(step_fn, mesh, *sharding.token_axes(c.sharding)),
       adapters,
       base,
       in_shardings=(shardings, sharding.batch_sharding(mesh, c.sharding)),

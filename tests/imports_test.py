@@ -24,13 +24,14 @@ _RINGS = {
         types
     """,
     1: """
-        calibration eval_summary forward line_program losses/* models/*
+        calibration eval_summary line_program losses/* models/*
         offline_batches prompts replay/* rewards/judges roofline sampling/*
         tasks/* transport/*
     """,
     2: """
         batch_metrics best_model carriers/* checkpoint cluster cluster_join
-        config_args data_report host_item ledger lora micro_batches objective
+        config_args data_report forward host_item ledger lora micro_batches
+        objective
         optimizer preparation red_team/* reference replay/claim replay/inbox
         replay/intake replay/journal replay/packing report/* rewards/*
         run_directory run_state sampling/decode sampling/rows shard_report

@@ -85,7 +85,9 @@ class PlanTest(parameterized.TestCase):
     shared = _rows(self.config)
     self.assertEqual(alone["parameters"], shared["parameters"])
     self.assertNotEqual(alone["params"], shared["params"])
-    self.assertIn("2: data 1 x fsdp 2 x tensor 1", shared["devices"])
+    self.assertIn(
+        "2: data 1 x fsdp 2 x sequence 1 x tensor 1", shared["devices"]
+    )
 
   def test_what_a_mesh_does_not_split_is_told(self):
     self.assertNotIn("whole on every device", _rows(self.config))
@@ -103,6 +105,32 @@ class PlanTest(parameterized.TestCase):
     )
     with contextlib.redirect_stdout(io.StringIO()):
       self.assertEqual(plan.run(self.config, None), 2)
+
+  def test_tokens_are_split_over_devices(self):
+    name = "logits of a micro-batch, with gradient"
+    count = lambda: plan_memory.activation_bytes(
+        self.config, plan.model_of(self.config), remat="full", dtype="float32"
+    )
+    self.config.sampling.max_prompt_tokens = 16
+    self.config.sampling.max_completion_tokens = 18
+    logits, kept = count()
+    self.assertNotIn("sampling.max_prompt_tokens", _rows(self.config))
+    self.config.mesh.sequence = 4
+    # 18 tokens are padded to 20: 5 of 18 a device.
+    self.assertEqual(count()[0], logits * 5 // 18)
+    self.assertBetween(count()[1], 0.2 * kept, 0.5 * kept)
+    rows = _rows(self.config)
+    self.assertEqual(rows[name], plan_memory.size(count()[0]))
+    self.assertEqual(
+        rows["sampling.max_prompt_tokens"], "16 tokens, 4 a device"
+    )
+    self.assertEqual(
+        rows["sampling.max_completion_tokens"],
+        "18 tokens, 5 a device: 18 does not divide by 4, so it is padded to 20",
+    )
+    # An axis that prompts are split over has no tokens.
+    self.config.sharding.batch = "data,fsdp,sequence"
+    self.assertEqual(count()[0], logits // 4)
 
   def test_adapters_have_the_moments(self):
     name = "optimizer (Adam's two moments)"

@@ -19,7 +19,7 @@ _RULES = common.get_config().sharding
 
 
 def _mesh(data=2, fsdp=2, tensor=2) -> AbstractMesh:
-  return AbstractMesh((data, fsdp, tensor), sharding.MESH_AXES)
+  return AbstractMesh((data, fsdp, 1, tensor), sharding.MESH_AXES)
 
 
 def _shape(*shape: int) -> jax.ShapeDtypeStruct:
@@ -30,12 +30,12 @@ class MakeMeshTest(parameterized.TestCase):
 
   def test_one_device(self):
     mesh = sharding.make_mesh(common.get_config().mesh)
-    self.assertEqual(mesh.axis_names, ("data", "fsdp", "tensor"))
+    self.assertEqual(mesh.axis_names, ("data", "fsdp", "sequence", "tensor"))
     self.assertEqual(mesh.size, 1)
 
   @parameterized.parameters(
-      ({"data": 64, "fsdp": 64, "tensor": 1}, "4096 devices"),
-      ({"data": 0, "fsdp": 1, "tensor": 1}, r"config\.mesh\.data=0"),
+      (dict(data=64, fsdp=64, sequence=1, tensor=1), "4096 devices"),
+      (dict(data=0, fsdp=1, sequence=1, tensor=1), r"config\.mesh\.data=0"),
       ({"data": 1, "model": 1}, "allowed axes"),
   )
   def test_refuses(self, mesh_config, message):
@@ -61,6 +61,15 @@ class ParamShardingsTest(parameterized.TestCase):
   def test_follows_the_rules(self, axes, spec):
     shardings = sharding.param_shardings(_mesh(), _RULES, {"a": {"b": axes}})
     self.assertEqual(shardings["a"]["b"].spec, spec)
+
+  def test_axes_of_tokens(self):
+    self.assertEqual(
+        sharding.token_axes(_RULES), (("data", "fsdp"), ("sequence",))
+    )
+    rules = {**_RULES, "batch": "sequence", "length": "sequence"}
+    self.assertEqual(sharding.token_axes(rules), (("sequence",), ()))
+    with self.assertRaisesRegex(ValueError, "no rule for 'length'"):
+      sharding.token_axes({"batch": ""})
 
   def test_the_first_axis_that_asks_has_a_mesh_axis(self):
     shardings = sharding.param_shardings(_mesh(), _RULES, ("heads", "mlp"))

@@ -36,7 +36,7 @@ def train(
   policy = policy_lib.make(config, workdir)
   mesh = sharding.make_mesh(config.mesh)
   params = policy_lib.initial_params(policy, config.seed)
-  reference = parts.make_reference(config, policy, params)
+  reference = parts.make_reference(config, policy, params, mesh)
   state = parts.init_state(config, policy, params, mesh)
   train_step = parts.make_train_step(config, policy, mesh, params)
   params_fn = parts_params.make_params_fn(

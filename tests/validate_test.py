@@ -181,8 +181,8 @@ class RangesTest(parameterized.TestCase):
       ("replay__recent_fraction", 1.5, "from 0 to 1"),
       ("sampling__temperature", 0.0, "above 0"),
       ("sampling__top_p", 0.0, "above 0 and up to 1"),
-      ("sharding__mlp", "tensor,tensor", "mesh axes of data, fsdp, tensor"),
-      ("sharding__mlp", "model", "mesh axes of data, fsdp, tensor"),
+      ("sharding__mlp", "tensor,tensor", "mesh axes of data, fsdp, sequence"),
+      ("sharding__mlp", "model", "mesh axes of data, fsdp, sequence"),
       ("store__address", "localhost", "host:first-last"),
   )
   def test_out_of_range(self, name, value, allowed):

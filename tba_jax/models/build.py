@@ -27,6 +27,7 @@ from tba_jax.models import heads
 from tba_jax.models import llama
 from tba_jax.models import masks
 from tba_jax.models import remat as remat_lib
+from tba_jax.models import split
 
 ModelConfig = model_config_lib.ModelConfig
 PyTree = types.PyTree
@@ -58,7 +59,8 @@ class Model:
     completion_tokens_BxKxT) -> stream_BxKxTxD, from which `unembed` predicts
     completion token t. Prompts are left-padded, completions right-padded
     (padding is causal: it changes nothing before it). Each prompt is computed
-    once and shared by its K completions.
+    once and shared by its K completions. Where tokens are split over devices
+    (`models/split.py`) T is padded to what they divide.
   unembed: (params, stream_...xD) -> logits_...xV float32.
   completion_logits: as completion_stream -> logits_BxKxTxV float32, all at
     once; `forward.py` has a form that holds a few positions' at a time.
@@ -179,57 +181,65 @@ class _Forward:
       completion_tokens: jax.Array,
   ) -> jax.Array:
     # Prompt and completions run through the blocks as one long token axis
-    # [P | K x (T - 1)], so that every matrix product is one big one; only
-    # attention takes them apart. The last token of a completion predicts
-    # nothing that is asked for.
-    module = self.module(params)
-    B, P = prompt_tokens.shape
-    _, K, T = completion_tokens.shape
-    inputs_BxKxS = completion_tokens[..., :-1]
-    S = T - 1
-    prompt_mask = prompt_mask.astype(bool)
-    lengths_B = jnp.sum(prompt_mask, axis=-1, dtype=jnp.int32)
-    own_BxKxS = jnp.broadcast_to(
-        lengths_B[:, None, None] + jnp.arange(S)[None, None], (B, K, S)
+    # [P | K x S], so that every matrix product is one big one; only attention
+    # takes them apart.
+    module, parts = self.module(params), split.current()
+    K, T = completion_tokens.shape[1:]
+    prompt_tokens, prompt_mask, seen_mask, inputs_BxKxS, first_B = (
+        split.completion_inputs(
+            prompt_tokens, prompt_mask.astype(bool), completion_tokens
+        )
     )
-    join = lambda prompt, own: jnp.concatenate(
-        [prompt, own.reshape(B, K * S, *own.shape[3:])], axis=1
+    (B, P), S = prompt_tokens.shape, inputs_BxKxS.shape[-1]
+    # What only pads a completion stays where its last token is.
+    steps_S = jnp.minimum(jnp.arange(S), T - 1)
+    own_BxKxS = jnp.broadcast_to(
+        first_B[:, None, None] + steps_S[None, None], (B, K, S)
     )
     positions_BxP = masks.positions(prompt_mask)
-    positions_BxL = join(positions_BxP, own_BxKxS)
+    positions_BxL = parts.join(positions_BxP, own_BxKxS)
     tables = module.tables(positions_BxL)
     prompt_mask_BxPxP = self.window(
         masks.causal_real(prompt_mask), positions_BxP, positions_BxP
     )
     shared_mask = self.window(
-        prompt_mask[:, None], own_BxKxS[:, 0], positions_BxP
+        seen_mask[:, None], own_BxKxS[:, 0], positions_BxP
     )
     own_mask = jnp.broadcast_to(masks.causal(S)[None, None], (B, K, S, S))
     own_mask = self.window(own_mask, own_BxKxS, own_BxKxS)
 
     def attend(q, k, v):
-      heads = lambda x: (x[:, :P], x[:, P:].reshape(B, K, S, *x.shape[2:]))
-      (q_p, q_o), (k_p, k_o), (v_p, v_o) = heads(q), heads(k), heads(v)
+      (q_p, q_o), (k_p, k_o), (v_p, v_o) = (
+          parts.cut(x, P, K) for x in (q, k, v)
+      )
+      # Queries stay on their devices, keys and values come to all.
+      k_p, v_p = (parts.place(x, "batch", None) for x in (k_p, v_p))
+      k_o, v_o = (parts.place(x, "batch", None, None) for x in (k_o, v_o))
       out = attention.attend_self(q_p, k_p, v_p, prompt_mask_BxPxP)
       shared = attention.attend_shared(
           q_o, (k_p, v_p, shared_mask), (k_o, v_o, own_mask)
       )
-      return join(out, shared), None
+      return parts.join(out, shared), None
 
     x_BxLxD = module.embed_tokens(
-        join(prompt_tokens, inputs_BxKxS), positions_BxL
+        parts.join(prompt_tokens, inputs_BxKxS), positions_BxL
     )
+    x_BxLxD = parts.place(x_BxLxD, "batch", "length")
     x_BxLxD, _ = self.run_blocks(params, x_BxLxD, tables, attend)
-    D = x_BxLxD.shape[-1]
-    first_BxKx1xD = jnp.broadcast_to(x_BxLxD[:, None, P - 1 : P], (B, K, 1, D))
-    own_BxKxSxD = x_BxLxD[:, P:].reshape(B, K, S, D)
+    x_BxPxD, own_BxKxSxD = parts.cut(x_BxLxD, P, K)
+    if S >= T:
+      return own_BxKxSxD
+    first_BxKx1xD = jnp.broadcast_to(
+        x_BxPxD[:, None, -1:], (B, K, 1, x_BxPxD.shape[-1])
+    )
     return jnp.concatenate([first_BxKx1xD, own_BxKxSxD], axis=2)
 
   def unembed(self, params: PyTree, stream: jax.Array) -> jax.Array:
     return self.module(params).unembed(stream)
 
   def completion_logits(self, params: PyTree, *inputs: jax.Array) -> jax.Array:
-    return self.unembed(params, self.completion_stream(params, *inputs))
+    logits = self.unembed(params, self.completion_stream(params, *inputs))
+    return logits[:, :, : inputs[-1].shape[-1]]
 
   def decode_params(self, params: PyTree, num_positions: int) -> PyTree:
     layer = lambda n: jax.tree.map(lambda leaf: leaf[n], params["blocks"])

@@ -12,6 +12,7 @@ of its axes, which `config.sharding` maps to the axes of the mesh.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import contextvars
 import dataclasses
 import functools
 import math
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 # What the results of matrix products are called where a gradient decides which
 # arrays to keep (`jax.ad_checkpoint.checkpoint_name`).
 PRODUCT = "product"
+# Whether rows of one array lie on several devices by two of its axes
+# (`models/split.py`), while a function is traced.
+TOKENS_ARE_SPLIT = contextvars.ContextVar("tokens_are_split", default=False)
 
 # `config.activation` -> function.
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
@@ -96,12 +100,15 @@ def _many_rows_backward(
   grad_x = jnp.einsum(
       "...f,fd->...d", grad, kernel_FxD, preferred_element_type=x.dtype
   )
-  # In two axes, for of more the backend would turn each operand round first.
-  two_axes = lambda y: y.reshape(-1, y.shape[-1])
-  grad_FxD = jnp.einsum(
-      "lf,ld->fd",
-      two_axes(grad),
-      two_axes(x),
+  if not TOKENS_ARE_SPLIT.get():
+    # Of more axes than two the backend would turn each operand round first; of
+    # two that are split it would gather them to make one.
+    x, grad = (y.reshape(-1, y.shape[-1]) for y in (x, grad))
+  rows = tuple(range(x.ndim - 1))
+  grad_FxD = jax.lax.dot_general(
+      grad,
+      x,
+      ((rows, rows), ((), ())),
       preferred_element_type=kernel_FxD.dtype,
   )
   return grad_x, grad_FxD

@@ -128,7 +128,7 @@ class RoundTripTest(parameterized.TestCase):
     config = _config()
     hf.save(self.folder, config, _params(config))
     mesh = sharding.make_mesh(
-        {"data": 1, "fsdp": 1, "tensor": 1}, jax.devices()[:1]
+        {"data": 1, "fsdp": 1, "sequence": 1, "tensor": 1}, jax.devices()[:1]
     )
     shardings = sharding.param_shardings(
         mesh,

@@ -69,7 +69,9 @@ class LoadingTest(parameterized.TestCase):
 
   @parameterized.parameters((1, 2, 4), (2, 2, 2), (8, 1, 1))
   def test_each_entry_is_read_once(self, data, fsdp, tensor):
-    mesh = sharding.make_mesh(dict(data=data, fsdp=fsdp, tensor=tensor))
+    mesh = sharding.make_mesh(
+        dict(data=data, fsdp=fsdp, sequence=1, tensor=tensor)
+    )
     shardings = sharding.param_shardings(
         mesh, common.get_config().sharding, self.model.logical_axes
     )
@@ -166,7 +168,7 @@ class LoadingTest(parameterized.TestCase):
   @parameterized.parameters((16, 2, 2, 4), (6, 4, 2, 6))
   def test_rows_are_split_over_the_batch_axes(self, rows, data, fsdp, each):
     mesh = sharding.make_mesh(
-        dict(data=data, fsdp=fsdp, tensor=8 // data // fsdp)
+        dict(data=data, fsdp=fsdp, sequence=1, tensor=8 // data // fsdp)
     )
     shardings = sharding.param_shardings(
         mesh, common.get_config().sharding, self.model.logical_axes
@@ -200,7 +202,7 @@ class LoadingTest(parameterized.TestCase):
       self.assertEqual(leaf.sharding.shard_shape(leaf.shape)[0], each)
 
   def test_what_does_not_divide_is_named(self):
-    mesh = sharding.make_mesh(dict(data=1, fsdp=1, tensor=8))
+    mesh = sharding.make_mesh(dict(data=1, fsdp=1, sequence=1, tensor=8))
     with self.assertRaisesRegex(ValueError, "kernel: .*mesh axis tensor of"):
       model_source.load(
           *("generate.model", str(self.folder)),

@@ -28,6 +28,7 @@ from tba_jax.models import config as model_config_lib  # noqa: E402
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 B, K, P, T, V = 8, 3, 6, 5, 32
+MESH = {"data": 2, "fsdp": 2, "sequence": 1, "tensor": 2}
 # Sums over the tensor axis are added in another order; values are near 1.
 TOLERANCE = dict(atol=2e-5, rtol=2e-5)
 
@@ -92,7 +93,7 @@ class ModelShardingTest(parameterized.TestCase):
     expected = jax.jit(grad_fn)(params, batch)
 
     rules = common.get_config().sharding
-    mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+    mesh = sharding.make_mesh(MESH)
     shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
     sharding.check_divisible(params, shardings)
     for leaf in jax.tree.leaves(shardings):
@@ -107,7 +108,7 @@ class ModelShardingTest(parameterized.TestCase):
 
   def test_params_are_split_over_the_mesh(self):
     model = _model()
-    mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+    mesh = sharding.make_mesh(MESH)
     shardings = sharding.param_shardings(
         mesh, common.get_config().sharding, model.logical_axes
     )
@@ -123,7 +124,7 @@ class ModelShardingTest(parameterized.TestCase):
     )
 
   def test_a_batch_keeps_the_completions_of_a_prompt_together(self):
-    mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+    mesh = sharding.make_mesh(MESH)
     batch = sharding.shard_batch(_batch(), mesh, common.get_config().sharding)
     shapes = {s.data.shape for s in batch["completion"].addressable_shards}
     self.assertEqual(shapes, {(2, K, T)})

@@ -42,7 +42,7 @@ def setUpModule():
 
 def make_shardings(devices=None, **sizes):
   mesh = sharding.make_mesh(
-      {"data": 1, "fsdp": 1, "tensor": 1, **sizes}, devices
+      {"data": 1, "fsdp": 1, "sequence": 1, "tensor": 1, **sizes}, devices
   )
   return {
       name: NamedSharding(mesh, PartitionSpec(*axes))

@@ -28,10 +28,10 @@ from tests import tiny_model  # noqa: E402
 
 NUM_PROMPTS = 8
 MESHES = {
-    "one": dict(data=1, fsdp=1, tensor=1),
-    "data": dict(data=8, fsdp=1, tensor=1),
-    "fsdp": dict(data=1, fsdp=8, tensor=1),
-    "mixed": dict(data=2, fsdp=2, tensor=2),
+    "one": dict(data=1, fsdp=1, sequence=1, tensor=1),
+    "data": dict(data=8, fsdp=1, sequence=1, tensor=1),
+    "fsdp": dict(data=1, fsdp=8, sequence=1, tensor=1),
+    "mixed": dict(data=2, fsdp=2, sequence=1, tensor=2),
 }
 
 

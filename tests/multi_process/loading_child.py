@@ -40,7 +40,7 @@ def main(
         f"localhost:{port}", int(num_processes), int(process)
     )
   # The first axis of the devices is that of the processes.
-  mesh = sharding.make_mesh({"data": 1, "fsdp": 2, "tensor": 4})
+  mesh = sharding.make_mesh({"data": 1, "fsdp": 2, "sequence": 1, "tensor": 4})
   model = build.make_model(hf.read_config(folder, dtype=dtype))
   rules = common.get_config().sharding
   shardings = sharding.param_shardings(mesh, rules, model.logical_axes)

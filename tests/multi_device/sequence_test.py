@@ -1,0 +1,233 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens split over devices: the step is that of one device, in less memory."""
+
+import functools
+import os
+
+# Before jax is imported: it reads the flag once, so this file runs in a process
+# of its own.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_force_host_platform_device_count=8"
+)
+
+from absl.testing import absltest  # noqa: E402
+from absl.testing import parameterized  # noqa: E402
+import chex  # noqa: E402
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+from tba_jax import forward  # noqa: E402
+from tba_jax import reference  # noqa: E402
+from tba_jax import sharding  # noqa: E402
+from tba_jax import train_step  # noqa: E402
+from tba_jax import types  # noqa: E402
+from tba_jax.models import build  # noqa: E402
+from tba_jax.models import heads  # noqa: E402
+from tba_jax.models import spread  # noqa: E402
+from tests import tiny_model  # noqa: E402
+
+NUM_PROMPTS = 4
+# Prompts of 5 tokens and completions of 6: neither divides by 4.
+MESHES = {
+    "one": dict(data=1, fsdp=1, sequence=1, tensor=1),
+    "sequence": dict(data=1, fsdp=1, sequence=4, tensor=1),
+    "mixed": dict(data=2, fsdp=1, sequence=2, tensor=2),
+    "fsdp": dict(data=1, fsdp=4, sequence=2, tensor=1),
+}
+# Sums are added in another order.
+TOLERANCE = dict(rtol=1e-3, atol=5e-5)
+
+
+def setUpModule():
+  if jax.device_count() != 8:
+    raise absltest.SkipTest(
+        "jax was started without eight devices: run this file alone"
+    )
+
+
+def make_config(mesh_name, **changes):
+  config = tiny_model.make_config(**changes)
+  config.mesh.update(MESHES[mesh_name])
+  return config
+
+
+def run_steps(mesh_name, num_steps=2, **changes):
+  """Returns (params, metrics of each step) of a run."""
+  config = make_config(mesh_name, **changes)
+  model = build.make_model(
+      tiny_model.make_model().config, remat=config.train.remat
+  )
+  value_model = None
+  if config.loss.name == "ppo":
+    value_model = build.make_scalar_model(heads.config_of(model.config))
+  mesh = sharding.make_mesh(config.mesh)
+  params = tiny_model.init_params(model)
+  state = train_step.init_state(
+      config, model, params, mesh, value_model=value_model
+  )
+  step_fn = train_step.make_train_step(
+      config, model, mesh, value_model=value_model
+  )
+  metrics = []
+  for step in range(num_steps):
+    batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS, seed=step)
+    batch = sharding.shard_batch(batch, mesh, config.sharding)
+    state, found = step_fn(state, batch)
+    metrics.append(jax.device_get(found))
+  return jax.device_get(state.params), metrics
+
+
+one_device = functools.cache(functools.partial(run_steps, "one"))
+
+
+class TrainStepTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("sequence", "sequence", {}),
+      ("mixed", "mixed", dict(train__micro_batch_prompts=2)),
+      ("fsdp", "fsdp", dict(train__remat="full")),
+      ("values", "mixed", dict(loss__name="ppo", loss__ratio_clip=0.2)),
+  )
+  def test_equals_one_device(self, mesh_name, changes):
+    loss = {k: v for k, v in changes.items() if k.startswith("loss")}
+    params, metrics = run_steps(mesh_name, **changes)
+    expected_params, expected = one_device(**loss)
+    chex.assert_trees_all_close(metrics, expected, rtol=1e-3, atol=1e-5)
+    chex.assert_trees_all_close(params, expected_params, **TOLERANCE)
+
+  def test_the_reference_too(self):
+    config = make_config("sequence")
+    model, mesh = tiny_model.make_model(), sharding.make_mesh(config.mesh)
+    params = tiny_model.init_params(model)
+    batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS)
+    axes = sharding.token_axes(config.sharding)
+    make = lambda params, **kwargs: reference.Reference(
+        model, params, temperature=0.7, **kwargs
+    )
+    run = lambda ref, batch: ref.logprobs(
+        batch.prompt_tokens,
+        batch.prompt_mask,
+        batch.completion_tokens,
+        batch.completion_mask,
+    )
+    on_mesh = run(
+        make(
+            jax.device_put(params, sharding.replicated(mesh)),
+            spread=lambda fn: spread.spread(fn, mesh, *axes),
+        ),
+        sharding.shard_batch(batch, mesh, config.sharding),
+    )
+    self.assertEqual(on_mesh.shape, batch.completion_tokens.shape)
+    np.testing.assert_allclose(on_mesh, run(make(params), batch), atol=1e-5)
+
+
+def _gradients(fn, params, batch, config=None):
+  """Returns (value, gradient) of fn(params, batch), on a config's mesh."""
+  if config is None:
+    return jax.jit(jax.value_and_grad(fn))(params, batch)
+  mesh = sharding.make_mesh(config.mesh)
+  batch = sharding.shard_batch(batch, mesh, config.sharding)
+  params = jax.device_put(params, sharding.replicated(mesh))
+  fn = spread.spread(
+      jax.value_and_grad(fn), mesh, *sharding.token_axes(config.sharding)
+  )
+  return jax.jit(fn)(params, batch)
+
+
+class FunctionsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (dict(family="mistral", sliding_window=3), 2**25),
+      # A few positions' logits at a time.
+      ({}, 4 * 3 * 4 * tiny_model.VOCAB),
+      (dict(family="gpt2", num_kv_heads=4), 2**25),
+  )
+  def test_logprobs(self, changes, max_logits):
+    model = tiny_model.make_model(**changes)
+
+    def mean(params, batch):
+      chosen = lambda logits, tokens: jnp.take_along_axis(
+          jax.nn.log_softmax(logits), tokens[..., None], -1
+      )[..., 0]
+      logprobs_BxKxT = forward.map_logits(
+          model,
+          params,
+          batch.prompt_tokens,
+          batch.prompt_mask,
+          batch.completion_tokens,
+          chosen,
+          max_logits=max_logits,
+      )
+      return jnp.mean(logprobs_BxKxT * batch.completion_mask)
+
+    params = tiny_model.init_params(model)
+    batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS)
+    chex.assert_trees_all_close(
+        _gradients(mean, params, batch, make_config("mixed")),
+        _gradients(mean, params, batch),
+        **TOLERANCE,
+    )
+
+  def test_rewards(self):
+    shape = heads.config_of(tiny_model.make_model().config)
+    model = build.make_scalar_model(shape)
+
+    def total(params, batch):
+      rewards_BxK = model.completion_rewards(
+          params,
+          batch.prompt_tokens,
+          batch.prompt_mask,
+          batch.completion_tokens,
+          batch.completion_mask,
+      )
+      return jnp.sum(rewards_BxK * batch.rewards)
+
+    params = tiny_model.init_params(model)
+    batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS)
+    chex.assert_trees_all_close(
+        _gradients(total, params, batch, make_config("sequence")),
+        _gradients(total, params, batch),
+        **TOLERANCE,
+    )
+
+
+class MemoryTest(absltest.TestCase):
+
+  def test_activations_are_shared_out(self):
+    B, K, P, T = 2, 2, 64, 128
+    arrays = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    tokens = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+    batch = types.Batch(
+        prompt_tokens=tokens(B, P),
+        prompt_mask=arrays(B, P),
+        completion_tokens=tokens(B, K, T),
+        completion_mask=arrays(B, K, T),
+        behavior_logprobs=arrays(B, K, T),
+        ref_logprobs=arrays(B, K, T),
+        rewards=arrays(B, K),
+        staleness_steps=arrays(B, K),
+    )
+    bytes_of, text_of = {}, {}
+    for name in ("one", "sequence"):
+      config = make_config(name, train__micro_batch_prompts=B)
+      model = tiny_model.make_model(width=24, max_positions=1024)
+      mesh = sharding.make_mesh(config.mesh)
+      state = train_step.abstract_state(config, model, mesh)
+      step_fn = train_step.make_train_step(config, model, mesh)
+      compiled = step_fn.lower(state, batch).compile()
+      bytes_of[name] = compiled.memory_analysis().temp_size_in_bytes
+      text_of[name] = compiled.as_text()
+    # A quarter of it, beside the keys and values of one layer, and gradients.
+    self.assertLess(bytes_of["sequence"], 0.5 * bytes_of["one"])
+    # No device ever holds the stream of all tokens.
+    whole = lambda S: rf"f32\[({B},{P + K * S}|{B},{K},{S}),24\]"
+    self.assertRegex(text_of["one"], whole(T - 1))
+    self.assertNotRegex(text_of["sequence"], whole(T))
+
+
+if __name__ == "__main__":
+  absltest.main()
