@@ -3,11 +3,13 @@
 """How a process becomes one of the trainer's, or says why it cannot."""
 
 from collections.abc import Sequence
+import inspect
 import os
 import re
 import socket
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 import jax
 import ml_collections
@@ -16,12 +18,18 @@ from tba_jax import cluster as cluster_lib
 from tba_jax import processes
 from tba_jax.transport import jax_kv
 
+if TYPE_CHECKING:
+  from tba_jax.transport import locator
+
 # All leave together; who does not come is not waited for any longer.
 _SHUTDOWN_S = 20
 
 
 def join(
-    settings: ml_collections.ConfigDict, operands: Sequence[str], secret: bytes
+    settings: ml_collections.ConfigDict,
+    operands: Sequence[str],
+    secret: bytes,
+    tls: "locator.Tls | None" = None,
 ) -> cluster_lib.Cluster:
   """Joins this process to the trainer's others; to be called before any device.
 
@@ -34,9 +42,11 @@ def join(
       process 0, `settings.coordinator` where not given. With neither, what JAX
       finds in the environment of Slurm, TPU VMs and others.
     secret: key of the commands.
+    tls: files of mutual TLS with process 0; None = without.
 
   Raises:
-    ValueError: an operand or setting that does not fit the others.
+    ValueError: an operand or setting that does not fit the others, or `tls`
+      where JAX does not offer it.
   """
   if settings.cpu_devices:
     jax.config.update("jax_num_cpu_devices", settings.cpu_devices)
@@ -44,6 +54,7 @@ def join(
   process, address = _parse(settings, operands)
   if num_processes == 1:
     return cluster_lib.Cluster()
+  secured = _tls_options(tls)
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   # It would take SIGTERM away from this program, and see it only where all
   # processes call it; here any of them tells process 0, which decides.
@@ -67,6 +78,7 @@ def join(
     )
   jax.distributed.initialize(
       **found,
+      **secured,
       # The timer comes first: it says what is wrong.
       initialization_timeout=int(settings.start_deadline_s) + 60,
       heartbeat_timeout_seconds=max(1, int(settings.heartbeat_s)),
@@ -111,6 +123,25 @@ def _parse(
         " process 0, where each process is started with its number"
     )
   return int(text), address
+
+
+def _tls_options(tls: "locator.Tls | None") -> dict[str, object]:
+  if tls is None:
+    return {}
+  offered = inspect.signature(jax.distributed.initialize).parameters
+  if "mtls_cert_file" not in offered:
+    raise ValueError(
+        f"config.store.tls_cert_file = {tls.cert_file!r}: mutual TLS between"
+        " the trainer's processes needs jax 0.11 or newer, here is"
+        f" {jax.__version__}; allowed '' or config.trainer.num_processes = 1"
+    )
+  return {
+      "mtls_cert_file": tls.cert_file,
+      "mtls_key_file": tls.key_file,
+      "mtls_ca_file": tls.ca_file,
+      # No fall-back to a connection without it.
+      "verify_secure_credentials": True,
+  }
 
 
 def _check_free(address: str) -> None:

@@ -56,7 +56,8 @@ def run_trainer(
   stop = processes.start_role()
   run = run_directory.open_run(workdir, config)
   try:
-    with cluster_join.join(config.trainer, operands, run.secret) as cluster:
+    joined = cluster_join.join(config.trainer, operands, run.secret, run.tls)
+    with joined as cluster:
       with _Trainer(config, run, cluster) as trainer:
         done = trainer.run(cluster.stopper(stop.is_set))
         cluster.end(processes.EXIT_OK if done else processes.EXIT_INTERRUPTED)

@@ -3,12 +3,15 @@
 """A process that cannot join a trainer's others says what is wrong."""
 
 import socket
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import jax
 
 from configs import common
 from tba_jax import cluster_join
+from tba_jax.transport import locator
 
 _SECRET = b"s" * 32
 
@@ -46,8 +49,29 @@ class JoinTest(parameterized.TestCase):
         cluster_join.join(self.settings(2, address), ["0"], _SECRET)
 
   def test_one_process_joins_nobody(self):
-    alone = cluster_join.join(self.settings(1), [], _SECRET)
+    tls = locator.Tls("cert", "key", "ca")
+    alone = cluster_join.join(self.settings(1), [], _SECRET, tls)
     self.assertEqual((alone.num_processes, alone.leads), (1, True))
+
+  def test_tls_is_never_left_out(self):
+    tls = locator.Tls("cert", "key", "ca")
+    settings = self.settings(2, "host:1")
+    without = lambda coordinator_address: None
+    with mock.patch.object(jax.distributed, "initialize", without):
+      with self.assertRaisesRegex(ValueError, "tls_cert_file = 'cert': .*0.11"):
+        cluster_join.join(settings, ["1"], _SECRET, tls)
+    offers = lambda mtls_cert_file, mtls_key_file, mtls_ca_file: None
+    with mock.patch.object(jax.distributed, "initialize", offers):
+      found = cluster_join._tls_options(tls)
+    self.assertEqual(
+        found,
+        dict(
+            mtls_cert_file="cert",
+            mtls_key_file="key",
+            mtls_ca_file="ca",
+            verify_secure_credentials=True,
+        ),
+    )
 
 
 if __name__ == "__main__":

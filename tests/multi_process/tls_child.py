@@ -1,0 +1,33 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One of a trainer's two processes: the child of `trainer_tls_test.py`.
+
+Usage: tls_child.py PROCESS ADDRESS CERT KEY CA. Process 0 tells a command; the
+other one prints its name.
+"""
+
+import sys
+
+from configs import common
+from tba_jax import cluster_join
+from tba_jax.transport import locator
+
+
+def main(process: str, address: str, *files: str) -> None:
+  settings = common.get_config().trainer
+  settings.num_processes = 2
+  settings.cpu_devices = 1
+  settings.start_deadline_s = 30.0
+  tls = locator.Tls(*files)
+  with cluster_join.join(
+      settings, [process, address], b"s" * 32, tls
+  ) as cluster:
+    cluster.tell("heard over TLS")
+    cluster.end(0)
+    if not cluster.leads:
+      print(cluster.hear(lambda: False).name, flush=True)
+      cluster.hear(lambda: False)  # The end, after which nothing is awaited.
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])

@@ -1,0 +1,70 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Mutual TLS between a trainer's processes, with certificates of openssl.
+
+Skips where jaxlib does not offer it (before 0.11).
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+
+from tba_jax import processes
+from tests.multi_process import run_program
+from tests.multi_process import tls_child
+from tests.transport import tls_test
+
+setUpModule = tls_test.setUpModule
+
+
+class TrainerTlsTest(absltest.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+    cls.ours = tls_test.make_tls(folder, "ours")
+    cls.other = tls_test.make_tls(folder, "other")
+
+  def join(self, *tls):
+    """Returns what each process printed, and its status."""
+    address = f"127.0.0.1:{processes.free_port()}"
+    children = [
+        subprocess.Popen(
+            [
+                *(sys.executable, tls_child.__file__, str(i), address),
+                *(one.cert_file, one.key_file, one.ca_file),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(run_program.ROOT),
+                "JAX_PLATFORMS": "cpu",
+            },
+        )
+        for i, one in enumerate(tls)
+    ]
+    found = []
+    for child in children:
+      self.addCleanup(child.kill)
+      found.append((*child.communicate(timeout=120), child.returncode))
+    return found
+
+  def test_those_of_one_authority_join(self):
+    first, second = self.join(self.ours, self.ours)
+    self.assertEqual(first[2], 0, first[1])
+    self.assertEqual(second[::2], ("heard over TLS\n", 0), second[1])
+
+  def test_one_of_another_authority_does_not(self):
+    for out, err, status in self.join(self.ours, self.other):
+      self.assertEqual((out, status), ("", processes.EXIT_CONFIG), err)
+      self.assertIn("not all of config.trainer.num_processes = 2 came", err)
+
+
+if __name__ == "__main__":
+  absltest.main()
