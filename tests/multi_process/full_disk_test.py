@@ -17,6 +17,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax import checkpoint
 from tba_jax import processes
@@ -130,6 +131,7 @@ class FullDiskTest(absltest.TestCase):
           f" {run.workdir}/checkpoints: process 1 of the trainer: ",
       )
 
+  @pytest.mark.timeout(900)
   def test_where_none_can_the_run_ends_and_keeps_what_it_has(self):
     run = self.start(**{"train.num_steps": 100_000})
     for pid in [run.process.pid, *run.pids("trainer")]:
