@@ -82,14 +82,20 @@ class Pipeline:
 
     Where searchers are the slowest, nothing queues behind them: it is what they
     are sampling, and what is handed over just then. Elsewhere all fills up to
-    the credits or to what is granted.
+    the credits or to what is granted. Where it is the store that all wait for,
+    a granted round waits for it twice, as long on its way to a searcher as back
+    from it, and only what a searcher has begun to sample is under way.
     """
     sampling = self.num_searchers * self.round_groups
-    if self.slowest() == "searchers":
-      handed_over = self.groups_per_s() * self.hand_over_s
-      return min(sampling + handed_over, self.ahead_groups)
-    rounds = min(1 + self.credits, self.granted_rounds)
-    return min(sampling * rounds, self.ahead_groups)
+    slowest, rate = self.slowest(), self.groups_per_s()
+    if slowest == "searchers":
+      under_way = sampling + rate * self.hand_over_s
+    else:
+      under_way = sampling * min(1 + self.credits, self.granted_rounds)
+    if slowest == "store" and self.granted_rounds <= 1 + self.credits:
+      # rate · (s + (n · granted / rate - s) / 2), by Little's law.
+      under_way = (under_way + rate * self.sample_s * self.round_groups) / 2
+    return min(under_way, self.ahead_groups)
 
   def staleness_steps(self) -> float:
     """Returns the mean staleness of data when it is first trained on.

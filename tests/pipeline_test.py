@@ -73,6 +73,21 @@ class PipelineTest(parameterized.TestCase):
     model = _make(num_searchers=n, ahead_groups=ahead, publish_steps=period)
     self.assertAlmostEqual(model.staleness_steps(), steps)
 
+  def test_a_slow_store_is_waited_for_on_both_ways(self):
+    # 4 groups/s: 8 searchers with 2 granted groups each have them for 4 s. Of
+    # that .4 are sampling, and half of the rest is after it: 2.2 s.
+    model = _make(
+        num_searchers=8,
+        serve_s=0.25,
+        round_groups=1,
+        granted_rounds=2,
+        ahead_groups=1000,
+    )
+    self.assertAlmostEqual(model.groups_under_way(), 4 * 2.2)
+    # Where credits bind, all that is granted was begun.
+    model = dataclasses.replace(model, credits=0)
+    self.assertAlmostEqual(model.groups_under_way(), 8.0)
+
   def test_what_is_handed_over_is_under_way_too(self):
     # 5 groups/s for half a second.
     model = _make(num_searchers=2, round_groups=1, hand_over_s=0.5)

@@ -7,10 +7,9 @@ of 8 completions of 64 tokens as real ones do, through outbox, store, drain and
 synced journal; all of them share one process. The trainer is a thread that
 takes what comes and counts 32 groups as a step.
 
-The model (`tba_jax/pipeline.py`) is calibrated by three runs: one searcher, and
-a few and the most of them without sleep, which say what a group costs the
-store and the drain and how that grows with the searchers, all of which read the
-store all the time. It predicts the others.
+The model (`tba_jax/pipeline.py`) is calibrated by two runs: one searcher, and
+the most of them without sleep, which say what a group costs the store and the
+drain while all searchers read the store all the time. It predicts the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +33,6 @@ from tba_jax.replay import grants
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)
 # Seconds of a measurement, repeats, and seconds of sampling a group.
 _SETTINGS = (2.0, 5.0, 0.1)
-# Searchers without sleep, in the calibration with few.
-_FEW = 8
 _GROUPS_PER_STEP = 32
 _WARM_S = 1.0
 _START_S = 60.0
@@ -58,7 +55,7 @@ def run(
       first must be 1.
 
   Returns:
-    `full`, the runs without sleep, and `runs`, by number of searchers the
+    `full`, the run without sleep, and `runs`, by number of searchers the
     medians of the repeats: groups and bytes a second, staleness in steps,
     milliseconds from the end of sampling to the trainer, and shares of one core
     of store, drain and searchers; in `runs` also what the model predicts, and
@@ -75,7 +72,7 @@ def run(
   seconds, repeats, sample_s = settings
   own = processes.available_cores()
   measured: dict[int, list[dict[str, float]]] = {n: [] for n in counts}
-  full: dict[int, list[dict[str, float]]] = {_FEW: [], max(counts): []}
+  most, full = max(counts), []
   try:
     with store_queue.Queue(
         config, "tba_jax.benchmarks.scale_searchers"
@@ -84,22 +81,19 @@ def run(
         for n in counts:
           name = f"r{repeat}n{n}"
           measured[n].append(_measure(queue, name, n, sample_s, seconds))
-        for n, rows in full.items():
-          rows.append(_measure(queue, f"r{repeat}full{n}", n, 0.0, seconds))
+        full.append(_measure(queue, f"r{repeat}full", most, 0.0, seconds))
   finally:
     processes.pin(own)
   medians = {n: _median(rows) for n, rows in measured.items()}
-  filled = {n: _median(rows) for n, rows in full.items()}
+  filled = _median(full)
   model_of = calibrate(
-      medians[1],
-      {n: row["groups_per_s"] for n, row in filled.items()},
-      config.search.credits,
+      medians[1], filled["groups_per_s"], config.search.credits
   )
   runs = {str(n): _beside(row, model_of(n)) for n, row in medians.items()}
   return {
       "sample_s": sample_s,
       "group_bytes": _GROUP_BYTES,
-      "full": {str(n): row for n, row in filled.items()},
+      "full": {str(most): filled},
       "runs": runs,
       "worst_error": {
           name: max(row[f"{name}_error"] for row in runs.values())
@@ -109,25 +103,21 @@ def run(
 
 
 def calibrate(
-    one: dict[str, float], full: dict[int, float], num_credits: int
+    one: dict[str, float], full_groups_per_s: float, num_credits: int
 ) -> Callable[[int], pipeline.Pipeline]:
   """Returns the model of each number of searchers.
 
   Args:
     one: the run of one searcher.
-    full: by number of searchers, the groups a second that come at most. What a
-      group costs is taken to grow in a straight line between and beyond.
+    full_groups_per_s: that come at most, of the most searchers.
     num_credits: of a searcher.
   """
-  few, most = min(full), max(full)
-  each_s = (1 / full[most] - 1 / full[few]) / max(1, most - few)
 
   def model_of(num_searchers: int) -> pipeline.Pipeline:
-    serve_s = 1 / full[few] + each_s * (num_searchers - few)
     return pipeline.Pipeline(
         num_searchers=num_searchers,
         sample_s=1 / one["groups_per_s"],
-        serve_s=max(serve_s, 1e-6),
+        serve_s=1 / full_groups_per_s,
         groups_per_step=_GROUPS_PER_STEP,
         credits=num_credits,
         granted_rounds=grants.BLOCKS_AHEAD,

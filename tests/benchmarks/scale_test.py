@@ -36,16 +36,15 @@ class ScaleTest(parameterized.TestCase):
     with self.assertRaisesRegex(RuntimeError, "no block came"):
       scale.analyse([("a", 0, 1.0)], {"a": [[0.0, 0.5]]}, 5.0, 6.0)
 
-  def test_the_model_is_calibrated_by_three_runs(self):
+  def test_the_model_is_calibrated_by_two_runs(self):
     one = {"groups_per_s": 8.0, "hand_over_ms": 25.0}
-    model_of = scale.calibrate(one, {8: 200.0, 64: 100.0}, 4)
-    # What a group costs grows from 5 to 10 ms, a step of 56 searchers.
-    self.assertAlmostEqual(model_of(36).rates()["store"], 1 / 0.0075)
+    model_of = scale.calibrate(one, 200.0, 4)
     self.assertAlmostEqual(model_of(16).groups_per_s(), 128.0)
-    self.assertAlmostEqual(model_of(64).groups_per_s(), 100.0)
-    # 16 that sample and 128 x .025 on their way; 64 with two rounds each.
+    self.assertAlmostEqual(model_of(64).groups_per_s(), 200.0)
+    # 16 that sample and 128 x .025 on their way. 64 with two rounds each, which
+    # take .64 s: .125 of sampling, and half of the rest after it.
     self.assertAlmostEqual(model_of(16).staleness_steps(), (16 + 3.2) / 32)
-    self.assertAlmostEqual(model_of(64).staleness_steps(), 4.0)
+    self.assertAlmostEqual(model_of(64).staleness_steps(), 76.5 / 32)
 
   @parameterized.parameters(["0"], ["1", "x"], ["1", "1", "1", "2,4"])
   def test_operands_are_checked(self, *operands):
