@@ -8,7 +8,8 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-usage: launch/local.sh [WORKDIR] [--config=FILE[:ARG,…]] [--config.key=value …]
+usage: launch/local.sh [WORKDIR] [--dry_run] [--config=FILE[:ARG,…]]
+                       [--config.key=value …]
 
 Trains the countdown task with asynchronous trajectory balance on this machine
 and writes the run to WORKDIR (default: runs/countdown, from where you are).
@@ -17,6 +18,7 @@ and writes the run to WORKDIR (default: runs/countdown, from where you are).
   launch/local.sh runs/q --config=configs/countdown.py:quick
   launch/local.sh runs/s1 --config.seed=1
 
+--dry_run prints the plan of the config and the command, and does nothing else.
 PYTHON=/path/to/python names the interpreter (3.11 or newer) of a new .venv.
 END
 }
@@ -24,22 +26,40 @@ END
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=launch/setup_venv.sh
 source "$root/launch/setup_venv.sh"
+# shellcheck source=launch/commands.sh
+source "$root/launch/commands.sh"
 
+if [[ "${1:-}" == --dry_run ]]; then dry_run=1; shift; fi
 workdir="runs/countdown"
 if (($#)) && [[ "$1" != -* ]]; then
   workdir="$1"
   shift
 fi
 config=("--config=$root/configs/countdown.py")
+arguments=()
 for arg in "$@"; do
   case "$arg" in
     -h | --help) usage; exit 0 ;;
+    --dry_run) dry_run=1; continue ;;
     --config | --config=*) config=() ;;
   esac
+  arguments+=("$arg")
 done
+arguments=(${config[@]+"${config[@]}"} ${arguments[@]+"${arguments[@]}"})
 
-setup_venv "$root" || die "the install failed; its messages are above"
+if ((dry_run)); then
+  VENV_PYTHON="$root/.venv/bin/python"
+  plan=("$VENV_PYTHON" -m tba_jax.main --program=plan "${arguments[@]}" cpu)
+  show "${plan[@]}"
+  if [[ -x "$VENV_PYTHON" ]]; then
+    PYTHONSAFEPATH=1 "${plan[@]}" || die "the plan above says why this fails"
+  else
+    echo "# no $root/.venv yet: the first run makes it; no plan now" >&2
+  fi
+else
+  setup_venv "$root" || die "the install failed; its messages are above"
+fi
 # The caller's folder stays off the import path: it may hold a `configs`.
 export PYTHONSAFEPATH=1
-exec "$VENV_PYTHON" -m tba_jax.main --program=train \
-  ${config[@]+"${config[@]}"} --workdir="$workdir" "$@"
+run exec "$VENV_PYTHON" -m tba_jax.main --program=train \
+  "${arguments[@]}" --workdir="$workdir"

@@ -13,7 +13,7 @@ PROJECT="${PROJECT:-}"                    # of Google Cloud
 ZONE="${ZONE:-}"                          # as us-central2-b
 NFS="${NFS:-}"                            # a share all hosts mount, IP:/path
 REPO="${REPO:-}"                          # git URL of this code
-REVISION="${REVISION:-main}"
+REVISION="${REVISION:-main}"              # branch, tag or commit of it
 CONFIG="${CONFIG:-configs/gsm8k.py}"
 KIND="${KIND:-v5e}"                       # of devices, for the plan
 TRAINER_TYPE="${TRAINER_TYPE:-v5litepod-16}"
@@ -123,11 +123,14 @@ ssh_to() {
 # The images of TPU VMs have an older Python than is needed.
 install() {
   ssh_to "$1" all "set -e
+[ -x /sbin/mount.nfs ] || sudo apt-get install -qq nfs-common
 mountpoint -q /mnt/runs || { sudo mkdir -p /mnt/runs
   sudo mount -t nfs -o hard $NFS /mnt/runs; }
 mkdir -p $workdir/logs
 [ -d $code ] || git clone -q $REPO $code
-cd $code && git fetch -q origin && git checkout -q $REVISION
+cd $code && git fetch -q origin
+git checkout -q --detach origin/$REVISION 2>/dev/null \
+  || git checkout -q --detach $REVISION
 [ -d .venv ] || { python3 -m pip install -q --user uv
   python3 -m uv venv -q --seed --python 3.11 .venv; }
 .venv/bin/pip install -q -c constraints.txt -e '.[tpu]'"

@@ -5,6 +5,7 @@
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -164,6 +165,31 @@ class ScriptsTest(parameterized.TestCase):
     self.assertEqual(sorted(_ROOT.glob("runs/*")), before)
     self.dry(name, "down")
     self.assertFalse((self.folder / "called").exists())
+
+  @parameterized.parameters(["--dry_run", "there"], ["there", "--dry_run"])
+  def test_a_dry_run_on_this_machine(self, *arguments):
+    root = self.folder / "copy"
+    (root / "launch").mkdir(parents=True)
+    for name in ("local.sh", "setup_venv.sh", "commands.sh"):
+      shutil.copy(_LAUNCH / name, root / "launch")
+    run = lambda: subprocess.run(
+        ["bash", str(root / "launch" / "local.sh"), *arguments,
+         "--config.seed=3"],
+        cwd=self.folder, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    done = run()
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertIn("no plan now", done.stderr)
+    self.assertRegex(
+        done.stdout, r"--program=train \S+ --config.seed=3 --workdir=there\n"
+    )
+    self.assertNotIn("--dry_run", done.stdout)
+    self.assertFalse((root / ".venv").exists())
+    (root / ".venv" / "bin").mkdir(parents=True)
+    shutil.copy(self.plan, root / ".venv" / "bin" / "python")
+    self.assertRegex(
+        run().stdout, r"\nPLAN -m tba_jax.main --program=plan .*=3 cpu\n"
+    )
 
   @parameterized.parameters(*_SCRIPTS)
   def test_settings_and_programs_are_those_of_the_code(self, name):
