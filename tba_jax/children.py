@@ -162,7 +162,7 @@ class Children:
             env={
                 **processes.ROLE_ENVIRONMENT,
                 **os.environ,
-                processes.SUPERVISED: "1",
+                processes.SUPERVISED: str(os.getpid()),
             },
         )
     finally:

@@ -31,7 +31,7 @@ ROLE_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-# In the environment of what a supervisor starts.
+# In the environment of what a supervisor starts: the supervisor's pid.
 SUPERVISED = "TBA_JAX_SUPERVISED"
 
 _PR_SET_PDEATHSIG = 1
@@ -127,8 +127,13 @@ def die_with_supervisor() -> None:
 
   One that a user or a launch script started outlives the shell that did.
   """
-  if os.environ.get(SUPERVISED):
+  supervisor = os.environ.get(SUPERVISED)
+  if supervisor:
     die_with_parent()
+    if os.getppid() != int(supervisor):
+      # It ended while this process still loaded its modules: the kernel has
+      # nobody to watch any more.
+      os.kill(os.getpid(), signal.SIGKILL)
 
 
 def index_of(operands: Sequence[str]) -> int:

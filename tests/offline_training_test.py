@@ -51,7 +51,7 @@ class RunProgramTest(parameterized.TestCase):
       os.environ.pop(processes.SUPERVISED, None)
       self.run_program(work)
       self.die.assert_not_called()
-      os.environ[processes.SUPERVISED] = "1"
+      os.environ[processes.SUPERVISED] = str(os.getppid())
       self.run_program(work)
     self.die.assert_called_once_with()
 

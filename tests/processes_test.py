@@ -116,6 +116,26 @@ class SignalsTest(absltest.TestCase):
         for n, handler in before.items():
           signal.signal(n, handler)
 
+  def _supervised(self, supervisor):
+    """Returns the exit status of a process that such a supervisor started."""
+    script = (
+        "from tba_jax import processes; processes.die_with_supervisor();"
+        "print('here')"
+    )
+    environment = {**os.environ, processes.SUPERVISED: str(supervisor)}
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=pathlib.Path(__file__).parents[1],
+        env=environment,
+        capture_output=True,
+        check=False,
+    ).returncode
+
+  def test_a_supervisor_that_ended_before_takes_its_process_along(self):
+    self.assertEqual(self._supervised(os.getpid()), 0)
+    # Of another parent than the one that started it: that one is gone.
+    self.assertEqual(self._supervised(os.getppid()), -signal.SIGKILL)
+
   def test_die_with_parent(self):
     # The middle process starts one that binds itself to it, and is killed.
     child = (
