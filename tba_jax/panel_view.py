@@ -295,7 +295,7 @@ def _last_lines(state: run_state.RunState) -> Iterable[rich.text.Text]:
     line.append(safe(state.status["last_error"]), "red")
     yield line
   if state.note:
-    yield rich.text.Text(safe(state.note, 300), "yellow")
+    yield rich.text.Text(safe(state.note, 600), "yellow")
 
 
 def render(state: run_state.RunState) -> rich.panel.Panel:
