@@ -37,7 +37,7 @@ from tba_jax import versions
 from tba_jax import writers
 from tba_jax.carriers import build as carriers_build
 from tba_jax.models import hf
-from tba_jax.models import spread
+from tba_jax.models import split_tokens
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.rewards import judges
 
@@ -57,7 +57,7 @@ def make_reference(
       every_steps=config.reference.every_steps if moves else 0,
       # No step donates the base of adapters: it is the reference too.
       copy=policy.adapters is None,
-      spread=lambda fn: spread.spread(
+      split_tokens=lambda fn: split_tokens.split_tokens(
           fn, mesh, *sharding.token_axes(config.sharding)
       ),
   )

@@ -96,7 +96,7 @@ class Reference:
       temperature: float,
       every_steps: int = 0,
       copy: bool = True,
-      spread: Callable[..., Any] = lambda fn: fn,
+      split_tokens: Callable[..., Any] = lambda fn: fn,
   ):
     """Copies the params, in their shardings, unless it is told not to.
 
@@ -109,8 +109,8 @@ class Reference:
       temperature: of sampling, above 0: policy and reference are both tempered.
       every_steps: between two moves of the reference; 0 = it is fixed.
       copy: False where nobody donates the params.
-      spread: of a function that is to be jitted, as `models.spread.spread` of a
-        mesh.
+      split_tokens: of a function that is to be jitted, as that of
+        `models/split_tokens.py` with a mesh.
 
     Raises:
       ValueError: `temperature` is not above 0.
@@ -138,7 +138,7 @@ class Reference:
       )
       return jnp.where(completion_mask_BxKxT > 0, logprobs_BxKxT, 0.0)
 
-    self._run = jax.jit(spread(run))
+    self._run = jax.jit(split_tokens(run))
 
   def follow(self, step: int, ref_params: types.PyTree) -> None:
     """Takes the reference of a train state; nothing where it is fixed.

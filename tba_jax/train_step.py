@@ -29,7 +29,7 @@ from tba_jax import rounds
 from tba_jax import schedules
 from tba_jax import sharding
 from tba_jax import types
-from tba_jax.models import spread
+from tba_jax.models import split_tokens
 
 PyTree = types.PyTree
 TrainStep = Callable[
@@ -195,9 +195,8 @@ def make_train_step(
     if tempering_fn is not None:
       tempered["tau"], tempered["gamma"] = tempering_fn(state.step)
       batch, beta = preparation.temper(batch, beta, **tempered)
-    parts = micro_batches.cut(
-        batch, c.train.micro_batch_prompts, mesh, c.sharding
-    )
+    size = c.train.micro_batch_prompts
+    parts = micro_batches.cut(batch, size, mesh, c.sharding)
     loss, totals, grads = micro_batches.accumulate(
         lambda params, micro: loss_fn(whole(params[0]), params[1], micro, beta),
         (state.params, state.loss_params),
@@ -212,8 +211,9 @@ def make_train_step(
     }
     return _apply(optimizers, c.reference, state, *grads), metrics
 
+  axes = sharding.token_axes(c.sharding)
   return lora.jit_step(
-      spread.spread(step_fn, mesh, *sharding.token_axes(c.sharding)),
+      split_tokens.split_tokens(step_fn, mesh, *axes),
       adapters,
       base,
       in_shardings=(shardings, sharding.batch_sharding(mesh, c.sharding)),

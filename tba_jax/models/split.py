@@ -8,8 +8,8 @@ values are gathered there, those of one layer at a time: what is as wide as the
 stream, the MLP or the attention weights is never whole on a device. As
 all-gather context parallelism of Llama 3 (arXiv:2407.21783, §3.3.2).
 
-Which mesh, is known where a step is made (`models/spread.py`); the model asks
-`current`.
+Which mesh, is known where a step is made (`models/split_tokens.py`); the model
+asks `current`.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, S those
 that are run, L tokens of a prompt and of all its completions.

@@ -27,7 +27,7 @@ from tba_jax import train_step  # noqa: E402
 from tba_jax import types  # noqa: E402
 from tba_jax.models import build  # noqa: E402
 from tba_jax.models import heads  # noqa: E402
-from tba_jax.models import spread  # noqa: E402
+from tba_jax.models import split_tokens  # noqa: E402
 from tests import tiny_model  # noqa: E402
 
 NUM_PROMPTS = 4
@@ -117,7 +117,7 @@ class TrainStepTest(parameterized.TestCase):
     on_mesh = run(
         make(
             jax.device_put(params, sharding.replicated(mesh)),
-            spread=lambda fn: spread.spread(fn, mesh, *axes),
+            split_tokens=lambda fn: split_tokens.split_tokens(fn, mesh, *axes),
         ),
         sharding.shard_batch(batch, mesh, config.sharding),
     )
@@ -132,7 +132,7 @@ def _gradients(fn, params, batch, config=None):
   mesh = sharding.make_mesh(config.mesh)
   batch = sharding.shard_batch(batch, mesh, config.sharding)
   params = jax.device_put(params, sharding.replicated(mesh))
-  fn = spread.spread(
+  fn = split_tokens.split_tokens(
       jax.value_and_grad(fn), mesh, *sharding.token_axes(config.sharding)
   )
   return jax.jit(fn)(params, batch)

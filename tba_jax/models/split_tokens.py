@@ -12,7 +12,7 @@ from tba_jax.models import layers
 from tba_jax.models import split as split_lib
 
 
-def spread(
+def split_tokens(
     fn: Callable[..., Any],
     mesh: jax.sharding.Mesh,
     batch: tuple[str, ...],
@@ -29,7 +29,7 @@ def spread(
   split = split_lib.Split(mesh, batch, length)
 
   @functools.wraps(fn)
-  def spread_fn(*args: Any, **kwargs: Any) -> Any:
+  def split_fn(*args: Any, **kwargs: Any) -> Any:
     token = split_lib.CURRENT.set(split)
     rows = layers.TOKENS_ARE_SPLIT.set(split.count > 1)
     try:
@@ -38,4 +38,4 @@ def spread(
       layers.TOKENS_ARE_SPLIT.reset(rows)
       split_lib.CURRENT.reset(token)
 
-  return spread_fn
+  return split_fn
