@@ -33,7 +33,6 @@ from tba_jax import processes
 from tba_jax import reference as reference_lib
 from tba_jax import reward_judge
 from tba_jax import run_directory
-from tba_jax import sharding
 from tba_jax import types
 from tba_jax.report import text
 from tba_jax.tasks import base as tasks_base
@@ -197,7 +196,7 @@ def _load(
       config,
       workdir,
       int(operand) if operand else None,
-      sharding.make_mesh(config.mesh),
+      model_source.mesh_here(config.mesh),
   )
   return f"checkpoint {step}", policy, params, step
 

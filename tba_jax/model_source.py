@@ -8,6 +8,7 @@ one checkpoint of a run, `RUN/checkpoints/STEP`.
 
 from collections.abc import Mapping
 import dataclasses
+import math
 import os
 import pathlib
 
@@ -129,6 +130,17 @@ def of_checkpoint(
 def one_device() -> jax.sharding.Mesh:
   """Returns the mesh of the default device alone."""
   return sharding.make_mesh(dict.fromkeys(sharding.MESH_AXES, 1))
+
+
+def mesh_here(sizes: Mapping[str, int]) -> jax.sharding.Mesh:
+  """Returns a run's mesh, or one device where that has more than are here.
+
+  Args:
+    sizes: `config.mesh`.
+  """
+  if math.prod(sizes.values()) > jax.device_count():
+    return one_device()
+  return sharding.make_mesh(sizes)
 
 
 def load(

@@ -79,6 +79,13 @@ class EvaluateTest(absltest.TestCase):
     newest = evaluate.run(self.config, self.workdir, [])["checkpoint 5"]
     self.assertLess(newest["pass_at_1"], results[folder]["pass_at_1"])
 
+  def test_a_run_of_more_devices_than_are_here(self):
+    config = self.config.copy_and_resolve_references()
+    config.mesh.data = 2 * jax.device_count()
+    found = evaluate.run(config, self.workdir, ["3"])["checkpoint 3"]
+    expected = evaluate.run(self.config, self.workdir, ["3"])["checkpoint 3"]
+    self.assertEqual(without_time(found), without_time(expected))
+
   def test_adds_to_what_the_file_holds(self):
     others = {
         "before": {"pass_at_1": 0.25},
