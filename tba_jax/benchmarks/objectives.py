@@ -154,7 +154,7 @@ def _settings(
   config.train.num_steps = 1000
   config.train.micro_batch_prompts = shape[0]
   config.optimizer.warmup_steps = 0
-  config.mesh.update(data=1, fsdp=1, tensor=1)
+  config.mesh.update(data=1, fsdp=1, sequence=1, tensor=1)
   return config
 
 

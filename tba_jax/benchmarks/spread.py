@@ -116,7 +116,8 @@ def _measure(
     jax.distributed.initialize(
         address, num_processes, process, coordinator_bind_address=address
     )
-  mesh = sharding.make_mesh({"data": num_processes, "fsdp": 1, "tensor": 1})
+  ones = dict.fromkeys(sharding.MESH_AXES, 1)
+  mesh = sharding.make_mesh({**ones, "data": num_processes})
   spread = sharding.make_spread(mesh, {"batch": "data"})
   whole = _make_batch(completions, tokens)
   batch = whole if process == 0 else jax.eval_shape(lambda: whole)

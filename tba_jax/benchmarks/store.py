@@ -154,7 +154,7 @@ class _Step:
   def __init__(self, config: ml_collections.ConfigDict):
     config = config.copy_and_resolve_references()
     config.train.micro_batch_prompts = _SHAPE[0]
-    config.mesh.update(data=1, fsdp=1, tensor=1)
+    config.mesh.update(data=1, fsdp=1, sequence=1, tensor=1)
     mesh = sharding.make_mesh(config.mesh)
     model = build.make_model(_model_config())
     params = jax.jit(model.init)(jax.random.PRNGKey(0))

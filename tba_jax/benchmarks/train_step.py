@@ -124,7 +124,7 @@ class _Update:
     config.train.num_steps = 1000
     config.train.micro_batch_prompts = _SHAPE[0]
     config.optimizer.warmup_steps = 0
-    config.mesh.update(data=1, fsdp=1, tensor=1)
+    config.mesh.update(data=1, fsdp=1, sequence=1, tensor=1)
     mesh = sharding.make_mesh(config.mesh)
     self._state = train_step.init_state(config, model, params, mesh)
     self._step = train_step.make_train_step(config, model, mesh)

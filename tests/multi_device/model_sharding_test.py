@@ -130,7 +130,8 @@ class ModelShardingTest(parameterized.TestCase):
     self.assertEqual(shapes, {(2, K, T)})
 
   @parameterized.parameters(
-      dict(data=8, fsdp=1, tensor=1), dict(data=2, fsdp=2, tensor=2)
+      dict(data=8, fsdp=1, sequence=1, tensor=1),
+      dict(data=2, fsdp=1, sequence=2, tensor=2),
   )
   def test_a_batch_of_one_device_is_spread_over_all(self, **sizes):
     mesh, rules = sharding.make_mesh(sizes), common.get_config().sharding
