@@ -70,8 +70,13 @@ class SaveBarrier:
     # Orbax calls it while the error of what it has just done is on its way up.
     error = sys.exc_info()[1]
     if error is not None and self.failure is None:
+      late = (
+          f"not done within {self.deadline_s:.0f} s"
+          " (config.trainer.save_deadline_s): "
+      )
+      cause = late * isinstance(error, TimeoutError) + str(error)
       self.failure = SaveError(
-          f"process {self._process} of the trainer: {error}"
+          f"process {self._process} of the trainer: {cause}"
       )
     count, self._count = self._count, self._count + 1
     text = "" if self.failure is None else str(self.failure)

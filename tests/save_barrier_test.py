@@ -86,6 +86,22 @@ class SaveBarrierTest(absltest.TestCase):
     )
     self.assertEqual(self.met, ["begun"] * 3)
 
+  def test_what_takes_too_long_names_the_setting(self):
+
+    def slow(barrier):
+      try:
+        raise TimeoutError("1 of 2 are done")
+      finally:
+        barrier(key="over", timeout_ms=9000)
+
+    self.run_all(slow, slow)
+    for message in self.raised.values():
+      self.assertRegex(
+          message,
+          r"process [01] of the trainer: not done within 9 s"
+          r" \(config.trainer.save_deadline_s\): 1 of 2 are done",
+      )
+
   def test_one_that_does_not_come_is_an_error_of_all(self):
 
     def waits(barrier):
