@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 import jax
+from jax.experimental import mesh_utils
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
@@ -54,7 +55,43 @@ def make_mesh(
         f"config.mesh={sizes} needs {needed} devices, {len(found)} are here"
         f" in {jax.process_count()} processes"
     )
-  return Mesh(np.asarray(found[:needed]).reshape(shape), MESH_AXES)
+  placed = arrange(found[:needed], shape, len(found) == needed)
+  return Mesh(placed, MESH_AXES)
+
+
+def arrange(
+    devices: Sequence[jax.Device],
+    shape: Sequence[int],
+    all_of_them: bool = True,
+) -> np.ndarray:
+  """Returns devices in the shape of a mesh, near ones along its last axes.
+
+  On accelerators neighbors of the last axis are neighbors in the network of the
+  slice, and several slices lie along `data` as far as it divides, then along
+  the axes after it: gradients pass between slices once a step, params and
+  activations of the other axes for every layer.
+
+  Args:
+    devices: as many as the shape has places.
+    shape: of the mesh, in the order of `MESH_AXES`.
+    all_of_them: whether they are a whole slice, or several; a part of one stays
+      in its order.
+  """
+  if devices[0].platform == "cpu" or not all_of_them:
+    return np.asarray(devices).reshape(shape)
+  slices = len({getattr(device, "slice_index", 0) for device in devices})
+  over_slices, left = [], slices  # Of equal size: it ends at 1.
+  for size in shape:
+    over_slices.append(math.gcd(size, left))
+    left //= over_slices[-1]
+  within = [s // n for s, n in zip(shape, over_slices, strict=True)]
+  if slices == 1:
+    return mesh_utils.create_device_mesh(
+        within, devices, allow_split_physical_axes=True
+    )
+  return mesh_utils.create_hybrid_device_mesh(
+      within, over_slices, devices, allow_split_physical_axes=True
+  )
 
 
 def _mesh_axes(rules: Mapping[str, str], logical_axis: str) -> tuple[str, ...]:

@@ -5,6 +5,8 @@
 Rules and errors need only the shape of a mesh, so these use an abstract one.
 """
 
+from unittest import mock
+
 from absl.testing import absltest
 from absl.testing import parameterized
 import jax
@@ -45,6 +47,68 @@ class MakeMeshTest(parameterized.TestCase):
   def test_refuses_devices_that_are_left_over(self):
     with self.assertRaisesRegex(ValueError, "needs 1 devices, 2"):
       sharding.make_mesh(common.get_config().mesh, jax.devices()[:1] * 2)
+
+
+def _chips(rows: int, columns: int, slices: int = 1) -> list[mock.Mock]:
+  """Returns TPU chips as JAX lists them: two by two, those of a host."""
+  chips = []
+  for slice_index in range(slices):
+    for host in range(rows * columns // 4):
+      row, column = divmod(host, columns // 2)
+      for i in range(4):
+        chips.append(
+            mock.Mock(
+                id=len(chips),
+                platform="tpu",
+                device_kind="TPU v4",
+                process_index=len(chips) // 4,
+                coords=(2 * column + i % 2, 2 * row + i // 2, 0),
+                core_on_chip=0,
+                slice_index=slice_index,
+            )
+        )
+  return chips
+
+
+class ArrangeTest(parameterized.TestCase):
+
+  def test_neighbors_of_the_last_axis_are_neighbors_of_the_slice(self):
+    placed = sharding.arrange(_chips(4, 4), (1, 4, 1, 4))
+    self.assertEqual(placed.shape, (1, 4, 1, 4))
+    for i in range(4):
+      for axis in (placed[0, i, 0], placed[0, :, 0, i]):
+        # One row or column of the grid each.
+        spread = [len({chip.coords[j] for chip in axis}) for j in (0, 1)]
+        self.assertCountEqual(spread, [1, 4])
+
+  def test_a_slice_s_own_order_would_not_do(self):
+    chips = np.asarray(_chips(4, 4)).reshape(4, 4)
+    columns = [len({chip.coords[0] for chip in row}) for row in chips]
+    self.assertEqual(columns, [2, 2, 2, 2])
+
+  @parameterized.parameters(
+      ((2, 4, 1, 2), (0,)),
+      ((1, 4, 1, 4), (1,)),
+      ((6, 1, 1, 2), (0,), (2, 2), 3),
+      ((2, 4, 1, 1), (0, 1), (2, 1), 4),
+  )
+  def test_slices_lie_along_data_then_fsdp(
+      self, shape, axes, grid=(4, 2), slices=2
+  ):
+    if grid == (2, 1):
+      chips = [c for c in _chips(2, 2, slices) if c.coords[0] == 0]
+    else:
+      chips = _chips(*grid, slices)
+    placed = sharding.arrange(chips, shape)
+    of_slice = np.vectorize(lambda chip: chip.slice_index)(placed)
+    for axis in range(4):
+      varies = (of_slice != of_slice.take([0], axis)).any()
+      self.assertEqual(varies, axis in axes, axis)
+
+  def test_a_part_of_a_slice_stays_in_its_order(self):
+    chips = _chips(4, 4)[:2]
+    placed = sharding.arrange(chips, (1, 2, 1, 1), all_of_them=False)
+    self.assertEqual(list(placed.flat), chips)
 
 
 class ParamShardingsTest(parameterized.TestCase):
