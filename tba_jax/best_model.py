@@ -26,11 +26,16 @@ class BestModel:
     """Finds what an earlier process kept.
 
     Args:
-      folder: WORKDIR/best.
+      folder: WORKDIR/best; `best.partial` and `best.old` beside it are where
+        one takes the other's place.
       save: writes params into a folder; None = nothing is kept.
     """
     self._folder = folder
+    self._partial = folder.with_name(folder.name + ".partial")
+    self._old = folder.with_name(folder.name + ".old")
     self._save = save
+    if self._old.exists() and not folder.exists():
+      self._old.rename(folder)
     found = jsonl.read_json(folder / "best.json") or {}
     self._best = found.get(METRIC, float("-inf"))
 
@@ -46,15 +51,17 @@ class BestModel:
     """
     if self._save is None or result[METRIC] <= self._best:
       return False
-    model = self._folder / "model"
-    partial = self._folder / "partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    self._folder.mkdir(parents=True, exist_ok=True)
-    self._save(partial, params)
-    shutil.rmtree(model, ignore_errors=True)
-    partial.rename(model)
+    shutil.rmtree(self._partial, ignore_errors=True)
+    self._partial.mkdir(parents=True)
+    self._save(self._partial / "model", params)
     names = ("split", METRIC, f"{METRIC}_interval", "num_prompts")
     kept = {name: result[name] for name in names if name in result}
-    jsonl.atomic_write_json(self._folder / "best.json", {"step": step, **kept})
+    jsonl.atomic_write_json(self._partial / "best.json", {"step": step, **kept})
+    # Params and what is said of them change together.
+    shutil.rmtree(self._old, ignore_errors=True)
+    if self._folder.exists():
+      self._folder.rename(self._old)
+    self._partial.rename(self._folder)
+    shutil.rmtree(self._old, ignore_errors=True)
     self._best = result[METRIC]
     return True

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The best params stay, whatever came after and whoever asks again."""
 
+import os
 import pathlib
+from unittest import mock
 
 from absl.testing import absltest
 
@@ -48,11 +50,31 @@ class BestModelTest(absltest.TestCase):
     self.assertEqual(self.kept(), "c")
 
   def test_what_a_kill_left_is_no_obstacle(self):
-    (self.folder / "partial").mkdir(parents=True)
+    (self.folder.parent / "best.partial" / "model").mkdir(parents=True)
     best = best_model.BestModel(self.folder, self.save)
     self.assertTrue(best.offer(1, "a", _result(0.0)))
     self.assertEqual(self.kept(), "a")
-    self.assertFalse((self.folder / "partial").exists())
+    self.assertEqual(os.listdir(self.folder.parent), ["best"])
+
+  def test_killed_before_the_better_one_is_there_the_old_one_stays(self):
+    best = best_model.BestModel(self.folder, self.save)
+    best.offer(1, "a", _result(0.5))
+    rename, partial = pathlib.Path.rename, self.folder.parent / "best.partial"
+
+    def die(path, target):
+      if path == partial:
+        raise KeyboardInterrupt
+      return rename(path, target)
+
+    with mock.patch.object(pathlib.Path, "rename", die):
+      with self.assertRaises(KeyboardInterrupt):
+        best.offer(2, "b", _result(0.75))
+    again = best_model.BestModel(self.folder, self.save)
+    self.assertEqual(self.kept(), "a")
+    self.assertFalse(again.offer(3, "c", _result(0.25)))
+    self.assertTrue(again.offer(4, "d", _result(0.6)))
+    self.assertEqual(self.kept(), "d")
+    self.assertEqual(os.listdir(self.folder.parent), ["best"])
 
   def test_nothing_is_kept_where_nothing_was_asked_for(self):
     best = best_model.BestModel(self.folder, None)
