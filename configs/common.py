@@ -293,10 +293,19 @@ def get_config() -> ml_collections.ConfigDict:
       max_logprob_gap=1e-3,  # nats a token, trainer - sampler at staleness 0
   )
 
-  # Of the whole run, to go on from; the newest `keep` of them stay.
-  # `keep_best` keeps the policy that did best on the task's validation split
-  # while training, as the Hugging Face folder WORKDIR/best/model.
-  c.checkpoint = d(every_steps=40, keep=2, keep_best=False)
+  # Of the whole run, to go on from.
+  c.checkpoint = d(
+      every_steps=40,
+      every_s=0.0,  # and where none was saved for so long; 0 = by steps alone
+      keep=2,  # newest ones that stay
+      # Of the older ones stay, until you remove them: those whose step divides
+      # by this, and one in so many seconds; 0 = none.
+      keep_every_steps=0,
+      keep_every_s=0,
+      # The policy that did best on the task's validation split while training,
+      # as the Hugging Face folder WORKDIR/best/model.
+      keep_best=False,
+  )
 
   c.store = d(
       # "" = a unix socket in the spool directory; "HOST:0" a free TCP port of

@@ -17,6 +17,7 @@ from typing import Any
 from etils import epath
 import jax
 import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as managers
 
 from tba_jax import host_item
 from tba_jax import host_state as host_state_lib
@@ -36,10 +37,11 @@ class LackingError(ValueError):
 
 
 class Checkpointer:
-  """Saves to and restores from `directory/<step>/`, keeping the newest few.
+  """Saves to and restores from `directory/<step>/`.
 
-  Steps only grow. One thread uses it. All processes of a mesh call each method
-  together; they share the directory.
+  The newest few stay, to go on from, and of the older ones those that are asked
+  for, to evaluate or export. Steps only grow. One thread uses it. All processes
+  of a mesh call each method together; they share the directory.
   """
 
   def __init__(
@@ -47,6 +49,8 @@ class Checkpointer:
       directory: str,
       *,
       keep: int,
+      keep_every_steps: int = 0,
+      keep_every_s: int = 0,
       barrier: save_barrier.SaveBarrier | None = None,
       on_event: Callable[[str, str], None] | None = None,
   ):
@@ -55,6 +59,9 @@ class Checkpointer:
     Args:
       directory: local or `gs://` path.
       keep: how many of the newest checkpoints stay, at least 1.
+      keep_every_steps: those whose step divides by it stay for good; 0 = none.
+      keep_every_s: of those that were saved within so many seconds, the first
+        stays for good; 0 = none.
       barrier: where the processes of a mesh meet; None for one alone.
       on_event: called with (kind, message) when a damaged checkpoint is passed
         over; kind is "checkpoint_damaged".
@@ -68,6 +75,7 @@ class Checkpointer:
     self._directory = epath.Path(directory).absolute()
     self._on_event = on_event or (lambda kind, message: None)
     self._keep = keep
+    self._kept_for_good = keep_every_steps, keep_every_s
     self._barrier = barrier
     self._pending_step = None
     try:
@@ -133,6 +141,14 @@ class Checkpointer:
         self._pending_step if self._manager.is_saving_in_progress() else None
     )
     return sorted(s for s in self._manager.all_steps() if s != pending)
+
+  def newest_steps(self) -> list[int]:
+    """Returns those of `complete_steps` that a run may go on from.
+
+    What is kept for good besides is for evaluation and export: the data behind
+    it does not stay.
+    """
+    return self.complete_steps()[-self._keep :]
 
   def restore(
       self, example_state: types.PyTree, step: int | None = None
@@ -207,7 +223,7 @@ class Checkpointer:
       together["barrier_sync_fn"] = self._barrier
       together["timeout_secs"] = int(self._barrier.deadline_s)
     options = ocp.CheckpointManagerOptions(
-        max_to_keep=self._keep,
+        preservation_policy=self._preservation(),
         cleanup_tmp_directories=True,
         enable_async_checkpointing=True,
         # Else what other threads write by Orbax waits for these directories.
@@ -216,6 +232,15 @@ class Checkpointer:
         ),
     )
     return ocp.CheckpointManager(self._directory, options=options)
+
+  def _preservation(self) -> managers.PreservationPolicy:
+    steps, seconds = self._kept_for_good
+    policies = [managers.LatestN(self._keep)]
+    if steps:
+      policies.append(managers.EveryNSteps(steps))
+    if seconds:
+      policies.append(managers.EveryNSeconds(seconds))
+    return managers.AnyPreservationPolicy(policies)
 
   def _restore_step(
       self, step: int, abstract: types.PyTree

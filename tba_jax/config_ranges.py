@@ -212,7 +212,8 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " reward_model.warmup_steps"
         " log.profile_num_steps explore.min_tokens replay_filter.freeze_step"
         " tempering.tau_decay_steps tempering.gamma_decay_steps"
-        " trainer.cpu_devices",
+        " trainer.cpu_devices checkpoint.keep_every_steps"
+        " checkpoint.keep_every_s",
     ),
     # A searcher may be reading the version before the newest.
     (_at_least(2), "publish.keep_versions"),
@@ -240,7 +241,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " reward_model.weight_decay reward_model.grad_clip_norm"
         " optimizer.weight_decay optimizer.grad_clip_norm"
         " train.wall_clock_limit_s guards.min_entropy loss.value_clip"
-        " loss.value_weight",
+        " loss.value_weight checkpoint.every_s",
     ),
     (
         _FROM_0_TO_1,

@@ -18,6 +18,7 @@ class Periods:
   num_prompts, num_completions: B and K of a batch.
   publish_late: rounds with a lag publish once all data of the round is here.
   publish_every, checkpoint_every, evaluate_every: periods; 0 = never.
+  checkpoint_every_s: seconds after which a checkpoint is due all the same.
   evaluate_prompts: held-out prompts while training.
   final_prompts: held-out prompts before and after.
   wall_clock_limit_s: of this process, 0 = none.
@@ -33,6 +34,7 @@ class Periods:
   final_prompts: int
   wall_clock_limit_s: float
   publish_late: bool = False
+  checkpoint_every_s: float = 0.0
 
 
 def make(config: ml_collections.ConfigDict, task: base.Task) -> Periods:
@@ -51,4 +53,5 @@ def make(config: ml_collections.ConfigDict, task: base.Task) -> Periods:
       ),
       wall_clock_limit_s=config.train.wall_clock_limit_s,
       publish_late=rounds.keep_params(config),
+      checkpoint_every_s=config.checkpoint.every_s,
   )

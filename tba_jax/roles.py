@@ -187,6 +187,8 @@ class _Trainer:
     checkpointer = checkpoint_lib.Checkpointer(
         str(run.workdir / "checkpoints"),
         keep=config.checkpoint.keep,
+        keep_every_steps=config.checkpoint.keep_every_steps,
+        keep_every_s=config.checkpoint.keep_every_s,
         barrier=self._cluster.save_barrier(config.trainer.save_deadline_s),
         on_event=on_event,
     )

@@ -82,6 +82,8 @@ class Trainer:
     self._saved_step = checkpointer.latest_step()
     self._started = time.monotonic()
     self._stopped_by = stopped_by
+    self._saved_at = time.monotonic()
+    self._save_due = False
 
   def run(self, should_stop: Callable[[], bool]) -> bool:
     """Trains to the last step; returns False where it was interrupted.
@@ -167,6 +169,7 @@ class Trainer:
     """While the device works on the step: publish it, draw the next batch."""
     done = self._step + 1
     periods = self._periods
+    self._save_due = self._is_save_due(done)
     due = done % periods.publish_every == 0 or done == periods.num_steps
     if due and not periods.publish_late:
       self._work.publish(self._publisher.submit, done)
@@ -201,10 +204,15 @@ class Trainer:
       self._recorder.step(step, metrics, draw, self._service)
 
   def _is_due(self, done: int) -> bool:
-    periods = self._periods
     evaluates = self._evaluations.is_due(done) and not self._evaluations.beside
-    every = periods.checkpoint_every
-    return evaluates or (bool(every) and done % every == 0)
+    return evaluates or self._save_due
+
+  def _is_save_due(self, done: int) -> bool:
+    every = self._periods.checkpoint_every
+    every_s = self._periods.checkpoint_every_s
+    if every and done % every == 0:
+      return True
+    return bool(every_s) and time.monotonic() - self._saved_at >= every_s
 
   def _is_evaluation_missing(self) -> bool:
     """Tells whether an earlier process ended before it evaluated this step."""
@@ -230,7 +238,7 @@ class Trainer:
       return True
     if self._evaluations.is_due(done) and not self._evaluate("", should_stop):
       return False
-    if periods.checkpoint_every and done % periods.checkpoint_every == 0:
+    if self._save_due:
       self._save(wait=False)
     return True
 
@@ -273,6 +281,7 @@ class Trainer:
     """
     if self._saved_step == self._step:
       return
+    self._saved_at = time.monotonic()
     with self._recorder.span("checkpoint", step=self._step):
       data = self._service.get_state()
       history = [*self._applied_history, (self._step, data["applied"])]
@@ -297,7 +306,7 @@ class Trainer:
 
   def _drop_journal(self) -> None:
     """Keeps the journal behind the oldest checkpoint that may be restored."""
-    complete = set(self._checkpointer.complete_steps())
+    complete = set(self._checkpointer.newest_steps())
     covered = [p for step, p in self._applied_history if step in complete]
     self._applied_history = [
         pair

@@ -38,17 +38,18 @@ class CheckpointTest(absltest.TestCase):
     self.directory = pathlib.Path(self.create_tempdir().full_path)
     self.events = []
 
-  def open(self, keep=2):
+  def open(self, keep=2, **kept_for_good):
     saver = checkpoint.Checkpointer(
         str(self.directory),
         keep=keep,
+        **kept_for_good,
         on_event=lambda kind, message: self.events.append((kind, message)),
     )
     self.addCleanup(saver.close)
     return saver
 
-  def save_steps(self, *steps, keep=2):
-    saver = self.open(keep)
+  def save_steps(self, *steps, keep=2, **kept_for_good):
+    saver = self.open(keep, **kept_for_good)
     for step in steps:
       saver.save(step, make_state(step), {**HOST_STATE, "step": step})
     saver.wait()
@@ -76,6 +77,19 @@ class CheckpointTest(absltest.TestCase):
     self.check_restores(saver, 10)
     state, _ = saver.restore(make_state(0), step=2)
     self.assertEqual(state["step"], 2)
+
+  def test_keeps_some_of_the_older_ones_for_good(self):
+    saver = self.save_steps(2, 4, 5, 6, 7, 8, 9, keep_every_steps=4)
+    self.assertEqual(saver.complete_steps(), [4, 8, 9])
+    # The journal behind step 4 is not kept: nothing goes on from there.
+    self.assertEqual(saver.newest_steps(), [8, 9])
+    saver.close()
+    saver = self.save_steps(10, 11, keep_every_steps=4)
+    self.assertEqual(saver.complete_steps(), [4, 8, 10, 11])
+
+  def test_keeps_one_of_a_stretch_of_time_for_good(self):
+    saver = self.save_steps(1, 2, 3, 4, keep=1, keep_every_s=3600)
+    self.assertEqual(saver.complete_steps(), [1, 4])
 
   def test_what_happens_after_save_does_not_reach_the_checkpoint(self):
     # Large, so that the write is under way while the buffers are reused.

@@ -83,7 +83,7 @@ class TrainerCase(parameterized.TestCase):
     self.checkpointer.latest_step.return_value = None
     self.checkpointer.save.side_effect = self.save
     # The newest may still be under way.
-    self.checkpointer.complete_steps.side_effect = lambda: sorted(self.saved)[
+    self.checkpointer.newest_steps.side_effect = lambda: sorted(self.saved)[
         -3:-1
     ]
     self.journal = autospec(journal_lib.Journal)

@@ -147,6 +147,23 @@ class TrainerEndsTest(trainer_case.TrainerCase):
         3, mock.ANY, "wall_clock_limit_s"
     )
 
+  def test_a_checkpoint_is_due_by_the_clock_too(self):
+    self.ready = False
+    with mock.patch.object(
+        trainer_lib.time, "monotonic", side_effect=lambda: 10.0 * self.step
+    ):
+      self.run_it(num_steps=8, checkpoint_every=4, checkpoint_every_s=25.0)
+    # 30 s after the start, by steps, and 30 s after that one.
+    self.assertEqual(self.steps("save"), [3, 4, 7, 8])
+
+  def test_nothing_is_drawn_across_a_checkpoint_by_the_clock(self):
+    clock = lambda: 10.0 * self.step + 10.0 * (("draw", 3) in self.log)
+    with mock.patch.object(trainer_lib.time, "monotonic", side_effect=clock):
+      self.run_it(num_steps=5, checkpoint_every_s=35.0)
+    # It was due after step 3 only when the draw for it had been made.
+    self.assertEqual(self.steps("save"), [4, 5])
+    self.assertLess(self.log.index(("save", 4)), self.log.index(("begin", 4)))
+
   def test_the_journal_keeps_what_the_oldest_checkpoint_needs(self):
     self.run_it(checkpoint_every=1, history=[(0, 0)])
     cuts = [c.args[0] for c in self.journal.truncate_before.call_args_list]
