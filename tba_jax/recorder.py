@@ -25,7 +25,7 @@ from tba_jax.replay import service as service_lib
 _STATUS_EVERY_S = 1.0
 # Of the training loop, over all of the run's processes.
 _TOTALS = ("wall_s", "train_s", "generate_s", "staleness_sum", "trained",
-           "loop_completions", "mixed_completions")  # fmt: skip
+           "timed_steps", "loop_completions", "mixed_completions")  # fmt: skip
 # Of a searcher's lease, in the live state.
 _LEASE = ("index", "unacked", "credits", "age_s")
 
@@ -92,7 +92,7 @@ class Recorder:
     self._train_s = 0.0
     self._generate_s = 0.0
     self._staleness_sum = 0.0
-    self._trained = 0
+    self._trained = self._timed_steps = 0
     self._loop_completions = 0
     self._mixed_completions = 0
     self._rewards = reward_log.RewardLog()
@@ -140,6 +140,7 @@ class Recorder:
       service: whose buffer and ledger are shown.
     """
     seconds = self._account()
+    self._timed_steps += self._loop_started
     # The first step of a process compiles; times begin after it.
     self._loop_started = True
     staleness_BxK = np.maximum(step - draw.versions, 0)
@@ -310,10 +311,10 @@ class Recorder:
   def _mixed_version_share(self) -> float:
     return self._mixed_completions / max(self._loop_completions, 1)
 
-  def _eta_s(self, done: int) -> float:
-    if not done or not self._trained:
-      return 0.0
-    return (self._num_steps - done) * self._wall_s / done
+  def _eta_s(self, done: int) -> float | None:
+    if not self._timed_steps:
+      return None
+    return (self._num_steps - done) * self._wall_s / self._timed_steps
 
   def _show(self, force: bool = False) -> bool:
     now = time.monotonic()

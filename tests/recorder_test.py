@@ -141,8 +141,7 @@ class RecorderTest(absltest.TestCase):
     for step in range(10):
       self.step(recorder, step)
     steps = [record["step"] for record in self.lines("metrics.jsonl")]
-    # The last step is always told.
-    self.assertEqual(steps, [0, 4, 8, 9])
+    self.assertEqual(steps, [0, 4, 8, 9])  # The last is always told.
     steps = [record["step"] for record in self.lines("samples.jsonl")]
     self.assertEqual(steps, [0, 0, 0, 2, 2, 2, 4, 4, 4, 6, 6, 6, 8, 8, 8])
 
@@ -178,14 +177,15 @@ class RecorderTest(absltest.TestCase):
     self.assertEqual((status["phase"], status["step"]), ("train", 1))
     self.assertEqual(status["buffer"], {"size": 6, "capacity": 40})
     self.assertEqual(status["store"], {"generation": 5})
-    self.assertEqual(status["searchers"]["s1"]["unacked"], 1)
-    self.assertEqual(status["searchers"]["s1"]["age_s"], 0.5)
+    lease = status["searchers"]["s1"]
+    self.assertEqual((lease["unacked"], lease["age_s"]), (1, 0.5))
     self.assertEqual(self.read("ledger.json"), {"closed": False})
     self.step(recorder, 1, busy_s=0.4)  # Too soon for another one.
     self.assertEqual(self.read("status.json")["step"], 1)
     self.step(recorder, 2, busy_s=0.7)
     self.assertEqual(self.read("status.json")["step"], 3)
-    self.assertLen(self.statuses, 2)
+    left = [status["eta_s"] for status in self.statuses]
+    self.assertEqual((left[0], round(left[1], 3)), (None, 3.85))
 
   def test_completions_that_could_not_be_judged(self):
     recorder = self.make()
