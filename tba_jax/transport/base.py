@@ -65,7 +65,8 @@ class Transport(abc.ABC):
 
   Keys are `/`-separated; numbers in them are zero-padded, so that the order of
   `list` is the order of numbers. Every call blocks for at most `deadline_s` of
-  the constructor. A client belongs to one thread; a process may hold several.
+  the constructor, one of several keys for so long without any answer. A client
+  belongs to one thread; a process may hold several.
   """
 
   @property
@@ -95,12 +96,16 @@ class Transport(abc.ABC):
     """Removes the key and everything below it; a missing key is no error."""
 
   def put_all(self, values: Mapping[str, bytes]) -> None:
-    """Writes several keys, in any order. As `put`, with one deadline."""
+    """Writes several keys, in any order; as `put`.
+
+    The deadline is that of the next answer: thousands of keys take their time,
+    as long as some of them come through.
+    """
     for key, value in values.items():
       self.put(key, value)
 
   def delete_all(self, keys: Iterable[str]) -> None:
-    """Removes several keys, in any order. As `delete`, with one deadline."""
+    """Removes several keys, in any order; as `delete` and `put_all`."""
     for key in keys:
       self.delete(key)
 

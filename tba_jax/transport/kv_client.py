@@ -158,8 +158,13 @@ class KvTransport(base.Transport):
       requests: Sequence[tuple[Any, ...]],
       deadline: float,
   ) -> Sequence[Any]:
-    """Returns the session's answers; drops a session that gave none."""
+    """Returns the session's answers; drops a session that gave none.
+
+    Each answer gives the others so much time again: many requests do not fail
+    for being many, and a session that hangs fails as one request does.
+    """
     start = time.monotonic()
+    patience_s = deadline - start
     session.send(requests)
     answers: dict[int, tuple[Any, Exception | None]] = {}
     while len(answers) < len(requests):
@@ -169,6 +174,7 @@ class KvTransport(base.Transport):
             max(0.0, min(self._poll_s, deadline - now))
         )
         answers[index] = answer
+        deadline = time.monotonic() + patience_s
       except queue.Empty:
         missing = [r for i, r in enumerate(requests) if i not in answers]
         what = _name(missing[0])
@@ -176,7 +182,7 @@ class KvTransport(base.Transport):
           # Dropped, not marked as lost: it may be alive and slow.
           self._drop(session)
           raise base.DeadlineExceededError(
-              f"no answer to {what} within {now - start:.1f} s from the"
+              f"no answer to {what} within {patience_s:.1f} s from the"
               f" {session.locator}"
           ) from None
         if self._newer_than(session.locator.generation):

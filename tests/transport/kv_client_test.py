@@ -127,6 +127,47 @@ class KvClientTest(absltest.TestCase):
     with mock.patch.dict(kv_session._OPERATIONS, put=put):
       client.put_all({f"a/{i}": b"x" for i in range(8)})
 
+  def test_many_take_longer_than_the_deadline_of_one(self):
+    client = self.running.client(deadline_s=0.5)
+    put = kv_session._OPERATIONS["put"]
+
+    def slowly(*args):
+      time.sleep(0.05)
+      return put(*args)
+
+    values = {f"a/{i:03d}": b"x" for i in range(60)}
+    start = time.monotonic()
+    with mock.patch.dict(kv_session._OPERATIONS, put=slowly):
+      client.put_all(values)
+    self.assertGreater(time.monotonic() - start, 0.5)
+    self.assertEqual(client.list("a"), values)
+
+  def test_many_of_which_none_comes_through_fail_at_the_deadline(self):
+    client = self.running.client(deadline_s=0.5)
+    release = threading.Event()
+    self.addCleanup(release.set)
+    put = kv_session._OPERATIONS["put"]
+
+    def hangs_from_b_on(kv, key, *args):
+      return put(kv, key, *args) if key < "b" else release.wait(30)
+
+    values = {f"{c}/{i}": b"x" for c in "ab" for i in range(8)}
+    start = time.monotonic()
+    with mock.patch.dict(kv_session._OPERATIONS, put=hangs_from_b_on):
+      with self.assertRaisesRegex(
+          base.DeadlineExceededError, "no answer to put 'b/0' within 0.5 s"
+      ):
+        client.put_all(values)
+    self.assertLess(time.monotonic() - start, 5.0)
+
+  def test_thousands_at_once(self):
+    client = self.running.client(deadline_s=20.0)
+    values = {f"q/{i:05d}": b"x" * 100 for i in range(1500)}
+    client.put_all(values)
+    self.assertEqual(client.list("q"), values)
+    client.delete_all(values)
+    self.assertEmpty(client.list("q"))
+
   def test_one_of_many_that_fails_is_named(self):
     client = self.running.client()
     put = kv_session._OPERATIONS["put"]
