@@ -139,7 +139,7 @@ def get_config() -> ml_collections.ConfigDict:
       lockstep=False,  # staleness 0: sample with the version of the step
       credits=4,  # blocks that a searcher may hold unacknowledged
       lease_s=15.0,  # a silent searcher's prompts are granted again
-      pull_every_s=0.02,  # how often the version pointer is read
+      pull_every_s=0.02,  # shortest time between two looks for a version
       starvation_s=180.0,  # no fresh group for so long ends the trainer
   )
 

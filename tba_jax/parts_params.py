@@ -13,6 +13,7 @@ from tba_jax import device_work
 from tba_jax import lora
 from tba_jax import policy as policy_lib
 from tba_jax import publication
+from tba_jax import puller as puller_lib
 from tba_jax import recorder as recorder_lib
 from tba_jax import run_directory
 from tba_jax import types
@@ -83,10 +84,10 @@ def make_puller(
     base_name: str,
     make_transport: Callable[[], base.Transport],
     on_event: Callable[[str, str], None],
-) -> publication.Puller:
+) -> puller_lib.Puller:
   """Returns the puller of what a run trains; see `lora.Whole.base`."""
   like = jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0))
-  return publication.Puller(
+  return puller_lib.Puller(
       make_transport,
       run_id=run.run_id,
       secret=run.secret,

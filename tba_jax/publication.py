@@ -1,15 +1,13 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Versioned params from the trainer to whoever samples: published, pulled.
+"""Versioned params from the trainer to whoever samples: published.
 
-The trainer never waits for a reader, and a reader never for the trainer: both
-have a thread and a transport of their own. A reader keeps what it has until a
-newer version has come whole (see `versions`).
+The trainer never waits for a reader: a thread with a transport of its own
+writes them. `puller` is the other side, `versions` what lies between.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import contextlib
-import dataclasses
 import functools
 import threading
 import time
@@ -17,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from absl import logging
 import jax
-import numpy as np
 
 from tba_jax import types
 from tba_jax import versions
@@ -210,141 +207,3 @@ class Publisher:
       versions.drop(transport, kept[0])
       # After the store has taken it: a lost one would leave the file.
       kept.pop(0)
-
-
-@dataclasses.dataclass
-class PullStats:
-  """What a puller met: versions taken, and refused by reason."""
-
-  taken: int = 0
-  refused: int = 0
-  last_refusal: str = ""
-
-
-class Puller:
-  """Holds the newest verified version; a thread looks for newer ones."""
-
-  def __init__(
-      self,
-      make_transport: Callable[[], base.Transport],
-      *,
-      run_id: str,
-      secret: bytes,
-      expected: versions.Specs,
-      carriers: "Mapping[str, carriers_lib.Carrier]",
-      dtype: str,
-      every_s: float,
-      on_event: Callable[[str, str], None],
-      base_name: str = "",
-  ):
-    """Starts the thread.
-
-    Args:
-      make_transport: makes the thread's own transport.
-      run_id: the run.
-      secret: key of the run's messages.
-      expected: shape and dtype of every leaf that is wanted.
-      carriers: of the leaves, by name.
-      dtype: in which floats are published, "" = as they are wanted.
-      every_s: seconds between two looks at the pointer.
-      on_event: called with (kind, message).
-      base_name: as of `versions.read_version`.
-    """
-    self._make_transport = make_transport
-    self._keys = {"run_id": run_id, "secret": secret}
-    published = versions.published(expected, dtype)
-    self._wanted = {"expected": published, "base_name": base_name}
-    self._expected = expected
-    self._carriers = carriers
-    self._every_s = every_s
-    self._on_event = on_event
-    self.stats = PullStats()
-    self._changed = threading.Condition()
-    self._latest: tuple[tuple[int, int], dict[str, np.ndarray]] | None = None
-    self._stop = threading.Event()
-    self._error: BaseException | None = None
-    self._thread = threading.Thread(
-        target=self._run, name="puller", daemon=True
-    )
-    self._thread.start()
-
-  def latest(self) -> tuple[tuple[int, int], dict[str, np.ndarray]] | None:
-    """Returns ((epoch, version), leaves by path) or None before the first.
-
-    Raises:
-      TransportError: the thread has ended, with its error as the cause.
-    """
-    with self._changed:
-      if self._error is not None:
-        raise base.TransportError("pulling has ended") from self._error
-      return self._latest
-
-  def wait_for(
-      self, version: int, timeout_s: float
-  ) -> tuple[tuple[int, int], dict[str, np.ndarray]] | None:
-    """Returns the newest version once it is `version`; None after a timeout.
-
-    A version of -1 means any.
-    """
-
-    def ready() -> bool:
-      if self._error is not None:
-        return True
-      if self._latest is None:
-        return False
-      return version < 0 or self._latest[0][1] == version
-
-    with self._changed:
-      if not self._changed.wait_for(ready, timeout_s):
-        return None
-    return self.latest()
-
-  def close(self) -> None:
-    self._stop.set()
-    self._thread.join(timeout=5.0)
-
-  def _run(self) -> None:
-    try:
-      transport = self._make_transport()
-      while not self._stop.wait(self._every_s):
-        try:
-          self._look(transport)
-        except base.TransportError as error:
-          self._on_event("store_lost", f"puller: {error}")
-          transport.reconnect()
-        except wire.WireError as error:
-          # The old version stays; a good one will overwrite the bad one.
-          self.stats.refused += 1
-          if str(error) != self.stats.last_refusal:
-            self.stats.last_refusal = str(error)
-            self._on_event("refused_version", str(error))
-          self._stop.wait(0.2)
-      transport.close()
-    except Exception as error:  # The searcher's thread raises it.
-      logging.exception("puller ended")
-      with self._changed:
-        self._error = error
-        self._changed.notify_all()
-    for carrier in self._carriers.values():
-      carrier.close()
-
-  def _look(self, transport: base.Transport) -> None:
-    tag = versions.read_pointer(transport, **self._keys)
-    held = self._latest
-    # An older epoch's pointer comes from a trainer that was replaced.
-    if tag is None or (held is not None and tag <= held[0]):
-      return
-    started = time.perf_counter()
-    keys = {"carriers": self._carriers, **self._wanted, **self._keys}
-    leaves = versions.read_version(transport, tag, **keys)
-    if leaves is None:
-      return
-    # Beside the ones in use, which go when the reader swaps.
-    leaves = versions.cast(leaves, self._expected)
-    ms = 1e3 * (time.perf_counter() - started)
-    message = f"pulled version {versions.tag_text(*tag)} in {ms:.1f} ms"
-    logging.log_every_n_seconds(logging.INFO, message, 30)
-    self.stats.taken += 1
-    with self._changed:
-      self._latest = (tag, leaves)
-      self._changed.notify_all()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tba_jax import metrics
-from tba_jax import publication
+from tba_jax import puller as puller_lib
 from tba_jax import types
 from tba_jax.replay import outbox as outbox_lib
 from tba_jax.rewards import judges
@@ -29,7 +29,7 @@ class Searcher:
       judge: judges.Judge,
       tokenizer: Any,
       sampler: decode.Sampler,
-      puller: publication.Puller,
+      puller: puller_lib.Puller,
       outbox: outbox_lib.Outbox,
       params_fn: Callable[[dict[str, np.ndarray]], types.PyTree],
       samples_per_prompt: int,
@@ -89,8 +89,10 @@ class Searcher:
     self._clock.take()
     self._started = time.monotonic()
     while not stop():
+      block = None
       with self._spans.span("wait_work"):
-        block = self._outbox.next_block(0.1)
+        while block is None and not stop():
+          block = self._outbox.next_block(0.1)
       if block is not None and self._use_version(block, stop):
         groups = self._sample(block)
         with self._spans.span("wait_credit"):

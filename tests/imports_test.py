@@ -18,10 +18,9 @@ _RINGS = {
     0: """
         background bootstrap config_diverse config_flat config_hosts config_lora
         config_ranges config_relations config_rewards config_variants devices
-        guards host_state jsonl lease_totals logprobs metrics pipeline processes
-        reward_log rounds save_barrier schedules sharding sweep_types tasks/base
-        tokenizer
-        types
+        guards host_state jsonl lease_totals logprobs metrics pace pipeline
+        processes reward_log rounds save_barrier schedules sharding sweep_types
+        tasks/base tokenizer types
     """,
     1: """
         calibration eval_summary line_program losses/* models/*
@@ -33,14 +32,15 @@ _RINGS = {
         config_args data_report forward host_item ledger lora micro_batches
         objective
         optimizer preparation red_team/* reference replay/claim replay/inbox
-        replay/intake replay/journal replay/packing report/* rewards/*
+        replay/intake replay/journal replay/lease_reader replay/packing
+        replay/replies report/* rewards/*
         run_directory run_state sampling/decode sampling/rows shard_report
         step_record value_model versions wandb_writer writers
     """,
     3: """
         batches carriers/build enumerable eval_measures evaluator periods policy
-        publication replay/drain replay/outbox replay/service reward_scorer
-        train_step validate
+        publication puller replay/drain replay/outbox replay/service
+        reward_scorer train_step validate
     """,
     4: """
         device_work evaluations group_scorer model_source offline_training

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax import publication
+from tba_jax import puller as puller_lib
 from tba_jax import versions
 from tba_jax.carriers import chunks
 from tba_jax.carriers import files
@@ -65,7 +66,7 @@ class PublicationTest(absltest.TestCase):
     return publisher
 
   def make_puller(self, params=None, *, carriers=(), dtype="", base_name=""):
-    puller = publication.Puller(
+    puller = puller_lib.Puller(
         self.connect,
         expected=versions.expected_leaves(params or _params(0.0)),
         carriers={c.name: c for c in carriers or [chunks.Chunks()]},
@@ -246,7 +247,7 @@ class PublicationTest(absltest.TestCase):
     def refuse():
       raise base.DeadlineExceededError("the store is away")
 
-    puller = publication.Puller(
+    puller = puller_lib.Puller(
         refuse,
         expected={},
         carriers={},

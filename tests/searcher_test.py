@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax import metrics
-from tba_jax import publication
+from tba_jax import puller
 from tba_jax import searcher as searcher_lib
 from tba_jax import types
 from tba_jax import versions
@@ -36,7 +36,7 @@ class SearcherTest(parameterized.TestCase):
     self.epoch = 1
     self.asked = []  # versions that the puller was asked for
 
-    self.puller = autospec(publication.Puller)
+    self.puller = autospec(puller.Puller)
     self.puller.wait_for.side_effect = self.wait_for
     self.puller.latest.side_effect = lambda: self.wait_for(-1, 0.0)
     self.puller.stats = mock.Mock(refused=3)
@@ -275,6 +275,13 @@ class SearcherTest(parameterized.TestCase):
     self.sampler.warm_up.assert_called_once()
     self.assertEqual(self.log[:2], ["wait_params", "compile"])
     self.assertLen(self.submitted, 1)
+
+  def test_a_wait_for_work_is_one_span(self):
+    # None within a tenth of a second, three times.
+    self.run_it(lambda: None, lambda: None, lambda: None, self.block())
+    self.assertLen(self.submitted, 1)
+    before = self.log[: self.log.index("decode")]
+    self.assertEqual(before.count("wait_work"), 1)
 
   def test_the_lease_says_how_busy_it_is(self):
     self.run_it(self.block(), self.block())

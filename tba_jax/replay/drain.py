@@ -3,11 +3,11 @@
 """The trainer's side of the queue: one thread between store and journal.
 
 Order of things for a block: check, journal (synced), hand to the trainer's
-thread, acknowledge, remove from the store. A crash between two of them loses
-nothing and counts nothing twice: the journal is replayed, and sequence numbers
-below a searcher's watermark are wire duplicates. Where the journal has no room,
-blocks stay in the store, unacknowledged, until it has: credits then hold the
-searchers back.
+thread, acknowledge (in one message with the grants), remove from the store. A
+crash between two of them loses nothing and counts nothing twice: the journal is
+replayed, and sequence numbers below a searcher's watermark are wire duplicates.
+Where the journal has no room, blocks stay in the store, unacknowledged, until
+it has: credits then hold the searchers back.
 
 The same thread grants prompts to searchers, reads their leases and shows the
 run's state, so that the trainer's own thread never talks to the store.
@@ -22,20 +22,25 @@ from typing import Any
 
 from absl import logging
 
+from tba_jax import pace as pace_lib
 from tba_jax import types
 from tba_jax.replay import grants as grants_lib
 from tba_jax.replay import intake as intake_lib
 from tba_jax.replay import journal as journal_lib
+from tba_jax.replay import lease_reader
 from tba_jax.replay import leases as leases_lib
 from tba_jax.replay import packing
+from tba_jax.replay import replies as replies_lib
 from tba_jax.transport import base
 from tba_jax.transport import wire
 
-# Between two looks at the queue: while the trainer waits, and while it works
-# (a look costs its core about a quarter of a millisecond).
+# Between two looks at the queue: while the trainer waits and while it works, at
+# least and at most.
 _URGENT_TICK_S = 0.002
 _TICK_S = 0.02
-_LEASES_EVERY_S = 0.25
+_LONGEST_TICK_S = 0.1
+# Of the time since a block came.
+_TICK_SHARE = 0.05
 # Between two tries to append to a journal without room.
 _FULL_RETRY_S = 0.25
 
@@ -97,9 +102,7 @@ class Drain:
     self._make_transport = make_transport
     self._journal = journal
     self._grants = grants
-    self._run_id = run_id
     self._secret = secret
-    self._epoch = epoch
     self._partition = partition
     self._claim = claim
     self._on_event = on_event
@@ -110,13 +113,23 @@ class Drain:
     self.leaving: dict[str, str] = {}
     # What keeps data from coming in, in words; None where nothing does.
     self.obstacle: str | None = None
-    # Set by whoever waits for data.
-    self.urgent = False
     self.busy_s = 0.0
     self._pending: list[Record] = []
-    self._work_count = 0
+    self._replies = replies_lib.Replies(
+        run_id=run_id, secret=secret, epoch=epoch
+    )
+    self._pace = pace_lib.Pace(
+        floor_s=_TICK_S,
+        waiting_floor_s=_URGENT_TICK_S,
+        share=_TICK_SHARE,
+        cap_s=_LONGEST_TICK_S,
+    )
+    self._wake = threading.Event()
     self._intake = intake_lib.Intake(
         watermarks=watermarks, run_id=run_id, secret=secret, on_event=on_event
+    )
+    self._lease_reader = lease_reader.LeaseReader(
+        run_id=run_id, secret=secret, refuse=self._intake.refuse
     )
     self._status: dict[str, Any] | None = None
     self._goodbye: dict[str, bool] | None = None
@@ -124,6 +137,8 @@ class Drain:
     self._error: BaseException | None = None
     for position, payload in journal.replay(replay_from):
       self._restore(position, payload)
+    # Whose ack was lost with the last trainer sends again.
+    self._intake.unanswered.clear()
     self._thread = threading.Thread(target=self._run, name="drain", daemon=True)
 
   @property
@@ -131,12 +146,26 @@ class Drain:
     """Messages refused, and copies of blocks that were there already."""
     return dict(self._intake.counts)
 
+  @property
+  def urgent(self) -> bool:
+    """True while somebody waits for data; to be set by who does."""
+    return self._pace.waiting
+
+  @urgent.setter
+  def urgent(self, urgent: bool) -> None:
+    with self.lock:
+      if not urgent:
+        self._pace.rest()
+      elif self._pace.wait():
+        self._wake.set()
+
   def start(self) -> None:
     self._thread.start()
 
   def close(self) -> None:
     """Ends the thread; what was acknowledged is in the journal."""
     self._stop.set()
+    self._wake.set()
     if self._thread.is_alive():
       self._thread.join(timeout=10.0)
 
@@ -149,7 +178,8 @@ class Drain:
   def admit(self, limit: int) -> None:
     """Lets positions below `limit` be granted."""
     with self.lock:
-      self._grants.admit(limit)
+      if self._grants.admit(limit):
+        self._wake.set()
 
   def pending(self) -> list[Record]:
     """Returns the records not yet taken, in journal order. Under `lock`."""
@@ -203,7 +233,6 @@ class Drain:
     try:
       transport = self._make_transport()
       self.generation = transport.generation
-      next_leases = 0.0
       announced = False
       while not self._stop.is_set():
         started = time.perf_counter()
@@ -212,12 +241,10 @@ class Drain:
           if not announced:
             self._announce(transport)
             announced = True
-          worked = self._drain(transport)
-          if time.monotonic() >= next_leases:
+          if self._lease_reader.is_due():
             self._read_leases(transport)
-            next_leases = time.monotonic() + _LEASES_EVERY_S
             self._show(transport)
-          self._write_grants(transport)
+          worked = self._drain(transport)
         except base.TransportError as error:
           self._on_event("store_lost", f"drain: {error}")
           self.generation = transport.reconnect()
@@ -226,10 +253,13 @@ class Drain:
           with self.lock:
             self.leases.excuse()
         self.busy_s += time.perf_counter() - started
+        with self.lock:
+          self._pace.asked(worked)
         if self.obstacle is not None:
           self._stop.wait(_FULL_RETRY_S)
         elif not worked:
-          self._stop.wait(_URGENT_TICK_S if self.urgent else _TICK_S)
+          self._wake.wait(self._pace.due_in_s())
+        self._wake.clear()
       transport.close()
     except Exception as error:  # The trainer's thread raises it.
       logging.exception("drain ended")
@@ -238,16 +268,15 @@ class Drain:
         self.lock.notify_all()
 
   def _announce(self, transport: base.Transport) -> None:
-    # A new store knows nothing: acks and grants are written again. One that
-    # an earlier trainer has left may hold that trainer's goodbye.
+    # A new store knows no grants; acks follow when their blocks come again. One
+    # that an earlier trainer has left may hold that trainer's goodbye.
     self._claim(transport)
     if self._goodbye is None:
       transport.delete("ctl/stop")
-    self._write_acks(transport)
     with self.lock:
       self._grants.announce_again()
 
-  def _drain(self, transport: base.Transport) -> bool:
+  def _drain(self, transport: base.Transport, *, grants: bool = True) -> bool:
     entries = transport.list(f"q/{self._partition}")
     fresh, done = self._intake.sort(entries)
     positions = self._append([message.data for message in fresh])
@@ -255,9 +284,8 @@ class Drain:
       for position, message in zip(positions, fresh, strict=True):
         self._note(position, message.header, message.arrays)
         done.append(message.key)
-    if done:
-      self._write_acks(transport)
-      transport.delete_all(done)
+    self._answer(transport, grants)
+    transport.delete_all(done)
     return bool(positions)
 
   def _append(self, payloads: list[bytes]) -> list[int] | None:
@@ -276,32 +304,17 @@ class Drain:
       self._on_event("journal_room", "the journal has room again")
     return positions
 
-  def _write_acks(self, transport: base.Transport) -> None:
-    self._put(
-        transport,
-        f"ack/{self._partition}",
-        {"table": dict(self._intake.watermarks)},
-    )
-
-  def _put(self, transport, key: str, message: dict[str, Any]) -> None:
-    transport.put(key, self._seal(key, message))
-
-  def _seal(self, key: str, message: dict[str, Any]) -> bytes:
-    # The key, so that no message can stand in the place of another.
-    about = {"run": self._run_id, "epoch": self._epoch, "key": key}
-    return wire.encode_message({**about, **message}, self._secret)
+  def _answer(self, transport: base.Transport, grants: bool) -> None:
+    """Acknowledges what was taken in, and may grant what is admitted."""
+    with self.lock:
+      alive = self.leases.alive() if grants and not self._goodbye else {}
+      unanswered = set(self._intake.unanswered)
+      work = self._grants.assign(alive, unanswered)
+    self._replies.put_work(transport, work, self._intake.watermarks)
+    self._intake.unanswered -= unanswered
 
   def _read_leases(self, transport: base.Transport) -> None:
-    found = {}
-    for key, data in transport.list("live").items():
-      try:
-        lease = wire.decode_message(data, self._secret)
-        if lease["run"] == self._run_id and key == f"live/{lease['sid']}":
-          found[lease["sid"]] = lease
-      except (wire.WireError, KeyError) as error:
-        self._intake.counts["refused"] += 1
-        self._on_event("refused_message", f"{key}: {error!r}")
-        transport.delete(key)
+    found = self._lease_reader.read(transport)
     with self.lock:
       self.leases.update(found)
       self.leaving.update(self.leases.take_gone())
@@ -309,8 +322,8 @@ class Drain:
       self._write_off(transport, sid, cause)
 
   def _write_off(self, transport: base.Transport, sid: str, cause: str) -> None:
-    # Its blocks that are in the store count before it is written off.
-    self._drain(transport)
+    # Its blocks that are in the store count, and what it held is granted first.
+    self._drain(transport, grants=False)
     header = {
         "kind": "gone",
         "sid": sid,
@@ -324,24 +337,14 @@ class Drain:
     with self.lock:
       self._note(positions[0], header, {})
       del self.leaving[sid]
-    transport.delete(f"live/{sid}")
-    transport.delete(f"work/{sid}")
-
-  def _write_grants(self, transport: base.Transport) -> None:
-    with self.lock:
-      alive = [] if self._goodbye else list(self.leases.alive())
-      work = self._grants.assign(alive)
-    messages = {}
-    for sid, blocks in work.items():
-      self._work_count += 1
-      message = {"count": self._work_count, "blocks": blocks}
-      messages[f"work/{sid}"] = self._seal(f"work/{sid}", message)
-    transport.put_all(messages)
+    self._intake.unanswered.discard(sid)
+    transport.delete_all([f"live/{sid}", replies_lib.key_of(sid)])
 
   def _show(self, transport: base.Transport) -> None:
     status, self._status = self._status, None
     if status is not None:
       # Through JSON, so that what a reader gets is what was meant.
-      self._put(transport, "status/run", json.loads(json.dumps(status)))
+      status = json.loads(json.dumps(status))
+      self._replies.put(transport, "status/run", status)
     if self._goodbye is not None:
-      self._put(transport, "ctl/stop", self._goodbye)
+      self._replies.put(transport, "ctl/stop", self._goodbye)

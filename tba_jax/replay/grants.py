@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which searcher samples which prompts: blocks granted up to an admission."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
+import heapq
 from typing import Any
 
 from tba_jax.replay import prompt_order
@@ -36,9 +37,12 @@ class Grants:
     self._num_blocks = 0
     self._changed: set[str] = set()
 
-  def admit(self, limit: int) -> None:
-    """Lets positions below `limit` be granted."""
-    self._limit = max(self._limit, limit)
+  def admit(self, limit: int) -> bool:
+    """Lets positions below `limit` be granted; False where they could be."""
+    if limit <= self._limit:
+      return False
+    self._limit = limit
+    return True
 
   def deliver(self, sid: str, positions: Collection[int]) -> None:
     """Takes delivered positions out of what a searcher holds."""
@@ -51,38 +55,46 @@ class Grants:
   def forget(self, sid: str) -> None:
     """Takes back all that a searcher holds; it will be granted again."""
     self._blocks.pop(sid, None)
+    self._changed.discard(sid)
     self._order.release(sid)
 
   def announce_again(self) -> None:
     """Makes the next `assign` return the blocks of every searcher."""
     self._changed.update(self._blocks)
 
-  def assign(self, alive: Sequence[str]) -> dict[str, list[Any]]:
+  def assign(
+      self, alive: Collection[str], asked: Collection[str] = ()
+  ) -> dict[str, list[Any]]:
     """Grants what is admitted, each block to who holds least.
 
     Args:
       alive: the searchers that may be granted something.
+      asked: those whose blocks are returned in any case.
 
     Returns:
       sid -> all blocks that it holds, of those whose blocks changed. A block is
       [number, version, [(position, prompt_id, visit), …]].
     """
-    held = {sid: self._blocks.setdefault(sid, []) for sid in sorted(alive)}
-    while held:
-      sid = min(held, key=lambda s: len(held[s]))
-      if len(held[sid]) >= BLOCKS_AHEAD:
-        break
+    # By blocks held, then by name. There may be thousands, and mostly nothing
+    # to grant.
+    held = []
+    if self._order.available(self._limit):
+      held = [(len(self._blocks.get(sid, ())), sid) for sid in alive]
+      heapq.heapify(held)
+    while held and held[0][0] < BLOCKS_AHEAD:
+      count, sid = held[0]
       block = self._next_block(sid)
       if block is None:
         break
-      held[sid].append(block)
+      self._blocks.setdefault(sid, []).append(block)
       self._changed.add(sid)
-    changed = self._changed & set(alive)
-    self._changed.clear()
+      heapq.heapreplace(held, (count + 1, sid))
+    changed = {sid for sid in self._changed if sid in alive} | set(asked)
+    self._changed -= changed
     return {
         sid: [
             [number, version, [(p, *self._order.prompt(p)) for p in positions]]
-            for number, version, positions in self._blocks[sid]
+            for number, version, positions in self._blocks.get(sid, ())
         ]
         for sid in changed
     }

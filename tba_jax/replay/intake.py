@@ -44,6 +44,8 @@ class Intake:
 
   watermarks: next sequence of each searcher.
   counts: messages refused, and wire duplicates.
+  unanswered: searchers that are owed an acknowledgement; the owner takes them
+    out.
   """
 
   def __init__(
@@ -57,6 +59,7 @@ class Intake:
   ):
     self.watermarks = dict(watermarks)
     self.counts = {"wire_duplicates": 0, "refused": 0}
+    self.unanswered: set[str] = set()
     self._run_id = run_id
     self._secret = secret
     self._on_event = on_event
@@ -66,6 +69,12 @@ class Intake:
   def take(self, header: Mapping[str, Any]) -> None:
     """Notes that a block is safe: its copies are duplicates from now on."""
     self.watermarks[header["sid"]] = header["sequence"] + 1
+    self.unanswered.add(header["sid"])
+
+  def refuse(self, what: str) -> None:
+    """Counts a message that is none of this run, and says which and why."""
+    self.counts["refused"] += 1
+    self._on_event("refused_message", what)
 
   def forget_gaps(self) -> None:
     """Begins the wait for missing blocks anew: everything is sent again."""
@@ -86,14 +95,14 @@ class Intake:
         header, arrays = wire.decode(data, self._secret)
         self._check(key, header)
       except wire.WireError as error:
-        self.counts["refused"] += 1
-        self._on_event("refused_message", f"{key}: {error}")
+        self.refuse(f"{key}: {error}")
         useless.append(key)
         continue
       sid, sequence = header["sid"], header["sequence"]
       want = expected.get(sid, self.watermarks.get(sid, 0))
       if sequence < want:
         self.counts["wire_duplicates"] += 1
+        self.unanswered.add(sid)
         useless.append(key)
       elif sequence == want or self._gap_is_old(sid, want):
         fresh.append(Message(key, data, header, arrays))

@@ -23,6 +23,8 @@ class LeaseTable:
     self._entries: dict[str, _Entry] = {}
     self._gone: set[str] = set()
     self._replaced: set[str] = set()
+    # As `alive` returned it last; None once that may be wrong.
+    self._alive: dict[str, dict[str, Any]] | None = None
 
   def update(self, leases: dict[str, dict[str, Any]]) -> None:
     """Takes the leases by sid as the store holds them now.
@@ -30,6 +32,7 @@ class LeaseTable:
     A lease that is missing (the store may have been lost) is kept as it was.
     """
     now = self._clock()
+    self._alive = None
     for sid, lease in leases.items():
       entry = self._entries.get(sid)
       # A lower one is a copy of an old lease, whoever put it there.
@@ -46,12 +49,17 @@ class LeaseTable:
       entry.changed_at = now
 
   def alive(self) -> dict[str, dict[str, Any]]:
-    """Returns the leases of the searchers that are not gone, by sid."""
-    return {
-        sid: entry.lease
-        for sid, entry in sorted(self._entries.items())
-        if sid not in self._gone and not entry.lease["final"]
-    }
+    """Returns the leases of the searchers that are not gone, by sid.
+
+    Not to be changed: it is the same one until something has changed.
+    """
+    if self._alive is None:
+      self._alive = {
+          sid: entry.lease
+          for sid, entry in sorted(self._entries.items())
+          if sid not in self._gone and not entry.lease["final"]
+      }
+    return self._alive
 
   def heard(self) -> dict[str, dict[str, Any]]:
     """Returns the last lease of every searcher, who is gone included.
@@ -87,6 +95,7 @@ class LeaseTable:
       elif self.age_s(sid) > self._lease_s:
         out[sid] = "expired"
     self._gone.update(out)
+    self._alive = None
     return out
 
   def totals(self, sid: str) -> dict[str, int]:

@@ -6,10 +6,13 @@ One thread does all of a searcher's talk with the store except pulling params.
 A block stays in the ring until the trainer acknowledges it; after a store was
 lost the whole ring is sent again, in order, before anything new. The ring's
 size (the credits) is the back-pressure: `submit` blocks while it is full.
+
+The trainer's answers, acknowledgements and grants, are one message, which the
+thread asks for at a pace: often where the searcher has nothing to do without
+it, less and less often while nothing changes.
 """
 
 from collections.abc import Callable, Sequence
-import dataclasses
 import os
 import socket
 import threading
@@ -18,39 +21,32 @@ from typing import Any
 
 from absl import logging
 
+from tba_jax import pace as pace_lib
 from tba_jax import types
 from tba_jax.replay import inbox as inbox_lib
 from tba_jax.replay import packing
+from tba_jax.replay import replies
+from tba_jax.replay import ring as ring_lib
+from tba_jax.replay import worklist
 from tba_jax.transport import base
 from tba_jax.transport import wire
 
 # How often an unacknowledged block is offered again: the key may have been
 # taken by a forged message, which the trainer removes.
 _RESEND_S = 2.0
-_TICK_S = 0.004
+# Between two questions: while the searcher waits and while it works, at least
+# and at most.
+_WAITING_TICK_S = 0.004
+_TICK_S = 0.02
+_LONGEST_TICK_S = 1.0
+# Of the time since something changed, while the searcher works; large, as who
+# runs out of work or of credit asks at once.
+_SHARE = 0.25
+# Between two questions whether the trainer has said goodbye, at least.
+_GOODBYE_EVERY_S = 0.1
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
-  """Positions of the prompt order to sample in one round.
-
-  epoch: of the trainer that granted it.
-  block: number of the grant.
-  require_version: the version to sample with; -1 = the newest.
-  prompts: (position, prompt_id, visit) of each prompt.
-  """
-
-  epoch: int
-  block: int
-  require_version: int
-  prompts: tuple[tuple[int, int, int], ...]
-
-
-@dataclasses.dataclass
-class _Message:
-  sequence: int
-  data: bytes
-  sent_at: float | None = None
+Block = worklist.Block
 
 
 class Outbox:
@@ -80,7 +76,8 @@ class Outbox:
       secret: key of the run's messages.
       partition: of the queue.
       credits: blocks that may wait for an acknowledgement.
-      lease_s: the trainer's patience; the lease is renewed four times as often.
+      lease_s: the trainer's patience; the lease is renewed at least four times
+        as often.
       on_event: called with (kind, message).
     """
     self._make_transport = make_transport
@@ -89,19 +86,14 @@ class Outbox:
     self._secret = secret
     self._partition = partition
     self._credits = credits
-    self._lease_every_s = min(1.0, lease_s / 4)
     self._on_event = on_event
     self._inbox = inbox_lib.Inbox(
         run_id=run_id, secret=secret, on_event=on_event
     )
     self._lock = threading.Condition()
-    self._ring: list[_Message] = []
-    self._next_sequence = 0
+    self._ring = ring_lib.Ring(_RESEND_S)
     self._totals = {"prompts": 0, "completions": 0, "tokens": 0}
-    self._work: list[Block] = []
-    self._work_tag = (-1, -1)
-    self._ack_epoch = -1
-    self._last_block: dict[int, int] = {}
+    self._work = worklist.WorkList()
     self._stats: dict[str, Any] = {}
     self._lease = {
         "run": run_id,
@@ -111,7 +103,21 @@ class Outbox:
         "pid": os.getpid(),
         "started": time.time(),
     }
+    self._pace = pace_lib.Pace(
+        floor_s=_TICK_S,
+        waiting_floor_s=_WAITING_TICK_S,
+        share=_SHARE,
+        cap_s=_LONGEST_TICK_S,
+    )
+    # Of the lease, which says what changes with each block.
+    self._lease_pace = pace_lib.Pace(
+        floor_s=min(1.0, lease_s / 4),
+        waiting_floor_s=min(1.0, lease_s / 4),
+        share=_SHARE,
+        cap_s=lease_s / 4,
+    )
     self._beat = 0
+    self._next_goodbye = 0.0
     self._final = False
     self._closing = threading.Event()
     self._error: BaseException | None = None
@@ -132,8 +138,8 @@ class Outbox:
 
   @property
   def epoch(self) -> int:
-    """The newest trainer epoch that granted work, -1 before the first."""
-    return self._work_tag[0]
+    """The newest trainer epoch that was heard of, -1 before the first."""
+    return self._work.epoch
 
   @property
   def totals(self) -> dict[str, int]:
@@ -152,11 +158,16 @@ class Outbox:
       TransportError: the thread has ended, with its error as the cause.
     """
     with self._lock:
+      if not self._work.blocks:
+        self._ask_now()
       self._lock.wait_for(
-          lambda: self._work or self._error is not None, timeout_s
+          lambda: self._work.blocks or self._error is not None, timeout_s
       )
       self._check()
-      return self._work.pop(0) if self._work else None
+      if not self._work.blocks:
+        return None
+      self._pace.rest()
+      return self._work.blocks.pop(0)
 
   def submit(
       self,
@@ -175,6 +186,7 @@ class Outbox:
     """
     with self._lock:
       while len(self._ring) >= self._credits:
+        self._ask_now()
         self._lock.wait(0.1)
         self._check()
         if should_stop() and len(self._ring) >= self._credits:
@@ -190,13 +202,14 @@ class Outbox:
       header.update(
           run=self._run_id,
           sid=self._sid,
-          sequence=self._next_sequence,
+          sequence=self._ring.next_sequence,
           totals=dict(self._totals),
           amount=amount,
       )
-      data = wire.encode(header, arrays, self._secret)
-      self._ring.append(_Message(self._next_sequence, data))
-      self._next_sequence += 1
+      self._ring.add(wire.encode(header, arrays, self._secret))
+      self._pace.rest()
+      self._pace.changed()
+      self._lease_pace.changed()
       self._lock.notify_all()
     return True
 
@@ -214,12 +227,14 @@ class Outbox:
     """
     deadline = time.monotonic() + flush_s
     with self._lock:
+      self._ask_now()
       self._lock.wait_for(
           lambda: not self._ring or self._error is not None, flush_s
       )
       flushed = not self._ring
       self._final = True
-    self._closing.set()
+      self._closing.set()
+      self._lock.notify_all()
     self._thread.join(timeout=max(1.0, deadline - time.monotonic()))
     return flushed
 
@@ -228,39 +243,31 @@ class Outbox:
       message = f"the outbox has ended: {self._error}"
       raise base.TransportError(message) from self._error
 
+  def _ask_now(self) -> None:
+    """Makes the thread ask at once, and often from then on. Under the lock."""
+    if self._pace.wait():
+      self._lock.notify_all()
+
   def _run(self) -> None:
     try:
       transport = self._make_transport()
-      next_lease = 0.0
-      next_slow = 0.0
       while True:
         closing = self._closing.is_set()
         try:
-          self._send(transport)
-          self._read_acks(transport)
-          now = time.monotonic()
-          if now >= next_lease or closing:
-            self._write_lease(transport)
-            next_lease = now + self._lease_every_s
-          if now >= next_slow:
-            known = max(self._ack_epoch, self.epoch)
-            self._inbox.read_goodbye(transport, known)
-            next_slow = now + 0.1
-          self._read_work(transport)
+          self._speak(transport, closing)
         except base.TransportError as error:
           if closing:
             break
           self._on_event("store_lost", f"outbox: {error}")
           transport.reconnect()
-          next_lease = 0.0
           with self._lock:
-            for message in self._ring:
-              message.sent_at = None
+            self._ring.forget_sent()
+            self._lease_pace.changed(at_once=True)
         if closing:
           break
         with self._lock:
-          idle = not self._ring and bool(self._work)
-          self._lock.wait(0.02 if idle else _TICK_S)
+          if (rest_s := self._rest_s()) > 0:
+            self._lock.wait(rest_s)
       transport.close()
     except Exception as error:  # The searcher's thread raises it.
       logging.exception("outbox ended")
@@ -268,59 +275,55 @@ class Outbox:
         self._error = error
         self._lock.notify_all()
 
-  def _send(self, transport: base.Transport) -> None:
+  def _rest_s(self) -> float:
+    """Returns the seconds until there is something to do. Under the lock."""
+    if self._closing.is_set() or self._ring.unsent():
+      return 0.0
+    return min(
+        self._pace.due_in_s(),
+        self._lease_pace.due_in_s(),
+        self._ring.overdue_in_s(),
+    )
+
+  def _speak(self, transport: base.Transport, closing: bool) -> None:
+    """Does what is due."""
     with self._lock:
-      ring = list(self._ring)
-    now = time.monotonic()
-    for message in ring:
-      if message.sent_at is not None and now - message.sent_at < _RESEND_S:
-        continue
+      unsent = self._ring.unsent()
+    self._send(transport, unsent)
+    with self._lock:
+      asks = not self._pace.due_in_s() or not self._ring.overdue_in_s()
+      renews = closing or not self._lease_pace.due_in_s()
+    if asks:
+      self._ask(transport)
+      with self._lock:
+        overdue = self._ring.overdue()
+      self._send(transport, overdue)
+    if renews:
+      self._write_lease(transport)
+
+  def _send(
+      self, transport: base.Transport, messages: Sequence[ring_lib.Message]
+  ) -> None:
+    for message in messages:
       transport.put(
           f"q/{self._partition}/{self._sid}/{message.sequence:012d}",
           message.data,
           overwrite=False,
       )
-      message.sent_at = now
+      self._ring.sent(message)
 
-  def _read_acks(self, transport: base.Transport) -> None:
-    if not self._ring:
-      return
-    acks = self._inbox.get(transport, f"ack/{self._partition}")
-    if acks is None:
-      return
-    # A replaced trainer's word is of an older epoch.
-    if acks["epoch"] < self._ack_epoch:
-      return
-    self._ack_epoch = acks["epoch"]
-    done = acks["table"].get(self._sid, 0)
+  def _ask(self, transport: base.Transport) -> None:
+    """Reads the trainer's answer, and every now and then its goodbye."""
+    answer = self._inbox.get(transport, replies.key_of(self._sid))
     with self._lock:
-      if self._ring and self._ring[0].sequence < done:
-        self._ring = [m for m in self._ring if m.sequence >= done]
+      changed = answer is not None and self._work.hear(answer)
+      if changed:
+        self._ring.acknowledge(answer["acked"])
         self._lock.notify_all()
-
-  def _read_work(self, transport: base.Transport) -> None:
-    work = self._inbox.get(transport, f"work/{self._sid}")
-    if work is None:
-      return
-    tag = (work["epoch"], work["count"])
-    # A replaced trainer's grants are of an older epoch.
-    if tag <= self._work_tag:
-      return
-    with self._lock:
-      # What is not listed any more was taken back, or granted by a trainer
-      # that is gone.
-      epoch = work["epoch"]
-      listed = {(epoch, block) for block, _, _ in work["blocks"]}
-      self._work = [b for b in self._work if (b.epoch, b.block) in listed]
-      self._work_tag = tag
-      taken = self._last_block.get(epoch, -1)
-      for block, version, prompts in work["blocks"]:
-        if block > taken:
-          taken = block
-          prompts = tuple(tuple(p) for p in prompts)
-          self._work.append(Block(epoch, block, version, prompts))
-      self._last_block = {epoch: taken}
-      self._lock.notify_all()
+      self._pace.asked(changed)
+    if time.monotonic() >= self._next_goodbye:
+      self._inbox.read_goodbye(transport, self.epoch)
+      self._next_goodbye = time.monotonic() + _GOODBYE_EVERY_S
 
   def _write_lease(self, transport: base.Transport) -> None:
     self._beat += 1
@@ -335,4 +338,5 @@ class Outbox:
           "refused": self._inbox.refused,
           "stats": self._stats,
       }
+      self._lease_pace.asked()
     transport.put(f"live/{self._sid}", wire.encode_message(lease, self._secret))

@@ -73,7 +73,28 @@ class GrantsTest(absltest.TestCase):
     before = self.grants.assign(["a"])
     self.assertEmpty(self.grants.assign(["a"]))
     self.grants.announce_again()
+    # Who is not there is told when it is.
+    self.assertEmpty(self.grants.assign(["b"]))
     self.assertEqual(self.grants.assign(["a"]), before)
+
+  def test_who_asks_is_told_whatever_it_holds(self):
+    self.grants.admit(4)
+    held = self.grants.assign(["a"])
+    self.assertEqual(self.grants.assign(["a"], ["a"]), held)
+    self.assertEqual(self.grants.assign([], ["b"]), {"b": []})
+
+  def test_of_thousands_each_is_granted_its_blocks(self):
+    names = [f"s{i:04d}" for i in range(2000)]
+    order = prompt_order.PromptOrder(100_000, seed=0)
+    grants = grants_lib.Grants(
+        order, prompts_per_round=4, version_of=lambda p: -1
+    )
+    grants.admit(4 * 3000)
+    work = grants.assign(names)
+    # One each, and a second one in the order of their names.
+    self.assertEqual(
+        [len(work[name]) for name in names], [2] * 1000 + [1] * 1000
+    )
 
 
 if __name__ == "__main__":

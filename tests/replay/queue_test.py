@@ -118,7 +118,6 @@ class StoreLossTest(queue_case.QueueTestCase):
     again = wire.decode_message(self.client().get("work/a"), b"s" * 32)
     self.assertEqual(again["blocks"], granted["blocks"])
     self.assertGreater(again["count"], granted["count"])
-    self.assertIsNotNone(self.client().get("ack/0"))
     self.assertEqual(trainer.drain.generation, 2)
 
   def test_losses_while_everything_runs_lose_and_double_nothing(self):
@@ -141,7 +140,7 @@ class StoreLossTest(queue_case.QueueTestCase):
     put, failures = in_process.InProcessStore.put, [2]
 
     def fails_twice(store, generation, key, *args):
-      if key == "ack/0" and failures[0]:
+      if key == "work/a" and failures[0]:
         failures[0] -= 1
         raise base.TransportError("lost again")
       return put(store, generation, key, *args)
@@ -174,11 +173,13 @@ class OldNewsTest(queue_case.QueueTestCase):
     message = {"run": queue_case.RUN, "key": place, **message}
     self.client().put(place, wire.encode_message(message, secret))
 
-  def _work(self, epoch, count, *blocks):
+  def _work(self, epoch, count, *blocks, acked=0, **message):
     self._put(
         "work/a",
         epoch=epoch,
         count=count,
+        acked=acked,
+        **message,
         blocks=[[b, -1, [[b, b, 0]]] for b in blocks],
     )
 
@@ -192,7 +193,7 @@ class OldNewsTest(queue_case.QueueTestCase):
     self.assertEqual(outbox.epoch, 2)
     # A newer trainer counts anew, and the old one's grants are dropped.
     self._work(2, 2, 10, 12)
-    wait_until(lambda: outbox._work, "the second grant")
+    wait_until(lambda: outbox._work.blocks, "the second grant")
     self._work(3, 1, 1)
     wait_until(lambda: outbox.epoch == 3, "the newer epoch")
     self.assertEqual(outbox.next_block(20.0).block, 1)
@@ -201,25 +202,25 @@ class OldNewsTest(queue_case.QueueTestCase):
   def test_what_was_taken_back_is_not_sampled(self):
     outbox = self.searcher("a", works=False).outbox
     self._work(1, 1, 1, 2)
-    wait_until(lambda: len(outbox._work) == 2, "two blocks")
+    wait_until(lambda: len(outbox._work.blocks) == 2, "two blocks")
     self._work(1, 2, 2, 3)
-    wait_until(lambda: outbox._work[-1].block == 3, "the third block")
-    self.assertEqual([b.block for b in outbox._work], [2, 3])
+    wait_until(lambda: outbox._work.blocks[-1].block == 3, "the third block")
+    self.assertEqual([b.block for b in outbox._work.blocks], [2, 3])
 
   def test_acks_of_an_older_epoch_are_ignored(self):
     searcher = self.searcher("a", works=False)
     for position in range(3):
       searcher.submit(position)
-    self._put("ack/0", epoch=2, table={"a": 1})
+    self._work(2, 1, acked=1)
     wait_until(lambda: searcher.outbox.unacked == 2, "the first ack")
-    self._put("ack/0", epoch=1, table={"a": 3})
+    self._work(1, 5, acked=3)
     self.assertFalse(searcher.outbox.close(0.1))
     self.assertEqual(searcher.outbox.unacked, 2)
 
   def test_acks_and_work_of_others_are_refused(self):
     searcher = self.searcher("a", works=False)
     searcher.submit(0)
-    self._put("ack/0", epoch=9, table={"a": 1}, run="other")
+    self._work(9, 1, acked=1, run="other")
     self._put("ctl/stop", secret=b"x" * 32)
     wait_until(
         lambda: len({m[:4] for m in searcher.events.of("refused_message")})
@@ -233,7 +234,7 @@ class OldNewsTest(queue_case.QueueTestCase):
     searcher = self.searcher("a", works=False)
     # Authentic, but copied to where another one belongs.
     self._put("ctl/stop", epoch=1, done=True, key="status/run")
-    self._put("work/a", epoch=1, count=1, blocks=[], key="work/b")
+    self._work(1, 1, key="work/b")
     wait_until(
         lambda: len(searcher.events.of("refused_message")) == 2, "both refused"
     )
