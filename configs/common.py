@@ -141,6 +141,13 @@ def get_config() -> ml_collections.ConfigDict:
       lease_s=15.0,  # a silent searcher's prompts are granted again
       pull_every_s=0.02,  # shortest time between two looks for a version
       starvation_s=180.0,  # no fresh group for so long ends the trainer
+      # Devices of one searcher, all of its own process, and what they split.
+      mesh=d(
+          data=1,  # devices that split the rows of one searcher
+          fsdp=1,  # that split rows, and params by config.sharding
+          tensor=1,  # that split params by config.sharding, and heads of caches
+      ),
+      cpu_devices=0,  # virtual CPU devices of a searcher; 0 = those there are
   )
 
   c.loss = d(

@@ -41,6 +41,13 @@ run() {
   ((dry_run)) || "$@"
 }
 
+# use_searcher_devices COUNT: has each searcher split its rows over so many
+# devices, all of its host or job. Where SETTINGS say how, they have it.
+use_searcher_devices() {
+  [[ " ${SETTINGS[*]-}" == *" --config.search.mesh."* ]] && return
+  SETTINGS+=("--config.search.mesh.data=$(($1 > 1 ? $1 : 1))")
+}
+
 # print_plan ROOT KIND…: what the run needs and how fast it can be at most.
 # Without a Python that has tba_jax here, it prints the command alone.
 print_plan() {

@@ -15,7 +15,7 @@ KIND="${KIND:-h100}"                      # of devices, for the plan
 TRAINER_NODES="${TRAINER_NODES:-1}"       # one process of the trainer on each
 TRAINER_GPUS="${TRAINER_GPUS:-1}"         # of a node
 SEARCHERS="${SEARCHERS:-2}"
-SEARCHER_GPUS="${SEARCHER_GPUS:-1}"       # of a searcher
+SEARCHER_GPUS="${SEARCHER_GPUS:-1}"       # of a searcher, which uses them all
 CPUS="${CPUS:-8}"                         # of a process
 TIME="${TIME:-04:00:00}"
 PARTITION="${PARTITION:-}"                # "" = the cluster's default
@@ -65,6 +65,7 @@ run_args=("--workdir=$WORKDIR")
 wait_for=("--wait_for=$WORKDIR/config.json")
 SETTINGS+=("--config.trainer.num_processes=$TRAINER_NODES")
 SETTINGS+=("--config.search.num_searchers=$SEARCHERS")
+use_searcher_devices "$SEARCHER_GPUS"
 settings=("--config=$CONFIG" "${SETTINGS[@]}")
 secret="$WORKDIR/secret"
 

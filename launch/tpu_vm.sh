@@ -20,6 +20,7 @@ TRAINER_TYPE="${TRAINER_TYPE:-v5litepod-16}"
 TRAINER_HOSTS="${TRAINER_HOSTS:-4}"       # of one slice
 TRAINER_SLICES="${TRAINER_SLICES:-1}"
 SEARCHER_TYPE="${SEARCHER_TYPE:-v5litepod-1}" # of one host
+SEARCHER_CHIPS="${SEARCHER_CHIPS:-1}"     # of that host; a searcher uses all
 SEARCHERS="${SEARCHERS:-4}"
 RUNTIME="${RUNTIME:-v2-alpha-tpuv5-lite}" # image of the TPU VMs
 TRAINER_SPOT="${TRAINER_SPOT:-0}"         # 1: cheaper, and may be preempted
@@ -66,6 +67,7 @@ need NAME PROJECT ZONE NFS REPO
 
 SETTINGS+=("--config.trainer.num_processes=$((TRAINER_HOSTS * TRAINER_SLICES))")
 SETTINGS+=("--config.search.num_searchers=$SEARCHERS")
+use_searcher_devices "$SEARCHER_CHIPS"
 where=(--project="$PROJECT" --zone="$ZONE")
 workdir="/mnt/runs/$NAME"
 code=tba_jax_code

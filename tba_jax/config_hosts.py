@@ -31,6 +31,21 @@ def trainer(c: Mapping[str, Any]) -> _Problems:
     )
 
 
+def searcher(c: Mapping[str, Any]) -> _Problems:
+  """A searcher's rows divide over its mesh, which is of its own devices."""
+  sizes = {a: c[f"search.mesh.{a}"] for a in ("data", "fsdp", "tensor")}
+  rows, devices = sizes["data"] * sizes["fsdp"], math.prod(sizes.values())
+  if c["sampling.num_rows"] % rows:
+    yield "sampling.num_rows", (
+        f"allowed a multiple of {rows}: a searcher's rows are split over"
+        " config.search.mesh.data * config.search.mesh.fsdp devices"
+    )
+  if c["search.cpu_devices"] not in (0, devices):
+    yield "search.cpu_devices", (
+        f"allowed 0 or {devices}, the devices of config.search.mesh"
+    )
+
+
 def store(c: Mapping[str, Any]) -> _Problems:
   """A client must outlive the probe of its store."""
   if c["store.probe_timeout_s"] >= c["store.deadline_s"]:

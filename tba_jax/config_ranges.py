@@ -174,6 +174,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         "model.num_layers model.width model.num_heads model.num_kv_heads"
         " model.mlp_width model.max_positions model.rope_original_positions"
         " mesh.data mesh.fsdp mesh.sequence mesh.tensor"
+        " search.mesh.data search.mesh.fsdp search.mesh.tensor"
         " sft.num_steps sft.batch_size sft.evaluate_every_steps"
         " sft.checkpoint_every_steps sft.log_every_steps"
         " sampling.max_prompt_tokens sampling.max_completion_tokens"
@@ -212,7 +213,7 @@ _RANGES: tuple[tuple[_Range, str], ...] = (
         " reward_model.warmup_steps"
         " log.profile_num_steps explore.min_tokens replay_filter.freeze_step"
         " tempering.tau_decay_steps tempering.gamma_decay_steps"
-        " trainer.cpu_devices checkpoint.keep_every_steps"
+        " trainer.cpu_devices search.cpu_devices checkpoint.keep_every_steps"
         " checkpoint.keep_every_s",
     ),
     # A searcher may be reading the version before the newest.

@@ -38,6 +38,9 @@ need.
 """
 _SECTION = re.compile(r"  c\.(\w+) = ")
 _KEY = re.compile(r"(?:^ {6}|d\(|, )(\w+)=")
+# A section within a section, a line for each of its keys.
+_INNER = re.compile(r" {6}(\w+)=d\($")
+_INNER_KEY = re.compile(r"^ {10}(\w+)=")
 
 
 def comments(source: str) -> dict[str, str]:
@@ -53,7 +56,7 @@ def comments(source: str) -> dict[str, str]:
       for token in tokenize.generate_tokens(io.StringIO(source).readline)
       if token.type == tokenize.COMMENT
   }
-  section, block = "", []
+  section, inner, block = "", "", []
   start = source.index("def get_config")
   first = source.count("\n", 0, start) + 1
   for number, line in enumerate(source.splitlines(), 1):
@@ -70,6 +73,11 @@ def comments(source: str) -> dict[str, str]:
       said[section] = " ".join(block)
       block = []
     keys = _KEY.findall(code) if section else []
+    if opened := _INNER.match(code):
+      inner = opened[1]
+    elif inner:
+      keys = [f"{inner}.{key}" for key in _INNER_KEY.findall(code)]
+      inner = inner if keys else ""
     for key in keys:
       parts = [" ".join(block)] * bool(block) + [note] * bool(note)
       said[f"{section}.{key}"] = "; ".join(parts)

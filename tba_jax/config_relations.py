@@ -10,6 +10,7 @@ KeyError and is left out: its cause has been reported already.
 from collections.abc import Callable, Iterator, Mapping
 import importlib.metadata
 import importlib.util
+import itertools
 import math
 import pathlib
 from typing import Any
@@ -240,20 +241,22 @@ def _shape(c: Mapping[str, Any]) -> _Problems:
 
 
 def _sharded_sizes(c: Mapping[str, Any]) -> _Problems:
-  """Each sharded axis of the parameters must divide evenly."""
-  for rule, key in (
+  """Each sharded axis of the parameters must divide evenly, on both meshes."""
+  sizes = (
       ("layers", "model.num_layers"),
       ("width", "model.width"),
       ("mlp", "model.mlp_width"),
       ("heads", "model.num_heads"),
       ("kv_heads", "model.num_kv_heads"),
       ("head_dim", "model.head_dim"),
-  ):
+  )
+  for mesh, (rule, key) in itertools.product(("mesh", "search.mesh"), sizes):
     axes = [a for a in c[f"sharding.{rule}"].split(",") if a]
-    shards = math.prod(c[f"mesh.{axis}"] for axis in axes)
+    # A searcher splits no sequences: its mesh has no such axis.
+    shards = math.prod(c.get(f"{mesh}.{axis}", 1) for axis in axes)
     if c[key] % shards:
       yield key, (
-          f"allowed a multiple of {shards}, the size of the mesh axes of"
+          f"allowed a multiple of {shards}, the size on config.{mesh} of"
           f" config.sharding.{rule} = {c[f'sharding.{rule}']!r}"
       )
 
@@ -337,6 +340,7 @@ _CHECKS: tuple[Callable[[Mapping[str, Any]], _Problems], ...] = (
     config_hosts.store,
     config_hosts.tls,
     config_hosts.trainer,
+    config_hosts.searcher,
     config_lora.base,
     config_lora.targets,
     _packages,

@@ -149,7 +149,13 @@ def _process_rows(
   cores = processes.available_cores()
   count = plan_measured.expected_searchers(workdir)
   found = f"{len(cores)} cores: {', '.join(map(str, cores))}"
-  num_processes = config.trainer.num_processes
+  num_processes, search = config.trainer.num_processes, config.search
+  each = math.prod(search.mesh.values())
+  of_searchers = f"{search.num_searchers} of one process each"
+  if each > 1:
+    of_searchers += (
+        f" with {each} devices, {search.num_searchers * each} in all"
+    )
   of_trainer = f"{num_processes} process{'es' * (num_processes > 1)}"
   sent = f"{sent_bytes(config) / 1e6:,.3f} MB a step"
 
@@ -164,11 +170,7 @@ def _process_rows(
       ("store", f"1 process, {bound('store')}"),
       ("trainer", f"{of_trainer}, {bound('trainer')}"),
       *([("batch that process 0 sends", sent)] * (num_processes > 1)),
-      (
-          "searchers",
-          f"{config.search.num_searchers} of one process each,"
-          f" {bound('searcher')}",
-      ),
+      ("searchers", f"{of_searchers}, {bound('searcher')}"),
       ("staleness of fresh data, at most", staleness_bound(config)),
       *([("searchers that keep the trainer busy", count)] * bool(workdir)),
   ]

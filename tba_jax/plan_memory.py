@@ -208,20 +208,27 @@ def trainer_rows(
   ]
 
 
+def searcher_params(config: ml_collections.ConfigDict, c: ModelConfig) -> int:
+  """Returns the parameters that a device of a searcher holds."""
+  mesh = {"sequence": 1, **config.search.mesh}
+  leaves = shard_report.model_leaves(c)
+  found = shard_report.of_leaves(leaves, config.sharding, mesh)
+  return sum(leaf.device_size for leaf in found)
+
+
 def searcher_rows(
     config: ml_collections.ConfigDict, c: ModelConfig, kind: str
 ) -> list[tuple[str, str]]:
   """Returns what a searcher's device holds; arguments as `trainer_rows`."""
-  sampling = config.sampling
+  sampling, mesh = config.sampling, config.search.mesh
   dtype = compute_dtype(config, c, kind or "cpu")
-  params = num_params(shard_report.model_leaves(c)) * BYTES[c.param_dtype]
+  params = searcher_params(config, c) * BYTES[c.param_dtype]
   length = sampling.max_prompt_tokens + sampling.max_completion_tokens
-  cache = (
-      roofline.cache_bytes_per_token(c, BYTES[dtype])
-      * sampling.num_rows
-      * length
-  )
-  logits = sampling.num_rows * c.vocab_size * _LOGITS_BYTES
+  num_rows = math.ceil(sampling.num_rows / (mesh.data * mesh.fsdp))
+  heads = 1 if c.num_kv_heads % mesh.tensor else mesh.tensor
+  token = roofline.cache_bytes_per_token(c, BYTES[dtype]) // heads
+  cache = token * num_rows * length
+  logits = num_rows * c.vocab_size * _LOGITS_BYTES
   held, words = 2 * params, "params, twice while a version comes in"
   if config.lora.rank:
     held += params
@@ -230,7 +237,7 @@ def searcher_rows(
   return [
       (words, size(held)),
       (
-          f"cache of {sampling.num_rows} rows of {length} tokens",
+          f"cache of {num_rows} rows of {length} tokens",
           size(cache),
       ),
       ("logits of a decode step", size(logits)),

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of `plan` about speed: bounds of a device, or what a run measured.
 
-A searcher has one device, the trainer those of its mesh. From the seconds of
+Searcher and trainer have the devices of their meshes. From the seconds of
 sampling and training one step follow how many searchers balance one trainer,
 staleness, overlap, and whether asynchrony is worth anything.
 """
@@ -95,8 +95,9 @@ def _decode_work(
     c: model_config_lib.ModelConfig,
     dtype: str,
 ) -> tuple[roofline.Work, roofline.Work]:
-  """Returns the work of one decode step, and of a step's prompts."""
+  """Returns a device's work of a decode step, and of a step's prompts."""
   sampling, leaves = config.sampling, shard_report.model_leaves(c)
+  mesh = config.search.mesh
   model = {
       "matmul_params": plan_memory.matmul_params(leaves, c),
       "params_bytes": (
@@ -109,13 +110,14 @@ def _decode_work(
       c,
       **model,
       cache_token_bytes=roofline.cache_bytes_per_token(c, dtype_bytes),
-      num_rows=sampling.num_rows,
+      num_rows=sampling.num_rows / (mesh.data * mesh.fsdp),
       context=P + T / 2,
   )
   prompts = roofline.prefill(
       c, **model, num_prompts=_prompts(config), prompt_tokens=P
   )
-  return step, prompts
+  # Each device has its own rows, and all prefill all prompts.
+  return step.times(1 / mesh.tensor), prompts.times(1 / mesh.tensor)
 
 
 def _train_work(
@@ -156,7 +158,7 @@ def bounds(
   trainer, searcher = (devices.of_kind(kind) for kind in kinds)
   dtypes = [plan_memory.compute_dtype(config, c, kind) for kind in kinds]
   rows, T = config.sampling.num_rows, config.sampling.max_completion_tokens
-  num_devices = math.prod(config.mesh.values())
+  num_devices, mesh = math.prod(config.mesh.values()), config.search.mesh
   step, prompts = _decode_work(config, c, dtypes[1])
   decode_s = step.seconds(searcher, dtypes[1])
   num_tokens = _sampled(config) * T
@@ -168,8 +170,8 @@ def bounds(
   lines = [
       (
           "devices",
-          f"trainer {num_devices} of {kinds[0]}, searcher 1 of {kinds[1]};"
-          " full-length completions",
+          f"trainer {num_devices} of {kinds[0]}, searcher"
+          f" {math.prod(mesh.values())} of {kinds[1]}; full-length completions",
       ),
       (
           f"decode step of {rows} rows, at least",

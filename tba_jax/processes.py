@@ -71,17 +71,18 @@ def available_cores() -> list[int]:
 
 
 def assign_cores(
-    cores: Mapping[str, str], num_searchers: int
+    cores: Mapping[str, str], num_searchers: int, per_searcher: int = 1
 ) -> dict[str, Any]:
   """Returns the cores of the roles: trainer, store, and a list for searchers.
 
-  With no setting, half of the cores but at most one a searcher go to the
-  searchers, the rest to the trainer; the store, which needs little, shares the
-  searchers'. An empty list means no binding.
+  With no setting, half of the cores but at most `per_searcher` a searcher go to
+  the searchers, the rest to the trainer; the store, which needs little, shares
+  the searchers'. An empty list means no binding.
 
   Args:
     cores: `trainer`, `searcher` and `store`, as "0", "0,2", "0-3", "" or "all".
     num_searchers: at least 1.
+    per_searcher: what one can use: 1, or its virtual CPU devices.
   """
   mine = available_cores()
 
@@ -93,7 +94,7 @@ def assign_cores(
   if len(mine) < 2:
     trainer, others = [], []
   else:
-    split = len(mine) - min(num_searchers, len(mine) // 2)
+    split = len(mine) - min(num_searchers * per_searcher, len(mine) // 2)
     trainer, others = mine[:split], mine[split:]
   searchers = chosen(cores["searcher"], others)
   per = max(1, len(searchers) // num_searchers)

@@ -20,6 +20,7 @@ from tba_jax import device_work
 from tba_jax import evaluator as evaluator_lib
 from tba_jax import guards as guards_lib
 from tba_jax import ledger as ledger_lib
+from tba_jax import local_mesh
 from tba_jax import metrics
 from tba_jax import parts
 from tba_jax import parts_params
@@ -91,8 +92,10 @@ def run_searcher(
   try:
     index = processes.index_of(operands)
     on_event = functools.partial(events.write, role="searcher", index=index)
+    mesh = local_mesh.of_searcher(config.search, on_event)
     policy = policy_lib.make(config, run.workdir)
-    whole = parts_params.make_whole(config, policy)
+    place = local_mesh.place(mesh, config.sharding, policy)
+    whole = parts_params.make_whole(config, policy, place)
     judge = reward_judge.of_searcher(config, run.workdir, policy, on_event)
   except ValueError as error:
     raise run_directory.NoRunError(str(error)) from error
@@ -101,7 +104,7 @@ def run_searcher(
   spans = metrics.SpanWriter(path, "searcher", index, clock=clock)
   make_transport = _transport_maker(config, run)
   puller = parts_params.make_puller(
-      config, run, policy, whole.base, make_transport, on_event
+      config, run, policy, place, whole.base, make_transport, on_event
   )
   outbox = outbox_lib.Outbox(
       make_transport,
@@ -121,7 +124,7 @@ def run_searcher(
       sampler=policy_lib.make_sampler(config, policy),
       puller=puller,
       outbox=outbox,
-      params_fn=parts_params.make_params_fn(policy, whole),
+      params_fn=parts_params.make_params_fn(policy, whole, place),
       samples_per_prompt=config.search.samples_per_prompt,
       in_flight=config.sampling.in_flight != "off",
       spans=spans,

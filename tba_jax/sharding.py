@@ -161,12 +161,15 @@ def _splits(sharding: NamedSharding, ndim: int) -> list[tuple[str, ...]]:
   return [(p,) if isinstance(p, str) else tuple(p or ()) for p in parts]
 
 
-def check_divisible(params: PyTree, shardings: PyTree) -> None:
+def check_divisible(
+    params: PyTree, shardings: PyTree, *, key: str = "mesh"
+) -> None:
   """Checks that each leaf divides evenly over its mesh axes.
 
   Args:
     params: arrays, or their shapes from `jax.eval_shape`.
     shardings: as `param_shardings` returns them.
+    key: of the config that the mesh is made of, for the message.
 
   Raises:
     ValueError: names every leaf, axis and mesh axis that do not divide.
@@ -186,7 +189,7 @@ def check_divisible(params: PyTree, shardings: PyTree) -> None:
   jax.tree_util.tree_map_with_path(check, params, shardings)
   if problems:
     raise ValueError(
-        "params do not fit config.mesh and config.sharding: "
+        f"params do not fit config.{key} and config.sharding: "
         + "; ".join(problems)
     )
 

@@ -180,7 +180,7 @@ class _Supervisor:
     self._panel.phase("warm-up")
     search = self._config.search
     cores = processes.assign_cores(
-        self._config.cores, self._config.search.num_searchers
+        self._config.cores, search.num_searchers, max(1, search.cpu_devices)
     )
     self._children.add("store", 0, cores["store"])
     trainer = self._children.add_group(

@@ -10,7 +10,6 @@ def make(**changes):
   config = common.get_config()
   config.evaluate.num_prompts = config.evaluate.final_prompts = 8
   for name, value in changes.items():
-    section, _, key = name.rpartition("__")
     with config.ignore_type():
-      (config[section] if section else config)[key] = value
+      config.update_from_flattened_dict({name.replace("__", "."): value})
   return config

@@ -25,6 +25,9 @@ class ConfigHostsTest(parameterized.TestCase):
       (dict(trainer__num_processes=2), "trainer.num_processes"),
       (dict(mesh__data=4, trainer__num_processes=2, trainer__cpu_devices=4),
        "trainer.cpu_devices"),
+      (dict(search__mesh__data=3), "sampling.num_rows"),
+      (dict(search__mesh__fsdp=4, sampling__num_rows=18), "sampling.num_rows"),
+      (dict(search__mesh__data=4, search__cpu_devices=2), "search.cpu_devices"),
       (dict(publish__directory="gs://b", publish__carrier="files"),
        "publish.directory"),
       (dict(publish__directory="s3://b"), "publish.directory"),
@@ -36,6 +39,7 @@ class ConfigHostsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       dict(mesh__data=4, trainer__num_processes=2, trainer__cpu_devices=2),
+      dict(search__mesh__data=2, search__mesh__fsdp=2, search__cpu_devices=4),
       dict(store__address="127.0.0.1:9000-9010"),
       dict(publish__carrier="orbax"),
       dict(

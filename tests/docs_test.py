@@ -95,6 +95,11 @@ class DocsTest(absltest.TestCase):
         "      # two lines.\n"
         "      y='# no comment',\n"
         "      z=3,\n"
+        "      # Of t.\n"
+        "      t=d(\n"
+        "          p=1,  # inside\n"
+        "      ),\n"
+        "      s=2,  # outside\n"
         "  )\n"
         "  c.b = d(u=1, v=2)  # both\n"
     )
@@ -105,6 +110,9 @@ class DocsTest(absltest.TestCase):
             "a.x": "one",
             "a.y": "Long of y, two lines.",
             "a.z": "",
+            "a.t": "Of t.",
+            "a.t.p": "inside",
+            "a.s": "outside",
             "b": "",
             "b.u": "both",
             "b.v": "both",

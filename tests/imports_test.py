@@ -23,7 +23,7 @@ _RINGS = {
         tasks/base tokenizer types
     """,
     1: """
-        calibration eval_summary line_program losses/* models/*
+        calibration eval_summary line_program local_mesh losses/* models/*
         offline_batches prompts replay/* rewards/judges roofline sampling/*
         tasks/* transport/*
     """,

@@ -55,6 +55,18 @@ class PlanSpeedTest(parameterized.TestCase):
     self.assertAlmostEqual(four.train_s * 4 / one.train_s, 1.0)
     self.assertGreater(four.sample_s, one.sample_s)
 
+  def test_a_searcher_s_devices_share_rows_and_products(self):
+    self.config.sampling.num_rows = 2**16
+    bound = lambda: plan_speed.bounds(self.config, self.shape, ("v4", "v4"))
+    one = bound().sample_s
+    self.config.search.mesh.data = 4
+    # All prefill all prompts, and read all params.
+    self.assertBetween(4 * bound().sample_s / one, 1.0, 1.3)
+    self.config.search.mesh.update(data=1, tensor=2)
+    speed = bound()
+    self.assertAlmostEqual(2 * speed.sample_s / one, 1.0)
+    self.assertIn("searcher 2 of v4", dict(speed.rows)["devices"])
+
   def test_activations_by_remat(self):
     c = self.shape
     kept = [

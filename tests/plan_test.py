@@ -132,6 +132,32 @@ class PlanTest(parameterized.TestCase):
     self.config.sharding.batch = "data,fsdp,sequence"
     self.assertEqual(count()[0], logits // 4)
 
+  def test_a_searcher_s_devices_are_counted_and_share_memory(self):
+    sampling, mesh = self.config.sampling, self.config.search.mesh
+    length = sampling.max_prompt_tokens + sampling.max_completion_tokens
+    rows = lambda: dict(
+        plan_memory.searcher_rows(
+            self.config, plan.model_of(self.config), "cpu"
+        )
+    )
+    params = "params, twice while a version comes in"
+    cache = lambda count: f"cache of {count} rows of {length} tokens"
+    c = plan.model_of(self.config)
+    self.assertNotIn("in all", _rows(self.config)["searchers"])
+    each = 2 * 3 * 64 * 4 * length  # keys and values of 3 layers, float32
+    self.assertEqual(rows()[cache(256)], plan_memory.size(256 * each))
+    self.config.search.num_searchers = 3
+    mesh.update(data=2, tensor=2)
+    self.assertStartsWith(
+        _rows(self.config)["searchers"],
+        "3 of one process each with 4 devices, 12 in all",
+    )
+    self.assertEqual(rows()[cache(128)], plan_memory.size(64 * each))
+    count = plan_memory.searcher_params(self.config, c)
+    whole = plan_memory.num_params(shard_report.model_leaves(c))
+    self.assertBetween(count / whole, 0.5, 0.6)
+    self.assertEqual(rows()[params], plan_memory.size(2 * 4 * count))
+
   def test_adapters_have_the_moments(self):
     name = "optimizer (Adam's two moments)"
     self.assertIn("reference", _rows(self.config))

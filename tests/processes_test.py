@@ -35,11 +35,13 @@ class CoresTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "cores '"):
       processes.parse_cores(text)
 
-  def assign(self, mine, num_searchers, **settings):
+  def assign(self, mine, num_searchers, per_searcher=1, **settings):
     with mock.patch.object(
         processes, "available_cores", autospec=True, return_value=mine
     ):
-      return processes.assign_cores({**_NO_SETTING, **settings}, num_searchers)
+      return processes.assign_cores(
+          {**_NO_SETTING, **settings}, num_searchers, per_searcher
+      )
 
   def test_one_core_is_shared_without_binding(self):
     self.assertEqual(
@@ -60,6 +62,14 @@ class CoresTest(parameterized.TestCase):
     four = self.assign([0, 1, 2, 3], 3)
     self.assertEqual(four["trainer"], [0, 1])
     self.assertEqual(four["searchers"], [[2], [3], [2]])
+
+  def test_a_searcher_of_several_virtual_devices_gets_a_core_for_each(self):
+    out = self.assign([*range(8)], 1, 3)
+    self.assertEqual((out["trainer"], out["searchers"]),
+                     ([0, 1, 2, 3, 4], [[5, 6, 7]]))  # fmt: skip
+    out = self.assign([*range(8)], 2, 4)
+    self.assertEqual(out["trainer"], [0, 1, 2, 3])
+    self.assertEqual(out["searchers"], [[4, 5], [6, 7]])
 
   def test_settings_rule(self):
     out = self.assign([0, 1], 2, trainer="all", searcher="2-5", store="7")

@@ -298,6 +298,7 @@ class RelationsTest(parameterized.TestCase):
       (dict(model__num_heads=6), "model.num_heads"),
       (dict(model__max_positions=39), "model.max_positions"),
       (dict(mesh__tensor=8), "model.mlp_width"),
+      (dict(search__mesh__tensor=8), "model.num_heads"),
       (dict(mesh__tensor=3, sharding__mlp="", sharding__vocab=""),
        "model.num_heads"),
       # Places.

@@ -81,7 +81,7 @@ def make_writers(
   names = [name]
   if config.publish.carrier == "auto" and name != "store" and peers is None:
     names.append("store")
-  made = make_readers(config, run, peers)
+  made = make_readers(config, run, peers=peers)
   return [made[name] for name in names]
 
 
@@ -127,9 +127,18 @@ def chosen(config: ml_collections.ConfigDict, specs: base.Specs) -> str:
 def make_readers(
     config: ml_collections.ConfigDict,
     run: run_directory.Run,
+    *,
     peers: shard_peers.Leader | None = None,
+    placement: base.Placement | None = None,
 ) -> dict[str, base.Carrier]:
-  """Returns every carrier by name; the manifest says which one is needed."""
+  """Returns every carrier by name; the manifest says which one is needed.
+
+  Args:
+    config: reads `publish` and `store`.
+    run: whose params they are.
+    peers: of the trainer's other processes, from `make_peers`.
+    placement: of leaves that come to devices; None = on one.
+  """
   place = config.publish.directory, run.workdir, run.run_id
   # The way to the store is the way to the trainer's host too.
   near = config.store.locator or config.store.address or "127.0.0.1:0"
@@ -142,12 +151,14 @@ def make_readers(
           secret=run.secret,
           find_host=lambda: transfer.own_address(host),
           deadline_s=config.store.deadline_s,
+          placement=placement,
       ),
       shards.OrbaxShards(
           directories.shards_of(*place),
           run_id=run.run_id,
           secret=run.secret,
           deadline_s=config.store.deadline_s,
+          placement=placement,
           peers=peers,
       ),
   )

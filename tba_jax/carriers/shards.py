@@ -12,7 +12,7 @@ A reader says in the store (`x/reads/<reader>`) which folder it reads. A dropped
 one is removed when no reader is left in it, or after a deadline.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 import errno
 import math
@@ -55,7 +55,7 @@ class OrbaxShards(base.Carrier):
       run_id: str,
       secret: bytes,
       deadline_s: float,
-      placement: Callable[[str], jax.sharding.Sharding] | None = None,
+      placement: base.Placement | None = None,
       peers: "shard_peers.Leader | None" = None,
   ):
     """Makes nothing yet.

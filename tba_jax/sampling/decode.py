@@ -75,7 +75,8 @@ class Sampler:
 
   One thread at a time may call it. `sample` is deterministic: the same params,
   settings, seed and requests give the same completions. With params
-  on a mesh, rows are split over its data and fsdp axes, where they divide.
+  on a mesh, rows are split over its data and fsdp axes, where they divide, and
+  so are the heads of their caches over its tensor axis.
   """
 
   def __init__(
@@ -242,14 +243,13 @@ class Sampler:
       )
       # Outputs are told where to lie: a program whose inputs lie where they did
       # before is not compiled again.
-      rows = placement.of_rows(place, settings.num_rows)
+      empty_state = bind(rows_lib.empty_state, model.init_cache, settings)
+      rows = placement.of_state(place, jax.eval_shape(empty_state))
       jit = functools.partial(jax.jit, out_shardings=place)
       rows_jit = functools.partial(jax.jit, out_shardings=rows)
       pair_jit = functools.partial(jax.jit, out_shardings=(rows, place))
       self._programs[place] = Programs(
-          empty_state=rows_jit(
-              bind(rows_lib.empty_state, model.init_cache, settings)
-          ),
+          empty_state=rows_jit(empty_state),
           decode_params=jax.jit(
               bind(model.decode_params, num_positions=num_positions)
           ),

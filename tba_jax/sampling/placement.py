@@ -3,6 +3,7 @@
 """Where the arrays of a sampler lie."""
 
 import math
+from typing import Any
 
 import jax
 
@@ -40,6 +41,33 @@ def of_rows(
   return jax.sharding.NamedSharding(
       place.mesh, jax.sharding.PartitionSpec(axes or None)
   )
+
+
+def of_state(place: jax.sharding.Sharding, state: Any) -> Any:
+  """Returns where the leaves of a decode state lie, or where all do.
+
+  Rows lie as `of_rows`; the heads of caches are split over `tensor`, as those
+  of params are, where they divide.
+
+  Args:
+    place: from `of_params`.
+    state: shapes of a `rows.DecodeState`.
+  """
+  rows = of_rows(place, state.active.shape[0])
+  if not isinstance(place, jax.sharding.NamedSharding):
+    return rows
+  tensor = place.mesh.shape.get("tensor", 1)
+
+  def sharding(leaf: Any) -> jax.sharding.NamedSharding:
+    # Keys and values alone have four axes, the second of heads.
+    if leaf.ndim < 4 or tensor == 1 or leaf.shape[1] % tensor:
+      return rows
+    parts = (*rows.spec, *[None] * (1 - len(rows.spec)), "tensor")
+    return jax.sharding.NamedSharding(
+        place.mesh, jax.sharding.PartitionSpec(*parts)
+    )
+
+  return jax.tree.map(sharding, state)
 
 
 def put(params: types.PyTree, place: jax.sharding.Sharding) -> types.PyTree:

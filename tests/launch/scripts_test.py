@@ -284,6 +284,21 @@ class ScriptsTest(parameterized.TestCase):
       self.assertIn(f"ssh {node} ", shown)
       self.assertIn(f"INDEX=$(({first} * 4 + ", shown)
 
+  @parameterized.parameters(
+      ("slurm.sh", "SEARCHER_GPUS"),
+      ("tpu_vm.sh", "SEARCHER_CHIPS"),
+      ("gke.sh", "SEARCHER_CHIPS"),
+  )
+  def test_a_searcher_uses_all_devices_of_its_host(self, name, variable):
+    wanted = "--config.search.mesh.data="
+    for count, used in (("4", "4"), ("0", "1")):
+      shown = self.dry(name, **{variable: count})
+      self.assertEqual(set(re.findall(rf"{wanted}(\S+)", shown)), {used})
+    own = "--config.search.mesh.tensor=4"
+    shown = self.dry(name, **{variable: "4", "SETTINGS": own})
+    self.assertIn(own, shown)
+    self.assertNotIn(wanted, shown)
+
   def test_gke_has_the_fields_that_we_know(self):
     done = self.script("gke.sh", "render", IMAGE="here/tba:1", SEARCHERS="7",
                        SETTINGS="--config.seed=3")  # fmt: skip

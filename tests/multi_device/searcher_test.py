@@ -1,0 +1,291 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A searcher on four devices: its params, what it samples, what it refuses."""
+
+import os
+
+# Before jax is imported: it reads the flag once, so this file runs in a process
+# of its own.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_force_host_platform_device_count=4"
+)
+
+import math  # noqa: E402
+import pathlib  # noqa: E402
+import threading  # noqa: E402
+import types  # noqa: E402
+from unittest import mock  # noqa: E402
+
+from absl.testing import absltest  # noqa: E402
+from absl.testing import parameterized  # noqa: E402
+import chex  # noqa: E402
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+
+from configs import common  # noqa: E402
+from tba_jax import local_mesh  # noqa: E402
+from tba_jax import lora  # noqa: E402
+from tba_jax import parts_params  # noqa: E402
+from tba_jax import versions  # noqa: E402
+from tba_jax.carriers import base  # noqa: E402
+from tba_jax.carriers import chunks  # noqa: E402
+from tba_jax.carriers import files  # noqa: E402
+from tba_jax.carriers import shards  # noqa: E402
+from tba_jax.carriers import transfer  # noqa: E402
+from tba_jax.sampling import decode  # noqa: E402
+from tba_jax.transport import in_process  # noqa: E402
+from tests import tiny_model  # noqa: E402
+
+TAG = "00000001.0000000003"
+KEYS = {"run_id": "run", "secret": b"s" * 32, "deadline_s": 60.0}
+
+
+def setUpModule():
+  if jax.device_count() != 4:
+    raise absltest.SkipTest(
+        "jax was started without four devices: run this file alone"
+    )
+
+
+def make_policy(rank=0):
+  model = tiny_model.make_model(num_kv_heads=2)
+  settings = {"rank": rank, "alpha": 4.0, "targets": "all"}
+  adapters = lora.make(settings, model)
+  return types.SimpleNamespace(
+      model=model, adapters=adapters, trained=adapters or model, folder=None
+  )
+
+
+def make_place(policy, events=None, **sizes):
+  search = common.get_config().search
+  search.mesh.update(sizes)
+  on_event = lambda *event: None if events is None else events.append(event)
+  mesh = local_mesh.of_searcher(search, on_event)
+  rules = common.get_config().sharding
+  return local_mesh.place(mesh, rules, policy)
+
+
+class MeshTest(parameterized.TestCase):
+
+  def test_too_few_devices_are_one_error(self):
+    with self.assertRaisesRegex(
+        ValueError, "config.search.mesh=.* needs 8 devices, 4 of cpu are here;"
+    ):
+      make_place(make_policy(), data=4, tensor=2)
+
+  def test_what_does_not_divide_is_named(self):
+    with self.assertRaisesRegex(
+        ValueError, "do not fit config.search.mesh .*/k/kernel: axis 1 of"
+    ):
+      make_place(make_policy(), tensor=4)
+
+  @parameterized.parameters((dict(data=1), 1), (dict(fsdp=2), 2))
+  def test_idle_devices_are_told(self, sizes, used):
+    events = []
+    place = make_place(make_policy(), events, **sizes)
+    ((kind, message),) = events
+    self.assertEqual(kind, "idle_devices")
+    self.assertIn(f"uses {used} of the 4 devices", message)
+    self.assertEqual(place is local_mesh.ONE_DEVICE, used == 1)
+    events.clear()
+    make_place(make_policy(), events, data=2, tensor=2)
+    self.assertEmpty(events)
+
+
+class SamplingTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.policy = make_policy()
+    cls.params_of = {
+        version: jax.device_get(
+            cls.policy.model.init(jax.random.PRNGKey(version))
+        )
+        for version in range(3)
+    }
+    cls.expected = cls.sample(local_mesh.ONE_DEVICE)
+
+  @classmethod
+  def sample(cls, place, check=lambda sampler: None):
+    """Returns completions by three versions, the newer ones swapped in."""
+    params_fn = parts_params.make_params_fn(
+        cls.policy, lora.Whole("", lambda params: params), place
+    )
+    params = {
+        version: params_fn(versions.by_path(leaves))
+        for version, leaves in cls.params_of.items()
+    }
+    sampler = decode.Sampler(
+        cls.policy.model,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_prompt_tokens=4,
+        max_completion_tokens=12,
+        # A device has sixteen: of fewer, a CPU's products have other bits.
+        num_rows=64,
+        chunk_steps=3,
+        eos_id=1,
+        pad_id=0,
+        seed=0,
+        recompute_cache=True,
+    )
+    looks = iter(range(100))
+
+    def newer():
+      version = next(looks) // 2
+      return (version, params[version]) if version in (1, 2) else None
+
+    asked = [
+        decode.Request(np.arange(2, 3 + i % 4, dtype=np.int32), i, 0, 8)
+        for i in range(11)
+    ]
+    sampler.warm_up(params[0])
+    (programs,) = sampler._programs.values()
+    sizes = [
+        program._cache_size()
+        for program in (programs.decode_chunk, programs.refill)
+    ]
+    found = sampler.sample(params[0], asked, version=0, newer=newer)
+    # Newer params are no other kind of input.
+    assert sizes == [
+        program._cache_size()
+        for program in (programs.decode_chunk, programs.refill)
+    ]
+    check(programs)
+    return found
+
+  @parameterized.parameters(2, 4)
+  def test_data_changes_no_bit(self, data):
+    found = self.sample(make_place(self.policy, data=data))
+    for one, other in zip(found, self.expected, strict=True):
+      np.testing.assert_array_equal(one.tokens, other.tokens)
+      np.testing.assert_array_equal(one.logprobs, other.logprobs)
+      np.testing.assert_array_equal(one.token_versions, other.token_versions)
+    newest = max(one.token_versions.max() for one in found)
+    self.assertEqual(newest, 2)
+
+  @parameterized.parameters(
+      dict(tensor=2),
+      dict(fsdp=4),
+      dict(data=2, tensor=2),
+      dict(fsdp=2, tensor=2),
+  )
+  def test_split_params_change_rounding_alone(self, **sizes):
+    tensor = sizes.get("tensor", 1)
+
+    def check(programs):
+      state = programs.empty_state()
+      rows = 64 * tensor // math.prod(sizes.values())
+      for leaf in jax.tree.leaves(state):
+        shard = leaf.sharding.shard_shape(leaf.shape)
+        self.assertEqual(shard[0], rows)
+        if leaf.ndim == 4:
+          self.assertEqual(shard[1], leaf.shape[1] // tensor)
+
+    found = self.sample(make_place(self.policy, **sizes), check)
+    for one, other in zip(found, self.expected, strict=True):
+      np.testing.assert_array_equal(one.tokens, other.tokens)
+      np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+
+
+class CarriersTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.store = in_process.InProcessStore()
+    self.transport = in_process.InProcessTransport(self.store)
+    self.transport.put(f"p/{TAG}/meta", b"the manifest")
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.policy = make_policy()
+    self.params = self.policy.model.init(jax.random.PRNGKey(0))
+
+  def make(self, name, placement=None):
+    if name == "store":
+      carrier = chunks.Chunks()
+    elif name == "files":
+      carrier = files.Files(self.folder / "files")
+    elif name == "orbax":
+      path = str(self.folder / "run" / "shards")
+      carrier = shards.OrbaxShards(path, placement=placement, **KEYS)
+    else:
+      host = lambda: transfer.own_address("127.0.0.1")
+      carrier = transfer.Transfer(find_host=host, placement=placement, **KEYS)
+    self.addCleanup(carrier.close)
+    return carrier
+
+  def serve(self, writer, packed):
+    stop = threading.Event()
+    transport = in_process.InProcessTransport(self.store)
+
+    def run():
+      while not stop.wait(0.01):
+        writer.serve(transport, packed)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    self.addCleanup(thread.join)
+    self.addCleanup(stop.set)
+
+  @parameterized.product(
+      name=("store", "files", "orbax", "transfer"),
+      sizes=(dict(data=2, tensor=2), dict(fsdp=4)),
+  )
+  def test_params_come_to_the_mesh(self, name, sizes):
+    place = make_place(self.policy, **sizes)
+    placement = versions.by_path(place.trained).get
+    leaves = versions.by_path(self.params)
+    writer, reader = self.make(name), self.make(name, placement)
+    packed = writer.pack(TAG, leaves)
+    writer.send(self.transport, packed)
+    self.serve(writer, packed)
+    specs = base.specs_of(leaves)
+    pulled = []
+    pull = transfer.Transfer._pull
+
+    def note(carrier, offer, wanted):
+      pulled.extend(wanted)
+      return pull(carrier, offer, wanted)
+
+    with mock.patch.object(transfer.Transfer, "_pull", note):
+      found = reader.read(self.transport, TAG, packed.carried, specs)
+    if name in ("orbax", "transfer"):
+      for path, leaf in found.items():
+        self.assertEqual(leaf.sharding, placement(path), path)
+    if name == "transfer":
+      # A part once, also where several devices need it.
+      self.assertEqual(
+          sum(math.prod(part.shape) for part in pulled),
+          sum(leaf.size for leaf in leaves.values()),
+      )
+      self.assertLen({part.sharding for part in pulled}, max(sizes.values()))
+    params_fn = parts_params.make_params_fn(
+        self.policy, lora.Whole("", lambda params: params), place
+    )
+    params = params_fn(found)
+    chex.assert_trees_all_equal(params, self.params)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
+    chex.assert_trees_all_equal(shardings, place.model)
+
+  def test_adapters_are_merged_on_the_mesh(self):
+    policy = make_policy(rank=2)
+    config = common.get_config()
+    place = make_place(policy, data=2, tensor=2)
+    whole = parts_params.make_whole(config, policy, place)
+    factors = jax.tree.map(
+        lambda x: x + 0.1, policy.adapters.init(jax.random.PRNGKey(3))
+    )
+    params_fn = parts_params.make_params_fn(policy, whole, place)
+    found = params_fn(versions.flatten(factors))
+    start = policy.model.init(jax.random.PRNGKey(config.seed))
+    expected = policy.adapters.merge(start, factors)
+    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, found)
+    chex.assert_trees_all_equal(shardings, place.model)
+
+
+if __name__ == "__main__":
+  absltest.main()

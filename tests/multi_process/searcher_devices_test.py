@@ -1,0 +1,70 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs whose searcher has two devices: the params of one with one."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from tests.multi_process import run_program
+
+_STEPS = 6
+_OVERRIDES = {
+    "init": "scratch",
+    "train.num_steps": _STEPS,
+    "search.lockstep": "true",
+    "search.lead_steps": 0,
+    "evaluate.every_steps": 0,
+    "checkpoint.every_steps": _STEPS,
+    # A CPU's products of so many rows on each device have the bits of one.
+    "sampling.num_rows": 32,
+}
+
+
+class SearcherDevicesTest(parameterized.TestCase):
+
+  def run_to_the_end(self, name, **overrides):
+    workdir = f"{self.create_tempdir().full_path}/{name}"
+    run = run_program.Run(workdir, {**_OVERRIDES, **overrides})
+    self.addCleanup(run.close)
+    self.assertEqual(run.wait(), 0, run.text())
+    summary = run.read("summary.json")
+    self.assertTrue(summary["ledger_closed"])
+    self.assertEqual(summary["completions"], _STEPS * 8 * 4)
+    self.assertEmpty(run.events("refused_version"))
+    self.assertEmpty(run.events("idle_devices"))
+    return run, run_program.params_of(workdir, _STEPS)
+
+  def test_a_lockstep_run_has_the_params_of_one_device(self):
+    _, expected = self.run_to_the_end("one")
+    two = {"search.mesh.data": 2, "search.cpu_devices": 2}
+    _, found = self.run_to_the_end("two", **two)
+    self.assertCountEqual(found, expected)
+    for name, leaf in expected.items():
+      np.testing.assert_array_equal(found[name], leaf, err_msg=name)
+
+  def test_params_come_split_by_the_shards_of_the_trainer(self):
+    run, _ = self.run_to_the_end(
+        "split",
+        **{
+            "search.mesh.fsdp": 2,
+            "search.cpu_devices": 2,
+            "publish.carrier": "orbax",
+        },
+    )
+    # What the trainer computes of the same tokens with its own params.
+    gaps = [record["train/logprob_gap"] for record in run.steps()]
+    self.assertLess(max(gaps), 1e-5)
+
+  def test_too_few_devices_end_the_run_with_one_error(self):
+    workdir = f"{self.create_tempdir().full_path}/none"
+    run = run_program.Run(workdir, {**_OVERRIDES, "search.mesh.data": 2})
+    self.addCleanup(run.close)
+    self.assertEqual(run.wait(), 2, run.text())
+    out = (run.workdir / "out.txt").read_text()
+    self.assertIn("needs 2 devices, 1 of cpu are here;", out)
+    self.assertEmpty(run_program.leftovers(workdir))
+
+
+if __name__ == "__main__":
+  absltest.main()
