@@ -145,6 +145,38 @@ class Cluster:
     self._told += 1
     self._told_at = time.monotonic()
 
+  def collect(
+      self, name: str, fields: Mapping[str, Any]
+  ) -> dict[int, dict[str, Any]]:
+    """Sends fields to process 0, which gets those of all others by process.
+
+    All processes must call it; none but process 0 waits.
+
+    Args:
+      name: of what is collected, never used before.
+      fields: of JSON types.
+
+    Raises:
+      TransportError: a process has not sent them within `deadline_s`, or they
+        are not of this run.
+    """
+    key = f"{_PREFIX}/{name}"
+    if not self.leads:
+      data = wire.encode_message(fields, self._secret)
+      self._client.key_value_set_bytes(f"{key}/{self.process}", data)
+      return {}
+    found = {}
+    for process in range(1, self.num_processes):
+      try:
+        data = self._client.blocking_key_value_get_bytes(
+            f"{key}/{process}", int(1e3 * self._deadline_s)
+        )
+        found[process] = wire.decode_message(data, self._secret)
+      except (jax_kv.KvError, wire.WireError) as error:
+        message = f"process {process} of the trainer sent no {name}: {error}"
+        raise base.TransportError(message) from error
+    return found
+
   def begin(self) -> None:
     """Has process 0 say that nothing is in the way; the others wait for it.
 

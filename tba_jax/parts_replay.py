@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of the replay buffer and its admission, made from a config."""
 
+from collections.abc import Callable
 import math
 import os
 import secrets
@@ -10,6 +11,7 @@ import time
 
 import ml_collections
 
+from tba_jax import agreement
 from tba_jax import policy as policy_lib
 from tba_jax import rounds
 from tba_jax import run_directory
@@ -21,6 +23,8 @@ from tba_jax.replay import claim
 from tba_jax.replay import flow as flow_lib
 from tba_jax.replay import prompt_order
 from tba_jax.replay import similarity
+from tba_jax.transport import base
+from tba_jax.transport import kv_client
 
 
 def make_flow(config: ml_collections.ConfigDict) -> flow_lib.Flow:
@@ -49,6 +53,51 @@ def make_claim(run: run_directory.Run) -> claim.Claim:
       secret=run.secret,
       owner=run_directory.owner(run),
       place=f"{socket.gethostname()}:{run.workdir}",
+  )
+
+
+def make_agreement(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    policy: policy_lib.Policy,
+    check: Callable[..., None],
+    on_event: Callable[[str, str], None],
+) -> agreement.Agreement:
+  """Returns what holds a searcher to its trainer; `check` as there."""
+  return agreement.Agreement(
+      agreement.Terms.make(config, run, policy),
+      run_id=run.run_id,
+      secret=run.secret,
+      check=check,
+      on_event=on_event,
+  )
+
+
+def make_announcement(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    policy: policy_lib.Policy,
+) -> Callable[[base.Transport], None]:
+  """Returns what a trainer does to a new store: claims it, tells its terms."""
+  taken = make_claim(run)
+  terms = agreement.Terms.make(config, run, policy)
+
+  def announce(transport: base.Transport) -> None:
+    taken.take(transport)
+    agreement.put(transport, terms, run_id=run.run_id, secret=run.secret)
+
+  return announce
+
+
+def transport_maker(
+    config: ml_collections.ConfigDict, run: run_directory.Run
+) -> Callable[[], kv_client.KvTransport]:
+  """Returns what makes clients of a run's store."""
+  return lambda: kv_client.KvTransport(
+      run.finder,
+      deadline_s=config.store.deadline_s,
+      run_id=run.run_id,
+      tls=run.tls,
   )
 
 

@@ -12,6 +12,7 @@ from absl import logging
 import jax
 import ml_collections
 
+from tba_jax import agreement
 from tba_jax import checkpoint as checkpoint_lib
 from tba_jax import cluster as cluster_lib
 from tba_jax import cluster_join
@@ -33,13 +34,13 @@ from tba_jax import reward_judge
 from tba_jax import run_directory
 from tba_jax import searcher as searcher_lib
 from tba_jax import trainer as trainer_lib
+from tba_jax import validate
 from tba_jax.replay import drain as drain_lib
 from tba_jax.replay import grants as grants_lib
 from tba_jax.replay import journal as journal_lib
 from tba_jax.replay import outbox as outbox_lib
 from tba_jax.replay import packing
 from tba_jax.replay import service as service_lib
-from tba_jax.transport import kv_client
 
 _PARTITION = 0
 _FLUSH_S = 5.0
@@ -96,13 +97,17 @@ def run_searcher(
     policy = policy_lib.make(config, run.workdir)
     place = local_mesh.place(mesh, config.sharding, policy)
     whole = parts_params.make_whole(config, policy, place)
+    make_transport = parts_replay.transport_maker(config, run)
     judge = reward_judge.of_searcher(config, run.workdir, policy, on_event)
+    agreed = parts_replay.make_agreement(
+        config, run, policy, validate.check_hosts, on_event
+    )
+    agreed.wait(make_transport, stop.is_set)
   except ValueError as error:
     raise run_directory.NoRunError(str(error)) from error
   clock = metrics.BusyClock()
   path = run.workdir / "spans" / f"searcher-{index}.jsonl"
   spans = metrics.SpanWriter(path, "searcher", index, clock=clock)
-  make_transport = _transport_maker(config, run)
   puller = parts_params.make_puller(
       config, run, policy, place, whole.base, make_transport, on_event
   )
@@ -116,6 +121,7 @@ def run_searcher(
       credits=config.search.credits,
       lease_s=config.search.lease_s,
       on_event=on_event,
+      agree=agreed.holds,
   )
   searcher_lib.Searcher(
       task=policy.task,
@@ -157,6 +163,8 @@ class _Trainer:
 
   def __enter__(self) -> trainer_lib.Trainer | device_work.Follower:
     try:
+      terms = agreement.Terms.make(self._config, self._run)
+      agreement.hold_processes(self._cluster, terms, validate.check_hosts)
       if self._cluster.leads:
         self._take()
       self._cluster.begin()
@@ -175,9 +183,11 @@ class _Trainer:
 
   def _take(self) -> None:
     """Makes directory and store this trainer's, before anything is written."""
-    lock = run_directory.lock(str(self._run.workdir), "trainer")
+    workdir = str(self._run.workdir)
+    lock = run_directory.lock(workdir, "trainer")
     self._closers.append(lambda: os.close(lock))
-    transport = _transport_maker(self._config, self._run)()
+    validate.check_resume(run_directory.load_config(workdir), self._config)
+    transport = parts_replay.transport_maker(self._config, self._run)()
     parts_replay.make_claim(self._run).take(transport)
     transport.close()
 
@@ -215,7 +225,7 @@ class _Trainer:
     recorder = self._make_recorder(
         policy, evaluator, drain, epoch, saved, on_event
     )
-    make_transport = _transport_maker(config, run)
+    make_transport = parts_replay.transport_maker(config, run)
     publisher = parts_params.make_publisher(
         config, run, epoch, work, make_transport, recorder, on_event
     )
@@ -301,7 +311,7 @@ class _Trainer:
       applied, watermarks = saved["applied"], saved["watermarks"]
     flow = parts_replay.make_flow(config)
     drain = drain_lib.Drain(
-        _transport_maker(config, run),
+        parts_replay.transport_maker(config, run),
         journal=journal,
         grants=grants_lib.Grants(
             order,
@@ -315,7 +325,7 @@ class _Trainer:
         secret=run.secret,
         epoch=epoch,
         partition=_PARTITION,
-        claim=parts_replay.make_claim(run).take,
+        claim=parts_replay.make_announcement(config, run, policy),
         on_event=on_event,
     )
     scorer = reward_judge.of_trainer(config, run.workdir, policy, on_event)
@@ -337,14 +347,3 @@ class _Trainer:
         score_groups=scorer.score,
     )
     return drain, service
-
-
-def _transport_maker(
-    config: ml_collections.ConfigDict, run: run_directory.Run
-) -> Callable[[], kv_client.KvTransport]:
-  return lambda: kv_client.KvTransport(
-      run.finder,
-      deadline_s=config.store.deadline_s,
-      run_id=run.run_id,
-      tls=run.tls,
-  )

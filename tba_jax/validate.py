@@ -7,7 +7,7 @@
 the values with each other, and reports all that is wrong at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import fnmatch
 from typing import Any
 
@@ -59,6 +59,38 @@ RESUMABLE_KEYS = (
     "train.wall_clock_limit_s",
     "trainer.*",
 )
+# What may differ between the hosts of a run: what a host has, and where it has
+# its files. `sft.*` and `reward_model.*` are of programs that run alone. Model
+# and data are held against the trainer's by what they say (`agreement.facts`).
+HOST_KEYS = (
+    "cores.*",
+    "init",
+    "reward.memory_mb",
+    "reward.num_workers",
+    "reward_model.*",
+    "sft.*",
+    "store.*",
+    "task.data",
+    "task.instructions",
+    "task.test",
+    "task.train",
+    "task.validation",
+    "tokenizer.source",
+    "trainer.coordinator",
+)
+# Folders of models whose content nobody compares: a path may differ from
+# another path, and from nothing else.
+PATH_KEYS = (
+    "loss.value_init",
+    "reward.model",
+    "task.classifier_folder",
+    "task.encoder",
+    "task.victim",
+)
+# A searcher may differ from its trainer in these too, and in RESUMABLE_KEYS: it
+# has devices of its own, and no completion depends on how many rows decode at
+# the same time.
+SEARCHER_KEYS = ("*mesh.*", "sampling.num_rows", "sharding.*")
 
 
 def validate(
@@ -141,9 +173,47 @@ def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     raise ConfigError("\n".join(lines))
 
 
+def check_hosts(
+    mine: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    sides: tuple[str, str],
+    *,
+    searcher: bool,
+) -> None:
+  """Raises where two processes of a run would not compute the same.
+
+  Args:
+    mine: settings of one, by key.
+    theirs: those of the other.
+    sides: what to call the two.
+    searcher: whether one of them is a searcher, and not both of one trainer.
+
+  Raises:
+    ConfigError: a line per key that differs and that may not.
+  """
+  defaults = config_flat.flatten(common.get_config())
+  free = HOST_KEYS + searcher * (RESUMABLE_KEYS + SEARCHER_KEYS)
+  lines = []
+  for key in sorted(set(mine) | set(theirs)):
+    # As in `check_resume`.
+    a, b = (side.get(key, defaults.get(key)) for side in (mine, theirs))
+    paths = key in PATH_KEYS and "/" in str(a) and "/" in str(b)
+    if a != b and not paths and not _is_any(key, free):
+      lines.append(
+          f"config.{key} = {a!r} at {sides[0]}, {b!r} at {sides[1]}: allowed"
+          " the same on all hosts of a run"
+      )
+  if lines:
+    raise ConfigError("\n".join(lines))
+
+
 def is_resumable(key: str) -> bool:
   """Tells whether a key may change when a run is continued."""
-  return any(fnmatch.fnmatchcase(key, pattern) for pattern in RESUMABLE_KEYS)
+  return _is_any(key, RESUMABLE_KEYS)
+
+
+def _is_any(key: str, patterns: Sequence[str]) -> bool:
+  return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def _raise(problems: list[str]) -> None:

@@ -110,6 +110,24 @@ class ClusterTest(parameterized.TestCase):
       follower.begin()
     self.assertEqual(caught.exception.status, 2)
 
+  def test_process_0_collects_what_the_others_send(self):
+    leader, others = self.make(0), [self.make(1), self.make(2)]
+    for process, one in enumerate(others, 1):
+      self.assertEqual(one.collect("settings", {"a": process}), {})
+    found = leader.collect("settings", {"a": 0})
+    self.assertEqual(found, {1: {"a": 1}, 2: {"a": 2}})
+    self.assertEqual(cluster_lib.Cluster().collect("settings", {"a": 0}), {})
+
+  def test_process_0_names_who_sent_nothing_or_was_not_of_the_run(self):
+    leader = self.make(0, deadline_s=0.1)
+    with self.assertRaisesRegex(
+        base.TransportError, "^process 1 of the trainer sent no settings: "
+    ):
+      leader.collect("settings", {})
+    self.make(1, secret=b"x" * 32).collect("settings", {})
+    with self.assertRaisesRegex(base.TransportError, "^process 1 .*hash"):
+      leader.collect("settings", {})
+
   def test_silence_ends_at_a_deadline_and_a_word_renews_it(self):
     leader, follower = self.make(0), self.make(1, deadline_s=0.3)
     should_stop = leader.stopper(_NEVER)

@@ -28,9 +28,9 @@ _RINGS = {
         tasks/* transport/*
     """,
     2: """
-        batch_metrics best_model carriers/* checkpoint cluster cluster_join
-        config_args data_report forward host_item ledger lora micro_batches
-        objective
+        agreement batch_metrics best_model carriers/* checkpoint cluster
+        cluster_join config_args data_report forward host_item ledger lora
+        micro_batches objective
         optimizer preparation red_team/* reference replay/claim replay/inbox
         replay/intake replay/journal replay/lease_reader replay/packing
         replay/replies report/* rewards/*

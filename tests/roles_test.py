@@ -1,7 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A searcher that cannot begin says why, and is not started again for it."""
+"""A role that cannot begin says why, and is not started again for it."""
 
+import contextlib
+import io
 from unittest import mock
 
 from absl.testing import absltest
@@ -28,6 +30,24 @@ class SearcherTest(absltest.TestCase):
 
   def test_no_model_to_start_from(self):
     self.refused("sft/model", "0")
+
+
+class TrainerTest(absltest.TestCase):
+
+  def test_another_computation_in_the_same_directory(self):
+    config = config_args.load_config("configs/countdown.py:smoke")
+    workdir = self.create_tempdir().full_path
+    run_directory.create(workdir, config)
+    config.loss.beta = 0.1
+    error = io.StringIO()
+    with mock.patch.object(processes, "start_role", autospec=True):
+      with contextlib.redirect_stderr(error):
+        status = roles.run_trainer(config, workdir, ())
+    self.assertEqual(status, processes.EXIT_CONFIG)
+    self.assertRegex(
+        error.getvalue(),
+        r"^error: config.loss.beta = 0.1: the run was started with 0\.",
+    )
 
 
 if __name__ == "__main__":

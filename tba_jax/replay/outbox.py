@@ -64,6 +64,7 @@ class Outbox:
       credits: int,
       lease_s: float,
       on_event: Callable[[str, str], None],
+      agree: Callable[[base.Transport], Any] = lambda transport: None,
   ):
     """Starts the thread.
 
@@ -79,6 +80,8 @@ class Outbox:
       lease_s: the trainer's patience; the lease is renewed at least four times
         as often.
       on_event: called with (kind, message).
+      agree: raises where this searcher must not work for the trainer that
+        grants; asked before the first work of each.
     """
     self._make_transport = make_transport
     self._sid = sid
@@ -87,6 +90,7 @@ class Outbox:
     self._partition = partition
     self._credits = credits
     self._on_event = on_event
+    self._agree = agree
     self._inbox = inbox_lib.Inbox(
         run_id=run_id, secret=secret, on_event=on_event
     )
@@ -315,6 +319,8 @@ class Outbox:
   def _ask(self, transport: base.Transport) -> None:
     """Reads the trainer's answer, and every now and then its goodbye."""
     answer = self._inbox.get(transport, replies.key_of(self._sid))
+    if answer is not None and answer["epoch"] > self.epoch:
+      self._agree(transport)
     with self._lock:
       changed = answer is not None and self._work.hear(answer)
       if changed:

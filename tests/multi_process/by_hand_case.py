@@ -13,6 +13,7 @@ import time
 from absl.testing import absltest
 
 from configs import arithmetic
+from tba_jax import config_args
 from tba_jax import processes
 from tba_jax import run_directory
 from tests.multi_process import run_program
@@ -39,14 +40,21 @@ class ByHandCase(absltest.TestCase):
       process.kill()
       process.wait()
 
-  def make_run(self, name, **store):
-    """Returns the identity of a new run, of two processes with one device."""
+  def make_run(self, name, *, changes=(), **store):
+    """Returns the identity of a new run, of two processes with one device.
+
+    Args:
+      name: of its directory.
+      changes: of other settings, `key=value` each.
+      **store: of `config.store`.
+    """
     config = arithmetic.get_config("smoke,lockstep")
     config.init = "scratch"
     config.mesh.data = 2
     config.trainer.num_processes = 2
     config.trainer.cpu_devices = 1
     config.store.update({"deadline_s": 3.0, "probe_timeout_s": 1.0, **store})
+    config_args.apply_overrides(config, changes)
     workdir = str(self.folder / name)
     run, _ = run_directory.create(workdir, config)
     return run
@@ -71,17 +79,25 @@ class ByHandCase(absltest.TestCase):
     self.processes.append(process)
     return process
 
-  def start_trainer(self, run, **options):
+  def start_trainer(self, run, other, **options):
     address = f"127.0.0.1:{processes.free_port()}"
     return [
-        self.start("trainer", run, str(index), address, **options)
-        for index in range(2)
+        self.start("trainer", one, str(index), address, **options)
+        for index, one in enumerate((run, other or run))
     ]
 
-  def assert_refused(self, run, statuses, words, **options):
-    """Checks that a trainer ends: in time, with one error, nothing changed."""
+  def assert_refused(self, run, statuses, words, other=None, **options):
+    """Checks that a trainer ends: in time, with one error, nothing changed.
+
+    Args:
+      run: of process 0.
+      statuses: of both.
+      words: pattern of the error.
+      other: the run's directory on the host of process 1, None = the same.
+      **options: of `start`.
+    """
     before = _snapshot(run.workdir)
-    trainer = self.start_trainer(run, **options)
+    trainer = self.start_trainer(run, other, **options)
     deadline = time.monotonic() + DEADLINE_S
     ended = []
     for process in trainer:

@@ -58,6 +58,20 @@ class ByHandTest(by_hand_case.ByHandCase):
           second, (2, 2), f"serves the trainer of .*:{first.workdir};"
       )
 
+  def test_a_process_with_other_settings(self):
+    store = self.make_run("store")
+    spool = {"spool_dir": str(store.spool)}
+    run = self.make_run("run", **spool)
+    changes = ["loss.beta=0.1", "train.num_steps=9"]
+    other = self.make_run("other", changes=changes, **spool)
+    words = r"config.loss.beta = 0.1 at process 1 \(.*/other\), 0.05 at process"
+    with running_host.RunningHost(store.spool, run_id=run.run_id):
+      self.assert_refused(run, (2, 2), words, other)
+    # The other key is named below the first.
+    self.assertRegex(
+        self.text(), "(?m)^config.train.num_steps = 9 at process 1"
+    )
+
   def test_a_workdir_that_cannot_be_written(self):
     run = self.make_run("run")
     os.chmod(run.workdir, 0o500)

@@ -6,7 +6,7 @@ Each has a directory of its own and shares nothing with the others but the
 config, a file with the run's secret and the address of the store.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import json
 import os
 import pathlib
@@ -48,9 +48,19 @@ class Roles:
       *,
       index: int = 0,
       prefix: Sequence[str] = (),
+      changes: Mapping[str, Any] | None = None,
       **settings: Any,
   ) -> None:
-    """Starts a role; `settings` are of `config.store`."""
+    """Starts a role.
+
+    Args:
+      program: name of it.
+      locator: `store.locator`.
+      index: of a searcher.
+      prefix: of its command.
+      changes: of settings, by key.
+      **settings: of `config.store`.
+    """
     name = f"{program}-{index}"
     store = {
         "locator": locator,
@@ -60,6 +70,7 @@ class Roles:
     overrides = {
         **OVERRIDES,
         **{f"store.{key}": value for key, value in store.items()},
+        **(changes or {}),
     }
     self._commands[name] = [
         *prefix,

@@ -156,7 +156,9 @@ class TrainerSide:
 class SearcherSide:
   """An outbox and a thread that answers each grant with a block."""
 
-  def __init__(self, store, sid, index=0, *, credits=4, works=True, delay_s=0):
+  def __init__(
+      self, store, sid, index=0, *, credits=4, works=True, delay_s=0, **changes
+  ):
     self.events = Events()
     self.blocks: list[outbox_lib.Block] = []
     self.error: BaseException | None = None
@@ -172,6 +174,7 @@ class SearcherSide:
         credits=credits,
         lease_s=4.0,
         on_event=self.events,
+        **changes,
     )
     self._thread = threading.Thread(target=self._work, daemon=True)
     if works:

@@ -12,6 +12,7 @@ from tba_jax.replay import claim as claim_lib
 from tba_jax.replay import intake as intake_lib
 from tba_jax.replay import journal as journal_lib
 from tba_jax.transport import base
+from tba_jax.transport import wire
 from tests.replay import queue_case
 
 wait_until = queue_case.wait_until
@@ -268,6 +269,29 @@ class RestartTest(queue_case.QueueTestCase):
     with self.assertRaisesRegex(base.TransportError, "it is of another"):
       for step in range(1, 1000):
         trainer.step(step)
+
+
+class OtherSettingsTest(queue_case.QueueTestCase):
+
+  def test_no_work_is_taken_of_a_trainer_that_computes_another_thing(self):
+    agree = mock.Mock(side_effect=[True, True, ValueError("they differ")])
+    outbox = self.searcher("a", works=False, agree=agree).outbox
+
+    def grant(epoch, block):
+      key = "work/a"
+      work = {"count": block, "blocks": [[block, -1, [[block, block, 0]]]]}
+      about = {"run": queue_case.RUN, "key": key, "epoch": epoch}
+      data = wire.encode_message({**about, **work}, queue_case.SECRET)
+      self.client().put(key, data)
+
+    for epoch in (1, 2):
+      for block in (1, 2):
+        grant(epoch, block)
+        self.assertEqual(outbox.next_block(20.0).epoch, epoch)
+    self.assertEqual(agree.call_count, 2)  # Once for each trainer.
+    grant(3, 1)
+    with self.assertRaisesRegex(base.TransportError, "ended: they differ"):
+      outbox.next_block(20.0)
 
 
 class FullDiskTest(queue_case.QueueTestCase):

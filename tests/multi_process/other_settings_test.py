@@ -1,0 +1,66 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A searcher with other settings than its trainer ends, and the run goes on."""
+
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+
+from tba_jax import processes
+from tests.multi_process import role_programs
+
+
+class OtherSettingsTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = tempfile.TemporaryDirectory(prefix="tba_other_")
+    self.addCleanup(folder.cleanup)
+    self.roles = role_programs.Roles(pathlib.Path(folder.name))
+    self.addCleanup(self.roles.close)
+    self.locator = f"127.0.0.1:{processes.free_port()}"
+
+  def text_of(self, name):
+    return (self.roles.folder / f"{name}.log").read_text()
+
+  def refused(self, index, **changes):
+    """Returns the lines of the error that a searcher ends with."""
+    name = f"searcher-{index}"
+    changes = {key.replace("__", "."): v for key, v in changes.items()}
+    self.roles.start("searcher", self.locator, index=index, changes=changes)
+    self.assertEqual(self.roles.wait(name, 120), 2, self.roles.text())
+    error = self.text_of(name).rpartition("error: ")[2]
+    return error.splitlines()
+
+  def test_who_differs_is_told_and_the_others_go_on(self):
+    roles = self.roles
+    roles.start("store", self.locator, address="127.0.0.1:0")
+    roles.start("trainer", self.locator)
+    # What may differ does.
+    free = {"train.num_steps": 9, "sampling.num_rows": 16, "cores.store": "0"}
+    roles.start("searcher", self.locator, index=0, changes=free)
+    roles.wait_for(lambda: roles.step() >= 2, "step 2")
+    lines = self.refused(1, loss__beta=0.2, sampling__top_k=3)
+    self.assertLen(lines, 2, roles.text())
+    self.assertRegex(
+        lines[0],
+        r"^config\.loss\.beta = 0\.2 at this searcher \(.*:.*/searcher-1\),"
+        r" [\d.]+ at the trainer \(.*:.*/trainer-0\): allowed the same",
+    )
+    self.assertRegex(lines[1], r"^config\.sampling\.top_k = 3 at .*, 0 at ")
+    # It was granted nothing, and nothing of it is waited for.
+    self.assertEmpty(roles.events("searcher_gone"))
+    # A trainer that goes on with what may change takes its searchers along.
+    before = roles.step()
+    roles.interrupt("trainer-0")
+    self.assertEqual(roles.wait("searcher-0", 60), 75, roles.text())
+    roles.resume("searcher-0")
+    roles.resume("trainer-0", **{"train.num_steps": before + 5})
+    self.assertEqual(roles.wait("trainer-0", 120), 0, roles.text())
+    self.assertEqual(roles.wait("searcher-0", 60), 0, roles.text())
+    role_programs.check_ledger(roles.read("ledger.json"))
+
+
+if __name__ == "__main__":
+  absltest.main()
