@@ -79,7 +79,7 @@ class Checkpointer:
     self._barrier = barrier
     self._pending_step = None
     try:
-      self._directory.mkdir(parents=True, exist_ok=True)
+      self._check_room()
       self._manager = self._open()
     except OSError as error:
       raise OSError(
@@ -125,6 +125,7 @@ class Checkpointer:
     )
     self._pending_step = step
     metadata = {"format": FORMAT}
+    self._raise_if_failed(self._check_room)
     self._raise_if_failed(
         lambda: self._manager.save(step, args=args, custom_metadata=metadata)
     )
@@ -241,6 +242,30 @@ class Checkpointer:
     if seconds:
       policies.append(managers.EveryNSeconds(seconds))
     return managers.AnyPreservationPolicy(policies)
+
+  def _check_room(self) -> None:
+    """Makes the directory; of several processes, all learn if that fails.
+
+    In a save process 0 alone makes folders, between collectives that the others
+    wait in. So it tries that before, where all can be told.
+
+    Raises:
+      OSError: it cannot be made, or no folder in it.
+    """
+    if self._barrier is None:
+      self._directory.mkdir(parents=True, exist_ok=True)
+      return
+    try:
+      if jax.process_index() == 0:
+        probe = self._directory / ".probe"
+        probe.mkdir(parents=True, exist_ok=True)
+        # A bucket has no folders to be made.
+        (probe / "file").write_bytes(b".")
+        probe.rmtree()
+    finally:
+      # It tells an error that is on its way up.
+      timeout_ms = int(self._barrier.deadline_s * 1000)
+      self._barrier(key="making folders", timeout_ms=timeout_ms)
 
   def _restore_step(
       self, step: int, abstract: types.PyTree

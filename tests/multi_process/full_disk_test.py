@@ -90,6 +90,28 @@ class SaveTest(parameterized.TestCase):
       )
     self.check_restores(directory, 1)
 
+  def test_a_folder_that_cannot_be_made_is_the_error_of_both(self):
+    begun = time.monotonic()
+    outs, directory = self.save("no_folder", "nothing")
+    # Process 0 alone makes folders; the other one does not wait for it.
+    self.assertLess(time.monotonic() - begun, 60)
+    for out in outs:
+      self.assertRegex(
+          out,
+          f"saved 1\nerror checkpoint 2 could not be written to {directory}:"
+          " process 0 of the trainer: .*No room for a folder",
+      )
+    self.check_restores(directory, 1)
+
+  def test_a_directory_that_cannot_be_made_is_the_error_of_both(self):
+    outs, directory = self.save("nowhere", "nothing")
+    for out in outs:
+      self.assertRegex(
+          out,
+          f"^error checkpoint directory {directory} cannot be used: process 0"
+          " of the trainer: .*No room for a folder",
+      )
+
   def test_one_that_hangs_is_an_error_at_the_deadline(self):
     outs, directory = self.save("slow", "nothing")
     self.assertRegex(outs[0], "error checkpoint 2 .*process 0 .*timed out")

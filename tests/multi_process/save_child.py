@@ -4,14 +4,17 @@
 
 Usage: save_child.py PROCESS ADDRESS DIRECTORY WHAT. Saves step 1; then step 2,
 before which WHAT happens to it: "nothing", "full" (no file may grow large any
-more), or "slow" (the host state takes longer than the deadline). Prints
+more), "no_folder" (none can be made), or "slow" (the host state takes longer
+than the deadline). With "nowhere" none can be made from the start. Prints
 `saved STEP`, or `error …` and ends.
 """
 
+import errno
 import os
 import resource
 import sys
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,6 +36,10 @@ def make_state(step: int) -> dict[str, np.ndarray]:
   return {"noise": np.asarray(noise).reshape(2, -1)}
 
 
+def no_folder(*args: Any, **kwargs: Any) -> None:
+  raise OSError(errno.ENOSPC, "No room for a folder")
+
+
 def main(process: int, address: str, directory: str, what: str) -> None:
   jax.config.update("jax_num_cpu_devices", 1)
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -43,12 +50,16 @@ def main(process: int, address: str, directory: str, what: str) -> None:
       jax_kv.distributed_client(), process, 2, deadline_s=DEADLINE_S
   )
   mesh = sharding.make_mesh({**tiny_model.make_config().mesh, "data": 2})
-  saver = checkpoint.Checkpointer(directory, keep=2, barrier=barrier)
+  if what == "nowhere":
+    os.mkdir = no_folder
   try:
+    saver = checkpoint.Checkpointer(directory, keep=2, barrier=barrier)
     for step in (1, 2):
       if step == 2 and what == "full":
         limit = checkpoint_child.SIZE // 2
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+      if step == 2 and what == "no_folder":
+        os.mkdir = no_folder
       if step == 2 and what == "slow":
         host_state.write = lambda *_: time.sleep(4 * DEADLINE_S)
       state = make_state(step)
