@@ -37,6 +37,7 @@ REQUIREMENTS = [
 
 EXTRAS = {
     "test": [
+        "gcsfs>=2025.5",
         "ipykernel>=6.29",
         "math-verify>=0.8",
         "nbclient>=0.10",

@@ -20,7 +20,8 @@ def train(
 
   Args:
     config: of the run, for example `configs.countdown.get_config("quick")`.
-    workdir: the run's directory; a run that is there is continued.
+    workdir: the run's directory, a path or gs://BUCKET/PATH; a run that is
+      there is continued.
 
   Returns:
     The exit status of the program: 0 where the run did what was asked.
@@ -29,8 +30,10 @@ def train(
     ValueError: settings are wrong; each is named with what is allowed.
   """
   # Imported here, so that `import tba_jax` stays light.
+  from tba_jax import bucket
   from tba_jax import supervise
   from tba_jax import validate
 
   validate.validate(config)
-  return supervise.run(config, os.fspath(workdir), [])
+  folder = bucket.stage(os.fspath(workdir), "train")
+  return supervise.run(config, folder, [])

@@ -14,11 +14,11 @@ import dataclasses
 import logging
 from typing import Any
 
-from etils import epath
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
+from tba_jax import bucket_mirror
 from tba_jax import host_item
 from tba_jax import host_state as host_state_lib
 from tba_jax import save_barrier
@@ -72,7 +72,7 @@ class Checkpointer:
     """
     if keep < 1:
       raise ValueError(f"checkpoint.keep={keep}: at least 1")
-    self._directory = epath.Path(directory).absolute()
+    self._directory = bucket_mirror.absolute(directory)
     self._on_event = on_event or (lambda kind, message: None)
     self._keep = keep
     self._kept_for_good = keep_every_steps, keep_every_s

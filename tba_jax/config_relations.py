@@ -270,10 +270,11 @@ def _folders(c: Mapping[str, Any]) -> _Problems:
       ("tokenizer.source", ("task",)),
   ):
     value = c[key]
-    here = "://" in value or pathlib.Path(value).expanduser().is_dir()
+    here = pathlib.Path(value).expanduser().is_dir()
     if value not in names and not here:
       yield key, (
-          f"allowed {', '.join(map(repr, names))} or a folder that exists"
+          f"allowed {', '.join(map(repr, names))} or a folder of this machine"
+          " that exists"
       )
 
 
@@ -286,10 +287,11 @@ def line_program(c: Mapping[str, Any]) -> _Problems:
     }
   except KeyError:
     return
-  if not c["generate.model"] or not paths["model"].is_dir():
+  remote = c["generate.model"].startswith("gs://")
+  if not c["generate.model"] or not (remote or paths["model"].is_dir()):
     yield "generate.model", (
         "allowed a folder that exists: a Hugging Face folder, a run directory,"
-        " or RUN/checkpoints/STEP of one"
+        " or RUN/checkpoints/STEP of one; runs also in gs://"
     )
   if not c["generate.input"] or not paths["input"].is_file():
     yield "generate.input", "allowed a file that exists, a JSON object a line"

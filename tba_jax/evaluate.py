@@ -14,7 +14,6 @@ one to the policy that `config.init` starts from, where that is there.
 """
 
 from collections.abc import Sequence
-import os
 import pathlib
 import sys
 import time
@@ -25,6 +24,7 @@ import rich.console
 import rich.table
 import rich.text
 
+from tba_jax import bucket
 from tba_jax import config_args
 from tba_jax import jsonl
 from tba_jax import model_source
@@ -104,7 +104,7 @@ def run(
     ValueError: a source does not exist, cannot be read or does not fit the
       config; or another process runs in the workdir.
   """
-  lock = run_directory.lock(workdir)
+  held = bucket.hold(run_directory.lock(workdir), workdir)
   try:
     results = {}
     for operand in operands or ("",):
@@ -118,7 +118,7 @@ def run(
     saved[_KEY] = {**saved.get(_KEY, {}), **results}
     jsonl.atomic_write_json(path, saved)
   finally:
-    os.close(lock)
+    held.close()
   console = rich.console.Console()
   console.print(make_table(results))
   console.print(make_samples(results))

@@ -2,14 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one entry point: `python -m tba_jax.main --program=P --config=FILE …`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 import importlib
 import sys
 
 from absl import app
 from absl import flags
 from absl import logging
+import ml_collections
 
+from tba_jax import bucket
 from tba_jax import config_args
 from tba_jax import data_report
 from tba_jax import processes
@@ -73,12 +76,15 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
       if name != "plan":
         raise ValueError(f"--calibrate: --program={name} does not take it")
       operands.append(f"--calibrate={_CALIBRATE.value}")
-    config = _load_config(name, overrides)
+    workdir = _WORKDIR.value
+    if workdir is not None:
+      workdir = bucket.stage(workdir, name)
+    config = _load_config(name, workdir, overrides)
     if config is not None:
       validate.validate(config, program=name)
       if name in _SHOW_DATA and config.task.name in _OF_ROWS:
         data_report.show(build.make_task(config.task))
-    if _WORKDIR.value is None and name not in _WITHOUT_WORKDIR:
+    if workdir is None and name not in _WITHOUT_WORKDIR:
       raise ValueError(f"--workdir: --program={name} needs the run's directory")
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
@@ -86,7 +92,11 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
   module = importlib.import_module(PROGRAMS[name])
   entry = getattr(module, f"run_{name}", None) or module.run
   try:
-    return entry(config, _WORKDIR.value, operands)
+    with _held(name, workdir):
+      status = entry(config, workdir, operands)
+    if name == "export" and status == processes.EXIT_OK:
+      bucket.send(workdir, "export/*")
+    return status
   except run_directory.NoRunError as error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG
@@ -97,16 +107,32 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     return 1
 
 
-def _load_config(name: str, overrides: Sequence[str]):
+@contextlib.contextmanager
+def _held(name: str, workdir: str | None) -> Iterator[None]:
+  """Holds a run in a bucket for programs that take no lock of a directory."""
+  if name in ("sft", "reward_model") and bucket.is_remote(_WORKDIR.value):
+    try:
+      held = bucket.hold(run_directory.lock(workdir), workdir)
+    except ValueError as error:
+      raise run_directory.NoRunError(str(error)) from error
+    with contextlib.closing(held):
+      yield
+  else:
+    yield
+
+
+def _load_config(
+    name: str, workdir: str | None, overrides: Sequence[str]
+) -> ml_collections.ConfigDict | None:
   if _CONFIG.value is not None:
     return config_args.load_config(_CONFIG.value, overrides)
-  if name in _OF_A_RUN and _WORKDIR.value is not None:
+  if name in _OF_A_RUN and workdir is not None:
     if overrides and name not in _AFTER_A_RUN:
       raise ValueError(
           f"config.{overrides[0]}: --program={name} takes its settings from"
           f" {_WORKDIR.value}/config.json; give --config to change them"
       )
-    config = config_args.complete(run_directory.load_config(_WORKDIR.value))
+    config = config_args.complete(run_directory.load_config(workdir))
     return config_args.apply_overrides(config, overrides)
   if name == "report":
     return None

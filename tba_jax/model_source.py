@@ -12,9 +12,11 @@ import math
 import os
 import pathlib
 
+from etils import epath
 import jax
 import ml_collections
 
+from tba_jax import bucket
 from tba_jax import checkpoint as checkpoint_lib
 from tba_jax import config_args
 from tba_jax import lora
@@ -67,7 +69,7 @@ def restore(
     FileNotFoundError: there is no such checkpoint.
     ValueError: there is none at all, or it does not fit the config.
   """
-  folder = pathlib.Path(workdir) / _CHECKPOINTS
+  folder = _checkpoints(workdir)
   # A Checkpointer would make the folder.
   if not folder.is_dir():
     raise ValueError(f"{folder}: there is no checkpoint; train first, or name a"
@@ -116,15 +118,21 @@ def of_checkpoint(
 
   Args and raises: as `restore`; ValueError also where a process runs there.
   """
-  if not (pathlib.Path(workdir) / _CHECKPOINTS).is_dir():
+  if not _checkpoints(workdir).is_dir():
     raise ValueError(f"{workdir}: there is no checkpoint; train first")
-  lock = run_directory.lock(str(workdir))
+  held = bucket.hold(run_directory.lock(str(workdir)), workdir)
   try:
     policy, params, step = restore(config, workdir, step, mesh)
   finally:
-    os.close(lock)
-  name = str(pathlib.Path(workdir).absolute() / _CHECKPOINTS / str(step))
+    held.close()
+  name = str(_checkpoints(workdir) / str(step))
   return Source(name, policy.model, params, policy.tokenizer)
+
+
+def _checkpoints(workdir: str | os.PathLike[str]) -> epath.Path:
+  """Returns the folder of a run's checkpoints, which may be in a bucket."""
+  folder = pathlib.Path(workdir).absolute() / _CHECKPOINTS
+  return epath.Path(bucket.place(folder))
 
 
 def one_device() -> jax.sharding.Mesh:
@@ -167,19 +175,20 @@ def load(
     ValueError: there is none of these, or it cannot be read, or it does not
       divide over the mesh.
   """
-  folder = pathlib.Path(path).expanduser()
-  if not folder.is_dir():
-    raise ValueError(
-        f"config.{key}={path!r}: no such folder; allowed a Hugging Face folder,"
-        " a run directory, or RUN/checkpoints/STEP of one"
-    )
+  local = bucket.stage_model(path, key=f"config.{key}")
+  folder = pathlib.Path(local).expanduser()
   run, step = folder, None
   if folder.name.isdecimal() and folder.parent.name == _CHECKPOINTS:
     run, step = folder.parent.parent, int(folder.name)
-  if (run / _CHECKPOINTS).is_dir():
+  if _checkpoints(run).is_dir():
     config = run_directory.load_config(str(run))
     return of_checkpoint(
         config_args.complete(config), run, step, mesh or one_device()
+    )
+  if not folder.is_dir() or bucket.is_remote(path):
+    raise ValueError(
+        f"config.{key}={path!r}: no such folder; allowed a Hugging Face folder,"
+        " a run directory, or RUN/checkpoints/STEP of one, both also in gs://"
     )
   # What is small, and may be what is wrong, is read first.
   tokenizer = tokenizer_lib.load(folder, bos=bos)

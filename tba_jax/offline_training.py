@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from tba_jax import bucket
 from tba_jax import checkpoint as checkpoint_lib
 from tba_jax import metrics as metrics_lib
 from tba_jax import processes
@@ -138,7 +139,7 @@ def train(
   run_chunk = _make_run_chunk(config, job)
   writer = metrics_lib.MetricsWriter(job.folder / "metrics.jsonl")
   checkpointer = checkpoint_lib.Checkpointer(
-      str(job.folder / "checkpoints"), keep=config.checkpoint.keep
+      bucket.place(job.folder / "checkpoints"), keep=config.checkpoint.keep
   )
 
   # State.

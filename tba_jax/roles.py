@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Sequence
 import functools
-import os
 import sys
 from typing import Any
 
@@ -13,6 +12,7 @@ import jax
 import ml_collections
 
 from tba_jax import agreement
+from tba_jax import bucket
 from tba_jax import checkpoint as checkpoint_lib
 from tba_jax import cluster as cluster_lib
 from tba_jax import cluster_join
@@ -185,7 +185,7 @@ class _Trainer:
     """Makes directory and store this trainer's, before anything is written."""
     workdir = str(self._run.workdir)
     lock = run_directory.lock(workdir, "trainer")
-    self._closers.append(lambda: os.close(lock))
+    self._closers.append(bucket.hold(lock, self._run.workdir).close)
     validate.check_resume(run_directory.load_config(workdir), self._config)
     transport = parts_replay.transport_maker(self._config, self._run)()
     parts_replay.make_claim(self._run).take(transport)
@@ -198,7 +198,7 @@ class _Trainer:
     on_event = functools.partial(events.write, role="trainer")
     policy = policy_lib.make(config, run.workdir)
     checkpointer = checkpoint_lib.Checkpointer(
-        str(run.workdir / "checkpoints"),
+        bucket.place(run.workdir / "checkpoints"),
         keep=config.checkpoint.keep,
         keep_every_steps=config.checkpoint.keep_every_steps,
         keep_every_s=config.checkpoint.keep_every_s,

@@ -6,7 +6,6 @@ No JAX here: the supervisor must outlive whatever happens to the others.
 """
 
 from collections.abc import Callable, Sequence
-import os
 import signal
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import ml_collections
 import rich.console
 
+from tba_jax import bucket
 from tba_jax import children as children_lib
 from tba_jax import jsonl
 from tba_jax import metrics
@@ -69,7 +69,7 @@ def run(
           file=sys.stderr)  # fmt: skip
     return processes.EXIT_CONFIG
   try:
-    lock = run_directory.lock(workdir)
+    held = bucket.hold(run_directory.lock(workdir), workdir)
     run_info, saved = run_directory.create(workdir, config)
     if saved is not None:
       validate.check_resume(saved, config)
@@ -85,7 +85,7 @@ def run(
     # Who called this from Python, in a notebook say, has its Ctrl-C again.
     for number, handler in handlers.items():
       signal.signal(number, handler)
-    os.close(lock)
+    held.close()
 
 
 class _Supervisor:

@@ -16,7 +16,8 @@ _PACKAGE = _ROOT / "tba_jax"
 # that ends with `*` stands for the files of a folder.
 _RINGS = {
     0: """
-        background bootstrap config_diverse config_flat config_hosts config_lora
+        background bootstrap bucket bucket_lease bucket_mirror config_diverse
+        config_flat config_hosts config_lora
         config_ranges config_relations config_rewards config_variants devices
         guards host_state jsonl lease_totals logprobs metrics pace pipeline
         processes reward_log rounds save_barrier schedules sharding sweep_types
@@ -63,7 +64,7 @@ _MAX_DEPTH = 7
 # and the supervisor must stay small, and a wrong config must be told before a
 # device is touched.
 _WITHOUT_JAX = """
-    config_diverse config_lora
+    bucket bucket_lease bucket_mirror config_diverse config_lora
     carriers/directory
     children config_args config_ranges config_relations jsonl line_program main
     metrics models/config models/hf_config models/hf_files models/hf_names

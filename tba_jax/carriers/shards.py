@@ -28,6 +28,7 @@ import jax
 import numpy as np
 import tensorstore as ts
 
+from tba_jax import bucket_mirror
 from tba_jax import processes
 from tba_jax.carriers import base
 from tba_jax.carriers import boxes
@@ -70,6 +71,8 @@ class OrbaxShards(base.Carrier):
         the host.
       peers: the trainer's other processes, where this is its process 0.
     """
+    if directory.is_remote(path):
+      bucket_mirror.list_anew()
     self._path = path
     self._run_id = run_id
     self._secret = secret

@@ -7,6 +7,7 @@ import sys
 
 import ml_collections
 
+from tba_jax import bucket
 from tba_jax.report import build
 from tba_jax.report import compare
 
@@ -21,7 +22,7 @@ def run(
   Args:
     config: not used; a run directory holds its own.
     workdir: the run directory, where there is no operand.
-    operands: run directories, or folders of some.
+    operands: run directories, or folders of some; also runs in gs://.
 
   Returns:
     0, or 2 where an operand is no directory.
@@ -31,9 +32,11 @@ def run(
   try:
     if not wanted:
       raise ValueError("report takes one or several run directories")
+    wanted = [bucket.stage(run, "report", key="operand") for run in wanted]
     paths = compare.find_runs(wanted)
     if len(paths) == 1:
       path = build.write_report(paths[0])
+      bucket.send(paths[0], "report.html", "trace.json")
     else:
       path = compare.write_comparison(paths)
   except ValueError as error:

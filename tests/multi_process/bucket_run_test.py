@@ -1,0 +1,198 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A run whose directory is in a bucket, as a user runs, kills and moves it.
+
+The bucket is `fake_gcs`; gcsfs and TensorStore are the real ones. A host is a
+temporary directory of its own.
+"""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl.testing import absltest
+import pytest
+
+from tests import fake_gcs
+from tests.multi_process import run_program
+
+_RUN = "gs://bucket/runs/one"
+_OVERRIDES = {
+    "init": "scratch",
+    "train.num_steps": 60,
+    "checkpoint.every_steps": 4,
+    "evaluate.every_steps": 0,
+    "evaluate.final_prompts": 8,
+    "publish.carrier": "orbax",
+    "publish.directory": "gs://bucket/params",
+}
+
+
+class BucketRunTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.fake = fake_gcs.FakeGcs()
+    self.addCleanup(self.fake.close)
+    # Short, so that a socket's path fits.
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    self.folder = pathlib.Path(folder.name)
+
+  def start(self, host, *args, settings=()):
+    """Starts a program on a host; it writes to FOLDER/HOST/out."""
+    place = self.folder / host
+    place.mkdir(exist_ok=True)
+    with (place / "out").open("ab") as out:
+      process = subprocess.Popen(
+          [
+              sys.executable,
+              "-m",
+              "tba_jax.main",
+              *args,
+              *(f"--config.{k}={v}" for k, v in dict(settings).items()),
+          ],
+          cwd=run_program.ROOT,
+          env={
+              **os.environ,
+              **self.fake.environment(),
+              "JAX_PLATFORMS": "cpu",
+              "TMPDIR": str(place),
+          },
+          stdin=subprocess.DEVNULL,
+          stdout=out,
+          stderr=subprocess.STDOUT,
+      )
+    self.addCleanup(self.end, process)
+    return process
+
+  def end(self, process):
+    if process.poll() is None:
+      process.kill()
+    process.wait()
+
+  def train(self, host):
+    return self.start(
+        host,
+        "--config=configs/arithmetic.py:smoke",
+        f"--workdir={_RUN}",
+        settings=_OVERRIDES,
+    )
+
+  def text(self, host):
+    return (self.folder / host / "out").read_text()
+
+  def use(self, host, *args, settings=()):
+    """Runs a program to its end; returns all that was printed there."""
+    process = self.start(host, *args, settings=settings)
+    self.assertEqual(process.wait(200), 0, self.text(host))
+    return self.text(host)
+
+  def steps(self):
+    """Returns the steps whose checkpoints the bucket has, whole."""
+    whole = re.compile(r"runs/one/checkpoints/(\d+)/commit_success.txt")
+    found = map(whole.fullmatch, list(self.fake.store.by_name))
+    return sorted(int(match[1]) for match in found if match)
+
+  def wait_for_step(self, process, host, step):
+    until = time.monotonic() + 120
+    while max(self.steps(), default=0) < step:
+      self.assertIsNone(process.poll(), self.text(host))
+      self.assertLess(time.monotonic(), until, self.text(host))
+      time.sleep(0.05)
+
+  def read(self, name):
+    data = self.fake.store.by_name[f"runs/one/{name}"].data.decode()
+    if name.endswith(".json"):
+      return json.loads(data)
+    return [json.loads(line) for line in data.splitlines()]
+
+  @pytest.mark.timeout(600)
+  def test_it_goes_on_after_a_kill_and_on_another_host(self):
+    process = self.train("a")
+    self.wait_for_step(process, "a", 4)
+    # All of it at once: nothing saves or says goodbye.
+    process.kill()
+    process.wait()
+    killed = max(self.steps())
+    process = self.train("a")
+    self.wait_for_step(process, "a", killed + 8)
+    process.send_signal(signal.SIGTERM)
+    self.assertEqual(process.wait(60), 128 + signal.SIGTERM, self.text("a"))
+    saved = max(self.steps())
+    # Another host has what is in the bucket, and nothing else.
+    process = self.train("b")
+    self.assertEqual(process.wait(180), 0, self.text("b"))
+    restored = [e for e in self.read("events.jsonl") if e["kind"] == "restored"]
+    self.assertLen(restored, 2)
+    self.assertIn(f"step {saved}", restored[1]["message"])
+    self.assertTrue(self.read("summary.json")["ledger_closed"])
+    done = [r["step"] for r in self.read("metrics.jsonl") if "train/loss" in r]
+    self.assertEqual(sorted(set(done)), list(range(60)))
+    epochs = [r["epoch"] for r in self.read("metrics.jsonl")]
+    self.assertEqual(sorted(epochs), epochs)
+    self.check_bucket()
+    self.check_programs()
+
+  def check_bucket(self):
+    names = list(self.fake.store.by_name)
+    self.assertEmpty([n for n in names if n.startswith("params/")])
+    self.assertEmpty([n for n in names if "spool" in n or "secret" in n])
+    self.assertEqual(self.read(".lease.json")["holder"], "")
+
+  def check_programs(self):
+    """What reads a run reads one in a bucket, from any host."""
+    run = f"--workdir={_RUN}"
+    self.assertIn("60", self.use("c", "--program=status", run))
+    models = self.folder.glob("c/**/*.safetensors")
+    self.assertEmpty(list(models))  # A look does not fetch models.
+    del self.fake.store.by_name["runs/one/report.html"]
+    self.use("c", "--program=report", run)
+    self.assertIn("runs/one/report.html", self.fake.store.by_name)
+    self.use("c", "--program=evaluate", run)
+    self.assertIn("checkpoint 60", str(self.read("eval.json")))
+    lines = self.folder / "lines.jsonl"
+    lines.write_text('{"prompt": "1+2="}\n')
+    self.use(
+        "c",
+        "--program=generate",
+        "--config=configs/generate.py",
+        settings={
+            "generate.model": f"{_RUN}/checkpoints/60",
+            "generate.input": lines,
+            "generate.output": self.folder / "made.jsonl",
+            "sampling.max_prompt_tokens": 8,
+            "sampling.max_completion_tokens": 4,
+        },
+    )
+    made = json.loads((self.folder / "made.jsonl").read_text())
+    self.assertLen(made["completions"], 1)
+
+  @pytest.mark.timeout(300)
+  def test_one_run_at_a_time_and_urls_that_are_none(self):
+    first = self.train("a")
+    self.wait_for_step(first, "a", 0 + 4)
+    first.send_signal(signal.SIGSTOP)  # It would be done too soon.
+    second = self.train("b")
+    time.sleep(5)
+    first.send_signal(signal.SIGCONT)
+    self.assertEqual(second.wait(60), 2, self.text("b"))
+    self.assertRegex(self.text("b"), r"process \d+ of \S+ already runs there")
+    self.assertEqual(first.wait(120), 0, self.text("a"))
+    for url, words in (
+        ("s3://bucket/run", "allowed a path, or gs://BUCKET/PATH"),
+        ("gs://other/run", "gs://other/run cannot be"),
+    ):
+      process = self.start("c", "--program=status", f"--workdir={url}")
+      self.assertEqual(process.wait(60), 2)
+      self.assertIn(words, self.text("c"))
+
+
+if __name__ == "__main__":
+  absltest.main()
