@@ -22,6 +22,7 @@ from typing import Any
 from absl import logging
 import jax
 
+from tba_jax import local_mesh
 from tba_jax import processes
 from tba_jax import save_barrier
 from tba_jax.transport import base
@@ -205,6 +206,12 @@ class Cluster:
     return lambda tree: jax.tree.map(
         lambda x: x.addressable_data(0), replicate(tree)
     )
+
+  def params_gatherer(self, mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
+    """As `gatherer`, of params, split over the devices of this process."""
+    if self.num_processes == 1 or mesh.size == self.num_processes:
+      return self.gatherer(mesh)
+    return local_mesh.make_gather(mesh)
 
   def save_barrier(self, deadline_s: float) -> save_barrier.SaveBarrier | None:
     """Returns where the processes meet that save together; None for one.

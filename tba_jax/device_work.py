@@ -56,7 +56,7 @@ class DeviceWork:
     self._whole = whole
     self._checkpointer = checkpointer
     self._cluster = cluster
-    self._gather = cluster.gatherer(mesh)
+    self._gather = cluster.params_gatherer(mesh)
 
   @property
   def state(self) -> "train_step_lib.TrainState":

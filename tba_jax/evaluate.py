@@ -19,6 +19,7 @@ import sys
 import time
 from typing import Any
 
+import jax
 import ml_collections
 import rich.console
 import rich.table
@@ -106,11 +107,14 @@ def run(
   """
   held = bucket.hold(run_directory.lock(workdir), workdir)
   try:
-    results = {}
+    results, mesh = {}, model_source.mesh_here(config.mesh)
     for operand in operands or ("",):
       for variant, its_config in _variants(config):
-        name, policy, params, step = _load(its_config, workdir, operand)
-        result = _evaluate(its_config, workdir, policy, params, step or 0)
+        name, policy, params, step = _load(its_config, workdir, operand, mesh)
+        references = _references(its_config, workdir, policy, mesh)
+        result = _evaluate(
+            its_config, workdir, policy, params, step or 0, references
+        )
         name = f"{name}, {variant}" if variant else name
         results[name] = {"step": step, "time": time.time(), **result}
     path = pathlib.Path(workdir) / "eval.json"
@@ -176,7 +180,10 @@ def _variants(
 
 
 def _load(
-    config: ml_collections.ConfigDict, workdir: str, operand: str
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    operand: str,
+    mesh: jax.sharding.Mesh,
 ) -> tuple[str, policy_lib.Policy, types.PyTree, int | None]:
   """Returns the name, policy, params and step of a source."""
   is_checkpoint = not operand or operand.isdecimal()
@@ -191,12 +198,10 @@ def _load(
       config.init = operand
       config.lora.rank = 0
     policy = policy_lib.make(config, workdir)
-    return operand, policy, policy_lib.initial_params(policy, config.seed), None
+    params = model_source.initial_params(config, policy, mesh)
+    return operand, policy, params, None
   policy, params, step = model_source.restore(
-      config,
-      workdir,
-      int(operand) if operand else None,
-      model_source.mesh_here(config.mesh),
+      config, workdir, int(operand) if operand else None, mesh
   )
   return f"checkpoint {step}", policy, params, step
 
@@ -205,12 +210,13 @@ def _references(
     config: ml_collections.ConfigDict,
     workdir: str,
     policy: policy_lib.Policy,
+    mesh: jax.sharding.Mesh,
 ) -> dict[str, reference_lib.Reference]:
   """Returns what KL and perplexity are measured against, {} without it."""
   try:
     start = policy_lib.make(config, workdir)
     same = start.model.config.vocab_size == policy.model.config.vocab_size
-    params = policy_lib.initial_params(start, config.seed) if same else None
+    params = model_source.initial_params(config, start, mesh) if same else None
   except (ValueError, OSError):
     return {}
   if params is None:
@@ -236,11 +242,10 @@ def _evaluate(
     policy: policy_lib.Policy,
     params: types.PyTree,
     version: int,
+    references: dict[str, reference_lib.Reference],
 ) -> dict[str, Any]:
   """Returns the evaluator's metrics on the held-out split."""
-  evaluator = reward_judge.evaluator_of(
-      config, workdir, policy, **_references(config, workdir, policy)
-  )
+  evaluator = reward_judge.evaluator_of(config, workdir, policy, **references)
   num_prompts = min(
       config.evaluate.final_prompts,
       policy.task.num_prompts(tasks_base.HELD_OUT),

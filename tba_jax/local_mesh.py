@@ -3,16 +3,20 @@
 """A mesh of one process's own devices, and where params lie on it.
 
 A searcher samples on `config.search.mesh`: rows are split over `data` and
-`fsdp`, params by `config.sharding`. No other process has a part in it.
+`fsdp`, params by `config.sharding`. No other process has a part in it. Nor has
+one in the mesh on which process 0 of a trainer evaluates: its own devices.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import math
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
 import ml_collections
+import numpy as np
 
 from tba_jax import sharding
 from tba_jax import types
@@ -99,3 +103,64 @@ def place(
     sharding.check_divisible(shapes, shardings, key=_KEY)
     found.append(shardings)
   return Place(*found)
+
+
+def cut(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
+  """Returns the sizes of a mesh of fewer devices, for the same params.
+
+  What divides over the larger mesh divides over this one: its `tensor` and
+  `fsdp` are divisors of that one's, the largest that there are devices for.
+  The devices that are left split rows, as `data`.
+
+  Args:
+    sizes: of the larger mesh, by axis.
+    num_devices: of the smaller one.
+  """
+  tensor = math.gcd(sizes["tensor"], num_devices)
+  fsdp = math.gcd(sizes["fsdp"], num_devices // tensor)
+  data = num_devices // tensor // fsdp
+  return {"data": data, "fsdp": fsdp, "sequence": 1, "tensor": tensor}
+
+
+def make_gather(
+    mesh: jax.sharding.Mesh,
+) -> Callable[[types.PyTree], types.PyTree]:
+  """Returns what brings arrays whole to each process, split over its devices.
+
+  All processes call it together. What the mesh splits over `fsdp` and `tensor`
+  is split over as many devices of a process as `cut` says, so that the devices
+  of one process need room for it together, not each of them.
+
+  Args:
+    mesh: of all processes, which have as many devices each.
+
+  Returns:
+    gather(tree of arrays on `mesh`) -> the same on devices of this process.
+  """
+  of_process: dict[int, list[jax.Device]] = {}
+  for device in mesh.devices.flat:
+    of_process.setdefault(device.process_index, []).append(device)
+  own = of_process[jax.process_index()]
+  sizes = cut(mesh.shape, len(own))
+  shape = [sizes[axis] for axis in sharding.MESH_AXES]
+  devices = np.asarray([of_process[i] for i in sorted(of_process)])
+  whole = jax.sharding.Mesh(
+      devices.reshape(-1, *shape), ("process", *sharding.MESH_AXES)
+  )
+  here = jax.sharding.Mesh(np.asarray(own).reshape(shape), sharding.MESH_AXES)
+  # What a compiled program has placed may have no names; it comes unsplit.
+  spec = lambda leaf: getattr(leaf.sharding, "spec", PartitionSpec())
+
+  def own_part(leaf: jax.Array) -> jax.Array:
+    parts = {shard.device: shard.data for shard in leaf.addressable_shards}
+    return jax.make_array_from_single_device_arrays(
+        leaf.shape,
+        NamedSharding(here, spec(leaf)),
+        [parts[device] for device in here.devices.flat],
+    )
+
+  def gather(tree: types.PyTree) -> types.PyTree:
+    places = jax.tree.map(lambda x: NamedSharding(whole, spec(x)), tree)
+    return jax.tree.map(own_part, jax.device_put(tree, places))
+
+  return gather

@@ -19,6 +19,7 @@ import ml_collections
 from tba_jax import bucket
 from tba_jax import checkpoint as checkpoint_lib
 from tba_jax import config_args
+from tba_jax import local_mesh
 from tba_jax import lora
 from tba_jax import policy as policy_lib
 from tba_jax import run_directory
@@ -141,14 +142,33 @@ def one_device() -> jax.sharding.Mesh:
 
 
 def mesh_here(sizes: Mapping[str, int]) -> jax.sharding.Mesh:
-  """Returns a run's mesh, or one device where that has more than are here.
+  """Returns a run's mesh, or all devices where it has more than are here.
 
   Args:
     sizes: `config.mesh`.
   """
   if math.prod(sizes.values()) > jax.device_count():
-    return one_device()
+    sizes = local_mesh.cut(sizes, jax.device_count())
   return sharding.make_mesh(sizes)
+
+
+def initial_params(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    mesh: jax.sharding.Mesh,
+) -> types.PyTree:
+  """Returns the params that training starts from, on a mesh.
+
+  Raises:
+    ValueError: the folder cannot be read, or does not divide over the mesh.
+  """
+  if mesh.size == 1:
+    return policy_lib.initial_params(policy, config.seed)
+  shardings = sharding.param_shardings(
+      mesh, config.sharding, policy.model.logical_axes
+  )
+  params = policy_lib.initial_params(policy, config.seed, shardings)
+  return jax.device_put(params, shardings)
 
 
 def load(

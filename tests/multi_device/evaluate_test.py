@@ -1,0 +1,63 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A run of eight devices, evaluated on four: params and rows are split."""
+
+import os
+
+# Before jax is imported: it reads the flag once, so this file runs in a process
+# of its own.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_force_host_platform_device_count=4"
+)
+
+from absl.testing import absltest  # noqa: E402
+import jax  # noqa: E402
+
+from configs import arithmetic  # noqa: E402
+from tba_jax import evaluate  # noqa: E402
+from tba_jax import model_source  # noqa: E402
+from tests import evaluate_test as case  # noqa: E402
+
+
+def setUpModule():
+  if jax.device_count() != 4:
+    raise absltest.SkipTest(
+        "jax was started without four devices: run this file alone"
+    )
+
+
+class EvaluateTest(absltest.TestCase):
+
+  def test_a_run_of_more_devices_is_evaluated_on_all_that_are_here(self):
+    config = arithmetic.get_config("smoke")
+    config.sft.num_steps = 30
+    workdir = self.create_tempdir().full_path
+    case.make_workdir(config, workdir)
+    folder = f"{workdir}/sft/model"
+    expected = evaluate.run(config, workdir, ["3", folder])
+    config.mesh.update(data=2, fsdp=4)
+    mesh = model_source.mesh_here(config.mesh)
+    self.assertEqual(mesh.size, 4)
+    for operand in ("3", folder):
+      _, policy, params, _ = evaluate._load(config, workdir, operand, mesh)
+      kernel = params["blocks"]["mlp"]["up"]["kernel"]
+      self.assertEqual(4 * kernel.addressable_data(0).size, kernel.size)
+      (reference,) = {
+          id(found): found
+          for found in evaluate._references(
+              config, workdir, policy, mesh
+          ).values()
+      }.values()
+      kernel = reference._params["blocks"]["mlp"]["up"]["kernel"]
+      self.assertEqual(4 * kernel.addressable_data(0).size, kernel.size)
+    found = evaluate.run(config, workdir, ["3", folder])
+    for name, one in expected.items():
+      self.assertEqual(found[name]["pass_at_1"], one["pass_at_1"])
+      self.assertEqual(found[name]["mean_length"], one["mean_length"])
+      self.assertAlmostEqual(found[name]["kl"], one["kl"], places=4)
+
+
+if __name__ == "__main__":
+  absltest.main()
