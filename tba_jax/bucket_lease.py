@@ -123,8 +123,7 @@ class Lease:
     self.renew()
 
   def _watch(self, seen: State, gone_s: float) -> State:
-    """Returns what stands there once a holder is gone; raises where it is not.
-    """
+    """Returns what stands there once a holder is gone; else raises."""
     until = time.monotonic() + gone_s
     while time.monotonic() < until:
       time.sleep(min(_LOOK_S, gone_s))

@@ -10,7 +10,6 @@ counts) is process 0's: it writes it bit for bit, in one checked file.
 
 from collections.abc import Callable, Iterator
 import contextlib
-import dataclasses
 import logging
 from typing import Any
 
@@ -22,6 +21,7 @@ from tba_jax import bucket_mirror
 from tba_jax import host_item
 from tba_jax import host_state as host_state_lib
 from tba_jax import save_barrier
+from tba_jax import state_fields
 from tba_jax import types
 
 # Of the whole checkpoint. Raise it when an older program could not read it.
@@ -30,10 +30,6 @@ FORMAT = 1
 
 class NewerFormatError(ValueError):
   """The checkpoint was written by a newer program than this one."""
-
-
-class LackingError(ValueError):
-  """The checkpoint has no place for arrays that this run's state has."""
 
 
 class Checkpointer:
@@ -187,7 +183,7 @@ class Checkpointer:
     for candidate in steps:
       try:
         out = self._restore_step(candidate, abstract)
-      except (NewerFormatError, LackingError):
+      except (NewerFormatError, state_fields.LackingError):
         raise
       # Damage shows as whatever the reader of the damaged part raises.
       except Exception as error:
@@ -279,38 +275,16 @@ class Checkpointer:
           f"checkpoint {step} in {self._directory} has format"
           f" {metadata['format']}; this program reads up to {FORMAT}"
       )
-    wanted, lacking = abstract, self._lacking(step, abstract)
-    if lacking:
-      fields = _fields(abstract).items()
-      wanted = {name: field for name, field in fields if name not in lacking}
+    lacking = state_fields.lacking(self._directory / str(step), abstract)
+    wanted = state_fields.without(abstract, lacking) if lacking else abstract
     args = ocp.args.Composite(
         host=host_item.Restore(), state=ocp.args.StandardRestore(wanted)
     )
     out = self._manager.restore(step, args=args)
     state = out["state"]
     if lacking:
-      state = _with_fields(abstract, state)
+      state = state_fields.replaced(abstract, state)
     return state, out["host"]
-
-  def _lacking(self, step: int, abstract: types.PyTree) -> set[str]:
-    """Returns the fields, all without arrays, that a checkpoint lacks."""
-    saved = ocp.StandardCheckpointHandler().metadata(
-        self._directory / str(step) / "state"
-    )
-    fields = _fields(abstract)
-    lacking = fields.keys() - saved.tree.keys()
-    if lacking == fields.keys():
-      return set()  # No earlier layout: the reader tells what differs.
-    needed = sorted(n for n in lacking if jax.tree.leaves(fields[n]))
-    if needed:
-      raise LackingError(
-          f"checkpoint {step} in {self._directory} has no"
-          f" {', '.join(needed)}: an earlier program, or one with other"
-          " settings, wrote it; go on with the settings it was written with, or"
-          " with those write its model (--program=export) and start a new run"
-          " with that folder as config.init"
-      )
-    return lacking
 
   def _set_aside(self, failures: dict[int, Exception], used: int) -> None:
     for step, error in failures.items():
@@ -349,19 +323,3 @@ def _without_hint() -> Iterator[None]:
     yield
   finally:
     logger.removeFilter(is_other)
-
-
-def _fields(state: types.PyTree) -> dict[str, types.PyTree]:
-  """Returns the parts of a state by name; {} where they have no names."""
-  if dataclasses.is_dataclass(state):
-    return {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-  return dict(state) if isinstance(state, dict) else {}
-
-
-def _with_fields(
-    state: types.PyTree, fields: dict[str, types.PyTree]
-) -> types.PyTree:
-  """Returns a state with some of its parts replaced."""
-  if dataclasses.is_dataclass(state):
-    return dataclasses.replace(state, **fields)
-  return {**state, **fields}

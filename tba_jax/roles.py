@@ -105,9 +105,8 @@ def run_searcher(
     agreed.wait(make_transport, stop.is_set)
   except ValueError as error:
     raise run_directory.NoRunError(str(error)) from error
-  clock = metrics.BusyClock()
-  path = run.workdir / "spans" / f"searcher-{index}.jsonl"
-  spans = metrics.SpanWriter(path, "searcher", index, clock=clock)
+  clock, path = metrics.BusyClock(), f"spans/searcher-{index}.jsonl"
+  spans = metrics.SpanWriter(run.workdir / path, "searcher", index, clock=clock)
   puller = parts_params.make_puller(
       config, run, policy, place, whole.base, make_transport, on_event
   )

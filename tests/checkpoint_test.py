@@ -17,6 +17,7 @@ import numpy as np
 from tba_jax import checkpoint
 from tba_jax import host_state
 from tba_jax import sharding
+from tba_jax import state_fields
 from tba_jax import train_step
 from tests import tiny_model
 
@@ -204,14 +205,14 @@ class CheckpointTest(absltest.TestCase):
     found, _ = saver.restore(train_step.abstract_state(config, model, mesh))
     chex.assert_trees_all_equal(found, state)
     config.reference.mode = "ema"
-    with self.assertRaisesRegex(checkpoint.LackingError, "no ref_params: an"):
+    with self.assertRaisesRegex(state_fields.LackingError, "no ref_params: an"):
       saver.restore(train_step.abstract_state(config, model, mesh))
 
   def test_a_field_with_arrays_that_lacks_is_one_clear_error(self):
     saver = self.save_steps(1, 2)
     new = {**make_state(0), "ref_params": {"kernel": jnp.zeros(3)}}
     with self.assertRaisesRegex(
-        checkpoint.LackingError,
+        state_fields.LackingError,
         f"^checkpoint 2 in {self.directory} has no ref_params: .*--program=exp",
     ):
       saver.restore(new)

@@ -25,6 +25,7 @@ _RINGS = {
     """,
     1: """
         calibration eval_summary line_program local_mesh losses/* models/*
+        state_fields
         offline_batches prompts replay/* rewards/judges roofline sampling/*
         tasks/* transport/*
     """,
