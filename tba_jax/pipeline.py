@@ -16,6 +16,10 @@ and its staleness is the groups under way over the groups of a step.
 import dataclasses
 import math
 
+# Of a fixed point; it is reached within a few of them where searchers are the
+# slowest stage.
+_ROUNDS = 100
+
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
@@ -34,8 +38,11 @@ class Pipeline:
   granted_rounds: rounds that a searcher may have been granted and not handed
     over, the one that it samples included.
   publish_steps: a version comes so often.
-  hand_over_s: from the end of sampling until the trainer has a group, where
-    nothing queues.
+  hand_over_s: from the end of sampling until the trainer has a group, of a
+    searcher that is alone.
+  idle_s: from one look of the drain at an empty queue to the next.
+  look_s: of the drain, for a look that finds one group.
+  more_s: of such a look for each further group.
   """
 
   num_searchers: int
@@ -49,6 +56,9 @@ class Pipeline:
   granted_rounds: float = math.inf
   publish_steps: int = 1
   hand_over_s: float = 0.0
+  idle_s: float = 0.0
+  look_s: float = 0.0
+  more_s: float = 0.0
 
   def rates(self) -> dict[str, float]:
     """Returns the groups a second that each stage could do alone."""
@@ -89,13 +99,35 @@ class Pipeline:
     sampling = self.num_searchers * self.round_groups
     slowest, rate = self.slowest(), self.groups_per_s()
     if slowest == "searchers":
-      under_way = sampling + rate * self.hand_over_s
+      under_way = sampling + rate * self.hand_over()
     else:
       under_way = sampling * min(1 + self.credits, self.granted_rounds)
     if slowest == "store" and self.granted_rounds <= 1 + self.credits:
       # rate · (s + (n · granted / rate - s) / 2), by Little's law.
       under_way = (under_way + rate * self.sample_s * self.round_groups) / 2
     return min(under_way, self.ahead_groups)
+
+  def hand_over(self) -> float:
+    """Returns the seconds from the end of sampling until the trainer has it.
+
+    A group waits for the drain's next look. Groups that find the drain idle
+    wait for half of its pause, as that of a single searcher does; those that
+    find it busy with the groups of others wait for half of what that takes. Of
+    a look that takes S and in which m = S · rate come by chance, the next one
+    finds m, or is an idle one with probability exp(-m), after which the next
+    that finds any finds one: m + exp(-m) on average. S grows with what a look
+    finds, so that both are found together.
+    """
+    if not self.look_s:
+      return self.hand_over_s
+    others = self.groups_per_s() * (1 - 1 / self.num_searchers)
+    found, busy, look_s = 1.0, 0.0, self.look_s
+    for _ in range(_ROUNDS):
+      look_s = self.look_s + (found - 1) * self.more_s
+      coming = others * look_s
+      found = min(coming + math.exp(-coming), self.num_searchers)
+      busy = min(coming / found, 1.0)
+    return self.hand_over_s + busy * max(0.0, look_s - self.idle_s) / 2
 
   def staleness_steps(self) -> float:
     """Returns the mean staleness of data when it is first trained on.

@@ -3,6 +3,7 @@
 """Tests for pipeline."""
 
 import dataclasses
+import random
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -92,6 +93,47 @@ class PipelineTest(parameterized.TestCase):
     # 5 groups/s for half a second.
     model = _make(num_searchers=2, round_groups=1, hand_over_s=0.5)
     self.assertAlmostEqual(model.groups_under_way(), 2 + 2.5)
+
+  def _wait_for_a_look(self, num_searchers, seconds):
+    """Simulates Poisson arrivals at a drain that looks; returns the mean wait.
+
+    A look that finds k takes 10 + 2 (k - 1) ms, an idle round 4 ms.
+    """
+    rng = random.Random(0)
+    now, next_at, waits, waiting = 0.0, 0.0, [], []
+    rate = num_searchers / 0.4 * (1 - 1 / num_searchers)
+    while now < seconds:
+      found = len(waiting)
+      waits += [now - at for at in waiting]
+      waiting = []
+      end = now + (0.01 + 0.002 * (found - 1) if found else 0.004)
+      while next_at < end:
+        if next_at >= now:
+          waiting.append(next_at)
+        next_at += rng.expovariate(rate)
+      now = end
+    return sum(waits) / len(waits)
+
+  @parameterized.parameters(2, 8, 20, 40)
+  def test_a_group_waits_for_what_the_drain_does_for_others(self, n):
+    model = _make(
+        num_searchers=n,
+        train_s=0.0,
+        round_groups=1,
+        hand_over_s=0.005,
+        idle_s=0.004,
+        look_s=0.01,
+        more_s=0.002,
+    )
+    # A single one waits for half of an idle round, which its 5 ms contain.
+    wait_s = model.hand_over() - 0.005 + 0.002
+    self.assertAlmostEqual(
+        wait_s, self._wait_for_a_look(n, 500.0), delta=0.05 * wait_s
+    )
+
+  def test_a_single_searcher_waits_for_nobody(self):
+    model = _make(num_searchers=1, hand_over_s=0.005, look_s=0.01)
+    self.assertAlmostEqual(model.hand_over(), 0.005)
 
   def test_credits_bound_what_waits(self):
     model = _make(num_searchers=8, credits=2, round_groups=1, ahead_groups=1e9)

@@ -1,15 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""From 1 to 64 searchers on one store and one drain, beside the model of it.
+"""Many searchers on one store and one drain, beside the model of it.
 
-Searchers sleep in place of sampling, are granted prompts and hand over groups
-of 8 completions of 64 tokens as real ones do, through outbox, store, drain and
-synced journal; all of them share one process. The trainer is a thread that
-takes what comes and counts 32 groups as a step.
+Searchers sleep in place of sampling, each for a time of its own, are granted
+prompts and hand over groups of 8 completions of 64 tokens as real ones do,
+through outbox, store, drain and synced journal; all of them share one process.
+The trainer is a thread that takes what comes and counts 32 groups as a step.
 
 The model (`tba_jax/pipeline.py`) is calibrated by two runs: one searcher, and
-the most of them without sleep, which say what a group costs the store and the
-drain while all searchers read the store all the time. It predicts the others.
+the most of them without sleep, which say what a look of the drain takes and
+what each further group of it costs. It predicts the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +34,10 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64)
 # Seconds of a measurement, repeats, and seconds of sampling a group.
 _SETTINGS = (2.0, 5.0, 0.1)
 _GROUPS_PER_STEP = 32
+# Before a measurement: seconds, and times of sampling a group.
 _WARM_S = 1.0
-_START_S = 60.0
+_WARM_SAMPLES = 2
+_START_S = 120.0
 _STOP_S = 60.0
 _FILE = "searchers.json"
 # Tokens and log-probs.
@@ -51,15 +53,17 @@ def run(
     config: `search.credits`, `search.lease_s`, `store.*`, `cores` and
       `replay`'s segments are read.
     operands: none, or any first ones of: seconds of a measurement, repeats,
-      seconds of sampling a group, and numbers of searchers, as 1,4,16: the
-      first must be 1.
+      mean seconds of sampling a group, and numbers of searchers, as 1,4,16.
+      Only where the first is 1 can the model be calibrated; else all is
+      measured and nothing predicted.
 
   Returns:
-    `full`, the run without sleep, and `runs`, by number of searchers the
-    medians of the repeats: groups and bytes a second, staleness in steps,
-    milliseconds from the end of sampling to the trainer, and shares of one core
-    of store, drain and searchers; in `runs` also what the model predicts, and
-    by how much it is off.
+    `runs`, by number of searchers the medians of the repeats: groups and bytes
+    a second, staleness in steps, milliseconds from the end of sampling to the
+    trainer, shares of one core of store, drain and searchers, what the drain's
+    looks took, and what a searcher asks of the store a second. With a model
+    also `full`, the run without sleep, and in `runs` what is predicted, and by
+    how much it is off.
 
   Raises:
     ValueError: an operand is not a number above 0.
@@ -67,7 +71,7 @@ def run(
   """
   counts = [*map(int, operands[3].split(","))] if operands[3:] else _COUNTS
   settings = [*map(float, operands[:3]), *_SETTINGS[len(operands[:3]) :]]
-  if len(operands) > 4 or min(*settings, *counts) <= 0 or counts[0] != 1:
+  if len(operands) > 4 or min(*settings, *counts) <= 0:
     raise ValueError(f"operands {list(operands)}: allowed are 4 above 0")
   seconds, repeats, sample_s = settings
   own = processes.available_cores()
@@ -81,18 +85,19 @@ def run(
         for n in counts:
           name = f"r{repeat}n{n}"
           measured[n].append(_measure(queue, name, n, sample_s, seconds))
-        full.append(_measure(queue, f"r{repeat}full", most, 0.0, seconds))
+        if counts[0] == 1:
+          full.append(_measure(queue, f"r{repeat}full", most, 0.0, seconds))
   finally:
     processes.pin(own)
   medians = {n: _median(rows) for n, rows in measured.items()}
+  out = {"sample_s": sample_s, "group_bytes": _GROUP_BYTES}
+  if not full:
+    return {**out, "runs": {str(n): row for n, row in medians.items()}}
   filled = _median(full)
-  model_of = calibrate(
-      medians[1], filled["groups_per_s"], config.search.credits
-  )
+  model_of = calibrate(medians[1], filled, config.search.credits)
   runs = {str(n): _beside(row, model_of(n)) for n, row in medians.items()}
   return {
-      "sample_s": sample_s,
-      "group_bytes": _GROUP_BYTES,
+      **out,
       "full": {str(most): filled},
       "runs": runs,
       "worst_error": {
@@ -103,25 +108,30 @@ def run(
 
 
 def calibrate(
-    one: dict[str, float], full_groups_per_s: float, num_credits: int
+    one: dict[str, float], full: dict[str, float], num_credits: int
 ) -> Callable[[int], pipeline.Pipeline]:
   """Returns the model of each number of searchers.
 
   Args:
     one: the run of one searcher.
-    full_groups_per_s: that come at most, of the most searchers.
+    full: the run of the most searchers without sleep.
     num_credits: of a searcher.
   """
+  found = full["groups_per_look"]
+  more_ms = (full["look_ms"] - one["look_ms"]) / max(found - 1, 1e-9)
 
   def model_of(num_searchers: int) -> pipeline.Pipeline:
     return pipeline.Pipeline(
         num_searchers=num_searchers,
         sample_s=1 / one["groups_per_s"],
-        serve_s=1 / full_groups_per_s,
+        serve_s=1 / full["groups_per_s"],
         groups_per_step=_GROUPS_PER_STEP,
         credits=num_credits,
         granted_rounds=grants.BLOCKS_AHEAD,
         hand_over_s=one["hand_over_ms"] / 1e3,
+        idle_s=one["idle_ms"] / 1e3,
+        look_s=one["look_ms"] / 1e3,
+        more_s=max(more_ms, 0.0) / 1e3,
     )
 
   return model_of
@@ -135,6 +145,7 @@ def _beside(
   for name, value in (
       ("groups_per_s", model.groups_per_s()),
       ("staleness_steps", model.staleness_steps()),
+      ("hand_over_ms", model.hand_over() * 1e3),
   ):
     out[f"{name}_predicted"] = value
     out[f"{name}_error"] = abs(value / row[name] - 1)
@@ -165,13 +176,13 @@ def _measure(
       drain.receive_for(0.05)
       if time.monotonic() > deadline:
         raise RuntimeError(f"{num_searchers} searchers did not start")
-    drain.receive_for(_WARM_S)
+    drain.receive_for(max(_WARM_S, _WARM_SAMPLES * sample_s))
     start, cpu_s = time.monotonic(), _cpu_s(queue.service_pid)
-    busy_s = drain.busy_s
+    before = drain.looks()
     drain.receive_for(seconds)
     wall_s = time.monotonic() - start
     cpu_s = _cpu_s(queue.service_pid) - cpu_s
-    busy_s = drain.busy_s - busy_s
+    looks = drain.looks().since(before)
     queue.say(f"stop {path}")
     deadline = time.monotonic() + _STOP_S
     while not path.exists():
@@ -187,8 +198,12 @@ def _measure(
       **row,
       "mb_per_s": row["groups_per_s"] * _GROUP_BYTES / 1e6,
       "store_core_share": cpu_s / wall_s,
-      "drain_core_share": busy_s / wall_s,
+      "drain_core_share": looks.busy_s / wall_s,
+      "look_ms": 1e3 * looks.served_s / max(looks.served, 1),
+      "groups_per_look": looks.blocks / max(looks.served, 1),
+      "idle_ms": 1e3 * (wall_s - looks.served_s) / max(looks.empty, 1),
       "searchers_core_share": said["busy_share"],
+      "asks_per_searcher_s": said["asks_per_s"] / num_searchers,
   }
 
 

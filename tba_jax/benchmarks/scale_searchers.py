@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The simulated searchers of the scale benchmark, in one process.
 
-Each has its own outbox, and in place of a sampler it sleeps. The first line of
-standard input is a JSON object of settings; then `start NAME COUNT SECONDS`
-starts searchers that sleep so long for each group, and `stop FILE` ends them
-and writes what they did. It ends with its input.
+Each has its own outbox, and in place of a sampler it sleeps: for half to one
+and a half times the mean, so that searchers do not march in step. The first
+line of standard input is a JSON object of settings; then `start NAME COUNT
+SECONDS` starts searchers that sleep so long on average for each group, and
+`stop FILE` ends them and writes what they did. It ends with its input.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
+
 from tba_jax import processes
 from tba_jax import types
 from tba_jax.benchmarks import store_searcher
@@ -28,6 +31,20 @@ from tba_jax.transport import kv_client
 COMPLETIONS = 8
 TOKENS = 64
 _FLUSH_S = 3.0
+
+
+class _CountedTransport(kv_client.KvTransport):
+  """Counts what is asked of the store."""
+
+  asked = 0
+
+  def put(self, key: str, value: bytes, *, overwrite: bool = True) -> bool:
+    self.asked += 1
+    return super().put(key, value, overwrite=overwrite)
+
+  def get(self, key: str) -> bytes | None:
+    self.asked += 1
+    return super().get(key)
 
 
 class _Searchers:
@@ -49,6 +66,7 @@ class _Searchers:
     self._times: dict[str, list[list[float]]] = {}
     self._outboxes: list[outbox_lib.Outbox] = []
     self._threads = []
+    self._transports: list[_CountedTransport] = []
     self._cpu_s, self._wall_s = time.process_time(), time.monotonic()
     for index in range(count):
       sid = f"{name}-{index:03d}"
@@ -63,7 +81,7 @@ class _Searchers:
   def _make_outbox(self, sid: str, index: int) -> outbox_lib.Outbox:
     settings = self._settings
     return outbox_lib.Outbox(
-        lambda: kv_client.KvTransport(settings["locator"], deadline_s=60.0),
+        self._make_transport,
         sid=sid,
         index=index,
         run_id=settings["run_id"],
@@ -74,14 +92,22 @@ class _Searchers:
         on_event=lambda kind, message: print(kind, message, file=sys.stderr),
     )
 
+  def _make_transport(self) -> _CountedTransport:
+    locator = self._settings["locator"]
+    self._transports.append(_CountedTransport(locator, deadline_s=60.0))
+    return self._transports[-1]
+
   def _search(self, sid: str, outbox: outbox_lib.Outbox, index: int) -> None:
-    count = index
+    count, rng = index, np.random.default_rng(index)
+    # As if it had begun some time ago.
+    shortest, longest = 0.0, 1.0
     while not self._stop.is_set():
       block = outbox.next_block(0.1)
       if block is None:
         continue
       start = time.monotonic()
-      time.sleep(self._sample_s)
+      time.sleep(self._sample_s * rng.uniform(shortest, longest))
+      shortest, longest = 0.5, 1.5
       groups = []
       for position, prompt_id, visit in block.prompts:
         count += 1
@@ -102,12 +128,14 @@ class _Searchers:
     """Ends all searchers and writes their times and the CPU they took."""
     wall_s = time.monotonic() - self._wall_s
     busy_share = (time.process_time() - self._cpu_s) / wall_s
+    asks_per_s = sum(t.asked for t in self._transports) / wall_s
     self._stop.set()
     for thread in self._threads:
       thread.join()
     with futures.ThreadPoolExecutor(len(self._outboxes)) as pool:
       list(pool.map(lambda outbox: outbox.close(_FLUSH_S), self._outboxes))
-    text = json.dumps({"times": self._times, "busy_share": busy_share})
+    said = {"busy_share": busy_share, "asks_per_s": asks_per_s}
+    text = json.dumps({"times": self._times, **said})
     temporary = path.with_suffix(".part")
     temporary.write_text(text)
     temporary.rename(path)

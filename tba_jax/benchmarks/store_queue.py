@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator, Sequence
 import contextlib
+import dataclasses
 import json
 import pathlib
 import secrets
@@ -20,6 +21,7 @@ from tba_jax import processes
 from tba_jax.replay import drain as drain_lib
 from tba_jax.replay import grants as grants_lib
 from tba_jax.replay import journal as journal_lib
+from tba_jax.replay import looks as looks_lib
 from tba_jax.replay import prompt_order
 from tba_jax.transport import kv_client
 from tba_jax.transport import kv_host
@@ -46,10 +48,9 @@ class Draining:
     # Searcher, sequence and time of each block, where it is kept.
     self.log: list[tuple[str, int, float]] | None = None
 
-  @property
-  def busy_s(self) -> float:
-    """Seconds that the drain's thread has spent on its looks so far."""
-    return self._drain.busy_s
+  def looks(self) -> looks_lib.Looks:
+    """Returns what the drain's looks took so far, and found."""
+    return dataclasses.replace(self._drain.looks)
 
   def take(self) -> int:
     """Takes what has come, as the trainer does; returns how many blocks."""

@@ -29,6 +29,7 @@ from tba_jax.replay import intake as intake_lib
 from tba_jax.replay import journal as journal_lib
 from tba_jax.replay import lease_reader
 from tba_jax.replay import leases as leases_lib
+from tba_jax.replay import looks as looks_lib
 from tba_jax.replay import packing
 from tba_jax.replay import replies as replies_lib
 from tba_jax.transport import base
@@ -113,11 +114,10 @@ class Drain:
     self.leaving: dict[str, str] = {}
     # What keeps data from coming in, in words; None where nothing does.
     self.obstacle: str | None = None
-    self.busy_s = 0.0
+    self.looks = looks_lib.Looks()
     self._pending: list[Record] = []
-    self._replies = replies_lib.Replies(
-        run_id=run_id, secret=secret, epoch=epoch
-    )
+    keys = {"run_id": run_id, "secret": secret}
+    self._replies = replies_lib.Replies(epoch=epoch, **keys)
     self._pace = pace_lib.Pace(
         floor_s=_TICK_S,
         waiting_floor_s=_URGENT_TICK_S,
@@ -126,10 +126,10 @@ class Drain:
     )
     self._wake = threading.Event()
     self._intake = intake_lib.Intake(
-        watermarks=watermarks, run_id=run_id, secret=secret, on_event=on_event
+        watermarks=watermarks, on_event=on_event, **keys
     )
     self._lease_reader = lease_reader.LeaseReader(
-        run_id=run_id, secret=secret, refuse=self._intake.refuse
+        refuse=self._intake.refuse, **keys
     )
     self._status: dict[str, Any] | None = None
     self._goodbye: dict[str, bool] | None = None
@@ -236,7 +236,7 @@ class Drain:
       announced = False
       while not self._stop.is_set():
         started = time.perf_counter()
-        worked = False
+        found = 0
         try:
           if not announced:
             self._announce(transport)
@@ -244,7 +244,7 @@ class Drain:
           if self._lease_reader.is_due():
             self._read_leases(transport)
             self._show(transport)
-          worked = self._drain(transport)
+          found = self._drain(transport)
         except base.TransportError as error:
           self._on_event("store_lost", f"drain: {error}")
           self.generation = transport.reconnect()
@@ -252,12 +252,12 @@ class Drain:
           self._intake.forget_gaps()
           with self.lock:
             self.leases.excuse()
-        self.busy_s += time.perf_counter() - started
+        self.looks.add(time.perf_counter() - started, found)
         with self.lock:
-          self._pace.asked(worked)
+          self._pace.asked(bool(found))
         if self.obstacle is not None:
           self._stop.wait(_FULL_RETRY_S)
-        elif not worked:
+        elif not found:
           self._wake.wait(self._pace.due_in_s())
         self._wake.clear()
       transport.close()
@@ -276,7 +276,7 @@ class Drain:
     with self.lock:
       self._grants.announce_again()
 
-  def _drain(self, transport: base.Transport, *, grants: bool = True) -> bool:
+  def _drain(self, transport: base.Transport, *, grants: bool = True) -> int:
     entries = transport.list(f"q/{self._partition}")
     fresh, done = self._intake.sort(entries)
     positions = self._append([message.data for message in fresh])
@@ -286,7 +286,7 @@ class Drain:
         done.append(message.key)
     self._answer(transport, grants)
     transport.delete_all(done)
-    return bool(positions)
+    return len(positions or ())
 
   def _append(self, payloads: list[bytes]) -> list[int] | None:
     """Returns the journal's positions; None where it has no room."""
@@ -322,7 +322,7 @@ class Drain:
       self._write_off(transport, sid, cause)
 
   def _write_off(self, transport: base.Transport, sid: str, cause: str) -> None:
-    # Its blocks that are in the store count, and what it held is granted first.
+    # Its blocks in the store count, and what it held is granted first.
     self._drain(transport, grants=False)
     header = {
         "kind": "gone",

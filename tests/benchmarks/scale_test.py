@@ -37,16 +37,30 @@ class ScaleTest(parameterized.TestCase):
       scale.analyse([("a", 0, 1.0)], {"a": [[0.0, 0.5]]}, 5.0, 6.0)
 
   def test_the_model_is_calibrated_by_two_runs(self):
-    one = {"groups_per_s": 8.0, "hand_over_ms": 25.0}
-    model_of = scale.calibrate(one, 200.0, 4)
+    one = {
+        "groups_per_s": 8.0,
+        "hand_over_ms": 25.0,
+        "idle_ms": 4.0,
+        "look_ms": 4.0,
+    }
+    full = {"groups_per_s": 200.0, "look_ms": 22.0, "groups_per_look": 10.0}
+    model_of = scale.calibrate(one, full, 4)
+    self.assertAlmostEqual(model_of(1).hand_over_s, 0.025)
+    # (22 - 4) / (10 - 1) ms for each further group.
+    self.assertAlmostEqual(model_of(1).more_s, 0.002)
     self.assertAlmostEqual(model_of(16).groups_per_s(), 128.0)
     self.assertAlmostEqual(model_of(64).groups_per_s(), 200.0)
-    # 16 that sample and 128 x .025 on their way. 64 with two rounds each, which
-    # take .64 s: .125 of sampling, and half of the rest after it.
-    self.assertAlmostEqual(model_of(16).staleness_steps(), (16 + 3.2) / 32)
+    # 16 that sample, and what is on its way for .025 s and the wait for a look
+    # that has found others. 64 with two rounds each, which take .64 s: .125 of
+    # sampling, and half of the rest after it.
+    hand_over_s = model_of(16).hand_over()
+    self.assertBetween(hand_over_s, 0.025, 0.03)
+    self.assertAlmostEqual(
+        model_of(16).staleness_steps(), (16 + 128 * hand_over_s) / 32
+    )
     self.assertAlmostEqual(model_of(64).staleness_steps(), 76.5 / 32)
 
-  @parameterized.parameters(["0"], ["1", "x"], ["1", "1", "1", "2,4"])
+  @parameterized.parameters(["0"], ["1", "x"], ["1", "1", "1", "2,0"])
   def test_operands_are_checked(self, *operands):
     with self.assertRaises(ValueError):
       scale.run(tiny_model.make_config(), operands)
