@@ -94,7 +94,8 @@ submit_sft() {
     $(gpus "$TRAINER_GPUS") --output="$WORKDIR/logs/sft.log" <<END
 #!/usr/bin/env bash
 set -euo pipefail
-srun $(quote "${role[@]}" --program=sft "${settings[@]}" "${run_args[@]}")
+srun --cpus-per-task="$CPUS" \\
+  $(quote "${role[@]}" --program=sft "${settings[@]}" "${run_args[@]}")
 END
 }
 
@@ -110,21 +111,26 @@ submit_trainer() {
     $(gpus "$TRAINER_GPUS") --output="$WORKDIR/logs/trainer-job.log" <<END
 #!/usr/bin/env bash
 set -euo pipefail
-node="\$(scontrol show hostnames "\$SLURM_JOB_NODELIST" | head -n 1)"
-# This script runs on the first node.
+# This script runs on the first node. The store is no step of the job: what
+# signals the steps ends the trainer alone, and searchers hear its goodbye.
 host=$(quote "$STORE_HOST")
 host="\${host:-\$(hostname -I | cut -d ' ' -f 1)}"
-srun --overlap --nodes=1 --ntasks=1 --gpus=0 --nodelist="\$node" \\
-  $(quote "${role[@]}" "--make_secret=$secret" --program=store) \\
+$(quote "${role[@]}" "--make_secret=$secret" --program=store) \\
   $(quote "${settings[@]}" "--config.store.secret_file=$secret") \\
   --config.store.address="\$host:$STORE_PORTS" \\
   --config.store.locator="\$host:$STORE_PORT" \\
   $(quote "${run_args[@]}") &
 store=\$!
-status=0
-srun --overlap --ntasks="$TRAINER_NODES" --kill-on-bad-exit=0 \\
+srun --cpus-per-task="$CPUS" --ntasks="$TRAINER_NODES" --kill-on-bad-exit=0 \\
   $(quote "${role[@]}" "${wait_for[@]}" --program=trainer "${run_args[@]}") \\
-  --index_from=SLURM_PROCID "\$host:$TRAINER_PORT" || status=\$?
+  --index_from=SLURM_PROCID "\$host:$TRAINER_PORT" &
+status=0
+wait -n || status=\$?
+if ! kill -0 "\$store" 2>/dev/null; then
+  echo "error: the store has ended with status \$status" >&2
+  scancel --signal=TERM "\$SLURM_JOB_ID" && wait || true
+  exit "\$((status || 1))"
+fi
 # The searchers hear from the store that the trainer is done.
 sleep 30
 kill -TERM "\$store" && wait "\$store" || true
@@ -143,7 +149,8 @@ submit_searchers() {
     --output="$WORKDIR/logs/searcher-%a.log" <<END
 #!/usr/bin/env bash
 set -euo pipefail
-srun $(quote "${role[@]}" "${wait_for[@]}" --program=searcher "${run_args[@]}") \\
+srun --cpus-per-task="$CPUS" \\
+  $(quote "${role[@]}" "${wait_for[@]}" --program=searcher "${run_args[@]}") \\
   --index_from=SLURM_ARRAY_TASK_ID
 END
 }

@@ -332,7 +332,7 @@ class Recorder:
         "store": {"generation": self._store_generation()},
         "last_error": self._last_error,
     }
-    self._set_status(status)
+    self._set_status({"time": time.time(), **status})
     path = self._workdir / "status.json"
     self._submit("state", lambda: metrics_lib.write_status(path, status))
     return True

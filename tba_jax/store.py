@@ -13,6 +13,7 @@ import ml_collections
 from tba_jax import metrics
 from tba_jax import processes
 from tba_jax import run_directory
+from tba_jax import validate
 from tba_jax.transport import announcer
 from tba_jax.transport import kv_host
 from tba_jax.transport import locator as locators
@@ -23,17 +24,22 @@ def run(
 ) -> int:
   """Serves until SIGTERM; a service that dies or hangs is replaced.
 
-  Makes the run where the directory has none yet.
+  Makes the run where the directory has none yet, and goes on with one that is
+  there, with other settings where they may change.
 
   Returns:
-    0; 2 where the directory, the secret or an address may not be used; 1
+    0; 2 where the directory, the secret, an address or a setting may not be
+    used; 1
     where the service does not start.
   """
   del operands
   processes.die_with_supervisor()
   stop = processes.stop_on_signals()
   try:
-    run_info, _ = run_directory.create(workdir, config)
+    run_info, saved = run_directory.create(workdir, config)
+    changed = saved is not None and saved != config.to_dict()
+    if changed:
+      validate.check_resume(saved, config)
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG
@@ -60,6 +66,9 @@ def run(
           tls=run_info.tls,
       )
       stack.callback(host.close)
+      if changed:
+        # Roles that share this directory take their settings from it.
+        run_directory.update(workdir, config)
       if config.store.locator:
         _check_place(config.store.locator, may_leave)
         told = announcer.Announcer(

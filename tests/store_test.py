@@ -104,6 +104,27 @@ class StoreTest(parameterized.TestCase):
       self.assertEqual(store.run(config, f"{folder}/run", []), status)
     self.assertRegex(told.getvalue().replace("\n", " "), words)
 
+  def test_a_run_goes_on_with_what_may_change(self):
+    workdir = f"{self.create_tempdir().full_path}/run"
+    config = tiny_model.make_config()
+    run_id = run_directory.create(workdir, config)[0].run_id
+    ended = threading.Event()
+    ended.set()
+    stop = mock.patch.object(processes, "stop_on_signals", return_value=ended)
+    config.train.num_steps += 5
+    with stop:
+      self.assertEqual(store.run(config, workdir, []), 0)
+    saved = run_directory.load_config(workdir)
+    self.assertEqual(saved.train.num_steps, config.train.num_steps)
+    self.assertEqual(run_directory.open_run(workdir, config).run_id, run_id)
+    config.seed += 1
+    with stop, mock.patch("sys.stderr", io.StringIO()) as told:
+      self.assertEqual(store.run(config, workdir, []), 2)
+    self.assertRegex(
+        told.getvalue(), "^error: config.seed = .*: the run was st"
+    )
+    self.assertEqual(run_directory.load_config(workdir), saved)
+
 
 if __name__ == "__main__":
   absltest.main()

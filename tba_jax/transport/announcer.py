@@ -150,7 +150,15 @@ def ask(address: str, secret: bytes) -> locators.Locator | None:
     return None
   if not data:
     return None
-  answer = wire.decode_message(data, secret)
+  try:
+    answer = wire.decode_message(data, secret)
+  except wire.WireError as error:
+    raise wire.WireError(
+        error.reason,
+        f"what config.store.locator={address} answered: the store has another"
+        " secret than config.store.secret_file here (or TBA_JAX_SECRET), or"
+        " something else listens there",
+    ) from error
   if answer.pop("nonce", None) != nonce.hex():
     raise wire.WireError("header", f"a replayed answer of {address}")
   return locators.from_dict(answer, address)
