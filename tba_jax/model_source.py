@@ -200,7 +200,8 @@ def load(
   run, step = folder, None
   if folder.name.isdecimal() and folder.parent.name == _CHECKPOINTS:
     run, step = folder.parent.parent, int(folder.name)
-  if _checkpoints(run).is_dir():
+  saved = _checkpoints(run)
+  if saved.is_dir() and (step is None or (saved / str(step)).is_dir()):
     config = run_directory.load_config(str(run))
     return of_checkpoint(
         config_args.complete(config), run, step, mesh or one_device()

@@ -28,7 +28,8 @@ ConfigError = config_args.ConfigError
 LINE_PROGRAMS = ("generate", "score")
 
 # What may differ when a run is continued: how it is watched, served and
-# guarded, and how long it is; not what it computes from one step to the next.
+# guarded, where it computes, and how long it is; not what it computes from one
+# step to the next.
 # A longer `train.num_steps` stretches a learning-rate decay from that step on.
 RESUMABLE_KEYS = (
     "checkpoint.*",
@@ -38,6 +39,7 @@ RESUMABLE_KEYS = (
     "generate.*",
     "guards.*",
     "log.*",
+    "mesh.*",
     "publish.carrier",
     "publish.directory",
     "publish.keep_versions",
@@ -53,6 +55,7 @@ RESUMABLE_KEYS = (
     "search.num_searchers",
     "search.pull_every_s",
     "search.starvation_s",
+    "sharding.*",
     "store.*",
     "sweep.*",
     "train.num_steps",

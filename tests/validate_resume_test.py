@@ -28,6 +28,7 @@ class ResumeTest(absltest.TestCase):
         log__every_steps=7,
         search__num_searchers=3,
         guards__action="off",
+        mesh__fsdp=2,
         train__wall_clock_limit_s=9.0,
     )
     validate.check_resume(old, new)

@@ -8,8 +8,9 @@ through outbox, store, drain and synced journal; all of them share one process.
 The trainer is a thread that takes what comes and counts 32 groups as a step.
 
 The model (`tba_jax/pipeline.py`) is calibrated by two runs: one searcher, and
-the most of them without sleep, which say what a look of the drain takes and
-what each further group of it costs. It predicts the others.
+the most of them with half of the sleep, which fill the store. They say what a
+look of the drain takes and what each further group of it costs. It predicts the
+others.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,6 +38,9 @@ _GROUPS_PER_STEP = 32
 # Before a measurement: seconds, and times of sampling a group.
 _WARM_S = 1.0
 _WARM_SAMPLES = 2
+# Of the sleep, where the store is to be full. Without any a searcher would hand
+# over all that it was granted at once, and one answer would do for all of it.
+_FULL_SHARE = 0.5
 _START_S = 120.0
 _STOP_S = 60.0
 _FILE = "searchers.json"
@@ -62,7 +66,7 @@ def run(
     a second, staleness in steps, milliseconds from the end of sampling to the
     trainer, shares of one core of store, drain and searchers, what the drain's
     looks took, and what a searcher asks of the store a second. With a model
-    also `full`, the run without sleep, and in `runs` what is predicted, and by
+    also `full`, the run with half of the sleep, and in `runs` what is predicted, and by
     how much it is off.
 
   Raises:
@@ -86,7 +90,9 @@ def run(
           name = f"r{repeat}n{n}"
           measured[n].append(_measure(queue, name, n, sample_s, seconds))
         if counts[0] == 1:
-          full.append(_measure(queue, f"r{repeat}full", most, 0.0, seconds))
+          full_s = _FULL_SHARE * sample_s
+          name = f"r{repeat}full"
+          full.append(_measure(queue, name, most, full_s, seconds))
   finally:
     processes.pin(own)
   medians = {n: _median(rows) for n, rows in measured.items()}
@@ -114,7 +120,7 @@ def calibrate(
 
   Args:
     one: the run of one searcher.
-    full: the run of the most searchers without sleep.
+    full: the run of the most searchers with half of the sleep.
     num_credits: of a searcher.
   """
   found = full["groups_per_look"]

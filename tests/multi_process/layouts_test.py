@@ -42,13 +42,14 @@ class LayoutsTest(layouts_case.LayoutsCase):
     for kind in ("refused_version", "carrier_full"):
       self.assertEmpty(run.events(kind))
 
-  def test_a_checkpoint_of_1_x_8_goes_on_as_2_x_4(self):
+  def test_a_checkpoint_of_1_x_8_goes_on_as_2_x_4_on_another_mesh(self):
     run = self.start("moved", **layouts_case.layout(1, 8))
     run.wait_for_step(2)
     run.process.send_signal(signal.SIGTERM)
     self.assertEqual(run.wait(60), 128 + signal.SIGTERM, run.text())
     self.assertLess(max(self.losses_of(run)), layouts_case.NUM_STEPS - 1)
-    run = self.start("moved", **layouts_case.layout(2, 4))
+    other_mesh = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}
+    run = self.start("moved", **(layouts_case.layout(2, 4) | other_mesh))
     self.assertEqual(run.wait(), 0, run.text())
     # The next step and all after it; none was made twice.
     self.assertLen(run.steps(), layouts_case.NUM_STEPS)

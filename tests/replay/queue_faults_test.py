@@ -279,7 +279,8 @@ class OtherSettingsTest(queue_case.QueueTestCase):
 
     def grant(epoch, block):
       key = "work/a"
-      work = {"count": block, "blocks": [[block, -1, [[block, block, 0]]]]}
+      blocks = [[block, -1, [[block, block, 0]]]]
+      work = {"count": block, "blocks": blocks, "acked": 0}
       about = {"run": queue_case.RUN, "key": key, "epoch": epoch}
       data = wire.encode_message({**about, **work}, queue_case.SECRET)
       self.client().put(key, data)
