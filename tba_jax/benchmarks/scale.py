@@ -66,8 +66,8 @@ def run(
     a second, staleness in steps, milliseconds from the end of sampling to the
     trainer, shares of one core of store, drain and searchers, what the drain's
     looks took, and what a searcher asks of the store a second. With a model
-    also `full`, the run with half of the sleep, and in `runs` what is predicted, and by
-    how much it is off.
+    also `full`, the run with half of the sleep, and in `runs` what is
+    predicted, and by how much it is off.
 
   Raises:
     ValueError: an operand is not a number above 0.

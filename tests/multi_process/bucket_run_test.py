@@ -77,12 +77,12 @@ class BucketRunTest(absltest.TestCase):
       process.kill()
     process.wait()
 
-  def train(self, host):
+  def train(self, host, **settings):
     return self.start(
         host,
         "--config=configs/arithmetic.py:smoke",
         f"--workdir={_RUN}",
-        settings=_OVERRIDES,
+        settings=_OVERRIDES | settings,
     )
 
   def text(self, host):
@@ -176,15 +176,14 @@ class BucketRunTest(absltest.TestCase):
 
   @pytest.mark.timeout(900)
   def test_one_run_at_a_time_and_urls_that_are_none(self):
-    first = self.train("a")
-    self.wait_for_step(first, "a", 0 + 4)
-    first.send_signal(signal.SIGSTOP)  # It would be done too soon.
-    second = self.train("b")
-    time.sleep(5)
-    first.send_signal(signal.SIGCONT)
-    self.assertEqual(second.wait(60), 2, self.text("b"))
+    first = self.train("a", **{"train.num_steps": 100_000})
+    self.wait_for_step(first, "a", 4)
+    second = self.train("b", **{"train.num_steps": 100_000})
+    self.assertEqual(second.wait(120), 2, self.text("b"))
     self.assertRegex(self.text("b"), r"process \d+ of \S+ already runs there")
-    self.assertEqual(first.wait(120), 0, self.text("a"))
+    self.assertIsNone(first.poll(), self.text("a"))
+    first.send_signal(signal.SIGTERM)
+    self.assertEqual(first.wait(120), 128 + signal.SIGTERM, self.text("a"))
     for url, words in (
         ("s3://bucket/run", "allowed a path, or gs://BUCKET/PATH"),
         ("gs://other/run", "gs://other/run cannot be"),

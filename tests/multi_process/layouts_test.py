@@ -48,7 +48,7 @@ class LayoutsTest(layouts_case.LayoutsCase):
     run.process.send_signal(signal.SIGTERM)
     self.assertEqual(run.wait(60), 128 + signal.SIGTERM, run.text())
     self.assertLess(max(self.losses_of(run)), layouts_case.NUM_STEPS - 1)
-    other_mesh = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}
+    other_mesh = {"mesh.data": 2, "mesh.tensor": 2, "sharding.vocab": ""}
     run = self.start("moved", **(layouts_case.layout(2, 4) | other_mesh))
     self.assertEqual(run.wait(), 0, run.text())
     # The next step and all after it; none was made twice.
