@@ -128,7 +128,9 @@ install() {
 [ -x /sbin/mount.nfs ] || sudo apt-get install -qq nfs-common
 mountpoint -q /mnt/runs || { sudo mkdir -p /mnt/runs
   sudo mount -t nfs -o hard $NFS /mnt/runs; }
-mkdir -p $workdir/logs
+# A fresh share belongs to root.
+mkdir -p $workdir/logs 2>/dev/null \
+  || sudo install -d -o \$(id -u) -g \$(id -g) $workdir $workdir/logs
 [ -d $code ] || git clone -q $REPO $code
 cd $code && git fetch -q origin
 git checkout -q --detach origin/$REVISION 2>/dev/null \
