@@ -160,7 +160,7 @@ def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     ConfigError: a line per key that differs and is not in `RESUMABLE_KEYS`.
   """
   old, new = config_flat.flatten(old), config_flat.flatten(new)
-  defaults = config_flat.flatten(common.get_config())
+  defaults = _defaults(new)
   lines = []
   for key in sorted(set(old) | set(new)):
     # A key that came or went with another version of the code has its default
@@ -194,7 +194,7 @@ def check_hosts(
   Raises:
     ConfigError: a line per key that differs and that may not.
   """
-  defaults = config_flat.flatten(common.get_config())
+  defaults = _defaults(mine)
   free = HOST_KEYS + searcher * (RESUMABLE_KEYS + SEARCHER_KEYS)
   lines = []
   for key in sorted(set(mine) | set(theirs)):
@@ -213,6 +213,13 @@ def check_hosts(
 def is_resumable(key: str) -> bool:
   """Tells whether a key may change when a run is continued."""
   return _is_any(key, RESUMABLE_KEYS)
+
+
+def _defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what a key stands for that is lacking, those of the task too."""
+  fields = build.fields(settings.get("task.name", "")) or {}
+  task = {f"task.{name}": value for name, value in fields.items()}
+  return config_flat.flatten(common.get_config()) | task
 
 
 def _is_any(key: str, patterns: Sequence[str]) -> bool:

@@ -10,6 +10,7 @@ from absl.testing import absltest
 from configs import common
 from tba_jax import config_flat
 from tba_jax import validate
+from tba_jax.tasks import build
 from tests import base_config
 
 
@@ -51,6 +52,16 @@ class ResumeTest(absltest.TestCase):
     validate.check_resume(old, base_config.make())
     with self.assertRaisesRegex(ValueError, re.escape("loss.ratio_clip")):
       validate.check_resume(old, base_config.make(loss__ratio_clip=0.2))
+
+  def test_field_of_the_task_that_is_left_out_stands_for_its_default(self):
+    old = self._saved(base_config.make())
+    old["task"] = {"name": "gsm8k"}
+    fields = {**build.fields("gsm8k"), "name": "gsm8k"}
+    new = {**old, "task": fields}
+    validate.check_resume(old, new)
+    fields["train"] = "elsewhere"
+    with self.assertRaisesRegex(ValueError, "task.train = 'elsewhere'"):
+      validate.check_resume(old, new)
 
   def test_every_pattern_is_of_a_key(self):
     keys = list(config_flat.flatten(common.get_config()))
