@@ -105,6 +105,13 @@ class ArrangeTest(parameterized.TestCase):
       varies = (of_slice != of_slice.take([0], axis)).any()
       self.assertEqual(varies, axis in axes, axis)
 
+  def test_a_mesh_is_laid_out_so(self):
+    devices = jax.devices()[:1]
+    arranged = mock.patch.object(sharding, "arrange", wraps=sharding.arrange)
+    with arranged as arrange:
+      sharding.make_mesh(common.get_config().mesh, devices)
+    arrange.assert_called_once_with(devices, (1, 1, 1, 1), True)
+
   def test_a_part_of_a_slice_stays_in_its_order(self):
     chips = _chips(4, 4)[:2]
     placed = sharding.arrange(chips, (1, 2, 1, 1), all_of_them=False)
