@@ -17,6 +17,7 @@ from tba_jax import cluster as cluster_lib
 from tba_jax import config_flat
 from tba_jax import policy as policy_lib
 from tba_jax import validate
+from tba_jax.tasks import build
 from tba_jax.transport import base
 from tba_jax.transport import in_process
 from tba_jax.transport import wire
@@ -87,6 +88,15 @@ class CheckHostsTest(parameterized.TestCase):
     validate.check_hosts(here, there, _SIDES, searcher=True)
     with self.assertRaisesRegex(validate.ConfigError, "config.reward.model = "):
       validate.check_hosts(here, name, _SIDES, searcher=True)
+
+  def test_field_of_the_task_that_is_left_out_stands_for_its_default(self):
+    whole = _settings().items()
+    left_out = {k: v for k, v in whole if not k.startswith("task.")}
+    left_out["task.name"] = "gsm8k"
+    fields = build.fields("gsm8k")
+    given = left_out | {f"task.{name}": v for name, v in fields.items()}
+    for pair in ((left_out, given), (given, left_out)):
+      validate.check_hosts(*pair, _SIDES, searcher=False)
 
   def test_key_of_another_version_stands_for_its_default(self):
     older = _settings()
