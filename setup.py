@@ -84,10 +84,8 @@ setuptools.setup(
     license_files=["LICENSE"],
     author="The tba_jax Authors",
     python_requires=">=3.11",
-    packages=setuptools.find_packages(
-        include=["tba_jax", "tba_jax.*", "configs", "configs.*"]
-    ),
-    package_data={"tba_jax.report": ["templates/*", "*.html", "*.css", "*.js"]},
+    packages=setuptools.find_packages(include=["tba_jax", "tba_jax.*"]),
+    package_data={"tba_jax.monitor.report": ["templates/*"]},
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,
     classifiers=[

@@ -18,14 +18,14 @@ generalize from.
 
 import ml_collections
 
-from configs import common
-from configs import common_smoke
-from tba_jax import config_variants
+from tba_jax.config import settings
+from tba_jax.config import smoke
+from tba_jax.config import variants
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = common.parse_arg(
+  arg = settings.parse_arg(
       arg,
       smoke=False,
       quick=False,
@@ -35,7 +35,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
       passes=1,
       lag_rounds=1,
   )
-  c = common.get_config()
+  c = settings.get_config()
   c.seed = arg.seed
   c.task = ml_collections.ConfigDict(
       dict(
@@ -73,7 +73,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   if arg.smoke:
     _make_smoke(c)
   if arg.rounds:
-    config_variants.set_rounds(
+    variants.set_rounds(
         c,
         mini_batches=arg.rounds,
         passes=arg.passes,
@@ -84,7 +84,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def _make_smoke(c: ml_collections.ConfigDict) -> None:
   """Shrinks everything to what shows that the parts work together."""
-  common_smoke.shrink(c)
+  smoke.shrink(c)
   c.task.max_number = 9
   c.sampling.max_prompt_tokens = 4
   c.evaluate.num_prompts = 8

@@ -18,14 +18,16 @@ from .86 to .89 to .95 to .97, distinct right solutions of a solved prompt from
 
 import ml_collections
 
-from configs import common
-from configs import common_smoke
+from tba_jax.config import settings
+from tba_jax.config import smoke
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = common.parse_arg(arg, smoke=False, quick=False, seed=0, lockstep=False)
-  c = common.get_config()
+  arg = settings.parse_arg(
+      arg, smoke=False, quick=False, seed=0, lockstep=False
+  )
+  c = settings.get_config()
   c.seed = arg.seed
   c.task = ml_collections.ConfigDict(
       dict(
@@ -74,7 +76,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def _make_smoke(c: ml_collections.ConfigDict) -> None:
   """Shrinks everything to what shows that the parts work together."""
-  common_smoke.shrink(c)
+  smoke.shrink(c)
   c.task.numbers = 3
   c.task.max_number = 9
   c.task.min_solutions = 3

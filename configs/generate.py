@@ -12,13 +12,13 @@ tokens, for tests), `quick` (of 32). `docs/generate.md` has the formats.
 
 import ml_collections
 
-from configs import common
+from tba_jax.config import settings
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = common.parse_arg(arg, smoke=False, quick=False)
-  c = common.get_config()
+  arg = settings.parse_arg(arg, smoke=False, quick=False)
+  c = settings.get_config()
   # Together what the smallest models have room for; raise both as the model's
   # config.json allows.
   c.sampling.max_prompt_tokens = 64

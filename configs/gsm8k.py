@@ -31,19 +31,21 @@ known of `quick`.
 
 import ml_collections
 
-from configs import common
+from tba_jax.config import settings
 
 MODELS = ("rho-1b", "qwen2.5-0.5b", "llama-3.2-1b")
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = common.parse_arg(arg, smoke=False, quick=False, seed=0, model="rho-1b")
+  arg = settings.parse_arg(
+      arg, smoke=False, quick=False, seed=0, model="rho-1b"
+  )
   if arg.model not in MODELS:
     raise ValueError(
         f"config argument model={arg.model!r}: allowed {', '.join(MODELS)}"
     )
-  c = common.get_config()
+  c = settings.get_config()
   c.seed = arg.seed
   c.task = ml_collections.ConfigDict(
       dict(

@@ -37,11 +37,11 @@ the figures of `quick`.
 
 import ml_collections
 
-from configs import common
 from configs import tldr
 from configs import tldr_reward_model
 from configs import tldr_sft
-from tba_jax import config_variants
+from tba_jax.config import settings
+from tba_jax.config import variants
 
 STAGES = ("rl", "sft")
 _NUM_CHATS = 9_500
@@ -52,12 +52,12 @@ _MODEL = "models/Llama-3.1-8B"
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = common.parse_arg(arg, smoke=False, quick=False, seed=0, stage="rl")
+  arg = settings.parse_arg(arg, smoke=False, quick=False, seed=0, stage="rl")
   if arg.stage not in STAGES:
     raise ValueError(
         f"config argument stage={arg.stage!r}: allowed {', '.join(STAGES)}"
     )
-  c = common.get_config()
+  c = settings.get_config()
   c.seed = arg.seed
   c.task = ml_collections.ConfigDict(
       dict(
@@ -145,7 +145,7 @@ def _set_training(c: ml_collections.ConfigDict) -> None:
   c.search.num_searchers = 1
   c.search.samples_per_prompt = 2
   c.search.prompts_per_round = c.search.prompts_per_step = 32
-  config_variants.set_rounds(c, mini_batches=1, passes=1, lag_rounds=1)
+  variants.set_rounds(c, mini_batches=1, passes=1, lag_rounds=1)
   c.evaluate.every_steps = 0
   c.evaluate.num_prompts = 128
   c.evaluate.final_prompts = 500

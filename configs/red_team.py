@@ -38,7 +38,7 @@ docs/tasks.md.
 
 import ml_collections
 
-from configs import common
+from tba_jax.config import settings
 
 MODELS = ("gpt2", "llama")
 
@@ -60,12 +60,12 @@ _ALPACA = (
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = common.parse_arg(arg, model="gpt2", smoke=False, quick=False, seed=0)
+  arg = settings.parse_arg(arg, model="gpt2", smoke=False, quick=False, seed=0)
   if arg.model not in MODELS:
     raise ValueError(
         f"config argument model={arg.model!r}: allowed {', '.join(MODELS)}"
     )
-  c = common.get_config()
+  c = settings.get_config()
   c.seed = arg.seed
   c.task = ml_collections.ConfigDict(
       dict(

@@ -20,7 +20,7 @@ import re
 
 import ml_collections
 
-from configs import common
+from tba_jax.config import settings
 
 # What each objective sets for itself beside what _CHOSEN says.
 _OBJECTIVES = {
@@ -57,8 +57,8 @@ _QUICK = ("tb", "tb_clip", "rloo")
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = common.parse_arg(arg, smoke=False, quick=False, tune=False, seed=0)
-  c = common.get_config()
+  arg = settings.parse_arg(arg, smoke=False, quick=False, tune=False, seed=0)
+  c = settings.get_config()
   c.seed = arg.seed
   c.task = ml_collections.ConfigDict(
       dict(

@@ -37,17 +37,17 @@ have not been made with this code. `docs/tasks.md` has the figures of `quick`.
 
 import ml_collections
 
-from configs import common
 from configs import tldr_reward_model
 from configs import tldr_sft
-from tba_jax import config_variants
+from tba_jax.config import settings
+from tba_jax.config import variants
 
 METHODS = ("tba", "online_dpo", "best_of_2", "rloo", "ppo")
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = common.parse_arg(
+  arg = settings.parse_arg(
       arg,
       smoke=False,
       quick=False,
@@ -63,7 +63,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     )
   if arg.overoptimize and not arg.quick:
     raise ValueError("config argument overoptimize: allowed with quick")
-  c = common.get_config()
+  c = settings.get_config()
   tldr_sft.set_data_and_sft(c, arg)
   tldr_reward_model.set_reward_model(c, arg)
   _set_common(c, arg)
@@ -168,7 +168,7 @@ def _set_async_rlhf(
     c.loss.gae_gamma = 1.0
     c.loss.gae_lambda = 0.95
     c.loss.whiten_advantages = True
-  config_variants.set_rounds(c, mini_batches=1, passes=1, lag_rounds=1)
+  variants.set_rounds(c, mini_batches=1, passes=1, lag_rounds=1)
 
 
 def _make_quick(

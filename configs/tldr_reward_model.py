@@ -21,8 +21,8 @@ and result have not been measured with this code; the papers report no accuracy.
 
 import ml_collections
 
-from configs import common
 from configs import tldr_sft
+from tba_jax.config import settings
 
 GOLD = "models/EleutherAI_pythia-6.9b-deduped__reward__tldr"
 _NUM_PAIRS = 92_858
@@ -30,10 +30,10 @@ _NUM_PAIRS = 92_858
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = common.parse_arg(
+  arg = settings.parse_arg(
       arg, smoke=False, quick=False, seed=0, model=tldr_sft.MODELS[0]
   )
-  c = common.get_config()
+  c = settings.get_config()
   tldr_sft.set_data_and_sft(c, arg)
   set_reward_model(c, arg)
   return c

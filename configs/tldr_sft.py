@@ -27,7 +27,7 @@ its time nor its result has been measured with this code.
 
 import ml_collections
 
-from configs import common
+from tba_jax.config import settings
 
 MODELS = ("pythia-410m", "pythia-1b", "pythia-2.8b")
 # Of the TL;DR data after OpenAI's filtering.
@@ -36,8 +36,10 @@ _NUM_POSTS = 116_722
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = common.parse_arg(arg, smoke=False, quick=False, seed=0, model=MODELS[0])
-  c = common.get_config()
+  arg = settings.parse_arg(
+      arg, smoke=False, quick=False, seed=0, model=MODELS[0]
+  )
+  c = settings.get_config()
   set_data_and_sft(c, arg)
   return c
 

@@ -101,8 +101,8 @@ def roles() -> None:
 
 def panel(workdir: str) -> None:
   """Writes the terminal's panel of a run that trains, halfway through."""
-  from tba_jax import panel_view
-  from tba_jax import run_state
+  from tba_jax.monitor import panel as panel_lib
+  from tba_jax.monitor import run_state
 
   follower = run_state.Follower(workdir)
   deadline = time.monotonic() + _WAIT_S
@@ -120,7 +120,7 @@ def panel(workdir: str) -> None:
       raise SystemExit(f"{workdir} did not train within {_WAIT_S:.0f} s")
     time.sleep(0.2)
   console = rich.console.Console(record=True, width=104, file=io.StringIO())
-  console.print(panel_view.render(state))
+  console.print(panel_lib.render_view(state))
   # The fonts would be asked of the network; any monospaced one does.
   svg = console.export_svg(title="--program=train")
   svg = re.sub(_FONTS, "", svg, flags=re.S)
@@ -169,7 +169,7 @@ def rewards(workdir: str) -> None:
   matplotlib.rcParams["svg.hashsalt"] = "tba_jax"
   from matplotlib import pyplot
 
-  from tba_jax import jsonl
+  from tba_jax.system import jsonl
 
   records = jsonl.iter_jsonl(pathlib.Path(workdir) / "metrics.jsonl")
   rows = [r for r in records if "eval/gold_reward" in r]

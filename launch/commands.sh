@@ -60,7 +60,7 @@ print_plan() {
   local plan=("$python" -m tba_jax.main --program=plan "--config=$CONFIG")
   plan+=(${SETTINGS[@]+"${SETTINGS[@]}"} "$@")
   show "${plan[@]}"
-  if (cd "$root" && "$python" -c 'import tba_jax.plan' 2>/dev/null); then
+  if (cd "$root" && "$python" -c 'import tba_jax.programs.plan' 2>/dev/null); then
     (cd "$root" && "${plan[@]}") || die "the plan above says why this fails"
   else
     echo "# no tba_jax on this machine: the plan is left out" >&2

@@ -30,10 +30,10 @@ def train(
     ValueError: settings are wrong; each is named with what is allowed.
   """
   # Imported here, so that `import tba_jax` stays light.
-  from tba_jax import bucket
-  from tba_jax import supervise
-  from tba_jax import validate
+  from tba_jax.config import validate
+  from tba_jax.programs import train as train_lib
+  from tba_jax.system import bucket
 
   validate.validate(config)
   folder = bucket.stage(os.fspath(workdir), "train")
-  return supervise.run(config, folder, [])
+  return train_lib.run(config, folder, [])

@@ -12,34 +12,33 @@ from absl import flags
 from absl import logging
 import ml_collections
 
-from tba_jax import bucket
-from tba_jax import config_args
-from tba_jax import data_report
-from tba_jax import processes
-from tba_jax import run_directory
-from tba_jax import validate
+from tba_jax.config import load
+from tba_jax.config import validate
+from tba_jax.monitor import run_directory
+from tba_jax.system import bucket
+from tba_jax.system import processes
 from tba_jax.tasks import build
+from tba_jax.tasks import rows_task
 from tba_jax.transport import base
 
 # Program -> module with `run(config, workdir, operands) -> exit status`.
 # They are imported when asked for: the supervisor and the store stay free of
 # JAX, and a wrong config is told before a device is touched.
 PROGRAMS = {
-    "train": "tba_jax.supervise",
-    "trainer": "tba_jax.roles",
-    "searcher": "tba_jax.roles",
-    "store": "tba_jax.store",
-    "sft": "tba_jax.train_sft",
-    "reward_model": "tba_jax.train_reward_model",
-    "evaluate": "tba_jax.evaluate",
-    "report": "tba_jax.report.program",
-    "plan": "tba_jax.plan",
-    "status": "tba_jax.status",
-    "generate": "tba_jax.generate",
-    "score": "tba_jax.score",
-    "export": "tba_jax.export",
-    "benchmark": "tba_jax.benchmarks.program",
-    "sweep": "tba_jax.sweep",
+    "train": "tba_jax.programs.train",
+    "trainer": "tba_jax.programs.trainer",
+    "searcher": "tba_jax.programs.searcher",
+    "store": "tba_jax.programs.store",
+    "sft": "tba_jax.programs.sft",
+    "reward_model": "tba_jax.programs.reward_model",
+    "evaluate": "tba_jax.programs.evaluate",
+    "report": "tba_jax.programs.report",
+    "plan": "tba_jax.programs.plan",
+    "status": "tba_jax.programs.status",
+    "generate": "tba_jax.programs.generate",
+    "score": "tba_jax.programs.generate",
+    "export": "tba_jax.programs.export",
+    "sweep": "tba_jax.programs.sweep",
 }
 # These read the config that a run has saved, where none is given.
 _OF_A_RUN = (
@@ -49,7 +48,7 @@ _OF_A_RUN = (
 # They say what they read, where the task is made of rows of data.
 _SHOW_DATA = ("train", "sft", "evaluate", "plan")
 _OF_ROWS = ("chat", "gsm8k", "math", "own", "red_team", "tldr")
-_WITHOUT_WORKDIR = ("plan", "benchmark", "report", "generate", "score")
+_WITHOUT_WORKDIR = ("plan", "report", "generate", "score")
 # They work on a finished run, and may do so with other settings than it had.
 _AFTER_A_RUN = ("evaluate", "export")
 
@@ -83,7 +82,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     if config is not None:
       validate.validate(config, program=name)
       if name in _SHOW_DATA and config.task.name in _OF_ROWS:
-        data_report.show(build.make_task(config.task))
+        rows_task.show_data(build.make_task(config.task))
     if workdir is None and name not in _WITHOUT_WORKDIR:
       raise ValueError(f"--workdir: --program={name} needs the run's directory")
   except (ValueError, OSError) as error:
@@ -125,15 +124,15 @@ def _load_config(
     name: str, workdir: str | None, overrides: Sequence[str]
 ) -> ml_collections.ConfigDict | None:
   if _CONFIG.value is not None:
-    return config_args.load_config(_CONFIG.value, overrides)
+    return load.load_config(_CONFIG.value, overrides)
   if name in _OF_A_RUN and workdir is not None:
     if overrides and name not in _AFTER_A_RUN:
       raise ValueError(
           f"config.{overrides[0]}: --program={name} takes its settings from"
           f" {_WORKDIR.value}/config.json; give --config to change them"
       )
-    config = config_args.complete(run_directory.load_config(workdir))
-    return config_args.apply_overrides(config, overrides)
+    config = load.complete(run_directory.load_config(workdir))
+    return load.apply_overrides(config, overrides)
   if name == "report":
     return None
   raise ValueError(f"--config: --program={name} needs a config file")
@@ -141,7 +140,7 @@ def _load_config(
 
 def run() -> None:
   """Console entry: takes `--config.key=value` out before absl sees the rest."""
-  argv, overrides = config_args.split_argv(sys.argv)
+  argv, overrides = load.split_argv(sys.argv)
   logging.set_verbosity(logging.WARNING)
   app.run(
       lambda rest: sys.exit(main(rest, overrides)),

@@ -14,16 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs import common
-from tba_jax import config_args
-from tba_jax import config_flat
-from tba_jax import config_reference
-from tba_jax import validate
-from tba_jax.losses import build
+from tba_jax.config import load
+from tba_jax.config import reference
+from tba_jax.config import settings
+from tba_jax.config import validate
+from tba_jax.losses import build as losses_build
 from tba_jax.losses import corrections
 from tba_jax.losses import groups
 from tba_jax.tasks import base
-from tba_jax.tasks import build as build_tasks
+from tba_jax.tasks import build as tasks_build
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _COLABS = _ROOT / "colabs"
@@ -75,18 +74,18 @@ class DocsTest(absltest.TestCase):
   def test_the_reference_of_settings_is_up_to_date(self):
     self.assertEqual(
         (_ROOT / "docs" / "config.md").read_text("utf-8"),
-        config_reference.render(),
-        "run: python -m tba_jax.config_reference > docs/config.md",
+        reference.render(),
+        "run: python -m tba_jax.config.reference > docs/config.md",
     )
 
   def test_the_reference_has_every_setting(self):
-    page = config_reference.render()
-    for key, value in config_flat.flatten(common.get_config()).items():
+    page = reference.render()
+    for key, value in load.flatten(settings.get_config()).items():
       if key != "task.name":
         self.assertIn(f"| `{key}` | `{value!r}` |", page)
 
   def test_comments_go_to_what_they_are_about(self):
-    said = config_reference.comments(
+    said = reference.comments(
         "def get_config():\n"
         "  # Of a.\n"
         "  c.a = d(\n"
@@ -165,7 +164,7 @@ class DocsTest(absltest.TestCase):
     page = (_ROOT / "docs" / "objectives.md").read_text("utf-8")
     table = page.partition("## ")[0]
     self.assertCountEqual(
-        re.findall(r"^\| `(\w+)` \|", table, re.M), build.OBJECTIVES
+        re.findall(r"^\| `(\w+)` \|", table, re.M), losses_build.OBJECTIVES
     )
     for name in (*corrections.CORRECTIONS, *groups.LENGTH_NORMS):
       self.assertIn(f"`{name}`", page)
@@ -173,7 +172,7 @@ class DocsTest(absltest.TestCase):
   def test_the_objective_of_the_page_works(self):
     page = (_ROOT / "docs" / "objectives.md").read_text("utf-8")
     (block,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    scope = {**vars(build), "OBJECTIVES": {}}
+    scope = {**vars(losses_build), "OBJECTIVES": {}}
     exec(block, scope)
     (row,) = scope["OBJECTIVES"].values()
     rewards = jnp.array([[0.0, jnp.log(3.0)]])
@@ -199,9 +198,9 @@ class DocsTest(absltest.TestCase):
       (folder / "data" / f"{name}.jsonl").write_text("\n".join(rows))
     self.addCleanup(os.chdir, os.getcwd())
     os.chdir(folder)
-    config = config_args.load_config("my_task.py")
+    config = load.load_config("my_task.py")
     validate.validate(config)
-    task = build_tasks.make_task(config.task)
+    task = tasks_build.make_task(config.task)
     self.assertEqual(task.num_prompts("validation"), 20)
     word = task.prompt("held_out", 0)[:-1]
     judged = task.judge("held_out", 0, word[::-1])

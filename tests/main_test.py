@@ -15,10 +15,10 @@ from absl.testing import absltest
 from absl.testing import flagsaver
 from absl.testing import parameterized
 
-from tba_jax import config_args
 from tba_jax import main as main_lib
-from tba_jax import run_directory
-from tba_jax import supervise
+from tba_jax.config import load as load_lib
+from tba_jax.monitor import run_directory
+from tba_jax.programs import train
 from tba_jax.transport import base
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -47,14 +47,12 @@ class MainTest(parameterized.TestCase):
     self.assertRegex(self.stderr.getvalue(), f"^error: .*{pattern}")
 
   def make_run(self):
-    config = config_args.load_config(_CONFIG + ":smoke")
+    config = load_lib.load_config(_CONFIG + ":smoke")
     run_directory.create(self.workdir, config)
     return config
 
   def test_a_program_gets_config_workdir_and_operands(self):
-    with mock.patch.object(
-        supervise, "run", autospec=True, return_value=7
-    ) as run:
+    with mock.patch.object(train, "run", autospec=True, return_value=7) as run:
       status = self.main(
           "one",
           "two",
@@ -75,7 +73,7 @@ class MainTest(parameterized.TestCase):
         main_lib.importlib, "import_module", return_value=module
     ) as load:
       self.main(program="trainer", config=None, workdir=self.workdir)
-    load.assert_called_once_with("tba_jax.roles")
+    load.assert_called_once_with("tba_jax.programs.roles")
     # A module of two programs has a function for each.
     module.run.assert_not_called()
     config = module.run_trainer.call_args.args[0]

@@ -14,12 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tba_jax.losses import group_variance
 from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import policy_gradient
 from tba_jax.losses import ppo
 from tba_jax.losses import preference
-from tba_jax.losses import subtrajectory
 from tba_jax.losses import tb
 
 PyTree = Any
@@ -85,7 +83,7 @@ def _tb_learned_z(
 
 
 def _subtb(groups: groups_lib.Groups, _, *, beta, scale, subtb_lambda) -> Loss:
-  return subtrajectory.subtb_loss(
+  return tb.subtb_loss(
       groups.logprobs_BxKxT,
       groups.ref_logprobs_BxKxT,
       groups.mask_BxKxT,
@@ -184,8 +182,8 @@ OBJECTIVES = {
         has_targets=True,
         settings=("value_clip", "value_weight"),
     ),
-    "copg": Objective(_of_groups(group_variance.copg_loss)),
-    "gvpo": Objective(_of_groups(group_variance.gvpo_loss)),
+    "copg": Objective(_of_groups(tb.copg_loss)),
+    "gvpo": Objective(_of_groups(tb.gvpo_loss)),
     "online_dpo": Objective(_of_pairs(preference.online_dpo_loss)),
     "ipo": Objective(_of_pairs(preference.ipo_loss)),
     "slic": Objective(_of_pairs(preference.slic_loss)),

@@ -15,8 +15,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from tba_jax import logprobs as logprobs_lib
 from tba_jax.losses import groups
+from tba_jax.losses import logprobs
 
 # Added to a group's standard deviation: that of equal rewards is 0.
 _STD_EPSILON = 1e-4
@@ -143,7 +143,7 @@ def grpo_loss(
       logprobs_BxKxT - jax.lax.stop_gradient(ref_logprobs_BxKxT),
       0.0,
   )
-  k3_BxKxT = logprobs_lib.kl_estimators(
+  k3_BxKxT = logprobs.kl_estimators(
       jnp.maximum(log_ratio_BxKxT, -_MAX_LOG_RATIO),
       jnp.zeros_like(log_ratio_BxKxT),
   )["k3"]
@@ -192,7 +192,7 @@ def tba_prime_loss(
       -_MAX_TOKEN_KL,
       _MAX_TOKEN_KL,
   )
-  kl_BxK = logprobs_lib.sequence_logprobs(log_ratio_BxKxT, mask_BxKxT)
+  kl_BxK = logprobs.sequence_logprobs(log_ratio_BxKxT, mask_BxKxT)
   returns_BxK = kl_in_reward(rewards_BxK, kl_BxK, beta=beta)
   seq_BxK = groups.weighted_sums(logprobs_BxKxT, weights_BxKxT)
   return reinforce_loss(seq_BxK, returns_BxK)

@@ -91,3 +91,39 @@ def attend_shared(
   out = jnp.einsum("bgkqmp,bgpd->bgkqmd", e_prompt.astype(q.dtype), v_prompt)
   out += jnp.einsum("bgkqms,bgksd->bgkqmd", e_own.astype(q.dtype), v_own)
   return jnp.transpose(out / total.astype(out.dtype), (0, 2, 3, 1, 4, 5))
+
+
+# Which token sees which: causal masks, real tokens, sliding windows.
+#
+# Axes: B prompts, L tokens, Q queries, S keys.
+
+
+def positions_of(mask: jax.Array) -> jax.Array:
+  """Returns the position of each token [..., L] int32; 0 before the first."""
+  return jnp.maximum(jnp.cumsum(mask.astype(jnp.int32), axis=-1) - 1, 0)
+
+
+def causal_mask(length: int) -> jax.Array:
+  """Returns [L, L] bool, True where query (row) sees key (column)."""
+  return jnp.tril(jnp.ones((length, length), bool))
+
+
+def causal_real_mask(mask_BxL: jax.Array) -> jax.Array:
+  """Returns [B, L, L] bool: causal, over real tokens."""
+  return causal_mask(mask_BxL.shape[1])[None] & mask_BxL.astype(bool)[:, None]
+
+
+def window_mask(
+    mask: jax.Array,
+    query_positions: jax.Array,
+    key_positions: jax.Array,
+    size: int,
+) -> jax.Array:
+  """Returns mask [..., Q, S] without the keys that lie behind a window.
+
+  A query sees itself and the size - 1 positions before it; size 0: all.
+  """
+  if not size:
+    return mask
+  behind = query_positions[..., :, None] - key_positions[..., None, :]
+  return mask & (behind < size)

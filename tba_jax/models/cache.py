@@ -30,10 +30,9 @@ import jax.numpy as jnp
 
 from tba_jax import types
 from tba_jax.models import attention
-from tba_jax.models import config as model_config_lib
-from tba_jax.models import masks
+from tba_jax.models import config as config_lib
 
-ModelConfig = model_config_lib.ModelConfig
+ModelConfig = config_lib.ModelConfig
 PyTree = types.PyTree
 
 
@@ -138,7 +137,7 @@ def aim(
       at = jnp.arange(R), column_R
       position_RxC = block["position"].at[at].set(positions, mode="drop")
       block = {**block, "position": position_RxC}
-      seen_RxC = masks.window(
+      seen_RxC = attention.window_mask(
           seen_RxC[:, None], positions[:, None], position_RxC, window
       )[:, 0]
     targets.append(Target(column_R, seen_RxC))

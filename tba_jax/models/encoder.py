@@ -10,20 +10,148 @@ sentence embeddings and classify.
 Axes: B texts, L tokens, D width, N layers, C labels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
+import os
+import pathlib
+import re
+from typing import Any
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tba_jax import types
 from tba_jax.models import attention
-from tba_jax.models import encoder_config
-from tba_jax.models import grouped_query
-from tba_jax.models import layers
+from tba_jax.models import hf_config
+from tba_jax.models import hf_files
+from tba_jax.models import layers as layers_lib
+from tba_jax.models import tokenizer
 
-EncoderConfig = encoder_config.EncoderConfig
+# `EncoderConfig`: the shape of a BERT or RoBERTa. jax is not imported.
+
+
+FAMILIES = ("bert", "roberta")
+# Hugging Face's names, as `models/config.py` has them.
+_ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
+_CLASSIFIER = "ForSequenceClassification"
+# What of either family changes no states in evaluation.
+_WITHOUT_EFFECT = (
+    "attention_probs_dropout_prob",
+    "bos_token_id",
+    "classifier_dropout",
+    "eos_token_id",
+    "finetuning_task",
+    "gradient_checkpointing",
+    "hidden_dropout_prob",
+    "output_past",
+    "tie_word_embeddings",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig:
+  """The shape of one encoder; params and activations are float32.
+
+  family: "bert" or "roberta".
+  vocab_size: V.
+  num_layers: N.
+  width: D, a multiple of num_heads.
+  num_heads: H.
+  mlp_width: F.
+  max_positions: rows of the table of positions.
+  num_types: rows of the table of token types, of which the first is used.
+  norm_epsilon: added to the variance in a norm.
+  activation: of the MLP.
+  pad_id: RoBERTa counts positions from the one after it.
+  num_labels: of a classifier; 0: it has no head.
+  """
+
+  family: str
+  vocab_size: int
+  num_layers: int
+  width: int
+  num_heads: int
+  mlp_width: int
+  max_positions: int
+  num_types: int
+  norm_epsilon: float
+  activation: str
+  pad_id: int
+  num_labels: int = 0
+
+  # What `models/layers.py` reads of a shape.
+  param_dtype: str = "float32"
+
+  @property
+  def first_position(self) -> int:
+    """Position of a text's first token."""
+    return self.pad_id + 1 if self.family == "roberta" else 0
+
+  @property
+  def max_tokens(self) -> int:
+    """The longest text."""
+    return self.max_positions - self.first_position
+
+
+def encoder_config_from_hf(hf: Mapping[str, Any]) -> EncoderConfig:
+  """Returns the shape that a Hugging Face config.json describes.
+
+  Raises:
+    ValueError: model_type is no encoder's, or a setting is missing, not known
+      or has a value that we do not compute; the message lists all of them.
+  """
+  family = hf.get("model_type")
+  if family not in FAMILIES:
+    raise ValueError(
+        f"config.json: model_type={family!r} is not supported for an encoder;"
+        f" supported: {sorted(FAMILIES)}"
+    )
+  reader = hf_config.Reader(hf)
+  reader.skip(*_WITHOUT_EFFECT)
+  reader.only("position_embedding_type", "absolute")
+  reader.only("is_decoder", False)
+  reader.only("add_cross_attention", False)
+  reader.only("cross_attention_hidden_size", None)
+  reader.only("pruned_heads", {}, None)
+  for name in ("torch_dtype", "dtype"):
+    reader.take(name, None, (str, type(None)))
+  names = reader.take("architectures", None, (list, type(None)))
+  labels = reader.take("id2label", None, (dict, type(None)))
+  num_labels = reader.take("num_labels", 2, int)
+  is_classifier = bool(names) and str(names[0]).endswith(_CLASSIFIER)
+  if is_classifier and labels is not None:
+    num_labels = len(labels)
+  activation = reader.take("hidden_act", "gelu", str)
+  if activation not in _ACTIVATIONS:
+    reader.problem("hidden_act", activation, " or ".join(_ACTIVATIONS))
+  is_bert = family == "bert"
+  fields = {
+      "vocab_size": reader.need("vocab_size"),
+      "num_layers": reader.need("num_hidden_layers"),
+      "width": reader.need("hidden_size"),
+      "num_heads": reader.need("num_attention_heads"),
+      "mlp_width": reader.need("intermediate_size"),
+      # Defaults are transformers' own.
+      "max_positions": reader.take("max_position_embeddings", 512, int),
+      "num_types": reader.take("type_vocab_size", 2, int),
+      "norm_epsilon": reader.take("layer_norm_eps", 1e-12, float),
+      "pad_id": reader.take("pad_token_id", 0 if is_bert else 1, int),
+  }
+  if fields["width"] % max(fields["num_heads"], 1):
+    reader.problem(
+        "hidden_size", fields["width"], "a multiple of num_attention_heads"
+    )
+  reader.finish()
+  return EncoderConfig(
+      family=family,
+      activation=activation,
+      num_labels=num_labels if is_classifier else 0,
+      **fields,
+  )
+
+
 PyTree = types.PyTree
 
 
@@ -31,7 +159,7 @@ class Block(nnx.Module):
   """norm(x + attention(x)), then norm(x + mlp(x))."""
 
   def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
-    self.attention = grouped_query.Attention(
+    self.attention = layers_lib.Attention(
         config.width,
         config.num_heads,
         config.num_heads,
@@ -42,11 +170,11 @@ class Block(nnx.Module):
         qkv_bias=True,
         out_bias=True,
     )
-    self.attention_norm = layers.LayerNorm(config)
-    self.mlp = layers.MLP(config, rngs=rngs, out_scale=1.0)
-    self.mlp_norm = layers.LayerNorm(config)
+    self.attention_norm = layers_lib.LayerNorm(config)
+    self.mlp = layers_lib.MLP(config, rngs=rngs, out_scale=1.0)
+    self.mlp_norm = layers_lib.LayerNorm(config)
 
-  def __call__(self, x: jax.Array, attend: grouped_query.AttendFn) -> jax.Array:
+  def __call__(self, x: jax.Array, attend: layers_lib.AttendFn) -> jax.Array:
     """Returns the stream [B, L, D] after the block."""
     out, _ = self.attention(x, None, attend)
     x = self.attention_norm(x + out)
@@ -57,17 +185,17 @@ class Stack(nnx.Module):
   """Embeddings and their norm, N stacked blocks, and a classifier's head."""
 
   def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
-    table = lambda size: layers.Embedding(
+    table = lambda size: layers_lib.Embedding(
         size, config.width, rngs=rngs, param_dtype=jnp.float32
     )
     self.words = table(config.vocab_size)
     self.positions = table(config.max_positions)
     self.types = table(config.num_types)
-    self.norm = layers.LayerNorm(config)
+    self.norm = layers_lib.LayerNorm(config)
     make_block = lambda rngs: Block(config, rngs)
     self.blocks = nnx.vmap(make_block)(rngs.split(config.num_layers))
     if config.num_labels:
-      linear = lambda size, axis: layers.Linear(
+      linear = lambda size, axis: layers_lib.Linear(
           *((config.width,), (size,), (axis, "width")),
           rngs=rngs,
           param_dtype=jnp.float32,
@@ -170,3 +298,167 @@ def make_encoder(config: EncoderConfig) -> Encoder:
       mean_pooled=functions.mean_pooled,
       label_scores=functions.label_scores if config.num_labels else None,
   )
+
+
+# Encoders from Hugging Face folders; they are small, so read whole.
+
+
+# Of heads that are not used, and buffers that older versions stored.
+_IGNORED = re.compile(
+    r"(.*\.)?(embeddings\.(position_ids|token_type_ids)|pooler\..*)"
+    r"|cls\..*|lm_head\..*"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class HfRow:
+  """One leaf and the tensor that holds it, or those of each layer.
+
+  hf_name: of the tensor; `{layer}` stands for the layer's index.
+  path: keys of our nested dict; under "blocks" the leaf stacks all layers.
+  shape: of one layer's leaf.
+  hf_shape: of the tensor; the same entries in the same order.
+  """
+
+  hf_name: str
+  path: tuple[str, ...]
+  shape: tuple[int, ...]
+  hf_shape: tuple[int, ...]
+
+
+def hf_rows(c: EncoderConfig, prefix: str) -> list[HfRow]:
+  """Returns the leaves of a shape.
+
+  Args:
+    c: the shape.
+    prefix: of all names but a head's: "", or the family's with a dot.
+  """
+  D, F, H = c.width, c.mlp_width, c.num_heads
+  out = []
+
+  def add(
+      hf_name: str,
+      path: str,
+      shape: tuple[int, ...],
+      hf_shape: tuple[int, ...] | None = None,
+  ) -> None:
+    out.append(HfRow(hf_name, tuple(path.split(".")), shape, hf_shape or shape))
+
+  def linear(name, path, out_shape, in_shape):
+    size = int(np.prod(out_shape))
+    whole = (size, int(np.prod(in_shape)))
+    add(f"{name}.weight", f"{path}.kernel", out_shape + in_shape, whole)
+    add(f"{name}.bias", f"{path}.bias", out_shape, (size,))
+
+  def norm(name, path):
+    add(f"{name}.weight", f"{path}.scale", (D,))
+    add(f"{name}.bias", f"{path}.bias", (D,))
+
+  for name, path, size in (
+      ("word", "words", c.vocab_size),
+      ("position", "positions", c.max_positions),
+      ("token_type", "types", c.num_types),
+  ):
+    source = f"{prefix}embeddings.{name}_embeddings.weight"
+    add(source, f"{path}.embedding", (size, D))
+  norm(f"{prefix}embeddings.LayerNorm", "norm")
+  layer, heads = prefix + "encoder.layer.{layer}.", (H, D // H)
+  for name in ("query", "key", "value"):
+    source = f"{layer}attention.self.{name}"
+    linear(source, f"blocks.attention.{name[0]}", heads, (D,))
+  linear(f"{layer}attention.output.dense", "blocks.attention.o", (D,), heads)
+  norm(f"{layer}attention.output.LayerNorm", "blocks.attention_norm")
+  linear(f"{layer}intermediate.dense", "blocks.mlp.up", (F,), (D,))
+  linear(f"{layer}output.dense", "blocks.mlp.down", (D,), (F,))
+  norm(f"{layer}output.LayerNorm", "blocks.mlp_norm")
+  if c.num_labels:
+    is_bert = c.family == "bert"
+    pooler = f"{prefix}pooler.dense" if is_bert else "classifier.dense"
+    linear(pooler, "pooler", (D,), (D,))
+    score = "classifier" if is_bert else "classifier.out_proj"
+    linear(score, "score", (c.num_labels,), (D,))
+  return out
+
+
+def load_encoder(
+    folder: str | os.PathLike[str],
+) -> tuple[Encoder, types.PyTree]:
+  """Returns the encoder of a local Hugging Face folder and its params, float32.
+
+  Args:
+    folder: with config.json and one or more safetensors files, of a bare model
+      or of one with a head; heads other than a classifier's are left out.
+
+  Raises:
+    ValueError: config.json is refused, a file cannot be read, or tensors are
+      missing, unused, of a wrong shape, no floats or not finite; the message
+      lists all of them.
+  """
+  path = pathlib.Path(folder).expanduser()
+  try:
+    config = encoder_config_from_hf(hf_files.read_json(path / "config.json"))
+  except ValueError as error:
+    raise ValueError(f"{folder}: {error}") from error
+  files = hf_files.Files(path)
+  prefix = f"{config.family}."
+  if not any(name.startswith(prefix) for name in files.shapes):
+    prefix = ""
+  params: dict = {}
+  problems, used = [], set()
+  for row in hf_rows(config, prefix):
+    stacked = row.path[0] == "blocks"
+    layers = range(config.num_layers) if stacked else range(1)
+    names = [row.hf_name.format(layer=layer) for layer in layers]
+    used.update(names)
+    found = [_check(files, name, row.hf_shape) for name in names]
+    problems += [problem for problem in found if problem]
+    if problems:
+      continue
+    leaf = np.stack([_read(files, name, row, problems) for name in names])
+    node = params
+    for key in row.path[:-1]:
+      node = node.setdefault(key, {})
+    node[row.path[-1]] = jnp.asarray(leaf if stacked else leaf[0])
+  problems += [
+      f"unused tensor {name} {list(files.shapes[name])}"
+      for name in sorted(files.shapes.keys() - used)
+      if not _IGNORED.fullmatch(name)
+  ]
+  if problems:
+    raise ValueError(f"{folder}: " + "; ".join(problems))
+  return make_encoder(config), params
+
+
+def load_encoder_with_tokenizer(
+    folder: str,
+) -> tuple[Encoder, types.PyTree, tokenizer.TextTokenizer]:
+  """Returns also the folder's tokenizer; see `load`."""
+  made, params = load_encoder(folder)
+  path = pathlib.Path(folder).expanduser()
+  return made, params, tokenizer.load_texts(path)
+
+
+def _check(
+    files: hf_files.Files, name: str, shape: tuple[int, ...]
+) -> str | None:
+  """Returns what is wrong with a tensor, None where nothing is."""
+  if name not in files.shapes:
+    return f"missing tensor {name} {list(shape)}"
+  if files.shapes[name] != shape:
+    found = list(files.shapes[name])
+    return f"tensor {name} has shape {found}, expected {list(shape)}"
+  if files.dtypes[name] not in hf_files.DTYPES:
+    allowed = ", ".join(hf_files.DTYPES)
+    return f"tensor {name} has dtype {files.dtypes[name]}, allowed {allowed}"
+  return None
+
+
+def _read(
+    files: hf_files.Files, name: str, row: HfRow, problems: list[str]
+) -> np.ndarray:
+  """Returns a layer's leaf; notes where it is not finite."""
+  whole = (slice(None),) * len(row.hf_shape)
+  values = files.read(name, whole).astype(np.float32)
+  if not np.isfinite(values).all():
+    problems.append(f"tensor {name} has NaN or infinite entries")
+  return values.reshape(row.shape)

@@ -12,12 +12,10 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from tba_jax.models import config as model_config_lib
-from tba_jax.models import grouped_query
+from tba_jax.models import config as config_lib
 from tba_jax.models import layers
-from tba_jax.models import stack
 
-ModelConfig = model_config_lib.ModelConfig
+ModelConfig = config_lib.ModelConfig
 
 
 class Block(nnx.Module):
@@ -28,7 +26,7 @@ class Block(nnx.Module):
     # The 2N branches that are added to the stream keep its variance near 1.
     out_scale = 1.0 / math.sqrt(2 * config.num_layers)
     self.attention_norm = layers.LayerNorm(config)
-    self.attention = grouped_query.Attention(
+    self.attention = layers.Attention(
         config.width,
         config.num_heads,
         config.num_heads,
@@ -46,7 +44,7 @@ class Block(nnx.Module):
       self,
       x: jax.Array,
       tables: None,
-      attend: grouped_query.AttendFn,
+      attend: layers.AttendFn,
       layer: jax.Array | int,
   ) -> tuple[jax.Array, object]:
     """Returns the stream [..., D] after the block and what `attend` keeps."""
@@ -69,7 +67,7 @@ class Block(nnx.Module):
     return (q.astype(jnp.float32) * scale).astype(q.dtype)
 
 
-class GPT2(stack.Stack):
+class GPT2(layers.Stack):
   """The stack of `Block`s; positions are added to the embeddings."""
 
   Block = Block

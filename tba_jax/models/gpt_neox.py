@@ -13,13 +13,10 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from tba_jax.models import config as model_config_lib
-from tba_jax.models import grouped_query
+from tba_jax.models import config as config_lib
 from tba_jax.models import layers
-from tba_jax.models import rotary
-from tba_jax.models import stack
 
-ModelConfig = model_config_lib.ModelConfig
+ModelConfig = config_lib.ModelConfig
 
 
 class Block(nnx.Module):
@@ -30,7 +27,7 @@ class Block(nnx.Module):
     # The 2N branches that are added to the stream keep its variance near 1.
     out_scale = 1.0 / math.sqrt(2 * config.num_layers)
     self.attention_norm = layers.LayerNorm(config)
-    self.attention = grouped_query.Attention(
+    self.attention = layers.Attention(
         config.width,
         config.num_heads,
         config.num_heads,
@@ -48,7 +45,7 @@ class Block(nnx.Module):
       self,
       x: jax.Array,
       tables: tuple[jax.Array, jax.Array],
-      attend: grouped_query.AttendFn,
+      attend: layers.AttendFn,
       layer: jax.Array | int,
   ) -> tuple[jax.Array, object]:
     """Returns the stream [..., D] after the block and what `attend` keeps."""
@@ -58,7 +55,7 @@ class Block(nnx.Module):
     return x + out + self.mlp(self.mlp_norm(read)), kept
 
 
-class GPTNeoX(stack.Stack):
+class GPTNeoX(layers.Stack):
   """The stack of `Block`s; positions turn a part of each head."""
 
   Block = Block
@@ -66,4 +63,4 @@ class GPTNeoX(stack.Stack):
 
   def tables(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the rotary tables of positions [...]."""
-    return rotary.tables(self.config, positions)
+    return layers.rotary_tables(self.config, positions)

@@ -21,8 +21,9 @@ import jax.numpy as jnp
 from tba_jax import types
 
 if TYPE_CHECKING:
-  from tba_jax.models import build
-  from tba_jax.models import config as model_config_lib
+  from tba_jax.models import config as config_lib
+  from tba_jax.models import transformer
+
 
 PyTree = types.PyTree
 
@@ -52,7 +53,7 @@ class ScalarModel:
   logical_axes: params with a tuple of axis names in place of each leaf.
   """
 
-  config: "model_config_lib.ModelConfig"
+  config: "config_lib.ModelConfig"
   init: Callable[[jax.Array], PyTree]
   from_policy: Callable[..., PyTree]
   label_scores: Callable[..., jax.Array]
@@ -64,8 +65,8 @@ class ScalarModel:
 
 
 def config_of(
-    policy_config: "model_config_lib.ModelConfig", num_labels: int = 1
-) -> "model_config_lib.ModelConfig":
+    policy_config: "config_lib.ModelConfig", num_labels: int = 1
+) -> "config_lib.ModelConfig":
   """Returns the shape of a policy's stack with a scalar head."""
   return dataclasses.replace(policy_config, num_labels=num_labels)
 
@@ -86,7 +87,7 @@ def _last(mask: jax.Array) -> jax.Array:
 class _Functions:
   """The functions of one shape and label, over the stack's own."""
 
-  def __init__(self, stack: "build.Model", label: int):
+  def __init__(self, stack: "transformer.Model", label: int):
     self.stack = stack
     self.label = label
 
@@ -135,7 +136,7 @@ class _Functions:
     return _at(values_BxKxT1[..., None], lengths_BxK)[..., 0]
 
 
-def of_stack(stack: "build.Model", *, label: int = 0) -> ScalarModel:
+def of_stack(stack: "transformer.Model", *, label: int = 0) -> ScalarModel:
   """Returns the model with a scalar head over a stack that has one.
 
   `models/build.py:make_scalar_model` makes both.

@@ -13,15 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax import tokenizer as tokenizer_lib
 from tba_jax import types
-from tba_jax.models import config as model_config_lib
+from tba_jax.models import config as config_lib
 from tba_jax.models import hf_config
 from tba_jax.models import hf_files
 from tba_jax.models import hf_names
-from tba_jax.models import hf_slices
+from tba_jax.models import tokenizer as tokenizer_lib
 
-ModelConfig = model_config_lib.ModelConfig
+ModelConfig = config_lib.ModelConfig
 PyTree = types.PyTree
 
 WEIGHTS = hf_files.WEIGHTS
@@ -192,7 +191,7 @@ def _read_layer(
     files: hf_files.Files,
     name: str,
     row: hf_names.Row,
-    ranges: hf_slices.Ranges,
+    ranges: hf_files.Ranges,
     target: np.ndarray,
 ) -> None:
   """Reads a slice of one layer's leaf into `target`, piece by piece."""
@@ -200,7 +199,7 @@ def _read_layer(
   step = max(1, _PIECE_BYTES * len(target) // max(target.nbytes, 1))
   for start in range(first, last, step):
     stop = min(start + step, last)
-    cut = hf_slices.cut(row, ((start, stop), *rest))
+    cut = hf_files.cut_slices(row, ((start, stop), *rest))
     into = target[start - first : stop - first]
     with np.errstate(over="ignore"):  # The next line tells of it.
       into[...] = cut.take(files.read(name, cut.tensor))
@@ -307,7 +306,7 @@ def _write_tensors(
   def make(name: str) -> np.ndarray:
     tensor = np.empty(leaves[name][0][0].split_shape, dtype)
     for row, leaf, layer in leaves[name]:
-      hf_slices.put(
+      hf_files.put_slices(
           row, tensor, np.asarray(leaf if layer is None else leaf[layer])
       )
     return tensor.reshape(leaves[name][0][0].hf_shape)
@@ -316,7 +315,7 @@ def _write_tensors(
       name: math.prod(parts[0][0].hf_shape) * dtype.itemsize
       for name, parts in leaves.items()
   }
-  hf_files.write(folder, sizes, make, max_file_bytes=max_file_bytes)
+  hf_files.write_files(folder, sizes, make, max_file_bytes=max_file_bytes)
 
 
 def _write_settings(

@@ -6,16 +6,332 @@ Every setting is either used, held to the one value that we compute, or known
 to change no logits; any other one is refused by name. jax is not imported.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
-from tba_jax.models import config as model_config_lib
-from tba_jax.models import hf_gpt
-from tba_jax.models import hf_reader
+from tba_jax.models import config as config_lib
 
-ModelConfig = model_config_lib.ModelConfig
-PLAIN = model_config_lib.PLAIN
+# Settings taken out of a config.json, with all that is wrong remembered.
+#
+# jax is not imported.
+
+
+# Settings of any family that change no logits.
+_WITHOUT_EFFECT = frozenset(
+    (
+        "_name_or_path",
+        "initializer_range",
+        "label2id",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "pretraining_tp",
+        "problem_type",
+        "return_dict",
+        "task_specific_params",
+        "torchscript",
+        "transformers_version",
+        "use_cache",
+    )
+)
+
+
+class Reader:
+  """Takes settings out of a config.json and remembers what is wrong."""
+
+  def __init__(self, hf: Mapping[str, Any]):
+    self._left = {k: v for k, v in hf.items() if k not in _WITHOUT_EFFECT}
+    self._problems = []
+    self.only("chunk_size_feed_forward", 0)
+    self.only("is_encoder_decoder", False)
+
+  def take(self, name: str, default: Any, kinds: type | tuple) -> Any:
+    """Returns a setting; `default` is what a file without it means."""
+    value = self._left.pop(name, default)
+    if not isinstance(value, kinds) or (
+        isinstance(value, bool) and kinds is not bool
+    ):
+      kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+      names = " or ".join(kind.__name__ for kind in kinds)
+      self.problem(name, value, names)
+      return default
+    return value
+
+  def has(self, name: str) -> bool:
+    return name in self._left
+
+  def skip(self, *names: str) -> None:
+    """Takes settings that change no logits of this family."""
+    for name in names:
+      self._left.pop(name, None)
+
+  def need(self, name: str) -> int:
+    """Returns a setting without which a file means nothing."""
+    if name not in self._left:
+      self._problems.append(f"{name} is missing")
+      return 1
+    return self.take(name, 1, int)
+
+  def only(self, name: str, *allowed: Any) -> None:
+    """Takes a setting that must be absent or have an allowed value."""
+    value = self._left.pop(name, allowed[0])
+    if value not in allowed:
+      self.problem(name, value, " or ".join(repr(a) for a in allowed))
+
+  def problem(self, name: str, value: Any, supported: str) -> None:
+    self._problems.append(
+        f"{name}={value!r} is not supported; supported: {supported}"
+    )
+
+  def finish(self) -> None:
+    """Raises ValueError with every problem, settings left over included."""
+    for name, value in sorted(self._left.items()):
+      self._problems.append(f"{name}={value!r} is not a setting that we know")
+    if self._problems:
+      raise ValueError("config.json: " + "; ".join(self._problems))
+
+
+def _take_same(reader: Reader, names: Sequence[str]) -> Any:
+  """Returns a number that has several names, all of which must agree."""
+  found = {
+      name: value
+      for name in names
+      if (value := reader.take(name, None, (int, float, type(None))))
+      is not None
+  }
+  for name, value in found.items():
+    first = next(iter(found))
+    if value != found[first]:
+      reader.problem(name, value, f"the same as {first}={found[first]!r}")
+  return next(iter(found.values()), None)
+
+
+def read_rope(
+    reader: Reader,
+    *,
+    theta_names: Sequence[str] = ("rope_theta",),
+    fraction_names: Sequence[str] = (),
+    fraction: float = 1.0,
+) -> dict[str, Any]:
+  """Returns the fields of rotary positions, from any spelling of them.
+
+  Args:
+    reader: of the file.
+    theta_names: settings that may hold the base.
+    fraction_names: settings that may hold the share of a head that is turned;
+      none: all of it is.
+    fraction: that share where no setting says it.
+  """
+  theta = _take_same(reader, theta_names)
+  outer_fraction = _take_same(reader, fraction_names)
+  rope = {}
+  for setting in ("rope_scaling", "rope_parameters"):
+    found = dict(reader.take(setting, None, (dict, type(None))) or {})
+    if "type" in found:  # The oldest spelling.
+      found.setdefault("rope_type", found.pop("type"))
+    for name, value in found.items():
+      if rope.setdefault(name, value) != value:
+        reader.problem(
+            f"rope_scaling.{name}", rope[name], f"the same as {setting}.{name}"
+        )
+  rope_type = rope.pop("rope_type", "default")
+  inner = rope.pop("rope_theta", theta)
+  if theta is not None and inner != theta:
+    reader.problem(theta_names[0], theta, f"rope_parameters' own {inner!r}")
+  if outer_fraction is not None:
+    fraction = outer_fraction
+  inner_fraction = rope.pop("partial_rotary_factor", fraction)
+  supported = repr(fraction)
+  if fraction_names and outer_fraction is None:
+    fraction, supported = inner_fraction, "a number"
+  is_number = isinstance(inner_fraction, (int, float))
+  if inner_fraction != fraction or not is_number:
+    name = "rope_parameters.partial_rotary_factor"
+    reader.problem(name, inner_fraction, supported)
+    fraction = 1.0
+  fields = {"rope_theta": 10000.0 if inner is None else float(inner)}
+  if rope_type not in _ROPE_SETTINGS:
+    reader.problem(
+        "rope_parameters.rope_type",
+        rope_type,
+        " or ".join(map(repr, _ROPE_SETTINGS)),
+    )
+    return fields
+  for name, (field, kind) in _ROPE_SETTINGS[rope_type].items():
+    value = rope.pop(name, None)
+    if isinstance(value, (int, kind)) and not isinstance(value, bool):
+      fields[field] = kind(value)
+    else:
+      reader.problem(f"rope_parameters.{name}", value, kind.__name__)
+  for name, value in rope.items():
+    reader.problem(f"rope_parameters.{name}", value, "none")
+  fields["rotary_fraction"] = float(fraction)
+  return {**fields, "rope_type": rope_type}
+
+
+# rope_type -> its settings -> our field and its kind.
+_ROPE_SETTINGS = {
+    "default": {},
+    "linear": {"factor": ("rope_factor", float)},
+    "llama3": {
+        "factor": ("rope_factor", float),
+        "low_freq_factor": ("rope_low_freq_factor", float),
+        "high_freq_factor": ("rope_high_freq_factor", float),
+        "original_max_position_embeddings": ("rope_original_positions", int),
+    },
+}
+
+
+def write_rope(config: "config_lib.ModelConfig") -> dict[str, Any]:
+  """Returns the rotary settings; old readers take one spelling, new both."""
+  rope = {
+      name: getattr(config, field)
+      for name, (field, _) in _ROPE_SETTINGS[config.rope_type].items()
+  }
+  rope["rope_type"] = config.rope_type
+  return {
+      # Readers before transformers 5 take the first two, later ones the third.
+      "rope_theta": config.rope_theta,
+      "rope_scaling": rope if config.rope_type != "default" else None,
+      "rope_parameters": {"rope_theta": config.rope_theta, **rope},
+  }
+
+
+# The config.json of GPT-2 and GPT-NeoX; defaults are transformers' own.
+#
+# jax is not imported.
+
+
+ModelConfig = config_lib.ModelConfig
+
+# Other names of the same functions -> ours.
+_ACTIVATIONS = {
+    **{name: name for name in config_lib.ACTIVATIONS},
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu_new",
+    "gelu_python_tanh": "gelu_new",
+    "swish": "silu",
+}
+
+
+def _activation(reader: Reader, name: str, default: str) -> dict[str, str]:
+  value = reader.take(name, default, str)
+  if value not in _ACTIVATIONS:
+    reader.problem(name, value, " or ".join(map(repr, _ACTIVATIONS)))
+  return {"activation": _ACTIVATIONS.get(value, default)}
+
+
+def _heads(num_heads: int, width: int) -> dict[str, int]:
+  return {
+      "width": width,
+      "num_heads": num_heads,
+      "num_kv_heads": num_heads,
+      "head_dim": width // max(num_heads, 1),
+  }
+
+
+def read_gpt_neox(reader: Reader) -> dict[str, Any]:
+  """Returns the fields of a `GPTNeoXConfig`."""
+  for name in ("attention_dropout", "hidden_dropout"):
+    reader.only(name, 0.0)
+  reader.only("is_decoder", False)
+  reader.skip("classifier_dropout")  # Of no head that we have.
+  num_heads = reader.need("num_attention_heads")
+  return {
+      "vocab_size": reader.need("vocab_size"),
+      "num_layers": reader.need("num_hidden_layers"),
+      **_heads(num_heads, reader.need("hidden_size")),
+      "mlp_width": reader.need("intermediate_size"),
+      "norm_epsilon": reader.take("layer_norm_eps", 1e-5, float),
+      "tie_embeddings": reader.take("tie_word_embeddings", False, bool),
+      "max_positions": reader.take("max_position_embeddings", 2048, int),
+      "attention_bias": reader.take("attention_bias", True, bool),
+      "parallel_residual": reader.take("use_parallel_residual", True, bool),
+      **_activation(reader, "hidden_act", "gelu"),
+      **read_rope(
+          reader,
+          theta_names=("rotary_emb_base", "rope_theta"),
+          fraction_names=("rotary_pct", "partial_rotary_factor"),
+          fraction=0.25,
+      ),
+  }
+
+
+def write_gpt_neox(config: ModelConfig) -> dict[str, Any]:
+  rope = write_rope(config)
+  rope["rope_parameters"]["partial_rotary_factor"] = config.rotary_fraction
+  return {
+      "name": "GPTNeoX",
+      "hidden_size": config.width,
+      "intermediate_size": config.mlp_width,
+      "num_hidden_layers": config.num_layers,
+      "num_attention_heads": config.num_heads,
+      "hidden_act": config.activation,
+      "max_position_embeddings": config.max_positions,
+      "layer_norm_eps": config.norm_epsilon,
+      "attention_bias": config.attention_bias,
+      "attention_dropout": 0.0,
+      "hidden_dropout": 0.0,
+      "use_parallel_residual": config.parallel_residual,
+      # Readers before transformers 5 take these names.
+      "rotary_emb_base": rope.pop("rope_theta"),
+      "rotary_pct": config.rotary_fraction,
+      **rope,
+  }
+
+
+def read_gpt2(reader: Reader) -> dict[str, Any]:
+  """Returns the fields of a `GPT2Config`.
+
+  Its dropout is of training alone; we train every model without.
+  """
+  reader.skip("attn_pdrop", "embd_pdrop", "resid_pdrop")
+  # Of a head that we do not have.
+  reader.skip("summary_type", "summary_use_proj", "summary_activation")
+  reader.skip("summary_proj_to_labels", "summary_first_dropout")
+  # Our scores are float32 in any case.
+  reader.skip("reorder_and_upcast_attn")
+  reader.only("add_cross_attention", False)
+  width = reader.need("n_embd")
+  positions = reader.take("n_positions", 1024, int)
+  reader.only("n_ctx", None, positions)
+  inner = reader.take("n_inner", None, (int, type(None)))
+  by_layer = reader.take("scale_attn_by_inverse_layer_idx", False, bool)
+  return {
+      "vocab_size": reader.need("vocab_size"),
+      "num_layers": reader.need("n_layer"),
+      **_heads(reader.need("n_head"), width),
+      "mlp_width": 4 * width if inner is None else inner,
+      "rope_theta": 10000.0,  # Of no effect.
+      "norm_epsilon": reader.take("layer_norm_epsilon", 1e-5, float),
+      "tie_embeddings": reader.take("tie_word_embeddings", True, bool),
+      "max_positions": positions,
+      "scale_attention": reader.take("scale_attn_weights", True, bool),
+      "scale_attention_by_layer": by_layer,
+      **_activation(reader, "activation_function", "gelu_new"),
+  }
+
+
+def write_gpt2(config: ModelConfig) -> dict[str, Any]:
+  return {
+      "name": "GPT2",
+      "n_embd": config.width,
+      "n_inner": config.mlp_width,
+      "n_layer": config.num_layers,
+      "n_head": config.num_heads,
+      "n_positions": config.max_positions,
+      "activation_function": config.activation,
+      "layer_norm_epsilon": config.norm_epsilon,
+      "attn_pdrop": 0.0,
+      "embd_pdrop": 0.0,
+      "resid_pdrop": 0.0,
+      "scale_attn_weights": config.scale_attention,
+      "scale_attn_by_inverse_layer_idx": config.scale_attention_by_layer,
+  }
+
+
+PLAIN = config_lib.PLAIN
 
 
 def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
@@ -35,7 +351,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
         f"config.json: model_type={model_type!r} is not supported; supported:"
         f" {sorted(READERS)}"
     )
-  reader = hf_reader.Reader(hf)
+  reader = Reader(hf)
   fields = {**PLAIN, "family": model_type, **READERS[model_type](reader)}
   fields["num_labels"] = _read_num_labels(reader)
   fields["pad_id"] = reader.take("pad_token_id", None, (int, type(None)))
@@ -104,7 +420,7 @@ _TOKEN_HEADS = ("ForCausalLM", "LMHeadModel")
 _SCALAR_HEAD = "ForSequenceClassification"
 
 
-def _read_num_labels(reader: hf_reader.Reader) -> int:
+def _read_num_labels(reader: Reader) -> int:
   """Returns how many numbers a position gets: 0 where they are logits.
 
   A config alone says nothing of its head; the class that saved it does.
@@ -121,7 +437,7 @@ def _read_num_labels(reader: hf_reader.Reader) -> int:
   return 0
 
 
-def _read_stops(reader: hf_reader.Reader) -> dict[str, Any]:
+def _read_stops(reader: Reader) -> dict[str, Any]:
   """Returns the end of a text: one token, or several (Llama 3 Instruct)."""
   value = reader.take("eos_token_id", None, (int, list, type(None)))
   if not isinstance(value, list):
@@ -132,7 +448,7 @@ def _read_stops(reader: hf_reader.Reader) -> dict[str, Any]:
   return {"eos_id": value[0], "stop_ids": tuple(value)}
 
 
-def _read_gated(reader: hf_reader.Reader) -> dict[str, Any]:
+def _read_gated(reader: Reader) -> dict[str, Any]:
   """Returns what `LlamaConfig` and its kin share."""
   reader.only("hidden_act", "silu")
   reader.only("attention_dropout", 0.0)
@@ -151,11 +467,11 @@ def _read_gated(reader: hf_reader.Reader) -> dict[str, Any]:
       "mlp_width": reader.need("intermediate_size"),
       "norm_epsilon": reader.take("rms_norm_eps", 1e-6, float),
       "tie_embeddings": reader.take("tie_word_embeddings", False, bool),
-      **hf_reader.read_rope(reader),
+      **read_rope(reader),
   }
 
 
-def _read_llama(reader: hf_reader.Reader) -> dict[str, Any]:
+def _read_llama(reader: Reader) -> dict[str, Any]:
   """Returns the fields of a `LlamaConfig`; defaults are transformers' own."""
   return {
       "attention_bias": reader.take("attention_bias", False, bool),
@@ -165,7 +481,7 @@ def _read_llama(reader: hf_reader.Reader) -> dict[str, Any]:
   }
 
 
-def _read_mistral(reader: hf_reader.Reader) -> dict[str, Any]:
+def _read_mistral(reader: Reader) -> dict[str, Any]:
   """Returns the fields of a `MistralConfig`; every layer has its window."""
   window = reader.take("sliding_window", 4096, (int, type(None)))
   fields = _read_gated(reader)
@@ -173,7 +489,7 @@ def _read_mistral(reader: hf_reader.Reader) -> dict[str, Any]:
   return {**fields, "sliding_window": window or 0, "max_positions": positions}
 
 
-def _read_qwen(reader: hf_reader.Reader) -> dict[str, Any]:
+def _read_qwen(reader: Reader) -> dict[str, Any]:
   """Returns what Qwen2 and Qwen3 share; no layer may have a window."""
   reader.only("use_sliding_window", False)
   # Both say something only of layers with a window.
@@ -186,7 +502,7 @@ def _read_qwen(reader: hf_reader.Reader) -> dict[str, Any]:
   return {**fields, "max_positions": positions}
 
 
-def _read_qwen3(reader: hf_reader.Reader) -> dict[str, Any]:
+def _read_qwen3(reader: Reader) -> dict[str, Any]:
   bias = reader.take("attention_bias", False, bool)
   if not reader.has("head_dim"):  # Qwen3 has its own default.
     return {**_read_qwen(reader), "attention_bias": bias, "head_dim": 128}
@@ -206,7 +522,7 @@ def _write_gated(config: ModelConfig, name: str) -> dict[str, Any]:
       "max_position_embeddings": config.max_positions,
       "rms_norm_eps": config.norm_epsilon,
       "attention_dropout": 0.0,
-      **hf_reader.write_rope(config),
+      **write_rope(config),
   }
 
 
@@ -237,16 +553,16 @@ def _write_qwen3(config: ModelConfig) -> dict[str, Any]:
 
 # config.json's model_type, which is our family -> reader and writer.
 READERS = {
-    "gpt2": hf_gpt.read_gpt2,
-    "gpt_neox": hf_gpt.read_gpt_neox,
+    "gpt2": read_gpt2,
+    "gpt_neox": read_gpt_neox,
     "llama": _read_llama,
     "mistral": _read_mistral,
     "qwen2": _read_qwen,
     "qwen3": _read_qwen3,
 }
 _WRITERS = {
-    "gpt2": hf_gpt.write_gpt2,
-    "gpt_neox": hf_gpt.write_gpt_neox,
+    "gpt2": write_gpt2,
+    "gpt_neox": write_gpt_neox,
     "llama": _write_llama,
     "mistral": _write_mistral,
     "qwen2": _write_qwen2,

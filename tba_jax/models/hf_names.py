@@ -14,9 +14,9 @@ import itertools
 import math
 import re
 
-from tba_jax.models import config as model_config_lib
+from tba_jax.models import config as config_lib
 
-ModelConfig = model_config_lib.ModelConfig
+ModelConfig = config_lib.ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)

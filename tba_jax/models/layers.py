@@ -16,16 +16,16 @@ import contextvars
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from flax import nnx
 import jax
 from jax import ad_checkpoint
 from jax.experimental import layout as layout_lib
 import jax.numpy as jnp
+import numpy as np
 
-if TYPE_CHECKING:
-  from tba_jax.models import config as model_config_lib
+from tba_jax.models import config as config_lib
 
 # What the results of matrix products are called where a gradient decides which
 # arrays to keep (`jax.ad_checkpoint.checkpoint_name`).
@@ -270,7 +270,7 @@ class RMSNorm(nnx.Module):
 class LayerNorm(nnx.Module):
   """(x - mean) / deviation * scale + bias over the last axis, in float32."""
 
-  def __init__(self, config: "model_config_lib.ModelConfig"):
+  def __init__(self, config: "config_lib.ModelConfig"):
     self.epsilon = config.norm_epsilon
     dtype = jnp.dtype(config.param_dtype)
     make = lambda value: nnx.Param(
@@ -295,7 +295,7 @@ class MLP(nnx.Module):
 
   def __init__(
       self,
-      config: "model_config_lib.ModelConfig",
+      config: "config_lib.ModelConfig",
       *,
       rngs: nnx.Rngs,
       out_scale: float,
@@ -343,3 +343,203 @@ class GatedMLP(nnx.Module):
 
   def __call__(self, x: jax.Array) -> jax.Array:
     return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+
+# Grouped-query attention as a part of a block (arXiv:2305.13245).
+#
+# Axes: D width, G key-value heads, M query heads of one key-value head
+# (H = G * M), Dh head width, E rotated entries of it. Leading axes written
+# `...`
+# may be any.
+
+
+# (q_...xGxMxDh, k_...xGxDh, v_...xGxDh) -> (out_...xGxMxDh, what is kept).
+AttendFn = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, object]]
+
+
+def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
+  """Returns x [..., heads, Dh] rotated by tables [..., E / 2] in float32.
+
+  Entry i is paired with entry i + E / 2, as Hugging Face stores heads; the
+  paper pairs 2i with 2i + 1, a permutation of the same thing. Entries from E
+  on stay as they are.
+  """
+  cos, sin = (table[..., None, :] for table in tables)
+  half = cos.shape[-1]
+  first, second, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), -1)
+  return jnp.concatenate(
+      [first * cos - second * sin, second * cos + first * sin, rest], axis=-1
+  ).astype(x.dtype)
+
+
+class Attention(nnx.Module):
+  """Grouped-query attention, with rotary positions where tables are given.
+
+  norm_epsilon: of the norms of each query and key head (Qwen3); None: no norms.
+
+  It makes queries, keys and values and projects the result; `attend` says who
+  sees whom, so that one module serves training, prefill and decoding.
+  """
+
+  def __init__(
+      self,
+      width: int,
+      num_heads: int,
+      num_kv_heads: int,
+      head_dim: int,
+      *,
+      rngs: nnx.Rngs,
+      param_dtype: jnp.dtype,
+      out_scale: float,
+      qkv_bias: bool = False,
+      out_bias: bool = False,
+      norm_epsilon: float | None = None,
+  ):
+    self.num_kv_heads = num_kv_heads
+    make = lambda heads, axis: Linear(
+        (width,),
+        (heads, head_dim),
+        (axis, "head_dim", "width"),
+        rngs=rngs,
+        param_dtype=param_dtype,
+        bias=qkv_bias,
+    )
+    self.q = make(num_heads, "heads")
+    self.k = make(num_kv_heads, "kv_heads")
+    self.v = make(num_kv_heads, "kv_heads")
+    self.o = Linear(
+        (num_heads, head_dim),
+        (width,),
+        ("width", "heads", "head_dim"),
+        rngs=rngs,
+        param_dtype=param_dtype,
+        scale=out_scale,
+        bias=out_bias,
+    )
+    self.has_norms = norm_epsilon is not None
+    if self.has_norms:
+      norm = lambda: RMSNorm(
+          head_dim,
+          epsilon=norm_epsilon,
+          param_dtype=param_dtype,
+          logical_axis="head_dim",
+      )
+      self.q_norm, self.k_norm = norm(), norm()
+
+  def __call__(
+      self,
+      x: jax.Array,
+      tables: tuple[jax.Array, jax.Array] | None,
+      attend: AttendFn,
+  ) -> tuple[jax.Array, object]:
+    """Returns [..., D] and what `attend` keeps, for x [..., D]."""
+    q, k, v = self.q(x), self.k(x), self.v(x)
+    if self.has_norms:
+      q, k = self.q_norm(q), self.k_norm(k)
+    if tables is not None:
+      q, k = rotate(q, tables), rotate(k, tables)
+    *lead, heads, head_dim = q.shape
+    groups = self.num_kv_heads
+    q = q.reshape(*lead, groups, heads // groups, head_dim)
+    out, kept = attend(q, k, v)
+    return self.o(out.reshape(*lead, heads, head_dim)), kept
+
+
+# Rotary positions: Su et al. 2021 (arXiv:2104.09864).
+#
+# Axes: Dh head width, E rotated entries of a head.
+
+
+def rotary_frequencies(config: "config_lib.ModelConfig") -> np.ndarray:
+  """Returns [E / 2] float32, the angle per position of each pair.
+
+  Frequency i is theta^(-2i / E) (eq. 15), then scaled as `config.rope_type`
+  says. "llama3" is that of Llama 3.1 (Dubey et al. 2024, arXiv:2407.21783), as
+  `transformers` computes it.
+  """
+  E = config.rotary_dim
+  exponents = np.arange(0, E, 2, dtype=np.float32) / np.float32(E)
+  plain = np.float32(1.0) / np.float32(config.rope_theta) ** exponents
+  if config.rope_type == "default":
+    return plain
+  scaled = plain / np.float32(config.rope_factor)
+  if config.rope_type == "linear":
+    return scaled
+  # How many turns a pair makes over the positions of the first training.
+  turns = config.rope_original_positions * plain / (2 * math.pi)
+  low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
+  share = np.clip((turns - low) / (high - low), 0.0, 1.0)
+  return ((1.0 - share) * scaled + share * plain).astype(np.float32)
+
+
+def rotary_tables(
+    config: "config_lib.ModelConfig", positions: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns cosines and sines [..., E / 2] float32 of positions [...]."""
+  axes = tuple(range(positions.ndim))
+  frequencies_E2 = jnp.expand_dims(
+      jnp.asarray(rotary_frequencies(config)), axes
+  )
+  angles = positions.astype(jnp.float32)[..., None] * frequencies_E2
+  return jnp.cos(angles), jnp.sin(angles)
+
+
+# What every family has around its blocks: embeddings, final norm and head.
+
+
+ModelConfig = config_lib.ModelConfig
+
+
+class Stack(nnx.Module):
+  """Embeddings, N stacked blocks, final norm and head; a family derives it.
+
+  Every parameter of `blocks` has a leading axis [num_layers, ...]; the forward
+  modes of `models/build.py` scan over it.
+
+  Block: the family's block, (config, rngs) -> module; called with (x, tables,
+    attend, layer), the last an index from 0.
+  make_norm: (config) -> the norm before the head.
+  """
+
+  Block: ClassVar[type[nnx.Module]]
+  make_norm: ClassVar[Callable[[ModelConfig], nnx.Module]]
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    dtype = jnp.dtype(config.param_dtype)
+    self.config = config
+    self.embed = Embedding(
+        config.vocab_size, config.width, rngs=rngs, param_dtype=dtype
+    )
+    make_block = lambda rngs: self.Block(config, rngs)
+    self.blocks = nnx.vmap(make_block)(rngs.split(config.num_layers))
+    self.final_norm = self.make_norm(config)
+    make_head = lambda size, axis: Linear(
+        *((config.width,), (size,), (axis, "width")),
+        rngs=rngs,
+        param_dtype=dtype,
+    )
+    if config.num_labels:
+      self.score = make_head(config.num_labels, "labels")
+    elif not config.tie_embeddings:
+      self.head = make_head(config.vocab_size, "vocab")
+
+  def tables(self, positions: jax.Array) -> tuple[jax.Array, jax.Array] | None:
+    """Returns what attention needs of positions [...]; None: nothing."""
+    raise NotImplementedError
+
+  def embed_tokens(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+    """Returns the stream [..., D] before the first block."""
+    del positions  # Attention alone knows them.
+    return self.embed(tokens, jnp.dtype(self.config.compute_dtype))
+
+  def unembed(self, x: jax.Array) -> jax.Array:
+    """Returns logits [..., V] float32 of the stream [..., D].
+
+    V is the number of labels where the model has a scalar head.
+    """
+    x = self.final_norm(x)
+    if self.config.num_labels:
+      return self.score(x).astype(jnp.float32)
+    if self.config.tie_embeddings:
+      return self.embed.attend(x)
+    return self.head(x).astype(jnp.float32)

@@ -14,13 +14,10 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from tba_jax.models import config as model_config_lib
-from tba_jax.models import grouped_query
+from tba_jax.models import config as config_lib
 from tba_jax.models import layers
-from tba_jax.models import rotary
-from tba_jax.models import stack
 
-ModelConfig = model_config_lib.ModelConfig
+ModelConfig = config_lib.ModelConfig
 
 
 def _norm(config: ModelConfig) -> layers.RMSNorm:
@@ -39,7 +36,7 @@ class Block(nnx.Module):
     # The 2N branches that are added to the stream keep its variance near 1.
     out_scale = 1.0 / math.sqrt(2 * config.num_layers)
     self.attention_norm = _norm(config)
-    self.attention = grouped_query.Attention(
+    self.attention = layers.Attention(
         config.width,
         config.num_heads,
         config.num_kv_heads,
@@ -65,7 +62,7 @@ class Block(nnx.Module):
       self,
       x: jax.Array,
       tables: tuple[jax.Array, jax.Array],
-      attend: grouped_query.AttendFn,
+      attend: layers.AttendFn,
       layer: jax.Array | int,
   ) -> tuple[jax.Array, object]:
     """Returns the stream [..., D] after the block and what `attend` keeps."""
@@ -75,7 +72,7 @@ class Block(nnx.Module):
     return x + self.mlp(self.mlp_norm(x)), kept
 
 
-class Llama(stack.Stack):
+class Llama(layers.Stack):
   """The stack of `Block`s; positions are rotary."""
 
   Block = Block
@@ -83,4 +80,4 @@ class Llama(stack.Stack):
 
   def tables(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the rotary tables of positions [...]."""
-    return rotary.tables(self.config, positions)
+    return layers.rotary_tables(self.config, positions)

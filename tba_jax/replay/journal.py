@@ -10,12 +10,132 @@ What is damaged is skipped, counted and reported; it never hides what follows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+import dataclasses
 import errno
+import hashlib
 import os
 import pathlib
 import re
+import struct
 
-from tba_jax.replay import segments
+# The bytes of a journal's segment: a header, then records.
+#
+# header = magic | format u32 | start u64 | digest of what is before
+# record = magic | length u64 | start u64 | digest | payload
+#
+# Numbers are little-endian. `start` is the position of the first byte, so that
+# bytes of another place (a copy inside a payload, a reused block of the disk)
+# are
+# no record. The digest, BLAKE2b of 16 bytes, covers header fields and payload.
+
+
+FORMAT = 1
+_SEGMENT_MAGIC = b"tbajrnl\n"
+_RECORD_MAGIC = b"tbarec\x00\n"
+_SEGMENT = struct.Struct("<8sIQ")
+_RECORD = struct.Struct("<8sQQ")
+_DIGEST_BYTES = 16
+HEADER_BYTES = _SEGMENT.size + _DIGEST_BYTES
+RECORD_BYTES = _RECORD.size + _DIGEST_BYTES
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordSpan:
+  """A part of a segment: a record, or bytes that are none.
+
+  start, end: offsets in the file.
+  payload: of the record, None where the bytes are none.
+  """
+
+  start: int
+  end: int
+  payload: bytes | None
+
+
+def segment_header(start: int) -> bytes:
+  """Returns the header of a segment whose first byte is at a position."""
+  fields = _SEGMENT.pack(_SEGMENT_MAGIC, FORMAT, start)
+  return fields + _digest(fields)
+
+
+def encode_record(start: int, payload: bytes) -> bytes:
+  """Returns the record of a payload whose first byte is at a position."""
+  fields = _RECORD.pack(_RECORD_MAGIC, len(payload), start)
+  return fields + _digest(fields, payload) + payload
+
+
+def check_segment_format(path: pathlib.Path, data: bytes) -> bool:
+  """Returns whether a segment's header is whole.
+
+  Args:
+    path: of the file, for the message.
+    data: its bytes.
+
+  Raises:
+    ValueError: the header is whole and of a newer format.
+  """
+  fields, digest = data[: _SEGMENT.size], data[_SEGMENT.size : HEADER_BYTES]
+  if len(data) < HEADER_BYTES or digest != _digest(fields):
+    return False
+  magic, version, _ = _SEGMENT.unpack(fields)
+  if magic == _SEGMENT_MAGIC and version > FORMAT:
+    raise ValueError(
+        f"{path} has journal format {version}; this version of tba_jax reads up"
+        f" to {FORMAT}"
+    )
+  return magic == _SEGMENT_MAGIC
+
+
+def record_spans(
+    data: bytes, start: int, *, whole_header: bool
+) -> Iterator[RecordSpan]:
+  """Yields a segment's records and, between them, the bytes that are none.
+
+  After bytes that are no record the next record is searched for.
+
+  Args:
+    data: of the file.
+    start: position of its first byte.
+    whole_header: as `check_format` says; the header's bytes are skipped then.
+  """
+  offset = HEADER_BYTES if whole_header else 0
+  damaged_from = offset
+  while offset < len(data):
+    payload = _payload_at(data, offset, start)
+    if payload is None:
+      found = data.find(_RECORD_MAGIC, offset + 1)
+      offset = len(data) if found < 0 else found
+      continue
+    if damaged_from < offset:
+      yield RecordSpan(damaged_from, offset, None)
+    end = offset + RECORD_BYTES + len(payload)
+    yield RecordSpan(offset, end, payload)
+    offset = damaged_from = end
+  if damaged_from < len(data):
+    yield RecordSpan(damaged_from, len(data), None)
+
+
+def _payload_at(data: bytes, offset: int, start: int) -> bytes | None:
+  if len(data) - offset < RECORD_BYTES:
+    return None
+  magic, length, position = _RECORD.unpack_from(data, offset)
+  if magic != _RECORD_MAGIC or position != start + offset:
+    return None
+  begin = offset + RECORD_BYTES
+  payload = data[begin : begin + length]
+  digest = data[begin - _DIGEST_BYTES : begin]
+  fields = data[offset : offset + _RECORD.size]
+  if len(payload) != length or digest != _digest(fields, payload):
+    return None
+  return payload
+
+
+def _digest(*parts: bytes) -> bytes:
+  state = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+  for part in parts:
+    state.update(part)
+  return state.digest()
+
 
 _NAME = re.compile(r"segment-(\d{20})\.journal")
 # No room: on the disk, in the user's quota, or up to the process's file limit.
@@ -104,15 +224,15 @@ class Journal:
     """
     if not payloads:
       return []
-    added = sum(segments.RECORD_BYTES + len(p) for p in payloads)
+    added = sum(RECORD_BYTES + len(p) for p in payloads)
     if self._fd < 0 or (
         self._size + added > self._max_segment_bytes
-        and self._size > segments.HEADER_BYTES
+        and self._size > HEADER_BYTES
     ):
       self._open_segment()
     position, records, positions = self._starts[-1] + self._size, [], []
     for payload in payloads:
-      records.append(segments.record(position, payload))
+      records.append(encode_record(position, payload))
       position += len(records[-1])
       positions.append(position)
     try:
@@ -145,8 +265,8 @@ class Journal:
       # What a failed append left behind is not part of the journal.
       size = self._size if end is None and self._fd >= 0 else None
       data = path.read_bytes()[:size]
-      whole = segments.check_format(path, data)
-      for span in segments.spans(data, start, whole_header=whole):
+      whole = check_segment_format(path, data)
+      for span in record_spans(data, start, whole_header=whole):
         if span.payload is None:
           self._report_damage(path, span)
         elif start + span.end > from_position:
@@ -164,8 +284,8 @@ class Journal:
     path = self._path(start)
     data = path.read_bytes()
     self._position = start + len(data)
-    whole = segments.check_format(path, data)
-    found = list(segments.spans(data, start, whole_header=whole))
+    whole = check_segment_format(path, data)
+    found = list(record_spans(data, start, whole_header=whole))
     for span in found[:-1]:
       if span.payload is None:
         self._report_damage(path, span)
@@ -217,7 +337,7 @@ class Journal:
     fd = -1
     try:
       fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-      _write(fd, segments.header(start))
+      _write(fd, segment_header(start))
       os.fsync(fd)
       _sync_directory(self._directory)
     except OSError as error:
@@ -226,7 +346,7 @@ class Journal:
         path.unlink(missing_ok=True)
       raise self._explained(error) from error
     self.close()
-    self._fd, self._size, self._unclean = fd, segments.HEADER_BYTES, False
+    self._fd, self._size, self._unclean = fd, HEADER_BYTES, False
     if start not in self._starts:
       self._starts.append(start)
 
@@ -248,7 +368,7 @@ class Journal:
     kind = JournalFullError if error.errno in _FULL else OSError
     return kind(error.errno, os.strerror(error.errno), str(self._directory))
 
-  def _report_damage(self, path: pathlib.Path, span: segments.Span) -> None:
+  def _report_damage(self, path: pathlib.Path, span: RecordSpan) -> None:
     if (path.name, span.start) in self._reported:
       return
     self._reported.add((path.name, span.start))

@@ -14,17 +14,15 @@ from collections.abc import Callable
 import time
 from typing import Any
 
-from tba_jax import ledger as ledger_lib
 from tba_jax import types
-from tba_jax.replay import amount as amount_lib
 from tba_jax.replay import buffer as buffer_lib
-from tba_jax.replay import drain as drain_lib
-from tba_jax.replay import draw as draw_lib
-from tba_jax.replay import flow as flow_lib
+from tba_jax.replay import ledger as ledger_lib
 from tba_jax.replay import prompt_order
+from tba_jax.replay import queue_server
+from tba_jax.replay import scheduler
 from tba_jax.transport import base
 
-Amount = amount_lib.Amount
+Amount = ledger_lib.Amount
 
 
 class ReplayService:
@@ -33,11 +31,11 @@ class ReplayService:
   def __init__(
       self,
       *,
-      drain: drain_lib.Drain,
+      drain: queue_server.Drain,
       buffer: buffer_lib.ReplayBuffer,
       order: prompt_order.PromptOrder,
       ledger: ledger_lib.Ledger,
-      flow: flow_lib.Flow,
+      flow: scheduler.Flow,
       applied: int,
       watermarks: dict[str, int],
       check_group: Callable[[types.Group], str | None],
@@ -180,7 +178,7 @@ class ReplayService:
 
   def draw(
       self, num_prompts: int, num_completions: int, step: int
-  ) -> draw_lib.Draw:
+  ) -> buffer_lib.Draw:
     """Returns a batch: drawn from replay, or the round's next mini-batch.
 
     Args and raises: as `ReplayBuffer.sample`.
@@ -197,7 +195,7 @@ class ReplayService:
         skip=done * num_prompts % flow.round_prompts,
     )
 
-  def mark_trained(self, draw: draw_lib.Draw) -> None:
+  def mark_trained(self, draw: buffer_lib.Draw) -> None:
     """Counts the drawn completions as used by a step."""
     self._ledger.train_first(self._buffer.mark_trained(draw.rows))
 
@@ -255,7 +253,7 @@ class ReplayService:
       result = self._buffer.insert(group, step)
       self._ledger.evict(result.left_untrained)
 
-  def _is_early(self, record: drain_lib.Record, step: int) -> bool:
+  def _is_early(self, record: queue_server.Record, step: int) -> bool:
     """True for data of a later step, which only a journal has already.
 
     A trainer that went back to a checkpoint finds there what was sampled since.
@@ -272,7 +270,7 @@ class ReplayService:
         for g in record.groups
     )
 
-  def _apply_record(self, record: drain_lib.Record) -> list[types.Group]:
+  def _apply_record(self, record: queue_server.Record) -> list[types.Group]:
     header = record.header
     sid = header["sid"]
     if not record.is_block:

@@ -10,7 +10,7 @@ Its parent has threads of JAX, in which nothing may run between fork and exec.
 import os
 import sys
 
-from tba_jax import processes
+from tba_jax.system import processes
 
 if __name__ == "__main__":
   processes.die_with_parent()

@@ -9,18 +9,109 @@ the next request gets a new one.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
+import json
 import os
 import queue
+import select
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, BinaryIO
 
-from tba_jax.rewards import frames
+import ml_collections
+
 from tba_jax.rewards import judges
 from tba_jax.tasks import base
+
+# JSON messages over pipes, with deadlines: four bytes of length, then text.
+
+
+_HEADER = struct.Struct(">I")
+_MAX_BYTES = 64 << 20
+
+
+class BrokenPipe(Exception):
+  """The other side is gone, or says what is no message."""
+
+
+class LateReply(Exception):
+  """The deadline passed."""
+
+
+def write_frame(stream: BinaryIO, message: Any) -> None:
+  """Writes a message; waits as long as the other side does not read."""
+  data = json.dumps(message).encode()
+  stream.write(_HEADER.pack(len(data)) + data)
+  stream.flush()
+
+
+def read_frame(stream: BinaryIO) -> Any:
+  """Waits for a message and returns it; None where the other side closed."""
+  header = stream.read(_HEADER.size)
+  if len(header) < _HEADER.size:
+    return None
+  return json.loads(stream.read(*_HEADER.unpack(header)))
+
+
+def send_message(fd: int, message: Any, deadline: float) -> None:
+  """Writes a message to a pipe that does not block.
+
+  Args:
+    fd: of the pipe, set to not block.
+    message: plain enough for JSON.
+    deadline: by `time.monotonic()`.
+
+  Raises:
+    Late: the other side did not read in time.
+    Broken: it is gone.
+  """
+  data = json.dumps(message).encode()
+  left = memoryview(_HEADER.pack(len(data)) + data)
+  while left:
+    _wait(fd, select.POLLOUT, deadline)
+    try:
+      left = left[os.write(fd, left) :]
+    except BlockingIOError:
+      continue
+    except OSError as error:
+      raise BrokenPipe(str(error)) from error
+
+
+def receive_message(fd: int, deadline: float) -> Any:
+  """Returns the next message of a pipe; args and errors as of `send`."""
+  (length,) = _HEADER.unpack(_read_exactly(fd, _HEADER.size, deadline))
+  if length > _MAX_BYTES:
+    raise BrokenPipe(f"a message of {length} bytes")
+  try:
+    return json.loads(_read_exactly(fd, length, deadline))
+  except ValueError as error:
+    raise BrokenPipe(str(error)) from error
+
+
+def _read_exactly(fd: int, size: int, deadline: float) -> bytes:
+  data = b""
+  while len(data) < size:
+    _wait(fd, select.POLLIN, deadline)
+    try:
+      chunk = os.read(fd, size - len(data))
+    except BlockingIOError:
+      continue
+    if not chunk:
+      raise BrokenPipe("it ended")
+    data += chunk
+  return data
+
+
+def _wait(fd: int, what: int, deadline: float) -> None:
+  left_s = deadline - time.monotonic()
+  poll = select.poll()
+  poll.register(fd, what)
+  if left_s <= 0 or not poll.poll(left_s * 1000):
+    raise LateReply()
+
 
 _END_S = 2.0
 _COMMAND = ("-m", "tba_jax.rewards.worker")
@@ -106,7 +197,7 @@ class Pool(judges.Judge):
       if worker is None:
         try:
           worker = self._start()
-        except (frames.Late, frames.Broken, OSError) as error:
+        except (LateReply, BrokenPipe, OSError) as error:
           return {"failure": "start", "message": repr(error)}
       return worker.ask(
           [
@@ -117,12 +208,12 @@ class Pool(judges.Judge):
           ],
           self._deadline_s,
       )
-    except frames.Late:
+    except LateReply:
       self._end(worker)
       worker = None
       message = f"no answer in {self._deadline_s:g} s"
       return {"failure": "deadline", "message": message}
-    except frames.Broken as error:
+    except BrokenPipe as error:
       status = worker.status()
       self._end(worker)
       worker = None
@@ -175,17 +266,17 @@ class _Worker:
   def greet(self, hello: dict[str, Any], timeout_s: float) -> None:
     answer = self._exchange(hello, timeout_s)
     if "error" in answer:
-      raise frames.Broken(answer["error"])
+      raise BrokenPipe(answer["error"])
 
   def ask(self, request: list[Any], timeout_s: float) -> dict[str, Any]:
     return self._exchange(request, timeout_s)
 
   def _exchange(self, message: Any, timeout_s: float) -> dict[str, Any]:
     deadline = time.monotonic() + timeout_s
-    frames.send(self._to, message, deadline)
-    answer = frames.receive(self._from, deadline)
+    send_message(self._to, message, deadline)
+    answer = receive_message(self._from, deadline)
     if not isinstance(answer, dict):
-      raise frames.Broken("an answer that is no object")
+      raise BrokenPipe("an answer that is no object")
     return answer
 
   def status(self) -> int | None:
@@ -206,3 +297,36 @@ class _Worker:
       pass  # In the kernel; it ends when that lets it go.
     for pipe in (self._process.stdin, self._process.stdout):
       pipe.close()
+
+
+# From `config.reward` to a judge.
+
+
+WHERE = ("process", "pool", "model")
+
+
+def make_judge(
+    config: ml_collections.ConfigDict,
+    task: base.Task,
+    on_event: judges.OnEvent | None = None,
+) -> judges.Judge:
+  """Returns the judge of the task's own reward.
+
+  Args:
+    config: reads `reward` and, for a pool, `task`.
+    task: judges in this process where `reward.where` says so.
+    on_event: receives what failed.
+  """
+  c = config.reward
+  if c.where != "pool":
+    return judges.InProcess(task, fallback=c.fallback, on_event=on_event)
+  return Pool(
+      config.task.to_dict(),
+      num_workers=c.num_workers,
+      deadline_s=c.deadline_s,
+      start_deadline_s=c.start_deadline_s,
+      memory_mb=c.memory_mb,
+      fallback=c.fallback,
+      on_event=on_event,
+      index_of=task.source_index,
+  )

@@ -12,8 +12,8 @@ import resource
 import sys
 from typing import Any
 
-from tba_jax import processes
-from tba_jax.rewards import frames
+from tba_jax.rewards import pool
+from tba_jax.system import processes
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 
@@ -27,7 +27,7 @@ def main() -> int:
   os.dup2(2, 1)
   with open(os.devnull, "rb") as nothing:
     os.dup2(nothing.fileno(), 0)
-  hello = frames.read(requests)
+  hello = pool.read_frame(requests)
   if hello is None:
     return 0
   if hello["memory_mb"]:
@@ -36,11 +36,11 @@ def main() -> int:
   try:
     task = build.make_task(hello["task"])
   except Exception as error:  # The pool tells it.
-    frames.write(replies, {"error": repr(error)})
+    pool.write_frame(replies, {"error": repr(error)})
     return 1
-  frames.write(replies, {"ready": True})
-  while (request := frames.read(requests)) is not None:
-    frames.write(replies, _answer(task, request))
+  pool.write_frame(replies, {"ready": True})
+  while (request := pool.read_frame(requests)) is not None:
+    pool.write_frame(replies, _answer(task, request))
   return 0
 
 

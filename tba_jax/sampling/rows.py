@@ -9,17 +9,60 @@ Axes: B prompts of a prefill, R rows, P prompt tokens, T completion tokens, V
 vocabulary; N layers, G key-value heads and Dh head width in the caches.
 """
 
+import bisect
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 
 from tba_jax import types
-from tba_jax.sampling import blocks
-from tba_jax.sampling import explore as explore_lib
-from tba_jax.sampling import logits as logits_lib
+from tba_jax.sampling import logits
+
+# How the cache's columns are cut into blocks, and which a chunk reads.
+#
+# A decode step reads the prompts' block and the first blocks of sampled tokens,
+# as many as hold what is there: its cost grows with the tokens that are live,
+# not
+# with the most that there may be.
+
+
+# Each number of blocks is a program of its own, so they are few: at most so
+# many for sampled tokens, and none halved below this length.
+_MOST_BLOCKS = 3
+_SHORTEST_BLOCK = 32
+
+
+def block_lengths(
+    max_prompt_tokens: int, max_completion_tokens: int
+) -> tuple[int, ...]:
+  """Returns the columns of each block: P, then lengths that sum to T."""
+  blocks, rest = [], max_completion_tokens
+  while rest > _SHORTEST_BLOCK and len(blocks) < _MOST_BLOCKS - 1:
+    blocks.insert(0, rest // 2)
+    rest -= rest // 2
+  return max_prompt_tokens, rest, *blocks
+
+
+def plan_chunk(
+    lengths: Sequence[int], longest: int, *, chunk_steps: int | None
+) -> tuple[int, int]:
+  """Returns how many steps a chunk takes and how many blocks it reads.
+
+  Args:
+    lengths: columns of each block, the prompts' first.
+    longest: tokens that the longest row has sampled, at least 1.
+    chunk_steps: steps to take; None: as many as the fewest blocks allow.
+  """
+  ends = list(itertools.accumulate(lengths[1:]))
+  # A step writes the token sampled before it, so the last one needs no column.
+  last_column = longest - 1 + (chunk_steps or 1)
+  num_own = min(bisect.bisect_left(ends, last_column), len(ends) - 1)
+  steps = chunk_steps or max(1, ends[num_own] - longest + 1)
+  return steps, num_own + 2
+
 
 # Named, so that no flag of JAX changes what is sampled.
 _RNG_IMPL = "threefry2x32"
@@ -48,22 +91,20 @@ class Settings:
   pad_id: int
   min_p: float = 0.0
   stop_ids: tuple[int, ...] = ()
-  explore: explore_lib.Explore = explore_lib.NONE
+  explore: logits.Explore = logits.NONE
 
   @property
   def is_plain(self) -> bool:
     """Whether what is sampled from is the tempered model itself."""
     return self.temperature > 0 and (
         (self.top_k, self.top_p, self.min_p) == (0, 1, 0)
-        and self.explore == explore_lib.NONE
+        and self.explore == logits.NONE
     )
 
   @property
   def block_lengths(self) -> tuple[int, ...]:
     """Columns of each block of the cache, the prompts' first."""
-    return blocks.block_lengths(
-        self.max_prompt_tokens, self.max_completion_tokens
-    )
+    return block_lengths(self.max_prompt_tokens, self.max_completion_tokens)
 
 
 @jax.tree_util.register_dataclass
@@ -305,17 +346,17 @@ def _draw(
   # The folded key is itself 64 random bits; 24 of them fill a float in [0, 1).
   bits_R = jax.random.key_data(folded_R)[:, 0]
   uniform_R = (bits_R >> 8).astype(jnp.float32) * 2.0**-24
-  logprobs_RxV = logits_lib.process(
-      explore_lib.explored(settings, logits_RxV, keys_R, position_R),
+  logprobs_RxV = logits.process(
+      logits.explored_logits(settings, logits_RxV, keys_R, position_R),
       temperature=settings.temperature,
       top_k=settings.top_k,
       top_p=settings.top_p,
       min_p=settings.min_p,
   )
-  token_R, logprob_R = logits_lib.sample(logprobs_RxV, uniform_R)
+  token_R, logprob_R = logits.sample(logprobs_RxV, uniform_R)
   if settings.is_plain:
     return token_R, logprob_R, None
-  plain_R = logits_lib.plain_logprob(
+  plain_R = logits.plain_logprob(
       logits_RxV, token_R, temperature=settings.temperature
   )
   return token_R, logprob_R, plain_R
@@ -348,3 +389,94 @@ def _append(
       stopped=stopped_R,
       active=state.active & ~stopped_R & ~full_R,
   )
+
+
+# Caches of many tokens at once: of prompts, and of rows with newer params.
+#
+# Axes: B prompts, Q tokens they are padded to, P the most of them, T completion
+# tokens, L = P + T, R rows, V vocabulary.
+
+
+def prefill(
+    model_prefill: Callable[..., tuple[jax.Array, types.PyTree]],
+    max_prompt_tokens: int,
+    params: types.PyTree,
+    tokens_BxQ: jax.Array,
+    mask_BxQ: jax.Array,
+) -> tuple[jax.Array, types.PyTree, jax.Array]:
+  """Runs prompts that are padded to Q tokens, up to P, as `refill` takes them.
+
+  Returns:
+    Logits [B, V] float32, the prompts' cache and their mask [B, P]: columns
+    from Q on are padding, which nothing sees.
+  """
+  P = max_prompt_tokens
+  outputs = *model_prefill(params, tokens_BxQ, mask_BxQ), mask_BxQ
+  if mask_BxQ.shape[1] == P:
+    return outputs
+  whole = lambda x_BxQ: jnp.zeros((x_BxQ.shape[0], P), x_BxQ.dtype)
+  shapes = jax.eval_shape(
+      model_prefill, params, whole(tokens_BxQ), whole(mask_BxQ)
+  )
+  fill = lambda leaf, shape: jnp.pad(
+      leaf, [(0, n - m) for m, n in zip(leaf.shape, shape.shape)]
+  )
+  return jax.tree.map(fill, outputs, (*shapes, whole(mask_BxQ)))
+
+
+def recompute_cache(
+    model_prefill: Callable[..., tuple[jax.Array, types.PyTree]],
+    fill_cache: Callable[..., types.PyTree],
+    params: types.PyTree,
+    state: "DecodeState",
+    tokens_BxL: jax.Array,
+    mask_BxL: jax.Array,
+    slot_R: jax.Array,
+) -> "DecodeState":
+  """Makes the caches of some rows again, with other params.
+
+  Args:
+    model_prefill: the model's, as `fill_cache`.
+    fill_cache: the model's.
+    params: of the model.
+    state: of the rows; those with slot_R < 0 stay as they are.
+    tokens_BxL: [B, P + T] int32, as the cache's columns: prompts, and
+      completions but for the last token, which is not fed yet.
+    mask_BxL: [B, P + T] float32, 1 on these tokens.
+    slot_R: [R] int32, the row's place among the B; -1: not made again.
+  """
+  _, cache = model_prefill(params, tokens_BxL, mask_BxL)
+  return dataclasses.replace(
+      state, cache=fill_cache(state.cache, cache, slot_R)
+  )
+
+
+# Fewer rows where few completions are left, so that steps cost less.
+#
+# Axes: R rows.
+
+
+# Rows come in multiples of this: the CPU backend's products work on so many at
+# once, so a row has the same bits in a program of fewer rows.
+_MULTIPLE = 16
+# Each count is some programs more, so they are few.
+_MOST_COUNTS = 3
+
+
+def row_counts(place: jax.sharding.Sharding, num_rows: int) -> tuple[int, ...]:
+  """Returns R and what rows in flight may be cut down to: R / 2, R / 4.
+
+  R alone on other than one CPU: there a step reads the weights for as long as
+  it works on a row, and products of fewer rows may have other bits.
+  """
+  counts = [num_rows]
+  *others, device = place.device_set
+  if device.platform == "cpu" and not others:
+    while len(counts) < _MOST_COUNTS and counts[-1] % (2 * _MULTIPLE) == 0:
+      counts.append(counts[-1] // 2)
+  return tuple(counts)
+
+
+def take_rows(state: "DecodeState", rows: jax.Array) -> "DecodeState":
+  """Returns a state of the rows at `rows`, [fewer than R] int32."""
+  return jax.tree.map(lambda leaf: leaf[rows], state)

@@ -17,9 +17,8 @@ from tba_jax.tasks import arithmetic
 from tba_jax.tasks import base
 from tba_jax.tasks import chat
 from tba_jax.tasks import countdown
-from tba_jax.tasks import countdown_sparse
 from tba_jax.tasks import gsm8k
-from tba_jax.tasks import math_task
+from tba_jax.tasks import math
 from tba_jax.tasks import own
 from tba_jax.tasks import preference
 from tba_jax.tasks import red_team
@@ -29,9 +28,9 @@ TASKS: Mapping[str, type[base.Task]] = {
     "arithmetic": arithmetic.Arithmetic,
     "chat": chat.Chat,
     "countdown": countdown.Countdown,
-    "countdown_sparse": countdown_sparse.CountdownSparse,
+    "countdown_sparse": countdown.CountdownSparse,
     "gsm8k": gsm8k.Gsm8k,
-    "math": math_task.Math,
+    "math": math.Math,
     "own": own.Own,
     "preference": preference.Preference,
     "red_team": red_team.RedTeam,

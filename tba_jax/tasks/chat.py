@@ -13,7 +13,6 @@ import pathlib
 from typing import Any, ClassVar
 
 from tba_jax.tasks import base
-from tba_jax.tasks import examples as examples_lib
 from tba_jax.tasks import rows as rows_lib
 from tba_jax.tasks import rows_task
 from tba_jax.tasks import tldr_made_up
@@ -74,7 +73,7 @@ class Chat(rows_task.RowsTask):
     self._lay_out = _make_template(template)
     self._made_up = data == MADE_UP
     self._pairs, self._seed = made_up_pairs, split_seed
-    report = examples_lib.Report()
+    report = rows_lib.Report()
     splits = rows_task.read_splits(
         _made_up(made_up_prompts, split_seed)
         if self._made_up
@@ -148,7 +147,7 @@ def _make_template(template: str) -> Callable[[Messages], str]:
   if template == TULU:
     return tulu
   # Seconds to import, so only where it is needed.
-  from tba_jax import tokenizer  # pylint: disable=g-import-not-at-top
+  from tba_jax.models import tokenizer  # pylint: disable=g-import-not-at-top
 
   try:
     return tokenizer.load(template).chat_text
@@ -174,7 +173,7 @@ def _are_messages(value: Any) -> bool:
 
 def _made_up(num_prompts: int, seed: int) -> dict[str, Any]:
   """Returns made-up posts as conversations."""
-  make = lambda row: examples_lib.Row(
+  make = lambda row: rows_lib.Row(
       row.place,
       {
           "messages": [
@@ -197,7 +196,7 @@ def _sources(data: str) -> dict[str, Any]:
     )
   lines = (folder / "train.jsonl").is_file()
   return {
-      split: rows_lib.read(
+      split: rows_lib.read_rows(
           "config.task.data",
           str(folder / f"{name}.jsonl") if lines else f"{folder}[{name}]",
       )

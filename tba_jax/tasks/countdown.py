@@ -15,7 +15,7 @@ that diversity can be measured. Every distinct order of a pair's numbers is a
 prompt of its own; a multiset is in one split with all its targets and orders.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import itertools
 import math
 from typing import ClassVar
@@ -24,7 +24,79 @@ import numpy as np
 
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
-from tba_jax.tasks import countdown_reason
+
+# Why a completion of countdown is wrong, in a few words.
+
+
+# From a text to a, operation, b, result and the true result.
+ReadStep = Callable[[str], tuple[int, str, int, int, int] | None]
+
+
+def explain(
+    numbers: Sequence[int],
+    target: int,
+    completion: str,
+    *,
+    read_step: ReadStep,
+    max_value: int,
+    max_length: int,
+) -> str:
+  """Returns the first thing that is wrong, "" where the completion is right.
+
+  Args:
+    numbers, target: of the prompt.
+    completion: any text.
+    read_step: `answers.read_step`.
+    max_value: the largest result of a step.
+    max_length: characters of the longest solution.
+  """
+  if not completion:
+    return "is empty"
+  if len(completion) > max_length:
+    return f"has {len(completion)} characters, a solution up to {max_length}"
+  num_steps = len(numbers) - 1
+  left = list(numbers)
+  for count, text in enumerate(completion.split(","), 1):
+    if count > num_steps:
+      return f"has more than {num_steps} steps"
+    wrong = _wrong_step(read_step(text), text, left, numbers, max_value)
+    if wrong:
+      return f"step {count}: {wrong}"
+  if len(left) > 1:
+    return f"ends with {_listed(left)} left over"
+  return "" if left == [target] else f"gives {left[0]}, not {target}"
+
+
+def _wrong_step(
+    step: tuple[int, str, int, int, int] | None,
+    text: str,
+    left: list[int],
+    numbers: Sequence[int],
+    max_value: int,
+) -> str:
+  """Returns what is wrong with a step; else makes it in `left`."""
+  if step is None:
+    return f'"{text}" is not of the form 4*3=12'
+  a, operation, b, result, true = step
+  if true != result:
+    return f"{a}{operation}{b} is {true}, not {result}"
+  if not 1 <= result <= max_value:
+    return f"{result} is not from 1 to {max_value}"
+  if a < b:
+    return f"the larger of {a} and {b} has to stand first"
+  for operand in (a, b):
+    if operand not in left:
+      if operand in numbers:
+        return f"uses {operand} once too often"
+      return f"uses {operand}, which is not among {_listed(left)}"
+    left.remove(operand)
+  left.append(result)
+  return ""
+
+
+def _listed(values: Sequence[int]) -> str:
+  return ", ".join(map(str, values)) or "what is left"
+
 
 # The largest value that has a token.
 MAX_VALUE = 99
@@ -190,7 +262,7 @@ class Countdown(base.Task):
   def explain(self, split: str, index: int, completion: str) -> str:
     base.check_split(split)
     numbers = self._numbers[split][index].tolist()
-    return countdown_reason.explain(
+    return explain(
         numbers,
         self._target(split, index),
         completion,
@@ -326,3 +398,59 @@ def _step_text(step: int) -> str:
   operation = answers.OPERATIONS[step >> 14]
   a, b = (step >> 7) & 127, step & 127
   return f"{a}{operation}{b}={answers.apply_operation(operation, a, b)}"
+
+
+# Countdown with few solutions: reward is rare, so search must find it.
+#
+# As `countdown`, but only pairs of numbers and target with at most
+# `max_solutions` distinct solutions are kept. Steps drawn at random are right
+# once in 200 completions (in 24 with three numbers and one solution), so most
+# groups have no reward at all, and what is found once must be drawn from replay
+# again.
+
+
+class CountdownSparse(Countdown):
+  """Reach a target that has few solutions.
+
+  numbers, max_number, max_target, held_out_fraction, split_seed: as of
+    `Countdown`.
+  max_solutions: distinct solutions that a pair may have to be kept.
+  """
+
+  name: ClassVar[str] = "countdown_sparse"
+  FIELDS: ClassVar = {
+      "numbers": 4,
+      "max_number": 12,
+      "max_target": 99,
+      "max_solutions": 2,
+      "held_out_fraction": 0.15,
+      "split_seed": 0,
+  }
+
+  def __init__(
+      self,
+      *,
+      numbers: int,
+      max_number: int,
+      max_target: int,
+      max_solutions: int,
+      held_out_fraction: float,
+      split_seed: int,
+  ):
+    """Enumerates the pairs.
+
+    Raises:
+      ValueError: a field is out of range, or leaves a split without prompts.
+    """
+    base.check_integer("max_solutions", max_solutions, 1, 10_000)
+    super().__init__(
+        numbers=numbers,
+        max_number=max_number,
+        max_target=max_target,
+        min_solutions=max_solutions,
+        held_out_fraction=held_out_fraction,
+        split_seed=split_seed,
+    )
+
+  def _is_kept(self, num_solutions: np.ndarray, limit: int) -> np.ndarray:
+    return num_solutions <= limit

@@ -7,16 +7,91 @@ al. 2025 (arXiv:2503.18929): reward 1 where the last number of the completion
 equals that of the reference solution, else 0.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import pathlib
 from typing import Any, ClassVar
 
+import numpy as np
+
+from tba_jax.tasks import answers
 from tba_jax.tasks import base
-from tba_jax.tasks import examples as examples_lib
-from tba_jax.tasks import made_up
-from tba_jax.tasks import numbers
+from tba_jax.tasks import digits
 from tba_jax.tasks import rows as rows_lib
 from tba_jax.tasks import rows_task
+
+# Small word problems in the format of GSM8K, written by code.
+#
+# They are no part of GSM8K and say nothing of a model's mathematics: two steps
+# of
+# mental arithmetic in a handful of phrases, for trials and tests of the
+# pipeline
+# where neither data nor a pretrained model is at hand.
+#
+# {"question": "Ann has 4 pens. Ann buys 5, then loses 3. How many pens?",
+# "answer": "4+5=<<4+5=9>>9\n9-3=<<9-3=6>>6\n#### 6"}
+#
+# Half of the solutions are the answer alone. A small model that learned from
+# both
+# kinds guesses as often as it works a problem out; a reward for right answers
+# teaches it to write the steps.
+
+
+_NAMES = ("Ann", "Ben", "Eva", "Tom")
+_THINGS = ("pens", "nuts", "eggs", "keys")
+_PHRASES = {
+    "+": ("buys {}", "finds {}"),
+    "-": ("loses {}", "sells {}"),
+    "*": ("gets {} times as many",),
+}
+_HELD_OUT_SHARE = 0.2
+
+
+def made_up_splits(
+    num_prompts: int, seed: int
+) -> dict[str, list[rows_lib.Row]]:
+  """Returns rows of the train and held-out split, no question twice.
+
+  Args:
+    num_prompts: over both splits.
+    seed: of the problems.
+  """
+  cut = round(num_prompts * _HELD_OUT_SHARE)
+  rows = list(_problems(num_prompts, seed))
+  return {base.TRAIN: rows[cut:], base.HELD_OUT: rows[:cut]}
+
+
+def _problems(num_prompts: int, seed: int) -> Iterator[rows_lib.Row]:
+  rng = np.random.default_rng([seed, 0x6A8])
+  seen: set[str] = set()
+  while len(seen) < num_prompts:
+    made = _problem(rng)
+    if made is not None and made["question"] not in seen:
+      seen.add(made["question"])
+      yield rows_lib.Row(f"made up:{len(seen)}", made)
+
+
+def _problem(rng: np.random.Generator) -> dict[str, str] | None:
+  """Returns a row; None where a value is not of one digit."""
+  steps = digits.chain(rng)
+  if steps is None:
+    return None
+  name, thing = digits.pick(rng, _NAMES), digits.pick(rng, _THINGS)
+  lines, told = [], []
+  for value, operation, number, result in steps:
+    step = f"{value}{operation}{number}"
+    lines.append(f"{step}=<<{step}={result}>>{result}")
+    told.append(digits.pick(rng, _PHRASES[operation]).format(number))
+  first, value = steps[0][0], steps[-1][-1]
+  if rng.random() < digits.TERSE_SHARE:
+    lines = []
+  return {
+      "question": (
+          f"{name} has {first} {thing}. {name} {told[0]}, then {told[1]}. How"
+          f" many {thing}?"
+      ),
+      "answer": "\n".join([*lines, f"#### {value}"]),
+  }
+
 
 MADE_UP = "made_up"
 # The SFT model that TBA starts from was trained with the underscore and without
@@ -29,8 +104,8 @@ FORMATS = {
 # What stands before a solution, as its format wants it.
 _OPENINGS = {"tba": "", "sft": "\n", "plain": ""}
 ANSWER_RULES = {
-    "last_number": numbers.last_number,
-    "hash": numbers.final_number,
+    "last_number": answers.last_number,
+    "hash": answers.final_number,
 }
 
 
@@ -89,10 +164,10 @@ class Gsm8k(rows_task.RowsTask):
     self._opening = _OPENINGS[prompt_format]
     self._read_answer = ANSWER_RULES[answer_rule]
     if data == MADE_UP:
-      sources = made_up.splits(made_up_prompts, split_seed)
+      sources = made_up_splits(made_up_prompts, split_seed)
     else:
       sources = _sources(data)
-    report = examples_lib.Report()
+    report = rows_lib.Report()
     splits = rows_task.read_splits(sources, self._make, report)
     rows_task.cut_validation(splits, validation_prompts, split_seed)
     super().__init__(splits, report)
@@ -104,18 +179,18 @@ class Gsm8k(rows_task.RowsTask):
       return "no_prompt"
     if not isinstance(answer, str) or not answer.strip():
       return "no_answer"
-    if numbers.last_number(answer) is None:
+    if answers.last_number(answer) is None:
       return "no_number"
     return (
         self._format.replace("{question}", question),
-        numbers.without_calculator(answer),
+        answers.without_calculator(answer),
     )
 
-  def completion_of(self, example: examples_lib.Example) -> str:
+  def completion_of(self, example: rows_lib.Example) -> str:
     return self._opening + example.answer
 
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
-    right = numbers.last_number(self.example(split, index).answer)
+    right = answers.last_number(self.example(split, index).answer)
     found = self._read_answer(completion)
     if found is None or found != right:
       return base.Judgement(0.0, None)
@@ -123,8 +198,8 @@ class Gsm8k(rows_task.RowsTask):
     return base.Judgement(1.0, " ".join(completion.split()))
 
   def explain(self, split: str, index: int, completion: str) -> str:
-    right = numbers.last_number(self.example(split, index).answer)
-    return numbers.difference(self._read_answer(completion), right)
+    right = answers.last_number(self.example(split, index).answer)
+    return answers.number_difference(self._read_answer(completion), right)
 
 
 def _sources(data: str) -> dict[str, Any]:
@@ -142,6 +217,6 @@ def _sources(data: str) -> dict[str, Any]:
         f" prepared, or {MADE_UP!r}"
     )
   return {
-      split: rows_lib.read("config.task.data", source)
+      split: rows_lib.read_rows("config.task.data", source)
       for split, source in sources.items()
   }

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 import re
 from typing import Any, ClassVar
 
+from tba_jax.tasks import answers
 from tba_jax.tasks import base
-from tba_jax.tasks import examples as examples_lib
-from tba_jax.tasks import numbers
 from tba_jax.tasks import reward_functions
-from tba_jax.tasks import rows as rows_lib
+from tba_jax.tasks import rows
 from tba_jax.tasks import rows_task
 
 ANSWER_KINDS = ("none", "text", "number")
@@ -109,11 +108,11 @@ class Own(rows_task.RowsTask):
     sources = {base.TRAIN: train, base.HELD_OUT: test}
     if validation:
       sources[base.VALIDATION] = validation
-    report = examples_lib.Report()
+    report = rows.Report()
     self._seen: set[str] = set()
     splits = rows_task.read_splits(
         {
-            split: rows_lib.read(_KEYS[split], source)
+            split: rows.read_rows(_KEYS[split], source)
             for split, source in sources.items()
         },
         self._make,
@@ -134,7 +133,7 @@ class Own(rows_task.RowsTask):
     answer = "" if value is None else str(value)
     if self._answer_kind != "none" and not answer.strip():
       return "no_answer"
-    if self._answer_kind == "number" and numbers.last_number(answer) is None:
+    if self._answer_kind == "number" and answers.last_number(answer) is None:
       return "no_number"
     if (
         self._answer_kind != "none"
@@ -160,7 +159,7 @@ class Own(rows_task.RowsTask):
             f" {sorted(self._seen)}"
         )
 
-  def completion_of(self, example: examples_lib.Example) -> str:
+  def completion_of(self, example: rows.Example) -> str:
     return _filled(self._completion, example.fields) or ""
 
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
@@ -198,7 +197,7 @@ _KEYS = {
 }
 
 
-def _row(example: examples_lib.Example) -> dict[str, Any]:
+def _row(example: rows.Example) -> dict[str, Any]:
   """Returns what a reward sees of a row: its fields, and the answer."""
   return {**example.fields, reward_functions.ANSWER: example.answer}
 

@@ -25,8 +25,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tba_jax.tasks import base
-from tba_jax.tasks import examples as examples_lib
-from tba_jax.tasks import rows as rows_lib
+from tba_jax.tasks import rows
 
 MADE_UP = "made_up"
 CHAT = "chat"
@@ -118,7 +117,7 @@ class RedTeam(base.Task):
     source = fields["instructions"]
     self._instructions: dict[str, str] | None = None
     if source != MADE_UP:
-      self.instructions_report = examples_lib.Report()
+      self.instructions_report = rows.Report()
       self._instructions = _read(source, self.instructions_report)
 
   def setting(self, name: str) -> Any:
@@ -140,7 +139,7 @@ class RedTeam(base.Task):
 
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
     raise base.RewardError(
-        "victim", "an attack is judged by a victim: tba_jax/red_team/judge.py"
+        "victim", "an attack is judged by a victim: tba_jax/rewards/red_team.py"
     )
 
   def reference_completion(
@@ -196,7 +195,7 @@ class RedTeam(base.Task):
     return 1 + max(len(re.findall(_PATTERN, t)) for t in self._instructions)
 
 
-def _read(source: str, report: examples_lib.Report) -> dict[str, str]:
+def _read(source: str, report: rows.Report) -> dict[str, str]:
   """Returns the place of each instruction by its text, each text once."""
   path = pathlib.Path(source).expanduser()
   if not path.is_file():
@@ -206,7 +205,7 @@ def _read(source: str, report: examples_lib.Report) -> dict[str, str]:
     )
   places: dict[str, str] = {}
   report.read[base.TRAIN] = 0
-  for row in rows_lib.read("config.task.instructions", source):
+  for row in rows.read_rows("config.task.instructions", source):
     report.read[base.TRAIN] += 1
     text = None if row.fields is None else row.fields.get("instruction", "")
     # As it continues a list: one space between its number and the text.

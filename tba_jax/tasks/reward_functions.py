@@ -23,9 +23,9 @@ import subprocess
 import sys
 from typing import Any
 
-from tba_jax import processes
+from tba_jax.system import processes
+from tba_jax.tasks import answers
 from tba_jax.tasks import base
-from tba_jax.tasks import numbers
 
 RewardFn = Callable[[str, str, Mapping[str, Any]], float]
 # Why a completion is wrong, "" or None for no reason.
@@ -58,8 +58,8 @@ def exact(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
 def number(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
   """Returns 1 where the last numbers of completion and answer are equal."""
   del prompt
-  found = numbers.last_number(completion)
-  right = numbers.last_number(str(row[ANSWER]))
+  found = answers.last_number(completion)
+  right = answers.last_number(str(row[ANSWER]))
   return float(found is not None and found == right)
 
 
@@ -78,8 +78,8 @@ def _why_not_number(
     prompt: str, completion: str, row: Mapping[str, Any]
 ) -> str:
   del prompt
-  return numbers.difference(
-      numbers.last_number(completion), numbers.last_number(str(row[ANSWER]))
+  return answers.number_difference(
+      answers.last_number(completion), answers.last_number(str(row[ANSWER]))
   )
 
 

@@ -17,8 +17,7 @@ import pathlib
 from typing import Any, ClassVar
 
 from tba_jax.tasks import base
-from tba_jax.tasks import examples as examples_lib
-from tba_jax.tasks import rows as rows_lib
+from tba_jax.tasks import rows
 from tba_jax.tasks import rows_task
 from tba_jax.tasks import tldr_made_up
 
@@ -82,12 +81,12 @@ class Tldr(rows_task.RowsTask):
       sources = tldr_made_up.splits(made_up_prompts, split_seed)
     else:
       sources = _sources(data, held_out)
-    report = examples_lib.Report()
+    report = rows.Report()
     splits = rows_task.read_splits(sources, _make, report)
     rows_task.cut_validation(splits, validation_prompts, split_seed)
     super().__init__(splits, report)
 
-  def completion_of(self, example: examples_lib.Example) -> str:
+  def completion_of(self, example: rows.Example) -> str:
     return " " + example.answer.strip()
 
   def shortened(
@@ -175,7 +174,7 @@ def _sources(data: str, held_out: str) -> dict[str, Any]:
     )
   lines = (folder / "train.jsonl").is_file()
   return {
-      split: rows_lib.read(
+      split: rows.read_rows(
           "config.task.data",
           str(folder / f"{name}.jsonl") if lines else f"{folder}[{name}]",
       )

@@ -23,7 +23,7 @@ import re
 import numpy as np
 
 from tba_jax.tasks import base
-from tba_jax.tasks import examples as examples_lib
+from tba_jax.tasks import rows as rows_lib
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "who": ("Ann", "Ben", "Eva", "Tom", "Kim", "Max"),
@@ -48,7 +48,7 @@ _HELD_OUT_SHARE = 0.2
 _STREAM = 0x71D
 
 
-def splits(num_prompts: int, seed: int) -> dict[str, list[examples_lib.Row]]:
+def splits(num_prompts: int, seed: int) -> dict[str, list[rows_lib.Row]]:
   """Returns rows of the train and held-out split, no post twice.
 
   Args:
@@ -60,7 +60,7 @@ def splits(num_prompts: int, seed: int) -> dict[str, list[examples_lib.Row]]:
   rows = []
   for number, fields in enumerate(_posts(num_prompts, rng), 1):
     fields["summary"] = _summary(fields["post"], rng)
-    rows.append(examples_lib.Row(f"made up:{number}", fields))
+    rows.append(rows_lib.Row(f"made up:{number}", fields))
   return {base.TRAIN: rows[cut:], base.HELD_OUT: rows[:cut]}
 
 

@@ -22,14 +22,19 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING
 
-# jaxlib logs every connect otherwise; `import jax` sets the same.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-
-from jaxlib import _jax  # noqa: E402
-from jaxlib import version  # noqa: E402
+from jaxlib import _jax
+from jaxlib import version
 
 if TYPE_CHECKING:
   from tba_jax.transport import locator
+
+
+# jaxlib logs every connect otherwise; `import jax` sets the same.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+
+# noqa: E402
+# noqa: E402
+
 
 KNOWN_TO_WORK = "0.10 and 0.11"
 

@@ -20,10 +20,104 @@ from typing import Any
 
 from tba_jax.transport import base
 from tba_jax.transport import jax_kv
-from tba_jax.transport import kv_session
-from tba_jax.transport import locator as locators
+from tba_jax.transport import locator as locator_lib
 
-Finder = Callable[[], locators.Locator | None]
+# A client of one store generation, and the worker threads that use it.
+#
+# An operation on a hung service may never return, so none runs on the caller's
+# thread. Several run at once: what takes their time is the way to the service
+# and back.
+
+
+# Operations of one `send` that are under way at a time.
+_WORKERS = 4
+
+
+class Session:
+  """A detached client and the worker threads that alone touch it."""
+
+  def __init__(self, locator: locator_lib.Locator, tls: locator_lib.Tls | None):
+    self.locator = locator
+    self._tls = tls
+    self._client: jax_kv.Client | None = None
+    self._num_workers = 0
+    self._requests: queue.SimpleQueue = queue.SimpleQueue()
+    self._answers: queue.SimpleQueue = queue.SimpleQueue()
+
+  def send(self, requests: Sequence[tuple[Any, ...]]) -> None:
+    """Hands over operations' names and arguments; does not wait."""
+    # The first worker connects, and has answered before others are needed.
+    while self._num_workers < min(len(requests), _WORKERS):
+      # Daemon: a thread that hangs in the library must not hold up the exit.
+      threading.Thread(
+          target=self._work,
+          name=f"kv-generation-{self.locator.generation}",
+          daemon=True,
+      ).start()
+      self._num_workers += 1
+    for index, request in enumerate(requests):
+      self._requests.put((index, request))
+
+  def receive(self, wait_s: float) -> tuple[int, Any, Exception | None]:
+    """Returns the index of a request, its answer and what it raised.
+
+    Raises:
+      queue.Empty: there was none in time.
+    """
+    return self._answers.get(timeout=wait_s)
+
+  def close(self) -> None:
+    """Lets the workers end by themselves, when the library lets go of them."""
+    for _ in range(self._num_workers):
+      self._requests.put(None)
+
+  def _work(self) -> None:
+    """Connects, if nobody has, then serves requests until a None."""
+    if self._client is None:
+      self._client = jax_kv.connect(self.locator.address, self._tls)
+    client = self._client
+    while (item := self._requests.get()) is not None:
+      index, (operation, *args) = item
+      try:
+        answer = _OPERATIONS[operation](client, *args), None
+      except Exception as error:  # Raised again in the caller's thread.
+        answer = None, error
+      self._answers.put((index, *answer))
+
+
+def _put(
+    client: jax_kv.Client, key: str, value: bytes, overwrite: bool
+) -> bool:
+  try:
+    client.key_value_set_bytes(key, value, allow_overwrite=overwrite)
+  except jax_kv.KvError as error:
+    if jax_kv.error_code(error) == "ALREADY_EXISTS":
+      return False
+    raise
+  return True
+
+
+def _get(client: jax_kv.Client, key: str) -> bytes | None:
+  try:
+    return client.key_value_try_get_bytes(key)
+  except jax_kv.KvError as error:
+    if jax_kv.error_code(error) == "NOT_FOUND":
+      return None
+    raise
+
+
+def _list(client: jax_kv.Client, directory: str) -> dict[str, bytes]:
+  return dict(client.key_value_dir_get_bytes(directory))
+
+
+def _delete(client: jax_kv.Client, key: str) -> None:
+  client.key_value_delete(key)
+
+
+_OPERATIONS = {"put": _put, "get": _get, "list": _list, "delete": _delete}
+
+
+Finder = Callable[[], locator_lib.Locator | None]
 
 # gRPC codes that mean: this service is gone, or this client of it.
 _LOST_CODES = ("UNAVAILABLE", "CANCELLED")
@@ -57,13 +151,13 @@ class KvTransport(base.Transport):
       deadline_s: float,
       poll_s: float = 0.05,
       run_id: str | None = None,
-      tls: locators.Tls | None = None,
+      tls: locator_lib.Tls | None = None,
   ):
     self._locator_path = locator_path
     self._find = (
         locator_path
         if callable(locator_path)
-        else functools.partial(locators.read, locator_path)
+        else functools.partial(locator_lib.read_locator, locator_path)
     )
     self._deadline_s = deadline_s
     self._poll_s = poll_s
@@ -71,7 +165,7 @@ class KvTransport(base.Transport):
     self._tls = tls
     self._in_use = threading.Lock()
     self._closed = False
-    self._session: kv_session.Session | None = None
+    self._session: Session | None = None
     self._generation = 0
     self._lost_generation = 0
     self.reconnect()
@@ -115,7 +209,9 @@ class KvTransport(base.Transport):
     with self._exclusive():
       if self._session is not None:
         try:
-          self._ask(self._session, [("get", locators.IDENTITY_KEY)], deadline)
+          self._ask(
+              self._session, [("get", locator_lib.IDENTITY_KEY)], deadline
+          )
         except base.TransportError:
           self._drop()
       obstacles = []
@@ -154,7 +250,7 @@ class KvTransport(base.Transport):
 
   def _ask(
       self,
-      session: kv_session.Session,
+      session: Session,
       requests: Sequence[tuple[Any, ...]],
       deadline: float,
   ) -> Sequence[Any]:
@@ -196,7 +292,7 @@ class KvTransport(base.Transport):
 
   def _check(
       self,
-      session: kv_session.Session,
+      session: Session,
       request: tuple[Any, ...],
       error: Exception | None,
   ) -> None:
@@ -228,7 +324,7 @@ class KvTransport(base.Transport):
     if locator.generation < self._generation:
       return f"older than generation {self._generation}: {locator}"
     # A failed connect would abort this process.
-    if not locators.accepts(locator.address, _PROBE_S):
+    if not locator_lib.accepts(locator.address, _PROBE_S):
       return f"nothing listens there: {locator}"
     # After the probe: a file that a dead host left behind is no reason to
     # give up, a living store of another run is.
@@ -236,14 +332,14 @@ class KvTransport(base.Transport):
       raise base.TransportError(
           f"refused, as this process is of run {self._run_id!r}: {locator}"
       )
-    session = kv_session.Session(locator, self._tls)
+    session = Session(locator, self._tls)
     try:
-      request = ("get", locators.IDENTITY_KEY)
+      request = ("get", locator_lib.IDENTITY_KEY)
       (identity,) = self._ask(session, [request], deadline)
     except base.TransportError as error:
       session.close()
       return str(error)
-    if identity != locators.identity(locator.run, locator.generation):
+    if identity != locator_lib.identity(locator.run, locator.generation):
       session.close()
       return f"another store answers, as {identity!r}: {locator}"
     self._session = session
@@ -257,11 +353,11 @@ class KvTransport(base.Transport):
       return False
     return locator is not None and locator.generation > generation
 
-  def _lose(self, session: kv_session.Session) -> None:
+  def _lose(self, session: Session) -> None:
     self._lost_generation = session.locator.generation
     self._drop(session)
 
-  def _drop(self, session: kv_session.Session | None = None) -> None:
+  def _drop(self, session: Session | None = None) -> None:
     session = session or self._session
     if session is not None:
       session.close()

@@ -17,19 +17,68 @@ older service on the same address would abort its process.
 import collections
 from collections.abc import Callable
 import dataclasses
+import fcntl
 import ipaddress
 import os
 import pathlib
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
 import time
 
-from tba_jax.transport import locator as locators
-from tba_jax.transport import spool
+from tba_jax.transport import locator
+
+# The spool directory of a store's host: private to its user, one host each.
+
+
+def prepare_spool(spool: pathlib.Path) -> None:
+  """Makes the directory with mode 0700 where it is not there, and checks it.
+
+  Raises:
+    ValueError: it is a link, another user's, or others may enter it.
+  """
+  spool.parent.mkdir(parents=True, exist_ok=True)
+  try:
+    spool.mkdir(mode=0o700)
+  except FileExistsError:
+    pass
+  info = os.lstat(spool)
+  if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+    raise ValueError(
+        f"store.spool_dir={spool}: allowed is a directory of this user"
+        f" (uid {os.geteuid()}), no link"
+    )
+  if info.st_mode & 0o077:
+    raise ValueError(
+        f"store.spool_dir={spool} has mode {stat.S_IMODE(info.st_mode):04o};"
+        " allowed is 0700 (whoever enters it reaches the store)"
+    )
+
+
+def lock_spool(spool: pathlib.Path) -> int:
+  """Returns a descriptor that holds the spool's lock while it is open.
+
+  Raises:
+    RuntimeError: another process holds it; its pid is named.
+  """
+  fd = os.open(spool / "host.lock", os.O_RDWR | os.O_CREAT, 0o600)
+  try:
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError as error:
+    holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+    os.close(fd)
+    raise RuntimeError(
+        f"store.spool_dir={spool} is held by another store host, process"
+        f" {holder or 'unknown'}; one run has one store"
+    ) from error
+  os.ftruncate(fd, 0)
+  os.pwrite(fd, str(os.getpid()).encode(), 0)
+  return fd
+
 
 # A unix socket path has room for 107 bytes; some systems allow a few less.
 _MAX_SOCKET_PATH = 100
@@ -78,7 +127,7 @@ class KvHost:
       on_event: Callable[[str, str], None] = lambda kind, message: None,
       start_timeout_s: float = 60.0,
       allow_remote: bool = False,
-      tls: locators.Tls | None = None,
+      tls: locator.Tls | None = None,
   ):
     if probe_timeout_s < _MIN_PROBE_TIMEOUT_S:
       raise ValueError(
@@ -98,8 +147,8 @@ class KvHost:
     self._used_ports = collections.deque(maxlen=num_ports // 2)
     self._child: subprocess.Popen[bytes] | None = None
     self._probe_fd = -1
-    spool.prepare(self._spool)
-    self._lock_fd = spool.lock(self._spool)
+    prepare_spool(self._spool)
+    self._lock_fd = lock_spool(self._spool)
     try:
       self._generation = self._read_generation()
       self._unix_path(self._generation + 1)
@@ -112,7 +161,7 @@ class KvHost:
   @property
   def locator_path(self) -> pathlib.Path:
     """The file from which clients learn the live generation."""
-    return self._spool / locators.FILE_NAME
+    return self._spool / locator.FILE_NAME
 
   @property
   def generation(self) -> int:
@@ -164,7 +213,7 @@ class KvHost:
   def _spawn(self) -> None:
     self._generation += 1
     # Before the service exists: a number is never given twice.
-    locators.write_atomically(self._spool / "generation", str(self._generation))
+    locator.write_atomically(self._spool / "generation", str(self._generation))
     self._address = self._new_address()
     self._probe_fd, child_fd = os.pipe()
     interval_s = min(_PROBE_INTERVAL_S, self._probe_timeout_s / 4)
@@ -217,9 +266,9 @@ class KvHost:
     return answered, "stopped"
 
   def _announce(self) -> None:
-    locators.write(
+    locator.write_locator(
         self.locator_path,
-        locators.Locator(
+        locator.Locator(
             run=self._run_id,
             generation=self._generation,
             address=self._address,

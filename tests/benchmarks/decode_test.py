@@ -12,11 +12,11 @@ from absl.testing import absltest
 import ml_collections
 import numpy as np
 
-from tba_jax.benchmarks import decode
-from tba_jax.benchmarks import decode_lengths
-from tba_jax.benchmarks import decode_live
+from benchmarks import decode
+from benchmarks import decode_lengths
+from benchmarks import decode_live
 from tba_jax.models import hf
-from tests import tiny_model
+from tests.support import tiny_model
 
 _CONFIG = ml_collections.ConfigDict()
 _MAKE_CHECKPOINT = """

@@ -7,9 +7,9 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from benchmarks import end_to_end
 from configs import countdown
-from tba_jax import validate
-from tba_jax.benchmarks import end_to_end
+from tba_jax.config import validate
 
 
 def _summary(config):

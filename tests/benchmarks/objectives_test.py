@@ -7,9 +7,9 @@ from unittest import mock
 from absl.testing import absltest
 import jax
 
-from tba_jax.benchmarks import objectives
-from tba_jax.benchmarks import peer_model
-from tests import tiny_model
+from benchmarks import objectives
+from benchmarks import peer_model
+from tests.support import tiny_model
 
 
 class ObjectivesBenchmarkTest(absltest.TestCase):

@@ -4,8 +4,8 @@
 
 from absl.testing import absltest
 
-from tba_jax.benchmarks import publish
-from tests import base_config
+from benchmarks import publish
+from tests.support import base_config
 
 
 class PublishTest(absltest.TestCase):

@@ -7,8 +7,8 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from configs import common
-from tba_jax.benchmarks import replay
+from benchmarks import replay
+from tba_jax.config import settings
 
 
 class ReplayBenchmarkTest(absltest.TestCase):
@@ -18,7 +18,7 @@ class ReplayBenchmarkTest(absltest.TestCase):
         mock.patch.object(replay, "_SIZES", (100, 2_000)),
         mock.patch.object(replay, "_ROUNDS", 3),
     ):
-      out = replay.run(common.get_config(), [])
+      out = replay.run(settings.get_config(), [])
     self.assertEqual(json.loads(json.dumps(out)), out)
     for part in ("insert", "draw", "total"):
       self.assertEqual(set(out[f"{part}_us"]), {"100", "2000"})
@@ -26,7 +26,7 @@ class ReplayBenchmarkTest(absltest.TestCase):
 
   def test_operands_are_refused(self):
     with self.assertRaisesRegex(ValueError, "faster"):
-      replay.run(common.get_config(), ["faster"])
+      replay.run(settings.get_config(), ["faster"])
 
 
 if __name__ == "__main__":

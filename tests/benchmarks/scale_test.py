@@ -13,9 +13,9 @@ import sys
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tba_jax.benchmarks import replay_memory
-from tba_jax.benchmarks import scale
-from tests import tiny_model
+from benchmarks import replay_memory
+from benchmarks import scale
+from tests.support import tiny_model
 
 _ROOT = pathlib.Path(__file__).parents[2]
 

@@ -9,9 +9,9 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from tba_jax.benchmarks import store
-from tba_jax.benchmarks import store_queue
-from tests import tiny_model
+from benchmarks import store
+from benchmarks import store_queue
+from tests.support import tiny_model
 
 
 class StoreBenchmarkTest(absltest.TestCase):

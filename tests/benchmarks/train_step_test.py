@@ -8,10 +8,10 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from tba_jax.benchmarks import peer_model
-from tba_jax.benchmarks import train_step
+from benchmarks import peer_model
+from benchmarks import train_step
 from tba_jax.models import hf
-from tests import tiny_model
+from tests.support import tiny_model
 
 _MAKE_CHECKPOINT = """
 import pathlib, shutil, sys

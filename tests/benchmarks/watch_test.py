@@ -7,11 +7,11 @@ from unittest import mock
 
 from absl.testing import absltest
 
+from benchmarks import trial_run
+from benchmarks import watch
 from configs import countdown
-from tba_jax import metrics
-from tba_jax import validate
-from tba_jax.benchmarks import trial_run
-from tba_jax.benchmarks import watch
+from tba_jax.config import validate
+from tba_jax.monitor import metrics
 
 
 def _spans(num_steps, *, writing_ms, waits_ms=0.0, slow=()):

@@ -12,10 +12,10 @@ import tempfile
 
 from absl.testing import absltest
 
-from tba_jax.report import build
-from tba_jax.report import compare
+from tba_jax.monitor.report import build
+from tba_jax.monitor.report import compare
 from tests.browser import chromium
-from tests.report import fake_run
+from tests.monitor.report import fake_run
 
 HOSTILE = (
     "</script><img src=x onerror=\"document.title='broken'\">\x1b[2J\u202e"

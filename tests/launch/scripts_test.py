@@ -13,9 +13,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import yaml
 
-from configs import common
-from tba_jax import config_flat
 from tba_jax import main
+from tba_jax.config import load
+from tba_jax.config import settings as settings_lib
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _LAUNCH = _ROOT / "launch"
@@ -193,7 +193,7 @@ class ScriptsTest(parameterized.TestCase):
 
   @parameterized.parameters(*_SCRIPTS)
   def test_settings_and_programs_are_those_of_the_code(self, name):
-    keys = config_flat.flatten(common.get_config())
+    keys = load.flatten(settings_lib.get_config())
     text = (_LAUNCH / name).read_text() + self.dry(name)
     used = set(re.findall(r"--config\.([\w.]+)=", text))
     # An example of the usage.
@@ -204,7 +204,7 @@ class ScriptsTest(parameterized.TestCase):
 
   def test_the_page_names_what_there_is(self):
     text = (_ROOT / "docs" / "launch.md").read_text("utf-8")
-    keys = config_flat.flatten(common.get_config())
+    keys = load.flatten(settings_lib.get_config())
     settings = re.findall(r"--config\.([\w.]+)=", text)
     sections = "|".join({key.partition(".")[0] for key in keys})
     settings += re.findall(rf"`((?:{sections})\.\w+)`", text)

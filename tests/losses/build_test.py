@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs import common
-from tba_jax import config_relations
+from tba_jax.config import relations
+from tba_jax.config import settings
 from tba_jax.losses import build
 from tba_jax.losses import corrections
 from tba_jax.losses import groups as groups_lib
@@ -42,7 +42,7 @@ def make_groups(*, on_policy=True, seed=0, **changes):
 
 
 def settings_of(row):
-  config = common.get_config().loss
+  config = settings.get_config().loss
   return {name: config[name] for name in row.settings}
 
 
@@ -195,20 +195,20 @@ class TableTest(parameterized.TestCase):
       with self.subTest(name):
         self.assertIn(row.correction, corrections.CORRECTIONS)
         self.assertIn(row.length_norm, groups_lib.LENGTH_NORMS)
-        self.assertContainsSubset(row.settings, common.get_config().loss)
+        self.assertContainsSubset(row.settings, settings.get_config().loss)
 
   def test_the_checks_of_the_config_know_the_rows(self):
     rows = build.OBJECTIVES.items()
     self.assertCountEqual(
-        config_relations.OF_SINGLE_COMPLETIONS,
+        relations.OF_SINGLE_COMPLETIONS,
         [name for name, row in rows if row.min_completions == 1],
     )
     self.assertCountEqual(
-        config_relations.OF_A_TRUST_REGION,
+        relations.OF_A_TRUST_REGION,
         [name for name, row in rows if row.needs_ratio_clip],
     )
     self.assertCountEqual(
-        config_relations.OF_A_VALUE_MODEL,
+        relations.OF_A_VALUE_MODEL,
         [name for name, row in rows if row.has_values],
     )
 

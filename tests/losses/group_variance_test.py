@@ -10,13 +10,13 @@ import chex
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax.losses import group_variance
+from tba_jax.losses import tb
 
 SEQ = jnp.array([[-1.0, -3.0, -2.0]])
 REF_SEQ = jnp.array([[-2.0, -1.0, -2.0]])
 REWARDS = jnp.array([[1.5, 1.0, 0.0]])
 # At β = 0.5, r - β ρ is 1, 2, 0: pairs apart by 1, 1, 2; mean 1.
-LOSSES = (group_variance.copg_loss, group_variance.gvpo_loss)
+LOSSES = (tb.copg_loss, tb.gvpo_loss)
 
 
 class GroupVarianceTest(chex.TestCase):
@@ -29,7 +29,7 @@ class GroupVarianceTest(chex.TestCase):
       ("gvpo_loss", "unit", 2 / 4 / 0.5),
   )
   def test_known_numbers(self, name, scale, expected):
-    loss_fn = getattr(group_variance, name)
+    loss_fn = getattr(tb, name)
     run = self.variant(functools.partial(loss_fn, scale=scale))
     loss, _ = run(SEQ, REF_SEQ, REWARDS, beta=0.5)
     np.testing.assert_allclose(loss, expected, rtol=1e-6)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax.losses import policy_gradient as pg
+from tba_jax.losses import policy_gradient
 
 SEQ = jnp.array([[-1.0, -2.0, -4.0]])
 REWARDS = jnp.array([[3.0, 0.0, 0.0]])
@@ -24,20 +24,20 @@ class KnownNumbersTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
   def test_reinforce(self):
-    loss, aux = self.variant(pg.reinforce_loss)(SEQ, REWARDS)
+    loss, aux = self.variant(policy_gradient.reinforce_loss)(SEQ, REWARDS)
     np.testing.assert_allclose(aux["advantages_BxK"], [[2.0, -1.0, -1.0]])
     # -(2·-1 - 1·-2 - 1·-4) / 3
     np.testing.assert_allclose(loss, -4 / 3, rtol=1e-6)
 
   @chex.variants(with_jit=True, without_jit=True)
   def test_rloo(self):
-    loss, aux = self.variant(pg.rloo_loss)(SEQ, REWARDS)
+    loss, aux = self.variant(policy_gradient.rloo_loss)(SEQ, REWARDS)
     np.testing.assert_allclose(aux["advantages_BxK"], [[3.0, -1.5, -1.5]])
     np.testing.assert_allclose(loss, -2.0, rtol=1e-6)
 
   @chex.variants(with_jit=True, without_jit=True)
   def test_kl_in_reward(self):
-    returns = self.variant(pg.kl_in_reward)(
+    returns = self.variant(policy_gradient.kl_in_reward)(
         REWARDS, jnp.array([[2.0, -1.0, 0.0]]), beta=0.5
     )
     np.testing.assert_allclose(returns, [[2.0, 0.5, 0.0]])
@@ -46,7 +46,9 @@ class KnownNumbersTest(chex.TestCase):
   @parameterized.parameters((True, np.sqrt(2.0)), (False, 1.0))
   def test_grpo(self, divide_by_std, std):
     run = self.variant(
-        functools.partial(pg.grpo_loss, divide_by_std=divide_by_std)
+        functools.partial(
+            policy_gradient.grpo_loss, divide_by_std=divide_by_std
+        )
     )
     weights = MASK / MASK.sum(axis=2, keepdims=True)
     ref = LOGPROBS.at[0, 1, 0].add(np.log(2.0))  # δ = log 2: k3 = 1 - log 2
@@ -62,7 +64,7 @@ class KnownNumbersTest(chex.TestCase):
   def test_tba_prime(self):
     # Log-ratios: 50 (clipped to 10) and 1; 3, one masked; 0 and 0.
     ratio = jnp.array([[[50.0, 1.0], [3.0, 70.0], [0.0, 0.0]]])
-    loss, aux = self.variant(pg.tba_prime_loss)(
+    loss, aux = self.variant(policy_gradient.tba_prime_loss)(
         LOGPROBS, LOGPROBS - ratio, MASK, MASK, REWARDS, beta=0.1
     )
     returns = np.array([3.0 - 1.1, -0.3, 0.0])
@@ -74,12 +76,16 @@ class KnownNumbersTest(chex.TestCase):
 
 class GradientTest(parameterized.TestCase):
 
-  @parameterized.parameters(pg.reinforce_loss, pg.rloo_loss)
+  @parameterized.parameters(
+      policy_gradient.reinforce_loss, policy_gradient.rloo_loss
+  )
   def test_is_minus_the_advantage_over_the_number(self, loss_fn):
     grad, aux = jax.grad(loss_fn, has_aux=True)(SEQ, REWARDS)
     np.testing.assert_allclose(grad, -aux["advantages_BxK"] / 3, rtol=1e-6)
 
-  @parameterized.parameters(pg.reinforce_loss, pg.rloo_loss)
+  @parameterized.parameters(
+      policy_gradient.reinforce_loss, policy_gradient.rloo_loss
+  )
   def test_a_shift_of_the_returns_changes_nothing(self, loss_fn):
     chex.assert_trees_all_close(
         loss_fn(SEQ, REWARDS), loss_fn(SEQ, REWARDS + 7.0), rtol=1e-5
@@ -87,7 +93,7 @@ class GradientTest(parameterized.TestCase):
 
   @parameterized.parameters(True, False)
   def test_equal_rewards_leave_only_the_kl(self, divide_by_std):
-    run = lambda x, beta: pg.grpo_loss(
+    run = lambda x, beta: policy_gradient.grpo_loss(
         x,
         LOGPROBS - 0.5,
         MASK,
@@ -105,7 +111,7 @@ class GradientTest(parameterized.TestCase):
 
   def test_grpo_stays_finite_far_from_the_reference(self):
     ref = LOGPROBS + jnp.array([[[900.0, -900.0], [0.0, jnp.nan], [0.0, 0.0]]])
-    run = lambda x: pg.grpo_loss(
+    run = lambda x: policy_gradient.grpo_loss(
         x, ref, MASK, REWARDS, beta=0.1, divide_by_std=True
     )[0]
     chex.assert_tree_all_finite(jax.value_and_grad(run)(LOGPROBS))
@@ -113,7 +119,7 @@ class GradientTest(parameterized.TestCase):
   def test_masked_tokens_play_no_part(self):
     hidden = jnp.where(MASK > 0, LOGPROBS, jnp.nan)
     run = lambda x: jax.value_and_grad(
-        lambda x: pg.tba_prime_loss(
+        lambda x: policy_gradient.tba_prime_loss(
             x, jnp.zeros_like(x), MASK, MASK, REWARDS, beta=0.1
         )[0]
     )(x)
@@ -121,7 +127,7 @@ class GradientTest(parameterized.TestCase):
 
   def test_one_completion_leaves_nobody_for_rloo(self):
     with self.assertRaisesRegex(ValueError, "completions_per_prompt=1"):
-      pg.rloo_loss(jnp.zeros((2, 1)), jnp.zeros((2, 1)))
+      policy_gradient.rloo_loss(jnp.zeros((2, 1)), jnp.zeros((2, 1)))
 
 
 if __name__ == "__main__":

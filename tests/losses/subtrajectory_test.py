@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax.losses import subtrajectory
 from tba_jax.losses import tb
 
 B, K, T = 2, 3, 5
@@ -55,9 +54,7 @@ class SubTrajectoryTest(chex.TestCase):
   def test_is_all_pairs(self, lam):
     arrays = make_arrays()
     run = self.variant(
-        functools.partial(
-            subtrajectory.subtb_loss, beta=BETA, scale="paper", lam=lam
-        )
+        functools.partial(tb.subtb_loss, beta=BETA, scale="paper", lam=lam)
     )
     loss, aux = run(*arrays)
     np.testing.assert_allclose(loss, all_pairs(*arrays, lam), rtol=1e-5)
@@ -70,9 +67,9 @@ class SubTrajectoryTest(chex.TestCase):
 
   def test_scales(self):
     arrays = make_arrays()
-    run = lambda scale: subtrajectory.subtb_loss(
-        *arrays, beta=BETA, scale=scale, lam=0.9
-    )[0]
+    run = lambda scale: tb.subtb_loss(*arrays, beta=BETA, scale=scale, lam=0.9)[
+        0
+    ]
     np.testing.assert_allclose(run("unit"), BETA / 2 * run("paper"), rtol=1e-6)
     with self.assertRaisesRegex(ValueError, "loss.scale='half'"):
       run("half")
@@ -85,7 +82,7 @@ class SubTrajectoryTest(chex.TestCase):
         jnp.nan_to_num(one(x)) for x in (logprobs, ref, values)
     )
     values = jnp.broadcast_to(values[:, :1], values.shape)
-    run = lambda x: subtrajectory.subtb_loss(
+    run = lambda x: tb.subtb_loss(
         x, ref, jnp.ones((B, K, 1)), rewards, values, lam=0.9, **fixed
     )[0]
     expected = lambda x: tb.learned_z_tb_loss(
@@ -113,7 +110,7 @@ class SubTrajectoryTest(chex.TestCase):
     words = [(a, b) for a in range(2) for b in range(2)]
     take = lambda x: np.array([[[x[0][a], x[1 + a][b]] for a, b in words]])
     with jax.enable_x64(True):
-      loss, _ = subtrajectory.subtb_loss(
+      loss, _ = tb.subtb_loss(
           take(policy),
           take(ref),
           np.ones((1, 4, 2)),
@@ -133,7 +130,7 @@ class SubTrajectoryTest(chex.TestCase):
       steps = np.random.default_rng(2).normal(size=(2, B, K, T))
 
       def along(x):
-        return subtrajectory.subtb_loss(
+        return tb.subtb_loss(
             logprobs + x * steps[0],
             ref,
             mask,

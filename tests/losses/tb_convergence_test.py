@@ -14,7 +14,6 @@ import numpy as np
 import optax
 
 from tba_jax.losses import build
-from tba_jax.losses import group_variance
 from tba_jax.losses import groups
 from tba_jax.losses import policy_gradient
 from tba_jax.losses import tb
@@ -86,7 +85,7 @@ class TbConvergenceTest(absltest.TestCase):
       return row.loss(some, {}, beta=BETA, scale="unit")[0]
 
     forms = {"tba_prime": tba_prime}
-    for loss_fn in (group_variance.copg_loss, group_variance.gvpo_loss):
+    for loss_fn in (tb.copg_loss, tb.gvpo_loss):
       forms[loss_fn.__name__] = lambda s, f, r, z, loss_fn=loss_fn: loss_fn(
           s, f, r, beta=BETA, scale="unit"
       )[0]

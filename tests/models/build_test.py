@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs import common
-from tba_jax.models import build
-from tba_jax.models import config as model_config_lib
+from tba_jax.config import settings as settings_lib
+from tba_jax.models import config as config_lib
+from tba_jax.models import transformer
 
 B, K, P, T, V = 3, 4, 7, 5, 40
 _LENGTHS = np.array([7, 3, 1])
@@ -45,11 +45,11 @@ _FAMILIES = (
 )
 
 
-def _config(**overrides) -> model_config_lib.ModelConfig:
-  settings = common.get_config().model
+def _config(**overrides) -> config_lib.ModelConfig:
+  settings = settings_lib.get_config().model
   settings.update(num_kv_heads=2, num_layers=2, width=32, mlp_width=48)
   settings.update(overrides)
-  return model_config_lib.ModelConfig.from_config(
+  return config_lib.ModelConfig.from_config(
       settings, V, pad_id=0, bos_id=None, eos_id=1
   )
 
@@ -68,7 +68,7 @@ def _perturb(params, seed=1):
 
 
 def _make(**overrides):
-  model = build.make_model(_config(**overrides))
+  model = transformer.make_model(_config(**overrides))
   params = _perturb(jax.jit(model.init)(jax.random.key(0)))
   # One compilation of each shape is faster than many of single operations.
   model = dataclasses.replace(
@@ -264,7 +264,7 @@ class CompletionLogitsTest(parameterized.TestCase):
 
   def test_bfloat16_compute_stays_close(self):
     model, params = _make()
-    half = build.make_model(
+    half = transformer.make_model(
         dataclasses.replace(model.config, compute_dtype="bfloat16")
     )
     prompt, mask, completion = _tokens()
@@ -337,7 +337,7 @@ class MakeModelTest(absltest.TestCase):
     with self.assertRaisesRegex(
         ValueError, r"family='rnn'.*\['gpt2', 'gpt_neox', 'llama', 'mistral'"
     ):
-      build.make_model(config)
+      transformer.make_model(config)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import numpy as np
 import safetensors.numpy
 import transformers
 
-from tba_jax.models import config as model_config_lib
+from tba_jax.models import config as config_lib
 from tba_jax.models import hf_config
 from tba_jax.models import hf_names
 
@@ -129,9 +129,7 @@ def hf_settings(case: str, num_labels: int = 0) -> dict:
   return json.loads(config.to_json_string())
 
 
-def tensors(
-    config: model_config_lib.ModelConfig, seed: int
-) -> dict[str, np.ndarray]:
+def tensors(config: config_lib.ModelConfig, seed: int) -> dict[str, np.ndarray]:
   """Returns the tensors of a shape; norms are not 1 and biases not 0."""
   found = {}
   for row in hf_names.rows(config):

@@ -8,14 +8,14 @@ import sys
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from configs import common
-from tba_jax.models import config as model_config_lib
+from tba_jax.config import settings as settings_lib
+from tba_jax.models import config as config_lib
 
-ModelConfig = model_config_lib.ModelConfig
+ModelConfig = config_lib.ModelConfig
 
 
 def _from_config(**overrides) -> ModelConfig:
-  settings = common.get_config().model
+  settings = settings_lib.get_config().model
   settings.update(overrides)
   return ModelConfig.from_config(settings, 30, pad_id=0, bos_id=None, eos_id=1)
 
@@ -26,7 +26,7 @@ class FromConfigTest(parameterized.TestCase):
     config = _from_config()
     self.assertEqual(config.vocab_size, 30)
     self.assertEqual(config.eos_id, 1)
-    self.assertEqual(config.width, common.get_config().model.width)
+    self.assertEqual(config.width, settings_lib.get_config().model.width)
 
   @parameterized.parameters(
       ("num_heads", 3),
@@ -38,7 +38,7 @@ class FromConfigTest(parameterized.TestCase):
       ("num_layers", 2.5),
   )
   def test_refuses_a_wrong_setting(self, name, value):
-    settings = common.get_config().model.to_dict()
+    settings = settings_lib.get_config().model.to_dict()
     settings[name] = value
     if name == "num_heads":
       settings["num_kv_heads"] = 2
@@ -63,12 +63,12 @@ class FromConfigTest(parameterized.TestCase):
       _from_config(**wrong)
 
   def test_plain_is_what_the_base_config_says(self):
-    model = common.get_config().model
-    for name, value in model_config_lib.PLAIN.items():
+    model = settings_lib.get_config().model
+    for name, value in config_lib.PLAIN.items():
       self.assertEqual(model[name], value, name)
 
   def test_refuses_missing_and_unknown_settings(self):
-    settings = common.get_config().model.to_dict()
+    settings = settings_lib.get_config().model.to_dict()
     del settings["width"]
     settings["qk_norm"] = True
     with self.assertRaisesRegex(ValueError, r"'width'.*'qk_norm'"):

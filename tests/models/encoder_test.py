@@ -14,8 +14,6 @@ import safetensors.numpy
 import transformers
 
 from tba_jax.models import encoder
-from tba_jax.models import encoder_config
-from tba_jax.models import hf_encoder
 
 try:
   import torch
@@ -86,7 +84,7 @@ class ParityTest(parameterized.TestCase):
   def test_states_and_their_mean(self, case):
     theirs = _model(case, "Model")
     theirs.save_pretrained(self.folder)
-    ours, params = hf_encoder.load(self.folder)
+    ours, params = encoder.load_encoder(self.folder)
     tokens, mask = _texts(ours.config.pad_id)
     expected = _states(theirs, tokens, mask)
     real = mask.astype(bool)
@@ -102,7 +100,7 @@ class ParityTest(parameterized.TestCase):
   def test_label_scores(self, case):
     theirs = _model(case, "ForSequenceClassification")
     theirs.save_pretrained(self.folder)
-    ours, params = hf_encoder.load(self.folder)
+    ours, params = encoder.load_encoder(self.folder)
     self.assertEqual(ours.config.num_labels, 3)
     tokens, mask = _texts(ours.config.pad_id)
     expected = _states(theirs, tokens, mask)  # The first output: logits.
@@ -113,7 +111,7 @@ class ParityTest(parameterized.TestCase):
   def test_a_head_that_is_not_used_is_left_out(self):
     theirs = _model("roberta", "ForMaskedLM")
     theirs.save_pretrained(self.folder)
-    ours, params = hf_encoder.load(self.folder)
+    ours, params = encoder.load_encoder(self.folder)
     tokens, mask = _texts(ours.config.pad_id)
     expected = _states(theirs.roberta, tokens, mask)
     found = np.asarray(ours.states(params, tokens, mask))
@@ -134,10 +132,10 @@ def _write(folder, drop=(), **changes):
   )
   settings.update(changes)
   (folder / "config.json").write_text(json.dumps(settings))
-  shape = encoder_config.from_hf({**settings, "model_type": "bert"})
+  shape = encoder.encoder_config_from_hf({**settings, "model_type": "bert"})
   rng = np.random.default_rng(0)
   tensors = {}
-  for row in hf_encoder.rows(shape, ""):
+  for row in encoder.hf_rows(shape, ""):
     for layer in range(2 if row.path[0] == "blocks" else 1):
       name = row.hf_name.format(layer=layer)
       tensors[name] = rng.normal(size=row.hf_shape).astype(np.float32)
@@ -155,7 +153,7 @@ class LoadTest(parameterized.TestCase):
 
   def test_padding_changes_nothing(self):
     _write(self.folder)
-    made, params = hf_encoder.load(self.folder)
+    made, params = encoder.load_encoder(self.folder)
     tokens = jnp.array([[1, 2, 3, 0, 0]])
     mask = jnp.array([[1, 1, 1, 0, 0]])
     whole = made.mean_pooled(params, tokens[:, :3], mask[:, :3])
@@ -167,7 +165,7 @@ class LoadTest(parameterized.TestCase):
 
   def test_params_have_the_shape_of_fresh_ones(self):
     _write(self.folder)
-    made, params = hf_encoder.load(self.folder)
+    made, params = encoder.load_encoder(self.folder)
     fresh = jax.eval_shape(made.init, jax.random.PRNGKey(0))
     self.assertEqual(
         jax.tree.map(lambda x: x.shape, params),
@@ -192,7 +190,7 @@ class LoadTest(parameterized.TestCase):
         intermediate_size=6,
     )
     with self.assertRaisesRegex(ValueError, message):
-      encoder_config.from_hf({**settings, **changes})
+      encoder.encoder_config_from_hf({**settings, **changes})
 
   def test_tensors_that_are_refused(self):
     name = "encoder.layer.1.output.dense.bias"
@@ -201,7 +199,7 @@ class LoadTest(parameterized.TestCase):
     tensors["extra"] = np.ones(2, np.float32)
     safetensors.numpy.save_file(tensors, self.folder / "model.safetensors")
     with self.assertRaises(ValueError) as caught:
-      hf_encoder.load(self.folder)
+      encoder.load_encoder(self.folder)
     for part in (
         f"missing tensor {name} [4]",
         "embeddings.LayerNorm.weight has shape [5], expected [4]",
@@ -214,10 +212,10 @@ class LoadTest(parameterized.TestCase):
     tensors["embeddings.LayerNorm.bias"][2] = np.nan
     safetensors.numpy.save_file(tensors, self.folder / "model.safetensors")
     with self.assertRaisesRegex(ValueError, "LayerNorm.bias has NaN"):
-      hf_encoder.load(self.folder)
+      encoder.load_encoder(self.folder)
 
   def test_a_text_that_is_too_long(self):
-    shape = encoder_config.EncoderConfig(
+    shape = encoder.EncoderConfig(
         "roberta", 9, 1, 4, 2, 6, 8, 1, 1e-5, "gelu", 1
     )
     made = encoder.make_encoder(shape)

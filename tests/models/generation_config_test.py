@@ -6,7 +6,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.models import hf_config
-from tests import tiny_model
+from tests.support import tiny_model
 
 _HF = hf_config.to_hf(tiny_model.make_model().config)
 

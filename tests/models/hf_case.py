@@ -6,23 +6,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs import common
-from tba_jax.models import build
-from tba_jax.models import config as model_config_lib
+from tba_jax.config import settings as settings_lib
+from tba_jax.models import config as config_lib
+from tba_jax.models import transformer
 
 
-def make_config(**overrides) -> model_config_lib.ModelConfig:
-  settings = common.get_config().model
+def make_config(**overrides) -> config_lib.ModelConfig:
+  settings = settings_lib.get_config().model
   settings.update(num_kv_heads=2, num_layers=2, width=32, mlp_width=48)
   settings.update(overrides)
-  return model_config_lib.ModelConfig.from_config(
+  return config_lib.ModelConfig.from_config(
       settings, 40, pad_id=0, bos_id=None, eos_id=1
   )
 
 
 def make_params(config, seed=0):
   """Returns distinct numbers in every entry, norms included."""
-  shapes = jax.eval_shape(build.make_model(config).init, jax.random.key(0))
+  shapes = jax.eval_shape(
+      transformer.make_model(config).init, jax.random.key(0)
+  )
   rng = np.random.default_rng(seed)
   return jax.tree.map(
       lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes

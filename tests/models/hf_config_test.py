@@ -5,11 +5,11 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from configs import common
-from tba_jax.models import config as model_config_lib
+from tba_jax.config import settings as settings_lib
+from tba_jax.models import config as config_lib
 from tba_jax.models import hf_config
 
-ModelConfig = model_config_lib.ModelConfig
+ModelConfig = config_lib.ModelConfig
 
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -94,7 +94,7 @@ _CLASSIFIER = "LlamaForSequenceClassification"
 
 
 def _from_config(**overrides) -> ModelConfig:
-  settings = common.get_config().model
+  settings = settings_lib.get_config().model
   settings.update(overrides)
   return ModelConfig.from_config(settings, 30, pad_id=0, bos_id=None, eos_id=1)
 
@@ -119,7 +119,7 @@ class FromHfTest(parameterized.TestCase):
             max_positions=1024,
             param_dtype="float32",
             compute_dtype="float32",
-            **model_config_lib.PLAIN,
+            **config_lib.PLAIN,
             pad_id=0,
             bos_id=1,
             eos_id=2,

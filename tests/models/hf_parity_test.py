@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import transformers
 
-from tba_jax import tokenizer as tokenizer_lib
-from tba_jax.models import build
 from tba_jax.models import hf
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models import transformer
 from tba_jax.sampling import decode
 from tests.models import cases
 
@@ -76,14 +76,14 @@ class ParityTest(parameterized.TestCase):
     self.assertGreater(expected.std(), 0.5)
 
     config, params = hf.load(self.folder)
-    model = build.make_model(config)
+    model = transformer.make_model(config)
     logits = np.asarray(jax.jit(model.logits)(params, *full))
     difference = np.abs(logits - expected)[full[1].astype(bool)]
     self.assertLess(difference.max(), TOLERANCE)
 
     before = logits[:, cases.NUM_PROMPT_TOKENS - 1 : -1]
     np.testing.assert_array_equal(before.argmax(-1), completions)
-    if case not in build.FAMILIES:
+    if case not in transformer.FAMILIES:
       return  # What differs from the family's own case is no matter of caches.
     sampler = _sampler(model, 0.0)
     found = sampler.sample(params, _requests(tokens, mask), version=0)
@@ -95,7 +95,7 @@ class ParityTest(parameterized.TestCase):
     cases.write(self.folder, case)
     config, params = hf.load(self.folder)
     tokens, mask = cases.batch()
-    sampler = _sampler(build.make_model(config), 1.0)
+    sampler = _sampler(transformer.make_model(config), 1.0)
     found = sampler.sample(params, _requests(tokens, mask), version=0)
     completions = np.concatenate([f.tokens for f in found])
     full = cases.extend(tokens, mask, completions)
@@ -144,7 +144,7 @@ class ParityTest(parameterized.TestCase):
     expected_scores = torch_models.logits(theirs, tokens, mask)
 
     config, params = hf.load(self.folder / "theirs")
-    model = build.make_scalar_model(config, label=num_labels - 1)
+    model = transformer.make_scalar_model(config, label=num_labels - 1)
     values = jax.jit(model.values)(params, tokens, mask)
     difference = np.abs(values - expected[..., -1])[mask.astype(bool)]
     self.assertLess(difference.max(), TOLERANCE)

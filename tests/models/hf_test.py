@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from configs import common
-from tba_jax import sharding
-from tba_jax import tokenizer as tokenizer_lib
-from tba_jax.models import build
+from tba_jax.config import settings as settings_lib
 from tba_jax.models import hf
 from tba_jax.models import hf_names
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models import transformer
+from tba_jax.training import sharding
 from tests.models import hf_case
 
 # One shape of each family, as itself.
@@ -55,7 +55,9 @@ class HfNamesTest(parameterized.TestCase):
   @parameterized.parameters(dict(tie_embeddings=True), *_FAMILIES)
   def test_rows_cover_the_params_exactly(self, **settings):
     config = _config(**settings)
-    shapes = jax.eval_shape(build.make_model(config).init, jax.random.key(0))
+    shapes = jax.eval_shape(
+        transformer.make_model(config).init, jax.random.key(0)
+    )
     found = {
         tuple(key.key for key in path): leaf.shape
         for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
@@ -73,7 +75,7 @@ class HfNamesTest(parameterized.TestCase):
   def test_axes_are_those_of_the_model(self):
     for settings in _FAMILIES:
       config = _config(**settings)
-      node = build.make_model(config).logical_axes
+      node = transformer.make_model(config).logical_axes
       for row in hf_names.rows(config):
         axes = node
         for key in row.path:
@@ -132,8 +134,8 @@ class RoundTripTest(parameterized.TestCase):
     )
     shardings = sharding.param_shardings(
         mesh,
-        common.get_config().sharding,
-        build.make_model(config).logical_axes,
+        settings_lib.get_config().sharding,
+        transformer.make_model(config).logical_axes,
     )
     _, params = hf.load(self.folder, shardings=shardings)
     jax.tree.map(

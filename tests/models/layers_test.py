@@ -9,10 +9,10 @@ import jax
 from jax.extend import core as jex_core
 import jax.numpy as jnp
 
-from configs import common
-from tba_jax.models import build
-from tba_jax.models import config as model_config
+from tba_jax.config import settings as settings_lib
+from tba_jax.models import config
 from tba_jax.models import layers
+from tba_jax.models import transformer
 
 D, F = 6, 8
 
@@ -64,10 +64,10 @@ class ProductTest(parameterized.TestCase):
     chex.assert_trees_all_equal_dtypes(backward(grad), (x, kernel))
 
   def test_a_model_computes_none_twice_for_its_gradient(self):
-    settings = common.get_config().model
+    settings = settings_lib.get_config().model
     settings.update(num_kv_heads=2, num_layers=2, width=32, mlp_width=48)
-    model = build.make_model(
-        model_config.ModelConfig.from_config(
+    model = transformer.make_model(
+        config.ModelConfig.from_config(
             settings, 40, pad_id=0, bos_id=None, eos_id=1
         )
     )

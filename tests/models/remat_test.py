@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs import common
-from tba_jax import value_model
-from tba_jax.models import build
+from tba_jax.config import settings
 from tba_jax.models import heads
-from tba_jax.models import remat
-from tests import tiny_model
+from tba_jax.models import transformer
+from tba_jax.training import policy
+from tests.support import tiny_model
 
 # Of compiling nothing counts here but what is kept in memory.
 _QUICK = {
@@ -25,20 +24,20 @@ _SHAPE = tiny_model.make_model(num_layers=4).config
 
 
 def _policy(name):
-  model = build.make_model(_SHAPE, remat=name)
+  model = transformer.make_model(_SHAPE, remat=name)
   return model, lambda *inputs: model.logits(*inputs).var()
 
 
 def _value_model(name):
-  config = common.get_config()
+  config = settings.get_config()
   config.loss.name, config.train.remat = "ppo", name
-  model = value_model.make(config, build.make_model(_SHAPE))
+  model = policy.make_value_model(config, transformer.make_model(_SHAPE))
   return model, lambda *inputs: jnp.square(model.values(*inputs)).sum()
 
 
 def _reward_model(name):
   shape = heads.config_of(_SHAPE)
-  model = build.make_scalar_model(shape, remat=name)
+  model = transformer.make_scalar_model(shape, remat=name)
   return model, lambda *inputs: jnp.square(model.rewards(*inputs)).sum()
 
 
@@ -71,9 +70,9 @@ class RematTest(parameterized.TestCase):
 
   def test_refuses_another_name(self):
     with self.assertRaisesRegex(ValueError, "train.remat='some'.*none.*full"):
-      build.make_model(_SHAPE, remat="some")
+      transformer.make_model(_SHAPE, remat="some")
     with self.assertRaises(ValueError):
-      remat.check("")
+      transformer.check_remat("")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from absl.testing import parameterized
 import jax
 import numpy as np
 
-from tba_jax.models import build
 from tba_jax.models import hf
+from tba_jax.models import transformer
 from tests.models import cases
 
 
@@ -29,7 +29,7 @@ class StoredLogitsTest(parameterized.TestCase):
     config, params = hf.load(folder)
     prompt = cases.batch()
     tokens, mask = cases.extend(*prompt, stored["tokens"])
-    model = build.make_model(config)
+    model = transformer.make_model(config)
     logits = np.asarray(jax.jit(model.logits)(params, tokens, mask))
 
     real = mask[:, cases.COLUMNS].astype(bool)
@@ -46,7 +46,7 @@ class StoredLogitsTest(parameterized.TestCase):
     names = {name.split("/")[0] for name in cases.stored()}
     self.assertEqual(names, set(cases.CASES))
     families = {cases.hf_settings(case)["model_type"] for case in cases.CASES}
-    self.assertEqual(families, set(build.FAMILIES))
+    self.assertEqual(families, set(transformer.FAMILIES))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,14 @@
 
 import os
 
+from absl.testing import absltest
+import jax
+
+from configs import arithmetic
+from tba_jax.programs import evaluate
+from tba_jax.training import model_source
+from tests.programs import evaluate_test
+
 # Before jax is imported: it reads the flag once, so this file runs in a process
 # of its own.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -12,13 +20,13 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_force_host_platform_device_count=4"
 )
 
-from absl.testing import absltest  # noqa: E402
-import jax  # noqa: E402
+# noqa: E402
+# noqa: E402
 
-from configs import arithmetic  # noqa: E402
-from tba_jax import evaluate  # noqa: E402
-from tba_jax import model_source  # noqa: E402
-from tests import evaluate_test as case  # noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
 
 
 def setUpModule():
@@ -34,7 +42,7 @@ class EvaluateTest(absltest.TestCase):
     config = arithmetic.get_config("smoke")
     config.sft.num_steps = 30
     workdir = self.create_tempdir().full_path
-    case.make_workdir(config, workdir)
+    evaluate_test.make_workdir(config, workdir)
     folder = f"{workdir}/sft/model"
     expected = evaluate.run(config, workdir, ["3", folder])
     config.mesh.update(data=2, fsdp=4)

@@ -5,7 +5,31 @@
 Runs in a process of its own, for its XLA flag.
 """
 
+import contextlib
+import io
+import json
+import math
 import os
+import pathlib
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import numpy as np
+
+from configs import generate as configs_generate
+from tba_jax.config import settings
+from tba_jax.config import validate
+from tba_jax.models import hf
+from tba_jax.models import hf_files
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.programs import generate as programs_generate
+from tba_jax.sampling import decode
+from tba_jax.training import model_source
+from tba_jax.training import sharding
+from tests.support import tiny_model
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
@@ -13,31 +37,31 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_force_host_platform_device_count=8"
 )
 
-import contextlib  # noqa: E402  the flag must come first.
-import io  # noqa: E402
-import json  # noqa: E402
-import math  # noqa: E402
-import pathlib  # noqa: E402
-from unittest import mock  # noqa: E402
+# noqa: E402  the flag must come first.
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
 
-from absl.testing import absltest  # noqa: E402
-from absl.testing import parameterized  # noqa: E402
-import chex  # noqa: E402
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
 
-from configs import common  # noqa: E402
-from configs import generate as config_lib  # noqa: E402
-from tba_jax import generate  # noqa: E402
-from tba_jax import model_source  # noqa: E402
-from tba_jax import score  # noqa: E402
-from tba_jax import sharding  # noqa: E402
-from tba_jax import tokenizer as tokenizer_lib  # noqa: E402
-from tba_jax import validate  # noqa: E402
-from tba_jax.models import hf  # noqa: E402
-from tba_jax.models import hf_files  # noqa: E402
-from tba_jax.sampling import decode  # noqa: E402
-from tests import tiny_model  # noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -73,7 +97,7 @@ class LoadingTest(parameterized.TestCase):
         dict(data=data, fsdp=fsdp, sequence=1, tensor=tensor)
     )
     shardings = sharding.param_shardings(
-        mesh, common.get_config().sharding, self.model.logical_axes
+        mesh, settings.get_config().sharding, self.model.logical_axes
     )
     read, whole = [], hf_files.Files.read
 
@@ -105,7 +129,7 @@ class LoadingTest(parameterized.TestCase):
         ("eight", dict(data=2, tensor=4)),
         ("data", dict(data=8, tensor=1)),
     ):
-      config = config_lib.get_config("smoke")
+      config = configs_generate.get_config("smoke")
       config.mesh.update(mesh)
       config.generate.model = str(self.folder)
       config.generate.input = str(source)
@@ -117,7 +141,11 @@ class LoadingTest(parameterized.TestCase):
       config.sampling.max_completion_tokens = 12
       validate.validate(config, program="generate")
       with contextlib.redirect_stderr(io.StringIO()) as stderr:
-        self.assertEqual(generate.run(config, None, []), 0, stderr.getvalue())
+        self.assertEqual(
+            programs_generate.run_generate(config, None, []),
+            0,
+            stderr.getvalue(),
+        )
       text = pathlib.Path(config.generate.output).read_text()
       found[name] = [
           (completion["token_ids"], completion["logprobs"])
@@ -148,7 +176,7 @@ class LoadingTest(parameterized.TestCase):
         ("one", dict(data=1, fsdp=1, tensor=1)),
         ("rows", dict(data=2, fsdp=2, tensor=2)),
     ):
-      config = config_lib.get_config("smoke")
+      config = configs_generate.get_config("smoke")
       config.mesh.update(mesh)
       config.generate.model = str(self.folder)
       config.generate.input = str(source)
@@ -157,7 +185,9 @@ class LoadingTest(parameterized.TestCase):
       config.sampling.max_prompt_tokens = 6
       config.sampling.max_completion_tokens = 12
       with contextlib.redirect_stderr(io.StringIO()) as stderr:
-        self.assertEqual(score.run(config, None, []), 0, stderr.getvalue())
+        self.assertEqual(
+            programs_generate.run_score(config, None, []), 0, stderr.getvalue()
+        )
       text = pathlib.Path(config.generate.output).read_text()
       found[name] = [json.loads(line) for line in text.splitlines()]
     self.assertLen(found["one"], 10)
@@ -171,7 +201,7 @@ class LoadingTest(parameterized.TestCase):
         dict(data=data, fsdp=fsdp, sequence=1, tensor=8 // data // fsdp)
     )
     shardings = sharding.param_shardings(
-        mesh, common.get_config().sharding, self.model.logical_axes
+        mesh, settings.get_config().sharding, self.model.logical_axes
     )
     make = lambda: decode.Sampler(
         self.model,
@@ -209,7 +239,7 @@ class LoadingTest(parameterized.TestCase):
           bos="auto",
           dtype=None,
           mesh=mesh,
-          rules=common.get_config().sharding,
+          rules=settings.get_config().sharding,
       )
 
 

@@ -7,23 +7,35 @@ Runs in a process of its own, for its XLA flag.
 
 import os
 
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax.config import settings as settings_lib
+from tba_jax.models import config
+from tba_jax.models import transformer
+from tba_jax.training import sharding
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_force_host_platform_device_count=8"
 )
 
-from absl.testing import absltest  # noqa: E402  the flag must come first.
-from absl.testing import parameterized  # noqa: E402
-import chex  # noqa: E402
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
+# noqa: E402  the flag must come first.
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
 
-from configs import common  # noqa: E402
-from tba_jax import sharding  # noqa: E402
-from tba_jax.models import build  # noqa: E402
-from tba_jax.models import config as model_config_lib  # noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -40,11 +52,11 @@ def setUpModule():
     )
 
 
-def _model(**overrides) -> build.Model:
-  settings = common.get_config().model
+def _model(**overrides) -> transformer.Model:
+  settings = settings_lib.get_config().model
   settings.update(num_kv_heads=2, mlp_width=96, **overrides)
-  return build.make_model(
-      model_config_lib.ModelConfig.from_config(
+  return transformer.make_model(
+      config.ModelConfig.from_config(
           settings, V, pad_id=0, bos_id=None, eos_id=1
       )
   )
@@ -92,7 +104,7 @@ class ModelShardingTest(parameterized.TestCase):
     grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
     expected = jax.jit(grad_fn)(params, batch)
 
-    rules = common.get_config().sharding
+    rules = settings_lib.get_config().sharding
     mesh = sharding.make_mesh(MESH)
     shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
     sharding.check_divisible(params, shardings)
@@ -110,7 +122,7 @@ class ModelShardingTest(parameterized.TestCase):
     model = _model()
     mesh = sharding.make_mesh(MESH)
     shardings = sharding.param_shardings(
-        mesh, common.get_config().sharding, model.logical_axes
+        mesh, settings_lib.get_config().sharding, model.logical_axes
     )
     params = jax.jit(model.init, out_shardings=shardings)(jax.random.key(0))
     q = params["blocks"]["attention"]["q"]["kernel"]
@@ -125,7 +137,9 @@ class ModelShardingTest(parameterized.TestCase):
 
   def test_a_batch_keeps_the_completions_of_a_prompt_together(self):
     mesh = sharding.make_mesh(MESH)
-    batch = sharding.shard_batch(_batch(), mesh, common.get_config().sharding)
+    batch = sharding.shard_batch(
+        _batch(), mesh, settings_lib.get_config().sharding
+    )
     shapes = {s.data.shape for s in batch["completion"].addressable_shards}
     self.assertEqual(shapes, {(2, K, T)})
 
@@ -134,7 +148,7 @@ class ModelShardingTest(parameterized.TestCase):
       dict(data=2, fsdp=1, sequence=2, tensor=2),
   )
   def test_a_batch_of_one_device_is_spread_over_all(self, **sizes):
-    mesh, rules = sharding.make_mesh(sizes), common.get_config().sharding
+    mesh, rules = sharding.make_mesh(sizes), settings_lib.get_config().sharding
     spread, batch = sharding.make_spread(mesh, rules), _batch()
     found, expected = spread(batch), sharding.shard_batch(batch, mesh, rules)
     for name, array in found.items():

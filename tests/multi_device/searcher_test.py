@@ -2,7 +2,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """A searcher on four devices: its params, what it samples, what it refuses."""
 
+import math
 import os
+import pathlib
+import threading
+import types
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import numpy as np
+
+from tba_jax.config import settings as settings_lib
+from tba_jax.programs import searcher
+from tba_jax.sampling import decode
+from tba_jax.training import lora
+from tba_jax.training import publication
+from tba_jax.training import sharding
+from tba_jax.transport import carrier as carrier_lib
+from tba_jax.transport import carrier_files
+from tba_jax.transport import carrier_orbax
+from tba_jax.transport import carrier_store
+from tba_jax.transport import in_process
+from tests.support import tiny_model
 
 # Before jax is imported: it reads the flag once, so this file runs in a process
 # of its own.
@@ -12,31 +35,29 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_force_host_platform_device_count=4"
 )
 
-import math  # noqa: E402
-import pathlib  # noqa: E402
-import threading  # noqa: E402
-import types  # noqa: E402
-from unittest import mock  # noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
 
-from absl.testing import absltest  # noqa: E402
-from absl.testing import parameterized  # noqa: E402
-import chex  # noqa: E402
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
 
-from configs import common  # noqa: E402
-from tba_jax import local_mesh  # noqa: E402
-from tba_jax import lora  # noqa: E402
-from tba_jax import parts_params  # noqa: E402
-from tba_jax import versions  # noqa: E402
-from tba_jax.carriers import base  # noqa: E402
-from tba_jax.carriers import chunks  # noqa: E402
-from tba_jax.carriers import files  # noqa: E402
-from tba_jax.carriers import shards  # noqa: E402
-from tba_jax.carriers import transfer  # noqa: E402
-from tba_jax.sampling import decode  # noqa: E402
-from tba_jax.transport import in_process  # noqa: E402
-from tests import tiny_model  # noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
 
 TAG = "00000001.0000000003"
 KEYS = {"run_id": "run", "secret": b"s" * 32, "deadline_s": 60.0}
@@ -59,12 +80,12 @@ def make_policy(rank=0):
 
 
 def make_place(policy, events=None, **sizes):
-  search = common.get_config().search
+  search = settings_lib.get_config().search
   search.mesh.update(sizes)
   on_event = lambda *event: None if events is None else events.append(event)
-  mesh = local_mesh.of_searcher(search, on_event)
-  rules = common.get_config().sharding
-  return local_mesh.place(mesh, rules, policy)
+  mesh = sharding.searcher_mesh(search, on_event)
+  rules = settings_lib.get_config().sharding
+  return sharding.make_place(mesh, rules, policy)
 
 
 class MeshTest(parameterized.TestCase):
@@ -88,7 +109,7 @@ class MeshTest(parameterized.TestCase):
     ((kind, message),) = events
     self.assertEqual(kind, "idle_devices")
     self.assertIn(f"uses {used} of the 4 devices", message)
-    self.assertEqual(place is local_mesh.ONE_DEVICE, used == 1)
+    self.assertEqual(place is sharding.ONE_DEVICE, used == 1)
     events.clear()
     make_place(make_policy(), events, data=2, tensor=2)
     self.assertEmpty(events)
@@ -106,16 +127,16 @@ class SamplingTest(parameterized.TestCase):
         )
         for version in range(3)
     }
-    cls.expected = cls.sample(local_mesh.ONE_DEVICE)
+    cls.expected = cls.sample(sharding.ONE_DEVICE)
 
   @classmethod
   def sample(cls, place, check=lambda sampler: None):
     """Returns completions by three versions, the newer ones swapped in."""
-    params_fn = parts_params.make_params_fn(
+    params_fn = searcher.make_params_fn(
         cls.policy, lora.Whole("", lambda params: params), place
     )
     params = {
-        version: params_fn(versions.by_path(leaves))
+        version: params_fn(publication.by_path(leaves))
         for version, leaves in cls.params_of.items()
     }
     sampler = decode.Sampler(
@@ -205,15 +226,12 @@ class CarriersTest(parameterized.TestCase):
 
   def make(self, name, placement=None):
     if name == "store":
-      carrier = chunks.Chunks()
+      carrier = carrier_store.Chunks()
     elif name == "files":
-      carrier = files.Files(self.folder / "files")
-    elif name == "orbax":
-      path = str(self.folder / "run" / "shards")
-      carrier = shards.OrbaxShards(path, placement=placement, **KEYS)
+      carrier = carrier_files.Files(self.folder / "files")
     else:
-      host = lambda: transfer.own_address("127.0.0.1")
-      carrier = transfer.Transfer(find_host=host, placement=placement, **KEYS)
+      path = str(self.folder / "run" / "shards")
+      carrier = carrier_orbax.OrbaxShards(path, placement=placement, **KEYS)
     self.addCleanup(carrier.close)
     return carrier
 
@@ -231,38 +249,23 @@ class CarriersTest(parameterized.TestCase):
     self.addCleanup(stop.set)
 
   @parameterized.product(
-      name=("store", "files", "orbax", "transfer"),
+      name=("store", "files", "orbax"),
       sizes=(dict(data=2, tensor=2), dict(fsdp=4)),
   )
   def test_params_come_to_the_mesh(self, name, sizes):
     place = make_place(self.policy, **sizes)
-    placement = versions.by_path(place.trained).get
-    leaves = versions.by_path(self.params)
+    placement = publication.by_path(place.trained).get
+    leaves = publication.by_path(self.params)
     writer, reader = self.make(name), self.make(name, placement)
     packed = writer.pack(TAG, leaves)
     writer.send(self.transport, packed)
     self.serve(writer, packed)
-    specs = base.specs_of(leaves)
-    pulled = []
-    pull = transfer.Transfer._pull
-
-    def note(carrier, offer, wanted):
-      pulled.extend(wanted)
-      return pull(carrier, offer, wanted)
-
-    with mock.patch.object(transfer.Transfer, "_pull", note):
-      found = reader.read(self.transport, TAG, packed.carried, specs)
-    if name in ("orbax", "transfer"):
+    specs = carrier_lib.specs_of(leaves)
+    found = reader.read(self.transport, TAG, packed.carried, specs)
+    if name == "orbax":
       for path, leaf in found.items():
         self.assertEqual(leaf.sharding, placement(path), path)
-    if name == "transfer":
-      # A part once, also where several devices need it.
-      self.assertEqual(
-          sum(math.prod(part.shape) for part in pulled),
-          sum(leaf.size for leaf in leaves.values()),
-      )
-      self.assertLen({part.sharding for part in pulled}, max(sizes.values()))
-    params_fn = parts_params.make_params_fn(
+    params_fn = searcher.make_params_fn(
         self.policy, lora.Whole("", lambda params: params), place
     )
     params = params_fn(found)
@@ -272,14 +275,14 @@ class CarriersTest(parameterized.TestCase):
 
   def test_adapters_are_merged_on_the_mesh(self):
     policy = make_policy(rank=2)
-    config = common.get_config()
+    config = settings_lib.get_config()
     place = make_place(policy, data=2, tensor=2)
-    whole = parts_params.make_whole(config, policy, place)
+    whole = searcher.make_whole(config, policy, place)
     factors = jax.tree.map(
         lambda x: x + 0.1, policy.adapters.init(jax.random.PRNGKey(3))
     )
-    params_fn = parts_params.make_params_fn(policy, whole, place)
-    found = params_fn(versions.flatten(factors))
+    params_fn = searcher.make_params_fn(policy, whole, place)
+    found = params_fn(publication.flatten(factors))
     start = policy.model.init(jax.random.PRNGKey(config.seed))
     expected = policy.adapters.merge(start, factors)
     chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)

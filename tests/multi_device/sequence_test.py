@@ -5,6 +5,23 @@
 import functools
 import os
 
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax import types
+from tba_jax.losses import logprobs
+from tba_jax.models import heads
+from tba_jax.models import sequence
+from tba_jax.models import transformer
+from tba_jax.training import reference
+from tba_jax.training import sharding
+from tba_jax.training import train_step
+from tests.support import tiny_model
+
 # Before jax is imported: it reads the flag once, so this file runs in a process
 # of its own.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -13,22 +30,22 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_force_host_platform_device_count=8"
 )
 
-from absl.testing import absltest  # noqa: E402
-from absl.testing import parameterized  # noqa: E402
-import chex  # noqa: E402
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
 
-from tba_jax import forward  # noqa: E402
-from tba_jax import reference  # noqa: E402
-from tba_jax import sharding  # noqa: E402
-from tba_jax import train_step  # noqa: E402
-from tba_jax import types  # noqa: E402
-from tba_jax.models import build  # noqa: E402
-from tba_jax.models import heads  # noqa: E402
-from tba_jax.models import split_tokens  # noqa: E402
-from tests import tiny_model  # noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
 
 NUM_PROMPTS = 4
 # Prompts of 5 tokens and completions of 6: neither divides by 4.
@@ -58,12 +75,12 @@ def make_config(mesh_name, **changes):
 def run_steps(mesh_name, num_steps=2, **changes):
   """Returns (params, metrics of each step) of a run."""
   config = make_config(mesh_name, **changes)
-  model = build.make_model(
+  model = transformer.make_model(
       tiny_model.make_model().config, remat=config.train.remat
   )
   value_model = None
   if config.loss.name == "ppo":
-    value_model = build.make_scalar_model(heads.config_of(model.config))
+    value_model = transformer.make_scalar_model(heads.config_of(model.config))
   mesh = sharding.make_mesh(config.mesh)
   params = tiny_model.init_params(model)
   state = train_step.init_state(
@@ -117,7 +134,7 @@ class TrainStepTest(parameterized.TestCase):
     on_mesh = run(
         make(
             jax.device_put(params, sharding.replicated(mesh)),
-            split_tokens=lambda fn: split_tokens.split_tokens(fn, mesh, *axes),
+            split_tokens=lambda fn: sequence.split_tokens(fn, mesh, *axes),
         ),
         sharding.shard_batch(batch, mesh, config.sharding),
     )
@@ -132,7 +149,7 @@ def _gradients(fn, params, batch, config=None):
   mesh = sharding.make_mesh(config.mesh)
   batch = sharding.shard_batch(batch, mesh, config.sharding)
   params = jax.device_put(params, sharding.replicated(mesh))
-  fn = split_tokens.split_tokens(
+  fn = sequence.split_tokens(
       jax.value_and_grad(fn), mesh, *sharding.token_axes(config.sharding)
   )
   return jax.jit(fn)(params, batch)
@@ -153,7 +170,7 @@ class FunctionsTest(parameterized.TestCase):
       chosen = lambda logits, tokens: jnp.take_along_axis(
           jax.nn.log_softmax(logits), tokens[..., None], -1
       )[..., 0]
-      logprobs_BxKxT = forward.map_logits(
+      logprobs_BxKxT = logprobs.map_logits(
           model,
           params,
           batch.prompt_tokens,
@@ -174,7 +191,7 @@ class FunctionsTest(parameterized.TestCase):
 
   def test_rewards(self):
     shape = heads.config_of(tiny_model.make_model().config)
-    model = build.make_scalar_model(shape)
+    model = transformer.make_scalar_model(shape)
 
     def total(params, batch):
       rewards_BxK = model.completion_rewards(

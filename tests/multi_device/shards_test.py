@@ -4,6 +4,19 @@
 
 import os
 
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+
+from tba_jax.training import sharding
+from tba_jax.transport import carrier as carrier_lib
+from tba_jax.transport import carrier_orbax
+from tba_jax.transport import in_process
+from tba_jax.transport import wire
+
 # Before jax is imported: it reads the flag once, so this file runs in a process
 # of its own.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -12,19 +25,19 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_force_host_platform_device_count=8"
 )
 
-from absl.testing import absltest  # noqa: E402
-from absl.testing import parameterized  # noqa: E402
-import jax  # noqa: E402
-from jax.sharding import NamedSharding  # noqa: E402
-from jax.sharding import PartitionSpec  # noqa: E402
-import numpy as np  # noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
 
-from tba_jax import sharding  # noqa: E402
-from tba_jax.carriers import base  # noqa: E402
-from tba_jax.carriers import boxes  # noqa: E402
-from tba_jax.carriers import shards  # noqa: E402
-from tba_jax.transport import in_process  # noqa: E402
-from tba_jax.transport import wire  # noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
 
 TAG = "00000001.0000000003"
 KEYS = {"run_id": "run", "secret": b"s" * 32, "deadline_s": 60.0}
@@ -63,13 +76,13 @@ class ShardsTest(parameterized.TestCase):
         for name, shape in SHAPES.items()
     }
     leaves = jax.device_put(self.host, make_shardings(data=2, fsdp=2, tensor=2))
-    self.specs = base.specs_of(leaves)
+    self.specs = carrier_lib.specs_of(leaves)
     writer = self.make()
     self.packed = writer.pack(TAG, leaves)
     self.found = self.packed.carried["shards"]
 
   def make(self, placement=None):
-    carrier = shards.OrbaxShards(self.path, placement=placement, **KEYS)
+    carrier = carrier_orbax.OrbaxShards(self.path, placement=placement, **KEYS)
     self.addCleanup(carrier.close)
     return carrier
 
@@ -113,7 +126,7 @@ class ShardsTest(parameterized.TestCase):
         self.transport, TAG, self.packed.carried, self.specs
     )
     np.testing.assert_array_equal(read()["w"][:8], self.host["w"][:8])
-    carrier._wanted = lambda name, shape: [boxes.of((), shape)]
+    carrier._wanted = lambda name, shape: [carrier_orbax.box_of((), shape)]
     with self.assertRaisesRegex(wire.WireError, "leaf .* is torn"):
       read()
 

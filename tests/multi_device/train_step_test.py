@@ -5,6 +5,19 @@
 import functools
 import os
 
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import numpy as np
+
+from tba_jax.training import checkpoint
+from tba_jax.training import lora
+from tba_jax.training import reference
+from tba_jax.training import sharding
+from tba_jax.training import train_step
+from tests.support import tiny_model
+
 # Before jax is imported: it reads the flag once, so this file runs in a process
 # of its own.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -13,18 +26,18 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_force_host_platform_device_count=8"
 )
 
-from absl.testing import absltest  # noqa: E402
-from absl.testing import parameterized  # noqa: E402
-import chex  # noqa: E402
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
 
-from tba_jax import checkpoint  # noqa: E402
-from tba_jax import lora  # noqa: E402
-from tba_jax import reference  # noqa: E402
-from tba_jax import sharding  # noqa: E402
-from tba_jax import train_step  # noqa: E402
-from tests import tiny_model  # noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
+# noqa: E402
 
 NUM_PROMPTS = 8
 MESHES = {

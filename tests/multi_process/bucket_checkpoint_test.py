@@ -15,9 +15,9 @@ import time
 
 from absl.testing import absltest
 
-from tests import fake_gcs
 from tests.multi_process import bucket_child
 from tests.multi_process import checkpoint_child
+from tests.support import fake_gcs
 
 _ROOT = pathlib.Path(checkpoint_child.__file__).parents[2]
 _PLACE = "gs://bucket/run/checkpoints"

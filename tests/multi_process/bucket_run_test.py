@@ -19,8 +19,8 @@ import time
 from absl.testing import absltest
 import pytest
 
-from tests import fake_gcs
 from tests.multi_process import run_program
+from tests.support import fake_gcs
 
 _RUN = "gs://bucket/runs/one"
 _OVERRIDES = {

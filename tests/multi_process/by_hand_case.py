@@ -13,9 +13,9 @@ import time
 from absl.testing import absltest
 
 from configs import arithmetic
-from tba_jax import config_args
-from tba_jax import processes
-from tba_jax import run_directory
+from tba_jax.config import load
+from tba_jax.monitor import run_directory
+from tba_jax.system import processes
 from tests.multi_process import run_program
 
 # That of its settings, and of starting Python twice on a busy machine.
@@ -54,7 +54,7 @@ class ByHandCase(absltest.TestCase):
     config.trainer.num_processes = 2
     config.trainer.cpu_devices = 1
     config.store.update({"deadline_s": 3.0, "probe_timeout_s": 1.0, **store})
-    config_args.apply_overrides(config, changes)
+    load.apply_overrides(config, changes)
     workdir = str(self.folder / name)
     run, _ = run_directory.create(workdir, config)
     return run

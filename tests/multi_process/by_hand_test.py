@@ -9,8 +9,8 @@ import os
 
 from absl.testing import absltest
 
-from tba_jax import parts_replay
-from tba_jax import run_directory
+from tba_jax.monitor import run_directory
+from tba_jax.programs import trainer
 from tba_jax.transport import kv_client
 from tests.multi_process import by_hand_case
 from tests.transport import running_host
@@ -51,7 +51,7 @@ class ByHandTest(by_hand_case.ByHandCase):
       transport = kv_client.KvTransport(
           host.spool / "locator.json", deadline_s=20.0
       )
-      parts_replay.make_claim(first).take(transport)
+      trainer.make_claim(first).take(transport)
       transport.close()
       run_directory.owner(second)
       self.assert_refused(

@@ -12,7 +12,7 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax import checkpoint
+from tba_jax.training import checkpoint
 
 SIZE = 300_000
 

@@ -13,7 +13,7 @@ from absl.testing import absltest
 import chex
 import numpy as np
 
-from tba_jax import checkpoint
+from tba_jax.training import checkpoint
 from tests.multi_process import checkpoint_child
 
 _CHILD = pathlib.Path(checkpoint_child.__file__)

@@ -9,8 +9,7 @@ import threading
 
 from absl.testing import absltest
 
-from tba_jax.transport import announcer
-from tba_jax.transport import locator as locators
+from tba_jax.transport import locator
 from tests.multi_process import cut_links_case
 from tests.transport import tcp_proxy
 
@@ -24,7 +23,7 @@ class _ProxiedLink:
     self._proxies: dict[int, tcp_proxy.TcpProxy] = {}
     self._is_cut = False
     self._lock = threading.Lock()
-    self._told = announcer.Announcer("127.0.0.1:0", secret, self._find)
+    self._told = locator.Announcer("127.0.0.1:0", secret, self._find)
     self.address = f"127.0.0.1:{self._told.port}"
 
   def close(self) -> None:
@@ -42,17 +41,21 @@ class _ProxiedLink:
     for proxy in self._proxies.values():
       proxy.mend()
 
-  def _find(self) -> locators.Locator | None:
-    real = None if self._is_cut else announcer.ask(self._store, self._secret)
+  def _find(self) -> locator.Locator | None:
+    real = (
+        None
+        if self._is_cut
+        else locator.ask_announcer(self._store, self._secret)
+    )
     if real is None:
       return None
     # The announcer answers each question in a thread of its own.
     with self._lock:
       if real.generation not in self._proxies:
-        target = announcer.split_address(real.address)
+        target = locator.split_address(real.address)
         self._proxies[real.generation] = tcp_proxy.TcpProxy(target)
       address = self._proxies[real.generation].address
-    return locators.Locator(real.run, real.generation, address, real.pid)
+    return locator.Locator(real.run, real.generation, address, real.pid)
 
 
 class ProxyTest(cut_links_case.CutLinksTestCase):
@@ -60,7 +63,7 @@ class ProxyTest(cut_links_case.CutLinksTestCase):
   def test_a_searcher_s_link_then_the_store_s(self):
     roles = self.roles
     secret = roles.secret_file.read_bytes()
-    told = announcer.Announcer("127.0.0.1:0", secret, lambda: None)
+    told = locator.Announcer("127.0.0.1:0", secret, lambda: None)
     store = f"127.0.0.1:{told.port}"
     told.close()
     roles.start("store", store, address="127.0.0.1:0")

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tba_jax import checkpoint
-from tba_jax import processes
+from tba_jax.system import processes
+from tba_jax.training import checkpoint
 from tests.multi_process import layouts_case
 from tests.multi_process import run_program
 from tests.multi_process import save_child

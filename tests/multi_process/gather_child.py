@@ -26,10 +26,10 @@ def main(process: str, port: str) -> None:
   import jax
   import numpy as np
 
-  from configs import common
-  from tba_jax import cluster
-  from tba_jax import sharding
-  from tests import tiny_model
+  from tba_jax.config import settings
+  from tba_jax.training import cluster
+  from tba_jax.training import sharding
+  from tests.support import tiny_model
 
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   jax.distributed.initialize(f"localhost:{port}", 2, int(process))
@@ -41,7 +41,7 @@ def main(process: str, port: str) -> None:
   for (data, fsdp, tensor), own, order in _MESHES:
     sizes = dict(data=data, fsdp=fsdp, sequence=1, tensor=tensor)
     mesh = sharding.make_mesh(sizes, [jax.devices()[i] for i in order])
-    rules = common.get_config().sharding
+    rules = settings.get_config().sharding
     shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
     params = jax.tree.map(
         lambda x, s: jax.make_array_from_callback(x.shape, s, x.__getitem__),

@@ -10,7 +10,7 @@ import sys
 
 from absl.testing import absltest
 
-from tba_jax import processes
+from tba_jax.system import processes
 from tests.multi_process import gather_child
 
 _CHILD = pathlib.Path(gather_child.__file__)

@@ -11,7 +11,6 @@ import time
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tba_jax.rewards import command_comparer
 from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
 
@@ -66,7 +65,7 @@ class CommandComparerTest(parameterized.TestCase):
     (folder / "judge.py").write_text(_SCRIPT)
     self.pid_file = folder / "pid"
     self.events = []
-    comparer = command_comparer.CommandComparer(
+    comparer = comparers.CommandComparer(
         f"{sys.executable} {folder / 'judge.py'} {self.pid_file}",
         deadline_s=deadline_s,
         on_event=lambda *event: self.events.append(event),
@@ -127,9 +126,7 @@ class CommandComparerTest(parameterized.TestCase):
     self.assertFalse(_runs(pid))
 
   def test_a_command_that_is_not_there(self):
-    comparer = command_comparer.CommandComparer(
-        "/nowhere/judge", deadline_s=30.0
-    )
+    comparer = comparers.CommandComparer("/nowhere/judge", deadline_s=30.0)
     found = comparer.compare([_contest("xx", "y")])
     self.assertIsNone(found[0].win)
     self.assertEqual(found[0].failure, "exit")
@@ -137,7 +134,7 @@ class CommandComparerTest(parameterized.TestCase):
   @parameterized.parameters("", "judge 'open")
   def test_what_is_no_command_is_refused(self, command):
     with self.assertRaisesRegex(ValueError, "evaluate.judge_command="):
-      command_comparer.CommandComparer(command, deadline_s=1.0)
+      comparers.CommandComparer(command, deadline_s=1.0)
 
 
 if __name__ == "__main__":

@@ -30,10 +30,10 @@ def main(
   import jax
   import numpy as np
 
-  from configs import common
-  from tba_jax import sharding
-  from tba_jax.models import build
+  from tba_jax.config import settings
   from tba_jax.models import hf
+  from tba_jax.models import transformer
+  from tba_jax.training import sharding
 
   if int(num_processes) > 1:
     jax.distributed.initialize(
@@ -41,8 +41,8 @@ def main(
     )
   # The first axis of the devices is that of the processes.
   mesh = sharding.make_mesh({"data": 1, "fsdp": 2, "sequence": 1, "tensor": 4})
-  model = build.make_model(hf.read_config(folder, dtype=dtype))
-  rules = common.get_config().sharding
+  model = transformer.make_model(hf.read_config(folder, dtype=dtype))
+  rules = settings.get_config().sharding
   shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
   jax.block_until_ready(jax.device_put(np.zeros(8), jax.local_devices()[0]))
 

@@ -15,7 +15,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tba_jax.models import config as model_config_lib
+from tba_jax.models import config
 from tba_jax.models import hf_config
 from tba_jax.models import hf_files
 from tba_jax.models import hf_names
@@ -24,7 +24,7 @@ from tests.multi_process import loading_child
 _CHILD = pathlib.Path(loading_child.__file__)
 _ROOT = _CHILD.parents[2]
 _TIMEOUT_S = 120
-_CONFIG = model_config_lib.ModelConfig(
+_CONFIG = config.ModelConfig(
     family="llama",
     vocab_size=32_000,
     num_layers=12,
@@ -39,7 +39,7 @@ _CONFIG = model_config_lib.ModelConfig(
     max_positions=64,
     param_dtype="float32",
     compute_dtype="float32",
-    **model_config_lib.PLAIN,
+    **config.PLAIN,
     pad_id=0,
     bos_id=None,
     eos_id=1,
@@ -67,7 +67,7 @@ def _make(folder: pathlib.Path) -> None:
 
   hf_files.write_json(folder / "config.json", hf_config.to_hf(_CONFIG))
   sizes = {name: 4 * math.prod(shape) for name, shape in shapes.items()}
-  hf_files.write(folder, sizes, make, max_file_bytes=300 * 10**6)
+  hf_files.write_files(folder, sizes, make, max_file_bytes=300 * 10**6)
 
 
 class MemoryTest(parameterized.TestCase):

@@ -20,11 +20,11 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tba_jax import config_args
-from tba_jax import config_ranges
-from tba_jax import processes
-from tba_jax import run_directory
-from tba_jax import validate
+from tba_jax.config import load
+from tba_jax.config import ranges
+from tba_jax.config import validate
+from tba_jax.monitor import run_directory
+from tba_jax.system import processes
 from tests.multi_process import run_program
 
 _SETTINGS = {
@@ -111,7 +111,7 @@ class LockstepObjectivesTest(parameterized.TestCase):
     workdir = f"{self.folder}/{'-'.join([name, *changes])}"
     settings = {**_SETTINGS, "loss.name": name, **_OWN.get(name, {})}
     settings |= changes
-    config = config_args.load_config(
+    config = load.load_config(
         run_program.CONFIG, [f"{k}={v}" for k, v in settings.items()]
     )
     validate.validate(config)
@@ -173,7 +173,7 @@ class LockstepObjectivesTest(parameterized.TestCase):
 
   params: dict[str, dict[str, np.ndarray]] = {}
 
-  @parameterized.parameters(*config_ranges.NAMES["loss.name"])
+  @parameterized.parameters(*ranges.NAMES["loss.name"])
   def test_the_bits_of_a_single_process(self, name):
     workdir = self.make_run(name)
     self.start_store(workdir)

@@ -11,8 +11,8 @@ import tempfile
 from absl.testing import absltest
 import numpy as np
 
-from tba_jax import processes
-from tba_jax import report
+from tba_jax.monitor.report import build as report
+from tba_jax.system import processes
 from tests.multi_process import run_program
 
 _STEPS = 20
@@ -67,7 +67,7 @@ class LockstepTest(absltest.TestCase):
         [
             sys.executable,
             "-m",
-            "tests.single_process",
+            "tests.support.single_process",
             f"{self.whole.workdir}/config.json",
             f"{self.folder}/single",
             out,

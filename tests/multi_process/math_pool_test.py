@@ -1,15 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-r"""Boxed answers are compared in workers: one without end costs itself only."""
+"""Boxed answers are compared in workers: one without end costs itself only."""
 
 import pathlib
 
 from absl.testing import absltest
 
 from configs import math
-from tba_jax.rewards import build
 from tba_jax.rewards import judges
-from tba_jax.tasks import build as tasks_build
+from tba_jax.rewards import pool
+from tba_jax.tasks import build
 
 _DATA = pathlib.Path(__file__).parent.parent / "tasks" / "math_data"
 # sympy works on it for minutes at least.
@@ -23,8 +23,8 @@ class MathPoolTest(absltest.TestCase):
     config.task.train = f"{_DATA}/train.jsonl"
     config.task.test = f"{_DATA}/test.jsonl"
     config.reward.num_workers = 1
-    task = tasks_build.make_task(config.task)
-    judge = build.make_judge(config, task)
+    task = build.make_task(config.task)
+    judge = pool.make_judge(config, task)
     self.addCleanup(judge.close)
     texts = (r"\boxed{0.5}", _ENDLESS, r"\boxed{\frac{2}{4}}", r"\boxed{x}", "")
     found = judge.judge([judges.Request("train", 1, text) for text in texts])

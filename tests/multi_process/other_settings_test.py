@@ -7,7 +7,7 @@ import tempfile
 
 from absl.testing import absltest
 
-from tba_jax import processes
+from tba_jax.system import processes
 from tests.multi_process import role_programs
 
 

@@ -14,7 +14,7 @@ import time
 from tba_jax.rewards import worker
 from tba_jax.tasks import base
 from tba_jax.tasks import build
-from tests import fakes
+from tests.support import fakes
 
 
 class TroubleTask(fakes.FakeTask):
@@ -69,6 +69,7 @@ class TroubleTask(fakes.FakeTask):
 
 
 build.TASKS = {**build.TASKS, "trouble": TroubleTask}
+
 
 if __name__ == "__main__":
   sys.exit(worker.main())

@@ -16,10 +16,11 @@ import sys
 import ml_collections
 import numpy as np
 
-from tba_jax import processes
-from tba_jax import roles
-from tba_jax import run_directory
-from tests import single_process
+from tba_jax.monitor import run_directory
+from tba_jax.programs import searcher
+from tba_jax.programs import trainer
+from tba_jax.system import processes
+from tests.support import single_process
 
 
 def _single(
@@ -31,8 +32,8 @@ def _single(
 
 
 _ROLES: dict[str, Callable[..., int]] = {
-    "trainer": roles.run_trainer,
-    "searcher": roles.run_searcher,
+    "trainer": trainer.run_trainer,
+    "searcher": searcher.run_searcher,
     "single": _single,
 }
 

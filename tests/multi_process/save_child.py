@@ -19,13 +19,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from tba_jax import checkpoint
-from tba_jax import host_state
-from tba_jax import save_barrier
-from tba_jax import sharding
+from tba_jax.training import checkpoint
+from tba_jax.training import cluster
+from tba_jax.training import sharding
 from tba_jax.transport import jax_kv
-from tests import tiny_model
 from tests.multi_process import checkpoint_child
+from tests.support import tiny_model
 
 DEADLINE_S = 6
 
@@ -46,7 +45,7 @@ def main(process: int, address: str, directory: str, what: str) -> None:
   jax.distributed.initialize(
       address, 2, process, coordinator_bind_address=address
   )
-  barrier = save_barrier.SaveBarrier(
+  barrier = cluster.SaveBarrier(
       jax_kv.distributed_client(), process, 2, deadline_s=DEADLINE_S
   )
   mesh = sharding.make_mesh({**tiny_model.make_config().mesh, "data": 2})
@@ -61,7 +60,7 @@ def main(process: int, address: str, directory: str, what: str) -> None:
       if step == 2 and what == "no_folder":
         os.mkdir = no_folder
       if step == 2 and what == "slow":
-        host_state.write = lambda *_: time.sleep(4 * DEADLINE_S)
+        checkpoint.write_host_state = lambda *_: time.sleep(4 * DEADLINE_S)
       state = make_state(step)
       if process > 0:  # It takes its half from the other.
         state = jax.eval_shape(lambda tree: tree, state)

@@ -9,8 +9,8 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from tba_jax.benchmarks import scale
-from tests import tiny_model
+from benchmarks import scale
+from tests.support import tiny_model
 
 
 class ScaleRunTest(absltest.TestCase):

@@ -5,8 +5,8 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tba_jax.benchmarks import spread
-from tests import base_config
+from benchmarks import spread
+from tests.support import base_config
 
 
 class SpreadTest(parameterized.TestCase):

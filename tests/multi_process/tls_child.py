@@ -8,18 +8,18 @@ other one prints its name.
 
 import sys
 
-from configs import common
-from tba_jax import cluster_join
+from tba_jax.config import settings as settings_lib
+from tba_jax.training import cluster as cluster_lib
 from tba_jax.transport import locator
 
 
 def main(process: str, address: str, *files: str) -> None:
-  settings = common.get_config().trainer
+  settings = settings_lib.get_config().trainer
   settings.num_processes = 2
   settings.cpu_devices = 1
   settings.start_deadline_s = 30.0
   tls = locator.Tls(*files)
-  with cluster_join.join(
+  with cluster_lib.join(
       settings, [process, address], b"s" * 32, tls
   ) as cluster:
     cluster.tell("heard over TLS")

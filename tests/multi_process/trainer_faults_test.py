@@ -11,8 +11,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from configs import arithmetic
-from tba_jax import processes
-from tba_jax import run_directory
+from tba_jax.monitor import run_directory
+from tba_jax.system import processes
 from tests.multi_process import layouts_case
 from tests.multi_process import run_program
 

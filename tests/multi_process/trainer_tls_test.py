@@ -12,7 +12,7 @@ import tempfile
 
 from absl.testing import absltest
 
-from tba_jax import processes
+from tba_jax.system import processes
 from tests.multi_process import run_program
 from tests.multi_process import tls_child
 from tests.transport import tls_test

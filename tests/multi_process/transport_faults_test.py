@@ -144,7 +144,7 @@ class ServiceLossTest(parameterized.TestCase):
     running = self.start()
     path = running.host.locator_path
     clients = [running.client(deadline_s=1.0) for _ in range(2)]
-    service = locator.read(path)
+    service = locator.read_locator(path)
     os.kill(service.pid, signal.SIGSTOP)
     late = self.start_child(_LATE, path)
     for client in clients:
@@ -249,11 +249,11 @@ class HostLossTest(parameterized.TestCase):
 
   def wait_for_generation(self, generation):
     def is_announced():
-      found = locator.read(self.path)
+      found = locator.read_locator(self.path)
       return found is not None and found.generation == generation
 
     running_host.wait_until(is_announced)
-    return locator.read(self.path)
+    return locator.read_locator(self.path)
 
   @parameterized.named_parameters(("running", False), ("stopped", True))
   def test_the_service_ends_with_its_host(self, stopped):
@@ -269,7 +269,7 @@ class HostLossTest(parameterized.TestCase):
     with self.assertRaises(base.TransportError):
       client.get("a")
     # The dead host's locator is still there, and nobody believes it.
-    self.assertEqual(locator.read(self.path), service)
+    self.assertEqual(locator.read_locator(self.path), service)
     with self.assertRaises(base.DeadlineExceededError):
       client.reconnect(0.2)
     self.start_host()
@@ -293,7 +293,7 @@ class HostLossTest(parameterized.TestCase):
     self.assertEqual(second.returncode, 1)
     self.assertIn("is held by another store host, process", second.stderr)
     self.assertEqual(client.get("a"), b"x")
-    self.assertEqual(locator.read(self.path), service)
+    self.assertEqual(locator.read_locator(self.path), service)
 
 
 if __name__ == "__main__":

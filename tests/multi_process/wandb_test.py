@@ -10,7 +10,7 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from tba_jax import wandb_writer
+from tba_jax.monitor import writers
 
 
 @unittest.skipUnless(
@@ -27,7 +27,7 @@ class WandbTest(absltest.TestCase):
         for name in ("CACHE", "CONFIG", "DATA")
     }
     with mock.patch.dict(os.environ, {**folders, "HOME": str(workdir)}):
-      writer = wandb_writer.WandbWriter(
+      writer = writers.WandbWriter(
           workdir,
           config={"seed": 3},
           project="tba_jax",

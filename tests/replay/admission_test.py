@@ -6,12 +6,11 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tba_jax.replay import admission
-from tba_jax.replay import amount
+from tba_jax.replay import ledger
 from tba_jax.replay import similarity
 from tests.replay import fake_groups
 
-Amount = amount.Amount
+Amount = ledger.Amount
 make_group = fake_groups.make_group
 
 
@@ -32,7 +31,7 @@ def _buffer(capacity=40, per_prompt=10, recent=0.0, **rules):
       capacity=capacity,
       capacity_per_prompt=per_prompt,
       recent_fraction=recent,
-      rules=admission.Rules(**rules),
+      rules=similarity.AdmissionRules(**rules),
   )
 
 

@@ -8,8 +8,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tba_jax import host_state
 from tba_jax.replay import buffer as buffer_lib
+from tba_jax.training import checkpoint
 from tests.replay import fake_groups
 
 make_group = fake_groups.make_group
@@ -96,7 +96,7 @@ class StateTest(parameterized.TestCase):
     )
     state = buffer.get_state()
     # Numbers outside of arrays survive JSON, whatever their size.
-    packed = host_state.pack(state)
+    packed = checkpoint.pack_host_state(state)
     json.loads(packed.structure)
     other.set_state(state)
     other.check_valid()

@@ -4,7 +4,7 @@
 
 from absl.testing import absltest
 
-from tba_jax.replay import claim as claim_lib
+from tba_jax.replay import queue_server
 from tba_jax.transport import in_process
 
 _SECRET = b"s" * 32
@@ -18,14 +18,14 @@ class ClaimTest(absltest.TestCase):
     self.transport = in_process.InProcessTransport(store)
 
   def claim(self, owner, secret=_SECRET):
-    return claim_lib.Claim(
+    return queue_server.StoreClaim(
         run_id="run", secret=secret, owner=owner, place=f"host:/{owner}"
     )
 
   def test_the_first_has_it_and_keeps_it(self):
     self.claim("a").take(self.transport)
     with self.assertRaisesRegex(
-        claim_lib.TakenError, "host:/b: this store serves .* host:/a;"
+        queue_server.TakenError, "host:/b: this store serves .* host:/a;"
     ):
       self.claim("b").take(self.transport)
     # It started again.
@@ -34,7 +34,7 @@ class ClaimTest(absltest.TestCase):
   def test_what_was_put_there_without_the_secret_holds_nobody_up(self):
     self.claim("b", secret=b"x" * 32).take(self.transport)
     self.claim("a").take(self.transport)
-    with self.assertRaises(claim_lib.TakenError):
+    with self.assertRaises(queue_server.TakenError):
       self.claim("c").take(self.transport)
 
 

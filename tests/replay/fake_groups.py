@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from tba_jax import types
-from tba_jax.replay import buffer as buffer_lib
-from tba_jax.replay import draw as draw_lib
+from tba_jax.replay import buffer
 
 PROMPT_TOKENS = 5
 COMPLETION_TOKENS = 4
@@ -49,7 +48,7 @@ def distinct(first: int, count: int) -> list[list[int]]:
   return [[first + i] for i in range(count)]
 
 
-def make_buffer(**changes: Any) -> buffer_lib.ReplayBuffer:
+def make_buffer(**changes: Any) -> buffer.ReplayBuffer:
   """Returns a small buffer of recent draws, with some settings changed."""
   settings = dict(
       capacity_per_prompt=10,
@@ -63,9 +62,9 @@ def make_buffer(**changes: Any) -> buffer_lib.ReplayBuffer:
       dedupe=True,
       seed=0,
   )
-  return buffer_lib.ReplayBuffer(**{**settings, **changes})
+  return buffer.ReplayBuffer(**{**settings, **changes})
 
 
-def first_tokens(draw: draw_lib.Draw) -> set[int]:
+def first_tokens(draw: buffer.Draw) -> set[int]:
   """Returns the first token of each drawn completion."""
   return set(draw.completion_tokens[..., 0].ravel().tolist())

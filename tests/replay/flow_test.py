@@ -5,7 +5,7 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tba_jax.replay import flow as flow_lib
+from tba_jax.replay import scheduler
 
 
 def make(**changes):
@@ -18,7 +18,7 @@ def make(**changes):
       wait_for_fresh=True,
       starvation_s=1.0,
   )
-  return flow_lib.Flow(**{**settings, **changes})
+  return scheduler.Flow(**{**settings, **changes})
 
 
 class RoundsTest(parameterized.TestCase):

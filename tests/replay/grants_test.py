@@ -4,8 +4,8 @@
 
 from absl.testing import absltest
 
-from tba_jax.replay import grants as grants_lib
 from tba_jax.replay import prompt_order
+from tba_jax.replay import scheduler
 
 
 def _positions(blocks):
@@ -17,7 +17,7 @@ class GrantsTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.order = prompt_order.PromptOrder(100, seed=0)
-    self.grants = grants_lib.Grants(
+    self.grants = scheduler.Grants(
         self.order, prompts_per_round=4, version_of=lambda p: p // 8
     )
 
@@ -86,7 +86,7 @@ class GrantsTest(absltest.TestCase):
   def test_of_thousands_each_is_granted_its_blocks(self):
     names = [f"s{i:04d}" for i in range(2000)]
     order = prompt_order.PromptOrder(100_000, seed=0)
-    grants = grants_lib.Grants(
+    grants = scheduler.Grants(
         order, prompts_per_round=4, version_of=lambda p: -1
     )
     grants.admit(4 * 3000)

@@ -4,7 +4,7 @@
 
 from absl.testing import absltest
 
-from tba_jax.replay import intake as intake_lib
+from tba_jax.replay import queue_server
 from tba_jax.transport import wire
 
 _SECRET = b"s" * 32
@@ -30,7 +30,7 @@ class IntakeTest(absltest.TestCase):
     super().setUp()
     self.now = 0.0
     self.events = []
-    self.intake = intake_lib.Intake(
+    self.intake = queue_server.Intake(
         watermarks={"b": 5},
         run_id="run",
         secret=_SECRET,
@@ -60,10 +60,10 @@ class IntakeTest(absltest.TestCase):
   def test_a_gap_is_waited_for_then_given_up(self):
     entries = [_entry("b", 7), _entry("b", 8)]
     self.assertEqual(self._sort(*entries), ([], []))
-    self.now = intake_lib.GAP_S - 0.1
+    self.now = queue_server.GAP_S - 0.1
     self.assertEqual(self._sort(*entries), ([], []))
     self.assertEmpty(self.events)
-    self.now = intake_lib.GAP_S
+    self.now = queue_server.GAP_S
     self.assertEqual(self._sort(*entries)[0], [("b", 7), ("b", 8)])
     self.assertEqual([kind for kind, _ in self.events], ["gap"])
 
@@ -78,7 +78,7 @@ class IntakeTest(absltest.TestCase):
 
   def test_a_lost_store_begins_the_wait_anew(self):
     self._sort(_entry("b", 6))
-    self.now = intake_lib.GAP_S
+    self.now = queue_server.GAP_S
     self.intake.forget_gaps()
     self.assertEqual(self._sort(_entry("b", 6)), ([], []))
 

@@ -12,7 +12,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.replay import journal as journal_lib
-from tba_jax.replay import segments
 from tests.replay import journal_case
 
 
@@ -39,7 +38,7 @@ class DamageTest(journal_case.JournalTestCase):
       journal = self.open()
       hit = sum(p <= offset for p in positions)
       expected = list(zip(positions, payloads, strict=True))
-      if offset >= segments.HEADER_BYTES:
+      if offset >= journal_lib.HEADER_BYTES:
         del expected[hit]
       # Replaying again finds the same; it is reported once.
       self.assertEqual(list(journal.replay(0)), expected)
@@ -47,8 +46,8 @@ class DamageTest(journal_case.JournalTestCase):
       self.assertEqual(self.kinds(), ["journal_damaged"])
       start = (
           0
-          if offset < segments.HEADER_BYTES
-          else ([segments.HEADER_BYTES, *positions][hit])
+          if offset < journal_lib.HEADER_BYTES
+          else ([journal_lib.HEADER_BYTES, *positions][hit])
       )
       self.assertIn(f"from byte {start}", self.events[0][1])
       self.assertGreater(journal.damaged_bytes, 0)
@@ -89,7 +88,7 @@ class DamageTest(journal_case.JournalTestCase):
     )
 
   def test_newer_format_is_refused_by_name(self):
-    with mock.patch.object(segments, "FORMAT", segments.FORMAT + 1):
+    with mock.patch.object(journal_lib, "FORMAT", journal_lib.FORMAT + 1):
       journal = self.open()
       journal.append([b"a"])
       journal.close()

@@ -10,7 +10,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tba_jax.replay import segments
+from tba_jax.replay import journal as journal_lib
 from tests.replay import journal_case
 
 _PAYLOADS = [b"first", b"", b"third" * 50, bytes(range(256))]
@@ -140,7 +140,7 @@ class CrashTest(journal_case.JournalTestCase):
       kept = sum(position <= size for position in positions)
       found = list(journal.replay(0))
       self.assertEqual([p for p, _ in found], positions[:kept])
-      last = positions[kept - 1] if kept else segments.HEADER_BYTES
+      last = positions[kept - 1] if kept else journal_lib.HEADER_BYTES
       torn = 0 if size in (0, last) else size - (last if size > last else 0)
       self.assertEqual(journal.torn_bytes, torn, size)
       self.assertEqual(self.kinds(), ["journal_torn"] * bool(torn))

@@ -6,7 +6,7 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from tba_jax.replay import lease_reader
+from tba_jax.replay import queue_server
 from tba_jax.transport import in_process
 from tba_jax.transport import wire
 
@@ -21,7 +21,7 @@ class LeaseReaderTest(absltest.TestCase):
     self.refused = []
     store = in_process.InProcessStore()
     self.client = in_process.InProcessTransport(store)
-    self.reader = lease_reader.LeaseReader(
+    self.reader = queue_server.LeaseReader(
         run_id="run",
         secret=_SECRET,
         refuse=self.refused.append,

@@ -4,7 +4,7 @@
 
 from absl.testing import absltest
 
-from tba_jax.replay import leases
+from tba_jax.replay import queue_server
 
 
 def _lease(beat, *, slot="h/0", started=1.0, final=False):
@@ -22,7 +22,7 @@ class LeaseTableTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.now = 0.0
-    self.table = leases.LeaseTable(10.0, clock=lambda: self.now)
+    self.table = queue_server.LeaseTable(10.0, clock=lambda: self.now)
 
   def test_a_lease_that_stands_still_expires_once(self):
     self.table.update({"a": _lease(1)})

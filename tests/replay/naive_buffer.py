@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import dataclasses
 
 from tba_jax import types
-from tba_jax.replay import amount
+from tba_jax.replay import ledger
 
 
 @dataclasses.dataclass
@@ -35,7 +35,7 @@ class NaiveBuffer:
     self._num_groups = 0
     self._num_ids = 0
 
-  def insert(self, group: types.Group, step: int) -> amount.Amount:
+  def insert(self, group: types.Group, step: int) -> ledger.Amount:
     """Returns what left without ever having been trained on."""
     before = self.untrained()
     new = []
@@ -70,10 +70,10 @@ class NaiveBuffer:
     self.items = [i for i in self.items if id(i) not in drop]
     excess = max(0, len(self.items) + len(new) - self._capacity)
     self.items = self.items[excess:] + new
-    came = amount.Amount(1, len(lengths), sum(lengths))
+    came = ledger.Amount(1, len(lengths), sum(lengths))
     return before + came - self.untrained()
 
-  def mark_trained(self, ids: Iterable[int]) -> amount.Amount:
+  def mark_trained(self, ids: Iterable[int]) -> ledger.Amount:
     """Returns what is trained on for the first time."""
     before = self.untrained()
     for item_id in ids:
@@ -83,11 +83,11 @@ class NaiveBuffer:
           self._trained_groups.add(item.group)
     return before - self.untrained()
 
-  def untrained(self) -> amount.Amount:
+  def untrained(self) -> ledger.Amount:
     """Returns what was never trained on."""
     items = [i for i in self.items if not i.uses]
     groups = {i.group for i in self.items} - self._trained_groups
-    return amount.Amount(
+    return ledger.Amount(
         len(groups), len(items), sum(len(i.tokens) for i in items)
     )
 

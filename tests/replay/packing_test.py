@@ -9,7 +9,7 @@ from absl.testing import parameterized
 import numpy as np
 
 from tba_jax import types
-from tba_jax.replay import packing
+from tba_jax.replay import messages
 from tba_jax.transport import wire
 
 SECRET = b"k" * 32
@@ -39,9 +39,9 @@ class PackingTest(parameterized.TestCase):
 
   def test_groups_survive_the_wire_bit_for_bit(self):
     groups = [make_group(0), make_group(11, prompt=2), make_group(5)]
-    header, arrays = packing.pack_groups(groups)
+    header, arrays = messages.pack_groups(groups)
     data = wire.encode(header, arrays, SECRET)
-    back = packing.unpack_groups(*wire.decode(data, SECRET))
+    back = messages.unpack_groups(*wire.decode(data, SECRET))
     self.assertLen(back, 3)
     for group, copy in zip(groups, back):
       for field in dataclasses.fields(types.Group):
@@ -50,7 +50,7 @@ class PackingTest(parameterized.TestCase):
 
   def test_no_group_is_no_block(self):
     with self.assertRaisesRegex(ValueError, "at least one"):
-      packing.pack_groups([])
+      messages.pack_groups([])
 
   @parameterized.named_parameters(
       ("missing_array", "arrays", "rewards", None),
@@ -68,14 +68,14 @@ class PackingTest(parameterized.TestCase):
       ("gone", "header", "position", None),
   )
   def test_a_malformed_block_is_refused(self, where, name, value):
-    header, arrays = packing.pack_groups([make_group(0), make_group(1)])
+    header, arrays = messages.pack_groups([make_group(0), make_group(1)])
     target = {"header": header, "arrays": arrays}[where]
     if value is None:
       del target[name]
     else:
       target[name] = value
     with self.assertRaises(ValueError):
-      packing.unpack_groups(header, arrays)
+      messages.unpack_groups(header, arrays)
 
   @parameterized.named_parameters(
       ("fine", {}, None),
@@ -92,7 +92,7 @@ class PackingTest(parameterized.TestCase):
   )  # fmt: skip
   def test_content_that_cannot_be_trained_on_has_a_reason(self, change, why):
     group = dataclasses.replace(make_group(), **change)
-    reason = packing.check_group(group, vocab_size=9, max_prompt_tokens=4)
+    reason = messages.check_group(group, vocab_size=9, max_prompt_tokens=4)
     self.assertEqual(reason, why)
 
 

@@ -11,16 +11,15 @@ import time
 from absl.testing import absltest
 import numpy as np
 
-from tba_jax import ledger as ledger_lib
 from tba_jax import types
-from tba_jax.replay import drain as drain_lib
-from tba_jax.replay import flow as flow_lib
-from tba_jax.replay import grants as grants_lib
-from tba_jax.replay import journal as journal_lib
-from tba_jax.replay import outbox as outbox_lib
-from tba_jax.replay import packing
+from tba_jax.replay import journal
+from tba_jax.replay import ledger as ledger_lib
+from tba_jax.replay import messages
 from tba_jax.replay import prompt_order
-from tba_jax.replay import service as service_lib
+from tba_jax.replay import queue_client
+from tba_jax.replay import queue_server
+from tba_jax.replay import scheduler
+from tba_jax.replay import service
 from tba_jax.transport import in_process
 from tba_jax.transport import wire
 from tests.replay import fake_groups
@@ -74,7 +73,7 @@ class TrainerSide:
     settings.update(changes)
     self.events = Events()
     self.inserted: list[int] = []
-    self.journal = journal_lib.Journal(
+    self.journal = journal.Journal(
         directory, max_segment_bytes=5_000, on_event=self.events
     )
     self.order = prompt_order.PromptOrder(10, seed=0)
@@ -88,7 +87,7 @@ class TrainerSide:
       self.buffer.set_state(state["buffer"])
       self.ledger.set_state(state["ledger"])
       applied, watermarks = state["applied"], state["watermarks"]
-    flow = flow_lib.Flow(
+    flow = scheduler.Flow(
         prompts_per_step=PROMPTS_PER_STEP,
         warm_prompts=0,
         lead_steps=2,
@@ -97,10 +96,10 @@ class TrainerSide:
         wait_for_fresh=True,
         starvation_s=settings["starvation_s"],
     )
-    self.drain = drain_lib.Drain(
+    self.drain = queue_server.Drain(
         lambda: in_process.InProcessTransport(store),
         journal=self.journal,
-        grants=grants_lib.Grants(
+        grants=scheduler.Grants(
             self.order,
             prompts_per_round=PROMPTS_PER_ROUND,
             version_of=flow.version_of,
@@ -117,7 +116,7 @@ class TrainerSide:
     )
     self._insert = self.buffer.insert
     self.buffer.insert = self._record_insert
-    self.service = service_lib.ReplayService(
+    self.service = service.ReplayService(
         drain=self.drain,
         buffer=self.buffer,
         order=self.order,
@@ -126,7 +125,7 @@ class TrainerSide:
         applied=applied,
         watermarks=watermarks,
         check_group=functools.partial(
-            packing.check_group,
+            messages.check_group,
             vocab_size=VOCAB,
             max_prompt_tokens=fake_groups.PROMPT_TOKENS,
         ),
@@ -160,11 +159,11 @@ class SearcherSide:
       self, store, sid, index=0, *, credits=4, works=True, delay_s=0, **changes
   ):
     self.events = Events()
-    self.blocks: list[outbox_lib.Block] = []
+    self.blocks: list[queue_client.Block] = []
     self.error: BaseException | None = None
     self._delay_s = delay_s
     self._stop = threading.Event()
-    self.outbox = outbox_lib.Outbox(
+    self.outbox = queue_client.Outbox(
         lambda: in_process.InProcessTransport(store),
         sid=sid,
         index=index,
@@ -238,7 +237,7 @@ class QueueTestCase(absltest.TestCase):
 
   def message(self, sid, sequence, groups, **changes) -> bytes:
     """Returns a block as an outbox would send it as its only one."""
-    header, arrays = packing.pack_groups(groups)
+    header, arrays = messages.pack_groups(groups)
     amount = {
         "prompts": len(groups),
         "completions": sum(g.num_completions for g in groups),

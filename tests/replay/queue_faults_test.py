@@ -8,9 +8,8 @@ from unittest import mock
 from absl.testing import absltest
 import numpy as np
 
-from tba_jax.replay import claim as claim_lib
-from tba_jax.replay import intake as intake_lib
-from tba_jax.replay import journal as journal_lib
+from tba_jax.replay import journal
+from tba_jax.replay import queue_server
 from tba_jax.transport import base
 from tba_jax.transport import wire
 from tests.replay import queue_case
@@ -227,7 +226,7 @@ class RestartTest(queue_case.QueueTestCase):
     # Every acknowledged block since the checkpoint is gone.
     for path in self.directory.iterdir():
       path.unlink()
-    with mock.patch.object(intake_lib, "GAP_S", 0.1):
+    with mock.patch.object(queue_server, "GAP_S", 0.1):
       second = self.trainer(state=state, epoch=1, num_steps=4)
       for step in range(1, 4):
         second.step(step)
@@ -259,7 +258,7 @@ class RestartTest(queue_case.QueueTestCase):
 
     def claim(transport):
       if owner["owner"]:
-        raise claim_lib.TakenError(f"it is of {owner['owner']}")
+        raise queue_server.TakenError(f"it is of {owner['owner']}")
 
     trainer = self.trainer(claim=claim)
     self.searcher("a")
@@ -299,7 +298,7 @@ class FullDiskTest(queue_case.QueueTestCase):
 
   def test_blocks_wait_in_the_store_until_there_is_room(self):
     trainer = self.trainer(starvation_s=0.7)
-    full = journal_lib.JournalFullError(28, "No space left on device")
+    full = journal.JournalFullError(28, "No space left on device")
     with mock.patch.object(trainer.journal, "append", side_effect=full):
       searcher = self.searcher("a", credits=2)
       with self.assertRaisesRegex(

@@ -7,7 +7,7 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from tba_jax.replay import outbox as outbox_lib
+from tba_jax.replay import queue_client
 from tba_jax.transport import base
 from tba_jax.transport import in_process
 from tba_jax.transport import wire
@@ -315,7 +315,7 @@ class RefusalTest(queue_case.QueueTestCase):
 
   def test_a_forged_message_in_the_place_of_a_genuine_one(self):
     self.client().put("q/0/a/000000000000", b"forged")
-    with mock.patch.object(outbox_lib, "_RESEND_S", 0.1):
+    with mock.patch.object(queue_client, "_RESEND_S", 0.1):
       searcher = self.searcher("a", works=False)
       searcher.submit(0)
       searcher.submit(1)

@@ -6,7 +6,7 @@ import math
 
 from absl.testing import absltest
 
-from tba_jax.replay import ring as ring_lib
+from tba_jax.replay import queue_client
 
 
 class RingTest(absltest.TestCase):
@@ -14,7 +14,7 @@ class RingTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.now = 50.0
-    self.ring = ring_lib.Ring(2.0, clock=lambda: self.now)
+    self.ring = queue_client.Ring(2.0, clock=lambda: self.now)
     for data in (b"a", b"b", b"c"):
       self.ring.add(data)
 

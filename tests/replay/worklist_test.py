@@ -4,7 +4,7 @@
 
 from absl.testing import absltest
 
-from tba_jax.replay import worklist
+from tba_jax.replay import queue_client
 
 
 def _message(epoch, count, *blocks):
@@ -16,7 +16,7 @@ class WorkListTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.work = worklist.WorkList()
+    self.work = queue_client.WorkList()
 
   def blocks(self):
     return [(b.epoch, b.block) for b in self.work.blocks]
@@ -25,7 +25,7 @@ class WorkListTest(absltest.TestCase):
     self.assertEqual(self.work.epoch, -1)
     self.assertTrue(self.work.hear(_message(1, 1, 4, 5)))
     block = self.work.blocks.pop(0)
-    self.assertEqual(block, worklist.Block(1, 4, -1, ((4, 7, 0),)))
+    self.assertEqual(block, queue_client.Block(1, 4, -1, ((4, 7, 0),)))
     # It is being sampled: it stands in the message until it is delivered.
     self.assertTrue(self.work.hear(_message(1, 2, 4, 5, 6)))
     self.assertEqual(self.blocks(), [(1, 5), (1, 6)])

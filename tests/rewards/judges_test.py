@@ -5,12 +5,11 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tba_jax.rewards import build
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool
 from tba_jax.tasks import base
-from tests import base_config
-from tests import fakes
+from tests.support import base_config
+from tests.support import fakes
 
 
 class _Task(fakes.FakeTask):
@@ -77,9 +76,9 @@ class JudgesTest(parameterized.TestCase):
   def test_the_setting_says_where(self):
     config = base_config.make()
     task = fakes.FakeTask({})
-    self.assertIsInstance(build.make_judge(config, task), judges.InProcess)
+    self.assertIsInstance(pool.make_judge(config, task), judges.InProcess)
     config.reward.where = "pool"
-    made = build.make_judge(config, task)
+    made = pool.make_judge(config, task)
     self.addCleanup(made.close)
     self.assertIsInstance(made, pool.Pool)
 

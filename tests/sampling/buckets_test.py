@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.sampling import decode
-from tests import tiny_model
+from tests.support import tiny_model
 
 _P, _T, _SEED = 8, 6, 3
 # Of a uniform number from the next token's share of the distribution. What

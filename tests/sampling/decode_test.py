@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax import logprobs as logprobs_lib
 from tba_jax import types
+from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.sampling import decode
 from tba_jax.sampling import logits as logits_lib
-from tba_jax.sampling import rows as rows_lib
-from tests import tiny_model
+from tba_jax.sampling import rows
+from tests.support import tiny_model
 
 _P, _T, _EOS, _PAD = 5, 7, 1, 0
 _VERSION = 4
@@ -290,14 +290,12 @@ class DecodeTest(parameterized.TestCase):
   def test_each_program_is_traced_once(self):
     chex.clear_trace_counter()
     originals = {
-        name: getattr(rows_lib, name)
+        name: getattr(rows, name)
         for name in ("refill", "decode_chunk", "collect")
     }
-    self.addCleanup(
-        lambda: [setattr(rows_lib, n, f) for n, f in originals.items()]
-    )
+    self.addCleanup(lambda: [setattr(rows, n, f) for n, f in originals.items()])
     for name, function in originals.items():
-      setattr(rows_lib, name, chex.assert_max_traces(function, n=1))
+      setattr(rows, name, chex.assert_max_traces(function, n=1))
     sampler = _sampler(self.model)
     sampler.warm_up(self.params)
     found = sampler.sample(self.params, self.requests, version=0)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from tba_jax.sampling import decode
-from tests import fakes
+from tests.support import fakes
 
 _V, _T = 6, 8
 _PIECES = ["<pad>", "<eos>", "a", "ab", "b", "\n"]

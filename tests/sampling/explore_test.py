@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.sampling import decode
-from tba_jax.sampling import explore
+from tba_jax.sampling import logits as logits_lib
 from tba_jax.sampling import rows
-from tests import tiny_model
+from tests.support import tiny_model
 
 EOS = 1
 
@@ -25,7 +25,7 @@ def _settings(temperature=1.0, **fields):
       max_completion_tokens=4,
       pad_id=0,
       stop_ids=(EOS, 3),
-      explore=explore.Explore(**fields),
+      explore=logits_lib.Explore(**fields),
   )
 
 
@@ -36,8 +36,8 @@ def _keys(count):
 class ExploreTest(absltest.TestCase):
 
   def test_shares_and_ranges_of_the_temperatures(self):
-    asked = explore.Explore(0.5, 0.5, 2.0)
-    own = np.asarray(explore.own_temperature(asked, _keys(4000)))
+    asked = logits_lib.Explore(0.5, 0.5, 2.0)
+    own = np.asarray(logits_lib.own_temperature(asked, _keys(4000)))
     drawn = own[own > 0]
     self.assertAlmostEqual(len(drawn) / len(own), 0.5, delta=0.03)
     self.assertGreaterEqual(drawn.min(), 0.5)
@@ -50,8 +50,10 @@ class ExploreTest(absltest.TestCase):
                          max_temperature=2.0)  # fmt: skip
     keys = _keys(64)
     logits = jnp.broadcast_to(jnp.arange(5.0), (64, 5))
-    found = explore.explored(settings, logits, keys, jnp.zeros(64, jnp.int32))
-    own = explore.own_temperature(settings.explore, keys) > 0
+    found = logits_lib.explored_logits(
+        settings, logits, keys, jnp.zeros(64, jnp.int32)
+    )
+    own = logits_lib.own_temperature(settings.explore, keys) > 0
     # Divided by 0.5 later, so that the whole is a division by 2.
     expected = np.where(np.asarray(own)[:, None], logits / 4, logits)
     np.testing.assert_allclose(found, expected)
@@ -60,7 +62,7 @@ class ExploreTest(absltest.TestCase):
   def test_no_stop_token_before_the_least_length(self):
     logits = jnp.zeros((3, 5))
     position = jnp.array([0, 1, 2])
-    found = explore.explored(
+    found = logits_lib.explored_logits(
         _settings(min_tokens=2), logits, _keys(3), position
     )
     probs = np.asarray(jax.nn.softmax(found))
@@ -71,7 +73,9 @@ class ExploreTest(absltest.TestCase):
   def test_nothing_asked_for_changes_nothing(self):
     settings = _settings()
     logits = jnp.arange(10.0).reshape(2, 5)
-    found = explore.explored(settings, logits, _keys(2), jnp.zeros(2, int))
+    found = logits_lib.explored_logits(
+        settings, logits, _keys(2), jnp.zeros(2, int)
+    )
     self.assertIs(found, logits)
     self.assertTrue(settings.is_plain)
     self.assertFalse(_settings(min_tokens=1).is_plain)
@@ -93,7 +97,7 @@ class ExploreTest(absltest.TestCase):
         stop_ids=(2, 3, 4),
         pad_id=0,
         seed=0,
-        explore=explore.Explore(0.5, 2.0, 2.0, min_tokens=4),
+        explore=logits_lib.Explore(0.5, 2.0, 2.0, min_tokens=4),
     )
     request = decode.Request(np.array([5, 6]), 0, 0, num_completions=64)
     (found,) = sampler.sample(params, [request], version=0)

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from tba_jax.sampling import decode
-from tests import fakes
-from tests import tiny_model
+from tests.support import fakes
+from tests.support import tiny_model
 
 _V, _P, _T = 7, 3, 8
 

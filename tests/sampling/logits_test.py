@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax.sampling import logits as logits_lib
+from tba_jax.sampling import logits
 
 _PROBS = np.array([0.1, 0.4, 0.2, 0.3], np.float32)
 
 
 def _probs(logits_V, **settings) -> np.ndarray:
   settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, **settings}
-  out = logits_lib.process(jnp.asarray(logits_V)[None], **settings)
+  out = logits.process(jnp.asarray(logits_V)[None], **settings)
   return np.exp(np.asarray(out[0], np.float64))
 
 
@@ -54,7 +54,7 @@ class ProcessTest(chex.TestCase):
   )
   def test_known_numbers(self, settings, expected):
     settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, **settings}
-    fn = self.variant(functools.partial(logits_lib.process, **settings))
+    fn = self.variant(functools.partial(logits.process, **settings))
     # A constant added to the logits changes nothing.
     logits_2xV = jnp.stack([jnp.log(_PROBS), jnp.log(_PROBS) + 3.0])
     out_2xV = fn(logits_2xV)
@@ -102,7 +102,7 @@ class SampleTest(chex.TestCase):
         [0.0, 0.12, 0.126, 0.49, 0.51, 0.74, 0.76, 1 - 2**-24], np.float32
     )
     logprobs_RxV = jnp.broadcast_to(jnp.log(probs_V), (8, 4))
-    token_R, logprob_R = self.variant(logits_lib.sample)(
+    token_R, logprob_R = self.variant(logits.sample)(
         logprobs_RxV, jnp.asarray(uniform_R)
     )
     np.testing.assert_array_equal(token_R, [0, 0, 1, 1, 2, 2, 3, 3])
@@ -121,7 +121,7 @@ class SampleTest(chex.TestCase):
           jnp.where(possible_RxV, logits_RxV, -jnp.inf)
       )
       for uniform in (0.0, 2**-24, 0.5, 1 - 2**-24):
-        token_R, logprob_R = jax.jit(logits_lib.sample)(
+        token_R, logprob_R = jax.jit(logits.sample)(
             logprobs_RxV, jnp.full((64,), uniform)
         )
         self.assertTrue(possible_RxV[np.arange(64), token_R].all())
@@ -131,7 +131,7 @@ class SampleTest(chex.TestCase):
     # Uniform over 1024 tokens: token v covers [v, v + 1) / 1024.
     tokens_R = np.array([0, 127, 128, 129, 511, 512, 1023])
     logprobs_RxV = jnp.full((7, 1024), -np.log(1024.0))
-    out_R, _ = logits_lib.sample(
+    out_R, _ = logits.sample(
         logprobs_RxV, jnp.asarray((tokens_R + 0.5) / 1024, jnp.float32)
     )
     np.testing.assert_array_equal(out_R, tokens_R)
@@ -140,7 +140,7 @@ class SampleTest(chex.TestCase):
     num_draws = 40_000
     uniform_R = (np.arange(num_draws) + 0.5) / num_draws
     logprobs_RxV = jnp.broadcast_to(jnp.log(_PROBS), (num_draws, 4))
-    token_R, _ = logits_lib.sample(logprobs_RxV, jnp.asarray(uniform_R))
+    token_R, _ = logits.sample(logprobs_RxV, jnp.asarray(uniform_R))
     share_V = np.bincount(token_R, minlength=4) / num_draws
     # An even grid of numbers meets the distribution to within a grid step.
     np.testing.assert_allclose(share_V, _PROBS, atol=2 / num_draws)

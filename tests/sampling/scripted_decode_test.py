@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from tba_jax.sampling import decode
-from tests import fakes
+from tests.support import fakes
 
 
 def _sampler(model, **changes) -> decode.Sampler:

@@ -12,8 +12,8 @@ import numpy as np
 from tba_jax.models import layers
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests as requests_lib
-from tba_jax.sampling import shrink
-from tests import tiny_model
+from tba_jax.sampling import rows as rows_lib
+from tests.support import tiny_model
 
 _ROWS = 32
 
@@ -30,7 +30,7 @@ class ShrinkTest(parameterized.TestCase):
   )
   def test_counts_are_halves_in_whole_sixteens(self, num_rows, expected):
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    self.assertEqual(shrink.row_counts(place, num_rows), expected)
+    self.assertEqual(rows_lib.row_counts(place, num_rows), expected)
 
   @parameterized.parameters(((96, 64),), ((64, 96),), ((250, 128),))
   def test_a_row_of_a_product_has_the_same_bits_in_fewer(self, shape):
@@ -58,14 +58,14 @@ class ShrinkTest(parameterized.TestCase):
 
   def test_same_bits_in_fewer_rows_and_nothing_compiled(self):
     taken = []
-    take = shrink.take
-    self.addCleanup(lambda: setattr(shrink, "take", take))
+    take = rows_lib.take_rows
+    self.addCleanup(lambda: setattr(rows_lib, "take", take))
 
     def counted(state, rows):
       jax.debug.callback(lambda rows: taken.append(len(rows)), rows)
       return take(state, rows)
 
-    shrink.take = counted
+    rows_lib.take_rows = counted
     model = tiny_model.make_model(max_positions=64)
     params = jax.tree.map(lambda x: 2 * x, tiny_model.init_params(model))
     sampler = decode.Sampler(

@@ -6,7 +6,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tba_jax.sampling import stop_strings
+from tba_jax.sampling import requests
 
 _PIECES = ["a", "ab", "b", "\n", "é", "ba\n", " a"]
 
@@ -46,7 +46,7 @@ def _in_chunks(watch, ids, rng) -> int | None:
 class StopStringsTest(parameterized.TestCase):
 
   def test_across_tokens(self):
-    watch = stop_strings.Watch(["b\nb"], _pieces)
+    watch = requests.StopStringWatch(["b\nb"], _pieces)
     # "a" "ab" "\n" "b" "a": it begins inside a token and ends with another.
     self.assertEqual(watch.cut((0, 0), np.array([0, 1, 3, 2, 0])), 4)
     # The same, seen in two parts.
@@ -68,14 +68,14 @@ class StopStringsTest(parameterized.TestCase):
         ids = rng.choice([0xC3, 0xA9, 0xC3, 0xA9, 0x61, 0x62], 12).tolist()
       else:
         ids = rng.integers(0, num_ids, 12).tolist()
-      watch = stop_strings.Watch(strings, decode)
+      watch = requests.StopStringWatch(strings, decode)
       expected = _first_cut(strings, decode, ids)
       found += expected is not None
       self.assertEqual(_in_chunks(watch, ids, rng), expected)
     self.assertBetween(found, 30, 270)
 
   def test_rows(self):
-    watch = stop_strings.Watch(["a\n"], _pieces)
+    watch = requests.StopStringWatch(["a\n"], _pieces)
     tokens_RxT = np.array([[0, 3, 0], [0, 0, 3], [0, 3, 3], [2, 0, 3]])
     cut_R = watch.cuts(
         # Row 3 is not in use. Row 1 has two tokens so far, and the stop token

@@ -9,7 +9,7 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tba_jax.tasks import boxed
+from tba_jax.tasks import math
 
 
 class LastBoxedTest(parameterized.TestCase):
@@ -35,7 +35,7 @@ class LastBoxedTest(parameterized.TestCase):
       (r"\boxed}1{", "}1{"),
   )
   def test_which_counts(self, text, found):
-    self.assertEqual(boxed.last_boxed(text), found)
+    self.assertEqual(math.last_boxed(text), found)
 
   def test_long_texts(self):
     # A quadratic reader would run into the deadline of the tests.
@@ -46,8 +46,8 @@ class LastBoxedTest(parameterized.TestCase):
         r"\boxed{" + "1 " * 300_000 + "}",
         r"\boxed" + " " * 500_000,
     ):
-      self.assertIsInstance(boxed.last_boxed(text), str | None)
-      self.assertIsInstance(boxed.normalized(text), str)
+      self.assertIsInstance(math.last_boxed(text), str | None)
+      self.assertIsInstance(math.normalized(text), str)
 
 
 class EqualTest(parameterized.TestCase):
@@ -78,7 +78,7 @@ class EqualTest(parameterized.TestCase):
       ("2^{10}", "1024"),
   )
   def test_the_same(self, reference, answer):
-    self.assertTrue(boxed.equal(reference, answer))
+    self.assertTrue(math.equal(reference, answer))
 
   @parameterized.parameters(
       ("5", "6"),
@@ -99,20 +99,20 @@ class EqualTest(parameterized.TestCase):
       (r"\frac{1}{2}", r"\frac{1}{0}"),
   )
   def test_another(self, reference, answer):
-    self.assertFalse(boxed.equal(reference, answer))
+    self.assertFalse(math.equal(reference, answer))
 
   def test_no_text_is_run_as_python(self):
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder) / "made"
       code = f"__import__('os').mkdir('{path}')"
       for text in (code, rf"\text{{{code}}}", f"${code}$", f"\\{code}"):
-        self.assertFalse(boxed.equal("5", text))
+        self.assertFalse(math.equal("5", text))
       self.assertEqual(os.listdir(folder), [])
 
   def test_long_answers_are_compared_as_texts(self):
-    long = "1+" * boxed.MAX_CHARS + "1"
-    self.assertTrue(boxed.equal(long, f" {long} "))
-    self.assertFalse(boxed.equal(str(boxed.MAX_CHARS + 1), long))
+    long = "1+" * math.MAX_CHARS + "1"
+    self.assertTrue(math.equal(long, f" {long} "))
+    self.assertFalse(math.equal(str(math.MAX_CHARS + 1), long))
 
 
 if __name__ == "__main__":

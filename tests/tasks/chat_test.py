@@ -9,7 +9,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
 
-from tba_jax import tokenizer as tokenizer_lib
+from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 from tba_jax.tasks import tldr_made_up

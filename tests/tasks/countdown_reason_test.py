@@ -8,11 +8,10 @@ import numpy as np
 
 from tba_jax.tasks import answers
 from tba_jax.tasks import countdown
-from tba_jax.tasks import countdown_reason
 
 
 def _explain(text):
-  return countdown_reason.explain(
+  return countdown.explain(
       [3, 4, 7, 2],
       17,
       text,

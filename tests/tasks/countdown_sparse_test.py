@@ -8,11 +8,11 @@ import numpy as np
 
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
-from tba_jax.tasks import countdown_sparse
+from tba_jax.tasks import countdown
 
 
-def _task(**fields) -> countdown_sparse.CountdownSparse:
-  cls = countdown_sparse.CountdownSparse
+def _task(**fields) -> countdown.CountdownSparse:
+  cls = countdown.CountdownSparse
   return cls(**{**cls.FIELDS, **fields})
 
 

@@ -4,7 +4,7 @@
 
 from absl.testing import absltest
 
-from tba_jax.tasks import examples as examples_lib
+from tba_jax.tasks import rows
 
 
 def _make(fields):
@@ -15,23 +15,23 @@ def _make(fields):
 
 
 def _examples(*prompts):
-  return [examples_lib.Example(f"x:{p}", p, "1", {}) for p in prompts]
+  return [rows.Example(f"x:{p}", p, "1", {}) for p in prompts]
 
 
 class CheckTest(absltest.TestCase):
 
   def test_what_is_wrong_is_left_out_with_its_place(self):
-    report = examples_lib.Report()
-    found = examples_lib.examples(
+    report = rows.Report()
+    found = rows.examples(
         report,
         "train",
         [
-            examples_lib.Row("f:1", {"prompt": "a", "answer": "1"}),
-            examples_lib.Row("f:2", None),
-            examples_lib.Row("f:3", {"prompt": "", "answer": "1"}),
-            examples_lib.Row("f:4", {"prompt": "b", "answer": ""}),
-            examples_lib.Row("f:5", {"prompt": "a", "answer": "2"}),
-            examples_lib.Row("f:6", {"prompt": "c", "answer": "3"}),
+            rows.Row("f:1", {"prompt": "a", "answer": "1"}),
+            rows.Row("f:2", None),
+            rows.Row("f:3", {"prompt": "", "answer": "1"}),
+            rows.Row("f:4", {"prompt": "b", "answer": ""}),
+            rows.Row("f:5", {"prompt": "a", "answer": "2"}),
+            rows.Row("f:6", {"prompt": "c", "answer": "3"}),
         ],
         _make,
     )
@@ -54,26 +54,26 @@ class CheckTest(absltest.TestCase):
     )
 
   def test_many_places_are_cut(self):
-    report = examples_lib.Report()
-    examples_lib.examples(
+    report = rows.Report()
+    rows.examples(
         report,
         "train",
-        [examples_lib.Row(f"f:{i}", None) for i in range(7)],
+        [rows.Row(f"f:{i}", None) for i in range(7)],
         _make,
     )
     self.assertEqual(report.count("train", "malformed"), 7)
     self.assertIn("f:0, f:1, f:2, f:3, f:4, …", report.lines()[1])
 
   def test_an_empty_split(self):
-    report = examples_lib.Report()
+    report = rows.Report()
     splits = {"train": _examples("a")}
-    splits["held_out"] = examples_lib.examples(
-        report, "held_out", [examples_lib.Row("t:1", None)], _make
+    splits["held_out"] = rows.examples(
+        report, "held_out", [rows.Row("t:1", None)], _make
     )
     with self.assertRaisesRegex(
         ValueError, "'held_out' has no prompt.*no JSON object.*: t:1"
     ):
-      examples_lib.check_splits(splits, test="held_out", report=report)
+      rows.check_splits(splits, test="held_out", report=report)
 
   def test_a_split_that_overlaps_the_test_split(self):
     splits = {"held_out": _examples("b", "What  is\nit?"), "train": []}
@@ -85,13 +85,9 @@ class CheckTest(absltest.TestCase):
       with self.assertRaisesRegex(
           ValueError, f"1 prompts of the split '{other}'.*x:what is it"
       ):
-        examples_lib.check_splits(
-            splits, test="held_out", report=examples_lib.Report()
-        )
+        rows.check_splits(splits, test="held_out", report=rows.Report())
     splits = {"held_out": _examples("b"), "train": _examples("a")}
-    examples_lib.check_splits(
-        splits, test="held_out", report=examples_lib.Report()
-    )
+    rows.check_splits(splits, test="held_out", report=rows.Report())
 
 
 if __name__ == "__main__":

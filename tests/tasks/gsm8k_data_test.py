@@ -37,12 +37,12 @@ class Gsm8kBuilderTest(absltest.TestCase):
 
   def check(self, prepared):
     for split, found in _ROWS.items():
-      read = list(rows.read("k", f"{prepared}[{split}]"))
+      read = list(rows.read_rows("k", f"{prepared}[{split}]"))
       # In the order of the file.
       self.assertEqual([row.fields for row in read], found)
       self.assertEqual(read[0].place, f"gsm8k[{split}]:1")
     with self.assertRaisesRegex(ValueError, r"one of \['test', 'train'\]"):
-      list(rows.read("k", f"{prepared}[dev]"))
+      list(rows.read_rows("k", f"{prepared}[dev]"))
 
   def test_from_a_folder_without_tensorflow(self):
     code = (

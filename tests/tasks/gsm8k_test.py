@@ -13,9 +13,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
 
+from tba_jax.tasks import answers
 from tba_jax.tasks import build
 from tba_jax.tasks import gsm8k
-from tba_jax.tasks import numbers
 
 _REAL = pathlib.Path(os.environ.get("TBA_JAX_DATA", "")) / "gsm8k"
 
@@ -208,9 +208,9 @@ class RealDataTest(absltest.TestCase):
         self.assertNotIn("<<", solution)
         # Written by hand, once more: what follows the marks.
         right = float(answer.rpartition("#### ")[2].replace(",", ""))
-        self.assertEqual(numbers.last_number(answer), right)
+        self.assertEqual(answers.last_number(answer), right)
         self.assertEqual(task.reward(split, i, solution), 1.0)
-        self.assertEqual(numbers.final_number(solution), right)
+        self.assertEqual(answers.final_number(solution), right)
         wrong = f"{solution}0"
         self.assertEqual(task.reward(split, i, wrong), float(right == 0))
 

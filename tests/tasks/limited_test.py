@@ -5,8 +5,7 @@
 from absl.testing import absltest
 
 from tba_jax.tasks import base
-from tba_jax.tasks import examples
-from tba_jax.tasks import limited
+from tba_jax.tasks import rows
 from tba_jax.tasks import rows_task
 
 
@@ -23,18 +22,18 @@ class _Task(rows_task.RowsTask):
 def _task(**splits: str) -> _Task:
   made = {
       split: [
-          examples.Example(f"{split}:{i}", prompt, f"answer {i}", {})
+          rows.Example(f"{split}:{i}", prompt, f"answer {i}", {})
           for i, prompt in enumerate(prompts.split())
       ]
       for split, prompts in splits.items()
   }
-  return _Task(made, examples.Report())
+  return _Task(made, rows.Report())
 
 
 class LimitedTest(absltest.TestCase):
 
-  def make(self, limit: int) -> limited.Limited:
-    return limited.Limited(
+  def make(self, limit: int) -> rows_task.Limited:
+    return rows_task.Limited(
         _task(train="aaa b cc dddd e", held_out="x yyyy"),
         num_tokens=len,
         max_prompt_tokens=limit,
@@ -65,7 +64,7 @@ class LimitedTest(absltest.TestCase):
     inner.shortened = lambda split, index, fits: next(
         (t for t in ("aa", "a") if fits(t)), None
     )
-    task = limited.Limited(inner, num_tokens=len, max_prompt_tokens=1)
+    task = rows_task.Limited(inner, num_tokens=len, max_prompt_tokens=1)
     self.assertEqual(task.prompt("train", 0), "a")
     self.assertEqual(task.prompt("train", 1), "b")
     self.assertEqual(task.prompt("held_out", 0), "a")
@@ -75,13 +74,13 @@ class LimitedTest(absltest.TestCase):
     splits = {"train": [("a", "12"), ("b", "1")], "held_out": [("c", "123")]}
     made = {
         split: [
-            examples.Example(f"{split}:{i}", prompt, answer, {})
+            rows.Example(f"{split}:{i}", prompt, answer, {})
             for i, (prompt, answer) in enumerate(found)
         ]
         for split, found in splits.items()
     }
-    task = limited.Limited(
-        _Task(made, examples.Report()),
+    task = rows_task.Limited(
+        _Task(made, rows.Report()),
         num_tokens=len,
         max_prompt_tokens=1,
         max_answer_tokens=1,
@@ -93,7 +92,7 @@ class LimitedTest(absltest.TestCase):
     )
 
   def test_the_report_of_a_task_with_a_validation_split(self):
-    task = limited.Limited(
+    task = rows_task.Limited(
         _task(train="a b", held_out="c", validation="dd e"),
         num_tokens=len,
         max_prompt_tokens=1,

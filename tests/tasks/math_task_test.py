@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-r"""MATH: formats, answers, splits, what is left out, and made-up problems."""
+"""MATH: formats, answers, splits, what is left out, and made-up problems."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ from absl.testing import parameterized
 import ml_collections
 
 from tba_jax.tasks import build
-from tba_jax.tasks import limited
+from tba_jax.tasks import rows_task
 
 # Written by hand for these tests, in the fields of the published files.
 _DATA = pathlib.Path(__file__).parent / "math_data"
@@ -112,7 +112,7 @@ class MathTest(parameterized.TestCase):
     self.assertEqual(keys, {r"So: \boxed{49}"})
 
   def test_rows_that_cannot_be_used(self):
-    task = limited.Limited(
+    task = rows_task.Limited(
         _task(prompt_format="bare"), num_tokens=len, max_prompt_tokens=200
     )
     self.assertEqual(task.report.read, {"train": 12, "held_out": 2})

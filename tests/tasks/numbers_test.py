@@ -7,7 +7,7 @@ import time
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tba_jax.tasks import numbers
+from tba_jax.tasks import answers
 
 
 class NumbersTest(parameterized.TestCase):
@@ -39,14 +39,14 @@ class NumbersTest(parameterized.TestCase):
       ("<eos> 3 <pad>", 3.0),
   )
   def test_last_number(self, text, value):
-    self.assertEqual(numbers.last_number(text), value)
+    self.assertEqual(answers.last_number(text), value)
 
   @parameterized.parameters(
       "", "no number", "٧", "７", "½", "Ⅳ", "nan", "inf", "-", ".", "1" * 41,
       "7e999", "-7e999", None, 7, b"7",
   )  # fmt: skip
   def test_no_number(self, text):
-    self.assertIsNone(numbers.last_number(text))
+    self.assertIsNone(answers.last_number(text))
 
   @parameterized.parameters(
       ("So.\n#### 72", 72.0),
@@ -59,28 +59,28 @@ class NumbersTest(parameterized.TestCase):
       ("#### 72\nand 9 more", 72.0),
   )
   def test_final_number(self, text, value):
-    self.assertEqual(numbers.final_number(text), value)
+    self.assertEqual(answers.final_number(text), value)
 
   @parameterized.parameters(
       "72", "### 72", "####\n72", "#### 7 or 8", "#### seven", "#### 7 ####",
       "", None, "#### 7=7", "#### 1 2",
   )  # fmt: skip
   def test_no_final_number(self, text):
-    self.assertIsNone(numbers.final_number(text))
+    self.assertIsNone(answers.final_number(text))
 
   def test_calculator_marks_go(self):
     text = "48/2 = <<48/2=24>>24 and <<24+48=72>>72\n#### 72"
     self.assertEqual(
-        numbers.without_calculator(text), "48/2 = 24 and 72\n#### 72"
+        answers.without_calculator(text), "48/2 = 24 and 72\n#### 72"
     )
-    self.assertEqual(numbers.without_calculator("a << b"), "a << b")
+    self.assertEqual(answers.without_calculator("a << b"), "a << b")
 
   @parameterized.parameters("1", "1,", "-", ".", "1.", "1e", "#", "#### ", "1 ")
   def test_time_is_linear_in_the_length(self, piece):
     # A quadratic reader would take minutes.
     started = time.monotonic()
-    numbers.last_number(piece * 200_000)
-    numbers.final_number(piece * 200_000)
+    answers.last_number(piece * 200_000)
+    answers.final_number(piece * 200_000)
     self.assertLess(time.monotonic() - started, 30.0)
 
 

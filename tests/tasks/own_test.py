@@ -10,11 +10,11 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
 
-from tba_jax import validate
+from tba_jax.config import validate
 from tba_jax.rewards import judges
 from tba_jax.tasks import base
 from tba_jax.tasks import build
-from tests import base_config
+from tests.support import base_config
 
 _HERE = pathlib.Path(__file__).parent
 _ROWS = [

@@ -9,7 +9,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tba_jax import tokenizer
+from tba_jax.models import tokenizer
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 from tba_jax.tasks import red_team

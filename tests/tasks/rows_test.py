@@ -23,7 +23,7 @@ class RowsTest(absltest.TestCase):
     self.folder = pathlib.Path(self.create_tempdir().full_path)
 
   def read(self, source: str):
-    found = rows.read("config.task.train", str(self.folder / source))
+    found = rows.read_rows("config.task.train", str(self.folder / source))
     return [(row.place, row.fields) for row in found]
 
   def save(self, folder: pathlib.Path, *shards: pyarrow.Table) -> None:

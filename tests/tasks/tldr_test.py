@@ -11,7 +11,7 @@ import ml_collections
 
 from tba_jax.tasks import base
 from tba_jax.tasks import build
-from tba_jax.tasks import limited
+from tba_jax.tasks import rows_task
 from tba_jax.tasks import tldr
 from tba_jax.tasks import tldr_made_up
 
@@ -123,7 +123,7 @@ class TldrTest(parameterized.TestCase):
   def test_what_the_policy_sees_is_the_shortened_query(self):
     task = self.make(train=[_ROW, {**_ROW, "post": "x" * 9, "title": "y" * 99}])
     whole = len(task.prompt("train", 0))
-    seen = limited.Limited(task, num_tokens=len, max_prompt_tokens=whole - 1)
+    seen = rows_task.Limited(task, num_tokens=len, max_prompt_tokens=whole - 1)
     self.assertEqual(seen.num_prompts("train"), 1)
     self.assertNotIn("Really", seen.prompt("train", 0))
     self.assertEqual(seen.report.places("train", "too_long"), ["train.jsonl:2"])

@@ -9,49 +9,48 @@ import threading
 
 from absl.testing import absltest
 
-from tba_jax.transport import announcer
 from tba_jax.transport import base
-from tba_jax.transport import locator as locators
+from tba_jax.transport import locator
 from tba_jax.transport import wire
 from tests.transport import running_host
 from tests.transport import tcp_proxy
 
 SECRET = b"s" * 32
-FOUND = locators.Locator(run="r", generation=2, address="h:1", pid=7)
+FOUND = locator.Locator(run="r", generation=2, address="h:1", pid=7)
 
 
 class AnnouncerTest(absltest.TestCase):
 
   def start(self, find=lambda: FOUND, secret=SECRET):
-    told = announcer.Announcer("127.0.0.1:0", secret, find)
+    told = locator.Announcer("127.0.0.1:0", secret, find)
     self.addCleanup(told.close)
     return f"127.0.0.1:{told.port}"
 
   def test_it_tells_the_present_locator(self):
     found = [None]
     address = self.start(lambda: found[0])
-    self.assertIsNone(announcer.ask(address, SECRET))
+    self.assertIsNone(locator.ask_announcer(address, SECRET))
     found[0] = FOUND
-    self.assertEqual(announcer.ask(address, SECRET), FOUND)
+    self.assertEqual(locator.ask_announcer(address, SECRET), FOUND)
 
   def test_who_says_nothing_keeps_nobody_waiting(self):
     address = self.start()
-    with socket.create_connection(announcer.split_address(address)):
-      self.assertEqual(announcer.ask(address, SECRET), FOUND)
+    with socket.create_connection(locator.split_address(address)):
+      self.assertEqual(locator.ask_announcer(address, SECRET), FOUND)
 
   def test_nobody_there_is_none(self):
     with socket.create_server(("127.0.0.1", 0)) as server:
       port = server.getsockname()[1]
-    self.assertIsNone(announcer.ask(f"127.0.0.1:{port}", SECRET))
+    self.assertIsNone(locator.ask_announcer(f"127.0.0.1:{port}", SECRET))
 
   def test_a_forged_answer_is_refused(self):
     address = self.start(secret=b"x" * 32)
     with self.assertRaisesRegex(wire.WireError, "hash"):
-      announcer.ask(address, SECRET)
+      locator.ask_announcer(address, SECRET)
 
   def test_a_replayed_answer_is_refused(self):
     real = self.start()
-    with socket.create_connection(announcer.split_address(real)) as asked:
+    with socket.create_connection(locator.split_address(real)) as asked:
       asked.sendall(b"n" * 16)
       old = b"".join(iter(lambda: asked.recv(4096), b""))
     self.assertEqual(wire.decode_message(old, SECRET)["run"], "r")
@@ -66,17 +65,17 @@ class AnnouncerTest(absltest.TestCase):
       thread = threading.Thread(target=replay)
       thread.start()
       with self.assertRaisesRegex(wire.WireError, "replayed"):
-        announcer.ask(f"127.0.0.1:{server.getsockname()[1]}", SECRET)
+        locator.ask_announcer(f"127.0.0.1:{server.getsockname()[1]}", SECRET)
       thread.join()
 
   def test_a_client_finds_its_store_and_the_next_generation(self):
     running = self.enterContext(
         running_host.RunningHost(address="127.0.0.1:0", probe_timeout_s=2.0)
     )
-    address = self.start(lambda: locators.read(running.host.locator_path))
-    client = running.client(
-        locator_path=announcer.RemoteLocator(address, SECRET)
+    address = self.start(
+        lambda: locator.read_locator(running.host.locator_path)
     )
+    client = running.client(locator_path=locator.RemoteLocator(address, SECRET))
     self.assertTrue(client.put("a", b"x"))
     os.kill(running.host.child_pid, signal.SIGKILL)
     with self.assertRaises(base.TransportError):
@@ -91,11 +90,11 @@ class CutLinkTest(absltest.TestCase):
 
   def start(self):
     running = self.enterContext(running_host.RunningHost(address="127.0.0.1:0"))
-    real = locators.read(running.host.locator_path)
+    real = locator.read_locator(running.host.locator_path)
     proxy = self.enterContext(
-        tcp_proxy.TcpProxy(announcer.split_address(real.address))
+        tcp_proxy.TcpProxy(locator.split_address(real.address))
     )
-    near = locators.Locator(real.run, real.generation, proxy.address, real.pid)
+    near = locator.Locator(real.run, real.generation, proxy.address, real.pid)
     client = running.client(locator_path=lambda: near, deadline_s=3.0)
     client.put("a", b"x")
     return proxy, client

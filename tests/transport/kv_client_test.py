@@ -1,5 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
+
 import json
 import os
 import pathlib
@@ -16,7 +17,6 @@ from absl.testing import parameterized
 from tba_jax.transport import base
 from tba_jax.transport import jax_kv
 from tba_jax.transport import kv_client
-from tba_jax.transport import kv_session
 from tba_jax.transport import locator
 from tests.transport import contract
 from tests.transport import running_host
@@ -66,7 +66,7 @@ class KvClientTest(absltest.TestCase):
 
   def test_refuses_an_address_where_another_store_answers(self):
     path = self.running.host.locator_path
-    true = locator.read(path)
+    true = locator.read_locator(path)
     for change in ({"run": "other"}, {"generation": true.generation + 1}):
       fields = {**json.loads(path.read_text()), **change}
       forged = path.with_name("forged.json")
@@ -108,7 +108,7 @@ class KvClientTest(absltest.TestCase):
     client.put("a", b"x")
     error = jax_kv.KvError("RESOURCE_EXHAUSTED: too much\nmore")
     with mock.patch.dict(
-        kv_session._OPERATIONS, get=mock.Mock(side_effect=error)
+        kv_client._OPERATIONS, get=mock.Mock(side_effect=error)
     ):
       with self.assertRaisesRegex(
           base.TransportError, "get 'a': RESOURCE_EXHAUSTED: too much .*run"
@@ -124,12 +124,12 @@ class KvClientTest(absltest.TestCase):
       together.wait(10)  # Broken where one waits for the other.
       return True
 
-    with mock.patch.dict(kv_session._OPERATIONS, put=put):
+    with mock.patch.dict(kv_client._OPERATIONS, put=put):
       client.put_all({f"a/{i}": b"x" for i in range(8)})
 
   def test_many_take_longer_than_the_deadline_of_one(self):
     client = self.running.client(deadline_s=0.5)
-    put = kv_session._OPERATIONS["put"]
+    put = kv_client._OPERATIONS["put"]
 
     def slowly(*args):
       time.sleep(0.05)
@@ -137,7 +137,7 @@ class KvClientTest(absltest.TestCase):
 
     values = {f"a/{i:03d}": b"x" for i in range(60)}
     start = time.monotonic()
-    with mock.patch.dict(kv_session._OPERATIONS, put=slowly):
+    with mock.patch.dict(kv_client._OPERATIONS, put=slowly):
       client.put_all(values)
     self.assertGreater(time.monotonic() - start, 0.5)
     self.assertEqual(client.list("a"), values)
@@ -146,14 +146,14 @@ class KvClientTest(absltest.TestCase):
     client = self.running.client(deadline_s=0.5)
     release = threading.Event()
     self.addCleanup(release.set)
-    put = kv_session._OPERATIONS["put"]
+    put = kv_client._OPERATIONS["put"]
 
     def hangs_from_b_on(kv, key, *args):
       return put(kv, key, *args) if key < "b" else release.wait(30)
 
     values = {f"{c}/{i}": b"x" for c in "ab" for i in range(8)}
     start = time.monotonic()
-    with mock.patch.dict(kv_session._OPERATIONS, put=hangs_from_b_on):
+    with mock.patch.dict(kv_client._OPERATIONS, put=hangs_from_b_on):
       with self.assertRaisesRegex(
           base.DeadlineExceededError, "no answer to put 'b/0' within 0.5 s"
       ):
@@ -170,14 +170,14 @@ class KvClientTest(absltest.TestCase):
 
   def test_one_of_many_that_fails_is_named(self):
     client = self.running.client()
-    put = kv_session._OPERATIONS["put"]
+    put = kv_client._OPERATIONS["put"]
 
     def fails_for_b(kv, key, *args):
       if key == "b":
         raise jax_kv.KvError("RESOURCE_EXHAUSTED: too much")
       return put(kv, key, *args)
 
-    with mock.patch.dict(kv_session._OPERATIONS, put=fails_for_b):
+    with mock.patch.dict(kv_client._OPERATIONS, put=fails_for_b):
       with self.assertRaisesRegex(base.TransportError, "put 'b': RESOURCE"):
         client.put_all({"a": b"x", "b": b"x", "c": b"x"})
     self.assertEqual(client.get("c"), b"x")
@@ -193,7 +193,7 @@ class KvClientTest(absltest.TestCase):
       release.wait(30)
       return b"late"
 
-    with mock.patch.dict(kv_session._OPERATIONS, get=slow_get):
+    with mock.patch.dict(kv_client._OPERATIONS, get=slow_get):
       with self.assertRaisesRegex(
           base.DeadlineExceededError,
           r"no answer to get 'a' within 2\.\d s from the key-value store of run"
@@ -219,7 +219,7 @@ class KvClientTest(absltest.TestCase):
       path.write_text(json.dumps(fields))
       release.wait(60)
 
-    with mock.patch.dict(kv_session._OPERATIONS, get=hang):
+    with mock.patch.dict(kv_client._OPERATIONS, get=hang):
       with self.assertRaisesRegex(base.TransportError, "replaced while"):
         client.get("a")
 
@@ -233,7 +233,7 @@ class NoStoreTest(parameterized.TestCase):
     self.path = self.folder / "locator.json"
 
   def announce(self, address):
-    locator.write(self.path, locator.Locator("run", 3, address, 12345))
+    locator.write_locator(self.path, locator.Locator("run", 3, address, 12345))
 
   def assert_no_store(self, pattern):
     start = time.monotonic()

@@ -1,5 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
+
 import json
 import os
 import pathlib
@@ -16,7 +17,6 @@ from absl.testing import parameterized
 
 from tba_jax.transport import kv_host
 from tba_jax.transport import locator
-from tba_jax.transport import spool
 from tests.transport import running_host
 
 
@@ -36,7 +36,7 @@ class HostTest(parameterized.TestCase):
 
   def test_announces_a_service_and_leaves_nothing_behind(self):
     with running_host.RunningHost(self.spool) as running:
-      found = locator.read(running.host.locator_path)
+      found = locator.read_locator(running.host.locator_path)
       self.assertEqual(
           found,
           locator.Locator(
@@ -57,10 +57,10 @@ class HostTest(parameterized.TestCase):
 
   def test_a_killed_service_is_replaced_at_a_new_address(self):
     with running_host.RunningHost(self.spool) as running:
-      first = locator.read(running.host.locator_path)
+      first = locator.read_locator(running.host.locator_path)
       os.kill(first.pid, signal.SIGKILL)
       running_host.wait_until(lambda: running.kinds().count("started") == 2)
-      second = locator.read(running.host.locator_path)
+      second = locator.read_locator(running.host.locator_path)
       self.assertEqual(second.generation, 2)
       self.assertNotEqual(second.address, first.address)
       self.assertEqual(running.kinds(), ["started", "lost", "started"])
@@ -119,7 +119,7 @@ class HostTest(parameterized.TestCase):
     room = 100 - len(os.fsencode(str(self.folder))) - len("//kv1.sock")
     self.spool = self.folder / ("x" * room)
     with running_host.RunningHost(self.spool) as running:
-      address = locator.read(running.host.locator_path).address
+      address = locator.read_locator(running.host.locator_path).address
       self.assertLen(address.removeprefix("unix:"), 100)
       self.assertTrue(running.client().put("a", b"x"))
 
@@ -250,7 +250,7 @@ class AddressTest(parameterized.TestCase):
 
   def test_serves_over_tcp(self):
     with running_host.RunningHost(self.spool, address="127.0.0.1:0") as running:
-      found = locator.read(running.host.locator_path)
+      found = locator.read_locator(running.host.locator_path)
       self.assertRegex(found.address, r"^127\.0\.0\.1:\d+$")
       client = running.client()
       client.put("a", b"x")
@@ -258,7 +258,7 @@ class AddressTest(parameterized.TestCase):
       running_host.wait_until(lambda: running.kinds().count("started") == 2)
       self.assertEqual(client.reconnect(), 2)
       self.assertNotEqual(
-          locator.read(running.host.locator_path).address, found.address
+          locator.read_locator(running.host.locator_path).address, found.address
       )
       self.assertIsNone(client.get("a"))
 
@@ -308,16 +308,16 @@ class SpoolTest(absltest.TestCase):
   def test_makes_parents_and_locks_once(self):
     folder = self.enterContext(tempfile.TemporaryDirectory(prefix="tba-"))
     path = pathlib.Path(folder) / "a" / "b"
-    spool.prepare(path)
-    spool.prepare(path)
-    fd = spool.lock(path)
+    kv_host.prepare_spool(path)
+    kv_host.prepare_spool(path)
+    fd = kv_host.lock_spool(path)
     self.assertEqual((path / "host.lock").read_text(), str(os.getpid()))
     # A child must not hold the lock of a host that is gone.
     self.assertFalse(os.get_inheritable(fd))
     with self.assertRaises(RuntimeError):
-      spool.lock(path)
+      kv_host.lock_spool(path)
     os.close(fd)
-    os.close(spool.lock(path))
+    os.close(kv_host.lock_spool(path))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
+
 import json
 import os
 import pathlib
@@ -20,11 +21,11 @@ class LocatorTest(parameterized.TestCase):
     self.path = pathlib.Path(folder) / "locator.json"
 
   def test_what_is_written_is_read(self):
-    self.assertIsNone(locator.read(self.path))
+    self.assertIsNone(locator.read_locator(self.path))
     for generation in (1, 2):
       written = locator.Locator("run", generation, "unix:/x/kv.sock", 12)
-      locator.write(self.path, written)
-      self.assertEqual(locator.read(self.path), written)
+      locator.write_locator(self.path, written)
+      self.assertEqual(locator.read_locator(self.path), written)
     # Nothing is left of the writing.
     self.assertEqual(os.listdir(self.path.parent), ["locator.json"])
 
@@ -42,7 +43,7 @@ class LocatorTest(parameterized.TestCase):
   def test_refuses_what_is_no_locator(self, text):
     self.path.write_text(text)
     with self.assertRaisesRegex(ValueError, "is no store locator"):
-      locator.read(self.path)
+      locator.read_locator(self.path)
 
   def test_accepts_only_where_something_listens(self):
     unix_path = str(self.path.with_name("a.sock"))

@@ -99,7 +99,7 @@ class TlsTest(absltest.TestCase):
 
   def heard_of(self, tls, deadline_s=60.0):
     """Puts a value from a client with these files; returns bytes on the way."""
-    found = locator.read(self.host.host.locator_path)
+    found = locator.read_locator(self.host.host.locator_path)
     listener = Listener(found.address)
     self.addCleanup(listener.close)
     where = locator.Locator(

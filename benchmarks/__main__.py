@@ -1,0 +1,66 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one benchmark and prints its result as one JSON line.
+
+    python -m benchmarks [--config=FILE] [--config.key=value …] NAME [OPERAND …]
+
+Where no config is given, it is that of `configs/countdown.py`.
+Each module has `run(config, operands) -> dict`; its docstring says what is
+measured, and `README.md` here has results and commands.
+"""
+
+from collections.abc import Sequence
+import importlib
+import json
+import pathlib
+import sys
+
+from tba_jax.config import load
+from tba_jax.system import processes
+
+BENCHMARKS = (
+    "decode",
+    "decode_lengths",
+    "decode_live",
+    "end_to_end",
+    "objectives",
+    "publish",
+    "replay",
+    "replay_memory",
+    "scale",
+    "spread",
+    "store",
+    "train_step",
+    "watch",
+)
+
+
+_CONFIG = pathlib.Path(__file__).parent.parent / "configs" / "countdown.py"
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the benchmark that `argv` names; prints its JSON line."""
+  argv, overrides = load.split_argv(argv)
+  path = str(_CONFIG)
+  if argv and argv[0].startswith("--config="):
+    path = argv[0].removeprefix("--config=")
+    argv = argv[1:]
+  if not argv or argv[0] not in BENCHMARKS:
+    print(
+        f"error: python -m benchmarks {' '.join(argv)}: the first operand must"
+        f" be one of {', '.join(BENCHMARKS)}",
+        file=sys.stderr,
+    )
+    return processes.EXIT_CONFIG
+  module = importlib.import_module(f"benchmarks.{argv[0]}")
+  result = module.run(load.load_config(path, overrides), list(argv[1:]))
+  machine = {"cores": len(processes.available_cores())}
+  line = {"benchmark": argv[0], **result, "machine": machine}
+  print(json.dumps(line), flush=True)
+  return processes.EXIT_OK
+
+
+if __name__ == "__main__":
+  # In the environment that a run's roles have, and peers too.
+  processes.restart_as_role()
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,234 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Sampled tokens per second, beside PyTorch and the machine's own limit.
+
+Fixed-length decoding, without a stop token: 2 prompts of 64 tokens with 16
+completions of 64 tokens each, a Llama of 25.7 M parameters in float32.
+
+With the environment variable TBA_JAX_PEERS, a folder with `make_checkpoint.py`
+(DIR llama 30m) and `decode_hf.py` (DIR rows P T K, prints JSON with
+`tokens_per_s`), the same checkpoint is sampled by both in turn, each alone on
+the machine; `ratio` is of the best runs, `ratios` of each pair. Without it, or
+where PyTorch is not installed, only ours is measured, on random params. Where
+TBA_JAX_TUNIX names a Python that has tunix, its sampler takes its turn too
+(`decode_tunix.py`, DIR rows P T: it prefills each row).
+
+`steps_tokens_per_s` is of decode steps alone: the time of prefill and first
+tokens, measured by itself, is taken off.
+
+The limit is the time of a decode step's matrix products alone: 2 flops per
+parameter and token at the speed of a [32, 512] x [512, 1536] product whose
+weights do not fit the cache, measured in the same run.
+"""
+
+from collections.abc import Callable, Sequence
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from benchmarks import peer_model
+from tba_jax import types
+from tba_jax.models import config as config_lib
+from tba_jax.models import hf
+from tba_jax.models import transformer
+from tba_jax.sampling import decode
+
+_NUM_PROMPTS = 2
+_NUM_COMPLETIONS = 16
+_PROMPT_TOKENS = 64
+_COMPLETION_TOKENS = 64
+_NUM_ROWS = _NUM_PROMPTS * _NUM_COMPLETIONS
+_PEERS = "TBA_JAX_PEERS"
+_TUNIX = "TBA_JAX_TUNIX"
+_PEER_TIMEOUT_S = 600
+_REPEATS = 3
+_PROMPT_IDS = 3, 250
+# Ours is short beside the start of the peer's process: the best of several.
+_RUNS_PER_REPEAT = 4
+_SHAPE = peer_model.SHAPE
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns tokens/s of ours and the peer, their ratio, and the limit.
+
+  Args:
+    config: not read: the work is what the peer does.
+    operands: repeats (default 3).
+
+  Raises:
+    RuntimeError: a peer's script failed.
+    ValueError: the folder of peers is not one.
+  """
+  del config
+  repeats = int(operands[0]) if operands else _REPEATS
+  peers = find_peers()
+  with tempfile.TemporaryDirectory(prefix="tba_jax_bench_") as folder:
+    shape, params = load_model(peers, folder)
+    ours = _make_ours(transformer.make_model(shape), params)
+    pairs = []
+    for _ in range(repeats):
+      pair = _best_of_ours(ours)
+      if peers is not None:
+        shapes = _NUM_ROWS, _PROMPT_TOKENS, _COMPLETION_TOKENS, _NUM_COMPLETIONS
+        printed = run_script(peers, "decode_hf.py", folder, *map(str, shapes))
+        pair["hf_tokens_per_s"] = json.loads(printed)["tokens_per_s"]
+        if tunix := os.environ.get(_TUNIX):
+          printed = run_script(
+              peers,
+              "decode_tunix.py",
+              folder,
+              *map(str, shapes[:3]),
+              python=tunix,
+          )
+          pair["tunix_tokens_per_s"] = json.loads(printed)["tokens_per_s"]
+      pairs.append(pair)
+  num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
+  result = {
+      "rows": _NUM_ROWS,
+      "prompt_tokens": _PROMPT_TOKENS,
+      "completion_tokens": _COMPLETION_TOKENS,
+      "completions_per_prompt": _NUM_COMPLETIONS,
+      "num_params": num_params,
+      "limit_tokens_per_s": _limit_flops() / (2 * num_params),
+      **{name: max(pair[name] for pair in pairs) for name in pairs[0]},
+  }
+  result["share_of_limit"] = (
+      result["tokens_per_s"] / result["limit_tokens_per_s"]
+  )
+  result["steps_share_of_limit"] = (
+      result["steps_tokens_per_s"] / result["limit_tokens_per_s"]
+  )
+  if "tunix_tokens_per_s" in result:
+    result["tunix_ratio"] = (
+        result["tokens_per_s"] / result["tunix_tokens_per_s"]
+    )
+  if peers is not None:
+    ratio = lambda pair: pair["tokens_per_s"] / pair["hf_tokens_per_s"]
+    result["ratio"] = ratio(result)
+    result["ratios"] = [ratio(pair) for pair in pairs]
+  return result
+
+
+def find_peers() -> pathlib.Path | None:
+  """Returns the folder of peers, None where there is nothing to compare."""
+  folder = os.environ.get(_PEERS)
+  if not folder or importlib.util.find_spec("torch") is None:
+    return None
+  path = pathlib.Path(folder)
+  for name in ("make_checkpoint.py", "decode_hf.py"):
+    if not (path / name).is_file():
+      raise ValueError(f"{_PEERS}={folder}: it has no {name}")
+  return path
+
+
+def load_model(
+    peers: pathlib.Path | None, folder: str
+) -> tuple[config_lib.ModelConfig, types.PyTree]:
+  """Returns the peers' model, left in `folder`, or random params without."""
+  if peers is None:
+    return _SHAPE, jax.jit(transformer.make_model(_SHAPE).init)(
+        jax.random.key(0)
+    )
+  run_script(peers, "make_checkpoint.py", folder, "llama", "30m")
+  return hf.load(folder)
+
+
+def run_script(
+    folder: pathlib.Path,
+    name: str,
+    *arguments: str,
+    python: str = sys.executable,
+) -> str:
+  """Runs a peer's script to its end; returns its last line of output."""
+  done = subprocess.run(
+      [python, str(folder / name), *arguments],
+      capture_output=True,
+      text=True,
+      timeout=_PEER_TIMEOUT_S,
+  )
+  if done.returncode:
+    raise RuntimeError(
+        f"{name} ended with status {done.returncode}: {done.stderr[-2000:]}"
+    )
+  return done.stdout.strip().rpartition("\n")[2]
+
+
+def _best_of_ours(ours: Callable[[int], float]) -> dict[str, float]:
+  """Returns tokens/s of all, and of decode steps alone."""
+  least = lambda tokens: min(ours(tokens) for _ in range(_RUNS_PER_REPEAT))
+  whole_s, first_s = least(_COMPLETION_TOKENS), least(1)
+  num_steps = _COMPLETION_TOKENS - 1
+  return {
+      "tokens_per_s": _NUM_ROWS * _COMPLETION_TOKENS / whole_s,
+      "steps_tokens_per_s": _NUM_ROWS * num_steps / (whole_s - first_s),
+      "prefill_tokens_per_s": _NUM_PROMPTS * _PROMPT_TOKENS / first_s,
+  }
+
+
+def _make_ours(
+    model: transformer.Model, params: types.PyTree
+) -> Callable[[int], float]:
+  """Returns (tokens of each completion) -> seconds to sample them all."""
+  sampler = decode.Sampler(
+      model,
+      temperature=1.0,
+      top_k=0,
+      top_p=1.0,
+      max_prompt_tokens=_PROMPT_TOKENS,
+      max_completion_tokens=_COMPLETION_TOKENS,
+      num_rows=_NUM_ROWS,
+      chunk_steps=_COMPLETION_TOKENS,
+      eos_id=None,
+      pad_id=0,
+      seed=0,
+  )
+  rng = np.random.default_rng(0)
+  prompts = rng.integers(*_PROMPT_IDS, (_NUM_PROMPTS, _PROMPT_TOKENS))
+  sampler.warm_up(params)
+
+  def once(max_tokens: int) -> float:
+    requests = [
+        decode.Request(
+            prompt_tokens=prompt,
+            prompt_id=index,
+            visit=0,
+            num_completions=_NUM_COMPLETIONS,
+            max_tokens=max_tokens,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+    start = time.perf_counter()
+    sampler.sample(params, requests, version=0)
+    return time.perf_counter() - start
+
+  return once
+
+
+def _limit_flops() -> float:
+  """Returns flop/s of products with few rows and 48 MB of weights."""
+  rows_RxD = jnp.ones((_NUM_ROWS, _SHAPE.width))
+  weights = [
+      jnp.full((_SHAPE.width, _SHAPE.mlp_width), float(i)) for i in range(16)
+  ]
+  products = jax.jit(lambda x, ws: sum((x @ w).sum() for w in ws))
+  products(rows_RxD, weights).block_until_ready()
+  seconds = []
+  for _ in range(10):
+    start = time.perf_counter()
+    products(rows_RxD, weights).block_until_ready()
+    seconds.append(time.perf_counter() - start)
+  flops = 2 * rows_RxD.size * _SHAPE.mlp_width * len(weights)
+  return flops / min(seconds)

@@ -1,0 +1,130 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Sampled tokens per second where most completions are short.
+
+Any of 16 tokens of 512 stops a completion of a model that finds all tokens
+about as likely, so lengths are drawn as sampling draws them: geometric, with a
+mean of a quarter of the most, 128. 8 prompts of 64 tokens with 16 completions
+each go through 32 rows; what counts is the tokens up to the stop.
+
+With TBA_JAX_PEERS (see `decode.py`), Hugging Face `generate` makes batches of
+32 rows of the same checkpoint, each as long as its longest row. Its time is
+that of 32 rows of as many tokens as the longest of 32 completions in a row of
+ours has on average, and what counts of them is what counts of ours.
+"""
+
+from collections.abc import Sequence
+import json
+import tempfile
+import time
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from benchmarks import decode as benchmarks_decode
+from tba_jax import types
+from tba_jax.models import transformer
+from tba_jax.sampling import decode as sampling_decode
+
+_NUM_PROMPTS = 8
+_NUM_COMPLETIONS = 16
+_NUM_ROWS = 32
+_PROMPT_TOKENS = 64
+_COMPLETION_TOKENS = 128
+_NUM_STOP_IDS = 16
+_CHUNK_STEPS = 8
+_PROMPT_IDS = _NUM_STOP_IDS, 250
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns tokens/s of ours and of the peer, their ratio, and the lengths.
+
+  Args:
+    config: not read.
+    operands: repeats (default 3).
+
+  Raises:
+    RuntimeError: a peer's script failed.
+    ValueError: the folder of peers is not one.
+  """
+  del config
+  repeats = int(operands[0]) if operands else 3
+  peers = benchmarks_decode.find_peers()
+  with tempfile.TemporaryDirectory(prefix="tba_jax_bench_") as folder:
+    shape, params = benchmarks_decode.load_model(peers, folder)
+    sampler = _make_sampler(transformer.make_model(shape))
+    requests = _requests()
+    sampler.warm_up(params)
+    pairs = []
+    for _ in range(repeats):
+      seconds, lengths = _measure(sampler, params, requests)
+      pair = {"tokens_per_s": lengths.sum() / seconds}
+      if peers is not None:
+        batches = lengths.reshape(-1, _NUM_ROWS)
+        longest = round(float(batches.max(axis=1).mean()))
+        shapes = _NUM_ROWS, _PROMPT_TOKENS, longest, _NUM_COMPLETIONS
+        printed = benchmarks_decode.run_script(
+            peers, "decode_hf.py", folder, *map(str, shapes)
+        )
+        rows_per_s = json.loads(printed)["tokens_per_s"] / longest
+        pair["hf_tokens_per_s"] = rows_per_s * lengths.mean()
+      pairs.append(pair)
+  result = {
+      "rows": _NUM_ROWS,
+      "completions": lengths.size,
+      "completion_tokens": _COMPLETION_TOKENS,
+      "mean_length": float(lengths.mean()),
+      **{name: float(max(p[name] for p in pairs)) for name in pairs[0]},
+  }
+  if peers is not None:
+    result["ratio"] = result["tokens_per_s"] / result["hf_tokens_per_s"]
+  return result
+
+
+def _make_sampler(model: transformer.Model) -> sampling_decode.Sampler:
+  return sampling_decode.Sampler(
+      model,
+      temperature=1.0,
+      top_k=0,
+      top_p=1.0,
+      max_prompt_tokens=_PROMPT_TOKENS,
+      max_completion_tokens=_COMPLETION_TOKENS,
+      num_rows=_NUM_ROWS,
+      chunk_steps=_CHUNK_STEPS,
+      eos_id=None,
+      stop_ids=range(_NUM_STOP_IDS),
+      pad_id=0,
+      seed=0,
+  )
+
+
+def _requests() -> list[sampling_decode.Request]:
+  rng = np.random.default_rng(0)
+  return [
+      sampling_decode.Request(
+          prompt_tokens=rng.integers(*_PROMPT_IDS, _PROMPT_TOKENS),
+          prompt_id=index,
+          visit=0,
+          num_completions=_NUM_COMPLETIONS,
+      )
+      for index in range(_NUM_PROMPTS)
+  ]
+
+
+def _measure(
+    sampler: sampling_decode.Sampler,
+    params: types.PyTree,
+    requests: Sequence[sampling_decode.Request],
+) -> tuple[float, np.ndarray]:
+  """Returns seconds, the least of two runs, and the lengths."""
+  seconds = []
+  for _ in range(2):
+    start = time.perf_counter()
+    found = sampler.sample(params, requests, version=0)
+    jax.block_until_ready(params)
+    seconds.append(time.perf_counter() - start)
+  return min(seconds), np.concatenate([f.lengths for f in found])

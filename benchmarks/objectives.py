@@ -1,0 +1,176 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What each objective costs beside trajectory balance, and the step's memory.
+
+`objectives [NAME …]` times the update of each objective in turn with TB's, on a
+Llama of 25.7 M params in float32 and 2 prompts x 8 completions of 32 + 32
+tokens: small, so that what a loss adds weighs more than in a real run. A value
+model is a second network, so its cost is told for each forward-backward pass
+of a network.
+
+`objectives memory` compiles TB's update of 64 completions of 256 tokens over a
+vocabulary of 150,000 in one layer, so that little but the logits could fill the
+memory, from shapes alone, and tells what XLA plans to hold.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from benchmarks import peer_model
+from tba_jax import types
+from tba_jax.losses import build
+from tba_jax.models import transformer
+from tba_jax.training import policy
+from tba_jax.training import sharding
+from tba_jax.training import train_step
+
+# B, K, P, T.
+_SHAPE = (2, 8, 32, 32)
+_ROUNDS = 3
+_MEMORY_SHAPE = (1, 64, 64, 256)
+_MEMORY_VOCAB = 150_000
+_BASE = "tb"
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns times of objectives, or bytes of the step.
+
+  Args:
+    config: its `optimizer` is that of the steps.
+    operands: names of objectives, none for all of them; or "memory".
+
+  Returns:
+    For each objective `step_s` and `tb_step_s` (the best of a few, in turn),
+    `networks` (2 with a value model), and `ratio`, step_s a network over
+    tb_step_s; `max_ratio` of all. For "memory": `temporary_bytes` and
+    `argument_bytes` of the compiled step, and `all_logits_bytes`, which one
+    array of all logits would take.
+
+  Raises:
+    ValueError: an objective is not known.
+  """
+  if list(operands) == ["memory"]:
+    return _memory(config)
+  names = list(operands or build.OBJECTIVES)
+  model = transformer.make_model(peer_model.SHAPE, remat=config.train.remat)
+  params = jax.jit(model.init)(jax.random.PRNGKey(0))
+  base = _step(config, _BASE, model, params)
+  found = {}
+  for name in names:
+    step = _step(config, name, model, params)
+    seconds = [(base(), step()) for _ in range(_ROUNDS)]
+    tb_s, step_s = (min(column) for column in zip(*seconds, strict=True))
+    networks = 1 + build.find(name).has_values
+    found[name] = {
+        "step_s": step_s,
+        "tb_step_s": tb_s,
+        "networks": networks,
+        "ratio": step_s / networks / tb_s,
+    }
+  return {
+      "objectives": found,
+      "max_ratio": max(each["ratio"] for each in found.values()),
+      "shape": dict(zip("BKPT", _SHAPE, strict=True)),
+  }
+
+
+def _step(
+    config: ml_collections.ConfigDict,
+    name: str,
+    model: transformer.Model,
+    params: types.PyTree,
+) -> Callable[[], float]:
+  """Returns a function that makes a step, compiled, and tells its seconds."""
+  config = _settings(config, name, _SHAPE)
+  mesh = sharding.make_mesh(config.mesh)
+  value_model = policy.make_value_model(config, model)
+  state = train_step.init_state(
+      config, model, params, mesh, value_model=value_model
+  )
+  step_fn = train_step.make_train_step(
+      config, model, mesh, value_model=value_model
+  )
+  batch = sharding.shard_batch(
+      _make_batch(_SHAPE, model.config.vocab_size), mesh, config.sharding
+  )
+
+  def run_step() -> float:
+    nonlocal state
+    start = time.perf_counter()
+    state, metrics = step_fn(state, batch)
+    jax.block_until_ready((state, metrics))
+    return time.perf_counter() - start
+
+  run_step()
+  return run_step
+
+
+def _memory(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Returns what XLA plans to hold for one update of TB."""
+  config = _settings(config, _BASE, _MEMORY_SHAPE)
+  model = transformer.make_model(
+      dataclasses.replace(
+          peer_model.SHAPE, vocab_size=_MEMORY_VOCAB, num_layers=1
+      ),
+      remat=config.train.remat,
+  )
+  mesh = sharding.make_mesh(config.mesh)
+  over_batch = sharding.batch_sharding(mesh, config.sharding)
+  batch = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=over_batch),
+      _make_batch(_MEMORY_SHAPE, _MEMORY_VOCAB),
+  )
+  step_fn = train_step.make_train_step(config, model, mesh)
+  state = train_step.abstract_state(config, model, mesh)
+  plan = step_fn.lower(state, batch).compile().memory_analysis()
+  B, K, _, T = _MEMORY_SHAPE
+  return {
+      "temporary_bytes": plan.temp_size_in_bytes,
+      "argument_bytes": plan.argument_size_in_bytes,
+      "all_logits_bytes": 4 * B * K * T * _MEMORY_VOCAB,
+      "num_params": sum(x.size for x in jax.tree.leaves(state.params)),
+      "vocab_size": _MEMORY_VOCAB,
+      "shape": dict(zip("BKPT", _MEMORY_SHAPE, strict=True)),
+  }
+
+
+def _settings(
+    config: ml_collections.ConfigDict, name: str, shape: Sequence[int]
+) -> ml_collections.ConfigDict:
+  """Returns the config with one objective and nothing held."""
+  config = config.copy_and_resolve_references()
+  config.loss.name = name
+  config.loss.ratio_clip = 0.2
+  config.loss.correction = ""
+  config.loss.value_init = policy.OF_POLICY
+  config.train.num_steps = 1000
+  config.train.micro_batch_prompts = shape[0]
+  config.optimizer.warmup_steps = 0
+  config.mesh.update(data=1, fsdp=1, sequence=1, tensor=1)
+  return config
+
+
+def _make_batch(shape: Sequence[int], vocab_size: int) -> types.Batch:
+  """Returns full-length random completions."""
+  B, K, P, T = shape
+  rng = np.random.default_rng(0)
+  tokens = lambda *shape: rng.integers(3, vocab_size, shape).astype(np.int32)
+  logprobs = lambda: rng.uniform(-7, -5, (B, K, T)).astype(np.float32)
+  return types.Batch(
+      prompt_tokens=tokens(B, P),
+      prompt_mask=np.ones((B, P), np.float32),
+      completion_tokens=tokens(B, K, T),
+      completion_mask=np.ones((B, K, T), np.float32),
+      behavior_logprobs=logprobs(),
+      ref_logprobs=logprobs(),
+      rewards=rng.uniform(size=(B, K)).astype(np.float32),
+      staleness_steps=np.ones((B, K), np.float32),
+  )

@@ -1,0 +1,253 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Many searchers on one store and one drain, beside the model of it.
+
+Searchers sleep in place of sampling, each for a time of its own, are granted
+prompts and hand over groups of 8 completions of 64 tokens as real ones do,
+through outbox, store, drain and synced journal; all of them share one process.
+The trainer is a thread that takes what comes and counts 32 groups as a step.
+
+The model (`tba_jax/programs/plan.py`) is calibrated by two runs: one searcher,
+and
+the most of them with half of the sleep, which fill the store. They say what a
+look of the drain takes and what each further group of it costs. It predicts the
+others.
+"""
+
+from collections.abc import Callable, Sequence
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from benchmarks import scale_searchers
+from benchmarks import store_queue
+from tba_jax.programs import plan
+from tba_jax.replay import scheduler
+from tba_jax.system import processes
+
+_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+# Seconds of a measurement, repeats, and seconds of sampling a group.
+_SETTINGS = (2.0, 5.0, 0.1)
+_GROUPS_PER_STEP = 32
+# Before a measurement: seconds, and times of sampling a group.
+_WARM_S = 1.0
+_WARM_SAMPLES = 2
+# Of the sleep, where the store is to be full. Without any a searcher would hand
+# over all that it was granted at once, and one answer would do for all of it.
+_FULL_SHARE = 0.5
+_START_S = 120.0
+_STOP_S = 60.0
+_FILE = "searchers.json"
+# Tokens and log-probs.
+_GROUP_BYTES = scale_searchers.COMPLETIONS * scale_searchers.TOKENS * 8
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns what was measured and predicted for each number of searchers.
+
+  Args:
+    config: `search.credits`, `search.lease_s`, `store.*`, `cores` and
+      `replay`'s segments are read.
+    operands: none, or any first ones of: seconds of a measurement, repeats,
+      mean seconds of sampling a group, and numbers of searchers, as 1,4,16.
+      Only where the first is 1 can the model be calibrated; else all is
+      measured and nothing predicted.
+
+  Returns:
+    `runs`, by number of searchers the medians of the repeats: groups and bytes
+    a second, staleness in steps, milliseconds from the end of sampling to the
+    trainer, shares of one core of store, drain and searchers, what the drain's
+    looks took, and what a searcher asks of the store a second. With a model
+    also `full`, the run with half of the sleep, and in `runs` what is
+    predicted, and by how much it is off.
+
+  Raises:
+    ValueError: an operand is not a number above 0.
+    RuntimeError: a process of the benchmark ended or delivered nothing.
+  """
+  counts = [*map(int, operands[3].split(","))] if operands[3:] else _COUNTS
+  settings = [*map(float, operands[:3]), *_SETTINGS[len(operands[:3]) :]]
+  if len(operands) > 4 or min(*settings, *counts) <= 0:
+    raise ValueError(f"operands {list(operands)}: allowed are 4 above 0")
+  seconds, repeats, sample_s = settings
+  own = processes.available_cores()
+  measured: dict[int, list[dict[str, float]]] = {n: [] for n in counts}
+  most, full = max(counts), []
+  try:
+    with store_queue.Queue(config, "benchmarks.scale_searchers") as queue:
+      for repeat in range(int(repeats)):
+        for n in counts:
+          name = f"r{repeat}n{n}"
+          measured[n].append(_measure(queue, name, n, sample_s, seconds))
+        if counts[0] == 1:
+          full_s = _FULL_SHARE * sample_s
+          name = f"r{repeat}full"
+          full.append(_measure(queue, name, most, full_s, seconds))
+  finally:
+    processes.pin(own)
+  medians = {n: _median(rows) for n, rows in measured.items()}
+  out = {"sample_s": sample_s, "group_bytes": _GROUP_BYTES}
+  if not full:
+    return {**out, "runs": {str(n): row for n, row in medians.items()}}
+  filled = _median(full)
+  model_of = calibrate(medians[1], filled, config.search.credits)
+  runs = {str(n): _beside(row, model_of(n)) for n, row in medians.items()}
+  return {
+      **out,
+      "full": {str(most): filled},
+      "runs": runs,
+      "worst_error": {
+          name: max(row[f"{name}_error"] for row in runs.values())
+          for name in ("groups_per_s", "staleness_steps")
+      },
+  }
+
+
+def calibrate(
+    one: dict[str, float], full: dict[str, float], num_credits: int
+) -> Callable[[int], plan.Pipeline]:
+  """Returns the model of each number of searchers.
+
+  Args:
+    one: the run of one searcher.
+    full: the run of the most searchers with half of the sleep.
+    num_credits: of a searcher.
+  """
+  found = full["groups_per_look"]
+  more_ms = (full["look_ms"] - one["look_ms"]) / max(found - 1, 1e-9)
+
+  def model_of(num_searchers: int) -> plan.Pipeline:
+    return plan.Pipeline(
+        num_searchers=num_searchers,
+        sample_s=1 / one["groups_per_s"],
+        serve_s=1 / full["groups_per_s"],
+        groups_per_step=_GROUPS_PER_STEP,
+        credits=num_credits,
+        granted_rounds=scheduler.BLOCKS_AHEAD,
+        hand_over_s=one["hand_over_ms"] / 1e3,
+        idle_s=one["idle_ms"] / 1e3,
+        look_s=one["look_ms"] / 1e3,
+        more_s=max(more_ms, 0.0) / 1e3,
+    )
+
+  return model_of
+
+
+def _beside(row: dict[str, float], model: plan.Pipeline) -> dict[str, float]:
+  """Returns a row with what the model says to it."""
+  out = dict(row)
+  for name, value in (
+      ("groups_per_s", model.groups_per_s()),
+      ("staleness_steps", model.staleness_steps()),
+      ("hand_over_ms", model.hand_over() * 1e3),
+  ):
+    out[f"{name}_predicted"] = value
+    out[f"{name}_error"] = abs(value / row[name] - 1)
+  return out
+
+
+def _median(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+  return {
+      name: statistics.median(row[name] for row in rows) for name in rows[0]
+  }
+
+
+def _measure(
+    queue: store_queue.Queue,
+    name: str,
+    num_searchers: int,
+    sample_s: float,
+    seconds: float,
+) -> dict[str, float]:
+  """Runs so many searchers for some seconds; returns what came of it."""
+  path = queue.folder / _FILE
+  path.unlink(missing_ok=True)
+  with queue.draining() as drain:
+    drain.log = []
+    queue.say(f"start {name} {num_searchers} {sample_s}")
+    deadline = time.monotonic() + _START_S
+    while not drain.log:
+      drain.receive_for(0.05)
+      if time.monotonic() > deadline:
+        raise RuntimeError(f"{num_searchers} searchers did not start")
+    drain.receive_for(max(_WARM_S, _WARM_SAMPLES * sample_s))
+    start, cpu_s = time.monotonic(), _cpu_s(queue.service_pid)
+    before = drain.looks()
+    drain.receive_for(seconds)
+    wall_s = time.monotonic() - start
+    cpu_s = _cpu_s(queue.service_pid) - cpu_s
+    looks = drain.looks().since(before)
+    queue.say(f"stop {path}")
+    deadline = time.monotonic() + _STOP_S
+    while not path.exists():
+      drain.receive_for(0.05)
+      if time.monotonic() > deadline:
+        raise RuntimeError(f"{num_searchers} searchers did not stop")
+    log = drain.log
+  said = json.loads(path.read_text())
+  row = analyse(log, said["times"], start, start + wall_s)
+  # What is known, should the rest be cut off.
+  print(f"scale: {name} {json.dumps(row)}", file=sys.stderr, flush=True)
+  return {
+      **row,
+      "mb_per_s": row["groups_per_s"] * _GROUP_BYTES / 1e6,
+      "store_core_share": cpu_s / wall_s,
+      "drain_core_share": looks.busy_s / wall_s,
+      "look_ms": 1e3 * looks.served_s / max(looks.served, 1),
+      "groups_per_look": looks.blocks / max(looks.served, 1),
+      "idle_ms": 1e3 * (wall_s - looks.served_s) / max(looks.empty, 1),
+      "searchers_core_share": said["busy_share"],
+      "asks_per_searcher_s": said["asks_per_s"] / num_searchers,
+  }
+
+
+def analyse(
+    log: Sequence[tuple[str, int, float]],
+    times: dict[str, list[list[float]]],
+    start: float,
+    stop: float,
+) -> dict[str, float]:
+  """Returns rate, staleness and time of the hand-over in a stretch of a run.
+
+  Staleness is not rounded to whole steps: it is the groups that came between
+  the beginning of a group and its coming, over the groups of a step.
+
+  Args:
+    log: searcher, sequence and time at which the trainer took it, in order.
+    times: by searcher, start and end of sampling of each of its blocks.
+    start, stop: the stretch, seconds of the same clock.
+
+  Raises:
+    RuntimeError: nothing came in it.
+  """
+  taken = np.array([at for _, _, at in log])
+  chosen = [i for i, at in enumerate(taken) if start <= at < stop]
+  if not chosen:
+    raise RuntimeError("no block came while it was measured")
+  stale, hand_over_s = [], []
+  for i in chosen:
+    sid, sequence, at = log[i]
+    began, ended = times[sid][sequence]
+    stale.append((i - np.searchsorted(taken, began)) / _GROUPS_PER_STEP)
+    hand_over_s.append(at - ended)
+  return {
+      "groups_per_s": len(chosen) / (stop - start),
+      "staleness_steps": float(np.mean(stale)),
+      "hand_over_ms": float(np.mean(hand_over_s)) * 1e3,
+  }
+
+
+def _cpu_s(pid: int) -> float:
+  """Returns the CPU seconds of a process so far."""
+  text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+  fields = text.rpartition(")")[2].split()
+  return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

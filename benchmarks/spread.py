@@ -1,0 +1,142 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How long a batch takes from process 0 to the devices of all of a trainer's.
+
+The processes are started on this machine and joined by gloo over its loopback
+interface, one CPU device each. They spread batches of completions of equal
+length, of random floats, as a trainer does before a step, with nothing else to
+compute.
+"""
+
+from collections.abc import Sequence
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from tba_jax.system import processes
+from tba_jax.training import sharding
+
+_COMPLETIONS_PER_PROMPT = 16
+_REPEATS = 5
+_DEADLINE_S = 300.0
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns the median time of five batches.
+
+  Args:
+    config: not read.
+    operands: processes, completions of a batch (a multiple of 16 for each
+      process) and tokens of each; default 2 512 1024.
+
+  Returns:
+    processes, completions, tokens, mb of the batch, spread_s, mb_per_s.
+
+  Raises:
+    ValueError: the operands are not three such numbers.
+    RuntimeError: a process failed; the message has what it printed.
+  """
+  del config
+  given = [int(text) for text in operands] or [2, 512, 1024]
+  if len(given) != 3 or given[0] < 1 or given[2] < 1:
+    raise ValueError(f"operands {given}: allowed processes completions tokens")
+  num_processes, completions, tokens = given
+  if completions < 1 or completions % (_COMPLETIONS_PER_PROMPT * num_processes):
+    raise ValueError(
+        f"operands {given}: allowed a multiple of"
+        f" {_COMPLETIONS_PER_PROMPT * num_processes} completions"
+    )
+  address = f"127.0.0.1:{processes.free_port()}"
+  children = [
+      subprocess.Popen(
+          [
+              *(sys.executable, "-m", "benchmarks.spread"),
+              *(str(i), address, *map(str, given)),
+          ],
+          stdout=subprocess.PIPE,
+          stderr=subprocess.PIPE,
+          text=True,
+          env={**os.environ, "JAX_PLATFORMS": "cpu"},
+      )
+      for i in range(num_processes)
+  ]
+  try:
+    told = [child.communicate(timeout=_DEADLINE_S) for child in children]
+  finally:
+    for child in children:
+      child.kill()
+  for child, (_, err) in zip(children, told, strict=True):
+    if child.returncode != 0:
+      raise RuntimeError(f"a process failed: {err[-2000:]}")
+  found = json.loads(told[0][0].splitlines()[-1])  # Gloo prints too.
+  return {
+      "processes": num_processes,
+      "completions": completions,
+      "tokens": tokens,
+      **found,
+      "mb_per_s": found["mb"] / found["spread_s"],
+  }
+
+
+def _make_batch(completions: int, tokens: int) -> dict[str, np.ndarray]:
+  """Returns arrays of the shapes and dtypes of a batch's, without prompts."""
+  K = _COMPLETIONS_PER_PROMPT
+  rng = np.random.default_rng(0)
+  shape = (completions // K, K, tokens)
+  floats = ("completion_mask", "behavior_logprobs", "ref_logprobs")
+  return {
+      "completion_tokens": rng.integers(0, 50_000, shape, dtype=np.int32),
+      **{name: rng.normal(size=shape).astype(np.float32) for name in floats},
+      "rewards": rng.normal(size=shape[:2]).astype(np.float32),
+      "staleness_steps": np.ones(shape[:2], np.float32),
+  }
+
+
+def _measure(
+    process: int,
+    address: str,
+    num_processes: int,
+    completions: int,
+    tokens: int,
+) -> None:
+  """Is one of the processes; that of process 0 prints what it measured."""
+  jax.config.update("jax_num_cpu_devices", 1)
+  if num_processes > 1:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        address, num_processes, process, coordinator_bind_address=address
+    )
+  ones = dict.fromkeys(sharding.MESH_AXES, 1)
+  mesh = sharding.make_mesh({**ones, "data": num_processes})
+  spread = sharding.make_spread(mesh, {"batch": "data"})
+  whole = _make_batch(completions, tokens)
+  batch = whole if process == 0 else jax.eval_shape(lambda: whole)
+  times = []
+  for _ in range(1 + _REPEATS):  # The first one compiles.
+    begun = time.perf_counter()
+    found = jax.block_until_ready(spread(batch))
+    times.append(time.perf_counter() - begun)
+  for name, array in found.items():
+    (shard,) = array.addressable_shards
+    if np.any(np.asarray(shard.data) != whole[name][shard.index]):
+      raise RuntimeError(f"{name}: something else came than was sent")
+  if process == 0:
+    mb = sum(array.nbytes for array in whole.values()) / 1e6
+    spread_s = statistics.median(times[1:])
+    print(json.dumps({"mb": mb, "spread_s": spread_s}), flush=True)
+  if num_processes > 1:
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+  _measure(int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

@@ -1,0 +1,214 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The queue end to end, and what draining it costs a training step.
+
+A searcher's process sends blocks of one group of 64 completions of 4 KB (512
+tokens with their log-probs) through outbox, store, drain and journal. Beside
+it, in turn, the same bytes go through a plain loopback socket between the same
+two processes.
+
+Then a jitted train step runs on the trainer's cores, in turn with the drain
+off, and with it on and fed at a quarter of the speed that was measured. Cores
+are shared out as in a run on this machine.
+"""
+
+from collections.abc import Sequence
+import math
+import statistics
+import time
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from benchmarks import store_queue
+from tba_jax import types
+from tba_jax.models import config as config_lib
+from tba_jax.models import transformer
+from tba_jax.system import processes
+from tba_jax.training import sharding
+from tba_jax.training import train_step
+
+# Blocks of a round, rounds, pairs of timed blocks of steps, steps of each.
+_SETTINGS = (400, 5, 25, 50)
+_FED_SHARE = 0.25
+# B, K, P, T of the train step, and the vocabulary.
+_SHAPE = (4, 8, 16, 16)
+_VOCAB = 64
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns completions per second end to end, and the drain's cost to a step.
+
+  Args:
+    config: `search.credits`, `search.lease_s`, `store.*`, `replay`'s segments
+      and the optimizer, loss and cores of the step are read.
+    operands: none, or any first ones of: blocks of a round, rounds, pairs of
+      timed blocks of steps, steps of each.
+
+  Returns:
+    completions_per_s and raw_completions_per_s, medians of the rounds, with
+    mb_per_s of both and their ratio; step_p99_ms and step_p50_ms with the drain
+    "on" and "off"; `drain_p99_ms`, their difference, and the median of the
+    same difference over pairs, which a machine's other load moves less;
+    `drain_busy_share`, the share of time that the drain's thread was at work
+    beside the steps; what the searcher delivered meanwhile.
+
+  Raises:
+    ValueError: an operand is not a number of 1 or more.
+    RuntimeError: a process of the benchmark ended or delivered nothing.
+  """
+  settings = [*map(int, operands), *_SETTINGS[len(operands) :]]
+  if len(settings) != len(_SETTINGS) or min(settings) < 1:
+    raise ValueError(f"operands {list(operands)}: allowed are 4 of 1 or more")
+  num_blocks, num_rounds, num_pairs, num_steps = settings
+  own = processes.available_cores()
+  try:
+    with store_queue.Queue(config) as queue:
+      speed = _measure_speed(queue, num_blocks, num_rounds)
+      fed = _FED_SHARE * speed["completions_per_s"]
+      cost = _measure_cost(config, queue, fed, num_pairs, num_steps)
+  finally:
+    processes.pin(own)
+  return {**speed, **cost}
+
+
+def _measure_speed(
+    queue: store_queue.Queue, num_blocks: int, num_rounds: int
+) -> dict[str, Any]:
+  """Takes turns between the queue and the plain socket."""
+  ours, raw = [], []
+  num_completions = num_blocks * store_queue.COMPLETIONS
+  for _ in range(num_rounds):
+    raw.append(
+        num_completions / queue.time_raw(num_blocks * store_queue.BLOCK_BYTES)
+    )
+    with queue.draining() as drain:
+      queue.feed(-1)
+      # The first ones wait for a full ring.
+      drain.receive(max(4, num_blocks // 10))
+      start = time.perf_counter()
+      drain.receive(num_blocks)
+      ours.append(num_completions / (time.perf_counter() - start))
+  megabytes = store_queue.BLOCK_BYTES / store_queue.COMPLETIONS / 1e6
+  speed, raw_speed = statistics.median(ours), statistics.median(raw)
+  return {
+      "completions_per_s": speed,
+      "mb_per_s": speed * megabytes,
+      "raw_completions_per_s": raw_speed,
+      "raw_mb_per_s": raw_speed * megabytes,
+      "share_of_raw": speed / raw_speed,
+      "rounds": ours,
+      "raw_rounds": raw,
+  }
+
+
+def _measure_cost(
+    config: ml_collections.ConfigDict,
+    queue: store_queue.Queue,
+    fed: float,
+    num_pairs: int,
+    num_steps: int,
+) -> dict[str, Any]:
+  """Takes turns between steps without and with the drain."""
+  step = _Step(config)
+  step.time(10)
+  off, on, received, on_s, busy_s = [], [], 0, 0.0, 0.0
+  for _ in range(num_pairs):
+    off.append(step.time(num_steps))
+    with queue.draining() as drain:
+      queue.feed(fed / store_queue.COMPLETIONS)
+      drain.receive(2)
+      start, busy_before_s = time.perf_counter(), drain.looks().busy_s
+      on.append(step.time(num_steps))
+      on_s += time.perf_counter() - start
+      busy_s += drain.looks().busy_s - busy_before_s
+      received += drain.take()
+  p99 = {"off": _percentile(off, 99), "on": _percentile(on, 99)}
+  pairs_ms = [
+      _percentile([x], 99) - _percentile([y], 99)
+      for x, y in zip(on, off, strict=True)
+  ]
+  return {
+      "steps": num_pairs * num_steps,
+      "step_p50_ms": {"off": _percentile(off, 50), "on": _percentile(on, 50)},
+      "step_p99_ms": p99,
+      "drain_p99_ms": p99["on"] - p99["off"],
+      "drain_p99_ms_of_median_pair": statistics.median(pairs_ms),
+      "drain_busy_share": busy_s / on_s,
+      "fed_completions_per_s": received * store_queue.COMPLETIONS / on_s,
+  }
+
+
+def _percentile(blocks_s: Sequence[Sequence[float]], q: float) -> float:
+  """Returns a percentile of the seconds of all blocks, in milliseconds."""
+  return float(np.percentile(np.concatenate(blocks_s), q)) * 1e3
+
+
+class _Step:
+  """A jitted train step of a small Llama, compiled when made."""
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    config = config.copy_and_resolve_references()
+    config.train.micro_batch_prompts = _SHAPE[0]
+    config.mesh.update(data=1, fsdp=1, sequence=1, tensor=1)
+    mesh = sharding.make_mesh(config.mesh)
+    model = transformer.make_model(_model_config())
+    params = jax.jit(model.init)(jax.random.PRNGKey(0))
+    self._state = train_step.init_state(config, model, params, mesh)
+    self._step = train_step.make_train_step(config, model, mesh)
+    self._batch = sharding.shard_batch(_make_batch(), mesh, config.sharding)
+
+  def time(self, num_steps: int) -> list[float]:
+    """Returns the seconds of each of so many steps."""
+    seconds = []
+    for _ in range(num_steps):
+      start = time.perf_counter()
+      self._state, metrics = self._step(self._state, self._batch)
+      jax.device_get(metrics)
+      seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def _make_batch() -> types.Batch:
+  """Returns full-length random completions; what they say costs nothing."""
+  B, K, P, T = _SHAPE
+  rng = np.random.default_rng(0)
+  ones = lambda *shape: np.ones(shape, np.float32)
+  tokens = lambda *shape: rng.integers(3, _VOCAB, shape).astype(np.int32)
+  return types.Batch(
+      prompt_tokens=tokens(B, P),
+      prompt_mask=ones(B, P),
+      completion_tokens=tokens(B, K, T),
+      completion_mask=ones(B, K, T),
+      behavior_logprobs=-ones(B, K, T) * math.log(_VOCAB),
+      ref_logprobs=-ones(B, K, T) * math.log(_VOCAB),
+      rewards=rng.uniform(size=(B, K)).astype(np.float32),
+      staleness_steps=ones(B, K),
+  )
+
+
+def _model_config() -> config_lib.ModelConfig:
+  return config_lib.ModelConfig(
+      family="llama",
+      vocab_size=_VOCAB,
+      num_layers=2,
+      width=64,
+      num_heads=4,
+      num_kv_heads=4,
+      head_dim=16,
+      mlp_width=128,
+      rope_theta=10000.0,
+      norm_epsilon=1e-6,
+      tie_embeddings=False,
+      max_positions=64,
+      param_dtype="float32",
+      compute_dtype="float32",
+      **config_lib.PLAIN,
+      pad_id=0,
+      bos_id=1,
+      eos_id=2,
+  )

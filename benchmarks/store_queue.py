@@ -1,0 +1,269 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A queue to measure: store, journal and a searcher's process, and a drain."""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import dataclasses
+import json
+import pathlib
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import ml_collections
+
+from tba_jax.replay import journal
+from tba_jax.replay import prompt_order
+from tba_jax.replay import queue_server
+from tba_jax.replay import scheduler
+from tba_jax.system import processes
+from tba_jax.transport import kv_client
+from tba_jax.transport import kv_host
+from tba_jax.transport import wire
+
+# A block is one group of 64 completions, each of 512 tokens of 4 bytes with
+# their log-probs of 4 bytes.
+COMPLETIONS = 64
+TOKENS = 512
+BLOCK_BYTES = COMPLETIONS * TOKENS * 8
+_RUN = "benchmark"
+_PROMPTS = 1_000_000
+_DEADLINE_S = 120.0
+# The searcher's blocks under way when it is paused have come after this.
+_SETTLE_S = 0.3
+
+
+class Draining:
+  """A drain and what came through it."""
+
+  def __init__(self, drain: queue_server.Drain):
+    self._drain = drain
+    self.watermarks: dict[str, int] = {}
+    # Searcher, sequence and time of each block, where it is kept.
+    self.log: list[tuple[str, int, float]] | None = None
+
+  def looks(self) -> queue_server.PollStats:
+    """Returns what the drain's looks took so far, and found."""
+    return dataclasses.replace(self._drain.looks)
+
+  def take(self) -> int:
+    """Takes what has come, as the trainer does; returns how many blocks."""
+    with self._drain.lock:
+      self._drain.check()
+      records = self._drain.take(len(self._drain.pending()))
+    now = time.monotonic()
+    for record in records:
+      header = record.header
+      if "sequence" not in header:
+        continue  # A searcher has left.
+      self.watermarks[header["sid"]] = header["sequence"] + 1
+      if self.log is not None:
+        self.log.append((header["sid"], header["sequence"], now))
+    return len(records)
+
+  def receive_for(self, seconds: float) -> None:
+    """Takes what comes for so long, as a trainer that waits for data."""
+    deadline = time.monotonic() + seconds
+    self._drain.admit(_PROMPTS)
+    self._drain.urgent = True
+    while (left := deadline - time.monotonic()) > 0:
+      with self._drain.lock:
+        if not self._drain.pending():
+          self._drain.lock.wait(min(left, 0.1))
+      self.take()
+
+  def receive(self, num_blocks: int) -> None:
+    """Waits for so many blocks; raises RuntimeError where none come."""
+    deadline = time.monotonic() + _DEADLINE_S
+    self._drain.urgent = True
+    while num_blocks > 0:
+      with self._drain.lock:
+        if not self._drain.pending():
+          self._drain.lock.wait(1.0)
+      num_blocks -= self.take()
+      if time.monotonic() > deadline:
+        raise RuntimeError(f"{num_blocks} blocks did not come in time")
+    self._drain.urgent = False
+
+
+class Queue(contextlib.ExitStack):
+  """Host, store, journal, and a searcher's process; all ends with it."""
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      child: str = "benchmarks.store_searcher",
+  ):
+    """Starts all of it.
+
+    Args:
+      config: reads `cores`, `replay`, `search` and `store`.
+      child: the module of the searcher's process.
+    """
+    super().__init__()
+    self._config = config
+    self._child_module = child
+    self._secret = secrets.token_bytes(wire.SECRET_BYTES)
+    self._watermarks: dict[str, int] = {}
+    self._folder = pathlib.Path(
+        self.enter_context(tempfile.TemporaryDirectory(prefix="tba_jax_"))
+    )
+    try:
+      self._start()
+    except BaseException:
+      self.close()
+      raise
+
+  def _start(self) -> None:
+    cores = processes.assign_cores(self._config.cores, 1)
+    self._journal = journal.Journal(
+        self._folder / "replay",
+        max_segment_bytes=int(self._config.replay.max_segment_mb * 1e6),
+        on_event=_on_event,
+    )
+    self.callback(self._journal.close)
+    host = kv_host.KvHost(
+        self._folder / "spool",
+        _RUN,
+        probe_timeout_s=self._config.store.probe_timeout_s,
+        on_event=_on_event,
+    )
+    stop = threading.Event()
+    thread = threading.Thread(target=_host, args=(host, cores["store"], stop))
+    thread.start()
+    self.callback(thread.join)
+    self.callback(stop.set)
+    self._locator = host.locator_path
+    self._host = host
+    self._child = subprocess.Popen(
+        [sys.executable, "-m", self._child_module],
+        stdin=subprocess.PIPE,
+        text=True,
+    )
+    self.callback(self._end_child)
+    processes.pin(cores["trainer"])
+    self.say(
+        json.dumps(
+            {
+                "cores": cores["searchers"][0],
+                "locator": str(self._locator),
+                "run_id": _RUN,
+                "secret": self._secret.hex(),
+                "credits": self._config.search.credits,
+                "lease_s": self._config.search.lease_s,
+                "num_completions": COMPLETIONS,
+                "completion_tokens": TOKENS,
+            }
+        )
+    )
+
+  def feed(self, blocks_per_s: float) -> None:
+    """Sets how many blocks the searcher submits, -1 as many as it can."""
+    self.say(f"rate {blocks_per_s}")
+
+  @contextlib.contextmanager
+  def draining(self) -> Iterator[Draining]:
+    """Runs a drain; afterwards the searcher is paused and the queue empty."""
+    order = prompt_order.PromptOrder(_PROMPTS, seed=0)
+    drain = queue_server.Drain(
+        self._transport,
+        journal=self._journal,
+        grants=scheduler.Grants(
+            order, prompts_per_round=1, version_of=lambda position: -1
+        ),
+        lease_s=self._config.search.lease_s,
+        watermarks=self._watermarks,
+        replay_from=self._journal.position,
+        run_id=_RUN,
+        secret=self._secret,
+        epoch=0,
+        partition=0,
+        claim=lambda transport: None,
+        on_event=_on_event,
+    )
+    draining = Draining(drain)
+    drain.start()
+    try:
+      yield draining
+      self.feed(0)
+      time.sleep(_SETTLE_S)
+      draining.take()
+    finally:
+      drain.close()
+    draining.take()
+    self._watermarks.update(draining.watermarks)
+    self._journal.truncate_before(self._journal.position)
+
+  def time_raw(self, num_bytes: int) -> float:
+    """Returns the seconds that bytes take through a plain socket."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+      port = server.getsockname()[1]
+      self.say(f"raw {port} {num_bytes} {BLOCK_BYTES}")
+      server.settimeout(_DEADLINE_S)
+      connection, _ = server.accept()
+    with connection:
+      start = time.perf_counter()
+      # The journal's counterpart: every block is put together once.
+      while _read_block(connection):
+        pass
+      return time.perf_counter() - start
+
+  def _transport(self) -> kv_client.KvTransport:
+    return kv_client.KvTransport(
+        self._locator,
+        deadline_s=self._config.store.deadline_s,
+        run_id=_RUN,
+    )
+
+  @property
+  def folder(self) -> pathlib.Path:
+    """Of this queue's files; ends with it."""
+    return self._folder
+
+  @property
+  def service_pid(self) -> int:
+    """Process id of the key-value service."""
+    return self._host.child_pid
+
+  def say(self, line: str) -> None:
+    """Gives the searcher's process a command."""
+    if self._child.poll() is not None:
+      raise RuntimeError(f"the searcher ended with {self._child.returncode}")
+    self._child.stdin.write(line + "\n")
+    self._child.stdin.flush()
+
+  def _end_child(self) -> None:
+    self._child.stdin.close()
+    try:
+      self._child.wait(10.0)
+    except subprocess.TimeoutExpired:
+      self._child.kill()
+      self._child.wait()
+
+
+def _host(
+    host: kv_host.KvHost, cores: Sequence[int], stop: threading.Event
+) -> None:
+  processes.pin(cores)
+  host.run(stop)
+
+
+def _read_block(connection: socket.socket) -> bytes:
+  """Returns the next block, or what there is of it before the end."""
+  block = bytearray(BLOCK_BYTES)
+  view, size = memoryview(block), 0
+  while size < BLOCK_BYTES:
+    count = connection.recv_into(view[size:])
+    if not count:
+      break
+    size += count
+  return bytes(view[:size])
+
+
+def _on_event(kind: str, message: str) -> None:
+  print(f"{kind}: {message}", file=sys.stderr)

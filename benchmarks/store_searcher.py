@@ -1,0 +1,115 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The searcher's process of the store benchmark; `store` starts it.
+
+Its first line of standard input is a JSON object of settings, each further line
+a command: `rate R` sends R blocks a second (0 none, -1 as fast as they go),
+`raw PORT BYTES PIECE` sends bytes to a socket of this host. It ends with its
+input.
+"""
+
+import json
+import socket
+import sys
+import threading
+import time
+
+import numpy as np
+
+from tba_jax import types
+from tba_jax.replay import queue_client
+from tba_jax.system import processes
+from tba_jax.transport import kv_client
+
+_PROMPT_TOKENS = 16
+# Different groups, sent in turn: what a searcher sends is never in a cache.
+_POOL = 16
+
+
+def make_groups(
+    num_completions: int, completion_tokens: int
+) -> list[types.Group]:
+  """Returns groups of full-length random completions."""
+  rng = np.random.default_rng(0)
+  shape = (num_completions, completion_tokens)
+  return [
+      types.Group(
+          prompt_id=i,
+          visit=0,
+          position=i,
+          prompt_tokens=np.arange(1, _PROMPT_TOKENS + 1, dtype=np.int32),
+          completion_tokens=rng.integers(1, 30_000, shape, np.int32),
+          completion_lengths=np.full(shape[0], shape[1], np.int32),
+          stopped=np.ones(shape[0], np.bool_),
+          behavior_logprobs=-rng.random(shape, np.float32),
+          rewards=rng.random(shape[0], np.float32),
+          versions=np.zeros(shape[0], np.int32),
+          epoch=0,
+      )
+      for i in range(_POOL)
+  ]
+
+
+class _Feeder:
+  """A thread that submits blocks of one group at the rate of `rate`."""
+
+  def __init__(self, outbox: queue_client.Outbox, groups: list[types.Group]):
+    self.rate = 0.0
+    self._outbox = outbox
+    self._groups = groups
+    self._thread = threading.Thread(target=self._run, daemon=True)
+    self._thread.start()
+
+  def _run(self) -> None:
+    count, due = 0, time.monotonic()
+    while True:
+      rate, now = self.rate, time.monotonic()
+      if not rate or (rate > 0 and now < due):
+        time.sleep(0.002)
+        continue
+      if rate > 0:
+        # Of what a pause or a full ring held up, one block is made up for.
+        due = max(due, now - 1.0 / rate) + 1.0 / rate
+      group = self._groups[count % len(self._groups)]
+      self._outbox.submit([group])
+      count += 1
+
+
+def main() -> None:
+  """Does what standard input says until it ends."""
+  processes.die_with_parent()
+  settings = json.loads(sys.stdin.readline())
+  processes.pin(settings["cores"])
+  outbox = queue_client.Outbox(
+      lambda: kv_client.KvTransport(settings["locator"], deadline_s=60.0),
+      sid="searcher",
+      index=0,
+      run_id=settings["run_id"],
+      secret=bytes.fromhex(settings["secret"]),
+      partition=0,
+      credits=settings["credits"],
+      lease_s=settings["lease_s"],
+      on_event=lambda kind, message: print(kind, message, file=sys.stderr),
+  )
+  feeder = _Feeder(
+      outbox,
+      make_groups(settings["num_completions"], settings["completion_tokens"]),
+  )
+  for line in sys.stdin:
+    command, *numbers = line.split()
+    if command == "rate":
+      feeder.rate = float(numbers[0])
+    else:
+      _send_raw(*map(int, numbers))
+  outbox.close(0.0)
+
+
+def _send_raw(port: int, num_bytes: int, piece: int) -> None:
+  data = bytes(piece)
+  with socket.create_connection(("127.0.0.1", port)) as connection:
+    for _ in range(num_bytes // piece):
+      connection.sendall(data)
+
+
+if __name__ == "__main__":
+  main()

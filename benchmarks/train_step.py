@@ -1,0 +1,193 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens per second of one trajectory balance update, beside PyTorch's.
+
+A Llama of 25.7 M params in float32 learns from 2 prompts x 16 completions of
+64 + 64 tokens. The folder `TBA_JAX_PEERS` has the scripts of the comparison:
+`make_checkpoint.py DIR llama 30m` writes the model that both load, and
+`train_torch.py DIR B K P T` prints a JSON line with `tokens_per_s` of the same
+update as the paper's code computes it. The two are timed in turn, each as the
+best of its steps, so a busy machine slows both.
+
+A token is one of B·K·(P+T): a prompt counts once for each of its completions,
+however often it is computed. The limit is 6·params flops for each of these at
+the speed of a 2048³ product; sharing a prompt may pass it.
+"""
+
+from collections.abc import Sequence
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from benchmarks import peer_model
+from tba_jax import types
+from tba_jax.models import hf
+from tba_jax.models import transformer
+from tba_jax.training import sharding
+from tba_jax.training import train_step
+
+PEERS_VARIABLE = "TBA_JAX_PEERS"
+
+# B, K, P, T.
+_SHAPE = (2, 16, 64, 64)
+_TEMPERATURE = 0.7
+_ROUNDS = 2
+_STEPS_PER_ROUND = 4
+_PRODUCT_SIZE = 2048
+_PEER_DEADLINE_S = 600.0
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns both speeds, their ratio and the limit.
+
+  Args:
+    config: its `optimizer` and `loss` are what is timed; the rest is set here.
+    operands: none, or rounds (default 2): how often the two take turns.
+
+  Returns:
+    tokens_per_s, step_s (best), peer_tokens_per_s, ratio (of the best), ratios
+    (of each turn), limit_tokens_per_s, share_of_limit, product_gflop_per_s,
+    num_params, and the shape. Without `TBA_JAX_PEERS` nothing is compared:
+    `peer_tokens_per_s` and `ratio` are None, `ratios` is empty, and a model of
+    the same shape is drawn at random.
+
+  Raises:
+    RuntimeError: a script of the comparison failed; with the end of its output.
+  """
+  rounds = int(operands[0]) if operands else _ROUNDS
+  peers = os.environ.get(PEERS_VARIABLE)
+  B, K, P, T = _SHAPE
+  with tempfile.TemporaryDirectory() as folder:
+    if peers:
+      _run_script(peers, "make_checkpoint.py", folder, "llama", "30m")
+      model_config, params = hf.load(folder)
+      model = transformer.make_model(model_config, remat=config.train.remat)
+    else:
+      model = transformer.make_model(peer_model.SHAPE, remat=config.train.remat)
+      params = jax.jit(model.init)(jax.random.PRNGKey(0))
+    num_params = sum(x.size for x in jax.tree.leaves(params))
+    update = _Update(config, model, params)
+    del params
+    step_s, peer_tokens_per_s, product = [], [], []
+    for _ in range(rounds):
+      step_s.append(update.time(_STEPS_PER_ROUND))
+      product.append(_product_flop_per_s())
+      if peers:
+        line = _run_script(
+            peers, "train_torch.py", folder, *map(str, _SHAPE)
+        ).splitlines()[-1]
+        peer_tokens_per_s.append(json.loads(line)["tokens_per_s"])
+  tokens_per_s = B * K * (P + T) / min(step_s)
+  peer = max(peer_tokens_per_s, default=None)
+  ratios = [
+      B * K * (P + T) / mine_s / theirs
+      for mine_s, theirs in zip(step_s, peer_tokens_per_s, strict=False)
+  ]
+  limit = max(product) / (6 * num_params)
+  return {
+      "tokens_per_s": tokens_per_s,
+      "step_s": min(step_s),
+      "peer_tokens_per_s": peer,
+      "ratio": peer and tokens_per_s / peer,
+      "ratios": ratios,
+      "limit_tokens_per_s": limit,
+      "share_of_limit": tokens_per_s / limit,
+      "product_gflop_per_s": max(product) / 1e9,
+      "num_params": num_params,
+      "shape": dict(zip("BKPT", _SHAPE, strict=True)),
+  }
+
+
+class _Update:
+  """The jitted step on one batch, compiled when made."""
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      model: transformer.Model,
+      params: types.PyTree,
+  ):
+    config = config.copy_and_resolve_references()
+    config.sampling.temperature = _TEMPERATURE
+    config.train.num_steps = 1000
+    config.train.micro_batch_prompts = _SHAPE[0]
+    config.optimizer.warmup_steps = 0
+    config.mesh.update(data=1, fsdp=1, sequence=1, tensor=1)
+    mesh = sharding.make_mesh(config.mesh)
+    self._state = train_step.init_state(config, model, params, mesh)
+    self._step = train_step.make_train_step(config, model, mesh)
+    batch = _make_batch(model.config.vocab_size)
+    self._batch = sharding.shard_batch(batch, mesh, config.sharding)
+    self.time(1)
+
+  def time(self, num_steps: int) -> float:
+    """Returns the seconds of the fastest step."""
+    seconds = []
+    for _ in range(num_steps):
+      start = time.perf_counter()
+      self._state, metrics = self._step(self._state, self._batch)
+      jax.block_until_ready((self._state, metrics))
+      seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def _make_batch(vocab_size: int) -> types.Batch:
+  """Returns full-length random completions; what they say costs nothing."""
+  B, K, P, T = _SHAPE
+  rng = np.random.default_rng(0)
+  tokens = lambda *shape: rng.integers(3, vocab_size, shape).astype(np.int32)
+  logprobs = lambda: rng.uniform(-7, -5, (B, K, T)).astype(np.float32)
+  return types.Batch(
+      prompt_tokens=tokens(B, P),
+      prompt_mask=np.ones((B, P), np.float32),
+      completion_tokens=tokens(B, K, T),
+      completion_mask=np.ones((B, K, T), np.float32),
+      behavior_logprobs=logprobs(),
+      ref_logprobs=logprobs(),
+      rewards=rng.uniform(size=(B, K)).astype(np.float32),
+      staleness_steps=np.ones((B, K), np.float32),
+  )
+
+
+def _product_flop_per_s() -> float:
+  """Returns the speed of a square float32 product, the best of a few."""
+  n = _PRODUCT_SIZE
+  x_NxN = jnp.ones((n, n), jnp.float32)
+  product = jax.jit(lambda x: x @ x)
+  product(x_NxN).block_until_ready()
+  seconds = []
+  for _ in range(5):
+    start = time.perf_counter()
+    product(x_NxN).block_until_ready()
+    seconds.append(time.perf_counter() - start)
+  return 2 * n**3 / min(seconds)
+
+
+def _run_script(peers: str, name: str, *args: str) -> str:
+  """Runs a script of the comparison and returns what it printed."""
+  command = [sys.executable, str(pathlib.Path(peers) / name), *args]
+  done = subprocess.run(
+      command,
+      capture_output=True,
+      text=True,
+      timeout=_PEER_DEADLINE_S,
+      check=False,
+  )
+  if done.returncode:
+    raise RuntimeError(
+        f"{' '.join(command)} ended with {done.returncode}:"
+        f" {(done.stdout + done.stderr)[-2000:]}"
+    )
+  return done.stdout

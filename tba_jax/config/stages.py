@@ -1,0 +1,83 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a run's SFT or reward model depends on, and whether one fits a config.
+
+No JAX here: the supervisor asks before it starts a process.
+"""
+
+import json
+import pathlib
+from typing import Any
+
+import ml_collections
+
+from tba_jax.config import load
+from tba_jax.system import jsonl
+from tba_jax.tasks import build
+
+# Periods decide when things are done, not what.
+_PERIOD = "_every_steps"
+# What models had that were made before there was such a setting.
+_BEFORE = (("init", "scratch"), ("schedule", "cosine"), ("micro_batch_size", 0))
+
+
+def check(
+    config: ml_collections.ConfigDict,
+    folder: pathlib.Path,
+    *,
+    section: str = "sft",
+) -> None:
+  """Holds WORKDIR/sft to one set of settings; writes them where it is new.
+
+  Args:
+    config: whose settings the model depends on.
+    folder: WORKDIR/sft, or of another section.
+    section: "sft" or "reward_model".
+
+  Raises:
+    ValueError: the folder was made with other settings; names each.
+  """
+  path = folder / "settings.json"
+  # Through JSON, so that a tuple equals the list that was read.
+  settings = json.loads(json.dumps(_settings(config, section)))
+  if not path.exists():
+    jsonl.atomic_write_json(path, settings)
+    return
+  saved = jsonl.read_json(path)
+  if not isinstance(saved, dict):
+    raise ValueError(f"{path} is damaged; remove {folder} to make it anew")
+  missing = "not there"
+  changed = [
+      f"config.{key} = {settings.get(key, missing)!r}, was"
+      f" {saved.get(key, missing)!r}"
+      for key in sorted({*settings, *saved})
+      if settings.get(key, missing) != saved.get(key, missing)
+  ]
+  if changed:
+    raise ValueError(
+        f"{folder} was made with other settings: {'; '.join(changed)}. Allowed:"
+        f" the settings that it was made with, another --workdir, or {folder}"
+        " removed, to make it anew"
+    )
+
+
+def _settings(
+    config: ml_collections.ConfigDict, section: str
+) -> dict[str, Any]:
+  """Returns what the model depends on, by config key."""
+  task_fields = build.find(config.task.name).FIELDS
+  parts = {
+      "task": {**task_fields, **config.task},
+      "tokenizer": config.tokenizer,
+      "model": config.model,
+      section: {
+          k: v
+          for k, v in config[section].items()
+          if not k.endswith(_PERIOD) and (k, v) not in _BEFORE
+      },
+  }
+  return {
+      "seed": config.seed,
+      "optimizer.epsilon": config.optimizer.epsilon,
+      **load.flatten(parts),
+  }

@@ -1,0 +1,191 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The tokens of a sequence split over devices: `config.sharding.length`.
+
+All of a block works on each token by itself but attention, where a query sees
+keys of the whole sequence. So queries stay on their devices, and keys and
+values are gathered there, those of one layer at a time: what is as wide as the
+stream, the MLP or the attention weights is never whole on a device. As
+all-gather context parallelism of Llama 3 (arXiv:2407.21783, §3.3.2).
+
+Which mesh, is known where a step is made (`models/split_tokens.py`); the model
+asks `current`.
+
+Axes: B prompts, K completions, P prompt tokens, T completion tokens, S those
+that are run, L tokens of a prompt and of all its completions.
+"""
+
+from collections.abc import Callable
+import contextvars
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+from tba_jax.models import layers
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+  """How the arrays of a forward pass lie on a mesh.
+
+  mesh: None where all is left to the compiler.
+  batch, length: the mesh axes that prompts and tokens are split over.
+  """
+
+  mesh: Mesh | None
+  batch: tuple[str, ...]
+  length: tuple[str, ...]
+
+  @property
+  def count(self) -> int:
+    """Parts that tokens are cut into, 1: they are not."""
+    return math.prod(self.mesh.shape[a] for a in self.length)
+
+  def padded(self, length: int) -> int:
+    """Returns the least length from `length` on that is cut evenly."""
+    return -(-length // self.count) * self.count
+
+  def place(self, x: jax.Array, *axes: str | None) -> jax.Array:
+    """Returns `x` where it shall lie; as it is where tokens are not split.
+
+    Args:
+      x: of any shape.
+      axes: of its first axes, each "batch", "length", or None for whole; the
+        compiler is free in the others.
+    """
+    if self.count == 1:
+      return x
+    names = {"batch": self.batch, "length": self.length, None: None}
+    free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - len(axes))
+    spec = PartitionSpec(*(names[a] or None for a in axes), *free)
+    return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+
+  def join(self, prompts: jax.Array, own: jax.Array) -> jax.Array:
+    """Returns [B, L, ...], the tokens of prompts and of their completions.
+
+    Each part has its stretch of the prompt, then of each completion: in one
+    part it is the prompt and then the completions. Nothing moves between
+    devices.
+
+    Args:
+      prompts: [B, P, ...], P as `padded` gives it.
+      own: [B, K, S, ...], S alike.
+    """
+    B, K, S, *rest = own.shape
+    P, C = prompts.shape[1], self.count
+    prompts = prompts.reshape(B, C, P // C, *rest)
+    own = jnp.moveaxis(own.reshape(B, K, C, S // C, *rest), 2, 1)
+    own = own.reshape(B, C, K * (S // C), *rest)
+    both = jnp.concatenate([prompts, own], axis=2)
+    return self.place(both.reshape(B, P + K * S, *rest), "batch", "length")
+
+  def cut(
+      self, x: jax.Array, num_prompt: int, num_completions: int
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns [B, P, ...] and [B, K, S, ...], what `join` made one of.
+
+    Args:
+      x: [B, L, ...].
+      num_prompt, num_completions: P and K.
+    """
+    B, L, *rest = x.shape
+    P, K, C = num_prompt, num_completions, self.count
+    S = (L - P) // K
+    x = x.reshape(B, C, L // C, *rest)
+    prompts = x[:, :, : P // C].reshape(B, P, *rest)
+    own = x[:, :, P // C :].reshape(B, C, K, S // C, *rest)
+    own = jnp.moveaxis(own, 1, 2).reshape(B, K, S, *rest)
+    return (
+        self.place(prompts, "batch", "length"),
+        self.place(own, "batch", None, "length"),
+    )
+
+
+WHOLE = Split(None, (), ())
+
+CURRENT: contextvars.ContextVar[Split] = contextvars.ContextVar(
+    "split", default=WHOLE
+)
+
+
+def current_split() -> Split:
+  """Returns the split of the function that is being traced."""
+  return CURRENT.get()
+
+
+def completion_inputs(
+    prompt_tokens: jax.Array,
+    prompt_mask: jax.Array,
+    completion_tokens: jax.Array,
+) -> tuple[jax.Array, ...]:
+  """Returns the tokens that a forward pass over completions runs.
+
+  The last token of a completion predicts nothing that is asked for, so S is
+  T - 1. Where tokens are split over devices each completion begins with the
+  last token of its prompt instead: the stream that predicts a token then lies
+  where the token does, and none of it moves.
+
+  Args:
+    prompt_tokens: [B, P] int32, left-padded.
+    prompt_mask: [B, P] bool, True on prompt tokens; at least the last.
+    completion_tokens: [B, K, T] int32.
+
+  Returns:
+    prompt tokens [B, P], their mask, the mask of what completions see of them,
+    tokens of completions [B, K, S], and the position of their first [B]; P and
+    S padded to divide.
+  """
+  parts = current_split()
+  lengths_B = jnp.sum(prompt_mask, axis=-1, dtype=jnp.int32)
+  if parts.count == 1:
+    inputs = completion_tokens[..., :-1]
+    return prompt_tokens, prompt_mask, prompt_mask, inputs, lengths_B
+  P, (B, K, T) = prompt_tokens.shape[1], completion_tokens.shape
+  last_BxKx1 = jnp.broadcast_to(prompt_tokens[:, None, -1:], (B, K, 1))
+  inputs = jnp.concatenate([last_BxKx1, completion_tokens[..., :-1]], axis=2)
+  inputs = jnp.pad(inputs, ((0, 0), (0, 0), (0, parts.padded(T) - T)))
+  left = ((0, 0), (parts.padded(P) - P, 0))
+  prompt_tokens, prompt_mask = (
+      jnp.pad(x, left) for x in (prompt_tokens, prompt_mask)
+  )
+  seen_mask = prompt_mask.at[:, -1].set(False)
+  return prompt_tokens, prompt_mask, seen_mask, inputs, lengths_B - 1
+
+
+# A function whose sequences are split over devices (`models/split.py`).
+
+
+def split_tokens(
+    fn: Callable[..., Any],
+    mesh: jax.sharding.Mesh,
+    batch: tuple[str, ...],
+    length: tuple[str, ...],
+) -> Callable[..., Any]:
+  """Returns `fn` with tokens split in all that it computes, to be jitted.
+
+  Args:
+    fn: of arrays on the mesh.
+    mesh: its devices.
+    batch, length: the mesh axes of prompts and of tokens, as
+      `sharding.token_axes` tells them.
+  """
+  split = Split(mesh, batch, length)
+
+  @functools.wraps(fn)
+  def split_fn(*args: Any, **kwargs: Any) -> Any:
+    token = CURRENT.set(split)
+    rows = layers.TOKENS_ARE_SPLIT.set(split.count > 1)
+    try:
+      return fn(*args, **kwargs)
+    finally:
+      layers.TOKENS_ARE_SPLIT.reset(rows)
+      CURRENT.reset(token)
+
+  return split_fn

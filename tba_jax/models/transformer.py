@@ -1,0 +1,413 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A model as pure functions over plain params: `make_model`.
+
+Axes: B prompts, K completions, P prompt tokens, T completion tokens, R decode
+rows, L tokens, D width, N layers, G key-value heads, M query heads of one
+key-value head, Dh head width, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from tba_jax import types
+from tba_jax.models import attention
+from tba_jax.models import cache as cache_lib
+from tba_jax.models import config as config_lib
+from tba_jax.models import gpt2
+from tba_jax.models import gpt_neox
+from tba_jax.models import heads
+from tba_jax.models import layers as layers_lib
+from tba_jax.models import llama
+from tba_jax.models import sequence
+
+# A family's modules without arrays: with params they are modules again.
+
+
+PyTree = types.PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Definitions:
+  """Static module definitions, for `nnx.merge`.
+
+  model: of the whole stack.
+  block: of one of its blocks.
+  logical_axes: params with a tuple of axis names in place of each leaf.
+  """
+
+  model: nnx.GraphDef
+  block: nnx.GraphDef
+  logical_axes: PyTree
+
+
+def definitions_of(
+    family: "type[layers_lib.Stack]", config: "config_lib.ModelConfig"
+) -> Definitions:
+  """Returns the definitions of a family's modules, without making arrays."""
+  model_def, state = nnx.split(
+      nnx.eval_shape(lambda: family(config, nnx.Rngs(params=0)))
+  )
+  block_def, _ = nnx.split(
+      nnx.eval_shape(lambda: family.Block(config, nnx.Rngs(params=0)))
+  )
+  axes = {}
+  for path, param in nnx.to_flat_state(state):
+    stacked = ("layers",) if path[0] == "blocks" else ()
+    node = axes
+    for name in path[:-1]:
+      node = node.setdefault(name, {})
+    node[path[-1]] = stacked + param.get_metadata()["logical_axes"]
+  return Definitions(model_def, block_def, axes)
+
+
+# What a forward pass keeps of each layer for the gradient: `train.remat`.
+#
+# The rest is computed again on the way back. "none" computes nothing twice, and
+# keeps everything; "dots" keeps the results of a layer's products, since what
+# lies between costs less to compute than to write and read; "full" keeps the
+# stream before a layer, and runs the layer twice.
+
+
+# Name -> what is kept, None where nothing is computed again.
+REMATS = {
+    "none": None,
+    "dots": jax.checkpoint_policies.save_only_these_names(layers_lib.PRODUCT),
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+def check_remat(remat: str) -> None:
+  """Raises ValueError where there is no such setting."""
+  if remat not in REMATS:
+    raise ValueError(f"train.remat={remat!r}: allowed {tuple(REMATS)}")
+
+
+def remat_block(layer: Callable, remat: str) -> Callable:
+  """Returns a layer, to be scanned over, that keeps what `remat` says."""
+  if REMATS[remat] is None:
+    return layer
+  return jax.checkpoint(layer, policy=REMATS[remat], prevent_cse=False)
+
+
+ModelConfig = config_lib.ModelConfig
+
+
+# Family name -> module class, a `models/stack.py:Stack`.
+FAMILIES = {
+    "gpt2": gpt2.GPT2,
+    "gpt_neox": gpt_neox.GPTNeoX,
+    "llama": llama.Llama,
+    "mistral": llama.Llama,
+    "qwen2": llama.Llama,
+    "qwen3": llama.Llama,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """One model as pure functions; params are nested dicts of arrays.
+
+  Masks are 1 (or True) on real tokens. Positions count real tokens, so a
+  sequence has the same logits with any padding.
+
+  config: the shape.
+  init: (rng) -> params; the leaves of params["blocks"] are [N, ...].
+  logits: (params, tokens_BxL, mask_BxL) -> logits_BxLxV float32; entry l
+    predicts token l + 1. Padding may stand left or right; logits at padding
+    mean nothing but are finite.
+  completion_stream: (params, prompt_tokens_BxP, prompt_mask_BxP,
+    completion_tokens_BxKxT) -> stream_BxKxTxD, from which `unembed` predicts
+    completion token t. Prompts are left-padded, completions right-padded
+    (padding is causal: it changes nothing before it). Each prompt is computed
+    once and shared by its K completions. Where tokens are split over devices
+    (`models/split.py`) T is padded to what they divide.
+  unembed: (params, stream_...xD) -> logits_...xV float32.
+  completion_logits: as completion_stream -> logits_BxKxTxV float32, all at
+    once; `forward.py` has a form that holds a few positions' at a time.
+  prefill: (params, prompt_tokens_BxP, prompt_mask_BxP) -> (logits_BxV float32
+    that predict the first completion token, prompt_cache).
+  init_cache: (num_rows, lengths) -> cache of zeros for R rows: blocks with
+    that many columns, as `models/cache.py` describes. The first is for prompts,
+    P columns.
+  fill_cache: (cache, prompt_cache, slots_R) -> cache. Copies prompt slots_R[r]
+    to the first block of row r, or to all blocks where prompts are as wide; a
+    row with a slot below 0 stays as it is.
+  decode_params: (params, num_positions) -> params, their blocks layer by layer
+    and the tables of so many positions, made once for many steps.
+  decode_step: (decode_params, tokens_R, positions_R, cache, cache_mask_RxC,
+    write_index) -> (logits_RxV float32, cache). Runs one token of each row, at
+    its position, and writes its key and value at column write_index ([R] or []
+    int32, not of the first block). cache_mask_RxC names the columns that the
+    row sees, the written one included; their order means nothing. The cache
+    may be the first blocks of a longer one.
+  logical_axes: params with a tuple of axis names in place of each leaf.
+  """
+
+  config: ModelConfig
+  init: Callable[..., PyTree]
+  logits: Callable[..., jax.Array]
+  completion_stream: Callable[..., jax.Array]
+  unembed: Callable[[PyTree, jax.Array], jax.Array]
+  completion_logits: Callable[..., jax.Array]
+  prefill: Callable[..., tuple[jax.Array, PyTree]]
+  init_cache: Callable[[int, Sequence[int]], PyTree]
+  fill_cache: Callable[..., PyTree]
+  decode_params: Callable[[PyTree, int], PyTree]
+  decode_step: Callable[..., tuple[jax.Array, PyTree]]
+  logical_axes: PyTree
+
+
+class _Forward:
+  """The forward modes of one family and shape, as pure functions."""
+
+  def __init__(self, config: ModelConfig, remat: str):
+    self.config = config
+    self.remat = remat
+    self.definitions = definitions_of(FAMILIES[config.family], config)
+
+  def module(self, params: PyTree) -> nnx.Module:
+    return nnx.merge(self.definitions.model, params)
+
+  def block(self, layer_params: PyTree) -> nnx.Module:
+    return nnx.merge(self.definitions.block, layer_params)
+
+  def init(self, rng: jax.Array) -> PyTree:
+    family = FAMILIES[self.config.family]
+    module = family(self.config, nnx.Rngs(params=rng))
+    return nnx.to_pure_dict(nnx.state(module))
+
+  def window(
+      self, mask: jax.Array, query_positions: jax.Array, positions: jax.Array
+  ) -> jax.Array:
+    size = self.config.sliding_window
+    return attention.window_mask(mask, query_positions, positions, size)
+
+  def run_blocks(
+      self,
+      params: PyTree,
+      x: jax.Array,
+      tables: PyTree,
+      attend: layers_lib.AttendFn,
+  ) -> tuple[jax.Array, PyTree]:
+    """Returns the stream [..., D] after all blocks and what each kept."""
+
+    def step(x, layer):
+      index, layer_params = layer
+      return self.block(layer_params)(x, tables, attend, index)
+
+    indices_N = jnp.arange(self.config.num_layers, dtype=jnp.int32)
+    step = remat_block(step, self.remat)
+    return jax.lax.scan(step, x, (indices_N, params["blocks"]))
+
+  def run_self(
+      self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
+  ) -> tuple[jax.Array, PyTree]:
+    """Returns the stream [B, L, D] after all blocks and the cache of it."""
+    module = self.module(params)
+    positions_BxL = attention.positions_of(mask_BxL)
+    tables = module.tables(positions_BxL)
+    mask_BxLxL = self.window(
+        attention.causal_real_mask(mask_BxL), positions_BxL, positions_BxL
+    )
+
+    def attend(q, k, v):
+      out = attention.attend_self(q, k, v, mask_BxLxL)
+      return out, cache_lib.layer_of_prompts(k, v)
+
+    x_BxLxD = module.embed_tokens(tokens_BxL, positions_BxL)
+    x_BxLxD, kept = self.run_blocks(params, x_BxLxD, tables, attend)
+    cache = {"layers": kept}
+    if self.config.sliding_window:
+      cache["position"] = positions_BxL
+    return x_BxLxD, cache
+
+  def logits(
+      self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
+  ) -> jax.Array:
+    x_BxLxD, _ = self.run_self(params, tokens_BxL, mask_BxL)
+    return self.module(params).unembed(x_BxLxD)
+
+  def prefill(
+      self, params: PyTree, prompt_tokens: jax.Array, prompt_mask: jax.Array
+  ) -> tuple[jax.Array, PyTree]:
+    x_BxPxD, cache = self.run_self(params, prompt_tokens, prompt_mask)
+    return self.module(params).unembed(x_BxPxD[:, -1]), cache
+
+  def completion_stream(
+      self,
+      params: PyTree,
+      prompt_tokens: jax.Array,
+      prompt_mask: jax.Array,
+      completion_tokens: jax.Array,
+  ) -> jax.Array:
+    # Prompt and completions run through the blocks as one long token axis
+    # [P | K x S], so that every matrix product is one big one; only attention
+    # takes them apart.
+    module, parts = self.module(params), sequence.current_split()
+    K, T = completion_tokens.shape[1:]
+    prompt_tokens, prompt_mask, seen_mask, inputs_BxKxS, first_B = (
+        sequence.completion_inputs(
+            prompt_tokens, prompt_mask.astype(bool), completion_tokens
+        )
+    )
+    (B, P), S = prompt_tokens.shape, inputs_BxKxS.shape[-1]
+    # What only pads a completion stays where its last token is.
+    steps_S = jnp.minimum(jnp.arange(S), T - 1)
+    own_BxKxS = jnp.broadcast_to(
+        first_B[:, None, None] + steps_S[None, None], (B, K, S)
+    )
+    positions_BxP = attention.positions_of(prompt_mask)
+    positions_BxL = parts.join(positions_BxP, own_BxKxS)
+    tables = module.tables(positions_BxL)
+    prompt_mask_BxPxP = self.window(
+        attention.causal_real_mask(prompt_mask), positions_BxP, positions_BxP
+    )
+    shared_mask = self.window(
+        seen_mask[:, None], own_BxKxS[:, 0], positions_BxP
+    )
+    own_mask = jnp.broadcast_to(
+        attention.causal_mask(S)[None, None], (B, K, S, S)
+    )
+    own_mask = self.window(own_mask, own_BxKxS, own_BxKxS)
+
+    def attend(q, k, v):
+      (q_p, q_o), (k_p, k_o), (v_p, v_o) = (
+          parts.cut(x, P, K) for x in (q, k, v)
+      )
+      # Queries stay on their devices, keys and values come to all.
+      k_p, v_p = (parts.place(x, "batch", None) for x in (k_p, v_p))
+      k_o, v_o = (parts.place(x, "batch", None, None) for x in (k_o, v_o))
+      out = attention.attend_self(q_p, k_p, v_p, prompt_mask_BxPxP)
+      shared = attention.attend_shared(
+          q_o, (k_p, v_p, shared_mask), (k_o, v_o, own_mask)
+      )
+      return parts.join(out, shared), None
+
+    x_BxLxD = module.embed_tokens(
+        parts.join(prompt_tokens, inputs_BxKxS), positions_BxL
+    )
+    x_BxLxD = parts.place(x_BxLxD, "batch", "length")
+    x_BxLxD, _ = self.run_blocks(params, x_BxLxD, tables, attend)
+    x_BxPxD, own_BxKxSxD = parts.cut(x_BxLxD, P, K)
+    if S >= T:
+      return own_BxKxSxD
+    first_BxKx1xD = jnp.broadcast_to(
+        x_BxPxD[:, None, -1:], (B, K, 1, x_BxPxD.shape[-1])
+    )
+    return jnp.concatenate([first_BxKx1xD, own_BxKxSxD], axis=2)
+
+  def unembed(self, params: PyTree, stream: jax.Array) -> jax.Array:
+    return self.module(params).unembed(stream)
+
+  def completion_logits(self, params: PyTree, *inputs: jax.Array) -> jax.Array:
+    logits = self.unembed(params, self.completion_stream(params, *inputs))
+    return logits[:, :, : inputs[-1].shape[-1]]
+
+  def decode_params(self, params: PyTree, num_positions: int) -> PyTree:
+    layer = lambda n: jax.tree.map(lambda leaf: leaf[n], params["blocks"])
+    layers = [layer(n) for n in range(self.config.num_layers)]
+    # A step looks them up. Cosines of its own the compiler would make again for
+    # every head of every layer.
+    positions_L = jnp.arange(num_positions, dtype=jnp.int32)
+    tables = self.module(params).tables(positions_L)
+    return {"params": params, "layers": layers, "tables": tables}
+
+  def decode_step(
+      self,
+      decode_params: PyTree,
+      tokens: jax.Array,
+      positions: jax.Array,
+      cache: PyTree,
+      cache_mask: jax.Array,
+      write_index: jax.Array,
+  ) -> tuple[jax.Array, PyTree]:
+    # Layers are written out, and weights and cache are one array per layer: a
+    # scan would copy each layer's share out of the stack at every token, which
+    # takes longer than the products of a step.
+    module = self.module(decode_params["params"])
+    tables = jax.tree.map(lambda x: x[positions], decode_params["tables"])
+    targets, cache = cache_lib.aim(
+        cache,
+        cache_mask.astype(bool),
+        positions,
+        write_index,
+        self.config.sliding_window,
+    )
+    written = []
+    x_RxD = module.embed_tokens(tokens, positions)
+    for n, layer_params in enumerate(decode_params["layers"]):
+      layer = [block["layers"][n] for block in cache]
+      attend = functools.partial(cache_lib.attend, layer, targets)
+      x_RxD, layer = self.block(layer_params)(x_RxD, tables, attend, n)
+      written.append(layer)
+    cache = [
+        {**block, "layers": [layer[b] for layer in written]}
+        for b, block in enumerate(cache)
+    ]
+    return module.unembed(x_RxD), cache
+
+
+def make_model(
+    model_config: ModelConfig, *, scalar: bool = False, remat: str = "none"
+) -> Model:
+  """Returns the model of a shape; logits are labels' where it is `scalar`.
+
+  Args:
+    model_config: the shape.
+    scalar: whether it has a scalar head.
+    remat: `config.train.remat`, of a model that is trained; it changes what a
+      gradient costs, and nothing else.
+
+  Raises:
+    ValueError: the family is not known, the head is of the other kind, or
+      `remat` is not known.
+  """
+  check_remat(remat)
+  if scalar != bool(model_config.num_labels):
+    raise ValueError(
+        f"num_labels={model_config.num_labels}: allowed"
+        f" {'1 or more' if scalar else '0, a model that predicts tokens'}"
+    )
+  if model_config.family not in FAMILIES:
+    raise ValueError(
+        f"config.model.family={model_config.family!r}: allowed"
+        f" {sorted(FAMILIES)}"
+    )
+  forward = _Forward(model_config, remat)
+  return Model(
+      config=model_config,
+      init=forward.init,
+      logits=forward.logits,
+      completion_stream=forward.completion_stream,
+      unembed=forward.unembed,
+      completion_logits=forward.completion_logits,
+      prefill=forward.prefill,
+      init_cache=functools.partial(cache_lib.empty, model_config),
+      fill_cache=cache_lib.fill,
+      decode_params=forward.decode_params,
+      decode_step=forward.decode_step,
+      logical_axes=forward.definitions.logical_axes,
+  )
+
+
+def make_scalar_model(
+    config: ModelConfig, *, label: int = 0, remat: str = "none"
+) -> heads.ScalarModel:
+  """Returns the model of a shape with a scalar head.
+
+  Args:
+    config: with num_labels above 0; `heads.config_of` makes it from a policy's.
+    label: which of the head's numbers are the values.
+    remat: as `make_model`.
+
+  Raises:
+    ValueError: the family is not known, or the head does not have that label.
+  """
+  stack = make_model(config, scalar=True, remat=remat)
+  return heads.of_stack(stack, label=label)

@@ -1,0 +1,189 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Several run directories to one HTML file that shows them side by side.
+
+The runs may be finished, go on, or have crashed. The page is like that of one
+run: it holds its data, asks for nothing, and shows text as text only.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from etils import epath
+
+from tba_jax.monitor.report import advice
+from tba_jax.monitor.report import build
+from tba_jax.monitor.report import curves
+from tba_jax.monitor.report import load
+from tba_jax.monitor.report import tables
+from tba_jax.monitor.report import timeline
+
+SCRIPTS = ("page.js", "charts.js", "compare.js")
+# Colours end at 8; a page with more curves in one figure tells nobody anything.
+MAX_RUNS = 16
+# A folder is a run where one of these stands in it.
+_SIGNS = ("config.json", "metrics.jsonl")
+# What differs between any two runs and is no setting.
+_NO_SETTINGS = ("run_id", "created", "format")
+_MISSING = "–"
+
+
+def find_runs(operands: Sequence[epath.PathLike]) -> list[epath.Path]:
+  """Returns run directories: operands that are some, or folders of some.
+
+  Raises:
+    ValueError: an operand is neither, or there are too many runs.
+  """
+  found: dict[epath.Path, None] = {}
+  for operand in operands:
+    folder = epath.Path(operand)
+    if not folder.is_dir():
+      raise ValueError(f"no run directory at {folder}")
+    inside = [folder] if _is_run(folder) else sorted(
+        path for path in folder.iterdir() if path.is_dir() and _is_run(path)
+    )  # fmt: skip
+    # An empty directory is a run of which nothing is known yet.
+    found |= dict.fromkeys(inside or [folder])
+  if len(found) > MAX_RUNS:
+    raise ValueError(
+        f"report compares up to {MAX_RUNS} runs, found {len(found)}"
+    )
+  return list(found)
+
+
+def _is_run(folder: epath.Path) -> bool:
+  return any((folder / name).exists() for name in _SIGNS)
+
+
+def names(paths: Sequence[epath.Path]) -> list[str]:
+  """Returns a short name for each path, all different."""
+  depth = 1
+  while True:
+    short = ["/".join(path.parts[-depth:]) for path in paths]
+    if len(set(short)) == len(paths) or depth > 20:
+      return [load.printable(name, 60, one_line=True) for name in short]
+    depth += 1
+
+
+def settings(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
+  """Returns the settings and versions in which runs differ: name, values."""
+  flat = [dict(tables.flat_config(run.config)) for run in runs]
+  keys = dict.fromkeys(key for one in flat for key in one)
+  rows = []
+  for key in keys:
+    values = [one.get(key, _MISSING) for one in flat]
+    if len(set(values)) > 1 and key not in _NO_SETTINGS:
+      rows.append({"name": key.removeprefix("config."), "values": values})
+  return rows
+
+
+def figures(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
+  """Returns the final figures as name and one value a run."""
+  columns: list[dict[str, str]] = []
+  for run in runs:
+    column = {"state": tables.state(run)["words"]}
+    for row in tables.before_after(run):
+      column[f"{row['name']}, before"] = row["before"]
+      column[f"{row['name']}, after"] = row["after"]
+    last = [
+        r for r in run.records if load.is_number(r.get("train/reward_mean"))
+    ]
+    if last:
+      column["reward of the last batch"] = tables.number(
+          last[-1]["train/reward_mean"]
+      )
+    for fact in (
+        *tables.facts(run, timeline.measured_overlap(run)),
+        *build.odd_completion_facts(run),
+    ):
+      column[fact["name"]] = fact["value"]
+    columns.append(column)
+  keys = dict.fromkeys(key for column in columns for key in column)
+  return [
+      {"name": key, "values": [c.get(key, _MISSING) for c in columns]}
+      for key in keys
+  ]
+
+
+def charts(
+    runs: Sequence[load.Run], labels: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+  """Returns the usual charts and the others, with a series for each run.
+
+  A chart that shows several metrics of one run becomes one for each of them.
+  """
+  known: dict[str, dict[str, Any]] = {}
+  others: dict[str, dict[str, Any]] = {}
+  for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
+    records = curves.with_evaluations(run.records, run.eval)
+    start = timeline.origin(run)
+    for into, found in (
+        (known, curves.known_charts(records)),
+        (others, curves.other_charts(records)),
+    ):
+      for chart in found:
+        for series in chart["series"]:
+          title = chart["title"]
+          if len(chart["series"]) > 1:
+            title += f": {series['label']}"
+          shared = {**chart, "title": title, "series": []}
+          series |= {"label": label, "run": number, "origin": start}
+          into.setdefault(title, shared)["series"].append(series)
+  return list(known.values()), list(others.values())
+
+
+def page_data(
+    runs: Sequence[load.Run], labels: Sequence[str]
+) -> dict[str, Any]:
+  """Returns what the page's scripts draw."""
+  known, others = charts(runs, labels)
+  time = []
+  kinds: dict[str, bool] = {}
+  for run, label in zip(runs, labels, strict=True):
+    for row in timeline.where_time_went(run):
+      time.append({**row, "run": label})
+    data = timeline.timeline(run)
+    kinds |= dict(zip(data.get("kinds", ()), data.get("waits", ())))
+  return {
+      "origin": 0.0,
+      "runs": list(labels),
+      "axes": [curves.axes(run.records) for run in runs],
+      "charts": known,
+      "other_charts": others,
+      "timeline": {"kinds": list(kinds), "waits": list(kinds.values())},
+      "time": time,
+      "events": [],
+  }
+
+
+def render(runs: Sequence[load.Run]) -> str:
+  """Returns the page of several runs."""
+  labels = names([run.workdir for run in runs])
+  said = [advice.advice(run, timeline.where_time_went(run)) for run in runs]
+  return build.render_template(
+      "compare.html.j2",
+      SCRIPTS,
+      page_data(runs, labels),
+      labels=labels,
+      states=[tables.state(run) for run in runs],
+      figures=figures(runs),
+      settings=settings(runs),
+      num_settings=max(len(list(tables.flat_config(r.config))) for r in runs),
+      advice=list(zip(labels, said, strict=True)),
+  )
+
+
+def write_comparison(
+    paths: Sequence[epath.PathLike], out: epath.PathLike | None = None
+) -> epath.Path:
+  """Writes the page of several runs and returns its path.
+
+  Args:
+    paths: run directories.
+    out: the file to write, default `compare.html` beside the first run.
+  """
+  runs = [load.read_run(path) for path in paths]
+  path = epath.Path(out) if out else runs[0].workdir.parent / "compare.html"
+  path.parent.mkdir(parents=True, exist_ok=True)
+  build.write_page(path, render(runs))
+  return path

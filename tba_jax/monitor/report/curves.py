@@ -1,0 +1,338 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics records to what the page draws: thinned curves and histograms."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+from typing import Any
+
+from tba_jax.monitor.report import load
+
+Records = Sequence[Mapping[str, Any]]
+
+# A chart is some 500 pixels wide: more points than that cannot be seen.
+MAX_POINTS = 800
+# Of a histogram over time.
+MAX_COLUMNS = 80
+MAX_ROWS = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+  """One chart: a title, its unit, and the series it shows by label.
+
+  series: label -> metric name.
+  band: label -> metric whose value is drawn as +- around the label's.
+  band_scale: factor of the band's metric.
+  log: logarithmic axis where all values are above 0.
+  zero: the axis begins at 0.
+  percent: values are shares.
+  """
+
+  title: str
+  unit: str
+  series: Mapping[str, str]
+  band: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  band_scale: float = 1.0
+  log: bool = False
+  zero: bool = False
+  percent: bool = False
+  note: str = ""
+
+
+CHARTS = (
+    Chart("Reward", "task units", {"mean of the batch": "train/reward_mean"}),
+    Chart(
+        "Held-out pass@1",
+        "band: ± 2 standard errors",
+        {"pass@1": "eval/pass_at_1"},
+        band={"pass@1": "eval/pass_at_1_stderr"},
+        band_scale=2.0,
+        percent=True,
+    ),
+    Chart(
+        "Held-out pass@k",
+        "band: ± 2 standard errors",
+        {"pass@k": "eval/pass_at_k"},
+        band={"pass@k": "eval/pass_at_k_stderr"},
+        band_scale=2.0,
+        percent=True,
+    ),
+    Chart(
+        "Held-out win-rate",
+        "against the reference completions; band: ± 2 standard errors",
+        {"sampled": "eval/win_rate", "greedy": "eval/greedy_win_rate"},
+        band={
+            "sampled": "eval/win_rate_stderr",
+            "greedy": "eval/greedy_win_rate_stderr",
+        },
+        band_scale=2.0,
+        percent=True,
+    ),
+    # Where one goes up while the other goes down, the reward is exploited.
+    Chart(
+        "Held-out reward",
+        "trained on, and the judge's",
+        {"reward": "eval/mean_reward", "judge's": "eval/gold_reward"},
+    ),
+    Chart(
+        "KL to the reference",
+        "nats a completion",
+        {"KL": "train/kl"},
+        zero=True,
+    ),
+    Chart("Loss", "", {"loss": "train/loss"}),
+    Chart("Entropy", "nats a token", {"entropy": "train/entropy"}, zero=True),
+    Chart(
+        "log Z",
+        "nats, band: ± 1 standard deviation",
+        {"log Z": "train/log_z_mean"},
+        band={"log Z": "train/log_z_std"},
+    ),
+    Chart(
+        "Residual", "mean |residual|, nats", {"residual": "train/residual_abs"}
+    ),
+    Chart("Gradient norm", "before clipping", {"norm": "train/grad_norm"}),
+    Chart("Learning rate", "", {"learning rate": "train/learning_rate"}),
+    Chart("Beta", "reward per nat", {"β": "train/beta"}, zero=True),
+    Chart(
+        "Staleness",
+        "steps, mean of the batch",
+        {"staleness": "replay/staleness_steps"},
+        zero=True,
+    ),
+    Chart(
+        "Batch",
+        "shares",
+        {
+            "fresh": "replay/fresh_share",
+            "unique": "replay/unique_share",
+            "equal-reward groups": "train/equal_reward_groups",
+            "ratio clipped": "train/ratio_clip_share",
+            "effective": "train/effective_sample_share",
+        },
+        percent=True,
+    ),
+    Chart(
+        "Time of a step",
+        "seconds",
+        {
+            "step": "time/step_s",
+            "waiting": "time/wait_s",
+            "drawing": "time/draw_s",
+        },
+        zero=True,
+    ),
+    Chart(
+        "Reward by age",
+        "of the younger and the older completions of a batch",
+        {
+            "younger": "replay/reward_young",
+            "older": "replay/reward_old",
+        },
+    ),
+    Chart("Buffer", "completions", {"size": "replay/size"}, zero=True),
+    Chart("Uses of a completion", "mean", {"uses": "replay/use_count"}),
+    Chart(
+        "Held-out distinct solutions",
+        "right ones among k samples",
+        {
+            "over all prompts": "eval/distinct_correct",
+            "over solved prompts": "eval/distinct_correct_per_solved",
+        },
+        zero=True,
+    ),
+)
+
+
+def _short(value: float) -> float:
+  """Returns the value to 5 significant digits, to keep the page small."""
+  return float(f"{value:.5g}")
+
+
+def thin(
+    records: Records, name: str, band: str = "", band_scale: float = 1.0
+) -> dict[str, list[float]]:
+  """Returns a series of at most MAX_POINTS points.
+
+  Args:
+    records: one a step, with `step` and `time`.
+    name: the metric.
+    band: metric drawn around it; "" draws the least and greatest value of
+      the steps that a point stands for.
+    band_scale: factor of `band`.
+
+  Returns:
+    Lists of one length: `step` and `time` (unix seconds) of the last step of
+    each point, `mean`, `low` and `high`. All values are finite.
+  """
+  rows = [
+      (r["step"], r.get("time") or 0.0, r[name], r.get(band) if band else None)
+      for r in records
+      if load.is_number(r.get(name))
+  ]
+  out = {"step": [], "time": [], "mean": [], "low": [], "high": []}
+  per_point = max(1, math.ceil(len(rows) / MAX_POINTS))
+  for start in range(0, len(rows), per_point):
+    part = rows[start : start + per_point]
+    values = [value for _, _, value, _ in part]
+    mean = sum(values) / len(values)
+    low, high = min(values), max(values)
+    if band:
+      widths = [w for *_, w in part if load.is_number(w)]
+      width = band_scale * sum(widths) / len(widths) if widths else 0.0
+      low, high = mean - width, mean + width
+    out["step"].append(part[-1][0])
+    out["time"].append(round(float(part[-1][1]), 2))
+    out["mean"].append(_short(mean))
+    out["low"].append(_short(low))
+    out["high"].append(_short(high))
+  return out
+
+
+def _chart(chart: Chart, records: Records) -> dict[str, Any] | None:
+  series = []
+  for label, name in chart.series.items():
+    band = chart.band.get(label, "")
+    points = thin(records, name, band, chart.band_scale)
+    if points["step"]:
+      series.append(
+          {"label": label, "name": name, "band": bool(band), **points}
+      )
+  if not series:
+    return None
+  return {
+      "title": chart.title,
+      "unit": chart.unit,
+      "log": chart.log,
+      "zero": chart.zero,
+      "percent": chart.percent,
+      "series": series,
+  }
+
+
+def with_evaluations(
+    records: Records, evaluations: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+  """Returns the records with the history of `eval.json` as `eval/...`."""
+  by_step = {record["step"]: dict(record) for record in records}
+  history = evaluations.get("history")
+  rows = [
+      row
+      for row in (history if isinstance(history, list) else [])
+      if isinstance(row, dict) and isinstance(row.get("step"), int)
+  ]
+  # One curve is of one split: of the one that was evaluated while training.
+  validation = [row for row in rows if row.get("split") == "validation"]
+  for row in validation or rows:
+    record = by_step.setdefault(row["step"], {"step": row["step"]})
+    for name, value in row.items():
+      if name == "time":
+        record.setdefault("time", value)
+      elif name != "step":
+        record.setdefault(f"eval/{name}", value)
+  return [by_step[step] for step in sorted(by_step)]
+
+
+def axes(records: Records) -> dict[str, list[float]]:
+  """Returns what was sampled by which step, for axes other than the step.
+
+  Returns:
+    `step`, `completions` and `tokens` of one length, at most MAX_POINTS + 1;
+    {} where the run did not write them.
+  """
+  names = "total/completions", "total/tokens"
+  rows = [
+      (r["step"], *(r[name] for name in names))
+      for r in records
+      if all(load.is_number(r.get(name)) for name in names)
+  ]
+  if not rows:
+    return {}
+  every = math.ceil(len(rows) / MAX_POINTS)
+  chosen = [*rows[:-1:every], rows[-1]]
+  columns = map(list, zip(*chosen, strict=True))
+  return dict(zip(("step", "completions", "tokens"), columns, strict=True))
+
+
+def known_charts(records: Records) -> list[dict[str, Any]]:
+  """Returns the charts of `CHARTS` that have data."""
+  charts = (_chart(chart, records) for chart in CHARTS)
+  return [chart for chart in charts if chart]
+
+
+def other_charts(records: Records, *, exclude: bool = True) -> list[dict]:
+  """Returns a chart for each scalar metric, without those of `CHARTS`."""
+  known = {n for c in CHARTS for n in (*c.series.values(), *c.band.values())}
+  names: dict[str, None] = {}
+  for record in records:
+    for name, value in record.items():
+      if load.is_number(value) and name not in ("step", "time", "epoch"):
+        names[name] = None
+  charts = (
+      _chart(Chart(name, "", {name: name}), records)
+      for name in sorted(names)
+      if not (exclude and name in known)
+  )
+  return [chart for chart in charts if chart]
+
+
+def sum_histograms(records: Records, name: str) -> list[list[float]]:
+  """Returns [value, count] pairs of a histogram metric, summed over steps."""
+  total: dict[float, float] = {}
+  for record in records:
+    histogram = record.get(name)
+    if not isinstance(histogram, dict):
+      continue
+    for key, count in histogram.items():
+      try:
+        value = float(key)
+      except ValueError:
+        continue
+      if math.isfinite(value) and load.is_number(count):
+        total[value] = total.get(value, 0) + count
+  return [[value, total[value]] for value in sorted(total)]
+
+
+def histogram_over_time(records: Records, name: str) -> dict[str, list[Any]]:
+  """Returns how a histogram metric changed over the run.
+
+  Returns:
+    `step`: last step of each of at most MAX_COLUMNS stretches; `value`: the
+    values, the last one standing for all above where `more`; `share`: for each
+    value, its share in each stretch. {} where there is nothing.
+  """
+  with_it = [r for r in records if isinstance(r.get(name), dict)]
+  per_column = max(1, math.ceil(len(with_it) / MAX_COLUMNS))
+  columns = []
+  for start in range(0, len(with_it), per_column):
+    part = with_it[start : start + per_column]
+    columns.append((part[-1]["step"], dict(sum_histograms(part, name))))
+  totals = sum_histograms(with_it, name)
+  values = [value for value, count in totals if count]
+  if not values:
+    return {}
+  more = len(values) > MAX_ROWS
+  shown, above = values[:MAX_ROWS], values[MAX_ROWS:]
+  shares = [[] for _ in shown]
+  for _, counts in columns:
+    total = sum(counts.values()) or 1
+    row = [counts.get(value, 0) for value in shown]
+    row[-1] += sum(counts.get(value, 0) for value in above)
+    for share, count in zip(shares, row, strict=True):
+      share.append(round(count / total, 3))
+  return {
+      "step": [step for step, _ in columns],
+      "value": shown,
+      "more": more,
+      "share": shares,
+  }
+
+
+def last_histogram(records: Records, name: str) -> list[list[float]]:
+  """Returns [value, count] pairs of the newest record that has `name`."""
+  for record in reversed(records):
+    if isinstance(record.get(name), dict):
+      return sum_histograms([record], name)
+  return []

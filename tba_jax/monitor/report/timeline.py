@@ -1,0 +1,273 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Spans to what the page draws: the timeline and where the time went."""
+
+from collections.abc import Iterator, Mapping
+import json
+from typing import Any, TextIO
+
+from etils import epath
+import numpy as np
+
+from tba_jax.monitor import metrics
+from tba_jax.monitor.report import load
+
+# Spans drawn one by one, over all lanes; a longer run is drawn as shares of
+# bins, with the spans of its first and last part.
+MAX_SPANS = 24_000
+NUM_BINS = 1500
+TICKS_PER_S = 1000  # resolution of the page's times
+
+_ROLE_ORDER = ("trainer", "searcher", "store", "supervisor")
+
+
+def _order(key: tuple[str, int, str]) -> tuple[int, str, int, str]:
+  role, index, lane = key
+  known = role in _ROLE_ORDER
+  rank = _ROLE_ORDER.index(role) if known else len(_ROLE_ORDER)
+  return rank, role, index, lane
+
+
+def _bins(lane: load.Lane, start: float, stop: float, num_kinds: int) -> list:
+  """Returns [NUM_BINS][kinds present] shares in percent, and the kinds."""
+  edges = np.linspace(start, stop, NUM_BINS + 1)
+  width = (stop - start) / NUM_BINS
+  t0, t1 = np.asarray(lane.t0), np.asarray(lane.t1)
+  kinds = np.asarray(lane.kinds)
+  present = [k for k in range(num_kinds) if (kinds == k).any()]
+  shares = []
+  for kind in present:
+    # The busy seconds before each edge, from sorted starts and ends: a span
+    # that lies over an edge counts with the part before it.
+    starts, ends = np.sort(t0[kinds == kind]), np.sort(t1[kinds == kind])
+    before = lambda points: np.searchsorted(points, edges, side="right")
+    summed = lambda points: np.concatenate([[0.0], np.cumsum(points)])
+    seconds = (
+        before(starts) * edges
+        - summed(starts)[before(starts)]
+        - before(ends) * edges
+        + summed(ends)[before(ends)]
+    )
+    share = np.clip(np.diff(seconds) / width, 0.0, 1.0)
+    shares.append([int(x) for x in np.rint(100 * share)])
+  return [present, shares]
+
+
+def _spans(lane: load.Lane, origin: float, keep: int) -> list[list[int]]:
+  """Returns [kind, start, duration] in ticks, the first and last ones."""
+  count = len(lane.t0)
+  if count <= keep:
+    chosen = range(count)
+  else:
+    chosen = [*range(keep // 4), *range(count - (keep - keep // 4), count)]
+  out = []
+  for i in chosen:
+    start = round((lane.t0[i] - origin) * TICKS_PER_S)
+    length = round((lane.t1[i] - lane.t0[i]) * TICKS_PER_S)
+    out.append([lane.kinds[i], start, max(0, length)])
+  return out
+
+
+def origin(run: load.Run) -> float:
+  """Returns the unix time at which the run's first sign of life stands."""
+  times = [min(lane.t0) for lane in run.lanes.values() if len(lane.t0)]
+  times += [
+      r["time"]
+      for r in (*run.records[:1], *run.sft_records[:1], *run.events[:1])
+      if load.is_number(r.get("time"))
+  ]
+  if load.is_number(run.status.get("started")):
+    times.append(run.status["started"])
+  return min(times, default=0.0)
+
+
+def ordered(run: load.Run) -> list[tuple[str, int, str]]:
+  """Returns the lanes that have spans, the trainer's first."""
+  return [k for k in sorted(run.lanes, key=_order) if len(run.lanes[k].t0)]
+
+
+def timeline(run: load.Run) -> dict[str, Any]:
+  """Returns lanes, kinds and the stretch of the timeline; {} without spans."""
+  lanes = [run.lanes[key] for key in ordered(run)]
+  if not lanes:
+    return {}
+  start = origin(run)
+  stop = max(max(lane.t1) for lane in lanes)
+  total = sum(len(lane.t0) for lane in lanes)
+  thinned = total > MAX_SPANS
+  keep = max(200, MAX_SPANS // len(lanes)) if thinned else total
+  out = []
+  for lane in lanes:
+    row: dict[str, Any] = {
+        "role": lane.role,
+        "index": lane.index,
+        "lane": lane.lane,
+        "spans": _spans(lane, start, keep),
+        "total": len(lane.t0),
+    }
+    if len(lane.t0) > keep:
+      row["bins"] = _bins(lane, start, stop, len(run.span_kinds))
+      row["detail_until"] = row["spans"][keep // 4 - 1][1]
+      row["detail_from"] = row["spans"][keep // 4][1]
+    out.append(row)
+  return {
+      "origin": start,
+      "stop": round((stop - start) * TICKS_PER_S),
+      "ticks_per_s": TICKS_PER_S,
+      "kinds": run.span_kinds,
+      "waits": [metrics.is_wait(kind) for kind in run.span_kinds],
+      "lanes": out,
+      "thinned": thinned,
+      "total": total,
+  }
+
+
+def _seconds(lane: load.Lane, kinds: list[str]) -> dict[str, float]:
+  lengths = np.asarray(lane.t1) - np.asarray(lane.t0)
+  sums = np.bincount(np.asarray(lane.kinds), lengths, minlength=len(kinds))
+  return {kind: float(s) for kind, s in zip(kinds, sums, strict=True) if s > 0}
+
+
+def where_time_went(run: load.Run) -> list[dict[str, Any]]:
+  """Returns seconds by kind for each lane; the rest is `unmeasured`."""
+  rows = []
+  for key in ordered(run):
+    lane = run.lanes[key]
+    seconds = _seconds(lane, run.span_kinds)
+    elapsed = max(lane.t1) - min(lane.t0)
+    rest = elapsed - sum(seconds.values())
+    rows.append(
+        {
+            "role": lane.role,
+            "index": lane.index,
+            "lane": lane.lane,
+            "elapsed_s": elapsed,
+            "busy_share": metrics.busy_share(seconds, elapsed),
+            "seconds": seconds,
+            "unmeasured_s": max(0.0, rest),
+        }
+    )
+  return rows
+
+
+def measured_overlap(run: load.Run) -> Mapping[str, float] | None:
+  """Returns G, T, W in seconds and `overlap_of_ideal`, from the spans.
+
+  G is the mean busy time of the searchers and T that of the trainer, both in
+  the main lane, in the W seconds from the end of the trainer's compiling
+  to its last span. None where a role has no spans.
+  """
+  of = lambda role: [
+      lane
+      for (name, _, side), lane in run.lanes.items()
+      if name == role and not side and len(lane.t0)
+  ]
+  trainers, searchers = of("trainer"), of("searcher")
+  if not trainers or not searchers:
+    return None
+  compiling = [kind == "compile" for kind in run.span_kinds]
+  starts = [
+      t1 if compiling[kind] else t0
+      for x in trainers
+      for kind, t0, t1 in zip(x.kinds[:1], x.t0[:1], x.t1[:1], strict=True)
+  ]
+  start, stop = min(starts), max(max(x.t1) for x in trainers)
+  idle = np.array([metrics.is_wait(kind) for kind in run.span_kinds])
+
+  def busy(lane: load.Lane) -> float:
+    t0 = np.clip(np.asarray(lane.t0), start, stop)
+    t1 = np.clip(np.asarray(lane.t1), start, stop)
+    return float((t1 - t0)[~idle[np.asarray(lane.kinds)]].sum())
+
+  generate_s = sum(map(busy, searchers)) / len(searchers)
+  train_s = sum(map(busy, trainers)) / len(trainers)
+  share = metrics.overlap_of_ideal(generate_s, train_s, stop - start)
+  if share is None:
+    return None
+  return {
+      "generate_s": generate_s,
+      "train_s": train_s,
+      "wall_s": stop - start,
+      "overlap_of_ideal": share,
+  }
+
+
+# The timeline as a trace that Perfetto and `chrome://tracing` open.
+#
+# The format: a JSON object with `traceEvents`, times in microseconds. A process
+# of the run is a process of the trace, its lanes are threads.
+
+
+_MICROS = 1_000_000
+_EVENTS_PID = 1
+
+
+def trace_events(run: load.Run, start: float) -> Iterator[dict[str, Any]]:
+  """Yields names of processes and threads, spans, and the run's events.
+
+  Args:
+    run: of which they are.
+    start: unix time that is 0 in the trace.
+  """
+  name = lambda kind, pid, tid, value: {
+      "ph": "M",
+      "name": kind,
+      "pid": pid,
+      "tid": tid,
+      "args": {"name": load.printable(value, 120)},
+  }
+  pids: dict[tuple[str, int], int] = {}
+  tids: dict[int, int] = {}
+  kinds = [load.printable(kind, 60) for kind in run.span_kinds]
+  for key in sorted(run.lanes, key=lambda k: (k[0] != "trainer", k)):
+    lane = run.lanes[key]
+    place = lane.role, lane.index
+    if place not in pids:
+      pids[place] = _EVENTS_PID + 1 + len(pids)
+      role = f"{lane.role}-{lane.index}"
+      yield name("process_name", pids[place], 0, role)
+    pid = pids[place]
+    tid = tids[pid] = tids.get(pid, 0) + 1
+    yield name("thread_name", pid, tid, lane.lane or "main")
+    for kind, t0, t1 in zip(lane.kinds, lane.t0, lane.t1, strict=True):
+      yield {
+          "ph": "X",
+          "name": kinds[kind],
+          "pid": pid,
+          "tid": tid,
+          "ts": round((t0 - start) * _MICROS),
+          "dur": max(0, round((t1 - t0) * _MICROS)),
+      }
+  yield name("process_name", _EVENTS_PID, 0, "events")
+  for event in run.events:
+    if load.is_number(event.get("time")):
+      yield {
+          "ph": "i",
+          "s": "g",
+          "name": load.printable(str(event.get("kind", "")), 60),
+          "pid": _EVENTS_PID,
+          "tid": 0,
+          "ts": round((event["time"] - start) * _MICROS),
+          "args": {"message": load.printable(str(event.get("message")), 500)},
+      }
+
+
+def _write(run: load.Run, file: TextIO, start: float) -> None:
+  # One event a line, written as it comes: a long run has millions.
+  separator = '{"traceEvents":[\n'
+  for event in trace_events(run, start):
+    file.write(separator + json.dumps(event, separators=(",", ":")))
+    separator = ",\n"
+  file.write("\n]}\n")
+
+
+def write_trace(
+    run: load.Run, path: epath.PathLike, start: float
+) -> epath.Path:
+  """Replaces a file by the trace of a run; returns its path."""
+  path = epath.Path(path)
+  partial = path.parent / f".{path.name}.partial"
+  with partial.open("w") as file:
+    _write(run, file, start)
+  partial.replace(path)
+  return path

@@ -1,0 +1,351 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a run's directory says of the run itself: config, identity, spool.
+
+`config.json` is written once, before anything starts, and is what every role
+and every later program reads. No JAX here.
+"""
+
+import dataclasses
+import fcntl
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import secrets
+import subprocess
+import time
+from typing import Any
+
+import ml_collections
+
+from tba_jax.system import jsonl
+from tba_jax.system import processes
+from tba_jax.transport import locator as locator_lib
+from tba_jax.transport import wire
+
+FORMAT = 1
+# Holds the run's secret, as hexadecimal digits, where hosts share no file.
+SECRET_VARIABLE = "TBA_JAX_SECRET"
+# A look at who holds a lock takes it for an instant: so long it is tried.
+_PROBE_S = 0.2
+_NO_SECRET = b"without a secret".ljust(wire.SECRET_BYTES, b".")
+_PACKAGES = ("tba_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
+             "transformers", "numpy")  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """Who a run is: what its processes must agree on to talk to each other.
+
+  workdir: the run directory, absolute.
+  run_id: random name; messages of another run are refused.
+  spool: local 0700 directory of socket, locator, lock and secret.
+  secret: key of every message.
+  shared_secret: whether it was given, so that other hosts may have it too.
+  announced: "host:port" at which the store says where it is, "" = in `spool`.
+  tls: files of mutual TLS with the store, None = without.
+  """
+
+  workdir: pathlib.Path
+  run_id: str
+  spool: pathlib.Path
+  secret: bytes
+  shared_secret: bool = False
+  announced: str = ""
+  tls: locator_lib.Tls | None = None
+
+  @property
+  def locator(self) -> pathlib.Path:
+    return self.spool / locator_lib.FILE_NAME
+
+  @property
+  def finder(self) -> pathlib.Path | locator_lib.RemoteLocator:
+    """What tells a client where the store is; each has its own."""
+    if self.announced:
+      return locator_lib.RemoteLocator(self.announced, self.secret)
+    return self.locator
+
+
+class NoRunError(ValueError):
+  """A directory, secret, store or setting with which a role cannot begin."""
+
+
+def create(
+    workdir: str, config: ml_collections.ConfigDict
+) -> tuple[Run, dict[str, Any] | None]:
+  """Writes `config.json` where there is none, and returns the run.
+
+  Returns:
+    The run, and the config saved before as a plain dict, None for a new run.
+
+  Raises:
+    ValueError: the directory's format is newer than ours, or damaged.
+    OSError: the directory can't be made or written; the message names it.
+  """
+  path = pathlib.Path(workdir).absolute()
+  path.mkdir(parents=True, exist_ok=True)
+  saved = _read(path)
+  if saved is None:
+    _write(path, config, run_id=secrets.token_hex(8), created=time.time())
+  return open_run(workdir, config), saved["config"] if saved else None
+
+
+def update(workdir: str, config: ml_collections.ConfigDict) -> None:
+  """Writes the config of a continued run, keeping the run's identity."""
+  path = pathlib.Path(workdir).absolute()
+  saved = _read(path)
+  _write(path, config, run_id=saved["run_id"], created=saved["created"])
+
+
+def open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
+  """Returns the identity of the run in a directory.
+
+  Where there is none, and `config.store.locator` names where the store tells of
+  itself, joins that store's run: waits for it for `config.store.deadline_s`.
+
+  Raises:
+    NoRunError: no run is there, its format is newer, its spool is unsafe, or
+      its secret is not there or not the store's.
+  """
+  try:
+    return _open_run(workdir, config)
+  except (ValueError, OSError) as error:
+    raise NoRunError(str(error)) from error
+
+
+def _open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
+  path = pathlib.Path(workdir).absolute()
+  saved = _read(path)
+  if saved is None and not config.store.locator:
+    raise ValueError(
+        f"--workdir={workdir}: no run is there (no config.json);"
+        " --program=store makes one, and config.store.locator names a store"
+        " to join"
+    )
+  spool = processes.spool_directory(config.store.spool_dir, str(path))
+  secret, shared = _secret(config, spool)
+  if saved is None:
+    found = _ask(config, secret)
+    path.mkdir(parents=True, exist_ok=True)
+    _write(path, config, run_id=found.run, created=time.time())
+    saved = _read(path)
+  tls = None
+  if config.store.tls_cert_file:
+    files = (
+        config.store.tls_cert_file,
+        config.store.tls_key_file,
+        config.store.tls_ca_file,
+    )
+    tls = locator_lib.Tls(*(os.path.expanduser(file) for file in files))
+  return Run(
+      workdir=path,
+      run_id=saved["run_id"],
+      spool=spool,
+      secret=secret,
+      shared_secret=shared,
+      announced=config.store.locator,
+      tls=tls,
+  )
+
+
+def load_config(workdir: str) -> ml_collections.ConfigDict:
+  """Returns the config that a run directory was made with.
+
+  Raises:
+    ValueError: no run is there, or its format is newer than ours.
+  """
+  saved = _read(pathlib.Path(workdir).absolute())
+  if saved is None:
+    raise ValueError(f"--workdir={workdir}: no run is there (no config.json)")
+  return ml_collections.ConfigDict(saved["config"])
+
+
+def next_epoch(run: Run) -> int:
+  """Counts a start of the trainer; every start has a higher epoch."""
+  path = run.workdir / "epoch.json"
+  saved = jsonl.read_json(path) or {"epoch": 0}
+  jsonl.atomic_write_json(path, {**saved, "epoch": saved["epoch"] + 1})
+  return saved["epoch"] + 1
+
+
+def owner(run: Run) -> str:
+  """Returns the name of a trainer's directory; a copy of it has the same."""
+  path = run.workdir / "epoch.json"
+  saved = jsonl.read_json(path) or {"epoch": 0}
+  if "owner" not in saved:
+    saved["owner"] = secrets.token_hex(8)
+    jsonl.atomic_write_json(path, saved)
+  return saved["owner"]
+
+
+def lock(workdir: str, role: str = "") -> int:
+  """Takes the run directory for this process; returns the open lock file.
+
+  Args:
+    workdir: of the run.
+    role: of which one process at a time may run there; "" = the supervisor.
+
+  Raises:
+    ValueError: another process runs there; it is named.
+  """
+  path = _lock_path(workdir, role)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+  deadline = time.monotonic() + _PROBE_S
+  while not _try_lock(fd, fcntl.LOCK_EX):
+    if time.monotonic() > deadline:
+      holder = os.read(fd, 64).decode(errors="replace").strip() or "unknown"
+      os.close(fd)
+      raise ValueError(
+          f"--workdir={workdir}: process {holder} already runs there"
+          + (f" as the {role}" if role else "")
+      )
+    time.sleep(0.02)
+  os.ftruncate(fd, 0)
+  os.write(fd, f"{os.getpid()}\n".encode())
+  return fd
+
+
+def last_process(workdir: str, role: str = "") -> tuple[int, bool] | None:
+  """Returns who took the run directory last, and whether it still holds it.
+
+  None where no process of this host is known to have taken it.
+  """
+  try:
+    fd = os.open(_lock_path(workdir, role), os.O_RDONLY)
+  except OSError:
+    return None
+  try:
+    pid = int(os.read(fd, 64))
+    # The kernel lets go of a lock with its process, however that ended. For an
+    # instant this holds it, which `lock` waits for.
+    return pid, not _try_lock(fd, fcntl.LOCK_SH)
+  except (OSError, ValueError):
+    return None
+  finally:
+    os.close(fd)
+
+
+def _lock_path(workdir: str, role: str) -> pathlib.Path:
+  return pathlib.Path(workdir).absolute() / f".{role}{'.' * bool(role)}lock"
+
+
+def _try_lock(fd: int, kind: int) -> bool:
+  try:
+    fcntl.flock(fd, kind | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return False
+  return True
+
+
+def _ask(
+    config: ml_collections.ConfigDict, secret: bytes
+) -> locator_lib.Locator:
+  """Waits for a store to say of which run it is."""
+  deadline = time.monotonic() + config.store.deadline_s
+  while (
+      found := locator_lib.ask_announcer(config.store.locator, secret)
+  ) is None:
+    if time.monotonic() > deadline:
+      raise ValueError(
+          f"config.store.locator={config.store.locator}: no store answered"
+          f" within {config.store.deadline_s:.0f} s"
+      )
+    time.sleep(0.25)
+  return found
+
+
+def _secret(
+    config: ml_collections.ConfigDict, spool: pathlib.Path
+) -> tuple[bytes, bool]:
+  """Returns the key of messages, and whether it came from outside."""
+  text, file = os.environ.get(SECRET_VARIABLE), config.store.secret_file
+  if text:
+    try:
+      secret = bytes.fromhex(text)
+    except ValueError:
+      secret = b""
+    if len(secret) != wire.SECRET_BYTES:
+      raise ValueError(
+          f"{SECRET_VARIABLE}: allowed are {2 * wire.SECRET_BYTES} hexadecimal"
+          " digits"
+      )
+    return secret, True
+  if file:
+    path = pathlib.Path(file).expanduser()
+    # One made here would be another one than that of the other hosts.
+    if not path.exists():
+      raise ValueError(
+          f"config.store.secret_file={file}: there is no such file; make it"
+          f" with  (umask 077; head -c {wire.SECRET_BYTES} /dev/urandom >"
+          f" {file})  and copy it to every host"
+      )
+    return wire.load_or_make_secret(path), True
+  away = config.store.address or config.store.locator
+  if away and (config.store.insecure or config.store.tls_cert_file):
+    # Hosts must agree on something; what protects is TLS, or nothing.
+    return _NO_SECRET, False
+  return wire.load_or_make_secret(spool / "secret"), False
+
+
+def _read(path: pathlib.Path) -> dict[str, Any] | None:
+  file = path / "config.json"
+  if not file.exists():
+    return None
+  try:
+    saved = json.loads(file.read_text())
+    known = int(saved["format"])
+    _ = saved["run_id"], saved["config"], saved["created"]
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f"{file} is damaged: {error!r}") from error
+  if known > FORMAT:
+    raise ValueError(
+        f"{file} has format {known}, this version reads up to {FORMAT}"
+    )
+  return saved
+
+
+def _write(
+    path: pathlib.Path,
+    config: ml_collections.ConfigDict,
+    *,
+    run_id: str,
+    created: float,
+) -> None:
+  jsonl.atomic_write_json(
+      path / "config.json",
+      {
+          "format": FORMAT,
+          "run_id": run_id,
+          "created": created,
+          "config": config.to_dict(),
+          "versions": _versions(),
+          "git_revision": _git_revision(),
+      },
+  )
+
+
+def _versions() -> dict[str, str]:
+  versions = {"python": platform.python_version()}
+  for name in _PACKAGES:
+    try:
+      versions[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      versions[name] = "not installed"
+  return versions
+
+
+def _git_revision() -> str:
+  try:
+    return subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=pathlib.Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=5,
+    ).stdout.strip()
+  except (OSError, subprocess.SubprocessError):
+    return "unknown"

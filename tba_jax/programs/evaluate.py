@@ -1,0 +1,268 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `evaluate` program: held-out metrics of checkpoints and model folders.
+
+    python -m tba_jax.main --program=evaluate --workdir=runs/countdown
+    python -m tba_jax.main --program=evaluate --workdir=runs/countdown \\
+        240 runs/countdown/sft/model
+
+An operand is the step of a checkpoint of the workdir or a Hugging Face folder;
+none stands for the newest checkpoint. Results are printed with some samples and
+written under the key "evaluate" of WORKDIR/eval.json, by source. The KL is the
+one to the policy that `config.init` starts from, where that is there.
+`evaluate.variants` evaluates each source with several settings of the task.
+"""
+
+from collections.abc import Sequence
+import pathlib
+import sys
+import time
+from typing import Any
+
+import jax
+import ml_collections
+import rich.console
+import rich.table
+import rich.text
+
+from tba_jax import types
+from tba_jax.config import load as config_load
+from tba_jax.monitor import run_directory
+from tba_jax.monitor.report import load as report_load
+from tba_jax.system import bucket
+from tba_jax.system import jsonl
+from tba_jax.system import processes
+from tba_jax.tasks import base
+from tba_jax.training import model_source
+from tba_jax.training import policy as policy_lib
+from tba_jax.training import reference
+from tba_jax.training import reward_judge
+
+_KEY = "evaluate"
+# Rows of the table: metric, with its interval where it has one.
+_ROWS = (
+    ("pass@1", "pass_at_1"),
+    ("pass@k", "pass_at_k"),
+    ("pass@1, greedy", "greedy_pass_at_1"),
+    ("mean reward", "mean_reward"),
+    ("KL to the start, nats", "kl"),
+    ("perplexity under the start", "ref_perplexity"),
+    ("the papers' perplexity", "diluted_perplexity"),
+    ("win-rate", "win_rate"),
+    ("win-rate, greedy", "greedy_win_rate"),
+    ("gold reward", "gold_reward"),
+    ("gold reward, greedy", "greedy_gold_reward"),
+    ("gold reward above the reference's", "gold_margin"),
+    ("distinct right of k", "distinct_correct"),
+    ("distinct right of k, solved prompts", "distinct_correct_per_solved"),
+    ("distinct share of k", "distinct_share"),
+    ("cosine distance of attacks", "cosine_distance"),
+    ("cosine distance of successful attacks", "cosine_distance_right"),
+    ("tokens of a completion", "mean_length"),
+    ("share that stopped", "stop_rate"),
+    # By cause, and only where there are any.
+    ("completions not judged", "reward_failures"),
+    ("contests without a verdict", "no_verdict"),
+)
+_NUM_SAMPLES = 4
+_SAMPLE_WIDTH = 300
+
+
+def run_evaluate(
+    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
+) -> int:
+  """Runs the program; returns its exit status."""
+  processes.enable_compilation_cache()
+  try:
+    run(config, workdir, operands)
+  except (ValueError, FileNotFoundError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_CONFIG
+  return processes.EXIT_OK
+
+
+def run(
+    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+  """Evaluates each source, prints a table and adds to WORKDIR/eval.json.
+
+  Takes the workdir's lock while it works: a run that trains there would write
+  `eval.json` too.
+
+  Args:
+    config: as of the run; `evaluate.final_prompts` held-out prompts (at most
+      those there are) with `evaluate.num_completions` completions each, drawn
+      as `sampling` says.
+    workdir: of the run; made where the operands are folders and it is missing.
+    operands: steps of checkpoints and Hugging Face folders; none stands for the
+      newest checkpoint.
+
+  Returns:
+    The evaluator's result by source, "checkpoint 320" or the folder as given,
+    each with `step` (of a checkpoint, else None) and `time`.
+
+  Raises:
+    ValueError: a source does not exist, cannot be read or does not fit the
+      config; or another process runs in the workdir.
+  """
+  held = bucket.hold(run_directory.lock(workdir), workdir)
+  try:
+    results, mesh = {}, model_source.mesh_here(config.mesh)
+    for operand in operands or ("",):
+      for variant, its_config in _variants(config):
+        name, policy, params, step = _load(its_config, workdir, operand, mesh)
+        references = _references(its_config, workdir, policy, mesh)
+        result = _evaluate(
+            its_config, workdir, policy, params, step or 0, references
+        )
+        name = f"{name}, {variant}" if variant else name
+        results[name] = {"step": step, "time": time.time(), **result}
+    path = pathlib.Path(workdir) / "eval.json"
+    saved = jsonl.read_json(path) or {}
+    saved[_KEY] = {**saved.get(_KEY, {}), **results}
+    jsonl.atomic_write_json(path, saved)
+  finally:
+    held.close()
+  console = rich.console.Console()
+  console.print(make_table(results))
+  console.print(make_samples(results))
+  return results
+
+
+def make_table(results: dict[str, dict[str, Any]]) -> rich.table.Table:
+  """Returns a table with a column per source."""
+  first = next(iter(results.values()))
+  table = rich.table.Table(
+      title=f"{first['num_prompts']} held-out prompts, k = {first['k']},"
+      f" intervals of {first['confidence']:.0%}"
+  )
+  table.add_column("")
+  for name in results:
+    table.add_column(name, justify="right", overflow="fold")
+  for label, key in _ROWS:
+    if any(result.get(key) not in (None, {}) for result in results.values()):
+      table.add_row(label, *(_cell(r, key) for r in results.values()))
+  return table
+
+
+def make_samples(results: dict[str, dict[str, Any]]) -> rich.table.Table:
+  """Returns a table of the first completions of each source."""
+  table = rich.table.Table(title="samples", show_lines=True)
+  for name in ("source", "prompt", "completion", "reward", "what is wrong"):
+    table.add_column(name, overflow="fold")
+  for name, result in results.items():
+    for sample in result["samples"][:_NUM_SAMPLES]:
+      texts = (
+          report_load.printable(sample[key], _SAMPLE_WIDTH)
+          for key in ("prompt", "completion")
+      )
+      reason = report_load.printable(sample["reason"], _SAMPLE_WIDTH)
+      cells = (name, *texts, f"{sample['reward']:.3g}", reason)
+      table.add_row(*(rich.text.Text(cell) for cell in cells))
+  return table
+
+
+def _variants(
+    config: ml_collections.ConfigDict,
+) -> list[tuple[str, ml_collections.ConfigDict]]:
+  """Returns the settings of the task to evaluate with, each with its config.
+
+  Raises:
+    ValueError: one of them is no setting of the task, or is not allowed.
+  """
+  out = []
+  for variant in config.evaluate.variants.split(";"):
+    its_config = config.copy_and_resolve_references()
+    settings = [f"task.{item}" for item in variant.split(",") if item]
+    config_load.apply_overrides(its_config, settings)
+    out.append((variant, its_config))
+  return out
+
+
+def _load(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    operand: str,
+    mesh: jax.sharding.Mesh,
+) -> tuple[str, policy_lib.Policy, types.PyTree, int | None]:
+  """Returns the name, policy, params and step of a source."""
+  is_checkpoint = not operand or operand.isdecimal()
+  if not is_checkpoint:
+    if not pathlib.Path(operand).expanduser().is_dir():
+      raise ValueError(
+          f"operand {operand!r}: allowed the step of a checkpoint or a folder"
+          " that exists"
+      )
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+      config.init = operand
+      config.lora.rank = 0
+    policy = policy_lib.make_policy(config, workdir)
+    params = model_source.initial_params(config, policy, mesh)
+    return operand, policy, params, None
+  policy, params, step = model_source.restore(
+      config, workdir, int(operand) if operand else None, mesh
+  )
+  return f"checkpoint {step}", policy, params, step
+
+
+def _references(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    policy: policy_lib.Policy,
+    mesh: jax.sharding.Mesh,
+) -> dict[str, reference.Reference]:
+  """Returns what KL and perplexity are measured against, {} without it."""
+  try:
+    start = policy_lib.make_policy(config, workdir)
+    same = start.model.config.vocab_size == policy.model.config.vocab_size
+    params = model_source.initial_params(config, start, mesh) if same else None
+  except (ValueError, OSError):
+    return {}
+  if params is None:
+    return {}
+  make = lambda temperature: reference.Reference(
+      start.model, params, temperature=temperature
+  )
+  out = {}
+  temperature = config.sampling.temperature
+  # Greedy sampling has no KL.
+  if temperature > 0:
+    out["reference"] = make(temperature)
+  if config.evaluate.judge:
+    # A second copy of the params only where temperatures differ.
+    plain = out["reference"] if temperature == 1 else make(1.0)
+    out["plain_reference"] = plain
+  return out
+
+
+def _evaluate(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    policy: policy_lib.Policy,
+    params: types.PyTree,
+    version: int,
+    references: dict[str, reference.Reference],
+) -> dict[str, Any]:
+  """Returns the evaluator's metrics on the held-out split."""
+  evaluator = reward_judge.evaluator_of(config, workdir, policy, **references)
+  num_prompts = min(
+      config.evaluate.final_prompts,
+      policy.task.num_prompts(base.HELD_OUT),
+  )
+  try:
+    return evaluator.run(params, num_prompts, version=version)
+  finally:
+    evaluator.close()
+
+
+def _cell(result: dict[str, Any], key: str) -> str:
+  if result.get(key) in (None, {}):
+    return "-"
+  if isinstance(result[key], dict):
+    causes = ", ".join(f"{n} {cause}" for cause, n in result[key].items())
+    return f"{sum(result[key].values())} ({causes})"
+  interval = result.get(f"{key}_interval")
+  if interval is None:
+    return f"{result[key]:.3f}"
+  return f"{result[key]:.3f} ({interval[0]:.3f} to {interval[1]:.3f})"

@@ -1,0 +1,46 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `report` program: the entry that `main` calls."""
+
+from collections.abc import Sequence
+import sys
+
+import ml_collections
+
+from tba_jax.monitor.report import build
+from tba_jax.monitor.report import compare
+from tba_jax.system import bucket
+
+
+def run(
+    config: ml_collections.ConfigDict | None,
+    workdir: str | None,
+    operands: Sequence[str] = (),
+) -> int:
+  """Writes the report of one run, or compares several, and prints its path.
+
+  Args:
+    config: not used; a run directory holds its own.
+    workdir: the run directory, where there is no operand.
+    operands: run directories, or folders of some; also runs in gs://.
+
+  Returns:
+    0, or 2 where an operand is no directory.
+  """
+  del config
+  wanted = list(operands) or ([workdir] if workdir else [])
+  try:
+    if not wanted:
+      raise ValueError("report takes one or several run directories")
+    wanted = [bucket.stage(run, "report", key="operand") for run in wanted]
+    paths = compare.find_runs(wanted)
+    if len(paths) == 1:
+      path = build.write_report(paths[0])
+      bucket.send(paths[0], "report.html", "trace.json")
+    else:
+      path = compare.write_comparison(paths)
+  except ValueError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+  print(path)
+  return 0

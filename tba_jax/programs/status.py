@@ -1,0 +1,148 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `status` program: the live state of a run, read from its store."""
+
+from collections.abc import Sequence
+import pathlib
+import sys
+import time
+from typing import Any
+
+import ml_collections
+import rich.console
+
+from tba_jax.monitor import panel
+from tba_jax.monitor import run_directory
+from tba_jax.monitor import run_state
+from tba_jax.monitor.report import tables
+from tba_jax.system import jsonl
+from tba_jax.system import processes
+from tba_jax.transport import base
+from tba_jax.transport import kv_client
+from tba_jax.transport import locator
+from tba_jax.transport import wire
+
+# Written by the trainer through its store: a message with the live state.
+STATUS_KEY = "status/run"
+
+
+def read_store(
+    run_info: run_directory.Run, deadline_s: float
+) -> tuple[dict[str, Any] | None, str]:
+  """Returns the live state in the run's store, and where it comes from.
+
+  Waits for the store for at most `deadline_s` seconds.
+
+  Returns:
+    The state and a note; None and the reason where there is no state.
+  """
+  try:
+    if (
+        not run_info.announced
+        and locator.read_locator(run_info.locator) is None
+    ):
+      return None, "its store is not running"
+    transport = kv_client.KvTransport(
+        run_info.finder,
+        deadline_s=deadline_s,
+        run_id=run_info.run_id,
+        tls=run_info.tls,
+    )
+  except (base.TransportError, OSError, ValueError) as error:
+    return None, f"its store does not answer: {error}"
+  try:
+    data = transport.get(STATUS_KEY)
+    if data is None:
+      return (
+          None,
+          f"nothing in the store yet (generation {transport.generation})",
+      )
+    state = wire.decode_message(data, run_info.secret)
+    return state, f"from the store, generation {transport.generation}"
+  except (base.TransportError, wire.WireError) as error:
+    return None, f"its store gave no readable state: {error}"
+  finally:
+    transport.close()
+
+
+def run(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    operands: Sequence[str] = (),
+) -> int:
+  """Prints the state of the run in `workdir` once.
+
+  The store is asked first. Where it does not answer, the state that the
+  trainer last wrote to `status.json` is shown, and the view says so.
+
+  Returns:
+    0; 1 where nothing is known of the run; 2 for a directory without one.
+  """
+  if operands:
+    print(
+        f"error: --program=status takes no operand, given {list(operands)}",
+        file=sys.stderr,
+    )
+    return processes.EXIT_CONFIG
+  try:
+    run_info = run_directory.open_run(workdir, config)
+  except (ValueError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_CONFIG
+  status, note = read_store(run_info, config.store.probe_timeout_s)
+  if status is None:
+    status = jsonl.read_json(pathlib.Path(workdir) / "status.json")
+    # Before training there is no such file, nor a store.
+    where = "the run's files" if status is None else "status.json"
+    note = f"from {where}: {note}"
+  state = run_state.Follower(workdir).read(with_status=False)
+  last = _last_process(workdir)
+  if not isinstance(status, dict):
+    if not (state.sft or state.reward_model or state.event):
+      life = _sign_of_life(state, last)
+      print(f"error: {workdir}: no state yet; {note}{life}", file=sys.stderr)
+      return 1
+    status = {}
+  state.status = status
+  state.phase = str(status.get("phase", _phase_of_files(state)))
+  written = run_state.number(status.get("time"))
+  if written is not None:
+    note += f"; written {tables.duration(max(0.0, time.time() - written))} ago"
+  state.note = note + _sign_of_life(state, last)
+  rich.console.Console().print(panel.render_view(state))
+  return processes.EXIT_OK
+
+
+def _phase_of_files(state: run_state.RunState) -> str:
+  """Returns the phase of a run whose trainer has not said any."""
+  if state.reward:
+    return "setup"
+  names = [name for name in ("reward_model", "sft") if state.made(name)[0]]
+  return names[0] if names else "setup"
+
+
+def _last_process(workdir: str) -> tuple[int, bool] | None:
+  """Returns a living process of the run on this host, else the last one."""
+  # A trainer that was started by hand has no supervisor.
+  found = [
+      run_directory.last_process(workdir, role) for role in ("", "trainer")
+  ]
+  return max(filter(None, found), key=lambda one: one[1], default=None)
+
+
+def _sign_of_life(
+    state: run_state.RunState, last: tuple[int, bool] | None
+) -> str:
+  """Returns what to add to the note where a run is silent, or has ended."""
+  if state.phase == "done":
+    return ""
+  if last is not None and not last[1]:
+    words = f"; its process {last[0]} has ended"
+  elif last is not None:
+    words = f"; its process {last[0]} is there"
+  else:
+    words = ""
+  silent_s = None if state.seen is None else time.time() - state.seen
+  if silent_s is not None and silent_s > tables.ALIVE_S:
+    return f"; no sign of life for {tables.duration(silent_s)}{words}"
+  return words if last is not None and not last[1] else ""

@@ -1,0 +1,95 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `store` program: hosts the key-value service of a run. No JAX here."""
+
+from collections.abc import Sequence
+import contextlib
+import functools
+import logging
+import sys
+
+import ml_collections
+
+from tba_jax.config import validate
+from tba_jax.monitor import metrics
+from tba_jax.monitor import run_directory
+from tba_jax.system import processes
+from tba_jax.transport import kv_host
+from tba_jax.transport import locator
+
+
+def run(
+    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
+) -> int:
+  """Serves until SIGTERM; a service that dies or hangs is replaced.
+
+  Makes the run where the directory has none yet, and goes on with one that is
+  there, with other settings where they may change.
+
+  Returns:
+    0; 2 where the directory, the secret, an address or a setting may not be
+    used; 1
+    where the service does not start.
+  """
+  del operands
+  processes.die_with_supervisor()
+  stop = processes.stop_on_signals()
+  try:
+    run_info, saved = run_directory.create(workdir, config)
+    changed = saved is not None and saved != config.to_dict()
+    if changed:
+      validate.check_resume(saved, config)
+  except (ValueError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_CONFIG
+  events = metrics.EventLog(run_info.workdir / "events.jsonl")
+  logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+
+  def on_event(kind: str, message: str) -> None:
+    logging.info("%s: %s", kind, message)
+    events.write(f"store_{kind}", message, role="store")
+
+  may_leave = (
+      run_info.shared_secret or run_info.tls is not None
+  ) or config.store.insecure
+  with contextlib.ExitStack() as stack:
+    stack.callback(events.close)
+    try:
+      host = kv_host.KvHost(
+          run_info.spool,
+          run_info.run_id,
+          address=config.store.address,
+          probe_timeout_s=config.store.probe_timeout_s,
+          on_event=on_event,
+          allow_remote=may_leave,
+          tls=run_info.tls,
+      )
+      stack.callback(host.close)
+      if changed:
+        # Roles that share this directory take their settings from it.
+        run_directory.update(workdir, config)
+      if config.store.locator:
+        _check_place(config.store.locator, may_leave)
+        told = locator.Announcer(
+            config.store.locator,
+            run_info.secret,
+            functools.partial(locator.read_locator, host.locator_path),
+        )
+        stack.callback(told.close)
+    except (ValueError, RuntimeError, OSError) as error:
+      print(f"error: {error}", file=sys.stderr)
+      return processes.EXIT_CONFIG
+    try:
+      host.run(stop)
+    except RuntimeError as error:
+      print(f"error: {error}", file=sys.stderr)
+      return 1
+  return processes.EXIT_OK
+
+
+def _check_place(address: str, may_leave: bool) -> None:
+  host, _ = locator.split_address(address)
+  if not may_leave and not kv_host.is_loopback(host):
+    raise ValueError(
+        f"config.store.locator={address} is not loopback: {kv_host.REMOTE}"
+    )

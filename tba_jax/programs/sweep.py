@@ -1,0 +1,748 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `sweep` program: quality against staleness, objective by objective.
+
+Fine-tunes once, makes every run of `config.sweep` that is not done yet, and
+ends in one table and one plot. In WORKDIR: `config.json`, `sft/`,
+`runs/NAME.json` (a run's result, written whole when it is done), `sweep.md` and
+`sweep.png`, brought up to date as runs end. A run that was cut off is made
+again from its beginning.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import fcntl
+import fnmatch
+import itertools
+import math
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import matplotlib
+from matplotlib import pyplot
+import ml_collections
+import numpy as np
+import rich.box
+import rich.console
+import rich.live
+import rich.table
+from scipy import special
+
+from tba_jax.config import load
+from tba_jax.config import settings as settings_lib
+from tba_jax.config import validate
+from tba_jax.monitor import run_directory
+from tba_jax.programs import sft
+from tba_jax.programs import stale_loop
+from tba_jax.system import jsonl
+from tba_jax.system import processes
+
+# One run of a sweep, and which params sample what it trains on.
+
+
+@dataclasses.dataclass(frozen=True)
+class Lag:
+  """Which params sample the batch of a step.
+
+  staleness_steps: s; the batch of step t is sampled with version t - s, or 0.
+  mini_batches: N; with 2 or more, with the version that began the round of N
+    steps: t - t mod N.
+  """
+
+  staleness_steps: int = 0
+  mini_batches: int = 1
+
+  @property
+  def label(self) -> str:
+    if self.mini_batches > 1:
+      return f"N={self.mini_batches}"
+    return f"s={self.staleness_steps}"
+
+  def version_of(self, step: int) -> int:
+    """Returns the version that samples what `step` trains on."""
+    if self.mini_batches > 1:
+      return step - step % self.mini_batches
+    return max(step - self.staleness_steps, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """One run of a sweep.
+
+  objective: its name in `config.sweep.objectives`.
+  lag: of its samples.
+  seed: of its prompts and samples.
+  config: of the run, complete.
+  """
+
+  objective: str
+  lag: Lag
+  seed: int
+  config: ml_collections.ConfigDict
+
+  @property
+  def name(self) -> str:
+    lag = self.lag.label.replace("=", "")
+    return f"{self.objective}-{lag}-seed{self.seed}"
+
+
+# The runs of a sweep: objectives times staleness times seeds. No JAX here.
+
+
+# What an objective may set; the sampler, the model, the task and the numbers of
+# updates and completions are common to all runs.
+_OWN_KEYS = (
+    "loss.*",
+    "optimizer.*",
+    "train.prompts_per_batch",
+    "train.completions_per_prompt",
+    "train.micro_batch_prompts",
+)
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def expand_runs(
+    config: ml_collections.ConfigDict,
+    check: Callable[[ml_collections.ConfigDict], None],
+) -> list[Run]:
+  """Returns the runs in their order: a whole seed, then the next.
+
+  Args:
+    config: complete.
+    check: raises ConfigError where the config of a run is wrong.
+
+  Raises:
+    ConfigError: a setting of `config.sweep`, or of a run, is wrong.
+  """
+  recipes = _recipes(config)
+  lags = _lags(config.sweep)
+  seeds = _numbers(config.sweep, "seeds", low=0)
+  if not seeds:
+    raise _wrong("seeds", config.sweep.seeds, "allowed one seed or more")
+  for key, section, value in (
+      ("reference.mode", config.reference.mode, "fixed"),
+      ("rounds.mini_batches", config.rounds.mini_batches, 0),
+  ):
+    if section != value:
+      raise load.ConfigError(
+          f"config.{key} = {section!r}: allowed {value!r} with --program=sweep"
+      )
+  configs = {
+      name: _own_config(config, name, overrides, check)
+      for name, overrides in recipes.items()
+  }
+  return [
+      Run(name, lag, seed, configs[name])
+      for seed, name, lag in itertools.product(seeds, recipes, lags)
+  ]
+
+
+def run_settings(run: Run) -> dict[str, Any]:
+  """Returns what the result of a run depends on, by config key."""
+  values = load.flatten(run.config.to_dict())
+  parts = ("task.", "tokenizer.", "model.", "sft.", "sampling.", "loss.",
+           "optimizer.", "train.", "evaluate.", "init")  # fmt: skip
+  return {k: v for k, v in values.items() if k.startswith(parts)}
+
+
+def result_path(workdir: str | pathlib.Path, run: Run) -> pathlib.Path:
+  """Returns the one file of a run's result; it is there whole or not at all."""
+  return pathlib.Path(workdir) / "runs" / f"{run.name}.json"
+
+
+def read_result(
+    workdir: str | pathlib.Path, run: Run
+) -> Mapping[str, Any] | None:
+  """Returns the result of a run, None where it is not done.
+
+  Raises:
+    ConfigError: it was made with other settings; names each.
+  """
+  path = result_path(workdir, run)
+  found = jsonl.read_json(path)
+  if not isinstance(found, dict):
+    return None
+  # Another version of the code may not know a key: it had the default there.
+  defaults = load.flatten(settings_lib.get_config().to_dict())
+  before, now = defaults | found["settings"], defaults | run_settings(run)
+  changed = [
+      f"config.{key} = {now.get(key)!r}, was {before.get(key)!r}"
+      for key in sorted({*before, *now})
+      if before.get(key) != now.get(key)
+  ]
+  if changed:
+    raise load.ConfigError(
+        f"{path} was made with other settings: {'; '.join(changed)}. Allowed:"
+        " the settings that it was made with, another --workdir, or the file"
+        " removed, to make the run anew"
+    )
+  return found
+
+
+def _recipes(config: ml_collections.ConfigDict) -> dict[str, list[str]]:
+  """Returns the overrides of each objective, by its name."""
+  text = config.sweep.objectives
+  recipes: dict[str, list[str]] = {}
+  for item in filter(str.strip, text.split(";")):
+    name, colon, overrides = item.partition(":")
+    name = name.strip()
+    if not colon or not _NAME.fullmatch(name) or name in recipes:
+      raise _wrong("objectives", item.strip(), "allowed NAME: KEY=VALUE …")
+    recipes[name] = overrides.split()
+    for override in recipes[name]:
+      key = override.partition("=")[0]
+      if not any(fnmatch.fnmatchcase(key, p) for p in _OWN_KEYS):
+        allowed = f"allowed in it {', '.join(_OWN_KEYS)}"
+        raise _wrong("objectives", f"{name}: {override}", allowed)
+  if not recipes:
+    raise _wrong(
+        "objectives", text, "allowed NAME: KEY=VALUE …; NAME: …, at least one"
+    )
+  return recipes
+
+
+def _lags(sweep: ml_collections.ConfigDict) -> list[Lag]:
+  lags = [Lag(staleness_steps=s) for s in _numbers(sweep, "staleness_steps", 0)]
+  # One mini-batch a round is staleness 0.
+  lags += [Lag(mini_batches=n) for n in _numbers(sweep, "mini_batches", low=2)]
+  if not lags:
+    raise _wrong(
+        "staleness_steps", sweep.staleness_steps, "allowed one or more"
+    )
+  return lags
+
+
+def _numbers(sweep: ml_collections.ConfigDict, key: str, low: int) -> list[int]:
+  text = sweep[key]
+  items = [item.strip() for item in text.split(",") if item.strip()]
+  if any(not i.isdecimal() or int(i) < low for i in items):
+    raise _wrong(
+        key, text, f"allowed whole numbers from {low} on, separated by commas"
+    )
+  return sorted({int(item) for item in items})
+
+
+def _own_config(
+    config: ml_collections.ConfigDict,
+    name: str,
+    overrides: list[str],
+    check: Callable[[ml_collections.ConfigDict], None],
+) -> ml_collections.ConfigDict:
+  """Returns the checked config of an objective's runs."""
+  own = config.copy_and_resolve_references()
+  try:
+    load.apply_overrides(own, overrides)
+    check(own)
+  except load.ConfigError as error:
+    raise load.ConfigError(
+        f"config.sweep.objectives, {name}: {error}"
+    ) from error
+  before, now = config.train, own.train
+  size = now.prompts_per_batch * now.completions_per_prompt
+  if size != before.prompts_per_batch * before.completions_per_prompt:
+    raise _wrong(
+        "objectives",
+        f"{name}: {' '.join(overrides)}",
+        "allowed batches of config.train.prompts_per_batch ·"
+        " config.train.completions_per_prompt completions, as all runs have",
+    )
+  return own
+
+
+def _wrong(key: str, value: Any, allowed: str) -> load.ConfigError:
+  return load.ConfigError(f"config.sweep.{key} = {value!r}: {allowed}")
+
+
+# The results of a sweep as numbers, as text and as a plot. No JAX here.
+
+
+matplotlib.use("agg")
+# pylint: disable=g-import-not-at-top
+
+
+# Of the last evaluation of a run: name, title, digits.
+QUANTITIES = (
+    ("reward", "reward", 3),
+    ("kl", "KL to the reference, nats a completion", 2),
+    ("ref_perplexity", "perplexity under the reference", 2),
+)
+_CONFIDENCE = 0.95
+_COLORS = ("#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#009e73", "#e69f00",
+           "#000000", "#999999")  # fmt: skip
+_MARKERS = "osD^vP*X"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """A quantity over the seeds of an objective at a lag.
+
+  mean: over the seeds whose run is done and finite; nan where there is none.
+  half_width: of the confidence interval of the mean; nan below two seeds.
+  num_seeds: that `mean` is over.
+  num_diverged: seeds whose run ended with a loss that is not finite.
+  """
+
+  mean: float
+  half_width: float
+  num_seeds: int
+  num_diverged: int
+
+  def text(self, digits: int) -> str:
+    """Returns `mean ± half_width`, `–` where there is nothing."""
+    out = f"{self.mean:.{digits}f}" if self.num_seeds else "–"
+    if self.num_seeds > 1:
+      out += f" ± {self.half_width:.{digits}f}"
+    if self.num_diverged:
+      out += f" ({self.num_diverged} diverged)"
+    return out
+
+
+def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
+  """Returns the mean and half of its confidence interval, by Student's t.
+
+      half = t_{n-1, (1 + 0.95) / 2} · s / √n,   s² = Σ (x - mean)² / (n - 1)
+
+  Args:
+    values: n finite numbers; below 2 the half is nan, at 0 the mean, too.
+  """
+  n = len(values)
+  mean = float(np.mean(values)) if n else math.nan
+  if n < 2:
+    return mean, math.nan
+  t = special.stdtrit(n - 1, (1 + _CONFIDENCE) / 2)
+  return mean, float(t * np.std(values, ddof=1) / math.sqrt(n))
+
+
+def table_cells(
+    runs: Sequence[Run],
+    results: Mapping[str, Mapping[str, Any]],
+    quantity: str,
+) -> dict[tuple[str, Lag], Cell]:
+  """Returns the cell of each objective and lag, in the order of the runs.
+
+  Args:
+    runs: of the sweep.
+    results: of those that are done, by the name of the run.
+    quantity: key of an evaluation.
+  """
+  values: dict[tuple[str, Lag], list[float]] = {}
+  diverged: dict[tuple[str, Lag], int] = {}
+  for run in runs:
+    key = run.objective, run.lag
+    mine = values.setdefault(key, [])
+    diverged.setdefault(key, 0)
+    result = results.get(run.name)
+    if result is None:
+      continue
+    if result["diverged_step"] is not None:
+      diverged[key] += 1
+    else:
+      mine.append(result["curve"][-1][quantity])
+  return {
+      key: Cell(*mean_and_half_width(mine), len(mine), diverged[key])
+      for key, mine in values.items()
+  }
+
+
+def markdown_table(
+    runs: Sequence[Run], results: Mapping[str, Mapping[str, Any]]
+) -> str:
+  """Returns one table: a row for each objective and lag."""
+  columns = [table_cells(runs, results, name) for name, _, _ in QUANTITIES]
+  first = next((r["curve"][0] for r in results.values()), None)
+  heads = ["objective", "lag", *(title for _, title, _ in QUANTITIES), "seeds"]
+  lines = [_line(heads), _line(["---"] * len(heads))]
+  if first is not None:
+    before = [f"{first[name]:.{digits}f}" for name, _, digits in QUANTITIES]
+    lines.append(_line(["before training", "", *before, ""]))
+  for key, cell in columns[0].items():
+    texts = [
+        column[key].text(digits)
+        for column, (_, _, digits) in zip(columns, QUANTITIES)
+    ]
+    objective, lag = key
+    lines.append(_line([objective, lag.label, *texts, str(cell.num_seeds)]))
+  return "\n".join(lines) + "\n"
+
+
+def plot_table(
+    runs: Sequence[Run],
+    results: Mapping[str, Mapping[str, Any]],
+    path: str | pathlib.Path,
+) -> None:
+  """Writes a PNG: a panel for each quantity, a line for each objective."""
+  lags = list(dict.fromkeys(run.lag for run in runs))
+  objectives = list(dict.fromkeys(run.objective for run in runs))
+  figure, axes = pyplot.subplots(
+      1, len(QUANTITIES), figsize=(13, 4.4), layout="constrained"
+  )
+  for axis, (name, title, _) in zip(axes, QUANTITIES):
+    column = table_cells(runs, results, name)
+    for i, objective in enumerate(objectives):
+      # Side by side, so that no interval hides another.
+      shift = 0.5 * (i + 0.5) / len(objectives) - 0.25
+      mine = [column[objective, lag] for lag in lags]
+      axis.errorbar(
+          np.arange(len(lags)) + shift,
+          [cell.mean for cell in mine],
+          yerr=[_visible(cell.half_width) for cell in mine],
+          label=objective,
+          color=_COLORS[i % len(_COLORS)],
+          marker=_MARKERS[i % len(_MARKERS)],
+          markersize=4,
+          linewidth=1,
+          linestyle=":",
+          capsize=2,
+      )
+    axis.set_title(title, fontsize=10)
+    axis.set_xticks(range(len(lags)), [lag.label for lag in lags])
+    axis.set_xlabel("s steps late, or rounds of N mini-batches", fontsize=9)
+    axis.grid(axis="y", alpha=0.3)
+  figure.legend(
+      *axes[0].get_legend_handles_labels(),
+      loc="outside lower center",
+      ncols=min(len(objectives), 8),
+      fontsize=9,
+  )
+  path = pathlib.Path(path)
+  partial = path.with_name(f".{path.name}")
+  figure.savefig(partial, dpi=100, format="png")
+  pyplot.close(figure)
+  partial.replace(path)
+
+
+def _visible(half_width: float) -> float:
+  return 0.0 if math.isnan(half_width) else half_width
+
+
+def _line(texts: Sequence[str]) -> str:
+  return f"| {' | '.join(texts)} |"
+
+
+# The progress of a sweep: a table in place on a terminal, else lines.
+
+
+class View:
+  """Shows which runs are done; call `update` as often as you like."""
+
+  def __init__(
+      self,
+      console: rich.console.Console,
+      runs: Sequence[Run],
+  ):
+    self._console = console
+    self._runs = runs
+    self._live: rich.live.Live | None = None
+    self._started = time.monotonic()
+    self._num_before: int | None = None
+    self._shown: set[str] = set()
+
+  def __enter__(self) -> "View":
+    if self._console.is_terminal:
+      self._live = rich.live.Live(console=self._console, auto_refresh=False)
+      self._live.start()
+    return self
+
+  def __exit__(self, *exception: Any) -> None:
+    if self._live is not None:
+      self._live.stop()
+      self._live = None
+
+  def update(
+      self, results: Mapping[str, Mapping[str, Any]], now: str = ""
+  ) -> None:
+    """Shows the results so far.
+
+    Args:
+      results: of the runs that are done, by name.
+      now: what is being done.
+    """
+    if self._num_before is None:
+      self._num_before = len(results)
+    if self._live is not None:
+      table = progress_table(self._runs, results)
+      table.caption = f"{self._line(results)}  {now}"
+      self._live.update(table, refresh=True)
+      return
+    for name in [n for n in results if n not in self._shown]:
+      self._shown.add(name)
+      if len(self._shown) > self._num_before:
+        self._console.print(
+            f"{self._line(results)}  {name}: {_summary(results[name])}",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+  def line(self, text: str) -> None:
+    """Prints `text` where there is no table in place to show it."""
+    if self._live is None:
+      self._console.print(text, soft_wrap=True, highlight=False)
+
+  def _line(self, results: Mapping[str, Mapping[str, Any]]) -> str:
+    done, total = len(results), len(self._runs)
+    line = f"{done}/{total} runs"
+    new = done - (self._num_before or 0)
+    if new > 0 and done < total:
+      left_s = (time.monotonic() - self._started) / new * (total - done)
+      line += f", about {left_s / 60:.0f} min left"
+    return line
+
+
+def progress_table(
+    runs: Sequence[Run], results: Mapping[str, Mapping[str, Any]]
+) -> rich.table.Table:
+  """Returns objectives by lags; in a cell the mean reward and the seeds."""
+  name, title, digits = QUANTITIES[0]
+  column = table_cells(runs, results, name)
+  lags = list(dict.fromkeys(run.lag for run in runs))
+  num_seeds = len({run.seed for run in runs})
+  table = rich.table.Table(
+      "objective",
+      *(lag.label for lag in lags),
+      box=rich.box.SIMPLE,
+      title=f"{title} (runs done of {num_seeds} seeds)",
+  )
+  for objective in dict.fromkeys(run.objective for run in runs):
+    mine = [column[objective, lag] for lag in lags]
+    table.add_row(
+        objective,
+        *(
+            f"{cell.text(digits)} ({cell.num_seeds + cell.num_diverged})"
+            for cell in mine
+        ),
+    )
+  return table
+
+
+def _summary(result: Mapping[str, Any]) -> str:
+  if result["diverged_step"] is not None:
+    return f"diverged at step {result['diverged_step']}"
+  last = result["curve"][-1]
+  texts = [f"{name} {last[name]:.{digits}f}" for name, _, digits in QUANTITIES]
+  return f"{', '.join(texts)} ({result['wall_s']:.0f} s)"
+
+
+_WORKER = "worker"  # The operand that makes a process one of several.
+_PLOT_EVERY_S = 60.0
+_POLL_S = 0.5
+_STOP_S = 30.0  # A worker that does not end by itself is killed.
+
+Results = dict[str, Mapping[str, Any]]
+
+
+def run(
+    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
+) -> int:
+  """Runs the program; returns its exit status."""
+  check = lambda own: validate.validate(own, program="sweep")
+  try:
+    if operands and (operands[0] != _WORKER or len(operands) != 2):
+      raise ValueError(f"--program=sweep takes no operands, not {operands}")
+    runs = expand_runs(config, check)
+    if not operands:
+      run_directory.lock(workdir)  # Held as long as this process lives.
+    _read_results(workdir, runs)
+  except ValueError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_CONFIG
+  stop = processes.stop_on_signals()
+  if operands:
+    processes.die_with_parent()
+    cores = processes.available_cores()[
+        int(operands[1]) :: config.sweep.workers
+    ]
+    if cores:
+      processes.pin(cores)
+    processes.enable_compilation_cache()
+    _make_runs(config, workdir, runs, stop)
+    return processes.EXIT_INTERRUPTED if stop.is_set() else processes.EXIT_OK
+  processes.enable_compilation_cache()
+  try:
+    return _sweep(config, workdir, runs, stop)
+  except ValueError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_CONFIG
+
+
+def _sweep(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    runs: Sequence[Run],
+    stop: threading.Event,
+) -> int:
+  """Makes what is missing, shows it, and writes table and plot."""
+  _, saved = run_directory.create(workdir, config)
+  if saved is not None:
+    if not saved.get("sweep", {}).get("objectives"):
+      raise ValueError(
+          f"--workdir={workdir}: a run of another program is there; allowed an"
+          " empty directory or that of a sweep"
+      )
+    run_directory.update(workdir, config)
+  console = rich.console.Console()
+  with View(console, runs) as view:
+    plotted_at = -_PLOT_EVERY_S
+
+    def show(now: str = "") -> None:
+      nonlocal plotted_at
+      results = _read_results(workdir, runs)
+      view.update(results, now)
+      if results and time.monotonic() - plotted_at >= _PLOT_EVERY_S:
+        _write_report(workdir, runs, results)
+        plotted_at = time.monotonic()
+
+    failed = ""
+    if not _fine_tune(config, workdir, stop, show, view.line):
+      pass  # The same command continues.
+    elif config.sweep.workers == 1:
+      _make_runs(config, workdir, runs, stop, show)
+    else:
+      failed = _run_workers(config, workdir, stop, show)
+    results = _read_results(workdir, runs)
+    view.update(results)
+  if results:
+    _write_report(workdir, runs, results)
+    console.print(progress_table(runs, results))
+    print(f"{workdir}/sweep.md and sweep.png: {len(results)}/{len(runs)} runs")
+  if failed:
+    print(f"error: {failed}", file=sys.stderr)
+    return processes.EXIT_FATAL
+  if len(results) < len(runs):
+    print("interrupted; the same command continues")
+    return processes.EXIT_INTERRUPTED
+  return processes.EXIT_OK
+
+
+def _fine_tune(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    stop: threading.Event,
+    show: Callable[[str], None],
+    line: Callable[[str], None],
+) -> bool:
+  """Makes what all runs start from; False where it was stopped before."""
+  if config.init != "sft":
+    return True
+  show("fine-tuning")
+
+  def on_progress(step: int, num_steps: int, _: dict[str, float]) -> None:
+    text = f"fine-tuning: step {step} of {num_steps}"
+    show(text)
+    line(text)
+
+  made = sft.run(config, workdir, stop=stop, on_progress=on_progress)
+  return not made["interrupted"]
+
+
+def _make_runs(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    runs: Sequence[Run],
+    stop: threading.Event,
+    show: Callable[[str], None] = lambda now: None,
+) -> None:
+  """Makes in this process the runs that nobody has made or is making."""
+  bench = None
+  for one in runs:
+    with _claim(workdir, one) as is_mine:
+      if not is_mine or read_result(workdir, one) is not None:
+        continue
+      if stop.is_set():
+        return
+      show(one.name)
+      bench = bench or stale_loop.Bench(config, workdir)
+      try:
+        result = bench.run(one, should_stop=stop.is_set)
+      except stale_loop.Interrupted:
+        return
+      jsonl.atomic_write_json(
+          result_path(workdir, one),
+          {**result, "settings": run_settings(one)},
+      )
+    show("")
+
+
+@contextlib.contextmanager
+def _claim(workdir: str, one: Run) -> Iterator[bool]:
+  """Yields True where no other process has the run; its end gives it back."""
+  path = result_path(workdir, one).with_suffix(".lock")
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with path.open("w") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      yield False
+      return
+    yield True
+    # While it is held: whoever claims it next finds the result.
+    path.unlink(missing_ok=True)
+
+
+def _run_workers(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    stop: threading.Event,
+    show: Callable[[str], None],
+) -> str:
+  """Makes the runs in several processes; returns what failed, "" if nothing."""
+  folder = pathlib.Path(workdir) / "logs"
+  folder.mkdir(parents=True, exist_ok=True)
+  command = [sys.executable, "-m", "tba_jax.main", "--program=sweep"]
+  workers: dict[pathlib.Path, subprocess.Popen] = {}
+  failed = ""
+  try:
+    for i in range(config.sweep.workers):
+      log = folder / f"worker-{i}.log"
+      with log.open("ab") as file:
+        workers[log] = subprocess.Popen(
+            [*command, f"--workdir={workdir}", _WORKER, str(i)],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    running = True
+    while running and not failed:
+      show(f"{config.sweep.workers} runs at a time")
+      # Asked first, so that a worker that ends meanwhile is looked at below.
+      running = any(worker.poll() is None for worker in workers.values())
+      for log, worker in workers.items():
+        if worker.poll() and not stop.is_set():
+          failed = f"a worker ended with status {worker.returncode}: see {log}"
+      if running and stop.wait(_POLL_S):
+        break
+  finally:
+    _end(workers.values())
+  return failed
+
+
+def _end(workers: Sequence[subprocess.Popen]) -> None:
+  """Stops the workers that still run; waits until all are gone."""
+  for worker in workers:
+    if worker.poll() is None:
+      worker.terminate()
+  deadline = time.monotonic() + _STOP_S
+  for worker in workers:
+    try:
+      worker.wait(max(deadline - time.monotonic(), 0.0))
+    except subprocess.TimeoutExpired:
+      worker.kill()
+      worker.wait()
+
+
+def _read_results(workdir: str, runs: Sequence[Run]) -> Results:
+  found = {run.name: read_result(workdir, run) for run in runs}
+  return {name: result for name, result in found.items() if result is not None}
+
+
+def _write_report(workdir: str, runs: Sequence[Run], results: Results) -> None:
+  folder = pathlib.Path(workdir)
+  partial = folder / ".sweep.md"
+  partial.write_text(markdown_table(runs, results))
+  partial.replace(folder / "sweep.md")
+  plot_table(runs, results, folder / "sweep.png")

@@ -1,0 +1,367 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What became of everything that searchers generated.
+
+In prompts (groups), completions and tokens alike:
+
+    generated = trained_first_time + in_buffer_untrained + evicted_untrained
+                + queued + rejected{reason} + lost{cause}
+
+Each searcher announces totals that only grow, and every group names the totals
+after it. A group is *accepted* once, when it is taken off the queue; from there
+it is either rejected or enters the buffer. So with the sums over searchers
+
+    generated = Σ announced                queued = Σ announced - accepted
+    accepted = rejected + lost by other causes + what entered the buffer
+
+and the announced rest of a searcher that is gone is lost{searcher}. What
+entered the buffer is trained first, left it untrained, or is in it untrained
+(`replay/amount.py`): the buffer and this ledger count it apart, and it is their
+agreement that closes the equation. A prompt is one group: it counts as trained
+with the first of its completions, and as evicted with the last if none was.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any, NamedTuple, TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+  from tba_jax.replay import rows as rows_lib
+
+
+# How much data there is, and how much of what is stored was trained on.
+#
+# A completion is *untrained* until it is used first. A group (a prompt, in the
+# ledger's terms) is untrained until its first completion is used; where none
+# ever
+# is, it leaves with its last one. So in each of the three units what was
+# inserted
+# is at any time exactly
+#
+# used for the first time + left untrained + stored untrained.
+
+
+# The last bin of a histogram of uses also holds all that is above.
+_BINS = 9
+
+
+class Amount(NamedTuple):
+  """A count of data; adds and subtracts unit by unit.
+
+  prompts: groups, one for each time a prompt was sampled.
+  completions: of those groups.
+  tokens: of those completions, stop tokens included.
+  """
+
+  prompts: int = 0
+  completions: int = 0
+  tokens: int = 0
+
+  def __add__(self, other: tuple[int, int, int]) -> "Amount":
+    return Amount(self[0] + other[0], self[1] + other[1], self[2] + other[2])
+
+  def __sub__(self, other: tuple[int, int, int]) -> "Amount":
+    return Amount(self[0] - other[0], self[1] - other[1], self[2] - other[2])
+
+
+@dataclasses.dataclass(frozen=True)
+class InsertResult:
+  """What one insert did, in prompts (groups), completions and tokens.
+
+  inserted: the group itself, duplicates within it included.
+  replaced_untrained: older copies of its completions that no step had used,
+    earlier copies within the group included. A prompt counts here or below when
+    the last of its group's completions goes and none of them was ever used.
+  replaced_trained: older copies that a step had used; `prompts` is 0.
+  evicted_untrained: gone for lack of room before any step used them.
+  evicted_trained: gone for lack of room after use; `prompts` is 0.
+  """
+
+  inserted: Amount
+  replaced_untrained: Amount
+  replaced_trained: Amount
+  evicted_untrained: Amount
+  evicted_trained: Amount
+
+  @property
+  def left_untrained(self) -> Amount:
+    """All that left the buffer and no step had used: the ledger's `evicted`."""
+    return self.replaced_untrained + self.evicted_untrained
+
+
+class UseAccount:
+  """Counts uses of the rows of a table.
+
+  untrained: stored and never used.
+  num_uses: sum of uses over stored completions.
+  histogram: nine counts, from uses to stored completions.
+  """
+
+  def __init__(self, table: "rows_lib.RowTable"):
+    self._table = table
+    self.restore(np.zeros(0, np.int64))
+
+  def add(self, group: int, lengths: Sequence[int]) -> None:
+    """Counts the new rows of a group by their tokens."""
+    self._groups[group] = len(lengths)
+    self.untrained += sum_of_amounts(1, lengths)
+    self.histogram[0] += len(lengths)
+
+  def use(self, rows: np.ndarray) -> Amount:
+    """Counts uses of rows, [n] int64 with repeats; returns the first uses."""
+    rows, uses = np.unique(rows, return_counts=True)
+    before = self._table.use_counts[rows]
+    self._table.use_counts[rows] = before + uses
+    change = _bins(before + uses) - _bins(before)
+    self.histogram = [n + int(d) for n, d in zip(self.histogram, change)]
+    self.num_uses += int(uses.sum())
+    first = rows[before == 0]
+    groups = set(self._table.groups[first].tolist())
+    num_groups = sum(self._groups.pop(g, None) is not None for g in groups)
+    trained = sum_of_amounts(num_groups, self._table.lengths[first].tolist())
+    self.untrained -= trained
+    return trained
+
+  def remove(self, rows: np.ndarray) -> tuple[Amount, Amount]:
+    """Counts rows that are about to be freed, [n] int64.
+
+    Returns:
+      What of it was never used, and what was (with `prompts` 0).
+    """
+    table, num_groups = self._table, 0
+    never, ever = [], []
+    for group, uses, length in zip(
+        table.groups[rows].tolist(),
+        table.use_counts[rows].tolist(),
+        table.lengths[rows].tolist(),
+        strict=True,
+    ):
+      (ever if uses else never).append(length)
+      self.histogram[min(uses, _BINS - 1)] -= 1
+      self.num_uses -= uses
+      count = self._groups.get(group)
+      if count == 1:
+        del self._groups[group]
+        num_groups += 1
+      elif count is not None:
+        self._groups[group] = count - 1
+    untrained = sum_of_amounts(num_groups, never)
+    self.untrained -= untrained
+    return untrained, sum_of_amounts(0, ever)
+
+  def untrained_groups(self) -> np.ndarray:
+    """Returns the groups of which nothing was used, sorted, [n] int64."""
+    return np.array(sorted(self._groups), np.int64)
+
+  def restore(self, untrained_groups: np.ndarray) -> None:
+    """Counts anew from the table and the groups of which nothing was used."""
+    rows = self._table.live_rows()
+    groups = self._table.groups[rows]
+    groups, counts = np.unique(
+        groups[np.isin(groups, untrained_groups)], return_counts=True
+    )
+    # Rows of each group of which nothing was used yet.
+    self._groups = dict(zip(groups.tolist(), counts.tolist(), strict=True))
+    uses = self._table.use_counts[rows]
+    self.untrained = sum_of_amounts(
+        len(groups), self._table.lengths[rows[uses == 0]].tolist()
+    )
+    self.histogram = _bins(uses).tolist()
+    self.num_uses = int(uses.sum())
+
+  def check_valid(self) -> None:
+    """Raises RuntimeError where the counts are not those of the table."""
+    fresh = UseAccount(self._table)
+    fresh.restore(self.untrained_groups())
+    if fresh._groups != self._groups:
+      raise RuntimeError("an untrained group has lost or gained a row")
+    if fresh.untrained != self.untrained:
+      raise RuntimeError(f"{fresh.untrained} untrained, not {self.untrained}")
+    if (fresh.num_uses, fresh.histogram) != (self.num_uses, self.histogram):
+      raise RuntimeError("counts of uses do not add up")
+    used = self._table.live_rows()
+    used = used[self._table.use_counts[used] > 0]
+    if np.isin(self._table.groups[used], self.untrained_groups()).any():
+      raise RuntimeError("a used row in a group of which nothing was used")
+
+
+def sum_of_amounts(num_groups: int, lengths: Sequence[int]) -> Amount:
+  """Returns the amount of completions of these lengths."""
+  return Amount(num_groups, len(lengths), sum(lengths))
+
+
+def _bins(uses: np.ndarray) -> np.ndarray:
+  return np.bincount(np.minimum(uses, _BINS - 1), minlength=_BINS)
+
+
+# Amounts are given as any (prompts, completions, tokens).
+AmountLike = tuple[int, int, int]
+
+_FORMAT = 1
+
+
+class Ledger:
+  """Adds up amounts; owned by one thread."""
+
+  def __init__(self):
+    self._announced: dict[str, Amount] = {}
+    self._accepted: dict[str, Amount] = {}
+    self._gone: set[str] = set()
+    self._trained = Amount()
+    self._evicted = Amount()
+    self._rejected: dict[str, Amount] = {}
+    self._lost: dict[str, Amount] = {}
+
+  def searchers(self) -> list[str]:
+    """Returns the searchers that were heard of and are not gone, sorted."""
+    return sorted(set(self._announced) - self._gone)
+
+  def announce(self, searcher: str, totals: AmountLike) -> None:
+    """Notes what a searcher has generated in all; old news change nothing.
+
+    Args:
+      searcher: its id, never used again by another.
+      totals: since its start.
+    """
+    known = self._announced.get(searcher, Amount())
+    self._announced[searcher] = Amount(*map(max, known, totals))
+
+  def accept(
+      self, searcher: str, totals_after: AmountLike, taken: AmountLike
+  ) -> None:
+    """Takes one message of groups off a searcher's queue; once, not per copy.
+
+    A copy that came again over the wire was generated once: it is not accepted
+    again, and nothing is said of it here.
+
+    Args:
+      searcher: who generated it.
+      totals_after: what it had generated by the end of this message.
+      taken: the message's own amount.
+    """
+    self.announce(searcher, totals_after)
+    known = self._accepted.get(searcher, Amount())
+    self._accepted[searcher] = known + taken
+
+  def generated(self) -> Amount:
+    """Returns what all searchers announced: the equation's left side."""
+    return sum(self._announced.values(), Amount())
+
+  def accepted(self, searcher: str) -> Amount:
+    """Returns what was accepted of a searcher so far."""
+    return self._accepted.get(searcher, Amount())
+
+  def reject(self, reason: str, rejected: AmountLike) -> None:
+    """Counts accepted groups that will not enter the buffer."""
+    self._rejected[reason] = self._rejected.get(reason, Amount()) + rejected
+
+  def lost(self, cause: str, lost: AmountLike) -> None:
+    """Counts accepted groups that vanished before they entered the buffer."""
+    self._lost[cause] = self._lost.get(cause, Amount()) + lost
+
+  def evict(self, left: AmountLike) -> None:
+    """Counts what left the buffer untrained: `InsertResult.left_untrained`."""
+    self._evicted += left
+
+  def train_first(self, trained: AmountLike) -> None:
+    """Counts first uses: what `ReplayBuffer.mark_trained` returns."""
+    self._trained += trained
+
+  def searcher_gone(self, searcher: str) -> None:
+    """Writes off what a searcher announced and did not deliver.
+
+    What of it is still accepted later is taken off the loss again.
+    """
+    self._gone.add(searcher)
+    self.announce(searcher, Amount())
+
+  def close(self, in_buffer_untrained: AmountLike) -> dict[str, Any]:
+    """Returns all terms, both sides of the equation, and whether it closes.
+
+    Args:
+      in_buffer_untrained: of `ReplayBuffer.untrained`.
+
+    Returns:
+      Each term as {"prompts", "completions", "tokens"}, `rejected` and `lost`
+      by reason and cause; `accounted`, the right side's sum; `difference`, left
+      minus right; `closed`: no difference, and no term of any searcher
+      below 0.
+    """
+    lost = dict(self._lost)
+    queued, undelivered = Amount(), Amount()
+    rests = []
+    for searcher, announced in self._announced.items():
+      rest = announced - self._accepted.get(searcher, Amount())
+      rests.append(rest)
+      if searcher in self._gone:
+        undelivered += rest
+      else:
+        queued += rest
+    if any(undelivered):
+      lost["searcher"] = lost.get("searcher", Amount()) + undelivered
+    single = {
+        "trained_first_time": self._trained,
+        "in_buffer_untrained": Amount(*in_buffer_untrained),
+        "evicted_untrained": self._evicted,
+        "queued": queued,
+    }
+    parts = [*single.values(), *self._rejected.values(), *lost.values()]
+    accounted = sum(parts, Amount())
+    generated = self.generated()
+    difference = generated - accounted
+    whole = all(n >= 0 for part in parts + rests for n in part)
+    return {
+        "generated": generated._asdict(),
+        **{term: part._asdict() for term, part in single.items()},
+        "rejected": _table(self._rejected),
+        "lost": _table(lost),
+        "accounted": accounted._asdict(),
+        "difference": difference._asdict(),
+        "closed": whole and not any(difference),
+    }
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns the accounts as JSON values."""
+    return {
+        "format": _FORMAT,
+        "announced": _lists(self._announced),
+        "accepted": _lists(self._accepted),
+        "gone": sorted(self._gone),
+        "trained": list(self._trained),
+        "evicted": list(self._evicted),
+        "rejected": _lists(self._rejected),
+        "lost": _lists(self._lost),
+    }
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Takes a state of `get_state`.
+
+    Raises:
+      ValueError: a newer format.
+    """
+    if state["format"] > _FORMAT:
+      raise ValueError(
+          f"ledger of format {state['format']}; this version of tba_jax reads"
+          f" up to {_FORMAT}"
+      )
+    self._announced = _amounts(state["announced"])
+    self._accepted = _amounts(state["accepted"])
+    self._gone = set(state["gone"])
+    self._trained = Amount(*state["trained"])
+    self._evicted = Amount(*state["evicted"])
+    self._rejected = _amounts(state["rejected"])
+    self._lost = _amounts(state["lost"])
+
+
+def _table(amounts: dict[str, Amount]) -> dict[str, dict[str, int]]:
+  return {name: part._asdict() for name, part in sorted(amounts.items())}
+
+
+def _lists(amounts: dict[str, Amount]) -> dict[str, list[int]]:
+  return {name: list(part) for name, part in amounts.items()}
+
+
+def _amounts(lists: dict[str, list[int]]) -> dict[str, Amount]:
+  return {name: Amount(*part) for name, part in lists.items()}

@@ -1,0 +1,192 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which searcher samples which prompts: blocks granted up to an admission."""
+
+from collections.abc import Callable, Collection
+import dataclasses
+import heapq
+from typing import Any
+
+from tba_jax.replay import prompt_order
+
+# Blocks that a searcher may hold without having delivered them.
+BLOCKS_AHEAD = 2
+
+
+class Grants:
+  """Cuts the prompt order into blocks. Not thread-safe: its owner locks."""
+
+  def __init__(
+      self,
+      order: prompt_order.PromptOrder,
+      *,
+      prompts_per_round: int,
+      version_of: Callable[[int], int],
+  ):
+    """Grants nothing before the first `admit`.
+
+    Args:
+      order: of prompts.
+      prompts_per_round: prompts of a full block.
+      version_of: position -> version that must sample it, -1 = the newest.
+    """
+    self._order = order
+    self._prompts_per_round = prompts_per_round
+    self._version_of = version_of
+    self._limit = 0
+    self._blocks: dict[str, list[tuple[int, int, list[int]]]] = {}
+    self._num_blocks = 0
+    self._changed: set[str] = set()
+
+  def admit(self, limit: int) -> bool:
+    """Lets positions below `limit` be granted; False where they could be."""
+    if limit <= self._limit:
+      return False
+    self._limit = limit
+    return True
+
+  def deliver(self, sid: str, positions: Collection[int]) -> None:
+    """Takes delivered positions out of what a searcher holds."""
+    self._order.deliver(sid, positions)
+    held = self._blocks.get(sid)
+    if held:
+      delivered = set(positions)
+      self._blocks[sid] = [b for b in held if not delivered & set(b[2])]
+
+  def forget(self, sid: str) -> None:
+    """Takes back all that a searcher holds; it will be granted again."""
+    self._blocks.pop(sid, None)
+    self._changed.discard(sid)
+    self._order.release(sid)
+
+  def announce_again(self) -> None:
+    """Makes the next `assign` return the blocks of every searcher."""
+    self._changed.update(self._blocks)
+
+  def assign(
+      self, alive: Collection[str], asked: Collection[str] = ()
+  ) -> dict[str, list[Any]]:
+    """Grants what is admitted, each block to who holds least.
+
+    Args:
+      alive: the searchers that may be granted something.
+      asked: those whose blocks are returned in any case.
+
+    Returns:
+      sid -> all blocks that it holds, of those whose blocks changed. A block is
+      [number, version, [(position, prompt_id, visit), …]].
+    """
+    # By blocks held, then by name. There may be thousands, and mostly nothing
+    # to grant.
+    held = []
+    if self._order.available(self._limit):
+      held = [(len(self._blocks.get(sid, ())), sid) for sid in alive]
+      heapq.heapify(held)
+    while held and held[0][0] < BLOCKS_AHEAD:
+      count, sid = held[0]
+      block = self._next_block(sid)
+      if block is None:
+        break
+      self._blocks.setdefault(sid, []).append(block)
+      self._changed.add(sid)
+      heapq.heapreplace(held, (count + 1, sid))
+    changed = {sid for sid in self._changed if sid in alive} | set(asked)
+    self._changed -= changed
+    return {
+        sid: [
+            [number, version, [(p, *self._order.prompt(p)) for p in positions]]
+            for number, version, positions in self._blocks.get(sid, ())
+        ]
+        for sid in changed
+    }
+
+  def _next_block(self, sid: str) -> tuple[int, int, list[int]] | None:
+    available = self._order.available(self._limit)
+    size = self._prompts_per_round
+    # A part of a block is granted only when nothing else is under way.
+    if not available or (available < size and any(self._blocks.values())):
+      return None
+    positions = self._order.grant(sid, size, self._limit)
+    self._num_blocks += 1
+    return self._num_blocks, self._version_of(positions[0]), positions
+
+
+# How many prompts may be sampled ahead of training, and with which version.
+#
+# Staleness is bounded by admission. With F fresh prompts a step, a warm start
+# of
+# W prompts and a lead of n steps, searchers may have sampled at most
+#
+# W + F (step + 1 + n)
+#
+# prompts when `step` begins, and with `wait_for_fresh` step begins once
+# W + F (step + 1) of them are here. Nothing is thrown away for its age.
+#
+# In rounds of P prompts and R = N T steps, those of round q (from 0) are the
+# positions q P to (q + 1) P - 1. All are sampled with the params that began
+# round
+# q - lag, and all are here before the round begins.
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+  """How data is admitted.
+
+  prompts_per_step: F.
+  warm_prompts: W, prompts sampled before the first step.
+  lead_steps: n.
+  num_steps: of the run; no prompt is granted beyond what they need.
+  lockstep: data of a step is sampled with the version of that step.
+  wait_for_fresh: a step waits for its own fresh prompts.
+  starvation_s: patience with searchers that deliver nothing.
+  round_prompts: P; 0 = no rounds. With them F, W, n play no part.
+  round_steps: R.
+  lag_rounds: 0 or 1.
+  """
+
+  prompts_per_step: int
+  warm_prompts: int
+  lead_steps: int
+  num_steps: int
+  lockstep: bool
+  wait_for_fresh: bool
+  starvation_s: float
+  round_prompts: int = 0
+  round_steps: int = 1
+  lag_rounds: int = 0
+
+  @property
+  def is_pinned(self) -> bool:
+    """True where each position has one version that must sample it."""
+    return self.lockstep or self.round_prompts > 0
+
+  def needed(self, step: int) -> int:
+    """Prompts that must be here before `step` begins."""
+    if self.round_prompts:
+      return self.round_prompts * (step // self.round_steps + 1)
+    if not self.wait_for_fresh:
+      return max(1, self.warm_prompts)
+    return self.warm_prompts + self.prompts_per_step * (step + 1)
+
+  def admitted(self, step: int) -> int:
+    """Prompts that may be granted while `step` is the next one."""
+    if self.round_prompts:
+      return self.needed(step)
+    lead = 0 if self.lockstep else self.lead_steps
+    last = min(step + 1 + lead, self.num_steps)
+    return self.warm_prompts + self.prompts_per_step * last
+
+  def admitted_next(self, step: int) -> int:
+    """Prompts that may be granted once `step` of a round has begun."""
+    rounds = self.num_steps // self.round_steps
+    last = min(step // self.round_steps + 1 + self.lag_rounds, rounds)
+    return self.round_prompts * last
+
+  def version_of(self, position: int) -> int:
+    """The version that must sample a position, -1 = the newest."""
+    if self.round_prompts:
+      begun = max(0, position // self.round_prompts - self.lag_rounds)
+      return begun * self.round_steps
+    if not self.lockstep:
+      return -1
+    return max(0, position - self.warm_prompts) // self.prompts_per_step

@@ -1,0 +1,232 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of completions by a frozen reward model, in fixed shapes."""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import pathlib
+
+import jax
+import ml_collections
+import numpy as np
+
+from tba_jax import types
+from tba_jax.models import config as config_lib
+from tba_jax.models import heads
+from tba_jax.models import hf
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models import transformer
+from tba_jax.rewards import judges
+from tba_jax.tasks import base
+
+# A text is padded to the shortest of the full length, its half and its quarter
+# that it fits into.
+_NUM_LENGTHS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+  """A completion to score.
+
+  prompt: text, as the policy sees it.
+  completion: text, without its stop token.
+  stopped: whether it ended with one: the model then sees its own.
+  """
+
+  prompt: str
+  completion: str
+  stopped: bool = True
+
+
+class RewardScorer:
+  """The scalar head's number at the last token of prompt and completion."""
+
+  def __init__(
+      self,
+      model: heads.ScalarModel,
+      params: types.PyTree,
+      tokenizer: tokenizer_lib.Tokenizer,
+      *,
+      max_prompt_tokens: int,
+      max_completion_tokens: int,
+      batch_size: int,
+  ):
+    """Takes the model; it is compiled when it is first used.
+
+    Args:
+      model: with one label, or the one that it was made for.
+      params: of the model.
+      tokenizer: of the model, which may be another one than the policy's.
+      max_prompt_tokens: a prompt keeps its last so many tokens.
+      max_completion_tokens: a completion keeps its first so many.
+      batch_size: texts scored at a time.
+    """
+    self._params = params
+    self._tokenizer = tokenizer
+    self._max_tokens = max_prompt_tokens, max_completion_tokens
+    self._batch_size = batch_size
+    self._rewards = jax.jit(model.rewards)
+    full = max_prompt_tokens + max_completion_tokens
+    self._lengths = sorted({-(-full // 2**i) for i in range(_NUM_LENGTHS)})
+
+  def score(self, texts: Sequence[Text]) -> np.ndarray:
+    """Returns the scores [N] float32, as they come: no norm, no offset.
+
+    A text's score is of a shape that its own length decides, whatever else is
+    scored with it.
+    """
+    rows = [self._encode(text) for text in texts]
+    scores_N = np.zeros(len(rows), np.float32)
+    for i, length in enumerate(self._lengths):
+      above = self._lengths[i - 1] if i else 0
+      fit = [n for n, row in enumerate(rows) if above < len(row) <= length]
+      for start in range(0, len(fit), self._batch_size):
+        some = fit[start : start + self._batch_size]
+        scores_N[some] = self._score_batch([rows[n] for n in some], length)
+    return scores_N
+
+  def _score_batch(self, rows: list[list[int]], length: int) -> np.ndarray:
+    shape = self._batch_size, length
+    tokens_BxL = np.full(shape, self._tokenizer.pad_id, np.int32)
+    mask_BxL = np.zeros(shape, np.float32)
+    mask_BxL[:, 0] = 1  # Of rows that nothing fills.
+    for b, row in enumerate(rows):
+      tokens_BxL[b, : len(row)] = row
+      mask_BxL[b, : len(row)] = 1
+    scores_B = self._rewards(self._params, tokens_BxL, mask_BxL)
+    return np.asarray(scores_B)[: len(rows)]
+
+  def _encode(self, text: Text) -> list[int]:
+    max_prompt, max_completion = self._max_tokens
+    prompt = self._tokenizer.encode_prompt(text.prompt)[-max_prompt:]
+    completion = self._tokenizer.encode(text.completion)
+    if text.stopped:
+      completion.append(self._tokenizer.eos_id)
+    # Of two empty texts there is no last token.
+    return prompt + completion[:max_completion] or [self._tokenizer.eos_id]
+
+
+def load_scorer(
+    config: ml_collections.ConfigDict, key: str, folder: str | pathlib.Path
+) -> RewardScorer:
+  """Returns the scorer of a Hugging Face folder with a scalar head.
+
+  Args:
+    config: reads `reward.batch_size`, `sampling`, `tokenizer.bos` and
+      `model.compute_dtype`.
+    key: the setting that names the folder, for messages.
+    folder: params keep its dtype.
+
+  Raises:
+    ValueError: there is no such folder, it cannot be read, or its head does not
+      give one number.
+  """
+  path = pathlib.Path(folder).expanduser()
+  if not (path / "config.json").is_file():
+    raise ValueError(
+        f"config.{key}={str(folder)!r}: no model is there; allowed a Hugging"
+        " Face folder with a scalar head, such as --program=reward_model makes"
+    )
+  compute_dtype = config_lib.compute_dtype(config.model, jax.default_backend())
+  shape = hf.read_config(path, compute_dtype=compute_dtype)
+  if shape.num_labels != 1:
+    raise ValueError(
+        f"config.{key}={str(folder)!r}: its head gives {shape.num_labels}"
+        " labels; allowed a model with one (0 is one that predicts tokens)"
+    )
+  tokenizer = tokenizer_lib.load(path, bos=config.tokenizer.bos)
+  return RewardScorer(
+      transformer.make_scalar_model(shape),
+      hf.load(path)[1],
+      tokenizer,
+      max_prompt_tokens=config.sampling.max_prompt_tokens,
+      max_completion_tokens=config.sampling.max_completion_tokens,
+      batch_size=config.reward.batch_size,
+  )
+
+
+# Rewards of groups where the trainer gives them, as they leave the queue.
+#
+# With `reward.role="trainer"` searchers send completions unscored, and the
+# journal holds them so: what is read from it after a restart is scored again,
+# by
+# the same frozen judge.
+
+
+class GroupScorer:
+  """Puts a judge's rewards into groups."""
+
+  def __init__(
+      self,
+      judge: judges.Judge | None,
+      tokenizer: tokenizer_lib.Tokenizer,
+      *,
+      missing_stop_reward: float | None,
+  ):
+    """Takes the parts.
+
+    Args:
+      judge: of completions; None where they come with their rewards.
+      tokenizer: of the policy.
+      missing_stop_reward: takes the place of the reward of completions without
+        stop token; None where the config does not replace it.
+    """
+    self._judge = judge
+    self._tokenizer = tokenizer
+    self._missing_stop_reward = missing_stop_reward
+
+  def score(self, groups: Sequence[types.Group]) -> list[types.Group]:
+    """Returns the groups with rewards, judged together."""
+    if self._judge is None:
+      return list(groups)
+    judged = iter(
+        self._judge.judge([r for group in groups for r in self._ask(group)])
+    )
+    return [
+        dataclasses.replace(group, rewards=self._rewards(group, judged))
+        for group in groups
+    ]
+
+  def close(self) -> None:
+    """Ends what the judge has started."""
+    if self._judge is not None:
+      self._judge.close()
+
+  def _ask(self, group: types.Group) -> list[judges.Request]:
+    most = group.completion_tokens.shape[-1]
+    return [
+        judges.Request(
+            base.TRAIN,
+            group.prompt_id,
+            self._tokenizer.decode_completion(
+                tokens, int(length), bool(stopped)
+            ),
+            # A stop string ends a completion too.
+            bool(stopped) or int(length) < most,
+        )
+        for tokens, length, stopped in zip(
+            group.completion_tokens, group.completion_lengths, group.stopped
+        )
+    ]
+
+  def _rewards(
+      self, group: types.Group, judged: Iterator[base.Judgement]
+  ) -> np.ndarray:
+    rewards_S = np.array(
+        [next(judged).reward for _ in range(group.num_completions)], np.float32
+    )
+    if self._missing_stop_reward is None:
+      return rewards_S
+    instead = np.float32(self._missing_stop_reward)
+    return np.where(group.stopped, rewards_S, instead)
+
+
+class Unscored(judges.Judge):
+  """Gives every completion a reward of 0: another process judges."""
+
+  def __init__(self):
+    """Takes nothing."""
+    super().__init__(fallback=0.0)
+
+  def _judge(self, requests: Sequence[judges.Request]) -> list[base.Judgement]:
+    return [base.Judgement(0.0, None)] * len(requests)

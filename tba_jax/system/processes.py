@@ -1,0 +1,254 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a process of a run needs from its operating system. No JAX here."""
+
+from collections.abc import Mapping, Sequence
+import ctypes
+import logging
+import os
+import pathlib
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from typing import Any
+
+from absl import logging as absl_logging
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+# Exit statuses of a role, as the supervisor reads them.
+EXIT_OK = 0
+EXIT_CONFIG = 2
+EXIT_FATAL = 3  # Starting the role again would end in the same place.
+EXIT_INTERRUPTED = 75  # Saved, and can be continued (EX_TEMPFAIL).
+
+# What a role's process is started with, where the caller's environment does not
+# say otherwise. Huge pages for large arrays: a training step on a CPU, which
+# allocates fresh ones all the time, takes about a tenth less.
+ROLE_ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+# In the environment of what a supervisor starts: the supervisor's pid.
+SUPERVISED = "TBA_JAX_SUPERVISED"
+
+_PR_SET_PDEATHSIG = 1
+# sun_path of a unix socket holds 108 bytes; the gRPC prefix needs some.
+_MAX_SOCKET_DIR = 80
+
+
+def free_port() -> int:
+  """Returns a port of the loopback interface that nobody listens at."""
+  with socket.socket() as found:
+    found.bind(("127.0.0.1", 0))
+    return found.getsockname()[1]
+
+
+def parse_cores(text: str) -> list[int]:
+  """Returns the cores named by "0", "0,2" or "0-3" (or a mixture).
+
+  Raises:
+    ValueError: not such a list.
+  """
+  cores = []
+  for item in text.split(","):
+    first, dash, last = item.partition("-")
+    if not first.isdigit() or (dash and not last.isdigit()):
+      raise ValueError(f"cores {text!r}: allowed forms are 0  0,2  0-3")
+    cores += range(int(first), int(last if dash else first) + 1)
+  if not cores:
+    raise ValueError(f"cores {text!r}: the range is empty")
+  return sorted(set(cores))
+
+
+def available_cores() -> list[int]:
+  """Returns the cores that this process may run on."""
+  if hasattr(os, "sched_getaffinity"):
+    return sorted(os.sched_getaffinity(0))
+  return list(range(os.cpu_count() or 1))
+
+
+def assign_cores(
+    cores: Mapping[str, str], num_searchers: int, per_searcher: int = 1
+) -> dict[str, Any]:
+  """Returns the cores of the roles: trainer, store, and a list for searchers.
+
+  With no setting, half of the cores but at most `per_searcher` a searcher go to
+  the searchers, the rest to the trainer; the store, which needs little, shares
+  the searchers'. An empty list means no binding.
+
+  Args:
+    cores: `trainer`, `searcher` and `store`, as "0", "0,2", "0-3", "" or "all".
+    num_searchers: at least 1.
+    per_searcher: what one can use: 1, or its virtual CPU devices.
+  """
+  mine = available_cores()
+
+  def chosen(setting: str, default: list[int]) -> list[int]:
+    if setting == "all":
+      return []
+    return parse_cores(setting) if setting else default
+
+  if len(mine) < 2:
+    trainer, others = [], []
+  else:
+    split = len(mine) - min(num_searchers * per_searcher, len(mine) // 2)
+    trainer, others = mine[:split], mine[split:]
+  searchers = chosen(cores["searcher"], others)
+  per = max(1, len(searchers) // num_searchers)
+  shares = [
+      searchers[i * per % len(searchers) :][:per] if searchers else []
+      for i in range(num_searchers)
+  ]
+  return {
+      "trainer": chosen(cores["trainer"], trainer),
+      "store": chosen(cores["store"], others),
+      "searchers": shares,
+  }
+
+
+def pin(cores: Sequence[int]) -> None:
+  """Binds the calling thread, and what it starts from now on, to the cores."""
+  if cores and hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, cores)
+
+
+def die_with_parent() -> None:
+  """Makes the kernel end this process when the one that started it ends."""
+  if sys.platform.startswith("linux"):
+    ctypes.CDLL(None, use_errno=True).prctl(
+        _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0
+    )
+
+
+def die_with_supervisor() -> None:
+  """As `die_with_parent`, where a supervisor has started this process.
+
+  One that a user or a launch script started outlives the shell that did.
+  """
+  supervisor = os.environ.get(SUPERVISED)
+  if supervisor:
+    die_with_parent()
+    if os.getppid() != int(supervisor):
+      # It ended while this process still loaded its modules: the kernel has
+      # nobody to watch any more.
+      os.kill(os.getpid(), signal.SIGKILL)
+
+
+def index_of(operands: Sequence[str]) -> int:
+  """Returns the number that a process was started with, 0 where it has none.
+
+  Raises:
+    ValueError: the operands are not one number.
+  """
+  if len(operands) > 1 or not all(text.isdecimal() for text in operands):
+    raise ValueError(
+        f"operands {' '.join(operands)}: allowed one whole number, that of this"
+        " process on its host"
+    )
+  return int(operands[0]) if operands else 0
+
+
+def stop_on_signals() -> threading.Event:
+  """Returns an event that SIGTERM or SIGINT sets, again at each signal."""
+  stop = threading.Event()
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: stop.set())
+  return stop
+
+
+def start_role() -> threading.Event:
+  """Readies a process that computes; returns the event that a signal sets.
+
+  It ends with its supervisor, logs its own lines and libraries' warnings, and
+  keeps what it compiles.
+  """
+  die_with_supervisor()
+  absl_logging.use_absl_handler()
+  absl_logging.set_verbosity(absl_logging.INFO)
+  absl_logging.get_absl_handler().addFilter(_is_worth_logging)
+  absl_logging.info("cores %s", available_cores())
+  enable_compilation_cache()
+  return stop_on_signals()
+
+
+def spool_directory(setting: str, workdir: str) -> pathlib.Path:
+  """Returns the local directory for socket, locator, lock and secret, 0700.
+
+  The first of: the setting; WORKDIR/spool where that is local and short enough
+  for a unix socket; a directory of this user under the temporary directory.
+
+  Raises:
+    ValueError: it, or the one of this user, exists and others may enter it.
+  """
+  if setting:
+    path = pathlib.Path(setting).expanduser().absolute()
+  else:
+    path = pathlib.Path(workdir).absolute() / "spool"
+    if "://" in workdir or len(os.fsencode(path)) > _MAX_SOCKET_DIR:
+      name = os.fsencode(workdir if "://" in workdir else path.parent)
+      digest = f"{_stable_hash(name):016x}"
+      path = (
+          pathlib.Path(tempfile.gettempdir())
+          / f"tba_jax-{os.getuid()}"
+          / digest
+      )
+      path.parent.mkdir(mode=0o700, exist_ok=True)
+      # Who owns it could put another directory in the place of ours.
+      _check_private(path.parent)
+  path.mkdir(mode=0o700, parents=True, exist_ok=True)
+  _check_private(path)
+  return path
+
+
+def enable_compilation_cache() -> None:
+  """Turns on JAX's persistent cache, so that a restart does not compile again.
+
+  The directory is TBA_JAX_CACHE_DIR, else `tba_jax/xla` in the user's cache.
+  """
+  import jax  # pylint: disable=g-import-not-at-top
+
+  root = os.environ.get("TBA_JAX_CACHE_DIR") or os.path.join(
+      os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
+      "tba_jax",
+      "xla",
+  )
+  os.makedirs(root, mode=0o700, exist_ok=True)
+  jax.config.update("jax_compilation_cache_dir", root)
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+  jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _check_private(path: pathlib.Path) -> None:
+  status = path.stat()
+  if status.st_uid != os.getuid() or status.st_mode & 0o077:
+    raise ValueError(
+        f"config.store.spool_dir: {path} must belong to this user and have"
+        f" mode 0700, it has {status.st_mode & 0o777:04o}"
+    )
+
+
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+  # Libraries say a lot at INFO; our own lines are few.
+  return record.levelno >= logging.WARNING or _PACKAGE in record.pathname
+
+
+def _stable_hash(name: bytes) -> int:
+  value = 1469598103934665603  # FNV-1a, 64 bits.
+  for byte in name:
+    value = (value ^ byte) * 1099511628211 % (1 << 64)
+  return value
+
+
+def restart_as_role() -> None:
+  """Starts this process's command anew in ROLE_ENVIRONMENT, unless it is in it.
+
+  It does not return then: the C library reads some of it at the start only.
+  """
+  environment = {**ROLE_ENVIRONMENT, **os.environ}
+  if environment != dict(os.environ):
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, sys.orig_argv, environment)

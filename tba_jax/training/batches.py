@@ -1,0 +1,305 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""From a draw of the replay buffer to the batch that a step learns from."""
+
+from collections.abc import Callable, Mapping, Sequence
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from tba_jax import types
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.training import reference as reference_lib
+
+STOP_RULES = ("keep", "replace", "add")
+
+
+class Placer:
+  """Puts batches onto the mesh, with the reference log-probs that they lack.
+
+  It is the part of making a batch that all processes of a trainer do together:
+  the first one with `put`, the others with `put_along`.
+  """
+
+  def __init__(
+      self,
+      reference: reference_lib.Reference,
+      *,
+      part_prompts: int,
+      place: Callable[[types.Batch], types.Batch] = lambda batch: batch,
+      gather: Callable[[jax.Array], jax.Array] = lambda array: array,
+      tell: Callable[..., None] = lambda **fields: None,
+  ):
+    """Takes the parts.
+
+    Args:
+      reference: policy that the KL is measured against.
+      part_prompts: reference log-probs are computed for so many prompts at a
+        time, at most the batch's; one shape, compiled once.
+      place: puts a host batch of B prompts onto the mesh; of another process
+        than the first, a batch of `jax.ShapeDtypeStruct`.
+      gather: makes an array of the mesh whole in this process.
+      tell: called with the fields of `put_along` before a batch is put.
+    """
+    self._reference = reference
+    self._part_prompts = part_prompts
+    self._place = place
+    self._gather = gather
+    self._tell = tell
+    self._cut = jax.jit(_cut, static_argnums=2)
+    self._merge = jax.jit(_merge)
+
+  def follow(self, step: int, ref_params: types.PyTree) -> int:
+    """Takes the reference of a train state; returns its version."""
+    self._reference.follow(step, ref_params)
+    return self._reference.version
+
+  def put(
+      self, batch: types.Batch, step: int, num_missing: int
+  ) -> tuple[types.Batch, list[tuple[slice, jax.Array]]]:
+    """Returns a batch on the mesh, and what was computed, by rows.
+
+    Args:
+      batch: [B, ...] on the host; of its first `num_missing` prompts the
+        reference log-probs are computed.
+      step: that it is for; `follow` was called with it.
+      num_missing: 0 to B.
+    """
+    arrays = {n: x for n, x in vars(batch).items() if n != "prepared"}
+    shapes = {n: [list(x.shape), x.dtype.name] for n, x in arrays.items()}
+    self._tell(shapes=shapes, step=step, num_missing=num_missing)
+    return self._put(batch, num_missing)
+
+  def put_along(
+      self,
+      shapes: Mapping[str, Any],
+      *,
+      step: int,
+      num_missing: int,
+      ref_params: types.PyTree,
+  ) -> types.Batch:
+    """Does in another process what `put` does in the first, without the batch.
+
+    Args:
+      shapes: shape and dtype of the batch's fields.
+      step, num_missing: as `put`.
+      ref_params: as `follow`.
+    """
+    self.follow(step, ref_params)
+    leaves = {n: jax.ShapeDtypeStruct(*shape) for n, shape in shapes.items()}
+    return self._put(types.Batch(**leaves), num_missing)[0]
+
+  def _put(
+      self, batch: types.Batch, num_missing: int
+  ) -> tuple[types.Batch, list[tuple[slice, jax.Array]]]:
+    num_prompts = batch.rewards.shape[0]
+    batch = self._place(batch)
+    part = min(self._part_prompts, num_prompts)
+    computed, ref_logprobs = [], batch.ref_logprobs
+    for start in range(0, num_missing, part):
+      # The last part reaches back, so that all have one shape.
+      start = min(start, num_prompts - part)
+      values_bxKxT = self._reference.logprobs(*self._cut(batch, start, part))
+      ref_logprobs = self._merge(ref_logprobs, values_bxKxT, start)
+      rows = slice(start, start + part)
+      computed.append((rows, self._gather(values_bxKxT)))
+    batch = types.Batch(**{**vars(batch), "ref_logprobs": ref_logprobs})
+    return batch, computed
+
+
+class BatchMaker:
+  """Makes batches; reference log-probs are computed once a trajectory.
+
+  They stay on their devices until `flush`, which runs when the step's metrics
+  are read anyway: making a batch never waits for a device.
+  """
+
+  def __init__(
+      self,
+      buffer: buffer_lib.ReplayBuffer,
+      placer: Placer,
+      *,
+      include_stop_token: bool,
+      missing_stop: str,
+      missing_stop_reward: float,
+  ):
+    """Takes the parts.
+
+    Args:
+      buffer: the draws come from; it caches the reference log-probs.
+      placer: puts what is made onto the mesh.
+      include_stop_token: whether the loss counts stop tokens.
+      missing_stop, missing_stop_reward: as `with_stop_rule`.
+    """
+    self._buffer = buffer
+    self._placer = placer
+    self._include_stop_token = include_stop_token
+    self._stop_rule = missing_stop, missing_stop_reward
+    self._unsaved: list[tuple[np.ndarray, jax.Array, int]] = []
+
+  def make(
+      self, draw: buffer_lib.Draw, step: int, ref_params: types.PyTree
+  ) -> types.Batch:
+    """Returns the batch of a draw, with the reference log-probs of every row.
+
+    Args:
+      draw: as `ReplayBuffer.sample` gave it.
+      step: the step that will learn from it.
+      ref_params: of the train state before that step.
+    """
+    version = self._placer.follow(step, ref_params)
+    mask_BxKxT = completion_mask(
+        draw.completion_lengths,
+        draw.stopped,
+        draw.completion_tokens.shape[-1],
+        include_stop_token=self._include_stop_token,
+    )
+    cached_B = (draw.ref_versions == version).all(axis=1)
+    # Prompts without cached log-probs come first; their order means nothing.
+    order_B = np.argsort(cached_B, kind="stable")
+    take = lambda x: np.ascontiguousarray(x[order_B])
+    batch = types.Batch(
+        prompt_tokens=take(draw.prompt_tokens),
+        prompt_mask=take(draw.prompt_mask).astype(np.float32),
+        completion_tokens=take(draw.completion_tokens),
+        completion_mask=take(mask_BxKxT),
+        behavior_logprobs=take(draw.behavior_logprobs),
+        ref_logprobs=take(draw.ref_logprobs),
+        rewards=take(
+            with_stop_rule(draw.rewards, draw.stopped, *self._stop_rule)
+        ),
+        # A later version is of a history that a restart has undone.
+        staleness_steps=take(np.abs(step - draw.versions).astype(np.float32)),
+    )
+    batch, computed = self._placer.put(batch, step, int((~cached_B).sum()))
+    for rows, values_bxKxT in computed:
+      self._unsaved.append((draw.rows[order_B[rows]], values_bxKxT, version))
+    return batch
+
+  def flush(self) -> None:
+    """Saves the computed reference log-probs in the buffer.
+
+    Waits until the devices have computed them.
+    """
+    unsaved, self._unsaved = self._unsaved, []
+    # The reference may have moved since; what it gave before keeps its version.
+    for rows_bxK, values_bxKxT, version in unsaved:
+      self._buffer.set_ref_logprobs(rows_bxK, np.asarray(values_bxKxT), version)
+
+
+def with_stop_rule(
+    rewards: np.ndarray, stopped: np.ndarray, rule: str, reward: float
+) -> np.ndarray:
+  """Returns the rewards by the rule for completions without stop token.
+
+  Args:
+    rewards: [...] float32.
+    stopped: [...] bool.
+    rule: "keep" changes nothing; "replace" puts `reward` in place of theirs, as
+      Noukhovitch et al. 2024 (arXiv:2410.18252); "add" adds it.
+    reward: task units.
+
+  Raises:
+    ValueError: the rule is not known.
+  """
+  if rule not in STOP_RULES:
+    raise ValueError(f"loss.missing_stop={rule!r}: allowed {STOP_RULES}")
+  if rule == "keep":
+    return rewards
+  ruled = np.full_like(rewards, reward)
+  return np.where(stopped, rewards, ruled + (rewards if rule == "add" else 0))
+
+
+def completion_mask(
+    lengths: np.ndarray,
+    stopped: np.ndarray,
+    num_tokens: int,
+    *,
+    include_stop_token: bool,
+) -> np.ndarray:
+  """Returns 1 on the tokens that the loss counts, [..., T] float32.
+
+  Args:
+    lengths: [...] int, tokens with the stop token.
+    stopped: [...] bool, whether the last one is a stop token.
+    num_tokens: T.
+    include_stop_token: whether a stop token counts.
+  """
+  counted = lengths if include_stop_token else lengths - stopped
+  return (np.arange(num_tokens) < counted[..., None]).astype(np.float32)
+
+
+def _cut(batch: types.Batch, start: int, size: int) -> tuple[jax.Array, ...]:
+  """Returns what the reference reads of some prompts of a batch."""
+  return tuple(
+      jax.lax.dynamic_slice_in_dim(array, start, size)
+      for array in (
+          batch.prompt_tokens,
+          batch.prompt_mask,
+          batch.completion_tokens,
+          batch.completion_mask,
+      )
+  )
+
+
+def _merge(
+    all_BxKxT: jax.Array, part_bxKxT: jax.Array, start: int
+) -> jax.Array:
+  return jax.lax.dynamic_update_slice(all_BxKxT, part_bxKxT, (start, 0, 0))
+
+
+# Host batches of texts that are there already: what data becomes of steps.
+
+
+# Ids of a prompt, and of each of its K completions.
+Row = tuple[Sequence[int], Sequence[Sequence[int]]]
+
+
+def pad_sequences(
+    rows: Sequence[Row],
+    shape: tuple[int, ...],
+    *,
+    num_completions: int,
+    max_prompt_tokens: int,
+    max_completion_tokens: int,
+) -> types.Batch:
+  """Returns rows as a batch, prompts padded on the left.
+
+  Args:
+    rows: at most as many as `shape` has room for, none longer than allowed.
+    shape: of the leading axes, which the rows fill in order.
+    num_completions: K.
+    max_prompt_tokens: P.
+    max_completion_tokens: T.
+
+  Returns:
+    A batch of NumPy arrays whose leaves are [*shape, …]; what no row fills is
+    0, as are the fields that a supervised loss does not read.
+  """
+  size = math.prod(shape)
+  prompts = np.zeros((size, max_prompt_tokens), np.int32)
+  prompt_mask = np.zeros(prompts.shape, np.float32)
+  completions = np.zeros(
+      (size, num_completions, max_completion_tokens), np.int32
+  )
+  completion_mask = np.zeros(completions.shape, np.float32)
+  for b, (prompt, texts) in enumerate(rows):
+    prompts[b, max_prompt_tokens - len(prompt) :] = prompt
+    prompt_mask[b, max_prompt_tokens - len(prompt) :] = 1
+    for k, ids in enumerate(texts):
+      completions[b, k, : len(ids)] = ids
+      completion_mask[b, k, : len(ids)] = 1
+  unread = np.zeros_like(completion_mask)
+  flat = types.Batch(
+      prompt_tokens=prompts,
+      prompt_mask=prompt_mask,
+      completion_tokens=completions,
+      completion_mask=completion_mask,
+      behavior_logprobs=unread,
+      ref_logprobs=unread,
+      rewards=unread[..., 0],
+      staleness_steps=unread[..., 0],
+  )
+  return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), flat)

@@ -1,0 +1,196 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a trainer has its devices do, in all of its processes alike.
+
+The trainer's loop runs in process 0 and calls these methods; each first tells
+the other processes, which then make the same call (`Follower`). With one
+process there is nobody to tell.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any, TYPE_CHECKING
+
+import jax
+
+from tba_jax import types
+from tba_jax.system import processes
+from tba_jax.training import cluster as cluster_lib
+
+if TYPE_CHECKING:
+  from tba_jax.training import checkpoint
+  from tba_jax.training import lora
+  from tba_jax.training import train_step as train_step_lib
+  from tba_jax.transport import carrier_orbax
+
+
+class DeviceWork:
+  """Owns the train state."""
+
+  def __init__(
+      self,
+      *,
+      state: "train_step_lib.TrainState",
+      train_step: "train_step_lib.TrainStep",
+      whole: "lora.Whole",
+      checkpointer: "checkpoint.Checkpointer",
+      mesh: jax.sharding.Mesh,
+      cluster: cluster_lib.Cluster,
+      peers: "carrier_orbax.Leader | carrier_orbax.Helper | None" = None,
+  ):
+    """Takes the parts.
+
+    Args:
+      state: before the next step.
+      train_step: jitted; donates the state.
+      whole: from the state's params to those of the model.
+      checkpointer: of this run.
+      mesh: of all processes.
+      cluster: this process among the others.
+      peers: where each process writes its own shards of what is published:
+        process 0's end, or another's.
+    """
+    self.peers = peers
+    self._state = state
+    self._train_step = train_step
+    self._whole = whole
+    self._checkpointer = checkpointer
+    self._cluster = cluster
+    self._gather = cluster.params_gatherer(mesh)
+
+  @property
+  def state(self) -> "train_step_lib.TrainState":
+    return self._state
+
+  @property
+  def may_leave_out(self) -> bool:
+    """True where a checkpoint that cannot be written may be left out.
+
+    One of several processes must not: the others wait for its part, and go on
+    from another place than it.
+    """
+    return self._cluster.num_processes == 1
+
+  @property
+  def base(self) -> str:
+    """Names the params that adapters belong to; "" where there are none."""
+    return self._whole.base
+
+  def train(self, batch: types.Batch) -> dict[str, jax.Array]:
+    """Starts a step on a placed batch; returns its metrics, still computed."""
+    self._cluster.tell("train")
+    self._state, metrics = self._train_step(self._state, batch)
+    return metrics
+
+  def gather(self, field: str = "params") -> types.PyTree:
+    """Returns a field of the state, whole on devices of this process.
+
+    With one process it is the state's own, which the next step donates.
+    """
+    self._cluster.tell("gather", {"field": field})
+    return self._gather(getattr(self._state, field))
+
+  def publish(
+      self,
+      submit: Callable[[int, types.PyTree], int | None],
+      version: int,
+      field: str = "params",
+  ) -> None:
+    """Hands a field of the state to who publishes it, or its shards of it.
+
+    Args:
+      submit: as `Publisher.submit`; in another process than 0, of its shards.
+      version: under which it is published.
+      field: of the state.
+    """
+    if self.peers is None:
+      submit(version, self.gather(field))
+      return
+    self._cluster.tell("publish", {"version": version, "field": field})
+    replaced = submit(version, getattr(self._state, field))
+    if replaced is not None:
+      self._cluster.tell("forget", {"version": replaced})
+
+  def gather_model(self) -> types.PyTree:
+    """As `gather`, of the model's params: adapters merged into their base."""
+    self._cluster.tell("gather_model")
+    return self._gather(self._whole.params(self._state.params))
+
+  def scale_learning_rate(self, factor: float) -> None:
+    self._cluster.tell("scale", {"factor": factor})
+    scale = self._state.learning_rate_scale * factor
+    self._state = dataclasses.replace(self._state, learning_rate_scale=scale)
+
+  def save(self, step: int, host_state: dict[str, Any], *, wait: bool) -> None:
+    """Saves a checkpoint that names its base; as `Checkpointer.save`.
+
+    Raises:
+      OSError: this one, or the one before it, could not be written.
+    """
+    self._cluster.tell("save", {"step": step, "wait": wait})
+    host_state = {**host_state, "base": self._whole.base}
+    self._checkpointer.save(step, self._state, host_state, wait=wait)
+
+  def close(self) -> None:
+    """Ends what writes shards beside the steps."""
+    if self.peers is not None:
+      self.peers.close()
+
+
+class Follower:
+  """Does in another process than 0 what that one says, until it says end."""
+
+  def __init__(
+      self,
+      cluster: cluster_lib.Cluster,
+      work: DeviceWork,
+      put_along: Callable[..., types.Batch],
+  ):
+    """Takes the parts.
+
+    Args:
+      cluster: this process among the others.
+      work: of this process.
+      put_along: as `batches.Placer.put_along`.
+    """
+    self._cluster = cluster
+    self._work = work
+    self._put_along = put_along
+    self._batch: types.Batch | None = None
+
+  def run(self, should_stop: Callable[[], bool]) -> bool:
+    """Follows; returns False where the run was interrupted.
+
+    Raises:
+      Ended: process 0 has, by an error.
+      TransportError: it is lost, or has been silent for too long.
+    """
+    while True:
+      command = self._cluster.hear(should_stop)
+      if command.name == "end":
+        status = command.fields["status"]
+        if status in (processes.EXIT_OK, processes.EXIT_INTERRUPTED):
+          return status == processes.EXIT_OK
+        raise cluster_lib.Ended(status)
+      self._obey(command)
+
+  def _obey(self, command: cluster_lib.Command) -> None:
+    work, fields = self._work, command.fields
+    if command.name == "place":
+      self._batch = self._put_along(ref_params=work.state.ref_params, **fields)
+    elif command.name == "train":
+      work.train(self._batch)
+    elif command.name == "gather":
+      work.gather(fields["field"])
+    elif command.name == "publish":
+      work.publish(work.peers.submit, **fields)
+    elif command.name == "forget":
+      work.peers.forget(fields["version"])
+    elif command.name == "gather_model":
+      work.gather_model()
+    elif command.name == "scale":
+      work.scale_learning_rate(fields["factor"])
+    elif command.name == "save":
+      work.save(host_state={}, **fields)
+    else:
+      raise ValueError(f"command {command.name!r} of process 0 is not known")

@@ -1,0 +1,267 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Low-rank adapters: a policy of which only small factors are trained.
+
+    W x + alpha / rank · B A x
+
+for the products W of the blocks that `config.lora.targets` names. W, the base,
+stays as it is. Train state, optimizer, checkpoints and published versions hold
+A and B alone. A step computes what stands above; who samples, evaluates or
+exports adds alpha / rank · B A to W first.
+
+Source: Hu et al. 2021 (arXiv:2106.09685), eq. 3 and §4.1.
+
+Axes: N layers, r rank.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+import hashlib
+import math
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tba_jax import types
+from tba_jax.config import relations
+from tba_jax.models import layers
+
+PyTree = types.PyTree
+_Path = tuple[str, ...]
+# A digest of a file is of so many of its pieces, of so many bytes.
+_PIECES = 256
+_PIECE_BYTES = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapters:
+  """Adapters of one model as pure functions; they are nested dicts of arrays.
+
+  init: (rng) -> adapters: A normal with variance 1 / inputs, B zero, so that
+    the policy starts as its base. Both are float32, whatever the base is.
+  attach: (base, adapters) -> params for a forward pass, in which a
+    `layers.Adapted` stands for each kernel that has an adapter.
+  merge: (base, adapters) -> params of the model, in the dtypes of the base.
+  logical_axes: adapters with a tuple of axis names in place of each leaf.
+  """
+
+  init: Callable[[jax.Array], PyTree]
+  attach: Callable[[PyTree, PyTree], PyTree]
+  merge: Callable[[PyTree, PyTree], PyTree]
+  logical_axes: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+  """From what is trained to params of the model.
+
+  base: names the params that adapters belong to; "" where there are none.
+  params: (what is trained) -> params; the same where there are no adapters.
+  """
+
+  base: str
+  params: Callable[[PyTree], PyTree]
+
+
+def make(settings: Mapping[str, Any], model: Any) -> Adapters | None:
+  """Returns the adapters of a model; None where the rank is 0.
+
+  Args:
+    settings: `config.lora`: `rank`, `alpha` and `targets`.
+    model: a `models.build.Model`.
+
+  Raises:
+    ValueError: the model has no such target.
+  """
+  rank, scale = settings["rank"], settings["alpha"] / max(settings["rank"], 1)
+  if not rank:
+    return None
+  kernels = _targets(settings["targets"], model.logical_axes)
+
+  def init(rng: jax.Array) -> PyTree:
+    shapes = jax.eval_shape(model.init, rng)
+    adapters: dict[str, Any] = {}
+    for (path, axes), key in zip(
+        kernels.items(), jax.random.split(rng, len(kernels))
+    ):
+      shape, num_out = _get(shapes, path)["kernel"].shape, _num_out(axes)
+      in_shape = shape[1 + num_out :]
+      a = jax.random.normal(key, (shape[0], rank, *in_shape), jnp.float32)
+      b = jnp.zeros((*shape[: 1 + num_out], rank), jnp.float32)
+      _set(adapters, path, {"a": a / math.sqrt(math.prod(in_shape)), "b": b})
+    return adapters
+
+  def change(fn: Callable[..., Any], base: PyTree, adapters: PyTree) -> PyTree:
+    out = jax.tree.map(lambda x: x, base)  # New dicts, the same leaves.
+    for path in kernels:
+      node, factors = _get(out, path), _get(adapters, path)
+      node["kernel"] = fn(node["kernel"], factors["a"], scale * factors["b"])
+    return out
+
+  logical_axes: dict[str, Any] = {}
+  for path, (stack, *axes) in kernels.items():
+    num_out = _num_out((stack, *axes))
+    factors = {
+        "a": (stack, "lora_rank", *axes[num_out:]),
+        "b": (stack, *axes[:num_out], "lora_rank"),
+    }
+    _set(logical_axes, path, factors)
+  return Adapters(
+      init=init,
+      attach=lambda *trees: change(layers.Adapted, *trees),
+      merge=lambda *trees: change(_merged, *trees),
+      logical_axes=logical_axes,
+  )
+
+
+def make_whole(
+    adapters: Adapters | None,
+    folder: pathlib.Path | None,
+    seed: int,
+    load_base: Callable[[], PyTree],
+) -> Whole:
+  """Returns what merges adapters into their base.
+
+  Args:
+    adapters: of a model; None = all of it is trained.
+    folder: Hugging Face folder of the base; None = from scratch.
+    seed: of a base from scratch.
+    load_base: () -> the base, called once, where there are adapters.
+  """
+  if adapters is None:
+    return Whole("", lambda params: params)
+  base, merge = load_base(), jax.jit(adapters.merge)
+  return Whole(base_name(folder, seed), lambda trained: merge(base, trained))
+
+
+def attachers(adapters: Adapters | None) -> tuple[Callable[..., PyTree], ...]:
+  """Returns (base, trained) -> params, and (base, held) -> held, of a step.
+
+  Held are trees by name, of which `params` are of the policy.
+  """
+  if adapters is None:
+    return lambda _, params: params, lambda _, held: held
+  attach = adapters.attach
+  return attach, lambda base, held: {
+      name: attach(base, tree) if name == "params" else tree
+      for name, tree in held.items()
+  }
+
+
+def jit_step(
+    step_fn: Callable[..., Any],
+    adapters: Adapters | None,
+    base: PyTree,
+    *,
+    in_shardings: tuple[PyTree, PyTree],
+    out_shardings: PyTree,
+) -> Callable[..., Any]:
+  """Returns a jitted step, (state, batch) -> result, that donates the state.
+
+  Args:
+    step_fn: (state, batch, base) -> result.
+    adapters: that are trained; None = all is, and `step_fn` gets no base.
+    base: that they belong to, on its devices.
+    in_shardings: of state and batch.
+    out_shardings: of the result.
+  """
+  places = in_shardings if adapters is None else (*in_shardings, None)
+  step = jax.jit(
+      step_fn,
+      donate_argnums=0,
+      in_shardings=places,
+      out_shardings=out_shardings,
+  )
+  if adapters is None:
+    return step
+  # An argument, not a constant of the program.
+  return lambda state, batch: step(state, batch, base)
+
+
+def base_name(folder: pathlib.Path | None, seed: int) -> str:
+  """Returns what names the base of a run, wherever its folder lies.
+
+  A folder's name is a digest of its files: their sizes, and pieces from all
+  over them, which tells models of one shape apart without reading all of them.
+
+  Args:
+    folder: Hugging Face folder that the policy starts from; None = scratch.
+    seed: of params that are made from scratch.
+  """
+  if folder is None:
+    return f"scratch, seed {seed}"
+  digest = hashlib.blake2b(digest_size=16)
+  for path in sorted(folder.glob("*.safetensors")):
+    size = path.stat().st_size
+    digest.update(f"{path.name} {size}".encode())
+    with path.open("rb") as file:
+      for i in range(_PIECES):
+        file.seek(i * size // _PIECES)
+        digest.update(file.read(_PIECE_BYTES))
+  return f"model {digest.hexdigest()}"
+
+
+def check_base(saved: str, present: str) -> None:
+  """Raises ValueError where a checkpoint's adapters are of another base."""
+  if saved != present:
+    raise ValueError(
+        f"config.init: the checkpoint has adapters of the base {saved!r}, and"
+        f" what is there now is {present!r}; put the model back that the run"
+        " was started with"
+    )
+
+
+def _targets(text: str, logical_axes: PyTree) -> dict[_Path, tuple[str, ...]]:
+  """Returns path and axes of each kernel of the blocks that is adapted."""
+  found = dict(_kernels(("blocks",), logical_axes["blocks"]))
+  known = sorted({path[-1] for path in found})
+  wanted = relations.lora_names(text) or known
+  lacking = sorted(set(wanted) - set(known))
+  if lacking:
+    raise ValueError(
+        f"config.lora.targets={text!r}: this model has no {lacking}; allowed"
+        f" {relations.ALL!r} or some of {known}"
+    )
+  return {path: axes for path, axes in found.items() if path[-1] in wanted}
+
+
+def _kernels(
+    path: _Path, node: PyTree
+) -> Iterator[tuple[_Path, tuple[str, ...]]]:
+  if "kernel" in node:
+    yield path, node["kernel"]
+    return
+  for name, child in sorted(node.items()):
+    if isinstance(child, Mapping):
+      yield from _kernels((*path, name), child)
+
+
+def _num_out(axes: tuple[str, ...]) -> int:
+  """Returns how many axes of a kernel, behind the layers, are its outputs.
+
+  A kernel of a block goes from the stream to something else or back.
+  """
+  return len(axes) - 2 if axes[-1] == "width" else 1
+
+
+def _merged(kernel: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+  """Returns kernel + b a, [N, *out, *in], in the kernel's dtype."""
+  product = jax.vmap(
+      lambda b, a: jnp.tensordot(b, a, axes=1, precision="highest")
+  )(b, a)
+  return (kernel.astype(jnp.float32) + product).astype(kernel.dtype)
+
+
+def _get(tree: PyTree, path: _Path) -> PyTree:
+  for name in path:
+    tree = tree[name]
+  return tree
+
+
+def _set(tree: dict[str, Any], path: _Path, value: PyTree) -> None:
+  *parents, last = path
+  for name in parents:
+    tree = tree.setdefault(name, {})
+  tree[last] = value

@@ -1,0 +1,257 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A model to sample from, to score with or to export: where it comes from.
+
+A source is a Hugging Face folder, a run directory (its newest checkpoint), or
+one checkpoint of a run, `RUN/checkpoints/STEP`.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+import os
+import pathlib
+
+from etils import epath
+import jax
+import ml_collections
+
+from tba_jax import types
+from tba_jax.config import load as load_lib
+from tba_jax.models import hf
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models import transformer
+from tba_jax.monitor import run_directory
+from tba_jax.system import bucket
+from tba_jax.training import checkpoint
+from tba_jax.training import lora
+from tba_jax.training import policy as policy_lib
+from tba_jax.training import sharding
+from tba_jax.training import train_step
+
+_CHECKPOINTS = "checkpoints"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A model with its params and its tokenizer.
+
+  name: the path it was read from, a checkpoint's step included.
+  model: pure functions.
+  params: of the model, on the mesh that was asked for.
+  tokenizer: of the model.
+  """
+
+  name: str
+  model: transformer.Model
+  params: types.PyTree
+  tokenizer: tokenizer_lib.Tokenizer
+
+
+def restore(
+    config: ml_collections.ConfigDict,
+    workdir: str | os.PathLike[str],
+    step: int | None,
+    mesh: jax.sharding.Mesh,
+) -> tuple[policy_lib.Policy, types.PyTree, int]:
+  """Returns the policy, params and step of a run's checkpoint.
+
+  Adapters are merged into their base, which must be what it was.
+
+  Args:
+    config: of the run.
+    workdir: of the run.
+    step: of the checkpoint; None is the newest.
+    mesh: what the params are put on.
+
+  Raises:
+    FileNotFoundError: there is no such checkpoint.
+    ValueError: there is none at all, or it does not fit the config.
+  """
+  folder = _checkpoints(workdir)
+  # A Checkpointer would make the folder.
+  if not folder.is_dir():
+    raise ValueError(f"{folder}: there is no checkpoint; train first, or name a"
+                     " Hugging Face folder")  # fmt: skip
+  policy = policy_lib.make_policy(config, workdir)
+  checkpointer = checkpoint.Checkpointer(
+      str(folder), keep=config.checkpoint.keep
+  )
+  try:
+    state, saved = checkpointer.restore(
+        train_step.abstract_state(
+            config,
+            policy.trained,
+            mesh,
+            value_model=policy_lib.make_value_model(config, policy.model),
+        ),
+        step,
+    )
+  finally:
+    checkpointer.close()
+  shardings = sharding.param_shardings(
+      mesh, config.sharding, policy.model.logical_axes
+  )
+  whole = lora.make_whole(
+      policy.adapters,
+      policy.folder,
+      config.seed,
+      lambda: jax.device_put(
+          policy_lib.initial_params(policy, config.seed, shardings), shardings
+      ),
+  )
+  lora.check_base(saved.get("base", ""), whole.base)
+  return policy, whole.params(state.params), int(state.step)
+
+
+def of_checkpoint(
+    config: ml_collections.ConfigDict,
+    workdir: str | os.PathLike[str],
+    step: int | None,
+    mesh: jax.sharding.Mesh,
+) -> Source:
+  """Returns the model of a run's checkpoint.
+
+  Takes the workdir's lock while it reads: opening the checkpoints removes what
+  a run that trains there is writing.
+
+  Args and raises: as `restore`; ValueError also where a process runs there.
+  """
+  if not _checkpoints(workdir).is_dir():
+    raise ValueError(f"{workdir}: there is no checkpoint; train first")
+  held = bucket.hold(run_directory.lock(str(workdir)), workdir)
+  try:
+    policy, params, step = restore(config, workdir, step, mesh)
+  finally:
+    held.close()
+  name = str(_checkpoints(workdir) / str(step))
+  return Source(name, policy.model, params, policy.tokenizer)
+
+
+def _checkpoints(workdir: str | os.PathLike[str]) -> epath.Path:
+  """Returns the folder of a run's checkpoints, which may be in a bucket."""
+  folder = pathlib.Path(workdir).absolute() / _CHECKPOINTS
+  return epath.Path(bucket.place(folder))
+
+
+def one_device() -> jax.sharding.Mesh:
+  """Returns the mesh of the default device alone."""
+  return sharding.make_mesh(dict.fromkeys(sharding.MESH_AXES, 1))
+
+
+def mesh_here(sizes: Mapping[str, int]) -> jax.sharding.Mesh:
+  """Returns a run's mesh, or all devices where it has more than are here.
+
+  Args:
+    sizes: `config.mesh`.
+  """
+  if math.prod(sizes.values()) > jax.device_count():
+    sizes = sharding.cut_rows(sizes, jax.device_count())
+  return sharding.make_mesh(sizes)
+
+
+def initial_params(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    mesh: jax.sharding.Mesh,
+) -> types.PyTree:
+  """Returns the params that training starts from, on a mesh.
+
+  Raises:
+    ValueError: the folder cannot be read, or does not divide over the mesh.
+  """
+  if mesh.size == 1:
+    return policy_lib.initial_params(policy, config.seed)
+  shardings = sharding.param_shardings(
+      mesh, config.sharding, policy.model.logical_axes
+  )
+  params = policy_lib.initial_params(policy, config.seed, shardings)
+  return jax.device_put(params, shardings)
+
+
+def load(
+    key: str,
+    path: str,
+    *,
+    bos: str,
+    dtype: str | None,
+    mesh: jax.sharding.Mesh | None = None,
+    rules: Mapping[str, str] | None = None,
+) -> Source:
+  """Returns the model of a folder, a run or a checkpoint.
+
+  Args:
+    key: the setting that holds `path`, for messages.
+    path: see the module.
+    bos: `config.tokenizer.bos` of a folder; a run has its own.
+    dtype: of params and activations of a folder; None takes the folder's own.
+    mesh: what the params are put on; None is the default device.
+    rules: `config.sharding` for a mesh; a run has its own.
+
+  Raises:
+    FileNotFoundError: there is no such checkpoint.
+    ValueError: there is none of these, or it cannot be read, or it does not
+      divide over the mesh.
+  """
+  local = bucket.stage_model(path, key=f"config.{key}")
+  folder = pathlib.Path(local).expanduser()
+  run, step = folder, None
+  if folder.name.isdecimal() and folder.parent.name == _CHECKPOINTS:
+    run, step = folder.parent.parent, int(folder.name)
+  saved = _checkpoints(run)
+  if saved.is_dir() and (step is None or (saved / str(step)).is_dir()):
+    config = run_directory.load_config(str(run))
+    return of_checkpoint(
+        load_lib.complete(config), run, step, mesh or one_device()
+    )
+  if not folder.is_dir() or bucket.is_remote(path):
+    raise ValueError(
+        f"config.{key}={path!r}: no such folder; allowed a Hugging Face folder,"
+        " a run directory, or RUN/checkpoints/STEP of one, both also in gs://"
+    )
+  # What is small, and may be what is wrong, is read first.
+  tokenizer = tokenizer_lib.load(folder, bos=bos)
+  shape = hf.read_config(folder, dtype=dtype)
+  if tokenizer.vocab_size > shape.vocab_size:
+    raise ValueError(
+        f"config.{key}={path!r}: its vocabulary has {shape.vocab_size} entries,"
+        f" its tokenizer {tokenizer.vocab_size}"
+    )
+  policy_lib.add_model_stops(shape, tokenizer)
+  model, shardings = transformer.make_model(shape), None
+  if mesh is not None:
+    shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
+    shapes = jax.eval_shape(model.init, jax.random.PRNGKey(0))
+    sharding.check_divisible(shapes, shardings)
+  _, params = hf.load(folder, dtype=dtype, shardings=shardings)
+  return Source(str(folder.absolute()), model, params, tokenizer)
+
+
+def of_config(config: ml_collections.ConfigDict) -> Source:
+  """Returns the model that `config.generate` names, on `config.mesh`.
+
+  Raises: as `load`.
+  """
+  source = load(
+      "generate.model",
+      config.generate.model,
+      bos=config.tokenizer.bos,
+      dtype=config.generate.dtype or None,
+      mesh=sharding.make_mesh(config.mesh),
+      rules=config.sharding,
+  )
+  policy_lib.add_stops(config, source.tokenizer)
+  return source
+
+
+def settings(
+    config: ml_collections.ConfigDict, source: Source
+) -> dict[str, object]:
+  """Returns what of a source the numbers made with it depend on."""
+  mesh = config.mesh.to_dict()
+  return {
+      "model": source.name,
+      "config.generate.dtype": config.generate.dtype,
+      # Over several devices sums are added in another order.
+      **({"config.mesh": mesh} if set(mesh.values()) != {1} else {}),
+  }

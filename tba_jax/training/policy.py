@@ -1,0 +1,401 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Task, tokenizer, model and samplers of a config: what every role builds."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from tba_jax import types
+from tba_jax.losses import build as losses_build
+from tba_jax.models import config as config_lib
+from tba_jax.models import encoder
+from tba_jax.models import heads
+from tba_jax.models import hf
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models import transformer
+from tba_jax.rewards import comparers
+from tba_jax.rewards import judges
+from tba_jax.rewards import pool
+from tba_jax.rewards import red_team as rewards_red_team
+from tba_jax.sampling import decode
+from tba_jax.sampling import logits
+from tba_jax.tasks import base
+from tba_jax.tasks import build as tasks_build
+from tba_jax.tasks import red_team as tasks_red_team
+from tba_jax.tasks import rows_task
+from tba_jax.training import evaluator
+from tba_jax.training import lora
+from tba_jax.training import reference as reference_lib
+from tba_jax.training import sharding
+
+# Seeds of what must not share random numbers, beside the run's own.
+_EVALUATION_SEED = 0x5EED
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """What a config says the policy is, without its params.
+
+  task: prompts and reward.
+  tokenizer: of prompts and completions.
+  model: pure functions.
+  folder: Hugging Face folder to start from; None = from scratch.
+  adapters: what is trained of it; None = all.
+  """
+
+  task: base.Task
+  tokenizer: tokenizer_lib.Tokenizer
+  model: transformer.Model
+  folder: pathlib.Path | None
+  adapters: lora.Adapters | None
+
+  @property
+  def trained(self) -> transformer.Model | lora.Adapters:
+    """Has `init` and `logical_axes` of what is trained, and published."""
+    return self.adapters or self.model
+
+
+def add_stops(
+    config: ml_collections.ConfigDict, tokenizer: tokenizer_lib.Tokenizer
+) -> None:
+  """Adds a config's stop tokens and stop strings to the tokenizer's own.
+
+  Raises:
+    ValueError: a stop token is not in the vocabulary.
+  """
+  ids = config.sampling.stop_token_ids
+  tokenizer.add_stop_ids(int(item) for item in ids.split(",") if item)
+  tokenizer.add_stop_strings(json.loads(config.sampling.stop_strings or "[]"))
+
+
+def add_model_stops(
+    shape: config_lib.ModelConfig, tokenizer: tokenizer_lib.Tokenizer
+) -> None:
+  """Adds the ends of a text that a model's config.json lists.
+
+  The tokenizer's own one ends a completion in any case; where config.json has
+  one alone, it says nothing more.
+  """
+  tokenizer.add_stop_ids(i for i in shape.stop_ids if i < tokenizer.vocab_size)
+
+
+def sft_folder(workdir: str | pathlib.Path) -> pathlib.Path:
+  """Returns where supervised fine-tuning leaves its model."""
+  return pathlib.Path(workdir) / "sft" / "model"
+
+
+def make_policy(
+    config: ml_collections.ConfigDict,
+    workdir: str | pathlib.Path,
+    *,
+    scratch: bool = False,
+) -> Policy:
+  """Returns the policy of a config.
+
+  Args:
+    config: reads `task`, `tokenizer`, `model`, `init`, `lora`, `train.remat`.
+    workdir: of the run; holds the SFT model where `config.init` is "sft".
+    scratch: makes the model that SFT starts from (`config.sft.init`), whatever
+      `config.init` says.
+
+  Raises:
+    ValueError: the checkpoint is missing or disagrees with the config.
+  """
+  task = tasks_build.make_task(config.task)
+  start = config.sft.init if scratch else config.init
+  if start == "scratch":
+    folder = None
+  elif start == "sft":
+    folder = sft_folder(workdir)
+  else:
+    folder = pathlib.Path(start).expanduser()
+  if config.tokenizer.source != "task":
+    tokenizer = tokenizer_lib.load(
+        config.tokenizer.source, bos=config.tokenizer.bos
+    )
+  elif folder is not None:
+    tokenizer = tokenizer_lib.load(folder, bos=config.tokenizer.bos)
+  else:
+    tokenizer = tokenizer_lib.word_level(
+        task.tokenizer_words(), task.tokenizer_pattern
+    )
+  add_stops(config, tokenizer)
+  if base.has_report(task):
+    task = rows_task.Limited(
+        task,
+        num_tokens=lambda text: len(tokenizer.encode_prompt(text)),
+        max_prompt_tokens=config.sampling.max_prompt_tokens,
+        # What fine-tuning learns to write has a stop token.
+        max_answer_tokens=scratch * (config.sampling.max_completion_tokens - 1),
+    )
+  if folder is None:
+    model_config = config_lib.ModelConfig.from_config(
+        config.model,
+        vocab_size=tokenizer.vocab_size,
+        pad_id=tokenizer.pad_id,
+        bos_id=tokenizer.bos_id,
+        eos_id=tokenizer.eos_id,
+        backend=jax.default_backend(),
+    )
+  else:
+    model_config = hf.read_config(
+        folder,
+        dtype=config.model.param_dtype,
+        compute_dtype=config_lib.compute_dtype(
+            config.model, jax.default_backend()
+        ),
+    )
+    if tokenizer.vocab_size > model_config.vocab_size:
+      raise ValueError(
+          f"config.init={folder}: its vocabulary has"
+          f" {model_config.vocab_size} entries, the tokenizer"
+          f" {tokenizer.vocab_size}"
+      )
+    add_model_stops(model_config, tokenizer)
+  model = transformer.make_model(model_config, remat=config.train.remat)
+  adapters = None if scratch else lora.make(config.lora, model)
+  return Policy(task, tokenizer, model, folder, adapters)
+
+
+def initial_params(
+    policy: Policy, seed: int, shardings: types.PyTree | None = None
+) -> types.PyTree:
+  """Returns the params that training starts from.
+
+  Args:
+    policy: of the config.
+    seed: of params that are made from scratch, on one device.
+    shardings: where a folder's params go, in place of each; a process reads
+      what its devices own. None is the default device.
+
+  Raises:
+    ValueError: the folder cannot be read, or does not divide over the mesh.
+  """
+  if policy.folder is None:
+    return jax.jit(policy.model.init)(jax.random.PRNGKey(seed))
+  if shardings is not None:
+    shapes = jax.eval_shape(policy.model.init, jax.random.PRNGKey(0))
+    sharding.check_divisible(shapes, shardings)
+  _, params = hf.load(
+      policy.folder,
+      dtype=policy.model.config.param_dtype,
+      shardings=shardings,
+  )
+  return params
+
+
+def make_sampler(
+    config: ml_collections.ConfigDict, policy: Policy
+) -> decode.Sampler:
+  """Returns the sampler of the searchers."""
+  return _sampler(
+      config,
+      policy,
+      num_rows=config.sampling.num_rows,
+      seed=config.seed,
+      explore=logits.Explore(**config.explore),
+  )
+
+
+def make_evaluation_sampler(
+    config: ml_collections.ConfigDict, policy: Policy
+) -> decode.Sampler:
+  """Returns the evaluator's sampler, with random numbers of its own."""
+  return _sampler(
+      config,
+      policy,
+      num_rows=config.evaluate.batch_prompts * config.evaluate.num_completions,
+      seed=config.seed ^ _EVALUATION_SEED,
+  )
+
+
+def make_greedy_sampler(
+    config: ml_collections.ConfigDict, policy: Policy
+) -> decode.Sampler:
+  """Returns the sampler of the likeliest tokens, one completion a prompt."""
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    config.sampling.temperature = 0.0
+  return _sampler(
+      config, policy, num_rows=config.evaluate.batch_prompts, seed=config.seed
+  )
+
+
+def _sampler(
+    config: ml_collections.ConfigDict,
+    policy: Policy,
+    *,
+    num_rows: int,
+    seed: int,
+    explore: logits.Explore | None = None,
+) -> decode.Sampler:
+  return decode.Sampler(
+      policy.model,
+      temperature=config.sampling.temperature,
+      top_k=config.sampling.top_k,
+      top_p=config.sampling.top_p,
+      min_p=config.sampling.min_p,
+      stop_ids=policy.tokenizer.stop_ids,
+      stop_strings=policy.tokenizer.stop_strings,
+      text_fn=policy.tokenizer.decode,
+      max_prompt_tokens=config.sampling.max_prompt_tokens,
+      max_completion_tokens=config.sampling.max_completion_tokens,
+      num_rows=num_rows,
+      chunk_steps=config.sampling.chunk_steps,
+      prompt_buckets=config.sampling.prompt_buckets,
+      recompute_cache=config.sampling.in_flight == "recompute_cache",
+      eos_id=policy.tokenizer.eos_id,
+      pad_id=policy.tokenizer.pad_id,
+      seed=seed,
+      # Evaluations too end no completion before it has its tokens.
+      explore=explore or logits.Explore(min_tokens=config.explore.min_tokens),
+  )
+
+
+def make_judge(
+    config: ml_collections.ConfigDict,
+    task: base.Task,
+    on_event: Callable[[str, str], None] | None = None,
+) -> judges.Judge:
+  """Returns the judge of a config: of the task, or one with models of its own.
+
+  Args:
+    config: reads `reward`, `task` and `seed`.
+    task: that it describes.
+    on_event: receives what failed.
+
+  Raises:
+    ValueError: a folder of a frozen model cannot be read.
+  """
+  if isinstance(task, tasks_red_team.RedTeam):
+    return rewards_red_team.make_judge(config, task, LOADERS, on_event)
+  return pool.make_judge(config, task, on_event)
+
+
+def make_embed(
+    policy: Policy,
+) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+  """Returns completions' tokens -> their sentence embeddings, [n, D] float32.
+
+  Args:
+    policy: of a task with an encoder.
+  """
+  embed = rewards_red_team.make_embed(policy.task, LOADERS)
+  return lambda tokens: embed([policy.tokenizer.decode(t) for t in tokens])
+
+
+def _load_frozen(
+    folder: str,
+) -> tuple[transformer.Model, types.PyTree, tokenizer_lib.Tokenizer]:
+  """Returns a model that is not trained, as its folder has it."""
+  path = pathlib.Path(folder).expanduser()
+  tokenizer = tokenizer_lib.load(path)
+  shape, params = hf.load(path)
+  add_model_stops(shape, tokenizer)
+  return transformer.make_model(shape), params, tokenizer
+
+
+LOADERS = rewards_red_team.Loaders(
+    make_model=transformer.make_model,
+    make_tokenizer=tokenizer_lib.word_level,
+    load_model=_load_frozen,
+    load_encoder=encoder.load_encoder_with_tokenizer,
+    make_sampler=decode.Sampler,
+)
+
+
+def make_evaluator(
+    config: ml_collections.ConfigDict,
+    policy: Policy,
+    split: str,
+    judge: judges.Judge,
+    *,
+    reference: reference_lib.Reference | None = None,
+    plain_reference: reference_lib.Reference | None = None,
+    comparer: comparers.Comparer | None = None,
+) -> evaluator.Evaluator:
+  """Returns the evaluator of a split.
+
+  Args:
+    config, policy: of the run.
+    split: of the task.
+    judge: of the completions; closed with the evaluator.
+    reference: for the KL; None = none is measured.
+    plain_reference: the same at temperature 1, for the papers' perplexity.
+    comparer: for the win-rate; None = none is measured.
+  """
+  return evaluator.Evaluator(
+      policy.task,
+      policy.tokenizer,
+      make_evaluation_sampler(config, policy),
+      judge,
+      split=split,
+      num_completions=config.evaluate.num_completions,
+      batch_prompts=config.evaluate.batch_prompts,
+      resamples=config.evaluate.resamples,
+      confidence=config.evaluate.confidence,
+      greedy_sampler=make_greedy_sampler(config, policy)
+      if config.evaluate.greedy
+      else None,
+      reference=reference,
+      plain_reference=plain_reference,
+      comparer=comparer,
+  )
+
+
+# The value model of the objectives that have one, and where it starts.
+
+
+OF_POLICY = "policy"
+
+
+def make_value_model(
+    config: ml_collections.ConfigDict, model: Any
+) -> heads.ScalarModel | None:
+  """Returns the value model; None where `config.loss.name` learns none.
+
+  Args:
+    config: reads `loss` and `train.remat`.
+    model: of the policy; the value model has its shape, or that of the folder
+      in `loss.value_init`.
+
+  Raises:
+    ValueError: the folder has no scalar head, or knows fewer tokens.
+  """
+  if not losses_build.find(config.loss.name).has_values:
+    return None
+  source = config.loss.value_init
+  if source == OF_POLICY:
+    shape = heads.config_of(model.config)
+    return transformer.make_scalar_model(shape, remat=config.train.remat)
+  shape = hf.read_config(pathlib.Path(source).expanduser())
+  if shape.num_labels != 1:
+    raise ValueError(
+        f"loss.value_init={source!r}: its head gives {shape.num_labels} labels;"
+        " allowed a model with one (0 is a model that predicts tokens)"
+    )
+  if shape.vocab_size < model.config.vocab_size:
+    raise ValueError(
+        f"loss.value_init={source!r}: its vocabulary has {shape.vocab_size}"
+        f" entries, the policy's {model.config.vocab_size}"
+    )
+  return transformer.make_scalar_model(shape, remat=config.train.remat)
+
+
+def load_value_params(config: ml_collections.ConfigDict) -> types.PyTree | None:
+  """Returns params of the folder in `loss.value_init`; None for the policy's.
+
+  Raises:
+    ValueError: the folder cannot be read.
+  """
+  row = losses_build.find(config.loss.name)
+  if not row.has_values or config.loss.value_init == OF_POLICY:
+    return None
+  return hf.load(pathlib.Path(config.loss.value_init).expanduser())[1]

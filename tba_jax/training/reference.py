@@ -1,0 +1,181 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The reference policy that the KL is measured against: fixed, reset, EMA.
+
+A reference that moves is part of the train state, which moves it (`moved`), so
+that a checkpoint has it. Its version is the step at which it last moved.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from tba_jax import types
+from tba_jax.losses import logprobs as logprobs_lib
+
+MODES = ("fixed", "reset", "ema")
+
+
+def moved(
+    config_reference: ml_collections.ConfigDict,
+    ref_params: types.PyTree,
+    params: types.PyTree,
+    step: jax.Array,
+) -> types.PyTree:
+  """Returns the reference's params once `step` steps are done.
+
+      reset: θ_ref ← θ;   ema: θ_ref ← α θ_ref + (1 - α) θ
+
+  where step is a multiple of every_steps, and as they were where it is not.
+
+  Source: hard resets, Bartoldson et al. 2025 (arXiv:2503.18929) §6 (every 50
+  steps); the moving average with α = 0.9 is of the code that followed it.
+
+  Args:
+    config_reference: reads `mode`, `every_steps` and `ema_decay` (α).
+    ref_params: as `own_params` made them; {} where the reference is fixed.
+    params: of the policy after these steps.
+    step: [] int32, steps done, at least 1.
+  """
+  c = config_reference
+  if c.mode == "fixed":
+    return ref_params
+  decay = c.ema_decay if c.mode == "ema" else 0.0
+
+  def mix(ref: jax.Array, new: jax.Array) -> jax.Array:
+    if not decay:
+      return jnp.copy(new)
+    # In float32: a bfloat16 average would round small moves away.
+    ref32, new32 = ref.astype(jnp.float32), new.astype(jnp.float32)
+    return (decay * ref32 + (1 - decay) * new32).astype(ref.dtype)
+
+  return jax.lax.cond(
+      step % c.every_steps == 0,
+      lambda: jax.tree.map(mix, ref_params, params),
+      lambda: ref_params,
+  )
+
+
+def own_params(
+    config_reference: ml_collections.ConfigDict, params: types.PyTree
+) -> types.PyTree:
+  """Returns what the train state holds of the reference before step 0.
+
+  A copy of the params; {} where it is fixed, since it can be made again.
+
+  Raises:
+    ValueError: a setting of `config.reference` is out of its range.
+  """
+  c = config_reference
+  if c.mode not in MODES:
+    raise ValueError(f"reference.mode={c.mode!r}: allowed {MODES}")
+  if c.every_steps < 1:
+    raise ValueError(f"reference.every_steps={c.every_steps}: at least 1")
+  if not 0 <= c.ema_decay < 1:
+    raise ValueError(
+        f"reference.ema_decay={c.ema_decay}: allowed 0 up to below 1"
+    )
+  return {} if c.mode == "fixed" else jax.tree.map(jnp.copy, params)
+
+
+class Reference:
+  """Log-probs of completions under the reference's params.
+
+  version: names these params; log-probs cached under another version of the
+    reference are not valid for this one. 0, or the step at which it last moved.
+  """
+
+  def __init__(
+      self,
+      model: Any,
+      params: types.PyTree,
+      *,
+      temperature: float,
+      every_steps: int = 0,
+      copy: bool = True,
+      split_tokens: Callable[..., Any] = lambda fn: fn,
+  ):
+    """Copies the params, in their shardings, unless it is told not to.
+
+    The policy may start from the same arrays, and the train step donates
+    those. A reference that moves holds it up to the first `follow`.
+
+    Args:
+      model: a `models.build.Model`; `forward.py` calls it.
+      params: of π_ref, sharded as they shall stay.
+      temperature: of sampling, above 0: policy and reference are both tempered.
+      every_steps: between two moves of the reference; 0 = it is fixed.
+      copy: False where nobody donates the params.
+      split_tokens: of a function that is to be jitted, as that of
+        `models/split_tokens.py` with a mesh.
+
+    Raises:
+      ValueError: `temperature` is not above 0.
+    """
+    if temperature <= 0:
+      raise ValueError(f"sampling.temperature={temperature}: must be above 0")
+    self.version = 0
+    self._every_steps = every_steps
+    self._params = jax.tree.map(jnp.copy, params) if copy else params
+
+    def run(
+        params: types.PyTree,
+        prompt_tokens_BxP: jax.Array,
+        prompt_mask_BxP: jax.Array,
+        completion_tokens_BxKxT: jax.Array,
+        completion_mask_BxKxT: jax.Array,
+    ) -> jax.Array:
+      logprobs_BxKxT = logprobs_lib.completion_logprobs(
+          model,
+          params,
+          prompt_tokens_BxP,
+          prompt_mask_BxP,
+          completion_tokens_BxKxT,
+          temperature=temperature,
+      )
+      return jnp.where(completion_mask_BxKxT > 0, logprobs_BxKxT, 0.0)
+
+    self._run = jax.jit(split_tokens(run))
+
+  def follow(self, step: int, ref_params: types.PyTree) -> None:
+    """Takes the reference of a train state; nothing where it is fixed.
+
+    Args:
+      step: steps that the state has done.
+      ref_params: `TrainState.ref_params`; the caller may donate them once the
+        log-probs of this step were asked for.
+    """
+    if self._every_steps:
+      self.version = step // self._every_steps * self._every_steps
+      self._params = ref_params
+
+  def logprobs(
+      self,
+      prompt_tokens_BxP: jax.Array,
+      prompt_mask_BxP: jax.Array,
+      completion_tokens_BxKxT: jax.Array,
+      completion_mask_BxKxT: jax.Array,
+  ) -> jax.Array:
+    """Returns log π_ref of each completion token, by the policy's numerics.
+
+    Compiled once for each shape. Returns before the result is there.
+
+    Args:
+      prompt_tokens_BxP: [B, P] int32, left-padded.
+      prompt_mask_BxP: [B, P], 1 on prompt tokens.
+      completion_tokens_BxKxT: [B, K, T] int32, right-padded.
+      completion_mask_BxKxT: [B, K, T], 1 on the tokens that count.
+
+    Returns:
+      [B, K, T] float32, nats, 0 where the mask is 0.
+    """
+    return self._run(
+        self._params,
+        prompt_tokens_BxP,
+        prompt_mask_BxP,
+        completion_tokens_BxKxT,
+        completion_mask_BxKxT,
+    )

@@ -1,0 +1,271 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Carries params as immutable files: in memory of one host, or on shared disk.
+
+A version is one file, written under another name and renamed when it is whole,
+with each leaf at a multiple of 64 bytes, so that a CPU can use it in place.
+Readers of one host map it: they share its pages, and keep them when the file is
+removed. From a file system of another machine they read it.
+"""
+
+from collections.abc import Iterator, Mapping
+from concurrent import futures
+import errno
+import mmap
+import os
+import pathlib
+import shutil
+import stat
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from tba_jax.system import processes
+from tba_jax.transport import base
+from tba_jax.transport import carrier
+from tba_jax.transport import wire
+
+# Where the files of params lie. No JAX here.
+#
+# A run's files are in a directory of their own, named by the run and open to
+# its
+# user alone: in `publish.directory` or, where that is empty, in memory
+# (`/dev/shm`) and, where there is none, in the run directory. Of what Orbax
+# writes, `publish.directory` may be in an object store (`gs://`), which has
+# permissions of its own.
+
+
+_MEMORY = pathlib.Path("/dev/shm")
+# What may be mapped: a file that is removed stays readable there while someone
+# has it. On a file system of another machine the reader would be killed.
+_LOCAL_TYPES = ("tmpfs", "ramfs", "ext4", "ext3", "ext2", "xfs", "btrfs",
+                "zfs", "f2fs", "overlay")  # fmt: skip
+
+
+def files_directory(
+    setting: str, workdir: pathlib.Path, run_id: str
+) -> pathlib.Path:
+  """Returns the directory of a run's params; does not make it.
+
+  Args:
+    setting: `publish.directory`; one in an object store is no place for files.
+    workdir: of the run.
+    run_id: the run.
+  """
+  if setting and not is_remote(setting):
+    return pathlib.Path(setting).expanduser().absolute() / f"params-{run_id}"
+  if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK):
+    return _MEMORY / f"tba_jax-{os.getuid()}" / f"params-{run_id}"
+  return pathlib.Path(workdir).absolute() / "params"
+
+
+def prepare_directory(path: pathlib.Path) -> None:
+  """Makes the directory with mode 0700 where it is not there, and checks it.
+
+  Raises:
+    ValueError: it or the one that it lies in is a link, or it is another
+      user's, or others may enter it.
+  """
+  shared = path.parent
+  shared.mkdir(mode=0o700, parents=True, exist_ok=True)
+  path.mkdir(mode=0o700, exist_ok=True)
+  own_parent = shared.name == f"tba_jax-{os.getuid()}"
+  for folder in (shared, path) if own_parent else (path,):
+    info = os.lstat(folder)
+    if (
+        not stat.S_ISDIR(info.st_mode)
+        or info.st_uid != os.getuid()
+        or info.st_mode & 0o077
+    ):
+      raise ValueError(
+          f"config.publish.directory: {folder} must be a directory of this"
+          f" user with mode 0700, it has {stat.S_IMODE(info.st_mode):04o}"
+      )
+
+
+def is_remote(setting: str) -> bool:
+  """Tells whether `publish.directory` is in an object store."""
+  return "://" in setting
+
+
+def shards_directory(setting: str, workdir: pathlib.Path, run_id: str) -> str:
+  """Returns the place of a run's shards, as `path_of`; it may be remote."""
+  if is_remote(setting):
+    return f"{setting.rstrip('/')}/params-{run_id}/shards"
+  return str(files_directory(setting, workdir, run_id) / "shards")
+
+
+def prepare_shards(place: str) -> None:
+  """Makes the place of shards where it is one of a file system.
+
+  Raises:
+    ValueError: as `prepare`.
+  """
+  if not is_remote(place):
+    path = pathlib.Path(place)
+    prepare_directory(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
+def remove_directory(path: pathlib.Path) -> None:
+  """Removes a run's params; who has mapped some keeps them."""
+  shutil.rmtree(path, ignore_errors=True)
+
+
+def is_local(path: pathlib.Path) -> bool:
+  """Tells whether files there may be mapped and removed meanwhile."""
+  try:
+    mounts = pathlib.Path("/proc/self/mounts").read_text()
+  except OSError:
+    return False
+  best, kind = "", ""
+  target = os.path.realpath(path)
+  for line in mounts.splitlines():
+    _, point, name = line.split(" ")[:3]
+    point = point.replace("\\040", " ")
+    inside = target == point or target.startswith(point.rstrip("/") + "/")
+    # Of two mounts on one point the later one is seen.
+    if inside and len(point) >= len(best):
+      best, kind = point, name
+  return kind in _LOCAL_TYPES
+
+
+_ALIGN = 64
+_MAX_THREADS = 4
+# Pieces whose digest is under way while more are written.
+_AHEAD = 16
+
+
+class Files(carrier.Carrier):
+  """The carrier "files"."""
+
+  name = "files"
+
+  def __init__(self, path: pathlib.Path):
+    """Makes nothing yet.
+
+    Args:
+      path: directory of the run's params, the same for all of its processes.
+    """
+    self._path = path
+    threads = min(_MAX_THREADS, len(processes.available_cores()))
+    # Hashing lets other threads run; of one core it takes what is left.
+    self._pool = futures.ThreadPoolExecutor(threads, "params-hash")
+
+  def pack(self, tag: str, leaves: Mapping[str, Any]) -> carrier.Packed:
+    prepare_directory(self._path)
+    path = self._path / f"{tag}.params"
+    temporary = self._path / f".{tag}.{os.getpid()}"
+    try:
+      with temporary.open("wb", buffering=0) as file:
+        carried = self._write(file, leaves)
+        os.fsync(file.fileno())
+      temporary.replace(path)
+    except OSError as error:
+      temporary.unlink(missing_ok=True)
+      raise OSError(
+          error.errno or errno.EIO,
+          f"params could not be written to {path} ({error.strerror});"
+          " config.publish.directory names another place",
+      ) from error
+    return carrier.Packed(tag, carried)
+
+  def drop(self, packed: carrier.Packed) -> None:
+    (self._path / f"{packed.tag}.params").unlink(missing_ok=True)
+
+  def clean(self, tag: str) -> None:
+    for path in [*self._path.glob("*.params"), *self._path.glob(".*.*.*")]:
+      if path.name.removeprefix(".") < tag:
+        path.unlink(missing_ok=True)
+
+  def read(
+      self,
+      transport: base.Transport,
+      tag: str,
+      carried: Mapping[str, Any],
+      specs: carrier.Specs,
+  ) -> dict[str, np.ndarray] | None:
+    path = self._path / f"{tag}.params"
+    try:
+      data = _open(path)
+    except FileNotFoundError:
+      # The manifest goes first, so without it the version was dropped.
+      if transport.get(f"p/{tag}/meta") is None:
+        return None
+      raise wire.WireError(
+          "missing",
+          f"{path} is not there: config.publish.directory must be the same"
+          " place for trainer and searchers",
+      ) from None
+    if len(data) != carried["num_bytes"]:
+      raise wire.WireError(
+          "truncated", f"{path} has {len(data)} bytes of {carried['num_bytes']}"
+      )
+    checks = []
+    for name, offset, size in _places(specs):
+      wanted = carried["digests"].get(name)
+      leaf = memoryview(data)[offset : offset + size]
+      starts = range(0, size, carrier.PIECE_BYTES)
+      if wanted is None or len(wanted) != len(starts):
+        raise wire.WireError("leaves", f"leaf {name} is not in {path}")
+      for start, text in zip(starts, wanted, strict=True):
+        piece = leaf[start : start + carrier.PIECE_BYTES]
+        checks.append((name, piece, text))
+    for _ in self._pool.map(lambda check: carrier.check_digest(*check), checks):
+      pass
+    return {
+        name: carrier.as_leaf(data, specs[name], offset)
+        for name, offset, _ in _places(specs)
+    }
+
+  def close(self) -> None:
+    self._pool.shutdown(wait=False, cancel_futures=True)
+
+  def _write(self, file: BinaryIO, leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes all leaves, one after the other; returns what a reader needs."""
+    digests, pending, position = {}, [], 0
+    for name, offset, size in _places(carrier.specs_of(leaves)):
+      _write_all(file, memoryview(bytes(offset - position)))
+      # Of a device's memory, one leaf at a time is on the host.
+      data = carrier.flat_bytes(leaves[name])
+      digests[name] = []
+      for piece in carrier.pieces(data):
+        pending.append((name, self._pool.submit(carrier.digest, piece)))
+        _write_all(file, memoryview(piece))
+        while len(pending) > _AHEAD:
+          done, future = pending.pop(0)
+          digests[done].append(future.result())
+      position = offset + size
+    for done, future in pending:
+      digests[done].append(future.result())
+    return {"num_bytes": position, "digests": digests}
+
+
+def _open(path: pathlib.Path) -> mmap.mmap | bytes:
+  """Returns the bytes of a file, mapped where it is on this host."""
+  with path.open("rb") as file:
+    size = os.fstat(file.fileno()).st_size
+    if not size or not is_local(path):
+      try:
+        return file.read()
+      except OSError as error:
+        # Removed on its own machine while we read.
+        if error.errno == errno.ESTALE:
+          raise FileNotFoundError(path) from error
+        raise
+    return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+
+
+def _places(specs: carrier.Specs) -> Iterator[tuple[str, int, int]]:
+  """Yields name, offset in the file and size in bytes of each leaf."""
+  offset = 0
+  for name, spec in specs.items():
+    offset += -offset % _ALIGN
+    size = carrier.leaf_bytes(*spec)
+    yield name, offset, size
+    offset += size
+
+
+def _write_all(file: BinaryIO, data: memoryview) -> None:
+  while data:
+    data = data[file.write(data) :]

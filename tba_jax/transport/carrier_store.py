@@ -1,0 +1,79 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Carries params through the store itself, in chunks of at most 1 MiB.
+
+Needs nothing but the store, so it works wherever a run works; for params of up
+to some 100 MB and a few readers. Keys: `p/<tag>/<chunk>`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tba_jax.transport import base
+from tba_jax.transport import carrier
+from tba_jax.transport import wire
+
+
+class Chunks(carrier.Carrier):
+  """The carrier "store"."""
+
+  name = "store"
+
+  def pack(self, tag: str, leaves: Mapping[str, Any]) -> carrier.Packed:
+    data = b"".join(carrier.flat_bytes(leaf).data for leaf in leaves.values())
+    chunks = [
+        data[start : start + carrier.PIECE_BYTES]
+        for start in range(0, len(data), carrier.PIECE_BYTES)
+    ]
+    digests = [carrier.digest(chunk) for chunk in chunks]
+    return carrier.Packed(tag, {"digests": digests}, chunks)
+
+  def send(self, transport: base.Transport, packed: carrier.Packed) -> None:
+    for i, chunk in enumerate(packed.held):
+      transport.put(f"p/{packed.tag}/{i:06d}", chunk)
+
+  def drop(self, packed: carrier.Packed) -> None:
+    packed.held = None
+
+  def read(
+      self,
+      transport: base.Transport,
+      tag: str,
+      carried: Mapping[str, Any],
+      specs: carrier.Specs,
+  ) -> dict[str, np.ndarray] | None:
+    chunks = []
+    for i, wanted in enumerate(carried["digests"]):
+      chunk = transport.get(f"p/{tag}/{i:06d}")
+      if chunk is None:
+        return None
+      if carrier.digest(chunk) != wanted:
+        start = i * carrier.PIECE_BYTES
+        raise wire.WireError(
+            "hash",
+            f"p/{tag}/{i:06d} is torn, with leaves"
+            f" {_names_at(specs, start, start + carrier.PIECE_BYTES)}",
+        )
+      chunks.append(chunk)
+    data = b"".join(chunks)
+    total = carrier.num_bytes(specs)
+    if len(data) != total:
+      raise wire.WireError("truncated", f"{len(data)} bytes, expected {total}")
+    leaves, start = {}, 0
+    for name, spec in specs.items():
+      leaves[name] = carrier.as_leaf(data, spec, start)
+      start += carrier.leaf_bytes(*spec)
+    return leaves
+
+
+def _names_at(specs: carrier.Specs, first: int, last: int) -> list[str]:
+  """Returns the leaves that have bytes from `first` to `last`."""
+  names, start = [], 0
+  for name, spec in specs.items():
+    end = start + carrier.leaf_bytes(*spec)
+    if max(start, first) < min(end, last):
+      names.append(name)
+    start = end
+  return names

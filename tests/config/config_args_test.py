@@ -1,0 +1,209 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of config_args.py."""
+
+import os
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax.config import load as load_lib
+from tba_jax.config import settings
+from tba_jax.tasks import build
+
+_FILE = """
+from tba_jax.config import settings as common
+
+
+def get_config(arg=""):
+  arg = common.parse_arg(arg, quick=False, steps=320)
+  config = common.get_config()
+  config.task.name = "countdown"
+  config.task.min_solutions = 3
+  config.train.num_steps = 10 if arg.quick else arg.steps
+  return config
+"""
+
+
+class LoadConfigTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.path = self.folder / "mine.py"
+    self.path.write_text(_FILE)
+
+  def _error(self, spec, *overrides):
+    with self.assertRaises(load_lib.ConfigError) as caught:
+      load_lib.load_config(spec, overrides)
+    return str(caught.exception)
+
+  def test_file_and_its_arguments(self):
+    load = load_lib.load_config
+    self.assertEqual(load(str(self.path)).train.num_steps, 320)
+    self.assertEqual(load(f"{self.path}:quick").train.num_steps, 10)
+    self.assertEqual(load(f"{self.path}:steps=7").train.num_steps, 7)
+
+  def test_relative_file_beside_the_package(self):
+    before = os.getcwd()
+    self.addCleanup(os.chdir, before)
+    os.chdir(self.folder)
+    config = load_lib.load_config("tba_jax/config/settings.py")
+    self.assertEqual(config.loss.name, settings.get_config().loss.name)
+    # The working directory comes first.
+    (self.folder / "configs").mkdir()
+    (self.folder / "configs" / "common.py").write_text(_FILE)
+    config = load_lib.load_config("tba_jax/config/settings.py")
+    self.assertEqual(config.task.name, "countdown")
+
+  def test_config_is_locked(self):
+    config = load_lib.load_config(str(self.path))
+    with self.assertRaises(AttributeError):
+      config.train.new_key = 1
+
+  def test_fields_of_the_task_are_filled_in(self):
+    task = load_lib.load_config(str(self.path)).task
+    self.assertEqual(
+        task.to_dict(),
+        {**build.TASKS["countdown"].FIELDS, "min_solutions": 3,
+         "name": "countdown"},
+    )  # fmt: skip
+
+  def test_another_task_brings_its_own_fields(self):
+    config = load_lib.load_config(
+        str(self.path), ["task.max_number=9", "task.name=arithmetic"]
+    )
+    self.assertEqual(
+        config.task.to_dict(),
+        {**build.TASKS["arithmetic"].FIELDS, "max_number": 9,
+         "name": "arithmetic"},
+    )  # fmt: skip
+
+  def test_no_such_file(self):
+    message = self._error("configs/nothing.py")
+    self.assertIn("configs/nothing.py", message)
+    self.assertIn("there is no such file", message)
+    # Their parts are no configs.
+    self.assertNotIn("configs/common", message)
+
+  def test_wrong_argument(self):
+    message = self._error(f"{self.path}:quik")
+    self.assertIn("'quik'", message)
+    self.assertIn("['quick', 'steps']", message)
+
+  def test_file_without_arguments(self):
+    self.assertIn(
+        "takes no arguments", self._error("tba_jax/config/settings.py:quick")
+    )
+
+  def test_a_part_of_a_config_is_none(self):
+    for text in ("c = tba_jax.config.settings_rewards.get_config()", "c = {}"):
+      self.path.write_text(
+          "import tba_jax.config.settings_rewards\n"
+          f"{text}\nget_config = lambda: c\n"
+      )
+      self.assertIn("no whole config", self._error(str(self.path)))
+
+  def test_file_without_get_config(self):
+    self.path.write_text("x = 1\n")
+    self.assertIn("get_config", self._error(str(self.path)))
+
+  def test_later_override_wins_and_types_are_those_of_the_default(self):
+    config = load_lib.load_config(
+        str(self.path),
+        [
+            "--config.loss.beta=1",
+            "--config.loss.beta=2",
+            "replay.capacity=1_000",
+            "search.lockstep=true",
+            "replay.dedupe=0",
+            "cores.trainer=0",
+            "log.num_samples=0",
+        ],
+    )
+    self.assertIsInstance(config.loss.beta, float)
+    self.assertEqual(config.loss.beta, 2.0)
+    self.assertEqual(config.replay.capacity, 1000)
+    self.assertIs(config.search.lockstep, True)
+    self.assertIs(config.replay.dedupe, False)
+    self.assertEqual(config.cores.trainer, "0")
+    self.assertEqual(config.log.num_samples, 0)
+
+  @parameterized.parameters(
+      ("train.num_steps=1.5", "config.train.num_steps = '1.5'", "whole number"),
+      ("train.num_steps=", "config.train.num_steps = ''", "whole number"),
+      ("loss.beta=small", "config.loss.beta = 'small'", "allowed a number"),
+      ("replay.dedupe=yes", "config.replay.dedupe = 'yes'", "true or false"),
+      ("loss.beta", "config.loss.beta", "needs a value"),
+      ("train.num_step=3", "config.train.num_step = '3'",
+       "did you mean config.train.num_steps?"),
+      ("loss.lead_steps=3", "config.loss.lead_steps = '3'",
+       "config.search.lead_steps"),
+      ("loss=3", "config.loss = '3'", "it is a section; its keys: loss."),
+      ("loss.qqqqqqqqqqqqqqqq=3", "config.loss.qqqqqqqqqqqqqqqq", "loss.scale"),
+      ("zzzzzzzzzzzzzzzz=3", "config.zzzzzzzzzzzzzzzz", "publish, "),
+      ("task.operations=+", "config.task.operations = '+'", "no such key"),
+  )  # fmt: skip
+  def test_wrong_override(self, override, key, allowed):
+    message = self._error(str(self.path), override)
+    self.assertStartsWith(message, key)
+    self.assertIn(allowed, message)
+
+  def test_bool_alone_is_true(self):
+    config = load_lib.load_config(str(self.path), ["search.lockstep"])
+    self.assertIs(config.search.lockstep, True)
+
+
+class ParseValueTest(absltest.TestCase):
+
+  def test_other_types_are_literals(self):
+    self.assertEqual(load_lib.parse_value("k", "(1, 2)", ()), (1, 2))
+    self.assertEqual(load_lib.parse_value("k", "3", None), 3)
+    with self.assertRaisesRegex(load_lib.ConfigError, "allowed a tuple"):
+      load_lib.parse_value("k", "[1]", ())
+    with self.assertRaisesRegex(load_lib.ConfigError, "allowed a tuple"):
+      load_lib.parse_value("k", "(1", ())
+
+
+class CompleteTest(absltest.TestCase):
+
+  def test_a_saved_config_gets_what_came_later(self):
+    saved = settings.get_config()
+    saved.seed = 3
+    saved.sampling.top_k = 7
+    saved.task = {"name": "countdown", "min_solutions": 2}
+    del saved.sampling["top_p"], saved["export"]
+    complete = load_lib.complete(saved)
+    expected = settings.get_config()
+    expected.seed, expected.sampling.top_k = 3, 7
+    with expected.unlocked():
+      expected.task = saved.task
+    self.assertEqual(complete.to_dict(), expected.to_dict())
+    self.assertNotIn("top_p", saved.sampling)
+
+  def test_a_key_that_is_not_known_stays(self):
+    saved = settings.get_config()
+    saved.sampling.no_such_key = 1
+    self.assertEqual(load_lib.complete(saved).sampling.no_such_key, 1)
+
+
+class SplitArgvTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (["--config.a.b=1"], [], ["a.b=1"]),
+      (["--config.a", "1", "x"], ["x"], ["a=1"]),
+      (["--config.a=x=y"], [], ["a=x=y"]),
+      (["--config.a=", "x"], ["x"], ["a="]),
+      (["--config.a", "--workdir=w"], ["--workdir=w"], ["a"]),
+      (["--config.a"], [], ["a"]),
+      (["--config.a", "-1"], [], ["a=-1"]),
+      (["--config=f.py:quick", "run"], ["--config=f.py:quick", "run"], []),
+      (["run", "--", "--config.a=1"], ["run", "--", "--config.a=1"], []),
+  )
+  def test_split(self, argv, rest, overrides):
+    self.assertEqual(load_lib.split_argv(argv), (rest, overrides))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,127 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The order of the folders, and the parts that must not load JAX."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+from absl.testing import absltest
+
+_PACKAGE = pathlib.Path(__file__).parents[1] / "tba_jax"
+# A file imports from earlier folders and from its own.
+_ORDER = (
+    ("types", "system"),
+    ("transport", "models"),
+    ("tasks",),
+    ("config",),
+    ("losses",),
+    ("sampling",),
+    ("rewards",),
+    ("replay",),
+    ("monitor",),
+    ("training",),
+    ("programs",),
+    ("main", "__init__"),
+)
+_RANK = {name: rank for rank, names in enumerate(_ORDER) for name in names}
+# The supervisor and the store stay small, and a wrong config is told before a
+# device is touched.
+_WITHOUT_JAX = """
+    config.validate main monitor.panel monitor.report.build programs.plan
+    programs.store programs.train rewards.comparers rewards.pool tasks.build
+    transport.kv_host
+""".split()
+
+
+def _imports(path: pathlib.Path) -> set[str]:
+  """Returns the modules of the package that a file imports, dotted."""
+  found = set()
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.ImportFrom):
+      found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    elif isinstance(node, ast.Import):
+      found |= {alias.name for alias in node.names}
+  return found
+
+
+class LayoutTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.files = {
+        ".".join(path.relative_to(_PACKAGE).with_suffix("").parts): path
+        for path in sorted(_PACKAGE.rglob("*.py"))
+    }
+
+  def test_three_files_at_the_root(self):
+    roots = {name for name in self.files if "." not in name}
+    self.assertEqual(roots, {"__init__", "main", "types"})
+
+  def test_imports_follow_the_order_of_the_folders(self):
+    for name, path in self.files.items():
+      folder = name.partition(".")[0]
+      for imported in _imports(path):
+        if not imported.startswith("tba_jax."):
+          continue
+        target = imported.split(".")[1]
+        allowed = _RANK[target] < _RANK[folder] or target == folder
+        self.assertTrue(allowed, f"{name} imports {imported}")
+
+  def test_no_circle(self):
+    edges = {
+        name: {
+            target
+            for imported in _imports(path)
+            for target in (imported.removeprefix("tba_jax."),)
+            if imported.startswith("tba_jax.") and target in self.files
+        }
+        for name, path in self.files.items()
+    }
+    done = set()
+
+    def visit(name, above):
+      self.assertNotIn(name, above, f"a circle: {above}")
+      if name not in done:
+        for target in sorted(edges[name]):
+          visit(target, (*above, name))
+        done.add(name)
+
+    for name in edges:
+      visit(name, ())
+
+  def test_no_import_for_type_checking_alone(self):
+    for name, path in self.files.items():
+      self.assertNotIn("TYPE_CHECKING", path.read_text(), name)
+
+  def test_one_file_uses_private_jax_and_none_torch_or_pickle(self):
+    private = set()
+    for name, path in self.files.items():
+      imported = _imports(path)
+      packages = {i.partition(".")[0] for i in imported}
+      self.assertEqual(packages & {"torch", "pickle", "tensorflow"}, set())
+      self.assertEqual(packages & {"configs", "benchmarks", "tests"}, set())
+      if any(i.startswith(("jax._src", "jaxlib")) for i in imported):
+        private.add(name)
+    self.assertEqual(private, {"transport.jax_kv"})
+
+  def test_parts_without_jax_do_not_load_it(self):
+    code = (
+        "import importlib, sys\n"
+        f"for name in {_WITHOUT_JAX!r}:\n"
+        "  importlib.import_module('tba_jax.' + name)\n"
+        "  if 'jax' in sys.modules: sys.exit(f'{name} loads jax')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=_PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,96 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of a batch by hand: perplexities, means over micro-batches."""
+
+import dataclasses
+import math
+
+from absl.testing import absltest
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax.losses import objective
+from tests.support import table_policy
+
+
+class PerplexityTest(absltest.TestCase):
+
+  def make(self):
+    """Prompts of 2 and 1 tokens, completions of 1 and 3."""
+    batch = table_policy.make_batch()
+    lengths = np.array([[1, 3]] * 2)
+    mask = np.arange(table_policy.T) < lengths[:, :, None]
+    two = lambda x: x[:, :2]
+    return dataclasses.replace(
+        batch,
+        completion_tokens=two(batch.completion_tokens),
+        completion_mask=jnp.asarray(mask, jnp.float32),
+        behavior_logprobs=two(batch.behavior_logprobs),
+        # Half a nat a token; behind the mask it is hidden.
+        ref_logprobs=jnp.where(mask, -0.5, -jnp.inf),
+        rewards=two(batch.rewards),
+        staleness_steps=two(batch.staleness_steps),
+    )
+
+  def found(self, batch):
+    logprobs = jnp.zeros(batch.completion_mask.shape)
+    return objective.finish_totals(objective.batch_totals(batch, logprobs))
+
+  def test_of_a_token_and_diluted_by_the_prompt(self):
+    metrics = self.found(self.make())
+    np.testing.assert_allclose(
+        metrics["ref_perplexity"], math.exp(0.5), rtol=1e-6
+    )
+    # exp(NLL / (prompt + completion - 1)): two prompts, two completions.
+    expected = [0.5 / 2, 1.5 / 4, 0.5 / 1, 1.5 / 3]
+    np.testing.assert_allclose(
+        metrics["ref_perplexity_prompt_diluted"],
+        np.exp(expected).mean(),
+        rtol=1e-6,
+    )
+
+  def test_stays_finite_where_the_reference_says_never(self):
+    batch = self.make()
+    batch = dataclasses.replace(
+        batch, ref_logprobs=jnp.full_like(batch.ref_logprobs, -jnp.inf)
+    )
+    for name in ("ref_perplexity", "ref_perplexity_prompt_diluted"):
+      np.testing.assert_allclose(
+          self.found(batch)[name], math.exp(20), rtol=1e-5
+      )
+
+  def test_a_completion_without_counted_tokens_is_certain(self):
+    batch = self.make()
+    batch = dataclasses.replace(
+        batch, completion_mask=jnp.zeros_like(batch.completion_mask)
+    )
+    self.assertEqual(self.found(batch)["ref_perplexity"], 1.0)
+
+
+class FinishTest(absltest.TestCase):
+
+  def test_means_spread_and_effective_share(self):
+    values = jnp.array([1.0, 3.0])
+    out = objective.finish_totals(
+        {
+            **objective.ratio_totals(values[None]),
+            "log_z_mean": objective.total(values),
+            "log_z_square": objective.total(values**2),
+            "nothing": objective.total(values, 0 * values),
+        }
+    )
+    self.assertEqual(out["ratio_mean"], 2.0)
+    self.assertEqual(out["effective_sample_share"], 0.8)  # 4² / (2 · 10)
+    self.assertEqual(out["log_z_std"], 1.0)
+    self.assertEqual(out["nothing"], 0.0)
+    self.assertNotIn("log_z_square", out)
+
+  def test_what_has_no_weight_may_be_anything(self):
+    value, weight = objective.total(
+        jnp.array([jnp.nan, 2.0]), jnp.array([0.0, 3.0])
+    )
+    self.assertEqual((value, weight), (6.0, 3.0))
+
+
+if __name__ == "__main__":
+  absltest.main()

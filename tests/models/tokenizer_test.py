@@ -1,0 +1,234 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of tokenizer.py."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import tokenizers
+from tokenizers import decoders
+from tokenizers import models
+from tokenizers import pre_tokenizers
+from tokenizers import processors
+import transformers
+
+from tba_jax.models import tokenizer as tokenizer_lib
+
+_PATTERN = r"\d+|."
+_PAD, _EOS, _UNK = 0, 1, 2
+
+
+def _word_level() -> tokenizer_lib.Tokenizer:
+  return tokenizer_lib.word_level(
+      [*(str(i) for i in range(30)), "+", "*", "(", ")", "=", " "], _PATTERN
+  )
+
+
+def _byte_level(**special) -> transformers.PreTrainedTokenizerFast:
+  alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+  vocab = {c: i + 3 for i, c in enumerate(alphabet)}
+  vocab.update({"<pad>": 0, "<bos>": 1, "<eos>": 2})
+  inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+  inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  inner.decoder = decoders.ByteLevel()
+  return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special)
+
+
+class WordLevelTest(parameterized.TestCase):
+
+  def test_ids_and_special_tokens(self):
+    tokenizer = _word_level()
+    self.assertEqual(tokenizer.vocab_size, 3 + 36)
+    self.assertEqual((tokenizer.pad_id, tokenizer.eos_id), (_PAD, _EOS))
+    self.assertIsNone(tokenizer.bos_id)
+    self.assertEqual(tokenizer.encode("0+29"), [3, 33, 32])
+
+  @parameterized.parameters(
+      "12+3*(4+29)=7", "1 + 2", " 1  2 ", "", "()()", "1 ) 2", "29=29"
+  )
+  def test_text_survives(self, text):
+    tokenizer = _word_level()
+    self.assertEqual(tokenizer.decode(tokenizer.encode(text)), text)
+
+  def test_numbers_are_whole_tokens_and_unknown_pieces_are_unk(self):
+    tokenizer = _word_level()
+    self.assertEqual(tokenizer.encode("30"), [_UNK])
+    self.assertEqual(tokenizer.encode("1-2"), [4, _UNK, 5])
+
+  def test_adjacent_numbers_read_as_one(self):
+    tokenizer = _word_level()
+    ids = tokenizer.encode("1") + tokenizer.encode("2")
+    self.assertEqual(tokenizer.decode(ids), "12")
+    self.assertEqual(tokenizer.tokens(ids), ["1", "2"])
+
+  def test_a_word_twice_is_refused(self):
+    for words in (["a", "a"], ["<eos>"]):
+      with self.assertRaisesRegex(ValueError, repr(words[-1])):
+        tokenizer_lib.word_level(words, ".")
+
+
+class PromptTest(parameterized.TestCase):
+
+  def make(self, *, own_bos: bool, bos: str, **special):
+    names = dict(bos_token="<bos>", eos_token="<eos>", **special)
+    fast = _byte_level(**names)
+    if own_bos:
+      fast.backend_tokenizer.post_processor = processors.TemplateProcessing(
+          single="<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)]
+      )
+    return tokenizer_lib.Tokenizer(fast, bos=bos)
+
+  @parameterized.parameters(
+      (True, "auto", True),
+      (False, "auto", False),
+      (True, "never", False),
+      (False, "always", True),
+  )
+  def test_bos_rule(self, own_bos, bos, opens):
+    tokenizer = self.make(own_bos=own_bos, bos=bos)
+    plain = tokenizer.encode("ab")
+    self.assertLen(plain, 2)
+    expected = [1, *plain] if opens else plain
+    self.assertEqual(tokenizer.encode_prompt("ab"), expected)
+    # Written out, it is not put a second time; a stop token is never added.
+    self.assertEqual(tokenizer.encode_prompt("<bos>ab"), [1, *plain])
+
+  def test_no_bos_token_is_no_bos(self):
+    tokenizer = tokenizer_lib.Tokenizer(
+        _byte_level(eos_token="<eos>"), bos="always"
+    )
+    self.assertEqual(tokenizer.encode_prompt("a"), tokenizer.encode("a"))
+
+  def test_an_unknown_rule_is_refused(self):
+    with self.assertRaisesRegex(ValueError, "config.tokenizer.bos='x'"):
+      self.make(own_bos=False, bos="x")
+
+  def test_chat_has_the_tokens_of_its_template(self):
+    tokenizer = self.make(own_bos=True, bos="always")
+    tokenizer._fast.chat_template = (
+        "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}{%"
+        " endfor %}{% if add_generation_prompt %}|{% endif %}"
+    )
+    chat = [{"role": "user", "content": "hi"}]
+    self.assertEqual(
+        tokenizer.encode_chat(chat), [1, *tokenizer.encode("user:hi|")]
+    )
+    tokenizer._fast.chat_template = "{{ raise_exception('no system') }}"
+    with self.assertRaisesRegex(ValueError, "refuses it: no system"):
+      tokenizer.encode_chat(chat)
+    tokenizer._fast.chat_template = None
+    with self.assertRaisesRegex(ValueError, "no chat_template"):
+      tokenizer.encode_chat(chat)
+
+
+class DecodeCompletionTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("stopped", [4, 33, 5, _EOS, _PAD, _PAD], 4, True, "1+2"),
+      ("cut", [4, 33, 5], 3, False, "1+2"),
+      ("pad_inside", [4, _PAD, 5, _EOS], 4, True, "1<pad>2"),
+      ("pad_at_the_end", [4, _PAD, _EOS, _PAD], 3, True, "1<pad>"),
+      ("unknown", [4, _UNK, _EOS], 3, True, "1<unk>"),
+      ("stop_inside", [4, _EOS, 5, _EOS], 4, True, "1<eos>2"),
+      ("stop_without_stopping", [4, _EOS], 2, False, "1<eos>"),
+      ("empty", [_EOS, _PAD], 1, True, ""),
+  )
+  def test_leaves_out_the_final_stop_token_only(
+      self, ids, length, stopped, text
+  ):
+    tokenizer = _word_level()
+    self.assertEqual(tokenizer.decode_completion(ids, length, stopped), text)
+
+  def test_leaves_out_the_first_stop_string_and_what_follows(self):
+    tokenizer = _word_level()
+    tokenizer.add_stop_strings(["+2", "2"])
+    tokenizer.add_stop_strings(["2", "3"])
+    self.assertEqual(tokenizer.stop_strings, ("+2", "2", "3"))
+    text = lambda *ids: tokenizer.decode_completion(ids, len(ids), False)
+    self.assertEqual(text(4, 33, 5), "1")
+    self.assertEqual(text(4, 5, 33), "1")
+    self.assertEqual(text(4, 33, 4), "1+1")
+    self.assertEqual(tokenizer.decode_completion([4, _EOS], 2, True), "1")
+
+  @parameterized.parameters(([4, 5], 2), ([4, _EOS], 1), ([], 0))
+  def test_stopped_without_a_stop_token_is_refused(self, ids, length):
+    with self.assertRaisesRegex(ValueError, "does not end"):
+      _word_level().decode_completion(ids, length, True)
+
+
+class FolderTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+
+  def test_save_and_load(self):
+    tokenizer = _word_level()
+    tokenizer.save(self.folder)
+    loaded = tokenizer_lib.load(self.folder)
+    for text in ("12+3*(4+29)=7", " 1 - 31"):
+      self.assertEqual(loaded.encode(text), tokenizer.encode(text))
+      ids = tokenizer.encode(text)
+      self.assertEqual(loaded.decode(ids), tokenizer.decode(ids))
+    for name in ("vocab_size", "pad_id", "eos_id", "bos_id"):
+      self.assertEqual(getattr(loaded, name), getattr(tokenizer, name))
+
+  def test_transformers_reads_the_folder(self):
+    _word_level().save(self.folder)
+    theirs = transformers.AutoTokenizer.from_pretrained(self.folder)
+    ids = _word_level().encode("1+2=3")
+    self.assertEqual(theirs("1+2=3").input_ids, ids)
+    self.assertEqual(theirs.decode(ids), "1+2=3")
+
+  def test_another_kind_of_tokenizer(self):
+    _byte_level(
+        pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    ).save_pretrained(self.folder)
+    tokenizer = tokenizer_lib.load(self.folder)
+    self.assertEqual(tokenizer.vocab_size, 259)
+    self.assertEqual(
+        (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id), (0, 1, 2)
+    )
+    text = "Grüße, 12 + 3 .\n"
+    ids = tokenizer.encode(text)
+    # A byte each, and no special token added.
+    self.assertLen(ids, len(text.encode()))
+    self.assertEqual(tokenizer.decode(ids), text)
+
+  def test_the_stop_token_fills_where_there_is_no_pad_token(self):
+    _byte_level(eos_token="<eos>").save_pretrained(self.folder)
+    tokenizer = tokenizer_lib.load(self.folder)
+    self.assertEqual((tokenizer.pad_id, tokenizer.eos_id), (2, 2))
+
+  def test_no_stop_token_is_refused(self):
+    _byte_level(pad_token="<pad>").save_pretrained(self.folder)
+    with self.assertRaisesRegex(ValueError, "eos_token"):
+      tokenizer_lib.load(self.folder)
+
+  def test_names_a_folder_without_tokenizer(self):
+    for folder in (self.folder, self.folder / "absent"):
+      with self.assertRaisesRegex(ValueError, str(folder)):
+        tokenizer_lib.load(folder)
+
+  def test_names_a_folder_with_a_damaged_tokenizer(self):
+    _word_level().save(self.folder)
+    (self.folder / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
+    with self.assertRaisesRegex(ValueError, str(self.folder)):
+      tokenizer_lib.load(self.folder)
+
+  def test_loading_imports_no_torch(self):
+    _word_level().save(self.folder)
+    code = (
+        "import sys; from tba_jax import tokenizer;"
+        f"tokenizer.load({str(self.folder)!r}).encode('1');"
+        "sys.exit('torch' in sys.modules)"
+    )
+    self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,337 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests for panel, panel_view and run_state."""
+
+import io
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import rich.console
+
+from tba_jax.monitor import metrics
+from tba_jax.monitor import panel
+from tba_jax.monitor import run_state
+from tests.monitor.report import fake_run
+
+
+def _shown(renderable, width=110):
+  console = rich.console.Console(file=io.StringIO(), width=width)
+  console.print(renderable)
+  return console.file.getvalue()
+
+
+class TailTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    self.path = pathlib.Path(folder.name) / "m.jsonl"
+    self.tail = run_state.Tail(self.path)
+
+  def _append(self, data):
+    with self.path.open("ab") as f:
+      f.write(data)
+
+  def test_only_new_whole_lines_are_read(self):
+    self.assertEqual(self.tail.read(), [])
+    self._append(b'{"step": 0}\n{"st')
+    self.assertEqual(self.tail.read(), [{"step": 0}])
+    self.assertEqual(self.tail.read(), [])
+    self._append(b'ep": 1}\nbroken\n')
+    self.assertEqual(self.tail.read(), [{"step": 1}])
+
+  def test_a_file_written_anew_is_read_from_its_start(self):
+    self._append(b'{"step": 0}\n{"step": 1}\n')
+    self.tail.read()
+    self.path.write_bytes(b'{"step": 7}\n')
+    self.assertEqual(self.tail.read(), [{"step": 7}])
+
+
+class FollowerTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    self.workdir = folder.name
+
+  def test_an_empty_directory_is_a_run_that_sets_up(self):
+    state = run_state.Follower(self.workdir).read()
+    self.assertEqual(state.phase, "setup")
+    self.assertIn("setup", _shown(panel.render_view(state)))
+
+  def test_redone_steps_replace_what_was_read(self):
+    follower = run_state.Follower(self.workdir)
+    for step, reward in ((0, 0.1), (1, 0.2), (2, 0.3), (1, 0.5)):
+      fake_run.write_metrics_line(
+          self.workdir, step, **{"train/reward_mean": reward}
+      )
+      state = follower.read()
+    self.assertEqual(list(state.reward), [(0, 0.1), (1, 0.5)])
+
+  def test_the_newest_error_is_kept_beside_the_newest_event(self):
+    events = metrics.EventLog(os.path.join(self.workdir, "events.jsonl"))
+    events.write("died", "searcher-0: SIGKILL")
+    events.write("restart", "searcher-0 (after SIGKILL)")
+    events.write("searcher_gone", "s000 (finished)")
+    events.close()
+    state = run_state.Follower(self.workdir).read()
+    self.assertEqual(state.error["message"], "searcher-0: SIGKILL")
+    shown = _shown(panel.render_view(state))
+    self.assertRegex(shown, r"event +[\d:]+ searcher_gone: s000")
+    self.assertRegex(shown, r"error +[\d:]+ died: searcher-0: SIGKILL")
+
+  def test_a_whole_run_is_followed(self):
+    fake_run.make_run(self.workdir, num_steps=40, finished=False)
+    config = {"config": {"sft": {"num_steps": 2400}}}
+    os.makedirs(os.path.join(self.workdir, "reward_model"))
+    lines = os.path.join(self.workdir, "reward_model", "metrics.jsonl")
+    with open(lines, "w") as f:
+      f.write('{"step": 25, "time": 1.0, "train/accuracy": 0.5}\n')
+    with open(os.path.join(self.workdir, "config.json"), "w") as f:
+      json.dump(config, f)
+    state = run_state.Follower(self.workdir).read()
+    self.assertLen(state.reward, 40)
+    self.assertNotEmpty(state.pass_at_1)
+    self.assertEqual(state.sft_steps, 2400)
+    self.assertEqual(state.seen, fake_run.START + 180)  # The newest event.
+    self.assertEqual(state.event["role"], "store")
+    self.assertEqual(state.made("reward_model")[0]["step"], 25)
+    self.assertEqual(state.status["num_steps"], 40)
+
+
+class ViewTest(parameterized.TestCase):
+
+  def _state(self, **status):
+    state = run_state.RunState("run", phase="train")
+    state.status = {**fake_run.status(), **status}
+    return state
+
+  def test_the_view_has_the_figures(self):
+    state = self._state()
+    state.restarts = {"searcher": 2, "store": 0}
+    state.reward.extend([(0, 0.1), (1, 0.9)])
+    shown = _shown(panel.render_view(state))
+    for words in (
+        "step 120/320",
+        "2:40 min left",
+        "0.61",
+        "58.0 %",
+        "▁█",
+        "2.20 steps",
+        "16,384 of 200,000",
+        "0.91 of ideal",
+        "93.0 %",
+        "9,340",
+        "2/4",
+        "2 of searcher",
+        "generation 2",
+    ):
+      self.assertIn(words, shown)
+
+  def _busy_state(self):
+    state = self._state(
+        eta_s=12_345.0,
+        step=12_345,
+        num_steps=123_456,
+        kl=-123.45,
+        buffer={"size": 123_456, "capacity": 200_000},
+        reward_failures={"deadline": 1_234, "nan": 5},
+        trainer={"busy_share": 0.931, "step_s": 754.0, "wait_s": 0.512},
+    )
+    state.status["searchers"] = {
+        f"{i}-a3": {
+            "index": i,
+            "samples_per_s": 12_345.6,
+            "tokens_per_s": 1_234_567.8,
+            "version": 12_344,
+            "busy_share": 0.712,
+            "unacked": 12,
+            "credits": 16,
+            "age_s": 83.0,
+        }
+        for i in range(12)
+    }
+    state.reward.extend((i, i / 64) for i in range(64))
+    state.pass_at_1.extend((i, i / 64) for i in range(64))
+    state.event = {"kind": "reward_failed", "message": "deadline, 1,234 so far"}
+    state.note = "from status.json; no sign of life for 20:34 min"
+    return state
+
+  @parameterized.parameters(40, 60, 80, 100, 160)
+  def test_no_number_is_cut_at_any_width(self, width):
+    numbers = lambda shown: set(re.findall(r"[\d.,:/-]*\d", shown))
+    # Times of events are of this host's zone, and the same in both.
+    state = self._busy_state()
+    shown = _shown(panel.render_view(state), width)
+    self.assertNotIn("…", shown)
+    self.assertLessEqual(max(map(len, shown.splitlines())), width)
+    whole = numbers(_shown(panel.render_view(state), 400))
+    self.assertLessEqual(numbers(shown), whole)
+    # What matters most stands at every width.
+    for figure in ("-123", "12,345/123,456", "58.0 %", "12,346", "1,239"):
+      self.assertIn(figure, shown)
+
+  @parameterized.parameters(
+      (60, ("samples/s", "busy"), ("tokens/s", "version")),
+      (80, ("samples/s", "tokens/s", "queue", "seen", "of 200,000"), ()),
+      (160, ("samples/s", "tokens/s", "version", "queue", "seen"), ()),
+  )
+  def test_a_narrow_terminal_shows_what_matters(self, width, there, left_out):
+    shown = _shown(panel.render_view(self._busy_state()), width)
+    for name in there:
+      self.assertIn(name, shown)
+    for name in left_out:
+      self.assertNotIn(name, shown)
+
+  def test_completions_that_could_not_be_judged_are_shown(self):
+    state = self._state(reward_failures={"deadline": 3, "nan": 1})
+    shown = _shown(panel.render_view(state))
+    self.assertIn("4 (3 deadline, 1 nan)", shown)
+    shown = _shown(panel.render_view(self._state(staleness_steps=None)))
+    self.assertNotIn("not judged", shown)
+    self.assertRegex(shown, r"staleness +– +│")  # No unit of nothing.
+
+  def test_every_key_may_be_missing_or_odd(self):
+    keys = list(fake_run.status())
+    for key in keys:
+      state = self._state()
+      del state.status[key]
+      _shown(panel.render_view(state))
+      for odd in (None, "x", [], {"a": None}, float("nan")):
+        _shown(panel.render_view(self._state(**{key: odd})))
+        panel.plain_line(self._state(**{key: odd}))
+
+  def test_text_of_the_run_is_only_text(self):
+    state = self._state(last_error="\x1b[31m[bold]red[/bold]\n\u202e")
+    state.event = {"kind": "[link]", "message": "\x1b]0;title\x07"}
+    state.name = "\x1b[2J"
+    shown = _shown(panel.render_view(state))
+    self.assertNotIn("\x1b", shown)
+    self.assertIn("␛[31m[bold]red[/bold]␊⟦U+202E⟧", shown)
+    self.assertIn("[link]: ␛]0;title␇", shown)
+
+  def test_a_long_line_of_the_run_is_cut(self):
+    long = "\u202e" + "x" * 100_000
+    state = self._state(last_error=long, phase=long)
+    state.event = {"kind": long, "message": long}
+    state.name = state.note = state.phase = long
+    state.restarts = {long: 1}
+    state.sft = {f"a/{long}": 1.0}
+    for shown in (
+        _shown(panel.render_view(state)),
+        panel.plain_line(state),
+    ):
+      self.assertLess(len(shown), 10_000)
+      self.assertNotIn("\u202e", shown)
+
+  def test_an_evaluation_shows_how_far_it_is(self):
+    shown = _shown(
+        panel.render_view(self._state(evaluate={"done": 64, "total": 256}))
+    )
+    self.assertIn("evaluated 64/256", shown)
+
+  def test_fine_tuning_shows_its_step(self):
+    state = run_state.RunState("run", phase="sft", sft_steps=2400)
+    state.sft = {"step": 600, "sft/loss": 0.731}
+    shown = _shown(panel.render_view(state))
+    self.assertIn("step 600/2,400  25 %", shown)
+    self.assertIn("sft/loss 0.731", shown)
+    self.assertIn("step 600/2400", panel.plain_line(state))
+
+  def test_the_reward_model_shows_its_step(self):
+    state = run_state.RunState(
+        "run", phase="reward_model", reward_model_steps=300
+    )
+    state.reward_model = {"step": 75, "train/accuracy": 0.713}
+    shown = _shown(panel.render_view(state))
+    self.assertIn("step 75/300  25 %", shown)
+    self.assertIn("train/accuracy 0.713", shown)
+    self.assertIn("step 75/300", panel.plain_line(state))
+
+  def test_sparkline(self):
+    self.assertEqual(panel.sparkline([]), "")
+    self.assertEqual(panel.sparkline([2.0, 2.0]), "▄▄")
+    self.assertEqual(panel.sparkline([0, 1, 2, 3], width=2), "▁█")
+    self.assertLen(panel.sparkline(list(range(999)), width=24), 24)
+
+
+class PanelTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    self.workdir = folder.name
+    self.out = io.StringIO()
+
+  def _console(self, **kwargs):
+    return rich.console.Console(file=self.out, width=110, **kwargs)
+
+  def _write_status(self, **values):
+    metrics.write_status(os.path.join(self.workdir, "status.json"), values)
+
+  def test_without_a_terminal_a_line_at_each_phase(self):
+    with panel.Panel(self.workdir, self._console()) as view:
+      view.phase("sft")
+      view.phase("start")
+      view.update(force=True)
+      view.update(force=True)
+    phases = [line.split(" ")[0] for line in self.out.getvalue().splitlines()]
+    self.assertEqual(phases, ["sft", "warm-up"])
+    self.assertNotIn("\x1b", self.out.getvalue())
+
+  def test_without_a_terminal_a_line_now_and_then(self):
+    with panel.Panel(self.workdir, self._console()) as view:
+      view.phase("start")
+      view._line_at -= panel.LINE_EVERY_S
+      view.update(restarts={"searcher": 3}, force=True)
+    self.assertIn("restarts 3", self.out.getvalue().splitlines()[-1])
+
+  def test_the_trainers_state_replaces_what_the_caller_said(self):
+    with panel.Panel(self.workdir, self._console()) as view:
+      view.phase("start")
+      self._write_status(phase="train", step=7, num_steps=9, reward=0.5)
+      view.update(force=True)
+    self.assertRegex(self.out.getvalue(), r"train · step 7/9 · reward 0.50")
+
+  def test_the_state_of_an_earlier_start_is_not_shown(self):
+    with open(os.path.join(self.workdir, "status.json"), "w") as f:
+      json.dump({"phase": "train", "step": 7, "time": time.time() - 60}, f)
+    with panel.Panel(self.workdir, self._console()) as view:
+      view.phase("start")
+    self.assertNotIn("step 7", self.out.getvalue())
+
+  def test_on_a_terminal_the_view_is_drawn_in_place(self):
+    console = self._console(force_terminal=True)
+    with panel.Panel(self.workdir, console) as view:
+      self._write_status(phase="train", step=7, num_steps=9)
+      view.update(force=True)
+    self.assertIn("step 7/9", self.out.getvalue())
+    self.assertIn("\x1b[", self.out.getvalue())
+
+  def test_updates_in_between_cost_no_reading(self):
+    with panel.Panel(self.workdir, self._console()) as view:
+      view.phase("start")
+      self._write_status(phase="train", step=7, num_steps=9)
+      view.update()
+      self.assertNotIn("train", self.out.getvalue())
+
+  def test_jax_is_not_imported(self):
+    code = (
+        "import sys\nfrom tba_jax import panel\nsys.exit('jax' in sys.modules)"
+    )
+    self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,351 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The recorder: its files, its totals, and what a continued run adds to."""
+
+import json
+import pathlib
+import time
+from unittest import mock
+
+from absl.testing import absltest
+import numpy as np
+
+from tba_jax.config import settings as settings_lib
+from tba_jax.monitor import metrics as metrics_lib
+from tba_jax.monitor import recorder as recorder_lib
+from tba_jax.monitor import writers
+from tba_jax.replay import ledger
+from tba_jax.replay import service
+from tba_jax.rewards import judges
+from tests.replay import fake_groups
+from tests.support import fakes
+
+METRICS = {"loss": 1.5, "reward_mean": 0.25, "kl": 2.0, "entropy": 0.5}
+RESULT = {"pass_at_1": 0.4, "num_prompts": 8, "samples": [{"text": "2"}]}
+LEDGER = {"generated": {"completions": 48}, "closed": True}
+
+
+class _Task(fakes.FakeTask):
+
+  def explain(self, split, index, completion):
+    return f"{split} {index}: {completion}"
+
+
+class RecorderTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.workdir = pathlib.Path(self.create_tempdir().full_path)
+    self.leases = {}
+    self.made = []
+    self.statuses = []
+    buffer = fake_groups.make_buffer(max_completion_tokens=4)
+    for i in range(3):
+      buffer.insert(
+          fake_groups.make_group(i, [[2 + i, 3, 0], [5, 6, 2]], version=i), i
+      )
+    self.service = mock.create_autospec(service.ReplayService)
+    self.service.buffer = buffer
+    self.service.account.return_value = {"closed": False}
+    self.service.generated.return_value = ledger.Amount(5, 40, 600)
+    self.now = 100.0
+    for name in ("monotonic", "perf_counter"):
+      patch = mock.patch.object(time, name, side_effect=lambda: self.now)
+      patch.start()
+      self.addCleanup(patch.stop)
+
+  def make(self, **changes):
+    settings = dict(
+        metrics=writers.make_writers(
+            settings_lib.get_config(), self.workdir, 3, lambda *event: None
+        ),
+        num_steps=10,
+        num_searchers=2,
+        log_every=1,
+        samples_every=2,
+        samples=recorder_lib.SampleLog(
+            self.workdir / "samples.jsonl",
+            num_samples=3,
+            tokenizer=fakes.FakeTokenizer(),
+            judge=judges.InProcess(_Task({}), fallback=0.0),
+        ),
+        leases=lambda: self.leases,
+        store_generation=lambda: 5,
+        set_status=self.statuses.append,
+    )
+    recorder = recorder_lib.Recorder(self.workdir, **{**settings, **changes})
+    self.addCleanup(self.close, recorder)
+    self.made.append(recorder)
+    return recorder
+
+  def lease(self, sid, *, busy_s, completions, **stats):
+    self.leases[sid] = {
+        "index": 0,
+        "unacked": 1,
+        "credits": 4,
+        "age_s": 0.5,
+        "alive": True,
+        "stats": {"busy_s": busy_s, **stats},
+        "totals": {"completions": completions},
+    }
+
+  def step(self, recorder, step, *, busy_s=0.0, wait_s=0.0, **metrics):
+    """Makes a step that took the seconds told."""
+    for kind, seconds in (("wait_fresh", wait_s), ("step", busy_s)):
+      with recorder.span(kind):
+        self.now += seconds
+    draw = self.service.buffer.sample(2, 2, step)
+    recorder.step(step, {**METRICS, **metrics}, draw, self.service)
+    return draw
+
+  def close(self, recorder):
+    try:
+      recorder.close()
+    except OSError:
+      pass  # The test of a full disk has seen it.
+
+  def flush(self):
+    for recorder in self.made:
+      recorder.flush()
+
+  def lines(self, name):
+    self.flush()
+    text = (self.workdir / name).read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+  def read(self, name):
+    self.flush()
+    return json.loads((self.workdir / name).read_text())
+
+  def test_a_step_is_one_line_of_metrics(self):
+    recorder = self.make()
+    draw = self.step(recorder, 4, busy_s=2.0, wait_s=1.0)
+    (record,) = self.lines("metrics.jsonl")
+    self.assertEqual((record["step"], record["train/loss"]), (4, 1.5))
+    self.assertEqual(record["time/step_s"], 2.0)
+    self.assertEqual(record["time/wait_s"], 1.0)
+    staleness = 4 - draw.versions
+    self.assertEqual(record["replay/staleness_steps"], staleness.mean())
+    self.assertEqual(
+        record["replay/staleness_histogram"],
+        {str(v): int((staleness == v).sum()) for v in np.unique(staleness)},
+    )
+    self.assertEqual(record["replay/size"], 6)
+    self.assertIn("replay/fresh_share", record)
+    self.assertEqual(record["total/completions"], 40)
+    self.assertEqual(record["total/tokens"], 600)
+
+  def test_periods_of_metrics_and_samples(self):
+    recorder = self.make(log_every=4)
+    for step in range(10):
+      self.step(recorder, step)
+    steps = [record["step"] for record in self.lines("metrics.jsonl")]
+    self.assertEqual(steps, [0, 4, 8, 9])  # The last is always told.
+    steps = [record["step"] for record in self.lines("samples.jsonl")]
+    self.assertEqual(steps, [0, 0, 0, 2, 2, 2, 4, 4, 4, 6, 6, 6, 8, 8, 8])
+
+  def test_samples_never_where_their_period_is_0(self):
+    self.step(self.make(samples_every=0), 0)
+    self.assertEmpty(self.lines("samples.jsonl"))
+
+  def test_a_sample_shows_the_completion_as_it_was_drawn(self):
+    draw = self.step(self.make(), 2)
+    samples = self.lines("samples.jsonl")
+    self.assertLen(samples, 3)
+    for i, sample in enumerate(samples):
+      b, k = divmod(i, 2)
+      tokens = draw.completion_tokens[b, k, :3].tolist()
+      self.assertEqual(sample["prompt_id"], draw.prompt_ids[b])
+      self.assertEqual(sample["tokens"], [str(t) for t in tokens])
+      stopped = tokens[-1] == 0
+      text = "".join(map(str, tokens[: 3 - stopped]))
+      self.assertEqual(sample["completion"], text)
+      self.assertEqual(sample["reason"], f"train {sample['prompt_id']}: {text}")
+      self.assertEqual(sample["logprobs"], [-float(t) for t in tokens])
+      self.assertEqual(sample["version"], draw.versions[b, k])
+      self.assertEqual(
+          sample["prompt"],
+          "".join(str(1 + j) for j in range(1 + draw.prompt_ids[b] % 5)),
+      )
+
+  def test_status_and_ledger_are_written_now_and_then(self):
+    recorder = self.make()
+    self.lease("s1", busy_s=1.0, completions=3)
+    self.step(recorder, 0)
+    status = self.read("status.json")
+    self.assertEqual((status["phase"], status["step"]), ("train", 1))
+    self.assertEqual(status["buffer"], {"size": 6, "capacity": 40})
+    self.assertEqual(status["store"], {"generation": 5})
+    lease = status["searchers"]["s1"]
+    self.assertEqual((lease["unacked"], lease["age_s"]), (1, 0.5))
+    self.assertEqual(self.read("ledger.json"), {"closed": False})
+    self.step(recorder, 1, busy_s=0.4)  # Too soon for another one.
+    self.assertEqual(self.read("status.json")["step"], 1)
+    self.step(recorder, 2, busy_s=0.7)
+    self.assertEqual(self.read("status.json")["step"], 3)
+    left = [status["eta_s"] for status in self.statuses]
+    self.assertEqual((left[0], round(left[1], 3)), (None, 3.85))
+
+  def test_completions_that_could_not_be_judged(self):
+    recorder = self.make()
+    totals = {"completions": 9, "failures": {"deadline": 2}, "sums": {}}
+    self.lease("a", busy_s=1.0, completions=9, rewards=totals)
+    self.step(recorder, 0)
+    status = self.read("status.json")
+    self.assertEqual(status["reward_failures"], {"deadline": 2})
+    (record,) = self.lines("metrics.jsonl")
+    self.assertEqual(record["reward/failed_deadline"], 2)
+    # What the searcher said in its last lease, as it left, counts too.
+    totals = {"completions": 18, "failures": {"deadline": 5}, "sums": {}}
+    self.lease("a", busy_s=1.0, completions=18, rewards=totals)
+    self.leases["a"]["alive"] = False
+    recorder.phase("finish")
+    self.assertEqual(self.read("status.json")["searchers"], {})
+    self.assertEqual(self.finish(recorder)["reward_failures"], {"deadline": 5})
+
+  def test_completions_of_several_versions(self):
+    recorder = self.make()
+    self.lease("a", busy_s=1.0, completions=8, mixed_completions=8)
+    self.step(recorder, 0)  # Of before the loop.
+    self.lease("a", busy_s=1.0, completions=18, mixed_completions=10)
+    self.lease("b", busy_s=1.0, completions=6, mixed_completions=2)
+    self.step(recorder, 1)
+    first, second = self.lines("metrics.jsonl")
+    self.assertNotIn("sampler/mixed_version_share", first)
+    self.assertEqual(second["sampler/mixed_version_share"], 0.25)
+    again = self.make()
+    again.set_state(json.loads(json.dumps(recorder.get_state())))
+    self.assertEqual(self.finish(again)["mixed_version_share"], 0.25)
+
+  def test_a_checkpoint_of_an_earlier_version_has_fewer_totals(self):
+    recorder = self.make()
+    totals = recorder.get_state()
+    recorder.set_state({"rewards": {"failures": {}}})
+    self.assertEqual(recorder.get_state(), totals)
+
+  def test_a_new_phase_is_shown_at_once(self):
+    recorder = self.make()
+    self.step(recorder, 0)
+    recorder.phase("finish")
+    self.assertEqual(self.read("status.json")["phase"], "finish")
+
+  def test_what_cannot_be_written_is_raised_by_a_later_call(self):
+    recorder = self.make()
+    full = OSError("disk full")
+    with mock.patch.object(
+        metrics_lib.MetricsWriter, "write", side_effect=full
+    ):
+      self.step(recorder, 0)
+      with self.assertRaisesRegex(OSError, "disk full"):
+        recorder.flush()
+    with self.assertRaisesRegex(OSError, "disk full"):
+      self.step(recorder, 1)
+    self.assertRaisesRegex(OSError, "disk full", recorder.close)
+
+  def test_events(self):
+    recorder = self.make()
+    recorder.event("guard", "entropy is low")
+    (event,) = self.lines("events.jsonl")
+    self.assertEqual(
+        (event["kind"], event["role"], event["message"]),
+        ("guard", "trainer", "entropy is low"),
+    )
+    recorder.phase("train")
+    self.assertEqual(self.read("status.json")["last_error"], "entropy is low")
+
+  def test_evaluations(self):
+    recorder = self.make()
+    self.assertFalse(recorder.has_result("before"))
+    recorder.evaluation("before", 0, dict(RESULT))
+    recorder.evaluation("", 6, dict(RESULT, pass_at_1=0.5))
+    recorder.evaluation("", 3, dict(RESULT))
+    recorder.evaluation("", 6, dict(RESULT, pass_at_1=0.6))
+    results = self.read("eval.json")
+    self.assertEqual(results["before"]["samples"], [{"text": "2"}])
+    self.assertEqual(
+        [(r["step"], r["pass_at_1"]) for r in results["history"]],
+        [(0, 0.4), (3, 0.4), (6, 0.6)],
+    )
+    self.assertNotIn("samples", results["history"][0])
+    # At the step that made the params, as its train metrics.
+    last = self.lines("metrics.jsonl")[-1]
+    self.assertEqual((last["step"], last["eval/pass_at_1"]), (5, 0.6))
+    self.assertNotIn("eval/step", last)
+    self.assertEqual(self.read("status.json")["pass_at_1"], 0.6)
+    again = self.make()
+    self.assertTrue(again.has_result("before"))
+    self.assertTrue(again.has_result("before", 0))
+    self.assertFalse(again.has_result("before", 1))
+    self.assertFalse(again.has_result("after"))
+
+  def finish(self, recorder, step=10):
+    for name in ("before", "after"):
+      recorder.evaluation(name, step, dict(RESULT))
+    recorder.finish(step, LEDGER, "guard kl")
+    return self.read("result.json")
+
+  def test_overlap_is_the_slower_side_over_the_wall_clock(self):
+    recorder = self.make()
+    self.lease("a", busy_s=50.0, completions=100)
+    self.step(recorder, 0, busy_s=30.0)  # Compiles: not part of the times.
+    self.lease("a", busy_s=56.0, completions=110)
+    self.lease("b", busy_s=4.0, completions=6)
+    self.step(recorder, 1, busy_s=3.0, wait_s=1.0)
+    self.step(recorder, 2, busy_s=3.0, wait_s=3.0)
+    recorder.train_ended()
+    self.lease("b", busy_s=9.0, completions=60)
+    self.now += 100.0
+    result = self.finish(recorder)
+    self.assertAlmostEqual(result["train_wall_s"], 10.0)
+    self.assertAlmostEqual(result["train_busy_s"], 6.0)
+    self.assertAlmostEqual(result["generate_busy_s"], 5.0)  # Of two searchers.
+    self.assertAlmostEqual(result["overlap_of_ideal"], 0.6)
+    self.assertAlmostEqual(result["completions_per_s"], 1.6)
+    self.assertEqual(result["trained_completions"], 12)
+    self.assertEqual(result["completions"], 48)
+    self.assertEqual(result["stopped_by"], "guard kl")
+    self.assertTrue(result["ledger_closed"])
+    self.assertEqual(result["after"]["pass_at_1"], 0.4)
+    self.assertNotIn("samples", result["before"])
+    self.assertEqual(self.read("ledger.json"), LEDGER)
+    self.assertEqual(self.read("status.json")["phase"], "done")
+
+  def test_the_first_evaluation_does_not_start_the_clock(self):
+    recorder = self.make()
+    recorder.evaluation("before", 0, dict(RESULT))
+    self.step(recorder, 0, busy_s=30.0)
+    self.step(recorder, 1, busy_s=2.0)
+    self.assertAlmostEqual(recorder.get_state()["wall_s"], 2.0)
+
+  def test_an_evaluation_within_the_loop_is_the_trainers_work(self):
+    recorder = self.make()
+    self.step(recorder, 0)
+    with recorder.span("evaluate"):
+      self.now += 4.0
+    recorder.evaluation("", 1, dict(RESULT))
+    self.assertAlmostEqual(recorder.get_state()["train_s"], 4.0)
+
+  def test_totals_go_on_in_a_continued_run(self):
+    first = self.make()
+    for step in range(3):
+      self.step(first, step, busy_s=1.0)
+    state = json.loads(json.dumps(first.get_state()))
+    second = self.make()
+    second.set_state(state)
+    self.assertEqual(second.get_state(), state)
+    self.lease("a", busy_s=70.0, completions=500)
+    self.step(second, 3, busy_s=20.0)
+    # What a searcher did before this process is not counted again.
+    self.assertEqual(second.get_state()["generate_s"], state["generate_s"])
+    self.step(second, 4, busy_s=1.0)
+    result = self.finish(second)
+    self.assertAlmostEqual(result["train_wall_s"], 3.0)
+    self.assertEqual(result["trained_completions"], 20)
+    self.assertEqual(
+        result["staleness_mean"], second.get_state()["staleness_sum"] / 20
+    )
+    self.assertGreater(result["staleness_mean"], 0)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,167 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests for report.advice."""
+
+import types
+
+from absl.testing import absltest
+
+from tba_jax.monitor.report import advice
+from tba_jax.monitor.report import build as report
+from tests.monitor.report import fake_run
+
+
+def _row(role, index, seconds, elapsed=10.0, lane=""):
+  return {
+      "role": role,
+      "index": index,
+      "lane": lane,
+      "elapsed_s": elapsed,
+      "seconds": seconds,
+  }
+
+
+def _run(*records, config=None, kinds=(), lanes=None, events=(), ledger=None):
+  return types.SimpleNamespace(
+      records=[{"step": i, **r} for i, r in enumerate(records)],
+      config={"config": config or {}},
+      span_kinds=list(kinds),
+      lanes=lanes or {},
+      events=list(events),
+      ledger=ledger or {},
+  )
+
+
+class AdviceTest(absltest.TestCase):
+
+  def test_a_waiting_trainer_wants_searchers(self):
+    rows = [
+        _row("trainer", 0, {"step": 4.0, "wait_fresh": 6.0}),
+        _row("trainer", 0, {"wait_x": 10.0}, lane="side"),
+        _row("searcher", 0, {"decode": 10.0}),
+    ]
+    (line,) = advice.advice(_run(), rows)
+    self.assertIn("trainer waited 60% of its time", line)
+    self.assertIn("sampling bounds the run", line)
+    self.assertIn("3 searchers instead of 1", line)
+    run = _run(config={"search": {"prompts_per_step": 32}})
+    self.assertIn("or 12 fresh prompts a step", advice.advice(run, rows)[0])
+
+  def test_waiting_searchers_are_too_many(self):
+    searcher = {"decode": 4.0, "wait_work": 6.0}
+    rows = [
+        _row("trainer", 0, {"step": 10.0}),
+        _row("searcher", 0, searcher),
+        _row("searcher", 1, searcher),
+    ]
+    (line,) = advice.advice(_run(), rows)
+    self.assertIn("searchers 60% of theirs: the trainer bounds the run", line)
+    self.assertIn("1 searchers instead of 2", line)
+
+  def test_both_wait(self):
+    rows = [
+        _row("trainer", 0, {"step": 5.0, "wait_fresh": 5.0}),
+        _row("searcher", 0, {"decode": 2.0, "wait_work": 8.0}),
+    ]
+    (line,) = advice.advice(_run(), rows)
+    self.assertIn("searchers 80% of theirs: neither bounds the run", line)
+
+  def test_balance(self):
+    rows = [
+        _row("trainer", 0, {"step": 9.5, "wait_fresh": 0.5}),
+        _row("searcher", 0, {"decode": 9.8, "wait_credit": 0.2}),
+    ]
+    self.assertIn("in balance", advice.advice(_run(), rows)[0])
+
+  def test_equal_groups_and_age(self):
+    equal, age = "train/equal_reward_groups", "replay/staleness_steps"
+    run = _run({equal: 0.5, age: 1.0}, {equal: 0.9, age: 2.0}, {equal: None})
+    lines = advice.advice(run, [])
+    self.assertIn("1.5 steps old", lines[0])
+    self.assertStartsWith(lines[1], "70% of the groups")
+    self.assertIn("search.samples_per_prompt", lines[1])
+    (few,) = advice.advice(_run({equal: 0.2}), [])
+    self.assertNotIn("search.samples_per_prompt", few)
+
+  def test_both_wait_for_want_of_a_lead(self):
+    rows = [
+        _row("trainer", 0, {"step": 4.0, "wait_fresh": 6.0}),
+        _row("searcher", 0, {"decode": 6.0, "wait_work": 4.0}),
+    ]
+    lane = types.SimpleNamespace(kinds=[1, 0, 1, 0])
+    run = _run(
+        *(8 * [{}]),
+        config={"search": {"lead_steps": 1}},
+        kinds=["decode", "wait_work"],
+        lanes={("searcher", 0, ""): lane},
+    )
+    # A round takes 3 s, a step 0.5 s.
+    line = advice.advice(run, rows)[1]
+    self.assertIn("as long as 6 steps, and it may be 1 ahead", line)
+    run.config["config"]["search"]["lead_steps"] = 6
+    self.assertLen(advice.advice(run, rows), 1)
+
+  def test_the_store(self):
+    rows = [
+        _row("trainer", 0, {"step": 9.5}),
+        _row("trainer", 0, {"publish": 9.5}, lane="publish"),
+        _row("searcher", 0, {"decode": 8.0, "wait_credit": 2.0}),
+    ]
+    run = _run(events=[{"kind": "store_lost"}, {"kind": "guard"}])
+    text = "\n".join(advice.advice(run, rows))
+    self.assertIn("waited 20% of their time for room in the queue", text)
+    self.assertIn("being published 95% of the time", text)
+    self.assertIn("lost and found again once", text)
+
+  def test_whether_age_hurts(self):
+    young, old = "replay/reward_young", "replay/reward_old"
+
+    def said(*pairs):
+      (line,) = advice.advice(_run(*({young: a, old: b} for a, b in pairs)), [])
+      return line
+
+    self.assertIn("age costs reward", said((0.5, 0.3), (0.6, 0.41)))
+    self.assertIn("0.55, older ones 0.355", said((0.5, 0.3), (0.6, 0.41)))
+    self.assertIn("did not hurt", said((0.3, 0.5), (0.4, 0.61)))
+    self.assertIn("no clear difference", said((0.5, 0.3), (0.3, 0.45)))
+    self.assertEqual(advice.advice(_run({young: 0.5, old: 0.3}), []), [])
+
+  def test_what_batches_were_worth(self):
+    names = "replay/staleness_steps", "train/effective_sample_share"
+    clip = "train/ratio_clip_share"
+    low = advice.advice(_run({names[0]: 2.0, names[1]: 0.5, clip: 0.25}), [])
+    self.assertIn("worth 50% of their completions", low[1])
+    self.assertIn("held back 25.0%: staleness hurt", low[1])
+    high = advice.advice(_run({names[0]: 2.0, names[1]: 0.99}), [])
+    self.assertIn("staleness hardly mattered", high[1])
+    # Nothing is said of data that is not stale.
+    self.assertLen(advice.advice(_run({names[0]: 0.0, names[1]: 1.0}), []), 1)
+
+  def test_copies_and_what_was_never_used(self):
+    count = lambda n: {"completions": n}
+    ledger = {
+        "generated": count(1000),
+        "evicted_untrained": count(100),
+        "in_buffer_untrained": count(150),
+    }
+    run = _run({"replay/unique_share": 0.7}, ledger=ledger)
+    copies, unused = advice.advice(run, [])
+    self.assertStartsWith(copies, "30% of a batch's places")
+    self.assertIn("Of 1,000 sampled completions 250 (25%)", unused)
+    few = _run({"replay/unique_share": 0.95})
+    self.assertEqual(advice.advice(few, []), [])
+
+  def test_the_page_shows_it(self):
+    folder = self.create_tempdir().full_path
+    fake_run.make_run(folder, num_steps=20, num_samples=2)
+    with open(report.write_report(folder)) as f:
+      page = f.read()
+    self.assertIn("What the numbers say", page)
+    self.assertRegex(page, r"The trainer waited \d+% of its time")
+
+  def test_a_run_of_which_nothing_is_known(self):
+    self.assertEqual(advice.advice(_run(), []), [])
+
+
+if __name__ == "__main__":
+  absltest.main()

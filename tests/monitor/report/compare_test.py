@@ -1,0 +1,139 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests for report.compare: several runs on one page."""
+
+import html.parser
+import json
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from etils import epath
+
+from tba_jax.monitor.report import compare
+from tba_jax.monitor.report import load
+from tba_jax.programs import report
+from tests.monitor.report import fake_run
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[2J\u202e"
+
+
+class _Page(html.parser.HTMLParser):
+  """Collects the elements and the data of a page."""
+
+  def __init__(self, path):
+    super().__init__()
+    self.tags, self.data, self._in_data = [], "", False
+    self.feed(path.read_text("utf-8"))
+    self.data = json.loads(self.data)
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append(tag)
+    self._in_data = ("id", "page-data") in attrs
+
+  def handle_endtag(self, tag):
+    self._in_data = False
+
+  def handle_data(self, data):
+    if self._in_data:
+      self.data += data
+
+
+class CompareTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    self.folder = pathlib.Path(folder.name)
+
+  def make(self, name, beta=0.05, **changes):
+    path = self.folder / name
+    settings = dict(num_steps=12, num_samples=2, num_searchers=1)
+    fake_run.make_run(str(path), **{**settings, **changes})
+    config = fake_run.config()
+    config["run_id"] = name
+    config["config"]["loss"]["beta"] = beta
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+  def test_finished_running_and_crashed_runs_are_found_by_folder(self):
+    self.make("runs/a")
+    self.make("runs/b", beta=0.1, finished=False)
+    (self.folder / "runs" / "notes").mkdir()
+    crashed = self.folder / "crashed"
+    crashed.mkdir()
+    (crashed / "metrics.jsonl").write_text('{"step": 0, "train/los')
+    runs = str(self.folder / "runs")
+    self.assertEqual(report.run(None, None, [runs, str(crashed)]), 0)
+    # Beside the first one.
+    page = _Page(self.folder / "runs" / "compare.html")
+    self.assertEqual(page.data["runs"], ["a", "b", "crashed"])
+    reward = next(c for c in page.data["charts"] if c["title"] == "Reward")
+    self.assertEqual([s["label"] for s in reward["series"]], ["a", "b"])
+    self.assertEqual([s["run"] for s in reward["series"]], [0, 1])
+    self.assertEqual({row["run"] for row in page.data["time"]}, {"a", "b"})
+    # A chart of several metrics would mix runs and metrics.
+    titles = [chart["title"] for chart in page.data["charts"]]
+    self.assertIn("Batch: fresh", titles)
+    self.assertNotIn("Batch", titles)
+
+  def test_only_settings_that_differ_are_shown(self):
+    paths = [self.make("a"), self.make("b", beta=0.1)]
+    runs = [load.read_run(path) for path in paths]
+    self.assertEqual(
+        compare.settings(runs),
+        [{"name": "loss.beta", "values": ["0.05", "0.1"]}],
+    )
+    self.assertEqual(compare.settings(runs[:1] * 2), [])
+
+  def test_a_setting_that_one_run_lacks(self):
+    runs = [load.read_run(self.make("a")), load.read_run(self.make("b"))]
+    del runs[1].config["config"]["loss"]["ratio_clip"]
+    (row,) = compare.settings(runs)
+    self.assertEqual(row, {"name": "loss.ratio_clip", "values": ["0.2", "–"]})
+
+  def test_figures_of_each_run(self):
+    runs = [load.read_run(self.make("a"))]
+    runs.append(load.read_run(self.make("b", finished=False)))
+    rows = {row["name"]: row["values"] for row in compare.figures(runs)}
+    self.assertEqual(rows["state"][0], "finished")
+    self.assertIn("no summary", rows["state"][1])
+    self.assertEqual(rows["completions"], ["164,576", "–"])
+    self.assertStartsWith(rows["pass@1, before"][0], "29.0 %")
+    self.assertEqual(rows["pass@1, after"][1], "–")
+
+  def test_names_are_as_long_as_it_takes(self):
+    paths = [epath.Path(p) for p in ("/x/a/run", "/x/b/run", "/x/b/other")]
+    self.assertEqual(compare.names(paths), ["a/run", "b/run", "b/other"])
+    self.assertEqual(compare.names(paths[1:]), ["run", "other"])
+
+  def test_too_many_runs_are_refused(self):
+    for i in range(compare.MAX_RUNS + 1):
+      (self.folder / f"r{i}").mkdir()
+      (self.folder / f"r{i}" / "config.json").write_text("{}")
+    with self.assertRaisesRegex(ValueError, "up to 16 runs, found 17"):
+      compare.find_runs([self.folder])
+    with self.assertRaisesRegex(ValueError, "no run directory at"):
+      compare.find_runs([self.folder / "none"])
+
+  def test_text_of_a_run_stays_text(self):
+    paths = [self.make("a"), self.make("b")]
+    clean = _Page(compare.write_comparison(paths))
+    config = {"config": {HOSTILE: HOSTILE}}
+    (paths[0] / "config.json").write_text(json.dumps(config))
+    record = {"step": 99, "time": fake_run.START, HOSTILE: 1.0}
+    with (paths[0] / "metrics.jsonl").open("a") as f:
+      f.write(json.dumps(record) + "\n")
+    path = compare.write_comparison(paths)
+    page = _Page(path)
+    self.assertNotIn("img", page.tags)
+    self.assertEqual(page.tags.count("script"), clean.tags.count("script"))
+    source = path.read_text("utf-8")
+    self.assertIn("default-src 'none'", source)
+    self.assertNotIn("\x1b", source)
+    self.assertNotIn("\u202e", source)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,147 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests for report.load and report.text."""
+
+import json
+import os
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax.monitor.report import load
+from tests.monitor.report import fake_run
+
+
+def _write(workdir, name, *records):
+  path = os.path.join(workdir, name)
+  os.makedirs(os.path.dirname(path), exist_ok=True)
+  with open(path, "a") as f:
+    for record in records:
+      f.write(record if isinstance(record, str) else json.dumps(record) + "\n")
+
+
+class PrintableTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("plain ünï 日本", "plain ünï 日本"),
+      ("a\x1b[31mred", "a␛[31mred"),
+      ("a\x00\x7f", "a␀␡"),
+      ("a\u202eb", "a⟦U+202E⟧b"),
+      ("a\u200bb", "a⟦U+200B⟧b"),
+      ("\ud800", "⟦U+D800⟧"),
+      ("\u2028", "⟦U+2028⟧"),
+      ("\x85", "⟦U+0085⟧"),
+      ("\r\n", "␍\n"),
+      ("<script>", "<script>"),
+  )
+  def test_what_acts_is_written_out(self, given, shown):
+    self.assertEqual(load.printable(given), shown)
+
+  def test_one_line(self):
+    self.assertEqual(load.printable("a\nb\tc", one_line=True), "a␊b␉c")
+
+  def test_what_is_cut_is_counted(self):
+    self.assertEqual(
+        load.printable("x" * 100_000, 3), "xxx … (99,997 more characters)"
+    )
+    self.assertEqual(load.printable("xxx", 3), "xxx")
+
+
+class ColumnTest(absltest.TestCase):
+
+  def test_a_metric_against_steps(self):
+    records = [
+        {"step": 0, "a": 1.5},
+        {"step": 1, "a": None},
+        {"step": 2, "a": True},
+        {"step": 4, "a": 2},
+    ]
+    steps, values = load.column(records, "a")
+    self.assertEqual((steps.tolist(), values.tolist()), ([0, 4], [1.5, 2.0]))
+    self.assertEqual([len(x) for x in load.column(records, "b")], [0, 0])
+
+
+class ReadRunTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    self.workdir = folder.name
+
+  def test_an_empty_directory_is_an_empty_run(self):
+    run = load.read_run(self.workdir)
+    self.assertEqual(run.records, [])
+    self.assertEqual(run.lanes, {})
+    self.assertEqual(run.summary, {})
+
+  def test_no_directory_is_refused_by_name(self):
+    with self.assertRaisesRegex(ValueError, "no run directory at .*/nothing"):
+      load.read_run(os.path.join(self.workdir, "nothing"))
+
+  def test_a_whole_run(self):
+    fake_run.make_run(self.workdir, num_steps=20, num_samples=7)
+    run = load.read_run(self.workdir)
+    self.assertEqual([r["step"] for r in run.records], list(range(20)))
+    self.assertLen(run.samples, 7)
+    self.assertIn(("trainer", 0, ""), run.lanes)
+    self.assertIn(("trainer", 0, "publish"), run.lanes)
+    self.assertIn(("searcher", 1, ""), run.lanes)
+    self.assertEqual(run.skipped, {})
+
+  def test_torn_lines_and_files_are_left_out_and_counted(self):
+    fake_run.make_run(self.workdir, num_steps=5)
+    _write(self.workdir, "metrics.jsonl", '{"step": 5, "train')
+    _write(self.workdir, "spans/trainer-0.jsonl", "garbage\n", {"kind": "x"})
+    with open(os.path.join(self.workdir, "summary.json"), "w") as f:
+      f.write('{"before"')
+    run = load.read_run(self.workdir)
+    self.assertLen(run.records, 5)
+    self.assertEqual(
+        run.skipped, {"metrics.jsonl": 1, "spans/trainer-0.jsonl": 2}
+    )
+    self.assertEqual(run.summary, {})
+
+  def test_many_samples_are_thinned_evenly(self):
+    _write(
+        self.workdir,
+        "samples.jsonl",
+        *({"step": i, "completion": "x"} for i in range(9000)),
+    )
+    run = load.read_run(self.workdir)
+    steps = [s["step"] for s in run.samples]
+    self.assertEqual(run.num_samples, 9000)
+    self.assertLessEqual(len(steps), load.MAX_SAMPLES)
+    self.assertGreater(len(steps), load.MAX_SAMPLES // 2)
+    self.assertEqual(steps, list(range(0, 9000, steps[1] - steps[0])))
+
+  def test_a_sample_is_cut_and_made_printable(self):
+    _write(
+        self.workdir,
+        "samples.jsonl",
+        {
+            "step": 1,
+            "prompt": "\x1b[2J",
+            "completion": "y" * 100_000,
+            "reward": None,
+            "reason": "\x1b" + "z" * 9999,
+            "tokens": ["\u202e"] + ["t"] * 999,
+            "logprobs": [-0.5] * 1000,
+        },
+        {"step": "one", "tokens": "no list", "reward": float("nan")},
+    )
+    first, second = load.read_run(self.workdir).samples
+    self.assertEqual(first["prompt"], "␛[2J")
+    self.assertLess(len(first["completion"]), load.MAX_COMPLETION_CHARS + 50)
+    self.assertStartsWith(first["reason"], "␛z")
+    self.assertLess(len(first["reason"]), load.MAX_REASON_CHARS + 50)
+    self.assertEqual(first["tokens"][0], "⟦U+202E⟧")
+    self.assertLen(first["tokens"], load.MAX_TOKENS)
+    self.assertEqual(first["hidden_tokens"], 1000 - load.MAX_TOKENS)
+    self.assertIsNone(second["step"])
+    self.assertEqual((second["tokens"], second["reason"]), ([], ""))
+
+
+if __name__ == "__main__":
+  absltest.main()

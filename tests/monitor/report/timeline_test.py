@@ -1,0 +1,101 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests for report.timeline."""
+
+import json
+import os
+import tempfile
+
+from absl.testing import absltest
+import numpy as np
+
+from tba_jax.monitor.report import load
+from tba_jax.monitor.report import timeline
+
+
+class TimelineTest(absltest.TestCase):
+
+  def _run(self, **spans):
+    """Returns a run with spans (kind, t0, t1[, lane]) by role."""
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    os.makedirs(os.path.join(folder.name, "spans"))
+    for name, rows in spans.items():
+      role, _, index = name.partition("_")
+      path = os.path.join(folder.name, "spans", f"{role}-{index or 0}.jsonl")
+      with open(path, "w") as f:
+        for kind, t0, t1, *lane in rows:
+          record = {"role": role, "index": int(index or 0), "kind": kind}
+          record |= {"t0": t0, "t1": t1, "lane": lane[0] if lane else ""}
+          f.write(json.dumps(record) + "\n")
+    return load.read_run(folder.name)
+
+  def test_no_spans_no_timeline(self):
+    run = self._run()
+    self.assertEqual(timeline.timeline(run), {})
+    self.assertEqual(timeline.where_time_went(run), [])
+    self.assertIsNone(timeline.measured_overlap(run))
+
+  def test_spans_are_ticks_from_the_first_sign_of_life(self):
+    run = self._run(
+        searcher_1=[("decode", 11.0, 11.5)], trainer=[("step", 10.0, 12.25)]
+    )
+    out = timeline.timeline(run)
+    self.assertEqual([x["role"] for x in out["lanes"]], ["trainer", "searcher"])
+    self.assertEqual(out["lanes"][0]["spans"][0][1:], [0, 2250])
+    self.assertEqual(out["lanes"][1]["spans"][0][1:], [1000, 500])
+    self.assertEqual(out["stop"], 2250)
+    self.assertFalse(out["thinned"])
+
+  def test_a_long_run_is_thinned_and_its_bins_hold_the_shares(self):
+    count = timeline.MAX_SPANS + 10_000
+    rows = [("step", 2.0 * i, 2.0 * i + 1.5) for i in range(count)]
+    out = timeline.timeline(self._run(trainer=rows))
+    (lane,) = out["lanes"]
+    self.assertLessEqual(len(lane["spans"]), timeline.MAX_SPANS)
+    self.assertEqual(lane["total"], count)
+    self.assertEqual(lane["spans"][-1][1], round(2000 * (count - 1)))
+    self.assertLess(lane["detail_until"], lane["detail_from"])
+    kinds, (shares,) = lane["bins"]
+    self.assertLen(kinds, 1)
+    self.assertLen(shares, timeline.NUM_BINS)
+    self.assertAlmostEqual(np.mean(shares), 75.0, delta=1.0)
+
+  def test_a_span_over_several_bins_fills_them(self):
+    rows = [("step", 0.0, 40.0), ("wait", 40.0, 50.0), ("step", 50.0, 100.0)]
+    lane = self._run(trainer=rows).lanes["trainer", 0, ""]
+    _, (step, wait) = timeline._bins(lane, 0.0, 100.0, 2)
+    edge = round(0.4 * timeline.NUM_BINS)
+    self.assertEqual(set(step[:edge]), {100})
+    self.assertEqual(set(step[edge : edge + timeline.NUM_BINS // 10]), {0})
+    self.assertAlmostEqual(np.mean(wait), 10.0, delta=0.1)
+
+  def test_where_the_time_went_adds_up(self):
+    run = self._run(
+        trainer=[("step", 0.0, 6.0), ("wait_fresh", 6.0, 8.0), ("step", 9, 10)]
+    )
+    (row,) = timeline.where_time_went(run)
+    self.assertEqual(row["seconds"], {"step": 7.0, "wait_fresh": 2.0})
+    self.assertAlmostEqual(row["unmeasured_s"], 1.0)
+    self.assertAlmostEqual(row["busy_share"], 0.7)
+
+  def test_overlap_leaves_compiling_waits_and_side_lanes_out(self):
+    run = self._run(
+        trainer=[
+            ("compile", 0.0, 10.0),
+            ("step", 10.0, 18.0),
+            ("wait_fresh", 18.0, 20.0),
+            ("publish", 10.0, 20.0, "side"),
+        ],
+        searcher_0=[("decode", 5.0, 12.0), ("wait_credit", 12.0, 20.0)],
+        searcher_1=[("decode", 10.0, 14.0)],
+    )
+    out = timeline.measured_overlap(run)
+    self.assertAlmostEqual(out["train_s"], 8.0)
+    self.assertAlmostEqual(out["generate_s"], 3.0)
+    self.assertAlmostEqual(out["wall_s"], 10.0)
+    self.assertAlmostEqual(out["overlap_of_ideal"], 0.8)
+
+
+if __name__ == "__main__":
+  absltest.main()

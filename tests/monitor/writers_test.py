@@ -1,0 +1,144 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Writers of metrics, and the capture of steps."""
+
+import importlib.util
+import pathlib
+import unittest
+from unittest import mock
+
+from absl.testing import absltest
+import jax
+
+from tba_jax.config import settings
+from tba_jax.config import validate
+from tba_jax.monitor import writers
+from tba_jax.system import jsonl
+
+
+class WritersTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.workdir = pathlib.Path(self.create_tempdir().full_path)
+
+  def make(self, **changes):
+    config = settings.get_config()
+    config.log.update(changes)
+    self.events = []
+    return writers.make_writers(
+        config, self.workdir, 2, lambda *event: self.events.append(event)
+    )
+
+  def test_the_file_of_record_is_always_written(self):
+    made = self.make()
+    made.write(3, {"train/loss": 0.5})
+    made.close()
+    (record,) = jsonl.read_jsonl(self.workdir / "metrics.jsonl")
+    self.assertEqual(
+        (record["step"], record["epoch"], record["train/loss"]), (3, 2, 0.5)
+    )
+    self.assertLen(list(self.workdir.iterdir()), 1)
+
+  def test_csv_has_a_line_for_each_number_and_one_head(self):
+    for step in (0, 1):  # The second is a trainer that was started again.
+      made = self.make(writers="csv")
+      made.write(
+          step, {"train/loss": 0.5, "replay/histogram": {"0": 3}, "ok": True}
+      )
+      made.close()
+    lines = (self.workdir / "metrics.csv").read_text().splitlines()
+    self.assertEqual(lines[0], "step,time,name,value")
+    rows = [line.split(",") for line in lines[1:]]
+    self.assertEqual(
+        [[r[0], *r[2:]] for r in rows],
+        [["0", "train/loss", "0.5"], ["1", "train/loss", "0.5"]],
+    )
+
+  @unittest.skipUnless(
+      importlib.util.find_spec("tensorboardX"), "tensorboardX is not installed"
+  )
+  def test_tensorboard_has_event_files(self):
+    made = self.make(writers="csv,tensorboard")
+    made.write(7, {"train/loss": 0.5, "replay/histogram": {"0": 3}})
+    made.close()
+    (path,) = (self.workdir / "tensorboard").glob("events.out.tfevents.*")
+    self.assertIn(b"train/loss", path.read_bytes())
+
+  def test_a_missing_package_is_told_before_a_device_is_touched(self):
+    config = settings.get_config()
+    for name in ("tensorboard", "wandb"):
+      config.log.writers = name
+      with mock.patch.object(importlib.util, "find_spec", return_value=None):
+        with self.assertRaisesRegex(
+            ValueError, rf"config.log.writers = '{name}'.*pip install"
+        ):
+          validate.validate(config)
+
+  def test_a_wrong_name_is_refused(self):
+    config = settings.get_config()
+    config.log.writers = "csv,excel"
+    with self.assertRaisesRegex(ValueError, "config.log.writers = 'csv,excel'"):
+      validate.validate(config)
+
+  def test_the_capture_holds_exactly_its_steps(self):
+    made = self.make(profile_first_step=3, profile_num_steps=2)
+    calls = []
+    with (
+        mock.patch.object(
+            jax.profiler, "start_trace", lambda path: calls.append(path)
+        ),
+        mock.patch.object(
+            jax.profiler, "stop_trace", lambda: calls.append("stop")
+        ),
+    ):
+      for step in range(8):
+        calls.append(step)
+        made.after_step(step)
+      made.close()
+    folder = str(self.workdir / "profile")
+    self.assertEqual(calls, [0, 1, 2, folder, 3, 4, "stop", 5, 6, 7])
+
+  def test_a_capture_that_the_end_cuts_is_written(self):
+    made = self.make(profile_first_step=1, profile_num_steps=100)
+    made.after_step(0)
+    jax.numpy.zeros(3).block_until_ready()
+    made.close()
+    self.assertNotEmpty(list((self.workdir / "profile").rglob("*.xplane.pb")))
+
+  def test_a_capture_is_asked_for_while_the_run_goes_on(self):
+    made = self.make(profile_asked_steps=2)
+    calls = []
+    with (
+        mock.patch.object(
+            jax.profiler, "start_trace", lambda path: calls.append("start")
+        ),
+        mock.patch.object(
+            jax.profiler, "stop_trace", lambda: calls.append("stop")
+        ),
+    ):
+      for step in range(12):
+        calls.append(step)
+        if step in (2, 3, 7):  # Asked again while it captures: once more.
+          made.capture()
+        made.after_step(step)
+      made.close()
+    self.assertEqual(
+        [c for c in calls if isinstance(c, str)], 3 * ["start", "stop"]
+    )
+    self.assertEqual(calls[3:7], ["start", 3, 4, "stop"])
+    kinds, messages = zip(*self.events)
+    self.assertEqual(set(kinds), {"profile"})
+    self.assertEqual(messages[0], "capturing steps 3 to 4")
+
+  def test_none_is_captured_by_default(self):
+    made = self.make()
+    with mock.patch.object(jax.profiler, "start_trace") as start:
+      for step in range(30):
+        made.after_step(step)
+    start.assert_not_called()
+    made.close()
+
+
+if __name__ == "__main__":
+  absltest.main()

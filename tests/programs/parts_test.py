@@ -1,0 +1,287 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Policy and parts: what each takes from a config."""
+
+import dataclasses
+import pathlib
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import numpy as np
+
+from tba_jax.config import load
+from tba_jax.models import hf
+from tba_jax.models import tokenizer
+from tba_jax.programs import trainer
+from tba_jax.replay import buffer
+from tba_jax.replay import similarity
+from tba_jax.sampling import decode
+from tba_jax.sampling import logits
+from tba_jax.training import batches
+from tba_jax.training import cluster
+from tba_jax.training import evaluator
+from tba_jax.training import policy as policy_lib
+from tba_jax.training import sharding
+
+_CONFIG = str(pathlib.Path(__file__).parents[2] / "configs/countdown.py:smoke")
+
+
+def make_config(*overrides):
+  return load.load_config(_CONFIG, ["init=scratch", *overrides])
+
+
+class PolicyTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.workdir = pathlib.Path(self.create_tempdir().full_path)
+
+  def export(self, folder, config, seed=1):
+    """Leaves a Hugging Face folder with the config's model of another seed."""
+    policy = policy_lib.make_policy(config, self.workdir, scratch=True)
+    params = policy_lib.initial_params(policy, seed)
+    hf.save(folder, policy.model.config, params, policy.tokenizer)
+    return params
+
+  def test_from_scratch(self):
+    config = make_config()
+    policy = policy_lib.make_policy(config, self.workdir)
+    self.assertIsNone(policy.folder)
+    self.assertEqual(policy.task.name, "countdown")
+    model = policy.model.config
+    self.assertEqual(model.width, config.model.width)
+    self.assertEqual(model.vocab_size, policy.tokenizer.vocab_size)
+    self.assertEqual(
+        (model.pad_id, model.eos_id),
+        (policy.tokenizer.pad_id, policy.tokenizer.eos_id),
+    )
+    first, again, other = (
+        policy_lib.initial_params(policy, seed) for seed in (0, 0, 1)
+    )
+    chex.assert_trees_all_equal(first, again)
+    differs = jax.tree.map(
+        lambda x, y: bool(np.any(np.asarray(x) != np.asarray(y))), first, other
+    )
+    self.assertTrue(any(jax.tree.leaves(differs)))
+
+  def test_from_fine_tuning_in_the_workdir(self):
+    config = make_config("init=sft")
+    folder = policy_lib.sft_folder(self.workdir)
+    self.assertEqual(folder, self.workdir / "sft" / "model")
+    params = self.export(folder, config)
+    policy = policy_lib.make_policy(config, self.workdir)
+    self.assertEqual(policy.folder, folder)
+    chex.assert_trees_all_close(policy_lib.initial_params(policy, 0), params)
+    # What fine-tuning itself starts from.
+    self.assertIsNone(
+        policy_lib.make_policy(config, self.workdir, scratch=True).folder
+    )
+
+  def test_the_folder_rules_over_the_configs_model(self):
+    folder = self.workdir / "mine"
+    self.export(folder, make_config("model.width=16"))
+    policy = policy_lib.make_policy(make_config(f"init={folder}"), self.workdir)
+    self.assertEqual(policy.model.config.width, 16)
+
+  def test_the_config_rules_over_the_folders_dtype(self):
+    folder = self.workdir / "half"
+    half = self.export(folder, make_config("model.param_dtype=bfloat16"))
+    masters = jax.tree.map(lambda x: x.astype(np.float32), half)
+    for name, backend, compute_dtype in (
+        ("auto", "gpu", "bfloat16"),
+        ("auto", "cpu", "float32"),
+        ("bfloat16", "cpu", "bfloat16"),
+        ("float32", "gpu", "float32"),
+    ):
+      config = make_config(f"init={folder}", f"model.compute_dtype={name}")
+      with mock.patch.object(jax, "default_backend", return_value=backend):
+        policy = policy_lib.make_policy(config, self.workdir)
+        self.assertEqual(policy.model.config.compute_dtype, compute_dtype)
+        scratch = policy_lib.make_policy(config, self.workdir, scratch=True)
+        self.assertEqual(scratch.model.config.compute_dtype, compute_dtype)
+    self.assertEqual(policy.model.config.param_dtype, "float32")
+    found = policy_lib.initial_params(policy, 0)
+    chex.assert_trees_all_equal(found, masters)
+    chex.assert_trees_all_equal_dtypes(found, masters)
+
+  def test_a_tokenizer_of_its_own(self):
+    words = tokenizer.word_level(["a", "b"], ".")
+    words.save(self.workdir / "words")
+    config = make_config(f"tokenizer.source={self.workdir / 'words'}")
+    policy = policy_lib.make_policy(config, self.workdir)
+    self.assertEqual(policy.tokenizer.vocab_size, words.vocab_size)
+    self.assertEqual(policy.model.config.vocab_size, words.vocab_size)
+
+  def test_a_vocabulary_too_small_is_refused(self):
+    folder = self.workdir / "small"
+    config = make_config()
+    self.export(folder, config)
+    small = hf.read_config(folder)
+    small = dataclasses.replace(small, vocab_size=3)
+    with mock.patch.object(hf, "read_config", return_value=small):
+      with self.assertRaisesRegex(ValueError, "vocabulary has 3 entries"):
+        policy_lib.make_policy(make_config(f"init={folder}"), self.workdir)
+
+  def test_samplers(self):
+    config = make_config(
+        "sampling.temperature=0.7",
+        "sampling.top_k=5",
+        "sampling.top_p=0.9",
+        'sampling.stop_strings=["x", "+"]',
+        "sampling.num_rows=24",
+        "sampling.in_flight=recompute_cache",
+        "explore.fraction=0.5",
+        "explore.min_tokens=2",
+    )
+    policy = policy_lib.make_policy(config, self.workdir)
+    with mock.patch.object(decode, "Sampler", autospec=True) as made:
+      policy_lib.make_sampler(config, policy)
+      policy_lib.make_evaluation_sampler(config, policy)
+    searchers, evaluators = (call.kwargs for call in made.call_args_list)
+    self.assertEqual(
+        {k: searchers[k] for k in ("temperature", "top_k", "top_p")},
+        {"temperature": 0.7, "top_k": 5, "top_p": 0.9},
+    )
+    self.assertEqual(searchers["num_rows"], 24)
+    self.assertTrue(searchers["recompute_cache"])
+    self.assertEqual(searchers["stop_strings"], ("x", "+"))
+    self.assertEqual(searchers["text_fn"]([3]), policy.tokenizer.decode([3]))
+    self.assertEqual(searchers["eos_id"], policy.tokenizer.eos_id)
+    self.assertEqual(searchers["pad_id"], policy.tokenizer.pad_id)
+    self.assertEqual(searchers["max_prompt_tokens"], 7)
+    self.assertEqual(searchers["max_completion_tokens"], 12)
+    self.assertEqual(evaluators["num_rows"], 16 * 4)
+    self.assertEqual(searchers["seed"], config.seed)
+    # Evaluations do not explore, but keep the least length.
+    self.assertEqual(searchers["explore"].fraction, 0.5)
+    self.assertEqual(evaluators["explore"], logits.Explore(min_tokens=2))
+    # Held-out samples share no random numbers with training's.
+    self.assertNotEqual(evaluators["seed"], searchers["seed"])
+
+
+class PartsTest(parameterized.TestCase):
+
+  def test_flow(self):
+    flow = trainer.make_flow(
+        make_config("replay.warm_start_completions=9", "search.lead_steps=2")
+    )
+    self.assertEqual(flow.prompts_per_step, 8)
+    # 9 completions at 4 a prompt take 3 prompts.
+    self.assertEqual(flow.warm_prompts, 3)
+    self.assertEqual((flow.lead_steps, flow.num_steps), (2, 6))
+    self.assertFalse(flow.lockstep)
+    self.assertTrue(flow.wait_for_fresh)
+    self.assertEqual(flow.starvation_s, 180.0)
+    self.assertEqual(flow.needed(0), 3 + 8)
+    lockstep = trainer.make_flow(
+        make_config("search.lockstep=true", "search.lead_steps=0")
+    )
+    self.assertTrue(lockstep.lockstep)
+
+  def test_the_prompt_order_is_of_the_training_prompts_and_the_seed(self):
+    orders = []
+    for seed in (0, 0, 1):
+      config = make_config(f"seed={seed}")
+      policy = policy_lib.make_policy(config, "/nowhere")
+      order = trainer.make_prompt_order(config, policy)
+      num = policy.task.num_prompts("train")
+      orders.append([order.prompt(i)[0] for i in range(num)])
+      self.assertCountEqual(orders[-1], range(num))
+    self.assertEqual(orders[0], orders[1])
+    self.assertNotEqual(orders[0], orders[2])
+
+  def test_the_buffer_takes_every_setting(self):
+    config = make_config(
+        "replay.capacity=50",
+        "replay.capacity_per_prompt=6",
+        "replay.recent_fraction=0.5",
+        "replay.recent_window_steps=3",
+        "replay.selection=reward",
+        "replay.reward_temperature=0.25",
+        "replay.reward_temperature_final=0.75",
+        "replay.reward_temperature_decay_steps=4",
+        "replay.dedupe=false",
+        "replay_filter.duplicates=oldest",
+        "replay_filter.evict=lowest_reward",
+        "replay_filter.freeze_step=5",
+        "replay_filter.similarity=edit",
+        "replay_filter.similarity_limit=0.5",
+        "seed=9",
+    )
+    with mock.patch.object(buffer, "ReplayBuffer", autospec=True) as made:
+      trainer.make_buffer(config)
+    settings = dict(made.call_args.kwargs)
+    rules = settings.pop("rules")
+    self.assertEqual(
+        dataclasses.replace(rules, make_similarity=None),
+        similarity.AdmissionRules("oldest", "lowest_reward", 5),
+    )
+    made_similarity = rules.make_similarity(None)
+    self.assertIsInstance(made_similarity, similarity.EditDistance)
+    self.assertEqual(made_similarity._limit, 0.5)
+    temperature = settings.pop("reward_temperature")
+    self.assertEqual([temperature(s) for s in (0, 2, 4)], [0.25, 0.5, 0.75])
+    self.assertEqual(
+        settings,
+        dict(
+            capacity=50,
+            capacity_per_prompt=6,
+            max_prompt_tokens=7,
+            max_completion_tokens=12,
+            recent_fraction=0.5,
+            recent_window_steps=3,
+            selection="reward",
+            dedupe=False,
+            seed=9,
+        ),
+    )
+
+  @parameterized.parameters((1.0, 1, 8), (0.5, 1, 2), (0.5, 3, 3))
+  def test_parts_of_a_batch_fit_the_mesh(self, recent_fraction, data, part):
+    config = make_config(f"replay.recent_fraction={recent_fraction}")
+    mesh = sharding.make_mesh(config.mesh)
+    with config.unlocked():
+      config.mesh.data = data
+    with mock.patch.object(batches, "Placer", autospec=True) as made:
+      trainer.make_placer(
+          config, mock.sentinel.reference, mesh, cluster.Cluster()
+      )
+    self.assertEqual(made.call_args.args, (mock.sentinel.reference,))
+    self.assertEqual(made.call_args.kwargs["part_prompts"], part)
+
+  def test_a_batch_is_made_by_the_config_s_rules(self):
+    config = make_config()
+    with mock.patch.object(batches, "BatchMaker", autospec=True) as made:
+      trainer.make_batch_maker(config, mock.sentinel.b, mock.sentinel.placer)
+    self.assertEqual(
+        made.call_args.args, (mock.sentinel.b, mock.sentinel.placer)
+    )
+    self.assertTrue(made.call_args.kwargs["include_stop_token"])
+
+  def test_the_evaluator_sees_held_out_prompts(self):
+    config = make_config()
+    policy = policy_lib.make_policy(config, "/nowhere")
+    with mock.patch.object(evaluator, "Evaluator", autospec=True) as made:
+      policy_lib.make_evaluator(config, policy, "held_out", mock.sentinel.judge)
+    self.assertIs(made.call_args.args[0], policy.task)
+    self.assertEqual(
+        made.call_args.kwargs,
+        dict(
+            split="held_out",
+            num_completions=4,
+            batch_prompts=16,
+            resamples=1000,
+            confidence=0.95,
+            greedy_sampler=None,
+            reference=None,
+            plain_reference=None,
+            comparer=None,
+        ),
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

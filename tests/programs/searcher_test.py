@@ -1,0 +1,308 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The searcher's loop against mocks of its neighbours' real signatures."""
+
+import contextlib
+import dataclasses
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax import types
+from tba_jax.monitor import metrics
+from tba_jax.programs import searcher
+from tba_jax.replay import queue_client
+from tba_jax.rewards import judges
+from tba_jax.sampling import decode
+from tba_jax.training import publication
+from tests.support import fakes
+
+S = 2
+
+
+class SearcherTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    autospec = lambda cls: mock.create_autospec(cls, instance=True)
+    self.log = []
+    self.published = [(1, 0)]  # newest last
+    self.blocks = []
+    self.epoch = 1
+    self.asked = []  # versions that the puller was asked for
+
+    self.puller = autospec(publication.Puller)
+    self.puller.wait_for.side_effect = self.wait_for
+    self.puller.latest.side_effect = lambda: self.wait_for(-1, 0.0)
+    self.puller.stats = mock.Mock(refused=3)
+    self.outbox = autospec(queue_client.Outbox)
+    self.outbox.stop_requested = False
+    self.outbox.next_block.side_effect = self.next_block
+    self.outbox.totals = {"prompts": 2, "completions": 4, "tokens": 12}
+    type(self.outbox).epoch = property(lambda _: self.epoch)
+    self.outbox.submit.side_effect = self.submit
+    self.sampler = autospec(decode.Sampler)
+    self.sampler.sample.side_effect = self.sample
+    self.submitted = []
+    self.chunks = []  # what is published during each chunk
+    self.used = []  # (version told, version of each leaf) of each round
+    self.clock = metrics.BusyClock()
+    spans = autospec(metrics.SpanWriter)
+    spans.span.side_effect = self.span
+    task = fakes.FakeTask({0: {"23"}, 3: {"45"}})
+    self.searcher = searcher.Searcher(
+        task=task,
+        judge=judges.InProcess(task, fallback=0.0),
+        tokenizer=fakes.FakeTokenizer(),
+        sampler=self.sampler,
+        puller=self.puller,
+        outbox=self.outbox,
+        params_fn=lambda leaves: publication.unflatten(leaves, self.params(0)),
+        samples_per_prompt=S,
+        in_flight=True,
+        spans=spans,
+        clock=self.clock,
+    )
+
+  @contextlib.contextmanager
+  def span(self, kind, **fields):
+    self.log.append(kind)
+    self.clock.add(kind, 1.0)
+    yield
+
+  def params(self, version):
+    return {"a": jnp.full((2,), version), "b": {"c": jnp.asarray(version)}}
+
+  def leaves(self, version):
+    return {"['a']": np.full((2,), version), "['b']['c']": np.array(version)}
+
+  def wait_for(self, version, timeout_s):
+    self.asked.append(version)
+    if not self.published or self.published[-1][1] < version:
+      return None
+    tag = self.published[-1]
+    return tag, self.leaves(tag[1])
+
+  def next_block(self, timeout_s):
+    if not self.blocks:
+      self.outbox.stop_requested = True
+      return None
+    block = self.blocks.pop(0)
+    return block() if callable(block) else block
+
+  def submit(self, groups, should_stop):
+    self.submitted.append(groups)
+    return True
+
+  def sample(self, params, prompts, *, version, newer):
+    leaves = lambda tree: {int(x.ravel()[0]) for x in jax.tree.leaves(tree)}
+    self.used.append((version, leaves(params)))
+    self.in_flight = []  # what `newer` gave, chunk by chunk
+    for published in self.chunks if newer else ():
+      self.published += published
+      found = newer()
+      self.in_flight.append(found and (found[0], leaves(found[1])))
+    self.requests = prompts
+    tokens = np.array([[2, 3, 1, 0], [2, 3, 0, 0]], np.int32)
+    return [
+        types.Completions(
+            tokens=tokens + 2 * np.array([[i, i, 0, 0], [i, i, 0, 0]]),
+            lengths=np.array([3, 2], np.int32),
+            logprobs=np.full((S, 4), -0.5, np.float32),
+            plain_logprobs=np.full((S, 4), -0.5, np.float32),
+            stopped=np.array([True, False]),
+            finish_reasons=np.array(["stop", "length"]),
+            versions=np.full(S, version, np.int32),
+            token_versions=self.token_versions(version),
+        )
+        for i in range(len(prompts))
+    ]
+
+  def token_versions(self, version):
+    """Tokens past the first are of the params that came last."""
+    gave = [found[0] for found in self.in_flight if found]
+    versions = np.full((S, 4), gave[-1] if gave else version, np.int32)
+    versions[:, 0] = version
+    versions[:, 3] = -1  # past the length
+    return versions
+
+  def block(self, require=-1, epoch=1, prompts=((7, 0, 0), (8, 3, 2))):
+    return queue_client.Block(epoch, 0, require, prompts)
+
+  def run_it(self, *blocks, should_stop=lambda: False):
+    self.blocks = list(blocks)
+    self.searcher.run(should_stop)
+
+  def test_a_block_becomes_groups(self):
+    self.run_it(self.block())
+    (groups,) = self.submitted
+    self.assertEqual(
+        [(g.position, g.prompt_id, g.visit, g.epoch) for g in groups],
+        [(7, 0, 0, 1), (8, 3, 2, 1)],
+    )
+    for group, request in zip(groups, self.requests, strict=True):
+      self.assertEqual(request.num_completions, S)
+      self.assertEqual(
+          (request.prompt_id, request.visit), (group.prompt_id, group.visit)
+      )
+      np.testing.assert_array_equal(request.prompt_tokens, group.prompt_tokens)
+    # The task's prompt 3 is the digit 5.
+    self.assertEqual(groups[1].prompt_tokens.tolist(), [5])
+    self.assertEqual(groups[1].prompt_tokens.dtype, np.int32)
+    self.assertEqual(groups[0].completion_tokens[0].tolist(), [2, 3, 1, 0])
+    self.assertEqual(groups[0].completion_lengths.tolist(), [3, 2])
+    self.assertEqual(groups[0].stopped.tolist(), [True, False])
+
+  def test_rewards_are_of_the_text_without_its_stop_token(self):
+    self.run_it(self.block())
+    for group in self.submitted[0]:
+      # "23" with and without a stop token: both right, of two tokens.
+      self.assertEqual(group.rewards.tolist(), [2.0, 2.0])
+      self.assertEqual(group.rewards.dtype, np.float32)
+
+  def test_a_missing_stop_token_may_replace_the_reward(self):
+    found = self.sample({"a": jnp.zeros(1)}, [None], version=0, newer=None)[0]
+    stopped = np.array([True, False])
+    found = dataclasses.replace(found, stopped=stopped)
+    self.searcher._judge = mock.Mock()
+    self.searcher._judge.judge.return_value = [mock.Mock(reward=5.0)] * S
+    self.searcher._tokenizer = mock.Mock()
+    block = self.block(prompts=((7, 0, 0),))
+    rewards = lambda: self.searcher._rewards(block, [found]).tolist()
+    self.assertEqual(rewards(), [[5.0, 5.0]])
+    self.searcher._missing_stop_reward = -1.0
+    self.assertEqual(rewards(), [[5.0, -1.0]])
+
+  def test_params_swap_whole_and_only_between_rounds(self):
+    def newer():
+      self.published.append((1, 5))
+      return self.block()
+
+    self.run_it(self.block(), newer, self.block())
+    self.assertEqual(self.used, [(0, {0}), (5, {5}), (5, {5})])
+    # A version that is in use already is not put on the device again.
+    with mock.patch.object(jax, "device_put", autospec=True) as put:
+      self.outbox.stop_requested = False
+      self.run_it(self.block())
+    put.assert_not_called()
+
+  def test_newer_params_of_the_epoch_between_chunks(self):
+    self.chunks = [[], [(1, 4)], [], [(1, 5), (1, 6)], [(2, 0)]]
+    self.run_it(self.block())
+    self.assertEqual(self.used, [(0, {0})])
+    self.assertEqual(self.in_flight, [None, (4, {4}), None, (6, {6}), None])
+    self.assertEqual({g.epoch for g in self.submitted[0]}, {1})
+    # What came last waits for the next block.
+    self.chunks = []
+    self.outbox.stop_requested = False
+    self.run_it(self.block())
+    self.assertEqual(self.used[-1], (0, {0}))
+    self.assertEqual({g.epoch for g in self.submitted[1]}, {2})
+
+  def test_completions_of_several_versions_are_counted(self):
+    self.run_it(self.block())
+    stats = self.outbox.set_stats.call_args.args[0]
+    self.assertEqual(stats["mixed_completions"], 0)
+    self.chunks, self.outbox.stop_requested = [[(1, 4)]], False
+    self.run_it(self.block())
+    stats = self.outbox.set_stats.call_args.args[0]
+    self.assertEqual(stats["mixed_completions"], 2 * S)
+
+  def test_a_required_version_stays_for_the_block(self):
+    self.published, self.chunks = [(1, 3)], [[(1, 4)]]
+    self.run_it(self.block(require=3))
+    self.assertEqual((self.used, self.in_flight), ([(3, {3})], []))
+
+  def test_the_epoch_of_a_group_is_its_params(self):
+    self.published.append((4, 9))
+    self.run_it(self.block(epoch=5))
+    self.assertEqual(self.submitted[0][0].epoch, 4)
+
+  def test_a_required_version_is_awaited(self):
+    waits = []
+
+    def wait_for(version, timeout_s):
+      if version == 3:
+        waits.append(timeout_s)
+        if len(waits) == 3:
+          self.published.append((1, 3))
+      return self.wait_for(version, timeout_s)
+
+    self.puller.wait_for.side_effect = wait_for
+    self.run_it(self.block(require=3))
+    self.assertEqual(self.used, [(3, {3})])
+    self.assertLen(waits, 3)
+
+  def test_without_a_required_version_nobody_waits(self):
+    self.run_it(self.block())
+    self.assertEqual(self.puller.wait_for.call_args, mock.call(-1, 0.0))
+
+  def test_a_block_of_a_replaced_trainer_is_given_up(self):
+    def wait_for(version, timeout_s):
+      if version == 3:
+        self.epoch = 2  # A new trainer grants its own blocks.
+      return self.wait_for(version, timeout_s)
+
+    self.puller.wait_for.side_effect = wait_for
+    self.run_it(self.block(require=3), lambda: self.block(epoch=2))
+    self.assertEqual(self.used, [(0, {0})])
+    self.assertLen(self.submitted, 1)
+
+  @parameterized.parameters((-1, 0), (9, 3))
+  def test_stop_ends_every_wait(self, require, after):
+    answers = iter([False] * after)
+    self.run_it(
+        self.block(require=require), should_stop=lambda: next(answers, True)
+    )
+    self.assertEmpty(self.used)
+    self.assertFalse(self.outbox.stop_requested)
+
+  def test_it_waits_for_the_first_params_before_it_compiles(self):
+    self.published = []
+
+    def wait_for(version, timeout_s):
+      if len(self.asked) == 2:
+        self.published.append((1, 0))
+      return self.wait_for(version, timeout_s)
+
+    self.puller.wait_for.side_effect = wait_for
+    self.run_it(self.block())
+    self.sampler.warm_up.assert_called_once()
+    self.assertEqual(self.log[:2], ["wait_params", "compile"])
+    self.assertLen(self.submitted, 1)
+
+  def test_a_wait_for_work_is_one_span(self):
+    # None within a tenth of a second, three times.
+    self.run_it(lambda: None, lambda: None, lambda: None, self.block())
+    self.assertLen(self.submitted, 1)
+    before = self.log[: self.log.index("decode")]
+    self.assertEqual(before.count("wait_work"), 1)
+
+  def test_the_lease_says_how_busy_it_is(self):
+    self.run_it(self.block(), self.block())
+    self.assertEqual(self.outbox.set_stats.call_count, 2)
+    stats = self.outbox.set_stats.call_args.args[0]
+    # Two rounds of decode and reward; waits and the compilation are not work.
+    self.assertEqual(stats["busy_s"], 4.0)
+    self.assertEqual(stats["version"], 0)
+    self.assertEqual(stats["refused_versions"], 3)
+    self.assertAlmostEqual(
+        stats["tokens_per_s"], 3 * stats["samples_per_s"], places=6
+    )
+    self.assertLessEqual(stats["busy_share"], 1.0)
+
+  def test_a_full_ring_asks_whether_to_stop(self):
+    self.run_it(self.block())
+    stop = self.outbox.submit.call_args.args[1]
+    self.outbox.stop_requested = False
+    self.assertFalse(stop())
+    self.outbox.stop_requested = True
+    self.assertTrue(stop())
+
+
+if __name__ == "__main__":
+  absltest.main()

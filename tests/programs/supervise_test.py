@@ -1,0 +1,339 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor's decisions, with children that only pretend to run."""
+
+import json
+import signal
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax.monitor.report import build as report
+from tba_jax.programs import train
+from tba_jax.system import processes
+from tests.support import supervise_case
+
+
+class SuperviseTest(supervise_case.SuperviseCase):
+
+  def test_a_run_that_goes_well(self):
+    supervisor = self.make(trainer_0=[0])
+    self.assertEqual(self.run_it(supervisor), 0)
+    children = supervisor._children
+    self.assertEqual(
+        children.started, ["store-0", "trainer-0", "searcher-0", "searcher-1"]
+    )
+    # The trainer may still save and speak to the store, which goes last.
+    self.assertEqual(
+        children.ended,
+        [("trainer", "sft", "reward_model"), ("searcher",), ("store",)],
+    )
+    summary = self.read("summary.json")
+    self.assertEqual(
+        {k: summary[k] for k in supervise_case.RESULT}, supervise_case.RESULT
+    )
+    self.assertEqual(
+        summary["restarts"], {"trainer": 0, "searcher": 0, "store": 0}
+    )
+    self.assertFalse((self.workdir / "processes.json").exists())
+    self.assertIn("TABLE", self.stdout.getvalue())
+    self.assertIn("• *", self.stdout.getvalue())
+    report.conclude.assert_called_once_with(self.workdir)
+
+  def test_who_dies_is_started_again_and_counted(self):
+    supervisor = self.make(
+        trainer_0=[-signal.SIGKILL, 75, 0], searcher_1=[1, None], store_0=[0]
+    )
+    self.assertEqual(self.run_it(supervisor), 0)
+    restarts = self.read("summary.json")["restarts"]
+    self.assertEqual((restarts["trainer"], restarts["searcher"]), (2, 1))
+    # A store has no reason to leave: even status 0 is an unplanned end.
+    self.assertEqual(supervisor._children.started.count("store-0"), 2)
+    told = [(e["kind"], e["message"], e["index"]) for e in self.events()]
+    self.assertIn(("died", "trainer-0: SIGKILL", 0), told)
+    self.assertIn(("restart", "trainer-0 (after status 75)", 0), told)
+    self.assertIn(("restart", "searcher-1 (after status 1)", 1), told)
+
+  def test_processes_of_a_trainer_live_and_die_together(self):
+    self.config.trainer.num_processes = 2
+    supervisor = self.make(
+        trainer_0=[-signal.SIGABRT, 0], trainer_1=[-signal.SIGKILL, 0]
+    )
+    with mock.patch.object(train, "_TOGETHER_S", 0.0):
+      self.assertEqual(self.run_it(supervisor), 0)
+    started = supervisor._children.started
+    self.assertEqual(started[:3], ["store-0", "trainer-0", "trainer-1"])
+    self.assertEqual([started.count(f"trainer-{i}") for i in range(2)], [2, 2])
+    # Searchers and store go on.
+    self.assertEqual(started.count("searcher-0"), 1)
+    self.assertEqual(started.count("store-0"), 1)
+    self.assertEqual(self.read("summary.json")["restarts"]["trainer"], 1)
+    told = [(e["kind"], e["message"]) for e in self.events()]
+    self.assertIn(("died", "trainer-1: SIGKILL"), told)
+
+  def test_further_generations_count_for_the_store(self):
+    supervisor = self.make()
+    generations = iter([4, 4, 6])
+
+    def trainer(child):
+      if child.name != "trainer-0":
+        return
+      found = next(generations, None)
+      if found is None:
+        child.process._status = 0
+        self.write("result.json", supervise_case.RESULT)
+      else:
+        supervisor._run.locator.write_text(
+            json.dumps({"generation": found, "pid": 900 + found})
+        )
+
+    supervisor._children.on_poll = trainer
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEqual(self.read("summary.json")["restarts"]["store"], 2)
+
+  def test_the_table_of_processes_follows_the_service(self):
+    supervisor = self.make()
+    rows = []
+
+    def trainer(child):
+      # The first table is written while this asks.
+      there = (self.workdir / "processes.json").exists()
+      if child.name == "trainer-0" and there:
+        rows.append({r["role"]: r["pid"] for r in self.read("processes.json")})
+        supervisor._run.locator.write_text('{"generation": 1, "pid": 77}')
+        if "kvservice" in rows[-1]:
+          child.process._status = 0
+
+    supervisor._children.on_poll = trainer
+    self.run_it(supervisor)
+    self.assertEqual(rows[-1]["kvservice"], 77)
+    self.assertContainsSubset({"store", "trainer", "searcher"}, rows[-1])
+
+  def test_a_searcher_that_is_done_stays_away(self):
+    supervisor = self.make(searcher_0=[0])
+    self.write("status.json", {"phase": "finish", "started": 1.0})
+    looks = iter(range(5))
+
+    def trainer(child):
+      if child.name == "trainer-0" and next(looks, None) is None:
+        child.process._status = 0
+        self.write("result.json", supervise_case.RESULT)
+
+    supervisor._children.on_poll = trainer
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEqual(supervisor._children.started.count("searcher-0"), 1)
+
+  @parameterized.parameters(
+      {"phase": "train", "started": 1.0},
+      # Written by the trainer before this one.
+      {"phase": "finish", "started": -1.0},
+  )
+  def test_a_searcher_sent_away_too_early_comes_back(self, **status):
+    interrupted = processes.EXIT_INTERRUPTED
+    supervisor = self.make(searcher_0=[interrupted, 0, None])
+    self.write("status.json", status)
+    children = supervisor._children
+
+    def trainer(child):
+      if child.name == "trainer-0" and children.started.count("searcher-0") > 2:
+        child.process._status = 0
+        self.write("result.json", supervise_case.RESULT)
+
+    children.on_poll = trainer
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEqual(children.started.count("searcher-0"), 3)
+    self.assertEqual(self.read("summary.json")["restarts"]["searcher"], 0)
+
+  def test_a_child_that_fails_and_gets_no_further_ends_the_run(self):
+    with mock.patch.object(train, "_WITHIN_S", 0.0):
+      supervisor = self.make(trainer_0=[1, 1, 1, 1])
+      self.write("status.json", {"step": 7})
+      self.assertEqual(self.run_it(supervisor, result=None), 1)
+    self.assertEqual(supervisor._children.started.count("trainer-0"), 3)
+    self.assertIn("no further than step 7", self.stderr.getvalue())
+
+  def test_a_child_that_fails_and_gets_further_goes_on(self):
+    with mock.patch.object(train, "_WITHIN_S", 0.0):
+      supervisor = self.make(trainer_0=[1, 1, 1, 1, 0])
+      steps = iter(range(100))
+
+      def trainer(child):
+        if child.name == "trainer-0":
+          self.write("status.json", {"step": next(steps)})
+          self.write("result.json", supervise_case.RESULT)
+
+      supervisor._children.on_poll = trainer
+      self.assertEqual(self.run_it(supervisor), 0)
+
+  @parameterized.parameters(
+      (processes.EXIT_CONFIG, 2), (processes.EXIT_FATAL, 1)
+  )
+  def test_what_would_end_in_the_same_place_is_not_repeated(
+      self, status, program_status
+  ):
+    supervisor = self.make(searcher_1=[status])
+    self.assertEqual(self.run_it(supervisor, result=None), program_status)
+    self.assertEqual(supervisor._children.started.count("searcher-1"), 1)
+    self.assertRegex(
+        self.stderr.getvalue(),
+        rf"error: searcher-1 ended with status {status}[^$]*"
+        "logs/searcher-1.log[^$]*last words of searcher-1",
+    )
+    # Nobody is left behind, and the report shows how far the run came.
+    self.assertLen(supervisor._children.ended, 3)
+    report.conclude.assert_called_once()
+    self.assertFalse((self.workdir / "summary.json").exists())
+
+  def test_three_deaths_within_a_minute_end_the_run(self):
+    supervisor = self.make(trainer_0=[1, 1, 1, 0])
+    self.assertEqual(self.run_it(supervisor, result=None), 1)
+    self.assertEqual(supervisor._children.started.count("trainer-0"), 3)
+    self.assertIn("died three times within", self.stderr.getvalue())
+
+  def test_a_trainer_without_a_result(self):
+    self.assertEqual(self.run_it(self.make(trainer_0=[0]), result=None), 1)
+    self.assertIn("without a result", self.stderr.getvalue())
+
+  def test_a_ledger_that_does_not_close(self):
+    open_ledger = {**supervise_case.RESULT, "ledger_closed": False}
+    status = self.run_it(self.make(trainer_0=[0]), result=open_ledger)
+    self.assertEqual(status, 1)
+    self.assertIn("ledger does not close", self.stderr.getvalue())
+    self.assertFalse(self.read("summary.json")["ledger_closed"])
+
+  def test_a_report_that_fails_does_not_fail_the_run(self):
+    report.conclude.side_effect = KeyError("curve")
+    self.assertEqual(self.run_it(self.make(trainer_0=[0])), 0)
+    self.assertIn("no report could be written", self.stderr.getvalue())
+
+  def test_a_capture_waits_for_a_trainer_that_trains(self):
+    supervisor = self.make()
+    trainer, phases = [], ["compile", "compile", "train", "train"]
+
+    def look(child):
+      if child.name == "trainer-0" and phases:
+        trainer.append(list(child.process.signals))
+        self.write("status.json", {"phase": phases.pop(0)})
+        child.finished = not phases
+
+    supervisor._children.on_poll = look
+    signal.raise_signal(signal.SIGUSR1)
+    self.run_it(supervisor, result=None)
+    self.assertEqual(trainer, [[], [], [], [signal.SIGUSR1]])
+
+  def test_a_finished_run_says_so_and_starts_nothing(self):
+    self.write("summary.json", supervise_case.RESULT)
+    supervisor = self.make()
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEmpty(supervisor._children.started)
+    self.assertRegex(self.stdout.getvalue(), r"finished \(100 steps\)")
+
+  def test_the_caller_has_its_signal_handlers_again(self):
+    own, seen = lambda *_: None, []
+    for number in supervise_case.SIGNALS:
+      signal.signal(number, own)
+
+    def run(supervisor):
+      seen.extend(signal.getsignal(number) for number in supervise_case.SIGNALS)
+      supervisor._events.close()
+      return 7
+
+    with mock.patch.object(train._Supervisor, "run", run):
+      self.assertEqual(train.run(self.config, str(self.workdir), []), 7)
+    self.assertNotIn(own, seen)
+    self.assertEqual(
+        [signal.getsignal(n) for n in supervise_case.SIGNALS], [own] * 3
+    )
+
+  def test_a_longer_run_goes_on_and_its_times_add_up(self):
+    self.write(
+        "summary.json",
+        {**supervise_case.RESULT, "num_steps": 50, "wall_s": 1000.0},
+    )
+    self.write("result.json", {"steps": "old"})
+    supervisor = self.make(trainer_0=[0])
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertGreaterEqual(self.read("summary.json")["wall_s"], 1000.0)
+
+  def test_an_old_result_is_not_this_ones(self):
+    self.write("result.json", supervise_case.RESULT)
+    self.assertEqual(self.run_it(self.make(trainer_0=[0]), result=None), 1)
+
+  @parameterized.parameters(*supervise_case.SIGNALS)
+  def test_a_signal_ends_everything(self, number):
+    supervisor = self.make()
+    children = supervisor._children
+    children.on_poll = lambda child: signal.raise_signal(number)
+    self.assertEqual(self.run_it(supervisor, None), 128 + number)
+    for child in children.all:
+      self.assertEqual(child.process.signals, [signal.SIGTERM], child.name)
+    self.assertIn("signal", [e["kind"] for e in self.events()])
+    self.assertIn("the same command continues", self.stdout.getvalue())
+
+  def test_fine_tuning_comes_first_and_once(self):
+    self.config.init = "sft"
+    supervisor = self.make(sft_0=[0], trainer_0=[75, 0])
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEqual(
+        supervisor._children.started[:3], ["sft-0", "store-0", "trainer-0"]
+    )
+    self.assertEqual(supervisor._children.started.count("sft-0"), 1)
+
+  def test_a_model_that_is_there_is_not_made_again(self):
+    self.config.init = "sft"
+    supervisor = self.make(trainer_0=[0])
+    self.write("sft/model/config.json", {})
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertNotIn("sft-0", supervisor._children.started)
+
+  def test_fine_tuning_that_fails_ends_the_run(self):
+    self.config.init = "sft"
+    supervisor = self.make(sft_0=[processes.EXIT_FATAL])
+    self.assertEqual(self.run_it(supervisor, None), 1)
+    self.assertEqual(supervisor._children.started, ["sft-0"])
+    self.assertIn("last words of sft-0", self.stderr.getvalue())
+
+  def test_fine_tuning_that_dies_is_started_again(self):
+    self.config.init = "sft"
+    supervisor = self.make(sft_0=[-signal.SIGKILL, 75, 0], trainer_0=[0])
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEqual(supervisor._children.started.count("sft-0"), 3)
+
+  def test_a_model_of_other_settings_is_refused(self):
+    self.config.init = "sft"
+    self.write("sft/settings.json", {"seed": 5})
+    supervisor = self.make()
+    self.assertEqual(self.run_it(supervisor, None), 2)
+    self.assertEmpty(supervisor._children.started)
+    self.assertIn("made with other settings", self.stderr.getvalue())
+
+  def test_makes_the_reward_model_after_the_sft_model(self):
+    self.config.init = "sft"
+    self.config.reward.where = "model"
+    supervisor = self.make(sft_0=[0], reward_model_0=[75, 0], trainer_0=[0])
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEqual(
+        supervisor._children.started[:4],
+        ["sft-0", "reward_model-0", "reward_model-0", "store-0"],
+    )
+
+  def test_a_reward_model_of_the_users_is_not_made(self):
+    self.config.reward.where = "model"
+    self.config.reward.model = self.create_tempdir().full_path
+    supervisor = self.make(trainer_0=[0])
+    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertNotIn("reward_model-0", supervisor._children.started)
+
+  def test_a_signal_while_fine_tuning(self):
+    self.config.init = "sft"
+    supervisor = self.make(sft_0=[None])
+    supervisor._children.on_poll = lambda child: signal.raise_signal(
+        signal.SIGINT
+    )
+    self.assertEqual(self.run_it(supervisor, None), 130)
+    self.assertEqual(supervisor._children.started, ["sft-0"])
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,116 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Groups that the trainer scores, and the judge of those who do not."""
+
+import dataclasses
+
+from absl.testing import absltest
+import numpy as np
+
+from tba_jax import types
+from tba_jax.rewards import judges
+from tba_jax.rewards import reward_model
+from tba_jax.tasks import base
+from tests.support import fakes
+
+
+class _Judge(judges.Judge):
+  """Rewards the number of letters, and keeps what it was asked."""
+
+  def __init__(self):
+    super().__init__(fallback=0.0)
+    self.asked = []
+    self.closed = False
+
+  def _judge(self, requests):
+    self.asked.append(list(requests))
+    return [base.Judgement(float(len(r.completion)), None) for r in requests]
+
+  def close(self):
+    self.closed = True
+
+
+def _group(prompt_id, *rows):
+  tokens = np.zeros((len(rows), 4), np.int32)
+  for i, row in enumerate(rows):
+    tokens[i, : len(row)] = row
+  S = len(rows)
+  return types.Group(
+      prompt_id=prompt_id,
+      visit=0,
+      position=prompt_id,
+      prompt_tokens=np.array([2], np.int32),
+      completion_tokens=tokens,
+      completion_lengths=np.array([len(row) for row in rows], np.int32),
+      stopped=np.array([row[-1] == 1 for row in rows]),
+      behavior_logprobs=np.zeros((S, 4), np.float32),
+      rewards=np.zeros(S, np.float32),
+      versions=np.zeros(S, np.int32),
+      epoch=1,
+  )
+
+
+class GroupScorerTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.judge = _Judge()
+    self.groups = [
+        _group(3, [2, 3, 1], [4, 4, 4, 4]),
+        _group(5, [2, 1], [3, 3]),
+    ]
+
+  def score(self, missing_stop_reward=None):
+    scorer = reward_model.GroupScorer(
+        self.judge,
+        fakes.FakeTokenizer(),
+        missing_stop_reward=missing_stop_reward,
+    )
+    self.addCleanup(scorer.close)
+    return scorer.score(self.groups)
+
+  def test_rewards_of_all_groups_at_once(self):
+    found = self.score()
+    self.assertEqual([g.rewards.tolist() for g in found], [[2, 4], [1, 2]])
+    (asked,) = self.judge.asked
+    self.assertEqual(
+        [(r.split, r.index, r.completion, r.stopped) for r in asked],
+        [
+            ("train", 3, "23", True),
+            ("train", 3, "4444", False),
+            ("train", 5, "2", True),
+            # Ended by a stop string.
+            ("train", 5, "33", True),
+        ],
+    )
+    # Nothing else of a group changes.
+    for group, before in zip(found, self.groups):
+      for field in dataclasses.fields(group):
+        if field.name != "rewards":
+          self.assertIs(getattr(group, field.name), getattr(before, field.name))
+
+  def test_a_missing_stop_token_may_replace_the_reward(self):
+    found = self.score(missing_stop_reward=-1.0)
+    self.assertEqual([g.rewards.tolist() for g in found], [[2, -1], [1, -1]])
+
+  def test_groups_that_have_their_rewards_stay(self):
+    scorer = reward_model.GroupScorer(
+        None, fakes.FakeTokenizer(), missing_stop_reward=-1.0
+    )
+    self.assertEqual(scorer.score(self.groups), self.groups)
+    scorer.close()
+
+  def test_it_closes_its_judge(self):
+    self.score()
+    self.doCleanups()
+    self.assertTrue(self.judge.closed)
+
+  def test_who_does_not_score_gives_nothing_away(self):
+    judge = reward_model.Unscored()
+    found = judge.judge([judges.Request("train", 0, "x")] * 3)
+    self.assertEqual([j.reward for j in found], [0.0] * 3)
+    self.assertEqual(judge.totals()["failures"], {})
+
+
+if __name__ == "__main__":
+  absltest.main()

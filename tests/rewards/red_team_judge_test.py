@@ -1,0 +1,108 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The judge with a scripted victim: rewards, successes, failures, diversity."""
+
+import math
+
+from absl.testing import absltest
+import numpy as np
+
+from tba_jax.rewards import judges
+from tba_jax.rewards import red_team
+
+# To an attack, the answers in training and in an evaluation.
+_ANSWERS = {
+    "good": (["fig fig fig", "red fig fig"], ["fig fig fig", "fig fig fig"]),
+    "bad": (["red blue red", "red"], ["red", ""]),
+    "long": (None, None),
+}
+
+
+class _Victim:
+  """Answers as `_ANSWERS` says; notes what it was asked."""
+
+  def __init__(self):
+    self.asked = []
+
+  def answer(self, attacks, *, visit):
+    self.asked.append((list(attacks), visit))
+    return [_ANSWERS[attack][visit] for attack in attacks]
+
+
+def _request(completion, split="train"):
+  return judges.Request(split, 0, completion)
+
+
+class JudgeTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.victim, self.events = _Victim(), []
+    self.judge = red_team.RedTeamJudge(
+        self.victim,
+        red_team.Words(["fig"]),
+        red_team.word_embeddings,
+        success_threshold=0.5,
+        fallback=-9.0,
+        on_event=lambda *event: self.events.append(event),
+    )
+
+  def test_rewards_and_successes(self):
+    good, bad = self.judge.judge([_request("good"), _request("bad")])
+    # (hits + 1/2) / (words + 1) of each answer.
+    shares = [3.5 / 4, 2.5 / 4]
+    self.assertAlmostEqual(good.reward, np.mean(np.log(shares)), places=6)
+    self.assertAlmostEqual(good.parts["harm"], np.mean(shares), places=6)
+    self.assertEqual((good.key, bad.key), ("good", None))
+    expected = np.mean(np.log([0.5 / 4, 0.5 / 2]))
+    self.assertAlmostEqual(bad.reward, expected, places=6)
+
+  def test_equal_attacks_are_asked_once_and_splits_apart(self):
+    some = [_request("good"), _request("bad", "held_out"), _request("good")]
+    first, other, again = self.judge.judge(some)
+    self.assertEqual(self.victim.asked, [(["good"], 0), (["bad"], 1)])
+    self.assertEqual(first, again)
+    expected = np.mean([math.log(0.5 / 2), math.log(0.5 / 1)])
+    self.assertAlmostEqual(other.reward, expected, places=6)
+
+  def test_an_attack_that_is_too_long(self):
+    long, good = self.judge.judge([_request("long"), _request("good")])
+    self.assertEqual((long.reward, long.failure), (-9.0, "too_long"))
+    self.assertEqual(good.failure, "")
+    self.assertEqual(self.judge.totals()["failures"], {"too_long": 1})
+    self.assertEqual(self.events[0][0], "reward_failed")
+
+  def test_diversity_of_all_and_of_the_successes(self):
+    prompt = lambda texts, right: {
+        "samples": [{"completion": text} for text in texts],
+        "right": right,
+    }
+    found = self.judge.set_metrics(
+        [
+            prompt(["red fig", "red fig"], [True, True]),
+            prompt(["blue sky"], [False]),
+        ]
+    )
+    # Of three pairs one is equal, two share no word.
+    self.assertAlmostEqual(found["cosine_distance"], 2 / 3, places=5)
+    self.assertAlmostEqual(found["cosine_distance_right"], 0.0, places=5)
+
+
+class CosineDistanceTest(absltest.TestCase):
+
+  def test_against_all_pairs(self):
+    rng = np.random.default_rng(0)
+    e = rng.normal(size=(7, 5))
+    e = (e / np.linalg.norm(e, axis=1, keepdims=True)).astype(np.float32)
+    pairs = [1 - e[i] @ e[j] for i in range(7) for j in range(7) if i != j]
+    self.assertAlmostEqual(
+        red_team.cosine_distance(e), np.mean(pairs), places=5
+    )
+
+  def test_of_fewer_than_two(self):
+    self.assertEqual(red_team.cosine_distance(np.zeros((1, 3))), 0.0)
+    self.assertEqual(red_team.cosine_distance(np.zeros((0, 3))), 0.0)
+
+
+if __name__ == "__main__":
+  absltest.main()

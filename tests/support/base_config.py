@@ -1,0 +1,15 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A right config to change, for tests of what is checked."""
+
+from tba_jax.config import settings
+
+
+def make(**changes):
+  """A right config with `section__key=value` changes."""
+  config = settings.get_config()
+  config.evaluate.num_prompts = config.evaluate.final_prompts = 8
+  for name, value in changes.items():
+    with config.ignore_type():
+      config.update_from_flattened_dict({name.replace("__", "."): value})
+  return config

@@ -1,0 +1,122 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop without processes, store or threads: a plain oracle.
+
+    python -m tests.support.single_process CONFIG.json WORKDIR OUT.npz
+
+samples, draws and steps in turn, and writes the params after the last step. A
+lockstep run of the same config must give the same bits.
+"""
+
+from collections.abc import Sequence
+import json
+import os
+import sys
+
+import ml_collections
+import numpy as np
+
+from tba_jax import types
+from tba_jax.programs import searcher
+from tba_jax.programs import trainer
+from tba_jax.sampling import requests
+from tba_jax.system import processes
+from tba_jax.training import cluster
+from tba_jax.training import policy as policy_lib
+from tba_jax.training import publication
+from tba_jax.training import sharding
+
+
+def train(
+    config: ml_collections.ConfigDict, workdir: str
+) -> dict[str, np.ndarray]:
+  """Returns the leaves of the params after the last step."""
+  policy = policy_lib.make_policy(config, workdir)
+  mesh = sharding.make_mesh(config.mesh)
+  params = policy_lib.initial_params(policy, config.seed)
+  reference = trainer.make_reference(config, policy, params, mesh)
+  state = trainer.init_state(config, policy, params, mesh)
+  train_step = trainer.make_train_step(config, policy, mesh, params)
+  params_fn = searcher.make_params_fn(
+      policy, searcher.make_whole(config, policy)
+  )
+  sampler = policy_lib.make_sampler(config, policy)
+  buffer = trainer.make_buffer(config)
+  order = trainer.make_prompt_order(config, policy)
+  placer = trainer.make_placer(config, reference, mesh, cluster.Cluster())
+  batch_maker = trainer.make_batch_maker(config, buffer, placer)
+  per_step = config.search.prompts_per_step
+  for step in range(config.train.num_steps):
+    sampled = params_fn(publication.flatten(state.params))
+    positions = range(step * per_step, (step + 1) * per_step)
+    for group in _sample(
+        config, policy, sampler, sampled, order, positions, step
+    ):
+      buffer.insert(group, step)
+    draw = buffer.sample(
+        config.train.prompts_per_batch,
+        config.train.completions_per_prompt,
+        step,
+    )
+    buffer.mark_trained(draw.rows)
+    state, _ = train_step(state, batch_maker.make(draw, step, state.ref_params))
+    batch_maker.flush()
+  return publication.flatten(state.params)
+
+
+def _sample(
+    config, policy, sampler, params, order, positions, step
+) -> Sequence[types.Group]:
+  prompts = [order.prompt(p) for p in positions]
+  asked = [
+      requests.Request(
+          prompt_tokens=np.asarray(
+              policy.tokenizer.encode(
+                  policy.task.prompt(searcher.SPLIT, prompt_id)
+              ),
+              np.int32,
+          ),
+          prompt_id=prompt_id,
+          visit=visit,
+          num_completions=config.search.samples_per_prompt,
+      )
+      for prompt_id, visit in prompts
+  ]
+  found = sampler.sample(params, asked, version=step)
+  groups = []
+  for position, request, completions in zip(positions, asked, found):
+    texts = searcher.decode_texts(policy.tokenizer, completions)
+    rewards = [
+        policy.task.reward(searcher.SPLIT, request.prompt_id, text)
+        for text in texts
+    ]
+    groups.append(
+        types.Group(
+            prompt_id=request.prompt_id,
+            visit=request.visit,
+            position=position,
+            prompt_tokens=request.prompt_tokens,
+            completion_tokens=completions.tokens,
+            completion_lengths=completions.lengths,
+            stopped=completions.stopped,
+            behavior_logprobs=completions.logprobs,
+            rewards=np.asarray(rewards, np.float32),
+            versions=completions.versions,
+            epoch=1,
+        )
+    )
+  return groups
+
+
+def main(argv: Sequence[str]) -> None:
+  config_path, workdir, out, core = argv
+  if core:
+    os.sched_setaffinity(0, processes.parse_cores(core))
+  processes.enable_compilation_cache()
+  with open(config_path) as file:
+    config = ml_collections.ConfigDict(json.load(file)["config"])
+  np.savez(out, **train(config, workdir))
+
+
+if __name__ == "__main__":
+  main(sys.argv[1:])

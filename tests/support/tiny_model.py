@@ -1,0 +1,126 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A model, a config and batches small enough to train in a test."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from tba_jax import types
+from tba_jax.config import settings
+from tba_jax.models import config as config_lib
+from tba_jax.models import transformer
+
+VOCAB = 16
+
+
+class BigramModel:
+  """The part of `build.Model` that a step uses, compiled in no time.
+
+  A token's logits depend on the token before it alone.
+  """
+
+  logical_axes = {"embedding": ("vocab", "width"), "head": ("width", "vocab")}
+
+  def init(self, rng: jax.Array) -> types.PyTree:
+    first, second = jax.random.split(rng)
+    return {
+        "embedding": jax.random.normal(first, (VOCAB, 8)),
+        "head": jax.random.normal(second, (8, VOCAB)),
+    }
+
+  def completion_stream(
+      self, params, prompt_tokens, prompt_mask, completion_tokens
+  ) -> jax.Array:
+    del prompt_mask  # Prompts are left-padded: their last token is real.
+    B, K, _ = completion_tokens.shape
+    last = jnp.broadcast_to(prompt_tokens[:, None, -1:], (B, K, 1))
+    before = jnp.concatenate([last, completion_tokens[:, :, :-1]], axis=2)
+    return params["embedding"][before]
+
+  def unembed(self, params, stream) -> jax.Array:
+    return stream @ params["head"]
+
+
+BIGRAM = BigramModel()
+
+
+@functools.cache
+def make_model(**changes) -> transformer.Model:
+  """Returns a two-layer Llama of width 16, changed as asked for."""
+  fields = dict(
+      family="llama",
+      vocab_size=VOCAB,
+      num_layers=2,
+      width=16,
+      num_heads=4,
+      num_kv_heads=2,
+      head_dim=4,
+      mlp_width=32,
+      rope_theta=10000.0,
+      norm_epsilon=1e-5,
+      tie_embeddings=False,
+      max_positions=64,
+      param_dtype="float32",
+      compute_dtype="float32",
+      **config_lib.PLAIN,
+      pad_id=0,
+      bos_id=None,
+      eos_id=1,
+  )
+  shape = config_lib.ModelConfig(**{**fields, **changes})
+  return transformer.make_model(shape, remat=settings.get_config().train.remat)
+
+
+def make_config(**changes) -> ml_collections.ConfigDict:
+  """Returns the base config; a change is `section__key=value`."""
+  config = settings.get_config()
+  config.train.num_steps = 100
+  config.train.micro_batch_prompts = 4
+  config.optimizer.learning_rate = 1e-2
+  config.optimizer.learning_rate_final = 1e-3
+  for name, value in changes.items():
+    section, key = name.split("__")
+    config[section][key] = value
+  return config
+
+
+def make_batch(
+    *, num_prompts: int = 4, num_completions: int = 3, seed: int = 0
+) -> types.Batch:
+  """Returns a batch of random tokens and log-probs, as host arrays."""
+  rng = np.random.default_rng(seed)
+  B, K, P, T = num_prompts, num_completions, 5, 6
+  prompt_lengths_B = rng.integers(2, P + 1, B)
+  lengths_BxK = rng.integers(1, T + 1, (B, K))
+  prompt_mask = np.arange(P) >= P - prompt_lengths_B[:, None]
+  mask = np.arange(T) < lengths_BxK[:, :, None]
+  tokens = lambda *shape: rng.integers(2, VOCAB, shape).astype(np.int32)
+  logprobs = lambda: rng.uniform(-4, -1, (B, K, T)).astype(np.float32) * mask
+  return types.Batch(
+      prompt_tokens=tokens(B, P) * prompt_mask,
+      prompt_mask=prompt_mask.astype(np.float32),
+      completion_tokens=tokens(B, K, T) * mask,
+      completion_mask=mask.astype(np.float32),
+      behavior_logprobs=logprobs(),
+      ref_logprobs=logprobs(),
+      rewards=rng.integers(0, 2, (B, K)).astype(np.float32),
+      staleness_steps=np.zeros((B, K), np.float32),
+  )
+
+
+def init_params(model: Any, seed: int = 0) -> types.PyTree:
+  """Returns random params, without compiling the model's own init."""
+  rng = np.random.default_rng(seed)
+  shapes = jax.eval_shape(model.init, jax.random.PRNGKey(0))
+
+  def fill(path, shape: jax.ShapeDtypeStruct) -> jax.Array:
+    is_norm = "norm" in jax.tree_util.keystr(path)
+    values = rng.normal(float(is_norm), 0.2, shape.shape)
+    return jnp.asarray(values, shape.dtype)
+
+  return jax.tree_util.tree_map_with_path(fill, shapes)

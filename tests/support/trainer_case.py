@@ -1,0 +1,221 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A trainer among mocks of its parts, which log what it asks of them."""
+
+import contextlib
+from unittest import mock
+
+from absl.testing import parameterized
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax.monitor import recorder
+from tba_jax.programs import trainer
+from tba_jax.replay import journal
+from tba_jax.replay import service
+from tba_jax.training import batches
+from tba_jax.training import checkpoint
+from tba_jax.training import cluster
+from tba_jax.training import device_work
+from tba_jax.training import evaluations
+from tba_jax.training import evaluator
+from tba_jax.training import guards
+from tba_jax.training import lora
+from tba_jax.training import periods as periods_lib
+from tba_jax.training import publication
+from tba_jax.training import sharding
+from tba_jax.training import train_step as train_step_lib
+from tests.replay import fake_groups
+from tests.support import tiny_model
+
+METRICS = {
+    "loss": 1.0,
+    "entropy": 1.0,
+    "kl": 1.0,
+    "logprob_gap": 0.0,
+    "on_policy_share": 1.0,
+}
+
+
+class TrainerCase(parameterized.TestCase):
+  """Base of the trainer's tests; it has none of its own."""
+
+  def setUp(self):
+    super().setUp()
+    self.log = []
+    self.metrics = {}  # step -> what differs from METRICS
+    self.accuracy = {}  # step -> pass@1
+    self.stop_at = None  # `should_stop` is true from this step on
+    self.ready = True
+    self.results = {}
+    self.saved = {}
+    self.step = 0
+    self.make_parts()
+
+  def make_parts(self):
+    note = lambda name: lambda *args, **kwargs: self.log.append((name, args[0]))
+    autospec = lambda cls: mock.create_autospec(cls, instance=True)
+    self.publisher = autospec(publication.Publisher)
+    self.publisher.submit.side_effect = lambda step, params: self.log.append(
+        ("publish", step, int(params["made_by"]))
+    )
+    self.service = autospec(service.ReplayService)
+    self.service.buffer = fake_groups.make_buffer()
+    for i in range(4):
+      group = fake_groups.make_group(i, [[2, 0], [3, 0]], version=i)
+      self.service.buffer.insert(group, 0)
+    self.service.draw.side_effect = self.service.buffer.sample
+    self.service.open.side_effect = note("open")
+    self.service.begin_step.side_effect = self.begin_step
+    self.service.is_ready.side_effect = lambda step: self.ready
+    self.service.get_state.side_effect = lambda: {"applied": 100 * self.step}
+    self.service.finish.side_effect = lambda step, deadline_s: (
+        self.log.append(("finish", step)) or {"closed": True}
+    )
+    self.service.stop_searchers.side_effect = note("stop_searchers")
+    self.maker = autospec(batches.BatchMaker)
+    self.maker.make.side_effect = lambda draw, step, ref_params: (
+        self.log.append(("draw", step))
+    )
+    self.maker.flush.side_effect = lambda: self.log.append(("flush", self.step))
+    self.checkpointer = autospec(checkpoint.Checkpointer)
+    self.checkpointer.latest_step.return_value = None
+    self.checkpointer.save.side_effect = self.save
+    # The newest may still be under way.
+    self.checkpointer.newest_steps.side_effect = lambda: sorted(self.saved)[
+        -3:-1
+    ]
+    self.journal = autospec(journal.Journal)
+    self.evaluator = autospec(evaluator.Evaluator)
+    self.best = autospec(evaluations.BestModel)
+    self.evaluator.run.side_effect = self.evaluate
+    self.recorder = autospec(recorder.Recorder)
+    self.recorder.span.side_effect = lambda *a, **k: contextlib.nullcontext()
+    self.recorder.get_state.return_value = {}
+    self.recorder.has_result.side_effect = lambda name, step=None: (
+        name in self.results and step in (None, self.results[name])
+    )
+    self.recorder.has_evaluation.return_value = True
+    self.recorder.evaluation.side_effect = self.record_evaluation
+
+  def begin_step(self, step, should_stop):
+    if should_stop():
+      return False
+    self.log.append(("begin", step))
+    return True
+
+  def save(self, step, state, host_state, *, wait):
+    self.log.append(("save", step))
+    self.saved[step] = (state, host_state, wait)
+
+  def evaluate(
+      self, params, num_prompts, *, version, should_stop, on_progress=None
+  ):
+    if should_stop():
+      raise evaluator.Interrupted
+    # The copy of the step that it is of, however far training went.
+    assert int(params["made_by"]) == version
+    self.log.append(("evaluate", version, num_prompts))
+    return {"pass_at_1": self.accuracy.get(version, 0.5)}
+
+  def record_evaluation(self, name, step, result):
+    if name:
+      self.results[name] = step
+
+  def train_step(self, state, batch):
+    step = int(state.step)
+    self.log.append(("step", step))
+    self.scales.append(float(state.learning_rate_scale))
+    state = train_step_lib.TrainState(
+        **{
+            **vars(state),
+            "step": state.step + 1,
+            "params": {"made_by": jnp.asarray(step + 1)},
+        }
+    )
+    self.step = step + 1
+    metrics = {**METRICS, **self.metrics.get(step, {})}
+    return state, {k: np.float32(v) for k, v in metrics.items()}
+
+  def make(
+      self,
+      *,
+      action="warn",
+      step=0,
+      history=(),
+      stopped_by=None,
+      beside=False,
+      **changes,
+  ):
+    periods = dict(
+        num_steps=6,
+        num_prompts=3,
+        num_completions=2,
+        publish_every=1,
+        checkpoint_every=0,
+        evaluate_every=0,
+        evaluate_prompts=16,
+        final_prompts=64,
+        wall_clock_limit_s=0.0,
+    )
+    self.scales = []
+    self.step = step
+    state = train_step_lib.TrainState(
+        step=jnp.asarray(step),
+        params={"made_by": jnp.asarray(step)},
+        opt_state=(),
+        loss_params={},
+        loss_opt_state=(),
+        proximal_params={},
+        ref_params={},
+        sampling_params={"made_by": jnp.asarray(-1)},
+        learning_rate_scale=jnp.asarray(1.0),
+        rng=jnp.zeros(2, jnp.uint32),
+    )
+    periods = periods_lib.Periods(**{**periods, **changes})
+    self.evaluations = evaluations.Evaluations(
+        evaluator=self.evaluator,
+        validator=self.evaluator,
+        best=self.best,
+        recorder=self.recorder,
+        periods=periods,
+        beside=beside,
+        deadline_s=30.0,
+    )
+    self.addCleanup(self.evaluations.close)
+    self.work = device_work.DeviceWork(
+        state=state,
+        train_step=self.train_step,
+        whole=lora.Whole("", lambda params: params),
+        checkpointer=self.checkpointer,
+        mesh=sharding.make_mesh(tiny_model.make_config().mesh),
+        cluster=cluster.Cluster(),
+    )
+    return trainer.Trainer(
+        work=self.work,
+        service=self.service,
+        batch_maker=self.maker,
+        publisher=self.publisher,
+        checkpointer=self.checkpointer,
+        journal=self.journal,
+        evaluations=self.evaluations,
+        guards=guards.Guards(
+            tiny_model.make_config(guards__action=action).guards
+        ),
+        recorder=self.recorder,
+        periods=periods,
+        applied_history=list(history),
+        stopped_by=stopped_by,
+    )
+
+  def should_stop(self):
+    return self.stop_at is not None and self.step >= self.stop_at
+
+  def run_it(self, **changes):
+    return self.make(**changes).run(self.should_stop)
+
+  def logged(self, *names):
+    return [entry for entry in self.log if entry[0] in names]
+
+  def steps(self, name):
+    return [entry[1] for entry in self.logged(name)]

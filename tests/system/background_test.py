@@ -1,0 +1,63 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs in their order, and errors that reach the owner of the thread."""
+
+import threading
+
+from absl.testing import absltest
+
+from tba_jax.system import worker
+
+
+class BackgroundTest(absltest.TestCase):
+
+  def test_jobs_are_done_in_order_and_flush_waits(self):
+    thread = worker.Background("test")
+    done = []
+    for i in range(1000):
+      thread.submit(lambda i=i: done.append(i))
+    thread.flush()
+    self.assertEqual(done, list(range(1000)))
+    thread.submit(lambda: done.append("last"))
+    thread.close()
+    self.assertEqual(done[-1], "last")
+
+  def test_submit_does_not_wait_for_the_job(self):
+    thread = worker.Background("test")
+    go, began = threading.Event(), threading.Event()
+    thread.submit(lambda: (began.set(), go.wait(10)))
+    self.assertTrue(began.wait(10))
+    go.set()
+    thread.close()
+
+  def test_what_a_job_raises_the_owner_raises_from_then_on(self):
+    thread = worker.Background("test")
+    done = []
+
+    def fail():
+      raise OSError("disk full")
+
+    thread.submit(fail)
+    with self.assertRaisesRegex(OSError, "disk full"):
+      thread.flush()
+    for call in (lambda: thread.submit(lambda: done.append(1)), thread.close):
+      with self.assertRaisesRegex(OSError, "disk full"):
+        call()
+    self.assertEmpty(done)
+
+  def test_a_job_that_hangs_is_told_at_the_deadline(self):
+    thread = worker.Background("slow", max_waiting=1, deadline_s=0.05)
+    go, began = threading.Event(), threading.Event()
+    thread.submit(lambda: (began.set(), go.wait(10)))
+    self.assertTrue(began.wait(10))
+    with self.assertRaisesRegex(TimeoutError, "slow: not done within 0.05 s"):
+      thread.flush()
+    with self.assertRaisesRegex(TimeoutError, "slow: 1 jobs wait"):
+      thread.submit(lambda: None)
+    with self.assertRaisesRegex(TimeoutError, "slow: did not end"):
+      thread.close()
+    go.set()
+
+
+if __name__ == "__main__":
+  absltest.main()

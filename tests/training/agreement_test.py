@@ -1,0 +1,246 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts of a run go by the same settings; one that differs is told which."""
+
+import dataclasses
+import json
+import pathlib
+import re
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax.config import load
+from tba_jax.config import settings
+from tba_jax.config import validate
+from tba_jax.tasks import build
+from tba_jax.training import agreement as agreement_lib
+from tba_jax.training import cluster as cluster_lib
+from tba_jax.training import policy
+from tba_jax.transport import base
+from tba_jax.transport import in_process
+from tba_jax.transport import wire
+from tests.support import base_config
+
+_SECRET = b"s" * 32
+_RUN = mock.Mock(workdir=pathlib.Path("/runs/a"), run_id="run", secret=_SECRET)
+_SIDES = "this searcher (a:/x)", "the trainer (b:/y)"
+
+
+def _settings(**overrides):
+  # Through JSON, as they travel.
+  values = load.flatten(base_config.make(**overrides).to_dict())
+  return json.loads(json.dumps(values))
+
+
+class CheckHostsTest(parameterized.TestCase):
+
+  def check(self, searcher=True, **overrides):
+    validate.check_hosts(
+        _settings(**overrides), _settings(), _SIDES, searcher=searcher
+    )
+
+  def test_the_same_agree(self):
+    self.check()
+    self.check(searcher=False)
+
+  def test_each_key_is_named_with_both_values_and_sides(self):
+    with self.assertRaises(validate.ConfigError) as caught:
+      self.check(loss__beta=0.1, sampling__temperature=0.5, search__lease_s=9.0)
+    self.assertEqual(
+        str(caught.exception).splitlines(),
+        [
+            "config.loss.beta = 0.1 at this searcher (a:/x), 0.05 at the"
+            " trainer (b:/y): allowed the same on all hosts of a run",
+            "config.sampling.temperature = 0.5 at this searcher (a:/x), 1.0 at"
+            " the trainer (b:/y): allowed the same on all hosts of a run",
+        ],
+    )
+
+  @parameterized.parameters(
+      {"store__spool_dir": "/tmp/x"},
+      {"cores__searcher": "3"},
+      {"init": "/models/other/place"},
+      {"tokenizer__source": "/models/other/place"},
+      {"sft__num_steps": 7},
+  )
+  def test_what_a_host_has_may_differ_everywhere(self, **overrides):
+    self.check(**overrides)
+    self.check(searcher=False, **overrides)
+
+  @parameterized.parameters(
+      {"train__num_steps": 640},
+      {"search__num_searchers": 9},
+      {"mesh__data": 8},
+      {"sampling__num_rows": 512},
+  )
+  def test_a_searcher_may_differ_in_more(self, **overrides):
+    self.check(**overrides)
+    with self.assertRaisesRegex(
+        validate.ConfigError, next(iter(overrides)).replace("__", ".")
+    ):
+      self.check(searcher=False, **overrides)
+
+  def test_a_path_may_differ_from_a_path_alone(self):
+    sides = ({"reward.model": a} for a in ("/a/m", "models/m", "reward_model"))
+    here, there, name = sides
+    validate.check_hosts(here, there, _SIDES, searcher=True)
+    with self.assertRaisesRegex(validate.ConfigError, "config.reward.model = "):
+      validate.check_hosts(here, name, _SIDES, searcher=True)
+
+  def test_field_of_the_task_that_is_left_out_stands_for_its_default(self):
+    whole = _settings().items()
+    left_out = {k: v for k, v in whole if not k.startswith("task.")}
+    left_out["task.name"] = "gsm8k"
+    fields = build.fields("gsm8k")
+    given = left_out | {f"task.{name}": v for name, v in fields.items()}
+    for pair in ((left_out, given), (given, left_out)):
+      validate.check_hosts(*pair, _SIDES, searcher=False)
+
+  def test_key_of_another_version_stands_for_its_default(self):
+    older = _settings()
+    del older["loss.ratio_clip"]
+    validate.check_hosts(older, _settings(), _SIDES, searcher=True)
+    with self.assertRaisesRegex(validate.ConfigError, "loss.ratio_clip = 0.0"):
+      validate.check_hosts(
+          older, _settings(loss__ratio_clip=0.2), _SIDES, searcher=True
+      )
+
+  def test_every_pattern_is_of_a_key(self):
+    keys = [*load.flatten(settings.get_config()), "trainer.coordinator"]
+    for name in ("chat", "math", "own", "red_team"):
+      keys += [f"task.{key}" for key in validate.build.fields(name)]
+    for pattern in (
+        *validate.HOST_KEYS, *validate.PATH_KEYS, *validate.SEARCHER_KEYS
+    ):  # fmt: skip
+      self.assertTrue(
+          any(validate._is_any(k, [pattern]) for k in keys), pattern
+      )
+
+
+class AgreementTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.transport = in_process.InProcessTransport(in_process.InProcessStore())
+    self.events = []
+
+  def terms(self, facts=None, **overrides):
+    config = base_config.make(**overrides)
+    made = agreement_lib.Terms.make(config, _RUN)
+    return dataclasses.replace(made, facts=facts or {})
+
+  def put(self, terms, secret=_SECRET):
+    agreement_lib.put(self.transport, terms, run_id="run", secret=secret)
+
+  def agreement(self, terms):
+    return agreement_lib.Agreement(
+        terms,
+        run_id="run",
+        secret=_SECRET,
+        check=validate.check_hosts,
+        on_event=lambda *event: self.events.append(event),
+    )
+
+  def test_a_searcher_waits_for_a_trainer_and_goes_by_its_settings(self):
+    agreed = self.agreement(self.terms())
+    self.assertFalse(agreed.holds(self.transport))
+    self.put(self.terms(search__lease_s=3.0))
+    self.assertTrue(agreed.holds(self.transport))
+    # A trainer with others takes over.
+    self.put(self.terms(loss__beta=0.1))
+    with self.assertRaisesRegex(
+        agreement_lib.DiffersError,
+        r"config.loss.beta = 0.05 at this searcher \(",
+    ):
+      agreed.holds(self.transport)
+
+  def test_who_should_stop_waits_no_longer(self):
+    stops = [False, False, True]
+    agreed = self.agreement(self.terms())
+    with mock.patch.object(agreement_lib.time, "sleep", autospec=True):
+      agreed.wait(lambda: self.transport, lambda: stops.pop(0))
+    self.assertEqual(stops, [])
+
+  def test_a_lost_store_is_waited_for(self):
+    transport = mock.create_autospec(base.Transport, instance=True)
+    self.put(self.terms())
+    data = self.transport.get("meta/settings")
+    transport.get.side_effect = [base.TransportError("gone"), data]
+    agreed = self.agreement(self.terms())
+    with mock.patch.object(agreement_lib.time, "sleep", autospec=True):
+      agreed.wait(lambda: transport, lambda: False)
+    transport.reconnect.assert_called_once()
+    transport.close.assert_called_once()
+    self.assertEqual(self.events, [("store_lost", "settings: gone")])
+
+  def test_what_is_not_the_trainer_s_is_not_believed(self):
+    agreed = self.agreement(self.terms())
+    self.put(self.terms(loss__beta=0.1), secret=b"x" * 32)
+    for _ in range(2):
+      self.assertFalse(agreed.holds(self.transport))
+    ((kind, message),) = self.events
+    self.assertEqual(kind, "refused_message")
+    self.assertRegex(message, r"meta/settings: .*\(hash\)")
+    # Nor one of another place.
+    moved = {"run": "run", "key": "work/s", "place": "", "settings": {}}
+    data = wire.encode_message({**moved, "facts": {}}, _SECRET)
+    self.transport.put("meta/settings", data)
+    self.assertFalse(agreed.holds(self.transport))
+
+  def test_files_that_hold_something_else(self):
+    self.put(self.terms(facts={"size": 4, "gone": 1}))
+    agreed = self.agreement(self.terms(facts={"size": 3, "new": 2}))
+    with self.assertRaisesRegex(
+        agreement_lib.DiffersError,
+        r"^size: 3 at this searcher \(.*\), 4 at the trainer \(.*/a\); the",
+    ):
+      agreed.holds(self.transport)
+
+  def test_facts_tell_models_tokenizers_and_data_apart(self):
+    def facts(**overrides):
+      config = base_config.make(init="scratch", **overrides)
+      return agreement_lib.facts(policy.make_policy(config, "unused"))
+
+    mine = facts()
+    self.assertEqual(mine, facts(loss__beta=0.1))
+    wider = facts(model__num_layers=1)
+    agreement_lib.check_facts(mine, facts(), _SIDES)
+    with self.assertRaisesRegex(
+        agreement_lib.DiffersError, "^config.init: num_layers of the model: "
+    ):
+      agreement_lib.check_facts(mine, wider, _SIDES)
+    with self.assertRaisesRegex(
+        agreement_lib.DiffersError, re.escape("config.task: digest of training")
+    ):
+      agreement_lib.check_facts(mine, facts(task__split_seed=5), _SIDES)
+    with self.assertRaisesRegex(
+        agreement_lib.DiffersError, "config.tokenizer: stop tokens"
+    ):
+      agreement_lib.check_facts(
+          mine, facts(sampling__stop_token_ids="3"), _SIDES
+      )
+
+
+class HoldProcessesTest(absltest.TestCase):
+
+  def test_process_0_names_who_differs(self):
+    mine = agreement_lib.Terms.make(base_config.make(), _RUN)
+    other = agreement_lib.Terms.make(base_config.make(train__num_steps=7), _RUN)
+    cluster = mock.create_autospec(cluster_lib.Cluster, instance=True)
+    cluster.collect.return_value = {
+        1: dataclasses.asdict(mine),
+        2: dataclasses.asdict(other),
+    }
+    with self.assertRaisesRegex(
+        ValueError,
+        r"config.train.num_steps = 7 at process 2 \(.*\), \d+ at process 0 \(",
+    ):
+      agreement_lib.hold_processes(cluster, mine, validate.check_hosts)
+    cluster.collect.return_value.pop(2)
+    agreement_lib.hold_processes(cluster, mine, validate.check_hosts)
+
+
+if __name__ == "__main__":
+  absltest.main()

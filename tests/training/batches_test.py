@@ -1,0 +1,270 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Batches: masks, order, and reference log-probs computed once and cached."""
+
+from unittest import mock
+
+from absl.testing import absltest
+import numpy as np
+
+from tba_jax.replay import buffer
+from tba_jax.training import batches
+from tests.replay import fake_groups
+
+_B, _K = 5, 2
+_T = fake_groups.COMPLETION_TOKENS
+
+
+class FakeReference:
+  """A token's log-prob is -(last prompt token) - token / 10 - shift."""
+
+  shift = 0.0
+
+  def __init__(self, version=0):
+    self.version = version
+    self.moves = False
+    self.shapes = []
+
+  def follow(self, step, ref_params):
+    if self.moves:
+      self.version = step // 4 * 4
+      self.shift = ref_params
+
+  def logprobs(self, prompt_tokens, prompt_mask, completion_tokens, mask):
+    self.shapes.append(completion_tokens.shape)
+    last = np.asarray(prompt_tokens)[:, -1][:, None, None]
+    values = -last - np.asarray(completion_tokens) / 10 - self.shift
+    return (values * np.asarray(mask)).astype(np.float32)
+
+
+class BatchMakerTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.buffer = fake_groups.make_buffer()
+    for i in range(_B):
+      self.buffer.insert(
+          fake_groups.make_group(i, [[20 + i, 0], [30 + i, 40, 41]], version=i),
+          i,
+      )
+    self.reference = FakeReference()
+
+  def make_maker(
+      self,
+      *,
+      part_prompts=2,
+      stop=True,
+      place=lambda batch: batch,
+      **kwargs,
+  ):
+    return batches.BatchMaker(
+        self.buffer,
+        batches.Placer(self.reference, part_prompts=part_prompts, place=place),
+        include_stop_token=stop,
+        **{"missing_stop": "keep", "missing_stop_reward": -1.0, **kwargs},
+    )
+
+  def draw(self, num_prompts=_B, step=8):
+    return self.buffer.sample(num_prompts, _K, step)
+
+  def assert_right(self, batch, shift=0.0):
+    """Every row has the reference's log-probs of its own tokens."""
+    reference = FakeReference()
+    reference.shift = shift
+    expected = reference.logprobs(
+        batch.prompt_tokens,
+        batch.prompt_mask,
+        batch.completion_tokens,
+        batch.completion_mask,
+    )
+    np.testing.assert_allclose(batch.ref_logprobs, expected, rtol=1e-6)
+
+  def test_fields_belong_together(self):
+    draw = self.draw()
+    batch = self.make_maker().make(draw, 3, {})
+    by_tokens = {
+        tuple(draw.completion_tokens[b, k]): (b, k)
+        for b in range(_B)
+        for k in range(_K)
+    }
+    for b in range(_B):
+      for k in range(_K):
+        i, j = by_tokens[tuple(np.asarray(batch.completion_tokens)[b, k])]
+        np.testing.assert_array_equal(
+            batch.prompt_tokens[b], draw.prompt_tokens[i]
+        )
+        np.testing.assert_array_equal(batch.prompt_mask[b], draw.prompt_mask[i])
+        np.testing.assert_array_equal(
+            batch.behavior_logprobs[b, k], draw.behavior_logprobs[i, j]
+        )
+        self.assertEqual(batch.rewards[b, k], draw.rewards[i, j])
+        # Newer than the step, of an undone history, is not on-policy either.
+        self.assertEqual(
+            batch.staleness_steps[b, k], abs(3 - draw.versions[i, j])
+        )
+    self.assert_right(batch)
+
+  def test_parts_have_one_shape_and_the_last_reaches_back(self):
+    batch = self.make_maker(part_prompts=2).make(self.draw(), 8, {})
+    self.assertEqual(self.reference.shapes, [(2, _K, _T)] * 3)
+    self.assert_right(batch)
+
+  def test_a_part_is_at_most_the_batch(self):
+    batch = self.make_maker(part_prompts=64).make(self.draw(), 8, {})
+    self.assertEqual(self.reference.shapes, [(_B, _K, _T)])
+    self.assert_right(batch)
+
+  def test_computed_once_a_trajectory(self):
+    maker = self.make_maker(part_prompts=_B)
+    maker.make(self.draw(), 8, {})
+    maker.flush()
+    draw = self.draw()
+    self.assertTrue((draw.ref_versions == 0).all())
+    batch = maker.make(draw, 8, {})
+    self.assertLen(self.reference.shapes, 1)
+    self.assert_right(batch)
+
+  def test_only_the_missing_are_computed(self):
+    maker = self.make_maker(part_prompts=1)
+    maker.make(self.draw(3), 8, {})
+    maker.flush()
+    self.reference.shapes.clear()
+    # The pool goes on: two prompts without, three with cached log-probs.
+    draw = self.draw()
+    missing = (draw.ref_versions < 0).any(axis=1)
+    self.assertEqual(missing.sum(), 2)
+    # The missing ones come last, and must be put first.
+    last = np.argsort(missing, kind="stable")
+    draw = buffer.Draw(
+        **{
+            name: value[last] if isinstance(value, np.ndarray) else value
+            for name, value in vars(draw).items()
+        }
+    )
+    batch = maker.make(draw, 8, {})
+    self.assertLen(self.reference.shapes, 2)
+    self.assert_right(batch)
+    # Each row's own are saved, though the batch has another order.
+    maker.flush()
+    self.reference.shapes.clear()
+    self.assert_right(maker.make(self.draw(), 8, {}))
+    self.assertEmpty(self.reference.shapes)
+
+  def test_log_probs_of_another_reference_are_not_used(self):
+    maker = self.make_maker(part_prompts=_B)
+    draw = self.draw()
+    self.buffer.set_ref_logprobs(
+        draw.rows, np.full((_B, _K, _T), 99, np.float32), 1
+    )
+    batch = maker.make(self.draw(), 8, {})
+    self.assert_right(batch)
+    self.assertLen(self.reference.shapes, 1)
+    maker.flush()
+    self.assertTrue((self.draw().ref_versions == 0).all())
+
+  def test_what_a_reference_gave_before_it_moved_is_not_used_after(self):
+    """The draw of step 8 is made before the log-probs of step 7 are saved."""
+    self.reference.moves = True
+    maker = self.make_maker(part_prompts=_B)
+    self.assert_right(maker.make(self.draw(step=7), 7, 0.5), shift=0.5)
+    self.assert_right(maker.make(self.draw(), 8, 0.25), shift=0.25)
+    maker.flush()
+    self.assertTrue((self.draw().ref_versions == 8).all())
+    self.assertLen(self.reference.shapes, 2)
+    # Up to the next move they are right, and taken from the buffer.
+    self.assert_right(maker.make(self.draw(), 11, 0.25), shift=0.25)
+    self.assertLen(self.reference.shapes, 2)
+
+  def test_late_log_probs_keep_the_version_that_gave_them(self):
+    self.reference.moves = True
+    maker = self.make_maker(part_prompts=_B)
+    maker.make(self.draw(step=7), 7, 0.5)
+    self.reference.follow(8, 0.25)
+    maker.flush()
+    self.assertTrue((self.draw().ref_versions == 4).all())
+    self.assert_right(maker.make(self.draw(), 8, 0.25), shift=0.25)
+
+  def test_one_stale_row_makes_its_prompt_miss(self):
+    maker = self.make_maker(part_prompts=1)
+    maker.make(self.draw(), 8, {})
+    maker.flush()
+    draw = self.draw()
+    self.buffer.set_ref_logprobs(
+        draw.rows[0, :1], np.full((1, _T), 99, np.float32), 7
+    )
+    self.reference.shapes.clear()
+    batch = maker.make(self.draw(), 8, {})
+    self.assertLen(self.reference.shapes, 1)
+    self.assert_right(batch)
+
+  def test_nothing_is_saved_before_flush(self):
+    maker = self.make_maker()
+    maker.make(self.draw(), 8, {})
+    self.assertTrue((self.draw().ref_versions < 0).all())
+    maker.flush()
+    draw = self.draw()
+    self.assertTrue((draw.ref_versions == 0).all())
+    expected = self.reference.logprobs(
+        draw.prompt_tokens,
+        draw.prompt_mask,
+        draw.completion_tokens,
+        np.arange(_T) < draw.completion_lengths[..., None],
+    )
+    np.testing.assert_allclose(draw.ref_logprobs, expected, rtol=1e-6)
+    # Said once: a second flush has nothing to say.
+    with mock.patch.object(self.buffer, "set_ref_logprobs") as save:
+      maker.flush()
+    save.assert_not_called()
+
+  def test_the_batch_is_placed_before_it_is_used(self):
+    placed = []
+
+    def place(batch):
+      placed.append(batch)
+      return batch
+
+    self.make_maker(place=place).make(self.draw(), 8, {})
+    self.assertLen(placed, 1)
+    self.assertEqual(placed[0].prompt_mask.dtype, np.float32)
+    self.assertEqual(placed[0].staleness_steps.dtype, np.float32)
+
+  def test_the_rule_is_in_the_rewards_of_the_batch(self):
+    draw = self.draw()
+    self.assertTrue((draw.stopped != draw.stopped[0, 0]).any())
+    rewards = dict.fromkeys(("keep", "replace"))
+    for rule in rewards:
+      maker = self.make_maker(missing_stop=rule, missing_stop_reward=-7.0)
+      rewards[rule] = maker.make(draw, 8, {}).rewards
+    self.assertEqual((rewards["replace"] == -7.0).sum(), (~draw.stopped).sum())
+    self.assertFalse((rewards["keep"] == -7.0).any())
+
+
+class CompletionMaskTest(absltest.TestCase):
+
+  def test_with_and_without_the_stop_token(self):
+    lengths, stopped = np.array([[3, 4]]), np.array([[True, False]])
+    mask = lambda stop: batches.completion_mask(
+        lengths, stopped, 4, include_stop_token=stop
+    )
+    np.testing.assert_array_equal(mask(True), [[[1, 1, 1, 0], [1, 1, 1, 1]]])
+    # A completion that was cut off has no stop token to leave out.
+    np.testing.assert_array_equal(mask(False), [[[1, 1, 0, 0], [1, 1, 1, 1]]])
+    self.assertEqual(mask(True).dtype, np.float32)
+
+  def test_rules_for_completions_without_stop_token(self):
+    rewards = np.array([[1.0, 2.0]], np.float32)
+    stopped = np.array([[True, False]])
+    for rule, expected in (
+        ("keep", [1.0, 2.0]),
+        ("replace", [1.0, -3.0]),
+        ("add", [1.0, -1.0]),
+    ):
+      found = batches.with_stop_rule(rewards, stopped, rule, -3.0)
+      np.testing.assert_array_equal(found, [expected])
+      self.assertEqual(found.dtype, np.float32)
+    with self.assertRaisesRegex(ValueError, "loss.missing_stop='drop'"):
+      batches.with_stop_rule(rewards, stopped, "drop", -3.0)
+
+
+if __name__ == "__main__":
+  absltest.main()

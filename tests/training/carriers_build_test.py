@@ -1,0 +1,71 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of build.py: the rule by which a carrier is chosen."""
+
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from tba_jax.config import ranges
+from tba_jax.monitor import run_directory
+from tba_jax.training import publication
+from tests.support import base_config
+
+_BIG = publication.SMALL_BYTES + 1
+
+
+class BuildTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("auto", publication.SMALL_BYTES, True, "/d", 1, "store"),
+      ("auto", _BIG, True, "", 1, "files"),
+      ("auto", _BIG, True, "/d", 2, "files"),
+      ("auto", _BIG, False, "/d", 1, "files"),
+      ("auto", _BIG, False, "/d", 2, "orbax"),
+      ("auto", _BIG, False, "gs://b/d", 1, "orbax"),
+      ("auto", _BIG, True, "gs://b/d", 1, "orbax"),
+      ("auto", _BIG, False, "", 2, "store"),
+      ("auto", _BIG, False, "", 1, "store"),
+      ("auto", _BIG, True, "", 1, "files"),
+      ("store", _BIG, True, "/d", 1, "store"),
+      ("files", 1, False, "", 1, "files"),
+      ("orbax", 1, True, "", 1, "orbax"),
+  )
+  def test_rule(
+      self, setting, num_bytes, one_host, directory, num_processes, wanted
+  ):
+    found = publication.choose_carrier(
+        setting,
+        num_bytes=num_bytes,
+        one_host=one_host,
+        directory=directory,
+        num_processes=num_processes,
+    )
+    self.assertEqual(found, wanted)
+
+  def test_carriers_of_a_config(self):
+    run = run_directory.Run(
+        workdir=pathlib.Path("/nowhere"),
+        run_id="r",
+        spool=pathlib.Path("/nowhere/spool"),
+        secret=b"s" * 32,
+    )
+    big = {"['w']": ((_BIG,), np.dtype(np.int8))}
+    names = lambda config: [
+        c.name for c in publication.make_write_carriers(config, run, big)
+    ]
+    # What no file has room for goes through the store.
+    self.assertEqual(names(base_config.make()), ["files", "store"])
+    config = base_config.make(publish__carrier="files")
+    self.assertEqual(names(config), ["files"])
+    # The config's names are those of the carriers.
+    self.assertEqual(
+        {"auto", *publication.make_read_carriers(config, run)},
+        set(ranges.NAMES["publish.carrier"]),
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

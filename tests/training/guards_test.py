@@ -1,0 +1,106 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Guards: when each fires, when it fires again, and what a run restores."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import ml_collections
+
+from tba_jax.training import guards as guards_lib
+
+GOOD = {
+    "entropy": 1.0,
+    "kl": 5.0,
+    "logprob_gap": 1e-6,
+    "on_policy_share": 1.0,
+}
+
+
+def make_guards(action="warn"):
+  return guards_lib.Guards(
+      ml_collections.ConfigDict(
+          dict(
+              action=action,
+              min_entropy=0.1,
+              max_kl=50.0,
+              max_accuracy_drop=0.2,
+              learning_rate_factor=0.5,
+              max_logprob_gap=1e-3,
+          )
+      )
+  )
+
+
+class GuardsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("entropy", 0.05, "0.0500.*min_entropy=0.1"),
+      ("kl", 51.0, "51.00.*max_kl=50.0"),
+      ("logprob_gap", 0.002, "2.00e-03.*max_logprob_gap=0.001"),
+  )
+  def test_a_crossed_limit_fires_and_says_which(self, name, value, message):
+    (alarm,) = make_guards().check_step(7, {**GOOD, name: value})
+    self.assertEqual(alarm.name, name)
+    self.assertRegex(alarm.message, f"^step 7: .*{message}")
+
+  def test_the_limits_themselves_are_allowed(self):
+    at_limit = {**GOOD, "entropy": 0.1, "kl": 50.0, "logprob_gap": 1e-3}
+    self.assertEmpty(make_guards().check_step(0, at_limit))
+
+  def test_the_gap_says_nothing_of_old_data(self):
+    guards = make_guards()
+    old = {**GOOD, "logprob_gap": 1.0, "on_policy_share": 0.0}
+    self.assertEmpty(guards.check_step(0, old))
+    self.assertLen(guards.check_step(1, {**old, "on_policy_share": 0.01}), 1)
+
+  def test_a_guard_fires_again_only_after_the_value_was_back(self):
+    guards = make_guards()
+    count = lambda kl: len(guards.check_step(0, {**GOOD, "kl": kl}))
+    self.assertEqual([count(kl) for kl in (60, 70, 40, 60)], [1, 0, 0, 1])
+
+  def test_guards_are_apart_from_each_other(self):
+    guards = make_guards()
+    guards.check_step(0, {**GOOD, "kl": 60.0})
+    both = guards.check_step(1, {**GOOD, "kl": 60.0, "entropy": 0.0})
+    self.assertEqual([alarm.name for alarm in both], ["entropy"])
+    # Neither does a good accuracy end what a step's metrics began.
+    guards.check_accuracy(1, 0.5)
+    self.assertEmpty(guards.check_step(2, {**GOOD, "kl": 60.0, "entropy": 0}))
+
+  def test_accuracy_is_held_against_its_first_value(self):
+    guards = make_guards()
+    self.assertEmpty(guards.check_accuracy(0, 0.5))
+    self.assertEmpty(guards.check_accuracy(5, 0.9))
+    self.assertEmpty(guards.check_accuracy(10, 0.31))
+    (alarm,) = guards.check_accuracy(15, 0.29)
+    self.assertEqual(alarm.name, "accuracy")
+    self.assertRegex(alarm.message, "step 15: .*0.290 is below 0.300")
+
+  def test_off_never_fires(self):
+    guards = make_guards("off")
+    self.assertEmpty(guards.check_step(0, {**GOOD, "kl": 60.0}))
+    guards.check_accuracy(0, 1.0)
+    self.assertEmpty(guards.check_accuracy(1, 0.0))
+
+  def test_a_restored_guard_goes_on_where_it_was(self):
+    first = make_guards()
+    first.check_accuracy(0, 0.5)
+    first.check_step(3, {**GOOD, "kl": 60.0})
+    second = make_guards()
+    second.set_state(first.get_state())
+    self.assertEmpty(second.check_step(4, {**GOOD, "kl": 60.0}))
+    self.assertLen(second.check_accuracy(4, 0.29), 1)
+    self.assertEqual(
+        second.get_state(),
+        {"firing": ["accuracy", "kl"], "first_accuracy": 0.5},
+    )
+
+  def test_the_action_is_the_configs(self):
+    for action in guards_lib.ACTIONS:
+      guards = make_guards(action)
+      self.assertEqual(guards.action, action)
+      self.assertEqual(guards.learning_rate_factor, 0.5)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,327 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters: what they add, what is trained, and whose they are."""
+
+import functools
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs import arithmetic
+from tba_jax.config import relations
+from tba_jax.config import validate
+from tba_jax.losses import objective
+from tba_jax.models import hf
+from tba_jax.monitor import run_directory
+from tba_jax.programs import export
+from tba_jax.programs import searcher
+from tba_jax.programs import trainer
+from tba_jax.training import checkpoint
+from tba_jax.training import lora
+from tba_jax.training import model_source
+from tba_jax.training import policy as policy_lib
+from tba_jax.training import publication
+from tba_jax.training import reference
+from tba_jax.training import shard_report
+from tba_jax.training import sharding
+from tba_jax.training import train_step
+from tests.support import base_config
+from tests.support import tiny_model
+
+_FAMILIES = (
+    dict(family="llama"),
+    dict(family="mistral", sliding_window=3),
+    dict(family="qwen2"),
+    dict(family="qwen3"),
+    dict(
+        family="gpt_neox",
+        num_kv_heads=4,
+        parallel_residual=True,
+        activation="gelu",
+        attention_bias=True,
+    ),
+    dict(family="gpt2", num_kv_heads=4, activation="gelu_new"),
+)
+
+
+def settings(rank=2, alpha=6.0, targets="all"):
+  return dict(rank=rank, alpha=alpha, targets=targets)
+
+
+@functools.cache
+def make(**changes):
+  """Returns (model, base, adapters' functions, adapters off their start)."""
+  model = tiny_model.make_model(**changes)
+  functions = lora.make(settings(), model)
+  moved = jax.tree.map(
+      lambda x: 0.1
+      * jnp.sin(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape),
+      jax.eval_shape(functions.init, jax.random.PRNGKey(0)),
+  )
+  return model, tiny_model.init_params(model), functions, moved
+
+
+class AdaptersTest(parameterized.TestCase):
+
+  def test_none_with_rank_0(self):
+    self.assertIsNone(lora.make(settings(rank=0), tiny_model.make_model()))
+
+  @parameterized.parameters(*_FAMILIES)
+  def test_is_the_product_written_out(self, **family):
+    model, base, functions, moved = make(**family)
+    found = jax.device_get(functions.merge(base, moved))
+    expected = jax.tree.map(np.array, base)
+    block = expected["blocks"]
+    for part in ("attention", "mlp"):
+      for name, factors in moved["blocks"][part].items():
+        a, b = (np.asarray(factors[k], np.float64) for k in "ab")
+        N, rank = a.shape[:2]
+        product = b.reshape(N, -1, rank) @ a.reshape(N, rank, -1)
+        kernel = block[part][name]["kernel"]
+        kernel += (6.0 / 2 * product).reshape(kernel.shape)
+    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
+    # What it merged into is as it was.
+    chex.assert_trees_all_equal(base, tiny_model.init_params(model))
+
+  def test_starts_as_its_base(self):
+    _, base, functions, _ = make()
+    start = functions.init(jax.random.PRNGKey(1))
+    chex.assert_trees_all_equal(functions.merge(base, start), base)
+    a = start["blocks"]["mlp"]["down"]["a"]
+    np.testing.assert_allclose(a.std(), 1 / np.sqrt(32), rtol=0.2)
+
+  def test_targets(self):
+    model = tiny_model.make_model()
+    functions = lora.make(settings(targets="q, down"), model)
+    down = {
+        "a": ("layers", "lora_rank", "mlp"),
+        "b": ("layers", "width", "lora_rank"),
+    }
+    q = {
+        "a": ("layers", "lora_rank", "width"),
+        "b": ("layers", "heads", "head_dim", "lora_rank"),
+    }
+    self.assertEqual(
+        functions.logical_axes,
+        {"blocks": {"attention": {"q": q}, "mlp": {"down": down}}},
+    )
+    shapes = jax.eval_shape(functions.init, jax.random.PRNGKey(0))
+    chex.assert_trees_all_equal_structs(
+        shapes,
+        jax.tree.map(
+            lambda _: 0,
+            functions.logical_axes,
+            is_leaf=lambda node: isinstance(node, tuple),
+        ),
+    )
+
+  @parameterized.parameters(*_FAMILIES)
+  def test_names_and_shapes_are_those_that_are_told_without_jax(self, **family):
+    model, _, functions, moved = make(**family)
+    found = {}
+    for part in moved["blocks"].values():
+      found |= part
+    lacking = set(relations.TARGETS) - set(found)
+    self.assertEqual(lacking, {"gate"} - set(found))
+    for name in relations.TARGETS:
+      problems = relations.lora_target_problems(
+          {
+              "lora.rank": 1,
+              "lora.targets": name,
+              "init": "scratch",
+              "model.family": family["family"],
+          }
+      )
+      self.assertEqual(bool([*problems]), name in lacking)
+    told = shard_report.adapter_leaves(
+        shard_report.model_leaves(model.config), rank=2, targets="all"
+    )
+    axes = jax.tree.leaves(
+        functions.logical_axes, is_leaf=lambda node: isinstance(node, tuple)
+    )
+    actual = [
+        (leaf.shape, names)
+        for leaf, names in zip(jax.tree.leaves(moved), axes, strict=True)
+    ]
+    self.assertCountEqual(told.values(), actual)
+
+  def test_a_target_that_the_model_lacks(self):
+    gpt2 = make(**_FAMILIES[-1])[0]
+    with self.assertRaisesRegex(ValueError, r"lora.targets='q,gate'.*\['gate'"):
+      lora.make(settings(targets="q,gate"), gpt2)
+
+  def test_a_bfloat16_base_stays_bfloat16(self):
+    _, base, functions, moved = make()
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), base)
+    chex.assert_trees_all_equal_dtypes(functions.merge(half, moved), half)
+
+
+class ConfigTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (dict(lora__rank=-1), "config.lora.rank = -1: allowed 0 or more"),
+      (dict(lora__alpha=0.0), "config.lora.alpha = 0.0: allowed a number"),
+      (
+          dict(lora__targets="q,head"),
+          "config.lora.targets = 'q,head': allowed 'all' or some of q, k, v",
+      ),
+      (
+          dict(lora__rank=2, lora__targets="gate", model__family="gpt2"),
+          "config.lora.targets = 'gate': the blocks of gpt2 have no gate;",
+      ),
+      (
+          dict(lora__rank=2, reference__mode="reset"),
+          "config.reference.mode = 'reset': allowed 'fixed' with"
+          " config.lora.rank = 2",
+      ),
+  )
+  def test_what_is_wrong_is_named(self, changes, message):
+    with self.assertRaises(validate.ConfigError) as caught:
+      validate.validate(base_config.make(**changes))
+    lines = str(caught.exception).splitlines()
+    self.assertTrue(any(line.startswith(message) for line in lines), lines)
+
+  def test_a_sweep_has_none(self):
+    with self.assertRaisesRegex(
+        ValueError, "config.lora.rank = 2: allowed 0 with --program=sweep"
+    ):
+      validate.validate(base_config.make(lora__rank=2), program="sweep")
+
+  def test_a_folder_says_what_its_blocks_have(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    c = {"lora.rank": 2, "lora.targets": "gate", "init": str(folder)}
+    for model_type, wrong in (("gpt_neox", 1), ("qwen2", 0)):
+      (folder / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
+      self.assertLen([*relations.lora_target_problems(c)], wrong)
+
+
+class TrainTest(parameterized.TestCase):
+
+  def make_state(self, **changes):
+    """Returns (config, policy, base on a mesh, state before step 0)."""
+    model, base, functions, _ = make(num_layers=1)
+    config = tiny_model.make_config(**changes)
+    mesh = sharding.make_mesh(config.mesh)
+    policy = policy_lib.Policy(None, None, model, None, functions)
+    base = jax.device_put(base, sharding.replicated(mesh))
+    state = trainer.init_state(config, policy, base, mesh)
+    chex.assert_trees_all_equal_shapes_and_dtypes(
+        trainer.abstract_state(config, policy, mesh), state
+    )
+    return config, policy, base, state
+
+  def test_adapters_alone_are_trained(self):
+    config, policy, base, state = self.make_state()
+    mesh = sharding.make_mesh(config.mesh)
+    kept = jax.device_get(base)
+    sizes = lambda tree: sum(x.size for x in jax.tree.leaves(tree))
+    trained = sizes(state.params)
+    self.assertLess(trained, sizes(base) / 2)
+    # Two moments of each, and counters.
+    self.assertBetween(sizes(state.opt_state), 2 * trained, 2 * trained + 4)
+    step = trainer.make_train_step(config, policy, mesh, base)
+    ref = reference.Reference(policy.model, base, temperature=1.0, copy=False)
+    batch = tiny_model.make_batch()
+    before = self.logprobs(ref, batch)
+    state, metrics = step(state, batch)
+    # Before its first update the policy is its base; the two are compiled
+    # apart, and may round a sum in another order.
+    loss_fn = jax.jit(objective.make_loss_fn(config, policy.model))
+    loss, _ = loss_fn(base, {}, batch, metrics["beta"])
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-6)
+    state, metrics = step(state, batch)
+    self.assertGreater(metrics["grad_norm"], 0.0)
+    for leaf in jax.tree.leaves(state.params):
+      self.assertGreater(jnp.abs(leaf).max(), 0.0)
+    chex.assert_trees_all_equal(jax.device_get(base), kept)
+    # The reference is the base, and stays it.
+    np.testing.assert_array_equal(self.logprobs(ref, batch), before)
+
+  def test_a_value_model_starts_from_the_base(self):
+    _, _, base, state = self.make_state(
+        loss__name="ppo",
+        loss__ratio_clip=0.2,
+        loss__correction="decoupled",
+        loss__proximal_every_steps=2,
+    )
+    value = state.loss_params["value"]
+    chex.assert_trees_all_equal(value["blocks"], base["blocks"])
+    held = state.proximal_params["params"]["blocks"]
+    self.assertEqual({*held}, {"attention", "mlp"})
+    self.assertEqual({*held["mlp"]["up"]}, {"a", "b"})
+
+  def logprobs(self, ref, batch):
+    return ref.logprobs(
+        batch.prompt_tokens,
+        batch.prompt_mask,
+        batch.completion_tokens,
+        batch.completion_mask,
+    )
+
+  def test_a_forward_pass_is_that_of_the_merged_model(self):
+    model, base, functions, moved = make(num_layers=1)
+    tokens = np.arange(2, 10)[None]
+
+    def loss(tree, put):
+      params = put(base, tree)
+      logits = model.logits(params, tokens, np.ones_like(tokens))
+      return logits.var(), logits
+
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+    (_, logits), grads = run(moved, functions.attach)
+    (_, merged_logits), merged_grads = run(moved, functions.merge)
+    np.testing.assert_allclose(logits, merged_logits, rtol=1e-5, atol=1e-5)
+    # The product gets the gradient that its merged kernel passes on.
+    chex.assert_trees_all_close(grads, merged_grads, rtol=1e-3, atol=1e-6)
+    start = jax.tree.map(jnp.zeros_like, moved)
+    (_, base_logits), _ = run(start, functions.attach)
+    self.assertGreater(np.abs(logits - base_logits).max(), 0.01)
+
+
+class RunTest(absltest.TestCase):
+
+  def test_a_run_publishes_and_exports_adapters_of_its_base_alone(self):
+    with tempfile.TemporaryDirectory() as folder:
+      config = arithmetic.get_config("smoke")
+      config.init = "scratch"
+      scratch = policy_lib.make_policy(config, folder)
+      start = tiny_model.init_params(scratch.model)
+      where = pathlib.Path(folder) / "base"
+      hf.save(where, scratch.model.config, start, scratch.tokenizer)
+      config.init = str(where)
+      config.lora.rank = 2
+      workdir = f"{folder}/run"
+      run_directory.create(workdir, config)
+      policy = policy_lib.make_policy(config, workdir)
+      mesh = sharding.make_mesh(config.mesh)
+      state = trainer.init_state(config, policy, start, mesh)
+      moved = jax.tree.map(lambda x: x + 0.1, state.params)
+      state = train_step.TrainState(**{**vars(state), "params": moved})
+      # A searcher adds what is published to its own base.
+      whole = searcher.make_whole(config, policy)
+      params_fn = searcher.make_params_fn(policy, whole)
+      expected = policy.adapters.merge(start, moved)
+      found = params_fn(publication.flatten(state.params))
+      chex.assert_trees_all_close(found, expected, rtol=1e-6)
+      saver = checkpoint.Checkpointer(f"{workdir}/checkpoints", keep=2)
+      saver.save(0, state, {"base": whole.base})
+      saver.close()
+      exported = export.run(config, workdir, [f"{folder}/exported"])
+      chex.assert_trees_all_equal(hf.load(exported)[1], found)
+      # Adapters of another base are another policy.
+      other = jax.tree.map(lambda x: 2 * x, start)
+      hf.save(where, scratch.model.config, other, scratch.tokenizer)
+      with self.assertRaisesRegex(ValueError, "adapters of the base 'model"):
+        model_source.of_checkpoint(
+            config, workdir, 0, model_source.one_device()
+        )
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,120 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""AdamW at written-out numbers; the clip; what is refused."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tba_jax.config import settings
+from tba_jax.training import optimizer
+
+
+def make_optimizer_config(**changes):
+  config = settings.get_config().optimizer
+  config.update(changes)
+  return config
+
+
+class OptimizerTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (dict(schedule="step"), "optimizer.schedule='step'"),
+      (dict(b1=1.0), "optimizer.b1=1.0"),
+      (dict(b2=-0.1), "optimizer.b2=-0.1"),
+      (dict(epsilon=0.0), "optimizer.epsilon=0.0"),
+      (dict(state_dtype="float16"), "optimizer.state_dtype='float16'"),
+      (dict(weight_decay=-0.1), "optimizer.weight_decay=-0.1"),
+      (dict(grad_clip_norm=-1.0), "optimizer.grad_clip_norm=-1.0"),
+  )
+  def test_refuses_by_key(self, changes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      optimizer.make_optimizer(
+          make_optimizer_config(**changes), 10, per_round_steps=0
+      )
+
+  def make_update(self, grads, **changes):
+    config = make_optimizer_config(
+        learning_rate=0.1, schedule="constant", **changes
+    )
+    tx, learning_rate_fn = optimizer.make_optimizer(
+        config, 10, per_round_steps=0
+    )
+    params = jnp.array([2.0, -1.0])
+    updates, _ = tx.update(grads, tx.init(params), params)
+    return updates, learning_rate_fn
+
+  def test_first_update_is_the_learning_rate_in_the_sign_of_the_gradient(self):
+    updates, learning_rate_fn = self.make_update(
+        jnp.array([3.0, -4.0]), grad_clip_norm=0.0
+    )
+    np.testing.assert_allclose(updates, [-0.1, 0.1], rtol=1e-5)
+    np.testing.assert_allclose(learning_rate_fn(0), 0.1)
+
+  def test_weight_decay_is_decoupled(self):
+    updates, _ = self.make_update(
+        jnp.zeros(2), weight_decay=0.5, grad_clip_norm=1.0
+    )
+    np.testing.assert_allclose(updates, [-0.1, 0.05], rtol=1e-5)
+
+  @parameterized.product(
+      state_dtype=("float32", "bfloat16"), param_dtype=("float32", "bfloat16")
+  )
+  def test_dtypes_of_the_moments(self, state_dtype, param_dtype):
+    tx, _ = optimizer.make_optimizer(
+        make_optimizer_config(
+            state_dtype=state_dtype, schedule="constant", learning_rate=0.1
+        ),
+        10,
+        per_round_steps=0,
+    )
+    params = jnp.array([2.0, -1.0], param_dtype)
+    state = tx.init(params)
+    for _ in range(2):
+      updates, state = tx.update(jnp.ones_like(params), state, params)
+    (adam,) = (
+        s
+        for s in jax.tree.leaves(state, is_leaf=lambda x: hasattr(x, "mu"))
+        if hasattr(s, "mu")
+    )
+    self.assertEqual(adam.mu.dtype, state_dtype)
+    self.assertEqual(adam.nu.dtype, "float32")
+    np.testing.assert_allclose(updates.astype("float32"), -0.1, rtol=1e-2)
+
+  def test_a_small_second_moment_is_not_rounded_away(self):
+    # At b2 = .999, from 1 to 1.0001 a step: below what bfloat16 can add.
+    tx, _ = optimizer.make_optimizer(
+        make_optimizer_config(
+            b2=0.999, state_dtype="bfloat16", grad_clip_norm=0.0
+        ),
+        10,
+        per_round_steps=0,
+    )
+    params = jnp.zeros(1, jnp.bfloat16)
+    state = tx.init(params)
+    for _ in range(3):
+      _, state = tx.update(jnp.ones_like(params), state, params)
+    nu = optax.tree.get(state, "nu")
+    np.testing.assert_allclose(nu, 1 - 0.999**3, rtol=1e-4)
+
+  def test_clips_the_global_norm(self):
+    # Adam hides a gradient's scale but for epsilon, so epsilon is made big:
+    # the update is -0.1 g / (|g| + 1).
+    big = dict(epsilon=1.0)
+    clipped, _ = self.make_update(
+        jnp.array([3.0, -4.0]), grad_clip_norm=1.0, **big
+    )
+    free, _ = self.make_update(
+        jnp.array([3.0, -4.0]), grad_clip_norm=0.0, **big
+    )
+    np.testing.assert_allclose(
+        clipped, [-0.1 * 0.6 / 1.6, 0.1 * 0.8 / 1.8], rtol=1e-5
+    )
+    np.testing.assert_allclose(free, [-0.1 * 3 / 4, 0.1 * 4 / 5], rtol=1e-5)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,266 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of publication: threads that publish and pull, and survive losses."""
+
+import contextlib
+import pathlib
+import threading
+import time
+
+from absl.testing import absltest
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax.training import publication
+from tba_jax.transport import base
+from tba_jax.transport import carrier_files
+from tba_jax.transport import carrier_store
+from tba_jax.transport import in_process
+from tba_jax.transport import wire
+from tests.training import versions_test
+
+SECRET = b"s" * 32
+KEYS = {"run_id": "run", "secret": SECRET}
+WAIT_S = 20.0
+
+
+def _params(value):
+  return {"w": jnp.full((8, 8), value, jnp.float32), "b": jnp.zeros(())}
+
+
+class PublicationTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.store = in_process.InProcessStore()
+    self.events: list[tuple[str, str]] = []
+    self.spans: list[str] = []
+    self.transport = self.connect()
+
+  def connect(self):
+    return in_process.InProcessTransport(self.store)
+
+  @contextlib.contextmanager
+  def span(self, kind):
+    self.spans.append(kind)
+    yield
+
+  def make_publisher(
+      self, *, epoch=1, keep=2, carriers=None, dtype="", base_name=""
+  ):
+    publisher = publication.Publisher(
+        self.connect,
+        epoch=epoch,
+        carriers=carriers or [carrier_store.Chunks()],
+        dtype=dtype,
+        keep_versions=keep,
+        on_event=lambda *event: self.events.append(event),
+        span=self.span,
+        base_name=base_name,
+        **KEYS,
+    )
+    self.addCleanup(publisher.close)
+    return publisher
+
+  def make_puller(self, params=None, *, carriers=(), dtype="", base_name=""):
+    puller = publication.Puller(
+        self.connect,
+        expected=publication.expected_leaves(params or _params(0.0)),
+        carriers={c.name: c for c in carriers or [carrier_store.Chunks()]},
+        dtype=dtype,
+        every_s=0.002,
+        on_event=lambda *event: self.events.append(event),
+        base_name=base_name,
+        **KEYS,
+    )
+    self.addCleanup(puller.close)
+    return puller
+
+  def wait_until(self, condition):
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+      self.assertLess(time.monotonic(), deadline, f"events: {self.events}")
+      time.sleep(0.002)
+
+  def test_a_published_version_is_pulled(self):
+    publisher, puller = self.make_publisher(), self.make_puller()
+    publisher.submit(3, _params(1.5))
+    tag, leaves = puller.wait_for(3, WAIT_S)
+    self.assertEqual(tag, (1, 3))
+    params = publication.unflatten(leaves, _params(0.0))
+    np.testing.assert_array_equal(params["w"], np.full((8, 8), 1.5))
+
+  def test_adapters_of_another_base_are_refused(self):
+    publisher = self.make_publisher(base_name="model 12")
+    puller = self.make_puller(base_name="model 12")
+    other = self.make_puller(base_name="model 13")
+    publisher.submit(3, _params(1.5))
+    self.assertIsNotNone(puller.wait_for(3, WAIT_S))
+    self.wait_until(lambda: other.stats.refused)
+    self.assertIn("model 12", other.stats.last_refusal)
+    self.assertIsNone(other.latest())
+
+  def test_submit_copies_so_the_params_may_be_donated(self):
+    publisher, puller = self.make_publisher(), self.make_puller()
+    params = _params(2.0)
+    publisher.submit(0, params)
+    consume = jax.jit(
+        lambda p: jax.tree.map(lambda x: x * 0, p), donate_argnums=0
+    )
+    consume(params)
+    _, leaves = puller.wait_for(0, WAIT_S)
+    self.assertEqual(leaves["['w']"][0, 0], 2.0)
+
+  def test_who_submits_hears_what_is_left_out(self):
+    class Slow(carrier_store.Chunks):
+
+      def pack(self, tag, leaves):
+        entered.set()
+        go_on.wait(WAIT_S)
+        return super().pack(tag, leaves)
+
+    entered, go_on = threading.Event(), threading.Event()
+    publisher = self.make_publisher(carriers=[Slow()])
+    self.assertIsNone(publisher.submit(0, _params(0.0)))
+    self.assertTrue(entered.wait(WAIT_S))
+    self.assertIsNone(publisher.submit(1, _params(1.0)))
+    self.assertEqual(publisher.submit(2, _params(2.0)), 1)
+    go_on.set()
+    publisher.wait(2, WAIT_S)
+    self.assertIsNone(publisher.submit(3, _params(3.0)))
+
+  def test_only_the_newest_versions_stay_readable(self):
+    publisher = self.make_publisher(keep=2)
+    for version in range(4):
+      publisher.submit(version, _params(version))
+      publisher.wait(version, WAIT_S)
+    self.wait_until(lambda: len(self._stored_tags()) == 2)
+    self.assertEqual(
+        self._stored_tags(), {publication.tag_text(1, v) for v in (2, 3)}
+    )
+    # Looking whether the pointer is still ours is no publishing.
+    self.assertEqual(self.spans, 4 * ["publish"])
+
+  def test_a_new_store_gets_the_last_version_again(self):
+    publisher, puller = self.make_publisher(), self.make_puller()
+    publisher.submit(7, _params(7.0))
+    self.assertIsNotNone(puller.wait_for(7, WAIT_S))
+    self.store.lose()
+    late = self.make_puller()
+    tag, _ = late.wait_for(7, WAIT_S)
+    self.assertEqual(tag, (1, 7))
+    self.assertIn("store_lost", {kind for kind, _ in self.events})
+
+  def test_an_older_epoch_never_replaces_a_newer_one(self):
+    publisher, puller = self.make_publisher(epoch=2), self.make_puller()
+    publisher.submit(4, _params(4.0))
+    puller.wait_for(4, WAIT_S)
+    # A replaced trainer that still runs: more steps, an older epoch.
+    versions_test.publish(self.transport, _params(9.0), epoch=1, version=90)
+    read = lambda: publication.read_pointer(self.transport, **KEYS)
+    self.wait_until(lambda: read() == (2, 4))
+    self.assertEqual(puller.latest()[0], (2, 4))
+    self.assertEqual(self.make_puller().wait_for(-1, WAIT_S)[0], (2, 4))
+
+  def test_a_torn_version_is_refused_and_the_old_one_stays(self):
+    puller = self.make_puller()
+    write = lambda version: versions_test.publish(
+        self.transport, _params(version), epoch=1, version=version
+    )
+    write(1)
+    puller.wait_for(1, WAIT_S)
+    self.transport.delete("p_cur")
+    write(2)
+    key = f"p/{publication.tag_text(1, 2)}/000000"
+    self.transport.put(key, b"\0" * len(self.transport.get(key)))
+    self.transport.put(
+        "p_cur",
+        wire.encode_message({"run": "run", "epoch": 1, "version": 3}, SECRET),
+    )
+    meta = self.transport.get(f"p/{publication.tag_text(1, 2)}/meta")
+    self.transport.put(f"p/{publication.tag_text(1, 3)}/meta", meta)
+    self.wait_until(lambda: puller.stats.refused > 0)
+    self.assertIn("refused_version", {kind for kind, _ in self.events})
+    self.assertLess(puller.latest()[0], (1, 3))
+    write(4)
+    self.assertEqual(puller.wait_for(4, WAIT_S)[0], (1, 4))
+
+  def test_a_full_disk_hands_over_to_the_next_carrier(self):
+    class Full(carrier_store.Chunks):
+      name = "full"
+
+      def pack(self, tag, leaves):
+        raise OSError(28, "no space left")
+
+    publisher = self.make_publisher(carriers=[Full(), carrier_store.Chunks()])
+    puller = self.make_puller()
+    publisher.submit(3, _params(3.0))
+    self.assertEqual(puller.wait_for(3, WAIT_S)[0], (1, 3))
+    kinds = {kind: message for kind, message in self.events}
+    self.assertIn("no space", kinds["carrier_full"])
+    alone = self.make_publisher(carriers=[Full()])
+    alone.submit(4, _params(4.0))
+    with self.assertRaises(base.TransportError):
+      alone.wait(4, WAIT_S)
+
+  def test_params_are_cast_on_the_way_and_back(self):
+    publisher = self.make_publisher(dtype="bfloat16")
+    puller = self.make_puller(dtype="bfloat16")
+    publisher.submit(1, _params(1 / 3))
+    _, leaves = puller.wait_for(1, WAIT_S)
+    self.assertEqual(leaves["['w']"].dtype, np.float32)
+    self.assertEqual(leaves["['w']"][0, 0], np.float32(jnp.bfloat16(1 / 3)))
+
+  def test_files_last_as_long_as_someone_has_them(self):
+    folder = pathlib.Path(self.create_tempdir().full_path) / "params"
+    publisher = self.make_publisher(carriers=[carrier_files.Files(folder)])
+    puller = self.make_puller(carriers=[carrier_files.Files(folder)])
+    publisher.submit(0, _params(0.5))
+    _, first = puller.wait_for(0, WAIT_S)
+    for version in range(1, 5):
+      publisher.submit(version, _params(float(version)))
+      publisher.wait(version, WAIT_S)
+    tag, newest = puller.wait_for(4, WAIT_S)
+    self.assertEqual(tag, (1, 4))
+    self.wait_until(lambda: len(list(folder.iterdir())) == 2)
+    np.testing.assert_array_equal(first["['w']"], np.full((8, 8), 0.5))
+    np.testing.assert_array_equal(newest["['w']"], np.full((8, 8), 4.0))
+    # A new store gets the manifest again; the file is there still.
+    self.store.lose()
+    late = self.make_puller(carriers=[carrier_files.Files(folder)])
+    self.assertEqual(late.wait_for(4, WAIT_S)[0], (1, 4))
+    publisher.close()
+    self.assertEmpty(list(folder.iterdir()))
+
+  def test_wait_for_gives_up_in_time(self):
+    self.assertIsNone(self.make_puller().wait_for(1, 0.05))
+
+  def test_waiting_for_a_version_that_never_comes_names_it(self):
+    publisher = self.make_publisher()
+    with self.assertRaisesRegex(base.DeadlineExceededError, "version 5"):
+      publisher.wait(5, 0.05)
+
+  def test_the_error_of_a_thread_reaches_its_owner(self):
+    def refuse():
+      raise base.DeadlineExceededError("the store is away")
+
+    puller = publication.Puller(
+        refuse,
+        expected={},
+        carriers={},
+        dtype="",
+        every_s=0.01,
+        on_event=lambda *event: None,
+        **KEYS,
+    )
+    with self.assertRaises(base.TransportError) as raised:
+      puller.wait_for(1, WAIT_S)
+    self.assertIn("away", str(raised.exception.__cause__))
+
+  def _stored_tags(self):
+    return {key.split("/")[1] for key in self.transport.list("p")}
+
+
+if __name__ == "__main__":
+  absltest.main()

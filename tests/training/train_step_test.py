@@ -1,0 +1,345 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The jitted update: golden step, accumulation, donation, one compilation."""
+
+import dataclasses
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tba_jax.losses import objective
+from tba_jax.models import heads
+from tba_jax.models import transformer
+from tba_jax.training import checkpoint
+from tba_jax.training import sharding
+from tba_jax.training import train_step
+from tests.support import tiny_model
+
+# What the first loss and gradient norm of the tiny model are. A change here
+# means that the same config trains differently than before: say so in the
+# changelog, or find the bug.
+GOLDEN_LOSS = 1.4332871
+GOLDEN_GRAD_NORM = 2.890901
+
+
+def find_model(name):
+  return tiny_model.make_model() if name == "llama" else tiny_model.BIGRAM
+
+
+def make_run(name="bigram", **changes):
+  """Returns (config, model, mesh, state) of a fresh run on one device."""
+  config = tiny_model.make_config(**changes)
+  model = find_model(name)
+  mesh = sharding.make_mesh(config.mesh)
+  params = tiny_model.init_params(model)
+  return config, model, mesh, train_step.init_state(config, model, params, mesh)
+
+
+@functools.cache
+def make_step(name="bigram", **changes):
+  """Returns the step of `make_run`, compiled once for all tests."""
+  config = tiny_model.make_config(**changes)
+  mesh = sharding.make_mesh(config.mesh)
+  return train_step.make_train_step(config, find_model(name), mesh)
+
+
+def run_steps(num_steps, name="bigram", *, batch_of=lambda step: 0, **changes):
+  """Returns (state, metrics of each step)."""
+  *_, state = make_run(name, **changes)
+  step_fn = make_step(name, **changes)
+  history = []
+  for step in range(num_steps):
+    batch = tiny_model.make_batch(seed=batch_of(step))
+    state, metrics = step_fn(state, batch)
+    history.append(jax.device_get(metrics))
+  return state, history
+
+
+class TrainStepTest(absltest.TestCase):
+
+  def test_golden_step(self):
+    _, (metrics,) = run_steps(1, "llama")
+    message = f"loss {metrics['loss']!r}, grad_norm {metrics['grad_norm']!r}"
+    np.testing.assert_allclose(
+        metrics["loss"], GOLDEN_LOSS, rtol=1e-4, err_msg=message
+    )
+    np.testing.assert_allclose(
+        metrics["grad_norm"], GOLDEN_GRAD_NORM, rtol=1e-4, err_msg=message
+    )
+
+  def test_metrics_have_the_contract_s_names(self):
+    _, (metrics,) = run_steps(1)
+    self.assertContainsSubset(
+        {
+            "loss",
+            "reward_mean",
+            "kl",
+            "entropy",
+            "log_z_mean",
+            "log_z_std",
+            "residual_abs",
+            "grad_norm",
+            "learning_rate",
+            "beta",
+            "ratio_clip_share",
+            "equal_reward_groups",
+            "logprob_gap",
+        },
+        metrics,
+    )
+    for name, value in metrics.items():
+      self.assertEqual(np.shape(value), (), name)
+      self.assertTrue(np.isfinite(value), name)
+
+  def test_is_the_update_written_out(self):
+    config, model, _, state = make_run()
+    params = jax.device_get(state.params)
+    batch = tiny_model.make_batch()
+    loss_fn = objective.make_loss_fn(config, model)
+    (loss, _), grads = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(
+        params, {}, batch, jnp.float32(config.loss.beta)
+    )
+    c = config.optimizer
+    tx = optax.chain(
+        optax.clip_by_global_norm(c.grad_clip_norm),
+        optax.adamw(c.learning_rate, b1=c.b1, b2=c.b2, weight_decay=0.0),
+    )
+    updates, _ = tx.update(grads, tx.init(params), params)
+    new_state, metrics = make_step()(state, batch)
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
+    np.testing.assert_allclose(
+        metrics["grad_norm"], optax.tree.norm(grads), rtol=1e-4
+    )
+    chex.assert_trees_all_close(
+        new_state.params, optax.apply_updates(params, updates), atol=1e-5
+    )
+    self.assertEqual(new_state.step, 1)
+
+  def test_micro_batches_of_whole_prompts_equal_one_batch(self):
+    results = {
+        size: run_steps(3, train__micro_batch_prompts=size)
+        for size in (4, 2, 1)
+    }
+    whole_state, whole_history = results[4]
+    for size in (2, 1):
+      state, history = results[size]
+      chex.assert_trees_all_close(
+          state.params, whole_state.params, rtol=1e-3, atol=2e-5
+      )
+      for metrics, whole in zip(history, whole_history, strict=True):
+        chex.assert_trees_all_close(metrics, whole, rtol=1e-3, atol=1e-5)
+
+  def test_schedules_follow_the_step(self):
+    _, history = run_steps(
+        4,
+        train__num_steps=4,
+        optimizer__warmup_steps=2,
+        optimizer__learning_rate=0.01,
+        optimizer__learning_rate_final=0.0,
+        loss__beta=1.0,
+        loss__beta_final=0.2,
+        loss__beta_decay_steps=4,
+        loss__beta_stop_steps=3,
+    )
+    np.testing.assert_allclose(
+        [m["learning_rate"] for m in history],
+        [0.005, 0.01, 0.01, 0.005],
+        rtol=1e-5,
+    )
+    np.testing.assert_allclose(
+        [m["beta"] for m in history], [1.0, 0.8, 0.2, 0.2], rtol=1e-5
+    )
+
+  def test_learning_rate_scale_scales_the_update(self):
+    def update_of(scale):
+      *_, state = make_run()
+      before = jax.device_get(state.params)
+      state = dataclasses.replace(
+          state, learning_rate_scale=state.learning_rate_scale * scale
+      )
+      state, metrics = make_step()(state, tiny_model.make_batch())
+      change = jax.tree.map(lambda a, b: a - b, state.params, before)
+      return change, metrics["learning_rate"]
+
+    whole, learning_rate = update_of(1.0)
+    half, half_learning_rate = update_of(0.5)
+    np.testing.assert_allclose(half_learning_rate, learning_rate / 2, rtol=1e-6)
+    chex.assert_trees_all_close(
+        half, jax.tree.map(lambda x: x / 2, whole), rtol=1e-3, atol=1e-7
+    )
+
+  def test_is_traced_once(self):
+    model = tiny_model.BigramModel()
+    chex.clear_trace_counter()
+    model.completion_stream = chex.assert_max_traces(
+        model.completion_stream, n=1
+    )
+    config, _, mesh, state = make_run()
+    step_fn = train_step.make_train_step(config, model, mesh)
+    for step in range(3):
+      # From the host, and as a trainer places them.
+      batch = tiny_model.make_batch(seed=step)
+      state, _ = step_fn(
+          state, sharding.shard_batch(batch, mesh, config.sharding)
+      )
+      state = dataclasses.replace(
+          state, learning_rate_scale=state.learning_rate_scale * 0.5
+      )
+    self.assertEqual(state.step, 3)
+
+  def test_donates_the_state_but_not_the_params_it_was_made_from(self):
+    config, model, mesh, _ = make_run()
+    # Where the state wants them already: nothing would have to be moved.
+    params = jax.device_put(
+        tiny_model.init_params(model),
+        sharding.param_shardings(mesh, config.sharding, model.logical_axes),
+    )
+    state = train_step.init_state(config, model, params, mesh)
+    make_step()(state, tiny_model.make_batch())
+    self.assertTrue(all(x.is_deleted() for x in jax.tree.leaves(state.params)))
+    self.assertFalse(any(x.is_deleted() for x in jax.tree.leaves(params)))
+
+  def test_learned_log_z_has_its_own_learning_rate(self):
+    state, _ = run_steps(
+        2, loss__name="tb_learned_z", loss__log_z_learning_rate=0.5
+    )
+    # Two Adam steps of one sign.
+    np.testing.assert_allclose(
+        np.abs(state.loss_params["log_z"]), [1.0], rtol=1e-2
+    )
+
+  def test_lowers_the_loss_of_a_batch(self):
+    _, history = run_steps(40)
+    self.assertLess(history[-1]["loss"], 0.5 * history[0]["loss"])
+
+  def test_takes_another_loss(self):
+    config, model, mesh, state = make_run()
+    step_fn = train_step.make_train_step(
+        config,
+        model,
+        mesh,
+        loss_fn=objective.make_supervised_loss_fn(model),
+    )
+    batch = tiny_model.make_batch()
+    first = None
+    for _ in range(20):
+      state, metrics = step_fn(state, batch)
+      first = first if first is not None else float(metrics["loss"])
+    self.assertLess(metrics["loss"], 0.9 * first)
+    self.assertGreater(metrics["token_accuracy"], 0.0)
+
+  def test_refuses_a_batch_that_does_not_divide(self):
+    *_, state = make_run()
+    step_fn = make_step(train__micro_batch_prompts=3)
+    with self.assertRaisesRegex(ValueError, "train.micro_batch_prompts=3"):
+      step_fn(state, tiny_model.make_batch())
+
+
+class RestoreTest(parameterized.TestCase):
+
+  def test_a_restored_run_goes_on_bit_for_bit(self):
+    batch_of = lambda step: step
+    whole, _ = run_steps(4, "llama", batch_of=batch_of)
+    half, _ = run_steps(2, "llama", batch_of=batch_of)
+    directory = self.create_tempdir().full_path
+    saver = checkpoint.Checkpointer(directory, keep=1)
+    saver.save(2, half, {}, wait=True)
+    config, model, mesh, _ = make_run("llama")
+    abstract = train_step.abstract_state(config, model, mesh)
+    state, _ = saver.restore(abstract)
+    saver.close()
+    for step in (2, 3):
+      batch = tiny_model.make_batch(seed=batch_of(step))
+      state, _ = make_step("llama")(state, batch)
+    chex.assert_trees_all_equal(state, whole)
+
+  def test_a_moving_reference_is_restored_bit_for_bit(self):
+    """At step 3 it is the policy of step 2; by step 5 that of step 4."""
+    changes = dict(reference__mode="reset", reference__every_steps=2)
+    config, model, mesh, state = make_run("llama", **changes)
+    step_fn = train_step.make_train_step(config, model, mesh)
+    policies, states = {}, {}
+    for step in range(5):
+      policies[step] = jax.device_get(state.params)
+      state, _ = step_fn(state, tiny_model.make_batch(seed=step))
+      states[step + 1] = jax.device_get(state)
+    for done, last in ((1, 0), (2, 2), (3, 2), (4, 4), (5, 4)):
+      chex.assert_trees_all_equal(states[done].ref_params, policies[last])
+    saver = checkpoint.Checkpointer(self.create_tempdir().full_path, keep=1)
+    abstract = train_step.abstract_state(config, model, mesh)
+    saver.save(
+        3,
+        jax.device_put(states[3], jax.tree.map(lambda x: x.sharding, abstract)),
+        {},
+        wait=True,
+    )
+    restored, _ = saver.restore(abstract)
+    saver.close()
+    for step in (3, 4):
+      restored, _ = step_fn(restored, tiny_model.make_batch(seed=step))
+    chex.assert_trees_all_equal(jax.device_get(restored), states[5])
+
+  def test_values_and_what_is_held_are_restored_bit_for_bit(self):
+    """At step 3 the held values are those of step 2; by step 4 of step 4."""
+    changes = dict(
+        loss__name="ppo",
+        loss__ratio_clip=0.2,
+        loss__correction="decoupled",
+        loss__proximal_every_steps=2,
+        loss__value_learning_rate=0.02,
+    )
+    config = tiny_model.make_config(**changes)
+    model = tiny_model.make_model(num_layers=1)
+    mesh = sharding.make_mesh(config.mesh)
+    value_model = transformer.make_scalar_model(heads.config_of(model.config))
+    params = tiny_model.init_params(model)
+    own = dict(value_model=value_model)
+    state = train_step.init_state(config, model, params, mesh, **own)
+    abstract = train_step.abstract_state(config, model, mesh, **own)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, abstract)
+    np.testing.assert_array_equal(
+        state.loss_params["value"]["score"]["kernel"], 0.0
+    )
+    step_fn = train_step.make_train_step(config, model, mesh, **own)
+    saver = checkpoint.Checkpointer(self.create_tempdir().full_path, keep=1)
+    values = {}
+    for step in range(4):
+      values[step] = jax.device_get(state.loss_params)
+      if step == 3:
+        saver.save(3, state, {}, wait=True)
+      state, metrics = step_fn(state, tiny_model.make_batch(seed=step))
+      if step == 3:
+        chex.assert_trees_all_equal(
+            jax.device_get(state.proximal_params["loss_params"]), values[2]
+        )
+    self.assertGreater(metrics["value_grad_norm"], 0.0)
+    np.testing.assert_allclose(
+        metrics["value_learning_rate"], 2 * metrics["learning_rate"], rtol=1e-6
+    )
+    restored, _ = saver.restore(abstract)
+    saver.close()
+    restored, _ = step_fn(restored, tiny_model.make_batch(seed=3))
+    chex.assert_trees_all_equal(restored, state)
+
+  @parameterized.parameters(
+      dict(loss__name="tb_learned_z", optimizer__grad_clip_norm=0.0),
+      dict(reference__mode="ema"),
+  )
+  def test_abstract_state_has_the_form_of_the_state(self, **changes):
+    config, model, mesh, state = make_run(**changes)
+    abstract = train_step.abstract_state(config, model, mesh)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, abstract)
+    self.assertEqual(
+        jax.tree.map(lambda x: x.sharding, state),
+        jax.tree.map(lambda x: x.sharding, abstract),
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()
