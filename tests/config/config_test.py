@@ -13,7 +13,7 @@ from tba_jax.config import validate
 
 _CONFIGS = sorted(
     path
-    for path in pathlib.Path(settings.__file__).parent.glob("*.py")
+    for path in (pathlib.Path(__file__).parents[2] / "configs").glob("*.py")
     if not path.stem.startswith(("__init__", "common"))
 )
 

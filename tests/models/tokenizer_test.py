@@ -223,7 +223,7 @@ class FolderTest(parameterized.TestCase):
   def test_loading_imports_no_torch(self):
     _word_level().save(self.folder)
     code = (
-        "import sys; from tba_jax import tokenizer;"
+        "import sys; from tba_jax.models import tokenizer;"
         f"tokenizer.load({str(self.folder)!r}).encode('1');"
         "sys.exit('torch' in sys.modules)"
     )

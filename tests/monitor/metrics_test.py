@@ -302,7 +302,7 @@ class ImportTest(absltest.TestCase):
   def test_jax_is_not_imported(self):
     code = (
         "import sys\n"
-        "from tba_jax import metrics\n"
+        "from tba_jax.monitor import metrics\n"
         "sys.exit('jax' in sys.modules)"
     )
     self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)

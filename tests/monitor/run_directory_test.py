@@ -228,7 +228,7 @@ class LockTest(absltest.TestCase):
         [
             sys.executable,
             "-c",
-            "import sys; from tba_jax import run_directory as r;"
+            "import sys; from tba_jax.monitor import run_directory as r;"
             "fd = r.lock(sys.argv[1]); print('held', flush=True);"
             "sys.stdin.read()",
             self.workdir,

@@ -279,7 +279,8 @@ class PlanTest(parameterized.TestCase):
 
   def test_no_device_is_touched(self):
     code = (
-        "import sys\nfrom tba_jax.config import settings as common\nfrom tba_jax import plan\n"
+        "import sys\nfrom tba_jax.config import settings as common\n"
+        "from tba_jax.programs import plan\n"
         "plan.plan(common.get_config(), None)\nsys.exit('jax' in sys.modules)"
     )
     self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)

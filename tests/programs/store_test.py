@@ -40,7 +40,8 @@ class StoreTest(parameterized.TestCase):
         [
             sys.executable,
             "-c",
-            "import sys; from tba_jax import run_directory, store;"
+            "import sys; from tba_jax.monitor import run_directory;"
+            "from tba_jax.programs import store;"
             "config = run_directory.load_config(sys.argv[1]);"
             "status = store.run(config, sys.argv[1], []);"
             "sys.exit(9 if 'jax' in sys.modules else status)",

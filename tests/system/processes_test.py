@@ -96,7 +96,7 @@ class SignalsTest(absltest.TestCase):
   def test_restart_as_role_keeps_the_command_and_what_the_caller_set(self):
     name = "GLIBC_TUNABLES"
     script = (
-        "import os, sys; from tba_jax import processes;"
+        "import os, sys; from tba_jax.system import processes;"
         " processes.restart_as_role();"
         f" print(os.getpid(), sys.argv[1:], os.environ[{name!r}])"
     )
@@ -129,7 +129,7 @@ class SignalsTest(absltest.TestCase):
   def _supervised(self, supervisor):
     """Returns the exit status of a process that such a supervisor started."""
     script = (
-        "from tba_jax import processes; processes.die_with_supervisor();"
+        "from tba_jax.system import processes; processes.die_with_supervisor();"
         "print('here')"
     )
     environment = {**os.environ, processes.SUPERVISED: str(supervisor)}
@@ -149,7 +149,7 @@ class SignalsTest(absltest.TestCase):
   def test_die_with_parent(self):
     # The middle process starts one that binds itself to it, and is killed.
     child = (
-        "from tba_jax import processes; processes.die_with_parent();"
+        "from tba_jax.system import processes; processes.die_with_parent();"
         "print('ready', flush=True); import time; time.sleep(60)"
     )
     middle = (
