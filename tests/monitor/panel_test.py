@@ -327,8 +327,10 @@ class PanelTest(absltest.TestCase):
       self.assertNotIn("train", self.out.getvalue())
 
   def test_jax_is_not_imported(self):
-    code = "import sys\nfrom tba_jax.monitor import panel\n"
+    code = (
+        "import sys\nfrom tba_jax.monitor import panel\n"
         "sys.exit('jax' in sys.modules)"
+    )
     self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
 
 
