@@ -325,7 +325,7 @@ class Recorder:
     self._searchers = LeaseTotals()
     self._loop_started = False
     self._last_error = ""
-    self._background = worker.Background("recorder")
+    self._background = worker.JobQueue("recorder")
 
   @property
   def events(self) -> metrics_lib.EventLog:

@@ -7,7 +7,6 @@ and every later program reads. No JAX here.
 """
 
 import dataclasses
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -194,7 +193,7 @@ def lock(workdir: str, role: str = "") -> int:
   path.parent.mkdir(parents=True, exist_ok=True)
   fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
   deadline = time.monotonic() + _PROBE_S
-  while not _try_lock(fd, fcntl.LOCK_EX):
+  while not processes.try_lock(fd):
     if time.monotonic() > deadline:
       holder = os.read(fd, 64).decode(errors="replace").strip() or "unknown"
       os.close(fd)
@@ -221,7 +220,7 @@ def last_process(workdir: str, role: str = "") -> tuple[int, bool] | None:
     pid = int(os.read(fd, 64))
     # The kernel lets go of a lock with its process, however that ended. For an
     # instant this holds it, which `lock` waits for.
-    return pid, not _try_lock(fd, fcntl.LOCK_SH)
+    return pid, not processes.try_lock(fd, shared=True)
   except (OSError, ValueError):
     return None
   finally:
@@ -230,14 +229,6 @@ def last_process(workdir: str, role: str = "") -> tuple[int, bool] | None:
 
 def _lock_path(workdir: str, role: str) -> pathlib.Path:
   return pathlib.Path(workdir).absolute() / f".{role}{'.' * bool(role)}lock"
-
-
-def _try_lock(fd: int, kind: int) -> bool:
-  try:
-    fcntl.flock(fd, kind | fcntl.LOCK_NB)
-  except BlockingIOError:
-    return False
-  return True
 
 
 def _ask(

@@ -14,7 +14,6 @@ command goes on where an earlier one was ended, and ends with the same bytes.
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import json
@@ -143,10 +142,8 @@ class Output:
     self._file.close()
 
   def _take(self, path: pathlib.Path) -> None:
-    try:
-      fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      raise ValueError(f"{path}: another process is writing it") from error
+    if not processes.try_lock(self._file.fileno()):
+      raise ValueError(f"{path}: another process is writing it")
 
   def _check_settings(
       self, path: pathlib.Path, settings: dict[str, Any]

@@ -12,7 +12,6 @@ again from its beginning.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
-import fcntl
 import fnmatch
 import itertools
 import math
@@ -674,9 +673,7 @@ def _claim(workdir: str, one: Run) -> Iterator[bool]:
   path = result_path(workdir, one).with_suffix(".lock")
   path.parent.mkdir(parents=True, exist_ok=True)
   with path.open("w") as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not processes.try_lock(file.fileno()):
       yield False
       return
     yield True

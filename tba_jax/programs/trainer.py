@@ -573,7 +573,7 @@ def make_placer(
       else quarter,
       place=place,
       gather=cluster.gatherer(mesh),
-      tell=lambda **fields: cluster.tell("place", fields),
+      tell=lambda **fields: cluster.broadcast("place", fields),
   )
 
 

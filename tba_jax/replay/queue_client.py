@@ -294,14 +294,14 @@ class Outbox:
         "pid": os.getpid(),
         "started": time.time(),
     }
-    self._pace = polling.Pace(
+    self._pace = polling.PollInterval(
         floor_s=_TICK_S,
         waiting_floor_s=_WAITING_TICK_S,
         share=_SHARE,
         cap_s=_LONGEST_TICK_S,
     )
     # Of the lease, which says what changes with each block.
-    self._lease_pace = polling.Pace(
+    self._lease_pace = polling.PollInterval(
         floor_s=min(1.0, lease_s / 4),
         waiting_floor_s=min(1.0, lease_s / 4),
         share=_SHARE,
@@ -357,7 +357,7 @@ class Outbox:
       self._check()
       if not self._work.blocks:
         return None
-      self._pace.rest()
+      self._pace.stop_waiting()
       return self._work.blocks.pop(0)
 
   def submit(
@@ -398,7 +398,7 @@ class Outbox:
           amount=amount,
       )
       self._ring.add(wire.encode(header, arrays, self._secret))
-      self._pace.rest()
+      self._pace.stop_waiting()
       self._pace.changed()
       self._lease_pace.changed()
       self._lock.notify_all()
@@ -436,7 +436,7 @@ class Outbox:
 
   def _ask_now(self) -> None:
     """Makes the thread ask at once, and often from then on. Under the lock."""
-    if self._pace.wait():
+    if self._pace.start_waiting():
       self._lock.notify_all()
 
   def _run(self) -> None:
@@ -513,7 +513,7 @@ class Outbox:
       if changed:
         self._ring.acknowledge(answer["acked"])
         self._lock.notify_all()
-      self._pace.asked(changed)
+      self._pace.polled(changed)
     if time.monotonic() >= self._next_goodbye:
       self._inbox.read_goodbye(transport, self.epoch)
       self._next_goodbye = time.monotonic() + _GOODBYE_EVERY_S
@@ -531,5 +531,5 @@ class Outbox:
           "refused": self._inbox.refused,
           "stats": self._stats,
       }
-      self._lease_pace.asked()
+      self._lease_pace.polled()
     transport.put(f"live/{self._sid}", wire.encode_message(lease, self._secret))

@@ -439,7 +439,7 @@ class Drain:
     self._pending: list[Record] = []
     keys = {"run_id": run_id, "secret": secret}
     self._replies = messages.Replies(epoch=epoch, **keys)
-    self._pace = polling.Pace(
+    self._pace = polling.PollInterval(
         floor_s=_TICK_S,
         waiting_floor_s=_URGENT_TICK_S,
         share=_TICK_SHARE,
@@ -472,8 +472,8 @@ class Drain:
   def urgent(self, urgent: bool) -> None:
     with self.lock:
       if not urgent:
-        self._pace.rest()
-      elif self._pace.wait():
+        self._pace.stop_waiting()
+      elif self._pace.start_waiting():
         self._wake.set()
 
   def start(self) -> None:
@@ -571,7 +571,7 @@ class Drain:
             self.leases.excuse()
         self.looks.add(time.perf_counter() - started, found)
         with self.lock:
-          self._pace.asked(bool(found))
+          self._pace.polled(bool(found))
         if self.obstacle is not None:
           self._stop.wait(_FULL_RETRY_S)
         elif not found:

@@ -4,6 +4,7 @@
 
 from collections.abc import Mapping, Sequence
 import ctypes
+import fcntl
 import logging
 import os
 import pathlib
@@ -115,12 +116,29 @@ def pin(cores: Sequence[int]) -> None:
     os.sched_setaffinity(0, cores)
 
 
-def die_with_parent() -> None:
-  """Makes the kernel end this process when the one that started it ends."""
+def try_lock(fd: int, *, shared: bool = False) -> bool:
+  """Locks an open file until it is closed; False where another holds it."""
+  kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+  try:
+    fcntl.flock(fd, kind | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return False
+  return True
+
+
+def die_with_parent(parent: int = 0) -> None:
+  """Has the kernel kill this process when its parent ends (Linux).
+
+  Args:
+    parent: pid of the process that started this one, where known: if it ended
+      before this call, this process is killed now.
+  """
   if sys.platform.startswith("linux"):
-    ctypes.CDLL(None, use_errno=True).prctl(
-        _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0
-    )
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+      raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+  if parent and os.getppid() != parent:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_with_supervisor() -> None:
@@ -130,11 +148,7 @@ def die_with_supervisor() -> None:
   """
   supervisor = os.environ.get(SUPERVISED)
   if supervisor:
-    die_with_parent()
-    if os.getppid() != int(supervisor):
-      # It ended while this process still loaded its modules: the kernel has
-      # nobody to watch any more.
-      os.kill(os.getpid(), signal.SIGKILL)
+    die_with_parent(int(supervisor))
 
 
 def index_of(operands: Sequence[str]) -> int:

@@ -247,7 +247,9 @@ class Cluster:
     """
     return not (self.leads or error is None or isinstance(error, Ended))
 
-  def tell(self, name: str, fields: Mapping[str, Any] | None = None) -> None:
+  def broadcast(
+      self, name: str, fields: Mapping[str, Any] | None = None
+  ) -> None:
     """Tells every other process what comes next; waits for none of them.
 
     A process that follows tells nothing: it does the same by the same code.
@@ -308,9 +310,9 @@ class Cluster:
       TransportError: process 0 is lost, or has been silent for too long.
     """
     if self.leads:
-      self.tell("begin")
+      self.broadcast("begin")
       return
-    command = self.hear(lambda: False)
+    command = self.receive(lambda: False)
     if command.name == "end":
       raise Ended(command.fields["status"])
 
@@ -345,7 +347,7 @@ class Cluster:
         self._client, self.process, self.num_processes, deadline_s=deadline_s
     )
 
-  def hear(self, should_stop: Callable[[], bool]) -> Command:
+  def receive(self, should_stop: Callable[[], bool]) -> Command:
     """Returns the next command of process 0, in its order.
 
     Waits for it, `deadline_s` at most without a word. Where `should_stop` is
@@ -388,7 +390,7 @@ class Cluster:
         asked = self._client.key_value_dir_get_bytes(f"{_PREFIX}/stop")
         self._stop_asked = self._stop_asked or bool(asked)
         if now - self._told_at > _ALIVE_EVERY_S:
-          self.tell("alive")
+          self.broadcast("alive")
       return self._stop_asked or should_stop()
 
     return any_should_stop if self.leads else should_stop
@@ -397,7 +399,7 @@ class Cluster:
     """Tells the others to end with a status; the first one counts."""
     if self.leads and not self._ended:
       self._ended = True
-      self.tell("end", {"status": status})
+      self.broadcast("end", {"status": status})
 
   def _listen(self) -> None:
     """Fetches commands ahead, so that none is waited for between two steps."""

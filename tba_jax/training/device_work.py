@@ -78,7 +78,7 @@ class DeviceWork:
 
   def train(self, batch: types.Batch) -> dict[str, jax.Array]:
     """Starts a step on a placed batch; returns its metrics, still computed."""
-    self._cluster.tell("train")
+    self._cluster.broadcast("train")
     self._state, metrics = self._train_step(self._state, batch)
     return metrics
 
@@ -87,7 +87,7 @@ class DeviceWork:
 
     With one process it is the state's own, which the next step donates.
     """
-    self._cluster.tell("gather", {"field": field})
+    self._cluster.broadcast("gather", {"field": field})
     return self._gather(getattr(self._state, field))
 
   def publish(
@@ -106,18 +106,18 @@ class DeviceWork:
     if self.peers is None:
       submit(version, self.gather(field))
       return
-    self._cluster.tell("publish", {"version": version, "field": field})
+    self._cluster.broadcast("publish", {"version": version, "field": field})
     replaced = submit(version, getattr(self._state, field))
     if replaced is not None:
-      self._cluster.tell("forget", {"version": replaced})
+      self._cluster.broadcast("forget", {"version": replaced})
 
   def gather_model(self) -> types.PyTree:
     """As `gather`, of the model's params: adapters merged into their base."""
-    self._cluster.tell("gather_model")
+    self._cluster.broadcast("gather_model")
     return self._gather(self._whole.params(self._state.params))
 
   def scale_learning_rate(self, factor: float) -> None:
-    self._cluster.tell("scale", {"factor": factor})
+    self._cluster.broadcast("scale", {"factor": factor})
     scale = self._state.learning_rate_scale * factor
     self._state = dataclasses.replace(self._state, learning_rate_scale=scale)
 
@@ -127,7 +127,7 @@ class DeviceWork:
     Raises:
       OSError: this one, or the one before it, could not be written.
     """
-    self._cluster.tell("save", {"step": step, "wait": wait})
+    self._cluster.broadcast("save", {"step": step, "wait": wait})
     host_state = {**host_state, "base": self._whole.base}
     self._checkpointer.save(step, self._state, host_state, wait=wait)
 
@@ -166,7 +166,7 @@ class Follower:
       TransportError: it is lost, or has been silent for too long.
     """
     while True:
-      command = self._cluster.hear(should_stop)
+      command = self._cluster.receive(should_stop)
       if command.name == "end":
         status = command.fields["status"]
         if status in (processes.EXIT_OK, processes.EXIT_INTERRUPTED):

@@ -544,7 +544,7 @@ class Puller:
     self._wanted = {"expected": published, "base_name": base_name}
     self._expected = expected
     self._carriers = carriers
-    self._pace = polling.Pace(
+    self._pace = polling.PollInterval(
         floor_s=every_s,
         waiting_floor_s=_WAITING_LOOK_S,
         share=_LOOK_SHARE,
@@ -588,11 +588,11 @@ class Puller:
       return version < 0 or self._latest[0][1] == version
 
     with self._changed:
-      if not ready() and self._pace.wait():
+      if not ready() and self._pace.start_waiting():
         self._changed.notify_all()
       if not self._changed.wait_for(ready, timeout_s):
         return None
-      self._pace.rest()
+      self._pace.stop_waiting()
     return self.latest()
 
   def close(self) -> None:
@@ -619,7 +619,7 @@ class Puller:
             self._on_event("refused_version", str(error))
           self._stop.wait(0.2)
         with self._changed:
-          self._pace.asked(self.stats.taken > taken)
+          self._pace.polled(self.stats.taken > taken)
           while not self._stop.is_set() and (due_s := self._pace.due_in_s()):
             self._changed.wait(due_s)
       transport.close()
@@ -767,7 +767,7 @@ def make_read_carriers(
     run: run_directory.Run,
     *,
     peers: carrier_orbax.Leader | None = None,
-    placement: carrier_lib.Placement | None = None,
+    placement: carrier_orbax.Placement | None = None,
 ) -> dict[str, carrier_lib.Carrier]:
   """Returns every carrier by name; the manifest says which one is needed.
 

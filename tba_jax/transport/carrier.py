@@ -9,12 +9,11 @@ thread, and reading in the puller's.
 """
 
 import abc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
 import hashlib
 from typing import Any
 
-import jax
 import numpy as np
 
 from tba_jax.transport import base
@@ -22,9 +21,6 @@ from tba_jax.transport import wire
 
 # Shape and dtype of each leaf by its path, in the order of the tree.
 Specs = dict[str, tuple[tuple[int, ...], np.dtype]]
-
-# Where a leaf that is read lies, by its path.
-Placement = Callable[[str], jax.sharding.Sharding]
 
 # A leaf is hashed and moved in pieces of so many bytes.
 PIECE_BYTES = 1 << 20

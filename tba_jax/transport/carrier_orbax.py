@@ -127,6 +127,9 @@ def _within(box: Box, outer: Box) -> Box:
 # what Orbax writes with.
 
 
+# Sharding of a leaf that is read, by its path.
+Placement = Callable[[str], jax.sharding.Sharding]
+
 # By leaf: place and digest of each shard.
 Shards = dict[str, list[tuple[Box, str]]]
 
@@ -248,7 +251,7 @@ class OrbaxShards(carrier.Carrier):
       run_id: str,
       secret: bytes,
       deadline_s: float,
-      placement: carrier.Placement | None = None,
+      placement: Placement | None = None,
       peers: "Leader | None" = None,
   ):
     """Makes nothing yet.

@@ -24,7 +24,7 @@ from tba_jax.transport import carrier as carrier_lib
 from tba_jax.transport import carrier_files
 from tba_jax.transport import carrier_orbax
 from tba_jax.transport import carrier_store
-from tba_jax.transport import in_process
+from tests.support import in_process
 from tests.support import tiny_model
 
 # Before jax is imported: it reads the flag once, so this file runs in a process

@@ -14,8 +14,8 @@ import numpy as np
 from tba_jax.training import sharding
 from tba_jax.transport import carrier as carrier_lib
 from tba_jax.transport import carrier_orbax
-from tba_jax.transport import in_process
 from tba_jax.transport import wire
+from tests.support import in_process
 
 # Before jax is imported: it reads the flag once, so this file runs in a process
 # of its own.

@@ -22,11 +22,11 @@ def main(process: str, address: str, *files: str) -> None:
   with cluster_lib.join(
       settings, [process, address], b"s" * 32, tls
   ) as cluster:
-    cluster.tell("heard over TLS")
+    cluster.broadcast("heard over TLS")
     cluster.end(0)
     if not cluster.leads:
-      print(cluster.hear(lambda: False).name, flush=True)
-      cluster.hear(lambda: False)  # The end, after which nothing is awaited.
+      print(cluster.receive(lambda: False).name, flush=True)
+      cluster.receive(lambda: False)  # The end, after which nothing is awaited.
 
 
 if __name__ == "__main__":

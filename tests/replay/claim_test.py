@@ -5,7 +5,7 @@
 from absl.testing import absltest
 
 from tba_jax.replay import queue_server
-from tba_jax.transport import in_process
+from tests.support import in_process
 
 _SECRET = b"s" * 32
 

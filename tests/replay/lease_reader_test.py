@@ -7,8 +7,8 @@ from unittest import mock
 from absl.testing import absltest
 
 from tba_jax.replay import queue_server
-from tba_jax.transport import in_process
 from tba_jax.transport import wire
+from tests.support import in_process
 
 _SECRET = b"s" * 32
 

@@ -20,9 +20,9 @@ from tba_jax.replay import queue_client
 from tba_jax.replay import queue_server
 from tba_jax.replay import scheduler
 from tba_jax.replay import service
-from tba_jax.transport import in_process
 from tba_jax.transport import wire
 from tests.replay import fake_groups
+from tests.support import in_process
 
 RUN = "run"
 SECRET = b"s" * 32

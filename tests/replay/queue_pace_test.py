@@ -7,8 +7,8 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from tba_jax.transport import in_process
 from tests.replay import queue_case
+from tests.support import in_process
 
 wait_until = queue_case.wait_until
 

@@ -9,9 +9,9 @@ from absl.testing import absltest
 
 from tba_jax.replay import queue_client
 from tba_jax.transport import base
-from tba_jax.transport import in_process
 from tba_jax.transport import wire
 from tests.replay import queue_case
+from tests.support import in_process
 
 wait_until = queue_case.wait_until
 

@@ -19,9 +19,9 @@ from tba_jax.training import agreement as agreement_lib
 from tba_jax.training import cluster as cluster_lib
 from tba_jax.training import policy
 from tba_jax.transport import base
-from tba_jax.transport import in_process
 from tba_jax.transport import wire
 from tests.support import base_config
+from tests.support import in_process
 
 _SECRET = b"s" * 32
 _RUN = mock.Mock(workdir=pathlib.Path("/runs/a"), run_id="run", secret=_SECRET)

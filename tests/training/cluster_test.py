@@ -68,22 +68,22 @@ class ClusterTest(parameterized.TestCase):
 
   def test_each_process_hears_all_commands_in_order(self):
     leader, others = self.make(0), [self.make(1), self.make(2)]
-    leader.tell("place", {"step": 4})
-    leader.tell("train")
+    leader.broadcast("place", {"step": 4})
+    leader.broadcast("train")
     for follower in others:
-      first, second = follower.hear(_NEVER), follower.hear(_NEVER)
+      first, second = follower.receive(_NEVER), follower.receive(_NEVER)
       self.assertEqual((first.name, first.fields), ("place", {"step": 4}))
       self.assertEqual((second.name, second.fields), ("train", {}))
     # What was heard does not fill the coordinator's memory.
     self.assertEmpty(self.client.values)
 
   def test_who_follows_tells_nothing(self):
-    self.make(2).tell("gather", {"field": "params"})
+    self.make(2).broadcast("gather", {"field": "params"})
     self.assertEqual(self.client.values, {})
 
   def test_alone_there_is_nobody_to_tell(self):
     alone = cluster.Cluster()
-    alone.tell("train")
+    alone.broadcast("train")
     alone.end(0)
     self.assertFalse(alone.stopper(_NEVER)())
     self.assertTrue(alone.stopper(lambda: True)())
@@ -94,8 +94,8 @@ class ClusterTest(parameterized.TestCase):
     leader, follower = self.make(0), self.make(2)
     should_stop = leader.stopper(_NEVER)
     self.assertFalse(should_stop())
-    leader.tell("train")
-    follower.hear(lambda: True)
+    leader.broadcast("train")
+    follower.receive(lambda: True)
     leader._looked_at -= 60  # A look a second.
     self.assertTrue(should_stop())
     self.assertTrue(should_stop())
@@ -138,7 +138,7 @@ class ClusterTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         base.DeadlineExceededError, "said nothing .*trainer.deadline_s"
     ):
-      follower.hear(_NEVER)
+      follower.receive(_NEVER)
     self.assertGreater(time.monotonic() - started, 0.3)
     self.assertNotIn(cluster._key(1, 0), self.client.values)
 
@@ -146,27 +146,27 @@ class ClusterTest(parameterized.TestCase):
     leader, follower = self.make(0), self.make(1)
     leader.end(75)
     leader.end(0)
-    self.assertEqual(follower.hear(_NEVER).fields, {"status": 75})
+    self.assertEqual(follower.receive(_NEVER).fields, {"status": 75})
     self.assertNotIn(cluster._key(1, 1), self.client.values)
 
   def test_a_forged_command_and_a_lost_coordinator_are_errors(self):
     forger, follower = self.make(0, secret=b"x" * 32), self.make(1)
-    forger.tell("train")
+    forger.broadcast("train")
     with self.assertRaisesRegex(base.TransportError, "hash"):
-      follower.hear(_NEVER)
+      follower.receive(_NEVER)
     other = self.make(3, num_processes=4)  # Which nobody told anything.
     self.client.key_value_set_bytes(None, b"")
     with self.assertRaisesRegex(base.TransportError, "UNAVAILABLE"):
-      other.hear(_NEVER)
+      other.receive(_NEVER)
 
   def test_a_command_of_another_place_is_an_error(self):
     leader, follower = self.make(0), self.make(1)
     leader._told = 7
-    leader.tell("train")
+    leader.broadcast("train")
     data = self.client.values[cluster._key(1, 7)]
     self.client.key_value_set_bytes(cluster._key(1, 0), data)
     with self.assertRaisesRegex(base.TransportError, "count 7"):
-      follower.hear(_NEVER)
+      follower.receive(_NEVER)
 
   @parameterized.parameters(
       (None, processes.EXIT_OK),

@@ -31,10 +31,10 @@ class FakeCluster(cluster_lib.Cluster):
     self.told = []
     self._to_hear = list(heard)
 
-  def tell(self, name, fields=None):
+  def broadcast(self, name, fields=None):
     self.told.append(cluster_lib.Command(name, dict(fields or {})))
 
-  def hear(self, should_stop):
+  def receive(self, should_stop):
     return self._to_hear.pop(0)
 
 
@@ -105,7 +105,7 @@ class DeviceWorkTest(parameterized.TestCase):
     work = self.make(cluster)
     for step, reward in enumerate((1.0, 10.0)):
       rows = types.Batch(**make_rows(reward))
-      cluster.tell("place", dict(step=step, num_missing=0, reward=reward))
+      cluster.broadcast("place", dict(step=step, num_missing=0, reward=reward))
       self.assertEqual(float(work.train(rows)["loss"]), 2 * reward)
     self.assertIs(work.gather(), work.state.params)
     self.assertIs(work.gather("sampling_params"), work.state.sampling_params)

@@ -16,8 +16,8 @@ from tba_jax.training import publication
 from tba_jax.transport import base
 from tba_jax.transport import carrier_files
 from tba_jax.transport import carrier_store
-from tba_jax.transport import in_process
 from tba_jax.transport import wire
+from tests.support import in_process
 from tests.training import versions_test
 
 SECRET = b"s" * 32

@@ -9,8 +9,8 @@ import numpy as np
 
 from tba_jax.training import publication
 from tba_jax.transport import carrier_store
-from tba_jax.transport import in_process
 from tba_jax.transport import wire
+from tests.support import in_process
 
 SECRET = b"s" * 32
 KEYS = {"run_id": "run", "secret": SECRET}

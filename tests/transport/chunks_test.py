@@ -7,8 +7,8 @@ import numpy as np
 
 from tba_jax.transport import carrier
 from tba_jax.transport import carrier_store
-from tba_jax.transport import in_process
 from tba_jax.transport import wire
+from tests.support import in_process
 
 
 class ChunksTest(absltest.TestCase):

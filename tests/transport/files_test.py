@@ -13,8 +13,8 @@ import numpy as np
 
 from tba_jax.transport import carrier
 from tba_jax.transport import carrier_files
-from tba_jax.transport import in_process
 from tba_jax.transport import wire
+from tests.support import in_process
 
 TAG = "00000001.0000000003"
 

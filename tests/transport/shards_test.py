@@ -15,8 +15,8 @@ import numpy as np
 from tba_jax.transport import carrier as carrier_lib
 from tba_jax.transport import carrier_files
 from tba_jax.transport import carrier_orbax
-from tba_jax.transport import in_process
 from tba_jax.transport import wire
+from tests.support import in_process
 
 TAG = "00000001.0000000003"
 KEYS = {"run_id": "run", "secret": b"s" * 32}

@@ -9,10 +9,10 @@ from absl.testing import absltest
 from tba_jax.system import worker
 
 
-class BackgroundTest(absltest.TestCase):
+class JobQueueTest(absltest.TestCase):
 
   def test_jobs_are_done_in_order_and_flush_waits(self):
-    thread = worker.Background("test")
+    thread = worker.JobQueue("test")
     done = []
     for i in range(1000):
       thread.submit(lambda i=i: done.append(i))
@@ -23,7 +23,7 @@ class BackgroundTest(absltest.TestCase):
     self.assertEqual(done[-1], "last")
 
   def test_submit_does_not_wait_for_the_job(self):
-    thread = worker.Background("test")
+    thread = worker.JobQueue("test")
     go, began = threading.Event(), threading.Event()
     thread.submit(lambda: (began.set(), go.wait(10)))
     self.assertTrue(began.wait(10))
@@ -31,7 +31,7 @@ class BackgroundTest(absltest.TestCase):
     thread.close()
 
   def test_what_a_job_raises_the_owner_raises_from_then_on(self):
-    thread = worker.Background("test")
+    thread = worker.JobQueue("test")
     done = []
 
     def fail():
@@ -46,7 +46,7 @@ class BackgroundTest(absltest.TestCase):
     self.assertEmpty(done)
 
   def test_a_job_that_hangs_is_told_at_the_deadline(self):
-    thread = worker.Background("slow", max_waiting=1, deadline_s=0.05)
+    thread = worker.JobQueue("slow", max_waiting=1, deadline_s=0.05)
     go, began = threading.Event(), threading.Event()
     thread.submit(lambda: (began.set(), go.wait(10)))
     self.assertTrue(began.wait(10))

@@ -7,7 +7,7 @@ import time
 from absl.testing import absltest
 
 from tba_jax.transport import base
-from tba_jax.transport import in_process
+from tests.support import in_process
 from tests.transport import contract
 
 
