@@ -25,7 +25,8 @@ class Group:
   prompt_tokens: [P] int32, without padding.
   completion_tokens: [S, T] int32, pad after the stop token.
   completion_lengths: [S] int32, tokens of each completion with its stop token.
-  stopped: [S] bool, True where a stop token ended the completion.
+  stopped: [S] bool, True where a stop token or a stop string ended the
+    completion, False where it was cut off at its maximum length.
   behavior_logprobs: [S, T] float32, exact log-prob of each sampled token in
     nats, 0 past the length.
   rewards: [S] float32, task units.
@@ -93,8 +94,8 @@ class Completions:
   logprobs: [S, T] float32, nats, under the distribution sampled from.
   plain_logprobs: [S, T] float32, nats, under the tempered model before top-k,
     top-p and min-p; at temperature 0 under the model at temperature 1.
-  stopped: [S] bool, True where a stop token ended the completion.
-  finish_reasons: [S] str, "stop" (a stop token), "stop_string" or "length".
+  stopped: [S] bool, True where a stop token or a stop string ended the
+    completion, False where it was cut off at its maximum length.
   versions: [S] int32, of the oldest params that drew a token of the completion.
   token_versions: [S, T] int32, of the params that drew the token, -1 past the
     length.
@@ -105,6 +106,5 @@ class Completions:
   logprobs: np.ndarray
   plain_logprobs: np.ndarray
   stopped: np.ndarray
-  finish_reasons: np.ndarray
   versions: np.ndarray
   token_versions: np.ndarray

@@ -163,18 +163,10 @@ class Tokenizer:
     Args:
       ids: [T] ids, of which the first `length` count.
       length: tokens of the completion, its stop token included.
-      stopped: True where the last of them is the stop token that ended it.
-
-    Raises:
-      ValueError: `stopped`, but the last token is not the stop token.
+      stopped: whether a stop token or a stop string ended it.
     """
     ids = [int(i) for i in ids[:length]]
-    if stopped:
-      if not ids or ids[-1] not in self.stop_ids:
-        raise ValueError(
-            f"stopped completion of length {length} does not end with the stop"
-            f" token {self.eos_id}: {ids}"
-        )
+    if stopped and ids and ids[-1] in self.stop_ids:
       ids = ids[:-1]
     text = self.decode(ids)
     found = [text.find(string) for string in self.stop_strings]

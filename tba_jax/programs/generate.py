@@ -529,11 +529,14 @@ def _answer(
   """Returns the records of what was asked, in its order."""
   found = sampler.sample(source.params, [a.request for a in asked], version=0)
   plain = config.generate.plain_logprobs
+  greedy = config.sampling.temperature == 0
   return [
       {
           "prompt": a.prompt,
           "completions": [
-              _generate_record(source, completions, sample, plain=plain)
+              _generate_record(
+                  source, completions, sample, plain=plain, greedy=greedy
+              )
               for sample in range(len(completions.lengths))
           ],
       }
@@ -596,18 +599,21 @@ def _generate_record(
     sample: int,
     *,
     plain: bool,
+    greedy: bool,
 ) -> Record:
   """Returns one completion of a prompt as the output has it."""
   length = int(completions.lengths[sample])
   tokens_T = completions.tokens[sample, :length]
   logprobs = lambda array: float_list(array[sample, :length])
+  # Of greedy decoding all would be 0.
+  drawn = completions.plain_logprobs if greedy else completions.logprobs
   record = {
       "text": source.tokenizer.decode_completion(
           tokens_T, length, bool(completions.stopped[sample])
       ),
       "token_ids": tokens_T.tolist(),
-      "logprobs": logprobs(completions.logprobs),
-      "finish_reason": str(completions.finish_reasons[sample]),
+      "logprobs": logprobs(drawn),
+      "finish_reason": "stop" if completions.stopped[sample] else "length",
   }
   if plain:
     record["plain_logprobs"] = logprobs(completions.plain_logprobs)

@@ -55,7 +55,6 @@ class Searcher:
       in_flight: bool,
       spans: metrics.SpanWriter,
       clock: metrics.BusyClock,
-      missing_stop_reward: float | None = None,
   ):
     """Takes the parts; `run` starts.
 
@@ -73,9 +72,6 @@ class Searcher:
         block does not name its version.
       spans: receives decode, reward and wait spans.
       clock: busy seconds by kind, which the spans feed.
-      missing_stop_reward: takes the place of the reward of completions without
-        stop token, so that replay draws by what is learned from; None where the
-        config does not replace it.
     """
     self._task = task
     self._judge = judge
@@ -88,7 +84,6 @@ class Searcher:
     self._in_flight = in_flight
     self._spans = spans
     self._clock = clock
-    self._missing_stop_reward = missing_stop_reward
     self._tag: tuple[int, int] | None = None
     self._params: types.PyTree = None
     self._prompt_tokens: dict[int, np.ndarray] = {}
@@ -202,23 +197,16 @@ class Searcher:
   ) -> np.ndarray:
     """Returns [P, S] rewards of a block, judged together."""
     requests = [
-        judges.Request(SPLIT, prompt_id, text, reason != "length")
+        judges.Request(SPLIT, prompt_id, text, bool(stopped))
         for (_, prompt_id, _), found in zip(
             block.prompts, completions, strict=True
         )
-        for text, reason in zip(
-            decode_texts(self._tokenizer, found), found.finish_reasons
+        for text, stopped in zip(
+            decode_texts(self._tokenizer, found), found.stopped
         )
     ]
     rewards = [judgement.reward for judgement in self._judge.judge(requests)]
-    rewards_PxS = np.asarray(rewards, np.float32).reshape(
-        len(block.prompts), -1
-    )
-    if self._missing_stop_reward is None:
-      return rewards_PxS
-    stopped_PxS = np.stack([found.stopped for found in completions])
-    instead = np.float32(self._missing_stop_reward)
-    return np.where(stopped_PxS, rewards_PxS, instead)
+    return np.asarray(rewards, np.float32).reshape(len(block.prompts), -1)
 
   def _tokens_of(self, prompt_id: int) -> np.ndarray:
     if prompt_id not in self._prompt_tokens:
@@ -323,7 +311,6 @@ def run_searcher(
       in_flight=config.sampling.in_flight != "off",
       spans=spans,
       clock=clock,
-      missing_stop_reward=reward_judge.missing_stop_reward(config),
   ).run(stop.is_set)
   # Read before `close`: a signal alone is no word of the trainer's.
   done = outbox.run_done

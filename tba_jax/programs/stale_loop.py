@@ -114,10 +114,9 @@ class Samples:
         prompt_mask=prompt_mask_BxP,
         completion_tokens=tokens_BxKxT,
         completion_mask=batches.completion_mask(
+            tokens_BxKxT,
             stack("lengths"),
-            stack("stopped"),
-            tokens_BxKxT.shape[2],
-            include_stop_token=self._config.loss.include_stop_token,
+            () if self._config.loss.include_stop_token else tokenizer.stop_ids,
         ),
         behavior_logprobs=stack("logprobs"),
         ref_logprobs=np.zeros(tokens_BxKxT.shape, np.float32),

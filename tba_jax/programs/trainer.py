@@ -536,17 +536,14 @@ def make_train_step(
 
 def make_batch_maker(
     config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
     buffer: buffer_lib.ReplayBuffer,
     placer: batches.Placer,
 ) -> batches.BatchMaker:
   """Returns the maker of batches."""
-  return batches.BatchMaker(
-      buffer,
-      placer,
-      include_stop_token=config.loss.include_stop_token,
-      missing_stop=config.loss.missing_stop,
-      missing_stop_reward=config.loss.missing_stop_reward,
-  )
+  counts = config.loss.include_stop_token
+  uncounted_ids = () if counts else policy.tokenizer.stop_ids
+  return batches.BatchMaker(buffer, placer, uncounted_ids)
 
 
 def make_placer(
@@ -785,7 +782,7 @@ class _Trainer:
     return Trainer(
         work=work,
         service=service,
-        batch_maker=make_batch_maker(config, service.buffer, placer),
+        batch_maker=make_batch_maker(config, policy, service.buffer, placer),
         publisher=publisher,
         checkpointer=checkpointer,
         journal=journal,

@@ -160,32 +160,36 @@ class GroupScorer:
       self,
       judge: judges.Judge | None,
       tokenizer: tokenizer_lib.Tokenizer,
-      *,
-      missing_stop_reward: float | None,
+      config_loss: ml_collections.ConfigDict,
   ):
     """Takes the parts.
 
     Args:
       judge: of completions; None where they come with their rewards.
       tokenizer: of the policy.
-      missing_stop_reward: takes the place of the reward of completions without
-        stop token; None where the config does not replace it.
+      config_loss: reads `missing_stop` and `missing_stop_reward`.
     """
     self._judge = judge
     self._tokenizer = tokenizer
-    self._missing_stop_reward = missing_stop_reward
+    self._missing_stop = config_loss.missing_stop
+    self._missing_stop_reward = np.float32(config_loss.missing_stop_reward)
 
   def score(self, groups: Sequence[types.Group]) -> list[types.Group]:
-    """Returns the groups with rewards, judged together."""
-    if self._judge is None:
-      return list(groups)
-    judged = iter(
-        self._judge.judge([r for group in groups for r in self._ask(group)])
-    )
-    return [
-        dataclasses.replace(group, rewards=self._rewards(group, judged))
-        for group in groups
-    ]
+    """Returns the groups with the rewards that the trainer learns from.
+
+    They are judged together, where searchers did not, and those of completions
+    that were cut off changed as `loss.missing_stop` says: "replace" as
+    Noukhovitch et al. 2024 (arXiv:2410.18252).
+    """
+    if self._judge is not None:
+      judged = iter(
+          self._judge.judge([r for group in groups for r in self._ask(group)])
+      )
+      groups = [
+          dataclasses.replace(group, rewards=self._rewards(group, judged))
+          for group in groups
+      ]
+    return [self._with_stop_rule(group) for group in groups]
 
   def close(self) -> None:
     """Ends what the judge has started."""
@@ -193,7 +197,6 @@ class GroupScorer:
       self._judge.close()
 
   def _ask(self, group: types.Group) -> list[judges.Request]:
-    most = group.completion_tokens.shape[-1]
     return [
         judges.Request(
             base.TRAIN,
@@ -201,8 +204,7 @@ class GroupScorer:
             self._tokenizer.decode_completion(
                 tokens, int(length), bool(stopped)
             ),
-            # A stop string ends a completion too.
-            bool(stopped) or int(length) < most,
+            bool(stopped),
         )
         for tokens, length, stopped in zip(
             group.completion_tokens, group.completion_lengths, group.stopped
@@ -212,13 +214,18 @@ class GroupScorer:
   def _rewards(
       self, group: types.Group, judged: Iterator[base.Judgement]
   ) -> np.ndarray:
-    rewards_S = np.array(
+    return np.array(
         [next(judged).reward for _ in range(group.num_completions)], np.float32
     )
-    if self._missing_stop_reward is None:
-      return rewards_S
-    instead = np.float32(self._missing_stop_reward)
-    return np.where(group.stopped, rewards_S, instead)
+
+  def _with_stop_rule(self, group: types.Group) -> types.Group:
+    if self._missing_stop == "keep":
+      return group
+    rewards_S = self._missing_stop_reward
+    if self._missing_stop == "add":
+      rewards_S = group.rewards + rewards_S
+    rewards_S = np.where(group.stopped, group.rewards, rewards_S)
+    return dataclasses.replace(group, rewards=rewards_S)
 
 
 class Unscored(judges.Judge):

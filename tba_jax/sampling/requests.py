@@ -295,14 +295,12 @@ class Results:
     tokens_SxT, lengths_S = self._tokens[index], self._lengths[index]
     stopped_S, cut_S = self._stopped[index], self._cut[index]
     sampled_SxT = np.arange(tokens_SxT.shape[1]) < lengths_S[:, None]
-    ended_S = np.where(cut_S, "stop_string", "length")
     return types.Completions(
         tokens=tokens_SxT,
         lengths=lengths_S,
         logprobs=self._logprobs[index],
         plain_logprobs=plain_SxT,
-        stopped=stopped_S,
-        finish_reasons=np.where(stopped_S, "stop", ended_S),
+        stopped=stopped_S | cut_S,
         # They only grow, so the first token's are the oldest.
         versions=self._versions[index][:, 0].copy(),
         token_versions=np.where(sampled_SxT, self._versions[index], -1),

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a draw of the replay buffer to the batch that a step learns from."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import math
 from typing import Any
 
@@ -12,8 +12,6 @@ import numpy as np
 from tba_jax import types
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.training import reference as reference_lib
-
-STOP_RULES = ("keep", "replace", "add")
 
 
 class Placer:
@@ -120,23 +118,18 @@ class BatchMaker:
       self,
       buffer: buffer_lib.ReplayBuffer,
       placer: Placer,
-      *,
-      include_stop_token: bool,
-      missing_stop: str,
-      missing_stop_reward: float,
+      uncounted_ids: Collection[int] = (),
   ):
     """Takes the parts.
 
     Args:
       buffer: the draws come from; it caches the reference log-probs.
       placer: puts what is made onto the mesh.
-      include_stop_token: whether the loss counts stop tokens.
-      missing_stop, missing_stop_reward: as `with_stop_rule`.
+      uncounted_ids: as `completion_mask`.
     """
     self._buffer = buffer
     self._placer = placer
-    self._include_stop_token = include_stop_token
-    self._stop_rule = missing_stop, missing_stop_reward
+    self._uncounted_ids = uncounted_ids
     self._unsaved: list[tuple[np.ndarray, jax.Array, int]] = []
 
   def make(
@@ -151,10 +144,7 @@ class BatchMaker:
     """
     version = self._placer.follow(step, ref_params)
     mask_BxKxT = completion_mask(
-        draw.completion_lengths,
-        draw.stopped,
-        draw.completion_tokens.shape[-1],
-        include_stop_token=self._include_stop_token,
+        draw.completion_tokens, draw.completion_lengths, self._uncounted_ids
     )
     cached_B = (draw.ref_versions == version).all(axis=1)
     # Prompts without cached log-probs come first; their order means nothing.
@@ -167,9 +157,7 @@ class BatchMaker:
         completion_mask=take(mask_BxKxT),
         behavior_logprobs=take(draw.behavior_logprobs),
         ref_logprobs=take(draw.ref_logprobs),
-        rewards=take(
-            with_stop_rule(draw.rewards, draw.stopped, *self._stop_rule)
-        ),
+        rewards=take(draw.rewards),
         # A later version is of a history that a restart has undone.
         staleness_steps=take(np.abs(step - draw.versions).astype(np.float32)),
     )
@@ -189,46 +177,19 @@ class BatchMaker:
       self._buffer.set_ref_logprobs(rows_bxK, np.asarray(values_bxKxT), version)
 
 
-def with_stop_rule(
-    rewards: np.ndarray, stopped: np.ndarray, rule: str, reward: float
-) -> np.ndarray:
-  """Returns the rewards by the rule for completions without stop token.
-
-  Args:
-    rewards: [...] float32.
-    stopped: [...] bool.
-    rule: "keep" changes nothing; "replace" puts `reward` in place of theirs, as
-      Noukhovitch et al. 2024 (arXiv:2410.18252); "add" adds it.
-    reward: task units.
-
-  Raises:
-    ValueError: the rule is not known.
-  """
-  if rule not in STOP_RULES:
-    raise ValueError(f"loss.missing_stop={rule!r}: allowed {STOP_RULES}")
-  if rule == "keep":
-    return rewards
-  ruled = np.full_like(rewards, reward)
-  return np.where(stopped, rewards, ruled + (rewards if rule == "add" else 0))
-
-
 def completion_mask(
-    lengths: np.ndarray,
-    stopped: np.ndarray,
-    num_tokens: int,
-    *,
-    include_stop_token: bool,
+    tokens: np.ndarray, lengths: np.ndarray, uncounted_ids: Collection[int] = ()
 ) -> np.ndarray:
   """Returns 1 on the tokens that the loss counts, [..., T] float32.
 
   Args:
-    lengths: [...] int, tokens with the stop token.
-    stopped: [...] bool, whether the last one is a stop token.
-    num_tokens: T.
-    include_stop_token: whether a stop token counts.
+    tokens: [..., T] int.
+    lengths: [...] int, with the stop token.
+    uncounted_ids: stop tokens that do not count where they are the last token.
   """
-  counted = lengths if include_stop_token else lengths - stopped
-  return (np.arange(num_tokens) < counted[..., None]).astype(np.float32)
+  last = np.take_along_axis(tokens, np.maximum(lengths, 1)[..., None] - 1, -1)
+  counted = lengths - np.isin(last[..., 0], list(uncounted_ids))
+  return (np.arange(tokens.shape[-1]) < counted[..., None]).astype(np.float32)
 
 
 def _cut(batch: types.Batch, start: int, size: int) -> tuple[jax.Array, ...]:

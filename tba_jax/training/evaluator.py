@@ -570,8 +570,8 @@ class Evaluator:
     """Returns what judges are asked of each prompt's completions."""
     return [
         [
-            judges.Request(self._split, index, text, reason != "length")
-            for text, reason in zip(self._texts(found), found.finish_reasons)
+            judges.Request(self._split, index, text, bool(stopped))
+            for text, stopped in zip(self._texts(found), found.stopped)
         ]
         for index, found in zip(indices, sampled)
     ]
@@ -642,6 +642,6 @@ class Evaluator:
         "failures": failures,
         "rewards": [sample["reward"] for sample in samples],
         "lengths": found.lengths,
-        "stopped": found.finish_reasons != "length",
+        "stopped": found.stopped,
         "samples": samples,
     }

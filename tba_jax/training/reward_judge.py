@@ -160,17 +160,7 @@ def of_trainer(
   judge = None
   if config.reward.role == "trainer":
     judge = make_judge(config, workdir, policy.task, on_event)
-  return reward_model.GroupScorer(
-      judge,
-      policy.tokenizer,
-      missing_stop_reward=missing_stop_reward(config),
-  )
-
-
-def missing_stop_reward(config: ml_collections.ConfigDict) -> float | None:
-  """Returns what replaces the reward of completions without stop token."""
-  rule, reward = config.loss.missing_stop, config.loss.missing_stop_reward
-  return reward if rule == "replace" else None
+  return reward_model.GroupScorer(judge, policy.tokenizer, config.loss)
 
 
 def make_comparer(

@@ -19,7 +19,6 @@ from tba_jax.models import config as config_lib
 from tba_jax.models import transformer
 from tba_jax.monitor import writers
 from tba_jax.replay import buffer
-from tba_jax.training import batches
 from tba_jax.training import reference
 from tba_jax.training import schedules
 from tba_jax.training import sharding
@@ -130,7 +129,6 @@ class RangesTest(parameterized.TestCase):
       ("loss.length_norm", lambda: ("", *groups.LENGTH_NORMS)),
       ("loss.name", lambda: build.OBJECTIVES),
       ("loss.behavior_logprobs", lambda: train_step.BEHAVIORS),
-      ("loss.missing_stop", lambda: batches.STOP_RULES),
       ("model.activation", lambda: config_lib.ACTIVATIONS),
       ("model.family", lambda: transformer.FAMILIES),
       ("reference.mode", lambda: reference.MODES),

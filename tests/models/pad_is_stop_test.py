@@ -60,10 +60,9 @@ class PadIsStopTest(parameterized.TestCase):
     model = tiny_model.BIGRAM
     params = tiny_model.init_params(model)
     mask = batches.completion_mask(
+        np.full((1, 1, _T), _EOS),
         np.array([[1]]),
-        np.array([[True]]),
-        _T,
-        include_stop_token=include_stop_token,
+        () if include_stop_token else {_EOS},
     )
 
     def gradient(pad):

@@ -209,8 +209,11 @@ class GenerateTest(absltest.TestCase):
       for completion in record["completions"]:
         ids, reason = completion["token_ids"], completion["finish_reason"]
         self.assertLessEqual(len(ids), 6 - number)
-        text = tokenizer.decode(ids[:-1] if reason == "stop" else ids)
-        if reason == "stop_string":
+        stop_token = ids[-1] == tokenizer.eos_id
+        text = tokenizer.decode(ids[:-1] if stop_token else ids)
+        if len(ids) < 6 - number:
+          self.assertEqual(reason, "stop")
+        if reason == "stop" and not stop_token:
           cut += 1
           self.assertEndsWith(text, ("1", "+="))
           self.assertEqual(completion["text"], text[: -1 - text.endswith("=")])
@@ -229,6 +232,8 @@ class GenerateTest(absltest.TestCase):
     self.run_program(sampling__temperature=0.0)
     for record in self.records():
       self.assertLen({c["text"] for c in record["completions"]}, 1)
+      # The model's, not those of a choice without alternatives.
+      self.assertLess(max(record["completions"][0]["logprobs"]), 0.0)
 
   def test_wrong_settings_are_named_before_anything_is_read(self):
     for changes, message in (

@@ -254,12 +254,13 @@ class PartsTest(parameterized.TestCase):
 
   def test_a_batch_is_made_by_the_config_s_rules(self):
     config = make_config()
-    with mock.patch.object(batches, "BatchMaker", autospec=True) as made:
-      trainer.make_batch_maker(config, mock.sentinel.b, mock.sentinel.placer)
-    self.assertEqual(
-        made.call_args.args, (mock.sentinel.b, mock.sentinel.placer)
-    )
-    self.assertTrue(made.call_args.kwargs["include_stop_token"])
+    policy = mock.Mock(tokenizer=mock.Mock(stop_ids={1, 4}))
+    parts = mock.sentinel.b, mock.sentinel.placer
+    for include, uncounted in ((True, ()), (False, {1, 4})):
+      config.loss.include_stop_token = include
+      with mock.patch.object(batches, "BatchMaker", autospec=True) as made:
+        trainer.make_batch_maker(config, policy, *parts)
+      self.assertEqual(made.call_args.args, (*parts, uncounted))
 
   def test_the_evaluator_sees_held_out_prompts(self):
     config = make_config()

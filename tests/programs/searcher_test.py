@@ -3,7 +3,6 @@
 """The searcher's loop against mocks of its neighbours' real signatures."""
 
 import contextlib
-import dataclasses
 from unittest import mock
 
 from absl.testing import absltest
@@ -115,7 +114,6 @@ class SearcherTest(parameterized.TestCase):
             logprobs=np.full((S, 4), -0.5, np.float32),
             plain_logprobs=np.full((S, 4), -0.5, np.float32),
             stopped=np.array([True, False]),
-            finish_reasons=np.array(["stop", "length"]),
             versions=np.full(S, version, np.int32),
             token_versions=self.token_versions(version),
         )
@@ -163,19 +161,6 @@ class SearcherTest(parameterized.TestCase):
       # "23" with and without a stop token: both right, of two tokens.
       self.assertEqual(group.rewards.tolist(), [2.0, 2.0])
       self.assertEqual(group.rewards.dtype, np.float32)
-
-  def test_a_missing_stop_token_may_replace_the_reward(self):
-    found = self.sample({"a": jnp.zeros(1)}, [None], version=0, newer=None)[0]
-    stopped = np.array([True, False])
-    found = dataclasses.replace(found, stopped=stopped)
-    self.searcher._judge = mock.Mock()
-    self.searcher._judge.judge.return_value = [mock.Mock(reward=5.0)] * S
-    self.searcher._tokenizer = mock.Mock()
-    block = self.block(prompts=((7, 0, 0),))
-    rewards = lambda: self.searcher._rewards(block, [found]).tolist()
-    self.assertEqual(rewards(), [[5.0, 5.0]])
-    self.searcher._missing_stop_reward = -1.0
-    self.assertEqual(rewards(), [[5.0, -1.0]])
 
   def test_params_swap_whole_and_only_between_rounds(self):
     def newer():

@@ -5,6 +5,7 @@
 import dataclasses
 
 from absl.testing import absltest
+import ml_collections
 import numpy as np
 
 from tba_jax import types
@@ -42,7 +43,7 @@ def _group(prompt_id, *rows):
       prompt_tokens=np.array([2], np.int32),
       completion_tokens=tokens,
       completion_lengths=np.array([len(row) for row in rows], np.int32),
-      stopped=np.array([row[-1] == 1 for row in rows]),
+      stopped=np.array([len(row) < 4 for row in rows]),
       behavior_logprobs=np.zeros((S, 4), np.float32),
       rewards=np.zeros(S, np.float32),
       versions=np.zeros(S, np.int32),
@@ -60,12 +61,14 @@ class GroupScorerTest(absltest.TestCase):
         _group(5, [2, 1], [3, 3]),
     ]
 
-  def score(self, missing_stop_reward=None):
-    scorer = reward_model.GroupScorer(
-        self.judge,
-        fakes.FakeTokenizer(),
-        missing_stop_reward=missing_stop_reward,
+  def make_scorer(self, judge, rule="keep"):
+    loss = {"missing_stop": rule, "missing_stop_reward": -1.0}
+    return reward_model.GroupScorer(
+        judge, fakes.FakeTokenizer(), ml_collections.ConfigDict(loss)
     )
+
+  def score(self):
+    scorer = self.make_scorer(self.judge)
     self.addCleanup(scorer.close)
     return scorer.score(self.groups)
 
@@ -89,16 +92,19 @@ class GroupScorerTest(absltest.TestCase):
         if field.name != "rewards":
           self.assertIs(getattr(group, field.name), getattr(before, field.name))
 
-  def test_a_missing_stop_token_may_replace_the_reward(self):
-    found = self.score(missing_stop_reward=-1.0)
-    self.assertEqual([g.rewards.tolist() for g in found], [[2, -1], [1, -1]])
-
-  def test_groups_that_have_their_rewards_stay(self):
-    scorer = reward_model.GroupScorer(
-        None, fakes.FakeTokenizer(), missing_stop_reward=-1.0
-    )
-    self.assertEqual(scorer.score(self.groups), self.groups)
-    scorer.close()
+  def test_one_rule_for_completions_that_were_cut_off(self):
+    # The same where searchers judged.
+    scored = self.make_scorer(None).score(self.score())
+    for rule, first, second in (
+        ("keep", [2, 4], [1, 2]),
+        ("replace", [2, -1], [1, 2]),
+        ("add", [2, 3], [1, 2]),
+    ):
+      for judge, groups in ((self.judge, self.groups), (None, scored)):
+        found = self.make_scorer(judge, rule).score(groups)
+        rewards = [g.rewards.tolist() for g in found]
+        self.assertEqual(rewards, [first, second], rule)
+        self.assertEqual(found[0].rewards.dtype, np.float32)
 
   def test_it_closes_its_judge(self):
     self.score()

@@ -85,7 +85,7 @@ class BucketsTest(absltest.TestCase):
   def assert_same(self, found, expected, **tolerance):
     for one, other in zip(found, expected, strict=True):
       np.testing.assert_array_equal(one.tokens, other.tokens)
-      np.testing.assert_array_equal(one.finish_reasons, other.finish_reasons)
+      np.testing.assert_array_equal(one.stopped, other.stopped)
       np.testing.assert_allclose(one.logprobs, other.logprobs, **tolerance)
 
   def test_each_token_is_drawn_with_a_margin(self):

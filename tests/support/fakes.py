@@ -103,6 +103,7 @@ class FakeTokenizer:
   pad_id = 0
   eos_id = 1
   bos_id = None
+  stop_ids = frozenset((1,))
 
   def encode_prompt(self, text: str) -> list[int]:
     return self.encode(text)
@@ -117,7 +118,8 @@ class FakeTokenizer:
     return [str(int(i)) for i in ids]
 
   def decode_completion(self, ids, length: int, stopped: bool) -> str:
-    return self.decode(ids[: length - int(stopped)])
+    ends = stopped and ids[length - 1] in self.stop_ids
+    return self.decode(ids[: length - ends])
 
 
 class FakeTask(base.Task):

@@ -24,6 +24,7 @@ from tba_jax.system import processes
 from tba_jax.training import cluster
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
+from tba_jax.training import reward_judge
 from tba_jax.training import sharding
 
 
@@ -44,14 +45,14 @@ def train(
   buffer = trainer.make_buffer(config)
   order = trainer.make_prompt_order(config, policy)
   placer = trainer.make_placer(config, reference, mesh, cluster.Cluster())
-  batch_maker = trainer.make_batch_maker(config, buffer, placer)
+  batch_maker = trainer.make_batch_maker(config, policy, buffer, placer)
+  scorer = reward_judge.of_trainer(config, workdir, policy)
   per_step = config.search.prompts_per_step
   for step in range(config.train.num_steps):
     sampled = params_fn(publication.flatten(state.params))
     positions = range(step * per_step, (step + 1) * per_step)
-    for group in _sample(
-        config, policy, sampler, sampled, order, positions, step
-    ):
+    groups = _sample(config, policy, sampler, sampled, order, positions, step)
+    for group in scorer.score(groups):
       buffer.insert(group, step)
     draw = buffer.sample(
         config.train.prompts_per_batch,

@@ -53,15 +53,13 @@ class BatchMakerTest(absltest.TestCase):
       self,
       *,
       part_prompts=2,
-      stop=True,
       place=lambda batch: batch,
-      **kwargs,
+      uncounted_ids=(),
   ):
     return batches.BatchMaker(
         self.buffer,
         batches.Placer(self.reference, part_prompts=part_prompts, place=place),
-        include_stop_token=stop,
-        **{"missing_stop": "keep", "missing_stop_reward": -1.0, **kwargs},
+        uncounted_ids,
     )
 
   def draw(self, num_prompts=_B, step=8):
@@ -228,42 +226,20 @@ class BatchMakerTest(absltest.TestCase):
     self.assertEqual(placed[0].prompt_mask.dtype, np.float32)
     self.assertEqual(placed[0].staleness_steps.dtype, np.float32)
 
-  def test_the_rule_is_in_the_rewards_of_the_batch(self):
-    draw = self.draw()
-    self.assertTrue((draw.stopped != draw.stopped[0, 0]).any())
-    rewards = dict.fromkeys(("keep", "replace"))
-    for rule in rewards:
-      maker = self.make_maker(missing_stop=rule, missing_stop_reward=-7.0)
-      rewards[rule] = maker.make(draw, 8, {}).rewards
-    self.assertEqual((rewards["replace"] == -7.0).sum(), (~draw.stopped).sum())
-    self.assertFalse((rewards["keep"] == -7.0).any())
-
 
 class CompletionMaskTest(absltest.TestCase):
 
   def test_with_and_without_the_stop_token(self):
-    lengths, stopped = np.array([[3, 4]]), np.array([[True, False]])
-    mask = lambda stop: batches.completion_mask(
-        lengths, stopped, 4, include_stop_token=stop
-    )
-    np.testing.assert_array_equal(mask(True), [[[1, 1, 1, 0], [1, 1, 1, 1]]])
-    # A completion that was cut off has no stop token to leave out.
-    np.testing.assert_array_equal(mask(False), [[[1, 1, 0, 0], [1, 1, 1, 1]]])
-    self.assertEqual(mask(True).dtype, np.float32)
-
-  def test_rules_for_completions_without_stop_token(self):
-    rewards = np.array([[1.0, 2.0]], np.float32)
-    stopped = np.array([[True, False]])
-    for rule, expected in (
-        ("keep", [1.0, 2.0]),
-        ("replace", [1.0, -3.0]),
-        ("add", [1.0, -1.0]),
-    ):
-      found = batches.with_stop_rule(rewards, stopped, rule, -3.0)
-      np.testing.assert_array_equal(found, [expected])
-      self.assertEqual(found.dtype, np.float32)
-    with self.assertRaisesRegex(ValueError, "loss.missing_stop='drop'"):
-      batches.with_stop_rule(rewards, stopped, "drop", -3.0)
+    # Ended by a stop token, by a stop string, and cut off.
+    tokens = np.array([[7, 8, 1, 0], [7, 8, 0, 0], [7, 8, 9, 8]])
+    lengths = np.array([3, 2, 4])
+    counted = np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
+    mask = batches.completion_mask(tokens, lengths)
+    np.testing.assert_array_equal(mask, counted)
+    self.assertEqual(mask.dtype, np.float32)
+    counted[0, 2] = 0
+    mask = batches.completion_mask(tokens, lengths, {1, 5})
+    np.testing.assert_array_equal(mask, counted)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,6 @@ class _ScriptedSampler:
         logprobs=np.where(sampled_SxT, -0.5, 0.0),
         plain_logprobs=np.where(sampled_SxT, -0.5, 0.0),
         stopped=stopped_S,
-        finish_reasons=np.where(stopped_S, "stop", "length"),
         versions=np.full(S, version, np.int32),
         token_versions=np.where(sampled_SxT, version, -1),
     )

@@ -76,15 +76,16 @@ class ScorerTest(absltest.TestCase):
         heads.config_of(tiny_model.make_model().config)
     )
     scorer = _scorer(model, tiny_model.init_params(model))
-    texts = [Text("ab", "cd"), Text("abc", "defg"), Text("m", "a"),
+    texts = [Text("abcd", "efg"), Text("abc", "defg"), Text("m", "a"),
              Text("bb", "c")]  # fmt: skip
     together = scorer.score(texts)
     alone = np.concatenate([scorer.score([text]) for text in texts])
     np.testing.assert_array_equal(together, alone)
     # And it is the model's, of the row as it stands.
-    row = np.array([[*TOKENIZER.encode("abcd"), TOKENIZER.eos_id]])
-    expected = model.rewards(scorer._params, row, np.ones(row.shape))
-    np.testing.assert_allclose(together[:1], expected, rtol=1e-5)
+    row = [*TOKENIZER.encode("abcdefg"), TOKENIZER.eos_id]
+    rows = np.array([row] * 3)
+    expected = jax.jit(model.rewards)(scorer._params, rows, np.ones(rows.shape))
+    np.testing.assert_array_equal(together[:1], expected[:1])
 
   def test_a_folder_without_a_scalar_head_is_refused(self):
     config = base_config.make()
