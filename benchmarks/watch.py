@@ -27,6 +27,7 @@ import ml_collections
 
 from benchmarks import trial_run
 from tba_jax.monitor import metrics
+from tba_jax.system import jsonl
 
 _STEPS = 240
 _EVERY = 4
@@ -59,7 +60,8 @@ def run(
     # The same share of the steps that write as in a run.
     config.log.samples_every_steps *= _EVERY
   with trial_run.run(config) as workdir:
-    return {"steps": num_steps, **summarize(metrics.read_spans(workdir))}
+    spans = jsonl.read_jsonl(f"{workdir}/spans/trainer-0.jsonl")
+    return {"steps": num_steps, **summarize(spans)}
 
 
 def summarize(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,15 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run writes about itself: metrics, spans, events, state; and means.
-
-Files are read and written by `jsonl`; here is what stands in them. Nothing
-here imports jax: the store's host and the supervisor read these files too.
-"""
+"""Metrics, events and spans as files of JSON lines. No JAX here."""
 
 import collections
 from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import json
+import logging
 import threading
 import time
 from typing import Any
@@ -17,18 +14,17 @@ from typing import Any
 from etils import epath
 
 from tba_jax.system import jsonl
+from tba_jax.system import worker
 
-# The readers and writers of files, for users of this module.
-Records = jsonl.Records
-read_jsonl = jsonl.read_jsonl
-read_json = jsonl.read_json
-atomic_write_json = jsonl.atomic_write_json
-
-# A span whose kind starts so is time in which the role had nothing to do.
-WAIT_PREFIX = "wait"
-# What every record of a step has.
+# Spans whose kind starts with this are idle time of the role.
+_WAIT_PREFIX = "wait"
+_FLUSH_EVERY_S = 1.0
+# Fields that every record of `metrics.jsonl` has.
 _HEAD = ("step", "time", "epoch")
-FLUSH_EVERY_S = 1.0
+OVERLAP_FORMULA = (
+    "max(G, T) / W: busy seconds of the mean searcher (G) and of the trainer"
+    " (T) in the W wall-clock seconds of the training loop"
+)
 
 
 class MetricsWriter:
@@ -39,28 +35,24 @@ class MetricsWriter:
 
     Args:
       path: the file.
-      epoch: start count of the writer. A reader drops the steps of an older
-        epoch that a newer one did again (`last_per_step`).
+      epoch: start count of the writing process; see `last_per_step`.
     """
     self._epoch = epoch
     self._lines = jsonl.LineWriter(path)
 
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-    self._lines.write(
-        {
-            "step": int(step),
-            "time": time.time(),
-            "epoch": self._epoch,
-            **metrics,
-        }
-    )
+    head = {"step": int(step), "time": time.time(), "epoch": self._epoch}
+    self._lines.write({**head, **metrics})
 
   def close(self) -> None:
     self._lines.close()
 
 
 class EventLog:
-  """Writes `events.jsonl`: restarts, guards, refusals, phases."""
+  """Writes `events.jsonl`: restarts, guards, refusals, phases.
+
+  An event that cannot be written (full disk) goes to the process's log.
+  """
 
   def __init__(self, path: epath.PathLike):
     self._lines = jsonl.LineWriter(path)
@@ -74,28 +66,30 @@ class EventLog:
       index: int = 0,
       **fields: Any,
   ) -> None:
-    self._lines.write(
-        {
-            "time": time.time(),
-            "kind": kind,
-            "role": role,
-            "index": index,
-            "message": message,
-            **fields,
-        }
-    )
+    record = {
+        "time": time.time(),
+        "kind": kind,
+        "role": role,
+        "index": index,
+        "message": message,
+        **fields,
+    }
+    try:
+      self._lines.write(record)
+    except OSError as error:
+      logging.error("event not written (%s): %s: %s", error, kind, message)
 
   def close(self) -> None:
-    self._lines.close()
+    with contextlib.suppress(OSError):
+      self._lines.close()
 
 
 def last_per_step(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
   """Returns one record a step, sorted: the history that survived restarts.
 
-  Of two records of one step the later one's fields win. Where a record's
-  `epoch` is newer than what came before, the steps from its own on are redone:
-  they are dropped before it is taken. What evaluates a step may come after
-  later ones, and redoes nothing: it only adds its numbers to the step.
+  A record of a newer epoch drops all steps from its own on: they are redone.
+  Records of one step are merged, the later one's fields win. A record with
+  evaluations alone may come late, and is only merged into its step.
   """
   by_step: dict[int, dict[str, Any]] = {}
   newest = None
@@ -104,8 +98,8 @@ def last_per_step(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     if isinstance(step, bool) or not isinstance(step, int):
       continue
     numbers = {k: v for k, v in record.items() if k not in _HEAD}
-    adds = numbers and all(k.startswith("eval/") for k in numbers)
-    if adds and step in by_step:
+    evaluation = numbers and all(k.startswith("eval/") for k in numbers)
+    if evaluation and step in by_step:
       by_step[step].update(numbers)
       continue
     epoch = record.get("epoch", newest)
@@ -120,9 +114,9 @@ def last_per_step(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 class SpanWriter:
   """Writes what a role did when: `spans/<role>-<index>.jsonl`.
 
-  A span costs a few microseconds. Lines are written by a thread of the writer
-  at least once a second, so a kill loses at most that. Safe to share between
-  threads; a thread that works beside the main loop names its own `lane`.
+  A thread writes once a second, so a kill loses at most that. Safe to share
+  between threads; a thread beside the main loop names its own `lane`. Spans
+  that cannot be written (full disk) are dropped, and the log says so once.
   """
 
   def __init__(
@@ -137,9 +131,8 @@ class SpanWriter:
 
     Args:
       path: the file.
-      role: role of the process.
-      index: its number among its role.
-      clock: also receives each span of the main lane, where given.
+      role, index: of the process.
+      clock: also receives the spans of the main lane.
     """
     self._head = (
         f'{{"role": {json.dumps(role)}, "index": {int(index)}, "kind": '
@@ -150,12 +143,8 @@ class SpanWriter:
     self._file = jsonl.open_append(path)
     self._pending: collections.deque[str] = collections.deque()
     self._lock = threading.Lock()
-    self._closed = threading.Event()
-    self._error: BaseException | None = None
-    self._thread = threading.Thread(
-        target=self._flush_loop, name="spans", daemon=True
-    )
-    self._thread.start()
+    self._failed = False
+    self._flusher = worker.Worker("spans", self._flush_loop)
 
   @contextlib.contextmanager
   def span(self, kind: str, *, lane: str = "", **fields: Any) -> Iterator[None]:
@@ -164,24 +153,14 @@ class SpanWriter:
     try:
       yield
     finally:
-      self.add(
-          kind,
-          self._wall_offset + t0,
-          self._wall_offset + time.perf_counter(),
-          lane=lane,
-          **fields,
-      )
+      start, end = self._wall_offset + t0, self._wall_offset
+      end += time.perf_counter()
+      self.add(kind, start, end, lane=lane, **fields)
 
   def add(
       self, kind: str, t0: float, t1: float, *, lane: str = "", **fields: Any
   ) -> None:
-    """Records a span from t0 to t1, unix seconds.
-
-    Raises:
-      OSError: an earlier span could not be written.
-    """
-    if self._error is not None:
-      raise self._error
+    """Records a span from t0 to t1, unix seconds."""
     if self._clock is not None and not lane:
       self._clock.add(kind, t1 - t0)
     rest = f', "lane": {json.dumps(lane)}' if lane else ""
@@ -191,56 +170,40 @@ class SpanWriter:
     self._pending.append(f"{self._head}{json.dumps(kind)}, {times}{rest}}}\n")
 
   def flush(self) -> None:
-    """Writes what is pending to the file."""
+    """Writes pending spans to the file."""
     with self._lock:
       # Popped one by one, so that a span added meanwhile is never lost.
       lines = [self._pending.popleft() for _ in range(len(self._pending))]
-      if lines:
+      try:
         self._file.write("".join(lines))
         self._file.flush()
-
-  def _flush_loop(self) -> None:
-    while not self._closed.wait(FLUSH_EVERY_S):
-      try:
-        self.flush()
+        self._failed = False
       except OSError as error:
-        self._error = error
-        return
+        if not self._failed:
+          logging.error("spans are dropped: %s", error)
+        self._failed = True
+
+  def _flush_loop(self, stop: threading.Event) -> None:
+    while not stop.wait(_FLUSH_EVERY_S):
+      self.flush()
 
   def close(self) -> None:
     """Writes the rest and ends the thread."""
-    self._closed.set()
-    self._thread.join()
+    if self._file.closed:
+      return
+    self._flusher.close()
     self.flush()
-    self._file.close()
-
-
-def read_spans(workdir: epath.PathLike) -> jsonl.Records:
-  """Returns all readable spans of a run directory, sorted by start."""
-  spans = jsonl.Records()
-  folder = epath.Path(workdir) / "spans"
-  if not folder.exists():
-    return spans
-  for path in sorted(folder.glob("*.jsonl")):
-    read = jsonl.read_jsonl(path)
-    spans.skipped += read.skipped
-    for span in read:
-      times = span.get("t0"), span.get("t1")
-      if all(isinstance(t, int | float) for t in times) and "kind" in span:
-        spans.append(span)
-      else:
-        spans.skipped += 1
-  spans.sort(key=lambda span: span["t0"])
-  return spans
+    with contextlib.suppress(OSError):
+      self._file.close()
 
 
 def is_wait(kind: str) -> bool:
-  """True where a span of this kind is waiting, not work."""
-  return kind.startswith(WAIT_PREFIX)
+  """Returns whether a span of this kind is waiting, not work."""
+  return kind.startswith(_WAIT_PREFIX)
 
 
 class BusyClock:
-  """Seconds spent by kind of work, summed; safe to share between threads."""
+  """Seconds spent by kind of span, summed; safe to share between threads."""
 
   def __init__(self) -> None:
     self._lock = threading.Lock()
@@ -250,15 +213,6 @@ class BusyClock:
   def add(self, kind: str, seconds: float) -> None:
     with self._lock:
       self._seconds[kind] = self._seconds.get(kind, 0.0) + seconds
-
-  @contextlib.contextmanager
-  def measure(self, kind: str) -> Iterator[None]:
-    """Adds the time of its body to `kind`, also where the body raises."""
-    t0 = time.perf_counter()
-    try:
-      yield
-    finally:
-      self.add(kind, time.perf_counter() - t0)
 
   def seconds(self) -> dict[str, float]:
     """Returns the seconds of each kind so far."""
@@ -283,20 +237,16 @@ def busy_share(seconds: Mapping[str, float], elapsed_s: float) -> float:
 def overlap_of_ideal(
     generate_s: float, train_s: float, wall_s: float
 ) -> float | None:
-  """Returns how near a stretch of the run came to perfect overlap.
+  """Returns how close the roles came to perfect overlap, None for no time.
 
       overlap = max(G, T) / W
 
-  Side by side, the two roles take max(G, T) at best. 1 is that best: the
-  slower side never waited. In turns they take G + T.
+  1 is ideal: the slower side never waited. One after the other takes G + T.
 
   Args:
     generate_s: G, busy seconds of the mean searcher.
-    train_s: T, busy seconds of the trainer in the same stretch of the run.
-    wall_s: W, wall-clock seconds of that stretch.
-
-  Returns:
-    The share, None for an empty stretch.
+    train_s: T, busy seconds of the trainer.
+    wall_s: W, wall-clock seconds.
   """
   if wall_s <= 0:
     return None
@@ -325,4 +275,4 @@ class Means:
 
 def write_status(path: epath.PathLike, status: Mapping[str, Any]) -> None:
   """Replaces `status.json` by the live state, with the time of writing."""
-  atomic_write_json(path, {"time": time.time(), **status})
+  jsonl.atomic_write_json(path, {"time": time.time(), **status})

@@ -1,10 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run's metrics go: `metrics.jsonl` always, others by `log.writers`.
+"""Metrics as CSV, TensorBoard and Weights & Biases, and profiles of steps.
 
-`metrics.jsonl` is the source of truth; the others repeat its numbers for other
-tools and are never read back. After a restart they go on at the end, so a step
-that is done again stands there twice.
+`metrics.jsonl` is always written and alone is read back; `config.log.writers`
+adds others. A step that is redone after a restart stands there twice.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,45 +21,29 @@ import ml_collections
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.system import jsonl
 
-# Metrics for Weights & Biases, which must neither hold up nor end a run.
-
-
-_MAX_WAITING = 10_000  # Records that wait for the service; more are dropped.
+_MAX_WAITING = 10_000  # Records queued for wandb; more are dropped.
 _CLOSE_S = 20.0
 
 
 class WandbWriter:
-  """Hands numbers to wandb in a thread of its own.
+  """Logs to wandb from a thread, so that it neither delays nor ends the run.
 
-  Offline, wandb writes a folder `wandb/` that `wandb sync` sends later. Where
-  it fails (no account, no network, a full disk), the run is told once and goes
-  on without it; `metrics.jsonl` has everything.
+  Offline, wandb writes a folder `wandb/` that `wandb sync` sends later. Any
+  failure (no account, no network) is one event, and the run goes on.
   """
 
   def __init__(
       self,
+      config: ml_collections.ConfigDict,
       workdir: pathlib.Path,
-      *,
-      config: Mapping[str, Any],
-      project: str,
-      mode: str,
       on_event: Callable[[str, str], None],
   ):
-    """Starts the thread.
-
-    Args:
-      workdir: of the run; its name is the run's name there.
-      config: that is shown beside the curves.
-      project: that the run belongs to.
-      mode: "offline" or "online".
-      on_event: called with (kind, message) for what a user should know.
-    """
     self._settings = dict(
         dir=str(workdir),
         name=workdir.name,
-        config=dict(config),
-        project=project,
-        mode=mode,
+        config=config.to_dict(),
+        project=config.log.wandb_project,
+        mode=config.log.wandb_mode,
     )
     self._on_event = on_event
     self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(
@@ -71,7 +54,7 @@ class WandbWriter:
     self._thread.start()
 
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """Leaves the numbers of a step to the thread; never waits."""
+    """Queues the numbers of a step; never blocks."""
     if not self._thread.is_alive():
       return
     try:
@@ -80,7 +63,7 @@ class WandbWriter:
       self._dropped += 1
 
   def close(self) -> None:
-    """Waits until wandb has written everything, for 20 s at most."""
+    """Waits at most 20 s until wandb has written everything."""
     try:
       self._waiting.put(None, timeout=1.0)
     except queue.Full:
@@ -114,20 +97,17 @@ class WandbWriter:
 
 
 class Writer(Protocol):
-  """What receives the numbers of a step."""
+  """Receives the numbers of a step; names may differ from step to step."""
 
   def write(self, step: int, metrics: Mapping[str, float]) -> None:
-    """Writes what is known of a step; names may differ from step to step."""
+    ...
 
   def close(self) -> None:
-    """Writes the rest."""
+    ...
 
 
 class CsvWriter:
-  """Writes `metrics.csv`: a line for each number, as step,time,name,value.
-
-  One number a line, since not every step has the same ones.
-  """
+  """Writes `metrics.csv`, one number a line: step,time,name,value."""
 
   def __init__(self, path: pathlib.Path):
     new = not path.exists() or not path.stat().st_size
@@ -148,7 +128,7 @@ class CsvWriter:
 
 
 class TensorBoardWriter:
-  """Writes TensorBoard's event files into a folder."""
+  """Writes TensorBoard event files into a folder."""
 
   def __init__(self, folder: pathlib.Path):
     # Not among the requirements: `pip install tba_jax[tensorboard]`.
@@ -164,38 +144,29 @@ class TensorBoardWriter:
 
 
 class Profiler:
-  """Captures some steps with `jax.profiler` into a folder."""
+  """Captures steps with `jax.profiler` into `profile/`, for TensorBoard."""
 
   def __init__(
       self,
-      folder: pathlib.Path,
-      first_step: int,
-      num_steps: int,
-      num_asked_steps: int,
+      config: ml_collections.ConfigDict,
+      workdir: pathlib.Path,
       on_event: Callable[[str, str], None],
   ):
-    """Captures nothing yet.
-
-    Args:
-      folder: for the captures, as TensorBoard and xprof read them.
-      first_step: that is captured, 1 or later: the step before it starts it.
-      num_steps: that are captured from there, 0 = none.
-      num_asked_steps: that are captured whenever `ask` is called.
-      on_event: called with (kind, message) for what a user should know.
-    """
-    self._folder = folder
-    self._steps = range(first_step, first_step + num_steps)
-    self._num_asked = num_asked_steps
+    log = config.log
+    self._folder = workdir / "profile"
+    first = log.profile_first_step
+    self._steps = range(first, first + log.profile_num_steps)
+    self._num_asked = log.profile_asked_steps
     self._on_event = on_event
     self._asked = False
     self._running = False
 
   def ask(self) -> None:
-    """Captures the next steps; safe to call in the handler of a signal."""
+    """Captures the next steps; safe to call in a signal handler."""
     self._asked = True
 
   def after_step(self, step: int) -> None:
-    """Starts before the first step of a capture, ends after the last."""
+    """Starts or stops a capture between two steps."""
     if self._asked and not self._running:
       self._asked = False
       self._steps = range(step + 1, step + 1 + self._num_asked)
@@ -219,76 +190,65 @@ class Profiler:
 
 
 class Writers:
-  """All writers of a run as one, and the capture of its steps."""
+  """`metrics.jsonl`, the writers of `config.log.writers`, and the profiler."""
 
   def __init__(
       self,
-      record: metrics_lib.MetricsWriter,
-      others: list[Writer],
-      profiler: Profiler,
+      config: ml_collections.ConfigDict,
+      workdir: pathlib.Path,
+      epoch: int,
+      on_event: Callable[[str, str], None],
   ):
-    self._record = record
-    self._others = others
-    self._profiler = profiler
+    """Opens all of them.
+
+    Args:
+      config: of the run.
+      workdir: of the run.
+      epoch: start count of the trainer.
+      on_event: called with (kind, message) for the run's events.
+    """
+    makers: dict[str, Callable[[], Writer]] = {
+        "csv": lambda: CsvWriter(workdir / "metrics.csv"),
+        "tensorboard": lambda: TensorBoardWriter(workdir / "tensorboard"),
+        "wandb": lambda: WandbWriter(config, workdir, on_event),
+    }
+    path = workdir / "metrics.jsonl"
+    self._record = metrics_lib.MetricsWriter(path, epoch=epoch)
+    names = [name for name in config.log.writers.split(",") if name]
+    self._others = {name: makers[name]() for name in names}
+    self._profiler = Profiler(config, workdir, on_event)
+    self._on_event = on_event
 
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """Writes all to the file of record, and its numbers to the others."""
-    self._record.write(step, metrics)
+    """Writes a record; scalars also go to the other writers.
+
+    A writer that fails with an OSError is one event and used no more.
+
+    Raises:
+      OSError: `metrics.jsonl` cannot be written.
+    """
     numbers = {
         name: value
         for name, value in metrics.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-    for writer in self._others:
-      writer.write(step, numbers)
+    for name, writer in list(self._others.items()):
+      try:
+        writer.write(step, numbers)
+      except OSError as error:
+        del self._others[name]
+        self._on_event("not_written", f"writer {name} has ended: {error}")
+    self._record.write(step, metrics)
 
   def capture(self) -> None:
-    """Captures the next steps."""
+    """Profiles the next steps."""
     self._profiler.ask()
 
   def after_step(self, step: int) -> None:
-    """Is told of every step, also of those of which nothing is written."""
+    """Lets the profiler start or stop; call after every step."""
     self._profiler.after_step(step)
 
   def close(self) -> None:
     self._profiler.close()
-    for writer in (self._record, *self._others):
+    for writer in (self._record, *self._others.values()):
       writer.close()
-
-
-def make_writers(
-    config: ml_collections.ConfigDict,
-    workdir: pathlib.Path,
-    epoch: int,
-    on_event: Callable[[str, str], None],
-) -> Writers:
-  """Returns the writers that `config.log` asks for.
-
-  Args:
-    config: of the run.
-    workdir: of the run.
-    epoch: start count of the trainer.
-    on_event: called with (kind, message) for what a user should know.
-  """
-  log = config.log
-  makers: dict[str, Callable[[], Writer]] = {
-      "csv": lambda: CsvWriter(workdir / "metrics.csv"),
-      "tensorboard": lambda: TensorBoardWriter(workdir / "tensorboard"),
-      "wandb": lambda: WandbWriter(
-          workdir,
-          config=config.to_dict(),
-          project=log.wandb_project,
-          mode=log.wandb_mode,
-          on_event=on_event,
-      ),
-  }
-  record = metrics_lib.MetricsWriter(workdir / "metrics.jsonl", epoch=epoch)
-  others = [makers[name]() for name in log.writers.split(",") if name]
-  profiler = Profiler(
-      workdir / "profile",
-      log.profile_first_step,
-      log.profile_num_steps,
-      log.profile_asked_steps,
-      on_event,
-  )
-  return Writers(record, others, profiler)

@@ -25,7 +25,6 @@ from tba_jax.models import sequence
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
-from tba_jax.monitor import writers
 from tba_jax.programs import roles
 from tba_jax.programs import searcher
 from tba_jax.replay import buffer as buffer_lib
@@ -37,7 +36,6 @@ from tba_jax.replay import queue_server
 from tba_jax.replay import scheduler
 from tba_jax.replay import service as service_lib
 from tba_jax.replay import similarity
-from tba_jax.rewards import judges
 from tba_jax.system import bucket
 from tba_jax.system import processes
 from tba_jax.tasks import rows_task
@@ -591,36 +589,6 @@ def _copier(
   return lambda params: publication.by_path(copy(params))
 
 
-def make_sample_log(
-    config: ml_collections.ConfigDict,
-    policy: policy_lib.Policy,
-    workdir: pathlib.Path,
-    judge: judges.Judge,
-) -> recorder_lib.SampleLog:
-  """Returns what writes samples of the batches."""
-  return recorder_lib.SampleLog(
-      workdir / "samples.jsonl",
-      num_samples=config.log.num_samples,
-      tokenizer=policy.tokenizer,
-      judge=judge,
-  )
-
-
-def make_writers(
-    config: ml_collections.ConfigDict,
-    run: run_directory.Run,
-    epoch: int,
-    on_event: Callable[[str, str], None],
-) -> writers.Writers:
-  """Returns the writers of a run; SIGUSR1 has them capture the next steps.
-
-  To be called in the main thread, as for every handler of a signal.
-  """
-  made = writers.make_writers(config, run.workdir, epoch, on_event)
-  signal.signal(signal.SIGUSR1, lambda *_: made.capture())
-  return made
-
-
 def make_evaluations(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
@@ -766,9 +734,7 @@ class _Trainer:
     )
     evaluator = reward_judge.evaluator_of(config, run.workdir, policy, on_event)
     self._closers += [drain.close, evaluator.close]
-    recorder = self._make_recorder(
-        policy, evaluator, drain, epoch, saved, on_event
-    )
+    recorder = self._make_recorder(policy, evaluator, drain, epoch, saved)
     make_transport = roles.transport_maker(config, run)
     publisher = make_publisher(
         config, run, epoch, work, make_transport, recorder, on_event
@@ -813,24 +779,18 @@ class _Trainer:
       drain: queue_server.Drain,
       epoch: int,
       saved: dict[str, Any],
-      on_event: Callable[[str, str], None],
   ) -> recorder_lib.Recorder:
-    config = self._config
     recorder = recorder_lib.Recorder(
-        self._run.workdir,
-        metrics=make_writers(config, self._run, epoch, on_event),
-        num_steps=config.train.num_steps,
-        num_searchers=config.search.num_searchers,
-        log_every=config.log.every_steps,
-        samples_every=config.log.samples_every_steps,
-        samples=make_sample_log(
-            config, policy, self._run.workdir, evaluator.judge
-        ),
-        leases=drain.heard,
-        store_generation=lambda: drain.generation,
-        set_status=drain.set_status,
+        self._config,
+        self._run,
+        epoch=epoch,
+        queue=drain,
+        tokenizer=policy.tokenizer,
+        judge=evaluator.judge,
     )
     self._closers.append(recorder.close)
+    # The main thread alone may set a handler.
+    signal.signal(signal.SIGUSR1, lambda *_: recorder.capture_profile())
     if saved:
       recorder.set_state(saved["recorder"])
     return recorder

@@ -11,7 +11,7 @@ from benchmarks import trial_run
 from benchmarks import watch
 from configs import countdown
 from tba_jax.config import validate
-from tba_jax.monitor import metrics
+from tba_jax.system import jsonl
 
 
 def _spans(num_steps, *, writing_ms, waits_ms=0.0, slow=()):
@@ -54,7 +54,7 @@ class WatchTest(absltest.TestCase):
     for arg in ("", "smoke", "quick"):
       with (
           mock.patch.object(trial_run, "run", run),
-          mock.patch.object(metrics, "read_spans", return_value=spans),
+          mock.patch.object(jsonl, "read_jsonl", return_value=spans),
       ):
         result = watch.run(countdown.get_config(arg), ["30"])
       self.assertEqual(result["steps"], 30)

@@ -148,7 +148,7 @@ class RangesTest(parameterized.TestCase):
         mock.patch.object(writers, "WandbWriter") as wandb,
     ):
       workdir = pathlib.Path(self.create_tempdir().full_path)
-      writers.make_writers(config, workdir, 0, lambda *_: None).close()
+      writers.Writers(config, workdir, 0, lambda *_: None).close()
     for made in (csv, tensorboard, wandb):
       made.assert_called_once()
 

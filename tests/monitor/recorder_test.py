@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recorder: its files, its totals, and what a continued run adds to."""
 
+import dataclasses
+import errno
 import json
 import pathlib
 import time
@@ -13,10 +15,11 @@ import numpy as np
 from tba_jax.config import settings as settings_lib
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import recorder as recorder_lib
-from tba_jax.monitor import writers
 from tba_jax.replay import ledger
+from tba_jax.replay import queue_server
 from tba_jax.replay import service
 from tba_jax.rewards import judges
+from tba_jax.system import jsonl
 from tests.replay import fake_groups
 from tests.support import fakes
 
@@ -55,25 +58,23 @@ class RecorderTest(absltest.TestCase):
       self.addCleanup(patch.stop)
 
   def make(self, **changes):
-    settings = dict(
-        metrics=writers.make_writers(
-            settings_lib.get_config(), self.workdir, 3, lambda *event: None
-        ),
-        num_steps=10,
-        num_searchers=2,
-        log_every=1,
-        samples_every=2,
-        samples=recorder_lib.SampleLog(
-            self.workdir / "samples.jsonl",
-            num_samples=3,
-            tokenizer=fakes.FakeTokenizer(),
-            judge=judges.InProcess(_Task({}), fallback=0.0),
-        ),
-        leases=lambda: self.leases,
-        store_generation=lambda: 5,
-        set_status=self.statuses.append,
+    config = settings_lib.get_config()
+    config.train.num_steps = 10
+    config.search.num_searchers = 2
+    log = dict(every_steps=1, samples_every_steps=2, num_samples=3)
+    config.log.update({**log, **changes})
+    queue = mock.create_autospec(queue_server.Drain, instance=True)
+    queue.heard.side_effect = lambda: self.leases
+    queue.set_status.side_effect = self.statuses.append
+    queue.generation = 5
+    recorder = recorder_lib.Recorder(
+        config,
+        mock.Mock(workdir=self.workdir),
+        epoch=3,
+        queue=queue,
+        tokenizer=fakes.FakeTokenizer(),
+        judge=judges.InProcess(_Task({}), fallback=0.0),
     )
-    recorder = recorder_lib.Recorder(self.workdir, **{**settings, **changes})
     self.addCleanup(self.close, recorder)
     self.made.append(recorder)
     return recorder
@@ -101,8 +102,8 @@ class RecorderTest(absltest.TestCase):
   def close(self, recorder):
     try:
       recorder.close()
-    except OSError:
-      pass  # The test of a full disk has seen it.
+    except KeyError:
+      pass  # Its test has seen it.
 
   def flush(self):
     for recorder in self.made:
@@ -136,7 +137,7 @@ class RecorderTest(absltest.TestCase):
     self.assertEqual(record["total/tokens"], 600)
 
   def test_periods_of_metrics_and_samples(self):
-    recorder = self.make(log_every=4)
+    recorder = self.make(every_steps=4)
     for step in range(10):
       self.step(recorder, step)
     steps = [record["step"] for record in self.lines("metrics.jsonl")]
@@ -145,7 +146,7 @@ class RecorderTest(absltest.TestCase):
     self.assertEqual(steps, [0, 0, 0, 2, 2, 2, 4, 4, 4, 6, 6, 6, 8, 8, 8])
 
   def test_samples_never_where_their_period_is_0(self):
-    self.step(self.make(samples_every=0), 0)
+    self.step(self.make(samples_every_steps=0), 0)
     self.assertEmpty(self.lines("samples.jsonl"))
 
   def test_a_sample_shows_the_completion_as_it_was_drawn(self):
@@ -217,30 +218,58 @@ class RecorderTest(absltest.TestCase):
     again.set_state(json.loads(json.dumps(recorder.get_state())))
     self.assertEqual(self.finish(again)["mixed_version_share"], 0.25)
 
-  def test_a_checkpoint_of_an_earlier_version_has_fewer_totals(self):
-    recorder = self.make()
-    totals = recorder.get_state()
-    recorder.set_state({"rewards": {"failures": {}}})
-    self.assertEqual(recorder.get_state(), totals)
-
   def test_a_new_phase_is_shown_at_once(self):
     recorder = self.make()
     self.step(recorder, 0)
     recorder.phase("finish")
     self.assertEqual(self.read("status.json")["phase"], "finish")
 
-  def test_what_cannot_be_written_is_raised_by_a_later_call(self):
+  def test_an_error_of_the_thread_is_raised_by_a_later_call(self):
     recorder = self.make()
-    full = OSError("disk full")
     with mock.patch.object(
-        metrics_lib.MetricsWriter, "write", side_effect=full
+        metrics_lib.MetricsWriter, "write", side_effect=KeyError("x")
     ):
       self.step(recorder, 0)
-      with self.assertRaisesRegex(OSError, "disk full"):
-        recorder.flush()
-    with self.assertRaisesRegex(OSError, "disk full"):
-      self.step(recorder, 1)
-    self.assertRaisesRegex(OSError, "disk full", recorder.close)
+      self.assertRaises(KeyError, recorder.flush)
+    self.assertRaises(KeyError, self.step, recorder, 1)
+    self.assertRaises(KeyError, recorder.close)
+
+  def test_a_full_disk_is_told_once_and_the_run_goes_on(self):
+    recorder = self.make()
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with (
+        mock.patch.object(jsonl.LineWriter, "write", side_effect=full),
+        mock.patch.object(jsonl, "atomic_write_json", side_effect=full),
+        mock.patch.object(recorder, "event", wraps=recorder.event) as event,
+        self.assertLogs(level="ERROR"),  # Nor can the event be written.
+    ):
+      for step in range(4):
+        self.step(recorder, step, busy_s=2.0)
+      recorder.evaluation("before", 0, dict(RESULT))
+      recorder.flush()
+    told = [call.args[1].split()[0] for call in event.call_args_list]
+    self.assertCountEqual(told, ["metrics", "samples", "state", "eval.json"])
+    self.step(recorder, 4, busy_s=2.0)
+    self.assertEqual([r["step"] for r in self.lines("metrics.jsonl")], [4])
+    self.assertIn("No space left", self.statuses[-1]["last_error"])
+    # Results are not left out.
+    self.finish(recorder)
+    self.assertEqual(self.read("eval.json")["before"]["pass_at_1"], 0.4)
+
+  def test_the_status_says_what_the_trainer_does_and_for_how_long(self):
+    recorder = self.make()
+    self.step(recorder, 0)
+    self.lease("a", busy_s=1.0, completions=3, block_age_s=7.0)
+    with recorder.span("step"):
+      with recorder.span("publish", lane="publish"):
+        self.now += 20.0
+        # Written by a thread: the main one may hang.
+        deadline = time.time() + 20.0
+        while self.statuses[-1]["doing"] != "step":
+          self.assertLess(time.time(), deadline)
+          time.sleep(0.01)
+    self.assertEqual(self.statuses[-1]["step_age_s"], 20.0)
+    self.assertEqual(self.statuses[-1]["searchers"]["a"]["block_age_s"], 7.0)
 
   def test_events(self):
     recorder = self.make()
@@ -345,6 +374,98 @@ class RecorderTest(absltest.TestCase):
         result["staleness_mean"], second.get_state()["staleness_sum"] / 20
     )
     self.assertGreater(result["staleness_mean"], 0)
+
+
+def _record(versions, rewards, step=4):
+  buffer = fake_groups.make_buffer(capacity=40)
+  for i in range(2):
+    buffer.insert(fake_groups.make_group(i, [[2, 0], [3, 0]]), 0)
+  draw = dataclasses.replace(
+      buffer.sample(2, 2, 0),
+      step=step,
+      versions=np.array(versions, np.int32),
+      rewards=np.array(rewards, np.float32),
+  )
+  return recorder_lib.step_record(
+      step,
+      {"loss": 0.5},
+      draw,
+      seconds={"step": 0.25, "wait_fresh": 0.125},
+      buffer={"size": 4},
+      generated=ledger.Amount(3, 12, 90),
+  )
+
+
+class StepRecordTest(absltest.TestCase):
+
+  def test_by_hand(self):
+    record = _record([[4, 4], [3, 1]], [[1.0, 0.5], [0.0, 0.25]])
+    self.assertEqual(
+        record["replay/staleness_histogram"], {"0": 2, "1": 1, "3": 1}
+    )
+    self.assertEqual(record["replay/staleness_steps"], 1.0)
+    # At the mean age, 1, a completion still counts as young.
+    self.assertEqual(record["replay/reward_young"], 0.5)
+    self.assertEqual(record["replay/reward_old"], 0.25)
+    self.assertEqual(record["replay/size"], 4)
+    self.assertEqual(record["train/loss"], 0.5)
+    self.assertEqual(record["time/step_s"], 0.25)
+    self.assertEqual(record["time/wait_s"], 0.125)
+    self.assertEqual(record["time/draw_s"], 0.0)
+    self.assertEqual(record["total/completions"], 12)
+    self.assertEqual(record["total/tokens"], 90)
+
+  def test_data_of_one_age_has_no_young_and_old(self):
+    record = _record([[2, 2], [2, 2]], [[1.0, 0.5], [0.0, 0.25]])
+    self.assertNotIn("replay/reward_young", record)
+    self.assertNotIn("replay/reward_old", record)
+
+  def test_versions_of_a_step_to_come_are_not_stale(self):
+    record = _record([[5, 5], [5, 5]], [[1.0, 0.5], [0.0, 0.25]])
+    self.assertEqual(record["replay/staleness_histogram"], {"0": 4})
+
+
+def _lease(completions, sums, **failures):
+  totals = {"completions": completions, "sums": sums, "failures": failures}
+  return {"stats": {"rewards": totals}, "totals": {"completions": 0}}
+
+
+class SearcherTotalsTest(absltest.TestCase):
+
+  def update(self, **leases):
+    self.totals.update(leases)
+    return self.totals.take_rewards()
+
+  def setUp(self):
+    super().setUp()
+    self.totals = recorder_lib.SearcherTotals()
+
+  def test_means_of_rewards_since_the_last_call(self):
+    found = self.update(a=_lease(4, {"x": 2.0}), b=_lease(6, {"x": 4.0}))
+    self.assertEqual(found, {"x": 0.6})
+    found = self.update(a=_lease(8, {"x": 2.0}), b=_lease(6, {"x": 4.0}))
+    self.assertEqual(found, {"x": 0.0})
+    self.assertEqual(self.totals.take_rewards(), {})
+
+  def test_failures_are_no_part_of_a_mean(self):
+    self.assertEqual(
+        self.update(a=_lease(4, {"x": 2.0}, deadline=2, nan=1)),
+        {"x": 2.0, "failed_deadline": 2, "failed_nan": 1},
+    )
+
+  def test_failures_count_over_the_run(self):
+    self.update(a=_lease(4, {}, crash=1))
+    # It died; its successor counts from nothing, the old lease stays a while.
+    self.update(a=_lease(4, {}, crash=1), b=_lease(2, {}, crash=2))
+    self.assertEqual(self.totals.failures, {"crash": 3})
+    state = self.totals.get_state()
+    self.totals = recorder_lib.SearcherTotals()
+    self.totals.set_state(state)
+    self.update(c=_lease(2, {}, crash=1))
+    self.assertEqual(self.totals.failures, {"crash": 4})
+    # A searcher that outlived the trainer tells its totals, not news.
+    self.update(b=_lease(4, {}, crash=3))
+    self.assertEqual(self.totals.failures, {"crash": 5})
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from unittest import mock
 
 from absl.testing import absltest
 
+from tba_jax.config import settings
 from tba_jax.monitor import writers
 
 
@@ -56,12 +57,12 @@ class WandbWriterTest(absltest.TestCase):
     self.addCleanup(patch.stop)
 
   def make(self):
+    config = settings.get_config()
+    config.log.wandb_project = "p"
     return writers.WandbWriter(
+        config,
         pathlib.Path("runs/a"),
-        config={"seed": 0},
-        project="p",
-        mode="offline",
-        on_event=lambda *event: self.events.append(event),
+        lambda *event: self.events.append(event),
     )
 
   def test_numbers_arrive_in_order_with_their_step(self):

@@ -26,7 +26,7 @@ class WritersTest(absltest.TestCase):
     config = settings.get_config()
     config.log.update(changes)
     self.events = []
-    return writers.make_writers(
+    return writers.Writers(
         config, self.workdir, 2, lambda *event: self.events.append(event)
     )
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from configs import tldr_reward_model
 from tba_jax.models import hf
-from tba_jax.monitor import metrics
 from tba_jax.programs import reward_model as programs_reward_model
 from tba_jax.rewards import reward_model as rewards_reward_model
+from tba_jax.system import jsonl
 from tba_jax.tasks import build
 from tba_jax.training import policy as policy_lib
 
@@ -66,7 +66,7 @@ class TrainRewardModelTest(absltest.TestCase):
     workdir = self.workdir(config)
     result = self.run_to(config, workdir)
     self.assertFalse(result["interrupted"])
-    records = metrics.read_jsonl(f"{workdir}/reward_model/metrics.jsonl")
+    records = jsonl.read_jsonl(f"{workdir}/reward_model/metrics.jsonl")
     self.assertLess(records[-1]["train/loss"], records[0]["train/loss"] - 0.05)
     evaluation = json.loads(
         pathlib.Path(workdir, "reward_model/evaluation.json").read_text()

@@ -16,6 +16,7 @@ from tba_jax.models import hf
 from tba_jax.models import tokenizer
 from tba_jax.monitor import metrics
 from tba_jax.programs import sft as sft_lib
+from tba_jax.system import jsonl
 from tba_jax.tasks import build
 from tba_jax.training import policy as policy_lib
 
@@ -65,7 +66,7 @@ class RunTest(absltest.TestCase):
     self.assertFalse(result["skipped"])
     self.assertEqual(result["step"], 300)
     self.assertEqual(seen, [(50 * i, 300) for i in range(1, 7)])
-    records = metrics.read_jsonl(f"{workdir}/sft/metrics.jsonl")
+    records = jsonl.read_jsonl(f"{workdir}/sft/metrics.jsonl")
     self.assertEqual(
         [r["step"] for r in records], [50 * i for i in range(1, 7)]
     )
@@ -110,7 +111,7 @@ class RunTest(absltest.TestCase):
     self.assertFalse(result["interrupted"])
     self.assertEqual(weights(parts), weights(whole))
     records = metrics.last_per_step(
-        metrics.read_jsonl(f"{parts}/sft/metrics.jsonl")
+        jsonl.read_jsonl(f"{parts}/sft/metrics.jsonl")
     )
     self.assertEqual([r["step"] for r in records], [13, 14, 21, 28, 35, 40])
 
