@@ -1,10 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files of JSON: one object a line, or one object replaced as a whole.
+"""JSON files: one object a line, or one object replaced as a whole.
 
-A writer may be killed at any byte and started again on the same file, so the
-reader skips a line that it cannot read, and says how many. Nothing here
-imports jax: the store's host and the supervisor read these files too.
+A writer may be killed at any byte, so readers skip and count torn lines.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,7 +10,7 @@ import json
 import math
 import os
 import threading
-from typing import Any, TextIO
+from typing import Any, IO, TextIO
 
 from etils import epath
 import numpy as np
@@ -169,16 +167,49 @@ def read_jsonl(path: epath.PathLike) -> Records:
 
 
 def atomic_write_json(path: epath.PathLike, value: Any) -> None:
-  """Replaces a file by `value` as JSON; a reader sees the old or the new one.
+  """Replaces a file by `value` as JSON; a value that is not finite is null."""
+  text = json.dumps(to_json(value, []), allow_nan=False, indent=1)
+  replace_file(path, text + "\n")
 
-  A value that is not finite becomes null.
+
+def replace_file(path: epath.PathLike, text: str) -> None:
+  """Replaces a file as a whole: readers see the old or the new content.
+
+  On a local disk the content survives a power cut once this has returned.
   """
   path = epath.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   partial = path.parent / f".{path.name}.{os.getpid()}.{threading.get_ident()}"
-  text = json.dumps(to_json(value, []), allow_nan=False, indent=1)
-  partial.write_text(text + "\n")
-  partial.replace(path)
+  try:
+    with partial.open("w") as file:
+      file.write(text)
+      sync_file(file)
+    partial.replace(path)
+  except BaseException:
+    partial.unlink(missing_ok=True)
+    raise
+  sync_directory(path.parent)
+
+
+def sync_file(file: IO[Any]) -> None:
+  """Writes a local file through to its disk; does nothing for a remote one."""
+  file.flush()
+  try:
+    descriptor = file.fileno()
+  except (AttributeError, OSError):  # A file of a bucket has none.
+    return
+  os.fsync(descriptor)
+
+
+def sync_directory(path: epath.PathLike) -> None:
+  """Writes a local directory's entries through to its disk."""
+  if "://" in os.fspath(path):
+    return
+  descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)
 
 
 def read_json(path: epath.PathLike) -> Any:
@@ -190,3 +221,69 @@ def read_json(path: epath.PathLike) -> Any:
     return json.loads(path.read_bytes())
   except (ValueError, RecursionError):
     return None
+
+
+def read_object(path: epath.PathLike, schema: Any) -> dict[str, Any] | None:
+  """Returns the object of a JSON file that has a schema; None without a file.
+
+  Args:
+    path: the file.
+    schema: as `schema_error` takes it.
+
+  Raises:
+    ValueError: the file is no JSON, or does not fit; the message names it.
+  """
+  path = epath.Path(path)
+  try:
+    value = json.loads(path.read_bytes())
+  except FileNotFoundError:
+    return None
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f"{path}: damaged, it is no JSON: {error}") from error
+  except OSError as error:
+    raise ValueError(f"{path}: cannot be read: {error}") from error
+  if error := schema_error(value, schema):
+    raise ValueError(f"{path}: damaged: {error}")
+  return value
+
+
+def schema_error(value: Any, schema: Any, name: str = "") -> str:
+  """Returns how a JSON value differs from a schema; "" where it fits.
+
+  Args:
+    value: parsed JSON.
+    schema: a type (`float` takes an int too, `int` no bool), `[schema]` for a
+      list, or `{key: schema}` for an object: a key that ends in "?" may be
+      missing or null, "*" stands for all keys that are not named. Keys without
+      a schema are allowed.
+    name: of the value, for the message.
+  """
+  where = f"{name!r} " if name else ""
+  if isinstance(schema, Mapping):
+    if not isinstance(value, dict):
+      return f"{where}is no object"
+    named = {key.removesuffix("?") for key in schema}
+    for key, wanted in schema.items():
+      plain = key.removesuffix("?")
+      keys = [k for k in value if k not in named] if key == "*" else [plain]
+      for k in keys:
+        full = f"{name}.{k}" if name else k
+        if value.get(k) is None and key == f"{k}?":
+          continue
+        if k not in value:
+          return f"{full!r} is missing"
+        if error := schema_error(value[k], wanted, full):
+          return error
+    return ""
+  if isinstance(schema, list):
+    if not isinstance(value, list):
+      return f"{where}is no list"
+    errors = (
+        schema_error(item, schema[0], f"{name}[{i}]")
+        for i, item in enumerate(value)
+    )
+    return next((error for error in errors if error), "")
+  allowed = (int, float) if schema is float else (schema,)
+  if type(value) not in allowed:
+    return f"{where}is {type(value).__name__}, not {schema.__name__}"
+  return ""

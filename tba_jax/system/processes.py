@@ -256,6 +256,14 @@ def _stable_hash(name: bytes) -> int:
   return value
 
 
+def package_environment() -> dict[str, str]:
+  """Returns this environment, with PYTHONPATH such that children import us."""
+  paths = [os.path.dirname(_PACKAGE)]
+  paths += os.environ.get("PYTHONPATH", "").split(os.pathsep)
+  path = os.pathsep.join(dict.fromkeys(p for p in paths if p))
+  return {**os.environ, "PYTHONPATH": path}
+
+
 def restart_as_role() -> None:
   """Starts this process's command anew in ROLE_ENVIRONMENT, unless it is in it.
 

@@ -3,6 +3,7 @@
 """Background threads whose errors reach their owner."""
 
 from collections.abc import Callable
+import logging
 import queue
 import threading
 
@@ -54,7 +55,8 @@ class Worker:
   def _main(self) -> None:
     try:
       self._run(self._stop)
-    except BaseException as error:  # Its owner raises it.
+    except BaseException as error:  # Its owner raises it, but maybe late.
+      logging.error("thread %s ended", self._name, exc_info=error)
       self._error = error
 
 

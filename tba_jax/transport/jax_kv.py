@@ -1,17 +1,16 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The one user of JAX's private key-value store: service, detached client.
+"""JAX's private key-value store: service and detached client.
 
 JAX has no public interface to the key-value store of its coordination service.
-Every private name stands here, and `self_test` says whether the installed
-version still behaves as the rest relies on. The names are taken from jaxlib,
-where they live: `import jax` would cost every store child a second.
+All private names that the package uses are in this file, and `self_test` checks
+that the installed version behaves as needed. They are taken from jaxlib, since
+`import jax` would cost every store child a second.
 
-The library answers many errors of a client with SIGABRT of the whole process.
-A *detached* client is out of its reach: it connects, which teaches it which
-service it speaks to, and then shuts down, which ends its heartbeat and its
-error poll. Set, get, list, increment and delete go on working; blocking gets
-and barriers do not. Its process then outlives the service.
+The library answers many errors of a client with SIGABRT of its process. A
+*detached* client is safe: it connects and then shuts down, which ends its
+heartbeat and its error poll. Set, get, list and delete go on working; blocking
+gets and barriers do not.
 """
 
 from collections.abc import Callable
@@ -20,21 +19,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from typing import TYPE_CHECKING
 
 from jaxlib import _jax
 from jaxlib import version
 
-if TYPE_CHECKING:
-  from tba_jax.transport import locator
-
+from tba_jax.system import processes
+from tba_jax.transport import locator
 
 # jaxlib logs every connect otherwise; `import jax` sets the same.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-
-# noqa: E402
-# noqa: E402
-
 
 KNOWN_TO_WORK = "0.10 and 0.11"
 
@@ -48,8 +41,8 @@ _NEVER_S = 10**8
 _CONNECT_S = 10**5
 
 
-def make_service(address: str, tls: "locator.Tls | None" = None) -> Service:
-  """Starts a service in this process; it lives as long as the returned object.
+def make_service(address: str, tls: locator.Tls | None = None) -> Service:
+  """Starts a service in this process, which ends with the returned object.
 
   Args:
     address: "unix:/path" or "host:port". Never one that another service had:
@@ -70,11 +63,11 @@ def make_service(address: str, tls: "locator.Tls | None" = None) -> Service:
   )
 
 
-def connect(address: str, tls: "locator.Tls | None" = None) -> Client:
+def connect(address: str, tls: locator.Tls | None = None) -> Client:
   """Returns a detached client of the service at `address`.
 
-  Blocks until the service answers, for a day if need be: call it only after a
-  socket probe, on a thread that may be abandoned.
+  Blocks for up to a day, until the service answers: probe the socket first, and
+  call it on a thread that may be abandoned.
   """
   _bypass_proxy(address)
   client = _jax.get_distributed_runtime_client(
@@ -92,7 +85,7 @@ def connect(address: str, tls: "locator.Tls | None" = None) -> Client:
   return client
 
 
-def _tls_options(tls: "locator.Tls | None") -> dict[str, object]:
+def _tls_options(tls: locator.Tls | None) -> dict[str, object]:
   if tls is None:
     return {}
   if "mtls_cert_file" not in (
@@ -112,28 +105,26 @@ def _tls_options(tls: "locator.Tls | None") -> dict[str, object]:
 
 
 def distributed_client() -> Client:
-  """Returns the client of `jax.distributed`, which this process has joined.
+  """Returns the client of `jax.distributed` in this process.
 
-  A member of its group: it may wait for a key, and does not outlive the group.
+  It is no detached one: it can wait for a key, and ends with its group.
   """
-  from jax._src import distributed  # The store's children go without jax.
+  from jax._src import distributed  # The store's children do without jax.
 
   return distributed.global_state.client
 
 
 def error_code(error: BaseException) -> str:
-  """Returns "NOT_FOUND", "UNAVAILABLE" …: the only mark of an error's kind."""
+  """Returns the gRPC code that the message begins with, as "NOT_FOUND"."""
   return str(error).partition(":")[0].strip()
 
 
 def self_test(deadline_s: float = 60.0) -> None:
-  """Checks in a child process that this jaxlib's store behaves as known.
-
-  Waits for the child for at most `deadline_s`.
+  """Checks in a child process that this jaxlib's store behaves as needed.
 
   Raises:
-    RuntimeError: it does not; the message says what failed, and which
-      versions of jax are known to work.
+    RuntimeError: it does not, or did not answer within `deadline_s`; the
+      message says what failed, and which versions of jax are known to work.
   """
   here = f"jaxlib {version.__version__}"
   hint = (
@@ -148,6 +139,7 @@ def self_test(deadline_s: float = 60.0) -> None:
         text=True,
         timeout=deadline_s,
         check=False,
+        env=processes.package_environment(),
     )
   except subprocess.TimeoutExpired as error:
     raise RuntimeError(f"{hint}: no answer in {deadline_s:.0f} s") from error
@@ -171,7 +163,7 @@ def _bypass_proxy(address: str) -> None:
 
 
 def _check_interface() -> None:
-  """Raises where the store does not behave as the client relies on."""
+  """Raises RuntimeError where the store does not behave as needed."""
   with tempfile.TemporaryDirectory(prefix="tba-kv-") as folder:
     address = f"unix:{folder}/kv.sock"
     service = make_service(address)
@@ -191,13 +183,12 @@ def _check_interface() -> None:
     _expect("empty list", list(b.key_value_dir_get_bytes("none")), [])
     a.key_value_set_bytes("d/02", b"new", allow_overwrite=True)
     _expect("overwrite", b.key_value_try_get_bytes("d/02"), b"new")
-    _expect("increment", a.key_value_increment("n", 1), 1)
     a.key_value_delete("d")
     _expect("recursive delete", list(b.key_value_dir_get_bytes("d")), [])
     service.shutdown()
     del service
-    # The point of a detached client: this is an error, not an abort.
-    _expect_code("UNAVAILABLE", lambda: a.key_value_try_get_bytes("n"))
+    # Of a client that is not detached the process would abort here.
+    _expect_code("UNAVAILABLE", lambda: a.key_value_try_get_bytes("d"))
 
 
 def _expect(what: str, got: object, wanted: object) -> None:

@@ -1,23 +1,23 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The store's host: starts generations of the service, probes, replaces them.
+"""The store's host: starts generations of the service and replaces dead ones.
 
-The host never imports JAX: whatever the service does, the process that brings
-it back lives. It owns the spool directory:
+The host never imports JAX, so that no fault of the service can end it. It owns
+the spool directory:
 
-    host.lock       held while a host lives, with its pid
+    host.lock       locked while a host lives; holds its pid
     generation      number of the last generation started; only grows
     locator.json    {"run", "generation", "address", "pid"} of the live one
     kv<gen>.sock    the socket of a generation, where it is a unix socket
 
-A generation gets an address that no earlier one had, because a client of an
-older service on the same address would abort its process.
+Each generation gets an address that no earlier one had: a client of an older
+service on the same address would abort its process.
 """
 
 import collections
 from collections.abc import Callable
+import contextlib
 import dataclasses
-import fcntl
 import ipaddress
 import os
 import pathlib
@@ -30,61 +30,14 @@ import sys
 import threading
 import time
 
+from tba_jax.system import jsonl
+from tba_jax.system import processes
 from tba_jax.transport import locator
-
-# The spool directory of a store's host: private to its user, one host each.
-
-
-def prepare_spool(spool: pathlib.Path) -> None:
-  """Makes the directory with mode 0700 where it is not there, and checks it.
-
-  Raises:
-    ValueError: it is a link, another user's, or others may enter it.
-  """
-  spool.parent.mkdir(parents=True, exist_ok=True)
-  try:
-    spool.mkdir(mode=0o700)
-  except FileExistsError:
-    pass
-  info = os.lstat(spool)
-  if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
-    raise ValueError(
-        f"store.spool_dir={spool}: allowed is a directory of this user"
-        f" (uid {os.geteuid()}), no link"
-    )
-  if info.st_mode & 0o077:
-    raise ValueError(
-        f"store.spool_dir={spool} has mode {stat.S_IMODE(info.st_mode):04o};"
-        " allowed is 0700 (whoever enters it reaches the store)"
-    )
-
-
-def lock_spool(spool: pathlib.Path) -> int:
-  """Returns a descriptor that holds the spool's lock while it is open.
-
-  Raises:
-    RuntimeError: another process holds it; its pid is named.
-  """
-  fd = os.open(spool / "host.lock", os.O_RDWR | os.O_CREAT, 0o600)
-  try:
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError as error:
-    holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
-    os.close(fd)
-    raise RuntimeError(
-        f"store.spool_dir={spool} is held by another store host, process"
-        f" {holder or 'unknown'}; one run has one store"
-    ) from error
-  os.ftruncate(fd, 0)
-  os.pwrite(fd, str(os.getpid()).encode(), 0)
-  return fd
-
 
 # A unix socket path has room for 107 bytes; some systems allow a few less.
 _MAX_SOCKET_PATH = 100
 _PROBE_INTERVAL_S = 0.5
-_MIN_PROBE_TIMEOUT_S = 1.0
-# So many services in a row that end before they answer once: not bad luck.
+# The host gives up after so many services in a row that never answered.
 _MAX_FAILED_STARTS = 3
 
 # When a store may serve other hosts.
@@ -107,13 +60,13 @@ class KvHost:
     on_event: called with a kind ("started", "lost", "stopped") and a message,
       on the thread of `run`.
     start_timeout_s: how long a new service may take to answer.
-    allow_remote: allows an address that is not loopback. The store has no
-      authentication or encryption of its own without `tls`.
+    allow_remote: allows an address that is not loopback. Without `tls` the
+      store neither authenticates nor encrypts.
     tls: files of mutual TLS, None to do without.
 
   Raises:
-    ValueError: the directory is not safe, the socket path too long, the
-      address or `probe_timeout_s` not allowed.
+    ValueError: the directory is not private, the socket path is too long, or
+      the address is not allowed.
     RuntimeError: another host holds the directory; its pid is named.
   """
 
@@ -129,20 +82,15 @@ class KvHost:
       allow_remote: bool = False,
       tls: locator.Tls | None = None,
   ):
-    if probe_timeout_s < _MIN_PROBE_TIMEOUT_S:
-      raise ValueError(
-          f"store.probe_timeout_s={probe_timeout_s}: allowed"
-          f" {_MIN_PROBE_TIMEOUT_S} or more"
-      )
     self._spool = pathlib.Path(spool_dir).absolute()
     self._run_id = run_id
     self._tls = tls
-    self._tcp = _parse_tcp(address, allow_remote) if address else None
+    self._tcp = parse_address(address, allow_remote) if address else None
     self._probe_timeout_s = probe_timeout_s
     self._start_timeout_s = start_timeout_s
     self._on_event = on_event
-    # Not a port of the last generations again: a client of one of them may
-    # not have noticed yet. Half of the range, as others may take some.
+    # Clients of the last generations may still use their ports. Half of the
+    # range, since other programs may occupy some.
     num_ports = len(self._tcp[1]) if self._tcp else 2
     self._used_ports = collections.deque(maxlen=num_ports // 2)
     self._child: subprocess.Popen[bytes] | None = None
@@ -175,10 +123,9 @@ class KvHost:
     return child.pid if child is not None else None
 
   def run(self, stop_event: threading.Event) -> None:
-    """Serves until `stop_event`, and then releases all; call it once.
+    """Serves until `stop_event` is set, then closes; call it once.
 
-    Looks at `stop_event` a few times a second. A service that ends, or is
-    silent for `probe_timeout_s`, is replaced by the next generation.
+    A service that ends, or is silent for `probe_timeout_s`, is replaced.
 
     Raises:
       RuntimeError: three services in a row ended before they answered once.
@@ -203,7 +150,7 @@ class KvHost:
       self.close()
 
   def close(self) -> None:
-    """Kills the service, removes locator and sockets, gives the lock back."""
+    """Kills the service, removes locator and sockets, releases the lock."""
     self._kill()
     if self._lock_fd >= 0:
       self.locator_path.unlink(missing_ok=True)
@@ -213,7 +160,7 @@ class KvHost:
   def _spawn(self) -> None:
     self._generation += 1
     # Before the service exists: a number is never given twice.
-    locator.write_atomically(self._spool / "generation", str(self._generation))
+    jsonl.replace_file(self._spool / "generation", str(self._generation))
     self._address = self._new_address()
     self._probe_fd, child_fd = os.pipe()
     interval_s = min(_PROBE_INTERVAL_S, self._probe_timeout_s / 4)
@@ -232,10 +179,11 @@ class KvHost:
       self._child = subprocess.Popen(
           [sys.executable, "-m", "tba_jax.transport.kv_service"]
           + [f"--{name}={value}" for name, value in command.items()],
-          # The write end stays with us: its EOF is how the child sees our end.
+          # The child ends at the EOF of this pipe.
           stdin=subprocess.PIPE,
           pass_fds=[child_fd],
-          env=_child_environment(),
+          # jaxlib warns at each start that clients may rejoin, as is intended.
+          env={**processes.package_environment(), "TF_CPP_MIN_LOG_LEVEL": "2"},
       )
     finally:
       os.close(child_fd)
@@ -249,8 +197,7 @@ class KvHost:
     answered = False
     deadline = time.monotonic() + self._start_timeout_s
     while not stop_event.is_set():
-      # Readable bytes count even past the deadline: then it was this process
-      # that slept.
+      # Bytes count even past the deadline: this process may have slept.
       ready, _, _ = select.select([self._probe_fd], [], [], 0.1)
       if not ready:
         if time.monotonic() < deadline:
@@ -337,47 +284,84 @@ class KvHost:
     return int(text)
 
 
-def _parse_tcp(address: str, allow_remote: bool) -> tuple[str, list[int]]:
-  """Returns host and ports of "host:0" or "host:first-last"."""
+def parse_address(address: str, allow_remote: bool) -> tuple[str, list[int]]:
+  """Returns host and ports of "host:0" or "host:first-last".
+
+  Raises:
+    ValueError: it is neither, or not loopback without `allow_remote`.
+  """
   host, _, text = address.rpartition(":")
   host = host.strip("[]")
   first, _, last = text.partition("-")
-  allowed = (
-      "allowed are '' (a unix socket), 'host:0' (a free port for each"
-      " generation) and 'host:first-last' (a range of ports)"
-  )
-  if not host or not first.isdecimal() or not (last or "0").isdecimal():
-    raise ValueError(f"store.address={address!r}: {allowed}")
   if text == "0":
     ports = [0] * 64
+  elif first.isdecimal() and (last or first).isdecimal():
+    ports = list(range(int(first), min(int(last or first), 65536) + 1))
   else:
-    ports = list(range(int(first), int(last or first) + 1))
+    ports = []
   # One fixed port would be given to two generations.
-  if len(ports) < 2 or ports[-1] > 65535:
-    raise ValueError(f"store.address={address!r}: {allowed}")
+  if not host or len(ports) < 2 or ports[-1] > 65535:
+    raise ValueError(
+        f"config.store.address={address!r}: allowed are '' (a unix socket),"
+        " 'host:0' (a free port for each generation) and 'host:first-last' (a"
+        " range of ports)"
+    )
   if not allow_remote and not is_loopback(host):
     raise ValueError(
         f"config.store.address={address} is not loopback: {REMOTE}"
     )
   if host in ("0.0.0.0", "::"):
     raise ValueError(
-        f"store.address={address!r}: name one interface; clients are told it"
+        f"config.store.address={address!r}: name one interface; clients are"
+        " told it"
     )
   return host, ports
 
 
 def is_loopback(host: str) -> bool:
-  """Tells whether a host's name or address is of this host alone."""
+  """Returns whether a host name or address reaches this host alone."""
   try:
     return ipaddress.ip_address(host).is_loopback
   except ValueError:
     return host == "localhost"
 
 
-def _child_environment() -> dict[str, str]:
-  """Returns the environment in which the child finds this package."""
-  root = str(pathlib.Path(__file__).resolve().parents[2])
-  paths = [root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-  path = os.pathsep.join(dict.fromkeys(p for p in paths if p))
-  # jaxlib warns at each start that clients may rejoin: it is meant so.
-  return {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}
+def prepare_spool(spool: pathlib.Path) -> None:
+  """Makes the directory with mode 0700, or checks the one that is there.
+
+  Raises:
+    ValueError: it is a link, another user's, or others may enter it.
+  """
+  spool.parent.mkdir(parents=True, exist_ok=True)
+  with contextlib.suppress(FileExistsError):
+    spool.mkdir(mode=0o700)
+  info = os.lstat(spool)
+  if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+    raise ValueError(
+        f"store.spool_dir={spool}: allowed is a directory of this user"
+        f" (uid {os.geteuid()}), no link"
+    )
+  if info.st_mode & 0o077:
+    raise ValueError(
+        f"store.spool_dir={spool} has mode {stat.S_IMODE(info.st_mode):04o};"
+        " allowed is 0700 (whoever enters it reaches the store)"
+    )
+
+
+def lock_spool(spool: pathlib.Path) -> int:
+  """Returns a descriptor that holds the spool's lock while it is open.
+
+  Raises:
+    RuntimeError: another process holds it; its pid is named.
+  """
+  fd = os.open(spool / "host.lock", os.O_RDWR | os.O_CREAT, 0o600)
+  if not processes.try_lock(fd):
+    holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+    os.close(fd)
+    raise RuntimeError(
+        f"store.spool_dir={spool} is held by another store host, process"
+        f" {holder or 'unknown'}; one run has one store"
+    )
+  os.ftruncate(fd, 0)
+  os.pwrite(fd, str(os.getpid()).encode(), 0)
+  return fd

@@ -1,6 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How a client finds the store: the file in which its host announces it."""
+"""How a client finds the store: by its host's locator file, or an announcer.
+
+The store's address changes with every generation, so hosts that share no
+directory ask an announcer at a fixed address. The question is 16 random bytes;
+the answer is the locator with these bytes, authenticated with the run's secret,
+so that it can be neither forged nor replayed. The locator itself is no secret.
+"""
 
 from collections.abc import Callable
 import dataclasses
@@ -9,23 +15,36 @@ import logging
 import os
 import pathlib
 import secrets
+import selectors
 import socket
 import threading
 import time
 from typing import Any
 
+from tba_jax.system import jsonl
+from tba_jax.system import worker
 from tba_jax.transport import wire
 
 FILE_NAME = "locator.json"
 
-# Under this key a service says which one it is; a client compares that with
-# the locator before it trusts an address.
+# Under this key a service names its run and generation; a client compares them
+# with the locator before it trusts an address.
 IDENTITY_KEY = "meta/store"
+
+_NONCE_BYTES = 16
+_MAX_ANSWER_BYTES = 1 << 16
+# Of one question and its answer, on both sides.
+_DEADLINE_S = 2.0
+# The announcer serves so many connections at a time; the oldest goes for a new
+# one, so idle ones keep nobody away.
+_MAX_CONNECTIONS = 64
+# Between two questions of one client, which keeps the last answer.
+_EVERY_S = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
 class Locator:
-  """What the store's host announces.
+  """Address of one generation of a run's store.
 
   run: id of the run.
   generation: number of the store generation.
@@ -47,7 +66,7 @@ class Locator:
 
 @dataclasses.dataclass(frozen=True)
 class Tls:
-  """Files (PEM) by which store and clients know each other: mutual TLS.
+  """PEM files of mutual TLS.
 
   cert_file, key_file: of this host.
   ca_file: of the authority that both sides trust.
@@ -64,7 +83,7 @@ def identity(run_id: str, generation: int) -> bytes:
 
 
 def read_locator(path: str | os.PathLike[str]) -> Locator | None:
-  """Returns the locator in `path`; None where there is no file.
+  """Returns the locator in a file; None where there is no file.
 
   Raises:
     ValueError: the file holds something else.
@@ -81,33 +100,19 @@ def read_locator(path: str | os.PathLike[str]) -> Locator | None:
 
 
 def locator_from_dict(fields: Any, source: str | os.PathLike[str]) -> Locator:
-  """Returns the locator of parsed fields.
-
-  Raises:
-    ValueError: they are something else; `source` is named.
-  """
-  try:
-    locator = Locator(**fields)
-  except TypeError as error:
-    raise ValueError(f"{source} is no store locator: {error}") from error
-  for field in dataclasses.fields(Locator):
-    value = getattr(locator, field.name)
-    if type(value) is not field.type:
-      raise ValueError(f"{source} is no store locator: {field.name}={value!r}")
-  return locator
+  """Returns the locator of parsed fields; raises ValueError naming `source`."""
+  types = {field.name: field.type for field in dataclasses.fields(Locator)}
+  error = jsonl.schema_error(fields, types)
+  if not error and fields.keys() != types.keys():
+    error = f"fields {sorted(fields)}"
+  if error:
+    raise ValueError(f"{source} is no store locator: {error}")
+  return Locator(**fields)
 
 
 def write_locator(path: str | os.PathLike[str], locator: Locator) -> None:
-  """Replaces the file at `path`; a reader sees the old or the new one."""
-  write_atomically(path, json.dumps(dataclasses.asdict(locator)))
-
-
-def write_atomically(path: str | os.PathLike[str], text: str) -> None:
-  """Replaces the file at `path` by one that holds `text`."""
-  path = pathlib.Path(path)
-  temporary = path.with_name(f".{path.name}.{os.getpid()}")
-  temporary.write_text(text)
-  os.replace(temporary, path)
+  """Replaces the file at `path` as a whole."""
+  jsonl.atomic_write_json(path, dataclasses.asdict(locator))
 
 
 def accepts(address: str, wait_s: float) -> bool:
@@ -118,52 +123,43 @@ def accepts(address: str, wait_s: float) -> bool:
         probe.settimeout(wait_s)
         probe.connect(address.removeprefix("unix:"))
     else:
-      host, _, port = address.rpartition(":")
-      target = (host.strip("[]"), int(port))
-      socket.create_connection(target, timeout=wait_s).close()
+      socket.create_connection(split_address(address), timeout=wait_s).close()
   except OSError:
     return False
   return True
 
 
-# Tells other hosts where the store is: one question, one signed answer.
-#
-# The store's address changes with every generation, so hosts that share no
-# directory ask at one that does not. A question is 16 random bytes; the answer
-# is
-# the locator with these bytes, authenticated with the run's secret: nobody else
-# can give it, and an old one does not fit. What is asked is no secret.
+@dataclasses.dataclass
+class _Connection:
+  """One question to the announcer.
 
+  deadline: when it is closed, by the monotonic clock.
+  received: of the nonce.
+  answer: what is left to be sent; None until the nonce is whole.
+  """
 
-_NONCE_BYTES = 16
-_MAX_ANSWER_BYTES = 1 << 16
-_WAIT_S = 2.0
-# Between two questions of one client; in between it has its last answer.
-_EVERY_S = 0.25
+  deadline: float
+  received: bytes = b""
+  answer: bytes | None = None
 
 
 class Announcer:
-  """Answers, in a thread, until it is closed."""
+  """Serves the present locator at a fixed address, in one thread.
+
+  Args:
+    address: "host:port", port 0 for a free one.
+    secret: key of the run's messages.
+    find: returns the locator, None while there is none.
+
+  Raises:
+    OSError: the address cannot be bound; the message names it.
+  """
 
   def __init__(
-      self,
-      address: str,
-      secret: bytes,
-      find: Callable[[], Locator | None],
+      self, address: str, secret: bytes, find: Callable[[], Locator | None]
   ):
-    """Binds the address and starts the thread.
-
-    Args:
-      address: "host:port", port 0 for a free one.
-      secret: key of the run's messages.
-      find: returns what to announce, None for nothing yet.
-
-    Raises:
-      OSError: the address cannot be bound; the message names it.
-    """
     self._secret = secret
     self._find = find
-    self._stop = threading.Event()
     host, port = split_address(address)
     try:
       family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -172,60 +168,97 @@ class Announcer:
       raise OSError(
           f"config.store.locator={address}: cannot be bound: {error}"
       ) from error
-    self._server.settimeout(0.2)
-    self._thread = threading.Thread(
-        target=self._run, name="announcer", daemon=True
-    )
-    self._thread.start()
+    self._server.setblocking(False)
+    # Oldest first.
+    self._connections: dict[socket.socket, _Connection] = {}
+    self._selector = selectors.DefaultSelector()
+    self._selector.register(self._server, selectors.EVENT_READ)
+    self._worker = worker.Worker("announcer", self._run, close_s=5.0)
 
   @property
   def port(self) -> int:
     return self._server.getsockname()[1]
 
+  def check(self) -> None:
+    """Raises what has ended the thread."""
+    self._worker.check()
+
   def close(self) -> None:
-    self._stop.set()
-    self._thread.join(timeout=5.0)
-    self._server.close()
-
-  def _run(self) -> None:
-    while not self._stop.is_set():
-      try:
-        connection, _ = self._server.accept()
-      except TimeoutError:
-        continue
-      except OSError as error:
-        logging.warning("announcer: %s", error)
-        self._stop.wait(0.2)
-        continue
-      # A thread each: who connects and says nothing keeps nobody waiting.
-      threading.Thread(
-          target=self._answer, args=(connection,), daemon=True
-      ).start()
-
-  def _answer(self, connection: socket.socket) -> None:
     try:
-      with connection:
-        connection.settimeout(_WAIT_S)
-        nonce = _receive(connection, _NONCE_BYTES)
-        found = self._find()
-        if len(nonce) < _NONCE_BYTES or found is None:
-          return
-        answer = {"nonce": nonce.hex(), **dataclasses.asdict(found)}
-        connection.sendall(wire.encode_message(answer, self._secret))
-    except (OSError, ValueError) as error:
-      logging.info("announcer: %s", error)
+      self._worker.close()
+    finally:
+      for connection in list(self._connections):
+        self._close(connection)
+      self._selector.close()
+      self._server.close()
+
+  def _run(self, stop: threading.Event) -> None:
+    while not stop.is_set():
+      for key, _ in self._selector.select(timeout=0.2):
+        try:
+          if key.fileobj is self._server:
+            self._accept()
+          elif key.fileobj in self._connections:
+            self._advance(key.fileobj)
+        except BlockingIOError:
+          pass
+        # Of one stranger, or of a locator file that is no such thing.
+        except (OSError, ValueError) as error:
+          logging.info("announcer: %s", error)
+          if key.fileobj is self._server:
+            stop.wait(0.2)  # As without a free file descriptor.
+          else:
+            self._close(key.fileobj)
+      now = time.monotonic()
+      for connection, state in list(self._connections.items()):
+        if now > state.deadline:
+          self._close(connection)
+
+  def _accept(self) -> None:
+    connection, _ = self._server.accept()
+    connection.setblocking(False)
+    if len(self._connections) >= _MAX_CONNECTIONS:
+      self._close(next(iter(self._connections)))
+    self._connections[connection] = _Connection(time.monotonic() + _DEADLINE_S)
+    self._selector.register(connection, selectors.EVENT_READ)
+
+  def _advance(self, connection: socket.socket) -> None:
+    """Reads some of a question, or sends some of an answer."""
+    state = self._connections[connection]
+    if state.answer is None:
+      part = connection.recv(_NONCE_BYTES - len(state.received))
+      state.received += part
+      if not part:
+        self._close(connection)
+      if not part or len(state.received) < _NONCE_BYTES:
+        return
+      found = self._find()
+      if found is None:
+        self._close(connection)
+        return
+      message = {"nonce": state.received.hex(), **dataclasses.asdict(found)}
+      state.answer = wire.encode_message(message, self._secret)
+      self._selector.modify(connection, selectors.EVENT_WRITE)
+    else:
+      state.answer = state.answer[connection.send(state.answer) :]
+      if not state.answer:
+        self._close(connection)
+
+  def _close(self, connection: socket.socket) -> None:
+    del self._connections[connection]
+    self._selector.unregister(connection)
+    connection.close()
 
 
 class RemoteLocator:
-  """Finds a store by its announcer; to be called like `locator.read`."""
+  """Finds a store by its announcer; called like `read_locator`.
+
+  Args:
+    address: "host:port" of the announcer.
+    secret: key of the run's messages.
+  """
 
   def __init__(self, address: str, secret: bytes):
-    """Asks nothing yet.
-
-    Args:
-      address: "host:port" of the announcer.
-      secret: key of the run's messages.
-    """
     self._address = address
     self._secret = secret
     self._asked = -_EVERY_S
@@ -240,7 +273,7 @@ class RemoteLocator:
     Waits for an answer for at most two seconds.
 
     Raises:
-      ValueError: the answer is forged, or replayed.
+      ValueError: the answer is forged or replayed.
     """
     if time.monotonic() - self._asked >= _EVERY_S:
       try:
@@ -251,17 +284,25 @@ class RemoteLocator:
 
 
 def ask_announcer(address: str, secret: bytes) -> Locator | None:
-  """Returns what an announcer says, None where it is away or has none.
+  """Returns what an announcer says; None where it is away or has no locator.
 
   Raises:
-    WireError: the answer is forged, or replayed.
+    WireError: the answer is forged or replayed.
+    ValueError: the answer is no locator.
   """
   nonce = secrets.token_bytes(_NONCE_BYTES)
+  deadline = time.monotonic() + _DEADLINE_S
+  data = b""
   try:
-    with socket.create_connection(split_address(address), _WAIT_S) as asked:
-      asked.settimeout(_WAIT_S)
+    with socket.create_connection(split_address(address), _DEADLINE_S) as asked:
       asked.sendall(nonce)
-      data = _receive(asked, _MAX_ANSWER_BYTES)
+      while len(data) < _MAX_ANSWER_BYTES:
+        # Of all of the answer: one byte a second must not keep us here.
+        asked.settimeout(max(deadline - time.monotonic(), 1e-3))
+        part = asked.recv(_MAX_ANSWER_BYTES - len(data))
+        if not part:
+          break
+        data += part
   except OSError:
     return None
   if not data:
@@ -271,9 +312,9 @@ def ask_announcer(address: str, secret: bytes) -> Locator | None:
   except wire.WireError as error:
     raise wire.WireError(
         error.reason,
-        f"what config.store.locator={address} answered: the store has another"
-        " secret than config.store.secret_file here (or TBA_JAX_SECRET), or"
-        " something else listens there",
+        f"config.store.locator={address}: the store has another secret than"
+        " config.store.secret_file (or TBA_JAX_SECRET) here, or something else"
+        " listens there",
     ) from error
   if answer.pop("nonce", None) != nonce.hex():
     raise wire.WireError("header", f"a replayed answer of {address}")
@@ -281,21 +322,8 @@ def ask_announcer(address: str, secret: bytes) -> Locator | None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-  """Returns host and port of "host:port".
-
-  Raises:
-    ValueError: it is something else.
-  """
+  """Returns host and port of "host:port"; else raises ValueError."""
   host, _, port = address.rpartition(":")
   if not host or not port.isdecimal() or int(port) > 65535:
     raise ValueError(f"address {address!r}: allowed is host:port")
   return host.strip("[]"), int(port)
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-  """Returns so many bytes, or fewer where the other side ends before."""
-  parts, left = [], size
-  while left and (part := connection.recv(left)):
-    parts.append(part)
-    left -= len(part)
-  return b"".join(parts)

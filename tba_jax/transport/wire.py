@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays and headers to authenticated bytes and back; nothing is pickled.
+"""Wire format: a JSON header and arrays as authenticated bytes, no pickle.
 
 A message, all numbers little-endian:
 
@@ -13,9 +13,9 @@ A message, all numbers little-endian:
     offset 52  JSON      {"header": {...}, "arrays": [[name, dtype, shape]]}
     then       arrays    flat, in that order, each padded to 8 bytes
 
-A reader believes nothing but the lengths before the keyed hash is verified.
-The hash says that a process of this run wrote the message, not when, or under
-which key: what must be fresh or stand in its place says so in its header.
+A reader trusts nothing but the lengths before it has verified the keyed hash.
+The hash proves that a process of this run wrote the message, not when or under
+which key: what must be fresh, or under its key, says so in its header.
 """
 
 from collections.abc import Mapping
@@ -32,6 +32,8 @@ from typing import Any
 
 import numpy as np
 
+from tba_jax.system import jsonl
+
 MAGIC = b"TBAJ"
 SCHEMA = 1
 SECRET_BYTES = 32
@@ -40,6 +42,7 @@ _PREFIX = struct.Struct("<4sHHIQ")
 _DIGEST_BYTES = 32
 _BODY_START = _PREFIX.size + _DIGEST_BYTES
 _ALIGN = 8
+_MAX_AXES = 32
 _DTYPES = {
     name: np.dtype(name).newbyteorder("<")
     for name in (
@@ -133,27 +136,54 @@ def encode_message(message: Mapping[str, Any], secret: bytes) -> bytes:
   return encode(message, {}, secret)
 
 
-def decode_message(data: bytes, secret: bytes) -> dict[str, Any]:
-  """Returns what `encode_message` was given; raises `WireError` as `decode`."""
+def decode_message(
+    data: bytes, secret: bytes, schema: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+  """Returns a message without arrays, whose fields fit a schema.
+
+  Args:
+    data: from `encode_message`.
+    secret: key of the hash.
+    schema: as `jsonl.schema_error` takes it; None for any fields.
+
+  Raises:
+    WireError: as `decode`, or a field is missing or of another type.
+  """
   header, arrays = decode(data, secret)
   if arrays:
     raise WireError("array", "arrays in a message that has none")
+  check_fields(header, schema or {})
   return header
 
 
 def decode_placed(
-    data: bytes, secret: bytes, run_id: str, key: str
+    data: bytes,
+    secret: bytes,
+    run_id: str,
+    key: str,
+    schema: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-  """Returns a message that says of which run it is, and under which key.
+  """Returns a message that names the run and the key that it belongs to.
 
   Raises:
     WireError: as `decode_message`, or it belongs to another run or key.
   """
-  message = decode_message(data, secret)
+  message = decode_message(data, secret, schema)
   for name, wanted in (("run", run_id), ("key", key)):
     if message.get(name) != wanted:
       raise WireError("header", f"{name} is {message.get(name)!r}")
   return message
+
+
+def check_fields(header: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+  """Raises WireError where fields are missing or of another type.
+
+  Args:
+    header: of a message.
+    schema: as `jsonl.schema_error` takes it.
+  """
+  if error := jsonl.schema_error(header, schema):
+    raise WireError("header", error)
 
 
 def load_or_make_secret(path: str | os.PathLike[str]) -> bytes:
@@ -243,13 +273,19 @@ def _read_arrays(
       raise WireError("array", f"{name!r} has dtype {dtype_name!r}")
     if name in arrays:
       raise WireError("array", f"{name!r} stands there twice")
-    if not all(type(size) is int and size >= 0 for size in shape):
-      raise WireError("array", f"{name!r} has shape {shape}")
+    # Both bounds keep the product small, which of long shapes takes minutes.
+    if len(shape) > _MAX_AXES or not all(
+        type(size) is int and 0 <= size < 1 << 63 for size in shape
+    ):
+      raise WireError("array", f"{name!r} has a shape that is not allowed")
     count = math.prod(shape)
     num_bytes = count * dtype.itemsize
     if num_bytes > len(body) - offset:
       raise WireError("array", f"{name!r} of {shape} is longer than the body")
-    array = np.frombuffer(body, dtype, count, offset).reshape(shape)
+    try:
+      array = np.frombuffer(body, dtype, count, offset).reshape(shape)
+    except (ValueError, OverflowError) as error:  # As (0, 2**62, 8).
+      raise WireError("array", f"{name!r} has shape {shape}") from error
     # A bool is read as it is written: any byte other than 0 and 1 is none.
     if dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
       raise WireError("array", f"{name!r} holds bytes that are not bool")

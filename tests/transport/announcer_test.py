@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of announcer.py: who may tell where the store is."""
 
+import contextlib
 import os
 import signal
 import socket
 import threading
+import time
+from unittest import mock
 
 from absl.testing import absltest
 
@@ -33,10 +36,62 @@ class AnnouncerTest(absltest.TestCase):
     found[0] = FOUND
     self.assertEqual(locator.ask_announcer(address, SECRET), FOUND)
 
-  def test_who_says_nothing_keeps_nobody_waiting(self):
+  def test_idle_connections_keep_nobody_waiting_and_take_no_threads(self):
     address = self.start()
-    with socket.create_connection(locator.split_address(address)):
+    before = threading.active_count()
+    with contextlib.ExitStack() as idle:
+      for _ in range(2 * locator._MAX_CONNECTIONS):
+        connection = socket.create_connection(locator.split_address(address))
+        idle.enter_context(connection)
       self.assertEqual(locator.ask_announcer(address, SECRET), FOUND)
+      self.assertEqual(threading.active_count(), before)
+
+  def test_a_byte_now_and_then_does_not_hold_a_connection(self):
+    self.enter_context(mock.patch.object(locator, "_DEADLINE_S", 0.3))
+    address = self.start()
+    start = time.monotonic()
+    with socket.create_connection(locator.split_address(address)) as slow:
+      with self.assertRaises(OSError):  # It is closed before the 16th byte.
+        while time.monotonic() < start + 10:
+          slow.sendall(b"n")
+          time.sleep(0.1)
+    self.assertLess(time.monotonic(), start + 1.3)
+    self.assertEqual(locator.ask_announcer(address, SECRET), FOUND)
+
+  def test_an_answer_of_a_byte_now_and_then_is_not_waited_for(self):
+    self.enter_context(mock.patch.object(locator, "_DEADLINE_S", 0.3))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+      def drip():
+        connection, _ = server.accept()
+        with connection:
+          for _ in range(50):
+            try:
+              connection.sendall(b"x")
+            except OSError:
+              return
+            time.sleep(0.1)
+
+      thread = threading.Thread(target=drip)
+      thread.start()
+      start = time.monotonic()
+      address = f"127.0.0.1:{server.getsockname()[1]}"
+      self.assertIsNone(locator.ask_announcer(address, SECRET))
+      self.assertLess(time.monotonic(), start + 3)
+      thread.join()
+
+  def test_what_find_raises_costs_one_answer(self):
+    answers = [ValueError("no locator"), FOUND]
+
+    def find():
+      answer = answers.pop(0)
+      if isinstance(answer, Exception):
+        raise answer
+      return answer
+
+    address = self.start(find)
+    self.assertIsNone(locator.ask_announcer(address, SECRET))
+    self.assertEqual(locator.ask_announcer(address, SECRET), FOUND)
 
   def test_nobody_there_is_none(self):
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -74,8 +74,16 @@ class HostTest(parameterized.TestCase):
     with running_host.RunningHost(self.spool) as running:
       client = running.client()
       os.kill(running.host.child_pid, signal.SIGINT)
-      count = client.get("meta/probe")
-      running_host.wait_until(lambda: client.get("meta/probe") != count)
+      # Probes go on, whatever others make of the key.
+      for break_it in (
+          lambda: client.put(locator.IDENTITY_KEY, b"\xff text"),
+          lambda: client.delete("meta"),
+      ):
+        break_it()
+        identity = locator.identity("run", 1)
+        running_host.wait_until(
+            lambda i=identity: client.get(locator.IDENTITY_KEY) == i
+        )
       self.assertEqual(running.kinds(), ["started"])
       os.kill(running.host.child_pid, signal.SIGTERM)
       running_host.wait_until(lambda: "lost" in running.kinds())
@@ -173,10 +181,6 @@ class HostTest(parameterized.TestCase):
     self.assertFalse(thread.is_alive())
     with self.assertRaises(ProcessLookupError):
       os.kill(pid, 0)
-
-  def test_refuses_an_impatient_probe(self):
-    with self.assertRaisesRegex(ValueError, "probe_timeout_s=0.2"):
-      self.make_host(probe_timeout_s=0.2)
 
 
 class AddressTest(parameterized.TestCase):
@@ -279,8 +283,7 @@ class ImportTest(absltest.TestCase):
         ok = started.wait(60)
         stop.set()
         thread.join(30)
-      ours = ("jax", "jaxlib", "tba_jax")
-      found = [m for m in sys.modules if m.partition(".")[0] in ours]
+      found = [m for m in ("jax", "jaxlib") if m in sys.modules]
       print(json.dumps([ok, found]))
     """
     root = pathlib.Path(kv_host.__file__).parents[2]
@@ -293,14 +296,7 @@ class ImportTest(absltest.TestCase):
     )
     ok, modules = json.loads(child.stdout)
     self.assertTrue(ok)
-    self.assertCountEqual(
-        modules,
-        ["tba_jax", "tba_jax.transport"]
-        + [
-            f"tba_jax.transport.{name}"
-            for name in ("kv_host", "locator", "spool")
-        ],
-    )
+    self.assertEmpty(modules)
 
 
 class SpoolTest(absltest.TestCase):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -174,6 +175,17 @@ class RefusalTest(parameterized.TestCase):
           {"header": {}, "arrays": [["x", "int8", [2**62, 4]]]},
           "array",
       ),
+      ("huge", {"header": {}, "arrays": [["x", "int8", [2**70]]]}, "array"),
+      (
+          "huge_and_empty",
+          {"header": {}, "arrays": [["x", "int8", [0, 2**62, 8]]]},
+          "array",
+      ),
+      (
+          "axes",
+          {"header": {}, "arrays": [["x", "int8", [1] * 65 + [8]]]},
+          "array",
+      ),
       ("negative", {"header": {}, "arrays": [["x", "int8", [-8]]]}, "array"),
       ("float", {"header": {}, "arrays": [["x", "int8", [8.0]]]}, "array"),
       ("truth", {"header": {}, "arrays": [["x", "int64", [True]]]}, "array"),
@@ -187,6 +199,24 @@ class RefusalTest(parameterized.TestCase):
   )
   def test_a_right_hash_is_not_enough(self, record, reason):
     self.assert_refused(forge(record, b"\2" * 8), reason)
+
+  def test_a_long_shape_takes_no_time(self):
+    # Its product has a million digits.
+    record = {"header": {}, "arrays": [["x", "int8", [99999999] * 100_000]]}
+    start = time.monotonic()
+    self.assert_refused(forge(record), "array")
+    self.assertLess(time.monotonic() - start, 2.0)
+
+  @parameterized.parameters({"a": 1.0}, {"a": True}, {"b": 1}, {"a": None})
+  def test_fields_that_do_not_fit_the_schema(self, **message):
+    data = wire.encode_message({"run": "r", "key": "k", **message}, SECRET)
+    for decode in (
+        lambda schema: wire.decode_message(data, SECRET, schema),
+        lambda schema: wire.decode_placed(data, SECRET, "r", "k", schema),
+    ):
+      with self.assertRaises(wire.WireError) as caught:
+        decode({"a": int})
+      self.assertEqual(caught.exception.reason, "header")
 
   def test_forge_itself_is_sound(self):
     record = {"header": {}, "arrays": [["x", "int8", [8]]]}

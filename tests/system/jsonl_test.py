@@ -1,0 +1,75 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""JSON files of a run: replaced as a whole, read by a schema."""
+
+import json
+import os
+import pathlib
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax.system import jsonl
+
+_SCHEMA = {"step": int, "share?": float, "rows": [{"name": str}], "*": float}
+_RIGHT = {"step": 3, "share": 1, "rows": [{"name": "a"}], "other": 0.5}
+
+
+class JsonlTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.path = pathlib.Path(self.create_tempdir().full_path) / "a.json"
+
+  def test_a_file_and_its_entry_are_on_disk_before_it_returns(self):
+    done = []
+    fsync, replace = os.fsync, os.replace
+
+    def note(name, call):
+      return lambda *args: (done.append(name), call(*args))[1]
+
+    with (
+        mock.patch.object(os, "fsync", note("fsync", fsync)),
+        mock.patch.object(os, "replace", note("replace", replace)),
+    ):
+      jsonl.atomic_write_json(self.path, {"a": float("nan")})
+    self.assertEqual(done, ["fsync", "replace", "fsync"])
+    self.assertEqual(jsonl.read_json(self.path), {"a": None})
+    self.assertEqual(os.listdir(self.path.parent), ["a.json"])
+
+  def test_a_failed_write_leaves_the_old_file_alone(self):
+    jsonl.atomic_write_json(self.path, 1)
+    with mock.patch.object(os, "fsync", side_effect=OSError(28, "full")):
+      with self.assertRaises(OSError):
+        jsonl.atomic_write_json(self.path, 2)
+    self.assertEqual(jsonl.read_json(self.path), 1)
+    self.assertEqual(os.listdir(self.path.parent), ["a.json"])
+
+  def test_what_fits_the_schema_is_read(self):
+    self.assertIsNone(jsonl.read_object(self.path, _SCHEMA))
+    for value in (_RIGHT, {"step": 0, "rows": []}, {**_RIGHT, "share": None}):
+      self.path.write_text(json.dumps(value))
+      self.assertEqual(jsonl.read_object(self.path, _SCHEMA), value)
+
+  @parameterized.parameters(
+      ("", "JSON"),
+      ("[" * 100_000, "JSON"),
+      ("[]", "no object"),
+      ({"rows": []}, "'step'"),
+      ({"step": True, "rows": []}, "'step'"),
+      ({"step": None, "rows": []}, "'step'"),
+      ({"step": 1, "rows": {}}, "'rows'"),
+      ({"step": 1, "rows": [{"name": 1}]}, r"'rows\[0\].name'"),
+      ({**_RIGHT, "share": "x"}, "'share'"),
+      ({**_RIGHT, "other": "x"}, "'other'"),
+  )
+  def test_what_does_not_is_one_error_that_names_the_file(self, value, words):
+    text = value if isinstance(value, str) else json.dumps(value)
+    self.path.write_text(text)
+    with self.assertRaisesRegex(ValueError, f"^{self.path}: .*{words}"):
+      jsonl.read_object(self.path, _SCHEMA)
+
+
+if __name__ == "__main__":
+  absltest.main()
