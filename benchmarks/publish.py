@@ -96,7 +96,6 @@ def _measure(
     mb: int,
 ) -> dict[str, Any]:
   """Publishes, pulls and copies, three times in turn."""
-  keys = {"run_id": run_info.run_id, "secret": run_info.secret}
   transport = _connect(run_info)
   params = _make_params(mb)
   expected = carrier_lib.specs_of(params)
@@ -106,12 +105,12 @@ def _measure(
     seconds, _ = _time(lambda: [leaf.copy() for leaf in host.values()])
     times["copy"].append(seconds)
     seconds, it = _time(
-        lambda v=version: _publish(transport, carrier, params, v, keys)
+        lambda v=version: _publish(transport, carrier, params, v, run_info)
     )
     times["publish"].append(seconds)
     with _serving(run_info, it):
       seconds, pulled = _time(
-          lambda v=version: _pull(transport, reader, expected, v, keys)
+          lambda v=version: _pull(transport, reader, expected, v, run_info)
       )
     times["pull"].append(seconds)
     if any(np.any(pulled[name][-1:] != host[name][-1:]) for name in host):
@@ -134,13 +133,11 @@ def _publish(
     carrier: carrier_lib.Carrier,
     params: dict[str, jax.Array],
     version: int,
-    keys: dict[str, Any],
+    run_info: run_directory.Run,
 ) -> publication.Version:
   on_event = lambda *event: print(*event, file=sys.stderr)
-  it = publication.pack_version(
-      [carrier], params, epoch=1, version=version, on_event=on_event
-  )
-  publication.send_version(transport, it, **keys)
+  it = publication.pack_version([carrier], params, (1, version), on_event)
+  publication.send_version(transport, it, run_info)
   return it
 
 
@@ -149,11 +146,15 @@ def _pull(
     carrier: carrier_lib.Carrier,
     expected: carrier_lib.Specs,
     version: int,
-    keys: dict[str, Any],
+    run_info: run_directory.Run,
 ) -> dict[str, jax.Array]:
   carriers = {carrier.name: carrier}
   leaves = publication.read_version(
-      transport, (1, version), carriers=carriers, expected=expected, **keys
+      transport,
+      (1, version),
+      run_info,
+      carriers=carriers,
+      expected=expected,
   )
   return jax.block_until_ready(jax.device_put(leaves))
 

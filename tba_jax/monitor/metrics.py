@@ -54,23 +54,17 @@ class EventLog:
   An event that cannot be written (full disk) goes to the process's log.
   """
 
-  def __init__(self, path: epath.PathLike):
+  def __init__(self, path: epath.PathLike, *, role: str = "", index: int = 0):
+    """Opens the file; `role` and `index` are the writing process's."""
     self._lines = jsonl.LineWriter(path)
+    self._head = {"role": role, "index": index}
 
-  def write(
-      self,
-      kind: str,
-      message: str,
-      *,
-      role: str = "",
-      index: int = 0,
-      **fields: Any,
-  ) -> None:
+  def write(self, kind: str, message: str, **fields: Any) -> None:
+    """Writes one event; `fields` may name another role or index."""
     record = {
         "time": time.time(),
         "kind": kind,
-        "role": role,
-        "index": index,
+        **self._head,
         "message": message,
         **fields,
     }

@@ -1,13 +1,18 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `searcher` program: builds a searcher from a config and runs it."""
+"""The `searcher` program: samples prompts with the newest params, sends groups.
+
+A block of prompts is decoded on the devices while a thread judges the block
+before it and hands it to the queue. Blocks are handed over in their order.
+"""
 
 from collections.abc import Callable, Sequence
+from concurrent import futures
 import functools
 import os
 import secrets
+import threading
 import time
-from typing import Any
 
 from absl import logging
 import jax
@@ -15,10 +20,9 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.config import validate
+from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
-from tba_jax.programs import roles
 from tba_jax.replay import queue_client
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
@@ -30,174 +34,301 @@ from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
 from tba_jax.training import reward_judge
 from tba_jax.training import sharding
-from tba_jax.transport import base as transport_base
 
-# The searcher: takes prompts, samples with the newest params, sends back.
+# Seconds in which a leaving searcher sends what it has.
+_FLUSH_S = 5.0
+# The timeline has two lanes: what the devices do, and the judge's thread.
+_JUDGE_LANE = "judge"
 
 
-SPLIT = "train"
+def run_searcher(
+    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
+) -> int:
+  """Runs one searcher until the trainer is done, a signal or an error.
+
+  Args:
+    config, workdir: of the run.
+    operands: the searcher's index in its launcher, 0 if not given.
+
+  Returns:
+    0 if the run is at its end; 75 if the trainer was interrupted, or this
+    searcher: it may be started again, also before the trainer is.
+  """
+  stop = processes.start_role()
+  run = run_directory.open_run(workdir, config)
+  try:
+    index = processes.index_of(operands)
+    searcher = Searcher(config, run, index, stop.is_set)
+  except ValueError as error:
+    raise run_directory.NoRunError(str(error)) from error
+  searcher.run()
+  done = searcher.close()
+  return processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
 
 
 class Searcher:
-  """One sampling loop. Talks to the store only through puller and outbox."""
+  """One sampling loop; speaks to the store through its puller and outbox."""
 
   def __init__(
       self,
-      *,
-      task: tasks_base.Task,
-      judge: judges.Judge,
-      tokenizer: Any,
-      sampler: decode.Sampler,
-      puller: publication.Puller,
-      outbox: queue_client.Outbox,
-      params_fn: Callable[[dict[str, np.ndarray]], types.PyTree],
-      samples_per_prompt: int,
-      in_flight: bool,
-      spans: metrics.SpanWriter,
-      clock: metrics.BusyClock,
+      config: ml_collections.ConfigDict,
+      run: run_directory.Run,
+      index: int,
+      should_stop: Callable[[], bool],
   ):
-    """Takes the parts; `run` starts.
+    """Builds the parts, and waits until the trainer's settings are here.
 
     Args:
-      task: prompts.
-      judge: of the completions.
-      tokenizer: of the policy.
-      sampler: compiled at the first params.
-      puller: of versions.
-      outbox: of the queue.
-      params_fn: (published leaves by path) -> params of the sampler, on its
-        devices; once a version.
-      samples_per_prompt: S.
-      in_flight: whether newer params are taken between chunks too, where a
-        block does not name its version.
-      spans: receives decode, reward and wait spans.
-      clock: busy seconds by kind, which the spans feed.
+      config: of the run.
+      run: its directory and identity.
+      index: of this searcher in its launcher.
+      should_stop: ends every wait.
+
+    Raises:
+      ValueError: a setting or file does not fit, or differs from the trainer's.
     """
-    self._task = task
-    self._judge = judge
-    self._tokenizer = tokenizer
-    self._sampler = sampler
-    self._puller = puller
-    self._outbox = outbox
-    self._params_fn = params_fn
-    self._samples_per_prompt = samples_per_prompt
-    self._in_flight = in_flight
-    self._spans = spans
-    self._clock = clock
-    self._tag: tuple[int, int] | None = None
+    self._config = config
+    self._should_stop = should_stop
+    self._tag: publication.Tag | None = None
     self._params: types.PyTree = None
     self._prompt_tokens: dict[int, np.ndarray] = {}
     self._mixed_completions = 0
     self._started = 0.0
+    self._clock = metrics.BusyClock()
+    self._build(run, index)
+    self._judging = futures.ThreadPoolExecutor(1, thread_name_prefix="judge")
+    # The block that is being judged and handed over, if there is one.
+    self._handing_over: futures.Future[None] | None = None
+    self._judged = threading.Event()
 
-  def run(self, should_stop: Callable[[], bool]) -> None:
-    """Samples until the trainer is done or `should_stop` says so."""
-    stop = lambda: should_stop() or self._outbox.stop_requested
+  def _build(self, run: run_directory.Run, index: int) -> None:
+    """Builds the parts in the order in which they need each other."""
+    config = self._config
+    events = metrics.EventLog(
+        run.workdir / "events.jsonl", role="searcher", index=index
+    )
+    mesh = sharding.searcher_mesh(config.search, events.write)
+    policy = policy_lib.make_policy(config, run.workdir)
+    place = sharding.make_place(mesh, config.sharding, policy)
+    whole = make_whole(config, policy, place)
+    self._task, self._tokenizer = policy.task, policy.tokenizer
+    self._params_fn = make_params_fn(policy, whole, place)
+    self._sampler = policy_lib.make_sampler(config, policy)
+    self._judge = reward_judge.of_searcher(
+        config, run.workdir, policy, events.write
+    )
+    connect = functools.partial(publication.connect, config, run)
+    agreed = agreement.Agreement(
+        agreement.describe(config, run, policy), run, events
+    )
+    agreed.wait(connect, self._should_stop)
+    self._spans = metrics.SpanWriter(
+        run.workdir / f"spans/searcher-{index}.jsonl",
+        "searcher",
+        index,
+        clock=self._clock,
+    )
+    shardings = place.trained and publication.by_path(place.trained)
+    self._puller = publication.Puller(
+        connect,
+        config,
+        run,
+        jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0)),
+        events=events,
+        base_name=whole.base,
+        placement=shardings and shardings.get,
+    )
+    self._outbox = queue_client.Outbox(
+        connect,
+        sid=make_sid(index),
+        index=index,
+        run_id=run.run_id,
+        secret=run.secret,
+        partition=0,
+        credits=config.search.credits,
+        lease_s=config.search.lease_s,
+        on_event=events.write,
+        agree=agreed.holds,
+    )
+
+  def run(self) -> None:
+    """Samples until the trainer is done or the searcher should stop."""
     with self._spans.span("wait_params"):
-      while not stop() and not self._swap(-1, 0.2):
+      while not self._stop() and not self._take_params(-1, 0.2):
         pass
-    if stop():
+    if self._stop():
       return
     with self._spans.span("compile"):
       self._sampler.warm_up(self._params)
     self._clock.take()
     self._started = time.monotonic()
-    while not stop():
-      block = None
-      with self._spans.span("wait_work"):
-        while block is None and not stop():
-          block = self._outbox.next_block(0.1)
-      if block is not None and self._use_version(block, stop):
-        groups = self._sample(block)
-        with self._spans.span("wait_credit"):
-          self._outbox.submit(groups, stop)
-        self._report()
+    while not self._stop():
+      block = self._wait_for_block()
+      if block is not None and self._use_version(block):
+        requests, completions = self._sample(block)
+        self._hand_over(block, requests, completions)
+    self._wait_handed_over()
 
-  def _use_version(
-      self, block: queue_client.Block, stop: Callable[[], bool]
-  ) -> bool:
-    """Swaps params as the block wants; False where it is out of date."""
+  def close(self) -> bool:
+    """Sends what is left; returns whether the trainer has ended the run."""
+    # Read first: a signal alone is no word of the trainer's.
+    done = self._outbox.run_done
+    self._judging.shutdown()
+    self._judge.close()
+    flushed = self._outbox.close(_FLUSH_S)
+    self._puller.close()
+    self._spans.close()
+    logging.info("searcher leaves; all delivered: %s", flushed)
+    return done
+
+  def _stop(self) -> bool:
+    return self._should_stop() or self._outbox.stop_requested
+
+  def _wait_for_block(self) -> queue_client.Block | None:
+    """Returns the next block granted; None where the searcher should stop."""
+    with self._spans.span("wait_work"):
+      while not self._stop():
+        self._check_handed_over()
+        block = self._outbox.next_block(0.1)
+        if block is not None:
+          return block
+    return None
+
+  def _use_version(self, block: queue_client.Block) -> bool:
+    """Takes the params that the block wants; False where it is out of date."""
     if block.require_version < 0:
-      self._swap(-1, 0.0)
+      self._take_params(-1, 0.0)
       return True
     with self._spans.span("wait_version"):
-      while not self._swap(block.require_version, 0.2):
-        if stop() or self._outbox.epoch > block.epoch:
+      while not self._take_params(block.require_version, 0.2):
+        self._check_handed_over()
+        if self._stop() or self._outbox.epoch > block.epoch:
           return False
     return True
 
-  def _swap(self, version: int, timeout_s: float) -> bool:
+  def _take_params(self, version: int, timeout_s: float) -> bool:
     """Takes the newest params whole; False where `version` did not come."""
     found = self._puller.wait_for(version, timeout_s)
-    if found is None:
-      return False
-    self._take(*found)
-    return True
+    if found is not None:
+      self._put_params(*found)
+    return found is not None
 
-  def _take(self, tag: tuple[int, int], leaves: dict[str, np.ndarray]) -> None:
+  def _put_params(
+      self, tag: publication.Tag, leaves: dict[str, np.ndarray]
+  ) -> None:
     if tag != self._tag:
       self._params = self._params_fn(leaves)
       self._tag = tag
 
-  def _newer(self) -> tuple[int, types.PyTree] | None:
+  def _newer_params(self) -> tuple[int, types.PyTree] | None:
     """Returns newer params of the same epoch, for the rest of a block."""
     found, tag = self._puller.latest(), self._tag
     # A group has one epoch: another trainer's params wait for the next block.
     if found is None or found[0] <= tag or found[0][0] != tag[0]:
       return None
-    self._take(*found)
+    self._put_params(*found)
     return self._tag[1], self._params
 
-  def _sample(self, block: queue_client.Block) -> list[types.Group]:
-    epoch, version = self._tag
+  def _sample(
+      self, block: queue_client.Block
+  ) -> tuple[list[decode.Request], list[types.Completions]]:
+    """Decodes the completions of a block."""
     requests = [
         decode.Request(
             prompt_tokens=self._tokens_of(prompt_id),
             prompt_id=prompt_id,
             visit=visit,
-            num_completions=self._samples_per_prompt,
+            num_completions=self._config.search.samples_per_prompt,
         )
         for _, prompt_id, visit in block.prompts
     ]
-    swaps = self._in_flight and block.require_version < 0
-    with self._spans.span("decode", version=version):
+    swaps = (
+        self._config.sampling.in_flight != "off" and block.require_version < 0
+    )
+    with self._spans.span("decode", version=self._tag[1]):
       completions = self._sampler.sample(
           self._params,
           requests,
-          version=version,
-          newer=self._newer if swaps else None,
+          version=self._tag[1],
+          newer=self._newer_params if swaps else None,
       )
     self._mixed_completions += sum(
         int((found.token_versions > found.versions[:, None]).any(1).sum())
         for found in completions
     )
+    return requests, completions
+
+  def _hand_over(
+      self,
+      block: queue_client.Block,
+      requests: list[decode.Request],
+      completions: list[types.Completions],
+  ) -> None:
+    """Has the thread judge a block and submit it, after the one before it."""
+    self._wait_handed_over()
+    epoch = self._tag[0]  # Params of one epoch sample a block.
+    self._judged.clear()
+    self._handing_over = self._judging.submit(
+        self._judge_and_submit, block, requests, completions, epoch
+    )
+
+  def _check_handed_over(self) -> None:
+    """Raises what the thread has raised; does not wait for it."""
+    if self._handing_over is not None and self._handing_over.done():
+      self._wait_handed_over()
+
+  def _wait_handed_over(self) -> None:
+    """Waits until the thread is done; raises what it has raised."""
+    if self._handing_over is None:
+      return
+    # A judge that is slower than the devices is what the searcher works at; a
+    # full outbox is a wait.
     with self._spans.span("reward"):
-      rewards_PxS = self._rewards(block, completions)
-      return [
-          types.Group(
-              prompt_id=prompt_id,
-              visit=visit,
-              position=position,
-              prompt_tokens=request.prompt_tokens,
-              completion_tokens=found.tokens,
-              completion_lengths=found.lengths,
-              stopped=found.stopped,
-              behavior_logprobs=found.logprobs,
-              rewards=rewards_S,
-              versions=found.versions,
-              epoch=epoch,
-          )
-          for (position, prompt_id, visit), request, found, rewards_S in zip(
-              block.prompts, requests, completions, rewards_PxS, strict=True
-          )
-      ]
+      self._judged.wait()
+    with self._spans.span("wait_credit"):
+      self._handing_over.result()
+    self._handing_over = None
+
+  def _judge_and_submit(
+      self,
+      block: queue_client.Block,
+      requests: list[decode.Request],
+      completions: list[types.Completions],
+      epoch: int,
+  ) -> None:
+    try:
+      with self._spans.span("reward", lane=_JUDGE_LANE):
+        rewards_PxS = self._rewards(block, completions)
+    finally:
+      self._judged.set()
+    groups = [
+        types.Group(
+            prompt_id=prompt_id,
+            visit=visit,
+            position=position,
+            prompt_tokens=request.prompt_tokens,
+            completion_tokens=found.tokens,
+            completion_lengths=found.lengths,
+            stopped=found.stopped,
+            behavior_logprobs=found.logprobs,
+            rewards=rewards_S,
+            versions=found.versions,
+            epoch=epoch,
+        )
+        for (position, prompt_id, visit), request, found, rewards_S in zip(
+            block.prompts, requests, completions, rewards_PxS, strict=True
+        )
+    ]
+    with self._spans.span("wait_credit", lane=_JUDGE_LANE):
+      self._outbox.submit(groups, self._stop)
+    self._report()
 
   def _rewards(
       self, block: queue_client.Block, completions: Sequence[types.Completions]
   ) -> np.ndarray:
     """Returns [P, S] rewards of a block, judged together."""
     requests = [
-        judges.Request(SPLIT, prompt_id, text, bool(stopped))
+        judges.Request(tasks_base.TRAIN, prompt_id, text, bool(stopped))
         for (_, prompt_id, _), found in zip(
             block.prompts, completions, strict=True
         )
@@ -210,7 +341,7 @@ class Searcher:
 
   def _tokens_of(self, prompt_id: int) -> np.ndarray:
     if prompt_id not in self._prompt_tokens:
-      text = self._task.prompt(SPLIT, prompt_id)
+      text = self._task.prompt(tasks_base.TRAIN, prompt_id)
       self._prompt_tokens[prompt_id] = np.asarray(
           self._tokenizer.encode_prompt(text), np.int32
       )
@@ -239,8 +370,8 @@ class Searcher:
 
 
 def decode_texts(
-    tokenizer: Any, completions: types.Completions
-) -> Sequence[str]:
+    tokenizer: tokenizer_lib.Tokenizer, completions: types.Completions
+) -> list[str]:
   """Returns the S texts, each without its final stop token."""
   return [
       tokenizer.decode_completion(tokens, int(length), bool(stopped))
@@ -250,99 +381,10 @@ def decode_texts(
   ]
 
 
-_FLUSH_S = 5.0
-
-
-def run_searcher(
-    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
-) -> int:
-  """Runs one searcher until the trainer is done, a signal or an error.
-
-  Args:
-    config, workdir: of the run.
-    operands: the searcher's index in its launcher, 0 where not given.
-
-  Returns:
-    0 where the run is at its end; 75 where the trainer was interrupted, or
-    this searcher: it may be started again, also before the trainer is.
-  """
-  stop = processes.start_role()
-  run = run_directory.open_run(workdir, config)
-  events = metrics.EventLog(run.workdir / "events.jsonl")
-  try:
-    index = processes.index_of(operands)
-    on_event = functools.partial(events.write, role="searcher", index=index)
-    mesh = sharding.searcher_mesh(config.search, on_event)
-    policy = policy_lib.make_policy(config, run.workdir)
-    place = sharding.make_place(mesh, config.sharding, policy)
-    whole = make_whole(config, policy, place)
-    make_transport = roles.transport_maker(config, run)
-    judge = reward_judge.of_searcher(config, run.workdir, policy, on_event)
-    agreed = make_agreement(config, run, policy, validate.check_hosts, on_event)
-    agreed.wait(make_transport, stop.is_set)
-  except ValueError as error:
-    raise run_directory.NoRunError(str(error)) from error
-  clock, path = metrics.BusyClock(), f"spans/searcher-{index}.jsonl"
-  spans = metrics.SpanWriter(run.workdir / path, "searcher", index, clock=clock)
-  puller = make_puller(
-      config, run, policy, place, whole.base, make_transport, on_event
-  )
-  outbox = queue_client.Outbox(
-      make_transport,
-      sid=make_sid(index),
-      index=index,
-      run_id=run.run_id,
-      secret=run.secret,
-      partition=roles.PARTITION,
-      credits=config.search.credits,
-      lease_s=config.search.lease_s,
-      on_event=on_event,
-      agree=agreed.holds,
-  )
-  Searcher(
-      task=policy.task,
-      judge=judge,
-      tokenizer=policy.tokenizer,
-      sampler=policy_lib.make_sampler(config, policy),
-      puller=puller,
-      outbox=outbox,
-      params_fn=make_params_fn(policy, whole, place),
-      samples_per_prompt=config.search.samples_per_prompt,
-      in_flight=config.sampling.in_flight != "off",
-      spans=spans,
-      clock=clock,
-  ).run(stop.is_set)
-  # Read before `close`: a signal alone is no word of the trainer's.
-  done = outbox.run_done
-  judge.close()
-  flushed = outbox.close(_FLUSH_S)
-  puller.close()
-  spans.close()
-  logging.info("searcher leaves; all delivered: %s", flushed)
-  return processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
-
-
 def make_sid(index: int) -> str:
-  """Returns a searcher's name: none had it before; readable in a log."""
+  """Returns a new searcher's name: never used before, readable in a log."""
   unique = f"{int(time.time()):x}-{os.getpid():x}-{secrets.token_hex(4)}"
   return f"s{index:03d}-{unique}"
-
-
-def make_agreement(
-    config: ml_collections.ConfigDict,
-    run: run_directory.Run,
-    policy: policy_lib.Policy,
-    check: Callable[..., None],
-    on_event: Callable[[str, str], None],
-) -> agreement.Agreement:
-  """Returns what holds a searcher to its trainer; `check` as there."""
-  return agreement.Agreement(
-      agreement.Terms.make(config, run, policy),
-      run_id=run.run_id,
-      secret=run.secret,
-      check=check,
-      on_event=on_event,
-  )
 
 
 def make_whole(
@@ -350,14 +392,13 @@ def make_whole(
     policy: policy_lib.Policy,
     place: sharding.Place = sharding.ONE_DEVICE,
 ) -> lora.Whole:
-  """Returns what makes a searcher's params of what is trained.
+  """Returns what merges what is trained into the sampler's params.
 
-  Adapters have it load their base, to where the searcher's params lie.
+  With adapters it loads their base, to where the sampler's params lie.
 
   Raises:
     ValueError: the base cannot be read.
   """
-
   return lora.make_whole(
       policy.adapters,
       policy.folder,
@@ -373,7 +414,7 @@ def make_params_fn(
     whole: lora.Whole,
     place: sharding.Place = sharding.ONE_DEVICE,
 ) -> Callable[[dict[str, np.ndarray]], types.PyTree]:
-  """Returns (published leaves by path) -> params where the searcher's lie.
+  """Returns (published leaves by path) -> params of the sampler.
 
   Of leaves on the host each device gets its own part alone.
   """
@@ -384,30 +425,3 @@ def make_params_fn(
     return place.put(whole.params(trained))
 
   return params_fn
-
-
-def make_puller(
-    config: ml_collections.ConfigDict,
-    run: run_directory.Run,
-    policy: policy_lib.Policy,
-    place: sharding.Place,
-    base_name: str,
-    make_transport: Callable[[], transport_base.Transport],
-    on_event: Callable[[str, str], None],
-) -> publication.Puller:
-  """Returns the puller of what a run trains; see `lora.Whole.base`."""
-  like = jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0))
-  places = None if place.trained is None else publication.by_path(place.trained)
-  return publication.Puller(
-      make_transport,
-      run_id=run.run_id,
-      secret=run.secret,
-      base_name=base_name,
-      expected=publication.expected_leaves(like),
-      carriers=publication.make_read_carriers(
-          config, run, placement=places and places.get
-      ),
-      dtype=config.publish.dtype,
-      every_s=config.search.pull_every_s,
-      on_event=on_event,
-  )

@@ -1,11 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `trainer` program: builds the trainer from a config and runs it."""
+"""The `trainer` program: waits for data, draws, steps, publishes, saves.
 
-from collections.abc import Callable, Sequence
+`Trainer.run` is the loop, in that order. While the devices work on a step, the
+host draws the next batch if its data is here already.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import functools
 import math
-import pathlib
 import signal
 import socket
 import sys
@@ -16,17 +20,13 @@ from absl import logging
 import jax
 import jax.numpy as jnp
 import ml_collections
-import numpy as np
 
 from tba_jax import types
 from tba_jax.config import validate
-from tba_jax.models import hf
 from tba_jax.models import sequence
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
-from tba_jax.programs import roles
-from tba_jax.programs import searcher
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import journal as journal_lib
 from tba_jax.replay import ledger as ledger_lib
@@ -38,6 +38,7 @@ from tba_jax.replay import service as service_lib
 from tba_jax.replay import similarity
 from tba_jax.system import bucket
 from tba_jax.system import processes
+from tba_jax.tasks import base as tasks_base
 from tba_jax.tasks import rows_task
 from tba_jax.training import agreement
 from tba_jax.training import batches
@@ -45,10 +46,8 @@ from tba_jax.training import checkpoint
 from tba_jax.training import cluster as cluster_lib
 from tba_jax.training import device_work
 from tba_jax.training import evaluations as evaluations_lib
-from tba_jax.training import evaluator as evaluator_lib
 from tba_jax.training import guards as guards_lib
 from tba_jax.training import lora
-from tba_jax.training import periods as periods_lib
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
 from tba_jax.training import reference as reference_lib
@@ -59,185 +58,387 @@ from tba_jax.training import sharding
 from tba_jax.training import train_step
 from tba_jax.transport import base as transport_base
 
-# How much and how often the trainer does what it does.
-
-
-# The trainer: await data, draw, step, publish, checkpoint, evaluate.
-#
-# The loop of `Trainer.run` reads in that order. The device works on a step
-# while
-# the host draws the next batch, wherever its data is there already.
-
-
+# Seconds that searchers get to deliver what they have, at the end.
 _FINISH_S = 15.0
+_INTERRUPT_S = 5.0
 _PUBLISH_S = 60.0
+
+Drawn = tuple[buffer_lib.Draw, types.Batch]
+
+
+def run_trainer(
+    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
+) -> int:
+  """Runs the trainer of a run until its last step, a signal or an error.
+
+  Args:
+    config, workdir: of the run.
+    operands: as `cluster.join`; none where the trainer is one process.
+  """
+  stop = processes.start_role()
+  run = run_directory.open_run(workdir, config)
+  try:
+    joined = cluster_lib.join(config.trainer, operands, run.secret, run.tls)
+    with joined as cluster, _open(config, run, cluster) as trainer:
+      done = trainer.run(cluster.stopper(stop.is_set))
+      status = processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
+      cluster.end(status)
+  except (FloatingPointError, ValueError) as error:
+    # It would end in the same place again. A ValueError is a setting, a file or
+    # a newer format that does not fit this machine or program.
+    logging.exception("the trainer cannot go on")
+    print(f"error: {error}", file=sys.stderr)
+    return cluster_lib.status_of(error)
+  except cluster_lib.Ended as end:
+    return end.status
+  return status
+
+
+@contextlib.contextmanager
+def _open(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    cluster: cluster_lib.Cluster,
+) -> Iterator["Trainer | device_work.Follower"]:
+  """Yields this process's part of the trainer; closes it at the end."""
+  closing, error = contextlib.ExitStack(), None
+  try:
+    agreement.check_processes(cluster, config, run)
+    if cluster.leads:
+      _take_run(config, run, closing)
+    cluster.begin()
+    make = Trainer if cluster.leads else make_follower
+    yield make(config, run, cluster, closing)
+  except BaseException as raised:
+    error = raised
+    raise
+  finally:
+    if not cluster.leaves_alone(error):
+      # The others must hear of the end first: closing needs them all.
+      cluster.end(cluster_lib.status_of(error))
+      closing.close()
+
+
+def _take_run(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    closing: contextlib.ExitStack,
+) -> None:
+  """Makes directory and store this trainer's, before anything is written."""
+  lock = run_directory.lock(str(run.workdir), "trainer")
+  closing.callback(bucket.hold(lock, run.workdir).close)
+  validate.check_resume(run_directory.load_config(str(run.workdir)), config)
+  transport = publication.connect(config, run)
+  _store_claim(run).take(transport)
+  transport.close()
+
+
+def _store_claim(run: run_directory.Run) -> queue_server.StoreClaim:
+  return queue_server.StoreClaim(
+      run_id=run.run_id,
+      secret=run.secret,
+      owner=run_directory.owner(run),
+      place=f"{socket.gethostname()}:{run.workdir}",
+  )
 
 
 class Trainer:
-  """Owns the train state; everything else is handed in."""
+  """Process 0 of a trainer: builds its parts, and runs the training loop."""
 
   def __init__(
       self,
-      *,
-      work: device_work.DeviceWork,
-      service: service_lib.ReplayService,
-      batch_maker: batches.BatchMaker,
-      publisher: publication.Publisher,
-      checkpointer: checkpoint.Checkpointer,
-      journal: journal_lib.Journal,
-      evaluations: evaluations_lib.Evaluations,
-      guards: guards_lib.Guards,
-      recorder: recorder_lib.Recorder,
-      periods: periods_lib.Periods,
-      applied_history: list[tuple[int, int]],
-      stopped_by: str | None = None,
+      config: ml_collections.ConfigDict,
+      run: run_directory.Run,
+      cluster: cluster_lib.Cluster,
+      closing: contextlib.ExitStack,
   ):
-    """Takes the parts, restored or new; `run` starts.
+    """Builds the parts; goes on from the newest checkpoint if there is one.
 
     Args:
-      work: owns the train state; what the devices do.
-      service: replay, with its drain running.
-      batch_maker: from draws to batches.
-      publisher: of versions.
-      checkpointer: of this run.
-      journal: cut as checkpoints cover it.
-      evaluations: before, while and after training.
-      guards: against collapse.
-      recorder: writes metrics, status, samples and results.
-      periods: see there.
-      applied_history: (step, journal position) of the checkpoints on disk.
-      stopped_by: what ended the training before its last step, where only the
-        last evaluation is left to do.
-    """
-    self._work = work
-    self._service = service
-    self._batch_maker = batch_maker
-    self._publisher = publisher
-    self._checkpointer = checkpointer
-    self._journal = journal
-    self._evaluations = evaluations
-    self._guards = guards
-    self._recorder = recorder
-    self._periods = periods
-    self._applied_history = list(applied_history)
-    self._step = int(work.state.step)
-    self._saved_step = checkpointer.latest_step()
-    self._started = time.monotonic()
-    self._stopped_by = stopped_by
-    self._saved_at = time.monotonic()
-    self._save_due = False
-
-  def run(self, should_stop: Callable[[], bool]) -> bool:
-    """Trains to the last step; returns False where it was interrupted.
-
-    An interrupted run is saved, and goes on where it was.
+      config: of the run.
+      run: its directory and identity.
+      cluster: this process among the trainer's others.
+      closing: receives what is to be closed.
 
     Raises:
-      FloatingPointError: a loss that is not finite; names step and prompts.
+      ValueError: a setting or a file does not fit.
+    """
+    self._config = config
+    saved = self._build(run, cluster, closing)
+    self._step = int(self._work.state.step)
+    self._saved_step = self._checkpointer.latest_step()
+    # (step, journal position) of the checkpoints on disk.
+    self._applied_history = [tuple(p) for p in saved.get("applied_history", ())]
+    # What ended training before its last step. A run that is made longer goes
+    # on in spite of it.
+    same_end = saved.get("num_steps") == config.train.num_steps
+    self._stopped_by = saved.get("stopped_by") if same_end else None
+    self._started = self._saved_at = time.monotonic()
+    self._save_due = False
+
+  def _build(
+      self,
+      run: run_directory.Run,
+      cluster: cluster_lib.Cluster,
+      closing: contextlib.ExitStack,
+  ) -> dict[str, Any]:
+    """Builds the parts in the order in which they need each other.
+
+    Returns:
+      The host state of the newest checkpoint, {} without one.
+    """
+    config = self._config
+    events = metrics_lib.EventLog(run.workdir / "events.jsonl", role="trainer")
+    closing.callback(events.close)
+    policy = policy_lib.make_policy(config, run.workdir)
+    self._checkpointer = _make_checkpointer(config, run, cluster, events)
+    closing.callback(self._checkpointer.close)
+    self._work, placer, saved = _make_work(
+        config, run, policy, cluster, self._checkpointer
+    )
+    closing.callback(self._work.close)
+    epoch = run_directory.next_epoch(run)
+    logging.info("trainer epoch %d on %s", epoch, jax.devices())
+    if saved:
+      events.write("restored", f"checkpoint of step {self._work.state.step}")
+    settings = agreement.encode(agreement.describe(config, run, policy), run)
+    drain = self._build_replay(
+        run, policy, saved.get("data"), epoch, settings, events, closing
+    )
+    self._batch_maker = make_batch_maker(
+        config, policy, self._service.buffer, placer
+    )
+    evaluator = reward_judge.evaluator_of(
+        config, run.workdir, policy, events.write
+    )
+    closing.callback(evaluator.close)
+    self._recorder = recorder_lib.Recorder(
+        config,
+        run,
+        epoch=epoch,
+        queue=drain,
+        tokenizer=policy.tokenizer,
+        judge=evaluator.judge,
+    )
+    # Only the main thread may set a handler.
+    signal.signal(signal.SIGUSR1, lambda *_: self._recorder.capture_profile())
+    closing.callback(self._recorder.close)
+    if saved:
+      self._recorder.set_state(saved["recorder"])
+    self._publisher = publication.Publisher(
+        functools.partial(publication.connect, config, run),
+        config,
+        run,
+        epoch=epoch,
+        work=self._work,
+        recorder=self._recorder,
+        announce=lambda transport: agreement.put(transport, settings),
+    )
+    closing.callback(self._publisher.close)
+    best = None
+    if config.checkpoint.keep_best:
+      best = evaluations_lib.BestModel(run.workdir, policy)
+    self._evaluations = evaluations_lib.Evaluations(
+        config, evaluator, self._recorder, best
+    )
+    closing.callback(self._evaluations.close)
+    self._guards = guards_lib.Guards(config.guards, saved.get("guards"))
+    rows_task.write_data_report(policy.task, run.workdir, events.write)
+    drain.start()
+    return saved
+
+  def _build_replay(
+      self,
+      run: run_directory.Run,
+      policy: policy_lib.Policy,
+      saved: dict[str, Any] | None,
+      epoch: int,
+      settings: bytes,
+      events: metrics_lib.EventLog,
+      closing: contextlib.ExitStack,
+  ) -> queue_server.Drain:
+    """Builds journal, queue, buffer and ledger, as a checkpoint left them."""
+    config = self._config
+    self._journal = journal_lib.Journal(
+        run.workdir / "replay",
+        max_segment_bytes=int(config.replay.max_segment_mb * 1e6),
+        min_position=saved["applied"] if saved else 0,
+        on_event=events.write,
+    )
+    closing.callback(self._journal.close)
+    buffer = make_buffer(config, policy)
+    order = make_prompt_order(config, policy)
+    ledger = ledger_lib.Ledger()
+    applied, watermarks = self._journal.start, {}
+    if saved is not None:
+      buffer.set_state(saved["buffer"])
+      order.set_state(saved["order"])
+      ledger.set_state(saved["ledger"])
+      applied, watermarks = saved["applied"], saved["watermarks"]
+    flow = make_flow(config)
+    claim = _store_claim(run)
+
+    def take_store(transport: transport_base.Transport) -> None:
+      claim.take(transport)
+      agreement.put(transport, settings)
+
+    drain = queue_server.Drain(
+        functools.partial(publication.connect, config, run),
+        journal=self._journal,
+        grants=scheduler.Grants(
+            order,
+            prompts_per_round=config.search.prompts_per_round,
+            version_of=flow.version_of,
+        ),
+        lease_s=config.search.lease_s,
+        watermarks=watermarks,
+        replay_from=applied,
+        run_id=run.run_id,
+        secret=run.secret,
+        epoch=epoch,
+        partition=0,
+        claim=take_store,
+        on_event=events.write,
+    )
+    closing.callback(drain.close)
+    scorer = reward_judge.of_trainer(config, run.workdir, policy, events.write)
+    closing.callback(scorer.close)
+    self._service = service_lib.ReplayService(
+        drain=drain,
+        buffer=buffer,
+        order=order,
+        ledger=ledger,
+        flow=flow,
+        applied=applied,
+        watermarks=watermarks,
+        check_group=functools.partial(
+            messages.check_group,
+            vocab_size=policy.model.config.vocab_size,
+            max_prompt_tokens=config.sampling.max_prompt_tokens,
+        ),
+        on_event=events.write,
+        score_groups=scorer.score,
+    )
+    return drain
+
+  def run(self, should_stop: Callable[[], bool]) -> bool:
+    """Trains to the last step; returns False if it was interrupted.
+
+    An interrupted run is saved, and goes on from there.
+
+    Raises:
+      FloatingPointError: a step that is not finite; names step and prompts.
       DeadlineExceededError: nothing came from searchers or store in time.
     """
-    periods, note = self._periods, self._recorder
+    recorder, num_steps = self._recorder, self._config.train.num_steps
     self._publish_first()
-    if not note.has_result("before"):
-      # Admission opens first: searchers compile and sample meanwhile.
+    if not recorder.has_result("before"):
+      # Searchers are admitted first: they compile and sample meanwhile.
       self._service.open(self._step)
       if not self._evaluate("before", should_stop):
         return self._interrupt()
     elif self._is_evaluation_missing():
       if not self._evaluate("", should_stop):
         return self._interrupt()
-    prepared = None
-    while self._step < periods.num_steps and (
-        self._stopped_by is None or prepared is not None
-    ):
-      if prepared is None:
-        prepared = self._prepare(should_stop)
-      if prepared is None:
+    drawn = None
+    while self._step < num_steps and (drawn or self._stopped_by is None):
+      drawn = drawn or self._wait_and_draw(should_stop)
+      if drawn is None:
         return self._interrupt()
-      draw, batch = prepared
-      with note.span("step", step=self._step):
+      draw, batch = drawn
+      with recorder.span("step", step=self._step):
         metrics = self._work.train(batch)
-      prepared = self._after_dispatch(should_stop)
-      with note.span("step", step=self._step):
+      self._publish_if_due(metrics)
+      drawn = self._draw_ahead(should_stop)
+      with recorder.span("step", step=self._step):
         metrics = jax.device_get(metrics)
-      self._after_step(draw, batch, metrics)
-      if not self._periodic(should_stop):
+      self._end_step(draw, {k: float(v) for k, v in metrics.items()})
+      if not self._evaluate_and_save_if_due(should_stop):
         return self._interrupt()
-      if should_stop() and prepared is None:
+      if should_stop() and drawn is None:
         return self._interrupt()
     return self._finish(should_stop)
 
-  def _prepare(
-      self, should_stop: Callable[[], bool]
-  ) -> tuple[buffer_lib.Draw, types.Batch] | None:
-    """Waits for the step's data and draws; None where it was stopped."""
-    note = self._recorder
-    with note.span("wait_fresh", step=self._step):
-      begun = self._begin(self._step, should_stop)
-    return self._draw(self._step) if begun else None
+  @property
+  def _publishes_late(self) -> bool:
+    """With lagged rounds, params are published when a round's data is here."""
+    return train_step.keeps_params(self._config)
 
   def _publish_first(self) -> None:
-    """Publishes; with a lag what the rest of a round must be sampled with."""
+    """Publishes; with a lag, what the rest of a round must be sampled with."""
     version, field = self._step, "params"
-    if self._periods.publish_late:
-      every = self._periods.publish_every
+    if self._publishes_late:
+      every = self._config.publish.every_steps
       version = max(version - 1, 0) // every * every
       field = "sampling_params"
     self._work.publish(self._publisher.submit, version, field)
     self._publisher.wait(version, _PUBLISH_S)
 
+  def _publish_if_due(self, metrics: dict[str, jax.Array]) -> None:
+    """Publishes the step in progress, if it will turn out to be finite."""
+    done = self._step + 1
+    every, last = self._config.publish.every_steps, self._config.train.num_steps
+    if self._publishes_late or (done % every and done != last):
+      return
+    # Read by the publisher's thread: the loop does not wait for the devices.
+    finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+    self._work.publish(
+        functools.partial(self._publisher.submit, finite=finite), done
+    )
+
+  def _wait_and_draw(self, should_stop: Callable[[], bool]) -> Drawn | None:
+    """Waits for the step's data and draws; None where it was stopped."""
+    with self._recorder.span("wait_fresh", step=self._step):
+      begun = self._begin(self._step, should_stop)
+    return self._draw(self._step) if begun else None
+
+  def _draw_ahead(self, should_stop: Callable[[], bool]) -> Drawn | None:
+    """Draws the next step's batch if nothing has to happen before it."""
+    done = self._step + 1
+    self._save_due = self._is_save_due(done)
+    evaluates = self._evaluations.is_due(done) and not self._evaluations.beside
+    if (
+        done >= self._config.train.num_steps
+        # They must see the buffer as it is between two steps.
+        or evaluates
+        or self._save_due
+        or should_stop()
+        or self._stopped_by is not None
+        or not self._service.is_ready(done)
+        or not self._begin(done, should_stop)
+    ):
+      return None
+    return self._draw(done)
+
   def _begin(self, step: int, should_stop: Callable[[], bool]) -> bool:
     """Waits for the step's data; with a lag, opens the round after it."""
     begun = self._service.begin_step(step, should_stop)
-    if begun and self._periods.publish_late:
-      if step % self._periods.publish_every == 0:
+    if begun and self._publishes_late:
+      if step % self._config.publish.every_steps == 0:
         self._work.publish(self._publisher.submit, step)
       self._service.open_next(step)
     return begun
 
-  def _draw(self, step: int) -> tuple[buffer_lib.Draw, types.Batch]:
+  def _draw(self, step: int) -> Drawn:
+    train = self._config.train
     with self._recorder.span("draw", step=step):
       draw = self._service.draw(
-          self._periods.num_prompts, self._periods.num_completions, step
+          train.prompts_per_batch, train.completions_per_prompt, step
       )
       self._service.mark_trained(draw)
       ref_params = self._work.state.ref_params
-      batch = self._batch_maker.make(draw, step, ref_params)
-      return draw, batch
+      return draw, self._batch_maker.make(draw, step, ref_params)
 
-  def _after_dispatch(
-      self, should_stop: Callable[[], bool]
-  ) -> tuple[buffer_lib.Draw, types.Batch] | None:
-    """While the device works on the step: publish it, draw the next batch."""
-    done = self._step + 1
-    periods = self._periods
-    self._save_due = self._is_save_due(done)
-    due = done % periods.publish_every == 0 or done == periods.num_steps
-    if due and not periods.publish_late:
-      self._work.publish(self._publisher.submit, done)
-    # A checkpoint or an evaluation must see the buffer between two steps.
-    if done >= periods.num_steps or self._is_due(done) or should_stop():
-      return None
-    if self._stopped_by is not None:
-      return None
-    if not self._service.is_ready(done) or not self._begin(done, should_stop):
-      return None
-    return self._draw(done)
-
-  def _after_step(
-      self,
-      draw: buffer_lib.Draw,
-      batch: types.Batch,
-      metrics: dict[str, np.ndarray],
-  ) -> None:
+  def _end_step(self, draw: buffer_lib.Draw, metrics: dict[str, float]) -> None:
+    """Checks and records a step that the devices have done."""
     step = self._step
-    metrics = {name: float(value) for name, value in metrics.items()}
-    if not math.isfinite(metrics["loss"]):
-      raise FloatingPointError(
-          f"step {step}: the loss is {metrics['loss']}; prompts"
-          f" {sorted(set(draw.prompt_ids.tolist()))}, versions"
-          f" {int(draw.versions.min())} to {int(draw.versions.max())}"
-      )
+    for name in ("loss", "grad_norm"):
+      if not math.isfinite(metrics[name]):
+        raise FloatingPointError(
+            f"step {step}: the {name} is {metrics[name]}; prompts"
+            f" {sorted(set(draw.prompt_ids.tolist()))}, versions"
+            f" {int(draw.versions.min())} to {int(draw.versions.max())}"
+        )
     self._batch_maker.flush()
     self._step = step + 1
     for alarm in self._guards.check_step(step, metrics):
@@ -245,38 +446,33 @@ class Trainer:
     with self._recorder.span("record", step=step):
       self._recorder.step(step, metrics, draw, self._service)
 
-  def _is_due(self, done: int) -> bool:
-    evaluates = self._evaluations.is_due(done) and not self._evaluations.beside
-    return evaluates or self._save_due
-
   def _is_save_due(self, done: int) -> bool:
-    every = self._periods.checkpoint_every
-    every_s = self._periods.checkpoint_every_s
-    if every and done % every == 0:
+    c = self._config.checkpoint
+    if c.every_steps and done % c.every_steps == 0:
       return True
-    return bool(every_s) and time.monotonic() - self._saved_at >= every_s
+    return bool(c.every_s) and time.monotonic() - self._saved_at >= c.every_s
 
   def _is_evaluation_missing(self) -> bool:
     """Tells whether an earlier process ended before it evaluated this step."""
     return (
-        0 < self._step < self._periods.num_steps
+        0 < self._step < self._config.train.num_steps
         and self._evaluations.is_due(self._step)
         and not self._recorder.has_evaluation(self._step)
     )
 
-  def _periodic(self, should_stop: Callable[[], bool]) -> bool:
-    """Evaluates and saves where that is due; False where it was stopped."""
-    periods, done = self._periods, self._step
+  def _evaluate_and_save_if_due(self, should_stop: Callable[[], bool]) -> bool:
+    """Returns False where an evaluation was stopped."""
+    done = self._step
     self._checkpointer.check()
-    self._on_evaluation(self._evaluations.take())
-    limit = periods.wall_clock_limit_s
+    self._check_accuracy(self._evaluations.take())
+    limit_s = self._config.train.wall_clock_limit_s
     passed_s = time.monotonic() - self._started
-    if limit and passed_s > limit and self._stopped_by is None:
+    if limit_s and passed_s > limit_s and self._stopped_by is None:
       self._stopped_by = "wall_clock_limit_s"
       self._recorder.event(
-          "limit", f"step {done}: config.train.wall_clock_limit_s={limit}"
+          "limit", f"step {done}: config.train.wall_clock_limit_s={limit_s}"
       )
-    if done >= periods.num_steps:
+    if done >= self._config.train.num_steps:
       return True
     if self._evaluations.is_due(done) and not self._evaluate("", should_stop):
       return False
@@ -285,7 +481,7 @@ class Trainer:
     return True
 
   def _evaluate(self, name: str, should_stop: Callable[[], bool]) -> bool:
-    """Evaluates as it is due; False where it was stopped."""
+    """Evaluates, or starts to beside the steps; False where it was stopped."""
     if not name and self._evaluations.beside:
       self._evaluations.start(self._step, self._work.gather_model())
       return True
@@ -293,33 +489,31 @@ class Trainer:
         name, self._step, self._work.gather_model(), should_stop
     )
     if result is not None:
-      self._on_evaluation((self._step, result))
+      self._check_accuracy((self._step, result))
     return result is not None
 
-  def _on_evaluation(self, found: tuple[int, dict[str, Any]] | None) -> None:
-    """Shows the guards an evaluation, where there is one."""
+  def _check_accuracy(self, found: tuple[int, dict[str, Any]] | None) -> None:
+    """Shows the guards the (step, result) of an evaluation, if there is one."""
     if found is not None:
       step, result = found
       for alarm in self._guards.check_accuracy(step, result["pass_at_1"]):
         self._on_alarm(alarm)
 
   def _on_alarm(self, alarm: guards_lib.Alarm) -> None:
-    self._recorder.event("guard", f"{alarm.message} ({self._guards.action})")
-    # A gap between trainer and sampler is a defect: no learning rate mends it.
-    if self._guards.action == "stop":
+    action = self._guards.action
+    self._recorder.event("guard", f"{alarm.message} ({action})")
+    if action == "stop":
       self._stopped_by = f"guard {alarm.name}"
-    elif (
-        self._guards.action == "lower_learning_rate"
-        and alarm.name != "logprob_gap"
-    ):
+    # A gap between trainer and sampler is a defect: no learning rate mends it.
+    elif action == "lower_learning_rate" and alarm.name != "logprob_gap":
       self._work.scale_learning_rate(self._guards.learning_rate_factor)
 
   def _save(self, *, wait: bool) -> None:
     """Saves a checkpoint of this step, and drops journal that none needs.
 
-    A periodic one that cannot be written (a full disk) is told and left out:
-    the journal keeps what it would have covered. Not where the trainer is
-    several processes, which then end, and start again from the one before.
+    A periodic one that cannot be written (a full disk) is left out with an
+    event: the journal keeps what it would have covered. A trainer of several
+    processes ends instead, and starts again from the one before.
     """
     if self._saved_step == self._step:
       return
@@ -333,7 +527,7 @@ class Trainer:
           "guards": self._guards.get_state(),
           "recorder": self._recorder.get_state(),
           "stopped_by": self._stopped_by,
-          "num_steps": self._periods.num_steps,
+          "num_steps": self._config.train.num_steps,
       }
       try:
         self._work.save(self._step, host_state, wait=wait)
@@ -343,46 +537,128 @@ class Trainer:
         self._recorder.event("checkpoint_failed", str(error))
         return
     self._saved_step = self._step
-    self._applied_history = history
-    self._drop_journal()
-
-  def _drop_journal(self) -> None:
-    """Keeps the journal behind the oldest checkpoint that may be restored."""
+    # The journal stays from the oldest checkpoint that may be restored on.
     complete = set(self._checkpointer.newest_steps())
-    covered = [p for step, p in self._applied_history if step in complete]
+    covered = [position for step, position in history if step in complete]
     self._applied_history = [
-        pair
-        for pair in self._applied_history
-        if pair[0] in complete or pair[0] == self._saved_step
+        (step, position)
+        for step, position in history
+        if step in complete or step == self._saved_step
     ]
     if covered:
       self._journal.truncate_before(min(covered))
 
   def _interrupt(self) -> bool:
     self._evaluations.close()
-    self._service.stop_searchers(5.0)
+    self._service.stop_searchers(_INTERRUPT_S)
     self._save(wait=True)
     self._recorder.event("interrupted", f"saved at step {self._step}")
     return False
 
   def _finish(self, should_stop: Callable[[], bool]) -> bool:
-    note = self._recorder
-    note.phase("finish")
-    note.train_ended()
-    with note.span("wait_searchers"):
+    recorder = self._recorder
+    recorder.phase("finish")
+    recorder.train_ended()
+    with recorder.span("wait_searchers"):
       ledger = self._service.finish(self._step, _FINISH_S)
-      self._on_evaluation(self._evaluations.finish())
+      self._check_accuracy(self._evaluations.finish())
     self._save(wait=True)
-    # A longer run of the same directory has one of an earlier step.
-    if not note.has_result("after", self._step):
+    # A run that was made longer has one of an earlier step.
+    if not recorder.has_result("after", self._step):
       if not self._evaluate("after", should_stop):
-        note.event("interrupted", "during the last evaluation")
+        recorder.event("interrupted", "during the last evaluation")
         return False
-    note.finish(self._step, ledger, self._stopped_by)
+    recorder.finish(self._step, ledger, self._stopped_by)
     return True
 
 
-# Parts of the training loop, each made from its section of a config.
+def make_follower(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    cluster: cluster_lib.Cluster,
+    closing: contextlib.ExitStack,
+) -> device_work.Follower:
+  """Returns what another process than 0 runs; args as of `Trainer`."""
+  events = metrics_lib.EventLog(run.workdir / "events.jsonl", role="trainer")
+  closing.callback(events.close)
+  checkpointer = _make_checkpointer(config, run, cluster, events)
+  closing.callback(checkpointer.close)
+  policy = policy_lib.make_policy(config, run.workdir)
+  work, placer, _ = _make_work(config, run, policy, cluster, checkpointer)
+  closing.callback(work.close)
+  return device_work.Follower(cluster, work, placer.put_along)
+
+
+# What every process of a trainer builds.
+
+
+def _make_checkpointer(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    cluster: cluster_lib.Cluster,
+    events: metrics_lib.EventLog,
+) -> checkpoint.Checkpointer:
+  return checkpoint.Checkpointer(
+      bucket.place(run.workdir / "checkpoints"),
+      keep=config.checkpoint.keep,
+      keep_every_steps=config.checkpoint.keep_every_steps,
+      keep_every_s=config.checkpoint.keep_every_s,
+      barrier=cluster.save_barrier(config.trainer.save_deadline_s),
+      on_event=events.write,
+  )
+
+
+def _make_work(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    policy: policy_lib.Policy,
+    cluster: cluster_lib.Cluster,
+    checkpointer: checkpoint.Checkpointer,
+) -> tuple[device_work.DeviceWork, batches.Placer, dict[str, Any]]:
+  """Returns the owner of the train state, the placer, and the saved host state.
+
+  The train state is the newest checkpoint's, or new with {} as host state.
+  """
+  mesh = sharding.make_mesh(config.mesh)
+  if mesh.size > 1:
+    logging.info("mesh %s:\n%s", dict(config.mesh), _shard_text(config, policy))
+  shardings = sharding.param_shardings(
+      mesh, config.sharding, policy.model.logical_axes
+  )
+  params = jax.device_put(
+      policy_lib.initial_params(policy, config.seed, shardings), shardings
+  )
+  reference = make_reference(config, policy, params, mesh)
+  whole = lora.make_whole(
+      policy.adapters, policy.folder, config.seed, lambda: params
+  )
+  if checkpointer.latest_step() is None:
+    state, saved = init_state(config, policy, params, mesh), {}
+  else:
+    state, saved = checkpointer.restore(abstract_state(config, policy, mesh))
+    lora.check_base(saved.get("base", ""), whole.base)
+  work = device_work.DeviceWork(
+      state=state,
+      train_step=make_train_step(config, policy, mesh, params),
+      whole=whole,
+      checkpointer=checkpointer,
+      mesh=mesh,
+      cluster=cluster,
+      peers=publication.make_peers(config, run, cluster, state.params),
+  )
+  return work, make_placer(config, reference, mesh, cluster), saved
+
+
+def _shard_text(
+    config: ml_collections.ConfigDict, policy: policy_lib.Policy
+) -> str:
+  """Returns what of the policy the mesh does not split, for the log."""
+  shape = policy.model.config
+  found = shard_report.of_leaves(
+      shard_report.model_leaves(shape), config.sharding, config.mesh
+  )
+  itemsize = jnp.dtype(shape.param_dtype).itemsize
+  return shard_report.text(found, itemsize, shard_report.length_rows(config))
 
 
 def make_reference(
@@ -402,27 +678,6 @@ def make_reference(
       copy=policy.adapters is None,
       split_tokens=lambda fn: sequence.split_tokens(
           fn, mesh, *sharding.token_axes(config.sharding)
-      ),
-  )
-
-
-def log_sharding(
-    config: ml_collections.ConfigDict, policy: policy_lib.Policy
-) -> None:
-  """Logs what of the policy a mesh of several devices does not split."""
-  if math.prod(config.mesh.values()) == 1:
-    return
-  shape = policy.model.config
-  found = shard_report.of_leaves(
-      shard_report.model_leaves(shape), config.sharding, config.mesh
-  )
-  logging.info(
-      "mesh %s:\n%s",
-      dict(config.mesh),
-      shard_report.text(
-          found,
-          jnp.dtype(shape.param_dtype).itemsize,
-          shard_report.length_rows(config),
       ),
   )
 
@@ -450,52 +705,6 @@ def init_state(
   )
 
 
-def make_work(
-    config: ml_collections.ConfigDict,
-    policy: policy_lib.Policy,
-    checkpointer: checkpoint.Checkpointer,
-    cluster: cluster_lib.Cluster,
-    secret: bytes,
-) -> tuple[device_work.DeviceWork, batches.Placer, dict[str, Any]]:
-  """Returns what a trainer's processes do together, and what was saved with it.
-
-  Its state is the newest checkpoint's where there is one.
-  """
-  mesh = sharding.make_mesh(config.mesh)
-  log_sharding(config, policy)
-  shardings = sharding.param_shardings(
-      mesh, config.sharding, policy.model.logical_axes
-  )
-  params = jax.device_put(
-      policy_lib.initial_params(policy, config.seed, shardings), shardings
-  )
-  reference = make_reference(config, policy, params, mesh)
-  whole = lora.make_whole(
-      policy.adapters, policy.folder, config.seed, lambda: params
-  )
-  if checkpointer.latest_step() is None:
-    state, saved = init_state(config, policy, params, mesh), {}
-  else:
-    state, saved = checkpointer.restore(abstract_state(config, policy, mesh))
-    lora.check_base(saved.get("base", ""), whole.base)
-  work = device_work.DeviceWork(
-      state=state,
-      train_step=make_train_step(config, policy, mesh, params),
-      whole=whole,
-      checkpointer=checkpointer,
-      mesh=mesh,
-      cluster=cluster,
-      peers=publication.make_peers(
-          config,
-          _published(config, state.params),
-          cluster,
-          secret=secret,
-          copy=_copier(config),
-      ),
-  )
-  return work, make_placer(config, reference, mesh, cluster), saved
-
-
 def abstract_state(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
@@ -514,14 +723,7 @@ def make_train_step(
     mesh: jax.sharding.Mesh,
     params: types.PyTree,
 ) -> train_step.TrainStep:
-  """Returns the jitted step of a config's objective.
-
-  Args:
-    config, policy: of the run.
-    mesh: of the state.
-    params: that training starts from, on the mesh; kept where they are the base
-      of adapters.
-  """
+  """Returns the jitted step; `params`, on the mesh, are adapters' base."""
   return train_step.make_train_step(
       config,
       policy.model,
@@ -530,18 +732,6 @@ def make_train_step(
       adapters=policy.adapters,
       base=None if policy.adapters is None else params,
   )
-
-
-def make_batch_maker(
-    config: ml_collections.ConfigDict,
-    policy: policy_lib.Policy,
-    buffer: buffer_lib.ReplayBuffer,
-    placer: batches.Placer,
-) -> batches.BatchMaker:
-  """Returns the maker of batches."""
-  counts = config.loss.include_stop_token
-  uncounted_ids = () if counts else policy.tokenizer.stop_ids
-  return batches.BatchMaker(buffer, placer, uncounted_ids)
 
 
 def make_placer(
@@ -572,289 +762,23 @@ def make_placer(
   )
 
 
-def _published(
-    config: ml_collections.ConfigDict, params: types.PyTree
-) -> publication.Specs:
-  """Returns what is published of params, which may be abstract."""
-  expected = publication.expected_leaves(params)
-  return publication.published_specs(expected, config.publish.dtype)
-
-
-def _copier(
-    config: ml_collections.ConfigDict,
-) -> Callable[[types.PyTree], dict[str, jax.Array]]:
-  """Returns what copies params as they are published, by path."""
-  dtype = config.publish.dtype
-  copy = jax.jit(functools.partial(publication.snapshot, dtype=dtype))
-  return lambda params: publication.by_path(copy(params))
-
-
-def make_evaluations(
+def make_batch_maker(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
-    evaluator: evaluator_lib.Evaluator,
-    workdir: pathlib.Path,
-    recorder: recorder_lib.Recorder,
-) -> evaluations_lib.Evaluations:
-  """Returns what evaluates before, while and after training.
-
-  In lockstep the steps wait, so that guards act at the same step in every run.
-  So they do on several devices: two threads that start programs with
-  collectives there may start them in another order on each.
-  """
-
-  def save(folder: pathlib.Path, params: types.PyTree) -> None:
-    hf.save(folder, policy.model.config, params, policy.tokenizer)
-
-  one_device = math.prod(config.mesh.values()) == 1
-  return evaluations_lib.Evaluations(
-      evaluator=evaluator,
-      validator=evaluator.while_training(),
-      best=evaluations_lib.BestModel(
-          workdir / "best", save if config.checkpoint.keep_best else None
-      ),
-      recorder=recorder,
-      periods=periods_lib.make_periods(config, policy.task),
-      beside=config.evaluate.beside
-      and not config.search.lockstep
-      and one_device,
-      deadline_s=config.evaluate.deadline_s,
-  )
+    buffer: buffer_lib.ReplayBuffer,
+    placer: batches.Placer,
+) -> batches.BatchMaker:
+  """Returns the maker of batches."""
+  counts = config.loss.include_stop_token
+  uncounted_ids = () if counts else policy.tokenizer.stop_ids
+  return batches.BatchMaker(buffer, placer, uncounted_ids)
 
 
-def stopped_by(
-    config: ml_collections.ConfigDict, saved: dict[str, Any]
-) -> str | None:
-  """Returns what ended the run that is continued; None: nothing."""
-  # A run that is made longer goes on in spite of it.
-  same = saved.get("num_steps") == config.train.num_steps
-  return saved.get("stopped_by") if same else None
-
-
-def run_trainer(
-    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
-) -> int:
-  """Runs the trainer of a run until its last step, a signal or an error.
-
-  Args:
-    config, workdir: of the run.
-    operands: as `cluster_join.join`; none where the trainer is one process.
-  """
-  stop = processes.start_role()
-  run = run_directory.open_run(workdir, config)
-  try:
-    joined = cluster_lib.join(config.trainer, operands, run.secret, run.tls)
-    with joined as cluster:
-      with _Trainer(config, run, cluster) as trainer:
-        done = trainer.run(cluster.stopper(stop.is_set))
-        cluster.end(processes.EXIT_OK if done else processes.EXIT_INTERRUPTED)
-  except (FloatingPointError, ValueError) as error:
-    # It would end in the same place again. A ValueError is a setting, a file or
-    # a newer format that does not fit this machine or program.
-    logging.exception("the trainer cannot go on")
-    print(f"error: {error}", file=sys.stderr)
-    return cluster_lib.status_of(error)
-  except cluster_lib.Ended as end:
-    return end.status
-  return processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
-
-
-class _Trainer:
-  """Builds the trainer's parts in the order in which they need each other."""
-
-  def __init__(
-      self,
-      config: ml_collections.ConfigDict,
-      run: run_directory.Run,
-      cluster: cluster_lib.Cluster,
-  ):
-    self._config = config
-    self._run = run
-    self._cluster = cluster
-    self._closers: list[Callable[[], None]] = []
-
-  def __enter__(self) -> Trainer | device_work.Follower:
-    try:
-      terms = agreement.Terms.make(self._config, self._run)
-      agreement.hold_processes(self._cluster, terms, validate.check_hosts)
-      if self._cluster.leads:
-        self._take()
-      self._cluster.begin()
-      return self._build()
-    except BaseException as error:
-      self.__exit__(type(error), error, None)
-      raise
-
-  def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-    if self._cluster.leaves_alone(error):
-      return
-    # What the others wait for first: closing a checkpointer needs them all.
-    self._cluster.end(cluster_lib.status_of(error))
-    while self._closers:
-      self._closers.pop()()
-
-  def _take(self) -> None:
-    """Makes directory and store this trainer's, before anything is written."""
-    workdir = str(self._run.workdir)
-    lock = run_directory.lock(workdir, "trainer")
-    self._closers.append(bucket.hold(lock, self._run.workdir).close)
-    validate.check_resume(run_directory.load_config(workdir), self._config)
-    transport = roles.transport_maker(self._config, self._run)()
-    make_claim(self._run).take(transport)
-    transport.close()
-
-  def _build(self) -> Trainer | device_work.Follower:
-    config, run = self._config, self._run
-    events = metrics_lib.EventLog(run.workdir / "events.jsonl")
-    self._closers.append(events.close)
-    on_event = functools.partial(events.write, role="trainer")
-    policy = policy_lib.make_policy(config, run.workdir)
-    checkpointer = checkpoint.Checkpointer(
-        bucket.place(run.workdir / "checkpoints"),
-        keep=config.checkpoint.keep,
-        keep_every_steps=config.checkpoint.keep_every_steps,
-        keep_every_s=config.checkpoint.keep_every_s,
-        barrier=self._cluster.save_barrier(config.trainer.save_deadline_s),
-        on_event=on_event,
-    )
-    self._closers.append(checkpointer.close)
-    work, placer, saved = make_work(
-        config, policy, checkpointer, self._cluster, run.secret
-    )
-    self._closers.append(work.close)
-    if not self._cluster.leads:
-      return device_work.Follower(self._cluster, work, placer.put_along)
-    epoch = run_directory.next_epoch(run)
-    logging.info("trainer epoch %d on %s", epoch, jax.devices())
-    if saved:
-      on_event("restored", f"checkpoint of step {int(work.state.step)}")
-    journal = self._make_journal(saved, on_event)
-    drain, service = self._make_service(
-        policy, journal, saved.get("data"), epoch, on_event
-    )
-    evaluator = reward_judge.evaluator_of(config, run.workdir, policy, on_event)
-    self._closers += [drain.close, evaluator.close]
-    recorder = self._make_recorder(policy, evaluator, drain, epoch, saved)
-    make_transport = roles.transport_maker(config, run)
-    publisher = make_publisher(
-        config, run, epoch, work, make_transport, recorder, on_event
-    )
-    evaluations = make_evaluations(
-        config, policy, evaluator, run.workdir, recorder
-    )
-    self._closers += [publisher.close, evaluations.close]
-    rows_task.write_data_report(policy.task, run.workdir, on_event)
-    drain.start()
-    return Trainer(
-        work=work,
-        service=service,
-        batch_maker=make_batch_maker(config, policy, service.buffer, placer),
-        publisher=publisher,
-        checkpointer=checkpointer,
-        journal=journal,
-        evaluations=evaluations,
-        guards=guards_lib.Guards(config.guards, saved.get("guards")),
-        recorder=recorder,
-        periods=periods_lib.make_periods(config, policy.task),
-        applied_history=[tuple(p) for p in saved.get("applied_history", ())],
-        stopped_by=stopped_by(config, saved),
-    )
-
-  def _make_journal(
-      self, saved: dict[str, Any], on_event: Callable[[str, str], None]
-  ) -> journal_lib.Journal:
-    journal = journal_lib.Journal(
-        self._run.workdir / "replay",
-        max_segment_bytes=int(self._config.replay.max_segment_mb * 1e6),
-        min_position=saved["data"]["applied"] if saved else 0,
-        on_event=on_event,
-    )
-    self._closers.append(journal.close)
-    return journal
-
-  def _make_recorder(
-      self,
-      policy: policy_lib.Policy,
-      evaluator: evaluator_lib.Evaluator,
-      drain: queue_server.Drain,
-      epoch: int,
-      saved: dict[str, Any],
-  ) -> recorder_lib.Recorder:
-    recorder = recorder_lib.Recorder(
-        self._config,
-        self._run,
-        epoch=epoch,
-        queue=drain,
-        tokenizer=policy.tokenizer,
-        judge=evaluator.judge,
-    )
-    self._closers.append(recorder.close)
-    # The main thread alone may set a handler.
-    signal.signal(signal.SIGUSR1, lambda *_: recorder.capture_profile())
-    if saved:
-      recorder.set_state(saved["recorder"])
-    return recorder
-
-  def _make_service(
-      self,
-      policy: policy_lib.Policy,
-      journal: journal_lib.Journal,
-      saved: dict[str, Any] | None,
-      epoch: int,
-      on_event: Callable[[str, str], None],
-  ) -> tuple[queue_server.Drain, service_lib.ReplayService]:
-    config, run = self._config, self._run
-    buffer = make_buffer(config, policy)
-    order = make_prompt_order(config, policy)
-    ledger = ledger_lib.Ledger()
-    applied, watermarks = journal.start, {}
-    if saved is not None:
-      buffer.set_state(saved["buffer"])
-      order.set_state(saved["order"])
-      ledger.set_state(saved["ledger"])
-      applied, watermarks = saved["applied"], saved["watermarks"]
-    flow = make_flow(config)
-    drain = queue_server.Drain(
-        roles.transport_maker(config, run),
-        journal=journal,
-        grants=scheduler.Grants(
-            order,
-            prompts_per_round=config.search.prompts_per_round,
-            version_of=flow.version_of,
-        ),
-        lease_s=config.search.lease_s,
-        watermarks=watermarks,
-        replay_from=applied,
-        run_id=run.run_id,
-        secret=run.secret,
-        epoch=epoch,
-        partition=roles.PARTITION,
-        claim=make_announcement(config, run, policy),
-        on_event=on_event,
-    )
-    scorer = reward_judge.of_trainer(config, run.workdir, policy, on_event)
-    self._closers.append(scorer.close)
-    service = service_lib.ReplayService(
-        drain=drain,
-        buffer=buffer,
-        order=order,
-        ledger=ledger,
-        flow=flow,
-        applied=applied,
-        watermarks=watermarks,
-        check_group=functools.partial(
-            messages.check_group,
-            vocab_size=policy.model.config.vocab_size,
-            max_prompt_tokens=config.sampling.max_prompt_tokens,
-        ),
-        on_event=on_event,
-        score_groups=scorer.score,
-    )
-    return drain, service
+# The data side of process 0.
 
 
 def make_flow(config: ml_collections.ConfigDict) -> scheduler.Flow:
-  """Returns the admission that a config asks for."""
+  """Returns how far searchers may sample ahead, as a config says."""
   return scheduler.Flow(
       prompts_per_step=config.search.prompts_per_step,
       warm_prompts=math.ceil(
@@ -872,39 +796,12 @@ def make_flow(config: ml_collections.ConfigDict) -> scheduler.Flow:
   )
 
 
-def make_claim(run: run_directory.Run) -> queue_server.StoreClaim:
-  """Returns what makes a store that of a run directory's trainer."""
-  return queue_server.StoreClaim(
-      run_id=run.run_id,
-      secret=run.secret,
-      owner=run_directory.owner(run),
-      place=f"{socket.gethostname()}:{run.workdir}",
-  )
-
-
-def make_announcement(
-    config: ml_collections.ConfigDict,
-    run: run_directory.Run,
-    policy: policy_lib.Policy,
-) -> Callable[[transport_base.Transport], None]:
-  """Returns what a trainer does to a new store: claims it, tells its terms."""
-  taken = make_claim(run)
-  terms = agreement.Terms.make(config, run, policy)
-
-  def announce(transport: transport_base.Transport) -> None:
-    taken.take(transport)
-    agreement.put(transport, terms, run_id=run.run_id, secret=run.secret)
-
-  return announce
-
-
 def make_prompt_order(
     config: ml_collections.ConfigDict, policy: policy_lib.Policy
 ) -> prompt_order.PromptOrder:
   """Returns the order over the task's training prompts."""
-  return prompt_order.PromptOrder(
-      policy.task.num_prompts(searcher.SPLIT), seed=config.seed
-  )
+  size = policy.task.num_prompts(tasks_base.TRAIN)
+  return prompt_order.PromptOrder(size, seed=config.seed)
 
 
 def make_buffer(
@@ -914,10 +811,19 @@ def make_buffer(
 
   Args:
     config: reads `replay`, `replay_filter`, `sampling` and `seed`.
-    policy: its tokenizer and task are needed where sentence embeddings are
-      compared.
+    policy: needed where sentence embeddings are compared.
   """
-  replay = config.replay
+  replay, similar = config.replay, config.replay_filter
+  make_similarity = None
+  if similar.similarity == "edit":
+    make_similarity = functools.partial(
+        similarity.EditDistance, limit=similar.similarity_limit
+    )
+  elif similar.similarity == "cosine":
+    embed = policy_lib.make_embed(policy)
+    make_similarity = lambda table: similarity.Cosine(
+        embed, similar.similarity_limit
+    )
   return buffer_lib.ReplayBuffer(
       capacity_per_prompt=replay.capacity_per_prompt,
       capacity=replay.capacity,
@@ -931,50 +837,10 @@ def make_buffer(
       ),
       dedupe=replay.dedupe,
       seed=config.seed,
-      rules=_make_rules(config.replay_filter, policy),
-  )
-
-
-def _make_rules(
-    c: ml_collections.ConfigDict, policy: policy_lib.Policy | None
-) -> similarity.AdmissionRules:
-  """Returns who the buffer takes in, by `config.replay_filter`."""
-  make = None
-  if c.similarity == "edit":
-    make = lambda table: similarity.EditDistance(table, c.similarity_limit)
-  elif c.similarity == "cosine":
-    embed = policy_lib.make_embed(policy)
-    make = lambda table: similarity.Cosine(embed, c.similarity_limit)
-  return similarity.AdmissionRules(
-      duplicates=c.duplicates,
-      evict=c.evict,
-      freeze_step=c.freeze_step,
-      make_similarity=make,
-  )
-
-
-def make_publisher(
-    config: ml_collections.ConfigDict,
-    run: run_directory.Run,
-    epoch: int,
-    work: device_work.DeviceWork,
-    make_transport: Callable[[], transport_base.Transport],
-    recorder: recorder_lib.Recorder,
-    on_event: Callable[[str, str], None],
-) -> publication.Publisher:
-  """Returns the publisher of a run's params, its thread started."""
-  specs = publication.published_specs(
-      publication.expected_leaves(work.state.params), config.publish.dtype
-  )
-  return publication.Publisher(
-      make_transport,
-      epoch=epoch,
-      run_id=run.run_id,
-      secret=run.secret,
-      base_name=work.base,
-      carriers=publication.make_write_carriers(config, run, specs, work.peers),
-      dtype=config.publish.dtype,
-      keep_versions=config.publish.keep_versions,
-      on_event=on_event,
-      span=functools.partial(recorder.span, lane="publish"),
+      rules=similarity.AdmissionRules(
+          duplicates=similar.duplicates,
+          evict=similar.evict,
+          freeze_step=similar.freeze_step,
+          make_similarity=make_similarity,
+      ),
   )

@@ -1,77 +1,71 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""When and where a run evaluates its policy: in its turn, or beside the steps.
+"""When a run evaluates its policy: before, during and after training.
 
-Beside: a thread samples from a copy of the params while trainer and searchers
-go on, and its result is told as that of the step that it is of. At most one
-runs at a time; one that falls due meanwhile is left out, with an event.
+During training either the steps wait, or a thread samples from a copy of the
+params beside them; its results are recorded under the step whose params were
+evaluated. One runs at a time: another that falls due is skipped, with an event.
 """
 
 from collections.abc import Callable, Mapping
+import math
 import pathlib
 import shutil
 import threading
 import time
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 import jax
+import ml_collections
 
 from tba_jax import types
+from tba_jax.models import hf
+from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.system import jsonl
 from tba_jax.training import evaluator as evaluator_lib
-from tba_jax.training import periods as periods_lib
-
-if TYPE_CHECKING:
-  from tba_jax.monitor import recorder as recorder_lib
-
-
-# Keeps the params that did best on the validation split.
-#
-# WORKDIR/best/model is a Hugging Face folder, WORKDIR/best/best.json says of
-# which step it is and what it reached. The test split has no part in the
-# choice:
-# what is chosen by it would look better than it is.
-
+from tba_jax.training import policy as policy_lib
 
 METRIC = "pass_at_1"
-SaveFn = Callable[[pathlib.Path, types.PyTree], None]
 
 
 class BestModel:
-  """Compares each evaluation with the best one, and keeps the better."""
+  """Keeps the params that did best on the validation split.
 
-  def __init__(self, folder: pathlib.Path, save: SaveFn | None):
-    """Finds what an earlier process kept.
+  WORKDIR/best/model is a Hugging Face folder; WORKDIR/best/best.json says of
+  which step it is and what it reached. The test split has no part in the
+  choice: the result of the chosen params on it would be too high.
+  """
 
-    Args:
-      folder: WORKDIR/best; `best.partial` and `best.old` beside it are where
-        one takes the other's place.
-      save: writes params into a folder; None = nothing is kept.
-    """
-    self._folder = folder
-    self._partial = folder.with_name(folder.name + ".partial")
-    self._old = folder.with_name(folder.name + ".old")
-    self._save = save
-    if self._old.exists() and not folder.exists():
-      self._old.rename(folder)
-    found = jsonl.read_json(folder / "best.json") or {}
+  def __init__(self, workdir: pathlib.Path, policy: policy_lib.Policy):
+    """Finds what an earlier process kept."""
+    self._policy = policy
+    self._folder = workdir / "best"
+    # Where the new folder is written, and where the old one waits meanwhile.
+    self._partial = workdir / "best.partial"
+    self._old = workdir / "best.old"
+    if self._old.exists() and not self._folder.exists():
+      self._old.rename(self._folder)
+    found = jsonl.read_json(self._folder / "best.json") or {}
     self._best = found.get(METRIC, float("-inf"))
 
   def offer(
       self, step: int, params: types.PyTree, result: Mapping[str, Any]
   ) -> bool:
-    """Keeps the params where the result is better; True where it was.
+    """Keeps the params if the result is better; returns whether it was.
 
     Args:
       step: steps that the params have done.
       params: of the policy.
       result: of the evaluator.
     """
-    if self._save is None or result[METRIC] <= self._best:
+    if result[METRIC] <= self._best:
       return False
     shutil.rmtree(self._partial, ignore_errors=True)
     self._partial.mkdir(parents=True)
-    self._save(self._partial / "model", params)
+    policy = self._policy
+    hf.save(
+        self._partial / "model", policy.model.config, params, policy.tokenizer
+    )
     names = ("split", METRIC, f"{METRIC}_interval", "num_prompts")
     kept = {name: result[name] for name in names if name in result}
     jsonl.atomic_write_json(self._partial / "best.json", {"step": step, **kept})
@@ -85,44 +79,43 @@ class BestModel:
     return True
 
 
-# A thread that was told to stop ends with the batch that it is sampling.
+# Seconds that a batch of completions may take.
 _BATCH_S = 60.0
 
 
 class Evaluations:
-  """Evaluates before, while and after training, and records what it finds."""
+  """Evaluates before, during and after training, and records the results."""
 
   def __init__(
       self,
-      *,
+      config: ml_collections.ConfigDict,
       evaluator: evaluator_lib.Evaluator,
-      validator: evaluator_lib.Evaluator,
-      best: BestModel,
-      recorder: "recorder_lib.Recorder",
-      periods: periods_lib.Periods,
-      beside: bool,
-      deadline_s: float,
+      recorder: recorder_lib.Recorder,
+      best: BestModel | None,
   ):
     """Takes the parts.
 
     Args:
-      evaluator: on held-out prompts, before and after.
-      validator: while training, on a split that may be another one; it may
-        share its sampler with `evaluator`.
-      best: keeps the params that the validator found best.
-      recorder: receives the results.
-      periods: how often and over how many prompts.
-      beside: evaluate in a thread while training.
-      deadline_s: of an evaluation in the thread.
+      config: reads `evaluate`, `search.lockstep` and `mesh`.
+      evaluator: on held-out prompts, before and after training; during
+        training its `while_training` evaluates.
+      recorder: of the results.
+      best: offered the params that are evaluated during training.
     """
+    self._config = config.evaluate
     self._evaluator = evaluator
-    self._validator = validator
-    self._best = best
+    self._validator = evaluator.while_training()
     self._recorder = recorder
-    self._periods = periods
-    self._beside = beside
-    self._deadline_s = deadline_s
-    # The train step takes its params' memory.
+    self._best = best
+    # In lockstep the steps wait, so that guards act at the same step in every
+    # run. So they do on several devices: two threads that start programs with
+    # collectives may start them in another order on each.
+    self.beside = (
+        config.evaluate.beside
+        and not config.search.lockstep
+        and math.prod(config.mesh.values()) == 1
+    )
+    # The train step donates the params.
     self._copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))
     self._thread: threading.Thread | None = None
     self._running_step = -1
@@ -130,13 +123,9 @@ class Evaluations:
     self._result: dict[str, Any] | None = None
     self._error: Exception | None = None
 
-  @property
-  def beside(self) -> bool:
-    return self._beside
-
   def is_due(self, step: int) -> bool:
     """Tells whether the params after `step` steps are to be evaluated."""
-    every = self._periods.evaluate_every
+    every = self._config.every_steps
     return bool(every) and step % every == 0
 
   def run(
@@ -146,30 +135,22 @@ class Evaluations:
       params: types.PyTree,
       should_stop: Callable[[], bool],
   ) -> dict[str, Any] | None:
-    """Evaluates here and records; None where it was stopped.
+    """Evaluates here and records; returns None if it was stopped.
 
     Args:
-      name: "before", "after", or "" while training.
+      name: "before", "after", or "" during training.
       step: steps that the params have done.
       params: of the policy.
       should_stop: asked between batches.
     """
-    evaluator = self._evaluator if name else self._validator
-    periods = self._periods
     with self._recorder.span("evaluate", step=step):
       try:
-        result = evaluator.run(
-            params,
-            periods.final_prompts if name else periods.evaluate_prompts,
-            version=step,
-            should_stop=should_stop,
-            on_progress=self._recorder.progress,
+        result = self._evaluate(
+            name, step, params, should_stop, self._recorder.progress
         )
       except evaluator_lib.Interrupted:
         return None
     self._recorder.evaluation(name, step, result)
-    if not name:
-      self._best.offer(step, params, result)
     return result
 
   def start(self, step: int, params: types.PyTree) -> None:
@@ -184,7 +165,7 @@ class Evaluations:
       return
     self._running_step = step
     self._thread = threading.Thread(
-        target=self._run_beside,
+        target=self._run_thread,
         args=(step, self._copy(params)),
         name="evaluate",
         daemon=True,
@@ -192,14 +173,13 @@ class Evaluations:
     self._thread.start()
 
   def take(self) -> tuple[int, dict[str, Any]] | None:
-    """Returns step and result of an evaluation that is done, once; else None.
+    """Returns step and result of the thread's evaluation once it is done.
 
     Raises:
       Exception: what the thread raised.
     """
     if self._thread is None or self._thread.is_alive():
       return None
-    self._thread.join()
     self._thread = None
     if self._error is not None:
       raise self._error
@@ -215,11 +195,11 @@ class Evaluations:
     Raises:
       TimeoutError: it hangs in a batch.
     """
-    self._join(self._deadline_s + _BATCH_S)
+    self._join(self._config.deadline_s + _BATCH_S)
     return self.take()
 
   def close(self) -> None:
-    """Stops the thread after its batch; what it was at is left out.
+    """Stops the thread after its batch; its result is dropped.
 
     Raises:
       TimeoutError: it hangs in a batch.
@@ -236,24 +216,40 @@ class Evaluations:
             f" more than {_BATCH_S:g} s"
         )
 
-  def _run_beside(self, step: int, params: types.PyTree) -> None:
-    end = time.monotonic() + self._deadline_s
+  def _evaluate(
+      self,
+      name: str,
+      step: int,
+      params: types.PyTree,
+      should_stop: Callable[[], bool],
+      on_progress: Callable[[int, int], None] | None = None,
+  ) -> dict[str, Any]:
+    c = self._config
+    evaluator = self._evaluator if name else self._validator
+    result = evaluator.run(
+        params,
+        min(c.final_prompts if name else c.num_prompts, evaluator.num_prompts),
+        version=step,
+        should_stop=should_stop,
+        on_progress=on_progress,
+    )
+    if not name and self._best is not None:
+      self._best.offer(step, params, result)
+    return result
+
+  def _run_thread(self, step: int, params: types.PyTree) -> None:
+    deadline_s = self._config.deadline_s
+    end = time.monotonic() + deadline_s
+    should_stop = lambda: self._stop.is_set() or time.monotonic() > end
     try:
       with self._recorder.span("evaluate", lane="evaluate", step=step):
-        result = self._validator.run(
-            params,
-            self._periods.evaluate_prompts,
-            version=step,
-            should_stop=lambda: self._stop.is_set() or time.monotonic() > end,
-        )
-        self._best.offer(step, params, result)
-      self._result = result
+        self._result = self._evaluate("", step, params, should_stop)
     except evaluator_lib.Interrupted:
       if not self._stop.is_set():
         self._recorder.event(
             "evaluation_failed",
             f"step {step}: not done within config.evaluate.deadline_s"
-            f"={self._deadline_s:g}",
+            f"={deadline_s:g}",
         )
     except Exception as error:  # The trainer raises it.
       self._error = error

@@ -416,6 +416,11 @@ class Evaluator:
   def split(self) -> str:
     return self._split
 
+  @property
+  def num_prompts(self) -> int:
+    """Size of the split."""
+    return self._task.num_prompts(self._split)
+
   def while_training(self) -> "Evaluator":
     """Returns an evaluator with the same parts, of the split for training."""
     other = copy.copy(self)

@@ -1,18 +1,20 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Versioned params from the trainer to whoever samples: published.
+"""Versions of the params: published by the trainer, pulled by searchers.
 
-The trainer never waits for a reader: a thread with a transport of its own
-writes them. `puller` is the other side, `versions` what lies between.
+Keys in the store: `p/<epoch>.<version>/meta` is a version's manifest, `p_cur`
+the newest version's tag. The pointer is written last: it commits the version.
+The leaves travel by a carrier (`transport/carrier*.py`). A reader takes a
+version only if its manifest is authentic, names the leaves that the reader
+expects, and every leaf has the digests that the manifest gives.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import contextlib
 import dataclasses
 import functools
 import threading
 import time
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 from absl import logging
 import jax
@@ -22,55 +24,58 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.config import relations
+from tba_jax.monitor import metrics
+from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
 from tba_jax.system import polling
+from tba_jax.training import cluster as cluster_lib
+from tba_jax.training import device_work
 from tba_jax.transport import base
 from tba_jax.transport import carrier as carrier_lib
 from tba_jax.transport import carrier_files
 from tba_jax.transport import carrier_orbax
 from tba_jax.transport import carrier_store
+from tba_jax.transport import kv_client
 from tba_jax.transport import wire
 
-if TYPE_CHECKING:
-  from tba_jax.training import cluster as cluster_lib
+_FORMAT = 3
+_POINTER = "p_cur"
+# (epoch, version): a restarted trainer's versions are newer than all before.
+Tag = tuple[int, int]
+Specs = carrier_lib.Specs
 
 
-# One version of params: published whole, or never seen.
-#
-# Keys: `p/<epoch>.<version>/meta` holds the manifest, `p_cur` the newest tag,
-# written last: the commit point. The leaves come by a carrier, which may use
-# keys
-# beside the manifest. A reader takes a version only where its manifest is
-# authenticated, every leaf has the digests that the manifest says, and every
-# leaf
-# that the reader expects is there.
-
-
-_FORMAT = 2
-
-Specs = dict[str, tuple[tuple[int, ...], np.dtype]]
+def connect(
+    config: ml_collections.ConfigDict, run: run_directory.Run
+) -> kv_client.KvTransport:
+  """Returns a new client of the run's store."""
+  return kv_client.KvTransport(
+      run.finder,
+      deadline_s=config.store.deadline_s,
+      run_id=run.run_id,
+      tls=run.tls,
+  )
 
 
 @dataclasses.dataclass
 class Version:
-  """One packed version, as the trainer holds it.
+  """A packed version, as the trainer holds it.
 
-  epoch, version: its tag.
-  carrier: that packed it.
-  packed: by the carrier.
+  tag: epoch and version.
+  carrier: the carrier that packed it.
+  packed: what the carrier made of it.
   specs: shape and dtype of every leaf by path.
   """
 
-  epoch: int
-  version: int
-  carrier: "carrier_lib.Carrier"
-  packed: "carrier_lib.Packed"
+  tag: Tag
+  carrier: carrier_lib.Carrier
+  packed: carrier_lib.Packed
   specs: Specs
 
 
-def tag_text(epoch: int, version: int) -> str:
-  """Returns the key part of a version: bytewise order is numeric order."""
-  return f"{epoch:08d}.{version:010d}"
+def tag_text(tag: Tag) -> str:
+  """Returns the tag as part of a key; sorted as text, tags sort as numbers."""
+  return f"{tag[0]:08d}.{tag[1]:010d}"
 
 
 def by_path(params: types.PyTree) -> dict[str, Any]:
@@ -80,64 +85,76 @@ def by_path(params: types.PyTree) -> dict[str, Any]:
 
 
 def flatten(params: types.PyTree) -> dict[str, np.ndarray]:
-  """Returns the leaves as host arrays by path, in the order of the tree.
-
-  Blocks until the device has computed them.
-  """
+  """Returns the leaves as host arrays by path; waits for the device."""
   return {
-      name: np.asarray(jax.device_get(leaf))
-      for name, leaf in by_path(params).items()
+      name: np.asarray(leaf)
+      for name, leaf in by_path(jax.device_get(params)).items()
+  }
+
+
+def unflatten(leaves: Mapping[str, Any], like: types.PyTree) -> types.PyTree:
+  """Returns the tree of `like` with the leaves found by path."""
+  treedef = jax.tree.structure(like)
+  return jax.tree.unflatten(treedef, [leaves[name] for name in by_path(like)])
+
+
+def specs_of(params: types.PyTree) -> Specs:
+  """Returns shape and dtype of the leaves by path; params may be abstract."""
+  return carrier_lib.specs_of(by_path(params))
+
+
+def published_specs(specs: Specs, dtype: str) -> Specs:
+  """Returns the specs with floats in `dtype`; "" keeps their own."""
+  return {
+      name: (shape, _published_dtype(leaf_dtype, dtype))
+      for name, (shape, leaf_dtype) in specs.items()
   }
 
 
 def snapshot(params: types.PyTree, *, dtype: str) -> types.PyTree:
-  """Returns a copy, with floats in the dtype that is published."""
+  """Returns a copy of the params with floats in the published dtype."""
 
   def copy(x: jax.Array) -> jax.Array:
-    wanted = published_dtype(x.dtype, dtype)
+    wanted = _published_dtype(x.dtype, dtype)
     return x + 0 if wanted == x.dtype else x.astype(wanted)
 
   return jax.tree.map(copy, params)
 
 
+def _published_dtype(leaf_dtype: Any, dtype: str) -> np.dtype:
+  is_float = jnp.issubdtype(leaf_dtype, jnp.floating)
+  return np.dtype(dtype if dtype and is_float else leaf_dtype)
+
+
+# Writing and reading one version.
+
+
 def pack_version(
-    carriers: Sequence["carrier_lib.Carrier"],
+    carriers: Sequence[carrier_lib.Carrier],
     leaves: Mapping[str, Any],
-    *,
-    epoch: int,
-    version: int,
+    tag: Tag,
     on_event: Callable[[str, str], None],
 ) -> Version:
-  """Returns a version ready to be sent; blocks until it is computed.
-
-  Args:
-    carriers: the first that has room takes it.
-    leaves: arrays by path.
-    epoch, version: the tag.
-    on_event: called with (kind, message) where one has none.
+  """Packs a version with the first carrier that has room; waits for the device.
 
   Raises:
-    OSError: the last has no room, or no permission.
+    OSError: the last carrier has no room, or no permission.
   """
-  specs = {n: (tuple(x.shape), np.dtype(x.dtype)) for n, x in leaves.items()}
   for carrier in carriers:
     try:
-      packed = carrier.pack(tag_text(epoch, version), leaves)
+      packed = carrier.pack(tag_text(tag), leaves)
+      return Version(tag, carrier, packed, carrier_lib.specs_of(leaves))
     except OSError as error:
       if carrier is carriers[-1]:
         raise
       on_event("carrier_full", f"{carrier.name}: {error}")
-    else:
-      return Version(epoch, version, carrier, packed, specs)
   raise ValueError("no carrier to pack with")
 
 
 def send_version(
     transport: base.Transport,
     it: Version,
-    *,
-    run_id: str,
-    secret: bytes,
+    run: run_directory.Run,
     base_name: str = "",
 ) -> None:
   """Writes what lies in the store, then the manifest, then the pointer.
@@ -145,19 +162,19 @@ def send_version(
   Args:
     transport: of the calling thread.
     it: the version.
-    run_id: the run.
-    secret: key of the run's messages.
-    base_name: of the params that adapters belong to; "" where all are there.
+    run: its id and secret sign the messages.
+    base_name: of the params that adapters belong to; "" without adapters.
 
   Raises:
-    TransportError: the store was lost on the way; readers never see the rest.
+    TransportError: the store was lost; readers never see the unfinished rest.
   """
   it.carrier.send(transport, it.packed)
+  epoch, version = it.tag
+  key = f"p/{tag_text(it.tag)}/meta"
   manifest = {
       "format": _FORMAT,
-      "run": run_id,
-      "epoch": it.epoch,
-      "version": it.version,
+      "run": run.run_id,
+      "key": key,
       "carrier": it.carrier.name,
       "carried": it.packed.carried,
       "base": base_name,
@@ -166,84 +183,82 @@ def send_version(
           for name, (shape, dtype) in it.specs.items()
       ],
   }
-  tag = tag_text(it.epoch, it.version)
-  transport.put(f"p/{tag}/meta", wire.encode_message(manifest, secret))
-  pointer = {"run": run_id, "epoch": it.epoch, "version": it.version}
-  transport.put("p_cur", wire.encode_message(pointer, secret))
+  transport.put(key, wire.encode_message(manifest, run.secret))
+  pointer = {"run": run.run_id, "key": _POINTER}
+  pointer |= {"epoch": epoch, "version": version}
+  transport.put(_POINTER, wire.encode_message(pointer, run.secret))
 
 
 def drop_version(transport: base.Transport, it: Version) -> None:
   """Removes a version, its manifest before what its carrier holds."""
-  transport.delete(f"p/{tag_text(it.epoch, it.version)}")
+  transport.delete(f"p/{tag_text(it.tag)}")
   it.carrier.drop(it.packed)
 
 
 def read_pointer(
-    transport: base.Transport, *, run_id: str, secret: bytes
-) -> tuple[int, int] | None:
-  """Returns the newest (epoch, version), None where there is none yet.
+    transport: base.Transport, run: run_directory.Run
+) -> Tag | None:
+  """Returns the newest tag, None before the first version.
 
   Raises:
-    WireError: the pointer is forged, torn, or of another run.
+    WireError: forged, torn, of another run or place, or not a pointer.
   """
-  data = transport.get("p_cur")
+  data = transport.get(_POINTER)
   if data is None:
     return None
-  pointer = wire.decode_message(data, secret)
-  if pointer.get("run") != run_id:
-    raise wire.WireError("run", f"pointer of run {pointer.get('run')!r}")
-  return int(pointer["epoch"]), int(pointer["version"])
+  pointer = wire.decode_placed(data, run.secret, run.run_id, _POINTER)
+  _check_fields(pointer, {"epoch": int, "version": int})
+  return pointer["epoch"], pointer["version"]
 
 
 def read_version(
     transport: base.Transport,
-    tag: tuple[int, int],
+    tag: Tag,
+    run: run_directory.Run,
     *,
-    carriers: Mapping[str, "carrier_lib.Carrier"],
-    run_id: str,
-    secret: bytes,
+    carriers: Mapping[str, carrier_lib.Carrier],
     expected: Specs,
     base_name: str = "",
 ) -> dict[str, np.ndarray] | None:
-  """Returns the leaves of a version, None where it was collected meanwhile.
+  """Returns the leaves of a version, None where it was dropped meanwhile.
 
   Args:
     transport: of the calling thread.
-    tag: (epoch, version), from the pointer.
+    tag: from the pointer.
+    run: of the reader.
     carriers: by name.
-    run_id: the run that the version must be of.
-    secret: key of the run's messages.
     expected: shape and dtype of every leaf that must be there.
-    base_name: of the reader's params, where it adds adapters to some.
+    base_name: of the reader's base params, where adapters are added to them.
 
   Raises:
-    WireError: torn, forged, adapters of another base, or not the expected
-      leaves; it names which.
+    WireError: torn, forged, adapters of another base, or other leaves than
+      expected; the message says which.
   """
-  text = tag_text(*tag)
-  data = transport.get(f"p/{text}/meta")
+  key = f"p/{tag_text(tag)}/meta"
+  data = transport.get(key)
   if data is None:
     return None
-  manifest = wire.decode_message(data, secret)
+  manifest = wire.decode_placed(data, run.secret, run.run_id, key)
   if manifest.get("format") != _FORMAT:
     raise wire.WireError(
-        "schema", f"params format {manifest.get('format')}, we read {_FORMAT}"
+        "schema", f"params format {manifest.get('format')}, allowed {_FORMAT}"
     )
-  if (manifest["run"], manifest["epoch"], manifest["version"]) != (
-      run_id,
-      *tag,
-  ):
-    raise wire.WireError("run", f"p/{text} holds another version")
-  if manifest.get("base", "") != base_name:
+  _check_fields(
+      manifest, {"carrier": str, "carried": dict, "base": str, "leaves": list}
+  )
+  if manifest["base"] != base_name:
     raise wire.WireError(
         "base",
-        f"adapters of the base {manifest.get('base', '')!r}, and config.init is"
+        f"adapters of the base {manifest['base']!r}; config.init is"
         f" {base_name!r} here",
     )
-  found = {
-      name: (tuple(shape), np.dtype(dtype))
-      for name, shape, dtype in manifest["leaves"]
-  }
+  try:
+    found = {
+        name: (tuple(shape), np.dtype(dtype))
+        for name, shape, dtype in manifest["leaves"]
+    }
+  except (TypeError, ValueError) as error:
+    raise wire.WireError("schema", f"leaves: {error}") from error
   if found != expected:
     wrong = sorted(
         name
@@ -254,123 +269,96 @@ def read_version(
   carrier = carriers.get(manifest["carrier"])
   if carrier is None:
     raise wire.WireError("carrier", f"unknown: {manifest['carrier']!r}")
-  return carrier.read(transport, text, manifest["carried"], found)
+  try:
+    return carrier.read(transport, tag_text(tag), manifest["carried"], found)
+  except wire.WireError:
+    raise
+  except (KeyError, TypeError, ValueError) as error:
+    # `carried` lacks what its carrier wants.
+    raise wire.WireError("schema", f"carried: {error!r}") from error
 
 
-def published_specs(expected: Specs, dtype: str) -> Specs:
-  """Returns what is published: floats in `dtype`, "" = as they are."""
-  return {
-      name: (shape, published_dtype(leaf_dtype, dtype))
-      for name, (shape, leaf_dtype) in expected.items()
-  }
+def _check_fields(
+    message: Mapping[str, Any], fields: Mapping[str, type]
+) -> None:
+  for name, kind in fields.items():
+    if type(message.get(name)) is not kind:
+      raise wire.WireError("schema", f"{name} is {message.get(name)!r}")
 
 
-def published_dtype(leaf_dtype: Any, dtype: str) -> np.dtype:
-  """Returns the dtype in which a leaf is published."""
-  is_float = jnp.issubdtype(leaf_dtype, jnp.floating)
-  return np.dtype(dtype if dtype and is_float else leaf_dtype)
-
-
-def cast_leaf(
-    leaves: dict[str, np.ndarray], specs: Specs
-) -> dict[str, np.ndarray]:
-  """Returns leaves in the dtypes of `specs`; those that fit are not copied."""
-  return {
-      name: leaf.astype(specs[name][1], copy=False)
-      for name, leaf in leaves.items()
-  }
-
-
-def expected_leaves(
-    params: types.PyTree,
-) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-  """Returns shape and dtype by path; params may be abstract."""
-  return {
-      jax.tree_util.keystr(path): (tuple(leaf.shape), np.dtype(leaf.dtype))
-      for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
-  }
-
-
-def unflatten(
-    leaves: dict[str, np.ndarray], like: types.PyTree
-) -> types.PyTree:
-  """Returns the tree of `like` with the leaves found by path."""
-  paths, treedef = jax.tree_util.tree_flatten_with_path(like)
-  return jax.tree_util.tree_unflatten(
-      treedef, [leaves[jax.tree_util.keystr(path)] for path, _ in paths]
-  )
-
-
-# Between two looks at what readers ask of a carrier.
+# Seconds between two rounds of serving readers, and of checking what the store
+# holds.
 SERVE_S = 0.05
-# Between two looks whether the pointer is still ours.
-_CURRENT_S = 0.5
+_CHECK_S = 0.5
 
 
 class Publisher:
-  """Publishes from a thread; the trainer pays for one copy on the device.
+  """Writes versions from a thread; the trainer pays for a copy on the device.
 
-  Of versions submitted faster than they can be written, the newest is written.
+  If versions come faster than they can be written, only the newest is written.
   """
 
   def __init__(
       self,
-      make_transport: Callable[[], base.Transport],
+      connect: Callable[[], base.Transport],
+      config: ml_collections.ConfigDict,
+      run: run_directory.Run,
       *,
       epoch: int,
-      run_id: str,
-      secret: bytes,
-      carriers: "Sequence[carrier_lib.Carrier]",
-      dtype: str,
-      keep_versions: int,
-      on_event: Callable[[str, str], None],
-      span: Callable[[str], contextlib.AbstractContextManager],
-      base_name: str = "",
+      work: device_work.DeviceWork,
+      recorder: recorder_lib.Recorder,
+      announce: Callable[[base.Transport], None] = lambda transport: None,
   ):
     """Starts the thread.
 
     Args:
-      make_transport: makes the thread's own transport.
+      connect: makes the thread's own transport.
+      config: reads `publish` and `store`.
+      run: whose params are published.
       epoch: the trainer's start count.
-      run_id: the run.
-      secret: key of the run's messages.
-      carriers: of the leaves; the first that has room takes a version.
-      dtype: of the published floats, "" = as they are.
-      keep_versions: how many versions stay readable, at least 1.
-      on_event: called with (kind, message) for what a user should know.
-      span: notes the time of a body of the named kind, in the thread.
-      base_name: as of `versions.send`.
+      work: owner of the train state.
+      recorder: of spans and events.
+      announce: writes what else of the trainer's shall stand in the store;
+        called twice a second.
     """
-    self._make_transport = make_transport
-    self._span = span
+    self._connect = connect
+    self._run = run
     self._epoch = epoch
-    self._keys = {"run_id": run_id, "secret": secret}
-    self._base_name = base_name
-    self._keep = keep_versions
-    self._on_event = on_event
-    self._carriers = carriers
+    self._base_name = work.base
+    self._recorder = recorder
+    self._announce = announce
+    self._keep = config.publish.keep_versions
+    dtype = config.publish.dtype
+    specs = published_specs(specs_of(work.state.params), dtype)
+    self._carriers = make_write_carriers(config, run, specs, work.peers)
     self._copy = jax.jit(functools.partial(snapshot, dtype=dtype))
     self._wake = threading.Condition()
-    self._next: tuple[int, types.PyTree] | None = None
+    self._next: tuple[int, types.PyTree, Any] | None = None
     self._written = -1
     self._stop = False
     self._error: BaseException | None = None
-    self._busy_s = 0.0
     self._thread = threading.Thread(
-        target=self._run, name="publisher", daemon=True
+        target=self._run_thread, name="publisher", daemon=True
     )
     self._thread.start()
 
-  def submit(self, version: int, params: types.PyTree) -> int | None:
-    """Takes a copy of the params; returns the version left out for it, if any.
+  def submit(
+      self, version: int, params: types.PyTree, finite: Any = True
+  ) -> int | None:
+    """Takes a copy of the params; returns the version that it replaces, if any.
+
+    Args:
+      version: under which they are published.
+      params: of the train state; may be donated afterwards.
+      finite: [] bool, possibly still computed; False drops the version.
 
     Raises:
       TransportError: the thread has ended, with its error as the cause.
     """
     self._check()
-    snapshot = self._copy(params)
+    copy = self._copy(params)
     with self._wake:
-      replaced, self._next = self._next, (version, snapshot)
+      replaced, self._next = self._next, (version, copy, finite)
       self._wake.notify_all()
     return replaced and replaced[0]
 
@@ -393,7 +381,7 @@ class Publisher:
       )
 
   def close(self) -> None:
-    """Ends the thread; what was not written yet is dropped."""
+    """Ends the thread; a version that is not written yet is dropped."""
     with self._wake:
       self._stop = True
       self._wake.notify_all()
@@ -403,45 +391,9 @@ class Publisher:
     if (error := self._error) is not None:
       raise base.TransportError(f"publishing has ended: {error}") from error
 
-  def _run(self) -> None:
+  def _run_thread(self) -> None:
     try:
-      transport = self._make_transport()
-      # Newest last; what is packed is sent again to a new store.
-      kept: list[Version] = []
-      looked = 0.0
-      while True:
-        with self._wake:
-          self._wake.wait_for(
-              lambda: self._next is not None or self._stop, timeout=SERVE_S
-          )
-          if self._stop:
-            break
-          pending, self._next = self._next, None
-        try:
-          if pending is not None:
-            with self._span("publish"):
-              self._pack(kept, *pending)
-              # Not held while it waits: it is as large as the params.
-              pending = None
-              self._send(transport, kept)
-            looked = time.monotonic()
-          elif kept and time.monotonic() > looked + _CURRENT_S:
-            looked = time.monotonic()
-            # A replaced trainer that still writes, or a new store, moves it.
-            if self._pointer(transport) != (self._epoch, kept[-1].version):
-              with self._span("publish"):
-                self._send(transport, kept)
-          newest = kept[-1] if kept else None
-          for carrier in self._carriers:
-            mine = newest is not None and newest.carrier is carrier
-            carrier.serve(transport, newest.packed if mine else None)
-        except base.TransportError as error:
-          self._on_event("store_lost", f"publisher: {error}")
-          transport.reconnect()
-          looked = 0.0
-      for it in kept:
-        it.carrier.drop(it.packed)
-      transport.close()
+      self._publish_until_stopped()
     except Exception as error:  # The trainer's thread raises it.
       logging.exception("publisher ended")
       with self._wake:
@@ -450,58 +402,86 @@ class Publisher:
     for carrier in self._carriers:
       carrier.close()
 
-  def _pointer(self, transport: base.Transport) -> tuple[int, int] | None:
+  def _publish_until_stopped(self) -> None:
+    transport = self._connect()
+    # Newest last; kept packed, to be sent again to a new store.
+    kept: list[Version] = []
+    checked = 0.0
+    while True:
+      with self._wake:
+        self._wake.wait_for(
+            lambda: self._next is not None or self._stop, timeout=SERVE_S
+        )
+        if self._stop:
+          break
+        pending, self._next = self._next, None
+      try:
+        if pending is not None and bool(pending[2]):
+          with self._recorder.span("publish", lane="publish"):
+            self._pack(kept, *pending[:2])
+            pending = None  # As large as the params: freed before it is sent.
+            self._send(transport, kept)
+          checked = time.monotonic()
+        elif kept and time.monotonic() > checked + _CHECK_S:
+          checked = time.monotonic()
+          self._announce(transport)
+          # A replaced trainer that still writes, or a new store, moves it.
+          if self._pointer(transport) != kept[-1].tag:
+            with self._recorder.span("publish", lane="publish"):
+              self._send(transport, kept)
+        newest = kept[-1] if kept else None
+        for carrier in self._carriers:
+          mine = newest is not None and newest.carrier is carrier
+          carrier.serve(transport, newest.packed if mine else None)
+      except base.TransportError as error:
+        self._recorder.event("store_lost", f"publisher: {error}")
+        transport.reconnect()
+        checked = 0.0
+    for it in kept:
+      it.carrier.drop(it.packed)
+    transport.close()
+
+  def _pointer(self, transport: base.Transport) -> Tag | None:
     try:
-      return read_pointer(transport, **self._keys)
+      return read_pointer(transport, self._run)
     except wire.WireError as error:
-      self._on_event("refused_version", f"the pointer is not ours: {error}")
+      self._recorder.event("refused_version", f"{_POINTER}: {error}")
       return None
 
   def _pack(
       self, kept: list[Version], version: int, params: types.PyTree
   ) -> None:
+    tag = self._epoch, version
     found = pack_version(
-        self._carriers,
-        by_path(params),
-        epoch=self._epoch,
-        version=version,
-        on_event=self._on_event,
+        self._carriers, by_path(params), tag, self._recorder.event
     )
     if not kept:
       found.carrier.clean(found.packed.tag)
-    # The same version again, after a restore.
-    kept[:] = [it for it in kept if it.version != version] + [found]
+    # After a restore the same version may come again.
+    kept[:] = [it for it in kept if it.tag != tag] + [found]
 
   def _send(self, transport: base.Transport, kept: list[Version]) -> None:
     newest = kept[-1]
-    send_version(transport, newest, base_name=self._base_name, **self._keys)
+    send_version(transport, newest, self._run, self._base_name)
     with self._wake:
-      self._written = max(self._written, newest.version)
+      self._written = max(self._written, newest.tag[1])
       self._wake.notify_all()
     while len(kept) > self._keep:
       drop_version(transport, kept[0])
-      # After the store has taken it: a lost one would leave the file.
-      kept.pop(0)
+      kept.pop(0)  # Only now: a store lost before keeps the file in the list.
 
 
-# Versioned params from the trainer to whoever samples: pulled.
-#
-# A reader never waits for the trainer: it has a thread and a transport of its
-# own, and keeps what it has until a newer version has come whole (see
-# `versions`). `publication` is the other side.
-
-
-# Between two looks at the pointer: while somebody waits for a version at least,
-# and in all at most.
-_WAITING_LOOK_S = 0.004
-_LONGEST_LOOK_S = 1.0
-# Of the age of a version: how much later the next one is seen at most.
-_LOOK_SHARE = 0.05
+# Seconds between two reads of the pointer: at least, while somebody waits for
+# a version; and at most.
+_WAITING_PAUSE_S = 0.004
+_LONGEST_PAUSE_S = 1.0
+# The pause as a share of the time since the last version.
+_PAUSE_SHARE = 0.05
 
 
 @dataclasses.dataclass
 class PullStats:
-  """What a puller met: versions taken, and refused by reason."""
+  """Versions taken, versions refused, and why the last one was."""
 
   taken: int = 0
   refused: int = 0
@@ -509,60 +489,59 @@ class PullStats:
 
 
 class Puller:
-  """Holds the newest verified version; a thread looks for newer ones."""
+  """Holds the newest verified version; its thread looks for newer ones.
+
+  Never waits for the trainer: the version it has stays until a newer one is
+  read whole.
+  """
 
   def __init__(
       self,
-      make_transport: Callable[[], base.Transport],
+      connect: Callable[[], base.Transport],
+      config: ml_collections.ConfigDict,
+      run: run_directory.Run,
+      like: types.PyTree,
       *,
-      run_id: str,
-      secret: bytes,
-      expected: Specs,
-      carriers: "Mapping[str, carrier_lib.Carrier]",
-      dtype: str,
-      every_s: float,
-      on_event: Callable[[str, str], None],
+      events: metrics.EventLog,
       base_name: str = "",
+      placement: carrier_orbax.Placement | None = None,
   ):
     """Starts the thread.
 
     Args:
-      make_transport: makes the thread's own transport.
-      run_id: the run.
-      secret: key of the run's messages.
-      expected: shape and dtype of every leaf that is wanted.
-      carriers: of the leaves, by name.
-      dtype: in which floats are published, "" = as they are wanted.
-      every_s: seconds between two looks at the pointer, at least, while nobody
-        waits for a version.
-      on_event: called with (kind, message).
-      base_name: as of `versions.read_version`.
+      connect: makes the thread's own transport.
+      config: reads `publish`, `search.pull_every_s` and `store`.
+      run: whose params are pulled.
+      like: tree of what is trained, arrays or shapes.
+      events: of losses and refusals.
+      base_name: as of `read_version`.
+      placement: of leaves that come to devices; None = on one.
     """
-    self._make_transport = make_transport
-    self._keys = {"run_id": run_id, "secret": secret}
-    published = published_specs(expected, dtype)
-    self._wanted = {"expected": published, "base_name": base_name}
-    self._expected = expected
-    self._carriers = carriers
-    self._pace = polling.PollInterval(
-        floor_s=every_s,
-        waiting_floor_s=_WAITING_LOOK_S,
-        share=_LOOK_SHARE,
-        cap_s=max(every_s, _LONGEST_LOOK_S),
+    self._connect = connect
+    self._run = run
+    self._wanted = specs_of(like)
+    self._published = published_specs(self._wanted, config.publish.dtype)
+    self._base_name = base_name
+    self._carriers = make_read_carriers(config, run, placement=placement)
+    self._interval = polling.PollInterval(
+        floor_s=config.search.pull_every_s,
+        waiting_floor_s=_WAITING_PAUSE_S,
+        share=_PAUSE_SHARE,
+        cap_s=max(config.search.pull_every_s, _LONGEST_PAUSE_S),
     )
-    self._on_event = on_event
+    self._events = events
     self.stats = PullStats()
     self._changed = threading.Condition()
-    self._latest: tuple[tuple[int, int], dict[str, np.ndarray]] | None = None
+    self._latest: tuple[Tag, dict[str, np.ndarray]] | None = None
     self._stop = threading.Event()
     self._error: BaseException | None = None
     self._thread = threading.Thread(
-        target=self._run, name="puller", daemon=True
+        target=self._run_thread, name="puller", daemon=True
     )
     self._thread.start()
 
-  def latest(self) -> tuple[tuple[int, int], dict[str, np.ndarray]] | None:
-    """Returns ((epoch, version), leaves by path) or None before the first.
+  def latest(self) -> tuple[Tag, dict[str, np.ndarray]] | None:
+    """Returns (tag, leaves by path), None before the first version.
 
     Raises:
       TransportError: the thread has ended, with its error as the cause.
@@ -574,7 +553,7 @@ class Puller:
 
   def wait_for(
       self, version: int, timeout_s: float
-  ) -> tuple[tuple[int, int], dict[str, np.ndarray]] | None:
+  ) -> tuple[Tag, dict[str, np.ndarray]] | None:
     """Returns the newest version once it is `version`; None after a timeout.
 
     A version of -1 means any.
@@ -588,11 +567,11 @@ class Puller:
       return version < 0 or self._latest[0][1] == version
 
     with self._changed:
-      if not ready() and self._pace.start_waiting():
+      if not ready() and self._interval.start_waiting():
         self._changed.notify_all()
       if not self._changed.wait_for(ready, timeout_s):
         return None
-      self._pace.stop_waiting()
+      self._interval.stop_waiting()
     return self.latest()
 
   def close(self) -> None:
@@ -601,28 +580,9 @@ class Puller:
       self._changed.notify_all()
     self._thread.join(timeout=5.0)
 
-  def _run(self) -> None:
+  def _run_thread(self) -> None:
     try:
-      transport = self._make_transport()
-      while not self._stop.is_set():
-        taken = self.stats.taken
-        try:
-          self._look(transport)
-        except base.TransportError as error:
-          self._on_event("store_lost", f"puller: {error}")
-          transport.reconnect()
-        except wire.WireError as error:
-          # The old version stays; a good one will overwrite the bad one.
-          self.stats.refused += 1
-          if str(error) != self.stats.last_refusal:
-            self.stats.last_refusal = str(error)
-            self._on_event("refused_version", str(error))
-          self._stop.wait(0.2)
-        with self._changed:
-          self._pace.polled(self.stats.taken > taken)
-          while not self._stop.is_set() and (due_s := self._pace.due_in_s()):
-            self._changed.wait(due_s)
-      transport.close()
+      self._pull_until_stopped()
     except Exception as error:  # The searcher's thread raises it.
       logging.exception("puller ended")
       with self._changed:
@@ -631,21 +591,52 @@ class Puller:
     for carrier in self._carriers.values():
       carrier.close()
 
-  def _look(self, transport: base.Transport) -> None:
-    tag = read_pointer(transport, **self._keys)
+  def _pull_until_stopped(self) -> None:
+    transport = self._connect()
+    while not self._stop.is_set():
+      taken = self.stats.taken
+      try:
+        self._pull(transport)
+      except base.TransportError as error:
+        self._events.write("store_lost", f"puller: {error}")
+        transport.reconnect()
+      except wire.WireError as error:
+        # The old version stays; a good one will overwrite the bad one.
+        self.stats.refused += 1
+        if str(error) != self.stats.last_refusal:
+          self.stats.last_refusal = str(error)
+          self._events.write("refused_version", str(error))
+        self._stop.wait(0.2)
+      with self._changed:
+        self._interval.polled(self.stats.taken > taken)
+        while not self._stop.is_set() and (due_s := self._interval.due_in_s()):
+          self._changed.wait(due_s)
+    transport.close()
+
+  def _pull(self, transport: base.Transport) -> None:
+    """Reads the pointer, and the version that it names if it is newer."""
+    tag = read_pointer(transport, self._run)
     held = self._latest
-    # An older epoch's pointer comes from a trainer that was replaced.
+    # The pointer of an older epoch is of a trainer that was replaced.
     if tag is None or (held is not None and tag <= held[0]):
       return
     started = time.perf_counter()
-    keys = {"carriers": self._carriers, **self._wanted, **self._keys}
-    leaves = read_version(transport, tag, **keys)
+    leaves = read_version(
+        transport,
+        tag,
+        self._run,
+        carriers=self._carriers,
+        expected=self._published,
+        base_name=self._base_name,
+    )
     if leaves is None:
       return
-    # Beside the ones in use, which go when the reader swaps.
-    leaves = cast_leaf(leaves, self._expected)
+    leaves = {
+        name: leaf.astype(self._wanted[name][1], copy=False)
+        for name, leaf in leaves.items()
+    }
     ms = 1e3 * (time.perf_counter() - started)
-    message = f"pulled version {tag_text(*tag)} in {ms:.1f} ms"
+    message = f"pulled version {tag_text(tag)} in {ms:.1f} ms"
     logging.log_every_n_seconds(logging.INFO, message, 30)
     self.stats.taken += 1
     with self._changed:
@@ -653,65 +644,54 @@ class Puller:
       self._changed.notify_all()
 
 
-# Carriers of a config: which one the trainer writes with, all to read with.
+# Carriers of a config: the trainer writes with one, readers know all.
 
-
-# Up to here the store is as fast as a file, and needs no directory.
+# Up to this size the store is as fast as a file, and needs no directory.
 SMALL_BYTES = 4 << 20
 
 
-def choose_carrier(
-    setting: str,
-    *,
-    num_bytes: int,
-    one_host: bool,
-    directory: str,
-    num_processes: int,
-) -> str:
+def choose_carrier(config: ml_collections.ConfigDict, num_bytes: int) -> str:
   """Returns the name of the carrier that a trainer writes with.
 
-  Args:
-    setting: `publish.carrier`; "auto" follows the rule below.
-    num_bytes: of one version.
-    one_host: whether all processes are on one host.
-    directory: `publish.directory`.
-    num_processes: of the trainer.
+  `publish.carrier="auto"` takes the store for small params; Orbax's shards
+  for an object store, or for a directory that several processes of a trainer
+  share with other hosts; files where all processes can read them; else the
+  store, which is slow above some 100 MB: give `publish.directory` then.
 
-  Returns:
-    The setting, or: "store" for small params; Orbax's shards where a directory
-    is given that is in an object store, or that several processes of a trainer
-    share with other hosts; files where all can read them; else the store
-    again, which is slow for more than some 100 MB: give a directory then.
+  Args:
+    config: reads `publish`, `store.address` and `trainer.num_processes`.
+    num_bytes: of one version.
   """
+  setting, directory = config.publish.carrier, config.publish.directory
   if setting != "auto":
     return setting
   if num_bytes <= SMALL_BYTES:
     return "store"
   if carrier_files.is_remote(directory):
     return "orbax"
-  if one_host:
+  if relations.is_one_host(config.store.address):
     return "files"
   if directory:
-    return "orbax" if num_processes > 1 else "files"
+    return "orbax" if config.trainer.num_processes > 1 else "files"
   return "store"
 
 
 def make_write_carriers(
     config: ml_collections.ConfigDict,
     run: run_directory.Run,
-    specs: carrier_lib.Specs,
+    specs: Specs,
     peers: carrier_orbax.Leader | None = None,
 ) -> list[carrier_lib.Carrier]:
-  """Returns the carriers to write with, each for where the one before is full.
+  """Returns the carriers to write with, each for when the one before is full.
 
   Args:
-    config: reads `publish` and `store.address`.
-    run: whose params they are.
+    config: reads `publish`, `store` and `trainer`.
+    run: whose params are published.
     specs: of the published leaves.
-    peers: from `make_peers`; then no process has all params, and none but
-      "orbax" can carry them.
+    peers: from `make_peers`; then no process has all params, and "orbax" alone
+      can carry them.
   """
-  name = chosen_carrier(config, specs)
+  name = choose_carrier(config, carrier_lib.num_bytes(specs))
   names = [name]
   if config.publish.carrier == "auto" and name != "store" and peers is None:
     names.append("store")
@@ -721,44 +701,36 @@ def make_write_carriers(
 
 def make_peers(
     config: ml_collections.ConfigDict,
-    specs: carrier_lib.Specs,
-    cluster: "cluster_lib.Cluster",
-    *,
-    secret: bytes,
-    copy: Callable[[Any], Mapping[str, Any]],
+    run: run_directory.Run,
+    cluster: cluster_lib.Cluster,
+    params: types.PyTree,
 ) -> carrier_orbax.Leader | carrier_orbax.Helper | None:
-  """Returns what has a trainer's processes write their shards themselves.
+  """Returns this process's end of writing shards from every process.
 
   Args:
-    config: reads `publish`, `store` and `trainer.num_processes`.
-    specs: of the published leaves.
-    cluster: this process among the others.
-    secret: key of the run's messages.
-    copy: returns what is published of params, by path.
+    config: reads `publish`, `store` and `trainer`.
+    run: whose params are published.
+    cluster: this process among the trainer's others.
+    params: what is trained; may be abstract.
 
   Returns:
-    Process 0's end or another's; None where process 0 writes all.
+    Process 0's end or another's; None where process 0 writes everything.
   """
-  if cluster.num_processes == 1 or chosen_carrier(config, specs) != "orbax":
+  dtype = config.publish.dtype
+  num_bytes = carrier_lib.num_bytes(published_specs(specs_of(params), dtype))
+  if cluster.num_processes == 1 or choose_carrier(config, num_bytes) != "orbax":
     return None
-  settings = {"secret": secret, "deadline_s": config.store.deadline_s}
+  settings = {"secret": run.secret, "deadline_s": config.store.deadline_s}
   if cluster.leads:
     return carrier_orbax.Leader(
         cluster.client, cluster.num_processes, **settings
     )
-  return carrier_orbax.Helper(cluster.client, cluster.process, copy, **settings)
-
-
-def chosen_carrier(
-    config: ml_collections.ConfigDict, specs: carrier_lib.Specs
-) -> str:
-  """Returns the name of the carrier that versions of `specs` go by."""
-  return choose_carrier(
-      config.publish.carrier,
-      num_bytes=carrier_lib.num_bytes(specs),
-      one_host=relations.is_one_host(config.store.address),
-      directory=config.publish.directory,
-      num_processes=config.trainer.num_processes,
+  copy = jax.jit(functools.partial(snapshot, dtype=dtype))
+  return carrier_orbax.Helper(
+      cluster.client,
+      cluster.process,
+      lambda params: by_path(copy(params)),
+      **settings,
   )
 
 
@@ -769,11 +741,11 @@ def make_read_carriers(
     peers: carrier_orbax.Leader | None = None,
     placement: carrier_orbax.Placement | None = None,
 ) -> dict[str, carrier_lib.Carrier]:
-  """Returns every carrier by name; the manifest says which one is needed.
+  """Returns every carrier by name; a manifest says which one it needs.
 
   Args:
     config: reads `publish` and `store`.
-    run: whose params they are.
+    run: whose params they carry.
     peers: of the trainer's other processes, from `make_peers`.
     placement: of leaves that come to devices; None = on one.
   """

@@ -18,6 +18,7 @@ from tba_jax.replay import queue_client
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.training import publication
+from tests.support import base_config
 from tests.support import fakes
 
 S = 2
@@ -49,28 +50,37 @@ class SearcherTest(parameterized.TestCase):
     self.submitted = []
     self.chunks = []  # what is published during each chunk
     self.used = []  # (version told, version of each leaf) of each round
-    self.clock = metrics.BusyClock()
     spans = autospec(metrics.SpanWriter)
     spans.span.side_effect = self.span
-    task = fakes.FakeTask({0: {"23"}, 3: {"45"}})
-    self.searcher = searcher.Searcher(
-        task=task,
-        judge=judges.InProcess(task, fallback=0.0),
-        tokenizer=fakes.FakeTokenizer(),
-        sampler=self.sampler,
-        puller=self.puller,
-        outbox=self.outbox,
-        params_fn=lambda leaves: publication.unflatten(leaves, self.params(0)),
-        samples_per_prompt=S,
-        in_flight=True,
-        spans=spans,
-        clock=self.clock,
+    config = base_config.make(
+        search__samples_per_prompt=S, sampling__in_flight="keep_cache"
     )
+    self.external_stop = lambda: False
+
+    def build(made, run, index):
+      made._task = fakes.FakeTask({0: {"23"}, 3: {"45"}})
+      made._judge = judges.InProcess(made._task, fallback=0.0)
+      made._tokenizer = fakes.FakeTokenizer()
+      made._sampler = self.sampler
+      made._puller = self.puller
+      made._outbox = self.outbox
+      made._params_fn = lambda leaves: publication.unflatten(
+          leaves, self.params(0)
+      )
+      made._spans = spans
+      self.clock = made._clock
+
+    with mock.patch.object(searcher.Searcher, "_build", build):
+      self.searcher = searcher.Searcher(
+          config, None, 0, lambda: self.external_stop()
+      )
+    self.addCleanup(self.searcher._judging.shutdown)
 
   @contextlib.contextmanager
   def span(self, kind, **fields):
-    self.log.append(kind)
-    self.clock.add(kind, 1.0)
+    if "lane" not in fields:
+      self.log.append(kind)
+      self.clock.add(kind, 1.0)
     yield
 
   def params(self, version):
@@ -133,7 +143,8 @@ class SearcherTest(parameterized.TestCase):
 
   def run_it(self, *blocks, should_stop=lambda: False):
     self.blocks = list(blocks)
-    self.searcher.run(should_stop)
+    self.external_stop = should_stop
+    self.searcher.run()
 
   def test_a_block_becomes_groups(self):
     self.run_it(self.block())

@@ -30,7 +30,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.log.clear()
     self.stop_at = None
     self.checkpointer.latest_step.return_value = 3
-    self.assertTrue(self.run_it(step=3, history=[(3, 300)]))
+    self.assertTrue(self.run_it(step=3, saved={"applied_history": [(3, 300)]}))
     self.assertEqual(self.steps("step"), [3, 4, 5])
     # It has its first evaluation already.
     self.assertEqual(self.logged("evaluate"), [("evaluate", 6, 64)])
@@ -75,7 +75,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     del self.results["after"]
     self.checkpointer.latest_step.return_value = step
     self.log.clear()
-    self.assertTrue(self.run_it(step=step, stopped_by=by))
+    self.assertTrue(self.run_it(step=step, saved=host_state))
     self.assertEqual(self.logged("evaluate"), [("evaluate", step, 64)])
     self.assertEmpty(self.logged("step", "save"))
     self.assertEqual(self.recorder.finish.call_args.args[2], by)
@@ -91,14 +91,19 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.run_it(step=4)
     self.assertEqual(self.logged("evaluate"), [("evaluate", 6, 64)])
 
-  @parameterized.parameters(float("nan"), float("inf"))
-  def test_a_loss_that_is_not_finite_ends_the_run(self, loss):
-    self.metrics[2] = {"loss": loss}
+  @parameterized.parameters(
+      ("loss", "nan"), ("loss", "inf"), ("grad_norm", "nan")
+  )
+  def test_a_step_that_is_not_finite_is_neither_published_nor_saved(
+      self, name, value
+  ):
+    self.metrics[2] = {name: float(value)}
     with self.assertRaisesRegex(
-        FloatingPointError, r"step 2: the loss is .*prompts \[\d.*versions \d"
+        FloatingPointError, rf"step 2: .*{name}.*prompts \[\d.*versions \d"
     ):
-      self.run_it(checkpoint_every=3)
+      self.run_it(checkpoint__every_steps=3)
     self.assertEmpty(self.saved)
+    self.assertEqual(self.steps("publish"), [0, 1, 2])
 
   def test_a_guard_that_warns(self):
     self.metrics[1] = {"entropy": 0.0}
@@ -112,7 +117,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
   def test_a_guard_that_lowers_the_learning_rate(self):
     self.metrics[1] = {"kl": 1e3}
     self.metrics[4] = {"kl": 1e3}
-    self.run_it(action="lower_learning_rate", evaluate_every=1)
+    self.run_it(action="lower_learning_rate", evaluate__every_steps=1)
     self.assertEqual(self.scales, [1, 1, 0.5, 0.5, 0.5, 0.25])
 
   def test_no_learning_rate_mends_a_gap(self):
@@ -123,7 +128,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
 
   def test_a_guard_that_stops(self):
     self.metrics[1] = {"kl": 1e3}
-    self.assertTrue(self.run_it(action="stop", checkpoint_every=5))
+    self.assertTrue(self.run_it(action="stop", checkpoint__every_steps=5))
     # The batch that was drawn meanwhile counts as trained, and is.
     self.assertEqual(self.steps("step"), [0, 1, 2])
     self.assertEqual(self.steps("draw"), [0, 1, 2])
@@ -133,7 +138,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
 
   def test_a_fallen_accuracy_is_a_guard(self):
     self.accuracy[2] = 0.1
-    self.run_it(action="stop", evaluate_every=2)
+    self.run_it(action="stop", evaluate__every_steps=2)
     self.assertEqual(self.steps("step"), [0, 1])
     self.recorder.finish.assert_called_once_with(2, mock.ANY, "guard accuracy")
 
@@ -141,7 +146,9 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     with mock.patch.object(
         trainer.time, "monotonic", side_effect=lambda: 10.0 * self.step
     ):
-      self.assertTrue(self.run_it(wall_clock_limit_s=25.0, checkpoint_every=1))
+      self.assertTrue(
+          self.run_it(train__wall_clock_limit_s=25.0, checkpoint__every_steps=1)
+      )
     self.assertEqual(self.steps("step"), [0, 1, 2])
     self.recorder.finish.assert_called_once_with(
         3, mock.ANY, "wall_clock_limit_s"
@@ -152,20 +159,24 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     with mock.patch.object(
         trainer.time, "monotonic", side_effect=lambda: 10.0 * self.step
     ):
-      self.run_it(num_steps=8, checkpoint_every=4, checkpoint_every_s=25.0)
+      self.run_it(
+          train__num_steps=8,
+          checkpoint__every_steps=4,
+          checkpoint__every_s=25.0,
+      )
     # 30 s after the start, by steps, and 30 s after that one.
     self.assertEqual(self.steps("save"), [3, 4, 7, 8])
 
   def test_nothing_is_drawn_across_a_checkpoint_by_the_clock(self):
     clock = lambda: 10.0 * self.step + 10.0 * (("draw", 3) in self.log)
     with mock.patch.object(trainer.time, "monotonic", side_effect=clock):
-      self.run_it(num_steps=5, checkpoint_every_s=35.0)
+      self.run_it(train__num_steps=5, checkpoint__every_s=35.0)
     # It was due after step 3 only when the draw for it had been made.
     self.assertEqual(self.steps("save"), [4, 5])
     self.assertLess(self.log.index(("save", 4)), self.log.index(("begin", 4)))
 
   def test_the_journal_keeps_what_the_oldest_checkpoint_needs(self):
-    self.run_it(checkpoint_every=1, history=[(0, 0)])
+    self.run_it(checkpoint__every_steps=1, saved={"applied_history": [(0, 0)]})
     cuts = [c.args[0] for c in self.journal.truncate_before.call_args_list]
     # After the save of step n, of which n-1 and n-2 are complete.
     self.assertEqual(cuts, [100, 100, 200, 300, 400])
@@ -181,7 +192,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
       self.save(step, state, host_state, wait=wait)
 
     self.checkpointer.save.side_effect = fail
-    self.assertTrue(self.run_it(checkpoint_every=2))
+    self.assertTrue(self.run_it(checkpoint__every_steps=2))
     self.recorder.event.assert_called_once_with(
         "checkpoint_failed", "disk full"
     )
@@ -195,7 +206,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     with mock.patch.object(
         device_work.DeviceWork, "may_leave_out", new=False
     ), self.assertRaisesRegex(OSError, "disk full"):
-      self.run_it(checkpoint_every=2)
+      self.run_it(checkpoint__every_steps=2)
     self.assertEqual(self.steps("step"), [0, 1])
 
   def test_a_last_save_that_fails_is_an_error(self):

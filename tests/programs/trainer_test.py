@@ -32,14 +32,14 @@ class TrainerTest(trainer_case.TrainerCase):
 
   @parameterized.parameters((1, [0, 1, 2, 3, 4, 5, 6]), (4, [0, 4, 6]))
   def test_publishes_every_k_steps_and_at_the_end(self, every, expected):
-    self.run_it(publish_every=every)
+    self.run_it(publish__every_steps=every)
     # Each under the step that made it.
     self.assertEqual(
         self.logged("publish"), [("publish", s, s) for s in expected]
     )
 
   def test_checkpoints_and_evaluations_have_periods(self):
-    self.run_it(checkpoint_every=2, evaluate_every=3)
+    self.run_it(checkpoint__every_steps=2, evaluate__every_steps=3)
     self.assertEqual(self.steps("save"), [2, 4, 6])
     self.assertEqual(
         self.logged("evaluate"),
@@ -48,7 +48,7 @@ class TrainerTest(trainer_case.TrainerCase):
     self.assertFalse(self.saved[2][2], "a periodic save is in the background")
 
   def test_the_next_batch_is_drawn_while_the_device_works(self):
-    self.run_it(num_steps=3)
+    self.run_it(train__num_steps=3)
     order = self.logged("step", "draw", "flush")
     self.assertEqual(
         order,
@@ -67,17 +67,21 @@ class TrainerTest(trainer_case.TrainerCase):
 
   def test_a_batch_that_is_not_there_yet_is_awaited_after_the_step(self):
     self.ready = False
-    self.run_it(num_steps=2)
+    self.run_it(train__num_steps=2)
     self.assertEqual(
         self.logged("step", "draw", "flush"),
         [("draw", 0), ("step", 0), ("flush", 1)]
         + [("draw", 1), ("step", 1), ("flush", 2)],
     )
 
-  @parameterized.parameters("checkpoint_every", "evaluate_every")
+  @parameterized.parameters("checkpoint__every_steps", "evaluate__every_steps")
   def test_nothing_is_drawn_across_a_checkpoint_or_evaluation(self, period):
-    self.run_it(num_steps=4, **{period: 2})
-    due = ("save", 2) if period == "checkpoint_every" else ("evaluate", 2, 16)
+    self.run_it(train__num_steps=4, **{period: 2})
+    due = (
+        ("save", 2)
+        if period == "checkpoint__every_steps"
+        else ("evaluate", 2, 16)
+    )
     self.assertLess(self.log.index(due), self.log.index(("begin", 2)))
     self.assertLess(self.log.index(("flush", 2)), self.log.index(due))
     # Elsewhere it is.
@@ -101,7 +105,12 @@ class RoundsTest(trainer_case.TrainerCase):
 
   def test_a_round_s_params_are_published_once_its_data_is_here(self):
     self.ready = False
-    self.run_it(publish_late=True, publish_every=2, num_steps=4)
+    self.run_it(
+        rounds__mini_batches=2,
+        rounds__lag_rounds=1,
+        publish__every_steps=2,
+        train__num_steps=4,
+    )
     wanted = self.logged("publish", "begin", "open_next", "step")
     # The first of all is what the state held; here that of no step.
     self.assertEqual(
@@ -118,7 +127,12 @@ class RoundsTest(trainer_case.TrainerCase):
   @parameterized.parameters((0, 0), (1, 0), (2, 0), (3, 2), (4, 2), (5, 4))
   def test_a_restart_publishes_what_began_the_last_begun_round(self, at, first):
     self.stop_at = 0
-    self.run_it(step=at, publish_late=True, publish_every=2)
+    self.run_it(
+        step=at,
+        rounds__mini_batches=2,
+        rounds__lag_rounds=1,
+        publish__every_steps=2,
+    )
     self.assertEqual(self.logged("publish")[0][1], first)
 
 

@@ -21,6 +21,7 @@ from tba_jax.programs import searcher
 from tba_jax.programs import trainer
 from tba_jax.sampling import requests
 from tba_jax.system import processes
+from tba_jax.tasks import base
 from tba_jax.training import cluster
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
@@ -73,7 +74,7 @@ def _sample(
       requests.Request(
           prompt_tokens=np.asarray(
               policy.tokenizer.encode(
-                  policy.task.prompt(searcher.SPLIT, prompt_id)
+                  policy.task.prompt(base.TRAIN, prompt_id)
               ),
               np.int32,
           ),
@@ -88,7 +89,7 @@ def _sample(
   for position, request, completions in zip(positions, asked, found):
     texts = searcher.decode_texts(policy.tokenizer, completions)
     rewards = [
-        policy.task.reward(searcher.SPLIT, request.prompt_id, text)
+        policy.task.reward(base.TRAIN, request.prompt_id, text)
         for text in texts
     ]
     groups.append(

@@ -21,15 +21,16 @@ from tba_jax.training import evaluations
 from tba_jax.training import evaluator
 from tba_jax.training import guards
 from tba_jax.training import lora
-from tba_jax.training import periods as periods_lib
 from tba_jax.training import publication
 from tba_jax.training import sharding
 from tba_jax.training import train_step as train_step_lib
 from tests.replay import fake_groups
+from tests.support import base_config
 from tests.support import tiny_model
 
 METRICS = {
     "loss": 1.0,
+    "grad_norm": 1.0,
     "entropy": 1.0,
     "kl": 1.0,
     "logprob_gap": 0.0,
@@ -56,9 +57,7 @@ class TrainerCase(parameterized.TestCase):
     note = lambda name: lambda *args, **kwargs: self.log.append((name, args[0]))
     autospec = lambda cls: mock.create_autospec(cls, instance=True)
     self.publisher = autospec(publication.Publisher)
-    self.publisher.submit.side_effect = lambda step, params: self.log.append(
-        ("publish", step, int(params["made_by"]))
-    )
+    self.publisher.submit.side_effect = self.publish
     self.service = autospec(service.ReplayService)
     self.service.buffer = fake_groups.make_buffer()
     for i in range(4):
@@ -88,6 +87,8 @@ class TrainerCase(parameterized.TestCase):
     self.journal = autospec(journal.Journal)
     self.evaluator = autospec(evaluator.Evaluator)
     self.best = autospec(evaluations.BestModel)
+    self.evaluator.num_prompts = 100
+    self.evaluator.while_training.return_value = self.evaluator
     self.evaluator.run.side_effect = self.evaluate
     self.recorder = autospec(recorder.Recorder)
     self.recorder.span.side_effect = lambda *a, **k: contextlib.nullcontext()
@@ -97,6 +98,10 @@ class TrainerCase(parameterized.TestCase):
     )
     self.recorder.has_evaluation.return_value = True
     self.recorder.evaluation.side_effect = self.record_evaluation
+
+  def publish(self, step, params, finite=True):
+    if finite:
+      self.log.append(("publish", step, int(params["made_by"])))
 
   def begin_step(self, step, should_stop):
     if should_stop():
@@ -137,26 +142,22 @@ class TrainerCase(parameterized.TestCase):
     metrics = {**METRICS, **self.metrics.get(step, {})}
     return state, {k: np.float32(v) for k, v in metrics.items()}
 
-  def make(
-      self,
-      *,
-      action="warn",
-      step=0,
-      history=(),
-      stopped_by=None,
-      beside=False,
-      **changes,
-  ):
-    periods = dict(
-        num_steps=6,
-        num_prompts=3,
-        num_completions=2,
-        publish_every=1,
-        checkpoint_every=0,
-        evaluate_every=0,
-        evaluate_prompts=16,
-        final_prompts=64,
-        wall_clock_limit_s=0.0,
+  def make(self, *, action="warn", step=0, saved=None, **changes):
+    """Returns a trainer at a step; `changes` are `section__key` settings."""
+    config = base_config.make(
+        **{
+            "train__num_steps": 6,
+            "train__prompts_per_batch": 3,
+            "train__completions_per_prompt": 2,
+            "publish__every_steps": 1,
+            "checkpoint__every_steps": 0,
+            "evaluate__every_steps": 0,
+            "evaluate__num_prompts": 16,
+            "evaluate__final_prompts": 64,
+            "evaluate__beside": False,
+            "guards__action": action,
+            **changes,
+        }
     )
     self.scales = []
     self.step = step
@@ -172,17 +173,6 @@ class TrainerCase(parameterized.TestCase):
         learning_rate_scale=jnp.asarray(1.0),
         rng=jnp.zeros(2, jnp.uint32),
     )
-    periods = periods_lib.Periods(**{**periods, **changes})
-    self.evaluations = evaluations.Evaluations(
-        evaluator=self.evaluator,
-        validator=self.evaluator,
-        best=self.best,
-        recorder=self.recorder,
-        periods=periods,
-        beside=beside,
-        deadline_s=30.0,
-    )
-    self.addCleanup(self.evaluations.close)
     self.work = device_work.DeviceWork(
         state=state,
         train_step=self.train_step,
@@ -191,22 +181,25 @@ class TrainerCase(parameterized.TestCase):
         mesh=sharding.make_mesh(tiny_model.make_config().mesh),
         cluster=cluster.Cluster(),
     )
-    return trainer.Trainer(
-        work=self.work,
-        service=self.service,
-        batch_maker=self.maker,
-        publisher=self.publisher,
-        checkpointer=self.checkpointer,
-        journal=self.journal,
-        evaluations=self.evaluations,
-        guards=guards.Guards(
-            tiny_model.make_config(guards__action=action).guards
-        ),
-        recorder=self.recorder,
-        periods=periods,
-        applied_history=list(history),
-        stopped_by=stopped_by,
+    self.evaluations = evaluations.Evaluations(
+        config, self.evaluator, self.recorder, self.best
     )
+    self.addCleanup(self.evaluations.close)
+
+    def build(made, run, cluster, closing):
+      made._work = self.work
+      made._service = self.service
+      made._batch_maker = self.maker
+      made._publisher = self.publisher
+      made._checkpointer = self.checkpointer
+      made._journal = self.journal
+      made._evaluations = self.evaluations
+      made._guards = guards.Guards(config.guards)
+      made._recorder = self.recorder
+      return saved or {}
+
+    with mock.patch.object(trainer.Trainer, "_build", build):
+      return trainer.Trainer(config, None, None, None)
 
   def should_stop(self):
     return self.stop_at is not None and self.step >= self.stop_at

@@ -2,10 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts of a run go by the same settings; one that differs is told which."""
 
-import dataclasses
 import json
 import pathlib
-import re
 from unittest import mock
 
 from absl.testing import absltest
@@ -14,8 +12,9 @@ from absl.testing import parameterized
 from tba_jax.config import load
 from tba_jax.config import settings
 from tba_jax.config import validate
+from tba_jax.monitor import metrics
 from tba_jax.tasks import build
-from tba_jax.training import agreement as agreement_lib
+from tba_jax.training import agreement
 from tba_jax.training import cluster as cluster_lib
 from tba_jax.training import policy
 from tba_jax.transport import base
@@ -124,122 +123,107 @@ class AgreementTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.transport = in_process.InProcessTransport(in_process.InProcessStore())
-    self.events = []
+    self.events = mock.create_autospec(metrics.EventLog, instance=True)
 
-  def terms(self, facts=None, **overrides):
-    config = base_config.make(**overrides)
-    made = agreement_lib.Terms.make(config, _RUN)
-    return dataclasses.replace(made, facts=facts or {})
+  def describe(self, digests=None, **overrides):
+    described = agreement.describe(base_config.make(**overrides), _RUN)
+    return {**described, "digests": digests or {}}
 
-  def put(self, terms, secret=_SECRET):
-    agreement_lib.put(self.transport, terms, run_id="run", secret=secret)
+  def put(self, described, run=_RUN):
+    agreement.put(self.transport, agreement.encode(described, run))
 
-  def agreement(self, terms):
-    return agreement_lib.Agreement(
-        terms,
-        run_id="run",
-        secret=_SECRET,
-        check=validate.check_hosts,
-        on_event=lambda *event: self.events.append(event),
-    )
+  def make(self, **digests):
+    return agreement.Agreement(self.describe(digests), _RUN, self.events)
 
   def test_a_searcher_waits_for_a_trainer_and_goes_by_its_settings(self):
-    agreed = self.agreement(self.terms())
+    agreed = self.make()
     self.assertFalse(agreed.holds(self.transport))
-    self.put(self.terms(search__lease_s=3.0))
+    self.put(self.describe(search__lease_s=3.0))
     self.assertTrue(agreed.holds(self.transport))
     # A trainer with others takes over.
-    self.put(self.terms(loss__beta=0.1))
+    self.put(self.describe(loss__beta=0.1))
     with self.assertRaisesRegex(
-        agreement_lib.DiffersError,
+        agreement.DiffersError,
         r"config.loss.beta = 0.05 at this searcher \(",
     ):
       agreed.holds(self.transport)
 
   def test_who_should_stop_waits_no_longer(self):
     stops = [False, False, True]
-    agreed = self.agreement(self.terms())
-    with mock.patch.object(agreement_lib.time, "sleep", autospec=True):
-      agreed.wait(lambda: self.transport, lambda: stops.pop(0))
+    with mock.patch.object(agreement.time, "sleep", autospec=True):
+      self.make().wait(lambda: self.transport, lambda: stops.pop(0))
     self.assertEqual(stops, [])
 
   def test_a_lost_store_is_waited_for(self):
     transport = mock.create_autospec(base.Transport, instance=True)
-    self.put(self.terms())
-    data = self.transport.get("meta/settings")
+    self.put(self.describe())
+    data = self.transport.get(agreement.KEY)
     transport.get.side_effect = [base.TransportError("gone"), data]
-    agreed = self.agreement(self.terms())
-    with mock.patch.object(agreement_lib.time, "sleep", autospec=True):
-      agreed.wait(lambda: transport, lambda: False)
+    with mock.patch.object(agreement.time, "sleep", autospec=True):
+      self.make().wait(lambda: transport, lambda: False)
     transport.reconnect.assert_called_once()
     transport.close.assert_called_once()
-    self.assertEqual(self.events, [("store_lost", "settings: gone")])
+    self.assertEqual(self.events.write.call_args.args[0], "store_lost")
 
   def test_what_is_not_the_trainer_s_is_not_believed(self):
-    agreed = self.agreement(self.terms())
-    self.put(self.terms(loss__beta=0.1), secret=b"x" * 32)
+    agreed = self.make()
+    other = mock.Mock(run_id="run", secret=b"x" * 32)
+    self.put(self.describe(loss__beta=0.1), other)
     for _ in range(2):
       self.assertFalse(agreed.holds(self.transport))
-    ((kind, message),) = self.events
-    self.assertEqual(kind, "refused_message")
-    self.assertRegex(message, r"meta/settings: .*\(hash\)")
-    # Nor one of another place.
-    moved = {"run": "run", "key": "work/s", "place": "", "settings": {}}
-    data = wire.encode_message({**moved, "facts": {}}, _SECRET)
-    self.transport.put("meta/settings", data)
-    self.assertFalse(agreed.holds(self.transport))
+    self.events.write.assert_called_once()
+    # Nor a signed one of another place, or without what it should have.
+    for message in (
+        {"run": "run", "key": "work/s", "settings": {}, "digests": {}},
+        {"run": "run", "key": agreement.KEY},
+        {"run": "run", "key": agreement.KEY, "settings": 3, "digests": {}},
+        {"run": "run", "key": agreement.KEY, "settings": {}, "digests": []},
+    ):
+      self.transport.put(agreement.KEY, wire.encode_message(message, _SECRET))
+      self.assertFalse(agreed.holds(self.transport), message)
 
   def test_files_that_hold_something_else(self):
-    self.put(self.terms(facts={"size": 4, "gone": 1}))
-    agreed = self.agreement(self.terms(facts={"size": 3, "new": 2}))
+    self.put(self.describe({"config.task": "a", "config.init": "b"}))
+    agreed = self.make(**{"config.task": "c", "config.tokenizer": "d"})
     with self.assertRaisesRegex(
-        agreement_lib.DiffersError,
-        r"^size: 3 at this searcher \(.*\), 4 at the trainer \(.*/a\); the",
+        agreement.DiffersError, r"^config.task: .*searcher \(.*trainer \(.*$"
     ):
       agreed.holds(self.transport)
 
-  def test_facts_tell_models_tokenizers_and_data_apart(self):
-    def facts(**overrides):
+  def test_digests_tell_models_tokenizers_and_data_apart(self):
+    def digests(**overrides):
       config = base_config.make(init="scratch", **overrides)
-      return agreement_lib.facts(policy.make_policy(config, "unused"))
+      made = policy.make_policy(config, "unused")
+      return agreement.describe(config, _RUN, made)["digests"]
 
-    mine = facts()
-    self.assertEqual(mine, facts(loss__beta=0.1))
-    wider = facts(model__num_layers=1)
-    agreement_lib.check_facts(mine, facts(), _SIDES)
-    with self.assertRaisesRegex(
-        agreement_lib.DiffersError, "^config.init: num_layers of the model: "
+    mine = digests()
+    for overrides, keys in (
+        ({"loss__beta": 0.1}, set()),
+        ({"model__compute_dtype": "bfloat16"}, set()),
+        ({"model__num_layers": 1}, {"config.init"}),
+        ({"sampling__stop_token_ids": "3"}, {"config.tokenizer"}),
     ):
-      agreement_lib.check_facts(mine, wider, _SIDES)
-    with self.assertRaisesRegex(
-        agreement_lib.DiffersError, re.escape("config.task: digest of training")
-    ):
-      agreement_lib.check_facts(mine, facts(task__split_seed=5), _SIDES)
-    with self.assertRaisesRegex(
-        agreement_lib.DiffersError, "config.tokenizer: stop tokens"
-    ):
-      agreement_lib.check_facts(
-          mine, facts(sampling__stop_token_ids="3"), _SIDES
-      )
+      found = digests(**overrides)
+      self.assertEqual({k for k in mine if mine[k] != found[k]}, keys)
+    other_data = digests(task__split_seed=5)
+    self.assertNotEqual(mine["config.task"], other_data["config.task"])
 
 
-class HoldProcessesTest(absltest.TestCase):
+class CheckProcessesTest(absltest.TestCase):
 
   def test_process_0_names_who_differs(self):
-    mine = agreement_lib.Terms.make(base_config.make(), _RUN)
-    other = agreement_lib.Terms.make(base_config.make(train__num_steps=7), _RUN)
+    config = base_config.make()
+    mine = agreement.describe(config, _RUN)
+    other = agreement.describe(base_config.make(train__num_steps=7), _RUN)
     cluster = mock.create_autospec(cluster_lib.Cluster, instance=True)
-    cluster.collect.return_value = {
-        1: dataclasses.asdict(mine),
-        2: dataclasses.asdict(other),
-    }
+    cluster.collect.return_value = {1: mine, 2: other}
     with self.assertRaisesRegex(
         ValueError,
         r"config.train.num_steps = 7 at process 2 \(.*\), \d+ at process 0 \(",
     ):
-      agreement_lib.hold_processes(cluster, mine, validate.check_hosts)
+      agreement.check_processes(cluster, config, _RUN)
     cluster.collect.return_value.pop(2)
-    agreement_lib.hold_processes(cluster, mine, validate.check_hosts)
+    agreement.check_processes(cluster, config, _RUN)
 
 
 if __name__ == "__main__":

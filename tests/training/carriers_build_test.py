@@ -36,14 +36,13 @@ class BuildTest(parameterized.TestCase):
   def test_rule(
       self, setting, num_bytes, one_host, directory, num_processes, wanted
   ):
-    found = publication.choose_carrier(
-        setting,
-        num_bytes=num_bytes,
-        one_host=one_host,
-        directory=directory,
-        num_processes=num_processes,
+    config = base_config.make(
+        publish__carrier=setting,
+        publish__directory=directory,
+        store__address="127.0.0.1:0" if one_host else "10.0.0.1:8000",
+        trainer__num_processes=num_processes,
     )
-    self.assertEqual(found, wanted)
+    self.assertEqual(publication.choose_carrier(config, num_bytes), wanted)
 
   def test_carriers_of_a_config(self):
     run = run_directory.Run(

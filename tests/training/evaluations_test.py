@@ -41,7 +41,11 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.recorder.step.side_effect = lambda step, *unused: (
         self.go.set() if step == 4 else None
     )
-    self.assertTrue(self.run_it(beside=True, evaluate_every=2, num_steps=8))
+    self.assertTrue(
+        self.run_it(
+            evaluate__beside=True, evaluate__every_steps=2, train__num_steps=8
+        )
+    )
     self.assertEqual(self.logged("evaluated")[0], ("evaluated", 2, 2))
     steps = [e for e in self.log if e[0] in ("step", "evaluated")]
     self.assertGreater(
@@ -61,21 +65,25 @@ class EvaluationsTest(trainer_case.TrainerCase):
     timer = threading.Timer(0.3, self.go.set)
     timer.start()
     self.addCleanup(timer.cancel)
-    self.assertTrue(self.run_it(beside=True, evaluate_every=5))
+    self.assertTrue(self.run_it(evaluate__beside=True, evaluate__every_steps=5))
     self.assertEqual(self.recorded(), [("before", 0), ("", 5), ("after", 6)])
     self.assertEqual(self.logged("evaluated"), [("evaluated", 5, 5)])
 
   def test_the_next_batch_is_drawn_across_an_evaluation(self):
     self.go.set()
     self.evaluator.run.side_effect = self.slow
-    self.run_it(beside=True, evaluate_every=2, num_steps=4)
+    self.run_it(
+        evaluate__beside=True, evaluate__every_steps=2, train__num_steps=4
+    )
     self.assertLess(self.log.index(("draw", 2)), self.log.index(("flush", 2)))
 
   def test_guards_see_the_result(self):
     self.accuracy = {2: 0.1}
     self.go.set()
     self.evaluator.run.side_effect = self.slow
-    self.run_it(beside=True, evaluate_every=2, num_steps=3)
+    self.run_it(
+        evaluate__beside=True, evaluate__every_steps=2, train__num_steps=3
+    )
     (event,) = [c.args for c in self.recorder.event.call_args_list]
     self.assertEqual(event[0], "guard")
     self.assertIn("step 2: held-out pass@1 0.100", event[1])
@@ -88,13 +96,16 @@ class EvaluationsTest(trainer_case.TrainerCase):
 
     self.evaluator.run.side_effect = fail
     with self.assertRaisesRegex(ValueError, "a wrong reward"):
-      self.run_it(beside=True, evaluate_every=1)
+      self.run_it(evaluate__beside=True, evaluate__every_steps=1)
 
   def test_one_that_is_late_is_given_up_and_told(self):
     self.evaluator.run.side_effect = self.slow
-    trainer = self.make(beside=True, evaluate_every=2)
-    with mock.patch.object(self.evaluations, "_deadline_s", 0.05):
-      self.assertTrue(trainer.run(lambda: False))
+    trainer = self.make(
+        evaluate__beside=True,
+        evaluate__every_steps=2,
+        evaluate__deadline_s=0.05,
+    )
+    self.assertTrue(trainer.run(lambda: False))
     events = [c.args for c in self.recorder.event.call_args_list]
     late = "step 2: not done within config.evaluate.deadline_s=0.05"
     self.assertIn(("evaluation_failed", late), events)
@@ -103,7 +114,9 @@ class EvaluationsTest(trainer_case.TrainerCase):
   def test_a_signal_stops_it(self):
     self.evaluator.run.side_effect = self.slow
     self.stop_at = 4
-    self.assertFalse(self.run_it(beside=True, evaluate_every=2))
+    self.assertFalse(
+        self.run_it(evaluate__beside=True, evaluate__every_steps=2)
+    )
     self.assertEqual(self.recorded(), [("before", 0)])
     self.assertFalse(any(t.name == "evaluate" for t in threading.enumerate()))
 
@@ -112,12 +125,12 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.recorder.has_evaluation.return_value = False
     self.results.update(before=0)
     self.go.set()
-    self.run_it(step=3, evaluate_every=3, beside=beside)
+    self.run_it(step=3, evaluate__every_steps=3, evaluate__beside=beside)
     self.assertIn(("evaluate", 3, 16), self.log)
 
   def test_a_batch_that_hangs_is_named(self):
     self.evaluator.run.side_effect = lambda *a, **k: self.go.wait(30)
-    self.make(beside=True)
+    self.make(evaluate__beside=True)
     self.evaluations.start(7, {"made_by": jnp.asarray(7)})
     with mock.patch.object(
         self.evaluations._thread, "join", side_effect=lambda s: time.sleep(0)

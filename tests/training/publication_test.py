@@ -6,22 +6,25 @@ import contextlib
 import pathlib
 import threading
 import time
+from unittest import mock
 
 from absl.testing import absltest
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax.monitor import metrics
+from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.training import publication
 from tba_jax.transport import base
 from tba_jax.transport import carrier_files
 from tba_jax.transport import carrier_store
 from tba_jax.transport import wire
+from tests.support import base_config
 from tests.support import in_process
 from tests.training import versions_test
 
-SECRET = b"s" * 32
-KEYS = {"run_id": "run", "secret": SECRET}
+RUN = versions_test.RUN
 WAIT_S = 20.0
 
 
@@ -41,39 +44,54 @@ class PublicationTest(absltest.TestCase):
   def connect(self):
     return in_process.InProcessTransport(self.store)
 
-  @contextlib.contextmanager
-  def span(self, kind):
-    self.spans.append(kind)
-    yield
-
   def make_publisher(
-      self, *, epoch=1, keep=2, carriers=None, dtype="", base_name=""
+      self, *, epoch=1, keep=2, carriers=None, dtype="", base_name="", **keys
   ):
-    publisher = publication.Publisher(
-        self.connect,
-        epoch=epoch,
-        carriers=carriers or [carrier_store.Chunks()],
-        dtype=dtype,
-        keep_versions=keep,
-        on_event=lambda *event: self.events.append(event),
-        span=self.span,
-        base_name=base_name,
-        **KEYS,
-    )
+    config = base_config.make(publish__dtype=dtype, publish__keep_versions=keep)
+    recorder = mock.create_autospec(recorder_lib.Recorder, instance=True)
+    recorder.event.side_effect = lambda *event: self.events.append(event)
+    recorder.span.side_effect = self.span
+    work = mock.Mock(base=base_name, peers=None)
+    work.state.params = _params(0.0)
+    carriers = carriers or [carrier_store.Chunks()]
+    with mock.patch.object(
+        publication, "make_write_carriers", return_value=carriers
+    ):
+      publisher = publication.Publisher(
+          self.connect,
+          config,
+          RUN,
+          epoch=epoch,
+          work=work,
+          recorder=recorder,
+          **keys,
+      )
     self.addCleanup(publisher.close)
     return publisher
 
-  def make_puller(self, params=None, *, carriers=(), dtype="", base_name=""):
-    puller = publication.Puller(
-        self.connect,
-        expected=publication.expected_leaves(params or _params(0.0)),
-        carriers={c.name: c for c in carriers or [carrier_store.Chunks()]},
-        dtype=dtype,
-        every_s=0.002,
-        on_event=lambda *event: self.events.append(event),
-        base_name=base_name,
-        **KEYS,
-    )
+  @contextlib.contextmanager
+  def span(self, kind, lane):
+    self.spans.append(kind)
+    yield
+
+  def make_puller(
+      self, params=None, *, carriers=(), connect=None, dtype="", base_name=""
+  ):
+    config = base_config.make(publish__dtype=dtype, search__pull_every_s=0.002)
+    events = mock.create_autospec(metrics.EventLog, instance=True)
+    events.write.side_effect = lambda *event: self.events.append(event)
+    carriers = {c.name: c for c in carriers or [carrier_store.Chunks()]}
+    with mock.patch.object(
+        publication, "make_read_carriers", return_value=carriers
+    ):
+      puller = publication.Puller(
+          connect or self.connect,
+          config,
+          RUN,
+          params or _params(0.0),
+          events=events,
+          base_name=base_name,
+      )
     self.addCleanup(puller.close)
     return puller
 
@@ -137,7 +155,7 @@ class PublicationTest(absltest.TestCase):
       publisher.wait(version, WAIT_S)
     self.wait_until(lambda: len(self._stored_tags()) == 2)
     self.assertEqual(
-        self._stored_tags(), {publication.tag_text(1, v) for v in (2, 3)}
+        self._stored_tags(), {publication.tag_text((1, v)) for v in (2, 3)}
     )
     # Looking whether the pointer is still ours is no publishing.
     self.assertEqual(self.spans, 4 * ["publish"])
@@ -152,13 +170,44 @@ class PublicationTest(absltest.TestCase):
     self.assertEqual(tag, (1, 7))
     self.assertIn("store_lost", {kind for kind, _ in self.events})
 
+  def test_a_version_that_is_not_finite_is_not_written(self):
+    publisher, puller = self.make_publisher(), self.make_puller()
+    publisher.submit(1, _params(1.0), jnp.asarray(True))
+    publisher.wait(1, WAIT_S)
+    publisher.submit(2, _params(np.nan), jnp.asarray(False))
+    self.wait_until(lambda: publisher._next is None)
+    publisher.submit(3, _params(3.0))
+    self.assertEqual(puller.wait_for(3, WAIT_S)[0], (1, 3))
+    self.assertEqual(self.spans.count("publish"), 2)
+
+  def test_the_trainer_s_other_messages_are_written_again(self):
+    put = lambda transport: transport.put("meta/settings", b"ours")
+    publisher = self.make_publisher(announce=put)
+    publisher.submit(1, _params(1.0))
+    for damage in (self.transport.delete, lambda k: self.transport.put(k, b"")):
+      damage("meta/settings")
+      self.wait_until(lambda: self.transport.get("meta/settings") == b"ours")
+
+  def test_garbage_as_pointer_ends_nobody_and_is_replaced(self):
+    publisher, puller = self.make_publisher(), self.make_puller()
+    publisher.submit(4, _params(4.0))
+    puller.wait_for(4, WAIT_S)
+    lease = {"run": "run", "key": "live/s", "sid": "s"}
+    for data in (b"", wire.encode_message(lease, RUN.secret)):
+      self.transport.put("p_cur", data)
+      self.wait_until(
+          lambda d=data: self.transport.get("p_cur") not in (d, None)
+      )
+    publisher.submit(5, _params(5.0))
+    self.assertEqual(puller.wait_for(5, WAIT_S)[0], (1, 5))
+
   def test_an_older_epoch_never_replaces_a_newer_one(self):
     publisher, puller = self.make_publisher(epoch=2), self.make_puller()
     publisher.submit(4, _params(4.0))
     puller.wait_for(4, WAIT_S)
     # A replaced trainer that still runs: more steps, an older epoch.
-    versions_test.publish(self.transport, _params(9.0), epoch=1, version=90)
-    read = lambda: publication.read_pointer(self.transport, **KEYS)
+    versions_test.publish(self.transport, _params(9.0), (1, 90))
+    read = lambda: publication.read_pointer(self.transport, RUN)
     self.wait_until(lambda: read() == (2, 4))
     self.assertEqual(puller.latest()[0], (2, 4))
     self.assertEqual(self.make_puller().wait_for(-1, WAIT_S)[0], (2, 4))
@@ -166,20 +215,18 @@ class PublicationTest(absltest.TestCase):
   def test_a_torn_version_is_refused_and_the_old_one_stays(self):
     puller = self.make_puller()
     write = lambda version: versions_test.publish(
-        self.transport, _params(version), epoch=1, version=version
+        self.transport, _params(version), (1, version)
     )
     write(1)
     puller.wait_for(1, WAIT_S)
     self.transport.delete("p_cur")
     write(2)
-    key = f"p/{publication.tag_text(1, 2)}/000000"
+    key = f"p/{publication.tag_text((1, 2))}/000000"
     self.transport.put(key, b"\0" * len(self.transport.get(key)))
-    self.transport.put(
-        "p_cur",
-        wire.encode_message({"run": "run", "epoch": 1, "version": 3}, SECRET),
-    )
-    meta = self.transport.get(f"p/{publication.tag_text(1, 2)}/meta")
-    self.transport.put(f"p/{publication.tag_text(1, 3)}/meta", meta)
+    pointer = {"run": "run", "key": "p_cur", "epoch": 1, "version": 3}
+    self.transport.put("p_cur", wire.encode_message(pointer, RUN.secret))
+    meta = self.transport.get(f"p/{publication.tag_text((1, 2))}/meta")
+    self.transport.put(f"p/{publication.tag_text((1, 3))}/meta", meta)
     self.wait_until(lambda: puller.stats.refused > 0)
     self.assertIn("refused_version", {kind for kind, _ in self.events})
     self.assertLess(puller.latest()[0], (1, 3))
@@ -245,15 +292,7 @@ class PublicationTest(absltest.TestCase):
     def refuse():
       raise base.DeadlineExceededError("the store is away")
 
-    puller = publication.Puller(
-        refuse,
-        expected={},
-        carriers={},
-        dtype="",
-        every_s=0.01,
-        on_event=lambda *event: None,
-        **KEYS,
-    )
+    puller = self.make_puller(connect=refuse)
     with self.assertRaises(base.TransportError) as raised:
       puller.wait_for(1, WAIT_S)
     self.assertIn("away", str(raised.exception.__cause__))
