@@ -19,7 +19,6 @@ from tba_jax.config import load
 from tba_jax.system import processes
 
 BENCHMARKS = (
-    "accelerator",
     "decode",
     "decode_lengths",
     "decode_live",
