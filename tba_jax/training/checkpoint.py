@@ -1,49 +1,372 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of a role: its device state and its host state, in one step.
+"""Checkpoints of device state and host state, by Orbax.
 
 A checkpoint is complete or absent: Orbax writes into a temporary directory and
-renames it. The device state is any pytree of arrays and may be restored onto
+renames it. The device state is any pytree of arrays, and may be restored onto
 another mesh or number of processes. The host state (replay buffer, cursors,
-counts) is process 0's: it writes it bit for bit, in one checked file.
+counts) is that of process 0, in one `.npz` with a CRC of each member. It also
+has a checksum of each leaf of the device state, which Orbax does not check.
 """
 
-from collections.abc import Callable, Iterator
-import contextlib
+from collections.abc import Callable
 import dataclasses
 import json
-import logging
 from typing import Any, BinaryIO
 import zipfile
 
+from absl import logging
 from etils import epath
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
 from tba_jax import types
 from tba_jax.system import bucket
+from tba_jax.system import jsonl
 from tba_jax.training import cluster
 
-# Host state to one file and back, bit for bit, without pickle.
-#
-# The file is an uncompressed `.npz`: the arrays, and one more member with the
-# structure as JSON. Its members carry checksums, so damage is seen when read.
+# Of the whole checkpoint; raise it with any change that others cannot read.
+FORMAT = 2
 
-
-# JSON objects with one of these keys stand for what JSON cannot say.
+# JSON objects with one of these keys stand for what JSON cannot represent.
 _ARRAY = "__array__"
 _SCALAR = "__scalar__"
 _PAIRS = "__pairs__"
 _STRUCTURE = "structure"
 
+# Leaves below this size are summed on the host, without a compile each.
+_HOST_SUM_SIZE = 1 << 20
+
+
+class FormatError(ValueError):
+  """The checkpoint has a format of another version of this program."""
+
+
+class Checkpointer:
+  """Saves to and restores from `directory/<step>/`.
+
+  Steps only grow. One thread uses it. All processes of a mesh call each method
+  together; they share the directory.
+
+  Args:
+    directory: local or `gs://` path; made if needed. Torn saves are removed.
+    keep: how many of the newest checkpoints stay, at least 1.
+    keep_every_steps: steps that it divides stay for good; 0 for none.
+    keep_every_s: the first of each such stretch of time stays for good; 0 for
+      none.
+    barrier: of the processes of a mesh; None for a single process.
+    on_event: called with ("checkpoint_damaged", message) when a damaged
+      checkpoint is skipped; by default that is logged.
+
+  Raises:
+    OSError: the directory cannot be made or written; the message has its path.
+  """
+
+  def __init__(
+      self,
+      directory: str,
+      *,
+      keep: int,
+      keep_every_steps: int = 0,
+      keep_every_s: int = 0,
+      barrier: cluster.SaveBarrier | None = None,
+      on_event: Callable[[str, str], None] | None = None,
+  ):
+    self._directory = bucket.absolute(directory)
+    self._on_event = on_event or (lambda _, message: logging.warning(message))
+    self._keep = keep
+    self._kept_for_good = keep_every_steps, keep_every_s
+    self._barrier = barrier
+    self._pending_step = None
+    try:
+      self._check_room()
+      self._manager = self._open()
+    except OSError as error:
+      raise OSError(
+          f"checkpoint directory {self._directory} cannot be used: {error}"
+      ) from error
+
+  def save(
+      self,
+      step: int,
+      state: types.PyTree,
+      host_state: dict[str, Any],
+      *,
+      wait: bool = False,
+  ) -> None:
+    """Copies both states to host memory and writes them in the background.
+
+    Waits for the previous save first. The caller may donate `state` and change
+    `host_state` afterwards.
+
+    Args:
+      step: above `latest_step()`.
+      state: pytree of `jax.Array`.
+      host_state: nested dicts (keys str or int) and lists of NumPy arrays and
+        scalars, int, float, bool, str and None; ignored but in process 0.
+      wait: whether to return only once the checkpoint is complete.
+
+    Raises:
+      OSError: this save, or the one before it, could not be written (disk full,
+        read-only); the message has the directory, the step and the cause.
+      TypeError: `host_state` holds something else.
+      ValueError: `step` is not above the latest one.
+    """
+    self.wait()
+    if (latest := self.latest_step()) is not None and step <= latest:
+      raise ValueError(
+          f"checkpoint step {step} is not above {latest}, the latest in"
+          f" {self._directory}"
+      )
+    packed = pack_host_state(
+        {
+            "format": FORMAT,
+            "checksums": leaf_checksums(state),
+            "host_state": host_state,
+        }
+    )
+    args = ocp.args.Composite(
+        state=ocp.args.StandardSave(state), host=HostStateSave(packed)
+    )
+    self._pending_step = step
+    self._raise_if_failed(self._check_room)
+    self._raise_if_failed(lambda: self._manager.save(step, args=args))
+    if wait:
+      self.wait()
+
+  def latest_step(self) -> int | None:
+    """Returns the newest step, or None; one being written counts."""
+    return self._manager.latest_step()
+
+  def complete_steps(self) -> list[int]:
+    """Returns the steps on disk that are complete, oldest first."""
+    pending = (
+        self._pending_step if self._manager.is_saving_in_progress() else None
+    )
+    return sorted(s for s in self._manager.all_steps() if s != pending)
+
+  def newest_steps(self) -> list[int]:
+    """Returns those of `complete_steps` that a run may continue from.
+
+    The others are kept for evaluation and export, without the journal.
+    """
+    return self.complete_steps()[-self._keep :]
+
+  def restore(
+      self, example_state: types.PyTree, step: int | None = None
+  ) -> tuple[types.PyTree, dict[str, Any]]:
+    """Returns (state, host_state) of the newest checkpoint that is undamaged.
+
+    A damaged one is skipped with an event and renamed to `damaged-<step>`, but
+    only once an older one could be read.
+
+    Args:
+      example_state: pytree of arrays or `jax.ShapeDtypeStruct` with shardings:
+        structure, shapes, dtypes and shardings of the result.
+      step: only this one; damage is then an error.
+
+    Raises:
+      FileNotFoundError: there is no checkpoint, or not that step.
+      FormatError: the newest one has another format.
+      ValueError: none can be read with this structure; names the reasons.
+    """
+    self.wait()
+    steps = sorted(self._manager.all_steps(), reverse=True)
+    if step is not None:
+      steps = [s for s in steps if s == step]
+    if not steps:
+      which = "no checkpoint" if step is None else f"no checkpoint {step}"
+      raise FileNotFoundError(f"{which} in {self._directory}")
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+        example_state,
+    )
+    failures = {}
+    for candidate in steps:
+      try:
+        restored = self._restore_step(candidate, abstract)
+      except FormatError:
+        raise
+      # Orbax and TensorStore raise whatever they meet in a damaged file.
+      except Exception as error:
+        # Its frames hold the damaged state.
+        failures[candidate] = error.with_traceback(None)
+        continue
+      self._set_aside(failures, candidate)
+      return restored
+    reasons = "; ".join(
+        f"step {s}: {type(e).__name__}: {e}" for s, e in failures.items()
+    )
+    raise ValueError(
+        f"no checkpoint in {self._directory} can be read: {reasons}"
+    ) from next(iter(failures.values()))
+
+  def wait(self) -> None:
+    """Waits until the running save is complete; raises as `save` does."""
+    self._raise_if_failed(self._manager.wait_until_finished)
+
+  def close(self) -> None:
+    """Waits for the running save and closes; raises as `save` does."""
+    try:
+      self.wait()
+    finally:
+      self._manager.close()
+
+  def check(self) -> None:
+    """Raises as `save` where one of several processes could not save."""
+    if self._barrier is not None and self._barrier.failure is not None:
+      self.wait()
+
+  def _open(self) -> ocp.CheckpointManager:
+    together = {}
+    if self._barrier is not None:
+      together["barrier_sync_fn"] = self._barrier
+      together["timeout_secs"] = int(self._barrier.deadline_s)
+    options = ocp.CheckpointManagerOptions(
+        preservation_policy=self._preservation(),
+        cleanup_tmp_directories=True,
+        enable_async_checkpointing=True,
+        # Else Orbax in other threads waits for these directories.
+        async_options=ocp.AsyncOptions(
+            create_directories_asynchronously=False, **together
+        ),
+    )
+    return ocp.CheckpointManager(self._directory, options=options)
+
+  def _preservation(self) -> managers.PreservationPolicy:
+    steps, seconds = self._kept_for_good
+    policies = [managers.LatestN(self._keep)]
+    if steps:
+      policies.append(managers.EveryNSteps(steps))
+    if seconds:
+      policies.append(managers.EveryNSeconds(seconds))
+    return managers.AnyPreservationPolicy(policies)
+
+  def _check_room(self) -> None:
+    """Makes the directory; raises OSError in all processes where that fails.
+
+    In a save process 0 alone makes folders, while the others wait in a
+    collective. So it tries that before, where an error reaches them.
+    """
+    if self._barrier is None:
+      self._directory.mkdir(parents=True, exist_ok=True)
+      return
+    try:
+      if jax.process_index() == 0:
+        probe = self._directory / ".probe"
+        probe.mkdir(parents=True, exist_ok=True)
+        # A bucket needs no folders, but may refuse a file.
+        (probe / "file").write_bytes(b".")
+        probe.rmtree()
+    finally:
+      # Also passes on an error that is on its way up.
+      timeout_ms = int(self._barrier.deadline_s * 1000)
+      self._barrier(key="making folders", timeout_ms=timeout_ms)
+
+  def _restore_step(
+      self, step: int, abstract: types.PyTree
+  ) -> tuple[types.PyTree, dict[str, Any]]:
+    read = lambda **items: self._manager.restore(
+        step, args=ocp.args.Composite(**items)
+    )
+    host = read(host=HostStateRestore())["host"]
+    if host.get("format") != FORMAT:
+      raise FormatError(
+          f"checkpoint {step} in {self._directory} has format"
+          f" {host.get('format')}; this program reads {FORMAT}"
+      )
+    state = read(state=ocp.args.StandardRestore(abstract))["state"]
+    found, saved = leaf_checksums(state), host["checksums"]
+    damaged = sorted(k for k in found if found[k] != saved.get(k))
+    if damaged:
+      raise ValueError(
+          f"{len(damaged)} of {len(found)} leaves are not what was saved:"
+          f" {', '.join(damaged[:3])}"
+      )
+    return state, host["host_state"]
+
+  def _set_aside(self, failures: dict[int, Exception], used: int) -> None:
+    for step, error in failures.items():
+      aside = self._directory / f"damaged-{step}"
+      if jax.process_index() == 0:
+        if aside.exists():
+          aside.rmtree()
+        (self._directory / str(step)).rename(aside)
+      self._on_event(
+          "checkpoint_damaged",
+          f"checkpoint {step} in {self._directory} is damaged"
+          f" ({type(error).__name__}: {error}); moved to {aside.name}, step"
+          f" {used} restored instead",
+      )
+    if failures:
+      self._manager.reload()
+
+  def _raise_if_failed(self, call: Callable[[], Any]) -> None:
+    try:
+      call()
+    # Orbax and TensorStore report a full disk as ValueError, RuntimeError, …
+    except Exception as error:
+      raise OSError(
+          f"checkpoint {self._pending_step} could not be written to"
+          f" {self._directory}: {error}"
+      ) from error
+
+
+def leaf_checksums(tree: types.PyTree) -> dict[str, int]:
+  """Returns a 32-bit checksum of each leaf, by its path.
+
+      checksum = Σᵢ mix(bitsᵢ, i) mod 2³²,  i the index in row-major order
+
+  `mix` is a bijection of the bits, so that a single changed element always
+  shows; an integer sum does not depend on how a leaf is sharded, so no leaf is
+  gathered. All processes of a mesh must call it together.
+
+  Args:
+    tree: of `jax.Array`.
+  """
+  sums = {}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    if leaf.is_fully_replicated and leaf.size < _HOST_SUM_SIZE:
+      # A shard's own copy: the leaf may be donated next.
+      found = _checksum(np.array(leaf.addressable_data(0)), np)
+    else:
+      found = _device_checksum(leaf)
+    sums[jax.tree_util.keystr(path)] = found
+  return {name: int(found) for name, found in sums.items()}
+
+
+def _checksum(array: Any, xp: Any) -> Any:
+  """Returns the checksum of an array of `xp`, NumPy or `jax.numpy`; uint32."""
+  if array.dtype == bool:
+    array = array.astype(np.uint8)
+  unsigned = xp.dtype(f"uint{8 * min(array.dtype.itemsize, 4)}")
+  if xp is np:
+    bits = np.ascontiguousarray(array).reshape(-1).view(unsigned)
+  else:
+    bits = jax.lax.bitcast_convert_type(array, unsigned)
+  bits = bits.astype(np.uint32)
+  index = xp.zeros(bits.shape, np.uint32)
+  for axis, size in enumerate(bits.shape):
+    # Of each axis by itself, which keeps a sharded array sharded.
+    shape = [size if i == axis else 1 for i in range(bits.ndim)]
+    counts = xp.arange(size, dtype=np.uint32).reshape(shape)
+    index = index * np.uint32(size % (1 << 32)) + counts
+  mixed = (bits ^ index * np.uint32(0x9E3779B1)) * np.uint32(0x85EBCA6B)
+  mixed = (mixed ^ mixed >> np.uint32(15)) * np.uint32(0xC2B2AE35)
+  return xp.sum(mixed, dtype=np.uint32)
+
+
+_device_checksum = jax.jit(lambda array: _checksum(array, jnp))
+
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-  """A host state whose arrays are copies.
+  """A copy of a host state.
 
-  structure: the state with each array replaced by its name, as JSON.
+  structure: the state as JSON, with each array replaced by its name.
   arrays: name to array.
   """
 
@@ -52,14 +375,14 @@ class Packed:
 
 
 def pack_host_state(host_state: Any) -> Packed:
-  """Returns a copy of the state that later changes do not reach.
+  """Returns a copy of the state, which later changes do not reach.
 
   Args:
     host_state: nested dicts (keys str or int) and lists of NumPy arrays and
       scalars, bool, int of any size, float, str and None.
 
   Raises:
-    TypeError: something else is in it; names the place.
+    TypeError: it holds something else; names the place.
   """
   arrays = {}
 
@@ -97,11 +420,7 @@ def write_host_state(file: BinaryIO, packed: Packed) -> None:
 
 
 def read_host_state(file: BinaryIO) -> Any:
-  """Returns the state that was packed.
-
-  Raises:
-    ValueError: the file is cut short or changed.
-  """
+  """Returns the state; raises ValueError where the file is damaged."""
   try:
     with np.load(file, allow_pickle=False) as members:
       arrays = {name: members[name] for name in members.files}
@@ -125,11 +444,8 @@ def read_host_state(file: BinaryIO) -> Any:
   return decode(structure)
 
 
-# The host state as an item of an Orbax checkpoint: one file of process 0.
-
-
 class HostStateHandler(ocp.AsyncCheckpointHandler):
-  """Writes the host state of process 0, and reads it in all of them."""
+  """Writes the host state of process 0, and reads it in all processes."""
 
   async def async_save(
       self, directory: epath.Path, args: "HostStateSave"
@@ -138,29 +454,30 @@ class HostStateHandler(ocp.AsyncCheckpointHandler):
       return []
     return [
         ocp.future.CommitFutureAwaitingContractedSignals(
-            self._write(directory, args.packed), name="host_state_save"
+            self._write(directory, args), name="host_state_save"
         )
     ]
 
   def save(self, directory: epath.Path, args: "HostStateSave") -> None:
     with _path(directory).open("wb") as file:
       write_host_state(file, args.packed)
+      jsonl.sync_file(file)
+    jsonl.sync_directory(directory)
 
   def restore(self, directory: epath.Path, args: "HostStateRestore") -> Any:
-    # Also where it is not needed: then all processes see the same damage, and
-    # pass over the same checkpoint.
-    del args  # There is nothing to choose.
+    # In all processes, so that all find and skip the same damaged checkpoints.
+    del args
     with _path(directory).open("rb") as file:
       return read_host_state(file)
 
-  async def _write(self, directory: epath.Path, packed: Packed) -> None:
-    self.save(directory, HostStateSave(packed))
+  async def _write(self, directory: epath.Path, args: "HostStateSave") -> None:
+    self.save(directory, args)
 
 
 @ocp.args.register_with_handler(HostStateHandler, for_save=True)
 @dataclasses.dataclass
 class HostStateSave(ocp.args.CheckpointArgs):
-  """What to save: a packed host state."""
+  """Saves a packed host state."""
 
   packed: Packed
 
@@ -173,361 +490,3 @@ class HostStateRestore(ocp.args.CheckpointArgs):
 
 def _path(directory: epath.Path) -> epath.Path:
   return directory / "process-00000.npz"
-
-
-# Fields of a train state that an earlier program's checkpoint lacks.
-
-
-class LackingError(ValueError):
-  """The checkpoint has no place for arrays that this run's state has."""
-
-
-def lacking_fields(folder: epath.Path, state: types.PyTree) -> set[str]:
-  """Returns the fields, all without arrays, that a checkpoint lacks.
-
-  Args:
-    folder: of one checkpoint.
-    state: that is wanted: arrays or shapes.
-
-  Raises:
-    LackingError: it lacks fields that have arrays; the message names them.
-  """
-  saved = ocp.StandardCheckpointHandler().metadata(folder / "state")
-  fields = _by_name(state)
-  absent = fields.keys() - saved.tree.keys()
-  if absent == fields.keys():
-    return set()  # No earlier layout: the reader tells what differs.
-  needed = sorted(n for n in absent if jax.tree.leaves(fields[n]))
-  if needed:
-    raise LackingError(
-        f"checkpoint {folder.name} in {folder.parent} has no"
-        f" {', '.join(needed)}: an earlier program, or one with other"
-        " settings, wrote it; go on with the settings it was written with, or"
-        " with those write its model (--program=export) and start a new run"
-        " with that folder as config.init"
-    )
-  return absent
-
-
-def without_fields(
-    state: types.PyTree, names: set[str]
-) -> dict[str, types.PyTree]:
-  """Returns the fields of a state but those named."""
-  return {n: field for n, field in _by_name(state).items() if n not in names}
-
-
-def with_defaults(
-    state: types.PyTree, fields: dict[str, types.PyTree]
-) -> types.PyTree:
-  """Returns a state with some of its fields replaced."""
-  if dataclasses.is_dataclass(state):
-    return dataclasses.replace(state, **fields)
-  return {**state, **fields}
-
-
-def _by_name(state: types.PyTree) -> dict[str, Any]:
-  """Returns the fields of a state; {} where they have no names."""
-  if dataclasses.is_dataclass(state):
-    return {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-  return dict(state) if isinstance(state, dict) else {}
-
-
-# Of the whole checkpoint. Raise it when an older program could not read it.
-FORMAT = 1
-
-
-class NewerFormatError(ValueError):
-  """The checkpoint was written by a newer program than this one."""
-
-
-class Checkpointer:
-  """Saves to and restores from `directory/<step>/`.
-
-  The newest few stay, to go on from, and of the older ones those that are asked
-  for, to evaluate or export. Steps only grow. One thread uses it. All processes
-  of a mesh call each method together; they share the directory.
-  """
-
-  def __init__(
-      self,
-      directory: str,
-      *,
-      keep: int,
-      keep_every_steps: int = 0,
-      keep_every_s: int = 0,
-      barrier: cluster.SaveBarrier | None = None,
-      on_event: Callable[[str, str], None] | None = None,
-  ):
-    """Opens the directory, makes it if needed, removes torn saves.
-
-    Args:
-      directory: local or `gs://` path.
-      keep: how many of the newest checkpoints stay, at least 1.
-      keep_every_steps: those whose step divides by it stay for good; 0 = none.
-      keep_every_s: of those that were saved within so many seconds, the first
-        stays for good; 0 = none.
-      barrier: where the processes of a mesh meet; None for one alone.
-      on_event: called with (kind, message) when a damaged checkpoint is passed
-        over; kind is "checkpoint_damaged".
-
-    Raises:
-      ValueError: `keep` is below 1.
-      OSError: the directory cannot be made or written, with its path.
-    """
-    if keep < 1:
-      raise ValueError(f"checkpoint.keep={keep}: at least 1")
-    self._directory = bucket.absolute(directory)
-    self._on_event = on_event or (lambda kind, message: None)
-    self._keep = keep
-    self._kept_for_good = keep_every_steps, keep_every_s
-    self._barrier = barrier
-    self._pending_step = None
-    try:
-      self._check_room()
-      self._manager = self._open()
-    except OSError as error:
-      raise OSError(
-          f"checkpoint directory {self._directory} cannot be used: {error}"
-      ) from error
-
-  def save(
-      self,
-      step: int,
-      state: types.PyTree,
-      host_state: dict[str, Any],
-      *,
-      wait: bool = False,
-  ) -> None:
-    """Takes a copy of both states and writes them in the background.
-
-    Returns once the copies are in host memory, so the caller may donate `state`
-    and change `host_state`; before that it waits for the previous save, if that
-    is still being written. With `wait`, returns once it is complete.
-
-    Args:
-      step: number of the checkpoint, above `latest_step()`.
-      state: pytree of `jax.Array`.
-      host_state: nested dicts (keys str or int) and lists of NumPy arrays and
-        scalars, int, float, bool, str and None; of process 0, not read in the
-        others.
-
-    Raises:
-      OSError: this save, or the one before it, could not be written (disk full,
-        read-only); the message has the directory, the step and the cause.
-      TypeError: `host_state` holds something else.
-      ValueError: `step` is not above the latest one.
-    """
-    self.wait()
-    if (latest := self.latest_step()) is not None and step <= latest:
-      raise ValueError(
-          f"checkpoint step {step} is not above {latest}, the latest in"
-          f" {self._directory}"
-      )
-    args = ocp.args.Composite(
-        state=ocp.args.StandardSave(state),
-        host=HostStateSave(pack_host_state(host_state)),
-    )
-    self._pending_step = step
-    metadata = {"format": FORMAT}
-    self._raise_if_failed(self._check_room)
-    self._raise_if_failed(
-        lambda: self._manager.save(step, args=args, custom_metadata=metadata)
-    )
-    if wait:
-      self.wait()
-
-  def latest_step(self) -> int | None:
-    """Returns the newest complete step, or None; one being written counts."""
-    return self._manager.latest_step()
-
-  def complete_steps(self) -> list[int]:
-    """Returns the steps on disk that are complete, oldest first."""
-    pending = (
-        self._pending_step if self._manager.is_saving_in_progress() else None
-    )
-    return sorted(s for s in self._manager.all_steps() if s != pending)
-
-  def newest_steps(self) -> list[int]:
-    """Returns those of `complete_steps` that a run may go on from.
-
-    What is kept for good besides is for evaluation and export: the data behind
-    it does not stay.
-    """
-    return self.complete_steps()[-self._keep :]
-
-  def restore(
-      self, example_state: types.PyTree, step: int | None = None
-  ) -> tuple[types.PyTree, dict[str, Any]]:
-    """Returns (state, host_state) of the newest checkpoint that can be read.
-
-    A damaged one is passed over for the one before it, with an event, and moved
-    aside (`damaged-<step>`), so that its step can be saved again. That happens
-    only after an older one could be read: where none can, nothing is moved.
-
-    Args:
-      example_state: pytree of arrays or `jax.ShapeDtypeStruct` with shardings:
-        the structure, shapes, dtypes and shardings of the result.
-      step: only this one; damage is then an error.
-
-    Raises:
-      FileNotFoundError: there is no checkpoint, or not that step.
-      NewerFormatError: the newest one has a newer format.
-      LackingError: the newest one lacks whole fields of the state. Fields
-        without any array, which an earlier program did not know, may lack.
-      ValueError: none can be read with this structure; names the reasons.
-    """
-    self.wait()
-    steps = sorted(self._manager.all_steps(), reverse=True)
-    if step is not None:
-      steps = [s for s in steps if s == step]
-    if not steps:
-      which = "no checkpoint" if step is None else f"no checkpoint {step}"
-      raise FileNotFoundError(f"{which} in {self._directory}")
-    abstract = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-        example_state,
-    )
-    failures = {}
-    for candidate in steps:
-      try:
-        out = self._restore_step(candidate, abstract)
-      except (NewerFormatError, LackingError):
-        raise
-      # Damage shows as whatever the reader of the damaged part raises.
-      except Exception as error:
-        failures[candidate] = error
-        continue
-      self._set_aside(failures, candidate)
-      return out
-    reasons = "; ".join(
-        f"step {s}: {type(e).__name__}: {e}" for s, e in failures.items()
-    )
-    raise ValueError(
-        f"no checkpoint in {self._directory} can be read: {reasons}"
-    ) from next(iter(failures.values()))
-
-  def wait(self) -> None:
-    """Waits until the running save is complete; raises as `save` does."""
-    self._raise_if_failed(self._manager.wait_until_finished)
-
-  def close(self) -> None:
-    """Waits for the running save, then lets go of threads; raises as `save`."""
-    try:
-      self.wait()
-    finally:
-      self._manager.close()
-
-  def check(self) -> None:
-    """Raises as `save` where one of several processes could not save."""
-    if self._barrier is not None and self._barrier.failure is not None:
-      self.wait()
-
-  def _open(self) -> ocp.CheckpointManager:
-    together = {}
-    if self._barrier is not None:
-      together["barrier_sync_fn"] = self._barrier
-      together["timeout_secs"] = int(self._barrier.deadline_s)
-    options = ocp.CheckpointManagerOptions(
-        preservation_policy=self._preservation(),
-        cleanup_tmp_directories=True,
-        enable_async_checkpointing=True,
-        # Else what other threads write by Orbax waits for these directories.
-        async_options=ocp.AsyncOptions(
-            create_directories_asynchronously=False, **together
-        ),
-    )
-    return ocp.CheckpointManager(self._directory, options=options)
-
-  def _preservation(self) -> managers.PreservationPolicy:
-    steps, seconds = self._kept_for_good
-    policies = [managers.LatestN(self._keep)]
-    if steps:
-      policies.append(managers.EveryNSteps(steps))
-    if seconds:
-      policies.append(managers.EveryNSeconds(seconds))
-    return managers.AnyPreservationPolicy(policies)
-
-  def _check_room(self) -> None:
-    """Makes the directory; of several processes, all learn if that fails.
-
-    In a save process 0 alone makes folders, between collectives that the others
-    wait in. So it tries that before, where all can be told.
-
-    Raises:
-      OSError: it cannot be made, or no folder in it.
-    """
-    if self._barrier is None:
-      self._directory.mkdir(parents=True, exist_ok=True)
-      return
-    try:
-      if jax.process_index() == 0:
-        probe = self._directory / ".probe"
-        probe.mkdir(parents=True, exist_ok=True)
-        # A bucket has no folders to be made.
-        (probe / "file").write_bytes(b".")
-        probe.rmtree()
-    finally:
-      # It tells an error that is on its way up.
-      timeout_ms = int(self._barrier.deadline_s * 1000)
-      self._barrier(key="making folders", timeout_ms=timeout_ms)
-
-  def _restore_step(
-      self, step: int, abstract: types.PyTree
-  ) -> tuple[types.PyTree, dict[str, Any]]:
-    with _without_hint():
-      metadata = self._manager.metadata(step).custom_metadata or {}
-    if "format" not in metadata:
-      raise ValueError("its metadata holds no format")
-    if metadata["format"] > FORMAT:
-      raise NewerFormatError(
-          f"checkpoint {step} in {self._directory} has format"
-          f" {metadata['format']}; this program reads up to {FORMAT}"
-      )
-    lacking = lacking_fields(self._directory / str(step), abstract)
-    wanted = without_fields(abstract, lacking) if lacking else abstract
-    args = ocp.args.Composite(
-        host=HostStateRestore(), state=ocp.args.StandardRestore(wanted)
-    )
-    out = self._manager.restore(step, args=args)
-    state = out["state"]
-    if lacking:
-      state = with_defaults(abstract, state)
-    return state, out["host"]
-
-  def _set_aside(self, failures: dict[int, Exception], used: int) -> None:
-    for step, error in failures.items():
-      aside = self._directory / f"damaged-{step}"
-      if jax.process_index() == 0:
-        if aside.exists():
-          aside.rmtree()
-        (self._directory / str(step)).rename(aside)
-      self._on_event(
-          "checkpoint_damaged",
-          f"checkpoint {step} in {self._directory} is damaged"
-          f" ({type(error).__name__}: {error}); moved to {aside.name}, step"
-          f" {used} restored instead",
-      )
-    if failures:
-      self._manager.reload()
-
-  def _raise_if_failed(self, call: Callable[[], Any]) -> None:
-    try:
-      call()
-    # Orbax and TensorStore report a full disk as ValueError, RuntimeError, …
-    except Exception as error:
-      raise OSError(
-          f"checkpoint {self._pending_step} could not be written to"
-          f" {self._directory}: {error}"
-      ) from error
-
-
-@contextlib.contextmanager
-def _without_hint() -> Iterator[None]:
-  """Keeps back that the items need handlers, where metadata alone is read."""
-  logger = logging.getLogger("absl")
-  is_other = lambda record: "could not be restored" not in record.getMessage()
-  logger.addFilter(is_other)
-  try:
-    yield
-  finally:
-    logger.removeFilter(is_other)

@@ -1,13 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer's processes: joined by `jax.distributed`, led by process 0.
+"""The processes of one trainer: joined by `jax.distributed`, led by process 0.
 
-Process 0 decides what is done. Whatever its devices do together with those of
-the others it tells them first, as one command after the other, and then does
-the same itself: so all processes enter every collective, in one order, and
-none skips one alone. Commands go through the key-value store of the trainer's
-own coordinator, which lives in process 0; no device waits for them. Where one
-process ends, all do, and are started again together.
+Process 0 runs the training loop. Before it enters a collective it broadcasts a
+command, and the others make the same call, so that all processes enter all
+collectives in one order. Commands go through the key-value store of the
+trainer's coordinator, which lives in process 0; no device waits for them. If
+one process ends, all end and are restarted together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 from absl import logging
 import jax
@@ -30,57 +29,51 @@ from tba_jax.system import processes
 from tba_jax.training import sharding
 from tba_jax.transport import base
 from tba_jax.transport import jax_kv
+from tba_jax.transport import locator
 from tba_jax.transport import wire
 
-if TYPE_CHECKING:
-  from tba_jax.transport import locator
-
-
-# Where the processes of a trainer wait for each other while they save.
-#
-# Orbax writes in threads beside the steps, and has those of all processes meet
-# at
-# barriers, one after the other. One that could not write leaves out what is
-# left
-# to do, and would meet the others at another barrier than the one they wait at,
-# until the deadline of a slow disk. Here they meet by count: it says why it
-# failed, and that is then the error of all of them.
-
-
 _BARRIER_PREFIX = "tba_save"
-_LOOK_S = 0.05
+_BARRIER_POLL_S = 0.05
+
+_PREFIX = "tba_trainer"
+_COMMAND_SCHEMA = {"name": str, "count": int, "fields": {}}
+# How often process 0 asks whether another process wants to stop, and how often
+# it says at least that it is alive.
+_STOP_POLL_S = 1.0
+_ALIVE_S = 10.0
+_TICK_S = 0.2
+# All processes leave together; one that is missing is waited for this long.
+_SHUTDOWN_S = 20
 
 
 class SaveError(OSError):
-  """A process could not write its part; the message names it and the cause."""
+  """A process could not write its part of a checkpoint."""
 
 
 class SaveBarrier:
-  """Called as `orbax.checkpoint.AsyncOptions.barrier_sync_fn`.
+  """Barrier of the threads that save a checkpoint, one in each process.
+
+  Called as `orbax.checkpoint.AsyncOptions.barrier_sync_fn`. A process that
+  fails to write skips the barriers that are left of a save, and would meet the
+  others at another one than they wait at. Here barriers are counted, not named,
+  and the failing process passes its error on, which all processes then raise.
 
   All processes call it equally often and in one order, from one thread at a
   time; after an error no more saves may begin.
 
-  failure: what went wrong, in whatever process; None as long as nothing has.
-  deadline_s: of a whole save.
+  Attributes:
+    failure: the error of the first process that failed; None without.
+    deadline_s: of a whole save.
   """
 
   def __init__(
       self,
-      client: "jax_kv.Client",
+      client: jax_kv.Client,
       process: int,
       num_processes: int,
       *,
       deadline_s: float,
   ):
-    """Waits for nobody yet.
-
-    Args:
-      client: of the coordinator of all of them.
-      process: this one.
-      num_processes: in all.
-      deadline_s: at least 1.
-    """
     self._client = client
     self._process = process
     self._num_processes = num_processes
@@ -89,16 +82,16 @@ class SaveBarrier:
     self.deadline_s = deadline_s
 
   def __call__(self, *, key: str, timeout_ms: int) -> None:
-    """Waits until all have come; each call is the next barrier.
+    """Waits until all processes have come to the next barrier.
 
     Args:
-      key: what Orbax calls it, for messages.
-      timeout_ms: the longest wait, what is left of the deadline.
+      key: Orbax's name of the barrier, for messages.
+      timeout_ms: longest wait: what is left of the deadline.
 
     Raises:
-      SaveError: one of them could not write, or did not come in time.
+      SaveError: a process could not write, or did not come in time.
     """
-    # Orbax calls it while the error of what it has just done is on its way up.
+    # Orbax calls this in `finally`, while its own error is on the way up.
     error = sys.exc_info()[1]
     if error is not None and self.failure is None:
       late = (
@@ -112,56 +105,47 @@ class SaveBarrier:
     count, self._count = self._count, self._count + 1
     text = "" if self.failure is None else str(self.failure)
     self._client.key_value_set_bytes(
-        f"{_folder(count)}/{self._process}", text.encode()
+        f"{_barrier_key(count)}/{self._process}", text.encode()
     )
     if self.failure is not None:
       raise self.failure
     self._wait(count, key, timeout_ms / 1e3)
     if count:
-      # All are here, so none looks at the one before any more.
-      self._client.key_value_delete(f"{_folder(count - 1)}/{self._process}")
+      # All have passed the barrier before this one.
+      self._client.key_value_delete(
+          f"{_barrier_key(count - 1)}/{self._process}"
+      )
 
   def _wait(self, count: int, key: str, timeout_s: float) -> None:
     until = time.monotonic() + timeout_s
     while True:
+      entries = self._client.key_value_dir_get_bytes(_barrier_key(count))
       came = {
-          int(name.rpartition("/")[2]): text.decode()
-          for name, text in self._client.key_value_dir_get_bytes(_folder(count))
+          int(name.rpartition("/")[2]): text.decode() for name, text in entries
       }
-      causes = [text for text in came.values() if text]
-      lacking = sorted(set(range(self._num_processes)) - set(came))
-      if causes:
-        self.failure = SaveError(causes[0])
-      elif not lacking:
+      errors = [text for text in came.values() if text]
+      missing = sorted(set(range(self._num_processes)) - set(came))
+      if errors:
+        self.failure = SaveError(errors[0])
+      elif not missing:
         return
       elif time.monotonic() > until:
         self.failure = SaveError(
-            f"process {', '.join(map(str, lacking))} of the trainer did not"
+            f"process {', '.join(map(str, missing))} of the trainer did not"
             f" come to {key} within {timeout_s:.0f} s"
             " (config.trainer.save_deadline_s)"
         )
       if self.failure is not None:
         raise self.failure
-      time.sleep(_LOOK_S)
+      time.sleep(_BARRIER_POLL_S)
 
 
-def _folder(count: int) -> str:
+def _barrier_key(count: int) -> str:
   return f"{_BARRIER_PREFIX}/{count:012d}"
 
 
-_PREFIX = "tba_trainer"
-# How often process 0 looks whether another one wants to stop, and the least
-# that it says when there is nothing to do.
-_LOOK_EVERY_S = 1.0
-_ALIVE_EVERY_S = 10.0
-_TICK_S = 0.2
-
-
 class Ended(Exception):
-  """Process 0 has ended, and with it this one.
-
-  status: that both exit with.
-  """
+  """Process 0 has ended the run; `status` is the exit status of all."""
 
   def __init__(self, status: int):
     super().__init__(f"process 0 of the trainer ends with status {status}")
@@ -170,18 +154,22 @@ class Ended(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-  """What process 0 has all processes do.
-
-  name: of what is to be done.
-  fields: of JSON types.
-  """
+  """A call that all processes make; its fields are of JSON types."""
 
   name: str
   fields: dict[str, Any]
 
 
 class Cluster:
-  """The processes of one trainer, seen from one of them."""
+  """This process among those of its trainer; a context that leaves at its end.
+
+  Args:
+    process: number of this process; 0 leads.
+    num_processes: in all.
+    secret: key of the commands.
+    deadline_s: the longest silence of process 0.
+    client: of the trainer's coordinator; None for a single process.
+  """
 
   def __init__(
       self,
@@ -192,25 +180,16 @@ class Cluster:
       deadline_s: float = 0.0,
       client: jax_kv.Client | None = None,
   ):
-    """Takes the place of this process.
-
-    Args:
-      process: 0 leads.
-      num_processes: in all.
-      secret: key of the commands.
-      deadline_s: the longest silence of process 0.
-      client: of the trainer's coordinator; None where there is one process.
-    """
     self.process = process
     self.num_processes = num_processes
+    self.client = client
     self._secret = secret
     self._deadline_s = deadline_s
-    self._client = client
-    self._told = 0
-    self._told_at = self._looked_at = time.monotonic()
-    self._stop_asked = False
+    self._count = 0
+    self._sent_at = self._polled_at = time.monotonic()
+    self._stop_requested = False
     self._ended = False
-    self._heard: queue.Queue[Command | Exception] = queue.Queue(maxsize=4)
+    self._received: queue.Queue[Command | Exception] = queue.Queue(maxsize=4)
     if not self.leads:
       threading.Thread(target=self._listen, name="listen", daemon=True).start()
 
@@ -218,16 +197,11 @@ class Cluster:
   def leads(self) -> bool:
     return self.process == 0
 
-  @property
-  def client(self) -> jax_kv.Client | None:
-    """Of the trainer's coordinator; None where there is one process."""
-    return self._client
-
   def __enter__(self) -> "Cluster":
     return self
 
   def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-    if self._client is None:
+    if self.client is None:
       return
     if self.leaves_alone(error):
       logging.error("process %d leaves alone", self.process, exc_info=error)
@@ -235,48 +209,44 @@ class Cluster:
       sys.stderr.flush()
       os._exit(status_of(error))  # pylint: disable=protected-access
     if error is not None:
-      # Before the wait for the others, in which it may be killed.
+      # Now, since the shutdown may kill this process.
       logging.error("process %d ends: %s", self.process, error)
     jax.distributed.shutdown()
 
   def leaves_alone(self, error: BaseException | None) -> bool:
-    """True where an error ends this process, of which the others know nothing.
+    """Returns whether only this process knows that it ends.
 
-    They may hang in a collective that it has left: nobody would come to leave
-    together, so it must not wait for them.
+    The others may hang in a collective without it and never come to a common
+    shutdown, so it must not wait for them.
     """
     return not (self.leads or error is None or isinstance(error, Ended))
 
   def broadcast(
       self, name: str, fields: Mapping[str, Any] | None = None
   ) -> None:
-    """Tells every other process what comes next; waits for none of them.
+    """Sends a command to the other processes; waits for none of them.
 
-    A process that follows tells nothing: it does the same by the same code.
-
-    Args:
-      name: of what is to be done.
-      fields: of JSON types.
+    Does nothing in a process that follows: it runs the same code.
     """
     if not self.leads:
       return
-    message = {"name": name, "count": self._told, "fields": dict(fields or {})}
+    message = {"name": name, "count": self._count, "fields": dict(fields or {})}
     for process in range(1, self.num_processes):
-      self._client.key_value_set_bytes(
-          _key(process, self._told), wire.encode_message(message, self._secret)
+      self.client.key_value_set_bytes(
+          _key(process, self._count), wire.encode_message(message, self._secret)
       )
-    self._told += 1
-    self._told_at = time.monotonic()
+    self._count += 1
+    self._sent_at = time.monotonic()
 
   def collect(
       self, name: str, fields: Mapping[str, Any]
   ) -> dict[int, dict[str, Any]]:
-    """Sends fields to process 0, which gets those of all others by process.
+    """Sends fields to process 0; returns there those of the others, by process.
 
-    All processes must call it; none but process 0 waits.
+    All processes must call it; only process 0 waits.
 
     Args:
-      name: of what is collected, never used before.
+      name: of what is collected; each one only once.
       fields: of JSON types.
 
     Raises:
@@ -286,12 +256,12 @@ class Cluster:
     key = f"{_PREFIX}/{name}"
     if not self.leads:
       data = wire.encode_message(fields, self._secret)
-      self._client.key_value_set_bytes(f"{key}/{self.process}", data)
+      self.client.key_value_set_bytes(f"{key}/{self.process}", data)
       return {}
     found = {}
     for process in range(1, self.num_processes):
       try:
-        data = self._client.blocking_key_value_get_bytes(
+        data = self.client.blocking_key_value_get_bytes(
             f"{key}/{process}", int(1e3 * self._deadline_s)
         )
         found[process] = wire.decode_message(data, self._secret)
@@ -301,13 +271,11 @@ class Cluster:
     return found
 
   def begin(self) -> None:
-    """Has process 0 say that nothing is in the way; the others wait for it.
-
-    Before it none does anything that needs them all.
+    """Waits for process 0 to start; call it before the first collective.
 
     Raises:
-      Ended: something is.
-      TransportError: process 0 is lost, or has been silent for too long.
+      Ended: process 0 could not start.
+      TransportError: process 0 is lost, or was silent for too long.
     """
     if self.leads:
       self.broadcast("begin")
@@ -317,9 +285,9 @@ class Cluster:
       raise Ended(command.fields["status"])
 
   def gatherer(self, mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
-    """Returns what makes a tree of arrays whole on devices of this process.
+    """Returns a function that gathers a tree to a device of each process.
 
-    All processes must call it together. With one it returns the tree itself.
+    All processes must call it together. With one process it is the identity.
     """
     if self.num_processes == 1:
       return lambda tree: tree
@@ -330,40 +298,35 @@ class Cluster:
     )
 
   def params_gatherer(self, mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
-    """As `gatherer`, of params, split over the devices of this process."""
+    """As `gatherer`, but splits params over the devices of each process."""
     if self.num_processes == 1 or mesh.size == self.num_processes:
       return self.gatherer(mesh)
     return sharding.make_gather(mesh)
 
   def save_barrier(self, deadline_s: float) -> SaveBarrier | None:
-    """Returns where the processes meet that save together; None for one.
-
-    Args:
-      deadline_s: of a whole save.
-    """
-    if self._client is None:
+    """Returns the barrier of saves; None for a single process."""
+    if self.client is None:
       return None
     return SaveBarrier(
-        self._client, self.process, self.num_processes, deadline_s=deadline_s
+        self.client, self.process, self.num_processes, deadline_s=deadline_s
     )
 
   def receive(self, should_stop: Callable[[], bool]) -> Command:
     """Returns the next command of process 0, in its order.
 
-    Waits for it, `deadline_s` at most without a word. Where `should_stop` is
-    true, process 0 is told so: it decides.
+    Where `should_stop` is true, process 0 is told, and decides.
 
     Raises:
-      DeadlineExceededError: process 0 has been silent for too long.
+      DeadlineExceededError: process 0 was silent for `deadline_s`.
       TransportError: the coordinator is lost, or a command is not of this run.
     """
     deadline = time.monotonic() + self._deadline_s
     while True:
-      if should_stop() and not self._stop_asked:
-        self._stop_asked = True
-        self._client.key_value_set_bytes(f"{_PREFIX}/stop/{self.process}", b"1")
+      if should_stop() and not self._stop_requested:
+        self._stop_requested = True
+        self.client.key_value_set_bytes(f"{_PREFIX}/stop/{self.process}", b"1")
       try:
-        heard = self._heard.get(timeout=_TICK_S)
+        received = self._received.get(timeout=_TICK_S)
       except queue.Empty:
         if time.monotonic() > deadline:
           raise base.DeadlineExceededError(
@@ -371,55 +334,56 @@ class Cluster:
               f" {self._deadline_s:.0f} s (config.trainer.deadline_s)"
           ) from None
         continue
-      if isinstance(heard, Exception):
-        raise heard
-      if heard.name != "alive":
-        return heard
+      if isinstance(received, Exception):
+        raise received
+      if received.name != "alive":
+        return received
       deadline = time.monotonic() + self._deadline_s
 
   def stopper(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
-    """Returns what is true where any process shall stop; for process 0.
+    """Returns a function that is true where any process wants to stop.
 
-    It is asked wherever process 0 waits, and so also tells that it lives.
+    Process 0 calls it wherever it waits, so it also sends signs of life.
     """
 
     def any_should_stop() -> bool:
       now = time.monotonic()
-      if self.num_processes > 1 and now - self._looked_at > _LOOK_EVERY_S:
-        self._looked_at = now
-        asked = self._client.key_value_dir_get_bytes(f"{_PREFIX}/stop")
-        self._stop_asked = self._stop_asked or bool(asked)
-        if now - self._told_at > _ALIVE_EVERY_S:
+      if self.num_processes > 1 and now - self._polled_at > _STOP_POLL_S:
+        self._polled_at = now
+        requests = self.client.key_value_dir_get_bytes(f"{_PREFIX}/stop")
+        self._stop_requested = self._stop_requested or bool(requests)
+        if now - self._sent_at > _ALIVE_S:
           self.broadcast("alive")
-      return self._stop_asked or should_stop()
+      return self._stop_requested or should_stop()
 
     return any_should_stop if self.leads else should_stop
 
   def end(self, status: int) -> None:
-    """Tells the others to end with a status; the first one counts."""
+    """Broadcasts the exit status; only the first call counts."""
     if self.leads and not self._ended:
       self._ended = True
       self.broadcast("end", {"status": status})
 
   def _listen(self) -> None:
-    """Fetches commands ahead, so that none is waited for between two steps."""
+    """Fetches commands ahead, so that no step waits for one."""
     count = 0
     while True:
       key = _key(self.process, count)
       try:
-        data = self._client.blocking_key_value_get_bytes(
+        data = self.client.blocking_key_value_get_bytes(
             key, int(1e3 * (self._deadline_s + 60))
         )
-        self._client.key_value_delete(key)
-        message = wire.decode_message(data, self._secret)
+        self.client.key_value_delete(key)
+        message = wire.decode_message(data, self._secret, _COMMAND_SCHEMA)
         if message["count"] != count:
           raise wire.WireError("header", f"{key} has count {message['count']}")
-        command = Command(message["name"], message["fields"])
-      except (jax_kv.KvError, wire.WireError, KeyError) as error:
-        self._heard.put(base.TransportError(f"trainer's coordinator: {error}"))
+      except Exception as error:  # `receive` raises it.
+        lost = base.TransportError(f"trainer's coordinator: {error}")
+        lost.__cause__ = error
+        self._received.put(lost)
         return
-      self._heard.put(command)
-      if command.name == "end":
+      self._received.put(Command(message["name"], message["fields"]))
+      if message["name"] == "end":
         return
       count += 1
 
@@ -437,35 +401,28 @@ def _key(process: int, count: int) -> str:
   return f"{_PREFIX}/{process}/{count:012d}"
 
 
-# How a process becomes one of the trainer's, or says why it cannot.
-
-
-# All leave together; who does not come is not waited for any longer.
-_SHUTDOWN_S = 20
-
-
 def join(
     settings: ml_collections.ConfigDict,
     operands: Sequence[str],
     secret: bytes,
-    tls: "locator.Tls | None" = None,
+    tls: locator.Tls | None = None,
 ) -> Cluster:
-  """Joins this process to the trainer's others; to be called before any device.
+  """Joins `jax.distributed`; call it before any use of a device.
 
-  Waits until all have come, `start_deadline_s` at most; ends this process with
-  a message where they have not, since `jax.distributed` would abort it.
+  Waits for all processes for at most `start_deadline_s`; ends this process with
+  a message where some are missing, since `jax.distributed` would abort it.
 
   Args:
     settings: `config.trainer`.
-    operands: of the program: the number of this process, and host:port of
-      process 0, `settings.coordinator` where not given. With neither, what JAX
-      finds in the environment of Slurm, TPU VMs and others.
+    operands: number of this process, and host:port of process 0 (default:
+      `settings.coordinator`). With neither, JAX finds both in the environment
+      of Slurm, TPU VMs and others.
     secret: key of the commands.
-    tls: files of mutual TLS with process 0; None = without.
+    tls: files of mutual TLS with process 0; None to do without.
 
   Raises:
     ValueError: an operand or setting that does not fit the others, or `tls`
-      where JAX does not offer it.
+      where this jax does not offer it.
   """
   if settings.cpu_devices:
     jax.config.update("jax_num_cpu_devices", settings.cpu_devices)
@@ -475,8 +432,7 @@ def join(
     return Cluster()
   secured = _tls_options(tls)
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  # It would take SIGTERM away from this program, and see it only where all
-  # processes call it; here any of them tells process 0, which decides.
+  # It would take over SIGTERM, which here any process reports to process 0.
   jax.config.update("jax_enable_preemption_service", False)
   if process == 0:
     _check_free(address)
@@ -491,14 +447,14 @@ def join(
         coordinator_address=address,
         num_processes=num_processes,
         process_id=process,
-        # Never on all interfaces of a machine, which is what JAX would do.
+        # JAX would listen on all interfaces.
         coordinator_bind_address=address,
         cluster_detection_method="deactivate",
     )
   jax.distributed.initialize(
       **found,
       **secured,
-      # The timer comes first: it says what is wrong.
+      # Later than the timer, whose message says what is wrong.
       initialization_timeout=int(settings.start_deadline_s) + 60,
       heartbeat_timeout_seconds=max(1, int(settings.heartbeat_s)),
       shutdown_timeout_seconds=_SHUTDOWN_S,
@@ -523,7 +479,7 @@ def _parse(
 ) -> tuple[int | None, str | None]:
   """Returns the number of this process and the address of process 0.
 
-  None where JAX is to find them.
+  Both are None where JAX is to find them.
   """
   num_processes = settings.num_processes
   if num_processes > 1 and not operands and not settings.coordinator:
@@ -544,7 +500,7 @@ def _parse(
   return int(text), address
 
 
-def _tls_options(tls: "locator.Tls | None") -> dict[str, object]:
+def _tls_options(tls: locator.Tls | None) -> dict[str, object]:
   if tls is None:
     return {}
   offered = inspect.signature(jax.distributed.initialize).parameters
@@ -564,12 +520,12 @@ def _tls_options(tls: "locator.Tls | None") -> dict[str, object]:
 
 
 def _check_free(address: str) -> None:
-  """Raises where somebody listens: two coordinators would share the port."""
+  """Raises ValueError where the address is taken: gRPC would share the port."""
   host, _, port = address.rpartition(":")
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
   try:
     with socket.socket(family) as probe:
-      # What an earlier coordinator has left in TIME_WAIT is no obstacle.
+      # As gRPC does: TIME_WAIT of an earlier coordinator is no obstacle.
       probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
       probe.bind((host.strip("[]"), int(port)))
   except OSError as error:

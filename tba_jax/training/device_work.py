@@ -1,55 +1,52 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a trainer has its devices do, in all of its processes alike.
+"""Train state owner; runs in lockstep on every process of the trainer.
 
-The trainer's loop runs in process 0 and calls these methods; each first tells
-the other processes, which then make the same call (`Follower`). With one
-process there is nobody to tell.
+The trainer's loop runs in process 0 and calls `DeviceWork`; each method first
+broadcasts a command, on which a `Follower` in the other processes makes the
+same call.
 """
 
 from collections.abc import Callable
 import dataclasses
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 import jax
 
 from tba_jax import types
 from tba_jax.system import processes
+from tba_jax.training import checkpoint
 from tba_jax.training import cluster as cluster_lib
-
-if TYPE_CHECKING:
-  from tba_jax.training import checkpoint
-  from tba_jax.training import lora
-  from tba_jax.training import train_step as train_step_lib
-  from tba_jax.transport import carrier_orbax
+from tba_jax.training import lora
+from tba_jax.training import train_step as train_step_lib
+from tba_jax.transport import carrier_orbax
 
 
 class DeviceWork:
-  """Owns the train state."""
+  """Owns the train state.
+
+  Args:
+    state: before the next step.
+    train_step: jitted; donates the state.
+    whole: merges the state's params into those of the model.
+    checkpointer: of this run.
+    mesh: of all processes.
+    cluster: this process among the others.
+    peers: writes this process's shards of what is published; None where process
+      0 publishes all params.
+  """
 
   def __init__(
       self,
       *,
-      state: "train_step_lib.TrainState",
-      train_step: "train_step_lib.TrainStep",
-      whole: "lora.Whole",
-      checkpointer: "checkpoint.Checkpointer",
+      state: train_step_lib.TrainState,
+      train_step: train_step_lib.TrainStep,
+      whole: lora.Whole,
+      checkpointer: checkpoint.Checkpointer,
       mesh: jax.sharding.Mesh,
       cluster: cluster_lib.Cluster,
-      peers: "carrier_orbax.Leader | carrier_orbax.Helper | None" = None,
+      peers: carrier_orbax.Leader | carrier_orbax.Helper | None = None,
   ):
-    """Takes the parts.
-
-    Args:
-      state: before the next step.
-      train_step: jitted; donates the state.
-      whole: from the state's params to those of the model.
-      checkpointer: of this run.
-      mesh: of all processes.
-      cluster: this process among the others.
-      peers: where each process writes its own shards of what is published:
-        process 0's end, or another's.
-    """
     self.peers = peers
     self._state = state
     self._train_step = train_step
@@ -59,33 +56,32 @@ class DeviceWork:
     self._gather = cluster.params_gatherer(mesh)
 
   @property
-  def state(self) -> "train_step_lib.TrainState":
+  def state(self) -> train_step_lib.TrainState:
     return self._state
 
   @property
   def may_leave_out(self) -> bool:
-    """True where a checkpoint that cannot be written may be left out.
+    """Whether training may go on where a checkpoint could not be written.
 
-    One of several processes must not: the others wait for its part, and go on
-    from another place than it.
+    Not with several processes: the others wait for this one's part.
     """
     return self._cluster.num_processes == 1
 
   @property
   def base(self) -> str:
-    """Names the params that adapters belong to; "" where there are none."""
+    """Name of the params that adapters belong to; "" without adapters."""
     return self._whole.base
 
   def train(self, batch: types.Batch) -> dict[str, jax.Array]:
-    """Starts a step on a placed batch; returns its metrics, still computed."""
+    """Dispatches a step on a placed batch; returns its metrics."""
     self._cluster.broadcast("train")
     self._state, metrics = self._train_step(self._state, batch)
     return metrics
 
   def gather(self, field: str = "params") -> types.PyTree:
-    """Returns a field of the state, whole on devices of this process.
+    """Returns a field of the state, gathered to devices of this process.
 
-    With one process it is the state's own, which the next step donates.
+    With one process it is the field itself, which the next step donates.
     """
     self._cluster.broadcast("gather", {"field": field})
     return self._gather(getattr(self._state, field))
@@ -96,11 +92,11 @@ class DeviceWork:
       version: int,
       field: str = "params",
   ) -> None:
-    """Hands a field of the state to who publishes it, or its shards of it.
+    """Publishes a field of the state under a version.
 
     Args:
-      submit: as `Publisher.submit`; in another process than 0, of its shards.
-      version: under which it is published.
+      submit: `Publisher.submit`; in the other processes that of `peers`.
+      version: of the field.
       field: of the state.
     """
     if self.peers is None:
@@ -112,7 +108,7 @@ class DeviceWork:
       self._cluster.broadcast("forget", {"version": replaced})
 
   def gather_model(self) -> types.PyTree:
-    """As `gather`, of the model's params: adapters merged into their base."""
+    """As `gather`, of the model's params with adapters merged in."""
     self._cluster.broadcast("gather_model")
     return self._gather(self._whole.params(self._state.params))
 
@@ -122,23 +118,24 @@ class DeviceWork:
     self._state = dataclasses.replace(self._state, learning_rate_scale=scale)
 
   def save(self, step: int, host_state: dict[str, Any], *, wait: bool) -> None:
-    """Saves a checkpoint that names its base; as `Checkpointer.save`.
-
-    Raises:
-      OSError: this one, or the one before it, could not be written.
-    """
+    """Saves a checkpoint; raises OSError as `Checkpointer.save`."""
     self._cluster.broadcast("save", {"step": step, "wait": wait})
     host_state = {**host_state, "base": self._whole.base}
     self._checkpointer.save(step, self._state, host_state, wait=wait)
 
   def close(self) -> None:
-    """Ends what writes shards beside the steps."""
     if self.peers is not None:
       self.peers.close()
 
 
 class Follower:
-  """Does in another process than 0 what that one says, until it says end."""
+  """Repeats the calls of process 0 in another process.
+
+  Args:
+    cluster: this process among the others.
+    work: of this process.
+    put_along: as `batches.Placer.put_along`.
+  """
 
   def __init__(
       self,
@@ -146,24 +143,17 @@ class Follower:
       work: DeviceWork,
       put_along: Callable[..., types.Batch],
   ):
-    """Takes the parts.
-
-    Args:
-      cluster: this process among the others.
-      work: of this process.
-      put_along: as `batches.Placer.put_along`.
-    """
     self._cluster = cluster
     self._work = work
     self._put_along = put_along
     self._batch: types.Batch | None = None
 
   def run(self, should_stop: Callable[[], bool]) -> bool:
-    """Follows; returns False where the run was interrupted.
+    """Returns True at the end of the run, False where it was interrupted.
 
     Raises:
-      Ended: process 0 has, by an error.
-      TransportError: it is lost, or has been silent for too long.
+      Ended: process 0 ended by an error.
+      TransportError: process 0 is lost, or was silent for too long.
     """
     while True:
       command = self._cluster.receive(should_stop)

@@ -96,7 +96,7 @@ class ClusterTest(parameterized.TestCase):
     self.assertFalse(should_stop())
     leader.broadcast("train")
     follower.receive(lambda: True)
-    leader._looked_at -= 60  # A look a second.
+    leader._polled_at -= 60  # A look a second.
     self.assertTrue(should_stop())
     self.assertTrue(should_stop())
 
@@ -131,8 +131,8 @@ class ClusterTest(parameterized.TestCase):
   def test_silence_ends_at_a_deadline_and_a_word_renews_it(self):
     leader, follower = self.make(0), self.make(1, deadline_s=0.3)
     should_stop = leader.stopper(_NEVER)
-    leader._told_at -= 60
-    leader._looked_at -= 60
+    leader._sent_at -= 60
+    leader._polled_at -= 60
     should_stop()
     started = time.monotonic()
     with self.assertRaisesRegex(
@@ -161,7 +161,7 @@ class ClusterTest(parameterized.TestCase):
 
   def test_a_command_of_another_place_is_an_error(self):
     leader, follower = self.make(0), self.make(1)
-    leader._told = 7
+    leader._count = 7
     leader.broadcast("train")
     data = self.client.values[cluster._key(1, 7)]
     self.client.key_value_set_bytes(cluster._key(1, 0), data)
