@@ -19,13 +19,12 @@ generalize from.
 import ml_collections
 
 from tba_jax.config import settings
-from tba_jax.config import smoke
 from tba_jax.config import variants
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = settings.parse_arg(
+  arg = variants.parse_arg(
       arg,
       smoke=False,
       quick=False,
@@ -66,8 +65,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.evaluate.final_prompts = 141  # all of the held-out sums
 
   if arg.lockstep:
-    c.search.lockstep = True
-    c.search.lead_steps = 0
+    variants.set_lockstep(c)
   if arg.quick:
     c.train.num_steps = 100
   if arg.smoke:
@@ -84,7 +82,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def _make_smoke(c: ml_collections.ConfigDict) -> None:
   """Shrinks everything to what shows that the parts work together."""
-  smoke.shrink(c)
+  variants.make_smoke(c)
   c.task.max_number = 9
   c.sampling.max_prompt_tokens = 4
   c.evaluate.num_prompts = 8

@@ -19,12 +19,12 @@ from .86 to .89 to .95 to .97, distinct right solutions of a solved prompt from
 import ml_collections
 
 from tba_jax.config import settings
-from tba_jax.config import smoke
+from tba_jax.config import variants
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = settings.parse_arg(
+  arg = variants.parse_arg(
       arg, smoke=False, quick=False, seed=0, lockstep=False
   )
   c = settings.get_config()
@@ -60,8 +60,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.train.num_steps = 320
 
   if arg.lockstep:
-    c.search.lockstep = True
-    c.search.lead_steps = 0
+    variants.set_lockstep(c)
   if arg.quick:
     c.sft.num_steps = 600
     c.sft.evaluate_every_steps = 600
@@ -76,7 +75,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def _make_smoke(c: ml_collections.ConfigDict) -> None:
   """Shrinks everything to what shows that the parts work together."""
-  smoke.shrink(c)
+  variants.make_smoke(c)
   c.task.numbers = 3
   c.task.max_number = 9
   c.task.min_solutions = 3

@@ -16,14 +16,15 @@ four. The full run has not been measured: time and result are not known.
 
 import ml_collections
 
-from configs import countdown
-from tba_jax.config import settings
+from tba_jax.config import variants
+
+countdown = variants.import_config("countdown.py", beside=__file__)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
   c = countdown.get_config(arg)
-  arg = settings.parse_arg(
+  arg = variants.parse_arg(
       arg, smoke=False, quick=False, seed=0, lockstep=False
   )
   c.task = ml_collections.ConfigDict(

@@ -13,11 +13,12 @@ tokens, for tests), `quick` (of 32). `docs/generate.md` has the formats.
 import ml_collections
 
 from tba_jax.config import settings
+from tba_jax.config import variants
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = settings.parse_arg(arg, smoke=False, quick=False)
+  arg = variants.parse_arg(arg, smoke=False, quick=False)
   c = settings.get_config()
   # Together what the smallest models have room for; raise both as the model's
   # config.json allows.

@@ -32,13 +32,14 @@ known of `quick`.
 import ml_collections
 
 from tba_jax.config import settings
+from tba_jax.config import variants
 
 MODELS = ("rho-1b", "qwen2.5-0.5b", "llama-3.2-1b")
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = settings.parse_arg(
+  arg = variants.parse_arg(
       arg, smoke=False, quick=False, seed=0, model="rho-1b"
   )
   if arg.model not in MODELS:

@@ -39,13 +39,15 @@ run has not been made with this code: its time and result are not known here.
 
 import ml_collections
 
-from configs import gsm8k
 from tba_jax.config import settings
+from tba_jax.config import variants
+
+gsm8k = variants.import_config("gsm8k.py", beside=__file__)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = settings.parse_arg(arg, smoke=False, quick=False, seed=0, lag=2)
+  arg = variants.parse_arg(arg, smoke=False, quick=False, seed=0, lag=2)
   c = settings.get_config()
   c.seed = arg.seed
   c.task = ml_collections.ConfigDict(

@@ -37,11 +37,14 @@ the figures of `quick`.
 
 import ml_collections
 
-from configs import tldr
-from configs import tldr_reward_model
-from configs import tldr_sft
 from tba_jax.config import settings
 from tba_jax.config import variants
+
+tldr = variants.import_config("tldr.py", beside=__file__)
+tldr_reward_model = variants.import_config(
+    "tldr_reward_model.py", beside=__file__
+)
+tldr_sft = variants.import_config("tldr_sft.py", beside=__file__)
 
 STAGES = ("rl", "sft")
 _NUM_CHATS = 9_500
@@ -52,7 +55,7 @@ _MODEL = "models/Llama-3.1-8B"
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = settings.parse_arg(arg, smoke=False, quick=False, seed=0, stage="rl")
+  arg = variants.parse_arg(arg, smoke=False, quick=False, seed=0, stage="rl")
   if arg.stage not in STAGES:
     raise ValueError(
         f"config argument stage={arg.stage!r}: allowed {', '.join(STAGES)}"

@@ -39,6 +39,7 @@ docs/tasks.md.
 import ml_collections
 
 from tba_jax.config import settings
+from tba_jax.config import variants
 
 MODELS = ("gpt2", "llama")
 
@@ -60,7 +61,7 @@ _ALPACA = (
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = settings.parse_arg(arg, model="gpt2", smoke=False, quick=False, seed=0)
+  arg = variants.parse_arg(arg, model="gpt2", smoke=False, quick=False, seed=0)
   if arg.model not in MODELS:
     raise ValueError(
         f"config argument model={arg.model!r}: allowed {', '.join(MODELS)}"

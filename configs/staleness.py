@@ -21,6 +21,7 @@ import re
 import ml_collections
 
 from tba_jax.config import settings
+from tba_jax.config import variants
 
 # What each objective sets for itself beside what _CHOSEN says.
 _OBJECTIVES = {
@@ -57,7 +58,7 @@ _QUICK = ("tb", "tb_clip", "rloo")
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = settings.parse_arg(arg, smoke=False, quick=False, tune=False, seed=0)
+  arg = variants.parse_arg(arg, smoke=False, quick=False, tune=False, seed=0)
   c = settings.get_config()
   c.seed = arg.seed
   c.task = ml_collections.ConfigDict(

@@ -37,17 +37,20 @@ have not been made with this code. `docs/tasks.md` has the figures of `quick`.
 
 import ml_collections
 
-from configs import tldr_reward_model
-from configs import tldr_sft
 from tba_jax.config import settings
 from tba_jax.config import variants
+
+tldr_reward_model = variants.import_config(
+    "tldr_reward_model.py", beside=__file__
+)
+tldr_sft = variants.import_config("tldr_sft.py", beside=__file__)
 
 METHODS = ("tba", "online_dpo", "best_of_2", "rloo", "ppo")
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = settings.parse_arg(
+  arg = variants.parse_arg(
       arg,
       smoke=False,
       quick=False,

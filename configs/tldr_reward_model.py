@@ -21,8 +21,10 @@ and result have not been measured with this code; the papers report no accuracy.
 
 import ml_collections
 
-from configs import tldr_sft
 from tba_jax.config import settings
+from tba_jax.config import variants
+
+tldr_sft = variants.import_config("tldr_sft.py", beside=__file__)
 
 GOLD = "models/EleutherAI_pythia-6.9b-deduped__reward__tldr"
 _NUM_PAIRS = 92_858
@@ -30,7 +32,7 @@ _NUM_PAIRS = 92_858
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = settings.parse_arg(
+  arg = variants.parse_arg(
       arg, smoke=False, quick=False, seed=0, model=tldr_sft.MODELS[0]
   )
   c = settings.get_config()

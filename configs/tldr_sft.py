@@ -28,6 +28,7 @@ its time nor its result has been measured with this code.
 import ml_collections
 
 from tba_jax.config import settings
+from tba_jax.config import variants
 
 MODELS = ("pythia-410m", "pythia-1b", "pythia-2.8b")
 # Of the TL;DR data after OpenAI's filtering.
@@ -36,7 +37,7 @@ _NUM_POSTS = 116_722
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config of a variant; see the module for the arguments."""
-  arg = settings.parse_arg(
+  arg = variants.parse_arg(
       arg, smoke=False, quick=False, seed=0, model=MODELS[0]
   )
   c = settings.get_config()

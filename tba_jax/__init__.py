@@ -3,14 +3,12 @@
 """Reinforcement-learning post-training that does not wait for sampling."""
 
 import os
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-  import ml_collections
+import ml_collections
 
 
 def train(
-    config: "ml_collections.ConfigDict", *, workdir: str | os.PathLike[str]
+    config: ml_collections.ConfigDict, *, workdir: str | os.PathLike[str]
 ) -> int:
   """Runs a whole training run on this machine, as `--program=train` does.
 
@@ -19,7 +17,7 @@ def train(
   SIGTERM end the run, saved.
 
   Args:
-    config: of the run, for example `configs.countdown.get_config("quick")`.
+    config: of the run, as `get_config` of a file in `configs/` returns it.
     workdir: the run's directory, a path or gs://BUCKET/PATH; a run that is
       there is continued.
 
@@ -34,6 +32,8 @@ def train(
   from tba_jax.programs import train as train_lib
   from tba_jax.system import bucket
 
+  if not os.fspath(workdir):
+    raise ValueError("workdir: allowed a path; it is empty")
   validate.validate(config)
   folder = bucket.stage(os.fspath(workdir), "train")
   return train_lib.run(config, folder, [])

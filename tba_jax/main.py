@@ -13,6 +13,7 @@ from absl import logging
 import ml_collections
 
 from tba_jax.config import load
+from tba_jax.config import reference
 from tba_jax.config import validate
 from tba_jax.monitor import run_directory
 from tba_jax.system import bucket
@@ -21,25 +22,27 @@ from tba_jax.tasks import build
 from tba_jax.tasks import rows_task
 from tba_jax.transport import base
 
-# Program -> module with `run(config, workdir, operands) -> exit status`.
-# They are imported when asked for: the supervisor and the store stay free of
-# JAX, and a wrong config is told before a device is touched.
+# Program -> its meaning, and its module with `run_PROGRAM` or `run(config,
+# workdir, operands) -> exit status`. They are imported when asked for, so that
+# the supervisor and the store stay free of JAX.
 PROGRAMS = {
-    "train": "tba_jax.programs.train",
-    "trainer": "tba_jax.programs.trainer",
-    "searcher": "tba_jax.programs.searcher",
-    "store": "tba_jax.programs.store",
-    "sft": "tba_jax.programs.sft",
-    "reward_model": "tba_jax.programs.reward_model",
-    "evaluate": "tba_jax.programs.evaluate",
-    "report": "tba_jax.programs.report",
-    "plan": "tba_jax.programs.plan",
-    "status": "tba_jax.programs.status",
-    "generate": "tba_jax.programs.generate",
-    "score": "tba_jax.programs.generate",
-    "export": "tba_jax.programs.export",
-    "sweep": "tba_jax.programs.sweep",
-}
+    "train": ("a whole run on this machine", "train"),
+    "trainer": ("the trainer of a run, on a cluster", "trainer"),
+    "searcher": ("a searcher of a run; may join or leave at any time",
+                 "searcher"),
+    "store": ("the key-value store of a run, on a cluster", "store"),
+    "sft": ("supervised fine-tuning", "sft"),
+    "reward_model": ("a reward model from pairs", "reward_model"),
+    "evaluate": ("the evaluators on a checkpoint", "evaluate"),
+    "generate": ("completions for a file of prompts", "generate"),
+    "score": ("log-probs of a file of completions", "generate"),
+    "export": ("a checkpoint as a Hugging Face folder", "export"),
+    "report": ("a run, or several, as one page to read offline", "report"),
+    "plan": ("what a config needs and whether it fits, without accelerator",
+             "plan"),
+    "status": ("the live state of a run", "status"),
+    "sweep": ("several runs of one config, with a table and a plot", "sweep"),
+}  # fmt: skip
 # These read the config that a run has saved, where none is given.
 _OF_A_RUN = (
     "trainer", "searcher", "store", "sft", "reward_model", "evaluate", "export",
@@ -52,9 +55,17 @@ _WITHOUT_WORKDIR = ("plan", "report", "generate", "score")
 # They work on a finished run, and may do so with other settings than it had.
 _AFTER_A_RUN = ("evaluate", "export")
 
-_PROGRAM = flags.DEFINE_enum(
-    "program", "train", sorted(PROGRAMS), "What to do."
-)
+_USAGE = """usage: python -m tba_jax.main [--program=PROGRAM]
+  --config=FILE[:ARG,ARG=VALUE…] --workdir=DIR [--config.KEY=VALUE …]
+  [OPERAND …]"""
+_EXAMPLES = """examples:
+  python -m tba_jax.main --config=configs/countdown.py:quick --workdir=runs/c
+  python -m tba_jax.main --program=report --workdir=runs/c
+
+--help KEY  prints the default, range and meaning of a setting, or of all of a
+section: --help loss.beta, --help replay. docs/config.md has them all."""
+
+_PROGRAM = flags.DEFINE_enum("program", "train", list(PROGRAMS), "What to do.")
 _CONFIG = flags.DEFINE_string(
     "config",
     None,
@@ -75,20 +86,23 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
       if name != "plan":
         raise ValueError(f"--calibrate: --program={name} does not take it")
       operands.append(f"--calibrate={_CALIBRATE.value}")
+    for flag in (_WORKDIR, _CONFIG):
+      if flag.value == "":
+        raise ValueError(f"--{flag.name}=: allowed a path; it is empty")
     workdir = _WORKDIR.value
     if workdir is not None:
       workdir = bucket.stage(workdir, name)
+    elif name not in _WITHOUT_WORKDIR:
+      raise ValueError(f"--workdir: --program={name} needs the run's directory")
     config = _load_config(name, workdir, overrides)
     if config is not None:
       validate.validate(config, program=name)
       if name in _SHOW_DATA and config.task.name in _OF_ROWS:
         rows_task.show_data(build.make_task(config.task))
-    if workdir is None and name not in _WITHOUT_WORKDIR:
-      raise ValueError(f"--workdir: --program={name} needs the run's directory")
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG
-  module = importlib.import_module(PROGRAMS[name])
+  module = importlib.import_module(f"tba_jax.programs.{PROGRAMS[name][1]}")
   entry = getattr(module, f"run_{name}", None) or module.run
   try:
     with _held(name, workdir):
@@ -140,6 +154,15 @@ def _load_config(
 
 def run() -> None:
   """Console entry: takes `--config.key=value` out before absl sees the rest."""
+  if len(sys.argv) < 2:
+    print(_USAGE, "--help says more", sep="\n", file=sys.stderr)
+    sys.exit(processes.EXIT_CONFIG)
+  for i, arg in enumerate(sys.argv[1:], 2):
+    if arg == "--":
+      break
+    flag, _, key = arg.partition("=")
+    if flag in ("-h", "-help", "--help"):
+      sys.exit(_help(key or "".join(sys.argv[i : i + 1])))
   argv, overrides = load.split_argv(sys.argv)
   logging.set_verbosity(logging.WARNING)
   app.run(
@@ -147,6 +170,22 @@ def run() -> None:
       argv=argv,
       flags_parser=_parse_flags,
   )
+
+
+def _help(key: str) -> int:
+  """Prints the help, or that on a setting; returns the exit status."""
+  try:
+    if key and not key.startswith("--"):
+      print(reference.help_on(key))
+    else:
+      rows = [
+          f"  {name:13} {meaning}" for name, (meaning, _) in PROGRAMS.items()
+      ]
+      print(_USAGE, "\nprograms:", *rows, "", _EXAMPLES, sep="\n")
+    return processes.EXIT_OK
+  except ValueError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_CONFIG
 
 
 def _parse_flags(argv: list[str]) -> list[str]:

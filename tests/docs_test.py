@@ -16,7 +16,6 @@ import numpy as np
 
 from tba_jax.config import load
 from tba_jax.config import reference
-from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.losses import build as losses_build
 from tba_jax.losses import corrections
@@ -76,46 +75,6 @@ class DocsTest(absltest.TestCase):
         (_ROOT / "docs" / "config.md").read_text("utf-8"),
         reference.render(),
         "run: python -m tba_jax.config.reference > docs/config.md",
-    )
-
-  def test_the_reference_has_every_setting(self):
-    page = reference.render()
-    for key, value in load.flatten(settings.get_config()).items():
-      if key != "task.name":
-        self.assertIn(f"| `{key}` | `{value!r}` |", page)
-
-  def test_comments_go_to_what_they_are_about(self):
-    said = reference.comments(
-        "def get_config():\n"
-        "  # Of a.\n"
-        "  c.a = d(\n"
-        "      x=1,  # one\n"
-        "      # Long of y,\n"
-        "      # two lines.\n"
-        "      y='# no comment',\n"
-        "      z=3,\n"
-        "      # Of t.\n"
-        "      t=d(\n"
-        "          p=1,  # inside\n"
-        "      ),\n"
-        "      s=2,  # outside\n"
-        "  )\n"
-        "  c.b = d(u=1, v=2)  # both\n"
-    )
-    self.assertEqual(
-        said,
-        {
-            "a": "Of a.",
-            "a.x": "one",
-            "a.y": "Long of y, two lines.",
-            "a.z": "",
-            "a.t": "Of t.",
-            "a.t.p": "inside",
-            "a.s": "outside",
-            "b": "",
-            "b.u": "both",
-            "b.v": "both",
-        },
     )
 
   def test_links_lead_somewhere(self):

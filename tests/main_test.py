@@ -246,9 +246,8 @@ print(json.dumps([out, "jax" in sys.modules]))
       self.assertIn(named, done.stderr)
 
   def test_every_program_exists(self):
-    for name, module in main_lib.PROGRAMS.items():
-      path = _ROOT / (module.replace(".", "/") + ".py")
-      text = path.read_text()
+    for name, (_, module) in main_lib.PROGRAMS.items():
+      text = (_ROOT / "tba_jax" / "programs" / f"{module}.py").read_text()
       self.assertTrue(
           f"def run_{name}(" in text or "def run(" in text,
           f"{name} of {module}",

@@ -2,26 +2,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the command line to a config: the file, its arguments, its overrides.
 
-Every error names the key, the value and what is allowed, and is a
-`ConfigError`, so that the program can end with status 2 before any device is
-touched. This module imports no JAX.
+Every error is a `ConfigError`, which ends a program with status 2. No JAX here.
 """
 
-import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import difflib
-import importlib.util
 import inspect
 import pathlib
 import re
+import sysconfig
+import traceback
 from typing import Any
 
 import ml_collections
 
 from tba_jax.config import settings
+from tba_jax.config import variants
 from tba_jax.tasks import build
 
-# A config as one flat mapping. No JAX here.
+_ROOT = pathlib.Path(__file__).parents[2]
+_OVERRIDE = re.compile(
+    r"^--?config\.(?P<key>[^=\s]+)(?:=(?P<value>.*))?$", re.S
+)
+
+
+class ConfigError(ValueError):
+  """A setting that does not exist or has a value that is not allowed."""
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -33,15 +40,6 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     else:
       out[f"{prefix}{name}"] = value
   return out
-
-
-_OVERRIDE = re.compile(
-    r"^--?config\.(?P<key>[^=\s]+)(?:=(?P<value>.*))?$", re.S
-)
-
-
-class ConfigError(ValueError):
-  """A setting that does not exist or has a value that is not allowed."""
 
 
 def split_argv(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -85,19 +83,46 @@ def load_config(
       value of another type.
   """
   path, has_arg, arg = path_and_arg.partition(":")
-  get_config = _get_config_fn(path)
-  if has_arg and not inspect.signature(get_config).parameters:
-    raise ConfigError(f"--config={path_and_arg}: {path} takes no arguments")
-  try:
+  with _errors_of(path_and_arg):
+    get_config = _get_config_fn(path)
+    takes_arg = inspect.signature(get_config).parameters.values()
+    if has_arg and not takes_arg:
+      raise ConfigError(f"--config={path_and_arg}: {path} takes no arguments")
+    if not has_arg and any(p.default is p.empty for p in takes_arg):
+      raise ConfigError(
+          f"--config={path}: its get_config needs an argument: {path}:ARG"
+      )
     config = get_config(arg) if has_arg else get_config()
-  except ValueError as error:
-    raise ConfigError(f"--config={path_and_arg}: {error}") from error
   if not isinstance(config, ml_collections.ConfigDict) or "task" not in config:
     raise ConfigError(
         f"--config={path_and_arg}: its get_config returns no whole config;"
-        " begin with that of tba_jax/config/settings.py"
+        " begin with tba_jax.config.settings.get_config()"
     )
   return apply_overrides(config, overrides)
+
+
+@contextlib.contextmanager
+def _errors_of(path_and_arg: str) -> Iterator[None]:
+  """Turns whatever a config file raises into a ConfigError, file and line."""
+  try:
+    yield
+  except ConfigError:
+    raise
+  # A config file is the user's code: it may raise anything, or exit.
+  except (Exception, SystemExit) as error:
+    where = path_and_arg
+    library = str(_ROOT / "tba_jax"), sysconfig.get_path("stdlib"), "<"
+    for frame in traceback.extract_tb(error.__traceback__):
+      # The innermost line of the user's own.
+      own = "site-packages" not in frame.filename
+      if own and not frame.filename.startswith(library):
+        where = f"{frame.filename}:{frame.lineno}"
+    if isinstance(error, SyntaxError):
+      where = f"{error.filename}:{error.lineno}"
+    what = "" if type(error) is ValueError else f"{type(error).__name__}: "
+    raise ConfigError(
+        f"--config={path_and_arg}: {what}{error} ({where})"
+    ) from error
 
 
 def apply_overrides(
@@ -129,7 +154,7 @@ def apply_overrides(
       raise ConfigError(unknown_key(key, text, keys))
     if not has_value and not isinstance(keys[key], bool):
       raise ConfigError(f"config.{key}: needs a value, config.{key}=…")
-    value = parse_value(key, text if has_value else "true", keys[key])
+    value = _parse(key, text if has_value else "true", keys[key])
     *sections, name = key.split(".")
     section = config
     for part in sections:
@@ -166,32 +191,11 @@ def _complete_task(config: ml_collections.ConfigDict, name: str) -> None:
     config.task = ml_collections.ConfigDict({**fields, "name": name})
 
 
-def parse_value(key: str, text: str, default: Any) -> Any:
-  """Returns `text` as a value of the default's type.
-
-  Raises:
-    ConfigError: it is not one.
-  """
-  if isinstance(default, bool):
-    allowed = {"true": True, "1": True, "false": False, "0": False}
-    if text.lower() not in allowed:
-      raise ConfigError(f"config.{key} = {text!r}: allowed true or false")
-    return allowed[text.lower()]
-  if isinstance(default, str):
-    return text
+def _parse(key: str, text: str, default: Any) -> Any:
   try:
-    if isinstance(default, int):
-      return int(text)
-    if isinstance(default, float):
-      return float(text)
-    value = ast.literal_eval(text)
-  except (ValueError, SyntaxError) as error:
-    raise ConfigError(
-        f"config.{key} = {text!r}: allowed {type_name(default)}"
-    ) from error
-  if default is not None and not isinstance(value, type(default)):
-    raise ConfigError(f"config.{key} = {text!r}: allowed {type_name(default)}")
-  return value
+    return variants.parse_text(f"config.{key}", text, default)
+  except ValueError as error:
+    raise ConfigError(str(error)) from error
 
 
 def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
@@ -213,38 +217,18 @@ def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
   return f"{message}; allowed: {', '.join(names)}"
 
 
-def type_name(default: Any) -> str:
-  """Returns how the messages call the type of a setting."""
-  if isinstance(default, bool):
-    return "true or false"
-  if isinstance(default, int):
-    return "a whole number"
-  if isinstance(default, float):
-    return "a number"
-  if isinstance(default, str):
-    return "a text"
-  return f"a {type(default).__name__}"
-
-
 def _get_config_fn(path: str) -> Any:
   """Imports a config file and returns its `get_config`."""
-  root = pathlib.Path(__file__).parents[2]
-  candidates = [pathlib.Path(path), root / path]
-  found = next((p for p in candidates if p.is_file()), None)
-  if found is None:
-    have = ", ".join(
-        f"configs/{p.name}"
-        for p in sorted((root / "configs").glob("*.py"))
-        if p.stem != "__init__" and not p.stem.startswith("common")
-    )
+  try:
+    module = variants.import_config(path)
+  except FileNotFoundError as error:
+    if any((p / path).is_file() for p in (pathlib.Path(), _ROOT)):
+      raise  # A file that it reads itself.
+    have = sorted((_ROOT / "configs").glob("*.py"))
     raise ConfigError(
-        f"--config={path}: there is no such file; there is {have}"
-    )
-  spec = importlib.util.spec_from_file_location(f"config_{found.stem}", found)
-  if spec is None or spec.loader is None:
-    raise ConfigError(f"--config={path}: not a Python file")
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
+        f"--config={path}: there is no such file; there is"
+        f" {', '.join(f'configs/{p.name}' for p in have)}"
+    ) from error
   if not hasattr(module, "get_config"):
     raise ConfigError(f"--config={path}: it defines no get_config")
   return module.get_config

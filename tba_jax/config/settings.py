@@ -1,383 +1,859 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting of a run with its default; the code has no second default.
+"""Every setting of a run: its default, what is allowed, and what it means.
 
-A config file calls `get_config`, changes what its experiment needs, and
-returns it. Units are in the names (`_s`, `_steps`, `_tokens`) or beside them.
+`SETTINGS` is the one place. From it come `get_config`, the checks of types and
+ranges (`validate.py`), `--help KEY`, and `docs/config.md` (`reference.py`).
+Units are in the names (`_s`, `_steps`, `_tokens`, `_mb`) or in the meaning.
 """
+
+from collections.abc import Callable
+import dataclasses
+import json
+import math
+import re
+from typing import Any
 
 import ml_collections
 
-from tba_jax.config import settings_red_team
-from tba_jax.config import settings_rewards
-from tba_jax.config import variants
+from tba_jax.system import processes
 
-parse_arg = variants.parse_arg
+
+@dataclasses.dataclass(frozen=True)
+class Allowed:
+  """What a setting may be.
+
+  text: as it stands in messages and on the reference page.
+  test: whether a value of the right type is allowed.
+  names: the closed set of names, where there is one.
+  """
+
+  text: str
+  test: Callable[[Any], Any]
+  names: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """One setting.
+
+  default: also gives the type.
+  allowed: values of that type.
+  meaning: for the reader of `docs/config.md`.
+  resume: whether it may change when a run is continued.
+  hosts: "same" on all hosts of a run; "own", what each host has; "path", any
+    path to the same files; "searcher", a searcher's may differ from the
+    trainer's, as it may for all that may change on resume.
+  """
+
+  default: bool | int | float | str
+  allowed: Allowed
+  meaning: str
+  resume: bool = False
+  hosts: str = "same"
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+  """What the settings of a section are about.
+
+  meaning: of the whole section.
+  resume, hosts: as in `Setting`, of all settings in it.
+  """
+
+  meaning: str
+  resume: bool = False
+  hosts: str = "same"
+
+
+def at_least(low: int) -> Allowed:
+  return Allowed(f"{low} or more", lambda v: v >= low)
+
+
+def one_of(*names: str) -> Allowed:
+  return Allowed(", ".join(map(repr, names)), lambda v: v in names, names)
+
+
+def some_of(*names: str) -> Allowed:
+  """Returns the lists of names, separated by commas; "" is none."""
+  return Allowed(
+      f"'' or some of {', '.join(names)}, each once, separated by commas",
+      lambda v: not v
+      or (set(v.split(",")) <= set(names) and not _repeats(v.split(","))),
+  )
+
+
+def _repeats(items: list[str]) -> bool:
+  return len(set(items)) < len(items)
+
+
+def _are_cores(text: str) -> bool:
+  if text in ("", "all"):
+    return True
+  try:
+    # Longer numbers are no cores, and would make a list as long.
+    return not re.search(r"\d{5}", text) and bool(processes.parse_cores(text))
+  except ValueError:
+    return False
+
+
+def _are_texts(text: str) -> bool:
+  """Tells whether it is "" or a JSON list of whole, non-empty texts."""
+  try:
+    texts = json.loads(text or "[]")
+    # The replacement character stands for bytes that are no character yet.
+    return isinstance(texts, list) and all(
+        isinstance(item, str) and item and b"\xef\xbf\xbd" not in item.encode()
+        for item in texts
+    )
+  except ValueError:
+    return False
+
+
+def _matches(pattern: str) -> Callable[[str], Any]:
+  return lambda text: re.fullmatch(pattern, text)
+
+
+_HOST = r"(?:[^:\s\[\]]+|\[[^\]\s]+\])"
+
+
+def _is_address(text: str) -> bool:
+  """Tells whether it is "", "host:0" or "host:first-last", of two or more."""
+  found = re.fullmatch(rf"{_HOST}:(?:0|(\d+)-(\d+))", text)
+  if found is None or found[1] is None:
+    return not text or found is not None
+  return 0 < int(found[1]) < int(found[2]) < 2**16
+
+
+def _is_host_port(text: str) -> bool:
+  found = re.fullmatch(rf"{_HOST}:(\d+)", text)
+  return not text or (found is not None and int(found[1]) < 2**16)
+
+
+def lora_names(text: str) -> tuple[str, ...]:
+  """Returns the products that `lora.targets` names; () for all."""
+  return () if text == "all" else tuple(n.strip() for n in text.split(","))
+
+
+FLAG = Allowed("True, False", lambda v: True)
+TEXT = Allowed("any text", lambda v: True)
+NAME = Allowed("a name", bool)
+NUMBER = Allowed("a number", math.isfinite)
+COUNT, FROM_0 = at_least(1), at_least(0)
+ABOVE_0 = Allowed("a number above 0", lambda v: 0 < v < math.inf)
+NOT_NEGATIVE = Allowed("a number from 0 on", lambda v: 0 <= v < math.inf)
+UNIT = Allowed("from 0 to 1", lambda v: 0 <= v <= 1)
+ABOVE_0_TO_1 = Allowed("above 0 and up to 1", lambda v: 0 < v <= 1)
+BELOW_1 = Allowed("from 0 to below 1", lambda v: 0 <= v < 1)
+INSIDE_0_1 = Allowed("above 0 and below 1", lambda v: 0 < v < 1)
+DTYPE = one_of("float32", "bfloat16")
+DTYPE_OR_OWN = one_of("", "float32", "bfloat16")
+SCHEDULE = one_of("constant", "linear", "cosine")
+INTEGERS = Allowed(
+    "whole numbers separated by commas", _matches(r"|\d+(,\d+)*")
+)
+MESH_AXES = ("data", "fsdp", "sequence", "tensor")
+AXES = some_of(*MESH_AXES)
+CORES = Allowed("'', 'all', or cores as 0  0,2  0-3", _are_cores)
+ADDRESS = Allowed(
+    "'' (a unix socket), 'host:0' (a free port) or 'host:first-last'",
+    _is_address,
+)
+HOST_PORT = Allowed("'' or 'host:port'", _is_host_port)
+STOP_TEXTS = Allowed(
+    "'' or a JSON list of texts, none of them empty", _are_texts
+)
+LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+TARGETS = Allowed(
+    f"'all' or some of {', '.join(LORA_TARGETS)}, separated by commas",
+    lambda v: set(lora_names(v)) <= set(LORA_TARGETS),
+)
+WRITERS = ("csv", "tensorboard", "wandb")
+
+# Sets of `loss.name`; tests hold them to the code of the objectives.
+OF_SINGLE_COMPLETIONS = ("tb_learned_z", "subtb", "ppo")
+OF_A_TRUST_REGION = ("proximal_rloo", "ppo")
+OF_A_VALUE_MODEL = ("subtb", "ppo")
+OF_A_TEMPERED_TARGET = ("tb", "tb_learned_z")
+# These divide by beta, or learn nothing at beta = 0.
+OF_BETA_ABOVE_0 = (
+    "tb",
+    "tb_learned_z",
+    "subtb",
+    "copg",
+    "gvpo",
+    "online_dpo",
+    "ipo",
+    "slic",
+)
+
+SECTIONS = {
+    "task": Section("The task; its own fields stand beside its name."),
+    "tokenizer": Section(""),
+    "model": Section(
+        "Shape of the policy. A Hugging Face folder in `init` (or `sft.init`)"
+        " brings its own, except for the two dtypes."
+    ),
+    "lora": Section(
+        "Low-rank adapters, trained instead of all params (docs/lora.md)."
+    ),
+    "mesh": Section("Devices of the trainer along each axis.", resume=True),
+    "sharding": Section(
+        "Mesh axes that shard each logical axis of params and activations; ''"
+        " replicates it.",
+        resume=True,
+    ),
+    "sft": Section(
+        "Supervised fine-tuning on the task's solutions, with `init=sft`.",
+        hosts="own",
+    ),
+    "reward": Section("Where rewards are computed (docs/your_task.md)."),
+    "reward_model": Section(
+        "`--program=reward_model`: a scalar head trained on pairs of"
+        " completions (docs/preferences.md).",
+        hosts="own",
+    ),
+    "evaluate": Section(
+        "Evaluation on held-out prompts, while training and by"
+        " `--program=evaluate`.",
+        resume=True,
+    ),
+    "sampling": Section("Decoding."),
+    "search": Section("The searchers, and how far ahead they may sample."),
+    "loss": Section("The objective (docs/objectives.md)."),
+    "reference": Section("The policy that the KL is measured against."),
+    "optimizer": Section("AdamW."),
+    "train": Section("Size of the run and of its batches."),
+    "replay": Section("The replay buffer (docs/buffer.md)."),
+    "trainer": Section(
+        "The trainer's processes (docs/many_devices.md).", resume=True
+    ),
+    "rounds": Section(
+        "Rounds, as in Asynchronous RLHF, instead of replay: mini_batches (N)"
+        " batches sampled with one version, trained on in order in each of"
+        " `passes` (T) passes, N·T steps, then dropped. `set_rounds` of"
+        " tba_jax/config/variants.py makes the other settings fit."
+    ),
+    "publish": Section("Transfer of new params to the searchers."),
+    "guards": Section("Detection of collapse.", resume=True),
+    "checkpoint": Section(
+        "Checkpoints of the whole run, to resume from.", resume=True
+    ),
+    "store": Section(
+        "The key-value store (docs/store.md).", resume=True, hosts="own"
+    ),
+    "cores": Section(
+        "CPU cores of each role, as '0', '0,1' or '0-3'; '' lets the supervisor"
+        " split the cores it has, 'all' pins nothing.",
+        resume=True,
+        hosts="own",
+    ),
+    "generate": Section(
+        "`--program=generate` and `score` (docs/generate.md).", resume=True
+    ),
+    "export": Section("`--program=export`.", resume=True),
+    "sweep": Section(
+        "`--program=sweep`: each objective at each lag with each seed.",
+        resume=True,
+    ),
+    "log": Section("Metrics, samples and profiles.", resume=True),
+    "explore": Section(
+        "Sampling for exploration; evaluations do without it. The defaults"
+        " change nothing (Lee et al. 2025, arXiv:2405.18540)."
+    ),
+    "tempering": Section(
+        "For `tb` and `tb_learned_z`: the target is (exp(r/beta) ·"
+        " π_ref^(1/gamma))^(1/tau). Both are linear to their final value over"
+        " their decay_steps (0 = constant); 1 is the plain target."
+    ),
+    "replay_filter": Section("What the replay buffer accepts and evicts."),
+}
+
+_s = Setting
+
+# fmt: off
+SETTINGS = {
+    "seed": _s(
+        0, Allowed("from 0 to 2**32 - 1", lambda v: 0 <= v < 2**32),
+        "of params, prompt order, sampling and replay draws"),
+    "init": _s(
+        "sft", TEXT, hosts="own", meaning="initial policy and reference:"
+        " 'scratch', 'sft' (made by the section sft in WORKDIR/sft if not yet"
+        " there), or a Hugging Face folder"),
+
+    "task.name": _s("arithmetic", TEXT, "as in tba_jax/tasks/"),
+
+    "tokenizer.source": _s(
+        "task", TEXT, hosts="own", meaning="'task', the word-level tokenizer"
+        " of the task, or a folder with Hugging Face tokenizer files"),
+    "tokenizer.bos": _s(
+        "auto", one_of("auto", "always", "never"),
+        "whether BOS starts a prompt: 'auto' where the tokenizer itself adds"
+        " it, 'always' where it has one"),
+
+    "model.family": _s(
+        "llama", one_of("gpt2", "gpt_neox", "llama", "mistral", "qwen2",
+                        "qwen3"),
+        "as in tba_jax/models/transformer.py"),
+    "model.num_layers": _s(3, COUNT, ""),
+    "model.width": _s(64, COUNT, "of the residual stream"),
+    "model.num_heads": _s(4, COUNT, "query heads"),
+    "model.num_kv_heads": _s(
+        4, COUNT, "key-value heads; fewer than num_heads: grouped queries"),
+    "model.head_dim": _s(
+        16, Allowed("an even number from 2 on", lambda v: v > 1 and v % 2 == 0),
+        "of one head"),
+    "model.mlp_width": _s(172, COUNT, "hidden units of a block's MLP"),
+    "model.rope_theta": _s(10000.0, ABOVE_0, "base of the rotary angles"),
+    "model.norm_epsilon": _s(1e-5, ABOVE_0, "added to a norm's mean square"),
+    "model.tie_embeddings": _s(
+        False, FLAG, "one table for embedding and unembedding"),
+    "model.max_positions": _s(
+        128, COUNT, "longest sequence, prompt and completion together, tokens"),
+    "model.param_dtype": _s("float32", DTYPE, "of the trained params"),
+    "model.compute_dtype": _s(
+        "auto", one_of("auto", "float32", "bfloat16"),
+        "of activations; 'auto' is bfloat16 on an accelerator, float32 on a"
+        " CPU"),
+    "model.attention_bias": _s(False, FLAG, "llama, qwen3, gpt_neox"),
+    "model.mlp_bias": _s(False, FLAG, "llama"),
+    "model.sliding_window": _s(0, FROM_0, "mistral, tokens; 0 = none"),
+    "model.rope_type": _s("default", one_of("default", "linear", "llama3"), ""),
+    "model.rope_factor": _s(
+        1.0, Allowed("1 or more", lambda v: 1 <= v < math.inf), ""),
+    "model.rope_low_freq_factor": _s(1.0, ABOVE_0, "of rope_type 'llama3'"),
+    "model.rope_high_freq_factor": _s(4.0, ABOVE_0, "of rope_type 'llama3'"),
+    "model.rope_original_positions": _s(8192, COUNT, "of rope_type 'llama3'"),
+    "model.rotary_fraction": _s(
+        1.0, ABOVE_0_TO_1, "gpt_neox: share of a head that is rotated"),
+    "model.parallel_residual": _s(
+        False, FLAG, "gpt_neox: MLP in parallel with attention"),
+    "model.activation": _s(
+        "silu", one_of("silu", "gelu", "gelu_new", "relu"),
+        "of an MLP without gate: gpt2, gpt_neox"),
+    "model.scale_attention": _s(
+        True, FLAG, "gpt2: scores divided by sqrt(head_dim)"),
+    "model.scale_attention_by_layer": _s(
+        False, FLAG, "gpt2: scores also divided by 1 + the layer's index"),
+
+    "lora.rank": _s(0, FROM_0, "0 = all params are trained"),
+    "lora.alpha": _s(
+        16.0, ABOVE_0, "the product of the factors is scaled by alpha / rank"),
+    "lora.targets": _s("all", TARGETS, "matrices of a block with an adapter"),
+
+    "mesh.data": _s(1, COUNT, "devices that split the batch"),
+    "mesh.fsdp": _s(1, COUNT, "devices that split the batch and the params"),
+    "mesh.sequence": _s(
+        1, COUNT, "devices that split sequences, for long completions"),
+    "mesh.tensor": _s(1, COUNT, "devices that split heads and hidden units"),
+
+    "sharding.batch": _s("data,fsdp", AXES, ""),
+    "sharding.length": _s(
+        "sequence", AXES, "tokens of a sequence, padded to divide evenly"),
+    "sharding.layers": _s("", AXES, ""),
+    "sharding.vocab": _s("tensor", AXES, ""),
+    "sharding.width": _s("fsdp", AXES, ""),
+    "sharding.mlp": _s("tensor", AXES, ""),
+    "sharding.heads": _s("tensor", AXES, ""),
+    "sharding.kv_heads": _s("tensor", AXES, ""),
+    "sharding.head_dim": _s("", AXES, ""),
+    "sharding.labels": _s("", AXES, "outputs of a scalar head"),
+    "sharding.positions": _s("", AXES, "learned position embeddings"),
+    "sharding.lora_rank": _s("", AXES, "rank of adapters"),
+
+    "sft.init": _s(
+        "scratch", TEXT,
+        "what it starts from: 'scratch' or a Hugging Face folder"),
+    "sft.num_steps": _s(2400, COUNT, "optimizer updates"),
+    "sft.batch_size": _s(64, COUNT, "examples a step"),
+    "sft.micro_batch_size": _s(
+        0, FROM_0, "examples in one forward-backward; 0 = batch_size"),
+    "sft.learning_rate": _s(
+        3e-3, ABOVE_0, "after the warm-up; then to 0 by the schedule"),
+    "sft.schedule": _s("cosine", SCHEDULE, "of the learning rate"),
+    "sft.warmup_steps": _s(100, FROM_0, ""),
+    "sft.weight_decay": _s(0.0, NOT_NEGATIVE, ""),
+    "sft.b1": _s(0.9, BELOW_1, "of Adam"),
+    "sft.b2": _s(0.99, BELOW_1, "of Adam"),
+    "sft.grad_clip_norm": _s(1.0, NOT_NEGATIVE, "0 = off"),
+    "sft.evaluate_every_steps": _s(600, COUNT, "held-out pass@1"),
+    "sft.checkpoint_every_steps": _s(
+        400, COUNT, "to resume from after a crash"),
+    "sft.log_every_steps": _s(50, COUNT, ""),
+
+    "reward.where": _s(
+        "process", one_of("process", "pool", "model"),
+        "'process': by the task, in the role itself, for rewards that are fast"
+        " and never hang; 'pool': in worker processes of each role, which are"
+        " killed at the deadline; 'model': by the reward model"),
+    "reward.num_workers": _s(
+        2, COUNT, "of the pool", resume=True, hosts="own"),
+    "reward.deadline_s": _s(
+        10.0, ABOVE_0, "of one completion in a worker", resume=True),
+    "reward.start_deadline_s": _s(
+        60.0, ABOVE_0, "of the start of a worker", resume=True),
+    "reward.memory_mb": _s(
+        0, FROM_0, "address space of a worker; 0 = no limit", resume=True,
+        hosts="own"),
+    "reward.fallback": _s(
+        0.0, NUMBER, "reward of a completion that could not be judged"),
+    "reward.model": _s(
+        "reward_model", TEXT, hosts="path",
+        meaning="a Hugging Face folder with a scalar head, or 'reward_model',"
+        " the one that `--program=reward_model` left in WORKDIR"),
+    "reward.batch_size": _s(
+        32, COUNT, "completions that the reward model scores at a time"),
+    "reward.role": _s(
+        "searcher", one_of("searcher", "trainer"),
+        "who computes training rewards: the 'searcher' right after sampling,"
+        " or the 'trainer' when completions arrive"),
+
+    "reward_model.train": _s(
+        "task", TEXT, "pairs to learn from: a source of rows"
+        " (docs/your_task.md), or 'task', pairs that the task makes"),
+    "reward_model.held_out": _s("task", TEXT, "pairs to evaluate on"),
+    "reward_model.relabel": _s(
+        "", TEXT, "who says which completion of a pair is better: '' the data,"
+        " 'task' the task's reward, or the Hugging Face folder of a gold"
+        " model"),
+    "reward_model.init": _s(
+        "sft", TEXT, "what it starts from: 'sft' (WORKDIR/sft/model), or the"
+        " Hugging Face folder of a policy or of a reward model"),
+    "reward_model.max_completion_tokens": _s(
+        128, COUNT, "pairs with a longer completion are left out"),
+    "reward_model.num_steps": _s(300, COUNT, "optimizer updates"),
+    "reward_model.batch_size": _s(32, COUNT, "pairs a step"),
+    "reward_model.micro_batch_size": _s(
+        0, FROM_0, "pairs in one forward-backward; 0 = batch_size"),
+    "reward_model.learning_rate": _s(
+        1e-3, ABOVE_0, "after the warm-up; then to 0 by the schedule"),
+    "reward_model.schedule": _s("cosine", SCHEDULE, "of the learning rate"),
+    "reward_model.warmup_steps": _s(10, FROM_0, ""),
+    "reward_model.weight_decay": _s(0.0, NOT_NEGATIVE, ""),
+    "reward_model.b1": _s(0.9, BELOW_1, "of Adam"),
+    "reward_model.b2": _s(0.999, BELOW_1, "of Adam"),
+    "reward_model.grad_clip_norm": _s(1.0, NOT_NEGATIVE, "0 = off"),
+    "reward_model.evaluate_pairs": _s(1024, COUNT, "most held-out pairs"),
+    "reward_model.evaluate_every_steps": _s(100, COUNT, ""),
+    "reward_model.checkpoint_every_steps": _s(100, COUNT, ""),
+    "reward_model.log_every_steps": _s(25, COUNT, ""),
+
+    "evaluate.every_steps": _s(80, FROM_0, "0 = only before and after"),
+    "evaluate.beside": _s(
+        True, FLAG, "in a thread, while training goes on; not in lockstep"),
+    "evaluate.deadline_s": _s(
+        600.0, ABOVE_0, "an evaluation beside training is then given up"),
+    "evaluate.num_prompts": _s(256, COUNT, "while training"),
+    "evaluate.num_completions": _s(8, COUNT, "k of pass@k"),
+    "evaluate.final_prompts": _s(1000, COUNT, "before and after training"),
+    "evaluate.batch_prompts": _s(64, COUNT, "decoded at a time"),
+    "evaluate.greedy": _s(
+        False, FLAG, "also the greedy completion of each prompt"),
+    "evaluate.judge": _s(
+        "", TEXT, "who compares completions with the task's reference, for the"
+        " win-rate: '' nobody, 'task' the task's reward, 'command'"
+        " judge_command, or the Hugging Face folder of a gold model"),
+    "evaluate.judge_command": _s(
+        "", TEXT, "reads pairs and writes verdicts: docs/preferences.md"),
+    "evaluate.judge_deadline_s": _s(60.0, ABOVE_0, "of one pair"),
+    "evaluate.resamples": _s(1000, COUNT, "of the bootstrap intervals"),
+    "evaluate.confidence": _s(0.95, INSIDE_0_1, "of the bootstrap intervals"),
+    "evaluate.variants": _s(
+        "", TEXT, "task settings that `--program=evaluate` evaluates with in"
+        " turn, as 'prompt_format=tba;prompt_format=sft'; '' = the run's"),
+
+    "sampling.temperature": _s(
+        1.0, ABOVE_0, "of sampling and of the loss; 0 (greedy) is allowed in"
+        " evaluate and generate"),
+    "sampling.top_k": _s(0, FROM_0, "0 = off"),
+    "sampling.top_p": _s(1.0, ABOVE_0_TO_1, "1 = off"),
+    "sampling.min_p": _s(
+        0.0, BELOW_1, "least probability, relative to the likeliest token's;"
+        " 0 = off"),
+    "sampling.stop_token_ids": _s(
+        "", INTEGERS, "beside the tokenizer's stop token, as '5,17'"),
+    "sampling.stop_strings": _s(
+        "", STOP_TEXTS, r"""texts that stop, as '["\n\n", "User:"]'"""),
+    "sampling.max_prompt_tokens": _s(16, COUNT, ""),
+    "sampling.max_completion_tokens": _s(24, COUNT, ""),
+    "sampling.num_rows": _s(
+        256, COUNT, "completions decoded at the same time", hosts="searcher"),
+    "sampling.chunk_steps": _s(
+        8, COUNT, "decode steps between refills of finished rows"),
+    "sampling.prompt_buckets": _s(
+        1, COUNT, "padded prompt lengths: the maximum, its half, …"),
+    "sampling.in_flight": _s(
+        "off", one_of("off", "keep_cache", "recompute_cache"),
+        "newer params are taken between rounds ('off'), or also between"
+        " chunks, with the old KV cache or a recomputed one"),
+
+    "search.num_searchers": _s(1, COUNT, "", resume=True),
+    "search.prompts_per_round": _s(
+        32, COUNT, "prompts that a searcher samples at a time"),
+    "search.samples_per_prompt": _s(8, COUNT, "completions (S)"),
+    "search.prompts_per_step": _s(
+        32, COUNT, "fresh prompts that the trainer grants (and, with"
+        " wait_for_fresh, awaits) per optimizer step"),
+    "search.lead_steps": _s(
+        1, FROM_0, "steps that sampling may run ahead of training; 0 only with"
+        " lockstep"),
+    "search.wait_for_fresh": _s(
+        True, FLAG, "True: step t waits for its own fresh prompts; False: the"
+        " trainer draws from the buffer as it is"),
+    "search.lockstep": _s(
+        False, FLAG, "staleness 0: sample with the version of the step"),
+    "search.credits": _s(
+        4, COUNT, "blocks that a searcher may hold unacknowledged",
+        resume=True),
+    "search.lease_s": _s(
+        15.0, ABOVE_0, "prompts of a searcher silent for so long are granted"
+        " again", resume=True),
+    "search.pull_every_s": _s(
+        0.02, ABOVE_0, "shortest time between polls for a new version",
+        resume=True),
+    "search.starvation_s": _s(
+        180.0, ABOVE_0, "the trainer ends after so long without fresh data",
+        resume=True),
+    "search.mesh.data": _s(
+        1, COUNT, "devices of one searcher, all in its process, that split its"
+        " rows", resume=True),
+    "search.mesh.fsdp": _s(
+        1, COUNT, "that split rows, and params by config.sharding",
+        resume=True),
+    "search.mesh.tensor": _s(
+        1, COUNT, "that split params by config.sharding, and heads of the KV"
+        " cache", resume=True),
+    "search.cpu_devices": _s(
+        0, FROM_0, "virtual CPU devices of a searcher; 0 = the machine's",
+        resume=True),
+
+    "loss.name": _s(
+        "tb", one_of("tb", "tb_learned_z", "subtb", "tba_prime", "reinforce",
+                     "rloo", "proximal_rloo", "grpo", "dr_grpo", "ppo", "copg",
+                     "gvpo", "online_dpo", "ipo", "slic", "best_of_n"),
+        "docs/objectives.md says when to use which"),
+    "loss.scale": _s(
+        "unit", one_of("unit", "paper"), "of the squared losses: 'unit' has the"
+        " gradient of a policy gradient, 'paper' that of the paper's"
+        " objective (of tb 2/beta times as large)"),
+    "loss.beta": _s(
+        0.05, NOT_NEGATIVE, "weight of the KL to the reference, reward per nat;"
+        " above 0 for " + ", ".join(OF_BETA_ABOVE_0)),
+    "loss.beta_final": _s(
+        0.05, NOT_NEGATIVE, "linear from beta to beta_final over"
+        " beta_decay_steps, and beta_final from beta_stop_steps on"),
+    "loss.beta_decay_steps": _s(0, FROM_0, "0 = constant beta"),
+    "loss.beta_stop_steps": _s(0, FROM_0, "up to beta_decay_steps"),
+    "loss.correction": _s(
+        "", one_of("", "none", "clip_token", "clip_sequence", "cispo",
+                   "truncate_token", "truncate_sequence", "mask_token",
+                   "decoupled"),
+        "importance correction; '' is the objective's own, a trust region of"
+        " ratio_clip, none at ratio_clip=0. clip_* and cispo use ratio_clip,"
+        " truncate_* and mask_token ratio_cap, decoupled both (the trust"
+        " region is around the proximal policy)"),
+    "loss.ratio_clip": _s(
+        0.0, BELOW_1, "trust region: the ratio to the behavior policy is"
+        " clipped to 1 - ratio_clip … 1 + ratio_clip; 0 = off"),
+    "loss.clip_high": _s(
+        0.0, NOT_NEGATIVE, "upper half-width of that clip, for an asymmetric"
+        " one; 0 = the same as ratio_clip"),
+    "loss.ratio_cap": _s(
+        8.0, ABOVE_0, "the largest ratio of truncate_* and mask_token"),
+    "loss.behavior_logprobs": _s(
+        "sampler", one_of("sampler", "recomputed"), "'sampler': exact, as"
+        " sampled; 'recomputed': the proximal policy's, as Async RLHF's code"),
+    "loss.proximal_every_steps": _s(
+        0, FROM_0, "steps for which the proximal policy, and the values of"
+        " PPO's advantages, are held; 0 = a round, without rounds one step"),
+    "loss.length_norm": _s(
+        "", one_of("", "none", "tokens", "max_tokens", "mean_tokens"),
+        "divides a completion's log-prob by 1 ('none'), its number of tokens,"
+        " sampling.max_completion_tokens, or the batch's mean number; '' is"
+        " the objective's own"),
+    "loss.include_stop_token": _s(True, FLAG, "in log-probs and masks"),
+    "loss.missing_stop": _s(
+        "keep", one_of("keep", "replace", "add"), "a completion without stop"
+        " token keeps its reward, gets missing_stop_reward instead, or has"
+        " that added"),
+    "loss.missing_stop_reward": _s(-1.0, NUMBER, ""),
+    "loss.log_z_learning_rate": _s(1e-2, ABOVE_0, "of tb_learned_z"),
+    "loss.value_init": _s(
+        "policy", TEXT, "value model of ppo and subtb: the 'policy' with a head"
+        " of zeros, or a Hugging Face folder with a scalar head",
+        hosts="path"),
+    "loss.value_learning_rate": _s(
+        1e-3, ABOVE_0, "of the value model, in the policy's schedule"),
+    "loss.value_clip": _s(
+        0.2, NOT_NEGATIVE, "of ppo, around the held values; 0 = off"),
+    "loss.value_weight": _s(0.1, NOT_NEGATIVE, "of ppo's value loss"),
+    "loss.gae_gamma": _s(1.0, UNIT, "discount per token"),
+    "loss.gae_lambda": _s(0.95, UNIT, "0 = one step, 1 = Monte Carlo"),
+    "loss.whiten_advantages": _s(
+        True, FLAG, "to mean 0 and variance 1 over a batch"),
+    "loss.subtb_lambda": _s(
+        0.9, ABOVE_0_TO_1, "a subtrajectory of n tokens weighs lambda^n"),
+
+    "reference.mode": _s(
+        "fixed", one_of("fixed", "reset", "ema"), "every every_steps steps,"
+        " 'reset' to the policy, or moved towards it by 'ema'"),
+    "reference.every_steps": _s(50, COUNT, ""),
+    "reference.ema_decay": _s(
+        0.9, BELOW_1, "ema_decay · reference + (1 - ema_decay) · policy"),
+
+    "optimizer.learning_rate": _s(1e-4, ABOVE_0, "after the warm-up"),
+    "optimizer.learning_rate_final": _s(1e-4, NOT_NEGATIVE, "at the last step"),
+    "optimizer.schedule": _s(
+        "linear", one_of("constant", "linear", "cosine", "warmup_stable_decay"),
+        "after the warm-up; 'warmup_stable_decay': constant for stable_steps,"
+        " then a cosine of decay_steps"),
+    "optimizer.warmup_steps": _s(0, FROM_0, ""),
+    "optimizer.stable_steps": _s(0, FROM_0, ""),
+    "optimizer.decay_steps": _s(
+        0, FROM_0, "0 = to the end of the run, which it may go past"),
+    "optimizer.b1": _s(0.9, BELOW_1, ""),
+    "optimizer.b2": _s(0.99, BELOW_1, ""),
+    "optimizer.epsilon": _s(1e-8, ABOVE_0, ""),
+    "optimizer.weight_decay": _s(0.0, NOT_NEGATIVE, ""),
+    "optimizer.grad_clip_norm": _s(1.0, NOT_NEGATIVE, "0 = off"),
+    "optimizer.state_dtype": _s(
+        "float32", DTYPE, "of Adam's first moment; the second is float32"),
+
+    "train.num_steps": _s(
+        320, COUNT, "optimizer updates; a longer run stretches the decay of"
+        " the learning rate from there on", resume=True),
+    "train.prompts_per_batch": _s(32, COUNT, "B"),
+    "train.completions_per_prompt": _s(8, COUNT, "K"),
+    "train.micro_batch_prompts": _s(
+        32, COUNT, "prompts in one forward-backward (gradient accumulation)"),
+    "train.remat": _s(
+        "dots", one_of("none", "dots", "full"), "rematerialization: the forward"
+        " pass keeps all ('none'), results of matrix products ('dots'), or"
+        " each layer's input alone ('full', least memory)"),
+    "train.per_round_steps": _s(
+        0, FROM_0, "schedules move every so many steps (a round), as in the"
+        " papers' code; 0 = every step"),
+    "train.wall_clock_limit_s": _s(
+        0.0, NOT_NEGATIVE, "of one trainer process; 0 = none", resume=True),
+
+    "replay.capacity_per_prompt": _s(
+        100, COUNT, "completions of one prompt; the oldest are evicted"),
+    "replay.capacity": _s(200_000, COUNT, "completions in all"),
+    "replay.recent_fraction": _s(
+        1.0, UNIT, "probability that a prompt slot of a batch is drawn from"
+        " the recent window (the papers' m)"),
+    "replay.recent_window_steps": _s(
+        4, COUNT, "arrivals of so many steps are recent"),
+    "replay.selection": _s(
+        "uniform", one_of("uniform", "reward"), "draws within a prompt;"
+        " 'reward': weights exp(reward / temperature)"),
+    "replay.reward_temperature": _s(1.0, ABOVE_0, ""),
+    "replay.reward_temperature_final": _s(1.0, ABOVE_0, ""),
+    "replay.reward_temperature_decay_steps": _s(0, FROM_0, "0 = constant"),
+    "replay.dedupe": _s(
+        True, FLAG, "a completion replaces an equal one of its prompt"),
+    "replay.warm_start_completions": _s(0, FROM_0, "sampled before step 0"),
+    "replay.max_segment_mb": _s(64.0, ABOVE_0, "of the journal", resume=True),
+
+    "trainer.num_processes": _s(
+        1, COUNT, "of one mesh; process 0 decides"),
+    "trainer.coordinator": _s(
+        "", HOST_PORT, "where process 0 waits for the others; '' = a free port"
+        " of this machine, chosen by `--program=train`", hosts="own"),
+    "trainer.cpu_devices": _s(
+        0, FROM_0, "virtual CPU devices of a process; 0 = the machine's"),
+    "trainer.start_deadline_s": _s(300.0, ABOVE_0, "until all have joined"),
+    "trainer.heartbeat_s": _s(
+        100.0, ABOVE_0, "a process silent for so long is dead"),
+    "trainer.deadline_s": _s(
+        1800.0, ABOVE_0, "of the others, for the next message of process 0"),
+    "trainer.save_deadline_s": _s(
+        1200.0, Allowed("1 or more", lambda v: 1 <= v < math.inf),
+        "until all have written a checkpoint"),
+
+    "rounds.mini_batches": _s(0, FROM_0, "N; 0 = no rounds"),
+    "rounds.passes": _s(1, COUNT, "T"),
+    "rounds.lag_rounds": _s(
+        1, Allowed("0 or 1", lambda v: v in (0, 1)),
+        "1: round r trains on what the policy of round r-2 sampled (one-step"
+        " off-policy); 0: sampling and training alternate"),
+
+    "publish.every_steps": _s(1, COUNT, ""),
+    # A searcher may be reading the version before the newest.
+    "publish.keep_versions": _s(
+        3, at_least(2), "versions that stay readable", resume=True),
+    "publish.carrier": _s(
+        "auto", one_of("auto", "store", "files", "orbax"), resume=True,
+        meaning="'store' (any hosts, up to some 100 MB), 'files' (one host, or"
+        " a shared directory), 'orbax' (shards, in a shared directory or on"
+        " gs://), 'auto' by size and place"),
+    "publish.directory": _s(
+        "", TEXT, "of files and shards: '' = memory of this host (/dev/shm;"
+        " else the run's directory), or a shared one; of shards also gs://…",
+        resume=True),
+    "publish.dtype": _s(
+        "", DTYPE_OR_OWN, "of published floats; '' = as trained"),
+
+    "guards.action": _s(
+        "warn", one_of("off", "warn", "lower_learning_rate", "stop"), ""),
+    "guards.min_entropy": _s(0.01, NOT_NEGATIVE, "nats per token"),
+    "guards.max_kl": _s(
+        50.0, ABOVE_0, "to the reference, nats per completion"),
+    "guards.max_accuracy_drop": _s(
+        0.2, ABOVE_0_TO_1, "of held-out pass@1 below its first value"),
+    "guards.learning_rate_factor": _s(
+        0.5, INSIDE_0_1, "of 'lower_learning_rate'"),
+    "guards.max_logprob_gap": _s(
+        1e-3, ABOVE_0, "trainer - sampler at staleness 0, nats per token"),
+
+    "checkpoint.every_steps": _s(40, COUNT, ""),
+    "checkpoint.every_s": _s(
+        0.0, NOT_NEGATIVE, "also after so long without one; 0 = by steps"
+        " alone"),
+    "checkpoint.keep": _s(2, COUNT, "newest ones that are kept"),
+    "checkpoint.keep_every_steps": _s(
+        0, FROM_0, "older ones whose step divides by this are kept as well;"
+        " 0 = none"),
+    "checkpoint.keep_every_s": _s(
+        0, FROM_0, "of older ones, one in so many seconds is kept as well;"
+        " 0 = none"),
+    "checkpoint.keep_best": _s(
+        False, FLAG, "keep the policy that did best on the validation split, as"
+        " the Hugging Face folder WORKDIR/best/model"),
+
+    "store.address": _s(
+        "", ADDRESS, "'' = a unix socket in the spool directory; 'HOST:0' a"
+        " free TCP port, 'HOST:7001-7009' one of a range: docs/hosts.md"),
+    "store.locator": _s(
+        "", HOST_PORT, "where the store tells other hosts its address; '' = a"
+        " file in the spool directory"),
+    "store.secret_file": _s(
+        "", TEXT, "32 bytes, mode 0600; '' = made in the spool directory"),
+    "store.tls_cert_file": _s(
+        "", TEXT, "mutual TLS (jax 0.11), PEM: this host's certificate"),
+    "store.tls_key_file": _s("", TEXT, "this host's key"),
+    "store.tls_ca_file": _s("", TEXT, "the authority's certificate"),
+    "store.insecure": _s(
+        False, FLAG, "allow other hosts without secret or TLS:"
+        " docs/security.md"),
+    "store.spool_dir": _s(
+        "", TEXT, "'' = a 0700 directory of this user and workdir"),
+    "store.deadline_s": _s(
+        60.0, ABOVE_0, "of one operation, a restart of the service included"),
+    "store.probe_timeout_s": _s(
+        5.0, Allowed("1 or more", lambda v: 1 <= v < math.inf),
+        "a service silent for so long is replaced"),
+
+    "cores.trainer": _s("", CORES, ""),
+    "cores.searcher": _s("", CORES, "of all searchers"),
+    "cores.store": _s("", CORES, ""),
+
+    "generate.model": _s(
+        "", TEXT, "a Hugging Face folder, a run directory (its newest"
+        " checkpoint), or RUN/checkpoints/STEP"),
+    "generate.input": _s("", TEXT, "file of JSON lines"),
+    "generate.output": _s("", TEXT, "file of JSON lines, made or continued"),
+    "generate.num_completions": _s(1, COUNT, "per prompt"),
+    "generate.batch_lines": _s(64, COUNT, "lines processed at a time"),
+    "generate.append_stop_token": _s(
+        False, FLAG, "`score` ends a completion with it"),
+    "generate.plain_logprobs": _s(
+        False, FLAG, "also write log-probs before top-k, top-p and min-p"),
+    "generate.chat": _s(
+        False, FLAG, "format a prompt as a user's message"),
+    "generate.dtype": _s("", DTYPE_OR_OWN, "of the model; '' = the folder's"),
+
+    "export.dtype": _s("", DTYPE_OR_OWN, "of the tensors; '' = as trained"),
+
+    "sweep.objectives": _s(
+        "", TEXT, "'NAME: KEY=VALUE …; NAME: …', what each objective sets"),
+    "sweep.staleness_steps": _s(
+        "0,1,2,4,16", INTEGERS, "lags: a batch is sampled so many steps before"
+        " it is trained on"),
+    "sweep.mini_batches": _s(
+        "2,16", INTEGERS, "lags: rounds of so many mini-batches are sampled at"
+        " their start"),
+    "sweep.seeds": _s("0,1,2", INTEGERS, ""),
+    "sweep.workers": _s(1, COUNT, "runs at the same time"),
+
+    "log.every_steps": _s(1, COUNT, "between lines of metrics.jsonl"),
+    "log.samples_every_steps": _s(
+        20, FROM_0, "between writes of samples.jsonl; 0 = never"),
+    "log.num_samples": _s(8, FROM_0, "written then"),
+    "log.writers": _s("", some_of(*WRITERS), "beside metrics.jsonl"),
+    "log.wandb_project": _s("tba_jax", NAME, ""),
+    "log.wandb_mode": _s(
+        "offline", one_of("offline", "online"), "'online' needs an account"),
+    "log.profile_first_step": _s(
+        10, COUNT, "that jax.profiler captures into `profile/`"),
+    "log.profile_num_steps": _s(0, FROM_0, "captured; 0 = none"),
+    "log.profile_asked_steps": _s(5, COUNT, "captured at each SIGUSR1"),
+
+    "explore.fraction": _s(
+        0.0, UNIT, "share of completions drawn at a temperature of their own,"
+        " uniform between the two; the others at sampling.temperature"),
+    "explore.min_temperature": _s(1.0, ABOVE_0, ""),
+    "explore.max_temperature": _s(1.0, ABOVE_0, ""),
+    "explore.min_tokens": _s(0, FROM_0, "no stop token is drawn before"),
+
+    "tempering.tau": _s(1.0, ABOVE_0, ""),
+    "tempering.tau_final": _s(1.0, ABOVE_0, ""),
+    "tempering.tau_decay_steps": _s(0, FROM_0, ""),
+    "tempering.gamma": _s(1.0, ABOVE_0, ""),
+    "tempering.gamma_final": _s(1.0, ABOVE_0, ""),
+    "tempering.gamma_decay_steps": _s(0, FROM_0, ""),
+
+    "replay_filter.duplicates": _s(
+        "newest", one_of("newest", "oldest"), "which of equal completions of a"
+        " prompt stays (replay.dedupe)"),
+    "replay_filter.similarity": _s(
+        "none", one_of("none", "edit", "cosine"), "of similar completions of a"
+        " prompt only the one with the highest reward stays. 'edit': token"
+        " edit distance below similarity_limit times the sum of both lengths;"
+        " 'cosine': of sentence embeddings (task.encoder) above"
+        " similarity_limit"),
+    "replay_filter.similarity_limit": _s(0.25, UNIT, ""),
+    "replay_filter.evict": _s(
+        "oldest", one_of("oldest", "lowest_reward"),
+        "where a capacity is reached"),
+    "replay_filter.freeze_step": _s(
+        0, FROM_0, "the buffer does not grow from this step on; 0 = never"),
+}
+# fmt: on
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns the base config: every key, with the default of the system."""
-  d = lambda **fields: ml_collections.ConfigDict(fields)
-  c = d()
-  # Of params, prompt order, sampling and replay draws.
-  c.seed = 0
+  """Returns the base config: every setting with its default."""
+  tree = {}
+  for key, setting in SETTINGS.items():
+    *sections, name = key.split(".")
+    node = tree
+    for section in sections:
+      node = node.setdefault(section, {})
+    node[name] = setting.default
+  return ml_collections.ConfigDict(tree)
 
-  # The task's own fields stand beside its name (`tba_jax/tasks/`).
-  c.task = d(name="arithmetic")
 
-  c.tokenizer = d(
-      # "task" builds the word-level tokenizer of the task; anything else is a
-      # folder with Hugging Face tokenizer files.
-      source="task",
-      # Whether the tokenizer's BOS opens a prompt: "auto" (where the tokenizer
-      # itself puts one), "always" (where it has one) or "never".
-      bos="auto",
+# Settings of tasks that name files of a host.
+_TASK_FILES = ("data", "instructions", "test", "train", "validation")
+_TASK_PATHS = ("classifier_folder", "encoder", "victim")
+
+
+def may_change(key: str) -> bool:
+  """Tells whether a setting may change when a run is continued."""
+  section = SECTIONS.get(key.partition(".")[0])
+  return (section is not None and section.resume) or (
+      key in SETTINGS and SETTINGS[key].resume
   )
 
-  # Shape of the policy; a Hugging Face folder in `init` brings its own, but for
-  # the two dtypes.
-  c.model = d(
-      family="llama",  # as in tba_jax/models/transformer.py
-      num_layers=3,
-      width=64,  # of the residual stream
-      num_heads=4,
-      num_kv_heads=4,  # below num_heads: grouped queries
-      head_dim=16,  # of one head, even
-      mlp_width=172,  # hidden units of a block's MLP
-      rope_theta=10000.0,  # base of the rotary angles
-      norm_epsilon=1e-5,  # added to a norm's mean square
-      tie_embeddings=False,  # one table for embedding and unembedding
-      max_positions=128,  # of prompt and completion together
-      param_dtype="float32",  # of the params, which the optimizer changes
-      # Of activations; "auto" is bfloat16 on an accelerator, float32 on a CPU.
-      compute_dtype="auto",
-      # What only some families have (see `tba_jax/models/config.py`).
-      attention_bias=False,  # llama, qwen3, gpt_neox
-      mlp_bias=False,  # llama
-      sliding_window=0,  # of mistral, tokens; 0: none
-      rope_type="default",  # or "linear", "llama3"
-      rope_factor=1.0,
-      rope_low_freq_factor=1.0,
-      rope_high_freq_factor=4.0,
-      rope_original_positions=8192,
-      rotary_fraction=1.0,  # of a head that positions turn: gpt_neox
-      parallel_residual=False,  # MLP beside attention: gpt_neox
-      activation="silu",  # of an MLP without gate: gpt2, gpt_neox
-      scale_attention=True,  # gpt2: scores over sqrt(head_dim)
-      scale_attention_by_layer=False,  # gpt2: and over 1 + the layer's index
-  )
 
-  # Low-rank adapters, trained in place of the policy's params (docs/lora.md).
-  c.lora = d(
-      rank=0,  # 0 = all params are trained
-      alpha=16.0,  # the factors' product counts alpha / rank times
-      # Products of the blocks: "all", or some of q, k, v, o, gate, up, down.
-      targets="all",
-  )
-
-  # What the policy and the reference start from: "scratch", "sft" (made by
-  # config.sft in WORKDIR/sft when it is not there yet), or a Hugging Face
-  # folder.
-  c.init = "sft"
-
-  # Devices along each axis.
-  c.mesh = d(
-      data=1,
-      fsdp=1,
-      sequence=1,  # of the trainer, for long completions
-      tensor=1,
-  )
-  # Logical axis of a parameter or activation -> mesh axis ("" = replicated).
-  c.sharding = d(
-      batch="data,fsdp",
-      length="sequence",  # tokens of a sequence, padded to divide evenly
-      layers="",
-      vocab="tensor",
-      width="fsdp",
-      mlp="tensor",
-      heads="tensor",
-      kv_heads="tensor",
-      head_dim="",
-      labels="",  # what a scalar head gives
-      positions="",  # learned ones
-      lora_rank="",  # of adapters
-  )
-
-  # Sections `sft`, `reward`, `reward_model` and `evaluate`.
-  c.update(settings_rewards.get_config())
-
-  c.sampling = d(
-      temperature=1.0,  # of sampling and of the loss alike
-      top_k=0,  # 0 = off
-      top_p=1.0,  # 1 = off
-      min_p=0.0,  # least probability, as a share of the likeliest's; 0 = off
-      stop_token_ids="",  # beside the tokenizer's stop token: "5,17"
-      stop_strings="",  # texts that stop, a JSON list: '["\n\n", "User:"]'
-      max_prompt_tokens=16,
-      max_completion_tokens=24,
-      num_rows=256,  # completions decoded at the same time
-      chunk_steps=8,  # most decode steps between refills of finished rows
-      prompt_buckets=1,  # lengths prompts are padded to: the most, its half, …
-      # Newer params are taken between rounds ("off"), or between chunks too,
-      # with the cache as it is ("keep_cache") or made again
-      # ("recompute_cache").
-      in_flight="off",
-  )
-
-  c.search = d(
-      num_searchers=1,
-      prompts_per_round=32,
-      samples_per_prompt=8,  # S
-      # Fresh prompts that the trainer grants (and, with wait_for_fresh,
-      # awaits) per optimizer step.
-      prompts_per_step=32,
-      # Steps that sampling may run ahead of training: 0 only with lockstep.
-      lead_steps=1,
-      # True: step t waits until its own fresh prompts are there. False: the
-      # trainer recycles what the buffer holds.
-      wait_for_fresh=True,
-      lockstep=False,  # staleness 0: sample with the version of the step
-      credits=4,  # blocks that a searcher may hold unacknowledged
-      lease_s=15.0,  # a silent searcher's prompts are granted again
-      pull_every_s=0.02,  # shortest time between two looks for a version
-      starvation_s=180.0,  # no fresh group for so long ends the trainer
-      # Devices of one searcher, all of its own process, and what they split.
-      mesh=d(
-          data=1,  # devices that split the rows of one searcher
-          fsdp=1,  # that split rows, and params by config.sharding
-          tensor=1,  # that split params by config.sharding, and heads of caches
-      ),
-      cpu_devices=0,  # virtual CPU devices of a searcher; 0 = those there are
-  )
-
-  c.loss = d(
-      name="tb",  # docs/objectives.md tells when to use which
-      # Of the squared losses: "unit" has the gradient of a policy gradient,
-      # "paper" that of the objective's paper (of tb 2/beta times it).
-      scale="unit",
-      # Linear from beta to beta_final over beta_decay_steps, and beta_final
-      # from beta_stop_steps on (0 steps = constant beta).
-      beta=0.05,  # weight of the KL to the reference: smaller = further
-      beta_final=0.05,
-      beta_decay_steps=0,
-      beta_stop_steps=0,
-      # Importance correction: "" is the objective's own, with the trust region
-      # of ratio_clip (of a token's ratio; of a completion's with
-      # proximal_rloo), and none at ratio_clip=0. Others: "none", "clip_token",
-      # "clip_sequence", "cispo" (bound ratio_clip), "truncate_token",
-      # "truncate_sequence", "mask_token" (bound ratio_cap), "decoupled" (both:
-      # the trust region is around the proximal policy).
-      correction="",
-      ratio_clip=0.0,  # trust region on the behavior ratio; 0 = the paper's
-      ratio_cap=8.0,  # the largest ratio of "truncate_*" and "mask_token"
-      # Log-probs of the policy that sampled: "sampler" gives them exactly;
-      # "recomputed" takes those of the proximal policy, as Async RLHF's code.
-      behavior_logprobs="sampler",
-      # A proximal policy, and the values of which PPO makes its advantages, are
-      # held for so many steps; 0 = for a round, without rounds for one step.
-      proximal_every_steps=0,
-      # A completion's log-prob is the sum of its tokens' over: "none" 1,
-      # "tokens" their number, "max_tokens" sampling.max_completion_tokens,
-      # "mean_tokens" the mean number in the batch; "" is the objective's own.
-      length_norm="",
-      include_stop_token=True,
-      # A completion without stop token: "keep" its reward, "replace" it by
-      # missing_stop_reward, or "add" that to it.
-      missing_stop="keep",
-      missing_stop_reward=-1.0,
-      log_z_learning_rate=1e-2,  # of "tb_learned_z"
-      # Of "ppo" and "subtb". The value model starts from the "policy", with a
-      # head of zeros, or from a Hugging Face folder with a scalar head.
-      value_init="policy",
-      value_learning_rate=1e-3,  # in the schedule of the policy
-      value_clip=0.2,  # of "ppo", around the held values; 0 = off
-      value_weight=0.1,  # of the value loss of "ppo"
-      gae_gamma=1.0,  # discount a token
-      gae_lambda=0.95,  # 0 = one step, 1 = all that follows
-      whiten_advantages=True,  # to mean 0 and variance 1 over a batch
-      subtb_lambda=0.9,  # weight of a part of n tokens is lambda^n
-  )
-
-  # The policy that the KL is measured against: "fixed", or at every
-  # `every_steps` steps "reset" to the policy, or moved towards it by "ema":
-  # ema_decay · reference + (1 - ema_decay) · policy.
-  c.reference = d(mode="fixed", every_steps=50, ema_decay=0.9)
-
-  c.optimizer = d(
-      learning_rate=1e-4,
-      learning_rate_final=1e-4,  # at the last step
-      # After the warm-up: "constant", "linear", "cosine", or
-      # "warmup_stable_decay": a peak of stable_steps, then a cosine of
-      # decay_steps (0 = to the end of the run; more may go past it).
-      schedule="linear",
-      warmup_steps=0,
-      stable_steps=0,
-      decay_steps=0,
-      b1=0.9,
-      b2=0.99,
-      epsilon=1e-8,
-      weight_decay=0.0,
-      grad_clip_norm=1.0,  # 0 = off
-      # Of Adam's first moment, "float32" or "bfloat16"; its second is float32.
-      state_dtype="float32",
-  )
-
-  c.train = d(
-      num_steps=320,  # optimizer updates of the run
-      prompts_per_batch=32,  # B
-      completions_per_prompt=8,  # K
-      micro_batch_prompts=32,  # prompts in one forward-backward
-      # What a forward pass keeps of each layer for the gradient: all ("none"),
-      # the results of its products ("dots"), or its input alone ("full"). The
-      # less, the less memory, and the more is computed twice.
-      remat="dots",
-      # Schedules of learning rate, beta and reward temperature follow every
-      # optimizer step (0), or move once in so many steps (a round), as the
-      # papers' code does.
-      per_round_steps=0,
-      wall_clock_limit_s=0.0,  # of one trainer process; 0 = none
-  )
-
-  c.replay = d(
-      capacity_per_prompt=100,  # completions of one prompt; the oldest go
-      capacity=200_000,  # completions in all
-      recent_fraction=1.0,  # the papers' m
-      recent_window_steps=4,  # arrivals of so many steps count as recent
-      selection="uniform",  # replay draws in a prompt: "uniform" or "reward"
-      # Of "reward": weights exp(reward / temperature). Linear to the final one
-      # over decay_steps (0 = constant).
-      reward_temperature=1.0,
-      reward_temperature_final=1.0,
-      reward_temperature_decay_steps=0,
-      dedupe=True,  # a completion equal to an older one replaces it
-      warm_start_completions=0,  # sampled before step 0
-      max_segment_mb=64.0,  # of the journal
-  )
-
-  # The processes of the trainer: docs/many_devices.md.
-  c.trainer = d(
-      num_processes=1,  # of one mesh; process 0 decides, the others follow
-      # host:port at which process 0 waits for the others; "" = a free port of
-      # this machine, which --program=train chooses.
-      coordinator="",
-      cpu_devices=0,  # virtual CPU devices of a process; 0 = those there are
-      start_deadline_s=300.0,  # in which all must have come
-      heartbeat_s=100.0,  # a process that is silent for so long is dead
-      deadline_s=1800.0,  # of the others for the next word of process 0
-      # In which all must have written a checkpoint; then it has failed.
-      save_deadline_s=1200.0,
-  )
-
-  # The regime of Asynchronous RLHF instead of replay: a round is mini_batches
-  # (N) batches, all sampled with one version, trained on in their order in each
-  # of `passes` (T) passes, N·T steps, and then left. lag_rounds=1: one-step
-  # off-policy, round r trains on what the policy of round r-2 sampled; 0:
-  # sampling and training alternate. mini_batches=0 = no rounds; `set_rounds`
-  # of tba_jax/config/variants.py makes the other settings fit.
-  c.rounds = d(mini_batches=0, passes=1, lag_rounds=1)
-
-  # The newest params go to the searchers.
-  c.publish = d(
-      every_steps=1,
-      keep_versions=3,  # that stay readable
-      # Of their bytes: "store" (any hosts, up to some 100 MB), "files" (one
-      # host, or a shared directory), "orbax" (shards, in a shared directory or
-      # on gs://), "auto": by size and place.
-      carrier="auto",
-      # Of files and shards: "" = memory of this host (/dev/shm; without it the
-      # run's directory); else one that all share, of shards also gs://….
-      directory="",
-      dtype="",  # of published floats: "float32", "bfloat16"; "" = as trained
-  )
-
-  # Collapse guards. `action`: "off", "warn", "lower_learning_rate" or "stop".
-  c.guards = d(
-      action="warn",
-      min_entropy=0.01,  # nats a token
-      max_kl=50.0,  # nats a completion, to the reference
-      max_accuracy_drop=0.2,  # of held-out pass@1 below its first value
-      learning_rate_factor=0.5,
-      max_logprob_gap=1e-3,  # nats a token, trainer - sampler at staleness 0
-  )
-
-  # Of the whole run, to go on from.
-  c.checkpoint = d(
-      every_steps=40,
-      every_s=0.0,  # and where none was saved for so long; 0 = by steps alone
-      keep=2,  # newest ones that stay
-      # Of the older ones stay, until you remove them: those whose step divides
-      # by this, and one in so many seconds; 0 = none.
-      keep_every_steps=0,
-      keep_every_s=0,
-      # The policy that did best on the task's validation split while training,
-      # as the Hugging Face folder WORKDIR/best/model.
-      keep_best=False,
-  )
-
-  c.store = d(
-      # "" = a unix socket in the spool directory; "HOST:0" a free TCP port of
-      # an interface, "HOST:7001-7009" one of a range: docs/hosts.md.
-      address="",
-      # "HOST:PORT" at which the store tells other hosts where it is; "" = in
-      # the spool directory.
-      locator="",
-      secret_file="",  # 32 bytes, mode 0600; "" = made in the spool directory
-      # Of mutual TLS (jax 0.11), PEM: this host's own two, and the authority's.
-      tls_cert_file="",
-      tls_key_file="",
-      tls_ca_file="",
-      insecure=False,  # other hosts without secret or TLS: docs/security.md
-      spool_dir="",  # "" = a 0700 directory of this user and workdir
-      deadline_s=60.0,  # of one operation, a change of generation included
-      probe_timeout_s=5.0,  # a silent service is replaced after this
-  )
-
-  # CPU cores of each role, as "0" or "0,1" or "0-3"; "" = decided by the
-  # supervisor from the cores that it may use; "all" = no pinning.
-  c.cores = d(trainer="", searcher="", store="")
-
-  # Of the programs `generate` and `score`.
-  c.generate = d(
-      # A Hugging Face folder, a run directory (its newest checkpoint), or
-      # RUN/checkpoints/STEP.
-      model="",
-      input="",  # file with a JSON object a line
-      output="",  # the same, made or continued
-      num_completions=1,  # of each prompt
-      batch_lines=64,  # lines that are worked on, and written, together
-      append_stop_token=False,  # `score` ends a completion with it
-      plain_logprobs=False,  # write those before top-k, top-p, min-p too
-      chat=False,  # lay a `prompt` out as a user's message
-      dtype="",  # of the model: "float32", "bfloat16"; "" = the folder's own
-  )
-
-  # Of `--program=export`. dtype of the tensors: "float32" or "bfloat16"; "" is
-  # the one that was trained.
-  c.export = d(dtype="")
-
-  # Of `--program=sweep`: an objective's runs are all of its lags times seeds.
-  c.sweep = d(
-      # "NAME: KEY=VALUE …; NAME: …", what each objective sets for itself.
-      objectives="",
-      # Lags: a batch is sampled so many steps before it is trained on ("0,4"),
-      # or rounds of so many mini-batches are sampled at their begin ("2,16").
-      staleness_steps="0,1,2,4,16",
-      mini_batches="2,16",
-      seeds="0,1,2",
-      workers=1,  # processes that make runs at the same time
-  )
-
-  # Periods of `metrics.jsonl` and `samples.jsonl`, and samples written then.
-  c.log = d(
-      every_steps=1,
-      samples_every_steps=20,
-      num_samples=8,
-      writers="",  # also "csv", "tensorboard", "wandb", separated by commas
-      wandb_project="tba_jax",
-      wandb_mode="offline",  # or "online", which needs an account
-      profile_first_step=10,  # that jax.profiler captures into `profile/`
-      profile_num_steps=0,  # 0 = captures none
-      profile_asked_steps=5,  # captured at each SIGUSR1
-  )
-  c.update(settings_red_team.get_config())
-  return c
+def hosts(key: str) -> str:
+  """Returns how a setting may differ between hosts; see `Setting.hosts`."""
+  section, _, name = key.partition(".")
+  if section == "task":
+    is_file, is_path = name in _TASK_FILES, name in _TASK_PATHS
+    return "own" if is_file else "path" if is_path else "same"
+  if key not in SETTINGS:
+    return "same"
+  of_section = SECTIONS[section].hosts if name else "same"
+  return of_section if of_section != "same" else SETTINGS[key].hosts

@@ -2,96 +2,52 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every check of a config, before any device is touched. No JAX here.
 
-`validate` compares the config with the base config and the task's own fields
-(unknown, missing and wrongly typed keys), then each value with its range, then
-the values with each other, and reports all that is wrong at once.
+`validate` checks names and types of the keys, the range of each value
+(`settings.py`), then the values against each other, and reports all that is
+wrong at once. `check_resume` and `check_hosts` compare two configs.
 """
 
-from collections.abc import Mapping, Sequence
-import fnmatch
+from collections.abc import Iterator, Mapping
+import importlib.metadata
+import importlib.util
+import itertools
+import json
+import math
+import pathlib
+import socket
 from typing import Any
 
 import ml_collections
 
 from tba_jax.config import load
-from tba_jax.config import ranges
-from tba_jax.config import relations
-from tba_jax.config import settings as settings_lib
+from tba_jax.config import settings
+from tba_jax.config import variants
+from tba_jax.models import config as model_config
+from tba_jax.models import hf_config
+from tba_jax.system import processes
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 
 ConfigError = load.ConfigError
 
-# Programs from a file of lines to another one, with a model that they name.
+# Programs that read a file of JSON lines and name their model.
 LINE_PROGRAMS = ("generate", "score")
-
-# What may differ when a run is continued: how it is watched, served and
-# guarded, where it computes, and how long it is; not what it computes from one
-# step to the next.
-# A longer `train.num_steps` stretches a learning-rate decay from that step on.
-RESUMABLE_KEYS = (
-    "checkpoint.*",
-    "cores.*",
-    "evaluate.*",
-    "export.*",
-    "generate.*",
-    "guards.*",
-    "log.*",
-    "mesh.*",
-    "publish.carrier",
-    "publish.directory",
-    "publish.keep_versions",
-    "replay.max_segment_mb",
-    "reward.deadline_s",
-    "reward.memory_mb",
-    "reward.num_workers",
-    "reward.start_deadline_s",
-    "search.cpu_devices",
-    "search.credits",
-    "search.lease_s",
-    "search.mesh.*",
-    "search.num_searchers",
-    "search.pull_every_s",
-    "search.starvation_s",
-    "sharding.*",
-    "store.*",
-    "sweep.*",
-    "train.num_steps",
-    "train.wall_clock_limit_s",
-    "trainer.*",
-)
-# What may differ between the hosts of a run: what a host has, and where it has
-# its files. `sft.*` and `reward_model.*` are of programs that run alone. Model
-# and data are held against the trainer's by what they say (`agreement.facts`).
-HOST_KEYS = (
-    "cores.*",
-    "init",
-    "reward.memory_mb",
-    "reward.num_workers",
-    "reward_model.*",
-    "sft.*",
-    "store.*",
-    "task.data",
-    "task.instructions",
-    "task.test",
-    "task.train",
-    "task.validation",
-    "tokenizer.source",
-    "trainer.coordinator",
-)
-# Folders of models whose content nobody compares: a path may differ from
-# another path, and from nothing else.
-PATH_KEYS = (
-    "loss.value_init",
-    "reward.model",
-    "task.classifier_folder",
-    "task.encoder",
-    "task.victim",
-)
-# A searcher may differ from its trainer in these too, and in RESUMABLE_KEYS: it
-# has devices of its own, and no completion depends on how many rows decode at
-# the same time.
-SEARCHER_KEYS = ("*mesh.*", "sampling.num_rows", "sharding.*")
+_WITHOUT_TASK = ("store", "status", "report")
+# Programs that read only some sections; settings of the others are not held
+# against each other.
+_MODEL = (
+    "", "task", "tokenizer", "model", "lora", "mesh", "sharding", "sampling",
+    "optimizer",
+)  # fmt: skip
+_SECTIONS_OF = {
+    "sft": (*_MODEL, "sft", "evaluate", "reward"),
+    "reward_model": (*_MODEL, "reward_model", "evaluate"),
+    "evaluate": (*_MODEL, "evaluate", "reward"),
+    "export": (*_MODEL, "export"),
+    "store": ("store",),
+    "status": ("store",),
+    "report": (),
+}
 
 
 def validate(
@@ -104,8 +60,8 @@ def validate(
 
   Args:
     config: complete.
-    program: that will run; `sampling.temperature` may be 0 (greedy) only where
-      nothing is trained: "evaluate" and "generate".
+    program: that will run. Sections that it does not read are held to their
+      types and ranges alone.
     task: stands in for the one that `config.task` describes, which is then not
       checked.
 
@@ -115,36 +71,22 @@ def validate(
   values = load.flatten(config)
   if task is not None:
     values = {k: v for k, v in values.items() if not k.startswith("task.")}
-  expected = _expected(str(values.get("task.name")))
-  problems, good = _check_types(values, expected)
-  for key in list(good):
-    allowed = ranges.allowed(key, good[key])
-    if allowed and not (
-        key == "sampling.temperature"
-        and good[key] == 0
-        and program in ("evaluate", "generate")
-    ):
-      problems.append(_line(key, good.pop(key), allowed))
+  problems, good = _check_values(values, program)
   if program in LINE_PROGRAMS:
-    # The model is the folder's, and no task is there.
-    for key, allowed in relations.line_program_problems(good):
-      problems.append(_line(key, good[key], allowed))
-    _raise(problems)
-    return
-  if task is None and not any(p.startswith("config.task.") for p in problems):
-    try:
-      task = build.make_task(config.get("task", {}))
-    except ValueError as error:
-      problems.append(str(error))
-  found = [
-      *relations.problems(good),
-      *relations.lora_program_problems(good, program),
-  ]
-  for key, allowed in found:
-    problems.append(_line(key, good[key], allowed))
-  if task is not None:
-    problems += _check_task(good, task)
-  _raise(problems)
+    # The model is the folder's, and there is no task.
+    problems += _lines(good, [_line_program], None)
+  else:
+    problems += _lines(good, _CHECKS, _sections_read(good, program))
+    if program in ("train", "store"):
+      problems += _lines(good, [_this_machine], None)
+    if program == "sweep" and good.get("lora.rank"):
+      problems.append(
+          _line("lora.rank", good["lora.rank"], "allowed 0 in a sweep")
+      )
+    if program not in _WITHOUT_TASK:
+      problems += _check_task(good, config, task, problems)
+  if problems:
+    raise ConfigError("\n".join(dict.fromkeys(problems)))
 
 
 def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -155,21 +97,15 @@ def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     new: the config asked for now.
 
   Raises:
-    ConfigError: a line per key that differs and is not in `RESUMABLE_KEYS`.
+    ConfigError: a line per key that differs and may not change.
   """
-  old, new = load.flatten(old), load.flatten(new)
-  defaults = _defaults(new)
-  lines = []
-  for key in sorted(set(old) | set(new)):
-    # A key that came or went with another version of the code has its default
-    # on the side that does not know it.
-    before, now = (side.get(key, defaults.get(key)) for side in (old, new))
-    if before != now and not is_resumable(key):
-      lines.append(
-          f"config.{key} = {now!r}: the run was started with {before!r}, and"
-          " this key cannot change when it is continued; set it back, or give"
-          " another --workdir"
-      )
+  lines = [
+      f"config.{key} = {now!r}: the run was started with {before!r}, and this"
+      " key cannot change when it is continued; set it back, or give another"
+      " --workdir"
+      for key, before, now in _differences(load.flatten(old), load.flatten(new))
+      if not settings.may_change(key)
+  ]
   if lines:
     raise ConfigError("\n".join(lines))
 
@@ -192,14 +128,12 @@ def check_hosts(
   Raises:
     ConfigError: a line per key that differs and that may not.
   """
-  defaults = _defaults(mine)
-  free = HOST_KEYS + searcher * (RESUMABLE_KEYS + SEARCHER_KEYS)
   lines = []
-  for key in sorted(set(mine) | set(theirs)):
-    # As in `check_resume`.
-    a, b = (side.get(key, defaults.get(key)) for side in (mine, theirs))
-    paths = key in PATH_KEYS and "/" in str(a) and "/" in str(b)
-    if a != b and not paths and not _is_any(key, free):
+  for key, a, b in _differences(mine, theirs):
+    hosts = settings.hosts(key)
+    of_searcher = hosts == "searcher" or settings.may_change(key)
+    both_paths = hosts == "path" and "/" in str(a) and "/" in str(b)
+    if not (hosts == "own" or both_paths or (searcher and of_searcher)):
       lines.append(
           f"config.{key} = {a!r} at {sides[0]}, {b!r} at {sides[1]}: allowed"
           " the same on all hosts of a run"
@@ -208,52 +142,43 @@ def check_hosts(
     raise ConfigError("\n".join(lines))
 
 
-def is_resumable(key: str) -> bool:
-  """Tells whether a key may change when a run is continued."""
-  return _is_any(key, RESUMABLE_KEYS)
+def _differences(
+    a: Mapping[str, Any], b: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+  """Yields (key, value of a, value of b); a key left out has its default."""
+  defaults = _expected(b.get("task.name"))
+  for key in sorted({*a, *b}):
+    x, y = (side.get(key, defaults.get(key)) for side in (a, b))
+    if x != y:
+      yield key, x, y
 
 
-def _defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what a key stands for that is lacking, those of the task too."""
-  fields = build.fields(settings.get("task.name", "")) or {}
-  task = {f"task.{name}": value for name, value in fields.items()}
-  return load.flatten(settings_lib.get_config()) | task
-
-
-def _is_any(key: str, patterns: Sequence[str]) -> bool:
-  return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
-
-
-def _raise(problems: list[str]) -> None:
-  if problems:
-    raise ConfigError("\n".join(dict.fromkeys(problems)))
+def _expected(task_name: Any) -> dict[str, Any]:
+  """Returns every key that may be there, with its default."""
+  fields = build.fields(task_name) or {}
+  return {
+      key: setting.default for key, setting in settings.SETTINGS.items()
+  } | {f"task.{name}": value for name, value in fields.items()}
 
 
 def _line(key: str, value: Any, allowed: str) -> str:
   return f"config.{key} = {value!r}: {allowed}"
 
 
-def _expected(task_name: str) -> dict[str, Any]:
-  """Returns every key that may be there, with a value of its type."""
-  expected = load.flatten(settings_lib.get_config())
-  fields = build.fields(task_name) or {}
-  return expected | {f"task.{name}": value for name, value in fields.items()}
-
-
-def _check_types(
-    values: Mapping[str, Any], expected: Mapping[str, Any]
+def _check_values(
+    values: Mapping[str, Any], program: str
 ) -> tuple[list[str], dict[str, Any]]:
-  """Returns the problems, and the values that are known and well typed."""
+  """Returns the problems of single values, and the values without any."""
   problems, good = [], {}
+  expected = _expected(values.get("task.name"))
   task_is_known = build.fields(values.get("task.name")) is not None
   for key, value in values.items():
     if key not in expected:
       # Of a task that does not exist only the name is wrong.
       if task_is_known or not key.startswith("task."):
         problems.append(load.unknown_key(key, value, list(expected)))
-    elif not _has_type(value, expected[key]):
-      kind = load.type_name(expected[key])
-      problems.append(_line(key, value, f"allowed {kind}"))
+    elif allowed := _allowed(key, value, expected[key], program):
+      problems.append(_line(key, value, f"allowed {allowed}"))
     else:
       good[key] = value
   for key in expected:
@@ -265,19 +190,637 @@ def _check_types(
   return problems, good
 
 
-def _has_type(value: Any, example: Any) -> bool:
-  if isinstance(value, bool) or isinstance(example, bool):
-    return isinstance(value, bool) and isinstance(example, bool)
-  if isinstance(example, float):
-    return isinstance(value, (int, float))
-  return isinstance(value, type(example))
+def _allowed(key: str, value: Any, default: Any, program: str) -> str:
+  """Returns what is allowed where `value` is not, else ""."""
+  kind = type(default)
+  numbers = (int, float) if kind is float else kind
+  is_bool = isinstance(value, bool)
+  if not isinstance(value, numbers) or is_bool != (kind is bool):
+    return variants.type_name(default)
+  if isinstance(value, float) and not math.isfinite(value):
+    return "a finite number"
+  if key not in settings.SETTINGS or settings.SETTINGS[key].allowed.test(value):
+    return ""
+  greedy = key == "sampling.temperature" and value == 0
+  if greedy and program in ("evaluate", "generate"):
+    return ""
+  return settings.SETTINGS[key].allowed.text
 
 
-def _check_task(good: Mapping[str, Any], task: base.Task) -> list[str]:
-  """Checks what must fit the task: its longest texts, its held-out prompts."""
+_Problems = Iterator[tuple[str, str]]
+
+
+def _sections_read(c: Mapping[str, Any], program: str) -> set[str]:
+  """Returns the sections that a program reads, "" for keys without one."""
+  if program in _SECTIONS_OF:
+    return set(_SECTIONS_OF[program])
+  out = {"", *settings.SECTIONS} - {"generate", "export"}
+  if program != "sweep":
+    out.discard("sweep")
+  if c.get("init") != "sft":
+    out.discard("sft")
+  if (c.get("reward.where"), c.get("reward.model")) != (
+      "model",
+      "reward_model",
+  ):
+    out.discard("reward_model")
+  return out
+
+
+def _lines(
+    c: Mapping[str, Any], checks: Any, sections: set[str] | None
+) -> list[str]:
+  """Returns what the checks find in `sections` (None: in all).
+
+  A check whose values are wrong in themselves ends with a KeyError; their own
+  problem is reported already.
+  """
   lines = []
-  if good.get("tokenizer.source") == "task":  # Another cuts in other tokens.
-    # Of rows of data, what is too long is left out.
+  for check in checks:
+    try:
+      for key, allowed in check(c):
+        section = key.partition(".")[0] if "." in key else ""
+        if sections is None or section in sections:
+          lines.append(_line(key, c[key], allowed))
+    except KeyError:
+      continue
+  return lines
+
+
+# Batches, groups, objectives.
+
+
+def _batch(c: Mapping[str, Any]) -> _Problems:
+  axes = [axis for axis in c["sharding.batch"].split(",") if axis]
+  shards = math.prod(c[f"mesh.{axis}"] for axis in axes)
+  keys = ["train.micro_batch_prompts"]
+  for name in ("sft", "reward_model"):
+    size, micro = c[f"{name}.batch_size"], c[f"{name}.micro_batch_size"]
+    keys.append(f"{name}.micro_batch_size" if micro else f"{name}.batch_size")
+    if micro and size % micro:
+      yield f"{name}.batch_size", (
+          f"allowed a multiple of config.{name}.micro_batch_size = {micro}"
+      )
+  for key in keys:
+    if c[key] % shards:
+      yield key, (
+          f"allowed a multiple of {shards}, the shards of the batch"
+          " (config.mesh, config.sharding.batch)"
+      )
+  if c["train.prompts_per_batch"] % c["train.micro_batch_prompts"]:
+    yield "train.prompts_per_batch", (
+        "allowed a multiple of config.train.micro_batch_prompts ="
+        f" {c['train.micro_batch_prompts']}"
+    )
+
+
+def _group_size(c: Mapping[str, Any]) -> _Problems:
+  k = c["train.completions_per_prompt"]
+  if c["loss.name"] not in settings.OF_SINGLE_COMPLETIONS and k < 2:
+    yield "train.completions_per_prompt", (
+        f"allowed 2 or more with config.loss.name = {c['loss.name']!r}, which"
+        " compares the completions of a prompt"
+    )
+  # A draw of K from fewer would repeat completions, which shrinks the group's
+  # variance and with it the gradient.
+  for key in ("search.samples_per_prompt", "replay.capacity_per_prompt"):
+    if c[key] < k:
+      yield key, f"allowed config.train.completions_per_prompt = {k} or more"
+
+
+def _beta(c: Mapping[str, Any]) -> _Problems:
+  if c["loss.name"] in settings.OF_BETA_ABOVE_0:
+    for key in ("loss.beta", "loss.beta_final"):
+      if c[key] == 0:
+        yield key, (
+            "allowed a number above 0 with config.loss.name ="
+            f" {c['loss.name']!r}"
+        )
+
+
+def _trust_region(c: Mapping[str, Any]) -> _Problems:
+  name, correction = c["loss.name"], c["loss.correction"]
+  if c["loss.ratio_clip"]:
+    return
+  why = ""
+  if correction in ("clip_token", "clip_sequence", "cispo", "decoupled"):
+    why = f"config.loss.correction = {correction!r}"
+  elif not correction and name in settings.OF_A_TRUST_REGION:
+    why = f"config.loss.name = {name!r}"
+  if why:
+    yield "loss.ratio_clip", f"allowed above 0 and below 1 with {why}"
+  if c["loss.clip_high"]:
+    yield "loss.clip_high", "allowed 0 with config.loss.ratio_clip = 0"
+
+
+def _proximal(c: Mapping[str, Any]) -> _Problems:
+  """A proximal policy is held within a round, or for some steps."""
+  held = c["loss.proximal_every_steps"]
+  steps = max(c["rounds.mini_batches"], 1) * c["rounds.passes"]
+  if c["rounds.mini_batches"] and held and steps % held:
+    yield "loss.proximal_every_steps", (
+        f"allowed 0 or a divisor of {steps}, the steps of a round"
+    )
+  if c["loss.behavior_logprobs"] == "recomputed" and (held or steps) == 1:
+    yield "loss.behavior_logprobs", (
+        "allowed 'sampler' where the proximal policy is held for one step"
+        " (config.loss.proximal_every_steps, config.rounds): no ratio would be"
+        " left"
+    )
+
+
+def _tempering(c: Mapping[str, Any]) -> _Problems:
+  if c["loss.name"] in settings.OF_A_TEMPERED_TARGET:
+    return
+  for key in ("tau", "tau_final", "gamma", "gamma_final"):
+    if c[f"tempering.{key}"] != 1:
+      yield f"tempering.{key}", (
+          f"allowed 1 with config.loss.name = {c['loss.name']!r}"
+      )
+
+
+def _explore(c: Mapping[str, Any]) -> _Problems:
+  if c["explore.min_temperature"] > c["explore.max_temperature"]:
+    yield "explore.min_temperature", (
+        "allowed up to config.explore.max_temperature ="
+        f" {c['explore.max_temperature']}"
+    )
+  if c["explore.min_tokens"] >= c["sampling.max_completion_tokens"]:
+    yield "explore.min_tokens", (
+        "allowed less than config.sampling.max_completion_tokens ="
+        f" {c['sampling.max_completion_tokens']}"
+    )
+  if c["explore.fraction"] and c["loss.ratio_clip"]:
+    yield "explore.fraction", (
+        "allowed 0 with config.loss.ratio_clip above 0: completions drawn at"
+        " another temperature are outside the trust region"
+    )
+
+
+def _schedules(c: Mapping[str, Any]) -> _Problems:
+  for key, steps in (
+      ("optimizer.warmup_steps", "train.num_steps"),
+      ("sft.warmup_steps", "sft.num_steps"),
+      ("reward_model.warmup_steps", "reward_model.num_steps"),
+  ):
+    if c[key] >= c[steps]:
+      yield key, f"allowed 0 up to below config.{steps} = {c[steps]}"
+  peak = c["train.num_steps"] - c["optimizer.warmup_steps"]
+  if 0 < peak <= c["optimizer.stable_steps"]:
+    yield "optimizer.stable_steps", (
+        f"allowed 0 up to below {peak} = config.train.num_steps -"
+        " config.optimizer.warmup_steps"
+    )
+  decay = c["loss.beta_decay_steps"]
+  if decay and not 1 <= c["loss.beta_stop_steps"] <= decay:
+    yield "loss.beta_stop_steps", (
+        f"allowed 1 up to config.loss.beta_decay_steps = {decay}"
+    )
+
+
+# Replay and searchers.
+
+
+def _prompts_ahead(c: Mapping[str, Any]) -> int:
+  """Returns how many prompts may be under way at a time."""
+  if c["rounds.mini_batches"]:
+    return c["rounds.mini_batches"] * c["train.prompts_per_batch"]
+  return (c["search.lead_steps"] + 1) * c["search.prompts_per_step"]
+
+
+def _capacity(c: Mapping[str, Any]) -> _Problems:
+  """What admission lets in must not evict itself before it is trained on."""
+  needed = max(
+      _prompts_ahead(c) * c["search.samples_per_prompt"],
+      c["train.prompts_per_batch"] * c["train.completions_per_prompt"],
+      c["replay.warm_start_completions"],
+  )
+  if c["replay.capacity"] < needed:
+    yield "replay.capacity", (
+        f"allowed {needed} or more: one batch, the warm start, and what the"
+        " searchers may sample ahead must each fit"
+    )
+
+
+def _admission(c: Mapping[str, Any]) -> _Problems:
+  """Step t lets (t + 1 + lead_steps) · prompts_per_step prompts be sampled.
+
+  A round that does not fit is cut when nothing else is under way, so nothing
+  can lock up whatever the number of searchers. But a round above
+  (lead_steps + 1) · prompts_per_step would be cut every time.
+  """
+  ahead = _prompts_ahead(c)
+  if c["search.prompts_per_round"] > ahead:
+    yield "search.prompts_per_round", (
+        f"allowed up to {ahead} = (config.search.lead_steps + 1) *"
+        " config.search.prompts_per_step: more are never granted at once"
+    )
+  if c["search.starvation_s"] <= c["search.lease_s"]:
+    yield "search.starvation_s", (
+        f"allowed more than config.search.lease_s = {c['search.lease_s']}: the"
+        " prompts of a lost searcher are granted again only after that"
+    )
+
+
+def _rounds(c: Mapping[str, Any]) -> _Problems:
+  if not c["rounds.mini_batches"]:
+    return
+  steps = c["rounds.mini_batches"] * c["rounds.passes"]
+  for key, value in (
+      ("search.lockstep", False),
+      ("search.wait_for_fresh", True),
+      ("search.samples_per_prompt", c["train.completions_per_prompt"]),
+      ("replay.recent_fraction", 1.0),
+      ("replay.dedupe", False),
+      ("replay.warm_start_completions", 0),
+      ("replay_filter.similarity", "none"),
+      ("replay_filter.evict", "oldest"),
+      ("replay_filter.freeze_step", 0),
+      ("replay_filter.duplicates", "newest"),
+      ("publish.every_steps", steps),
+  ):
+    if c[key] != value:
+      yield key, f"allowed {value!r} with config.rounds.mini_batches above 0"
+  if c["train.num_steps"] % steps:
+    yield "train.num_steps", f"allowed a multiple of {steps}, whole rounds"
+  if c["train.per_round_steps"] not in (0, steps):
+    yield "train.per_round_steps", f"allowed 0 or {steps}, the steps of a round"
+
+
+def _replay_filter(c: Mapping[str, Any]) -> _Problems:
+  is_cosine = c["replay_filter.similarity"] == "cosine"
+  if is_cosine and c["task.name"] != "red_team":
+    yield "replay_filter.similarity", (
+        "allowed 'none', 'edit' where the task has no config.task.encoder"
+    )
+  if c["replay_filter.duplicates"] == "oldest" and not c["replay.dedupe"]:
+    yield "replay_filter.duplicates", (
+        "allowed 'newest' with config.replay.dedupe = False"
+    )
+
+
+def _lockstep(c: Mapping[str, Any]) -> _Problems:
+  if c["search.lockstep"]:
+    for key, value in (
+        ("search.lead_steps", 0),
+        ("search.wait_for_fresh", True),
+        ("publish.every_steps", 1),
+    ):
+      if c[key] != value:
+        yield key, f"allowed {value} with config.search.lockstep = True"
+  elif c["search.lead_steps"] < 1:
+    yield "search.lead_steps", (
+        "allowed 1 or more; 0 only with config.search.lockstep = True"
+    )
+
+
+def _in_flight(c: Mapping[str, Any]) -> _Problems:
+  if c["sampling.in_flight"] != "off":
+    for key in ("search.lockstep", "rounds.mini_batches"):
+      if c[key]:
+        yield key, (
+            f"allowed {type(c[key])()} with config.sampling.in_flight ="
+            f" {c['sampling.in_flight']!r}: each completion needs one version"
+        )
+
+
+# Model, adapters, meshes.
+
+
+def _first_model(c: Mapping[str, Any]) -> str:
+  """Returns "scratch", or the folder that the policy starts from."""
+  return c["sft.init"] if c["init"] == "sft" else c["init"]
+
+
+def _read_json(folder: str) -> dict[str, Any]:
+  """Returns a folder's config.json; {} where its loader will refuse it."""
+  path = pathlib.Path(folder).expanduser() / "config.json"
+  try:
+    found = json.loads(path.read_text("utf-8"))
+  except (OSError, ValueError):
+    return {}
+  return found if isinstance(found, dict) else {}
+
+
+def _read_model(folder: str) -> model_config.ModelConfig | None:
+  """Returns the model of a Hugging Face folder; None as in `_read_json`."""
+  try:
+    return hf_config.from_hf(_read_json(folder))
+  except ValueError:
+    return None
+
+
+def _positions(c: Mapping[str, Any]) -> _Problems:
+  length = c["sampling.max_prompt_tokens"] + c["sampling.max_completion_tokens"]
+  folder = _first_model(c)
+  if folder == "scratch":
+    if length > c["model.max_positions"]:
+      yield "model.max_positions", (
+          f"allowed {length} or more: config.sampling.max_prompt_tokens +"
+          " config.sampling.max_completion_tokens"
+      )
+  elif model := _read_model(folder):
+    if length > model.max_positions:
+      yield "sampling.max_completion_tokens", (
+          "allowed, with config.sampling.max_prompt_tokens, up to"
+          f" {model.max_positions}, the positions of {folder}"
+      )
+
+
+def _heads(c: Mapping[str, Any]) -> _Problems:
+  if _first_model(c) == "scratch":
+    if c["model.num_heads"] % c["model.num_kv_heads"]:
+      yield "model.num_heads", (
+          "allowed a multiple of config.model.num_kv_heads ="
+          f" {c['model.num_kv_heads']}"
+      )
+
+
+def _sharded_sizes(c: Mapping[str, Any]) -> _Problems:
+  """Each sharded axis of the params must divide evenly, on both meshes."""
+  sizes = {
+      "layers": "num_layers",
+      "width": "width",
+      "mlp": "mlp_width",
+      "heads": "num_heads",
+      "kv_heads": "num_kv_heads",
+      "head_dim": "head_dim",
+  }
+  folder = _first_model(c)
+  model = None if folder == "scratch" else _read_model(folder)
+  if folder != "scratch" and model is None:
+    return
+  for mesh, (axis, name) in itertools.product(
+      ("mesh", "search.mesh"), sizes.items()
+  ):
+    rule = c[f"sharding.{axis}"]
+    # A searcher's mesh has no axis for sequences.
+    shards = math.prod(c.get(f"{mesh}.{a}", 1) for a in rule.split(",") if a)
+    if model is None and c[f"model.{name}"] % shards:
+      yield f"model.{name}", (
+          f"allowed a multiple of {shards}, the size on config.{mesh} of"
+          f" config.sharding.{axis} = {rule!r}"
+      )
+    elif model is not None and getattr(model, name) % shards:
+      yield f"sharding.{axis}", (
+          f"allowed mesh axes whose size divides {getattr(model, name)}, the"
+          f" {name} of {folder}; config.{mesh} makes it {shards}"
+      )
+
+
+def lora_targets(c: Mapping[str, Any]) -> _Problems:
+  """The model has every matrix that `lora.targets` names."""
+  folder = _first_model(c)
+  if folder == "scratch":
+    family = c["model.family"]
+  else:
+    family = _read_json(folder).get("model_type")
+  gated = family not in ("gpt2", "gpt_neox")
+  known = [n for n in settings.LORA_TARGETS if gated or n != "gate"]
+  lacking = set(settings.lora_names(c["lora.targets"])) - set(known)
+  if c["lora.rank"] and lacking:
+    yield "lora.targets", (
+        f"allowed 'all' or some of {', '.join(known)}: blocks of {family} have"
+        f" no {', '.join(sorted(lacking))}"
+    )
+
+
+def _lora_reference(c: Mapping[str, Any]) -> _Problems:
+  """The reference is the base of the adapters, which never moves."""
+  if c["lora.rank"] and c["reference.mode"] != "fixed":
+    yield "reference.mode", (
+        f"allowed 'fixed' with config.lora.rank = {c['lora.rank']}"
+    )
+
+
+def _trainer_mesh(c: Mapping[str, Any]) -> _Problems:
+  """The mesh is of all devices of all processes of the trainer."""
+  size = math.prod(c[f"mesh.{axis}"] for axis in settings.MESH_AXES)
+  num, cpu_devices = c["trainer.num_processes"], c["trainer.cpu_devices"]
+  if size % num:
+    yield "trainer.num_processes", (
+        f"allowed a divisor of {size}, the devices of config.mesh"
+    )
+  elif cpu_devices and cpu_devices * num != size:
+    yield "trainer.cpu_devices", (
+        f"allowed 0 or {size // num}: the devices of all processes are the"
+        f" {size} of config.mesh"
+    )
+
+
+def _searcher_mesh(c: Mapping[str, Any]) -> _Problems:
+  """A searcher's rows divide over its mesh, which is of its own devices."""
+  rows = c["search.mesh.data"] * c["search.mesh.fsdp"]
+  devices = rows * c["search.mesh.tensor"]
+  if c["sampling.num_rows"] % rows:
+    yield "sampling.num_rows", (
+        f"allowed a multiple of {rows}: a searcher's rows are split over"
+        " config.search.mesh.data * config.search.mesh.fsdp devices"
+    )
+  if c["search.cpu_devices"] not in (0, devices):
+    yield "search.cpu_devices", (
+        f"allowed 0 or {devices}, the devices of config.search.mesh"
+    )
+
+
+# Files, packages, hosts.
+
+
+def _folders(c: Mapping[str, Any]) -> _Problems:
+  folders = {
+      "init": ("scratch", "sft"),
+      "sft.init": ("scratch",),
+      "tokenizer.source": ("task",),
+      "evaluate.judge": ("", "task", "command"),
+      "reward_model.init": ("sft",),
+      "reward_model.relabel": ("", "task"),
+  }
+  if c["reward.where"] == "model":
+    folders["reward.model"] = ("reward_model",)
+  if c["loss.name"] in settings.OF_A_VALUE_MODEL:
+    folders["loss.value_init"] = ("policy",)
+  for key, names in folders.items():
+    if c[key] not in names and not pathlib.Path(c[key]).expanduser().is_dir():
+      yield key, (
+          f"allowed {', '.join(map(repr, names))} or a folder of this machine"
+          " that exists"
+      )
+
+
+def _judges(c: Mapping[str, Any]) -> _Problems:
+  if c["evaluate.judge"] == "command" and not c["evaluate.judge_command"]:
+    yield "evaluate.judge_command", (
+        "allowed a command with config.evaluate.judge = 'command'"
+    )
+  # Nothing else bounds the time that a command, or sympy, takes.
+  if c.get("task.verifier") and c["reward.where"] != "pool":
+    yield "reward.where", "allowed 'pool' with a config.task.verifier"
+  if c["task.name"] == "math" and c["reward.where"] != "pool":
+    yield "reward.where", "allowed 'pool' with config.task.name = 'math'"
+  if c["task.name"] == "red_team" and c["reward.where"] != "process":
+    yield "reward.where", "allowed 'process' with config.task.name = 'red_team'"
+
+
+def _packages(c: Mapping[str, Any]) -> _Problems:
+  lacking = lambda package: importlib.util.find_spec(package) is None
+  needs = "needs a package that is not installed: pip install tba_jax"
+  packages = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+  for name in c["log.writers"].split(","):
+    if name in packages and lacking(packages[name]):
+      yield "log.writers", f"{name} {needs}[{name}]"
+  if c["task.name"] == "math" and lacking("math_verify"):
+    yield "task.name", f"{needs}[math]"
+
+
+def is_one_host(address: str) -> bool:
+  """Tells whether a store at `address` is reached from its own host alone."""
+  host = address.rpartition(":")[0].strip("[]")
+  return host in ("", "localhost", "::1") or host.startswith("127.")
+
+
+def _publish(c: Mapping[str, Any]) -> _Problems:
+  """Params lie where their carrier writes and all hosts read."""
+  carrier, directory = c["publish.carrier"], c["publish.directory"]
+  if "://" in directory:
+    if not directory.startswith("gs://"):
+      yield "publish.directory", "allowed a path, or gs://BUCKET/PATH"
+    elif carrier not in ("auto", "orbax"):
+      yield "publish.directory", (
+          "allowed a path of a file system with config.publish.carrier ="
+          f" {carrier!r}; gs:// needs 'orbax' or 'auto'"
+      )
+    elif importlib.util.find_spec("gcsfs") is None:
+      yield "publish.directory", (
+          "allowed a path without gcsfs; gs:// needs  pip install tba_jax[gcs]"
+      )
+  elif carrier == "orbax" and not (
+      directory or is_one_host(c["store.address"])
+  ):
+    yield "publish.directory", (
+        "allowed a directory that all hosts share, or gs://BUCKET/PATH, with"
+        " config.publish.carrier = 'orbax' and a store.address of other hosts"
+    )
+
+
+_TLS = ("store.tls_cert_file", "store.tls_key_file", "store.tls_ca_file")
+
+
+def _store(c: Mapping[str, Any]) -> _Problems:
+  if c["store.probe_timeout_s"] >= c["store.deadline_s"]:
+    yield "store.probe_timeout_s", (
+        f"allowed less than config.store.deadline_s = {c['store.deadline_s']}:"
+        " an operation must outlive a restart of the service"
+    )
+  has_tls = any(c[key] for key in _TLS)
+  safe = has_tls or c["store.secret_file"] or c["store.insecure"]
+  for key in ("store.address", "store.locator"):
+    host = c[key].rpartition(":")[0].strip("[]")
+    if host in ("0.0.0.0", "::"):
+      yield key, "allowed one interface: clients are told its address"
+    elif not safe and not is_one_host(c[key]):
+      yield key, (
+          "allowed this host alone without config.store.secret_file,"
+          " config.store.tls_* or config.store.insecure: docs/security.md"
+      )
+  if has_tls:
+    for key in _TLS:
+      if not pathlib.Path(c[key]).expanduser().is_file():
+        yield key, "allowed a file that exists, for all of config.store.tls_*"
+    found = importlib.metadata.version("jaxlib")
+    if tuple(map(int, found.split(".")[:2])) < (0, 11):
+      yield _TLS[0], f"allowed '' with jaxlib {found}: mutual TLS needs 0.11"
+    if not c["store.address"]:
+      yield "store.address", "allowed a TCP address with config.store.tls_*"
+
+
+def _this_machine(c: Mapping[str, Any]) -> _Problems:
+  """Addresses and cores are of the machine that starts the store."""
+  for key in ("store.address", "store.locator"):
+    host = c[key].rpartition(":")[0].strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+      if host:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+          probe.bind((host, 0))
+    except OSError as error:
+      yield key, f"allowed an address of this machine; {host}: {error.strerror}"
+  here = processes.available_cores()
+  for role in ("trainer", "searcher", "store"):
+    text = c[f"cores.{role}"]
+    if text not in ("", "all"):
+      if not set(processes.parse_cores(text)) <= set(here):
+        yield f"cores.{role}", (
+            f"allowed cores of this machine: {', '.join(map(str, here))}"
+        )
+
+
+def _line_program(c: Mapping[str, Any]) -> _Problems:
+  """The files of `generate` and `score`."""
+  model, source, target = (
+      pathlib.Path(c[f"generate.{name}"]).expanduser()
+      for name in ("model", "input", "output")
+  )
+  remote = c["generate.model"].startswith("gs://")
+  if not c["generate.model"] or not (remote or model.is_dir()):
+    yield "generate.model", (
+        "allowed a folder that exists: a Hugging Face folder, a run directory,"
+        " or RUN/checkpoints/STEP of one; runs also in gs://"
+    )
+  if not c["generate.input"] or not source.is_file():
+    yield "generate.input", "allowed a file that exists, a JSON object a line"
+  if not c["generate.output"] or target.is_dir():
+    yield "generate.output", "allowed the name of a file"
+  elif target.absolute() == source.absolute():
+    yield "generate.output", "allowed another file than config.generate.input"
+
+
+_CHECKS = (
+    _batch,
+    _group_size,
+    _beta,
+    _trust_region,
+    _proximal,
+    _tempering,
+    _explore,
+    _schedules,
+    _capacity,
+    _admission,
+    _rounds,
+    _replay_filter,
+    _lockstep,
+    _in_flight,
+    _positions,
+    _heads,
+    _sharded_sizes,
+    lora_targets,
+    _lora_reference,
+    _trainer_mesh,
+    _searcher_mesh,
+    _folders,
+    _judges,
+    _packages,
+    _publish,
+    _store,
+)
+
+
+def _check_task(
+    good: Mapping[str, Any],
+    config: ml_collections.ConfigDict,
+    task: base.Task | None,
+    problems: list[str],
+) -> list[str]:
+  """Returns what does not fit the task: lengths, held-out prompts."""
+  if task is None:
+    if any(p.startswith("config.task.") for p in problems):
+      return []
+    try:
+      task = build.make_task(config.get("task", {}))
+    except ValueError as error:
+      return [str(error)]
+  lines = []
+  if good.get("tokenizer.source") == "task":  # Others have other tokens.
+    # Rows of data that are too long are left out.
     longest = 0 if base.has_report(task) else task.max_prompt_tokens
     read = base.report_of(task) is not None
     longest_completion = 0 if read else task.max_completion_tokens
@@ -290,14 +833,8 @@ def _check_task(good: Mapping[str, Any], task: base.Task) -> list[str]:
         ),
     ):
       if good.get(key, needed) < needed:
-        lines.append(
-            _line(
-                key,
-                good[key],
-                f"allowed {needed} or more: the longest {what} has {needed}"
-                " tokens",
-            )
-        )
+        why = f"the longest {what} has {needed} tokens"
+        lines.append(_line(key, good[key], f"allowed {needed} or more: {why}"))
   if good.get("checkpoint.keep_best") and base.VALIDATION not in task.splits:
     why = "allowed False: the task has no validation split to choose by"
     lines.append(_line("checkpoint.keep_best", True, why))

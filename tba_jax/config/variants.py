@@ -1,8 +1,127 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Variants of a config that change several settings together. No JAX here."""
+"""What config files share: arguments, other files, and common variants."""
+
+import importlib.util
+import pathlib
+import types
 
 import ml_collections
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+def import_config(path: str, beside: str = "") -> types.ModuleType:
+  """Returns the module of a config file, for a file that builds on another.
+
+      countdown = variants.import_config("countdown.py", beside=__file__)
+
+  Args:
+    path: of the file; a relative one is looked for in the folder of `beside`,
+      or without it in the working directory, then in the repository.
+    beside: a file, mostly `__file__`.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+  """
+  folders = [pathlib.Path(beside).parent] if beside else [pathlib.Path(), _ROOT]
+  found = next((f / path for f in folders if (f / path).is_file()), None)
+  if found is None or found.suffix != ".py":
+    raise FileNotFoundError(f"{path}: there is no such Python file")
+  spec = importlib.util.spec_from_file_location(f"config_{found.stem}", found)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def parse_arg(
+    arg: str, **spec: bool | int | float | str
+) -> ml_collections.ConfigDict:
+  """Returns the typed arguments of a config's argument string.
+
+  `parse_arg("quick,seed=3", quick=False, seed=0)` gives quick=True, seed=3.
+
+  Args:
+    arg: comma-separated `name` (a flag set to True) or `name=value`; may be
+      empty or None.
+    **spec: the allowed names with their defaults, whose types are applied.
+
+  Raises:
+    ValueError: a name that is not in `spec`, or a value of another type.
+  """
+  out = dict(spec)
+  for item in filter(None, (arg or "").split(",")):
+    name, has_value, text = item.partition("=")
+    if name not in spec:
+      raise ValueError(
+          f"config argument {name!r} is not known; allowed: {sorted(spec)}"
+      )
+    kind = type(spec[name])
+    if not has_value and kind is not bool:
+      raise ValueError(f"config argument {name!r} needs a value: {name}=…")
+    text = "true" if kind is bool and not text else text
+    out[name] = parse_text(f"config argument {name}", text, spec[name])
+  return ml_collections.ConfigDict(out)
+
+
+def type_name(example: bool | int | float | str) -> str:
+  """Returns how messages call the type of a setting."""
+  names = {bool: "true or false", int: "a whole number", float: "a number"}
+  return names.get(type(example), "a text")
+
+
+def parse_text(
+    name: str, text: str, example: bool | int | float | str
+) -> bool | int | float | str:
+  """Returns `text` as a value of the example's type.
+
+  Raises:
+    ValueError: it is not one; the message begins with `name`.
+  """
+  bools = {"true": True, "1": True, "false": False, "0": False}
+  kind = type(example)
+  try:
+    return bools[text.lower()] if kind is bool else kind(text)
+  except (KeyError, ValueError) as error:
+    raise ValueError(
+        f"{name} = {text!r}: allowed {type_name(example)}"
+    ) from error
+
+
+def set_lockstep(c: ml_collections.ConfigDict) -> None:
+  """Sets staleness 0, with the same numbers of completions and updates."""
+  c.search.lockstep = True
+  c.search.lead_steps = 0
+
+
+def make_smoke(c: ml_collections.ConfigDict) -> None:
+  """Shrinks model, fine-tuning, training and evaluation to seconds.
+
+  The task and the lengths of its texts are the config's own affair.
+  """
+  c.model.num_layers = 1
+  c.model.width = 32
+  c.model.num_heads = c.model.num_kv_heads = 2
+  c.model.mlp_width = 64
+  c.sft.num_steps = 40
+  c.sft.warmup_steps = 5
+  c.sft.batch_size = 16
+  c.sft.evaluate_every_steps = 40
+  c.sft.checkpoint_every_steps = 20
+  c.sft.log_every_steps = 10
+  c.sampling.num_rows = 32
+  c.search.prompts_per_round = c.search.prompts_per_step = 8
+  c.search.samples_per_prompt = 4
+  c.train.num_steps = 6
+  c.train.prompts_per_batch = c.train.micro_batch_prompts = 8
+  c.train.completions_per_prompt = 4
+  c.evaluate.every_steps = 3
+  c.evaluate.num_prompts = 16
+  c.evaluate.num_completions = 4
+  c.evaluate.final_prompts = 32
+  c.evaluate.batch_prompts = 16
+  c.checkpoint.every_steps = 3
+  c.log.samples_every_steps = 3
 
 
 def set_rounds(
@@ -29,47 +148,3 @@ def set_rounds(
   c.replay.recent_fraction = 1.0
   c.replay.dedupe = False
   c.replay.warm_start_completions = 0
-
-
-def parse_arg(
-    arg: str, **spec: bool | int | float | str
-) -> ml_collections.ConfigDict:
-  """Returns the typed variants of a config's argument string.
-
-  `parse_arg("quick,seed=3", quick=False, seed=0)` gives quick=True, seed=3.
-
-  Args:
-    arg: comma-separated `name` (a flag set to True) or `name=value`; may be
-      empty or None.
-    **spec: the allowed names with their defaults, whose types are applied.
-
-  Raises:
-    ValueError: a name that is not in `spec`, or a value of another type.
-  """
-  out = dict(spec)
-  for item in (arg or "").split(","):
-    if not item:
-      continue
-    name, has_value, text = item.partition("=")
-    if name not in spec:
-      raise ValueError(
-          f"config argument {name!r} is not known; allowed: {sorted(spec)}"
-      )
-    kind = type(spec[name])
-    if kind is bool:
-      allowed = {"": True, "true": True, "1": True, "false": False, "0": False}
-      if text.lower() not in allowed:
-        raise ValueError(
-            f"config argument {name}={text!r}: allowed true, false"
-        )
-      out[name] = allowed[text.lower()]
-    else:
-      if not has_value:
-        raise ValueError(f"config argument {name!r} needs a value: {name}=…")
-      try:
-        out[name] = kind(text)
-      except ValueError as error:
-        raise ValueError(
-            f"config argument {name}={text!r}: allowed a {kind.__name__}"
-        ) from error
-  return ml_collections.ConfigDict(out)

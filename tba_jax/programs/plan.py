@@ -23,7 +23,7 @@ import rich.console
 import rich.table
 import rich.text
 
-from tba_jax.config import relations
+from tba_jax.config import settings as settings_lib
 from tba_jax.models import config as config_lib
 from tba_jax.models import hf_config
 from tba_jax.models import hf_files
@@ -300,7 +300,7 @@ def compute_dtype(
 
 def has_value_model(config: ml_collections.ConfigDict) -> bool:
   """Returns whether the objective trains a model of values too."""
-  return config.loss.name in relations.OF_A_VALUE_MODEL
+  return config.loss.name in settings_lib.OF_A_VALUE_MODEL
 
 
 def batch_shards(config: ml_collections.ConfigDict) -> int:

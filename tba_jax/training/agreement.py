@@ -5,7 +5,7 @@
 The trainer writes its settings, and a digest of what its files hold, into the
 store under `meta/settings`. A searcher compares its own before it samples, and
 again when another trainer takes over; it ends with a line for each difference
-that `validate.HOST_KEYS` and its like do not allow.
+that `settings.hosts` does not allow.
 """
 
 from collections.abc import Callable, Mapping

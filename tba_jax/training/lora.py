@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from tba_jax import types
-from tba_jax.config import relations
+from tba_jax.config import settings as settings_lib
 from tba_jax.models import layers
 
 PyTree = types.PyTree
@@ -217,12 +217,12 @@ def _targets(text: str, logical_axes: PyTree) -> dict[_Path, tuple[str, ...]]:
   """Returns path and axes of each kernel of the blocks that is adapted."""
   found = dict(_kernels(("blocks",), logical_axes["blocks"]))
   known = sorted({path[-1] for path in found})
-  wanted = relations.lora_names(text) or known
+  wanted = settings_lib.lora_names(text) or known
   lacking = sorted(set(wanted) - set(known))
   if lacking:
     raise ValueError(
         f"config.lora.targets={text!r}: this model has no {lacking}; allowed"
-        f" {relations.ALL!r} or some of {known}"
+        f" 'all' or some of {known}"
     )
   return {path: axes for path, axes in found.items() if path[-1] in wanted}
 

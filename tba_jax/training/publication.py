@@ -23,7 +23,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.config import relations
+from tba_jax.config import validate
 from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
@@ -669,7 +669,7 @@ def choose_carrier(config: ml_collections.ConfigDict, num_bytes: int) -> str:
     return "store"
   if carrier_files.is_remote(directory):
     return "orbax"
-  if relations.is_one_host(config.store.address):
+  if validate.is_one_host(config.store.address):
     return "files"
   if directory:
     return "orbax" if config.trainer.num_processes > 1 else "files"

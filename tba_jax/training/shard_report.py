@@ -12,7 +12,7 @@ import math
 
 import ml_collections
 
-from tba_jax.config import relations
+from tba_jax.config import settings
 from tba_jax.models import config as config_lib
 from tba_jax.models import hf_names
 
@@ -84,7 +84,7 @@ def adapter_leaves(leaves: Leaves, *, rank: int, targets: str) -> Leaves:
     leaves: of the model.
     rank, targets: `config.lora`.
   """
-  wanted, out = relations.lora_names(targets), {}
+  wanted, out = settings.lora_names(targets), {}
   for name, (shape, axes) in leaves.items():
     parent, _, kind = name.rpartition(".")
     if not parent.startswith("blocks.") or kind != "kernel":

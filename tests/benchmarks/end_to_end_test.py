@@ -8,8 +8,10 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from benchmarks import end_to_end
-from configs import countdown
 from tba_jax.config import validate
+from tba_jax.config import variants
+
+countdown = variants.import_config("configs/countdown.py")
 
 
 def _summary(config):

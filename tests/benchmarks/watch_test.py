@@ -9,9 +9,11 @@ from absl.testing import absltest
 
 from benchmarks import trial_run
 from benchmarks import watch
-from configs import countdown
 from tba_jax.config import validate
+from tba_jax.config import variants
 from tba_jax.system import jsonl
+
+countdown = variants.import_config("configs/countdown.py")
 
 
 def _spans(num_steps, *, writing_ms, waits_ms=0.0, slow=()):

@@ -5,10 +5,12 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from configs import gsm8k
 from tba_jax.config import load
 from tba_jax.config import validate
+from tba_jax.config import variants
 from tba_jax.tasks import build
+
+gsm8k = variants.import_config("configs/gsm8k.py")
 
 # The Figure 1 run of Bartoldson et al. 2025 (arXiv:2503.18929): Table 2, App.
 # B.1 and the launch script of the authors' code; β as it moves per step.

@@ -5,10 +5,12 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from configs import math
 from tba_jax.config import load
 from tba_jax.config import validate
+from tba_jax.config import variants
 from tba_jax.tasks import build
+
+math = variants.import_config("configs/math.py")
 
 # TBA' on MATH of Bartoldson et al. 2025 (arXiv:2503.18929): Table 4 and the
 # authors' config files.

@@ -5,9 +5,11 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from configs import no_robots
 from tba_jax.config import load
 from tba_jax.config import validate
+from tba_jax.config import variants
+
+no_robots = variants.import_config("configs/no_robots.py")
 
 # Noukhovitch et al. 2024 (arXiv:2410.18252), appendix tables of the 8B run;
 # optimizer's epsilon and accounting of open-instruct's command.

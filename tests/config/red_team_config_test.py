@@ -5,10 +5,12 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from configs import red_team
 from tba_jax.config import load
 from tba_jax.config import validate
+from tba_jax.config import variants
 from tba_jax.training import schedules
+
+red_team = variants.import_config("configs/red_team.py")
 
 # Bartoldson et al. 2025 (arXiv:2503.18929) §5.1, B.3, on Lee et al. 2025
 # (arXiv:2405.18540) and the code that these released.

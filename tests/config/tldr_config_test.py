@@ -5,11 +5,13 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from configs import tldr
-from configs import tldr_reward_model
-from configs import tldr_sft
 from tba_jax.config import load
 from tba_jax.config import validate
+from tba_jax.config import variants
+
+tldr = variants.import_config("configs/tldr.py")
+tldr_reward_model = variants.import_config("configs/tldr_reward_model.py")
+tldr_sft = variants.import_config("configs/tldr_sft.py")
 
 # Of both papers.
 _COMMON = {

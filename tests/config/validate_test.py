@@ -1,24 +1,27 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of validate.py, config_ranges.py and config_relations.py."""
+"""Every check of a config: types, ranges, relations, task, resume, hosts."""
 
+import json
 import pathlib
+import re
 from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import ml_collections
 
-from tba_jax.config import load
-from tba_jax.config import ranges
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.losses import build
 from tba_jax.losses import corrections
 from tba_jax.losses import groups
 from tba_jax.models import config as config_lib
+from tba_jax.models import hf_config
 from tba_jax.models import transformer
 from tba_jax.monitor import writers
 from tba_jax.replay import buffer
+from tba_jax.tasks import build as build_task
 from tba_jax.training import reference
 from tba_jax.training import schedules
 from tba_jax.training import sharding
@@ -47,7 +50,7 @@ class TypesTest(parameterized.TestCase):
     lines = _problems(config)
     self.assertLen(lines, 4)
     for path in (
-        "config.loss.beta = -1.0: allowed a number above 0",
+        "config.loss.beta = -1.0: allowed a number from 0 on",
         "config.train.num_steps = 'many': allowed a whole number",
         "config.search.lead_steps = 0: allowed 1 or more",
         "config.replay.sise = 3: there is no such key; did you mean"
@@ -80,49 +83,29 @@ class TypesTest(parameterized.TestCase):
     self.assertLen(_problems(base_config.make(search__lockstep=1)), 1)
     self.assertEqual(_problems(base_config.make(loss__beta=1)), [])
 
-  @parameterized.parameters(float("nan"), float("inf"))
-  def test_numbers_are_finite(self, value):
-    self.assertLen(
-        _problems(base_config.make(optimizer__learning_rate=value)), 1
-    )
+  @parameterized.product(
+      key=("optimizer__learning_rate", "trainer__deadline_s",
+           "task__held_out_fraction"),
+      value=(float("nan"), float("inf")),
+  )  # fmt: skip
+  def test_numbers_are_finite(self, key, value):
+    config = base_config.make()
+    config.task.update(build_task.fields("arithmetic"))
+    with config.ignore_type():
+      config.update_from_flattened_dict({key.replace("__", "."): value})
+    (line,) = _problems(config)
+    self.assertIn("a finite number", line)
 
 
 class RangesTest(parameterized.TestCase):
 
-  def test_every_number_and_name_has_a_range(self):
-    free = {
-        "evaluate.judge",
-        "evaluate.judge_command",
-        "evaluate.variants",
-        "generate.input",
-        "generate.model",
-        "generate.output",
-        "init",
-        "loss.value_init",
-        "publish.directory",
-        "reward.model",
-        "reward_model.held_out",
-        "reward_model.init",
-        "reward_model.relabel",
-        "reward_model.train",
-        "sft.init",
-        "store.secret_file",
-        "store.spool_dir",
-        "store.tls_ca_file",
-        "store.tls_cert_file",
-        "store.tls_key_file",
-        "sweep.objectives",
-        "task.name",
-        "tokenizer.source",
-    }
-    for key, value in load.flatten(settings.get_config()).items():
-      if not isinstance(value, bool) and key not in free:
-        self.assertTrue(key in ranges.RANGES or key in ranges.NAMES, key)
-
-  def test_every_range_is_of_a_key(self):
-    keys = set(load.flatten(settings.get_config()))
-    self.assertLessEqual(set(ranges.RANGES), keys)
-    self.assertLessEqual(set(ranges.NAMES), keys)
+  def test_every_number_and_bounded_text_has_a_range(self):
+    for key, setting in settings.SETTINGS.items():
+      if type(setting.default) in (int, float):
+        self.assertNotIn(setting.allowed, (settings.TEXT, settings.FLAG), key)
+      self.assertTrue(setting.allowed.test(setting.default), key)
+      section = key.partition(".")[0]
+      self.assertTrue("." not in key or section in settings.SECTIONS, key)
 
   @parameterized.parameters(
       ("loss.correction", lambda: ("", *corrections.CORRECTIONS)),
@@ -137,11 +120,11 @@ class RangesTest(parameterized.TestCase):
       ("optimizer.schedule", lambda: schedules.LEARNING_RATES),
   )
   def test_names_are_those_of_the_code(self, key, names):
-    self.assertCountEqual(ranges.NAMES[key], names())
+    self.assertCountEqual(settings.SETTINGS[key].allowed.names, names())
 
   def test_writers_are_those_of_the_code(self):
     config = settings.get_config()
-    config.log.writers = ",".join(ranges.WRITER_NAMES)
+    config.log.writers = ",".join(settings.WRITERS)
     with (
         mock.patch.object(writers, "CsvWriter") as csv,
         mock.patch.object(writers, "TensorBoardWriter") as tensorboard,
@@ -154,11 +137,17 @@ class RangesTest(parameterized.TestCase):
 
   def test_mesh_axes_are_those_of_the_code(self):
     mesh = sharding.make_mesh(settings.get_config().mesh)
-    self.assertEqual(mesh.axis_names, ranges.MESH_AXES)
+    self.assertEqual(mesh.axis_names, settings.MESH_AXES)
 
   @parameterized.parameters(
       ("seed", -1, "from 0 to 2**32 - 1"),
       ("cores__trainer", "0-", "0  0,2  0-3"),
+      ("cores__trainer", "0-99999999999", "0  0,2  0-3"),
+      ("store__locator", "here:99999", "host:port"),
+      ("store__address", "127.0.0.1:7000", "host:first-last"),
+      ("store__address", "127.0.0.1:70000-70009", "host:first-last"),
+      ("store__probe_timeout_s", 0.01, "1 or more"),
+      ("loss__clip_high", -0.1, "from 0 on"),
       ("guards__action", "panic", "'off', 'warn'"),
       ("guards__learning_rate_factor", 1.0, "above 0 and below 1"),
       ("loss__ratio_clip", 1.0, "from 0 to below 1"),
@@ -177,8 +166,8 @@ class RangesTest(parameterized.TestCase):
       ("replay__recent_fraction", 1.5, "from 0 to 1"),
       ("sampling__temperature", 0.0, "above 0"),
       ("sampling__top_p", 0.0, "above 0 and up to 1"),
-      ("sharding__mlp", "tensor,tensor", "mesh axes of data, fsdp, sequence"),
-      ("sharding__mlp", "model", "mesh axes of data, fsdp, sequence"),
+      ("sharding__mlp", "tensor,tensor", "some of data, fsdp, sequence"),
+      ("sharding__mlp", "model", "some of data, fsdp, sequence"),
       ("store__address", "localhost", "host:first-last"),
   )
   def test_out_of_range(self, name, value, allowed):
@@ -189,7 +178,10 @@ class RangesTest(parameterized.TestCase):
 
   @parameterized.parameters("", "all", "0", "0,2", "0-3")
   def test_cores_that_are_right(self, text):
-    self.assertEqual(_problems(base_config.make(cores__searcher=text)), [])
+    with mock.patch.object(
+        validate.processes, "available_cores", return_value=[0, 1, 2, 3]
+    ):
+      self.assertEqual(_problems(base_config.make(cores__searcher=text)), [])
 
   def test_greedy_is_for_programs_that_do_not_train(self):
     config = base_config.make(sampling__temperature=0.0)
@@ -273,14 +265,23 @@ class RelationsTest(parameterized.TestCase):
       # Schedules.
       (dict(optimizer__warmup_steps=320), "optimizer.warmup_steps"),
       (dict(sft__warmup_steps=2400), "sft.warmup_steps"),
-      (dict(reward_model__warmup_steps=300), "reward_model.warmup_steps"),
+      (dict(reward_model__warmup_steps=300, reward__where="model"),
+       "reward_model.warmup_steps"),
       (dict(sft__micro_batch_size=3), "sft.batch_size"),
-      (dict(reward_model__micro_batch_size=5), "reward_model.batch_size"),
+      (dict(reward_model__micro_batch_size=5, reward__where="model"),
+       "reward_model.batch_size"),
       (dict(evaluate__judge="/nowhere"), "evaluate.judge"),
       (dict(evaluate__judge="command"), "evaluate.judge_command"),
-      (dict(reward__model="/nowhere"), "reward.model"),
-      (dict(reward_model__init="scratch"), "reward_model.init"),
-      (dict(reward_model__relabel="/nowhere"), "reward_model.relabel"),
+      (dict(reward__model="/nowhere", reward__where="model"), "reward.model"),
+      (dict(reward_model__init="scratch", reward__where="model"),
+       "reward_model.init"),
+      (dict(reward_model__relabel="/nowhere", reward__where="model"),
+       "reward_model.relabel"),
+      # Objectives.
+      (dict(loss__beta=0.0), "loss.beta"),
+      (dict(loss__name="gvpo", loss__beta_final=0.0), "loss.beta_final"),
+      (dict(loss__name="ipo", loss__beta=0.0), "loss.beta"),
+      (dict(loss__clip_high=0.3), "loss.clip_high"),
       (
           dict(optimizer__warmup_steps=20, optimizer__stable_steps=300),
           "optimizer.stable_steps",
@@ -297,7 +298,28 @@ class RelationsTest(parameterized.TestCase):
       (dict(search__mesh__tensor=8), "model.num_heads"),
       (dict(mesh__tensor=3, sharding__mlp="", sharding__vocab=""),
        "model.num_heads"),
+      (dict(store__probe_timeout_s=60.0), "store.probe_timeout_s"),
+      (dict(store__tls_cert_file="/none"), "store.tls_key_file"),
+      (dict(store__tls_cert_file="/none"), "store.address"),
+      (dict(trainer__num_processes=2), "trainer.num_processes"),
+      (dict(mesh__data=4, trainer__num_processes=2, trainer__cpu_devices=4),
+       "trainer.cpu_devices"),
+      (dict(search__mesh__data=3), "sampling.num_rows"),
+      (dict(search__mesh__fsdp=4, sampling__num_rows=18), "sampling.num_rows"),
+      (dict(search__mesh__data=4, search__cpu_devices=2), "search.cpu_devices"),
+      (dict(publish__directory="gs://b", publish__carrier="files"),
+       "publish.directory"),
+      (dict(publish__directory="s3://b"), "publish.directory"),
+      (dict(publish__carrier="orbax", store__address="10.0.0.1:7000-7009",
+            store__insecure=True), "publish.directory"),
+      (dict(store__address="127.0.0.2:0", store__locator="10.0.0.1:7000"),
+       "store.locator"),
+      (dict(store__address="0.0.0.0:0", store__insecure=True), "store.address"),
       # Places.
+      (dict(cores__store="9999"), "cores.store"),
+      (dict(store__address="8.8.8.8:0", store__insecure=True), "store.address"),
+      (dict(store__locator="no.such.host.invalid:7000", store__insecure=True),
+       "store.locator"),
       (dict(init="/no/such/folder"), "init"),
       (dict(tokenizer__source="/no/such/folder"), "tokenizer.source"),
   )  # fmt: skip
@@ -320,6 +342,17 @@ class RelationsTest(parameterized.TestCase):
       dict(model__max_positions=40),
       dict(mesh__tensor=4),
       dict(init="scratch"),
+      dict(mesh__data=4, trainer__num_processes=2, trainer__cpu_devices=2),
+      dict(search__mesh__data=2, search__mesh__fsdp=2, search__cpu_devices=4),
+      dict(store__address="127.0.0.1:9000-9010"),
+      dict(publish__carrier="orbax"),
+      dict(
+          publish__carrier="orbax",
+          publish__directory="/shared",
+          store__address="127.0.0.1:7000-7009",
+      ),
+      dict(loss__name="grpo", loss__beta=0.0, loss__beta_final=0.0),
+      dict(loss__ratio_clip=0.2, loss__clip_high=0.28),
       dict(loss__name="tb_learned_z", train__completions_per_prompt=1),
       dict(
           loss__name="ppo",
@@ -335,9 +368,177 @@ class RelationsTest(parameterized.TestCase):
     folder = self.create_tempdir().full_path
     self.assertEqual(_problems(base_config.make(init=folder)), [])
 
+  def test_a_folder_brings_its_own_shape(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    hf = hf_config.to_hf(
+        config_lib.ModelConfig.from_config(
+            ml_collections.ConfigDict(
+                {**settings.get_config().model, "max_positions": 512}
+            ),
+            40,
+            pad_id=0,
+            bos_id=None,
+            eos_id=1,
+        )
+    )
+    (folder / "config.json").write_text(json.dumps(hf))
+    long = dict(init=str(folder), sampling__max_prompt_tokens=400)
+    self.assertEqual(_problems(base_config.make(**long)), [])
+    long |= dict(sampling__max_completion_tokens=113)
+    (line,) = _problems(base_config.make(**long))
+    self.assertStartsWith(line, "config.sampling.max_completion_tokens = 113")
+
+  @parameterized.parameters(
+      ("train", dict(reward_model__batch_size=3, mesh__data=2)),
+      ("train", dict(init="scratch", sft__init="/nowhere")),
+      ("sft", dict(train__micro_batch_prompts=3, mesh__data=2)),
+      ("sft", dict(reward_model__relabel="/nowhere", search__lead_steps=0)),
+      ("evaluate", dict(sft__init="/nowhere", mesh__data=3)),
+      ("status", dict(init="/nowhere", task__name="gone")),
+  )
+  def test_what_a_program_does_not_read_is_not_checked(self, program, changes):
+    config = base_config.make(**changes)
+    if program == "status":
+      del config.task["name"]
+      config.task.name = "arithmetic"
+    self.assertEqual(_problems(config, program=program), [])
+
+  @parameterized.parameters(
+      ("", True),
+      ("127.0.0.1:0", True),
+      ("localhost:0", True),
+      ("[::1]:0", True),
+      ("10.0.0.1:7000-7010", False),
+  )
+  def test_one_host(self, address, wanted):
+    self.assertEqual(validate.is_one_host(address), wanted)
+
   def test_what_is_wrong_alone_does_not_break_the_rest(self):
     lines = _problems(base_config.make(mesh__data=0, publish__every_steps=0))
     self.assertLen(lines, 2)
+
+
+class TaskTest(absltest.TestCase):
+
+  def test_unknown_task(self):
+    config = base_config.make(task__name="count_down")
+    config.task.numbers = 4
+    (line,) = _problems(config)
+    self.assertStartsWith(line, "config.task.name='count_down': allowed")
+    for name in build_task.TASKS:
+      self.assertIn(name, line)
+
+  def test_unknown_field(self):
+    config = base_config.make(task__max_numbers=3)
+    (line,) = _problems(config)
+    self.assertIn("did you mean config.task.max_number?", line)
+
+  def test_field_out_of_range_and_of_wrong_type(self):
+    (line,) = _problems(base_config.make(task__max_number=-1))
+    self.assertStartsWith(line, "config.task.max_number=-1: allowed")
+    (line,) = _problems(base_config.make(task__max_number="9"))
+    self.assertIn("a whole number", line)
+
+  def test_texts_of_the_task_fit(self):
+    config = base_config.make(
+        task__name="countdown",
+        sampling__max_prompt_tokens=8,
+        sampling__max_completion_tokens=17,
+    )
+    lines = _problems(config)
+    self.assertStartsWith(
+        lines[0], "config.sampling.max_prompt_tokens = 8: allowed 9 or more"
+    )
+    self.assertStartsWith(
+        lines[1], "config.sampling.max_completion_tokens = 17: allowed 18"
+    )
+
+  def test_of_rows_what_is_too_long_is_left_out(self):
+    path = self.create_tempfile(content='{"instruction": "Sing a long song."}')
+    fields = dict(name="red_team", instructions=path.full_path)
+    config = base_config.make(sampling__max_completion_tokens=2)
+    config.task = ml_collections.ConfigDict(fields)
+    self.assertEqual(
+        [p for p in _problems(config) if "max_completion_tokens" in p], []
+    )
+    config.task.instructions = "made_up"
+    self.assertStartsWith(
+        _problems(config)[0], "config.sampling.max_completion_tokens = 2:"
+    )
+
+  def test_held_out_prompts_are_enough(self):
+    task = build_task.make_task(
+        ml_collections.ConfigDict({"name": "arithmetic"})
+    )
+    size = task.num_prompts("held_out")
+    self.assertEqual(
+        _problems(base_config.make(evaluate__final_prompts=size)), []
+    )
+    for key in ("num_prompts", "final_prompts"):
+      (line,) = _problems(base_config.make(**{f"evaluate__{key}": size + 1}))
+      self.assertStartsWith(
+          line, f"config.evaluate.{key} = {size + 1}: allowed up to {size}"
+      )
+
+  def test_a_task_from_outside_takes_the_place_of_the_named_one(self):
+    config = base_config.make(task__name="mine")
+    config.task.my_field = 1
+    task = build_task.make_task(
+        ml_collections.ConfigDict({"name": "countdown"})
+    )
+    self.assertEqual(_problems(config, task=task), [])
+    config.sampling.max_prompt_tokens = 8
+    self.assertLen(_problems(config, task=task), 1)
+
+
+class ResumeTest(absltest.TestCase):
+
+  def _saved(self, config):
+    return json.loads(json.dumps(config.to_dict()))
+
+  def test_same_config_resumes(self):
+    config = base_config.make()
+    validate.check_resume(self._saved(config), config)
+
+  def test_how_a_run_is_watched_may_change(self):
+    old = self._saved(base_config.make())
+    new = base_config.make(
+        log__every_steps=7,
+        search__num_searchers=3,
+        guards__action="off",
+        mesh__fsdp=2,
+        train__wall_clock_limit_s=9.0,
+    )
+    validate.check_resume(old, new)
+
+  def test_what_a_run_computes_may_not(self):
+    old = self._saved(base_config.make())
+    new = base_config.make(loss__beta=0.1, replay__capacity=1000)
+    with self.assertRaises(validate.ConfigError) as caught:
+      validate.check_resume(old, new)
+    lines = str(caught.exception).splitlines()
+    self.assertLen(lines, 2)
+    self.assertStartsWith(
+        lines[0], "config.loss.beta = 0.1: the run was started with 0.05"
+    )
+    self.assertIn("another --workdir", lines[0])
+
+  def test_key_of_another_version_stands_for_its_default(self):
+    old = self._saved(base_config.make())
+    del old["loss"]["ratio_clip"]
+    validate.check_resume(old, base_config.make())
+    with self.assertRaisesRegex(ValueError, re.escape("loss.ratio_clip")):
+      validate.check_resume(old, base_config.make(loss__ratio_clip=0.2))
+
+  def test_field_of_the_task_that_is_left_out_stands_for_its_default(self):
+    old = self._saved(base_config.make())
+    old["task"] = {"name": "gsm8k"}
+    fields = {**build_task.fields("gsm8k"), "name": "gsm8k"}
+    new = {**old, "task": fields}
+    validate.check_resume(old, new)
+    fields["train"] = "elsewhere"
+    with self.assertRaisesRegex(ValueError, "task.train = 'elsewhere'"):
+      validate.check_resume(old, new)
 
 
 if __name__ == "__main__":

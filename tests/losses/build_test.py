@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax.config import relations
 from tba_jax.config import settings
 from tba_jax.losses import build
 from tba_jax.losses import corrections
@@ -200,15 +199,15 @@ class TableTest(parameterized.TestCase):
   def test_the_checks_of_the_config_know_the_rows(self):
     rows = build.OBJECTIVES.items()
     self.assertCountEqual(
-        relations.OF_SINGLE_COMPLETIONS,
+        settings.OF_SINGLE_COMPLETIONS,
         [name for name, row in rows if row.min_completions == 1],
     )
     self.assertCountEqual(
-        relations.OF_A_TRUST_REGION,
+        settings.OF_A_TRUST_REGION,
         [name for name, row in rows if row.needs_ratio_clip],
     )
     self.assertCountEqual(
-        relations.OF_A_VALUE_MODEL,
+        settings.OF_A_VALUE_MODEL,
         [name for name, row in rows if row.has_values],
     )
 

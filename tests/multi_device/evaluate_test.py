@@ -7,10 +7,12 @@ import os
 from absl.testing import absltest
 import jax
 
-from configs import arithmetic
+from tba_jax.config import variants
 from tba_jax.programs import evaluate
 from tba_jax.training import model_source
 from tests.programs import evaluate_test
+
+arithmetic = variants.import_config("configs/arithmetic.py")
 
 # Before jax is imported: it reads the flag once, so this file runs in a process
 # of its own.

@@ -19,9 +19,9 @@ import chex
 import jax
 import numpy as np
 
-from configs import generate as configs_generate
 from tba_jax.config import settings
 from tba_jax.config import validate
+from tba_jax.config import variants
 from tba_jax.models import hf
 from tba_jax.models import hf_files
 from tba_jax.models import tokenizer as tokenizer_lib
@@ -30,6 +30,8 @@ from tba_jax.sampling import decode
 from tba_jax.training import model_source
 from tba_jax.training import sharding
 from tests.support import tiny_model
+
+configs_generate = variants.import_config("configs/generate.py")
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (

@@ -12,11 +12,13 @@ import time
 
 from absl.testing import absltest
 
-from configs import arithmetic
 from tba_jax.config import load
+from tba_jax.config import variants
 from tba_jax.monitor import run_directory
 from tba_jax.system import processes
 from tests.multi_process import run_program
+
+arithmetic = variants.import_config("configs/arithmetic.py")
 
 # That of its settings, and of starting Python twice on a busy machine.
 DEADLINE_S = 180.0

@@ -21,7 +21,7 @@ from absl.testing import parameterized
 import numpy as np
 
 from tba_jax.config import load
-from tba_jax.config import ranges
+from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.monitor import run_directory
 from tba_jax.system import processes
@@ -173,7 +173,7 @@ class LockstepObjectivesTest(parameterized.TestCase):
 
   params: dict[str, dict[str, np.ndarray]] = {}
 
-  @parameterized.parameters(*ranges.NAMES["loss.name"])
+  @parameterized.parameters(*settings.SETTINGS["loss.name"].allowed.names)
   def test_the_bits_of_a_single_process(self, name):
     workdir = self.make_run(name)
     self.start_store(workdir)

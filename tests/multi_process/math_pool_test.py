@@ -6,10 +6,12 @@ import pathlib
 
 from absl.testing import absltest
 
-from configs import math
+from tba_jax.config import variants
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool
 from tba_jax.tasks import build
+
+math = variants.import_config("configs/math.py")
 
 _DATA = pathlib.Path(__file__).parent.parent / "tasks" / "math_data"
 # sympy works on it for minutes at least.

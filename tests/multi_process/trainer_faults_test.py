@@ -10,11 +10,13 @@ import sys
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from configs import arithmetic
+from tba_jax.config import variants
 from tba_jax.monitor import run_directory
 from tba_jax.system import processes
 from tests.multi_process import layouts_case
 from tests.multi_process import run_program
+
+arithmetic = variants.import_config("configs/arithmetic.py")
 
 
 class TrainerFaultsTest(layouts_case.LayoutsCase):

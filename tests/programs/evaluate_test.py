@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import rich.console
 
-from configs import arithmetic
+from tba_jax.config import variants
 from tba_jax.monitor import run_directory
 from tba_jax.programs import evaluate
 from tba_jax.programs import sft
@@ -23,6 +23,8 @@ from tba_jax.training import checkpoint
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import sharding
 from tba_jax.training import train_step
+
+arithmetic = variants.import_config("configs/arithmetic.py")
 
 
 def make_workdir(config, workdir):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs import arithmetic
+from tba_jax.config import variants
 from tba_jax.models import hf
 from tba_jax.monitor import run_directory
 from tba_jax.programs import export
@@ -25,6 +25,8 @@ from tba_jax.training import policy as policy_lib
 from tba_jax.training import sharding
 from tba_jax.training import train_step
 from tests.support import tiny_model
+
+arithmetic = variants.import_config("configs/arithmetic.py")
 
 
 def make_run(workdir: str):

@@ -13,13 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs import generate as configs_generate
 from tba_jax.config import validate
+from tba_jax.config import variants
 from tba_jax.losses import logprobs
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.programs import generate as programs_generate
 from tests.support import tiny_model
+
+configs_generate = variants.import_config("configs/generate.py")
 
 _WORDS = [str(n) for n in range(10)] + ["+", "="]
 

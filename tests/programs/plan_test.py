@@ -279,9 +279,9 @@ class PlanTest(parameterized.TestCase):
 
   def test_no_device_is_touched(self):
     code = (
-        "import sys\nfrom tba_jax.config import settings as common\n"
+        "import sys\nfrom tba_jax.config import settings\n"
         "from tba_jax.programs import plan\n"
-        "plan.plan(common.get_config(), None)\nsys.exit('jax' in sys.modules)"
+        "plan.plan(settings.get_config(), None)\nsys.exit('jax' in sys.modules)"
     )
     self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
 

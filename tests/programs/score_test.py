@@ -12,12 +12,14 @@ from absl.testing import absltest
 import jax.numpy as jnp
 import numpy as np
 
-from configs import generate as configs_generate
 from tba_jax.config import validate
+from tba_jax.config import variants
 from tba_jax.losses import logprobs
 from tba_jax.models import tokenizer
 from tba_jax.programs import generate as programs_generate
 from tests.programs import generate_test
+
+configs_generate = variants.import_config("configs/generate.py")
 
 
 class ScoreTest(absltest.TestCase):

@@ -11,14 +11,16 @@ from absl.testing import absltest
 import jax
 import numpy as np
 
-from configs import staleness
 from tba_jax.config import load
 from tba_jax.config import validate
+from tba_jax.config import variants
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.programs import stale_loop
 from tba_jax.programs import sweep
 from tba_jax.training import policy
 from tba_jax.training import train_step
+
+staleness = variants.import_config("configs/staleness.py")
 
 _FILE = str(pathlib.Path(staleness.__file__))
 

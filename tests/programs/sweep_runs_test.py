@@ -7,11 +7,13 @@ import pathlib
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from configs import staleness
 from tba_jax.config import load as load_lib
 from tba_jax.config import validate
+from tba_jax.config import variants
 from tba_jax.programs import sweep
 from tba_jax.system import jsonl
+
+staleness = variants.import_config("configs/staleness.py")
 
 _FILE = str(pathlib.Path(staleness.__file__))
 

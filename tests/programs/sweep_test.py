@@ -13,14 +13,16 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from configs import staleness
 from tba_jax.config import load as load_lib
 from tba_jax.config import validate
+from tba_jax.config import variants
 from tba_jax.monitor import run_directory
 from tba_jax.programs import sft
 from tba_jax.programs import stale_loop
 from tba_jax.programs import sweep
 from tba_jax.system import processes
+
+staleness = variants.import_config("configs/staleness.py")
 
 _FILE = str(pathlib.Path(staleness.__file__))
 

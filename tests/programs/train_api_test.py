@@ -7,9 +7,11 @@ from unittest import mock
 from absl.testing import absltest
 import rich.console
 
-from configs import countdown
 import tba_jax
+from tba_jax.config import variants
 from tba_jax.programs import train
+
+countdown = variants.import_config("configs/countdown.py")
 
 
 class TrainTest(absltest.TestCase):

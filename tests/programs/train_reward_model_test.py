@@ -10,13 +10,15 @@ from absl.testing import absltest
 import jax
 import numpy as np
 
-from configs import tldr_reward_model
+from tba_jax.config import variants
 from tba_jax.models import hf
 from tba_jax.programs import reward_model as programs_reward_model
 from tba_jax.rewards import reward_model as rewards_reward_model
 from tba_jax.system import jsonl
 from tba_jax.tasks import build
 from tba_jax.training import policy as policy_lib
+
+tldr_reward_model = variants.import_config("configs/tldr_reward_model.py")
 
 
 def make_config(**changes):

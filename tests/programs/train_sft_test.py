@@ -10,8 +10,8 @@ from absl.testing import absltest
 import jax
 import numpy as np
 
-from configs import arithmetic
 from tba_jax.config import stages
+from tba_jax.config import variants
 from tba_jax.models import hf
 from tba_jax.models import tokenizer
 from tba_jax.monitor import metrics
@@ -19,6 +19,8 @@ from tba_jax.programs import sft as sft_lib
 from tba_jax.system import jsonl
 from tba_jax.tasks import build
 from tba_jax.training import policy as policy_lib
+
+arithmetic = variants.import_config("configs/arithmetic.py")
 
 
 def make_config(**sft):

@@ -10,7 +10,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.config import load
-from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.monitor import metrics
 from tba_jax.tasks import build
@@ -104,17 +103,6 @@ class CheckHostsTest(parameterized.TestCase):
     with self.assertRaisesRegex(validate.ConfigError, "loss.ratio_clip = 0.0"):
       validate.check_hosts(
           older, _settings(loss__ratio_clip=0.2), _SIDES, searcher=True
-      )
-
-  def test_every_pattern_is_of_a_key(self):
-    keys = [*load.flatten(settings.get_config()), "trainer.coordinator"]
-    for name in ("chat", "math", "own", "red_team"):
-      keys += [f"task.{key}" for key in validate.build.fields(name)]
-    for pattern in (
-        *validate.HOST_KEYS, *validate.PATH_KEYS, *validate.SEARCHER_KEYS
-    ):  # fmt: skip
-      self.assertTrue(
-          any(validate._is_any(k, [pattern]) for k in keys), pattern
       )
 
 

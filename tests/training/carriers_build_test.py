@@ -8,7 +8,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tba_jax.config import ranges
+from tba_jax.config import settings
 from tba_jax.monitor import run_directory
 from tba_jax.training import publication
 from tests.support import base_config
@@ -62,7 +62,7 @@ class BuildTest(parameterized.TestCase):
     # The config's names are those of the carriers.
     self.assertEqual(
         {"auto", *publication.make_read_carriers(config, run)},
-        set(ranges.NAMES["publish.carrier"]),
+        set(settings.SETTINGS["publish.carrier"].allowed.names),
     )
 
 

@@ -1,24 +1,29 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of config_args.py."""
+"""Config files, their arguments, overrides, and the errors of all."""
 
 import os
 import pathlib
+import subprocess
+import sys
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.config import load as load_lib
 from tba_jax.config import settings
+from tba_jax.config import variants
 from tba_jax.tasks import build
 
+_ROOT = pathlib.Path(__file__).parents[2]
 _FILE = """
-from tba_jax.config import settings as common
+from tba_jax.config import settings
+from tba_jax.config import variants
 
 
 def get_config(arg=""):
-  arg = common.parse_arg(arg, quick=False, steps=320)
-  config = common.get_config()
+  arg = variants.parse_arg(arg, quick=False, steps=320)
+  config = settings.get_config()
   config.task.name = "countdown"
   config.task.min_solutions = 3
   config.train.num_steps = 10 if arg.quick else arg.steps
@@ -52,8 +57,8 @@ class LoadConfigTest(parameterized.TestCase):
     config = load_lib.load_config("tba_jax/config/settings.py")
     self.assertEqual(config.loss.name, settings.get_config().loss.name)
     # The working directory comes first.
-    (self.folder / "configs").mkdir()
-    (self.folder / "configs" / "common.py").write_text(_FILE)
+    (self.folder / "tba_jax" / "config").mkdir(parents=True)
+    (self.folder / "tba_jax" / "config" / "settings.py").write_text(_FILE)
     config = load_lib.load_config("tba_jax/config/settings.py")
     self.assertEqual(config.task.name, "countdown")
 
@@ -84,8 +89,7 @@ class LoadConfigTest(parameterized.TestCase):
     message = self._error("configs/nothing.py")
     self.assertIn("configs/nothing.py", message)
     self.assertIn("there is no such file", message)
-    # Their parts are no configs.
-    self.assertNotIn("configs/common", message)
+    self.assertIn("configs/countdown.py", message)
 
   def test_wrong_argument(self):
     message = self._error(f"{self.path}:quik")
@@ -98,12 +102,49 @@ class LoadConfigTest(parameterized.TestCase):
     )
 
   def test_a_part_of_a_config_is_none(self):
-    for text in ("c = tba_jax.config.settings_rewards.get_config()", "c = {}"):
-      self.path.write_text(
-          "import tba_jax.config.settings_rewards\n"
-          f"{text}\nget_config = lambda: c\n"
-      )
-      self.assertIn("no whole config", self._error(str(self.path)))
+    self.path.write_text("get_config = lambda: {}\n")
+    self.assertIn("no whole config", self._error(str(self.path)))
+
+  @parameterized.parameters(
+      ("x = (\n", 1),
+      ("import nosuchmodule\n", 1),
+      ("\n\nimport sys\nsys.exit(9)\n", 4),
+      ("def get_config():\n  import json\n  json.loads('{')\n", 3),
+      (_FILE.replace("config.train.num_steps", "config.train.nosuch.x"), 11),
+  )
+  def test_an_error_in_the_file_has_its_line(self, text, line):
+    self.path.write_text(text)
+    self.assertIn(f"{self.path}:{line}", self._error(str(self.path)))
+
+  def test_an_argument_that_is_missing(self):
+    self.path.write_text(_FILE.replace('arg=""', "arg"))
+    self.assertIn(f"{self.path}:ARG", self._error(str(self.path)))
+
+  def test_a_file_builds_on_one_beside_it(self):
+    other = self.folder / "other.py"
+    other.write_text(
+        "from tba_jax.config import variants\n"
+        "mine = variants.import_config('mine.py', beside=__file__)\n"
+        "get_config = mine.get_config\n"
+    )
+    config = load_lib.load_config(f"{other}:quick")
+    self.assertEqual(config.train.num_steps, 10)
+    self.path.unlink()
+    self.assertIn(f"{other}:2", self._error(str(other)))
+
+  def test_a_folder_configs_of_the_user_does_no_harm(self):
+    (self.folder / "configs").mkdir()
+    (self.folder / "configs" / "__init__.py").write_text("raise OSError\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "tba_jax.main", "--program=plan",
+         "--config=configs/countdown_sparse.py:smoke"],
+        cwd=self.folder,
+        env={**os.environ, "PYTHONPATH": f"{self.folder}:{_ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    self.assertEqual(done.returncode, 0, done.stderr)
 
   def test_file_without_get_config(self):
     self.path.write_text("x = 1\n")
@@ -155,17 +196,6 @@ class LoadConfigTest(parameterized.TestCase):
     self.assertIs(config.search.lockstep, True)
 
 
-class ParseValueTest(absltest.TestCase):
-
-  def test_other_types_are_literals(self):
-    self.assertEqual(load_lib.parse_value("k", "(1, 2)", ()), (1, 2))
-    self.assertEqual(load_lib.parse_value("k", "3", None), 3)
-    with self.assertRaisesRegex(load_lib.ConfigError, "allowed a tuple"):
-      load_lib.parse_value("k", "[1]", ())
-    with self.assertRaisesRegex(load_lib.ConfigError, "allowed a tuple"):
-      load_lib.parse_value("k", "(1", ())
-
-
 class CompleteTest(absltest.TestCase):
 
   def test_a_saved_config_gets_what_came_later(self):
@@ -203,6 +233,37 @@ class SplitArgvTest(parameterized.TestCase):
   )
   def test_split(self, argv, rest, overrides):
     self.assertEqual(load_lib.split_argv(argv), (rest, overrides))
+
+
+class ParseArgTest(parameterized.TestCase):
+
+  def test_types_are_those_of_the_defaults(self):
+    arg = variants.parse_arg(
+        "quick,seed=3,beta=0.5,name=x=y",
+        quick=False, smoke=True, seed=0, beta=1.0, name="", other=7,
+    )  # fmt: skip
+    self.assertEqual(
+        arg.to_dict(),
+        dict(quick=True, smoke=True, seed=3, beta=0.5, name="x=y", other=7),
+    )
+
+  @parameterized.parameters("", None, ",")
+  def test_nothing_given(self, text):
+    self.assertEqual(variants.parse_arg(text, seed=4).to_dict(), {"seed": 4})
+
+  @parameterized.parameters(("quick=false", False), ("quick=TRUE", True))
+  def test_bool_by_name(self, text, value):
+    self.assertIs(variants.parse_arg(text, quick=not value).quick, value)
+
+  @parameterized.parameters(
+      ("quik", "'quik'.*\\['quick', 'seed'\\]"),
+      ("quick=maybe", "quick = 'maybe'.*true or false"),
+      ("seed=x", "seed = 'x'.*a whole number"),
+      ("seed", "'seed' needs a value"),
+  )
+  def test_wrong(self, text, message):
+    with self.assertRaisesRegex(ValueError, message):
+      variants.parse_arg(text, quick=False, seed=0)
 
 
 if __name__ == "__main__":
