@@ -245,7 +245,7 @@ def _evaluate(
     references: dict[str, reference.Reference],
 ) -> dict[str, Any]:
   """Returns the evaluator's metrics on the held-out split."""
-  evaluator = reward_judge.evaluator_of(config, workdir, policy, **references)
+  evaluator = reward_judge.make_evaluator(config, workdir, policy, **references)
   num_prompts = min(
       config.evaluate.final_prompts,
       policy.task.num_prompts(base.HELD_OUT),

@@ -20,7 +20,6 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
 from tba_jax.replay import queue_client
@@ -333,7 +332,7 @@ class Searcher:
             block.prompts, completions, strict=True
         )
         for text, stopped in zip(
-            decode_texts(self._tokenizer, found), found.stopped
+            policy_lib.decode_texts(self._tokenizer, found), found.stopped
         )
     ]
     rewards = [judgement.reward for judgement in self._judge.judge(requests)]
@@ -367,18 +366,6 @@ class Searcher:
             "rewards": self._judge.totals(),
         }
     )
-
-
-def decode_texts(
-    tokenizer: tokenizer_lib.Tokenizer, completions: types.Completions
-) -> list[str]:
-  """Returns the S texts, each without its final stop token."""
-  return [
-      tokenizer.decode_completion(tokens, int(length), bool(stopped))
-      for tokens, length, stopped in zip(
-          completions.tokens, completions.lengths, completions.stopped
-      )
-  ]
 
 
 def make_sid(index: int) -> str:

@@ -32,6 +32,7 @@ from tba_jax.training import batches
 from tba_jax.training import evaluator as evaluator_lib
 from tba_jax.training import offline
 from tba_jax.training import policy as policy_lib
+from tba_jax.training import reward_judge
 from tba_jax.training import sharding
 from tba_jax.training import train_step
 
@@ -246,14 +247,9 @@ def _make_evaluate(
   if not policy.task.has_reward:
     # A reward model is made of what this program makes.
     return lambda params, step: {}
-  judge = policy_lib.make_judge(config, policy.task)
-  evaluator = policy_lib.make_evaluator(
-      config, policy, "held_out", judge
-  ).while_training()
-
-  num_prompts = min(
-      config.evaluate.num_prompts, policy.task.num_prompts(evaluator.split)
-  )
+  judge = reward_judge.make_task_judge(config, policy.task)
+  evaluator = evaluator_lib.Evaluator(config, policy, judge).while_training()
+  num_prompts = min(config.evaluate.num_prompts, evaluator.num_prompts)
 
   def evaluate(params: types.PyTree, step: int) -> dict[str, float]:
     try:

@@ -208,7 +208,7 @@ class Trainer:
     self._batch_maker = make_batch_maker(
         config, policy, self._service.buffer, placer
     )
-    evaluator = reward_judge.evaluator_of(
+    evaluator = reward_judge.make_evaluator(
         config, run.workdir, policy, events.write
     )
     closing.callback(evaluator.close)
@@ -820,7 +820,7 @@ def make_buffer(
         similarity.EditDistance, limit=similar.similarity_limit
     )
   elif similar.similarity == "cosine":
-    embed = policy_lib.make_embed(policy)
+    embed = reward_judge.make_embed(policy)
     make_similarity = lambda table: similarity.Cosine(
         embed, similar.similarity_limit
     )

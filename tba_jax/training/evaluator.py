@@ -7,143 +7,53 @@ between two versions of the params is not one between two draws of prompts.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import copy
 import dataclasses
-import functools
 import math
-from typing import Any, TYPE_CHECKING
+from typing import Any
 import zlib
 
+import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
-from tba_jax.sampling import requests as requests_lib
+from tba_jax.sampling import decode
 from tba_jax.tasks import base
+from tba_jax.training import policy as policy_lib
 from tba_jax.training import reference as reference_lib
 
-if TYPE_CHECKING:
-  from tba_jax.sampling import decode
-
-
-# What an evaluation measures beside the task's own reward.
-#
-# Each function adds fields to the records of prompts, for `eval_summary.py`.
-
-
+# What is measured of a prompt; `summarize` says which fields there are.
 Record = dict[str, Any]
 
-
-def add_reference(
-    reference: "reference_lib.Reference",
-    prompts: Sequence[np.ndarray],
-    sampled: Sequence[types.Completions],
-    records: Sequence[Record],
-) -> None:
-  """Adds `kl`, log π - log π_ref of each completion, and `ref_nats`.
-
-  Args:
-    reference: tempered as the policy.
-    prompts: token ids, [P] each.
-    sampled: completions of each prompt.
-    records: of the prompts.
-  """
-  ref_BxKxT, mask_BxKxT = _logprobs(reference, prompts, sampled)
-  own_BxKxT = np.stack([found.plain_logprobs for found in sampled])
-  kl_BxK = np.where(mask_BxKxT, own_BxKxT - ref_BxKxT, 0.0).sum(-1)
-  for record, kl_K, ref_KxT in zip(records, kl_BxK, ref_BxKxT):
-    record |= {"kl": kl_K, "ref_nats": -ref_KxT.sum(-1)}
+# Bootstrap resamples are drawn so many values at a time, to bound the memory.
+_RESAMPLED_VALUES = 4_000_000
+# A perplexity is cut at so many nats a token: one odd token is not all of it.
+_MAX_TOKEN_NATS = 20.0
+# Training counts the visits of a prompt from 0; those of an evaluation start
+# above all of them, so that the two never share random numbers, even with one
+# seed and one sampler.
+_FIRST_VISIT = 2**31
+_NUM_PROMPTS_SHOWN = 8
+_NUM_COMPLETIONS_SHOWN = 16
 
 
-def add_perplexity(
-    reference: "reference_lib.Reference",
-    prompts: Sequence[np.ndarray],
-    sampled: Sequence[types.Completions],
-    records: Sequence[Record],
-) -> None:
-  """Adds `diluted_perplexity` of each completion, as Asynchronous RLHF has it.
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+  """Returns the unbiased estimate of the chance that one of k samples is right.
 
-      exp(-log π_ref(y|x) / (|x| + |y| - 1))
+      pass@k = 1 - C(n - c, k) / C(n, k)
 
-  The prompt's tokens count in the denominator and not in the sum, which puts
-  all values near 1. The papers call it perplexity, or KL.
-
-  Source: the evaluation code of Noukhovitch et al. 2024 (arXiv:2410.18252).
+  Source: Chen et al. 2021 (arXiv:2107.03374, eq. 1).
 
   Args:
-    reference: at temperature 1.
-    prompts, sampled, records: as `add_reference`.
+    num_samples: n, at least k.
+    num_correct: c, 0 to n.
+    k: 1 to n.
   """
-  ref_BxKxT, mask_BxKxT = _logprobs(reference, prompts, sampled)
-  for record, prompt, ref_KxT, mask_KxT in zip(
-      records, prompts, ref_BxKxT, mask_BxKxT
-  ):
-    tokens_K = np.maximum(len(prompt) + mask_KxT.sum(-1) - 1, 1)
-    record["diluted_perplexity"] = np.exp(-ref_KxT.sum(-1) / tokens_K)
-
-
-def add_verdicts(
-    comparer: comparers.Comparer | None,
-    task: base.Task,
-    texts: Sequence[str],
-    requests: "Sequence[Sequence[judges.Request]]",
-    records: Sequence[Record],
-    *,
-    name: str,
-) -> None:
-  """Adds verdicts on completions against the task's reference completion.
-
-  Args:
-    comparer: says which is better; None adds nothing.
-    task: of the references.
-    texts: prompts.
-    requests: completions of each prompt.
-    records: of the prompts.
-    name: the field, a list of `comparers.Verdict` in the completions' order.
-  """
-  if comparer is None:
-    return
-  contests = [
-      comparers.Contest(
-          text, one, base.reference_text(task, one.split, one.index)
-      )
-      for text, some in zip(texts, requests)
-      for one in some
-  ]
-  verdicts = iter(comparer.compare(contests))
-  for record, some in zip(records, requests):
-    record[name] = [next(verdicts) for _ in some]
-
-
-def _logprobs(
-    reference: "reference_lib.Reference",
-    prompts: Sequence[np.ndarray],
-    sampled: Sequence[types.Completions],
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns log-probs [B, K, T] under the reference, and what is real."""
-  width = max(len(prompt) for prompt in prompts)
-  prompts_BxP = np.zeros((len(prompts), width), np.int32)
-  prompt_mask_BxP = np.zeros((len(prompts), width), np.float32)
-  for row, prompt in enumerate(prompts):
-    prompts_BxP[row, width - len(prompt) :] = prompt
-    prompt_mask_BxP[row, width - len(prompt) :] = 1
-  tokens_BxKxT = np.stack([found.tokens for found in sampled])
-  lengths_BxK = np.stack([found.lengths for found in sampled])
-  mask_BxKxT = np.arange(tokens_BxKxT.shape[-1]) < lengths_BxK[..., None]
-  logprobs_BxKxT = reference.logprobs(
-      prompts_BxP, prompt_mask_BxP, tokens_BxKxT, mask_BxKxT
-  )
-  return np.asarray(logprobs_BxKxT), mask_BxKxT
-
-
-# Confidence intervals of means over prompts, by resampling the prompts.
-
-
-# Resamples are drawn in parts of so many values, to bound the memory.
-_PART = 4_000_000
+  wrong = num_samples - num_correct
+  return 1.0 - math.comb(wrong, k) / math.comb(num_samples, k)
 
 
 def mean_interval(
@@ -165,60 +75,19 @@ def mean_interval(
     num_resamples: at least 1.
     confidence: c, above 0 and below 1.
     seed: of the resamples; the same values give the same interval.
-
-  Raises:
-    ValueError: there is no value, or a number is out of range.
   """
   values_B = np.asarray(values_B, np.float64)
-  if values_B.ndim != 1 or not len(values_B):
-    raise ValueError("a bootstrap interval: allowed one value or more")
-  if num_resamples < 1 or not 0 < confidence < 1:
-    raise ValueError(
-        f"a bootstrap interval of {num_resamples} resamples and confidence"
-        f" {confidence}: allowed 1 or more, and between 0 and 1"
-    )
   rng = np.random.default_rng(seed)
   size = len(values_B)
   means = []
   left = num_resamples
   while left:
-    some = min(left, max(_PART // size, 1))
+    some = min(left, max(_RESAMPLED_VALUES // size, 1))
     means.append(values_B[rng.integers(size, size=(some, size))].mean(axis=1))
     left -= some
   tail = (1 - confidence) / 2
   low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
   return float(low), float(high)
-
-
-# From what was right for each prompt to numbers with their uncertainty.
-
-
-# Nats a token above which a perplexity is cut: one odd token is not all of it.
-_MAX_TOKEN_NATS = 20.0
-
-
-def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-  """Returns the unbiased estimate of the chance that one of k samples is right.
-
-      pass@k = 1 - C(n - c, k) / C(n, k)
-
-  Source: Chen et al. 2021 (arXiv:2107.03374, eq. 1).
-
-  Args:
-    num_samples: n, at least k.
-    num_correct: c, 0 to n.
-    k: 1 to n.
-
-  Raises:
-    ValueError: a number is out of range.
-  """
-  if not (1 <= k <= num_samples and 0 <= num_correct <= num_samples):
-    raise ValueError(
-        f"pass@k of k={k}, {num_correct} right of {num_samples}: allowed"
-        " 1 <= k <= samples and 0 <= right <= samples"
-    )
-  wrong = num_samples - num_correct
-  return 1.0 - math.comb(wrong, k) / math.comb(num_samples, k)
 
 
 def summarize(
@@ -255,7 +124,7 @@ def summarize(
   for name in ("kl", "diluted_perplexity"):
     if name in prompts[0]:
       values[name] = np.array([np.mean(p[name]) for p in prompts])
-  values |= _wins(prompts)
+  values |= _verdict_means(prompts)
   out: dict[str, Any] = {}
   for name, values_B in values.items():
     out[name] = float(values_B.mean())
@@ -267,10 +136,13 @@ def summarize(
     tokens = sum(float(np.sum(p["lengths"])) for p in prompts)
     nats = sum(float(np.sum(p["ref_nats"])) for p in prompts) / tokens
     out["ref_perplexity"] = math.exp(min(nats, _MAX_TOKEN_NATS))
+  powers_of_two = {2**i for i in range(n.bit_length())}
   return {
       **out,
       **_no_verdict(prompts),
-      "pass_at": {str(k): float(pass_B(k).mean()) for k in _powers_of_two(n)},
+      "pass_at": {
+          str(k): float(pass_B(k).mean()) for k in sorted(powers_of_two | {n})
+      },
       "k": n,
       "confidence": confidence,
       "distinct_correct": float(distinct_B.mean()),
@@ -287,29 +159,27 @@ def summarize(
   }
 
 
-def _wins(prompts: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+def _verdict_means(
+    prompts: Sequence[Mapping[str, Any]],
+) -> dict[str, np.ndarray]:
   """Returns the means of verdicts over prompts that have any, by name."""
   out = {}
-  for name, fields in (("", "verdicts"), ("greedy_", "greedy_verdicts")):
-    if fields not in prompts[0]:
+  means = lambda verdicts, value: np.array(
+      [np.mean([value(v) for v in some]) for some in verdicts]
+  )
+  for name, field in (("", "verdicts"), ("greedy_", "greedy_verdicts")):
+    found = [[v for v in p.get(field, ()) if v.win is not None]
+             for p in prompts]  # fmt: skip
+    found = [some for some in found if some]
+    if not found:
       continue
-    verdicts = [[v for v in p[fields] if v.win is not None] for p in prompts]
-    verdicts = [some for some in verdicts if some]
-    if not verdicts:
-      continue
-    out[f"{name}win_rate"] = _means(verdicts, lambda v: v.win)
-    if all(v.score is not None for some in verdicts for v in some):
-      out[f"{name}gold_reward"] = _means(verdicts, lambda v: v.score)
-      out[f"{name}gold_margin"] = _means(
-          verdicts, lambda v: v.score - v.reference_score
+    out[f"{name}win_rate"] = means(found, lambda v: v.win)
+    if all(v.score is not None for some in found for v in some):
+      out[f"{name}gold_reward"] = means(found, lambda v: v.score)
+      out[f"{name}gold_margin"] = means(
+          found, lambda v: v.score - v.reference_score
       )
   return out
-
-
-def _means(
-    values: Sequence[Sequence[Any]], of: Callable[[Any], float]
-) -> np.ndarray:
-  return np.array([np.mean([of(value) for value in some]) for some in values])
 
 
 def _no_verdict(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -321,24 +191,11 @@ def _no_verdict(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   return {"no_verdict": dict(causes)} if names else {}
 
 
-def _powers_of_two(n: int) -> list[int]:
-  """Returns 1, 2, 4 … below n, and n."""
-  return sorted({2**i for i in range(n.bit_length()) if 2**i < n} | {n})
-
-
 def _stderr(values_B: np.ndarray) -> float:
   """Returns the standard error of the mean; 0 where there is one value."""
   if len(values_B) < 2:
     return 0.0
   return float(values_B.std(ddof=1) / math.sqrt(len(values_B)))
-
-
-# Training counts the visits of a prompt from 0; those of an evaluation stand
-# above all of them, so that the two never share random numbers, even with one
-# seed and one sampler.
-_FIRST_VISIT = 2**31
-_NUM_PROMPTS_SHOWN = 8
-_NUM_COMPLETIONS_SHOWN = 16
 
 
 class Interrupted(Exception):
@@ -350,81 +207,50 @@ class Evaluator:
 
   def __init__(
       self,
-      task: base.Task,
-      tokenizer: tokenizer_lib.Tokenizer,
-      sampler: "decode.Sampler",
+      config: ml_collections.ConfigDict,
+      policy: policy_lib.Policy,
       judge: judges.Judge,
       *,
-      split: str,
-      num_completions: int,
-      batch_prompts: int,
-      resamples: int,
-      confidence: float,
-      greedy_sampler: "decode.Sampler | None" = None,
+      split: str = base.HELD_OUT,
+      comparer: comparers.Comparer | None = None,
       reference: reference_lib.Reference | None = None,
       plain_reference: reference_lib.Reference | None = None,
-      comparer: comparers.Comparer | None = None,
   ):
-    """Makes an evaluator.
+    """Makes the samplers.
 
     Args:
-      task: prompts.
-      tokenizer: of prompts and completions.
-      sampler: as trained with, or greedy with one completion a prompt.
+      config: reads `evaluate` and what samplers read.
+      policy: of the run.
       judge: says of each completion what it is worth and whether it is right;
         closed with this.
       split: "train" or "held_out".
-      num_completions: k, completions of each prompt.
-      batch_prompts: prompts sampled in one call of the sampler; `should_stop`
-        is asked between them.
-      resamples, confidence: of the bootstrap intervals.
-      greedy_sampler: for one more completion a prompt, the likeliest tokens.
-      reference: the policy that the KL is measured against; None = no KL.
-      plain_reference: the same at temperature 1, for the papers' perplexity.
       comparer: for the win-rate against the task's reference completions;
         closed with this; None = no win-rate.
-
-    Raises:
-      ValueError: a number is below 1, or the task has no such split.
+      reference: the policy that the KL is measured against; None = no KL.
+      plain_reference: the same at temperature 1, for the papers' perplexity.
     """
-    for name, value in (
-        ("num_completions", num_completions),
-        ("batch_prompts", batch_prompts),
-    ):
-      if value < 1:
-        raise ValueError(f"evaluate.{name}={value}: allowed 1 or above")
-    self._task = task
-    self._tokenizer = tokenizer
-    self._sampler = sampler
+    self._config = config.evaluate
+    self._task = policy.task
+    self._tokenizer = policy.tokenizer
+    self._sampler = policy_lib.make_evaluation_sampler(config, policy)
+    self._greedy_sampler = None
+    if config.evaluate.greedy:
+      self._greedy_sampler = policy_lib.make_greedy_sampler(config, policy)
     self.judge = judge
-    self._set_split(split)
-    self._num_completions = num_completions
-    self._batch_prompts = batch_prompts
-    self._resamples = resamples
-    self._confidence = confidence
-    self._greedy_sampler = greedy_sampler
+    self.split = split
+    self._comparer = comparer
     self._reference = reference
     self._plain_reference = plain_reference
-    self._comparer = comparer
-
-  def _set_split(self, split: str) -> None:
-    base.check_split(split)
-    self._split = split
-    self._visit = _FIRST_VISIT + zlib.crc32(split.encode()) % _FIRST_VISIT
-
-  @property
-  def split(self) -> str:
-    return self._split
 
   @property
   def num_prompts(self) -> int:
     """Size of the split."""
-    return self._task.num_prompts(self._split)
+    return self._task.num_prompts(self.split)
 
   def while_training(self) -> "Evaluator":
     """Returns an evaluator with the same parts, of the split for training."""
     other = copy.copy(self)
-    other._set_split(base.split_while_training(self._task))
+    other.split = base.split_while_training(self._task)
     return other
 
   def close(self) -> None:
@@ -439,7 +265,7 @@ class Evaluator:
       num_prompts: int,
       *,
       version: int,
-      should_stop: Callable[[], bool] | None = None,
+      should_stop: Callable[[], bool] = lambda: False,
       on_progress: Callable[[int, int], None] | None = None,
   ) -> dict[str, Any]:
     """Returns the results over the first `num_prompts` prompts of the split.
@@ -457,14 +283,14 @@ class Evaluator:
       pass_at_1: share of right completions, mean over prompts.
       pass_at_k: share of prompts with a right completion among `k`.
       pass_at: the same for 1, 2, 4 … up to k, without bias.
-      greedy_pass_at_1: share of prompts whose greedy completion is right, where
-        there is a greedy sampler.
+      greedy_pass_at_1: share of prompts whose greedy completion is right, with
+        `evaluate.greedy`.
       mean_reward: over completions, task units.
       kl: Σ log π - log π_ref of a completion, nats, both tempered, and
       ref_perplexity: exp of the reference's mean nats a token, where there is
         a reference.
-      diluted_perplexity: of `eval_measures.add_perplexity`, of the greedy
-        completions where there are any, with a plain reference.
+      diluted_perplexity: see `_add_perplexity`; of the greedy completions if
+        there are any, with a plain reference.
       [greedy_]win_rate, gold_reward and gold_margin, no_verdict (by cause):
         what a comparer says; docs/preferences.md.
       …_stderr, …_interval: of these but `pass_at` and `ref_perplexity`, the
@@ -485,75 +311,135 @@ class Evaluator:
       samples: completions of the first prompts, as `samples.jsonl` holds them.
 
     Raises:
-      ValueError: `num_prompts` is out of range.
       Interrupted: `should_stop` was true.
     """
-    size = self._task.num_prompts(self._split)
-    if not 1 <= num_prompts <= size:
-      raise ValueError(
-          f"num_prompts={num_prompts} to evaluate: allowed 1 to the {size} of"
-          f" the split {self._split!r}"
-      )
+    batch_size = self._config.batch_prompts
     prompts = []
-    for start in range(0, num_prompts, self._batch_prompts):
-      if should_stop is not None and should_stop():
+    for start in range(0, num_prompts, batch_size):
+      if should_stop():
         raise Interrupted(f"stopped after {start} of {num_prompts} prompts")
-      end = min(start + self._batch_prompts, num_prompts)
+      end = min(start + batch_size, num_prompts)
       prompts += self._evaluate_batch(params, range(start, end), version)
       if on_progress is not None:
         on_progress(end, num_prompts)
     summary = summarize(
         prompts,
-        self._num_completions,
-        resamples=self._resamples,
-        confidence=self._confidence,
+        self._config.num_completions,
+        resamples=self._config.resamples,
+        confidence=self._config.confidence,
     )
-    shown = [prompt["samples"][:_NUM_COMPLETIONS_SHOWN] for prompt in prompts]
-    samples = sum(shown[:_NUM_PROMPTS_SHOWN], [])
+    samples = [
+        sample
+        for prompt in prompts[:_NUM_PROMPTS_SHOWN]
+        for sample in prompt["samples"][:_NUM_COMPLETIONS_SHOWN]
+    ]
     self._add_reasons(samples)
     return {
         **summary,
         **self.judge.set_metrics(prompts),
         "version": version,
-        "split": self._split,
+        "split": self.split,
         "samples": samples,
     }
 
   def _evaluate_batch(
       self, params: types.PyTree, indices: range, version: int
-  ) -> list[dict[str, Any]]:
-    """Returns one record per prompt, as `eval_summary` reads them."""
-    texts = [self._task.prompt(self._split, index) for index in indices]
+  ) -> list[Record]:
+    """Returns one record per prompt, as `summarize` reads them."""
+    texts = [self._task.prompt(self.split, index) for index in indices]
+    visit = _FIRST_VISIT + zlib.crc32(self.split.encode()) % _FIRST_VISIT
     requests = [
-        requests_lib.Request(
+        decode.Request(
             prompt_tokens=np.asarray(
                 self._tokenizer.encode_prompt(text), np.int32
             ),
             prompt_id=index,
-            visit=self._visit,
-            num_completions=self._num_completions,
+            visit=visit,
+            num_completions=self._config.num_completions,
         )
         for index, text in zip(indices, texts)
     ]
     sampled = self._sampler.sample(params, requests, version=version)
-    asked_BxS = self._ask(indices, sampled)
+    asked_BxS = self._judge_requests(indices, sampled)
     # All at once, so that the workers of a pool share them.
-    judged = iter(self.judge.judge([one for some in asked_BxS for one in some]))
+    judged = self.judge.judge([one for some in asked_BxS for one in some])
+    judged_BxS = np.array(judged, object).reshape(len(indices), -1)
     records = [
-        self._record(index, text, found, [r.completion for r in some], judged)
-        for index, text, found, some in zip(indices, texts, sampled, asked_BxS)
+        self._record(text, found, asked_S, judged_S)
+        for text, found, asked_S, judged_S in zip(
+            texts, sampled, asked_BxS, judged_BxS
+        )
     ]
-    compare = functools.partial(add_verdicts, self._comparer, self._task, texts)
-    compare(asked_BxS, records, name="verdicts")
+    self._add_verdicts(records, "verdicts", texts, asked_BxS)
     plain = sampled
     if self._greedy_sampler is not None:
-      plain = self._add_greedy(params, requests, records, version, compare)
+      single = [dataclasses.replace(r, num_completions=1) for r in requests]
+      plain = self._greedy_sampler.sample(params, single, version=version)
+      asked_Bx1 = self._judge_requests(indices, plain)
+      judged = self.judge.judge([one for (one,) in asked_Bx1])
+      for record, judgement in zip(records, judged):
+        record["greedy_correct"] = judgement.key is not None
+      self._add_verdicts(records, "greedy_verdicts", texts, asked_Bx1)
     prompts = [request.prompt_tokens for request in requests]
     if self._reference is not None:
-      add_reference(self._reference, prompts, sampled, records)
+      self._add_kl(records, prompts, sampled)
     if self._plain_reference is not None:
-      add_perplexity(self._plain_reference, prompts, plain, records)
+      self._add_perplexity(records, prompts, plain)
     return records
+
+  def _judge_requests(
+      self, indices: range, sampled: list[types.Completions]
+  ) -> list[list[judges.Request]]:
+    """Returns what judges are asked of each prompt's completions."""
+    return [
+        [
+            judges.Request(self.split, index, text, bool(stopped))
+            for text, stopped in zip(
+                policy_lib.decode_texts(self._tokenizer, found), found.stopped
+            )
+        ]
+        for index, found in zip(indices, sampled)
+    ]
+
+  def _record(
+      self,
+      prompt: str,
+      found: types.Completions,
+      asked_S: Sequence[judges.Request],
+      judged_S: Sequence[base.Judgement],
+  ) -> Record:
+    """Returns the record of one prompt."""
+    samples = []
+    for sample, (asked, judgement) in enumerate(zip(asked_S, judged_S)):
+      length = int(found.lengths[sample])
+      tokens = found.tokens[sample, :length].tolist()
+      failure = judgement.failure
+      samples.append(
+          {
+              "prompt": prompt,
+              "prompt_id": asked.index,
+              "completion": asked.completion,
+              "reward": judgement.reward,
+              "reason": failure and f"could not be judged: {failure}",
+              "version": int(found.versions[sample]),
+              "tokens": self._tokenizer.tokens(tokens),
+              "logprobs": found.logprobs[sample, :length].tolist(),
+          }
+      )
+    right = [j.key for j in judged_S if j.key is not None]
+    return {
+        "right": [j.key is not None for j in judged_S],
+        "num_correct": len(right),
+        "num_distinct": len(set(right)),
+        "num_texts": len({asked.completion for asked in asked_S}),
+        "failures": collections.Counter(
+            j.failure for j in judged_S if j.failure
+        ),
+        "rewards": [j.reward for j in judged_S],
+        "lengths": found.lengths,
+        "stopped": found.stopped,
+        "samples": samples,
+    }
 
   def _add_reasons(self, samples: list[dict[str, Any]]) -> None:
     """Adds why each sample is wrong, where it was judged at all."""
@@ -561,7 +447,7 @@ class Evaluator:
     reasons = self.judge.explain(
         [
             judges.Request(
-                self._split, sample["prompt_id"], sample["completion"]
+                self.split, sample["prompt_id"], sample["completion"]
             )
             for sample in judged
         ]
@@ -569,84 +455,82 @@ class Evaluator:
     for sample, reason in zip(judged, reasons):
       sample["reason"] = reason
 
-  def _ask(
-      self, indices: Iterable[int], sampled: list[types.Completions]
-  ) -> list[list[judges.Request]]:
-    """Returns what judges are asked of each prompt's completions."""
-    return [
-        [
-            judges.Request(self._split, index, text, bool(stopped))
-            for text, stopped in zip(self._texts(found), found.stopped)
-        ]
-        for index, found in zip(indices, sampled)
-    ]
-
-  def _add_greedy(
+  def _add_verdicts(
       self,
-      params: types.PyTree,
-      requests: list[requests_lib.Request],
-      records: list[dict[str, Any]],
-      version: int,
-      compare: Callable[..., None],
-  ) -> list[types.Completions]:
-    """Adds what the greedy completion of each prompt is worth; returns them."""
-    single = [dataclasses.replace(r, num_completions=1) for r in requests]
-    sampled = self._greedy_sampler.sample(params, single, version=version)
-    asked_Bx1 = self._ask([r.prompt_id for r in single], sampled)
-    judged = self.judge.judge([one for (one,) in asked_Bx1])
-    for record, judgement in zip(records, judged):
-      record["greedy_correct"] = judgement.key is not None
-    compare(asked_Bx1, records, name="greedy_verdicts")
-    return sampled
+      records: Sequence[Record],
+      field: str,
+      texts: Sequence[str],
+      asked_BxS: Sequence[Sequence[judges.Request]],
+  ) -> None:
+    """Adds a `comparers.Verdict` on each completion, if there is a comparer.
 
-  def _texts(self, found: types.Completions) -> list[str]:
-    return [
-        self._tokenizer.decode_completion(tokens, int(length), bool(stopped))
-        for tokens, length, stopped in zip(
-            found.tokens, found.lengths, found.stopped
+    Completions are compared with the task's reference completion.
+    """
+    if self._comparer is None:
+      return
+    contests = [
+        comparers.Contest(
+            text, one, base.reference_text(self._task, one.split, one.index)
         )
+        for text, some in zip(texts, asked_BxS)
+        for one in some
     ]
+    verdicts = iter(self._comparer.compare(contests))
+    for record, some in zip(records, asked_BxS):
+      record[field] = [next(verdicts) for _ in some]
 
-  def _record(
+  def _add_kl(
       self,
-      index: int,
-      text: str,
-      found: types.Completions,
-      completions: list[str],
-      judged: Iterator[base.Judgement],
-  ) -> dict[str, Any]:
-    """Returns the record of one prompt; takes its judgements."""
-    samples, keys = [], []
-    failures = collections.Counter()
-    for sample, completion in enumerate(completions):
-      length = int(found.lengths[sample])
-      tokens = found.tokens[sample, :length].tolist()
-      judgement = next(judged)
-      keys.append(judgement.key)
-      if judgement.failure:
-        failures[judgement.failure] += 1
-      samples.append(
-          {
-              "prompt": text,
-              "prompt_id": index,
-              "completion": completion,
-              "reward": judgement.reward,
-              "reason": judgement.failure
-              and f"could not be judged: {judgement.failure}",
-              "version": int(found.versions[sample]),
-              "tokens": self._tokenizer.tokens(tokens),
-              "logprobs": found.logprobs[sample, :length].tolist(),
-          }
-      )
-    right = [key for key in keys if key is not None]
-    return {
-        "right": [key is not None for key in keys],
-        "num_correct": len(right),
-        "num_distinct": len(set(right)),
-        "num_texts": len(set(completions)),
-        "failures": failures,
-        "rewards": [sample["reward"] for sample in samples],
-        "lengths": found.lengths,
-        "stopped": found.stopped,
-        "samples": samples,
-    }
+      records: Sequence[Record],
+      prompts: Sequence[np.ndarray],
+      sampled: Sequence[types.Completions],
+  ) -> None:
+    """Adds `kl`, log π - log π_ref of each completion, and `ref_nats`."""
+    ref_BxKxT, mask_BxKxT = _logprobs(self._reference, prompts, sampled)
+    own_BxKxT = np.stack([found.plain_logprobs for found in sampled])
+    kl_BxK = np.where(mask_BxKxT, own_BxKxT - ref_BxKxT, 0.0).sum(-1)
+    for record, kl_K, ref_KxT in zip(records, kl_BxK, ref_BxKxT):
+      record |= {"kl": kl_K, "ref_nats": -ref_KxT.sum(-1)}
+
+  def _add_perplexity(
+      self,
+      records: Sequence[Record],
+      prompts: Sequence[np.ndarray],
+      sampled: Sequence[types.Completions],
+  ) -> None:
+    """Adds `diluted_perplexity` of each completion.
+
+        exp(-log π_ref(y|x) / (|x| + |y| - 1))
+
+    The prompt's tokens count in the denominator and not in the sum, which puts
+    all values near 1. The papers call it perplexity, or KL.
+
+    Source: the evaluation code of Noukhovitch et al. 2024 (arXiv:2410.18252).
+    """
+    ref_BxKxT, mask_BxKxT = _logprobs(self._plain_reference, prompts, sampled)
+    for record, prompt, ref_KxT, mask_KxT in zip(
+        records, prompts, ref_BxKxT, mask_BxKxT
+    ):
+      tokens_K = np.maximum(len(prompt) + mask_KxT.sum(-1) - 1, 1)
+      record["diluted_perplexity"] = np.exp(-ref_KxT.sum(-1) / tokens_K)
+
+
+def _logprobs(
+    reference: reference_lib.Reference,
+    prompts: Sequence[np.ndarray],
+    sampled: Sequence[types.Completions],
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns log-probs [B, K, T] under the reference, and what is real."""
+  width = max(len(prompt) for prompt in prompts)
+  prompts_BxP = np.zeros((len(prompts), width), np.int32)
+  prompt_mask_BxP = np.zeros((len(prompts), width), np.float32)
+  for row, prompt in enumerate(prompts):
+    prompts_BxP[row, width - len(prompt) :] = prompt
+    prompt_mask_BxP[row, width - len(prompt) :] = 1
+  tokens_BxKxT = np.stack([found.tokens for found in sampled])
+  lengths_BxK = np.stack([found.lengths for found in sampled])
+  mask_BxKxT = np.arange(tokens_BxKxT.shape[-1]) < lengths_BxK[..., None]
+  logprobs_BxKxT = reference.logprobs(
+      prompts_BxP, prompt_mask_BxP, tokens_BxKxT, mask_BxKxT
+  )
+  return np.asarray(logprobs_BxKxT), mask_BxKxT

@@ -1,8 +1,7 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Task, tokenizer, model and samplers of a config: what every role builds."""
+"""Task, tokenizer, model, samplers and value model of a config."""
 
-from collections.abc import Callable, Sequence
 import dataclasses
 import json
 import pathlib
@@ -10,29 +9,20 @@ from typing import Any
 
 import jax
 import ml_collections
-import numpy as np
 
 from tba_jax import types
 from tba_jax.losses import build as losses_build
 from tba_jax.models import config as config_lib
-from tba_jax.models import encoder
 from tba_jax.models import heads
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
-from tba_jax.rewards import comparers
-from tba_jax.rewards import judges
-from tba_jax.rewards import pool
-from tba_jax.rewards import red_team as rewards_red_team
 from tba_jax.sampling import decode
 from tba_jax.sampling import logits
 from tba_jax.tasks import base
 from tba_jax.tasks import build as tasks_build
-from tba_jax.tasks import red_team as tasks_red_team
 from tba_jax.tasks import rows_task
-from tba_jax.training import evaluator
 from tba_jax.training import lora
-from tba_jax.training import reference as reference_lib
 from tba_jax.training import sharding
 
 # Seeds of what must not share random numbers, beside the run's own.
@@ -41,7 +31,7 @@ _EVALUATION_SEED = 0x5EED
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """What a config says the policy is, without its params.
+  """The policy of a config, without its params.
 
   task: prompts and reward.
   tokenizer: of prompts and completions.
@@ -58,7 +48,7 @@ class Policy:
 
   @property
   def trained(self) -> transformer.Model | lora.Adapters:
-    """Has `init` and `logical_axes` of what is trained, and published."""
+    """What is trained and published: has `init` and `logical_axes`."""
     return self.adapters or self.model
 
 
@@ -78,11 +68,7 @@ def add_stops(
 def add_model_stops(
     shape: config_lib.ModelConfig, tokenizer: tokenizer_lib.Tokenizer
 ) -> None:
-  """Adds the ends of a text that a model's config.json lists.
-
-  The tokenizer's own one ends a completion in any case; where config.json has
-  one alone, it says nothing more.
-  """
+  """Adds the stop tokens that a model's config.json lists beside its own."""
   tokenizer.add_stop_ids(i for i in shape.stop_ids if i < tokenizer.vocab_size)
 
 
@@ -191,6 +177,18 @@ def initial_params(
   return params
 
 
+def decode_texts(
+    tokenizer: tokenizer_lib.Tokenizer, completions: types.Completions
+) -> list[str]:
+  """Returns the S texts, each without its final stop token."""
+  return [
+      tokenizer.decode_completion(tokens, int(length), bool(stopped))
+      for tokens, length, stopped in zip(
+          completions.tokens, completions.lengths, completions.stopped
+      )
+  ]
+
+
 def make_sampler(
     config: ml_collections.ConfigDict, policy: Policy
 ) -> decode.Sampler:
@@ -259,100 +257,7 @@ def _sampler(
   )
 
 
-def make_judge(
-    config: ml_collections.ConfigDict,
-    task: base.Task,
-    on_event: Callable[[str, str], None] | None = None,
-) -> judges.Judge:
-  """Returns the judge of a config: of the task, or one with models of its own.
-
-  Args:
-    config: reads `reward`, `task` and `seed`.
-    task: that it describes.
-    on_event: receives what failed.
-
-  Raises:
-    ValueError: a folder of a frozen model cannot be read.
-  """
-  if isinstance(task, tasks_red_team.RedTeam):
-    return rewards_red_team.make_judge(config, task, LOADERS, on_event)
-  return pool.make_judge(config, task, on_event)
-
-
-def make_embed(
-    policy: Policy,
-) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
-  """Returns completions' tokens -> their sentence embeddings, [n, D] float32.
-
-  Args:
-    policy: of a task with an encoder.
-  """
-  embed = rewards_red_team.make_embed(policy.task, LOADERS)
-  return lambda tokens: embed([policy.tokenizer.decode(t) for t in tokens])
-
-
-def _load_frozen(
-    folder: str,
-) -> tuple[transformer.Model, types.PyTree, tokenizer_lib.Tokenizer]:
-  """Returns a model that is not trained, as its folder has it."""
-  path = pathlib.Path(folder).expanduser()
-  tokenizer = tokenizer_lib.load(path)
-  shape, params = hf.load(path)
-  add_model_stops(shape, tokenizer)
-  return transformer.make_model(shape), params, tokenizer
-
-
-LOADERS = rewards_red_team.Loaders(
-    make_model=transformer.make_model,
-    make_tokenizer=tokenizer_lib.word_level,
-    load_model=_load_frozen,
-    load_encoder=encoder.load_encoder_with_tokenizer,
-    make_sampler=decode.Sampler,
-)
-
-
-def make_evaluator(
-    config: ml_collections.ConfigDict,
-    policy: Policy,
-    split: str,
-    judge: judges.Judge,
-    *,
-    reference: reference_lib.Reference | None = None,
-    plain_reference: reference_lib.Reference | None = None,
-    comparer: comparers.Comparer | None = None,
-) -> evaluator.Evaluator:
-  """Returns the evaluator of a split.
-
-  Args:
-    config, policy: of the run.
-    split: of the task.
-    judge: of the completions; closed with the evaluator.
-    reference: for the KL; None = none is measured.
-    plain_reference: the same at temperature 1, for the papers' perplexity.
-    comparer: for the win-rate; None = none is measured.
-  """
-  return evaluator.Evaluator(
-      policy.task,
-      policy.tokenizer,
-      make_evaluation_sampler(config, policy),
-      judge,
-      split=split,
-      num_completions=config.evaluate.num_completions,
-      batch_prompts=config.evaluate.batch_prompts,
-      resamples=config.evaluate.resamples,
-      confidence=config.evaluate.confidence,
-      greedy_sampler=make_greedy_sampler(config, policy)
-      if config.evaluate.greedy
-      else None,
-      reference=reference,
-      plain_reference=plain_reference,
-      comparer=comparer,
-  )
-
-
-# The value model of the objectives that have one, and where it starts.
-
-
+# `loss.value_init` of a value model that starts from the policy.
 OF_POLICY = "policy"
 
 

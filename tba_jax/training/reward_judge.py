@@ -1,22 +1,31 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""From a config to who rewards completions and who compares them.
+"""Judges, comparers and evaluators of a config.
 
-`rewards/` has what needs no device; here are the reward models, which a
-searcher and an evaluator run on their own device.
+A judge rewards completions: the task's own code, a verifier process, frozen
+models of the task, or a reward model. A comparer says which of two is better.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import pathlib
 from typing import Any
 
 import ml_collections
 import numpy as np
 
+from tba_jax import types
+from tba_jax.models import encoder
+from tba_jax.models import hf
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models import transformer
 from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
+from tba_jax.rewards import pool
+from tba_jax.rewards import red_team as rewards_red_team
 from tba_jax.rewards import reward_model
+from tba_jax.sampling import decode
 from tba_jax.tasks import base
+from tba_jax.tasks import red_team as tasks_red_team
 from tba_jax.training import evaluator
 from tba_jax.training import policy as policy_lib
 
@@ -97,6 +106,58 @@ class ModelComparer(comparers.Scores):
     return [score if np.isfinite(score) else None for score in scores]
 
 
+def make_task_judge(
+    config: ml_collections.ConfigDict,
+    task: base.Task,
+    on_event: Callable[[str, str], None] | None = None,
+) -> judges.Judge:
+  """Returns the judge by the task's own rewards, whatever `reward` names.
+
+  Args:
+    config: reads `reward`, `task` and `seed`.
+    task: of the run.
+    on_event: called with (kind, message) for what failed.
+
+  Raises:
+    ValueError: a folder of a frozen model cannot be read.
+  """
+  if isinstance(task, tasks_red_team.RedTeam):
+    return rewards_red_team.make_judge(config, task, _LOADERS, on_event)
+  return pool.make_judge(config, task, on_event)
+
+
+def make_embed(
+    policy: policy_lib.Policy,
+) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+  """Returns completions' tokens -> their sentence embeddings, [n, D] float32.
+
+  Args:
+    policy: of a task with an encoder.
+  """
+  embed = rewards_red_team.make_embed(policy.task, _LOADERS)
+  return lambda tokens: embed([policy.tokenizer.decode(t) for t in tokens])
+
+
+def _load_frozen(
+    folder: str,
+) -> tuple[transformer.Model, types.PyTree, tokenizer_lib.Tokenizer]:
+  """Returns a model that is not trained, as its folder has it."""
+  path = pathlib.Path(folder).expanduser()
+  tokenizer = tokenizer_lib.load(path)
+  shape, params = hf.load(path)
+  policy_lib.add_model_stops(shape, tokenizer)
+  return transformer.make_model(shape), params, tokenizer
+
+
+_LOADERS = rewards_red_team.Loaders(
+    make_model=transformer.make_model,
+    make_tokenizer=tokenizer_lib.word_level,
+    load_model=_load_frozen,
+    load_encoder=encoder.load_encoder_with_tokenizer,
+    make_sampler=decode.Sampler,
+)
+
+
 def make_judge(
     config: ml_collections.ConfigDict,
     workdir: str | pathlib.Path,
@@ -118,7 +179,7 @@ def make_judge(
     ValueError: the reward model is not there or cannot be read.
   """
   if config.reward.where != "model":
-    return policy_lib.make_judge(config, task, on_event)
+    return make_task_judge(config, task, on_event)
   folder = config.reward.model
   if folder == _MADE_HERE:
     folder = pathlib.Path(workdir) / _MADE_HERE / "model"
@@ -186,13 +247,13 @@ def make_comparer(
         c.judge_command, deadline_s=c.judge_deadline_s, on_event=on_event
     )
   if c.judge == "task":
-    return comparers.OfTask(policy_lib.make_judge(config, task, on_event))
+    return comparers.OfTask(make_task_judge(config, task, on_event))
   return ModelComparer(
       reward_model.load_scorer(config, "evaluate.judge", c.judge)
   )
 
 
-def evaluator_of(
+def make_evaluator(
     config: ml_collections.ConfigDict,
     workdir: str | pathlib.Path,
     policy: policy_lib.Policy,
@@ -204,16 +265,14 @@ def evaluator_of(
   Args:
     config, workdir, on_event: as `make_judge`.
     policy: of the run.
-    **references: as `policy.make_evaluator` takes them.
+    **references: as `Evaluator` takes them.
 
   Raises: as `make_judge` and `make_comparer`.
   """
-  task = policy.task
-  return policy_lib.make_evaluator(
+  return evaluator.Evaluator(
       config,
       policy,
-      base.HELD_OUT,
-      make_judge(config, workdir, task, on_event, with_keys=True),
-      comparer=make_comparer(config, task, on_event),
+      make_judge(config, workdir, policy.task, on_event, with_keys=True),
+      comparer=make_comparer(config, policy.task, on_event),
       **references,
   )

@@ -22,7 +22,6 @@ from tba_jax.sampling import decode
 from tba_jax.sampling import logits
 from tba_jax.training import batches
 from tba_jax.training import cluster
-from tba_jax.training import evaluator
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import sharding
 
@@ -261,27 +260,6 @@ class PartsTest(parameterized.TestCase):
       with mock.patch.object(batches, "BatchMaker", autospec=True) as made:
         trainer.make_batch_maker(config, policy, *parts)
       self.assertEqual(made.call_args.args, (*parts, uncounted))
-
-  def test_the_evaluator_sees_held_out_prompts(self):
-    config = make_config()
-    policy = policy_lib.make_policy(config, "/nowhere")
-    with mock.patch.object(evaluator, "Evaluator", autospec=True) as made:
-      policy_lib.make_evaluator(config, policy, "held_out", mock.sentinel.judge)
-    self.assertIs(made.call_args.args[0], policy.task)
-    self.assertEqual(
-        made.call_args.kwargs,
-        dict(
-            split="held_out",
-            num_completions=4,
-            batch_prompts=16,
-            resamples=1000,
-            confidence=0.95,
-            greedy_sampler=None,
-            reference=None,
-            plain_reference=None,
-            comparer=None,
-        ),
-    )
 
 
 if __name__ == "__main__":

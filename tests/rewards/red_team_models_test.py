@@ -18,7 +18,7 @@ from tba_jax.models import tokenizer
 from tba_jax.rewards import judges
 from tba_jax.rewards import red_team
 from tba_jax.tasks import build
-from tba_jax.training import policy
+from tba_jax.training import reward_judge
 from tests.support import base_config
 
 _TASK = dict(
@@ -35,7 +35,7 @@ class MadeUpVictimTest(absltest.TestCase):
   def test_it_repeats_what_it_was_told(self):
     config = base_config.make()
     task = build.make_task(_TASK)
-    judge = policy.make_judge(config, task)
+    judge = reward_judge.make_task_judge(config, task)
     mixed = [" fig lamp", " book plum", " pear sun", " tree grape"]
     attacks = [" fig plum", " lamp book", " a" * 7, *mixed]
     ask = lambda split: judge.judge(

@@ -87,7 +87,7 @@ def _sample(
   found = sampler.sample(params, asked, version=step)
   groups = []
   for position, request, completions in zip(positions, asked, found):
-    texts = searcher.decode_texts(policy.tokenizer, completions)
+    texts = policy_lib.decode_texts(policy.tokenizer, completions)
     rewards = [
         policy.task.reward(base.TRAIN, request.prompt_id, text)
         for text in texts

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The evaluator's numbers against counts by hand, and its control flow."""
 
+import collections
 import itertools
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -15,6 +17,8 @@ from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.tasks import base
 from tba_jax.training import evaluator as evaluator_lib
+from tba_jax.training import policy as policy_lib
+from tests.support import base_config
 from tests.support import fakes
 
 
@@ -59,22 +63,23 @@ _SCRIPT = {
 }
 
 
-def _make(sampler, task=None, **changes) -> evaluator_lib.Evaluator:
-  settings = dict(
-      split="held_out",
-      num_completions=4,
-      batch_prompts=2,
-      resamples=50,
-      confidence=0.9,
-  )
+def _make(sampler, task=None, greedy=None, **changes):
+  """Returns an evaluator; `changes` of the constructor, or of `evaluate`."""
   task = task or fakes.FakeTask(_RIGHT)
-  return evaluator_lib.Evaluator(
-      task,
-      fakes.FakeTokenizer(),
-      sampler,
-      judges.InProcess(task, fallback=0.0),
-      **{**settings, **changes},
-  )
+  names = ("split", "comparer", "reference", "plain_reference")
+  arguments = {name: changes.pop(name) for name in names if name in changes}
+  settings = {"num_completions": 4, "batch_prompts": 2, "resamples": 50}
+  config = base_config.make(evaluate__greedy=greedy is not None)
+  config.evaluate.update({**settings, "confidence": 0.9, **changes})
+  policy = policy_lib.Policy(task, fakes.FakeTokenizer(), None, None, None)
+  with mock.patch.multiple(
+      policy_lib,
+      make_evaluation_sampler=lambda *unused: sampler,
+      make_greedy_sampler=lambda *unused: greedy,
+  ):
+    return evaluator_lib.Evaluator(
+        config, policy, judges.InProcess(task, fallback=0.0), **arguments
+    )
 
 
 class _FakeReference:
@@ -101,7 +106,7 @@ class EvaluatorTest(parameterized.TestCase):
 
   def test_greedy_completions_are_judged_apart(self):
     greedy = _ScriptedSampler({0: [[5, 1]], 1: [[2, 1]], 2: [[7, 1]]}, 4)
-    evaluator = _make(_ScriptedSampler(_SCRIPT, 4), greedy_sampler=greedy)
+    evaluator = _make(_ScriptedSampler(_SCRIPT, 4), greedy=greedy)
     result = evaluator.run({}, 3, version=9)
     self.assertAlmostEqual(result["greedy_pass_at_1"], 2 / 3)
     self.assertAlmostEqual(result["pass_at_1"], (3 / 4 + 0 + 1 / 4) / 3)
@@ -148,7 +153,7 @@ class EvaluatorTest(parameterized.TestCase):
     evaluator = _make(
         _ScriptedSampler(_SCRIPT, 4),
         task,
-        greedy_sampler=greedy,
+        greedy=greedy,
         comparer=comparer,
     )
     self.addCleanup(evaluator.close)
@@ -255,18 +260,6 @@ class EvaluatorTest(parameterized.TestCase):
       evaluator.run({}, 3, version=0, should_stop=lambda: next(answers))
     self.assertLen(sampler.requests, 2)
 
-  def test_wrong_arguments(self):
-    sampler = _ScriptedSampler(_SCRIPT, length=4)
-    with self.assertRaisesRegex(ValueError, r"split 'dev'"):
-      _make(sampler, split="dev")
-    with self.assertRaisesRegex(ValueError, r"evaluate\.num_completions=0"):
-      _make(sampler, num_completions=0)
-    with self.assertRaisesRegex(ValueError, r"evaluate\.batch_prompts=0"):
-      _make(sampler, batch_prompts=0)
-    for num_prompts in (0, 21):
-      with self.assertRaisesRegex(ValueError, "allowed 1 to the 20"):
-        _make(sampler).run({}, num_prompts, version=0)
-
   def test_with_the_real_sampler(self):
     model = fakes.FakeModel(10, 8)
     params = model.init(jax.random.key(0))
@@ -315,10 +308,121 @@ class PassAtKTest(absltest.TestCase):
     self.assertEqual(evaluator_lib.pass_at_k(8, 8, 1), 1.0)
     self.assertEqual(evaluator_lib.pass_at_k(8, 1, 8), 1.0)
 
-  def test_wrong_arguments(self):
-    for arguments in ((4, 0, 5), (4, 5, 1), (4, -1, 1), (4, 1, 0)):
-      with self.assertRaisesRegex(ValueError, r"pass@k"):
-        evaluator_lib.pass_at_k(*arguments)
+
+def _prompt(right: int, texts: int = 4, **more):
+  return {
+      "num_correct": right,
+      "num_distinct": min(right, 1),
+      "num_texts": texts,
+      "rewards": [1.0] * right + [0.0] * (4 - right),
+      "lengths": np.array([2, 2, 3, 3]),
+      "stopped": np.array([True, True, True, False]),
+      "failures": collections.Counter(),
+      **more,
+  }
+
+
+def _summarize(*prompts):
+  return evaluator_lib.summarize(prompts, 4, resamples=200, confidence=0.9)
+
+
+class EvalSummaryTest(absltest.TestCase):
+
+  def test_pass_at_every_power_of_two(self):
+    found = _summarize(_prompt(1), _prompt(3))
+    # One right of four: a pair has it with chance 1/2; three of four: 1.
+    self.assertEqual(found["pass_at"], {"1": 0.5, "2": 0.75, "4": 1.0})
+    self.assertEqual(list(_summarize(_prompt(0))["pass_at"]), ["1", "2", "4"])
+
+  def test_intervals_hold_their_means(self):
+    found = _summarize(*(_prompt(i % 5) for i in range(30)))
+    for name in ("pass_at_1", "pass_at_k", "mean_reward"):
+      low, high = found[f"{name}_interval"]
+      self.assertLess(low, found[name])
+      self.assertGreater(high, found[name])
+    self.assertEqual(found["confidence"], 0.9)
+
+  def test_what_is_optional(self):
+    self.assertNotIn("kl", _summarize(_prompt(1)))
+    self.assertNotIn("greedy_pass_at_1", _summarize(_prompt(1)))
+    more = {"kl": np.full(4, 0.5), "ref_nats": np.full(4, np.log(2.0) * 2.5)}
+    found = _summarize(
+        _prompt(1, greedy_correct=True, **more),
+        _prompt(1, greedy_correct=False, **more),
+    )
+    self.assertEqual(found["greedy_pass_at_1"], 0.5)
+    self.assertEqual(found["kl"], 0.5)
+    # Ten nats ln 2 in ten tokens.
+    self.assertAlmostEqual(found["ref_perplexity"], 2.0)
+
+  def test_win_rates(self):
+    verdict = lambda win, *scores: comparers.Verdict(win, *scores)
+    none = comparers.Verdict(None, failure="deadline")
+    found = _summarize(
+        _prompt(1, verdicts=[verdict(1.0, 3.0, 1.0), verdict(0.0, 0.0, 1.0)]),
+        _prompt(1, verdicts=[verdict(1.0, 2.0, 1.5), none]),
+        _prompt(1, verdicts=[none, none]),
+    )
+    # The third prompt has no verdict.
+    self.assertEqual(found["win_rate"], 0.75)
+    self.assertEqual(found["gold_reward"], (1.5 + 2.0) / 2)
+    self.assertEqual(found["gold_margin"], (0.5 + 0.5) / 2)
+    self.assertEqual(found["no_verdict"], {"deadline": 3})
+    self.assertIn("win_rate_interval", found)
+    self.assertNotIn("greedy_win_rate", found)
+    # A judge that does not score.
+    found = _summarize(_prompt(1, greedy_verdicts=[verdict(0.5)]))
+    self.assertEqual(found["greedy_win_rate"], 0.5)
+    self.assertNotIn("greedy_gold_reward", found)
+
+  def test_share_of_distinct_texts_and_failures(self):
+    failed = collections.Counter(nan=2)
+    found = _summarize(_prompt(1, texts=2), _prompt(1, failures=failed))
+    self.assertEqual(found["distinct_share"], 0.75)
+    self.assertEqual(found["reward_failures"], {"nan": 2})
+
+
+def _interval(values, **changes):
+  settings = dict(num_resamples=2000, confidence=0.95)
+  return evaluator_lib.mean_interval(
+      np.array(values), **{**settings, **changes}
+  )
+
+
+class BootstrapTest(parameterized.TestCase):
+
+  def test_one_value_or_equal_values_have_no_width(self):
+    self.assertEqual(_interval([3.0]), (3.0, 3.0))
+    self.assertEqual(_interval([0.5] * 7), (0.5, 0.5))
+
+  def test_two_values_by_hand(self):
+    # Means 0, 1/2, 1 have the chances 1/4, 1/2, 1/4.
+    self.assertEqual(_interval([0.0, 1.0]), (0.0, 1.0))
+    self.assertEqual(_interval([0.0, 1.0], confidence=0.4), (0.5, 0.5))
+
+  def test_agrees_with_the_normal_law(self):
+    values = np.random.default_rng(1).normal(2.0, 3.0, size=900)
+    low, high = _interval(values, num_resamples=20_000)
+    half = 1.96 * values.std() / 30
+    np.testing.assert_allclose(low, values.mean() - half, atol=0.02)
+    np.testing.assert_allclose(high, values.mean() + half, atol=0.02)
+
+  def test_holds_the_mean_as_often_as_it_says(self):
+    rng = np.random.default_rng(2)
+    held = 0
+    for i in range(300):
+      low, high = _interval(
+          rng.random(100) < 0.3, num_resamples=400, confidence=0.9, seed=i
+      )
+      held += low <= 0.3 <= high
+    self.assertBetween(held / 300, 0.84, 0.95)
+
+  def test_is_a_function_of_its_seed_however_it_is_cut(self):
+    values = np.arange(50.0)
+    one = _interval(values, seed=3)
+    with mock.patch.object(evaluator_lib, "_RESAMPLED_VALUES", 500):
+      self.assertEqual(_interval(values, seed=3), one)
+    self.assertNotEqual(_interval(values, seed=4), one)
 
 
 if __name__ == "__main__":
