@@ -1,11 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What carries the bytes of a version of params from trainer to searchers.
+"""Interface of the carriers, which move params from trainer to searchers.
 
-The pointer and the manifest of a version always lie in the store (`versions`);
-a carrier moves the leaves. It packs a version once, and sends what lies in the
-store again to each new generation of it. All of this happens in the publisher's
-thread, and reading in the puller's.
+Pointer and manifest of a version are always in the store (see
+`training/publication.py`); a carrier moves the leaves. It packs a version once,
+in the publisher's thread, and sends it to each new generation of the store.
 """
 
 import abc
@@ -19,7 +18,7 @@ import numpy as np
 from tba_jax.transport import base
 from tba_jax.transport import wire
 
-# Shape and dtype of each leaf by its path, in the order of the tree.
+# Shape and dtype of each leaf, by its path in the order of the tree.
 Specs = dict[str, tuple[tuple[int, ...], np.dtype]]
 
 # A leaf is hashed and moved in pieces of so many bytes.
@@ -28,11 +27,11 @@ PIECE_BYTES = 1 << 20
 
 @dataclasses.dataclass
 class Packed:
-  """One version, ready to be sent.
+  """A version that is ready to be sent.
 
-  tag: names the version, part of keys and file names.
-  carried: what a reader needs to find and to check the leaves, JSON types.
-  held: what the carrier itself keeps until the version is dropped.
+  tag: name of the version in keys and file names.
+  carried: what a reader needs to find and check the leaves, of JSON types.
+  held: what the carrier keeps until the version is dropped.
   """
 
   tag: str
@@ -41,41 +40,37 @@ class Packed:
 
 
 class Carrier(abc.ABC):
-  """Moves leaves; one object serves one thread."""
+  """Moves leaves; one object serves one thread.
 
-  # Stands in the manifest, so that a reader takes the right carrier.
+  Attributes:
+    name: in the manifest and in `publish.carrier`.
+  """
+
   name: str
 
   @abc.abstractmethod
   def pack(self, tag: str, leaves: Mapping[str, Any]) -> Packed:
-    """Returns a version ready to be sent; waits until the device has made it.
+    """Returns a version that is ready to be sent; waits for the device.
 
     Args:
-      tag: names the version; a tag may be packed again.
+      tag: name of the version, which may be packed again.
       leaves: path to array, on devices or not.
 
     Raises:
-      OSError: no room, or no permission, where the carrier writes.
+      OSError: the carrier has no room, or no permission.
     """
 
   def send(self, transport: base.Transport, packed: Packed) -> None:
-    """Writes what lies in the store; also into each new generation.
-
-    Raises:
-      TransportError: the store was lost on the way.
-    """
+    """Writes to the store; called again for each new generation."""
 
   def serve(self, transport: base.Transport, packed: Packed | None) -> None:
-    """Answers readers; called some times a second, with the newest version."""
+    """Does periodic work, a few times a second, with the newest version."""
 
   def drop(self, packed: Packed) -> None:
-    """Gives back what a version held outside the store.
-
-    Who reads it may go on. What lies in the store is removed by the caller.
-    """
+    """Frees what a version holds outside the store; readers may finish."""
 
   def clean(self, tag: str) -> None:
-    """Removes what trainers that are gone have left, older than `tag`."""
+    """Removes versions older than `tag` that earlier trainers have left."""
 
   @abc.abstractmethod
   def read(
@@ -85,27 +80,24 @@ class Carrier(abc.ABC):
       carried: Mapping[str, Any],
       specs: Specs,
   ) -> dict[str, np.ndarray] | None:
-    """Returns the leaves of a version, None where it was dropped meanwhile.
+    """Returns the leaves of a version; None where it was dropped meanwhile.
 
     Args:
       transport: of the calling thread.
-      tag, carried: of the version's manifest, which is authenticated.
-      specs: of the leaves that are there.
+      tag, carried: of the version's authenticated manifest.
+      specs: of its leaves.
 
     Raises:
       WireError: a leaf is torn or missing; it is named.
-      TransportError: the store, or who serves the bytes, is gone.
+      TransportError: the store is gone.
     """
 
   def close(self) -> None:
-    """Gives back everything; no other call may follow."""
+    """Frees everything; no other call may follow."""
 
 
 def flat_bytes(leaf: Any) -> np.ndarray:
-  """Returns the bytes of an array on the host, [num_bytes] uint8.
-
-  Waits for the device. A view where the array is on the host already.
-  """
+  """Returns the bytes of an array, [num_bytes] uint8; a view on the host."""
   array = np.ascontiguousarray(np.asarray(leaf))
   return array.reshape(-1).view(np.uint8)
 
@@ -134,15 +126,12 @@ def pieces(data: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def digest(piece: Any) -> str:
-  """Returns the digest of some bytes, as a manifest has it.
-
-  Of SHA-256, for which processors have instructions.
-  """
+  """Returns 128 bits of SHA-256 as hex, as manifests have them."""
   return hashlib.sha256(piece).hexdigest()[:32]
 
 
 def check_digest(name: str, piece: Any, wanted: str) -> None:
-  """Raises a WireError that names the leaf where a piece is another one."""
+  """Raises WireError, naming the leaf, where a digest differs."""
   if digest(piece) != wanted:
     raise wire.WireError("hash", f"leaf {name} is torn")
 
@@ -150,7 +139,7 @@ def check_digest(name: str, piece: Any, wanted: str) -> None:
 def as_leaf(
     data: Any, spec: tuple[tuple[int, ...], np.dtype], offset: int = 0
 ) -> np.ndarray:
-  """Returns the array that lies in `data` from `offset` on; a view."""
+  """Returns a view of the array that begins at `offset` of `data`."""
   shape, dtype = spec
   count = int(np.prod(shape, dtype=np.int64))
   if not count:

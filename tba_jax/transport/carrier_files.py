@@ -1,11 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Carries params as immutable files: in memory of one host, or on shared disk.
+"""Carries params as immutable files, in shared memory or on a shared disk.
 
-A version is one file, written under another name and renamed when it is whole,
-with each leaf at a multiple of 64 bytes, so that a CPU can use it in place.
-Readers of one host map it: they share its pages, and keep them when the file is
-removed. From a file system of another machine they read it.
+A version is one file, renamed when it is complete, with each leaf aligned to 64
+bytes for use in place. Readers on the same host map it: they share its pages,
+and keep them when the file is removed. From a remote file system they read it.
+
+The files lie in a directory of the run, open to its user alone: in
+`publish.directory`, by default in `/dev/shm`, else in the run directory. Orbax
+may also write to an object store (`gs://`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,19 +28,13 @@ from tba_jax.transport import base
 from tba_jax.transport import carrier
 from tba_jax.transport import wire
 
-# Where the files of params lie. No JAX here.
-#
-# A run's files are in a directory of their own, named by the run and open to
-# its
-# user alone: in `publish.directory` or, where that is empty, in memory
-# (`/dev/shm`) and, where there is none, in the run directory. Of what Orbax
-# writes, `publish.directory` may be in an object store (`gs://`), which has
-# permissions of its own.
-
-
+_ALIGN = 64
+_MAX_THREADS = 4
+# Digests computed ahead of the write.
+_AHEAD = 16
 _MEMORY = pathlib.Path("/dev/shm")
-# What may be mapped: a file that is removed stays readable there while someone
-# has it. On a file system of another machine the reader would be killed.
+# File systems where a removed file stays readable while it is mapped. On a
+# remote one the reader would get SIGBUS.
 _LOCAL_TYPES = ("tmpfs", "ramfs", "ext4", "ext3", "ext2", "xfs", "btrfs",
                 "zfs", "f2fs", "overlay")  # fmt: skip
 
@@ -45,12 +42,12 @@ _LOCAL_TYPES = ("tmpfs", "ramfs", "ext4", "ext3", "ext2", "xfs", "btrfs",
 def files_directory(
     setting: str, workdir: pathlib.Path, run_id: str
 ) -> pathlib.Path:
-  """Returns the directory of a run's params; does not make it.
+  """Returns the directory of a run's params, which need not exist.
 
   Args:
-    setting: `publish.directory`; one in an object store is no place for files.
+    setting: `publish.directory`; an object store is no place for these files.
     workdir: of the run.
-    run_id: the run.
+    run_id: of the run.
   """
   if setting and not is_remote(setting):
     return pathlib.Path(setting).expanduser().absolute() / f"params-{run_id}"
@@ -60,11 +57,11 @@ def files_directory(
 
 
 def prepare_directory(path: pathlib.Path) -> None:
-  """Makes the directory with mode 0700 where it is not there, and checks it.
+  """Makes the directory with mode 0700, or checks the one that is there.
 
   Raises:
-    ValueError: it or the one that it lies in is a link, or it is another
-      user's, or others may enter it.
+    ValueError: it or its parent is a link, another user's, or others may enter
+      it.
   """
   shared = path.parent
   shared.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,23 +81,19 @@ def prepare_directory(path: pathlib.Path) -> None:
 
 
 def is_remote(setting: str) -> bool:
-  """Tells whether `publish.directory` is in an object store."""
+  """Returns whether `publish.directory` is in an object store."""
   return "://" in setting
 
 
 def shards_directory(setting: str, workdir: pathlib.Path, run_id: str) -> str:
-  """Returns the place of a run's shards, as `path_of`; it may be remote."""
+  """Returns the path or URL of a run's shards; as `files_directory`."""
   if is_remote(setting):
     return f"{setting.rstrip('/')}/params-{run_id}/shards"
   return str(files_directory(setting, workdir, run_id) / "shards")
 
 
 def prepare_shards(place: str) -> None:
-  """Makes the place of shards where it is one of a file system.
-
-  Raises:
-    ValueError: as `prepare`.
-  """
+  """Makes the directory of shards on a file system; as `prepare_directory`."""
   if not is_remote(place):
     path = pathlib.Path(place)
     prepare_directory(path.parent)
@@ -108,12 +101,12 @@ def prepare_shards(place: str) -> None:
 
 
 def remove_directory(path: pathlib.Path) -> None:
-  """Removes a run's params; who has mapped some keeps them."""
+  """Removes a run's params; readers keep what they have mapped."""
   shutil.rmtree(path, ignore_errors=True)
 
 
 def is_local(path: pathlib.Path) -> bool:
-  """Tells whether files there may be mapped and removed meanwhile."""
+  """Returns whether files there may be removed while they are mapped."""
   try:
     mounts = pathlib.Path("/proc/self/mounts").read_text()
   except OSError:
@@ -124,32 +117,25 @@ def is_local(path: pathlib.Path) -> bool:
     _, point, name = line.split(" ")[:3]
     point = point.replace("\\040", " ")
     inside = target == point or target.startswith(point.rstrip("/") + "/")
-    # Of two mounts on one point the later one is seen.
+    # The later of two mounts on one point hides the other.
     if inside and len(point) >= len(best):
       best, kind = point, name
   return kind in _LOCAL_TYPES
 
 
-_ALIGN = 64
-_MAX_THREADS = 4
-# Pieces whose digest is under way while more are written.
-_AHEAD = 16
-
-
 class Files(carrier.Carrier):
-  """The carrier "files"."""
+  """The carrier "files".
+
+  Args:
+    path: directory of the run's params, the same for all of its processes.
+  """
 
   name = "files"
 
   def __init__(self, path: pathlib.Path):
-    """Makes nothing yet.
-
-    Args:
-      path: directory of the run's params, the same for all of its processes.
-    """
     self._path = path
     threads = min(_MAX_THREADS, len(processes.available_cores()))
-    # Hashing lets other threads run; of one core it takes what is left.
+    # Hashing releases the GIL.
     self._pool = futures.ThreadPoolExecutor(threads, "params-hash")
 
   def pack(self, tag: str, leaves: Mapping[str, Any]) -> carrier.Packed:
@@ -189,7 +175,7 @@ class Files(carrier.Carrier):
     try:
       data = _open(path)
     except FileNotFoundError:
-      # The manifest goes first, so without it the version was dropped.
+      # A drop removes the manifest first.
       if transport.get(f"p/{tag}/meta") is None:
         return None
       raise wire.WireError(
@@ -222,11 +208,11 @@ class Files(carrier.Carrier):
     self._pool.shutdown(wait=False, cancel_futures=True)
 
   def _write(self, file: BinaryIO, leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes all leaves, one after the other; returns what a reader needs."""
+    """Writes all leaves in order; returns what a reader needs."""
     digests, pending, position = {}, [], 0
     for name, offset, size in _places(carrier.specs_of(leaves)):
       _write_all(file, memoryview(bytes(offset - position)))
-      # Of a device's memory, one leaf at a time is on the host.
+      # Only one leaf of a device is on the host at a time.
       data = carrier.flat_bytes(leaves[name])
       digests[name] = []
       for piece in carrier.pieces(data):
@@ -242,14 +228,14 @@ class Files(carrier.Carrier):
 
 
 def _open(path: pathlib.Path) -> mmap.mmap | bytes:
-  """Returns the bytes of a file, mapped where it is on this host."""
+  """Returns the bytes of a file, mapped where that is safe."""
   with path.open("rb") as file:
     size = os.fstat(file.fileno()).st_size
     if not size or not is_local(path):
       try:
         return file.read()
       except OSError as error:
-        # Removed on its own machine while we read.
+        # Removed on its own machine meanwhile.
         if error.errno == errno.ESTALE:
           raise FileNotFoundError(path) from error
         raise

@@ -2,14 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carries params as Orbax shards on storage that trainer and searchers share.
 
-A version is a folder of its own, on a file system or `gs://`, that is never
-changed. Each process of the trainer writes the shards that its devices hold,
-nobody gathers; a reader fetches those that its own devices need, on whatever
-mesh. The folder counts once the manifest names it, after all shards are there.
-The manifest has the place and a digest of each shard.
+A version is an immutable folder on a file system or `gs://`. Each process of
+the trainer writes the shards of its devices; a reader fetches those that its
+own devices need, on any mesh. The folder is valid once the manifest names it;
+the manifest has the box and a digest of each shard.
 
-A reader says in the store (`x/reads/<reader>`) which folder it reads. A dropped
-one is removed when no reader is left in it, or after a deadline.
+A reader announces in the store (`x/reads/<reader>`) which folder it reads. A
+dropped folder is removed when it has no reader, or after a deadline.
+
+With several processes, process 0 (`Leader`) asks the others (`Helper`) for
+their shards through the key-value store of the trainer's coordinator, in
+threads that no step waits for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,21 +35,32 @@ import tensorstore as ts
 
 from tba_jax.system import bucket
 from tba_jax.system import processes
+from tba_jax.system import worker
 from tba_jax.transport import base
 from tba_jax.transport import carrier
 from tba_jax.transport import carrier_files
 from tba_jax.transport import jax_kv
 from tba_jax.transport import wire
 
-# Boxes: where in an array a piece of it lies. NumPy alone.
-
-
-# [start, stop] of each axis, in numbers that JSON has.
+# Part of an array: [start, stop] of each axis.
 Box = list[list[int]]
+
+# Sharding of a leaf that is read, by its path.
+Placement = Callable[[str], jax.sharding.Sharding]
+
+# By leaf: box and digest of each shard.
+Shards = dict[str, list[tuple[Box, str]]]
+
+_MAX_THREADS = 4
+# Key prefixes in the store of the run, and in that of the coordinator.
+_READS = "x/reads"
+_PREFIX = "tba_shards"
+# A wait in the coordinator's client cannot be interrupted, so none is longer.
+_POLL_S = 1.0
 
 
 def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
-  """Returns an index as numbers; axes that it leaves out are whole."""
+  """Returns the box of an index; axes that it leaves out are whole."""
   whole = [slice(None)] * (len(shape) - len(index))
   return [
       list(part.indices(size)[:2])
@@ -55,7 +69,7 @@ def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
 
 
 def box_slices(box: Box) -> tuple[slice, ...]:
-  """Returns a box as an index."""
+  """Returns the index of a box."""
   return tuple(slice(start, stop) for start, stop in box)
 
 
@@ -65,14 +79,14 @@ def box_size(box: Box) -> int:
 
 
 def intersect(box: Box, other: Box) -> bool:
-  """Tells whether two boxes have an element in common."""
+  """Returns whether two boxes share an element."""
   return box_size(box) > 0 and all(
       max(a, c) < min(b, d) for (a, b), (c, d) in zip(box, other, strict=True)
   )
 
 
 def filled_from(shape: Sequence[int], parts: Sequence[Box]) -> int:
-  """Returns how many elements of an array disjoint boxes have; -1 outside."""
+  """Returns the size of disjoint boxes; -1 where one is outside the array."""
   for box in parts:
     if len(box) != len(shape) or not all(
         0 <= start <= stop <= length
@@ -85,15 +99,9 @@ def filled_from(shape: Sequence[int], parts: Sequence[Box]) -> int:
 def cut_box(
     box: Box, dtype: np.dtype, pieces: Sequence[tuple[Box, np.ndarray]]
 ) -> np.ndarray:
-  """Returns the array in a box from the pieces that meet it.
+  """Returns the array of a box, cut from pieces that together cover it.
 
-  Args:
-    box: what is wanted.
-    dtype: of the pieces.
-    pieces: box and array; together they have all of `box`.
-
-  Returns:
-    A view where one piece has it all, else a new array.
+  A view where one piece covers it alone, else a new array.
   """
   out = np.empty([stop - start for start, stop in box], dtype)
   for place, data in pieces:
@@ -111,41 +119,23 @@ def cut_box(
 
 
 def _within(box: Box, outer: Box) -> Box:
-  """Returns a box as counted from the start of another one."""
+  """Returns a box relative to the start of another one."""
   return [
       [a - start, b - start]
       for (a, b), (start, _) in zip(box, outer, strict=True)
   ]
 
 
-# A folder of arrays that Orbax writes, by several processes where there are.
-#
-# Each process writes the shards that its devices hold; one of them then makes
-# one
-# folder of all. Any part of an array can be read alone, by TensorStore, which
-# is
-# what Orbax writes with.
-
-
-# Sharding of a leaf that is read, by its path.
-Placement = Callable[[str], jax.sharding.Sharding]
-
-# By leaf: place and digest of each shard.
-Shards = dict[str, list[tuple[Box, str]]]
-
-_MAX_WRITE_THREADS = 4
-
-
 def write_folder(path: epath.Path, leaves: Mapping[str, Any]) -> Shards:
-  """Writes the shards of this process; returns where they are, with digests.
+  """Writes the shards of this process; returns their boxes and digests.
 
-  `ocp.Checkpointer` is not used: it counts its operations, in all processes
-  alike, which those of another thread would disturb.
+  Not by `ocp.Checkpointer`, which counts its operations equally in all
+  processes: those of another thread would disturb the count.
 
   Args:
-    path: folder, which is there; local or `gs://`.
-    leaves: by path, in the order of all; global `jax.Array` where there are
-      several processes. Ones without elements are not written.
+    path: existing folder, local or `gs://`.
+    leaves: by path, in the same order everywhere; global `jax.Array` with
+      several processes. Empty ones are not written.
 
   Raises:
     OSError, ValueError, RuntimeError: of Orbax and TensorStore.
@@ -155,7 +145,7 @@ def write_folder(path: epath.Path, leaves: Mapping[str, Any]) -> Shards:
       for i, leaf in enumerate(leaves.values())
       if math.prod(leaf.shape)
   }
-  threads = min(_MAX_WRITE_THREADS, len(processes.available_cores()))
+  threads = min(_MAX_THREADS, len(processes.available_cores()))
   with futures.ThreadPoolExecutor(threads, "shards-hash") as pool:
     digests = {
         name: [(box, pool.submit(_digest, data)) for box, data in _shards(leaf)]
@@ -170,12 +160,12 @@ def write_folder(path: epath.Path, leaves: Mapping[str, Any]) -> Shards:
 
 
 def merge_folder(path: epath.Path) -> None:
-  """Makes one folder of what all processes have written into it."""
+  """Merges what all processes have written into a folder."""
   _handler().finalize(path)
 
 
 def open_array(path: epath.Path, i: int, context: ts.Context) -> ts.Future:
-  """Opens the i-th array of a folder; the future has a `ts.TensorStore`."""
+  """Returns a future of the `ts.TensorStore` of a folder's i-th array."""
   text = f"{os.fspath(path)}/"
   # A path need not be a URL; that of an object store is one.
   base_spec = text if "://" in text else {"driver": "file", "path": text}
@@ -186,19 +176,17 @@ def open_array(path: epath.Path, i: int, context: ts.Context) -> ts.Future:
 
 
 def within_deadline(deadline_s: float, call: Callable[[], Any]) -> Any:
-  """Returns what a call gives; it is left alone where that takes too long.
-
-  Storage that hangs would hang its caller, and who waits for that one.
+  """Returns the result of a call, which may hang in its storage.
 
   Raises:
-    TimeoutError: it took more than `deadline_s`.
+    TimeoutError: it took more than `deadline_s`; its thread is abandoned.
   """
   done: futures.Future = futures.Future()
 
   def run() -> None:
     try:
       done.set_result(call())
-    except BaseException as error:  # Who waits for it raises it.
+    except BaseException as error:  # Raised below.
       done.set_exception(error)
 
   threading.Thread(target=run, name="storage", daemon=True).start()
@@ -220,7 +208,7 @@ def _key(i: int) -> str:
 
 
 def _shards(leaf: Any) -> list[tuple[Box, Any]]:
-  """Returns place and data of shards; of equal ones, only the first."""
+  """Returns box and data of this process's shards, without replicas."""
   if not math.prod(leaf.shape):
     return []
   if not isinstance(leaf, jax.Array):
@@ -236,11 +224,19 @@ def _digest(data: Any) -> str:
   return carrier.digest(carrier.flat_bytes(data).data)
 
 
-_READS = "x/reads"
-
-
 class OrbaxShards(carrier.Carrier):
-  """The carrier "orbax"."""
+  """The carrier "orbax".
+
+  Args:
+    path: of the run's folders, local or `gs://`, the same for all processes.
+    run_id: of the run.
+    secret: key of the run's messages.
+    deadline_s: of writing or reading one version, and of a reader that holds a
+      dropped one.
+    placement: sharding of each leaf that is read; None reads whole leaves to
+      the host.
+    peers: asks the trainer's other processes for their shards.
+  """
 
   name = "orbax"
 
@@ -254,18 +250,6 @@ class OrbaxShards(carrier.Carrier):
       placement: Placement | None = None,
       peers: "Leader | None" = None,
   ):
-    """Makes nothing yet.
-
-    Args:
-      path: of the run's folders, local or `gs://`, the same for all.
-      run_id: the run.
-      secret: key of the run's messages.
-      deadline_s: of writing or reading one version, and of a reader that keeps
-        a dropped one.
-      placement: sharding of a leaf that is read, by its path; None = whole on
-        the host.
-      peers: the trainer's other processes, where this is its process 0.
-    """
     if carrier_files.is_remote(path):
       bucket.list_anew()
     self._path = path
@@ -276,20 +260,20 @@ class OrbaxShards(carrier.Carrier):
     self._peers = peers
     self._reader = secrets.token_hex(8)
     self._folders: dict[str, str] = {}
-    # Dropped folders that somebody may still read, and since when.
+    # Dropped folders that may still have readers, and since when.
     self._dropped: dict[str, float] = {}
-    threads = min(_MAX_WRITE_THREADS, len(processes.available_cores()))
+    threads = min(_MAX_THREADS, len(processes.available_cores()))
     self._pool = futures.ThreadPoolExecutor(threads, "shards-hash")
 
   def pack(self, tag: str, leaves: Mapping[str, Any]) -> carrier.Packed:
     folder = f"{tag}.{secrets.token_hex(4)}"
-    # The wait for peers, which names who is late, begins after our own part.
+    # The wait for peers, which names the late one, begins after our own part.
     deadline_s = self._deadline_s * (1 if self._peers is None else 2)
     try:
       shards = within_deadline(
           deadline_s, lambda: self._write(tag, folder, leaves)
       )
-    # What Orbax and TensorStore raise for a full disk is of many types.
+    # Orbax and TensorStore report a full disk by errors of many types.
     except Exception as error:
       self._dropped[folder] = time.monotonic()
       raise OSError(
@@ -353,7 +337,7 @@ class OrbaxShards(carrier.Carrier):
     transport.put(key, wire.encode_message(message, self._secret))
     there = lambda: transport.get(f"p/{tag}/meta") is not None
     try:
-      # The manifest goes first: where it stands now, our word was in time.
+      # A drop removes the manifest first: while it is there, our entry counts.
       if not there():
         return None
       return within_deadline(
@@ -379,7 +363,7 @@ class OrbaxShards(carrier.Carrier):
     self._pool.shutdown(wait=False, cancel_futures=True)
 
   def _write(self, tag: str, folder: str, leaves: Mapping[str, Any]) -> Shards:
-    """Writes all shards, with the other processes; returns where they are."""
+    """Writes all shards, with the peers; returns boxes and digests."""
     carrier_files.prepare_shards(self._path)
     path = epath.Path(self._path) / folder
     path.mkdir(parents=True, exist_ok=True)
@@ -398,7 +382,7 @@ class OrbaxShards(carrier.Carrier):
   def _read(
       self, folder: str, carried: Mapping[str, Any], specs: carrier.Specs
   ) -> dict[str, Any]:
-    """Returns the leaves, of shards that are what the manifest says."""
+    """Returns the leaves, from shards that match the manifest."""
     path = epath.Path(self._path) / folder
     if not path.exists():
       raise FileNotFoundError(
@@ -418,7 +402,7 @@ class OrbaxShards(carrier.Carrier):
           for box, digest in shards
           if any(intersect(box, part) for part in wanted)
       ]
-      # All are opened before one is waited for.
+      # All are opened before any is waited for.
       opening = needed and open_array(path, i, context)
       reads.append((name, needed, opening))
     begun = []
@@ -441,7 +425,7 @@ class OrbaxShards(carrier.Carrier):
     }
 
   def _wanted(self, name: str, shape: Sequence[int]) -> list[Box]:
-    """Returns the parts of a leaf that this process needs."""
+    """Returns the boxes of a leaf that this process needs."""
     if self._placement is None:
       return [box_of((), shape)]
     places = self._placement(name).addressable_devices_indices_map(tuple(shape))
@@ -453,7 +437,7 @@ class OrbaxShards(carrier.Carrier):
       spec: tuple[tuple[int, ...], np.dtype],
       found: Sequence[tuple[Box, np.ndarray]],
   ) -> Any:
-    """Returns a leaf from its shards: on the host, or where it is placed."""
+    """Returns a leaf from its shards, placed where that is asked for."""
     shape, dtype = spec
     for _, data in found:
       if data.dtype != dtype:
@@ -471,9 +455,11 @@ class OrbaxShards(carrier.Carrier):
     readers = {}
     for key, data in transport.list(_READS).items():
       try:
-        said = wire.decode_placed(data, self._secret, self._run_id, key)
-        readers[key] = str(said["folder"]), str(said["who"])
-      except (wire.WireError, KeyError):
+        entry = wire.decode_placed(
+            data, self._secret, self._run_id, key, {"folder": str, "who": str}
+        )
+        readers[key] = entry["folder"], entry["who"]
+      except wire.WireError:
         transport.delete(key)
     return readers
 
@@ -486,7 +472,7 @@ class OrbaxShards(carrier.Carrier):
 
 
 def check_cover(name: str, shape: Sequence[int], parts: Sequence[Box]) -> None:
-  """Raises a WireError that names a leaf whose shards do not fill it."""
+  """Raises WireError where the shards do not cover the leaf."""
   filled, size = filled_from(shape, parts), math.prod(shape)
   if filled != size:
     raise wire.WireError(
@@ -498,22 +484,15 @@ def _check(name: str, data: np.ndarray, digest: str) -> None:
   carrier.check_digest(name, carrier.flat_bytes(data).data, digest)
 
 
-# How the processes of one trainer write a version of params together.
-#
-# Process 0 decides which versions are written. Of each it tells the others the
-# folder, and waits for what they say they have written there: place and digest
-# of
-# their shards. All this goes through the key-value store of the trainer's own
-# coordinator, between threads that no step waits for.
-
-
-_PREFIX = "tba_shards"
-# Of one wait in the client, which cannot be interrupted.
-_LOOK_S = 1.0
-
-
 class Leader:
-  """Process 0's end; one thread uses it."""
+  """Process 0's end: asks the other processes for their shards.
+
+  Args:
+    client: of the trainer's coordinator.
+    num_processes: of the trainer.
+    secret: key of the messages.
+    deadline_s: in which each process must have written a version.
+  """
 
   def __init__(
       self,
@@ -523,14 +502,6 @@ class Leader:
       secret: bytes,
       deadline_s: float,
   ):
-    """Says nothing yet.
-
-    Args:
-      client: of the trainer's coordinator.
-      num_processes: of the trainer.
-      secret: key of the messages.
-      deadline_s: in which each process must have written a version.
-    """
     self._client = client
     self._others = range(1, num_processes)
     self._secret = secret
@@ -539,32 +510,27 @@ class Leader:
     self._tag = ""
 
   def begin(self, tag: str, path: str) -> None:
-    """Has each of the others write its shards of a version into a folder.
-
-    Args:
-      tag: of the version.
-      path: of the folder, which is there.
-    """
+    """Has the other processes write their shards of a version to a folder."""
     self._count += 1
     self._tag = tag
+    message = {"tag": tag, "path": path}
     for process in self._others:
-      header = {"count": self._count, "tag": tag, "path": path}
       self._client.key_value_set_bytes(
           _ask_key(process, self._count),
-          wire.encode(header, {}, self._secret),
+          wire.encode_message(message, self._secret),
       )
 
   def collect(self) -> list[Shards]:
     """Returns what each of them has written, in the order of the processes.
 
     Raises:
-      OSError: one could not, or did not within the deadline; it is named.
+      OSError: a process could not, or did not in time; it is named.
     """
     until = time.monotonic() + self._deadline_s
     return [self._answer(process, until) for process in self._others]
 
   def close(self) -> None:
-    """Has nothing to end: the publisher's thread does all of it."""
+    """Does nothing: as `Helper.close`."""
 
   def _answer(self, process: int, until: float) -> Shards:
     key = _answer_key(process, self._count)
@@ -572,19 +538,29 @@ class Leader:
     try:
       data = self._client.blocking_key_value_get_bytes(key, left_ms)
       self._client.key_value_delete(key)
-      header, _ = wire.decode(data, self._secret)
+      answer = wire.decode_message(
+          data, self._secret, {"error": str, "shards": {"*": [list]}}
+      )
     except (jax_kv.KvError, wire.WireError) as error:
       raise OSError(
           f"process {process} of the trainer has not written its shards of"
           f" version {self._tag} within {self._deadline_s:.0f} s: {error}"
       ) from error
-    if header["error"]:
-      raise OSError(f"process {process} of the trainer: {header['error']}")
-    return header["shards"]
+    if answer["error"]:
+      raise OSError(f"process {process} of the trainer: {answer['error']}")
+    return answer["shards"]
 
 
 class Helper:
-  """The end of another process; its thread writes what process 0 asks for."""
+  """Another process's end: writes the shards that process 0 asks for.
+
+  Args:
+    client: of the trainer's coordinator.
+    process: number of this process.
+    copy: returns what is published of params, by path.
+    secret: key of the messages.
+    deadline_s: in which a version that is asked for must be submitted.
+  """
 
   def __init__(
       self,
@@ -595,85 +571,80 @@ class Helper:
       secret: bytes,
       deadline_s: float,
   ):
-    """Starts the thread.
-
-    Args:
-      client: of the trainer's coordinator.
-      process: this one.
-      copy: returns what is published of params, by path.
-      secret: key of the messages.
-      deadline_s: in which a version that is asked for must be here.
-    """
     self._client = client
     self._process = process
     self._copy = copy
     self._secret = secret
     self._deadline_s = deadline_s
-    # In the order in which they came; process 0 asks in that order.
+    # In the order of submission, in which process 0 asks for them.
     self._held: list[tuple[int, Mapping[str, Any]]] = []
     self._changed = threading.Condition()
-    self._stop = threading.Event()
-    self._thread = threading.Thread(
-        target=self._run, name="shards", daemon=True
-    )
-    self._thread.start()
+    self._worker = worker.Worker("shards", self._run, close_s=2 * _POLL_S)
 
   def submit(self, version: int, params: Any) -> None:
-    """Keeps a copy of a version, on its devices, until it is written."""
+    """Keeps a copy of a version on its devices until it is written.
+
+    Raises:
+      Exception: what has ended the thread that writes.
+    """
+    self._worker.check()
     leaves = self._copy(params)
     with self._changed:
       self._held.append((version, leaves))
       self._changed.notify_all()
 
   def forget(self, version: int) -> None:
-    """Lets go of a version, the older of two: process 0 asks for it no more."""
+    """Drops the oldest copy of a version, which will not be asked for."""
     with self._changed:
       self._take(version)
 
   def close(self) -> None:
-    """Ends the thread; what it was not asked for is dropped."""
-    self._stop.set()
-    self._thread.join(timeout=2 * _LOOK_S)
+    """Ends the thread and drops the copies; raises what has ended it before."""
+    self._worker.close()
 
-  def _run(self) -> None:
+  def _run(self, stop: threading.Event) -> None:
     count = 0
-    while not self._stop.is_set():
-      key = _ask_key(self._process, count)
-      try:
-        data = self._client.blocking_key_value_get_bytes(
-            key, int(1e3 * _LOOK_S)
-        )
-      except jax_kv.KvError as error:
-        if jax_kv.error_code(error) == "DEADLINE_EXCEEDED":
-          continue
-        # The role hears of it too, and ends.
-        logging.warning("no more shards are written: %s", error)
-        return
-      answer = {"error": "", "shards": {}}
-      try:
-        answer["shards"] = self._write(data)
-      # Process 0 raises it, whatever it is.
-      except Exception as error:
-        answer["error"] = f"its shards could not be written: {error}"
-      self._client.key_value_set_bytes(
-          _answer_key(self._process, count),
-          wire.encode(answer, {}, self._secret),
-      )
-      self._client.key_value_delete(key)
-      count += 1
+    try:
+      while not stop.is_set():
+        if self._serve(count):
+          count += 1
+    except jax_kv.KvError as error:
+      # The coordinator is gone, of which the role learns by itself.
+      logging.warning("no more shards are written: %s", error)
+
+  def _serve(self, count: int) -> bool:
+    """Answers a request of process 0; False where none came."""
+    key = _ask_key(self._process, count)
+    try:
+      data = self._client.blocking_key_value_get_bytes(key, int(1e3 * _POLL_S))
+    except jax_kv.KvError as error:
+      if jax_kv.error_code(error) == "DEADLINE_EXCEEDED":
+        return False
+      raise
+    answer = {"error": "", "shards": {}}
+    try:
+      answer["shards"] = self._write(data)
+    except Exception as error:  # Process 0 raises it.
+      answer["error"] = f"its shards could not be written: {error}"
+    self._client.key_value_set_bytes(
+        _answer_key(self._process, count),
+        wire.encode_message(answer, self._secret),
+    )
+    self._client.key_value_delete(key)
+    return True
 
   def _write(self, data: bytes) -> Shards:
-    header, _ = wire.decode(data, self._secret)
-    version = int(header["tag"].rpartition(".")[2])
+    request = wire.decode_message(data, self._secret, {"tag": str, "path": str})
+    version = int(request["tag"].rpartition(".")[2])
     with self._changed:
       found = self._changed.wait_for(
           lambda: any(held == version for held, _ in self._held),
           self._deadline_s,
       )
       if not found:
-        raise TimeoutError(f"version {version} did not come to be")
+        raise TimeoutError(f"version {version} was not submitted")
       leaves = self._take(version)
-    return write_folder(epath.Path(header["path"]), leaves)
+    return write_folder(epath.Path(request["path"]), leaves)
 
   def _take(self, version: int) -> Mapping[str, Any]:
     at = [held for held, _ in self._held].index(version)

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Carries params through the store itself, in chunks of at most 1 MiB.
+"""Carries params through the store, in chunks of 1 MiB under `p/<tag>/<chunk>`.
 
-Needs nothing but the store, so it works wherever a run works; for params of up
-to some 100 MB and a few readers. Keys: `p/<tag>/<chunk>`.
+It works wherever the store does; for params of up to some 100 MB and a few
+readers.
 """
 
 from collections.abc import Mapping
