@@ -1,104 +1,46 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads numbers and steps out of completions, strictly and in bounded time.
+r"""Reads the final number, or the box, of a completion.
 
-A reward reads text that a policy wrote to be rewarded, so every reader here
-takes any string, never raises, looks at its length before anything else, and
-accepts one spelling only: ASCII digits, no sign, no space, no leading zero.
+A policy writes completions to be rewarded, so every function here takes any
+string, never raises, and takes time linear in its length.
 """
 
+import fractions
 import math
 import re
 
-OPERATIONS = "+-*"
-
-_INTEGER = re.compile(r"0|[1-9][0-9]*")
-# More digits than any task needs: int() of a long string takes quadratic time.
 _MAX_DIGITS = 9
-_STEP = re.compile(r"([0-9]+)([+*-])([0-9]+)=([0-9]+)")
-_MAX_STEP_LENGTH = 4 * _MAX_DIGITS
+_INTEGER = re.compile(r"0|[1-9][0-9]*")
+
+# A sign that is not an operation, digits with or without decimals (also ".5"),
+# and a short exponent.
+_UNSIGNED = (
+    r"(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?"
+)
+_NUMBER = re.compile(rf"(?<![0-9A-Za-z.)])[-+]?{_UNSIGNED}|{_UNSIGNED}")
+_MAX_NUMBER_CHARS = 40
+_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+_CALCULATOR = re.compile(r"<<[^<>\n]*>>")
+_HASHES = "####"
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_BRACE = re.compile(r"\\.|[{}]", re.S)
 
 
 def parse_integer(text: str) -> int | None:
-  """Returns the number that `text` is the canonical decimal of, else None.
+  r"""Returns the number that `text` is the canonical decimal of, else None.
 
-  Canonical: ASCII digits only, at most 9 of them, and no leading zero but in
-  "0" itself. `parse_integer("7")` is 7; "07", "+7", " 7", "7\\n" and "٧" give
-  None.
+  Canonical: at most 9 ASCII digits without a sign, space or leading zero.
+  "07", "+7", " 7", "7\n" and "٧" give None.
   """
+  # The length first: int() of a long string takes quadratic time.
   if not isinstance(text, str) or len(text) > _MAX_DIGITS:
     return None
   return int(text) if _INTEGER.fullmatch(text) else None
 
 
-def apply_operation(operation: str, a: int, b: int) -> int:
-  """Returns a + b, a - b or a * b.
-
-  Raises:
-    ValueError: `operation` is none of `OPERATIONS`.
-  """
-  if operation == "+":
-    return a + b
-  if operation == "-":
-    return a - b
-  if operation == "*":
-    return a * b
-  raise ValueError(f"operation {operation!r}: allowed {list(OPERATIONS)}")
-
-
-def read_step(text: str) -> tuple[int, str, int, int, int] | None:
-  """Returns (a, operation, b, result, true result) of `a<operation>b=result`.
-
-  None where the text is not of that form or a number is not canonical.
-  """
-  if not isinstance(text, str) or len(text) > _MAX_STEP_LENGTH:
-    return None
-  match = _STEP.fullmatch(text)
-  if match is None:
-    return None
-  a, b, result = (parse_integer(match[i]) for i in (1, 3, 4))
-  if a is None or b is None or result is None:
-    return None
-  return a, match[2], b, result, apply_operation(match[2], a, b)
-
-
-def parse_step(text: str) -> tuple[int, str, int, int] | None:
-  """Returns (a, operation, b, result) of a true `a<operation>b=result`.
-
-  None where the text is not of that form, a number is not canonical, or the
-  result is wrong: `parse_step("3*4=12")` is (3, "*", 4, 12), and "3*4=13" gives
-  None.
-  """
-  step = read_step(text)
-  if step is None:
-    return None
-  *step, true = step
-  return tuple(step) if step[-1] == true else None
-
-
-# Reads final numbers out of worked solutions, such as those of GSM8K.
-#
-# Completions are written by a policy to be rewarded: every reader here takes
-# any
-# string, never raises, and takes time linear in its length.
-
-
-# An optional sign that is no operation, digits with or without a fraction (also
-# ".5"), and a simple exponent.
-_NUMBER = re.compile(
-    r"(?<![0-9A-Za-z.)])[-+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
-    r"(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?"
-    r"|(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?"
-)
-# A comma between groups of three digits.
-_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
-_CALCULATOR = re.compile(r"<<[^<>\n]*>>")
-_MAX_NUMBER_DIGITS = 40
-_FINAL = "####"
-
-
 def number_difference(found: float | None, right: float | None) -> str:
-  """Returns what is wrong with a number that was found; "" where nothing is."""
+  """Returns how a number differs from the right one, "" if it does not."""
   if found is None:
     return "no number found"
   if found == right:
@@ -112,33 +54,153 @@ def without_calculator(text: str) -> str:
 
 
 def last_number(text: str) -> float | None:
-  """Returns the last number that a text holds, None where there is none.
+  """Returns the last number of a text, None if there is none.
 
-  Commas between groups of three digits are part of a number, a sign after a
-  digit, letter or bracket is not: "10-3" ends with 3, "1,080." with 1080. Only
-  ASCII digits count. A number that is too long or too large for a float is no
-  number.
+  The rule of TBA's GSM8K runs. Commas between groups of three digits are part
+  of a number, a sign after a digit, letter or bracket is not: "10-3" ends with
+  3, "1,080." with 1080. A number too long or too large for a float is none.
   """
   if not isinstance(text, str):
     return None
   last = None
   for last in _NUMBER.finditer(_THOUSANDS.sub("", text)):
     pass
-  if last is None or len(last[0]) > _MAX_NUMBER_DIGITS:
+  if last is None or len(last[0]) > _MAX_NUMBER_CHARS:
     return None
   value = float(last[0])
   return value if math.isfinite(value) else None
 
 
-def final_number(text: str) -> float | None:
+def number_after_hashes(text: str) -> float | None:
   """Returns the number after the last `####`, which has to follow at once.
 
-  The rest of that line holds the number and nothing else but spaces, a dollar
-  or percent sign, and a full stop.
+  The rest of that line may hold nothing else but spaces, a dollar or percent
+  sign, and a full stop.
   """
-  if not isinstance(text, str) or _FINAL not in text:
+  if not isinstance(text, str) or _HASHES not in text:
     return None
-  line = text.rpartition(_FINAL)[2].lstrip(" ").partition("\n")[0]
+  line = text.rpartition(_HASHES)[2].lstrip(" ").partition("\n")[0]
   line = line.strip(" $%").removesuffix(".").rstrip(" %")
   plain = _THOUSANDS.sub("", line)
   return last_number(plain) if _NUMBER.fullmatch(plain) else None
+
+
+def last_boxed(text: str) -> str | None:
+  r"""Returns what the last \boxed or \fbox of a text holds.
+
+  Without braces that is what follows, up to a dollar sign or the line's end.
+  None if there is no box, it is empty, or it is never closed.
+  """
+  box = None
+  for box in _BOX.finditer(text):
+    pass
+  if box is None:
+    return None
+  rest = text[box.end() :]
+  if rest[:1] != "{":
+    bare = re.split(r"[$\n]", rest, maxsplit=1)[0]
+    return bare.strip().removesuffix(".").rstrip() or None
+  depth = 0
+  for brace in _BRACE.finditer(rest):
+    depth += {"{": 1, "}": -1}.get(brace[0], 0)
+    if depth == 0 and brace[0] == "}":
+      return rest[1 : brace.start()].strip() or None
+  return None
+
+
+# `final_answer`: other spellings of a minus sign, a space, a separator.
+_SPELLINGS = (
+    (re.compile(r"[−–‒－﹣]"), "-"),
+    (re.compile(r"[\u00a0\u2007\u2009\u202f]|\\[ ,;:!]"), " "),
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\([$%])"), r"\1"),
+    (re.compile(r"(?<=[0-9])(?=\\[dt]?frac)"), " "),
+    (
+        re.compile(
+            r"\\[dt]?frac ?\{ ?(-?[0-9.]{1,20}) ?\} ?\{ ?(-?[0-9.]{1,20}) ?\}"
+        ),
+        r"\1/\2",
+    ),
+)
+# Where a model has begun another text.
+_RUN_ON = re.compile(
+    r"</s>|<\|?(?:eos|im_end|eot_id|endoftext|end_of_text)\|?>"
+    r"|(?<=\S)\s*?\n\s*?(?:Question|Problem|Q|Human|User)\s?:"
+)
+_ANSWER_IS = re.compile(r"answer(?:\s{0,3}(?:is|are|=)|\s{0,3}:)", re.I)
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
+_GROUPS = re.compile(r"(?<![0-9.,/])[0-9]{1,3}(?: [0-9]{3}(?![0-9/.]))++")
+_DIGITS = r"(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)"
+_SIGN = r"(?:(?<![0-9A-Za-z.)])[-+])?(?:\$\s?)?(?:(?<=\$)[-+])?"
+# An amount in brackets is negative where it is all there is.
+_IN_BRACKETS = re.compile(rf"[\s*$]*\(\s*-?\$\s*{_DIGITS}\s*\)[\s*$.]*")
+_VALUE = re.compile(
+    rf"(?P<sign>{_SIGN})"
+    rf"(?:(?P<whole>[0-9]{{1,9}}) (?P<part>[0-9]{{1,9}}/[1-9][0-9]{{0,8}})"
+    rf"|(?<!/)(?P<above>{_DIGITS})/(?P<below>-?{_DIGITS})"
+    rf"|(?P<plain>{_UNSIGNED}))(?!/[0-9])"
+)
+
+
+def final_answer(text: str) -> float | None:
+  r"""Returns the number that a person reads as the answer, None if none.
+
+  The number after the first `####`; without one that in the last \boxed{};
+  else that after the last "answer is" or "answer:"; else the last number. Text
+  after an end token or a new "Question:" is ignored. Reads units, signs
+  (-$5, ($5), −5), fractions (3/4, \frac{6}{2}, 2 1/2) and separators (11,050,
+  11{,}050, 1 234). Of a sum, "5 + 3 = 8", it is what follows the last "=".
+  """
+  if not isinstance(text, str):
+    return None
+  for pattern, plain in _SPELLINGS:
+    text = pattern.sub(plain, text)
+  text = _RUN_ON.split(text, maxsplit=1)[0]
+  _, hashes, rest = text.partition(_HASHES)
+  if hashes:
+    line = rest.strip().partition("\n")[0]
+    return _stated(last_boxed(line) or line)
+  boxed = last_boxed(text)
+  if boxed is not None:
+    return _stated(boxed)
+  said = None
+  for said in _ANSWER_IS.finditer(text):
+    pass
+  if said is not None:
+    sentence = _SENTENCE_END.split(text[said.end() :].lstrip(), maxsplit=1)[0]
+    value = _stated(sentence)
+    if value is not None:
+      return value
+  if _IN_BRACKETS.fullmatch(text):
+    return _stated(text)
+  values = _values(text)
+  return values[-1] if values else None
+
+
+def _stated(text: str) -> float | None:
+  """Returns the number of a text that holds the answer alone."""
+  values = _values(text.rpartition("=")[2])
+  if not values:
+    return None
+  return -abs(values[0]) if _IN_BRACKETS.fullmatch(text) else values[0]
+
+
+def _values(text: str) -> list[float | None]:
+  """Returns the numbers of a text; None for one that no float holds."""
+  text = _GROUPS.sub(lambda m: m[0].replace(" ", ""), _THOUSANDS.sub("", text))
+  return [_value(match) for match in _VALUE.finditer(text)]
+
+
+def _value(match: re.Match) -> float | None:
+  if len(match[0]) > _MAX_NUMBER_CHARS:
+    return None
+  if match["whole"]:
+    value = float(match["whole"]) + float(fractions.Fraction(match["part"]))
+  elif match["above"]:
+    below = float(match["below"])
+    value = float(match["above"]) / below if below else math.nan
+  else:
+    value = float(match["plain"])
+  if not math.isfinite(value):
+    return None
+  return -value if "-" in match["sign"] else value

@@ -3,7 +3,7 @@
 """A task: numbered prompts in two splits, and the reward of a completion."""
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any, ClassVar
 
@@ -11,18 +11,12 @@ import numpy as np
 
 TRAIN = "train"
 HELD_OUT = "held_out"
-# Of tasks that have one: prompts to choose a checkpoint by.
-VALIDATION = "validation"
+VALIDATION = "validation"  # to choose a checkpoint by; not every task has it
 SPLITS = (TRAIN, HELD_OUT)
-# Splits a text into whole numbers and single other characters.
-NUMBER_PATTERN = r"[0-9]+|[^0-9]"
 
 
 class RewardError(Exception):
-  """A reward that could not be had, though nothing is wrong with the program.
-
-  cause: one word, counted by it.
-  """
+  """A completion has no reward; failures are counted by `cause`, one word."""
 
   def __init__(self, cause: str, message: str):
     super().__init__(message)
@@ -31,13 +25,12 @@ class RewardError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-  """What a task says of a completion.
+  """Reward of a completion.
 
   reward: task units.
   key: identity of a right solution, None for a wrong completion.
-  parts: the rewards that it is a sum of, by name, before they are weighted.
-  failure: "" or in one word why there is no reward of the task's; `reward` is
-    then the fallback.
+  parts: unweighted terms of the reward, by name.
+  failure: "" or the cause of a missing reward; `reward` is then the fallback.
   """
 
   reward: float
@@ -49,22 +42,24 @@ class Judgement:
 class Task(abc.ABC):
   """Prompts plus reward.
 
-  A task is a pure function of its fields: every process that builds it with the
-  same fields sees the same prompts under the same indices. Nothing in it
-  changes after construction, so threads may share it. Completions are text
-  without the stop token.
+  A pure function of its fields: every process that builds it with the same
+  fields sees the same prompts under the same indices. Threads may share it.
+  Completions are text without the stop token.
 
   name: key of the task in `tasks/build.py`.
-  FIELDS: the task's settings with their defaults, by name; each is a keyword of
-    the constructor and a key `config.task.<field>`.
+  FIELDS: settings with their defaults; each is a keyword of the constructor
+    and a key `config.task.<field>`.
+  reads_data: whether it reads files and has a `report` of them.
+  report: `rows.DataReport`, None for a task that code generates.
   """
 
   name: ClassVar[str]
   FIELDS: ClassVar[Mapping[str, Any]]
+  reads_data: ClassVar[bool] = False
+  report: Any = None
 
   @property
   def splits(self) -> Sequence[str]:
-    """The names of the task's splits."""
     return SPLITS
 
   @abc.abstractmethod
@@ -72,10 +67,7 @@ class Task(abc.ABC):
     """Returns how many prompts a split has."""
 
   def source_index(self, split: str, index: int) -> int:
-    """Returns a prompt's index in the task that `config.task` makes.
-
-    Another one only where prompts of that task were left out afterwards.
-    """
+    """Returns a prompt's index before `drop_long` removed any."""
     del split
     return index
 
@@ -87,8 +79,8 @@ class Task(abc.ABC):
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
     """Returns the identity of a right solution, None for a wrong completion.
 
-    Two completions with one key are the same solution, written differently.
-    Never raises and never takes long, whatever the completion is.
+    Two spellings of one solution have one key. Must not raise and must take
+    bounded time, whatever the completion is.
     """
 
   @abc.abstractmethod
@@ -118,29 +110,21 @@ class Task(abc.ABC):
 
   @property
   def has_reward(self) -> bool:
-    """Whether the task itself can judge; else a reward model has to."""
+    """Whether the task can judge; otherwise a reward model has to."""
     return True
 
   def pairs(self, split: str) -> Sequence[tuple[str, str, str]]:
-    """Returns (prompt, chosen, rejected) texts for a reward model to learn.
-
-    Raises:
-      ValueError: the task makes none.
-    """
+    """Returns (prompt, chosen, rejected) texts to train a reward model on."""
     raise ValueError(
-        f"the task {self.name!r} makes no pairs; name a source of them in"
-        f" config.reward_model.{split}"
+        f"config.reward_model.{split}='task': the task {self.name!r} makes no"
+        " pairs; name a source of them"
     )
 
   def reward_of(self, prompt: str, completion: str) -> float:
-    """Returns the reward of a completion of any text as prompt.
-
-    Raises:
-      ValueError: the task cannot tell.
-    """
+    """Returns the reward of a completion of any prompt text."""
     raise ValueError(
-        f"the task {self.name!r} has no reward of texts; allowed in"
-        " config.reward_model.relabel: '' or a gold model's folder"
+        "config.reward_model.relabel='task': not supported by the task"
+        f" {self.name!r}; allowed '' or a gold model's folder"
     )
 
   def reward(self, split: str, index: int, completion: str) -> float:
@@ -148,76 +132,72 @@ class Task(abc.ABC):
     return float(self.solution_key(split, index, completion) is not None)
 
   def judge(self, split: str, index: int, completion: str) -> Judgement:
-    """Returns reward and key together; what `rewards/` calls.
+    """Returns reward and key together.
 
-    A task that runs code of others may raise here, or never return: in a pool
-    of workers that costs the completion its reward, and nothing else.
+    May raise or hang if it runs user code: a worker pool then counts one
+    failure for this completion.
     """
     return Judgement(
         self.reward(split, index, completion),
         self.solution_key(split, index, completion),
     )
 
-  def leave_out_long(
-      self, num_tokens: Callable[[str], int], max_tokens: int
+  def drop_long(
+      self, tokenizer: Any, max_prompt_tokens: int, max_answer_tokens: int = 0
   ) -> None:
-    """Leaves out what fine-tuning would learn to write and that is too long.
-
-    Nothing here; a task over rows has it done by `limited.py`.
+    """Drops prompts and training answers that exceed the policy's limits.
 
     Args:
-      num_tokens: of a text.
-      max_tokens: that a reference completion may have, without a stop token.
+      tokenizer: has `encode_prompt` and `encode`.
+      max_prompt_tokens: longest prompt.
+      max_answer_tokens: longest reference completion of a training prompt,
+        without the stop token; 0 = no limit.
 
     Raises:
-      ValueError: nothing would be left.
+      ValueError: a split would be left empty.
     """
-    del num_tokens, max_tokens
 
   def explain(self, split: str, index: int, completion: str) -> str:
-    """Returns in a few words why a completion is wrong, for a person to read.
+    """Returns briefly why a completion is wrong, "" if right or unknown.
 
-    "" where it is right, and where the task knows no reason. A pure function,
-    bounded in time; it is called for the few completions that are shown, never
-    for all that are trained on.
+    Called only for samples that are shown; takes bounded time.
     """
     del split, index, completion
     return ""
 
 
 def reference_text(task: Task, split: str, index: int) -> str:
-  """Returns the completion that those of a prompt are compared with."""
+  """Returns the reference that win-rates compare a completion with."""
   return task.reference_completion(split, index, np.random.default_rng(0))
-
-
-def has_report(task: Task) -> bool:
-  """Tells whether a task is made of rows of data, and reports on them."""
-  return getattr(task, "report", None) is not None
-
-
-def report_of(task: Task) -> Any:
-  """Returns what was read of a task's data; None where code makes all of it."""
-  rows = getattr(task, "report", None)
-  return rows or getattr(task, "instructions_report", None)
 
 
 def split_while_training(task: Task) -> str:
   """Returns the split to evaluate on while training.
 
-  The validation split where there is one: what is chosen by it (a checkpoint,
-  an end of training) must not be chosen by the test split.
+  The validation split where there is one, so that no checkpoint is chosen by
+  the test split.
   """
   return VALIDATION if VALIDATION in task.splits else HELD_OUT
 
 
 def check_split(split: str) -> None:
-  """Raises ValueError where `split` is no name of a split."""
+  """Raises ValueError unless `split` is the name of a split."""
   allowed = (*SPLITS, VALIDATION)
   if split not in allowed:
     raise ValueError(f"split {split!r}: allowed {list(allowed)}")
 
 
-def check_integer(field: str, value: Any, low: int, high: int) -> None:
+def check_choice(field: str, value: Any, allowed: Sequence[str]) -> None:
+  """Raises ValueError unless `config.task.<field>` is one of `allowed`."""
+  if value not in allowed:
+    raise ValueError(
+        f"config.task.{field}={value!r}: allowed {sorted(allowed)}"
+    )
+
+
+def check_integer(
+    field: str, value: Any, low: int = 0, high: int = 2**63 - 1
+) -> None:
   """Raises ValueError unless `config.task.<field>` is an int in [low, high]."""
   is_integer = isinstance(value, int) and not isinstance(value, bool)
   if not is_integer or not low <= value <= high:
@@ -234,8 +214,3 @@ def check_fraction(field: str, value: Any) -> None:
     raise ValueError(
         f"config.task.{field}={value!r}: allowed a number above 0 and below 1"
     )
-
-
-def number_words(max_number: int, symbols: str) -> list[str]:
-  """Returns the words "0" … "max_number" and one word per symbol."""
-  return [str(n) for n in range(max_number + 1)] + list(symbols)

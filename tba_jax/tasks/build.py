@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Task name to task.
 
-A name is a key of `TASKS`, or `MODULE:CLASS` of a class that Python can import:
-every process of the run builds the task, so the module has to be on the path of
-each (PYTHONPATH, or the folder that `train` is started from).
+A name is a key of `TASKS`, or `MODULE:CLASS` of an importable class. Every
+process of the run builds the task, so the module has to be on the path of each
+(PYTHONPATH, or the folder that `train` is started from).
 """
 
 from collections.abc import Mapping
@@ -39,14 +39,7 @@ TASKS: Mapping[str, type[base.Task]] = {
 
 
 def find(name: Any) -> type[base.Task]:
-  """Returns the class of a task.
-
-  Args:
-    name: `config.task.name`.
-
-  Raises:
-    ValueError: there is no such task, or its module can't be imported.
-  """
+  """Returns the class that `config.task.name` names."""
   if name in TASKS:
     return TASKS[name]
   module, colon, attribute = str(name).partition(":")
@@ -57,8 +50,7 @@ def find(name: Any) -> type[base.Task]:
     )
   try:
     found = getattr(importlib.import_module(module), attribute)
-  # Whatever the module raises while it loads.
-  except Exception as error:
+  except Exception as error:  # Anything, it is user code.
     raise ValueError(
         f"config.task.name={name!r}: allowed a class that can be imported;"
         f" {type(error).__name__}: {error}"
@@ -72,7 +64,7 @@ def find(name: Any) -> type[base.Task]:
 
 
 def fields(name: Any) -> dict[str, Any] | None:
-  """Returns the fields of a task with their defaults; None for no task."""
+  """Returns the fields of a task with their defaults; None if unknown."""
   try:
     return dict(find(name).FIELDS)
   except ValueError:
@@ -80,14 +72,14 @@ def fields(name: Any) -> dict[str, Any] | None:
 
 
 def make_task(config_task: ml_collections.ConfigDict) -> base.Task:
-  """Returns the task that `config.task` describes.
+  """Returns the task of `config.task`.
 
   Args:
-    config_task: `name`, and any of the fields that the task's class lists in
-      `FIELDS`; those left out have the values written there.
+    config_task: `name`, and any of the fields in the class's `FIELDS`; the
+      others get their defaults.
 
   Raises:
-    ValueError: the name or a field is not known, or a value is not allowed.
+    ValueError: name or field is unknown, or a value is not allowed.
   """
   given = dict(config_task)
   name = given.pop("name", None)

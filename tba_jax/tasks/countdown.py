@@ -15,97 +15,26 @@ that diversity can be measured. Every distinct order of a pair's numbers is a
 prompt of its own; a multiset is in one split with all its targets and orders.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import itertools
 import math
+import re
 from typing import ClassVar
 
 import numpy as np
 
 from tba_jax.tasks import answers
+from tba_jax.tasks import arithmetic
 from tba_jax.tasks import base
 
-# Why a completion of countdown is wrong, in a few words.
-
-
-# From a text to a, operation, b, result and the true result.
-ReadStep = Callable[[str], tuple[int, str, int, int, int] | None]
-
-
-def explain(
-    numbers: Sequence[int],
-    target: int,
-    completion: str,
-    *,
-    read_step: ReadStep,
-    max_value: int,
-    max_length: int,
-) -> str:
-  """Returns the first thing that is wrong, "" where the completion is right.
-
-  Args:
-    numbers, target: of the prompt.
-    completion: any text.
-    read_step: `answers.read_step`.
-    max_value: the largest result of a step.
-    max_length: characters of the longest solution.
-  """
-  if not completion:
-    return "is empty"
-  if len(completion) > max_length:
-    return f"has {len(completion)} characters, a solution up to {max_length}"
-  num_steps = len(numbers) - 1
-  left = list(numbers)
-  for count, text in enumerate(completion.split(","), 1):
-    if count > num_steps:
-      return f"has more than {num_steps} steps"
-    wrong = _wrong_step(read_step(text), text, left, numbers, max_value)
-    if wrong:
-      return f"step {count}: {wrong}"
-  if len(left) > 1:
-    return f"ends with {_listed(left)} left over"
-  return "" if left == [target] else f"gives {left[0]}, not {target}"
-
-
-def _wrong_step(
-    step: tuple[int, str, int, int, int] | None,
-    text: str,
-    left: list[int],
-    numbers: Sequence[int],
-    max_value: int,
-) -> str:
-  """Returns what is wrong with a step; else makes it in `left`."""
-  if step is None:
-    return f'"{text}" is not of the form 4*3=12'
-  a, operation, b, result, true = step
-  if true != result:
-    return f"{a}{operation}{b} is {true}, not {result}"
-  if not 1 <= result <= max_value:
-    return f"{result} is not from 1 to {max_value}"
-  if a < b:
-    return f"the larger of {a} and {b} has to stand first"
-  for operand in (a, b):
-    if operand not in left:
-      if operand in numbers:
-        return f"uses {operand} once too often"
-      return f"uses {operand}, which is not among {_listed(left)}"
-    left.remove(operand)
-  left.append(result)
-  return ""
-
-
-def _listed(values: Sequence[int]) -> str:
-  return ", ".join(map(str, values)) or "what is left"
-
-
-# The largest value that has a token.
-MAX_VALUE = 99
+MAX_VALUE = 99  # the largest number that has a token
 # Keeps the enumeration under a few seconds and a few hundred MB.
 _MAX_CHAINS = 1_000_000
 # Bits of a step's code: two for the operation, seven for each operand.
 _STEP_BITS = 16
-# Characters of the longest step, with its comma: "99*99=99,".
-_STEP_LENGTH = 9
+_STEP_LENGTH = len("99*99=99,")  # the longest one
+_SYMBOLS = "".join(arithmetic.OPERATIONS)
+_STEP = re.compile(r"([0-9]+)([+*-])([0-9]+)=([0-9]+)")
 
 
 class Countdown(base.Task):
@@ -139,19 +68,15 @@ class Countdown(base.Task):
       held_out_fraction: float,
       split_seed: int,
   ):
-    """Enumerates the pairs; about a third of a second with the defaults.
-
-    Raises:
-      ValueError: a field is out of range, or leaves a split without prompts.
-    """
+    """Enumerates the pairs; takes a third of a second with the defaults."""
     base.check_integer("numbers", numbers, 2, 4)
     base.check_integer("max_number", max_number, 1, MAX_VALUE)
     base.check_integer("max_target", max_target, 1, MAX_VALUE)
     base.check_integer("min_solutions", min_solutions, 1, 10_000)
     base.check_fraction("held_out_fraction", held_out_fraction)
-    base.check_integer("split_seed", split_seed, 0, 2**63 - 1)
+    base.check_integer("split_seed", split_seed)
     num_chains = math.comb(max_number + numbers - 1, numbers) * math.prod(
-        math.comb(k, 2) * len(answers.OPERATIONS) for k in range(2, numbers + 1)
+        math.comb(k, 2) * len(_SYMBOLS) for k in range(2, numbers + 1)
     )
     if num_chains > _MAX_CHAINS:
       raise ValueError(
@@ -262,14 +187,7 @@ class Countdown(base.Task):
   def explain(self, split: str, index: int, completion: str) -> str:
     base.check_split(split)
     numbers = self._numbers[split][index].tolist()
-    return explain(
-        numbers,
-        self._target(split, index),
-        completion,
-        read_step=answers.read_step,
-        max_value=MAX_VALUE,
-        max_length=_STEP_LENGTH * (len(numbers) - 1),
-    )
+    return explain(numbers, self._target(split, index), completion)
 
   def reference_completion(
       self, split: str, index: int, rng: np.random.Generator
@@ -282,11 +200,11 @@ class Countdown(base.Task):
     return ",".join(map(_step_text, self._steps[chain].tolist()))
 
   def tokenizer_words(self) -> Sequence[str]:
-    return base.number_words(MAX_VALUE, "+-*=,>;")
+    return [*map(str, range(MAX_VALUE + 1)), *"+-*=,>;"]
 
   @property
   def tokenizer_pattern(self) -> str:
-    return base.NUMBER_PATTERN
+    return r"[0-9]+|[^0-9]"
 
   @property
   def max_prompt_tokens(self) -> int:
@@ -294,43 +212,71 @@ class Countdown(base.Task):
 
   @property
   def max_completion_tokens(self) -> int:
-    # Five tokens a step, the commas between them and the stop token.
+    # Five tokens a step, and a comma or the stop token.
     return 6 * (self._num_numbers - 1)
 
 
 def solution_key(
     numbers: Sequence[int], target: int, completion: str
 ) -> str | None:
-  """Returns the sorted steps of a right completion, None for any other.
+  """Returns the sorted steps of a right completion, None for any other."""
+  if explain(numbers, target, completion):
+    return None
+  return ",".join(sorted(completion.split(",")))
 
-  Right means: as many steps as there are numbers, less one, with a comma
-  between two; each step canonical and true (`answers.parse_step`), operands
-  larger first and both among the values that are left, result from 1 to 99; and
-  the last result is the target. As a step takes two values away and adds one,
-  every number is then used exactly once.
+
+def explain(numbers: Sequence[int], target: int, completion: str) -> str:
+  """Returns the first thing that is wrong, "" if the completion is right.
+
+  Right means: one step fewer than numbers, with a comma between two; each step
+  canonical and true, operands larger first and both among the values that are
+  left, result from 1 to 99; and the last result is the target. A step takes two
+  values away and adds one, so every number is used exactly once.
   """
+  if not isinstance(completion, str) or not completion:
+    return "is empty"
   num_steps = len(numbers) - 1
-  if not isinstance(completion, str):
-    return None
-  if len(completion) > _STEP_LENGTH * num_steps:
-    return None
-  steps = completion.split(",")
-  if len(steps) != num_steps:
-    return None
+  max_length = _STEP_LENGTH * num_steps
+  if len(completion) > max_length:
+    return f"has {len(completion)} characters, a solution up to {max_length}"
   left = list(numbers)
-  for text in steps:
-    step = answers.parse_step(text)
-    if step is None:
-      return None
-    a, _, b, result = step
-    if a < b or not 1 <= result <= MAX_VALUE or a not in left:
-      return None
-    left.remove(a)
-    if b not in left:
-      return None
-    left.remove(b)
-    left.append(result)
-  return ",".join(sorted(steps)) if left == [target] else None
+  for count, text in enumerate(completion.split(","), 1):
+    if count > num_steps:
+      return f"has more than {num_steps} steps"
+    wrong = _apply_step(text, left, numbers)
+    if wrong:
+      return f"step {count}: {wrong}"
+  if len(left) > 1:
+    return f"ends with {_listed(left)} left over"
+  return "" if left == [target] else f"gives {left[0]}, not {target}"
+
+
+def _apply_step(text: str, left: list[int], numbers: Sequence[int]) -> str:
+  """Replaces operands by the result in `left`, or returns what is wrong."""
+  match = _STEP.fullmatch(text)
+  values = [answers.parse_integer(match[i]) for i in (1, 3, 4)] if match else []
+  if not match or None in values:
+    return f'"{text}" is not of the form 4*3=12'
+  (a, b, result), operation = values, match[2]
+  right = arithmetic.OPERATIONS[operation](a, b)
+  if right != result:
+    return f"{a}{operation}{b} is {right}, not {result}"
+  if not 1 <= result <= MAX_VALUE:
+    return f"{result} is not from 1 to {MAX_VALUE}"
+  if a < b:
+    return f"the larger of {a} and {b} has to stand first"
+  for operand in (a, b):
+    if operand not in left:
+      if operand in numbers:
+        return f"uses {operand} once too often"
+      return f"uses {operand}, which is not among {_listed(left)}"
+    left.remove(operand)
+  left.append(result)
+  return ""
+
+
+def _listed(values: Sequence[int]) -> str:
+  return ", ".join(map(str, values)) or "what is left"
 
 
 def _chains(
@@ -346,8 +292,8 @@ def _chains(
       a = np.maximum(values[:, i], values[:, j])
       b = np.minimum(values[:, i], values[:, j])
       rest = np.delete(values, (i, j), axis=1)
-      for code, operation in enumerate(answers.OPERATIONS):
-        result = answers.apply_operation(operation, a, b)
+      for code, operation in enumerate(_SYMBOLS):
+        result = arithmetic.OPERATIONS[operation](a, b)
         keep = (result >= 1) & (result <= MAX_VALUE)
         step = (code << 14) | (a << 7) | b
         parts.append(
@@ -395,22 +341,17 @@ def _starts(sorted_keys: np.ndarray) -> np.ndarray:
 
 def _step_text(step: int) -> str:
   """Returns a step's text from its code."""
-  operation = answers.OPERATIONS[step >> 14]
+  operation = _SYMBOLS[step >> 14]
   a, b = (step >> 7) & 127, step & 127
-  return f"{a}{operation}{b}={answers.apply_operation(operation, a, b)}"
-
-
-# Countdown with few solutions: reward is rare, so search must find it.
-#
-# As `countdown`, but only pairs of numbers and target with at most
-# `max_solutions` distinct solutions are kept. Steps drawn at random are right
-# once in 200 completions (in 24 with three numbers and one solution), so most
-# groups have no reward at all, and what is found once must be drawn from replay
-# again.
+  return f"{a}{operation}{b}={arithmetic.OPERATIONS[operation](a, b)}"
 
 
 class CountdownSparse(Countdown):
-  """Reach a target that has few solutions.
+  """Reach a target that has few solutions, so that search must find them.
+
+  Steps drawn at random are right once in 200 completions (once in 24 with three
+  numbers and one solution), so most groups have no reward at all, and what was
+  found has to be drawn from replay again.
 
   numbers, max_number, max_target, held_out_fraction, split_seed: as of
     `Countdown`.
@@ -437,11 +378,6 @@ class CountdownSparse(Countdown):
       held_out_fraction: float,
       split_seed: int,
   ):
-    """Enumerates the pairs.
-
-    Raises:
-      ValueError: a field is out of range, or leaves a split without prompts.
-    """
     base.check_integer("max_solutions", max_solutions, 1, 10_000)
     super().__init__(
         numbers=numbers,

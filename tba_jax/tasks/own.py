@@ -2,43 +2,69 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's own task: rows of data and rewards, by settings alone.
 
-`docs/your_task.md` builds one in a short file.
+docs/your_task.md builds one in a short file. A reward is a function of
+(prompt, completion, row) that returns a number; `row` has the fields of the
+data's row, and the reference under "answer". A task's reward is the weighted
+sum of one or more:
+
+    "answer"                                one of `REWARDS`
+    "my_rewards.py:polite"                  a function of a file
+    "my_package.rewards:polite"             a function of a module
+    "exact, my_rewards.py:short * 0.1"      several, weighted
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import importlib
+import importlib.util
+import json
+import math
+import os
+import pathlib
 import re
+import shlex
+import subprocess
+import sys
+import tempfile
 from typing import Any, ClassVar
 
+from tba_jax.system import processes
+from tba_jax.system import sandbox
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
-from tba_jax.tasks import reward_functions
 from tba_jax.tasks import rows
-from tba_jax.tasks import rows_task
+
+RewardFn = Callable[[str, str, Mapping[str, Any]], float]
+# Returns why a completion is wrong, "" or None for no reason.
+ReasonFn = Callable[[str, str, Mapping[str, Any]], str | None]
 
 ANSWER_KINDS = ("none", "text", "number")
 _FIELD = re.compile(r"\{(\w+)\}")
 
 
-class Own(rows_task.RowsTask):
+class Own(rows.RowsTask):
   """Prompts made of the fields of rows, rewarded by the user's functions.
 
-  train, test, validation: sources of the splits, as `tba_jax/tasks/rows.py`
-    reads them; `validation` may be "".
+  train, test, validation: sources of the splits, as docs/your_task.md has them;
+    `validation` may be "".
   validation_prompts: training prompts to set apart where `validation` is "".
   prompt: the prompt's text, with the names of fields in braces.
   completion: the same, what supervised fine-tuning learns to write; "" = no
     fine-tuning on this data.
   answer: field with the reference answer.
   answer_kind: "text" and "number" leave out rows without one, "none" does not.
-  rewards: weighted functions, as `tba_jax/tasks/reward_functions.py` reads
-    them.
+  rewards: weighted functions: `exact`, `answer` (the number that a person
+    reads), `number` (the last one), `contains`, FILE.py:FUNCTION or
+    MODULE:FUNCTION.
   verifier: command whose number is a further part of the reward, "verifier";
     "" = none. It needs `reward.where="pool"`.
   verifier_weight: of that part.
   right_from: the reward from which on a completion counts as right.
-  reason: "FILE.py:FUNCTION" or "MODULE:FUNCTION" of (prompt, completion, row),
-    which says why a completion is wrong, for the samples that are shown; "" =
+  reason: "FILE.py:FUNCTION" or "MODULE:FUNCTION" of (prompt, completion, row)
+    that returns why a completion is wrong, for the samples that are shown; "" =
     what the built-in rewards know.
+  tokenizer: of `tokenizer.source="task"`: "characters", or "words", for texts
+    whose held-out words all occur in training.
   split_seed: of the choice of validation prompts.
   """
 
@@ -57,120 +83,87 @@ class Own(rows_task.RowsTask):
       "verifier_weight": 1.0,
       "right_from": 1.0,
       "reason": "",
+      "tokenizer": "characters",
       "split_seed": 0,
   }
 
-  def __init__(
-      self,
-      *,
-      train: str,
-      test: str,
-      validation: str,
-      validation_prompts: int,
-      prompt: str,
-      completion: str,
-      answer: str,
-      answer_kind: str,
-      rewards: str,
-      verifier: str,
-      verifier_weight: float,
-      right_from: float,
-      reason: str,
-      split_seed: int,
-  ):
-    """Reads the data and imports the rewards.
-
-    Raises:
-      ValueError: a field is not allowed, a source or reward is not there, or a
-        split is empty or overlaps the test split.
-    """
-    if answer_kind not in ANSWER_KINDS:
-      raise ValueError(
-          f"config.task.answer_kind={answer_kind!r}: allowed {ANSWER_KINDS}"
-      )
-    base.check_integer("validation_prompts", validation_prompts, 0, 2**31)
-    base.check_integer("split_seed", split_seed, 0, 2**63 - 1)
-    self._prompt, self._completion = prompt, completion
-    self._answer, self._answer_kind = answer, answer_kind
-    self._right_from = right_from
-    self._reason = reward_functions.parse_reason("config.task.reason", reason)
-    self._parts = reward_functions.parse("config.task.rewards", rewards)
-    if verifier:
-      command = reward_functions.make_command("config.task.verifier", verifier)
+  def __init__(self, **fields: Any):
+    """Takes the fields of `FIELDS`, reads the data and imports the rewards."""
+    base.check_choice("answer_kind", fields["answer_kind"], ANSWER_KINDS)
+    base.check_choice("tokenizer", fields["tokenizer"], ("characters", "words"))
+    for name in ("right_from", "verifier_weight"):
+      if not math.isfinite(fields[name]):
+        raise ValueError(
+            f"config.task.{name}={fields[name]!r}: allowed a finite number"
+        )
+    self._fields = fields
+    self._reason: ReasonFn | None = None
+    if fields["reason"]:
+      self._reason = _imported("config.task.reason", fields["reason"])
+    self._parts = parse_rewards("config.task.rewards", fields["rewards"])
+    if fields["verifier"]:
+      command = make_command("config.task.verifier", fields["verifier"])
       self._parts.append(
-          reward_functions.Part("verifier", command, verifier_weight)
+          Part("verifier", command, fields["verifier_weight"])
       )
     if not self._parts:
       raise ValueError(
-          f"config.task.rewards={rewards!r}: allowed one or more rewards, or a"
-          " config.task.verifier"
+          f"config.task.rewards={fields['rewards']!r}: allowed one or more"
+          " rewards, or a config.task.verifier"
       )
-    sources = {base.TRAIN: train, base.HELD_OUT: test}
-    if validation:
-      sources[base.VALIDATION] = validation
-    report = rows.Report()
-    self._seen: set[str] = set()
-    splits = rows_task.read_splits(
+    named = {base.TRAIN: "train", base.HELD_OUT: "test"}
+    if fields["validation"]:
+      named[base.VALIDATION] = "validation"
+    super().__init__(
         {
-            split: rows.read_rows(_KEYS[split], source)
-            for split, source in sources.items()
+            split: rows.Source(f"config.task.{key}", fields[key])
+            for split, key in named.items()
         },
-        self._make,
-        report,
+        validation_prompts=0
+        if fields["validation"]
+        else fields["validation_prompts"],
+        split_seed=fields["split_seed"],
     )
-    self._check_fields()
-    if not validation:
-      rows_task.cut_validation(splits, validation_prompts, split_seed)
-    super().__init__(splits, report)
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:
-    """Returns prompt and answer of a row, or what is wrong with it."""
-    self._seen.update(fields)
-    prompt = _filled(self._prompt, fields)
+    prompt = _filled(self._fields["prompt"], fields)
     if prompt is None or not prompt.strip():
       return "no_prompt"
-    value = fields.get(self._answer)
+    value = fields.get(self._fields["answer"])
     answer = "" if value is None else str(value)
-    if self._answer_kind != "none" and not answer.strip():
+    kind = self._fields["answer_kind"]
+    if kind == "none":
+      return prompt, answer
+    if not answer.strip() or _filled(self._fields["completion"], fields) is None:
       return "no_answer"
-    if self._answer_kind == "number" and answers.last_number(answer) is None:
+    if kind == "number" and answers.last_number(answer) is None:
       return "no_number"
-    if (
-        self._answer_kind != "none"
-        and _filled(self._completion, fields) is None
-    ):
-      return "no_answer"
     return prompt, answer
 
-  def _check_fields(self) -> None:
-    """Raises ValueError for a name in the settings that no row has."""
-    named = [("prompt", self._prompt, _FIELD.findall(self._prompt))]
-    if self._answer_kind != "none":
-      named += [
-          ("answer", self._answer, [self._answer]),
-          ("completion", self._completion, _FIELD.findall(self._completion)),
-      ]
-    for setting, value, names in named:
-      missing = [name for name in names if name not in self._seen]
-      if missing and self._seen:
-        raise ValueError(
-            f"config.task.{setting}={value!r}: no row has the field"
-            f" {missing[0]!r}; allowed are those of the rows,"
-            f" {sorted(self._seen)}"
-        )
+  def _used_fields(self) -> Mapping[str, Sequence[str]]:
+    named = {"prompt": _FIELD.findall(self._fields["prompt"])}
+    if self._fields["answer_kind"] != "none":
+      named["answer"] = [self._fields["answer"]]
+      named["completion"] = _FIELD.findall(self._fields["completion"])
+    return named
+
+  @property
+  def tokenizer_pattern(self) -> str:
+    is_words = self._fields["tokenizer"] == "words"
+    return self.WORDS if is_words else self.CHARACTERS
 
   def completion_of(self, example: rows.Example) -> str:
-    return _filled(self._completion, example.fields) or ""
+    return _filled(self._fields["completion"], example.fields) or ""
 
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
     example = self.example(split, index)
-    row = _row(example)
+    row = {**example.fields, "answer": example.answer}
     parts = {
         part.name: float(part.function(example.prompt, completion, row))
         for part in self._parts
     }
     reward = sum(part.weight * parts[part.name] for part in self._parts)
-    is_right = reward >= self._right_from
+    is_right = reward >= self._fields["right_from"]
     return base.Judgement(
         reward, " ".join(completion.split()) if is_right else None, parts
     )
@@ -178,33 +171,181 @@ class Own(rows_task.RowsTask):
   def explain(self, split: str, index: int, completion: str) -> str:
     """Returns what `reason` says, else what the built-in rewards miss."""
     example = self.example(split, index)
-    row = _row(example)
+    row = {**example.fields, "answer": example.answer}
     if self._reason is not None:
       return str(self._reason(example.prompt, completion, row) or "")
-    known = reward_functions.REASONS
     found = (
-        known[part.function](example.prompt, completion, row)
+        _REASONS[part.function](completion, row["answer"])
         for part in self._parts
-        if part.function in known
+        if part.function in _REASONS
+        and not part.function(example.prompt, completion, row)
     )
     return "; ".join(filter(None, found))
 
 
-_KEYS = {
-    base.TRAIN: "config.task.train",
-    base.HELD_OUT: "config.task.test",
-    base.VALIDATION: "config.task.validation",
-}
-
-
-def _row(example: rows.Example) -> dict[str, Any]:
-  """Returns what a reward sees of a row: its fields, and the answer."""
-  return {**example.fields, reward_functions.ANSWER: example.answer}
-
-
 def _filled(template: str, fields: Mapping[str, Any]) -> str | None:
-  """Returns a text with the fields put in, None where one is missing."""
+  """Returns a text with the fields put in, None if one is missing."""
   names = _FIELD.findall(template)
   if any(fields.get(name) is None for name in names):
     return None
   return _FIELD.sub(lambda match: str(fields[match[1]]), template)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """A weighted reward; `name` is that of its metric."""
+
+  name: str
+  function: RewardFn
+  weight: float
+
+
+def exact(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+  """Returns 1 if the completion is the answer, but for outer white space."""
+  del prompt
+  return float(completion.strip() == str(row["answer"]).strip())
+
+
+def answer(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+  """Returns 1 if `answers.final_answer` reads the same number in both."""
+  del prompt
+  right = answers.final_answer(str(row["answer"]))
+  return float(right is not None and answers.final_answer(completion) == right)
+
+
+def number(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+  """Returns 1 if the last numbers of completion and answer are equal."""
+  del prompt
+  right = answers.last_number(str(row["answer"]))
+  return float(right is not None and answers.last_number(completion) == right)
+
+
+def contains(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+  """Returns 1 if the answer is a part of the completion."""
+  del prompt
+  return float(str(row["answer"]).strip() in completion)
+
+
+REWARDS: Mapping[str, RewardFn] = {
+    "exact": exact,
+    "answer": answer,
+    "number": number,
+    "contains": contains,
+}
+# From (completion, answer) of a wrong completion to the reason.
+_REASONS: Mapping[RewardFn, Callable[[str, str], str]] = {
+    exact: lambda found, right: f'wanted "{right.strip()}"',
+    answer: lambda found, right: answers.number_difference(
+        answers.final_answer(found), answers.final_answer(right)
+    ),
+    number: lambda found, right: answers.number_difference(
+        answers.last_number(found), answers.last_number(right)
+    ),
+    contains: lambda found, right: f'is without "{right.strip()}"',
+}
+
+
+def parse_rewards(key: str, text: str) -> list[Part]:
+  """Returns the weighted rewards that a setting lists; see the module.
+
+  Raises:
+    ValueError: one is unknown, cannot be imported, or has no finite number as
+      weight; or a name comes twice.
+  """
+  parts = []
+  for item in filter(None, (i.strip() for i in text.split(","))):
+    what, star, weight = (i.strip() for i in item.partition("*"))
+    try:
+      value = float(weight) if star else 1.0
+    except ValueError:
+      value = math.nan
+    if not math.isfinite(value):
+      raise ValueError(f"{key}={item!r}: allowed a finite number as weight")
+    function = REWARDS.get(what) or _imported(key, what)
+    parts.append(Part(what.rpartition(":")[2], function, value))
+  names = [part.name for part in parts]
+  if len(set(names)) < len(names):
+    raise ValueError(f"{key}={text!r}: allowed rewards with different names")
+  return parts
+
+
+def _imported(key: str, what: str) -> Any:
+  """Returns the function FILE.py:FUNCTION or MODULE:FUNCTION."""
+  where, colon, name = what.rpartition(":")
+  if not colon:
+    own = f"{', '.join(REWARDS)}, " if key == "config.task.rewards" else ""
+    raise ValueError(
+        f"{key}={what!r}: allowed {own}FILE.py:FUNCTION or MODULE:FUNCTION"
+    )
+  try:
+    if where.endswith(".py"):
+      path = pathlib.Path(where).expanduser()
+      # Registered, as dataclasses and pickle need; under a name that no other
+      # module has.
+      module_name = f"rewards of {path}"
+      spec = importlib.util.spec_from_file_location(module_name, path)
+      module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
+      spec.loader.exec_module(module)
+    else:
+      module = importlib.import_module(where)
+    function = getattr(module, name)
+  except (Exception, SystemExit) as error:  # Anything, it is user code.
+    raise ValueError(f"{key}={what!r}: {error!r}") from error
+  if not callable(function):
+    raise ValueError(f"{key}={what!r}: is not a function")
+  return function
+
+
+def make_command(key: str, command: str) -> RewardFn:
+  """Returns a reward that runs a command for each completion.
+
+  The command reads one JSON object, `prompt`, `completion` and `row`, from its
+  standard input and writes a number as the last line of its standard output. It
+  runs in a directory of its own, removed afterwards, without the environment of
+  this process. The pool's worker, in which it runs, bounds everything else.
+
+  Raises:
+    ValueError: the command is empty or cannot be split into words.
+  """
+  try:
+    words = shlex.split(command)
+  except ValueError as error:
+    raise ValueError(f"{key}={command!r}: {error}") from error
+  if not words:
+    raise ValueError(f"{key}={command!r}: allowed a command")
+  # Files are named relative to the folder of the run.
+  words = [os.path.abspath(w) if os.path.isfile(w) else w for w in words]
+
+  def verify(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+    question = {"prompt": prompt, "completion": completion, "row": row}
+    return _run(words, json.dumps(question, default=str))
+
+  return verify
+
+
+def _run(words: Sequence[str], text: str) -> float:
+  # A command may leave behind files that cannot be removed.
+  with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    try:
+      done = subprocess.run(
+          words,
+          input=text,
+          capture_output=True,
+          text=True,
+          check=False,
+          cwd=folder,
+          env=sandbox.environment(folder),
+          preexec_fn=processes.die_with_parent,
+      )
+    except OSError as error:
+      raise base.RewardError("exit", f"{words[0]}: {error}") from error
+  if done.returncode:
+    raise base.RewardError(
+        "exit", f"{words[0]} ended with {done.returncode}: {done.stderr[-200:]}"
+    )
+  lines = [line for line in done.stdout.split("\n") if line.strip()]
+  last = lines[-1] if lines else ""
+  try:
+    return float(last)
+  except ValueError as error:
+    raise base.RewardError("nan", f"{words[0]} wrote {last[:80]!r}") from error

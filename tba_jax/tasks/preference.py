@@ -1,12 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Preference: texts of a small random language, liked by a known reward.
+"""Preference: texts of a small random language, with a known reward.
 
 A controlled stand-in for learning from preferences. Supervised fine-tuning
-learns a language: a random chain of letters with random lengths. The reward is
-a known function of the completion, whatever its language, so there is no error
-of a learned reward, and a policy that gives up the language for reward shows
-it: as KL to the reference, and as perplexity under it.
+learns a language: a Markov chain over letters with random lengths. The reward
+is a known function of the completion, so it has no model error, and a policy
+that trades the language for reward shows it as KL to the reference policy and
+as perplexity under it.
 
 The prompt `ab:` asks for letters that "a" and "b" like. With random likings
 u in [-1, 1], fixed by `split_seed`, the completion y_1 … y_n has
@@ -25,19 +25,17 @@ import numpy as np
 from tba_jax.tasks import base
 
 _PROMPT_END = ":"
-# Of the language: below 1 few letters are likely after another, and the share
-# of texts that end after each letter.
+# Dirichlet concentration of the chain: below 1, few letters follow another.
 _CONCENTRATION = 0.5
-_STOP_SHARE = 0.08
-# A completion is right from this share of the best reward on.
-_RIGHT_SHARE = 0.5
+_STOP_SHARE = 0.08  # probability that a text ends after a letter
+_RIGHT_SHARE = 0.5  # of the best reward, from which a completion is right
 
 
 class Preference(base.Task):
   """Prompts of two letters; the reward is a sum of likings.
 
   num_letters: of the language.
-  max_letters: of a completion of the language; more count, too.
+  max_letters: of a completion of the language; a longer one is not cut.
   held_out_fraction: share of the prompts that training never sees.
   split_seed: of the language, the likings, the split and the order of prompts.
   """
@@ -58,24 +56,19 @@ class Preference(base.Task):
       held_out_fraction: float,
       split_seed: int,
   ):
-    """Draws the language and the likings.
-
-    Raises:
-      ValueError: a field is out of range, or leaves a split without prompts.
-    """
     base.check_integer("num_letters", num_letters, 2, 26)
     base.check_integer("max_letters", max_letters, 1, 1000)
     base.check_fraction("held_out_fraction", held_out_fraction)
-    base.check_integer("split_seed", split_seed, 0, 2**63 - 1)
+    base.check_integer("split_seed", split_seed)
     self._letters = string.ascii_lowercase[:num_letters]
     self._max_letters = max_letters
     rng = np.random.default_rng(split_seed)
     shape = (num_letters, num_letters)
-    # Row: the letter before; column: the letter after it.
+    # Row: previous letter; column: next letter.
     self._next_AxA = rng.dirichlet(
         np.full(num_letters, _CONCENTRATION), size=num_letters
     )
-    # Row: a letter of the prompt; column: one of the completion.
+    # Row: letter of the prompt; column: letter of the completion.
     self._likings_AxA = rng.uniform(-1, 1, size=shape)
     prompts = [a + b for a in self._letters for b in self._letters]
     rng.shuffle(prompts)
@@ -100,7 +93,7 @@ class Preference(base.Task):
     return self._prompts[split][index] + _PROMPT_END
 
   def reward(self, split: str, index: int, completion: str) -> float:
-    """Returns the mean liking; what is no letter is liked by -1."""
+    """Returns the mean liking; a character that is no letter counts -1."""
     likings_A = self._likings_of(split, index)
     found = (self._letters.find(letter) for letter in completion)
     total = sum(-1.0 if i < 0 else likings_A[i] for i in found)
@@ -149,11 +142,10 @@ class Preference(base.Task):
 
   @property
   def max_completion_tokens(self) -> int:
-    # With the stop token.
-    return self._max_letters + 1
+    return self._max_letters + 1  # and the stop token
 
   def _likings_of(self, split: str, index: int) -> np.ndarray:
-    """Returns how each letter is liked by a prompt."""
+    """Returns the mean liking of each letter by a prompt's two."""
     first, second = (
         self._letters.index(letter)
         for letter in self.prompt(split, index).removesuffix(_PROMPT_END)

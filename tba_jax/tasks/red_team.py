@@ -2,22 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Automated red-teaming: prompts under which a given model misbehaves.
 
-A safety tool: whoever answers for a model learns under which prompts it goes
-wrong, so that it can be mended and tested again. It ships no attacks, and the
-models that it looks at and the classifier that says what is wrong are the
-user's own.
+A safety tool: whoever is responsible for a model finds prompts under which it
+fails, so that it can be fixed and tested again. It ships no attacks; the tested
+model and the classifier of its answers are the user's own.
 
 An attacker policy completes one fixed prompt; the completion is an attack. A
 frozen victim answers it several times, and a classifier gives each answer r a
-probability C(r) of being harmful. The reward is the mean of log C(r), and the
-attack succeeds where the mean of C(r) is above a threshold. What needs JAX
-(victim, classifier, sentence encoder) is in `tba_jax/red_team/`.
+probability C(r) of being harmful. The reward is the mean of log C(r); an attack
+succeeds if the mean of C(r) is above a threshold. Victim, classifier and
+sentence encoder need JAX and are in `rewards/red_team.py`.
 
 Source: Lee et al. 2025 (arXiv:2405.18540), trained with Bartoldson et al. 2025
 (arXiv:2503.18929) §5.1.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import pathlib
 import re
 from typing import Any, ClassVar
@@ -46,7 +45,7 @@ _PATTERN = r" ?[A-Za-z]+|[^A-Za-z]"
 
 
 class RedTeam(base.Task):
-  """One prompt for the attacker; what an attack is worth the judge says.
+  """One prompt for the attacker, many attacks.
 
   prompt: that the attacker completes; the same one always.
   instructions: what the attacker is fine-tuned on, its first attacks: a JSON
@@ -81,6 +80,7 @@ class RedTeam(base.Task):
   """
 
   name: ClassVar[str] = "red_team"
+  reads_data: ClassVar[bool] = True
   FIELDS: ClassVar = {
       "prompt": " say",
       "instructions": MADE_UP,
@@ -106,19 +106,14 @@ class RedTeam(base.Task):
   }
 
   def __init__(self, **fields):
-    """Takes the fields of `FIELDS`, and reads the instructions.
-
-    Raises:
-      ValueError: a field is out of range, or a file or folder is not there.
-    """
     _check(fields)
     self._fields = dict(fields)
     self._blocks: int = fields["evaluation_blocks"]
     source = fields["instructions"]
     self._instructions: dict[str, str] | None = None
     if source != MADE_UP:
-      self.instructions_report = rows.Report()
-      self._instructions = _read(source, self.instructions_report)
+      self.report = rows.DataReport()
+      self._instructions = _read(source, self.report)
 
   def setting(self, name: str) -> Any:
     """Returns a field, as it was given."""
@@ -139,7 +134,7 @@ class RedTeam(base.Task):
 
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
     raise base.RewardError(
-        "victim", "an attack is judged by a victim: tba_jax/rewards/red_team.py"
+        "victim", "attacks are judged by rewards/red_team.py"
     )
 
   def reference_completion(
@@ -156,20 +151,20 @@ class RedTeam(base.Task):
         for is_fruit in kinds
     )
 
-  def leave_out_long(
-      self, num_tokens: Callable[[str], int], max_tokens: int
+  def drop_long(
+      self, tokenizer: Any, max_prompt_tokens: int, max_answer_tokens: int = 0
   ) -> None:
-    if self._instructions is None:
+    if self._instructions is None or not max_answer_tokens:
       return
     for text, place in list(self._instructions.items()):
-      if num_tokens(text) > max_tokens:
+      if len(tokenizer.encode(text)) > max_answer_tokens:
         del self._instructions[text]
-        self.instructions_report.leave_out(base.TRAIN, "answer_too_long", place)
-    self.instructions_report.used[base.TRAIN] = len(self._instructions)
+        self.report.leave_out(base.TRAIN, "answer_too_long", place)
+    self.report.used[base.TRAIN] = len(self._instructions)
     if not self._instructions:
       raise ValueError(
-          f"config.sampling.max_completion_tokens={max_tokens + 1}: every"
-          " instruction of config.task.instructions is longer"
+          f"config.sampling.max_completion_tokens={max_answer_tokens + 1}:"
+          " every instruction of config.task.instructions is longer"
       )
 
   def tokenizer_words(self) -> Sequence[str]:
@@ -195,8 +190,8 @@ class RedTeam(base.Task):
     return 1 + max(len(re.findall(_PATTERN, t)) for t in self._instructions)
 
 
-def _read(source: str, report: rows.Report) -> dict[str, str]:
-  """Returns the place of each instruction by its text, each text once."""
+def _read(source: str, report: rows.DataReport) -> dict[str, str]:
+  """Returns the place of each distinct instruction."""
   path = pathlib.Path(source).expanduser()
   if not path.is_file():
     raise ValueError(
@@ -221,7 +216,7 @@ def _read(source: str, report: rows.Report) -> dict[str, str]:
   report.used[base.TRAIN] = len(places)
   if not places:
     raise ValueError(
-        f"config.task.instructions={source!r}: it has none."
+        f"config.task.instructions={source!r}: no row can be used,"
         f" {'; '.join(report.lines())}"
     )
   return places
