@@ -19,7 +19,6 @@ from tba_jax.monitor import run_directory
 from tba_jax.system import bucket
 from tba_jax.system import processes
 from tba_jax.tasks import build
-from tba_jax.tasks import rows_task
 from tba_jax.transport import base
 
 # Program -> its meaning, and its module with `run_PROGRAM` or `run(config,
@@ -50,7 +49,6 @@ _OF_A_RUN = (
 )  # fmt: skip
 # They say what they read, where the task is made of rows of data.
 _SHOW_DATA = ("train", "sft", "evaluate", "plan")
-_OF_ROWS = ("chat", "gsm8k", "math", "own", "red_team", "tldr")
 _WITHOUT_WORKDIR = ("plan", "report", "generate", "score")
 # They work on a finished run, and may do so with other settings than it had.
 _AFTER_A_RUN = ("evaluate", "export")
@@ -97,8 +95,8 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     config = _load_config(name, workdir, overrides)
     if config is not None:
       validate.validate(config, program=name)
-      if name in _SHOW_DATA and config.task.name in _OF_ROWS:
-        rows_task.show_data(build.make_task(config.task))
+      if name in _SHOW_DATA:
+        build.print_data(config)
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG

@@ -27,6 +27,7 @@ from tba_jax.models import hf_config
 from tba_jax.system import processes
 from tba_jax.tasks import base
 from tba_jax.tasks import build
+from tba_jax.tasks import rows
 
 ConfigError = load.ConfigError
 
@@ -821,8 +822,8 @@ def _check_task(
   lines = []
   if good.get("tokenizer.source") == "task":  # Others have other tokens.
     # Rows of data that are too long are left out.
-    longest = 0 if base.has_report(task) else task.max_prompt_tokens
-    read = base.report_of(task) is not None
+    longest = 0 if isinstance(task, rows.RowsTask) else task.max_prompt_tokens
+    read = task.report is not None
     longest_completion = 0 if read else task.max_completion_tokens
     for key, needed, what in (
         ("sampling.max_prompt_tokens", longest, "prompt"),

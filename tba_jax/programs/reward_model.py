@@ -80,7 +80,7 @@ class Pair:
 def read_pairs(
     rows: Iterable[rows_lib.Row],
     split: str,
-    report: rows_lib.Report,
+    report: rows_lib.DataReport,
     *,
     fits: Callable[[Pair], str],
     stop_text: str,
@@ -94,7 +94,7 @@ def read_pairs(
     rows: of the split.
     split: its name in the report.
     report: counts and places.
-    fits: pair -> "", or a reason of `examples.REASONS` to leave it out.
+    fits: pair -> "", or a reason of `rows.REASONS` to leave it out.
     stop_text: of the tokenizer.
   """
   pairs, num_rows = [], 0
@@ -133,7 +133,7 @@ def load_pairs(
     key: str,
     split: str,
     task: base.Task,
-    report: rows_lib.Report,
+    report: rows_lib.DataReport,
     *,
     fits: Callable[[Pair], str],
     stop_text: str,
@@ -665,7 +665,7 @@ def _read_pairs(
     return next((why for ids, (most, why) in found if len(ids) > most), "")
 
   task = build.make_task(config.task)
-  report = rows_lib.Report()
+  report = rows_lib.DataReport()
   pairs = {
       split: load_pairs(
           settings[split],

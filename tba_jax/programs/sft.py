@@ -27,7 +27,7 @@ from tba_jax.losses import objective
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.tasks import base
-from tba_jax.tasks import rows_task
+from tba_jax.tasks import rows
 from tba_jax.training import batches
 from tba_jax.training import evaluator as evaluator_lib
 from tba_jax.training import offline
@@ -181,12 +181,8 @@ def run(
     return {**result, "skipped": True, "wall_s": time.perf_counter() - started}
 
   policy = policy_lib.make_policy(config, workdir, scratch=True)
-  policy.task.leave_out_long(
-      lambda text: len(policy.tokenizer.encode(text)),
-      config.sampling.max_completion_tokens - 1,
-  )
   # Only the tokenizer knows what is too long.
-  rows_task.write_data_report(
+  rows.write_report(
       policy.task,
       folder.parent,
       lambda kind, line: print(f"data: {line}", flush=True),

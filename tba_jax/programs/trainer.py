@@ -39,7 +39,7 @@ from tba_jax.replay import similarity
 from tba_jax.system import bucket
 from tba_jax.system import processes
 from tba_jax.tasks import base as tasks_base
-from tba_jax.tasks import rows_task
+from tba_jax.tasks import rows
 from tba_jax.training import agreement
 from tba_jax.training import batches
 from tba_jax.training import checkpoint
@@ -243,7 +243,7 @@ class Trainer:
     )
     closing.callback(self._evaluations.close)
     self._guards = guards_lib.Guards(config.guards, saved.get("guards"))
-    rows_task.write_data_report(policy.task, run.workdir, events.write)
+    rows.write_report(policy.task, run.workdir, events.write)
     drain.start()
     return saved
 

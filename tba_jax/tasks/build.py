@@ -9,6 +9,8 @@ process of the run builds the task, so the module has to be on the path of each
 
 from collections.abc import Mapping
 import importlib
+import pathlib
+import re
 from typing import Any
 
 import ml_collections
@@ -22,6 +24,7 @@ from tba_jax.tasks import math
 from tba_jax.tasks import own
 from tba_jax.tasks import preference
 from tba_jax.tasks import red_team
+from tba_jax.tasks import rows
 from tba_jax.tasks import tldr
 
 TASKS: Mapping[str, type[base.Task]] = {
@@ -91,3 +94,42 @@ def make_task(config_task: ml_collections.ConfigDict) -> base.Task:
           f" allowed {sorted(task_class.FIELDS)}"
       )
   return task_class(**{**task_class.FIELDS, **given})
+
+
+class _Words:
+  """What `drop_long` needs of the tokenizer that a task describes."""
+
+  def __init__(self, task: base.Task):
+    self.encode = self.encode_prompt = re.compile(
+        task.tokenizer_pattern, re.S
+    ).findall
+
+
+def print_data(config: ml_collections.ConfigDict) -> None:
+  """Prints what a task reads of its data, what it leaves out, and warnings.
+
+  Args:
+    config: reads `task`, `tokenizer`, `init`, `sft.init` and `sampling`.
+
+  Raises:
+    ValueError: the data or the tokenizer cannot be read.
+  """
+  if not find(config.task.name).reads_data:
+    return
+  task = make_task(config.task)
+  start = config.sft.init if config.init == "sft" else config.init
+  folder = config.tokenizer.source
+  if folder == "task" and start != "scratch":
+    folder = str(pathlib.Path(start).expanduser())
+  if folder == "task":
+    tokenizer = _Words(task)
+    if isinstance(task, rows.RowsTask):
+      task.warn_of_unseen_words()
+  else:
+    # Takes seconds to import.
+    from tba_jax.models import tokenizer as tokenizer_lib  # pylint: disable=g-import-not-at-top
+
+    tokenizer = tokenizer_lib.load(folder, bos=config.tokenizer.bos)
+  task.drop_long(tokenizer, config.sampling.max_prompt_tokens)
+  for line in task.report.lines():
+    print(f"data: {line}", flush=True)

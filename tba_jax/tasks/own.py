@@ -103,9 +103,7 @@ class Own(rows.RowsTask):
     self._parts = parse_rewards("config.task.rewards", fields["rewards"])
     if fields["verifier"]:
       command = make_command("config.task.verifier", fields["verifier"])
-      self._parts.append(
-          Part("verifier", command, fields["verifier_weight"])
-      )
+      self._parts.append(Part("verifier", command, fields["verifier_weight"]))
     if not self._parts:
       raise ValueError(
           f"config.task.rewards={fields['rewards']!r}: allowed one or more"
@@ -134,7 +132,10 @@ class Own(rows.RowsTask):
     kind = self._fields["answer_kind"]
     if kind == "none":
       return prompt, answer
-    if not answer.strip() or _filled(self._fields["completion"], fields) is None:
+    if (
+        not answer.strip()
+        or _filled(self._fields["completion"], fields) is None
+    ):
       return "no_answer"
     if kind == "number" and answers.last_number(answer) is None:
       return "no_number"

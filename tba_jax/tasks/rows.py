@@ -276,12 +276,8 @@ class RowsTask(base.Task):
       )
     order = np.random.default_rng([seed, 0x7A1]).permutation(len(found))
     chosen = set(order[:num_prompts].tolist())
-    self._keep(
-        base.VALIDATION, [e for i, e in enumerate(found) if i in chosen]
-    )
-    self._keep(
-        base.TRAIN, [e for i, e in enumerate(found) if i not in chosen]
-    )
+    self._keep(base.VALIDATION, [e for i, e in enumerate(found) if i in chosen])
+    self._keep(base.TRAIN, [e for i, e in enumerate(found) if i not in chosen])
 
   def _keep(self, split: str, found: list[Example]) -> None:
     """Sets the examples of a split, with their indices."""

@@ -21,7 +21,6 @@ from tba_jax.sampling import decode
 from tba_jax.sampling import logits
 from tba_jax.tasks import base
 from tba_jax.tasks import build as tasks_build
-from tba_jax.tasks import rows_task
 from tba_jax.training import lora
 from tba_jax.training import sharding
 
@@ -113,14 +112,12 @@ def make_policy(
         task.tokenizer_words(), task.tokenizer_pattern
     )
   add_stops(config, tokenizer)
-  if base.has_report(task):
-    task = rows_task.Limited(
-        task,
-        num_tokens=lambda text: len(tokenizer.encode_prompt(text)),
-        max_prompt_tokens=config.sampling.max_prompt_tokens,
-        # What fine-tuning learns to write has a stop token.
-        max_answer_tokens=scratch * (config.sampling.max_completion_tokens - 1),
-    )
+  task.drop_long(
+      tokenizer,
+      config.sampling.max_prompt_tokens,
+      # What fine-tuning learns to write has a stop token.
+      max_answer_tokens=scratch * (config.sampling.max_completion_tokens - 1),
+  )
   if folder is None:
     model_config = config_lib.ModelConfig.from_config(
         config.model,

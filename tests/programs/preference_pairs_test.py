@@ -35,7 +35,7 @@ class ReadTest(parameterized.TestCase):
             (r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows
         )
     )
-    self.report = rows_lib.Report()
+    self.report = rows_lib.DataReport()
     return reward_model.load_pairs(
         str(folder / "pairs.jsonl"),
         "config.reward_model.train",

@@ -162,3 +162,9 @@ class FakeTask(base.Task):
 
   def tokenizer_words(self) -> list[str]:
     return [str(digit) for digit in range(10)]
+
+
+class Characters:
+  """A tokenizer with one token a character."""
+
+  encode = encode_prompt = staticmethod(list)

@@ -10,6 +10,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
+from tba_jax.tasks import arithmetic
+from tba_jax.tasks import base
 from tba_jax.tasks import countdown
 
 _DEFAULT = countdown.Countdown(**countdown.Countdown.FIELDS)
@@ -302,6 +304,105 @@ class FieldsTest(parameterized.TestCase):
     for call in (_DEFAULT.num_prompts, lambda s: _DEFAULT.prompt(s, 0)):
       with self.assertRaisesRegex(ValueError, "split 'test'"):
         call("test")
+
+
+class CountdownReasonTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("4*3=12,12+7=19,19-2=17", ""),
+      ("", "is empty"),
+      ("4*3=12," * 9, "has 63 characters, a solution up to 27"),
+      ("17", 'step 1: "17" is not of the form 4*3=12'),
+      ("4*3=12,12+7=17", "step 2: 12+7 is 19, not 17"),
+      ("4*3=12,12+7=19,19+2=21", "gives 21, not 17"),
+      ("4*3=12,12+3=15,15+2=17", "step 2: uses 3 once too often"),
+      (
+          "4*3=12,12-5=7,7+7=14",
+          "step 2: uses 5, which is not among 7, 2",
+      ),
+      ("7*2=14,14+3=17", "ends with 4, 17 left over"),
+      (
+          "4*3=12,12+7=19,19-2=17,1+1=2",
+          "has 28 characters, a solution up to 27",
+      ),
+      ("4-3=1,7+2=9,9+1=10,10-7=3", "has more than 3 steps"),
+      (
+          "3*4=12,12+7=19,19-2=17",
+          "step 1: the larger of 3 and 4 has to stand first",
+      ),
+      ("7-7=0,4*3=12,12+2=14", "step 1: 0 is not from 1 to 99"),
+      ("4*3=12, 12+7=19", 'step 2: " 12+7=19" is not of the form 4*3=12'),
+  )
+  def test_words(self, text, reason):
+    self.assertEqual(countdown.explain([3, 4, 7, 2], 17, text), reason)
+
+  @parameterized.parameters("train", "held_out")
+  def test_there_is_a_reason_exactly_where_there_is_no_reward(self, split):
+    task = _DEFAULT
+    rng = np.random.default_rng(0)
+    words = task.tokenizer_words()
+    counts = [0, 0]
+    for i in range(300):
+      text = task.reference_completion(split, i, rng)
+      place = rng.integers(len(text) + 1)
+      for one in (text, text[:place], text[:place] + rng.choice(words)):
+        right = task.solution_key(split, i, one) is not None
+        self.assertEqual(task.explain(split, i, one) == "", right, one)
+        counts[right] += 1
+    self.assertGreater(min(counts), 100)
+
+
+def _sparse(**fields) -> countdown.CountdownSparse:
+  cls = countdown.CountdownSparse
+  return cls(**{**cls.FIELDS, **fields})
+
+
+def _random_chain(prompt: str, rng: np.random.Generator) -> str:
+  """Steps with operands and operations drawn evenly, as far as they go."""
+  left = [int(n) for n in prompt.partition(">")[0].split(",")]
+  steps = []
+  while len(left) > 1:
+    i, j = rng.choice(len(left), size=2, replace=False)
+    a, b = max(left[i], left[j]), min(left[i], left[j])
+    operation = str(rng.choice(list(arithmetic.OPERATIONS)))
+    result = arithmetic.OPERATIONS[operation](a, b)
+    left = [n for k, n in enumerate(left) if k not in (i, j)] + [result]
+    steps.append(f"{a}{operation}{b}={result}")
+  return ",".join(steps)
+
+
+class CountdownSparseTest(parameterized.TestCase):
+
+  @parameterized.parameters(1, 2)
+  def test_no_pair_has_more_solutions(self, limit):
+    task = _sparse(max_solutions=limit)
+    found = {
+        task.num_solutions(split, i)
+        for split in base.SPLITS
+        for i in range(0, task.num_prompts(split), 101)
+    }
+    self.assertEqual(found, set(range(1, limit + 1)))
+
+  def test_references_are_right(self):
+    task = _sparse()
+    rng = np.random.default_rng(0)
+    for i in range(0, task.num_prompts("train"), 997):
+      solution = task.reference_completion("train", i, rng)
+      self.assertEqual(task.reward("train", i, solution), 1.0)
+
+  def test_reward_is_rare(self):
+    task = _sparse()
+    rng = np.random.default_rng(1)
+    size = task.num_prompts("train")
+    rewards = [
+        task.reward("train", i, _random_chain(task.prompt("train", i), rng))
+        for i in rng.integers(size, size=3000).tolist()
+    ]
+    self.assertBetween(np.mean(rewards), 0.001, 0.02)
+
+  def test_a_wrong_field(self):
+    with self.assertRaisesRegex(ValueError, "config.task.max_solutions=0"):
+      _sparse(max_solutions=0)
 
 
 if __name__ == "__main__":

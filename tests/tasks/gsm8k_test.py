@@ -12,10 +12,11 @@ import pathlib
 from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
+import pyarrow
+from pyarrow import parquet
 
 from tba_jax.tasks import answers
 from tba_jax.tasks import build
-from tba_jax.tasks import gsm8k
 
 _REAL = pathlib.Path(os.environ.get("TBA_JAX_DATA", "")) / "gsm8k"
 
@@ -77,6 +78,7 @@ class Gsm8kTest(parameterized.TestCase):
       ("last_number", "", 0.0),
       ("last_number", "-2", 0.0),
       ("hash", "It is 2", 0.0),
+      ("answer", "So.\n#### 2 apples\n\nQuestion: 3", 1.0),
       ("hash", "So.\n#### 2", 1.0),
       ("hash", "#### 2\n#### 3", 0.0),
   )
@@ -96,6 +98,17 @@ class Gsm8kTest(parameterized.TestCase):
   def test_reason(self, rule, completion, reason):
     task = self.make(answer_rule=rule)
     self.assertEqual(task.explain("train", 0, completion), reason)
+
+  def test_parquet_files_of_the_hub(self):
+    for split, question in (("train", "a?"), ("test", "b?")):
+      for name in ("main", "socratic"):
+        path = self.folder / name / f"{split}-00000-of-00001.parquet"
+        path.parent.mkdir(exist_ok=True)
+        row = {"question": f"{name} {question}", "answer": "#### 1"}
+        parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+    task = _task(data=str(self.folder), prompt_format="plain")
+    self.assertEqual(task.num_prompts("train"), 1)
+    self.assertEqual(task.prompt("train", 0), "main a?\n")
 
   def test_white_space_is_no_other_solution(self):
     task = self.make()
@@ -128,33 +141,6 @@ class Gsm8kTest(parameterized.TestCase):
       self.assertEqual(
           report.places("train", reason), [f"train.jsonl:{n}" for n in lines]
       )
-
-  def test_validation_problems_are_training_problems(self):
-    data = self.write(
-        train=[(f"{i}?", f"#### {i}") for i in range(9)], test=[("x?", "1")]
-    )
-    whole = _task(data=data)
-    task = _task(data=data, validation_prompts=3, split_seed=1)
-    self.assertEqual(task.splits, ("train", "held_out", "validation"))
-    parts = {
-        split: {task.prompt(split, i) for i in range(task.num_prompts(split))}
-        for split in task.splits
-    }
-    self.assertLen(parts["validation"], 3)
-    self.assertEqual(
-        task.report.used, {"train": 6, "held_out": 1, "validation": 3}
-    )
-    self.assertLen(task.report.lines(), 3)
-    self.assertEmpty(parts["validation"] & parts["train"])
-    self.assertEqual(
-        parts["validation"] | parts["train"],
-        {whole.prompt("train", i) for i in range(9)},
-    )
-    other = _task(data=data, validation_prompts=3, split_seed=2)
-    self.assertNotEqual(
-        [task.prompt("validation", i) for i in range(3)],
-        [other.prompt("validation", i) for i in range(3)],
-    )
 
   @parameterized.parameters(
       ({"prompt_format": "x"}, "config.task.prompt_format='x'.*sft"),
@@ -210,15 +196,9 @@ class RealDataTest(absltest.TestCase):
         right = float(answer.rpartition("#### ")[2].replace(",", ""))
         self.assertEqual(answers.last_number(answer), right)
         self.assertEqual(task.reward(split, i, solution), 1.0)
-        self.assertEqual(answers.final_number(solution), right)
+        self.assertEqual(answers.number_after_hashes(solution), right)
         wrong = f"{solution}0"
         self.assertEqual(task.reward(split, i, wrong), float(right == 0))
-
-
-class FormatsTest(absltest.TestCase):
-
-  def test_every_format_has_an_opening(self):
-    self.assertEqual(set(gsm8k.FORMATS), set(gsm8k._OPENINGS))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from tba_jax.models import tokenizer
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 from tba_jax.tasks import red_team
+from tests.support import fakes
 
 
 def _make(**changes):
@@ -74,25 +75,25 @@ class RedTeamTest(parameterized.TestCase):
     ]
     path.write_text("\n".join(rows))
     task = _make(instructions=str(path))
-    report = base.report_of(task)
+    report = task.report
     places = lambda *lines: [f"instructions.jsonl:{n}" for n in lines]
     self.assertEqual(report.places(base.TRAIN, "malformed"), places(2, 3))
     self.assertEqual(report.places(base.TRAIN, "no_answer"), places(4, 5))
     self.assertEqual(report.places(base.TRAIN, "duplicate"), places(6))
     self.assertIn("train: 2 prompts of 7 rows", report.lines())
-    task.leave_out_long(len, 10)
+    task.drop_long(fakes.Characters(), 1, 10)
     self.assertEqual(report.places(base.TRAIN, "answer_too_long"), places(7))
     self.assertEqual(report.used[base.TRAIN], 1)
     rng = np.random.default_rng(0)
     self.assertEqual(task.reference_completion(base.TRAIN, 0, rng), " Sing.")
     with self.assertRaisesRegex(ValueError, "max_completion_tokens=3: every"):
-      task.leave_out_long(len, 2)
-    self.assertIsNone(base.report_of(_make()))
+      task.drop_long(fakes.Characters(), 1, 2)
+    self.assertIsNone(_make().report)
 
   @parameterized.parameters(
-      ('{"text": "x"}', "has none.*1 row left out, each has no answer.*l:1"),
-      ("[", "has none.*no JSON object.*instructions.jsonl:1"),
-      ("", "has none"),
+      ('{"text": "x"}', "1 row left out, each has no answer.*l:1"),
+      ("[", "not a JSON object.*instructions.jsonl:1"),
+      ("", "train: 0 prompts of 0 rows"),
   )
   def test_a_file_that_is_wrong(self, text, message):
     path = self.folder / "instructions.jsonl"

@@ -1,22 +1,31 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of every kind of source, each with the place that it came from."""
+"""Rows of every kind of source, what is left out, and what is an error."""
 
+import contextlib
+import io
 import json
 import pathlib
 
 from absl.testing import absltest
+from absl.testing import parameterized
+import ml_collections
 import pyarrow
 from pyarrow import parquet
 
+from tba_jax.config import settings
+from tba_jax.system import jsonl
+from tba_jax.tasks import base
+from tba_jax.tasks import build
 from tba_jax.tasks import rows
+from tests.support import fakes
 
 
 def _table(*prompts: str) -> pyarrow.Table:
   return pyarrow.table({"prompt": list(prompts), "n": range(len(prompts))})
 
 
-class RowsTest(absltest.TestCase):
+class ReadRowsTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -36,39 +45,16 @@ class RowsTest(absltest.TestCase):
     state = {"_data_files": [{"filename": name} for name in names]}
     (folder / "state.json").write_text(json.dumps(state))
 
-  def test_jsonl_with_lines_that_are_none(self):
-    (self.folder / "a.jsonl").write_bytes(
-        b'{"prompt": "x"}\n\nnot json\n[1]\n\xff\n{"prompt": "y"}'
+  def test_jsonl(self):
+    (self.folder / "train.jsonl").write_bytes(
+        b'{"prompt": "x"}\n\nnot json\n[1]\n\xff\n{"prompt": "\\ud83d"}\n'
+        b'{"prompt": "\\ud83d\\ude00"}'
     )
-    self.assertEqual(
-        self.read("a.jsonl"),
-        [
-            ("a.jsonl:1", {"prompt": "x"}),
-            ("a.jsonl:3", None),
-            ("a.jsonl:4", None),
-            ("a.jsonl:5", None),
-            ("a.jsonl:6", {"prompt": "y"}),
-        ],
-    )
-
-  def test_half_a_character_is_no_text(self):
-    (self.folder / "a.jsonl").write_bytes(
-        b'{"prompt": "\\ud83d"}\n{"prompt": "\\ud83d\\ude00"}\n'
-    )
-    self.assertEqual(
-        self.read("a.jsonl"),
-        [("a.jsonl:1", None), ("a.jsonl:2", {"prompt": "\U0001f600"})],
-    )
-
-  def test_a_damaged_data_set_is_named(self):
-    folder = self.folder / "one"
-    self.save(folder, _table("a"))
-    (folder / "data-00000.arrow").write_bytes(b"")
-    with self.assertRaisesRegex(ValueError, "train=.*data-00000.arrow cannot"):
-      self.read("one")
-    (folder / "state.json").write_text("{}")
-    with self.assertRaisesRegex(ValueError, "one cannot.*_data_files"):
-      self.read("one")
+    expected = [("train.jsonl:1", {"prompt": "x"})]
+    expected += [(f"train.jsonl:{line}", None) for line in (3, 4, 5, 6)]
+    expected += [("train.jsonl:7", {"prompt": "\U0001f600"})]
+    self.assertEqual(self.read("train.jsonl"), expected)
+    self.assertEqual(self.read("[train]"), expected)
 
   def test_a_saved_data_set(self):
     self.save(self.folder / "one", _table("a", "b"), _table("c"))
@@ -83,6 +69,16 @@ class RowsTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "has no splits"):
       self.read("one[train]")
 
+  def test_a_damaged_data_set_is_named(self):
+    folder = self.folder / "one"
+    self.save(folder, _table("a"))
+    (folder / "data-00000.arrow").write_bytes(b"")
+    with self.assertRaisesRegex(ValueError, "train=.*data-00000.arrow cannot"):
+      self.read("one")
+    (folder / "state.json").write_text("{}")
+    with self.assertRaisesRegex(ValueError, "one cannot.*_data_files"):
+      self.read("one")
+
   def test_a_saved_data_set_with_splits(self):
     self.save(self.folder / "d" / "train", _table("a"))
     self.save(self.folder / "d" / "test", _table("b"))
@@ -96,28 +92,239 @@ class RowsTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, r"one of \['train', 'test'\]"):
       self.read("d")
 
-  def test_parquet_as_the_hub_names_it(self):
-    data = self.folder / "hub" / "data"
-    data.mkdir(parents=True)
-    parquet.write_table(_table("a"), data / "train-00000-of-00001.parquet")
-    parquet.write_table(_table("b"), data / "test-00000-of-00001.parquet")
-    place = "data/train-00000-of-00001.parquet:1"
-    self.assertEqual(
-        self.read("hub[train]"), [(place, {"prompt": "a", "n": 0})]
-    )
-    with self.assertRaisesRegex(ValueError, "with this split"):
-      self.read("hub[dev]")
+  @parameterized.parameters(
+      "{}.parquet",
+      "data/{}-00000-of-00001.parquet",
+      "data/{}-00000-of-00001-a1b2c3d4e5f60718.parquet",
+      "default/{}/0000.parquet",
+      "default/partial-{}/0000.parquet",
+  )
+  def test_parquet_as_the_hub_names_it(self, name):
+    for split, prompt in (("train", "a"), ("test", "b")):
+      path = self.folder / name.format(split)
+      path.parent.mkdir(parents=True, exist_ok=True)
+      parquet.write_table(_table(prompt), path)
+      row = {"prompt": prompt, "n": 0}
+      place = f"{name.format(split)}:1"
+      self.assertEqual(self.read(f"[{split}]"), [(place, row)])
+      # The file itself.
+      self.assertEqual(self.read(name.format(split)), [(f"{path.name}:1", row)])
+    with self.assertRaisesRegex(ValueError, "train=.*has no split 'dev'"):
+      self.read("[dev]")
 
   def test_nothing_there(self):
     (self.folder / "empty").mkdir()
     (self.folder / "a.jsonl").write_text("{}")
-    for source, message in (
-        ("nope.jsonl", "no such file or folder"),
-        ("empty", "allowed a folder that TFDS prepared"),
-        ("a.jsonl[train]", "a file has no splits"),
-    ):
-      with self.assertRaisesRegex(ValueError, f"config.task.train=.*{message}"):
+    for source in ("nope.jsonl", "empty", "a.jsonl[train]"):
+      with self.assertRaisesRegex(
+          ValueError, f"config.task.train=.*{source[:5]}"
+      ):
         self.read(source)
+
+
+class _Letters(rows.RowsTask):
+  name = "letters"
+
+  def _make(self, fields):
+    prompt, answer = fields.get("prompt"), fields.get("answer")
+    if not prompt:
+      return "no_prompt"
+    return (prompt, answer) if answer else "no_answer"
+
+  def _shortened(self, example, fits):
+    short = example.fields.get("short")
+    return short if short and fits(short) else None
+
+  def judge(self, split, index, completion):
+    return base.Judgement(float(index), completion, {"index": index})
+
+
+def _rows(split: str, prompts: str) -> list[rows.Row]:
+  return [
+      rows.Row(f"{split}:{i}", {"prompt": p, "answer": f"answer {i}"})
+      for i, p in enumerate(prompts.split())
+  ]
+
+
+def _letters(*, kwargs=None, **splits) -> _Letters:
+  made = {
+      split: _rows(split, found) if isinstance(found, str) else found
+      for split, found in splits.items()
+  }
+  return _Letters(made, **kwargs or {})
+
+
+class RowsTaskTest(parameterized.TestCase):
+
+  def test_what_is_wrong_is_left_out_with_its_place(self):
+    fields = [
+        {"prompt": "a", "answer": "1"},
+        None,
+        {"prompt": "", "answer": "1"},
+        {"prompt": "b", "answer": ""},
+        {"prompt": "a", "answer": "2"},
+        {"prompt": "c", "answer": "3"},
+    ] + [None] * 6
+    task = _letters(
+        train=[rows.Row(f"f:{n}", f) for n, f in enumerate(fields, 1)],
+        held_out="z",
+    )
+    self.assertEqual([task.example("train", i).place for i in range(2)],
+                     ["f:1", "f:6"])  # fmt: skip
+    self.assertEqual(task.report.read, {"train": 12, "held_out": 1})
+    self.assertEqual(task.report.used, {"train": 2, "held_out": 1})
+    found = task.report.to_json()["left_out"]["train"]
+    self.assertEqual(found["no_prompt"], ["f:3"])
+    self.assertEqual(found["no_answer"], ["f:4"])
+    self.assertEqual(found["duplicate"], ["f:5"])
+    # A line names the first five places.
+    (line,) = [line for line in task.report.lines() if "JSON" in line]
+    self.assertIn("train: 7 rows left out", line)
+    self.assertIn("f:2, f:7, f:8, f:9, f:10, …", line)
+
+  @parameterized.parameters(
+      (b"", "has no rows"),
+      (b"\x00\xff\x93PK\n\x01", "not a JSON object.*train.jsonl:1"),
+      (b'{"question": "a"}\n', r"has no prompt.*fields \['question'\]"),
+  )
+  def test_a_file_without_a_usable_row_is_the_culprit(self, content, why):
+    path = pathlib.Path(self.create_tempdir().full_path) / "train.jsonl"
+    path.write_bytes(content)
+    with self.assertRaisesRegex(ValueError, f"task.train='{path}'.*{why}"):
+      _letters(
+          train=rows.Source("config.task.train", str(path)),
+          held_out="a",
+          kwargs={"validation_prompts": 20},
+      )
+
+  def test_splits_that_share_prompts(self):
+    test = [rows.Row("t:1", {"prompt": "What  is\nit?", "answer": "1"})]
+    mine = [rows.Row("x:1", {"prompt": "what is it?", "answer": "1"})]
+    for splits in (
+        dict(train=mine, held_out=test),
+        dict(train="a", held_out=test, validation=mine),
+    ):
+      with self.assertRaisesRegex(ValueError, "1 prompts.*: x:1 = t:1"):
+        _letters(**splits)
+    task = _letters(
+        train=mine + _rows("train", "a"),
+        held_out=test,
+        kwargs={"drop_shared": True},
+    )
+    self.assertEqual(task.num_prompts("train"), 1)
+    self.assertEqual(task.report.places("train", "in_test"), ["x:1"])
+
+  def test_validation_prompts_are_training_prompts(self):
+    whole = {p for p in "abcdefghi"}
+    make = lambda seed: _letters(
+        train=" ".join(sorted(whole)),
+        held_out="z",
+        kwargs={"validation_prompts": 3, "split_seed": seed},
+    )
+    prompts = lambda task, split: [
+        task.prompt(split, i) for i in range(task.num_prompts(split))
+    ]
+    task = make(1)
+    self.assertEqual(task.splits, ("train", "held_out", "validation"))
+    self.assertEqual(
+        task.report.used, {"train": 6, "held_out": 1, "validation": 3}
+    )
+    parts = [set(prompts(task, split)) for split in ("train", "validation")]
+    self.assertEqual(parts[0] | parts[1], whole)
+    self.assertEqual(
+        prompts(task, "validation"), prompts(make(1), "validation")
+    )
+    self.assertNotEqual(
+        prompts(task, "validation"), prompts(make(2), "validation")
+    )
+    with self.assertRaisesRegex(ValueError, "validation_prompts=1.*up to 0"):
+      _letters(train="a", held_out="b", kwargs={"validation_prompts": 1})
+
+  def test_long_prompts_are_dropped_and_indices_have_no_gaps(self):
+    task = _letters(train="aaa b cc dddd e", held_out="x yyyy")
+    task.drop_long(fakes.Characters(), 2)
+    prompts = [task.prompt("train", i) for i in range(3)]
+    self.assertEqual(prompts, ["b", "cc", "e"])
+    self.assertEqual(
+        [task.source_index("train", i) for i in range(3)], [1, 2, 4]
+    )
+    self.assertEqual(task.reference_completion("train", 0, None), "answer 1")
+    self.assertEqual(task.num_prompts("validation"), 0)
+    self.assertEqual(
+        task.report.places("train", "too_long"), ["train:0", "train:3"]
+    )
+    self.assertEqual(task.report.used, {"train": 3, "held_out": 1})
+    with self.assertRaisesRegex(ValueError, "max_prompt_tokens=0.*'train'"):
+      task.drop_long(fakes.Characters(), 0)
+
+  def test_a_task_may_shorten_a_prompt(self):
+    row = rows.Row("s:1", {"prompt": "aaa", "answer": "1", "short": "a"})
+    task = _letters(train=[row], held_out="x")
+    task.drop_long(fakes.Characters(), 1)
+    self.assertEqual(task.prompt("train", 0), "a")
+    self.assertEqual(task.report.count("train", "too_long"), 0)
+
+  def test_long_answers_of_training_prompts_are_dropped(self):
+    row = lambda prompt, answer: rows.Row(
+        prompt, {"prompt": prompt, "answer": answer}
+    )
+    task = _letters(
+        train=[row("a", "12"), row("b", "1")], held_out=[row("c", "123")]
+    )
+    task.drop_long(fakes.Characters(), 1, max_answer_tokens=1)
+    self.assertEqual(task.prompt("train", 0), "b")
+    self.assertEqual(task.num_prompts("held_out"), 1)
+    self.assertEqual(task.report.places("train", "answer_too_long"), ["a"])
+
+  def test_unseen_words_are_a_warning(self):
+    task = _letters(train="one two", held_out="answer")
+    task.warn_of_unseen_words()
+    self.assertEqual(task.report.warnings, [])
+    task = _letters(train="one two", held_out="answer three four")
+    task.warn_of_unseen_words()
+    (line,) = task.report.lines()[2:]
+    self.assertIn("2 of 3 held-out rows", line)
+    self.assertIn("'four', 'three'", line)
+
+
+class ReportTest(absltest.TestCase):
+
+  def test_the_report_of_a_run(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    events = []
+    for task in (
+        _letters(train="a b", held_out="c"),
+        build.make_task(ml_collections.ConfigDict({"name": "arithmetic"})),
+    ):
+      rows.write_report(task, folder, lambda *event: events.append(event))
+    lines = ["train: 2 prompts of 2 rows", "held_out: 1 prompts of 1 rows"]
+    self.assertEqual(events, [("data", line) for line in lines])
+    saved = jsonl.read_json(folder / rows.REPORT_FILE)
+    self.assertEqual(saved["used"], {"train": 2, "held_out": 1})
+
+  def test_the_terminal_shows_what_is_too_long_and_what_is_unseen(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    write = lambda name, *words: (folder / f"{name}.jsonl").write_text(
+        "".join(json.dumps({"prompt": w, "answer": w}) + "\n" for w in words)
+    )
+    write("train", "ab", "abcdef")
+    write("test", "ba", "xy")
+    config = settings.get_config()
+    config.task = ml_collections.ConfigDict(
+        dict(name="own", train=f"{folder}[train]", test=f"{folder}[test]")
+    )
+    config.sampling.max_prompt_tokens = 4
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+      build.print_data(config)
+    self.assertIn("data: train: 1 prompts of 2 rows\n", out.getvalue())
+    self.assertIn("max_prompt_tokens: train.jsonl:2\n", out.getvalue())
+    self.assertIn("warning: 1 of 2 held-out rows", out.getvalue())
+    config.task = ml_collections.ConfigDict({"name": "arithmetic"})
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+      build.print_data(config)
+    self.assertEqual(out.getvalue(), "")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import ml_collections
 
 from tba_jax.tasks import base
 from tba_jax.tasks import build
-from tba_jax.tasks import rows_task
+from tba_jax.tasks import made_up
 from tba_jax.tasks import tldr
-from tba_jax.tasks import tldr_made_up
+from tests.support import fakes
 
 _ROW = {
     "subreddit": "pets",
@@ -52,7 +52,7 @@ class TldrTest(parameterized.TestCase):
     # A space before it, as the published responses have one.
     self.assertEqual(base.reference_text(task, "train", 0), " cat sleeps")
     self.assertFalse(task.has_reward)
-    with self.assertRaisesRegex(base.RewardError, "reward.where='model'"):
+    with self.assertRaisesRegex(base.RewardError, "reward.where"):
       task.judge("train", 0, " cat")
     for ask in (
         lambda: task.pairs("train"),
@@ -68,7 +68,8 @@ class TldrTest(parameterized.TestCase):
     task = self.make(train=[{query: "Q\n\nTL;DR:", response: " short"}])
     self.assertEqual(task.prompt("train", 0), "Q\n\nTL;DR:")
     self.assertEqual(base.reference_text(task, "train", 0), " short")
-    self.assertIsNone(task.shortened("train", 0, lambda text: len(text) < 3))
+    with self.assertRaisesRegex(ValueError, "every prompt"):
+      task.drop_long(fakes.Characters(), 3)
 
   def test_wrong_rows_are_counted_with_file_and_line(self):
     task = self.make(
@@ -96,7 +97,7 @@ class TldrTest(parameterized.TestCase):
         ValueError, "train.jsonl:1 = validation.jsonl:1"
     ):
       self.make(validation=[_ROW])
-    with self.assertRaisesRegex(ValueError, "'train' has no prompt"):
+    with self.assertRaisesRegex(ValueError, "task.data=.*no row can be used"):
       self.make(train=["{}"])
 
   @parameterized.parameters("", "/nowhere")
@@ -109,8 +110,8 @@ class TldrTest(parameterized.TestCase):
   def test_a_long_post_loses_paragraphs_from_its_end(self):
     task = self.make()
     whole = len(task.prompt("train", 0))
-    shorter = lambda limit: task.shortened(
-        "train", 0, lambda text: len(text) <= limit
+    shorter = lambda limit: task._shortened(
+        task.example("train", 0), lambda text: len(text) <= limit
     )
     self.assertIn("POST: It sleeps.\nAll day.\n\nTL;DR:", shorter(whole - 1))
     self.assertIn("POST: It sleeps.\n\nTL;DR:", shorter(whole - 9))
@@ -123,11 +124,11 @@ class TldrTest(parameterized.TestCase):
   def test_what_the_policy_sees_is_the_shortened_query(self):
     task = self.make(train=[_ROW, {**_ROW, "post": "x" * 9, "title": "y" * 99}])
     whole = len(task.prompt("train", 0))
-    seen = rows_task.Limited(task, num_tokens=len, max_prompt_tokens=whole - 1)
-    self.assertEqual(seen.num_prompts("train"), 1)
-    self.assertNotIn("Really", seen.prompt("train", 0))
-    self.assertEqual(seen.report.places("train", "too_long"), ["train.jsonl:2"])
-    self.assertFalse(seen.has_reward)
+    task.drop_long(fakes.Characters(), whole - 1)
+    self.assertEqual(task.num_prompts("train"), 1)
+    self.assertNotIn("Really", task.prompt("train", 0))
+    self.assertEqual(task.report.places("train", "too_long"), ["train.jsonl:2"])
+    self.assertFalse(task.has_reward)
 
 
 class MadeUpTest(parameterized.TestCase):
@@ -149,7 +150,7 @@ class MadeUpTest(parameterized.TestCase):
       ("", 0.0),
   )
   def test_the_gold_reward(self, summary, reward):
-    self.assertAlmostEqual(tldr_made_up.gold(self.QUERY, summary), reward)
+    self.assertAlmostEqual(made_up.tldr_reward(self.QUERY, summary), reward)
 
   def test_right_is_what_beats_the_reference(self):
     task = _task(data="made_up", made_up_prompts=50)
@@ -159,7 +160,7 @@ class MadeUpTest(parameterized.TestCase):
       reference = base.reference_text(task, "held_out", index)
       judged = task.judge("held_out", index, reference)
       self.assertIsNone(judged.key)
-      self.assertEqual(judged.reward, tldr_made_up.gold(prompt, reference))
+      self.assertEqual(judged.reward, made_up.tldr_reward(prompt, reference))
       self.assertEqual(judged.reward, task.reward_of(prompt, reference))
 
   def test_pairs_are_of_the_splits_own_posts(self):
@@ -172,7 +173,8 @@ class MadeUpTest(parameterized.TestCase):
       own = {task.prompt(split, i) for i in range(task.num_prompts(split))}
       self.assertLessEqual({prompt for prompt, _, _ in pairs}, own)
     gains = [
-        tldr_made_up.gold(p, c) - tldr_made_up.gold(p, r) for p, c, r in pairs
+        made_up.tldr_reward(p, c) - made_up.tldr_reward(p, r)
+        for p, c, r in pairs
     ]
     # The label is a person's, and often not the gold reward's.
     self.assertTrue(any(g > 0 for g in gains) and any(g < 0 for g in gains))

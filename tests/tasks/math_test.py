@@ -3,15 +3,18 @@
 """MATH: formats, answers, splits, what is left out, and made-up problems."""
 
 import json
+import os
 import pathlib
 import shutil
+import tempfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
 
 from tba_jax.tasks import build
-from tba_jax.tasks import rows_task
+from tba_jax.tasks import math
+from tests.support import fakes
 
 # Written by hand for these tests, in the fields of the published files.
 _DATA = pathlib.Path(__file__).parent / "math_data"
@@ -112,9 +115,8 @@ class MathTest(parameterized.TestCase):
     self.assertEqual(keys, {r"So: \boxed{49}"})
 
   def test_rows_that_cannot_be_used(self):
-    task = rows_task.Limited(
-        _task(prompt_format="bare"), num_tokens=len, max_prompt_tokens=200
-    )
+    task = _task(prompt_format="bare")
+    task.drop_long(fakes.Characters(), 200)
     self.assertEqual(task.report.read, {"train": 12, "held_out": 2})
     self.assertEqual(task.report.used, {"train": 4, "held_out": 2})
     for reason, lines in (
@@ -150,7 +152,7 @@ class MathTest(parameterized.TestCase):
         task.report.places("train", "in_test"),
         ["train.jsonl:2", "train.jsonl:3"],
     )
-    with self.assertRaisesRegex(ValueError, "'train' has no prompt"):
+    with self.assertRaisesRegex(ValueError, "task.train=.*every prompt"):
       _task(train=test, test=test, overlap="leave_out")
 
   def test_a_folder_of_parquet_files(self):
@@ -209,6 +211,71 @@ class MathTest(parameterized.TestCase):
     texts = [task.prompt("train", i) for i in range(320)]
     share = sum("frac" in text for text in texts) / len(texts)
     self.assertBetween(share, 0.03, 0.2)
+
+
+class EqualTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("5", "5"),
+      ("5", "$5$"),
+      ("5", "5."),
+      ("5", "5.0"),
+      ("05", "+5"),
+      (".5", "0.5"),
+      (r"\text{Evelyn}", "Evelyn"),
+      (r"\text{ even}", "even"),
+      (r"11,\! 111", "11111"),
+      ("1,080", "1080"),
+      (r"\$18.90", "18.90"),
+      (r"30^\circ", "30"),
+      (r"30^{\circ}", "30"),
+      (r"50\%", "50"),
+      (r"\left( 1, 2 \right)", "(1,2)"),
+      (r"\dfrac{1}{2}", r"\frac{1}{2}"),
+      # What only math-verify knows.
+      (r"\frac{1}{2}", "0.5"),
+      (r"\frac{3}{4}", r"\frac{6}{8}"),
+      ("x+1", "1+x"),
+      (r"\sqrt{12}", r"2\sqrt{3}"),
+      ("1,2", "2,1"),
+      ("2^{10}", "1024"),
+  )
+  def test_the_same(self, reference, answer):
+    self.assertTrue(math.equal(reference, answer))
+
+  @parameterized.parameters(
+      ("5", "6"),
+      ("5", "-5"),
+      ("12", "1 2"),
+      ("5", ""),
+      ("5", "$"),
+      ("", ""),
+      (r"\text{}", ""),
+      ("(1,2)", "(2,1)"),
+      ("[1,2)", "[1,2]"),
+      ("x+1", "x-1"),
+      ("x^2", "x**2"),
+      ("Evelyn", "Angela"),
+      ("5", "}{"),
+      ("5", r"\frac{"),
+      ("5", "\0"),
+      (r"\frac{1}{2}", r"\frac{1}{0}"),
+  )
+  def test_another(self, reference, answer):
+    self.assertFalse(math.equal(reference, answer))
+
+  def test_no_text_is_run_as_python(self):
+    with tempfile.TemporaryDirectory() as folder:
+      path = pathlib.Path(folder) / "made"
+      code = f"__import__('os').mkdir('{path}')"
+      for text in (code, rf"\text{{{code}}}", f"${code}$", f"\\{code}"):
+        self.assertFalse(math.equal("5", text))
+      self.assertEqual(os.listdir(folder), [])
+
+  def test_long_answers_are_compared_as_texts(self):
+    long = "1+" * math.MAX_CHARS + "1"
+    self.assertTrue(math.equal(long, f" {long} "))
+    self.assertFalse(math.equal(str(math.MAX_CHARS + 1), long))
 
 
 if __name__ == "__main__":
