@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import errno
 import hashlib
+import json
 import os
 import pathlib
 import re
@@ -140,6 +141,7 @@ def _digest(*parts: bytes) -> bytes:
 _NAME = re.compile(r"segment-(\d{20})\.journal")
 # No room: on the disk, in the user's quota, or up to the process's file limit.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MAX_ACK_LINES = 10_000
 
 
 class JournalFullError(OSError):
@@ -243,7 +245,7 @@ class Journal:
     except OSError as error:
       self._unclean = True
       self._try_to_cut()
-      raise self._explained(error) from error
+      raise _explained(error, self._directory) from error
     self._size += added
     self._position = positions[-1]
     return positions
@@ -344,7 +346,7 @@ class Journal:
       if fd >= 0:
         os.close(fd)
         path.unlink(missing_ok=True)
-      raise self._explained(error) from error
+      raise _explained(error, self._directory) from error
     self.close()
     self._fd, self._size, self._unclean = fd, HEADER_BYTES, False
     if start not in self._starts:
@@ -364,10 +366,6 @@ class Journal:
       # The next append tries again before it writes.
       self._on_event("journal_unclean", f"{self._directory}: {error}")
 
-  def _explained(self, error: OSError) -> OSError:
-    kind = JournalFullError if error.errno in _FULL else OSError
-    return kind(error.errno, os.strerror(error.errno), str(self._directory))
-
   def _report_damage(self, path: pathlib.Path, span: RecordSpan) -> None:
     if (path.name, span.start) in self._reported:
       return
@@ -377,6 +375,87 @@ class Journal:
         "journal_damaged",
         f"{path}: skipped {span.end - span.start} bytes from byte {span.start}",
     )
+
+
+class AckLog:
+  """The newest acknowledged block of each searcher, in a file of its own.
+
+  It is synced before an acknowledgement is sent: what the journal lacks of it
+  after a restart has been lost. Lines are JSON, [sid, next sequence, prompts,
+  completions, tokens]; the last line of a searcher counts.
+
+  marks: sid -> [next sequence, prompts, completions, tokens].
+  existed: whether the file was there when it was opened.
+  """
+
+  def __init__(self, directory: str | os.PathLike[str]):
+    """Opens the file; makes it where there is none."""
+    self._path = pathlib.Path(directory) / "acknowledged.jsonl"
+    self.marks: dict[str, list[int]] = {}
+    self.existed = self._path.exists()
+    self._unsynced: dict[str, list[int]] = {}
+    self._num_lines = 0
+    if self.existed:
+      self._read()
+
+  def add(self, sid: str, mark: Sequence[int]) -> None:
+    """Notes the newest block of a searcher; `sync` makes it durable."""
+    if self.marks.get(sid) != list(mark):
+      self.marks[sid] = self._unsynced[sid] = list(mark)
+
+  def sync(self) -> bool:
+    """Writes what was added; False where nothing was.
+
+    Raises:
+      JournalFullError: no room; a later call tries again.
+      OSError: the disk refused for another reason.
+    """
+    if not self._unsynced and self.existed:
+      return False
+    try:
+      self._write()
+    except OSError as error:
+      raise _explained(error, self._path) from error
+    self._unsynced.clear()
+    return True
+
+  def _write(self) -> None:
+    compact = not self.existed or (
+        self._num_lines > _MAX_ACK_LINES
+        and self._num_lines > 2 * len(self.marks)
+    )
+    marks = self.marks if compact else self._unsynced
+    # A line begins with a newline, because the one before may be torn.
+    lines = [f"\n{json.dumps([sid, *mark])}" for sid, mark in marks.items()]
+    path = self._path.with_suffix(".tmp") if compact else self._path
+    mode = os.O_TRUNC if compact else os.O_APPEND
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | mode, 0o600)
+    try:
+      _write(fd, "".join(lines).encode())
+      os.fsync(fd)
+    finally:
+      os.close(fd)
+    if compact:
+      os.replace(path, self._path)
+      _sync_directory(self._path.parent)
+      self._num_lines = 0
+    self._num_lines += len(lines)
+    self.existed = True
+
+  def _read(self) -> None:
+    for line in self._path.read_bytes().split(b"\n"):
+      try:
+        sid, *mark = json.loads(line)
+      except (ValueError, TypeError):
+        continue  # Torn by a crash, so its acknowledgement was not sent.
+      if len(mark) == 4 and all(type(n) is int for n in mark):
+        self.marks[str(sid)] = mark
+        self._num_lines += 1
+
+
+def _explained(error: OSError, path: pathlib.Path) -> OSError:
+  kind = JournalFullError if error.errno in _FULL else OSError
+  return kind(error.errno, os.strerror(error.errno or 0), str(path))
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -1,20 +1,38 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Groups to one header with flat arrays, and back with every shape checked.
+"""Messages of the queue: their keys, fields and arrays.
 
-A message of the queue holds one *block*: the groups of one sampling round.
-Arrays are stacked over its groups (axis n), so that a block of 32 small groups
-costs the wire as much as one large one.
+    q/P/SID/SEQ      searcher   block: the groups of one sampling round
+    new/P/SID/SEQ    searcher   that this block is complete; without content
+    live/SID         searcher   lease, renewed while the searcher lives
+    join/SLOT/N      searcher   order in which the processes of a slot started
+    work/SID         trainer    granted blocks and acknowledgements
+    ctl/stop         trainer    asks all searchers to leave
+    status/run       trainer    live state, for people
+    meta/trainer     trainer    directory that the store serves
+
+Every message carries the run and its own key, so that a copy under another key
+is refused. Arrays of a block are stacked over its groups (axis n).
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+import math
+import time
+from typing import Any, Protocol
 
 import numpy as np
 
 from tba_jax import types
-from tba_jax.transport import base
 from tba_jax.transport import wire
+
+PARTITION = 0
+STOP_KEY = "ctl/stop"
+STATUS_KEY = "status/run"
+LOCK_KEY = "meta/trainer"
+UNITS = ("prompts", "completions", "tokens")
+
+# Refused messages: an event per reason at most so often.
+_REFUSAL_EVENT_S = 60.0
 
 _STACKED = {
     "completion_tokens": (np.int32, 3),
@@ -25,6 +43,166 @@ _STACKED = {
     "versions": (np.int32, 2),
 }
 _SCALARS = ("prompt_id", "visit", "position", "epoch")
+
+
+class RunIdentity(Protocol):
+  """What all messages of a run share."""
+
+  run_id: str
+  secret: bytes
+
+
+def block_key(sid: str, sequence: int) -> str:
+  return f"q/{PARTITION}/{sid}/{sequence:012d}"
+
+
+def announcement_key(sid: str, sequence: int) -> str:
+  return f"new/{PARTITION}/{sid}/{sequence:012d}"
+
+
+def work_key(sid: str) -> str:
+  return f"work/{sid}"
+
+
+def lease_key(sid: str) -> str:
+  return f"live/{sid}"
+
+
+def encode(
+    run: RunIdentity,
+    key: str,
+    fields: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray] | None = None,
+) -> bytes:
+  """Returns the message to be written under a key."""
+  header = {"run": run.run_id, "key": key, **fields}
+  return wire.encode(header, arrays or {}, run.secret)
+
+
+def decode(
+    run: RunIdentity, key: str, data: bytes, kind: str
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+  """Returns header and arrays of the message under a key.
+
+  Args:
+    run: that it must belong to.
+    key: that it was read from.
+    data: as read.
+    kind: of message, a key of the table of fields below.
+
+  Raises:
+    WireError: it is not a message of this run and kind, or belongs elsewhere.
+  """
+  header, arrays = wire.decode(data, run.secret)
+  for name, wanted in (("run", run.run_id), ("key", key)):
+    if header.get(name) != wanted:
+      raise wire.WireError("header", f"{name} is {header.get(name)!r}")
+  for name, is_valid in _FIELDS[kind].items():
+    if name not in header or not is_valid(header[name]):
+      raise wire.WireError("header", f"{name} is {header.get(name)!r}")
+  if arrays and kind != "block":
+    raise wire.WireError("array", f"arrays in a {kind} message")
+  return header, arrays
+
+
+def _is_int(value: Any) -> bool:
+  return type(value) is int
+
+
+def _is_count(value: Any) -> bool:
+  return type(value) is int and value >= 0
+
+
+def _is_text(value: Any) -> bool:
+  return isinstance(value, str)
+
+
+def _is_bool(value: Any) -> bool:
+  return isinstance(value, bool)
+
+
+def _is_totals(value: Any) -> bool:
+  return isinstance(value, dict) and all(_is_count(value.get(u)) for u in UNITS)
+
+
+def _is_list(
+    size: int | None, is_item: Callable[[Any], bool]
+) -> Callable[[Any], bool]:
+  return lambda value: (
+      isinstance(value, list)
+      and (size is None or len(value) == size)
+      and all(map(is_item, value))
+  )
+
+
+def _is_grant(value: Any) -> bool:
+  """[number, version, [[position, prompt_id, visit], ...]]"""
+  return (
+      isinstance(value, list)
+      and len(value) == 3
+      and _is_count(value[0])
+      and _is_int(value[1])
+      and _is_list(None, _is_list(3, _is_int))(value[2])
+  )
+
+
+_FIELDS: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
+    "block": {
+        "sid": _is_text,
+        "sequence": _is_count,
+        "totals": _is_totals,
+        "amount": _is_totals,
+    },
+    "lease": {
+        "sid": _is_text,
+        "slot": _is_text,
+        "joined": _is_list(2, _is_count),
+        "index": _is_count,
+        "beat": _is_count,
+        "totals": _is_totals,
+        "unacked": _is_count,
+        "final": _is_bool,
+        "stats": lambda value: isinstance(value, dict),
+    },
+    "work": {
+        "epoch": _is_count,
+        "count": _is_count,
+        "acked": _is_count,
+        "blocks": _is_list(None, _is_grant),
+    },
+    "stop": {"epoch": _is_count, "done": _is_bool},
+    "lock": {"owner": _is_text, "place": _is_text},
+}
+
+
+class Refusals:
+  """Counts refused messages; logs one event a minute for each reason.
+
+  count: messages refused.
+  """
+
+  def __init__(
+      self,
+      on_event: Callable[[str, str], None],
+      clock: Callable[[], float] = time.monotonic,
+  ):
+    self.count = 0
+    self._on_event = on_event
+    self._clock = clock
+    self._due_at: dict[str, float] = {}
+    self._unlogged: dict[str, int] = {}
+
+  def add(self, key: str, error: wire.WireError) -> None:
+    """Counts the message under `key`, refused for `error`."""
+    self.count += 1
+    reason, now = error.reason, self._clock()
+    if now < self._due_at.get(reason, -math.inf):
+      self._unlogged[reason] = self._unlogged.get(reason, 0) + 1
+      return
+    self._due_at[reason] = now + _REFUSAL_EVENT_S
+    others = self._unlogged.pop(reason, 0)
+    more = f" ({others} more since the last event)" if others else ""
+    self._on_event("refused_message", f"{key[:200]}: {str(error)[:500]}{more}")
 
 
 def pack_groups(
@@ -56,7 +234,7 @@ def pack_groups(
 def unpack_groups(
     header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> list[types.Group]:
-  """Returns the groups of a block, every shape and dtype checked.
+  """Returns the groups of a block, with every shape and dtype checked.
 
   Args:
     header: as `pack_groups` made it; further fields are ignored.
@@ -119,71 +297,6 @@ def check_group(
 
 def _integers(header: Mapping[str, Any], name: str) -> list[int]:
   value = header.get(name)
-  if not isinstance(value, list) or any(type(v) is not int for v in value):
+  if not isinstance(value, list) or not all(map(_is_int, value)):
     raise ValueError(f"header field {name!r}: want a list of integers")
   return value
-
-
-# What the trainer tells its searchers: one message for each of them.
-#
-# It holds all that a searcher asks for, the blocks that it is granted and how
-# far
-# its own have come, so that one look of the searcher brings both.
-
-
-def reply_key(sid: str) -> str:
-  """Returns the key of a searcher's message."""
-  return f"work/{sid}"
-
-
-class Replies:
-  """Writes messages that only this trainer can have written, in its epoch."""
-
-  def __init__(self, *, run_id: str, secret: bytes, epoch: int):
-    """Writes nothing yet.
-
-    Args:
-      run_id: the run.
-      secret: key of the run's messages.
-      epoch: the trainer's start count.
-    """
-    self._run_id = run_id
-    self._secret = secret
-    self._epoch = epoch
-    self._count = 0
-
-  def put(
-      self, transport: base.Transport, key: str, message: Mapping[str, Any]
-  ) -> None:
-    """Writes one message."""
-    transport.put(key, self._seal(key, message))
-
-  def put_work(
-      self,
-      transport: base.Transport,
-      work: Mapping[str, Sequence[Any]],
-      watermarks: Mapping[str, int],
-  ) -> None:
-    """Writes to several searchers what they hold, and what came of them.
-
-    Args:
-      transport: of the calling thread.
-      work: sid -> all blocks that it holds, as of `Grants.assign`.
-      watermarks: next sequence of each searcher; those below are acknowledged.
-    """
-    messages = {}
-    for sid, blocks in work.items():
-      # A later message has a higher count, whatever it is about.
-      self._count += 1
-      message = {
-          "count": self._count,
-          "blocks": blocks,
-          "acked": watermarks.get(sid, 0),
-      }
-      messages[reply_key(sid)] = self._seal(reply_key(sid), message)
-    transport.put_all(messages)
-
-  def _seal(self, key: str, message: Mapping[str, Any]) -> bytes:
-    # The key, so that no message can stand in the place of another.
-    about = {"run": self._run_id, "epoch": self._epoch, "key": key}
-    return wire.encode_message({**about, **message}, self._secret)

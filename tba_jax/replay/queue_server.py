@@ -1,16 +1,16 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer's side of the queue: one thread between store and journal.
+"""Trainer's end of the queue: one thread between the store and the journal.
 
-Order of things for a block: check, journal (synced), hand to the trainer's
-thread, acknowledge (in one message with the grants), remove from the store. A
-crash between two of them loses nothing and counts nothing twice: the journal is
-replayed, and sequence numbers below a searcher's watermark are wire duplicates.
-Where the journal has no room, blocks stay in the store, unacknowledged, until
-it has: credits then hold the searchers back.
+A block is checked, journaled (synced), handed to the trainer's thread,
+acknowledged (in one message with the grants) and removed from the store, in
+this order. A crash between two of these steps loses nothing and counts nothing
+twice: the journal is replayed, and blocks below a searcher's watermark are
+duplicates. While the journal has no room, blocks stay in the store without
+acknowledgement, so the searchers run out of credits and wait.
 
-The same thread grants prompts to searchers, reads their leases and shows the
-run's state, so that the trainer's own thread never talks to the store.
+The same thread grants prompts, reads leases and writes the run's live state, so
+the trainer's own thread never talks to the store.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,141 +21,220 @@ import time
 from typing import Any
 
 from absl import logging
+import ml_collections
 import numpy as np
 
 from tba_jax import types
 from tba_jax.replay import journal as journal_lib
 from tba_jax.replay import messages
+from tba_jax.replay import prompt_order
 from tba_jax.replay import scheduler
 from tba_jax.system import polling
 from tba_jax.transport import base
 from tba_jax.transport import wire
 
-# What of a look at the queue is new, in order, and what can be thrown away.
-#
-# Each searcher numbers its blocks from 0. Its *watermark* is the next number
-# that
-# is wanted of it: a block below is a wire duplicate, one above waits for those
-# before it, and only an authenticated block of this run counts as either.
-
-
 # A gap in a searcher's sequence that lasts so long will not be filled: the
 # journal that held the missing blocks is gone.
 GAP_S = 6.0
+# A poll downloads blocks until it has so much; the rest waits in the store.
+MAX_POLL_BYTES = 32 << 20
 
-_UNITS = ("prompts", "completions", "tokens")
+# Pauses between polls: while the trainer waits, while it works, and at most.
+_URGENT_TICK_S = 0.002
+_TICK_S = 0.02
+_LONGEST_TICK_S = 0.1
+# Pause between polls as a share of the time since a block came.
+_TICK_SHARE = 0.05
+_FULL_RETRY_S = 0.25
+# Pauses between reads of the leases: at least, and as a multiple of the time
+# that a read takes (there may be thousands of leases).
+_LEASES_EVERY_S = 0.25
+_LEASES_EVERY_TIMES = 20
+# What a trainer announces in a store is written again so often, in case
+# somebody has deleted or overwritten it.
+_ANNOUNCE_EVERY_S = 5.0
+
+
+class StoreLockedError(ValueError):
+  """The store serves the trainer of another directory."""
+
+
+def lock_store(
+    transport: base.Transport,
+    run: messages.RunIdentity,
+    *,
+    owner: str,
+    place: str,
+) -> None:
+  """Takes the run lock of a store; does nothing where the owner has it.
+
+  Two trainers on one store would grant the same prompts twice and acknowledge
+  each other's blocks.
+
+  Args:
+    transport: of the calling thread.
+    run: the run.
+    owner: name of the trainer's directory; a copy of it has the same.
+    place: of the directory, for the error message.
+
+  Raises:
+    StoreLockedError: another trainer's directory has the lock.
+  """
+  key = messages.LOCK_KEY
+  data = messages.encode(run, key, {"owner": owner, "place": place})
+  if transport.put(key, data, overwrite=False):
+    return
+  held = transport.get(key)
+  try:
+    other, _ = messages.decode(run, key, held or b"", "lock")
+  except wire.WireError:
+    transport.put(key, data)  # Written by somebody without the run's secret.
+    return
+  if other["owner"] != owner:
+    raise StoreLockedError(
+        f"{place}: this store serves the trainer of {other['place']}; go on"
+        " there, or start the store anew"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class IntakeMessage:
-  """One block as it came.
+class Block:
+  """A block as it came.
 
-  key: in the store.
+  sid, sequence: searcher, and number of the block.
   data: as sent, for the journal.
-  header: of the wire message, its common fields checked.
+  header: of the wire message, its fields checked.
   arrays: not checked yet.
   """
 
-  key: str
+  sid: str
+  sequence: int
   data: bytes
   header: dict[str, Any]
   arrays: dict[str, np.ndarray]
 
+  @property
+  def keys(self) -> list[str]:
+    return _keys_of(self.sid, self.sequence)
 
-class Intake:
-  """Sorts messages by the watermarks, which move only by `take`.
 
-  watermarks: next sequence of each searcher.
-  counts: messages refused, and wire duplicates.
-  unanswered: searchers that are owed an acknowledgement; the owner takes them
-    out.
+class Ingest:
+  """Downloads announced blocks in order, each once.
+
+  Searchers number their blocks from 0. A searcher's *watermark* is the number
+  wanted next: a block below it is a duplicate, one above it waits for those
+  before it.
+
+  watermarks: by searcher; they move only by `take`.
+  num_duplicates: announced copies of blocks that were taken before.
+  unanswered: searchers that wait for an acknowledgement.
+  more: the last download stopped at its limit.
   """
 
   def __init__(
       self,
+      run: messages.RunIdentity,
       *,
       watermarks: Mapping[str, int],
-      run_id: str,
-      secret: bytes,
+      refusals: messages.Refusals,
       on_event: Callable[[str, str], None],
       clock: Callable[[], float] = time.monotonic,
   ):
     self.watermarks = dict(watermarks)
-    self.counts = {"wire_duplicates": 0, "refused": 0}
+    self.num_duplicates = 0
     self.unanswered: set[str] = set()
-    self._run_id = run_id
-    self._secret = secret
+    self.more = False
+    self._run = run
+    self._refusals = refusals
     self._on_event = on_event
     self._clock = clock
     self._gaps: dict[str, float] = {}
 
-  def take(self, header: Mapping[str, Any]) -> None:
-    """Notes that a block is safe: its copies are duplicates from now on."""
-    self.watermarks[header["sid"]] = header["sequence"] + 1
-    self.unanswered.add(header["sid"])
-
-  def refuse(self, what: str) -> None:
-    """Counts a message that is none of this run, and says which and why."""
-    self.counts["refused"] += 1
-    self._on_event("refused_message", what)
+  def take(self, sid: str, sequence: int) -> None:
+    """Notes that a block is in the journal: its copies are duplicates now."""
+    self.watermarks[sid] = sequence + 1
+    self.unanswered.add(sid)
 
   def forget_gaps(self) -> None:
-    """Begins the wait for missing blocks anew: everything is sent again."""
+    """Restarts the wait for missing blocks, after a store was lost."""
     self._gaps.clear()
 
-  def sort(
-      self, entries: Mapping[str, bytes]
-  ) -> tuple[list[IntakeMessage], list[str]]:
-    """Returns the new blocks in order, and the keys of what is of no use.
+  def download(
+      self, transport: base.Transport
+  ) -> tuple[list[Block], list[str]]:
+    """Returns new blocks in order, and keys that can be deleted.
 
-    Args:
-      entries: key to bytes, sorted by key.
+    Stops after `MAX_POLL_BYTES`.
+
+    Raises:
+      TransportError: as of the transport.
     """
-    fresh, useless = [], []
-    expected: dict[str, int] = {}
-    for key, data in entries.items():
-      try:
-        header, arrays = wire.decode(data, self._secret)
-        self._check(key, header)
-      except wire.WireError as error:
-        self.refuse(f"{key}: {error}")
+    directory = f"new/{messages.PARTITION}"
+    blocks, useless = [], []
+    num_bytes, self.more = 0, False
+    wanted: dict[str, int] = {}
+    for key in transport.list(directory):
+      sid, sequence = _parse(key, directory)
+      if sequence < 0:
+        error = wire.WireError("header", "not the key of a block")
+        self._refusals.add(key, error)
         useless.append(key)
         continue
-      sid, sequence = header["sid"], header["sequence"]
-      want = expected.get(sid, self.watermarks.get(sid, 0))
+      want = wanted.get(sid, self.watermarks.get(sid, 0))
       if sequence < want:
-        self.counts["wire_duplicates"] += 1
+        self.num_duplicates += 1
         self.unanswered.add(sid)
-        useless.append(key)
-      elif sequence == want or self._gap_is_old(sid, want):
-        fresh.append(IntakeMessage(key, data, header, arrays))
-        expected[sid] = sequence + 1
-        self._gaps.pop(sid, None)
-    return fresh, useless
+        useless += _keys_of(sid, sequence)
+        continue
+      if sequence > want and not self._gap_is_old(sid):
+        continue
+      if num_bytes >= MAX_POLL_BYTES:
+        self.more = True
+        break
+      block = self._get(transport, sid, sequence)
+      if block is None:
+        useless += _keys_of(sid, sequence)
+        continue
+      if sequence > want:
+        message = f"{sid}: blocks {want} to {sequence - 1} are lost"
+        self._on_event("gap", message)
+      self._gaps.pop(sid, None)
+      wanted[sid] = sequence + 1
+      num_bytes += len(block.data)
+      blocks.append(block)
+    return blocks, useless
 
-  def _check(self, key: str, header: Mapping[str, Any]) -> None:
-    """Refuses what no searcher of this run puts under this key."""
-    if header.get("run") != self._run_id:
-      raise wire.WireError("header", f"of another run, {header.get('run')!r}")
-    sid, sequence = header.get("sid"), header.get("sequence")
-    if type(sequence) is not int or not key.endswith(f"/{sid}/{sequence:012d}"):
-      raise wire.WireError("header", f"is block {sequence!r} of {sid!r}")
-    for name in ("totals", "amount"):
-      value = header.get(name)
-      if not isinstance(value, dict) or any(
-          type(value.get(u)) is not int or value[u] < 0 for u in _UNITS
-      ):
-        raise wire.WireError("header", f"{name} is {value!r}")
+  def _get(
+      self, transport: base.Transport, sid: str, sequence: int
+  ) -> Block | None:
+    key = messages.block_key(sid, sequence)
+    data = transport.get(key)
+    try:
+      header, arrays = messages.decode(self._run, key, data or b"", "block")
+      if (header["sid"], header["sequence"]) != (sid, sequence):
+        raise wire.WireError("header", f"sid is {header['sid']!r}")
+    except wire.WireError as error:
+      self._refusals.add(key, error)
+      return None
+    return Block(sid, sequence, data, header, arrays)
 
-  def _gap_is_old(self, sid: str, want: int) -> bool:
-    since = self._gaps.setdefault(sid, self._clock())
-    if self._clock() - since < GAP_S:
-      return False
-    self._on_event("gap", f"{sid}: blocks from {want} on are lost")
-    return True
+  def _gap_is_old(self, sid: str) -> bool:
+    now = self._clock()
+    return now - self._gaps.setdefault(sid, now) >= GAP_S
 
 
-# Which searchers are alive, by their leases and the reader's own clock.
+def _parse(key: str, directory: str) -> tuple[str, int]:
+  """Returns searcher and sequence of an announcement's key, -1 if malformed."""
+  sid, _, number = key[len(directory) + 1 :].rpartition("/")
+  is_number = len(number) == 12 and number.isascii() and number.isdecimal()
+  return sid, int(number) if sid and is_number else -1
+
+
+def _keys_of(sid: str, sequence: int) -> list[str]:
+  return [
+      messages.announcement_key(sid, sequence),
+      messages.block_key(sid, sequence),
+  ]
 
 
 @dataclasses.dataclass
@@ -165,45 +244,47 @@ class _Entry:
 
 
 class LeaseTable:
-  """Leases as last read. A searcher is gone when its lease stands still, when
-  it said goodbye, or when a newer process took its slot."""
+  """Leases as last read, judged by the reader's own clock.
 
-  def __init__(self, lease_s: float, *, clock=time.monotonic):
+  A searcher is gone when its lease has not changed for `lease_s`, when the
+  lease is final, or when a newer process has joined in the same slot.
+  """
+
+  def __init__(
+      self, lease_s: float, *, clock: Callable[[], float] = time.monotonic
+  ):
     self._lease_s = lease_s
     self._clock = clock
     self._entries: dict[str, _Entry] = {}
     self._gone: set[str] = set()
     self._replaced: set[str] = set()
-    # As `alive` returned it last; None once that may be wrong.
+    # Cache of `alive`, None after a change.
     self._alive: dict[str, dict[str, Any]] | None = None
 
   def update(self, leases: dict[str, dict[str, Any]]) -> None:
-    """Takes the leases by sid as the store holds them now.
+    """Takes new leases by sid.
 
-    A lease that is missing (the store may have been lost) is kept as it was.
+    A missing lease is kept as it was: the store may have been lost.
     """
     now = self._clock()
     self._alive = None
     for sid, lease in leases.items():
       entry = self._entries.get(sid)
-      # A lower one is a copy of an old lease, whoever put it there.
+      # A lower beat is a copy of an old lease.
       if entry is None or lease["beat"] > entry.lease["beat"]:
         self._entries[sid] = _Entry(lease, now)
-        # Somebody who was only slow is back; a replaced one stays gone.
+        # An expired searcher may come back; a replaced one stays gone.
         if not lease["final"] and sid not in self._replaced:
           self._gone.discard(sid)
 
   def excuse(self) -> None:
-    """Starts everybody's patience anew: it was the reader that was away."""
+    """Restarts every searcher's lease, after the reader was cut off."""
     now = self._clock()
     for entry in self._entries.values():
       entry.changed_at = now
 
   def alive(self) -> dict[str, dict[str, Any]]:
-    """Returns the leases of the searchers that are not gone, by sid.
-
-    Not to be changed: it is the same one until something has changed.
-    """
+    """Returns the leases of the searchers that are not gone; do not change."""
     if self._alive is None:
       self._alive = {
           sid: entry.lease
@@ -212,8 +293,8 @@ class LeaseTable:
       }
     return self._alive
 
-  def heard(self) -> dict[str, dict[str, Any]]:
-    """Returns the last lease of every searcher, who is gone included.
+  def all(self) -> dict[str, dict[str, Any]]:
+    """Returns the last lease of every searcher, also of those that are gone.
 
     Each with `age_s`, seconds since it changed, and `alive`.
     """
@@ -224,16 +305,16 @@ class LeaseTable:
     }
 
   def age_s(self, sid: str) -> float:
-    """Seconds since the lease of a known searcher changed."""
+    """Returns the seconds since the lease of a searcher changed."""
     return self._clock() - self._entries[sid].changed_at
 
   def take_gone(self) -> dict[str, str]:
-    """Returns sid -> cause of the searchers newly gone; each is named once."""
-    newest = {}
+    """Returns sid -> cause of the searchers newly gone, each once."""
+    newest: dict[str, tuple[list[int], str]] = {}
     for sid, entry in self._entries.items():
-      slot, started = entry.lease["slot"], entry.lease["started"]
-      if started >= newest.get(slot, (-1.0, ""))[0]:
-        newest[slot] = (started, sid)
+      candidate = entry.lease["joined"], sid
+      slot = entry.lease["slot"]
+      newest[slot] = max(newest.get(slot, candidate), candidate)
     out = {}
     for sid, entry in self._entries.items():
       if sid in self._gone:
@@ -254,46 +335,27 @@ class LeaseTable:
     return self._entries[sid].lease["totals"]
 
 
-# Reads searchers' leases from the store, those that changed.
-
-
-# Between two looks; with thousands of leases, so many times what a look took.
-_EVERY_S = 0.25
-_EVERY_TIMES = 20
-
-
 class LeaseReader:
-  """Knows the leases it has read, so that it checks each only once."""
+  """Reads leases from the store; decodes only those that changed."""
 
   def __init__(
       self,
+      run: messages.RunIdentity,
+      refusals: messages.Refusals,
       *,
-      run_id: str,
-      secret: bytes,
-      refuse: Callable[[str], None],
       clock: Callable[[], float] = time.monotonic,
   ):
-    """Has read nothing yet.
-
-    Args:
-      run_id: the run.
-      secret: key of the run's messages.
-      refuse: called with what was wrong with a message.
-      clock: seconds.
-    """
-    self._run_id = run_id
-    self._secret = secret
-    self._refuse = refuse
+    self._run = run
+    self._refusals = refusals
     self._clock = clock
     self._due_at = clock()
     self._read: dict[str, bytes] = {}
 
   def is_due(self) -> bool:
-    """True where it is time for the next look."""
     return self._clock() >= self._due_at
 
   def read(self, transport: base.Transport) -> dict[str, dict[str, Any]]:
-    """Returns sid -> lease of those that are new; removes what is none.
+    """Returns sid -> lease of those that changed; deletes what is no lease.
 
     Raises:
       TransportError: as of the transport.
@@ -305,29 +367,25 @@ class LeaseReader:
       if before.get(key) == data:
         continue
       try:
-        lease = wire.decode_message(data, self._secret)
-        if lease["run"] == self._run_id and key == f"live/{lease['sid']}":
-          found[lease["sid"]] = lease
-      except (wire.WireError, KeyError) as error:
-        self._refuse(f"{key}: {error!r}")
+        lease, _ = messages.decode(self._run, key, data, "lease")
+        if key != messages.lease_key(lease["sid"]):
+          raise wire.WireError("header", f"sid is {lease['sid']!r}")
+        found[lease["sid"]] = lease
+      except wire.WireError as error:
+        self._refusals.add(key, error)
         transport.delete(key)
     took_s = self._clock() - start
-    self._due_at = start + max(_EVERY_S, _EVERY_TIMES * took_s)
+    self._due_at = start + max(_LEASES_EVERY_S, _LEASES_EVERY_TIMES * took_s)
     return found
-
-
-# How long the drain's looks at the queue take, and what they find.
 
 
 @dataclasses.dataclass
 class PollStats:
-  """Sums since the drain began.
+  """Sums over the server's polls.
 
-  empty: looks that found no block.
-  empty_s: seconds that they took.
-  served: looks that found blocks.
-  served_s: seconds that they took, answers to the searchers included.
-  blocks: that were found.
+  empty, empty_s: polls that found no block, and their seconds.
+  served, served_s: polls that found blocks; answers to searchers included.
+  blocks: found.
   """
 
   empty: int = 0
@@ -337,7 +395,7 @@ class PollStats:
   blocks: int = 0
 
   def add(self, seconds: float, blocks: int) -> None:
-    """Counts one look."""
+    """Counts one poll."""
     if blocks:
       self.served += 1
       self.served_s += seconds
@@ -351,145 +409,168 @@ class PollStats:
     return self.empty_s + self.served_s
 
   def since(self, before: "PollStats") -> "PollStats":
-    """Returns what came after an earlier copy of these sums."""
+    """Returns the difference to an earlier copy."""
     mine, its = dataclasses.astuple(self), dataclasses.astuple(before)
     return PollStats(*(a - b for a, b in zip(mine, its, strict=True)))
 
 
-# Between two looks at the queue: while the trainer waits and while it works, at
-# least and at most.
-_URGENT_TICK_S = 0.002
-_TICK_S = 0.02
-_LONGEST_TICK_S = 0.1
-# Of the time since a block came.
-_TICK_SHARE = 0.05
-# Between two tries to append to a journal without room.
-_FULL_RETRY_S = 0.25
-
-
 @dataclasses.dataclass(frozen=True)
 class Record:
-  """One journaled event: a block of groups, or a searcher that is gone.
+  """A journaled event, or acknowledged blocks that the journal has lost.
 
   position: in the journal.
-  header: of the wire message.
-  groups: of a block, None where its content could not be read.
+  header: of a block's message, or of a record with `kind` "gone" (a searcher)
+    or "missing" (blocks).
+  groups: of a block, None where its arrays could not be read.
   """
 
   position: int
   header: dict[str, Any]
-  groups: list[types.Group] | None
+  groups: list[types.Group] | None = None
 
   @property
-  def is_block(self) -> bool:
-    return "sequence" in self.header
+  def kind(self) -> str:
+    return "block" if "sequence" in self.header else self.header["kind"]
 
 
-class Drain:
-  """Runs the trainer's store thread; hands records over in journal order."""
+class QueueServer:
+  """Serves the queue in a thread; hands records over in journal order.
+
+  lock: held by both threads while they touch prompt order, leases or records.
+  journal: of the run; the trainer truncates it.
+  flow: admission of the config.
+  leases: of searchers.
+  leaving: searchers that are gone and not yet written off, with the cause.
+  obstacle: why no data comes in, in words; None where nothing is wrong.
+  poll_stats: sums over the polls.
+  generation: of the store.
+  """
 
   def __init__(
       self,
-      make_transport: Callable[[], base.Transport],
+      config: ml_collections.ConfigDict,
+      run: Any,
       *,
-      journal: journal_lib.Journal,
-      grants: scheduler.Grants,
-      lease_s: float,
-      watermarks: dict[str, int],
-      replay_from: int,
-      run_id: str,
-      secret: bytes,
+      make_transport: Callable[[], base.Transport],
+      order: prompt_order.PromptOrder,
       epoch: int,
-      partition: int,
-      claim: Callable[[base.Transport], None],
+      announce: Callable[[base.Transport], None],
       on_event: Callable[[str, str], None],
+      saved: Mapping[str, Any] | None = None,
   ):
-    """Replays the journal's tail into `pending`; `start` then begins to drain.
+    """Opens the journal and replays its tail; `start` starts the thread.
 
     Args:
+      config: reads `search`, `replay`, `rounds` and `train`.
+      run: `run_directory.Run`.
       make_transport: makes the thread's own transport.
-      journal: open for appending.
-      grants: over the prompt order that the service shares; both are touched
-        only under `lock`.
-      lease_s: patience with a silent searcher.
-      watermarks: next sequence of each searcher that a checkpoint had applied.
-      replay_from: journal position of the first record not yet applied.
-      run_id: the run.
-      secret: key of the run's messages.
+      order: of prompts, new; restored from `saved`.
       epoch: the trainer's start count.
-      partition: of the queue.
-      claim: makes a store this trainer's, or raises.
+      announce: takes the lock of a store and writes what searchers must know.
       on_event: called with (kind, message).
+      saved: `ReplayService.get_state` of a checkpoint.
     """
-    self._make_transport = make_transport
-    self._journal = journal
-    self._grants = grants
-    self._secret = secret
-    self._partition = partition
-    self._claim = claim
-    self._on_event = on_event
+    self.flow = scheduler.make_flow(config)
+    self.order = order
+    self.epoch = epoch
     self.lock = threading.Condition(threading.RLock())
-    self.leases = LeaseTable(lease_s)
+    self.leases = LeaseTable(config.search.lease_s)
     self.generation = 0
-    # Searchers that are gone and not yet written off, with the cause.
     self.leaving: dict[str, str] = {}
-    # What keeps data from coming in, in words; None where nothing does.
     self.obstacle: str | None = None
-    self.looks = PollStats()
-    self._pending: list[Record] = []
-    keys = {"run_id": run_id, "secret": secret}
-    self._replies = messages.Replies(epoch=epoch, **keys)
-    self._pace = polling.PollInterval(
+    self.poll_stats = PollStats()
+    self._run = run
+    self._make_transport = make_transport
+    self._announce = announce
+    self._on_event = on_event
+    self._refusals = messages.Refusals(on_event)
+    self._lease_reader = LeaseReader(run, self._refusals)
+    self._pace = polling.Pace(
         floor_s=_TICK_S,
         waiting_floor_s=_URGENT_TICK_S,
         share=_TICK_SHARE,
         cap_s=_LONGEST_TICK_S,
     )
     self._wake = threading.Event()
-    self._intake = Intake(watermarks=watermarks, on_event=on_event, **keys)
-    self._lease_reader = LeaseReader(refuse=self._intake.refuse, **keys)
-    self._status: dict[str, Any] | None = None
-    self._goodbye: dict[str, bool] | None = None
     self._stop = threading.Event()
+    self._thread = threading.Thread(
+        target=self._serve, name="queue_server", daemon=True
+    )
     self._error: BaseException | None = None
-    for position, payload in journal.replay(replay_from):
-      self._restore(position, payload)
-    # Whose ack was lost with the last trainer sends again.
-    self._intake.unanswered.clear()
-    self._thread = threading.Thread(target=self._run, name="drain", daemon=True)
+    self._pending: list[Record] = []
+    # Downloaded blocks that the journal has no room for.
+    self._held: list[Block] = []
+    self._work_count = 0
+    self._status: dict[str, Any] | None = None
+    self._stop_message: dict[str, Any] | None = None
+    self._announce_at = 0.0
+    saved = saved or {}
+    self.journal = journal_lib.Journal(
+        run.workdir / "replay",
+        max_segment_bytes=int(config.replay.max_segment_mb * 1e6),
+        min_position=saved.get("applied", 0),
+        on_event=on_event,
+    )
+    self._ack_log = journal_lib.AckLog(run.workdir / "replay")
+    if saved:
+      order.set_state(saved["order"])
+      if not self._ack_log.existed:
+        message = "the journal is gone; blocks since the checkpoint may be lost"
+        on_event("journal_missing", f"{run.workdir / 'replay'}: {message}")
+    self._grants = scheduler.Grants(
+        order,
+        prompts_per_round=config.search.prompts_per_round,
+        version_of=self.flow.version_of,
+    )
+    self._ingest = Ingest(
+        run,
+        watermarks=saved.get("watermarks", {}),
+        refusals=self._refusals,
+        on_event=on_event,
+    )
+    self._replay(saved)
 
   @property
   def counts(self) -> dict[str, int]:
-    """Messages refused, and copies of blocks that were there already."""
-    return dict(self._intake.counts)
+    """Returns how many messages were refused, and how many came twice."""
+    return {
+        "refused": self._refusals.count,
+        "wire_duplicates": self._ingest.num_duplicates,
+    }
+
+  @property
+  def acknowledged(self) -> dict[str, list[int]]:
+    """Returns sid -> [next sequence, *totals] of acknowledged blocks."""
+    return self._ack_log.marks
 
   @property
   def urgent(self) -> bool:
-    """True while somebody waits for data; to be set by who does."""
+    """True while the trainer waits for data; set by the one that waits."""
     return self._pace.waiting
 
   @urgent.setter
   def urgent(self, urgent: bool) -> None:
     with self.lock:
       if not urgent:
-        self._pace.stop_waiting()
-      elif self._pace.start_waiting():
+        self._pace.rest()
+      elif self._pace.wait():
         self._wake.set()
 
   def start(self) -> None:
     self._thread.start()
 
   def close(self) -> None:
-    """Ends the thread; what was acknowledged is in the journal."""
+    """Ends the thread and closes the journal."""
     self._stop.set()
     self._wake.set()
     if self._thread.is_alive():
       self._thread.join(timeout=10.0)
+    self.journal.close()
 
   def check(self) -> None:
-    """Raises the thread's error in the calling thread, if it has one."""
+    """Raises TransportError where the thread has ended with an error."""
     if self._error is not None:
-      message = f"draining has ended: {self._error}"
+      message = f"the queue server has ended: {self._error}"
       raise base.TransportError(message) from self._error
 
   def admit(self, limit: int) -> None:
@@ -507,32 +588,53 @@ class Drain:
     taken, self._pending = self._pending[:count], self._pending[count:]
     return taken
 
-  def heard(self) -> dict[str, dict[str, Any]]:
-    """Returns the last leases of all searchers, with `age_s` and `alive`."""
+  def all_leases(self) -> dict[str, dict[str, Any]]:
+    """Returns `LeaseTable.all`, from any thread."""
     with self.lock:
-      return self.leases.heard()
+      return self.leases.all()
 
   def set_status(self, status: dict[str, Any]) -> None:
     """Sets what `status/run` shows from the next tick on."""
     self._status = status
 
   def stop_searchers(self, *, done: bool) -> None:
-    """Asks all searchers to deliver and leave; `done` where the run is."""
-    self._goodbye = {"done": done}
+    """Asks all searchers to deliver and leave; `done` at the run's end."""
+    self._stop_message = {"done": done}
 
-  def _restore(self, position: int, payload: bytes) -> None:
-    try:
-      header, arrays = wire.decode(payload, self._secret)
-    except wire.WireError as error:
-      self._intake.counts["refused"] += 1
-      self._on_event("journal_refused", f"record at {position}: {error}")
-      return
-    self._note(position, header, arrays)
+  def _replay(self, saved: Mapping[str, Any]) -> None:
+    """Restores pending records from the journal behind the checkpoint."""
+    start = saved.get("applied", self.journal.start)
+    for position, payload in self.journal.replay(start):
+      try:
+        header, arrays = wire.decode(payload, self._run.secret)
+      except wire.WireError as error:
+        self._on_event("journal_refused", f"record at {position}: {error}")
+        continue
+      self._note(position, header, arrays)
+    # A searcher whose acknowledgement was lost sends its blocks again.
+    self._ingest.unanswered.clear()
+    marks = dict(saved.get("acknowledged", {}))
+    for sid, mark in self._ack_log.marks.items():
+      marks[sid] = max(marks.get(sid, mark), mark)
+    for sid, (sequence, *totals) in marks.items():
+      if self._ingest.watermarks.get(sid, 0) < sequence:
+        self._ingest.watermarks[sid] = sequence
+        header = {"kind": "missing", "sid": sid, "next": sequence}
+        header["totals"] = dict(zip(messages.UNITS, totals, strict=True))
+        self._pending.append(Record(self.journal.position, header))
 
-  def _note(self, position: int, header: dict[str, Any], arrays) -> None:
+  def _note(
+      self,
+      position: int,
+      header: dict[str, Any],
+      arrays: Mapping[str, np.ndarray],
+  ) -> None:
+    """Hands a journaled record to the trainer's thread."""
     sid, groups = header["sid"], None
     if "sequence" in header:
-      self._intake.take(header)
+      self._ingest.take(sid, header["sequence"])
+      totals = [header["totals"][unit] for unit in messages.UNITS]
+      self._ack_log.add(sid, [header["sequence"] + 1, *totals])
       try:
         groups = messages.unpack_groups(header, arrays)
       except ValueError as error:
@@ -542,36 +644,35 @@ class Drain:
       if groups:
         self._grants.deliver(sid, {g.position for g in groups})
       else:
-        # Gone, or nobody knows which prompts it meant.
+        # The searcher is gone, or nobody knows which prompts it meant.
         self._grants.forget(sid)
       self.lock.notify_all()
 
-  def _run(self) -> None:
+  def _serve(self) -> None:
     try:
       transport = self._make_transport()
       self.generation = transport.generation
-      announced = False
+      is_new = True
       while not self._stop.is_set():
         started = time.perf_counter()
         found = 0
         try:
-          if not announced:
-            self._announce(transport)
-            announced = True
+          self._begin_store(transport, is_new)
+          is_new = False
           if self._lease_reader.is_due():
             self._read_leases(transport)
-            self._show(transport)
-          found = self._drain(transport)
+            self._write_status(transport)
+          found = self._poll(transport)
         except base.TransportError as error:
-          self._on_event("store_lost", f"drain: {error}")
+          self._on_event("store_lost", f"queue server: {error}")
           self.generation = transport.reconnect()
-          announced = False
-          self._intake.forget_gaps()
+          is_new = True
+          self._ingest.forget_gaps()
           with self.lock:
             self.leases.excuse()
-        self.looks.add(time.perf_counter() - started, found)
+        self.poll_stats.add(time.perf_counter() - started, found)
         with self.lock:
-          self._pace.polled(bool(found))
+          self._pace.asked(bool(found))
         if self.obstacle is not None:
           self._stop.wait(_FULL_RETRY_S)
         elif not found:
@@ -579,56 +680,75 @@ class Drain:
         self._wake.clear()
       transport.close()
     except Exception as error:  # The trainer's thread raises it.
-      logging.exception("drain ended")
+      logging.exception("queue server ended")
       with self.lock:
         self._error = error
         self.lock.notify_all()
 
-  def _announce(self, transport: base.Transport) -> None:
-    # A new store knows no grants; acks follow when their blocks come again. One
-    # that an earlier trainer has left may hold that trainer's goodbye.
-    self._claim(transport)
-    if self._goodbye is None:
-      transport.delete("ctl/stop")
-    with self.lock:
-      self._grants.announce_again()
+  def _begin_store(self, transport: base.Transport, is_new: bool) -> None:
+    """Announces the trainer; in a new store also what its searchers hold."""
+    now = time.monotonic()
+    if is_new or now >= self._announce_at:
+      self._announce(transport)
+      self._announce_at = now + _ANNOUNCE_EVERY_S
+    if is_new:
+      # An earlier trainer may have left its stop message.
+      if self._stop_message is None:
+        transport.delete(messages.STOP_KEY)
+      with self.lock:
+        self._grants.announce_again()
 
-  def _drain(self, transport: base.Transport, *, grants: bool = True) -> int:
-    entries = transport.list(f"q/{self._partition}")
-    fresh, done = self._intake.sort(entries)
-    positions = self._append([message.data for message in fresh])
-    if positions is not None:
-      for position, message in zip(positions, fresh, strict=True):
-        self._note(position, message.header, message.arrays)
-        done.append(message.key)
-    self._answer(transport, grants)
-    transport.delete_all(done)
-    return len(positions or ())
-
-  def _append(self, payloads: list[bytes]) -> list[int] | None:
-    """Returns the journal's positions; None where it has no room."""
-    if not payloads:
-      return []
+  def _poll(self, transport: base.Transport, *, grants: bool = True) -> int:
+    """Takes in what has come and answers; returns the number of blocks."""
+    useless: list[str] = []
+    if not self._held:
+      self._held, useless = self._ingest.download(transport)
+    found = 0
     try:
-      positions = self._journal.append(payloads)
+      if self._held:
+        positions = self.journal.append([block.data for block in self._held])
+        blocks, self._held = self._held, []
+        found = len(blocks)
+        for position, block in zip(positions, blocks, strict=True):
+          self._note(position, block.header, block.arrays)
+          useless += block.keys
+      if self._ack_log.sync() or found:
+        self._clear_obstacle()
     except journal_lib.JournalFullError as error:
-      if self.obstacle is None:
-        self._on_event("journal_full", f"nothing is taken in: {error}")
-      self.obstacle = f"the journal has no room: {error}"
-      return None
+      self._set_obstacle(error)
+    else:
+      self._answer(transport, grants)
+    transport.delete_all(useless)
+    return found
+
+  def _set_obstacle(self, error: journal_lib.JournalFullError) -> None:
+    if self.obstacle is None:
+      self._on_event("journal_full", f"no data is taken in: {error}")
+    self.obstacle = f"the journal has no room: {error}"
+
+  def _clear_obstacle(self) -> None:
     if self.obstacle is not None:
       self.obstacle = None
       self._on_event("journal_room", "the journal has room again")
-    return positions
 
   def _answer(self, transport: base.Transport, grants: bool) -> None:
-    """Acknowledges what was taken in, and may grant what is admitted."""
+    """Writes acknowledgements, and grants where something is admitted."""
     with self.lock:
-      alive = self.leases.alive() if grants and not self._goodbye else {}
-      unanswered = set(self._intake.unanswered)
+      alive = self.leases.alive() if grants and not self._stop_message else {}
+      unanswered = set(self._ingest.unanswered)
       work = self._grants.assign(alive, unanswered)
-    self._replies.put_work(transport, work, self._intake.watermarks)
-    self._intake.unanswered -= unanswered
+    values = {}
+    for sid, blocks in work.items():
+      self._work_count += 1  # Tells a searcher which message is newer.
+      key = messages.work_key(sid)
+      acked = self._ingest.watermarks.get(sid, 0)
+      fields = {"count": self._work_count, "blocks": blocks, "acked": acked}
+      values[key] = self._encode(key, fields)
+    transport.put_all(values)
+    self._ingest.unanswered -= unanswered
+
+  def _encode(self, key: str, fields: Mapping[str, Any]) -> bytes:
+    return messages.encode(self._run, key, {"epoch": self.epoch, **fields})
 
   def _read_leases(self, transport: base.Transport) -> None:
     found = self._lease_reader.read(transport)
@@ -639,88 +759,35 @@ class Drain:
       self._write_off(transport, sid, cause)
 
   def _write_off(self, transport: base.Transport, sid: str, cause: str) -> None:
-    # Its blocks in the store count, and what it held is granted first.
-    self._drain(transport, grants=False)
-    header = {
-        "kind": "gone",
-        "sid": sid,
-        "cause": cause,
-        "totals": self.leases.totals(sid),
-    }
-    positions = self._append([wire.encode(header, {}, self._secret)])
-    if positions is None:
+    # Its blocks in the store count first.
+    self._poll(transport, grants=False)
+    while self._ingest.more and not self._held:
+      self._poll(transport, grants=False)
+    if self._held:
       return
+    fields = {"kind": "gone", "sid": sid, "cause": cause}
+    fields["totals"] = self.leases.totals(sid)
+    payload = wire.encode(fields, {}, self._run.secret)
+    try:
+      (position,) = self.journal.append([payload])
+    except journal_lib.JournalFullError as error:
+      self._set_obstacle(error)
+      return
+    self._clear_obstacle()
     self._on_event("searcher_gone", f"{sid} ({cause})")
     with self.lock:
-      self._note(positions[0], header, {})
+      self._note(position, fields, {})
       del self.leaving[sid]
-    self._intake.unanswered.discard(sid)
-    transport.delete_all([f"live/{sid}", messages.reply_key(sid)])
+    self._ingest.unanswered.discard(sid)
+    transport.delete_all([messages.lease_key(sid), messages.work_key(sid)])
 
-  def _show(self, transport: base.Transport) -> None:
+  def _write_status(self, transport: base.Transport) -> None:
     status, self._status = self._status, None
     if status is not None:
-      # Through JSON, so that what a reader gets is what was meant.
+      # Through JSON, so that a tuple or a NumPy number is an error here.
       status = json.loads(json.dumps(status))
-      self._replies.put(transport, "status/run", status)
-    if self._goodbye is not None:
-      self._replies.put(transport, "ctl/stop", self._goodbye)
-
-
-# A store serves one trainer's directory: whoever comes second is refused.
-#
-# Two trainers would each grant the same prompts, acknowledge the other's blocks
-# and take each other's params back. Epochs tell apart only the starts of one
-# directory; this tells apart directories.
-
-
-_KEY = "meta/trainer"
-
-
-class TakenError(ValueError):
-  """The store serves the trainer of another directory."""
-
-
-class StoreClaim:
-  """What a trainer writes into a store before anything else."""
-
-  def __init__(self, *, run_id: str, secret: bytes, owner: str, place: str):
-    """Writes nothing yet.
-
-    Args:
-      run_id: the run.
-      secret: key of the run's messages.
-      owner: name of the trainer's directory; a copy of it has the same.
-      place: of the directory, for people.
-    """
-    self._run_id = run_id
-    self._secret = secret
-    self._owner = owner
-    self._place = place
-
-  def take(self, transport: base.Transport) -> None:
-    """Makes the store this trainer's; done where it is.
-
-    Raises:
-      TakenError: it is another one's.
-      TransportError: as of the transport.
-    """
-    message = {"run": self._run_id, "key": _KEY, "owner": self._owner}
-    message["place"] = self._place
-    data = wire.encode_message(message, self._secret)
-    if transport.put(_KEY, data, overwrite=False):
-      return
-    held = transport.get(_KEY)
-    try:
-      other = held and wire.decode_placed(
-          held, self._secret, self._run_id, _KEY
-      )
-    except wire.WireError:
-      other = None  # Nobody's who has the secret.
-    if not other:
-      transport.put(_KEY, data)
-    elif other["owner"] != self._owner:
-      raise TakenError(
-          f"{self._place}: this store serves the trainer of {other['place']};"
-          " go on there, or start the store anew"
-      )
+      key = messages.STATUS_KEY
+      transport.put(key, self._encode(key, status))
+    if self._stop_message is not None:
+      key = messages.STOP_KEY
+      transport.put(key, self._encode(key, self._stop_message))

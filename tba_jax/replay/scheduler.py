@@ -5,7 +5,10 @@
 from collections.abc import Callable, Collection
 import dataclasses
 import heapq
+import math
 from typing import Any
+
+import ml_collections
 
 from tba_jax.replay import prompt_order
 
@@ -111,26 +114,21 @@ class Grants:
     return self._num_blocks, self._version_of(positions[0]), positions
 
 
-# How many prompts may be sampled ahead of training, and with which version.
-#
-# Staleness is bounded by admission. With F fresh prompts a step, a warm start
-# of
-# W prompts and a lead of n steps, searchers may have sampled at most
-#
-# W + F (step + 1 + n)
-#
-# prompts when `step` begins, and with `wait_for_fresh` step begins once
-# W + F (step + 1) of them are here. Nothing is thrown away for its age.
-#
-# In rounds of P prompts and R = N T steps, those of round q (from 0) are the
-# positions q P to (q + 1) P - 1. All are sampled with the params that began
-# round
-# q - lag, and all are here before the round begins.
-
-
 @dataclasses.dataclass(frozen=True)
 class Flow:
-  """How data is admitted.
+  """How many prompts may be sampled ahead of training, with which version.
+
+  Staleness is bounded by admission. With F fresh prompts a step, a warm start
+  of W prompts and a lead of n steps, searchers may have sampled at most
+
+      W + F (step + 1 + n)
+
+  prompts when `step` begins, and with `wait_for_fresh` it begins once
+  W + F (step + 1) of them have arrived. No data is dropped for its age.
+
+  In rounds of P prompts and R = N T steps, round q (from 0) has the positions
+  q P to (q + 1) P - 1. All are sampled with the params that began round q - lag
+  and have arrived before the round begins.
 
   prompts_per_step: F.
   warm_prompts: W, prompts sampled before the first step.
@@ -190,3 +188,22 @@ class Flow:
     if not self.lockstep:
       return -1
     return max(0, position - self.warm_prompts) // self.prompts_per_step
+
+
+def make_flow(config: ml_collections.ConfigDict) -> Flow:
+  """Returns the admission of a config."""
+  search, rounds = config.search, config.rounds
+  return Flow(
+      prompts_per_step=search.prompts_per_step,
+      warm_prompts=math.ceil(
+          config.replay.warm_start_completions / search.samples_per_prompt
+      ),
+      lead_steps=search.lead_steps,
+      num_steps=config.train.num_steps,
+      lockstep=search.lockstep,
+      wait_for_fresh=search.wait_for_fresh,
+      starvation_s=search.starvation_s,
+      round_prompts=rounds.mini_batches * config.train.prompts_per_batch,
+      round_steps=max(rounds.mini_batches, 1) * rounds.passes,
+      lag_rounds=rounds.lag_rounds,
+  )

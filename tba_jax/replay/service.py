@@ -1,147 +1,146 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The replay buffer as the trainer's loop sees it: admit, await, draw, account.
+"""Replay as the trainer's loop uses it: admit, wait, draw, account.
 
-The drain thread brings records in journal order. They are *applied* here, on
-the trainer's own thread and only between steps, so that buffer, watermarks,
-prompt order and ledger always describe the same prefix of the journal: that
-prefix is what a checkpoint holds, and the rest is replayed.
-
-How much may be sampled ahead of training, and with which version, is `flow`.
+The queue server hands over records in journal order. They are applied here, on
+the trainer's own thread and only between steps, so buffer, watermarks, prompt
+order and ledger always describe the same prefix of the journal. A checkpoint
+holds that prefix; the rest is replayed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import time
 from typing import Any
+
+import ml_collections
 
 from tba_jax import types
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import ledger as ledger_lib
-from tba_jax.replay import prompt_order
+from tba_jax.replay import messages
 from tba_jax.replay import queue_server
-from tba_jax.replay import scheduler
 from tba_jax.transport import base
 
 Amount = ledger_lib.Amount
 
 
 class ReplayService:
-  """Owner of the buffer. All methods belong to the trainer's thread."""
+  """Owner of buffer and ledger. All methods belong to the trainer's thread.
+
+  buffer: of completions.
+  ledger: of the run.
+  rejected: completions by reason, since this process started.
+  """
 
   def __init__(
       self,
+      config: ml_collections.ConfigDict,
       *,
-      drain: queue_server.Drain,
+      server: queue_server.QueueServer,
       buffer: buffer_lib.ReplayBuffer,
-      order: prompt_order.PromptOrder,
-      ledger: ledger_lib.Ledger,
-      flow: scheduler.Flow,
-      applied: int,
-      watermarks: dict[str, int],
-      check_group: Callable[[types.Group], str | None],
+      vocab_size: int,
       on_event: Callable[[str, str], None],
       score_groups: Callable[
           [list[types.Group]], list[types.Group]
       ] = lambda groups: groups,
+      saved: Mapping[str, Any] | None = None,
   ):
-    """Takes the parts, restored or new.
+    """Restores the data side of a checkpoint.
 
     Args:
-      drain: not yet started, or running.
-      buffer: of completions.
-      order: of prompts, shared with the drain under its lock.
-      ledger: of the run.
-      flow: admission.
-      applied: journal position after the last applied record.
-      watermarks: next sequence of each searcher, as applied.
-      check_group: why a group can't be trained on, None where it can.
+      config: reads `sampling.max_prompt_tokens`.
+      server: made with the same `saved`.
+      buffer: empty.
+      vocab_size: tokens are below it.
       on_event: called with (kind, message).
-      score_groups: gives groups their rewards, where searchers did not.
+      score_groups: gives groups their rewards, where searchers do not.
+      saved: `get_state` of a checkpoint.
     """
-    self._drain = drain
-    self._buffer = buffer
-    self._order = order
-    self._ledger = ledger
-    self._flow = flow
-    self._applied = applied
-    self._watermarks = dict(watermarks)
-    self._check_group = check_group
+    self.buffer = buffer
+    self.ledger = ledger_lib.Ledger()
+    self.rejected: dict[str, int] = {}
+    self._server = server
+    self._order = server.order
+    self._flow = server.flow
+    self._limits = {
+        "vocab_size": vocab_size,
+        "max_prompt_tokens": config.sampling.max_prompt_tokens,
+    }
     self._on_event = on_event
     self._score_groups = score_groups
-    self.rejected: dict[str, int] = {}
-
-  @property
-  def buffer(self) -> buffer_lib.ReplayBuffer:
-    return self._buffer
-
-  @property
-  def ledger(self) -> ledger_lib.Ledger:
-    return self._ledger
+    self._begun = False
+    self._applied = server.journal.start
+    self._watermarks: dict[str, int] = {}
+    if saved:
+      buffer.set_state(saved["buffer"])
+      self.ledger.set_state(saved["ledger"])
+      self._applied = saved["applied"]
+      self._watermarks = dict(saved["watermarks"])
 
   def open(self, step: int) -> None:
-    """Admits what `step` needs, so that searchers begin; waits for nothing."""
-    self._drain.admit(self._flow.admitted(step))
+    """Admits what `step` needs, so that searchers begin; does not wait."""
+    if not self._begun:
+      self._begun = True
+      self.buffer.begin_epoch(self._server.epoch, step)
+    self._server.admit(self._flow.admitted(step))
 
   def open_next(self, step: int) -> None:
     """Admits the round after the step's own; for rounds with a lag.
 
-    To be called once the step has begun: all of its round is here then, and no
-    searcher that waits for a version holds a prompt that the trainer awaits.
+    To be called once the step has begun: all of its round has arrived then, and
+    no searcher that waits for a version holds a prompt that the trainer awaits.
     """
-    self._drain.admit(self._flow.admitted_next(step))
+    self._server.admit(self._flow.admitted_next(step))
 
   def is_ready(self, step: int) -> bool:
-    """True where `begin_step` would not wait and may come early.
+    """Returns whether `begin_step` would not wait and may be called early.
 
     Never in lockstep, nor where a round begins: there a batch is drawn after
-    all of the step before it, also where a journal has its data already.
+    the whole step before it, even if a journal has its data already.
     """
     flow = self._flow
     if flow.lockstep or (flow.round_prompts and step % flow.round_steps == 0):
       return False
     needed = flow.needed(step)
-    with self._drain.lock:
-      return self._here(needed) >= needed
+    with self._server.lock:
+      return self._num_arrived(needed) >= needed
 
   def begin_step(self, step: int, should_stop: Callable[[], bool]) -> bool:
-    """Admits, waits for the step's data, and applies what has come.
+    """Admits, waits for the step's data, and applies what has arrived.
 
-    Waits for searchers, `starvation_s` at most without any news from them.
+    Waits for searchers, for at most `starvation_s` without any progress.
 
     Returns:
       False where `should_stop` ended the wait; nothing was applied then.
 
     Raises:
       DeadlineExceededError: no searcher delivered in time; it names them.
-      TransportError: the drain thread has ended.
+      TransportError: the queue server has ended.
     """
     self.open(step)
-    needed = self._flow.needed(step)
-    with self._drain.lock:
-      self._drain.urgent = True
+    with self._server.lock:
+      self._server.urgent = True
       try:
-        if not self._await(step, needed, should_stop):
+        if not self._await(step, should_stop):
           return False
       finally:
-        self._drain.urgent = False
-      self._apply(step)
+        self._server.urgent = False
+    self._apply(step)
     return True
 
   def finish(self, step: int, deadline_s: float) -> dict[str, Any]:
     """Stops the searchers, takes what they still deliver, closes the ledger.
 
-    Waits until every searcher has left, for at most `deadline_s`; who has not
-    left by then is written off.
+    Waits until every searcher has left, for at most `deadline_s`; those that
+    have not are written off.
 
     Returns:
       The closed ledger.
     """
     self.stop_searchers(deadline_s, done=True)
-    with self._drain.lock:
-      self._apply(step, all_of_it=True)
-      present = self._ledger.searchers()
-    for sid in present:
-      self._ledger.searcher_gone(sid)
+    self._apply(step, all_records=True)
+    for sid in self.ledger.searchers():
+      self.ledger.searcher_gone(sid)
     return self.account()
 
   def stop_searchers(self, deadline_s: float, *, done: bool = False) -> None:
@@ -149,32 +148,32 @@ class ReplayService:
 
     Args:
       deadline_s: of the wait.
-      done: whether the run is at its end. Where it is only interrupted, one
-        that starts before the next trainer does not take this as meant for it.
+      done: whether the run is at its end. Where it is only interrupted, a
+        searcher that starts before the next trainer ignores the message.
     """
-    self._drain.stop_searchers(done=done)
+    self._server.stop_searchers(done=done)
     deadline = time.monotonic() + deadline_s
-    with self._drain.lock:
-      while self._drain.leases.alive() or self._drain.leaving:
-        self._drain.check()
+    with self._server.lock:
+      while self._server.leases.alive() or self._server.leaving:
+        self._server.check()
         if time.monotonic() > deadline:
           break
-        self._drain.lock.wait(0.05)
+        self._server.lock.wait(0.05)
 
   def account(self) -> dict[str, Any]:
-    """Returns the ledger as it stands, both sides; see `Ledger.close`."""
-    self._hear_leases()
-    return self._ledger.close(self._buffer.untrained())
+    """Returns both sides of the ledger; see `Ledger.close`."""
+    self._read_leases()
+    return self.ledger.close(self.buffer.untrained())
 
   def generated(self) -> Amount:
     """Returns what all searchers have announced since the run began."""
-    self._hear_leases()
-    return self._ledger.generated()
+    self._read_leases()
+    return self.ledger.generated()
 
-  def _hear_leases(self) -> None:
-    with self._drain.lock:
-      for sid, lease in self._drain.leases.alive().items():
-        self._ledger.announce(sid, _totals(lease["totals"]))
+  def _read_leases(self) -> None:
+    with self._server.lock:
+      for sid, lease in self._server.leases.alive().items():
+        self.ledger.announce(sid, _amount(lease["totals"]))
 
   def draw(
       self, num_prompts: int, num_completions: int, step: int
@@ -185,9 +184,9 @@ class ReplayService:
     """
     flow = self._flow
     if not flow.round_prompts:
-      return self._buffer.sample(num_prompts, num_completions, step)
+      return self.buffer.sample(num_prompts, num_completions, step)
     done = step % flow.round_steps
-    return self._buffer.sample_in_order(
+    return self.buffer.sample_in_order(
         num_prompts,
         num_completions,
         step,
@@ -197,64 +196,71 @@ class ReplayService:
 
   def mark_trained(self, draw: buffer_lib.Draw) -> None:
     """Counts the drawn completions as used by a step."""
-    self._ledger.train_first(self._buffer.mark_trained(draw.rows))
+    self.ledger.train_first(self.buffer.mark_trained(draw.rows))
 
   def get_state(self) -> dict[str, Any]:
     """Returns what a checkpoint holds of the data side."""
-    with self._drain.lock:
+    with self._server.lock:
       return {
           "applied": self._applied,
           "watermarks": dict(self._watermarks),
+          "acknowledged": {
+              sid: list(mark)
+              for sid, mark in self._server.acknowledged.items()
+          },
           "order": self._order.get_state(),
-          "ledger": self._ledger.get_state(),
-          "buffer": self._buffer.get_state(),
+          "ledger": self.ledger.get_state(),
+          "buffer": self.buffer.get_state(),
       }
 
-  def _await(
-      self, step: int, needed: int, should_stop: Callable[[], bool]
-  ) -> bool:
+  def _await(self, step: int, should_stop: Callable[[], bool]) -> bool:
+    """Waits for the step's data. Under the server's lock."""
+    needed = self._flow.needed(step)
     deadline = time.monotonic() + self._flow.starvation_s
     before = -1
     while True:
-      self._drain.check()
-      here = self._here(needed)
-      if here >= needed:
+      self._server.check()
+      arrived = self._num_arrived(needed)
+      if arrived >= needed:
         return True
       if should_stop():
         return False
       now = time.monotonic()
-      if here != before:
-        before, deadline = here, now + self._flow.starvation_s
+      if arrived != before:
+        before, deadline = arrived, now + self._flow.starvation_s
       if now > deadline:
-        raise base.DeadlineExceededError(self._starved(step, here, needed))
-      self._drain.lock.wait(0.1)
+        message = self._starvation_message(step, arrived, needed)
+        raise base.DeadlineExceededError(message)
+      self._server.lock.wait(0.1)
 
-  def _here(self, needed: int) -> int:
-    """Distinct prompts that came, of the step's own where in lockstep."""
+  def _num_arrived(self, needed: int) -> int:
+    """Returns the distinct prompts that came; in lockstep the step's own."""
     return self._order.num_taken(needed if self._flow.is_pinned else None)
 
-  def _apply(self, step: int, *, all_of_it: bool = False) -> None:
+  def _apply(self, step: int, *, all_records: bool = False) -> None:
     """Applies pending records, up to the first that comes early for the step.
 
     Groups enter the buffer in the order of their positions, so that it does
-    not depend on which searcher was faster.
+    not depend on which searcher was faster. Scoring may take long: it runs
+    without the server's lock.
     """
-    count = 0
     arrived: list[types.Group] = []
-    for record in self._drain.pending():
-      if not all_of_it and self._is_early(record, step):
-        break
-      count += 1
-      self._applied = record.position
-      arrived += self._apply_record(record)
-    self._drain.take(count)
-    arrived = self._score_groups(sorted(arrived, key=lambda g: g.position))
-    for group in arrived:
-      result = self._buffer.insert(group, step)
-      self._ledger.evict(result.left_untrained)
+    with self._server.lock:
+      count = 0
+      for record in self._server.pending():
+        if not all_records and self._is_early(record, step):
+          break
+        count += 1
+        self._applied = record.position
+        arrived += self._apply_record(record)
+      self._server.take(count)
+    arrived.sort(key=lambda group: group.position)
+    for group in self._score_groups(arrived):
+      result = self.buffer.insert(group, step)
+      self.ledger.evict(result.left_untrained)
 
   def _is_early(self, record: queue_server.Record, step: int) -> bool:
-    """True for data of a later step, which only a journal has already.
+    """Returns whether a record is data of a later step, found in a journal.
 
     A trainer that went back to a checkpoint finds there what was sampled since.
     It takes that in at the pace of its steps: taken at once, it would be all
@@ -271,21 +277,22 @@ class ReplayService:
     )
 
   def _apply_record(self, record: queue_server.Record) -> list[types.Group]:
+    """Accounts for a record; returns the groups that enter the buffer."""
     header = record.header
-    sid = header["sid"]
-    if not record.is_block:
-      self._ledger.announce(sid, _totals(header["totals"]))
-      self._ledger.searcher_gone(sid)
+    sid, totals = header["sid"], _amount(header["totals"])
+    if record.kind == "gone":
+      self.ledger.announce(sid, totals)
+      self.ledger.searcher_gone(sid)
       return []
-    totals, amount = _totals(header["totals"]), _totals(header["amount"])
+    if record.kind == "missing":
+      self._watermarks[sid] = header["next"]
+      self._lose(sid, totals, totals - self.ledger.accepted(sid))
+      return []
+    amount = _amount(header["amount"])
     self._watermarks[sid] = header["sequence"] + 1
-    # What it had generated before and never came: the journal has lost it.
-    gap = totals - amount - self._ledger.accepted(sid)
-    if min(gap) >= 0 and any(gap):
-      self._ledger.accept(sid, totals, gap)
-      self._ledger.lost("journal", gap)
-      self._on_event("journal_lost", f"{gap.completions} completions of {sid}")
-    self._ledger.accept(sid, totals, amount)
+    # Generated before this block and never received.
+    self._lose(sid, totals, totals - amount - self.ledger.accepted(sid))
+    self.ledger.accept(sid, totals, amount)
     if record.groups is None:
       self._reject("malformed", amount)
       return []
@@ -298,6 +305,13 @@ class ReplayService:
         self._reject(reason, Amount(1, group.num_completions, group.num_tokens))
     return kept
 
+  def _lose(self, sid: str, totals: Amount, lost: Amount) -> None:
+    """Counts acknowledged data that the journal does not have any more."""
+    if min(lost) >= 0 and any(lost):
+      self.ledger.accept(sid, totals, lost)
+      self.ledger.lost("journal", lost)
+      self._on_event("journal_lost", f"{lost.completions} completions of {sid}")
+
   def _refusal(self, group: types.Group) -> str | None:
     """Returns why a group is rejected; its position counts as received."""
     position = group.position
@@ -307,28 +321,27 @@ class ReplayService:
       return "duplicate"
     if (group.prompt_id, group.visit) != self._order.prompt(position):
       return "position"
-    return self._check_group(group)
+    return messages.check_group(group, **self._limits)
 
   def _reject(self, reason: str, amount: Amount) -> None:
     self.rejected[reason] = self.rejected.get(reason, 0) + amount.completions
-    self._ledger.reject(reason, amount)
+    self.ledger.reject(reason, amount)
     self._on_event("rejected", f"{amount.completions} completions: {reason}")
 
-  def _starved(self, step: int, here: int, needed: int) -> str:
-    alive = self._drain.leases.alive()
-    who = [
-        f"{sid} (silent for {self._drain.leases.age_s(sid):.0f} s,"
+  def _starvation_message(self, step: int, arrived: int, needed: int) -> str:
+    searchers = [
+        f"{sid} (silent for {self._server.leases.age_s(sid):.0f} s,"
         f" {lease['unacked']} blocks unacknowledged)"
-        for sid, lease in alive.items()
+        for sid, lease in self._server.leases.alive().items()
     ]
-    obstacle = self._drain.obstacle
+    obstacle = self._server.obstacle
     return (
-        f"step {step} has {here} of {needed} prompts and none came for"
+        f"step {step} has {arrived} of {needed} prompts and none came for"
         f" {self._flow.starvation_s:.0f} s; "
         + (f"{obstacle}; " if obstacle else "")
-        + f"searchers: {', '.join(who) or 'none alive'}"
+        + f"searchers: {', '.join(searchers) or 'none alive'}"
     )
 
 
-def _totals(totals: dict[str, int]) -> Amount:
-  return Amount(totals["prompts"], totals["completions"], totals["tokens"])
+def _amount(totals: Mapping[str, int]) -> Amount:
+  return Amount(*(totals[unit] for unit in messages.UNITS))
