@@ -71,20 +71,16 @@ def make_buffer(
     config: ml_collections.ConfigDict, size: int
 ) -> buffer_lib.ReplayBuffer:
   """Returns an empty buffer for so many completions of 64 tokens."""
-  replay = config.replay
+  config = config.copy_and_resolve_references()
+  config.replay.capacity_per_prompt = 2 * _COMPLETIONS_PER_PROMPT
+  config.replay.capacity = size
+  config.sampling.max_prompt_tokens = _PROMPT_TOKENS
+  config.sampling.max_completion_tokens = _COMPLETION_TOKENS
   return buffer_lib.ReplayBuffer(
-      capacity_per_prompt=2 * _COMPLETIONS_PER_PROMPT,
-      capacity=size,
-      max_prompt_tokens=_PROMPT_TOKENS,
-      max_completion_tokens=_COMPLETION_TOKENS,
-      recent_fraction=replay.recent_fraction,
-      recent_window_steps=replay.recent_window_steps,
-      selection=replay.selection,
+      config,
       reward_temperature=schedules.reward_temperature(
-          replay, per_round_steps=config.train.per_round_steps
+          config.replay, per_round_steps=config.train.per_round_steps
       ),
-      dedupe=replay.dedupe,
-      seed=config.seed,
   )
 
 

@@ -181,11 +181,11 @@ def _measure(
         raise RuntimeError(f"{num_searchers} searchers did not start")
     drain.receive_for(max(_WARM_S, _WARM_SAMPLES * sample_s))
     start, cpu_s = time.monotonic(), _cpu_s(queue.service_pid)
-    before = drain.looks()
+    before = drain.poll_stats()
     drain.receive_for(seconds)
     wall_s = time.monotonic() - start
     cpu_s = _cpu_s(queue.service_pid) - cpu_s
-    looks = drain.looks().since(before)
+    looks = drain.poll_stats().since(before)
     queue.say(f"stop {path}")
     deadline = time.monotonic() + _STOP_S
     while not path.exists():

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The simulated searchers of the scale benchmark, in one process.
 
-Each has its own outbox, and in place of a sampler it sleeps: for half to one
+Each has its own client, and in place of a sampler it sleeps: for half to one
 and a half times the mean, so that searchers do not march in step. The first
 line of standard input is a JSON object of settings; then `start NAME COUNT
 SECONDS` starts searchers that sleep so long on average for each group, and
@@ -20,10 +20,12 @@ import threading
 import time
 from typing import Any
 
+import ml_collections
 import numpy as np
 
 from benchmarks import store_searcher
 from tba_jax import types
+from tba_jax.replay import messages
 from tba_jax.replay import queue_client
 from tba_jax.system import processes
 from tba_jax.transport import kv_client
@@ -64,31 +66,30 @@ class _Searchers:
     self._stop = threading.Event()
     # [start of sampling, its end] of each block, by searcher.
     self._times: dict[str, list[list[float]]] = {}
-    self._outboxes: list[queue_client.Outbox] = []
+    self._clients: list[queue_client.QueueClient] = []
     self._threads = []
     self._transports: list[_CountedTransport] = []
     self._cpu_s, self._wall_s = time.process_time(), time.monotonic()
     for index in range(count):
       sid = f"{name}-{index:03d}"
       self._times[sid] = []
-      outbox = self._make_outbox(sid, index)
-      self._outboxes.append(outbox)
-      search = functools.partial(self._search, sid, outbox, index)
+      client = self._make_client(sid, index)
+      self._clients.append(client)
+      search = functools.partial(self._search, sid, client, index)
       self._threads.append(threading.Thread(target=search, daemon=True))
     for thread in self._threads:
       thread.start()
 
-  def _make_outbox(self, sid: str, index: int) -> queue_client.Outbox:
+  def _make_client(self, sid: str, index: int) -> queue_client.QueueClient:
     settings = self._settings
-    return queue_client.Outbox(
-        self._make_transport,
+    return queue_client.QueueClient(
+        ml_collections.ConfigDict({"search": settings}),
+        messages.RunIdentity(
+            settings["run_id"], bytes.fromhex(settings["secret"])
+        ),
+        make_transport=self._make_transport,
         sid=sid,
         index=index,
-        run_id=settings["run_id"],
-        secret=bytes.fromhex(settings["secret"]),
-        partition=0,
-        credits=settings["credits"],
-        lease_s=settings["lease_s"],
         on_event=lambda kind, message: print(kind, message, file=sys.stderr),
     )
 
@@ -97,12 +98,14 @@ class _Searchers:
     self._transports.append(_CountedTransport(locator, deadline_s=60.0))
     return self._transports[-1]
 
-  def _search(self, sid: str, outbox: queue_client.Outbox, index: int) -> None:
+  def _search(
+      self, sid: str, client: queue_client.QueueClient, index: int
+  ) -> None:
     count, rng = index, np.random.default_rng(index)
     # As if it had begun some time ago.
     shortest, longest = 0.0, 1.0
     while not self._stop.is_set():
-      block = outbox.next_block(0.1)
+      block = client.next_block(0.1)
       if block is None:
         continue
       start = time.monotonic()
@@ -121,7 +124,7 @@ class _Searchers:
             )
         )
       end = time.monotonic()
-      if outbox.submit(groups, self._stop.is_set):
+      if client.submit(groups, self._stop.is_set):
         self._times[sid].append([start, end])
 
   def stop(self, path: pathlib.Path) -> None:
@@ -132,8 +135,8 @@ class _Searchers:
     self._stop.set()
     for thread in self._threads:
       thread.join()
-    with futures.ThreadPoolExecutor(len(self._outboxes)) as pool:
-      list(pool.map(lambda outbox: outbox.close(_FLUSH_S), self._outboxes))
+    with futures.ThreadPoolExecutor(len(self._clients)) as pool:
+      list(pool.map(lambda client: client.close(_FLUSH_S), self._clients))
     said = {"busy_share": busy_share, "asks_per_s": asks_per_s}
     text = json.dumps({"times": self._times, **said})
     temporary = path.with_suffix(".part")

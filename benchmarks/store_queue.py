@@ -14,13 +14,13 @@ import sys
 import tempfile
 import threading
 import time
+from typing import Any
 
 import ml_collections
 
-from tba_jax.replay import journal
+from tba_jax.replay import messages
 from tba_jax.replay import prompt_order
 from tba_jax.replay import queue_server
-from tba_jax.replay import scheduler
 from tba_jax.system import processes
 from tba_jax.transport import kv_client
 from tba_jax.transport import kv_host
@@ -41,15 +41,15 @@ _SETTLE_S = 0.3
 class Draining:
   """A drain and what came through it."""
 
-  def __init__(self, drain: queue_server.Drain):
+  def __init__(self, drain: queue_server.QueueServer):
     self._drain = drain
     self.watermarks: dict[str, int] = {}
     # Searcher, sequence and time of each block, where it is kept.
     self.log: list[tuple[str, int, float]] | None = None
 
-  def looks(self) -> queue_server.PollStats:
-    """Returns what the drain's looks took so far, and found."""
-    return dataclasses.replace(self._drain.looks)
+  def poll_stats(self) -> queue_server.PollStats:
+    """Returns the sums over the server's polls so far."""
+    return dataclasses.replace(self._drain.poll_stats)
 
   def take(self) -> int:
     """Takes what has come, as the trainer does; returns how many blocks."""
@@ -110,6 +110,7 @@ class Queue(contextlib.ExitStack):
     self._child_module = child
     self._secret = secrets.token_bytes(wire.SECRET_BYTES)
     self._watermarks: dict[str, int] = {}
+    self._saved: dict[str, Any] | None = None
     self._folder = pathlib.Path(
         self.enter_context(tempfile.TemporaryDirectory(prefix="tba_jax_"))
     )
@@ -121,12 +122,6 @@ class Queue(contextlib.ExitStack):
 
   def _start(self) -> None:
     cores = processes.assign_cores(self._config.cores, 1)
-    self._journal = journal.Journal(
-        self._folder / "replay",
-        max_segment_bytes=int(self._config.replay.max_segment_mb * 1e6),
-        on_event=_on_event,
-    )
-    self.callback(self._journal.close)
     host = kv_host.KvHost(
         self._folder / "spool",
         _RUN,
@@ -169,22 +164,19 @@ class Queue(contextlib.ExitStack):
   @contextlib.contextmanager
   def draining(self) -> Iterator[Draining]:
     """Runs a drain; afterwards the searcher is paused and the queue empty."""
-    order = prompt_order.PromptOrder(_PROMPTS, seed=0)
-    drain = queue_server.Drain(
-        self._transport,
-        journal=self._journal,
-        grants=scheduler.Grants(
-            order, prompts_per_round=1, version_of=lambda position: -1
-        ),
-        lease_s=self._config.search.lease_s,
-        watermarks=self._watermarks,
-        replay_from=self._journal.position,
-        run_id=_RUN,
-        secret=self._secret,
+    config = self._config.copy_and_resolve_references()
+    config.search.prompts_per_round = 1
+    config.search.lockstep = False
+    config.rounds.mini_batches = 0
+    drain = queue_server.QueueServer(
+        config,
+        messages.RunIdentity(_RUN, self._secret, self._folder),
+        make_transport=self._transport,
+        order=prompt_order.PromptOrder(_PROMPTS, seed=0),
         epoch=0,
-        partition=0,
-        claim=lambda transport: None,
+        announce=lambda transport: None,
         on_event=_on_event,
+        saved=self._saved,
     )
     draining = Draining(drain)
     drain.start()
@@ -197,7 +189,12 @@ class Queue(contextlib.ExitStack):
       drain.close()
     draining.take()
     self._watermarks.update(draining.watermarks)
-    self._journal.truncate_before(self._journal.position)
+    self._saved = {
+        "applied": drain.journal.position,
+        "watermarks": self._watermarks,
+        "order": prompt_order.PromptOrder(_PROMPTS, seed=0).get_state(),
+    }
+    drain.journal.truncate_before(drain.journal.position)
 
   def time_raw(self, num_bytes: int) -> float:
     """Returns the seconds that bytes take through a plain socket."""

@@ -14,9 +14,11 @@ import sys
 import threading
 import time
 
+import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.replay import messages
 from tba_jax.replay import queue_client
 from tba_jax.system import processes
 from tba_jax.transport import kv_client
@@ -53,9 +55,11 @@ def make_groups(
 class _Feeder:
   """A thread that submits blocks of one group at the rate of `rate`."""
 
-  def __init__(self, outbox: queue_client.Outbox, groups: list[types.Group]):
+  def __init__(
+      self, client: queue_client.QueueClient, groups: list[types.Group]
+  ):
     self.rate = 0.0
-    self._outbox = outbox
+    self._client = client
     self._groups = groups
     self._thread = threading.Thread(target=self._run, daemon=True)
     self._thread.start()
@@ -71,7 +75,7 @@ class _Feeder:
         # Of what a pause or a full ring held up, one block is made up for.
         due = max(due, now - 1.0 / rate) + 1.0 / rate
       group = self._groups[count % len(self._groups)]
-      self._outbox.submit([group])
+      self._client.submit([group])
       count += 1
 
 
@@ -80,19 +84,20 @@ def main() -> None:
   processes.die_with_parent()
   settings = json.loads(sys.stdin.readline())
   processes.pin(settings["cores"])
-  outbox = queue_client.Outbox(
-      lambda: kv_client.KvTransport(settings["locator"], deadline_s=60.0),
+  client = queue_client.QueueClient(
+      ml_collections.ConfigDict({"search": settings}),
+      messages.RunIdentity(
+          settings["run_id"], bytes.fromhex(settings["secret"])
+      ),
+      make_transport=lambda: kv_client.KvTransport(
+          settings["locator"], deadline_s=60.0
+      ),
       sid="searcher",
       index=0,
-      run_id=settings["run_id"],
-      secret=bytes.fromhex(settings["secret"]),
-      partition=0,
-      credits=settings["credits"],
-      lease_s=settings["lease_s"],
       on_event=lambda kind, message: print(kind, message, file=sys.stderr),
   )
   feeder = _Feeder(
-      outbox,
+      client,
       make_groups(settings["num_completions"], settings["completion_tokens"]),
   )
   for line in sys.stdin:
@@ -101,7 +106,7 @@ def main() -> None:
       feeder.rate = float(numbers[0])
     else:
       _send_raw(*map(int, numbers))
-  outbox.close(0.0)
+  client.close(0.0)
 
 
 def _send_raw(port: int, num_bytes: int, piece: int) -> None:

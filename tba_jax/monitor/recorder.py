@@ -135,7 +135,7 @@ def step_record(
     buffer: `ReplayBuffer.stats`.
     generated: amount sampled since the start of the run.
   """
-  staleness_BxK = np.maximum(step - draw.versions, 0)
+  staleness_BxK = draw.staleness_steps
   values, counts = np.unique(staleness_BxK, return_counts=True)
   data = {
       "staleness_steps": float(staleness_BxK.mean()),
@@ -232,7 +232,7 @@ class Recorder:
       run: run_directory.Run,
       *,
       epoch: int,
-      queue: queue_server.Drain,
+      queue: queue_server.QueueServer,
       tokenizer: Any,
       judge: judges.Judge,
   ):
@@ -335,7 +335,7 @@ class Recorder:
     totals["timed_steps"] += self._loop_started
     # The first step of a process compiles; times begin after it.
     self._loop_started = True
-    staleness_BxK = np.maximum(step - draw.versions, 0)
+    staleness_BxK = draw.staleness_steps
     totals["staleness_sum"] += float(staleness_BxK.sum())
     totals["trained"] += staleness_BxK.size
     self._writers.after_step(step)

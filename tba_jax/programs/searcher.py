@@ -137,17 +137,14 @@ class Searcher:
         base_name=whole.base,
         placement=shardings and shardings.get,
     )
-    self._outbox = queue_client.Outbox(
-        connect,
+    self._outbox = queue_client.QueueClient(
+        config,
+        run,
+        make_transport=connect,
         sid=make_sid(index),
         index=index,
-        run_id=run.run_id,
-        secret=run.secret,
-        partition=0,
-        credits=config.search.credits,
-        lease_s=config.search.lease_s,
         on_event=events.write,
-        agree=agreed.holds,
+        check_trainer=agreed.holds,
     )
 
   def run(self) -> None:

@@ -129,14 +129,17 @@ def _take_run(
   closing.callback(bucket.hold(lock, run.workdir).close)
   validate.check_resume(run_directory.load_config(str(run.workdir)), config)
   transport = publication.connect(config, run)
-  _store_claim(run).take(transport)
+  lock_store(transport, run)
   transport.close()
 
 
-def _store_claim(run: run_directory.Run) -> queue_server.StoreClaim:
-  return queue_server.StoreClaim(
-      run_id=run.run_id,
-      secret=run.secret,
+def lock_store(
+    transport: transport_base.Transport, run: run_directory.Run
+) -> None:
+  """Takes the run lock of a store for the trainer of a run directory."""
+  queue_server.lock_store(
+      transport,
+      run,
       owner=run_directory.owner(run),
       place=f"{socket.gethostname()}:{run.workdir}",
   )
@@ -202,7 +205,7 @@ class Trainer:
     if saved:
       events.write("restored", f"checkpoint of step {self._work.state.step}")
     settings = agreement.encode(agreement.describe(config, run, policy), run)
-    drain = self._build_replay(
+    queue = self._build_replay(
         run, policy, saved.get("data"), epoch, settings, events, closing
     )
     self._batch_maker = make_batch_maker(
@@ -216,7 +219,7 @@ class Trainer:
         config,
         run,
         epoch=epoch,
-        queue=drain,
+        queue=queue,
         tokenizer=policy.tokenizer,
         judge=evaluator.judge,
     )
@@ -244,7 +247,7 @@ class Trainer:
     closing.callback(self._evaluations.close)
     self._guards = guards_lib.Guards(config.guards, saved.get("guards"))
     rows.write_report(policy.task, run.workdir, events.write)
-    drain.start()
+    queue.start()
     return saved
 
   def _build_replay(
@@ -256,70 +259,38 @@ class Trainer:
       settings: bytes,
       events: metrics_lib.EventLog,
       closing: contextlib.ExitStack,
-  ) -> queue_server.Drain:
-    """Builds journal, queue, buffer and ledger, as a checkpoint left them."""
+  ) -> queue_server.QueueServer:
+    """Builds queue, buffer and ledger as a checkpoint left them."""
     config = self._config
-    self._journal = journal_lib.Journal(
-        run.workdir / "replay",
-        max_segment_bytes=int(config.replay.max_segment_mb * 1e6),
-        min_position=saved["applied"] if saved else 0,
-        on_event=events.write,
-    )
-    closing.callback(self._journal.close)
-    buffer = make_buffer(config, policy)
-    order = make_prompt_order(config, policy)
-    ledger = ledger_lib.Ledger()
-    applied, watermarks = self._journal.start, {}
-    if saved is not None:
-      buffer.set_state(saved["buffer"])
-      order.set_state(saved["order"])
-      ledger.set_state(saved["ledger"])
-      applied, watermarks = saved["applied"], saved["watermarks"]
-    flow = make_flow(config)
-    claim = _store_claim(run)
 
-    def take_store(transport: transport_base.Transport) -> None:
-      claim.take(transport)
+    def announce(transport: transport_base.Transport) -> None:
+      lock_store(transport, run)
       agreement.put(transport, settings)
 
-    drain = queue_server.Drain(
-        functools.partial(publication.connect, config, run),
-        journal=self._journal,
-        grants=scheduler.Grants(
-            order,
-            prompts_per_round=config.search.prompts_per_round,
-            version_of=flow.version_of,
-        ),
-        lease_s=config.search.lease_s,
-        watermarks=watermarks,
-        replay_from=applied,
-        run_id=run.run_id,
-        secret=run.secret,
+    queue = queue_server.QueueServer(
+        config,
+        run,
+        make_transport=functools.partial(publication.connect, config, run),
+        order=make_prompt_order(config, policy),
         epoch=epoch,
-        partition=0,
-        claim=take_store,
+        announce=announce,
         on_event=events.write,
+        saved=saved,
     )
-    closing.callback(drain.close)
+    closing.callback(queue.close)
+    self._journal = queue.journal
     scorer = reward_judge.of_trainer(config, run.workdir, policy, events.write)
     closing.callback(scorer.close)
     self._service = service_lib.ReplayService(
-        drain=drain,
-        buffer=buffer,
-        order=order,
-        ledger=ledger,
-        flow=flow,
-        applied=applied,
-        watermarks=watermarks,
-        check_group=functools.partial(
-            messages.check_group,
-            vocab_size=policy.model.config.vocab_size,
-            max_prompt_tokens=config.sampling.max_prompt_tokens,
-        ),
+        config,
+        server=queue,
+        buffer=make_buffer(config, policy),
+        vocab_size=policy.model.config.vocab_size,
         on_event=events.write,
         score_groups=scorer.score,
+        saved=saved,
     )
-    return drain
+    return queue
 
   def run(self, should_stop: Callable[[], bool]) -> bool:
     """Trains to the last step; returns False if it was interrupted.
@@ -777,25 +748,6 @@ def make_batch_maker(
 # The data side of process 0.
 
 
-def make_flow(config: ml_collections.ConfigDict) -> scheduler.Flow:
-  """Returns how far searchers may sample ahead, as a config says."""
-  return scheduler.Flow(
-      prompts_per_step=config.search.prompts_per_step,
-      warm_prompts=math.ceil(
-          config.replay.warm_start_completions
-          / config.search.samples_per_prompt
-      ),
-      lead_steps=config.search.lead_steps,
-      num_steps=config.train.num_steps,
-      lockstep=config.search.lockstep,
-      wait_for_fresh=config.search.wait_for_fresh,
-      starvation_s=config.search.starvation_s,
-      round_prompts=config.rounds.mini_batches * config.train.prompts_per_batch,
-      round_steps=train_step.round_steps(config),
-      lag_rounds=config.rounds.lag_rounds,
-  )
-
-
 def make_prompt_order(
     config: ml_collections.ConfigDict, policy: policy_lib.Policy
 ) -> prompt_order.PromptOrder:
@@ -813,34 +765,13 @@ def make_buffer(
     config: reads `replay`, `replay_filter`, `sampling` and `seed`.
     policy: needed where sentence embeddings are compared.
   """
-  replay, similar = config.replay, config.replay_filter
-  make_similarity = None
-  if similar.similarity == "edit":
-    make_similarity = functools.partial(
-        similarity.EditDistance, limit=similar.similarity_limit
-    )
-  elif similar.similarity == "cosine":
+  embed = None
+  if config.replay_filter.similarity == "cosine":
     embed = reward_judge.make_embed(policy)
-    make_similarity = lambda table: similarity.Cosine(
-        embed, similar.similarity_limit
-    )
   return buffer_lib.ReplayBuffer(
-      capacity_per_prompt=replay.capacity_per_prompt,
-      capacity=replay.capacity,
-      max_prompt_tokens=config.sampling.max_prompt_tokens,
-      max_completion_tokens=config.sampling.max_completion_tokens,
-      recent_fraction=replay.recent_fraction,
-      recent_window_steps=replay.recent_window_steps,
-      selection=replay.selection,
+      config,
       reward_temperature=schedules.reward_temperature(
-          replay, per_round_steps=config.train.per_round_steps
+          config.replay, per_round_steps=config.train.per_round_steps
       ),
-      dedupe=replay.dedupe,
-      seed=config.seed,
-      rules=similarity.AdmissionRules(
-          duplicates=similar.duplicates,
-          evict=similar.evict,
-          freeze_step=similar.freeze_step,
-          make_similarity=make_similarity,
-      ),
+      embed=embed,
   )

@@ -11,12 +11,13 @@ Nothing here depends on the number of stored completions: an insert or a draw
 touches the rows of its own prompts, and the one search for an id is binary.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import hashlib
 import math
 from typing import Any
 
+import ml_collections
 import numpy as np
 
 from tba_jax import types
@@ -25,21 +26,17 @@ from tba_jax.replay import rows as rows_lib
 from tba_jax.replay import selection as selection_lib
 from tba_jax.replay import similarity
 
-# What the store of completions gives up where a capacity is reached.
-#
-# A rule is (store, group, prompt, kept) -> (stored, evicted, emptied): of
-# `kept`,
-# places in the new group, those that are to be stored; untrained and trained of
-# the old completions that went; other prompts of which nothing is left.
-
-
+# An eviction rule makes room for new completions: (store, group, prompt, kept)
+# -> (stored, evicted, emptied). `kept` are places in the new group, `stored`
+# those of them that enter; `evicted` are untrained and trained amounts;
+# `emptied` are other prompts of which nothing is left.
 Room = tuple[list[int], tuple[ledger.Amount, ledger.Amount], list[int]]
 
 
 def evict_oldest(
     store: "CompletionStore",
-    group: "types.Group",
-    prompt: "rows_lib.PromptRows",
+    group: types.Group,
+    prompt: rows_lib.PromptRows,
     kept: list[int],
 ) -> Room:
   """Evicts what arrived first: of the prompt, then of all."""
@@ -66,8 +63,8 @@ def evict_oldest(
 
 def evict_lowest_reward(
     store: "CompletionStore",
-    group: "types.Group",
-    prompt: "rows_lib.PromptRows",
+    group: types.Group,
+    prompt: rows_lib.PromptRows,
     kept: list[int],
 ) -> Room:
   """Evicts the lowest rewards, new ones too: of the prompt, then of all."""
@@ -95,7 +92,7 @@ def evict_lowest_reward(
 
 
 def _lowest(
-    table: "rows_lib.RowTable",
+    table: rows_lib.RowTable,
     rows: np.ndarray,
     rewards: np.ndarray,
     count: int,
@@ -129,38 +126,34 @@ RULES: Mapping[str, Callable[..., Room]] = {
 }
 
 
-# What the replay buffer holds: completions by prompt, duplicates, eviction.
-#
-# No randomness is here. Nothing depends on the number of stored completions: an
-# insert touches the rows of its own prompt and those that it evicts.
-
-
 # 128 bits: two different completions among 10^9 share one with odds of 1e-21.
 _DIGEST_BYTES = 16
 
 
 class CompletionStore:
-  """Completions by prompt, oldest first, within two capacities."""
+  """Completions by prompt, oldest first, within two capacities.
+
+  No randomness is here. An insert touches the rows of its own prompt and those
+  that it evicts.
+  """
 
   def __init__(
       self,
-      *,
-      capacity_per_prompt: int,
-      capacity: int,
-      max_prompt_tokens: int,
-      max_completion_tokens: int,
-      dedupe: bool,
-      rules: similarity.AdmissionRules = similarity.PLAIN,
+      config: ml_collections.ConfigDict,
+      embed: similarity.EmbedFn | None = None,
   ):
-    """Makes an empty store; for the settings see `ReplayBuffer`."""
-    self.capacity_per_prompt = capacity_per_prompt
-    self.capacity = self._full_capacity = capacity
-    self._rules = rules
-    self._max_prompt_tokens = max_prompt_tokens
-    self._max_completion_tokens = max_completion_tokens
-    self._dedupe = dedupe
-    self.table = rows_lib.RowTable(max_completion_tokens, capacity)
-    self._admission = similarity.Admission(rules, self.table)
+    """Makes an empty store; see `ReplayBuffer`."""
+    self.capacity_per_prompt = config.replay.capacity_per_prompt
+    self.capacity = self._full_capacity = config.replay.capacity
+    self._freeze_step = config.replay_filter.freeze_step
+    self._make_room = RULES[config.replay_filter.evict]
+    self._max_prompt_tokens = config.sampling.max_prompt_tokens
+    self._max_completion_tokens = config.sampling.max_completion_tokens
+    self._dedupe = config.replay.dedupe
+    self.table = rows_lib.RowTable(self._max_completion_tokens, self.capacity)
+    self._admission = similarity.Admission(
+        config.replay_filter, self.table, embed
+    )
     self._clear()
 
   def __len__(self) -> int:
@@ -176,7 +169,7 @@ class CompletionStore:
     """
     self._check(group, step)
     self._insert_step = step
-    if self._rules.freeze_step and step >= self._rules.freeze_step:
+    if self._freeze_step and step >= self._freeze_step:
       self.capacity = min(self.capacity, max(len(self), 1))
     prompt = self.prompts.get(group.prompt_id)
     is_known = prompt is not None
@@ -195,8 +188,7 @@ class CompletionStore:
     for row in plan.leaving:
       prompt.remove(row, self.table.ids)
     replaced = self.release(np.array(plan.leaving, np.int64))
-    make_room = RULES[self._rules.evict]
-    stored, evicted, emptied = make_room(self, group, prompt, plan.kept)
+    stored, evicted, emptied = self._make_room(self, group, prompt, plan.kept)
     whole = 0
     if stored:
       some = [digest_of[j] for j in stored] if self._dedupe else []
@@ -293,7 +285,7 @@ class CompletionStore:
     self.uses.restore(state["untrained_groups"])
     self._next_group = int(state["next_group"])
     self._insert_step = int(state["insert_step"])
-    if self._rules.freeze_step:
+    if self._freeze_step:
       frozen = int(state.get("capacity", self._full_capacity))
       self.capacity = min(self._full_capacity, frozen)
     self._admission.restore()
@@ -399,6 +391,7 @@ class CompletionStore:
         lengths=lengths,
         stopped=take(group.stopped),
         versions=take(group.versions),
+        epoch=group.epoch,
         rewards=take(group.rewards),
         tokens=take(group.completion_tokens),
         behavior_logprobs=take(group.behavior_logprobs),
@@ -429,9 +422,6 @@ def _digest(data: bytes) -> bytes:
   return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
-# What a draw of the replay buffer returns.
-
-
 @dataclasses.dataclass(frozen=True)
 class Draw:
   """B groups of K completions, copied out of the buffer.
@@ -451,6 +441,9 @@ class Draw:
   ref_versions: [B, K] int32, of the reference policy, -1 where none are cached.
   rewards: [B, K] float32.
   versions: [B, K] int32, step of the params that sampled.
+  epochs: [B, K] int32, start count of the trainer that published them.
+  staleness_steps: [B, K] int32, updates between those params and the trainer's;
+    0 is on-policy. See `staleness`.
   step: of the draw.
   """
 
@@ -468,6 +461,8 @@ class Draw:
   ref_versions: np.ndarray
   rewards: np.ndarray
   versions: np.ndarray
+  epochs: np.ndarray
+  staleness_steps: np.ndarray
   step: int
 
   def stats(self) -> dict[str, Any]:
@@ -475,8 +470,8 @@ class Draw:
 
     fresh_share: used for the first time. recent_share: of the recent window.
     unique_share: rows that differ. unique_completions: texts of a group that
-    differ. staleness_steps: step minus version. completion_tokens: with the
-    stop token. stop_rate: ended by a stop token.
+    differ. completion_tokens: with the stop token. stop_rate: ended by a stop
+    token.
     """
     texts = [
         {
@@ -491,22 +486,54 @@ class Draw:
         "fresh_share": float(self.fresh.mean()),
         "recent_share": float(self.recent.mean()),
         "unique_share": len(np.unique(self.rows)) / self.rows.size,
-        "staleness_steps": float(
-            np.maximum(self.step - self.versions, 0).mean()
-        ),
+        "staleness_steps": float(self.staleness_steps.mean()),
         "unique_completions": sum(map(len, texts)) / len(texts),
         "completion_tokens": float(self.completion_lengths.mean()),
         "stop_rate": float(self.stopped.mean()),
     }
 
 
+def staleness(
+    starts: Sequence[tuple[int, int]],
+    epochs: np.ndarray,
+    versions: np.ndarray,
+    step: int,
+) -> np.ndarray:
+  """Returns the updates between the params that sampled and those of a step.
+
+  A restart goes back to a checkpoint, and the versions past it that the trainer
+  had published belong to a branch that was given up. With b the earliest step
+  that a later epoch started from and c = min(version, b), the last params that
+  both have in common,
+
+      staleness = (step - c) + (version - c)
+
+  which is step - version on the surviving branch, and at least 1 off it.
+
+  Args:
+    starts: (epoch, step that it started from) of all epochs.
+    epochs: [...] int, of the trainer that published the params.
+    versions: [...] int, of the params.
+    step: of the trainer.
+
+  Returns:
+    [...] int32, at least 0.
+  """
+  branch = np.full(versions.shape, np.iinfo(np.int64).max)
+  for epoch, start in starts:
+    branch = np.where(epochs < epoch, np.minimum(branch, start), branch)
+  common = np.minimum(versions, branch)
+  return np.maximum(step + versions - 2 * common, 0).astype(np.int32)
+
+
 def gather_draw(
-    store: "CompletionStore",
+    store: CompletionStore,
     rows_BxK: np.ndarray,
     recent_B: np.ndarray,
     prompt_ids_B: np.ndarray,
     *,
     num_columns: int,
+    starts: Sequence[tuple[int, int]],
     step: int,
 ) -> Draw:
   """Returns the draw of some rows, copied out of their store.
@@ -517,6 +544,7 @@ def gather_draw(
     recent_B: [B] bool, drawn from the recent window.
     prompt_ids_B: [B] int64.
     num_columns: P.
+    starts: as of `staleness`.
     step: of the draw.
   """
   table = store.table
@@ -548,11 +576,15 @@ def gather_draw(
       ref_versions=ref_versions_BxK,
       rewards=table.rewards[rows_BxK],
       versions=integers["versions"],
+      epochs=integers["epochs"],
+      staleness_steps=staleness(
+          starts, integers["epochs"], integers["versions"], step
+      ),
       step=step,
   )
 
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class ReplayBuffer:
@@ -560,62 +592,33 @@ class ReplayBuffer:
 
   def __init__(
       self,
+      config: ml_collections.ConfigDict,
       *,
-      capacity_per_prompt: int,
-      capacity: int,
-      max_prompt_tokens: int,
-      max_completion_tokens: int,
-      recent_fraction: float,
-      recent_window_steps: int,
-      selection: str,
       reward_temperature: Callable[[int], float],
-      dedupe: bool,
-      seed: int,
-      rules: similarity.AdmissionRules = similarity.PLAIN,
+      embed: similarity.EmbedFn | None = None,
   ):
     """Makes an empty buffer.
 
     Args:
-      capacity_per_prompt: completions of one prompt; the oldest goes.
-      capacity: completions in all; the oldest goes.
-      max_prompt_tokens: P.
-      max_completion_tokens: T, stop token included.
-      recent_fraction: probability, for each prompt of a batch, of drawing it
-        and its completions from the recent window.
-      recent_window_steps: a completion is recent at step t when it arrived at a
-        step above t - recent_window_steps.
-      selection: completions outside the window: "uniform" or "reward".
-      reward_temperature: step -> temperature above 0, of "reward": weights
-        exp(reward / temperature).
-      dedupe: of equal completions of a prompt only the newest is kept.
-      seed: of all draws.
-      rules: of who is taken in and who has to go.
-
-    Raises:
-      ValueError: a setting is out of its range.
+      config: reads `replay`, `replay_filter`, `seed`, and of `sampling` the
+        maximum lengths P and T.
+      reward_temperature: step -> temperature above 0, where `replay.selection`
+        is "reward": weights exp(reward / temperature).
+      embed: sentence embeddings, where `replay_filter.similarity` is "cosine".
     """
-    _check(selection in ("uniform", "reward"), "selection", selection)
-    _check(0 <= recent_fraction <= 1, "recent_fraction", recent_fraction)
-    _check(capacity_per_prompt > 0, "capacity_per_prompt", capacity_per_prompt)
-    _check(capacity > 0, "capacity", capacity)
-    _check(recent_window_steps > 0, "recent_window_steps", recent_window_steps)
-    self.capacity = capacity
-    self._max_prompt_tokens = max_prompt_tokens
-    self._recent_fraction = recent_fraction
-    self._recent_window_steps = recent_window_steps
-    self._selection = selection
+    replay = config.replay
+    self.capacity = replay.capacity
+    self._max_prompt_tokens = config.sampling.max_prompt_tokens
+    self._recent_fraction = replay.recent_fraction
+    self._recent_window_steps = replay.recent_window_steps
+    self._selection = replay.selection
     self._reward_temperature = reward_temperature
-    self._rng = np.random.default_rng(seed)
-    self._store = CompletionStore(
-        capacity_per_prompt=capacity_per_prompt,
-        capacity=capacity,
-        max_prompt_tokens=max_prompt_tokens,
-        max_completion_tokens=max_completion_tokens,
-        dedupe=dedupe,
-        rules=rules,
-    )
+    self._rng = np.random.default_rng(config.seed)
+    self._store = CompletionStore(config, embed)
+    # (epoch, step) of each start of the trainer.
+    self._starts: list[tuple[int, int]] = []
     self._replay_pool = selection_lib.PromptPool()
-    self._recent_pool = selection_lib.RecentPool(recent_window_steps)
+    self._recent_pool = selection_lib.RecentPool(replay.recent_window_steps)
     self._sample_step = 0
     self._recent_misses = 0
 
@@ -629,6 +632,10 @@ class ReplayBuffer:
   def untrained(self) -> ledger.Amount:
     """Returns what is stored and was never trained on."""
     return self._store.uses.untrained
+
+  def begin_epoch(self, epoch: int, step: int) -> None:
+    """Notes that a trainer of this epoch starts from the params of `step`."""
+    self._starts.append((epoch, step))
 
   def insert(self, group: types.Group, step: int) -> ledger.InsertResult:
     """Stores the completions of a group; each is recent from `step` on.
@@ -782,6 +789,7 @@ class ReplayBuffer:
         "replay_pool": self._replay_pool.get_state(),
         "recent_pool": self._recent_pool.get_state(),
         "rng": self._rng.bit_generator.state,
+        "starts": np.array(self._starts, np.int64).reshape(-1, 2),
         "sample_step": self._sample_step,
         "recent_misses": self._recent_misses,
     }
@@ -790,17 +798,18 @@ class ReplayBuffer:
     """Takes a state of `get_state`; all then goes on as it would have.
 
     Raises:
-      ValueError: a newer format, or tokens beyond the present maximum lengths.
+      ValueError: another format, or tokens beyond the present maximum lengths.
     """
-    if state["format"] > _FORMAT:
+    if state["format"] != _FORMAT:
       raise ValueError(
           f"replay state of format {state['format']}; this version of tba_jax"
-          f" reads up to {_FORMAT}"
+          f" reads {_FORMAT}"
       )
     self._store.set_state(state["store"])
     self._replay_pool.set_state(state["replay_pool"])
     self._recent_pool.set_state(state["recent_pool"])
     self._rng.bit_generator.state = state["rng"]
+    self._starts = [tuple(pair) for pair in state["starts"].tolist()]
     self._sample_step = int(state["sample_step"])
     self._recent_misses = int(state["recent_misses"])
 
@@ -851,10 +860,6 @@ class ReplayBuffer:
         recent_B,
         prompt_ids_B,
         num_columns=self._max_prompt_tokens,
+        starts=self._starts,
         step=self._sample_step,
     )
-
-
-def _check(ok: bool, name: str, value: Any) -> None:
-  if not ok:
-    raise ValueError(f"config.replay.{name}={value!r} is out of range")

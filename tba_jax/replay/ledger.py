@@ -23,13 +23,11 @@ with the first of its completions, and as evicted with the last if none was.
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Any, NamedTuple, TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-  from tba_jax.replay import rows as rows_lib
-
+from tba_jax.replay import rows as rows_lib
 
 # How much data there is, and how much of what is stored was trained on.
 #
@@ -99,7 +97,7 @@ class UseAccount:
   histogram: nine counts, from uses to stored completions.
   """
 
-  def __init__(self, table: "rows_lib.RowTable"):
+  def __init__(self, table: rows_lib.RowTable):
     self._table = table
     self.restore(np.zeros(0, np.int64))
 

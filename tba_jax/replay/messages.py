@@ -17,8 +17,9 @@ is refused. Arrays of a block are stacked over its groups (axis n).
 
 from collections.abc import Callable, Mapping, Sequence
 import math
+import pathlib
 import time
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,11 +46,17 @@ _STACKED = {
 _SCALARS = ("prompt_id", "visit", "position", "epoch")
 
 
-class RunIdentity(Protocol):
-  """What all messages of a run share."""
+class RunIdentity(NamedTuple):
+  """The fields of `run_directory.Run` that the queue reads.
+
+  run_id: of all messages.
+  secret: key of their hashes.
+  workdir: run directory; its `replay/` holds the journal.
+  """
 
   run_id: str
   secret: bytes
+  workdir: pathlib.Path = pathlib.Path()
 
 
 def block_key(sid: str, sequence: int) -> str:

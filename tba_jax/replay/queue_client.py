@@ -26,6 +26,7 @@ import ml_collections
 from tba_jax import types
 from tba_jax.replay import messages
 from tba_jax.system import polling
+from tba_jax.system import worker
 from tba_jax.transport import base
 from tba_jax.transport import wire
 
@@ -63,7 +64,7 @@ class UnackedBlocks:
   def __init__(
       self, resend_s: float, *, clock: Callable[[], float] = time.monotonic
   ):
-    """Makes an empty list; a block is due again `resend_s` after it was sent."""
+    """Makes an empty list; a sent block is overdue after `resend_s`."""
     self._resend_s = resend_s
     self._clock = clock
     self._blocks: list[OutgoingBlock] = []
@@ -216,7 +217,7 @@ class QueueClient:
         "started": time.time(),
     }
     self._beat = 0
-    self._pace = polling.Pace(
+    self._interval = polling.PollInterval(
         floor_s=_TICK_S,
         waiting_floor_s=_WAITING_TICK_S,
         share=_SHARE,
@@ -224,7 +225,7 @@ class QueueClient:
     )
     # The trainer expects a lease within `lease_s`: four renewals fit.
     lease_s = config.search.lease_s / 4
-    self._lease_pace = polling.Pace(
+    self._lease_interval = polling.PollInterval(
         floor_s=min(1.0, lease_s),
         waiting_floor_s=min(1.0, lease_s),
         share=_SHARE,
@@ -232,12 +233,7 @@ class QueueClient:
     )
     self._next_stop_poll = 0.0
     self._final = False
-    self._closing = threading.Event()
-    self._error: BaseException | None = None
-    self._thread = threading.Thread(
-        target=self._serve, name="queue_client", daemon=True
-    )
-    self._thread.start()
+    self._worker = worker.Worker("queue_client", self._serve, close_s=10.0)
 
   @property
   def epoch(self) -> int:
@@ -260,16 +256,16 @@ class QueueClient:
     Raises:
       TransportError: the thread has ended, with its error as the cause.
     """
+    deadline = time.monotonic() + timeout_s
     with self._lock:
       if not self._granted.blocks:
         self._poll_now()
-      self._lock.wait_for(
-          lambda: self._granted.blocks or self._error is not None, timeout_s
-      )
-      self._check()
-      if not self._granted.blocks:
-        return None
-      self._pace.rest()
+      while not self._granted.blocks:
+        self._check()
+        if (left_s := deadline - time.monotonic()) <= 0:
+          return None
+        self._lock.wait(min(left_s, 0.1))
+      self._interval.stop_waiting()
       return self._granted.blocks.pop(0)
 
   def submit(
@@ -311,9 +307,9 @@ class QueueClient:
       )
       key = messages.block_key(self._sid, sequence)
       self._unacked.add(messages.encode(self._run, key, header, arrays))
-      self._pace.rest()
-      self._pace.changed()
-      self._lease_pace.changed()
+      self._interval.stop_waiting()
+      self._interval.changed()
+      self._lease_interval.changed()
       self._lock.notify_all()
     return True
 
@@ -332,60 +328,58 @@ class QueueClient:
     deadline = time.monotonic() + flush_s
     with self._lock:
       self._poll_now()
-      self._lock.wait_for(
-          lambda: not self._unacked or self._error is not None, flush_s
-      )
+      while self._unacked and self._worker.is_alive():
+        if (left_s := deadline - time.monotonic()) <= 0:
+          break
+        self._lock.wait(min(left_s, 0.1))
       flushed = not self._unacked
       self._final = True
-      self._closing.set()
       self._lock.notify_all()
-    self._thread.join(timeout=max(1.0, deadline - time.monotonic()))
+    try:
+      self._worker.close()
+    except Exception as error:  # The blocks are accounted for by the trainer.
+      logging.warning("queue client: %s", error)
     return flushed
 
   def _check(self) -> None:
-    if self._error is not None:
-      message = f"the queue client has ended: {self._error}"
-      raise base.TransportError(message) from self._error
+    try:
+      self._worker.check()
+    except Exception as error:
+      message = f"the queue client has ended: {error}"
+      raise base.TransportError(message) from error
 
   def _poll_now(self) -> None:
     """Makes the thread poll at once, and often from then on. Under the lock."""
-    if self._pace.wait():
+    if self._interval.start_waiting():
       self._lock.notify_all()
 
-  def _serve(self) -> None:
-    try:
-      transport = self._make_transport()
-      while True:
-        closing = self._closing.is_set()
-        try:
-          self._exchange(transport, closing)
-        except base.TransportError as error:
-          if closing:
-            break
-          self._on_event("store_lost", f"queue client: {error}")
-          transport.reconnect()
-          with self._lock:
-            self._unacked.forget_sent()
-            self._lease_pace.changed(at_once=True)
+  def _serve(self, _: threading.Event) -> None:
+    transport = self._make_transport()
+    closing = False
+    while not closing:
+      closing = self._final  # Read first: a last exchange follows.
+      try:
+        self._exchange(transport, closing)
+      except base.TransportError as error:
         if closing:
           break
+        self._on_event("store_lost", f"queue client: {error}")
+        transport.reconnect()
         with self._lock:
-          if (rest_s := self._rest_s()) > 0:
-            self._lock.wait(rest_s)
-      transport.close()
-    except Exception as error:  # The searcher's thread raises it.
-      logging.exception("queue client ended")
+          self._unacked.forget_sent()
+          self._lease_interval.changed(at_once=True)
       with self._lock:
-        self._error = error
-        self._lock.notify_all()
+        if not self._final and (rest_s := self._rest_s()) > 0:
+          self._lock.wait(rest_s)
+    transport.close()
 
   def _rest_s(self) -> float:
     """Returns the seconds until something is due. Under the lock."""
-    if self._closing.is_set() or self._unacked.unsent():
+    if self._unacked.unsent():
       return 0.0
     return min(
-        self._pace.due_in_s(),
-        self._lease_pace.due_in_s(),
+        self._interval.due_in_s(),
+        self._lease_interval.due_in_s(),
         self._unacked.overdue_in_s(),
     )
 
@@ -395,8 +389,8 @@ class QueueClient:
       unsent = self._unacked.unsent()
     self._send(transport, unsent)
     with self._lock:
-      polls = not self._pace.due_in_s() or not self._unacked.overdue_in_s()
-      renews = closing or not self._lease_pace.due_in_s()
+      polls = not self._interval.due_in_s() or not self._unacked.overdue_in_s()
+      renews = closing or not self._lease_interval.due_in_s()
     if polls:
       self._poll(transport)
       with self._lock:
@@ -426,7 +420,7 @@ class QueueClient:
       if changed:
         self._unacked.acknowledge(work["acked"])
         self._lock.notify_all()
-      self._pace.asked(changed)
+      self._interval.polled(changed)
     if time.monotonic() >= self._next_stop_poll:
       self._poll_stop(transport)
       self._next_stop_poll = time.monotonic() + _STOP_EVERY_S
@@ -491,6 +485,6 @@ class QueueClient:
           "refused": self._refusals.count,
           "stats": self._stats,
       }
-      self._lease_pace.asked()
+      self._lease_interval.polled()
     key = messages.lease_key(self._sid)
     transport.put(key, messages.encode(self._run, key, lease))

@@ -30,6 +30,7 @@ from tba_jax.replay import messages
 from tba_jax.replay import prompt_order
 from tba_jax.replay import scheduler
 from tba_jax.system import polling
+from tba_jax.system import worker
 from tba_jax.transport import base
 from tba_jax.transport import wire
 
@@ -449,7 +450,7 @@ class QueueServer:
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      run: Any,
+      run: messages.RunIdentity,
       *,
       make_transport: Callable[[], base.Transport],
       order: prompt_order.PromptOrder,
@@ -462,7 +463,7 @@ class QueueServer:
 
     Args:
       config: reads `search`, `replay`, `rounds` and `train`.
-      run: `run_directory.Run`.
+      run: the run; `run_directory.Run` serves.
       make_transport: makes the thread's own transport.
       order: of prompts, new; restored from `saved`.
       epoch: the trainer's start count.
@@ -485,18 +486,14 @@ class QueueServer:
     self._on_event = on_event
     self._refusals = messages.Refusals(on_event)
     self._lease_reader = LeaseReader(run, self._refusals)
-    self._pace = polling.Pace(
+    self._interval = polling.PollInterval(
         floor_s=_TICK_S,
         waiting_floor_s=_URGENT_TICK_S,
         share=_TICK_SHARE,
         cap_s=_LONGEST_TICK_S,
     )
     self._wake = threading.Event()
-    self._stop = threading.Event()
-    self._thread = threading.Thread(
-        target=self._serve, name="queue_server", daemon=True
-    )
-    self._error: BaseException | None = None
+    self._worker: worker.Worker | None = None
     self._pending: list[Record] = []
     # Downloaded blocks that the journal has no room for.
     self._held: list[Block] = []
@@ -546,32 +543,39 @@ class QueueServer:
   @property
   def urgent(self) -> bool:
     """True while the trainer waits for data; set by the one that waits."""
-    return self._pace.waiting
+    return self._interval.waiting
 
   @urgent.setter
   def urgent(self, urgent: bool) -> None:
     with self.lock:
       if not urgent:
-        self._pace.rest()
-      elif self._pace.wait():
+        self._interval.stop_waiting()
+      elif self._interval.start_waiting():
         self._wake.set()
 
   def start(self) -> None:
-    self._thread.start()
+    """Starts the thread."""
+    self._worker = worker.Worker("queue_server", self._serve, close_s=10.0)
 
   def close(self) -> None:
     """Ends the thread and closes the journal."""
-    self._stop.set()
-    self._wake.set()
-    if self._thread.is_alive():
-      self._thread.join(timeout=10.0)
-    self.journal.close()
+    try:
+      if self._worker is not None:
+        self._wake.set()
+        self._worker.close()
+    except Exception as error:  # `check` has raised it.
+      logging.warning("queue server: %s", error)
+    finally:
+      self.journal.close()
 
   def check(self) -> None:
     """Raises TransportError where the thread has ended with an error."""
-    if self._error is not None:
-      message = f"the queue server has ended: {self._error}"
-      raise base.TransportError(message) from self._error
+    try:
+      if self._worker is not None:
+        self._worker.check()
+    except Exception as error:
+      message = f"the queue server has ended: {error}"
+      raise base.TransportError(message) from error
 
   def admit(self, limit: int) -> None:
     """Lets positions below `limit` be granted."""
@@ -588,7 +592,7 @@ class QueueServer:
     taken, self._pending = self._pending[:count], self._pending[count:]
     return taken
 
-  def all_leases(self) -> dict[str, dict[str, Any]]:
+  def heard(self) -> dict[str, dict[str, Any]]:
     """Returns `LeaseTable.all`, from any thread."""
     with self.lock:
       return self.leases.all()
@@ -648,42 +652,36 @@ class QueueServer:
         self._grants.forget(sid)
       self.lock.notify_all()
 
-  def _serve(self) -> None:
-    try:
-      transport = self._make_transport()
-      self.generation = transport.generation
-      is_new = True
-      while not self._stop.is_set():
-        started = time.perf_counter()
-        found = 0
-        try:
-          self._begin_store(transport, is_new)
-          is_new = False
-          if self._lease_reader.is_due():
-            self._read_leases(transport)
-            self._write_status(transport)
-          found = self._poll(transport)
-        except base.TransportError as error:
-          self._on_event("store_lost", f"queue server: {error}")
-          self.generation = transport.reconnect()
-          is_new = True
-          self._ingest.forget_gaps()
-          with self.lock:
-            self.leases.excuse()
-        self.poll_stats.add(time.perf_counter() - started, found)
+  def _serve(self, stop: threading.Event) -> None:
+    transport = self._make_transport()
+    self.generation = transport.generation
+    is_new = True
+    while not stop.is_set():
+      started = time.perf_counter()
+      found = 0
+      try:
+        self._begin_store(transport, is_new)
+        is_new = False
+        if self._lease_reader.is_due():
+          self._read_leases(transport)
+          self._write_status(transport)
+        found = self._poll(transport)
+      except base.TransportError as error:
+        self._on_event("store_lost", f"queue server: {error}")
+        self.generation = transport.reconnect()
+        is_new = True
+        self._ingest.forget_gaps()
         with self.lock:
-          self._pace.asked(bool(found))
-        if self.obstacle is not None:
-          self._stop.wait(_FULL_RETRY_S)
-        elif not found:
-          self._wake.wait(self._pace.due_in_s())
-        self._wake.clear()
-      transport.close()
-    except Exception as error:  # The trainer's thread raises it.
-      logging.exception("queue server ended")
+          self.leases.excuse()
+      self.poll_stats.add(time.perf_counter() - started, found)
       with self.lock:
-        self._error = error
-        self.lock.notify_all()
+        self._interval.polled(bool(found))
+      if self.obstacle is not None:
+        stop.wait(_FULL_RETRY_S)
+      elif not found:
+        self._wake.wait(self._interval.due_in_s())
+      self._wake.clear()
+    transport.close()
 
   def _begin_store(self, transport: base.Transport, is_new: bool) -> None:
     """Announces the trainer; in a new store also what its searchers hold."""

@@ -23,6 +23,7 @@ _INTEGERS = {
     "lengths": np.int32,
     "stopped": np.bool_,
     "versions": np.int32,
+    "epochs": np.int32,
     "use_counts": np.int64,
     "ref_versions": np.int32,
 }
@@ -42,6 +43,7 @@ class RowTable:
   lengths: [rows] int64, tokens with the stop token.
   stopped: [rows] int64, 0 or 1.
   versions: [rows] int64, step of the params that sampled.
+  epochs: [rows] int64, start count of the trainer that published them.
   use_counts: [rows] int64, how often it was trained on.
   ref_versions: [rows] int64, of the cached reference log-probs, -1 for none.
   rewards: [rows] float32.
@@ -57,6 +59,7 @@ class RowTable:
   lengths: np.ndarray
   stopped: np.ndarray
   versions: np.ndarray
+  epochs: np.ndarray
   use_counts: np.ndarray
   ref_versions: np.ndarray
   rewards: np.ndarray
@@ -88,6 +91,7 @@ class RowTable:
       lengths: np.ndarray,
       stopped: np.ndarray,
       versions: np.ndarray,
+      epoch: int,
       rewards: np.ndarray,
       tokens: np.ndarray,
       behavior_logprobs: np.ndarray,
@@ -95,7 +99,7 @@ class RowTable:
     """Stores completions of one group; returns their rows, [n] int64.
 
     Args:
-      prompt_id, group, arrival: of all of them.
+      prompt_id, group, arrival, epoch: of all of them.
       lengths: [n] int; so are stopped, versions and rewards.
       tokens: [n, W] int, W any width; so is behavior_logprobs. What is past a
         length is ignored.
@@ -112,6 +116,7 @@ class RowTable:
             lengths,
             stopped,
             versions,
+            epoch,
             0,
             -1,
         )

@@ -205,8 +205,7 @@ class ReplayService:
           "applied": self._applied,
           "watermarks": dict(self._watermarks),
           "acknowledged": {
-              sid: list(mark)
-              for sid, mark in self._server.acknowledged.items()
+              sid: list(mark) for sid, mark in self._server.acknowledged.items()
           },
           "order": self._order.get_state(),
           "ledger": self.ledger.get_state(),

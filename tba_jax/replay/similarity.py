@@ -11,14 +11,12 @@ Axes: N stored completions, T tokens, D width of an embedding.
 import abc
 from collections.abc import Callable, Sequence
 import dataclasses
-from typing import TYPE_CHECKING
 
+import ml_collections
 import numpy as np
 
-if TYPE_CHECKING:
-  from tba_jax import types
-  from tba_jax.replay import rows as rows_lib
-
+from tba_jax import types
+from tba_jax.replay import rows as rows_lib
 
 # (token ids of each completion, without stop tokens) -> [n, D] float32, of
 # length 1.
@@ -54,7 +52,7 @@ class Similarity(abc.ABC):
 class EditDistance(Similarity):
   """Alike: fewer edits than `limit` times the sum of both lengths."""
 
-  def __init__(self, table: "rows_lib.RowTable", limit: float):
+  def __init__(self, table: rows_lib.RowTable, limit: float):
     """Takes the table of the stored completions."""
     self._table = table
     self._limit = limit
@@ -168,38 +166,7 @@ def edit_distances(
   return np.take_along_axis(before, lengths_N[:, None], axis=1)[:, 0]
 
 
-# Which new completions the buffer takes in, and which old ones they replace.
-#
-# Of completions that are much alike, only the one with the highest reward
-# stays:
-# a new one with no more reward than any like it is refused, else all like it
-# go.
-# (Lee et al. 2025, arXiv:2405.18540, compare with the first one alone that they
-# find, so that what stays depends on the order of their buffer.)
-
-
 _RESTORE_ROWS = 1024
-
-
-@dataclasses.dataclass(frozen=True)
-class AdmissionRules:
-  """How a buffer is kept; the defaults are those of TBA's own buffer.
-
-  duplicates: of equal completions the "newest" or the "oldest" stays.
-  evict: "oldest" or "lowest_reward", where a capacity is reached; of equal
-    rewards the oldest.
-  freeze_step: from the first insert of this step on the buffer does not grow;
-    0 = never.
-  make_similarity: (table) -> what tells who is alike; None: nothing does.
-  """
-
-  duplicates: str = "newest"
-  evict: str = "oldest"
-  freeze_step: int = 0
-  make_similarity: "Callable[[rows_lib.RowTable], Similarity] | None" = None
-
-
-PLAIN = AdmissionRules()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,19 +184,32 @@ class AdmissionPlan:
 
 
 class Admission:
-  """Applies rules to the groups of one table."""
+  """Decides which new completions enter, and which old ones they replace.
 
-  def __init__(self, rules: AdmissionRules, table: "rows_lib.RowTable"):
-    """Takes the rules and the table of what is stored."""
-    self._rules = rules
+  Of similar completions only the one with the highest reward stays: a new one
+  is refused unless its reward is above that of all similar ones, which it then
+  replaces. (Lee et al. 2025, arXiv:2405.18540, compare with the first similar
+  one only, so what stays depends on the order of their buffer.)
+  """
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      table: rows_lib.RowTable,
+      embed: EmbedFn | None,
+  ):
+    """Takes `config.replay_filter` and the table of stored completions."""
+    self._duplicates = config.duplicates
     self._table = table
-    self._similarity = (
-        rules.make_similarity(table) if rules.make_similarity else None
-    )
+    self._similarity: Similarity | None = None
+    if config.similarity == "edit":
+      self._similarity = EditDistance(table, config.similarity_limit)
+    elif config.similarity == "cosine":
+      self._similarity = Cosine(embed, config.similarity_limit)
 
   def plan(
       self,
-      group: "types.Group",
+      group: types.Group,
       kept: Sequence[int],
       copies: Sequence[int | None],
       rows: np.ndarray,
@@ -242,7 +222,7 @@ class Admission:
       copies: for each of `kept` the row that holds it already, or None.
       rows: of the prompt, oldest first.
     """
-    if self._rules.duplicates == "oldest":
+    if self._duplicates == "oldest":
       kept = [j for j, row in zip(kept, copies, strict=True) if row is None]
       leaving: list[int] = []
     else:

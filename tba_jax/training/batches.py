@@ -158,8 +158,7 @@ class BatchMaker:
         behavior_logprobs=take(draw.behavior_logprobs),
         ref_logprobs=take(draw.ref_logprobs),
         rewards=take(draw.rewards),
-        # A later version is of a history that a restart has undone.
-        staleness_steps=take(np.abs(step - draw.versions).astype(np.float32)),
+        staleness_steps=take(draw.staleness_steps.astype(np.float32)),
     )
     batch, computed = self._placer.put(batch, step, int((~cached_B).sum()))
     for rows, values_bxKxT in computed:

@@ -63,7 +63,7 @@ class RecorderTest(absltest.TestCase):
     config.search.num_searchers = 2
     log = dict(every_steps=1, samples_every_steps=2, num_samples=3)
     config.log.update({**log, **changes})
-    queue = mock.create_autospec(queue_server.Drain, instance=True)
+    queue = mock.create_autospec(queue_server.QueueServer, instance=True)
     queue.heard.side_effect = lambda: self.leases
     queue.set_status.side_effect = self.statuses.append
     queue.generation = 5

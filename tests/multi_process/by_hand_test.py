@@ -51,7 +51,7 @@ class ByHandTest(by_hand_case.ByHandCase):
       transport = kv_client.KvTransport(
           host.spool / "locator.json", deadline_s=20.0
       )
-      trainer.make_claim(first).take(transport)
+      trainer.lock_store(transport, first)
       transport.close()
       run_directory.owner(second)
       self.assert_refused(

@@ -16,8 +16,6 @@ from tba_jax.config import load
 from tba_jax.models import hf
 from tba_jax.models import tokenizer
 from tba_jax.programs import trainer
-from tba_jax.replay import buffer
-from tba_jax.replay import similarity
 from tba_jax.sampling import decode
 from tba_jax.sampling import logits
 from tba_jax.training import batches
@@ -163,23 +161,6 @@ class PolicyTest(absltest.TestCase):
 
 class PartsTest(parameterized.TestCase):
 
-  def test_flow(self):
-    flow = trainer.make_flow(
-        make_config("replay.warm_start_completions=9", "search.lead_steps=2")
-    )
-    self.assertEqual(flow.prompts_per_step, 8)
-    # 9 completions at 4 a prompt take 3 prompts.
-    self.assertEqual(flow.warm_prompts, 3)
-    self.assertEqual((flow.lead_steps, flow.num_steps), (2, 6))
-    self.assertFalse(flow.lockstep)
-    self.assertTrue(flow.wait_for_fresh)
-    self.assertEqual(flow.starvation_s, 180.0)
-    self.assertEqual(flow.needed(0), 3 + 8)
-    lockstep = trainer.make_flow(
-        make_config("search.lockstep=true", "search.lead_steps=0")
-    )
-    self.assertTrue(lockstep.lockstep)
-
   def test_the_prompt_order_is_of_the_training_prompts_and_the_seed(self):
     orders = []
     for seed in (0, 0, 1):
@@ -192,51 +173,14 @@ class PartsTest(parameterized.TestCase):
     self.assertEqual(orders[0], orders[1])
     self.assertNotEqual(orders[0], orders[2])
 
-  def test_the_buffer_takes_every_setting(self):
+  def test_the_buffers_temperature_is_of_the_schedule(self):
     config = make_config(
-        "replay.capacity=50",
-        "replay.capacity_per_prompt=6",
-        "replay.recent_fraction=0.5",
-        "replay.recent_window_steps=3",
-        "replay.selection=reward",
         "replay.reward_temperature=0.25",
         "replay.reward_temperature_final=0.75",
         "replay.reward_temperature_decay_steps=4",
-        "replay.dedupe=false",
-        "replay_filter.duplicates=oldest",
-        "replay_filter.evict=lowest_reward",
-        "replay_filter.freeze_step=5",
-        "replay_filter.similarity=edit",
-        "replay_filter.similarity_limit=0.5",
-        "seed=9",
     )
-    with mock.patch.object(buffer, "ReplayBuffer", autospec=True) as made:
-      trainer.make_buffer(config)
-    settings = dict(made.call_args.kwargs)
-    rules = settings.pop("rules")
-    self.assertEqual(
-        dataclasses.replace(rules, make_similarity=None),
-        similarity.AdmissionRules("oldest", "lowest_reward", 5),
-    )
-    made_similarity = rules.make_similarity(None)
-    self.assertIsInstance(made_similarity, similarity.EditDistance)
-    self.assertEqual(made_similarity._limit, 0.5)
-    temperature = settings.pop("reward_temperature")
+    temperature = trainer.make_buffer(config)._reward_temperature
     self.assertEqual([temperature(s) for s in (0, 2, 4)], [0.25, 0.5, 0.75])
-    self.assertEqual(
-        settings,
-        dict(
-            capacity=50,
-            capacity_per_prompt=6,
-            max_prompt_tokens=7,
-            max_completion_tokens=12,
-            recent_fraction=0.5,
-            recent_window_steps=3,
-            selection="reward",
-            dedupe=False,
-            seed=9,
-        ),
-    )
 
   @parameterized.parameters((1.0, 1, 8), (0.5, 1, 2), (0.5, 3, 3))
   def test_parts_of_a_batch_fit_the_mesh(self, recent_fraction, data, part):

@@ -39,7 +39,7 @@ class SearcherTest(parameterized.TestCase):
     self.puller.wait_for.side_effect = self.wait_for
     self.puller.latest.side_effect = lambda: self.wait_for(-1, 0.0)
     self.puller.stats = mock.Mock(refused=3)
-    self.outbox = autospec(queue_client.Outbox)
+    self.outbox = autospec(queue_client.QueueClient)
     self.outbox.stop_requested = False
     self.outbox.next_block.side_effect = self.next_block
     self.outbox.totals = {"prompts": 2, "completions": 4, "tokens": 12}

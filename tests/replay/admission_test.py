@@ -7,32 +7,23 @@ from absl.testing import parameterized
 import numpy as np
 
 from tba_jax.replay import ledger
-from tba_jax.replay import similarity
 from tests.replay import fake_groups
 
 Amount = ledger.Amount
 make_group = fake_groups.make_group
 
 
-def _edit(limit=0.25):
-  return lambda table: similarity.EditDistance(table, limit)
+def _embed(completions):
+  # Completions whose first tokens share a ten are similar.
+  return np.eye(10, dtype=np.float32)[[c[0] // 10 for c in completions]]
 
 
-def _cosine(limit=0.9):
-  # Completions whose first tokens share a ten are alike.
-  embed = lambda completions: np.eye(10, dtype=np.float32)[
-      [c[0] // 10 for c in completions]
-  ]
-  return lambda table: similarity.Cosine(embed, limit)
+_EDIT = {"similarity": "edit", "similarity_limit": 0.3}
+_COSINE = {"similarity": "cosine", "similarity_limit": 0.9, "embed": _embed}
 
 
-def _buffer(capacity=40, per_prompt=10, recent=0.0, **rules):
-  return fake_groups.make_buffer(
-      capacity=capacity,
-      capacity_per_prompt=per_prompt,
-      recent_fraction=recent,
-      rules=similarity.AdmissionRules(**rules),
-  )
+def _buffer(**changes):
+  return fake_groups.make_buffer(**{"recent_fraction": 0.0, **changes})
 
 
 def _stored(buffer):
@@ -54,7 +45,7 @@ class DuplicatesTest(absltest.TestCase):
     self.assertEqual(buffer.untrained(), Amount(2, 3, 3))
 
   def test_a_group_of_duplicates_alone_leaves_whole(self):
-    buffer = _buffer(duplicates="oldest", recent=1.0)
+    buffer = _buffer(duplicates="oldest", recent_fraction=1.0)
     buffer.insert(make_group(0, [[5], [6]]), 0)
     result = buffer.insert(make_group(0, [[5], [6]]), 3)
     self.assertEqual(result.left_untrained, Amount(1, 2, 2))
@@ -66,9 +57,9 @@ class DuplicatesTest(absltest.TestCase):
 
 class SimilarityTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(("edit", _edit(0.3)), ("cosine", _cosine()))
-  def test_the_higher_reward_stays(self, make):
-    buffer = _buffer(make_similarity=make)
+  @parameterized.named_parameters(("edit", _EDIT), ("cosine", _COSINE))
+  def test_the_higher_reward_stays(self, settings):
+    buffer = _buffer(**settings)
     first = make_group(0, [[11, 1, 2, 3], [21, 4, 5, 6]], rewards=[1.0, 2.0])
     buffer.insert(first, 0)
     # Like the first and better; like the second and no better; like none.
@@ -82,13 +73,13 @@ class SimilarityTest(parameterized.TestCase):
     self.assertEqual(result.replaced_untrained, Amount(0, 2, 8))
 
   def test_within_a_group_too(self):
-    buffer = _buffer(make_similarity=_cosine())
+    buffer = _buffer(**_COSINE)
     group = make_group(0, [[11], [12], [13], [21]], rewards=[1.0, 3.0, 2.0, 0])
     buffer.insert(group, 0)
     self.assertEqual(_stored(buffer), {12: 3.0, 21: 0.0})
 
   def test_one_may_replace_several(self):
-    buffer = _buffer(make_similarity=_edit(0.3))
+    buffer = _buffer(**_EDIT)
     old = make_group(0, [[1, 2, 3, 4], [1, 7, 8, 9]], rewards=[1.0, 2.0])
     buffer.insert(old, 0)
     self.assertLen(buffer, 2)
@@ -96,16 +87,16 @@ class SimilarityTest(parameterized.TestCase):
     self.assertEqual(_stored(buffer), {1: 3.0})
 
   def test_prompts_are_apart(self):
-    buffer = _buffer(make_similarity=_cosine())
+    buffer = _buffer(**_COSINE)
     buffer.insert(make_group(0, [[11]], rewards=[1.0]), 0)
     buffer.insert(make_group(1, [[12]], rewards=[0.0]), 0)
     self.assertLen(buffer, 2)
 
-  @parameterized.named_parameters(("edit", _edit(0.3)), ("cosine", _cosine()))
-  def test_a_restored_buffer_compares_as_before(self, make):
-    buffer = _buffer(make_similarity=make)
+  @parameterized.named_parameters(("edit", _EDIT), ("cosine", _COSINE))
+  def test_a_restored_buffer_compares_as_before(self, settings):
+    buffer = _buffer(**settings)
     buffer.insert(make_group(0, [[11, 1, 2, 3], [21, 4, 5, 6]]), 0)
-    again = _buffer(make_similarity=make)
+    again = _buffer(**settings)
     again.set_state(buffer.get_state())
     again.insert(make_group(0, [[12, 1, 2, 3]], rewards=[-1.0]), 1)
     self.assertEqual(_stored(again), _stored(buffer))
@@ -116,7 +107,7 @@ class SimilarityTest(parameterized.TestCase):
 class EvictionTest(absltest.TestCase):
 
   def test_the_lowest_rewards_go_new_ones_too(self):
-    buffer = _buffer(per_prompt=3, evict="lowest_reward")
+    buffer = _buffer(capacity_per_prompt=3, evict="lowest_reward")
     group = make_group(0, [[1], [2], [3]], rewards=[5.0, 1.0, 3.0])
     buffer.insert(group, 0)
     result = buffer.insert(make_group(0, [[4], [5]], rewards=[4.0, 0.0]), 1)
@@ -139,18 +130,18 @@ class EvictionTest(absltest.TestCase):
                      set())  # fmt: skip
 
   def test_equal_rewards_go_oldest_first(self):
-    buffer = _buffer(per_prompt=2, evict="lowest_reward")
+    buffer = _buffer(capacity_per_prompt=2, evict="lowest_reward")
     for token in range(4):
       buffer.insert(make_group(0, [[token + 1]], rewards=[1.0]), token)
     self.assertEqual(set(_stored(buffer)), {3, 4})
 
   def test_a_frozen_buffer_does_not_grow(self):
-    buffer = _buffer(per_prompt=40, freeze_step=2)
+    buffer = _buffer(capacity_per_prompt=40, freeze_step=2)
     for step in range(5):
       group = make_group(0, fake_groups.distinct(2 * step + 1, 2))
       buffer.insert(group, step)
     self.assertEqual(set(_stored(buffer)), {7, 8, 9, 10})
-    again = _buffer(per_prompt=40, freeze_step=2)
+    again = _buffer(capacity_per_prompt=40, freeze_step=2)
     again.set_state(buffer.get_state())
     again.insert(make_group(0, fake_groups.distinct(20, 2)), 6)
     self.assertEqual(set(_stored(again)), {9, 10, 20, 21})
@@ -159,11 +150,11 @@ class EvictionTest(absltest.TestCase):
     rng = np.random.default_rng(0)
     buffer = _buffer(
         capacity=12,
-        per_prompt=12,
-        recent=0.5,
+        capacity_per_prompt=12,
+        recent_fraction=0.5,
         duplicates="oldest",
         evict="lowest_reward",
-        make_similarity=_cosine(),
+        **_COSINE,
     )
     plain: dict[int, tuple[float, int]] = {}  # ten -> (reward, first token)
     for step in range(60):

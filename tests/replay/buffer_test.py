@@ -6,6 +6,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
+from tba_jax.replay import buffer as buffer_lib
 from tests.replay import fake_groups
 
 make_group = fake_groups.make_group
@@ -161,16 +162,43 @@ class InsertTest(parameterized.TestCase):
     self.assertEmpty(buffer)
     self.assertEqual(buffer.num_prompts, 0)
 
-  @parameterized.parameters(
-      dict(selection="oldest"),
-      dict(recent_fraction=1.1),
-      dict(capacity=0),
-      dict(capacity_per_prompt=0),
-      dict(recent_window_steps=0),
-  )
-  def test_settings_out_of_range(self, **changes):
-    with self.assertRaisesRegex(ValueError, next(iter(changes))):
-      make_buffer(**changes)
+
+class StalenessTest(absltest.TestCase):
+
+  def test_versions_that_a_restart_gave_up_are_stale(self):
+    # Epoch 1 ran to 50, epoch 2 from 30 to 60, epoch 3 from 40.
+    starts = [(1, 0), (2, 30), (3, 40)]
+    cases = [  # epoch, version, staleness at step 42
+        (1, 20, 22),
+        (1, 30, 12),  # The params of the checkpoint itself.
+        (1, 42, (42 - 30) + (42 - 30)),
+        (2, 35, 7),
+        (2, 42, (42 - 40) + (42 - 40)),
+        (3, 40, 2),
+        (3, 42, 0),
+    ]
+    epochs, versions, expected = np.array(cases).T
+    found = buffer_lib.staleness(starts, epochs, versions, 42)
+    self.assertEqual(found.tolist(), expected.tolist())
+
+  def test_a_draw_has_the_staleness_of_each_epoch(self):
+    buffer = make_buffer(recent_window_steps=9)
+    buffer.begin_epoch(1, 0)
+    buffer.insert(make_group(0, [[1], [2]], version=4, epoch=1), 4)
+    self.assertEqual(buffer.sample(1, 2, 4).staleness_steps.tolist(), [[0, 0]])
+    again = make_buffer(recent_window_steps=9)
+    again.set_state(buffer.get_state())
+    again.begin_epoch(2, 3)
+    draw = again.sample(1, 2, 4)
+    self.assertEqual(draw.versions.tolist(), [[4, 4]])
+    self.assertEqual(draw.epochs.tolist(), [[1, 1]])
+    self.assertEqual(draw.staleness_steps.tolist(), [[2, 2]])
+    self.assertEqual(draw.stats()["staleness_steps"], 2.0)
+    # What the restarted trainer's own params sampled is on-policy.
+    again.insert(make_group(0, [[3], [4]], version=4, epoch=2), 4)
+    draw = again.sample(1, 4, 4)
+    of_epoch = dict(zip(draw.epochs[0].tolist(), draw.staleness_steps[0]))
+    self.assertEqual(of_epoch, {1: 2, 2: 0})
 
 
 class InOrderTest(absltest.TestCase):

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups and small buffers for tests of replay."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import dataclasses
 from typing import Any
 
+import ml_collections
 import numpy as np
 
 from tba_jax import types
@@ -21,6 +23,7 @@ def make_group(
     rewards: Sequence[float] | None = None,
     version: int = 0,
     width: int = COMPLETION_TOKENS,
+    **changes: Any,
 ) -> types.Group:
   """Returns a group of completions; pads are 7, log-probs minus the tokens."""
   count = len(completions)
@@ -28,7 +31,7 @@ def make_group(
   for row, completion in zip(tokens, completions, strict=True):
     row[: len(completion)] = completion
   rewards = np.arange(count) if rewards is None else rewards
-  return types.Group(
+  group = types.Group(
       prompt_id=prompt_id,
       visit=0,
       position=prompt_id,
@@ -41,6 +44,7 @@ def make_group(
       versions=np.full(count, version, np.int32),
       epoch=0,
   )
+  return dataclasses.replace(group, **changes)
 
 
 def distinct(first: int, count: int) -> list[list[int]]:
@@ -48,21 +52,50 @@ def distinct(first: int, count: int) -> list[list[int]]:
   return [[first + i] for i in range(count)]
 
 
-def make_buffer(**changes: Any) -> buffer.ReplayBuffer:
-  """Returns a small buffer of recent draws, with some settings changed."""
-  settings = dict(
-      capacity_per_prompt=10,
-      capacity=40,
-      max_prompt_tokens=PROMPT_TOKENS,
-      max_completion_tokens=COMPLETION_TOKENS,
-      recent_fraction=1.0,
-      recent_window_steps=1,
-      selection="uniform",
-      reward_temperature=lambda step: 1.0,
-      dedupe=True,
-      seed=0,
+def buffer_config(**changes: Any) -> ml_collections.ConfigDict:
+  """Returns what a small buffer reads; `changes` are keys of any section."""
+  sections = dict(
+      replay=dict(
+          capacity_per_prompt=10,
+          capacity=40,
+          recent_fraction=1.0,
+          recent_window_steps=1,
+          selection="uniform",
+          dedupe=True,
+      ),
+      replay_filter=dict(
+          duplicates="newest",
+          evict="oldest",
+          freeze_step=0,
+          similarity="",
+          similarity_limit=0.25,
+      ),
+      sampling=dict(
+          max_prompt_tokens=PROMPT_TOKENS,
+          max_completion_tokens=COMPLETION_TOKENS,
+      ),
   )
-  return buffer.ReplayBuffer(**{**settings, **changes})
+  seed = changes.pop("seed", 0)
+  for section in sections.values():
+    for key in set(section) & set(changes):
+      section[key] = changes.pop(key)
+  if changes:
+    raise KeyError(f"no such settings: {sorted(changes)}")
+  return ml_collections.ConfigDict({**sections, "seed": seed})
+
+
+def make_buffer(
+    *,
+    reward_temperature: Callable[[int], float] = lambda step: 1.0,
+    embed: Any = None,
+    **changes: Any,
+) -> buffer.ReplayBuffer:
+  """Returns a small buffer of recent draws, with some settings changed."""
+  return buffer.ReplayBuffer(
+      buffer_config(**changes),
+      reward_temperature=reward_temperature,
+      embed=embed,
+  )
 
 
 def first_tokens(draw: buffer.Draw) -> set[int]:

@@ -3,7 +3,6 @@
 """Both sides of the queue in threads of one process, over a store in memory."""
 
 import dataclasses
-import functools
 import pathlib
 import threading
 import time
@@ -12,13 +11,11 @@ from absl.testing import absltest
 import numpy as np
 
 from tba_jax import types
-from tba_jax.replay import journal
-from tba_jax.replay import ledger as ledger_lib
+from tba_jax.replay import buffer
 from tba_jax.replay import messages
 from tba_jax.replay import prompt_order
 from tba_jax.replay import queue_client
 from tba_jax.replay import queue_server
-from tba_jax.replay import scheduler
 from tba_jax.replay import service
 from tba_jax.transport import wire
 from tests.replay import fake_groups
@@ -59,77 +56,76 @@ class Events:
     return [m for k, m in list(self.all) if k == kind]
 
 
-class TrainerSide:
-  """Journal, buffer, order, ledger, drain and service, new or restored."""
+def make_config(**changes):
+  """Returns what both sides of the queue read; `changes` are of any section."""
+  config = fake_groups.buffer_config(capacity=2000, capacity_per_prompt=200)
+  more = dict(
+      search=dict(
+          prompts_per_step=PROMPTS_PER_STEP,
+          prompts_per_round=PROMPTS_PER_ROUND,
+          samples_per_prompt=SAMPLES,
+          lead_steps=2,
+          lockstep=False,
+          wait_for_fresh=True,
+          starvation_s=20.0,
+          lease_s=30.0,
+          credits=4,
+      ),
+      train=dict(num_steps=1000, prompts_per_batch=2),
+      rounds=dict(mini_batches=0, passes=1, lag_rounds=0),
+  )
+  for section in more.values():
+    for key in set(section) & set(changes):
+      section[key] = changes.pop(key)
+  if changes:
+    raise KeyError(f"no such settings: {sorted(changes)}")
+  config.replay.update(max_segment_mb=0.005, warm_start_completions=0)
+  config.update(more)
+  return config
 
-  def __init__(self, store, directory, *, state=None, epoch=0, **changes):
-    settings = dict(
-        lease_s=30.0,
-        lockstep=False,
-        starvation_s=20.0,
-        num_steps=1000,
-        claim=lambda transport: None,
-    )
-    settings.update(changes)
+
+class TrainerSide:
+  """Buffer, order, queue server and service, new or restored."""
+
+  def __init__(
+      self,
+      store,
+      workdir,
+      *,
+      state=None,
+      epoch=0,
+      announce=lambda transport: None,
+      score_groups=lambda groups: groups,
+      **changes,
+  ):
+    config = make_config(**changes)
     self.events = Events()
     self.inserted: list[int] = []
-    self.journal = journal.Journal(
-        directory, max_segment_bytes=5_000, on_event=self.events
-    )
     self.order = prompt_order.PromptOrder(10, seed=0)
-    self.buffer = fake_groups.make_buffer(
-        capacity=2000, capacity_per_prompt=200
+    self.buffer = buffer.ReplayBuffer(
+        config, reward_temperature=lambda step: 1.0
     )
-    self.ledger = ledger_lib.Ledger()
-    applied, watermarks = self.journal.start, {}
-    if state is not None:
-      self.order.set_state(state["order"])
-      self.buffer.set_state(state["buffer"])
-      self.ledger.set_state(state["ledger"])
-      applied, watermarks = state["applied"], state["watermarks"]
-    flow = scheduler.Flow(
-        prompts_per_step=PROMPTS_PER_STEP,
-        warm_prompts=0,
-        lead_steps=2,
-        num_steps=settings["num_steps"],
-        lockstep=settings["lockstep"],
-        wait_for_fresh=True,
-        starvation_s=settings["starvation_s"],
-    )
-    self.drain = queue_server.Drain(
-        lambda: in_process.InProcessTransport(store),
-        journal=self.journal,
-        grants=scheduler.Grants(
-            self.order,
-            prompts_per_round=PROMPTS_PER_ROUND,
-            version_of=flow.version_of,
-        ),
-        lease_s=settings["lease_s"],
-        watermarks=watermarks,
-        replay_from=applied,
-        run_id=RUN,
-        secret=SECRET,
+    self.server = queue_server.QueueServer(
+        config,
+        messages.RunIdentity(RUN, SECRET, workdir),
+        make_transport=lambda: in_process.InProcessTransport(store),
+        order=self.order,
         epoch=epoch,
-        partition=0,
-        claim=settings["claim"],
+        announce=announce,
         on_event=self.events,
+        saved=state,
     )
+    self.journal = self.server.journal
     self._insert = self.buffer.insert
     self.buffer.insert = self._record_insert
     self.service = service.ReplayService(
-        drain=self.drain,
+        config,
+        server=self.server,
         buffer=self.buffer,
-        order=self.order,
-        ledger=self.ledger,
-        flow=flow,
-        applied=applied,
-        watermarks=watermarks,
-        check_group=functools.partial(
-            messages.check_group,
-            vocab_size=VOCAB,
-            max_prompt_tokens=fake_groups.PROMPT_TOKENS,
-        ),
+        vocab_size=VOCAB,
         on_event=self.events,
+        score_groups=score_groups,
+        saved=state,
     )
 
   def _record_insert(self, group, step):
@@ -144,16 +140,15 @@ class TrainerSide:
 
   def living(self):
     """Returns the leases of the searchers that are not gone, by sid."""
-    heard = self.drain.heard()
+    heard = self.server.heard()
     return {sid: lease for sid, lease in heard.items() if lease["alive"]}
 
   def close(self) -> None:
-    self.drain.close()
-    self.journal.close()
+    self.server.close()
 
 
 class SearcherSide:
-  """An outbox and a thread that answers each grant with a block."""
+  """A queue client and a thread that answers each grant with a block."""
 
   def __init__(
       self, store, sid, index=0, *, credits=4, works=True, delay_s=0, **changes
@@ -163,15 +158,12 @@ class SearcherSide:
     self.error: BaseException | None = None
     self._delay_s = delay_s
     self._stop = threading.Event()
-    self.outbox = queue_client.Outbox(
-        lambda: in_process.InProcessTransport(store),
+    self.client = queue_client.QueueClient(
+        make_config(credits=credits, lease_s=4.0),
+        messages.RunIdentity(RUN, SECRET),
+        make_transport=lambda: in_process.InProcessTransport(store),
         sid=sid,
         index=index,
-        run_id=RUN,
-        secret=SECRET,
-        partition=0,
-        credits=credits,
-        lease_s=4.0,
         on_event=self.events,
         **changes,
     )
@@ -183,19 +175,19 @@ class SearcherSide:
     """Sends one block of the prompts at these positions of an order."""
     order = order or prompt_order.PromptOrder(10, seed=0)
     groups = [make_group(p, *order.prompt(p)) for p in positions]
-    return self.outbox.submit(groups, self._stop.is_set)
+    return self.client.submit(groups, self._stop.is_set)
 
   def _work(self) -> None:
     try:
-      while not self._stop.is_set() and not self.outbox.stop_requested:
-        block = self.outbox.next_block(0.02)
+      while not self._stop.is_set() and not self.client.stop_requested:
+        block = self.client.next_block(0.02)
         if block is not None:
           self.blocks.append(block)
           time.sleep(self._delay_s)
-          self.outbox.submit(
+          self.client.submit(
               [make_group(*p) for p in block.prompts], self._stop.is_set
           )
-      self.outbox.close(0.0 if self._stop.is_set() else 10.0)
+      self.client.close(0.0 if self._stop.is_set() else 10.0)
     except Exception as error:  # Looked at by `close`.
       self.error = error
 
@@ -204,7 +196,7 @@ class SearcherSide:
     if self._thread.is_alive():
       self._thread.join(20.0)
     else:
-      self.outbox.close(0.0)
+      self.client.close(0.0)
     if self.error is not None:
       raise self.error
 
@@ -214,14 +206,15 @@ class QueueTestCase(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.store = in_process.InProcessStore()
-    self.directory = pathlib.Path(self.create_tempdir().full_path) / "journal"
+    self.workdir = pathlib.Path(self.create_tempdir().full_path)
+    self.directory = self.workdir / "replay"
     self.order = prompt_order.PromptOrder(10, seed=0)
 
   def trainer(self, *, start=True, **changes) -> TrainerSide:
-    side = TrainerSide(self.store, self.directory, **changes)
+    side = TrainerSide(self.store, self.workdir, **changes)
     self.addCleanup(side.close)
     if start:
-      side.drain.start()
+      side.server.start()
     return side
 
   def searcher(self, sid, index=0, **changes) -> SearcherSide:
@@ -244,28 +237,43 @@ class QueueTestCase(absltest.TestCase):
         "tokens": sum(g.num_tokens for g in groups),
     }
     header.update(
-        run=RUN, sid=sid, sequence=sequence, totals=amount, amount=amount
+        run=RUN,
+        key=messages.block_key(sid, sequence),
+        sid=sid,
+        sequence=sequence,
+        totals=amount,
+        amount=amount,
     )
     arrays = changes.pop("arrays", arrays)
     return wire.encode({**header, **changes}, arrays, SECRET)
 
-  def lease(self, sid, beat=1, *, slot=None, started=1.0, totals=0) -> None:
+  def put_block(self, sid, sequence, data: bytes) -> None:
+    """Writes and announces a block, as a queue client does."""
+    self.client().put(messages.block_key(sid, sequence), data)
+    self.client().put(messages.announcement_key(sid, sequence), b"1")
+
+  def lease(self, sid, beat=1, *, slot=None, joined=0, totals=0, **changes):
     """Writes a lease by hand, of a searcher that does nothing else."""
+    key = messages.lease_key(sid)
     lease = {
         "run": RUN,
+        "key": key,
         "sid": sid,
         "slot": slot or f"elsewhere/{sid}",
-        "started": started,
+        "index": 0,
+        "joined": [1, joined],
         "beat": beat,
-        "totals": dict.fromkeys(("prompts", "completions", "tokens"), totals),
+        "totals": dict.fromkeys(messages.UNITS, totals),
         "unacked": 0,
         "final": False,
+        "stats": {},
+        **changes,
     }
-    self.client().put(f"live/{sid}", wire.encode_message(lease, SECRET))
+    self.client().put(key, wire.encode_message(lease, SECRET))
 
   def queue(self) -> list[str]:
-    """Returns the keys of the blocks in the store."""
-    return list(self.client().list("q/0"))
+    """Returns the keys of the announced blocks in the store."""
+    return list(self.client().list("new/0"))
 
   def assert_closed(self, ledger) -> None:
     self.assertTrue(ledger["closed"], ledger)

@@ -3,6 +3,7 @@
 """Tests of the queue when content, searchers, the trainer or the disk fail."""
 
 import dataclasses
+import shutil
 from unittest import mock
 
 from absl.testing import absltest
@@ -13,6 +14,7 @@ from tba_jax.replay import queue_server
 from tba_jax.transport import base
 from tba_jax.transport import wire
 from tests.replay import queue_case
+from tests.support import in_process
 
 wait_until = queue_case.wait_until
 
@@ -38,8 +40,8 @@ class RejectionTest(queue_case.QueueTestCase):
         [ok[4], ok[7]],
     ]
     for block in blocks:
-      self.assertTrue(searcher.outbox.submit(block))
-    wait_until(lambda: searcher.outbox.unacked == 0, "all acknowledged")
+      self.assertTrue(searcher.client.submit(block))
+    wait_until(lambda: searcher.client.unacked == 0, "all acknowledged")
     trainer.step(0)
     self.assertEqual(trainer.inserted, [4, 5, 6, 7])
     ledger = trainer.service.account()
@@ -59,7 +61,7 @@ class RejectionTest(queue_case.QueueTestCase):
     wait_until(lambda: trainer.order.outstanding("x"), "a grant")
     before = self.client().get("work/x")
     data = self.message("x", 0, [self.group(0)], arrays={})
-    self.client().put("q/0/x/000000000000", data)
+    self.put_block("x", 0, data)
     wait_until(lambda: not self.queue(), "taken")
     # Nobody knows which prompts were meant: they are granted anew.
     wait_until(lambda: self.client().get("work/x") != before, "other grants")
@@ -80,13 +82,13 @@ class SearcherDeathTest(queue_case.QueueTestCase):
     wait_until(lambda: trainer.order.outstanding("dead"), "a grant")
     # It had sent one block, of which nobody knows when it dies.
     data = self.message("dead", 0, [self.group(1)])
-    self.client().put("q/0/dead/000000000000", data)
-    with mock.patch.object(trainer.drain.leases, "_lease_s", 30.0):
+    self.put_block("dead", 0, data)
+    with mock.patch.object(trainer.server.leases, "_lease_s", 30.0):
       wait_until(lambda: not self.queue(), "the block is taken")
     wait_until(lambda: trainer.events.of("searcher_gone"), "it is gone")
     self.searcher("alive")
     # Its own lease beats once a second: no shorter patience from here on.
-    trainer.drain.leases._lease_s = 30.0
+    trainer.server.leases._lease_s = 30.0
     for step in range(3):
       trainer.step(step)
     ledger = trainer.service.finish(3, 20.0)
@@ -104,14 +106,14 @@ class SearcherDeathTest(queue_case.QueueTestCase):
   def test_a_newer_process_takes_the_slot_for_good(self):
     trainer = self.trainer()
     trainer.service.open(0)
-    self.lease("old", slot="host/0", started=1.0)
+    self.lease("old", slot="host/0", joined=1)
     wait_until(lambda: trainer.order.outstanding("old"), "a grant")
-    self.lease("new", slot="host/0", started=2.0)
+    self.lease("new", slot="host/0", joined=2)
     wait_until(lambda: trainer.order.outstanding("new"), "the grant moved")
     for beat in (2, 3):
       # The old one has not noticed and goes on.
-      self.lease("old", beat, slot="host/0", started=1.0)
-      self.lease("new", beat, slot="host/0", started=2.0)
+      self.lease("old", beat, slot="host/0", joined=1)
+      self.lease("new", beat, slot="host/0", joined=2)
       seen = lambda beat=beat: trainer.living()["new"]["beat"] == beat
       wait_until(seen, "a look")
     self.assertCountEqual(trainer.living(), ["new"])
@@ -129,7 +131,7 @@ class SearcherDeathTest(queue_case.QueueTestCase):
   def test_a_stopped_wait_applies_nothing(self):
     trainer = self.trainer()
     self.assertFalse(trainer.service.begin_step(0, lambda: True))
-    self.assertFalse(trainer.drain.urgent)
+    self.assertFalse(trainer.server.urgent)
 
 
 class RestartTest(queue_case.QueueTestCase):
@@ -138,6 +140,8 @@ class RestartTest(queue_case.QueueTestCase):
     state = side.service.get_state()
     # Grants are not of the history: without searchers there are none.
     del state["order"]["cursor"]
+    # Nor has a state of another epoch the same starts.
+    del state["buffer"]["starts"]
     return state
 
   def test_checkpoint_and_journal_give_the_same_state(self):
@@ -161,10 +165,10 @@ class RestartTest(queue_case.QueueTestCase):
       )
       for step in range(start + 1, 6):
         needed = 4 * step + 4
-        self.assertEqual(second.service._here(needed), needed)
+        self.assertEqual(second.service._num_arrived(needed), needed)
         second.step(step)
       self.assert_same(self._state(second), saved[-1])
-      self.assertEmpty(second.drain.pending())
+      self.assertEmpty(second.server.pending())
       second.buffer.check_valid()
       second.close()
 
@@ -188,7 +192,7 @@ class RestartTest(queue_case.QueueTestCase):
     self.assertEqual(ledger["generated"]["prompts"], 24)
     self.assertEmpty(ledger["lost"])
     self.assert_closed(ledger)
-    self.assertEqual(searcher.outbox.epoch, 1)
+    self.assertEqual(searcher.client.epoch, 1)
 
   def test_what_a_checkpoint_went_back_behind_is_taken_in_step_by_step(self):
     first = self.trainer(num_steps=12)
@@ -199,8 +203,8 @@ class RestartTest(queue_case.QueueTestCase):
       first.step(step)
     first.close()
     second = self.trainer(state=state, epoch=1, num_steps=12)
-    with second.drain.lock:
-      self.assertGreater(second.service._here(99), 4 * 7)
+    with second.server.lock:
+      self.assertGreater(second.service._num_arrived(99), 4 * 7)
     for step in range(1, 12):
       second.step(step)
       # F (step + 1 + n) prompts at most, as if they had just been sampled.
@@ -218,9 +222,9 @@ class RestartTest(queue_case.QueueTestCase):
     first.step(0)
     state = first.service.get_state()
     first.service.open(1)
-    taken = first.service._here
-    with first.drain.lock:
-      wait_until(lambda: first.drain.lock.wait(0.01) or taken(99) > 8, "more")
+    taken = first.service._num_arrived
+    with first.server.lock:
+      wait_until(lambda: first.server.lock.wait(0.01) or taken(99) > 8, "more")
     first.close()
     received = state["order"]["received_below"]
     # Every acknowledged block since the checkpoint is gone.
@@ -242,15 +246,76 @@ class RestartTest(queue_case.QueueTestCase):
     )
     self.assert_closed(ledger)
     self.assertEqual(
-        ledger["generated"]["prompts"], searcher.outbox.totals["prompts"]
+        ledger["generated"]["prompts"], searcher.client.totals["prompts"]
     )
+
+  def _run_on_without(self, lose, *, later_checkpoint=False):
+    """Returns the ledger after a crash in which `lose` takes from the disk.
+
+    The searcher is gone with the trainer, so that no later block of it shows
+    what is missing.
+    """
+    first = self.trainer(num_steps=2)
+    searcher = self.searcher("a", works=False)
+    searcher.submit(0, 1, 2, 3)
+    first.step(0)
+    state = first.service.get_state()
+    searcher.submit(4, 5)
+    searcher.submit(6)
+    wait_until(lambda: searcher.client.unacked == 0, "all acknowledged")
+    later = first.service.get_state()
+    first.close()
+    searcher.client.close(0.0)
+    self.store.lose()
+    lose()
+    if later_checkpoint:  # Saved after more was acknowledged.
+      state["acknowledged"] = later["acknowledged"]
+    second = self.trainer(state=state, epoch=1, num_steps=2)
+    self.searcher("b", 1)
+    second.step(1)
+    ledger = second.service.finish(2, 20.0)
+    self.assert_closed(ledger)
+    self.assertCountEqual(second.inserted, range(4, 8))
+    return second, ledger
+
+  def _segments(self):
+    return sorted(self.directory.glob("segment-*"))
+
+  def test_acknowledged_data_of_a_cut_journal_is_lost_in_the_ledger(self):
+
+    def lose():
+      (segment,) = self._segments()
+      data = segment.read_bytes()
+      segment.write_bytes(data[: data.rindex(b"tbarec\0\n")])
+
+    second, ledger = self._run_on_without(lose)
+    self.assertEqual(ledger["lost"]["journal"]["prompts"], 1)
+    self.assertEqual(ledger["generated"]["prompts"], 7 + 2)
+    self.assertLen(second.events.of("journal_lost"), 1)
+
+  def test_so_it_is_where_the_secret_is_gone(self):
+
+    def lose():
+      for segment in self._segments():
+        data = bytearray(segment.read_bytes())
+        data[-1] ^= 1
+        segment.write_bytes(data)
+
+    _, ledger = self._run_on_without(lose)
+    self.assertEqual(ledger["lost"]["journal"]["prompts"], 1)
+
+  def test_so_it_is_where_the_whole_folder_is_gone(self):
+    second, ledger = self._run_on_without(lambda: shutil.rmtree(self.directory))
+    self.assertEqual(ledger["lost"]["journal"]["prompts"], 3)
+    self.assertLen(second.events.of("journal_missing"), 1)
+    self.assertLen(second.events.of("journal_lost"), 1)
 
   def test_a_journal_record_of_another_secret_is_skipped(self):
     first = self.trainer(start=False)
     first.journal.append([b"no message", self.message("a", 0, [self.group(0)])])
     first.close()
     second = self.trainer(start=False)
-    self.assertLen(second.drain.pending(), 1)
+    self.assertLen(second.server.pending(), 1)
     self.assertLen(second.events.of("journal_refused"), 1)
 
   def test_a_new_store_that_another_trainer_took_ends_this_one(self):
@@ -258,9 +323,9 @@ class RestartTest(queue_case.QueueTestCase):
 
     def claim(transport):
       if owner["owner"]:
-        raise queue_server.TakenError(f"it is of {owner['owner']}")
+        raise queue_server.StoreLockedError(f"it is of {owner['owner']}")
 
-    trainer = self.trainer(claim=claim)
+    trainer = self.trainer(announce=claim)
     self.searcher("a")
     trainer.step(0)
     owner["owner"] = "another"
@@ -274,7 +339,7 @@ class OtherSettingsTest(queue_case.QueueTestCase):
 
   def test_no_work_is_taken_of_a_trainer_that_computes_another_thing(self):
     agree = mock.Mock(side_effect=[True, True, ValueError("they differ")])
-    outbox = self.searcher("a", works=False, agree=agree).outbox
+    client = self.searcher("a", works=False, check_trainer=agree).client
 
     def grant(epoch, block):
       key = "work/a"
@@ -287,11 +352,11 @@ class OtherSettingsTest(queue_case.QueueTestCase):
     for epoch in (1, 2):
       for block in (1, 2):
         grant(epoch, block)
-        self.assertEqual(outbox.next_block(20.0).epoch, epoch)
+        self.assertEqual(client.next_block(20.0).epoch, epoch)
     self.assertEqual(agree.call_count, 2)  # Once for each trainer.
     grant(3, 1)
     with self.assertRaisesRegex(base.TransportError, "ended: they differ"):
-      outbox.next_block(20.0)
+      client.next_block(20.0)
 
 
 class FullDiskTest(queue_case.QueueTestCase):
@@ -306,29 +371,60 @@ class FullDiskTest(queue_case.QueueTestCase):
       ):
         trainer.step(0)
       self.assertLen(self.queue(), 2)
-      self.assertEqual(searcher.outbox.unacked, 2)
-      self.assertEmpty(trainer.drain.pending())
+      self.assertEqual(searcher.client.unacked, 2)
+      self.assertEmpty(trainer.server.pending())
       # Nor is a searcher written off that the journal could not hold.
       self.lease("gone", totals=7)
       wait_until(lambda: "gone" in trainer.living(), "its lease")
-      trainer.drain.leases._entries["gone"].changed_at -= 100.0
-      wait_until(lambda: "gone" in trainer.drain.leaving, "it leaves")
+      trainer.server.leases._entries["gone"].changed_at -= 100.0
+      wait_until(lambda: "gone" in trainer.server.leaving, "it leaves")
     self.assertLen(trainer.events.of("journal_full"), 1)
     trainer.step(0)
     trainer.step(1)
-    wait_until(lambda: not trainer.drain.leaving, "written off")
+    wait_until(lambda: not trainer.server.leaving, "written off")
     self.assertLen(trainer.events.of("journal_room"), 1)
     self.assertCountEqual(trainer.inserted, set(trainer.inserted))
     self.assertContainsSubset(range(8), trainer.inserted)
     ledger = trainer.service.account()
     self.assert_closed(ledger)
 
+  def test_a_full_journal_downloads_nothing(self):
+    trainer = self.trainer(starvation_s=20.0)
+    full = journal.JournalFullError(28, "No space left on device")
+    read = []
+    get = in_process.InProcessStore.get
+
+    def count(store, generation, key):
+      read.append(key)
+      return get(store, generation, key)
+
+    with mock.patch.object(trainer.journal, "append", side_effect=full) as add:
+      with mock.patch.object(in_process.InProcessStore, "get", count):
+        self.put_block("a", 0, self.message("a", 0, [self.group(0)]))
+        wait_until(lambda: add.call_count > 3, "several tries")
+        self.assertEqual(read.count("q/0/a/000000000000"), 1)
+    wait_until(lambda: not self.queue(), "taken")
+
+  def test_a_full_disk_under_the_log_of_acknowledgements(self):
+    trainer = self.trainer()
+    searcher = self.searcher("a", works=False)
+    full = OSError(28, "No space left on device")
+    with mock.patch.object(trainer.server._ack_log, "_write", side_effect=full):
+      searcher.submit(0)
+      wait_until(lambda: trainer.server.obstacle, "no room")
+      self.assertEqual(searcher.client.unacked, 1)
+    wait_until(lambda: searcher.client.unacked == 0, "acknowledged")
+    self.assertIsNone(trainer.server.obstacle)
+    self.assertEqual(trainer.server.counts["wire_duplicates"], 0)
+
   def test_another_disk_error_ends_the_trainer(self):
     trainer = self.trainer()
     broken = OSError(5, "Input/output error")
     with mock.patch.object(trainer.journal, "append", side_effect=broken):
       self.searcher("a")
-      with self.assertRaisesRegex(base.TransportError, "draining has ended"):
+      with self.assertRaisesRegex(
+          base.TransportError, "queue server has ended"
+      ):
         trainer.step(0)
 
 

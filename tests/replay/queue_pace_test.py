@@ -28,12 +28,12 @@ class QuestionsTest(queue_case.QueueTestCase):
     return asked.count(key)
 
   def test_a_searcher_at_work_asks_rarely_and_one_that_waits_often(self):
-    outbox = self.searcher("a", works=False).outbox
+    client = self.searcher("a", works=False).client
     time.sleep(0.5)
     # A pause is a quarter of the time so far, and half of what it will be.
     self.assertLess(self.count("get", "work/a", 0.3), 4)
     # It has had nothing to do all the time, but has not said so.
-    self.assertIsNone(outbox.next_block(0.0))
+    self.assertIsNone(client.next_block(0.0))
     # 4 ms each at best.
     self.assertGreater(self.count("get", "work/a", 0.2), 8)
 
@@ -42,21 +42,21 @@ class QuestionsTest(queue_case.QueueTestCase):
     searcher.submit(0)
     time.sleep(0.5)
     self.assertLess(self.count("get", "work/a", 0.3), 4)
-    self.assertFalse(searcher.outbox.submit([self.group(1)], lambda: True))
+    self.assertFalse(searcher.client.submit([self.group(1)], lambda: True))
     self.assertGreater(self.count("get", "work/a", 0.2), 8)
 
   def test_the_drain_looks_often_while_somebody_waits(self):
     trainer = self.trainer()
     time.sleep(0.6)
-    self.assertLess(self.count("list", "q/0", 0.3), 12)
-    trainer.drain.urgent = True
-    self.assertGreater(self.count("list", "q/0", 0.2), 12)
+    self.assertLess(self.count("list", "new/0", 0.3), 12)
+    trainer.server.urgent = True
+    self.assertGreater(self.count("list", "new/0", 0.2), 12)
 
   def test_what_is_admitted_is_granted_at_once(self):
     trainer = self.trainer()
     self.lease("a")
     wait_until(lambda: "a" in trainer.living(), "its lease")
-    with mock.patch.object(trainer.drain._pace, "due_in_s", lambda: 60.0):
+    with mock.patch.object(trainer.server._interval, "due_in_s", lambda: 60.0):
       # It is asleep for a minute from its next look on.
       time.sleep(0.2)
       trainer.service.open(0)

@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the queue, both sides together: once, in order, bounded, closed."""
 
+import threading
 import time
 from unittest import mock
 
 from absl.testing import absltest
 
 from tba_jax.replay import queue_client
+from tba_jax.replay import queue_server
 from tba_jax.transport import base
 from tba_jax.transport import wire
 from tests.replay import queue_case
@@ -32,8 +34,8 @@ class DeliveryTest(queue_case.QueueTestCase):
     self.assertCountEqual(
         trainer.events.of("searcher_gone"), ["a (finished)", "b (finished)"]
     )
-    self.assertEqual(trainer.drain.counts["refused"], 0)
-    self.assertEmpty([s for s in searchers if s.outbox.unacked])
+    self.assertEqual(trainer.server.counts["refused"], 0)
+    self.assertEmpty([s for s in searchers if s.client.unacked])
 
   def test_admission_bounds_what_searchers_may_sample(self):
     trainer = self.trainer()
@@ -41,7 +43,7 @@ class DeliveryTest(queue_case.QueueTestCase):
     trainer.service.open(0)
     # Step 0 and a lead of two steps: not a prompt more.
     wait_until(
-        lambda: trainer.service._here(99) == 12, "three steps of prompts"
+        lambda: trainer.service._num_arrived(99) == 12, "three steps of prompts"
     )
     self.assertFalse(trainer.service.is_ready(3))
     self.assertEqual(trainer.order.cursor, 12)
@@ -51,19 +53,19 @@ class DeliveryTest(queue_case.QueueTestCase):
     searcher = self.searcher("a", credits=2, works=False)
     self.assertTrue(searcher.submit(0))
     self.assertTrue(searcher.submit(1))
-    before = searcher.outbox.totals
+    before = searcher.client.totals
     asked = []
     groups = [self.group(2)]
     given_up = lambda: asked.append(1) or len(asked) > 2
-    self.assertFalse(searcher.outbox.submit(groups, given_up))
+    self.assertFalse(searcher.client.submit(groups, given_up))
     # What was given up was never generated.
-    self.assertEqual(searcher.outbox.totals, before)
-    self.assertEqual(searcher.outbox.unacked, 2)
+    self.assertEqual(searcher.client.totals, before)
+    self.assertEqual(searcher.client.unacked, 2)
     wait_until(lambda: len(self.queue()) == 2, "two blocks in the store")
-    trainer.drain.start()
+    trainer.server.start()
     self.assertTrue(searcher.submit(2))
     self.assertTrue(searcher.submit(3))
-    wait_until(lambda: searcher.outbox.unacked == 0, "all acknowledged")
+    wait_until(lambda: searcher.client.unacked == 0, "all acknowledged")
     self.assertEmpty(self.queue())
     trainer.step(0)
     self.assertEqual(trainer.inserted, [0, 1, 2, 3])
@@ -118,7 +120,7 @@ class StoreLossTest(queue_case.QueueTestCase):
     again = wire.decode_message(self.client().get("work/a"), b"s" * 32)
     self.assertEqual(again["blocks"], granted["blocks"])
     self.assertGreater(again["count"], granted["count"])
-    self.assertEqual(trainer.drain.generation, 2)
+    self.assertEqual(trainer.server.generation, 2)
 
   def test_losses_while_everything_runs_lose_and_double_nothing(self):
     trainer = self.trainer(num_steps=20)
@@ -160,10 +162,14 @@ class StoreLossTest(queue_case.QueueTestCase):
       trainer = self.trainer()
       searcher = self.searcher("a", works=False)
       self.store.lose(restart=False)
-      with self.assertRaisesRegex(base.TransportError, "draining has ended"):
+      with self.assertRaisesRegex(
+          base.TransportError, "queue server has ended"
+      ):
         trainer.step(0)
-      with self.assertRaisesRegex(base.TransportError, "outbox has ended"):
-        searcher.outbox.next_block(20.0)
+      with self.assertRaisesRegex(
+          base.TransportError, "queue client has ended"
+      ):
+        searcher.client.next_block(20.0)
 
 
 class OldNewsTest(queue_case.QueueTestCase):
@@ -184,38 +190,38 @@ class OldNewsTest(queue_case.QueueTestCase):
     )
 
   def test_work_of_an_older_epoch_is_ignored(self):
-    outbox = self.searcher("a", works=False).outbox
+    client = self.searcher("a", works=False).client
     self._work(2, 1, 10)
-    block = outbox.next_block(20.0)
+    block = client.next_block(20.0)
     self.assertEqual((block.epoch, block.block), (2, 10))
     self._work(1, 50, 11)
-    self.assertIsNone(outbox.next_block(0.1))
-    self.assertEqual(outbox.epoch, 2)
+    self.assertIsNone(client.next_block(0.1))
+    self.assertEqual(client.epoch, 2)
     # A newer trainer counts anew, and the old one's grants are dropped.
     self._work(2, 2, 10, 12)
-    wait_until(lambda: outbox._work.blocks, "the second grant")
+    wait_until(lambda: client._granted.blocks, "the second grant")
     self._work(3, 1, 1)
-    wait_until(lambda: outbox.epoch == 3, "the newer epoch")
-    self.assertEqual(outbox.next_block(20.0).block, 1)
-    self.assertIsNone(outbox.next_block(0.05))
+    wait_until(lambda: client.epoch == 3, "the newer epoch")
+    self.assertEqual(client.next_block(20.0).block, 1)
+    self.assertIsNone(client.next_block(0.05))
 
   def test_what_was_taken_back_is_not_sampled(self):
-    outbox = self.searcher("a", works=False).outbox
+    client = self.searcher("a", works=False).client
     self._work(1, 1, 1, 2)
-    wait_until(lambda: len(outbox._work.blocks) == 2, "two blocks")
+    wait_until(lambda: len(client._granted.blocks) == 2, "two blocks")
     self._work(1, 2, 2, 3)
-    wait_until(lambda: outbox._work.blocks[-1].block == 3, "the third block")
-    self.assertEqual([b.block for b in outbox._work.blocks], [2, 3])
+    wait_until(lambda: client._granted.blocks[-1].block == 3, "the third block")
+    self.assertEqual([b.block for b in client._granted.blocks], [2, 3])
 
   def test_acks_of_an_older_epoch_are_ignored(self):
     searcher = self.searcher("a", works=False)
     for position in range(3):
       searcher.submit(position)
     self._work(2, 1, acked=1)
-    wait_until(lambda: searcher.outbox.unacked == 2, "the first ack")
+    wait_until(lambda: searcher.client.unacked == 2, "the first ack")
     self._work(1, 5, acked=3)
-    self.assertFalse(searcher.outbox.close(0.1))
-    self.assertEqual(searcher.outbox.unacked, 2)
+    self.assertFalse(searcher.client.close(0.1))
+    self.assertEqual(searcher.client.unacked, 2)
 
   def test_acks_and_work_of_others_are_refused(self):
     searcher = self.searcher("a", works=False)
@@ -223,56 +229,73 @@ class OldNewsTest(queue_case.QueueTestCase):
     self._work(9, 1, acked=1, run="other")
     self._put("ctl/stop", secret=b"x" * 32)
     wait_until(
-        lambda: len({m[:4] for m in searcher.events.of("refused_message")})
-        == 2,
-        "both refused",
+        lambda: len(searcher.events.of("refused_message")) == 2, "both refused"
     )
-    self.assertEqual(searcher.outbox.unacked, 1)
-    self.assertFalse(searcher.outbox.stop_requested)
+    self.assertEqual(searcher.client.unacked, 1)
+    self.assertFalse(searcher.client.stop_requested)
 
   def test_a_message_under_another_key_is_refused_and_counted(self):
     searcher = self.searcher("a", works=False)
+    refused = lambda: searcher.client._refusals.count
     # Authentic, but copied to where another one belongs.
-    self._put("ctl/stop", epoch=1, done=True, key="status/run")
     self._work(1, 1, key="work/b")
-    wait_until(
-        lambda: len(searcher.events.of("refused_message")) == 2, "both refused"
-    )
-    self.assertFalse(searcher.outbox.stop_requested)
-    self.assertGreaterEqual(searcher.outbox._inbox.refused, 2)
+    wait_until(refused, "refused")
+    before = refused()
+    self.client().delete("work/a")
+    self._put("ctl/stop", epoch=1, done=True, key="status/run")
+    wait_until(lambda: refused() > before + 1, "refused")
+    self.assertFalse(searcher.client.stop_requested)
+    # However often they are read, they fill no file.
+    self.assertLen(searcher.events.of("refused_message"), 1)
+
+  def test_malformed_messages_end_no_searcher(self):
+    searcher = self.searcher("a", works=False)
+    refused = lambda: searcher.client._refusals.count
+    for fields in (
+        {},
+        {"epoch": "1", "count": 1, "acked": 0, "blocks": []},
+        {"epoch": 1, "count": 1, "acked": 0},
+        {"epoch": 1, "count": 1, "acked": 0, "blocks": [[1, -1, [[1, 2]]]]},
+    ):
+      before = refused()
+      self._put("work/a", **fields)
+      wait_until(lambda: refused() > before + 1, "refused")  # noqa: B023
+    self._put("ctl/stop", epoch=1)
+    self._work(1, 1, 7)
+    self.assertEqual(searcher.client.next_block(20.0).block, 7)
 
   def test_the_goodbye_of_an_older_epoch_is_ignored(self):
-    outbox = self.searcher("a", works=False).outbox
+    client = self.searcher("a", works=False).client
     self._work(3, 1, 1)
-    wait_until(lambda: outbox.epoch == 3, "the present epoch")
+    wait_until(lambda: client.epoch == 3, "the present epoch")
     self._put("ctl/stop", epoch=2, done=True)
     time.sleep(0.3)
-    self.assertFalse(outbox.stop_requested)
+    self.assertFalse(client.stop_requested)
     self._put("ctl/stop", epoch=3, done=False)
-    wait_until(lambda: outbox.stop_requested, "the goodbye")
-    self.assertFalse(outbox.run_done)
+    wait_until(lambda: client.stop_requested, "the goodbye")
+    self.assertFalse(client.run_done)
 
   def test_who_comes_after_an_interrupted_trainer_waits_for_the_next(self):
     self._put("ctl/stop", epoch=1, done=False)
     searcher = self.searcher("a")
     time.sleep(0.3)
-    self.assertFalse(searcher.outbox.stop_requested)
+    self.assertFalse(searcher.client.stop_requested)
     trainer = self.trainer(epoch=2)
     trainer.step(0)
     self.assertNotEmpty(searcher.blocks)
     # That trainer's own goodbye is meant for it.
     trainer.service.stop_searchers(20.0)
-    self.assertTrue(searcher.outbox.stop_requested)
-    self.assertFalse(searcher.outbox.run_done)
+    self.assertTrue(searcher.client.stop_requested)
+    self.assertFalse(searcher.client.run_done)
 
   def test_who_comes_after_the_run_s_end_leaves(self):
     trainer = self.trainer(epoch=1)
     early = self.searcher("a")
     trainer.step(0)
     self.assert_closed(trainer.service.finish(1, 20.0))
-    self.assertTrue(early.outbox.run_done)
+    self.assertTrue(early.client.run_done)
     trainer.close()
-    late = self.searcher("b", works=False).outbox
+    late = self.searcher("b", works=False).client
     wait_until(lambda: late.stop_requested, "the goodbye")
     self.assertTrue(late.run_done)
 
@@ -295,23 +318,20 @@ class RefusalTest(queue_case.QueueTestCase):
         # Genuine, but under another's key.
         "q/0/c/000000000000": good,
         "q/0/d/000000000000": self.message("d", 0, [self.group(0)], run="o"),
-        "q/0/e/000000000000": self.message("e", "0", [self.group(0)]),
         "q/0/f/000000000000": self.message("f", 0, [self.group(0)], totals=3),
         "q/0/y/000000000000": forged[:-1] + bytes([forged[-1] ^ 1]),
     }
-    client = self.client()
-    client.put("q/0/x/000000000000", good)
+    self.put_block("x", 0, good)
     for key, data in bad.items():
-      client.put(key, data)
+      self.put_block(key.split("/")[2], 0, data)
     trainer = self.trainer()
     wait_until(lambda: not self.queue(), "the queue is clean")
-    self.assertEqual(trainer.drain.counts["refused"], len(bad))
-    self.assertLen(trainer.events.of("refused_message"), len(bad))
-    # Recorded and replayed: the sequence has been taken.
-    client.put("q/0/x/000000000000", good)
-    wait_until(lambda: not self.queue(), "the replayed one is gone")
-    self.assertEqual(trainer.drain.counts["wire_duplicates"], 1)
-    self.assertLen(trainer.drain.pending(), 1)
+    self.assertEqual(trainer.server.counts["refused"], len(bad))
+    # A copy of what was taken in.
+    self.put_block("x", 0, good)
+    wait_until(lambda: not self.queue(), "the copy is gone")
+    self.assertEqual(trainer.server.counts["wire_duplicates"], 1)
+    self.assertLen(trainer.server.pending(), 1)
 
   def test_a_forged_message_in_the_place_of_a_genuine_one(self):
     self.client().put("q/0/a/000000000000", b"forged")
@@ -321,9 +341,9 @@ class RefusalTest(queue_case.QueueTestCase):
       searcher.submit(1)
       wait_until(lambda: len(self.queue()) == 2, "the second block")
       trainer = self.trainer()
-      wait_until(lambda: searcher.outbox.unacked == 0, "all acknowledged")
-    self.assertEqual(trainer.drain.counts["refused"], 1)
-    positions = [r.groups[0].position for r in trainer.drain.pending()]
+      wait_until(lambda: searcher.client.unacked == 0, "all acknowledged")
+    self.assertEqual(trainer.server.counts["refused"], 1)
+    positions = [r.groups[0].position for r in trainer.server.pending()]
     self.assertEqual(positions, [0, 1])
 
   def test_forged_leases_are_refused_and_removed(self):
@@ -334,7 +354,44 @@ class RefusalTest(queue_case.QueueTestCase):
     wait_until(lambda: trainer.living(), "the genuine one")
     self.assertCountEqual(trainer.living(), ["b"])
     wait_until(lambda: list(self.client().list("live")) == ["live/b"], "gone")
-    self.assertEqual(trainer.drain.counts["refused"], 2)
+    self.assertEqual(trainer.server.counts["refused"], 2)
+
+  def test_what_a_trainer_announces_is_written_again(self):
+    announce = lambda transport: transport.put("meta/settings", b"mine")
+    with mock.patch.object(queue_server, "_ANNOUNCE_EVERY_S", 0.05):
+      self.trainer(announce=announce)
+      settings = lambda: self.client().get("meta/settings") == b"mine"
+      wait_until(settings, "announced")
+      self.client().put("meta/settings", b"forged")
+      wait_until(settings, "announced again")
+      self.client().delete("meta/settings")
+      wait_until(settings, "announced again")
+
+
+class ScoringTest(queue_case.QueueTestCase):
+
+  def test_scoring_holds_up_neither_grants_nor_acknowledgements(self):
+    scoring, scored = threading.Event(), threading.Event()
+
+    def score(groups):
+      scoring.set()
+      scored.wait(20.0)
+      return groups
+
+    trainer = self.trainer(score_groups=score)
+    searcher = self.searcher("a", works=False)
+    searcher.submit(0, 1, 2, 3)
+    step = threading.Thread(target=trainer.step, args=(0,))
+    step.start()
+    self.assertTrue(scoring.wait(20.0))
+    try:
+      searcher.submit(4)
+      wait_until(lambda: searcher.client.unacked == 0, "acked", wait_s=5.0)
+      wait_until(lambda: trainer.living(), "a lease", wait_s=5.0)
+    finally:
+      scored.set()
+      step.join(20.0)
+    self.assertEqual(trainer.inserted, [0, 1, 2, 3])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,102 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Granted blocks (each once, of the newest trainer) and unacknowledged ones."""
+
+import math
+
+from absl.testing import absltest
+
+from tba_jax.replay import queue_client
+
+
+def _message(epoch, count, *blocks):
+  blocks = [[block, -1, [[block, 7, 0]]] for block in blocks]
+  return {"epoch": epoch, "count": count, "blocks": blocks}
+
+
+class GrantedBlocksTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.work = queue_client.GrantedBlocks()
+
+  def blocks(self):
+    return [(b.epoch, b.block) for b in self.work.blocks]
+
+  def test_a_block_is_listed_once_however_often_it_is_heard(self):
+    self.assertEqual(self.work.epoch, -1)
+    self.assertTrue(self.work.update(_message(1, 1, 4, 5)))
+    block = self.work.blocks.pop(0)
+    self.assertEqual(block, queue_client.Block(1, 4, -1, ((4, 7, 0),)))
+    # It is being sampled: it stands in the message until it is delivered.
+    self.assertTrue(self.work.update(_message(1, 2, 4, 5, 6)))
+    self.assertEqual(self.blocks(), [(1, 5), (1, 6)])
+
+  def test_no_news(self):
+    self.work.update(_message(2, 3, 4))
+    for message in (_message(2, 3, 9), _message(2, 2, 9), _message(1, 8, 9)):
+      self.assertFalse(self.work.update(message))
+    self.assertEqual(self.blocks(), [(2, 4)])
+
+  def test_what_is_not_listed_any_more_goes(self):
+    self.work.update(_message(1, 1, 4, 5))
+    self.work.update(_message(1, 2, 5))
+    self.assertEqual(self.blocks(), [(1, 5)])
+
+  def test_a_new_trainer_counts_anew(self):
+    self.work.update(_message(1, 50, 40, 41))
+    self.work.update(_message(2, 1, 0))
+    self.assertEqual(self.blocks(), [(2, 0)])
+    self.assertEqual(self.work.epoch, 2)
+
+
+class UnackedBlocksTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.now = 50.0
+    self.unacked = queue_client.UnackedBlocks(2.0, clock=lambda: self.now)
+    for data in (b"a", b"b", b"c"):
+      self.unacked.add(data)
+
+  def send(self):
+    for block in self.unacked.unsent():
+      self.unacked.sent(block)
+
+  def test_each_is_sent_once_in_order(self):
+    self.assertEqual(
+        [(m.sequence, m.data) for m in self.unacked.unsent()],
+        [(0, b"a"), (1, b"b"), (2, b"c")],
+    )
+    self.assertEqual(self.unacked.overdue_in_s(), math.inf)
+    self.send()
+    self.assertEmpty(self.unacked.unsent())
+    self.assertEmpty(self.unacked.overdue())
+
+  def test_what_is_not_acknowledged_is_offered_again(self):
+    self.send()
+    self.now += 1.5
+    self.assertEqual(self.unacked.overdue_in_s(), 0.5)
+    self.unacked.acknowledge(2)
+    self.now += 0.5
+    (overdue,) = self.unacked.overdue()
+    self.assertEqual(overdue.sequence, 2)
+    self.unacked.sent(overdue)
+    self.assertEmpty(self.unacked.overdue())
+    self.assertEqual(self.unacked.overdue_in_s(), 2.0)
+
+  def test_numbers_go_on_after_an_acknowledgement(self):
+    self.unacked.acknowledge(3)
+    self.assertEmpty(self.unacked)
+    self.unacked.add(b"d")
+    self.assertEqual([m.sequence for m in self.unacked.unsent()], [3])
+
+  def test_a_lost_store_has_none_of_them(self):
+    self.send()
+    self.unacked.acknowledge(1)
+    self.unacked.forget_sent()
+    self.assertEqual([m.data for m in self.unacked.unsent()], [b"b", b"c"])
+
+
+if __name__ == "__main__":
+  absltest.main()
