@@ -28,14 +28,9 @@ from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
 from tba_jax.replay import buffer as buffer_lib
-from tba_jax.replay import journal as journal_lib
-from tba_jax.replay import ledger as ledger_lib
-from tba_jax.replay import messages
 from tba_jax.replay import prompt_order
 from tba_jax.replay import queue_server
-from tba_jax.replay import scheduler
 from tba_jax.replay import service as service_lib
-from tba_jax.replay import similarity
 from tba_jax.system import bucket
 from tba_jax.system import processes
 from tba_jax.tasks import base as tasks_base
