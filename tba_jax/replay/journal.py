@@ -400,7 +400,7 @@ class AckLog:
 
   def add(self, sid: str, mark: Sequence[int]) -> None:
     """Notes the newest block of a searcher; `sync` makes it durable."""
-    if self.marks.get(sid) != list(mark):
+    if self.marks.get(sid, []) < list(mark):  # Blocks come in order.
       self.marks[sid] = self._unsynced[sid] = list(mark)
 
   def sync(self) -> bool:

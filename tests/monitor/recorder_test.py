@@ -383,7 +383,7 @@ def _record(versions, rewards, step=4):
   draw = dataclasses.replace(
       buffer.sample(2, 2, 0),
       step=step,
-      versions=np.array(versions, np.int32),
+      staleness_steps=step - np.array(versions, np.int32),
       rewards=np.array(rewards, np.float32),
   )
   return recorder_lib.step_record(
@@ -419,10 +419,6 @@ class StepRecordTest(absltest.TestCase):
     record = _record([[2, 2], [2, 2]], [[1.0, 0.5], [0.0, 0.25]])
     self.assertNotIn("replay/reward_young", record)
     self.assertNotIn("replay/reward_old", record)
-
-  def test_versions_of_a_step_to_come_are_not_stale(self):
-    record = _record([[5, 5], [5, 5]], [[1.0, 0.5], [0.0, 0.25]])
-    self.assertEqual(record["replay/staleness_histogram"], {"0": 4})
 
 
 def _lease(completions, sums, **failures):

@@ -305,7 +305,9 @@ class RestartTest(queue_case.QueueTestCase):
     self.assertEqual(ledger["lost"]["journal"]["prompts"], 1)
 
   def test_so_it_is_where_the_whole_folder_is_gone(self):
-    second, ledger = self._run_on_without(lambda: shutil.rmtree(self.directory))
+    second, ledger = self._run_on_without(
+        lambda: shutil.rmtree(self.directory), later_checkpoint=True
+    )
     self.assertEqual(ledger["lost"]["journal"]["prompts"], 3)
     self.assertLen(second.events.of("journal_missing"), 1)
     self.assertLen(second.events.of("journal_lost"), 1)
