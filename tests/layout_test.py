@@ -29,9 +29,14 @@ _RANK = {name: rank for rank, names in enumerate(_ORDER) for name in names}
 # The supervisor and the store stay small, and a wrong config is told before a
 # device is touched.
 _WITHOUT_JAX = """
-    config.validate main monitor.panel monitor.report.build programs.plan
-    programs.store programs.train rewards.comparers rewards.pool tasks.build
-    transport.kv_host
+    config.load config.reference config.settings config.stages config.validate
+    config.variants main monitor.panel monitor.report.build
+    monitor.run_directory models.config models.hf_config models.hf_files
+    models.hf_names programs.plan programs.store programs.train
+    rewards.comparers rewards.judges rewards.pool rewards.worker
+    system.bucket system.jsonl system.polling system.processes system.worker
+    tasks.build transport.base transport.kv_host transport.locator
+    transport.wire
 """.split()
 
 

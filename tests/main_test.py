@@ -122,6 +122,57 @@ class MainTest(parameterized.TestCase):
         workdir=None,
     )
 
+  @parameterized.parameters(
+      dict(program="train", config=_CONFIG, workdir=""),
+      dict(program="train", config=""),
+      dict(program="status", config=None, workdir=None),
+  )
+  def test_an_empty_or_missing_place(self, **arguments):
+    name = "config" if arguments["config"] == "" else "workdir"
+    self.refused(f"--{name}", **{"workdir": self.workdir} | arguments)
+    if "" in arguments.values():
+      self.assertEmpty(list(pathlib.Path(self.workdir).iterdir()))
+
+  def _usage(self, *argv):
+    """Returns status, stdout and stderr of a command line."""
+    out = io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["main", *argv]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(self.stderr),
+        self.assertRaises(SystemExit) as exit_,
+    ):
+      main_lib.run()
+    return exit_.exception.code, out.getvalue(), self.stderr.getvalue()
+
+  @parameterized.parameters(["--help"], ["-h"], ["--program=plan", "--help"])
+  def test_help(self, *argv):
+    status, out, _ = self._usage(*argv)
+    self.assertEqual(status, 0)
+    for name, (meaning, _) in main_lib.PROGRAMS.items():
+      self.assertRegex(out, f"(?m)^  {name} +{meaning}$")
+
+  @parameterized.parameters(
+      (["--help", "loss.beta"], ["loss.beta = 0.05", "from 0 on", "KL"]),
+      (["--help=config.replay"], ["replay.capacity =", "replay.dedupe ="]),
+      (["--help", "task.max_number"], ["task.max_number ="]),
+  )
+  def test_help_on_settings(self, argv, said):
+    status, out, _ = self._usage(*argv)
+    self.assertEqual(status, 0)
+    for text in said:
+      self.assertIn(text, out)
+
+  def test_help_on_no_setting_names_the_nearest(self):
+    status, _, error = self._usage("--help", "los.beta")
+    self.assertEqual(status, 2)
+    self.assertIn("config.loss.beta", error)
+
+  def test_nothing_is_asked(self):
+    status, _, error = self._usage()
+    self.assertEqual(status, 2)
+    self.assertIn("--config=FILE", error)
+
   def test_config_is_missing(self):
     self.refused(
         "--config: --program=train needs",
