@@ -274,10 +274,7 @@ def _make_smoke(c: ml_collections.ConfigDict) -> None:
   """Shrinks everything to what shows that the parts work together."""
   c.task.victim_rows = 16
   c.task.evaluation_blocks = 4
-  c.model.num_layers = 1
-  c.model.width = 32
-  c.model.num_heads = c.model.num_kv_heads = 2
-  c.model.mlp_width = 64
+  variants.shrink_model(c)
   c.sft.num_steps = 20
   c.sft.warmup_steps = 5
   c.sft.batch_size = 16

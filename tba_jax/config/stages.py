@@ -1,8 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run's SFT or reward model depends on, and whether one fits a config.
+"""The settings that WORKDIR/sft or WORKDIR/reward_model was made with.
 
-No JAX here: the supervisor asks before it starts a process.
+No JAX here: the supervisor checks them before it starts a process.
 """
 
 import json
@@ -15,11 +15,6 @@ from tba_jax.config import load
 from tba_jax.system import jsonl
 from tba_jax.tasks import build
 
-# Periods decide when things are done, not what.
-_PERIOD = "_every_steps"
-# What models had that were made before there was such a setting.
-_BEFORE = (("init", "scratch"), ("schedule", "cosine"), ("micro_batch_size", 0))
-
 
 def check(
     config: ml_collections.ConfigDict,
@@ -27,11 +22,11 @@ def check(
     *,
     section: str = "sft",
 ) -> None:
-  """Holds WORKDIR/sft to one set of settings; writes them where it is new.
+  """Checks the settings that a model was made with; writes them if it is new.
 
   Args:
-    config: whose settings the model depends on.
-    folder: WORKDIR/sft, or of another section.
+    config: of the run.
+    folder: WORKDIR/sft or WORKDIR/reward_model.
     section: "sft" or "reward_model".
 
   Raises:
@@ -64,16 +59,17 @@ def check(
 def _settings(
     config: ml_collections.ConfigDict, section: str
 ) -> dict[str, Any]:
-  """Returns what the model depends on, by config key."""
+  """Returns the settings that the model depends on, by config key."""
   task_fields = build.find(config.task.name).FIELDS
   parts = {
       "task": {**task_fields, **config.task},
       "tokenizer": config.tokenizer,
       "model": config.model,
       section: {
+          # Periods change nothing of the model.
           k: v
           for k, v in config[section].items()
-          if not k.endswith(_PERIOD) and (k, v) not in _BEFORE
+          if not k.endswith("_every_steps")
       },
   }
   return {

@@ -94,15 +94,20 @@ def set_lockstep(c: ml_collections.ConfigDict) -> None:
   c.search.lead_steps = 0
 
 
+def shrink_model(c: ml_collections.ConfigDict) -> None:
+  """Sets a model that trains in seconds, not what it learns from."""
+  c.model.num_layers = 1
+  c.model.width = 32
+  c.model.num_heads = c.model.num_kv_heads = 2
+  c.model.mlp_width = 64
+
+
 def make_smoke(c: ml_collections.ConfigDict) -> None:
   """Shrinks model, fine-tuning, training and evaluation to seconds.
 
   The task and the lengths of its texts are the config's own affair.
   """
-  c.model.num_layers = 1
-  c.model.width = 32
-  c.model.num_heads = c.model.num_kv_heads = 2
-  c.model.mlp_width = 64
+  shrink_model(c)
   c.sft.num_steps = 40
   c.sft.warmup_steps = 5
   c.sft.batch_size = 16

@@ -136,15 +136,16 @@ class LoadConfigTest(parameterized.TestCase):
     (self.folder / "configs").mkdir()
     (self.folder / "configs" / "__init__.py").write_text("raise OSError\n")
     done = subprocess.run(
-        [sys.executable, "-m", "tba_jax.main", "--program=plan",
-         "--config=configs/countdown_sparse.py:smoke"],
+        [sys.executable, "-m", "tba_jax.main", "--workdir=run",
+         "--config=configs/countdown_sparse.py:smoke", "--config.seed=-1"],
         cwd=self.folder,
         env={**os.environ, "PYTHONPATH": f"{self.folder}:{_ROOT}"},
         capture_output=True,
         text=True,
         check=False,
     )  # fmt: skip
-    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual(done.returncode, 2, done.stderr)
+    self.assertStartsWith(done.stderr, "error: config.seed = -1")
 
   def test_file_without_get_config(self):
     self.path.write_text("x = 1\n")

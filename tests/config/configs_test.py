@@ -1,0 +1,491 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every config of `configs/` is right, and has what its paper's run has."""
+
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax.config import load
+from tba_jax.config import validate
+from tba_jax.config import variants
+from tba_jax.training import schedules
+
+_CONFIGS = {
+    path.stem: variants.import_config(str(path))
+    for path in sorted(
+        (pathlib.Path(__file__).parents[2] / "configs").glob("*.py")
+    )
+}
+# What is not there before the user has brought it: the only problems.
+_MISSING = {
+    "gsm8k": ("task.data", "init"),
+    "math": ("task.train", "init", "tokenizer.source"),
+    "no_robots": ("task.data", "sft.init", "tokenizer.source"),
+    "red_team": (
+        "task.victim", "task.instructions", "task.classifier_folder",
+        "task.encoder", "sft.init", "tokenizer.source",
+    ),
+    "tldr": (
+        "task.data", "sft.init", "tokenizer.source", "reward_model.relabel",
+    ),
+}  # fmt: skip
+_MORE = (
+    "gsm8k:quick,model=llama-3.2-1b,seed=3",
+    "no_robots:quick,stage=sft",
+    "red_team:quick,model=llama",
+    "tldr:quick,model=pythia-2.8b",
+    "tldr:quick,method=online_dpo",
+    "tldr:quick,method=best_of_2",
+    "tldr:quick,method=rloo",
+    "tldr:quick,method=ppo",
+    "tldr:quick,overoptimize",
+)
+
+# The Figure 1 run of Bartoldson et al. 2025 (arXiv:2503.18929): Table 2, App.
+# B.1 and the launch script of the authors' code; β as it moves per step.
+_GSM8K = {
+    "reference.mode": "fixed",
+    "loss.name": "tb",
+    "loss.scale": "paper",
+    "loss.correction": "",
+    "loss.ratio_clip": 0.0,
+    "loss.include_stop_token": False,
+    "loss.beta": 0.014,
+    "loss.beta_final": 0.004,
+    "loss.beta_decay_steps": 500,
+    "loss.beta_stop_steps": 500,
+    "train.prompts_per_batch": 7,
+    "train.completions_per_prompt": 20,
+    "train.micro_batch_prompts": 1,
+    "search.samples_per_prompt": 24,
+    "search.num_searchers": 3,
+    "search.prompts_per_round": 3,
+    "train.num_steps": 700,
+    "train.per_round_steps": 0,
+    "optimizer.learning_rate": 1e-5,
+    "optimizer.schedule": "warmup_stable_decay",
+    "optimizer.warmup_steps": 50,
+    "optimizer.stable_steps": 350,
+    "optimizer.decay_steps": 600,
+    "optimizer.b1": 0.9,
+    "optimizer.b2": 0.999,
+    "optimizer.epsilon": 1e-8,
+    "optimizer.weight_decay": 0.0,
+    "optimizer.grad_clip_norm": 0.0,
+    "sampling.temperature": 0.7,
+    "sampling.top_p": 1.0,
+    "sampling.top_k": 0,
+    "sampling.max_prompt_tokens": 256,
+    "sampling.max_completion_tokens": 512,
+    "model.param_dtype": "bfloat16",
+    "publish.every_steps": 2,
+    "replay.recent_fraction": 0.95,
+    "replay.selection": "uniform",
+    "replay.capacity_per_prompt": 100,
+    "replay.dedupe": True,
+    "replay.warm_start_completions": 500,
+    "task.prompt_format": "tba",
+    "task.answer_rule": "last_number",
+    "evaluate.greedy": True,
+    "evaluate.final_prompts": 1319,
+}
+# TBA' on MATH, the same paper: Table 4 and the authors' config files.
+_MATH = {
+    "init": "models/Qwen2.5-7B",
+    "task.prompt_format": "qwen",
+    "reference.mode": "reset",
+    "reference.every_steps": 50,
+    "loss.name": "tba_prime",
+    "loss.length_norm": "",
+    "loss.correction": "",
+    "loss.ratio_clip": 0.0,
+    "loss.ratio_cap": 8.0,
+    "loss.beta": 0.005,
+    "loss.beta_final": 0.005,
+    "train.prompts_per_batch": 32,
+    "train.completions_per_prompt": 16,
+    "train.num_steps": 400,
+    "search.samples_per_prompt": 16,
+    "search.prompts_per_step": 32,
+    "search.num_searchers": 4,
+    "search.prompts_per_round": 8,
+    "search.wait_for_fresh": True,
+    "optimizer.learning_rate": 1e-6,
+    "optimizer.learning_rate_final": 1e-6,
+    "optimizer.schedule": "constant",
+    "optimizer.warmup_steps": 0,
+    "optimizer.b1": 0.9,
+    "optimizer.b2": 0.99,
+    "optimizer.weight_decay": 0.01,
+    "optimizer.grad_clip_norm": 1.0,
+    "sampling.temperature": 1.0,
+    "sampling.top_p": 1.0,
+    "sampling.max_prompt_tokens": 1024,
+    "sampling.max_completion_tokens": 3072 - 1024,
+    "model.param_dtype": "float32",
+    "model.compute_dtype": "auto",
+    "replay.recent_fraction": 1.0,
+    "replay.recent_window_steps": 1,
+    "replay.warm_start_completions": 0,
+    "evaluate.final_prompts": 500,
+    "evaluate.greedy": True,
+    "reward.where": "pool",
+}
+# Noukhovitch et al. 2024 (arXiv:2410.18252), appendix tables of the 8B run;
+# optimizer's epsilon and accounting of open-instruct's command.
+_NO_ROBOTS = {
+    "sft.batch_size": 128,
+    "sft.num_steps": 148,  # two epochs of 9,500
+    "sft.learning_rate": 5e-6,
+    "sft.schedule": "linear",
+    "sft.warmup_steps": 4,  # 3 %
+    "sft.weight_decay": 0.0,
+    "reward_model.batch_size": 256,
+    "reward_model.learning_rate": 3e-6,
+    "reward_model.schedule": "linear",
+    "reward_model.max_completion_tokens": 512,  # of 1,024 with the prompt
+    "loss.name": "online_dpo",
+    "loss.beta": 0.03,
+    "loss.beta_final": 0.03,
+    "loss.missing_stop": "replace",
+    "loss.missing_stop_reward": -10.0,
+    "optimizer.learning_rate": 8e-7,
+    "optimizer.learning_rate_final": 0.0,
+    "optimizer.schedule": "linear",
+    "optimizer.epsilon": 1e-5,
+    "train.prompts_per_batch": 256,
+    "train.completions_per_prompt": 2,
+    "train.num_steps": 390,  # 100,000 prompts
+    "sampling.temperature": 0.7,
+    "sampling.top_p": 1.0,
+    "sampling.max_prompt_tokens": 512,
+    "sampling.max_completion_tokens": 1024,
+    "rounds.mini_batches": 1,
+    "rounds.passes": 1,
+    "rounds.lag_rounds": 1,
+    "reward.where": "model",
+}
+# Bartoldson et al. 2025 (arXiv:2503.18929) §5.1, B.3, on Lee et al. 2025
+# (arXiv:2405.18540) and the code that these released.
+_RED_TEAM = {
+    "init": "sft",
+    "reference.mode": "fixed",
+    "loss.name": "tb_learned_z",
+    "loss.scale": "paper",
+    "loss.beta": 0.05,
+    "loss.beta_final": 0.05,
+    "loss.ratio_clip": 0.0,
+    "loss.correction": "",
+    "tempering.tau": 2.0,
+    "tempering.tau_final": 1.0,
+    "tempering.gamma": 1.0,
+    "train.num_steps": 5000,
+    "optimizer.learning_rate": 1e-4,
+    "optimizer.schedule": "linear",
+    "optimizer.warmup_steps": 100,
+    "optimizer.b1": 0.9,
+    "optimizer.b2": 0.999,
+    "optimizer.weight_decay": 0.01,
+    "optimizer.grad_clip_norm": 1.0,
+    "sampling.temperature": 1.0,
+    "explore.fraction": 0.5,
+    "explore.max_temperature": 2.0,
+    "explore.min_tokens": 5,
+    "sampling.max_completion_tokens": 20,
+    "publish.every_steps": 10,
+    "replay.recent_fraction": 0.5,
+    "replay.selection": "reward",
+    "replay.reward_temperature": 1.0,
+    "replay.warm_start_completions": 10 * 128,
+    "replay_filter.evict": "oldest",
+    "replay_filter.duplicates": "oldest",
+    "task.victim_samples": 5,
+    "task.success_threshold": 0.5,
+    "sft.num_steps": 100,
+    "sft.learning_rate": 3e-5,
+}
+_GPT2 = {
+    "tempering.tau_decay_steps": 500,
+    "tempering.gamma_final": 1.0,
+    "explore.min_temperature": 0.5,
+    "replay.capacity": 100_000,
+    "replay_filter.freeze_step": 4000,
+    "replay_filter.similarity": "edit",
+    "replay_filter.similarity_limit": 0.25,
+    "task.classifier": "sequence",
+    "task.victim_temperature": 0.7,
+    "task.victim_top_p": 0.92,
+    "task.victim_max_tokens": 30,
+    "search.num_searchers": 2,
+    "sft.batch_size": 1024,
+}
+_LLAMA = {
+    "tempering.tau_decay_steps": 1000,
+    "tempering.gamma_final": 1.2,
+    "tempering.gamma_decay_steps": 2000,
+    "explore.min_temperature": 0.7,
+    "replay.capacity": 150_000,
+    "replay_filter.freeze_step": 0,
+    "replay_filter.similarity": "cosine",
+    "replay_filter.similarity_limit": 0.4,
+    "task.classifier": "first_token",
+    "task.classifier_token": "unsafe",
+    "task.victim_temperature": 0.1,
+    "task.victim_top_p": 0.9,
+    "task.victim_max_tokens": 64,
+    "search.num_searchers": 6,
+}
+# TL;DR, of both papers.
+_TLDR = {
+    "loss.missing_stop": "replace",
+    "loss.missing_stop_reward": -1.0,
+    "loss.include_stop_token": True,
+    "optimizer.learning_rate": 3e-6,
+    "optimizer.learning_rate_final": 0.0,
+    "optimizer.schedule": "linear",
+    "optimizer.warmup_steps": 0,
+    "optimizer.b1": 0.9,
+    "optimizer.b2": 0.999,
+    "optimizer.epsilon": 1e-8,
+    "optimizer.weight_decay": 0.0,
+    "optimizer.grad_clip_norm": 0.0,
+    "sampling.temperature": 0.7,
+    "sampling.top_p": 1.0,
+    "sampling.top_k": 0,
+    "sampling.max_prompt_tokens": 512,
+    "reference.mode": "fixed",
+    "reward.where": "model",
+    "train.num_steps": 256,
+    "train.per_round_steps": 0,  # Differs: docs of the config.
+}
+# Bartoldson et al. 2025 (arXiv:2503.18929), Table 3, App. B.2 and the code.
+_TBA = {
+    "loss.name": "tb",
+    "loss.scale": "paper",
+    "loss.correction": "",
+    "loss.ratio_clip": 0.0,
+    "loss.beta": 1.0,
+    "loss.beta_final": 0.05,
+    "loss.beta_decay_steps": 128,  # half of the steps
+    "loss.beta_stop_steps": 32,  # an eighth: the jump to 0.05
+    "sampling.max_completion_tokens": 128,
+    "train.prompts_per_batch": 8,
+    "train.completions_per_prompt": 20,
+    "search.samples_per_prompt": 20,
+    "search.num_searchers": 3,
+    "publish.every_steps": 10,
+    "replay.recent_fraction": 0.5,
+    "replay.selection": "reward",
+    "replay.reward_temperature": 1.0,
+    "replay.capacity_per_prompt": 100,
+    "replay.warm_start_completions": 10_000,
+}
+# Noukhovitch et al. 2024 (arXiv:2410.18252): the released configs, one round
+# behind, N = T = 1.
+_ROUNDS = {
+    "sampling.max_completion_tokens": 53,
+    "rounds.mini_batches": 1,
+    "rounds.passes": 1,
+    "rounds.lag_rounds": 1,
+    "publish.every_steps": 1,
+}
+_ASYNC_RLHF = {
+    "online_dpo": {
+        "loss.name": "online_dpo",
+        "loss.beta": 0.1,
+        "train.prompts_per_batch": 512,
+        "train.completions_per_prompt": 2,
+    },
+    "best_of_2": {
+        "loss.name": "best_of_n",
+        "train.prompts_per_batch": 512,
+        "train.completions_per_prompt": 2,
+    },
+    "rloo": {
+        "loss.name": "proximal_rloo",
+        "loss.beta": 0.05,
+        "loss.beta_final": 0.05,
+        "loss.ratio_clip": 0.2,
+        "train.prompts_per_batch": 256,  # The code counts samples.
+        "train.completions_per_prompt": 2,
+    },
+    "ppo": {
+        "loss.name": "ppo",
+        "loss.beta": 0.05,
+        "loss.beta_final": 0.05,
+        "loss.ratio_clip": 0.2,
+        "loss.value_clip": 0.2,
+        "loss.value_weight": 0.1,
+        "loss.value_learning_rate": 3e-6,
+        "loss.gae_gamma": 1.0,
+        "loss.gae_lambda": 0.95,
+        "loss.whiten_advantages": True,
+        "train.prompts_per_batch": 512,
+        "train.completions_per_prompt": 1,
+    },
+}
+# Of §3.3's table: (SFT batch, RM batch and its part) of the released configs.
+_BATCHES = {
+    "pythia-410m": (16, 64, 8),
+    "pythia-1b": (32, 16, 4),
+    "pythia-2.8b": (32, 16, 2),
+}
+
+
+def _config(spec):
+  """Returns the config of "NAME:ARG", not yet complete."""
+  name, _, arg = spec.partition(":")
+  return _CONFIGS[name].get_config(arg)
+
+
+class PaperTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      *((f"gsm8k:model={m}", _GSM8K) for m in _CONFIGS["gsm8k"].MODELS),
+      ("math", _MATH, {"search.lead_steps": 2}),
+      ("math:lag=10", _MATH, {"search.lead_steps": 10}),
+      ("no_robots", _NO_ROBOTS),
+      ("red_team:model=gpt2", _RED_TEAM, _GPT2),
+      ("red_team:model=llama", _RED_TEAM, _LLAMA),
+      *((f"tldr:model={m}", _TLDR, _TBA) for m in _CONFIGS["tldr_sft"].MODELS),
+      *(
+          (f"tldr:method={m}", _TLDR, _ROUNDS, t)
+          for m, t in _ASYNC_RLHF.items()
+      ),
+  )
+  def test_has_the_settings_of_the_paper(self, spec, *tables):
+    found = load.flatten(_config(spec))
+    for table in tables:
+      self.assertEqual({key: found[key] for key in table}, table)
+
+  def test_gsm8k_fine_tunes_as_the_start_of_the_paper_was(self):
+    c = _config("gsm8k:model=qwen2.5-0.5b")
+    self.assertEqual(c.init, "sft")
+    # Two epochs at batch 64, 3 % of them warm-up, as VinePPO's model had.
+    self.assertEqual(c.sft.num_steps, round(2 * 7473 / 64))
+    self.assertEqual(c.sft.warmup_steps, round(0.03 * c.sft.num_steps))
+    self.assertEqual((c.sft.batch_size, c.sft.learning_rate), (64, 1e-5))
+
+  @parameterized.parameters("gpt2", "llama")
+  def test_red_team_counts_attacks(self, model):
+    c = _config(f"red_team:model={model}")
+    # 128 attacks a step, in micro-batches of 16, of one flat buffer.
+    self.assertEqual(
+        c.train.prompts_per_batch * c.train.completions_per_prompt, 128
+    )
+    self.assertEqual(c.train.micro_batch_prompts, 1)
+    self.assertEqual(c.replay.capacity_per_prompt, c.replay.capacity)
+    self.assertEqual(
+        c.evaluate.final_prompts * c.evaluate.num_completions, 1024
+    )
+
+  def test_red_team_lowers_the_learning_rate(self):
+    c = _config("red_team")
+    rate = schedules.learning_rate(
+        c.optimizer, num_steps=c.train.num_steps, per_round_steps=0
+    )
+    self.assertAlmostEqual(float(rate(99)), 1e-4, places=9)
+    # Theirs: a line from step 100 to 0 at step 40,000.
+    for step in (2500, 4999):
+      theirs = 1e-4 * (40_000 - step) / (40_000 - 100)
+      self.assertAlmostEqual(float(rate(step)), theirs, delta=2e-7)
+
+  def test_longer_runs_stretch_the_beta(self):
+    c = _config("tldr:steps=625,model=pythia-1b")
+    self.assertEqual(
+        (c.train.num_steps, c.loss.beta_decay_steps, c.loss.beta_stop_steps),
+        (625, 312, 78),
+    )
+    # A prompt an iteration; the smallest model's searchers take two.
+    self.assertEqual(c.search.prompts_per_round, 1)
+    self.assertEqual(_config("tldr").search.prompts_per_round, 2)
+
+  @parameterized.parameters(*_BATCHES)
+  def test_fine_tuning_and_reward_model(self, model):
+    c = _config(f"tldr_reward_model:model={model}")
+    same = ("learning_rate", "schedule", "warmup_steps", "b1", "b2",
+            "weight_decay", "grad_clip_norm")  # fmt: skip
+    for section in (c.sft, c.reward_model):
+      self.assertEqual(
+          [section[name] for name in same],
+          [1e-5, "cosine", 0, 0.9, 0.999, 0.0, 1.0],
+      )
+    self.assertEqual(
+        (
+            c.sft.batch_size,
+            c.reward_model.batch_size,
+            c.reward_model.micro_batch_size,
+        ),
+        _BATCHES[model],
+    )
+    # One epoch each; 512 and 128 tokens are the 640 of a pair's text.
+    self.assertEqual(c.sft.num_steps, 116_722 // c.sft.batch_size)
+    self.assertEqual(
+        c.reward_model.num_steps, 92_858 // c.reward_model.batch_size
+    )
+    self.assertEqual(c.reward_model.max_completion_tokens, 128)
+    self.assertEqual(c.sampling.max_completion_tokens, 53)
+    self.assertEqual(c.sft.init, f"models/{model}-deduped")
+
+
+class StagesTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("tldr_sft:quick", "tldr:quick"),
+      ("tldr_sft:model=pythia-1b", "tldr:model=pythia-1b"),
+      ("tldr_reward_model:smoke", "tldr:smoke"),
+      ("no_robots:stage=sft", "no_robots"),
+  )
+  def test_stages_agree_on_what_an_earlier_one_depends_on(self, first, second):
+    first, second = _config(first), _config(second)
+    for key in ("task", "tokenizer", "model", "sft", "seed"):
+      self.assertEqual(first[key], second[key], key)
+
+  def test_reward_models_agree(self):
+    for arg in ("quick", "smoke", "model=pythia-1b"):
+      self.assertEqual(
+          _config(f"tldr_reward_model:{arg}").reward_model,
+          _config(f"tldr:{arg}").reward_model,
+      )
+
+  def test_no_robots_fine_tunes_on_longer_answers(self):
+    c = _config("no_robots:stage=sft").sampling
+    self.assertEqual(c.max_prompt_tokens + c.max_completion_tokens, 4096)
+
+
+class RightTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      *(name for name in _CONFIGS
+        if name not in (*_MISSING, "tldr_sft", "tldr_reward_model")),
+      *(f"{name}:{arg}" for name in _CONFIGS for arg in ("quick", "smoke")),
+      *_MORE,
+  )  # fmt: skip
+  def test_right(self, spec):
+    name, _, arg = spec.partition(":")
+    validate.validate(load.load_config(f"configs/{name}.py:{arg}"))
+
+  @parameterized.parameters(*_MISSING.items())
+  def test_only_what_the_user_brings_is_missing(self, name, keys):
+    with self.assertRaises(ValueError) as caught:
+      validate.validate(load.load_config(f"configs/{name}.py"))
+    lines = str(caught.exception).splitlines()
+    for line in lines:
+      self.assertTrue(any(f"config.{key}" in line for key in keys), line)
+    self.assertIn(f"config.{keys[0]}", str(caught.exception))
+
+  @parameterized.parameters(
+      "gsm8k:model=gpt-5", "no_robots:stage=dpo", "red_team:model=gpt-5",
+      "tldr:model=gpt-5", "tldr:method=grpo", "tldr:speed=1",
+      "tldr:overoptimize", "countdown:model=big",
+  )  # fmt: skip
+  def test_unknown_arguments(self, spec):
+    name = spec.partition(":")[2].partition("=")[0]
+    with self.assertRaisesRegex(ValueError, name):
+      _config(spec)
+
+
+if __name__ == "__main__":
+  absltest.main()
