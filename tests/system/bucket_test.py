@@ -1,10 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which folder stands for a run in a bucket; a disk stands for the bucket."""
+"""Run directories in a bucket, for which a disk stands in here.
+
+`tests/multi_process/bucket_run_test.py` has the same on a bucket's protocol.
+"""
 
 import os
 import pathlib
 import tempfile
+import threading
+import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -15,7 +20,7 @@ from tba_jax.system import bucket
 from tba_jax.system import jsonl
 
 
-class BucketTest(parameterized.TestCase):
+class RunDirectoryTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -104,13 +109,13 @@ class BucketTest(parameterized.TestCase):
 
   def test_a_killed_one_is_waited_for_on_other_hosts_alone(self):
     folder = self.on("a")
-    lease = bucket.Lease(self.url)
-    with mock.patch.object(bucket, "Lease", lambda url: lease):
+    lease = bucket.Lock(self.url)
+    with mock.patch.object(bucket, "Lock", lambda url: lease):
       with mock.patch.object(lease, "release"):
         self.work(folder, config=1)
-    self.assertNotEqual(bucket.Lease(self.url).look().holder, "")
+    self.assertNotEqual(bucket.Lock(self.url).read().holder, "")
     self.work(self.on("a"), config=2)  # At once.
-    self.assertEqual(bucket.Lease(self.url).look().holder, "")
+    self.assertEqual(bucket.Lock(self.url).read().holder, "")
 
   def test_where_another_worked_meanwhile_it_is_told(self):
     folder = self.on("a")
@@ -130,6 +135,185 @@ class BucketTest(parameterized.TestCase):
     bucket.send(folder, "report.html", "none*")
     self.assertEqual((self.copy / "report.html").read_text(), "page")
     bucket.send(self.copy, "report.html")
+
+
+class LockTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(mock.patch.object(bucket, "_POLL_S", 0.02))
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.url = f"file://{self.folder}"
+
+  def make(self):
+    return bucket.Lock(self.url)
+
+  def test_each_take_has_a_token(self):
+    first = self.make()
+    self.assertEqual(first.read().token, "")
+    one = first.take("")
+    first.release()
+    self.assertEqual(self.make().read().holder, "")
+    two = self.make().take("")
+    self.assertNotEqual(one.token, two.token)
+    self.assertStartsWith(two.holder, "process ")
+
+  def test_who_says_nothing_is_gone_and_learns_so(self):
+    first, second = self.make(), self.make()
+    first.take("")
+    begun = time.monotonic()
+    second.take("", gone_s=0.1)
+    self.assertGreaterEqual(time.monotonic() - begun, 0.1)
+    with self.assertRaisesRegex(bucket.LostError, "taken it over"):
+      first.renew()
+    with self.assertRaises(bucket.LostError):
+      first.release()
+    second.renew()
+
+  def test_who_lives_keeps_it(self):
+    first, second = self.make(), self.make()
+    first.take("")
+    timer = threading.Timer(0.1, first.renew)
+    timer.start()
+    self.addCleanup(timer.join)
+    with self.assertRaisesRegex(
+        bucket.HeldError, f"{self.url}: process .* already runs there"
+    ):
+      second.take("", gone_s=0.5)
+
+  def test_who_lets_go_meanwhile_is_not_waited_for(self):
+    first, second = self.make(), self.make()
+    first.take("")
+    timer = threading.Timer(0.1, first.release)
+    timer.start()
+    self.addCleanup(timer.join)
+    self.assertNotEqual(second.take("", gone_s=0.5).holder, "")
+
+  def test_an_own_one_is_taken_at_once(self):
+    token = self.make().take("").token
+    begun = time.monotonic()
+    self.make().take(token, gone_s=60)
+    self.assertLess(time.monotonic() - begun, 30)
+
+  def test_of_two_the_slower_learns_who_was_faster(self):
+    slow, fast = self.make(), self.make()
+    seen = slow.read()
+    slow.read = lambda: seen  # It has looked before the other one wrote.
+    fast.take("")
+    with self.assertRaisesRegex(bucket.HeldError, "was faster"):
+      slow.take("")
+
+  def test_an_answer_that_was_lost_is_no_loss(self):
+    lease = self.make()
+    lease.take("")
+    write = lease._store.write
+
+    class Lost:
+      """Writes, and says that it did not."""
+
+      def __init__(self, store):
+        self.read = store.read
+
+      def write(self, *args, **kwargs):
+        write(*args, **kwargs).result()
+        return write(*args, **kwargs)
+
+    lease._store = Lost(lease._store)
+    lease.renew()
+
+  def test_what_cannot_be_read_is_told(self):
+    (self.folder / bucket.NAME).write_text("{")
+    with self.assertRaisesRegex(OSError, "is damaged"):
+      self.make().read()
+
+
+class UploaderTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    # A bucket has no folders to be made.
+    disk = mock.patch.dict(fsspec.config.conf, file={"auto_mkdir": True})
+    self.enter_context(disk)
+    self.enter_context(mock.patch.object(bucket, "_TICK_S", 0.02))
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.copy = pathlib.Path(self.create_tempdir().full_path)
+    self.url = f"file://{self.copy}"
+
+  def write(self, *names, folder=None, text="{}\n"):
+    for name in names:
+      path = (folder or self.folder) / name
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_text(text)
+
+  def names(self, folder):
+    files = (p for p in folder.rglob("*") if p.is_file())
+    return {p.relative_to(folder).as_posix() for p in files}
+
+  def wait_for(self, condition):
+    until = time.monotonic() + 20
+    while not condition():
+      self.assertLess(time.monotonic(), until)
+      time.sleep(0.02)
+
+  def test_files_are_copied_but_those_of_this_host(self):
+    ours = {"config.json", "sft/model/config.json", "logs/trainer-0.log"}
+    self.write(*ours)
+    self.write(
+        ".lock", "spool/secret", "secret", "params/1/leaf", ".config.json.12.3",
+        "checkpoints/3/state", "sft/checkpoints/1/x", "model.partial",
+    )  # fmt: skip
+    bucket.Uploader(self.folder, self.url).close()
+    self.assertEqual(self.names(self.copy), ours)
+
+  def test_what_changes_is_copied_again_and_what_goes_goes(self):
+    self.write("a.jsonl", "b.json")
+    mirror = bucket.Uploader(self.folder, self.url, every_s=0.01)
+    self.wait_for(lambda: self.names(self.copy) == {"a.jsonl", "b.json"})
+    self.write("a.jsonl", text="{}\n{}\n")
+    (self.folder / "b.json").unlink()
+    self.wait_for(lambda: self.names(self.copy) == {"a.jsonl"})
+    self.wait_for(lambda: (self.copy / "a.jsonl").read_text() == "{}\n{}\n")
+    self.write("late.json")
+    mirror.close()
+    self.assertEqual(self.names(self.copy), {"a.jsonl", "late.json"})
+
+  def test_the_open_segment_is_copied_at_the_end(self):
+    first, last = "replay/segment-0.journal", "replay/segment-7.journal"
+    self.write(first, last)
+    mirror = bucket.Uploader(self.folder, self.url)
+    self.wait_for(lambda: first in self.names(self.copy))
+    self.assertNotIn(last, self.names(self.copy))
+    mirror.close()
+    self.assertIn(last, self.names(self.copy))
+
+  def test_a_failure_is_told_at_the_end_and_tried_again_before(self):
+    self.write("a/b.json")
+    (self.copy / "a").write_text("no folder")
+    mirror = bucket.Uploader(self.folder, self.url, every_s=0.01)
+    self.wait_for(lambda: mirror._failure is not None)
+    with self.assertRaisesRegex(OSError, "a/b.json could not be copied to"):
+      mirror.close()
+    mirror = bucket.Uploader(self.folder, self.url, every_s=0.01)
+    (self.copy / "a").unlink()
+    mirror.close()
+    self.assertEqual(self.names(self.copy), {"a/b.json"})
+
+  def test_a_folder_becomes_what_the_bucket_has(self):
+    self.write("a.json", "replay/segment-1.journal", folder=self.copy)
+    self.write("sft/model/model.safetensors", folder=self.copy)
+    self.write("replay/segment-0.journal", "spool/secret", ".lock")
+    self.write("a.json", text="old")
+    bucket.fetch(self.url, self.folder)
+    self.assertEqual(
+        self.names(self.folder),
+        self.names(self.copy) | {"spool/secret", ".lock"},
+    )
+    self.assertEqual((self.folder / "a.json").read_text(), "{}\n")
+
+  def test_a_look_leaves_models_where_they_are(self):
+    self.write("metrics.jsonl", "m/model.safetensors", folder=self.copy)
+    bucket.fetch(self.url, self.folder, logs_only=True)
+    self.assertEqual(self.names(self.folder), {"metrics.jsonl"})
 
 
 if __name__ == "__main__":
