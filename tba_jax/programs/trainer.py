@@ -32,6 +32,7 @@ from tba_jax.replay import prompt_order
 from tba_jax.replay import queue_server
 from tba_jax.replay import service as service_lib
 from tba_jax.system import bucket
+from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.tasks import base as tasks_base
 from tba_jax.tasks import rows
@@ -123,9 +124,46 @@ def _take_run(
   lock = run_directory.lock(str(run.workdir), "trainer")
   closing.callback(bucket.hold(lock, run.workdir).close)
   validate.check_resume(run_directory.load_config(str(run.workdir)), config)
+  _check_files(run)
   transport = publication.connect(config, run)
   lock_store(transport, run)
   transport.close()
+
+
+def _check_files(run: run_directory.Run) -> None:
+  """Raises ValueError if files that say where the run stands are damaged."""
+  for name, schema in (
+      ("epoch.json", {"epoch": int}),
+      ("eval.json", {"before?": {"step": int}, "after?": {"step": int}}),
+  ):
+    try:
+      jsonl.read_object(run.workdir / name, schema)
+    except ValueError as error:
+      raise ValueError(
+          f"{error}; put a copy of it back, or start in a new directory"
+      ) from error
+  epoch = run.workdir / "epoch.json"
+  if (run.workdir / "metrics.jsonl").exists() and not epoch.exists():
+    raise ValueError(
+        f"{epoch} is gone, though the run has metrics: write"
+        ' {"epoch": N} there, N above every "epoch" of metrics.jsonl'
+    )
+
+
+def _check_is_new(
+    config: ml_collections.ConfigDict, run: run_directory.Run
+) -> None:
+  """Raises ValueError if a run without a checkpoint must have had one."""
+  records = jsonl.read_jsonl(run.workdir / "metrics.jsonl")
+  last = max((int(r.get("step", 0)) for r in records), default=0)
+  every = config.checkpoint.every_steps
+  # The second periodic save begins only once the first is complete.
+  if every and last >= 2 * every:
+    raise ValueError(
+        f"{run.workdir / 'checkpoints'}: no checkpoint is there, though"
+        f" metrics.jsonl goes to step {last}; put them back, or start in a new"
+        " directory"
+    )
 
 
 def lock_store(
@@ -195,10 +233,12 @@ class Trainer:
         config, run, policy, cluster, self._checkpointer
     )
     closing.callback(self._work.close)
-    epoch = run_directory.next_epoch(run)
-    logging.info("trainer epoch %d on %s", epoch, jax.devices())
     if saved:
       events.write("restored", f"checkpoint of step {self._work.state.step}")
+    else:
+      _check_is_new(config, run)
+    epoch = run_directory.next_epoch(run)
+    logging.info("trainer epoch %d on %s", epoch, jax.devices())
     settings = agreement.encode(agreement.describe(config, run, policy), run)
     queue = self._build_replay(
         run, policy, saved.get("data"), epoch, settings, events, closing
@@ -299,6 +339,12 @@ class Trainer:
     recorder, num_steps = self._recorder, self._config.train.num_steps
     self._publish_first()
     if not recorder.has_result("before"):
+      if self._step:
+        recorder.event(
+            "evaluation_lost",
+            f"eval.json lacks the evaluation before training: that of step"
+            f" {self._step} takes its place",
+        )
       # Searchers are admitted first: they compile and sample meanwhile.
       self._service.open(self._step)
       if not self._evaluate("before", should_stop):
