@@ -66,7 +66,7 @@ def run_searcher(
 
 
 class Searcher:
-  """One sampling loop; speaks to the store through its puller and outbox."""
+  """One sampling loop; speaks to the store through its puller and queue."""
 
   def __init__(
       self,
@@ -137,7 +137,7 @@ class Searcher:
         base_name=whole.base,
         placement=shardings and shardings.get,
     )
-    self._outbox = queue_client.QueueClient(
+    self._queue = queue_client.QueueClient(
         config,
         run,
         make_transport=connect,
@@ -168,24 +168,24 @@ class Searcher:
   def close(self) -> bool:
     """Sends what is left; returns whether the trainer has ended the run."""
     # Read first: a signal alone is no word of the trainer's.
-    done = self._outbox.run_done
+    done = self._queue.run_done
     self._judging.shutdown()
     self._judge.close()
-    flushed = self._outbox.close(_FLUSH_S)
+    flushed = self._queue.close(_FLUSH_S)
     self._puller.close()
     self._spans.close()
     logging.info("searcher leaves; all delivered: %s", flushed)
     return done
 
   def _stop(self) -> bool:
-    return self._should_stop() or self._outbox.stop_requested
+    return self._should_stop() or self._queue.stop_requested
 
   def _wait_for_block(self) -> queue_client.Block | None:
     """Returns the next block granted; None where the searcher should stop."""
     with self._spans.span("wait_work"):
       while not self._stop():
         self._check_handed_over()
-        block = self._outbox.next_block(0.1)
+        block = self._queue.next_block(0.1)
         if block is not None:
           return block
     return None
@@ -198,7 +198,7 @@ class Searcher:
     with self._spans.span("wait_version"):
       while not self._take_params(block.require_version, 0.2):
         self._check_handed_over()
-        if self._stop() or self._outbox.epoch > block.epoch:
+        if self._stop() or self._queue.epoch > block.epoch:
           return False
     return True
 
@@ -241,6 +241,7 @@ class Searcher:
     swaps = (
         self._config.sampling.in_flight != "off" and block.require_version < 0
     )
+    self._queue.begun_s.append(time.monotonic())
     with self._spans.span("decode", version=self._tag[1]):
       completions = self._sampler.sample(
           self._params,
@@ -278,7 +279,7 @@ class Searcher:
     if self._handing_over is None:
       return
     # A judge that is slower than the devices is what the searcher works at; a
-    # full outbox is a wait.
+    # full queue is a wait.
     with self._spans.span("reward"):
       self._judged.wait()
     with self._spans.span("wait_credit"):
@@ -315,8 +316,10 @@ class Searcher:
             block.prompts, requests, completions, rewards_PxS, strict=True
         )
     ]
+    # Waiting for credit is the trainer's matter, and no age of the block.
+    self._queue.begun_s.popleft()
     with self._spans.span("wait_credit", lane=_JUDGE_LANE):
-      self._outbox.submit(groups, self._stop)
+      self._queue.submit(groups, self._stop)
     self._report()
 
   def _rewards(
@@ -347,8 +350,8 @@ class Searcher:
     """Puts rates since the start into the lease."""
     seconds = self._clock.seconds()
     wall_s = max(time.monotonic() - self._started, 1e-9)
-    totals = self._outbox.totals
-    self._outbox.set_stats(
+    totals = self._queue.totals
+    self._queue.set_stats(
         {
             "samples_per_s": totals["completions"] / wall_s,
             "tokens_per_s": totals["tokens"] / wall_s,

@@ -240,8 +240,34 @@ class Trainer:
     epoch = run_directory.next_epoch(run)
     logging.info("trainer epoch %d on %s", epoch, jax.devices())
     settings = agreement.encode(agreement.describe(config, run, policy), run)
-    queue = self._build_replay(
-        run, policy, saved.get("data"), epoch, settings, events, closing
+
+    def announce(transport: transport_base.Transport) -> None:
+      lock_store(transport, run)
+      agreement.put(transport, settings)
+
+    connect = functools.partial(publication.connect, config, run)
+    queue = queue_server.QueueServer(
+        config,
+        run,
+        make_transport=connect,
+        order=make_prompt_order(config, policy),
+        epoch=epoch,
+        announce=announce,
+        on_event=events.write,
+        saved=saved.get("data"),
+    )
+    closing.callback(queue.close)
+    self._journal = queue.journal
+    scorer = reward_judge.of_trainer(config, run.workdir, policy, events.write)
+    closing.callback(scorer.close)
+    self._service = service_lib.ReplayService(
+        config,
+        server=queue,
+        buffer=make_buffer(config, policy),
+        vocab_size=policy.model.config.vocab_size,
+        on_event=events.write,
+        score_groups=scorer.score,
+        saved=saved.get("data"),
     )
     self._batch_maker = make_batch_maker(
         config, policy, self._service.buffer, placer
@@ -264,13 +290,12 @@ class Trainer:
     if saved:
       self._recorder.set_state(saved["recorder"])
     self._publisher = publication.Publisher(
-        functools.partial(publication.connect, config, run),
+        connect,
         config,
         run,
         epoch=epoch,
         work=self._work,
         recorder=self._recorder,
-        announce=lambda transport: agreement.put(transport, settings),
     )
     closing.callback(self._publisher.close)
     best = None
@@ -284,48 +309,6 @@ class Trainer:
     rows.write_report(policy.task, run.workdir, events.write)
     queue.start()
     return saved
-
-  def _build_replay(
-      self,
-      run: run_directory.Run,
-      policy: policy_lib.Policy,
-      saved: dict[str, Any] | None,
-      epoch: int,
-      settings: bytes,
-      events: metrics_lib.EventLog,
-      closing: contextlib.ExitStack,
-  ) -> queue_server.QueueServer:
-    """Builds queue, buffer and ledger as a checkpoint left them."""
-    config = self._config
-
-    def announce(transport: transport_base.Transport) -> None:
-      lock_store(transport, run)
-      agreement.put(transport, settings)
-
-    queue = queue_server.QueueServer(
-        config,
-        run,
-        make_transport=functools.partial(publication.connect, config, run),
-        order=make_prompt_order(config, policy),
-        epoch=epoch,
-        announce=announce,
-        on_event=events.write,
-        saved=saved,
-    )
-    closing.callback(queue.close)
-    self._journal = queue.journal
-    scorer = reward_judge.of_trainer(config, run.workdir, policy, events.write)
-    closing.callback(scorer.close)
-    self._service = service_lib.ReplayService(
-        config,
-        server=queue,
-        buffer=make_buffer(config, policy),
-        vocab_size=policy.model.config.vocab_size,
-        on_event=events.write,
-        score_groups=scorer.score,
-        saved=saved,
-    )
-    return queue
 
   def run(self, should_stop: Callable[[], bool]) -> bool:
     """Trains to the last step; returns False if it was interrupted.

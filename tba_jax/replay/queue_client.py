@@ -11,7 +11,9 @@ Acknowledgements and grants are one message, polled at an adaptive interval:
 often while the searcher waits, ever more rarely while nothing changes.
 """
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import dataclasses
 import math
 import os
@@ -209,6 +211,9 @@ class QueueClient:
     self._granted = GrantedBlocks()
     self._totals = dict.fromkeys(messages.UNITS, 0)
     self._stats: dict[str, Any] = {}
+    # When work on each block not yet submitted began, by `monotonic`, oldest
+    # first; its owner keeps it.
+    self.begun_s: collections.deque[float] = collections.deque()
     self._lease = {
         "sid": sid,
         "slot": f"{socket.gethostname()}/{index}",
@@ -474,6 +479,9 @@ class QueueClient:
     if "joined" not in self._lease:
       self._lease["joined"] = self._join(transport)
     self._beat += 1
+    stats = dict(self._stats)
+    with contextlib.suppress(IndexError):
+      stats["block_age_s"] = time.monotonic() - self.begun_s[0]
     with self._lock:
       lease = {
           **self._lease,
@@ -483,7 +491,7 @@ class QueueClient:
           "credits": self._credits,
           "final": self._final,
           "refused": self._refusals.count,
-          "stats": self._stats,
+          "stats": stats,
       }
       self._lease_interval.polled()
     key = messages.lease_key(self._sid)

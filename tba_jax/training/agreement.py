@@ -29,6 +29,7 @@ from tba_jax.transport import base
 from tba_jax.transport import wire
 
 KEY = "meta/settings"
+_SCHEMA = {"place": str, "settings": dict, "digests": dict}
 _PAUSE_S = 0.1
 # Prompts that are compared, evenly spaced over the training prompts.
 _NUM_PROMPTS = 64
@@ -114,21 +115,18 @@ class Agreement:
     if data is None:
       return False
     try:
-      theirs = wire.decode_placed(data, self._run.secret, self._run.run_id, KEY)
-      if not (
-          isinstance(theirs.get("settings"), dict)
-          and isinstance(theirs.get("digests"), dict)
-      ):
-        raise wire.WireError("schema", "no settings or no digests")
+      theirs = wire.decode_placed(
+          data, self._run.secret, self._run.run_id, KEY, _SCHEMA
+      )
     except wire.WireError as error:
-      # The trainer writes its own again within a second.
+      # The trainer writes its own again within seconds.
       if str(error) != self._refusal:
         self._refusal = str(error)
         self._events.write("refused_message", f"{KEY}: {error}")
       return False
     sides = (
         f"this searcher ({self._mine['place']})",
-        f"the trainer ({theirs.get('place')})",
+        f"the trainer ({theirs['place']})",
     )
     try:
       validate.check_hosts(

@@ -40,6 +40,13 @@ from tba_jax.transport import wire
 
 _FORMAT = 3
 _POINTER = "p_cur"
+_MANIFEST = {
+    "format": int,
+    "carrier": str,
+    "carried": dict,
+    "base": str,
+    "leaves": list,
+}
 # (epoch, version): a restarted trainer's versions are newer than all before.
 Tag = tuple[int, int]
 Specs = carrier_lib.Specs
@@ -206,8 +213,13 @@ def read_pointer(
   data = transport.get(_POINTER)
   if data is None:
     return None
-  pointer = wire.decode_placed(data, run.secret, run.run_id, _POINTER)
-  _check_fields(pointer, {"epoch": int, "version": int})
+  pointer = wire.decode_placed(
+      data,
+      run.secret,
+      run.run_id,
+      _POINTER,
+      {"epoch": int, "version": int},
+  )
   return pointer["epoch"], pointer["version"]
 
 
@@ -238,14 +250,11 @@ def read_version(
   data = transport.get(key)
   if data is None:
     return None
-  manifest = wire.decode_placed(data, run.secret, run.run_id, key)
-  if manifest.get("format") != _FORMAT:
+  manifest = wire.decode_placed(data, run.secret, run.run_id, key, _MANIFEST)
+  if manifest["format"] != _FORMAT:
     raise wire.WireError(
-        "schema", f"params format {manifest.get('format')}, allowed {_FORMAT}"
+        "schema", f"params format {manifest['format']}, allowed {_FORMAT}"
     )
-  _check_fields(
-      manifest, {"carrier": str, "carried": dict, "base": str, "leaves": list}
-  )
   if manifest["base"] != base_name:
     raise wire.WireError(
         "base",
@@ -278,14 +287,6 @@ def read_version(
     raise wire.WireError("schema", f"carried: {error!r}") from error
 
 
-def _check_fields(
-    message: Mapping[str, Any], fields: Mapping[str, type]
-) -> None:
-  for name, kind in fields.items():
-    if type(message.get(name)) is not kind:
-      raise wire.WireError("schema", f"{name} is {message.get(name)!r}")
-
-
 # Seconds between two rounds of serving readers, and of checking what the store
 # holds.
 SERVE_S = 0.05
@@ -307,7 +308,6 @@ class Publisher:
       epoch: int,
       work: device_work.DeviceWork,
       recorder: recorder_lib.Recorder,
-      announce: Callable[[base.Transport], None] = lambda transport: None,
   ):
     """Starts the thread.
 
@@ -318,15 +318,12 @@ class Publisher:
       epoch: the trainer's start count.
       work: owner of the train state.
       recorder: of spans and events.
-      announce: writes what else of the trainer's shall stand in the store;
-        called twice a second.
     """
     self._connect = connect
     self._run = run
     self._epoch = epoch
     self._base_name = work.base
     self._recorder = recorder
-    self._announce = announce
     self._keep = config.publish.keep_versions
     dtype = config.publish.dtype
     specs = published_specs(specs_of(work.state.params), dtype)
@@ -424,7 +421,6 @@ class Publisher:
           checked = time.monotonic()
         elif kept and time.monotonic() > checked + _CHECK_S:
           checked = time.monotonic()
-          self._announce(transport)
           # A replaced trainer that still writes, or a new store, moves it.
           if self._pointer(transport) != kept[-1].tag:
             with self._recorder.span("publish", lane="publish"):

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The searcher's loop against mocks of its neighbours' real signatures."""
 
+import collections
 import contextlib
+import threading
 from unittest import mock
 
 from absl.testing import absltest
@@ -39,12 +41,13 @@ class SearcherTest(parameterized.TestCase):
     self.puller.wait_for.side_effect = self.wait_for
     self.puller.latest.side_effect = lambda: self.wait_for(-1, 0.0)
     self.puller.stats = mock.Mock(refused=3)
-    self.outbox = autospec(queue_client.QueueClient)
-    self.outbox.stop_requested = False
-    self.outbox.next_block.side_effect = self.next_block
-    self.outbox.totals = {"prompts": 2, "completions": 4, "tokens": 12}
-    type(self.outbox).epoch = property(lambda _: self.epoch)
-    self.outbox.submit.side_effect = self.submit
+    self.queue = autospec(queue_client.QueueClient)
+    self.queue.stop_requested = False
+    self.queue.begun_s = collections.deque()
+    self.queue.next_block.side_effect = self.next_block
+    self.queue.totals = {"prompts": 2, "completions": 4, "tokens": 12}
+    type(self.queue).epoch = property(lambda _: self.epoch)
+    self.queue.submit.side_effect = self.submit
     self.sampler = autospec(decode.Sampler)
     self.sampler.sample.side_effect = self.sample
     self.submitted = []
@@ -63,7 +66,7 @@ class SearcherTest(parameterized.TestCase):
       made._tokenizer = fakes.FakeTokenizer()
       made._sampler = self.sampler
       made._puller = self.puller
-      made._outbox = self.outbox
+      made._queue = self.queue
       made._params_fn = lambda leaves: publication.unflatten(
           leaves, self.params(0)
       )
@@ -98,7 +101,7 @@ class SearcherTest(parameterized.TestCase):
 
   def next_block(self, timeout_s):
     if not self.blocks:
-      self.outbox.stop_requested = True
+      self.queue.stop_requested = True
       return None
     block = self.blocks.pop(0)
     return block() if callable(block) else block
@@ -182,7 +185,7 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(self.used, [(0, {0}), (5, {5}), (5, {5})])
     # A version that is in use already is not put on the device again.
     with mock.patch.object(jax, "device_put", autospec=True) as put:
-      self.outbox.stop_requested = False
+      self.queue.stop_requested = False
       self.run_it(self.block())
     put.assert_not_called()
 
@@ -194,18 +197,18 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual({g.epoch for g in self.submitted[0]}, {1})
     # What came last waits for the next block.
     self.chunks = []
-    self.outbox.stop_requested = False
+    self.queue.stop_requested = False
     self.run_it(self.block())
     self.assertEqual(self.used[-1], (0, {0}))
     self.assertEqual({g.epoch for g in self.submitted[1]}, {2})
 
   def test_completions_of_several_versions_are_counted(self):
     self.run_it(self.block())
-    stats = self.outbox.set_stats.call_args.args[0]
+    stats = self.queue.set_stats.call_args.args[0]
     self.assertEqual(stats["mixed_completions"], 0)
-    self.chunks, self.outbox.stop_requested = [[(1, 4)]], False
+    self.chunks, self.queue.stop_requested = [[(1, 4)]], False
     self.run_it(self.block())
-    stats = self.outbox.set_stats.call_args.args[0]
+    stats = self.queue.set_stats.call_args.args[0]
     self.assertEqual(stats["mixed_completions"], 2 * S)
 
   def test_a_required_version_stays_for_the_block(self):
@@ -255,7 +258,7 @@ class SearcherTest(parameterized.TestCase):
         self.block(require=require), should_stop=lambda: next(answers, True)
     )
     self.assertEmpty(self.used)
-    self.assertFalse(self.outbox.stop_requested)
+    self.assertFalse(self.queue.stop_requested)
 
   def test_it_waits_for_the_first_params_before_it_compiles(self):
     self.published = []
@@ -280,8 +283,8 @@ class SearcherTest(parameterized.TestCase):
 
   def test_the_lease_says_how_busy_it_is(self):
     self.run_it(self.block(), self.block())
-    self.assertEqual(self.outbox.set_stats.call_count, 2)
-    stats = self.outbox.set_stats.call_args.args[0]
+    self.assertEqual(self.queue.set_stats.call_count, 2)
+    stats = self.queue.set_stats.call_args.args[0]
     # Two rounds of decode and reward; waits and the compilation are not work.
     self.assertEqual(stats["busy_s"], 4.0)
     self.assertEqual(stats["version"], 0)
@@ -291,12 +294,45 @@ class SearcherTest(parameterized.TestCase):
     )
     self.assertLessEqual(stats["busy_share"], 1.0)
 
-  def test_a_full_ring_asks_whether_to_stop(self):
+  def test_a_block_is_judged_while_the_next_one_is_decoded(self):
+    go_on, ages = threading.Event(), []
+    judge = self.searcher._judge.judge
+
+    def slow_judge(requests):
+      self.assertTrue(go_on.wait(20.0))
+      return judge(requests)
+
+    def second():
+      ages.append(len(self.queue.begun_s))
+      return self.block(prompts=((9, 3, 4),))
+
+    def sample(*args, **kwargs):
+      if len(self.used) == 1:
+        # The first block is neither judged nor handed over yet.
+        self.assertEmpty(self.submitted)
+        go_on.set()
+      return self.sample(*args, **kwargs)
+
+    self.searcher._judge.judge = slow_judge
+    self.sampler.sample.side_effect = sample
+    self.run_it(self.block(), second)
+    self.assertEqual(ages, [1])
+    positions = [[g.position for g in groups] for groups in self.submitted]
+    self.assertEqual(positions, [[7, 8], [9]])
+    self.assertEmpty(self.queue.begun_s)
+
+  def test_what_the_judge_s_thread_raises_ends_the_searcher(self):
+    self.queue.submit.side_effect = ValueError("gone")
+    never = lambda: None
+    with self.assertRaisesRegex(ValueError, "gone"):
+      self.run_it(self.block(), *[never] * 10_000)
+
+  def test_a_full_queue_asks_whether_to_stop(self):
     self.run_it(self.block())
-    stop = self.outbox.submit.call_args.args[1]
-    self.outbox.stop_requested = False
+    stop = self.queue.submit.call_args.args[1]
+    self.queue.stop_requested = False
     self.assertFalse(stop())
-    self.outbox.stop_requested = True
+    self.queue.stop_requested = True
     self.assertTrue(stop())
 
 

@@ -164,8 +164,8 @@ class AgreementTest(absltest.TestCase):
     for message in (
         {"run": "run", "key": "work/s", "settings": {}, "digests": {}},
         {"run": "run", "key": agreement.KEY},
-        {"run": "run", "key": agreement.KEY, "settings": 3, "digests": {}},
-        {"run": "run", "key": agreement.KEY, "settings": {}, "digests": []},
+        {**self.describe(), "run": "run", "key": agreement.KEY, "settings": 3},
+        {**self.describe(), "run": "run", "key": agreement.KEY, "digests": []},
     ):
       self.transport.put(agreement.KEY, wire.encode_message(message, _SECRET))
       self.assertFalse(agreed.holds(self.transport), message)

@@ -45,7 +45,7 @@ class PublicationTest(absltest.TestCase):
     return in_process.InProcessTransport(self.store)
 
   def make_publisher(
-      self, *, epoch=1, keep=2, carriers=None, dtype="", base_name="", **keys
+      self, *, epoch=1, keep=2, carriers=None, dtype="", base_name=""
   ):
     config = base_config.make(publish__dtype=dtype, publish__keep_versions=keep)
     recorder = mock.create_autospec(recorder_lib.Recorder, instance=True)
@@ -64,7 +64,6 @@ class PublicationTest(absltest.TestCase):
           epoch=epoch,
           work=work,
           recorder=recorder,
-          **keys,
       )
     self.addCleanup(publisher.close)
     return publisher
@@ -179,14 +178,6 @@ class PublicationTest(absltest.TestCase):
     publisher.submit(3, _params(3.0))
     self.assertEqual(puller.wait_for(3, WAIT_S)[0], (1, 3))
     self.assertEqual(self.spans.count("publish"), 2)
-
-  def test_the_trainer_s_other_messages_are_written_again(self):
-    put = lambda transport: transport.put("meta/settings", b"ours")
-    publisher = self.make_publisher(announce=put)
-    publisher.submit(1, _params(1.0))
-    for damage in (self.transport.delete, lambda k: self.transport.put(k, b"")):
-      damage("meta/settings")
-      self.wait_until(lambda: self.transport.get("meta/settings") == b"ours")
 
   def test_garbage_as_pointer_ends_nobody_and_is_replaced(self):
     publisher, puller = self.make_publisher(), self.make_puller()
