@@ -8,7 +8,6 @@ and every later program reads. No JAX here.
 
 import dataclasses
 import importlib.metadata
-import json
 import os
 import pathlib
 import platform
@@ -30,6 +29,22 @@ SECRET_VARIABLE = "TBA_JAX_SECRET"
 # A look at who holds a lock takes it for an instant: so long it is tried.
 _PROBE_S = 0.2
 _NO_SECRET = b"without a secret".ljust(wire.SECRET_BYTES, b".")
+# Files and folders that a process of the run reads at its start.
+_SCHEMAS = {
+    "config.json": {
+        "format": int,
+        "run_id": str,
+        "created": float,
+        "config": {},
+    },
+    "epoch.json": {"epoch": int, "owner?": str},
+    "eval.json": {
+        "before?": {"step": int},
+        "after?": {"step": int},
+        "history?": [{"step": int}],
+    },
+}
+_FOLDERS = ("logs", "replay", "checkpoints", "spans")
 _PACKAGES = ("tba_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
              "transformers", "numpy")  # fmt: skip
 
@@ -282,18 +297,20 @@ def _secret(
 
 
 def _read(path: pathlib.Path) -> dict[str, Any] | None:
-  file = path / "config.json"
-  if not file.exists():
-    return None
-  try:
-    saved = json.loads(file.read_text())
-    known = int(saved["format"])
-    _ = saved["run_id"], saved["config"], saved["created"]
-  except (ValueError, KeyError, TypeError) as error:
-    raise ValueError(f"{file} is damaged: {error!r}") from error
-  if known > FORMAT:
+  """Returns `config.json`, None where there is none.
+
+  Raises:
+    ValueError: a file of the run has another shape, or a newer format.
+  """
+  for name in _FOLDERS:
+    if (path / name).exists() and not (path / name).is_dir():
+      raise ValueError(f"{path / name}: damaged: is no directory")
+  files = {n: jsonl.read_object(path / n, s) for n, s in _SCHEMAS.items()}
+  saved = files["config.json"]
+  if saved is not None and saved["format"] > FORMAT:
     raise ValueError(
-        f"{file} has format {known}, this version reads up to {FORMAT}"
+        f"{path / 'config.json'} has format {saved['format']}, this version"
+        f" reads up to {FORMAT}"
     )
   return saved
 

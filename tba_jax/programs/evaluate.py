@@ -28,7 +28,7 @@ import rich.text
 from tba_jax import types
 from tba_jax.config import load as config_load
 from tba_jax.monitor import run_directory
-from tba_jax.monitor.report import load as report_load
+from tba_jax.monitor import text
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -153,10 +153,10 @@ def make_samples(results: dict[str, dict[str, Any]]) -> rich.table.Table:
   for name, result in results.items():
     for sample in result["samples"][:_NUM_SAMPLES]:
       texts = (
-          report_load.printable(sample[key], _SAMPLE_WIDTH)
+          text.printable(sample[key], _SAMPLE_WIDTH)
           for key in ("prompt", "completion")
       )
-      reason = report_load.printable(sample["reason"], _SAMPLE_WIDTH)
+      reason = text.printable(sample["reason"], _SAMPLE_WIDTH)
       cells = (name, *texts, f"{sample['reward']:.3g}", reason)
       table.add_row(*(rich.text.Text(cell) for cell in cells))
   return table

@@ -28,8 +28,8 @@ from tba_jax.models import config as config_lib
 from tba_jax.models import hf_config
 from tba_jax.models import hf_files
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.monitor import text
 from tba_jax.monitor.report import load
-from tba_jax.monitor.report import tables as tables_lib
 from tba_jax.monitor.report import timeline
 from tba_jax.replay import scheduler
 from tba_jax.system import processes
@@ -531,19 +531,19 @@ def read_measured(workdir: str) -> Measured:
   run = load.read_run(workdir)
   generate_s = run.summary.get("generate_busy_s")
   train_s = run.summary.get("train_busy_s")
-  if not (load.is_number(generate_s) and load.is_number(train_s)):
+  if not (text.is_number(generate_s) and text.is_number(train_s)):
     spans = timeline.measured_overlap(run) or {}
     generate_s, train_s = spans.get("generate_s"), spans.get("train_s")
   settings = run.config.get("config", {})
   get = lambda section, name: settings.get(section, {}).get(name)
   count = get("search", "num_searchers")
-  if not generate_s or not train_s or not load.is_number(count):
+  if not generate_s or not train_s or not text.is_number(count):
     raise ValueError(f"{workdir}: nothing is measured there yet")
   steps, completions = load.column(run.records, "total/completions")
   batch = get("train", "prompts_per_batch"), get(
       "train", "completions_per_prompt"
   )
-  known = all(load.is_number(n) for n in batch)
+  known = all(text.is_number(n) for n in batch)
   _, staleness = load.column(run.records, "replay/staleness_steps")
   overlap = run.summary.get("overlap_of_ideal")
   return Measured(
@@ -553,7 +553,7 @@ def read_measured(workdir: str) -> Measured:
       sampled=float(completions[-1]) if len(completions) else 0.0,
       trained=float(len(steps) * math.prod(batch)) if known else 0.0,
       staleness=float(staleness.mean()) if len(staleness) else None,
-      overlap=overlap if load.is_number(overlap) else None,
+      overlap=overlap if text.is_number(overlap) else None,
   )
 
 
@@ -567,9 +567,9 @@ def expected_searchers(workdir: str | None) -> str:
     return "unknown: nothing measured in --workdir yet"
   count = math.ceil(found.generate_s * found.num_searchers / found.train_s)
   return (
-      f"{count}, measured there: G {tables_lib.duration(found.generate_s)} busy"
+      f"{count}, measured there: G {text.duration(found.generate_s)} busy"
       f" for each of {found.num_searchers},"
-      f" T {tables_lib.duration(found.train_s)}"
+      f" T {text.duration(found.train_s)}"
   )
 
 

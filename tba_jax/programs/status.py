@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `status` program: the live state of a run, read from its store."""
+"""The `status` program: shows the live state of a run, from its store."""
 
 from collections.abc import Sequence
 import pathlib
@@ -14,6 +14,7 @@ import rich.console
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
 from tba_jax.monitor import run_state
+from tba_jax.monitor import text
 from tba_jax.monitor.report import tables
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -22,19 +23,17 @@ from tba_jax.transport import kv_client
 from tba_jax.transport import locator
 from tba_jax.transport import wire
 
-# Written by the trainer through its store: a message with the live state.
+# Key of the trainer's live state, a signed message.
 STATUS_KEY = "status/run"
 
 
 def read_store(
     run_info: run_directory.Run, deadline_s: float
 ) -> tuple[dict[str, Any] | None, str]:
-  """Returns the live state in the run's store, and where it comes from.
+  """Returns the live state in the run's store and a note on its source.
 
-  Waits for the store for at most `deadline_s` seconds.
-
-  Returns:
-    The state and a note; None and the reason where there is no state.
+  Waits for the store for at most `deadline_s`; None and the reason where there
+  is no state.
   """
   try:
     if (
@@ -72,17 +71,13 @@ def run(
 ) -> int:
   """Prints the state of the run in `workdir` once.
 
-  The store is asked first. Where it does not answer, the state that the
-  trainer last wrote to `status.json` is shown, and the view says so.
+  Where the store does not answer, shows the trainer's last `status.json`.
 
   Returns:
     0; 1 where nothing is known of the run; 2 for a directory without one.
   """
   if operands:
-    print(
-        f"error: --program=status takes no operand, given {list(operands)}",
-        file=sys.stderr,
-    )
+    print(f"error: status takes no operand: {operands}", file=sys.stderr)
     return processes.EXIT_CONFIG
   try:
     run_info = run_directory.open_run(workdir, config)
@@ -98,31 +93,32 @@ def run(
   state = run_state.Follower(workdir).read(with_status=False)
   last = _last_process(workdir)
   if not isinstance(status, dict):
-    if not (state.sft or state.reward_model or state.event):
+    if not (any(state.made.values()) or state.event):
       life = _sign_of_life(state, last)
       print(f"error: {workdir}: no state yet; {note}{life}", file=sys.stderr)
       return 1
     status = {}
   state.status = status
   state.phase = str(status.get("phase", _phase_of_files(state)))
-  written = run_state.number(status.get("time"))
-  if written is not None:
-    note += f"; written {tables.duration(max(0.0, time.time() - written))} ago"
+  written = status.get("time")
+  if text.is_number(written):
+    note += f"; written {text.duration(max(0.0, time.time() - written))} ago"
   state.note = note + _sign_of_life(state, last)
-  rich.console.Console().print(panel.render_view(state))
+  console = rich.console.Console()
+  console.print(panel.render_view(state, console.width))
   return processes.EXIT_OK
 
 
 def _phase_of_files(state: run_state.RunState) -> str:
-  """Returns the phase of a run whose trainer has not said any."""
+  """Returns the phase of a run without a state from its trainer."""
   if state.reward:
     return "setup"
-  names = [name for name in ("reward_model", "sft") if state.made(name)[0]]
-  return names[0] if names else "setup"
+  made = [phase for phase in run_state.MODEL_PHASES if state.made[phase]]
+  return made[-1] if made else "setup"
 
 
 def _last_process(workdir: str) -> tuple[int, bool] | None:
-  """Returns a living process of the run on this host, else the last one."""
+  """Returns (pid, alive) of a process of the run on this host."""
   # A trainer that was started by hand has no supervisor.
   found = [
       run_directory.last_process(workdir, role) for role in ("", "trainer")
@@ -133,7 +129,7 @@ def _last_process(workdir: str) -> tuple[int, bool] | None:
 def _sign_of_life(
     state: run_state.RunState, last: tuple[int, bool] | None
 ) -> str:
-  """Returns what to add to the note where a run is silent, or has ended."""
+  """Returns the note's end for a run that is silent or has ended."""
   if state.phase == "done":
     return ""
   if last is not None and not last[1]:
@@ -144,5 +140,5 @@ def _sign_of_life(
     words = ""
   silent_s = None if state.seen is None else time.time() - state.seen
   if silent_s is not None and silent_s > tables.ALIVE_S:
-    return f"; no sign of life for {tables.duration(silent_s)}{words}"
+    return f"; no sign of life for {text.duration(silent_s)}{words}"
   return words if last is not None and not last[1] else ""

@@ -1,14 +1,13 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `train` program: starts a run's processes, watches them, ends them.
+"""The `train` program: supervises the processes of a run. No JAX here."""
 
-No JAX here: the supervisor must outlive whatever happens to the others.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+import contextlib
 import dataclasses
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,37 +22,44 @@ from tba_jax.config import validate
 from tba_jax.monitor import metrics
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
+from tba_jax.monitor import text
 from tba_jax.monitor.report import build as report
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.transport import carrier_files
 
-# Child processes of a run: started on their cores, watched, ended. No JAX.
-
-
 _MAX_LOG_BYTES = 8_000_000
-# In which the processes of a group notice that one of them is gone.
+# Time in which the processes of a group notice that one of them is gone.
 _TOGETHER_S = 3.0
-_DEATHS = 3
-_WITHIN_S = 60.0
+_DEATHS, _WITHIN_S = 3, 60.0
 _ERRORS = 3
+_TICK_S = 0.1
+# Period of the checks of progress, logs and totals.
+_CHECK_EVERY_S = 1.0
+# Together under the 20 s that a user waits for after Ctrl-C.
+_TRAINER_END_S = 13.0
+_SEARCHER_END_S = 3.0
+_STORE_END_S = 2.0
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SUMMARY = {"steps": int, "num_steps": int}
+_TOTALS = {"wall_s": float, "restarts": {"*": int}}
 
 
 @dataclasses.dataclass
 class Child:
-  """One place for a process of a role; a restart fills it again.
+  """A process of a role, kept across its restarts.
 
   role, index: of the process.
-  cores: that it runs on; empty = all of its parent's.
-  process: the present one, None before the first start.
-  deaths: times of unplanned ends, seconds of the monotonic clock.
-  restarts: how often it was started again.
+  cores: to pin it to; empty = all of its parent's.
+  process: the current one, None before the first start.
+  deaths: times of unplanned ends, monotonic seconds.
+  restarts: number of restarts.
   finished: it ended as planned and is not started again.
-  started: time of the last start, seconds of the epoch.
-  errors: how often in a row it ended by an error and got no further.
+  started: unix time of the last start.
+  errors: ends by an error in a row without progress of the run.
   furthest: the run's step at the latest of them.
-  group: those that live and die together, with itself; empty = it is alone.
+  group: processes that live and die together, itself included; may be empty.
   operands: of its program, after the index.
   """
 
@@ -76,14 +82,9 @@ class Child:
 
 
 class Children:
-  """Starts, watches and ends the processes of one run."""
+  """Starts and ends the processes of one run, and keeps their logs."""
 
   def __init__(self, workdir: pathlib.Path):
-    """Makes the log directory.
-
-    Args:
-      workdir: of the run.
-    """
     self._workdir = workdir
     self._logs = workdir / "logs"
     self._logs.mkdir(exist_ok=True)
@@ -97,7 +98,7 @@ class Children:
     return self._logs / f"{child.name}.log"
 
   def add(self, role: str, index: int, cores: Sequence[int]) -> Child:
-    """Starts a process of a role and watches it from now on."""
+    """Starts a process of a role."""
     child = Child(role, index, cores)
     self._all.append(child)
     self.start(child)
@@ -106,7 +107,7 @@ class Children:
   def add_group(
       self, role: str, size: int, cores: Sequence[int]
   ) -> list[Child]:
-    """Starts processes that live and die together; watches them from now on."""
+    """Starts processes of a role that live and die together."""
     group = [Child(role, index, cores) for index in range(size)]
     for child in group:
       child.group = group if size > 1 else ()
@@ -115,7 +116,7 @@ class Children:
     return group
 
   def start_again(self, child: Child) -> None:
-    """Starts a child, and with it all of its group, at a new address."""
+    """Starts a child and its whole group, with a new address to meet at."""
     address = f"127.0.0.1:{processes.free_port()}" if child.group else ""
     for one in child.group or (child,):
       one.operands = (address,) if address else ()
@@ -123,11 +124,10 @@ class Children:
       self.start(one)
 
   def end_group(self, child: Child) -> Child:
-    """Ends the group of a child that has ended; returns who tells why.
+    """Ends the group of a child that has ended; returns the one that failed.
 
-    The others notice by themselves, and end by an error of their own, or by
-    SIGABRT of the library; they have some seconds for it. Without a group, and
-    where its first process has ended as planned, that is it.
+    The others get some seconds to notice and end by an error of their own, or
+    by SIGABRT of the library. The first one, where it ended as planned.
     """
     killed = []
     deadline = time.monotonic() + _TOGETHER_S
@@ -151,10 +151,8 @@ class Children:
     return min(child.group or (child,), key=tells_least)
 
   def start(self, child: Child) -> None:
-    """Starts the process of a child, bound to its cores before it runs."""
+    """Starts the process of a child, pinned to its cores before it runs."""
     path = self.log_path(child)
-    if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
-      path.replace(path.with_suffix(".log.1"))
     command = [
         sys.executable,
         "-m",
@@ -186,20 +184,30 @@ class Children:
     finally:
       processes.pin(own)
 
+  def rotate_logs(self) -> None:
+    """Moves the text of logs that are too long to `<role>.log.1`.
+
+    The processes append to the same file meanwhile, so it is cut, not renamed.
+    """
+    for path in map(self.log_path, self._all):
+      if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
+        shutil.copyfile(path, path.with_suffix(".log.1"))
+        os.truncate(path, 0)
+
   def died_too_often(self, child: Child) -> bool:
-    """Notes a death; True where it is the third within a minute."""
+    """Counts a death; returns whether it is the third within a minute."""
     now = time.monotonic()
     child.deaths = [t for t in child.deaths if now - t < _WITHIN_S] + [now]
     return len(child.deaths) >= _DEATHS
 
   def gets_no_further(self, child: Child, step: int) -> bool:
-    """Notes an end by an error; True for the third without a further step."""
+    """Counts an error; returns whether it is the third at the same step."""
     child.errors = child.errors + 1 if step <= child.furthest else 1
     child.furthest = max(child.furthest, step)
     return child.errors >= _ERRORS
 
   def write_table(self, service_pid: int | None) -> None:
-    """Writes `processes.json`: role, index and pid of what runs now."""
+    """Writes `processes.json`: role, index and pid of what runs."""
     rows = [
         {"role": c.role, "index": c.index, "pid": c.process.pid}
         for c in self._all
@@ -221,10 +229,7 @@ class Children:
     return "\n".join(text.splitlines()[-num_lines:])
 
   def end(self, roles: Sequence[str], deadline_s: float) -> None:
-    """Sends SIGTERM to the processes of some roles, SIGKILL at the deadline.
-
-    Blocks until they have ended.
-    """
+    """Ends processes of some roles: SIGTERM, and SIGKILL at the deadline."""
     chosen = [
         c
         for c in self._all
@@ -244,20 +249,8 @@ class Children:
         child.process.wait()
 
 
-_TICK_S = 0.1
-# Together under the 20 s that a user waits for after Ctrl-C.
-_TRAINER_END_S = 13.0
-_SEARCHER_END_S = 3.0
-_STORE_END_S = 2.0
-# They end a run, saved.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 class RunFailed(RuntimeError):
-  """The run cannot go on; the message has the cause and a log's last lines.
-
-  status: that the program ends with.
-  """
+  """The run cannot go on; `status` is the program's exit status."""
 
   def __init__(self, message: str, status: int = 1):
     super().__init__(message)
@@ -267,39 +260,36 @@ class RunFailed(RuntimeError):
 def run(
     config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
 ) -> int:
-  """Runs a whole training run on this machine; see the module.
-
-  The same command again continues an interrupted run, and says so of a
-  finished one.
+  """Runs a whole training run on this machine; the same command continues it.
 
   Returns:
-    0 where the run did what was asked; 2 for a wrong config or directory; 1
-    where the run failed; 128 + the signal's number where one ended it.
+    0: the run did what was asked; 1: it failed; 2: a wrong config or directory;
+    128 + number: a signal ended it.
   """
   console = rich.console.Console()
   if console.is_jupyter:
-    # Plain lines, not a block of HTML for each; its stdout calls itself a
-    # terminal, and would keep every picture of the panel.
+    # Plain lines: a notebook would keep every picture of the panel.
     console = rich.console.Console(force_jupyter=False, force_terminal=False)
   if operands:
     print(f"error: --program=train takes no operand {operands}",
           file=sys.stderr)  # fmt: skip
     return processes.EXIT_CONFIG
+  changed = (*_END_SIGNALS, signal.SIGUSR1)
+  handlers = {number: signal.getsignal(number) for number in changed}
   try:
     held = bucket.hold(run_directory.lock(workdir), workdir)
     run_info, saved = run_directory.create(workdir, config)
     if saved is not None:
       validate.check_resume(saved, config)
       run_directory.update(workdir, config)
+    supervisor = _Supervisor(config, run_info, console)
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG
-  changed = (*_SIGNALS, signal.SIGUSR1)
-  handlers = {number: signal.getsignal(number) for number in changed}
   try:
-    return _Supervisor(config, run_info, console).run()
+    return supervisor.run()
   finally:
-    # Who called this from Python, in a notebook say, has its Ctrl-C again.
+    # A caller from Python, such as a notebook, gets its Ctrl-C back.
     for number, handler in handlers.items():
       signal.signal(number, handler)
     held.close()
@@ -318,6 +308,13 @@ class _Supervisor:
     self._run = run_info
     self._workdir = run_info.workdir
     self._console = console
+    # Of all supervisors of the run before this one.
+    self._totals_path = self._workdir / "totals.json"
+    self._earlier = jsonl.read_object(self._totals_path, _TOTALS) or {
+        "wall_s": 0.0,
+        "restarts": {},
+    }
+    self._summary = jsonl.read_object(self._workdir / "summary.json", _SUMMARY)
     self._events = metrics.EventLog(self._workdir / "events.jsonl")
     self._children = Children(self._workdir)
     self._panel = panel.Panel(self._workdir, console)
@@ -326,12 +323,15 @@ class _Supervisor:
     # First and newest generation of the store that this supervisor saw.
     self._generations: tuple[int, int] | None = None
     self._started = time.time()
-    for number in _SIGNALS:
+    self._next_check = 0.0
+    self._disk_is_full = False
+
+    for number in _END_SIGNALS:
       signal.signal(number, self._on_signal)
     signal.signal(signal.SIGUSR1, self._on_capture)
 
   def run(self) -> int:
-    finished = jsonl.read_json(self._workdir / "summary.json")
+    finished = self._summary
     if finished and finished["num_steps"] >= self._config.train.num_steps:
       self._console.print(
           f"This run is finished ({finished['steps']} steps); its report is"
@@ -339,7 +339,7 @@ class _Supervisor:
       )
       self._console.print(panel.final_table(finished))
       return processes.EXIT_OK
-    # What an earlier end of the run said no longer holds.
+    # The run goes on: its earlier result no longer holds.
     (self._workdir / "result.json").unlink(missing_ok=True)
     status = processes.EXIT_OK
     error = None
@@ -363,7 +363,7 @@ class _Supervisor:
     self._capture_asked = True
 
   def _make_models(self) -> None:
-    """Makes the models that the config wants made and that are not there."""
+    """Makes the models that the config asks for and that are missing."""
     reward = self._config.reward
     made_here = reward.where == "model" and reward.model == "reward_model"
     for role, wanted in (
@@ -374,7 +374,7 @@ class _Supervisor:
         self._make_model(role)
 
   def _make_model(self, role: str) -> None:
-    """Runs the program of a model; done at once where its model is there."""
+    """Runs the program that makes a model, unless the model is there."""
     folder = self._workdir / role
     try:
       stages.check(self._config, folder, section=role)
@@ -415,26 +415,85 @@ class _Supervisor:
         service_pid = locator.get("pid")
         self._children.write_table(service_pid)
       self._pass_capture_on(trainer)
-      self._panel.update(restarts=self._restarts())
+      self._check_periodically(trainer)
+      self._panel.update(restarts=self._totals()["restarts"])
       time.sleep(_TICK_S)
 
-  def _pass_capture_on(self, trainer: Child) -> None:
-    """Has the trainer capture its next steps, once it makes some.
+  def _check_periodically(self, trainer: Child) -> None:
+    now = time.monotonic()
+    if now < self._next_check:
+      return
+    self._next_check = now + _CHECK_EVERY_S
+    try:
+      self._children.rotate_logs()
+      jsonl.atomic_write_json(self._totals_path, self._totals())
+      self._disk_is_full = False
+    except OSError as error:
+      if not self._disk_is_full:
+        self._events.write("not_written", f"logs and totals: {error}")
+      self._disk_is_full = True
+    self._kill_stalled(trainer)
 
-    Before that it may not listen yet, and the signal would end it.
+  def _kill_stalled(self, trainer: Child) -> None:
+    """Kills the role whose own work stands still; `_check` restarts it.
+
+    A searcher: its block is older than half of search.starvation_s, so that it
+    goes before the trainer gives up waiting. The trainer: for twice that time
+    (or five steps) it made no progress although it does not wait for data, or
+    it did not even write its status.
     """
-    if self._capture_asked and self._phase_of(trainer) == "train":
+    status = self._status(trainer)
+    limit = self._config.search.starvation_s
+    rows = status.get("searchers")
+    for row in rows.values() if isinstance(rows, dict) else ():
+      age = row.get("block_age_s") if isinstance(row, dict) else None
+      for child in self._children.all if text.is_number(age) else ():
+        same = child.role == "searcher" and child.index == row.get("index")
+        # A lease of an earlier process has a block older than this one.
+        if same and limit / 2 < age < time.time() - child.started:
+          self._kill(child, f"its block is {age:.0f} s old")
+    parts = status.get("trainer")
+    step_s = parts.get("step_s") if isinstance(parts, dict) else None
+    limit = max(2 * limit, 5 * step_s if text.is_number(step_s) else 0.0)
+    age, written = status.get("step_age_s"), status.get("time")
+    waits = metrics.is_wait(str(status.get("doing")))
+    if status.get("phase") not in ("train", "finish"):
+      return
+    if text.is_number(age) and age > limit and not waits:
+      self._kill(trainer, f"no progress for {age:.0f} s")
+    elif text.is_number(written) and not self._disk_is_full:
+      if (silent_s := time.time() - written) > limit:
+        self._kill(trainer, f"no status for {silent_s:.0f} s")
+
+  def _kill(self, child: Child, why: str) -> None:
+    if child.process.poll() is not None:
+      return
+    self._events.write(
+        "stalled", f"{child.name}: {why}", role=child.role, index=child.index
+    )
+    child.process.kill()
+
+  def _pass_capture_on(self, trainer: Child) -> None:
+    """Has the trainer profile its next steps, once it trains.
+
+    Before that, the signal could end it.
+    """
+    phase = self._status(trainer).get("phase")
+    if self._capture_asked and phase == "train":
       self._capture_asked = False
       trainer.process.send_signal(signal.SIGUSR1)
 
-  def _phase_of(self, trainer: Child) -> str:
-    """Returns the phase that the present trainer told, "" where none yet."""
-    seen = jsonl.read_json(self._workdir / "status.json") or {}
-    present = (seen.get("started") or 0.0) >= trainer.started
-    return str(seen.get("phase", "")) if present else ""
+  def _status(self, trainer: Child) -> dict[str, Any]:
+    """Returns the current trainer's `status.json`, {} where there is none."""
+    status = jsonl.read_json(self._workdir / "status.json")
+    if not isinstance(status, dict):
+      return {}
+    started = status.get("started")
+    current = (started if text.is_number(started) else 0.0) >= trainer.started
+    return status if current else {}
 
   def _check(self, child: Child) -> bool:
-    """Looks after one child; True where it was started again."""
+    """Restarts a child that has ended; returns whether it did."""
     if child.finished or child.process.poll() is None:
       return False
     if child.process.returncode != processes.EXIT_OK:
@@ -444,7 +503,7 @@ class _Supervisor:
     if gone or (child.role != "store" and code == processes.EXIT_OK):
       child.finished = child.role != "searcher" or self._is_finishing()
       if not child.finished:
-        # A trainer that was ended before its time had sent it away.
+        # Sent away by a trainer that was ended before its time.
         self._children.start(child)
       return not child.finished
     if code in (processes.EXIT_CONFIG, processes.EXIT_FATAL):
@@ -462,8 +521,9 @@ class _Supervisor:
           f"{child.name} died three times within a minute.\n"
           + self._last_words(child)
       )
-    seen = jsonl.read_json(self._workdir / "status.json") or {}
-    step = seen.get("step") or 0
+    seen = jsonl.read_json(self._workdir / "status.json")
+    step = seen.get("step") if isinstance(seen, dict) else 0
+    step = step if isinstance(step, int) else 0
     if code == 1 and self._children.gets_no_further(child, step):
       raise RunFailed(
           f"{child.name} failed three times and came no further than step"
@@ -480,9 +540,10 @@ class _Supervisor:
     return True
 
   def _is_finishing(self) -> bool:
-    """True where the present trainer has all steps and lets searchers go."""
+    """Returns whether the trainer is done with training."""
     trainer = next(c for c in self._children.all if c.role == "trainer")
-    return trainer.finished or self._phase_of(trainer) in ("finish", "done")
+    phase = self._status(trainer).get("phase")
+    return trainer.finished or phase in ("finish", "done")
 
   def _note_generation(self, locator: dict[str, Any]) -> None:
     generation = locator.get("generation")
@@ -490,15 +551,20 @@ class _Supervisor:
       first = self._generations[0] if self._generations else generation
       self._generations = first, generation
 
-  def _restarts(self) -> dict[str, int]:
-    """Restarts by role; each further generation of the store counts as one."""
-    out = {"trainer": 0, "searcher": 0, "store": 0}
+  def _totals(self) -> dict[str, Any]:
+    """Returns wall time and restarts by role, over all supervisors of the run.
+
+    Each further generation of the store counts as a restart.
+    """
+    restarts = {"trainer": 0, "searcher": 0, "store": 0}
+    restarts |= self._earlier["restarts"]
     for child in self._children.all:
       if child.role != "store":
-        out[child.role] = out.get(child.role, 0) + child.restarts
+        restarts[child.role] = restarts.get(child.role, 0) + child.restarts
     if self._generations:
-      out["store"] = self._generations[1] - self._generations[0]
-    return out
+      restarts["store"] += self._generations[1] - self._generations[0]
+    wall_s = self._earlier["wall_s"] + time.time() - self._started
+    return {"wall_s": wall_s, "restarts": restarts}
 
   def _end_all(self) -> None:
     """Ends what still runs: the trainer saves first, the store goes last."""
@@ -519,15 +585,18 @@ class _Supervisor:
 
   def _conclude(self, status: int, error: RunFailed | None) -> int:
     result = jsonl.read_json(self._workdir / "result.json")
+    totals = self._totals()
+    with contextlib.suppress(OSError):
+      jsonl.atomic_write_json(self._totals_path, totals)
     if error is None and result is not None:
-      earlier = jsonl.read_json(self._workdir / "summary.json") or {}
-      wall_s = time.time() - self._started + earlier.get("wall_s", 0.0)
-      summary = {**result, "wall_s": wall_s, "restarts": self._restarts()}
+      summary = {**result, **totals}
       jsonl.atomic_write_json(self._workdir / "summary.json", summary)
-    path, advice = self._try(lambda: report.conclude(self._workdir)) or (
-        None,
-        (),
-    )
+    path, verdict, advice = None, "", ()
+    try:
+      path, found, advice = report.conclude(self._workdir)
+      verdict = found.sentence
+    except Exception as cause:  # A run must not fail for its report.
+      print(f"warning: no report could be written: {cause!r}", file=sys.stderr)
     if error is not None:
       print(f"error: {error}", file=sys.stderr)
       return status
@@ -537,7 +606,7 @@ class _Supervisor:
       print("error: the trainer ended without a result; see logs/trainer-0.log",
             file=sys.stderr)  # fmt: skip
       return 1
-    self._console.print(panel.final_table(summary))
+    self._console.print(panel.final_table(summary, verdict))
     self._console.print(panel.advice_list(advice))
     self._console.print(f"report: {path}", soft_wrap=True)
     if not result["ledger_closed"]:
@@ -547,14 +616,6 @@ class _Supervisor:
       )
       return 1
     return processes.EXIT_OK
-
-  def _try(self, write: Callable[[], Any]) -> Any:
-    # A run that learned for an hour must not fail for its report.
-    try:
-      return write()
-    except Exception as error:
-      print(f"warning: no report could be written: {error!r}", file=sys.stderr)
-      return None
 
   def _last_words(self, child: Child) -> str:
     return (

@@ -1,14 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests for panel, panel_view and run_state."""
+"""The live panel and the state it shows, of runs in any condition."""
 
 import io
 import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import tempfile
 import time
 
@@ -26,6 +24,10 @@ def _shown(renderable, width=110):
   console = rich.console.Console(file=io.StringIO(), width=width)
   console.print(renderable)
   return console.file.getvalue()
+
+
+def _view(state, width=110):
+  return _shown(panel.render_view(state, width), width)
 
 
 class TailTest(absltest.TestCase):
@@ -67,7 +69,7 @@ class FollowerTest(absltest.TestCase):
   def test_an_empty_directory_is_a_run_that_sets_up(self):
     state = run_state.Follower(self.workdir).read()
     self.assertEqual(state.phase, "setup")
-    self.assertIn("setup", _shown(panel.render_view(state)))
+    self.assertIn("setup", _view(state))
 
   def test_redone_steps_replace_what_was_read(self):
     follower = run_state.Follower(self.workdir)
@@ -86,7 +88,7 @@ class FollowerTest(absltest.TestCase):
     events.close()
     state = run_state.Follower(self.workdir).read()
     self.assertEqual(state.error["message"], "searcher-0: SIGKILL")
-    shown = _shown(panel.render_view(state))
+    shown = _view(state)
     self.assertRegex(shown, r"event +[\d:]+ searcher_gone: s000")
     self.assertRegex(shown, r"error +[\d:]+ died: searcher-0: SIGKILL")
 
@@ -102,10 +104,10 @@ class FollowerTest(absltest.TestCase):
     state = run_state.Follower(self.workdir).read()
     self.assertLen(state.reward, 40)
     self.assertNotEmpty(state.pass_at_1)
-    self.assertEqual(state.sft_steps, 2400)
+    self.assertEqual(state.made_steps, {"sft": 2400})
     self.assertEqual(state.seen, fake_run.START + 180)  # The newest event.
     self.assertEqual(state.event["role"], "store")
-    self.assertEqual(state.made("reward_model")[0]["step"], 25)
+    self.assertEqual(state.made["reward_model"]["step"], 25)
     self.assertEqual(state.status["num_steps"], 40)
 
 
@@ -120,7 +122,7 @@ class ViewTest(parameterized.TestCase):
     state = self._state()
     state.restarts = {"searcher": 2, "store": 0}
     state.reward.extend([(0, 0.1), (1, 0.9)])
-    shown = _shown(panel.render_view(state))
+    shown = _view(state)
     for words in (
         "step 120/320",
         "2:40 min left",
@@ -172,22 +174,22 @@ class ViewTest(parameterized.TestCase):
     numbers = lambda shown: set(re.findall(r"[\d.,:/-]*\d", shown))
     # Times of events are of this host's zone, and the same in both.
     state = self._busy_state()
-    shown = _shown(panel.render_view(state), width)
+    shown = _view(state, width)
     self.assertNotIn("…", shown)
     self.assertLessEqual(max(map(len, shown.splitlines())), width)
-    whole = numbers(_shown(panel.render_view(state), 400))
+    whole = numbers(_view(state, 400))
     self.assertLessEqual(numbers(shown), whole)
     # What matters most stands at every width.
     for figure in ("-123", "12,345/123,456", "58.0 %", "12,346", "1,239"):
       self.assertIn(figure, shown)
 
   @parameterized.parameters(
-      (60, ("samples/s", "busy"), ("tokens/s", "version")),
+      (50, ("samples/s", "busy"), ("tokens/s", "version")),
       (80, ("samples/s", "tokens/s", "queue", "seen", "of 200,000"), ()),
       (160, ("samples/s", "tokens/s", "version", "queue", "seen"), ()),
   )
   def test_a_narrow_terminal_shows_what_matters(self, width, there, left_out):
-    shown = _shown(panel.render_view(self._busy_state()), width)
+    shown = _view(self._busy_state(), width)
     for name in there:
       self.assertIn(name, shown)
     for name in left_out:
@@ -195,9 +197,9 @@ class ViewTest(parameterized.TestCase):
 
   def test_completions_that_could_not_be_judged_are_shown(self):
     state = self._state(reward_failures={"deadline": 3, "nan": 1})
-    shown = _shown(panel.render_view(state))
+    shown = _view(state)
     self.assertIn("4 (3 deadline, 1 nan)", shown)
-    shown = _shown(panel.render_view(self._state(staleness_steps=None)))
+    shown = _view(self._state(staleness_steps=None))
     self.assertNotIn("not judged", shown)
     self.assertRegex(shown, r"staleness +– +│")  # No unit of nothing.
 
@@ -206,16 +208,16 @@ class ViewTest(parameterized.TestCase):
     for key in keys:
       state = self._state()
       del state.status[key]
-      _shown(panel.render_view(state))
+      _view(state)
       for odd in (None, "x", [], {"a": None}, float("nan")):
-        _shown(panel.render_view(self._state(**{key: odd})))
+        _view(self._state(**{key: odd}))
         panel.plain_line(self._state(**{key: odd}))
 
   def test_text_of_the_run_is_only_text(self):
     state = self._state(last_error="\x1b[31m[bold]red[/bold]\n\u202e")
     state.event = {"kind": "[link]", "message": "\x1b]0;title\x07"}
     state.name = "\x1b[2J"
-    shown = _shown(panel.render_view(state))
+    shown = _view(state)
     self.assertNotIn("\x1b", shown)
     self.assertIn("␛[31m[bold]red[/bold]␊⟦U+202E⟧", shown)
     self.assertIn("[link]: ␛]0;title␇", shown)
@@ -226,37 +228,25 @@ class ViewTest(parameterized.TestCase):
     state.event = {"kind": long, "message": long}
     state.name = state.note = state.phase = long
     state.restarts = {long: 1}
-    state.sft = {f"a/{long}": 1.0}
+    state.made["sft"] = {f"a/{long}": 1.0}
     for shown in (
-        _shown(panel.render_view(state)),
+        _view(state),
         panel.plain_line(state),
     ):
       self.assertLess(len(shown), 10_000)
       self.assertNotIn("\u202e", shown)
 
   def test_an_evaluation_shows_how_far_it_is(self):
-    shown = _shown(
-        panel.render_view(self._state(evaluate={"done": 64, "total": 256}))
-    )
+    shown = _view(self._state(evaluate={"done": 64, "total": 256}))
     self.assertIn("evaluated 64/256", shown)
 
   def test_fine_tuning_shows_its_step(self):
-    state = run_state.RunState("run", phase="sft", sft_steps=2400)
-    state.sft = {"step": 600, "sft/loss": 0.731}
-    shown = _shown(panel.render_view(state))
+    state = run_state.RunState("run", phase="sft", made_steps={"sft": 2400})
+    state.made["sft"] = {"step": 600, "sft/loss": 0.731}
+    shown = _view(state)
     self.assertIn("step 600/2,400  25 %", shown)
     self.assertIn("sft/loss 0.731", shown)
     self.assertIn("step 600/2400", panel.plain_line(state))
-
-  def test_the_reward_model_shows_its_step(self):
-    state = run_state.RunState(
-        "run", phase="reward_model", reward_model_steps=300
-    )
-    state.reward_model = {"step": 75, "train/accuracy": 0.713}
-    shown = _shown(panel.render_view(state))
-    self.assertIn("step 75/300  25 %", shown)
-    self.assertIn("train/accuracy 0.713", shown)
-    self.assertIn("step 75/300", panel.plain_line(state))
 
   def test_sparkline(self):
     self.assertEqual(panel.sparkline([]), "")
@@ -288,12 +278,25 @@ class PanelTest(absltest.TestCase):
       view.update(force=True)
     phases = [line.split(" ")[0] for line in self.out.getvalue().splitlines()]
     self.assertEqual(phases, ["sft", "warm-up"])
+    self.assertIn("load the model", self.out.getvalue())
     self.assertNotIn("\x1b", self.out.getvalue())
+
+  def test_without_a_terminal_no_line_is_repeated(self):
+    with panel.Panel(self.workdir, self._console()) as view:
+      view.phase("start")
+      for doing in ("", "evaluate", "evaluate", "step"):
+        self._write_status(phase="warm-up", doing=doing)
+        view._line_at -= panel._LINE_EVERY_S
+        view.update(force=True)
+    lines = self.out.getvalue().splitlines()
+    self.assertLen(set(lines), 3)
+    self.assertLen(lines, 3)
+    self.assertIn("compiles the train step", lines[-1])
 
   def test_without_a_terminal_a_line_now_and_then(self):
     with panel.Panel(self.workdir, self._console()) as view:
       view.phase("start")
-      view._line_at -= panel.LINE_EVERY_S
+      view._line_at -= panel._LINE_EVERY_S
       view.update(restarts={"searcher": 3}, force=True)
     self.assertIn("restarts 3", self.out.getvalue().splitlines()[-1])
 
@@ -326,12 +329,28 @@ class PanelTest(absltest.TestCase):
       view.update()
       self.assertNotIn("train", self.out.getvalue())
 
-  def test_jax_is_not_imported(self):
-    code = (
-        "import sys\nfrom tba_jax.monitor import panel\n"
-        "sys.exit('jax' in sys.modules)"
+
+class FinalTest(absltest.TestCase):
+
+  def test_final_table(self):
+    before = {"pass_at_1": 0.29, "pass_at_k": 0.9, "distinct_correct": 2.0}
+    after = {"pass_at_1": 0.68, "pass_at_k": 0.9, "distinct_correct": 1.8}
+    summary = fake_run.summary(before, after)
+    shown = _shown(panel.final_table(summary))
+    for words in ("29.0 %", "68.0 %", "+39.0 points", "164,576", "closed"):
+      self.assertIn(words, shown)
+    shown = _shown(panel.final_table({"ledger_closed": False}))
+    self.assertIn("OPEN", shown)
+    table = panel.final_table({"steps": 2, "stopped_by": "guard kl"})
+    self.assertIn("2 (stopped by guard kl)", _shown(table))
+    table = panel.final_table({"reward_failures": {"exit": 2, "nan": 1}})
+    self.assertIn("3 (2 exit, 1 nan)", _shown(table))
+
+  def test_advice_is_a_list(self):
+    shown = _shown(panel.advice_list(["a [b]", "c"]))
+    self.assertEqual(
+        [x.rstrip() for x in shown.splitlines()], ["• a [b]", "• c"]
     )
-    self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
 
 
 if __name__ == "__main__":

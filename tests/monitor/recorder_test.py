@@ -158,8 +158,7 @@ class RecorderTest(absltest.TestCase):
       tokens = draw.completion_tokens[b, k, :3].tolist()
       self.assertEqual(sample["prompt_id"], draw.prompt_ids[b])
       self.assertEqual(sample["tokens"], [str(t) for t in tokens])
-      stopped = tokens[-1] == 0
-      text = "".join(map(str, tokens[: 3 - stopped]))
+      text = "".join(map(str, tokens))  # 0 is no stop token here.
       self.assertEqual(sample["completion"], text)
       self.assertEqual(sample["reason"], f"train {sample['prompt_id']}: {text}")
       self.assertEqual(sample["logprobs"], [-float(t) for t in tokens])

@@ -114,7 +114,7 @@ class RunDirectoryTest(parameterized.TestCase):
         self.create,
         lambda: run_directory.load_config(str(self.workdir)),
     ):
-      with self.assertRaisesRegex(ValueError, "config.json is damaged"):
+      with self.assertRaisesRegex(ValueError, "config.json: damaged"):
         read()
     self.assertEqual((self.workdir / "config.json").read_text(), text)
 

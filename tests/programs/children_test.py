@@ -26,10 +26,13 @@ if role == "deaf":
   signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if role == "polite":
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+signal.signal(signal.SIGUSR1, lambda *_: print("more", flush=True))
 if role == "short":
   sys.exit(index)
 print("ready", flush=True)
-time.sleep(60)
+
+while True:
+  time.sleep(60)
 """
 _WAIT_S = 20.0
 
@@ -109,15 +112,18 @@ class ChildrenTest(absltest.TestCase):
     self.assertEqual(self.log(child).count("args "), 2)
     self.assertEqual(self.children.all, [child])
 
-  def test_a_long_log_is_put_aside_at_a_start(self):
-    child = self.children.add("short", 0, ())
-    child.process.wait(_WAIT_S)
+  def test_a_long_log_is_rotated_while_its_process_writes(self):
+    child = self.add("polite")
     path = self.children.log_path(child)
+    self.children.rotate_logs()
+    self.assertIn("ready", self.log(child))
     with mock.patch.object(train, "_MAX_LOG_BYTES", 10):
-      self.children.start(child)
-      child.process.wait(_WAIT_S)
-    self.assertEqual(self.log(child).count("args "), 1)
-    self.assertIn("args ", path.with_name("short-0.log.1").read_text())
+      self.children.rotate_logs()
+    self.assertIn("ready", path.with_name("polite-0.log.1").read_text())
+    self.assertEqual(self.log(child), "")
+    child.process.send_signal(signal.SIGUSR1)
+    self.wait_for(lambda: "more" in self.log(child))
+    self.assertEqual(self.log(child), "more\n")
 
   def test_a_group_meets_at_an_address_and_is_started_together(self):
     group = self.children.add_group("short", 2, ())

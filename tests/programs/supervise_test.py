@@ -2,13 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor's decisions, with children that only pretend to run."""
 
+import contextlib
 import json
 import signal
+import time
 from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tba_jax.monitor import panel
+from tba_jax.monitor import run_directory
 from tba_jax.monitor.report import build as report
 from tba_jax.programs import train
 from tba_jax.system import processes
@@ -40,6 +44,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertIn("TABLE", self.stdout.getvalue())
     self.assertIn("• *", self.stdout.getvalue())
     report.conclude.assert_called_once_with(self.workdir)
+    panel.final_table.assert_called_once_with(mock.ANY, "Learned: much.")
 
   def test_who_dies_is_started_again_and_counted(self):
     supervisor = self.make(
@@ -246,15 +251,117 @@ class SuperviseTest(supervise_case.SuperviseCase):
         [signal.getsignal(n) for n in supervise_case.SIGNALS], [own] * 3
     )
 
-  def test_a_longer_run_goes_on_and_its_times_add_up(self):
-    self.write(
-        "summary.json",
-        {**supervise_case.RESULT, "num_steps": 50, "wall_s": 1000.0},
-    )
+  def test_times_and_restarts_add_up_over_supervisors(self):
+    self.write("summary.json", {**supervise_case.RESULT, "num_steps": 50})
     self.write("result.json", {"steps": "old"})
-    supervisor = self.make(trainer_0=[0])
-    self.assertEqual(self.run_it(supervisor), 0)
-    self.assertGreaterEqual(self.read("summary.json")["wall_s"], 1000.0)
+    restarts = {"trainer": 2, "searcher": 0, "store": 1}
+    self.write("totals.json", {"wall_s": 1000.0, "restarts": restarts})
+    # One that a signal ends adds its part too.
+    interrupted = self.make(trainer_0=[75, None])
+    children = interrupted._children
+    children.on_poll = lambda child: (
+        children.started.count("trainer-0") > 1
+        and signal.raise_signal(signal.SIGINT)
+    )
+    self.assertEqual(self.run_it(interrupted, None), 130)
+    self.assertEqual(self.read("totals.json")["restarts"]["trainer"], 3)
+    self.assertEqual(self.run_it(self.make(trainer_0=[75, 0])), 0)
+    summary = self.read("summary.json")
+    self.assertEqual(
+        summary["restarts"], {"trainer": 4, "searcher": 0, "store": 1}
+    )
+    self.assertGreaterEqual(summary["wall_s"], 1000.0)
+
+  def watch(self, num_looks=3, age_s=3600.0, **status):
+    """Runs until the trainer was asked some times; who was killed."""
+    supervisor = self.make()
+    children = supervisor._children
+    looks = iter(range(num_looks))
+
+    def look(child):
+      child.started = time.time() - age_s
+      if child.name == "trainer-0":
+        now = time.time()
+        seen = {"time": now, "started": now, **status}
+        if len(children.started) > 4:  # One was started again.
+          seen = {"started": now}
+        self.write("status.json", seen)
+        if next(looks, None) is None:
+          child.process._status = 0
+          self.write("result.json", supervise_case.RESULT)
+
+    children.on_poll = look
+    with mock.patch.object(train, "_CHECK_EVERY_S", 0.0):
+      self.assertEqual(self.run_it(supervisor), 0)
+    return [
+        e["message"].split(":")[0]
+        for e in self.events()
+        if e["kind"] == "stalled"
+    ]
+
+  # search.starvation_s is 180 s.
+  @parameterized.parameters(
+      ({"step_age_s": 361.0, "doing": "step"}, True),
+      ({"step_age_s": 359.0, "doing": "step"}, False),
+      # It has a deadline of its own, and it may not be its fault.
+      ({"step_age_s": 361.0, "doing": "wait_fresh"}, False),
+      ({"step_age_s": 361.0, "doing": "step", "phase": "warm-up"}, False),
+      ({"step_age_s": 361.0, "trainer": {"step_s": 100.0}}, False),
+      ({"step_age_s": 1.0, "time": 5.0}, True),
+      ({"step_age_s": "x", "time": None, "searchers": [3]}, False),
+  )
+  def test_a_trainer_that_hangs_is_started_again(self, status, killed):
+    found = self.watch(**{"phase": "train", **status})
+    self.assertEqual(set(found), {"trainer-0"} if killed else set())
+
+  @parameterized.parameters((91.0, 3600.0, True), (89.0, 3600.0, False),
+                            (91.0, 60.0, False))  # fmt: skip
+  def test_a_searcher_that_hangs_is_started_again(self, block, age_s, killed):
+    # A block older than the process was an earlier one's.
+    searchers = {
+        "a": {"index": 0, "block_age_s": 2.0},
+        "b": {"index": 1, "block_age_s": block},
+        "c": {"index": 1},
+    }
+    found = self.watch(age_s=age_s, phase="train", searchers=searchers)
+    self.assertEqual(set(found), {"searcher-1"} if killed else set())
+
+  @parameterized.parameters(
+      ("summary.json", [1]),
+      ("summary.json", {"steps": 3, "num_steps": "many"}),
+      ("totals.json", {"wall_s": None, "restarts": {}}),
+      ("epoch.json", {"epoch": "one"}),
+      ("eval.json", {"history": {"a": 1}}),
+      ("eval.json", {"before": 3}),
+      ("config.json", {"format": 1, "config": 7}),
+      ("replay", 3),
+      ("logs", 3),
+  )
+  def test_a_file_of_another_shape_is_told_before_the_start(self, name, value):
+    run_directory.create(str(self.workdir), self.config)
+    self.write(name, value)
+    with contextlib.redirect_stderr(self.stderr):
+      self.assertEqual(train.run(self.config, str(self.workdir), []), 2)
+    self.assertIn(f"/{name}: ", self.stderr.getvalue())
+    self.assertEqual(self.stderr.getvalue().count("\n"), 1)
+
+  def test_a_full_disk_is_told_and_stops_nothing(self):
+    supervisor = self.make(trainer_0=[None])
+    looks = iter(range(4))
+
+    def look(child):
+      if child.name == "trainer-0" and next(looks, None) is None:
+        child.process._status = 0
+        self.write("result.json", supervise_case.RESULT)
+
+    supervisor._children.on_poll = look
+    full = mock.patch.object(
+        supervisor._children, "rotate_logs", side_effect=OSError("full")
+    )
+    with full, mock.patch.object(train, "_CHECK_EVERY_S", 0.0):
+      self.assertEqual(self.run_it(supervisor), 0)
+    kinds = [e["kind"] for e in self.events()]
+    self.assertEqual(kinds.count("not_written"), 1)
 
   def test_an_old_result_is_not_this_ones(self):
     self.write("result.json", supervise_case.RESULT)

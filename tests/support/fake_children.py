@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Children of a supervisor that only pretend to run."""
 
+import signal
+
 from tba_jax.programs import train
 
 
@@ -28,7 +30,8 @@ class FakeProcess:
     self.returncode = 0 if self._status is None else self._status
     return self.returncode
 
-  kill = wait
+  def kill(self):
+    self.returncode = -signal.SIGKILL
 
 
 class FakeChildren(train.Children):

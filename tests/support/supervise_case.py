@@ -15,11 +15,13 @@ import rich.console
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
 from tba_jax.monitor.report import build as report
+from tba_jax.monitor.report import verdict
 from tba_jax.programs import train
 from tests.support import fake_children
 from tests.support import tiny_model
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = train._END_SIGNALS
+VERDICT = verdict.Verdict("learned", "Learned: much.")
 RESULT = {"steps": 100, "num_steps": 100, "ledger_closed": True}
 
 
@@ -41,7 +43,9 @@ class SuperviseCase(parameterized.TestCase):
         mock.patch.object(train, "Children", fake_children.FakeChildren),
         mock.patch.object(panel, "Panel", autospec=True),
         mock.patch.object(panel, "final_table", return_value="TABLE"),
-        mock.patch.object(report, "conclude", return_value=("REPORT", ["*"])),
+        mock.patch.object(
+            report, "conclude", return_value=("REPORT", VERDICT, ["*"])
+        ),
     ):
       patch.start()
       self.addCleanup(patch.stop)

@@ -1,57 +1,65 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run's numbers say about its settings, in plain sentences."""
+"""Advice on a run's settings from its numbers, in plain sentences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import math
 from typing import Any
 
 from tba_jax.monitor import metrics
+from tba_jax.monitor import text
 from tba_jax.monitor.report import load
+from tba_jax.monitor.report import tables
+from tba_jax.monitor.report import verdict as verdict_lib
 
 Rows = Sequence[Mapping[str, Any]]
 
-# A role that waits less than this share of its time is taken to be busy.
-_BUSY = 0.9
-# Where both wait for more than this, neither is what bounds the run.
+# A role that waits less than this share of its time is busy.
+_LITTLE = 0.1
+# Where both wait for more than this, neither bounds the run.
 _IDLE = 0.25
 _MANY_EQUAL = 0.5
 _MANY_COPIES = 0.1
-# Below these shares of effective samples the data's age costs much of a batch,
-# or some of it.
+# Effective sample shares below which staleness costs much, or some.
 _LOW_EFFECTIVE, _SOME_EFFECTIVE = 0.7, 0.9
-# A mean difference beyond so many standard errors is no accident.
-_CLEAR = 2.0
 
 
-def _share(rows: Rows, role: str, counts: Any) -> float | None:
-  """Returns the share of a role's time in kinds that count, main lanes."""
-  mine = [r for r in rows if r["role"] == role and not r["lane"]]
-  elapsed = sum(r["elapsed_s"] for r in mine)
-  spent = sum(
-      s for r in mine for kind, s in r["seconds"].items() if counts(kind)
+def _seconds(rows: Rows, role: str, counts: Callable[[str], bool]) -> float:
+  """Returns a role's seconds in the main lanes, of kinds that count."""
+  return sum(
+      s
+      for row in rows
+      if row["role"] == role and not row["lane"]
+      for kind, s in row["seconds"].items()
+      if counts(kind)
   )
-  return spent / elapsed if elapsed > 0 else None
 
 
-def _setting(run: load.Run, section: str, name: str) -> float | None:
-  value = run.config.get("config")
-  for key in (section, name):
-    value = value.get(key) if isinstance(value, dict) else None
-  return value if load.is_number(value) else None
+def _share(
+    rows: Rows, role: str, counts: Callable[[str], bool] = metrics.is_wait
+) -> float | None:
+  """Returns the share of a role's time in kinds that count; None without."""
+  elapsed = sum(
+      r["elapsed_s"] for r in rows if r["role"] == role and not r["lane"]
+  )
+  return _seconds(rows, role, counts) / elapsed if elapsed > 0 else None
+
+
+def _setting(run: load.Run, *keys: str) -> float | None:
+  value = run.setting(*keys)
+  return value if text.is_number(value) else None
 
 
 def _bound(run: load.Run, rows: Rows) -> list[str]:
-  trainer, searcher = (
-      _share(rows, role, metrics.is_wait) for role in ("trainer", "searcher")
-  )
+  """Names the side that bounds the run, and what would balance it."""
+  trainer, searcher = (_share(rows, role) for role in ("trainer", "searcher"))
   if trainer is None or searcher is None:
     return []
   waits = (
       f"The trainer waited {trainer:.0%} of its time, the searchers"
       f" {searcher:.0%} of theirs"
   )
-  if max(trainer, searcher) < 1 - _BUSY:
+  if max(trainer, searcher) < _LITTLE:
     return [f"{waits}: they are in balance."]
   if min(trainer, searcher) > _IDLE:
     return [
@@ -74,40 +82,32 @@ def _bound(run: load.Run, rows: Rows) -> list[str]:
           " (search.prompts_per_step), each used more often"
       )
     return [f"{line}."]
-  tail = (
-      f" {balance} searchers instead of {count} would do."
-      if balance < count
-      else " More searchers would not make it faster."
-  )
-  return [f"{waits}: the trainer bounds the run.{tail}"]
+  tail = "More searchers would not make it faster."
+  if balance < count:
+    tail = f"{balance} searchers instead of {count} would do."
+  return [f"{waits}: the trainer bounds the run. {tail}"]
 
 
 def _coupling(run: load.Run, rows: Rows) -> list[str]:
   """Says whether the roles wait for each other, and which lead would help."""
-  waits = [_share(rows, r, metrics.is_wait) for r in ("trainer", "searcher")]
+  waits = [_share(rows, role) for role in ("trainer", "searcher")]
   lead = _setting(run, "search", "lead_steps")
-  if None in waits or min(waits) < 1 - _BUSY or lead is None:
+  if None in waits or min(waits) < _LITTLE or lead is None or not run.records:
     return []
   decode = [k for k, kind in enumerate(run.span_kinds) if kind == "decode"]
-  lanes = [x for (role, _, side), x in run.lanes.items() if not side
-           and role == "searcher"]  # fmt: skip
-  rounds = sum(1 for lane in lanes for kind in lane.kinds if kind in decode)
-  work = lambda kind: not metrics.is_wait(kind) and kind not in (
-      "compile", "evaluate", "checkpoint")  # fmt: skip
-  mine = {
-      role: sum(
-          s
-          for r in rows
-          if r["role"] == role and not r["lane"]
-          for kind, s in r["seconds"].items()
-          if work(kind)
-      )
-      for role in ("trainer", "searcher")
-  }
-  if not rounds or not run.records or not mine["trainer"]:
+  rounds = sum(
+      kind in decode
+      for lane in run.lanes.values()
+      if lane.role == "searcher" and not lane.lane
+      for kind in lane.kinds
+  )
+  seldom = ("compile", "evaluate", "checkpoint")
+  work = lambda kind: not metrics.is_wait(kind) and kind not in seldom
+  trainer, searcher = (_seconds(rows, r, work) for r in ("trainer", "searcher"))
+  if not rounds or not trainer:
     return []
-  step_s = mine["trainer"] / (run.records[-1]["step"] + 1)
-  wanted = math.ceil(mine["searcher"] / rounds / step_s)
+  step_s = trainer / (run.records[-1]["step"] + 1)
+  wanted = math.ceil(searcher / rounds / step_s)
   if wanted <= lead:
     return []
   return [
@@ -120,7 +120,7 @@ def _coupling(run: load.Run, rows: Rows) -> list[str]:
 def _store(run: load.Run, rows: Rows) -> list[str]:
   lines = []
   queue = _share(rows, "searcher", lambda kind: kind == "wait_credit")
-  if queue is not None and queue > 1 - _BUSY:
+  if queue is not None and queue > _LITTLE:
     lines.append(
         f"Searchers waited {queue:.0%} of their time for room in the queue: the"
         " store or its draining bounds the run (more search.credits, or fewer"
@@ -130,7 +130,7 @@ def _store(run: load.Run, rows: Rows) -> list[str]:
   share = sum(r["seconds"].get("publish", 0.0) for r in publish) / max(
       sum(r["elapsed_s"] for r in publish), 1e-9
   )
-  if publish and share > _BUSY:
+  if publish and share > 1 - _LITTLE:
     lines.append(
         f"Params were being published {share:.0%} of the time: searchers get"
         " them as fast as the store takes them (a larger publish.every_steps"
@@ -143,33 +143,9 @@ def _store(run: load.Run, rows: Rows) -> list[str]:
   return lines
 
 
-def _values(run: load.Run, name: str) -> list[float]:
-  return [r[name] for r in run.records if load.is_number(r.get(name))]
-
-
 def _mean(run: load.Run, name: str) -> float | None:
-  values = _values(run, name)
-  return sum(values) / len(values) if values else None
-
-
-def _difference(run: load.Run) -> tuple[float, float, float, float] | None:
-  """Returns mean reward of younger and older data, difference, its error.
-
-  Paired by step, so that learning over the run does not enter.
-  """
-  names = "replay/reward_young", "replay/reward_old"
-  pairs = [
-      (r[names[0]], r[names[1]])
-      for r in run.records
-      if all(load.is_number(r.get(name)) for name in names)
-  ]
-  if len(pairs) < 2:
-    return None
-  young, old = (sum(p) / len(pairs) for p in zip(*pairs, strict=True))
-  gaps = [a - b for a, b in pairs]
-  mean = young - old
-  variance = sum((gap - mean) ** 2 for gap in gaps) / (len(gaps) - 1)
-  return young, old, mean, math.sqrt(variance / len(gaps))
+  _, values = load.column(run.records, name)
+  return float(values.mean()) if len(values) else None
 
 
 def _staleness(run: load.Run) -> list[str]:
@@ -177,31 +153,36 @@ def _staleness(run: load.Run) -> list[str]:
   age = _mean(run, "replay/staleness_steps")
   if age is not None:
     lines.append(f"Data was {age:.1f} steps old on average when it was used.")
-  found = _difference(run)
-  if found is not None:
-    young, old, gap, error = found
+  names = "replay/reward_young", "replay/reward_old"
+  both = [
+      r for r in run.records if all(text.is_number(r.get(n)) for n in names)
+  ]
+  if len(both) >= 2:
+    # Paired by step, so that learning over the run does not enter.
+    young, old = (load.column(both, name)[1] for name in names)
+    gap = float((young - old).mean())
+    error = float((young - old).std(ddof=1)) / math.sqrt(len(both))
     said = (
-        f"Within a batch, younger completions had a mean reward of {young:.3g},"
-        f" older ones {old:.3g}"
+        "Within a batch, younger completions had a mean reward of"
+        f" {young.mean():.3g}, older ones {old.mean():.3g}"
     )
-    if gap > _CLEAR * error:
+    if gap > verdict_lib.CLEAR * error:
       said += (
           ": age costs reward. Lower search.lead_steps or publish.every_steps,"
           " or raise replay.recent_fraction."
       )
-    elif gap < -_CLEAR * error:
+    elif gap < -verdict_lib.CLEAR * error:
       said += ": replay leans to the good ones, age did not hurt."
     else:
-      said += f": no clear difference (± {_CLEAR * error:.2g})."
+      said += f": no clear difference (± {verdict_lib.CLEAR * error:.2g})."
     lines.append(said)
   effective = _mean(run, "train/effective_sample_share")
   if effective is not None and age:
-    clipped = _mean(run, "train/ratio_clip_share")
     line = (
-        f"Weighed by how far the policy has moved since they were sampled,"
+        "Weighed by how far the policy has moved since they were sampled,"
         f" batches were worth {effective:.0%} of their completions"
     )
-    if clipped:
+    if clipped := _mean(run, "train/ratio_clip_share"):
       line += f"; the trust region held back {clipped:.1%}"
     if effective < _LOW_EFFECTIVE:
       line += ": staleness hurt."
@@ -230,7 +211,7 @@ def _equal(run: load.Run) -> list[str]:
 
 
 def _copies(run: load.Run) -> list[str]:
-  """Says what of a batch and of what was sampled taught nothing new."""
+  """Says which part of the batches and samples taught nothing new."""
   lines = []
   unique = _mean(run, "replay/unique_share")
   if unique is not None and 1 - unique > _MANY_COPIES:
@@ -240,32 +221,55 @@ def _copies(run: load.Run) -> list[str]:
         " draws (more search.samples_per_prompt, or fewer"
         " train.completions_per_prompt)."
     )
-  count = lambda term: (run.ledger.get(term) or {}).get("completions")
-  terms = ("generated", "evicted_untrained", "in_buffer_untrained")
-  if all(isinstance(run.ledger.get(term), dict) for term in terms):
-    generated, evicted, left = map(count, terms)
-    if generated and all(map(load.is_number, (generated, evicted, left))):
-      lines.append(
-          f"Of {generated:,} sampled completions {(evicted + left):,}"
-          f" ({(evicted + left) / generated:.0%}) were never trained on:"
-          f" {evicted:,} replaced by an equal one or evicted, {left:,} still in"
-          " the buffer."
-      )
+  terms = [
+      run.ledger.get(term)
+      for term in ("generated", "evicted_untrained", "in_buffer_untrained")
+  ]
+  counts = [
+      t.get("completions") if isinstance(t, dict) else None for t in terms
+  ]
+  if all(map(text.is_number, counts)) and counts[0]:
+    generated, evicted, left = counts
+    lines.append(
+        f"Of {generated:,} sampled completions {(evicted + left):,}"
+        f" ({(evicted + left) / generated:.0%}) were never trained on:"
+        f" {evicted:,} replaced by an equal one or evicted, {left:,} still in"
+        " the buffer."
+    )
   return lines
+
+
+_NOT_LEARNED = {
+    "overfitted": (
+        "It learned its training prompts alone: check that held-out prompts"
+        " are of the same kind and that the tokenizer has seen their words;"
+        " more prompts, fewer steps or a larger loss.beta help."
+    ),
+    "worse": "A larger loss.beta or a lower optimizer.learning_rate is safer.",
+    "nothing": (
+        "Before its speed matters it must learn: more steps, a higher"
+        " optimizer.learning_rate, a smaller loss.beta, fine-tuning first"
+        " (init=sft), or easier prompts."
+    ),
+}
+
+
+def verdict(run: load.Run) -> verdict_lib.Verdict:
+  """Returns whether a run learned; see `verdict.verdict`."""
+  return verdict_lib.verdict(*tables.evaluations(run), run.records)
 
 
 def advice(run: load.Run, rows: Rows) -> list[str]:
   """Returns sentences on what bounds a run and what it wastes.
 
+  Advice on throughput is left out where a run did not learn.
+
   Args:
-    run: what its directory holds; what is missing is not spoken of.
+    run: a run; missing parts are passed over.
     rows: of `timeline.where_time_went`.
   """
-  return [
-      *_bound(run, rows),
-      *_coupling(run, rows),
-      *_store(run, rows),
-      *_staleness(run),
-      *_equal(run),
-      *_copies(run),
-  ]
+  found = verdict(run)
+  first = [_NOT_LEARNED[found.kind]] if found.kind in _NOT_LEARNED else []
+  if found.learned:
+    first = [*_bound(run, rows), *_coupling(run, rows), *_store(run, rows)]
+  return [*first, *_staleness(run), *_equal(run), *_copies(run)]

@@ -1,13 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `report` program: a run directory to one HTML file that needs no network.
+"""A run directory as one HTML file that needs no network.
 
-The page holds its data as JSON and draws it itself. It asks for nothing: a
-content security policy forbids requests, and text of a model is shown as text
-only.
+The page holds its data as JSON and draws it itself. A content security policy
+forbids requests, and text of a model is shown as text only.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import datetime
 import json
 import pathlib
@@ -17,176 +16,83 @@ from etils import epath
 import jinja2
 import markupsafe
 
+from tba_jax.monitor import text
 from tba_jax.monitor.report import advice
 from tba_jax.monitor.report import curves
 from tba_jax.monitor.report import load
 from tba_jax.monitor.report import tables
 from tba_jax.monitor.report import timeline
+from tba_jax.monitor.report import verdict as verdict_lib
 
-# Completions of held-out prompts, of the first and the last checkpoint.
-
-
+# Limits of the evaluations' completions that are shown.
 MAX_PROMPTS = 24
 MAX_COMPLETIONS = 16
+MAX_DISTINCT = 32
 
 
 def _by_prompt(evaluation: Mapping[str, Any]) -> dict[str, list[dict]]:
+  """Returns prompt -> sample records of an evaluation."""
   out: dict[str, list[dict]] = {}
   records = evaluation.get("samples")
   for record in records if isinstance(records, list) else []:
     if isinstance(record, dict) and "completion" in record:
-      mine = out.setdefault(str(record.get("prompt", "")), [])
-      if len(mine) < MAX_COMPLETIONS:
-        mine.append(load.printable_sample(record))
+      out.setdefault(str(record.get("prompt", "")), []).append(record)
   return out
 
 
 def held_out_side_by_side(
     before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """Returns rows prompt, before, after for the prompts of either evaluation.
-
-  Args:
-    before, after: evaluations with `samples`, records as `samples.jsonl` has
-      them; what else stands there is left out.
-  """
+  """Returns rows prompt, before, after with the samples of two evaluations."""
   old, new = _by_prompt(before), _by_prompt(after)
+  shown = lambda records: [
+      load.printable_sample(record) for record in records[:MAX_COMPLETIONS]
+  ]
   return [
       {
-          "prompt": load.printable(prompt, load.MAX_PROMPT_CHARS),
-          "before": old.get(prompt, []),
-          "after": new.get(prompt, []),
+          "prompt": text.printable(prompt, load.MAX_PROMPT_CHARS),
+          "before": shown(old.get(prompt, [])),
+          "after": shown(new.get(prompt, [])),
       }
       for prompt in list(dict.fromkeys([*old, *new]))[:MAX_PROMPTS]
   ]
 
 
-# Held-out completions before and after, prompt by prompt.
-
-
-MAX_COMPLETIONS = 32
-
-
-def _completions(
-    record: Mapping[str, Any],
-) -> Iterator[tuple[str, float | None]]:
-  """Yields (text, reward) of an evaluation's example record."""
-  many = record.get("completions")
-  if not isinstance(many, list):
-    many = [record] if "completion" in record else []
-  rewards = record.get("rewards")
-  for i, one in enumerate(many):
-    reward = None
-    if isinstance(one, dict):
-      reward = one.get("reward")
-      one = one.get("completion", one.get("text", ""))
-    elif isinstance(rewards, list) and i < len(rewards):
-      reward = rewards[i]
-    yield str(one), reward if load.is_number(reward) else None
-
-
-def _counts_by_prompt(evaluation: Mapping[str, Any]) -> dict[str, list[dict]]:
-  """Returns prompt -> distinct completions with reward and count."""
-  out: dict[str, dict[str, dict[str, Any]]] = {}
-  records = evaluation.get("samples")
-  for record in records if isinstance(records, list) else []:
-    if not isinstance(record, dict):
-      continue
-    prompt = str(record.get("prompt", ""))
-    seen = out.setdefault(prompt, {})
-    for completion, reward in _completions(record):
-      entry = seen.setdefault(
-          completion,
-          {
-              "text": load.printable(completion, 300, one_line=True),
-              "reward": reward,
-              "count": 0,
-          },
-      )
-      entry["count"] += 1
+def _distinct(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """Returns distinct completions with reward and count, best first."""
+  seen: dict[str, dict[str, Any]] = {}
+  for record in records:
+    completion, reward = str(record["completion"]), record.get("reward")
+    entry = seen.setdefault(
+        completion,
+        {
+            "text": text.printable(completion, 300, one_line=True),
+            "reward": reward if text.is_number(reward) else None,
+            "count": 0,
+        },
+    )
+    entry["count"] += 1
   order = lambda e: (-(e["reward"] or 0.0), -e["count"])
-  return {
-      prompt: sorted(seen.values(), key=order)[:MAX_COMPLETIONS]
-      for prompt, seen in out.items()
-  }
+  return sorted(seen.values(), key=order)[:MAX_DISTINCT]
 
 
 def diversity(
     before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """Returns rows prompt, before, after for the prompts of both evaluations.
+  """Returns rows prompt, before, after with distinct completions.
 
-  Args:
-    before, after: evaluations with `samples`: records with `prompt` and either
-      `completion` and `reward`, or `completions` and `rewards`.
+  Prompts of both evaluations come first.
   """
-  old, new = _counts_by_prompt(before), _counts_by_prompt(after)
-  # Prompts seen on both sides first: there the two can be compared.
+  old, new = _by_prompt(before), _by_prompt(after)
   prompts = [p for p in old if p in new]
   prompts += [p for p in (*old, *new) if not (p in old and p in new)]
   return [
       {
-          "prompt": load.printable(prompt, 300, one_line=True),
-          "before": old.get(prompt, []),
-          "after": new.get(prompt, []),
+          "prompt": text.printable(prompt, 300, one_line=True),
+          "before": _distinct(old.get(prompt, [])),
+          "after": _distinct(new.get(prompt, [])),
       }
       for prompt in prompts[:MAX_PROMPTS]
-  ]
-
-
-# Figures of completions that are not as the others; none where there are none.
-#
-# Those that could not be judged, and those with tokens of several versions.
-
-
-_FAILED = "reward/failed_"
-_MIXED = "sampler/mixed_version_share"
-
-
-def _last(run: load.Run) -> dict[str, Any]:
-  """Returns the newest of each of the metrics that count over the run."""
-  out: dict[str, Any] = {}
-  for record in run.records:
-    for name, value in record.items():
-      if (name == _MIXED or name.startswith(_FAILED)) and load.is_number(value):
-        out[name] = value
-  return out
-
-
-def not_judged(run: load.Run) -> dict[str, int]:
-  """Returns how many completions have no reward of the task's, by cause."""
-  found = run.summary.get("reward_failures")
-  if not isinstance(found, Mapping):
-    found = {
-        name.removeprefix(_FAILED): value
-        for name, value in _last(run).items()
-        if name.startswith(_FAILED)
-    }
-  return {
-      str(cause): int(n)
-      for cause, n in found.items()
-      if load.is_number(n) and n
-  }
-
-
-def odd_completion_facts(run: load.Run) -> list[dict[str, str]]:
-  """Returns figures as `tables.facts` does: name, value and what it means."""
-  rows = []
-  failures = not_judged(run)
-  if failures:
-    causes = ", ".join(f"{n:,} {cause}" for cause, n in failures.items())
-    note = f"by cause: {causes}; each has reward.fallback as its reward"
-    rows.append(("not judged", f"{sum(failures.values()):,}", note))
-  share = run.summary.get("mixed_version_share", _last(run).get(_MIXED))
-  if load.is_number(share) and share:
-    note = (
-        "of completions have tokens of more than one version of the params"
-        " (sampling.in_flight); the version shown is that of the first token"
-    )
-    rows.append(("several versions", f"{100 * share:.1f} %", note))
-  return [
-      {"name": name, "value": value, "note": load.printable(note, 400)}
-      for name, value, note in rows
   ]
 
 
@@ -203,7 +109,7 @@ def embedded_json(value: Any) -> markupsafe.Markup:
 
 
 def _page_data(run: load.Run, start: float) -> dict[str, Any]:
-  """Returns what the page's scripts draw."""
+  """Returns the data that the page's scripts draw."""
   records = curves.with_evaluations(run.records, run.eval)
   return {
       "origin": start,
@@ -234,7 +140,7 @@ def _page_data(run: load.Run, start: float) -> dict[str, Any]:
 def render_template(
     template: str, scripts: Sequence[str], data: Any, **values: Any
 ) -> str:
-  """Returns a page: its template, the style, its scripts and its data."""
+  """Returns a page with its style, scripts and data inside."""
   environment = jinja2.Environment(
       loader=jinja2.FileSystemLoader(_TEMPLATES),
       autoescape=True,
@@ -256,32 +162,26 @@ def render(run: load.Run) -> str:
   before, after = tables.evaluations(run)
   start = timeline.origin(run)
   began = datetime.datetime.fromtimestamp(start, datetime.UTC)
-  settings = run.config.get("config", run.config)
-  task = settings.get("task") if isinstance(settings, dict) else None
+  task = run.setting("task", "name")
   return render_template(
       "report.html.j2",
       _SCRIPTS,
       _page_data(run, start),
-      name=load.printable(run.workdir.name or str(run.workdir), 120),
-      task=load.printable(str(task["name"]), 60)
-      if isinstance(task, dict) and "name" in task
-      else "",
+      name=text.printable(run.workdir.name or run.workdir, 120),
+      task="" if task is None else text.printable(task, 60),
       began=began.strftime("%Y-%m-%d %H:%M UTC") if start else "",
       state=tables.state(run),
+      verdict=advice.verdict(run),
       headline=tables.headline(run),
       before_after=tables.before_after(run),
-      facts=[
-          *tables.facts(run, timeline.measured_overlap(run)),
-          *odd_completion_facts(run),
-      ],
-      other_facts=tables.other_facts(run),
+      facts=tables.facts(run, timeline.measured_overlap(run)),
       advice=advice.advice(run, timeline.where_time_went(run)),
       ledger=tables.ledger(run),
       diversity=diversity(before, after),
       num_events=run.num_events,
       config=list(tables.flat_config(run.config)),
       skipped=[
-          (load.printable(name, 120), n)
+          (text.printable(name, 120), n)
           for name, n in sorted(run.skipped.items())
       ],
   )
@@ -290,9 +190,7 @@ def render(run: load.Run) -> str:
 def write_report(
     workdir: epath.PathLike, out: epath.PathLike | None = None
 ) -> epath.Path:
-  """Writes the report of a run and its trace; returns the report's path.
-
-  The trace is `trace.json` beside the report.
+  """Writes `report.html`, and `trace.json` beside it; returns its path.
 
   Args:
     workdir: the run directory; the run may still go on, or have been killed.
@@ -304,10 +202,13 @@ def write_report(
   return _write(load.read_run(workdir), out)
 
 
-def conclude(workdir: epath.PathLike) -> tuple[epath.Path, list[str]]:
-  """Writes the report as `write_report`; also returns what it advises."""
+def conclude(
+    workdir: epath.PathLike,
+) -> tuple[epath.Path, verdict_lib.Verdict, list[str]]:
+  """Writes the report; returns its path, the verdict and the advice."""
   run = load.read_run(workdir)
-  return _write(run, None), advice.advice(run, timeline.where_time_went(run))
+  sentences = advice.advice(run, timeline.where_time_went(run))
+  return _write(run, None), advice.verdict(run), sentences
 
 
 def _write(run: load.Run, out: epath.PathLike | None) -> epath.Path:

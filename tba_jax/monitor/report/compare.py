@@ -1,16 +1,13 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Several run directories to one HTML file that shows them side by side.
-
-The runs may be finished, go on, or have crashed. The page is like that of one
-run: it holds its data, asks for nothing, and shows text as text only.
-"""
+"""Several run directories side by side in one HTML file; see `build`."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from etils import epath
 
+from tba_jax.monitor import text
 from tba_jax.monitor.report import advice
 from tba_jax.monitor.report import build
 from tba_jax.monitor.report import curves
@@ -61,7 +58,7 @@ def names(paths: Sequence[epath.Path]) -> list[str]:
   while True:
     short = ["/".join(path.parts[-depth:]) for path in paths]
     if len(set(short)) == len(paths) or depth > 20:
-      return [load.printable(name, 60, one_line=True) for name in short]
+      return [text.printable(name, 60, one_line=True) for name in short]
     depth += 1
 
 
@@ -77,25 +74,33 @@ def settings(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
   return rows
 
 
+def different_tasks(runs: Sequence[load.Run]) -> list[str]:
+  """Returns the runs' tasks with their fields where they differ, else []."""
+  tasks = [run.setting("task") for run in runs]
+  shown = [
+      ", ".join(f"{key} {value}" for key, value in tables.flat_config(task))
+      if isinstance(task, dict)
+      else _MISSING
+      for task in tasks
+  ]
+  return shown if len(set(shown)) > 1 else []
+
+
 def figures(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
-  """Returns the final figures as name and one value a run."""
+  """Returns rows of final figures: name, and a value for each run."""
   columns: list[dict[str, str]] = []
   for run in runs:
-    column = {"state": tables.state(run)["words"]}
+    column = {
+        "state": tables.state(run)["words"],
+        "verdict": advice.verdict(run).sentence,
+    }
     for row in tables.before_after(run):
       column[f"{row['name']}, before"] = row["before"]
       column[f"{row['name']}, after"] = row["after"]
-    last = [
-        r for r in run.records if load.is_number(r.get("train/reward_mean"))
-    ]
-    if last:
-      column["reward of the last batch"] = tables.number(
-          last[-1]["train/reward_mean"]
-      )
-    for fact in (
-        *tables.facts(run, timeline.measured_overlap(run)),
-        *build.odd_completion_facts(run),
-    ):
+    _, rewards = load.column(run.records, "train/reward_mean")
+    if len(rewards):
+      column["reward of the last batch"] = text.number(float(rewards[-1]))
+    for fact in tables.facts(run, timeline.measured_overlap(run)):
       column[fact["name"]] = fact["value"]
     columns.append(column)
   keys = dict.fromkeys(key for column in columns for key in column)
@@ -135,7 +140,7 @@ def charts(
 def page_data(
     runs: Sequence[load.Run], labels: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns what the page's scripts draw."""
+  """Returns the data that the page's scripts draw."""
   known, others = charts(runs, labels)
   time = []
   kinds: dict[str, bool] = {}
@@ -165,7 +170,7 @@ def render(runs: Sequence[load.Run]) -> str:
       SCRIPTS,
       page_data(runs, labels),
       labels=labels,
-      states=[tables.state(run) for run in runs],
+      tasks=different_tasks(runs),
       figures=figures(runs),
       settings=settings(runs),
       num_settings=max(len(list(tables.flat_config(r.config))) for r in runs),

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from typing import Any
 
-from tba_jax.monitor.report import load
+from tba_jax.monitor import text
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -170,7 +170,7 @@ def thin(
   rows = [
       (r["step"], r.get("time") or 0.0, r[name], r.get(band) if band else None)
       for r in records
-      if load.is_number(r.get(name))
+      if text.is_number(r.get(name))
   ]
   out = {"step": [], "time": [], "mean": [], "low": [], "high": []}
   per_point = max(1, math.ceil(len(rows) / MAX_POINTS))
@@ -180,7 +180,7 @@ def thin(
     mean = sum(values) / len(values)
     low, high = min(values), max(values)
     if band:
-      widths = [w for *_, w in part if load.is_number(w)]
+      widths = [w for *_, w in part if text.is_number(w)]
       width = band_scale * sum(widths) / len(widths) if widths else 0.0
       low, high = mean - width, mean + width
     out["step"].append(part[-1][0])
@@ -246,7 +246,7 @@ def axes(records: Records) -> dict[str, list[float]]:
   rows = [
       (r["step"], *(r[name] for name in names))
       for r in records
-      if all(load.is_number(r.get(name)) for name in names)
+      if all(text.is_number(r.get(name)) for name in names)
   ]
   if not rows:
     return {}
@@ -268,7 +268,7 @@ def other_charts(records: Records, *, exclude: bool = True) -> list[dict]:
   names: dict[str, None] = {}
   for record in records:
     for name, value in record.items():
-      if load.is_number(value) and name not in ("step", "time", "epoch"):
+      if text.is_number(value) and name not in ("step", "time", "epoch"):
         names[name] = None
   charts = (
       _chart(Chart(name, "", {name: name}), records)
@@ -290,7 +290,7 @@ def sum_histograms(records: Records, name: str) -> list[list[float]]:
         value = float(key)
       except ValueError:
         continue
-      if math.isfinite(value) and load.is_number(count):
+      if math.isfinite(value) and text.is_number(count):
         total[value] = total.get(value, 0) + count
   return [[value, total[value]] for value in sorted(total)]
 

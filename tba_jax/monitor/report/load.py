@@ -1,67 +1,22 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a run directory, also of a run that still goes on or was killed."""
+"""Reads a run directory, also of a run that goes on or was killed."""
 
 import array
+import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
-import math
+import functools
 from typing import Any
-import unicodedata
 
 from etils import epath
 import numpy as np
 
 from tba_jax.monitor import metrics
+from tba_jax.monitor import text
 from tba_jax.system import jsonl
 
-# Makes text that a model wrote harmless to show, on a page or a terminal.
-
-
-# Control characters have pictures of their own from here on: ESC is ␛.
-_PICTURES = 0x2400
-_DELETE_PICTURE = "␡"
-_KEPT = "\n\t"
-
-
-def _visible(char: str) -> str:
-  code = ord(char)
-  if code < 0x20:
-    return chr(_PICTURES + code)
-  if code == 0x7F:
-    return _DELETE_PICTURE
-  return f"⟦U+{code:04X}⟧"
-
-
-def printable(text: str, limit: int = 0, *, one_line: bool = False) -> str:
-  """Returns `text` with everything that acts instead of showing made visible.
-
-  Control characters (so ANSI escapes), marks that turn the direction of
-  writing, invisible format characters, lone surrogates and unassigned or
-  private code points are written out. Line ends and tabs stay.
-
-  Args:
-    text: any string.
-    limit: longest result in characters of `text`; what is cut is counted in
-      the result. 0 = no limit.
-    one_line: write line ends and tabs out too.
-  """
-  cut = max(0, len(text) - limit) if limit else 0
-  kept = "" if one_line else _KEPT
-  shown = text[: len(text) - cut]
-  if not shown.isprintable() or not shown.isascii():
-    shown = "".join(
-        c
-        if c in kept
-        or unicodedata.category(c)[0] != "C"
-        and c not in "\u2028\u2029"
-        else _visible(c)
-        for c in shown
-    )
-  return f"{shown} … ({cut:,} more characters)" if cut else shown
-
-
-# What the page can show of samples: so many, and so much of each.
+# Limits of what a page shows.
 MAX_SAMPLES = 2000
 MAX_PROMPT_CHARS = 1000
 MAX_COMPLETION_CHARS = 2000
@@ -75,34 +30,35 @@ MAX_EVENTS = 2000
 class Lane:
   """Spans of one thread of one process, in the order of the file.
 
-  role, index, lane: whose they are; lane is "" for the main loop.
-  kinds: kind of each span, as a number into `Run.span_kinds`.
-  t0, t1: its start and end, unix seconds.
+  role, index: of the process.
+  lane: of the thread, "" for the main loop.
+  kinds: index of each span's kind in `Run.span_kinds`.
+  t0, t1: start and end of each span, unix seconds.
   """
 
   role: str
   index: int
   lane: str
-  kinds: array.array
-  t0: array.array
-  t1: array.array
+  kinds: array.array = dataclasses.field(
+      default_factory=lambda: array.array("H")
+  )
+  t0: array.array = dataclasses.field(default_factory=lambda: array.array("d"))
+  t1: array.array = dataclasses.field(default_factory=lambda: array.array("d"))
 
 
 @dataclasses.dataclass
 class Run:
-  """What a run directory holds; each part may be empty.
+  """Contents of a run directory; each part may be empty.
 
   workdir: the directory.
   config, eval, ledger, status, summary: the JSON files of these names.
-  records: one metrics record a step, the surviving history.
+  records: one metrics record a step, the history that survived restarts.
   sft_records: the same of supervised fine-tuning.
   lanes: spans by (role, index, lane).
   span_kinds: names of the kinds of spans.
-  events: the newest events, oldest first.
-  num_events: how many there are.
-  samples: evenly chosen samples, made printable.
-  num_samples: how many there are.
-  skipped: unreadable lines by file.
+  events: the newest events, oldest first; num_events: of the whole run.
+  samples: evenly chosen samples, printable; num_samples: of the whole run.
+  skipped: number of unreadable lines by file.
   """
 
   workdir: epath.Path
@@ -121,124 +77,108 @@ class Run:
   num_samples: int
   skipped: dict[str, int]
 
-
-def is_number(value: Any) -> bool:
-  """True for a finite int or float; a bool is no number."""
-  if isinstance(value, bool) or not isinstance(value, int | float):
-    return False
-  return math.isfinite(value)
+  def setting(self, *keys: str) -> Any:
+    """Returns a setting of the run's config, None where there is none."""
+    value = self.config.get("config")
+    for key in keys:
+      value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def column(
     records: Sequence[Mapping[str, Any]], name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns a metric against steps, of the records that have it.
+  """Returns the steps and values of a metric, [S] int64 and [S] float64.
 
   Args:
-    records: one a step, `Run.records` say.
-    name: of the metric, "train/kl" say.
-
-  Returns:
-    Steps, [S] int64, and values, [S] float64; both finite, both empty where no
-    record has the metric.
+    records: `Run.records`.
+    name: of the metric, such as "train/kl".
   """
-  rows = [(r["step"], r[name]) for r in records if is_number(r.get(name))]
+  rows = [(r["step"], r[name]) for r in records if text.is_number(r.get(name))]
   steps, values = zip(*rows, strict=True) if rows else ((), ())
   return np.array(steps, np.int64), np.array(values, np.float64)
 
 
-class _Skips:
-  """Counts unreadable lines by file."""
-
-  def __init__(self) -> None:
-    self.by_file: dict[str, int] = {}
-
-  def counter(self, name: str) -> Any:
-    def count() -> None:
-      self.by_file[name] = self.by_file.get(name, 0) + 1
-
-    return count
-
-
-def _read_object(path: epath.Path) -> dict[str, Any]:
-  value = jsonl.read_json(path)
-  return value if isinstance(value, dict) else {}
-
-
 def printable_sample(record: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a sample as the page shows it, cut to size and made printable."""
-  string = lambda name: str(record.get(name, ""))
-  number = lambda name: record[name] if is_number(record.get(name)) else None
+  """Returns a sample cut to size and made printable."""
+  string = lambda name, limit: text.printable(record.get(name, ""), limit)
+  number = lambda value: value if text.is_number(value) else None
   tokens, logprobs = record.get("tokens"), record.get("logprobs")
   if not isinstance(tokens, list) or not isinstance(logprobs, list):
     tokens, logprobs = [], []
   pairs = list(zip(tokens, logprobs, strict=False))
+  shown = pairs[:MAX_TOKENS]
   return {
-      "step": number("step"),
-      "version": number("version"),
-      "prompt_id": number("prompt_id"),
-      "reward": number("reward"),
-      "prompt": printable(string("prompt"), MAX_PROMPT_CHARS),
-      "completion": printable(string("completion"), MAX_COMPLETION_CHARS),
-      "reason": printable(string("reason"), MAX_REASON_CHARS),
-      "tokens": [
-          printable(str(token), MAX_TOKEN_CHARS)
-          for token, _ in pairs[:MAX_TOKENS]
-      ],
+      **{
+          name: number(record.get(name))
+          for name in ("step", "version", "prompt_id", "reward")
+      },
+      "prompt": string("prompt", MAX_PROMPT_CHARS),
+      "completion": string("completion", MAX_COMPLETION_CHARS),
+      "reason": string("reason", MAX_REASON_CHARS),
+      "tokens": [text.printable(token, MAX_TOKEN_CHARS) for token, _ in shown],
       "logprobs": [
-          round(logprob, 4) if is_number(logprob) else None
-          for _, logprob in pairs[:MAX_TOKENS]
+          round(logprob, 4) if text.is_number(logprob) else None
+          for _, logprob in shown
       ],
-      "hidden_tokens": max(0, len(pairs) - MAX_TOKENS),
+      "hidden_tokens": len(pairs) - len(shown),
   }
 
 
-def _read_samples(
-    path: epath.Path, skips: _Skips
-) -> tuple[list[dict[str, Any]], int]:
-  """Returns at most MAX_SAMPLES samples spread over the run, and their count.
+class _Reader:
+  """Reads the files of a run directory, and counts unreadable lines."""
 
-  Keeps each n-th sample, and doubles n whenever too many are kept.
-  """
-  kept: list[dict[str, Any]] = []
-  stride, count = 1, 0
-  for record in jsonl.iter_jsonl(path, skips.counter(path.name)):
-    if count % stride == 0:
-      kept.append(printable_sample(record))
-      if len(kept) > MAX_SAMPLES:
-        kept = kept[::2]
-        stride *= 2
-    count += 1
-  return kept, count
+  def __init__(self, workdir: epath.Path):
+    self._workdir = workdir
+    self.skipped = collections.Counter()
 
+  def lines(self, name: str) -> Any:
+    skip = functools.partial(self.skipped.update, (name,))
+    return jsonl.iter_jsonl(self._workdir / name, skip)
 
-def _read_lanes(
-    folder: epath.Path, skips: _Skips
-) -> tuple[dict[tuple[str, int, str], Lane], list[str]]:
-  lanes: dict[tuple[str, int, str], Lane] = {}
-  kinds: dict[str, int] = {}
-  paths = sorted(folder.glob("*.jsonl")) if folder.exists() else []
-  for path in paths:
-    name = f"spans/{path.name}"
-    skip = skips.counter(name)
-    for span in jsonl.iter_jsonl(path, skip):
-      t0, t1, index = span.get("t0"), span.get("t1"), span.get("index", 0)
-      if not (is_number(t0) and is_number(t1) and isinstance(index, int)):
-        skip()
-        continue
-      key = str(span.get("role", "")), index, str(span.get("lane", ""))
-      if key not in lanes:
-        arrays = array.array("H"), array.array("d"), array.array("d")
-        lanes[key] = Lane(*key, *arrays)
-      kind = str(span.get("kind", ""))
-      lanes[key].kinds.append(kinds.setdefault(kind, len(kinds)))
-      lanes[key].t0.append(t0)
-      lanes[key].t1.append(t1)
-  return lanes, list(kinds)
+  def object(self, name: str) -> dict[str, Any]:
+    value = jsonl.read_json(self._workdir / name)
+    return value if isinstance(value, dict) else {}
+
+  def samples(self) -> tuple[list[dict[str, Any]], int]:
+    """Returns at most MAX_SAMPLES samples spread over the run, and the count.
+
+    Keeps each n-th sample, and doubles n whenever too many are kept.
+    """
+    kept, stride, count = [], 1, 0
+    for record in self.lines("samples.jsonl"):
+      if count % stride == 0:
+        kept.append(printable_sample(record))
+        if len(kept) > MAX_SAMPLES:
+          kept = kept[::2]
+          stride *= 2
+      count += 1
+    return kept, count
+
+  def lanes(self) -> tuple[dict[tuple[str, int, str], Lane], list[str]]:
+    """Returns the spans by lane, and the names of their kinds."""
+    lanes: dict[tuple[str, int, str], Lane] = {}
+    kinds: dict[str, int] = {}
+    folder = self._workdir / "spans"
+    for path in sorted(folder.glob("*.jsonl")) if folder.exists() else ():
+      name = f"spans/{path.name}"
+      for span in self.lines(name):
+        t0, t1, index = span.get("t0"), span.get("t1"), span.get("index", 0)
+        numbers = text.is_number(t0) and text.is_number(t1)
+        if not (numbers and isinstance(index, int)):
+          self.skipped[name] += 1
+          continue
+        key = str(span.get("role", "")), index, str(span.get("lane", ""))
+        lane = lanes.setdefault(key, Lane(*key))
+        kind = str(span.get("kind", ""))
+        lane.kinds.append(kinds.setdefault(kind, len(kinds)))
+        lane.t0.append(t0)
+        lane.t1.append(t1)
+    return lanes, list(kinds)
 
 
 def read_run(workdir: epath.PathLike) -> Run:
-  """Returns what a run directory holds; missing files are empty parts.
+  """Returns the contents of a run directory; missing files are empty parts.
 
   Raises:
     ValueError: there is no such directory.
@@ -246,32 +186,24 @@ def read_run(workdir: epath.PathLike) -> Run:
   workdir = epath.Path(workdir)
   if not workdir.is_dir():
     raise ValueError(f"no run directory at {workdir}")
-  skips = _Skips()
-
-  def records(name: str) -> list[dict[str, Any]]:
-    return metrics.last_per_step(
-        jsonl.iter_jsonl(workdir / name, skips.counter(name))
-    )
-
-  events = list(
-      jsonl.iter_jsonl(workdir / "events.jsonl", skips.counter("events.jsonl"))
-  )
-  samples, num_samples = _read_samples(workdir / "samples.jsonl", skips)
-  lanes, span_kinds = _read_lanes(workdir / "spans", skips)
+  reader = _Reader(workdir)
+  events = list(reader.lines("events.jsonl"))
+  samples, num_samples = reader.samples()
+  lanes, span_kinds = reader.lanes()
   return Run(
       workdir=workdir,
-      config=_read_object(workdir / "config.json"),
-      eval=_read_object(workdir / "eval.json"),
-      ledger=_read_object(workdir / "ledger.json"),
-      status=_read_object(workdir / "status.json"),
-      summary=_read_object(workdir / "summary.json"),
-      records=records("metrics.jsonl"),
-      sft_records=records("sft/metrics.jsonl"),
+      config=reader.object("config.json"),
+      eval=reader.object("eval.json"),
+      ledger=reader.object("ledger.json"),
+      status=reader.object("status.json"),
+      summary=reader.object("summary.json"),
+      records=metrics.last_per_step(reader.lines("metrics.jsonl")),
+      sft_records=metrics.last_per_step(reader.lines("sft/metrics.jsonl")),
       lanes=lanes,
       span_kinds=span_kinds,
       events=events[-MAX_EVENTS:],
       num_events=len(events),
       samples=samples,
       num_samples=num_samples,
-      skipped=skips.by_file,
+      skipped=dict(reader.skipped),
   )

@@ -1,24 +1,20 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the page: state, before and after, ledger, events, config."""
+"""Tables of the page: state, before and after, figures, ledger, config."""
 
 from collections.abc import Iterator, Mapping
 import time
 from typing import Any
 
+from tba_jax.monitor import metrics
+from tba_jax.monitor import text
 from tba_jax.monitor.report import load
 
-# A run that wrote its state longer ago than this is taken to have stopped.
+# A run whose newest sign of life is older is taken to have stopped.
 ALIVE_S = 30.0
 UNITS = ("prompts", "completions", "tokens")
-OVERLAP_FORMULA = (
-    "max(G, T) / W: busy seconds of the mean searcher (G) and of the trainer"
-    " (T) in W wall-clock seconds; 1 is the ideal, the slower side never waits"
-)
-# Terms of the ledger's right side that have a reason or cause each.
-_SPLIT_TERMS = ("rejected", "lost")
 
-# Name of an evaluation's value -> how it is called, and how it is written.
+# Key of an evaluation -> its name, and the style of its number.
 EVALUATIONS = {
     "pass_at_1": ("pass@1", "percent"),
     "pass_at_k": ("pass@k", "percent"),
@@ -37,52 +33,20 @@ EVALUATIONS = {
 }
 
 
-def number(value: Any, style: str = "number") -> str:
-  """Returns a value as a reader wants it; "–" where there is none."""
-  if isinstance(value, bool):
-    return "yes" if value else "no"
-  if not load.is_number(value):
-    return "–" if value is None else load.printable(str(value), 200)
-  if style == "percent":
-    return f"{100 * value:.1f} %"
-  if style == "count" or isinstance(value, int):
-    return f"{value:,.0f}"
-  if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
-    return f"{value:.3g}"
-  return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"
-
-
-def duration(seconds: Any) -> str:
-  """Returns seconds as `1:02 h`, `3:20 min`, `4.2 s` or `50 ms`."""
-  if not load.is_number(seconds):
-    return "–"
-  if 0 < abs(seconds) < 1:
-    return f"{1000 * seconds:.0f} ms"
-  if seconds < 60:
-    return f"{seconds:.1f} s"
-  minutes, rest = divmod(int(seconds), 60)
-  if minutes < 60:
-    return f"{minutes}:{rest:02d} min"
-  return f"{minutes // 60}:{minutes % 60:02d} h"
-
-
 def state(run: load.Run, now: float | None = None) -> dict[str, str]:
-  """Returns whether the run is finished, running or stopped, and its words."""
+  """Returns "finished", "running" or "stopped" as `name`, and `words`."""
   now = time.time() if now is None else now
   if run.summary:
-    ended = run.summary.get("exit_reason") or run.summary.get("error")
-    words = "finished" if not ended else str(ended)
-    return {"name": "finished", "words": load.printable(words, 200)}
+    return {"name": "finished", "words": "finished"}
   last = (r[-1].get("time") for r in (run.records, run.sft_records) if r)
-  seen = next(filter(load.is_number, (run.status.get("time"), *last)), None)
+  seen = next(filter(text.is_number, (run.status.get("time"), *last)), None)
   if seen is None:
     return {"name": "stopped", "words": "nothing measured yet"}
   if now - seen < ALIVE_S:
     return {"name": "running", "words": "running"}
-  return {
-      "name": "stopped",
-      "words": f"no summary; last sign of life {duration(now - seen)} ago",
-  }
+  silent = text.duration(now - seen)
+  words = f"no summary; last sign of life {silent} ago"
+  return {"name": "stopped", "words": words}
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -90,226 +54,230 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def evaluations(run: load.Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-  """Returns the evaluations before and after, from what files there are."""
-  before = {**_mapping(run.eval.get("before"))}
-  before = {**_mapping(run.summary.get("before")), **before}
-  after = {**_mapping(run.eval.get("after"))}
-  after = {**_mapping(run.summary.get("after")), **after}
+  """Returns the evaluations before and after, of `eval.json` or the summary."""
+  before, after = (
+      {**_mapping(run.summary.get(name)), **_mapping(run.eval.get(name))}
+      for name in ("before", "after")
+  )
   return before, after
+
+
+def signed(value: float, style: str) -> str:
+  """Returns a change with its sign; of shares in points."""
+  shown = text.number(abs(value), style).replace(" %", " points")
+  return ("+" if value >= 0 else "−") + shown
+
+
+def error_text(error: float, style: str) -> str:
+  """Returns an error; rounding noise is 0."""
+  return text.number(error if error > 1e-9 else 0.0, style)
 
 
 def compare(
     before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> list[dict[str, str]]:
-  """Returns rows name, before, after, change; with +- 2 standard errors."""
+  """Returns rows of name, before, after, change, with ± 2 standard errors."""
   k = before.get("k", after.get("k"))
   rows = []
   for key, (name, style) in EVALUATIONS.items():
     if key not in before and key not in after:
       continue
     values = before.get(key), after.get(key)
-    errors = before.get(f"{key}_stderr"), after.get(f"{key}_stderr")
     cells = []
-    for value, error in zip(values, errors, strict=True):
-      cell = number(value, style)
-      if load.is_number(value) and load.is_number(error):
-        cell += f" ± {number(2 * error, style)}"
+    for side, value in zip((before, after), values, strict=True):
+      error = side.get(f"{key}_stderr")
+      cell = text.number(value, style)
+      if text.is_number(value) and text.is_number(error):
+        cell += f" ± {error_text(2 * error, style)}"
       cells.append(cell)
     change = ""
-    if all(map(load.is_number, values)) and style != "count":
-      difference = values[1] - values[0]
-      sign = "+" if difference >= 0 else "−"
-      shown = number(abs(difference), style)
-      change = sign + shown.replace(" %", " points")
-    if load.is_number(k):
+    if all(map(text.is_number, values)) and style != "count":
+      change = signed(values[1] - values[0], style)
+    if text.is_number(k):
       name = name.replace("pass@k", f"pass@{k}")
-    rows.append(
-        {"name": name, "before": cells[0], "after": cells[1], "change": change}
-    )
+    row = dict(name=name, before=cells[0], after=cells[1], change=change)
+    rows.append(row)
   return rows
 
 
 def before_after(run: load.Run) -> list[dict[str, str]]:
-  """Returns the rows of `compare` for a run."""
+  """Returns the rows of `compare` of a run."""
   return compare(*evaluations(run))
 
 
 def headline(run: load.Run) -> list[dict[str, str]]:
-  """Returns the values that the page opens with, before and after."""
-  before, after = evaluations(run)
-  k = before.get("k", after.get("k"))
-  rows = []
-  for key in ("pass_at_1", "pass_at_k", "distinct_correct"):
-    if not (load.is_number(before.get(key)) or load.is_number(after.get(key))):
-      continue
-    name, style = EVALUATIONS[key]
-    if load.is_number(k):
-      name = name.replace("pass@k", f"pass@{k}")
-    cells = number(before.get(key), style), number(after.get(key), style)
-    rows.append(
-        {"name": f"held-out {name}", "before": cells[0], "after": cells[1]}
-    )
-  return rows
+  """Returns the first rows of the page: pass rates without their errors."""
+  keys = ("pass_at_1", "pass_at_k", "distinct_correct")
+  before, after = (
+      {key: side[key] for key in (*keys, "k") if key in side}
+      for side in evaluations(run)
+  )
+  rows = compare(before, after)
+  return [row | {"name": f"held-out {row['name']}"} for row in rows]
 
 
-def _restarts(run: load.Run) -> tuple[str, str]:
-  """Returns how many restarts there were, and of what."""
+def _restarts(run: load.Run) -> dict[str, Any]:
   restarts = run.summary.get("restarts")
   if not isinstance(restarts, dict):
-    roles = [
-        str(e.get("role", "?"))
-        for e in run.events
-        if e.get("kind") == "restart"
-    ]
-    restarts = {role: roles.count(role) for role in roles}
-  counts = {role: n for role, n in restarts.items() if load.is_number(n) and n}
-  words = ", ".join(f"{n} of {role}" for role, n in counts.items())
-  note = f"processes started again: {words or 'none'}"
-  return number(sum(counts.values()), "count"), load.printable(note, 200)
+    restarts = {}
+    for event in run.events:
+      if event.get("kind") == "restart":
+        role = str(event.get("role", "?"))
+        restarts[role] = restarts.get(role, 0) + 1
+  return {role: n for role, n in restarts.items() if text.is_number(n) and n}
+
+
+def last_values(run: load.Run, prefix: str) -> dict[str, Any]:
+  """Returns the newest values of the metrics that start with `prefix`."""
+  return {
+      name: value
+      for record in run.records
+      for name, value in record.items()
+      if name.startswith(prefix) and text.is_number(value)
+  }
+
+
+def not_judged(run: load.Run) -> dict[str, int]:
+  """Returns the number of completions without a task reward, by cause."""
+  found = run.summary.get("reward_failures")
+  if not isinstance(found, Mapping):
+    prefix = "reward/failed_"
+    found = {
+        name.removeprefix(prefix): n
+        for name, n in last_values(run, prefix).items()
+    }
+  return {
+      str(cause): int(n)
+      for cause, n in found.items()
+      if text.is_number(n) and n
+  }
 
 
 def facts(
     run: load.Run, overlap: Mapping[str, float] | None
 ) -> list[dict[str, str]]:
-  """Returns the run's figures as name, value and what the value means."""
+  """Returns the run's figures as name, value and note.
+
+  Args:
+    run: the run.
+    overlap: of `timeline.measured_overlap`.
+  """
   summary = run.summary
   steps, stopped_by = summary.get("steps"), summary.get("stopped_by")
   if steps is None and run.records:
     steps = run.records[-1]["step"] + 1
   share = summary.get("overlap_of_ideal")
-  if share is None:
-    share = overlap["overlap_of_ideal"] if overlap else None
-  closed = summary.get("ledger_closed", run.ledger.get("closed"))
-  ages = [
-      r["replay/staleness_steps"]
-      for r in run.records
-      if load.is_number(r.get("replay/staleness_steps"))
-  ]
-  staleness = summary.get("staleness_mean")
-  if staleness is None and ages:
-    staleness = sum(ages) / len(ages)
-  rate = summary.get("completions_per_s")
-  restarts, restarts_note = _restarts(run)
-  formula = summary.get("overlap_formula")
-  if not isinstance(formula, str):
-    formula = OVERLAP_FORMULA
-  overlap_note = load.printable(formula, 400)
+  note = metrics.OVERLAP_FORMULA + "; 1 is ideal"
   if overlap:
-    overlap_note += (
-        f". From the spans, compiling left out: G"
-        f" {duration(overlap['generate_s'])}, T"
-        f" {duration(overlap['train_s'])}, W {duration(overlap['wall_s'])}"
+    share = overlap["overlap_of_ideal"] if share is None else share
+    g, t, w = (
+        text.duration(overlap[n]) for n in ("generate_s", "train_s", "wall_s")
     )
+    note += f". From the spans without compiling: G {g}, T {t}, W {w}"
+  closed = summary.get("ledger_closed", run.ledger.get("closed"))
+  staleness = summary.get("staleness_mean")
+  ages = load.column(run.records, "replay/staleness_steps")[1]
+  if staleness is None and len(ages):
+    staleness = float(ages.mean())
+  restarts = _restarts(run)
+  by_role = ", ".join(f"{n} of {role}" for role, n in restarts.items())
+  count = lambda value: text.number(value, "count")
   rows = [
       (
           "steps",
-          number(steps, "count"),
+          count(steps),
           f"stopped by {stopped_by}" if stopped_by else "optimizer updates",
       ),
-      ("wall clock", duration(summary.get("wall_s")), ""),
-      ("completions", number(summary.get("completions"), "count"), "sampled"),
-      ("completions/s", number(rate), "sampled, over the wall clock"),
-      ("overlap of ideal", number(share), overlap_note),
+      ("wall clock", text.duration(summary.get("wall_s")), ""),
+      ("completions", count(summary.get("completions")), "sampled"),
+      (
+          "completions/s",
+          text.number(summary.get("completions_per_s")),
+          "sampled, over the wall clock",
+      ),
+      ("overlap of ideal", text.number(share), note),
       (
           "staleness",
-          number(staleness),
-          "steps between the weights that sampled and that learn, mean",
+          text.number(staleness),
+          "steps between the weights that sampled and those that learn, mean",
       ),
-      ("restarts", restarts, restarts_note),
+      (
+          "restarts",
+          count(sum(restarts.values())),
+          f"processes started again: {by_role or 'none'}",
+      ),
       (
           "ledger",
           "–" if closed is None else "closed" if closed else "OPEN",
           "each completion accounted for",
       ),
   ]
-  return [{"name": n, "value": v, "note": note} for n, v, note in rows]
-
-
-def other_facts(run: load.Run) -> list[dict[str, str]]:
-  """Returns the scalars of the summary that `facts` does not show."""
-  shown = {
-      *("before", "after", "steps", "completions", "wall_s", "restarts"),
-      *("completions_per_s", "overlap_of_ideal", "staleness_mean"),
-      *("ledger_closed", "overlap_formula", "mixed_version_share"),
-  }
+  failures = not_judged(run)
+  if failures:
+    causes = ", ".join(f"{n:,} {cause}" for cause, n in failures.items())
+    note = f"by cause: {causes}; each has reward.fallback as its reward"
+    rows.append(("not judged", f"{sum(failures.values()):,}", note))
+  mixed = "sampler/mixed_version_share"
+  newest = last_values(run, mixed).get(mixed)
+  share = summary.get("mixed_version_share", newest)
+  if text.is_number(share) and share:
+    note = (
+        "of completions have tokens of more than one version of the params"
+        " (sampling.in_flight); the version shown is that of the first token"
+    )
+    rows.append(("several versions", text.number(share, "percent"), note))
   return [
-      {"name": load.printable(str(name), 80), "value": number(value)}
-      for name, value in run.summary.items()
-      if name not in shown and not isinstance(value, dict | list)
+      {"name": name, "value": value, "note": text.printable(note, 500)}
+      for name, value, note in rows
   ]
 
 
-def _terms(
-    values: Mapping[str, Any], unit: str
-) -> Iterator[tuple[str, str, Any]]:
-  """Yields (term, reason, count) of a ledger of one unit."""
-  for term, value in values.items():
-    if isinstance(value, dict):
-      by_unit = value.get(unit)
-      if by_unit is not None and not isinstance(by_unit, dict):
-        yield term, "", by_unit
-        continue
-      if isinstance(by_unit, dict):
-        value = by_unit
-      elif any(u in value for u in UNITS):
-        continue
-      for reason, count in value.items():
-        if isinstance(count, dict):
-          count = count.get(unit)
-        if load.is_number(count):
-          yield term, str(reason), count
-    elif load.is_number(value):
-      yield term, "", value
-
-
 def ledger(run: load.Run) -> dict[str, Any]:
-  """Returns the ledger's rows with one column a unit, and both sums.
-
-  Reads `{unit: {term: n, "rejected": {reason: n}}}` as well as
-  `{term: {unit: n}, "rejected": {reason: {unit: n}}}`.
+  """Returns the ledger with one column a unit; {} where there is none.
 
   Returns:
-    `rows` of the right side as name and counts, `generated` and `accounted`
-    as counts, `closed` by unit, `units`; {} where there is no ledger.
+    `rows` of the right side as name and counts; `generated`, `accounted` and
+    `difference` as counts; `closed` by unit; `units`; `final`.
   """
   source = _mapping(run.ledger or run.status.get("ledger"))
-  by_unit: dict[str, dict[tuple[str, str], float]] = {}
-  for unit in UNITS:
-    inner = _mapping(source.get(unit)) or source
-    found = {(t, reason): n for t, reason, n in _terms(inner, unit)}
-    if ("generated", "") in found:
-      by_unit[unit] = found
-  if not by_unit:
+  generated = _mapping(source.get("generated"))
+  units = [unit for unit in UNITS if text.is_number(generated.get(unit))]
+  if not units:
     return {}
-  units = list(by_unit)
-  names = dict.fromkeys(key for found in by_unit.values() for key in found)
-  known = {"trained_first_time", "in_buffer_untrained", "evicted_untrained"}
-  known |= {"queued", *_SPLIT_TERMS}
-  rows, sums = [], dict.fromkeys(units, 0)
-  for term, reason in names:
-    if term not in known:
-      continue
-    counts = [by_unit[unit].get((term, reason), 0) for unit in units]
-    sums = {u: sums[u] + n for u, n in zip(units, counts, strict=True)}
-    name = term.replace("_", " ") + (f": {reason}" if reason else "")
-    rows.append(
-        {
-            "name": load.printable(name, 120),
-            "counts": [number(n, "count") for n in counts],
-        }
-    )
-  generated = [by_unit[unit]["generated", ""] for unit in units]
-  accounted = [sums[unit] for unit in units]
+  terms = {
+      term.replace("_", " "): source.get(term)
+      for term in (
+          *("trained_first_time", "in_buffer_untrained", "evicted_untrained"),
+          "queued",
+      )
+      if term in source
+  }
+  for term in ("rejected", "lost"):
+    for reason, counts in _mapping(source.get(term)).items():
+      terms[f"{term}: {reason}"] = counts
+  amount = lambda counts, unit: (
+      n if text.is_number(n := _mapping(counts).get(unit)) else 0
+  )
+  shown = lambda counts: [text.number(n, "count") for n in counts]
+  rows = [
+      {
+          "name": text.printable(name, 120),
+          "counts": shown(amount(counts, unit) for unit in units),
+      }
+      for name, counts in terms.items()
+  ]
+  made = [generated[unit] for unit in units]
+  accounted = [
+      sum(amount(counts, unit) for counts in terms.values()) for unit in units
+  ]
+  pairs = list(zip(made, accounted, strict=True))
   return {
       "units": units,
       "rows": rows,
-      "generated": [number(n, "count") for n in generated],
-      "accounted": [number(n, "count") for n in accounted],
-      "difference": [
-          number(g - a, "count")
-          for g, a in zip(generated, accounted, strict=True)
-      ],
-      "closed": [g == a for g, a in zip(generated, accounted, strict=True)],
+      "generated": shown(made),
+      "accounted": shown(accounted),
+      "difference": shown(g - a for g, a in pairs),
+      "closed": [g == a for g, a in pairs],
       "final": bool(run.ledger),
   }
 
@@ -318,16 +286,14 @@ def events(run: load.Run, origin: float) -> list[dict[str, Any]]:
   """Returns the newest events with seconds since the origin, printable."""
   rows = []
   for event in run.events:
-    when = event.get("time")
-    role = str(event.get("role") or "")
+    when, role = event.get("time"), str(event.get("role") or "")
+    process = f"{role}-{event.get('index', 0)}" if role else ""
     rows.append(
         {
-            "t": round(when - origin, 3) if load.is_number(when) else None,
-            "kind": load.printable(str(event.get("kind", "")), 60),
-            "role": load.printable(
-                f"{role}-{event.get('index', 0)}" if role else "", 60
-            ),
-            "message": load.printable(str(event.get("message", "")), 500),
+            "t": round(when - origin, 3) if text.is_number(when) else None,
+            "kind": text.printable(event.get("kind", ""), 60),
+            "role": text.printable(process, 60),
+            "message": text.printable(event.get("message", ""), 500),
         }
     )
   return rows
@@ -343,4 +309,4 @@ def flat_config(
       yield from flat_config(value, f"{name}.")
     else:
       shown = value if isinstance(value, str) else repr(value)
-      yield load.printable(name, 120), load.printable(shown, 300)
+      yield text.printable(name, 120), text.printable(shown, 300)

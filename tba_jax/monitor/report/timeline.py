@@ -10,6 +10,7 @@ from etils import epath
 import numpy as np
 
 from tba_jax.monitor import metrics
+from tba_jax.monitor import text
 from tba_jax.monitor.report import load
 
 # Spans drawn one by one, over all lanes; a longer run is drawn as shares of
@@ -74,9 +75,9 @@ def origin(run: load.Run) -> float:
   times += [
       r["time"]
       for r in (*run.records[:1], *run.sft_records[:1], *run.events[:1])
-      if load.is_number(r.get("time"))
+      if text.is_number(r.get("time"))
   ]
-  if load.is_number(run.status.get("started")):
+  if text.is_number(run.status.get("started")):
     times.append(run.status["started"])
   return min(times, default=0.0)
 
@@ -192,12 +193,7 @@ def measured_overlap(run: load.Run) -> Mapping[str, float] | None:
   }
 
 
-# The timeline as a trace that Perfetto and `chrome://tracing` open.
-#
-# The format: a JSON object with `traceEvents`, times in microseconds. A process
-# of the run is a process of the trace, its lanes are threads.
-
-
+# The trace: times are microseconds, a lane is a thread of its process.
 _MICROS = 1_000_000
 _EVENTS_PID = 1
 
@@ -214,11 +210,11 @@ def trace_events(run: load.Run, start: float) -> Iterator[dict[str, Any]]:
       "name": kind,
       "pid": pid,
       "tid": tid,
-      "args": {"name": load.printable(value, 120)},
+      "args": {"name": text.printable(value, 120)},
   }
   pids: dict[tuple[str, int], int] = {}
   tids: dict[int, int] = {}
-  kinds = [load.printable(kind, 60) for kind in run.span_kinds]
+  kinds = [text.printable(kind, 60) for kind in run.span_kinds]
   for key in sorted(run.lanes, key=lambda k: (k[0] != "trainer", k)):
     lane = run.lanes[key]
     place = lane.role, lane.index
@@ -240,15 +236,15 @@ def trace_events(run: load.Run, start: float) -> Iterator[dict[str, Any]]:
       }
   yield name("process_name", _EVENTS_PID, 0, "events")
   for event in run.events:
-    if load.is_number(event.get("time")):
+    if text.is_number(event.get("time")):
       yield {
           "ph": "i",
           "s": "g",
-          "name": load.printable(str(event.get("kind", "")), 60),
+          "name": text.printable(event.get("kind", ""), 60),
           "pid": _EVENTS_PID,
           "tid": 0,
           "ts": round((event["time"] - start) * _MICROS),
-          "args": {"message": load.printable(str(event.get("message")), 500)},
+          "args": {"message": text.printable(event.get("message"), 500)},
       }
 
 

@@ -1,14 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests for report.advice."""
-
-import types
+"""Advice: what each sentence is said of."""
 
 from absl.testing import absltest
 
 from tba_jax.monitor.report import advice
-from tba_jax.monitor.report import build as report
-from tests.monitor.report import fake_run
+from tba_jax.monitor.report import load
 
 
 def _row(role, index, seconds, elapsed=10.0, lane=""):
@@ -21,14 +18,31 @@ def _row(role, index, seconds, elapsed=10.0, lane=""):
   }
 
 
-def _run(*records, config=None, kinds=(), lanes=None, events=(), ledger=None):
-  return types.SimpleNamespace(
-      records=[{"step": i, **r} for i, r in enumerate(records)],
+def _run(
+    *records,
+    config=None,
+    kinds=(),
+    lanes=None,
+    events=(),
+    ledger=None,
+    evaluations=None,
+):
+  return load.Run(
+      workdir=None,
       config={"config": config or {}},
-      span_kinds=list(kinds),
-      lanes=lanes or {},
-      events=list(events),
+      eval=evaluations or {},
       ledger=ledger or {},
+      status={},
+      summary={},
+      records=[{"step": i, **r} for i, r in enumerate(records)],
+      sft_records=[],
+      lanes=lanes or {},
+      span_kinds=list(kinds),
+      events=list(events),
+      num_events=0,
+      samples=[],
+      num_samples=0,
+      skipped={},
   )
 
 
@@ -88,7 +102,7 @@ class AdviceTest(absltest.TestCase):
         _row("trainer", 0, {"step": 4.0, "wait_fresh": 6.0}),
         _row("searcher", 0, {"decode": 6.0, "wait_work": 4.0}),
     ]
-    lane = types.SimpleNamespace(kinds=[1, 0, 1, 0])
+    lane = load.Lane("searcher", 0, "", kinds=[1, 0, 1, 0])
     run = _run(
         *(8 * [{}]),
         config={"search": {"lead_steps": 1}},
@@ -151,13 +165,15 @@ class AdviceTest(absltest.TestCase):
     few = _run({"replay/unique_share": 0.95})
     self.assertEqual(advice.advice(few, []), [])
 
-  def test_the_page_shows_it(self):
-    folder = self.create_tempdir().full_path
-    fake_run.make_run(folder, num_steps=20, num_samples=2)
-    with open(report.write_report(folder)) as f:
-      page = f.read()
-    self.assertIn("What the numbers say", page)
-    self.assertRegex(page, r"The trainer waited \d+% of its time")
+  def test_throughput_does_not_matter_where_nothing_was_learned(self):
+    rows = [
+        _row("trainer", 0, {"step": 4.0, "wait_fresh": 6.0}),
+        _row("searcher", 0, {"decode": 10.0}),
+    ]
+    same = {"pass_at_1": 0.0, "pass_at_1_stderr": 0.0}
+    lines = advice.advice(_run(evaluations=dict(before=same, after=same)), rows)
+    self.assertLen(lines, 1)
+    self.assertNotIn("bounds the run", lines[0])
 
   def test_a_run_of_which_nothing_is_known(self):
     self.assertEqual(advice.advice(_run(), []), [])

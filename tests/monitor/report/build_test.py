@@ -1,21 +1,18 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests for report.build: the page as a file."""
+"""The page as a file: whole, safe and small, of any run."""
 
 import html.parser
 import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import tempfile
 
 from absl.testing import absltest
 import numpy as np
 
 from tba_jax.monitor.report import build
-from tba_jax.monitor.report import build as report_lib
 from tba_jax.programs import report as programs_report
 from tests.monitor.report import fake_run
 
@@ -189,11 +186,14 @@ class BuildTest(absltest.TestCase):
     self.assertEqual(row["after"][0]["completion"], "2+1=3")
     self.assertEqual(row["after"][0]["logprobs"], [-0.5])
 
-  def test_conclude_also_says_what_the_numbers_say(self):
+  def test_the_verdict_comes_first_and_the_advice_with_it(self):
     fake_run.make_run(self.workdir, num_steps=20, num_samples=2)
-    path, sentences = report_lib.conclude(self.workdir)
-    self.assertTrue(path.exists())
+    path, verdict, sentences = build.conclude(self.workdir)
+    self.assertEqual(verdict.kind, "learned")
     self.assertRegex(sentences[0], r"The trainer waited \d+% of its time")
+    body = path.read_text().partition("<body>")[2]
+    self.assertIn(verdict.sentence, body.partition("<nav")[0])
+    self.assertIn(sentences[0], body)
 
   def test_the_program_takes_the_workdir_or_an_operand(self):
     os.makedirs(self.workdir)
@@ -202,9 +202,29 @@ class BuildTest(absltest.TestCase):
     self.assertEqual(programs_report.run(None, None, []), 2)
     self.assertEqual(programs_report.run(None, None, [self.workdir, "b"]), 2)
 
-  def test_jax_is_not_imported(self):
-    code = "import sys\nimport tba_jax.report\nsys.exit('jax' in sys.modules)"
-    self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
+
+class DiversityTest(absltest.TestCase):
+
+  def test_distinct_completions_right_ones_first(self):
+    sample = lambda completion, reward: {
+        "prompt": "p", "completion": completion, "reward": reward,
+    }  # fmt: skip
+    before = {"samples": [sample("a", 0), sample("b", 1), sample("a", 0)]}
+    after = {"samples": [sample("c", 1.0)]}
+    (row,) = build.diversity(before, after)
+    shown = [(c["text"], c["count"]) for c in row["before"]]
+    self.assertEqual(shown, [("b", 1), ("a", 2)])
+    self.assertEqual(row["after"][0]["reward"], 1.0)
+
+  def test_prompts_of_both_sides_come_first(self):
+    sample = lambda prompt: {"prompt": prompt, "completion": "\u202e"}
+    out = build.diversity(
+        {"samples": [sample("old"), sample("both")]},
+        {"samples": [sample("both"), sample("new"), None]},
+    )
+    self.assertEqual([r["prompt"] for r in out], ["both", "old", "new"])
+    self.assertEqual(out[0]["before"][0]["text"], "⟦U+202E⟧")
+    self.assertEqual(build.diversity({}, {"samples": 3}), [])
 
 
 if __name__ == "__main__":

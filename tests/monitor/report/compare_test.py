@@ -93,12 +93,25 @@ class CompareTest(absltest.TestCase):
     (row,) = compare.settings(runs)
     self.assertEqual(row, {"name": "loss.ratio_clip", "values": ["0.2", "–"]})
 
+  def test_different_tasks_are_told(self):
+    paths = [self.make("a"), self.make("b")]
+    word = "different tasks"
+    self.assertNotIn(word, compare.write_comparison(paths).read_text())
+    config = fake_run.config()
+    config["config"]["task"] = {"name": "arithmetic"}
+    (paths[1] / "config.json").write_text(json.dumps(config))
+    page = compare.write_comparison(paths).read_text()
+    self.assertIn(word, page)
+    self.assertIn("name arithmetic", page)
+
   def test_figures_of_each_run(self):
     runs = [load.read_run(self.make("a"))]
     runs.append(load.read_run(self.make("b", finished=False)))
     rows = {row["name"]: row["values"] for row in compare.figures(runs)}
     self.assertEqual(rows["state"][0], "finished")
     self.assertIn("no summary", rows["state"][1])
+    self.assertStartsWith(rows["verdict"][0], "Learned")
+    self.assertStartsWith(rows["verdict"][1], "Not known yet")
     self.assertEqual(rows["completions"], ["164,576", "–"])
     self.assertStartsWith(rows["pass@1, before"][0], "29.0 %")
     self.assertEqual(rows["pass@1, after"][1], "–")

@@ -1,13 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests for report.load and report.text."""
+"""Reading a run directory, whole, torn or empty."""
 
 import json
 import os
 import tempfile
 
 from absl.testing import absltest
-from absl.testing import parameterized
 
 from tba_jax.monitor.report import load
 from tests.monitor.report import fake_run
@@ -19,33 +18,6 @@ def _write(workdir, name, *records):
   with open(path, "a") as f:
     for record in records:
       f.write(record if isinstance(record, str) else json.dumps(record) + "\n")
-
-
-class PrintableTest(parameterized.TestCase):
-
-  @parameterized.parameters(
-      ("plain ünï 日本", "plain ünï 日本"),
-      ("a\x1b[31mred", "a␛[31mred"),
-      ("a\x00\x7f", "a␀␡"),
-      ("a\u202eb", "a⟦U+202E⟧b"),
-      ("a\u200bb", "a⟦U+200B⟧b"),
-      ("\ud800", "⟦U+D800⟧"),
-      ("\u2028", "⟦U+2028⟧"),
-      ("\x85", "⟦U+0085⟧"),
-      ("\r\n", "␍\n"),
-      ("<script>", "<script>"),
-  )
-  def test_what_acts_is_written_out(self, given, shown):
-    self.assertEqual(load.printable(given), shown)
-
-  def test_one_line(self):
-    self.assertEqual(load.printable("a\nb\tc", one_line=True), "a␊b␉c")
-
-  def test_what_is_cut_is_counted(self):
-    self.assertEqual(
-        load.printable("x" * 100_000, 3), "xxx … (99,997 more characters)"
-    )
-    self.assertEqual(load.printable("xxx", 3), "xxx")
 
 
 class ColumnTest(absltest.TestCase):

@@ -1,41 +1,16 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests for report.tables and report.diversity."""
+"""Tables of the page, from finished, running and empty runs."""
 
 import os
 import tempfile
 
 from absl.testing import absltest
-from absl.testing import parameterized
 
-from tba_jax.monitor.report import build
 from tba_jax.monitor.report import load
 from tba_jax.monitor.report import tables
 from tba_jax.system import jsonl
 from tests.monitor.report import fake_run
-
-
-class FormatTest(parameterized.TestCase):
-
-  @parameterized.parameters(
-      (None, "number", "–"),
-      (0.294, "percent", "29.4 %"),
-      (164576, "count", "164,576"),
-      (2.2, "number", "2.20"),
-      (627.2, "number", "627"),
-      (3e-5, "number", "3e-05"),
-      (True, "number", "yes"),
-      ("\x1b[1m", "number", "␛[1m"),
-  )
-  def test_number(self, value, style, shown):
-    self.assertEqual(tables.number(value, style), shown)
-
-  @parameterized.parameters(
-      (0.05, "50 ms"), (4.2, "4.2 s"), (200, "3:20 min"), (3720, "1:02 h"),
-      (None, "–"),
-  )  # fmt: skip
-  def test_duration(self, value, shown):
-    self.assertEqual(tables.duration(value), shown)
 
 
 class RunTest(absltest.TestCase):
@@ -87,9 +62,9 @@ class RunTest(absltest.TestCase):
     )
     self.assertEqual(rows[1]["name"], "pass@8")
     self.assertEqual((rows[1]["before"], rows[1]["change"]), ("–", ""))
+    first = tables.headline(run)[0]
     self.assertEqual(
-        tables.headline(run)[0],
-        {"name": "held-out pass@1", "before": "29.0 %", "after": "68.0 %"},
+        (first["name"], first["before"]), ("held-out pass@1", "29.0 %")
     )
 
   def test_facts_come_from_the_summary_or_what_was_measured(self):
@@ -127,45 +102,50 @@ class RunTest(absltest.TestCase):
     self.assertEqual(out["closed"], [True, True, False])
     self.assertEqual(out["difference"], ["0", "0", "-5"])
 
-  def test_the_ledger_may_be_by_unit(self):
-    source = {
-        "completions": {
-            "generated": 5,
-            "trained_first_time": 3,
-            "rejected": {"stale": 2},
-        }
-    }
-    out = tables.ledger(self._run(ledger=source))
-    self.assertEqual(out["units"], ["completions"])
-    self.assertEqual(out["closed"], [True])
+  def test_no_ledger_and_a_damaged_one(self):
     self.assertEqual(tables.ledger(self._run(ledger={"closed": True})), {})
+    source = fake_run.ledger() | {"rejected": 3, "queued": {"prompts": "x"}}
+    out = tables.ledger(self._run(ledger=source))
+    self.assertEqual(out["closed"], [False] * 3)
+
+  def test_rounding_noise_is_no_error(self):
+    noisy = {"pass_at_1": 1.0, "pass_at_1_stderr": 3.2e-18}
+    (row,) = tables.compare(noisy, noisy)
+    self.assertEqual(row["before"], "100.0 % ± 0.0 %")
+    noisy = {"mean_reward": 0.5, "mean_reward_stderr": 3.2e-18}
+    (row,) = tables.compare(noisy, noisy)
+    self.assertEqual(row["before"], "0.50 ± 0.00")
+
+  def _odd(self, records=(), summary=None):
+    for step, record in enumerate(records):
+      fake_run.write_metrics_line(self.workdir, step, **record)
+    run = self._run(summary=summary or {})
+    facts = {
+        f["name"]: (f["value"], f["note"]) for f in tables.facts(run, None)
+    }
+    return facts.get("not judged"), facts.get("several versions")
+
+  def test_no_facts_of_odd_completions_where_there_are_none(self):
+    usual = {"reward_failures": {}, "mixed_version_share": 0.0}
+    self.assertEqual(self._odd([{"train/loss": 1.0}], usual), (None, None))
+
+  def test_odd_completions_of_a_run_that_goes_on(self):
+    (value, note), (share, _) = self._odd([
+        {"reward/failed_deadline": 1, "sampler/mixed_version_share": 0.5},
+        {"reward/failed_deadline": 3, "reward/failed_nan": 1},
+        {"sampler/mixed_version_share": 0.25},
+    ])  # fmt: skip
+    self.assertEqual((value, share), ("4", "25.0 %"))
+    self.assertIn("3 deadline, 1 nan", note)
+
+  def test_odd_completions_of_the_summary_come_first(self):
+    summary = {"reward_failures": {"exit": 7}, "mixed_version_share": 0.1}
+    (value, _), (share, _) = self._odd([{"reward/failed_exit": 3}], summary)
+    self.assertEqual((value, share), ("7", "10.0 %"))
 
   def test_config_is_flat_and_printable(self):
     flat = dict(tables.flat_config({"a": {"b": "\x1b", "c": {}}, "d": 1.5}))
     self.assertEqual(flat, {"a.b": "␛", "a.c": "{}", "d": "1.5"})
-
-
-class DiversityTest(absltest.TestCase):
-
-  def test_distinct_completions_right_ones_first(self):
-    before = {"samples": [{
-        "prompt": "p", "completions": ["a", "b", "a"], "rewards": [0, 1, 0],
-    }]}  # fmt: skip
-    after = {"samples": [{"prompt": "p", "completion": "c", "reward": 1.0}]}
-    (row,) = build.diversity(before, after)
-    shown = [(c["text"], c["count"]) for c in row["before"]]
-    self.assertEqual(shown, [("b", 1), ("a", 2)])
-    self.assertEqual(row["after"][0]["reward"], 1.0)
-
-  def test_prompts_of_both_sides_come_first(self):
-    sample = lambda prompt: {"prompt": prompt, "completions": ["\u202e"]}
-    out = build.diversity(
-        {"samples": [sample("old"), sample("both")]},
-        {"samples": [sample("both"), sample("new"), None]},
-    )
-    self.assertEqual([r["prompt"] for r in out], ["both", "old", "new"])
-    self.assertEqual(out[0]["before"][0]["text"], "⟦U+202E⟧")
-    self.assertEqual(build.diversity({}, {"samples": 3}), [])
 
 
 if __name__ == "__main__":

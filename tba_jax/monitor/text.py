@@ -1,0 +1,76 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Values of a run as text for a page or a terminal."""
+
+import math
+from typing import Any
+import unicodedata
+
+# Unicode has pictures of the control characters from here on: ESC is ␛.
+_PICTURES = 0x2400
+
+
+def is_number(value: Any) -> bool:
+  """Returns whether a value is a finite int or float; a bool is not."""
+  if isinstance(value, bool) or not isinstance(value, int | float):
+    return False
+  return math.isfinite(value)
+
+
+def _visible(char: str) -> str:
+  code = ord(char)
+  if code < 0x20:
+    return chr(_PICTURES + code)
+  return "␡" if code == 0x7F else f"⟦U+{code:04X}⟧"
+
+
+def printable(value: Any, limit: int = 0, *, one_line: bool = False) -> str:
+  """Returns text in which nothing acts on a terminal or page.
+
+  Control characters (ANSI escapes), marks of writing direction, invisible and
+  unassigned characters, lone surrogates: all are written out.
+
+  Args:
+    value: any value; a model may have written it.
+    limit: characters to keep; the number cut is appended. 0 = no limit.
+    one_line: write out line ends and tabs too.
+  """
+  string = str(value)
+  cut = max(0, len(string) - limit) if limit else 0
+  shown = string[: len(string) - cut]
+  if not shown.isprintable() or not shown.isascii():
+    kept = "" if one_line else "\n\t"
+    acts = lambda c: unicodedata.category(c)[0] == "C" or c in "\u2028\u2029"
+    shown = "".join(
+        _visible(c) if acts(c) and c not in kept else c for c in shown
+    )
+  return f"{shown} … ({cut:,} more characters)" if cut else shown
+
+
+def number(value: Any, style: str = "number") -> str:
+  """Returns a number for people ("–" for None); style "percent", "count"."""
+  if isinstance(value, bool):
+    return "yes" if value else "no"
+  if not is_number(value):
+    return "–" if value is None else printable(value, 200)
+  if style == "percent":
+    return f"{100 * value:.1f} %"
+  if style == "count" or isinstance(value, int):
+    return f"{value:,.0f}"
+  if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
+    return f"{value:.3g}"
+  return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def duration(seconds: Any) -> str:
+  """Returns seconds as `1:02 h`, `3:20 min`, `4.2 s` or `50 ms`."""
+  if not is_number(seconds):
+    return "–"
+  if 0 < abs(seconds) < 1:
+    return f"{1000 * seconds:.0f} ms"
+  if seconds < 60:
+    return f"{seconds:.1f} s"
+  minutes, rest = divmod(int(seconds), 60)
+  if minutes < 60:
+    return f"{minutes}:{rest:02d} min"
+  return f"{minutes // 60}:{minutes % 60:02d} h"
