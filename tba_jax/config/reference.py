@@ -18,8 +18,11 @@ Made by `python -m tba_jax.config.reference > docs/config.md` from
 `tba_jax/config/settings.py`; a test says when it is out of date.
 
 Change a setting in a config file, or on the command line with
-`--config.KEY=VALUE`; `python -m tba_jax.main --help KEY` prints it. "On" in the
-last column: it may change when a run is continued. What settings must be to
+`--config.KEY=VALUE`; `python -m tba_jax.main --help KEY` prints it. A file that
+builds on another one beside it imports that with
+`variants.import_config("countdown.py", beside=__file__)`, as
+`configs/countdown_sparse.py` does. "On" in the last column: the setting may
+change when a run is continued. What settings must be to
 each other stands in `tba_jax/config/validate.py`; a config that breaks any of
 it ends the program with status 2 and a line for each wrong setting, before a
 device is touched. `--program=plan --config=FILE` says what a config needs.

@@ -76,15 +76,13 @@ def one_of(*names: str) -> Allowed:
 
 def some_of(*names: str) -> Allowed:
   """Returns the lists of names, separated by commas; "" is none."""
-  return Allowed(
-      f"'' or some of {', '.join(names)}, each once, separated by commas",
-      lambda v: not v
-      or (set(v.split(",")) <= set(names) and not _repeats(v.split(","))),
-  )
 
+  def is_list(text: str) -> bool:
+    items = text.split(",") if text else []
+    return set(items) <= set(names) and len(set(items)) == len(items)
 
-def _repeats(items: list[str]) -> bool:
-  return len(set(items)) < len(items)
+  text = f"'' or some of {', '.join(names)}, each once, separated by commas"
+  return Allowed(text, is_list)
 
 
 def _are_cores(text: str) -> bool:

@@ -107,6 +107,11 @@ class RangesTest(parameterized.TestCase):
       section = key.partition(".")[0]
       self.assertTrue("." not in key or section in settings.SECTIONS, key)
 
+  def test_files_of_hosts_are_fields_of_tasks(self):
+    fields = set().union(*(t.FIELDS for t in build_task.TASKS.values()))
+    self.assertContainsSubset(settings._TASK_FILES, fields)
+    self.assertContainsSubset(settings._TASK_PATHS, fields)
+
   @parameterized.parameters(
       ("loss.correction", lambda: ("", *corrections.CORRECTIONS)),
       ("loss.length_norm", lambda: ("", *groups.LENGTH_NORMS)),
