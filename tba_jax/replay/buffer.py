@@ -1,14 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The replay buffer: completions by prompt, their eviction, and group draws.
+"""Replay buffer: completions by prompt, eviction, and draws of groups.
 
-Source: Bartoldson et al. 2025 (arXiv:2503.18929) §4.1-4.2. Where we differ: the
-recent window is a span of steps, so it is exact however often a prompt came and
-whatever was a duplicate; a global capacity evicts the oldest completion; all
-randomness comes from one generator, which is part of the state.
+Source: Bartoldson et al. 2025 (arXiv:2503.18929) §4.1-4.2. Differences: the
+recent window is a span of steps, so duplicates and repeated prompts do not
+change it; a global capacity evicts the oldest completion; all randomness comes
+from one generator, which is part of the state.
 
-Nothing here depends on the number of stored completions: an insert or a draw
-touches the rows of its own prompts, and the one search for an id is binary.
+The cost of an insert or a draw does not depend on the number of stored
+completions: it touches the rows of its own prompts; ids are found by bisection.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ def evict_oldest(
     prompt: rows_lib.PromptRows,
     kept: list[int],
 ) -> Room:
-  """Evicts what arrived first: of the prompt, then of all."""
+  """Evicts the oldest completions: of the prompt, then of all."""
   stored = kept[-min(store.capacity_per_prompt, store.capacity) :]
   excess = len(prompt) + len(stored) - store.capacity_per_prompt
   own = store.release(prompt.view()[: max(excess, 0)].copy())
@@ -51,7 +51,7 @@ def evict_oldest(
   emptied = []
   for owner_id in store.table.prompt_ids[rows].tolist():
     owner = store.prompts[owner_id]
-    # Rows come in order of arrival here and there, so it is its first.
+    # Both are in order of arrival, so this row is its owner's first.
     owner.drop_oldest(1)
     # The prompt itself is about to have rows and never counts as emptied.
     if not len(owner) and owner_id != group.prompt_id:
@@ -67,7 +67,7 @@ def evict_lowest_reward(
     prompt: rows_lib.PromptRows,
     kept: list[int],
 ) -> Room:
-  """Evicts the lowest rewards, new ones too: of the prompt, then of all."""
+  """Evicts the lowest rewards, also new ones: of the prompt, then of all."""
   evicted, emptied = store.release(np.zeros(0, np.int64)), []
   for capacity, of_all in (
       (store.capacity_per_prompt, False),
@@ -97,16 +97,16 @@ def _lowest(
     rewards: np.ndarray,
     count: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns which of old rows and new rewards go; of equal ones the oldest.
+  """Returns the rows and new completions of lowest reward; ties: oldest first.
 
   Args:
     table: of the rows.
     rows: [n] int64, stored.
-    rewards: [m] float32, of completions that are newer than all of them.
-    count: how many go, at most n + m.
+    rewards: [m] float32, of new completions.
+    count: to evict, at most n + m.
 
   Returns:
-    Rows that go, and [m] bool, True for a new one that does.
+    Evicted rows, and [m] bool, True for an evicted new completion.
   """
   newer = table.next_id + np.arange(len(rewards))
   order = np.lexsort(
@@ -165,7 +165,7 @@ class CompletionStore:
     """Stores a group; see `ReplayBuffer.insert`.
 
     Returns:
-      What changed, and the prompts of which nothing is left.
+      The changed amounts, and the prompts without completions left.
     """
     self._check(group, step)
     self._insert_step = step
@@ -184,7 +184,7 @@ class CompletionStore:
         [self._row_of.get(digest_of.get(j)) for j in kept],
         prompt.view(),
     )
-    # What is replaced leaves before the capacities are looked at.
+    # Replaced rows leave before the capacities are checked.
     for row in plan.leaving:
       prompt.remove(row, self.table.ids)
     replaced = self.release(np.array(plan.leaving, np.int64))
@@ -242,7 +242,7 @@ class CompletionStore:
     return len(rows)
 
   def get_state(self) -> dict[str, Any]:
-    """Returns arrays of what is stored, without free rows or padding."""
+    """Returns arrays of all stored data, without free rows or padding."""
     prompts = [p.tokens for p in self.prompts.values()]
     return {
         "rows": self.table.get_state(),
@@ -258,7 +258,7 @@ class CompletionStore:
   def set_state(self, state: dict[str, Any]) -> None:
     """Takes a state of `get_state`.
 
-    What exceeds the present capacities leaves with later inserts.
+    Later inserts evict what exceeds the present capacities.
 
     Raises:
       ValueError: a prompt or completion is longer than is allowed now.
@@ -356,7 +356,7 @@ class CompletionStore:
       raise ValueError(f"prompt {group.prompt_id} comes with other tokens")
 
   def _distinct(self, group: types.Group) -> tuple[list[int], list[bytes]]:
-    """Returns the completions that stay, and their digests where deduping."""
+    """Returns the places of distinct completions, and digests if deduping."""
     if not self._dedupe:
       return list(range(len(group.rewards))), []
     data = group.completion_tokens.astype(np.int32, copy=False).tobytes()
@@ -418,7 +418,7 @@ def _prefix(prompt_id: int) -> bytes:
 
 
 def _digest(data: bytes) -> bytes:
-  """Returns what equal completions of a prompt share."""
+  """Returns the key by which equal completions are found."""
   return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
@@ -630,7 +630,7 @@ class ReplayBuffer:
     return len(self._store.prompts)
 
   def untrained(self) -> ledger.Amount:
-    """Returns what is stored and was never trained on."""
+    """Returns the amount stored and never trained on."""
     return self._store.uses.untrained
 
   def begin_epoch(self, epoch: int, step: int) -> None:
@@ -640,17 +640,17 @@ class ReplayBuffer:
   def insert(self, group: types.Group, step: int) -> ledger.InsertResult:
     """Stores the completions of a group; each is recent from `step` on.
 
-    In this order: of equal completions within the group the last stays; older
-    copies of them go; then the prompt's oldest, and the oldest of all, until
-    there is room. Completions that exceed a capacity by themselves are evicted
-    at once, the first ones first.
+    With the default rules, in this order: of equal completions within the group
+    the last stays; older copies are replaced; then the prompt's oldest and the
+    oldest of all are evicted until there is room. Where the group alone exceeds
+    a capacity, its first completions are evicted at once.
 
     Args:
       group: S completions; padding is ignored.
       step: at which they arrive; must not fall from one insert to the next.
 
     Returns:
-      What came, what was replaced and what was evicted.
+      The inserted, replaced and evicted amounts.
 
     Raises:
       ValueError: too many tokens, shapes that disagree, a reward that is not
@@ -659,7 +659,7 @@ class ReplayBuffer:
     """
     first_id = self._store.table.next_id
     result, emptied = self._store.insert(group, step)
-    if self._store.table.next_id > first_id:  # Not all of it was refused.
+    if self._store.table.next_id > first_id:  # At least one row was stored.
       if group.prompt_id not in self._replay_pool:
         self._replay_pool.add(group.prompt_id)
       self._recent_pool.add(group.prompt_id, step)
@@ -721,9 +721,9 @@ class ReplayBuffer:
   ) -> Draw:
     """Returns groups in their order of arrival, without any randomness.
 
-    A group of which a completion was refused or evicted is passed over. Where
-    fewer are left than asked for, the first come again. `arrived_from` is the
-    first step whose arrivals count, `skip` how many groups precede the batch.
+    Groups that miss a completion are skipped. Where fewer are left than asked
+    for, the first are repeated. `arrived_from` is the first step whose arrivals
+    count, `skip` the number of groups before the batch.
     """
     if step < self._sample_step:
       raise ValueError(f"step {step} after step {self._sample_step}")
@@ -741,18 +741,18 @@ class ReplayBuffer:
     )
 
   def mark_trained(self, ids: np.ndarray) -> ledger.Amount:
-    """Counts uses of completions; returns what is trained for the first time.
+    """Counts uses of completions; returns the amount of first uses.
 
     Args:
-      ids: `Draw.rows` of any shape. A repeated id counts as often. An id whose
-        completion is gone is passed over: it was accounted for when it went.
+      ids: `Draw.rows` of any shape; repeats count. Evicted ids are ignored:
+        they were accounted for when they were evicted.
     """
     return self._store.mark_trained(ids)
 
   def set_ref_logprobs(
       self, ids: np.ndarray, values: np.ndarray, ref_version: int
   ) -> int:
-    """Caches reference log-probs; returns how many completions are still here.
+    """Caches reference log-probs; returns how many completions are stored.
 
     Args:
       ids: [...] int64, of `Draw.rows`.
@@ -762,7 +762,7 @@ class ReplayBuffer:
     return self._store.set_ref_logprobs(ids, values, ref_version)
 
   def stats(self) -> dict[str, Any]:
-    """Returns numbers on what is stored; their cost is constant.
+    """Returns numbers on the stored data, in constant time.
 
     size: completions. prompts: with completions. untrained: completions never
     used. use_count: mean uses of a stored completion. use_count_histogram: uses
@@ -795,7 +795,7 @@ class ReplayBuffer:
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Takes a state of `get_state`; all then goes on as it would have.
+    """Restores a state of `get_state`: later draws are the same as without it.
 
     Raises:
       ValueError: another format, or tokens beyond the present maximum lengths.
@@ -837,7 +837,7 @@ class ReplayBuffer:
     rows, table = prompt.view(), self._store.table
     oldest = self._sample_step - self._recent_window_steps
     first = prompt.first_after(oldest, table.arrivals) if recent else len(rows)
-    # What was recent may have been replaced since: then all are drawn from.
+    # Recent rows may have been replaced since; then all rows are drawn from.
     if first < len(rows):
       rows = rows[first:]
     elif self._selection == "reward":

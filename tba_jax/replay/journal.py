@@ -1,12 +1,19 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""An append-only journal of payloads, in segments, that survives a crash.
+"""Append-only journal of payloads in segments, which survives a crash.
 
-A *position* is a place between two records: that of a record is the one after
-it, so that `replay(position)` goes on behind it. Positions only grow, also over
-restarts and repairs. Before `append` returns, its payloads are on the disk.
+    segment = header, then records
+    header  = magic | format u32 | start u64 | digest of the fields before
+    record  = magic | length u64 | start u64 | digest | payload
 
-What is damaged is skipped, counted and reported; it never hides what follows.
+Numbers are little-endian. `start` is the position of the first byte, so that a
+copy elsewhere (inside a payload, in a reused block of the disk) is no record.
+The digest is BLAKE2b of 16 bytes over header fields and payload.
+
+The *position* of a record is the place after it: `replay(position)` goes on
+behind it. Positions only grow, also over restarts and repairs. Payloads are on
+the disk when `append` returns. Damage is skipped, counted and reported, and
+never hides the records after it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,17 +25,6 @@ import os
 import pathlib
 import re
 import struct
-
-# The bytes of a journal's segment: a header, then records.
-#
-# header = magic | format u32 | start u64 | digest of what is before
-# record = magic | length u64 | start u64 | digest | payload
-#
-# Numbers are little-endian. `start` is the position of the first byte, so that
-# bytes of another place (a copy inside a payload, a reused block of the disk)
-# are
-# no record. The digest, BLAKE2b of 16 bytes, covers header fields and payload.
-
 
 FORMAT = 1
 _SEGMENT_MAGIC = b"tbajrnl\n"
@@ -42,10 +38,10 @@ RECORD_BYTES = _RECORD.size + _DIGEST_BYTES
 
 @dataclasses.dataclass(frozen=True)
 class RecordSpan:
-  """A part of a segment: a record, or bytes that are none.
+  """A record of a segment, or damaged bytes.
 
   start, end: offsets in the file.
-  payload: of the record, None where the bytes are none.
+  payload: of the record, None for damaged bytes.
   """
 
   start: int
@@ -66,14 +62,14 @@ def encode_record(start: int, payload: bytes) -> bytes:
 
 
 def check_segment_format(path: pathlib.Path, data: bytes) -> bool:
-  """Returns whether a segment's header is whole.
+  """Returns whether a segment's header is intact.
 
   Args:
     path: of the file, for the message.
     data: its bytes.
 
   Raises:
-    ValueError: the header is whole and of a newer format.
+    ValueError: the header is intact and of a newer format.
   """
   fields, digest = data[: _SEGMENT.size], data[_SEGMENT.size : HEADER_BYTES]
   if len(data) < HEADER_BYTES or digest != _digest(fields):
@@ -90,14 +86,12 @@ def check_segment_format(path: pathlib.Path, data: bytes) -> bool:
 def record_spans(
     data: bytes, start: int, *, whole_header: bool
 ) -> Iterator[RecordSpan]:
-  """Yields a segment's records and, between them, the bytes that are none.
-
-  After bytes that are no record the next record is searched for.
+  """Yields a segment's records, and the damaged bytes between them.
 
   Args:
     data: of the file.
     start: position of its first byte.
-    whole_header: as `check_format` says; the header's bytes are skipped then.
+    whole_header: as `check_segment_format` says; the header is skipped then.
   """
   offset = HEADER_BYTES if whole_header else 0
   damaged_from = offset
@@ -154,7 +148,7 @@ class Journal:
   Another thread may call `truncate_before` meanwhile.
 
   torn_bytes: cut off the end of the last segment when it was opened.
-  damaged_bytes: skipped because they are no record, each place counted once.
+  damaged_bytes: skipped, each place counted once.
   """
 
   def __init__(
@@ -165,20 +159,20 @@ class Journal:
       on_event: Callable[[str, str], None],
       min_position: int = 0,
   ):
-    """Opens a journal, makes it where there is none, and repairs its end.
+    """Opens or makes a journal, and repairs its end.
 
     Args:
       directory: of its segments, made private to the user (0700).
-      max_segment_bytes: a segment that would exceed it is closed, a single
-        append may.
+      max_segment_bytes: a segment that would exceed it is closed; a single
+        append may exceed it.
       on_event: called with (kind, message) of what was repaired or skipped;
         kinds are journal_torn, journal_damaged and journal_unclean.
-      min_position: new records get positions above it, whatever of the journal
-        has been lost.
+      min_position: new records get positions above it, also where the journal
+        was lost.
 
     Raises:
       ValueError: the last segment has a newer format.
-      JournalFullError: there was something to repair, and no room to do so.
+      JournalFullError: no room for the repair.
       OSError: the directory can't be used.
     """
     self._directory = pathlib.Path(directory)
@@ -275,10 +269,10 @@ class Journal:
           yield start + span.end, span.payload
 
   def repair(self) -> None:
-    """Cuts what a crash left half-written; called when the journal is opened.
+    """Cuts a half-written record off the end of the last segment.
 
-    Only the end of the last segment is ever cut. The next record then goes into
-    a new segment, which is made first: no position is given twice.
+    The next record goes into a new segment, which is made first, so that no
+    position is used twice.
     """
     if not self._starts:
       return
@@ -324,7 +318,7 @@ class Journal:
     return [self._path(start) for start in closed]
 
   def close(self) -> None:
-    """Lets go of the open segment; replay is still possible."""
+    """Closes the open segment; replay is still possible."""
     if self._fd >= 0:
       os.close(self._fd)
       self._fd = -1
@@ -353,7 +347,7 @@ class Journal:
       self._starts.append(start)
 
   def _cut(self) -> None:
-    """Takes back what was written behind the last whole record."""
+    """Cuts what was written behind the last intact record."""
     os.ftruncate(self._fd, self._size)
     os.lseek(self._fd, self._size, os.SEEK_SET)
     os.fsync(self._fd)

@@ -1,24 +1,24 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What became of everything that searchers generated.
+"""Ledger of a run: accounts for everything that searchers generated.
 
-In prompts (groups), completions and tokens alike:
+In each of prompts (groups), completions and tokens:
 
     generated = trained_first_time + in_buffer_untrained + evicted_untrained
                 + queued + rejected{reason} + lost{cause}
 
-Each searcher announces totals that only grow, and every group names the totals
-after it. A group is *accepted* once, when it is taken off the queue; from there
-it is either rejected or enters the buffer. So with the sums over searchers
+Each searcher announces growing totals, and every group names the totals after
+it. A group is *accepted* once, when it is taken off the queue; it is then
+rejected, or enters the buffer. With sums over searchers,
 
     generated = Σ announced                queued = Σ announced - accepted
     accepted = rejected + lost by other causes + what entered the buffer
 
-and the announced rest of a searcher that is gone is lost{searcher}. What
-entered the buffer is trained first, left it untrained, or is in it untrained
-(`replay/amount.py`): the buffer and this ledger count it apart, and it is their
-agreement that closes the equation. A prompt is one group: it counts as trained
-with the first of its completions, and as evicted with the last if none was.
+and what a searcher that is gone announced and never delivered is
+lost{searcher}. Data in the buffer is *untrained* until its first use. A prompt
+(one group) is trained with the first of its completions, and evicted untrained
+with its last if none was used. The buffer and the ledger count this separately:
+the equation closes only if they agree.
 """
 
 from collections.abc import Sequence
@@ -28,18 +28,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tba_jax.replay import rows as rows_lib
-
-# How much data there is, and how much of what is stored was trained on.
-#
-# A completion is *untrained* until it is used first. A group (a prompt, in the
-# ledger's terms) is untrained until its first completion is used; where none
-# ever
-# is, it leaves with its last one. So in each of the three units what was
-# inserted
-# is at any time exactly
-#
-# used for the first time + left untrained + stored untrained.
-
 
 # The last bin of a histogram of uses also holds all that is above.
 _BINS = 9
@@ -66,15 +54,15 @@ class Amount(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class InsertResult:
-  """What one insert did, in prompts (groups), completions and tokens.
+  """Result of one insert.
 
   inserted: the group itself, duplicates within it included.
-  replaced_untrained: older copies of its completions that no step had used,
-    earlier copies within the group included. A prompt counts here or below when
-    the last of its group's completions goes and none of them was ever used.
-  replaced_trained: older copies that a step had used; `prompts` is 0.
-  evicted_untrained: gone for lack of room before any step used them.
-  evicted_trained: gone for lack of room after use; `prompts` is 0.
+  replaced_untrained: unused copies of its completions, those within the group
+    included. A prompt counts here or below when the last of its group's
+    completions goes and none of them was ever used.
+  replaced_trained: used copies; `prompts` is 0.
+  evicted_untrained: evicted by a capacity before any use.
+  evicted_trained: evicted by a capacity after use; `prompts` is 0.
   """
 
   inserted: Amount
@@ -85,7 +73,7 @@ class InsertResult:
 
   @property
   def left_untrained(self) -> Amount:
-    """All that left the buffer and no step had used: the ledger's `evicted`."""
+    """What left the buffer unused: the ledger's `evicted`."""
     return self.replaced_untrained + self.evicted_untrained
 
 
@@ -126,7 +114,7 @@ class UseAccount:
     """Counts rows that are about to be freed, [n] int64.
 
     Returns:
-      What of it was never used, and what was (with `prompts` 0).
+      The unused amount, and the used one (with `prompts` 0).
     """
     table, num_groups = self._table, 0
     never, ever = [], []
@@ -150,17 +138,17 @@ class UseAccount:
     return untrained, sum_of_amounts(0, ever)
 
   def untrained_groups(self) -> np.ndarray:
-    """Returns the groups of which nothing was used, sorted, [n] int64."""
+    """Returns the groups without any use, sorted, [n] int64."""
     return np.array(sorted(self._groups), np.int64)
 
   def restore(self, untrained_groups: np.ndarray) -> None:
-    """Counts anew from the table and the groups of which nothing was used."""
+    """Recounts from the table and the groups without any use."""
     rows = self._table.live_rows()
     groups = self._table.groups[rows]
     groups, counts = np.unique(
         groups[np.isin(groups, untrained_groups)], return_counts=True
     )
-    # Rows of each group of which nothing was used yet.
+    # Rows of each group without any use.
     self._groups = dict(zip(groups.tolist(), counts.tolist(), strict=True))
     uses = self._table.use_counts[rows]
     self.untrained = sum_of_amounts(
@@ -182,7 +170,7 @@ class UseAccount:
     used = self._table.live_rows()
     used = used[self._table.use_counts[used] > 0]
     if np.isin(self._table.groups[used], self.untrained_groups()).any():
-      raise RuntimeError("a used row in a group of which nothing was used")
+      raise RuntimeError("a used row in a group without any use")
 
 
 def sum_of_amounts(num_groups: int, lengths: Sequence[int]) -> Amount:
@@ -213,11 +201,11 @@ class Ledger:
     self._lost: dict[str, Amount] = {}
 
   def searchers(self) -> list[str]:
-    """Returns the searchers that were heard of and are not gone, sorted."""
+    """Returns the known searchers that are not gone, sorted."""
     return sorted(set(self._announced) - self._gone)
 
   def announce(self, searcher: str, totals: AmountLike) -> None:
-    """Notes what a searcher has generated in all; old news change nothing.
+    """Notes what a searcher has generated in all; lower totals are ignored.
 
     Args:
       searcher: its id, never used again by another.
@@ -229,10 +217,7 @@ class Ledger:
   def accept(
       self, searcher: str, totals_after: AmountLike, taken: AmountLike
   ) -> None:
-    """Takes one message of groups off a searcher's queue; once, not per copy.
-
-    A copy that came again over the wire was generated once: it is not accepted
-    again, and nothing is said of it here.
+    """Accepts one block of a searcher; to be called once, not per copy.
 
     Args:
       searcher: who generated it.
@@ -252,11 +237,11 @@ class Ledger:
     return self._accepted.get(searcher, Amount())
 
   def reject(self, reason: str, rejected: AmountLike) -> None:
-    """Counts accepted groups that will not enter the buffer."""
+    """Counts accepted groups that do not enter the buffer."""
     self._rejected[reason] = self._rejected.get(reason, Amount()) + rejected
 
   def lost(self, cause: str, lost: AmountLike) -> None:
-    """Counts accepted groups that vanished before they entered the buffer."""
+    """Counts accepted groups that were lost before they entered the buffer."""
     self._lost[cause] = self._lost.get(cause, Amount()) + lost
 
   def evict(self, left: AmountLike) -> None:
@@ -270,7 +255,7 @@ class Ledger:
   def searcher_gone(self, searcher: str) -> None:
     """Writes off what a searcher announced and did not deliver.
 
-    What of it is still accepted later is taken off the loss again.
+    A block that is accepted later is taken off the loss again.
     """
     self._gone.add(searcher)
     self.announce(searcher, Amount())

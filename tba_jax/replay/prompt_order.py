@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which prompts are sampled, and who holds which of them.
+"""Order in which prompts are sampled, and which searcher holds which of them.
 
 Prompts follow one seeded permutation per epoch of the data. A *position* counts
-through those permutations without end: position p is prompt
-`permutation[p // N][p % N]` at visit p // N. The trainer grants positions to
-searchers; each is granted until it has been received once.
+through these permutations: position p is prompt `permutation[p // N][p % N]` at
+visit p // N. The trainer grants positions to searchers; a position is granted
+again until it has been received once.
 """
 
 from collections.abc import Iterable
@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-# A position so far beyond the last granted one is no searcher's work. What a
-# history that a crash has undone had granted is well within.
+# A position so far beyond the last granted one is refused. Positions that were
+# granted before a crash, and not yet by the checkpoint, are well within.
 _SLACK = 1 << 20
 
 
 class PromptOrder:
-  """Hands out positions and remembers which came back. Not thread-safe."""
+  """Grants positions and records which were received. Not thread-safe."""
 
   def __init__(self, num_prompts: int, *, seed: int):
     """Makes an order that has granted nothing.
@@ -40,7 +40,7 @@ class PromptOrder:
     self._received_below = 0
     self._received_above: set[int] = set()
     self._delivered: set[int] = set()
-    # Of those two, what was at or above the cursor: seldom anything.
+    # Those of both sets at or above the cursor; mostly empty.
     self._taken_ahead: set[int] = set()
 
   @property
@@ -50,11 +50,11 @@ class PromptOrder:
 
   @property
   def num_received(self) -> int:
-    """Positions that came back, each counted once."""
+    """Positions received, each counted once."""
     return self._received_below + len(self._received_above)
 
   def num_taken(self, below: int | None = None) -> int:
-    """Positions that came back or are on their way, of those below a limit."""
+    """Returns the positions received or delivered, below a limit if given."""
     if below is None:
       return self.num_received + len(self._delivered)
     above = (*self._received_above, *self._delivered)
@@ -94,22 +94,22 @@ class PromptOrder:
         self._cursor += 1
       else:
         break
-      # A late searcher may have delivered what was taken back from it, and a
-      # history that a crash has undone what was not granted yet.
+      # It may have been delivered late by a searcher that it was taken from, or
+      # before a crash by a grant that the checkpoint does not have.
       if not self.is_taken(position):
         granted.append(position)
     self._outstanding.setdefault(searcher, set()).update(granted)
     return granted
 
   def deliver(self, searcher: str, positions: Iterable[int]) -> None:
-    """Notes that positions are on their way: nobody is granted them again."""
+    """Notes that positions are in the journal; they are not granted again."""
     positions = set(filter(self.is_plausible, positions))
     self._outstanding.get(searcher, set()).difference_update(positions)
     self._delivered.update(p for p in positions if not self.is_received(p))
     self._taken_ahead.update(p for p in positions if p >= self._cursor)
 
   def receive(self, position: int) -> bool:
-    """Notes that a position came back; False where it had come before."""
+    """Notes that a position was applied; returns False for a duplicate."""
     self._delivered.discard(position)
     if self.is_received(position):
       return False
@@ -119,21 +119,21 @@ class PromptOrder:
     while self._received_below in self._received_above:
       self._received_above.remove(self._received_below)
       self._received_below += 1
-    # What a history that was undone had granted came back in this one.
+    # A grant that the checkpoint does not have may have been received.
     self._cursor = max(self._cursor, self._received_below)
     for positions in self._outstanding.values():
       positions.discard(position)
     return True
 
   def is_plausible(self, position: int) -> bool:
-    """False where no searcher can have been granted a position."""
+    """Returns whether a searcher can have been granted a position."""
     return 0 <= position < self._cursor + _SLACK
 
   def is_received(self, position: int) -> bool:
     return position < self._received_below or position in self._received_above
 
   def is_taken(self, position: int) -> bool:
-    """True where a position came back or is on its way."""
+    """Returns whether a position was received or delivered."""
     return position in self._delivered or self.is_received(position)
 
   def outstanding(self, searcher: str) -> list[int]:
@@ -148,7 +148,7 @@ class PromptOrder:
     return len(positions)
 
   def get_state(self) -> dict[str, Any]:
-    """Returns what a restart needs: what came back, and how far grants went."""
+    """Returns the received positions and the cursor."""
     return {
         "num_prompts": self._num_prompts,
         "cursor": self._cursor,
@@ -157,7 +157,7 @@ class PromptOrder:
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Restores; all that was granted and not received waits for a grant.
+    """Restores; positions granted but not received will be granted again.
 
     Raises:
       ValueError: the state is of a split with another number of prompts.

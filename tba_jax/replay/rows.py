@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Completions as rows of columns, which all arrivals share.
+"""Storage of completions: one table of columns, and the rows of each prompt.
 
-A row is a place in memory that is used again; an *id* counts arrivals and never
-comes back, so that whoever holds an id learns when its row has been evicted.
+Rows are reused. An *id* counts arrivals and is never reused, so a lookup by id
+tells whether the completion has been evicted.
 """
 
 import bisect
@@ -13,8 +13,8 @@ import numpy as np
 
 _MIN_ROWS = 1024
 
-# Columns of one integer a row and their types outside of the table, where they
-# stand side by side: what is known of a row is in one place of memory.
+# Integer columns and their types in draws and checkpoints. The table keeps them
+# in one array, so that the integers of a row are next to each other.
 _INTEGERS = {
     "ids": np.int64,
     "prompt_ids": np.int64,
@@ -37,7 +37,7 @@ _TOKENS = {
 class RowTable:
   """Columns over rows, which grow geometrically; rows are freed and reused.
 
-  ids: [rows] int64, arrival count of what a row holds, -1 where it is free.
+  ids: [rows] int64, arrival count of the completion, -1 in a free row.
   prompt_ids, groups: [rows] int64, the prompt, and the group it arrived in.
   arrivals: [rows] int64, the step at which it arrived.
   lengths: [rows] int64, tokens with the stop token.
@@ -49,7 +49,7 @@ class RowTable:
   rewards: [rows] float32.
   tokens: [rows, T] int32, 0 past the length.
   behavior_logprobs, ref_logprobs: [rows, T] float32, nats, 0 past the length;
-    the latter mean nothing where `ref_versions` is -1.
+    the latter are undefined where `ref_versions` is -1.
   """
 
   ids: np.ndarray
@@ -101,8 +101,8 @@ class RowTable:
     Args:
       prompt_id, group, arrival, epoch: of all of them.
       lengths: [n] int; so are stopped, versions and rewards.
-      tokens: [n, W] int, W any width; so is behavior_logprobs. What is past a
-        length is ignored.
+      tokens: [n, W] int, any W, ignored past the length; so is
+        behavior_logprobs.
     """
     count = len(lengths)
     rows = self._allocate(count)
@@ -146,7 +146,7 @@ class RowTable:
     }
 
   def free(self, rows: np.ndarray) -> None:
-    """Gives rows back, [n] int; their ids are dead from now on."""
+    """Frees rows, [n] int; their ids are dead from now on."""
     self.ids[rows] = -1
     self._free.extend(rows.tolist())
     self._num_live -= len(rows)
@@ -179,7 +179,7 @@ class RowTable:
       if len(rows) >= count:
         break
       size *= 2
-    # The dead that come first are not looked at again.
+    # Dead entries at the front are skipped from now on.
     self._order_start += int(alive.argmax())
     return rows[:count]
 
@@ -320,9 +320,6 @@ class RowTable:
     self._order[self._order_end : end, 0] = self.ids[rows]
     self._order[self._order_end : end, 1] = rows
     self._order_end = end
-
-
-# The rows of one prompt in order of arrival.
 
 
 class PromptRows:

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which searcher samples which prompts: blocks granted up to an admission."""
+"""Scheduling of searchers: admission of prompts, and grants of blocks."""
 
 from collections.abc import Callable, Collection
 import dataclasses
@@ -17,7 +17,7 @@ BLOCKS_AHEAD = 2
 
 
 class Grants:
-  """Cuts the prompt order into blocks. Not thread-safe: its owner locks."""
+  """Grants blocks of the prompt order to searchers. Not thread-safe."""
 
   def __init__(
       self,
@@ -42,14 +42,14 @@ class Grants:
     self._changed: set[str] = set()
 
   def admit(self, limit: int) -> bool:
-    """Lets positions below `limit` be granted; False where they could be."""
+    """Admits positions below `limit`; returns False where they were."""
     if limit <= self._limit:
       return False
     self._limit = limit
     return True
 
   def deliver(self, sid: str, positions: Collection[int]) -> None:
-    """Takes delivered positions out of what a searcher holds."""
+    """Removes delivered positions from a searcher's blocks."""
     self._order.deliver(sid, positions)
     held = self._blocks.get(sid)
     if held:
@@ -57,7 +57,7 @@ class Grants:
       self._blocks[sid] = [b for b in held if not delivered & set(b[2])]
 
   def forget(self, sid: str) -> None:
-    """Takes back all that a searcher holds; it will be granted again."""
+    """Takes back all blocks of a searcher, to be granted again."""
     self._blocks.pop(sid, None)
     self._changed.discard(sid)
     self._order.release(sid)
@@ -69,18 +69,18 @@ class Grants:
   def assign(
       self, alive: Collection[str], asked: Collection[str] = ()
   ) -> dict[str, list[Any]]:
-    """Grants what is admitted, each block to who holds least.
+    """Grants admitted positions, each block to the searcher that holds least.
 
     Args:
       alive: the searchers that may be granted something.
-      asked: those whose blocks are returned in any case.
+      asked: searchers whose blocks are returned in any case.
 
     Returns:
-      sid -> all blocks that it holds, of those whose blocks changed. A block is
+      sid -> all its blocks, for searchers whose blocks changed. A block is
       [number, version, [(position, prompt_id, visit), …]].
     """
-    # By blocks held, then by name. There may be thousands, and mostly nothing
-    # to grant.
+    # By blocks held, then by name. The heap is not built when nothing is
+    # available: there may be thousands of searchers.
     held = []
     if self._order.available(self._limit):
       held = [(len(self._blocks.get(sid, ())), sid) for sid in alive]
@@ -106,7 +106,7 @@ class Grants:
   def _next_block(self, sid: str) -> tuple[int, int, list[int]] | None:
     available = self._order.available(self._limit)
     size = self._prompts_per_round
-    # A part of a block is granted only when nothing else is under way.
+    # A partial block is granted only when no other block is outstanding.
     if not available or (available < size and any(self._blocks.values())):
       return None
     positions = self._order.grant(sid, size, self._limit)

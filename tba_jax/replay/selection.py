@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which prompts and which of their completions a draw takes (NumPy).
+"""Selection of prompts and of their completions for a draw (NumPy).
 
 Source: Bartoldson et al. 2025 (arXiv:2503.18929) §4.2, with two differences.
 A prompt whose data arrived after it was drawn from the recent window counts as

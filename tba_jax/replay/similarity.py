@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which stored completions of a prompt are much like a new one (NumPy).
+"""Similarity of completions, and which similar ones a buffer keeps (NumPy).
 
 Source: Lee et al. 2025 (arXiv:2405.18540), in the code that they released: an
 edit distance of tokens, or the cosine of sentence embeddings.
@@ -24,17 +24,17 @@ EmbedFn = Callable[[Sequence[np.ndarray]], np.ndarray]
 
 
 class Similarity(abc.ABC):
-  """Compares completions; features of the stored ones are kept by row."""
+  """Compares completions of a prompt; keeps features by row."""
 
   @abc.abstractmethod
   def features(self, completions: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns what is compared of new completions, [n, ...]."""
+    """Returns features of new completions, [n, ...]."""
 
   @abc.abstractmethod
   def alike(
       self, completion: np.ndarray, feature: np.ndarray, rows: np.ndarray
   ) -> np.ndarray:
-    """Returns which rows are like a new completion, [N] bool."""
+    """Returns which rows are similar to a new completion, [N] bool."""
 
   @abc.abstractmethod
   def alike_new(
@@ -42,15 +42,15 @@ class Similarity(abc.ABC):
       pair: tuple[np.ndarray, np.ndarray],
       features: tuple[np.ndarray, np.ndarray],
   ) -> bool:
-    """Tells whether two new completions are alike."""
+    """Returns whether two new completions are similar."""
 
   def store(self, rows: np.ndarray, features: np.ndarray) -> None:
-    """Keeps the features of completions under their rows."""
+    """Stores the features of rows."""
     del rows, features  # Tokens are in the table.
 
 
 class EditDistance(Similarity):
-  """Alike: fewer edits than `limit` times the sum of both lengths."""
+  """Similar: an edit distance below `limit` times the sum of both lengths."""
 
   def __init__(self, table: rows_lib.RowTable, limit: float):
     """Takes the table of the stored completions."""
@@ -84,8 +84,8 @@ class EditDistance(Similarity):
   ) -> np.ndarray:
     size = len(one)
     limit_N = self._limit * (size + lengths_N)
-    # Tokens in common, in whatever order, bound the distance from below: most
-    # completions are told apart by that alone.
+    # Common tokens in any order give a lower bound of the distance, which
+    # settles most pairs.
     columns_T = np.arange(tokens_NxT.shape[1])
     common_N = (
         np.isin(tokens_NxT, one) & (columns_T < lengths_N[:, None])
@@ -100,7 +100,7 @@ class EditDistance(Similarity):
 
 
 class Cosine(Similarity):
-  """Alike: the cosine of their sentence embeddings is above `limit`."""
+  """Similar: a cosine of sentence embeddings above `limit`."""
 
   def __init__(self, embed: EmbedFn, limit: float):
     """Takes the encoder."""
@@ -140,7 +140,7 @@ class Cosine(Similarity):
 def edit_distances(
     one: np.ndarray, tokens_NxT: np.ndarray, lengths_N: np.ndarray
 ) -> np.ndarray:
-  """Returns how many insertions, deletions and changes of tokens lead over.
+  """Returns the edit distances of one completion to N others.
 
       d[i, j] = min(d[i-1, j] + 1, d[i-1, j-1] + [aᵢ ≠ bⱼ], d[i, j-1] + 1)
 
@@ -149,7 +149,7 @@ def edit_distances(
   Args:
     one: [n] int.
     tokens_NxT: [N, T] int.
-    lengths_N: [N] int, tokens that count.
+    lengths_N: [N] int; tokens past the length are ignored.
 
   Returns:
     [N] int64.
@@ -171,11 +171,11 @@ _RESTORE_ROWS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class AdmissionPlan:
-  """What an insert does before the capacities are looked at.
+  """Effect of an insert, before capacities.
 
-  kept: places in the group that are taken in, in their order.
+  kept: places in the group that enter, in order.
   leaving: rows that they replace.
-  features: of `kept`, by place, where completions are compared.
+  features: of `kept`, by place; empty without similarity.
   """
 
   kept: list[int]
@@ -261,13 +261,13 @@ class Admission:
   def store(
       self, rows: np.ndarray, plan: AdmissionPlan, stored: Sequence[int]
   ) -> None:
-    """Notes what is compared of the completions that were stored."""
+    """Stores the features of stored completions."""
     if self._similarity is not None and len(rows):
       features = np.stack([plan.features[j] for j in stored])
       self._similarity.store(rows, features)
 
   def restore(self) -> None:
-    """Makes anew what is compared of all that is stored."""
+    """Recomputes the features of all stored completions."""
     if self._similarity is None:
       return
     table, rows = self._table, self._table.live_rows()
