@@ -184,16 +184,18 @@ def _make_ours(
   """Returns (tokens of each completion) -> seconds to sample them all."""
   sampler = decode.Sampler(
       model,
-      temperature=1.0,
-      top_k=0,
-      top_p=1.0,
-      max_prompt_tokens=_PROMPT_TOKENS,
-      max_completion_tokens=_COMPLETION_TOKENS,
-      num_rows=_NUM_ROWS,
-      chunk_steps=_COMPLETION_TOKENS,
-      eos_id=None,
-      pad_id=0,
-      seed=0,
+      decode.Settings(
+          temperature=1.0,
+          top_k=0,
+          top_p=1.0,
+          max_prompt_tokens=_PROMPT_TOKENS,
+          max_completion_tokens=_COMPLETION_TOKENS,
+          num_rows=_NUM_ROWS,
+          chunk_steps=_COMPLETION_TOKENS,
+          stop_ids=(),
+          pad_id=0,
+          seed=0,
+      ),
   )
   rng = np.random.default_rng(0)
   prompts = rng.integers(*_PROMPT_IDS, (_NUM_PROMPTS, _PROMPT_TOKENS))

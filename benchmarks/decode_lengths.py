@@ -88,17 +88,18 @@ def run(
 def _make_sampler(model: transformer.Model) -> sampling_decode.Sampler:
   return sampling_decode.Sampler(
       model,
-      temperature=1.0,
-      top_k=0,
-      top_p=1.0,
-      max_prompt_tokens=_PROMPT_TOKENS,
-      max_completion_tokens=_COMPLETION_TOKENS,
-      num_rows=_NUM_ROWS,
-      chunk_steps=_CHUNK_STEPS,
-      eos_id=None,
-      stop_ids=range(_NUM_STOP_IDS),
-      pad_id=0,
-      seed=0,
+      sampling_decode.Settings(
+          temperature=1.0,
+          top_k=0,
+          top_p=1.0,
+          max_prompt_tokens=_PROMPT_TOKENS,
+          max_completion_tokens=_COMPLETION_TOKENS,
+          num_rows=_NUM_ROWS,
+          chunk_steps=_CHUNK_STEPS,
+          stop_ids=range(_NUM_STOP_IDS),
+          pad_id=0,
+          seed=0,
+      ),
   )
 
 

@@ -44,16 +44,18 @@ def run(
     shape, params = benchmarks_decode.load_model(None, folder)
   sampler = sampling_decode.Sampler(
       transformer.make_model(shape),
-      temperature=1.0,
-      top_k=0,
-      top_p=1.0,
-      max_prompt_tokens=_PROMPT_TOKENS,
-      max_completion_tokens=_CACHE_TOKENS - _PROMPT_TOKENS,
-      num_rows=_NUM_ROWS,
-      chunk_steps=_CHUNK_STEPS,
-      eos_id=None,
-      pad_id=0,
-      seed=0,
+      sampling_decode.Settings(
+          temperature=1.0,
+          top_k=0,
+          top_p=1.0,
+          max_prompt_tokens=_PROMPT_TOKENS,
+          max_completion_tokens=_CACHE_TOKENS - _PROMPT_TOKENS,
+          num_rows=_NUM_ROWS,
+          chunk_steps=_CHUNK_STEPS,
+          stop_ids=(),
+          pad_id=0,
+          seed=0,
+      ),
   )
   rng = np.random.default_rng(0)
   requests = [

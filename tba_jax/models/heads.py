@@ -13,17 +13,13 @@ of tokens, C labels.
 
 from collections.abc import Callable
 import dataclasses
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from tba_jax import types
-
-if TYPE_CHECKING:
-  from tba_jax.models import config as config_lib
-  from tba_jax.models import transformer
-
+from tba_jax.models import config as config_lib
+from tba_jax.models import transformer
 
 PyTree = types.PyTree
 
@@ -53,7 +49,7 @@ class ScalarModel:
   logical_axes: params with a tuple of axis names in place of each leaf.
   """
 
-  config: "config_lib.ModelConfig"
+  config: config_lib.ModelConfig
   init: Callable[[jax.Array], PyTree]
   from_policy: Callable[..., PyTree]
   label_scores: Callable[..., jax.Array]
@@ -65,8 +61,8 @@ class ScalarModel:
 
 
 def config_of(
-    policy_config: "config_lib.ModelConfig", num_labels: int = 1
-) -> "config_lib.ModelConfig":
+    policy_config: config_lib.ModelConfig, num_labels: int = 1
+) -> config_lib.ModelConfig:
   """Returns the shape of a policy's stack with a scalar head."""
   return dataclasses.replace(policy_config, num_labels=num_labels)
 
@@ -87,7 +83,7 @@ def _last(mask: jax.Array) -> jax.Array:
 class _Functions:
   """The functions of one shape and label, over the stack's own."""
 
-  def __init__(self, stack: "transformer.Model", label: int):
+  def __init__(self, stack: transformer.Model, label: int):
     self.stack = stack
     self.label = label
 
@@ -136,24 +132,25 @@ class _Functions:
     return _at(values_BxKxT1[..., None], lengths_BxK)[..., 0]
 
 
-def of_stack(stack: "transformer.Model", *, label: int = 0) -> ScalarModel:
-  """Returns the model with a scalar head over a stack that has one.
-
-  `models/build.py:make_scalar_model` makes both.
+def make_scalar_model(
+    config: config_lib.ModelConfig, *, label: int = 0, remat: str = "none"
+) -> ScalarModel:
+  """Returns the model of a shape with a scalar head.
 
   Args:
-    stack: its config has num_labels above 0.
+    config: with num_labels above 0; `config_of` makes it from a policy's.
     label: which of the head's numbers are the values.
+    remat: `config.train.remat`.
 
   Raises:
     ValueError: the head does not have that label.
   """
-  config = stack.config
   if not 0 <= label < config.num_labels:
     raise ValueError(
         f"label={label} of a head with num_labels={config.num_labels}: allowed"
         " 0 up to num_labels - 1"
     )
+  stack = transformer.make_model(config, scalar=True, remat=remat)
   functions = _Functions(stack, label)
   return ScalarModel(
       config=config,

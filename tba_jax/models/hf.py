@@ -255,9 +255,9 @@ def save(
   """Writes a folder that `transformers` loads as it is.
 
   It holds config.json, generation_config.json, model.safetensors (or several
-  such files and their index) and, with a tokenizer, its files. The folder
-  appears whole or not at all: it is written beside its place and renamed. A
-  folder of the same kind is replaced.
+  such files and their index) and, with a tokenizer, its files. It is written
+  beside its place and moved there, so that at any moment the old folder stands
+  there or the new one.
 
   Args:
     folder: a local path; parents are made.
@@ -278,21 +278,19 @@ def save(
   leaves = _leaves(model_config, params)
   path.parent.mkdir(parents=True, exist_ok=True)
   new = path.with_name(f".{path.name}.new-{os.getpid()}")
-  old = path.with_name(f".{path.name}.old-{os.getpid()}")
   shutil.rmtree(new, ignore_errors=True)
   new.mkdir()
   try:
     _write_tensors(new, model_config, leaves, max_file_bytes)
     _write_settings(new, model_config, tokenizer)
+    for file in new.iterdir():
+      # safetensors writes with mode 0600, whatever the umask.
+      shutil.copymode(new / "config.json", file)
     hf_files.sync(new)
-    if path.exists():
-      path.rename(old)
-    new.rename(path)
+    hf_files.replace(new, path)
   finally:
-    if old.exists() and not path.exists():
-      old.rename(path)
+    # After an exchange, the old folder.
     shutil.rmtree(new, ignore_errors=True)
-  shutil.rmtree(old, ignore_errors=True)
 
 
 def _write_tensors(

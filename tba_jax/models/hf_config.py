@@ -3,48 +3,41 @@
 """Hugging Face's config.json of a `ModelConfig`: `from_hf` and `to_hf`.
 
 Every setting is either used, held to the one value that we compute, or known
-to change no logits; any other one is refused by name. jax is not imported.
+to change no logits; any other one is refused by name.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import re
 from typing import Any
 
 from tba_jax.models import config as config_lib
 
-# Settings taken out of a config.json, with all that is wrong remembered.
-#
-# jax is not imported.
+ModelConfig = config_lib.ModelConfig
+PLAIN = config_lib.PLAIN
 
-
-# Settings of any family that change no logits.
-_WITHOUT_EFFECT = frozenset(
-    (
-        "_name_or_path",
-        "initializer_range",
-        "label2id",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "pretraining_tp",
-        "problem_type",
-        "return_dict",
-        "task_specific_params",
-        "torchscript",
-        "transformers_version",
-        "use_cache",
-    )
+# Settings of any family that change no logits. Names that begin with "_" are
+# transformers' own; tools leave marks of theirs.
+_WITHOUT_EFFECT = re.compile(
+    r"_.*|unsloth_.*|transformers\.js_config|auto_map|gradient_checkpointing"
+    r"|initializer_range|is_llama_config|label2id|model_type"
+    r"|output_(attentions|hidden_states)|pretraining_tp|problem_type"
+    r"|return_dict|task_specific_params|torchscript|transformers_version"
+    r"|use_cache"
 )
 
 
 class Reader:
-  """Takes settings out of a config.json and remembers what is wrong."""
+  """Takes settings out of a config.json and collects problems."""
 
   def __init__(self, hf: Mapping[str, Any]):
-    self._left = {k: v for k, v in hf.items() if k not in _WITHOUT_EFFECT}
+    self._left = {
+        k: v for k, v in hf.items() if not _WITHOUT_EFFECT.fullmatch(k)
+    }
     self._problems = []
     self.only("chunk_size_feed_forward", 0)
-    self.only("is_encoder_decoder", False)
+    for name in ("is_encoder_decoder", "use_mrope", "rope_interleaved"):
+      self.only(name, False)
 
   def take(self, name: str, default: Any, kinds: type | tuple) -> Any:
     """Returns a setting; `default` is what a file without it means."""
@@ -183,7 +176,7 @@ _ROPE_SETTINGS = {
 }
 
 
-def write_rope(config: "config_lib.ModelConfig") -> dict[str, Any]:
+def write_rope(config: ModelConfig) -> dict[str, Any]:
   """Returns the rotary settings; old readers take one spelling, new both."""
   rope = {
       name: getattr(config, field)
@@ -197,13 +190,6 @@ def write_rope(config: "config_lib.ModelConfig") -> dict[str, Any]:
       "rope_parameters": {"rope_theta": config.rope_theta, **rope},
   }
 
-
-# The config.json of GPT-2 and GPT-NeoX; defaults are transformers' own.
-#
-# jax is not imported.
-
-
-ModelConfig = config_lib.ModelConfig
 
 # Other names of the same functions -> ours.
 _ACTIVATIONS = {
@@ -329,9 +315,6 @@ def write_gpt2(config: ModelConfig) -> dict[str, Any]:
       "scale_attn_weights": config.scale_attention,
       "scale_attn_by_inverse_layer_idx": config.scale_attention_by_layer,
   }
-
-
-PLAIN = config_lib.PLAIN
 
 
 def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:

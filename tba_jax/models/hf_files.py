@@ -6,6 +6,7 @@ jax is not imported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import ctypes
 import dataclasses
 import json
 import os
@@ -169,14 +170,26 @@ def sync(folder: pathlib.Path) -> None:
       os.close(descriptor)
 
 
-# Where the entries of a leaf stand in a tensor of a file, slice by slice.
-#
-# A row of `hf_names.py` says how a tensor's axes are split, which part of it is
-# ours, and in which order. Here that becomes an index: the slice of the tensor
-# to
-# read for a slice of the leaf, so that a process reads what its devices own.
-# jax
-# is not imported.
+def replace(new: pathlib.Path, path: pathlib.Path) -> None:
+  """Moves the folder `new` to `path`, whose folder, if any, goes to `new`.
+
+  Both are exchanged in one step, where the file system can, so that `path` is
+  there throughout.
+  """
+  if not path.exists():
+    new.rename(path)
+    return
+  libc = ctypes.CDLL(None, use_errno=True)
+  at_cwd, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of renameat2(2).
+  names = os.fsencode(new), os.fsencode(path)
+  if hasattr(libc, "renameat2"):
+    if not libc.renameat2(at_cwd, names[0], at_cwd, names[1], exchange):
+      return
+  # Without it (macOS, some network file systems) the old folder steps aside.
+  aside = path.with_name(f"{new.name}.old")
+  path.rename(aside)
+  new.rename(path)
+  aside.rename(new)
 
 
 # Start and stop of each axis.

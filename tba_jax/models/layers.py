@@ -198,20 +198,24 @@ class Linear(nnx.Module):
           logical_axes=tuple(logical_axes)[: len(out_shape)],
       )
 
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns [..., *out_shape] for x [..., *in_shape], in the dtype of x."""
+  def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+    """Returns [..., *out_shape] for x [..., *in_shape].
+
+    The result and the sums of products have `dtype`, that of x by default.
+    """
+    dtype = dtype or x.dtype
     adapted = kernel = self.kernel.get_value()
     if isinstance(adapted, Adapted):
       kernel = adapted.kernel
     kernel = kernel.astype(x.dtype)
     shape = kernel.shape[: kernel.ndim - self.num_in]
     x = x.reshape(*x.shape[: x.ndim - self.num_in], -1)
-    out = product(x, kernel.reshape(-1, x.shape[-1]))
+    out = product(x, kernel.reshape(-1, x.shape[-1]), dtype)
     if isinstance(adapted, Adapted):
-      out += adapted.correction(x)
+      out += adapted.correction(x).astype(dtype)
     out = out.reshape(*x.shape[:-1], *shape)
     if self.has_bias:
-      out += expand_to(self.bias[...].astype(x.dtype), out.ndim)
+      out += expand_to(self.bias[...].astype(dtype), out.ndim)
     return out
 
 
@@ -539,7 +543,7 @@ class Stack(nnx.Module):
     """
     x = self.final_norm(x)
     if self.config.num_labels:
-      return self.score(x).astype(jnp.float32)
+      return self.score(x, jnp.float32)
     if self.config.tie_embeddings:
       return self.embed.attend(x)
-    return self.head(x).astype(jnp.float32)
+    return self.head(x, jnp.float32)

@@ -21,13 +21,11 @@ from tba_jax.models import cache as cache_lib
 from tba_jax.models import config as config_lib
 from tba_jax.models import gpt2
 from tba_jax.models import gpt_neox
-from tba_jax.models import heads
 from tba_jax.models import layers as layers_lib
 from tba_jax.models import llama
 from tba_jax.models import sequence
 
 # A family's modules without arrays: with params they are modules again.
-
 
 PyTree = types.PyTree
 
@@ -47,7 +45,7 @@ class Definitions:
 
 
 def definitions_of(
-    family: "type[layers_lib.Stack]", config: "config_lib.ModelConfig"
+    family: type[layers_lib.Stack], config: config_lib.ModelConfig
 ) -> Definitions:
   """Returns the definitions of a family's modules, without making arrays."""
   model_def, state = nnx.split(
@@ -66,15 +64,8 @@ def definitions_of(
   return Definitions(model_def, block_def, axes)
 
 
-# What a forward pass keeps of each layer for the gradient: `train.remat`.
-#
-# The rest is computed again on the way back. "none" computes nothing twice, and
-# keeps everything; "dots" keeps the results of a layer's products, since what
-# lies between costs less to compute than to write and read; "full" keeps the
-# stream before a layer, and runs the layer twice.
-
-
-# Name -> what is kept, None where nothing is computed again.
+# Rematerialization, `train.remat`: the policy of `jax.checkpoint` for a layer.
+# "dots" keeps the results of matrix products, "full" only the layer's input.
 REMATS = {
     "none": None,
     "dots": jax.checkpoint_policies.save_only_these_names(layers_lib.PRODUCT),
@@ -82,14 +73,8 @@ REMATS = {
 }
 
 
-def check_remat(remat: str) -> None:
-  """Raises ValueError where there is no such setting."""
-  if remat not in REMATS:
-    raise ValueError(f"train.remat={remat!r}: allowed {tuple(REMATS)}")
-
-
 def remat_block(layer: Callable, remat: str) -> Callable:
-  """Returns a layer, to be scanned over, that keeps what `remat` says."""
+  """Returns a layer, to be scanned over, with a rematerialization policy."""
   if REMATS[remat] is None:
     return layer
   return jax.checkpoint(layer, policy=REMATS[remat], prevent_cse=False)
@@ -98,7 +83,7 @@ def remat_block(layer: Callable, remat: str) -> Callable:
 ModelConfig = config_lib.ModelConfig
 
 
-# Family name -> module class, a `models/stack.py:Stack`.
+# Family name -> its `layers.Stack`.
 FAMILIES = {
     "gpt2": gpt2.GPT2,
     "gpt_neox": gpt_neox.GPTNeoX,
@@ -123,18 +108,16 @@ class Model:
     mean nothing but are finite.
   completion_stream: (params, prompt_tokens_BxP, prompt_mask_BxP,
     completion_tokens_BxKxT) -> stream_BxKxTxD, from which `unembed` predicts
-    completion token t. Prompts are left-padded, completions right-padded
-    (padding is causal: it changes nothing before it). Each prompt is computed
-    once and shared by its K completions. Where tokens are split over devices
-    (`models/split.py`) T is padded to what they divide.
+    completion token t. Prompts are left-padded, completions right-padded.
+    Each prompt is computed once and shared by its K completions. Under sequence
+    parallelism (`sequence.py`) T is padded to what divides.
   unembed: (params, stream_...xD) -> logits_...xV float32.
   completion_logits: as completion_stream -> logits_BxKxTxV float32, all at
-    once; `forward.py` has a form that holds a few positions' at a time.
+    once.
   prefill: (params, prompt_tokens_BxP, prompt_mask_BxP) -> (logits_BxV float32
     that predict the first completion token, prompt_cache).
-  init_cache: (num_rows, lengths) -> cache of zeros for R rows: blocks with
-    that many columns, as `models/cache.py` describes. The first is for prompts,
-    P columns.
+  init_cache: (num_rows, lengths) -> KV cache of zeros for R rows: blocks with
+    that many columns, as `cache.py` describes; the first is for prompts.
   fill_cache: (cache, prompt_cache, slots_R) -> cache. Copies prompt slots_R[r]
     to the first block of row r, or to all blocks where prompts are as wide; a
     row with a slot below 0 stays as it is.
@@ -361,23 +344,15 @@ def make_model(
   Args:
     model_config: the shape.
     scalar: whether it has a scalar head.
-    remat: `config.train.remat`, of a model that is trained; it changes what a
-      gradient costs, and nothing else.
+    remat: `config.train.remat`.
 
   Raises:
-    ValueError: the family is not known, the head is of the other kind, or
-      `remat` is not known.
+    ValueError: the head is of the other kind.
   """
-  check_remat(remat)
   if scalar != bool(model_config.num_labels):
     raise ValueError(
         f"num_labels={model_config.num_labels}: allowed"
         f" {'1 or more' if scalar else '0, a model that predicts tokens'}"
-    )
-  if model_config.family not in FAMILIES:
-    raise ValueError(
-        f"config.model.family={model_config.family!r}: allowed"
-        f" {sorted(FAMILIES)}"
     )
   forward = _Forward(model_config, remat)
   return Model(
@@ -394,20 +369,3 @@ def make_model(
       decode_step=forward.decode_step,
       logical_axes=forward.definitions.logical_axes,
   )
-
-
-def make_scalar_model(
-    config: ModelConfig, *, label: int = 0, remat: str = "none"
-) -> heads.ScalarModel:
-  """Returns the model of a shape with a scalar head.
-
-  Args:
-    config: with num_labels above 0; `heads.config_of` makes it from a policy's.
-    label: which of the head's numbers are the values.
-    remat: as `make_model`.
-
-  Raises:
-    ValueError: the family is not known, or the head does not have that label.
-  """
-  stack = make_model(config, scalar=True, remat=remat)
-  return heads.of_stack(stack, label=label)

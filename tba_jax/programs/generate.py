@@ -34,6 +34,7 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
+from tba_jax.sampling import rows as sampling_rows
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.training import model_source
@@ -573,8 +574,7 @@ def _make_sampler(
   """Returns the sampler, with rows for so many lines at most."""
   sampling = config.sampling
   in_batch = num_lines * config.generate.num_completions
-  return decode.Sampler(
-      source.model,
+  settings = decode.Settings(
       temperature=sampling.temperature,
       top_k=sampling.top_k,
       top_p=sampling.top_p,
@@ -587,10 +587,10 @@ def _make_sampler(
       num_rows=min(sampling.num_rows, in_batch),
       chunk_steps=sampling.chunk_steps,
       prompt_buckets=sampling.prompt_buckets,
-      eos_id=source.tokenizer.eos_id,
       pad_id=source.tokenizer.pad_id,
       seed=config.seed,
   )
+  return decode.Sampler(source.model, settings)
 
 
 def _generate_record(
@@ -681,8 +681,8 @@ def score(
       )
   )
 
-  rows = decode.rows_sharding(
-      decode.params_shardings(source.params), config.generate.batch_lines
+  rows = sampling_rows.rows_sharding(
+      sampling_rows.params_sharding(source.params), config.generate.batch_lines
   )
 
   def prepare(line: Line) -> _Pair:

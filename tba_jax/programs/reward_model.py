@@ -38,7 +38,6 @@ from tba_jax.models import config as config_lib
 from tba_jax.models import heads
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models import transformer
 from tba_jax.rewards import reward_model
 from tba_jax.system import jsonl
 from tba_jax.tasks import base
@@ -635,7 +634,7 @@ class _Start:
           f"config.reward_model.init={source!r}: its head gives"
           f" {self._shape.num_labels} labels; allowed 1, or a policy"
       )
-    self.model = transformer.make_scalar_model(
+    self.model = heads.make_scalar_model(
         self._shape if self._shape.num_labels else heads.config_of(self._shape)
     )
 

@@ -650,8 +650,7 @@ def _make_victim(
     params = echo_params(model.init(jax.random.PRNGKey(0)), range(NUM_SPECIAL))
   else:
     model, params, tokenizer = loaders.load_model(task.setting("victim"))
-  sampler = loaders.make_sampler(
-      model,
+  settings = requests_lib.Settings(
       temperature=task.setting("victim_temperature"),
       top_k=0,
       top_p=task.setting("victim_top_p"),
@@ -660,12 +659,11 @@ def _make_victim(
       max_completion_tokens=max_tokens,
       num_rows=task.setting("victim_rows"),
       chunk_steps=max_tokens,
-      eos_id=tokenizer.eos_id,
       pad_id=tokenizer.pad_id,
       seed=config.seed,
   )
   return Victim(
-      sampler,
+      loaders.make_sampler(model, settings),
       params,
       tokenizer,
       template=task.setting("victim_template"),

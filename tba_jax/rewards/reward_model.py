@@ -15,7 +15,6 @@ from tba_jax.models import config as config_lib
 from tba_jax.models import heads
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models import transformer
 from tba_jax.rewards import judges
 from tba_jax.tasks import base
 
@@ -136,7 +135,7 @@ def load_scorer(
     )
   tokenizer = tokenizer_lib.load(path, bos=config.tokenizer.bos)
   return RewardScorer(
-      transformer.make_scalar_model(shape),
+      heads.make_scalar_model(shape),
       hf.load(path)[1],
       tokenizer,
       max_prompt_tokens=config.sampling.max_prompt_tokens,

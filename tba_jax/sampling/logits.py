@@ -1,47 +1,29 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""From logits to the distribution that is sampled from, and a draw from it.
+"""Token sampling: temperature, top-k, top-p, min-p, and a draw.
 
-`process` gives the exact log-probs of that distribution, so the log-prob of a
-drawn token, its behavior log-prob, is read from the same array that the draw
-uses. `sample` inverts the distribution function at a given uniform number: one
-number a token, and the token is a pure function of it.
+`process` gives the exact log-probs of the distribution that is sampled from, so
+the behavior log-prob of a token is read from the array that the draw uses.
+`sample` inverts the distribution function at a given uniform number, so a token
+is a pure function of that number.
+
+Axes: R rows, V vocabulary.
 """
 
-from collections.abc import Sequence
-import dataclasses
+from collections.abc import Collection
 import math
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from tba_jax.losses import logprobs
+from tba_jax.sampling import requests
 
-if TYPE_CHECKING:
-  from tba_jax.sampling import rows
-
+# Folded into a row's key for its own temperature: no position of a token.
+_TEMPERATURE_STREAM = 0x7E3B0000
 
 # Width of the blocks whose running sums are one triangular product.
 _BLOCK = 128
-
-
-def check_settings(
-    *, temperature: float, top_k: int, top_p: float, min_p: float = 0.0
-) -> None:
-  """Raises ValueError naming the first setting that is out of range."""
-  if not (temperature >= 0 and math.isfinite(temperature)):
-    raise ValueError(
-        f"sampling.temperature={temperature}: allowed 0 (greedy) or above"
-    )
-  if top_k < 0:
-    raise ValueError(f"sampling.top_k={top_k}: allowed 0 (off) or above")
-  if not 0 < top_p <= 1:
-    raise ValueError(
-        f"sampling.top_p={top_p}: allowed above 0 and up to 1 (off)"
-    )
-  if not 0 <= min_p < 1:
-    raise ValueError(f"sampling.min_p={min_p}: allowed 0 (off) to below 1")
 
 
 def process(
@@ -52,7 +34,7 @@ def process(
     top_p: float,
     min_p: float = 0.0,
 ) -> jax.Array:
-  """Returns the log of the distribution that is sampled from.
+  """Returns the log-probs of the distribution that is sampled from.
 
   In this order: divide by `temperature`; keep the `top_k` likeliest tokens;
   keep the smallest set of likeliest tokens whose probabilities, renormalized
@@ -70,11 +52,7 @@ def process(
 
   Returns:
     [R, V] float32, nats; -inf for a token that cannot be drawn.
-
-  Raises:
-    ValueError: a setting is out of range.
   """
-  check_settings(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
   logits_RxV = logits_RxV.astype(jnp.float32)
   if temperature == 0:
     best_Rx1 = jnp.argmax(logits_RxV, axis=-1, keepdims=True)
@@ -143,7 +121,7 @@ def plain_logprob(
   Args:
     logits_RxV: [R, V] float.
     token_R: [R] int32.
-    temperature: 0, which is no distribution of the model's, counts as 1.
+    temperature: 0 counts as 1.
 
   Returns:
     [R] float32, nats.
@@ -192,44 +170,8 @@ def _running_sums(values_RxV: jax.Array) -> jax.Array:
   return within.reshape(num_rows, num_blocks * width)[:, :num_values]
 
 
-# What is changed of the logits so that sampling finds what is new.
-#
-# A share of the completions is drawn at a temperature of its own, and none ends
-# before it has some tokens. The log-prob of a token under what it was drawn
-# from
-# is its behavior log-prob; the model's own is the plain one beside it.
-#
-# Source: Lee et al. 2025 (arXiv:2405.18540) and the code that they released,
-# with
-# one temperature a completion in place of one a batch.
-#
-# Axes: R rows, V vocabulary.
-
-
-# Folded into a row's key for its own temperature: no position of a token.
-_STREAM = 0x7E3B0000
-
-
-@dataclasses.dataclass(frozen=True)
-class Explore:
-  """How completions differ from the model's own; the defaults are those.
-
-  fraction: share that is drawn at a temperature of its own; 0 is off.
-  min_temperature, max_temperature: of these, uniform between.
-  min_tokens: of each completion before a token may end it.
-  """
-
-  fraction: float = 0.0
-  min_temperature: float = 1.0
-  max_temperature: float = 1.0
-  min_tokens: int = 0
-
-
-NONE = Explore()
-
-
 def explored_logits(
-    settings: "rows.Settings",
+    settings: requests.Settings,
     logits_RxV: jax.Array,
     keys_R: jax.Array,
     position_R: jax.Array,
@@ -237,15 +179,15 @@ def explored_logits(
   """Returns the logits to draw from at `settings.temperature`.
 
   Args:
-    settings: reads `explore`, `temperature` and `stop_ids`.
+    settings: reads `explore`, `temperature` and `stop_ids`; greedy decoding
+      does not explore.
     logits_RxV: [R, V] float.
-    keys_R: [R] keys of the rows; a completion keeps its temperature.
+    keys_R: [R] keys of the rows.
     position_R: [R] int32, of the token that is drawn.
-
-  Returns:
-    [R, V]; `logits_RxV` itself where nothing is asked for.
   """
   explore = settings.explore
+  if not settings.temperature:
+    return logits_RxV
   if explore.fraction:
     own_R = own_temperature(explore, keys_R)
     factor_R = settings.temperature / jnp.maximum(own_R, 1e-6)
@@ -257,12 +199,9 @@ def explored_logits(
   return logits_RxV
 
 
-def own_temperature(explore: Explore, keys_R: jax.Array) -> jax.Array:
-  """Returns the temperature of each row, [R] float32, 0 where it has none.
-
-  A pure function of the row's key, as all random numbers of a completion are.
-  """
-  own_R = jax.vmap(jax.random.fold_in, (0, None))(keys_R, _STREAM)
+def own_temperature(explore: requests.Explore, keys_R: jax.Array) -> jax.Array:
+  """Returns each row's own temperature [R] float32; 0 where it has none."""
+  own_R = jax.vmap(jax.random.fold_in, (0, None))(keys_R, _TEMPERATURE_STREAM)
   uniform_Rx2 = (jax.random.key_data(own_R) >> 8).astype(jnp.float32) * 2.0**-24
   low, high = explore.min_temperature, explore.max_temperature
   return jnp.where(
@@ -273,14 +212,14 @@ def own_temperature(explore: Explore, keys_R: jax.Array) -> jax.Array:
 
 
 def _forbid(
-    logits_RxV: jax.Array, tokens: Sequence[int], rows_R: jax.Array
+    logits_RxV: jax.Array, tokens: Collection[int], rows_R: jax.Array
 ) -> jax.Array:
   """Returns logits under which `tokens` are never drawn in `rows_R`."""
   vocab_1xV = jnp.arange(logits_RxV.shape[-1])[None, :]
   hit_1xV = jnp.zeros(vocab_1xV.shape, bool)
   for token in tokens:
     hit_1xV = hit_1xV | (vocab_1xV == token)
-  # Not -inf: a difference of two of those is no number.
+  # Not -inf: a difference of two of those is NaN.
   lowest = jnp.finfo(jnp.float32).min / 4
   logits_RxV = logits_RxV.astype(jnp.float32)
   return jnp.where(hit_1xV & rows_R[:, None], lowest, logits_RxV)

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of the sampler and what it gives back: host arrays only."""
+"""The sampler's settings, requests and bookkeeping: host arrays only."""
 
 import collections
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import dataclasses
 
 import numpy as np
@@ -11,6 +11,92 @@ import numpy as np
 from tba_jax import types
 
 UINT32 = 2**32
+
+# Prompts are prefilled in batches of one for so many rows: with 16 completions
+# a prompt, one prefill fills all rows.
+_ROWS_PER_PREFILL = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Explore:
+  """Changes to the distribution that completions are drawn from.
+
+  Source: Lee et al. 2025 (arXiv:2405.18540), with one temperature a completion
+  in place of one a batch.
+
+  fraction: share of completions drawn at a temperature of their own; 0 is off.
+  min_temperature, max_temperature: range of these, uniform.
+  min_tokens: tokens before a stop token may be drawn.
+  """
+
+  fraction: float = 0.0
+  min_temperature: float = 1.0
+  max_temperature: float = 1.0
+  min_tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """What a sampler is compiled for.
+
+  temperature: of token sampling; 0 is greedy, without `explore`.
+  top_k, top_p, min_p: as `logits.process` takes them.
+  max_prompt_tokens: P.
+  max_completion_tokens: T; a completion is cut off there.
+  num_rows: R, completions decoded at the same time.
+  chunk_steps: decode steps between refills while requests wait.
+  pad_id: fills a completion after its end.
+  seed: of requests without their own, in [0, 2^32).
+  stop_ids: tokens that end a completion.
+  stop_strings: texts that end a completion with the token that completes one;
+    looked for every `chunk_steps` tokens.
+  text_fn: ids -> text; needed with stop strings.
+  recompute_cache: whether newer params recompute the KV cache of completions
+    in flight.
+  prompt_buckets: number of lengths that prompts are padded to for their
+    prefill: P, half of it, a quarter, …
+  explore: see `Explore`.
+  """
+
+  temperature: float
+  top_k: int
+  top_p: float
+  max_prompt_tokens: int
+  max_completion_tokens: int
+  num_rows: int
+  chunk_steps: int
+  pad_id: int
+  seed: int
+  min_p: float = 0.0
+  stop_ids: Collection[int] = ()
+  stop_strings: Sequence[str] = ()
+  text_fn: Callable[[Sequence[int]], str] | None = None
+  recompute_cache: bool = False
+  prompt_buckets: int = 1
+  explore: Explore = Explore()
+
+  @property
+  def samples_plainly(self) -> bool:
+    """Whether completions are drawn from the tempered model itself."""
+    return self.temperature > 0 and (
+        (self.top_k, self.top_p, self.min_p) == (0, 1, 0)
+        and self.explore == Explore()
+    )
+
+  @property
+  def prefill_size(self) -> int:
+    """B, prompts that are prefilled together."""
+    return max(1, self.num_rows // _ROWS_PER_PREFILL)
+
+  @property
+  def buckets(self) -> tuple[int, ...]:
+    """Lengths that prompts are padded to, the longest last."""
+    counts = range(self.prompt_buckets)
+    return tuple(sorted({-(-self.max_prompt_tokens // 2**i) for i in counts}))
+
+  def bucket_of(self, request: "Request") -> int:
+    """Returns the shortest bucket that holds a request's prompt."""
+    return min(b for b in self.buckets if b >= len(request.prompt_tokens))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +110,7 @@ class Request:
   num_completions: S, at least 1.
   first_sample: sample index of the first completion; the others follow.
   seed: of its random numbers, below 2^32; None takes the sampler's.
-  max_tokens: at which a completion ends, unstopped; None takes the sampler's.
+  max_tokens: where its completions are cut off; None takes the sampler's T.
   """
 
   prompt_tokens: np.ndarray
@@ -35,116 +121,69 @@ class Request:
   seed: int | None = None
   max_tokens: int | None = None
 
-
-def check_request(
-    request: Request,
-    *,
-    max_prompt_tokens: int,
-    max_completion_tokens: int,
-    vocab_size: int,
-) -> None:
-  """Raises ValueError, naming the prompt id, where a request is not valid."""
-  tokens_P = np.asarray(request.prompt_tokens)
-  last_sample = request.first_sample + request.num_completions - 1
-  numbers = [request.prompt_id, request.visit, request.first_sample]
-  problem = None
-  if tokens_P.ndim != 1 or not 1 <= len(tokens_P) <= max_prompt_tokens:
-    problem = (
-        f"prompt tokens of shape {tokens_P.shape}: allowed 1 to"
-        f" sampling.max_prompt_tokens={max_prompt_tokens} tokens"
-    )
-  elif tokens_P.dtype.kind not in "iu":
-    problem = f"prompt tokens of dtype {tokens_P.dtype}: allowed integers"
-  elif tokens_P.min() < 0 or tokens_P.max() >= vocab_size:
-    problem = (
-        f"prompt tokens from {tokens_P.min()} to {tokens_P.max()}: allowed 0"
-        f" to {vocab_size - 1}"
-    )
-  elif request.num_completions < 1:
-    problem = f"num_completions={request.num_completions}: allowed 1 or more"
-  elif min(numbers) < 0 or max(*numbers, last_sample) >= UINT32:
-    problem = (
-        f"visit {request.visit}, samples {request.first_sample} to"
-        f" {last_sample}: allowed 0 to 2^32 - 1, as for the prompt id"
-    )
-  elif request.seed is not None and not 0 <= request.seed < UINT32:
-    problem = f"seed={request.seed}: allowed 0 to 2^32 - 1"
-  elif request.max_tokens is not None and (
-      not 1 <= request.max_tokens <= max_completion_tokens
-  ):
-    problem = (
-        f"max_tokens={request.max_tokens}: allowed 1 to"
-        f" sampling.max_completion_tokens={max_completion_tokens}"
-    )
-  if problem is not None:
-    raise ValueError(f"prompt {request.prompt_id}: {problem}")
+  def check(self, settings: Settings, vocab_size: int) -> None:
+    """Raises ValueError, naming the prompt id, for a wrong field."""
+    tokens_P, P = np.asarray(self.prompt_tokens), settings.max_prompt_tokens
+    T = settings.max_completion_tokens
+    numbers = {
+        "prompt_id": self.prompt_id,
+        "visit": self.visit,
+        "first_sample": self.first_sample,
+        "last sample": self.first_sample + self.num_completions - 1,
+        "seed": self.seed or 0,
+    }
+    problem = None
+    if tokens_P.ndim != 1 or not 1 <= len(tokens_P) <= P:
+      problem = (
+          f"prompt_tokens of shape {tokens_P.shape}: allowed 1 to"
+          f" sampling.max_prompt_tokens={P} tokens"
+      )
+    elif tokens_P.dtype.kind not in "iu" or not (
+        0 <= tokens_P.min() <= tokens_P.max() < vocab_size
+    ):
+      problem = f"prompt_tokens: allowed integers from 0 to {vocab_size - 1}"
+    elif self.num_completions < 1:
+      problem = f"num_completions={self.num_completions}: allowed 1 or more"
+    elif self.max_tokens is not None and not 1 <= self.max_tokens <= T:
+      problem = (
+          f"max_tokens={self.max_tokens}: allowed 1 to"
+          f" sampling.max_completion_tokens={T}"
+      )
+    for name, number in numbers.items():
+      if problem is None and not 0 <= number < UINT32:
+        problem = f"{name}={number}: allowed 0 to 2^32 - 1"
+    if problem is not None:
+      raise ValueError(f"prompt {self.prompt_id}: {problem}")
 
 
-def check_sizes(
-    *,
-    max_prompt_tokens: int,
-    max_completion_tokens: int,
-    num_rows: int,
-    chunk_steps: int,
-    prompt_buckets: int,
-    max_positions: int,
-) -> None:
-  """Raises ValueError naming the first size of a sampler that is wrong."""
-  for name, value in (
-      ("max_prompt_tokens", max_prompt_tokens),
-      ("max_completion_tokens", max_completion_tokens),
-      ("num_rows", num_rows),
-      ("chunk_steps", chunk_steps),
-      ("prompt_buckets", prompt_buckets),
-  ):
-    if value < 1:
-      raise ValueError(f"sampling.{name}={value}: allowed 1 or above")
-  if max_prompt_tokens + max_completion_tokens > max_positions:
-    raise ValueError(
-        f"sampling.max_prompt_tokens={max_prompt_tokens} and"
-        f" sampling.max_completion_tokens={max_completion_tokens}: allowed at"
-        f" most model.max_positions={max_positions} together"
-    )
+# Index of a request, number of the completion in it.
+Owner = tuple[int, int]
 
 
-class Assignment:
-  """Which completion each of R rows decodes, and which ones wait.
+class Slots:
+  """Assigns completions to the R rows of a decode state.
 
-  A completion is (index of its request, number of the completion in it).
-
-  queue: those that wait, in the order of `order`.
+  queue: completions that wait for a row.
   owners: row -> the completion that it decodes.
   """
 
   def __init__(
       self,
-      prompts: Sequence[Request],
-      *,
+      requests: Sequence[Request],
+      settings: Settings,
       order: Sequence[int],
-      num_rows: int,
-      max_completion_tokens: int,
-      seed: int,
   ):
-    """Makes it, with all rows free.
-
-    Args:
-      prompts: all requests.
-      order: their indices, as their completions are to be begun.
-      num_rows: R.
-      max_completion_tokens: of a request that names no number of its own.
-      seed: of a request that has none.
-    """
+    """Queues all completions; `order` are the indices of the requests."""
     self.queue = collections.deque(
         (index, sample)
         for index in order
-        for sample in range(prompts[index].num_completions)
+        for sample in range(requests[index].num_completions)
     )
-    self.owners: dict[int, tuple[int, int]] = {}
-    self._prompts = prompts
-    self._seed = seed
-    self._max_completion_tokens = max_completion_tokens
+    self.owners: dict[int, Owner] = {}
+    self._requests = requests
+    self._settings = settings
     # Tokens that each row has sampled, unless it ended before.
-    self._lengths_R = np.ones(num_rows, np.int32)
+    self._lengths_R = np.ones(settings.num_rows, np.int32)
 
   @property
   def num_rows(self) -> int:
@@ -152,7 +191,7 @@ class Assignment:
     return len(self._lengths_R)
 
   @property
-  def can_place(self) -> bool:
+  def can_refill(self) -> bool:
     """Whether completions wait and rows are free."""
     return bool(self.queue) and len(self.owners) < self.num_rows
 
@@ -161,175 +200,156 @@ class Assignment:
     """The most tokens that a row in use may have sampled."""
     return int(max(self._lengths_R[row] for row in self.owners))
 
-  def place(
-      self, slots: Mapping[int, int]
+  def refill(
+      self, prefilled: Mapping[int, int]
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gives free rows to the head of the queue, as far as it is prefilled.
 
     Args:
-      slots: index of a request -> its place in the prefill.
+      prefilled: index of a request -> its place in the prefilled batch.
 
     Returns:
-      slot_R: [R] int32, place in the prefill; -1 keeps the row as it is.
+      source_R: [R] int32, place in the prefilled batch; -1: not refilled.
       ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index.
-      limit_R: [R] int32, tokens at which the row ends, unstopped.
+      limit_R: [R] int32, tokens at which the completion is cut off.
     """
-    num_rows = self.num_rows
-    slot_R = np.full(num_rows, -1, np.int32)
-    ids_Rx4 = np.zeros((num_rows, 4), np.uint32)
-    limit_R = np.full(num_rows, self._max_completion_tokens, np.int32)
-    for row in range(num_rows):
-      if not self.queue or self.queue[0][0] not in slots:
+    source_R = np.full(self.num_rows, -1, np.int32)
+    ids_Rx4 = np.zeros((self.num_rows, 4), np.uint32)
+    limit_R = np.full(
+        self.num_rows, self._settings.max_completion_tokens, np.int32
+    )
+    for row in range(self.num_rows):
+      if not self.queue or self.queue[0][0] not in prefilled:
         break
       if row in self.owners:
         continue
       index, sample = self.owners[row] = self.queue.popleft()
-      request = self._prompts[index]
-      slot_R[row] = slots[index]
-      sample_index = request.first_sample + sample
-      seed = self._seed if request.seed is None else request.seed
-      ids_Rx4[row] = seed, request.prompt_id, request.visit, sample_index
+      request = self._requests[index]
+      seed = self._settings.seed if request.seed is None else request.seed
+      source_R[row] = prefilled[index]
+      ids_Rx4[row] = (
+          seed,
+          request.prompt_id,
+          request.visit,
+          request.first_sample + sample,
+      )
       if request.max_tokens is not None:
         limit_R[row] = request.max_tokens
       self._lengths_R[row] = 1
-    return slot_R, ids_Rx4, limit_R
+    return source_R, ids_Rx4, limit_R
 
   def keep(self, num_rows: int) -> np.ndarray:
-    """Drops free rows, so that `num_rows` are left, and numbers those anew.
-
-    Args:
-      num_rows: at least as many as are in use.
+    """Drops free rows until `num_rows` are left, and numbers those anew.
 
     Returns:
-      [num_rows] int32, what number each had.
+      [num_rows] int32, the number that each row had.
     """
-    used = [*self.owners]
     free = (r for r in range(self.num_rows) if r not in self.owners)
-    rows = np.array([*used, *free][:num_rows], np.int32)
-    self.owners = {new: self.owners[old] for new, old in enumerate(used)}
+    rows = np.array([*self.owners, *free][:num_rows], np.int32)
+    self.owners = dict(enumerate(self.owners.values()))
     self._lengths_R = self._lengths_R[rows]
     return rows
 
   def advance(self, num_steps: int) -> None:
-    """Notes that every row samples up to `num_steps` tokens."""
+    """Adds the steps of a chunk to the length of every row."""
     self._lengths_R += num_steps
 
-  def release(self, done_R: np.ndarray) -> dict[int, tuple[int, int]]:
-    """Frees the rows that are done; returns who owned them."""
+  def release(self, done_R: np.ndarray) -> dict[int, Owner]:
+    """Frees the rows that are done; returns their owners."""
     rows = [row for row in np.flatnonzero(done_R) if row in self.owners]
     return {row: self.owners.pop(row) for row in rows}
 
 
 class Results:
-  """The completions of all requests, filled in as their rows end."""
+  """The completions of all requests, filled in as they end."""
 
   def __init__(
       self,
-      prompts: Sequence[Request],
-      *,
+      requests: Sequence[Request],
       max_completion_tokens: int,
       version: int,
   ):
-    """Takes what was asked, and the version of the first params."""
-    shapes = [(r.num_completions, max_completion_tokens) for r in prompts]
+    """Allocates them; `version` is that of the first params."""
+    shapes = [(r.num_completions, max_completion_tokens) for r in requests]
     zeros = lambda dtype: [np.zeros(shape, dtype) for shape in shapes]
     each = lambda dtype: [np.zeros(shape[0], dtype) for shape in shapes]
     self._tokens = zeros(np.int32)
-    self._logprobs = zeros(np.float32)
-    self._plain: list[np.ndarray] | None = None
-    self._lengths = each(np.int32)
-    self._stopped = each(bool)
-    self._cut = each(bool)
+    self._logprobs, self._plain = zeros(np.float32), zeros(np.float32)
+    self._lengths, self._stopped = each(np.int32), each(bool)
     self._versions = [np.full(shape, version, np.int32) for shape in shapes]
 
-  def swap(self, version: int, sampled: Mapping[tuple[int, int], int]) -> None:
-    """Notes that tokens from here on are drawn with other params.
+  def set_version(self, version: int, sampled: Mapping[Owner, int]) -> None:
+    """Sets the version of all tokens that are yet to be drawn.
 
     Args:
-      version: of the params.
-      sampled: tokens so far, of all completions that are begun and not `add`ed.
+      version: of the params that draw them.
+      sampled: tokens so far of each completion that is begun and not `add`ed.
     """
     for index, versions_SxT in enumerate(self._versions):
       for sample in np.flatnonzero(self._lengths[index] == 0):
         versions_SxT[sample, sampled.get((index, sample), 0) :] = version
 
-  def note_cuts(self, owners: Iterable[tuple[int, int]]) -> None:
-    """Notes whose completions end with a stop string."""
+  def note_stop_strings(self, owners: Iterable[Owner]) -> None:
+    """Marks completions that a stop string has ended."""
     for index, sample in owners:
-      self._cut[index][sample] = True
+      self._stopped[index][sample] = True
 
   def add(
       self,
-      collected: tuple[
-          np.ndarray, np.ndarray, np.ndarray | None, np.ndarray, np.ndarray
-      ],
-      owned: Mapping[int, tuple[int, int]],
+      collected: Sequence[np.ndarray | None],
+      owners: Mapping[int, Owner],
   ) -> None:
-    """Enters rows that ended.
+    """Enters completions that ended.
 
     Args:
-      collected: tokens and log-probs [R, T], plain log-probs [R, T] or None
-        where they are the same, lengths [R], stopped [R].
-      owned: row -> (index of its request, number of the completion in it).
+      collected: as `rows.collect` returns it.
+      owners: row -> the completion in it.
     """
     tokens_RxT, logprobs_RxT, plain_RxT, lengths_R, stopped_R = collected
-    if plain_RxT is not None and self._plain is None:
-      self._plain = [np.zeros_like(array) for array in self._logprobs]
-    for row, (index, sample) in owned.items():
+    if plain_RxT is None:
+      plain_RxT = logprobs_RxT
+    for row, (index, sample) in owners.items():
       self._tokens[index][sample] = tokens_RxT[row]
       self._logprobs[index][sample] = logprobs_RxT[row]
-      if plain_RxT is not None:
-        self._plain[index][sample] = plain_RxT[row]
+      self._plain[index][sample] = plain_RxT[row]
       self._lengths[index][sample] = lengths_R[row]
-      self._stopped[index][sample] = stopped_R[row]
+      self._stopped[index][sample] |= stopped_R[row]
 
   def completions(self) -> list[types.Completions]:
     """Returns the completions by request."""
-    plain = self._logprobs if self._plain is None else self._plain
-    return [
-        self._completion(index, plain[index])
-        for index in range(len(self._tokens))
-    ]
+    return [self._completions(index) for index in range(len(self._tokens))]
 
-  def _completion(self, index: int, plain_SxT: np.ndarray) -> types.Completions:
+  def _completions(self, index: int) -> types.Completions:
     tokens_SxT, lengths_S = self._tokens[index], self._lengths[index]
-    stopped_S, cut_S = self._stopped[index], self._cut[index]
+    versions_SxT = self._versions[index]
     sampled_SxT = np.arange(tokens_SxT.shape[1]) < lengths_S[:, None]
     return types.Completions(
         tokens=tokens_SxT,
         lengths=lengths_S,
         logprobs=self._logprobs[index],
-        plain_logprobs=plain_SxT,
-        stopped=stopped_S | cut_S,
+        plain_logprobs=self._plain[index],
+        stopped=self._stopped[index],
         # They only grow, so the first token's are the oldest.
-        versions=self._versions[index][:, 0].copy(),
-        token_versions=np.where(sampled_SxT, self._versions[index], -1),
+        versions=versions_SxT[:, 0].copy(),
+        token_versions=np.where(sampled_SxT, versions_SxT, -1),
     )
-
-
-# Where a completion is cut by a stop string: host arrays only.
-#
-# A completion ends with the first token at which its text holds a stop string,
-# wherever in its tokens the string begins and ends. That is a rule on tokens
-# alone, so where it is looked for, after each token or after each chunk,
-# changes
-# nothing, and the log-probs of the tokens kept are exact.
 
 
 # What a tokenizer writes for bytes that are not, or not yet, a character.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-# Index of a request, number of the completion in it.
-Owner = tuple[int, int]
-
 
 class StopStringWatch:
-  """Looks for stop strings in completions as they grow, each token once."""
+  """Finds stop strings in completions as they grow, reading each token once.
 
-  def __init__(self, stop_strings: Sequence[str], decode: Callable[..., str]):
-    """Takes the strings, none empty, and ids -> text."""
+  A completion ends with the first token at which its text holds a stop string,
+  wherever in its tokens the string begins and ends. The rule is one on tokens
+  alone, so the chunks after which it is applied change nothing.
+  """
+
+  def __init__(self, stop_strings: Sequence[str], text_fn: Callable[..., str]):
     self._strings = tuple(stop_strings)
-    self._decode = decode
+    self._text_fn = text_fn
     # A token has at least one byte, so what ends at a token began at most so
     # many before it; the first of a window may be written otherwise (without
     # its leading space), so it is one more.
@@ -340,8 +360,8 @@ class StopStringWatch:
     """Returns the number of tokens to keep, None to keep all so far.
 
     Args:
-      owner: of the completion; later calls have the same ids and more.
-      ids: [n] int, the completion's tokens so far, without its stop token.
+      owner: the completion; later calls have the same ids and more.
+      ids: [n] int, its tokens so far, without its stop token.
     """
     seen = self._seen.get(owner, 0)
     self._seen[owner] = len(ids)
@@ -359,7 +379,7 @@ class StopStringWatch:
 
   def cuts(
       self,
-      rows: Iterable[tuple[int, Owner]],
+      owners: Mapping[int, Owner],
       tokens_RxT: np.ndarray,
       lengths_R: np.ndarray,
       stopped_R: np.ndarray,
@@ -367,13 +387,13 @@ class StopStringWatch:
     """Returns [R] int32, tokens to keep of each row; -1 keeps it as it is.
 
     Args:
-      rows: those in use, with the owners of their completions.
+      owners: row -> the completion in it.
       tokens_RxT: [R, T] int32.
       lengths_R: [R] int32.
       stopped_R: [R] bool, the last token is a stop token.
     """
     cut_R = np.full(len(lengths_R), -1, np.int32)
-    for row, owner in rows:
+    for row, owner in owners.items():
       length = lengths_R[row] - int(stopped_R[row])
       cut = self.cut(owner, tokens_RxT[row, :length])
       if cut is not None:
@@ -381,7 +401,7 @@ class StopStringWatch:
     return cut_R
 
   def _text(self, ids: np.ndarray) -> str:
-    return self._decode(ids.tolist())
+    return self._text_fn(ids.tolist())
 
   def _holds(self, text: str) -> bool:
     return any(string in text for string in self._strings)

@@ -1,38 +1,45 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The device side of the sampler: rows in flight and what is done to them.
+"""Device side of the sampler: R rows, each decoding one completion.
 
 `refill` starts rows, `decode_chunk` advances all of them, `collect` reads them
-out. All are pure functions of fixed shapes, to be jitted by their caller.
+out: pure functions of fixed shapes. `Programs` compiles them.
 
-Axes: B prompts of a prefill, R rows, P prompt tokens, T completion tokens, V
-vocabulary; N layers, G key-value heads and Dh head width in the caches.
+Axes: B prompts of a prefill, Q tokens they are padded to, R rows, P prompt
+tokens, T completion tokens, L = P + T, V vocabulary.
 """
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tba_jax import types
+from tba_jax.models import transformer
 from tba_jax.sampling import logits
+from tba_jax.sampling import requests
 
-# How the cache's columns are cut into blocks, and which a chunk reads.
-#
-# A decode step reads the prompts' block and the first blocks of sampled tokens,
-# as many as hold what is there: its cost grows with the tokens that are live,
-# not
-# with the most that there may be.
+Settings = requests.Settings
 
-
-# Each number of blocks is a program of its own, so they are few: at most so
-# many for sampled tokens, and none halved below this length.
+# Named, so that no flag of JAX changes what is sampled.
+_RNG_IMPL = "threefry2x32"
+# Mesh axes that prompts are split over; rows are, too.
+_BATCH_AXES = ("data", "fsdp")
+# The cache's columns are cut into blocks, the prompts' first, and a decode step
+# reads the first few: its cost grows with the tokens that are live.
+# Each number of blocks is one more program, so they are few.
 _MOST_BLOCKS = 3
 _SHORTEST_BLOCK = 32
+# A decode loop may go on in R / 2 and R / 4 rows, but not in fewer than these.
+_MOST_SHRINKING = 4
+_FEWEST_ROWS = 16
 
 
 def block_lengths(
@@ -64,66 +71,23 @@ def plan_chunk(
   return steps, num_own + 2
 
 
-# Named, so that no flag of JAX changes what is sampled.
-_RNG_IMPL = "threefry2x32"
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """What a row program is compiled for.
-
-  temperature, top_k, top_p: as in `sampling/logits.py`.
-  num_rows: R.
-  max_prompt_tokens: P.
-  max_completion_tokens: T.
-  pad_id: fills a completion after its end.
-  min_p: as in `sampling/logits.py`.
-  stop_ids: tokens that end a row; (): it ends at T tokens only.
-  explore: what is drawn from instead of the model.
-  """
-
-  temperature: float
-  top_k: int
-  top_p: float
-  num_rows: int
-  max_prompt_tokens: int
-  max_completion_tokens: int
-  pad_id: int
-  min_p: float = 0.0
-  stop_ids: tuple[int, ...] = ()
-  explore: logits.Explore = logits.NONE
-
-  @property
-  def is_plain(self) -> bool:
-    """Whether what is sampled from is the tempered model itself."""
-    return self.temperature > 0 and (
-        (self.top_k, self.top_p, self.min_p) == (0, 1, 0)
-        and self.explore == logits.NONE
-    )
-
-  @property
-  def block_lengths(self) -> tuple[int, ...]:
-    """Columns of each block of the cache, the prompts' first."""
-    return block_lengths(self.max_prompt_tokens, self.max_completion_tokens)
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
-  """R rows in flight.
+  """R rows, each decoding a completion.
 
-  cache: the model's, R rows of P + T columns in `Settings.block_lengths`: the
-    left-padded prompt, then position t of the completion in column P + t.
+  cache: the model's KV cache, blocks of R rows: the left-padded prompt, then
+    token t of the completion in column P + t.
   prompt_mask: [R, P] float32, 1 on the tokens of the row's prompt.
   key_data: [R, 2] uint32, the row's random key.
   tokens: [R, T] int32, sampled so far.
   logprobs: [R, T] float32, nats, of the sampled tokens.
   plain_logprobs: [R, T] float32, nats, under the tempered model; None where
     that is what is sampled from.
-  limits: [R] int32, tokens at which the row ends, unstopped.
+  limits: [R] int32, tokens at which the completion is cut off.
   last_token: [R] int32, sampled last and not yet fed to the model.
   lengths: [R] int32, tokens sampled so far, at least 1 in a row in use.
-  stopped: [R] bool, the stop token was sampled.
+  stopped: [R] bool, a stop token was sampled.
   active: [R] bool, the row has tokens left to sample.
   """
 
@@ -140,22 +104,18 @@ class DecodeState:
   active: jax.Array
 
 
-def empty_state(
-    init_cache: Callable[[int, Sequence[int]], types.PyTree],
-    settings: Settings,
-) -> DecodeState:
-  """Returns a state with no row in use; `init_cache` is the model's."""
+def empty_state(model: transformer.Model, settings: Settings) -> DecodeState:
+  """Returns a state with no row in use."""
   R, P = settings.num_rows, settings.max_prompt_tokens
   T = settings.max_completion_tokens
+  plain = settings.samples_plainly
   return DecodeState(
-      cache=init_cache(R, settings.block_lengths),
+      cache=model.init_cache(R, block_lengths(P, T)),
       prompt_mask=jnp.zeros((R, P), jnp.float32),
       key_data=jnp.zeros((R, 2), jnp.uint32),
       tokens=jnp.zeros((R, T), jnp.int32),
       logprobs=jnp.zeros((R, T), jnp.float32),
-      plain_logprobs=(
-          None if settings.is_plain else jnp.zeros((R, T), jnp.float32)
-      ),
+      plain_logprobs=None if plain else jnp.zeros((R, T), jnp.float32),
       limits=jnp.zeros((R,), jnp.int32),
       last_token=jnp.zeros((R,), jnp.int32),
       lengths=jnp.ones((R,), jnp.int32),
@@ -164,46 +124,66 @@ def empty_state(
   )
 
 
+def prefill(
+    model: transformer.Model,
+    settings: Settings,
+    params: types.PyTree,
+    tokens_BxQ: jax.Array,
+    mask_BxQ: jax.Array,
+) -> tuple[jax.Array, types.PyTree, jax.Array]:
+  """Runs prompts that are left-padded to Q tokens, Q up to P.
+
+  Returns:
+    Logits [B, V] float32, the prompts' cache and their mask [B, P]: columns
+    from Q on are masked padding.
+  """
+  P = settings.max_prompt_tokens
+  outputs = *model.prefill(params, tokens_BxQ, mask_BxQ), mask_BxQ
+  if mask_BxQ.shape[1] == P:
+    return outputs
+  whole = lambda x_BxQ: jnp.zeros((x_BxQ.shape[0], P), x_BxQ.dtype)
+  shapes = jax.eval_shape(
+      model.prefill, params, whole(tokens_BxQ), whole(mask_BxQ)
+  )
+  fill = lambda leaf, shape: jnp.pad(
+      leaf, [(0, n - m) for m, n in zip(leaf.shape, shape.shape)]
+  )
+  return jax.tree.map(fill, outputs, (*shapes, whole(mask_BxQ)))
+
+
 def refill(
-    fill_cache: Callable[..., types.PyTree],
+    model: transformer.Model,
     settings: Settings,
     state: DecodeState,
     logits_BxV: jax.Array,
     prompt_cache: types.PyTree,
     mask_BxP: jax.Array,
-    slot_R: jax.Array,
+    source_R: jax.Array,
     ids_Rx4: jax.Array,
     limit_R: jax.Array,
 ) -> DecodeState:
-  """Starts rows: the prompt's cache, the random key and the first token.
+  """Starts rows: copies the prompt's cache and draws the first token.
 
   Args:
-    fill_cache: the model's.
-    settings: of the sampler.
-    state: of the rows; those with slot_R < 0 stay as they are.
-    logits_BxV: [B, V] float32, after each prefilled prompt.
-    prompt_cache: of the prefilled prompts.
-    mask_BxP: [B, P] float32, of the prefilled prompts.
-    slot_R: [R] int32, the row's prompt in the prefill; -1: not started.
+    model, settings, state: of the sampler.
+    logits_BxV, prompt_cache, mask_BxP: as `prefill` returns them.
+    source_R: [R] int32, the row's prompt in the prefill; -1 keeps the row.
     ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index of the row.
-    limit_R: [R] int32, tokens at which the row ends, 1 to T.
-
-  Returns:
-    The state; a row whose first token ends it is not active.
+    limit_R: [R] int32, tokens at which the completion is cut off, 1 to T.
   """
-  cache = fill_cache(state.cache, prompt_cache, slot_R)
-  new_R = slot_R >= 0
-  slot_R = jnp.maximum(slot_R, 0)
+  cache = model.fill_cache(state.cache, prompt_cache, source_R)
+  new_R = source_R >= 0
+  source_R = jnp.maximum(source_R, 0)
   select = lambda new, old: jnp.where(
       new_R.reshape(-1, *[1] * (old.ndim - 1)), new, old
   )
   key_data_Rx2 = _row_keys(ids_Rx4)
-  start_R = jnp.zeros_like(slot_R)
-  drawn = _draw(settings, logits_BxV[slot_R], key_data_Rx2, start_R)
+  start_R = jnp.zeros_like(source_R)
+  drawn = _draw(settings, logits_BxV[source_R], key_data_Rx2, start_R)
   state = dataclasses.replace(
       state,
       cache=cache,
-      prompt_mask=select(mask_BxP[slot_R], state.prompt_mask),
+      prompt_mask=select(mask_BxP[source_R], state.prompt_mask),
       key_data=select(key_data_Rx2, state.key_data),
       limits=select(limit_R, state.limits),
       lengths=select(start_R, state.lengths),
@@ -214,7 +194,7 @@ def refill(
 
 
 def decode_chunk(
-    decode_step: Callable[..., tuple[jax.Array, types.PyTree]],
+    model: transformer.Model,
     settings: Settings,
     params: types.PyTree,
     state: DecodeState,
@@ -224,39 +204,41 @@ def decode_chunk(
 ) -> tuple[DecodeState, tuple[jax.Array, jax.Array]]:
   """Samples up to `num_steps` tokens in each active row.
 
-  It ends early when `num_idle` rows are not active, or none is. Both numbers
-  are arguments, so that one program serves chunks of any length. `decode_step`
-  is the model's and `params` are its decode params. Of the cache the first
-  `num_blocks` blocks are read and written: they must hold every token that an
-  active row has sampled at the end.
+  It ends early when `num_idle` rows are idle, or all are. Only the first
+  `num_blocks` blocks of the cache are read and written: they must hold every
+  token that an active row has sampled at the end.
+
+  Args:
+    model, settings: of the sampler.
+    params: the model's decode params.
+    state: of the rows.
+    num_steps, num_idle: [] int32; arrays, so that one program serves all.
+    num_blocks: static.
 
   Returns:
-    The state; the steps that were taken, and [R] bool, True in the rows that
-    are not active.
+    The state, and the steps that were taken with [R] bool, the idle rows.
   """
-
-  num_columns = sum(settings.block_lengths[:num_blocks])
+  P, T = settings.max_prompt_tokens, settings.max_completion_tokens
+  num_columns = sum(block_lengths(P, T)[:num_blocks])
 
   def body(carry):
     step, state = carry
-    # A row that ended feeds its last token again: the same column is written
-    # with the same values, and nothing else of the row changes.
+    # An idle row feeds its last token again, which changes nothing of it.
     last_R = state.lengths - 1
     prompt_lengths_R = jnp.sum(state.prompt_mask, axis=-1).astype(jnp.int32)
-    # Each row writes a column of its own, so that position t of every row
-    # stands in one place: in a column that rows share, the order in which a
-    # row's keys are summed, and with it the last bit of its log-probs, would
-    # depend on when the row was started.
+    # Token t of every row has the same column: otherwise the order in which a
+    # row's keys are summed, and so the last bit of its log-probs, would depend
+    # on when the row was started.
     seen_RxC = jnp.concatenate(
         [state.prompt_mask > 0, _columns(state) <= last_R[:, None]], axis=1
     )
-    logits_RxV, cache = decode_step(
+    logits_RxV, cache = model.decode_step(
         params,
         state.last_token,
         prompt_lengths_R + last_R,
         state.cache[:num_blocks],
         seen_RxC[:, :num_columns],
-        settings.max_prompt_tokens + last_R,
+        P + last_R,
     )
     state = dataclasses.replace(
         state, cache=[*cache, *state.cache[num_blocks:]]
@@ -274,19 +256,39 @@ def decode_chunk(
   return state, (steps, ~state.active)
 
 
-def cut(state: DecodeState, cut_R: jax.Array) -> tuple[DecodeState, jax.Array]:
-  """Ends rows after fewer tokens than they have.
+def recompute_cache(
+    model: transformer.Model,
+    params: types.PyTree,
+    state: DecodeState,
+    tokens_BxL: jax.Array,
+    mask_BxL: jax.Array,
+    source_R: jax.Array,
+) -> DecodeState:
+  """Recomputes the KV cache of some rows with other params.
 
   Args:
-    state: of the rows; those with cut_R < 0 stay as they are.
-    cut_R: [R] int32, tokens to keep, at least 1.
+    model: of the sampler.
+    params: of the model.
+    state: of the rows.
+    tokens_BxL: [B, P + T] int32, in the cache's columns: prompts, and
+      completions but for the last token, which is not fed yet.
+    mask_BxL: [B, P + T] float32, 1 on these tokens.
+    source_R: [R] int32, the row's place among the B; -1 keeps the row.
+  """
+  _, cache = model.prefill(params, tokens_BxL, mask_BxL)
+  cache = model.fill_cache(state.cache, cache, source_R)
+  return dataclasses.replace(state, cache=cache)
+
+
+def cut(state: DecodeState, cut_R: jax.Array) -> tuple[DecodeState, jax.Array]:
+  """Ends rows after `cut_R` tokens, [R] int32; those below 0 go on.
 
   Returns:
-    The state, and [R] bool, True in the rows that are not active.
+    The state, and [R] bool, the idle rows.
   """
   is_cut_R = cut_R >= 0
-  # A row that ended feeds its last token again, now in the column of the last
-  # one kept: what is there is not read any more.
+  # An idle row feeds its last token again, now in the column of the last one
+  # kept, which is not read any more.
   state = dataclasses.replace(
       state,
       lengths=jnp.where(is_cut_R, cut_R, state.lengths),
@@ -296,12 +298,17 @@ def cut(state: DecodeState, cut_R: jax.Array) -> tuple[DecodeState, jax.Array]:
   return state, ~state.active
 
 
+def take(state: DecodeState, rows: jax.Array) -> DecodeState:
+  """Returns a state of the rows at `rows`, [R or fewer] int32."""
+  return jax.tree.map(lambda leaf: leaf[rows], state)
+
+
 def collect(
     settings: Settings, state: DecodeState
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array, jax.Array]:
-  """Returns tokens, log-probs and plain ones, [R, T], lengths, stopped, [R].
+  """Returns tokens, log-probs, plain ones, [R, T], lengths and stopped, [R].
 
-  All are new arrays; the plain log-probs are None where the state has none.
+  The plain log-probs are None where they are those before.
   """
   sampled_RxT = _columns(state) < state.lengths[:, None]
   plain_RxT = state.plain_logprobs
@@ -337,10 +344,7 @@ def _draw(
     key_data_Rx2: jax.Array,
     position_R: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Returns the tokens at `position_R`, their log-probs, the plain ones, [R].
-
-  The last is None where both are the same.
-  """
+  """Returns the next tokens, their log-probs and their plain ones, [R]."""
   keys_R = jax.random.wrap_key_data(key_data_Rx2, impl=_RNG_IMPL)
   folded_R = jax.vmap(jax.random.fold_in)(keys_R, position_R)
   # The folded key is itself 64 random bits; 24 of them fill a float in [0, 1).
@@ -354,7 +358,7 @@ def _draw(
       min_p=settings.min_p,
   )
   token_R, logprob_R = logits.sample(logprobs_RxV, uniform_R)
-  if settings.is_plain:
+  if settings.samples_plainly:
     return token_R, logprob_R, None
   plain_R = logits.plain_logprob(
       logits_RxV, token_R, temperature=settings.temperature
@@ -391,92 +395,165 @@ def _append(
   )
 
 
-# Caches of many tokens at once: of prompts, and of rows with newer params.
-#
-# Axes: B prompts, Q tokens they are padded to, P the most of them, T completion
-# tokens, L = P + T, R rows, V vocabulary.
+def params_sharding(params: types.PyTree) -> jax.sharding.Sharding:
+  """Returns the params' sharding, replicated: that of a sampler's arrays."""
+  for leaf in jax.tree.leaves(params):
+    sharding = getattr(leaf, "sharding", None)
+    if isinstance(sharding, jax.sharding.NamedSharding):
+      return jax.sharding.NamedSharding(
+          sharding.mesh, jax.sharding.PartitionSpec()
+      )
+    if sharding is not None:
+      return sharding
+  return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
-def prefill(
-    model_prefill: Callable[..., tuple[jax.Array, types.PyTree]],
-    max_prompt_tokens: int,
-    params: types.PyTree,
-    tokens_BxQ: jax.Array,
-    mask_BxQ: jax.Array,
-) -> tuple[jax.Array, types.PyTree, jax.Array]:
-  """Runs prompts that are padded to Q tokens, up to P, as `refill` takes them.
+def rows_sharding(
+    sharding: jax.sharding.Sharding, num_rows: int
+) -> jax.sharding.Sharding:
+  """Returns the sharding of arrays [R, ...], with that of `params_sharding`.
 
-  Returns:
-    Logits [B, V] float32, the prompts' cache and their mask [B, P]: columns
-    from Q on are padding, which nothing sees.
+  Rows are split over the batch axes of the mesh, or replicated where they do
+  not divide.
   """
-  P = max_prompt_tokens
-  outputs = *model_prefill(params, tokens_BxQ, mask_BxQ), mask_BxQ
-  if mask_BxQ.shape[1] == P:
-    return outputs
-  whole = lambda x_BxQ: jnp.zeros((x_BxQ.shape[0], P), x_BxQ.dtype)
-  shapes = jax.eval_shape(
-      model_prefill, params, whole(tokens_BxQ), whole(mask_BxQ)
-  )
-  fill = lambda leaf, shape: jnp.pad(
-      leaf, [(0, n - m) for m, n in zip(leaf.shape, shape.shape)]
-  )
-  return jax.tree.map(fill, outputs, (*shapes, whole(mask_BxQ)))
+  if not isinstance(sharding, jax.sharding.NamedSharding):
+    return sharding
+  mesh = sharding.mesh
+  axes = tuple(a for a in _BATCH_AXES if mesh.shape.get(a, 1) > 1)
+  if num_rows % math.prod(mesh.shape[a] for a in axes):
+    return sharding
+  spec = jax.sharding.PartitionSpec(axes or None)
+  return jax.sharding.NamedSharding(mesh, spec)
 
 
-def recompute_cache(
-    model_prefill: Callable[..., tuple[jax.Array, types.PyTree]],
-    fill_cache: Callable[..., types.PyTree],
-    params: types.PyTree,
-    state: "DecodeState",
-    tokens_BxL: jax.Array,
-    mask_BxL: jax.Array,
-    slot_R: jax.Array,
-) -> "DecodeState":
-  """Makes the caches of some rows again, with other params.
+def _state_shardings(sharding: jax.sharding.Sharding, state: Any) -> Any:
+  """Returns the shardings of a decode state's leaves, given their shapes.
 
-  Args:
-    model_prefill: the model's, as `fill_cache`.
-    fill_cache: the model's.
-    params: of the model.
-    state: of the rows; those with slot_R < 0 stay as they are.
-    tokens_BxL: [B, P + T] int32, as the cache's columns: prompts, and
-      completions but for the last token, which is not fed yet.
-    mask_BxL: [B, P + T] float32, 1 on these tokens.
-    slot_R: [R] int32, the row's place among the B; -1: not made again.
+  The heads of caches are split over `tensor`, where they divide.
   """
-  _, cache = model_prefill(params, tokens_BxL, mask_BxL)
-  return dataclasses.replace(
-      state, cache=fill_cache(state.cache, cache, slot_R)
-  )
+  rows = rows_sharding(sharding, state.active.shape[0])
+  if not isinstance(sharding, jax.sharding.NamedSharding):
+    return rows
+  tensor = sharding.mesh.shape.get("tensor", 1)
+
+  def of_leaf(leaf: Any) -> jax.sharding.NamedSharding:
+    # Keys and values alone have four axes, the second of heads.
+    if leaf.ndim < 4 or tensor == 1 or leaf.shape[1] % tensor:
+      return rows
+    parts = (*rows.spec, *[None] * (1 - len(rows.spec)), "tensor")
+    return jax.sharding.NamedSharding(
+        sharding.mesh, jax.sharding.PartitionSpec(*parts)
+    )
+
+  return jax.tree.map(of_leaf, state)
 
 
-# Fewer rows where few completions are left, so that steps cost less.
-#
-# Axes: R rows.
+class Programs:
+  """The functions above, compiled for params with one sharding."""
 
+  def __init__(
+      self,
+      model: transformer.Model,
+      settings: Settings,
+      sharding: jax.sharding.Sharding,
+  ):
+    """Compiles nothing yet; `sharding` is as `params_sharding` has it."""
+    P, T = settings.max_prompt_tokens, settings.max_completion_tokens
+    self._settings = settings
+    self._num_blocks = len(block_lengths(P, T))
+    self.sharding = sharding
+    bind = lambda fn: functools.partial(fn, model, settings)
+    # Outputs have named shardings: a program whose inputs lie where they did
+    # before is not compiled again.
+    self._state_shapes = jax.eval_shape(bind(empty_state))
+    state = _state_shardings(sharding, self._state_shapes)
+    jit = functools.partial(jax.jit, out_shardings=sharding)
+    jit_state = functools.partial(jax.jit, out_shardings=state)
+    jit_pair = functools.partial(jax.jit, out_shardings=(state, sharding))
+    self.empty_state = jit_state(bind(empty_state))
+    self.decode_params = jax.jit(
+        functools.partial(model.decode_params, num_positions=P + T)
+    )
+    self.prefill = jit(bind(prefill))
+    self.refill = jit_state(bind(refill), donate_argnums=0)
+    self.decode_chunk = jit_pair(
+        bind(decode_chunk), donate_argnums=1, static_argnums=4
+    )
+    self.recompute_cache = jit_state(
+        functools.partial(recompute_cache, model), donate_argnums=1
+    )
+    self.cut = jit_pair(cut, donate_argnums=0)
+    self.collect = jit(functools.partial(collect, settings))
+    self.take = jit_state(take)
+    self._same_bits: dict[int, bool] = {}
 
-# Rows come in multiples of this: the CPU backend's products work on so many at
-# once, so a row has the same bits in a program of fewer rows.
-_MULTIPLE = 16
-# Each count is some programs more, so they are few.
-_MOST_COUNTS = 3
+  def fewer_rows(self, num_rows: int) -> int:
+    """Returns half the rows, if a decode loop may shrink to them, or else 0.
 
+    Only on a single CPU: elsewhere a step takes as long with fewer rows.
+    """
+    *others, device = self.sharding.device_set
+    least = self._settings.num_rows // _MOST_SHRINKING
+    half = num_rows // 2
+    if others or device.platform != "cpu" or num_rows % 2:
+      return 0
+    if half < max(least, _FEWEST_ROWS) or not self._same_bits.get(half, True):
+      return 0
+    return half
 
-def row_counts(place: jax.sharding.Sharding, num_rows: int) -> tuple[int, ...]:
-  """Returns R and what rows in flight may be cut down to: R / 2, R / 4.
+  def same_bits(
+      self, params: types.PyTree, num_rows: int, fewer_rows: int
+  ) -> bool:
+    """Returns whether a row has the same bits in a program of fewer rows.
 
-  R alone on other than one CPU: there a step reads the weights for as long as
-  it works on a row, and products of fewer rows may have other bits.
-  """
-  counts = [num_rows]
-  *others, device = place.device_set
-  if device.platform == "cpu" and not others:
-    while len(counts) < _MOST_COUNTS and counts[-1] % (2 * _MULTIPLE) == 0:
-      counts.append(counts[-1] // 2)
-  return tuple(counts)
+    A matrix product of fewer rows may use another kernel, which sums in another
+    order: which numbers of rows share one depends on the CPU. So two decode
+    steps over random caches are compared, once for each number of rows.
 
+    Args:
+      params: the model's decode params.
+      num_rows, fewer_rows: of the two programs.
+    """
+    if fewer_rows not in self._same_bits:
+      self._same_bits[fewer_rows] = all(
+          self._compare(params, num_rows, fewer_rows, num_blocks)
+          for num_blocks in range(2, self._num_blocks + 1)
+      )
+    return self._same_bits[fewer_rows]
 
-def take_rows(state: "DecodeState", rows: jax.Array) -> "DecodeState":
-  """Returns a state of the rows at `rows`, [fewer than R] int32."""
-  return jax.tree.map(lambda leaf: leaf[rows], state)
+  def _compare(
+      self,
+      params: types.PyTree,
+      num_rows: int,
+      fewer_rows: int,
+      num_blocks: int,
+  ) -> bool:
+    step = lambda state: self.decode_chunk(
+        params, state, np.int32(2), np.int32(num_rows + 1), num_blocks
+    )[0]
+    rows = np.arange(num_rows - fewer_rows, num_rows, dtype=np.int32)
+    part = step(self.take(self._random_state(num_rows), rows))
+    whole = self.take(step(self._random_state(num_rows)), rows)
+    pairs = zip(jax.tree.leaves(part), jax.tree.leaves(whole), strict=True)
+    return all(np.array_equal(np.asarray(x), np.asarray(y)) for x, y in pairs)
+
+  def _random_state(self, num_rows: int) -> DecodeState:
+    """Returns a state whose rows are in use up to their last tokens."""
+    rng = np.random.default_rng(0)
+    T = self._settings.max_completion_tokens
+
+    def fill(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+      shape = (num_rows, *leaf.shape[1:])
+      if jnp.issubdtype(leaf.dtype, jnp.floating):
+        return rng.standard_normal(shape).astype(leaf.dtype)
+      return np.zeros(shape, leaf.dtype)
+
+    state = jax.tree.map(fill, self._state_shapes)
+    state = dataclasses.replace(
+        state,
+        prompt_mask=np.ones_like(state.prompt_mask),
+        lengths=rng.integers(1 + T // 2, T + 1, num_rows, np.int32),
+        limits=np.full(num_rows, T + 2, np.int32),
+        active=np.ones(num_rows, bool),
+    )
+    return jax.device_put(state, self.sharding)

@@ -18,7 +18,7 @@ from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
 from tba_jax.sampling import decode
-from tba_jax.sampling import logits
+from tba_jax.sampling import requests
 from tba_jax.tasks import base
 from tba_jax.tasks import build as tasks_build
 from tba_jax.training import lora
@@ -195,7 +195,7 @@ def make_sampler(
       policy,
       num_rows=config.sampling.num_rows,
       seed=config.seed,
-      explore=logits.Explore(**config.explore),
+      explore=requests.Explore(**config.explore),
   )
 
 
@@ -229,10 +229,9 @@ def _sampler(
     *,
     num_rows: int,
     seed: int,
-    explore: logits.Explore | None = None,
+    explore: requests.Explore | None = None,
 ) -> decode.Sampler:
-  return decode.Sampler(
-      policy.model,
+  settings = decode.Settings(
       temperature=config.sampling.temperature,
       top_k=config.sampling.top_k,
       top_p=config.sampling.top_p,
@@ -246,12 +245,12 @@ def _sampler(
       chunk_steps=config.sampling.chunk_steps,
       prompt_buckets=config.sampling.prompt_buckets,
       recompute_cache=config.sampling.in_flight == "recompute_cache",
-      eos_id=policy.tokenizer.eos_id,
       pad_id=policy.tokenizer.pad_id,
       seed=seed,
       # Evaluations too end no completion before it has its tokens.
-      explore=explore or logits.Explore(min_tokens=config.explore.min_tokens),
+      explore=explore or requests.Explore(min_tokens=config.explore.min_tokens),
   )
+  return decode.Sampler(policy.model, settings)
 
 
 # `loss.value_init` of a value model that starts from the policy.
@@ -276,7 +275,7 @@ def make_value_model(
   source = config.loss.value_init
   if source == OF_POLICY:
     shape = heads.config_of(model.config)
-    return transformer.make_scalar_model(shape, remat=config.train.remat)
+    return heads.make_scalar_model(shape, remat=config.train.remat)
   shape = hf.read_config(pathlib.Path(source).expanduser())
   if shape.num_labels != 1:
     raise ValueError(
@@ -288,7 +287,7 @@ def make_value_model(
         f"loss.value_init={source!r}: its vocabulary has {shape.vocab_size}"
         f" entries, the policy's {model.config.vocab_size}"
     )
-  return transformer.make_scalar_model(shape, remat=config.train.remat)
+  return heads.make_scalar_model(shape, remat=config.train.remat)
 
 
 def load_value_params(config: ml_collections.ConfigDict) -> types.PyTree | None:

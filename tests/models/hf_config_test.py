@@ -99,7 +99,155 @@ def _from_config(**overrides) -> ModelConfig:
   return ModelConfig.from_config(settings, 30, pad_id=0, bos_id=None, eos_id=1)
 
 
+# The keys that only some published folders carry, with their values there.
+_QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151643,
+    "hidden_act": "silu",
+    "hidden_size": 896,
+    "initializer_range": 0.02,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 24,
+    "model_type": "qwen2",
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.1",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+_QWEN3 = {
+    **_QWEN2,
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "head_dim": 128,
+    "model_type": "qwen3",
+    "rope_scaling": None,
+    "sliding_window": None,
+}
+_LLAMA3 = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009],
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.45.0.dev0",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+_MISTRAL = {
+    "architectures": ["MistralForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.34.0.dev0",
+    "use_cache": True,
+    "vocab_size": 32000,
+}
+_PUBLISHED = {
+    "Qwen2.5 base": {**_QWEN2, "use_mrope": False},
+    "Qwen2.5 Instruct": {**_QWEN2, "eos_token_id": 151645},
+    "Qwen2.5 Math": {**_QWEN2, "use_mrope": False, "sliding_window": 4096},
+    "DeepSeek R1 Distill Qwen": {**_QWEN2, "use_mrope": False},
+    "DeepSeek R1 Distill Llama": _LLAMA3,
+    "Qwen3": _QWEN3,
+    "Llama 3.2": {**_LLAMA3, "head_dim": 64},
+    "Llama 3.1": _LLAMA3,
+    "SmolLM2": {
+        **_LLAMA3,
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "rope_scaling": None,
+        "transformers.js_config": {"dtype": "q4"},
+    },
+    "Mistral v0.1": _MISTRAL,
+    "Mistral v0.3": {
+        **_MISTRAL,
+        "attention_dropout": 0.0,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+    },
+    "Pythia": _PYTHIA,
+    "GPT-2": _GPT2,
+    "distilgpt2": {**_GPT2, "_num_labels": 1},
+    "fine-tuned": {
+        **_LLAMA3,
+        "_attn_implementation_autoset": True,
+        "_name_or_path": "base",
+        "auto_map": {"AutoConfig": "base--config.LlamaConfig"},
+        "gradient_checkpointing": False,
+        "unsloth_fixed": True,
+        "unsloth_version": "2025.1",
+    },
+}
+
+
 class FromHfTest(parameterized.TestCase):
+
+  @parameterized.parameters(_PUBLISHED.items())
+  def test_reads_published_configs(self, _, hf):
+    config = hf_config.from_hf(hf)
+    self.assertEqual(config.family, hf["model_type"])
+    self.assertEqual(config.vocab_size, hf["vocab_size"])
+
+  @parameterized.parameters(
+      (_LLAMA3, "quantization_config", {"bits": 4}),
+      (_QWEN2, "rope_scaling", {"type": "yarn", "factor": 4.0}),
+      (_QWEN2, "use_mrope", True),
+      (_QWEN2, "use_sliding_window", True),
+      (_LLAMA3, "rope_interleaved", True),
+      (_LLAMA, "model_type", "gemma2"),
+      (_LLAMA, "model_type", "phi"),
+      (_LLAMA, "model_type", "olmo2"),
+  )
+  def test_refuses_what_changes_the_computation(self, hf, name, value):
+    key = "rope_type" if name == "rope_scaling" else name
+    with self.assertRaisesRegex(ValueError, key):
+      hf_config.from_hf({**hf, name: value})
 
   def test_reads_every_field(self):
     self.assertEqual(

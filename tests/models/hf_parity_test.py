@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import transformers
 
+from tba_jax.models import heads
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
@@ -37,16 +38,18 @@ def setUpModule():
 def _sampler(model, temperature: float) -> decode.Sampler:
   return decode.Sampler(
       model,
-      temperature=temperature,
-      top_k=0,
-      top_p=1.0,
-      max_prompt_tokens=cases.NUM_PROMPT_TOKENS,
-      max_completion_tokens=cases.NUM_TOKENS,
-      num_rows=len(cases.LENGTHS),
-      chunk_steps=cases.NUM_TOKENS,
-      eos_id=None,
-      pad_id=0,
-      seed=0,
+      decode.Settings(
+          temperature=temperature,
+          top_k=0,
+          top_p=1.0,
+          max_prompt_tokens=cases.NUM_PROMPT_TOKENS,
+          max_completion_tokens=cases.NUM_TOKENS,
+          num_rows=len(cases.LENGTHS),
+          chunk_steps=cases.NUM_TOKENS,
+          stop_ids=(),
+          pad_id=0,
+          seed=0,
+      ),
   )
 
 
@@ -144,7 +147,7 @@ class ParityTest(parameterized.TestCase):
     expected_scores = torch_models.logits(theirs, tokens, mask)
 
     config, params = hf.load(self.folder / "theirs")
-    model = transformer.make_scalar_model(config, label=num_labels - 1)
+    model = heads.make_scalar_model(config, label=num_labels - 1)
     values = jax.jit(model.values)(params, tokens, mask)
     difference = np.abs(values - expected[..., -1])[mask.astype(bool)]
     self.assertLess(difference.max(), TOLERANCE)

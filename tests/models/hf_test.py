@@ -5,6 +5,7 @@
 import json
 import math
 import pathlib
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -227,6 +228,32 @@ class RoundTripTest(parameterized.TestCase):
       hf.save(self.folder, config, _params(config, seed=1), Broken())
     chex.assert_trees_all_equal(hf.load(self.folder)[1], params)
     self.assertEqual([p.name for p in self.folder.parent.iterdir()], ["model"])
+
+  def test_the_folder_is_there_throughout(self):
+    config = _config()
+    save = lambda: hf.save(self.folder, config, _params(config))
+    save()
+    seen = []
+    rename = pathlib.Path.rename
+
+    def watch(path, target):
+      seen.append(path)
+      return rename(path, target)
+
+    with mock.patch.object(pathlib.Path, "rename", watch):
+      save()
+    # Exchanged in one step: a rename would leave a moment without it.
+    self.assertEmpty(seen)
+    self.assertLen([*self.folder.parent.iterdir()], 1)
+
+  def test_files_follow_the_umask(self):
+    config = _config()
+    save = lambda: hf.save(self.folder, config, _params(config))
+    save()
+    modes = {p.stat().st_mode for p in self.folder.iterdir()}
+    probe = self.folder / "probe"
+    probe.touch()
+    self.assertEqual(modes, {probe.stat().st_mode})
 
   def test_foreign_files_are_not_deleted(self):
     config, params = _config(), _params(_config())

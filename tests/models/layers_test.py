@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of models/layers.py: every form of a product is the plain one."""
 
+import dataclasses
+
 from absl.testing import absltest
 from absl.testing import parameterized
 import chex
@@ -13,6 +15,7 @@ from tba_jax.config import settings as settings_lib
 from tba_jax.models import config
 from tba_jax.models import layers
 from tba_jax.models import transformer
+from tests.support import tiny_model
 
 D, F = 6, 8
 
@@ -81,6 +84,29 @@ class ProductTest(parameterized.TestCase):
     # A block of Llama has seven kernels, each with its product and the two
     # gradients of it. Attention's own, which may come again, have batch axes.
     self.assertEqual(_num_products(jaxpr.jaxpr), 7 * 3)
+
+
+class HeadTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      {"tie_embeddings": True},
+      {"tie_embeddings": False},
+      {"num_labels": 3},
+  )
+  def test_logits_and_scores_are_not_rounded_to_bfloat16(self, **fields):
+    shape = dataclasses.replace(
+        tiny_model.make_model().config,
+        compute_dtype="bfloat16",
+        param_dtype="bfloat16",
+        **fields,
+    )
+    model = transformer.make_model(shape, scalar=bool(shape.num_labels))
+    params = tiny_model.init_params(model)
+    stream = jax.random.normal(jax.random.key(0), (2, 3, 16), jnp.bfloat16)
+    logits = model.unembed(params, stream)
+    self.assertEqual(logits.dtype, jnp.float32)
+    rounded = logits.astype(jnp.bfloat16).astype(jnp.float32)
+    self.assertGreater(jnp.mean(logits != rounded), 0.5)
 
 
 if __name__ == "__main__":

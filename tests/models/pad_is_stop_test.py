@@ -24,16 +24,18 @@ class PadIsStopTest(parameterized.TestCase):
     model = fakes.FakeModel(4, 8)
     sampler = decode.Sampler(
         model,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        max_prompt_tokens=3,
-        max_completion_tokens=_T,
-        num_rows=8,
-        chunk_steps=2,
-        eos_id=_EOS,
-        pad_id=pad_id,
-        seed=0,
+        decode.Settings(
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_prompt_tokens=3,
+            max_completion_tokens=_T,
+            num_rows=8,
+            chunk_steps=2,
+            stop_ids=(_EOS,),
+            pad_id=pad_id,
+            seed=0,
+        ),
     )
     # The stop token may also stand in a prompt.
     prompts = [np.array([2]), np.array([_EOS, 3]), np.array([3, 2, _EOS])]

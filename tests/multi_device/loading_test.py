@@ -207,16 +207,18 @@ class LoadingTest(parameterized.TestCase):
     )
     make = lambda: decode.Sampler(
         self.model,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        max_prompt_tokens=4,
-        max_completion_tokens=6,
-        num_rows=rows,
-        chunk_steps=2,
-        eos_id=1,
-        pad_id=0,
-        seed=0,
+        decode.Settings(
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_prompt_tokens=4,
+            max_completion_tokens=6,
+            num_rows=rows,
+            chunk_steps=2,
+            stop_ids=(1,),
+            pad_id=0,
+            seed=0,
+        ),
     )
     asked = [
         decode.Request(np.arange(2, 6, dtype=np.int32), i, 0, num_completions=4)

@@ -141,18 +141,20 @@ class SamplingTest(parameterized.TestCase):
     }
     sampler = decode.Sampler(
         cls.policy.model,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        max_prompt_tokens=4,
-        max_completion_tokens=12,
-        # A device has sixteen: of fewer, a CPU's products have other bits.
-        num_rows=64,
-        chunk_steps=3,
-        eos_id=1,
-        pad_id=0,
-        seed=0,
-        recompute_cache=True,
+        decode.Settings(
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_prompt_tokens=4,
+            max_completion_tokens=12,
+            # A device has sixteen: of fewer, a CPU's products have other bits.
+            num_rows=64,
+            chunk_steps=3,
+            stop_ids=(1,),
+            pad_id=0,
+            seed=0,
+            recompute_cache=True,
+        ),
     )
     looks = iter(range(100))
 

@@ -27,11 +27,11 @@ def _sampler(model, **changes) -> decode.Sampler:
       max_completion_tokens=_T,
       num_rows=16,
       chunk_steps=3,
-      eos_id=1,
+      stop_ids=(1,),
       pad_id=0,
       seed=_SEED,
   )
-  return decode.Sampler(model, **{**settings, **changes})
+  return decode.Sampler(model, decode.Settings(**{**settings, **changes}))
 
 
 def _requests() -> list[decode.Request]:

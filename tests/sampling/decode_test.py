@@ -31,11 +31,11 @@ def _sampler(model, **changes) -> decode.Sampler:
       max_completion_tokens=_T,
       num_rows=8,
       chunk_steps=3,
-      eos_id=_EOS,
+      stop_ids=(_EOS,),
       pad_id=_PAD,
       seed=3,
   )
-  return decode.Sampler(model, **{**settings, **changes})
+  return decode.Sampler(model, decode.Settings(**{**settings, **changes}))
 
 
 def _requests(num_prompts: int, seed: int = 0) -> list[decode.Request]:
@@ -158,7 +158,7 @@ class DecodeTest(parameterized.TestCase):
     )
 
   def test_greedy_is_the_argmax_of_a_full_forward(self):
-    sampler = _sampler(self.model, temperature=0.0, eos_id=None)
+    sampler = _sampler(self.model, temperature=0.0, stop_ids=())
     found = sampler.sample(self.params, self.requests[:4], version=0)
     for request, completions in zip(self.requests, found):
       logits = _forward_logits(
@@ -216,7 +216,7 @@ class DecodeTest(parameterized.TestCase):
     # make it read all blocks from its start.
     model = tiny_model.make_model(max_positions=128)
     make = lambda **changes: _sampler(
-        model, max_completion_tokens=80, num_rows=3, eos_id=None, **changes
+        model, max_completion_tokens=80, num_rows=3, stop_ids=(), **changes
     )
     requests = [decode.Request(np.array([3, 4 + i]), i, 0, 1) for i in range(5)]
     found = make(chunk_steps=17).sample(self.params, requests, version=0)

@@ -9,23 +9,25 @@ import numpy as np
 
 from tba_jax.sampling import decode
 from tba_jax.sampling import logits as logits_lib
-from tba_jax.sampling import rows
+from tba_jax.sampling import requests
 from tests.support import tiny_model
 
 EOS = 1
 
 
 def _settings(temperature=1.0, **fields):
-  return rows.Settings(
+  return requests.Settings(
       temperature=temperature,
       top_k=0,
       top_p=1.0,
       num_rows=4,
       max_prompt_tokens=4,
       max_completion_tokens=4,
+      chunk_steps=1,
+      seed=0,
       pad_id=0,
       stop_ids=(EOS, 3),
-      explore=logits_lib.Explore(**fields),
+      explore=requests.Explore(**fields),
   )
 
 
@@ -36,7 +38,7 @@ def _keys(count):
 class ExploreTest(absltest.TestCase):
 
   def test_shares_and_ranges_of_the_temperatures(self):
-    asked = logits_lib.Explore(0.5, 0.5, 2.0)
+    asked = requests.Explore(0.5, 0.5, 2.0)
     own = np.asarray(logits_lib.own_temperature(asked, _keys(4000)))
     drawn = own[own > 0]
     self.assertAlmostEqual(len(drawn) / len(own), 0.5, delta=0.03)
@@ -77,27 +79,28 @@ class ExploreTest(absltest.TestCase):
         settings, logits, _keys(2), jnp.zeros(2, int)
     )
     self.assertIs(found, logits)
-    self.assertTrue(settings.is_plain)
-    self.assertFalse(_settings(min_tokens=1).is_plain)
+    self.assertTrue(settings.samples_plainly)
+    self.assertFalse(_settings(min_tokens=1).samples_plainly)
 
   def test_the_sampler_has_both(self):
     model = tiny_model.make_model()
     params = model.init(jax.random.PRNGKey(0))
     sampler = decode.Sampler(
         model,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        max_prompt_tokens=3,
-        max_completion_tokens=6,
-        num_rows=64,
-        chunk_steps=6,
-        eos_id=EOS,
-        # So many that without the rule most completions would end early.
-        stop_ids=(2, 3, 4),
-        pad_id=0,
-        seed=0,
-        explore=logits_lib.Explore(0.5, 2.0, 2.0, min_tokens=4),
+        decode.Settings(
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_prompt_tokens=3,
+            max_completion_tokens=6,
+            num_rows=64,
+            chunk_steps=6,
+            # So many that without the rule most completions would end early.
+            stop_ids=(EOS, 2, 3, 4),
+            pad_id=0,
+            seed=0,
+            explore=requests.Explore(0.5, 2.0, 2.0, min_tokens=4),
+        ),
     )
     request = decode.Request(np.array([5, 6]), 0, 0, num_completions=64)
     (found,) = sampler.sample(params, [request], version=0)

@@ -23,11 +23,11 @@ def _sampler(model, **changes) -> decode.Sampler:
       max_completion_tokens=_T,
       num_rows=8,
       chunk_steps=2,
-      eos_id=1,
+      stop_ids=(1,),
       pad_id=0,
       seed=0,
   )
-  return decode.Sampler(model, **{**settings, **changes})
+  return decode.Sampler(model, decode.Settings(**{**settings, **changes}))
 
 
 def _every_chunk(params_of):
@@ -126,6 +126,27 @@ class InFlightTest(parameterized.TestCase):
         [vars(completions) for completions in asked],
     )
 
+  def test_the_same_params_change_nothing(self):
+    # Prompts of both buckets, swapped in after each chunk.
+    model = tiny_model.make_model(num_layers=1)
+    params = jax.tree.map(lambda x: 2 * x, tiny_model.init_params(model))
+    rng = np.random.default_rng(0)
+    requests = [
+        decode.Request(rng.integers(2, tiny_model.VOCAB, 1 + n), n, 0, 3)
+        for n in range(8)
+    ]
+    sampler = _sampler(
+        model, max_prompt_tokens=8, prompt_buckets=2, recompute_cache=True
+    )
+    expected = sampler.sample(params, requests, version=0)
+    found = sampler.sample(
+        params, requests, version=0, newer=lambda: (0, params)
+    )
+    for one, other in zip(found, expected, strict=True):
+      np.testing.assert_array_equal(one.tokens, other.tokens)
+      # A cache of many tokens at once sums in another order.
+      np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-6)
+
   def test_with_the_real_model(self):
     model = tiny_model.make_model(num_layers=1)
     params_of = {
@@ -135,7 +156,7 @@ class InFlightTest(parameterized.TestCase):
         )
         for version in range(3)
     }
-    sampler = _sampler(model, recompute_cache=True, eos_id=None)
+    sampler = _sampler(model, recompute_cache=True, stop_ids=())
     (found,) = sampler.sample(
         params_of[0],
         [decode.Request(np.array([5, 9]), 0, 0, 5)],

@@ -80,7 +80,7 @@ class StopStringsTest(parameterized.TestCase):
     cut_R = watch.cuts(
         # Row 3 is not in use. Row 1 has two tokens so far, and the stop token
         # of row 2 is no text of it.
-        {0: (0, 0), 1: (0, 1), 2: (1, 0)}.items(),
+        {0: (0, 0), 1: (0, 1), 2: (1, 0)},
         tokens_RxT,
         np.array([3, 2, 2, 3]),
         np.array([False, False, True, False]),

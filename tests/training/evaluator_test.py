@@ -265,16 +265,18 @@ class EvaluatorTest(parameterized.TestCase):
     params = model.init(jax.random.key(0))
     sampler = decode.Sampler(
         model,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        max_prompt_tokens=3,
-        max_completion_tokens=4,
-        num_rows=8,
-        chunk_steps=2,
-        eos_id=1,
-        pad_id=0,
-        seed=0,
+        decode.Settings(
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_prompt_tokens=3,
+            max_completion_tokens=4,
+            num_rows=8,
+            chunk_steps=2,
+            stop_ids=(1,),
+            pad_id=0,
+            seed=0,
+        ),
     )
     anything = {
         index: {"".join(map(str, d)) for d in itertools.product(range(10))}

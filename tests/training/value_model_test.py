@@ -10,7 +10,6 @@ import numpy as np
 from tba_jax.losses import objective
 from tba_jax.models import heads
 from tba_jax.models import hf
-from tba_jax.models import transformer
 from tba_jax.training import policy
 from tests.support import tiny_model
 
@@ -28,7 +27,7 @@ class ValueModelTest(absltest.TestCase):
     shape = tiny_model.make_model(num_layers=1).config
     labels = changes.pop("num_labels", 1)
     if labels:
-      model = transformer.make_scalar_model(heads.config_of(shape, labels))
+      model = heads.make_scalar_model(heads.config_of(shape, labels))
     else:
       model = _POLICY
     folder = self.create_tempdir().full_path
