@@ -130,6 +130,7 @@ def _memory(config: ml_collections.ConfigDict) -> dict[str, Any]:
   )
   step_fn = train_step.make_train_step(config, model, mesh)
   state = train_step.abstract_state(config, model, mesh)
+  step_fn = jax.jit(step_fn, donate_argnums=0)
   plan = step_fn.lower(state, batch).compile().memory_analysis()
   B, K, _, T = _MEMORY_SHAPE
   return {

@@ -90,7 +90,7 @@ def _set_models(c: ml_collections.ConfigDict) -> None:
   c.init = "sft"
   c.tokenizer.source = _MODEL
   c.model.max_positions = 4096
-  c.model.param_dtype = "bfloat16"
+  c.model.param_dtype = "float32"
   s = c.sft
   s.init = _MODEL
   s.batch_size = 128

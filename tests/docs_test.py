@@ -14,12 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax import types
 from tba_jax.config import load
 from tba_jax.config import reference
+from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.losses import build as losses_build
 from tba_jax.losses import corrections
 from tba_jax.losses import groups
+from tba_jax.losses import objective
 from tba_jax.tasks import base
 from tba_jax.tasks import build as tasks_build
 
@@ -128,22 +131,33 @@ class DocsTest(absltest.TestCase):
     for name in (*corrections.CORRECTIONS, *groups.LENGTH_NORMS):
       self.assertIn(f"`{name}`", page)
 
-  def test_the_objective_of_the_page_works(self):
-    page = (_ROOT / "docs" / "objectives.md").read_text("utf-8")
+  def test_the_loss_of_the_page_works(self):
+    page = (_ROOT / "docs" / "own_loss.md").read_text("utf-8")
     (block,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    scope = {**vars(losses_build), "OBJECTIVES": {}}
-    exec(block, scope)
-    (row,) = scope["OBJECTIVES"].values()
+    path = pathlib.Path(self.create_tempdir().full_path) / "my_loss.py"
+    path.write_text(block)
+    (name,) = re.findall(r"my_loss\.py:(\w+)", page)
+    config = settings.get_config()
+    config.loss.update(name=f"{path}:{name}", beta=1.0)
+    validate.validate(config)
     rewards = jnp.array([[0.0, jnp.log(3.0)]])
-    tokens = jnp.ones((1, 2, 1))
-
-    def loss_of(logprobs):
-      some = groups.Groups(logprobs, tokens, tokens, tokens, tokens, rewards)
-      return row.loss(some, {}, beta=1.0, scale="unit")[0]
-
-    np.testing.assert_allclose(
-        jax.grad(loss_of)(-tokens)[0, :, 0], [-0.25, -0.75], rtol=1e-6
+    ones = jnp.ones((1, 2, 1))
+    batch = types.Batch(
+        prompt_tokens=jnp.ones((1, 1), jnp.int32),
+        prompt_mask=jnp.ones((1, 1)),
+        completion_tokens=jnp.ones((1, 2, 1), jnp.int32),
+        completion_mask=ones,
+        behavior_logprobs=-ones,
+        ref_logprobs=-ones,
+        rewards=rewards,
+        staleness_steps=jnp.zeros((1, 2)),
     )
+    pure_loss = objective.make_pure_loss(config)
+    grad = jax.grad(lambda x: pure_loss(x, {}, batch, jnp.float32(1.0))[0])
+    np.testing.assert_allclose(grad(-ones)[0, :, 0], [-0.25, -0.75], rtol=1e-6)
+    config.loss.name = f"{path}:no_such_function"
+    with self.assertRaisesRegex(validate.ConfigError, "config.loss.name"):
+      validate.validate(config)
 
   def test_the_config_of_the_page_works(self):
     page = (_ROOT / "docs" / "your_task.md").read_text("utf-8")

@@ -17,6 +17,7 @@ from typing import Any
 import ml_collections
 
 from tba_jax.system import processes
+from tba_jax.system import user_code
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +166,17 @@ LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 TARGETS = Allowed(
     f"'all' or some of {', '.join(LORA_TARGETS)}, separated by commas",
     lambda v: set(lora_names(v)) <= set(LORA_TARGETS),
+)
+LOSS_NAMES = (
+    "tb", "tb_learned_z", "subtb", "tba_prime", "reinforce", "rloo",
+    "proximal_rloo", "grpo", "dr_grpo", "ppo", "copg", "gvpo", "online_dpo",
+    "ipo", "slic", "best_of_n",
+)  # fmt: skip
+LOSS_NAME = Allowed(
+    f"{', '.join(map(repr, LOSS_NAMES))}, or FILE.py:FUNCTION that exists",
+    lambda v: v in LOSS_NAMES
+    or (".py:" in v and not user_code.problem_of_file(v)),
+    LOSS_NAMES,
 )
 WRITERS = ("csv", "tensorboard", "wandb")
 
@@ -526,10 +538,8 @@ SETTINGS = {
         resume=True),
 
     "loss.name": _s(
-        "tb", one_of("tb", "tb_learned_z", "subtb", "tba_prime", "reinforce",
-                     "rloo", "proximal_rloo", "grpo", "dr_grpo", "ppo", "copg",
-                     "gvpo", "online_dpo", "ipo", "slic", "best_of_n"),
-        "docs/objectives.md says when to use which"),
+        "tb", LOSS_NAME, "docs/objectives.md says when to use which, and"
+        " docs/own_loss.md how to write one in a file"),
     "loss.scale": _s(
         "unit", one_of("unit", "paper"), "of the squared losses: 'unit' has the"
         " gradient of a policy gradient, 'paper' that of the paper's"
@@ -591,6 +601,10 @@ SETTINGS = {
         True, FLAG, "to mean 0 and variance 1 over a batch"),
     "loss.subtb_lambda": _s(
         0.9, ABOVE_0_TO_1, "a subtrajectory of n tokens weighs lambda^n"),
+    "loss.ties": _s(
+        "skip", one_of("skip", "first"), "losses of pairs, of a prompt whose"
+        " rewards are all equal: 'skip' it, or prefer the 'first' completion"
+        " to the last, as Async RLHF's code"),
 
     "reference.mode": _s(
         "fixed", one_of("fixed", "reset", "ema"), "every every_steps steps,"
@@ -633,6 +647,10 @@ SETTINGS = {
         " papers' code; 0 = every step"),
     "train.wall_clock_limit_s": _s(
         0.0, NOT_NEGATIVE, "of one trainer process; 0 = none", resume=True),
+    "train.nonfinite": _s(
+        "stop", one_of("stop", "skip"), "a loss or gradient that is not finite"
+        " never changes the params: 'stop' ends the run, 'skip' goes on with"
+        " the next batch", resume=True),
 
     "replay.capacity_per_prompt": _s(
         100, COUNT, "completions of one prompt; the oldest are evicted"),
@@ -702,7 +720,8 @@ SETTINGS = {
     "guards.learning_rate_factor": _s(
         0.5, INSIDE_0_1, "of 'lower_learning_rate'"),
     "guards.max_logprob_gap": _s(
-        1e-3, ABOVE_0, "trainer - sampler at staleness 0, nats per token"),
+        0.0, NOT_NEGATIVE, "mean |trainer - sampler| at staleness 0, nats per"
+        " token; 0 = by the compute dtype, 1e-3 in float32, 0.1 in bfloat16"),
 
     "checkpoint.every_steps": _s(40, COUNT, ""),
     "checkpoint.every_s": _s(

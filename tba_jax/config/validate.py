@@ -78,6 +78,8 @@ def validate(
     problems += _lines(good, [_line_program], None)
   else:
     problems += _lines(good, _CHECKS, _sections_read(good, program))
+    if program == "train":
+      problems += _lines(good, [_rounding], None)
     if program in ("train", "store"):
       problems += _lines(good, [_this_machine], None)
     if program == "sweep" and good.get("lora.rank"):
@@ -755,6 +757,26 @@ def _this_machine(c: Mapping[str, Any]) -> _Problems:
         )
 
 
+# The smallest learning rate of bfloat16 params. A full Adam step moves a weight
+# by that rate; near a weight of .02 bfloat16 has steps of 1.2e-4.
+_MIN_BFLOAT16_RATE = 1e-4
+
+
+def _rounding(c: Mapping[str, Any]) -> _Problems:
+  """Params in bfloat16 round small updates away; adapters are float32."""
+  rate = c["optimizer.learning_rate"]
+  if (
+      c["model.param_dtype"] == "bfloat16"
+      and not c["lora.rank"]
+      and rate < _MIN_BFLOAT16_RATE
+  ):
+    yield "model.param_dtype", (
+        f"allowed 'float32' with config.optimizer.learning_rate = {rate}:"
+        f" bfloat16 rounds updates below {_MIN_BFLOAT16_RATE} away"
+        " (model.compute_dtype may be bfloat16)"
+    )
+
+
 def _line_program(c: Mapping[str, Any]) -> _Problems:
   """The files of `generate` and `score`."""
   model, source, target = (
@@ -836,6 +858,13 @@ def _check_task(
       if good.get(key, needed) < needed:
         why = f"the longest {what} has {needed} tokens"
         lines.append(_line(key, good[key], f"allowed {needed} or more: {why}"))
+  if good.get("loss.name") == "tb_learned_z" and task.num_prompts("train") > 1:
+    why = (
+        "allowed with one training prompt, since it learns one log Z; this task"
+        f" has {task.num_prompts('train')}. 'tb' estimates it for each prompt,"
+        " 'subtb' learns it for each"
+    )
+    lines.append(_line("loss.name", "tb_learned_z", why))
   if good.get("checkpoint.keep_best") and base.VALIDATION not in task.splits:
     why = "allowed False: the task has no validation split to choose by"
     lines.append(_line("checkpoint.keep_best", True, why))

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What an objective may read of a batch, and how a completion is summed."""
+"""The arrays that an objective reads, and sums over a completion's tokens."""
 
 import dataclasses
 
@@ -8,19 +8,18 @@ import chex
 import jax
 import jax.numpy as jnp
 
-# How the tokens of a completion are weighted: 1 each, 1 over their number, over
-# the longest that may be, or over the mean number in the batch.
+# What a completion's log-prob is divided by: `length_weights`.
 LENGTH_NORMS = ("none", "tokens", "max_tokens", "mean_tokens")
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Targets:
-  """What a policy with a value model is pushed to; no gradient flows.
+  """Targets of an actor-critic objective, without gradient.
 
-  old_values_BxKxT: [B, K, T] float32, of which the other two were made.
+  old_values_BxKxT: [B, K, T] float32, the values they were computed from.
   advantages_BxKxT: [B, K, T] float32, 0 on tokens that do not count.
-  returns_BxKxT: [B, K, T] float32, of the values.
+  returns_BxKxT: [B, K, T] float32, the regression target of the values.
   """
 
   old_values_BxKxT: jax.Array
@@ -31,26 +30,31 @@ class Targets:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Groups:
-  """K completions of each of B prompts.
+  """K completions of each of B prompts; what every loss takes.
 
-  logprobs_BxKxT: [B, K, T] float32, log π of each token in nats; the gradient
-    flows through it.
+  logprobs_BxKxT: [B, K, T] float32, log π of each token in nats. Its gradient
+    is multiplied by the importance correction.
+  kl_logprobs_BxKxT: [B, K, T] float32, the same values, with their plain
+    gradient: for a KL term outside ratio and clip.
   behavior_logprobs_BxKxT: [B, K, T] float32, of the policy that sampled.
   ref_logprobs_BxKxT: [B, K, T] float32, log π_ref.
   mask_BxKxT: [B, K, T] float32, 1 on the tokens that count.
   weights_BxKxT: [B, K, T] float32, `length_weights` of the mask.
   rewards_BxK: [B, K] float32, task units.
-  values_BxKxT: [B, K, T] float32, of the state before each token, in units of
-    reward; None without a value model. The gradient flows through it.
-  targets: of objectives that estimate advantages by a value model; else None.
+  log_z_Bx1: [B, 1] float32, learned log Z(x) in nats; None where not learned.
+  values_BxKxT: [B, K, T] float32, learned value of the state before each token,
+    in units of reward; None without a value model.
+  targets: of PPO; None for other objectives.
   """
 
   logprobs_BxKxT: jax.Array
+  kl_logprobs_BxKxT: jax.Array
   behavior_logprobs_BxKxT: jax.Array
   ref_logprobs_BxKxT: jax.Array
   mask_BxKxT: jax.Array
   weights_BxKxT: jax.Array
   rewards_BxK: jax.Array
+  log_z_Bx1: jax.Array | None = None
   values_BxKxT: jax.Array | None = None
   targets: Targets | None = None
 
@@ -61,12 +65,19 @@ class Groups:
 
   @property
   def ref_seq_BxK(self) -> jax.Array:
-    """Log π_ref(y|x), weighted as the policy's."""
-    return weighted_sums(self.ref_logprobs_BxKxT, self.weights_BxKxT)
+    """Weighted log π_ref(y|x), without gradient."""
+    return jax.lax.stop_gradient(
+        weighted_sums(self.ref_logprobs_BxKxT, self.weights_BxKxT)
+    )
+
+  @property
+  def rho_BxK(self) -> jax.Array:
+    """Weighted log π(y|x) - log π_ref(y|x)."""
+    return self.seq_BxK - self.ref_seq_BxK
 
   @property
   def behavior_kl_BxK(self) -> jax.Array:
-    """Log π_behavior - log π_ref, summed: of it only whole sums are a KL."""
+    """log π_behavior - log π_ref, summed over the tokens (never weighted)."""
     return weighted_sums(
         self.behavior_logprobs_BxKxT - self.ref_logprobs_BxKxT, self.mask_BxKxT
     )
@@ -82,7 +93,7 @@ def weighted_sums(
 
 
 def mean_tokens(mask: jax.Array) -> jax.Array:
-  """Returns [], counted tokens of a mean completion of a mask [..., T]."""
+  """Returns [], the mean number of counted tokens, of a mask [..., T]."""
   return jnp.maximum(mask.sum(axis=-1).mean(), 1.0)
 
 
@@ -95,26 +106,18 @@ def length_weights(
 
   Args:
     mask_BxKxT: [B, K, T] float32, 1 on the tokens that count.
-    length_norm: "none" divides by 1: a completion's log-prob is the sum of its
-      tokens'. "tokens" divides by their number (1 where there is none).
-      "max_tokens" divides by T, "mean_tokens" by `mean_length`: then the mean
-      over completions is one over the tokens of the batch.
+    length_norm: "none" divides by 1, "tokens" by the completion's number of
+      tokens (at least 1), "max_tokens" by T, "mean_tokens" by `mean_length`:
+      the mean over completions is then one over the tokens of the batch.
     mean_length: [], `mean_tokens` of the whole batch; None takes this mask's.
-
-  Raises:
-    ValueError: `length_norm` is not known.
   """
-  if length_norm not in LENGTH_NORMS:
-    raise ValueError(
-        f"loss.length_norm={length_norm!r}: allowed {LENGTH_NORMS}"
-    )
   if length_norm == "none":
     return mask_BxKxT
   if length_norm == "max_tokens":
     return mask_BxKxT / mask_BxKxT.shape[2]
   if length_norm == "mean_tokens":
-    if mean_length is None:
-      mean_length = mean_tokens(mask_BxKxT)
-    return mask_BxKxT / mean_length
+    return mask_BxKxT / (
+        mean_tokens(mask_BxKxT) if mean_length is None else mean_length
+    )
   num_tokens_BxKx1 = mask_BxKxT.sum(axis=2, keepdims=True)
   return mask_BxKxT / jnp.maximum(num_tokens_BxKx1, 1.0)

@@ -1,15 +1,17 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Proximal policy optimization: rewards of tokens, GAE, both losses.
+"""Proximal policy optimization: token rewards, GAE, policy and value loss.
 
 Token t is an action in the state of the prompt and the tokens before it; V_t is
-that state's value. A completion ends with its last counted token, whether that
-is a stop token or not: V is 0 behind it.
+that state's value. A completion ends after its last counted token, stop token
+or not: V is 0 from there on.
 
 Source: Schulman et al. 2017 (arXiv:1707.06347), with the constants of
 Noukhovitch et al. 2024 (arXiv:2410.18252). Where we differ from that paper's
 code: the reward stands on the last token, not one position behind it.
 """
+
+from typing import Any
 
 import chex
 import jax
@@ -18,9 +20,6 @@ import jax.numpy as jnp
 from tba_jax.losses import groups as groups_lib
 
 _WHITEN_EPSILON = 1e-8
-
-# Keys of `config.loss` that `make_targets` takes.
-TARGET_SETTINGS = ("gae_gamma", "gae_lambda", "whiten_advantages")
 
 
 def token_rewards(
@@ -121,27 +120,27 @@ def make_targets(
     log_ratio_BxKxT: jax.Array,
     mask_BxKxT: jax.Array,
     rewards_BxK: jax.Array,
-    *,
-    beta: jax.Array | float,
-    gae_gamma: float,
-    gae_lambda: float,
-    whiten_advantages: bool,
+    c: Any,
+    beta: jax.Array,
 ) -> groups_lib.Targets:
   """Returns the advantages and returns of a whole batch.
 
   Args:
     values_BxKxT: [B, K, T] float32, V_t.
     log_ratio_BxKxT, mask_BxKxT, rewards_BxK, beta: as `token_rewards`.
-    gae_gamma, gae_lambda: as `gae`.
-    whiten_advantages: whether they have mean 0 and variance 1 over the batch.
+    c: `config.loss`: gae_gamma, gae_lambda, whiten_advantages.
   """
   rewards_BxKxT = token_rewards(
       rewards_BxK, log_ratio_BxKxT, mask_BxKxT, beta=beta
   )
   advantages_BxKxT, returns_BxKxT = gae(
-      rewards_BxKxT, values_BxKxT, mask_BxKxT, gamma=gae_gamma, lam=gae_lambda
+      rewards_BxKxT,
+      values_BxKxT,
+      mask_BxKxT,
+      gamma=c.gae_gamma,
+      lam=c.gae_lambda,
   )
-  if whiten_advantages:
+  if c.whiten_advantages:
     advantages_BxKxT = whiten(advantages_BxKxT, mask_BxKxT)
   return jax.lax.stop_gradient(
       groups_lib.Targets(values_BxKxT, advantages_BxKxT, returns_BxKxT)
@@ -149,72 +148,52 @@ def make_targets(
 
 
 def value_loss(
-    values_BxKxT: jax.Array,
-    old_values_BxKxT: jax.Array,
-    returns_BxKxT: jax.Array,
-    weights_BxKxT: jax.Array,
-    *,
-    clip: float,
+    groups: groups_lib.Groups, clip: float
 ) -> tuple[jax.Array, jax.Array]:
   """Returns half the squared error of the values, clipped around the old ones.
 
       1/(BK) Σ_b Σₖ Σ_t m_t max((V - R)², (V_old + clip(V - V_old, ±c) - R)²)/2
 
   Args:
-    values_BxKxT: [B, K, T] float32, V; the gradient flows through it.
-    old_values_BxKxT: [B, K, T] float32, V_old, of which R was made.
-    returns_BxKxT: [B, K, T] float32, R.
-    weights_BxKxT: [B, K, T] float32, m_t, 0 on tokens that do not count.
-    clip: c, above 0; 0 is no clip.
+    groups: with values V, and targets R and V_old.
+    clip: c; 0 is no clip.
 
   Returns:
-    Loss, [] float32, and 1 where the clip holds the value, [B, K, T] float32.
+    Loss, [] float32, and 1 where the clip bounds the error, [B, K, T] float32.
   """
-  chex.assert_equal_shape(
-      [values_BxKxT, old_values_BxKxT, returns_BxKxT, weights_BxKxT]
-  )
-  error_BxKxT = jnp.square(values_BxKxT - returns_BxKxT)
-  held_BxKxT = jnp.zeros_like(error_BxKxT)
+  values_BxKxT, targets = groups.values_BxKxT, groups.targets
+  error_BxKxT = jnp.square(values_BxKxT - targets.returns_BxKxT)
+  clipped_BxKxT = jnp.zeros_like(error_BxKxT)
   if clip:
-    near_BxKxT = old_values_BxKxT + jnp.clip(
-        values_BxKxT - old_values_BxKxT, -clip, clip
+    near_BxKxT = targets.old_values_BxKxT + jnp.clip(
+        values_BxKxT - targets.old_values_BxKxT, -clip, clip
     )
-    near_error_BxKxT = jnp.square(near_BxKxT - returns_BxKxT)
-    held_BxKxT = (near_error_BxKxT > error_BxKxT).astype(error_BxKxT.dtype)
+    near_error_BxKxT = jnp.square(near_BxKxT - targets.returns_BxKxT)
+    clipped_BxKxT = (near_error_BxKxT > error_BxKxT).astype(error_BxKxT.dtype)
     error_BxKxT = jnp.maximum(error_BxKxT, near_error_BxKxT)
-  loss_BxK = groups_lib.weighted_sums(error_BxKxT, weights_BxKxT)
-  return jnp.mean(loss_BxK) / 2, held_BxKxT
+  loss_BxK = groups_lib.weighted_sums(error_BxKxT, groups.weights_BxKxT)
+  return jnp.mean(loss_BxK) / 2, jax.lax.stop_gradient(clipped_BxKxT)
 
 
 def ppo_loss(
-    groups: groups_lib.Groups, *, value_clip: float, value_weight: float
+    groups: groups_lib.Groups, c: Any, beta: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Returns the policy's score-function loss plus the weighted value loss.
 
       L = -1/(BK) Σ_b Σₖ Σ_t m_t A_t log π(y_t|…) + c_V value_loss
 
-  The ratio and its trust region are a matter of `corrections.py`: with
-  "clip_token" the gradient is that of PPO's clipped surrogate.
-
-  Args:
-    groups: with `values_BxKxT` and `targets`.
-    value_clip: of `value_loss`.
-    value_weight: c_V.
+  With the correction "clip_token" the gradient is that of PPO's clipped
+  surrogate. β is in the token rewards, of which the targets were made; c_V is
+  `value_weight`.
 
   Returns:
-    Loss, [] float32, and `value_held_BxKxT`.
+    Loss, [] float32, and `value_clipped_BxKxT`.
   """
-  targets = groups.targets
+  del beta
   score_BxK = groups_lib.weighted_sums(
-      targets.advantages_BxKxT * groups.logprobs_BxKxT, groups.weights_BxKxT
-  )
-  error, held_BxKxT = value_loss(
-      groups.values_BxKxT,
-      targets.old_values_BxKxT,
-      targets.returns_BxKxT,
+      groups.targets.advantages_BxKxT * groups.logprobs_BxKxT,
       groups.weights_BxKxT,
-      clip=value_clip,
   )
-  return value_weight * error - jnp.mean(score_BxK), {
-      "value_held_BxKxT": jax.lax.stop_gradient(held_BxKxT)
-  }
+  error, clipped_BxKxT = value_loss(groups, c.value_clip)
+  loss = c.value_weight * error - jnp.mean(score_BxK)
+  return loss, {"value_clipped_BxKxT": clipped_BxKxT}

@@ -2,32 +2,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Preferences: online DPO, IPO, SLiC and best-of-n; Bradley-Terry rewards.
 
-Of the K completions of a prompt the best and the worst by reward are a pair
-(the first of equals). A prompt whose rewards are all equal has no pair: it adds
-nothing to the loss of pairs, whose mean stays over all prompts; the metric
-`equal_reward_groups` counts it. With
+The best and the worst of a prompt's K completions by reward are a pair, with
 
     h = [log π(y⁺) - log π(y⁻)] - [log π_ref(y⁺) - log π_ref(y⁻)]
 
-the three losses of pairs are one function of h each. The policy that sampled
-plays no part in them.
+and each loss of pairs is a function of h. Where all K rewards are equal,
+`config.loss.ties` = "skip" takes no pair: the prompt adds 0 to the loss, whose
+mean stays over all prompts. "first" prefers the first completion to the last,
+as the code of Noukhovitch et al. 2024 (arXiv:2410.18252) does.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 
+from tba_jax.losses import groups as groups_lib
+
 _Loss = tuple[jax.Array, dict[str, jax.Array]]
 
 
 def online_dpo_loss(
-    seq_logprobs_BxK: jax.Array,
-    ref_seq_logprobs_BxK: jax.Array,
-    rewards_BxK: jax.Array,
-    *,
-    beta: jax.Array | float,
+    groups: groups_lib.Groups, c: Any, beta: jax.Array
 ) -> _Loss:
   """Returns direct preference optimization on best against worst.
 
@@ -36,92 +34,45 @@ def online_dpo_loss(
   Source: Rafailov et al. 2023 (arXiv:2305.18290), eq. 7; online, Guo et al.
   2024 (arXiv:2402.04792) and Noukhovitch et al. 2024 (arXiv:2410.18252).
 
-  Args:
-    seq_logprobs_BxK: [B, K] float32, log π(y|x) of each completion, nats.
-    ref_seq_logprobs_BxK: [B, K] float32, log π_ref(y|x), nats, no gradient.
-    rewards_BxK: [B, K] float32; only their order plays a part.
-    beta: of the margin, above 0; may be traced.
-
   Returns:
     Loss, [] float32, and `margin_Bx1` (h, in nats) with `pair_Bx1`, 1 where the
     prompt has a pair.
   """
-  return _pair_loss(
-      lambda h: -jax.nn.log_sigmoid(beta * h),
-      seq_logprobs_BxK,
-      ref_seq_logprobs_BxK,
-      rewards_BxK,
-  )
+  return _pair_loss(groups, c, lambda h: -jax.nn.log_sigmoid(beta * h))
 
 
-def ipo_loss(
-    seq_logprobs_BxK: jax.Array,
-    ref_seq_logprobs_BxK: jax.Array,
-    rewards_BxK: jax.Array,
-    *,
-    beta: jax.Array | float,
-) -> _Loss:
+def ipo_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
   """Returns identity preference optimization on best against worst.
 
       loss = 1/B Σ_b (h - 1/(2β))²
 
   Source: Azar et al. 2023 (arXiv:2310.12036), eq. 17.
-
-  Args and returns: as `online_dpo_loss`.
   """
-  return _pair_loss(
-      lambda h: jnp.square(h - 1 / (2 * beta)),
-      seq_logprobs_BxK,
-      ref_seq_logprobs_BxK,
-      rewards_BxK,
-  )
+  return _pair_loss(groups, c, lambda h: jnp.square(h - 1 / (2 * beta)))
 
 
-def slic_loss(
-    seq_logprobs_BxK: jax.Array,
-    ref_seq_logprobs_BxK: jax.Array,
-    rewards_BxK: jax.Array,
-    *,
-    beta: jax.Array | float,
-) -> _Loss:
+def slic_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
   """Returns the hinge loss of sequence likelihood calibration.
 
       loss = 1/B Σ_b max(0, 1 - β h)
 
   Source: Zhao et al. 2023 (arXiv:2305.10425), its rank calibration, with the
   margin relative to the reference as in Liu et al. 2023 (arXiv:2309.06657).
-
-  Args and returns: as `online_dpo_loss`.
   """
-  return _pair_loss(
-      lambda h: jax.nn.relu(1 - beta * h),
-      seq_logprobs_BxK,
-      ref_seq_logprobs_BxK,
-      rewards_BxK,
-  )
+  return _pair_loss(groups, c, lambda h: jax.nn.relu(1 - beta * h))
 
 
-def best_of_n_loss(
-    seq_logprobs_BxK: jax.Array, rewards_BxK: jax.Array
-) -> _Loss:
+def best_of_n_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
   """Returns supervised learning on the best completion of each prompt.
 
       loss = -1/B Σ_b log π(y⁺|x_b)
 
   Source: Noukhovitch et al. 2024 (arXiv:2410.18252), best-of-2 fine-tuning. The
-  first of equals is the best, of all-equal groups too. No KL.
-
-  Args:
-    seq_logprobs_BxK: [B, K] float32, log π(y|x) of each completion, nats.
-    rewards_BxK: [B, K] float32; only their order plays a part.
-
-  Returns:
-    Loss, [] float32.
+  first of equals is the best. No KL.
   """
-  chex.assert_rank(seq_logprobs_BxK, 2)
-  chex.assert_equal_shape([seq_logprobs_BxK, rewards_BxK])
-  best_Bx1 = jnp.argmax(rewards_BxK, axis=1, keepdims=True)
-  return -jnp.mean(_take(seq_logprobs_BxK, best_Bx1)), {}
+  del c, beta
+  best_Bx1 = jnp.argmax(groups.rewards_BxK, axis=1, keepdims=True)
+  return -jnp.mean(_take(groups.seq_BxK, best_Bx1)), {}
 
 
 def bradley_terry_loss(rewards_Bx2: jax.Array) -> jax.Array:
@@ -134,9 +85,6 @@ def bradley_terry_loss(rewards_Bx2: jax.Array) -> jax.Array:
 
   Args:
     rewards_Bx2: [B, 2] float32, of the chosen and of the rejected completion.
-
-  Returns:
-    Loss, [] float32, nats a pair.
   """
   chex.assert_shape(rewards_Bx2, (None, 2))
   margin_B = rewards_Bx2[:, 0] - rewards_Bx2[:, 1]
@@ -144,19 +92,20 @@ def bradley_terry_loss(rewards_Bx2: jax.Array) -> jax.Array:
 
 
 def _pair_loss(
+    groups: groups_lib.Groups,
+    c: Any,
     loss_of_margin: Callable[[jax.Array], jax.Array],
-    seq_logprobs_BxK: jax.Array,
-    ref_seq_logprobs_BxK: jax.Array,
-    rewards_BxK: jax.Array,
 ) -> _Loss:
-  groups = [seq_logprobs_BxK, ref_seq_logprobs_BxK, rewards_BxK]
-  chex.assert_rank(groups, 2)
-  chex.assert_equal_shape(groups)
+  rewards_BxK = groups.rewards_BxK
   best_Bx1 = jnp.argmax(rewards_BxK, axis=1, keepdims=True)
   worst_Bx1 = jnp.argmin(rewards_BxK, axis=1, keepdims=True)
-  rho_BxK = seq_logprobs_BxK - jax.lax.stop_gradient(ref_seq_logprobs_BxK)
-  margin_Bx1 = _take(rho_BxK, best_Bx1) - _take(rho_BxK, worst_Bx1)
   pair_Bx1 = _take(rewards_BxK, best_Bx1) > _take(rewards_BxK, worst_Bx1)
+  if c.ties == "first":
+    worst_Bx1 = jnp.where(pair_Bx1, worst_Bx1, rewards_BxK.shape[1] - 1)
+    pair_Bx1 = jnp.ones_like(pair_Bx1)
+  margin_Bx1 = _take(groups.rho_BxK, best_Bx1) - _take(
+      groups.rho_BxK, worst_Bx1
+  )
   loss = jnp.mean(jnp.where(pair_Bx1, loss_of_margin(margin_Bx1), 0.0))
   return loss, jax.lax.stop_gradient(
       {"margin_Bx1": margin_Bx1, "pair_Bx1": pair_Bx1.astype(loss.dtype)}
@@ -164,7 +113,7 @@ def _pair_loss(
 
 
 def _take(values_BxK: jax.Array, index_Bx1: jax.Array) -> jax.Array:
-  """A compare and a sum: the gradient of a gather is a scatter."""
+  """Picks by compare and sum: the gradient of a gather is a slow scatter."""
   k_1xK = jnp.arange(values_BxK.shape[1])[None, :]
   chosen_BxK = jnp.where(k_1xK == index_Bx1, values_BxK, 0.0)
   return chosen_BxK.sum(axis=1, keepdims=True)

@@ -32,7 +32,7 @@ import rich.table
 
 from tba_jax import types
 from tba_jax.config import stages
-from tba_jax.losses import objective
+from tba_jax.losses import metrics as metrics_lib
 from tba_jax.losses import preference
 from tba_jax.models import config as config_lib
 from tba_jax.models import heads
@@ -405,7 +405,7 @@ def make_pair_loss_fn(model: heads.ScalarModel) -> Callable[..., Any]:
     rewards_Bx2 = _rewards(model, params, batch)
     right_B = rewards_Bx2[:, 0] > rewards_Bx2[:, 1]
     loss = preference.bradley_terry_loss(rewards_Bx2)
-    totals = {"accuracy": objective.total(right_B, jnp.ones_like(right_B))}
+    totals = {"accuracy": metrics_lib.total(right_B, jnp.ones_like(right_B))}
     return loss, totals
 
   return loss_fn

@@ -378,7 +378,7 @@ def make_whole(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
     place: sharding.Place = sharding.ONE_DEVICE,
-) -> lora.Whole:
+) -> lora.ParamsMerger:
   """Returns what merges what is trained into the sampler's params.
 
   With adapters it loads their base, to where the sampler's params lie.
@@ -386,7 +386,7 @@ def make_whole(
   Raises:
     ValueError: the base cannot be read.
   """
-  return lora.make_whole(
+  return lora.make_merger(
       policy.adapters,
       policy.folder,
       config.seed,
@@ -398,7 +398,7 @@ def make_whole(
 
 def make_params_fn(
     policy: policy_lib.Policy,
-    whole: lora.Whole,
+    whole: lora.ParamsMerger,
     place: sharding.Place = sharding.ONE_DEVICE,
 ) -> Callable[[dict[str, np.ndarray]], types.PyTree]:
   """Returns (published leaves by path) -> params of the sampler.

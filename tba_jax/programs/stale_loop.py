@@ -304,12 +304,7 @@ class Bench:
     started = time.perf_counter()
     train_step, first_state = self._objective(run)
     # The step donates its state, and the next run needs the first one.
-    state = dataclasses.replace(
-        jax.tree.map(jnp.copy, first_state),
-        rng=jax.device_put(
-            jax.random.PRNGKey(run.seed), first_state.rng.sharding
-        ),
-    )
+    state = jax.tree.map(jnp.copy, first_state)
     order = prompt_order.PromptOrder(
         self._policy.task.num_prompts(base.TRAIN), seed=run.seed
     )

@@ -23,6 +23,7 @@ import ml_collections
 
 from tba_jax import types
 from tba_jax.config import validate
+from tba_jax.models import config as config_lib
 from tba_jax.models import sequence
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import recorder as recorder_lib
@@ -305,7 +306,13 @@ class Trainer:
         config, evaluator, self._recorder, best
     )
     closing.callback(self._evaluations.close)
-    self._guards = guards_lib.Guards(config.guards, saved.get("guards"))
+    self._guards = guards_lib.Guards(
+        config.guards,
+        saved.get("guards"),
+        compute_dtype=config_lib.compute_dtype(
+            config.model, jax.default_backend()
+        ),
+    )
     rows.write_report(policy.task, run.workdir, events.write)
     queue.start()
     return saved
@@ -624,7 +631,7 @@ def _make_work(
       policy_lib.initial_params(policy, config.seed, shardings), shardings
   )
   reference = make_reference(config, policy, params, mesh)
-  whole = lora.make_whole(
+  whole = lora.make_merger(
       policy.adapters, policy.folder, config.seed, lambda: params
   )
   if checkpointer.latest_step() is None:

@@ -15,20 +15,17 @@ sum of one or more:
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import importlib
-import importlib.util
 import json
 import math
 import os
-import pathlib
 import re
 import shlex
 import subprocess
-import sys
 import tempfile
 from typing import Any, ClassVar
 
 from tba_jax.system import processes
+from tba_jax.system import user_code
 from tba_jax.system import sandbox
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
@@ -272,29 +269,12 @@ def parse_rewards(key: str, text: str) -> list[Part]:
 
 def _imported(key: str, what: str) -> Any:
   """Returns the function FILE.py:FUNCTION or MODULE:FUNCTION."""
-  where, colon, name = what.rpartition(":")
-  if not colon:
+  if ":" not in what:
     own = f"{', '.join(REWARDS)}, " if key == "config.task.rewards" else ""
     raise ValueError(
         f"{key}={what!r}: allowed {own}FILE.py:FUNCTION or MODULE:FUNCTION"
     )
-  try:
-    if where.endswith(".py"):
-      path = pathlib.Path(where).expanduser()
-      # Registered, as dataclasses and pickle need; under a name that no other
-      # module has.
-      module_name = f"rewards of {path}"
-      spec = importlib.util.spec_from_file_location(module_name, path)
-      module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
-      spec.loader.exec_module(module)
-    else:
-      module = importlib.import_module(where)
-    function = getattr(module, name)
-  except (Exception, SystemExit) as error:  # Anything, it is user code.
-    raise ValueError(f"{key}={what!r}: {error!r}") from error
-  if not callable(function):
-    raise ValueError(f"{key}={what!r}: is not a function")
-  return function
+  return user_code.load_function(key, what)
 
 
 def make_command(key: str, command: str) -> RewardFn:

@@ -41,7 +41,7 @@ class DeviceWork:
       *,
       state: train_step_lib.TrainState,
       train_step: train_step_lib.TrainStep,
-      whole: lora.Whole,
+      whole: lora.ParamsMerger,
       checkpointer: checkpoint.Checkpointer,
       mesh: jax.sharding.Mesh,
       cluster: cluster_lib.Cluster,

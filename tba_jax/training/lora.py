@@ -54,11 +54,11 @@ class Adapters:
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole:
-  """From what is trained to params of the model.
+class ParamsMerger:
+  """Merges adapters into the model's params.
 
-  base: names the params that adapters belong to; "" where there are none.
-  params: (what is trained) -> params; the same where there are no adapters.
+  base: names the params that adapters belong to; "" where all are trained.
+  params: (what is trained) -> params of the model.
   """
 
   base: str
@@ -116,13 +116,13 @@ def make(settings: Mapping[str, Any], model: Any) -> Adapters | None:
   )
 
 
-def make_whole(
+def make_merger(
     adapters: Adapters | None,
     folder: pathlib.Path | None,
     seed: int,
     load_base: Callable[[], PyTree],
-) -> Whole:
-  """Returns what merges adapters into their base.
+) -> ParamsMerger:
+  """Returns the merger of a run.
 
   Args:
     adapters: of a model; None = all of it is trained.
@@ -131,53 +131,10 @@ def make_whole(
     load_base: () -> the base, called once, where there are adapters.
   """
   if adapters is None:
-    return Whole("", lambda params: params)
+    return ParamsMerger("", lambda params: params)
   base, merge = load_base(), jax.jit(adapters.merge)
-  return Whole(base_name(folder, seed), lambda trained: merge(base, trained))
-
-
-def attachers(adapters: Adapters | None) -> tuple[Callable[..., PyTree], ...]:
-  """Returns (base, trained) -> params, and (base, held) -> held, of a step.
-
-  Held are trees by name, of which `params` are of the policy.
-  """
-  if adapters is None:
-    return lambda _, params: params, lambda _, held: held
-  attach = adapters.attach
-  return attach, lambda base, held: {
-      name: attach(base, tree) if name == "params" else tree
-      for name, tree in held.items()
-  }
-
-
-def jit_step(
-    step_fn: Callable[..., Any],
-    adapters: Adapters | None,
-    base: PyTree,
-    *,
-    in_shardings: tuple[PyTree, PyTree],
-    out_shardings: PyTree,
-) -> Callable[..., Any]:
-  """Returns a jitted step, (state, batch) -> result, that donates the state.
-
-  Args:
-    step_fn: (state, batch, base) -> result.
-    adapters: that are trained; None = all is, and `step_fn` gets no base.
-    base: that they belong to, on its devices.
-    in_shardings: of state and batch.
-    out_shardings: of the result.
-  """
-  places = in_shardings if adapters is None else (*in_shardings, None)
-  step = jax.jit(
-      step_fn,
-      donate_argnums=0,
-      in_shardings=places,
-      out_shardings=out_shardings,
-  )
-  if adapters is None:
-    return step
-  # An argument, not a constant of the program.
-  return lambda state, batch: step(state, batch, base)
+  name = base_name(folder, seed)
+  return ParamsMerger(name, lambda trained: merge(base, trained))
 
 
 def base_name(folder: pathlib.Path | None, seed: int) -> str:

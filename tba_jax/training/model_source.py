@@ -92,7 +92,7 @@ def restore(
   shardings = sharding.param_shardings(
       mesh, config.sharding, policy.model.logical_axes
   )
-  whole = lora.make_whole(
+  whole = lora.make_merger(
       policy.adapters,
       policy.folder,
       config.seed,

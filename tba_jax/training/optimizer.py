@@ -3,7 +3,6 @@
 """The optimizers: of the policy, and of what the loss learns itself."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,54 +12,33 @@ import optax
 from tba_jax import types
 from tba_jax.training import schedules
 
-STATE_DTYPES = ("float32", "bfloat16")
+PyTree = types.PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimizers:
-  """What one step applies.
+class Optimizer:
+  """A gradient transformation without learning rate, and its schedule.
 
-  tx, learning_rate_fn: of the policy.
-  loss_tx: of what the loss learns itself.
-  value_learning_rate_fn: of the value model, where that is what it learns.
+  The learning rate follows the step of the train state, so that a step whose
+  update is left out does not delay the schedule.
   """
 
   tx: optax.GradientTransformation
-  learning_rate_fn: schedules.Schedule
-  loss_tx: optax.GradientTransformation
-  value_learning_rate_fn: schedules.Schedule | None = None
+  learning_rate: schedules.Schedule
 
-
-def make_optimizers(
-    config: ml_collections.ConfigDict, *, has_values: bool
-) -> Optimizers:
-  """Returns the optimizers of a run.
-
-  A value model has the policy's optimizer and schedule, from a learning rate of
-  its own and with gradients clipped by themselves.
-
-  Args:
-    config: reads `optimizer`, `train` and the learning rates of `loss`.
-    has_values: whether the loss learns a value model.
-
-  Raises:
-    ValueError: as `make_optimizer`.
-  """
-  make = functools.partial(
-      make_optimizer,
-      num_steps=config.train.num_steps,
-      per_round_steps=config.train.per_round_steps,
-  )
-  tx, learning_rate_fn = make(config.optimizer)
-  if not has_values:
-    # log Z starts far from where it belongs, so it moves at its own rate.
-    loss_tx = optax.adam(config.loss.log_z_learning_rate)
-    return Optimizers(tx, learning_rate_fn, loss_tx)
-  own = config.optimizer.copy_and_resolve_references()
-  scale = config.loss.value_learning_rate / own.learning_rate
-  for name in ("learning_rate", "learning_rate_final"):
-    own[name] = scale * own[name]
-  return Optimizers(tx, learning_rate_fn, *make(own))
+  def update(
+      self,
+      grads: PyTree,
+      opt_state: optax.OptState,
+      params: PyTree,
+      learning_rate: jax.Array,
+  ) -> tuple[PyTree, optax.OptState]:
+    """Returns new params and optimizer state."""
+    updates, opt_state = self.tx.update(grads, opt_state, params)
+    updates = jax.tree.map(
+        lambda u: -learning_rate.astype(u.dtype) * u, updates
+    )
+    return optax.apply_updates(params, updates), opt_state
 
 
 def make_optimizer(
@@ -68,63 +46,59 @@ def make_optimizer(
     num_steps: int,
     *,
     per_round_steps: int,
-) -> tuple[optax.GradientTransformation, schedules.Schedule]:
-  """Returns AdamW behind a clip of the global norm, and its learning rate.
+) -> Optimizer:
+  """Returns AdamW behind a clip of the global norm.
 
   Args:
-    config_optimizer: what `schedules.learning_rate` reads, and b1, b2, epsilon,
-      weight_decay (decoupled, so scaled by the learning rate),
-      grad_clip_norm (0 = off) and state_dtype, of the first moment. The second
-      is float32: at b2 = .999 a step moves it by a thousandth, which bfloat16,
-      with steps of 1/256, would round away.
+    config_optimizer: `config.optimizer`. state_dtype is of the first moment;
+      the second is float32, since at b2 = .999 a step moves it by a thousandth,
+      which bfloat16 would round away.
     num_steps: optimizer steps of the whole run, for the schedule.
     per_round_steps: see `schedules`.
-
-  Raises:
-    ValueError: a setting out of its range, by its config key.
   """
   c = config_optimizer
-  for name in ("b1", "b2"):
-    if not 0 <= c[name] < 1:
-      raise ValueError(f"optimizer.{name}={c[name]}: allowed 0 up to below 1")
-  if c.epsilon <= 0:
-    raise ValueError(f"optimizer.epsilon={c.epsilon}: must be above 0")
-  for name in ("weight_decay", "grad_clip_norm"):
-    if c[name] < 0:
-      raise ValueError(f"optimizer.{name}={c[name]}: at least 0")
-  if c.state_dtype not in STATE_DTYPES:
-    raise ValueError(
-        f"optimizer.state_dtype={c.state_dtype!r}: allowed {STATE_DTYPES}"
-    )
+  tx = optax.chain(
+      *([optax.clip_by_global_norm(c.grad_clip_norm)] * bool(c.grad_clip_norm)),
+      optax.scale_by_adam(c.b1, c.b2, c.epsilon, mu_dtype=c.state_dtype),
+      optax.add_decayed_weights(c.weight_decay),
+  )
   schedule = schedules.learning_rate(
       c, num_steps=num_steps, per_round_steps=per_round_steps
   )
-  adamw = _with_float32_state(
-      optax.adamw(
-          schedule,
-          b1=c.b1,
-          b2=c.b2,
-          eps=c.epsilon,
-          weight_decay=c.weight_decay,
-          mu_dtype=c.state_dtype,
-      )
+  return Optimizer(_in_float32(tx), schedule)
+
+
+def make_optimizers(
+    config: ml_collections.ConfigDict, *, has_values: bool
+) -> tuple[Optimizer, Optimizer]:
+  """Returns the optimizers of the policy and of what the loss learns.
+
+  A value model has the policy's optimizer and schedule, with a peak of
+  `loss.value_learning_rate`, and its gradients are clipped by themselves. log Z
+  has Adam at a constant rate.
+  """
+  policy = make_optimizer(
+      config.optimizer,
+      config.train.num_steps,
+      per_round_steps=config.train.per_round_steps,
   )
-  if not c.grad_clip_norm:
-    return adamw, schedule
-  clip = optax.clip_by_global_norm(c.grad_clip_norm)
-  return optax.chain(clip, adamw), schedule
+  if not has_values:
+    rate = optax.constant_schedule(jnp.float32(config.loss.log_z_learning_rate))
+    return policy, Optimizer(optax.scale_by_adam(), rate)
+  ratio = config.loss.value_learning_rate / config.optimizer.learning_rate
+  return policy, Optimizer(
+      policy.tx, lambda step: ratio * policy.learning_rate(step)
+  )
 
 
-def _with_float32_state(
+def _in_float32(
     tx: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-  """It works as on float32 params, also where those are bfloat16."""
-  to_float32 = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)
-
-  def update(
-      grads: types.PyTree, state: optax.OptState, params: types.PyTree
-  ) -> tuple[types.PyTree, optax.OptState]:
-    return tx.update(to_float32(grads), state, to_float32(params))
-
-  init = lambda params: tx.init(to_float32(params))
-  return optax.GradientTransformation(init, update)
+  """Returns `tx` on gradients and params in float32, whatever theirs is."""
+  widen = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+  return optax.GradientTransformation(
+      init=lambda params: tx.init(widen(params)),
+      update=lambda grads, state, params: tx.update(
+          widen(grads), state, widen(params)
+      ),
+  )

@@ -16,8 +16,6 @@ import ml_collections
 from tba_jax import types
 from tba_jax.losses import logprobs as logprobs_lib
 
-MODES = ("fixed", "reset", "ema")
-
 
 def moved(
     config_reference: ml_collections.ConfigDict,
@@ -57,28 +55,6 @@ def moved(
       lambda: jax.tree.map(mix, ref_params, params),
       lambda: ref_params,
   )
-
-
-def own_params(
-    config_reference: ml_collections.ConfigDict, params: types.PyTree
-) -> types.PyTree:
-  """Returns what the train state holds of the reference before step 0.
-
-  A copy of the params; {} where it is fixed, since it can be made again.
-
-  Raises:
-    ValueError: a setting of `config.reference` is out of its range.
-  """
-  c = config_reference
-  if c.mode not in MODES:
-    raise ValueError(f"reference.mode={c.mode!r}: allowed {MODES}")
-  if c.every_steps < 1:
-    raise ValueError(f"reference.every_steps={c.every_steps}: at least 1")
-  if not 0 <= c.ema_decay < 1:
-    raise ValueError(
-        f"reference.ema_decay={c.ema_decay}: allowed 0 up to below 1"
-    )
-  return {} if c.mode == "fixed" else jax.tree.map(jnp.copy, params)
 
 
 class Reference:

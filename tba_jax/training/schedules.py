@@ -1,24 +1,21 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules of the learning rate, of β and of the reward temperature.
+"""Schedules of the learning rate, β, tempering and the reward temperature.
 
 All are functions of the optimizer step, counted from 0. With
-`train.per_round_steps` = R above 0 they hold their value through every R steps,
-as code does that moves them once for each generated batch: β and the reward
-temperature have the value of the round's first step, and the learning rate that
-of the round's *end*, since its scheduler was moved before the round's updates.
+`train.per_round_steps` = R above 0 they change once in R steps, as code does
+that steps its scheduler once per generated batch: β and temperatures have the
+value of the round's first step, the learning rate that of the round's end.
 """
 
 from collections.abc import Callable
-import math
 
 import jax
 import jax.numpy as jnp
 import ml_collections
+import optax
 
 Schedule = Callable[[jax.Array | int], jax.Array]
-
-LEARNING_RATES = ("constant", "linear", "cosine", "warmup_stable_decay")
 
 
 def learning_rate(
@@ -30,99 +27,72 @@ def learning_rate(
   """Returns step -> learning rate: a linear warm-up, then the named decay.
 
   Step s of the warm-up has learning_rate · (s + 1) / warmup_steps: the first
-  update already moves. "linear" and "cosine" begin to decay at the step after
-  the warm-up and would reach learning_rate_final at num_steps, one past the
-  last step. "warmup_stable_decay" stays at its peak for stable_steps first, and
-  then falls as a cosine over decay_steps, which may end after the run: the rate
-  of the last step is then above learning_rate_final.
+  update already moves. "linear" and "cosine" start to decay after the warm-up
+  and would reach learning_rate_final at num_steps, one past the last step.
+  "warmup_stable_decay" is constant for stable_steps, then a cosine over
+  decay_steps (0 = up to num_steps), which may end after the run.
 
-  With per_round_steps = R the rate of step s is the one at
-  (s // R + 1) R steps done, num_steps at most: "linear" to 0 gives round r
-  (from 1) the rate learning_rate · (1 - r / rounds), and the last round 0.
+  With per_round_steps = R step s has the rate at (s // R + 1) R steps done, at
+  most num_steps: "linear" to 0 gives round r (from 1) the rate
+  learning_rate · (1 - r / rounds), and the last round 0.
 
   Source: Bartoldson et al. 2025 (arXiv:2503.18929), table 2 (warm-up, stable,
-  decay); per round: the code that Noukhovitch et al. 2025 (arXiv:2410.18252)
-  released.
-
-  Args:
-    config_optimizer: learning_rate (the peak), learning_rate_final (plays no
-      part in "constant"), schedule, warmup_steps, stable_steps, decay_steps (0
-      = up to num_steps).
-    num_steps: optimizer steps of the whole run.
-    per_round_steps: R; 0 follows each optimizer step.
-
-  Raises:
-    ValueError: a setting out of its range, by its config key.
+  decay); per round: the code of Noukhovitch et al. 2025 (arXiv:2410.18252).
   """
-  c = config_optimizer
-  _check_learning_rate(c, num_steps, per_round_steps)
+  c, R = config_optimizer, per_round_steps
+  peak, final = c.learning_rate, c.learning_rate_final
   start, length = c.warmup_steps, num_steps - c.warmup_steps
   if c.schedule == "warmup_stable_decay":
     start += c.stable_steps
     length = c.decay_steps or num_steps - start
-  peak, final = c.learning_rate, c.learning_rate_final
-  final = peak if c.schedule == "constant" else final
-
-  def schedule(step: jax.Array | int) -> jax.Array:
-    step = jnp.asarray(step, jnp.int32)
-    moved = step + 1
-    if per_round_steps:
-      moved = (step // per_round_steps + 1) * per_round_steps
-      step = moved = jnp.minimum(moved, num_steps)
-    warmup = jnp.minimum(moved.astype(jnp.float32) / max(c.warmup_steps, 1), 1)
-    done = jnp.clip((step - start).astype(jnp.float32) / length, 0, 1)
-    line, arc = 1 - done, (1 + jnp.cos(jnp.pi * done)) / 2
-    share = line if c.schedule == "linear" else arc
-    return warmup * (final + share * (peak - final))
-
-  return schedule
+  if c.schedule == "constant":
+    decay = optax.constant_schedule(peak)
+  elif c.schedule == "linear":
+    decay = optax.linear_schedule(peak, final, length)
+  else:
+    decay = optax.cosine_decay_schedule(peak, length, alpha=final / peak)
+  parts, ends = [optax.constant_schedule(peak), decay], [start]
+  if c.warmup_steps:
+    # Of the steps done after the update, which a round's rate is for already.
+    first = 0.0 if R else peak / c.warmup_steps
+    warmup = optax.linear_schedule(
+        first, peak, max(c.warmup_steps - (not R), 1)
+    )
+    parts, ends = [warmup, *parts], [c.warmup_steps, start]
+  schedule = optax.join_schedules(parts, ends)
+  if not R:
+    return lambda step: jnp.asarray(schedule(step), jnp.float32)
+  return lambda step: jnp.asarray(
+      schedule(jnp.minimum((step // R + 1) * R, num_steps)), jnp.float32
+  )
 
 
 def beta(
     config_loss: ml_collections.ConfigDict, *, per_round_steps: int
 ) -> Schedule:
-  """Returns step -> β, the KL coefficient of the update that the step makes.
+  """Returns step -> β, the KL coefficient of that step's update.
 
       β = β_final (u-1)/T + β_0 (1 - (u-1)/T)   while u < beta_stop_steps
       β = β_final                               from then on
 
   with u = step + 1 and T = beta_decay_steps. A stop before T is a jump, as in
-  the paper's summarization runs. T = 0 is a constant β. With per_round_steps =
-  R a step has the β of its round's first one, (step // R) R.
+  the paper's summarization runs; T = 0 is a constant β. With per_round_steps =
+  R a step has the β of (step // R) R.
 
   Source: Bartoldson et al. 2025 (arXiv:2503.18929), tables 2 and 3, and the
   code that they released.
-
-  Raises:
-    ValueError: a β that is not above 0, or a stop that is not in 1 … T, where
-      the line would pass β_final.
   """
-  first, final = config_loss.beta, config_loss.beta_final
-  decay_steps = config_loss.beta_decay_steps
-  stop_steps = config_loss.beta_stop_steps
-  if first <= 0 or final <= 0:
-    raise ValueError(
-        f"loss.beta={first}, loss.beta_final={final}: must be above 0"
-    )
-  if decay_steps < 0:
-    raise ValueError(f"loss.beta_decay_steps={decay_steps}: at least 0")
-  if decay_steps and not 1 <= stop_steps <= decay_steps:
-    raise ValueError(
-        f"loss.beta_stop_steps={stop_steps}: allowed 1 up to"
-        f" loss.beta_decay_steps={decay_steps}"
-    )
-
-  def schedule(step: jax.Array | int) -> jax.Array:
-    if not decay_steps:
-      return jnp.asarray(first, jnp.float32)
-    step = jnp.asarray(step, jnp.int32)  # u - 1
-    if per_round_steps:
-      step = step // per_round_steps * per_round_steps
-    done = step.astype(jnp.float32) / decay_steps
-    line = final * done + first * (1 - done)
-    return jnp.where(step + 1 < stop_steps, line, final)
-
-  return schedule
+  c, R = config_loss, per_round_steps or 1
+  if not c.beta_decay_steps:
+    return lambda step: jnp.asarray(c.beta, jnp.float32)
+  schedule = optax.join_schedules(
+      [
+          optax.linear_schedule(c.beta, c.beta_final, c.beta_decay_steps),
+          optax.constant_schedule(c.beta_final),
+      ],
+      [c.beta_stop_steps - 1],
+  )
+  return lambda step: jnp.asarray(schedule(step // R * R), jnp.float32)
 
 
 def tempering(
@@ -132,43 +102,31 @@ def tempering(
 
       log R(y) = (log π_ref(y)/γ + r(y)/β) / τ
 
-  Each is linear from its first to its final value over its decay steps, and
-  constant from then on; 0 steps keep the first one. With per_round_steps = R a
-  step has the values of its round's first one.
+  Each is linear from its first to its final value over its decay steps (0 =
+  constant). With per_round_steps = R a step has the values of (step // R) R.
 
   Source: Lee et al. 2025 (arXiv:2405.18540), in the code that they released.
-
-  Raises:
-    ValueError: a value that is not above 0, or fewer than 0 steps.
   """
-  c = config_tempering
-  lines = []
+  c, R = config_tempering, per_round_steps or 1
+  parts = []
   for name in ("tau", "gamma"):
-    first, final = c[name], c[f"{name}_final"]
-    decay_steps = c[f"{name}_decay_steps"]
-    if first <= 0 or final <= 0:
-      raise ValueError(
-          f"tempering.{name}={first}, tempering.{name}_final={final}: must be"
-          " above 0"
-      )
-    if decay_steps < 0:
-      raise ValueError(
-          f"tempering.{name}_decay_steps={decay_steps}: at least 0"
-      )
-    lines.append((first, final if decay_steps else first, max(decay_steps, 1)))
-  if all(first == final == 1 for first, final, _ in lines):
+    first, steps = c[name], c[f"{name}_decay_steps"]
+    final = c[f"{name}_final"] if steps else first
+    parts.append((first, final, steps))
+  if all(first == final == 1 for first, final, _ in parts):
     return None
+  lines = [
+      optax.linear_schedule(*part)
+      if part[2]
+      else optax.constant_schedule(part[0])
+      for part in parts
+  ]
 
   def schedule(step: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-    step = jnp.asarray(step, jnp.int32)
-    if per_round_steps:
-      step = step // per_round_steps * per_round_steps
-    done = step.astype(jnp.float32)
-    values = [
-        first + (final - first) * jnp.minimum(done / steps, 1.0)
-        for first, final, steps in lines
-    ]
-    return values[0], values[1]
+    tau, gamma = (
+        jnp.asarray(line(step // R * R), jnp.float32) for line in lines
+    )
+    return tau, gamma
 
   return schedule
 
@@ -176,68 +134,23 @@ def tempering(
 def reward_temperature(
     config_replay: ml_collections.ConfigDict, *, per_round_steps: int
 ) -> Callable[[int], float]:
-  """Returns step -> temperature of reward draws; on the host, without JAX.
+  """Returns step -> temperature of reward-weighted draws; on the host.
 
   Linear from reward_temperature to reward_temperature_final over
-  reward_temperature_decay_steps, then reward_temperature_final; 0 steps keep
-  it constant. With per_round_steps = R a step has the value of its round's
-  first one.
+  reward_temperature_decay_steps (0 = constant). With per_round_steps = R a step
+  has the value of (step // R) R.
 
   Source: the linear rule of Lee et al. 2025 (arXiv:2405.18540) for the reward's
-  temperature, on which the red-teaming runs of arXiv:2503.18929 build; applied
-  here to the weights of replay draws.
-
-  Raises:
-    ValueError: a temperature that is not above 0, or fewer than 0 steps.
+  temperature, applied here to the weights of replay draws.
   """
-  first = config_replay.reward_temperature
-  final = config_replay.reward_temperature_final
-  decay_steps = config_replay.reward_temperature_decay_steps
-  if first <= 0 or final <= 0:
-    raise ValueError(
-        f"replay.reward_temperature={first},"
-        f" replay.reward_temperature_final={final}: must be above 0"
-    )
-  if decay_steps < 0:
-    raise ValueError(
-        f"replay.reward_temperature_decay_steps={decay_steps}: at least 0"
-    )
+  c, R = config_replay, per_round_steps or 1
+  first, final = c.reward_temperature, c.reward_temperature_final
+  decay_steps = c.reward_temperature_decay_steps
 
   def schedule(step: int) -> float:
     if not decay_steps:
       return float(first)
-    if per_round_steps:
-      step = step // per_round_steps * per_round_steps
-    done = min(step / decay_steps, 1.0)
+    done = min(step // R * R / decay_steps, 1.0)
     return final * done + first * (1 - done)
 
   return schedule
-
-
-def _check_learning_rate(
-    c: ml_collections.ConfigDict, num_steps: int, per_round_steps: int
-) -> None:
-  key = "optimizer."
-  if c.schedule not in LEARNING_RATES:
-    raise ValueError(f"{key}schedule={c.schedule!r}: allowed {LEARNING_RATES}")
-  if not 0 <= c.warmup_steps < num_steps:
-    raise ValueError(
-        f"{key}warmup_steps={c.warmup_steps}: allowed 0 up to below the"
-        f" {num_steps} steps of the run"
-    )
-  if not all(
-      0 <= rate < math.inf for rate in (c.learning_rate, c.learning_rate_final)
-  ):
-    raise ValueError(
-        f"{key}learning_rate={c.learning_rate},"
-        f" {key}learning_rate_final={c.learning_rate_final}: at least 0"
-    )
-  if not 0 <= c.stable_steps < num_steps - c.warmup_steps:
-    raise ValueError(
-        f"{key}stable_steps={c.stable_steps}: allowed 0 up to below the"
-        f" {num_steps - c.warmup_steps} steps after the warm-up"
-    )
-  if c.decay_steps < 0:
-    raise ValueError(f"{key}decay_steps={c.decay_steps}: at least 0")
-  if per_round_steps < 0:
-    raise ValueError(f"train.per_round_steps={per_round_steps}: at least 0")

@@ -22,10 +22,7 @@ from tba_jax.models import transformer
 from tba_jax.monitor import writers
 from tba_jax.replay import buffer
 from tba_jax.tasks import build as build_task
-from tba_jax.training import reference
-from tba_jax.training import schedules
 from tba_jax.training import sharding
-from tba_jax.training import train_step
 from tests.support import base_config
 
 
@@ -116,13 +113,10 @@ class RangesTest(parameterized.TestCase):
       ("loss.correction", lambda: ("", *corrections.CORRECTIONS)),
       ("loss.length_norm", lambda: ("", *groups.LENGTH_NORMS)),
       ("loss.name", lambda: build.OBJECTIVES),
-      ("loss.behavior_logprobs", lambda: train_step.BEHAVIORS),
       ("model.activation", lambda: config_lib.ACTIVATIONS),
       ("model.family", lambda: transformer.FAMILIES),
-      ("reference.mode", lambda: reference.MODES),
       ("replay_filter.evict", lambda: buffer.RULES),
       ("model.rope_type", lambda: config_lib.ROPE_TYPES),
-      ("optimizer.schedule", lambda: schedules.LEARNING_RATES),
   )
   def test_names_are_those_of_the_code(self, key, names):
     self.assertCountEqual(settings.SETTINGS[key].allowed.names, names())
@@ -358,7 +352,6 @@ class RelationsTest(parameterized.TestCase):
       ),
       dict(loss__name="grpo", loss__beta=0.0, loss__beta_final=0.0),
       dict(loss__ratio_clip=0.2, loss__clip_high=0.28),
-      dict(loss__name="tb_learned_z", train__completions_per_prompt=1),
       dict(
           loss__name="ppo",
           loss__ratio_clip=0.2,
@@ -544,6 +537,41 @@ class ResumeTest(absltest.TestCase):
     fields["train"] = "elsewhere"
     with self.assertRaisesRegex(ValueError, "task.train = 'elsewhere'"):
       validate.check_resume(old, new)
+
+
+class PrecisionTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (dict(), True),
+      (dict(optimizer__learning_rate=1e-3), False),
+      (dict(lora__rank=4), False),
+      (dict(model__param_dtype="float32"), False),
+  )
+  def test_bfloat16_params_need_large_updates(self, changes, refused):
+    changes = (
+        dict(
+            model__param_dtype="bfloat16",
+            model__compute_dtype="bfloat16",
+            optimizer__learning_rate=3e-6,
+        )
+        | changes
+    )
+    lines = _problems(base_config.make(**changes))
+    self.assertEqual(
+        any("config.model.param_dtype" in line for line in lines), refused
+    )
+
+  def test_a_learned_z_is_of_one_prompt(self):
+    lines = _problems(base_config.make(loss__name="tb_learned_z"))
+    self.assertTrue(any("config.loss.name" in line for line in lines), lines)
+
+  def test_a_loss_of_the_user_s_own(self):
+    path = self.create_tempfile("own.py", "def loss(g, c, beta): ...\n")
+    name = f"{path.full_path}:loss"
+    self.assertEqual(_problems(base_config.make(loss__name=name)), [])
+    for wrong in (f"{name}es", "/nowhere/own.py:loss"):
+      (line,) = _problems(base_config.make(loss__name=wrong))
+      self.assertIn("config.loss.name", line)
 
 
 if __name__ == "__main__":

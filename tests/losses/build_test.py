@@ -16,6 +16,7 @@ from tba_jax.losses import build
 from tba_jax.losses import corrections
 from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import tb
+from tests.support import loss_case
 
 B, K, T = 3, 5, 4
 BETA = 0.3
@@ -29,30 +30,25 @@ def make_groups(*, on_policy=True, seed=0, **changes):
   behavior = logprobs if on_policy else rng.normal(-2, 1, (B, K, T))
   arrays = dict(
       logprobs_BxKxT=logprobs,
+      kl_logprobs_BxKxT=logprobs,
       behavior_logprobs_BxKxT=behavior,
       ref_logprobs_BxKxT=rng.normal(-2, 1, (B, K, T)),
       mask_BxKxT=mask,
       weights_BxKxT=mask,
       rewards_BxK=rng.normal(size=(B, K)),
+      log_z_Bx1=rng.normal(size=(B, 1)),
       values_BxKxT=rng.normal(size=(B, K, T)),
       targets=groups_lib.Targets(*rng.normal(size=(3, B, K, T))),
   )
   return groups_lib.Groups(**jax.tree.map(jnp.asarray, arrays | changes))
 
 
-def settings_of(row):
-  config = settings.get_config().loss
-  return {name: config[name] for name in row.settings}
-
-
-def gradient(name, groups, *, scale="unit", beta=BETA, loss_params=None):
+def gradient(name, groups, *, scale="unit", beta=BETA):
   row = build.OBJECTIVES[name]
 
   def loss_of(x):
-    some = dataclasses.replace(groups, logprobs_BxKxT=x)
-    return row.loss(
-        some, loss_params, beta=beta, scale=scale, **settings_of(row)
-    )[0]
+    some = dataclasses.replace(groups, logprobs_BxKxT=x, kl_logprobs_BxKxT=x)
+    return row.loss(some, loss_case.make_settings(scale=scale), beta)[0]
 
   return jax.grad(loss_of)(groups.logprobs_BxKxT)
 
@@ -105,11 +101,9 @@ class EquivalenceTest(parameterized.TestCase):
   def test_learned_z_at_the_optimal_z_is_vargrad(self):
     groups = make_groups(on_policy=False, seed=3)
     one = jax.tree.map(lambda x: x[:1], groups)  # one prompt, one log Z
-    log_z = tb.vargrad_log_z(
-        one.seq_BxK, one.ref_seq_BxK, one.rewards_BxK, beta=BETA
-    )
+    log_z_Bx1 = tb.vargrad_log_z(one, BETA)
     self.check(
-        gradient("tb_learned_z", one, loss_params={"log_z": log_z[0]}),
+        gradient("tb_learned_z", dataclasses.replace(one, log_z_Bx1=log_z_Bx1)),
         gradient("tb", one),
     )
 
@@ -151,12 +145,9 @@ class TableTest(parameterized.TestCase):
 
   def losses(self, groups):
     for name, row in build.OBJECTIVES.items():
-      loss_params = row.init_params()
 
-      def loss_of(groups, row=row, loss_params=loss_params):
-        return row.loss(
-            groups, loss_params, beta=BETA, scale="unit", **settings_of(row)
-        )[0]
+      def loss_of(groups, row=row):
+        return row.loss(groups, loss_case.make_settings(), BETA)[0]
 
       yield name, jax.value_and_grad(
           lambda x, loss_of=loss_of: loss_of(
@@ -176,6 +167,7 @@ class TableTest(parameterized.TestCase):
     hidden = dataclasses.replace(
         groups,
         logprobs_BxKxT=hide(groups.logprobs_BxKxT),
+        kl_logprobs_BxKxT=hide(groups.kl_logprobs_BxKxT),
         behavior_logprobs_BxKxT=hide(groups.behavior_logprobs_BxKxT),
         ref_logprobs_BxKxT=hide(groups.ref_logprobs_BxKxT),
         values_BxKxT=hide(groups.values_BxKxT),
@@ -194,7 +186,6 @@ class TableTest(parameterized.TestCase):
       with self.subTest(name):
         self.assertIn(row.correction, corrections.CORRECTIONS)
         self.assertIn(row.length_norm, groups_lib.LENGTH_NORMS)
-        self.assertContainsSubset(row.settings, settings.get_config().loss)
 
   def test_the_checks_of_the_config_know_the_rows(self):
     rows = build.OBJECTIVES.items()
@@ -211,9 +202,14 @@ class TableTest(parameterized.TestCase):
         [name for name, row in rows if row.has_values],
     )
 
-  def test_refuses_an_unknown_name(self):
-    with self.assertRaisesRegex(ValueError, "loss.name='dqn'.*'rloo'"):
-      build.find("dqn")
+  def test_a_loss_of_the_user_s_own(self):
+    path = self.create_tempfile(
+        "own.py", "def my_loss(groups, c, beta):\n  return beta, {}\n"
+    ).full_path
+    row = build.find(f"{path}:my_loss")
+    self.assertEqual(row.loss(None, None, 3.0), (3.0, {}))
+    with self.assertRaisesRegex(ValueError, "config.loss.name=.*other"):
+      build.find(f"{path}:other")
 
 
 if __name__ == "__main__":

@@ -19,14 +19,15 @@ RATIO_BxK = jnp.array([[0.75, 3.6]])
 UP, DOWN = jnp.ones((1, 2, 2)), -jnp.ones((1, 2, 2))
 
 
-def run(correction, push_BxKxT, ratio_clip=0.2, ratio_cap=3.0):
+def run(correction, push_BxKxT, clip_high=0.0):
   return corrections.factors(
       RATIO_BxKxT,
       RATIO_BxK,
       push_BxKxT,
       correction=correction,
-      ratio_clip=ratio_clip,
-      ratio_cap=ratio_cap,
+      ratio_clip=0.2,
+      clip_high=clip_high,
+      ratio_cap=3.0,
   )
 
 
@@ -111,13 +112,15 @@ class FactorsTest(chex.TestCase):
     )
 
   @parameterized.parameters(
-      ("ppo", 0.2, 3.0, "loss.correction='ppo'"),
-      ("cispo", 0.0, 3.0, "loss.ratio_clip=0.0"),
-      ("truncate_token", 0.2, 0.0, "loss.ratio_cap=0.0"),
+      ("clip_token", UP, [[1.5, 0.5], [0.9, 0.0]]),
+      ("clip_token", DOWN, [[1.5, 0.0], [0.9, 4.0]]),
+      ("clip_sequence", UP, [[0.75, 0.75], [0.0, 0.0]]),
+      ("cispo", UP, [[1.5, 0.8], [0.9, 1.6]]),
+      ("decoupled", UP, [[1.5, 0.5], [0.9, 3.0]]),
   )
-  def test_refuses(self, correction, clip, cap, message):
-    with self.assertRaisesRegex(ValueError, message):
-      run(correction, UP, clip, cap)
+  def test_the_upper_bound_may_be_wider(self, correction, push, expected):
+    factor, _ = run(correction, push, clip_high=0.6)
+    np.testing.assert_allclose(factor[0], expected, rtol=1e-6)
 
 
 class RatiosTest(absltest.TestCase):

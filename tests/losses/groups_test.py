@@ -35,16 +35,13 @@ class LengthTest(parameterized.TestCase):
     weights = groups.length_weights(jnp.zeros((1, 2, 3)), "tokens")
     chex.assert_trees_all_equal(weights, jnp.zeros((1, 2, 3)))
 
-  def test_refuses_another_norm(self):
-    with self.assertRaisesRegex(ValueError, "loss.length_norm='words'"):
-      groups.length_weights(MASK, "words")
-
 
 class GroupsTest(absltest.TestCase):
 
   def test_the_kl_of_the_sampler_is_of_whole_sums(self):
     some = groups.Groups(
         logprobs_BxKxT=VALUES,
+        kl_logprobs_BxKxT=VALUES,
         behavior_logprobs_BxKxT=VALUES,
         ref_logprobs_BxKxT=VALUES - 0.5,
         mask_BxKxT=MASK,

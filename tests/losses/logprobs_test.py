@@ -2,13 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-probs, entropy and KL estimators against numbers worked out by hand."""
 
+import functools
+
 from absl.testing import absltest
+from absl.testing import parameterized
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.losses import logprobs
+from tests.support import tiny_model
 
 # softmax of these is [1/2, 1/4, 1/4].
 _LOGITS = np.log([4.0, 2.0, 2.0]).astype(np.float32)
@@ -68,22 +72,8 @@ class TokenLogprobsTest(chex.TestCase):
     out = logprobs.token_logprobs(logits, jnp.array([1]), temperature=1.0)
     np.testing.assert_allclose(out, [-1e4], rtol=1e-6)
 
-  def test_wrong_arguments(self):
-    logits, tokens = jnp.zeros((2, 3)), jnp.zeros((2,), jnp.int32)
-    with self.assertRaisesRegex(ValueError, "temperature=0.0: allowed above 0"):
-      logprobs.token_logprobs(logits, tokens, temperature=0.0)
-    with self.assertRaisesRegex(ValueError, "all axes of the logits"):
-      logprobs.token_logprobs(logits, tokens[:1], temperature=1.0)
 
-
-class SequenceAndEntropyTest(chex.TestCase):
-
-  @chex.variants(with_jit=True, without_jit=True)
-  def test_sequence_sums_what_the_mask_counts(self):
-    logprobs_BxKxT = jnp.array([[[-1.0, -2.0, -jnp.inf], [-4.0, -8.0, -16.0]]])
-    mask_BxKxT = jnp.array([[[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]]])
-    out = self.variant(logprobs.sequence_logprobs)(logprobs_BxKxT, mask_BxKxT)
-    np.testing.assert_array_equal(out, [[-3.0, -24.0]])
+class EntropyTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
   def test_entropy(self):
@@ -106,33 +96,89 @@ class SequenceAndEntropyTest(chex.TestCase):
     self.assertLess(gradient[0], 0)
 
 
-class KLEstimatorsTest(chex.TestCase):
+# Logits a few positions at a time.
 
-  @chex.variants(with_jit=True, without_jit=True)
-  def test_known_numbers(self):
-    out = self.variant(logprobs.kl_estimators)(
-        jnp.log(jnp.array([0.5, 0.25])), jnp.log(jnp.array([0.25, 0.5]))
+B, K, P, T, V = 2, 3, 4, 7, tiny_model.VOCAB
+
+
+def _inputs():
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: jnp.asarray(rng.integers(2, V, shape), jnp.int32)
+  mask = jnp.asarray([[0, 1, 1, 1], [1, 1, 1, 1]], jnp.float32)
+  return draw(B, P), mask, draw(B, K, T)
+
+
+def _read(logits, tokens):
+  return {
+      "logprobs": logprobs.token_logprobs(logits, tokens, temperature=0.7),
+      "entropy": logprobs.entropy(logits, temperature=0.7),
+  }
+
+
+class MapLogitsTest(parameterized.TestCase):
+
+  # One position at a time, a part of the last chunk empty, and all at once.
+  @parameterized.parameters(1, B * K * V, 2 * B * K * V, 4 * B * K * V, 10**9)
+  def test_any_number_of_logits_gives_the_same(self, max_logits):
+    model = tiny_model.make_model()
+    params = jax.jit(model.init)(jax.random.key(0))
+    inputs = _inputs()
+    logits = jax.jit(model.completion_logits)(params, *inputs)
+    expected = _read(logits, inputs[-1])
+    run = functools.partial(logprobs.map_logits, model, max_logits=max_logits)
+    found = jax.jit(lambda params: run(params, *inputs, _read))(params)
+    chex.assert_trees_all_close(found, expected, atol=1e-5)
+    chex.assert_shape(jax.tree.leaves(found), (B, K, T))
+
+  def test_gradients_are_those_of_all_at_once(self):
+    model = tiny_model.make_model(tie_embeddings=True)
+    params = jax.jit(model.init)(jax.random.key(0))
+    weights = jnp.arange(B * K * T, dtype=jnp.float32).reshape(B, K, T)
+
+    def loss(params, max_logits):
+      out = logprobs.map_logits(
+          model, params, *_inputs(), _read, max_logits=max_logits
+      )
+      return jnp.mean(weights * (out["logprobs"] + out["entropy"]))
+
+    grad = jax.jit(jax.grad(loss), static_argnums=1)
+    chex.assert_trees_all_close(
+        grad(params, B * K * V), grad(params, 10**9), atol=1e-4, rtol=1e-4
     )
-    log2 = np.log(2)
-    np.testing.assert_allclose(out["k1"], [log2, -log2], rtol=1e-6)
-    np.testing.assert_allclose(out["k2"], [log2**2 / 2] * 2, rtol=1e-6)
-    np.testing.assert_allclose(
-        out["k3"], [0.5 - 1 + log2, 2 - 1 - log2], rtol=1e-5
+
+  def test_logits_of_all_tokens_are_never_held(self):
+    model = tiny_model.make_model(vocab_size=32768)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    inputs = [jnp.ones((B, P), jnp.int32), jnp.ones((B, P))]
+    tokens = jnp.ones((B, K, 128), jnp.int32)
+
+    def loss(params, max_logits):
+      out = logprobs.map_logits(
+          model, params, *inputs, tokens, _read, max_logits=max_logits
+      )
+      return out["logprobs"].sum()
+
+    def peak_bytes(max_logits):
+      grad = jax.jit(jax.grad(loss), static_argnums=1)
+      compiled = grad.lower(params, max_logits).compile()
+      return compiled.memory_analysis().temp_size_in_bytes
+
+    all_logits_bytes = B * K * 128 * 32768 * 4
+    self.assertGreater(peak_bytes(10**9), all_logits_bytes)
+    self.assertLess(peak_bytes(8 * B * K * 32768), all_logits_bytes / 2)
+
+
+class CompletionLogprobsTest(absltest.TestCase):
+
+  def test_equals_the_log_probs_of_the_logits(self):
+    model, inputs = tiny_model.BIGRAM, _inputs()
+    params = model.init(jax.random.key(1))
+    found = logprobs.completion_logprobs(
+        model, params, *inputs, temperature=0.5
     )
-
-  def test_k1_and_k3_are_unbiased(self):
-    p = jnp.array([0.7, 0.2, 0.1])
-    q = jnp.array([0.3, 0.3, 0.4])
-    kl = float((p * jnp.log(p / q)).sum())
-    out = logprobs.kl_estimators(jnp.log(p), jnp.log(q))
-    for name in ("k1", "k3"):
-      self.assertAlmostEqual(float((p * out[name]).sum()), kl, places=6)
-    self.assertTrue((out["k3"] >= 0).all())
-
-  def test_equal_policies_give_exactly_zero(self):
-    same = jnp.log(jnp.array([0.1, 1e-30, 1.0]))
-    for value in logprobs.kl_estimators(same, same).values():
-      np.testing.assert_array_equal(value, [0.0, 0.0, 0.0])
+    logits = model.unembed(params, model.completion_stream(params, *inputs))
+    expected = logprobs.token_logprobs(logits, inputs[-1], temperature=0.5)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 if __name__ == "__main__":

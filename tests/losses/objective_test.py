@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax.losses import metrics as metrics_lib
 from tba_jax.losses import objective
 from tests.support import table_policy
 
@@ -131,25 +132,6 @@ class LossTest(parameterized.TestCase):
       ) / (12 * step)
       np.testing.assert_allclose(jax.grad(along)(0.0), slope, rtol=1e-3)
 
-  @parameterized.parameters(
-      (dict(name="dqn"), "loss.name='dqn'"),
-      (dict(scale="half"), "loss.scale='half'"),
-      (dict(ratio_clip=-0.1), "loss.ratio_clip=-0.1"),
-      (dict(name="proximal_rloo"), "loss.ratio_clip=0.0"),
-      (dict(name="ppo"), "loss.ratio_clip=0.0"),
-  )
-  def test_refuses_by_key(self, changes, message):
-    with self.assertRaisesRegex(ValueError, message):
-      objective.make_loss_fn(
-          table_policy.make_config(**changes), table_policy.MODEL
-      )
-
-  def test_refuses_greedy_sampling(self):
-    config = table_policy.make_config()
-    config.sampling.temperature = 0.0
-    with self.assertRaisesRegex(ValueError, "sampling.temperature=0.0"):
-      objective.make_loss_fn(config, table_policy.MODEL)
-
   def test_refuses_a_batch_that_is_not_groups(self):
     batch = dataclasses.replace(
         table_policy.make_batch(), rewards=jnp.zeros((B * K, 1))
@@ -258,10 +240,12 @@ class SupervisedTest(absltest.TestCase):
     )
     right = (logits.argmax(-1) == batch.completion_tokens) * mask
     np.testing.assert_allclose(
-        objective.finish_totals(totals)["token_accuracy"],
+        metrics_lib.finish(totals)["token_accuracy"],
         right.sum() / mask.sum(),
         rtol=1e-6,
     )
+    empty = dataclasses.replace(batch, completion_mask=jnp.zeros_like(mask))
+    self.assertEqual(loss_fn(params, {}, empty, jnp.float32(BETA))[0], 0.0)
 
 
 if __name__ == "__main__":

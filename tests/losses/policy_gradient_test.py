@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.losses import policy_gradient
+from tests.support import loss_case
 
 SEQ = jnp.array([[-1.0, -2.0, -4.0]])
 REWARDS = jnp.array([[3.0, 0.0, 0.0]])
@@ -20,41 +21,64 @@ LOGPROBS = jnp.array([[[-0.5, -0.5], [-2.0, -9.0], [-1.0, -3.0]]])
 MASK = jnp.array([[[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]]])
 
 
+WEIGHTS = MASK / MASK.sum(axis=2, keepdims=True)
+
+
+def run(name, seq, rewards, *, kl=0.0, beta=0.0):
+  """Runs a loss on completions of one token; kl is of the sampler's policy."""
+  return loss_case.run_sequences(
+      getattr(policy_gradient, name),
+      seq,
+      seq,
+      rewards,
+      beta=beta,
+      behavior_logprobs_BxKxT=(seq + kl)[..., None],
+  )
+
+
+def run_tokens(name, logprobs, ref, weights, rewards, beta):
+  groups = loss_case.of_tokens(logprobs, ref, MASK, rewards, weights=weights)
+  loss_fn = getattr(policy_gradient, name)
+  return loss_fn(groups, loss_case.make_settings(), beta)
+
+
 class KnownNumbersTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
   def test_reinforce(self):
-    loss, aux = self.variant(policy_gradient.reinforce_loss)(SEQ, REWARDS)
+    loss_fn = self.variant(functools.partial(run, "reinforce_loss"))
+    loss, aux = loss_fn(SEQ, REWARDS)
     np.testing.assert_allclose(aux["advantages_BxK"], [[2.0, -1.0, -1.0]])
     # -(2·-1 - 1·-2 - 1·-4) / 3
     np.testing.assert_allclose(loss, -4 / 3, rtol=1e-6)
 
   @chex.variants(with_jit=True, without_jit=True)
   def test_rloo(self):
-    loss, aux = self.variant(policy_gradient.rloo_loss)(SEQ, REWARDS)
+    loss, aux = self.variant(functools.partial(run, "rloo_loss"))(SEQ, REWARDS)
     np.testing.assert_allclose(aux["advantages_BxK"], [[3.0, -1.5, -1.5]])
     np.testing.assert_allclose(loss, -2.0, rtol=1e-6)
 
-  @chex.variants(with_jit=True, without_jit=True)
-  def test_kl_in_reward(self):
-    returns = self.variant(policy_gradient.kl_in_reward)(
-        REWARDS, jnp.array([[2.0, -1.0, 0.0]]), beta=0.5
+  @parameterized.parameters(("reinforce_loss", 1.0), ("rloo_loss", 1.5))
+  def test_the_kl_of_the_sampler_is_in_the_reward(self, name, factor):
+    kl = jnp.array([[2.0, -1.0, 0.0]])
+    _, aux = run(name, SEQ, REWARDS, kl=kl, beta=0.5)
+    returns = np.array([2.0, 0.5, 0.0])
+    np.testing.assert_allclose(
+        aux["advantages_BxK"][0],
+        factor * (returns - returns.mean()),
+        rtol=1e-6,
     )
-    np.testing.assert_allclose(returns, [[2.0, 0.5, 0.0]])
 
   @chex.variants(with_jit=True, without_jit=True)
-  @parameterized.parameters((True, np.sqrt(2.0)), (False, 1.0))
-  def test_grpo(self, divide_by_std, std):
-    run = self.variant(
-        functools.partial(
-            policy_gradient.grpo_loss, divide_by_std=divide_by_std
-        )
-    )
-    weights = MASK / MASK.sum(axis=2, keepdims=True)
+  @parameterized.parameters(
+      ("grpo_loss", np.sqrt(2.0) + 1e-4), ("dr_grpo_loss", 1.0)
+  )
+  def test_grpo(self, name, std):
     ref = LOGPROBS.at[0, 1, 0].add(np.log(2.0))  # δ = log 2: k3 = 1 - log 2
-    loss, aux = run(LOGPROBS, ref, weights, REWARDS, beta=0.3)
-    epsilon = 1e-4 if divide_by_std else 0.0
-    advantages = np.array([2.0, -1.0, -1.0]) / (std + epsilon)
+    loss, aux = self.variant(functools.partial(run_tokens, name))(
+        LOGPROBS, ref, WEIGHTS, REWARDS, 0.3
+    )
+    advantages = np.array([2.0, -1.0, -1.0]) / std
     np.testing.assert_allclose(aux["advantages_BxK"][0], advantages, rtol=1e-5)
     means = np.array([-0.5, -2.0, -2.0])
     expected = (-(advantages * means).sum() + 0.3 * (1 - np.log(2.0))) / 3
@@ -64,8 +88,8 @@ class KnownNumbersTest(chex.TestCase):
   def test_tba_prime(self):
     # Log-ratios: 50 (clipped to 10) and 1; 3, one masked; 0 and 0.
     ratio = jnp.array([[[50.0, 1.0], [3.0, 70.0], [0.0, 0.0]]])
-    loss, aux = self.variant(policy_gradient.tba_prime_loss)(
-        LOGPROBS, LOGPROBS - ratio, MASK, MASK, REWARDS, beta=0.1
+    loss, aux = self.variant(functools.partial(run_tokens, "tba_prime_loss"))(
+        LOGPROBS, LOGPROBS - ratio, MASK, REWARDS, 0.1
     )
     returns = np.array([3.0 - 1.1, -0.3, 0.0])
     advantages = returns - returns.mean()
@@ -76,58 +100,37 @@ class KnownNumbersTest(chex.TestCase):
 
 class GradientTest(parameterized.TestCase):
 
-  @parameterized.parameters(
-      policy_gradient.reinforce_loss, policy_gradient.rloo_loss
-  )
-  def test_is_minus_the_advantage_over_the_number(self, loss_fn):
-    grad, aux = jax.grad(loss_fn, has_aux=True)(SEQ, REWARDS)
+  @parameterized.parameters("reinforce_loss", "rloo_loss")
+  def test_is_minus_the_advantage_over_the_number(self, name):
+    grad, aux = jax.grad(functools.partial(run, name), has_aux=True)(
+        SEQ, REWARDS
+    )
     np.testing.assert_allclose(grad, -aux["advantages_BxK"] / 3, rtol=1e-6)
 
-  @parameterized.parameters(
-      policy_gradient.reinforce_loss, policy_gradient.rloo_loss
-  )
-  def test_a_shift_of_the_returns_changes_nothing(self, loss_fn):
+  @parameterized.parameters("reinforce_loss", "rloo_loss")
+  def test_a_shift_of_the_rewards_changes_nothing(self, name):
     chex.assert_trees_all_close(
-        loss_fn(SEQ, REWARDS), loss_fn(SEQ, REWARDS + 7.0), rtol=1e-5
+        run(name, SEQ, REWARDS), run(name, SEQ, REWARDS + 7.0), rtol=1e-5
     )
 
-  @parameterized.parameters(True, False)
-  def test_equal_rewards_leave_only_the_kl(self, divide_by_std):
-    run = lambda x, beta: policy_gradient.grpo_loss(
-        x,
-        LOGPROBS - 0.5,
-        MASK,
-        jnp.full((1, 3), 0.1),
-        beta=beta,
-        divide_by_std=divide_by_std,
+  @parameterized.parameters("grpo_loss", "dr_grpo_loss")
+  def test_equal_rewards_leave_only_the_kl(self, name):
+    rewards = jnp.full((1, 3), 0.1)
+    loss = lambda x, beta: run_tokens(
+        name, x, LOGPROBS - 0.5, MASK, rewards, beta
     )[0]
-    np.testing.assert_allclose(jax.grad(run)(LOGPROBS, 0.0), 0.0, atol=1e-4)
+    np.testing.assert_allclose(jax.grad(loss)(LOGPROBS, 0.0), 0.0, atol=1e-4)
     # d k3 / d log π = 1 - exp(δ), δ = -0.5, over the three completions.
     np.testing.assert_allclose(
-        jax.grad(run)(LOGPROBS, 1.0),
+        jax.grad(loss)(LOGPROBS, 1.0),
         MASK * (1 - np.exp(-0.5)) / 3,
         atol=1e-4,
     )
 
   def test_grpo_stays_finite_far_from_the_reference(self):
     ref = LOGPROBS + jnp.array([[[900.0, -900.0], [0.0, jnp.nan], [0.0, 0.0]]])
-    run = lambda x: policy_gradient.grpo_loss(
-        x, ref, MASK, REWARDS, beta=0.1, divide_by_std=True
-    )[0]
-    chex.assert_tree_all_finite(jax.value_and_grad(run)(LOGPROBS))
-
-  def test_masked_tokens_play_no_part(self):
-    hidden = jnp.where(MASK > 0, LOGPROBS, jnp.nan)
-    run = lambda x: jax.value_and_grad(
-        lambda x: policy_gradient.tba_prime_loss(
-            x, jnp.zeros_like(x), MASK, MASK, REWARDS, beta=0.1
-        )[0]
-    )(x)
-    chex.assert_trees_all_equal(run(hidden), run(LOGPROBS))
-
-  def test_one_completion_leaves_nobody_for_rloo(self):
-    with self.assertRaisesRegex(ValueError, "completions_per_prompt=1"):
-      policy_gradient.rloo_loss(jnp.zeros((2, 1)), jnp.zeros((2, 1)))
+    loss = lambda x: run_tokens("grpo_loss", x, ref, MASK, REWARDS, 0.1)[0]
+    chex.assert_tree_all_finite(jax.value_and_grad(loss)(LOGPROBS))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,25 @@ import numpy as np
 
 from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import ppo
+from tests.support import loss_case
 
 # One prompt, completions of 3 and 1 tokens.
 MASK = jnp.array([[[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]])
 VALUES = jnp.array([[[0.5, 0.25, 1.0], [0.75, jnp.nan, jnp.inf]]])
 REWARDS = jnp.array([[2.0, 1.0]])
+LOSS = loss_case.make_settings(value_clip=0.2, value_weight=0.5)
+
+
+def value_loss(values, old, returns, weights, clip):
+  groups = loss_case.of_tokens(
+      values,
+      values,
+      weights,
+      weights[..., 0],
+      values_BxKxT=values,
+      targets=groups_lib.Targets(old, 0 * old, returns),
+  )
+  return ppo.value_loss(groups, clip)
 
 
 class TargetsTest(chex.TestCase):
@@ -83,10 +97,8 @@ class TargetsTest(chex.TestCase):
           0 * MASK,
           MASK,
           REWARDS,
-          beta=0.1,
-          gae_gamma=1.0,
-          gae_lambda=0.95,
-          whiten_advantages=True,
+          loss_case.make_settings(),
+          0.1,
       )
       return sum(x.sum() for x in jax.tree.leaves(targets))
 
@@ -100,39 +112,38 @@ class LossTest(parameterized.TestCase):
     values = jnp.array([[[1.0, 3.0, 0.0], [2.0, 7.0, 7.0]]])
     old = jnp.array([[[1.0, 2.0, 1.0], [0.0, 7.0, 7.0]]])
     returns = jnp.array([[[2.0, 5.0, 3.0], [1.0, 0.0, 0.0]]])
-    loss, held = ppo.value_loss(values, old, returns, MASK / 2, clip=0.5)
+    loss, held = value_loss(values, old, returns, MASK / 2, clip=0.5)
     # Held at 2.5 the second is further off, at .5 the third is nearer, at .5
     # the fourth is as near at a half: 1, 2.5², 3², 1.
     np.testing.assert_allclose(loss, (1 + 6.25 + 9 + 1) / 2 / 2 / 2)
     np.testing.assert_array_equal(held[0], [[0, 1, 0], [0, 0, 0]])
-    loss, held = ppo.value_loss(values, old, returns, MASK / 2, clip=0.0)
+    loss, held = value_loss(values, old, returns, MASK / 2, clip=0.0)
     np.testing.assert_allclose(loss, (1 + 4 + 9 + 1) / 2 / 2 / 2)
     self.assertEqual(held.sum(), 0)
 
   def test_a_value_that_the_clip_holds_has_no_gradient(self):
     old, returns = jnp.zeros((1, 1, 2)), jnp.full((1, 1, 2), 5.0)
     grad = jax.grad(
-        lambda v: ppo.value_loss(v, old, returns, old + 1, clip=0.5)[0]
+        lambda v: value_loss(v, old, returns, old + 1, clip=0.5)[0]
     )(jnp.array([[[0.2, 0.7]]]))
     np.testing.assert_allclose(grad[0, 0], [0.2 - 5, 0.0])
 
   def make_groups(self):
     rng = np.random.default_rng(1)
     draw = lambda: jnp.asarray(rng.normal(size=(1, 2, 3)))
-    return groups_lib.Groups(
-        logprobs_BxKxT=draw(),
-        behavior_logprobs_BxKxT=draw(),
-        ref_logprobs_BxKxT=draw(),
-        mask_BxKxT=MASK,
-        weights_BxKxT=groups_lib.length_weights(MASK, "mean_tokens"),
-        rewards_BxK=REWARDS,
+    return loss_case.of_tokens(
+        draw(),
+        draw(),
+        MASK,
+        REWARDS,
+        weights=groups_lib.length_weights(MASK, "mean_tokens"),
         values_BxKxT=draw(),
         targets=groups_lib.Targets(draw(), draw() * MASK, draw()),
     )
 
   def test_is_a_mean_over_tokens_of_both(self):
     groups = self.make_groups()
-    loss, aux = ppo.ppo_loss(groups, value_clip=0.2, value_weight=0.5)
+    loss, aux = ppo.ppo_loss(groups, LOSS, 0.1)
     old, returns = groups.targets.old_values_BxKxT, groups.targets.returns_BxKxT
     near = old + np.clip(groups.values_BxKxT - old, -0.2, 0.2)
     error = np.maximum(
@@ -142,7 +153,7 @@ class LossTest(parameterized.TestCase):
     np.testing.assert_allclose(
         loss, ((0.5 * error / 2 - score) * MASK).sum() / 4, rtol=1e-6
     )
-    self.assertEqual(aux["value_held_BxKxT"].shape, MASK.shape)
+    self.assertEqual(aux["value_clipped_BxKxT"].shape, MASK.shape)
 
   def test_gradient_by_finite_differences(self):
     with jax.enable_x64(True):
@@ -156,7 +167,7 @@ class LossTest(parameterized.TestCase):
             logprobs_BxKxT=groups.logprobs_BxKxT + x * steps[0],
             values_BxKxT=groups.values_BxKxT + x * steps[1],
         )
-        return ppo.ppo_loss(some, value_clip=0.2, value_weight=0.5)[0]
+        return ppo.ppo_loss(some, LOSS, 0.1)[0]
 
       slope = (along(1e-6) - along(-1e-6)) / 2e-6
       np.testing.assert_allclose(jax.grad(along)(0.0), slope, rtol=1e-6)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.losses import preference
+from tests.support import loss_case
 
 BETA = 0.5
 # Best is the third (first of two equals), worst the first: h = 3 - 1 = 2.
@@ -25,6 +26,11 @@ PAIR_LOSSES = (
 )
 
 
+best_of_n = functools.partial(
+    loss_case.run_sequences, preference.best_of_n_loss, beta=BETA
+)
+
+
 class PairTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
@@ -34,8 +40,11 @@ class PairTest(chex.TestCase):
       ("slic_loss", 0.0),
   )
   def test_known_numbers(self, name, expected):
-    loss_fn = getattr(preference, name)
-    run = self.variant(functools.partial(loss_fn, beta=BETA))
+    run = self.variant(
+        functools.partial(
+            loss_case.run_sequences, getattr(preference, name), beta=BETA
+        )
+    )
     loss, aux = run(SEQ, REF_SEQ, REWARDS)
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
     np.testing.assert_allclose(aux["margin_Bx1"], [[2.0]])
@@ -43,7 +52,11 @@ class PairTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
   def test_slic_of_a_margin_too_small(self):
-    run = self.variant(functools.partial(preference.slic_loss, beta=0.25))
+    run = self.variant(
+        functools.partial(
+            loss_case.run_sequences, preference.slic_loss, beta=0.25
+        )
+    )
     np.testing.assert_allclose(run(SEQ, REF_SEQ, REWARDS)[0], 0.5, rtol=1e-6)
 
   @parameterized.parameters(
@@ -54,7 +67,11 @@ class PairTest(chex.TestCase):
       (preference.slic_loss, 0.75, 0.0),
   )
   def test_gradient_is_of_the_pair_alone(self, loss_fn, beta, slope):
-    grad = jax.grad(lambda s: loss_fn(s, REF_SEQ, REWARDS, beta=beta)[0])(SEQ)
+    grad = jax.grad(
+        lambda s: loss_case.run_sequences(
+            loss_fn, s, REF_SEQ, REWARDS, beta=beta
+        )[0]
+    )(SEQ)
     np.testing.assert_allclose(
         grad, [[-slope, 0.0, slope, 0.0]], rtol=1e-5, atol=1e-7
     )
@@ -63,18 +80,58 @@ class PairTest(chex.TestCase):
   def test_equal_rewards_make_no_pair(self, loss_fn):
     two = lambda x: jnp.concatenate([x, x])
     rewards = jnp.concatenate([REWARDS, jnp.full((1, 4), 0.1)])
-    run = lambda s: loss_fn(s, two(REF_SEQ), rewards, beta=BETA)
+    run = lambda s: loss_case.run_sequences(
+        loss_fn, s, two(REF_SEQ), rewards, beta=BETA
+    )
     (loss, aux), grad = jax.value_and_grad(run, has_aux=True)(two(SEQ))
-    one = loss_fn(SEQ, REF_SEQ, REWARDS, beta=BETA)[0]
+    one = loss_case.run_sequences(loss_fn, SEQ, REF_SEQ, REWARDS, beta=BETA)[0]
     np.testing.assert_allclose(loss, one / 2, rtol=1e-6)
     np.testing.assert_allclose(aux["pair_Bx1"], [[1.0], [0.0]])
     chex.assert_trees_all_equal(grad[1], jnp.zeros(4))
 
+  @parameterized.parameters((2,), (4,))
+  def test_a_tie_may_prefer_the_first_to_the_last(self, num):
+    """As published: of two equals sample 0 is chosen, 1 rejected."""
+    rewards = jnp.full((1, num), 0.1)
+    run = functools.partial(
+        loss_case.run_sequences,
+        preference.online_dpo_loss,
+        ref_seq=REF_SEQ[:, :num],
+        rewards=rewards,
+        beta=BETA,
+        ties="first",
+    )
+    (_, aux), grad = jax.value_and_grad(lambda s: run(seq=s), has_aux=True)(
+        SEQ[:, :num]
+    )
+    rho = (SEQ - REF_SEQ)[0]
+    h = rho[0] - rho[num - 1]
+    np.testing.assert_allclose(aux["margin_Bx1"], [[h]])
+    slope = -BETA / (1 + np.exp(BETA * h))
+    expected = np.zeros(num)
+    expected[0], expected[-1] = slope, -slope
+    np.testing.assert_allclose(grad[0], expected, rtol=1e-5)
+    # Rewards that differ are paired as ever.
+    both = [
+        loss_case.run_sequences(
+            preference.online_dpo_loss,
+            SEQ,
+            REF_SEQ,
+            REWARDS,
+            beta=BETA,
+            ties=ties,
+        )
+        for ties in ("first", "skip")
+    ]
+    chex.assert_trees_all_equal(*both)
+
   @parameterized.parameters(*PAIR_LOSSES)
   def test_only_the_order_of_rewards_plays_a_part(self, loss_fn):
     chex.assert_trees_all_equal(
-        loss_fn(SEQ, REF_SEQ, REWARDS, beta=BETA),
-        loss_fn(SEQ, REF_SEQ, 9 * REWARDS - 4, beta=BETA),
+        loss_case.run_sequences(loss_fn, SEQ, REF_SEQ, REWARDS, beta=BETA),
+        loss_case.run_sequences(
+            loss_fn, SEQ, REF_SEQ, 9 * REWARDS - 4, beta=BETA
+        ),
     )
 
 
@@ -84,12 +141,14 @@ class BestOfNTest(chex.TestCase):
   def test_known_numbers(self):
     seq = jnp.concatenate([SEQ, SEQ - 1])
     rewards = jnp.concatenate([REWARDS, jnp.zeros((1, 4))])
-    run = self.variant(preference.best_of_n_loss)
+    run = self.variant(best_of_n)
     # The third of the first prompt, the first of the second.
-    np.testing.assert_allclose(run(seq, rewards)[0], (2 + 2) / 2, rtol=1e-6)
+    np.testing.assert_allclose(
+        run(seq, seq, rewards)[0], (2 + 2) / 2, rtol=1e-6
+    )
 
   def test_gradient_is_of_the_best_alone(self):
-    grad = jax.grad(lambda s: preference.best_of_n_loss(s, REWARDS)[0])(SEQ)
+    grad = jax.grad(lambda s: best_of_n(s, s, REWARDS)[0])(SEQ)
     np.testing.assert_allclose(grad, [[0.0, 0.0, -1.0, 0.0]])
 
 
@@ -97,12 +156,12 @@ class BradleyTerryTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
   def test_known_numbers(self):
-    loss_fn = self.variant(preference.bradley_terry_loss)
+    run = self.variant(preference.bradley_terry_loss)
     # Margins 2 and -1.
     rewards_Bx2 = jnp.array([[1.0, -1.0], [0.0, 1.0]])
     expected = (np.log1p(np.exp(-2.0)) + np.log1p(np.exp(1.0))) / 2
-    np.testing.assert_allclose(loss_fn(rewards_Bx2), expected, rtol=1e-6)
-    np.testing.assert_allclose(loss_fn(rewards_Bx2 + 7), expected, rtol=1e-5)
+    np.testing.assert_allclose(run(rewards_Bx2), expected, rtol=1e-6)
+    np.testing.assert_allclose(run(rewards_Bx2 + 7), expected, rtol=1e-5)
 
   def test_the_gradient_moves_what_is_wrong_most(self):
     rewards_Bx2 = jnp.array([[1.0, -1.0], [0.0, 1.0]])

@@ -133,7 +133,7 @@ class SamplingTest(parameterized.TestCase):
   def sample(cls, place, check=lambda sampler: None):
     """Returns completions by three versions, the newer ones swapped in."""
     params_fn = searcher.make_params_fn(
-        cls.policy, lora.Whole("", lambda params: params), place
+        cls.policy, lora.ParamsMerger("", lambda params: params), place
     )
     params = {
         version: params_fn(publication.by_path(leaves))
@@ -268,7 +268,7 @@ class CarriersTest(parameterized.TestCase):
       for path, leaf in found.items():
         self.assertEqual(leaf.sharding, placement(path), path)
     params_fn = searcher.make_params_fn(
-        self.policy, lora.Whole("", lambda params: params), place
+        self.policy, lora.ParamsMerger("", lambda params: params), place
     )
     params = params_fn(found)
     chex.assert_trees_all_equal(params, self.params)

@@ -12,6 +12,7 @@ import numpy as np
 from tba_jax import types
 from tba_jax.config import settings
 from tba_jax.losses import build
+from tba_jax.losses import metrics as metrics_lib
 from tba_jax.losses import objective
 
 B, K, T, V, P = 2, 4, 5, 7, 3
@@ -106,4 +107,4 @@ def evaluate(config, params, batch, loss_params=None):
   (loss, totals), grads = jax.value_and_grad(
       loss_fn, argnums=(0, 1), has_aux=True
   )(params, loss_params, batch, jnp.float32(BETA))
-  return loss, objective.finish_totals(totals), grads
+  return loss, metrics_lib.finish(totals), grads

@@ -171,12 +171,11 @@ class TrainerCase(parameterized.TestCase):
         ref_params={},
         sampling_params={"made_by": jnp.asarray(-1)},
         learning_rate_scale=jnp.asarray(1.0),
-        rng=jnp.zeros(2, jnp.uint32),
     )
     self.work = device_work.DeviceWork(
         state=state,
         train_step=self.train_step,
-        whole=lora.Whole("", lambda params: params),
+        whole=lora.ParamsMerger("", lambda params: params),
         checkpointer=self.checkpointer,
         mesh=sharding.make_mesh(tiny_model.make_config().mesh),
         cluster=cluster.Cluster(),

@@ -49,7 +49,6 @@ def make_state():
       ref_params={"w": jnp.ones(2)},
       sampling_params={"w": jnp.full(2, -1.0)},
       learning_rate_scale=jnp.asarray(1.0),
-      rng=jnp.zeros(2, jnp.uint32),
   )
 
 
@@ -78,7 +77,9 @@ class DeviceWorkTest(parameterized.TestCase):
     return device_work.DeviceWork(
         state=make_state(),
         train_step=train_step,
-        whole=lora.Whole("a base", lambda params: {"w": params["w"] + 5.0}),
+        whole=lora.ParamsMerger(
+            "a base", lambda params: {"w": params["w"] + 5.0}
+        ),
         checkpointer=self.checkpointer,
         mesh=sharding.make_mesh(tiny_model.make_config().mesh),
         cluster=cluster,

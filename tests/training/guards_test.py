@@ -16,7 +16,7 @@ GOOD = {
 }
 
 
-def make_guards(action="warn"):
+def make_guards(action="warn", max_logprob_gap=1e-3, **kwargs):
   return guards_lib.Guards(
       ml_collections.ConfigDict(
           dict(
@@ -25,9 +25,10 @@ def make_guards(action="warn"):
               max_kl=50.0,
               max_accuracy_drop=0.2,
               learning_rate_factor=0.5,
-              max_logprob_gap=1e-3,
+              max_logprob_gap=max_logprob_gap,
           )
-      )
+      ),
+      **kwargs,
   )
 
 
@@ -36,7 +37,7 @@ class GuardsTest(parameterized.TestCase):
   @parameterized.parameters(
       ("entropy", 0.05, "0.0500.*min_entropy=0.1"),
       ("kl", 51.0, "51.00.*max_kl=50.0"),
-      ("logprob_gap", 0.002, "2.00e-03.*max_logprob_gap=0.001"),
+      ("logprob_gap", 0.002, "2.00e-03.*0.001 .*max_logprob_gap"),
   )
   def test_a_crossed_limit_fires_and_says_which(self, name, value, message):
     (alarm,) = make_guards().check_step(7, {**GOOD, name: value})
@@ -46,6 +47,16 @@ class GuardsTest(parameterized.TestCase):
   def test_the_limits_themselves_are_allowed(self):
     at_limit = {**GOOD, "entropy": 0.1, "kl": 50.0, "logprob_gap": 1e-3}
     self.assertEmpty(make_guards().check_step(0, at_limit))
+
+  @parameterized.parameters(
+      (0.0, "float32", 2e-3, 1),
+      (0.0, "bfloat16", 2e-2, 0),
+      (0.0, "bfloat16", 0.2, 1),
+      (1e-4, "bfloat16", 2e-4, 1),
+  )
+  def test_the_limit_of_the_gap_is_by_dtype(self, limit, dtype, gap, num):
+    guards = make_guards(max_logprob_gap=limit, compute_dtype=dtype)
+    self.assertLen(guards.check_step(0, {**GOOD, "logprob_gap": gap}), num)
 
   def test_the_gap_says_nothing_of_old_data(self):
     guards = make_guards()

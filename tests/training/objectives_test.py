@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.losses import build
+from tba_jax.losses import metrics as metrics_lib
 from tba_jax.losses import objective
 from tba_jax.losses import ppo
 from tba_jax.training import train_step
@@ -54,16 +55,21 @@ def accumulate_all(params, batch, *, num_micro):
     value_model = table_policy.value_model_of(config)
     loss_params = table_policy.make_loss_params(config)
     loss_fn = objective.make_loss_fn(config, table_policy.MODEL, value_model)
-    prepare = train_step.make_preparation(
-        config, table_policy.MODEL, value_model
+    parts = train_step.prepare(
+        config,
+        table_policy.MODEL,
+        value_model,
+        {},
+        loss_params,
+        jax.tree.map(cut, batch),
+        BETA,
     )
-    parts = prepare({}, loss_params, jax.tree.map(cut, batch), BETA)
     loss, totals, grads = train_step.accumulate(
         lambda both, micro, loss_fn=loss_fn: loss_fn(*both, micro, BETA),
         (params, loss_params),
         parts,
     )
-    out[name] = loss, objective.finish_totals(totals), grads
+    out[name] = loss, metrics_lib.finish(totals), grads
   return out
 
 
@@ -188,10 +194,8 @@ class ObjectivesTest(parameterized.TestCase):
         batch.behavior_logprobs - batch.ref_logprobs,
         batch.completion_mask,
         batch.rewards,
-        beta=BETA,
-        gae_gamma=1.0,
-        gae_lambda=0.95,
-        whiten_advantages=True,
+        config.loss,
+        BETA,
     )
 
     def surrogate(params):
@@ -210,6 +214,74 @@ class ObjectivesTest(parameterized.TestCase):
         grad, jax.grad(surrogate)(params), rtol=1e-4, atol=1e-6
     )
     self.assertEqual(metrics["value_clip_share"], 0.0)
+
+  @parameterized.parameters(
+      # w = e^.3 = 1.35: cut by the clip, capped, masked, or as it is.
+      (dict(ratio_clip=0.2), 0.0),
+      (dict(ratio_clip=0.2, clip_high=0.5), np.exp(0.3)),
+      (dict(correction="truncate_token", ratio_cap=1.1), 1.1),
+      (dict(correction="truncate_sequence", ratio_cap=1.1), 1.1),
+      (dict(correction="mask_token", ratio_cap=1.1), 0.0),
+      (dict(correction="cispo", ratio_clip=0.2), 1.2),
+      (dict(correction="decoupled", ratio_clip=0.2, ratio_cap=1.1), 1.1),
+      (dict(), 1.0),
+  )
+  def test_the_kl_of_grpo_stands_outside_ratio_and_clip(self, loss, factor):
+    """L = 1/K Σₖ [-A f log π + β k3], d k3/d log π = 1 - e^(log π_ref - log π).
+
+    With log π = -1, log π_behavior = -1.3, log π_ref = -2, A = 1 and β = .05
+    the KL's gradient is .05 (1 - e^-1) = .0316, whatever the factor f is.
+    """
+    batch = dataclasses.replace(
+        table_policy.make_batch(),
+        completion_tokens=jnp.zeros((1, 2, 1), jnp.int32),
+        completion_mask=jnp.ones((1, 2, 1)),
+        prompt_mask=jnp.ones((1, 3)),
+        behavior_logprobs=jnp.full((1, 2, 1), -1.3),
+        ref_logprobs=jnp.full((1, 2, 1), -2.0),
+        rewards=jnp.array([[1.0, -1.0]]),
+        staleness_steps=jnp.ones((1, 2)),
+    )
+    for name in ("grpo", "dr_grpo"):
+      pure_loss = objective.make_pure_loss(
+          table_policy.make_config(name=name, **loss)
+      )
+      grad = jax.grad(
+          lambda x, fn=pure_loss: fn(x, {}, batch, jnp.float32(0.05))[0]
+      )(jnp.full((1, 2, 1), -1.0))
+      # Of the completion with A = 1; grpo divides by std = 1 (+ 1e-4).
+      np.testing.assert_allclose(
+          2 * grad[0, 0, 0], -factor + 0.05 * (1 - np.exp(-1)), atol=2e-4
+      )
+
+  @parameterized.parameters(
+      "reinforce",
+      "rloo",
+      "proximal_rloo",
+      "grpo",
+      "dr_grpo",
+      "tba_prime",
+      "best_of_n",
+      "ppo",
+  )
+  def test_beta_may_be_zero_outside_the_tb_family(self, name):
+    config = table_policy.make_config(name=name, ratio_clip=0.2)
+    loss_fn = objective.make_loss_fn(
+        config, table_policy.MODEL, table_policy.value_model_of(config)
+    )
+    batch = table_policy.make_batch(behavior_params=table_policy.make_params(3))
+    loss_params = table_policy.make_loss_params(config)
+    run = lambda batch: jax.value_and_grad(loss_fn, has_aux=True)(
+        table_policy.make_params(0), loss_params, batch, jnp.float32(0.0)
+    )
+    (loss, totals), grad = run(batch)
+    chex.assert_tree_all_finite((loss, metrics_lib.finish(totals), grad))
+    # No KL: the reference plays no part.
+    shifted = dataclasses.replace(
+        batch, ref_logprobs=batch.ref_logprobs - batch.completion_mask
+    )
+    (other, _), other_grad = run(shifted)
+    chex.assert_trees_all_close((other, other_grad), (loss, grad), rtol=1e-6)
 
   def test_a_correction_of_one_s_own_choice(self):
     params, batch = table_policy.make_params(0), table_policy.make_batch(

@@ -21,31 +21,16 @@ def make_optimizer_config(**changes):
 
 class OptimizerTest(parameterized.TestCase):
 
-  @parameterized.parameters(
-      (dict(schedule="step"), "optimizer.schedule='step'"),
-      (dict(b1=1.0), "optimizer.b1=1.0"),
-      (dict(b2=-0.1), "optimizer.b2=-0.1"),
-      (dict(epsilon=0.0), "optimizer.epsilon=0.0"),
-      (dict(state_dtype="float16"), "optimizer.state_dtype='float16'"),
-      (dict(weight_decay=-0.1), "optimizer.weight_decay=-0.1"),
-      (dict(grad_clip_norm=-1.0), "optimizer.grad_clip_norm=-1.0"),
-  )
-  def test_refuses_by_key(self, changes, message):
-    with self.assertRaisesRegex(ValueError, message):
-      optimizer.make_optimizer(
-          make_optimizer_config(**changes), 10, per_round_steps=0
-      )
-
   def make_update(self, grads, **changes):
     config = make_optimizer_config(
         learning_rate=0.1, schedule="constant", **changes
     )
-    tx, learning_rate_fn = optimizer.make_optimizer(
-        config, 10, per_round_steps=0
-    )
+    opt = optimizer.make_optimizer(config, 10, per_round_steps=0)
     params = jnp.array([2.0, -1.0])
-    updates, _ = tx.update(grads, tx.init(params), params)
-    return updates, learning_rate_fn
+    new, _ = opt.update(
+        grads, opt.tx.init(params), params, opt.learning_rate(0)
+    )
+    return new - params, opt.learning_rate
 
   def test_first_update_is_the_learning_rate_in_the_sign_of_the_gradient(self):
     updates, learning_rate_fn = self.make_update(
@@ -64,13 +49,13 @@ class OptimizerTest(parameterized.TestCase):
       state_dtype=("float32", "bfloat16"), param_dtype=("float32", "bfloat16")
   )
   def test_dtypes_of_the_moments(self, state_dtype, param_dtype):
-    tx, _ = optimizer.make_optimizer(
+    tx = optimizer.make_optimizer(
         make_optimizer_config(
             state_dtype=state_dtype, schedule="constant", learning_rate=0.1
         ),
         10,
         per_round_steps=0,
-    )
+    ).tx
     params = jnp.array([2.0, -1.0], param_dtype)
     state = tx.init(params)
     for _ in range(2):
@@ -82,17 +67,17 @@ class OptimizerTest(parameterized.TestCase):
     )
     self.assertEqual(adam.mu.dtype, state_dtype)
     self.assertEqual(adam.nu.dtype, "float32")
-    np.testing.assert_allclose(updates.astype("float32"), -0.1, rtol=1e-2)
+    np.testing.assert_allclose(updates.astype("float32"), 1.0, rtol=1e-2)
 
   def test_a_small_second_moment_is_not_rounded_away(self):
     # At b2 = .999, from 1 to 1.0001 a step: below what bfloat16 can add.
-    tx, _ = optimizer.make_optimizer(
+    tx = optimizer.make_optimizer(
         make_optimizer_config(
             b2=0.999, state_dtype="bfloat16", grad_clip_norm=0.0
         ),
         10,
         per_round_steps=0,
-    )
+    ).tx
     params = jnp.zeros(1, jnp.bfloat16)
     state = tx.init(params)
     for _ in range(3):

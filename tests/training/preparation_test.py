@@ -16,13 +16,40 @@ from tests.support import table_policy
 BETA = table_policy.BETA
 
 
-def at(step, config, held):
-  """What is held at a step whose params all are the step's number."""
+def state_at(step, config):
+  """The state before a step: all params are the step's number."""
+  names = train_step.proximal_names(config)
   params = {"p": jnp.float32(step)}
-  loss_params = {"value": jnp.float32(-step)}
-  return train_step.hold_prepared(
-      config, held, params, loss_params, jnp.int32(step)
+  state = train_step.TrainState(
+      step=jnp.int32(step),
+      params=params,
+      opt_state=(),
+      loss_params={"value": jnp.float32(-step)},
+      loss_opt_state=(),
+      proximal_params={},
+      ref_params={},
+      sampling_params=params if train_step.keeps_params(config) else {},
+      learning_rate_scale=jnp.float32(1),
   )
+  held = {name: getattr(state, name) for name in names}
+  return dataclasses.replace(state, proximal_params=held)
+
+
+def held_steps(config, num_steps):
+  """What is held at each step."""
+  state, seen = state_at(0, config), []
+  for step in range(num_steps):
+    new = state_at(step, config)
+    state = train_step.hold_params(
+        config,
+        dataclasses.replace(
+            new,
+            proximal_params=state.proximal_params,
+            sampling_params=state.sampling_params,
+        ),
+    )
+    seen.append(state)
+  return seen
 
 
 class HoldTest(absltest.TestCase):
@@ -33,40 +60,38 @@ class HoldTest(absltest.TestCase):
         dict(name="ppo"),
         dict(name="tb", correction="decoupled"),
     ):
-      self.assertEqual(at(0, table_policy.make_config(**loss), None), {})
+      config = table_policy.make_config(**loss)
+      self.assertEqual(train_step.proximal_names(config), [])
 
   def test_is_renewed_after_so_many_steps(self):
     config = table_policy.make_config(
         name="ppo", proximal_every_steps=3, correction="decoupled"
     )
-    held, seen = at(0, config, None), []
-    for step in range(7):
-      held = at(step, config, held)
-      seen.append((float(held["params"]["p"]),
-                   float(held["loss_params"]["value"])))  # fmt: skip
-    self.assertEqual(seen, [(s, -s) for s in (0, 0, 0, 3, 3, 3, 6)])
+    held = [s.proximal_params for s in held_steps(config, 7)]
+    self.assertEqual(
+        [(h["params"]["p"], h["loss_params"]["value"]) for h in held],
+        [(s, -s) for s in (0, 0, 0, 3, 3, 3, 6)],
+    )
 
   def test_holds_only_what_is_read(self):
     values = table_policy.make_config(name="ppo", proximal_every_steps=2)
-    self.assertEqual(set(at(0, values, None)), {"loss_params"})
+    self.assertEqual(train_step.proximal_names(values), ["loss_params"])
     policy = table_policy.make_config(
         name="rloo", proximal_every_steps=2, behavior_logprobs="recomputed"
     )
-    self.assertEqual(set(at(0, policy, None)), {"params"})
+    self.assertEqual(train_step.proximal_names(policy), ["params"])
 
-  def test_lasts_a_round_where_nothing_is_said(self):
+  def test_lasts_a_round_by_default(self):
     config = table_policy.make_config(name="ppo")
     config.rounds.mini_batches = config.rounds.passes = 2
+    config.rounds.lag_rounds = 1
     self.assertEqual(train_step.held_steps(config), 4)
-    self.assertEqual(set(at(0, config, None)), {"loss_params"})
-
-  def test_refuses(self):
-    config = table_policy.make_config(behavior_logprobs="recomputed")
-    with self.assertRaisesRegex(ValueError, "loss.behavior_logprobs"):
-      at(0, config, None)
-    config = table_policy.make_config(behavior_logprobs="guessed")
-    with self.assertRaisesRegex(ValueError, "allowed .'sampler', 'recomp"):
-      at(0, config, None)
+    seen = held_steps(config, 6)
+    self.assertEqual(
+        [s.proximal_params["loss_params"]["value"] for s in seen],
+        [0, 0, 0, 0, -4, -4],
+    )
+    self.assertEqual([s.sampling_params["p"] for s in seen], [0] * 4 + [4] * 2)
 
 
 class PrepareTest(absltest.TestCase):
@@ -82,11 +107,15 @@ class PrepareTest(absltest.TestCase):
 
   def prepared(self, held, **loss):
     config = table_policy.make_config(**loss)
-    prepare = train_step.make_preparation(
-        config, table_policy.MODEL, table_policy.value_model_of(config)
+    out = train_step.prepare(
+        config,
+        table_policy.MODEL,
+        table_policy.value_model_of(config),
+        held,
+        table_policy.make_loss_params(config),
+        jax.tree.map(lambda x: x[None], self.batch),
+        BETA,
     )
-    whole = jax.tree.map(lambda x: x[None], self.batch)
-    out = prepare(held, table_policy.make_loss_params(config), whole, BETA)
     return jax.tree.map(lambda x: x[0], out)
 
   def gradient(self, batch, **loss):

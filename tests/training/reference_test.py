@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.config import settings
+from tba_jax.losses import metrics as metrics_lib
 from tba_jax.losses import objective
 from tba_jax.training import reference
 from tba_jax.training import sharding
@@ -40,7 +41,7 @@ class ReferenceTest(absltest.TestCase):
     _, totals = jax.jit(objective.make_loss_fn(config, model))(
         params, {}, batch, jnp.float32(0.1)
     )
-    metrics = objective.finish_totals(totals)
+    metrics = metrics_lib.finish(totals)
     self.assertLess(abs(metrics["kl"]), 1e-5)
     # ρ = 0: what is left of the residual is the centered reward.
     centered = batch.rewards - batch.rewards.mean(axis=1, keepdims=True)
@@ -126,21 +127,6 @@ class MovedTest(parameterized.TestCase):
         chex.assert_trees_all_equal(
             call(jnp.int32(step)), self.old if step % 3 else expected
         )
-
-  def test_the_state_holds_a_copy_only_where_it_moves(self):
-    self.assertEqual(
-        reference.own_params(self.config(mode="fixed"), self.old), {}
-    )
-    own = reference.own_params(self.config(mode="ema"), self.old)
-    chex.assert_trees_all_equal(own, self.old)
-
-  @parameterized.parameters(
-      dict(mode="soft"), dict(every_steps=0), dict(ema_decay=1.0)
-  )
-  def test_refuses_by_key(self, **changes):
-    ((key, value),) = changes.items()
-    with self.assertRaisesRegex(ValueError, f"reference.{key}={value!r}"):
-      reference.own_params(self.config(**changes), self.old)
 
 
 if __name__ == "__main__":

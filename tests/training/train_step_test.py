@@ -204,6 +204,44 @@ class TrainStepTest(absltest.TestCase):
     self.assertTrue(all(x.is_deleted() for x in jax.tree.leaves(state.params)))
     self.assertFalse(any(x.is_deleted() for x in jax.tree.leaves(params)))
 
+  def test_a_step_that_is_not_finite_changes_nothing_but_its_number(self):
+    *_, state = make_run(optimizer__warmup_steps=4)
+    step_fn = make_step(optimizer__warmup_steps=4)
+    state, metrics = step_fn(state, tiny_model.make_batch(seed=0))
+    self.assertEqual(metrics["nonfinite"], 0.0)
+    before = jax.device_get(state)
+    batch = tiny_model.make_batch(seed=1)
+    rewards = np.array(batch.rewards)
+    rewards[0, 0] = np.nan
+    bad = dataclasses.replace(batch, rewards=rewards)
+    state, metrics = step_fn(state, bad)
+    self.assertEqual(metrics["nonfinite"], 1.0)
+    chex.assert_trees_all_equal(
+        jax.device_get(state), dataclasses.replace(before, step=np.int32(2))
+    )
+    # The learning rate follows the step: 3/4 of the warm-up.
+    state, metrics = step_fn(state, batch)
+    self.assertEqual(metrics["nonfinite"], 0.0)
+    config = tiny_model.make_config()
+    np.testing.assert_allclose(
+        metrics["learning_rate"],
+        0.75 * config.optimizer.learning_rate,
+        rtol=1e-5,
+    )
+
+  def test_a_finite_loss_with_an_infinite_gradient_changes_nothing(self):
+    config, model, mesh, state = make_run()
+
+    def loss_fn(params, loss_params, batch, beta):
+      # The square root of 0 has an infinite slope.
+      return sum(jnp.sqrt(0.0 * x).sum() for x in jax.tree.leaves(params)), {}
+
+    step_fn = train_step.make_train_step(config, model, mesh, loss_fn=loss_fn)
+    before = jax.device_get(state.params)
+    state, metrics = step_fn(state, tiny_model.make_batch())
+    self.assertEqual((metrics["loss"], metrics["nonfinite"]), (0.0, 1.0))
+    chex.assert_trees_all_equal(jax.device_get(state.params), before)
+
   def test_learned_log_z_has_its_own_learning_rate(self):
     state, _ = run_steps(
         2, loss__name="tb_learned_z", loss__log_z_learning_rate=0.5

@@ -9,7 +9,7 @@ from absl.testing import absltest
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax.losses import objective
+from tba_jax.losses import metrics as metrics_lib
 from tests.support import table_policy
 
 
@@ -34,7 +34,7 @@ class PerplexityTest(absltest.TestCase):
 
   def found(self, batch):
     logprobs = jnp.zeros(batch.completion_mask.shape)
-    return objective.finish_totals(objective.batch_totals(batch, logprobs))
+    return metrics_lib.finish(metrics_lib.batch_totals(batch, logprobs))
 
   def test_of_a_token_and_diluted_by_the_prompt(self):
     metrics = self.found(self.make())
@@ -71,12 +71,12 @@ class FinishTest(absltest.TestCase):
 
   def test_means_spread_and_effective_share(self):
     values = jnp.array([1.0, 3.0])
-    out = objective.finish_totals(
+    out = metrics_lib.finish(
         {
-            **objective.ratio_totals(values[None]),
-            "log_z_mean": objective.total(values),
-            "log_z_square": objective.total(values**2),
-            "nothing": objective.total(values, 0 * values),
+            **metrics_lib.ratio_totals(values[None]),
+            "log_z_mean": metrics_lib.total(values),
+            "log_z_square": metrics_lib.total(values**2),
+            "nothing": metrics_lib.total(values, 0 * values),
         }
     )
     self.assertEqual(out["ratio_mean"], 2.0)
@@ -86,7 +86,7 @@ class FinishTest(absltest.TestCase):
     self.assertNotIn("log_z_square", out)
 
   def test_what_has_no_weight_may_be_anything(self):
-    value, weight = objective.total(
+    value, weight = metrics_lib.total(
         jnp.array([jnp.nan, 2.0]), jnp.array([0.0, 3.0])
     )
     self.assertEqual((value, weight), (6.0, 3.0))

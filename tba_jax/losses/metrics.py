@@ -1,0 +1,164 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of a batch, as (sum, weight), which add up over micro-batches.
+
+`finish` turns the sums into means. docs/objectives.md lists them.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from tba_jax import types
+from tba_jax.losses import groups as groups_lib
+
+# Metric name -> (sum, weight), both [] float32.
+Totals = dict[str, tuple[jax.Array, jax.Array]]
+
+# Second moments, which `finish` turns into other metrics.
+_LOG_Z_SQUARE = "log_z_square"
+_RATIO_SQUARE = "ratio_square"
+_RETURN_SQUARE = "return_square"
+_VALUE_ERROR_SQUARE = "value_error_square"
+# Nats a token: one odd completion must not make the mean infinite.
+_MAX_TOKEN_NATS = 20.0
+
+
+def total(
+    values: jax.Array, weights: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the weighted sum and the sum of the weights (default: all 1)."""
+  if weights is None:
+    return values.sum(), jnp.asarray(values.size, jnp.float32)
+  return jnp.where(weights > 0, values * weights, 0.0).sum(), weights.sum()
+
+
+def ratio_totals(ratio_BxK: jax.Array) -> Totals:
+  """Returns metrics of π/π_behavior of each completion."""
+  return {
+      "ratio_mean": total(ratio_BxK),
+      _RATIO_SQUARE: total(jnp.square(ratio_BxK)),
+  }
+
+
+def residual_totals(
+    groups: groups_lib.Groups, aux: dict[str, jax.Array], beta: jax.Array
+) -> Totals:
+  """Returns the KL to the reference, log Z and the TB residual.
+
+  For objectives without a residual, that of VarGrad trajectory balance; at
+  β = 0, which has no target, log Z and residual are 0.
+  """
+  mask_BxKxT = groups.mask_BxKxT
+  groups = dataclasses.replace(groups, weights_BxKxT=mask_BxKxT)
+  if "residual_BxK" in aux:
+    residual_BxK, log_z_Bx1 = aux["residual_BxK"], aux["log_z_Bx1"]
+  else:
+    divisor = jnp.where(beta > 0, beta, 1.0)
+    left_BxK = groups.rewards_BxK / divisor - groups.rho_BxK
+    left_BxK = jnp.where(beta > 0, left_BxK, 0.0)
+    log_z_Bx1 = left_BxK.mean(axis=1, keepdims=True)
+    residual_BxK = log_z_Bx1 - left_BxK
+  centered_BxK = residual_BxK - residual_BxK.mean(axis=1, keepdims=True)
+  log_ratio_BxKxT = groups.logprobs_BxKxT - groups.ref_logprobs_BxKxT
+  return {
+      "kl": total(groups_lib.weighted_sums(log_ratio_BxKxT, mask_BxKxT)),
+      "kl_per_token": total(log_ratio_BxKxT, mask_BxKxT),
+      "log_z_mean": total(log_z_Bx1),
+      _LOG_Z_SQUARE: total(jnp.square(log_z_Bx1)),
+      "residual_abs": total(jnp.abs(residual_BxK)),
+      "residual_variance": total(jnp.square(centered_BxK)),
+  }
+
+
+def pair_totals(aux: dict[str, jax.Array]) -> Totals:
+  """Returns how well the policy ranks the pairs, of losses of pairs."""
+  if "margin_Bx1" not in aux:
+    return {}
+  margin_Bx1, pair_Bx1 = aux["margin_Bx1"], aux["pair_Bx1"]
+  return {
+      "pair_margin": total(margin_Bx1, pair_Bx1),
+      "pair_accuracy": total((margin_Bx1 > 0).astype(jnp.float32), pair_Bx1),
+  }
+
+
+def value_totals(
+    groups: groups_lib.Groups, aux: dict[str, jax.Array]
+) -> Totals:
+  """Returns how well the value model predicts the returns, of PPO."""
+  if groups.targets is None:
+    return {}
+  returns, mask = groups.targets.returns_BxKxT, groups.mask_BxKxT
+  error = returns - groups.values_BxKxT
+  return {
+      "value_mean": total(groups.values_BxKxT, mask),
+      "return_mean": total(returns, mask),
+      _RETURN_SQUARE: total(jnp.square(returns), mask),
+      _VALUE_ERROR_SQUARE: total(jnp.square(error), mask),
+      "value_clip_share": total(aux["value_clipped_BxKxT"], mask),
+  }
+
+
+def batch_totals(batch: types.Batch, logprobs_BxKxT: jax.Array) -> Totals:
+  """Returns the metrics that do not depend on the loss."""
+  rewards_BxK = batch.rewards
+  equal_B = rewards_BxK.max(axis=1) == rewards_BxK.min(axis=1)
+  # On data of the very params that are trained, trainer and sampler must agree.
+  on_policy_BxK = (batch.staleness_steps == 0).astype(jnp.float32)
+  gap_BxKxT = jnp.abs(logprobs_BxKxT - batch.behavior_logprobs)
+  return {
+      "reward_mean": total(rewards_BxK),
+      "equal_reward_groups": total(equal_B.astype(jnp.float32)),
+      "on_policy_share": total(on_policy_BxK),
+      "logprob_gap": total(
+          gap_BxKxT, batch.completion_mask * on_policy_BxK[:, :, None]
+      ),
+      **_perplexity_totals(batch),
+  }
+
+
+def finish(totals: Totals) -> dict[str, jax.Array]:
+  """Returns the means, [] float32; a metric without any weight is 0."""
+  tiny = jnp.finfo(jnp.float32).tiny
+  out = {
+      name: value / jnp.maximum(weight, 1.0)
+      for name, (value, weight) in totals.items()
+  }
+  if _LOG_Z_SQUARE in out:
+    variance = out.pop(_LOG_Z_SQUARE) - jnp.square(out["log_z_mean"])
+    out["log_z_std"] = jnp.sqrt(jnp.maximum(variance, 0.0))
+  if _RATIO_SQUARE in out:
+    # (Σ w)² / (N Σ w²)
+    square = jnp.maximum(out.pop(_RATIO_SQUARE), tiny)
+    out["effective_sample_share"] = jnp.square(out["ratio_mean"]) / square
+  if _RETURN_SQUARE in out:
+    variance = out.pop(_RETURN_SQUARE) - jnp.square(out["return_mean"])
+    error = out.pop(_VALUE_ERROR_SQUARE) / jnp.maximum(variance, tiny)
+    # Returns that are all equal leave nothing to explain.
+    out["value_explained_variance"] = jnp.where(variance > 0, 1 - error, 0.0)
+  return out
+
+
+def _perplexity_totals(batch: types.Batch) -> Totals:
+  """Returns the perplexity of the completions under the reference.
+
+      ref_perplexity                 mean exp(NLL / |y|)
+      ref_perplexity_prompt_diluted  mean exp(NLL / (|x| + |y| - 1))
+
+  NLL is of the completion alone, so the second one, which the papers' code
+  prints (Noukhovitch et al. 2024, arXiv:2410.18252; Bartoldson et al. 2025,
+  arXiv:2503.18929), falls with the length of the prompt.
+  """
+  nll_BxK = -groups_lib.weighted_sums(batch.ref_logprobs, batch.completion_mask)
+  tokens_BxK = batch.completion_mask.sum(axis=2)
+  prompt_Bx1 = batch.prompt_mask.sum(axis=1)[:, None]
+
+  def perplexity(length_BxK: jax.Array) -> tuple[jax.Array, jax.Array]:
+    rate_BxK = nll_BxK / jnp.maximum(length_BxK, 1.0)
+    return total(jnp.exp(jnp.minimum(rate_BxK, _MAX_TOKEN_NATS)))
+
+  return {
+      "ref_perplexity": perplexity(tokens_BxK),
+      "ref_perplexity_prompt_diluted": perplexity(prompt_Bx1 + tokens_BxK - 1),
+  }

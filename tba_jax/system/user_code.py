@@ -1,0 +1,61 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that a setting names: FILE.py:FUNCTION or MODULE:FUNCTION."""
+
+import ast
+from collections.abc import Callable
+import importlib
+import importlib.util
+import pathlib
+import sys
+from typing import Any
+
+
+def load_function(key: str, text: str) -> Callable[..., Any]:
+  """Returns the function, after running its file or module.
+
+  Args:
+    key: of the setting, for the message.
+    text: its value.
+
+  Raises:
+    ValueError: it cannot be imported, or is no function.
+  """
+  where, _, name = text.rpartition(":")
+  try:
+    if where.endswith(".py"):
+      path = pathlib.Path(where).expanduser()
+      # The file's own name may be that of another module.
+      own_name = f"file {path}"
+      spec = importlib.util.spec_from_file_location(own_name, path)
+      # Dataclasses and pickle look their module up.
+      module = sys.modules[own_name] = importlib.util.module_from_spec(spec)
+      spec.loader.exec_module(module)
+    else:
+      module = importlib.import_module(where)
+    function = getattr(module, name)
+  # Anything may be wrong in a user's code.
+  except (Exception, SystemExit) as error:
+    raise ValueError(f"{key}={text!r}: {error!r}") from error
+  if not callable(function):
+    raise ValueError(f"{key}={text!r}: is no function")
+  return function
+
+
+def problem_of_file(text: str) -> str:
+  """Returns what is wrong with FILE.py:FUNCTION, or "", without running it."""
+  where, _, name = text.rpartition(":")
+  path = pathlib.Path(where).expanduser()
+  try:
+    tree = ast.parse(path.read_text("utf-8"), str(path))
+  except (OSError, SyntaxError, ValueError) as error:
+    return f"allowed FILE.py:FUNCTION; {error}"
+  names = {node.name for node in tree.body if hasattr(node, "name")}
+  names |= {
+      target.id
+      for node in tree.body
+      if isinstance(node, ast.Assign)
+      for target in node.targets
+      if isinstance(target, ast.Name)
+  }
+  return "" if name in names else f"{path} defines no {name!r}"
