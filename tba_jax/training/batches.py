@@ -210,8 +210,7 @@ def _merge(
   return jax.lax.dynamic_update_slice(all_BxKxT, part_bxKxT, (start, 0, 0))
 
 
-# Host batches of texts that are there already: what data becomes of steps.
-
+# Batches of given texts, for supervised fine-tuning and reward models.
 
 # Ids of a prompt, and of each of its K completions.
 Row = tuple[Sequence[int], Sequence[Sequence[int]]]

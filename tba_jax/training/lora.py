@@ -1,13 +1,13 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Low-rank adapters: a policy of which only small factors are trained.
+"""Low-rank adapters (LoRA).
 
     W x + alpha / rank · B A x
 
 for the products W of the blocks that `config.lora.targets` names. W, the base,
-stays as it is. Train state, optimizer, checkpoints and published versions hold
-A and B alone. A step computes what stands above; who samples, evaluates or
-exports adds alpha / rank · B A to W first.
+is frozen. Train state, optimizer, checkpoints and published versions hold only
+A and B. A step computes the formula above; sampling, evaluation and export add
+alpha / rank · B A to W first.
 
 Source: Hu et al. 2021 (arXiv:2106.09685), eq. 3 and §4.1.
 
@@ -138,10 +138,10 @@ def make_merger(
 
 
 def base_name(folder: pathlib.Path | None, seed: int) -> str:
-  """Returns what names the base of a run, wherever its folder lies.
+  """Returns a name of the base of a run that does not depend on its path.
 
-  A folder's name is a digest of its files: their sizes, and pieces from all
-  over them, which tells models of one shape apart without reading all of them.
+  For a folder, a digest of sizes and samples of its files, which tells models
+  of one shape apart without reading all of them.
 
   Args:
     folder: Hugging Face folder that the policy starts from; None = scratch.

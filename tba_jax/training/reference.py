@@ -34,7 +34,7 @@ def moved(
 
   Args:
     config_reference: reads `mode`, `every_steps` and `ema_decay` (α).
-    ref_params: as `own_params` made them; {} where the reference is fixed.
+    ref_params: `TrainState.ref_params`; {} where the reference is fixed.
     params: of the policy after these steps.
     step: [] int32, steps done, at least 1.
   """
@@ -74,25 +74,18 @@ class Reference:
       copy: bool = True,
       split_tokens: Callable[..., Any] = lambda fn: fn,
   ):
-    """Copies the params, in their shardings, unless it is told not to.
+    """Copies the params, in their shardings, unless `copy` is False.
 
-    The policy may start from the same arrays, and the train step donates
-    those. A reference that moves holds it up to the first `follow`.
+    The policy may start from the same arrays, and the train step donates those.
 
     Args:
-      model: a `models.build.Model`; `forward.py` calls it.
-      params: of π_ref, sharded as they shall stay.
-      temperature: of sampling, above 0: policy and reference are both tempered.
+      model: a `models.transformer.Model`.
+      params: of π_ref; those of a reference that moves serve until `follow`.
+      temperature: of sampling; policy and reference are both tempered.
       every_steps: between two moves of the reference; 0 = it is fixed.
       copy: False where nobody donates the params.
-      split_tokens: of a function that is to be jitted, as that of
-        `models/split_tokens.py` with a mesh.
-
-    Raises:
-      ValueError: `temperature` is not above 0.
+      split_tokens: wraps the function before jit, as `sequence.split_tokens`.
     """
-    if temperature <= 0:
-      raise ValueError(f"sampling.temperature={temperature}: must be above 0")
     self.version = 0
     self._every_steps = every_steps
     self._params = jax.tree.map(jnp.copy, params) if copy else params

@@ -59,12 +59,15 @@ def learning_rate(
         first, peak, max(c.warmup_steps - (not R), 1)
     )
     parts, ends = [warmup, *parts], [c.warmup_steps, start]
-  schedule = optax.join_schedules(parts, ends)
-  if not R:
-    return lambda step: jnp.asarray(schedule(step), jnp.float32)
-  return lambda step: jnp.asarray(
-      schedule(jnp.minimum((step // R + 1) * R, num_steps)), jnp.float32
-  )
+  rate = optax.join_schedules(parts, ends)
+
+  def schedule(step: jax.Array | int) -> jax.Array:
+    if R:
+      step = jnp.minimum((step // R + 1) * R, num_steps)
+    # Rounding may leave a rate of 0 a little below it.
+    return jnp.maximum(jnp.asarray(rate(step), jnp.float32), 0.0)
+
+  return schedule
 
 
 def beta(

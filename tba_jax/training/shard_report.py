@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What of a model's parameters a mesh splits, and what it does not. No JAX.
+"""Reports how a mesh splits a model's parameters. No JAX.
 
-`plan` shows it, and the trainer logs it before anything is compiled: a leaf
-that every device holds whole is memory that the mesh does not share out.
+`plan` prints it, and the trainer logs it before anything is compiled. A leaf
+that is replicated on every device takes memory that the mesh does not save.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,19 +19,19 @@ from tba_jax.models import hf_names
 # Name of a parameter -> its shape and the logical name of each axis.
 Leaves = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]
 
-# Lines of a table; what is left out is counted.
+# Rows of the table of replicated leaves; the rest is one sum.
 _MAX_ROWS = 12
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-  """How one parameter lies on the mesh.
+  """How one parameter is sharded.
 
   name, shape: of the parameter.
-  parts: into how many parts each axis is cut.
+  parts: number of shards along each axis.
   axes: the logical name of each axis.
-  could: for a leaf that is whole on every device, the rule that would split it,
-    as "width=tensor"; "" where no axis of it divides by one of the mesh.
+  could: for a replicated leaf, the rule that would split it, as "width=tensor";
+    "" where no axis of it divides by one of the mesh.
   """
 
   name: str

@@ -66,18 +66,17 @@ def arrange(
     shape: Sequence[int],
     all_of_them: bool = True,
 ) -> np.ndarray:
-  """Returns devices in the shape of a mesh, near ones along its last axes.
+  """Returns devices in the shape of a mesh, neighbors along its last axes.
 
-  On accelerators neighbors of the last axis are neighbors in the network of the
-  slice, and several slices lie along `data` as far as it divides, then along
-  the axes after it: gradients pass between slices once a step, params and
+  Several slices lie along `data` as far as it divides, then along the axes
+  after it: gradients pass between slices once a step, but params and
   activations of the other axes for every layer.
 
   Args:
-    devices: as many as the shape has places.
+    devices: as many as the mesh has.
     shape: of the mesh, in the order of `MESH_AXES`.
-    all_of_them: whether they are a whole slice, or several; a part of one stays
-      in its order.
+    all_of_them: whether they are all devices of their slices; others stay in
+      order.
   """
   if devices[0].platform == "cpu" or not all_of_them:
     return np.asarray(devices).reshape(shape)
@@ -240,19 +239,18 @@ def shard_batch(batch: PyTree, mesh: Mesh, rules: Mapping[str, str]) -> PyTree:
 def make_spread(
     mesh: Mesh, rules: Mapping[str, str]
 ) -> Callable[[PyTree], PyTree]:
-  """Returns what brings a batch of process 0 to the devices of all processes.
+  """Returns a function that splits a batch of process 0 over all processes.
 
   All processes call it together. It is a sum over devices, of which one has the
-  batch and the others zeros; each is left with its rows. As of any program with
-  a collective, no host waits for it.
+  batch and the others zeros, and each keeps its rows. No host waits for it.
 
   Args:
     mesh: from `make_mesh`, of all processes.
     rules: `config.sharding`.
 
   Returns:
-    spread(batch) -> as `shard_batch`; in the others than process 0 the leaves
-    have shape and dtype alone, as `jax.ShapeDtypeStruct`.
+    spread(batch) -> as `shard_batch`. In other processes than 0 the leaves are
+    `jax.ShapeDtypeStruct`.
   """
   devices = list(mesh.devices.flat)
   source = next(d for d in devices if d.process_index == 0)
@@ -293,30 +291,26 @@ def _check_rows(batch: PyTree, mesh: Mesh, rules: Mapping[str, str]) -> None:
       )
 
 
-# A mesh of one process's own devices, and where params lie on it.
-#
-# A searcher samples on `config.search.mesh`: rows are split over `data` and
-# `fsdp`, params by `config.sharding`. No other process has a part in it. Nor
-# has
-# one in the mesh on which process 0 of a trainer evaluates: its own devices.
-
+# Meshes of one process's own devices. A searcher samples on
+# `config.search.mesh`: rows are split over `data` and `fsdp`, params by
+# `config.sharding`. Process 0 of a trainer evaluates on its devices.
 
 _KEY = "search.mesh"
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Where params lie, as `jax.device_put` takes it; None: on one device.
+  """Shardings of a searcher's params; None: on one device.
 
-  model: of each of the model's params.
-  trained: of each leaf of what is trained, and published.
+  model: of the model's params.
+  trained: of what is trained, and published.
   """
 
   model: types.PyTree
   trained: types.PyTree
 
   def put(self, params: types.PyTree) -> types.PyTree:
-    """Returns the model's params where they lie; those that do stay."""
+    """Returns the model's params in their shardings."""
     return params if self.model is None else jax.device_put(params, self.model)
 
 
@@ -326,9 +320,9 @@ ONE_DEVICE = Place(None, None)
 def searcher_mesh(
     search: ml_collections.ConfigDict, on_event: Callable[[str, str], None]
 ) -> jax.sharding.Mesh | None:
-  """Returns a searcher's mesh, None where that is one device.
+  """Returns a searcher's mesh; None for one device.
 
-  To be called before anything asks for a device.
+  Call it before anything asks for a device.
 
   Args:
     search: `config.search`: `mesh` and `cpu_devices`.
@@ -364,12 +358,12 @@ def make_place(
     rules: ml_collections.ConfigDict,
     policy: Any,
 ) -> Place:
-  """Returns where params lie on a searcher's mesh.
+  """Returns the shardings of params on a searcher's mesh.
 
   Args:
-    mesh: from `of_searcher`.
+    mesh: from `searcher_mesh`.
     rules: `config.sharding`.
-    policy: has a model and what is trained of it, as `policy.Policy`.
+    policy: a `policy.Policy`.
 
   Raises:
     ValueError: a leaf does not divide over the mesh; it is named.
@@ -405,11 +399,10 @@ def cut_rows(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
 def make_gather(
     mesh: jax.sharding.Mesh,
 ) -> Callable[[types.PyTree], types.PyTree]:
-  """Returns what brings arrays whole to each process, split over its devices.
+  """Returns a function that gathers arrays to each process's own devices.
 
-  All processes call it together. What the mesh splits over `fsdp` and `tensor`
-  is split over as many devices of a process as `cut` says, so that the devices
-  of one process need room for it together, not each of them.
+  All processes call it together. In a process, `fsdp` and `tensor` are as
+  `cut_rows` gives them, so that its devices hold one copy together, not each.
 
   Args:
     mesh: of all processes, which have as many devices each.

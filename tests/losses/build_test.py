@@ -132,9 +132,9 @@ class EquivalenceTest(parameterized.TestCase):
 
     def not_stopped(x):
       some = dataclasses.replace(groups, logprobs_BxKxT=x)
-      args = some.seq_BxK, some.ref_seq_BxK, some.rewards_BxK
-      log_z = tb.vargrad_log_z(*args, beta=BETA)
-      return tb.learned_z_tb_loss(*args, log_z, beta=BETA, scale="unit")[0]
+      log_z_Bx1 = tb.vargrad_log_z(some, BETA)
+      some = dataclasses.replace(some, log_z_Bx1=log_z_Bx1)
+      return tb.tb_learned_z_loss(some, loss_case.make_settings(), BETA)[0]
 
     self.check(
         jax.grad(not_stopped)(groups.logprobs_BxKxT), gradient("tb", groups)
