@@ -17,7 +17,6 @@ import numpy as np
 from tba_jax import types
 from tba_jax.config import load
 from tba_jax.config import reference
-from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.losses import build as losses_build
 from tba_jax.losses import corrections
@@ -25,6 +24,7 @@ from tba_jax.losses import groups
 from tba_jax.losses import objective
 from tba_jax.tasks import base
 from tba_jax.tasks import build as tasks_build
+from tests.support import base_config
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _COLABS = _ROOT / "colabs"
@@ -137,8 +137,7 @@ class DocsTest(absltest.TestCase):
     path = pathlib.Path(self.create_tempdir().full_path) / "my_loss.py"
     path.write_text(block)
     (name,) = re.findall(r"my_loss\.py:(\w+)", page)
-    config = settings.get_config()
-    config.loss.update(name=f"{path}:{name}", beta=1.0)
+    config = base_config.make(loss__name=f"{path}:{name}", loss__beta=1.0)
     validate.validate(config)
     rewards = jnp.array([[0.0, jnp.log(3.0)]])
     ones = jnp.ones((1, 2, 1))

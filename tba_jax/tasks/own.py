@@ -25,8 +25,8 @@ import tempfile
 from typing import Any, ClassVar
 
 from tba_jax.system import processes
-from tba_jax.system import user_code
 from tba_jax.system import sandbox
+from tba_jax.system import user_code
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
 from tba_jax.tasks import rows

@@ -107,7 +107,7 @@ class GuardsTest(parameterized.TestCase):
     )
 
   def test_the_action_is_the_configs(self):
-    for action in guards_lib.ACTIONS:
+    for action in ("off", "warn", "lower_learning_rate", "stop"):
       guards = make_guards(action)
       self.assertEqual(guards.action, action)
       self.assertEqual(guards.learning_rate_factor, 0.5)

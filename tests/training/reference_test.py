@@ -97,11 +97,6 @@ class ReferenceTest(absltest.TestCase):
     )
     self.assertEqual((fixed.version, moving.version), (0, 8))
 
-  def test_refuses_greedy_sampling(self):
-    model = tiny_model.BIGRAM
-    with self.assertRaisesRegex(ValueError, "sampling.temperature=0"):
-      reference.Reference(model, {}, temperature=0.0)
-
 
 class MovedTest(parameterized.TestCase):
 
