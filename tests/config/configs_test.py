@@ -79,7 +79,7 @@ _GSM8K = {
     "sampling.top_k": 0,
     "sampling.max_prompt_tokens": 256,
     "sampling.max_completion_tokens": 512,
-    "model.param_dtype": "bfloat16",
+    "model.param_dtype": "float32",
     "publish.every_steps": 2,
     "replay.recent_fraction": 0.95,
     "replay.selection": "uniform",
