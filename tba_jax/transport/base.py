@@ -1,13 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The transport: a small ordered map of bytes that processes share.
+"""The transport interface: a small ordered map of bytes that processes share.
 
-A transport client speaks to one *generation* of a store. A store may vanish at
-any moment with all that it held; a new generation then starts empty. No call
-hides that: after a loss every call raises `TransportError` until the owner of
-the client calls `reconnect` and then writes again what must be there (ring of
-unacknowledged groups, published params, acks, grants). So the owner, not the
-wire, decides what is repeated and in which order.
+A client is attached to one *generation* of a store, which may be lost at any
+moment with all of its content; the next generation starts empty. After a loss
+every call raises `TransportError` until the client's owner calls `reconnect`
+and writes again what must be there (unacknowledged groups, published params,
+acknowledgements, grants).
 """
 
 import abc
@@ -15,25 +14,19 @@ from collections.abc import Iterable, Mapping
 
 
 class TransportError(RuntimeError):
-  """The store (this generation of it) is gone or refused the operation."""
+  """The store's generation is lost, or it refused the operation."""
 
 
 class DeadlineExceededError(TransportError):
-  """A wait ended at its deadline; the message names who was waited for."""
+  """A wait ended at its deadline; the message says for what."""
 
 
-# Above 4 MB a value is slow and above 2 GiB the wire breaks; a message far
-# beyond what the layout asks for is a mistake of the caller.
+# Values above 4 MB are slow, and gRPC breaks above 2 GiB.
 MAX_VALUE_BYTES = 1 << 28
 
 
 def check_key(key: str) -> None:
-  """Refuses a key that the store would silently read as another one.
-
-  Raises:
-    ValueError: `key` is empty, has an empty part (leading, trailing or double
-      `/`) or a NUL character.
-  """
+  """Raises ValueError for a key that the store would change silently."""
   if not key or "\0" in key or "" in key.split("/"):
     raise ValueError(
         f"transport key {key!r}: allowed are non-empty parts joined by one"
@@ -42,12 +35,7 @@ def check_key(key: str) -> None:
 
 
 def check_value(key: str, value: bytes) -> None:
-  """Refuses what cannot be written under `key`.
-
-  Raises:
-    TypeError: `value` is not `bytes`.
-    ValueError: `value` is longer than `MAX_VALUE_BYTES`.
-  """
+  """Raises TypeError or ValueError for a value that cannot be written."""
   if not isinstance(value, bytes):
     raise TypeError(
         f"value of transport key {key!r} is {type(value).__name__}; allowed"
@@ -61,46 +49,41 @@ def check_value(key: str, value: bytes) -> None:
 
 
 class Transport(abc.ABC):
-  """One client's view of the shared map.
+  """A client of the shared map; each thread needs its own.
 
-  Keys are `/`-separated; numbers in them are zero-padded, so that the order of
-  `list` is the order of numbers. Every call blocks for at most `deadline_s` of
-  the constructor, one of several keys for so long without any answer. A client
-  belongs to one thread; a process may hold several.
+  Keys are `/`-separated, with numbers zero-padded so that they list in order.
+  A call blocks for at most the constructor's `deadline_s`; one with several
+  keys for so long without any answer.
   """
 
   @property
   @abc.abstractmethod
   def generation(self) -> int:
-    """Number of the store generation that this client speaks to; only grows."""
+    """Number of the store generation that this client uses; only grows."""
 
   @abc.abstractmethod
   def put(self, key: str, value: bytes, *, overwrite: bool = True) -> bool:
     """Writes atomically; False if the key exists and `overwrite` is False.
 
     Raises:
-      TransportError: the generation is lost; nothing is known of the write.
-      DeadlineExceededError: the store did not answer in time; as above.
+      TransportError: the generation is lost, and the write may be too.
+      DeadlineExceededError: the store did not answer in time; likewise.
     """
 
   @abc.abstractmethod
   def get(self, key: str) -> bytes | None:
-    """Returns the value, None where there is none. Does not wait for a key."""
+    """Returns the value; None where there is none now."""
 
   @abc.abstractmethod
   def list(self, directory: str) -> dict[str, bytes]:
-    """Returns all keys below `directory/`, full names, sorted bytewise."""
+    """Returns all values below `directory/` by full key, sorted bytewise."""
 
   @abc.abstractmethod
   def delete(self, key: str) -> None:
     """Removes the key and everything below it; a missing key is no error."""
 
   def put_all(self, values: Mapping[str, bytes]) -> None:
-    """Writes several keys, in any order; as `put`.
-
-    The deadline is that of the next answer: thousands of keys take their time,
-    as long as some of them come through.
-    """
+    """Writes several keys, in any order; the deadline is of the next answer."""
     for key, value in values.items():
       self.put(key, value)
 
@@ -111,19 +94,18 @@ class Transport(abc.ABC):
 
   @abc.abstractmethod
   def reconnect(self, deadline_s: float | None = None) -> int:
-    """Waits for a newer generation than the lost one and attaches to it.
+    """Attaches to a live generation and returns its number.
 
-    Returns at once where the present generation is alive. Waits for the store's
-    host to announce a generation, for at most `deadline_s` (default: the
-    constructor's).
+    That is the present one if it is alive, else the next one that the store's
+    host announces.
 
-    Returns:
-      The generation attached to.
+    Args:
+      deadline_s: of the wait; default: the constructor's.
 
     Raises:
-      DeadlineExceededError: no newer generation came in time.
+      DeadlineExceededError: none came in time.
     """
 
   @abc.abstractmethod
   def close(self) -> None:
-    """Lets go of the store. No other call may follow. Never blocks."""
+    """Disconnects without blocking; no other call may follow."""

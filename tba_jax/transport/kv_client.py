@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The transport over JAX's key-value store: generations, retries, deadlines.
+"""Transport over JAX's key-value store.
 
-An operation on a hung service may never return: at the deadline session and
-threads are abandoned, and the caller goes on. A generation that was replaced is
-never spoken to again. One that only missed a deadline, or that a cut link has
-hidden, is: through a new session, if it answers that one.
+An operation on a hung service may never return, so operations run in threads of
+a session, which is abandoned at the deadline. A generation that was replaced is
+never used again; one that only missed a deadline, or was behind a cut link, is,
+through a new session.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,19 +22,18 @@ from tba_jax.transport import base
 from tba_jax.transport import jax_kv
 from tba_jax.transport import locator as locator_lib
 
-# A client of one store generation, and the worker threads that use it.
-#
-# An operation on a hung service may never return, so none runs on the caller's
-# thread. Several run at once: what takes their time is the way to the service
-# and back.
+Finder = Callable[[], locator_lib.Locator | None]
 
-
-# Operations of one `send` that are under way at a time.
+# Concurrent operations of one client: most of their time is the round trip.
 _WORKERS = 4
+# gRPC codes of a service, or a client of it, that is gone.
+_LOST_CODES = ("UNAVAILABLE", "CANCELLED")
+# Longest wait of one socket probe; a listening socket needs microseconds.
+_PROBE_S = 2.0
 
 
 class Session:
-  """A detached client and the worker threads that alone touch it."""
+  """A detached client and the worker threads that use it."""
 
   def __init__(self, locator: locator_lib.Locator, tls: locator_lib.Tls | None):
     self.locator = locator
@@ -45,7 +44,7 @@ class Session:
     self._answers: queue.SimpleQueue = queue.SimpleQueue()
 
   def send(self, requests: Sequence[tuple[Any, ...]]) -> None:
-    """Hands over operations' names and arguments; does not wait."""
+    """Queues operations, each as a name and arguments; does not wait."""
     # The first worker connects, and has answered before others are needed.
     while self._num_workers < min(len(requests), _WORKERS):
       # Daemon: a thread that hangs in the library must not hold up the exit.
@@ -59,20 +58,16 @@ class Session:
       self._requests.put((index, request))
 
   def receive(self, wait_s: float) -> tuple[int, Any, Exception | None]:
-    """Returns the index of a request, its answer and what it raised.
-
-    Raises:
-      queue.Empty: there was none in time.
-    """
+    """Returns a request's index, answer and error; raises `queue.Empty`."""
     return self._answers.get(timeout=wait_s)
 
   def close(self) -> None:
-    """Lets the workers end by themselves, when the library lets go of them."""
+    """Has the workers end once their operation returns; does not wait."""
     for _ in range(self._num_workers):
       self._requests.put(None)
 
   def _work(self) -> None:
-    """Connects, if nobody has, then serves requests until a None."""
+    """Connects if needed, then serves requests until a None."""
     if self._client is None:
       self._client = jax_kv.connect(self.locator.address, self._tls)
     client = self._client
@@ -117,27 +112,19 @@ def _delete(client: jax_kv.Client, key: str) -> None:
 _OPERATIONS = {"put": _put, "get": _get, "list": _list, "delete": _delete}
 
 
-Finder = Callable[[], locator_lib.Locator | None]
-
-# gRPC codes that mean: this service is gone, or this client of it.
-_LOST_CODES = ("UNAVAILABLE", "CANCELLED")
-# Longest wait of one socket probe; a listening socket needs microseconds.
-_PROBE_S = 2.0
-
-
 class KvTransport(base.Transport):
   """One client of the store that a `KvHost` keeps alive.
 
   Attaches on construction, and waits for the store for at most `deadline_s`.
 
   Args:
-    locator_path: the host's locator file, or a function that gives the locator
-      (None where there is none; ValueError where it is not to be believed).
+    locator_path: the host's locator file, or a function that returns the
+      locator, None without one, and raises ValueError for a forged one.
     deadline_s: longest wait of one operation or of `reconnect`.
-    poll_s: time between two looks at the locator while the store is silent or
-      away, on average.
+    poll_s: mean time between two reads of the locator while the store is silent
+      or away.
     run_id: the run that the store must be of; None takes any.
-    tls: files of mutual TLS, None where the store does without.
+    tls: files of mutual TLS; None to do without.
 
   Raises:
     DeadlineExceededError: no store answered in time.
@@ -218,7 +205,7 @@ class KvTransport(base.Transport):
       while (obstacle := self._try_attach(deadline)) is not None:
         if obstacle not in obstacles[-1:]:
           obstacles.append(obstacle)
-        # Jitter: a hundred clients do not come back at the same moment.
+        # Jitter keeps many clients from coming back at the same moment.
         pause_s = self._poll_s * random.uniform(0.5, 1.5)
         remaining_s = deadline - time.monotonic()
         time.sleep(max(0.0, min(remaining_s, pause_s)))
@@ -254,10 +241,9 @@ class KvTransport(base.Transport):
       requests: Sequence[tuple[Any, ...]],
       deadline: float,
   ) -> Sequence[Any]:
-    """Returns the session's answers; drops a session that gave none.
+    """Returns the session's answers; drops the session at the deadline.
 
-    Each answer gives the others so much time again: many requests do not fail
-    for being many, and a session that hangs fails as one request does.
+    Each answer restarts the deadline, so that many requests have enough time.
     """
     start = time.monotonic()
     patience_s = deadline - start
@@ -275,7 +261,7 @@ class KvTransport(base.Transport):
         missing = [r for i, r in enumerate(requests) if i not in answers]
         what = _name(missing[0])
         if now >= deadline:
-          # Dropped, not marked as lost: it may be alive and slow.
+          # Not marked as lost: it may be alive and slow.
           self._drop(session)
           raise base.DeadlineExceededError(
               f"no answer to {what} within {patience_s:.1f} s from the"
@@ -296,13 +282,13 @@ class KvTransport(base.Transport):
       request: tuple[Any, ...],
       error: Exception | None,
   ) -> None:
-    """Raises what an answer is instead of a value."""
+    """Raises the error of a request, if it has one."""
     if error is None:
       return
     if not isinstance(error, jax_kv.KvError):
       raise error
     if jax_kv.error_code(error) in _LOST_CODES:
-      # Gone, or the way to it is cut: the next attach finds out.
+      # Gone or unreachable: the next attach finds out which.
       self._drop(session)
     first_line = str(error).partition("\n")[0]
     raise base.TransportError(
@@ -310,7 +296,7 @@ class KvTransport(base.Transport):
     ) from error
 
   def _try_attach(self, deadline: float) -> str | None:
-    """Returns None when attached, else what stood in the way."""
+    """Returns None when attached, else the reason why not."""
     if self._session is not None:
       return None
     try:
@@ -326,8 +312,7 @@ class KvTransport(base.Transport):
     # A failed connect would abort this process.
     if not locator_lib.accepts(locator.address, _PROBE_S):
       return f"nothing listens there: {locator}"
-    # After the probe: a file that a dead host left behind is no reason to
-    # give up, a living store of another run is.
+    # After the probe: the file may be left over from a dead host.
     if self._run_id is not None and locator.run != self._run_id:
       raise base.TransportError(
           f"refused, as this process is of run {self._run_id!r}: {locator}"
@@ -366,7 +351,7 @@ class KvTransport(base.Transport):
 
   @contextlib.contextmanager
   def _exclusive(self) -> Iterator[None]:
-    """Refuses a second thread at the same time: answers would be mixed up."""
+    """Raises RuntimeError for a second thread at the same time."""
     if self._closed:
       raise base.TransportError("this client of the key-value store is closed")
     if not self._in_use.acquire(blocking=False):

@@ -9,6 +9,34 @@ from absl.testing import absltest
 from tba_jax.system import worker
 
 
+class WorkerTest(absltest.TestCase):
+
+  def test_close_ends_it(self):
+    thread = worker.Worker("test", lambda stop: stop.wait(60))
+    thread.check()
+    thread.close()
+    self.assertFalse(thread.is_alive())
+
+  def test_what_it_raises_is_logged_and_raised_to_its_owner(self):
+    def run(stop):
+      stop.wait(60)
+      raise OSError("disk full")
+
+    thread = worker.Worker("test", run)
+    with self.assertLogs(level="ERROR") as logged:
+      for call in (thread.close, thread.check):
+        with self.assertRaisesRegex(OSError, "disk full"):
+          call()
+    self.assertIn("thread test ended", logged.output[0])
+
+  def test_one_that_hangs_is_an_error(self):
+    go = threading.Event()
+    thread = worker.Worker("test", lambda _: go.wait(60), close_s=0.05)
+    with self.assertRaisesRegex(TimeoutError, "test: did not end"):
+      thread.close()
+    go.set()
+
+
 class JobQueueTest(absltest.TestCase):
 
   def test_jobs_are_done_in_order_and_flush_waits(self):
