@@ -81,7 +81,7 @@ def validate(
     if program == "train":
       problems += _lines(good, [_rounding], None)
     if program in ("train", "store"):
-      problems += _lines(good, [_this_machine], None)
+      problems += _lines(good, [_addresses_here, _cores_here], None)
     if program == "sweep" and good.get("lora.rank"):
       problems.append(
           _line("lora.rank", good["lora.rank"], "allowed 0 in a sweep")
@@ -736,8 +736,8 @@ def _store(c: Mapping[str, Any]) -> _Problems:
       yield "store.address", "allowed a TCP address with config.store.tls_*"
 
 
-def _this_machine(c: Mapping[str, Any]) -> _Problems:
-  """Addresses and cores are of the machine that starts the store."""
+def _addresses_here(c: Mapping[str, Any]) -> _Problems:
+  """The machine that starts the store has the addresses."""
   for key in ("store.address", "store.locator"):
     host = c[key].rpartition(":")[0].strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -747,6 +747,9 @@ def _this_machine(c: Mapping[str, Any]) -> _Problems:
           probe.bind((host, 0))
     except OSError as error:
       yield key, f"allowed an address of this machine; {host}: {error.strerror}"
+
+
+def _cores_here(c: Mapping[str, Any]) -> _Problems:
   here = processes.available_cores()
   for role in ("trainer", "searcher", "store"):
     text = c[f"cores.{role}"]
