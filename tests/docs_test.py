@@ -112,6 +112,14 @@ class DocsTest(absltest.TestCase):
       for name in _CODE_PATH.findall(page.read_text("utf-8")):
         self.assertTrue((_ROOT / name).exists(), f"{page.name}: {name}")
 
+  def test_the_architecture_names_what_there_is(self):
+    page = (_ROOT / "docs" / "architecture.md").read_text("utf-8")
+    named = re.findall(r"`([\w/]+\.py):(\w+)`", page)
+    self.assertGreater(len(named), 20)
+    for path, name in named:
+      code = (_ROOT / path).read_text("utf-8")
+      self.assertRegex(code, rf"(?m)^ *(class|def) {name}\b", path)
+
   def test_messages_are_those_of_the_code(self):
     templates = _templates()
     page = (_ROOT / "docs" / "troubleshooting.md").read_text("utf-8")

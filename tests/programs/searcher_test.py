@@ -14,11 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax import types
+from tba_jax.config import load
 from tba_jax.monitor import metrics
+from tba_jax.monitor import run_directory
 from tba_jax.programs import searcher
 from tba_jax.replay import queue_client
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
+from tba_jax.system import processes
 from tba_jax.training import publication
 from tests.support import base_config
 from tests.support import fakes
@@ -334,6 +337,24 @@ class SearcherTest(parameterized.TestCase):
     self.assertFalse(stop())
     self.queue.stop_requested = True
     self.assertTrue(stop())
+
+
+class RefusedTest(absltest.TestCase):
+
+  def refused(self, pattern, *operands):
+    config = load.load_config("configs/countdown.py:smoke")
+    workdir = self.create_tempdir().full_path
+    run_directory.create(workdir, config)
+    with mock.patch.object(processes, "start_role", autospec=True):
+      with self.assertRaisesRegex(run_directory.NoRunError, pattern):
+        searcher.run_searcher(config, workdir, operands)
+
+  def test_an_operand_that_is_no_number(self):
+    for operands in (("first",), ("-1",), ("0", "1")):
+      self.refused("allowed one whole number", *operands)
+
+  def test_no_model_to_start_from(self):
+    self.refused("sft/model", "0")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,20 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer's loop: what happens after which step."""
+"""The trainer's loop: what happens when, how it ends and goes on."""
 
+import contextlib
+import io
+import pathlib
 from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tba_jax.config import load
+from tba_jax.monitor import run_directory
+from tba_jax.programs import trainer
+from tba_jax.system import processes
+from tba_jax.training import device_work
 from tests.support import trainer_case
 
 
@@ -134,6 +142,252 @@ class RoundsTest(trainer_case.TrainerCase):
         publish__every_steps=2,
     )
     self.assertEqual(self.logged("publish")[0][1], first)
+
+
+class TrainerEndsTest(trainer_case.TrainerCase):
+
+  def test_a_signal_saves_and_a_continued_run_goes_on(self):
+    self.stop_at = 3
+    self.assertFalse(self.run_it())
+    self.assertEqual(self.steps("step"), [0, 1, 2])
+    self.assertEqual(
+        [entry[0] for entry in self.log[-2:]], ["stop_searchers", "save"]
+    )
+    state, host_state, wait = self.saved[3]
+    self.assertTrue(wait)
+    self.assertEqual(int(state.step), 3)
+    self.assertEqual(host_state["data"], {"applied": 300})
+    self.assertEqual(host_state["applied_history"], [[3, 300]])
+    self.assertEqual(self.recorder.event.call_args.args[0], "interrupted")
+    self.log.clear()
+    self.stop_at = None
+    self.checkpointer.latest_step.return_value = 3
+    self.assertTrue(self.run_it(step=3, saved={"applied_history": [(3, 300)]}))
+    self.assertEqual(self.steps("step"), [3, 4, 5])
+    # It has its first evaluation already.
+    self.assertEqual(self.logged("evaluate"), [("evaluate", 6, 64)])
+
+  def test_a_signal_while_evaluating(self):
+    self.stop_at = 0
+    self.assertFalse(self.run_it())
+    self.assertEqual(self.steps("save"), [0])
+    self.assertEmpty(self.steps("step"))
+    self.recorder.evaluation.assert_not_called()
+
+  def test_a_signal_with_a_batch_in_hand_trains_it_first(self):
+    # True once the batch of step 1 was drawn.
+    self.make().run(lambda: ("draw", 1) in self.log)
+    self.assertEqual(self.steps("step"), self.steps("draw"))
+    self.assertEqual(self.steps("step"), [0, 1])
+    self.assertEqual(self.steps("save"), [2])
+
+  def test_a_signal_in_the_last_evaluation(self):
+    self.results["before"] = 0
+    self.stop_at = 6
+    self.assertFalse(self.run_it())
+    self.assertEqual(self.steps("save"), [6])
+    self.recorder.finish.assert_not_called()
+    # The same command ends it.
+    self.stop_at = None
+    self.checkpointer.latest_step.return_value = 6
+    self.log.clear()
+    self.assertTrue(self.run_it(step=6))
+    self.assertEmpty(self.logged("step", "save"))
+    self.assertEqual(self.logged("evaluate"), [("evaluate", 6, 64)])
+    self.recorder.finish.assert_called_once()
+
+  def test_a_run_that_was_stopped_is_not_trained_on(self):
+    self.metrics[2] = {"kl": 1e9}
+    self.make(action="stop").run(lambda: False)
+    ((step, (_, host_state, _)),) = self.saved.items()
+    self.assertEqual(host_state["num_steps"], 6)
+    by = host_state["stopped_by"]
+    self.assertEqual(by, "guard kl")
+    # Killed before its last evaluation was written.
+    del self.results["after"]
+    self.checkpointer.latest_step.return_value = step
+    self.log.clear()
+    self.assertTrue(self.run_it(step=step, saved=host_state))
+    self.assertEqual(self.logged("evaluate"), [("evaluate", step, 64)])
+    self.assertEmpty(self.logged("step", "save"))
+    self.assertEqual(self.recorder.finish.call_args.args[2], by)
+
+  def test_a_finished_run_is_evaluated_once(self):
+    self.results.update(before=0, after=6)
+    self.checkpointer.latest_step.return_value = 6
+    self.assertTrue(self.run_it(step=6))
+    self.evaluator.run.assert_not_called()
+
+  def test_a_longer_run_is_evaluated_at_its_own_end(self):
+    self.results.update(before=0, after=4)
+    self.run_it(step=4)
+    self.assertEqual(self.logged("evaluate"), [("evaluate", 6, 64)])
+
+  @parameterized.parameters(
+      ("loss", "nan"), ("loss", "inf"), ("grad_norm", "nan")
+  )
+  def test_a_step_that_is_not_finite_is_neither_published_nor_saved(
+      self, name, value
+  ):
+    self.metrics[2] = {name: float(value)}
+    with self.assertRaisesRegex(
+        FloatingPointError, rf"step 2: .*{name}.*prompts \[\d.*versions \d"
+    ):
+      self.run_it(checkpoint__every_steps=3)
+    self.assertEmpty(self.saved)
+    self.assertEqual(self.steps("publish"), [0, 1, 2])
+
+  def test_a_guard_that_warns(self):
+    self.metrics[1] = {"entropy": 0.0}
+    self.assertTrue(self.run_it())
+    self.recorder.event.assert_called_once()
+    kind, message = self.recorder.event.call_args.args
+    self.assertEqual(kind, "guard")
+    self.assertRegex(message, r"step 1: entropy .* \(warn\)")
+    self.assertEqual(self.scales, [1.0] * 6)
+
+  def test_a_guard_that_lowers_the_learning_rate(self):
+    self.metrics[1] = {"kl": 1e3}
+    self.metrics[4] = {"kl": 1e3}
+    self.run_it(action="lower_learning_rate", evaluate__every_steps=1)
+    self.assertEqual(self.scales, [1, 1, 0.5, 0.5, 0.5, 0.25])
+
+  def test_no_learning_rate_mends_a_gap(self):
+    self.metrics[1] = {"logprob_gap": 1.0}
+    self.run_it(action="lower_learning_rate")
+    self.assertEqual(self.scales, [1.0] * 6)
+    self.assertEqual(self.recorder.event.call_args.args[0], "guard")
+
+  def test_a_guard_that_stops(self):
+    self.metrics[1] = {"kl": 1e3}
+    self.assertTrue(self.run_it(action="stop", checkpoint__every_steps=5))
+    # The batch that was drawn meanwhile counts as trained, and is.
+    self.assertEqual(self.steps("step"), [0, 1, 2])
+    self.assertEqual(self.steps("draw"), [0, 1, 2])
+    self.assertEqual(self.saved[3][1]["stopped_by"], "guard kl")
+    self.recorder.finish.assert_called_once_with(3, mock.ANY, "guard kl")
+    self.assertIn(("evaluate", 3, 64), self.log)
+
+  def test_a_fallen_accuracy_is_a_guard(self):
+    self.accuracy[2] = 0.1
+    self.run_it(action="stop", evaluate__every_steps=2)
+    self.assertEqual(self.steps("step"), [0, 1])
+    self.recorder.finish.assert_called_once_with(2, mock.ANY, "guard accuracy")
+
+  def test_the_wall_clock_limit(self):
+    with mock.patch.object(
+        trainer.time, "monotonic", side_effect=lambda: 10.0 * self.step
+    ):
+      self.assertTrue(
+          self.run_it(train__wall_clock_limit_s=25.0, checkpoint__every_steps=1)
+      )
+    self.assertEqual(self.steps("step"), [0, 1, 2])
+    self.recorder.finish.assert_called_once_with(
+        3, mock.ANY, "wall_clock_limit_s"
+    )
+
+  def test_a_checkpoint_is_due_by_the_clock_too(self):
+    self.ready = False
+    with mock.patch.object(
+        trainer.time, "monotonic", side_effect=lambda: 10.0 * self.step
+    ):
+      self.run_it(
+          train__num_steps=8,
+          checkpoint__every_steps=4,
+          checkpoint__every_s=25.0,
+      )
+    # 30 s after the start, by steps, and 30 s after that one.
+    self.assertEqual(self.steps("save"), [3, 4, 7, 8])
+
+  def test_nothing_is_drawn_across_a_checkpoint_by_the_clock(self):
+    clock = lambda: 10.0 * self.step + 10.0 * (("draw", 3) in self.log)
+    with mock.patch.object(trainer.time, "monotonic", side_effect=clock):
+      self.run_it(train__num_steps=5, checkpoint__every_s=35.0)
+    # It was due after step 3 only when the draw for it had been made.
+    self.assertEqual(self.steps("save"), [4, 5])
+    self.assertLess(self.log.index(("save", 4)), self.log.index(("begin", 4)))
+
+  def test_the_journal_keeps_what_the_oldest_checkpoint_needs(self):
+    self.run_it(checkpoint__every_steps=1, saved={"applied_history": [(0, 0)]})
+    cuts = [c.args[0] for c in self.journal.truncate_before.call_args_list]
+    # After the save of step n, of which n-1 and n-2 are complete.
+    self.assertEqual(cuts, [100, 100, 200, 300, 400])
+    self.assertEqual(
+        self.saved[6][1]["applied_history"],
+        [[3, 300], [4, 400], [5, 500], [6, 600]],
+    )
+
+  def test_a_save_that_fails_keeps_the_journal(self):
+    def fail(step, state, host_state, *, wait):
+      if step == 2:
+        raise OSError("disk full")
+      self.save(step, state, host_state, wait=wait)
+
+    self.checkpointer.save.side_effect = fail
+    self.assertTrue(self.run_it(checkpoint__every_steps=2))
+    self.recorder.event.assert_called_once_with(
+        "checkpoint_failed", "disk full"
+    )
+    self.assertEqual(self.saved[4][1]["applied_history"], [[4, 400]])
+    self.assertEqual(
+        self.journal.truncate_before.call_args_list, [mock.call(400)]
+    )
+
+  def test_one_of_several_processes_leaves_no_save_out(self):
+    self.checkpointer.save.side_effect = OSError("disk full")
+    with mock.patch.object(
+        device_work.DeviceWork, "may_leave_out", new=False
+    ), self.assertRaisesRegex(OSError, "disk full"):
+      self.run_it(checkpoint__every_steps=2)
+    self.assertEqual(self.steps("step"), [0, 1])
+
+  def test_a_last_save_that_fails_is_an_error(self):
+    self.checkpointer.save.side_effect = OSError("disk full")
+    with self.assertRaisesRegex(OSError, "disk full"):
+      self.run_it()
+
+
+class RefusedTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.config = load.load_config("configs/countdown.py:smoke")
+    self.workdir = pathlib.Path(self.create_tempdir().full_path)
+    self.run_info, _ = run_directory.create(str(self.workdir), self.config)
+
+  def refused(self, pattern):
+    error = io.StringIO()
+    with mock.patch.object(processes, "start_role", autospec=True):
+      with contextlib.redirect_stderr(error):
+        status = trainer.run_trainer(self.config, str(self.workdir), ())
+    self.assertEqual(status, processes.EXIT_CONFIG)
+    self.assertRegex(error.getvalue(), pattern)
+
+  def test_another_computation_in_the_same_directory(self):
+    self.config.loss.beta = 0.1
+    self.refused(r"^error: config.loss.beta = 0.1: the run was started with 0")
+
+  def test_a_damaged_file_of_the_run_is_named(self):
+    for name in ("epoch.json", "eval.json"):
+      for text in ("{", "[]", '{"epoch": "1", "before": {"step": null}}'):
+        (self.workdir / name).write_text(text)
+        self.refused(f"^error: .*{name}: ")
+        self.assertEqual((self.workdir / name).read_text(), text)
+      (self.workdir / name).unlink()
+
+  def test_a_lost_start_count_is_not_begun_anew(self):
+    (self.workdir / "metrics.jsonl").write_text('{"step": 0}\n')
+    self.refused("epoch.json is gone")
+    self.assertFalse((self.workdir / "epoch.json").exists())
+
+  def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(self):
+    self.config.checkpoint.every_steps = 3
+    path = self.workdir / "metrics.jsonl"
+    path.write_text('{"step": 4}\n{"step": 5}\n')
+    trainer._check_is_new(self.config, self.run_info)
+    path.write_text('{"step": 5}\n{"step": 6}\n')
+    with self.assertRaisesRegex(ValueError, "checkpoints: .*step 6"):
+      trainer._check_is_new(self.config, self.run_info)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,16 @@ class DeliveryTest(queue_case.QueueTestCase):
     self.assertFalse(trainer.service.is_ready(3))
     self.assertEqual(trainer.order.cursor, 12)
 
+  def test_a_lease_says_how_old_the_block_in_work_is(self):
+    trainer = self.trainer()
+    client = self.searcher("a", works=False).client
+    stats = lambda: trainer.living().get("a", {}).get("stats")
+    wait_until(lambda: stats() == {}, "a lease")
+    client.begun_s.extend([time.monotonic() - 100, time.monotonic()])
+    wait_until(lambda: stats().get("block_age_s", 0) >= 100, "an age")
+    client.begun_s.clear()
+    wait_until(lambda: stats() == {}, "no age")
+
   def test_submit_blocks_while_nothing_is_acknowledged(self):
     trainer = self.trainer(start=False)
     searcher = self.searcher("a", credits=2, works=False)

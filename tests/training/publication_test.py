@@ -1,20 +1,24 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of publication: threads that publish and pull, and survive losses."""
+"""Versions arrive whole and authentic or not at all; losses end nobody."""
 
 import contextlib
 import pathlib
 import threading
 import time
+import types
 from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax.config import settings
 from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder as recorder_lib
+from tba_jax.monitor import run_directory
 from tba_jax.training import publication
 from tba_jax.transport import base
 from tba_jax.transport import carrier_files
@@ -22,9 +26,206 @@ from tba_jax.transport import carrier_store
 from tba_jax.transport import wire
 from tests.support import base_config
 from tests.support import in_process
-from tests.training import versions_test
 
-RUN = versions_test.RUN
+SECRET = b"s" * 32
+
+
+def make_run(run_id="run", secret=SECRET):
+  return types.SimpleNamespace(run_id=run_id, secret=secret)
+
+
+RUN = make_run()
+
+
+def make_params(seed=0, size=3):
+  rng = np.random.default_rng(seed)
+  return {
+      "embed": rng.normal(size=(size, 4)).astype(np.float32),
+      # Over one chunk of 1 MiB.
+      "blocks": {"w": rng.normal(size=(2, 400, 400)).astype(np.float32)},
+      "scale": np.float32(seed),
+  }
+
+
+def publish(transport, params, tag, run=RUN, **keys):
+  """Packs and sends as a trainer does."""
+  it = publication.pack_version(
+      [carrier_store.Chunks()],
+      publication.flatten(params),
+      tag,
+      lambda *event: None,
+  )
+  publication.send_version(transport, it, run, **keys)
+  return it
+
+
+class VersionsTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    store = in_process.InProcessStore()
+    self.transport = in_process.InProcessTransport(store)
+    self.params = make_params()
+    self.expected = publication.specs_of(self.params)
+
+  def write(self, params=None, *, tag=(1, 5), **keys):
+    params = self.params if params is None else params
+    return publish(self.transport, params, tag, **keys)
+
+  def read(self, tag=(1, 5), **keys):
+    return publication.read_version(
+        self.transport,
+        tag,
+        RUN,
+        **{
+            "carriers": {"store": carrier_store.Chunks()},
+            "expected": self.expected,
+            **keys,
+        },
+    )
+
+  def test_what_was_written_comes_back_bit_for_bit(self):
+    self.write()
+    self.assertEqual(publication.read_pointer(self.transport, RUN), (1, 5))
+    back = publication.unflatten(self.read(), self.params)
+    np.testing.assert_array_equal(back["embed"], self.params["embed"])
+    np.testing.assert_array_equal(
+        back["blocks"]["w"], self.params["blocks"]["w"]
+    )
+    self.assertEqual(back["scale"].shape, ())
+
+  def test_no_pointer_before_the_first_version(self):
+    self.assertIsNone(publication.read_pointer(self.transport, RUN))
+
+  def test_the_pointer_is_written_last(self):
+    class Torn(in_process.InProcessTransport):
+
+      def put(self, key, value, *, overwrite=True):
+        if key.endswith("/meta"):
+          raise in_process.base.TransportError("lost")
+        return super().put(key, value, overwrite=overwrite)
+
+    torn = Torn(in_process.InProcessStore())
+    with self.assertRaises(in_process.base.TransportError):
+      publish(torn, self.params, (1, 5))
+    self.assertIsNone(publication.read_pointer(torn, RUN))
+
+  def test_a_collected_version_is_none(self):
+    self.write()
+    self.transport.delete(f"p/{publication.tag_text((1, 5))}/000001")
+    self.assertIsNone(self.read())
+    self.transport.delete(f"p/{publication.tag_text((1, 5))}")
+    self.assertIsNone(self.read())
+
+  def test_a_torn_chunk_is_refused(self):
+    self.write()
+    key = f"p/{publication.tag_text((1, 5))}/000001"
+    chunk = self.transport.get(key)
+    self.transport.put(key, chunk[:-1] + bytes([chunk[-1] ^ 1]))
+    # The leaf is named: the others are small.
+    with self.assertRaisesRegex(wire.WireError, r"000001 is torn.*'w'"):
+      self.read()
+
+  def test_a_dropped_version_goes_with_its_chunks(self):
+    it = self.write()
+    publication.drop_version(self.transport, it)
+    self.assertIsNone(self.read())
+    self.assertEqual(self.transport.list("p"), {})
+
+  def test_an_unknown_carrier_is_named(self):
+    self.write()
+    with self.assertRaisesRegex(wire.WireError, "carrier.*'store'"):
+      self.read(carriers={})
+
+  def test_floats_are_published_in_the_dtype_asked_for(self):
+    params = {"w": jnp.ones((3,), jnp.float32) / 3, "n": jnp.arange(2)}
+    expected = publication.specs_of(params)
+    published = publication.published_specs(expected, "bfloat16")
+    self.assertEqual(
+        {name: dtype.name for name, (_, dtype) in published.items()},
+        {"['n']": "int32", "['w']": "bfloat16"},
+    )
+    leaves = publication.flatten(publication.snapshot(params, dtype="bfloat16"))
+    self.assertEqual(
+        {n: (x.shape, x.dtype) for n, x in leaves.items()}, published
+    )
+    self.assertEqual(publication.published_specs(expected, ""), expected)
+
+  def test_a_forged_manifest_or_pointer_is_refused(self):
+    self.write(run=make_run(secret=b"f" * 32))
+    with self.assertRaises(wire.WireError):
+      publication.read_pointer(self.transport, RUN)
+    with self.assertRaises(wire.WireError):
+      self.read()
+
+  def test_another_run_and_another_version_are_refused(self):
+    self.write(run=make_run("other"))
+    with self.assertRaises(wire.WireError):
+      publication.read_pointer(self.transport, RUN)
+    with self.assertRaises(wire.WireError):
+      self.read()
+    # A manifest that was copied under another tag.
+    self.write()
+    meta = self.transport.get(f"p/{publication.tag_text((1, 5))}/meta")
+    self.transport.put(f"p/{publication.tag_text((1, 6))}/meta", meta)
+    with self.assertRaises(wire.WireError):
+      self.read((1, 6))
+
+  def test_a_signed_message_of_another_place_or_shape_is_refused(self):
+    self.write()
+    lease = {"run": "run", "key": "live/s", "sid": "s", "totals": {}}
+    meta_key = f"p/{publication.tag_text((1, 5))}/meta"
+    whole = wire.decode_message(self.transport.get(meta_key), SECRET)
+    pointer = {"run": "run", "key": "p_cur"}
+    messages = [
+        ("p_cur", lease),
+        ("p_cur", pointer),
+        ("p_cur", {**pointer, "epoch": 1, "version": "5"}),
+        (meta_key, lease),
+        *(
+            (meta_key, {k: v for k, v in whole.items() if k != name})
+            for name in whole
+        ),
+        *((meta_key, {**whole, name: 7}) for name in whole),
+        (meta_key, {**whole, "leaves": [["w", [1]]]}),
+        (meta_key, {**whole, "leaves": [["w", [1], "no dtype"]]}),
+        (meta_key, {**whole, "carried": {}}),
+    ]
+    for key, message in messages:
+      with self.subTest(key=key, message=message):
+        kept = self.transport.get(key)
+        self.transport.put(key, wire.encode_message(message, SECRET))
+        with self.assertRaises(wire.WireError):
+          publication.read_pointer(self.transport, RUN)
+          self.read()
+        self.transport.put(key, kept)
+
+  def test_adapters_are_for_their_base_alone(self):
+    self.write(base_name="model 12")
+    self.assertIsNotNone(self.read(base_name="model 12"))
+    for other in ("", "model 13"):
+      with self.assertRaisesRegex(wire.WireError, "base.*model 12.*init"):
+        self.read(base_name=other)
+
+  @parameterized.named_parameters(
+      ("missing", lambda p: p.pop("embed")),
+      ("unknown", lambda p: p.update(more=np.zeros(1, np.float32))),
+      ("shape", lambda p: p.update(embed=np.zeros((4, 3), np.float32))),
+      ("dtype", lambda p: p.update(embed=np.zeros((3, 4), np.int32))),
+  )
+  def test_leaves_must_be_the_expected_ones(self, change):
+    params = make_params()
+    change(params)
+    self.write(params)
+    with self.assertRaisesRegex(wire.WireError, "embed|more"):
+      self.read()
+
+  def test_tags_sort_as_numbers(self):
+    tags = [(1, 9), (1, 10), (2, 0), (10, 3)]
+    texts = [publication.tag_text(tag) for tag in tags]
+    self.assertEqual(texts, sorted(texts))
+
+
 WAIT_S = 20.0
 
 
@@ -197,7 +398,7 @@ class PublicationTest(absltest.TestCase):
     publisher.submit(4, _params(4.0))
     puller.wait_for(4, WAIT_S)
     # A replaced trainer that still runs: more steps, an older epoch.
-    versions_test.publish(self.transport, _params(9.0), (1, 90))
+    publish(self.transport, _params(9.0), (1, 90))
     read = lambda: publication.read_pointer(self.transport, RUN)
     self.wait_until(lambda: read() == (2, 4))
     self.assertEqual(puller.latest()[0], (2, 4))
@@ -205,7 +406,7 @@ class PublicationTest(absltest.TestCase):
 
   def test_a_torn_version_is_refused_and_the_old_one_stays(self):
     puller = self.make_puller()
-    write = lambda version: versions_test.publish(
+    write = lambda version: publish(
         self.transport, _params(version), (1, version)
     )
     write(1)
@@ -290,6 +491,59 @@ class PublicationTest(absltest.TestCase):
 
   def _stored_tags(self):
     return {key.split("/")[1] for key in self.transport.list("p")}
+
+
+_BIG = publication.SMALL_BYTES + 1
+
+
+class BuildTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("auto", publication.SMALL_BYTES, True, "/d", 1, "store"),
+      ("auto", _BIG, True, "", 1, "files"),
+      ("auto", _BIG, True, "/d", 2, "files"),
+      ("auto", _BIG, False, "/d", 1, "files"),
+      ("auto", _BIG, False, "/d", 2, "orbax"),
+      ("auto", _BIG, False, "gs://b/d", 1, "orbax"),
+      ("auto", _BIG, True, "gs://b/d", 1, "orbax"),
+      ("auto", _BIG, False, "", 2, "store"),
+      ("auto", _BIG, False, "", 1, "store"),
+      ("auto", _BIG, True, "", 1, "files"),
+      ("store", _BIG, True, "/d", 1, "store"),
+      ("files", 1, False, "", 1, "files"),
+      ("orbax", 1, True, "", 1, "orbax"),
+  )
+  def test_rule(
+      self, setting, num_bytes, one_host, directory, num_processes, wanted
+  ):
+    config = base_config.make(
+        publish__carrier=setting,
+        publish__directory=directory,
+        store__address="127.0.0.1:0" if one_host else "10.0.0.1:8000",
+        trainer__num_processes=num_processes,
+    )
+    self.assertEqual(publication.choose_carrier(config, num_bytes), wanted)
+
+  def test_carriers_of_a_config(self):
+    run = run_directory.Run(
+        workdir=pathlib.Path("/nowhere"),
+        run_id="r",
+        spool=pathlib.Path("/nowhere/spool"),
+        secret=b"s" * 32,
+    )
+    big = {"['w']": ((_BIG,), np.dtype(np.int8))}
+    names = lambda config: [
+        c.name for c in publication.make_write_carriers(config, run, big)
+    ]
+    # What no file has room for goes through the store.
+    self.assertEqual(names(base_config.make()), ["files", "store"])
+    config = base_config.make(publish__carrier="files")
+    self.assertEqual(names(config), ["files"])
+    # The config's names are those of the carriers.
+    self.assertEqual(
+        {"auto", *publication.make_read_carriers(config, run)},
+        set(settings.SETTINGS["publish.carrier"].allowed.names),
+    )
 
 
 if __name__ == "__main__":
