@@ -125,24 +125,14 @@ def _take_run(
   lock = run_directory.lock(str(run.workdir), "trainer")
   closing.callback(bucket.hold(lock, run.workdir).close)
   validate.check_resume(run_directory.load_config(str(run.workdir)), config)
-  _check_files(run)
+  _check_epoch(run)
   transport = publication.connect(config, run)
   lock_store(transport, run)
   transport.close()
 
 
-def _check_files(run: run_directory.Run) -> None:
-  """Raises ValueError if files that say where the run stands are damaged."""
-  for name, schema in (
-      ("epoch.json", {"epoch": int}),
-      ("eval.json", {"before?": {"step": int}, "after?": {"step": int}}),
-  ):
-    try:
-      jsonl.read_object(run.workdir / name, schema)
-    except ValueError as error:
-      raise ValueError(
-          f"{error}; put a copy of it back, or start in a new directory"
-      ) from error
+def _check_epoch(run: run_directory.Run) -> None:
+  """Raises ValueError if the count of the trainer's starts was lost."""
   epoch = run.workdir / "epoch.json"
   if (run.workdir / "metrics.jsonl").exists() and not epoch.exists():
     raise ValueError(
