@@ -50,6 +50,8 @@ _OF_A_RUN = (
 # They say what they read, where the task is made of rows of data.
 _SHOW_DATA = ("train", "sft", "evaluate", "plan")
 _WITHOUT_WORKDIR = ("plan", "report", "generate", "score")
+# They read a run's files alone: its task and data may not be here.
+_WITHOUT_TASK = ("report", "status")
 # They work on a finished run, and may do so with other settings than it had.
 _AFTER_A_RUN = ("evaluate", "export")
 
@@ -94,7 +96,8 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
       raise ValueError(f"--workdir: --program={name} needs the run's directory")
     config = _load_config(name, workdir, overrides)
     if config is not None:
-      validate.validate(config, program=name)
+      if name not in _WITHOUT_TASK:
+        validate.validate(config, program=name)
       if name in _SHOW_DATA:
         build.print_data(config)
   except (ValueError, OSError) as error:
@@ -144,6 +147,8 @@ def _load_config(
           f" {_WORKDIR.value}/config.json; give --config to change them"
       )
     config = load.complete(run_directory.load_config(workdir))
+    if name in _WITHOUT_TASK:
+      return config
     return load.apply_overrides(config, overrides)
   if name == "report":
     return None

@@ -114,6 +114,20 @@ class MainTest(parameterized.TestCase):
       self.main("a", "b", program="report", config=None, workdir=None)
     module.run.assert_called_once_with(None, None, ["a", "b"])
 
+  @parameterized.parameters("report", "status")
+  def test_a_run_whose_task_is_not_here_is_read(self, program):
+    config = load_lib.load_config(_CONFIG + ":smoke")
+    with config.unlocked():
+      config.task = {"name": "gone.py:Task", "path": "gone.jsonl"}
+    run_directory.create(self.workdir, config)
+    module = mock.Mock(spec=["run"])
+    module.run.return_value = 0
+    with mock.patch.object(
+        main_lib.importlib, "import_module", return_value=module
+    ):
+      status = self.main(program=program, config=None, workdir=self.workdir)
+    self.assertEqual(status, 0, self.stderr.getvalue())
+
   def test_workdir_is_missing(self):
     self.refused(
         "--workdir: --program=train needs",

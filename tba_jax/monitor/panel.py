@@ -29,9 +29,9 @@ PHASES = ("setup", "sft", "reward_model", "warm-up", "train", "finish")
 _RARE = "reward_model"
 # What the roles call their phases.
 _PHASE_OF = {"start": "warm-up", "compile": "warm-up", "done": "finish"}
-# Kind of the trainer's span -> what it does in the warm-up.
+# Kind of the trainer's current span -> what it does in the warm-up.
 _WARM_UP = {
-    "": "processes start and load the model",
+    "": "publishes the first params",
     "evaluate": "compiles and evaluates before training",
     "wait_fresh": "waits: searchers compile and sample",
     "step": "compiles the train step",
@@ -104,8 +104,9 @@ def _doing(state: run_state.RunState, phase: str) -> str:
   """Returns what the trainer does in the warm-up, "" in other phases."""
   if phase != "warm-up":
     return ""
-  doing = str(state.status.get("doing") or "")
-  return _WARM_UP.get(doing, _WARM_UP[""])
+  if not state.status:
+    return "processes start and load the model"
+  return _WARM_UP.get(str(state.status.get("doing") or ""), "")
 
 
 def _progress(state: run_state.RunState, phase: str) -> list[Any]:
@@ -194,7 +195,7 @@ def _searchers(searchers: Mapping[str, Any], width: int) -> rich.table.Table:
   wide = {n: max(len(n), *(len(one[n]) for one in cells)) for n in _COLUMNS}
   names = list(_COLUMNS)
   for name in _LEAVE_OUT:
-    if sum(wide[n] + 2 for n in names) > width:
+    if sum(wide[n] + 3 for n in names) - 1 > width:
       names.remove(name)
   out = rich.table.Table(
       box=rich.box.SIMPLE_HEAD, pad_edge=False, header_style="dim"

@@ -126,6 +126,10 @@ class ReportBrowserTest(absltest.TestCase):
           "return document.documentElement.scrollWidth - innerWidth"
       )
       self.assertLessEqual(wider, 0, width)
+    # No table of the summary is cut on a phone.
+    for card in self._all("#summary .card"):
+      cut = "return arguments[0].scrollWidth - arguments[0].clientWidth"
+      self.assertLessEqual(self._script(cut, card), 0)
     self.driver.set_window_size(1320, 1000)
 
   def test_samples_are_found_by_text_and_reward(self):
@@ -254,7 +258,7 @@ class ReportBrowserTest(absltest.TestCase):
         text = tile.find_element("css selector", selector)
         ink, ground = self._script(style, text, tile)
         self.assertGreaterEqual(_contrast(ink, ground), limit, theme)
-      for pill in self._all(".pill, .chip.right"):
+      for pill in self._all(".pill, .verdict, .chip.right"):
         ink, ground = self._script(style, pill, pill)
         self.assertGreaterEqual(_contrast(ink, ground), 4.5, theme)
       self.assertGreater(len(self._screenshot(theme)), 50_000)
