@@ -244,6 +244,7 @@ class ReplayService:
     without the server's lock.
     """
     arrived: list[types.Group] = []
+    rejected = dict(self.rejected)
     with self._server.lock:
       count = 0
       for record in self._server.pending():
@@ -253,6 +254,9 @@ class ReplayService:
         self._applied = record.position
         arrived += self._apply_record(record)
       self._server.take(count)
+    for reason, count in self.rejected.items():
+      if new := count - rejected.get(reason, 0):
+        self._on_event("rejected", f"{new} completions: {reason}")
     arrived.sort(key=lambda group: group.position)
     for group in self._score_groups(arrived):
       result = self.buffer.insert(group, step)
@@ -325,7 +329,6 @@ class ReplayService:
   def _reject(self, reason: str, amount: Amount) -> None:
     self.rejected[reason] = self.rejected.get(reason, 0) + amount.completions
     self.ledger.reject(reason, amount)
-    self._on_event("rejected", f"{amount.completions} completions: {reason}")
 
   def _starvation_message(self, step: int, arrived: int, needed: int) -> str:
     searchers = [
