@@ -374,6 +374,8 @@ class Trainer:
       return
     # Read by the publisher's thread: the loop does not wait for the devices.
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+    if self._config.train.nonfinite == "skip":
+      finite = jnp.ones_like(finite)  # Such a step left the params unchanged.
     self._work.publish(
         functools.partial(self._publisher.submit, finite=finite), done
     )
@@ -425,7 +427,9 @@ class Trainer:
     """Checks and records a step that the devices have done."""
     step = self._step
     for name in ("loss", "grad_norm"):
-      if not math.isfinite(metrics[name]):
+      if self._config.train.nonfinite == "stop" and not math.isfinite(
+          metrics[name]
+      ):
         raise FloatingPointError(
             f"step {step}: the {name} is {metrics[name]}; prompts"
             f" {sorted(set(draw.prompt_ids.tolist()))}, versions"
