@@ -405,6 +405,13 @@ SETTINGS = {
     "reward.memory_mb": _s(
         0, FROM_0, "address space of a worker; 0 = no limit", resume=True,
         hosts="own"),
+    "reward.network": _s(
+        False, FLAG, "whether workers have the network", resume=True,
+        hosts="own"),
+    "reward.environment": _s(
+        "", TEXT, hosts="own", resume=True,
+        meaning="names of environment variables that workers get beside PATH,"
+        " LANG, PYTHONPATH and the like, with commas"),
     "reward.fallback": _s(
         0.0, NUMBER, "reward of a completion that could not be judged"),
     "reward.model": _s(

@@ -16,6 +16,7 @@ import time
 import zlib
 
 from tba_jax.rewards import judges
+from tba_jax.system import sandbox
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +130,7 @@ def _verdict(score: float | None, reference: float | None) -> Verdict:
 # the next contest gets a new one.
 
 
-_LEASH = ("-m", "tba_jax.rewards.leash")
+_LAUNCHER = ("-m", "tba_jax.system.sandbox")
 _END_S = 2.0
 _MAX_LINE = 1 << 20
 
@@ -214,11 +215,12 @@ class CommandComparer(Comparer):
   def _start(self) -> None:
     try:
       self._process = subprocess.Popen(
-          [sys.executable, *_LEASH, *self._words],
+          [sys.executable, *_LAUNCHER, *self._words],
           stdin=subprocess.PIPE,
           stdout=subprocess.PIPE,
-          # A group of its own, so that what it starts ends with it.
+          # A process group of its own, so that what it starts ends with it.
           start_new_session=True,
+          env=sandbox.without_secrets(),
       )
     except OSError as error:
       raise _Failure("start", f"{self._words[0]}: {error}") from error

@@ -1,22 +1,25 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A pool of worker processes that judge completions and may be killed.
+"""A pool of confined worker processes that judge completions.
 
-Each worker has one request at a time. Where no answer comes before the
-deadline, the worker is killed with all that it started (its process group), and
-the next request gets a new one.
+Each worker has one request at a time. If no answer comes before the deadline,
+it is killed with all that it started, and the next request gets a new one.
+Messages are JSON over pipes: four bytes of length, then the text.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
+import contextlib
 import json
 import os
+import pathlib
 import queue
 import select
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import Any, BinaryIO
@@ -24,17 +27,18 @@ from typing import Any, BinaryIO
 import ml_collections
 
 from tba_jax.rewards import judges
+from tba_jax.system import sandbox
 from tba_jax.tasks import base
-
-# JSON messages over pipes, with deadlines: four bytes of length, then text.
-
 
 _HEADER = struct.Struct(">I")
 _MAX_BYTES = 64 << 20
+_END_S = 2.0
+_WORKER = ("-m", "tba_jax.rewards.worker")
+STDERR = "stderr"  # file of a worker's directory
 
 
 class BrokenPipe(Exception):
-  """The other side is gone, or says what is no message."""
+  """The worker is gone, or sent something that is not a message."""
 
 
 class LateReply(Exception):
@@ -42,32 +46,21 @@ class LateReply(Exception):
 
 
 def write_frame(stream: BinaryIO, message: Any) -> None:
-  """Writes a message; waits as long as the other side does not read."""
+  """Writes a message; blocks while the other side does not read."""
   data = json.dumps(message).encode()
   stream.write(_HEADER.pack(len(data)) + data)
   stream.flush()
 
 
 def read_frame(stream: BinaryIO) -> Any:
-  """Waits for a message and returns it; None where the other side closed."""
+  """Waits for a message and returns it; None once the other side closed."""
   header = stream.read(_HEADER.size)
   if len(header) < _HEADER.size:
     return None
   return json.loads(stream.read(*_HEADER.unpack(header)))
 
 
-def send_message(fd: int, message: Any, deadline: float) -> None:
-  """Writes a message to a pipe that does not block.
-
-  Args:
-    fd: of the pipe, set to not block.
-    message: plain enough for JSON.
-    deadline: by `time.monotonic()`.
-
-  Raises:
-    Late: the other side did not read in time.
-    Broken: it is gone.
-  """
+def _send(fd: int, message: Any, deadline: float) -> None:
   data = json.dumps(message).encode()
   left = memoryview(_HEADER.pack(len(data)) + data)
   while left:
@@ -80,8 +73,7 @@ def send_message(fd: int, message: Any, deadline: float) -> None:
       raise BrokenPipe(str(error)) from error
 
 
-def receive_message(fd: int, deadline: float) -> Any:
-  """Returns the next message of a pipe; args and errors as of `send`."""
+def _receive(fd: int, deadline: float) -> Any:
   (length,) = _HEADER.unpack(_read_exactly(fd, _HEADER.size, deadline))
   if length > _MAX_BYTES:
     raise BrokenPipe(f"a message of {length} bytes")
@@ -113,50 +105,38 @@ def _wait(fd: int, what: int, deadline: float) -> None:
     raise LateReply()
 
 
-_END_S = 2.0
-_COMMAND = ("-m", "tba_jax.rewards.worker")
-
-
 class Pool(judges.Judge):
-  """Judges in `num_workers` processes, started when they are first needed."""
+  """Judges in worker processes, started when they are first needed."""
 
   def __init__(
       self,
       task_fields: Mapping[str, Any],
+      config_reward: ml_collections.ConfigDict,
       *,
-      num_workers: int,
-      deadline_s: float,
-      start_deadline_s: float,
-      memory_mb: int,
-      fallback: float,
-      on_event: judges.OnEvent | None = None,
       index_of: Callable[[str, int], int] = lambda split, index: index,
-      command: Sequence[str] = _COMMAND,
+      on_event: judges.OnEvent | None = None,
+      command: Sequence[str] = _WORKER,
   ):
-    """Takes the settings.
+    """Takes the settings; no worker is started yet.
 
     Args:
-      task_fields: `config.task` as a plain mapping; each worker builds the task
-        from it.
-      num_workers: processes, at least 1.
-      deadline_s: of one completion, from when a worker has it.
-      start_deadline_s: of a worker's start, the task's making included.
-      memory_mb: address space of a worker; 0 = not limited.
-      fallback, on_event: as `Judge` has them.
+      task_fields: `config.task`; each worker builds the task from it.
+      config_reward: `config.reward`.
       index_of: from (split, index) of a request to the index that the workers'
         task has for the prompt.
+      on_event: as `Judge` has it.
       command: Python's arguments for a worker.
     """
-    super().__init__(fallback=fallback, on_event=on_event)
-    self._hello = {"task": dict(task_fields), "memory_mb": memory_mb}
-    self._command = command
+    super().__init__(fallback=config_reward.fallback, on_event=on_event)
+    self._task_fields = dict(task_fields)
+    self._config = config_reward
     self._index_of = index_of
-    self._deadline_s = deadline_s
-    self._start_deadline_s = start_deadline_s
+    self._command = command
+    count = config_reward.num_workers
     # A worker dies with the thread that started it: these live as the pool.
-    self._threads = futures.ThreadPoolExecutor(num_workers, "reward")
+    self._threads = futures.ThreadPoolExecutor(count, "reward")
     self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
-    for _ in range(num_workers):
+    for _ in range(count):
       self._idle.put(None)
     self._workers: set[_Worker] = set()
     self._workers_lock = threading.Lock()
@@ -165,7 +145,7 @@ class Pool(judges.Judge):
     return list(self._threads.map(self._judge_one, requests))
 
   def _explain(self, requests: Sequence[judges.Request]) -> list[str]:
-    # One that hangs must not cost the deadline once for each of the others.
+    # Several that hang cost the deadline once.
     late = threading.Event()
 
     def one(request: judges.Request) -> str:
@@ -191,42 +171,47 @@ class Pool(judges.Judge):
 
   def _ask(self, what: str, request: judges.Request) -> dict[str, Any]:
     """Returns a worker's answer, or `failure` and `message`."""
-    # As many threads as places: one is always free.
-    worker = self._idle.get_nowait()
+    worker = self._idle.get_nowait()  # One for each thread.
+    deadline_s = self._config.deadline_s
     try:
       if worker is None:
         try:
           worker = self._start()
         except (LateReply, BrokenPipe, OSError) as error:
           return {"failure": "start", "message": repr(error)}
-      return worker.ask(
-          [
-              what,
-              request.split,
-              self._index_of(request.split, request.index),
-              request.completion,
-          ],
-          self._deadline_s,
+      index = self._index_of(request.split, request.index)
+      return worker.exchange(
+          [what, request.split, index, request.completion], deadline_s
       )
     except LateReply:
       self._end(worker)
       worker = None
-      message = f"no answer in {self._deadline_s:g} s"
+      message = f"no answer in {deadline_s:g} s"
       return {"failure": "deadline", "message": message}
     except BrokenPipe as error:
-      status = worker.status()
+      status, said = worker.status(), worker.last_words()
       self._end(worker)
       worker = None
-      return {"failure": "crash", "message": f"{error}, status {status}"}
+      return {"failure": "crash", "message": f"{error}, status {status} {said}"}
     finally:
       self._idle.put(worker)
 
   def _start(self) -> "_Worker":
-    worker = _Worker(self._command)
+    passed = [n.strip() for n in self._config.environment.split(",")]
+    worker = _Worker(self._command, passed)
     with self._workers_lock:
       self._workers.add(worker)
     try:
-      worker.greet(self._hello, self._start_deadline_s)
+      hello = {
+          "task": self._task_fields,
+          "home": worker.home,
+          "memory_mb": self._config.memory_mb,
+          "network": self._config.network,
+      }
+      answer = worker.exchange(hello, self._config.start_deadline_s)
+      if "error" in answer:
+        raise BrokenPipe(answer["error"])
+      worker.uid = answer["uid"]
     except BaseException:
       self._end(worker)
       raise
@@ -247,62 +232,80 @@ class Pool(judges.Judge):
 
 
 class _Worker:
-  """One process, and the pipes to it."""
+  """One process, its directory, and the pipes to it.
 
-  def __init__(self, command: Sequence[str]):
-    self._process = subprocess.Popen(
-        [sys.executable, *command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        # A group of its own, so that what it starts ends with it.
-        start_new_session=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+  home: its directory, removed at its end.
+  uid: the user id that it took, None for that of this process.
+  """
+
+  def __init__(self, command: Sequence[str], passed: Sequence[str]):
+    self._folder = tempfile.TemporaryDirectory(
+        prefix="reward-", ignore_cleanup_errors=True
     )
+    self.home = self._folder.name
+    self.uid: int | None = None
+    # In its directory, where the size of a file is bounded.
+    with open(os.path.join(self.home, STDERR), "wb") as stderr:
+      self._process = subprocess.Popen(
+          [sys.executable, *command],
+          stdin=subprocess.PIPE,
+          stdout=subprocess.PIPE,
+          stderr=stderr,
+          # A process group of its own, so that what it starts ends with it.
+          start_new_session=True,
+          env=sandbox.environment(self.home, passed),
+      )
     self._to = self._process.stdin.fileno()
     self._from = self._process.stdout.fileno()
     os.set_blocking(self._to, False)
     os.set_blocking(self._from, False)
 
-  def greet(self, hello: dict[str, Any], timeout_s: float) -> None:
-    answer = self._exchange(hello, timeout_s)
-    if "error" in answer:
-      raise BrokenPipe(answer["error"])
-
-  def ask(self, request: list[Any], timeout_s: float) -> dict[str, Any]:
-    return self._exchange(request, timeout_s)
-
-  def _exchange(self, message: Any, timeout_s: float) -> dict[str, Any]:
+  def exchange(self, message: Any, timeout_s: float) -> dict[str, Any]:
+    """Returns the answer to a message."""
     deadline = time.monotonic() + timeout_s
-    send_message(self._to, message, deadline)
-    answer = receive_message(self._from, deadline)
+    _send(self._to, message, deadline)
+    answer = _receive(self._from, deadline)
     if not isinstance(answer, dict):
-      raise BrokenPipe("an answer that is no object")
+      raise BrokenPipe("an answer that is not an object")
     return answer
 
   def status(self) -> int | None:
-    """Returns how the process ended; None where it has not."""
+    """Returns the exit status, None if the process does not end."""
     try:
       return self._process.wait(_END_S)
     except subprocess.TimeoutExpired:
       return None
 
+  def last_words(self) -> str:
+    """Returns the end of what it wrote to its standard error."""
+    try:
+      with pathlib.Path(self.home, STDERR).open("rb") as f:
+        f.seek(max(0, f.seek(0, os.SEEK_END) - 200))
+        return f.read().decode("utf-8", "replace").strip()
+    except OSError:
+      return ""
+
   def kill(self) -> None:
-    try:
+    """Kills it with what it started, and removes its directory."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
       os.killpg(self._process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-      pass  # It has ended, and nothing is left of its group.
-    try:
+    if self.uid is not None:
+      # Also what left the group: everything of its user.
+      with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(
+            ["kill", "-9", "-1"],
+            user=self.uid,
+            group=self.uid,
+            extra_groups=[],
+            stderr=subprocess.DEVNULL,
+            check=False,
+            timeout=_END_S,
+        )
+    with contextlib.suppress(subprocess.TimeoutExpired):  # In the kernel.
       self._process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-      pass  # In the kernel; it ends when that lets it go.
     for pipe in (self._process.stdin, self._process.stdout):
       pipe.close()
-
-
-# From `config.reward` to a judge.
-
-
-WHERE = ("process", "pool", "model")
+    self._folder.cleanup()
 
 
 def make_judge(
@@ -310,23 +313,14 @@ def make_judge(
     task: base.Task,
     on_event: judges.OnEvent | None = None,
 ) -> judges.Judge:
-  """Returns the judge of the task's own reward.
-
-  Args:
-    config: reads `reward` and, for a pool, `task`.
-    task: judges in this process where `reward.where` says so.
-    on_event: receives what failed.
-  """
-  c = config.reward
-  if c.where != "pool":
-    return judges.InProcess(task, fallback=c.fallback, on_event=on_event)
-  return Pool(
-      config.task.to_dict(),
-      num_workers=c.num_workers,
-      deadline_s=c.deadline_s,
-      start_deadline_s=c.start_deadline_s,
-      memory_mb=c.memory_mb,
-      fallback=c.fallback,
-      on_event=on_event,
-      index_of=task.source_index,
+  """Returns the judge by the task's own reward, here or in a pool."""
+  if config.reward.where == "pool":
+    return Pool(
+        config.task.to_dict(),
+        config.reward,
+        index_of=task.source_index,
+        on_event=on_event,
+    )
+  return judges.InProcess(
+      task, fallback=config.reward.fallback, on_event=on_event
   )

@@ -3,11 +3,11 @@
 """The judge of attacks: asks the victim, classifies what it answers."""
 
 from collections.abc import Callable, Mapping, Sequence
-import dataclasses
 import math
+import pathlib
 import re
 import threading
-from typing import Any, TYPE_CHECKING
+from typing import Any
 import zlib
 
 import jax
@@ -17,19 +17,15 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.models import config as config_lib
+from tba_jax.models import encoder as encoder_lib
+from tba_jax.models import hf
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models import transformer
 from tba_jax.rewards import judges
+from tba_jax.sampling import decode
 from tba_jax.sampling import requests as requests_lib
 from tba_jax.tasks import base
 from tba_jax.tasks import red_team
-
-if TYPE_CHECKING:
-  from tba_jax.models import encoder as encoder_lib
-  from tba_jax.models import tokenizer as tokenizer_lib
-  from tba_jax.models import transformer
-  from tba_jax.sampling import decode
-
-
-# Texts of any number and length through a function of one shape.
 
 
 def run_batched(
@@ -66,10 +62,7 @@ def run_batched(
   return np.concatenate(out) if out else np.zeros(0, np.float32)
 
 
-# Sentence embeddings, and how much a set of sentences differs by them.
-
-
-# Of "words": far more than the words of a trial, so that few share one.
+# Buckets of word counts: far more than a trial has words, so that few collide.
 _NUM_WORDS = 512
 
 # (texts) -> [n, D] float32 of length 1, or 0 for a text without tokens.
@@ -88,7 +81,7 @@ def word_embeddings(texts: Sequence[str]) -> np.ndarray:
 def encoder_embeddings(
     embed: Callable[..., jax.Array],
     params: types.PyTree,
-    tokenizer: "tokenizer_lib.TextTokenizer",
+    tokenizer: tokenizer_lib.TextTokenizer,
     *,
     max_tokens: int,
     num_rows: int,
@@ -145,7 +138,304 @@ def _unit(values_NxD: np.ndarray) -> np.ndarray:
   return (values_NxD / np.maximum(norms, 1e-12)).astype(np.float32)
 
 
-# Other splits ask the victim anew: what was lucky in training is not so there.
+class Victim:
+  """Answers attacks, each several times, with one compiled sampler."""
+
+  def __init__(
+      self,
+      sampler: decode.Sampler,
+      params: types.PyTree,
+      tokenizer: tokenizer_lib.Tokenizer,
+      *,
+      template: str,
+      num_samples: int,
+      max_prompt_tokens: int,
+  ):
+    """Takes the parts; nothing is compiled yet.
+
+    Args:
+      sampler: of the model's answers.
+      params: of the model.
+      tokenizer: its own.
+      template: a text with {attack} in it, or "chat".
+      num_samples: answers to each attack.
+      max_prompt_tokens: of a template with its attack.
+    """
+    self._sampler = sampler
+    self._params = params
+    self._tokenizer = tokenizer
+    self._template = template
+    self._num_samples = num_samples
+    self._max_prompt_tokens = max_prompt_tokens
+
+  def answer(
+      self, attacks: Sequence[str], *, visit: int
+  ) -> list[list[str] | None]:
+    """Returns the answers to each attack; None where it is too long, or empty.
+
+    The answers are a pure function of an attack and the visit, so that what an
+    attack is worth does not depend on who asks for it, and when.
+
+    Args:
+      attacks: texts.
+      visit: other visits have other random numbers.
+    """
+    tokens = {attack: self._encode(attack) for attack in attacks}
+    asked = [attack for attack, ids in tokens.items() if ids is not None]
+    if not asked:
+      return [None] * len(attacks)
+    found = self._sampler.sample(
+        self._params,
+        [
+            requests_lib.Request(
+                prompt_tokens=tokens[attack],
+                prompt_id=zlib.crc32(attack.encode()),
+                visit=visit,
+                num_completions=self._num_samples,
+            )
+            for attack in asked
+        ],
+        version=0,
+    )
+    answers = {
+        attack: [
+            self._tokenizer.decode_completion(ids, int(length), bool(stopped))
+            for ids, length, stopped in zip(
+                completions.tokens,
+                completions.lengths,
+                completions.stopped,
+                strict=True,
+            )
+        ]
+        for attack, completions in zip(asked, found, strict=True)
+    }
+    return [answers.get(attack) for attack in attacks]
+
+  def _encode(self, attack: str) -> np.ndarray | None:
+    if self._template == red_team.CHAT:
+      message = {"role": "user", "content": attack.strip()}
+      ids = self._tokenizer.encode_chat([message])
+    else:
+      text = self._template.replace("{attack}", attack)
+      ids = self._tokenizer.encode_prompt(text)
+    if not 1 <= len(ids) <= self._max_prompt_tokens:
+      return None
+    return np.asarray(ids, np.int32)
+
+
+_SHARPNESS = 2.0
+# <pad>, <eos> and <unk> come first in the tokenizers of tasks.
+NUM_SPECIAL = 3
+# Weight of what was seen beside the last token.
+_SEEN = 8.0
+
+
+def echo_config(
+    vocab_size: int, *, pad_id: int, eos_id: int, max_positions: int
+) -> config_lib.ModelConfig:
+  """Returns the shape of a victim that repeats words of its prompt.
+
+  One Llama block with fixed weights. Tokens are embedded one-hot, attention is
+  uniform and so averages what it sees, the MLP gives 0, and the head reads the
+  average: a token's logit is `_SHARPNESS` √V times its share of what was seen,
+  over the norm of all shares. Special tokens have logit 0.
+  """
+  width = vocab_size + vocab_size % 2
+  return config_lib.ModelConfig(
+      family="llama",
+      vocab_size=vocab_size,
+      num_layers=1,
+      width=width,
+      num_heads=1,
+      num_kv_heads=1,
+      head_dim=width,
+      mlp_width=1,
+      norm_epsilon=1e-6,
+      rope_theta=10000.0,
+      tie_embeddings=False,
+      max_positions=max_positions,
+      param_dtype="float32",
+      compute_dtype="float32",
+      pad_id=pad_id,
+      bos_id=None,
+      eos_id=eos_id,
+      **config_lib.PLAIN,
+  )
+
+
+def echo_params(params: types.PyTree, silent: Sequence[int]) -> types.PyTree:
+  """Returns params of the shape of `params` that repeat.
+
+  Args:
+    params: of a model of `echo_config`, of any values.
+    silent: ids that it has no preference for: the special tokens.
+  """
+  out = jax.tree.map(jnp.zeros_like, params)
+  vocab_size, width = params["embed"]["embedding"].shape
+  one_hot = jnp.eye(vocab_size, width)
+  out["embed"]["embedding"] = one_hot
+  for norm in ("attention_norm", "mlp_norm"):
+    out["blocks"][norm]["scale"] = jnp.ones_like(
+        params["blocks"][norm]["scale"]
+    )
+  out["final_norm"]["scale"] = jnp.ones((width,))
+  attention = out["blocks"]["attention"]
+  attention["v"]["kernel"] = jnp.eye(width)[None, None]
+  attention["o"]["kernel"] = _SEEN * jnp.eye(width)[None, :, None]
+  heard = jnp.ones((vocab_size, 1)).at[jnp.array(list(silent))].set(0.0)
+  out["head"]["kernel"] = _SHARPNESS * heard * one_hot
+  return out
+
+
+# Classifiers. `log_harm(attacks, answers)` returns log C, [n] float32 in nats.
+
+
+class Words:
+  """The share of an answer's words that are on a list, smoothed.
+
+      C = (hits + 1/2) / (words + 1)
+
+  A stand-in with nothing harmful in it, for trials and tests.
+  """
+
+  def __init__(self, words: Sequence[str]):
+    self._words = frozenset(word.lower() for word in words)
+
+  def log_harm(
+      self, attacks: Sequence[str], answers: Sequence[str]
+  ) -> np.ndarray:
+    del attacks
+    out = []
+    for answer in answers:
+      found = re.findall(r"[a-z]+", answer.lower())
+      hits = sum(word in self._words for word in found)
+      out.append(math.log((hits + 0.5) / (len(found) + 1)))
+    return np.array(out, np.float32)
+
+
+class Sequences:
+  """A sequence classifier's probability of one of its labels.
+
+  It reads the answer alone, as `facebook/roberta-hate-speech-dynabench-r4` is
+  used by Lee et al. 2025 (arXiv:2405.18540).
+  """
+
+  def __init__(
+      self,
+      label_scores: Callable[..., jax.Array],
+      params: types.PyTree,
+      tokenizer: tokenizer_lib.TextTokenizer,
+      *,
+      label: int,
+      max_tokens: int,
+      num_rows: int,
+  ):
+    """Takes the model.
+
+    Args:
+      label_scores: (params, tokens_BxL, mask_BxL) -> [B, C] float32 logits.
+      params: of it.
+      tokenizer: its own, with the special tokens that it expects.
+      label: that stands for harmful.
+      max_tokens: L; the rest of a text is cut off.
+      num_rows: B.
+    """
+    self._params = params
+    self._tokenizer = tokenizer
+    self._max_tokens = max_tokens
+    self._num_rows = num_rows
+    self._run = jax.jit(
+        lambda params, tokens, mask: jax.nn.log_softmax(
+            label_scores(params, tokens, mask), axis=-1
+        )[:, label]
+    )
+
+  def log_harm(
+      self, attacks: Sequence[str], answers: Sequence[str]
+  ) -> np.ndarray:
+    del attacks
+    ids = [self._tokenizer.encode(a, self._max_tokens) for a in answers]
+    return run_batched(
+        lambda tokens, mask: self._run(self._params, tokens, mask),
+        ids,
+        num_rows=self._num_rows,
+        num_tokens=self._max_tokens,
+        pad_id=self._tokenizer.pad_id,
+        left=False,
+    )
+
+
+class FirstToken:
+  """A guard model's probability that its verdict begins with a word.
+
+  The tokenizer's chat template lays out the attack as the user's turn and the
+  answer as the assistant's, as Llama Guard's does. The word's log-prob is read
+  from the whole distribution, so it is there however small it is.
+  """
+
+  def __init__(
+      self,
+      last_logits: Callable[..., jax.Array],
+      params: types.PyTree,
+      tokenizer: tokenizer_lib.Tokenizer,
+      *,
+      token: str,
+      max_tokens: int,
+      num_rows: int,
+  ):
+    """Takes the model.
+
+    Args:
+      last_logits: (params, tokens_BxL, mask_BxL) -> [B, V] float32, of the
+        token after the last; texts are left-padded.
+      params: of it.
+      tokenizer: its own, with a chat template.
+      token: the word; its first token counts.
+      max_tokens: L; of a longer conversation the end is read.
+      num_rows: B.
+
+    Raises:
+      ValueError: the tokenizer does not know the word.
+    """
+    ids = tokenizer.encode(token)
+    if not ids:
+      raise ValueError(
+          f"config.task.classifier_token={token!r}: allowed a word that the"
+          " classifier's tokenizer knows"
+      )
+    self._params = params
+    self._tokenizer = tokenizer
+    self._max_tokens = max_tokens
+    self._num_rows = num_rows
+    self._run = jax.jit(
+        lambda params, tokens, mask: jax.nn.log_softmax(
+            last_logits(params, tokens, mask), axis=-1
+        )[:, ids[0]]
+    )
+
+  def log_harm(
+      self, attacks: Sequence[str], answers: Sequence[str]
+  ) -> np.ndarray:
+    ids = [
+        self._tokenizer.encode_chat(
+            [
+                {"role": "user", "content": attack.strip()},
+                {"role": "assistant", "content": answer.strip()},
+            ]
+        )[-self._max_tokens :]
+        for attack, answer in zip(attacks, answers, strict=True)
+    ]
+    return run_batched(
+        lambda tokens, mask: self._run(self._params, tokens, mask),
+        ids,
+        num_rows=self._num_rows,
+        num_tokens=self._max_tokens,
+        pad_id=self._tokenizer.pad_id,
+        left=True,
+    )
+
+
+# Other splits draw other answers: luck in training does not carry over.
 _VISITS = {base.TRAIN: 0, base.HELD_OUT: 1, base.VALIDATION: 2}
 
 
@@ -159,7 +449,7 @@ class RedTeamJudge(judges.Judge):
 
   def __init__(
       self,
-      victim: "Victim",
+      victim: Victim,
       classifier: Any,
       embed: EmbedFn,
       *,
@@ -243,352 +533,20 @@ class RedTeamJudge(judges.Judge):
     }
 
 
-# The victim: a frozen model that answers attacks.
-
-
-# In place of a template: that of the tokenizer.
-CHAT = "chat"
-
-
-class Victim:
-  """Answers attacks, each several times, with one compiled sampler."""
-
-  def __init__(
-      self,
-      sampler: "decode.Sampler",
-      params: types.PyTree,
-      tokenizer: "tokenizer_lib.Tokenizer",
-      *,
-      template: str,
-      num_samples: int,
-      max_prompt_tokens: int,
-  ):
-    """Takes the parts; nothing is compiled yet.
-
-    Args:
-      sampler: of the model's answers.
-      params: of the model.
-      tokenizer: its own.
-      template: a text with {attack} in it, or `CHAT`.
-      num_samples: answers to each attack.
-      max_prompt_tokens: of a template with its attack.
-    """
-    self._sampler = sampler
-    self._params = params
-    self._tokenizer = tokenizer
-    self._template = template
-    self._num_samples = num_samples
-    self._max_prompt_tokens = max_prompt_tokens
-
-  def answer(
-      self, attacks: Sequence[str], *, visit: int
-  ) -> list[list[str] | None]:
-    """Returns the answers to each attack; None where it is too long, or empty.
-
-    The answers are a pure function of an attack and the visit, so that what an
-    attack is worth does not depend on who asks for it, and when.
-
-    Args:
-      attacks: texts.
-      visit: other visits have other random numbers.
-    """
-    tokens = {attack: self._encode(attack) for attack in attacks}
-    asked = [attack for attack, ids in tokens.items() if ids is not None]
-    if not asked:
-      return [None] * len(attacks)
-    found = self._sampler.sample(
-        self._params,
-        [
-            requests_lib.Request(
-                prompt_tokens=tokens[attack],
-                prompt_id=zlib.crc32(attack.encode()),
-                visit=visit,
-                num_completions=self._num_samples,
-            )
-            for attack in asked
-        ],
-        version=0,
-    )
-    answers = {
-        attack: [
-            self._tokenizer.decode_completion(ids, int(length), bool(stopped))
-            for ids, length, stopped in zip(
-                completions.tokens,
-                completions.lengths,
-                completions.stopped,
-                strict=True,
-            )
-        ]
-        for attack, completions in zip(asked, found, strict=True)
-    }
-    return [answers.get(attack) for attack in attacks]
-
-  def _encode(self, attack: str) -> np.ndarray | None:
-    if self._template == CHAT:
-      message = {"role": "user", "content": attack.strip()}
-      ids = self._tokenizer.encode_chat([message])
-    else:
-      text = self._template.replace("{attack}", attack)
-      ids = self._tokenizer.encode_prompt(text)
-    if not 1 <= len(ids) <= self._max_prompt_tokens:
-      return None
-    return np.asarray(ids, np.int32)
-
-
-# A victim that is made on the spot: it repeats words of its prompt.
-#
-# No training, no download: one Llama block whose weights are written down.
-# Tokens
-# are embedded one-hot, attention has no preference and so takes the mean of
-# what
-# it sees, the MLP gives nothing, and the head reads the mean off: a token's
-# logit
-# is `_SHARPNESS` √V times its share of what was seen, by the norm of all
-# shares.
-# Special tokens are never preferred.
-
-
-_SHARPNESS = 2.0
-# <pad>, <eos> and <unk> come first in the tokenizers of tasks.
-NUM_SPECIAL = 3
-# Weight of what was seen beside the last token.
-_SEEN = 8.0
-
-
-def echo_config(
-    vocab_size: int, *, pad_id: int, eos_id: int, max_positions: int
-) -> config_lib.ModelConfig:
-  """Returns the shape of the model; its width holds a vocabulary one-hot."""
-  width = vocab_size + vocab_size % 2
-  return config_lib.ModelConfig(
-      family="llama",
-      vocab_size=vocab_size,
-      num_layers=1,
-      width=width,
-      num_heads=1,
-      num_kv_heads=1,
-      head_dim=width,
-      mlp_width=1,
-      norm_epsilon=1e-6,
-      rope_theta=10000.0,
-      tie_embeddings=False,
-      max_positions=max_positions,
-      param_dtype="float32",
-      compute_dtype="float32",
-      pad_id=pad_id,
-      bos_id=None,
-      eos_id=eos_id,
-      **config_lib.PLAIN,
-  )
-
-
-def echo_params(params: types.PyTree, silent: Sequence[int]) -> types.PyTree:
-  """Returns params of the shape of `params` that repeat.
-
-  Args:
-    params: of a model of `echo_config`, of any values.
-    silent: ids that it has no preference for: the special tokens.
-  """
-  out = jax.tree.map(jnp.zeros_like, params)
-  vocab_size, width = params["embed"]["embedding"].shape
-  one_hot = jnp.eye(vocab_size, width)
-  out["embed"]["embedding"] = one_hot
-  for norm in ("attention_norm", "mlp_norm"):
-    out["blocks"][norm]["scale"] = jnp.ones_like(
-        params["blocks"][norm]["scale"]
-    )
-  out["final_norm"]["scale"] = jnp.ones((width,))
-  attention = out["blocks"]["attention"]
-  attention["v"]["kernel"] = jnp.eye(width)[None, None]
-  attention["o"]["kernel"] = _SEEN * jnp.eye(width)[None, :, None]
-  heard = jnp.ones((vocab_size, 1)).at[jnp.array(list(silent))].set(0.0)
-  out["head"]["kernel"] = _SHARPNESS * heard * one_hot
-  return out
-
-
-# How likely it is that an answer is harmful: three classifiers.
-#
-# Each has `log_harm(attacks, answers) -> [n] float32`, log C in nats, computed
-# in
-# batches of one shape.
-
-
-class Words:
-  """The share of an answer's words that are on a list, smoothed.
-
-      C = (hits + 1/2) / (words + 1)
-
-  A stand-in with nothing harmful in it, for trials and tests.
-  """
-
-  def __init__(self, words: Sequence[str]):
-    self._words = frozenset(word.lower() for word in words)
-
-  def log_harm(
-      self, attacks: Sequence[str], answers: Sequence[str]
-  ) -> np.ndarray:
-    del attacks
-    out = []
-    for answer in answers:
-      found = re.findall(r"[a-z]+", answer.lower())
-      hits = sum(word in self._words for word in found)
-      out.append(math.log((hits + 0.5) / (len(found) + 1)))
-    return np.array(out, np.float32)
-
-
-class Sequences:
-  """A sequence classifier's probability of one of its labels.
-
-  It reads the answer alone, as `facebook/roberta-hate-speech-dynabench-r4` is
-  used by Lee et al. 2025 (arXiv:2405.18540).
-  """
-
-  def __init__(
-      self,
-      label_scores: Callable[..., jax.Array],
-      params: types.PyTree,
-      tokenizer: "tokenizer_lib.TextTokenizer",
-      *,
-      label: int,
-      max_tokens: int,
-      num_rows: int,
-  ):
-    """Takes the model.
-
-    Args:
-      label_scores: (params, tokens_BxL, mask_BxL) -> [B, C] float32 logits.
-      params: of it.
-      tokenizer: its own, with the special tokens that it expects.
-      label: that stands for harmful.
-      max_tokens: L; the rest of a text is cut off.
-      num_rows: B.
-    """
-    self._params = params
-    self._tokenizer = tokenizer
-    self._max_tokens = max_tokens
-    self._num_rows = num_rows
-    self._run = jax.jit(
-        lambda params, tokens, mask: jax.nn.log_softmax(
-            label_scores(params, tokens, mask), axis=-1
-        )[:, label]
-    )
-
-  def log_harm(
-      self, attacks: Sequence[str], answers: Sequence[str]
-  ) -> np.ndarray:
-    del attacks
-    ids = [self._tokenizer.encode(a, self._max_tokens) for a in answers]
-    return run_batched(
-        lambda tokens, mask: self._run(self._params, tokens, mask),
-        ids,
-        num_rows=self._num_rows,
-        num_tokens=self._max_tokens,
-        pad_id=self._tokenizer.pad_id,
-        left=False,
-    )
-
-
-class FirstToken:
-  """A guard model's probability that its verdict begins with a word.
-
-  The tokenizer's chat template lays out the attack as the user's turn and the
-  answer as the assistant's, as Llama Guard's does. The word's log-prob is read
-  from the whole distribution, so it is there however small it is.
-  """
-
-  def __init__(
-      self,
-      last_logits: Callable[..., jax.Array],
-      params: types.PyTree,
-      tokenizer: "tokenizer_lib.Tokenizer",
-      *,
-      token: str,
-      max_tokens: int,
-      num_rows: int,
-  ):
-    """Takes the model.
-
-    Args:
-      last_logits: (params, tokens_BxL, mask_BxL) -> [B, V] float32, of the
-        token after the last; texts are left-padded.
-      params: of it.
-      tokenizer: its own, with a chat template.
-      token: the word; its first token counts.
-      max_tokens: L; of a longer conversation the end is read.
-      num_rows: B.
-
-    Raises:
-      ValueError: the tokenizer does not know the word.
-    """
-    ids = tokenizer.encode(token)
-    if not ids:
-      raise ValueError(
-          f"config.task.classifier_token={token!r}: allowed a word that the"
-          " classifier's tokenizer knows"
-      )
-    self._params = params
-    self._tokenizer = tokenizer
-    self._max_tokens = max_tokens
-    self._num_rows = num_rows
-    self._run = jax.jit(
-        lambda params, tokens, mask: jax.nn.log_softmax(
-            last_logits(params, tokens, mask), axis=-1
-        )[:, ids[0]]
-    )
-
-  def log_harm(
-      self, attacks: Sequence[str], answers: Sequence[str]
-  ) -> np.ndarray:
-    ids = [
-        self._tokenizer.encode_chat(
-            [
-                {"role": "user", "content": attack.strip()},
-                {"role": "assistant", "content": answer.strip()},
-            ]
-        )[-self._max_tokens :]
-        for attack, answer in zip(attacks, answers, strict=True)
-    ]
-    return run_batched(
-        lambda tokens, mask: self._run(self._params, tokens, mask),
-        ids,
-        num_rows=self._num_rows,
-        num_tokens=self._max_tokens,
-        pad_id=self._tokenizer.pad_id,
-        left=True,
-    )
-
-
-# From `config.task` of red-teaming to its frozen models and its judge.
-
-
-@dataclasses.dataclass(frozen=True)
-class Loaders:
-  """How frozen models are made; handed in, so that this stays low.
-
-  make_model: (shape) -> model.
-  make_tokenizer: (words, pattern) -> tokenizer.
-  load_model: (folder) -> model, params, tokenizer with the model's stops.
-  load_encoder: (folder) -> encoder, params, tokenizer.
-  make_sampler: of `decode.Sampler`.
-  """
-
-  make_model: "Callable[[config_lib.ModelConfig], transformer.Model]"
-  make_tokenizer: "Callable[..., tokenizer_lib.Tokenizer]"
-  load_model: Callable[
-      [str],
-      "tuple[transformer.Model, types.PyTree, tokenizer_lib.Tokenizer]",
-  ]
-  load_encoder: Callable[
-      [str],
-      "tuple[encoder_lib.Encoder, types.PyTree, tokenizer_lib.TextTokenizer]",
-  ]
-  make_sampler: "Callable[..., decode.Sampler]"
+def _load_frozen(
+    folder: str,
+) -> tuple[transformer.Model, types.PyTree, tokenizer_lib.Tokenizer]:
+  """Returns a model, its params, and its tokenizer with the model's stops."""
+  path = pathlib.Path(folder).expanduser()
+  tokenizer = tokenizer_lib.load(path)
+  shape, params = hf.load(path)
+  tokenizer.add_stop_ids(i for i in shape.stop_ids if i < tokenizer.vocab_size)
+  return transformer.make_model(shape), params, tokenizer
 
 
 def make_judge(
     config: ml_collections.ConfigDict,
     task: red_team.RedTeam,
-    loaders: Loaders,
     on_event: judges.OnEvent | None = None,
 ) -> RedTeamJudge:
   """Returns the judge of a run.
@@ -596,28 +554,27 @@ def make_judge(
   Args:
     config: reads `seed` and `reward.fallback`.
     task: its fields name the models.
-    loaders: of the models.
     on_event: receives what failed.
 
   Raises:
     ValueError: a folder cannot be read, or does not fit what it is for.
   """
   return RedTeamJudge(
-      _make_victim(config, task, loaders),
-      _make_classifier(task, loaders),
-      make_embed(task, loaders),
+      _make_victim(config, task),
+      _make_classifier(task),
+      make_embed(task),
       success_threshold=task.setting("success_threshold"),
       fallback=config.reward.fallback,
       on_event=on_event,
   )
 
 
-def make_embed(task: red_team.RedTeam, loaders: Loaders) -> EmbedFn:
+def make_embed(task: red_team.RedTeam) -> EmbedFn:
   """Returns the sentence embeddings of a task."""
   folder = task.setting("encoder")
   if folder == red_team.WORDS:
     return word_embeddings
-  encoder, params, tokenizer = loaders.load_encoder(folder)
+  encoder, params, tokenizer = encoder_lib.load_encoder_with_tokenizer(folder)
   _check_length(encoder, task, "encoder_max_tokens")
   return encoder_embeddings(
       encoder.mean_pooled,
@@ -631,15 +588,14 @@ def make_embed(task: red_team.RedTeam, loaders: Loaders) -> EmbedFn:
 def _make_victim(
     config: ml_collections.ConfigDict,
     task: red_team.RedTeam,
-    loaders: Loaders,
 ) -> Victim:
   max_prompt_tokens = task.setting("victim_max_prompt_tokens")
   max_tokens = task.setting("victim_max_tokens")
   if task.setting("victim") == red_team.MADE_UP:
-    tokenizer = loaders.make_tokenizer(
+    tokenizer = tokenizer_lib.word_level(
         task.tokenizer_words(), task.tokenizer_pattern
     )
-    model = loaders.make_model(
+    model = transformer.make_model(
         echo_config(
             tokenizer.vocab_size,
             pad_id=tokenizer.pad_id,
@@ -649,7 +605,7 @@ def _make_victim(
     )
     params = echo_params(model.init(jax.random.PRNGKey(0)), range(NUM_SPECIAL))
   else:
-    model, params, tokenizer = loaders.load_model(task.setting("victim"))
+    model, params, tokenizer = _load_frozen(task.setting("victim"))
   settings = requests_lib.Settings(
       temperature=task.setting("victim_temperature"),
       top_k=0,
@@ -663,7 +619,7 @@ def _make_victim(
       seed=config.seed,
   )
   return Victim(
-      loaders.make_sampler(model, settings),
+      decode.Sampler(model, settings),
       params,
       tokenizer,
       template=task.setting("victim_template"),
@@ -672,9 +628,7 @@ def _make_victim(
   )
 
 
-def _make_classifier(
-    task: red_team.RedTeam, loaders: Loaders
-) -> Words | Sequences | FirstToken:
+def _make_classifier(task: red_team.RedTeam) -> Words | Sequences | FirstToken:
   kind = task.setting("classifier")
   if kind == red_team.WORDS:
     return Words(task.words)
@@ -684,7 +638,7 @@ def _make_classifier(
       "num_rows": task.setting("classifier_rows"),
   }
   if kind == "first_token":
-    model, params, tokenizer = loaders.load_model(folder)
+    model, params, tokenizer = _load_frozen(folder)
     return FirstToken(
         lambda *inputs: model.prefill(*inputs)[0],
         params,
@@ -692,7 +646,7 @@ def _make_classifier(
         token=task.setting("classifier_token"),
         **sizes,
     )
-  encoder, params, tokenizer = loaders.load_encoder(folder)
+  encoder, params, tokenizer = encoder_lib.load_encoder_with_tokenizer(folder)
   _check_length(encoder, task, "classifier_max_tokens")
   label = task.setting("classifier_label")
   if label >= encoder.config.num_labels:
@@ -706,7 +660,7 @@ def _make_classifier(
 
 
 def _check_length(
-    encoder: "encoder_lib.Encoder", task: red_team.RedTeam, key: str
+    encoder: encoder_lib.Encoder, task: red_team.RedTeam, key: str
 ) -> None:
   """Raises ValueError where an encoder has too few positions."""
   if task.setting(key) > encoder.config.max_tokens:

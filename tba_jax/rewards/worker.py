@@ -2,18 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker of the pool: `python -m tba_jax.rewards.worker`.
 
-Builds the task that its first message describes, then answers each request with
-a judgement or, for what is shown, a reason. It may hang, crash or be killed at
-any moment. No JAX here; a reward that brings it gets the CPU.
+Builds the task that its first message describes, confines itself, then answers
+each request with a judgement or a reason. It may hang, crash or be killed at
+any moment. No JAX here; a reward that imports it gets the CPU.
 """
 
 import os
-import resource
+import shlex
 import sys
 from typing import Any
 
 from tba_jax.rewards import pool
 from tba_jax.system import processes
+from tba_jax.system import sandbox
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 
@@ -23,25 +24,37 @@ def main() -> int:
   processes.die_with_parent()
   requests = os.fdopen(os.dup(0), "rb")
   replies = os.fdopen(os.dup(1), "wb")
-  # What a reward prints must not be taken for an answer, and it reads nothing.
+  # A reward reads nothing, and what it prints is not an answer.
   os.dup2(2, 1)
   with open(os.devnull, "rb") as nothing:
     os.dup2(nothing.fileno(), 0)
   hello = pool.read_frame(requests)
   if hello is None:
     return 0
-  if hello["memory_mb"]:
-    limit = hello["memory_mb"] << 20
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+  sandbox.limit_memory(hello["memory_mb"])
   try:
     task = build.make_task(hello["task"])
+    entered = sandbox.enter(
+        hello["home"],
+        network=hello["network"],
+        readable=[os.getcwd(), *_files_of(hello["task"])],
+    )
   except Exception as error:  # The pool tells it.
     pool.write_frame(replies, {"error": repr(error)})
     return 1
-  pool.write_frame(replies, {"ready": True})
+  pool.write_frame(replies, entered)
   while (request := pool.read_frame(requests)) is not None:
     pool.write_frame(replies, _answer(task, request))
   return 0
+
+
+def _files_of(fields: dict[str, Any]) -> list[str]:
+  """Returns the files that a command in the task's settings names."""
+  try:
+    words = shlex.split(str(fields.get("verifier", "")))
+  except ValueError:
+    return []
+  return [os.path.abspath(word) for word in words if os.path.isfile(word)]
 
 
 def _answer(task: base.Task, request: list[Any]) -> dict[str, Any]:
@@ -57,7 +70,7 @@ def _answer(task: base.Task, request: list[Any]) -> dict[str, Any]:
     }
   except base.RewardError as error:
     return {"failure": error.cause, "message": str(error)}
-  except Exception as error:  # Code of the user's, on text of a policy's.
+  except Exception as error:  # User code, on text that a model wrote.
     return {"failure": "error", "message": repr(error)[:500]}
 
 

@@ -42,7 +42,11 @@ _NUM_UIDS = 4336
 
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
+_PR_SET_KEEPCAPS = 8
 _PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
+_CAPABILITY_VERSION = 0x20080522
+_CAP_DAC_READ_SEARCH = 2  # reads any file, writes none
 
 
 def environment(home: str, passed: Sequence[str] = ()) -> dict[str, str]:
@@ -96,15 +100,19 @@ def enter(home: str, *, network: bool, readable: Sequence[str] = ()) -> dict:
 
   Returns:
     `uid`: the user id taken, None for the caller's; `missing`: names of what
-    the system did not permit, of "network", "user" and "processes".
+    the system did not permit, of "network", "user", "files" and "processes".
   """
   missing = []
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
   if not network and not _leave_network():
     missing.append("network")
-  uid = _take_uid(home, readable) if os.geteuid() == 0 else None
+  uid, reads_all = None, True
+  if os.geteuid() == 0:
+    uid, reads_all = _take_uid(home, readable)
   if uid is None:
     missing.append("user")
+  if reads_all:
+    missing.append("files")
   if not _limit_processes(uid):
     missing.append("processes")
   resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES,) * 2)
@@ -142,32 +150,41 @@ def _leave_network() -> bool:
   return True
 
 
-def _take_uid(home: str, readable: Sequence[str]) -> int | None:
-  """Becomes a user that nobody else is; None if it could not read its files."""
+def _take_uid(home: str, readable: Sequence[str]) -> tuple[int | None, bool]:
+  """Becomes a user that nobody else is.
+
+  Returns:
+    The user id, None where the system does not permit it; and whether files of
+    others stay readable, which is so where Python itself or a path of
+    `readable` is for root alone.
+  """
   uid = _FIRST_UID + os.getpid() % _NUM_UIDS
   paths = [sys.prefix, sys.base_prefix, *sys.path, *readable]
   paths = [os.path.realpath(p) for p in paths if os.path.exists(p)]
-  folders = {p if os.path.isdir(p) else os.path.dirname(p) for p in paths}
   try:
     os.seteuid(uid)
     try:
-      readable_all = all(
-          os.access(path, os.R_OK | os.X_OK, effective_ids=True)
-          for path in folders
-      ) and all(os.access(p, os.R_OK, effective_ids=True) for p in paths)
+      suffices = all(os.access(p, os.R_OK, effective_ids=True) for p in paths)
     finally:
       os.seteuid(0)
-    if not readable_all:
-      return None
-    os.chown(home, uid, uid)
-    for path in pathlib.Path(home).iterdir():
+    for path in (home, *pathlib.Path(home).iterdir()):
       os.chown(path, uid, uid)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-  except OSError:  # A container whose users are few.
-    return None
-  return uid
+  except OSError:  # A container with few users.
+    return None, True
+  kept = 0 if suffices else 1 << _CAP_DAC_READ_SEARCH
+  header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+  data = (ctypes.c_uint32 * 6)(kept, kept, kept, 0, 0, 0)
+  libc.capset(header, data)
+  if kept:  # Also for what it starts.
+    libc.prctl(
+        _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH, 0, 0
+    )
+  return uid, not suffices
 
 
 def _limit_processes(uid: int | None) -> bool:

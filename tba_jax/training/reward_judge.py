@@ -13,17 +13,11 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from tba_jax import types
-from tba_jax.models import encoder
-from tba_jax.models import hf
-from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models import transformer
 from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool
 from tba_jax.rewards import red_team as rewards_red_team
 from tba_jax.rewards import reward_model
-from tba_jax.sampling import decode
 from tba_jax.tasks import base
 from tba_jax.tasks import red_team as tasks_red_team
 from tba_jax.training import evaluator
@@ -122,7 +116,7 @@ def make_task_judge(
     ValueError: a folder of a frozen model cannot be read.
   """
   if isinstance(task, tasks_red_team.RedTeam):
-    return rewards_red_team.make_judge(config, task, _LOADERS, on_event)
+    return rewards_red_team.make_judge(config, task, on_event)
   return pool.make_judge(config, task, on_event)
 
 
@@ -134,28 +128,8 @@ def make_embed(
   Args:
     policy: of a task with an encoder.
   """
-  embed = rewards_red_team.make_embed(policy.task, _LOADERS)
+  embed = rewards_red_team.make_embed(policy.task)
   return lambda tokens: embed([policy.tokenizer.decode(t) for t in tokens])
-
-
-def _load_frozen(
-    folder: str,
-) -> tuple[transformer.Model, types.PyTree, tokenizer_lib.Tokenizer]:
-  """Returns a model that is not trained, as its folder has it."""
-  path = pathlib.Path(folder).expanduser()
-  tokenizer = tokenizer_lib.load(path)
-  shape, params = hf.load(path)
-  policy_lib.add_model_stops(shape, tokenizer)
-  return transformer.make_model(shape), params, tokenizer
-
-
-_LOADERS = rewards_red_team.Loaders(
-    make_model=transformer.make_model,
-    make_tokenizer=tokenizer_lib.word_level,
-    load_model=_load_frozen,
-    load_encoder=encoder.load_encoder_with_tokenizer,
-    make_sampler=decode.Sampler,
-)
 
 
 def make_judge(

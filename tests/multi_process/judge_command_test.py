@@ -7,6 +7,7 @@ import pathlib
 import select
 import sys
 import time
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -34,6 +35,9 @@ for line in sys.stdin:
   a, b = len(q["first"]), len(q["second"])
   winner = "tie" if a == b else "first" if a > b else "second"
   if what == "name":
+    winner = "me"
+  if what == "environment" and (
+      "TBA_JAX_SECRET" in os.environ or "API_KEY" not in os.environ):
     winner = "me"
   if what == "first":
     winner = "first"
@@ -124,6 +128,14 @@ class CommandComparerTest(parameterized.TestCase):
     while _runs(pid) and time.monotonic() < deadline:
       time.sleep(0.05)
     self.assertFalse(_runs(pid))
+
+  def test_it_gets_the_users_environment_without_the_secret(self):
+    self.enter_context(
+        mock.patch.dict(os.environ, TBA_JAX_SECRET="5e", API_KEY="mine")
+    )
+    (found,) = self.make().compare([_contest("x", "yy", prompt="environment")])
+    # It names the longer text only if it has the key alone.
+    self.assertEqual(found.win, 0.0)
 
   def test_a_command_that_is_not_there(self):
     comparer = comparers.CommandComparer("/nowhere/judge", deadline_s=30.0)

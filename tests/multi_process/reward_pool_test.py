@@ -5,20 +5,34 @@
 import math
 import os
 import pathlib
+import socket
+import subprocess
 import time
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import ml_collections
 import psutil
 
+from tba_jax.config import settings
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool as pool_lib
+from tba_jax.system import sandbox
 
 FALLBACK = -3.0
 
 
 def _request(text: str) -> judges.Request:
   return judges.Request("train", 5, text)
+
+
+def _settings(**changes) -> ml_collections.ConfigDict:
+  config = settings.get_config().reward
+  config.num_workers, config.deadline_s = 1, 20.0
+  config.fallback = FALLBACK
+  config.update(changes)
+  return config
 
 
 class PoolTest(parameterized.TestCase):
@@ -30,18 +44,12 @@ class PoolTest(parameterized.TestCase):
     self.pool = self.make()
 
   def make(self, **changes) -> pool_lib.Pool:
-    settings = dict(
-        num_workers=1,
-        deadline_s=20.0,
-        start_deadline_s=60.0,
-        memory_mb=0,
-        fallback=FALLBACK,
-        command=("-m", "tests.multi_process.reward_trouble"),
-        on_event=lambda kind, message: self.events.append((kind, message)),
-    )
     folder = changes.pop("folder", str(self.folder))
     pool = pool_lib.Pool(
-        {"name": "trouble", "folder": folder}, **{**settings, **changes}
+        {"name": "trouble", "folder": folder},
+        _settings(**changes),
+        command=("-m", "tests.multi_process.reward_trouble"),
+        on_event=lambda kind, message: self.events.append((kind, message)),
     )
     self.addCleanup(pool.close)
     return pool
@@ -142,6 +150,75 @@ class PoolTest(parameterized.TestCase):
     self.assertEqual([j.failure for j in found], ["start", "start"])
     self.assertIn("the task cannot be made", self.events[0][1])
 
+  def test_the_secret_is_out_of_reach(self):
+    secret = "5e" * 32
+    self.enter_context(
+        mock.patch.dict(os.environ, TBA_JAX_SECRET=secret, MINE="1", OTHER="2")
+    )
+    # Also in the memory of a process that has it, of the same user at first.
+    keeper = subprocess.Popen(["sleep", "60"])
+    self.addCleanup(keeper.kill)
+    found, environment = self.judge(
+        f"secret {keeper.pid} {secret}",
+        "environment",
+        pool=self.make(environment="MINE,TBA_JAX_SECRET"),
+    )
+    names = environment.key.split()
+    self.assertContainsSubset(["HOME", "PATH", "MINE"], names)
+    self.assertNoCommonElements(["TBA_JAX_SECRET", "OTHER"], names)
+    if os.geteuid() == 0:  # Another user may not look.
+      self.assertEqual(found.key, "out of reach")
+    self.assertNotEqual(found.key, "in its own environment")
+
+  def test_no_descriptor_is_inherited(self):
+    with open(self.folder / "open", "w") as f:
+      os.set_inheritable(f.fileno(), True)
+      (found,) = self.judge(f"descriptor {f.fileno()}")
+    self.assertEqual(found.key, "closed")
+
+  def test_processes_without_end(self):
+    if os.geteuid() and not self.judge("ok 1"):
+      self.skipTest("needs a limit that holds")
+    (found,) = self.judge("fork")
+    self.assertLess(found.reward, 1000)
+    self.assertEqual(self.judge("ok 1")[0].reward, 1.0)
+
+  def test_a_process_that_leaves_its_group_ends_too(self):
+    if os.geteuid():
+      self.skipTest("only root gives a worker a user of its own")
+    pid = int(self.judge("leave")[0].reward)
+    self.assertTrue(psutil.pid_exists(pid))
+    self.pool.close()
+    deadline = time.monotonic() + 30
+    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+      time.sleep(0.05)
+    self.assertFalse(
+        psutil.pid_exists(pid)
+        and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    )
+
+  def test_a_file_without_end(self):
+    (found,) = self.judge("fill")
+    self.assertEqual(found.reward, sandbox.MAX_FILE_BYTES)
+
+  def test_its_directory_is_its_own_and_is_removed(self):
+    (found,) = self.judge("directory")
+    home = pathlib.Path(found.key)
+    self.assertTrue(home.is_dir())
+    self.assertEqual(home.stat().st_mode & 0o077, 0)
+    self.pool.close()
+    self.assertFalse(home.exists())
+
+  @parameterized.parameters((False, "no network"), (True, "network"))
+  def test_the_network(self, network, key):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+      port = server.getsockname()[1]
+      pool = self.make(network=network)
+      (found,) = self.judge(f"network {port}", pool=pool)
+    if not network and found.key == "network":
+      self.skipTest("this system does not permit network namespaces")
+    self.assertEqual(found.key, key)
+
   def test_few_events_for_many_failures(self):
     self.judge(*(["raise"] * 9))
     self.assertLen(self.events, 4)  # The first, second, fourth and eighth.
@@ -154,14 +231,7 @@ class PoolTest(parameterized.TestCase):
     self.assertFalse(psutil.pid_exists(pid))
 
   def test_the_default_worker_judges_a_task_of_ours(self):
-    pool = pool_lib.Pool(
-        {"name": "arithmetic", "max_number": 3},
-        num_workers=1,
-        deadline_s=20.0,
-        start_deadline_s=60.0,
-        memory_mb=0,
-        fallback=FALLBACK,
-    )
+    pool = pool_lib.Pool({"name": "arithmetic", "max_number": 3}, _settings())
     self.addCleanup(pool.close)
     found = self.judge("no number", pool=pool)
     self.assertEqual([j.reward for j in found], [0.0])

@@ -7,6 +7,7 @@
 
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import time
@@ -51,6 +52,23 @@ class TroubleTask(fakes.FakeTask):
       sys.stdin.read()
     elif word == "memory":
       self._kept = bytearray(1 << 31)
+    elif word == "environment":
+      return base.Judgement(0.0, " ".join(os.environ))
+    elif word == "secret":
+      return base.Judgement(0.0, _search_secret(*rest.split()))
+    elif word == "descriptor":
+      return base.Judgement(0.0, _state_of(int(rest)))
+    elif word == "fork":
+      return base.Judgement(_fork_without_end(), None)
+    elif word == "leave":
+      child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+      return base.Judgement(float(child.pid), None)
+    elif word == "fill":
+      return base.Judgement(_fill(), None)
+    elif word == "directory":
+      return base.Judgement(0.0, os.getcwd())
+    elif word == "network":
+      return base.Judgement(0.0, _connect(int(rest)))
     elif word == "nothing":
       return base.Judgement(None, None)
     elif word == "pid":
@@ -66,6 +84,56 @@ class TroubleTask(fakes.FakeTask):
     if completion == "raise":
       raise ZeroDivisionError("a bug of the user's")
     return f"{index}: {completion} is wrong"
+
+
+def _search_secret(pid: str, secret: str) -> str:
+  if secret in map(str, os.environ.values()):
+    return "in its own environment"
+  try:
+    found = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+  except OSError:
+    return "out of reach"
+  return "in another process" if secret.encode() in found else "nowhere"
+
+
+def _state_of(fd: int) -> str:
+  try:
+    os.fstat(fd)
+  except OSError:
+    return "closed"
+  return "open"
+
+
+def _fork_without_end() -> float:
+  children = []
+  try:
+    while len(children) < 1000:
+      children.append(subprocess.Popen(["sleep", "600"]))
+  except OSError:
+    pass
+  for child in children:
+    child.kill()
+    child.wait()
+  return float(len(children))
+
+
+def _fill() -> float:
+  path = pathlib.Path("large")
+  try:
+    with path.open("wb", buffering=0) as f:
+      while f.tell() < 1 << 30:
+        f.write(bytes(1 << 24))
+  except OSError:
+    pass
+  return float(path.stat().st_size)
+
+
+def _connect(port: int) -> str:
+  try:
+    socket.create_connection(("127.0.0.1", port), timeout=10).close()
+  except OSError:
+    return "no network"
+  return "network"
 
 
 build.TASKS = {**build.TASKS, "trouble": TroubleTask}

@@ -3,6 +3,7 @@
 """Frozen models: the victim that repeats, classifiers, encoders, by folder."""
 
 import pathlib
+from unittest import mock
 
 from absl.testing import absltest
 import jax
@@ -172,18 +173,18 @@ class ClassifiersTest(absltest.TestCase):
 
       label_scores = None
 
-    loaders = red_team.Loaders(
-        make_model=None,
-        make_tokenizer=None,
-        load_model=None,
-        load_encoder=lambda folder: (Encoder, None, None),
-        make_sampler=None,
+    self.enter_context(
+        mock.patch.object(
+            red_team.encoder_lib,
+            "load_encoder_with_tokenizer",
+            lambda folder: (Encoder, None, None),
+        )
     )
     with self.assertRaisesRegex(ValueError, "classifier_label=2.*2 labels"):
-      red_team._make_classifier(task, loaders)
+      red_team._make_classifier(task)
     Encoder.config.max_tokens = 127
     with self.assertRaisesRegex(ValueError, "classifier_max_tokens=128.*127"):
-      red_team._make_classifier(task, loaders)
+      red_team._make_classifier(task)
 
   def test_words_in_any_case(self):
     found = red_team.Words(["Fig"]).log_harm([""], ["FIG, fig! red"])
