@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over tokens that are all at hand; `models/cache.py` has the other.
+"""Attention of training and prefill; `cache.py` has that of decode steps.
 
 Axes: B prompts, K completions, P prompt tokens, Q queries, S keys, G key-value
-heads, M query heads of one key-value head, Dh head width.
+heads, M query heads of one key-value head, Dh head width, L tokens.
 """
 
 import math
@@ -91,11 +91,6 @@ def attend_shared(
   out = jnp.einsum("bgkqmp,bgpd->bgkqmd", e_prompt.astype(q.dtype), v_prompt)
   out += jnp.einsum("bgkqms,bgksd->bgkqmd", e_own.astype(q.dtype), v_own)
   return jnp.transpose(out / total.astype(out.dtype), (0, 2, 3, 1, 4, 5))
-
-
-# Which token sees which: causal masks, real tokens, sliding windows.
-#
-# Axes: B prompts, L tokens, Q queries, S keys.
 
 
 def positions_of(mask: jax.Array) -> jax.Array:

@@ -72,7 +72,7 @@ def compute_dtype(config_model: Mapping[str, Any], backend: str) -> str:
 class ModelConfig:
   """The shape and number formats of one model.
 
-  family: key of `models/build.py:FAMILIES`.
+  family: key of `transformer.FAMILIES`.
   vocab_size: rows of the embedding, V.
   num_layers: N.
   width: D.

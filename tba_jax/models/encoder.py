@@ -29,9 +29,6 @@ from tba_jax.models import hf_files
 from tba_jax.models import layers as layers_lib
 from tba_jax.models import tokenizer
 
-# `EncoderConfig`: the shape of a BERT or RoBERTa. jax is not imported.
-
-
 FAMILIES = ("bert", "roberta")
 # Hugging Face's names, as `models/config.py` has them.
 _ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
@@ -298,9 +295,6 @@ def make_encoder(config: EncoderConfig) -> Encoder:
       mean_pooled=functions.mean_pooled,
       label_scores=functions.label_scores if config.num_labels else None,
   )
-
-
-# Encoders from Hugging Face folders; they are small, so read whole.
 
 
 # Of heads that are not used, and buffers that older versions stored.

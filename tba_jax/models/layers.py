@@ -31,7 +31,7 @@ from tba_jax.models import config as config_lib
 # arrays to keep (`jax.ad_checkpoint.checkpoint_name`).
 PRODUCT = "product"
 # Whether rows of one array lie on several devices by two of its axes
-# (`models/split.py`), while a function is traced.
+# (`sequence.py`), while a function is traced.
 TOKENS_ARE_SPLIT = contextvars.ContextVar("tokens_are_split", default=False)
 
 # `config.activation` -> function.
@@ -274,7 +274,7 @@ class RMSNorm(nnx.Module):
 class LayerNorm(nnx.Module):
   """(x - mean) / deviation * scale + bias over the last axis, in float32."""
 
-  def __init__(self, config: "config_lib.ModelConfig"):
+  def __init__(self, config: config_lib.ModelConfig):
     self.epsilon = config.norm_epsilon
     dtype = jnp.dtype(config.param_dtype)
     make = lambda value: nnx.Param(
@@ -299,7 +299,7 @@ class MLP(nnx.Module):
 
   def __init__(
       self,
-      config: "config_lib.ModelConfig",
+      config: config_lib.ModelConfig,
       *,
       rngs: nnx.Rngs,
       out_scale: float,
@@ -349,14 +349,6 @@ class GatedMLP(nnx.Module):
     return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
 
 
-# Grouped-query attention as a part of a block (arXiv:2305.13245).
-#
-# Axes: D width, G key-value heads, M query heads of one key-value head
-# (H = G * M), Dh head width, E rotated entries of it. Leading axes written
-# `...`
-# may be any.
-
-
 # (q_...xGxMxDh, k_...xGxDh, v_...xGxDh) -> (out_...xGxMxDh, what is kept).
 AttendFn = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, object]]
 
@@ -377,7 +369,7 @@ def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 
 class Attention(nnx.Module):
-  """Grouped-query attention, with rotary positions where tables are given.
+  """Grouped-query attention (arXiv:2305.13245), rotary where tables are given.
 
   norm_epsilon: of the norms of each query and key head (Qwen3); None: no norms.
 
@@ -449,17 +441,12 @@ class Attention(nnx.Module):
     return self.o(out.reshape(*lead, heads, head_dim)), kept
 
 
-# Rotary positions: Su et al. 2021 (arXiv:2104.09864).
-#
-# Axes: Dh head width, E rotated entries of a head.
-
-
-def rotary_frequencies(config: "config_lib.ModelConfig") -> np.ndarray:
+def rotary_frequencies(config: config_lib.ModelConfig) -> np.ndarray:
   """Returns [E / 2] float32, the angle per position of each pair.
 
-  Frequency i is theta^(-2i / E) (eq. 15), then scaled as `config.rope_type`
-  says. "llama3" is that of Llama 3.1 (Dubey et al. 2024, arXiv:2407.21783), as
-  `transformers` computes it.
+  Frequency i is theta^(-2i / E) (Su et al. 2021, arXiv:2104.09864, eq. 15),
+  scaled as `config.rope_type` says. "llama3" is that of Llama 3.1 (Dubey et al.
+  2024, arXiv:2407.21783), as `transformers` computes it.
   """
   E = config.rotary_dim
   exponents = np.arange(0, E, 2, dtype=np.float32) / np.float32(E)
@@ -477,7 +464,7 @@ def rotary_frequencies(config: "config_lib.ModelConfig") -> np.ndarray:
 
 
 def rotary_tables(
-    config: "config_lib.ModelConfig", positions: jax.Array
+    config: config_lib.ModelConfig, positions: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """Returns cosines and sines [..., E / 2] float32 of positions [...]."""
   axes = tuple(range(positions.ndim))
@@ -488,17 +475,11 @@ def rotary_tables(
   return jnp.cos(angles), jnp.sin(angles)
 
 
-# What every family has around its blocks: embeddings, final norm and head.
-
-
-ModelConfig = config_lib.ModelConfig
-
-
 class Stack(nnx.Module):
   """Embeddings, N stacked blocks, final norm and head; a family derives it.
 
   Every parameter of `blocks` has a leading axis [num_layers, ...]; the forward
-  modes of `models/build.py` scan over it.
+  modes of `transformer.py` scan over it.
 
   Block: the family's block, (config, rngs) -> module; called with (x, tables,
     attend, layer), the last an index from 0.
@@ -506,9 +487,9 @@ class Stack(nnx.Module):
   """
 
   Block: ClassVar[type[nnx.Module]]
-  make_norm: ClassVar[Callable[[ModelConfig], nnx.Module]]
+  make_norm: ClassVar[Callable[[config_lib.ModelConfig], nnx.Module]]
 
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+  def __init__(self, config: config_lib.ModelConfig, rngs: nnx.Rngs):
     dtype = jnp.dtype(config.param_dtype)
     self.config = config
     self.embed = Embedding(

@@ -8,8 +8,8 @@ values are gathered there, those of one layer at a time: what is as wide as the
 stream, the MLP or the attention weights is never whole on a device. As
 all-gather context parallelism of Llama 3 (arXiv:2407.21783, §3.3.2).
 
-Which mesh, is known where a step is made (`models/split_tokens.py`); the model
-asks `current`.
+`split_tokens` sets the mesh of a function while it is traced; the model reads
+`current_split`.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, S those
 that are run, L tokens of a prompt and of all its completions.
@@ -157,9 +157,6 @@ def completion_inputs(
   )
   seen_mask = prompt_mask.at[:, -1].set(False)
   return prompt_tokens, prompt_mask, seen_mask, inputs, lengths_B - 1
-
-
-# A function whose sequences are split over devices (`models/split.py`).
 
 
 def split_tokens(
