@@ -17,7 +17,7 @@ from tba_jax.models import hf
 from tba_jax.models import tokenizer
 from tba_jax.programs import trainer
 from tba_jax.sampling import decode
-from tba_jax.sampling import logits
+from tba_jax.sampling import requests
 from tba_jax.training import batches
 from tba_jax.training import cluster
 from tba_jax.training import policy as policy_lib
@@ -137,7 +137,7 @@ class PolicyTest(absltest.TestCase):
     with mock.patch.object(decode, "Sampler", autospec=True) as made:
       policy_lib.make_sampler(config, policy)
       policy_lib.make_evaluation_sampler(config, policy)
-    searchers, evaluators = (call.kwargs for call in made.call_args_list)
+    searchers, evaluators = (vars(call.args[1]) for call in made.call_args_list)
     self.assertEqual(
         {k: searchers[k] for k in ("temperature", "top_k", "top_p")},
         {"temperature": 0.7, "top_k": 5, "top_p": 0.9},
@@ -146,7 +146,7 @@ class PolicyTest(absltest.TestCase):
     self.assertTrue(searchers["recompute_cache"])
     self.assertEqual(searchers["stop_strings"], ("x", "+"))
     self.assertEqual(searchers["text_fn"]([3]), policy.tokenizer.decode([3]))
-    self.assertEqual(searchers["eos_id"], policy.tokenizer.eos_id)
+    self.assertEqual(searchers["stop_ids"], policy.tokenizer.stop_ids)
     self.assertEqual(searchers["pad_id"], policy.tokenizer.pad_id)
     self.assertEqual(searchers["max_prompt_tokens"], 7)
     self.assertEqual(searchers["max_completion_tokens"], 12)
@@ -154,7 +154,7 @@ class PolicyTest(absltest.TestCase):
     self.assertEqual(searchers["seed"], config.seed)
     # Evaluations do not explore, but keep the least length.
     self.assertEqual(searchers["explore"].fraction, 0.5)
-    self.assertEqual(evaluators["explore"], logits.Explore(min_tokens=2))
+    self.assertEqual(evaluators["explore"], requests.Explore(min_tokens=2))
     # Held-out samples share no random numbers with training's.
     self.assertNotEqual(evaluators["seed"], searchers["seed"])
 
