@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import runpy
 import textwrap
 
 from absl.testing import absltest
@@ -168,24 +169,23 @@ class DocsTest(absltest.TestCase):
 
   def test_the_config_of_the_page_works(self):
     page = (_ROOT / "docs" / "your_task.md").read_text("utf-8")
-    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    blocks = re.findall(
+        r"^```python\n# (\w+\.py)\n(.*?)^```", page, re.M | re.S
+    )
     folder = pathlib.Path(self.create_tempdir().full_path)
-    (folder / "my_task.py").write_text(block)
-    (folder / "data").mkdir()
-    words = [a + b + c for a in "abcde" for b in "abcde" for c in "abcde"]
-    for name, some in (("train", words[:80]), ("test", words[80:])):
-      rows = [json.dumps({"word": w, "answer": w[::-1]}) for w in some]
-      (folder / "data" / f"{name}.jsonl").write_text("\n".join(rows))
+    for name, block in blocks:
+      (folder / name).write_text(block)
     self.addCleanup(os.chdir, os.getcwd())
     os.chdir(folder)
+    runpy.run_path("make_data.py")
     config = load.load_config("my_task.py")
     validate.validate(config)
     task = tasks_build.make_task(config.task)
-    self.assertEqual(task.num_prompts("validation"), 20)
+    self.assertEqual(task.num_prompts("train"), 200)
     word = task.prompt("held_out", 0)[:-1]
     judged = task.judge("held_out", 0, word[::-1])
-    self.assertEqual(judged.parts, {"exact": 1.0, "short": 1.0})
-    self.assertAlmostEqual(judged.reward, 1.1)
+    self.assertEqual(judged.parts, {"exact": 1.0, "close": 1.0})
+    self.assertIsNotNone(judged.key)
     self.assertIsNone(task.judge("held_out", 0, "no").key)
 
   def test_the_task_of_the_page_works(self):
