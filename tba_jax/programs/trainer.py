@@ -372,10 +372,11 @@ class Trainer:
     every, last = self._config.publish.every_steps, self._config.train.num_steps
     if self._publishes_late or (done % every and done != last):
       return
-    # Read by the publisher's thread: the loop does not wait for the devices.
-    finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
-    if self._config.train.nonfinite == "skip":
-      finite = jnp.ones_like(finite)  # Such a step left the params unchanged.
+    # Read by the publisher's thread: the loop does not wait for the devices. A
+    # step that is skipped has the params of the one before, and is published:
+    # searchers may wait for its version.
+    skips = self._config.train.nonfinite == "skip"
+    finite = True if skips else metrics["nonfinite"] == 0
     self._work.publish(
         functools.partial(self._publisher.submit, finite=finite), done
     )
@@ -426,15 +427,16 @@ class Trainer:
   def _end_step(self, draw: buffer_lib.Draw, metrics: dict[str, float]) -> None:
     """Checks and records a step that the devices have done."""
     step = self._step
-    for name in ("loss", "grad_norm"):
-      if self._config.train.nonfinite == "stop" and not math.isfinite(
-          metrics[name]
-      ):
-        raise FloatingPointError(
-            f"step {step}: the {name} is {metrics[name]}; prompts"
-            f" {sorted(set(draw.prompt_ids.tolist()))}, versions"
-            f" {int(draw.versions.min())} to {int(draw.versions.max())}"
-        )
+    if metrics["nonfinite"]:
+      message = (
+          f"step {step}: the loss is {metrics['loss']}, the gradient's norm"
+          f" {metrics['grad_norm']}; prompts"
+          f" {sorted(set(draw.prompt_ids.tolist()))}, versions"
+          f" {int(draw.versions.min())} to {int(draw.versions.max())}"
+      )
+      if self._config.train.nonfinite == "stop":
+        raise FloatingPointError(message)
+      self._recorder.event("step_skipped", message)
     self._batch_maker.flush()
     self._step = step + 1
     for alarm in self._guards.check_step(step, metrics):

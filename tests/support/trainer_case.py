@@ -31,6 +31,7 @@ from tests.support import tiny_model
 METRICS = {
     "loss": 1.0,
     "grad_norm": 1.0,
+    "nonfinite": 0.0,
     "entropy": 1.0,
     "kl": 1.0,
     "logprob_gap": 0.0,
