@@ -1,18 +1,19 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training on data that is there: what `sft` and `reward_model` share.
+"""Training on fixed data: what `sft` and `reward_model` share.
 
-A batch is a pure function of the seed and the step. So an interrupted run,
-started again, ends with the same bits as one that was not interrupted.
+A batch is a pure function of the seed and the step, so an interrupted run that
+is continued ends with the same bits as one that was not interrupted.
 """
 
 from collections.abc import Callable
 import dataclasses
+import functools
 import pathlib
 import sys
 import threading
 import time
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 from absl import logging
 import jax
@@ -24,18 +25,18 @@ from tba_jax import types
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.system import bucket
 from tba_jax.system import processes
+from tba_jax.training import batches
 from tba_jax.training import checkpoint
 from tba_jax.training import sharding
-
-if TYPE_CHECKING:
-  from tba_jax.training import train_step as train_step_lib
-
+from tba_jax.training import train_step
 
 # Steps handed to the device at once: enough to hide what a dispatch costs, few
 # enough to stop soon.
 CHUNK_STEPS = 25
 Progress = Callable[[int, int, dict[str, float]], None]
 
+# Separates these random numbers from others of the same seed.
+_STREAM = 0x5F7
 _OPTIMIZER_KEYS = (
     "learning_rate", "schedule", "warmup_steps", "weight_decay", "b1", "b2",
     "grad_clip_norm",
@@ -44,22 +45,22 @@ _OPTIMIZER_KEYS = (
 
 def run_program(
     name: str,
-    trainer: ml_collections.ConfigDict,
+    config: ml_collections.ConfigDict,
     work: Callable[..., dict[str, Any]],
     on_end: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> int:
-  """Runs such a program; returns its exit status.
+  """Runs `sft` or `reward_model`; returns its exit status.
 
   Args:
-    name: of the program, before each line of progress.
-    trainer: `config.trainer`. This is one process: where the trainer's have
-      virtual devices, it has as many as all of them.
+    name: printed before each line of progress.
+    config: `trainer.cpu_devices` virtual devices for each of the trainer's
+      processes are all in this one.
     work: called with `stop`, an event that a signal sets, and `on_progress`;
       its result has `interrupted`, `step` and `model`.
-    on_end: called with the result of work that came to its end.
+    on_end: called with the result of work that was not interrupted.
   """
-  if trainer.cpu_devices:
-    count = trainer.cpu_devices * trainer.num_processes
+  if config.trainer.cpu_devices:
+    count = config.trainer.cpu_devices * config.trainer.num_processes
     jax.config.update("jax_num_cpu_devices", count)
   processes.die_with_supervisor()
   processes.enable_compilation_cache()
@@ -71,12 +72,11 @@ def run_program(
 
   try:
     result = work(stop=stop, on_progress=show)
-  except (ValueError, OSError) as error:
+  except (ValueError, OSError, FloatingPointError) as error:
     print(f"error: {error}", file=sys.stderr, flush=True)
+    if isinstance(error, FloatingPointError):
+      return processes.EXIT_FATAL
     return processes.EXIT_CONFIG
-  except FloatingPointError as error:
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    return processes.EXIT_FATAL
   if result["interrupted"]:
     print(f"saved at step {result['step']}; the same command continues")
     return processes.EXIT_INTERRUPTED
@@ -86,27 +86,77 @@ def run_program(
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-  """What one such program trains.
+class Examples:
+  """Rows of data, batched epoch by epoch without replacement.
 
-  name: "sft" or "reward_model": the section of the config with its settings.
+  seed: of the order; each epoch has a permutation of its own.
+  batch_size: B.
+  num_rows: at least 1.
+  encode: (row, epoch) -> token ids of its prompt and of its K completions.
+  num_completions: K.
+  max_prompt_tokens: P.
+  max_completion_tokens: T.
+  """
+
+  seed: int
+  batch_size: int
+  num_rows: int
+  encode: Callable[[int, int], batches.Row]
+  num_completions: int
+  max_prompt_tokens: int
+  max_completion_tokens: int
+
+  def chunk(self, first: int, last: int) -> types.Batch:
+    """Returns the batches of steps first … last - 1, on the host.
+
+    Leaves are [CHUNK_STEPS, B, …]; steps that are not asked for are 0.
+    """
+    encoded = []
+    for place in range(first * self.batch_size, last * self.batch_size):
+      epoch, index = divmod(place, self.num_rows)
+      row = _permutation(self.seed, epoch, self.num_rows)[index]
+      encoded.append(self.encode(int(row), epoch))
+    return self.pad(encoded, (CHUNK_STEPS, self.batch_size))
+
+  def pad(
+      self, encoded: list[batches.Row], shape: tuple[int, ...]
+  ) -> types.Batch:
+    """Returns encoded rows as a batch with leaves [*shape, …], on the host."""
+    return batches.pad_sequences(
+        encoded,
+        shape,
+        num_completions=self.num_completions,
+        max_prompt_tokens=self.max_prompt_tokens,
+        max_completion_tokens=self.max_completion_tokens,
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def _permutation(seed: int, epoch: int, num_rows: int) -> np.ndarray:
+  return np.random.default_rng([seed, _STREAM, epoch]).permutation(num_rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What `sft` or `reward_model` trains.
+
+  name: "sft" or "reward_model", its section of the config.
   folder: WORKDIR/name, for checkpoints and metrics.jsonl.
-  init_state: () -> the state before step 0.
-  abstract_state: its shapes, dtypes and shardings.
-  train_step: of `train_step.make_train_step`, with the config of `step_config`.
-  chunk: (first, last, size) -> batches of steps first … last - 1 on the host,
-    leaves [size, B, …].
+  model: has `init` and `logical_axes`.
+  init_params: () -> the params before step 0.
+  loss_fn: as `train_step.make_train_step` takes it.
+  examples: training data.
   evaluate: (params, step) -> metrics; {} where it was stopped or there is
     nothing to evaluate.
-  metric_names: metrics of a step that are written, the loss among them.
+  metric_names: metrics of a step to write, beside `loss`.
   """
 
   name: str
   folder: pathlib.Path
-  init_state: "Callable[[], train_step_lib.TrainState]"
-  abstract_state: "train_step_lib.TrainState"
-  train_step: "train_step_lib.TrainStep"
-  chunk: Callable[[int, int, int], types.Batch]
+  model: Any
+  init_params: Callable[[], types.PyTree]
+  loss_fn: Callable[..., Any]
+  examples: Examples
   evaluate: Callable[[types.PyTree, int], dict[str, float]]
   metric_names: tuple[str, ...]
 
@@ -121,10 +171,10 @@ def train(
   """Trains to the last step, or saves once `stop` is set; continues a run.
 
   Args:
-    config: reads the section of the job's name, `mesh`, `sharding` and
-      `checkpoint.keep`.
+    config: reads the job's section, `optimizer`, `train`, `mesh`, `sharding`
+      and `checkpoint.keep`.
     job: what is trained.
-    stop: once set, the present chunk of steps is finished and saved.
+    stop: once set, the current chunk of steps is finished and saved.
     on_progress: called with (step, num_steps, metrics) at each log line.
 
   Returns:
@@ -137,7 +187,17 @@ def train(
   """
   settings = config[job.name]
   num_steps = settings.num_steps
-  run_chunk = _make_run_chunk(config, job)
+  step_config = _step_config(config, settings)
+  mesh = sharding.make_mesh(config.mesh)
+  abstract = train_step.abstract_state(step_config, job.model, mesh)
+  run_chunk = _make_run_chunk(
+      train_step.make_train_step(
+          step_config, job.model, mesh, loss_fn=job.loss_fn
+      ),
+      abstract,
+      mesh,
+      config.sharding,
+  )
   writer = metrics_lib.MetricsWriter(job.folder / "metrics.jsonl")
   checkpointer = checkpoint.Checkpointer(
       bucket.place(job.folder / "checkpoints"), keep=config.checkpoint.keep
@@ -145,23 +205,25 @@ def train(
 
   # State.
   if checkpointer.latest_step() is None:
-    state = job.init_state()
+    state = train_step.init_state(
+        step_config, job.model, job.init_params(), mesh
+    )
   else:
-    state, _ = checkpointer.restore(job.abstract_state)
+    state, _ = checkpointer.restore(abstract)
     logging.info("%s continues at step %d", job.name, int(state.step))
   step = saved_step = int(state.step)
 
   # Loop.
   means, evaluation = metrics_lib.Means(), {}
   end = _chunk_end(settings, step)
-  chunk = job.chunk(step, end, CHUNK_STEPS)
+  chunk = job.examples.chunk(step, end)
   try:
     while step < num_steps and not stop.is_set():
       chunk_started = time.perf_counter()
       state, chunk_metrics = run_chunk(state, chunk, end - step)
       # The host makes the next examples while the device works on these.
       next_end = _chunk_end(settings, end)
-      chunk = job.chunk(end, next_end, CHUNK_STEPS)
+      chunk = job.examples.chunk(end, next_end)
       means.add(_host_means(job, chunk_metrics, step, end), weight=end - step)
       step_s = (time.perf_counter() - chunk_started) / (end - step)
       means.add({"time/step_s": step_s}, weight=end - step)
@@ -190,20 +252,14 @@ def train(
   }
 
 
-def step_config(
-    config: ml_collections.ConfigDict, name: str
+def _step_config(
+    config: ml_collections.ConfigDict, settings: ml_collections.ConfigDict
 ) -> ml_collections.ConfigDict:
-  """Returns the config of a job's steps: its optimizer in place of RL's.
-
-  Args:
-    config: of the run.
-    name: of the job, and of its section.
-  """
-  settings = config[name]
+  """Returns the config of the train step: the job's optimizer, no RL."""
   out = config.copy_and_resolve_references()
   with out.unlocked():
-    for name in _OPTIMIZER_KEYS:
-      out.optimizer[name] = settings[name]
+    for key in _OPTIMIZER_KEYS:
+      out.optimizer[key] = settings[key]
     out.optimizer.learning_rate_final = 0.0
     out.optimizer.stable_steps = 0
     out.optimizer.decay_steps = 0
@@ -214,7 +270,7 @@ def step_config(
     out.train.micro_batch_prompts = (
         settings.micro_batch_size or settings.batch_size
     )
-    # A loss without parameters of its own, and nothing held.
+    # A loss without parameters of its own, and no proximal policy.
     out.loss.name = "tb"
     out.loss.proximal_every_steps = 1
     out.loss.behavior_logprobs = "sampler"
@@ -222,31 +278,32 @@ def step_config(
 
 
 def _make_run_chunk(
-    config: ml_collections.ConfigDict, job: Job
-) -> "Callable[..., tuple[train_step_lib.TrainState, dict[str, jax.Array]]]":
-  """Returns (state, chunk, n) -> (state, metrics [25] each) after n steps."""
-  train_step = job.train_step
+    step_fn: train_step.TrainStep,
+    abstract_state: train_step.TrainState,
+    mesh: jax.sharding.Mesh,
+    rules: ml_collections.ConfigDict,
+) -> Callable[..., tuple[train_step.TrainState, dict[str, jax.Array]]]:
+  """Returns (state, chunk, n) -> (state, metrics [CHUNK_STEPS]) of n steps."""
 
   def run_chunk(state, chunk, num_active):
     batch = lambda i: jax.tree.map(lambda x: x[i], chunk)
-    _, shapes = jax.eval_shape(train_step, state, batch(0))
+    _, shapes = jax.eval_shape(step_fn, state, batch(0))
     metrics = {name: jnp.zeros(CHUNK_STEPS) for name in shapes}
 
     def body(i, carry):
       state, metrics = carry
-      state, new = train_step(state, batch(i))
+      state, new = step_fn(state, batch(i))
       return state, {k: m.at[i].set(new[k]) for k, m in metrics.items()}
 
-    # One program for chunks of any length: its steps have the same bits,
-    # wherever the chunks are cut.
+    # One program for chunks of any length: a step has the same bits wherever
+    # the chunks are cut.
     return jax.lax.fori_loop(0, num_active, body, (state, metrics))
 
-  mesh = sharding.make_mesh(config.mesh)
-  spec = sharding.batch_sharding(mesh, config.sharding).spec
+  spec = sharding.batch_sharding(mesh, rules).spec
   chunk_sharding = jax.sharding.NamedSharding(
       mesh, jax.sharding.PartitionSpec(None, *spec)
   )
-  state_shardings = jax.tree.map(lambda x: x.sharding, job.abstract_state)
+  state_shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
   return jax.jit(
       run_chunk,
       donate_argnums=0,
@@ -256,7 +313,7 @@ def _make_run_chunk(
 
 
 def _chunk_end(settings: ml_collections.ConfigDict, step: int) -> int:
-  """Returns where the chunk from `step` on ends: at what is due first."""
+  """Returns the step at which the chunk from `step` on ends."""
   periods = (
       settings.evaluate_every_steps,
       settings.checkpoint_every_steps,
@@ -286,5 +343,6 @@ def _host_means(
         f" config.{job.name}.learning_rate may help"
     )
   return {
-      f"train/{name}": float(values[name].mean()) for name in job.metric_names
+      f"train/{name}": float(values[name].mean())
+      for name in ("loss", *job.metric_names)
   }

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How `sft` and `reward_model` begin and end as programs."""
+"""Order of the examples; exit statuses of `sft` and `reward_model`."""
 
 import contextlib
 import io
@@ -12,11 +12,50 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import ml_collections
+import numpy as np
 
 from tba_jax.system import processes
 from tba_jax.training import offline
 
 _DONE = {"interrupted": False, "step": 3, "model": "a/model"}
+
+
+class ExamplesTest(absltest.TestCase):
+
+  def examples(self, **changes):
+    settings = dict(
+        seed=0,
+        batch_size=2,
+        num_rows=5,
+        encode=lambda row, epoch: ([row], [[10 * epoch + row], [7, 7]]),
+        num_completions=2,
+        max_prompt_tokens=3,
+        max_completion_tokens=2,
+    )
+    return offline.Examples(**{**settings, **changes})
+
+  def test_an_epoch_has_every_row_once(self):
+    chunk = self.examples().chunk(0, 5)
+    self.assertEqual(chunk.prompt_tokens.shape, (25, 2, 3))
+    self.assertEqual(chunk.prompt_mask[0, 0].tolist(), [0, 0, 1])
+    self.assertEqual(chunk.completion_mask[0, 0].tolist(), [[1, 0], [1, 1]])
+    self.assertEqual(chunk.completion_mask[5:].sum(), 0)
+    rows = chunk.prompt_tokens[:5, :, -1].reshape(-1)
+    first, second = rows[:5].tolist(), rows[5:].tolist()
+    self.assertEqual(sorted(first), list(range(5)))
+    self.assertEqual(sorted(second), list(range(5)))
+    self.assertNotEqual(first, second)
+    drawn = chunk.completion_tokens[:5, :, 0, 0].reshape(-1)
+    np.testing.assert_array_equal(drawn - rows, [0] * 5 + [10] * 5)
+
+  def test_a_step_does_not_depend_on_its_chunk(self):
+    whole = self.examples(num_rows=50).chunk(0, 9)
+    part = self.examples(num_rows=50).chunk(6, 9)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_array_equal(x[6:9], y[:3]), whole, part
+    )
+    other = self.examples(num_rows=50, seed=1).chunk(6, 9)
+    self.assertFalse((other.prompt_tokens == part.prompt_tokens).all())
 
 
 class RunProgramTest(parameterized.TestCase):
@@ -33,17 +72,17 @@ class RunProgramTest(parameterized.TestCase):
         mock.patch.object(processes, name, autospec=True, **arguments)
     )
 
-  # No virtual devices: those of the tests' process stay as they are.
-  trainer = ml_collections.ConfigDict({"cpu_devices": 0, "num_processes": 1})
-
-  def run_program(self, work, **arguments):
+  def run_program(self, work, cpu_devices=0, **arguments):
     """Returns the exit status, and what was printed."""
+    config = ml_collections.ConfigDict(
+        {"trainer": {"cpu_devices": cpu_devices, "num_processes": 4}}
+    )
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-      status = offline.run_program("sft", self.trainer, work, **arguments)
+      status = offline.run_program("sft", config, work, **arguments)
     return status, out.getvalue(), err.getvalue()
 
-  def test_it_outlives_the_shell_that_started_it(self):
+  def test_it_ends_with_its_supervisor_alone(self):
     work = lambda **_: _DONE
     with mock.patch.dict(os.environ):
       os.environ.pop(processes.SUPERVISED, None)
@@ -51,17 +90,14 @@ class RunProgramTest(parameterized.TestCase):
       self.die.assert_not_called()
       os.environ[processes.SUPERVISED] = str(os.getppid())
       self.run_program(work)
-    self.die.assert_called_once_with()
+    self.die.assert_called_once()
 
   def test_it_has_the_virtual_devices_of_all_processes(self):
-    self.trainer = ml_collections.ConfigDict(
-        {"cpu_devices": 2, "num_processes": 4}
-    )
     with mock.patch.object(jax.config, "update") as update:
-      self.run_program(lambda **_: _DONE)
+      self.run_program(lambda **_: _DONE, cpu_devices=2)
     update.assert_any_call("jax_num_cpu_devices", 8)
 
-  def test_it_tells_progress_and_ends(self):
+  def test_progress_and_end(self):
     ended = []
 
     def work(*, stop, on_progress):
@@ -72,13 +108,10 @@ class RunProgramTest(parameterized.TestCase):
     status, out, err = self.run_program(work, on_end=ended.append)
     self.assertEqual((status, ended, err), (0, [_DONE], ""))
     self.assertEqual(out, "sft 2/3  train/loss 0.25\nmodel: a/model\n")
-
-  def test_an_interrupted_one_has_no_end(self):
-    status, out, _ = self.run_program(
+    status, _, _ = self.run_program(
         lambda **_: {**_DONE, "interrupted": True}, on_end=self.fail
     )
     self.assertEqual(status, processes.EXIT_INTERRUPTED)
-    self.assertIn("saved at step 3; the same command continues", out)
 
   @parameterized.parameters(
       (ValueError("a setting"), processes.EXIT_CONFIG),

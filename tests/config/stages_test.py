@@ -1,0 +1,73 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that a stage's folder was made with."""
+
+import pathlib
+
+from absl.testing import absltest
+
+from tba_jax.config import stages
+from tba_jax.config import variants
+
+arithmetic = variants.import_config("configs/arithmetic.py")
+
+
+def make_config():
+  return arithmetic.get_config("smoke")
+
+
+class SettingsTest(absltest.TestCase):
+
+  def test_other_settings_are_refused_by_name(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    config = make_config()
+    stages.check(config, folder)
+    stages.check(config, folder)
+    for section, key, value in (
+        ("sft", "num_steps", 41),
+        ("task", "max_number", 8),
+        ("model", "num_layers", 2),
+        ("optimizer", "epsilon", 1e-6),
+    ):
+      changed = make_config()
+      changed[section][key] = value
+      with self.assertRaisesRegex(
+          ValueError,
+          rf"config\.{section}\.{key} = {value}, was .*removed"
+          if section != "optimizer"
+          else r"config\.optimizer\.epsilon = 1e-06",
+      ):
+        stages.check(changed, folder)
+    changed = make_config()
+    changed.seed = 5
+    with self.assertRaisesRegex(ValueError, r"config\.seed = 5, was 0"):
+      stages.check(changed, folder)
+
+  def test_what_the_model_does_not_depend_on_may_change(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    config = make_config()
+    stages.check(config, folder)
+    config.sft.evaluate_every_steps = 7
+    config.sft.checkpoint_every_steps = 7
+    config.loss.beta = 0.5
+    config.train.num_steps = 9
+    stages.check(config, folder)
+
+  def test_a_field_left_out_equals_its_default(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    config = make_config()
+    config.task.operations = "+-*"
+    stages.check(config, folder)
+    with config.unlocked():
+      del config.task["operations"]
+    stages.check(config, folder)
+
+  def test_damaged_settings_are_told(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    (folder / "settings.json").write_text("{")
+    with self.assertRaisesRegex(ValueError, "damaged; remove"):
+      stages.check(make_config(), folder)
+
+
+if __name__ == "__main__":
+  absltest.main()

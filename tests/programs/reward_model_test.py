@@ -1,0 +1,372 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs, calibration, training and continuing of reward models."""
+
+import json
+import pathlib
+import threading
+from unittest import mock
+
+from absl.testing import absltest
+import jax
+import numpy as np
+
+from tba_jax.config import variants
+from tba_jax.models import hf
+from tba_jax.models import tokenizer
+from tba_jax.programs import reward_model as programs_reward_model
+from tba_jax.rewards import reward_model as rewards_reward_model
+from tba_jax.system import jsonl
+from tba_jax.tasks import build
+from tba_jax.tasks import preference
+from tba_jax.tasks import rows as rows_lib
+from tba_jax.training import policy as policy_lib
+
+Pair = programs_reward_model.Pair
+TOKENIZER = tokenizer.word_level(list("abcdef:"), ".")
+tldr_reward_model = variants.import_config("configs/tldr_reward_model.py")
+
+
+def make_config(**changes):
+  config = tldr_reward_model.get_config("smoke")
+  config.reward_model.update(changes)
+  return config
+
+
+def weights(workdir):
+  return (
+      pathlib.Path(workdir) / "reward_model/model" / hf.WEIGHTS
+  ).read_bytes()
+
+
+class TrainRewardModelTest(absltest.TestCase):
+
+  def workdir(self, config):
+    """Returns a workdir with an SFT model that has not learned anything."""
+    workdir = self.create_tempdir().full_path
+    policy = policy_lib.make_policy(config, workdir, scratch=True)
+    params = policy_lib.initial_params(policy, 0)
+    hf.save(
+        policy_lib.sft_folder(workdir),
+        policy.model.config,
+        params,
+        policy.tokenizer,
+    )
+    return workdir
+
+  def run_to(self, config, workdir, stop_step=None):
+    stop = threading.Event()
+
+    def progress(step, num_steps, values):
+      del num_steps, values
+      if stop_step is not None and step >= stop_step:
+        stop.set()
+
+    return programs_reward_model.run(
+        config, workdir, stop=stop, on_progress=progress
+    )
+
+  def test_learns_and_scores_as_it_was_trained(self):
+    config = make_config(
+        num_steps=60, learning_rate=1e-2, evaluate_every_steps=60,
+        evaluate_pairs=20, log_every_steps=20,
+    )  # fmt: skip
+    workdir = self.workdir(config)
+    result = self.run_to(config, workdir)
+    self.assertFalse(result["interrupted"])
+    records = jsonl.read_jsonl(f"{workdir}/reward_model/metrics.jsonl")
+    self.assertLess(records[-1]["train/loss"], records[0]["train/loss"] - 0.05)
+    evaluation = json.loads(
+        pathlib.Path(workdir, "reward_model/evaluation.json").read_text()
+    )
+    self.assertEqual(evaluation["num_pairs"], 20)
+    self.assertEqual(evaluation["accuracy"], result["evaluation"]["accuracy"])
+    # The person's labels are the gold reward's about every second time.
+    self.assertBetween(evaluation["agreement"]["train"], 0.4, 0.75)
+    # What the next program loads gives the margins that were measured.
+    folder = pathlib.Path(workdir, "reward_model/model")
+    scorer = rewards_reward_model.load_scorer(config, "reward.model", folder)
+    pairs = [
+        json.loads(line)
+        for line in pathlib.Path(workdir, "reward_model/pairs/held_out.jsonl")
+        .read_text()
+        .splitlines()
+    ]
+    scores = scorer.score(
+        [
+            rewards_reward_model.Text(pair["prompt"], pair[name])
+            for pair in pairs
+            for name in ("chosen", "rejected")
+        ]
+    ).reshape(-1, 2)
+    margin = float((scores[:, 0] - scores[:, 1]).mean())
+    self.assertAlmostEqual(margin, evaluation["margin"], places=4)
+    self.assertEqual(
+        json.loads((folder / "config.json").read_text())["architectures"],
+        ["LlamaForSequenceClassification"],
+    )
+    # A second call finds it.
+    before = weights(workdir)
+    again = self.run_to(config, workdir)
+    self.assertTrue(again["skipped"])
+    self.assertEqual(again["evaluation"]["accuracy"], evaluation["accuracy"])
+    self.assertEqual(weights(workdir), before)
+    # And it may be what another one starts from.
+    config.reward_model.init = str(folder)
+    _, _, init_params = programs_reward_model.initial_model(config, "/nowhere")
+    jax.tree.map(
+        np.testing.assert_array_equal, init_params(), hf.load(folder)[1]
+    )
+
+  def test_continues_bit_for_bit(self):
+    config = make_config(log_every_steps=2, evaluate_every_steps=10)
+    whole, parts = self.workdir(config), self.workdir(config)
+    self.run_to(config, whole)
+    result = self.run_to(config, parts, stop_step=4)
+    self.assertTrue(result["interrupted"])
+    self.assertEqual(result["step"], 4)
+    self.assertFalse(pathlib.Path(parts, "reward_model/model").exists())
+    self.assertFalse(self.run_to(config, parts)["interrupted"])
+    self.assertEqual(weights(parts), weights(whole))
+
+  def test_other_settings_and_missing_models_are_refused(self):
+    config = make_config()
+    with self.assertRaisesRegex(ValueError, "reward_model.init='sft'.*program"):
+      self.run_to(config, self.create_tempdir().full_path)
+    stopped = threading.Event()
+    stopped.set()
+    workdir = self.workdir(config)
+    programs_reward_model.run(config, workdir, stop=stopped)
+    config.reward_model.num_steps = 11
+    with self.assertRaisesRegex(
+        ValueError, r"reward_model\.num_steps = 11, was 10"
+    ):
+      self.run_to(config, workdir)
+
+  def test_pairs_of_both_splits_are_refused(self):
+    config = make_config(relabel="")
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    task = build.make_task(config.task)
+    lines = [
+        json.dumps({"prompt": p, "chosen": c, "rejected": r}) + "\n"
+        for p, c, r in task.pairs("train")
+    ]
+    (folder / "train.jsonl").write_text("".join(lines))
+    (folder / "held.jsonl").write_text(lines[3])
+    config.reward_model.train = str(folder / "train.jsonl")
+    config.reward_model.held_out = str(folder / "held.jsonl")
+    with self.assertRaisesRegex(
+        ValueError, "held_out: 1 pairs are.*held.jsonl:1 = train.jsonl:4"
+    ):
+      self.run_to(config, self.workdir(config))
+
+
+def _pairs(count: int) -> list[Pair]:
+  letters = "abcdef"
+  return [
+      Pair(f"p:{i}", f"{letters[i % 6]}:", letters[: 1 + i % 3], letters[3:])
+      for i in range(count)
+  ]
+
+
+class ReadTest(absltest.TestCase):
+
+  def read(self, rows):
+    path = pathlib.Path(self.create_tempdir().full_path) / "pairs.jsonl"
+    path.write_text(
+        "".join(
+            (r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows
+        )
+    )
+    return self.load(str(path))
+
+  def load(self, source, task=None):
+    config = make_config(train=source, max_completion_tokens=3)
+    self.report = rows_lib.DataReport()
+    return programs_reward_model.load_pairs(
+        config, "train", task, TOKENIZER, self.report
+    )
+
+  def test_rows_with_prompt_or_query(self):
+    found = self.read(
+        [
+            {"prompt": "a:", "chosen": "b<eos>", "rejected": "c"},
+            {"query": "b:", "chosen": "c", "rejected": "d<eos>"},
+        ]
+    )
+    self.assertEqual(
+        [(p.prompt, p.chosen, p.rejected) for p in found],
+        [("a:", "b", "c"), ("b:", "c", "d")],
+    )
+    self.assertEqual(self.report.used, {"train": 2})
+
+  def test_what_is_wrong_is_counted_with_its_place(self):
+    right = {"prompt": "a:", "chosen": "b", "rejected": "c"}
+    found = self.read(
+        [
+            right,
+            "[1]",
+            {**right, "prompt": ""},
+            {**right, "chosen": None},
+            {**right, "rejected": "<eos>"},
+            {**right, "chosen": "c<eos>"},
+            {**right, "chosen": "bbb"},
+            {**right, "prompt": "a" * 1000},
+        ]
+    )
+    self.assertLen(found, 1)
+    places = {
+        reason: self.report.places("train", reason)
+        for reason in rows_lib.REASONS
+        if self.report.count("train", reason)
+    }
+    at = lambda *lines: [f"pairs.jsonl:{line}" for line in lines]
+    self.assertEqual(
+        places,
+        {
+            "malformed": at(2),
+            "no_prompt": at(3),
+            "no_answer": at(4, 5),
+            "equal": at(6),
+            "answer_too_long": at(7),
+            "too_long": at(8),
+        },
+    )
+
+  def test_no_pair_and_no_source(self):
+    with self.assertRaisesRegex(ValueError, "reward_model.train=.*no pair"):
+      self.read(["{}"])
+    task = preference.Preference(**preference.Preference.FIELDS)
+    with self.assertRaisesRegex(ValueError, "'preference' makes no pairs"):
+      self.load("task", task)
+
+
+class RelabelTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.path = pathlib.Path(self.create_tempdir().full_path) / "p.jsonl"
+    self.asked = []
+
+  def score(self, texts):
+    self.asked += texts
+    # "def" beats what is shorter, and not "abc", which has its length.
+    return np.array([float(len(text)) for _, text in texts])
+
+  def relabel(self, pairs, stop=None):
+    return programs_reward_model.relabel_pairs(
+        pairs, self.score, self.path, stop or threading.Event()
+    )
+
+  def test_the_higher_score_is_chosen_and_a_tie_stays(self):
+    pairs = _pairs(3)
+    found = self.relabel(pairs)
+    self.assertEqual([p.chosen for p in found], ["def", "def", "abc"])
+    self.assertEqual([p.rejected for p in found], ["a", "ab", "def"])
+    self.assertEqual([p.agrees for p in found], [False, False, True])
+    lines = [json.loads(line) for line in self.path.read_text().splitlines()]
+    self.assertEqual(
+        [line["scores"] for line in lines], [[1, 3], [2, 3], [3, 3]]
+    )
+
+  def test_it_goes_on_where_it_was(self):
+    pairs = _pairs(600)
+    stop = mock.create_autospec(threading.Event, instance=True)
+    stop.is_set.side_effect = [False, True]
+    found = self.relabel(pairs, stop)
+    self.assertIsNone(found)
+    done = len(self.path.read_text().splitlines())
+    self.assertGreater(done, 0)
+    # A killed writer's torn line is labelled again.
+    with self.path.open("a") as f:
+      f.write('{"prompt": "a')
+    self.asked.clear()
+    found = self.relabel(pairs)
+    self.assertLen(self.asked, 2 * (600 - done))
+    self.assertEqual(found, self.relabel(pairs))
+    self.assertLen(found, 600)
+
+  def test_a_file_of_other_pairs_is_refused(self):
+    self.relabel(_pairs(3))
+    with self.assertRaisesRegex(ValueError, "has other pairs.*p:1"):
+      self.relabel(_pairs(3)[1:])
+
+
+class ExamplesTest(absltest.TestCase):
+
+  def test_an_epoch_has_every_pair_once(self):
+    config = make_config(batch_size=2)
+    examples = programs_reward_model.make_examples(config, _pairs(5), TOKENIZER)
+    chunk = examples.chunk(0, 5)
+    seen = []
+    for row in range(10):
+      index = divmod(row, 2)
+      mask = chunk.prompt_mask[index].astype(bool)
+      completions = zip(
+          chunk.completion_tokens[index], chunk.completion_mask[index]
+      )
+      seen.append(
+          (
+              TOKENIZER.decode(chunk.prompt_tokens[index][mask]),
+              *(
+                  TOKENIZER.decode_completion(ids, int(m.sum()), stopped=True)
+                  for ids, m in completions
+              ),
+          )
+      )
+    expected = sorted((p.prompt, p.chosen, p.rejected) for p in _pairs(5))
+    self.assertEqual(sorted(seen[:5]), expected)
+    self.assertEqual(sorted(seen[5:]), expected)
+
+
+def _summarize(margins, **changes):
+  settings = dict(num_bins=2, resamples=100, confidence=0.9)
+  return programs_reward_model.calibration_summary(
+      np.array(margins), **{**settings, **changes}
+  )
+
+
+class CalibrationTest(absltest.TestCase):
+
+  def test_numbers_by_hand(self):
+    # p = 3/4 twice, once right; p = 9/10 twice, both right; a tie.
+    low, high = np.log(3.0), np.log(9.0)
+    found = _summarize([low, -low, high, high, 0.0])
+    self.assertAlmostEqual(found["accuracy"], 3.5 / 5)
+    self.assertAlmostEqual(
+        found["loss"],
+        -np.log([3 / 4, 1 / 4, 9 / 10, 9 / 10, 1 / 2]).mean(),
+    )
+    # The edge .75 opens the upper bin.
+    self.assertEqual([b["num_pairs"] for b in found["bins"]], [1, 4])
+    self.assertAlmostEqual(found["bins"][1]["predicted"], 0.825)
+    self.assertAlmostEqual(found["bins"][1]["right"], 0.75)
+    self.assertAlmostEqual(found["calibration_error"], 4 / 5 * 0.075)
+    self.assertEqual(found["num_pairs"], 5)
+    left, right = found["accuracy_interval"]
+    self.assertLess(left, found["accuracy"])
+    self.assertGreater(right, found["accuracy"])
+
+  def test_a_calibrated_model_has_no_error_to_speak_of(self):
+    rng = np.random.default_rng(0)
+    margins = rng.uniform(0, 3, 20_000)
+    right = rng.random(20_000) < 1 / (1 + np.exp(-margins))
+    signed = np.where(right, margins, -margins)
+    error = _summarize(signed, num_bins=10)["calibration_error"]
+    self.assertLess(error, 0.02)
+    boasting = _summarize(3 * signed, num_bins=10)["calibration_error"]
+    self.assertGreater(boasting, 0.1)
+
+  def test_a_huge_margin_is_sure_and_finite(self):
+    found = _summarize([1e6, 800.0])
+    self.assertEqual(found["accuracy"], 1.0)
+    self.assertEqual(found["loss"], 0.0)
+
+  def test_no_pairs_and_no_numbers_are_refused(self):
+    for margins in ([], [1.0, np.nan], [np.inf]):
+      with self.assertRaisesRegex(ValueError, "one or more, all of them"):
+        _summarize(margins)
+
+
+if __name__ == "__main__":
+  absltest.main()
