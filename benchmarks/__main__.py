@@ -21,12 +21,10 @@ from tba_jax.system import processes
 BENCHMARKS = (
     "decode",
     "decode_lengths",
-    "decode_live",
     "end_to_end",
     "objectives",
     "publish",
     "replay",
-    "replay_memory",
     "scale",
     "spread",
     "store",

@@ -7,15 +7,15 @@ prompts and hand over groups of 8 completions of 64 tokens as real ones do,
 through outbox, store, drain and synced journal; all of them share one process.
 The trainer is a thread that takes what comes and counts 32 groups as a step.
 
-The model (`tba_jax/programs/plan.py`) is calibrated by two runs: one searcher,
-and
-the most of them with half of the sleep, which fill the store. They say what a
-look of the drain takes and what each further group of it costs. It predicts the
-others.
+The model, `Pipeline`, is calibrated by two runs: one searcher, and the most of
+them with half of the sleep, which fill the store. They say what a poll of the
+drain takes and what each further group of it costs. It predicts the others.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -28,7 +28,6 @@ import numpy as np
 
 from benchmarks import scale_searchers
 from benchmarks import store_queue
-from tba_jax.programs import plan
 from tba_jax.replay import scheduler
 from tba_jax.system import processes
 
@@ -45,8 +44,104 @@ _FULL_SHARE = 0.5
 _START_S = 120.0
 _STOP_S = 60.0
 _FILE = "searchers.json"
+# Of a fixed point that is reached within a few.
+_ITERATIONS = 100
 # Tokens and log-probs.
 _GROUP_BYTES = scale_searchers.COMPLETIONS * scale_searchers.TOKENS * 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+  """Rate and staleness of n searchers in front of a store with its drain.
+
+  The slower of both sets the rate. By Little's law (Little 1961: number = rate
+  times time) a group's staleness is the groups under way over those of a step.
+
+  num_searchers: n.
+  sample_s: of one searcher, for one group.
+  serve_s: of store and drain, for one group.
+  groups_per_step: groups that are sampled for each optimizer step.
+  round_groups: groups of a searcher's round, sent as one block.
+  credits: blocks that a searcher may have sent and not seen acknowledged.
+  granted_rounds: rounds that a searcher may have been granted and not handed
+    over, the one that it samples included.
+  hand_over_s: from the end of sampling until the trainer has a group, of a
+    searcher that is alone.
+  idle_s: between two polls of an empty queue.
+  look_s: of a poll that finds one group.
+  more_s: of such a poll for each further group.
+  """
+
+  num_searchers: int
+  sample_s: float
+  serve_s: float = 0.0
+  groups_per_step: float = 1.0
+  round_groups: float = 1.0
+  credits: float = math.inf
+  granted_rounds: float = math.inf
+  hand_over_s: float = 0.0
+  idle_s: float = 0.0
+  look_s: float = 0.0
+  more_s: float = 0.0
+
+  def rates(self) -> dict[str, float]:
+    """Returns the groups a second of each stage alone."""
+    return {
+        "searchers": self.num_searchers / self.sample_s,
+        "store": 1.0 / self.serve_s if self.serve_s else math.inf,
+    }
+
+  def slowest(self) -> str:
+    """Returns the stage that sets the rate; the first of equal ones."""
+    rates = self.rates()
+    return min(rates, key=rates.get)
+
+  def groups_per_s(self) -> float:
+    """Returns the rate of the whole."""
+    return min(self.rates().values())
+
+  def groups_under_way(self) -> float:
+    """Returns the groups sampled with a version but not yet trained on.
+
+    Where searchers are the slowest, it is what they sample and hand over.
+    Where the store is, all fills up to the credits or the grants; a granted
+    round waits as long on its way to a searcher as back, and only what was
+    begun to be sampled is under way.
+    """
+    sampling = self.num_searchers * self.round_groups
+    rate = self.groups_per_s()
+    if self.slowest() == "searchers":
+      return sampling + rate * self.hand_over()
+    under_way = sampling * min(1 + self.credits, self.granted_rounds)
+    if self.granted_rounds <= 1 + self.credits:
+      # rate · (s + (n · granted / rate - s) / 2), by Little's law.
+      under_way = (under_way + rate * self.sample_s * self.round_groups) / 2
+    return under_way
+
+  def hand_over(self) -> float:
+    """Returns the seconds from the end of sampling until the trainer has it.
+
+    Groups that find the drain idle wait for half of its pause, which
+    `hand_over_s` contains; those that find it busy for half of what that takes.
+    If m groups come by chance during a poll, the next one finds m, or is idle
+    with probability exp(-m), and the next that finds any finds one:
+    m + exp(-m) on average. A poll's length grows with what it finds, so both
+    are found together.
+    """
+    if not self.look_s:
+      return self.hand_over_s
+    others = self.groups_per_s() * (1 - 1 / self.num_searchers)
+    found, busy, look_s = 1.0, 0.0, self.look_s
+    for _ in range(_ITERATIONS):
+      look_s = self.look_s + (found - 1) * self.more_s
+      coming = others * look_s
+      found = min(coming + math.exp(-coming), self.num_searchers)
+      busy = min(coming / found, 1.0)
+    return self.hand_over_s + busy * max(0.0, look_s - self.idle_s) / 2
+
+  def staleness_steps(self) -> float:
+    """Returns the mean staleness of data when it is first trained on."""
+    return self.groups_under_way() / self.groups_per_step
 
 
 def run(
@@ -114,7 +209,7 @@ def run(
 
 def calibrate(
     one: dict[str, float], full: dict[str, float], num_credits: int
-) -> Callable[[int], plan.Pipeline]:
+) -> Callable[[int], Pipeline]:
   """Returns the model of each number of searchers.
 
   Args:
@@ -125,8 +220,8 @@ def calibrate(
   found = full["groups_per_look"]
   more_ms = (full["look_ms"] - one["look_ms"]) / max(found - 1, 1e-9)
 
-  def model_of(num_searchers: int) -> plan.Pipeline:
-    return plan.Pipeline(
+  def model_of(num_searchers: int) -> Pipeline:
+    return Pipeline(
         num_searchers=num_searchers,
         sample_s=1 / one["groups_per_s"],
         serve_s=1 / full["groups_per_s"],
@@ -142,7 +237,7 @@ def calibrate(
   return model_of
 
 
-def _beside(row: dict[str, float], model: plan.Pipeline) -> dict[str, float]:
+def _beside(row: dict[str, float], model: Pipeline) -> dict[str, float]:
   """Returns a row with what the model says to it."""
   out = dict(row)
   for name, value in (

@@ -48,7 +48,7 @@ use_searcher_devices() {
   SETTINGS+=("--config.search.mesh.data=$(($1 > 1 ? $1 : 1))")
 }
 
-# print_plan ROOT KIND…: what the run needs and how fast it can be at most.
+# print_plan ROOT KIND…: what the run needs, and whether it fits.
 # Without a Python that has tba_jax here, it prints the command alone.
 print_plan() {
   local root="$1" python="${PYTHON:-}"

@@ -73,7 +73,7 @@ _CONFIG = flags.DEFINE_string(
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "The run's directory.")
 _CALIBRATE = flags.DEFINE_string(
-    "calibrate", None, "A run whose speed `plan` takes in place of a roofline."
+    "calibrate", None, "A run by whose speeds `plan` balances the roles."
 )
 
 

@@ -28,6 +28,7 @@ from tba_jax.models import sequence
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
+from tba_jax.programs import plan
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import prompt_order
 from tba_jax.replay import queue_server
@@ -50,7 +51,6 @@ from tba_jax.training import publication
 from tba_jax.training import reference as reference_lib
 from tba_jax.training import reward_judge
 from tba_jax.training import schedules
-from tba_jax.training import shard_report
 from tba_jax.training import sharding
 from tba_jax.training import train_step
 from tba_jax.transport import base as transport_base
@@ -619,7 +619,8 @@ def _make_work(
   """
   mesh = sharding.make_mesh(config.mesh)
   if mesh.size > 1:
-    logging.info("mesh %s:\n%s", dict(config.mesh), _shard_text(config, policy))
+    shards = plan.sharding_text(config, policy.model.config)
+    logging.info("mesh %s:\n%s", dict(config.mesh), shards)
   shardings = sharding.param_shardings(
       mesh, config.sharding, policy.model.logical_axes
   )
@@ -645,18 +646,6 @@ def _make_work(
       peers=publication.make_peers(config, run, cluster, state.params),
   )
   return work, make_placer(config, reference, mesh, cluster), saved
-
-
-def _shard_text(
-    config: ml_collections.ConfigDict, policy: policy_lib.Policy
-) -> str:
-  """Returns what of the policy the mesh does not split, for the log."""
-  shape = policy.model.config
-  found = shard_report.of_leaves(
-      shard_report.model_leaves(shape), config.sharding, config.mesh
-  )
-  itemsize = jnp.dtype(shape.param_dtype).itemsize
-  return shard_report.text(found, itemsize, shard_report.length_rows(config))
 
 
 def make_reference(

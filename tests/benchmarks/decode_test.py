@@ -14,7 +14,6 @@ import numpy as np
 
 from benchmarks import decode
 from benchmarks import decode_lengths
-from benchmarks import decode_live
 from tba_jax.models import hf
 from tests.support import tiny_model
 
@@ -104,20 +103,6 @@ class DecodeBenchmarksTest(absltest.TestCase):
     self.assertAlmostEqual(
         out["hf_tokens_per_s"], 100 / longest * out["mean_length"]
     )
-
-  def test_by_share_of_the_cache_in_use(self):
-    self.patch(
-        decode_live,
-        _NUM_ROWS=2,
-        _PROMPT_TOKENS=4,
-        _CACHE_TOKENS=32,
-        _CHUNK_STEPS=4,
-        _PROMPT_IDS=(2, tiny_model.VOCAB),
-    )
-    out = decode_live.run(_CONFIG, ["1"])
-    speeds = out["tokens_per_s_by_share_in_use"]
-    self.assertEqual([*speeds], ["25%", "50%", "100%"])
-    self.assertGreater(min(speeds.values()), 0)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,18 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests for what the scale benchmark makes of its measurements.
+"""The scale benchmark: its model and what it makes of measurements.
 
 tests/multi_process/scale_test.py runs it.
 """
 
-import json
-import pathlib
-import subprocess
-import sys
+import dataclasses
+import random
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from benchmarks import replay_memory
 from benchmarks import scale
 from tests.support import tiny_model
-
-_ROOT = pathlib.Path(__file__).parents[2]
 
 
 class ScaleTest(parameterized.TestCase):
@@ -66,34 +61,66 @@ class ScaleTest(parameterized.TestCase):
       scale.run(tiny_model.make_config(), operands)
 
 
-class ReplayMemoryTest(absltest.TestCase):
+class PipelineTest(parameterized.TestCase):
 
-  def test_it_counts_what_is_stored(self):
-    # As a program of its own: memory that earlier tests gave back to the
-    # allocator would be used again, and not counted.
-    arguments = ["--program=benchmark", "--config=configs/arithmetic.py:smoke"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tba_jax.main", *arguments]
-        + ["replay_memory", "20000"],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+  @parameterized.parameters(
+      # 2 / 0.4 = 5 groups/s.
+      (2, 0.0, "searchers", 5.0),
+      (8, 0.25, "store", 4.0),
+  )
+  def test_the_slowest_stage_sets_the_rate(self, n, serve_s, stage, rate):
+    model = scale.Pipeline(n, 0.4, serve_s=serve_s)
+    self.assertEqual(model.slowest(), stage)
+    self.assertAlmostEqual(model.groups_per_s(), rate)
+
+  def test_a_full_store_is_waited_for_on_both_ways(self):
+    # 4 groups/s: 8 searchers with 2 granted groups each have them for 4 s. Of
+    # that .4 are sampling, and half of the rest is after it: 2.2 s.
+    model = scale.Pipeline(8, 0.4, serve_s=0.25, granted_rounds=2, credits=4)
+    self.assertAlmostEqual(model.groups_under_way(), 4 * 2.2)
+    # Where credits bind, all that is granted was begun.
+    model = dataclasses.replace(model, credits=0)
+    self.assertAlmostEqual(model.groups_under_way(), 8.0)
+
+  def test_what_is_handed_over_is_under_way(self):
+    # 5 groups/s for half a second, in steps of 3.
+    model = scale.Pipeline(2, 0.4, hand_over_s=0.5, groups_per_step=3)
+    self.assertAlmostEqual(model.staleness_steps(), (2 + 2.5) / 3)
+
+  def _wait_for_a_look(self, num_searchers, seconds):
+    """Simulates Poisson arrivals at a drain that looks; returns the mean wait.
+
+    A look that finds k takes 10 + 2 (k - 1) ms, an idle round 4 ms.
+    """
+    rng = random.Random(0)
+    now, next_at, waits, waiting = 0.0, 0.0, [], []
+    rate = num_searchers / 0.4 * (1 - 1 / num_searchers)
+    while now < seconds:
+      found = len(waiting)
+      waits += [now - at for at in waiting]
+      waiting = []
+      end = now + (0.01 + 0.002 * (found - 1) if found else 0.004)
+      while next_at < end:
+        if next_at >= now:
+          waiting.append(next_at)
+        next_at += rng.expovariate(rate)
+      now = end
+    return sum(waits) / len(waits)
+
+  @parameterized.parameters(2, 8, 20, 40)
+  def test_a_group_waits_for_what_the_drain_does_for_others(self, n):
+    model = scale.Pipeline(
+        n, 0.4, hand_over_s=0.005, idle_s=0.004, look_s=0.01, more_s=0.002
     )
-    self.assertEqual(done.returncode, 0, done.stderr)
-    out = json.loads(done.stdout)
-    self.assertEqual(out["stored_completions"], 20000)
-    # 64 tokens with log-probs are 512 bytes already.
-    self.assertGreater(out["bytes_per_completion"], 512)
-    self.assertLess(out["bytes_per_completion"], 5000)
+    # A single one waits for half of an idle round, which its 5 ms contain.
+    wait_s = model.hand_over() - 0.005 + 0.002
     self.assertAlmostEqual(
-        out["gb_of_ten_million"], out["bytes_per_completion"] / 100
+        wait_s, self._wait_for_a_look(n, 500.0), delta=0.05 * wait_s
     )
 
-  def test_too_few_are_refused(self):
-    with self.assertRaises(ValueError):
-      replay_memory.run(tiny_model.make_config(), ["1"])
+  def test_a_single_searcher_waits_for_nobody(self):
+    model = scale.Pipeline(1, 0.4, hand_over_s=0.005, look_s=0.01)
+    self.assertAlmostEqual(model.hand_over(), 0.005)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,34 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests for plan."""
+"""Sizes, divisibility, staleness and balance, worked out by hand."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import math
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import jax
+import numpy as np
+from safetensors import numpy
 
 from tba_jax import types
 from tba_jax.config import settings
 from tba_jax.models import hf_config
 from tba_jax.models import transformer
 from tba_jax.programs import plan
-from tba_jax.training import shard_report
+from tba_jax.tasks import red_team
+from tba_jax.training import sharding
 from tests.monitor.report import fake_run
+from tests.support import tiny_model
 
 
 def _rows(config, workdir=None, operands=()):
@@ -65,9 +72,11 @@ class PlanTest(parameterized.TestCase):
     shape = plan.model_of(self.config)
     model = transformer.make_model(shape)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    leaves = shard_report.model_leaves(shape)
+    leaves = plan.model_leaves(shape)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    self.assertEqual(plan.num_params(leaves), count)
+    self.assertEqual(
+        sum(math.prod(shape) for shape, _ in leaves.values()), count
+    )
     # Shapes with their axes, not only their sum.
     is_axes = lambda node: isinstance(node, tuple)
     axes = jax.tree.leaves(model.logical_axes, is_leaf=is_axes)
@@ -88,18 +97,18 @@ class PlanTest(parameterized.TestCase):
     )
 
   def test_what_a_mesh_does_not_split_is_told(self):
-    self.assertNotIn("whole on every device", _rows(self.config))
+    self.assertNotIn("replicated on every device", _rows(self.config))
     self.config.mesh.tensor = 2
     rows = _rows(self.config)
     self.assertEqual(
         rows["final_norm.scale"],
         "64, 0.00 MB; config.sharding.width=tensor would split it",
     )
-    self.assertStartsWith(rows["whole on every device"], "3 of 12 leaves")
+    self.assertStartsWith(rows["replicated on every device"], "3 of 12 leaves")
     self.config.mesh.tensor = 5
     self.assertEqual(
-        _rows(self.config)[""],
-        "NO: head.kernel: vocab of 17 does not divide by 5",
+        _rows(self.config)["head.kernel"],
+        "NO: vocab of 17 does not divide by 5",
     )
     with contextlib.redirect_stdout(io.StringIO()):
       self.assertEqual(plan.run(self.config, None), 2)
@@ -124,7 +133,7 @@ class PlanTest(parameterized.TestCase):
     )
     self.assertEqual(
         rows["sampling.max_completion_tokens"],
-        "18 tokens, 5 a device: 18 does not divide by 4, so it is padded to 20",
+        "18 tokens, 5 a device; 18 does not divide by 4, padded to 20",
     )
     # An axis that prompts are split over has no tokens.
     self.config.sharding.batch = "data,fsdp,sequence"
@@ -149,9 +158,10 @@ class PlanTest(parameterized.TestCase):
         "3 of one process each with 4 devices, 12 in all",
     )
     self.assertEqual(rows()[cache(128)], plan.format_bytes(64 * each))
-    count = plan.searcher_params(self.config, c)
-    whole = plan.num_params(shard_report.model_leaves(c))
-    self.assertBetween(count / whole, 0.5, 0.6)
+    rules, whole = self.config.sharding, plan.model_leaves(c)
+    count = plan.device_size(whole, rules, {"sequence": 1, **mesh})
+    alone = plan.device_size(whole, rules, self.config.mesh)
+    self.assertBetween(count / alone, 0.5, 0.6)
     self.assertEqual(rows()[params], plan.format_bytes(2 * 4 * count))
 
   def test_adapters_have_the_moments(self):
@@ -166,22 +176,28 @@ class PlanTest(parameterized.TestCase):
     self.assertEqual(rows["adapters"], plan.format_bytes(4 * count))
     self.assertEqual(rows[name], plan.format_bytes(8 * count))
 
-  def test_half_the_first_moment(self):
+  def test_the_first_moment_may_be_smaller(self):
     name = "optimizer (Adam's two moments)"
-    whole = _rows(self.config)[name]
-    self.config.optimizer.state_dtype = "bfloat16"
-    self.assertNotEqual(_rows(self.config)[name], whole)
-
-  def test_a_value_model_needs_memory_too(self):
-    name = "value model, all of it (estimate)"
-    plain = _rows(self.config)
-    self.assertNotIn(name, plain)
-    self.config.loss.name = "ppo"
-    rows = _rows(self.config)
-    self.assertIn(name, rows)
-    self.assertNotEqual(
-        rows["sum a device (estimate)"], plain["sum a device (estimate)"]
+    c = plan.model_of(self.config)
+    count = plan.device_size(
+        plan.model_leaves(c), self.config.sharding, self.config.mesh
     )
+    self.assertEqual(_rows(self.config)[name], plan.format_bytes(8 * count))
+    self.config.optimizer.state_dtype = "bfloat16"
+    self.assertEqual(_rows(self.config)[name], plan.format_bytes(6 * count))
+
+  def test_activations_by_remat(self):
+    c = plan.model_of(self.config)
+    found = [
+        plan.activation_bytes(self.config, c, remat=name, dtype="bfloat16")[1]
+        for name in ("full", "dots", "none")
+    ]
+    self.assertEqual(found, sorted(found))
+    # 32 x (16 + 8 x 24) tokens: the input of 3 layers of 64, and one layer of
+    # 5 x 64 + 4 x 64 + 3 x 172 and 4 heads' weights to 40 tokens.
+    tokens = 32 * (16 + 8 * 24)
+    layer = tokens * (9 * 64 + 3 * 172) + 256 * 24 * 4 * 40
+    self.assertEqual(found[0], 2 * (3 * tokens * 64 + layer))
 
   def test_batches_that_do_not_divide_are_told(self):
     self.assertEqual(_rows(self.config)["micro-batches a step"],
@@ -203,13 +219,9 @@ class PlanTest(parameterized.TestCase):
     self.config.search.lockstep = True
     self.assertStartsWith(plan.staleness_bound(self.config), "0 steps")
 
-  def test_searchers_are_unknown_without_a_measured_run(self):
-    self.assertStartsWith(plan.expected_searchers(None), "unknown")
-    with tempfile.TemporaryDirectory() as workdir:
-      self.assertStartsWith(plan.expected_searchers(workdir), "unknown")
-
   def test_searchers_follow_from_an_earlier_run(self):
     with tempfile.TemporaryDirectory() as workdir:
+      self.assertStartsWith(plan.expected_searchers(workdir), "unknown")
       fake_run.make_run(workdir, num_steps=50)
       # Two searchers busy 70 % beside a trainer busy 95 % of the time.
       self.assertStartsWith(plan.expected_searchers(workdir), "2, measured")
@@ -284,6 +296,257 @@ class PlanTest(parameterized.TestCase):
         "plan.plan(settings.get_config(), None)\nsys.exit('jax' in sys.modules)"
     )
     self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
+
+
+_LEAVES = {
+    "a": ((4, 6, 8), ("layers", "width", "mlp")),
+    "b": ((8,), ("x",)),
+    "c": ((3,), ("x",)),
+}
+_RULES = {"layers": "", "width": "fsdp", "mlp": "tensor,fsdp", "x": ""}
+_MESH = {"data": 1, "fsdp": 2, "tensor": 4}
+
+
+class ShardTest(absltest.TestCase):
+
+  def test_a_mesh_axis_splits_a_leaf_once(self):
+    a, b, _ = plan.shard(_LEAVES, _RULES, _MESH)
+    # fsdp splits width, so that tensor alone splits mlp.
+    self.assertEqual(a.parts, (1, 2, 4))
+    self.assertEqual(a.device_size, 4 * 3 * 2)
+    self.assertEqual(b.device_size, 8)
+
+  def test_agrees_with_the_shardings_of_the_trainer(self):
+    model = tiny_model.make_model()
+    rules = settings.get_config().sharding
+    mesh = {"data": 2, "fsdp": 2, "tensor": 2}
+    is_axes = lambda node: isinstance(node, tuple)
+    axes, _ = jax.tree_util.tree_flatten_with_path(
+        model.logical_axes, is_leaf=is_axes
+    )
+    specs = {
+        jax.tree_util.keystr(path, simple=True, separator="."): sharding._spec(
+            rules, names
+        )
+        for path, names in axes
+    }
+    found = plan.shard(plan.model_leaves(model.config), rules, mesh)
+    self.assertLen(found, len(specs))
+    for leaf in found:
+      sizes = [
+          math.prod(mesh[a] for a in ([p] if isinstance(p, str) else p or ()))
+          for p in specs[leaf.name]
+      ]
+      self.assertEqual(leaf.parts, tuple(sizes), leaf.name)
+
+  def test_replicated_and_indivisible_leaves_are_listed(self):
+    leaves = _LEAVES | {"d": ((4, 7, 8), _LEAVES["a"][1])}
+    rows = dict(plan.leaf_rows(plan.shard(leaves, _RULES, _MESH), 4, _MESH))
+    self.assertStartsWith(rows["replicated on every device"], "2 of 4 leaves")
+    self.assertIn("config.sharding.x=tensor would", rows["b"])
+    self.assertNotIn("config.sharding", rows["c"])
+    self.assertStartsWith(rows["d"], "NO: width of 7")
+    self.assertNotIn("a", rows)
+
+  def test_small_leaves_are_summed(self):
+    leaves = {f"n{i:02d}": ((8,), ("x",)) for i in range(20)}
+    rows = plan.leaf_rows(plan.shard(leaves, _RULES, _MESH), 4, _MESH)
+    self.assertLen(rows, 15)
+    self.assertStartsWith(rows[-1][0], "and 8 ")
+
+
+class OtherModelsTest(parameterized.TestCase):
+  """What a device holds beside the policy counts towards whether it fits."""
+
+  def setUp(self):
+    super().setUp()
+    self.config = settings.get_config()
+    self.config.evaluate.every_steps = 0
+    self.shape = plan.model_of(self.config)
+    self.params = 4 * plan.device_size(
+        plan.model_leaves(self.shape), self.config.sharding, self.config.mesh
+    )
+
+  def totals(self, workdir=None):
+    """Returns bytes of a trainer's and of a searcher's device."""
+    with mock.patch.object(plan, "_fits", lambda n, _: [("bytes", str(n))]):
+      return tuple(
+          int(dict(rows(self.config, self.shape, "cpu", workdir))["bytes"])
+          for rows in (plan.trainer_rows, plan.searcher_rows)
+      )
+
+  def make_folder(self, name, dtype="float32", size=1000):
+    folder = pathlib.Path(self.create_tempdir().full_path, name)
+    folder.mkdir(parents=True)
+    tensors = {"a": np.zeros(size, dtype)}
+    numpy.save_file(tensors, folder / "model.safetensors")
+    return str(folder)
+
+  def added(self, before):
+    return tuple(now - was for now, was in zip(self.totals(), before))
+
+  def test_reward_model(self):
+    before = self.totals()
+    self.config.reward.where = "model"
+    self.config.reward.model = self.make_folder("rm", "float16")
+    self.assertEqual(self.added(before), (2000, 2000))
+    # The trainer then holds two, and searchers none.
+    self.config.reward.role = "trainer"
+    self.assertEqual(self.added(before), (4000, 0))
+
+  def test_a_reward_model_that_is_not_trained_yet(self):
+    before = self.totals()
+    self.config.reward.where = "model"
+    self.assertEqual(self.added(before), (self.params, self.params))
+
+  def test_gold_model(self):
+    before = self.totals()
+    self.config.evaluate.judge = self.make_folder("gold")
+    self.assertEqual(self.added(before), (4000, 0))
+
+  def test_models_of_red_teaming(self):
+    with self.config.unlocked():
+      self.config.task = {"name": "red_team", **red_team.RedTeam.FIELDS}
+    before = self.totals()
+    self.config.task.victim = self.make_folder("victim", size=10)
+    self.assertEqual(self.added(before), (40, 40))
+    self.config.task.classifier = "first_token"
+    self.config.task.classifier_folder = self.make_folder("guard", "float16")
+    self.assertEqual(self.added(before), (2040, 2040))
+    # Encoders are float32 whatever the file has.
+    self.config.task.classifier = "sequence"
+    self.assertEqual(self.added(before), (4040, 4040))
+    self.config.task.encoder = self.make_folder("encoder", size=100)
+    self.assertEqual(self.added(before), (4440, 4440))
+    self.config.replay_filter.similarity = "cosine"
+    self.assertEqual(self.added(before), (4840, 4440))
+
+  def test_value_model(self):
+    before = self.totals()
+    self.config.loss.name = "ppo"
+    # Params, gradients and two moments.
+    self.assertEqual(self.added(before), (4 * self.params, 0))
+    shape = dataclasses.replace(self.shape, num_layers=1, num_labels=1)
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    (folder / "config.json").write_text(json.dumps(hf_config.to_hf(shape)))
+    self.config.loss.value_init = str(folder)
+    self.assertBetween(self.added(before)[0], self.params, 3 * self.params)
+
+  def test_an_evaluation_beside_training(self):
+    before = self.totals()
+    self.config.evaluate.every_steps = 10
+    # The copy of the params, and a cache of keys and values in 3 layers.
+    rows = 64 * self.config.evaluate.num_completions
+    cache = rows * 40 * 2 * 3 * 64 * 4
+    self.assertEqual(self.added(before), (self.params + cache, 0))
+    self.config.search.lockstep = True
+    self.assertEqual(self.added(before), (0, 0))
+
+  def test_a_folder_without_weights_is_refused(self):
+    self.config.evaluate.judge = self.create_tempdir().full_path
+    with self.assertRaisesRegex(ValueError, "config.evaluate.judge: "):
+      self.totals()
+
+
+class BalanceTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.workdir = self.create_tempdir().full_path
+    self.config = settings.get_config()
+
+  def make_run(self, generate_s, train_s):
+    fake_run.make_run(self.workdir, num_steps=40)
+    path = pathlib.Path(self.workdir)
+    config = json.loads((path / "config.json").read_text())
+    config["config"]["train"]["completions_per_prompt"] = 8
+    (path / "config.json").write_text(json.dumps(config))
+    summary = {"generate_busy_s": generate_s, "train_busy_s": train_s}
+    (path / "summary.json").write_text(json.dumps(summary))
+
+  def balance(self, params_bytes=4096):
+    return dict(plan.balance_rows(self.config, self.workdir, params_bytes))
+
+  def make_step(self, sample_s, train_s):
+    """Makes a run in which a step of this config takes these seconds."""
+    # Two searchers sampled 512 x 40 completions, the trainer 32 x 8 x 40; this
+    # config samples and trains 256 a step.
+    self.make_run(sample_s * 40, train_s * 40)
+
+  def test_seconds_a_completion_are_those_of_the_run(self):
+    self.make_run(64.0, 20.0)
+    sample_s, train_s = plan.step_seconds(
+        self.config, plan.read_measured(self.workdir)
+    )
+    self.assertAlmostEqual(sample_s, 2 * 64 / (512 * 40) * 256)
+    self.assertAlmostEqual(train_s, 20 / (256 * 40) * 256)
+    operands = ["l4", f"--calibrate={self.workdir}"]
+    rows = dict(dict(plan.plan(self.config, None, operands))["balance"])
+    self.assertStartsWith(rows["measured in"], self.workdir)
+    self.assertStartsWith(rows["searchers that balance one trainer"], "4;")
+
+  @parameterized.parameters(
+      (8.0, 1.0, 1, "hardly helps: 1.12", "8;"),
+      (1.0, 80.0, 4, "hardly helps: 1.00", "1;"),
+      (8.0, 2.0, 4, "helps: 2.00", "4;"),
+  )
+  def test_the_verdict(self, sample_s, train_s, count, words, balanced):
+    self.config.search.num_searchers = count
+    self.make_step(sample_s, train_s)
+    rows = self.balance()
+    self.assertStartsWith(rows["asynchrony"], words)
+    self.assertStartsWith(rows["searchers that balance one trainer"], balanced)
+
+  def test_taking_turns(self):
+    self.config.search.lockstep = True
+    self.make_step(2.0, 2.0)
+    rows = self.balance()
+    # 32 groups in 4 s of 8 x 24 tokens of 8 bytes and 16 of 4.
+    self.assertEqual(
+        rows["groups to the trainer"], "8 a second, 12.5 KB a second"
+    )
+    self.assertStartsWith(
+        rows["versions to the searchers, at most"], "4 KB each, 1 KB a second"
+    )
+    self.assertRegex(rows["asynchrony"], "search.lockstep=True.* 2.00 times")
+    self.assertStartsWith(rows["a step then takes"], "4.0 s")
+    self.assertStartsWith(rows["expected staleness of fresh data"], "0 steps")
+
+  @parameterized.parameters(
+      # One searcher's round of 32 is under way, of 32 a step.
+      (1, 1, 1, 1.0),
+      # The lead allows two steps.
+      (3, 1, 1, 2.0),
+      # A version in four steps is 1.5 steps old when it is taken.
+      (1, 1, 4, 2.5),
+      # The trainer is the slowest: all that is granted waits.
+      (8, 3, 1, 4.0),
+  )
+  def test_staleness(self, num_searchers, lead, period, steps):
+    search = self.config.search
+    search.update(num_searchers=num_searchers, lead_steps=lead)
+    search.prompts_per_round = search.prompts_per_step
+    self.config.publish.every_steps = period
+    self.assertAlmostEqual(
+        plan.expected_staleness(self.config, 12.8, 3.2), steps
+    )
+
+  def test_rounds_sample_for_their_own_steps(self):
+    self.config.rounds.mini_batches = 4
+    self.config.rounds.passes = 2
+    self.config.search.prompts_per_round = 1000
+    # 32 prompts a batch, each batch twice: 16 new prompts a step, and a round
+    # of 4 batches ahead of one that is trained on.
+    self.assertEqual(plan._num_prompts(self.config), 16)
+    lag = self.config.rounds.lag_rounds + 1
+    self.assertEqual(
+        plan.expected_staleness(self.config, 1.0, 1.0), lag * 4 * 32 / 16
+    )
+
+  def test_a_run_without_measurements_is_refused(self):
+    for folder in (self.workdir, os.path.join(self.workdir, "none")):
+      with self.assertRaisesRegex(ValueError, folder):
+        plan.read_measured(folder)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tba_jax.losses import objective
 from tba_jax.models import hf
 from tba_jax.monitor import run_directory
 from tba_jax.programs import export
+from tba_jax.programs import plan
 from tba_jax.programs import searcher
 from tba_jax.programs import trainer
 from tba_jax.training import checkpoint
@@ -28,7 +29,6 @@ from tba_jax.training import model_source
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
 from tba_jax.training import reference
-from tba_jax.training import shard_report
 from tba_jax.training import sharding
 from tba_jax.training import train_step
 from tests.support import base_config
@@ -141,8 +141,8 @@ class AdaptersTest(parameterized.TestCase):
           }
       )
       self.assertEqual(bool([*problems]), name in lacking)
-    told = shard_report.adapter_leaves(
-        shard_report.model_leaves(model.config), rank=2, targets="all"
+    told = plan.adapter_leaves(
+        plan.model_leaves(model.config), rank=2, targets="all"
     )
     axes = jax.tree.leaves(
         functions.logical_axes, is_leaf=lambda node: isinstance(node, tuple)
