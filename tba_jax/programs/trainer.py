@@ -18,7 +18,6 @@ from typing import Any
 
 from absl import logging
 import jax
-import jax.numpy as jnp
 import ml_collections
 
 from tba_jax import types
