@@ -20,14 +20,15 @@ import subprocess
 import sys
 import tempfile
 
-from jaxlib import _jax
-from jaxlib import version
-
-from tba_jax.system import processes
-from tba_jax.transport import locator
-
-# jaxlib logs every connect otherwise; `import jax` sets the same.
+# jaxlib reads it when it is loaded and logs every connect otherwise; `import
+# jax` sets the same.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+
+from jaxlib import _jax  # noqa: E402
+from jaxlib import version  # noqa: E402
+
+from tba_jax.system import processes  # noqa: E402
+from tba_jax.transport import locator  # noqa: E402
 
 KNOWN_TO_WORK = "0.10 and 0.11"
 

@@ -121,6 +121,25 @@ class InterfaceTest(absltest.TestCase):
     child = subprocess.run([sys.executable, "-c", code], cwd=root, check=False)
     self.assertEqual(child.returncode, 0)
 
+  def test_jaxlib_does_not_log_what_goes_well(self):
+    folder = self.create_tempdir().full_path
+    code = (
+        "import os; from tba_jax.transport import jax_kv;"
+        f" os.chdir({folder!r}); service = jax_kv.make_service('unix:s');"
+        " jax_kv.connect('unix:s')"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=pathlib.Path(tba_jax.__file__).parents[1],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(child.returncode, 0)
+    self.assertNotIn("Distributed task", child.stderr)
+
 
 if __name__ == "__main__":
   absltest.main()
