@@ -5,9 +5,6 @@
 import os
 import pathlib
 
-from absl import flags
-import jax
-
 # Before jax is imported anywhere; the processes that tests start inherit it.
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -18,8 +15,8 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("TBA_JAX_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
-# noqa: E402
-# noqa: E402  the environment above must come first.
+from absl import flags  # noqa: E402
+import jax  # noqa: E402  the environment above must come first.
 
 # A silent broadcast of [B, 1] against [B] is the classic wrong loss.
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -87,7 +87,7 @@ def make_learner(
   """
   num_steps = config.train.num_steps
   ref_logprobs_N = jnp.asarray(space.ref_logprobs_N)
-  tx, _ = optimizer.make_optimizer(
+  policy = optimizer.make_optimizer(
       config.optimizer, num_steps, per_round_steps=config.train.per_round_steps
   )
   loss_tx = optax.adam(config.loss.log_z_learning_rate)
@@ -100,9 +100,10 @@ def make_learner(
     grads = jax.grad(loss_of, argnums=(0, 1))(
         logits_N, loss_params, sampler_N, jax.random.fold_in(rng, t)
     )
-    updates, state = tx.update(grads[0], states[0], logits_N)
+    logits_N, state = policy.update(
+        grads[0], states[0], logits_N, jnp.asarray(policy.learning_rate(t))
+    )
     loss_updates, loss_state = loss_tx.update(grads[1], states[1], loss_params)
-    logits_N = optax.apply_updates(logits_N, updates)
     loss_params = optax.apply_updates(loss_params, loss_updates)
     past_SxN = past_SxN.at[t + 1].set(jax.nn.log_softmax(logits_N))
     return logits_N, loss_params, (state, loss_state), past_SxN, rng
@@ -110,7 +111,7 @@ def make_learner(
   @jax.jit
   def run(lag_steps, fixed_N):
     loss_params = objective.make_loss_params(config)
-    states = tx.init(ref_logprobs_N), loss_tx.init(loss_params)
+    states = policy.tx.init(ref_logprobs_N), loss_tx.init(loss_params)
     past_SxN = jnp.tile(ref_logprobs_N, (num_steps + 1, 1))
     rng = jax.random.PRNGKey(config.seed)
     carry = ref_logprobs_N, loss_params, states, past_SxN, rng

@@ -14,21 +14,13 @@ from tests.programs import evaluate_test
 
 arithmetic = variants.import_config("configs/arithmetic.py")
 
-# Before jax is imported: it reads the flag once, so this file runs in a process
+# Before jax makes its devices, which it does once: this file runs in a process
 # of its own.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_force_host_platform_device_count=4"
 )
-
-# noqa: E402
-# noqa: E402
-
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
 
 
 def setUpModule():

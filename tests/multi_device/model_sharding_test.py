@@ -25,18 +25,6 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_force_host_platform_device_count=8"
 )
 
-# noqa: E402  the flag must come first.
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 B, K, P, T, V = 8, 3, 6, 5, 32

@@ -27,37 +27,13 @@ from tba_jax.transport import carrier_store
 from tests.support import in_process
 from tests.support import tiny_model
 
-# Before jax is imported: it reads the flag once, so this file runs in a process
+# Before jax makes its devices, which it does once: this file runs in a process
 # of its own.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_force_host_platform_device_count=4"
 )
-
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
 
 TAG = "00000001.0000000003"
 KEYS = {"run_id": "run", "secret": b"s" * 32, "deadline_s": 60.0}

@@ -22,30 +22,13 @@ from tba_jax.training import sharding
 from tba_jax.training import train_step
 from tests.support import tiny_model
 
-# Before jax is imported: it reads the flag once, so this file runs in a process
+# Before jax makes its devices, which it does once: this file runs in a process
 # of its own.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_force_host_platform_device_count=8"
 )
-
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
 
 NUM_PROMPTS = 4
 # Prompts of 5 tokens and completions of 6: neither divides by 4.
@@ -235,7 +218,7 @@ class MemoryTest(absltest.TestCase):
       mesh = sharding.make_mesh(config.mesh)
       state = train_step.abstract_state(config, model, mesh)
       step_fn = train_step.make_train_step(config, model, mesh)
-      compiled = step_fn.lower(state, batch).compile()
+      compiled = jax.jit(step_fn).lower(state, batch).compile()
       bytes_of[name] = compiled.memory_analysis().temp_size_in_bytes
       text_of[name] = compiled.as_text()
     # A quarter of it, beside the keys and values of one layer, and gradients.

@@ -18,26 +18,13 @@ from tba_jax.training import sharding
 from tba_jax.training import train_step
 from tests.support import tiny_model
 
-# Before jax is imported: it reads the flag once, so this file runs in a process
+# Before jax makes its devices, which it does once: this file runs in a process
 # of its own.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_force_host_platform_device_count=8"
 )
-
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
-# noqa: E402
 
 NUM_PROMPTS = 8
 MESHES = {
