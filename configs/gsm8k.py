@@ -87,7 +87,7 @@ def _set_paper(c: ml_collections.ConfigDict) -> None:
   c.search.num_searchers = 3
   c.search.prompts_per_round = 3
   c.search.samples_per_prompt = 24
-  # The trainer does not wait for searchers, and these sample without end.
+  # The trainer does not wait for searchers, which run at most lead_steps ahead.
   c.search.prompts_per_step = 7
   c.search.wait_for_fresh = False
   c.search.lead_steps = 4

@@ -24,7 +24,6 @@ trained (theirs: LoRA of rank 32); log Z is one scalar with a rate of its own
 the warm start is of base samples alone (theirs: with the instructions too); an
 attack that the buffer refuses is not trained on (theirs: fresh ones are); the
 attacker's prompt is our own.
-What the papers leave open: docs/tasks.md.
 
 Hardware and time of the papers: GPT-2 on 4 to 64 V100 in 1.7 to 2.9 hours, 94.5
 to 97.6 % of attacks successful at a cosine distance of 0.42 to 0.49; Llama on 8
@@ -129,7 +128,7 @@ def _set_papers(c: ml_collections.ConfigDict) -> None:
   # What explores is not drawn from the policy: their log-probs differ.
   c.guards.max_logprob_gap = 1e3
 
-  # The trainer does not wait for searchers, and these sample without end.
+  # The trainer does not wait for searchers, which run at most lead_steps ahead.
   c.search.num_searchers = 2
   c.search.samples_per_prompt = 16
   c.search.prompts_per_round = 8
