@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training in one process with an exact staleness: the runs of a sweep.
 
-Losses and train step are those of the trainer. What step t trains on was
-sampled with the version that the run's `Lag` names; each batch is held to it.
+Sampler, reference policy, rewards and train step are those of the roles; store,
+journal and replay buffer are left out. What step t trains on was sampled with
+the version that the run's `Lag` names; each batch is checked for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +18,6 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.programs import sweep
 from tba_jax.replay import prompt_order
 from tba_jax.sampling import decode
 from tba_jax.tasks import base
@@ -28,220 +27,62 @@ from tba_jax.training import reference as reference_lib
 from tba_jax.training import sharding
 from tba_jax.training import train_step as train_step_lib
 
-# Batches and evaluations straight from params, for the runs of a sweep.
-#
-# The sampler, the reference policy and the reward are those of the roles;
-# store,
-# journal and replay buffer are left out.
-
-
 # Visits of held-out prompts stand above those of training, so that the two
 # never share random numbers.
 _EVALUATION_VISIT = 2**31
-
-
-class Samples:
-  """Samples completions and gives them rewards and reference log-probs."""
-
-  def __init__(
-      self,
-      config: ml_collections.ConfigDict,
-      mesh: jax.sharding.Mesh,
-      *,
-      task: base.Task,
-      tokenizer: tokenizer_lib.Tokenizer,
-      sampler: decode.Sampler,
-      reference: reference_lib.Reference,
-  ):
-    """Takes the parts, which are those of the config."""
-    self._config = config
-    self._mesh = mesh
-    self._task = task
-    self._tokenizer = tokenizer
-    self._sampler = sampler
-    self._reference = reference
-
-  def sample(
-      self,
-      params: types.PyTree,
-      prompts: Sequence[tuple[int, int]],
-      num_completions: int,
-      *,
-      version: int,
-      seed: int,
-      split: str = base.TRAIN,
-  ) -> types.Batch:
-    """Returns completions of prompts; blocks until they are sampled.
-
-    Args:
-      params: of the policy that samples.
-      prompts: (prompt id, visit) of each, B in all.
-      num_completions: K.
-      version: of `params`.
-      seed: of the random numbers.
-      split: of the task.
-
-    Returns:
-      A host batch. Its `staleness_steps` are 0 and its `ref_logprobs` are
-      missing; `finish` puts them in.
-    """
-    tokenizer, task = self._tokenizer, self._task
-    asked = [
-        decode.Request(
-            prompt_tokens=np.asarray(
-                tokenizer.encode_prompt(task.prompt(split, index)), np.int32
-            ),
-            prompt_id=index,
-            visit=visit,
-            num_completions=num_completions,
-            seed=seed,
-        )
-        for index, visit in prompts
-    ]
-    found = self._sampler.sample(params, asked, version=version)
-    rewards_BxK = [
-        [
-            task.reward(split, index, text)
-            for text in _texts(tokenizer, completions)
-        ]
-        for (index, _), completions in zip(prompts, found)
-    ]
-    stack = lambda name: np.stack([getattr(c, name) for c in found])
-    tokens_BxKxT = stack("tokens")
-    prompt_tokens_BxP, prompt_mask_BxP = self._pad(asked)
-    return types.Batch(
-        prompt_tokens=prompt_tokens_BxP,
-        prompt_mask=prompt_mask_BxP,
-        completion_tokens=tokens_BxKxT,
-        completion_mask=batches.completion_mask(
-            tokens_BxKxT,
-            stack("lengths"),
-            () if self._config.loss.include_stop_token else tokenizer.stop_ids,
-        ),
-        behavior_logprobs=stack("logprobs"),
-        ref_logprobs=np.zeros(tokens_BxKxT.shape, np.float32),
-        rewards=np.asarray(rewards_BxK, np.float32),
-        staleness_steps=np.zeros(tokens_BxKxT.shape[:2], np.float32),
-    )
-
-  def finish(self, batch: types.Batch, staleness_steps: int) -> types.Batch:
-    """Returns a host batch on the mesh, with what `sample` leaves out."""
-    staleness_BxK = np.full_like(batch.staleness_steps, staleness_steps)
-    placed = sharding.shard_batch(
-        types.Batch(**{**vars(batch), "staleness_steps": staleness_BxK}),
-        self._mesh,
-        self._config.sharding,
-    )
-    ref_logprobs = self._reference.logprobs(
-        placed.prompt_tokens,
-        placed.prompt_mask,
-        placed.completion_tokens,
-        placed.completion_mask,
-    )
-    return types.Batch(**{**vars(placed), "ref_logprobs": ref_logprobs})
-
-  def evaluate(
-      self, params: types.PyTree, *, version: int, seed: int
-  ) -> dict[str, float]:
-    """Returns what the policy does on held-out prompts; blocks.
-
-    Args:
-      params: of the policy.
-      version: of `params`.
-      seed: of the random numbers.
-
-    Returns:
-      reward: mean over completions, task units.
-      kl: mean over completions of Σ_t (log π - log π_ref), nats.
-      ref_perplexity: exp of the mean of -log π_ref over all tokens.
-      length: mean, tokens with the stop token.
-      distinct: share of distinct completions among those of a prompt.
-    """
-    c = self._config.evaluate
-    sums, num_completions = np.zeros(5), 0
-    for start in range(0, c.final_prompts, c.batch_prompts):
-      # The last batch reaches back: all have one shape.
-      start = max(min(start, c.final_prompts - c.batch_prompts), 0)
-      indices = range(start, min(start + c.batch_prompts, c.final_prompts))
-      batch = self.finish(
-          self.sample(
-              params,
-              [(index, _EVALUATION_VISIT) for index in indices],
-              c.num_completions,
-              version=version,
-              seed=seed,
-              split=base.HELD_OUT,
-          ),
-          0,
-      )
-      mask_BxKxT = batch.completion_mask
-      kl_BxKxT = mask_BxKxT * (batch.behavior_logprobs - batch.ref_logprobs)
-      distinct = [
-          len({tokens.tobytes() for tokens in group})
-          for group in np.asarray(batch.completion_tokens)
-      ]
-      sums += [
-          float(batch.rewards.sum()),
-          float(kl_BxKxT.sum()),
-          float(batch.ref_logprobs.sum()),
-          float(mask_BxKxT.sum()),
-          sum(distinct),
-      ]
-      num_completions += len(indices) * c.num_completions
-    reward, kl, ref_logprob, num_tokens, num_distinct = sums
-    return {
-        "reward": reward / num_completions,
-        "kl": kl / num_completions,
-        "ref_perplexity": float(np.exp(-ref_logprob / num_tokens)),
-        "length": num_tokens / num_completions,
-        "distinct": num_distinct / num_completions,
-    }
-
-  def _pad(
-      self, asked: Sequence[decode.Request]
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the prompts' tokens and mask, left-padded."""
-    shape = (len(asked), self._config.sampling.max_prompt_tokens)
-    tokens_BxP = np.full(shape, self._tokenizer.pad_id, np.int32)
-    mask_BxP = np.zeros(shape, np.float32)
-    for b, request in enumerate(asked):
-      length = len(request.prompt_tokens)
-      tokens_BxP[b, -length:] = request.prompt_tokens
-      mask_BxP[b, -length:] = 1
-    return tokens_BxP, mask_BxP
-
-
-def _texts(
-    tokenizer: tokenizer_lib.Tokenizer, completions: types.Completions
-) -> list[str]:
-  """Returns the K texts, each without its final stop token."""
-  return [
-      tokenizer.decode_completion(tokens, int(length), bool(stopped))
-      for tokens, length, stopped in zip(
-          completions.tokens, completions.lengths, completions.stopped
-      )
-  ]
-
-
 # Metrics of a step whose means over the last quarter of a run are kept.
 _KEPT = ("reward_mean", "entropy", "ratio_clip_share", "grad_norm",
          "effective_sample_share", "equal_reward_groups")  # fmt: skip
 
 
-class Interrupted(Exception):
-  """`should_stop` was true before the run was done."""
+@dataclasses.dataclass(frozen=True)
+class Lag:
+  """Which params sample the batch of a step.
+
+  staleness_steps: s; the batch of step t is sampled with version t - s, or 0.
+  mini_batches: N; with 2 or more, with the version that began the round of N
+    steps: t - t mod N.
+  """
+
+  staleness_steps: int = 0
+  mini_batches: int = 1
+
+  @property
+  def label(self) -> str:
+    if self.mini_batches > 1:
+      return f"N={self.mini_batches}"
+    return f"s={self.staleness_steps}"
+
+  def version_of(self, step: int) -> int:
+    """Returns the version that samples what `step` trains on."""
+    if self.mini_batches > 1:
+      return step - step % self.mini_batches
+    return max(step - self.staleness_steps, 0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampled:
-  """What a step will train on.
+class Run:
+  """One run of a sweep.
 
-  version: steps that the policy had done when it sampled.
-  batch: on the host, as `Samples.sample` gives it.
+  objective: its name in `config.sweep.objectives`.
+  lag: of its samples.
+  seed: of its prompts and samples.
+  config: of the run, complete.
   """
 
-  version: int
-  batch: types.Batch
+  objective: str
+  lag: Lag
+  seed: int
+  config: ml_collections.ConfigDict
+
+  @property
+  def name(self) -> str:
+    lag = self.lag.label.replace("=", "")
+    return f"{self.objective}-{lag}-seed{self.seed}"
+
+
+class Interrupted(Exception):
+  """`should_stop` was true before the run was done."""
 
 
 class Bench:
@@ -257,20 +98,15 @@ class Bench:
     Raises:
       ValueError: WORKDIR/sft/model is missing or disagrees with the config.
     """
+    self._config = config
     self._policy = policy.make_policy(config, workdir)
     self._params = policy.initial_params(self._policy, config.seed)
     self._mesh = sharding.make_mesh(config.mesh)
-    self._samples = Samples(
-        config,
-        self._mesh,
-        task=self._policy.task,
-        tokenizer=self._policy.tokenizer,
-        sampler=policy.make_sampler(config, self._policy),
-        reference=reference_lib.Reference(
-            self._policy.model,
-            self._params,
-            temperature=config.sampling.temperature,
-        ),
+    self._sampler = policy.make_sampler(config, self._policy)
+    self._reference = reference_lib.Reference(
+        self._policy.model,
+        self._params,
+        temperature=config.sampling.temperature,
     )
     # By objective: its step, and its state before step 0.
     self._objectives: dict[
@@ -279,7 +115,7 @@ class Bench:
 
   def run(
       self,
-      run: sweep.Run,
+      run: Run,
       *,
       should_stop: Callable[[], bool] = lambda: False,
       on_step: Callable[[train_step_lib.TrainState], None] = lambda state: None,
@@ -312,10 +148,10 @@ class Bench:
     every = run.config.evaluate.every_steps or num_steps
     evaluate = lambda step: {
         "step": step,
-        **self._samples.evaluate(state.params, version=step, seed=run.seed),
+        **self._evaluate(state.params, version=step, seed=run.seed),
     }
     curve, metrics, used = [evaluate(0)], [], []
-    ahead: dict[int, Sampled] = {}
+    ahead: dict[int, tuple[int, types.Batch]] = {}
     diverged_step = None
     for step in range(num_steps):
       if should_stop():
@@ -325,11 +161,11 @@ class Bench:
       while (next_step := step + len(ahead)) < num_steps and run.lag.version_of(
           next_step
       ) <= step:
-        ahead[next_step] = self._sample(run, state, order, next_step)
-      sampled = ahead.pop(step)
-      _check_version(run, int(state.step), sampled.version)
-      used.append(sampled.version)
-      batch = self._samples.finish(sampled.batch, step - sampled.version)
+        ahead[next_step] = self._sample_step(run, state, order, next_step)
+      version, batch = ahead.pop(step)
+      _check_version(run, int(state.step), version)
+      used.append(version)
+      batch = self._finish(batch, step - version)
       state, found = train_step(state, batch)
       metrics.append({k: float(found[k]) for k in _KEPT})
       if not np.isfinite(found["loss"]):
@@ -347,7 +183,7 @@ class Bench:
     }
 
   def _objective(
-      self, run: sweep.Run
+      self, run: Run
   ) -> tuple[train_step_lib.TrainStep, train_step_lib.TrainState]:
     if run.objective not in self._objectives:
       model = self._policy.model
@@ -367,27 +203,168 @@ class Bench:
       )
     return self._objectives[run.objective]
 
-  def _sample(
+  def _sample_step(
       self,
-      run: sweep.Run,
+      run: Run,
       state: train_step_lib.TrainState,
       order: prompt_order.PromptOrder,
       step: int,
-  ) -> Sampled:
-    """Returns what `step` will train on, sampled with the present params."""
+  ) -> tuple[int, types.Batch]:
+    """Returns what `step` trains on, and the version that samples it now."""
     size = run.config.train.prompts_per_batch
     version = int(state.step)
-    batch = self._samples.sample(
+    batch = self._sample(
         state.params,
         [order.prompt(step * size + i) for i in range(size)],
         run.config.train.completions_per_prompt,
         version=version,
         seed=run.seed,
     )
-    return Sampled(version, batch)
+    return version, batch
+
+  def _sample(
+      self,
+      params: types.PyTree,
+      prompts: Sequence[tuple[int, int]],
+      num_completions: int,
+      *,
+      version: int,
+      seed: int,
+      split: str = base.TRAIN,
+  ) -> types.Batch:
+    """Returns completions of prompts as a host batch, with their rewards.
+
+    Args:
+      params: of the policy that samples.
+      prompts: (prompt id, visit) of each, B in all.
+      num_completions: K.
+      version: of `params`.
+      seed: of the random numbers.
+      split: of the task.
+
+    Returns:
+      A batch whose `staleness_steps` and `ref_logprobs` are 0; `_finish` sets
+      them.
+    """
+    tokenizer, task = self._policy.tokenizer, self._policy.task
+    requests = [
+        decode.Request(
+            prompt_tokens=np.asarray(
+                tokenizer.encode_prompt(task.prompt(split, index)), np.int32
+            ),
+            prompt_id=index,
+            visit=visit,
+            num_completions=num_completions,
+            seed=seed,
+        )
+        for index, visit in prompts
+    ]
+    found = self._sampler.sample(params, requests, version=version)
+    rewards_BxK = [
+        [
+            task.reward(
+                split,
+                index,
+                tokenizer.decode_completion(tokens, int(n), bool(s)),
+            )
+            for tokens, n, s in zip(c.tokens, c.lengths, c.stopped)
+        ]
+        for (index, _), c in zip(prompts, found)
+    ]
+    stack = lambda name: np.stack([getattr(c, name) for c in found])
+    tokens_BxKxT = stack("tokens")
+    P = self._config.sampling.max_prompt_tokens
+    prompt_tokens_BxP = np.full((len(prompts), P), tokenizer.pad_id, np.int32)
+    prompt_mask_BxP = np.zeros(prompt_tokens_BxP.shape, np.float32)
+    for b, request in enumerate(requests):
+      length = len(request.prompt_tokens)
+      prompt_tokens_BxP[b, -length:] = request.prompt_tokens
+      prompt_mask_BxP[b, -length:] = 1
+    return types.Batch(
+        prompt_tokens=prompt_tokens_BxP,
+        prompt_mask=prompt_mask_BxP,
+        completion_tokens=tokens_BxKxT,
+        completion_mask=batches.completion_mask(
+            tokens_BxKxT,
+            stack("lengths"),
+            () if self._config.loss.include_stop_token else tokenizer.stop_ids,
+        ),
+        behavior_logprobs=stack("logprobs"),
+        ref_logprobs=np.zeros(tokens_BxKxT.shape, np.float32),
+        rewards=np.asarray(rewards_BxK, np.float32),
+        staleness_steps=np.zeros(tokens_BxKxT.shape[:2], np.float32),
+    )
+
+  def _finish(self, batch: types.Batch, staleness_steps: int) -> types.Batch:
+    """Returns a host batch on the mesh, with what `_sample` leaves out."""
+    staleness_BxK = np.full_like(batch.staleness_steps, staleness_steps)
+    placed = sharding.shard_batch(
+        types.Batch(**{**vars(batch), "staleness_steps": staleness_BxK}),
+        self._mesh,
+        self._config.sharding,
+    )
+    ref_logprobs = self._reference.logprobs(
+        placed.prompt_tokens,
+        placed.prompt_mask,
+        placed.completion_tokens,
+        placed.completion_mask,
+    )
+    return types.Batch(**{**vars(placed), "ref_logprobs": ref_logprobs})
+
+  def _evaluate(
+      self, params: types.PyTree, *, version: int, seed: int
+  ) -> dict[str, float]:
+    """Returns means over completions of held-out prompts.
+
+    Returns:
+      reward: mean over completions, task units.
+      kl: mean over completions of Σ_t (log π - log π_ref), nats.
+      ref_perplexity: exp of the mean of -log π_ref over all tokens.
+      length: mean, tokens with the stop token.
+      distinct: share of distinct completions among those of a prompt.
+    """
+    c = self._config.evaluate
+    sums, num_completions = np.zeros(5), 0
+    for start in range(0, c.final_prompts, c.batch_prompts):
+      # The last batch reaches back: all have one shape.
+      start = max(min(start, c.final_prompts - c.batch_prompts), 0)
+      indices = range(start, min(start + c.batch_prompts, c.final_prompts))
+      batch = self._finish(
+          self._sample(
+              params,
+              [(index, _EVALUATION_VISIT) for index in indices],
+              c.num_completions,
+              version=version,
+              seed=seed,
+              split=base.HELD_OUT,
+          ),
+          0,
+      )
+      mask_BxKxT = batch.completion_mask
+      kl_BxKxT = mask_BxKxT * (batch.behavior_logprobs - batch.ref_logprobs)
+      distinct = [
+          len({tokens.tobytes() for tokens in group})
+          for group in np.asarray(batch.completion_tokens)
+      ]
+      sums += [
+          float(batch.rewards.sum()),
+          float(kl_BxKxT.sum()),
+          float(batch.ref_logprobs.sum()),
+          float(mask_BxKxT.sum()),
+          sum(distinct),
+      ]
+      num_completions += len(indices) * c.num_completions
+    reward, kl, ref_logprob, num_tokens, num_distinct = sums
+    return {
+        "reward": reward / num_completions,
+        "kl": kl / num_completions,
+        "ref_perplexity": float(np.exp(-ref_logprob / num_tokens)),
+        "length": num_tokens / num_completions,
+        "distinct": num_distinct / num_completions,
+    }
 
 
-def _check_version(run: sweep.Run, step: int, version: int) -> None:
+def _check_version(run: Run, step: int, version: int) -> None:
   """A staleness that is not exact would make the whole study wrong."""
   expected = run.lag.version_of(step)
   if version != expected:

@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `sweep` program: quality against staleness, objective by objective.
 
-Fine-tunes once, makes every run of `config.sweep` that is not done yet, and
-ends in one table and one plot. In WORKDIR: `config.json`, `sft/`,
-`runs/NAME.json` (a run's result, written whole when it is done), `sweep.md` and
-`sweep.png`, brought up to date as runs end. A run that was cut off is made
-again from its beginning.
+Fine-tunes once, then makes every run of `config.sweep` that has no result yet:
+objectives times staleness times seeds. In WORKDIR: `config.json`, `sft/`,
+`runs/NAME.json` (the result of a run that is done), `sweep.md` and `sweep.png`.
+A run that was cut off starts again from its beginning.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,60 +41,7 @@ from tba_jax.programs import stale_loop
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
-# One run of a sweep, and which params sample what it trains on.
-
-
-@dataclasses.dataclass(frozen=True)
-class Lag:
-  """Which params sample the batch of a step.
-
-  staleness_steps: s; the batch of step t is sampled with version t - s, or 0.
-  mini_batches: N; with 2 or more, with the version that began the round of N
-    steps: t - t mod N.
-  """
-
-  staleness_steps: int = 0
-  mini_batches: int = 1
-
-  @property
-  def label(self) -> str:
-    if self.mini_batches > 1:
-      return f"N={self.mini_batches}"
-    return f"s={self.staleness_steps}"
-
-  def version_of(self, step: int) -> int:
-    """Returns the version that samples what `step` trains on."""
-    if self.mini_batches > 1:
-      return step - step % self.mini_batches
-    return max(step - self.staleness_steps, 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-  """One run of a sweep.
-
-  objective: its name in `config.sweep.objectives`.
-  lag: of its samples.
-  seed: of its prompts and samples.
-  config: of the run, complete.
-  """
-
-  objective: str
-  lag: Lag
-  seed: int
-  config: ml_collections.ConfigDict
-
-  @property
-  def name(self) -> str:
-    lag = self.lag.label.replace("=", "")
-    return f"{self.objective}-{lag}-seed{self.seed}"
-
-
-# The runs of a sweep: objectives times staleness times seeds. No JAX here.
-
-
-# What an objective may set; the sampler, the model, the task and the numbers of
-# updates and completions are common to all runs.
+# What an objective may set; all else is common to all runs.
 _OWN_KEYS = (
     "loss.*",
     "optimizer.*",
@@ -109,7 +55,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 def expand_runs(
     config: ml_collections.ConfigDict,
     check: Callable[[ml_collections.ConfigDict], None],
-) -> list[Run]:
+) -> list[stale_loop.Run]:
   """Returns the runs in their order: a whole seed, then the next.
 
   Args:
@@ -137,12 +83,12 @@ def expand_runs(
       for name, overrides in recipes.items()
   }
   return [
-      Run(name, lag, seed, configs[name])
+      stale_loop.Run(name, lag, seed, configs[name])
       for seed, name, lag in itertools.product(seeds, recipes, lags)
   ]
 
 
-def run_settings(run: Run) -> dict[str, Any]:
+def run_settings(run: stale_loop.Run) -> dict[str, Any]:
   """Returns what the result of a run depends on, by config key."""
   values = load.flatten(run.config.to_dict())
   parts = ("task.", "tokenizer.", "model.", "sft.", "sampling.", "loss.",
@@ -150,13 +96,15 @@ def run_settings(run: Run) -> dict[str, Any]:
   return {k: v for k, v in values.items() if k.startswith(parts)}
 
 
-def result_path(workdir: str | pathlib.Path, run: Run) -> pathlib.Path:
+def result_path(
+    workdir: str | pathlib.Path, run: stale_loop.Run
+) -> pathlib.Path:
   """Returns the one file of a run's result; it is there whole or not at all."""
   return pathlib.Path(workdir) / "runs" / f"{run.name}.json"
 
 
 def read_result(
-    workdir: str | pathlib.Path, run: Run
+    workdir: str | pathlib.Path, run: stale_loop.Run
 ) -> Mapping[str, Any] | None:
   """Returns the result of a run, None where it is not done.
 
@@ -206,10 +154,16 @@ def _recipes(config: ml_collections.ConfigDict) -> dict[str, list[str]]:
   return recipes
 
 
-def _lags(sweep: ml_collections.ConfigDict) -> list[Lag]:
-  lags = [Lag(staleness_steps=s) for s in _numbers(sweep, "staleness_steps", 0)]
+def _lags(sweep: ml_collections.ConfigDict) -> list[stale_loop.Lag]:
+  lags = [
+      stale_loop.Lag(staleness_steps=s)
+      for s in _numbers(sweep, "staleness_steps", 0)
+  ]
   # One mini-batch a round is staleness 0.
-  lags += [Lag(mini_batches=n) for n in _numbers(sweep, "mini_batches", low=2)]
+  lags += [
+      stale_loop.Lag(mini_batches=n)
+      for n in _numbers(sweep, "mini_batches", low=2)
+  ]
   if not lags:
     raise _wrong(
         "staleness_steps", sweep.staleness_steps, "allowed one or more"
@@ -258,12 +212,10 @@ def _wrong(key: str, value: Any, allowed: str) -> load.ConfigError:
   return load.ConfigError(f"config.sweep.{key} = {value!r}: {allowed}")
 
 
-# The results of a sweep as numbers, as text and as a plot. No JAX here.
+# Tables and the plot
 
 
 matplotlib.use("agg")
-# pylint: disable=g-import-not-at-top
-
 
 # Of the last evaluation of a run: name, title, digits.
 QUANTITIES = (
@@ -319,10 +271,10 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
 
 
 def table_cells(
-    runs: Sequence[Run],
+    runs: Sequence[stale_loop.Run],
     results: Mapping[str, Mapping[str, Any]],
     quantity: str,
-) -> dict[tuple[str, Lag], Cell]:
+) -> dict[tuple[str, stale_loop.Lag], Cell]:
   """Returns the cell of each objective and lag, in the order of the runs.
 
   Args:
@@ -330,8 +282,8 @@ def table_cells(
     results: of those that are done, by the name of the run.
     quantity: key of an evaluation.
   """
-  values: dict[tuple[str, Lag], list[float]] = {}
-  diverged: dict[tuple[str, Lag], int] = {}
+  values: dict[tuple[str, stale_loop.Lag], list[float]] = {}
+  diverged: dict[tuple[str, stale_loop.Lag], int] = {}
   for run in runs:
     key = run.objective, run.lag
     mine = values.setdefault(key, [])
@@ -350,7 +302,7 @@ def table_cells(
 
 
 def markdown_table(
-    runs: Sequence[Run], results: Mapping[str, Mapping[str, Any]]
+    runs: Sequence[stale_loop.Run], results: Mapping[str, Mapping[str, Any]]
 ) -> str:
   """Returns one table: a row for each objective and lag."""
   columns = [table_cells(runs, results, name) for name, _, _ in QUANTITIES]
@@ -371,7 +323,7 @@ def markdown_table(
 
 
 def plot_table(
-    runs: Sequence[Run],
+    runs: Sequence[stale_loop.Run],
     results: Mapping[str, Mapping[str, Any]],
     path: str | pathlib.Path,
 ) -> None:
@@ -424,16 +376,16 @@ def _line(texts: Sequence[str]) -> str:
   return f"| {' | '.join(texts)} |"
 
 
-# The progress of a sweep: a table in place on a terminal, else lines.
+# Progress
 
 
 class View:
-  """Shows which runs are done; call `update` as often as you like."""
+  """Progress of a sweep: a live table on a terminal, else lines."""
 
   def __init__(
       self,
       console: rich.console.Console,
-      runs: Sequence[Run],
+      runs: Sequence[stale_loop.Run],
   ):
     self._console = console
     self._runs = runs
@@ -494,7 +446,7 @@ class View:
 
 
 def progress_table(
-    runs: Sequence[Run], results: Mapping[str, Mapping[str, Any]]
+    runs: Sequence[stale_loop.Run], results: Mapping[str, Mapping[str, Any]]
 ) -> rich.table.Table:
   """Returns objectives by lags; in a cell the mean reward and the seeds."""
   name, title, digits = QUANTITIES[0]
@@ -525,6 +477,9 @@ def _summary(result: Mapping[str, Any]) -> str:
   last = result["curve"][-1]
   texts = [f"{name} {last[name]:.{digits}f}" for name, _, digits in QUANTITIES]
   return f"{', '.join(texts)} ({result['wall_s']:.0f} s)"
+
+
+# The program
 
 
 _WORKER = "worker"  # The operand that makes a process one of several.
@@ -572,7 +527,7 @@ def run(
 def _sweep(
     config: ml_collections.ConfigDict,
     workdir: str,
-    runs: Sequence[Run],
+    runs: Sequence[stale_loop.Run],
     stop: threading.Event,
 ) -> int:
   """Makes what is missing, shows it, and writes table and plot."""
@@ -642,7 +597,7 @@ def _fine_tune(
 def _make_runs(
     config: ml_collections.ConfigDict,
     workdir: str,
-    runs: Sequence[Run],
+    runs: Sequence[stale_loop.Run],
     stop: threading.Event,
     show: Callable[[str], None] = lambda now: None,
 ) -> None:
@@ -668,7 +623,7 @@ def _make_runs(
 
 
 @contextlib.contextmanager
-def _claim(workdir: str, one: Run) -> Iterator[bool]:
+def _claim(workdir: str, one: stale_loop.Run) -> Iterator[bool]:
   """Yields True where no other process has the run; its end gives it back."""
   path = result_path(workdir, one).with_suffix(".lock")
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -732,12 +687,14 @@ def _end(workers: Sequence[subprocess.Popen]) -> None:
       worker.wait()
 
 
-def _read_results(workdir: str, runs: Sequence[Run]) -> Results:
+def _read_results(workdir: str, runs: Sequence[stale_loop.Run]) -> Results:
   found = {run.name: read_result(workdir, run) for run in runs}
   return {name: result for name, result in found.items() if result is not None}
 
 
-def _write_report(workdir: str, runs: Sequence[Run], results: Results) -> None:
+def _write_report(
+    workdir: str, runs: Sequence[stale_loop.Run], results: Results
+) -> None:
   folder = pathlib.Path(workdir)
   partial = folder / ".sweep.md"
   partial.write_text(markdown_table(runs, results))

@@ -10,6 +10,7 @@ from absl.testing import parameterized
 from tba_jax.config import load as load_lib
 from tba_jax.config import validate
 from tba_jax.config import variants
+from tba_jax.programs import stale_loop
 from tba_jax.programs import sweep
 from tba_jax.system import jsonl
 
@@ -29,16 +30,16 @@ def load(arg="smoke", *overrides):
 class LagTest(absltest.TestCase):
 
   def test_so_many_steps_late(self):
-    lag = sweep.Lag(staleness_steps=2)
+    lag = stale_loop.Lag(staleness_steps=2)
     self.assertEqual([lag.version_of(t) for t in range(6)], [0, 0, 0, 1, 2, 3])
     self.assertEqual(lag.label, "s=2")
 
   def test_on_policy(self):
-    lag = sweep.Lag()
+    lag = stale_loop.Lag()
     self.assertEqual([lag.version_of(t) for t in range(4)], [0, 1, 2, 3])
 
   def test_rounds_of_mini_batches(self):
-    lag = sweep.Lag(mini_batches=3)
+    lag = stale_loop.Lag(mini_batches=3)
     self.assertEqual(
         [lag.version_of(t) for t in range(8)], [0, 0, 0, 3, 3, 3, 6, 6]
     )

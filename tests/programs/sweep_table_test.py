@@ -9,15 +9,16 @@ from absl.testing import absltest
 import ml_collections
 import rich.console
 
+from tba_jax.programs import stale_loop
 from tba_jax.programs import sweep
 
-LAGS = (sweep.Lag(), sweep.Lag(staleness_steps=4))
+LAGS = (stale_loop.Lag(), stale_loop.Lag(staleness_steps=4))
 
 
 def make_runs(seeds=(0, 1, 2)):
   config = ml_collections.ConfigDict()
   return [
-      sweep.Run(objective, lag, seed, config)
+      stale_loop.Run(objective, lag, seed, config)
       for seed in seeds
       for objective in ("tb", "rloo")
       for lag in LAGS
