@@ -1,12 +1,13 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The generate program: formats, prompts, resuming, equality with a forward."""
+"""generate and score: formats, continuing, equality with a forward pass."""
 
 import contextlib
 import io
 import json
 import pathlib
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 import jax
@@ -19,6 +20,7 @@ from tba_jax.losses import logprobs
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.programs import generate as programs_generate
+from tba_jax.system import processes
 from tests.support import tiny_model
 
 configs_generate = variants.import_config("configs/generate.py")
@@ -158,6 +160,20 @@ class GenerateTest(absltest.TestCase):
       self.assertRegex(printed, f"in.jsonl:{number}: .*{problem}")
     self.assertIn("2 lines done, 9 could not be done", printed)
 
+  def test_other_fields_are_copied(self):
+    own = {"id": 7, "answer": ["2", None], "completion": "\ud800"}
+    self.write(
+        {"prompt": "1", **own, "max_tokens": 2, "line": 9, "completions": 3},
+        {"prompt_token_ids": [3], "id": 8, "seed": 1},
+    )
+    self.assertEqual(self.run_program(), 0)
+    first, second = self.records()
+    self.assertEqual({name: first[name] for name in own}, own)
+    self.assertEqual(set(first), {"line", "prompt", "completions", *own})
+    self.assertEqual(first["line"], 1)
+    self.assertLen(first["completions"], 3)
+    self.assertEqual(set(second), {"line", "prompt", "completions", "id"})
+
   def test_a_seed_of_a_line_holds_wherever_it_stands(self):
     seeded = {"prompt": "1", "seed": 5}
     others = {"prompt": "1"}, {"prompt": "2"}
@@ -187,7 +203,9 @@ class GenerateTest(absltest.TestCase):
     self.output.unlink()
     self.assertEqual(self.run_program(sampling__stop_token_ids="99"), 2)
     self.assertIn("stop_token_ids=[99]: allowed 0", self.stderr.getvalue())
-    with self.assertRaisesRegex(validate.ConfigError, "allowed '' or token"):
+    with self.assertRaisesRegex(
+        validate.ConfigError, "sampling.stop_token_ids"
+    ):
       self.run_program(sampling__stop_token_ids="3,x")
 
   def test_stop_strings_max_tokens_and_plain_logprobs(self):
@@ -254,6 +272,287 @@ class GenerateTest(absltest.TestCase):
     self.assertRegex(
         self.stderr.getvalue(), "^error: sampling.max_prompt_tokens=60"
     )
+
+
+class ScoreTest(absltest.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.directory = pathlib.Path(
+        cls.enterClassContext(tempfile.TemporaryDirectory())
+    )
+    cls.folder = f"{cls.directory}/model"
+    cls.model, cls.params = make_folder(cls.folder)
+    cls.tokenizer = tokenizer_lib.load(cls.folder)
+
+  def setUp(self):
+    super().setUp()
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    self.input, self.output = folder / "in.jsonl", folder / "out.jsonl"
+
+  def write(self, *records):
+    self.input.write_text("\n".join(map(json.dumps, records)))
+
+  def config(self, **changes):
+    config = configs_generate.get_config("smoke")
+    config.generate.model = self.folder
+    config.generate.input = str(self.input)
+    config.generate.output = str(self.output)
+    config.generate.batch_lines = 2
+    config.sampling.max_prompt_tokens = 6
+    config.sampling.max_completion_tokens = 8
+    for name, value in changes.items():
+      section, _, key = name.partition("__")
+      config[section][key] = value
+    return config
+
+  def run_program(self, **changes):
+    config = self.config(**changes)
+    validate.validate(config, program="score")
+    with contextlib.redirect_stderr(io.StringIO()) as self.stderr:
+      status = programs_generate.run_score(config, None, [])
+    if status == 2:
+      return status, []
+    lines = self.output.read_text().splitlines()
+    return status, [json.loads(line) for line in lines]
+
+  def test_is_that_of_a_full_forward(self):
+    pairs = [("1+2=", "3"), ("1", "23+4"), ("9+9=9", "0")]
+    self.write(
+        *({"prompt": p, "completion": c, "id": f"x{p}"} for p, c in pairs)
+    )
+    status, found = self.run_program(sampling__temperature=0.5)
+    self.assertEqual((status, [r["line"] for r in found]), (0, [1, 2, 3]))
+    for (prompt, completion), record in zip(pairs, found):
+      ids = self.tokenizer.encode(completion)
+      self.assertEqual(record["token_ids"], ids)
+      self.assertEqual(record["id"], f"x{prompt}")
+      self.assertNotIn("completion", record)
+      prompt = self.tokenizer.encode(prompt)
+      tokens = jnp.asarray([prompt + ids])
+      logits = self.model.logits(self.params, tokens, jnp.ones(tokens.shape))
+      expected = logprobs.token_logprobs(
+          logits[0, len(prompt) - 1 : -1], tokens[0, len(prompt) :],
+          temperature=0.5,
+      )  # fmt: skip
+      np.testing.assert_allclose(record["logprobs"], expected, atol=1e-4)
+      self.assertAlmostEqual(record["logprob"], sum(record["logprobs"]), 4)
+
+  def test_gives_what_the_sampler_said(self):
+    self.write(*({"prompt": f"{n}+"} for n in range(3)))
+    sampled = self.config()
+    sampled.generate.output = str(self.output.with_name("sampled.jsonl"))
+    with contextlib.redirect_stderr(io.StringIO()):
+      self.assertEqual(programs_generate.run_generate(sampled, None, []), 0)
+    text = pathlib.Path(sampled.generate.output).read_text()
+    pairs = [
+        (r["prompt"], r["completions"][0])
+        for r in map(json.loads, text.splitlines())
+    ]
+    self.write(
+        *(
+            {"prompt": prompt, "completion_token_ids": c["token_ids"]}
+            for prompt, c in pairs
+        )
+    )
+    for (_, completion), record in zip(pairs, self.run_program()[1]):
+      self.assertEqual(record["token_ids"], completion["token_ids"])
+      np.testing.assert_allclose(
+          record["logprobs"], completion["logprobs"], atol=1e-4
+      )
+
+  def test_the_stop_token_may_be_asked_for(self):
+    self.write({"prompt": "1", "completion": "2"})
+    plain = self.run_program()[1][0]
+    self.output.unlink()
+    record = self.run_program(generate__append_stop_token=True)[1][0]
+    self.assertEqual(
+        record["token_ids"], [*plain["token_ids"], self.tokenizer.eos_id]
+    )
+    np.testing.assert_allclose(
+        record["logprobs"][:-1], plain["logprobs"], atol=1e-5
+    )
+    self.assertLess(record["logprob"], plain["logprob"])
+
+  def test_resumed_bytes_are_those_of_one_go(self):
+    self.write(*({"prompt": "1", "completion": f"{n}"} for n in range(5)))
+    self.run_program()
+    whole = self.output.read_bytes()
+    self.output.write_bytes(whole[: len(whole) // 2])
+    self.assertEqual(self.run_program()[0], 0)
+    self.assertEqual(self.output.read_bytes(), whole)
+
+  def test_bad_lines_are_reported_and_the_rest_is_done(self):
+    self.write(
+        {"prompt": "1", "completion": ""},
+        {"prompt": "1"},
+        {"prompt": "1", "completion": "123456789"},
+        {"prompt": "", "completion": "1"},
+        {"prompt": "1", "completion_token_ids": [-1]},
+        {"prompt": "1", "completion": "1"},
+    )
+    status, found = self.run_program()
+    self.assertEqual((status, [r["line"] for r in found]), (1, [6]))
+    for number, problem in (
+        (1, "has 0 tokens"),
+        (2, "exactly one of completion"),
+        (3, "has 9 tokens: allowed 1 to config.sampling.max_completion"),
+        (4, "the prompt is empty"),
+        (5, "allowed a list of whole numbers"),
+    ):
+      self.assertRegex(
+          self.stderr.getvalue(), f"in.jsonl:{number}: .*{problem}"
+      )
+
+  def test_wrong_settings(self):
+    self.write({"prompt": "1", "completion": "1"})
+    with self.assertRaisesRegex(validate.ConfigError, "temperature = 0.0"):
+      self.run_program(sampling__temperature=0.0)
+    self.assertEqual(self.run_program(sampling__max_prompt_tokens=60)[0], 2)
+    self.assertIn("allowed up to 64", self.stderr.getvalue())
+
+
+class LinesTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.source = self.folder / "in.jsonl"
+    self.target = self.folder / "made" / "out.jsonl"
+    self.config = configs_generate.get_config("smoke")
+    self.config.generate.input = str(self.source)
+    self.config.generate.output = str(self.target)
+    self.config.generate.batch_lines = 2
+    self.write([json.dumps({"n": n}) for n in range(7)])
+    self.batches = []
+    self.end_after = None
+
+  def write(self, lines):
+    self.source.write_text("\n".join(lines) + "\n")
+
+  def run_all(self, **settings):
+    def prepare(number, record):
+      del number
+      if record["n"] < 0:
+        raise ValueError("below 0")
+      return record["n"]
+
+    def answer(numbers):
+      if self.end_after is not None and len(self.batches) == self.end_after:
+        raise KeyboardInterrupt
+      self.batches.append(numbers)
+      return [{"square": n * n} for n in numbers]
+
+    self.stderr = io.StringIO()
+    with contextlib.redirect_stderr(self.stderr):
+      return programs_generate.run_lines(
+          self.config,
+          settings or {"model": "m"},
+          prepare=prepare,
+          answer=answer,
+      )
+
+  def found(self):
+    return self.target.read_bytes()
+
+  def test_answers_stand_in_order_with_their_lines(self):
+    self.write(['{"n": 2}', "", '{"n": -1}', "no", '{"n": 5}'])
+    counts = self.run_all()
+    self.assertEqual(counts, programs_generate.Counts(before=0, done=2, bad=2))
+    self.assertEqual(
+        [json.loads(line) for line in self.found().splitlines()],
+        [{"line": 1, "square": 4}, {"line": 5, "square": 25}],
+    )
+    printed = self.stderr.getvalue()
+    self.assertIn(f"{self.source}:3: below 0\n", printed)
+    self.assertIn(f"{self.source}:4: not JSON", printed)
+
+  def test_goes_on_after_any_byte(self):
+    self.run_all()
+    whole = self.found()
+    for size in (1, 18, len(whole) // 2, len(whole) - 1, len(whole)):
+      self.target.write_bytes(whole[:size])
+      self.batches.clear()
+      counts = self.run_all()
+      self.assertEqual(self.found(), whole)
+      done = whole[:size].count(b"\n")
+      self.assertEqual((counts.before, counts.done), (done, 7 - done))
+      self.assertEqual(sum(self.batches, []), list(range(done, 7)))
+
+  def test_each_batch_is_on_disk_before_the_next(self):
+    self.end_after = 2
+    with self.assertRaises(KeyboardInterrupt):
+      self.run_all()
+    self.assertEqual(self.found().count(b"\n"), 4)
+
+  def test_other_settings_do_not_go_on(self):
+    self.run_all(model="m", temperature=1.0)
+    before = self.found()
+    with self.assertRaisesRegex(ValueError, "temperature = 1.0, now it is 0.5"):
+      self.run_all(model="m", temperature=0.5)
+    self.source.write_text('{"n": 1}\n')
+    with self.assertRaisesRegex(ValueError, "begun with input_sha256"):
+      self.run_all(model="m", temperature=1.0)
+    self.assertEqual(self.found(), before)
+
+  def test_the_file_of_another_program_is_kept(self):
+    self.target.parent.mkdir()
+    self.target.write_text("precious\n")
+    with self.assertRaisesRegex(ValueError, "out.jsonl: it is there already"):
+      self.run_all()
+    self.assertEqual(self.found(), b"precious\n")
+
+  def test_a_line_that_was_not_written_here_is_named(self):
+    self.run_all()
+    with self.target.open("ab") as file:
+      file.write(b"{}\n")
+    with self.assertRaisesRegex(ValueError, "out.jsonl:8: not a line"):
+      self.run_all()
+
+  def test_one_process_writes(self):
+    self.run_all()
+    with self.target.open("ab") as file:
+      self.assertTrue(processes.try_lock(file.fileno()))
+      with self.assertRaisesRegex(ValueError, "another process is writing"):
+        self.run_all()
+
+  def test_a_bad_line_does_not_hide_the_others(self):
+    bad = {
+        3: (b'{"n": 1', "not JSON: .*column 8"),
+        4: (b'{"n": "\xff"}', "not UTF-8 from byte 8 on"),
+        5: (b"[1, 2]", "not a JSON object"),
+        6: (b"[" * 100_000, "not JSON"),
+        7: (b'{"n": ' + b"9" * 5000 + b"}", "not JSON"),
+    }
+    lines = [
+        b'\xef\xbb\xbf{"n": 1}\r',
+        b"",
+        *(data for data, _ in bad.values()),
+    ]
+    self.source.write_bytes(b"\n".join([*lines, b'{"n": 4}']))
+    counts = self.run_all()
+    self.assertEqual((counts.done, counts.bad), (2, 5))
+    written = [json.loads(line) for line in self.found().splitlines()]
+    self.assertEqual([r["line"] for r in written], [1, 8])
+    for number, (_, problem) in bad.items():
+      self.assertRegex(self.stderr.getvalue(), f"in.jsonl:{number}: {problem}")
+
+  def test_exit_status(self):
+    for result, status in (
+        (programs_generate.Counts(0, 3, 0), 0),
+        (programs_generate.Counts(2, 3, 1), 1),
+        (ValueError("wrong x"), 2),
+        (FileNotFoundError("no y"), 2),
+        (KeyboardInterrupt(), 75),
+    ):
+      with (
+          mock.patch.object(programs_generate, "score", side_effect=[result]),
+          mock.patch.object(processes, "enable_compilation_cache"),
+          contextlib.redirect_stderr(io.StringIO()),
+      ):
+        found = programs_generate.run_score(self.config, None, [])
+      self.assertEqual(found, status)
 
 
 if __name__ == "__main__":
