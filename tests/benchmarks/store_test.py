@@ -17,9 +17,13 @@ from tests.support import tiny_model
 class StoreBenchmarkTest(absltest.TestCase):
 
   def test_small_numbers(self):
-    with tempfile.TemporaryDirectory(prefix="tba-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="tba-") as folder,
+        mock.patch.object(store, "_SHAPE", (2, 2, 4, 4)),
+        mock.patch.object(store_queue, "_SETTLE_S", 0.05),
+    ):
       with mock.patch.object(tempfile, "tempdir", folder):
-        out = store.run(tiny_model.make_config(), ["6", "2", "1", "3"])
+        out = store.run(tiny_model.make_config(), ["2", "2", "1", "3"])
       # Journal, spool and sockets are gone, and with them their processes.
       self.assertEmpty(os.listdir(folder))
     self.assertEqual(json.loads(json.dumps(out)), out)
