@@ -4,7 +4,8 @@
 #
 # Runs the tests. The fast group is shared out, file by file, over a pytest
 # process for each core, four at most. Files that set XLA_FLAGS (multi_device) or
-# start processes (multi_process) run in a pytest process of their own.
+# start processes (multi_process) run in a pytest process of their own, two at a
+# time. All share a cache of compiled programs: see tests/conftest.py.
 set -euo pipefail
 
 usage() {
@@ -54,7 +55,8 @@ fi
 export JAX_PLATFORMS=cpu PYTHONUNBUFFERED=1
 results="$(mktemp -d)"
 trap 'rm -rf "$results"' EXIT
-failed=()
+mkdir "$results/logs"
+touch "$results/failed"
 
 # run_group SECONDS NAME PATH…: one pytest process, ended at its time limit.
 run_group() {
@@ -63,21 +65,27 @@ run_group() {
   echo "=== $name"
   timeout --kill-after=30 "$limit" "$VENV_PYTHON" -m pytest \
     ${args[@]+"${args[@]}"} "$@" 2>&1 \
-    | tee "$results/${name//\//_}" || status=$?
+    | tee "$results/logs/${name//\//_}" || status=$?
   # 5 is "no test ran": right where the arguments deselect a whole group.
   if ((status == 5 && ${#args[@]})); then status=0; fi
   if ((status == 124 || status == 137)); then
     echo "$name was ended at its limit of $limit s" >&2
   fi
-  if ((status)); then failed+=("$name (exit $status)"); fi
+  if ((status)); then echo "$name (exit $status)" >>"$results/failed"; fi
 }
 
-# run_each SECONDS FOLDER: each test file of it in a process of its own.
+# run_each SECONDS FOLDER: each test file of it in a process of its own, two at a
+# time; what one prints comes in one piece.
 run_each() {
   local file
   for file in "$2"/*_test.py; do
-    if [[ -e "$file" ]]; then run_group "$1" "${file%.py}" "$file"; fi
+    while (($(jobs -rp | wc -l) >= 2)); do sleep 0.2; done
+    {
+      out="$(run_group "$1" "${file%.py}" "$file" 2>&1)"
+      printf '%s\n' "$out"
+    } &
   done
+  wait
 }
 
 if ((paths)); then
@@ -98,7 +106,7 @@ else
 fi
 
 # One line for all: the sum of the groups' closing lines.
-"$VENV_PYTHON" - "$results" <<'END'
+"$VENV_PYTHON" - "$results/logs" <<'END'
 import collections
 import pathlib
 import re
@@ -111,7 +119,7 @@ for path in pathlib.Path(sys.argv[1]).iterdir():
     total["failed" if what == "error" else what] += int(count)
 print(", ".join(f"{total[k]} {k}" for k in ("passed", "failed", "skipped")))
 END
-if ((${#failed[@]})); then
-  printf 'failed group: %s\n' "${failed[@]}" >&2
+if [[ -s "$results/failed" ]]; then
+  sed 's/^/failed group: /' "$results/failed" >&2
   exit 1
 fi

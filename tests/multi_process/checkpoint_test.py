@@ -1,8 +1,7 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A process that dies or runs out of disk while it saves loses nothing else."""
+"""A process that dies while it saves loses nothing else."""
 
-import os
 import pathlib
 import random
 import subprocess
@@ -15,18 +14,16 @@ import numpy as np
 
 from tba_jax.training import checkpoint
 from tests.multi_process import checkpoint_child
-
-_CHILD = pathlib.Path(checkpoint_child.__file__)
-_ROOT = _CHILD.parents[2]
+from tests.support import harness
 
 
-def start_child(directory, *args):
+def start_child(directory):
   return subprocess.Popen(
-      [sys.executable, str(_CHILD), directory, *args],
+      [sys.executable, checkpoint_child.__file__, directory],
       stdout=subprocess.PIPE,
       stderr=subprocess.DEVNULL,
       text=True,
-      env={**os.environ, "PYTHONPATH": str(_ROOT)},
+      env=harness.environment(),
   )
 
 
@@ -55,7 +52,7 @@ class KillTest(absltest.TestCase):
     directory = self.create_tempdir().full_path
     rng = random.Random(0)
     done = 0
-    for _ in range(4):
+    for _ in range(3):
       child = start_child(directory)
       for _ in range(2):
         kind, step = child.stdout.readline().split()
@@ -74,23 +71,6 @@ class KillTest(absltest.TestCase):
       while list(pathlib.Path(directory).glob("*tmp*")):
         self.assertLess(time.monotonic(), until)
         time.sleep(0.02)
-
-  def test_a_full_disk_is_one_clear_error_and_keeps_the_others(self):
-    directory = self.create_tempdir().full_path
-    saver = checkpoint.Checkpointer(directory, keep=2)
-    saver.save(
-        1,
-        checkpoint_child.make_state(1),
-        checkpoint_child.make_host_state(1),
-        wait=True,
-    )
-    saver.close()
-    # No file may grow beyond half of what the arrays need.
-    child = start_child(directory, str(checkpoint_child.SIZE * 2))
-    out, _ = child.communicate(timeout=120)
-    self.assertEqual(child.returncode, 0)
-    self.assertRegex(out, f"^error checkpoint 2 .*{directory}.*File too large")
-    self.check_whole(directory, at_least=1)
 
 
 if __name__ == "__main__":

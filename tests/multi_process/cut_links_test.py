@@ -1,17 +1,80 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Links between processes are cut for a while by a proxy before each of them.
+"""Links of a run are cut for a while: it goes on, and its ledger closes.
 
-The run goes on, and its ledger closes.
+They are cut by a proxy before each process, and between network namespaces.
 """
 
+import pathlib
+import subprocess
+import tempfile
 import threading
+import time
 
 from absl.testing import absltest
 
 from tba_jax.transport import locator
-from tests.multi_process import cut_links_case
+from tests.support import harness
 from tests.transport import tcp_proxy
+
+_CUT_S = 8.0
+# In which a searcher starts and reads what the store holds.
+_EARLY_S = 8.0
+ROLES = ("trainer-0", "searcher-0", "searcher-1", "searcher-2")
+_HOSTS = ("store-0", *ROLES)
+
+
+class CutLinksTestCase(absltest.TestCase):
+  """Plays both cuts; how links are cut is the subclass's."""
+
+  def setUp(self):
+    super().setUp()
+    folder = tempfile.TemporaryDirectory(prefix="tba_cut_")
+    self.addCleanup(folder.cleanup)
+    self.roles = harness.Roles(pathlib.Path(folder.name))
+    self.addCleanup(self.roles.close)
+
+  def cut_searcher_then_store(self, cut, mend):
+    """Plays it all; `cut` and `mend` take the names of roles."""
+    roles = self.roles
+    roles.wait_for(lambda: roles.step() >= 3, "step 3")
+    cut(["searcher-0"], reset=False)
+    # Its prompts go to others meanwhile.
+    roles.wait_for(lambda: roles.events("searcher_gone"), "searcher_gone")
+    before = roles.step()
+    roles.wait_for(lambda: roles.step() >= before + 3, "step without it")
+    mend(["searcher-0"])
+    before = roles.step()
+    roles.wait_for(lambda: roles.step() >= before + 3, "step after the first")
+    cut(ROLES, reset=True)
+    roles.wait_for(lambda: roles.events("store_lost"), "store_lost")
+    time.sleep(_CUT_S)
+    mend(ROLES)
+    before = roles.step()
+    roles.wait_for(lambda: roles.step() >= before + 10, "step after the second")
+    # The trainer comes back from its checkpoint, to end some steps later.
+    roles.interrupt("trainer-0")
+    searchers = [name for name in ROLES if name != "trainer-0"]
+    for name in searchers:
+      self.assertEqual(roles.wait(name, 60), 75, roles.text())
+    # They may come back first: they wait for the next trainer.
+    for name in searchers:
+      roles.resume(name)
+    time.sleep(_EARLY_S)
+    self.assertTrue(all(map(roles.is_running, searchers)), roles.text())
+    roles.resume("trainer-0", **{"train.num_steps": roles.step() + 8})
+
+  def assert_all_ended_well(self):
+    roles = self.roles
+    self.assertEqual(roles.wait("trainer-0", 120), 0, roles.text())
+    for i in range(harness.NUM_SEARCHERS):
+      self.assertEqual(roles.wait(f"searcher-{i}", 60), 0, roles.text())
+    harness.check_ledger(roles.read("ledger.json"))
+    result = roles.read("result.json")
+    self.assertTrue(result["ledger_closed"])
+    # The links were away; the store was not.
+    self.assertLen(roles.events("store_started"), 1)
+    self.assertNotEmpty(roles.events("store_lost"))
 
 
 class _ProxiedLink:
@@ -58,7 +121,7 @@ class _ProxiedLink:
     return locator.Locator(real.run, real.generation, address, real.pid)
 
 
-class ProxyTest(cut_links_case.CutLinksTestCase):
+class ProxyTest(CutLinksTestCase):
 
   def test_a_searcher_s_link_then_the_store_s(self):
     roles = self.roles
@@ -67,7 +130,7 @@ class ProxyTest(cut_links_case.CutLinksTestCase):
     store = f"127.0.0.1:{told.port}"
     told.close()
     roles.start("store", store, address="127.0.0.1:0")
-    links = {name: _ProxiedLink(store, secret) for name in cut_links_case.ROLES}
+    links = {name: _ProxiedLink(store, secret) for name in ROLES}
     for name, link in links.items():
       self.addCleanup(link.close)
       program, _, index = name.partition("-")
@@ -82,6 +145,74 @@ class ProxyTest(cut_links_case.CutLinksTestCase):
         links[name].mend()
 
     self.cut_searcher_then_store(cut, mend)
+    self.assert_all_ended_well()
+
+
+class NamespacesTest(CutLinksTestCase):
+  """Links between network namespaces, each with an address.
+
+  Making namespaces takes rights that not every machine gives; without them the
+  test says so and is skipped.
+  """
+
+  def setUp(self):
+    super().setUp()
+    self.prefix = f"tba{time.monotonic_ns() % 10**6}"
+    self.hub = f"{self.prefix}-hub"
+    try:
+      self.add_namespace(self.hub)
+      self.ip("-n", self.hub, "link", "add", "br0", "type", "bridge")
+      self.ip("-n", self.hub, "link", "set", "br0", "up")
+      for number, name in enumerate(_HOSTS, start=1):
+        self.add_host(name, number)
+    except (OSError, subprocess.CalledProcessError) as error:
+      output = getattr(error, "stderr", "") or error
+      self.skipTest(f"network namespaces may not be made here: {output}")
+
+  def ip(self, *args):
+    subprocess.run(
+        ["ip", *args], check=True, capture_output=True, text=True, timeout=20
+    )
+
+  def add_namespace(self, name):
+    self.ip("netns", "add", name)
+    self.addCleanup(self.ip, "netns", "del", name)
+    self.ip("-n", name, "link", "set", "lo", "up")
+
+  def add_host(self, name, number):
+    """Makes a namespace with an address, on a cable to the hub's bridge."""
+    space = f"{self.prefix}-{name}"
+    self.add_namespace(space)
+    self.ip("-n", self.hub, "link", "add", f"to{number}", "type", "veth",
+            "peer", "name", "eth0", "netns", space)  # fmt: skip
+    self.ip("-n", self.hub, "link", "set", f"to{number}", "master", "br0")
+    self.ip("-n", self.hub, "link", "set", f"to{number}", "up")
+    self.ip("-n", space, "addr", "add", f"10.199.7.{number}/24", "dev", "eth0")
+    self.ip("-n", space, "link", "set", "eth0", "up")
+
+  def test_a_searcher_s_link_then_the_store_s(self):
+    locator = "10.199.7.1:7000"
+    for name in _HOSTS:
+      program, _, index = name.partition("-")
+      settings = (
+          {"address": "10.199.7.1:7001-7009"} if program == "store" else {}
+      )
+      space = ["ip", "netns", "exec", f"{self.prefix}-{name}"]
+      self.roles.start(
+          program, locator, index=int(index), prefix=space, **settings
+      )
+
+    def switch(names, state):
+      # The store's link is the one cable that all need.
+      some = ["store-0"] if len(names) > 1 else names
+      for name in some:
+        number = _HOSTS.index(name) + 1
+        self.ip("-n", self.hub, "link", "set", f"to{number}", state)
+
+    self.cut_searcher_then_store(
+        lambda names, *, reset: switch(names, "down"),
+        lambda names: switch(names, "up"),
+    )
     self.assert_all_ended_well()
 
 

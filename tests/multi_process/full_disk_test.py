@@ -6,31 +6,29 @@ A limit on the size of files stands for the disk: the next large file fails. It
 is the processes' own, so one of them may fail where the other does not.
 """
 
-import os
-import pathlib
 import resource
-import subprocess
-import sys
 import time
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from tba_jax.system import processes
 from tba_jax.training import checkpoint
-from tests.multi_process import layouts_case
-from tests.multi_process import run_program
 from tests.multi_process import save_child
+from tests.support import harness
 
-_CHILD = pathlib.Path(save_child.__file__)
 # Of a file: less than the params, more than all else that a step writes.
 _LIMIT = 200_000
 _OVERRIDES = {
-    **layouts_case.OVERRIDES,
     "init": "scratch",
+    "train.num_steps": 40,
+    "checkpoint.every_steps": 2,
+    "evaluate.every_steps": 0,
+    "evaluate.final_prompts": 4,
+    "evaluate.batch_prompts": 4,
+    "trainer.heartbeat_s": 1000.0,
     "mesh.fsdp": 2,
     "trainer.num_processes": 2,
     "trainer.cpu_devices": 1,
@@ -45,19 +43,11 @@ class SaveTest(parameterized.TestCase):
     """Has processes save; returns what each printed, and the directory."""
     directory = self.create_tempdir().full_path
     address = f"127.0.0.1:{processes.free_port()}"
-    children = [
-        subprocess.Popen(
-            [sys.executable, _CHILD, str(i), address, directory, what],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(run_program.ROOT)},
-        )
+    found = harness.run_together(
+        [save_child.__file__, i, address, directory, what]
         for i, what in enumerate(whats)
-    ]
-    for child in children:
-      self.addCleanup(child.kill)
-    return [c.communicate(timeout=120)[0] for c in children], directory
+    )
+    return [out for out, _, _ in found], directory
 
   def check_restores(self, directory, step):
     saver = checkpoint.Checkpointer(directory, keep=2)
@@ -74,43 +64,25 @@ class SaveTest(parameterized.TestCase):
       self.assertEndsWith(out, "saved 1\nsaved 2\n")
     self.check_restores(directory, 2)
 
-  @parameterized.parameters(0, 1)
-  def test_one_that_cannot_write_is_the_error_of_both(self, full):
-    whats = ["nothing", "nothing"]
-    whats[full] = "full"
+  @parameterized.parameters(
+      ("nothing", "full", 1, "File too large"),
+      # Process 0 alone makes folders; the other one does not wait for it.
+      ("no_folder", "nothing", 0, "No room for a folder"),
+  )
+  def test_one_that_cannot_write_is_the_error_of_both(
+      self, first, second, culprit, cause
+  ):
     begun = time.monotonic()
-    outs, directory = self.save(*whats)
+    outs, directory = self.save(first, second)
     # Two starts and two saves; no deadline has passed.
     self.assertLess(time.monotonic() - begun, 60)
     for out in outs:
       self.assertRegex(
           out,
-          f"saved 1\\nerror checkpoint 2 could not be written to {directory}:"
-          f" process {full} of the trainer: (?s:.*)File too large",
-      )
-    self.check_restores(directory, 1)
-
-  def test_a_folder_that_cannot_be_made_is_the_error_of_both(self):
-    begun = time.monotonic()
-    outs, directory = self.save("no_folder", "nothing")
-    # Process 0 alone makes folders; the other one does not wait for it.
-    self.assertLess(time.monotonic() - begun, 60)
-    for out in outs:
-      self.assertRegex(
-          out,
           f"saved 1\nerror checkpoint 2 could not be written to {directory}:"
-          " process 0 of the trainer: .*No room for a folder",
+          f" process {culprit} of the trainer: (?s:.*){cause}",
       )
     self.check_restores(directory, 1)
-
-  def test_a_directory_that_cannot_be_made_is_the_error_of_both(self):
-    outs, directory = self.save("nowhere", "nothing")
-    for out in outs:
-      self.assertRegex(
-          out,
-          f"^error checkpoint directory {directory} cannot be used: process 0"
-          " of the trainer: .*No room for a folder",
-      )
 
   def test_one_that_hangs_is_an_error_at_the_deadline(self):
     outs, directory = self.save("slow", "nothing")
@@ -123,24 +95,20 @@ class SaveTest(parameterized.TestCase):
 
 class FullDiskTest(absltest.TestCase):
 
-  def start(self, **more):
-    folder = self.create_tempdir().full_path
-    run = run_program.Run(folder, {**_OVERRIDES, **more}, layouts_case.CONFIG)
-    self.addCleanup(run.close)
-    run.wait_for(lambda: self.saved(run), "checkpoint")
-    return run
-
-  def saved(self, run):
-    folder = run.workdir / "checkpoints"
-    return [int(p.name) for p in folder.glob("*") if p.name.isdigit()]
-
-  def limit(self, pid):
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (_LIMIT, _LIMIT))
-
   def test_where_one_process_cannot_write_all_start_again(self):
-    run = self.start(**{"train.num_steps": 40})
-    self.limit(run.pids("trainer")[1])
-    # The next ones have no limit.
+    folder = self.create_tempdir().full_path
+    run = harness.Run(
+        folder, _OVERRIDES, "configs/arithmetic.py:smoke,lockstep"
+    )
+    self.addCleanup(run.close)
+    checkpoints = run.workdir / "checkpoints"
+    run.wait_for(
+        lambda: [p for p in checkpoints.glob("*") if p.name.isdigit()],
+        "checkpoint",
+    )
+    # Those that are started again have no limit.
+    pid = run.pids("trainer")[1]
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (_LIMIT, _LIMIT))
     self.assertEqual(run.wait(), 0, run.text())
     restarts = run.read("summary.json")["restarts"]
     self.assertEqual(restarts["trainer"], 1, run.text())
@@ -150,30 +118,8 @@ class FullDiskTest(absltest.TestCase):
       self.assertRegex(
           log,
           r"checkpoint \d+ could not be written to"
-          f" {run.workdir}/checkpoints: process 1 of the trainer: ",
+          f" {checkpoints}: process 1 of the trainer: ",
       )
-
-  @pytest.mark.timeout(900)
-  def test_where_none_can_the_run_ends_and_keeps_what_it_has(self):
-    run = self.start(**{"train.num_steps": 100_000})
-    for pid in [run.process.pid, *run.pids("trainer")]:
-      self.limit(pid)
-    self.assertEqual(run.wait(400), 1, run.text())
-    out = pathlib.Path(run.workdir, "out.txt").read_text()
-    self.assertIn("could not be written to", out)
-    self.assertEmpty(run_program.leftovers(run.workdir))
-    saver = checkpoint.Checkpointer(str(run.workdir / "checkpoints"), keep=3)
-    steps = saver.complete_steps()
-    saver.close()
-    self.assertNotEmpty(steps)
-    # With room again the same command goes on.
-    again = run_program.Run(
-        run.workdir,
-        {**_OVERRIDES, "train.num_steps": max(steps) + 4},
-        layouts_case.CONFIG,
-    )
-    self.assertEqual(again.wait(), 0, again.text())
-    self.assertTrue(again.read("summary.json")["ledger_closed"])
 
 
 if __name__ == "__main__":

@@ -6,9 +6,6 @@ import json
 import math
 import os
 import pathlib
-import socket
-import subprocess
-import sys
 import tempfile
 
 from absl.testing import absltest
@@ -19,11 +16,10 @@ from tba_jax.models import config
 from tba_jax.models import hf_config
 from tba_jax.models import hf_files
 from tba_jax.models import hf_names
+from tba_jax.system import processes
 from tests.multi_process import loading_child
+from tests.support import harness
 
-_CHILD = pathlib.Path(loading_child.__file__)
-_ROOT = _CHILD.parents[2]
-_TIMEOUT_S = 120
 _CONFIG = config.ModelConfig(
     family="llama",
     vocab_size=32_000,
@@ -83,28 +79,12 @@ class MemoryTest(parameterized.TestCase):
 
   def load(self, dtype, num_processes):
     """Returns what each of the processes tells."""
-    with socket.socket() as free:
-      free.bind(("localhost", 0))
-      port = free.getsockname()[1]
-    children = [
-        subprocess.Popen(
-            [sys.executable, str(_CHILD), str(self.folder), dtype]
-            + [str(num_processes), str(process), str(port)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(_ROOT)},
-        )
-        for process in range(num_processes)
-    ]
-    try:
-      return [
-          json.loads(c.communicate(timeout=_TIMEOUT_S)[0]) for c in children
-      ]
-    finally:
-      for child in children:
-        child.kill()
-        child.wait()
-        child.stdout.close()
+    port = processes.free_port()
+    found = harness.run_together(
+        [loading_child.__file__, self.folder, dtype, num_processes, i, port]
+        for i in range(num_processes)
+    )
+    return [json.loads(out) for out, _, _ in found]
 
   @parameterized.parameters(("float32", 1), ("float32", 2), ("bfloat16", 1))
   def test_peak_is_what_is_owned(self, dtype, num_processes):

@@ -25,7 +25,7 @@ from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.monitor import run_directory
 from tba_jax.system import processes
-from tests.multi_process import run_program
+from tests.support import harness
 
 _SETTINGS = {
     "init": "scratch",
@@ -61,7 +61,7 @@ class _Server:
     with self.log.open("wb") as log:
       self.process = subprocess.Popen(
           [sys.executable, "-m", "tests.multi_process.role_server", core],
-          cwd=run_program.ROOT,
+          cwd=harness.ROOT,
           stdin=subprocess.PIPE,
           stdout=subprocess.PIPE,
           stderr=log,
@@ -112,24 +112,17 @@ class LockstepObjectivesTest(parameterized.TestCase):
     settings = {**_SETTINGS, "loss.name": name, **_OWN.get(name, {})}
     settings |= changes
     config = load.load_config(
-        run_program.CONFIG, [f"{k}={v}" for k, v in settings.items()]
+        harness.CONFIG, [f"{k}={v}" for k, v in settings.items()]
     )
     validate.validate(config)
     run_directory.create(workdir, config)
     return workdir
 
   def start_store(self, workdir: str) -> None:
-    command = [sys.executable, "-m", "tba_jax.main", "--program=store"]
-    with open(f"{workdir}/store.log", "wb") as log:
-      store = subprocess.Popen(
-          [*command, f"--workdir={workdir}"],
-          cwd=run_program.ROOT,
-          stdin=subprocess.DEVNULL,
-          stdout=log,
-          stderr=subprocess.STDOUT,
-      )
-    self.addCleanup(store.wait)
-    self.addCleanup(store.terminate)
+    store = harness.Process(
+        harness.command("store", workdir), pathlib.Path(workdir) / "store.log"
+    )
+    self.addCleanup(store.close)
 
   def train(self, workdir: str, *, interrupted: bool) -> None:
     if interrupted:
@@ -163,7 +156,7 @@ class LockstepObjectivesTest(parameterized.TestCase):
     out = f"{workdir}/single.npz"
     self.trainer.start("single", workdir, out)
     self.assertEqual(self.trainer.status(), 0, self.trainer.text())
-    found = run_program.params_of(workdir, num_steps)
+    found = harness.params_of(workdir, num_steps)
     expected = dict(np.load(out))
     self.assertCountEqual(found, expected)
     for name, leaf in expected.items():

@@ -3,8 +3,8 @@
 """Lockstep is exact: one process or several, interrupted or not: same bits."""
 
 import os
+import pathlib
 import signal
-import subprocess
 import sys
 import tempfile
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from tba_jax.monitor.report import build as report
 from tba_jax.system import processes
-from tests.multi_process import run_program
+from tests.support import harness
 
 _STEPS = 20
 _OVERRIDES = {
@@ -32,18 +32,20 @@ class LockstepTest(absltest.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    cls.folder = cls.enter_context_class(tempfile.TemporaryDirectory())
-    run = run_program.Run(f"{cls.folder}/whole", _OVERRIDES)
+    folder = tempfile.TemporaryDirectory()
+    cls.addClassCleanup(folder.cleanup)
+    cls.folder = pathlib.Path(folder.name)
+    run = harness.Run(cls.folder / "whole", _OVERRIDES)
+    cls.addClassCleanup(run.close)
     if run.wait() != 0:
       raise AssertionError(run.text())
     cls.whole = run
-    cls.params = run_program.params_of(run.workdir, _STEPS)
+    cls.params = harness.params_of(run.workdir, _STEPS)
 
-  @classmethod
-  def enter_context_class(cls, manager):
-    value = manager.__enter__()
-    cls.addClassCleanup(manager.__exit__, None, None, None)
-    return value
+  def start(self, workdir):
+    run = harness.Run(workdir, _OVERRIDES)
+    self.addCleanup(run.close)
+    return run
 
   def assert_same_params(self, leaves):
     self.assertCountEqual(leaves, self.params)
@@ -61,63 +63,44 @@ class LockstepTest(absltest.TestCase):
     self.assertLess(max(gaps), 1e-5)
 
   def test_a_single_process_gives_the_same_bits(self):
-    out = f"{self.folder}/single.npz"
+    out = self.folder / "single.npz"
     cores = processes.available_cores()
-    subprocess.run(
+    single = harness.Process(
         [
-            sys.executable,
-            "-m",
-            "tests.support.single_process",
-            f"{self.whole.workdir}/config.json",
-            f"{self.folder}/single",
-            out,
+            *(sys.executable, "-m", "tests.support.single_process"),
+            str(self.whole.workdir / "config.json"),
+            str(self.folder / "single"),
+            str(out),
             str(cores[0]) if len(cores) > 1 else "",
         ],
-        cwd=run_program.ROOT,
-        check=True,
-        timeout=300,
+        self.folder / "single.log",
     )
+    self.assertEqual(single.wait(), 0, single.text())
     self.assert_same_params(dict(np.load(out)))
 
-  def test_interrupted_and_resumed_gives_the_same_bits(self):
-    workdir = f"{self.folder}/resumed"
-    for step, number in ((3, signal.SIGTERM), (9, signal.SIGINT)):
-      run = run_program.Run(workdir, _OVERRIDES)
-      self.addCleanup(run.close)
+  def test_interrupted_and_killed_it_gives_the_same_bits(self):
+    workdir = self.folder / "resumed"
+    for step, number in ((3, signal.SIGTERM), (7, signal.SIGINT)):
+      run = self.start(workdir)
       run.wait_for_step(step)
       run.process.send_signal(number)
       self.assertEqual(run.wait(60), 128 + number, run.text())
-      self.assertEmpty(run_program.leftovers(workdir))
-    run = run_program.Run(workdir, _OVERRIDES)
-    self.addCleanup(run.close)
-    self.assertEqual(run.wait(), 0, run.text())
-    self.assert_same_params(run_program.params_of(workdir, _STEPS))
-    self.assertTrue(run.read("summary.json")["ledger_closed"])
-
-  def test_a_killed_trainer_gives_the_same_bits(self):
-    workdir = f"{self.folder}/killed"
-    run = run_program.Run(workdir, _OVERRIDES)
-    self.addCleanup(run.close)
-    run.wait_for_step(10)
+      self.assertEmpty(harness.leftovers(workdir))
+    # The trainer is killed, and then the supervisor, which leaves nothing.
+    run = self.start(workdir)
+    run.wait_for_step(11)
     run.kill("trainer")
-    self.assertEqual(run.wait(), 0, run.text())
-    self.assertEqual(run.read("summary.json")["restarts"]["trainer"], 1)
-    self.assert_same_params(run_program.params_of(workdir, _STEPS))
-
-  def test_a_killed_supervisor_leaves_nothing_and_can_be_resumed(self):
-    workdir = f"{self.folder}/headless"
-    run = run_program.Run(workdir, _OVERRIDES)
-    self.addCleanup(run.close)
-    run.wait_for_step(6)
+    run.wait_for(lambda: run.steps()[-1]["epoch"] == 4, "step of a new trainer")
+    run.wait_for_step(13)
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
-    page = report.write_report(workdir).read_text()
+    page = report.write_report(str(workdir)).read_text()
     self.assertIn('"train/reward_mean"', page)
     self.assertNotIn("nothing measured yet", page)
-    again = run_program.Run(workdir, _OVERRIDES)
-    self.addCleanup(again.close)
-    self.assertEqual(again.wait(), 0, again.text())
-    self.assert_same_params(run_program.params_of(workdir, _STEPS))
+    run = self.start(workdir)
+    self.assertEqual(run.wait(), 0, run.text())
+    self.assert_same_params(harness.params_of(workdir, _STEPS))
+    self.assertTrue(run.read("summary.json")["ledger_closed"])
 
 
 if __name__ == "__main__":

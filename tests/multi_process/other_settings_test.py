@@ -8,7 +8,7 @@ import tempfile
 from absl.testing import absltest
 
 from tba_jax.system import processes
-from tests.multi_process import role_programs
+from tests.support import harness
 
 
 class OtherSettingsTest(absltest.TestCase):
@@ -17,7 +17,7 @@ class OtherSettingsTest(absltest.TestCase):
     super().setUp()
     folder = tempfile.TemporaryDirectory(prefix="tba_other_")
     self.addCleanup(folder.cleanup)
-    self.roles = role_programs.Roles(pathlib.Path(folder.name))
+    self.roles = harness.Roles(pathlib.Path(folder.name))
     self.addCleanup(self.roles.close)
     self.locator = f"127.0.0.1:{processes.free_port()}"
 
@@ -59,7 +59,7 @@ class OtherSettingsTest(absltest.TestCase):
     roles.resume("trainer-0", **{"train.num_steps": before + 5})
     self.assertEqual(roles.wait("trainer-0", 120), 0, roles.text())
     self.assertEqual(roles.wait("searcher-0", 60), 0, roles.text())
-    role_programs.check_ledger(roles.read("ledger.json"))
+    harness.check_ledger(roles.read("ledger.json"))
 
 
 if __name__ == "__main__":

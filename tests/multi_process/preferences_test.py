@@ -4,19 +4,17 @@
 
 import json
 import math
-import subprocess
-import sys
 import tempfile
 
 from absl.testing import absltest
 
-from tests.multi_process import run_program
+from tests.support import harness
 
 
 class PreferencesTest(absltest.TestCase):
 
   def run_smoke(self, folder, config, overrides):
-    run = run_program.Run(f"{folder}/run", overrides, config)
+    run = harness.Run(f"{folder}/run", overrides, config)
     self.addCleanup(run.close)
     self.assertEqual(run.wait(), 0, run.text())
     for model, head in (
@@ -35,14 +33,14 @@ class PreferencesTest(absltest.TestCase):
         self.assertIn(f"{name}_interval", after)
       self.assertEqual(after["no_verdict"], {})
       judge = run.workdir / "reward_model" / "model"
-      done = subprocess.run(
-          [
-              sys.executable, "-m", "tba_jax.main", "--program=evaluate",
-              f"--workdir={run.workdir}", f"--config.evaluate.judge={judge}",
-          ],
-          cwd=run_program.ROOT, capture_output=True, text=True, timeout=300,
-      )  # fmt: skip
-      self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+      evaluate = harness.Process(
+          harness.command(
+              "evaluate", run.workdir, overrides={"evaluate.judge": judge}
+          ),
+          run.workdir / "evaluate.txt",
+      )
+      self.addCleanup(evaluate.close)
+      self.assertEqual(evaluate.wait(), 0, evaluate.text())
       (found,) = run.read("eval.json")["evaluate"].values()
       # The judge is the reward model itself: what it prefers is right.
       self.assertEqual(found["win_rate"], found["pass_at_1"])
@@ -50,7 +48,7 @@ class PreferencesTest(absltest.TestCase):
       self.assertGreater(found["diluted_perplexity"], 1.0)
       self.assertLess(found["diluted_perplexity"], found["ref_perplexity"])
       self.assertTrue(math.isfinite(found["kl"]))
-      self.assertIn("the papers' perplexity", done.stdout)
+      self.assertIn("the papers' perplexity", evaluate.text())
 
   def test_the_trainer_may_score(self):
     with tempfile.TemporaryDirectory() as folder:

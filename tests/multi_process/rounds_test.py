@@ -8,7 +8,7 @@ import tempfile
 from absl.testing import absltest
 import numpy as np
 
-from tests.multi_process import run_program
+from tests.support import harness
 
 _STEPS, _ROUND = 16, 4
 _OVERRIDES = {
@@ -38,21 +38,21 @@ class RoundsTest(absltest.TestCase):
 
   def test_order_and_bits_outlive_an_interruption(self):
     with tempfile.TemporaryDirectory() as folder:
-      whole = run_program.Run(f"{folder}/whole", _OVERRIDES)
+      whole = harness.Run(f"{folder}/whole", _OVERRIDES)
       self.addCleanup(whole.close)
       self.assertEqual(whole.wait(), 0, whole.text())
       self.assert_cleanba(whole)
-      cut = run_program.Run(f"{folder}/cut", _OVERRIDES)
+      cut = harness.Run(f"{folder}/cut", _OVERRIDES)
       self.addCleanup(cut.close)
       cut.wait_for_step(5)
       cut.process.send_signal(signal.SIGTERM)
       self.assertEqual(cut.wait(60), 128 + signal.SIGTERM, cut.text())
-      again = run_program.Run(f"{folder}/cut", _OVERRIDES)
+      again = harness.Run(f"{folder}/cut", _OVERRIDES)
       self.addCleanup(again.close)
       self.assertEqual(again.wait(), 0, again.text())
       self.assert_cleanba(again)
-      expected = run_program.params_of(whole.workdir, _STEPS)
-      found = run_program.params_of(again.workdir, _STEPS)
+      expected = harness.params_of(whole.workdir, _STEPS)
+      found = harness.params_of(again.workdir, _STEPS)
       for name, leaf in expected.items():
         np.testing.assert_array_equal(found[name], leaf, err_msg=name)
 

@@ -6,7 +6,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tests.multi_process import run_program
+from tests.support import harness
 
 _STEPS = 6
 _OVERRIDES = {
@@ -25,7 +25,7 @@ class SearcherDevicesTest(parameterized.TestCase):
 
   def run_to_the_end(self, name, **overrides):
     workdir = f"{self.create_tempdir().full_path}/{name}"
-    run = run_program.Run(workdir, {**_OVERRIDES, **overrides})
+    run = harness.Run(workdir, {**_OVERRIDES, **overrides})
     self.addCleanup(run.close)
     self.assertEqual(run.wait(), 0, run.text())
     summary = run.read("summary.json")
@@ -33,7 +33,7 @@ class SearcherDevicesTest(parameterized.TestCase):
     self.assertEqual(summary["completions"], _STEPS * 8 * 4)
     self.assertEmpty(run.events("refused_version"))
     self.assertEmpty(run.events("idle_devices"))
-    return run, run_program.params_of(workdir, _STEPS)
+    return run, harness.params_of(workdir, _STEPS)
 
   def test_a_lockstep_run_has_the_params_of_one_device(self):
     _, expected = self.run_to_the_end("one")
@@ -55,15 +55,6 @@ class SearcherDevicesTest(parameterized.TestCase):
     # What the trainer computes of the same tokens with its own params.
     gaps = [record["train/logprob_gap"] for record in run.steps()]
     self.assertLess(max(gaps), 1e-5)
-
-  def test_too_few_devices_end_the_run_with_one_error(self):
-    workdir = f"{self.create_tempdir().full_path}/none"
-    run = run_program.Run(workdir, {**_OVERRIDES, "search.mesh.data": 2})
-    self.addCleanup(run.close)
-    self.assertEqual(run.wait(), 2, run.text())
-    out = (run.workdir / "out.txt").read_text()
-    self.assertIn("needs 2 devices, 1 of cpu are here;", out)
-    self.assertEmpty(run_program.leftovers(workdir))
 
 
 if __name__ == "__main__":

@@ -3,34 +3,32 @@
 """Fine-tuning before a trainer of several processes with virtual devices."""
 
 import pathlib
-import subprocess
-import sys
 
 from absl.testing import absltest
 
-_DEADLINE_S = 240.0
+from tests.support import harness
 
 
 class SftDevicesTest(absltest.TestCase):
 
   def test_one_process_has_the_devices_of_all(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tba_jax.main", "--program=sft"),
-            "--config=configs/arithmetic.py:smoke",
-            f"--workdir={folder}",
-            "--config.mesh.data=4",
-            "--config.trainer.num_processes=2",
-            "--config.trainer.cpu_devices=2",
-            "--config.sft.num_steps=8",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=_DEADLINE_S,
-        check=False,
+    sft = harness.Process(
+        harness.command(
+            "sft",
+            folder,
+            config="configs/arithmetic.py:smoke",
+            overrides={
+                "mesh.data": 4,
+                "trainer.num_processes": 2,
+                "trainer.cpu_devices": 2,
+                "sft.num_steps": 8,
+            },
+        ),
+        folder / "out.txt",
     )
-    self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+    self.addCleanup(sft.close)
+    self.assertEqual(sft.wait(240), 0, sft.text())
     self.assertTrue((folder / "sft" / "model" / "config.json").exists())
 
 

@@ -12,7 +12,8 @@ import time
 
 from absl.testing import absltest
 
-_ROOT = pathlib.Path(__file__).parents[2]
+from tests.support import harness
+
 _DEADLINE_S = 150.0
 _NUM_RUNS = 4
 
@@ -29,8 +30,8 @@ class SweepTest(absltest.TestCase):
     # In a group of its own, so that all of it can be killed at once.
     return subprocess.Popen(
         command,
-        cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"},
+        cwd=harness.ROOT,
+        env=harness.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

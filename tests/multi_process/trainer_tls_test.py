@@ -5,16 +5,13 @@
 Skips where jaxlib does not offer it (before 0.11).
 """
 
-import os
-import subprocess
-import sys
 import tempfile
 
 from absl.testing import absltest
 
 from tba_jax.system import processes
-from tests.multi_process import run_program
 from tests.multi_process import tls_child
+from tests.support import harness
 from tests.transport import tls_test
 
 setUpModule = tls_test.setUpModule
@@ -32,28 +29,11 @@ class TrainerTlsTest(absltest.TestCase):
   def join(self, *tls):
     """Returns what each process printed, and its status."""
     address = f"127.0.0.1:{processes.free_port()}"
-    children = [
-        subprocess.Popen(
-            [
-                *(sys.executable, tls_child.__file__, str(i), address),
-                *(one.cert_file, one.key_file, one.ca_file),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(run_program.ROOT),
-                "JAX_PLATFORMS": "cpu",
-            },
-        )
+    return harness.run_together(
+        [tls_child.__file__, i, address, one.cert_file, one.key_file]
+        + [one.ca_file]
         for i, one in enumerate(tls)
-    ]
-    found = []
-    for child in children:
-      self.addCleanup(child.kill)
-      found.append((*child.communicate(timeout=120), child.returncode))
-    return found
+    )
 
   def test_those_of_one_authority_join(self):
     first, second = self.join(self.ours, self.ours)

@@ -1,0 +1,393 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of the package as processes: start, wait, kill, read.
+
+`Run` is the `train` program on one run directory, `Roles` are store, trainer
+and searchers started one by one as on separate hosts. Every wait has a
+deadline, and its error shows the ends of all logs.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = "configs/countdown.py:smoke"
+
+
+def environment(**more: str) -> dict[str, str]:
+  return {
+      **os.environ,
+      "JAX_PLATFORMS": "cpu",
+      "PYTHONPATH": str(ROOT),
+      **more,
+  }
+
+
+def command(
+    program: str,
+    workdir: str | os.PathLike[str],
+    *operands: str,
+    config: str = "",
+    overrides: Mapping[str, Any] | None = None,
+) -> list[str]:
+  """Returns the command line of a program."""
+  return [
+      *(sys.executable, "-m", "tba_jax.main", f"--program={program}"),
+      *([f"--config={config}"] if config else []),
+      f"--workdir={workdir}",
+      *(f"--config.{k}={v}" for k, v in (overrides or {}).items()),
+      *operands,
+  ]
+
+
+class Process:
+  """A process whose output is appended to a log."""
+
+  def __init__(
+      self,
+      argv: Sequence[str],
+      log: pathlib.Path,
+      env: Mapping[str, str] | None = None,
+      **options: Any,
+  ):
+    self.log = log
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+      self.process = subprocess.Popen(
+          argv,
+          cwd=ROOT,
+          stdin=subprocess.DEVNULL,
+          stdout=out,
+          stderr=subprocess.STDOUT,
+          env=environment(**(env or {})),
+          **options,
+      )
+
+  @property
+  def is_running(self) -> bool:
+    return self.process.poll() is None
+
+  def wait(self, timeout_s: float = 300.0) -> int:
+    """Returns the exit status; ends the process at the time limit."""
+    try:
+      return self.process.wait(timeout_s)
+    except subprocess.TimeoutExpired as error:
+      self.close()
+      raise AssertionError(
+          f"process {self.process.pid}, {self.log.name}: still running after"
+          f" {timeout_s} s:\n{self.text()}"
+      ) from error
+
+  def close(self) -> None:
+    """Ends the process, if it still runs: a supervisor ends its children."""
+    if self.is_running:
+      self.process.send_signal(signal.SIGTERM)
+      try:
+        self.process.wait(30)
+      except subprocess.TimeoutExpired:
+        self.process.kill()
+        self.process.wait()
+
+  def text(self) -> str:
+    """Returns the end of the log."""
+    return self.log.read_text()[-3000:]
+
+
+class Run(Process):
+  """One `train` process on one run directory."""
+
+  def __init__(
+      self,
+      workdir: str | os.PathLike[str],
+      overrides: Mapping[str, Any],
+      config: str = CONFIG,
+  ):
+    """Starts it; what it prints goes to WORKDIR/out.txt."""
+    self.workdir = pathlib.Path(workdir)
+    argv = command("train", workdir, config=config, overrides=overrides)
+    super().__init__(argv, self.workdir / "out.txt")
+
+  def text(self) -> str:
+    """Returns what it printed, and the ends of its children's logs."""
+    return tails([self.log, *sorted((self.workdir / "logs").glob("*.log"))])
+
+  def read(self, name: str) -> Any:
+    """Returns a JSON file of the run directory, None where it is not there."""
+    try:
+      return json.loads((self.workdir / name).read_text())
+    except FileNotFoundError:
+      return None
+
+  def steps(self) -> list[dict[str, Any]]:
+    """Returns the metrics of training steps as written, repeats included."""
+    records = lines(self.workdir / "metrics.jsonl")
+    return [r for r in records if "train/loss" in r]
+
+  def events(self, kind: str) -> list[dict[str, Any]]:
+    records = lines(self.workdir / "events.jsonl")
+    return [r for r in records if r["kind"] == kind]
+
+  def pids(self, role: str) -> list[int]:
+    return [
+        row["pid"]
+        for row in self.read("processes.json") or ()
+        if row["role"] == role
+    ]
+
+  def wait_for(
+      self, condition: Callable[[], Any], what: str, timeout_s: float = 180.0
+  ) -> Any:
+    """Waits until a condition holds; raises if the process ends first."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+      if not self.is_running or time.monotonic() > deadline:
+        self.close()
+        raise AssertionError(f"no {what}:\n{self.text()}")
+      time.sleep(0.02)
+    return found
+
+  def wait_for_step(self, step: int) -> None:
+    self.wait_for(
+        lambda: any(r["step"] >= step for r in self.steps()), f"step {step}"
+    )
+
+  def kill(
+      self, role: str, number: int = signal.SIGKILL, index: int = 0
+  ) -> int:
+    """Sends a signal to a process of a role; returns its pid."""
+    pids = self.wait_for(lambda: self.pids(role), f"process of {role}")
+    pid = pids[index]
+    os.kill(pid, number)
+    return pid
+
+
+NUM_SEARCHERS = 3
+
+
+class Roles:
+  """Store, trainer and searchers of one run, as on separate hosts.
+
+  Each has a directory of its own and shares nothing with the others but the
+  config, a file with the run's secret and the address of the store.
+  """
+
+  _OVERRIDES = {
+      "init": "scratch",
+      "train.num_steps": 100_000,
+      "checkpoint.every_steps": 50,
+      "evaluate.every_steps": 0,
+      "replay.recent_fraction": 0.75,
+      "search.num_searchers": NUM_SEARCHERS,
+      "search.lease_s": 5.0,
+      "store.probe_timeout_s": 5.0,
+  }
+
+  def __init__(self, folder: pathlib.Path):
+    self.folder = folder
+    self.secret_file = folder / "secret"
+    self.secret_file.touch(mode=0o600)
+    self.secret_file.write_bytes(os.urandom(32))
+    self._processes: dict[str, Process] = {}
+    self._commands: dict[str, list[str]] = {}
+
+  def start(
+      self,
+      program: str,
+      locator: str,
+      *,
+      index: int = 0,
+      prefix: Sequence[str] = (),
+      changes: Mapping[str, Any] | None = None,
+      **settings: Any,
+  ) -> None:
+    """Starts a role.
+
+    Args:
+      program: its name.
+      locator: `store.locator`.
+      index: of a searcher.
+      prefix: put before its command.
+      changes: other settings, by key.
+      **settings: of `config.store`.
+    """
+    name = f"{program}-{index}"
+    store = {"locator": locator, "secret_file": self.secret_file, **settings}
+    overrides = {
+        **self._OVERRIDES,
+        **{f"store.{key}": value for key, value in store.items()},
+        **(changes or {}),
+    }
+    self._commands[name] = [
+        *prefix,
+        *command(
+            program,
+            self.folder / name,
+            *([str(index)] if program == "searcher" else []),
+            config=CONFIG,
+            overrides=overrides,
+        ),
+    ]
+    self._spawn(name, self._commands[name])
+
+  def interrupt(self, name: str) -> None:
+    """Ends a role by SIGTERM; it must save."""
+    self._processes[name].process.terminate()
+    if self.wait(name, 60) != 75:
+      raise AssertionError(f"{name} did not save:\n{self.text()}")
+
+  def resume(self, name: str, **settings: Any) -> None:
+    """Starts an interrupted role with other settings."""
+    more = [f"--config.{key}={value}" for key, value in settings.items()]
+    self._spawn(name, self._commands[name] + more)
+
+  def _spawn(self, name: str, argv: list[str]) -> None:
+    self._processes[name] = Process(argv, self.folder / f"{name}.log")
+
+  def close(self) -> None:
+    """Kills what still runs."""
+    for process in self._processes.values():
+      process.process.kill()
+      process.process.wait()
+
+  def wait(self, name: str, timeout_s: float) -> int:
+    """Returns the exit status of a role."""
+    return self._processes[name].wait(timeout_s)
+
+  def is_running(self, name: str) -> bool:
+    return self._processes[name].is_running
+
+  def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
+    """Waits until a condition holds; no process may end meanwhile."""
+    deadline = time.monotonic() + 150
+    while not (found := condition()):
+      gone = [name for name in self._processes if not self.is_running(name)]
+      if gone or time.monotonic() > deadline:
+        raise AssertionError(f"no {what}; ended: {gone}\n{self.text()}")
+      time.sleep(0.05)
+    return found
+
+  def read(self, name: str) -> Any:
+    """Returns a JSON file of the trainer's directory."""
+    return json.loads((self.folder / "trainer-0" / name).read_text())
+
+  def step(self) -> int:
+    """Returns the last step that the trainer has written."""
+    records = lines(self.folder / "trainer-0" / "metrics.jsonl")
+    return max((r["step"] for r in records if "train/loss" in r), default=-1)
+
+  def events(self, kind: str) -> list[dict[str, Any]]:
+    """Returns the events of a kind of all roles."""
+    found = [lines(path) for path in self.folder.glob("*/events.jsonl")]
+    return [one for some in found for one in some if one["kind"] == kind]
+
+  def text(self) -> str:
+    """Returns the ends of all logs."""
+    return tails(sorted(self.folder.glob("*.log")))
+
+
+def run_together(
+    commands: Iterable[Sequence[Any]], timeout_s: float = 150.0
+) -> list[tuple[str, str, int]]:
+  """Returns stdout, stderr and status of Python processes run side by side."""
+  children = [
+      subprocess.Popen(
+          [sys.executable, *map(str, one)],
+          cwd=ROOT,
+          stdin=subprocess.DEVNULL,
+          stdout=subprocess.PIPE,
+          stderr=subprocess.PIPE,
+          text=True,
+          env=environment(),
+      )
+      for one in commands
+  ]
+  deadline = time.monotonic() + timeout_s
+  try:
+    return [
+        (
+            *child.communicate(timeout=max(0.1, deadline - time.monotonic())),
+            child.returncode,
+        )
+        for child in children
+    ]
+  except subprocess.TimeoutExpired as error:
+    raise AssertionError(
+        f"still running after {timeout_s} s: {error.cmd}\n{error.stderr}"
+    ) from error
+  finally:
+    for child in children:
+      child.kill()
+      child.communicate()
+
+
+def lines(path: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns the records of a JSONL file, but for the one being written."""
+  try:
+    text = path.read_text()
+  except FileNotFoundError:
+    return []
+  out = []
+  for line in text.splitlines():
+    try:
+      out.append(json.loads(line))
+    except ValueError:
+      continue
+  return out
+
+
+def tails(logs: Iterable[pathlib.Path]) -> str:
+  return "\n".join(f"== {p.name}\n{p.read_text()[-3000:]}" for p in logs)
+
+
+def params_of(workdir: str | os.PathLike[str], step: int) -> dict[str, Any]:
+  """Returns the policy's leaves by path from a checkpoint."""
+  path = pathlib.Path(workdir) / "checkpoints" / str(step) / "state"
+  restored = ocp.StandardCheckpointer().restore(path)
+  leaves = {}
+
+  def visit(prefix: str, node: Any) -> None:
+    if isinstance(node, Mapping):
+      for name, child in node.items():
+        visit(f"{prefix}['{name}']", child)
+    else:
+      leaves[prefix] = np.asarray(node)
+
+  visit("", restored["params"])
+  return leaves
+
+
+def leftovers(workdir: str | os.PathLike[str]) -> list[str]:
+  """Returns the processes and sockets that a run has left behind."""
+  found = [str(p) for p in pathlib.Path(workdir).rglob("*.sock")]
+  for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    try:
+      argv = path.read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+      continue
+    if str(workdir) in argv and "tba_jax" in argv:
+      found.append(argv)
+  return found
+
+
+def check_ledger(ledger: dict[str, Any]) -> None:
+  """Raises where what was generated is not accounted for to the last one."""
+  terms = ("trained_first_time", "in_buffer_untrained", "evicted_untrained",
+           "queued")  # fmt: skip
+  for unit in ("prompts", "completions", "tokens"):
+    accounted = sum(ledger[term][unit] for term in terms) + sum(
+        amount[unit]
+        for term in ("rejected", "lost")
+        for amount in ledger[term].values()
+    )
+    if ledger["generated"][unit] != accounted or ledger["queued"][unit]:
+      raise AssertionError(f"{unit} do not close: {ledger}")
