@@ -333,9 +333,11 @@ def leaf_checksums(tree: types.PyTree) -> dict[str, int]:
       # A shard's own copy: the leaf may be donated next.
       found = _checksum(np.array(leaf.addressable_data(0)), np)
     else:
+      # Awaited before the next: all-reduces of several programs in flight at
+      # once can meet in another order in another process, which then hangs.
       found = _device_checksum(leaf)
-    sums[jax.tree_util.keystr(path)] = found
-  return {name: int(found) for name, found in sums.items()}
+    sums[jax.tree_util.keystr(path)] = int(found)
+  return sums
 
 
 def _checksum(array: Any, xp: Any) -> Any:

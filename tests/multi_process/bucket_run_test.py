@@ -85,9 +85,12 @@ class BucketRunTest(absltest.TestCase):
     return sorted(int(match[1]) for match in found if match)
 
   def wait_for_step(self, process, host, step):
+    self.wait_until(lambda: max(self.steps(), default=0) >= step, process, host)
+
+  def wait_until(self, condition, process, host):
     until = time.monotonic() + 300
-    while max(self.steps(), default=0) < step:
-      self.assertIsNone(process.process.poll(), self.text(host))
+    while not condition():
+      self.assertTrue(process.is_running, self.text(host))
       self.assertLess(time.monotonic(), until, self.text(host))
       time.sleep(0.05)
 
@@ -100,12 +103,15 @@ class BucketRunTest(absltest.TestCase):
   @pytest.mark.timeout(1200)
   def test_it_goes_on_after_a_kill_and_on_another_host(self):
     process = self.train("a")
-    self.wait_for_step(process, "a", 4)
+    self.wait_until(
+        lambda: "runs/one/.lease.json" in self.fake.store.by_name, process, "a"
+    )
     # One run at a time.
     second = self.train("b")
     self.assertEqual(second.wait(120), 2, self.text("b"))
     self.assertRegex(self.text("b"), r"process \d+ of \S+ already runs there")
     self.assertTrue(process.is_running, self.text("a"))
+    self.wait_for_step(process, "a", 4)
     # All of it at once: nothing saves or says goodbye.
     process.process.kill()
     process.wait()
