@@ -10,6 +10,7 @@ import tempfile
 
 from absl.testing import absltest
 import numpy as np
+import pytest
 
 from tba_jax.monitor.report import build as report
 from tba_jax.system import processes
@@ -27,6 +28,8 @@ _OVERRIDES = {
 }
 
 
+# The first test's time has that of the run which all compare with.
+@pytest.mark.timeout(600)
 class LockstepTest(absltest.TestCase):
 
   @classmethod
