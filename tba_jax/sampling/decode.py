@@ -4,22 +4,21 @@
 
 R rows decode at the same time, one completion each. A prompt is prefilled once
 and its KV cache copied into the rows of its completions. Between chunks of
-decode steps the rows that ended are refilled from the queue. When the queue is
-empty, the last completions may go on in half the rows, and then in a quarter.
+decode steps finished rows are refilled from the queue. Once the queue is empty,
+the last completions may continue in half the rows, then in a quarter.
 
     prompts → prefill [B, P] → first tokens → R rows → chunk of steps ┐
                                                ▲                      │
-                                               └──── rows that ended ◄┘
+                                               └──── finished rows  ◄─┘
 
-The host sees R flags a chunk; tokens come over when rows are reused and at the
-end, and with stop strings after each chunk. All shapes are fixed: each program
-of `rows.py` compiles once, a prefill once a bucket, and that of decode steps
-once for each number of cache blocks that it may read and of rows.
+The host reads R flags per chunk, tokens only of finished rows (of all rows with
+stop strings). All shapes are fixed: `prefill` compiles once per bucket,
+`decode_chunk` once per number of cache blocks and of rows, the others once.
 
-Randomness: the uniform number of a token is a pure function of (seed, prompt
-id, visit, sample index, position), and no operation mixes rows. So a
-completion, the bits of its log-probs included, does not depend on its batch
-mates, its row, the chunks or the order of the requests.
+The random number of a token is a pure function of (seed, prompt id, visit,
+sample index, position), and no operation mixes rows. So a completion, down to
+the bits of its log-probs, does not depend on its batch mates, its row, the
+chunks or the order of the requests.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,28 +32,27 @@ from tba_jax.models import transformer
 from tba_jax.sampling import requests
 from tba_jax.sampling import rows
 
-# A chunk ends when one of so many rows is free and a completion waits for it: a
-# refill costs about what the free rows would.
+# While completions wait, a chunk ends once one in this many rows is free: a
+# refill then costs about as much as the idle rows would.
 _REFILL_SHARE = 8
 
 Request = requests.Request
 Settings = requests.Settings
 
-# Returns (version, params) of a higher version, or None where there is none.
+# Returns newer (version, params), or None if there are none.
 NewerFn = Callable[[], tuple[int, types.PyTree] | None]
 
 
 class Sampler:
   """Samples completions with a model whose params come with each call.
 
-  One thread at a time may call it. `sample` is deterministic: the same params,
-  settings and requests give the same completions. With params on a mesh, rows
-  are split over its data and fsdp axes and the heads of their caches over its
-  tensor axis, where they divide.
+  Not thread-safe. `sample` is deterministic in params, settings and requests.
+  With params on a mesh, rows are split over its data and fsdp axes and KV heads
+  over its tensor axis, where they divide.
   """
 
   def __init__(self, model: transformer.Model, settings: Settings):
-    """Makes a sampler; nothing is compiled or allocated yet.
+    """Initializes a sampler without compiling or allocating anything.
 
     Raises:
       ValueError: the model has too few positions.
@@ -71,10 +69,9 @@ class Sampler:
     self._programs: dict[jax.sharding.Sharding, rows.Programs] = {}
 
   def warm_up(self, params: types.PyTree) -> None:
-    """Compiles everything, so that `sample` never does.
+    """Compiles and runs every program once, so that `sample` never compiles.
 
-    Blocks until the programs have run once. Later params must have the same
-    shapes, dtypes and devices.
+    Later params must have the same shapes, dtypes and devices.
     """
     each_bucket = [
         Request(np.zeros(length, np.int32), length, 0, num_completions=1)
@@ -93,16 +90,15 @@ class Sampler:
   ) -> list[types.Completions]:
     """Returns the completions of each prompt, in the order of `prompts`.
 
-    Blocks until all are sampled. Compiles in the first call, if `warm_up` was
-    not called.
+    Blocks until all are sampled. Compiles unless `warm_up` was called.
 
     Args:
-      params: of the model; host arrays are copied to the device once.
+      params: of the model; host arrays are copied to the device.
       prompts: any number of requests with any number of completions.
-      version: of `params`, noted with every token.
-      newer: called between chunks; sampling goes on with the params that it
-        returns, which must lie where `params` do. A token's log-prob is under
-        the params that drew it, with the KV cache as it was or recomputed.
+      version: of `params`, recorded with every token.
+      newer: polled between chunks; sampling continues with the params that it
+        returns, which must have the shardings of `params`. A token's log-prob
+        is under the params that drew it, given the KV cache of that moment.
 
     Raises:
       ValueError: a request is empty, too long or out of range; the message
@@ -130,7 +126,7 @@ class Sampler:
 
 
 class _DecodeLoop:
-  """One call of the sampler: what the host does between chunks."""
+  """The host side of one call of the sampler."""
 
   def __init__(
       self,
@@ -150,13 +146,13 @@ class _DecodeLoop:
     self._newer = newer
     self._use(params)
     self._state = programs.empty_state()
-    # Prompts of one bucket follow each other: they share a prefill.
+    # Prompts of one bucket are adjacent, so that they share a prefill.
     self._order = sorted(
         range(len(prompts)), key=lambda i: settings.bucket_of(prompts[i])
     )
     self._slots = requests.Slots(prompts, settings, self._order)
-    # Index of a request -> its place in the batch that was prefilled last, and
-    # what `rows.prefill` returned of it.
+    # Index of a request -> its row in the last prefilled batch, and the outputs
+    # of `rows.prefill`.
     self._prefilled: dict[int, int] = {}
     self._prefill_outputs: tuple[Any, ...] = ()
     self._watch = None
@@ -164,14 +160,14 @@ class _DecodeLoop:
       self._watch = requests.StopStringWatch(
           settings.stop_strings, settings.text_fn
       )
-    # At most one (collected rows on the device, their owners).
+    # At most one pair of (collected rows on the device, their owners).
     self._unread: list[tuple[Any, dict[int, requests.Owner]]] = []
     self._results = requests.Results(
         prompts, settings.max_completion_tokens, version
     )
 
   def run(self) -> list[types.Completions]:
-    """Returns the completions by request; blocks until all are sampled."""
+    """Samples until all requests are done; returns their completions."""
     slots = self._slots
     while slots.queue or slots.owners:
       found = None if self._newer is None else self._newer()
@@ -181,7 +177,7 @@ class _DecodeLoop:
       while self._shrink():
         pass
       self._state, (num_steps, done_R) = self._decode(*self._plan())
-      # Rows that ended a chunk ago are read while this one computes.
+      # Rows that finished a chunk ago are read while this one computes.
       self._read()
       slots.advance(int(num_steps))
       if self._watch is not None:
@@ -193,7 +189,7 @@ class _DecodeLoop:
     return self._results.completions()
 
   def warm_up(self) -> None:
-    """Compiles what a run may need and has not met."""
+    """Compiles the programs that `run` did not need."""
     while True:
       for num_blocks in range(2, len(self._blocks) + 1):
         self._state, _ = self._decode(0, 1, num_blocks)
@@ -206,16 +202,16 @@ class _DecodeLoop:
         return
 
   def _plan(self) -> tuple[int, int, int]:
-    """Returns the most steps of a chunk, idle rows that end it, and blocks."""
+    """Returns a chunk's most steps, idle rows that end it early, and blocks."""
     slots = self._slots
     num_idle = slots.num_rows
-    # Newer params and stop strings are looked for at even distances.
+    # Newer params and stop strings are polled at regular intervals.
     polls = self._watch or self._newer
     if not polls and slots.queue:
       num_idle = -(-num_idle // _REFILL_SHARE)
     elif not polls:
       num_idle -= self._programs.fewer_rows(num_idle)
-    # With nothing to do between chunks, one goes as far as its blocks.
+    # With nothing to do between chunks, a chunk fills its blocks.
     waits = slots.queue or polls
     num_steps, num_blocks = rows.plan_chunk(
         self._blocks,
@@ -247,8 +243,7 @@ class _DecodeLoop:
     return True
 
   def _use(self, params: types.PyTree) -> None:
-    # An array that was never put anywhere counts as another kind of input, and
-    # would be compiled for once more.
+    # Uncommitted arrays would be compiled for separately.
     own = self._programs.sharding
     self._params = jax.tree.map(
         lambda leaf: jax.device_put(leaf, getattr(leaf, "sharding", own)),
@@ -257,7 +252,7 @@ class _DecodeLoop:
     self._decode_params = self._programs.decode_params(self._params)
 
   def _swap(self, version: int, params: types.PyTree) -> None:
-    """Goes on with newer params; prefilled prompts are dropped."""
+    """Switches to newer params and drops prefilled prompts."""
     self._read()
     self._use(params)
     self._prefilled, self._prefill_outputs = {}, ()
@@ -270,7 +265,7 @@ class _DecodeLoop:
       self._recompute()
 
   def _recompute(self) -> None:
-    """Recomputes the KV cache of the rows in use, a batch at a time."""
+    """Recomputes the KV cache of the rows in use, batch by batch."""
     P, T = (
         self._settings.max_prompt_tokens,
         self._settings.max_completion_tokens,
@@ -280,7 +275,7 @@ class _DecodeLoop:
         (self._state.tokens, self._state.lengths)
     )
     owners = [*self._slots.owners.items()]
-    # Without any, once: that compiles the program.
+    # Runs once even without rows, to compile the program.
     for first in range(0, len(owners) or 1, size):
       tokens_BxL, mask_BxL = self._padding(P + T)
       source_R = np.full(self._slots.num_rows, -1, np.int32)
@@ -321,20 +316,20 @@ class _DecodeLoop:
     )
 
   def _padding(self, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns [B, length] pad tokens, and their mask of zeros."""
+    """Returns [B, length] pad tokens and a mask of zeros."""
     shape = (self._settings.prefill_size, length)
     tokens = np.full(shape, self._settings.pad_id, np.int32)
     return tokens, np.zeros(shape, np.float32)
 
   def _put_prompt(self, index: int, tokens: np.ndarray, mask: np.ndarray):
-    """Writes a prompt into the last columns of its bucket."""
+    """Writes a prompt, left-padded to its bucket, into `tokens` and `mask`."""
     prompt = self._prompts[index]
     end = self._settings.bucket_of(prompt)
     start = end - len(prompt.prompt_tokens)
     tokens[start:end], mask[start:end] = prompt.prompt_tokens, 1
 
   def _cut_at_stop_strings(self) -> jax.Array:
-    """Ends completions that hold a stop string; returns [R] bool, idle rows."""
+    """Ends completions at stop strings; returns [R] bool, idle rows."""
     state, owners = self._state, self._slots.owners
     read = jax.device_get((state.tokens, state.lengths, state.stopped))
     cut_R = self._watch.cuts(owners, *read)
@@ -345,7 +340,7 @@ class _DecodeLoop:
     return done_R
 
   def _read(self) -> None:
-    """Enters the completions that ended into the results."""
+    """Copies finished completions from the device into the results."""
     for collected, ended in self._unread:
       self._results.add(jax.device_get(collected), ended)
     self._unread.clear()

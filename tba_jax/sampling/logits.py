@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token sampling: temperature, top-k, top-p, min-p, and a draw.
 
-`process` gives the exact log-probs of the distribution that is sampled from, so
-the behavior log-prob of a token is read from the array that the draw uses.
-`sample` inverts the distribution function at a given uniform number, so a token
-is a pure function of that number.
+`process` returns the exact log-probs of the sampling distribution, so a token's
+behavior log-prob comes from the array that it is drawn from. `sample` inverts
+the CDF at a given uniform number, so a token is a pure function of it.
 
 Axes: R rows, V vocabulary.
 """
@@ -19,10 +18,10 @@ import jax.numpy as jnp
 from tba_jax.losses import logprobs
 from tba_jax.sampling import requests
 
-# Folded into a row's key for its own temperature: no position of a token.
+# Folded into a row's key for its own temperature; no token position.
 _TEMPERATURE_STREAM = 0x7E3B0000
 
-# Width of the blocks whose running sums are one triangular product.
+# Width of a block in `_cumsum`.
 _BLOCK = 128
 
 
@@ -34,18 +33,17 @@ def process(
     top_p: float,
     min_p: float = 0.0,
 ) -> jax.Array:
-  """Returns the log-probs of the distribution that is sampled from.
+  """Returns the log-probs of the sampling distribution.
 
   In this order: divide by `temperature`; keep the `top_k` likeliest tokens;
   keep the smallest set of likeliest tokens whose probabilities, renormalized
   after top-k, reach `top_p`; keep those whose probability is at least `min_p`
-  times that of the likeliest; renormalize. Tokens that tie with the last one
-  kept are kept too, so the set does not depend on the order of the vocabulary.
+  times the largest; renormalize. Tokens that tie with the last one kept are
+  kept too, so the set does not depend on the order of the vocabulary.
 
   Args:
     logits_RxV: [R, V] float.
-    temperature: 0 is greedy: the likeliest token (the first among equals) has
-      probability 1.
+    temperature: 0 is greedy; the first of tokens that tie is taken.
     top_k: number of tokens to keep; 0 is off.
     top_p: in (0, 1]; 1 is off.
     min_p: in [0, 1); 0 is off.
@@ -66,8 +64,8 @@ def process(
   if top_p < 1:
     sorted_RxV = jnp.sort(logprobs_RxV, axis=-1, descending=True)
     probs_RxV = jnp.exp(sorted_RxV)
-    # A token is in the set if those before it do not reach top_p yet; the
-    # first one always is.
+    # A token is in the set if those before it do not reach top_p; the first
+    # always is.
     before_RxV = jnp.cumsum(probs_RxV, axis=-1) - probs_RxV
     in_set_RxV = (before_RxV < top_p) & (probs_RxV > 0)
     in_set_RxV = in_set_RxV.at[:, 0].set(True)
@@ -84,12 +82,11 @@ def process(
 def sample(
     logprobs_RxV: jax.Array, uniform_R: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the token at which the distribution function passes `uniform_R`.
+  """Returns the token at which the CDF passes `uniform_R`, and its log-prob.
 
       token = min {v : p_v > 0 and Σ_{w≤v} p_w > u Σ_w p_w}
 
-  A token of probability 0 is never returned, whatever `u` and however the sums
-  are rounded.
+  A token of probability 0 is never returned, however the sums are rounded.
 
   Args:
     logprobs_RxV: [R, V] float32, nats, as `process` returns them.
@@ -100,10 +97,10 @@ def sample(
     logprob_R: [R] float32, `logprobs_RxV` at the token.
   """
   probs_RxV = jnp.exp(logprobs_RxV)
-  sums_RxV = _running_sums(probs_RxV)
+  sums_RxV = _cumsum(probs_RxV)
   possible_RxV = probs_RxV > 0
-  # Rounded running sums need not grow, and may not reach their own total: so a
-  # token is asked to be possible, and the last possible one closes the range.
+  # Rounded sums may stay constant, or never pass u times the total: so a token
+  # must have a probability above 0, and the last such token is the fallback.
   passed_RxV = possible_RxV & (sums_RxV > uniform_R[:, None] * sums_RxV[:, -1:])
   vocab_RxV = jax.lax.broadcasted_iota(jnp.int32, probs_RxV.shape, 1)
   num_tokens = probs_RxV.shape[-1]
@@ -116,15 +113,9 @@ def sample(
 def plain_logprob(
     logits_RxV: jax.Array, token_R: jax.Array, *, temperature: float
 ) -> jax.Array:
-  """Returns the tokens' log-probs under the tempered model, nothing dropped.
+  """Returns [R] float32, the tokens' log-probs under the untruncated model.
 
-  Args:
-    logits_RxV: [R, V] float.
-    token_R: [R] int32.
-    temperature: 0 counts as 1.
-
-  Returns:
-    [R] float32, nats.
+  They are in nats; a temperature of 0 counts as 1.
   """
   logits_RxV = logits_RxV.astype(jnp.float32)
   return _at(
@@ -141,16 +132,16 @@ def _at(logprobs_RxV: jax.Array, token_R: jax.Array) -> jax.Array:
 
 
 def _keep_from(logprobs_RxV: jax.Array, least_Rx1: jax.Array) -> jax.Array:
-  """Drops what is below `least_Rx1` and renormalizes the rest."""
+  """Drops tokens below `least_Rx1` and renormalizes the rest."""
   kept_RxV = jnp.where(logprobs_RxV >= least_Rx1, logprobs_RxV, -jnp.inf)
   return jax.nn.log_softmax(kept_RxV)
 
 
-def _running_sums(values_RxV: jax.Array) -> jax.Array:
-  """Returns the inclusive running sums over the last axis.
+def _cumsum(values_RxV: jax.Array) -> jax.Array:
+  """Returns the inclusive cumulative sum over the last axis.
 
-  By triangular products within blocks: XLA's own cumulative sum takes about
-  log V passes over the array, which shows in a small model's decode step.
+  It multiplies blocks by a triangular matrix: XLA's own takes about log V
+  passes over the array, which shows in a small model's decode step.
   """
   num_rows, num_values = values_RxV.shape
   width = min(_BLOCK, num_values)
@@ -160,7 +151,7 @@ def _running_sums(values_RxV: jax.Array) -> jax.Array:
   within = jnp.dot(
       blocks,
       jnp.triu(jnp.ones((width, width), values_RxV.dtype)),
-      # Not the faster, coarser product of some accelerators.
+      # Accelerators default to a coarser product.
       precision=jax.lax.Precision.HIGHEST,
   ).reshape(num_rows, num_blocks, width)
   if num_blocks > 1:
@@ -178,12 +169,13 @@ def explored_logits(
 ) -> jax.Array:
   """Returns the logits to draw from at `settings.temperature`.
 
+  Greedy decoding does not explore.
+
   Args:
-    settings: reads `explore`, `temperature` and `stop_ids`; greedy decoding
-      does not explore.
+    settings: reads `explore`, `temperature` and `stop_ids`.
     logits_RxV: [R, V] float.
-    keys_R: [R] keys of the rows.
-    position_R: [R] int32, of the token that is drawn.
+    keys_R: [R] random keys of the rows.
+    position_R: [R] int32, of the token to draw.
   """
   explore = settings.explore
   if not settings.temperature:
@@ -219,7 +211,7 @@ def _forbid(
   hit_1xV = jnp.zeros(vocab_1xV.shape, bool)
   for token in tokens:
     hit_1xV = hit_1xV | (vocab_1xV == token)
-  # Not -inf: a difference of two of those is NaN.
+  # Not -inf, whose differences are NaN.
   lowest = jnp.finfo(jnp.float32).min / 4
   logits_RxV = logits_RxV.astype(jnp.float32)
   return jnp.where(hit_1xV & rows_R[:, None], lowest, logits_RxV)

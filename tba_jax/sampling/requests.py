@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The sampler's settings, requests and bookkeeping: host arrays only."""
+"""Settings, requests and bookkeeping of the sampler, on the host."""
 
 import collections
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,20 +12,20 @@ from tba_jax import types
 
 UINT32 = 2**32
 
-# Prompts are prefilled in batches of one for so many rows: with 16 completions
-# a prompt, one prefill fills all rows.
+# A prefill batch has one prompt per this many rows: with 16 completions each, a
+# prefill fills all rows.
 _ROWS_PER_PREFILL = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Explore:
-  """Changes to the distribution that completions are drawn from.
+  """Exploration: changes to the sampling distribution.
 
-  Source: Lee et al. 2025 (arXiv:2405.18540), with one temperature a completion
-  in place of one a batch.
+  Source: Lee et al. 2025 (arXiv:2405.18540), with one temperature per
+  completion instead of per batch.
 
-  fraction: share of completions drawn at a temperature of their own; 0 is off.
-  min_temperature, max_temperature: range of these, uniform.
+  fraction: share of completions with a temperature of their own; 0 is off.
+  min_temperature, max_temperature: uniform range of these temperatures.
   min_tokens: tokens before a stop token may be drawn.
   """
 
@@ -40,21 +40,20 @@ class Settings:
   """What a sampler is compiled for.
 
   temperature: of token sampling; 0 is greedy, without `explore`.
-  top_k, top_p, min_p: as `logits.process` takes them.
+  top_k, top_p, min_p: of `logits.process`.
   max_prompt_tokens: P.
-  max_completion_tokens: T; a completion is cut off there.
+  max_completion_tokens: T; completions are truncated there.
   num_rows: R, completions decoded at the same time.
   chunk_steps: decode steps between refills while requests wait.
   pad_id: fills a completion after its end.
   seed: of requests without their own, in [0, 2^32).
   stop_ids: tokens that end a completion.
-  stop_strings: texts that end a completion with the token that completes one;
-    looked for every `chunk_steps` tokens.
+  stop_strings: texts that end a completion at the token that completes one;
+    checked every `chunk_steps` tokens.
   text_fn: ids -> text; needed with stop strings.
   recompute_cache: whether newer params recompute the KV cache of completions
     in flight.
-  prompt_buckets: number of lengths that prompts are padded to for their
-    prefill: P, half of it, a quarter, …
+  prompt_buckets: number of padded prompt lengths: P, P / 2, P / 4, …
   explore: see `Explore`.
   """
 
@@ -77,7 +76,7 @@ class Settings:
 
   @property
   def samples_plainly(self) -> bool:
-    """Whether completions are drawn from the tempered model itself."""
+    """Whether the sampling distribution is the tempered model itself."""
     return self.temperature > 0 and (
         (self.top_k, self.top_p, self.min_p) == (0, 1, 0)
         and self.explore == Explore()
@@ -85,12 +84,12 @@ class Settings:
 
   @property
   def prefill_size(self) -> int:
-    """B, prompts that are prefilled together."""
+    """B, prompts of a prefill."""
     return max(1, self.num_rows // _ROWS_PER_PREFILL)
 
   @property
   def buckets(self) -> tuple[int, ...]:
-    """Lengths that prompts are padded to, the longest last."""
+    """Lengths that prompts are padded to, in ascending order."""
     counts = range(self.prompt_buckets)
     return tuple(sorted({-(-self.max_prompt_tokens // 2**i) for i in counts}))
 
@@ -105,12 +104,12 @@ class Request:
 
   prompt_tokens: [P] int, without padding.
   prompt_id: index of the prompt in its split, below 2^32.
-  visit: how often the prompt was visited before, below 2^32; another visit has
-    other random numbers.
+  visit: number of earlier visits to the prompt, below 2^32; each visit has its
+    own random numbers.
   num_completions: S, at least 1.
   first_sample: sample index of the first completion; the others follow.
-  seed: of its random numbers, below 2^32; None takes the sampler's.
-  max_tokens: where its completions are cut off; None takes the sampler's T.
+  seed: below 2^32; None takes the sampler's.
+  max_tokens: of each completion; None takes the sampler's T.
   """
 
   prompt_tokens: np.ndarray
@@ -156,14 +155,14 @@ class Request:
       raise ValueError(f"prompt {self.prompt_id}: {problem}")
 
 
-# Index of a request, number of the completion in it.
+# Index of a request, and of the completion within it.
 Owner = tuple[int, int]
 
 
 class Slots:
   """Assigns completions to the R rows of a decode state.
 
-  queue: completions that wait for a row.
+  queue: completions waiting for a row.
   owners: row -> the completion that it decodes.
   """
 
@@ -173,7 +172,7 @@ class Slots:
       settings: Settings,
       order: Sequence[int],
   ):
-    """Queues all completions; `order` are the indices of the requests."""
+    """Queues all completions, by request in `order`."""
     self.queue = collections.deque(
         (index, sample)
         for index in order
@@ -182,12 +181,12 @@ class Slots:
     self.owners: dict[int, Owner] = {}
     self._requests = requests
     self._settings = settings
-    # Tokens that each row has sampled, unless it ended before.
+    # Tokens sampled by each row, an upper bound for rows that ended.
     self._lengths_R = np.ones(settings.num_rows, np.int32)
 
   @property
   def num_rows(self) -> int:
-    """Rows, in use and free."""
+    """Number of rows, in use and free."""
     return len(self._lengths_R)
 
   @property
@@ -206,12 +205,12 @@ class Slots:
     """Gives free rows to the head of the queue, as far as it is prefilled.
 
     Args:
-      prefilled: index of a request -> its place in the prefilled batch.
+      prefilled: index of a request -> its row in the prefilled batch.
 
     Returns:
-      source_R: [R] int32, place in the prefilled batch; -1: not refilled.
+      source_R: [R] int32, row in the prefilled batch; -1 is not refilled.
       ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index.
-      limit_R: [R] int32, tokens at which the completion is cut off.
+      limit_R: [R] int32, most tokens of the completion.
     """
     source_R = np.full(self.num_rows, -1, np.int32)
     ids_Rx4 = np.zeros((self.num_rows, 4), np.uint32)
@@ -239,10 +238,10 @@ class Slots:
     return source_R, ids_Rx4, limit_R
 
   def keep(self, num_rows: int) -> np.ndarray:
-    """Drops free rows until `num_rows` are left, and numbers those anew.
+    """Drops free rows and renumbers the rest.
 
     Returns:
-      [num_rows] int32, the number that each row had.
+      [num_rows] int32, the old number of each row.
     """
     free = (r for r in range(self.num_rows) if r not in self.owners)
     rows = np.array([*self.owners, *free][:num_rows], np.int32)
@@ -251,7 +250,7 @@ class Slots:
     return rows
 
   def advance(self, num_steps: int) -> None:
-    """Adds the steps of a chunk to the length of every row."""
+    """Adds a chunk's steps to the length of every row."""
     self._lengths_R += num_steps
 
   def release(self, done_R: np.ndarray) -> dict[int, Owner]:
@@ -269,7 +268,7 @@ class Results:
       max_completion_tokens: int,
       version: int,
   ):
-    """Allocates them; `version` is that of the first params."""
+    """Allocates the arrays; `version` is that of the first params."""
     shapes = [(r.num_completions, max_completion_tokens) for r in requests]
     zeros = lambda dtype: [np.zeros(shape, dtype) for shape in shapes]
     each = lambda dtype: [np.zeros(shape[0], dtype) for shape in shapes]
@@ -283,14 +282,14 @@ class Results:
 
     Args:
       version: of the params that draw them.
-      sampled: tokens so far of each completion that is begun and not `add`ed.
+      sampled: tokens so far of each completion in flight.
     """
     for index, versions_SxT in enumerate(self._versions):
       for sample in np.flatnonzero(self._lengths[index] == 0):
         versions_SxT[sample, sampled.get((index, sample), 0) :] = version
 
   def note_stop_strings(self, owners: Iterable[Owner]) -> None:
-    """Marks completions that a stop string has ended."""
+    """Marks completions that ended at a stop string."""
     for index, sample in owners:
       self._stopped[index][sample] = True
 
@@ -299,12 +298,7 @@ class Results:
       collected: Sequence[np.ndarray | None],
       owners: Mapping[int, Owner],
   ) -> None:
-    """Enters completions that ended.
-
-    Args:
-      collected: as `rows.collect` returns it.
-      owners: row -> the completion in it.
-    """
+    """Adds finished completions, `rows.collect` of the rows of `owners`."""
     tokens_RxT, logprobs_RxT, plain_RxT, lengths_R, stopped_R = collected
     if plain_RxT is None:
       plain_RxT = logprobs_RxT
@@ -329,30 +323,28 @@ class Results:
         logprobs=self._logprobs[index],
         plain_logprobs=self._plain[index],
         stopped=self._stopped[index],
-        # They only grow, so the first token's are the oldest.
+        # Versions only grow, so the first token's is the oldest.
         versions=versions_SxT[:, 0].copy(),
         token_versions=np.where(sampled_SxT, versions_SxT, -1),
     )
 
 
-# What a tokenizer writes for bytes that are not, or not yet, a character.
+# Decoded from bytes that are not, or not yet, a character.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class StopStringWatch:
-  """Finds stop strings in completions as they grow, reading each token once.
+  """Finds stop strings in growing completions, decoding each token once.
 
-  A completion ends with the first token at which its text holds a stop string,
-  wherever in its tokens the string begins and ends. The rule is one on tokens
-  alone, so the chunks after which it is applied change nothing.
+  A completion ends at the first token at which its text contains a stop string,
+  wherever the string begins. The result does not depend on the chunks.
   """
 
   def __init__(self, stop_strings: Sequence[str], text_fn: Callable[..., str]):
     self._strings = tuple(stop_strings)
     self._text_fn = text_fn
-    # A token has at least one byte, so what ends at a token began at most so
-    # many before it; the first of a window may be written otherwise (without
-    # its leading space), so it is one more.
+    # A token has at least one byte, so a stop string spans at most this many
+    # tokens; one more, since the first of a window may lose its leading space.
     self._window = 1 + max(len(text.encode()) for text in self._strings)
     self._seen: dict[Owner, int] = {}
 
@@ -360,7 +352,7 @@ class StopStringWatch:
     """Returns the number of tokens to keep, None to keep all so far.
 
     Args:
-      owner: the completion; later calls have the same ids and more.
+      owner: the completion.
       ids: [n] int, its tokens so far, without its stop token.
     """
     seen = self._seen.get(owner, 0)
@@ -368,12 +360,12 @@ class StopStringWatch:
     if len(ids) <= seen:
       return None
     text = self._text(ids[max(0, seen - self._window) :])
-    if _REPLACEMENT not in text and not self._holds(text):
+    if _REPLACEMENT not in text and not self._contains_stop(text):
       return None
-    # Bytes that are no character yet may change what stands before them, so
-    # then every token is looked at.
+    # An incomplete character may change the text before it, so check every
+    # token.
     for length in range(seen + 1, len(ids) + 1):
-      if self._holds(self._text(ids[:length])):
+      if self._contains_stop(self._text(ids[:length])):
         return length
     return None
 
@@ -384,13 +376,13 @@ class StopStringWatch:
       lengths_R: np.ndarray,
       stopped_R: np.ndarray,
   ) -> np.ndarray:
-    """Returns [R] int32, tokens to keep of each row; -1 keeps it as it is.
+    """Returns [R] int32, the tokens to keep of each row; -1 keeps all.
 
     Args:
       owners: row -> the completion in it.
       tokens_RxT: [R, T] int32.
       lengths_R: [R] int32.
-      stopped_R: [R] bool, the last token is a stop token.
+      stopped_R: [R] bool, whether the last token is a stop token.
     """
     cut_R = np.full(len(lengths_R), -1, np.int32)
     for row, owner in owners.items():
@@ -403,5 +395,5 @@ class StopStringWatch:
   def _text(self, ids: np.ndarray) -> str:
     return self._text_fn(ids.tolist())
 
-  def _holds(self, text: str) -> bool:
+  def _contains_stop(self, text: str) -> bool:
     return any(string in text for string in self._strings)

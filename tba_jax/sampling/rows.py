@@ -3,10 +3,10 @@
 """Device side of the sampler: R rows, each decoding one completion.
 
 `refill` starts rows, `decode_chunk` advances all of them, `collect` reads them
-out: pure functions of fixed shapes. `Programs` compiles them.
+out: pure functions of fixed shapes, which `Programs` compiles.
 
-Axes: B prompts of a prefill, Q tokens they are padded to, R rows, P prompt
-tokens, T completion tokens, L = P + T, V vocabulary.
+Axes: B prompts of a prefill, Q their padded length, R rows, P prompt tokens, T
+completion tokens, L = P + T, C columns of the cache, V vocabulary.
 """
 
 import bisect
@@ -28,16 +28,16 @@ from tba_jax.sampling import requests
 
 Settings = requests.Settings
 
-# Named, so that no flag of JAX changes what is sampled.
+# Fixed, so that no JAX flag changes what is sampled.
 _RNG_IMPL = "threefry2x32"
-# Mesh axes that prompts are split over; rows are, too.
+# Mesh axes that split prompts and rows.
 _BATCH_AXES = ("data", "fsdp")
-# The cache's columns are cut into blocks, the prompts' first, and a decode step
-# reads the first few: its cost grows with the tokens that are live.
-# Each number of blocks is one more program, so they are few.
+# The cache's columns are cut into blocks, of which a decode step reads only the
+# first few: its cost grows with the tokens in use. Each number of blocks is
+# another program, so there are few.
 _MOST_BLOCKS = 3
 _SHORTEST_BLOCK = 32
-# A decode loop may go on in R / 2 and R / 4 rows, but not in fewer than these.
+# A decode loop may shrink to R / 2 and R / 4 rows, but not below 16.
 _MOST_SHRINKING = 4
 _FEWEST_ROWS = 16
 
@@ -56,15 +56,15 @@ def block_lengths(
 def plan_chunk(
     lengths: Sequence[int], longest: int, *, chunk_steps: int | None
 ) -> tuple[int, int]:
-  """Returns how many steps a chunk takes and how many blocks it reads.
+  """Returns a chunk's number of steps and of cache blocks.
 
   Args:
     lengths: columns of each block, the prompts' first.
     longest: tokens that the longest row has sampled, at least 1.
-    chunk_steps: steps to take; None: as many as the fewest blocks allow.
+    chunk_steps: steps to take; None takes as many as fit the fewest blocks.
   """
   ends = list(itertools.accumulate(lengths[1:]))
-  # A step writes the token sampled before it, so the last one needs no column.
+  # A step writes the previous token, so the last one needs no column.
   last_column = longest - 1 + (chunk_steps or 1)
   num_own = min(bisect.bisect_left(ends, last_column), len(ends) - 1)
   steps = chunk_steps or max(1, ends[num_own] - longest + 1)
@@ -74,21 +74,21 @@ def plan_chunk(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
-  """R rows, each decoding a completion.
+  """The state of R rows, each decoding a completion.
 
-  cache: the model's KV cache, blocks of R rows: the left-padded prompt, then
-    token t of the completion in column P + t.
+  cache: the model's KV cache: the left-padded prompt, then token t of the
+    completion in column P + t.
   prompt_mask: [R, P] float32, 1 on the tokens of the row's prompt.
   key_data: [R, 2] uint32, the row's random key.
   tokens: [R, T] int32, sampled so far.
   logprobs: [R, T] float32, nats, of the sampled tokens.
-  plain_logprobs: [R, T] float32, nats, under the tempered model; None where
-    that is what is sampled from.
-  limits: [R] int32, tokens at which the completion is cut off.
+  plain_logprobs: [R, T] float32, nats, under the untruncated model; None if
+    that is the sampling distribution.
+  limits: [R] int32, most tokens of the completion.
   last_token: [R] int32, sampled last and not yet fed to the model.
   lengths: [R] int32, tokens sampled so far, at least 1 in a row in use.
-  stopped: [R] bool, a stop token was sampled.
-  active: [R] bool, the row has tokens left to sample.
+  stopped: [R] bool, whether a stop token was sampled.
+  active: [R] bool, whether the row has tokens left to sample.
   """
 
   cache: types.PyTree
@@ -134,21 +134,21 @@ def prefill(
   """Runs prompts that are left-padded to Q tokens, Q up to P.
 
   Returns:
-    Logits [B, V] float32, the prompts' cache and their mask [B, P]: columns
-    from Q on are masked padding.
+    Logits [B, V] float32, the prompts' cache and mask [B, P], padded with
+    masked columns from Q on.
   """
   P = settings.max_prompt_tokens
   outputs = *model.prefill(params, tokens_BxQ, mask_BxQ), mask_BxQ
   if mask_BxQ.shape[1] == P:
     return outputs
-  whole = lambda x_BxQ: jnp.zeros((x_BxQ.shape[0], P), x_BxQ.dtype)
+  widest = lambda x_BxQ: jnp.zeros((x_BxQ.shape[0], P), x_BxQ.dtype)
   shapes = jax.eval_shape(
-      model.prefill, params, whole(tokens_BxQ), whole(mask_BxQ)
+      model.prefill, params, widest(tokens_BxQ), widest(mask_BxQ)
   )
   fill = lambda leaf, shape: jnp.pad(
       leaf, [(0, n - m) for m, n in zip(leaf.shape, shape.shape)]
   )
-  return jax.tree.map(fill, outputs, (*shapes, whole(mask_BxQ)))
+  return jax.tree.map(fill, outputs, (*shapes, widest(mask_BxQ)))
 
 
 def refill(
@@ -169,7 +169,7 @@ def refill(
     logits_BxV, prompt_cache, mask_BxP: as `prefill` returns them.
     source_R: [R] int32, the row's prompt in the prefill; -1 keeps the row.
     ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index of the row.
-    limit_R: [R] int32, tokens at which the completion is cut off, 1 to T.
+    limit_R: [R] int32, most tokens of the completion, 1 to T.
   """
   cache = model.fill_cache(state.cache, prompt_cache, source_R)
   new_R = source_R >= 0
@@ -204,31 +204,30 @@ def decode_chunk(
 ) -> tuple[DecodeState, tuple[jax.Array, jax.Array]]:
   """Samples up to `num_steps` tokens in each active row.
 
-  It ends early when `num_idle` rows are idle, or all are. Only the first
-  `num_blocks` blocks of the cache are read and written: they must hold every
-  token that an active row has sampled at the end.
+  Ends early once `num_idle` rows, or all of them, are idle.
 
   Args:
     model, settings: of the sampler.
     params: the model's decode params.
     state: of the rows.
     num_steps, num_idle: [] int32; arrays, so that one program serves all.
-    num_blocks: static.
+    num_blocks: static; cache blocks to read and write, which must have room for
+      all tokens of active rows at the end.
 
   Returns:
-    The state, and the steps that were taken with [R] bool, the idle rows.
+    The state, the number of steps taken, and [R] bool, the idle rows.
   """
   P, T = settings.max_prompt_tokens, settings.max_completion_tokens
   num_columns = sum(block_lengths(P, T)[:num_blocks])
 
   def body(carry):
     step, state = carry
-    # An idle row feeds its last token again, which changes nothing of it.
+    # An idle row feeds its last token again, which leaves it unchanged.
     last_R = state.lengths - 1
     prompt_lengths_R = jnp.sum(state.prompt_mask, axis=-1).astype(jnp.int32)
-    # Token t of every row has the same column: otherwise the order in which a
+    # Token t has the same column in every row: otherwise the order in which a
     # row's keys are summed, and so the last bit of its log-probs, would depend
-    # on when the row was started.
+    # on when the row started.
     seen_RxC = jnp.concatenate(
         [state.prompt_mask > 0, _columns(state) <= last_R[:, None]], axis=1
     )
@@ -264,16 +263,16 @@ def recompute_cache(
     mask_BxL: jax.Array,
     source_R: jax.Array,
 ) -> DecodeState:
-  """Recomputes the KV cache of some rows with other params.
+  """Recomputes the KV cache of some rows with newer params.
 
   Args:
     model: of the sampler.
     params: of the model.
     state: of the rows.
     tokens_BxL: [B, P + T] int32, in the cache's columns: prompts, and
-      completions but for the last token, which is not fed yet.
+      completions except the last token, which is not fed yet.
     mask_BxL: [B, P + T] float32, 1 on these tokens.
-    source_R: [R] int32, the row's place among the B; -1 keeps the row.
+    source_R: [R] int32, the row's index in the batch; -1 keeps the row.
   """
   _, cache = model.prefill(params, tokens_BxL, mask_BxL)
   cache = model.fill_cache(state.cache, cache, source_R)
@@ -281,14 +280,14 @@ def recompute_cache(
 
 
 def cut(state: DecodeState, cut_R: jax.Array) -> tuple[DecodeState, jax.Array]:
-  """Ends rows after `cut_R` tokens, [R] int32; those below 0 go on.
+  """Ends rows after `cut_R` tokens, [R] int32; below 0 leaves a row as it is.
 
   Returns:
     The state, and [R] bool, the idle rows.
   """
   is_cut_R = cut_R >= 0
   # An idle row feeds its last token again, now in the column of the last one
-  # kept, which is not read any more.
+  # kept, which is no longer read.
   state = dataclasses.replace(
       state,
       lengths=jnp.where(is_cut_R, cut_R, state.lengths),
@@ -299,16 +298,16 @@ def cut(state: DecodeState, cut_R: jax.Array) -> tuple[DecodeState, jax.Array]:
 
 
 def take(state: DecodeState, rows: jax.Array) -> DecodeState:
-  """Returns a state of the rows at `rows`, [R or fewer] int32."""
+  """Returns the state of the rows with indices `rows`, int32."""
   return jax.tree.map(lambda leaf: leaf[rows], state)
 
 
 def collect(
     settings: Settings, state: DecodeState
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array, jax.Array]:
-  """Returns tokens, log-probs, plain ones, [R, T], lengths and stopped, [R].
+  """Returns tokens, log-probs, plain log-probs [R, T], lengths and stopped [R].
 
-  The plain log-probs are None where they are those before.
+  Plain log-probs are None if they equal the log-probs.
   """
   sampled_RxT = _columns(state) < state.lengths[:, None]
   plain_RxT = state.plain_logprobs
@@ -316,7 +315,7 @@ def collect(
       jnp.where(sampled_RxT, state.tokens, settings.pad_id),
       jnp.where(sampled_RxT, state.logprobs, 0.0),
       None if plain_RxT is None else jnp.where(sampled_RxT, plain_RxT, 0.0),
-      # Copies: the state's own buffers are given to the next program.
+      # Copies, since the state itself is donated to the next program.
       jnp.copy(state.lengths),
       jnp.copy(state.stopped),
   )
@@ -344,7 +343,7 @@ def _draw(
     key_data_Rx2: jax.Array,
     position_R: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Returns the next tokens, their log-probs and their plain ones, [R]."""
+  """Returns the next tokens, their log-probs and plain log-probs, [R]."""
   keys_R = jax.random.wrap_key_data(key_data_Rx2, impl=_RNG_IMPL)
   folded_R = jax.vmap(jax.random.fold_in)(keys_R, position_R)
   # The folded key is itself 64 random bits; 24 of them fill a float in [0, 1).
@@ -374,7 +373,7 @@ def _append(
     logprob_R: jax.Array,
     plain_R: jax.Array | None,
 ) -> DecodeState:
-  """Writes the next token of `rows_R` and ends the rows that it completes."""
+  """Appends a token to the rows of `rows_R`; ends those that are complete."""
   here_RxT = (_columns(state) == state.lengths[:, None]) & rows_R[:, None]
   lengths_R = state.lengths + rows_R
   stopped_R = state.stopped
@@ -396,7 +395,7 @@ def _append(
 
 
 def params_sharding(params: types.PyTree) -> jax.sharding.Sharding:
-  """Returns the params' sharding, replicated: that of a sampler's arrays."""
+  """Returns the replicated sharding on the params' devices."""
   for leaf in jax.tree.leaves(params):
     sharding = getattr(leaf, "sharding", None)
     if isinstance(sharding, jax.sharding.NamedSharding):
@@ -411,10 +410,10 @@ def params_sharding(params: types.PyTree) -> jax.sharding.Sharding:
 def rows_sharding(
     sharding: jax.sharding.Sharding, num_rows: int
 ) -> jax.sharding.Sharding:
-  """Returns the sharding of arrays [R, ...], with that of `params_sharding`.
+  """Returns the sharding of arrays [R, ...] on the devices of `sharding`.
 
-  Rows are split over the batch axes of the mesh, or replicated where they do
-  not divide.
+  Rows are split over the batch axes of the mesh, or replicated if they do not
+  divide.
   """
   if not isinstance(sharding, jax.sharding.NamedSharding):
     return sharding
@@ -427,9 +426,9 @@ def rows_sharding(
 
 
 def _state_shardings(sharding: jax.sharding.Sharding, state: Any) -> Any:
-  """Returns the shardings of a decode state's leaves, given their shapes.
+  """Returns the shardings of a decode state, given its shapes.
 
-  The heads of caches are split over `tensor`, where they divide.
+  KV heads are split over `tensor` if they divide.
   """
   rows = rows_sharding(sharding, state.active.shape[0])
   if not isinstance(sharding, jax.sharding.NamedSharding):
@@ -437,7 +436,7 @@ def _state_shardings(sharding: jax.sharding.Sharding, state: Any) -> Any:
   tensor = sharding.mesh.shape.get("tensor", 1)
 
   def of_leaf(leaf: Any) -> jax.sharding.NamedSharding:
-    # Keys and values alone have four axes, the second of heads.
+    # Only keys and values have four axes, the second of which is heads.
     if leaf.ndim < 4 or tensor == 1 or leaf.shape[1] % tensor:
       return rows
     parts = (*rows.spec, *[None] * (1 - len(rows.spec)), "tensor")
@@ -457,14 +456,14 @@ class Programs:
       settings: Settings,
       sharding: jax.sharding.Sharding,
   ):
-    """Compiles nothing yet; `sharding` is as `params_sharding` has it."""
+    """Compiles nothing yet; `sharding` is that of `params_sharding`."""
     P, T = settings.max_prompt_tokens, settings.max_completion_tokens
     self._settings = settings
     self._num_blocks = len(block_lengths(P, T))
     self.sharding = sharding
     bind = lambda fn: functools.partial(fn, model, settings)
-    # Outputs have named shardings: a program whose inputs lie where they did
-    # before is not compiled again.
+    # Outputs have fixed shardings, so that programs that take them are compiled
+    # only once.
     self._state_shapes = jax.eval_shape(bind(empty_state))
     state = _state_shardings(sharding, self._state_shapes)
     jit = functools.partial(jax.jit, out_shardings=sharding)
@@ -488,9 +487,9 @@ class Programs:
     self._same_bits: dict[int, bool] = {}
 
   def fewer_rows(self, num_rows: int) -> int:
-    """Returns half the rows, if a decode loop may shrink to them, or else 0.
+    """Returns half the rows if a decode loop may shrink to them, otherwise 0.
 
-    Only on a single CPU: elsewhere a step takes as long with fewer rows.
+    It may only on a single CPU: elsewhere fewer rows make no step faster.
     """
     *others, device = self.sharding.device_set
     least = self._settings.num_rows // _MOST_SHRINKING
@@ -507,12 +506,8 @@ class Programs:
     """Returns whether a row has the same bits in a program of fewer rows.
 
     A matrix product of fewer rows may use another kernel, which sums in another
-    order: which numbers of rows share one depends on the CPU. So two decode
-    steps over random caches are compared, once for each number of rows.
-
-    Args:
-      params: the model's decode params.
-      num_rows, fewer_rows: of the two programs.
+    order; which ones depends on the CPU. So two decode steps over random caches
+    are compared, once for each number of rows.
     """
     if fewer_rows not in self._same_bits:
       self._same_bits[fewer_rows] = all(
@@ -538,7 +533,7 @@ class Programs:
     return all(np.array_equal(np.asarray(x), np.asarray(y)) for x, y in pairs)
 
   def _random_state(self, num_rows: int) -> DecodeState:
-    """Returns a state whose rows are in use up to their last tokens."""
+    """Returns a state whose rows are active and half full or more."""
     rng = np.random.default_rng(0)
     T = self._settings.max_completion_tokens
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""From a draw of the replay buffer to the batch that a step learns from."""
+"""Training batches from draws of the replay buffer or from given texts."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 import math
@@ -15,10 +15,10 @@ from tba_jax.training import reference as reference_lib
 
 
 class Placer:
-  """Puts batches onto the mesh, with the reference log-probs that they lack.
+  """Puts batches onto the mesh and computes missing reference log-probs.
 
-  It is the part of making a batch that all processes of a trainer do together:
-  the first one with `put`, the others with `put_along`.
+  All processes of a trainer take part: process 0 calls `put`, the others
+  `put_along`.
   """
 
   def __init__(
@@ -30,16 +30,15 @@ class Placer:
       gather: Callable[[jax.Array], jax.Array] = lambda array: array,
       tell: Callable[..., None] = lambda **fields: None,
   ):
-    """Takes the parts.
+    """Initializes the placer; the defaults are for one process and device.
 
     Args:
       reference: policy that the KL is measured against.
-      part_prompts: reference log-probs are computed for so many prompts at a
-        time, at most the batch's; one shape, compiled once.
-      place: puts a host batch of B prompts onto the mesh; of another process
-        than the first, a batch of `jax.ShapeDtypeStruct`.
-      gather: makes an array of the mesh whole in this process.
-      tell: called with the fields of `put_along` before a batch is put.
+      part_prompts: prompts whose reference log-probs are computed at a time.
+      place: puts a host batch of B prompts onto the mesh; in processes other
+        than 0, a batch of `jax.ShapeDtypeStruct`.
+      gather: copies an array of the mesh whole to this process.
+      tell: sends the arguments of `put_along` to the other processes.
     """
     self._reference = reference
     self._part_prompts = part_prompts
@@ -50,20 +49,19 @@ class Placer:
     self._merge = jax.jit(_merge)
 
   def follow(self, step: int, ref_params: types.PyTree) -> int:
-    """Takes the reference of a train state; returns its version."""
+    """Sets the reference from a train state; returns its version."""
     self._reference.follow(step, ref_params)
     return self._reference.version
 
   def put(
       self, batch: types.Batch, step: int, num_missing: int
   ) -> tuple[types.Batch, list[tuple[slice, jax.Array]]]:
-    """Returns a batch on the mesh, and what was computed, by rows.
+    """Returns the batch on the mesh, and the log-probs computed, by rows.
 
     Args:
-      batch: [B, ...] on the host; of its first `num_missing` prompts the
-        reference log-probs are computed.
-      step: that it is for; `follow` was called with it.
-      num_missing: 0 to B.
+      batch: [B, ...] on the host.
+      step: that the batch is for; call `follow` with it first.
+      num_missing: prompts at the head of the batch without reference log-probs.
     """
     arrays = {n: x for n, x in vars(batch).items() if n != "prepared"}
     shapes = {n: [list(x.shape), x.dtype.name] for n, x in arrays.items()}
@@ -78,10 +76,10 @@ class Placer:
       num_missing: int,
       ref_params: types.PyTree,
   ) -> types.Batch:
-    """Does in another process what `put` does in the first, without the batch.
+    """Joins the `put` of process 0 from another process, without the batch.
 
     Args:
-      shapes: shape and dtype of the batch's fields.
+      shapes: shape and dtype of each field of the batch.
       step, num_missing: as `put`.
       ref_params: as `follow`.
     """
@@ -97,7 +95,7 @@ class Placer:
     part = min(self._part_prompts, num_prompts)
     computed, ref_logprobs = [], batch.ref_logprobs
     for start in range(0, num_missing, part):
-      # The last part reaches back, so that all have one shape.
+      # The last part overlaps the one before, so that all have one shape.
       start = min(start, num_prompts - part)
       values_bxKxT = self._reference.logprobs(*self._cut(batch, start, part))
       ref_logprobs = self._merge(ref_logprobs, values_bxKxT, start)
@@ -108,10 +106,10 @@ class Placer:
 
 
 class BatchMaker:
-  """Makes batches; reference log-probs are computed once a trajectory.
+  """Makes batches; computes reference log-probs once per trajectory.
 
-  They stay on their devices until `flush`, which runs when the step's metrics
-  are read anyway: making a batch never waits for a device.
+  They stay on the devices until `flush`, so making a batch never waits for a
+  device.
   """
 
   def __init__(
@@ -120,11 +118,11 @@ class BatchMaker:
       placer: Placer,
       uncounted_ids: Collection[int] = (),
   ):
-    """Takes the parts.
+    """Initializes the maker.
 
     Args:
-      buffer: the draws come from; it caches the reference log-probs.
-      placer: puts what is made onto the mesh.
+      buffer: source of the draws; caches the reference log-probs.
+      placer: puts batches onto the mesh.
       uncounted_ids: as `completion_mask`.
     """
     self._buffer = buffer
@@ -135,11 +133,11 @@ class BatchMaker:
   def make(
       self, draw: buffer_lib.Draw, step: int, ref_params: types.PyTree
   ) -> types.Batch:
-    """Returns the batch of a draw, with the reference log-probs of every row.
+    """Returns the batch of a draw, with all reference log-probs.
 
     Args:
-      draw: as `ReplayBuffer.sample` gave it.
-      step: the step that will learn from it.
+      draw: of `ReplayBuffer.sample`.
+      step: that trains on the batch.
       ref_params: of the train state before that step.
     """
     version = self._placer.follow(step, ref_params)
@@ -147,7 +145,7 @@ class BatchMaker:
         draw.completion_tokens, draw.completion_lengths, self._uncounted_ids
     )
     cached_B = (draw.ref_versions == version).all(axis=1)
-    # Prompts without cached log-probs come first; their order means nothing.
+    # Prompts without cached log-probs come first, as `put` expects.
     order_B = np.argsort(cached_B, kind="stable")
     take = lambda x: np.ascontiguousarray(x[order_B])
     batch = types.Batch(
@@ -166,12 +164,12 @@ class BatchMaker:
     return batch
 
   def flush(self) -> None:
-    """Saves the computed reference log-probs in the buffer.
+    """Caches the computed reference log-probs in the buffer.
 
-    Waits until the devices have computed them.
+    Blocks until the devices have computed them.
     """
     unsaved, self._unsaved = self._unsaved, []
-    # The reference may have moved since; what it gave before keeps its version.
+    # The reference may have moved since, so each keeps its own version.
     for rows_bxK, values_bxKxT, version in unsaved:
       self._buffer.set_ref_logprobs(rows_bxK, np.asarray(values_bxKxT), version)
 
@@ -179,12 +177,12 @@ class BatchMaker:
 def completion_mask(
     tokens: np.ndarray, lengths: np.ndarray, uncounted_ids: Collection[int] = ()
 ) -> np.ndarray:
-  """Returns 1 on the tokens that the loss counts, [..., T] float32.
+  """Returns [..., T] float32, 1 on the tokens that the loss counts.
 
   Args:
     tokens: [..., T] int.
-    lengths: [...] int, with the stop token.
-    uncounted_ids: stop tokens that do not count where they are the last token.
+    lengths: [...] int, stop token included.
+    uncounted_ids: tokens that do not count in last position.
   """
   last = np.take_along_axis(tokens, np.maximum(lengths, 1)[..., None] - 1, -1)
   counted = lengths - np.isin(last[..., 0], list(uncounted_ids))
@@ -192,7 +190,7 @@ def completion_mask(
 
 
 def _cut(batch: types.Batch, start: int, size: int) -> tuple[jax.Array, ...]:
-  """Returns what the reference reads of some prompts of a batch."""
+  """Returns the reference's inputs for prompts `start` to `start + size`."""
   return tuple(
       jax.lax.dynamic_slice_in_dim(array, start, size)
       for array in (
@@ -210,9 +208,7 @@ def _merge(
   return jax.lax.dynamic_update_slice(all_BxKxT, part_bxKxT, (start, 0, 0))
 
 
-# Batches of given texts, for supervised fine-tuning and reward models.
-
-# Ids of a prompt, and of each of its K completions.
+# Token ids of a prompt, and of each of its K completions.
 Row = tuple[Sequence[int], Sequence[Sequence[int]]]
 
 
@@ -224,18 +220,17 @@ def pad_sequences(
     max_prompt_tokens: int,
     max_completion_tokens: int,
 ) -> types.Batch:
-  """Returns rows as a batch, prompts padded on the left.
+  """Returns a NumPy batch of given texts, with left-padded prompts.
 
   Args:
-    rows: at most as many as `shape` has room for, none longer than allowed.
-    shape: of the leading axes, which the rows fill in order.
+    rows: at most prod(shape); missing ones are all padding.
+    shape: leading axes of the leaves, [*shape, …], filled in order.
     num_completions: K.
     max_prompt_tokens: P.
     max_completion_tokens: T.
 
   Returns:
-    A batch of NumPy arrays whose leaves are [*shape, …]; what no row fills is
-    0, as are the fields that a supervised loss does not read.
+    The batch; fields that a supervised loss does not read are 0.
   """
   size = math.prod(shape)
   prompts = np.zeros((size, max_prompt_tokens), np.int32)

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What an objective learns where every completion can be counted.
+"""A bandit with the training losses, where the exact target is known.
 
 One prompt has N completions of one token; the policy is a table of N logits.
-What the objectives of trajectory balance aim at,
+The target of the trajectory balance objectives,
 
     π*(y) = π_ref(y) exp(r(y)/β) / Z,    Z = Σ_y π_ref(y) exp(r(y)/β),
 
@@ -27,7 +27,7 @@ from tba_jax.training import optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-  """A prompt with N completions of which all is known.
+  """A prompt with N completions.
 
   ref_logprobs_N: [N] float32, log π_ref, nats; their exp sums to 1.
   rewards_N: [N] float32, task units.
@@ -38,7 +38,7 @@ class Space:
 
 
 def make_space(num_completions: int, *, seed: int) -> Space:
-  """Returns a space with normal logits of π_ref and rewards from 0 to 1."""
+  """Returns a space with Gaussian logits of π_ref and rewards in [0, 1)."""
   rng = np.random.default_rng(seed)
   logits_N = rng.normal(size=num_completions)
   return Space(
@@ -54,36 +54,32 @@ def target(space: Space, *, beta: float) -> np.ndarray:
 
 
 def distance(probs_SxN: np.ndarray, target_N: np.ndarray) -> np.ndarray:
-  """Returns the total variation of each row to the target, [S], 0 to 1."""
+  """Returns [S], the total variation distance of each row to the target."""
   return np.abs(probs_SxN - target_N).sum(axis=-1) / 2
 
 
 def make_learner(
     config: ml_collections.ConfigDict, space: Space
 ) -> Callable[..., np.ndarray]:
-  """Returns `learn`, which trains a policy from π_ref on, compiled once.
+  """Returns a jitted function that trains a policy, starting from π_ref.
 
       learn(*, behavior_N=None, lag_steps=0) -> probs_SxN
 
   A step draws `train.prompts_per_batch` groups of
-  `train.completions_per_prompt` completions of the one prompt. Args of `learn`:
+  `train.completions_per_prompt` completions. Args of `learn`:
 
-    behavior_N: [N], the probabilities that all completions are sampled with,
-      from the first step to the last, each above 0. None: the policy samples.
-    lag_steps: the policy of so many steps ago samples (0: the present one);
-      π_ref, as long as there was none.
+    behavior_N: [N], a fixed sampling distribution, each probability above 0;
+      None samples from the policy.
+    lag_steps: age in steps of the policy that samples; 0 is on-policy. Before
+      that many steps π_ref samples.
 
   It returns the policy's probabilities, [S + 1, N] float32: before the first
-  step (π_ref) and after each. It raises ValueError where `behavior_N` is not a
-  distribution over the completions or `lag_steps` is below 0.
+  step (π_ref) and after each of S steps. It raises ValueError if `behavior_N`
+  is not a distribution or `lag_steps` is below 0.
 
   Args:
     config: reads `loss` (beta is constant), `optimizer`, `train` and `seed`.
-    space: what is learned on.
-
-  Raises:
-    ValueError: a setting of `config.loss` or `config.optimizer` is out of its
-      range.
+    space: of the completions.
   """
   num_steps = config.train.num_steps
   ref_logprobs_N = jnp.asarray(space.ref_logprobs_N)

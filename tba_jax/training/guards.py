@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collapse guards: limits on entropy, KL, accuracy and the log-prob gap.
 
-The loss falls while a policy collapses, so it is not watched. The gap between
-the trainer's and the sampler's log-probs on data of staleness 0 shows a wrong
-model, mask or temperature before anything else does.
+The loss falls while a policy collapses, so it is no guard. The gap between the
+trainer's and the sampler's log-probs on data of staleness 0 is the first sign
+of a wrong model, mask or temperature.
 """
 
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ from typing import Any
 
 import ml_collections
 
-# Nats a token: `guards.max_logprob_gap = 0`, by compute dtype. Random models of
-# 2 to 4 layers, of logits with a standard deviation of 1 to 9, had a mean gap
-# between decoding with the KV cache and one forward pass of up to 6e-6 in
-# float32 and .024 in bfloat16.
+# Nats per token, for `guards.max_logprob_gap = 0`, by compute dtype. Random
+# models of 2 to 4 layers, with logits of standard deviation 1 to 9, had a mean
+# gap between decoding and one forward pass of up to 6e-6 in float32 and .024 in
+# bfloat16.
 _MAX_LOGPROB_GAP = {"float32": 1e-3, "bfloat16": 0.1}
 
 
 @dataclasses.dataclass(frozen=True)
 class Alarm:
-  """One guard that fired: its name and a sentence with the numbers."""
+  """A guard that fired, with a sentence that gives the numbers."""
 
   name: str
   message: str
@@ -42,11 +42,11 @@ class Guards:
       *,
       compute_dtype: str = "float32",
   ):
-    """Reads `config.guards`; continues from a state of `get_state`.
+    """Initializes the guards.
 
     Args:
       config: `config.guards`.
-      state: as `get_state` returns it.
+      state: of `get_state`, to continue from.
       compute_dtype: of the model, "float32" or "bfloat16".
     """
     self._config = config
@@ -67,12 +67,7 @@ class Guards:
     return self._config.learning_rate_factor
 
   def check_step(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-    """Returns the guards that fire on a step's metrics.
-
-    Args:
-      step: that the metrics are of.
-      metrics: entropy, kl, logprob_gap, on_policy_share.
-    """
+    """Returns the guards that fire on a step's metrics."""
     c = self._config
     crossed = {
         "entropy": (
@@ -96,7 +91,7 @@ class Guards:
     return self._alarms(step, crossed)
 
   def check_accuracy(self, step: int, accuracy: float) -> list[Alarm]:
-    """Returns the guard that fires on a held-out pass@1, if it does."""
+    """Returns the accuracy guard if held-out pass@1 makes it fire, or []."""
     if self._first_accuracy is None:
       self._first_accuracy = accuracy
     limit = self._first_accuracy - self._config.max_accuracy_drop

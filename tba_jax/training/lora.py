@@ -4,10 +4,9 @@
 
     W x + alpha / rank · B A x
 
-for the products W of the blocks that `config.lora.targets` names. W, the base,
-is frozen. Train state, optimizer, checkpoints and published versions hold only
-A and B. A step computes the formula above; sampling, evaluation and export add
-alpha / rank · B A to W first.
+for the kernels W that `config.lora.targets` names. The base W is frozen; train
+state, optimizer, checkpoints and published versions hold only A and B. Training
+computes the formula above; sampling, evaluation and export merge B A into W.
 
 Source: Hu et al. 2021 (arXiv:2106.09685), eq. 3 and §4.1.
 
@@ -30,19 +29,19 @@ from tba_jax.models import layers
 
 PyTree = types.PyTree
 _Path = tuple[str, ...]
-# A digest of a file is of so many of its pieces, of so many bytes.
+# Sampled of each file for its digest.
 _PIECES = 256
 _PIECE_BYTES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapters:
-  """Adapters of one model as pure functions; they are nested dicts of arrays.
+  """A model's adapters as pure functions over nested dicts of arrays.
 
-  init: (rng) -> adapters: A normal with variance 1 / inputs, B zero, so that
-    the policy starts as its base. Both are float32, whatever the base is.
-  attach: (base, adapters) -> params for a forward pass, in which a
-    `layers.Adapted` stands for each kernel that has an adapter.
+  init: (rng) -> adapters, float32: A normal with variance 1 / inputs, B zero,
+    so that the policy starts as its base.
+  attach: (base, adapters) -> params for training, with a `layers.Adapted` in
+    place of each adapted kernel.
   merge: (base, adapters) -> params of the model, in the dtypes of the base.
   logical_axes: adapters with a tuple of axis names in place of each leaf.
   """
@@ -57,8 +56,8 @@ class Adapters:
 class ParamsMerger:
   """Merges adapters into the model's params.
 
-  base: names the params that adapters belong to; "" where all are trained.
-  params: (what is trained) -> params of the model.
+  base: `base_name` of the base; "" without adapters.
+  params: (trained params) -> params of the model.
   """
 
   base: str
@@ -66,11 +65,11 @@ class ParamsMerger:
 
 
 def make(settings: Mapping[str, Any], model: Any) -> Adapters | None:
-  """Returns the adapters of a model; None where the rank is 0.
+  """Returns the adapters of a model; None if the rank is 0.
 
   Args:
-    settings: `config.lora`: `rank`, `alpha` and `targets`.
-    model: a `models.build.Model`.
+    settings: `config.lora`.
+    model: a `models.transformer.Model`.
 
   Raises:
     ValueError: the model has no such target.
@@ -93,7 +92,7 @@ def make(settings: Mapping[str, Any], model: Any) -> Adapters | None:
       _set(adapters, path, {"a": a / math.sqrt(math.prod(in_shape)), "b": b})
     return adapters
 
-  def change(fn: Callable[..., Any], base: PyTree, adapters: PyTree) -> PyTree:
+  def adapt(fn: Callable[..., Any], base: PyTree, adapters: PyTree) -> PyTree:
     out = jax.tree.map(lambda x: x, base)  # New dicts, the same leaves.
     for path in kernels:
       node, factors = _get(out, path), _get(adapters, path)
@@ -110,8 +109,8 @@ def make(settings: Mapping[str, Any], model: Any) -> Adapters | None:
     _set(logical_axes, path, factors)
   return Adapters(
       init=init,
-      attach=lambda *trees: change(layers.Adapted, *trees),
-      merge=lambda *trees: change(_merged, *trees),
+      attach=lambda *trees: adapt(layers.Adapted, *trees),
+      merge=lambda *trees: adapt(_merged, *trees),
       logical_axes=logical_axes,
   )
 
@@ -125,10 +124,10 @@ def make_merger(
   """Returns the merger of a run.
 
   Args:
-    adapters: of a model; None = all of it is trained.
-    folder: Hugging Face folder of the base; None = from scratch.
+    adapters: None if all params are trained.
+    folder: Hugging Face folder of the base; None if from scratch.
     seed: of a base from scratch.
-    load_base: () -> the base, called once, where there are adapters.
+    load_base: () -> the base; called only with adapters.
   """
   if adapters is None:
     return ParamsMerger("", lambda params: params)
@@ -138,14 +137,14 @@ def make_merger(
 
 
 def base_name(folder: pathlib.Path | None, seed: int) -> str:
-  """Returns a name of the base of a run that does not depend on its path.
+  """Returns a name for a run's base, independent of its path.
 
-  For a folder, a digest of sizes and samples of its files, which tells models
-  of one shape apart without reading all of them.
+  A folder's name is a digest of the sizes and samples of its files: enough to
+  tell models of one shape apart.
 
   Args:
-    folder: Hugging Face folder that the policy starts from; None = scratch.
-    seed: of params that are made from scratch.
+    folder: Hugging Face folder of the base; None if from scratch.
+    seed: of a base from scratch.
   """
   if folder is None:
     return f"scratch, seed {seed}"
@@ -161,17 +160,16 @@ def base_name(folder: pathlib.Path | None, seed: int) -> str:
 
 
 def check_base(saved: str, present: str) -> None:
-  """Raises ValueError where a checkpoint's adapters are of another base."""
+  """Raises ValueError if a checkpoint's adapters belong to another base."""
   if saved != present:
     raise ValueError(
-        f"config.init: the checkpoint has adapters of the base {saved!r}, and"
-        f" what is there now is {present!r}; put the model back that the run"
-        " was started with"
+        f"config.init: the checkpoint's adapters belong to base {saved!r}, not"
+        f" {present!r}; restore the model that the run started with"
     )
 
 
 def _targets(text: str, logical_axes: PyTree) -> dict[_Path, tuple[str, ...]]:
-  """Returns path and axes of each kernel of the blocks that is adapted."""
+  """Returns the logical axes of each adapted kernel by its path."""
   found = dict(_kernels(("blocks",), logical_axes["blocks"]))
   known = sorted({path[-1] for path in found})
   wanted = settings_lib.lora_names(text) or known
@@ -196,9 +194,9 @@ def _kernels(
 
 
 def _num_out(axes: tuple[str, ...]) -> int:
-  """Returns how many axes of a kernel, behind the layers, are its outputs.
+  """Returns the number of a kernel's output axes, after that of layers.
 
-  A kernel of a block goes from the stream to something else or back.
+  One side of every kernel in a block is the residual stream.
   """
   return len(axes) - 2 if axes[-1] == "width" else 1
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizers: of the policy, and of what the loss learns itself."""
+"""Optimizers of the policy and of the loss's own parameters."""
 
 import dataclasses
 
@@ -19,8 +19,8 @@ PyTree = types.PyTree
 class Optimizer:
   """A gradient transformation without learning rate, and its schedule.
 
-  The learning rate follows the step of the train state, so that a step whose
-  update is left out does not delay the schedule.
+  The schedule follows the train state's step, so skipped updates do not delay
+  it.
   """
 
   tx: optax.GradientTransformation
@@ -47,12 +47,13 @@ def make_optimizer(
     *,
     per_round_steps: int,
 ) -> Optimizer:
-  """Returns AdamW behind a clip of the global norm.
+  """Returns AdamW after clipping by global norm.
+
+  `state_dtype` is that of the first moment alone: at b2 = .999 a step changes
+  the second by a thousandth, which bfloat16 would round away.
 
   Args:
-    config_optimizer: `config.optimizer`. state_dtype is of the first moment;
-      the second is float32, since at b2 = .999 a step moves it by a thousandth,
-      which bfloat16 would round away.
+    config_optimizer: `config.optimizer`.
     num_steps: optimizer steps of the whole run, for the schedule.
     per_round_steps: see `schedules`.
   """
@@ -71,11 +72,11 @@ def make_optimizer(
 def make_optimizers(
     config: ml_collections.ConfigDict, *, has_values: bool
 ) -> tuple[Optimizer, Optimizer]:
-  """Returns the optimizers of the policy and of what the loss learns.
+  """Returns the optimizers of the policy and of the loss's parameters.
 
-  A value model has the policy's optimizer and schedule, with a peak of
-  `loss.value_learning_rate`, and its gradients are clipped by themselves. log Z
-  has Adam at a constant rate.
+  A value model has the policy's optimizer and schedule with a peak of
+  `loss.value_learning_rate`, and is clipped separately. log Z has Adam at a
+  constant rate.
   """
   policy = make_optimizer(
       config.optimizer,
@@ -94,7 +95,7 @@ def make_optimizers(
 def _in_float32(
     tx: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-  """Returns `tx` on gradients and params in float32, whatever theirs is."""
+  """Returns `tx` applied to gradients and params cast to float32."""
   widen = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)
   return optax.GradientTransformation(
       init=lambda params: tx.init(widen(params)),

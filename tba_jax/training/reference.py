@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference policy that the KL is measured against: fixed, reset, EMA.
 
-A reference that moves is part of the train state, which moves it (`moved`), so
-that a checkpoint has it. Its version is the step at which it last moved.
+A moving reference is part of the train state, so that checkpoints contain it.
+Its version is the step at which it last moved.
 """
 
 from collections.abc import Callable
@@ -23,18 +23,18 @@ def moved(
     params: types.PyTree,
     step: jax.Array,
 ) -> types.PyTree:
-  """Returns the reference's params once `step` steps are done.
+  """Returns the reference's params after `step` steps.
 
       reset: θ_ref ← θ;   ema: θ_ref ← α θ_ref + (1 - α) θ
 
-  where step is a multiple of every_steps, and as they were where it is not.
+  if step is a multiple of every_steps; otherwise they stay as they are.
 
-  Source: hard resets, Bartoldson et al. 2025 (arXiv:2503.18929) §6 (every 50
-  steps); the moving average with α = 0.9 is of the code that followed it.
+  Source: hard resets every 50 steps, Bartoldson et al. 2025 (arXiv:2503.18929)
+  §6; the moving average with α = 0.9 is from the code that followed it.
 
   Args:
     config_reference: reads `mode`, `every_steps` and `ema_decay` (α).
-    ref_params: `TrainState.ref_params`; {} where the reference is fixed.
+    ref_params: `TrainState.ref_params`; {} if the reference is fixed.
     params: of the policy after these steps.
     step: [] int32, steps done, at least 1.
   """
@@ -46,7 +46,7 @@ def moved(
   def mix(ref: jax.Array, new: jax.Array) -> jax.Array:
     if not decay:
       return jnp.copy(new)
-    # In float32: a bfloat16 average would round small moves away.
+    # A bfloat16 average would round small changes away.
     ref32, new32 = ref.astype(jnp.float32), new.astype(jnp.float32)
     return (decay * ref32 + (1 - decay) * new32).astype(ref.dtype)
 
@@ -58,10 +58,10 @@ def moved(
 
 
 class Reference:
-  """Log-probs of completions under the reference's params.
+  """Log-probs of completions under the reference policy.
 
-  version: names these params; log-probs cached under another version of the
-    reference are not valid for this one. 0, or the step at which it last moved.
+  version: step at which the reference last moved, or 0; log-probs cached under
+    another version are stale.
   """
 
   def __init__(
@@ -74,16 +74,15 @@ class Reference:
       copy: bool = True,
       split_tokens: Callable[..., Any] = lambda fn: fn,
   ):
-    """Copies the params, in their shardings, unless `copy` is False.
-
-    The policy may start from the same arrays, and the train step donates those.
+    """Initializes the reference.
 
     Args:
       model: a `models.transformer.Model`.
-      params: of π_ref; those of a reference that moves serve until `follow`.
+      params: of π_ref; of a moving reference, until the first `follow`.
       temperature: of sampling; policy and reference are both tempered.
-      every_steps: between two moves of the reference; 0 = it is fixed.
-      copy: False where nobody donates the params.
+      every_steps: period of a moving reference; 0 if it is fixed.
+      copy: whether to copy the params; needed if the policy starts from the
+        same arrays, which the train step donates.
       split_tokens: wraps the function before jit, as `sequence.split_tokens`.
     """
     self.version = 0
@@ -110,12 +109,12 @@ class Reference:
     self._run = jax.jit(split_tokens(run))
 
   def follow(self, step: int, ref_params: types.PyTree) -> None:
-    """Takes the reference of a train state; nothing where it is fixed.
+    """Uses the reference of a train state; does nothing if it is fixed.
 
     Args:
       step: steps that the state has done.
-      ref_params: `TrainState.ref_params`; the caller may donate them once the
-        log-probs of this step were asked for.
+      ref_params: `TrainState.ref_params`; they may be donated once this step's
+        `logprobs` are dispatched.
     """
     if self._every_steps:
       self.version = step // self._every_steps * self._every_steps
@@ -128,18 +127,10 @@ class Reference:
       completion_tokens_BxKxT: jax.Array,
       completion_mask_BxKxT: jax.Array,
   ) -> jax.Array:
-    """Returns log π_ref of each completion token, by the policy's numerics.
+    """Returns [B, K, T] float32, log π_ref of each completion token in nats.
 
-    Compiled once for each shape. Returns before the result is there.
-
-    Args:
-      prompt_tokens_BxP: [B, P] int32, left-padded.
-      prompt_mask_BxP: [B, P], 1 on prompt tokens.
-      completion_tokens_BxKxT: [B, K, T] int32, right-padded.
-      completion_mask_BxKxT: [B, K, T], 1 on the tokens that count.
-
-    Returns:
-      [B, K, T] float32, nats, 0 where the mask is 0.
+    It is 0 where the mask is 0. Prompts are left-padded, completions
+    right-padded. Does not wait for the devices.
     """
     return self._run(
         self._params,

@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The mesh, and rules from logical axes to shardings.
+"""Meshes, and shardings from rules over logical axes.
 
 Rules (`config.sharding`) map the name of a logical axis to a mesh axis, to
 several joined by commas ("data,fsdp"), or to "" for replicated. A mesh axis
-shards at most one axis of an array: the first that asks for it has it.
+shards at most one axis of an array, the first that maps to it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,11 +36,11 @@ def make_mesh(
 
   Args:
     mesh_config: `config.mesh`, the size of each axis.
-    devices: as many as the sizes multiply to; None takes the first ones of
-      `jax.devices()`.
+    devices: exactly as many as the mesh needs; None takes the first ones of
+      `jax.devices()`, which must be all of them with several processes.
 
   Raises:
-    ValueError: another set of axes, a size below 1, or too few devices.
+    ValueError: wrong axes, a size below 1, or a wrong number of devices.
   """
   sizes = {name: mesh_config[name] for name in mesh_config}
   if set(sizes) != set(MESH_AXES):
@@ -68,15 +68,15 @@ def arrange(
 ) -> np.ndarray:
   """Returns devices in the shape of a mesh, neighbors along its last axes.
 
-  Several slices lie along `data` as far as it divides, then along the axes
-  after it: gradients pass between slices once a step, but params and
-  activations of the other axes for every layer.
+  TPU slices are laid along `data` as far as it divides, then along the axes
+  after it: between slices gradients pass once per step, while the other axes
+  communicate in every layer.
 
   Args:
-    devices: as many as the mesh has.
+    devices: of the mesh.
     shape: of the mesh, in the order of `MESH_AXES`.
-    all_of_them: whether they are all devices of their slices; others stay in
-      order.
+    all_of_them: whether these are all devices of their slices; if not, they
+      keep their order.
   """
   if devices[0].platform == "cpu" or not all_of_them:
     return np.asarray(devices).reshape(shape)
@@ -115,7 +115,7 @@ def _mesh_axes(rules: Mapping[str, str], logical_axis: str) -> tuple[str, ...]:
 def _parts(
     rules: Mapping[str, str], logical_axes: Sequence[str]
 ) -> list[tuple[str, ...]]:
-  """Returns the mesh axes of each of an array's logical axes."""
+  """Returns the mesh axes of each logical axis, no mesh axis twice."""
   taken, parts = set(), []
   for name in logical_axes:
     axes = tuple(a for a in _mesh_axes(rules, name) if a not in taken)
@@ -127,7 +127,7 @@ def _parts(
 def _spec(
     rules: Mapping[str, str], logical_axes: Sequence[str]
 ) -> PartitionSpec:
-  """Returns the partition of an array with these logical axes."""
+  """Returns the partition spec of an array with these logical axes."""
   return PartitionSpec(*(axes or None for axes in _parts(rules, logical_axes)))
 
 
@@ -143,11 +143,10 @@ def param_shardings(
   Args:
     mesh: from `make_mesh`.
     rules: `config.sharding`.
-    logical_axes: params with a tuple of axis names in place of each leaf, as
-      `Model.logical_axes`.
+    logical_axes: as `Model.logical_axes`, a tuple of axis names per leaf.
 
   Raises:
-    ValueError: a logical axis without rule, or a rule that names no mesh axis.
+    ValueError: a logical axis has no rule, or a rule names no mesh axis.
   """
   return jax.tree.map(
       lambda axes: NamedSharding(mesh, _spec(rules, axes)),
@@ -157,7 +156,7 @@ def param_shardings(
 
 
 def _splits(sharding: NamedSharding, ndim: int) -> list[tuple[str, ...]]:
-  """Returns the mesh axes of each axis of an array."""
+  """Returns the mesh axes that split each axis of an array."""
   parts = list(sharding.spec) + [None] * (ndim - len(sharding.spec))
   return [(p,) if isinstance(p, str) else tuple(p or ()) for p in parts]
 
@@ -168,9 +167,9 @@ def check_divisible(
   """Checks that each leaf divides evenly over its mesh axes.
 
   Args:
-    params: arrays, or their shapes from `jax.eval_shape`.
-    shardings: as `param_shardings` returns them.
-    key: of the config that the mesh is made of, for the message.
+    params: arrays or shapes.
+    shardings: from `param_shardings`.
+    key: config key of the mesh, for the message.
 
   Raises:
     ValueError: names every leaf, axis and mesh axis that do not divide.
@@ -196,15 +195,14 @@ def check_divisible(
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """Returns the sharding of an array that every device holds whole."""
+  """Returns the sharding of a replicated array."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh, rules: Mapping[str, str]) -> NamedSharding:
-  """Returns the sharding of arrays [B, ...]: only B is split.
+  """Returns the sharding of arrays [B, ...], split along B alone.
 
-  A prompt's K completions stay on one shard, so that means over a group are
-  local.
+  A prompt's K completions stay on one shard: means over a group are local.
   """
   return NamedSharding(mesh, _spec(rules, ("batch",)))
 
@@ -212,22 +210,13 @@ def batch_sharding(mesh: Mesh, rules: Mapping[str, str]) -> NamedSharding:
 def token_axes(
     rules: Mapping[str, str],
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-  """Returns the mesh axes of activations [B, L, ...]: of B, and of L.
-
-  Raises:
-    ValueError: a rule is missing, or names no mesh axis.
-  """
+  """Returns the mesh axes of B and of L in activations [B, L, ...]."""
   batch, length = _parts(rules, ("batch", "length"))
   return batch, length
 
 
 def shard_batch(batch: PyTree, mesh: Mesh, rules: Mapping[str, str]) -> PyTree:
-  """Returns host arrays [B, ...] as device arrays that are split along B.
-
-  Args:
-    batch: all B rows.
-    mesh: from `make_mesh`, of devices of this process.
-    rules: `config.sharding`.
+  """Puts host arrays [B, ...] onto a mesh of this process, split along B.
 
   Raises:
     ValueError: B does not divide by the mesh axes of the batch.
@@ -239,18 +228,18 @@ def shard_batch(batch: PyTree, mesh: Mesh, rules: Mapping[str, str]) -> PyTree:
 def make_spread(
     mesh: Mesh, rules: Mapping[str, str]
 ) -> Callable[[PyTree], PyTree]:
-  """Returns a function that splits a batch of process 0 over all processes.
+  """Returns a function that scatters process 0's batch over all processes.
 
-  All processes call it together. It is a sum over devices, of which one has the
-  batch and the others zeros, and each keeps its rows. No host waits for it.
+  It is a collective: a sum over devices, one of which has the batch and the
+  others zeros, with sharded output. No host waits for it.
 
   Args:
     mesh: from `make_mesh`, of all processes.
     rules: `config.sharding`.
 
   Returns:
-    spread(batch) -> as `shard_batch`. In other processes than 0 the leaves are
-    `jax.ShapeDtypeStruct`.
+    spread(batch) -> as `shard_batch`. In processes other than 0 the leaves of
+    `batch` are `jax.ShapeDtypeStruct`.
   """
   devices = list(mesh.devices.flat)
   source = next(d for d in devices if d.process_index == 0)
@@ -291,26 +280,22 @@ def _check_rows(batch: PyTree, mesh: Mesh, rules: Mapping[str, str]) -> None:
       )
 
 
-# Meshes of one process's own devices. A searcher samples on
-# `config.search.mesh`: rows are split over `data` and `fsdp`, params by
-# `config.sharding`. Process 0 of a trainer evaluates on its devices.
-
 _KEY = "search.mesh"
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Shardings of a searcher's params; None: on one device.
+  """Shardings of a searcher's params; None on a single device.
 
   model: of the model's params.
-  trained: of what is trained, and published.
+  trained: of the published params, which may be adapters alone.
   """
 
   model: types.PyTree
   trained: types.PyTree
 
   def put(self, params: types.PyTree) -> types.PyTree:
-    """Returns the model's params in their shardings."""
+    """Puts the model's params into their shardings."""
     return params if self.model is None else jax.device_put(params, self.model)
 
 
@@ -320,13 +305,14 @@ ONE_DEVICE = Place(None, None)
 def searcher_mesh(
     search: ml_collections.ConfigDict, on_event: Callable[[str, str], None]
 ) -> jax.sharding.Mesh | None:
-  """Returns a searcher's mesh; None for one device.
+  """Returns a searcher's mesh, None for one device.
 
-  Call it before anything asks for a device.
+  Must run before JAX initializes its devices. Decode rows are split over `data`
+  and `fsdp`, params by `config.sharding`.
 
   Args:
-    search: `config.search`: `mesh` and `cpu_devices`.
-    on_event: told of devices of this process that the mesh leaves idle.
+    search: `config.search`.
+    on_event: called with (kind, text) if devices of this process stay idle.
 
   Raises:
     ValueError: there are fewer devices than the mesh needs.
@@ -366,7 +352,7 @@ def make_place(
     policy: a `policy.Policy`.
 
   Raises:
-    ValueError: a leaf does not divide over the mesh; it is named.
+    ValueError: names the leaves that do not divide over the mesh.
   """
   if mesh is None:
     return ONE_DEVICE
@@ -380,11 +366,10 @@ def make_place(
 
 
 def cut_rows(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
-  """Returns the sizes of a mesh of fewer devices, for the same params.
+  """Returns the axis sizes of a smaller mesh for the same params.
 
-  What divides over the larger mesh divides over this one: its `tensor` and
-  `fsdp` are divisors of that one's, the largest that there are devices for.
-  The devices that are left split rows, as `data`.
+  `tensor` and `fsdp` are the largest divisors of the larger mesh's that fit,
+  so params that divide there divide here; `data` takes the other devices.
 
   Args:
     sizes: of the larger mesh, by axis.
@@ -399,16 +384,16 @@ def cut_rows(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
 def make_gather(
     mesh: jax.sharding.Mesh,
 ) -> Callable[[types.PyTree], types.PyTree]:
-  """Returns a function that gathers arrays to each process's own devices.
+  """Returns a function that gathers arrays onto each process's own devices.
 
-  All processes call it together. In a process, `fsdp` and `tensor` are as
-  `cut_rows` gives them, so that its devices hold one copy together, not each.
+  It is a collective. Within a process arrays are sharded as `cut_rows` says, so
+  that its devices hold one copy between them.
 
   Args:
-    mesh: of all processes, which have as many devices each.
+    mesh: of all processes, each with the same number of devices.
 
   Returns:
-    gather(tree of arrays on `mesh`) -> the same on devices of this process.
+    gather(arrays on `mesh`) -> the same on this process's devices.
   """
   of_process: dict[int, list[jax.Device]] = {}
   for device in mesh.devices.flat:
@@ -421,7 +406,7 @@ def make_gather(
       devices.reshape(-1, *shape), ("process", *MESH_AXES)
   )
   here = jax.sharding.Mesh(np.asarray(own).reshape(shape), MESH_AXES)
-  # What a compiled program has placed may have no names; it comes unsplit.
+  # Outputs of a compiled program may lack a named sharding: replicate those.
   spec = lambda leaf: getattr(leaf.sharding, "spec", PartitionSpec())
 
   def own_part(leaf: jax.Array) -> jax.Array:

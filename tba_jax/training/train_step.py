@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One optimizer step: its state, and the jitted update.
+"""Train state and the jitted optimizer step.
 
-`train_step(state, batch) -> (state, metrics)` donates the state. Params, and
-the optimizer's moments with them, are sharded by the config's rules; a batch is
-split over its prompts, so that means over a group are local.
+`train_step(state, batch) -> (state, metrics)` donates the state. Params and the
+optimizer's moments are sharded by the config's rules; a batch is split over its
+prompts, so that means over a group stay local.
 """
 
 from collections.abc import Callable
@@ -37,19 +37,19 @@ PyTree = types.PyTree
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  """All that an optimizer step changes or depends on, beside its batch.
+  """Everything an optimizer step changes or depends on, except its batch.
 
   step: [] int32, optimizer steps done; also the version of `params`.
-  params: PyTree, the policy.
-  opt_state: PyTree, of the policy's optimizer.
-  loss_params: PyTree, what the loss learns itself; {}, {"log_z": [1]}, or
-    {"value": params of the value model}.
-  loss_opt_state: PyTree, of their optimizer.
-  proximal_params: PyTree, `params`, `loss_params`, both or neither, by these
-    names, as they were when they were last held (`loss.proximal_every_steps`).
-  ref_params: PyTree, the reference policy where it moves; {} where it is fixed.
-  sampling_params: PyTree, the policy that began the current round, where rounds
-    have a lag; else {}.
+  params: the policy, or its adapters where they alone are trained.
+  opt_state: of the policy's optimizer.
+  loss_params: parameters of the loss: {}, {"log_z": [1]}, or {"value": params
+    of the value model}.
+  loss_opt_state: of their optimizer.
+  proximal_params: snapshot of `params` and `loss_params` by name, one, both or
+    neither, refreshed every `held_steps` steps.
+  ref_params: the reference policy if it moves, otherwise {}.
+  sampling_params: the policy at the start of the current round if rounds have
+    a lag, otherwise {}.
   learning_rate_scale: [] float32, factor on the policy's learning rate; 1
     unless a guard lowered it.
   """
@@ -80,32 +80,31 @@ def make_train_step(
     adapters: lora.Adapters | None = None,
     base: PyTree = None,
 ) -> TrainStep:
-  """Returns the jitted step, compiled once for each shape of batch.
+  """Returns the jitted step.
 
-  The gradients of micro-batches of `train.micro_batch_prompts` whole prompts
-  are averaged before the one update; any size gives the same update up to
-  rounding, where the loss is a mean over groups. Where the loss or a gradient's
-  norm is not finite, params and optimizer states stay as they are: only `step`
-  goes on, and the metric `nonfinite` is 1.
+  Gradients are accumulated over micro-batches of `train.micro_batch_prompts`
+  prompts; for losses that are means over groups, their size changes the update
+  only by rounding. If the loss or a gradient norm is not finite, only `step`
+  changes and the metric `nonfinite` is 1.
 
   Args:
     config: of the run.
     model: a `models.transformer.Model`.
     mesh: with the axes of `sharding.MESH_AXES`.
-    loss_fn: in place of the one of `config.loss`.
-    value_model: a `models.heads.ScalarModel` where the objective learns one.
-    adapters: of the model, where they alone are trained.
-    base: params that they belong to, on the mesh; never donated.
+    loss_fn: replaces the one of `config.loss`.
+    value_model: a `models.heads.ScalarModel` if the objective learns one.
+    adapters: if they alone are trained.
+    base: the params that they adapt, on the mesh; never donated.
 
   Returns:
-    train_step(state, batch) -> (state, metrics). The given state is donated.
-    Metrics, [] float32: `loss`, `nonfinite`, `grad_norm` (before clipping),
+    train_step(state, batch) -> (state, metrics). The state is donated. Metrics,
+    [] float32: `loss`, `nonfinite`, `grad_norm` (before clipping),
     `learning_rate`, `beta`, and those of the loss; with a tempered target `tau`
     and `gamma`; with a value model `value_grad_norm` and `value_learning_rate`.
 
   Raises:
-    ValueError: from the step, where the batch does not divide into
-      micro-batches, or they not into data shards.
+    ValueError: from the step, if the batch does not divide into micro-batches,
+      or a micro-batch into data shards.
   """
   c, has_values = config, value_model is not None
   per_round_steps = c.train.per_round_steps
@@ -198,11 +197,8 @@ def make_train_step(
       in_shardings=(shardings, sharding.batch_sharding(mesh, c.sharding), None),
       out_shardings=(shardings, sharding.replicated(mesh)),
   )
-  # The base is an argument, not a constant of the program.
+  # The base is an argument, so that it is no constant of the compiled program.
   return lambda state, batch: step(state, batch, base)
-
-
-# The state before step 0, and its shardings.
 
 
 def init_state(
@@ -216,15 +212,15 @@ def init_state(
 ) -> TrainState:
   """Returns the state before step 0, sharded over the mesh.
 
-  The params are copied: the caller's outlive a donated state.
+  The params are copied, so the caller's survive donation of the state.
 
   Args:
     config: of the run.
-    model: has the `logical_axes` of the params.
+    model: a model or adapters, with the `logical_axes` of `params`.
     params: what is trained, on the host or on devices.
     mesh: with the axes of `sharding.MESH_AXES`.
-    value_model: a `models.heads.ScalarModel` where the objective learns one.
-    value_params: that it starts from; None is the policy's with a new head.
+    value_model: a `models.heads.ScalarModel` if the objective learns one.
+    value_params: its initial params; None takes the policy's with a new head.
   """
   make = _state_maker(config, value_model)
   shapes = jax.eval_shape(make, params, value_params)
@@ -232,8 +228,8 @@ def init_state(
   params = jax.device_put(params, shardings.params)
   if value_params is not None:
     value_params = jax.device_put(value_params, shardings.loss_params["value"])
-  # With its output shardings given, jit makes new buffers for all, the params
-  # too, so donating the state later does not take the caller's.
+  # jit with output shardings allocates new buffers, for the params too, so a
+  # donated state never takes the caller's.
   return jax.jit(make, out_shardings=shardings)(params, value_params)
 
 
@@ -244,10 +240,7 @@ def abstract_state(
     *,
     value_model: Any = None,
 ) -> TrainState:
-  """Returns the state's shapes, dtypes and shardings; allocates nothing.
-
-  Args: as `init_state`; the model has `init` too.
-  """
+  """Returns the state's shapes, dtypes and shardings; allocates nothing."""
   make = _state_maker(config, value_model)
   rng = jax.ShapeDtypeStruct((2,), jnp.uint32)
   params = jax.eval_shape(model.init, rng)
@@ -296,17 +289,17 @@ def _state_shardings(
     mesh: jax.sharding.Mesh,
     value_model: Any,
 ) -> TrainState:
-  """Returns the state's shardings: moments as their params, the rest whole.
+  """Returns the shardings: moments like their params, the rest replicated.
 
   Raises:
-    ValueError: a leaf does not divide over the mesh; it is named.
+    ValueError: names the leaves that do not divide over the mesh.
   """
   of = functools.partial(sharding.param_shardings, mesh, config.sharding)
   params = of(model.logical_axes)
   sharding.check_divisible(shapes.params, params)
-  whole = sharding.replicated(mesh)
-  everywhere = jax.tree.map(lambda _: whole, shapes)
-  loss_params = everywhere.loss_params
+  replicated = sharding.replicated(mesh)
+  all_replicated = jax.tree.map(lambda _: replicated, shapes)
+  loss_params = all_replicated.loss_params
   if value_model is not None:
     loss_params = {"value": of(value_model.logical_axes)}
     sharding.check_divisible(shapes.loss_params, loss_params)
@@ -319,7 +312,7 @@ def _state_shardings(
         lambda _, param_sharding: param_sharding,
         opt_state,
         like,
-        transform_non_params=lambda _: whole,
+        transform_non_params=lambda _: replicated,
     )
 
   policy_opt, loss_opt = optimizer_lib.make_optimizers(
@@ -327,7 +320,7 @@ def _state_shardings(
   )
   held = {"params": params, "loss_params": loss_params}
   return dataclasses.replace(
-      everywhere,
+      all_replicated,
       params=params,
       opt_state=moments(policy_opt, shapes.opt_state, params),
       loss_params=loss_params,
@@ -338,30 +331,30 @@ def _state_shardings(
   )
 
 
-# Params of earlier steps. Rounds are those of Asynchronous RLHF (Noukhovitch et
-# al. 2025, arXiv:2410.18252): with a lag, round r (from 1) trains on what the
-# params at the start of round r-1 sampled. The proximal policy, and the values
-# of which PPO makes its advantages, are held for a round, or for
-# `loss.proximal_every_steps`.
-
-
 def round_steps(config: ml_collections.ConfigDict) -> int:
-  """Returns the optimizer steps of a round, N T; 1 without rounds."""
+  """Returns the optimizer steps of a round, N T; 1 without rounds.
+
+  Source: Asynchronous RLHF, Noukhovitch et al. 2024 (arXiv:2410.18252).
+  """
   return max(config.rounds.mini_batches, 1) * config.rounds.passes
 
 
 def keeps_params(config: ml_collections.ConfigDict) -> bool:
-  """Tells whether a restart may need params that are a round old."""
+  """Returns whether a restart may need the params of a round ago.
+
+  With a lag, round r (from 1) trains on completions sampled by the params at
+  the start of round r - 1.
+  """
   return config.rounds.mini_batches > 0 and config.rounds.lag_rounds > 0
 
 
 def held_steps(config: ml_collections.ConfigDict) -> int:
-  """Returns for how many steps the proximal policy is held."""
+  """Returns the number of steps that the proximal policy stays fixed."""
   return config.loss.proximal_every_steps or round_steps(config)
 
 
 def proximal_names(config: ml_collections.ConfigDict) -> list[str]:
-  """Returns the fields of the state that are held; [] where none is read."""
+  """Returns the state's fields that the proximal snapshot must contain."""
   c = config.loss
   if held_steps(config) == 1:  # The policy itself is the proximal one.
     return []
@@ -373,9 +366,9 @@ def proximal_names(config: ml_collections.ConfigDict) -> list[str]:
 def hold_params(
     config: ml_collections.ConfigDict, state: TrainState
 ) -> TrainState:
-  """Returns the state with its held params renewed where their time is up."""
+  """Returns the state with the snapshots that are due refreshed."""
 
-  def renewed(held: PyTree, new: PyTree, every: int) -> PyTree:
+  def refreshed(held: PyTree, new: PyTree, every: int) -> PyTree:
     if not held:
       return held
     return jax.lax.cond(
@@ -387,16 +380,13 @@ def hold_params(
   current = {name: getattr(state, name) for name in state.proximal_params}
   return dataclasses.replace(
       state,
-      sampling_params=renewed(
+      sampling_params=refreshed(
           state.sampling_params, state.params, round_steps(config)
       ),
-      proximal_params=renewed(
+      proximal_params=refreshed(
           state.proximal_params, current, held_steps(config)
       ),
   )
-
-
-# The batch: tempered, cut into micro-batches, given what depends on all of it.
 
 
 def temper(
@@ -406,8 +396,7 @@ def temper(
 
       (log π_ref/γ + r/β) / τ = log π_ref · 1/(γ τ) + r/(β τ)
 
-  The loss takes β τ, and weighs log π_ref; the KL that is reported stays that
-  to π_ref itself.
+  The loss uses β τ and a weighted log π_ref; the reported KL is to π_ref.
   """
   weight_B = jnp.broadcast_to(1 / (gamma * tau), batch.rewards.shape[:1])
   prepared = {**batch.prepared, "ref_weight": weight_B}
@@ -420,11 +409,11 @@ def cut_micro_batches(
     mesh: jax.sharding.Mesh,
     rules: ml_collections.ConfigDict,
 ) -> types.Batch:
-  """Returns the batch as leaves [micro-batches, prompts of one, ...].
+  """Returns the batch with leaves [micro-batches, prompts of each, ...].
 
   Raises:
-    ValueError: `micro_batch_prompts` does not divide the batch, or its shards
-      do not divide it.
+    ValueError: `micro_batch_prompts` does not divide the batch, or is no
+      multiple of the batch's shards.
   """
   num_prompts = batch.rewards.shape[0]
   if num_prompts % micro_batch_prompts:
@@ -445,8 +434,8 @@ def cut_micro_batches(
   )
 
   def cut_leaf(x: jax.Array) -> jax.Array:
-    # Strided, not contiguous: each data shard then holds its part of every
-    # micro-batch already, and nothing moves.
+    # Strided, not contiguous: each data shard already holds its part of every
+    # micro-batch, and nothing moves.
     x = x.reshape(micro_batch_prompts, num_micro, *x.shape[1:]).swapaxes(0, 1)
     return jax.lax.with_sharding_constraint(x, over_prompts)
 
@@ -462,15 +451,15 @@ def prepare(
     micro_batches: types.Batch,
     beta: jax.Array,
 ) -> types.Batch:
-  """Returns micro-batches with `prepared` filled from the whole batch.
+  """Returns micro-batches with `prepared` computed from the whole batch.
 
-  What one micro-batch can compute by itself is left to the loss.
+  The loss computes whatever does not depend on other micro-batches.
 
   Args:
-    config: reads `loss` and `sampling.temperature`.
+    config: of the run.
     model: of the policy, a `models.transformer.Model`.
-    value_model: a `models.heads.ScalarModel` where the objective learns one.
-    held: `TrainState.proximal_params`, with params of the whole model.
+    value_model: a `models.heads.ScalarModel` if the objective learns one.
+    held: `TrainState.proximal_params`, adapters attached.
     loss_params: of the state.
     micro_batches: leaves [M, B, ...] of M micro-batches.
     beta: [] float32.
@@ -499,12 +488,12 @@ def prepare(
         lambda micro: objective.completion_values(value_model, old, micro),
         micro_batches,
     )
-    whole = lambda x: x.reshape(-1, *x.shape[2:])
+    merge = lambda x: x.reshape(-1, *x.shape[2:])
     targets = ppo.make_targets(
-        whole(values),
-        whole(behavior - micro_batches.ref_logprobs),
-        whole(micro_batches.completion_mask),
-        whole(micro_batches.rewards),
+        merge(values),
+        merge(behavior - micro_batches.ref_logprobs),
+        merge(micro_batches.completion_mask),
+        merge(micro_batches.rewards),
         c,
         beta,
     )
@@ -528,7 +517,7 @@ def accumulate(
 
   Args:
     value_fn: (params, micro-batch) -> (loss, totals).
-    params: the gradient is by them.
+    params: to differentiate by.
     micro_batches: leaves [M, ...], processed one after the other.
   """
   grad_fn = jax.value_and_grad(value_fn, has_aux=True)

@@ -317,7 +317,7 @@ class RunTest(absltest.TestCase):
       # Adapters of another base are another policy.
       other = jax.tree.map(lambda x: 2 * x, start)
       hf.save(where, scratch.model.config, other, scratch.tokenizer)
-      with self.assertRaisesRegex(ValueError, "adapters of the base 'model"):
+      with self.assertRaisesRegex(ValueError, "adapters belong to base 'model"):
         model_source.of_checkpoint(
             config, workdir, 0, model_source.one_device()
         )
