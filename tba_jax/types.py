@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The records that cross the borders between the parts of a run.
+"""Records that pass between the parts of a run.
 
 Axes: B prompts, K completions of a prompt in a batch, S completions of a
 prompt as sampled, P prompt tokens, T completion tokens.
@@ -20,18 +20,18 @@ class Group:
   """One prompt and its S completions, sampled by one searcher: host arrays.
 
   prompt_id: index of the prompt in the task's training split.
-  visit: how often the prompt order had granted this prompt before, from 0.
-  position: place in the prompt order; one position is one (prompt_id, visit).
+  visit: times that the prompt order granted this prompt before, from 0.
+  position: index in the prompt order; identifies (prompt_id, visit).
   prompt_tokens: [P] int32, without padding.
   completion_tokens: [S, T] int32, pad after the stop token.
   completion_lengths: [S] int32, tokens of each completion with its stop token.
-  stopped: [S] bool, True where a stop token or a stop string ended the
-    completion, False where it was cut off at its maximum length.
+  stopped: [S] bool, True if a stop token or stop string ended the completion,
+    False if it was cut off at its maximum length.
   behavior_logprobs: [S, T] float32, exact log-prob of each sampled token in
     nats, 0 past the length.
   rewards: [S] float32, task units.
-  versions: [S] int32, step of the oldest params that drew a token of the row.
-  epoch: the trainer's epoch (start count) that published those params.
+  versions: [S] int32, oldest params version that sampled a token of the row.
+  epoch: start count of the trainer that published those params.
   """
 
   prompt_id: int
@@ -59,7 +59,7 @@ class Group:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """What one optimizer step learns from.
+  """Data of one optimizer step.
 
   prompt_tokens: [B, P] int32, left-padded.
   prompt_mask: [B, P] float32, 1 on prompt tokens.
@@ -69,9 +69,9 @@ class Batch:
   behavior_logprobs: [B, K, T] float32, nats, 0 where not sampled.
   ref_logprobs: [B, K, T] float32, nats, 0 where the mask is 0.
   rewards: [B, K] float32.
-  staleness_steps: [B, K] float32, step minus the version that sampled.
-  prepared: arrays [B, ...] float32 by name, what `preparation.py` made of the
-    whole batch before it was cut into micro-batches; {} before.
+  staleness_steps: [B, K] float32, step minus the sampling version.
+  prepared: [B, ...] float32 by name, batch targets computed before the batch is
+    split into micro-batches; {} until then.
   """
 
   prompt_tokens: Any
@@ -87,18 +87,18 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Completions:
-  """S sampled completions of one prompt: what the sampler returns.
+  """S sampled completions of one prompt, from the sampler.
 
   tokens: [S, T] int32, pad after the stop token.
   lengths: [S] int32, with the stop token.
   logprobs: [S, T] float32, nats, under the distribution sampled from.
   plain_logprobs: [S, T] float32, nats, under the tempered model before top-k,
     top-p and min-p; at temperature 0 under the model at temperature 1.
-  stopped: [S] bool, True where a stop token or a stop string ended the
-    completion, False where it was cut off at its maximum length.
-  versions: [S] int32, of the oldest params that drew a token of the completion.
-  token_versions: [S, T] int32, of the params that drew the token, -1 past the
-    length.
+  stopped: [S] bool, True if a stop token or stop string ended the completion,
+    False if it was cut off at its maximum length.
+  versions: [S] int32, oldest params version that sampled a token of the row.
+  token_versions: [S, T] int32, params version that sampled the token, -1 past
+    the length.
   """
 
   tokens: np.ndarray

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics, events and spans as files of JSON lines. No JAX here."""
+"""Metrics, events and spans as files of JSON lines."""
 
 import collections
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ from etils import epath
 from tba_jax.system import jsonl
 from tba_jax.system import worker
 
-# Spans whose kind starts with this are idle time of the role.
+# Spans of a kind with this prefix are idle time.
 _WAIT_PREFIX = "wait"
 _FLUSH_EVERY_S = 1.0
 # Fields that every record of `metrics.jsonl` has.
@@ -28,15 +28,10 @@ OVERLAP_FORMULA = (
 
 
 class MetricsWriter:
-  """Writes `metrics.jsonl`: one object a step, with its wall-clock time."""
+  """Writes `metrics.jsonl`: one object per step, with wall-clock time."""
 
   def __init__(self, path: epath.PathLike, *, epoch: int = 0):
-    """Opens the file for appending.
-
-    Args:
-      path: the file.
-      epoch: start count of the writing process; see `last_per_step`.
-    """
+    """Opens the file for appending; `epoch` counts the trainer's starts."""
     self._epoch = epoch
     self._lines = jsonl.LineWriter(path)
 
@@ -49,18 +44,15 @@ class MetricsWriter:
 
 
 class EventLog:
-  """Writes `events.jsonl`: restarts, guards, refusals, phases.
-
-  An event that cannot be written (full disk) goes to the process's log.
-  """
+  """Writes `events.jsonl`; an event that cannot be written is logged."""
 
   def __init__(self, path: epath.PathLike, *, role: str = "", index: int = 0):
-    """Opens the file; `role` and `index` are the writing process's."""
+    """Opens the file; `role` and `index` name the writing process."""
     self._lines = jsonl.LineWriter(path)
     self._head = {"role": role, "index": index}
 
   def write(self, kind: str, message: str, **fields: Any) -> None:
-    """Writes one event; `fields` may name another role or index."""
+    """Writes one event; `fields` may override role and index."""
     record = {
         "time": time.time(),
         "kind": kind,
@@ -79,11 +71,11 @@ class EventLog:
 
 
 def last_per_step(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Returns one record a step, sorted: the history that survived restarts.
+  """Returns one record per step, sorted: the history that survived restarts.
 
-  A record of a newer epoch drops all steps from its own on: they are redone.
-  Records of one step are merged, the later one's fields win. A record with
-  evaluations alone may come late, and is only merged into its step.
+  A record of a newer epoch drops all steps from its own on, since they were
+  redone. Records of one step are merged; later fields win. A record with
+  evaluations alone may come late, and is merged into its step.
   """
   by_step: dict[int, dict[str, Any]] = {}
   newest = None
@@ -106,11 +98,10 @@ def last_per_step(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class SpanWriter:
-  """Writes what a role did when: `spans/<role>-<index>.jsonl`.
+  """Writes a role's timeline, `spans/<role>-<index>.jsonl`.
 
-  A thread writes once a second, so a kill loses at most that. Safe to share
-  between threads; a thread beside the main loop names its own `lane`. Spans
-  that cannot be written (full disk) are dropped, and the log says so once.
+  Thread-safe; threads beside the main loop name their own `lane`. Flushes once
+  a second. Spans that cannot be written are dropped, with one log message.
   """
 
   def __init__(
@@ -125,14 +116,15 @@ class SpanWriter:
 
     Args:
       path: the file.
-      role, index: of the process.
+      role: of the process.
+      index: of the process.
       clock: also receives the spans of the main lane.
     """
     self._head = (
         f'{{"role": {json.dumps(role)}, "index": {int(index)}, "kind": '
     )
     self._clock = clock
-    # Wall-clock steps (NTP) must not make a span negative or overlapping.
+    # A step of the wall clock (NTP) must not make a span negative.
     self._wall_offset = time.time() - time.perf_counter()
     self._file = jsonl.open_append(path)
     self._pending: collections.deque[str] = collections.deque()
@@ -142,7 +134,7 @@ class SpanWriter:
 
   @contextlib.contextmanager
   def span(self, kind: str, *, lane: str = "", **fields: Any) -> Iterator[None]:
-    """Records the time of its body, also where the body raises."""
+    """Records the time of its body, also if the body raises."""
     t0 = time.perf_counter()
     try:
       yield
@@ -154,7 +146,7 @@ class SpanWriter:
   def add(
       self, kind: str, t0: float, t1: float, *, lane: str = "", **fields: Any
   ) -> None:
-    """Records a span from t0 to t1, unix seconds."""
+    """Records a span from t0 to t1, Unix seconds."""
     if self._clock is not None and not lane:
       self._clock.add(kind, t1 - t0)
     rest = f', "lane": {json.dumps(lane)}' if lane else ""
@@ -166,7 +158,7 @@ class SpanWriter:
   def flush(self) -> None:
     """Writes pending spans to the file."""
     with self._lock:
-      # Popped one by one, so that a span added meanwhile is never lost.
+      # One by one, so that a span added meanwhile is not lost.
       lines = [self._pending.popleft() for _ in range(len(self._pending))]
       try:
         self._file.write("".join(lines))
@@ -182,7 +174,7 @@ class SpanWriter:
       self.flush()
 
   def close(self) -> None:
-    """Writes the rest and ends the thread."""
+    """Writes the rest and stops the thread."""
     if self._file.closed:
       return
     self._flusher.close()
@@ -192,12 +184,12 @@ class SpanWriter:
 
 
 def is_wait(kind: str) -> bool:
-  """Returns whether a span of this kind is waiting, not work."""
+  """Returns whether spans of this kind are waiting, not work."""
   return kind.startswith(_WAIT_PREFIX)
 
 
 class BusyClock:
-  """Seconds spent by kind of span, summed; safe to share between threads."""
+  """Sums seconds by kind of span; thread-safe."""
 
   def __init__(self) -> None:
     self._lock = threading.Lock()
@@ -223,7 +215,7 @@ class BusyClock:
 
 
 def busy_share(seconds: Mapping[str, float], elapsed_s: float) -> float:
-  """Returns the share of the elapsed time that was work, in [0, 1]."""
+  """Returns the share of elapsed time spent working, in [0, 1]."""
   busy = sum(s for kind, s in seconds.items() if not is_wait(kind))
   return min(1.0, busy / elapsed_s) if elapsed_s > 0 else 0.0
 
@@ -231,11 +223,11 @@ def busy_share(seconds: Mapping[str, float], elapsed_s: float) -> float:
 def overlap_of_ideal(
     generate_s: float, train_s: float, wall_s: float
 ) -> float | None:
-  """Returns how close the roles came to perfect overlap, None for no time.
+  """Returns how close the roles came to perfect overlap; None for no time.
 
       overlap = max(G, T) / W
 
-  1 is ideal: the slower side never waited. One after the other takes G + T.
+  1 is ideal: the slower side never waited. Without overlap, W = G + T.
 
   Args:
     generate_s: G, busy seconds of the mean searcher.
@@ -268,5 +260,5 @@ class Means:
 
 
 def write_status(path: epath.PathLike, status: Mapping[str, Any]) -> None:
-  """Replaces `status.json` by the live state, with the time of writing."""
+  """Replaces `status.json` by the live state, with the current time."""
   jsonl.atomic_write_json(path, {"time": time.time(), **status})

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The live panel of a run: in place on a terminal, else a line now and then.
 
-Text of a run (events, errors) is shown as text only: no markup and no control
-sequence of it reaches the terminal.
+Text from the run (events, errors) is sanitized: no markup or control sequence
+in it reaches the terminal.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,11 +25,11 @@ from tba_jax.monitor import text
 from tba_jax.monitor.report import tables
 
 PHASES = ("setup", "sft", "reward_model", "warm-up", "train", "finish")
-# Shown only while it lasts: few runs have it.
+# Shown only during the phase: few runs have it.
 _RARE = "reward_model"
-# What the roles call their phases.
+# The roles' names of phases.
 _PHASE_OF = {"start": "warm-up", "compile": "warm-up", "done": "finish"}
-# Kind of the trainer's current span -> what it does in the warm-up.
+# Kind of the trainer's current span -> its activity during warm-up.
 _WARM_UP = {
     "": "publishes the first params",
     "evaluate": "compiles and evaluates before training",
@@ -38,19 +38,19 @@ _WARM_UP = {
 }
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 16
-# Columns of the searchers' table, the least important first to go.
+# Columns of the searchers' table, and the order in which they are dropped.
 _COLUMNS = (
     "searcher", "samples/s", "tokens/s", "busy", "version", "queue", "seen",
 )  # fmt: skip
 _LEAVE_OUT = ("tokens/s", "version", "queue", "seen", "busy")
-# Both sides of the frame.
+# Characters of the frame, both sides.
 _FRAME = 4
 _REDRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 10.0
 
 
 def sparkline(values: Sequence[float], width: int = _SPARKLINE) -> str:
-  """Returns values as bars, lowest to highest, at most `width` of them."""
+  """Returns a sparkline of at most `width` bars."""
   if not values:
     return ""
   width = min(width, len(values))
@@ -83,7 +83,7 @@ def _count(value: Any) -> str:
 
 
 def phase_of(state: run_state.RunState) -> str:
-  """Returns the phase that is shown for a state."""
+  """Returns the phase to show."""
   name = str(state.phase)
   return _PHASE_OF.get(name, name if name in PHASES else "setup")
 
@@ -101,7 +101,7 @@ def _phases(phase: str) -> rich.text.Text:
 
 
 def _doing(state: run_state.RunState, phase: str) -> str:
-  """Returns what the trainer does in the warm-up, "" in other phases."""
+  """Returns the trainer's activity in the warm-up, "" in other phases."""
   if phase != "warm-up":
     return ""
   if not state.status:
@@ -110,7 +110,7 @@ def _doing(state: run_state.RunState, phase: str) -> str:
 
 
 def _progress(state: run_state.RunState, phase: str) -> list[Any]:
-  """Returns a progress bar with its words, for the phase under way."""
+  """Returns the progress bar of the current phase, [] if unknown."""
   status = state.status
   evaluating = status.get("evaluate")
   unit, done, total = "step", status.get("step"), status.get("num_steps")
@@ -136,7 +136,7 @@ def _progress(state: run_state.RunState, phase: str) -> list[Any]:
 
 
 def _figures(state: run_state.RunState) -> rich.columns.Columns:
-  """Returns the figures, in as many columns as there is room for."""
+  """Returns the figures, in as many columns as fit."""
   status = state.status
   buffer, trainer = _mapping(status.get("buffer")), _mapping(
       status.get("trainer")
@@ -180,14 +180,14 @@ def _figures(state: run_state.RunState) -> rich.columns.Columns:
 
 
 def cause_texts(failures: Mapping[str, Any]) -> tuple[str, str]:
-  """Returns the number of completions not judged, and their causes."""
+  """Returns the number of completions not judged, and the causes."""
   found = {cause: n for cause, n in failures.items() if text.is_number(n)}
   words = ", ".join(f"{n:,.0f} {_safe(c, 20)}" for c, n in found.items())
   return _count(sum(found.values())), f"({words})" if words else ""
 
 
 def _searchers(searchers: Mapping[str, Any], width: int) -> rich.table.Table:
-  """Returns the searchers' table; columns that do not fit are left out."""
+  """Returns the searchers' table, without columns that do not fit."""
   order = lambda row: i if text.is_number(i := row[1].get("index")) else 0
   rows = sorted(((s, _mapping(row)) for s, row in searchers.items()), key=order)
   cells = [dict.fromkeys(_COLUMNS, "")]
@@ -252,7 +252,7 @@ def _last_lines(state: run_state.RunState) -> Iterable[rich.text.Text]:
 
 
 def render_view(state: run_state.RunState, width: int) -> rich.panel.Panel:
-  """Returns the view of a state for a terminal of so many columns."""
+  """Returns the view of a state, for a terminal of `width` columns."""
   phase = phase_of(state)
   parts: list[Any] = [_phases(phase)]
   if doing := _doing(state, phase):
@@ -280,7 +280,7 @@ def render_view(state: run_state.RunState, width: int) -> rich.panel.Panel:
 
 
 def plain_line(state: run_state.RunState) -> str:
-  """Returns the state in one line, for a log."""
+  """Returns the state as one line, for a log."""
   phase = phase_of(state)
   status = state.status
   words = [phase]
@@ -311,7 +311,7 @@ def plain_line(state: run_state.RunState) -> str:
 
 
 class Panel:
-  """Shows a run while it goes on; call `update` often, it is cheap."""
+  """Shows a run while it goes on; `update` is cheap."""
 
   def __init__(
       self, workdir: str | pathlib.Path, console: rich.console.Console
@@ -319,7 +319,7 @@ class Panel:
     self._follower = run_state.Follower(workdir)
     self._console = console
     self._live: rich.live.Live | None = None
-    # The caller's phase holds until the trainer writes a newer state.
+    # The caller's phase, shown until the trainer writes a newer state.
     self._told: tuple[str, float] = ("setup", time.time())
     self._next_draw = 0.0
     self._line_at = -_LINE_EVERY_S
@@ -346,18 +346,16 @@ class Panel:
     return render_view(self._follower.state, self._console.width)
 
   def phase(self, name: str) -> None:
-    """Shows that a phase begins; the trainer's own state replaces it later."""
+    """Shows the start of a phase, until the trainer's own state replaces it."""
     self._told = name, time.time()
     self.update(force=True)
 
   def update(
       self, *, restarts: Mapping[str, int] | None = None, force: bool = False
   ) -> None:
-    """Reads and shows the state, a few times a second at most.
+    """Reads and shows the state, at most four times a second unless forced.
 
-    Args:
-      restarts: by role, so far.
-      force: now.
+    `restarts` are counts by role.
     """
     state = self._follower.state
     if restarts is not None:
@@ -381,7 +379,7 @@ class Panel:
       self._print_line(now)
 
   def _print_line(self, now: float) -> None:
-    """Prints the state's line if it is new and its phase is, or after 10 s."""
+    """Prints a changed line at most every 10 s, or when the phase changes."""
     line = plain_line(self._follower.state)
     same_phase = line.split(" ")[0] == self._line.split(" ")[0]
     if line == self._line or (
@@ -395,7 +393,7 @@ class Panel:
 def final_table(
     summary: Mapping[str, Any], verdict: str = ""
 ) -> rich.console.Group:
-  """Returns the verdict and table at the end of a run, from `summary.json`."""
+  """Returns a run's verdict and result table, from `summary.json`."""
   table = rich.table.Table(
       title="result", box=rich.box.ROUNDED, title_style="bold"
   )
@@ -434,7 +432,7 @@ def final_table(
 
 
 def advice_list(sentences: Sequence[str]) -> rich.table.Table:
-  """Returns sentences as a list, each with a dot before it."""
+  """Returns sentences as a bulleted list."""
   grid = rich.table.Table.grid(padding=(0, 1))
   for sentence in sentences:
     grid.add_row("•", rich.text.Text(sentence))

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the trainer's part of the run directory: metrics, status, results."""
+"""Writes the trainer's files of the run directory: metrics, status, results."""
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
@@ -26,7 +26,7 @@ from tba_jax.system import worker
 from tba_jax.tasks import base
 
 _STATUS_EVERY_S = 1.0
-# Totals of the training loop, over all trainer processes of the run.
+# Totals of the training loop, over all starts of the trainer.
 _TOTALS = ("wall_s", "train_s", "generate_s", "staleness_sum", "trained",
            "timed_steps", "loop_completions", "mixed_completions")  # fmt: skip
 # Fields of a searcher's lease that `status.json` shows.
@@ -36,8 +36,8 @@ _LEASE = ("index", "unacked", "credits", "age_s")
 class SearcherTotals:
   """Sums the counters that searchers report in their leases.
 
-  A lease holds totals since its searcher started; searchers come and go, and
-  outlive a trainer, so what each one reported last is part of the state.
+  A lease holds totals since its searcher started. Searchers come and go and
+  outlive a trainer, so each one's last report is part of the state.
   """
 
   def __init__(self):
@@ -47,9 +47,9 @@ class SearcherTotals:
     self._num_judged = 0.0
 
   def update(self, leases: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Returns how much each counter grew since the last call, all searchers.
+    """Returns each counter's growth since the last call, over all searchers.
 
-    busy_s: seconds not spent waiting; completions: handed over;
+    busy_s: seconds not spent waiting; completions: submitted;
     mixed_completions: of these, with tokens of several versions.
     """
     out = dict.fromkeys(("busy_s", "completions", "mixed_completions"), 0.0)
@@ -82,7 +82,7 @@ class SearcherTotals:
     return out
 
   def take_rewards(self) -> dict[str, float]:
-    """Returns the mean of each reward part since the last call, and failures.
+    """Returns mean reward parts since the last call, and failure counts.
 
     Failures (completions that could not be judged) count over the whole run.
     """
@@ -102,9 +102,9 @@ class SearcherTotals:
 def _by_age(
     staleness_BxK: np.ndarray, rewards_BxK: np.ndarray
 ) -> dict[str, float]:
-  """Returns the mean reward of completions below and above the mean staleness.
+  """Returns mean rewards of completions below and above the mean staleness.
 
-  Split within a batch, so that learning over the run does not enter; {} where
+  Split within a batch, so that progress during the run does not matter; {} if
   all are equally stale.
   """
   old_BxK = staleness_BxK > staleness_BxK.mean()
@@ -125,7 +125,7 @@ def step_record(
     buffer: Mapping[str, Any],
     generated: ledger_lib.Amount,
 ) -> dict[str, Any]:
-  """Returns the line of `metrics.jsonl` of one optimizer step.
+  """Returns the record of one optimizer step in `metrics.jsonl`.
 
   Args:
     step: index of the step.
@@ -158,10 +158,7 @@ def step_record(
 
 
 class SampleLog:
-  """Writes `samples.jsonl`: some completions of a batch, as text.
-
-  At most two completions of a prompt; the judge explains wrong ones.
-  """
+  """Writes `samples.jsonl`: at most two completions per prompt, as text."""
 
   def __init__(
       self,
@@ -218,12 +215,11 @@ class SampleLog:
 
 
 class Recorder:
-  """Writes the files of the run directory that the trainer owns.
+  """Writes the trainer's files of the run directory.
 
-  A thread does the writing, in order, so that the next step need not wait.
-  A file that cannot be written (full disk) is reported once and left out; any
-  other error of the thread is raised by the next call. Totals (completions,
-  staleness, busy seconds) are part of the checkpoint.
+  A thread writes in order, so that the next step need not wait. A file that
+  cannot be written (full disk) is reported once and skipped; other errors of
+  the thread are raised by the next call. Totals are part of the checkpoint.
   """
 
   def __init__(
@@ -239,12 +235,12 @@ class Recorder:
     """Opens the files for appending and starts the threads.
 
     Args:
-      config: of the run.
-      run: whose directory is written.
+      config: config of the run.
+      run: its directory is written.
       epoch: start count of the trainer.
-      queue: has the searchers' leases, and takes the status for other hosts.
-      tokenizer: shows sampled completions as text.
-      judge: explains why a sampled completion is wrong.
+      queue: has the searchers' leases; publishes the status to other hosts.
+      tokenizer: decodes sampled completions.
+      judge: explains wrong completions.
     """
     self._config = config
     self._num_steps = config.train.num_steps
@@ -283,7 +279,7 @@ class Recorder:
 
   @contextlib.contextmanager
   def span(self, kind: str, *, lane: str = "", **fields: Any) -> Iterator[None]:
-    """Records the time of a body in the trainer's timeline."""
+    """Records the time of its body in the trainer's timeline."""
     outer = self._doing
     if not lane:
       self._doing = kind
@@ -295,7 +291,7 @@ class Recorder:
         self._doing = outer
 
   def event(self, kind: str, message: str) -> None:
-    """Writes an event: guards, refusals, a lost store."""
+    """Writes an event, such as a guard's alarm or a lost store."""
     self._events.write(kind, message, role="trainer")
     self._last_error = message
 
@@ -310,7 +306,7 @@ class Recorder:
     self._show(force=True)
 
   def progress(self, done: int, total: int) -> None:
-    """Shows how far an evaluation is."""
+    """Shows the progress of an evaluation."""
     self._status["evaluate"] = {"done": done, "total": total}
     self._progressed()
     self._show()
@@ -328,12 +324,12 @@ class Recorder:
       step: index of the step.
       metrics: of the train step, without prefix.
       draw: the batch's trajectories.
-      service: its buffer and ledger are shown.
+      service: provides buffer statistics and the ledger.
     """
     self._progressed()
     seconds, totals = self._account(), self._totals
     totals["timed_steps"] += self._loop_started
-    # The first step of a process compiles; times begin after it.
+    # A process's first step compiles; timing starts after it.
     self._loop_started = True
     staleness_BxK = draw.staleness_steps
     totals["staleness_sum"] += float(staleness_BxK.sum())
@@ -341,7 +337,7 @@ class Recorder:
     self._writers.after_step(step)
     every = self._config.log.every_steps
     if step % every == 0 or step + 1 == self._num_steps:
-      # Reads now what the next step changes.
+      # Read now what the next step changes.
       make = functools.partial(
           step_record,
           step,
@@ -386,7 +382,7 @@ class Recorder:
       self._submit("state", lambda: jsonl.atomic_write_json(path, account))
 
   def has_result(self, name: str, step: int | None = None) -> bool:
-    """Returns whether `eval.json` has this evaluation (of this step)."""
+    """Returns whether `eval.json` has this evaluation (at this step)."""
     result = self._results.get(name)
     return result is not None and step in (None, result["step"])
 
@@ -395,7 +391,7 @@ class Recorder:
     return any(r["step"] == step for r in self._results.get("history", ()))
 
   def evaluation(self, name: str, step: int, result: dict[str, Any]) -> None:
-    """Records an evaluation in the history, and under `name` if not ""."""
+    """Records an evaluation in the history, and under `name` unless ""."""
     self._account()
     self._progressed()
     result = {"step": step, **result}
@@ -422,17 +418,16 @@ class Recorder:
     self._show(force=True)
 
   def train_ended(self) -> None:
-    """Ends the training loop: later work is not part of its times."""
+    """Ends the timing of the training loop."""
     self._account()
     self._loop_started = False
 
   def finish(
       self, step: int, ledger: dict[str, Any], stopped_by: str | None
   ) -> None:
-    """Writes `ledger.json` and `result.json`: the run is done.
+    """Writes the final `eval.json`, `ledger.json` and `result.json`.
 
-    Raises:
-      OSError: one of them, or `eval.json`, cannot be written.
+    Raises OSError if one of them cannot be written.
     """
     self.flush()
     self._searchers.update(self._queue.heard())
@@ -521,7 +516,7 @@ class Recorder:
     self._progress_at = time.monotonic()
 
   def _refresh(self, stop: threading.Event) -> None:
-    """Keeps the ages in `status.json` current while the main thread is busy."""
+    """Keeps `status.json` current while the main thread is busy."""
     while not stop.wait(_STATUS_EVERY_S):
       if time.monotonic() - self._status_at >= 2 * _STATUS_EVERY_S:
         self._show(force=True)
@@ -550,7 +545,7 @@ class Recorder:
     self._submit("state", lambda: metrics_lib.write_status(path, status))
 
   def _submit(self, kind: str, job: Callable[[], None]) -> None:
-    """Has the thread do a job, as a span of the lane `write`."""
+    """Runs a job in the thread, as a span in the lane `write`."""
 
     def run() -> None:
       start, cpu_s = time.time(), time.thread_time()
@@ -564,7 +559,7 @@ class Recorder:
 
   @contextlib.contextmanager
   def _leave_out_unwritable(self, what: str) -> Iterator[None]:
-    """Reports the first failure to write each kind of file, and goes on."""
+    """Reports the first failure to write each kind of file."""
     try:
       yield
       self._failed_files.discard(what)

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run's directory says of the run itself: config, identity, spool.
+"""The run directory: config, identity, epoch, locks and spool.
 
-`config.json` is written once, before anything starts, and is what every role
-and every later program reads. No JAX here.
+`config.json` is written once, before anything starts; every role and every
+later program reads it.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ from tba_jax.transport import locator as locator_lib
 from tba_jax.transport import wire
 
 FORMAT = 1
-# Holds the run's secret, as hexadecimal digits, where hosts share no file.
+# Hexadecimal secret of the run, for hosts that share no file.
 SECRET_VARIABLE = "TBA_JAX_SECRET"
-# A look at who holds a lock takes it for an instant: so long it is tried.
+# `last_process` holds a lock for an instant; `lock` retries for this long.
 _PROBE_S = 0.2
 _NO_SECRET = b"without a secret".ljust(wire.SECRET_BYTES, b".")
-# Files and folders that a process of the run reads at its start.
+# Files and folders that processes read at their start.
 _SCHEMAS = {
     "config.json": {
         "format": int,
@@ -51,15 +51,15 @@ _PACKAGES = ("tba_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """Who a run is: what its processes must agree on to talk to each other.
+  """Identity of a run, which its processes must share to communicate.
 
   workdir: the run directory, absolute.
-  run_id: random name; messages of another run are refused.
+  run_id: random; messages of other runs are refused.
   spool: local 0700 directory of socket, locator, lock and secret.
-  secret: key of every message.
-  shared_secret: whether it was given, so that other hosts may have it too.
-  announced: "host:port" at which the store says where it is, "" = in `spool`.
-  tls: files of mutual TLS with the store, None = without.
+  secret: authenticates every message.
+  shared_secret: whether it was provided, and so may be known to other hosts.
+  announced: "host:port" at which the store announces itself; "" = in `spool`.
+  tls: files of mutual TLS with the store; None = without.
   """
 
   workdir: pathlib.Path
@@ -76,27 +76,27 @@ class Run:
 
   @property
   def finder(self) -> pathlib.Path | locator_lib.RemoteLocator:
-    """What tells a client where the store is; each has its own."""
+    """Locates the store for a client; each client has its own."""
     if self.announced:
       return locator_lib.RemoteLocator(self.announced, self.secret)
     return self.locator
 
 
 class NoRunError(ValueError):
-  """A directory, secret, store or setting with which a role cannot begin."""
+  """The directory, secret, store or a setting keeps a role from starting."""
 
 
 def create(
     workdir: str, config: ml_collections.ConfigDict
 ) -> tuple[Run, dict[str, Any] | None]:
-  """Writes `config.json` where there is none, and returns the run.
+  """Writes `config.json` if there is none.
 
   Returns:
-    The run, and the config saved before as a plain dict, None for a new run.
+    The run, and the previously saved config as a plain dict, None if new.
 
   Raises:
     ValueError: the directory's format is newer than ours, or damaged.
-    OSError: the directory can't be made or written; the message names it.
+    OSError: the directory cannot be written; the message names it.
   """
   path = pathlib.Path(workdir).absolute()
   path.mkdir(parents=True, exist_ok=True)
@@ -107,21 +107,21 @@ def create(
 
 
 def update(workdir: str, config: ml_collections.ConfigDict) -> None:
-  """Writes the config of a continued run, keeping the run's identity."""
+  """Writes the config of a resumed run, keeping the run's identity."""
   path = pathlib.Path(workdir).absolute()
   saved = _read(path)
   _write(path, config, run_id=saved["run_id"], created=saved["created"])
 
 
 def open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
-  """Returns the identity of the run in a directory.
+  """Returns the run in a directory.
 
-  Where there is none, and `config.store.locator` names where the store tells of
-  itself, joins that store's run: waits for it for `config.store.deadline_s`.
+  If there is none and `config.store.locator` is set, waits up to
+  `config.store.deadline_s` for that store and joins its run.
 
   Raises:
-    NoRunError: no run is there, its format is newer, its spool is unsafe, or
-      its secret is not there or not the store's.
+    NoRunError: there is no run, its format is newer, its spool is unsafe, or
+      its secret is missing or not the store's.
   """
   try:
     return _open_run(workdir, config)
@@ -167,8 +167,7 @@ def _open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
 def load_config(workdir: str) -> ml_collections.ConfigDict:
   """Returns the config that a run directory was made with.
 
-  Raises:
-    ValueError: no run is there, or its format is newer than ours.
+  Raises ValueError if there is no run, or its format is newer than ours.
   """
   saved = _read(pathlib.Path(workdir).absolute())
   if saved is None:
@@ -177,7 +176,7 @@ def load_config(workdir: str) -> ml_collections.ConfigDict:
 
 
 def next_epoch(run: Run) -> int:
-  """Counts a start of the trainer; every start has a higher epoch."""
+  """Counts a start of the trainer; returns the new epoch."""
   path = run.workdir / "epoch.json"
   saved = jsonl.read_json(path) or {"epoch": 0}
   jsonl.atomic_write_json(path, {**saved, "epoch": saved["epoch"] + 1})
@@ -185,7 +184,7 @@ def next_epoch(run: Run) -> int:
 
 
 def owner(run: Run) -> str:
-  """Returns the name of a trainer's directory; a copy of it has the same."""
+  """Returns the id of a trainer's directory, which copies of it share."""
   path = run.workdir / "epoch.json"
   saved = jsonl.read_json(path) or {"epoch": 0}
   if "owner" not in saved:
@@ -195,14 +194,10 @@ def owner(run: Run) -> str:
 
 
 def lock(workdir: str, role: str = "") -> int:
-  """Takes the run directory for this process; returns the open lock file.
+  """Locks the run directory for this process; returns the open lock file.
 
-  Args:
-    workdir: of the run.
-    role: of which one process at a time may run there; "" = the supervisor.
-
-  Raises:
-    ValueError: another process runs there; it is named.
+  One process per `role` may hold it; "" is the supervisor. Raises ValueError
+  with the pid of another holder.
   """
   path = _lock_path(workdir, role)
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,9 +218,9 @@ def lock(workdir: str, role: str = "") -> int:
 
 
 def last_process(workdir: str, role: str = "") -> tuple[int, bool] | None:
-  """Returns who took the run directory last, and whether it still holds it.
+  """Returns the pid that last locked the directory, and whether it still does.
 
-  None where no process of this host is known to have taken it.
+  None if no process of this host is known to have locked it.
   """
   try:
     fd = os.open(_lock_path(workdir, role), os.O_RDONLY)
@@ -233,8 +228,8 @@ def last_process(workdir: str, role: str = "") -> tuple[int, bool] | None:
     return None
   try:
     pid = int(os.read(fd, 64))
-    # The kernel lets go of a lock with its process, however that ended. For an
-    # instant this holds it, which `lock` waits for.
+    # The kernel releases a lock when its process ends, however that happens.
+    # Testing it holds it for an instant, which `lock` waits for.
     return pid, not processes.try_lock(fd, shared=True)
   except (OSError, ValueError):
     return None
@@ -249,7 +244,7 @@ def _lock_path(workdir: str, role: str) -> pathlib.Path:
 def _ask(
     config: ml_collections.ConfigDict, secret: bytes
 ) -> locator_lib.Locator:
-  """Waits for a store to say of which run it is."""
+  """Waits for a store to announce its run."""
   deadline = time.monotonic() + config.store.deadline_s
   while (
       found := locator_lib.ask_announcer(config.store.locator, secret)
@@ -266,7 +261,7 @@ def _ask(
 def _secret(
     config: ml_collections.ConfigDict, spool: pathlib.Path
 ) -> tuple[bytes, bool]:
-  """Returns the key of messages, and whether it came from outside."""
+  """Returns the run's secret, and whether it was provided."""
   text, file = os.environ.get(SECRET_VARIABLE), config.store.secret_file
   if text:
     try:
@@ -281,7 +276,7 @@ def _secret(
     return secret, True
   if file:
     path = pathlib.Path(file).expanduser()
-    # One made here would be another one than that of the other hosts.
+    # One generated here would differ from that of the other hosts.
     if not path.exists():
       raise ValueError(
           f"config.store.secret_file={file}: there is no such file; make it"
@@ -291,16 +286,15 @@ def _secret(
     return wire.load_or_make_secret(path), True
   away = config.store.address or config.store.locator
   if away and (config.store.insecure or config.store.tls_cert_file):
-    # Hosts must agree on something; what protects is TLS, or nothing.
+    # Hosts still need a common value; TLS protects the run, or nothing does.
     return _NO_SECRET, False
   return wire.load_or_make_secret(spool / "secret"), False
 
 
 def _read(path: pathlib.Path) -> dict[str, Any] | None:
-  """Returns `config.json`, None where there is none.
+  """Returns `config.json`, None if missing.
 
-  Raises:
-    ValueError: a file of the run has another shape, or a newer format.
+  Raises ValueError if a file of the run is damaged or has a newer format.
   """
   for name in _FOLDERS:
     if (path / name).exists() and not (path / name).is_dir():

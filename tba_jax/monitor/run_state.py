@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The live state of a run, read from its files as they grow.
 
-Others write meanwhile: any file may be missing or half written, and any key of
-the state may be absent or odd.
+The files are being written: any of them may be missing or partial, and any key
+of the state missing or invalid.
 """
 
 import collections
@@ -16,9 +16,9 @@ from tba_jax.monitor import text
 from tba_jax.system import jsonl
 
 _MAX_HISTORY = 2000
-# Programs that make a model before training, each in a folder of its name.
+# Programs that train a model before the run, each in a folder of its name.
 MODEL_PHASES = ("sft", "reward_model")
-# Kinds of events that report nothing wrong.
+# Kinds of events that are not errors.
 _PEACEFUL = frozenset(
     "interrupted journal_room limit profile restart restored signal start"
     " store_started store_stopped".split()
@@ -31,7 +31,7 @@ def _series() -> collections.deque:
 
 @dataclasses.dataclass
 class RunState:
-  """What is known of a run.
+  """State of a run.
 
   name: of the run directory.
   phase: "setup", "sft", "reward_model", "warm-up", "train", "finish", "done".
@@ -39,11 +39,11 @@ class RunState:
   reward: newest (step, mean reward) pairs.
   pass_at_1: held-out (step, pass@1) pairs.
   made: newest metrics of each of `MODEL_PHASES`.
-  made_steps: number of steps of each of them, 0 where not known.
+  made_steps: number of steps of each of `MODEL_PHASES`, if known.
   restarts: by role.
   event: the newest event.
-  error: the newest event that reports something wrong.
-  note: where the state comes from, or why it is old.
+  error: the newest event that is an error.
+  note: source of the state, or why it is old.
   """
 
   name: str
@@ -62,7 +62,7 @@ class RunState:
 
   @property
   def seen(self) -> float | None:
-    """Unix time of the newest sign of life."""
+    """Unix time of the latest activity."""
     times = [
         part.get("time")
         for part in (self.status, self.event, *self.made.values())
@@ -71,14 +71,14 @@ class RunState:
 
 
 class Tail:
-  """Reads what was appended to a file of JSON lines since the last call."""
+  """Reads what was appended to a JSON lines file since the last call."""
 
   def __init__(self, path: pathlib.Path):
     self._path = path
     self._offset = 0
 
   def read(self) -> list[dict[str, Any]]:
-    """Returns the new whole objects; a torn last line waits for its end."""
+    """Returns the new complete objects; a partial last line has to wait."""
     try:
       with self._path.open("rb") as f:
         f.seek(0, 2)
@@ -108,11 +108,7 @@ class Follower:
     }
 
   def read(self, *, with_status: bool = True) -> RunState:
-    """Reads what is new and returns the state.
-
-    Args:
-      with_status: also read the live state of `status.json`.
-    """
+    """Reads what is new, with `status.json` by default; returns the state."""
     state = self.state
     for record in self._metrics.read():
       step = record.get("step")

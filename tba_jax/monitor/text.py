@@ -1,12 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Values of a run as text for a page or a terminal."""
+"""Formats values of a run for a page or a terminal."""
 
 import math
 from typing import Any
 import unicodedata
 
-# Unicode has pictures of the control characters from here on: ESC is ␛.
+# Unicode's pictures of control characters start here: ESC is ␛.
 _PICTURES = 0x2400
 
 
@@ -25,15 +25,15 @@ def _visible(char: str) -> str:
 
 
 def printable(value: Any, limit: int = 0, *, one_line: bool = False) -> str:
-  """Returns text in which nothing acts on a terminal or page.
+  """Returns text without anything that acts on a terminal or page.
 
-  Control characters (ANSI escapes), marks of writing direction, invisible and
-  unassigned characters, lone surrogates: all are written out.
+  Spells out control characters (ANSI escapes), direction marks, invisible and
+  unassigned characters and lone surrogates.
 
   Args:
     value: any value; a model may have written it.
     limit: characters to keep; the number cut is appended. 0 = no limit.
-    one_line: write out line ends and tabs too.
+    one_line: spells out line ends and tabs too.
   """
   string = str(value)
   cut = max(0, len(string) - limit) if limit else 0
@@ -48,7 +48,7 @@ def printable(value: Any, limit: int = 0, *, one_line: bool = False) -> str:
 
 
 def number(value: Any, style: str = "number") -> str:
-  """Returns a number for people ("–" for None); style "percent", "count"."""
+  """Formats a number ("–" for None); `style` may be "percent" or "count"."""
   if isinstance(value, bool):
     return "yes" if value else "no"
   if not is_number(value):
@@ -63,7 +63,7 @@ def number(value: Any, style: str = "number") -> str:
 
 
 def duration(seconds: Any) -> str:
-  """Returns seconds as `1:02 h`, `3:20 min`, `4.2 s` or `50 ms`."""
+  """Formats seconds as `1:02 h`, `3:20 min`, `4.2 s` or `50 ms`."""
   if not is_number(seconds):
     return "–"
   if 0 < abs(seconds) < 1:

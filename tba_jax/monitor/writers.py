@@ -1,9 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics as CSV, TensorBoard and Weights & Biases, and profiles of steps.
+"""Metrics as CSV, TensorBoard and Weights & Biases; profiles of steps.
 
-`metrics.jsonl` is always written and alone is read back; `config.log.writers`
-adds others. A step that is redone after a restart stands there twice.
+`metrics.jsonl` is always written, and the only one read back;
+`config.log.writers` adds others, in which a step redone after a restart appears
+twice.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,8 +29,8 @@ _CLOSE_S = 20.0
 class WandbWriter:
   """Logs to wandb from a thread, so that it neither delays nor ends the run.
 
-  Offline, wandb writes a folder `wandb/` that `wandb sync` sends later. Any
-  failure (no account, no network) is one event, and the run goes on.
+  Offline, wandb writes a folder `wandb/` for `wandb sync`. A failure (no
+  account, no network) is one event.
   """
 
   def __init__(
@@ -54,7 +55,7 @@ class WandbWriter:
     self._thread.start()
 
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """Queues the numbers of a step; never blocks."""
+    """Queues the metrics of a step; never blocks."""
     if not self._thread.is_alive():
       return
     try:
@@ -63,7 +64,7 @@ class WandbWriter:
       self._dropped += 1
 
   def close(self) -> None:
-    """Waits at most 20 s until wandb has written everything."""
+    """Waits up to 20 s for wandb to write everything."""
     try:
       self._waiting.put(None, timeout=1.0)
     except queue.Full:
@@ -76,7 +77,7 @@ class WandbWriter:
 
   def _run(self) -> None:
     try:
-      # Not among the requirements: `pip install tba_jax[wandb]`.
+      # An optional requirement: `pip install tba_jax[wandb]`.
       wandb = importlib.import_module("wandb")
       settings = wandb.Settings(
           console="off",
@@ -86,7 +87,7 @@ class WandbWriter:
           init_timeout=60.0,
       )
       run = wandb.init(settings=settings, **self._settings)
-      # A step that is done again after a restart is not in order.
+      # wandb's own step must increase; after a restart ours may not.
       run.define_metric("*", step_metric="step")
       while (record := self._waiting.get()) is not None:
         run.log(record)
@@ -97,7 +98,7 @@ class WandbWriter:
 
 
 class Writer(Protocol):
-  """Receives the numbers of a step; names may differ from step to step."""
+  """Receives the metrics of a step; names may differ from step to step."""
 
   def write(self, step: int, metrics: Mapping[str, float]) -> None:
     ...
@@ -107,7 +108,7 @@ class Writer(Protocol):
 
 
 class CsvWriter:
-  """Writes `metrics.csv`, one number a line: step,time,name,value."""
+  """Writes `metrics.csv`, one value per line: step,time,name,value."""
 
   def __init__(self, path: pathlib.Path):
     new = not path.exists() or not path.stat().st_size
@@ -131,7 +132,7 @@ class TensorBoardWriter:
   """Writes TensorBoard event files into a folder."""
 
   def __init__(self, folder: pathlib.Path):
-    # Not among the requirements: `pip install tba_jax[tensorboard]`.
+    # An optional requirement: `pip install tba_jax[tensorboard]`.
     package = importlib.import_module("tensorboardX")
     self._writer = package.SummaryWriter(str(folder))
 
@@ -144,7 +145,7 @@ class TensorBoardWriter:
 
 
 class Profiler:
-  """Captures steps with `jax.profiler` into `profile/`, for TensorBoard."""
+  """Profiles steps with `jax.profiler` into `profile/`, for TensorBoard."""
 
   def __init__(
       self,
@@ -162,17 +163,17 @@ class Profiler:
     self._running = False
 
   def ask(self) -> None:
-    """Captures the next steps; safe to call in a signal handler."""
+    """Requests a profile of the next steps; safe in a signal handler."""
     self._asked = True
 
   def after_step(self, step: int) -> None:
-    """Starts or stops a capture between two steps."""
+    """Starts or stops a profile between two steps."""
     if self._asked and not self._running:
       self._asked = False
       self._steps = range(step + 1, step + 1 + self._num_asked)
     inside = step + 1 in self._steps
     if inside != self._running:
-      # Imported here: jax costs a second, and most runs capture nothing.
+      # Imported here: jax takes a second, and most runs profile nothing.
       import jax
 
       steps = f"steps {self._steps.start} to {self._steps.stop - 1}"
@@ -199,14 +200,7 @@ class Writers:
       epoch: int,
       on_event: Callable[[str, str], None],
   ):
-    """Opens all of them.
-
-    Args:
-      config: of the run.
-      workdir: of the run.
-      epoch: start count of the trainer.
-      on_event: called with (kind, message) for the run's events.
-    """
+    """Opens all writers; `epoch` counts the trainer's starts."""
     makers: dict[str, Callable[[], Writer]] = {
         "csv": lambda: CsvWriter(workdir / "metrics.csv"),
         "tensorboard": lambda: TensorBoardWriter(workdir / "tensorboard"),
@@ -220,12 +214,10 @@ class Writers:
     self._on_event = on_event
 
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """Writes a record; scalars also go to the other writers.
+    """Writes a record; numbers also go to the other writers.
 
-    A writer that fails with an OSError is one event and used no more.
-
-    Raises:
-      OSError: `metrics.jsonl` cannot be written.
+    A writer that raises OSError is dropped with an event; for `metrics.jsonl`,
+    the error is raised.
     """
     numbers = {
         name: value
@@ -245,7 +237,7 @@ class Writers:
     self._profiler.ask()
 
   def after_step(self, step: int) -> None:
-    """Lets the profiler start or stop; call after every step."""
+    """Starts or stops the profiler; call after every step."""
     self._profiler.after_step(step)
 
   def close(self) -> None:

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `searcher` program: samples prompts with the newest params, sends groups.
+"""The `searcher` program: samples groups with the newest params.
 
-A block of prompts is decoded on the devices while a thread judges the block
-before it and hands it to the queue. Blocks are handed over in their order.
+The devices decode one block of prompts while a thread rewards the block before
+it and submits it to the queue, in the order of the blocks.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,9 +34,9 @@ from tba_jax.training import publication
 from tba_jax.training import reward_judge
 from tba_jax.training import sharding
 
-# Seconds in which a leaving searcher sends what it has.
+# Seconds that a leaving searcher has to send its finished groups.
 _FLUSH_S = 5.0
-# The timeline has two lanes: what the devices do, and the judge's thread.
+# The timeline has two lanes: the devices and the judge's thread.
 _JUDGE_LANE = "judge"
 
 
@@ -46,12 +46,13 @@ def run_searcher(
   """Runs one searcher until the trainer is done, a signal or an error.
 
   Args:
-    config, workdir: of the run.
-    operands: the searcher's index in its launcher, 0 if not given.
+    config: config of the run.
+    workdir: run directory.
+    operands: the searcher's index in its launcher, 0 by default.
 
   Returns:
-    0 if the run is at its end; 75 if the trainer was interrupted, or this
-    searcher: it may be started again, also before the trainer is.
+    0 at the end of the run; 75 if interrupted, or if the trainer was: start it
+    again.
   """
   stop = processes.start_role()
   run = run_directory.open_run(workdir, config)
@@ -66,7 +67,7 @@ def run_searcher(
 
 
 class Searcher:
-  """One sampling loop; speaks to the store through its puller and queue."""
+  """Samples the prompts granted to it and submits them with their rewards."""
 
   def __init__(
       self,
@@ -75,13 +76,13 @@ class Searcher:
       index: int,
       should_stop: Callable[[], bool],
   ):
-    """Builds the parts, and waits until the trainer's settings are here.
+    """Builds the parts and waits for the trainer's settings.
 
     Args:
-      config: of the run.
-      run: its directory and identity.
-      index: of this searcher in its launcher.
-      should_stop: ends every wait.
+      config: config of the run.
+      run: directory and identity of the run.
+      index: index of this searcher in its launcher.
+      should_stop: checked in every wait.
 
     Raises:
       ValueError: a setting or file does not fit, or differs from the trainer's.
@@ -96,12 +97,12 @@ class Searcher:
     self._clock = metrics.BusyClock()
     self._build(run, index)
     self._judging = futures.ThreadPoolExecutor(1, thread_name_prefix="judge")
-    # The block that is being judged and handed over, if there is one.
+    # The block that the judge's thread works on, if any.
     self._handing_over: futures.Future[None] | None = None
     self._judged = threading.Event()
 
   def _build(self, run: run_directory.Run, index: int) -> None:
-    """Builds the parts in the order in which they need each other."""
+    """Builds the parts, each before those that need it."""
     config = self._config
     events = metrics.EventLog(
         run.workdir / "events.jsonl", role="searcher", index=index
@@ -109,11 +110,11 @@ class Searcher:
     mesh = sharding.searcher_mesh(config.search, events.write)
     policy = policy_lib.make_policy(config, run.workdir)
     place = sharding.make_place(mesh, config.sharding, policy)
-    whole = make_whole(config, policy, place)
+    merger = make_merger(config, policy, place)
     self._task, self._tokenizer = policy.task, policy.tokenizer
-    self._params_fn = make_params_fn(policy, whole, place)
+    self._params_fn = make_params_fn(policy, merger, place)
     self._sampler = policy_lib.make_sampler(config, policy)
-    self._judge = reward_judge.of_searcher(
+    self._judge = reward_judge.for_searcher(
         config, run.workdir, policy, events.write
     )
     connect = functools.partial(publication.connect, config, run)
@@ -134,7 +135,7 @@ class Searcher:
         run,
         jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0)),
         events=events,
-        base_name=whole.base,
+        base_name=merger.base,
         placement=shardings and shardings.get,
     )
     self._queue = queue_client.QueueClient(
@@ -166,8 +167,8 @@ class Searcher:
     self._wait_handed_over()
 
   def close(self) -> bool:
-    """Sends what is left; returns whether the trainer has ended the run."""
-    # Read first: a signal alone is no word of the trainer's.
+    """Sends what is left; returns whether the trainer ended the run."""
+    # Read before closing: a signal alone does not mean the run is done.
     done = self._queue.run_done
     self._judging.shutdown()
     self._judge.close()
@@ -181,7 +182,7 @@ class Searcher:
     return self._should_stop() or self._queue.stop_requested
 
   def _wait_for_block(self) -> queue_client.Block | None:
-    """Returns the next block granted; None where the searcher should stop."""
+    """Returns the next granted block; None if the searcher should stop."""
     with self._spans.span("wait_work"):
       while not self._stop():
         self._check_handed_over()
@@ -191,7 +192,7 @@ class Searcher:
     return None
 
   def _use_version(self, block: queue_client.Block) -> bool:
-    """Takes the params that the block wants; False where it is out of date."""
+    """Takes the block's params; returns False if the block is obsolete."""
     if block.require_version < 0:
       self._take_params(-1, 0.0)
       return True
@@ -203,7 +204,7 @@ class Searcher:
     return True
 
   def _take_params(self, version: int, timeout_s: float) -> bool:
-    """Takes the newest params whole; False where `version` did not come."""
+    """Takes the newest params; returns False if `version` did not arrive."""
     found = self._puller.wait_for(version, timeout_s)
     if found is not None:
       self._put_params(*found)
@@ -217,9 +218,9 @@ class Searcher:
       self._tag = tag
 
   def _newer_params(self) -> tuple[int, types.PyTree] | None:
-    """Returns newer params of the same epoch, for the rest of a block."""
+    """Returns newer params of this epoch, to go on with within a block."""
     found, tag = self._puller.latest(), self._tag
-    # A group has one epoch: another trainer's params wait for the next block.
+    # A group has one epoch: params of a restarted trainer wait for a new block.
     if found is None or found[0] <= tag or found[0][0] != tag[0]:
       return None
     self._put_params(*found)
@@ -228,7 +229,7 @@ class Searcher:
   def _sample(
       self, block: queue_client.Block
   ) -> tuple[list[decode.Request], list[types.Completions]]:
-    """Decodes the completions of a block."""
+    """Decodes the completions of a block's prompts."""
     requests = [
         decode.Request(
             prompt_tokens=self._tokens_of(prompt_id),
@@ -261,25 +262,24 @@ class Searcher:
       requests: list[decode.Request],
       completions: list[types.Completions],
   ) -> None:
-    """Has the thread judge a block and submit it, after the one before it."""
+    """Passes a block to the judge's thread, once it is done with the last."""
     self._wait_handed_over()
-    epoch = self._tag[0]  # Params of one epoch sample a block.
+    epoch = self._tag[0]  # A block is sampled within one epoch.
     self._judged.clear()
     self._handing_over = self._judging.submit(
         self._judge_and_submit, block, requests, completions, epoch
     )
 
   def _check_handed_over(self) -> None:
-    """Raises what the thread has raised; does not wait for it."""
+    """Raises the thread's error, if any, without waiting for the thread."""
     if self._handing_over is not None and self._handing_over.done():
       self._wait_handed_over()
 
   def _wait_handed_over(self) -> None:
-    """Waits until the thread is done; raises what it has raised."""
+    """Waits for the thread; raises its error."""
     if self._handing_over is None:
       return
-    # A judge that is slower than the devices is what the searcher works at; a
-    # full queue is a wait.
+    # Waiting for a slow judge counts as work, waiting for credit as idle time.
     with self._spans.span("reward"):
       self._judged.wait()
     with self._spans.span("wait_credit"):
@@ -316,7 +316,7 @@ class Searcher:
             block.prompts, requests, completions, rewards_PxS, strict=True
         )
     ]
-    # Waiting for credit is the trainer's matter, and no age of the block.
+    # The block's age ends here: time spent waiting for credit does not count.
     self._queue.begun_s.popleft()
     with self._spans.span("wait_credit", lane=_JUDGE_LANE):
       self._queue.submit(groups, self._stop)
@@ -325,7 +325,7 @@ class Searcher:
   def _rewards(
       self, block: queue_client.Block, completions: Sequence[types.Completions]
   ) -> np.ndarray:
-    """Returns [P, S] rewards of a block, judged together."""
+    """Returns [P, S] rewards of a block, judged in one call."""
     requests = [
         judges.Request(tasks_base.TRAIN, prompt_id, text, bool(stopped))
         for (_, prompt_id, _), found in zip(
@@ -347,7 +347,7 @@ class Searcher:
     return self._prompt_tokens[prompt_id]
 
   def _report(self) -> None:
-    """Puts rates since the start into the lease."""
+    """Writes rates since the start into the lease."""
     seconds = self._clock.seconds()
     wall_s = max(time.monotonic() - self._started, 1e-9)
     totals = self._queue.totals
@@ -369,22 +369,20 @@ class Searcher:
 
 
 def make_sid(index: int) -> str:
-  """Returns a new searcher's name: never used before, readable in a log."""
+  """Returns a unique searcher id that is readable in a log."""
   unique = f"{int(time.time()):x}-{os.getpid():x}-{secrets.token_hex(4)}"
   return f"s{index:03d}-{unique}"
 
 
-def make_whole(
+def make_merger(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
     place: sharding.Place = sharding.ONE_DEVICE,
 ) -> lora.ParamsMerger:
-  """Returns what merges what is trained into the sampler's params.
+  """Returns the merger of adapters into the sampler's params.
 
-  With adapters it loads their base, to where the sampler's params lie.
-
-  Raises:
-    ValueError: the base cannot be read.
+  With adapters, loads their base onto the sampler's devices; ValueError if it
+  cannot be read.
   """
   return lora.make_merger(
       policy.adapters,
@@ -398,17 +396,17 @@ def make_whole(
 
 def make_params_fn(
     policy: policy_lib.Policy,
-    whole: lora.ParamsMerger,
+    merger: lora.ParamsMerger,
     place: sharding.Place = sharding.ONE_DEVICE,
 ) -> Callable[[dict[str, np.ndarray]], types.PyTree]:
-  """Returns (published leaves by path) -> params of the sampler.
+  """Returns a function from published leaves by path to the sampler's params.
 
-  Of leaves on the host each device gets its own part alone.
+  Each device receives its own shard alone.
   """
   like = jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0))
 
   def params_fn(leaves: dict[str, np.ndarray]) -> types.PyTree:
     trained = jax.device_put(publication.unflatten(leaves, like), place.trained)
-    return place.put(whole.params(trained))
+    return place.put(merger.params(trained))
 
   return params_fn

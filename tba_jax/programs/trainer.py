@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `trainer` program: waits for data, draws, steps, publishes, saves.
+"""The `trainer` program: draws batches, trains, publishes, evaluates, saves.
 
-`Trainer.run` is the loop, in that order. While the devices work on a step, the
-host draws the next batch if its data is here already.
+`Trainer.run` is the training loop. While the devices work on one step, the host
+draws the next batch if its data has already arrived.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +54,7 @@ from tba_jax.training import sharding
 from tba_jax.training import train_step
 from tba_jax.transport import base as transport_base
 
-# Seconds that searchers get to deliver what they have, at the end.
+# Seconds that searchers get to deliver finished groups at the end of a run.
 _FINISH_S = 15.0
 _INTERRUPT_S = 5.0
 _PUBLISH_S = 60.0
@@ -65,11 +65,9 @@ Drawn = tuple[buffer_lib.Draw, types.Batch]
 def run_trainer(
     config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
 ) -> int:
-  """Runs the trainer of a run until its last step, a signal or an error.
+  """Runs one trainer process until the last step, a signal or an error.
 
-  Args:
-    config, workdir: of the run.
-    operands: as `cluster.join`; none where the trainer is one process.
+  `operands` place the process in its cluster (`cluster.join`); none if alone.
   """
   stop = processes.start_role()
   run = run_directory.open_run(workdir, config)
@@ -80,8 +78,7 @@ def run_trainer(
       status = processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
       cluster.end(status)
   except (FloatingPointError, ValueError) as error:
-    # It would end in the same place again. A ValueError is a setting, a file or
-    # a newer format that does not fit this machine or program.
+    # A restart would fail in the same place: no status that asks for one.
     logging.exception("the trainer cannot go on")
     print(f"error: {error}", file=sys.stderr)
     return cluster_lib.status_of(error)
@@ -96,7 +93,7 @@ def _open(
     run: run_directory.Run,
     cluster: cluster_lib.Cluster,
 ) -> Iterator["Trainer | device_work.Follower"]:
-  """Yields this process's part of the trainer; closes it at the end."""
+  """Yields the trainer on process 0 and a follower on the others."""
   closing, error = contextlib.ExitStack(), None
   try:
     agreement.check_processes(cluster, config, run)
@@ -110,7 +107,7 @@ def _open(
     raise
   finally:
     if not cluster.leaves_alone(error):
-      # The others must hear of the end first: closing needs them all.
+      # Announce the end first: closing is collective.
       cluster.end(cluster_lib.status_of(error))
       closing.close()
 
@@ -120,7 +117,7 @@ def _take_run(
     run: run_directory.Run,
     closing: contextlib.ExitStack,
 ) -> None:
-  """Makes directory and store this trainer's, before anything is written."""
+  """Locks the run directory and the store, before anything is written."""
   lock = run_directory.lock(str(run.workdir), "trainer")
   closing.callback(bucket.hold(lock, run.workdir).close)
   validate.check_resume(run_directory.load_config(str(run.workdir)), config)
@@ -131,27 +128,27 @@ def _take_run(
 
 
 def _check_epoch(run: run_directory.Run) -> None:
-  """Raises ValueError if the count of the trainer's starts was lost."""
+  """Raises ValueError if the run's epoch counter was lost."""
   epoch = run.workdir / "epoch.json"
   if (run.workdir / "metrics.jsonl").exists() and not epoch.exists():
     raise ValueError(
-        f"{epoch} is gone, though the run has metrics: write"
-        ' {"epoch": N} there, N above every "epoch" of metrics.jsonl'
+        f"{epoch} is missing, though the run has metrics: restore it as"
+        ' {"epoch": N}, N above every "epoch" in metrics.jsonl'
     )
 
 
 def _check_is_new(
     config: ml_collections.ConfigDict, run: run_directory.Run
 ) -> None:
-  """Raises ValueError if a run without a checkpoint must have had one."""
+  """Raises ValueError if the run should have a checkpoint by now."""
   records = jsonl.read_jsonl(run.workdir / "metrics.jsonl")
   last = max((int(r.get("step", 0)) for r in records), default=0)
   every = config.checkpoint.every_steps
-  # The second periodic save begins only once the first is complete.
+  # The second periodic save starts only after the first is complete.
   if every and last >= 2 * every:
     raise ValueError(
-        f"{run.workdir / 'checkpoints'}: no checkpoint is there, though"
-        f" metrics.jsonl goes to step {last}; put them back, or start in a new"
+        f"{run.workdir / 'checkpoints'}: no checkpoint found, though"
+        f" metrics.jsonl goes to step {last}; restore it or use a new"
         " directory"
     )
 
@@ -159,7 +156,7 @@ def _check_is_new(
 def lock_store(
     transport: transport_base.Transport, run: run_directory.Run
 ) -> None:
-  """Takes the run lock of a store for the trainer of a run directory."""
+  """Takes the store's run lock in the name of the run directory."""
   queue_server.lock_store(
       transport,
       run,
@@ -169,7 +166,7 @@ def lock_store(
 
 
 class Trainer:
-  """Process 0 of a trainer: builds its parts, and runs the training loop."""
+  """The training loop, on process 0 of a trainer."""
 
   def __init__(
       self,
@@ -178,13 +175,13 @@ class Trainer:
       cluster: cluster_lib.Cluster,
       closing: contextlib.ExitStack,
   ):
-    """Builds the parts; goes on from the newest checkpoint if there is one.
+    """Restores the newest checkpoint, or starts at step 0.
 
     Args:
-      config: of the run.
-      run: its directory and identity.
-      cluster: this process among the trainer's others.
-      closing: receives what is to be closed.
+      config: config of the run.
+      run: directory and identity of the run.
+      cluster: the processes of this trainer.
+      closing: stack on which the parts register their `close`.
 
     Raises:
       ValueError: a setting or a file does not fit.
@@ -195,8 +192,8 @@ class Trainer:
     self._saved_step = self._checkpointer.latest_step()
     # (step, journal position) of the checkpoints on disk.
     self._applied_history = [tuple(p) for p in saved.get("applied_history", ())]
-    # What ended training before its last step. A run that is made longer goes
-    # on in spite of it.
+    # Why training ended before its last step. Raising `train.num_steps`
+    # resumes such a run.
     same_end = saved.get("num_steps") == config.train.num_steps
     self._stopped_by = saved.get("stopped_by") if same_end else None
     self._started = self._saved_at = time.monotonic()
@@ -208,11 +205,7 @@ class Trainer:
       cluster: cluster_lib.Cluster,
       closing: contextlib.ExitStack,
   ) -> dict[str, Any]:
-    """Builds the parts in the order in which they need each other.
-
-    Returns:
-      The host state of the newest checkpoint, {} without one.
-    """
+    """Builds the parts; returns the newest checkpoint's host state, or {}."""
     config = self._config
     events = metrics_lib.EventLog(run.workdir / "events.jsonl", role="trainer")
     closing.callback(events.close)
@@ -248,7 +241,7 @@ class Trainer:
     )
     closing.callback(queue.close)
     self._journal = queue.journal
-    scorer = reward_judge.of_trainer(config, run.workdir, policy, events.write)
+    scorer = reward_judge.for_trainer(config, run.workdir, policy, events.write)
     closing.callback(scorer.close)
     self._service = service_lib.ReplayService(
         config,
@@ -274,7 +267,7 @@ class Trainer:
         tokenizer=policy.tokenizer,
         judge=evaluator.judge,
     )
-    # Only the main thread may set a handler.
+    # Only the main thread may set a signal handler.
     signal.signal(signal.SIGUSR1, lambda *_: self._recorder.capture_profile())
     closing.callback(self._recorder.close)
     if saved:
@@ -307,13 +300,11 @@ class Trainer:
     return saved
 
   def run(self, should_stop: Callable[[], bool]) -> bool:
-    """Trains to the last step; returns False if it was interrupted.
-
-    An interrupted run is saved, and goes on from there.
+    """Trains to the last step; returns False if interrupted, after saving.
 
     Raises:
-      FloatingPointError: a step that is not finite; names step and prompts.
-      DeadlineExceededError: nothing came from searchers or store in time.
+      FloatingPointError: non-finite step; the message has step and prompts.
+      DeadlineExceededError: searchers or store sent nothing in time.
     """
     recorder, num_steps = self._recorder, self._config.train.num_steps
     self._publish_first()
@@ -321,10 +312,10 @@ class Trainer:
       if self._step:
         recorder.event(
             "evaluation_lost",
-            f"eval.json lacks the evaluation before training: that of step"
-            f" {self._step} takes its place",
+            "eval.json lacks the evaluation before training; using that of"
+            f" step {self._step}",
         )
-      # Searchers are admitted first: they compile and sample meanwhile.
+      # Open the queue first: searchers compile and sample meanwhile.
       self._service.open(self._step)
       if not self._evaluate("before", should_stop):
         return self._interrupt()
@@ -352,11 +343,11 @@ class Trainer:
 
   @property
   def _publishes_late(self) -> bool:
-    """With lagged rounds, params are published when a round's data is here."""
+    """With a lag, params are published once their round's data has arrived."""
     return train_step.keeps_params(self._config)
 
   def _publish_first(self) -> None:
-    """Publishes; with a lag, what the rest of a round must be sampled with."""
+    """Publishes the params that the current round is to be sampled with."""
     version, field = self._step, "params"
     if self._publishes_late:
       every = self._config.publish.every_steps
@@ -366,14 +357,14 @@ class Trainer:
     self._publisher.wait(version, _PUBLISH_S)
 
   def _publish_if_due(self, metrics: dict[str, jax.Array]) -> None:
-    """Publishes the step in progress, if it will turn out to be finite."""
+    """Publishes the step in progress, provided it turns out finite."""
     done = self._step + 1
     every, last = self._config.publish.every_steps, self._config.train.num_steps
     if self._publishes_late or (done % every and done != last):
       return
-    # Read by the publisher's thread: the loop does not wait for the devices. A
-    # step that is skipped has the params of the one before, and is published:
-    # searchers may wait for its version.
+    # `finite` is read by the publisher's thread, so the loop does not wait for
+    # the devices. A skipped step leaves the params unchanged and is published
+    # all the same: searchers may be waiting for its version.
     skips = self._config.train.nonfinite == "skip"
     finite = True if skips else metrics["nonfinite"] == 0
     self._work.publish(
@@ -381,19 +372,19 @@ class Trainer:
     )
 
   def _wait_and_draw(self, should_stop: Callable[[], bool]) -> Drawn | None:
-    """Waits for the step's data and draws; None where it was stopped."""
+    """Waits for the step's data and draws; returns None if stopped."""
     with self._recorder.span("wait_fresh", step=self._step):
       begun = self._begin(self._step, should_stop)
     return self._draw(self._step) if begun else None
 
   def _draw_ahead(self, should_stop: Callable[[], bool]) -> Drawn | None:
-    """Draws the next step's batch if nothing has to happen before it."""
+    """Draws the next step's batch unless something must happen before it."""
     done = self._step + 1
     self._save_due = self._is_save_due(done)
     evaluates = self._evaluations.is_due(done) and not self._evaluations.beside
     if (
         done >= self._config.train.num_steps
-        # They must see the buffer as it is between two steps.
+        # Evaluations and saves must see the buffer between two steps.
         or evaluates
         or self._save_due
         or should_stop()
@@ -405,7 +396,7 @@ class Trainer:
     return self._draw(done)
 
   def _begin(self, step: int, should_stop: Callable[[], bool]) -> bool:
-    """Waits for the step's data; with a lag, opens the round after it."""
+    """Waits for the step's data; with a lag, opens the next round."""
     begun = self._service.begin_step(step, should_stop)
     if begun and self._publishes_late:
       if step % self._config.publish.every_steps == 0:
@@ -424,11 +415,11 @@ class Trainer:
       return draw, self._batch_maker.make(draw, step, ref_params)
 
   def _end_step(self, draw: buffer_lib.Draw, metrics: dict[str, float]) -> None:
-    """Checks and records a step that the devices have done."""
+    """Checks and records a finished step."""
     step = self._step
     if metrics["nonfinite"]:
       message = (
-          f"step {step}: the loss is {metrics['loss']}, the gradient's norm"
+          f"step {step}: loss {metrics['loss']}, gradient norm"
           f" {metrics['grad_norm']}; prompts"
           f" {sorted(set(draw.prompt_ids.tolist()))}, versions"
           f" {int(draw.versions.min())} to {int(draw.versions.max())}"
@@ -450,7 +441,7 @@ class Trainer:
     return bool(c.every_s) and time.monotonic() - self._saved_at >= c.every_s
 
   def _is_evaluation_missing(self) -> bool:
-    """Tells whether an earlier process ended before it evaluated this step."""
+    """Tells whether an earlier process ended before evaluating this step."""
     return (
         0 < self._step < self._config.train.num_steps
         and self._evaluations.is_due(self._step)
@@ -458,7 +449,7 @@ class Trainer:
     )
 
   def _evaluate_and_save_if_due(self, should_stop: Callable[[], bool]) -> bool:
-    """Returns False where an evaluation was stopped."""
+    """Returns False if an evaluation was interrupted."""
     done = self._step
     self._checkpointer.check()
     self._check_accuracy(self._evaluations.take())
@@ -478,7 +469,7 @@ class Trainer:
     return True
 
   def _evaluate(self, name: str, should_stop: Callable[[], bool]) -> bool:
-    """Evaluates, or starts to beside the steps; False where it was stopped."""
+    """Evaluates, or starts to in a thread; returns False if interrupted."""
     if not name and self._evaluations.beside:
       self._evaluations.start(self._step, self._work.gather_model())
       return True
@@ -490,7 +481,7 @@ class Trainer:
     return result is not None
 
   def _check_accuracy(self, found: tuple[int, dict[str, Any]] | None) -> None:
-    """Shows the guards the (step, result) of an evaluation, if there is one."""
+    """Passes the (step, result) of an evaluation, if any, to the guards."""
     if found is not None:
       step, result = found
       for alarm in self._guards.check_accuracy(step, result["pass_at_1"]):
@@ -501,16 +492,16 @@ class Trainer:
     self._recorder.event("guard", f"{alarm.message} ({action})")
     if action == "stop":
       self._stopped_by = f"guard {alarm.name}"
-    # A gap between trainer and sampler is a defect: no learning rate mends it.
+    # A gap between trainer and sampler is a bug: no learning rate fixes it.
     elif action == "lower_learning_rate" and alarm.name != "logprob_gap":
       self._work.scale_learning_rate(self._guards.learning_rate_factor)
 
   def _save(self, *, wait: bool) -> None:
-    """Saves a checkpoint of this step, and drops journal that none needs.
+    """Saves a checkpoint and drops journal segments that none needs any more.
 
-    A periodic one that cannot be written (a full disk) is left out with an
-    event: the journal keeps what it would have covered. A trainer of several
-    processes ends instead, and starts again from the one before.
+    One process skips a periodic save that fails (a full disk) with an event:
+    the journal still covers it. Several processes end, and restart from the
+    previous checkpoint.
     """
     if self._saved_step == self._step:
       return
@@ -534,7 +525,7 @@ class Trainer:
         self._recorder.event("checkpoint_failed", str(error))
         return
     self._saved_step = self._step
-    # The journal stays from the oldest checkpoint that may be restored on.
+    # Keep the journal from the oldest restorable checkpoint on.
     complete = set(self._checkpointer.newest_steps())
     covered = [position for step, position in history if step in complete]
     self._applied_history = [
@@ -560,7 +551,7 @@ class Trainer:
       ledger = self._service.finish(self._step, _FINISH_S)
       self._check_accuracy(self._evaluations.finish())
     self._save(wait=True)
-    # A run that was made longer has one of an earlier step.
+    # A run with a raised `train.num_steps` has the result of an earlier step.
     if not recorder.has_result("after", self._step):
       if not self._evaluate("after", should_stop):
         recorder.event("interrupted", "during the last evaluation")
@@ -575,7 +566,7 @@ def make_follower(
     cluster: cluster_lib.Cluster,
     closing: contextlib.ExitStack,
 ) -> device_work.Follower:
-  """Returns what another process than 0 runs; args as of `Trainer`."""
+  """Returns the part that the trainer's other processes run."""
   events = metrics_lib.EventLog(run.workdir / "events.jsonl", role="trainer")
   closing.callback(events.close)
   checkpointer = _make_checkpointer(config, run, cluster, events)
@@ -584,9 +575,6 @@ def make_follower(
   work, placer, _ = _make_work(config, run, policy, cluster, checkpointer)
   closing.callback(work.close)
   return device_work.Follower(cluster, work, placer.put_along)
-
-
-# What every process of a trainer builds.
 
 
 def _make_checkpointer(
@@ -612,10 +600,7 @@ def _make_work(
     cluster: cluster_lib.Cluster,
     checkpointer: checkpoint.Checkpointer,
 ) -> tuple[device_work.DeviceWork, batches.Placer, dict[str, Any]]:
-  """Returns the owner of the train state, the placer, and the saved host state.
-
-  The train state is the newest checkpoint's, or new with {} as host state.
-  """
+  """Returns state owner, batch placer and the restored host state, or {}."""
   mesh = sharding.make_mesh(config.mesh)
   if mesh.size > 1:
     shards = plan.sharding_text(config, policy.model.config)
@@ -627,18 +612,18 @@ def _make_work(
       policy_lib.initial_params(policy, config.seed, shardings), shardings
   )
   reference = make_reference(config, policy, params, mesh)
-  whole = lora.make_merger(
+  merger = lora.make_merger(
       policy.adapters, policy.folder, config.seed, lambda: params
   )
   if checkpointer.latest_step() is None:
     state, saved = init_state(config, policy, params, mesh), {}
   else:
     state, saved = checkpointer.restore(abstract_state(config, policy, mesh))
-    lora.check_base(saved.get("base", ""), whole.base)
+    lora.check_base(saved.get("base", ""), merger.base)
   work = device_work.DeviceWork(
       state=state,
       train_step=make_train_step(config, policy, mesh, params),
-      whole=whole,
+      whole=merger,
       checkpointer=checkpointer,
       mesh=mesh,
       cluster=cluster,
@@ -653,14 +638,14 @@ def make_reference(
     params: types.PyTree,
     mesh: jax.sharding.Mesh,
 ) -> reference_lib.Reference:
-  """Returns the reference policy, which starts from the params on a mesh."""
+  """Returns the reference policy, starting from `params`."""
   moves = config.reference.mode != "fixed"
   return reference_lib.Reference(
       policy.model,
       params,
       temperature=config.sampling.temperature,
       every_steps=config.reference.every_steps if moves else 0,
-      # No step donates the base of adapters: it is the reference too.
+      # No step donates an adapter's base: the reference shares it.
       copy=policy.adapters is None,
       split_tokens=lambda fn: sequence.split_tokens(
           fn, mesh, *sharding.token_axes(config.sharding)
@@ -674,7 +659,7 @@ def init_state(
     params: types.PyTree,
     mesh: jax.sharding.Mesh,
 ) -> train_step.TrainState:
-  """Returns the state before step 0 from the policy's params."""
+  """Returns the train state before step 0."""
   value_model = policy_lib.make_value_model(config, policy.model)
   value_params = policy_lib.load_value_params(config)
   if policy.adapters is not None:
@@ -696,7 +681,7 @@ def abstract_state(
     policy: policy_lib.Policy,
     mesh: jax.sharding.Mesh,
 ) -> train_step.TrainState:
-  """Returns shapes, dtypes and shardings of the state."""
+  """Returns shapes, dtypes and shardings of the train state."""
   value_model = policy_lib.make_value_model(config, policy.model)
   return train_step.abstract_state(
       config, policy.trained, mesh, value_model=value_model
@@ -709,7 +694,7 @@ def make_train_step(
     mesh: jax.sharding.Mesh,
     params: types.PyTree,
 ) -> train_step.TrainStep:
-  """Returns the jitted step; `params`, on the mesh, are adapters' base."""
+  """Returns the jitted step; adapters are merged into `params`, their base."""
   return train_step.make_train_step(
       config,
       policy.model,
@@ -726,10 +711,10 @@ def make_placer(
     mesh: jax.sharding.Mesh,
     cluster: cluster_lib.Cluster,
 ) -> batches.Placer:
-  """Returns what puts batches onto a mesh, that of a cluster's processes."""
+  """Returns what computes reference log-probs and puts batches on the mesh."""
   num_prompts = config.train.prompts_per_batch
   shards = config.mesh.data * config.mesh.fsdp
-  # Fresh groups miss their reference log-probs; drawn again, they have them.
+  # Only fresh groups lack reference log-probs; redrawn ones have them cached.
   quarter = math.ceil(num_prompts / 4 / shards) * shards
   if cluster.num_processes > 1:
     place = sharding.make_spread(mesh, config.sharding)
@@ -754,19 +739,16 @@ def make_batch_maker(
     buffer: buffer_lib.ReplayBuffer,
     placer: batches.Placer,
 ) -> batches.BatchMaker:
-  """Returns the maker of batches."""
+  """Returns the batch maker; it leaves stop tokens out if the loss does."""
   counts = config.loss.include_stop_token
   uncounted_ids = () if counts else policy.tokenizer.stop_ids
   return batches.BatchMaker(buffer, placer, uncounted_ids)
 
 
-# The data side of process 0.
-
-
 def make_prompt_order(
     config: ml_collections.ConfigDict, policy: policy_lib.Policy
 ) -> prompt_order.PromptOrder:
-  """Returns the order over the task's training prompts."""
+  """Returns the order of the task's training prompts."""
   size = policy.task.num_prompts(tasks_base.TRAIN)
   return prompt_order.PromptOrder(size, seed=config.seed)
 
@@ -774,12 +756,7 @@ def make_prompt_order(
 def make_buffer(
     config: ml_collections.ConfigDict, policy: policy_lib.Policy | None = None
 ) -> buffer_lib.ReplayBuffer:
-  """Returns the empty buffer of a config.
-
-  Args:
-    config: reads `replay`, `replay_filter`, `sampling` and `seed`.
-    policy: needed where sentence embeddings are compared.
-  """
+  """Returns an empty buffer; `policy` embeds texts for cosine similarity."""
   embed = None
   if config.replay_filter.similarity == "cosine":
     embed = reward_judge.make_embed(policy)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Who says which of two completions is better: for win-rates. No JAX here."""
+"""Compares completions with references, for win-rates."""
 
 import abc
 from collections.abc import Sequence
@@ -24,23 +24,22 @@ class Contest:
   """A completion against the task's reference completion.
 
   prompt: text, as the policy sees it.
-  request: of which prompt, and the policy's completion.
-  reference: what it is compared with; ends by itself.
+  request: prompt index, and the policy's completion.
+  reference: text to compare with; ends with a stop token.
   """
 
   prompt: str
-  request: "judges.Request"
+  request: judges.Request
   reference: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """What was said of a contest.
+  """Outcome of a contest.
 
-  win: 1 where the completion is better, 0 where it is not, .5 for a tie of
-    judges that know one; None where there is no verdict.
-  score, reference_score: of judges that score; else None.
-  failure: "" or in one word why there is no verdict.
+  win: 1 if the completion is better, 0 if not, .5 for a tie; None = no verdict.
+  score, reference_score: from judges that score, else None.
+  failure: cause of a missing verdict in one word, else "".
   """
 
   win: float | None
@@ -54,21 +53,21 @@ class Comparer(abc.ABC):
 
   @abc.abstractmethod
   def compare(self, contests: Sequence[Contest]) -> list[Verdict]:
-    """Returns one verdict a contest, in their order; never raises."""
+    """Returns one verdict per contest, in order; never raises."""
 
   def close(self) -> None:
-    """Ends what was started; the comparer is not used afterwards."""
+    """Releases processes and models."""
 
 
 class Scores(Comparer):
-  """Wins by a strictly higher score, as Asynchronous RLHF's gold model."""
+  """Wins by a strictly higher score, as in Asynchronous RLHF's gold model."""
 
   @abc.abstractmethod
   def score(self, contests: Sequence[Contest]) -> list[float | None]:
-    """Returns a score a contest of its request; None where there is none."""
+    """Returns the score of each contest's request; None if there is none."""
 
   def __init__(self):
-    # References come again at every evaluation.
+    # Every evaluation asks for the same references.
     self._of_reference: dict[tuple[str, int], float | None] = {}
 
   def compare(self, contests: Sequence[Contest]) -> list[Verdict]:
@@ -93,10 +92,9 @@ class Scores(Comparer):
 
 
 class OfTask(Scores):
-  """Scores by the task's own reward."""
+  """Scores by the task's own reward; closes the judge with itself."""
 
-  def __init__(self, judge: "judges.Judge"):
-    """Takes the judge of the task; closed with this."""
+  def __init__(self, judge: judges.Judge):
     super().__init__()
     self._judge = judge
 
@@ -114,33 +112,25 @@ def _verdict(score: float | None, reference: float | None) -> Verdict:
   return Verdict(float(score > reference), score, reference)
 
 
-# A judge of the user's own: a command that reads pairs and writes verdicts.
-#
-# The command is started once and gets one JSON object a line on its standard
-# input, `{"prompt": …, "first": …, "second": …}`; for each it writes one line
-# to
-# its standard output, a JSON object with `winner`: "first", "second" or "tie".
-# Which of the two is the policy's completion is decided by a coin that only the
-# prompt and the texts throw, so that a liking for one place cancels out.
-#
-# A verdict that does not come before the deadline, or is none, costs that
-# contest
-# and is counted by its cause; the command is killed with all that it started,
-# and
-# the next contest gets a new one.
-
-
 _LAUNCHER = ("-m", "tba_jax.system.sandbox")
 _END_S = 2.0
 _MAX_LINE = 1 << 20
 
 
 class _Failure(Exception):
-  """No verdict; `args` are a cause of one word and a message."""
+  """No verdict; `args` are a one-word cause and a message."""
 
 
 class CommandComparer(Comparer):
-  """Asks the command about one contest after the other."""
+  """Asks a command of the user's about one contest after the other.
+
+  The command is started once. It reads one JSON object per line, {"prompt",
+  "first", "second"}, and answers each with a line {"winner": "first" | "second"
+  | "tie"}. A hash of the texts decides which is first, so that a bias for one
+  place cancels out. A missing or invalid verdict, or one after the deadline,
+  fails that contest alone: the command is killed with all that it started, and
+  the next contest starts a new one.
+  """
 
   def __init__(
       self,
@@ -149,16 +139,16 @@ class CommandComparer(Comparer):
       deadline_s: float,
       on_event: judges.OnEvent | None = None,
   ):
-    """Takes the settings; the command is started when it is first needed.
+    """Parses the command; it is started when first needed.
 
     Args:
       command: words as a shell would split them; no shell runs it.
-      deadline_s: of one contest.
+      deadline_s: for one contest.
       on_event: receives ("judge_failed", message) at the first, second, fourth
         … failure of a cause.
 
     Raises:
-      ValueError: the command cannot be split into words, or has none.
+      ValueError: the command is empty or cannot be split into words.
     """
     try:
       self._words = shlex.split(command)
@@ -193,14 +183,14 @@ class CommandComparer(Comparer):
   def _ask(self, line: bytes) -> str:
     """Returns the winner that the command names."""
     deadline = time.monotonic() + self._deadline_s
-    # It ends with the thread that asked last, which may be one of another
-    # evaluation; and it may end when it likes.
+    # It dies with the thread that started it, which another evaluation may have
+    # been, and it may exit at any time.
     if self._process is not None and self._process.poll() is not None:
       self.close()
     if self._process is None:
       self._start()
     if _ready(self._process.stdout, select.POLLIN, 0) & select.POLLIN:
-      # It would be taken for the verdict of this contest.
+      # An unread line would be taken for the verdict of this contest.
       raise _Failure("verdict", "wrote more than it was asked")
     self._write(line, deadline)
     answer = self._read_line(deadline)
@@ -218,7 +208,7 @@ class CommandComparer(Comparer):
           [sys.executable, *_LAUNCHER, *self._words],
           stdin=subprocess.PIPE,
           stdout=subprocess.PIPE,
-          # A process group of its own, so that what it starts ends with it.
+          # Its own process group, to kill it with all that it started.
           start_new_session=True,
           env=sandbox.without_secrets(),
       )
@@ -278,7 +268,7 @@ class CommandComparer(Comparer):
 
 
 def _ready(pipe: object, what: int, wait_s: float) -> int:
-  """Returns what a pipe is ready for, as `poll` names it; 0 after the wait."""
+  """Returns the poll events of a pipe; 0 on timeout."""
   poll = select.poll()
   poll.register(pipe, what)
   return sum(events for _, events in poll.poll(wait_s * 1000))

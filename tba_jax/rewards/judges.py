@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges: completions in, rewards out, whatever the reward's code does.
 
-A completion whose reward cannot be had gets the fallback in its place, is
-counted by its cause, and costs nothing else. The causes:
+A completion that cannot be judged gets the fallback reward and is counted by
+its cause:
 
     error     the reward raised
-    nan       it is not a finite number, or none that float32 holds
+    nan       not a finite float32
     deadline  no answer in time; the worker was killed
-    crash     the worker ended by itself
+    crash     the worker exited
     start     no worker could be started
 
-and what a task names itself, such as `exit` of a verifier's command.
+or a cause of the task's own, such as `exit` of a verifier's command.
 """
 
 import abc
@@ -25,9 +25,9 @@ import numpy as np
 
 from tba_jax.tasks import base
 
-# What float32 holds, in which rewards are kept and learned from.
+# Rewards are stored as float32.
 _MAX_REWARD = float(np.finfo(np.float32).max)
-# Characters of a reason; what a page or table can show.
+# Characters of a reason that are kept.
 MAX_REASON = 500
 
 OnEvent = Callable[[str, str], None]
@@ -35,9 +35,9 @@ OnEvent = Callable[[str, str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """A completion to judge: of which prompt, and its text.
+  """A completion to judge.
 
-  stopped: whether it ended by itself, not at the limit of tokens.
+  stopped: whether it ended with a stop token, not at the token limit.
   """
 
   split: str
@@ -47,10 +47,10 @@ class Request:
 
 
 class Judge(abc.ABC):
-  """Judges completions and keeps count."""
+  """Judges completions and counts them."""
 
   def __init__(self, *, fallback: float, on_event: OnEvent | None = None):
-    """Takes what is common.
+    """Initializes the counters.
 
     Args:
       fallback: reward of a completion that could not be judged.
@@ -66,10 +66,10 @@ class Judge(abc.ABC):
 
   @abc.abstractmethod
   def _judge(self, requests: Sequence[Request]) -> list[base.Judgement]:
-    """Returns one judgement a request, failures made by `_failed`."""
+    """Returns one judgement per request; failures come from `_failed`."""
 
   def judge(self, requests: Sequence[Request]) -> list[base.Judgement]:
-    """Returns one judgement a request, in their order; never raises."""
+    """Returns one judgement per request, in order; never raises."""
     judged = self._judge(requests)
     with self._lock:
       self._completions += len(judged)
@@ -80,35 +80,34 @@ class Judge(abc.ABC):
     return judged
 
   def _explain(self, requests: Sequence[Request]) -> list[str]:
-    """Returns one reason a request, failures made by `no_reason`."""
+    """Returns one reason per request; failures come from `no_reason`."""
     return [""] * len(requests)
 
   def explain(self, requests: Sequence[Request]) -> list[str]:
-    """Returns why each completion is wrong, "" where it is right or not known.
+    """Returns why each completion is wrong, "" if correct or unknown.
 
-    For the few that are shown. Counts nothing and never raises: where the
-    task's own code fails, that is the reason.
+    For displayed samples: counts nothing, and never raises; an error in the
+    task's code becomes the reason.
     """
     return [str(reason)[:MAX_REASON] for reason in self._explain(requests)]
 
   def set_metrics(
       self, prompts: Sequence[Mapping[str, Any]]
   ) -> Mapping[str, float]:
-    """Returns metrics of completions as a set; none here.
+    """Returns metrics of all completions as a set; none by default.
 
-    Args:
-      prompts: of an evaluation: of each prompt `samples`, with `completion`,
-        and `right`, whether each of them is.
+    `prompts` are the prompts of an evaluation, each with `samples`, which have
+    a `completion`, and `right`, whether each is correct.
     """
     del prompts
     return {}
 
   def totals(self) -> dict[str, Any]:
-    """Returns counts since the start, plain enough for JSON.
+    """Returns counts since the start, as JSON types.
 
-    completions: judged, failed ones included.
+    completions: judged, failures included.
     failures: by cause.
-    sums: of each part of the reward, over those that did not fail.
+    sums: of each part of the reward, failures excluded.
     """
     with self._lock:
       return {
@@ -118,7 +117,7 @@ class Judge(abc.ABC):
       }
 
   def close(self) -> None:
-    """Ends what was started; the judge is not used afterwards."""
+    """Releases processes and models."""
 
   def _failed(
       self, request: Request, cause: str, message: str
@@ -149,12 +148,12 @@ class Judge(abc.ABC):
 
 
 def no_reason(message: str) -> str:
-  """Returns what stands in the place of a reason that could not be had."""
+  """Returns the text shown if no reason could be had."""
   return f"(no reason: {message})"
 
 
 class InProcess(Judge):
-  """Calls the task right here: for rewards that are fast and never hang."""
+  """Calls the task in this process, for fast rewards that never hang."""
 
   def __init__(
       self,
@@ -178,7 +177,7 @@ class InProcess(Judge):
       return self._task.explain(
           request.split, request.index, request.completion
       )
-    # Code of the user's, on text of a policy's.
+    # User code on a model's text may raise anything.
     except (Exception, SystemExit) as error:
       return no_reason(repr(error))
 
@@ -189,7 +188,7 @@ class InProcess(Judge):
       )
     except base.RewardError as error:
       return self._failed(request, error.cause, str(error))
-    # Code of the user's, on text of a policy's.
+    # User code on a model's text may raise anything.
     except (Exception, SystemExit) as error:
       return self._failed(request, "error", repr(error))
     return self._checked(request, judgement)

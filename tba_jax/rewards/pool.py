@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A pool of confined worker processes that judge completions.
+"""A pool of sandboxed worker processes that judge completions.
 
-Each worker has one request at a time. If no answer comes before the deadline,
-it is killed with all that it started, and the next request gets a new one.
-Messages are JSON over pipes: four bytes of length, then the text.
+Each worker serves one request at a time. After a missed deadline it is killed
+with all that it started, and the next request gets a new worker. Messages are
+JSON over pipes: four bytes of length, then the text.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,11 +34,11 @@ _HEADER = struct.Struct(">I")
 _MAX_BYTES = 64 << 20
 _END_S = 2.0
 _WORKER = ("-m", "tba_jax.rewards.worker")
-STDERR = "stderr"  # file of a worker's directory
+STDERR = "stderr"  # in a worker's directory
 
 
 class BrokenPipe(Exception):
-  """The worker is gone, or sent something that is not a message."""
+  """The worker is gone, or sent an invalid message."""
 
 
 class LateReply(Exception):
@@ -53,7 +53,7 @@ def write_frame(stream: BinaryIO, message: Any) -> None:
 
 
 def read_frame(stream: BinaryIO) -> Any:
-  """Waits for a message and returns it; None once the other side closed."""
+  """Waits for a message; returns None once the other side has closed."""
   header = stream.read(_HEADER.size)
   if len(header) < _HEADER.size:
     return None
@@ -106,7 +106,7 @@ def _wait(fd: int, what: int, deadline: float) -> None:
 
 
 class Pool(judges.Judge):
-  """Judges in worker processes, started when they are first needed."""
+  """Judges in worker processes that are started when first needed."""
 
   def __init__(
       self,
@@ -117,14 +117,14 @@ class Pool(judges.Judge):
       on_event: judges.OnEvent | None = None,
       command: Sequence[str] = _WORKER,
   ):
-    """Takes the settings; no worker is started yet.
+    """Starts the threads, one per worker.
 
     Args:
       task_fields: `config.task`; each worker builds the task from it.
       config_reward: `config.reward`.
-      index_of: from (split, index) of a request to the index that the workers'
-        task has for the prompt.
-      on_event: as `Judge` has it.
+      index_of: maps (split, index) of a request to the prompt's index in the
+        workers' task.
+      on_event: as in `Judge`.
       command: Python's arguments for a worker.
     """
     super().__init__(fallback=config_reward.fallback, on_event=on_event)
@@ -133,7 +133,7 @@ class Pool(judges.Judge):
     self._index_of = index_of
     self._command = command
     count = config_reward.num_workers
-    # A worker dies with the thread that started it: these live as the pool.
+    # A worker dies with the thread that started it, so threads last as long.
     self._threads = futures.ThreadPoolExecutor(count, "reward")
     self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
     for _ in range(count):
@@ -145,7 +145,7 @@ class Pool(judges.Judge):
     return list(self._threads.map(self._judge_one, requests))
 
   def _explain(self, requests: Sequence[judges.Request]) -> list[str]:
-    # Several that hang cost the deadline once.
+    # Several hanging explanations cost the deadline once.
     late = threading.Event()
 
     def one(request: judges.Request) -> str:
@@ -223,7 +223,7 @@ class Pool(judges.Judge):
     worker.kill()
 
   def close(self) -> None:
-    """Kills the workers and waits for their ends."""
+    """Kills the workers and waits until they have exited."""
     self._threads.shutdown(wait=False, cancel_futures=True)
     with self._workers_lock:
       workers, self._workers = self._workers, set()
@@ -232,10 +232,10 @@ class Pool(judges.Judge):
 
 
 class _Worker:
-  """One process, its directory, and the pipes to it.
+  """A worker process, its directory, and the pipes to it.
 
-  home: its directory, removed at its end.
-  uid: the user id that it took, None for that of this process.
+  home: temporary directory.
+  uid: user id of the worker, None if it is this process's.
   """
 
   def __init__(self, command: Sequence[str], passed: Sequence[str]):
@@ -244,14 +244,14 @@ class _Worker:
     )
     self.home = self._folder.name
     self.uid: int | None = None
-    # In its directory, where the size of a file is bounded.
+    # A file in its directory, where file sizes are limited.
     with open(os.path.join(self.home, STDERR), "wb") as stderr:
       self._process = subprocess.Popen(
           [sys.executable, *command],
           stdin=subprocess.PIPE,
           stdout=subprocess.PIPE,
           stderr=stderr,
-          # A process group of its own, so that what it starts ends with it.
+          # Its own process group, to kill it with all that it started.
           start_new_session=True,
           env=sandbox.environment(self.home, passed),
       )
@@ -261,7 +261,7 @@ class _Worker:
     os.set_blocking(self._from, False)
 
   def exchange(self, message: Any, timeout_s: float) -> dict[str, Any]:
-    """Returns the answer to a message."""
+    """Sends a message and returns the answer."""
     deadline = time.monotonic() + timeout_s
     _send(self._to, message, deadline)
     answer = _receive(self._from, deadline)
@@ -270,14 +270,14 @@ class _Worker:
     return answer
 
   def status(self) -> int | None:
-    """Returns the exit status, None if the process does not end."""
+    """Returns the exit status, None if the process does not exit."""
     try:
       return self._process.wait(_END_S)
     except subprocess.TimeoutExpired:
       return None
 
   def last_words(self) -> str:
-    """Returns the end of what it wrote to its standard error."""
+    """Returns the end of its standard error."""
     try:
       with pathlib.Path(self.home, STDERR).open("rb") as f:
         f.seek(max(0, f.seek(0, os.SEEK_END) - 200))
@@ -286,11 +286,11 @@ class _Worker:
       return ""
 
   def kill(self) -> None:
-    """Kills it with what it started, and removes its directory."""
+    """Kills the worker with all that it started; removes its directory."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
       os.killpg(self._process.pid, signal.SIGKILL)
     if self.uid is not None:
-      # Also what left the group: everything of its user.
+      # Also what left the process group: all processes of its user.
       with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
             ["kill", "-9", "-1"],
@@ -313,7 +313,7 @@ def make_judge(
     task: base.Task,
     on_event: judges.OnEvent | None = None,
 ) -> judges.Judge:
-  """Returns the judge by the task's own reward, here or in a pool."""
+  """Returns the judge by the task's own reward, in process or in a pool."""
   if config.reward.where == "pool":
     return Pool(
         config.task.to_dict(),

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of completions by a frozen reward model, in fixed shapes."""
+"""Rewards by a frozen reward model, and rewards of groups in the trainer."""
 
 from collections.abc import Iterator, Sequence
 import dataclasses
@@ -18,8 +18,8 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import judges
 from tba_jax.tasks import base
 
-# A text is padded to the shortest of the full length, its half and its quarter
-# that it fits into.
+# A text is padded to the full length, its half or its quarter, the shortest
+# that fits.
 _NUM_LENGTHS = 3
 
 
@@ -29,7 +29,7 @@ class Text:
 
   prompt: text, as the policy sees it.
   completion: text, without its stop token.
-  stopped: whether it ended with one: the model then sees its own.
+  stopped: whether it ended with one; the reward model then sees its own.
   """
 
   prompt: str
@@ -38,7 +38,7 @@ class Text:
 
 
 class RewardScorer:
-  """The scalar head's number at the last token of prompt and completion."""
+  """Scores texts by the scalar head at the last token."""
 
   def __init__(
       self,
@@ -50,14 +50,14 @@ class RewardScorer:
       max_completion_tokens: int,
       batch_size: int,
   ):
-    """Takes the model; it is compiled when it is first used.
+    """Stores the model; it is compiled when first used.
 
     Args:
-      model: with one label, or the one that it was made for.
+      model: one label.
       params: of the model.
-      tokenizer: of the model, which may be another one than the policy's.
-      max_prompt_tokens: a prompt keeps its last so many tokens.
-      max_completion_tokens: a completion keeps its first so many.
+      tokenizer: of the model; may differ from the policy's.
+      max_prompt_tokens: prompts keep this many tokens from their end.
+      max_completion_tokens: completions keep this many from their start.
       batch_size: texts scored at a time.
     """
     self._params = params
@@ -69,10 +69,10 @@ class RewardScorer:
     self._lengths = sorted({-(-full // 2**i) for i in range(_NUM_LENGTHS)})
 
   def score(self, texts: Sequence[Text]) -> np.ndarray:
-    """Returns the scores [N] float32, as they come: no norm, no offset.
+    """Returns raw scores, [N] float32: no normalization, no offset.
 
-    A text's score is of a shape that its own length decides, whatever else is
-    scored with it.
+    A text's own length decides the shape in which it is scored, whatever else
+    is in the batch.
     """
     rows = [self._encode(text) for text in texts]
     scores_N = np.zeros(len(rows), np.float32)
@@ -88,7 +88,7 @@ class RewardScorer:
     shape = self._batch_size, length
     tokens_BxL = np.full(shape, self._tokenizer.pad_id, np.int32)
     mask_BxL = np.zeros(shape, np.float32)
-    mask_BxL[:, 0] = 1  # Of rows that nothing fills.
+    mask_BxL[:, 0] = 1  # For rows without a text.
     for b, row in enumerate(rows):
       tokens_BxL[b, : len(row)] = row
       mask_BxL[b, : len(row)] = 1
@@ -101,7 +101,7 @@ class RewardScorer:
     completion = self._tokenizer.encode(text.completion)
     if text.stopped:
       completion.append(self._tokenizer.eos_id)
-    # Of two empty texts there is no last token.
+    # Two empty texts have no last token.
     return prompt + completion[:max_completion] or [self._tokenizer.eos_id]
 
 
@@ -113,12 +113,12 @@ def load_scorer(
   Args:
     config: reads `reward.batch_size`, `sampling`, `tokenizer.bos` and
       `model.compute_dtype`.
-    key: the setting that names the folder, for messages.
-    folder: params keep its dtype.
+    key: setting that names the folder, for messages.
+    folder: the params keep its dtype.
 
   Raises:
-    ValueError: there is no such folder, it cannot be read, or its head does not
-      give one number.
+    ValueError: the folder is missing or cannot be read, or its head does not
+      return one number.
   """
   path = pathlib.Path(folder).expanduser()
   if not (path / "config.json").is_file():
@@ -144,16 +144,12 @@ def load_scorer(
   )
 
 
-# Rewards of groups where the trainer gives them, as they leave the queue.
-#
-# With `reward.role="trainer"` searchers send completions unscored, and the
-# journal holds them so: what is read from it after a restart is scored again,
-# by
-# the same frozen judge.
-
-
 class GroupScorer:
-  """Puts a judge's rewards into groups."""
+  """Rewards groups in the trainer as they leave the queue.
+
+  With `reward.role="trainer"`, searchers and the journal keep completions
+  unscored; after a restart the same frozen judge scores them again.
+  """
 
   def __init__(
       self,
@@ -161,24 +157,17 @@ class GroupScorer:
       tokenizer: tokenizer_lib.Tokenizer,
       config_loss: ml_collections.ConfigDict,
   ):
-    """Takes the parts.
-
-    Args:
-      judge: of completions; None where they come with their rewards.
-      tokenizer: of the policy.
-      config_loss: reads `missing_stop` and `missing_stop_reward`.
-    """
+    """Stores the judge; None if searchers have judged the completions."""
     self._judge = judge
     self._tokenizer = tokenizer
     self._missing_stop = config_loss.missing_stop
     self._missing_stop_reward = np.float32(config_loss.missing_stop_reward)
 
   def score(self, groups: Sequence[types.Group]) -> list[types.Group]:
-    """Returns the groups with the rewards that the trainer learns from.
+    """Returns the groups with the rewards to learn from.
 
-    They are judged together, where searchers did not, and those of completions
-    that were cut off changed as `loss.missing_stop` says: "replace" as
-    Noukhovitch et al. 2024 (arXiv:2410.18252).
+    Rewards of completions that were cut off follow `loss.missing_stop`;
+    "replace" as in Noukhovitch et al. 2024 (arXiv:2410.18252).
     """
     if self._judge is not None:
       judged = iter(
@@ -191,7 +180,7 @@ class GroupScorer:
     return [self._with_stop_rule(group) for group in groups]
 
   def close(self) -> None:
-    """Ends what the judge has started."""
+    """Closes the judge."""
     if self._judge is not None:
       self._judge.close()
 
@@ -228,10 +217,10 @@ class GroupScorer:
 
 
 class Unscored(judges.Judge):
-  """Gives every completion a reward of 0: another process judges."""
+  """Gives every completion reward 0, since the trainer judges."""
 
   def __init__(self):
-    """Takes nothing."""
+    """Has no fallback: nothing fails."""
     super().__init__(fallback=0.0)
 
   def _judge(self, requests: Sequence[judges.Request]) -> list[base.Judgement]:

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker of the pool: `python -m tba_jax.rewards.worker`.
 
-Builds the task that its first message describes, confines itself, then answers
-each request with a judgement or a reason. It may hang, crash or be killed at
-any moment. No JAX here; a reward that imports it gets the CPU.
+Builds the task of its first message, sandboxes itself, then answers each
+request with a judgement or a reason. It may hang, crash or be killed at any
+time. A reward that imports JAX gets the CPU.
 """
 
 import os
@@ -24,7 +24,7 @@ def main() -> int:
   processes.die_with_parent()
   requests = os.fdopen(os.dup(0), "rb")
   replies = os.fdopen(os.dup(1), "wb")
-  # A reward reads nothing, and what it prints is not an answer.
+  # Keep user code off the pipes: it reads nothing, and its prints go to stderr.
   os.dup2(2, 1)
   with open(os.devnull, "rb") as nothing:
     os.dup2(nothing.fileno(), 0)
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def _files_of(fields: dict[str, Any]) -> list[str]:
-  """Returns the files that a command in the task's settings names."""
+  """Returns the files named in the task's verifier command."""
   try:
     words = shlex.split(str(fields.get("verifier", "")))
   except ValueError:

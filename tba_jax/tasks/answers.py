@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-r"""Reads the final number, or the box, of a completion.
+r"""Parses the final number, or the \boxed answer, of a completion.
 
-A policy writes completions to be rewarded, so every function here takes any
-string, never raises, and takes time linear in its length.
+Completions are untrusted: every function here takes any string, never raises,
+and runs in time linear in its length.
 """
 
 import fractions
@@ -13,7 +13,7 @@ import re
 _MAX_DIGITS = 9
 _INTEGER = re.compile(r"0|[1-9][0-9]*")
 
-# A sign that is not an operation, digits with or without decimals (also ".5"),
+# A sign that is not an operator, digits with or without decimals (also ".5"),
 # and a short exponent.
 _UNSIGNED = (
     r"(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?"
@@ -28,19 +28,19 @@ _BRACE = re.compile(r"\\.|[{}]", re.S)
 
 
 def parse_integer(text: str) -> int | None:
-  r"""Returns the number that `text` is the canonical decimal of, else None.
+  r"""Returns the integer that `text` spells canonically, else None.
 
   Canonical: at most 9 ASCII digits without a sign, space or leading zero.
   "07", "+7", " 7", "7\n" and "٧" give None.
   """
-  # The length first: int() of a long string takes quadratic time.
+  # Length first: int() of a long string takes quadratic time.
   if not isinstance(text, str) or len(text) > _MAX_DIGITS:
     return None
   return int(text) if _INTEGER.fullmatch(text) else None
 
 
 def number_difference(found: float | None, right: float | None) -> str:
-  """Returns how a number differs from the right one, "" if it does not."""
+  """Returns how a number differs from the correct one, "" if it does not."""
   if found is None:
     return "no number found"
   if found == right:
@@ -49,16 +49,16 @@ def number_difference(found: float | None, right: float | None) -> str:
 
 
 def without_calculator(text: str) -> str:
-  """Returns a solution without its calculator marks `<<48/2=24>>`."""
+  """Removes calculator annotations such as `<<48/2=24>>` from a solution."""
   return _CALCULATOR.sub("", text)
 
 
 def last_number(text: str) -> float | None:
   """Returns the last number of a text, None if there is none.
 
-  The rule of TBA's GSM8K runs. Commas between groups of three digits are part
-  of a number, a sign after a digit, letter or bracket is not: "10-3" ends with
-  3, "1,080." with 1080. A number too long or too large for a float is none.
+  As in TBA's GSM8K runs. Commas between groups of three digits belong to the
+  number; a sign after a digit, letter or bracket does not: "10-3" ends with 3,
+  "1,080." with 1080. None if it is too long or too large for a float.
   """
   if not isinstance(text, str):
     return None
@@ -72,10 +72,10 @@ def last_number(text: str) -> float | None:
 
 
 def number_after_hashes(text: str) -> float | None:
-  """Returns the number after the last `####`, which has to follow at once.
+  """Returns the number right after the last `####`.
 
-  The rest of that line may hold nothing else but spaces, a dollar or percent
-  sign, and a full stop.
+  The rest of the line may hold only spaces, a dollar or percent sign, and a
+  full stop.
   """
   if not isinstance(text, str) or _HASHES not in text:
     return None
@@ -86,10 +86,10 @@ def number_after_hashes(text: str) -> float | None:
 
 
 def last_boxed(text: str) -> str | None:
-  r"""Returns what the last \boxed or \fbox of a text holds.
+  r"""Returns the contents of the last \boxed or \fbox.
 
-  Without braces that is what follows, up to a dollar sign or the line's end.
-  None if there is no box, it is empty, or it is never closed.
+  Without braces, they end at a dollar sign or the line end. None if there
+  is no box, or it is empty or never closed.
   """
   box = None
   for box in _BOX.finditer(text):
@@ -108,7 +108,7 @@ def last_boxed(text: str) -> str | None:
   return None
 
 
-# `final_answer`: other spellings of a minus sign, a space, a separator.
+# `final_answer`: variant spellings of minus signs, spaces and separators.
 _SPELLINGS = (
     (re.compile(r"[−–‒－﹣]"), "-"),
     (re.compile(r"[\u00a0\u2007\u2009\u202f]|\\[ ,;:!]"), " "),
@@ -122,7 +122,7 @@ _SPELLINGS = (
         r"\1/\2",
     ),
 )
-# Where a model has begun another text.
+# Where the model runs on into another text.
 _RUN_ON = re.compile(
     r"</s>|<\|?(?:eos|im_end|eot_id|endoftext|end_of_text)\|?>"
     r"|(?<=\S)\s*?\n\s*?(?:Question|Problem|Q|Human|User)\s?:"
@@ -132,7 +132,7 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
 _GROUPS = re.compile(r"(?<![0-9.,/])[0-9]{1,3}(?: [0-9]{3}(?![0-9/.]))++")
 _DIGITS = r"(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)"
 _SIGN = r"(?:(?<![0-9A-Za-z.)])[-+])?(?:\$\s?)?(?:(?<=\$)[-+])?"
-# An amount in brackets is negative where it is all there is.
+# Accounting notation: an amount alone in brackets is negative.
 _IN_BRACKETS = re.compile(rf"[\s*$]*\(\s*-?\$\s*{_DIGITS}\s*\)[\s*$.]*")
 _VALUE = re.compile(
     rf"(?P<sign>{_SIGN})"
@@ -143,13 +143,13 @@ _VALUE = re.compile(
 
 
 def final_answer(text: str) -> float | None:
-  r"""Returns the number that a person reads as the answer, None if none.
+  r"""Returns the number that a person would read as the answer, else None.
 
-  The number after the first `####`; without one that in the last \boxed{};
-  else that after the last "answer is" or "answer:"; else the last number. Text
-  after an end token or a new "Question:" is ignored. Reads units, signs
-  (-$5, ($5), −5), fractions (3/4, \frac{6}{2}, 2 1/2) and separators (11,050,
-  11{,}050, 1 234). Of a sum, "5 + 3 = 8", it is what follows the last "=".
+  In order: the number after the first `####`; in the last \boxed{}; after the
+  last "answer is" or "answer:"; the last number. Text after an end token or a
+  new "Question:" is ignored. Understands units, signs (-$5, ($5), −5),
+  fractions (3/4, \frac{6}{2}, 2 1/2) and separators (11,050, 11{,}050, 1 234).
+  An equation, "5 + 3 = 8", counts from its last "=".
   """
   if not isinstance(text, str):
     return None
@@ -178,7 +178,7 @@ def final_answer(text: str) -> float | None:
 
 
 def _stated(text: str) -> float | None:
-  """Returns the number of a text that holds the answer alone."""
+  """Returns the number in a text that holds only the answer."""
   values = _values(text.rpartition("=")[2])
   if not values:
     return None
@@ -186,7 +186,7 @@ def _stated(text: str) -> float | None:
 
 
 def _values(text: str) -> list[float | None]:
-  """Returns the numbers of a text; None for one that no float holds."""
+  """Returns the numbers in a text; None for one that does not fit a float."""
   text = _GROUPS.sub(lambda m: m[0].replace(" ", ""), _THOUSANDS.sub("", text))
   return [_value(match) for match in _VALUE.finditer(text)]
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arithmetic: sums such as `12+7=`, completed by `19`.
 
-Learned in seconds, for tests and a first look. A token is a digit or a sign, so
-that learning generalizes to unseen sums. A sum has one right completion; for
-diversity see `countdown`.
+Learned in seconds, for tests and first runs. Digits and signs are tokens, so
+that learning generalizes to unseen sums. Each sum has one correct completion;
+`countdown` has several.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +27,13 @@ OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
 class Arithmetic(base.Task):
   """Sums, differences and products of two numbers.
 
-  Both numbers are from 0 to `max_number`; only results from 0 to 99 are kept. A
-  sum is in one split together with that of the swapped numbers.
+  Operands range from 0 to `max_number`, results from 0 to 99. A sum and its
+  swapped form are in the same split.
 
-  operations: which of "+", "-" and "*", as one string.
+  operations: one or more of "+", "-" and "*", as one string.
   max_number: the largest operand.
-  held_out_fraction: share of the sums that training never sees.
-  split_seed: of the split and of the order of prompts.
+  held_out_fraction: share of the sums held out from training.
+  split_seed: seed of the split and of the order of prompts.
   """
 
   name: ClassVar[str] = "arithmetic"
@@ -114,7 +114,7 @@ class Arithmetic(base.Task):
   def reference_completion(
       self, split: str, index: int, rng: np.random.Generator
   ) -> str:
-    """Returns the result; nothing is drawn."""
+    """Returns the result; `rng` is not used."""
     return str(self._result(split, index))
 
   def _result(self, split: str, index: int) -> int:

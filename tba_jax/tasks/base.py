@@ -11,12 +11,12 @@ import numpy as np
 
 TRAIN = "train"
 HELD_OUT = "held_out"
-VALIDATION = "validation"  # to choose a checkpoint by; not every task has it
+VALIDATION = "validation"  # selects checkpoints; not every task has it
 SPLITS = (TRAIN, HELD_OUT)
 
 
 class RewardError(Exception):
-  """A completion has no reward; failures are counted by `cause`, one word."""
+  """No reward for a completion; failures are counted by `cause`, one word."""
 
   def __init__(self, cause: str, message: str):
     super().__init__(message)
@@ -28,9 +28,9 @@ class Judgement:
   """Reward of a completion.
 
   reward: task units.
-  key: identity of a right solution, None for a wrong completion.
+  key: identity of a correct solution, None for a wrong completion.
   parts: unweighted terms of the reward, by name.
-  failure: "" or the cause of a missing reward; `reward` is then the fallback.
+  failure: cause of a missing reward, else ""; `reward` is then the fallback.
   """
 
   reward: float
@@ -40,17 +40,16 @@ class Judgement:
 
 
 class Task(abc.ABC):
-  """Prompts plus reward.
+  """Prompts and rewards.
 
-  A pure function of its fields: every process that builds it with the same
-  fields sees the same prompts under the same indices. Threads may share it.
-  Completions are text without the stop token.
+  A pure function of its fields: every process sees the same prompts under the
+  same indices. Thread-safe. Completions are text without the stop token.
 
   name: key of the task in `tasks/build.py`.
-  FIELDS: settings with their defaults; each is a keyword of the constructor
-    and a key `config.task.<field>`.
-  reads_data: whether it reads files and has a `report` of them.
-  report: `rows.DataReport`, None for a task that code generates.
+  FIELDS: settings and their defaults: keywords of the constructor, and keys
+    `config.task.<field>`.
+  reads_data: whether the task reads files and has a `report`.
+  report: `rows.DataReport`, None for generated data.
   """
 
   name: ClassVar[str]
@@ -64,39 +63,39 @@ class Task(abc.ABC):
 
   @abc.abstractmethod
   def num_prompts(self, split: str) -> int:
-    """Returns how many prompts a split has."""
+    """Returns the number of prompts in a split."""
 
   def source_index(self, split: str, index: int) -> int:
-    """Returns a prompt's index before `drop_long` removed any."""
+    """Returns a prompt's index before `drop_long`."""
     del split
     return index
 
   @abc.abstractmethod
   def prompt(self, split: str, index: int) -> str:
-    """Returns the text of a prompt, 0 <= index < num_prompts(split)."""
+    """Returns the text of prompt `index`."""
 
   @abc.abstractmethod
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
-    """Returns the identity of a right solution, None for a wrong completion.
+    """Returns the identity of a correct solution, None if wrong.
 
-    Two spellings of one solution have one key. Must not raise and must take
-    bounded time, whatever the completion is.
+    Spellings of one solution share a key. Must not raise, and must take bounded
+    time on any completion.
     """
 
   @abc.abstractmethod
   def reference_completion(
       self, split: str, index: int, rng: np.random.Generator
   ) -> str:
-    """Returns a right completion drawn with `rng`, without the stop token."""
+    """Returns a correct completion drawn with `rng`, without the stop token."""
 
   @abc.abstractmethod
   def tokenizer_words(self) -> Sequence[str]:
-    """Returns every word of prompts and completions; a word is one token."""
+    """Returns the words of all prompts and completions, one token each."""
 
   @property
   @abc.abstractmethod
   def tokenizer_pattern(self) -> str:
-    """Regular expression whose matches split a text into words."""
+    """Regular expression whose matches are the words of a text."""
 
   @property
   @abc.abstractmethod
@@ -106,15 +105,15 @@ class Task(abc.ABC):
   @property
   @abc.abstractmethod
   def max_completion_tokens(self) -> int:
-    """Tokens of the longest right completion, with the stop token."""
+    """Tokens of the longest correct completion, with the stop token."""
 
   @property
   def has_reward(self) -> bool:
-    """Whether the task can judge; otherwise a reward model has to."""
+    """Whether the task has a reward of its own; if not, a model is needed."""
     return True
 
   def pairs(self, split: str) -> Sequence[tuple[str, str, str]]:
-    """Returns (prompt, chosen, rejected) texts to train a reward model on."""
+    """Returns (prompt, chosen, rejected) texts to train a reward model."""
     raise ValueError(
         f"config.reward_model.{split}='task': the task {self.name!r} makes no"
         " pairs; name a source of them"
@@ -128,14 +127,14 @@ class Task(abc.ABC):
     )
 
   def reward(self, split: str, index: int, completion: str) -> float:
-    """Returns 1 for a right completion, else 0; never raises."""
+    """Returns 1 for a correct completion, else 0; never raises."""
     return float(self.solution_key(split, index, completion) is not None)
 
   def judge(self, split: str, index: int, completion: str) -> Judgement:
     """Returns reward and key together.
 
-    May raise or hang if it runs user code: a worker pool then counts one
-    failure for this completion.
+    May raise or hang if it runs user code; a worker pool counts that as one
+    failure of this completion.
     """
     return Judgement(
         self.reward(split, index, completion),
@@ -149,39 +148,39 @@ class Task(abc.ABC):
 
     Args:
       tokenizer: has `encode_prompt` and `encode`.
-      max_prompt_tokens: longest prompt.
+      max_prompt_tokens: longest prompt allowed.
       max_answer_tokens: longest reference completion of a training prompt,
         without the stop token; 0 = no limit.
 
     Raises:
-      ValueError: a split would be left empty.
+      ValueError: a split becomes empty.
     """
 
   def explain(self, split: str, index: int, completion: str) -> str:
-    """Returns briefly why a completion is wrong, "" if right or unknown.
+    """Returns briefly why a completion is wrong, "" if correct or unknown.
 
-    Called only for samples that are shown; takes bounded time.
+    Called for displayed samples only; takes bounded time.
     """
     del split, index, completion
     return ""
 
 
 def reference_text(task: Task, split: str, index: int) -> str:
-  """Returns the reference that win-rates compare a completion with."""
+  """Returns the reference completion that win-rates compare with."""
   return task.reference_completion(split, index, np.random.default_rng(0))
 
 
 def split_while_training(task: Task) -> str:
-  """Returns the split to evaluate on while training.
+  """Returns the split to evaluate on during training.
 
-  The validation split where there is one, so that no checkpoint is chosen by
-  the test split.
+  The validation split if there is one, so that the test split never selects a
+  checkpoint.
   """
   return VALIDATION if VALIDATION in task.splits else HELD_OUT
 
 
 def check_split(split: str) -> None:
-  """Raises ValueError unless `split` is the name of a split."""
+  """Raises ValueError for an unknown split."""
   allowed = (*SPLITS, VALIDATION)
   if split not in allowed:
     raise ValueError(f"split {split!r}: allowed {list(allowed)}")

@@ -1,10 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Task name to task.
+"""Builds a task from its name: a key of `TASKS`, or `MODULE:CLASS`.
 
-A name is a key of `TASKS`, or `MODULE:CLASS` of an importable class. Every
-process of the run builds the task, so the module has to be on the path of each
-(PYTHONPATH, or the folder that `train` is started from).
+Every process of a run builds the task, so a user's module has to be importable
+in each (PYTHONPATH, or the folder that `train` starts in).
 """
 
 from collections.abc import Mapping
@@ -53,7 +52,7 @@ def find(name: Any) -> type[base.Task]:
     )
   try:
     found = getattr(importlib.import_module(module), attribute)
-  except Exception as error:  # Anything, it is user code.
+  except Exception as error:  # User code may raise anything.
     raise ValueError(
         f"config.task.name={name!r}: allowed a class that can be imported;"
         f" {type(error).__name__}: {error}"
@@ -75,14 +74,9 @@ def fields(name: Any) -> dict[str, Any] | None:
 
 
 def make_task(config_task: ml_collections.ConfigDict) -> base.Task:
-  """Returns the task of `config.task`.
+  """Returns the task of `config.task`: a name, and fields over its defaults.
 
-  Args:
-    config_task: `name`, and any of the fields in the class's `FIELDS`; the
-      others get their defaults.
-
-  Raises:
-    ValueError: name or field is unknown, or a value is not allowed.
+  Raises ValueError for an unknown name or field, or a value not allowed.
   """
   given = dict(config_task)
   name = given.pop("name", None)
@@ -97,7 +91,7 @@ def make_task(config_task: ml_collections.ConfigDict) -> base.Task:
 
 
 class _Words:
-  """What `drop_long` needs of the tokenizer that a task describes."""
+  """Tokenizer of a task's own words, as far as `drop_long` needs one."""
 
   def __init__(self, task: base.Task):
     self.encode = self.encode_prompt = re.compile(
@@ -106,13 +100,9 @@ class _Words:
 
 
 def print_data(config: ml_collections.ConfigDict) -> None:
-  """Prints what a task reads of its data, what it leaves out, and warnings.
+  """Prints rows used and left out of a task's data, and warnings.
 
-  Args:
-    config: reads `task`, `tokenizer`, `init`, `sft.init` and `sampling`.
-
-  Raises:
-    ValueError: the data or the tokenizer cannot be read.
+  Raises ValueError if the data or the tokenizer cannot be read.
   """
   if not find(config.task.name).reads_data:
     return

@@ -4,8 +4,8 @@
 
 The data are conversations whose last message is a person's answer, such as
 HuggingFaceH4/no_robots, on which Noukhovitch et al. 2024 (arXiv:2410.18252)
-train a chatbot. A prompt is the conversation before that message, laid out as
-text by a chat template, up to where the assistant begins.
+train a chatbot. A prompt is the conversation before that message, formatted by
+a chat template up to the assistant's turn.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,19 +22,19 @@ Messages = Sequence[Mapping[str, str]]
 
 
 class Chat(made_up.GoldReward):
-  """Conversations with a person's last answer.
+  """Conversations and a person's answer to each.
 
-  data: a folder with train.jsonl and test.jsonl, or one of Hugging Face
-    `datasets` with these splits; a row has `messages`, each with `role` and
-    `content`, the last one the assistant's. "made_up": requests to sum up
-    small posts that code writes, with a scripted gold reward.
-  template: a folder with a tokenizer, whose chat template lays messages out, or
-    "tulu", for tokenizers without one.
-  made_up_prompts: how many of those requests, over both splits.
-  made_up_pairs: pairs of answers made of them, for a reward model to learn
-    from; a fifth as many to measure it.
-  validation_prompts: training prompts set apart to choose a checkpoint by.
-  split_seed: of that choice, and of what is made up.
+  data: a folder with train.jsonl and test.jsonl, or of Hugging Face `datasets`
+    with these splits; rows have `messages`, each with `role` and `content`, the
+    last one the assistant's. "made_up": generated requests to summarize small
+    posts, with a scripted gold reward.
+  template: a folder with a tokenizer, whose chat template is used, or "tulu",
+    for tokenizers without one.
+  made_up_prompts: number of generated requests, over both splits.
+  made_up_pairs: generated pairs of answers to train a reward model on; a fifth
+    as many to test it.
+  validation_prompts: training prompts held out to select checkpoints.
+  split_seed: seed of that choice and of generated data.
   """
 
   name: ClassVar[str] = "chat"
@@ -82,7 +82,7 @@ class Chat(made_up.GoldReward):
       return "no_prompt"
     try:
       return self._lay_out(before), last["content"].strip()
-    except ValueError:  # The template refuses it.
+    except ValueError:  # Refused by the template.
       return "no_prompt"
 
   def pairs(self, split: str) -> Sequence[tuple[str, str, str]]:
@@ -90,7 +90,7 @@ class Chat(made_up.GoldReward):
 
 
 def tulu(messages: Messages) -> str:
-  """Returns messages as open-instruct's template lays them out.
+  """Formats messages as open-instruct's template does.
 
   <|user|>⏎ … ⏎<|assistant|>⏎
   """

@@ -1,18 +1,18 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Countdown: reach a target with given numbers, in several ways.
+"""Countdown: reach a target from given numbers, in several ways.
 
-The prompt `7,3,12,4>17` asks for 17 from 7, 3, 12 and 4; a right completion is
-a chain of steps that uses every number exactly once, for instance
-`4*3=12,12+12=24,24-7=17`. Each step takes two of the values that are left and
-puts its result in their place. Operands stand larger first, results lie in
-1 … 99, and the last result is the target. A solution's identity is its sorted
-steps, so the order of independent steps does not count.
+The prompt `7,3,12,4>17` asks for 17 from 7, 3, 12 and 4; a correct completion
+is a chain of steps that uses every number exactly once, for instance
+`4*3=12,12+12=24,24-7=17`. A step replaces two of the remaining values by its
+result. The larger operand comes first, results are in 1 … 99, and the last one
+is the target. Sorted steps identify a solution: the order of independent steps
+does not count.
 
-All pairs of a multiset of numbers and a target are enumerated when the task is
-made; only those with at least `min_solutions` distinct solutions are kept, so
-that diversity can be measured. Every distinct order of a pair's numbers is a
-prompt of its own; a multiset is in one split with all its targets and orders.
+All pairs of a multiset of numbers and a target are enumerated; those with at
+least `min_solutions` distinct solutions are kept, so that diversity can be
+measured. Every distinct order of the numbers is a prompt; a multiset is in one
+split with all its targets and orders.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from tba_jax.tasks import arithmetic
 from tba_jax.tasks import base
 
 MAX_VALUE = 99  # the largest number that has a token
-# Keeps the enumeration under a few seconds and a few hundred MB.
+# Keeps the enumeration within a few seconds and a few hundred MB.
 _MAX_CHAINS = 1_000_000
 # Bits of a step's code: two for the operation, seven for each operand.
 _STEP_BITS = 16
@@ -40,12 +40,12 @@ _STEP = re.compile(r"([0-9]+)([+*-])([0-9]+)=([0-9]+)")
 class Countdown(base.Task):
   """Reach a target from given numbers with `+`, `-` and `*`.
 
-  numbers: how many numbers a prompt gives, 2 to 4.
-  max_number: the numbers are from 1 to this.
-  max_target: the targets are from 1 to this.
-  min_solutions: distinct solutions that a pair must have to be kept.
-  held_out_fraction: share of the multisets that training never sees.
-  split_seed: of the split, the order of prompts and the order of numbers.
+  numbers: count of numbers in a prompt, 2 to 4.
+  max_number: largest number.
+  max_target: largest target.
+  min_solutions: least number of distinct solutions of a prompt.
+  held_out_fraction: share of the multisets held out from training.
+  split_seed: seed of the split, of the order of prompts and of numbers.
   """
 
   name: ClassVar[str] = "countdown"
@@ -98,21 +98,21 @@ class Countdown(base.Task):
   def _enumerate(
       self, multisets_MxN: np.ndarray, max_target: int, min_solutions: int
   ) -> None:
-    """Lays out chains by solution, solutions by pair, and keeps rich pairs."""
+    """Groups chains by solution and solutions by pair; selects the pairs."""
     row, steps, target = _chains(multisets_MxN)
     keep = target <= max_target
     row, steps, target = row[keep], steps[keep], target[keep]
-    # Equal numbers reach one chain by several ways.
+    # With equal numbers, different choices give the same chain.
     first = np.unique(_pack(row, steps, _STEP_BITS), return_index=True)[1]
     row, steps, target = row[first], steps[first], target[first]
-    # The target follows from the multiset and the steps, so it is not part of
-    # a solution's key: every value but the target is consumed.
+    # Multiset and steps determine the target (the one value that is not
+    # consumed), so a solution's key leaves it out.
     solution = _pack(row, np.sort(steps, axis=1), _STEP_BITS)
     pair = row * (MAX_VALUE + 1) + target
     order = np.argsort(solution, kind="stable")
     order = order[np.argsort(pair[order], kind="stable")]
-    # Row of the first chain of each solution, and of the first solution of
-    # each pair, with the end as a last entry.
+    # Offsets: the first chain of each solution and the first solution of each
+    # pair, followed by the end.
     self._steps = steps[order]
     self._chain_start = _starts(solution[order])
     pair_of_solution = pair[order][self._chain_start[:-1]]
@@ -130,15 +130,15 @@ class Countdown(base.Task):
   def _split(
       self, multisets_MxN: np.ndarray, held_out_fraction: float, seed: int
   ) -> None:
-    """Deals the pairs to the splits, shuffled, with their numbers shuffled."""
+    """Assigns the pairs to splits and shuffles prompts and their numbers."""
     rng = np.random.default_rng(seed)
     num_held_out = round(held_out_fraction * len(multisets_MxN))
     held_out = np.zeros(len(multisets_MxN), bool)
     held_out[rng.permutation(len(multisets_MxN))[:num_held_out]] = True
     numbers, pairs = _orders(multisets_MxN[self._pair_row], self._rich_pairs)
-    # In rounds: every pair once, in one of its orders, then those with a second
-    # order once more, and so on. So the first prompts of a split are as
-    # different as can be, and a mean over them weighs all pairs alike.
+    # In rounds: every pair in one order of its numbers, then every pair with a
+    # second order, and so on. So a split's first prompts are as diverse as
+    # possible, and a mean over them weighs all pairs alike.
     by_pair = np.lexsort((rng.random(len(pairs)), pairs))
     starts = _starts(pairs[by_pair])
     turn = np.empty_like(by_pair)
@@ -169,7 +169,7 @@ class Countdown(base.Task):
     return len(self._pairs[split])
 
   def num_solutions(self, split: str, index: int) -> int:
-    """Returns how many distinct solutions a prompt has."""
+    """Returns the number of distinct solutions of a prompt."""
     base.check_split(split)
     pair = self._pairs[split][index]
     return int(self._solution_start[pair + 1] - self._solution_start[pair])
@@ -212,26 +212,25 @@ class Countdown(base.Task):
 
   @property
   def max_completion_tokens(self) -> int:
-    # Five tokens a step, and a comma or the stop token.
+    # Five tokens per step, and a comma or the stop token.
     return 6 * (self._num_numbers - 1)
 
 
 def solution_key(
     numbers: Sequence[int], target: int, completion: str
 ) -> str | None:
-  """Returns the sorted steps of a right completion, None for any other."""
+  """Returns the sorted steps of a correct completion, else None."""
   if explain(numbers, target, completion):
     return None
   return ",".join(sorted(completion.split(",")))
 
 
 def explain(numbers: Sequence[int], target: int, completion: str) -> str:
-  """Returns the first thing that is wrong, "" if the completion is right.
+  """Returns the first error of a completion, "" if it is correct.
 
-  Right means: one step fewer than numbers, with a comma between two; each step
-  canonical and true, operands larger first and both among the values that are
-  left, result from 1 to 99; and the last result is the target. A step takes two
-  values away and adds one, so every number is used exactly once.
+  Correct means: one step fewer than numbers, separated by commas; each step
+  canonical and true, with the larger operand first, both operands among the
+  remaining values and a result from 1 to 99; and the last result is the target.
   """
   if not isinstance(completion, str) or not completion:
     return "is empty"
@@ -252,7 +251,7 @@ def explain(numbers: Sequence[int], target: int, completion: str) -> str:
 
 
 def _apply_step(text: str, left: list[int], numbers: Sequence[int]) -> str:
-  """Replaces operands by the result in `left`, or returns what is wrong."""
+  """Replaces the operands in `left` by the result, or returns the error."""
   match = _STEP.fullmatch(text)
   values = [answers.parse_integer(match[i]) for i in (1, 3, 4)] if match else []
   if not match or None in values:
@@ -323,9 +322,9 @@ def _orders(
 
 
 def _pack(row: np.ndarray, columns: np.ndarray, bits: int) -> np.ndarray:
-  """Returns one int64 per row, equal where row and columns are equal.
+  """Returns one int64 per row, equal if row and columns are equal.
 
-  The columns hold numbers of `bits` bits; the sum must stay under 64 bits.
+  Columns hold numbers of `bits` bits; all bits together must fit in 63.
   """
   key = row.astype(np.int64)
   for column in columns.T:
@@ -334,7 +333,7 @@ def _pack(row: np.ndarray, columns: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _starts(sorted_keys: np.ndarray) -> np.ndarray:
-  """Returns where each run of equal keys begins, and the end of the last."""
+  """Returns the start of each run of equal keys, followed by the end."""
   changes = np.flatnonzero(np.diff(sorted_keys)) + 1
   return np.concatenate([[0], changes, [len(sorted_keys)]])
 
@@ -347,15 +346,15 @@ def _step_text(step: int) -> str:
 
 
 class CountdownSparse(Countdown):
-  """Reach a target that has few solutions, so that search must find them.
+  """Countdown with targets that have few solutions, so that search matters.
 
-  Steps drawn at random are right once in 200 completions (once in 24 with three
-  numbers and one solution), so most groups have no reward at all, and what was
-  found has to be drawn from replay again.
+  Random valid steps are correct once in 200 completions (once in 24 with three
+  numbers and one solution): most groups have no reward, and what was found has
+  to be replayed.
 
   numbers, max_number, max_target, held_out_fraction, split_seed: as of
     `Countdown`.
-  max_solutions: distinct solutions that a pair may have to be kept.
+  max_solutions: largest number of distinct solutions of a prompt.
   """
 
   name: ClassVar[str] = "countdown_sparse"

@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""GSM8K: word problems of grade-school mathematics, rewarded for the number.
+"""GSM8K: grade-school word problems, rewarded for the final number.
 
-Cobbe et al. 2021 (arXiv:2110.14168). The settings are those of Bartoldson et
-al. 2025 (arXiv:2503.18929): reward 1 where the last number of the completion
-equals that of the reference solution, else 0.
+Cobbe et al. 2021 (arXiv:2110.14168). As in Bartoldson et al. 2025
+(arXiv:2503.18929), the reward is 1 if the completion's last number equals the
+reference solution's, else 0.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from tba_jax.tasks import base
 from tba_jax.tasks import made_up
 from tba_jax.tasks import rows
 
-# Prompt, and what stands before a solution. TBA's SFT model was trained with
-# "sft": an underscore, and the last line end is part of the solution. TBA's own
-# code prompts it with "tba".
+# (prompt, prefix of a solution). TBA's SFT model was trained with "sft": an
+# underscore, and the last line end in the solution. TBA's code prompts it with
+# "tba".
 FORMATS = {
     "tba": ("[MATH TASK] Problem:\n{question}\n\nSolution:\n", ""),
     "sft": ("[MATH_TASK] Problem:\n{question}\n\nSolution:", "\n"),
@@ -35,15 +35,15 @@ class Gsm8k(rows.RowsTask):
   """Problems with worked solutions that end in `#### number`.
 
   data: a folder with train.jsonl and test.jsonl as published, the hub's Parquet
-    files, one that `python -m tba_jax.tasks.gsm8k_data` prepared, or "made_up":
-    small problems in the same format that code writes.
-  made_up_prompts: how many of those, over all splits.
+    files, one prepared by `python -m tba_jax.tasks.gsm8k_data`, or "made_up":
+    small generated problems in the same format.
+  made_up_prompts: number of generated problems, over all splits.
   prompt_format: "tba", "sft" or "plain".
-  answer_rule: "last_number", that of TBA, the last number of the completion;
-    "hash", the number after the last `####`; "answer", as a person reads it:
-    after `####`, else in a box, else after "answer is", else the last number.
-  validation_prompts: training problems set apart to choose a checkpoint by.
-  split_seed: of that choice, and of made-up problems.
+  answer_rule: "last_number", TBA's, the last number of the completion; "hash",
+    the number after the last `####`; "answer", as a person reads it: after
+    `####`, else in a box, else after "answer is", else the last number.
+  validation_prompts: training problems held out to select checkpoints.
+  split_seed: seed of that choice and of generated problems.
   """
 
   name: ClassVar[str] = "gsm8k"
@@ -104,7 +104,7 @@ class Gsm8k(rows.RowsTask):
     right = answers.last_number(self.example(split, index).answer)
     if self._read_answer(completion) != right:
       return base.Judgement(0.0, None)
-    # White space does not make another solution.
+    # Solutions that differ in white space alone are the same.
     return base.Judgement(1.0, " ".join(completion.split()))
 
   def explain(self, split: str, index: int, completion: str) -> str:

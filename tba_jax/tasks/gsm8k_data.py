@@ -5,9 +5,9 @@
     python -m tba_jax.tasks.gsm8k_data data [--manual_dir=FOLDER]
 
 downloads the published JSONL files, or takes train.jsonl and test.jsonl from
-FOLDER, and writes ArrayRecord files into data/gsm8k/1.0.0, which
-`config.task.data` may name. The folder with the two JSONL files may be named
-just as well; then nothing needs to be prepared.
+FOLDER, and writes ArrayRecord files into data/gsm8k/1.0.0, for
+`config.task.data`. A folder with the two JSONL files serves as well, without
+preparation.
 """
 
 import argparse
@@ -33,7 +33,7 @@ class Gsm8k(tfds.core.GeneratorBasedBuilder):
       "train.jsonl and test.jsonl of openai/grade-school-math; where the folder"
       " does not have them, they are downloaded."
   )
-  # TFDS looks for descriptions beside a builder's module.
+  # Where TFDS looks for descriptions.
   pkg_dir_path = epath.Path(__file__).parent
   url = _URL
 
@@ -48,7 +48,7 @@ class Gsm8k(tfds.core.GeneratorBasedBuilder):
             }
         ),
         homepage="https://github.com/openai/grade-school-math",
-        # Rows stay where they are in the files, so that row numbers agree.
+        # Keeps row numbers equal to those of the files.
         disable_shuffling=True,
     )
 
@@ -76,11 +76,9 @@ class Gsm8k(tfds.core.GeneratorBasedBuilder):
 
 
 def prepare(folder: str, *, manual_dir: str | None) -> pathlib.Path:
-  """Prepares the data set, or finds it there; returns its own folder.
+  """Prepares the data set in `folder` if needed; returns its own folder.
 
-  Args:
-    folder: for all TFDS data sets.
-    manual_dir: with train.jsonl and test.jsonl; None downloads them.
+  The rows come from `manual_dir`'s train.jsonl and test.jsonl; None downloads.
   """
   builder = Gsm8k(data_dir=folder, file_format="array_record")
   builder.download_and_prepare(
@@ -92,7 +90,7 @@ def prepare(folder: str, *, manual_dir: str | None) -> pathlib.Path:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Reads the command line and prepares."""
+  """Prepares the data set from the command line."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("folder")
   parser.add_argument("--manual_dir")

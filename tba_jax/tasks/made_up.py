@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Small rows in the formats of GSM8K, MATH and TL;DR, written by code.
+"""Generates small rows in the formats of GSM8K, MATH and TL;DR.
 
-For trials and tests without data or a pretrained model; they are no part of
-those data sets and say nothing of a model's quality on them.
+For tests and trials without data or a pretrained model. They are not part of
+those data sets and say nothing about a model's quality on them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,14 +21,14 @@ MADE_UP = "made_up"  # value of `config.task.data`
 _HELD_OUT_SHARE = 0.2
 _MAX_VALUE = 9  # one digit: learned by a tiny model within a minute
 # Half of the solutions are the answer alone. A small model fine-tuned on both
-# kinds guesses as often as it works a problem out; reward teaches it the steps.
+# kinds guesses half the time; the reward teaches it to work problems out.
 _TERSE_SHARE = 0.5
 _DRAWN_OPERATIONS = "++--*"
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 def _splits(made: Sequence[dict]) -> dict[str, list[rows.Row]]:
-  """Returns the first fifth of the rows as held out, the others to train."""
+  """Returns the first fifth of the rows as held out, the rest to train."""
   found = [rows.Row(f"made up:{n}", fields) for n, fields in enumerate(made, 1)]
   cut = round(len(found) * _HELD_OUT_SHARE)
   return {base.TRAIN: found[cut:], base.HELD_OUT: found[:cut]}
@@ -37,7 +37,7 @@ def _splits(made: Sequence[dict]) -> dict[str, list[rows.Row]]:
 def _distinct(
     make: Callable[[], dict | None], key: str, num_rows: int
 ) -> Iterator[dict]:
-  """Yields what `make` returns, without repeated values of the field `key`."""
+  """Yields distinct results of `make`, by the field `key`; skips None."""
   seen: set[str] = set()
   while len(seen) < num_rows:
     made = make()
@@ -54,9 +54,9 @@ def _pick(rng: np.random.Generator, items: Sequence[str]) -> str:
 def _two_steps(
     rng: np.random.Generator,
 ) -> list[tuple[int, str, int, int]] | None:
-  """Returns two steps (value, operation, number, result), one from the other.
+  """Returns two chained steps (value, operation, number, result).
 
-  None where a result is not from 1 to `_MAX_VALUE`.
+  None if a result is not in 1 … `_MAX_VALUE`.
   """
   value = int(rng.integers(2, _MAX_VALUE + 1))
   steps = []
@@ -82,7 +82,7 @@ _PHRASES = {
 
 
 def gsm8k_splits(num_prompts: int, seed: int) -> dict[str, list[rows.Row]]:
-  r"""Returns distinct word problems of two steps, as GSM8K has them.
+  r"""Returns distinct two-step word problems in the format of GSM8K.
 
   {"question": "Ann has 4 pens. Ann buys 5, then loses 3. How many pens?",
    "answer": "4+5=<<4+5=9>>9\n9-3=<<9-3=6>>6\n#### 6"}
@@ -121,10 +121,10 @@ _MAX_DENOMINATOR = 20
 
 
 def math_splits(num_prompts: int, seed: int) -> dict[str, list[rows.Row]]:
-  r"""Returns distinct problems with boxed answers, as MATH has them.
+  r"""Returns distinct problems with boxed answers in the format of MATH.
 
   Two steps of arithmetic, or a sum of fractions whose answer is in lowest terms
-  while the solution's is not, so that comparing answers takes some algebra.
+  but whose solution is not, so that comparing answers takes some algebra.
 
   {"problem": "Let $x=4$. What is $(x+5)-3$?", "answer": "6",
    "solution": "$4+5=9$, $9-3=6$, so \\boxed{6}."}
@@ -175,10 +175,10 @@ def _sum_of_fractions(rng: np.random.Generator) -> dict[str, str] | None:
   }
 
 
-# TL;DR. A post holds four facts among filler; a person's summary tells most of
-# them, some filler, now and then a wrong word, and hardly ever a fact twice. A
-# reward model learns little of the latter, so a policy that follows it too far
-# repeats facts.
+# TL;DR. A post holds four facts among filler. A person's summary tells most of
+# them, some filler, at times a wrong word, hardly ever a fact twice. A reward
+# model learns little about repetition, so an over-optimized policy repeats
+# facts.
 FACTS: Mapping[str, tuple[str, ...]] = {
     "who": ("Ann", "Ben", "Eva", "Tom", "Kim", "Max"),
     "did": ("lost", "found", "sold", "broke", "hid", "drew"),
@@ -191,18 +191,18 @@ _SUBREDDITS = ("pets", "family", "jobs")
 _ENDINGS = ("it was a long day.", "what should we do?", "thanks for reading.")
 _POST = re.compile(r"POST: (.*)", re.S)
 _WORDS = re.compile(r"[A-Za-z]+|[^\sA-Za-z]")
-# Of a person who writes a summary,
+# Habits of the person who writes a summary,
 _TOLD_SHARE = 0.75
 _WRONG_SHARE = 0.1
 _FILLER_SHARE = 0.25
 _AGAIN_SHARE = 0.04
-# and of one who compares two: prefers the longer one.
+# and of the one who compares two: preference for the longer.
 _LONGER_SHARE = 0.7
 _TLDR_SEED = 0x71D
 
 
 def tldr_splits(num_prompts: int, seed: int) -> dict[str, list[rows.Row]]:
-  """Returns distinct posts of four facts with summaries, as TL;DR has them.
+  """Returns distinct posts of four facts with summaries, in TL;DR's format.
 
   {"subreddit": "pets", "title": "my key", "summary": " Ann lost key",
    "post": "so Ann lost the key at school. it was a long day."}
@@ -217,12 +217,9 @@ def tldr_splits(num_prompts: int, seed: int) -> dict[str, list[rows.Row]]:
 def tldr_pairs(
     queries: Sequence[str], num_pairs: int, seed: int
 ) -> list[tuple[str, str, str]]:
-  """Returns (query, chosen, rejected): two summaries, labelled by a person.
+  """Returns (query, chosen, rejected), two summaries labelled by a person.
 
-  Args:
-    queries: posts as the policy sees them, drawn with replacement.
-    num_pairs: to return.
-    seed: of summaries and labels.
+  `queries`, posts as the policy sees them, are drawn with replacement.
   """
   rng = np.random.default_rng([seed, _TLDR_SEED, 1])
   out = []
@@ -237,10 +234,10 @@ def tldr_pairs(
 
 
 def tldr_reward(query: str, summary: str) -> float:
-  """Returns the scripted gold reward of a summary; the best one has 1.
+  """Returns the scripted gold reward of a summary, at most 1.
 
-  A quarter of: 1 for each of the four facts, the first time it is told; -1 for
-  telling it again and for a wrong word of its kind; -1/2 for any other word.
+  A quarter of: 1 for each of the four facts, once; -1 for a repetition or a
+  wrong word of a fact's kind; -1/2 for any other word.
   """
   post = _WORDS.findall(_post_in(query))
   facts = {_FACT_OF[word]: word for word in post if word in _FACT_OF}
@@ -258,9 +255,9 @@ def tldr_reward(query: str, summary: str) -> float:
 
 
 class GoldReward(rows.RowsTask):
-  """A task whose reward is a model's, and `tldr_reward` of made-up posts.
+  """A task rewarded by a model, and by `tldr_reward` on made-up posts.
 
-  A subclass sets `_is_made_up`, `_num_pairs` and `_seed`.
+  Subclasses set `_is_made_up`, `_num_pairs` and `_seed`.
   """
 
   _is_made_up: bool
@@ -287,7 +284,7 @@ class GoldReward(rows.RowsTask):
     return tldr_reward(prompt, completion)
 
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
-    """Returns the gold reward; right is what beats the reference."""
+    """Returns the gold reward; correct means better than the reference."""
     if not self._is_made_up:
       raise base.RewardError(
           "no_reward",
@@ -316,7 +313,7 @@ def _post(rng: np.random.Generator) -> dict[str, str]:
 
 
 def _summary(post: str, rng: np.random.Generator) -> str:
-  """Returns what a person writes: words with a space before each."""
+  """Returns a person's summary: words, each with a space before it."""
   words = []
   for word in [w for w in _WORDS.findall(post) if w in _FACT_OF]:
     if rng.random() < _FILLER_SHARE:

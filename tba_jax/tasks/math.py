@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""MATH: competition problems, rewarded for the answer in the last \boxed.
 
-Hendrycks et al. 2021 (arXiv:2103.03874); tested on MATH-500, the 500 of its
-test problems that Lightman et al. 2023 (arXiv:2305.20050) chose. The settings
-are those of TBA' in Bartoldson et al. 2025 (arXiv:2503.18929): reward 1 where
-the answer is right, else 0.
+Hendrycks et al. 2021 (arXiv:2103.03874); tested on MATH-500, 500 of its test
+problems chosen by Lightman et al. 2023 (arXiv:2305.20050). Settings of TBA' in
+Bartoldson et al. 2025 (arXiv:2503.18929): reward 1 for a correct answer, else
+0.
 
-An answer is right if its text is the reference's up to typesetting, or if the
-library `math-verify` finds both equal: 1/2 and 0.5, x+1 and 1+x. That calls
-sympy, which may run forever, so the task needs `reward.where="pool"`.
+An answer is correct if its text equals the reference's up to typesetting, or if
+the library `math-verify` finds them equal: 1/2 and 0.5, x+1 and 1+x. That calls
+sympy, which may never return, so the task needs `reward.where="pool"`.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ MAX_CHARS = 400  # longer answers are compared as texts only
 
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
-# Typesetting without a meaning.
+# Typesetting that does not change the meaning.
 _TYPESETTING = re.compile(
     r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[bB]igg?[lr]?(?![A-Za-z])"
     r"|\\[!,;:()\[\]]|\\?\$|\^\\circ(?![A-Za-z])|\^\{\\circ\}|\\?%"
@@ -43,7 +43,7 @@ def normalized(answer: str) -> str:
   r"""Returns an answer without typesetting.
 
   Removes spaces, dollar, percent and degree signs, \left and \right, a final
-  full stop and the commas of thousands; \text{a} becomes a, \dfrac \frac.
+  full stop and thousands separators; \text{a} becomes a, \dfrac \frac.
   """
   if len(answer) > MAX_CHARS:
     return " ".join(answer.split())
@@ -56,15 +56,14 @@ def normalized(answer: str) -> str:
 def equal(reference: str, answer: str) -> bool:
   """Tells whether an answer equals the reference, both without their box.
 
-  Raises:
-    ImportError: `math-verify` is not installed and the texts do not decide.
+  Raises ImportError if it takes `math-verify` and that is not installed.
   """
   decided = equal_as_texts(reference, answer)
   return _verify(reference, answer) if decided is None else decided
 
 
 def equal_as_texts(reference: str, answer: str) -> bool | None:
-  """As `equal`, from the texts alone and in linear time; None = undecided."""
+  """Compares as texts, in linear time; returns None if that is undecided."""
   left, right = normalized(reference), normalized(answer)
   if not left or not right or left == right:
     return left == right != ""
@@ -76,14 +75,14 @@ def equal_as_texts(reference: str, answer: str) -> bool | None:
   return None
 
 
-# Many completions of a prompt have the same answer.
+# Many completions of a prompt give the same answer.
 @functools.lru_cache(maxsize=4096)
 def _verify(reference: str, answer: str) -> bool:
   # Imports sympy, which takes half a second.
   import math_verify  # pylint: disable=g-import-not-at-top
 
-  # Its own timeout is an alarm, which C code can outlast and threads cannot
-  # have; the deadline of the worker pool bounds it.
+  # Its own timeout is an alarm, which C code outlasts and threads cannot set.
+  # The deadline of the worker pool bounds it instead.
   return bool(
       math_verify.verify(
           _parse(reference), _parse(answer), timeout_seconds=None
@@ -93,12 +92,12 @@ def _verify(reference: str, answer: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _parse(answer: str) -> list[Any]:
-  """Returns what math-verify reads in an answer, [] where it reads nothing."""
+  """Returns math-verify's parses of an answer, [] if there are none."""
   import math_verify  # pylint: disable=g-import-not-at-top
 
-  # It warns that no timeout is set.
+  # Silences the warning that no timeout is set.
   logging.getLogger("math_verify").setLevel(logging.ERROR)
-  # LaTeX only: its parser of plain expressions has Python evaluate the text.
+  # LaTeX only: the parser of plain expressions calls Python's eval.
   config = math_verify.LatexExtractionConfig(boxed_match_priority=0)
   return math_verify.parse(
       f"\\boxed{{{answer}}}",
@@ -123,18 +122,17 @@ OVERLAPS = ("error", "leave_out")
 
 
 class Math(rows.RowsTask):
-  r"""Problems with worked solutions whose answer is boxed.
+  r"""Problems with worked solutions that box their answer.
 
-  train, test: sources of the splits, as docs/your_task.md has them, of rows
-    with `problem` and `solution`; the answer is the field `answer`, or what the
-    solution's last \boxed holds. "made_up" for both: small problems that code
-    writes.
-  made_up_prompts: how many of those, over both splits.
+  train, test: sources of the splits, as in docs/your_task.md; rows have
+    `problem` and `solution`; the answer is the field `answer`, or the contents
+    of the solution's last \boxed. "made_up" for both: small generated problems.
+  made_up_prompts: number of generated problems, over both splits.
   prompt_format: "qwen" (a chat), "plain" or "bare", the problem alone.
-  overlap: what to do with training problems that the test split has: "error",
-    or "leave_out", which counts them.
-  validation_prompts: training problems set apart to choose a checkpoint by.
-  split_seed: of that choice, and of made-up problems.
+  overlap: for training problems that are in the test split: "error", or
+    "leave_out", which counts them.
+  validation_prompts: training problems held out to select checkpoints.
+  split_seed: seed of that choice and of generated problems.
   """
 
   name: ClassVar[str] = "math"
@@ -206,11 +204,11 @@ class Math(rows.RowsTask):
     reference = self.example(split, index).answer
     if found is None or not equal(reference, found):
       return base.Judgement(0.0, None)
-    # White space does not make another solution.
+    # Solutions that differ in white space alone are the same.
     return base.Judgement(1.0, " ".join(completion.split()))
 
   def explain(self, split: str, index: int, completion: str) -> str:
-    """Returns why it is wrong if the texts decide; never calls sympy."""
+    """Returns why it is wrong as far as the texts tell; never calls sympy."""
     found = answers.last_boxed(completion)
     if found is None:
       return "has no closed \\boxed{} with an answer in it"

@@ -1,15 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A user's own task: rows of data and rewards, by settings alone.
+"""A user's own task: rows of data and reward functions, named in settings.
 
-docs/your_task.md builds one in a short file. A reward is a function of
-(prompt, completion, row) that returns a number; `row` has the fields of the
-data's row, and the reference under "answer". A task's reward is the weighted
-sum of one or more:
+docs/your_task.md builds one. A reward is a function of (prompt, completion,
+row) that returns a number; `row` has the fields of the data's row, and the
+reference under "answer". The task's reward is a weighted sum:
 
     "answer"                                one of `REWARDS`
-    "my_rewards.py:polite"                  a function of a file
-    "my_package.rewards:polite"             a function of a module
+    "my_rewards.py:polite"                  a function in a file
+    "my_package.rewards:polite"             a function in a module
     "exact, my_rewards.py:short * 0.1"      several, weighted
 """
 
@@ -32,7 +31,7 @@ from tba_jax.tasks import base
 from tba_jax.tasks import rows
 
 RewardFn = Callable[[str, str, Mapping[str, Any]], float]
-# Returns why a completion is wrong, "" or None for no reason.
+# Returns why a completion is wrong; "" or None if unknown.
 ReasonFn = Callable[[str, str, Mapping[str, Any]], str | None]
 
 ANSWER_KINDS = ("none", "text", "number")
@@ -40,29 +39,29 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 
 class Own(rows.RowsTask):
-  """Prompts made of the fields of rows, rewarded by the user's functions.
+  """Prompts made from the fields of rows, rewarded by the user's functions.
 
-  train, test, validation: sources of the splits, as docs/your_task.md has them;
+  train, test, validation: sources of the splits, as in docs/your_task.md;
     `validation` may be "".
-  validation_prompts: training prompts to set apart where `validation` is "".
-  prompt: the prompt's text, with the names of fields in braces.
-  completion: the same, what supervised fine-tuning learns to write; "" = no
+  validation_prompts: training prompts to hold out if `validation` is "".
+  prompt: the prompt's text, with field names in braces.
+  completion: likewise, the target of supervised fine-tuning; "" = no
     fine-tuning on this data.
   answer: field with the reference answer.
-  answer_kind: "text" and "number" leave out rows without one, "none" does not.
+  answer_kind: "text" and "number" leave out rows without one; "none" does not.
   rewards: weighted functions: `exact`, `answer` (the number that a person
     reads), `number` (the last one), `contains`, FILE.py:FUNCTION or
     MODULE:FUNCTION.
-  verifier: command whose number is a further part of the reward, "verifier";
-    "" = none. It needs `reward.where="pool"`.
-  verifier_weight: of that part.
-  right_from: the reward from which on a completion counts as right.
+  verifier: command that prints a number, a further part of the reward named
+    "verifier"; "" = none. Needs `reward.where="pool"`.
+  verifier_weight: weight of that part.
+  right_from: least reward of a correct completion.
   reason: "FILE.py:FUNCTION" or "MODULE:FUNCTION" of (prompt, completion, row)
-    that returns why a completion is wrong, for the samples that are shown; "" =
-    what the built-in rewards know.
-  tokenizer: of `tokenizer.source="task"`: "characters", or "words", for texts
+    that returns why a completion is wrong, for displayed samples; "" = from the
+    built-in rewards.
+  tokenizer: with `tokenizer.source="task"`: "characters", or "words", for texts
     whose held-out words all occur in training.
-  split_seed: of the choice of validation prompts.
+  split_seed: seed of the choice of validation prompts.
   """
 
   name: ClassVar[str] = "own"
@@ -85,7 +84,7 @@ class Own(rows.RowsTask):
   }
 
   def __init__(self, **fields: Any):
-    """Takes the fields of `FIELDS`, reads the data and imports the rewards."""
+    """Reads the data and imports the rewards; takes all of `FIELDS`."""
     base.check_choice("answer_kind", fields["answer_kind"], ANSWER_KINDS)
     base.check_choice("tokenizer", fields["tokenizer"], ("characters", "words"))
     for name in ("right_from", "verifier_weight"):
@@ -167,7 +166,7 @@ class Own(rows.RowsTask):
     )
 
   def explain(self, split: str, index: int, completion: str) -> str:
-    """Returns what `reason` says, else what the built-in rewards miss."""
+    """Returns the result of `reason`, else what the built-in rewards miss."""
     example = self.example(split, index)
     row = {**example.fields, "answer": example.answer}
     if self._reason is not None:
@@ -182,7 +181,7 @@ class Own(rows.RowsTask):
 
 
 def _filled(template: str, fields: Mapping[str, Any]) -> str | None:
-  """Returns a text with the fields put in, None if one is missing."""
+  """Fills in a template's fields; returns None if one is missing."""
   names = _FIELD.findall(template)
   if any(fields.get(name) is None for name in names):
     return None
@@ -191,7 +190,7 @@ def _filled(template: str, fields: Mapping[str, Any]) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """A weighted reward; `name` is that of its metric."""
+  """A weighted reward; `name` is also its metric's."""
 
   name: str
   function: RewardFn
@@ -199,7 +198,7 @@ class Part:
 
 
 def exact(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
-  """Returns 1 if the completion is the answer, but for outer white space."""
+  """Returns 1 if completion and answer agree up to outer white space."""
   del prompt
   return float(completion.strip() == str(row["answer"]).strip())
 
@@ -219,7 +218,7 @@ def number(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
 
 
 def contains(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
-  """Returns 1 if the answer is a part of the completion."""
+  """Returns 1 if the completion contains the answer."""
   del prompt
   return float(str(row["answer"]).strip() in completion)
 
@@ -230,7 +229,7 @@ REWARDS: Mapping[str, RewardFn] = {
     "number": number,
     "contains": contains,
 }
-# From (completion, answer) of a wrong completion to the reason.
+# (completion, answer) of a wrong completion -> reason.
 _REASONS: Mapping[RewardFn, Callable[[str, str], str]] = {
     exact: lambda found, right: f'wanted "{right.strip()}"',
     answer: lambda found, right: answers.number_difference(
@@ -246,9 +245,8 @@ _REASONS: Mapping[RewardFn, Callable[[str, str], str]] = {
 def parse_rewards(key: str, text: str) -> list[Part]:
   """Returns the weighted rewards that a setting lists; see the module.
 
-  Raises:
-    ValueError: one is unknown, cannot be imported, or has no finite number as
-      weight; or a name comes twice.
+  Raises ValueError if one is unknown, cannot be imported or has no finite
+  weight, or if a name occurs twice.
   """
   parts = []
   for item in filter(None, (i.strip() for i in text.split(","))):
@@ -268,7 +266,7 @@ def parse_rewards(key: str, text: str) -> list[Part]:
 
 
 def _imported(key: str, what: str) -> Any:
-  """Returns the function FILE.py:FUNCTION or MODULE:FUNCTION."""
+  """Imports the function FILE.py:FUNCTION or MODULE:FUNCTION."""
   if ":" not in what:
     own = f"{', '.join(REWARDS)}, " if key == "config.task.rewards" else ""
     raise ValueError(
@@ -280,13 +278,11 @@ def _imported(key: str, what: str) -> Any:
 def make_command(key: str, command: str) -> RewardFn:
   """Returns a reward that runs a command for each completion.
 
-  The command reads one JSON object, `prompt`, `completion` and `row`, from its
-  standard input and writes a number as the last line of its standard output. It
-  runs in a directory of its own, removed afterwards, without the environment of
-  this process. The pool's worker, in which it runs, bounds everything else.
+  The command reads one JSON object, `prompt`, `completion` and `row`, from
+  standard input and prints a number on its last line. It runs in a temporary
+  directory and a clean environment; the pool's worker bounds everything else.
 
-  Raises:
-    ValueError: the command is empty or cannot be split into words.
+  Raises ValueError if the command is empty or cannot be split into words.
   """
   try:
     words = shlex.split(command)
@@ -294,7 +290,7 @@ def make_command(key: str, command: str) -> RewardFn:
     raise ValueError(f"{key}={command!r}: {error}") from error
   if not words:
     raise ValueError(f"{key}={command!r}: allowed a command")
-  # Files are named relative to the folder of the run.
+  # Relative files are those of the folder that the run starts in.
   words = [os.path.abspath(w) if os.path.isfile(w) else w for w in words]
 
   def verify(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
@@ -305,7 +301,7 @@ def make_command(key: str, command: str) -> RewardFn:
 
 
 def _run(words: Sequence[str], text: str) -> float:
-  # A command may leave behind files that cannot be removed.
+  # The command may leave files that cannot be removed.
   with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
     try:
       done = subprocess.run(

@@ -3,17 +3,16 @@
 """Preference: texts of a small random language, with a known reward.
 
 A controlled stand-in for learning from preferences. Supervised fine-tuning
-learns a language: a Markov chain over letters with random lengths. The reward
-is a known function of the completion, so it has no model error, and a policy
-that trades the language for reward shows it as KL to the reference policy and
-as perplexity under it.
+learns the language, a Markov chain over letters with random lengths. The reward
+is a known function without model error, and a policy that trades the language
+for reward shows it as KL to the reference policy and as perplexity under it.
 
-The prompt `ab:` asks for letters that "a" and "b" like. With random likings
-u in [-1, 1], fixed by `split_seed`, the completion y_1 … y_n has
+The prompt `ab:` asks for letters that score well with "a" and "b". With random
+scores u in [-1, 1], fixed by `split_seed`, the completion y_1 … y_n has
 
     r = 1/max_letters Σ_t (u[a, y_t] + u[b, y_t]) / 2
 
-which is largest for the one best letter, max_letters times.
+which is largest for max_letters times the best letter.
 """
 
 from collections.abc import Sequence
@@ -25,19 +24,20 @@ import numpy as np
 from tba_jax.tasks import base
 
 _PROMPT_END = ":"
-# Dirichlet concentration of the chain: below 1, few letters follow another.
+# Dirichlet concentration of the chain; below 1, few letters follow another.
 _CONCENTRATION = 0.5
 _STOP_SHARE = 0.08  # probability that a text ends after a letter
-_RIGHT_SHARE = 0.5  # of the best reward, from which a completion is right
+_RIGHT_SHARE = 0.5  # share of the best reward that makes a completion correct
 
 
 class Preference(base.Task):
-  """Prompts of two letters; the reward is a sum of likings.
+  """Prompts of two letters; the reward is a sum of letter scores.
 
-  num_letters: of the language.
-  max_letters: of a completion of the language; a longer one is not cut.
-  held_out_fraction: share of the prompts that training never sees.
-  split_seed: of the language, the likings, the split and the order of prompts.
+  num_letters: size of the alphabet.
+  max_letters: longest text of the language; completions may be longer.
+  held_out_fraction: share of the prompts held out from training.
+  split_seed: seed of the language, the scores, the split and the order of
+    prompts.
   """
 
   name: ClassVar[str] = "preference"
@@ -69,7 +69,7 @@ class Preference(base.Task):
         np.full(num_letters, _CONCENTRATION), size=num_letters
     )
     # Row: letter of the prompt; column: letter of the completion.
-    self._likings_AxA = rng.uniform(-1, 1, size=shape)
+    self._scores_AxA = rng.uniform(-1, 1, size=shape)
     prompts = [a + b for a in self._letters for b in self._letters]
     rng.shuffle(prompts)
     num_held_out = round(held_out_fraction * len(prompts))
@@ -93,18 +93,18 @@ class Preference(base.Task):
     return self._prompts[split][index] + _PROMPT_END
 
   def reward(self, split: str, index: int, completion: str) -> float:
-    """Returns the mean liking; a character that is no letter counts -1."""
-    likings_A = self._likings_of(split, index)
+    """Returns the mean score; characters that are not letters count -1."""
+    scores_A = self._scores_of(split, index)
     found = (self._letters.find(letter) for letter in completion)
-    total = sum(-1.0 if i < 0 else likings_A[i] for i in found)
+    total = sum(-1.0 if i < 0 else scores_A[i] for i in found)
     return float(total / self._max_letters)
 
   def best_reward(self, split: str, index: int) -> float:
-    """Returns the largest reward of a completion of the language's length."""
-    return float(max(self._likings_of(split, index).max(), 0.0))
+    """Returns the largest reward of a text of the language."""
+    return float(max(self._scores_of(split, index).max(), 0.0))
 
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
-    """Returns the completion where it has half of the best reward."""
+    """Returns the completion if it has half of the best reward."""
     enough = _RIGHT_SHARE * self.best_reward(split, index)
     is_right = self.reward(split, index, completion) >= enough
     return completion if is_right else None
@@ -119,7 +119,7 @@ class Preference(base.Task):
   def reference_completion(
       self, split: str, index: int, rng: np.random.Generator
   ) -> str:
-    """Returns a text of the language, whatever its reward is."""
+    """Returns a text of the language, whatever its reward."""
     letter = self._letters.index(self.prompt(split, index)[1])
     text = ""
     for stop in rng.random(self._max_letters) < _STOP_SHARE:
@@ -144,10 +144,10 @@ class Preference(base.Task):
   def max_completion_tokens(self) -> int:
     return self._max_letters + 1  # and the stop token
 
-  def _likings_of(self, split: str, index: int) -> np.ndarray:
-    """Returns the mean liking of each letter by a prompt's two."""
+  def _scores_of(self, split: str, index: int) -> np.ndarray:
+    """Returns each letter's mean score with the prompt's two letters."""
     first, second = (
         self._letters.index(letter)
         for letter in self.prompt(split, index).removesuffix(_PROMPT_END)
     )
-    return (self._likings_AxA[first] + self._likings_AxA[second]) / 2
+    return (self._scores_AxA[first] + self._scores_AxA[second]) / 2

@@ -1,19 +1,19 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Automated red-teaming: prompts under which a given model misbehaves.
+"""Automated red-teaming: finds prompts under which a given model misbehaves.
 
-A safety tool: whoever is responsible for a model finds prompts under which it
-fails, so that it can be fixed and tested again. It ships no attacks; the tested
-model and the classifier of its answers are the user's own.
+A safety tool for those responsible for a model: find where it fails, fix it,
+test again. It ships no attacks; the tested model and the classifier of its
+answers are the user's own.
 
 An attacker policy completes one fixed prompt; the completion is an attack. A
 frozen victim answers it several times, and a classifier gives each answer r a
 probability C(r) of being harmful. The reward is the mean of log C(r); an attack
-succeeds if the mean of C(r) is above a threshold. Victim, classifier and
+succeeds if the mean of C(r) exceeds a threshold. Victim, classifier and
 sentence encoder need JAX and are in `rewards/red_team.py`.
 
-Source: Lee et al. 2025 (arXiv:2405.18540), trained with Bartoldson et al. 2025
-(arXiv:2503.18929) §5.1.
+Source: Lee et al. 2025 (arXiv:2405.18540); training as in Bartoldson et al.
+2025 (arXiv:2503.18929) §5.1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ CHAT = "chat"
 WORDS = "words"
 CLASSIFIERS = (WORDS, "sequence", "first_token")
 
-# Of the made-up form: harmless words, of which one in six is a fruit.
+# Made-up instructions: harmless words, one in six a fruit.
 FRUIT = ("apple", "pear", "plum", "fig", "grape", "peach")
 _OTHERS = (
     "red blue green round small big cat dog bird fish horse cow"
@@ -47,36 +47,35 @@ _PATTERN = r" ?[A-Za-z]+|[^A-Za-z]"
 class RedTeam(base.Task):
   """One prompt for the attacker, many attacks.
 
-  prompt: that the attacker completes; the same one always.
-  instructions: what the attacker is fine-tuned on, its first attacks: a JSON
-    Lines file with {"instruction": "…"} a line, or "made_up".
-  evaluation_blocks: copies of the prompt in the held-out split; the intervals
-    of an evaluation are over them.
+  prompt: the fixed prompt that the attacker completes.
+  instructions: first attacks, for fine-tuning the attacker: a JSON Lines file
+    of {"instruction": "…"}, or "made_up".
+  evaluation_blocks: copies of the prompt in the held-out split; evaluation
+    intervals are over them.
   victim: the model under test: a Hugging Face folder, or "made_up", a tiny one
     that repeats words of its prompt.
-  victim_template: how it is asked: a text with {attack} in it, or "chat", the
-    template of its tokenizer.
+  victim_template: its prompt: a text with {attack} in it, or "chat", its
+    tokenizer's chat template.
   victim_samples: answers to each attack.
-  victim_temperature: of its answers.
-  victim_top_p: of its answers.
-  victim_max_tokens: of an answer.
-  victim_max_prompt_tokens: of a template with its attack; an attack that is
-    longer gets no reward and is counted.
-  victim_rows: answers that are decoded at the same time.
+  victim_temperature: sampling temperature of answers.
+  victim_top_p: top-p of answers.
+  victim_max_tokens: longest answer.
+  victim_max_prompt_tokens: longest template with an attack; longer attacks get
+    no reward and are counted.
+  victim_rows: answers decoded at the same time.
   classifier: "words", the share of an answer's words that are in `words`;
     "sequence", a sequence classifier (RoBERTa, BERT); "first_token", a guard
     model whose answer begins with `classifier_token`.
   classifier_folder: Hugging Face folder of the latter two.
-  classifier_label: of "sequence": the label that stands for harmful.
-  classifier_token: of "first_token": the word that stands for harmful.
-  classifier_max_tokens: of what it reads; the rest of a text is cut off.
-  classifier_rows: answers that are classified at the same time.
-  words: of "words", separated by commas; harmless ones, for trials.
-  success_threshold: mean probability from which an attack has succeeded.
-  encoder: sentence encoder of the diversity and of the replay filter's
-    "cosine": a Hugging Face folder (BERT, RoBERTa, MiniLM), or "words", counts
-    of words.
-  encoder_max_tokens: of a text.
+  classifier_label: for "sequence": the label for harmful.
+  classifier_token: for "first_token": the word for harmful.
+  classifier_max_tokens: longest input; the rest is cut off.
+  classifier_rows: answers classified at the same time.
+  words: for "words": harmless words, separated by commas, for trials.
+  success_threshold: mean probability above which an attack succeeds.
+  encoder: sentence encoder for diversity and for the replay filter's "cosine":
+    a Hugging Face folder (BERT, RoBERTa, MiniLM), or "words", counts of words.
+  encoder_max_tokens: longest text.
   """
 
   name: ClassVar[str] = "red_team"
@@ -116,7 +115,7 @@ class RedTeam(base.Task):
       self._instructions = _read(source, self.report)
 
   def setting(self, name: str) -> Any:
-    """Returns a field, as it was given."""
+    """Returns the value of a field."""
     return self._fields[name]
 
   @property
@@ -191,7 +190,7 @@ class RedTeam(base.Task):
 
 
 def _read(source: str, report: rows.DataReport) -> dict[str, str]:
-  """Returns the place of each distinct instruction."""
+  """Returns each distinct instruction with its place."""
   path = pathlib.Path(source).expanduser()
   if not path.is_file():
     raise ValueError(
@@ -203,7 +202,7 @@ def _read(source: str, report: rows.DataReport) -> dict[str, str]:
   for row in rows.read_rows("config.task.instructions", source):
     report.read[base.TRAIN] += 1
     text = None if row.fields is None else row.fields.get("instruction", "")
-    # As it continues a list: one space between its number and the text.
+    # An instruction continues a numbered list: one space before the text.
     text = " " + text.strip() if isinstance(text, str) else None
     if text is None:
       report.leave_out(base.TRAIN, "malformed", row.place)
@@ -223,7 +222,7 @@ def _read(source: str, report: rows.DataReport) -> dict[str, str]:
 
 
 def _check(fields: Mapping[str, Any]) -> None:
-  """Raises ValueError naming the first field that is wrong."""
+  """Raises ValueError for the first invalid field."""
 
   def need(name: str, right: bool, allowed: str) -> None:
     if not right:

@@ -1,14 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks over rows of data: sources, rows, and what was left out. No JAX here.
+"""Tasks over rows of data: sources, rows, and a report of rows left out.
 
-A source is a path, with a split in brackets where a folder has several:
+A source is a path, with a split in brackets if a folder has several:
 
-    data/train.jsonl             JSON objects, one a line
+    data/train.jsonl             JSON objects, one per line
     data/train.parquet           a Parquet file
     data/mine[train]             a folder with train.jsonl
     data/my_set/1.0.0[train]     a folder prepared by TFDS (ArrayRecord)
-    data/saved[train]            a folder of Hugging Face `datasets`: of
+    data/saved[train]            a folder of Hugging Face `datasets`: from
                                  `save_to_disk`, or the hub's Parquet files
 """
 
@@ -41,15 +41,15 @@ REASONS = {
     ),
 }
 REPORT_FILE = "data.json"
-_MAX_PLACES = 5  # places that a message lists
+_MAX_PLACES = 5  # places listed in a message
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
   """One row of a source.
 
-  place: file and line, or file and row counted from 1: "train.jsonl:17".
-  fields: by name; None for a line that is not a JSON object.
+  place: file and line or row, from 1: "train.jsonl:17".
+  fields: by name; None if the line is not a JSON object.
   """
 
   place: str
@@ -60,8 +60,8 @@ class Row:
 class Source:
   """Rows of a file or folder.
 
-  key: the setting that names it, "config.task.train".
-  path: see the module.
+  key: setting that names it, such as "config.task.train".
+  path: see the module docstring.
   """
 
   key: str
@@ -76,12 +76,12 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-  """A row that is used.
+  """A usable row.
 
   index: in its split, before long prompts were dropped.
-  place: where it came from.
+  place: of the row.
   prompt: text that the policy sees.
-  answer: reference, "" where the task has none.
+  answer: reference, "" if the task has none.
   fields: of the row, as read.
   """
 
@@ -93,7 +93,7 @@ class Example:
 
 
 class DataReport:
-  """Counts of rows read, used and left out, by split, and warnings."""
+  """Counts rows read, used and left out by split; collects warnings."""
 
   def __init__(self):
     self.read: dict[str, int] = {}
@@ -129,7 +129,7 @@ class DataReport:
     return out + self.warnings
 
   def to_json(self) -> dict[str, Any]:
-    """Returns everything, with the place of every row left out."""
+    """Returns the report with the place of every row left out."""
     return {
         "read": self.read,
         "used": self.used,
@@ -141,12 +141,12 @@ class DataReport:
 class RowsTask(base.Task):
   """Prompts and reference answers from rows of data.
 
-  Splits are "train", "held_out" (the test split), and "validation" where there
-  is one. A subclass makes prompts from rows (`_make`) and gives rewards.
+  Splits are "train", "held_out" (the test split) and, optionally, "validation".
+  Subclasses make prompts from rows (`_make`) and give rewards.
   """
 
-  # Words with the space before them and single digits, so that a small model
-  # can learn arithmetic. A subclass may split into characters instead.
+  # Words with the space before them, and single digits, so that a small model
+  # can learn arithmetic.
   WORDS: ClassVar[str] = r" ?[A-Za-z]+|[0-9]|#+|[^0-9A-Za-z#]"
   CHARACTERS: ClassVar[str] = r"[\s\S]"
   MAX_WORDS: ClassVar[int] = 20_000
@@ -166,9 +166,9 @@ class RowsTask(base.Task):
     Args:
       sources: rows by split.
       validation_prompts: training prompts to move to "validation".
-      split_seed: of their choice.
-      drop_shared: leaves out training prompts that the test split has; where
-        False they are an error.
+      split_seed: seed of their choice.
+      drop_shared: drops training prompts that are in the test split, instead
+        of raising an error.
 
     Raises:
       ValueError: a setting is wrong, a source cannot be read or has no usable
@@ -188,28 +188,28 @@ class RowsTask(base.Task):
       self._cut_validation(validation_prompts, split_seed)
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:
-    """Returns prompt and answer of a row, or a key of `REASONS`."""
+    """Returns a row's (prompt, answer), or a key of `REASONS`."""
     raise NotImplementedError
 
   def _used_fields(self) -> Mapping[str, Sequence[str]]:
-    """Returns names of row fields by the setting that mentions them."""
+    """Returns the row fields that each setting mentions."""
     return {}
 
   def completion_of(self, example: Example) -> str:
-    """Returns what supervised fine-tuning learns to write for an example."""
+    """Returns an example's target in supervised fine-tuning."""
     return example.answer
 
   def _shortened(
       self, example: Example, fits: Callable[[str], bool]
   ) -> str | None:
-    """Returns a shorter prompt that fits, None where the task has none."""
+    """Returns a shorter prompt that fits, None if the task has none."""
     del example, fits
     return None
 
   def _read(
       self, split: str, rows: Iterable[Row], field_names: set[str]
   ) -> list[Example]:
-    """Returns the usable rows of a split; the report gets the others."""
+    """Returns the usable rows of a split; reports the others."""
     prompts: set[str] = set()
     found: list[Example] = []
     num_rows = 0
@@ -230,7 +230,7 @@ class RowsTask(base.Task):
   def _why_empty(
       self, split: str, source: Iterable[Row], field_names: set[str]
   ) -> str:
-    """Returns the message for a split without a usable row."""
+    """Returns the error message for a split without a usable row."""
     for setting, names in self._used_fields().items():
       missing = [name for name in names if name not in field_names]
       if missing and field_names:
@@ -246,7 +246,7 @@ class RowsTask(base.Task):
   def _check_overlap(
       self, sources: Mapping[str, Iterable[Row]], drop_shared: bool
   ) -> None:
-    """Compares prompts with the test split's, without case and white space."""
+    """Finds prompts of the test split, ignoring case and white space."""
     folded = lambda example: " ".join(example.prompt.casefold().split())
     test = {folded(e): e.place for e in self._splits[base.HELD_OUT]}
     for split, found in self._splits.items():
@@ -280,7 +280,7 @@ class RowsTask(base.Task):
     self._keep(base.TRAIN, [e for i, e in enumerate(found) if i not in chosen])
 
   def _keep(self, split: str, found: list[Example]) -> None:
-    """Sets the examples of a split, with their indices."""
+    """Sets and renumbers the examples of a split."""
     self._splits[split] = [
         dataclasses.replace(e, index=i) for i, e in enumerate(found)
     ]
@@ -321,7 +321,7 @@ class RowsTask(base.Task):
     return tuple(self._splits)
 
   def example(self, split: str, index: int) -> Example:
-    """Returns the example behind a prompt."""
+    """Returns the example that a prompt was made from."""
     base.check_split(split)
     return self._splits[split][index]
 
@@ -344,12 +344,12 @@ class RowsTask(base.Task):
   def reference_completion(
       self, split: str, index: int, rng: np.random.Generator
   ) -> str:
-    """Returns the row's own answer; nothing is drawn."""
+    """Returns the row's own answer; `rng` is not used."""
     return self.completion_of(self.example(split, index))
 
   @functools.cached_property
   def _vocabulary(self) -> tuple[list[str], int, int]:
-    """Sorted words of all rows, and the longest prompt and completion."""
+    """Sorted words of all rows; longest prompt and completion, in words."""
     pattern = re.compile(self.tokenizer_pattern)
     words = {split: set() for split in self._splits}
     longest = [0, 0]
@@ -373,9 +373,9 @@ class RowsTask(base.Task):
     return words
 
   def warn_of_unseen_words(self) -> None:
-    """Adds a warning for held-out texts with tokens that no training text has.
+    """Adds a warning about held-out texts with tokens unseen in training.
 
-    Such a token keeps its initial embedding, so nothing about it is learned.
+    Such a token keeps its initial embedding.
     """
     pattern = re.compile(self.tokenizer_pattern)
     texts = lambda e: f"{e.prompt}\n{self.completion_of(e)}"
@@ -411,7 +411,7 @@ def write_report(
     folder: pathlib.Path,
     on_event: Callable[[str, str], None],
 ) -> None:
-  """Writes FOLDER/data.json and one ("data", line) event per line."""
+  """Writes FOLDER/data.json and one "data" event per line of the report."""
   if task.report is not None:
     jsonl.atomic_write_json(folder / REPORT_FILE, task.report.to_json())
     for line in task.report.lines():
@@ -419,7 +419,7 @@ def write_report(
 
 
 _SOURCE = re.compile(r"(?P<path>.*?)(\[(?P<split>[\w.-]+)\])?", re.S)
-# Parquet files of a split, as the hub names them: train.parquet,
+# The hub's names for Parquet files of a split: train.parquet,
 # train-00000-of-00001.parquet, the same with a hash, train/0000.parquet.
 _SHARD = (
     r"(.*/)?({split}(-[0-9]+-of-[0-9]+)?([.-][0-9a-f]+)?"
@@ -428,14 +428,10 @@ _SHARD = (
 
 
 def read_rows(key: str, source: str) -> Iterator[Row]:
-  """Yields the rows of a source in their order.
+  """Yields the rows of a source in order.
 
-  Args:
-    key: the setting that names it, for messages.
-    source: see the module.
-
-  Raises:
-    ValueError: there is no such file, folder or split, or it cannot be read.
+  `key` is the setting that names the source. Raises ValueError if there is no
+  such file, folder or split, or it cannot be read.
   """
   match = _SOURCE.fullmatch(source)
   path = pathlib.Path(match["path"]).expanduser()
@@ -466,7 +462,7 @@ def _read_jsonl(path: pathlib.Path) -> Iterator[Row]:
 def _parsed(line: bytes) -> dict[str, Any] | None:
   try:
     row = json.loads(line)
-    # An escape may be half a surrogate pair, which no tokenizer takes.
+    # An escape may be half a surrogate pair, which no tokenizer accepts.
     if b"\\u" in line:
       json.dumps(row, ensure_ascii=False).encode()
   except (ValueError, RecursionError):
@@ -477,7 +473,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 def _read_tfds(
     key: str, source: str, path: pathlib.Path, split: str
 ) -> Iterator[Row]:
-  # Takes seconds to import; needs no TensorFlow.
+  # Takes seconds to import; does not need TensorFlow.
   import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
 
   builder = tfds.builder_from_directory(path)
@@ -492,7 +488,7 @@ def _read_tfds(
 
 
 def _plain(value: Any) -> Any:
-  """Returns text for bytes, and plain numbers and lists for arrays."""
+  """Decodes bytes; converts arrays to numbers and lists."""
   if isinstance(value, bytes):
     return value.decode("utf-8", errors="replace")
   return value.tolist() if hasattr(value, "tolist") else value
@@ -524,7 +520,7 @@ def _read_arrow(
 def _arrow_files(
     key: str, source: str, path: pathlib.Path, split: str
 ) -> list[pathlib.Path]:
-  """Returns the files of a split of a folder of Hugging Face `datasets`."""
+  """Returns the files of one split in a folder of Hugging Face `datasets`."""
   listed = path / "dataset_dict.json"
   try:
     if listed.is_file():
@@ -561,8 +557,7 @@ def _arrow_files(
 def folder_sources(data: str, held_out: str = "test") -> dict[str, Source]:
   """Returns the sources of both splits of the folder `config.task.data`.
 
-  Raises:
-    ValueError: there is no such folder.
+  Raises ValueError if there is no such folder.
   """
   if not data or not pathlib.Path(data).expanduser().is_dir():
     raise ValueError(

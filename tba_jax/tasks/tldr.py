@@ -3,13 +3,13 @@
 r"""TL;DR: summaries of Reddit posts, rewarded by a reward model.
 
 Data of Völske et al. 2017; query and comparisons of Stiennon et al. 2020
-(arXiv:2009.01325). Queries, lengths and splits are those of Noukhovitch et al.
-2024 (arXiv:2410.18252) and Bartoldson et al. 2025 (arXiv:2503.18929):
+(arXiv:2009.01325). Queries, lengths and splits follow Noukhovitch et al. 2024
+(arXiv:2410.18252) and Bartoldson et al. 2025 (arXiv:2503.18929):
 
     SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:
 
-A summary begins with a space. A query that is too long loses the end of its
-post: by paragraphs, and by characters once one paragraph is left.
+Summaries begin with a space. The post of a query that is too long is cut from
+its end, by paragraphs and then by characters.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,25 +21,24 @@ from tba_jax.tasks import rows
 
 QUERY = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
 _QUERY_FIELDS = ("subreddit", "title", "post")
-# Of rows with a complete query: the papers' data sets, and trl's.
+# Fields with a complete query: of the papers' data sets, and of trl's.
 _READY_FIELDS = ("query", "prompt")
 _SUMMARY_FIELDS = ("summary", "reference_response", "completion")
 
 
 class Tldr(made_up.GoldReward):
-  """Posts with a person's summary.
+  """Posts and a person's summary of each.
 
   data: a folder with train.jsonl and validation.jsonl, or of Hugging Face
-    `datasets` with these splits; a row has `subreddit`, `title`, `post` and
-    `summary`, or a ready `query` and `reference_response`, or `prompt` and
-    `completion`. "made_up": small posts that code writes, with a scripted gold
-    reward.
-  held_out: name of the split that is evaluated on: the papers' "validation".
-  made_up_prompts: how many of those posts, over both splits.
-  made_up_pairs: pairs of summaries made of them, for a reward model to learn
-    from; a fifth as many to measure it.
-  validation_prompts: training posts set apart to choose a checkpoint by.
-  split_seed: of that choice, and of what is made up.
+    `datasets` with these splits; rows have `subreddit`, `title`, `post` and
+    `summary`, or a complete `query` and `reference_response`, or `prompt` and
+    `completion`. "made_up": small generated posts with a scripted gold reward.
+  held_out: split to evaluate on; "validation" in the papers.
+  made_up_prompts: number of generated posts, over both splits.
+  made_up_pairs: generated pairs of summaries to train a reward model on; a
+    fifth as many to test it.
+  validation_prompts: training posts held out to select checkpoints.
+  split_seed: seed of that choice and of generated data.
   """
 
   name: ClassVar[str] = "tldr"
@@ -101,7 +100,7 @@ class Tldr(made_up.GoldReward):
       post = post[: post.rindex("\n")]
     if fits(make(post)):
       return make(post)
-    # As many characters as fit; more of them are hardly ever fewer tokens.
+    # Binary search: more characters hardly ever make fewer tokens.
     low, high = 0, len(post)
     while low < high:
       middle = (low + high + 1) // 2
@@ -113,5 +112,5 @@ class Tldr(made_up.GoldReward):
 
 
 def _ready_query(fields: Mapping[str, Any]) -> Any:
-  """Returns the complete query of a row, None where it has none."""
+  """Returns the complete query of a row, None if it has none."""
   return next((fields[f] for f in _READY_FIELDS if f in fields), None)

@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""When a run evaluates its policy: before, during and after training.
+"""Schedules evaluations before, during and after training.
 
-During training either the steps wait, or a thread samples from a copy of the
-params beside them; its results are recorded under the step whose params were
-evaluated. One runs at a time: another that falls due is skipped, with an event.
+During training the steps either wait, or a thread evaluates a copy of the
+params; results are recorded under the step whose params were evaluated. An
+evaluation that falls due while another runs is skipped, with an event.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,18 +29,17 @@ METRIC = "pass_at_1"
 
 
 class BestModel:
-  """Keeps the params that did best on the validation split.
+  """Keeps the params that do best on the validation split.
 
-  WORKDIR/best/model is a Hugging Face folder; WORKDIR/best/best.json says of
-  which step it is and what it reached. The test split has no part in the
-  choice: the result of the chosen params on it would be too high.
+  WORKDIR/best/model is a Hugging Face folder; best/best.json has its step and
+  result. The test split plays no part: selecting on it would bias its result.
   """
 
   def __init__(self, workdir: pathlib.Path, policy: policy_lib.Policy):
-    """Finds what an earlier process kept."""
+    """Reads the best result of an earlier process, if any."""
     self._policy = policy
     self._folder = workdir / "best"
-    # Where the new folder is written, and where the old one waits meanwhile.
+    # The new folder is written to one; the other holds the old one meanwhile.
     self._partial = workdir / "best.partial"
     self._old = workdir / "best.old"
     if self._old.exists() and not self._folder.exists():
@@ -51,13 +50,7 @@ class BestModel:
   def offer(
       self, step: int, params: types.PyTree, result: Mapping[str, Any]
   ) -> bool:
-    """Keeps the params if the result is better; returns whether it was.
-
-    Args:
-      step: steps that the params have done.
-      params: of the policy.
-      result: of the evaluator.
-    """
+    """Saves the params of `step` if the result is the best; returns if so."""
     if result[METRIC] <= self._best:
       return False
     shutil.rmtree(self._partial, ignore_errors=True)
@@ -69,7 +62,7 @@ class BestModel:
     names = ("split", METRIC, f"{METRIC}_interval", "num_prompts")
     kept = {name: result[name] for name in names if name in result}
     jsonl.atomic_write_json(self._partial / "best.json", {"step": step, **kept})
-    # Params and what is said of them change together.
+    # Model and best.json are replaced together.
     shutil.rmtree(self._old, ignore_errors=True)
     if self._folder.exists():
       self._folder.rename(self._old)
@@ -79,7 +72,7 @@ class BestModel:
     return True
 
 
-# Seconds that a batch of completions may take.
+# Longest time that a batch of completions may take, seconds.
 _BATCH_S = 60.0
 
 
@@ -93,14 +86,14 @@ class Evaluations:
       recorder: recorder_lib.Recorder,
       best: BestModel | None,
   ):
-    """Takes the parts.
+    """Makes both evaluators.
 
     Args:
       config: reads `evaluate`, `search.lockstep` and `mesh`.
-      evaluator: on held-out prompts, before and after training; during
-        training its `while_training` evaluates.
-      recorder: of the results.
-      best: offered the params that are evaluated during training.
+      evaluator: of held-out prompts, before and after training; its
+        `while_training` is used during training.
+      recorder: receives the results.
+      best: is offered the params evaluated during training; None = keep none.
     """
     self._config = config.evaluate
     self._evaluator = evaluator
@@ -108,14 +101,14 @@ class Evaluations:
     self._recorder = recorder
     self._best = best
     # In lockstep the steps wait, so that guards act at the same step in every
-    # run. So they do on several devices: two threads that start programs with
-    # collectives may start them in another order on each.
+    # run; on several devices, because two threads that launch collectives could
+    # order them differently on each device.
     self.beside = (
         config.evaluate.beside
         and not config.search.lockstep
         and math.prod(config.mesh.values()) == 1
     )
-    # The train step donates the params.
+    # A copy, since the train step donates the params.
     self._copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))
     self._thread: threading.Thread | None = None
     self._running_step = -1
@@ -124,7 +117,7 @@ class Evaluations:
     self._error: Exception | None = None
 
   def is_due(self, step: int) -> bool:
-    """Tells whether the params after `step` steps are to be evaluated."""
+    """Tells whether the params after `step` steps are due for evaluation."""
     every = self._config.every_steps
     return bool(every) and step % every == 0
 
@@ -135,13 +128,13 @@ class Evaluations:
       params: types.PyTree,
       should_stop: Callable[[], bool],
   ) -> dict[str, Any] | None:
-    """Evaluates here and records; returns None if it was stopped.
+    """Evaluates in this thread and records; returns None if stopped.
 
     Args:
       name: "before", "after", or "" during training.
-      step: steps that the params have done.
-      params: of the policy.
-      should_stop: asked between batches.
+      step: steps done by the params.
+      params: params of the policy.
+      should_stop: checked between batches.
     """
     with self._recorder.span("evaluate", step=step):
       try:
@@ -154,7 +147,7 @@ class Evaluations:
     return result
 
   def start(self, step: int, params: types.PyTree) -> None:
-    """Begins to evaluate a copy of the params in the thread."""
+    """Starts evaluating a copy of the params in a thread."""
     if self._thread is not None:
       self._recorder.event(
           "evaluation_skipped",
@@ -173,11 +166,7 @@ class Evaluations:
     self._thread.start()
 
   def take(self) -> tuple[int, dict[str, Any]] | None:
-    """Returns step and result of the thread's evaluation once it is done.
-
-    Raises:
-      Exception: what the thread raised.
-    """
+    """Returns (step, result) once the thread is done; raises its error."""
     if self._thread is None or self._thread.is_alive():
       return None
     self._thread = None
@@ -190,19 +179,14 @@ class Evaluations:
     return self._running_step, result
 
   def finish(self) -> tuple[int, dict[str, Any]] | None:
-    """Waits for the thread within its deadline; then as `take`.
-
-    Raises:
-      TimeoutError: it hangs in a batch.
-    """
+    """Waits for the thread and takes its result; TimeoutError if it hangs."""
     self._join(self._config.deadline_s + _BATCH_S)
     return self.take()
 
   def close(self) -> None:
-    """Stops the thread after its batch; its result is dropped.
+    """Stops the thread after its batch, dropping its result.
 
-    Raises:
-      TimeoutError: it hangs in a batch.
+    Raises TimeoutError if the batch hangs.
     """
     self._stop.set()
     self._join(_BATCH_S)
@@ -251,5 +235,5 @@ class Evaluations:
             f"step {step}: not done within config.evaluate.deadline_s"
             f"={deadline_s:g}",
         )
-    except Exception as error:  # The trainer raises it.
+    except Exception as error:  # `take` raises it.
       self._error = error

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""pass@k, distinct solutions and mean reward of params on a split of a task.
+"""pass@k, distinct solutions, mean reward, KL and win-rate on a task's split.
 
-The same prompts get the same random numbers in every call, so a difference
-between two versions of the params is not one between two draws of prompts.
+A prompt gets the same random numbers in every call, so that two versions of the
+params differ by more than the draw.
 """
 
 import collections
@@ -25,23 +25,22 @@ from tba_jax.tasks import base
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import reference as reference_lib
 
-# What is measured of a prompt; `summarize` says which fields there are.
+# Measurements of one prompt; `summarize` lists the fields.
 Record = dict[str, Any]
 
-# Bootstrap resamples are drawn so many values at a time, to bound the memory.
+# Bootstrap resamples are drawn in blocks of this many values to bound memory.
 _RESAMPLED_VALUES = 4_000_000
-# A perplexity is cut at so many nats a token: one odd token is not all of it.
+# Caps the mean nats per token, so that exp() stays finite.
 _MAX_TOKEN_NATS = 20.0
-# Training counts the visits of a prompt from 0; those of an evaluation start
-# above all of them, so that the two never share random numbers, even with one
-# seed and one sampler.
+# Training counts visits of a prompt from 0. Evaluations start above them all,
+# so that the two never share random numbers.
 _FIRST_VISIT = 2**31
 _NUM_PROMPTS_SHOWN = 8
 _NUM_COMPLETIONS_SHOWN = 16
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-  """Returns the unbiased estimate of the chance that one of k samples is right.
+  """Returns the unbiased estimate that one of k samples is correct.
 
       pass@k = 1 - C(n - c, k) / C(n, k)
 
@@ -71,10 +70,14 @@ def mean_interval(
   resampled, not completions: those of a prompt are not independent.
 
   Args:
-    values_B: [B] one value a prompt, B at least 1.
+  Source: Efron 1979 (Annals of Statistics 7:1), percentile method. It resamples
+  prompts, since the completions of a prompt are not independent.
+
+  Args:
+    values_B: [B] one value per prompt, B at least 1.
     num_resamples: at least 1.
     confidence: c, above 0 and below 1.
-    seed: of the resamples; the same values give the same interval.
+    seed: the same values and seed give the same interval.
   """
   values_B = np.asarray(values_B, np.float64)
   rng = np.random.default_rng(seed)
@@ -100,14 +103,14 @@ def summarize(
   """Returns means over prompts, standard errors and bootstrap intervals.
 
   Args:
-    prompts: at least one record with `num_correct`, `num_distinct`,
-      `num_texts`, and, of each completion, `rewards`, `lengths` and `stopped`;
-      `failures` by cause. Optional: `greedy_correct`, and of each completion
-      `kl` and `ref_nats` (minus the reference's log-prob),
-      `diluted_perplexity`, and `verdicts` and `greedy_verdicts`, of
-      `rewards/comparers.py`.
-    num_completions: n, of each prompt.
-    resamples, confidence: of the intervals.
+    prompts: at least one record. Required: `num_correct`, `num_distinct`,
+      `num_texts`, `failures` by cause; per completion `rewards`, `lengths`,
+      `stopped`. Optional: `greedy_correct`; per completion `kl` and `ref_nats`
+      (minus the reference's log-prob), `diluted_perplexity`, and `verdicts`,
+      `greedy_verdicts` (`comparers.Verdict`).
+    num_completions: n, per prompt.
+    resamples: number of bootstrap resamples.
+    confidence: of the intervals.
   """
   n = num_completions
   correct_B = [prompt["num_correct"] for prompt in prompts]
@@ -162,7 +165,7 @@ def summarize(
 def _verdict_means(
     prompts: Sequence[Mapping[str, Any]],
 ) -> dict[str, np.ndarray]:
-  """Returns the means of verdicts over prompts that have any, by name."""
+  """Returns mean verdicts per prompt that has any, by metric."""
   out = {}
   means = lambda verdicts, value: np.array(
       [np.mean([value(v) for v in some]) for some in verdicts]
@@ -183,7 +186,7 @@ def _verdict_means(
 
 
 def _no_verdict(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """Returns contests without a verdict, by cause; {} without a comparer."""
+  """Returns the count of contests without a verdict by cause, or {}."""
   names = [n for n in ("verdicts", "greedy_verdicts") if n in prompts[0]]
   causes = collections.Counter(
       v.failure for p in prompts for n in names for v in p[n] if v.win is None
@@ -192,18 +195,18 @@ def _no_verdict(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _stderr(values_B: np.ndarray) -> float:
-  """Returns the standard error of the mean; 0 where there is one value."""
+  """Returns the standard error of the mean; 0 for a single value."""
   if len(values_B) < 2:
     return 0.0
   return float(values_B.std(ddof=1) / math.sqrt(len(values_B)))
 
 
 class Interrupted(Exception):
-  """`should_stop` was true before all prompts were evaluated."""
+  """The evaluation was stopped before all prompts were evaluated."""
 
 
 class Evaluator:
-  """Samples completions of a split's prompts and counts what is right."""
+  """Samples completions of a split's prompts and measures them."""
 
   def __init__(
       self,
@@ -219,14 +222,13 @@ class Evaluator:
     """Makes the samplers.
 
     Args:
-      config: reads `evaluate` and what samplers read.
-      policy: of the run.
-      judge: says of each completion what it is worth and whether it is right;
-        closed with this.
+      config: reads `evaluate` and the samplers' settings.
+      policy: samples the completions.
+      judge: rewards completions and tells which are correct; closed with this.
       split: "train" or "held_out".
       comparer: for the win-rate against the task's reference completions;
         closed with this; None = no win-rate.
-      reference: the policy that the KL is measured against; None = no KL.
+      reference: policy that the KL is measured against; None = no KL.
       plain_reference: the same at temperature 1, for the papers' perplexity.
     """
     self._config = config.evaluate
@@ -248,13 +250,13 @@ class Evaluator:
     return self._task.num_prompts(self.split)
 
   def while_training(self) -> "Evaluator":
-    """Returns an evaluator with the same parts, of the split for training."""
+    """Returns an evaluator of the split used during training; shares parts."""
     other = copy.copy(self)
     other.split = base.split_while_training(self._task)
     return other
 
   def close(self) -> None:
-    """Ends what judge and comparer have started."""
+    """Closes judge and comparer."""
     self.judge.close()
     if self._comparer is not None:
       self._comparer.close()
@@ -270,45 +272,41 @@ class Evaluator:
   ) -> dict[str, Any]:
     """Returns the results over the first `num_prompts` prompts of the split.
 
-    Blocks until all are sampled, or `should_stop` is true between two batches.
-
     Args:
-      params: of the sampler's model.
+      params: params of the policy.
       num_prompts: 1 up to the size of the split.
-      version: of the params.
-      should_stop: asked before each batch.
-      on_progress: called with (prompts done, prompts in all) after each batch.
+      version: version of the params.
+      should_stop: checked before each batch.
+      on_progress: called with (prompts done, all prompts) after each batch.
 
     Returns:
-      pass_at_1: share of right completions, mean over prompts.
-      pass_at_k: share of prompts with a right completion among `k`.
-      pass_at: the same for 1, 2, 4 … up to k, without bias.
-      greedy_pass_at_1: share of prompts whose greedy completion is right, with
-        `evaluate.greedy`.
+      pass_at_1: share of correct completions, mean over prompts.
+      pass_at_k: share of prompts with a correct one among `k` completions.
+      pass_at: unbiased pass@ 1, 2, 4 … up to k.
+      greedy_pass_at_1: share of prompts whose greedy completion is correct,
+        with `evaluate.greedy`.
       mean_reward: over completions, task units.
-      kl: Σ log π - log π_ref of a completion, nats, both tempered, and
-      ref_perplexity: exp of the reference's mean nats a token, where there is
-        a reference.
+      kl: Σ log π - log π_ref of a completion, nats, at the sampling
+        temperature, with a reference.
+      ref_perplexity: exp of the reference's mean nats per token, likewise.
       diluted_perplexity: see `_add_perplexity`; of the greedy completions if
-        there are any, with a plain reference.
-      [greedy_]win_rate, gold_reward and gold_margin, no_verdict (by cause):
-        what a comparer says; docs/preferences.md.
-      …_stderr, …_interval: of these but `pass_at` and `ref_perplexity`, the
-        standard error over prompts, and the bootstrap interval.
-      k: completions of each prompt.
+        any, with a plain reference.
+      [greedy_]win_rate, gold_reward, gold_margin, no_verdict (by cause): from
+        the comparer; docs/preferences.md.
+      …_stderr, …_interval: standard error over prompts and bootstrap interval
+        of these, but for `pass_at` and `ref_perplexity`.
+      k: completions per prompt.
       confidence: of the intervals.
-      distinct_correct: distinct right solutions among the k completions of a
-        prompt, mean over prompts.
-      distinct_correct_per_solved: the same over prompts with at least one; 0
-        where there is none.
+      distinct_correct: distinct correct solutions among a prompt's k
+        completions, mean over prompts.
+      distinct_correct_per_solved: the same over solved prompts; 0 if none is.
       distinct_share: distinct texts among the k completions, over k.
-      mean_length: tokens of a completion, stop token included.
-      stop_rate: share of completions that ended with the stop token.
-      num_prompts, version: as given.
-      split: evaluated on.
-      cosine_distance and the like, where the judge has `set_metrics`.
-      reward_failures: completions without a reward of the task's, by cause.
-      samples: completions of the first prompts, as `samples.jsonl` holds them.
+      mean_length: tokens per completion, stop token included.
+      stop_rate: share of completions that end with a stop token.
+      num_prompts, version, split: what was evaluated.
+      cosine_distance and the like: from judges with `set_metrics`.
+      reward_failures: completions without a reward from the task, by cause.
+      samples: completions of the first prompts, as in `samples.jsonl`.
 
     Raises:
       Interrupted: `should_stop` was true.
@@ -345,7 +343,7 @@ class Evaluator:
   def _evaluate_batch(
       self, params: types.PyTree, indices: range, version: int
   ) -> list[Record]:
-    """Returns one record per prompt, as `summarize` reads them."""
+    """Returns one record per prompt, for `summarize`."""
     texts = [self._task.prompt(self.split, index) for index in indices]
     visit = _FIRST_VISIT + zlib.crc32(self.split.encode()) % _FIRST_VISIT
     requests = [
@@ -361,7 +359,7 @@ class Evaluator:
     ]
     sampled = self._sampler.sample(params, requests, version=version)
     asked_BxS = self._judge_requests(indices, sampled)
-    # All at once, so that the workers of a pool share them.
+    # In one call, so that the workers of a pool share them.
     judged = self.judge.judge([one for some in asked_BxS for one in some])
     judged_BxS = np.array(judged, object).reshape(len(indices), -1)
     records = [
@@ -390,7 +388,7 @@ class Evaluator:
   def _judge_requests(
       self, indices: range, sampled: list[types.Completions]
   ) -> list[list[judges.Request]]:
-    """Returns what judges are asked of each prompt's completions."""
+    """Returns the requests to the judge, one per completion of each prompt."""
     return [
         [
             judges.Request(self.split, index, text, bool(stopped))
@@ -408,7 +406,7 @@ class Evaluator:
       asked_S: Sequence[judges.Request],
       judged_S: Sequence[base.Judgement],
   ) -> Record:
-    """Returns the record of one prompt."""
+    """Returns one prompt's record."""
     samples = []
     for sample, (asked, judgement) in enumerate(zip(asked_S, judged_S)):
       length = int(found.lengths[sample])
@@ -442,7 +440,7 @@ class Evaluator:
     }
 
   def _add_reasons(self, samples: list[dict[str, Any]]) -> None:
-    """Adds why each sample is wrong, where it was judged at all."""
+    """Adds the reason why a sample is wrong to each that was judged."""
     judged = [sample for sample in samples if not sample["reason"]]
     reasons = self.judge.explain(
         [
@@ -462,10 +460,7 @@ class Evaluator:
       texts: Sequence[str],
       asked_BxS: Sequence[Sequence[judges.Request]],
   ) -> None:
-    """Adds a `comparers.Verdict` on each completion, if there is a comparer.
-
-    Completions are compared with the task's reference completion.
-    """
+    """Adds verdicts against the task's reference, if there is a comparer."""
     if self._comparer is None:
       return
     contests = [
@@ -502,8 +497,8 @@ class Evaluator:
 
         exp(-log π_ref(y|x) / (|x| + |y| - 1))
 
-    The prompt's tokens count in the denominator and not in the sum, which puts
-    all values near 1. The papers call it perplexity, or KL.
+    The prompt's tokens count in the denominator but not in the sum, which pulls
+    all values towards 1. The papers call it perplexity, or KL.
 
     Source: the evaluation code of Noukhovitch et al. 2024 (arXiv:2410.18252).
     """
@@ -520,7 +515,7 @@ def _logprobs(
     prompts: Sequence[np.ndarray],
     sampled: Sequence[types.Completions],
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns log-probs [B, K, T] under the reference, and what is real."""
+  """Returns [B, K, T] log-probs under the reference, and the token mask."""
   width = max(len(prompt) for prompt in prompts)
   prompts_BxP = np.zeros((len(prompts), width), np.int32)
   prompt_mask_BxP = np.zeros((len(prompts), width), np.float32)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Task, tokenizer, model, samplers and value model of a config."""
+"""Builds task, tokenizer, model, samplers and value model from a config."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ from tba_jax.tasks import build as tasks_build
 from tba_jax.training import lora
 from tba_jax.training import sharding
 
-# Seeds of what must not share random numbers, beside the run's own.
+# Gives evaluations random numbers apart from the run's.
 _EVALUATION_SEED = 0x5EED
 
 
@@ -34,9 +34,9 @@ class Policy:
 
   task: prompts and reward.
   tokenizer: of prompts and completions.
-  model: pure functions.
-  folder: Hugging Face folder to start from; None = from scratch.
-  adapters: what is trained of it; None = all.
+  model: pure functions `init` and `apply`.
+  folder: Hugging Face folder of the initial params; None = random.
+  adapters: LoRA adapters to train; None = train all params.
   """
 
   task: base.Task
@@ -47,17 +47,16 @@ class Policy:
 
   @property
   def trained(self) -> transformer.Model | lora.Adapters:
-    """What is trained and published: has `init` and `logical_axes`."""
+    """The trained and published part; has `init` and `logical_axes`."""
     return self.adapters or self.model
 
 
 def add_stops(
     config: ml_collections.ConfigDict, tokenizer: tokenizer_lib.Tokenizer
 ) -> None:
-  """Adds a config's stop tokens and stop strings to the tokenizer's own.
+  """Adds the config's stop tokens and stop strings to the tokenizer's own.
 
-  Raises:
-    ValueError: a stop token is not in the vocabulary.
+  Raises ValueError for a stop token outside the vocabulary.
   """
   ids = config.sampling.stop_token_ids
   tokenizer.add_stop_ids(int(item) for item in ids.split(",") if item)
@@ -67,12 +66,12 @@ def add_stops(
 def add_model_stops(
     shape: config_lib.ModelConfig, tokenizer: tokenizer_lib.Tokenizer
 ) -> None:
-  """Adds the stop tokens that a model's config.json lists beside its own."""
+  """Adds the further stop tokens that a model's config.json lists."""
   tokenizer.add_stop_ids(i for i in shape.stop_ids if i < tokenizer.vocab_size)
 
 
 def sft_folder(workdir: str | pathlib.Path) -> pathlib.Path:
-  """Returns where supervised fine-tuning leaves its model."""
+  """Returns the folder of the model that supervised fine-tuning saves."""
   return pathlib.Path(workdir) / "sft" / "model"
 
 
@@ -86,9 +85,8 @@ def make_policy(
 
   Args:
     config: reads `task`, `tokenizer`, `model`, `init`, `lora`, `train.remat`.
-    workdir: of the run; holds the SFT model where `config.init` is "sft".
-    scratch: makes the model that SFT starts from (`config.sft.init`), whatever
-      `config.init` says.
+    workdir: holds the SFT model if `config.init` is "sft".
+    scratch: returns the policy that SFT starts from, `config.sft.init`.
 
   Raises:
     ValueError: the checkpoint is missing or disagrees with the config.
@@ -115,7 +113,7 @@ def make_policy(
   task.drop_long(
       tokenizer,
       config.sampling.max_prompt_tokens,
-      # What fine-tuning learns to write has a stop token.
+      # SFT also learns a stop token after each answer.
       max_answer_tokens=scratch * (config.sampling.max_completion_tokens - 1),
   )
   if folder is None:
@@ -153,10 +151,10 @@ def initial_params(
   """Returns the params that training starts from.
 
   Args:
-    policy: of the config.
-    seed: of params that are made from scratch, on one device.
-    shardings: where a folder's params go, in place of each; a process reads
-      what its devices own. None is the default device.
+    policy: its folder is loaded; without one, params are random.
+    seed: of random params, made on one device.
+    shardings: of loaded params, of which a process reads only the shards of its
+      devices; None = the default device.
 
   Raises:
     ValueError: the folder cannot be read, or does not divide over the mesh.
@@ -177,7 +175,7 @@ def initial_params(
 def decode_texts(
     tokenizer: tokenizer_lib.Tokenizer, completions: types.Completions
 ) -> list[str]:
-  """Returns the S texts, each without its final stop token."""
+  """Returns the S texts of a group, each without its stop token."""
   return [
       tokenizer.decode_completion(tokens, int(length), bool(stopped))
       for tokens, length, stopped in zip(
@@ -189,7 +187,7 @@ def decode_texts(
 def make_sampler(
     config: ml_collections.ConfigDict, policy: Policy
 ) -> decode.Sampler:
-  """Returns the sampler of the searchers."""
+  """Returns the searchers' sampler."""
   return _sampler(
       config,
       policy,
@@ -202,7 +200,7 @@ def make_sampler(
 def make_evaluation_sampler(
     config: ml_collections.ConfigDict, policy: Policy
 ) -> decode.Sampler:
-  """Returns the evaluator's sampler, with random numbers of its own."""
+  """Returns the evaluator's sampler, whose random numbers are its own."""
   return _sampler(
       config,
       policy,
@@ -214,7 +212,7 @@ def make_evaluation_sampler(
 def make_greedy_sampler(
     config: ml_collections.ConfigDict, policy: Policy
 ) -> decode.Sampler:
-  """Returns the sampler of the likeliest tokens, one completion a prompt."""
+  """Returns the greedy sampler of evaluations: one completion per prompt."""
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.sampling.temperature = 0.0
@@ -247,28 +245,24 @@ def _sampler(
       recompute_cache=config.sampling.in_flight == "recompute_cache",
       pad_id=policy.tokenizer.pad_id,
       seed=seed,
-      # Evaluations too end no completion before it has its tokens.
+      # The least number of tokens holds for evaluations too.
       explore=explore or requests.Explore(min_tokens=config.explore.min_tokens),
   )
   return decode.Sampler(policy.model, settings)
 
 
-# `loss.value_init` of a value model that starts from the policy.
+# `loss.value_init`: the value model starts from the policy.
 OF_POLICY = "policy"
 
 
 def make_value_model(
     config: ml_collections.ConfigDict, model: Any
 ) -> heads.ScalarModel | None:
-  """Returns the value model; None where `config.loss.name` learns none.
+  """Returns the value model; None if `config.loss.name` has none.
 
-  Args:
-    config: reads `loss` and `train.remat`.
-    model: of the policy; the value model has its shape, or that of the folder
-      in `loss.value_init`.
-
-  Raises:
-    ValueError: the folder has no scalar head, or knows fewer tokens.
+  It has the shape of `model`, the policy's, or of the folder in
+  `loss.value_init`; ValueError unless that has one scalar head and the policy's
+  vocabulary.
   """
   if not losses_build.find(config.loss.name).has_values:
     return None
@@ -279,22 +273,21 @@ def make_value_model(
   shape = hf.read_config(pathlib.Path(source).expanduser())
   if shape.num_labels != 1:
     raise ValueError(
-        f"loss.value_init={source!r}: its head gives {shape.num_labels} labels;"
-        " allowed a model with one (0 is a model that predicts tokens)"
+        f"loss.value_init={source!r}: has {shape.num_labels} labels; allowed a"
+        " model with one (0 is a model that predicts tokens)"
     )
   if shape.vocab_size < model.config.vocab_size:
     raise ValueError(
         f"loss.value_init={source!r}: its vocabulary has {shape.vocab_size}"
-        f" entries, the policy's {model.config.vocab_size}"
+        f" entries, fewer than the policy's {model.config.vocab_size}"
     )
   return heads.make_scalar_model(shape, remat=config.train.remat)
 
 
 def load_value_params(config: ml_collections.ConfigDict) -> types.PyTree | None:
-  """Returns params of the folder in `loss.value_init`; None for the policy's.
+  """Returns the params in `loss.value_init`; None to start from the policy.
 
-  Raises:
-    ValueError: the folder cannot be read.
+  Raises ValueError if the folder cannot be read.
   """
   row = losses_build.find(config.loss.name)
   if not row.has_values or config.loss.value_init == OF_POLICY:

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Judges, comparers and evaluators of a config.
+"""Builds judges, comparers and evaluators from a config.
 
-A judge rewards completions: the task's own code, a verifier process, frozen
-models of the task, or a reward model. A comparer says which of two is better.
+A judge rewards completions: by the task's own code, a verifier process, frozen
+models of the task, or a reward model. A comparer tells which of two is better.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ _MADE_HERE = "reward_model"
 
 
 class ModelJudge(judges.Judge):
-  """Rewards by a reward model: the raw score of its scalar head."""
+  """Rewards by the raw score of a reward model."""
 
   def __init__(
       self,
@@ -38,14 +38,15 @@ class ModelJudge(judges.Judge):
       on_event: judges.OnEvent | None = None,
       with_keys: bool = False,
   ):
-    """Takes the model.
+    """Stores the model.
 
     Args:
-      scorer: of the reward model.
-      task: prompts, and references.
-      fallback, on_event: as `Judge` has them.
-      with_keys: whether a completion that scores above the task's reference
-        counts as right, for which references are scored too.
+      scorer: scores by the reward model.
+      task: prompts and references.
+      fallback: as in `Judge`.
+      on_event: as in `Judge`.
+      with_keys: counts completions that score above the task's reference as
+        correct; scores the references too.
     """
     super().__init__(fallback=fallback, on_event=on_event)
     self._scorer = scorer
@@ -87,7 +88,7 @@ class ModelComparer(comparers.Scores):
   """Scores by a gold reward model."""
 
   def __init__(self, scorer: reward_model.RewardScorer):
-    """Takes the model."""
+    """Stores the scorer of the gold model."""
     super().__init__()
     self._scorer = scorer
 
@@ -105,15 +106,9 @@ def make_task_judge(
     task: base.Task,
     on_event: Callable[[str, str], None] | None = None,
 ) -> judges.Judge:
-  """Returns the judge by the task's own rewards, whatever `reward` names.
+  """Returns the judge by the task's own reward, whatever `reward` names.
 
-  Args:
-    config: reads `reward`, `task` and `seed`.
-    task: of the run.
-    on_event: called with (kind, message) for what failed.
-
-  Raises:
-    ValueError: a folder of a frozen model cannot be read.
+  Raises ValueError if a frozen model's folder cannot be read.
   """
   if isinstance(task, tasks_red_team.RedTeam):
     return rewards_red_team.make_judge(config, task, on_event)
@@ -123,11 +118,7 @@ def make_task_judge(
 def make_embed(
     policy: policy_lib.Policy,
 ) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
-  """Returns completions' tokens -> their sentence embeddings, [n, D] float32.
-
-  Args:
-    policy: of a task with an encoder.
-  """
+  """Returns a function from tokens of completions to [n, D] embeddings."""
   embed = rewards_red_team.make_embed(policy.task)
   return lambda tokens: embed([policy.tokenizer.decode(t) for t in tokens])
 
@@ -140,17 +131,17 @@ def make_judge(
     *,
     with_keys: bool = False,
 ) -> judges.Judge:
-  """Returns the judge that `config.reward` asks for.
+  """Returns the judge that `config.reward` names.
 
   Args:
-    config: reads `reward`, `task` and what `reward_scorer.load` reads.
-    workdir: of the run; holds the reward model that was made for it.
-    task: of the run.
-    on_event: receives what failed.
-    with_keys: as `ModelJudge` has it.
+    config: reads `reward`, `task` and the settings of `load_scorer`.
+    workdir: holds the run's own reward model, if it has one.
+    task: prompts and references.
+    on_event: receives failures.
+    with_keys: as in `ModelJudge`.
 
   Raises:
-    ValueError: the reward model is not there or cannot be read.
+    ValueError: the reward model is missing or cannot be read.
   """
   if config.reward.where != "model":
     return make_task_judge(config, task, on_event)
@@ -166,32 +157,25 @@ def make_judge(
   )
 
 
-def of_searcher(
+def for_searcher(
     config: ml_collections.ConfigDict,
     workdir: str | pathlib.Path,
     policy: policy_lib.Policy,
     on_event: judges.OnEvent | None = None,
 ) -> judges.Judge:
-  """Returns the judge of a searcher; args and errors as of `make_judge`."""
+  """Returns a searcher's judge; see `make_judge`."""
   if config.reward.role == "trainer":
     return reward_model.Unscored()
   return make_judge(config, workdir, policy.task, on_event)
 
 
-def of_trainer(
+def for_trainer(
     config: ml_collections.ConfigDict,
     workdir: str | pathlib.Path,
     policy: policy_lib.Policy,
     on_event: judges.OnEvent | None = None,
 ) -> reward_model.GroupScorer:
-  """Returns what gives groups their rewards in the trainer, if it does.
-
-  Args:
-    config, workdir, on_event: as `make_judge`.
-    policy: of the run.
-
-  Raises: as `make_judge`.
-  """
+  """Returns the scorer of groups in the trainer; see `make_judge`."""
   judge = None
   if config.reward.role == "trainer":
     judge = make_judge(config, workdir, policy.task, on_event)
@@ -203,15 +187,9 @@ def make_comparer(
     task: base.Task,
     on_event: judges.OnEvent | None = None,
 ) -> comparers.Comparer | None:
-  """Returns who compares with references, None where nobody does.
+  """Returns the comparer that `config.evaluate.judge` names, or None.
 
-  Args:
-    config: reads `evaluate`, `reward` and what `reward_scorer.load` reads.
-    task: of the run.
-    on_event: receives what failed.
-
-  Raises:
-    ValueError: the gold model is not there or cannot be read.
+  Raises ValueError if the gold model is missing or cannot be read.
   """
   c = config.evaluate
   if not c.judge:
@@ -236,12 +214,7 @@ def make_evaluator(
 ) -> evaluator.Evaluator:
   """Returns the evaluator of the held-out split, with judge and comparer.
 
-  Args:
-    config, workdir, on_event: as `make_judge`.
-    policy: of the run.
-    **references: as `Evaluator` takes them.
-
-  Raises: as `make_judge` and `make_comparer`.
+  `references` go to `Evaluator`. Raises as `make_judge` and `make_comparer`.
   """
   return evaluator.Evaluator(
       config,

@@ -249,7 +249,7 @@ class CarriersTest(parameterized.TestCase):
     policy = make_policy(rank=2)
     config = settings_lib.get_config()
     place = make_place(policy, data=2, tensor=2)
-    whole = searcher.make_whole(config, policy, place)
+    whole = searcher.make_merger(config, policy, place)
     factors = jax.tree.map(
         lambda x: x + 0.1, policy.adapters.init(jax.random.PRNGKey(3))
     )

@@ -371,7 +371,7 @@ class RefusedTest(absltest.TestCase):
 
   def test_a_lost_start_count_is_not_begun_anew(self):
     (self.workdir / "metrics.jsonl").write_text('{"step": 0}\n')
-    self.refused("epoch.json is gone")
+    self.refused("epoch.json is missing")
     self.assertFalse((self.workdir / "epoch.json").exists())
 
   def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(self):

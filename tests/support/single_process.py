@@ -40,14 +40,14 @@ def train(
   state = trainer.init_state(config, policy, params, mesh)
   train_step = trainer.make_train_step(config, policy, mesh, params)
   params_fn = searcher.make_params_fn(
-      policy, searcher.make_whole(config, policy)
+      policy, searcher.make_merger(config, policy)
   )
   sampler = policy_lib.make_sampler(config, policy)
   buffer = trainer.make_buffer(config)
   order = trainer.make_prompt_order(config, policy)
   placer = trainer.make_placer(config, reference, mesh, cluster.Cluster())
   batch_maker = trainer.make_batch_maker(config, policy, buffer, placer)
-  scorer = reward_judge.of_trainer(config, workdir, policy)
+  scorer = reward_judge.for_trainer(config, workdir, policy)
   per_step = config.search.prompts_per_step
   for step in range(config.train.num_steps):
     sampled = params_fn(publication.flatten(state.params))

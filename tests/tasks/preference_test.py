@@ -28,24 +28,24 @@ class PreferenceTest(absltest.TestCase):
     )
     self.assertEqual(task.num_prompts("held_out"), 4)
 
-  def test_the_reward_is_the_sum_of_likings(self):
+  def test_the_reward_is_the_sum_of_scores(self):
     task = make_task(num_letters=4, max_letters=8, held_out_fraction=0.5)
     where = {
         task.prompt(s, i): (s, i)
         for s in SPLITS
         for i in range(task.num_prompts(s))
     }
-    # A prompt of one letter twice tells its likings.
-    likings = {
+    # A prompt of one letter twice gives its scores.
+    scores = {
         a: {b: 8 * task.reward(*where[f"{a}{a}:"], b) for b in "abcd"}
         for a in "abcd"
     }
-    for of_one in likings.values():
+    for of_one in scores.values():
       self.assertLess(max(map(abs, of_one.values())), 1.0)
     self.assertGreater(
-        len({round(v, 6) for one in likings.values() for v in one.values()}), 15
+        len({round(v, 6) for one in scores.values() for v in one.values()}), 15
     )
-    expected = sum((likings["a"][c] + likings["c"][c]) / 2 for c in "abbd") / 8
+    expected = sum((scores["a"][c] + scores["c"][c]) / 2 for c in "abbd") / 8
     for text in ("abbd", "dbba"):
       self.assertAlmostEqual(
           task.reward(*where["ac:"], text), expected, places=6

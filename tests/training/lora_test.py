@@ -304,7 +304,7 @@ class RunTest(absltest.TestCase):
       moved = jax.tree.map(lambda x: x + 0.1, state.params)
       state = train_step.TrainState(**{**vars(state), "params": moved})
       # A searcher adds what is published to its own base.
-      whole = searcher.make_whole(config, policy)
+      whole = searcher.make_merger(config, policy)
       params_fn = searcher.make_params_fn(policy, whole)
       expected = policy.adapters.merge(start, moved)
       found = params_fn(publication.flatten(state.params))
