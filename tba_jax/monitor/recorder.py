@@ -551,7 +551,7 @@ class Recorder:
       start, cpu_s = time.time(), time.thread_time()
       with self._leave_out_unwritable(kind):
         job()
-      # CPU time; the span also holds its waiting for a core.
+      # CPU time, since the span includes waiting for a core.
       cpu_s = time.thread_time() - cpu_s
       self._spans.add(kind, start, time.time(), lane="write", cpu_s=cpu_s)
 

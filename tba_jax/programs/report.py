@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `report` program: the entry that `main` calls."""
+"""The `report` program: writes the page of a run, or compares several."""
 
 from collections.abc import Sequence
 import sys
@@ -17,15 +17,15 @@ def run(
     workdir: str | None,
     operands: Sequence[str] = (),
 ) -> int:
-  """Writes the report of one run, or compares several, and prints its path.
+  """Writes the report of one run, or compares several; prints its path.
 
   Args:
-    config: not used; a run directory holds its own.
-    workdir: the run directory, where there is no operand.
-    operands: run directories, or folders of some; also runs in gs://.
+    config: not used; a run directory has its own.
+    workdir: the run directory if there are no operands.
+    operands: run directories, or folders of some; gs:// too.
 
   Returns:
-    0, or 2 where an operand is no directory.
+    0, or 2 if an operand is no directory.
   """
   del config
   wanted = list(operands) or ([workdir] if workdir else [])

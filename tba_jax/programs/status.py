@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `status` program: shows the live state of a run, from its store."""
+"""The `status` program: prints the live state of a run from its store."""
 
 from collections.abc import Sequence
 import pathlib
@@ -23,17 +23,17 @@ from tba_jax.transport import kv_client
 from tba_jax.transport import locator
 from tba_jax.transport import wire
 
-# Key of the trainer's live state, a signed message.
+# Key of the trainer's live state, an authenticated message.
 STATUS_KEY = "status/run"
 
 
 def read_store(
     run_info: run_directory.Run, deadline_s: float
 ) -> tuple[dict[str, Any] | None, str]:
-  """Returns the live state in the run's store and a note on its source.
+  """Returns the live state in the run's store, and a note on its source.
 
-  Waits for the store for at most `deadline_s`; None and the reason where there
-  is no state.
+  Waits up to `deadline_s` for the store; without a state, returns None and the
+  reason.
   """
   try:
     if (
@@ -71,10 +71,10 @@ def run(
 ) -> int:
   """Prints the state of the run in `workdir` once.
 
-  Where the store does not answer, shows the trainer's last `status.json`.
+  Without an answer from the store, prints the trainer's last `status.json`.
 
   Returns:
-    0; 1 where nothing is known of the run; 2 for a directory without one.
+    0; 1 if nothing is known of the run; 2 if there is no run.
   """
   if operands:
     print(f"error: status takes no operand: {operands}", file=sys.stderr)
@@ -87,7 +87,7 @@ def run(
   status, note = read_store(run_info, config.store.probe_timeout_s)
   if status is None:
     status = jsonl.read_json(pathlib.Path(workdir) / "status.json")
-    # Before training there is no such file, nor a store.
+    # Before training there is neither that file nor a store.
     where = "the run's files" if status is None else "status.json"
     note = f"from {where}: {note}"
   state = run_state.Follower(workdir).read(with_status=False)
@@ -110,7 +110,7 @@ def run(
 
 
 def _phase_of_files(state: run_state.RunState) -> str:
-  """Returns the phase of a run without a state from its trainer."""
+  """Returns the phase of a run whose trainer has written no state."""
   if state.reward:
     return "setup"
   made = [phase for phase in run_state.MODEL_PHASES if state.made[phase]]
@@ -118,8 +118,7 @@ def _phase_of_files(state: run_state.RunState) -> str:
 
 
 def _last_process(workdir: str) -> tuple[int, bool] | None:
-  """Returns (pid, alive) of a process of the run on this host."""
-  # A trainer that was started by hand has no supervisor.
+  """Returns (pid, alive) of the supervisor, or of a trainer without one."""
   found = [
       run_directory.last_process(workdir, role) for role in ("", "trainer")
   ]
@@ -129,7 +128,7 @@ def _last_process(workdir: str) -> tuple[int, bool] | None:
 def _sign_of_life(
     state: run_state.RunState, last: tuple[int, bool] | None
 ) -> str:
-  """Returns the note's end for a run that is silent or has ended."""
+  """Returns a suffix for the note of a run that is silent or has ended."""
   if state.phase == "done":
     return ""
   if last is not None and not last[1]:

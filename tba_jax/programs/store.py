@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `store` program: hosts the key-value service of a run. No JAX here."""
+"""The `store` program: hosts the key-value service of a run."""
 
 from collections.abc import Sequence
 import contextlib
@@ -21,15 +21,14 @@ from tba_jax.transport import locator
 def run(
     config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
 ) -> int:
-  """Serves until SIGTERM; a service that dies or hangs is replaced.
+  """Serves until SIGTERM; restarts a service that dies or hangs.
 
-  Makes the run where the directory has none yet, and goes on with one that is
-  there, with other settings where they may change.
+  Creates the run directory if needed, or resumes it with settings that may
+  change.
 
   Returns:
-    0; 2 where the directory, the secret, an address or a setting may not be
-    used; 1
-    where the service does not start.
+    0; 2 for a wrong directory, secret, address or setting; 1 if the service
+    does not start.
   """
   del operands
   processes.die_with_supervisor()
@@ -66,7 +65,7 @@ def run(
       )
       stack.callback(host.close)
       if changed:
-        # Roles that share this directory take their settings from it.
+        # Other roles read their settings from this directory.
         run_directory.update(workdir, config)
       if config.store.locator:
         _check_place(config.store.locator, may_leave)

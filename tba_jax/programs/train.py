@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `train` program: supervises the processes of a run. No JAX here."""
+"""The `train` program: starts and supervises the processes of a run."""
 
 from collections.abc import Sequence
 import contextlib
@@ -30,14 +30,14 @@ from tba_jax.system import processes
 from tba_jax.transport import carrier_files
 
 _MAX_LOG_BYTES = 8_000_000
-# Time in which the processes of a group notice that one of them is gone.
+# Time for the processes of a group to notice that one of them has died.
 _TOGETHER_S = 3.0
 _DEATHS, _WITHIN_S = 3, 60.0
 _ERRORS = 3
 _TICK_S = 0.1
 # Period of the checks of progress, logs and totals.
 _CHECK_EVERY_S = 1.0
-# Together under the 20 s that a user waits for after Ctrl-C.
+# Together under 20 s, the longest that Ctrl-C should take.
 _TRAINER_END_S = 13.0
 _SEARCHER_END_S = 3.0
 _STORE_END_S = 2.0
@@ -53,13 +53,13 @@ class Child:
   role, index: of the process.
   cores: to pin it to; empty = all of its parent's.
   process: the current one, None before the first start.
-  deaths: times of unplanned ends, monotonic seconds.
+  deaths: times of recent unplanned exits, monotonic seconds.
   restarts: number of restarts.
-  finished: it ended as planned and is not started again.
-  started: unix time of the last start.
-  errors: ends by an error in a row without progress of the run.
+  finished: it exited as planned and is not restarted.
+  started: Unix time of the last start.
+  errors: consecutive exits with an error, without progress of the run.
   furthest: the run's step at the latest of them.
-  group: processes that live and die together, itself included; may be empty.
+  group: processes that are restarted together, itself included; may be empty.
   operands: of its program, after the index.
   """
 
@@ -82,7 +82,7 @@ class Child:
 
 
 class Children:
-  """Starts and ends the processes of one run, and keeps their logs."""
+  """Starts and stops the processes of a run, and keeps their logs."""
 
   def __init__(self, workdir: pathlib.Path):
     self._workdir = workdir
@@ -107,7 +107,7 @@ class Children:
   def add_group(
       self, role: str, size: int, cores: Sequence[int]
   ) -> list[Child]:
-    """Starts processes of a role that live and die together."""
+    """Starts processes of a role that are restarted together."""
     group = [Child(role, index, cores) for index in range(size)]
     for child in group:
       child.group = group if size > 1 else ()
@@ -116,7 +116,7 @@ class Children:
     return group
 
   def start_again(self, child: Child) -> None:
-    """Starts a child and its whole group, with a new address to meet at."""
+    """Starts a child and its whole group, with a new rendezvous address."""
     address = f"127.0.0.1:{processes.free_port()}" if child.group else ""
     for one in child.group or (child,):
       one.operands = (address,) if address else ()
@@ -124,10 +124,10 @@ class Children:
       self.start(one)
 
   def end_group(self, child: Child) -> Child:
-    """Ends the group of a child that has ended; returns the one that failed.
+    """Stops the group of a child that has exited; returns the cause.
 
-    The others get some seconds to notice and end by an error of their own, or
-    by SIGABRT of the library. The first one, where it ended as planned.
+    The others get some seconds to exit by themselves. The cause is the child
+    whose exit status says most, or the first one if that exited as planned.
     """
     killed = []
     deadline = time.monotonic() + _TOGETHER_S
@@ -151,7 +151,7 @@ class Children:
     return min(child.group or (child,), key=tells_least)
 
   def start(self, child: Child) -> None:
-    """Starts the process of a child, pinned to its cores before it runs."""
+    """Starts a child's process, pinned to its cores before it runs."""
     path = self.log_path(child)
     command = [
         sys.executable,
@@ -185,9 +185,9 @@ class Children:
       processes.pin(own)
 
   def rotate_logs(self) -> None:
-    """Moves the text of logs that are too long to `<role>.log.1`.
+    """Moves the contents of long logs to `<role>.log.1`.
 
-    The processes append to the same file meanwhile, so it is cut, not renamed.
+    A log is truncated, not renamed: its process keeps appending to the file.
     """
     for path in map(self.log_path, self._all):
       if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
@@ -207,7 +207,7 @@ class Children:
     return child.errors >= _ERRORS
 
   def write_table(self, service_pid: int | None) -> None:
-    """Writes `processes.json`: role, index and pid of what runs."""
+    """Writes `processes.json`: role, index and pid of running processes."""
     rows = [
         {"role": c.role, "index": c.index, "pid": c.process.pid}
         for c in self._all
@@ -229,7 +229,7 @@ class Children:
     return "\n".join(text.splitlines()[-num_lines:])
 
   def end(self, roles: Sequence[str], deadline_s: float) -> None:
-    """Ends processes of some roles: SIGTERM, and SIGKILL at the deadline."""
+    """Stops processes of some roles: SIGTERM, then SIGKILL at the deadline."""
     chosen = [
         c
         for c in self._all
@@ -260,15 +260,15 @@ class RunFailed(RuntimeError):
 def run(
     config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
 ) -> int:
-  """Runs a whole training run on this machine; the same command continues it.
+  """Runs or resumes a whole training run on this machine.
 
   Returns:
-    0: the run did what was asked; 1: it failed; 2: a wrong config or directory;
+    0: the run did what was asked; 1: it failed; 2: wrong config or directory;
     128 + number: a signal ended it.
   """
   console = rich.console.Console()
   if console.is_jupyter:
-    # Plain lines: a notebook would keep every picture of the panel.
+    # Plain lines: a notebook would keep every frame of the panel.
     console = rich.console.Console(force_jupyter=False, force_terminal=False)
   if operands:
     print(f"error: --program=train takes no operand {operands}",
@@ -289,14 +289,14 @@ def run(
   try:
     return supervisor.run()
   finally:
-    # A caller from Python, such as a notebook, gets its Ctrl-C back.
+    # A Python caller, such as a notebook, gets its Ctrl-C back.
     for number, handler in handlers.items():
       signal.signal(number, handler)
     held.close()
 
 
 class _Supervisor:
-  """One run of the `train` program."""
+  """The `train` program on one run."""
 
   def __init__(
       self,
@@ -308,7 +308,7 @@ class _Supervisor:
     self._run = run_info
     self._workdir = run_info.workdir
     self._console = console
-    # Of all supervisors of the run before this one.
+    # Totals of the run's earlier supervisors.
     self._totals_path = self._workdir / "totals.json"
     self._earlier = jsonl.read_object(self._totals_path, _TOTALS) or {
         "wall_s": 0.0,
@@ -320,7 +320,7 @@ class _Supervisor:
     self._panel = panel.Panel(self._workdir, console)
     self._signal: int | None = None
     self._capture_asked = False
-    # First and newest generation of the store that this supervisor saw.
+    # First and newest generation of the store seen by this supervisor.
     self._generations: tuple[int, int] | None = None
     self._started = time.time()
     self._next_check = 0.0
@@ -339,7 +339,7 @@ class _Supervisor:
       )
       self._console.print(panel.final_table(finished))
       return processes.EXIT_OK
-    # The run goes on: its earlier result no longer holds.
+    # Training goes on: the earlier result no longer holds.
     (self._workdir / "result.json").unlink(missing_ok=True)
     status = processes.EXIT_OK
     error = None
@@ -363,7 +363,7 @@ class _Supervisor:
     self._capture_asked = True
 
   def _make_models(self) -> None:
-    """Makes the models that the config asks for and that are missing."""
+    """Trains the models that the config asks for and that are missing."""
     reward = self._config.reward
     made_here = reward.where == "model" and reward.model == "reward_model"
     for role, wanted in (
@@ -374,7 +374,7 @@ class _Supervisor:
         self._make_model(role)
 
   def _make_model(self, role: str) -> None:
-    """Runs the program that makes a model, unless the model is there."""
+    """Runs the program that trains a model, unless the model exists."""
     folder = self._workdir / role
     try:
       stages.check(self._config, folder, section=role)
@@ -435,12 +435,12 @@ class _Supervisor:
     self._kill_stalled(trainer)
 
   def _kill_stalled(self, trainer: Child) -> None:
-    """Kills the role whose own work stands still; `_check` restarts it.
+    """Kills a role that makes no progress; `_check` restarts it.
 
     A searcher: its block is older than half of search.starvation_s, so that it
-    goes before the trainer gives up waiting. The trainer: for twice that time
-    (or five steps) it made no progress although it does not wait for data, or
-    it did not even write its status.
+    is killed before the trainer gives up waiting. The trainer: for twice that
+    time (or five steps) it made no progress without waiting for data, or wrote
+    no status.
     """
     status = self._status(trainer)
     limit = self._config.search.starvation_s
@@ -449,7 +449,7 @@ class _Supervisor:
       age = row.get("block_age_s") if isinstance(row, dict) else None
       for child in self._children.all if text.is_number(age) else ():
         same = child.role == "searcher" and child.index == row.get("index")
-        # A lease of an earlier process has a block older than this one.
+        # A lease of an earlier process has a block older than this process.
         if same and limit / 2 < age < time.time() - child.started:
           self._kill(child, f"its block is {age:.0f} s old")
     parts = status.get("trainer")
@@ -474,17 +474,14 @@ class _Supervisor:
     child.process.kill()
 
   def _pass_capture_on(self, trainer: Child) -> None:
-    """Has the trainer profile its next steps, once it trains.
-
-    Before that, the signal could end it.
-    """
+    """Requests a profile once the trainer handles the signal."""
     phase = self._status(trainer).get("phase")
     if self._capture_asked and phase == "train":
       self._capture_asked = False
       trainer.process.send_signal(signal.SIGUSR1)
 
   def _status(self, trainer: Child) -> dict[str, Any]:
-    """Returns the current trainer's `status.json`, {} where there is none."""
+    """Returns the current trainer's `status.json`, {} if missing."""
     status = jsonl.read_json(self._workdir / "status.json")
     if not isinstance(status, dict):
       return {}
@@ -493,7 +490,7 @@ class _Supervisor:
     return status if current else {}
 
   def _check(self, child: Child) -> bool:
-    """Restarts a child that has ended; returns whether it did."""
+    """Restarts a child that has exited; returns whether it did."""
     if child.finished or child.process.poll() is None:
       return False
     if child.process.returncode != processes.EXIT_OK:
@@ -503,7 +500,7 @@ class _Supervisor:
     if gone or (child.role != "store" and code == processes.EXIT_OK):
       child.finished = child.role != "searcher" or self._is_finishing()
       if not child.finished:
-        # Sent away by a trainer that was ended before its time.
+        # Dismissed by a trainer that was interrupted.
         self._children.start(child)
       return not child.finished
     if code in (processes.EXIT_CONFIG, processes.EXIT_FATAL):
@@ -554,7 +551,7 @@ class _Supervisor:
   def _totals(self) -> dict[str, Any]:
     """Returns wall time and restarts by role, over all supervisors of the run.
 
-    Each further generation of the store counts as a restart.
+    Each new generation of the store counts as a restart.
     """
     restarts = {"trainer": 0, "searcher": 0, "store": 0}
     restarts |= self._earlier["restarts"]
@@ -567,7 +564,7 @@ class _Supervisor:
     return {"wall_s": wall_s, "restarts": restarts}
 
   def _end_all(self) -> None:
-    """Ends what still runs: the trainer saves first, the store goes last."""
+    """Stops all processes: the trainer saves first, the store goes last."""
     if self._signal is not None:
       name = signal.Signals(self._signal).name
       self._events.write("signal", f"{name}: saving and ending")
@@ -575,7 +572,7 @@ class _Supervisor:
     self._children.end(["trainer", "sft", "reward_model"], _TRAINER_END_S)
     self._children.end(["searcher"], _SEARCHER_END_S)
     self._children.end(["store"], _STORE_END_S)
-    # In memory they would outlast the run; the next trainer publishes again.
+    # In tmpfs they would outlive the run; the next trainer publishes again.
     carrier_files.remove_directory(
         carrier_files.files_directory(
             self._config.publish.directory, self._workdir, self._run.run_id

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Advice on a run's settings from its numbers, in plain sentences."""
+"""Gives advice on a run's settings from its metrics."""
 
 from collections.abc import Callable, Mapping, Sequence
 import math
@@ -14,9 +14,9 @@ from tba_jax.monitor.report import verdict as verdict_lib
 
 Rows = Sequence[Mapping[str, Any]]
 
-# A role that waits less than this share of its time is busy.
+# A role that waits for less than this share of its time is busy.
 _LITTLE = 0.1
-# Where both wait for more than this, neither bounds the run.
+# If both wait for more than this, neither is the bottleneck.
 _IDLE = 0.25
 _MANY_EQUAL = 0.5
 _MANY_COPIES = 0.1
@@ -25,7 +25,7 @@ _LOW_EFFECTIVE, _SOME_EFFECTIVE = 0.7, 0.9
 
 
 def _seconds(rows: Rows, role: str, counts: Callable[[str], bool]) -> float:
-  """Returns a role's seconds in the main lanes, of kinds that count."""
+  """Returns a role's seconds in main lanes, in the kinds that `counts`."""
   return sum(
       s
       for row in rows
@@ -38,7 +38,7 @@ def _seconds(rows: Rows, role: str, counts: Callable[[str], bool]) -> float:
 def _share(
     rows: Rows, role: str, counts: Callable[[str], bool] = metrics.is_wait
 ) -> float | None:
-  """Returns the share of a role's time in kinds that count; None without."""
+  """Returns that as a share of the role's time; None without spans."""
   elapsed = sum(
       r["elapsed_s"] for r in rows if r["role"] == role and not r["lane"]
   )
@@ -51,7 +51,7 @@ def _setting(run: load.Run, *keys: str) -> float | None:
 
 
 def _bound(run: load.Run, rows: Rows) -> list[str]:
-  """Names the side that bounds the run, and what would balance it."""
+  """Names the bottleneck, and what would balance the roles."""
   trainer, searcher = (_share(rows, role) for role in ("trainer", "searcher"))
   if trainer is None or searcher is None:
     return []
@@ -67,7 +67,7 @@ def _bound(run: load.Run, rows: Rows) -> list[str]:
         " few processors for both."
     ]
   count = len({r["index"] for r in rows if r["role"] == "searcher"})
-  # Busy searchers a busy trainer needs: both rates scale with their work.
+  # Number of busy searchers that keep a busy trainer supplied.
   balance = max(1, math.ceil(count * (1 - searcher) / max(1 - trainer, 0.01)))
   if trainer > searcher:
     line = (
@@ -89,7 +89,7 @@ def _bound(run: load.Run, rows: Rows) -> list[str]:
 
 
 def _coupling(run: load.Run, rows: Rows) -> list[str]:
-  """Says whether the roles wait for each other, and which lead would help."""
+  """Tells whether the roles wait for each other, and which lead would help."""
   waits = [_share(rows, role) for role in ("trainer", "searcher")]
   lead = _setting(run, "search", "lead_steps")
   if None in waits or min(waits) < _LITTLE or lead is None or not run.records:
@@ -158,7 +158,7 @@ def _staleness(run: load.Run) -> list[str]:
       r for r in run.records if all(text.is_number(r.get(n)) for n in names)
   ]
   if len(both) >= 2:
-    # Paired by step, so that learning over the run does not enter.
+    # Paired by step, so that progress during the run does not matter.
     young, old = (load.column(both, name)[1] for name in names)
     gap = float((young - old).mean())
     error = float((young - old).std(ddof=1)) / math.sqrt(len(both))
@@ -211,7 +211,7 @@ def _equal(run: load.Run) -> list[str]:
 
 
 def _copies(run: load.Run) -> list[str]:
-  """Says which part of the batches and samples taught nothing new."""
+  """Tells how many completions taught nothing new."""
   lines = []
   unique = _mean(run, "replay/unique_share")
   if unique is not None and 1 - unique > _MANY_COPIES:
@@ -262,11 +262,8 @@ def verdict(run: load.Run) -> verdict_lib.Verdict:
 def advice(run: load.Run, rows: Rows) -> list[str]:
   """Returns sentences on what bounds a run and what it wastes.
 
-  Advice on throughput is left out where a run did not learn.
-
-  Args:
-    run: a run; missing parts are passed over.
-    rows: of `timeline.where_time_went`.
+  Leaves out throughput if the run did not learn; ignores missing parts. `rows`
+  are those of `timeline.where_time_went`.
   """
   found = verdict(run)
   first = [_NOT_LEARNED[found.kind]] if found.kind in _NOT_LEARNED else []

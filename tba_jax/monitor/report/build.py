@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A run directory as one HTML file that needs no network.
+"""Writes a run directory as one HTML file that needs no network.
 
-The page holds its data as JSON and draws it itself. A content security policy
-forbids requests, and text of a model is shown as text only.
+The page holds its data as JSON and draws it with its own scripts. A content
+security policy forbids requests, and a model's text is never markup.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from tba_jax.monitor.report import tables
 from tba_jax.monitor.report import timeline
 from tba_jax.monitor.report import verdict as verdict_lib
 
-# Limits of the evaluations' completions that are shown.
+# Limits on the evaluations' completions that are shown.
 MAX_PROMPTS = 24
 MAX_COMPLETIONS = 16
 MAX_DISTINCT = 32
@@ -43,7 +43,7 @@ def _by_prompt(evaluation: Mapping[str, Any]) -> dict[str, list[dict]]:
 def held_out_side_by_side(
     before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """Returns rows prompt, before, after with the samples of two evaluations."""
+  """Returns rows of prompt, before and after: samples of two evaluations."""
   old, new = _by_prompt(before), _by_prompt(after)
   shown = lambda records: [
       load.printable_sample(record) for record in records[:MAX_COMPLETIONS]
@@ -79,9 +79,9 @@ def _distinct(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def diversity(
     before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """Returns rows prompt, before, after with distinct completions.
+  """Returns rows of prompt, before and after: distinct completions.
 
-  Prompts of both evaluations come first.
+  Prompts in both evaluations come first.
   """
   old, new = _by_prompt(before), _by_prompt(after)
   prompts = [p for p in old if p in new]
@@ -101,7 +101,7 @@ _SCRIPTS = ("page.js", "charts.js", "timeline.js", "samples.js", "start.js")
 
 
 def embedded_json(value: Any) -> markupsafe.Markup:
-  """Returns JSON that cannot end the script element it stands in."""
+  """Returns JSON that cannot close its script element."""
   out = json.dumps(value, allow_nan=False, separators=(",", ":"))
   for char in "<>&":
     out = out.replace(char, f"\\u{ord(char):04x}")
@@ -109,7 +109,7 @@ def embedded_json(value: Any) -> markupsafe.Markup:
 
 
 def _page_data(run: load.Run, start: float) -> dict[str, Any]:
-  """Returns the data that the page's scripts draw."""
+  """Returns the data for the page's scripts."""
   records = curves.with_evaluations(run.records, run.eval)
   return {
       "origin": start,
@@ -140,7 +140,7 @@ def _page_data(run: load.Run, start: float) -> dict[str, Any]:
 def render_template(
     template: str, scripts: Sequence[str], data: Any, **values: Any
 ) -> str:
-  """Returns a page with its style, scripts and data inside."""
+  """Returns a page with its style, scripts and data inlined."""
   environment = jinja2.Environment(
       loader=jinja2.FileSystemLoader(_TEMPLATES),
       autoescape=True,
@@ -190,14 +190,10 @@ def render(run: load.Run) -> str:
 def write_report(
     workdir: epath.PathLike, out: epath.PathLike | None = None
 ) -> epath.Path:
-  """Writes `report.html`, and `trace.json` beside it; returns its path.
+  """Writes `report.html` (or `out`), and `trace.json` beside it.
 
-  Args:
-    workdir: the run directory; the run may still go on, or have been killed.
-    out: the file to write, default `report.html` in the run directory.
-
-  Raises:
-    ValueError: there is no such directory.
+  The run may still be going on, or have been killed. Returns the page's path;
+  raises ValueError if there is no such directory.
   """
   return _write(load.read_run(workdir), out)
 
@@ -220,8 +216,8 @@ def _write(run: load.Run, out: epath.PathLike | None) -> epath.Path:
 
 
 def write_page(path: epath.Path, page: str) -> None:
-  """Replaces a file by a page, whole or not at all."""
+  """Replaces a file by a page atomically."""
   partial = path.parent / f".{path.name}.partial"
-  # Bytes: a surrogate that slipped through must not stop the report.
+  # Encoded by hand: a lone surrogate must not stop the report.
   partial.write_bytes(page.encode("utf-8", "replace"))
   partial.replace(path)

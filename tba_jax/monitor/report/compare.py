@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Several run directories side by side in one HTML file; see `build`."""
+"""Compares several run directories in one HTML file; see `build`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,20 +16,19 @@ from tba_jax.monitor.report import tables
 from tba_jax.monitor.report import timeline
 
 SCRIPTS = ("page.js", "charts.js", "compare.js")
-# Colours end at 8; a page with more curves in one figure tells nobody anything.
+# The page has 8 colours; more curves in a figure are unreadable.
 MAX_RUNS = 16
-# A folder is a run where one of these stands in it.
+# One of these files makes a folder a run directory.
 _SIGNS = ("config.json", "metrics.jsonl")
-# What differs between any two runs and is no setting.
+# Differ between any two runs, and are not settings.
 _NO_SETTINGS = ("run_id", "created", "format")
 _MISSING = "–"
 
 
 def find_runs(operands: Sequence[epath.PathLike]) -> list[epath.Path]:
-  """Returns run directories: operands that are some, or folders of some.
+  """Returns run directories: the operands, or the runs inside them.
 
-  Raises:
-    ValueError: an operand is neither, or there are too many runs.
+  Raises ValueError if an operand is no directory, or there are too many runs.
   """
   found: dict[epath.Path, None] = {}
   for operand in operands:
@@ -39,7 +38,7 @@ def find_runs(operands: Sequence[epath.PathLike]) -> list[epath.Path]:
     inside = [folder] if _is_run(folder) else sorted(
         path for path in folder.iterdir() if path.is_dir() and _is_run(path)
     )  # fmt: skip
-    # An empty directory is a run of which nothing is known yet.
+    # An empty directory is a run that has not written anything yet.
     found |= dict.fromkeys(inside or [folder])
   if len(found) > MAX_RUNS:
     raise ValueError(
@@ -53,7 +52,7 @@ def _is_run(folder: epath.Path) -> bool:
 
 
 def names(paths: Sequence[epath.Path]) -> list[str]:
-  """Returns a short name for each path, all different."""
+  """Returns a short, distinct name for each path."""
   depth = 1
   while True:
     short = ["/".join(path.parts[-depth:]) for path in paths]
@@ -63,7 +62,7 @@ def names(paths: Sequence[epath.Path]) -> list[str]:
 
 
 def settings(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
-  """Returns the settings and versions in which runs differ: name, values."""
+  """Returns rows of name and values: settings and versions that differ."""
   flat = [dict(tables.flat_config(run.config)) for run in runs]
   keys = dict.fromkeys(key for one in flat for key in one)
   rows = []
@@ -75,7 +74,7 @@ def settings(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
 
 
 def different_tasks(runs: Sequence[load.Run]) -> list[str]:
-  """Returns the runs' tasks with their fields where they differ, else []."""
+  """Returns each run's task and fields if they differ, else []."""
   tasks = [run.setting("task") for run in runs]
   shown = [
       ", ".join(f"{key} {value}" for key, value in tables.flat_config(task))
@@ -87,7 +86,7 @@ def different_tasks(runs: Sequence[load.Run]) -> list[str]:
 
 
 def figures(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
-  """Returns rows of final figures: name, and a value for each run."""
+  """Returns rows of final figures: a name, and one value per run."""
   columns: list[dict[str, str]] = []
   for run in runs:
     column = {
@@ -113,9 +112,9 @@ def figures(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
 def charts(
     runs: Sequence[load.Run], labels: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-  """Returns the usual charts and the others, with a series for each run.
+  """Returns the usual and the other charts, with one series per run.
 
-  A chart that shows several metrics of one run becomes one for each of them.
+  A chart of several metrics is split into one chart per metric.
   """
   known: dict[str, dict[str, Any]] = {}
   others: dict[str, dict[str, Any]] = {}
@@ -140,7 +139,7 @@ def charts(
 def page_data(
     runs: Sequence[load.Run], labels: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns the data that the page's scripts draw."""
+  """Returns the data for the page's scripts."""
   known, others = charts(runs, labels)
   time = []
   kinds: dict[str, bool] = {}
@@ -181,11 +180,9 @@ def render(runs: Sequence[load.Run]) -> str:
 def write_comparison(
     paths: Sequence[epath.PathLike], out: epath.PathLike | None = None
 ) -> epath.Path:
-  """Writes the page of several runs and returns its path.
+  """Writes the page of several runs; returns its path.
 
-  Args:
-    paths: run directories.
-    out: the file to write, default `compare.html` beside the first run.
+  The default of `out` is `compare.html` beside the first run.
   """
   runs = [load.read_run(path) for path in paths]
   path = epath.Path(out) if out else runs[0].workdir.parent / "compare.html"

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics records to what the page draws: thinned curves and histograms."""
+"""Converts metrics records to the page's charts: curves and histograms."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -11,22 +11,22 @@ from tba_jax.monitor import text
 
 Records = Sequence[Mapping[str, Any]]
 
-# A chart is some 500 pixels wide: more points than that cannot be seen.
+# A chart is about 500 pixels wide: more points would not be visible.
 MAX_POINTS = 800
-# Of a histogram over time.
+# Limits of a histogram over time.
 MAX_COLUMNS = 80
 MAX_ROWS = 12
 
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-  """One chart: a title, its unit, and the series it shows by label.
+  """A chart: a title, its unit, and its series by label.
 
-  series: label -> metric name.
-  band: label -> metric whose value is drawn as +- around the label's.
+  series: label -> metric.
+  band: label -> metric drawn as a ± band around the label's.
   band_scale: factor of the band's metric.
-  log: logarithmic axis where all values are above 0.
-  zero: the axis begins at 0.
+  log: logarithmic axis if all values are above 0.
+  zero: the axis starts at 0.
   percent: values are shares.
   """
 
@@ -70,7 +70,7 @@ CHARTS = (
         band_scale=2.0,
         percent=True,
     ),
-    # Where one goes up while the other goes down, the reward is exploited.
+    # One rises while the other falls: the reward is being exploited.
     Chart(
         "Held-out reward",
         "trained on, and the judge's",
@@ -147,7 +147,7 @@ CHARTS = (
 
 
 def _short(value: float) -> float:
-  """Returns the value to 5 significant digits, to keep the page small."""
+  """Rounds to 5 significant digits, to keep the page small."""
   return float(f"{value:.5g}")
 
 
@@ -157,15 +157,15 @@ def thin(
   """Returns a series of at most MAX_POINTS points.
 
   Args:
-    records: one a step, with `step` and `time`.
+    records: one per step, with `step` and `time`.
     name: the metric.
-    band: metric drawn around it; "" draws the least and greatest value of
-      the steps that a point stands for.
+    band: metric drawn around it; "" draws the range of the steps that a point
+      covers.
     band_scale: factor of `band`.
 
   Returns:
-    Lists of one length: `step` and `time` (unix seconds) of the last step of
-    each point, `mean`, `low` and `high`. All values are finite.
+    Lists of equal length: `step` and `time` (Unix seconds) of each point's last
+    step, `mean`, `low` and `high`. All values are finite.
   """
   rows = [
       (r["step"], r.get("time") or 0.0, r[name], r.get(band) if band else None)
@@ -223,7 +223,7 @@ def with_evaluations(
       for row in (history if isinstance(history, list) else [])
       if isinstance(row, dict) and isinstance(row.get("step"), int)
   ]
-  # One curve is of one split: of the one that was evaluated while training.
+  # A curve shows one split: the one evaluated during training.
   validation = [row for row in rows if row.get("split") == "validation"]
   for row in validation or rows:
     record = by_step.setdefault(row["step"], {"step": row["step"]})
@@ -236,11 +236,11 @@ def with_evaluations(
 
 
 def axes(records: Records) -> dict[str, list[float]]:
-  """Returns what was sampled by which step, for axes other than the step.
+  """Returns the amounts sampled by step, for axes other than the step.
 
   Returns:
-    `step`, `completions` and `tokens` of one length, at most MAX_POINTS + 1;
-    {} where the run did not write them.
+    `step`, `completions` and `tokens` of equal length, at most MAX_POINTS + 1;
+    {} if the run did not record them.
   """
   names = "total/completions", "total/tokens"
   rows = [
@@ -263,7 +263,7 @@ def known_charts(records: Records) -> list[dict[str, Any]]:
 
 
 def other_charts(records: Records, *, exclude: bool = True) -> list[dict]:
-  """Returns a chart for each scalar metric, without those of `CHARTS`."""
+  """Returns a chart per scalar metric, by default without those of `CHARTS`."""
   known = {n for c in CHARTS for n in (*c.series.values(), *c.band.values())}
   names: dict[str, None] = {}
   for record in records:
@@ -296,12 +296,12 @@ def sum_histograms(records: Records, name: str) -> list[list[float]]:
 
 
 def histogram_over_time(records: Records, name: str) -> dict[str, list[Any]]:
-  """Returns how a histogram metric changed over the run.
+  """Returns a histogram metric over the course of the run.
 
   Returns:
-    `step`: last step of each of at most MAX_COLUMNS stretches; `value`: the
-    values, the last one standing for all above where `more`; `share`: for each
-    value, its share in each stretch. {} where there is nothing.
+    `step`: last step of each of at most MAX_COLUMNS intervals; `value`: the
+    histogram's values, the last one including all above if `more`; `share`: per
+    value, its share in each interval. {} without data.
   """
   with_it = [r for r in records if isinstance(r.get(name), dict)]
   per_column = max(1, math.ceil(len(with_it) / MAX_COLUMNS))

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a run directory, also of a run that goes on or was killed."""
+"""Reads a run directory, whether the run goes on, finished or was killed."""
 
 import array
 import collections
@@ -16,7 +16,7 @@ from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.system import jsonl
 
-# Limits of what a page shows.
+# Limits on what a page shows.
 MAX_SAMPLES = 2000
 MAX_PROMPT_CHARS = 1000
 MAX_COMPLETION_CHARS = 2000
@@ -28,12 +28,12 @@ MAX_EVENTS = 2000
 
 @dataclasses.dataclass
 class Lane:
-  """Spans of one thread of one process, in the order of the file.
+  """Spans of one thread of a process, in file order.
 
   role, index: of the process.
   lane: of the thread, "" for the main loop.
   kinds: index of each span's kind in `Run.span_kinds`.
-  t0, t1: start and end of each span, unix seconds.
+  t0, t1: start and end of each span, Unix seconds.
   """
 
   role: str
@@ -48,16 +48,16 @@ class Lane:
 
 @dataclasses.dataclass
 class Run:
-  """Contents of a run directory; each part may be empty.
+  """Contents of a run directory; any part may be empty.
 
   workdir: the directory.
-  config, eval, ledger, status, summary: the JSON files of these names.
-  records: one metrics record a step, the history that survived restarts.
-  sft_records: the same of supervised fine-tuning.
+  config, eval, ledger, status, summary: JSON files of these names.
+  records: one metrics record per step, the history that survived restarts.
+  sft_records: the same for supervised fine-tuning.
   lanes: spans by (role, index, lane).
   span_kinds: names of the kinds of spans.
   events: the newest events, oldest first; num_events: of the whole run.
-  samples: evenly chosen samples, printable; num_samples: of the whole run.
+  samples: evenly spaced samples, printable; num_samples: of the whole run.
   skipped: number of unreadable lines by file.
   """
 
@@ -78,7 +78,7 @@ class Run:
   skipped: dict[str, int]
 
   def setting(self, *keys: str) -> Any:
-    """Returns a setting of the run's config, None where there is none."""
+    """Returns a setting of the run's config, None if missing."""
     value = self.config.get("config")
     for key in keys:
       value = value.get(key) if isinstance(value, dict) else None
@@ -88,19 +88,14 @@ class Run:
 def column(
     records: Sequence[Mapping[str, Any]], name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the steps and values of a metric, [S] int64 and [S] float64.
-
-  Args:
-    records: `Run.records`.
-    name: of the metric, such as "train/kl".
-  """
+  """Returns the steps and values of a metric, [S] int64 and [S] float64."""
   rows = [(r["step"], r[name]) for r in records if text.is_number(r.get(name))]
   steps, values = zip(*rows, strict=True) if rows else ((), ())
   return np.array(steps, np.int64), np.array(values, np.float64)
 
 
 def printable_sample(record: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a sample cut to size and made printable."""
+  """Truncates a sample and makes it printable."""
   string = lambda name, limit: text.printable(record.get(name, ""), limit)
   number = lambda value: value if text.is_number(value) else None
   tokens, logprobs = record.get("tokens"), record.get("logprobs")
@@ -126,7 +121,7 @@ def printable_sample(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Reader:
-  """Reads the files of a run directory, and counts unreadable lines."""
+  """Reads the files of a run directory; counts unreadable lines."""
 
   def __init__(self, workdir: epath.Path):
     self._workdir = workdir
@@ -141,9 +136,9 @@ class _Reader:
     return value if isinstance(value, dict) else {}
 
   def samples(self) -> tuple[list[dict[str, Any]], int]:
-    """Returns at most MAX_SAMPLES samples spread over the run, and the count.
+    """Returns at most MAX_SAMPLES samples, evenly spaced, and their total.
 
-    Keeps each n-th sample, and doubles n whenever too many are kept.
+    Keeps every n-th sample; doubles n when too many are kept.
     """
     kept, stride, count = [], 1, 0
     for record in self.lines("samples.jsonl"):
@@ -178,11 +173,7 @@ class _Reader:
 
 
 def read_run(workdir: epath.PathLike) -> Run:
-  """Returns the contents of a run directory; missing files are empty parts.
-
-  Raises:
-    ValueError: there is no such directory.
-  """
+  """Reads a run directory; ValueError if there is none."""
   workdir = epath.Path(workdir)
   if not workdir.is_dir():
     raise ValueError(f"no run directory at {workdir}")

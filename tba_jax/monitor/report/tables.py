@@ -10,11 +10,11 @@ from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.monitor.report import load
 
-# A run whose newest sign of life is older is taken to have stopped.
+# A run without activity for longer than this counts as stopped.
 ALIVE_S = 30.0
 UNITS = ("prompts", "completions", "tokens")
 
-# Key of an evaluation -> its name, and the style of its number.
+# Key of an evaluation -> its label and number style.
 EVALUATIONS = {
     "pass_at_1": ("pass@1", "percent"),
     "pass_at_k": ("pass@k", "percent"),
@@ -34,7 +34,7 @@ EVALUATIONS = {
 
 
 def state(run: load.Run, now: float | None = None) -> dict[str, str]:
-  """Returns "finished", "running" or "stopped" as `name`, and `words`."""
+  """Returns `name`, "finished", "running" or "stopped", and `words`."""
   now = time.time() if now is None else now
   if run.summary:
     return {"name": "finished", "words": "finished"}
@@ -54,7 +54,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def evaluations(run: load.Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-  """Returns the evaluations before and after, of `eval.json` or the summary."""
+  """Returns the evaluations before and after, from `eval.json` or summary."""
   before, after = (
       {**_mapping(run.summary.get(name)), **_mapping(run.eval.get(name))}
       for name in ("before", "after")
@@ -63,13 +63,13 @@ def evaluations(run: load.Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 
 def signed(value: float, style: str) -> str:
-  """Returns a change with its sign; of shares in points."""
+  """Formats a change with its sign; shares change by points."""
   shown = text.number(abs(value), style).replace(" %", " points")
   return ("+" if value >= 0 else "−") + shown
 
 
 def error_text(error: float, style: str) -> str:
-  """Returns an error; rounding noise is 0."""
+  """Formats an error; rounding noise is 0."""
   return text.number(error if error > 1e-9 else 0.0, style)
 
 
@@ -101,12 +101,12 @@ def compare(
 
 
 def before_after(run: load.Run) -> list[dict[str, str]]:
-  """Returns the rows of `compare` of a run."""
+  """Returns the rows of `compare` for a run."""
   return compare(*evaluations(run))
 
 
 def headline(run: load.Run) -> list[dict[str, str]]:
-  """Returns the first rows of the page: pass rates without their errors."""
+  """Returns the page's first rows: pass rates without their errors."""
   keys = ("pass_at_1", "pass_at_k", "distinct_correct")
   before, after = (
       {key: side[key] for key in (*keys, "k") if key in side}
@@ -128,7 +128,7 @@ def _restarts(run: load.Run) -> dict[str, Any]:
 
 
 def last_values(run: load.Run, prefix: str) -> dict[str, Any]:
-  """Returns the newest values of the metrics that start with `prefix`."""
+  """Returns the newest values of metrics with a name prefix."""
   return {
       name: value
       for record in run.records
@@ -158,9 +158,7 @@ def facts(
 ) -> list[dict[str, str]]:
   """Returns the run's figures as name, value and note.
 
-  Args:
-    run: the run.
-    overlap: of `timeline.measured_overlap`.
+  `overlap` is from `timeline.measured_overlap`.
   """
   summary = run.summary
   steps, stopped_by = summary.get("steps"), summary.get("stopped_by")
@@ -233,11 +231,11 @@ def facts(
 
 
 def ledger(run: load.Run) -> dict[str, Any]:
-  """Returns the ledger with one column a unit; {} where there is none.
+  """Returns the ledger with one column per unit; {} if there is none.
 
   Returns:
-    `rows` of the right side as name and counts; `generated`, `accounted` and
-    `difference` as counts; `closed` by unit; `units`; `final`.
+    `rows` of the right-hand side as name and counts; counts of `generated`,
+    `accounted` and `difference`; `closed` by unit; `units`; `final`.
   """
   source = _mapping(run.ledger or run.status.get("ledger"))
   generated = _mapping(source.get("generated"))
@@ -283,7 +281,7 @@ def ledger(run: load.Run) -> dict[str, Any]:
 
 
 def events(run: load.Run, origin: float) -> list[dict[str, Any]]:
-  """Returns the newest events with seconds since the origin, printable."""
+  """Returns the newest events, printable, in seconds since the origin."""
   rows = []
   for event in run.events:
     when, role = event.get("time"), str(event.get("role") or "")

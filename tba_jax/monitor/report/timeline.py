@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Spans to what the page draws: the timeline and where the time went."""
+"""Converts spans to the page's timeline, time shares and a trace."""
 
 from collections.abc import Iterator, Mapping
 import json
@@ -13,8 +13,8 @@ from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.monitor.report import load
 
-# Spans drawn one by one, over all lanes; a longer run is drawn as shares of
-# bins, with the spans of its first and last part.
+# Spans drawn individually, over all lanes. A longer run is drawn as shares in
+# bins, with the spans of its beginning and end.
 MAX_SPANS = 24_000
 NUM_BINS = 1500
 TICKS_PER_S = 1000  # resolution of the page's times
@@ -30,7 +30,7 @@ def _order(key: tuple[str, int, str]) -> tuple[int, str, int, str]:
 
 
 def _bins(lane: load.Lane, start: float, stop: float, num_kinds: int) -> list:
-  """Returns [NUM_BINS][kinds present] shares in percent, and the kinds."""
+  """Returns the kinds present and, for each, NUM_BINS shares in percent."""
   edges = np.linspace(start, stop, NUM_BINS + 1)
   width = (stop - start) / NUM_BINS
   t0, t1 = np.asarray(lane.t0), np.asarray(lane.t1)
@@ -38,8 +38,8 @@ def _bins(lane: load.Lane, start: float, stop: float, num_kinds: int) -> list:
   present = [k for k in range(num_kinds) if (kinds == k).any()]
   shares = []
   for kind in present:
-    # The busy seconds before each edge, from sorted starts and ends: a span
-    # that lies over an edge counts with the part before it.
+    # Busy seconds before each edge from sorted starts and ends, so that a span
+    # across an edge is divided between both bins.
     starts, ends = np.sort(t0[kinds == kind]), np.sort(t1[kinds == kind])
     before = lambda points: np.searchsorted(points, edges, side="right")
     summed = lambda points: np.concatenate([[0.0], np.cumsum(points)])
@@ -55,7 +55,7 @@ def _bins(lane: load.Lane, start: float, stop: float, num_kinds: int) -> list:
 
 
 def _spans(lane: load.Lane, origin: float, keep: int) -> list[list[int]]:
-  """Returns [kind, start, duration] in ticks, the first and last ones."""
+  """Returns [kind, start, duration] in ticks of the first and last spans."""
   count = len(lane.t0)
   if count <= keep:
     chosen = range(count)
@@ -70,7 +70,7 @@ def _spans(lane: load.Lane, origin: float, keep: int) -> list[list[int]]:
 
 
 def origin(run: load.Run) -> float:
-  """Returns the unix time at which the run's first sign of life stands."""
+  """Returns the Unix time of the run's first activity."""
   times = [min(lane.t0) for lane in run.lanes.values() if len(lane.t0)]
   times += [
       r["time"]
@@ -83,12 +83,12 @@ def origin(run: load.Run) -> float:
 
 
 def ordered(run: load.Run) -> list[tuple[str, int, str]]:
-  """Returns the lanes that have spans, the trainer's first."""
+  """Returns the keys of lanes with spans, the trainer's first."""
   return [k for k in sorted(run.lanes, key=_order) if len(run.lanes[k].t0)]
 
 
 def timeline(run: load.Run) -> dict[str, Any]:
-  """Returns lanes, kinds and the stretch of the timeline; {} without spans."""
+  """Returns lanes, kinds and extent of the timeline; {} without spans."""
   lanes = [run.lanes[key] for key in ordered(run)]
   if not lanes:
     return {}
@@ -130,7 +130,7 @@ def _seconds(lane: load.Lane, kinds: list[str]) -> dict[str, float]:
 
 
 def where_time_went(run: load.Run) -> list[dict[str, Any]]:
-  """Returns seconds by kind for each lane; the rest is `unmeasured`."""
+  """Returns seconds by kind for each lane; the rest is `unmeasured_s`."""
   rows = []
   for key in ordered(run):
     lane = run.lanes[key]
@@ -154,9 +154,9 @@ def where_time_went(run: load.Run) -> list[dict[str, Any]]:
 def measured_overlap(run: load.Run) -> Mapping[str, float] | None:
   """Returns G, T, W in seconds and `overlap_of_ideal`, from the spans.
 
-  G is the mean busy time of the searchers and T that of the trainer, both in
-  the main lane, in the W seconds from the end of the trainer's compiling
-  to its last span. None where a role has no spans.
+  G is the searchers' mean busy time and T the trainer's, in main lanes, over
+  the W seconds from the end of the trainer's compilation to its last span. None
+  if a role has no spans.
   """
   of = lambda role: [
       lane
@@ -193,7 +193,7 @@ def measured_overlap(run: load.Run) -> Mapping[str, float] | None:
   }
 
 
-# The trace: times are microseconds, a lane is a thread of its process.
+# The trace: times in microseconds; a lane is a thread of its process.
 _MICROS = 1_000_000
 _EVENTS_PID = 1
 
@@ -201,9 +201,7 @@ _EVENTS_PID = 1
 def trace_events(run: load.Run, start: float) -> Iterator[dict[str, Any]]:
   """Yields names of processes and threads, spans, and the run's events.
 
-  Args:
-    run: of which they are.
-    start: unix time that is 0 in the trace.
+  `start` is the Unix time that is 0 in the trace.
   """
   name = lambda kind, pid, tid, value: {
       "ph": "M",
@@ -249,7 +247,7 @@ def trace_events(run: load.Run, start: float) -> Iterator[dict[str, Any]]:
 
 
 def _write(run: load.Run, file: TextIO, start: float) -> None:
-  # One event a line, written as it comes: a long run has millions.
+  # One event per line, streamed: a long run has millions.
   separator = '{"traceEvents":[\n'
   for event in trace_events(run, start):
     file.write(separator + json.dumps(event, separators=(",", ":")))

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a run learned, in one sentence."""
+"""Tells whether a run learned, in one sentence."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -10,19 +10,20 @@ from typing import Any
 from tba_jax.monitor import text
 from tba_jax.monitor.report import tables
 
-# A difference beyond so many standard errors is taken as real.
+# A difference of more standard errors than this is taken as real.
 CLEAR = 2.0
-# The first that both evaluations have decides.
+# The first metric that both evaluations have decides.
 _KEYS = ("pass_at_1", "win_rate", "mean_reward")
-# Held-out share beyond which there is hardly anything left to learn.
+# Held-out share above which hardly anything is left to learn.
 _SATURATED = 0.98
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """kind: "learned", "overfitted", "worse", "saturated", "nothing", "unknown".
+  """Outcome of a run.
 
-  sentence: the same with the numbers it rests on.
+  kind: "learned", "overfitted", "worse", "saturated", "nothing", "unknown".
+  sentence: the outcome and the numbers it rests on.
   """
 
   kind: str
@@ -36,10 +37,10 @@ class Verdict:
 def training_reward(
     records: Sequence[Mapping[str, Any]],
 ) -> tuple[float, float, float] | None:
-  """Returns mean batch reward of the first and last fifth, and the error.
+  """Returns mean batch rewards of the first and last fifth, and the error.
 
-  The error is the standard error of their difference; None where there are
-  fewer than ten steps.
+  The error is the standard error of their difference; None for fewer than ten
+  steps.
   """
   values = [
       r["train/reward_mean"]
@@ -72,7 +73,7 @@ def verdict(
   """Returns whether a run learned.
 
   Args:
-    before, after: held-out evaluations, with `<key>_stderr` where known.
+    before, after: held-out evaluations, with `<key>_stderr` if known.
     records: metrics of the steps, with `train/reward_mean`.
   """
   key = next(
