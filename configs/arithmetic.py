@@ -10,10 +10,9 @@ Arguments, after a colon and separated by commas: `smoke` (seconds, for tests),
 with the same numbers of completions and updates), `rounds=N` (rounds of N
 mini-batches, one-step off-policy) with `passes=T` and `lag_rounds=0` or 1.
 
-Expected time of the full run on two cores: at most three minutes. Expected
-result: the mean reward of fresh completions rises from that of a short
-supervised fine-tuning towards 1; held-out sums rise less, as there are few to
-generalize from.
+The full run takes at most three minutes on two cores. The mean reward of fresh
+completions rises from that of a short supervised fine-tuning towards 1; on
+held-out sums it rises less, as there are few sums to generalize from.
 """
 
 import ml_collections
@@ -23,7 +22,7 @@ from tba_jax.config import variants
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-  """Returns the config of a variant; see the module for the arguments."""
+  """Returns the config; the module docstring lists the arguments."""
   arg = variants.parse_arg(
       arg,
       smoke=False,
@@ -81,7 +80,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def _make_smoke(c: ml_collections.ConfigDict) -> None:
-  """Shrinks everything to what shows that the parts work together."""
+  """Shrinks the run to a smoke test."""
   variants.make_smoke(c)
   c.task.max_number = 9
   c.sampling.max_prompt_tokens = 4

@@ -23,7 +23,7 @@ from tba_jax.config import variants
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-  """Returns the config of a variant; see the module for the arguments."""
+  """Returns the config; the module docstring lists the arguments."""
   arg = variants.parse_arg(
       arg, smoke=False, quick=False, seed=0, lockstep=False
   )
@@ -41,8 +41,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
       )
   )
 
-  # Stops early: the policy then solves held-out prompts often enough to learn
-  # from its own completions, and demonstrations leave room above.
+  # Stops early: the policy solves held-out prompts often enough to learn from
+  # its own completions, and has room to improve.
   c.sft.num_steps = 1000
   c.sft.evaluate_every_steps = 500
   c.sft.checkpoint_every_steps = 250
@@ -52,8 +52,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
   c.loss.beta = 0.05
   c.loss.beta_final = 0.05
-  # Steps are large for so small a model: without a trust region a few steps of
-  # staleness undo them.
+  # Steps are large for so small a model: without a trust region, a few steps
+  # of staleness undo them.
   c.loss.ratio_clip = 0.2
   c.optimizer.learning_rate = 6e-4
   c.optimizer.learning_rate_final = 6e-5
@@ -74,7 +74,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def _make_smoke(c: ml_collections.ConfigDict) -> None:
-  """Shrinks everything to what shows that the parts work together."""
+  """Shrinks the run to a smoke test."""
   variants.make_smoke(c)
   c.task.numbers = 3
   c.task.max_number = 9

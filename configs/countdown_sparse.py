@@ -1,13 +1,13 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Countdown where right completions are rare: can search find them?
+"""Countdown with rare correct completions: can search find them?
 
     python -m tba_jax.main --config=configs/countdown_sparse.py \\
         --workdir=runs/countdown_sparse
 
-Only targets with at most two solutions, and a supervised start so short that
-few completions are right. Half of the batches come from replay, drawn by
-reward, so that what was found once is learned from again. Arguments as of
+Targets have at most two solutions, and fine-tuning is so short that few
+completions are correct. Half of the batches are replayed, weighted by reward,
+so that a find is learned from again. Arguments as of
 `configs/countdown.py`: `smoke`, `quick`, `seed=N`, `lockstep`.
 
 `docs/tasks.md` has the figures of `quick`, which has three numbers in place of
@@ -22,7 +22,7 @@ countdown = variants.import_config("countdown.py", beside=__file__)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-  """Returns the config of a variant; see the module for the arguments."""
+  """Returns the config; the module docstring lists the arguments."""
   c = countdown.get_config(arg)
   arg = variants.parse_arg(
       arg, smoke=False, quick=False, seed=0, lockstep=False
@@ -46,7 +46,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.train.completions_per_prompt = 8
   c.evaluate.num_completions = 16
   if arg.quick:
-    # Of three numbers, so that a minute of search finds enough to learn from.
+    # Three numbers, so that a minute of search finds enough to learn from.
     c.task.numbers = 3
     c.sft.num_steps = 300
     c.sft.evaluate_every_steps = 300

@@ -17,11 +17,10 @@ from tba_jax.config import variants
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-  """Returns the config of a variant; see the module for the arguments."""
+  """Returns the config; the module docstring lists the arguments."""
   arg = variants.parse_arg(arg, smoke=False, quick=False)
   c = settings.get_config()
-  # Together what the smallest models have room for; raise both as the model's
-  # config.json allows.
+  # Fits the smallest models; raise both as the model's config.json allows.
   c.sampling.max_prompt_tokens = 64
   c.sampling.max_completion_tokens = 64
   c.sampling.num_rows = 32
@@ -30,6 +29,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     c.sampling.max_completion_tokens = 32
   if arg.smoke:
     c.sampling.max_completion_tokens = 18
-  # Read by no program that takes this file.
+  # Required, but not used by these programs.
   c.task = ml_collections.ConfigDict({"name": "countdown"})
   return c

@@ -13,14 +13,14 @@ separated by commas:
   starts from `realtreetune/rho-1b-sft-GSM8K` in `init`; the others are tuned on
   the training solutions first, from a pretrained folder in `sft.init`.
 - `quick` (the same path, minutes on two cores: a tiny model made on the spot,
-  and small problems in GSM8K's format that code writes, which are no part of
-  GSM8K), `smoke` (seconds).
+  and small generated problems in GSM8K's format, which are not part of GSM8K),
+  `smoke` (seconds).
 - `seed=N`.
 
 The settings are those of the paper's Figure 1 run (arXiv:2503.18929, App. B.1
 and the code's launch script): 7 prompts of 20 completions a step, 24 sampled,
 700 steps. Params are float32, computed with in bfloat16: the authors' bfloat16
-params round most updates of this learning rate away.
+params lose most updates of this learning rate to rounding.
 
 Hardware and time that the paper reports: four A100 with 80 GB, one trainer and
 three searchers, 82 minutes; result 54.6 % greedy pass@1 on the 1,319 test
@@ -38,7 +38,7 @@ MODELS = ("rho-1b", "qwen2.5-0.5b", "llama-3.2-1b")
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-  """Returns the config of a variant; see the module for the arguments."""
+  """Returns the config; the module docstring lists the arguments."""
   arg = variants.parse_arg(
       arg, smoke=False, quick=False, seed=0, model="rho-1b"
   )
@@ -75,13 +75,13 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def _set_paper(c: ml_collections.ConfigDict) -> None:
-  """Sets what the paper's run has."""
+  """Sets the paper's settings."""
   c.sampling.temperature = 0.7
   c.sampling.max_prompt_tokens = 256
   c.sampling.max_completion_tokens = 512
   c.sampling.num_rows = 72
   c.model.param_dtype = "float32"
-  # Of the models that bring no config of their own.
+  # For models without a config of their own.
   c.model.max_positions = 1024
 
   c.search.num_searchers = 3
@@ -156,7 +156,7 @@ def _set_sft(c: ml_collections.ConfigDict, folder: str) -> None:
 
 
 def make_quick(c: ml_collections.ConfigDict) -> None:
-  """Shrinks a run over problems: a tiny model, and some that code makes up."""
+  """Shrinks a run over problems: a tiny model and generated problems."""
   c.task.made_up_prompts = 12_000
   c.task.validation_prompts = 128
   c.init = "sft"
@@ -188,7 +188,7 @@ def make_quick(c: ml_collections.ConfigDict) -> None:
   c.search.wait_for_fresh = True
   c.search.lead_steps = 1
 
-  # What a small model with large steps needs: see configs/countdown.py.
+  # For large steps of a small model: see configs/countdown.py.
   c.loss.scale = "unit"
   c.loss.beta = c.loss.beta_final = 0.05
   c.loss.beta_decay_steps = c.loss.beta_stop_steps = 0
@@ -218,7 +218,7 @@ def make_quick(c: ml_collections.ConfigDict) -> None:
 
 
 def make_smoke(c: ml_collections.ConfigDict) -> None:
-  """Shrinks everything to what shows that the parts work together."""
+  """Shrinks the run to a smoke test."""
   c.task.made_up_prompts = 200
   c.task.validation_prompts = 16
   variants.shrink_model(c)

@@ -8,21 +8,21 @@ r"""MATH with TBA', the later variant of trajectory balance with asynchrony.
         --config.init=models/Qwen2.5-7B \\
         --config.tokenizer.source=models/Qwen2.5-7B
 
-It needs `pip install tba_jax[math]`; `docs/tasks.md` tells what the files hold.
+It needs `pip install tba_jax[math]`; `docs/tasks.md` has the files' format.
 Arguments, after a colon and separated by commas:
 
 - `lag=2` (or 10: the two of the authors' configs), steps that sampling may run
   ahead.
 - `quick` (the same path, minutes on two cores: a tiny model made on the spot,
-  and small problems with boxed answers that code writes, which are no part of
-  MATH), `smoke` (seconds).
+  and small generated problems with boxed answers, which are not part of MATH),
+  `smoke` (seconds).
 - `seed=N`.
 
 The settings are those of Table 4 of the paper (arXiv:2503.18929) and, where it
 says nothing, of the authors' config files: 32 prompts of 16 completions a step,
 400 steps, reference reset every 50 steps, β 0.005, no replay. What differs:
 
-- A token's push is divided by its completion's length; the authors' code
+- A token's gradient is divided by its completion's length; the authors' code
   divides it by the length of prompt and completion.
 - The lag is bounded, not constant: a fast searcher's data are fresher.
 - Problems of the test split in the training split are an error here, see
@@ -46,7 +46,7 @@ gsm8k = variants.import_config("gsm8k.py", beside=__file__)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-  """Returns the config of a variant; see the module for the arguments."""
+  """Returns the config; the module docstring lists the arguments."""
   arg = variants.parse_arg(arg, smoke=False, quick=False, seed=0, lag=2)
   c = settings.get_config()
   c.seed = arg.seed
@@ -72,7 +72,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def _set_paper(c: ml_collections.ConfigDict, lag: int) -> None:
-  """Sets what the paper's run has."""
+  """Sets the paper's settings."""
   c.init = "models/Qwen2.5-7B"
   c.tokenizer.source = "models/Qwen2.5-7B"
   c.model.max_positions = 3072  # where the folder does not say
@@ -83,7 +83,7 @@ def _set_paper(c: ml_collections.ConfigDict, lag: int) -> None:
   c.sampling.num_rows = 128
   c.sampling.prompt_buckets = 3
 
-  # Reading an answer may take for ever, or all memory.
+  # Parsing an answer may take forever, or all memory.
   c.reward.where = "pool"
   c.reward.num_workers = 4
   c.reward.deadline_s = 10.0

@@ -54,7 +54,7 @@ _MODEL = "models/Llama-3.1-8B"
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-  """Returns the config of a variant; see the module for the arguments."""
+  """Returns the config; the module docstring lists the arguments."""
   arg = variants.parse_arg(arg, smoke=False, quick=False, seed=0, stage="rl")
   if arg.stage not in STAGES:
     raise ValueError(
@@ -159,14 +159,14 @@ def _set_training(c: ml_collections.ConfigDict) -> None:
 
 
 def _make_quick(c: ml_collections.ConfigDict) -> None:
-  """Shrinks all stages, as the quick form of TL;DR."""
+  """Shrinks all stages like TL;DR's `quick`."""
   tldr_sft.make_quick(c)
   tldr_reward_model.make_quick(c)
   tldr.make_quick(c)
   c.sft.schedule = "cosine"
   c.model.param_dtype = "float32"
   c.optimizer.epsilon = 1e-8
-  # Pairs tell less than groups: more of them, and a KL that matters.
+  # Pairs carry less information than groups: more of them, and more KL.
   c.train.prompts_per_batch = c.train.micro_batch_prompts = 64
   c.search.prompts_per_round = c.search.prompts_per_step = 64
   c.loss.beta = c.loss.beta_final = 0.1

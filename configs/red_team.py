@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Automated red-teaming: find the prompts under which a model goes wrong.
 
-For whoever answers for a model and wants to mend it. It ships no attacks; the
-model under test, the classifier and the first instructions are the user's.
+For those responsible for a model, to find and fix its failures. It ships no
+attacks; the model under test, the classifier and the first instructions are the
+user's.
 
     python -m tba_jax.main --config=configs/red_team.py:model=gpt2 \\
         --workdir=runs/red_team --config.task.instructions=instructions.jsonl \\
@@ -16,7 +17,7 @@ Arguments: `model=gpt2` or `llama`, the two settings of Bartoldson et al. 2025
 (arXiv:2503.18929) §5.1 and B.3, on Lee et al. 2025 (arXiv:2405.18540); `quick`
 (at most three minutes on two cores), `smoke` (seconds, for tests), `seed=N`.
 
-Where a run differs from the papers': all parameters of the attacker are
+Differences from the papers: all parameters of the attacker are
 trained (theirs: LoRA of rank 32); log Z is one scalar with a rate of its own
 (theirs: a linear layer on the one prompt); a completion below
 `explore.min_tokens` is never drawn (theirs: it is, and its log π_ref becomes
@@ -59,7 +60,7 @@ _ALPACA = (
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-  """Returns the config of a variant; see the module for the arguments."""
+  """Returns the config; the module docstring lists the arguments."""
   arg = variants.parse_arg(arg, model="gpt2", smoke=False, quick=False, seed=0)
   if arg.model not in MODELS:
     raise ValueError(
@@ -104,7 +105,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def _set_papers(c: ml_collections.ConfigDict) -> None:
-  """Sets what both papers' GPT-2 runs have."""
+  """Sets the papers' GPT-2 runs."""
   # The attacker's first form: 100 steps on the instructions.
   c.init = "sft"
   c.sft.init = "models/gpt2"
@@ -125,7 +126,7 @@ def _set_papers(c: ml_collections.ConfigDict) -> None:
   c.explore.min_temperature = 0.5
   c.explore.max_temperature = 2.0
   c.explore.min_tokens = 5
-  # What explores is not drawn from the policy: their log-probs differ.
+  # Exploration does not sample from the policy: log-probs differ.
   c.guards.max_logprob_gap = 1e3
 
   # The trainer does not wait for searchers, which run at most lead_steps ahead.
@@ -144,7 +145,7 @@ def _set_papers(c: ml_collections.ConfigDict) -> None:
   c.tempering.tau_decay_steps = 500
 
   c.optimizer.learning_rate = 1e-4
-  # A line to 0 over steps times accumulation, of which one in eight is made.
+  # Linear to 0 over steps times accumulation, one in eight of which is made.
   c.optimizer.learning_rate_final = 0.877e-4
   c.optimizer.schedule = "linear"
   c.optimizer.warmup_steps = 100
@@ -190,7 +191,7 @@ def _set_papers_evaluation(c: ml_collections.ConfigDict) -> None:
 
 
 def _set_llama(c: ml_collections.ConfigDict) -> None:
-  """Sets what the Llama runs have: attacker 1B, victim and guard 8B."""
+  """Sets the Llama runs: attacker 1B, victim and guard 8B."""
   c.sft.init = c.tokenizer.source = "models/Llama-3.2-1B"
   c.sft.batch_size = 64
   c.task.victim = "models/Llama-3.1-8B-Instruct"
@@ -243,12 +244,12 @@ def _make_quick(c: ml_collections.ConfigDict) -> None:
   c.search.wait_for_fresh = True
   c.search.lead_steps = 1
 
-  # What a small model with large steps needs: see configs/countdown.py.
+  # For large steps of a small model: see configs/countdown.py.
   c.loss.scale = "unit"
   c.loss.beta = c.loss.beta_final = 0.2
   c.loss.log_z_learning_rate = 0.1
   c.tempering.tau_decay_steps = 40
-  # Twice that makes one of three seeds fall on a few attacks.
+  # At twice that, one of three seeds collapses to a few attacks.
   c.optimizer.learning_rate = 1e-3
   c.optimizer.learning_rate_final = 2e-4
   c.optimizer.warmup_steps = 10
@@ -260,7 +261,7 @@ def _make_quick(c: ml_collections.ConfigDict) -> None:
   c.replay.capacity = c.replay.capacity_per_prompt = 4096
   c.replay.recent_window_steps = 4
   c.replay.warm_start_completions = 128
-  # So few words: only what differs in one of them is much alike.
+  # With so few words, only attacks that differ in one word are similar.
   c.replay_filter.similarity_limit = 0.1
   c.replay_filter.freeze_step = 120
 
@@ -270,7 +271,7 @@ def _make_quick(c: ml_collections.ConfigDict) -> None:
 
 
 def _make_smoke(c: ml_collections.ConfigDict) -> None:
-  """Shrinks everything to what shows that the parts work together."""
+  """Shrinks the run to a smoke test."""
   c.task.victim_rows = 16
   c.task.evaluation_blocks = 4
   variants.shrink_model(c)

@@ -6,8 +6,8 @@
         --workdir=runs/staleness
 
 trains each objective of `sweep.objectives` at each exact staleness and seed,
-from one policy that is fine-tuned once, and ends in a table and a plot. Each
-run is one file, so the same command goes on after any end.
+from one fine-tuned policy, and ends with a table and a plot. Each run is one
+file, so the same command resumes the sweep.
 
 Arguments: `smoke` (seconds, for tests), `quick` (TB, TB with a ratio clip and
 RLOO at staleness 0 and 4, one seed; minutes), `tune` (the learning rates that
@@ -23,7 +23,7 @@ import ml_collections
 from tba_jax.config import settings
 from tba_jax.config import variants
 
-# What each objective sets for itself beside what _CHOSEN says.
+# Settings of each objective, beside those in _CHOSEN.
 _OBJECTIVES = {
     "tb": "loss.name=tb",
     "tb_clip": "loss.name=tb loss.ratio_clip=0.2",
@@ -57,7 +57,7 @@ _QUICK = ("tb", "tb_clip", "rloo")
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-  """Returns the config of a variant; see the module for the arguments."""
+  """Returns the config; the module docstring lists the arguments."""
   arg = variants.parse_arg(arg, smoke=False, quick=False, tune=False, seed=0)
   c = settings.get_config()
   c.seed = arg.seed
@@ -109,7 +109,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def _recipe(name: str, learning_rate: str, beta: str) -> str:
-  """Returns the settings of an objective; `beta` "" is that of all."""
+  """Returns the settings of an objective; "" keeps the common beta."""
   own_beta = f" loss.beta={beta} loss.beta_final={beta}" if beta else ""
   return (
       f"{_OBJECTIVES[name]} optimizer.learning_rate={learning_rate}{own_beta}"
@@ -117,7 +117,7 @@ def _recipe(name: str, learning_rate: str, beta: str) -> str:
 
 
 def _grid() -> dict[str, str]:
-  """Returns the recipes that the settings are chosen from."""
+  """Returns the settings that `tune` compares, by name."""
   grid = {}
   for name in _OBJECTIVES:
     for beta in _DPO_BETAS if name == "online_dpo" else ("",):
@@ -132,7 +132,7 @@ def _recipes(recipes: dict[str, str]) -> str:
 
 
 def _make_smoke(c: ml_collections.ConfigDict) -> None:
-  """Shrinks everything to what shows that the parts work together."""
+  """Shrinks the run to a smoke test."""
   c.task.num_letters = 6
   c.task.max_letters = 4
   c.model.num_layers = 1

@@ -26,8 +26,8 @@ Arguments, after a colon and separated by commas:
   policy that is hardly held back. Its score rises while the gold reward falls;
 - `seed=N`, `steps=N` (of `tba`: 256, or the papers' 425, 625, 725, 825).
 
-The settings are the papers'. Differing: rates move every step, where the
-authors' code moves them once a round, the last one to 0.
+The settings are the papers'. One difference: learning rates move
+every step, where the authors' code moves them once a round, in the end to 0.
 
 Hardware, time and result that the papers report, of four A100 with 80 GB:
 `tba` 0.82, 0.93 and 0.96 gold win-rate after 21, 25 and 80 minutes for the
@@ -49,7 +49,7 @@ METHODS = ("tba", "online_dpo", "best_of_2", "rloo", "ppo")
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-  """Returns the config of a variant; see the module for the arguments."""
+  """Returns the config; the module docstring lists the arguments."""
   arg = variants.parse_arg(
       arg,
       smoke=False,
@@ -86,7 +86,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def _set_common(
     c: ml_collections.ConfigDict, arg: ml_collections.ConfigDict
 ) -> None:
-  """Sets what both papers have."""
+  """Sets what both papers share."""
   c.reward.where = "model"
   c.reward.model = "reward_model"
   c.loss.missing_stop = "replace"
@@ -109,7 +109,7 @@ def _set_common(
 def _set_tba(
     c: ml_collections.ConfigDict, arg: ml_collections.ConfigDict
 ) -> None:
-  """Sets what Trajectory Balance with Asynchrony has (Table 3, App. B.2)."""
+  """Sets Trajectory Balance with Asynchrony (Table 3, App. B.2)."""
   c.sampling.max_completion_tokens = 128
   c.sampling.num_rows = 40 if arg.model == "pythia-410m" else 20
   c.search.num_searchers = 3
@@ -143,7 +143,7 @@ def _set_tba(
 def _set_async_rlhf(
     c: ml_collections.ConfigDict, arg: ml_collections.ConfigDict
 ) -> None:
-  """Sets what Asynchronous RLHF has: rounds of one batch, one step behind."""
+  """Sets Asynchronous RLHF: rounds of one batch, one step off-policy."""
   c.search.num_searchers = 1
   c.train.completions_per_prompt = 1 if arg.method == "ppo" else 2
   # RLOO counts samples, the others prompts.
@@ -183,7 +183,7 @@ def _make_quick(
     c.search.samples_per_prompt = c.train.completions_per_prompt = 8
     c.search.wait_for_fresh = True
     c.search.lead_steps = 2
-    # What a small model with large steps needs: see configs/countdown.py.
+    # For large steps of a small model: see configs/countdown.py.
     c.loss.scale = "unit"
     c.loss.ratio_clip = 0.2
     c.loss.beta_decay_steps = 40
@@ -197,7 +197,7 @@ def _make_quick(
 
 
 def _overoptimize(c: ml_collections.ConfigDict) -> None:
-  """Lets the policy find what a poor reward model likes and nobody else."""
+  """Lets the policy exploit a poor reward model."""
   c.reward_model.num_steps = 30
   c.reward_model.evaluate_every_steps = 15
   c.reward_model.checkpoint_every_steps = 15
@@ -208,7 +208,7 @@ def _overoptimize(c: ml_collections.ConfigDict) -> None:
 
 
 def make_quick(c: ml_collections.ConfigDict) -> None:
-  """Shrinks what every method has."""
+  """Shrinks the settings that all methods share."""
   c.sampling.max_completion_tokens = 12
   c.sampling.num_rows = 128
   c.search.num_searchers = 1
@@ -228,7 +228,7 @@ def make_quick(c: ml_collections.ConfigDict) -> None:
 
 
 def make_smoke(c: ml_collections.ConfigDict) -> None:
-  """Shrinks everything to what shows that the parts work together."""
+  """Shrinks the run to a smoke test."""
   c.sampling.num_rows = 32
   c.search.prompts_per_round = c.search.prompts_per_step = 8
   c.train.num_steps = 6

@@ -31,7 +31,7 @@ _NUM_PAIRS = 92_858
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-  """Returns the config of a variant; see the module for the arguments."""
+  """Returns the config; the module docstring lists the arguments."""
   arg = variants.parse_arg(
       arg, smoke=False, quick=False, seed=0, model=tldr_sft.MODELS[0]
   )
@@ -84,7 +84,7 @@ def make_quick(c: ml_collections.ConfigDict) -> None:
 
 
 def make_smoke(c: ml_collections.ConfigDict) -> None:
-  """Shrinks everything to what shows that the parts work together."""
+  """Shrinks the run to a smoke test."""
   r = c.reward_model
   r.num_steps = 10
   r.warmup_steps = 2

@@ -6,7 +6,7 @@
         --workdir=runs/tldr --config.task.data=data/tldr \\
         --config.sft.init=models/pythia-410m-deduped
 
-`docs/preferences.md` tells how the data has to look. Arguments, after a colon
+`docs/preferences.md` has the format of the data. Arguments, after a colon
 and separated by commas:
 
 - `model=pythia-410m`, `pythia-1b` or `pythia-2.8b`, pretrained folders in
@@ -31,12 +31,12 @@ from tba_jax.config import settings
 from tba_jax.config import variants
 
 MODELS = ("pythia-410m", "pythia-1b", "pythia-2.8b")
-# Of the TL;DR data after OpenAI's filtering.
+# Posts of the TL;DR data after OpenAI's filtering.
 _NUM_POSTS = 116_722
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-  """Returns the config of a variant; see the module for the arguments."""
+  """Returns the config; the module docstring lists the arguments."""
   arg = variants.parse_arg(
       arg, smoke=False, quick=False, seed=0, model=MODELS[0]
   )
@@ -74,7 +74,7 @@ def set_data_and_sft(
   c.sampling.temperature = 0.7
   c.sampling.max_prompt_tokens = 512
   c.sampling.max_completion_tokens = 53
-  # Of the models that bring no config of their own.
+  # For models without a config of their own.
   c.model.max_positions = 1024
 
   c.init = "sft"
@@ -103,7 +103,7 @@ def set_data_and_sft(
 
 
 def make_quick(c: ml_collections.ConfigDict) -> None:
-  """Shrinks the stage: a tiny model, and posts that code makes up."""
+  """Shrinks the stage: a tiny model and generated posts."""
   c.task.data = "made_up"
   c.tokenizer.source = "task"
   c.sft.init = "scratch"
@@ -126,7 +126,7 @@ def make_quick(c: ml_collections.ConfigDict) -> None:
 
 
 def make_smoke(c: ml_collections.ConfigDict) -> None:
-  """Shrinks everything to what shows that the parts work together."""
+  """Shrinks the run to a smoke test."""
   c.task.made_up_prompts = 100
   c.task.made_up_pairs = 100
   variants.shrink_model(c)

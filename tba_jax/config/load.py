@@ -1,8 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""From the command line to a config: the file, its arguments, its overrides.
+"""Builds a config from the command line: file, arguments and overrides.
 
-Every error is a `ConfigError`, which ends a program with status 2. No JAX here.
+Every error is a `ConfigError`, which ends a program with status 2.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,11 +28,11 @@ _OVERRIDE = re.compile(
 
 
 class ConfigError(ValueError):
-  """A setting that does not exist or has a value that is not allowed."""
+  """A setting that does not exist, or a value that is not allowed."""
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Returns `{"a.b": value}` of a nested mapping, in its order."""
+  """Returns `{"a.b": value}` of a nested mapping, in order."""
   out = {}
   for name, value in config.items():
     if isinstance(value, (Mapping, ml_collections.ConfigDict)):
@@ -43,14 +43,10 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def split_argv(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-  """Returns the arguments without the overrides, and the overrides.
+  """Splits the overrides from the other arguments; returns (rest, overrides).
 
-  `--config.a.b=value` and `--config.a.b value` are overrides; each comes back
-  as `a.b=value`, and one without a value as `a.b`. What follows `--` is left
-  alone.
-
-  Args:
-    argv: as `sys.argv`; the program's name may be in it.
+  `--config.a.b=value` and `--config.a.b value` become `a.b=value`; without a
+  value, `a.b`. Arguments after `--` are left alone.
   """
   rest, overrides = [], []
   items = list(argv)
@@ -74,13 +70,13 @@ def load_config(
   """Returns the config of a file with the overrides applied, locked.
 
   Args:
-    path_and_arg: `FILE` or `FILE:ARG,ARG…`. A relative file is looked for in
-      the working directory, then beside the package.
-    overrides: as `apply_overrides` takes them.
+    path_and_arg: `FILE` or `FILE:ARG,ARG…`; a relative file is searched in the
+      working directory, then beside the package.
+    overrides: as in `apply_overrides`.
 
   Raises:
-    ConfigError: no such file, a wrong argument of it, an unknown key, or a
-      value of another type.
+    ConfigError: a missing file, a wrong argument, an unknown key, or a value of
+      another type.
   """
   path, has_arg, arg = path_and_arg.partition(":")
   with _errors_of(path_and_arg):
@@ -103,17 +99,17 @@ def load_config(
 
 @contextlib.contextmanager
 def _errors_of(path_and_arg: str) -> Iterator[None]:
-  """Turns whatever a config file raises into a ConfigError, file and line."""
+  """Turns any error of a config file into a ConfigError with file and line."""
   try:
     yield
   except ConfigError:
     raise
-  # A config file is the user's code: it may raise anything, or exit.
+  # A config file is user code: it may raise anything, or exit.
   except (Exception, SystemExit) as error:
     where = path_and_arg
     library = str(_ROOT / "tba_jax"), sysconfig.get_path("stdlib"), "<"
     for frame in traceback.extract_tb(error.__traceback__):
-      # The innermost line of the user's own.
+      # The innermost line of user code.
       own = "site-packages" not in frame.filename
       if own and not frame.filename.startswith(library):
         where = f"{frame.filename}:{frame.lineno}"
@@ -130,14 +126,13 @@ def apply_overrides(
 ) -> ml_collections.ConfigDict:
   """Sets keys of a config in place; returns it, complete and locked.
 
-  The task's own fields that the config leaves out are written into it with
-  their defaults. Another `task.name` brings the fields of that task in place of
-  the old one's.
+  Fields that `config.task` leaves out get their defaults; another `task.name`
+  replaces the fields by that task's.
 
   Args:
-    config: of a config file.
-    overrides: `key=value` each, with or without `--config.` before it; a later
-      one wins. The key's present value gives the type. A bool alone is true.
+    config: from a config file.
+    overrides: `key=value` each, with or without `--config.`; the last one wins.
+      The present value gives the type; a bool without a value becomes true.
 
   Raises:
     ConfigError: an unknown key, or a value of another type.
@@ -165,10 +160,7 @@ def apply_overrides(
 
 
 def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """Returns a saved config with the defaults of the keys that it lacks.
-
-  A run that an older version started has no settings of what came later.
-  """
+  """Fills in the defaults of keys that a saved config lacks."""
   out = settings.get_config()
   with out.unlocked():
     for name, value in config.items():
@@ -181,7 +173,7 @@ def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
 
 def _complete_task(config: ml_collections.ConfigDict, name: str) -> None:
-  """Writes the fields of the named task into `config.task`."""
+  """Fills in the fields of the named task in `config.task`."""
   fields = build.fields(name)
   if fields is None:
     return  # The validation names it.
@@ -199,13 +191,13 @@ def _parse(key: str, text: str, default: Any) -> Any:
 
 
 def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
-  """Returns the message for a key that no config has."""
+  """Returns the error message for an unknown key."""
   message = f"config.{key} = {value!r}: there is no such key"
   inside = [name for name in known if name.startswith(f"{key}.")]
   if inside:
     return f"{message}, it is a section; its keys: {', '.join(inside)}"
   close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-  # A right name in a wrong section is nearer to the reader's mind.
+  # A right name in a wrong section is the likelier mistake.
   last = key.rpartition(".")[2]
   close += [name for name in known if name.rpartition(".")[2] == last]
   if close:

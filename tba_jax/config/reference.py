@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The page of all settings, and the help on one, made from `SETTINGS`.
+"""Renders the page of all settings, and the help on one, from `SETTINGS`.
 
 python -m tba_jax.config.reference > docs/config.md
 """
@@ -14,27 +14,26 @@ from tba_jax.tasks import build
 
 _HEAD = """# Every setting
 
-Made by `python -m tba_jax.config.reference > docs/config.md` from
-`tba_jax/config/settings.py`; a test says when it is out of date.
+Generated from `tba_jax/config/settings.py` by
+`python -m tba_jax.config.reference > docs/config.md`.
 
 Change a setting in a config file, or on the command line with
 `--config.KEY=VALUE`; `python -m tba_jax.main --help KEY` prints it. A file that
 builds on another one beside it imports that with
 `variants.import_config("countdown.py", beside=__file__)`, as
 `configs/countdown_sparse.py` does. "On" in the last column: the setting may
-change when a run is continued. What settings must be to
-each other stands in `tba_jax/config/validate.py`; a config that breaks any of
-it ends the program with status 2 and a line for each wrong setting, before a
-device is touched. `--program=plan --config=FILE` says what a config needs.
+change when a run is resumed. Relations between settings are checked in
+`tba_jax/config/validate.py`; a wrong config ends the program with status 2 and
+a line for each wrong setting, before a device is touched.
+`--program=plan --config=FILE` says what a config needs.
 """
 _TABLE = ["| key | default | allowed | meaning | |", "|---|---|---|---|---|"]
 
 
 def help_on(key: str) -> str:
-  """Returns default, allowed values and meaning of a setting or a section.
+  """Returns default, allowed values and meaning of a setting or section.
 
-  Raises:
-    ConfigError: there is no such key.
+  Raises ConfigError for an unknown key.
   """
   key = key.removeprefix("--").removeprefix("config.")
   rows = _rows()
@@ -47,7 +46,7 @@ def help_on(key: str) -> str:
     lines += [f"config.{name} = {default!r}"]
     lines += [f"  {meaning}"] if meaning else []
     lines += [f"  allowed: {allowed}"] if allowed else []
-    lines += ["  may change when a run is continued"] if on else []
+    lines += ["  may change when a run is resumed"] if on else []
   if key in settings.SECTIONS:
     lines.insert(0, settings.SECTIONS[key].meaning)
   return "\n".join(lines)
@@ -66,7 +65,7 @@ def _rows() -> dict[str, tuple]:
 
 
 def _task_rows(task: type) -> dict[str, tuple]:
-  """Returns the rows of a task's fields, as its docstring describes them."""
+  """Returns the rows of a task's fields, from its docstring."""
   meanings = dict(
       re.findall(r"^  (\w+): (.+(?:\n    .+)*)", task.__doc__, re.M)
   )

@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting of a run: its default, what is allowed, and what it means.
+"""Every setting of a run: default, allowed values and meaning.
 
-`SETTINGS` is the one place. From it come `get_config`, the checks of types and
-ranges (`validate.py`), `--help KEY`, and `docs/config.md` (`reference.py`).
-Units are in the names (`_s`, `_steps`, `_tokens`, `_mb`) or in the meaning.
+From `SETTINGS` come `get_config`, the checks of types and ranges
+(`validate.py`), `--help KEY` and `docs/config.md` (`reference.py`). Units are
+in the names (`_s`, `_steps`, `_tokens`, `_mb`) or in the meaning.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from tba_jax.system import user_code
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-  """What a setting may be.
+  """Allowed values of a setting.
 
-  text: as it stands in messages and on the reference page.
-  test: whether a value of the right type is allowed.
-  names: the closed set of names, where there is one.
+  text: for messages and the reference page.
+  test: tells whether a value of the right type is allowed.
+  names: the allowed names, if they are a fixed set.
   """
 
   text: str
@@ -36,15 +36,15 @@ class Allowed:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """One setting.
+  """A setting.
 
   default: also gives the type.
   allowed: values of that type.
-  meaning: for the reader of `docs/config.md`.
-  resume: whether it may change when a run is continued.
-  hosts: "same" on all hosts of a run; "own", what each host has; "path", any
-    path to the same files; "searcher", a searcher's may differ from the
-    trainer's, as it may for all that may change on resume.
+  meaning: for `docs/config.md`.
+  resume: whether it may change when a run is resumed.
+  hosts: how it may differ between the hosts of a run: "same", not at all;
+    "own", freely; "path", other paths to the same files; "searcher", a
+    searcher's from the trainer's, as all settings with `resume` may.
   """
 
   default: bool | int | float | str
@@ -56,10 +56,10 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-  """What the settings of a section are about.
+  """A section of settings.
 
-  meaning: of the whole section.
-  resume, hosts: as in `Setting`, of all settings in it.
+  meaning: of the section.
+  resume, hosts: as in `Setting`, for all its settings.
   """
 
   meaning: str
@@ -76,7 +76,7 @@ def one_of(*names: str) -> Allowed:
 
 
 def some_of(*names: str) -> Allowed:
-  """Returns the lists of names, separated by commas; "" is none."""
+  """Allows a comma-separated list of some of the names; "" is none."""
 
   def is_list(text: str) -> bool:
     items = text.split(",") if text else []
@@ -90,17 +90,17 @@ def _are_cores(text: str) -> bool:
   if text in ("", "all"):
     return True
   try:
-    # Longer numbers are no cores, and would make a list as long.
+    # Longer numbers are not cores, and would make lists as long.
     return not re.search(r"\d{5}", text) and bool(processes.parse_cores(text))
   except ValueError:
     return False
 
 
 def _are_texts(text: str) -> bool:
-  """Tells whether it is "" or a JSON list of whole, non-empty texts."""
+  """Tells whether a text is "" or a JSON list of complete, non-empty texts."""
   try:
     texts = json.loads(text or "[]")
-    # The replacement character stands for bytes that are no character yet.
+    # The replacement character stands for an incomplete character.
     return isinstance(texts, list) and all(
         isinstance(item, str) and item and b"\xef\xbf\xbd" not in item.encode()
         for item in texts
@@ -117,7 +117,7 @@ _HOST = r"(?:[^:\s\[\]]+|\[[^\]\s]+\])"
 
 
 def _is_address(text: str) -> bool:
-  """Tells whether it is "", "host:0" or "host:first-last", of two or more."""
+  """Tells whether a text is "", "host:0" or "host:first-last"."""
   found = re.fullmatch(rf"{_HOST}:(?:0|(\d+)-(\d+))", text)
   if found is None or found[1] is None:
     return not text or found is not None
@@ -130,7 +130,7 @@ def _is_host_port(text: str) -> bool:
 
 
 def lora_names(text: str) -> tuple[str, ...]:
-  """Returns the products that `lora.targets` names; () for all."""
+  """Returns the matrices that `lora.targets` names; () for all."""
   return () if text == "all" else tuple(n.strip() for n in text.split(","))
 
 
@@ -180,12 +180,12 @@ LOSS_NAME = Allowed(
 )
 WRITERS = ("csv", "tensorboard", "wandb")
 
-# Sets of `loss.name`; tests hold them to the code of the objectives.
+# Properties of objectives by `loss.name`; tests compare them with the code.
 OF_SINGLE_COMPLETIONS = ("tb_learned_z", "subtb", "ppo")
 OF_A_TRUST_REGION = ("proximal_rloo", "ppo")
 OF_A_VALUE_MODEL = ("subtb", "ppo")
 OF_A_TEMPERED_TARGET = ("tb", "tb_learned_z")
-# These divide by beta, or learn nothing at beta = 0.
+# Objectives that divide by beta, or learn nothing at beta = 0.
 OF_BETA_ABOVE_0 = (
     "tb",
     "tb_learned_z",
@@ -198,7 +198,7 @@ OF_BETA_ABOVE_0 = (
 )
 
 SECTIONS = {
-    "task": Section("The task; its own fields stand beside its name."),
+    "task": Section("The task: its name and its own fields."),
     "tokenizer": Section(""),
     "model": Section(
         "Shape of the policy. A Hugging Face folder in `init` (or `sft.init`)"
@@ -214,7 +214,7 @@ SECTIONS = {
         resume=True,
     ),
     "sft": Section(
-        "Supervised fine-tuning on the task's solutions, with `init=sft`.",
+        "Supervised fine-tuning on the task's solutions, for `init=sft`.",
         hosts="own",
     ),
     "reward": Section("Where rewards are computed (docs/your_task.md)."),
@@ -288,8 +288,8 @@ SETTINGS = {
         "of params, prompt order, sampling and replay draws"),
     "init": _s(
         "sft", TEXT, hosts="own", meaning="initial policy and reference:"
-        " 'scratch', 'sft' (made by the section sft in WORKDIR/sft if not yet"
-        " there), or a Hugging Face folder"),
+        " 'scratch', 'sft' (trained by the section sft into WORKDIR/sft if"
+        " missing), or a Hugging Face folder"),
 
     "task.name": _s("arithmetic", TEXT, "as in tba_jax/tasks/"),
 
@@ -309,7 +309,7 @@ SETTINGS = {
     "model.width": _s(64, COUNT, "of the residual stream"),
     "model.num_heads": _s(4, COUNT, "query heads"),
     "model.num_kv_heads": _s(
-        4, COUNT, "key-value heads; fewer than num_heads: grouped queries"),
+        4, COUNT, "key-value heads; grouped-query attention below num_heads"),
     "model.head_dim": _s(
         16, Allowed("an even number from 2 on", lambda v: v > 1 and v % 2 == 0),
         "of one head"),
@@ -317,7 +317,7 @@ SETTINGS = {
     "model.rope_theta": _s(10000.0, ABOVE_0, "base of the rotary angles"),
     "model.norm_epsilon": _s(1e-5, ABOVE_0, "added to a norm's mean square"),
     "model.tie_embeddings": _s(
-        False, FLAG, "one table for embedding and unembedding"),
+        False, FLAG, "share the embedding table with the head"),
     "model.max_positions": _s(
         128, COUNT, "longest sequence, prompt and completion together, tokens"),
     "model.param_dtype": _s("float32", DTYPE, "of the trained params"),
@@ -410,14 +410,14 @@ SETTINGS = {
         hosts="own"),
     "reward.environment": _s(
         "", TEXT, hosts="own", resume=True,
-        meaning="names of environment variables that workers get beside PATH,"
-        " LANG, PYTHONPATH and the like, with commas"),
+        meaning="environment variables that workers get beside PATH, LANG,"
+        " PYTHONPATH and the like, separated by commas"),
     "reward.fallback": _s(
         0.0, NUMBER, "reward of a completion that could not be judged"),
     "reward.model": _s(
         "reward_model", TEXT, hosts="path",
         meaning="a Hugging Face folder with a scalar head, or 'reward_model',"
-        " the one that `--program=reward_model` left in WORKDIR"),
+        " the one that `--program=reward_model` trained in WORKDIR"),
     "reward.batch_size": _s(
         32, COUNT, "completions that the reward model scores at a time"),
     "reward.role": _s(
@@ -427,7 +427,7 @@ SETTINGS = {
 
     "reward_model.train": _s(
         "task", TEXT, "pairs to learn from: a source of rows"
-        " (docs/your_task.md), or 'task', pairs that the task makes"),
+        " (docs/your_task.md), or 'task', pairs generated by the task"),
     "reward_model.held_out": _s("task", TEXT, "pairs to evaluate on"),
     "reward_model.relabel": _s(
         "", TEXT, "who says which completion of a pair is better: '' the data,"
@@ -450,7 +450,7 @@ SETTINGS = {
     "reward_model.b1": _s(0.9, BELOW_1, "of Adam"),
     "reward_model.b2": _s(0.999, BELOW_1, "of Adam"),
     "reward_model.grad_clip_norm": _s(1.0, NOT_NEGATIVE, "0 = off"),
-    "reward_model.evaluate_pairs": _s(1024, COUNT, "most held-out pairs"),
+    "reward_model.evaluate_pairs": _s(1024, COUNT, "limit of held-out pairs"),
     "reward_model.evaluate_every_steps": _s(100, COUNT, ""),
     "reward_model.checkpoint_every_steps": _s(100, COUNT, ""),
     "reward_model.log_every_steps": _s(25, COUNT, ""),
@@ -459,7 +459,7 @@ SETTINGS = {
     "evaluate.beside": _s(
         True, FLAG, "in a thread, while training goes on; not in lockstep"),
     "evaluate.deadline_s": _s(
-        600.0, ABOVE_0, "an evaluation beside training is then given up"),
+        600.0, ABOVE_0, "an evaluation beside training is then abandoned"),
     "evaluate.num_prompts": _s(256, COUNT, "while training"),
     "evaluate.num_completions": _s(8, COUNT, "k of pass@k"),
     "evaluate.final_prompts": _s(1000, COUNT, "before and after training"),
@@ -523,13 +523,13 @@ SETTINGS = {
         4, COUNT, "blocks that a searcher may hold unacknowledged",
         resume=True),
     "search.lease_s": _s(
-        15.0, ABOVE_0, "prompts of a searcher silent for so long are granted"
+        15.0, ABOVE_0, "prompts of a searcher silent for this long are granted"
         " again", resume=True),
     "search.pull_every_s": _s(
-        0.02, ABOVE_0, "shortest time between polls for a new version",
+        0.02, ABOVE_0, "shortest interval between polls for a new version",
         resume=True),
     "search.starvation_s": _s(
-        180.0, ABOVE_0, "the trainer ends after so long without fresh data",
+        180.0, ABOVE_0, "the trainer ends after this long without fresh data",
         resume=True),
     "search.mesh.data": _s(
         1, COUNT, "devices of one searcher, all in its process, that split its"
@@ -545,7 +545,7 @@ SETTINGS = {
         resume=True),
 
     "loss.name": _s(
-        "tb", LOSS_NAME, "docs/objectives.md says when to use which, and"
+        "tb", LOSS_NAME, "docs/objectives.md tells when to use which, and"
         " docs/own_loss.md how to write one in a file"),
     "loss.scale": _s(
         "unit", one_of("unit", "paper"), "of the squared losses: 'unit' has the"
@@ -650,7 +650,7 @@ SETTINGS = {
         " pass keeps all ('none'), results of matrix products ('dots'), or"
         " each layer's input alone ('full', least memory)"),
     "train.per_round_steps": _s(
-        0, FROM_0, "schedules move every so many steps (a round), as in the"
+        0, FROM_0, "schedules move every this many steps (a round), as in the"
         " papers' code; 0 = every step"),
     "train.wall_clock_limit_s": _s(
         0.0, NOT_NEGATIVE, "of one trainer process; 0 = none", resume=True),
@@ -666,7 +666,7 @@ SETTINGS = {
         1.0, UNIT, "probability that a prompt slot of a batch is drawn from"
         " the recent window (the papers' m)"),
     "replay.recent_window_steps": _s(
-        4, COUNT, "arrivals of so many steps are recent"),
+        4, COUNT, "steps whose arrivals count as recent"),
     "replay.selection": _s(
         "uniform", one_of("uniform", "reward"), "draws within a prompt;"
         " 'reward': weights exp(reward / temperature)"),
@@ -679,7 +679,7 @@ SETTINGS = {
     "replay.max_segment_mb": _s(64.0, ABOVE_0, "of the journal", resume=True),
 
     "trainer.num_processes": _s(
-        1, COUNT, "of one mesh; process 0 decides"),
+        1, COUNT, "processes of one mesh; process 0 leads"),
     "trainer.coordinator": _s(
         "", HOST_PORT, "where process 0 waits for the others; '' = a free port"
         " of this machine, chosen by `--program=train`", hosts="own"),
@@ -687,7 +687,7 @@ SETTINGS = {
         0, FROM_0, "virtual CPU devices of a process; 0 = the machine's"),
     "trainer.start_deadline_s": _s(300.0, ABOVE_0, "until all have joined"),
     "trainer.heartbeat_s": _s(
-        100.0, ABOVE_0, "a process silent for so long is dead"),
+        100.0, ABOVE_0, "a process silent for this long is dead"),
     "trainer.deadline_s": _s(
         1800.0, ABOVE_0, "of the others, for the next message of process 0"),
     "trainer.save_deadline_s": _s(
@@ -702,7 +702,7 @@ SETTINGS = {
         " off-policy); 0: sampling and training alternate"),
 
     "publish.every_steps": _s(1, COUNT, ""),
-    # A searcher may be reading the version before the newest.
+    # A searcher may still be reading the version before the newest.
     "publish.keep_versions": _s(
         3, at_least(2), "versions that stay readable", resume=True),
     "publish.carrier": _s(
@@ -732,14 +732,14 @@ SETTINGS = {
 
     "checkpoint.every_steps": _s(40, COUNT, ""),
     "checkpoint.every_s": _s(
-        0.0, NOT_NEGATIVE, "also after so long without one; 0 = by steps"
+        0.0, NOT_NEGATIVE, "also after this long without one; 0 = by steps"
         " alone"),
-    "checkpoint.keep": _s(2, COUNT, "newest ones that are kept"),
+    "checkpoint.keep": _s(2, COUNT, "newest checkpoints to keep"),
     "checkpoint.keep_every_steps": _s(
-        0, FROM_0, "older ones whose step divides by this are kept as well;"
+        0, FROM_0, "also keep older ones whose step is a multiple of this;"
         " 0 = none"),
     "checkpoint.keep_every_s": _s(
-        0, FROM_0, "of older ones, one in so many seconds is kept as well;"
+        0, FROM_0, "also keep one older checkpoint per this many seconds;"
         " 0 = none"),
     "checkpoint.keep_best": _s(
         False, FLAG, "keep the policy that did best on the validation split, as"
@@ -749,8 +749,8 @@ SETTINGS = {
         "", ADDRESS, "'' = a unix socket in the spool directory; 'HOST:0' a"
         " free TCP port, 'HOST:7001-7009' one of a range: docs/hosts.md"),
     "store.locator": _s(
-        "", HOST_PORT, "where the store tells other hosts its address; '' = a"
-        " file in the spool directory"),
+        "", HOST_PORT, "where the store announces its address to other hosts;"
+        " '' = a file in the spool directory"),
     "store.secret_file": _s(
         "", TEXT, "32 bytes, mode 0600; '' = made in the spool directory"),
     "store.tls_cert_file": _s(
@@ -766,7 +766,7 @@ SETTINGS = {
         60.0, ABOVE_0, "of one operation, a restart of the service included"),
     "store.probe_timeout_s": _s(
         5.0, Allowed("1 or more", lambda v: 1 <= v < math.inf),
-        "a service silent for so long is replaced"),
+        "a service silent for this long is restarted"),
 
     "cores.trainer": _s("", CORES, ""),
     "cores.searcher": _s("", CORES, "of all searchers"),
@@ -792,33 +792,33 @@ SETTINGS = {
     "sweep.objectives": _s(
         "", TEXT, "'NAME: KEY=VALUE …; NAME: …', what each objective sets"),
     "sweep.staleness_steps": _s(
-        "0,1,2,4,16", INTEGERS, "lags: a batch is sampled so many steps before"
-        " it is trained on"),
+        "0,1,2,4,16", INTEGERS, "lags: a batch is sampled this many steps"
+        " before it is trained on"),
     "sweep.mini_batches": _s(
-        "2,16", INTEGERS, "lags: rounds of so many mini-batches are sampled at"
-        " their start"),
+        "2,16", INTEGERS, "lags: rounds of this many mini-batches are sampled"
+        " at their start"),
     "sweep.seeds": _s("0,1,2", INTEGERS, ""),
     "sweep.workers": _s(1, COUNT, "runs at the same time"),
 
     "log.every_steps": _s(1, COUNT, "between lines of metrics.jsonl"),
     "log.samples_every_steps": _s(
         20, FROM_0, "between writes of samples.jsonl; 0 = never"),
-    "log.num_samples": _s(8, FROM_0, "written then"),
+    "log.num_samples": _s(8, FROM_0, "samples per write"),
     "log.writers": _s("", some_of(*WRITERS), "beside metrics.jsonl"),
     "log.wandb_project": _s("tba_jax", NAME, ""),
     "log.wandb_mode": _s(
         "offline", one_of("offline", "online"), "'online' needs an account"),
     "log.profile_first_step": _s(
-        10, COUNT, "that jax.profiler captures into `profile/`"),
-    "log.profile_num_steps": _s(0, FROM_0, "captured; 0 = none"),
-    "log.profile_asked_steps": _s(5, COUNT, "captured at each SIGUSR1"),
+        10, COUNT, "first step that jax.profiler captures into `profile/`"),
+    "log.profile_num_steps": _s(0, FROM_0, "steps captured; 0 = none"),
+    "log.profile_asked_steps": _s(5, COUNT, "steps captured at each SIGUSR1"),
 
     "explore.fraction": _s(
         0.0, UNIT, "share of completions drawn at a temperature of their own,"
         " uniform between the two; the others at sampling.temperature"),
     "explore.min_temperature": _s(1.0, ABOVE_0, ""),
     "explore.max_temperature": _s(1.0, ABOVE_0, ""),
-    "explore.min_tokens": _s(0, FROM_0, "no stop token is drawn before"),
+    "explore.min_tokens": _s(0, FROM_0, "no stop token is sampled before"),
 
     "tempering.tau": _s(1.0, ABOVE_0, ""),
     "tempering.tau_final": _s(1.0, ABOVE_0, ""),
@@ -847,7 +847,7 @@ SETTINGS = {
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns the base config: every setting with its default."""
+  """Returns the base config, with every default."""
   tree = {}
   for key, setting in SETTINGS.items():
     *sections, name = key.split(".")
@@ -858,13 +858,13 @@ def get_config() -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(tree)
 
 
-# Settings of tasks that name files of a host.
+# Task settings that name files of a host.
 _TASK_FILES = ("data", "instructions", "test", "train", "validation")
 _TASK_PATHS = ("classifier_folder", "encoder", "victim")
 
 
 def may_change(key: str) -> bool:
-  """Tells whether a setting may change when a run is continued."""
+  """Tells whether a setting may change when a run is resumed."""
   section = SECTIONS.get(key.partition(".")[0])
   return (section is not None and section.resume) or (
       key in SETTINGS and SETTINGS[key].resume

@@ -1,9 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that WORKDIR/sft or WORKDIR/reward_model was made with.
-
-No JAX here: the supervisor checks them before it starts a process.
-"""
+"""The settings that WORKDIR/sft or WORKDIR/reward_model was trained with."""
 
 import json
 import pathlib
@@ -22,18 +19,18 @@ def check(
     *,
     section: str = "sft",
 ) -> None:
-  """Checks the settings that a model was made with; writes them if it is new.
+  """Checks the settings that a stage was trained with; saves them if new.
 
   Args:
-    config: of the run.
+    config: config of the run.
     folder: WORKDIR/sft or WORKDIR/reward_model.
     section: "sft" or "reward_model".
 
   Raises:
-    ValueError: the folder was made with other settings; names each.
+    ValueError: the folder was made with other settings; lists them.
   """
   path = folder / "settings.json"
-  # Through JSON, so that a tuple equals the list that was read.
+  # Through JSON, so that tuples equal the lists that are read back.
   settings = json.loads(json.dumps(_settings(config, section)))
   if not path.exists():
     jsonl.atomic_write_json(path, settings)
@@ -66,7 +63,7 @@ def _settings(
       "tokenizer": config.tokenizer,
       "model": config.model,
       section: {
-          # Periods change nothing of the model.
+          # Periods do not affect the model.
           k: v
           for k, v in config[section].items()
           if not k.endswith("_every_steps")

@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every check of a config, before any device is touched. No JAX here.
+"""Every check of a config, before any device is touched.
 
-`validate` checks names and types of the keys, the range of each value
-(`settings.py`), then the values against each other, and reports all that is
-wrong at once. `check_resume` and `check_hosts` compare two configs.
+`validate` checks names, types and ranges (`settings.py`), then relations
+between settings, and reports all errors at once. `check_resume` and
+`check_hosts` compare two configs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,8 +34,8 @@ ConfigError = load.ConfigError
 # Programs that read a file of JSON lines and name their model.
 LINE_PROGRAMS = ("generate", "score")
 _WITHOUT_TASK = ("store", "status", "report")
-# Programs that read only some sections; settings of the others are not held
-# against each other.
+# Sections that a program reads; relations between other sections are not
+# checked.
 _MODEL = (
     "", "task", "tokenizer", "model", "lora", "mesh", "sharding", "sampling",
     "optimizer",
@@ -57,17 +57,16 @@ def validate(
     program: str = "train",
     task: base.Task | None = None,
 ) -> None:
-  """Raises one error with all that is wrong with a config.
+  """Raises one error with all problems of a config.
 
   Args:
-    config: complete.
-    program: that will run. Sections that it does not read are held to their
+    config: complete config.
+    program: program to run; sections that it does not read are checked for
       types and ranges alone.
-    task: stands in for the one that `config.task` describes, which is then not
-      checked.
+    task: replaces the task of `config.task`, which is then not checked.
 
   Raises:
-    ConfigError: a line `config.path = value: what is allowed` per problem.
+    ConfigError: one line `config.path = value: what is allowed` per problem.
   """
   values = load.flatten(config)
   if task is not None:
@@ -93,14 +92,10 @@ def validate(
 
 
 def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-  """Raises where a run would be continued with another computation.
+  """Raises ConfigError if resuming a run would change its computation.
 
-  Args:
-    old: the config that the run was started with, as its `config.json` has it.
-    new: the config asked for now.
-
-  Raises:
-    ConfigError: a line per key that differs and may not change.
+  `old` is the config in the run's `config.json`, `new` the requested one; the
+  message has one line per key that must not change.
   """
   lines = [
       f"config.{key} = {now!r}: the run was started with {before!r}, and this"
@@ -120,16 +115,13 @@ def check_hosts(
     *,
     searcher: bool,
 ) -> None:
-  """Raises where two processes of a run would not compute the same.
+  """Raises ConfigError if two processes of a run would compute differently.
 
   Args:
-    mine: settings of one, by key.
-    theirs: those of the other.
-    sides: what to call the two.
-    searcher: whether one of them is a searcher, and not both of one trainer.
-
-  Raises:
-    ConfigError: a line per key that differs and that may not.
+    mine: settings of one process, by key.
+    theirs: settings of the other.
+    sides: names of the two, for messages.
+    searcher: whether one of them is a searcher.
   """
   lines = []
   for key, a, b in _differences(mine, theirs):
@@ -148,7 +140,7 @@ def check_hosts(
 def _differences(
     a: Mapping[str, Any], b: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, Any]]:
-  """Yields (key, value of a, value of b); a key left out has its default."""
+  """Yields (key, value of a, value of b); a missing key has its default."""
   defaults = _expected(b.get("task.name"))
   for key in sorted({*a, *b}):
     x, y = (side.get(key, defaults.get(key)) for side in (a, b))
@@ -157,7 +149,7 @@ def _differences(
 
 
 def _expected(task_name: Any) -> dict[str, Any]:
-  """Returns every key that may be there, with its default."""
+  """Returns every allowed key with its default."""
   fields = build.fields(task_name) or {}
   return {
       key: setting.default for key, setting in settings.SETTINGS.items()
@@ -171,13 +163,13 @@ def _line(key: str, value: Any, allowed: str) -> str:
 def _check_values(
     values: Mapping[str, Any], program: str
 ) -> tuple[list[str], dict[str, Any]]:
-  """Returns the problems of single values, and the values without any."""
+  """Returns the problems of single values, and the valid values."""
   problems, good = [], {}
   expected = _expected(values.get("task.name"))
   task_is_known = build.fields(values.get("task.name")) is not None
   for key, value in values.items():
     if key not in expected:
-      # Of a task that does not exist only the name is wrong.
+      # For an unknown task, report its name alone.
       if task_is_known or not key.startswith("task."):
         problems.append(load.unknown_key(key, value, list(expected)))
     elif allowed := _allowed(key, value, expected[key], program):
@@ -185,7 +177,7 @@ def _check_values(
     else:
       good[key] = value
   for key in expected:
-    # A task fills in the fields that are left out.
+    # Missing fields of a task have defaults.
     if key not in values and not key.startswith("task."):
       problems.append(
           f"config.{key}: is missing; tba_jax/config/settings.py has it"
@@ -194,7 +186,7 @@ def _check_values(
 
 
 def _allowed(key: str, value: Any, default: Any, program: str) -> str:
-  """Returns what is allowed where `value` is not, else ""."""
+  """Returns what is allowed if `value` is not, else ""."""
   kind = type(default)
   numbers = (int, float) if kind is float else kind
   is_bool = isinstance(value, bool)
@@ -214,7 +206,7 @@ _Problems = Iterator[tuple[str, str]]
 
 
 def _sections_read(c: Mapping[str, Any], program: str) -> set[str]:
-  """Returns the sections that a program reads, "" for keys without one."""
+  """Returns the sections that a program reads, "" for top-level keys."""
   if program in _SECTIONS_OF:
     return set(_SECTIONS_OF[program])
   out = {"", *settings.SECTIONS} - {"generate", "export"}
@@ -233,10 +225,10 @@ def _sections_read(c: Mapping[str, Any], program: str) -> set[str]:
 def _lines(
     c: Mapping[str, Any], checks: Any, sections: set[str] | None
 ) -> list[str]:
-  """Returns what the checks find in `sections` (None: in all).
+  """Returns the problems that the checks find in `sections` (None: in all).
 
-  A check whose values are wrong in themselves ends with a KeyError; their own
-  problem is reported already.
+  A check that needs an invalid value raises KeyError; that value's own problem
+  is reported already.
   """
   lines = []
   for check in checks:
@@ -284,8 +276,8 @@ def _group_size(c: Mapping[str, Any]) -> _Problems:
         f"allowed 2 or more with config.loss.name = {c['loss.name']!r}, which"
         " compares the completions of a prompt"
     )
-  # A draw of K from fewer would repeat completions, which shrinks the group's
-  # variance and with it the gradient.
+  # Drawing K from fewer would repeat completions, which shrinks the group's
+  # variance and its gradient.
   for key in ("search.samples_per_prompt", "replay.capacity_per_prompt"):
     if c[key] < k:
       yield key, f"allowed config.train.completions_per_prompt = {k} or more"
@@ -317,7 +309,7 @@ def _trust_region(c: Mapping[str, Any]) -> _Problems:
 
 
 def _proximal(c: Mapping[str, Any]) -> _Problems:
-  """A proximal policy is held within a round, or for some steps."""
+  """The proximal policy is fixed for a round, or for some steps."""
   held = c["loss.proximal_every_steps"]
   steps = max(c["rounds.mini_batches"], 1) * c["rounds.passes"]
   if c["rounds.mini_batches"] and held and steps % held:
@@ -385,14 +377,14 @@ def _schedules(c: Mapping[str, Any]) -> _Problems:
 
 
 def _prompts_ahead(c: Mapping[str, Any]) -> int:
-  """Returns how many prompts may be under way at a time."""
+  """Returns how many prompts may be in flight."""
   if c["rounds.mini_batches"]:
     return c["rounds.mini_batches"] * c["train.prompts_per_batch"]
   return (c["search.lead_steps"] + 1) * c["search.prompts_per_step"]
 
 
 def _capacity(c: Mapping[str, Any]) -> _Problems:
-  """What admission lets in must not evict itself before it is trained on."""
+  """Completions must not be evicted before they are trained on."""
   needed = max(
       _prompts_ahead(c) * c["search.samples_per_prompt"],
       c["train.prompts_per_batch"] * c["train.completions_per_prompt"],
@@ -406,11 +398,11 @@ def _capacity(c: Mapping[str, Any]) -> _Problems:
 
 
 def _admission(c: Mapping[str, Any]) -> _Problems:
-  """Step t lets (t + 1 + lead_steps) · prompts_per_step prompts be sampled.
+  """Step t admits up to (t + 1 + lead_steps) · prompts_per_step prompts.
 
-  A round that does not fit is cut when nothing else is under way, so nothing
-  can lock up whatever the number of searchers. But a round above
-  (lead_steps + 1) · prompts_per_step would be cut every time.
+  A round that does not fit is cut if nothing else is in flight, so there is no
+  deadlock. A round above (lead_steps + 1) · prompts_per_step would always be
+  cut.
   """
   ahead = _prompts_ahead(c)
   if c["search.prompts_per_round"] > ahead:
@@ -496,7 +488,7 @@ def _first_model(c: Mapping[str, Any]) -> str:
 
 
 def _read_json(folder: str) -> dict[str, Any]:
-  """Returns a folder's config.json; {} where its loader will refuse it."""
+  """Returns a folder's config.json; {} if its loader will reject it."""
   path = pathlib.Path(folder).expanduser() / "config.json"
   try:
     found = json.loads(path.read_text("utf-8"))
@@ -506,7 +498,7 @@ def _read_json(folder: str) -> dict[str, Any]:
 
 
 def _read_model(folder: str) -> model_config.ModelConfig | None:
-  """Returns the model of a Hugging Face folder; None as in `_read_json`."""
+  """Returns the model of a Hugging Face folder, or None likewise."""
   try:
     return hf_config.from_hf(_read_json(folder))
   except ValueError:
@@ -557,7 +549,7 @@ def _sharded_sizes(c: Mapping[str, Any]) -> _Problems:
       ("mesh", "search.mesh"), sizes.items()
   ):
     rule = c[f"sharding.{axis}"]
-    # A searcher's mesh has no axis for sequences.
+    # A searcher's mesh has no sequence axis.
     shards = math.prod(c.get(f"{mesh}.{a}", 1) for a in rule.split(",") if a)
     if model is None and c[f"model.{name}"] % shards:
       yield f"model.{name}", (
@@ -572,7 +564,7 @@ def _sharded_sizes(c: Mapping[str, Any]) -> _Problems:
 
 
 def lora_targets(c: Mapping[str, Any]) -> _Problems:
-  """The model has every matrix that `lora.targets` names."""
+  """The model must have every matrix in `lora.targets`."""
   folder = _first_model(c)
   if folder == "scratch":
     family = c["model.family"]
@@ -589,7 +581,7 @@ def lora_targets(c: Mapping[str, Any]) -> _Problems:
 
 
 def _lora_reference(c: Mapping[str, Any]) -> _Problems:
-  """The reference is the base of the adapters, which never moves."""
+  """The reference is the adapters' base, which never moves."""
   if c["lora.rank"] and c["reference.mode"] != "fixed":
     yield "reference.mode", (
         f"allowed 'fixed' with config.lora.rank = {c['lora.rank']}"
@@ -597,7 +589,7 @@ def _lora_reference(c: Mapping[str, Any]) -> _Problems:
 
 
 def _trainer_mesh(c: Mapping[str, Any]) -> _Problems:
-  """The mesh is of all devices of all processes of the trainer."""
+  """The mesh has the devices of all processes of the trainer."""
   size = math.prod(c[f"mesh.{axis}"] for axis in settings.MESH_AXES)
   num, cpu_devices = c["trainer.num_processes"], c["trainer.cpu_devices"]
   if size % num:
@@ -612,7 +604,7 @@ def _trainer_mesh(c: Mapping[str, Any]) -> _Problems:
 
 
 def _searcher_mesh(c: Mapping[str, Any]) -> _Problems:
-  """A searcher's rows divide over its mesh, which is of its own devices."""
+  """A searcher's mesh has its own devices, and its rows must divide evenly."""
   rows = c["search.mesh.data"] * c["search.mesh.fsdp"]
   devices = rows * c["search.mesh.tensor"]
   if c["sampling.num_rows"] % rows:
@@ -655,7 +647,7 @@ def _judges(c: Mapping[str, Any]) -> _Problems:
     yield "evaluate.judge_command", (
         "allowed a command with config.evaluate.judge = 'command'"
     )
-  # Nothing else bounds the time that a command, or sympy, takes.
+  # Nothing else bounds the time of a command, or of sympy.
   if c.get("task.verifier") and c["reward.where"] != "pool":
     yield "reward.where", "allowed 'pool' with a config.task.verifier"
   if c["task.name"] == "math" and c["reward.where"] != "pool":
@@ -676,13 +668,13 @@ def _packages(c: Mapping[str, Any]) -> _Problems:
 
 
 def is_one_host(address: str) -> bool:
-  """Tells whether a store at `address` is reached from its own host alone."""
+  """Tells whether a store at `address` is reachable from its own host only."""
   host = address.rpartition(":")[0].strip("[]")
   return host in ("", "localhost", "::1") or host.startswith("127.")
 
 
 def _publish(c: Mapping[str, Any]) -> _Problems:
-  """Params lie where their carrier writes and all hosts read."""
+  """Params must be written where all hosts can read them."""
   carrier, directory = c["publish.carrier"], c["publish.directory"]
   if "://" in directory:
     if not directory.startswith("gs://"):
@@ -737,7 +729,7 @@ def _store(c: Mapping[str, Any]) -> _Problems:
 
 
 def _addresses_here(c: Mapping[str, Any]) -> _Problems:
-  """The machine that starts the store has the addresses."""
+  """The addresses must belong to the machine that starts the store."""
   for key in ("store.address", "store.locator"):
     host = c[key].rpartition(":")[0].strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -760,13 +752,13 @@ def _cores_here(c: Mapping[str, Any]) -> _Problems:
         )
 
 
-# The smallest learning rate of bfloat16 params. A full Adam step moves a weight
-# by that rate; near a weight of .02 bfloat16 has steps of 1.2e-4.
+# Smallest learning rate for bfloat16 params. A full Adam step moves a weight by
+# it; near a weight of .02, bfloat16 values are 1.2e-4 apart.
 _MIN_BFLOAT16_RATE = 1e-4
 
 
 def _rounding(c: Mapping[str, Any]) -> _Problems:
-  """Params in bfloat16 round small updates away; adapters are float32."""
+  """bfloat16 params round small updates away; adapters are float32."""
   rate = c["optimizer.learning_rate"]
   if (
       c["model.param_dtype"] == "bfloat16"
@@ -781,7 +773,7 @@ def _rounding(c: Mapping[str, Any]) -> _Problems:
 
 
 def _line_program(c: Mapping[str, Any]) -> _Problems:
-  """The files of `generate` and `score`."""
+  """Checks the files of `generate` and `score`."""
   model, source, target = (
       pathlib.Path(c[f"generate.{name}"]).expanduser()
       for name in ("model", "input", "output")
@@ -836,7 +828,7 @@ def _check_task(
     task: base.Task | None,
     problems: list[str],
 ) -> list[str]:
-  """Returns what does not fit the task: lengths, held-out prompts."""
+  """Returns problems with the task: text lengths, numbers of prompts."""
   if task is None:
     if any(p.startswith("config.task.") for p in problems):
       return []

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What config files share: arguments, other files, and common variants."""
+"""Shared by config files: arguments, imports, and common variants."""
 
 import importlib.util
 import pathlib
@@ -12,17 +12,12 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 
 def import_config(path: str, beside: str = "") -> types.ModuleType:
-  """Returns the module of a config file, for a file that builds on another.
+  """Imports a config file, for one that builds on another.
 
       countdown = variants.import_config("countdown.py", beside=__file__)
 
-  Args:
-    path: of the file; a relative one is looked for in the folder of `beside`,
-      or without it in the working directory, then in the repository.
-    beside: a file, mostly `__file__`.
-
-  Raises:
-    FileNotFoundError: there is no such file.
+  A relative path is searched in the folder of `beside`, or without it in the
+  working directory, then in the repository. Raises FileNotFoundError.
   """
   folders = [pathlib.Path(beside).parent] if beside else [pathlib.Path(), _ROOT]
   found = next((f / path for f in folders if (f / path).is_file()), None)
@@ -37,17 +32,16 @@ def import_config(path: str, beside: str = "") -> types.ModuleType:
 def parse_arg(
     arg: str, **spec: bool | int | float | str
 ) -> ml_collections.ConfigDict:
-  """Returns the typed arguments of a config's argument string.
+  """Parses a config's argument string.
 
   `parse_arg("quick,seed=3", quick=False, seed=0)` gives quick=True, seed=3.
 
   Args:
-    arg: comma-separated `name` (a flag set to True) or `name=value`; may be
-      empty or None.
-    **spec: the allowed names with their defaults, whose types are applied.
+    arg: comma-separated `name` (a flag) or `name=value`; may be empty or None.
+    **spec: allowed names and their defaults, which give the types.
 
   Raises:
-    ValueError: a name that is not in `spec`, or a value of another type.
+    ValueError: an unknown name, or a value of another type.
   """
   out = dict(spec)
   for item in filter(None, (arg or "").split(",")):
@@ -65,7 +59,7 @@ def parse_arg(
 
 
 def type_name(example: bool | int | float | str) -> str:
-  """Returns how messages call the type of a setting."""
+  """Returns the name of a setting's type in messages."""
   names = {bool: "true or false", int: "a whole number", float: "a number"}
   return names.get(type(example), "a text")
 
@@ -73,10 +67,9 @@ def type_name(example: bool | int | float | str) -> str:
 def parse_text(
     name: str, text: str, example: bool | int | float | str
 ) -> bool | int | float | str:
-  """Returns `text` as a value of the example's type.
+  """Parses `text` as the example's type.
 
-  Raises:
-    ValueError: it is not one; the message begins with `name`.
+  Raises ValueError, beginning with `name`, if it is not one.
   """
   bools = {"true": True, "1": True, "false": False, "0": False}
   kind = type(example)
@@ -89,13 +82,13 @@ def parse_text(
 
 
 def set_lockstep(c: ml_collections.ConfigDict) -> None:
-  """Sets staleness 0, with the same numbers of completions and updates."""
+  """Sets staleness 0 with the same numbers of completions and updates."""
   c.search.lockstep = True
   c.search.lead_steps = 0
 
 
 def shrink_model(c: ml_collections.ConfigDict) -> None:
-  """Sets a model that trains in seconds, not what it learns from."""
+  """Shrinks the model alone, to train in seconds."""
   c.model.num_layers = 1
   c.model.width = 32
   c.model.num_heads = c.model.num_kv_heads = 2
@@ -105,7 +98,7 @@ def shrink_model(c: ml_collections.ConfigDict) -> None:
 def make_smoke(c: ml_collections.ConfigDict) -> None:
   """Shrinks model, fine-tuning, training and evaluation to seconds.
 
-  The task and the lengths of its texts are the config's own affair.
+  Task and text lengths are left to the config.
   """
   shrink_model(c)
   c.sft.num_steps = 40
@@ -136,9 +129,9 @@ def set_rounds(
     passes: int = 1,
     lag_rounds: int = 1,
 ) -> None:
-  """Changes a config to rounds, with all settings that must fit them.
+  """Sets rounds and all settings that depend on them.
 
-  The number of optimizer steps is cut to whole rounds.
+  `train.num_steps` is cut to whole rounds.
   """
   steps = mini_batches * passes
   c.rounds.mini_batches = mini_batches
