@@ -19,7 +19,7 @@ def load_function(key: str, text: str) -> Callable[..., Any]:
     text: its value.
 
   Raises:
-    ValueError: it cannot be imported, or is no function.
+    ValueError: it cannot be imported, or is not a function.
   """
   where, _, name = text.rpartition(":")
   try:
@@ -38,7 +38,7 @@ def load_function(key: str, text: str) -> Callable[..., Any]:
   except (Exception, SystemExit) as error:
     raise ValueError(f"{key}={text!r}: {error!r}") from error
   if not callable(function):
-    raise ValueError(f"{key}={text!r}: is no function")
+    raise ValueError(f"{key}={text!r}: is not a function")
   return function
 
 
