@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of objectives, by `config.loss.name`.
 
-A loss is a pure function `(groups, c, beta) -> (loss, aux)`: the arrays of
-`groups.Groups`, `config.loss`, and β, [] float32. The loss is [] float32. Of
-`aux` the metrics read, where present, `log_z_Bx1` and `residual_BxK` (nats),
+A loss is a pure function `(groups, c, beta) -> (loss, aux)` of `groups.Groups`,
+`config.loss` and β, [] float32. The loss is [] float32; metrics read these
+entries of `aux`, if present: `log_z_Bx1` and `residual_BxK` (nats),
 `margin_Bx1` with `pair_Bx1`, and `value_clipped_BxKxT`.
 
 Importance correction, length norm and metrics are common to all objectives
-(`objective.py`). docs/own_loss.md shows how to write one in a file of your own.
+(`objective.py`). docs/own_loss.md shows how to add a loss of your own.
 """
 
 from collections.abc import Callable
@@ -28,17 +28,17 @@ Loss = tuple[jax.Array, dict[str, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-  """A row of the table.
+  """A loss, its defaults and its requirements.
 
   loss: see the module.
-  min_completions: the smallest K that it can learn from.
-  correction: what `loss.correction = ""` stands for where `loss.ratio_clip` is
-    above 0; at 0 it stands for "none".
+  min_completions: smallest K that it can learn from.
+  correction: default of `loss.correction` if `loss.ratio_clip` is above 0; at 0
+    the default is "none".
   needs_ratio_clip: whether `loss.ratio_clip` must be above 0.
-  length_norm: what `loss.length_norm = ""` stands for.
+  length_norm: default of `loss.length_norm`.
   learns_log_z: whether it learns a scalar, `groups.log_z_Bx1`.
   has_values: whether it learns a value model, `groups.values_BxKxT`.
-  has_targets: whether it needs `groups.targets` too.
+  has_targets: whether it needs `groups.targets`.
   """
 
   loss: Callable[..., Loss]
@@ -93,7 +93,7 @@ def find(name: str) -> Objective:
   """Returns the objective of `config.loss.name`.
 
   Args:
-    name: of the table, or FILE.py:FUNCTION, a loss of the user's own.
+    name: key of `OBJECTIVES`, or FILE.py:FUNCTION, a user's own loss.
 
   Raises:
     ValueError: the user's file or function cannot be imported.

@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-probs of tokens, entropy, and logits in chunks.
 
-All in nats and float32, whatever the dtype of the logits. Policy and reference
-go through the same functions, so that their log-ratio is exactly 0 where their
-logits are equal. Leading axes are free: `...` is [B, K] in training and [R] in
-the sampler. Temperatures are above 0.
+All are float32 and in nats. Policy and reference use the same functions, so
+their log-ratio is exactly 0 where their logits are equal. Leading axes `...`
+are [B, K] in training and [R] in the sampler. Temperatures are above 0.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, D width, V
 vocabulary.
@@ -82,20 +81,19 @@ def map_logits(
 ) -> PyTree:
   """Returns `fn` of the logits that predict each completion token.
 
-  16k tokens of a vocabulary of 150k fill 9 GiB in float32, and again for their
-  gradient. So where they exceed `max_logits`, logits are computed for a few
-  positions at a time, and once more in the backward pass.
+  Logits of 16k tokens with a vocabulary of 150k take 9 GiB in float32, and so
+  does their gradient. Beyond `max_logits` they are computed in chunks of
+  positions, and recomputed in the backward pass.
 
   Args:
-    model: a `models.transformer.Model`; its `completion_stream` and `unembed`.
+    model: a `models.transformer.Model`.
     params: of the model.
     prompt_tokens_BxP: [B, P] int32, left-padded.
     prompt_mask_BxP: [B, P], 1 on prompt tokens.
     completion_tokens_BxKxT: [B, K, T] int32, right-padded.
     fn: (logits [B, K, t, V], tokens [B, K, t]) -> pytree of [B, K, t], each
       entry from the logits and the token of its own position alone.
-    max_logits: logits that one device holds at a time, at least those of one
-      position.
+    max_logits: most logits on a device at a time, but at least one position's.
 
   Returns:
     A pytree of [B, K, T].
@@ -115,8 +113,8 @@ def map_logits(
     out = fn(model.unembed(params, stream_BxKxTxD), tokens)
     return jax.tree.map(lambda x: x[..., :num_tokens], out)
 
-  # The head's gradient is a sum over chunks: in float32, also where params are
-  # bfloat16. Blocks play no part in `unembed`.
+  # The head's gradient is summed over chunks in float32, even if params are
+  # bfloat16. `unembed` does not use the blocks.
   head = {name: leaf for name, leaf in params.items() if name != "blocks"}
   head32 = jax.tree.map(
       lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), head
@@ -128,8 +126,8 @@ def map_logits(
     narrow = jax.tree.map(lambda x, like: x.astype(like.dtype), head32, head)
     return fn(model.unembed({**params, **narrow}, stream), tokens)
 
-  # Cut along T, so that a batch that is split over devices stays so; and in
-  # each of the parts that T itself is split in.
+  # Cut along T, and within each part that T is split into, so that sharded
+  # arrays stay sharded.
   own = T // C
   num_chunks = -(-own // length)
   padding = num_chunks * length - own

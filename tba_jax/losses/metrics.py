@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of a batch, as (sum, weight), which add up over micro-batches.
+"""Metrics of a batch, as (sum, weight) pairs that add over micro-batches.
 
 `finish` turns the sums into means. docs/objectives.md lists them.
 """
@@ -21,7 +21,7 @@ _LOG_Z_SQUARE = "log_z_square"
 _RATIO_SQUARE = "ratio_square"
 _RETURN_SQUARE = "return_square"
 _VALUE_ERROR_SQUARE = "value_error_square"
-# Nats a token: one odd completion must not make the mean infinite.
+# Nats per token: one outlier must not make the mean infinite.
 _MAX_TOKEN_NATS = 20.0
 
 
@@ -35,7 +35,7 @@ def total(
 
 
 def ratio_totals(ratio_BxK: jax.Array) -> Totals:
-  """Returns metrics of π/π_behavior of each completion."""
+  """Returns metrics of each completion's ratio π/π_behavior."""
   return {
       "ratio_mean": total(ratio_BxK),
       _RATIO_SQUARE: total(jnp.square(ratio_BxK)),
@@ -47,7 +47,7 @@ def residual_totals(
 ) -> Totals:
   """Returns the KL to the reference, log Z and the TB residual.
 
-  For objectives without a residual, that of VarGrad trajectory balance; at
+  Objectives without a residual report that of VarGrad trajectory balance. At
   β = 0, which has no target, log Z and residual are 0.
   """
   mask_BxKxT = groups.mask_BxKxT
@@ -73,7 +73,7 @@ def residual_totals(
 
 
 def pair_totals(aux: dict[str, jax.Array]) -> Totals:
-  """Returns how well the policy ranks the pairs, of losses of pairs."""
+  """Returns margin and accuracy of pairwise losses, {} for others."""
   if "margin_Bx1" not in aux:
     return {}
   margin_Bx1, pair_Bx1 = aux["margin_Bx1"], aux["pair_Bx1"]
@@ -86,7 +86,7 @@ def pair_totals(aux: dict[str, jax.Array]) -> Totals:
 def value_totals(
     groups: groups_lib.Groups, aux: dict[str, jax.Array]
 ) -> Totals:
-  """Returns how well the value model predicts the returns, of PPO."""
+  """Returns metrics of PPO's value model, {} for other objectives."""
   if groups.targets is None:
     return {}
   returns, mask = groups.targets.returns_BxKxT, groups.mask_BxKxT
@@ -104,7 +104,7 @@ def batch_totals(batch: types.Batch, logprobs_BxKxT: jax.Array) -> Totals:
   """Returns the metrics that do not depend on the loss."""
   rewards_BxK = batch.rewards
   equal_B = rewards_BxK.max(axis=1) == rewards_BxK.min(axis=1)
-  # On data of the very params that are trained, trainer and sampler must agree.
+  # On data sampled with the current params, trainer and sampler must agree.
   on_policy_BxK = (batch.staleness_steps == 0).astype(jnp.float32)
   gap_BxKxT = jnp.abs(logprobs_BxKxT - batch.behavior_logprobs)
   return {
@@ -119,7 +119,7 @@ def batch_totals(batch: types.Batch, logprobs_BxKxT: jax.Array) -> Totals:
 
 
 def finish(totals: Totals) -> dict[str, jax.Array]:
-  """Returns the means, [] float32; a metric without any weight is 0."""
+  """Returns the means, [] float32; a metric with a weight of 0 is 0."""
   tiny = jnp.finfo(jnp.float32).tiny
   out = {
       name: value / jnp.maximum(weight, 1.0)

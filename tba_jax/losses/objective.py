@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The function that a step differentiates: forward pass, loss, metrics.
 
-A loss function here is `(params, loss_params, batch, beta) -> (loss, totals)`,
-where `loss_params` is what the loss learns beside the policy and `totals` are
-the metrics (`metrics.py`).
+A loss function is `(params, loss_params, batch, beta) -> (loss, totals)`, where
+`loss_params` are the loss's own parameters and `totals` the metrics
+(`metrics.py`).
 """
 
 from collections.abc import Callable
@@ -36,14 +36,13 @@ def make_loss_params(
     params: PyTree = None,
     value_params: PyTree = None,
 ) -> PyTree:
-  """Returns what the loss learns beside the policy, before step 0.
+  """Returns the initial parameters of the loss.
 
   Args:
     config: reads `loss.name`.
-    value_model: a `models.heads.ScalarModel` where the objective learns one.
-    params: of the policy, which a value model without `value_params` starts
-      from, with a head of zeros.
-    value_params: of the value model.
+    value_model: a `models.heads.ScalarModel` if the objective learns one.
+    params: of the policy.
+    value_params: of the value model; None takes the policy's with a zero head.
 
   Returns:
     {}, {"log_z": [1]} or {"value": params of the value model}.
@@ -67,10 +66,10 @@ def make_loss_fn(
   Args:
     config: reads `loss` and `sampling.temperature`.
     model: of the policy, a `models.transformer.Model`.
-    value_model: a `models.heads.ScalarModel` where the objective learns one.
+    value_model: a `models.heads.ScalarModel` if the objective learns one.
 
   Returns:
-    loss_fn(params, loss_params, batch, beta) -> (loss [], totals), all float32.
+    loss_fn(params, loss_params, batch, beta) -> (loss [], totals), float32.
   """
   pure_loss = make_pure_loss(config)
   temperature = config.sampling.temperature
@@ -115,8 +114,7 @@ def make_pure_loss(
 ) -> Callable[..., tuple[jax.Array, metrics.Totals]]:
   """Returns the part of `make_loss_fn` after the forward pass.
 
-  The importance correction multiplies the gradient on each token; it leaves the
-  value of the loss as it is.
+  The importance correction scales each token's gradient, not the loss.
 
   Returns:
     pure_loss(logprobs_BxKxT, loss_params, batch, beta, values_BxKxT = None) ->
@@ -154,7 +152,7 @@ def make_pure_loss(
       some = dataclasses.replace(groups, logprobs_BxKxT=x_BxKxT)
       return row.loss(some, c, beta)
 
-    # Of small arrays, so next to nothing beside the forward pass.
+    # Negligible next to the forward pass.
     advantages_BxKxT = -jax.grad(loss_of, has_aux=True)(
         jax.lax.stop_gradient(logprobs_BxKxT)
     )[0]
@@ -177,8 +175,7 @@ def make_pure_loss(
     loss, aux = loss_of(
         corrections.scale_gradient(logprobs_BxKxT, factor_BxKxT)
     )
-    # The KL that is reported is that to the reference itself, also where the
-    # target is tempered.
+    # The reported KL is to the reference itself, even with a tempered target.
     plain = dataclasses.replace(groups, ref_logprobs_BxKxT=batch.ref_logprobs)
     totals = {
         "ratio_clip_share": metrics.total(changed_BxKxT, mask_BxKxT),
@@ -198,7 +195,7 @@ def make_supervised_loss_fn(model: Any) -> LossFn:
 
       loss = - Σ mask · log π(y_t | x, y_<t) / Σ mask
 
-  in nats a token, as a `LossFn` that ignores loss_params and beta.
+  in nats per token, as a `LossFn` that ignores loss_params and beta.
   """
 
   def loss_fn(

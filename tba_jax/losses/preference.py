@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Preferences: online DPO, IPO, SLiC and best-of-n; Bradley-Terry rewards.
 
-The best and the worst of a prompt's K completions by reward are a pair, with
+The best and the worst of a prompt's K completions by reward form a pair, with
 
     h = [log π(y⁺) - log π(y⁻)] - [log π_ref(y⁺) - log π_ref(y⁻)]
 
-and each loss of pairs is a function of h. Where all K rewards are equal,
-`config.loss.ties` = "skip" takes no pair: the prompt adds 0 to the loss, whose
-mean stays over all prompts. "first" prefers the first completion to the last,
-as the code of Noukhovitch et al. 2024 (arXiv:2410.18252) does.
+and each pairwise loss is a function of h. If all K rewards are equal,
+`config.loss.ties` = "skip" makes the prompt's loss 0, with the mean still over
+all prompts; "first" prefers the first completion to the last, as the code of
+Noukhovitch et al. 2024 (arXiv:2410.18252) does.
 """
 
 from collections.abc import Callable

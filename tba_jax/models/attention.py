@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of training and prefill; `cache.py` has that of decode steps.
+"""Attention for training and prefill; `cache.py` has that of decode steps.
 
 Axes: B prompts, K completions, P prompt tokens, Q queries, S keys, G key-value
 heads, M query heads of one key-value head, Dh head width, L tokens.
@@ -11,8 +11,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-# Finite, so that a row with every key masked stays finite and has no NaN
-# gradient; far below any score, so that a masked key weighs exactly 0.
+# Finite, so that a row with all keys masked has no NaN gradient; so low that a
+# masked key has a weight of exactly 0.
 MASKED_SCORE = -1e30
 
 
@@ -51,13 +51,12 @@ def attend_shared(
 ) -> jax.Array:
   """Returns attention over a prompt shared by K rows and each row's own keys.
 
-  One softmax over both sets of keys; the prompt's keys and values are read
-  once for all K rows and never repeated.
+  One softmax covers both; the prompt's keys and values are never repeated.
 
   Args:
     q: [B, K, Q, G, M, Dh].
     prompt: keys [B, P, G, Dh], values [B, P, G, Dh], mask [B, Q, P] bool, or
-      [B, 1, P] where each query sees the same.
+      [B, 1, P] if all queries see the same.
     own: keys [B, K, S, G, Dh], values [B, K, S, G, Dh], mask [B, K, Q, S]
       bool.
 
@@ -66,8 +65,8 @@ def attend_shared(
   """
   k_prompt, v_prompt, mask_prompt = prompt
   k_own, v_own, mask_own = own
-  # Heads before queries, for prompt and own keys alike: every product below is
-  # then a batch of plain ones, and each operand is moved in memory once.
+  # With heads before queries every product below is a batched matmul, and each
+  # operand is transposed once.
   q_BxGxKxQxMxDh = jnp.transpose(q, (0, 3, 1, 2, 4, 5))
   k_own, v_own = (jnp.moveaxis(x, 3, 1) for x in (k_own, v_own))
   k_prompt, v_prompt = (jnp.moveaxis(x, 2, 1) for x in (k_prompt, v_prompt))
@@ -84,7 +83,7 @@ def attend_shared(
       mask_own[:, None, :, :, None],
   )
   largest = lambda x: jnp.max(x, axis=-1, keepdims=True, initial=MASKED_SCORE)
-  # Softmax is unchanged by a shift, so no gradient passes through the maximum.
+  # Softmax is shift-invariant, so no gradient passes through the maximum.
   shift = jax.lax.stop_gradient(jnp.maximum(largest(s_prompt), largest(s_own)))
   e_prompt, e_own = jnp.exp(s_prompt - shift), jnp.exp(s_own - shift)
   total = e_prompt.sum(-1, keepdims=True) + e_own.sum(-1, keepdims=True)
@@ -94,7 +93,7 @@ def attend_shared(
 
 
 def positions_of(mask: jax.Array) -> jax.Array:
-  """Returns the position of each token [..., L] int32; 0 before the first."""
+  """Returns [..., L] int32, each token's position; 0 before the first."""
   return jnp.maximum(jnp.cumsum(mask.astype(jnp.int32), axis=-1) - 1, 0)
 
 
@@ -104,7 +103,7 @@ def causal_mask(length: int) -> jax.Array:
 
 
 def causal_real_mask(mask_BxL: jax.Array) -> jax.Array:
-  """Returns [B, L, L] bool: causal, over real tokens."""
+  """Returns [B, L, L] bool, the causal mask over real tokens."""
   return causal_mask(mask_BxL.shape[1])[None] & mask_BxL.astype(bool)[:, None]
 
 
@@ -114,9 +113,9 @@ def window_mask(
     key_positions: jax.Array,
     size: int,
 ) -> jax.Array:
-  """Returns mask [..., Q, S] without the keys that lie behind a window.
+  """Returns mask [..., Q, S] restricted to a sliding window.
 
-  A query sees itself and the size - 1 positions before it; size 0: all.
+  A query sees itself and the size - 1 positions before it; size 0 is no window.
   """
   if not size:
     return mask

@@ -1,21 +1,19 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of keys and values that decoding reads and writes.
+"""The KV cache of decode steps.
 
 A cache is a list of blocks of columns. The first block holds the prompts, the
-others the columns that decode steps write. A decode step may be given the
-first few blocks only: it then costs what those hold, and every row's bits are
-those of a step over all blocks, because a block whose columns are all masked
-adds exact zeros at the end of each sum.
+others the columns that decode steps write. A decode step may be given the first
+few blocks only, which is cheaper and changes no bits: a block with all columns
+masked adds exact zeros at the end of each sum.
 
     block = {
         "layers": N times {"k": [R, G, Dh, C], "v": [R, G, C, Dh]},
         "position": [R, C] int32, only with a sliding window,
     }
 
-Keys lie with their columns last and values with their columns first: the two
-products of attention then read rows of memory, which XLA's CPU backend does a
-third faster than with both the same way.
+Keys have their columns last, values before their width: both products of
+attention then read memory row by row, a third faster on XLA's CPU backend.
 
 Axes: R decode rows, N layers, G key-value heads, M query heads of one, Dh head
 width, C columns of a block, P of the first, B prompts.
@@ -39,7 +37,7 @@ PyTree = types.PyTree
 def empty(
     config: ModelConfig, num_rows: int, lengths: Sequence[int]
 ) -> list[PyTree]:
-  """Returns blocks of zeros with `lengths` columns, the first for prompts."""
+  """Returns blocks of zeros with `lengths` columns each."""
   R, G, Dh = num_rows, config.num_kv_heads, config.head_dim
   zeros = lambda *shape: jnp.zeros(shape, jnp.dtype(config.compute_dtype))
 
@@ -53,8 +51,8 @@ def empty(
   return [block(C) for C in lengths]
 
 
-def layer_of_prompts(k: jax.Array, v: jax.Array) -> PyTree:
-  """Returns one layer of prompts from keys and values [B, P, G, Dh]."""
+def prompt_layer(k: jax.Array, v: jax.Array) -> PyTree:
+  """Returns keys and values [B, P, G, Dh] in the cache's layout."""
   return {"k": jnp.transpose(k, (0, 2, 3, 1)), "v": jnp.swapaxes(v, 1, 2)}
 
 
@@ -64,11 +62,11 @@ def fill(
   """Copies prompts to the first blocks of rows.
 
   Args:
-    cache: of R rows; its first block has P columns.
-    prompt_cache: {"layers": leaves [N, B, ...] as `layer_of_prompts` makes
-      them, and "position" [B, P] where the cache has it}; with P columns, or
-      with as many as some more blocks hold together.
-    slots: [R] int32, the prompt of each row; below 0: the row stays as it is.
+    cache: of R rows.
+    prompt_cache: {"layers": leaves [N, B, ...] of `prompt_layer`, and
+      "position" [B, P] if the cache has it}; as wide as the first block, or as
+      the first few together.
+    slots: [R] int32, the prompt of each row; below 0 keeps the row.
   """
 
   def select(old, prompts):
@@ -95,10 +93,10 @@ def fill(
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
-  """What one decode step does to a block, the same in every layer.
+class BlockUpdate:
+  """What a decode step writes to and reads of a block, in every layer.
 
-  column: [R] int32, the column that each row writes; C: none of this block.
+  column: [R] int32, the column that each row writes; C writes none.
   seen: [R, C] bool, the columns that each row's query sees.
   """
 
@@ -106,31 +104,31 @@ class Target:
   seen: jax.Array
 
 
-def aim(
+def plan_updates(
     cache: Sequence[PyTree],
     mask: jax.Array,
     positions: jax.Array,
     write_index: jax.Array,
     window: int,
-) -> tuple[list[Target], list[PyTree]]:
-  """Returns a step's target in each block, and the cache with its positions.
+) -> tuple[list[BlockUpdate], list[PyTree]]:
+  """Returns each block's update, and the cache with the positions written.
 
   Args:
     cache: blocks of R rows.
     mask: [R, columns of all blocks] bool, what each row sees, the written
       column included.
     positions: [R] int32, of the tokens.
-    write_index: [R] or [] int32, the column written, not of the first block;
-      behind the last block, nothing is written.
-    window: how many positions a token sees, itself included; 0: all.
+    write_index: [R] or [] int32, the column to write, not of the first block;
+      past the last block nothing is written.
+    window: sliding window; 0 is none.
   """
   (R,) = positions.shape
   index_R = jnp.broadcast_to(write_index, (R,))
-  targets, written = [], []
+  updates, written = [], []
   start = 0
   for block in cache:
     C = block["layers"][0]["k"].shape[-1]
-    # An index below 0 would count from the block's end.
+    # A negative index would count from the block's end.
     column_R = jnp.where(index_R < start, C, index_R - start)
     seen_RxC = mask[:, start : start + C]
     if window:
@@ -140,15 +138,15 @@ def aim(
       seen_RxC = attention.window_mask(
           seen_RxC[:, None], positions[:, None], position_RxC, window
       )[:, 0]
-    targets.append(Target(column_R, seen_RxC))
+    updates.append(BlockUpdate(column_R, seen_RxC))
     written.append(block)
     start += C
-  return targets, written
+  return updates, written
 
 
 def attend(
     layer: Sequence[PyTree],
-    targets: Sequence[Target],
+    updates: Sequence[BlockUpdate],
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -157,29 +155,29 @@ def attend(
 
   Args:
     layer: per block, "k" [R, G, Dh, C] and "v" [R, G, C, Dh].
-    targets: per block.
+    updates: per block.
     q: [R, G, M, Dh].
     k: [R, G, Dh].
     v: [R, G, Dh].
 
   Returns:
-    [R, G, M, Dh], and the layer as written.
+    [R, G, M, Dh], and the updated layer.
   """
   row = jnp.arange(len(k))
-  # The first block holds prompts, which stay as they are.
+  # The first block holds prompts, which do not change.
   written = [layer[0]]
-  for old, target in zip(layer[1:], targets[1:], strict=True):
+  for old, update in zip(layer[1:], updates[1:], strict=True):
     write = lambda leaf, at, new: leaf.at[at].set(
         new, unique_indices=True, mode="drop"
     )
     every = slice(None)
     written.append(
         {
-            "k": write(old["k"], (row, every, every, target.column), k),
-            "v": write(old["v"], (row, every, target.column), v),
+            "k": write(old["k"], (row, every, every, update.column), k),
+            "v": write(old["v"], (row, every, update.column), v),
         }
     )
-  return _attend(q, written, [target.seen for target in targets]), written
+  return _attend(q, written, [update.seen for update in updates]), written
 
 
 def _attend(

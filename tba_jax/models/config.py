@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`ModelConfig`: the shape of a model. jax is not imported."""
+"""`ModelConfig`: the shape of a model. Does not import JAX."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -13,8 +13,8 @@ ROPE_TYPES = ("default", "linear", "llama3")
 # Hugging Face's names; "gelu" is the exact one, "gelu_new" the tanh form.
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "relu")
 
-# Settings that only some families have, with the value that stands for none:
-# a family that lacks a setting accepts no other value of it.
+# Settings that only some families have, with the value that other families
+# require.
 PLAIN = {
     "attention_bias": False,
     "mlp_bias": False,
@@ -52,17 +52,12 @@ FAMILY_SETTINGS = {
     "qwen2": _ROPE,
     "qwen3": _ROPE | {"attention_bias"},
 }
-# Families whose heads share no keys and fill the width.
+# Families without grouped-query attention, where heads * head_dim = width.
 PLAIN_HEADS = ("gpt2", "gpt_neox")
 
 
 def compute_dtype(config_model: Mapping[str, Any], backend: str) -> str:
-  """Returns the dtype of activations that `config.model` asks for.
-
-  Args:
-    config_model: reads `compute_dtype`.
-    backend: JAX's name of what computes: "cpu", "gpu", "tpu".
-  """
+  """Returns the dtype of activations of `config.model` on a JAX backend."""
   if config_model["compute_dtype"] != "auto":
     return config_model["compute_dtype"]
   return "float32" if backend == "cpu" else "bfloat16"
@@ -82,32 +77,31 @@ class ModelConfig:
   mlp_width: F.
   rope_theta: base of the rotary frequencies; GPT-2 has none.
   norm_epsilon: added to the mean square in a norm.
-  tie_embeddings: True: the head is the embedding's transpose.
+  tie_embeddings: whether the head is the embedding's transpose.
   max_positions: longest sequence, prompt and completion together.
   param_dtype: dtype name of stored parameters.
   compute_dtype: dtype name of activations; logits and norms are float32.
   attention_bias: biases of query, key, value and output; Qwen2 always has
     those of query, key and value, GPT-2 all.
   mlp_bias: biases of the MLP; GPT-2 and GPT-NeoX always have them.
-  sliding_window: a token sees itself and the tokens before it, this many in
-    all; 0: all of them.
+  sliding_window: number of tokens that a token sees, itself included; 0 is all.
   rope_type: "default"; "linear" divides positions by rope_factor; "llama3"
-    divides low frequencies by it and leaves high ones.
+    divides only low frequencies by it.
   rope_factor: see rope_type.
-  rope_low_freq_factor, rope_high_freq_factor: "llama3": wavelengths above
+  rope_low_freq_factor, rope_high_freq_factor: for "llama3", wavelengths above
     rope_original_positions over the first are low, below it over the second
-    high; between them the change is gradual.
-  rope_original_positions: see there.
-  rotary_fraction: share of a head that rotary positions turn.
-  parallel_residual: attention and MLP read the same stream.
-  activation: of an MLP without gate; with one it is "silu".
-  scale_attention: scores are divided by sqrt(head_dim).
-  scale_attention_by_layer: and by 1 + the layer's index.
-  pad_id, bos_id, eos_id: token ids, None where the tokenizer has none.
-  num_labels: 0: the head gives a logit for each token; above: it gives this
-    many numbers a position, those of a reward model, value model or classifier.
-  stop_ids: all tokens that end a text, where config.json lists several; eos_id
-    is the first of them.
+    high; in between it interpolates.
+  rope_original_positions: see above.
+  rotary_fraction: share of a head's entries that rotary positions rotate.
+  parallel_residual: whether attention and MLP read the same stream.
+  activation: of an ungated MLP; gated ones have "silu".
+  scale_attention: whether scores are divided by sqrt(head_dim).
+  scale_attention_by_layer: whether also by 1 + the layer's index.
+  pad_id, bos_id, eos_id: token ids, None if the tokenizer has none.
+  num_labels: outputs per position of a scalar head (reward model, value model,
+    classifier); 0 is a head of token logits.
+  stop_ids: all tokens that end a text if config.json lists several; eos_id is
+    the first of them.
   """
 
   family: str
@@ -208,7 +202,7 @@ class ModelConfig:
 
   @property
   def rotary_dim(self) -> int:
-    """Entries of a head that rotary positions turn."""
+    """Entries of a head that rotary positions rotate."""
     return int(self.head_dim * self.rotary_fraction)
 
   @classmethod
@@ -224,16 +218,10 @@ class ModelConfig:
   ) -> "ModelConfig":
     """Returns the shape that `config.model` describes, for a tokenizer.
 
-    Args:
-      config_model: `config.model`.
-      vocab_size: V.
-      pad_id: as the field.
-      bos_id: as the field.
-      eos_id: as the field.
-      backend: JAX's name of what computes, for `compute_dtype="auto"`.
+    `backend` is JAX's, for `compute_dtype="auto"`.
 
     Raises:
-      ValueError: a setting that is missing, not known or not allowed.
+      ValueError: a setting is missing, unknown or not allowed.
     """
     settings = dict(config_model)
     given = {"vocab_size", "pad_id", "bos_id", "eos_id"}
@@ -241,7 +229,7 @@ class ModelConfig:
     known = {field.name for field in dataclasses.fields(cls)} - given
     if set(settings) != known:
       raise ValueError(
-          f"config.model: missing {sorted(known - set(settings))}, not known"
+          f"config.model: missing {sorted(known - set(settings))}, unknown"
           f" {sorted(set(settings) - known)}"
       )
     settings["compute_dtype"] = compute_dtype(config_model, backend)

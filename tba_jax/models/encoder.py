@@ -1,11 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""BERT and RoBERTa: encoders that see a whole text at once.
+"""Frozen BERT and RoBERTa, for sentence embeddings and classification.
 
 Source: Devlin et al. 2019 (arXiv:1810.04805) and Liu et al. 2019
-(arXiv:1907.11692), as Hugging Face's `BertModel` and `RobertaModel` compute
-them, and their `…ForSequenceClassification`. Both are frozen here: they give
-sentence embeddings and classify.
+(arXiv:1907.11692), as computed by Hugging Face's `BertModel`, `RobertaModel`
+and their `…ForSequenceClassification`.
 
 Axes: B texts, L tokens, D width, N layers, C labels.
 """
@@ -29,11 +28,13 @@ from tba_jax.models import hf_files
 from tba_jax.models import layers as layers_lib
 from tba_jax.models import tokenizer
 
+PyTree = types.PyTree
+
 FAMILIES = ("bert", "roberta")
-# Hugging Face's names, as `models/config.py` has them.
+# Hugging Face's names, as in `models/config.py`.
 _ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
 _CLASSIFIER = "ForSequenceClassification"
-# What of either family changes no states in evaluation.
+# Settings of either family that do not affect inference.
 _WITHOUT_EFFECT = (
     "attention_probs_dropout_prob",
     "bos_token_id",
@@ -57,12 +58,12 @@ class EncoderConfig:
   width: D, a multiple of num_heads.
   num_heads: H.
   mlp_width: F.
-  max_positions: rows of the table of positions.
-  num_types: rows of the table of token types, of which the first is used.
+  max_positions: rows of the position embedding.
+  num_types: rows of the token type embedding, of which the first is used.
   norm_epsilon: added to the variance in a norm.
   activation: of the MLP.
-  pad_id: RoBERTa counts positions from the one after it.
-  num_labels: of a classifier; 0: it has no head.
+  pad_id: RoBERTa's positions start at the next id.
+  num_labels: of a classifier; 0 is no head.
   """
 
   family: str
@@ -78,7 +79,7 @@ class EncoderConfig:
   pad_id: int
   num_labels: int = 0
 
-  # What `models/layers.py` reads of a shape.
+  # `models/layers.py` reads it.
   param_dtype: str = "float32"
 
   @property
@@ -88,7 +89,7 @@ class EncoderConfig:
 
   @property
   def max_tokens(self) -> int:
-    """The longest text."""
+    """Tokens of the longest text."""
     return self.max_positions - self.first_position
 
 
@@ -96,8 +97,8 @@ def encoder_config_from_hf(hf: Mapping[str, Any]) -> EncoderConfig:
   """Returns the shape that a Hugging Face config.json describes.
 
   Raises:
-    ValueError: model_type is no encoder's, or a setting is missing, not known
-      or has a value that we do not compute; the message lists all of them.
+    ValueError: model_type is no encoder's, or settings are missing, unknown or
+      unsupported; the message lists all of them.
   """
   family = hf.get("model_type")
   if family not in FAMILIES:
@@ -149,9 +150,6 @@ def encoder_config_from_hf(hf: Mapping[str, Any]) -> EncoderConfig:
   )
 
 
-PyTree = types.PyTree
-
-
 class Block(nnx.Module):
   """norm(x + attention(x)), then norm(x + mlp(x))."""
 
@@ -179,7 +177,7 @@ class Block(nnx.Module):
 
 
 class Stack(nnx.Module):
-  """Embeddings and their norm, N stacked blocks, and a classifier's head."""
+  """Embeddings and their norm, N stacked blocks, and an optional classifier."""
 
   def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
     table = lambda size: layers_lib.Embedding(
@@ -204,17 +202,17 @@ class Stack(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-  """One encoder as pure functions; params are nested dicts of arrays.
+  """An encoder as pure functions; params are nested dicts of arrays.
 
-  Texts are right-padded, with their framing tokens; a mask is 1 on real tokens.
+  Texts are right-padded and include special tokens; masks are 1 on real tokens.
 
   config: the shape.
   init: (rng) -> params; the leaves of params["blocks"] are [N, ...].
   states: (params, tokens_BxL, mask_BxL) -> states_BxLxD float32 after the last
-    block; those at padding mean nothing but are finite.
+    block; finite but meaningless at padding.
   mean_pooled: as states -> [B, D] float32, the mean over real tokens.
-  label_scores: as states -> [B, C] float32: what `transformers` calls logits;
-    None where the shape has no labels.
+  label_scores: as states -> [B, C] float32, `transformers`' logits; None
+    without labels.
   """
 
   config: EncoderConfig
@@ -224,8 +222,8 @@ class Encoder:
   label_scores: Callable[[PyTree, jax.Array, jax.Array], jax.Array] | None
 
 
-class _Functions:
-  """The functions of one shape."""
+class _Forward:
+  """The forward passes of one shape."""
 
   def __init__(self, config: EncoderConfig):
     self.config = config
@@ -249,13 +247,13 @@ class _Functions:
     stack = nnx.merge(self.stack_def, params)
     seen_BxL = mask.astype(bool)
     # RoBERTa's padding has the position of its pad token.
-    place_BxL = jnp.cumsum(seen_BxL, axis=-1) - 1
-    place_BxL = jnp.where(
-        seen_BxL, place_BxL + c.first_position, max(c.first_position - 1, 0)
+    position_BxL = jnp.cumsum(seen_BxL, axis=-1) - 1
+    position_BxL = jnp.where(
+        seen_BxL, position_BxL + c.first_position, max(c.first_position - 1, 0)
     )
     x_BxLxD = (
         stack.words(tokens, jnp.float32)
-        + stack.positions(place_BxL, jnp.float32)
+        + stack.positions(position_BxL, jnp.float32)
         + stack.types(jnp.zeros_like(tokens), jnp.float32)
     )
     seen_BxLxL = jnp.broadcast_to(
@@ -287,17 +285,17 @@ class _Functions:
 
 def make_encoder(config: EncoderConfig) -> Encoder:
   """Returns the encoder of a shape."""
-  functions = _Functions(config)
+  forward = _Forward(config)
   return Encoder(
       config=config,
-      init=functions.init,
-      states=functions.states,
-      mean_pooled=functions.mean_pooled,
-      label_scores=functions.label_scores if config.num_labels else None,
+      init=forward.init,
+      states=forward.states,
+      mean_pooled=forward.mean_pooled,
+      label_scores=forward.label_scores if config.num_labels else None,
   )
 
 
-# Of heads that are not used, and buffers that older versions stored.
+# Tensors of unused heads, and buffers that older versions stored.
 _IGNORED = re.compile(
     r"(.*\.)?(embeddings\.(position_ids|token_type_ids)|pooler\..*)"
     r"|cls\..*|lm_head\..*"
@@ -306,12 +304,12 @@ _IGNORED = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class HfRow:
-  """One leaf and the tensor that holds it, or those of each layer.
+  """A leaf of params and the Hugging Face tensor that holds it.
 
   hf_name: of the tensor; `{layer}` stands for the layer's index.
-  path: keys of our nested dict; under "blocks" the leaf stacks all layers.
+  path: keys of the nested dict; under "blocks" the leaf stacks all layers.
   shape: of one layer's leaf.
-  hf_shape: of the tensor; the same entries in the same order.
+  hf_shape: of the tensor, a reshape of it.
   """
 
   hf_name: str
@@ -321,11 +319,11 @@ class HfRow:
 
 
 def hf_rows(c: EncoderConfig, prefix: str) -> list[HfRow]:
-  """Returns the leaves of a shape.
+  """Returns the table of a shape's leaves.
 
   Args:
     c: the shape.
-    prefix: of all names but a head's: "", or the family's with a dot.
+    prefix: of all names but the head's: "" or "<family>.".
   """
   D, F, H = c.width, c.mlp_width, c.num_heads
   out = []
@@ -340,8 +338,8 @@ def hf_rows(c: EncoderConfig, prefix: str) -> list[HfRow]:
 
   def linear(name, path, out_shape, in_shape):
     size = int(np.prod(out_shape))
-    whole = (size, int(np.prod(in_shape)))
-    add(f"{name}.weight", f"{path}.kernel", out_shape + in_shape, whole)
+    matrix = (size, int(np.prod(in_shape)))
+    add(f"{name}.weight", f"{path}.kernel", out_shape + in_shape, matrix)
     add(f"{name}.bias", f"{path}.bias", out_shape, (size,))
 
   def norm(name, path):
@@ -377,16 +375,14 @@ def hf_rows(c: EncoderConfig, prefix: str) -> list[HfRow]:
 def load_encoder(
     folder: str | os.PathLike[str],
 ) -> tuple[Encoder, types.PyTree]:
-  """Returns the encoder of a local Hugging Face folder and its params, float32.
+  """Returns the encoder of a Hugging Face folder and its params, float32.
 
-  Args:
-    folder: with config.json and one or more safetensors files, of a bare model
-      or of one with a head; heads other than a classifier's are left out.
+  Heads other than a classifier's are ignored.
 
   Raises:
-    ValueError: config.json is refused, a file cannot be read, or tensors are
-      missing, unused, of a wrong shape, no floats or not finite; the message
-      lists all of them.
+    ValueError: config.json is not supported, a file cannot be read, or tensors
+      are missing, unused, of a wrong shape, no floats or not finite; the
+      message lists all of them.
   """
   path = pathlib.Path(folder).expanduser()
   try:
@@ -404,8 +400,8 @@ def load_encoder(
     layers = range(config.num_layers) if stacked else range(1)
     names = [row.hf_name.format(layer=layer) for layer in layers]
     used.update(names)
-    found = [_check(files, name, row.hf_shape) for name in names]
-    problems += [problem for problem in found if problem]
+    for name in names:
+      problems += files.problems(name, row.hf_shape)
     if problems:
       continue
     leaf = np.stack([_read(files, name, row, problems) for name in names])
@@ -426,33 +422,18 @@ def load_encoder(
 def load_encoder_with_tokenizer(
     folder: str,
 ) -> tuple[Encoder, types.PyTree, tokenizer.TextTokenizer]:
-  """Returns also the folder's tokenizer; see `load`."""
+  """Returns `load_encoder` of a folder, and its tokenizer."""
   made, params = load_encoder(folder)
   path = pathlib.Path(folder).expanduser()
   return made, params, tokenizer.load_texts(path)
 
 
-def _check(
-    files: hf_files.Files, name: str, shape: tuple[int, ...]
-) -> str | None:
-  """Returns what is wrong with a tensor, None where nothing is."""
-  if name not in files.shapes:
-    return f"missing tensor {name} {list(shape)}"
-  if files.shapes[name] != shape:
-    found = list(files.shapes[name])
-    return f"tensor {name} has shape {found}, expected {list(shape)}"
-  if files.dtypes[name] not in hf_files.DTYPES:
-    allowed = ", ".join(hf_files.DTYPES)
-    return f"tensor {name} has dtype {files.dtypes[name]}, allowed {allowed}"
-  return None
-
-
 def _read(
     files: hf_files.Files, name: str, row: HfRow, problems: list[str]
 ) -> np.ndarray:
-  """Returns a layer's leaf; notes where it is not finite."""
-  whole = (slice(None),) * len(row.hf_shape)
-  values = files.read(name, whole).astype(np.float32)
+  """Returns a layer's leaf; adds to `problems` if it is not finite."""
+  everything = (slice(None),) * len(row.hf_shape)
+  values = files.read(name, everything).astype(np.float32)
   if not np.isfinite(values).all():
     problems.append(f"tensor {name} has NaN or infinite entries")
   return values.reshape(row.shape)

@@ -3,7 +3,7 @@
 """GPT-2: learned positions, biases everywhere.
 
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask
-Learners", as Hugging Face's `GPT2LMHeadModel` computes it.
+Learners", as computed by Hugging Face's `GPT2LMHeadModel`.
 """
 
 import math
@@ -23,7 +23,7 @@ class Block(nnx.Module):
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
     self.config = config
-    # The 2N branches that are added to the stream keep its variance near 1.
+    # Keeps the stream's variance near 1 over its 2N branches.
     out_scale = 1.0 / math.sqrt(2 * config.num_layers)
     self.attention_norm = layers.LayerNorm(config)
     self.attention = layers.Attention(
@@ -57,7 +57,7 @@ class Block(nnx.Module):
     return x + self.mlp(self.mlp_norm(x)), kept
 
   def _scaled(self, q: jax.Array, layer: jax.Array | int) -> jax.Array:
-    """Returns queries for scores that are always divided by sqrt(Dh)."""
+    """Returns queries scaled for scores that get divided by sqrt(Dh)."""
     c = self.config
     if c.scale_attention and not c.scale_attention_by_layer:
       return q
@@ -68,7 +68,7 @@ class Block(nnx.Module):
 
 
 class GPT2(layers.Stack):
-  """The stack of `Block`s; positions are added to the embeddings."""
+  """GPT-2's stack; positions are added to the embeddings."""
 
   Block = Block
   make_norm = staticmethod(layers.LayerNorm)
@@ -83,12 +83,12 @@ class GPT2(layers.Stack):
     )
 
   def tables(self, positions: jax.Array) -> None:
-    """Returns None: attention knows no positions."""
+    """Returns None: attention does not use positions."""
     del positions
 
   def embed_tokens(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
     """Returns the stream [..., D] before the first block."""
-    # Rows of a sampler that have ended may count past the last position.
+    # Idle rows of a sampler may be past the last position.
     own = jnp.take(self.positions[...], positions, axis=0, mode="clip")
     return super().embed_tokens(tokens, positions) + own.astype(
         jnp.dtype(self.config.compute_dtype)

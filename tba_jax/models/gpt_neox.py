@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""GPT-NeoX, and so Pythia: attention and MLP beside each other.
+"""GPT-NeoX and Pythia: attention and MLP in parallel.
 
 Source: Black et al. 2022 (arXiv:2204.06745) and Biderman et al. 2023
-(arXiv:2304.01373), as Hugging Face's `GPTNeoXForCausalLM` computes it: the MLP
-has a norm of its own also where both read the same stream.
+(arXiv:2304.01373), as computed by Hugging Face's `GPTNeoXForCausalLM`: the MLP
+has its own norm even with a parallel residual.
 """
 
 import math
@@ -24,7 +24,7 @@ class Block(nnx.Module):
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
     self.config = config
-    # The 2N branches that are added to the stream keep its variance near 1.
+    # Keeps the stream's variance near 1 over its 2N branches.
     out_scale = 1.0 / math.sqrt(2 * config.num_layers)
     self.attention_norm = layers.LayerNorm(config)
     self.attention = layers.Attention(
@@ -49,14 +49,14 @@ class Block(nnx.Module):
       layer: jax.Array | int,
   ) -> tuple[jax.Array, object]:
     """Returns the stream [..., D] after the block and what `attend` keeps."""
-    del layer  # All are alike.
+    del layer
     out, kept = self.attention(self.attention_norm(x), tables, attend)
     read = x if self.config.parallel_residual else x + out
     return x + out + self.mlp(self.mlp_norm(read)), kept
 
 
 class GPTNeoX(layers.Stack):
-  """The stack of `Block`s; positions turn a part of each head."""
+  """GPT-NeoX's stack; positions are rotary on a part of each head."""
 
   Block = Block
   make_norm = staticmethod(layers.LayerNorm)

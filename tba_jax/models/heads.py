@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scalar heads: reward models, value models and classifiers.
 
-The stack is that of a policy; in place of the token head stands one linear map
-`score` from the final norm's output to `num_labels` numbers a position, without
-bias, as in Hugging Face's `AutoModelForSequenceClassification`. `hf.load` and
-`hf.save` read and write folders of those.
+The stack is a policy's; in place of the token head is a linear map `score`,
+without bias, to `num_labels` numbers per position, as in Hugging Face's
+`AutoModelForSequenceClassification`. `hf.load` and `hf.save` handle both.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, L any run
 of tokens, C labels.
@@ -28,24 +27,23 @@ PyTree = types.PyTree
 class ScalarModel:
   """A model with a scalar head as pure functions; masks are those of `Model`.
 
-  Where the head has several labels, values and rewards are those of one.
+  If the head has several labels, values and rewards are those of one.
 
   config: the shape; num_labels is above 0.
   init: (rng) -> params; the head's leaf is params["score"]["kernel"] [C, D].
   from_policy: (policy_params, rng | None) -> params: a copy of a policy's
-    params of the same shape, with a head of zeros, or a random one with a key.
+    params with a head of zeros, or a random head given a key.
   label_scores: (params, tokens_BxL, mask_BxL) -> scores_BxC float32 at the last
-    real token: what `transformers` calls logits.
+    real token, `transformers`' logits.
   rewards: as label_scores -> rewards_B.
   values: (params, tokens_BxL, mask_BxL) -> values_BxL float32; entry l has
-    seen tokens 0 to l. Those at padding mean nothing but are finite.
+    seen tokens 0 to l. Finite but meaningless at padding.
   completion_values: (params, prompt_tokens_BxP, prompt_mask_BxP,
-    completion_tokens_BxKxT) -> values_BxKxT float32; entry t is of the state
-    that token t is drawn in: the prompt and tokens before t. Padding as in
-    `Model.completion_stream`; a prompt is computed once for its completions.
+    completion_tokens_BxKxT) -> values_BxKxT float32; entry t has seen the
+    prompt and the tokens before t. Padding as in `Model.completion_stream`.
   completion_rewards: as completion_values and completion_mask_BxKxT ->
-    rewards_BxK float32 at a completion's last real token; an empty
-    completion's is at the prompt's last.
+    rewards_BxK float32 at a completion's last real token, or at the prompt's
+    if it is empty.
   logical_axes: params with a tuple of axis names in place of each leaf.
   """
 
@@ -74,14 +72,14 @@ def _at(values_xLxC: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _last(mask: jax.Array) -> jax.Array:
-  """Returns the index of the last real token [...]; 0 where there is none."""
+  """Returns the index of the last real token [...]; 0 if there is none."""
   columns = jnp.arange(mask.shape[-1], dtype=jnp.int32)
   columns = jnp.expand_dims(columns, tuple(range(mask.ndim - 1)))
   return jnp.max(columns * mask.astype(jnp.int32), axis=-1)
 
 
-class _Functions:
-  """The functions of one shape and label, over the stack's own."""
+class _Forward:
+  """The forward passes of one shape and label."""
 
   def __init__(self, stack: transformer.Model, label: int):
     self.stack = stack
@@ -90,7 +88,7 @@ class _Functions:
   def from_policy(
       self, policy_params: PyTree, rng: jax.Array | None = None
   ) -> PyTree:
-    # A copy, so that a step may donate either tree.
+    # A copy, so that either tree may be donated.
     params = jax.tree.map(jnp.copy, policy_params)
     params = {k: v for k, v in params.items() if k not in ("head", "score")}
     c = self.stack.config
@@ -123,7 +121,7 @@ class _Functions:
       completion_tokens: jax.Array,
       completion_mask: jax.Array,
   ) -> jax.Array:
-    # The state after a completion's last token is the one before a next token.
+    # The value after the last token is the one before a next token.
     tokens_BxKxT1 = jnp.pad(completion_tokens, ((0, 0), (0, 0), (0, 1)))
     values_BxKxT1 = self.completion_values(
         params, prompt_tokens, prompt_mask, tokens_BxKxT1
@@ -139,7 +137,7 @@ def make_scalar_model(
 
   Args:
     config: with num_labels above 0; `config_of` makes it from a policy's.
-    label: which of the head's numbers are the values.
+    label: output of the head that rewards and values are.
     remat: `config.train.remat`.
 
   Raises:
@@ -147,19 +145,18 @@ def make_scalar_model(
   """
   if not 0 <= label < config.num_labels:
     raise ValueError(
-        f"label={label} of a head with num_labels={config.num_labels}: allowed"
-        " 0 up to num_labels - 1"
+        f"label={label}: allowed below num_labels={config.num_labels}"
     )
   stack = transformer.make_model(config, scalar=True, remat=remat)
-  functions = _Functions(stack, label)
+  forward = _Forward(stack, label)
   return ScalarModel(
       config=config,
       init=stack.init,
-      from_policy=functions.from_policy,
-      label_scores=functions.label_scores,
-      rewards=functions.rewards,
-      values=functions.values,
-      completion_values=functions.completion_values,
-      completion_rewards=functions.completion_rewards,
+      from_policy=forward.from_policy,
+      label_scores=forward.label_scores,
+      rewards=forward.rewards,
+      values=forward.values,
+      completion_values=forward.completion_values,
+      completion_rewards=forward.completion_rewards,
       logical_axes=stack.logical_axes,
   )

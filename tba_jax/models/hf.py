@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face folders: params in from safetensors, and out again."""
+"""Loads and saves models as Hugging Face folders."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ PyTree = types.PyTree
 WEIGHTS = hf_files.WEIGHTS
 INDEX = hf_files.INDEX
 
-# What may stand in a folder that `save` replaces.
+# Files of a folder that `save` may replace.
 _OURS = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
     r"|(config|generation_config|tokenizer|tokenizer_config)\.json"
@@ -36,8 +36,7 @@ _OURS = re.compile(
 
 # Read of a tensor at a time.
 _PIECE_BYTES = 16 * 2**20
-# A host array that begins at a multiple of this is what a CPU device uses as
-# it is; any other one would be in memory twice while it is copied.
+# A CPU device uses host arrays with this alignment without a copy.
 _ALIGNMENT = 64
 
 
@@ -55,15 +54,14 @@ def read_config(
     compute_dtype: of activations; None takes that of the parameters.
 
   Raises:
-    ValueError: config.json is not there, or `hf_config.from_hf` refuses it.
+    ValueError: config.json is missing or not supported.
   """
   path = pathlib.Path(folder) / "config.json"
   generation = path.with_name("generation_config.json")
   try:
     config = hf_config.from_hf(hf_files.read_json(path), dtype=dtype)
     if generation.exists():
-      said = hf_files.read_json(generation)
-      config = hf_config.with_generation(config, said)
+      config = hf_config.with_generation(config, hf_files.read_json(generation))
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from error
   if compute_dtype is None:
@@ -74,26 +72,14 @@ def read_config(
 def _check_names(
     files: hf_files.Files, config: ModelConfig, rows: list[hf_names.Row]
 ) -> list[str]:
-  """Returns what is missing, unused, misshapen or no float, a line each."""
+  """Returns a line for each missing, unused or misshapen tensor."""
   problems = []
   expected = {
       name: row.hf_shape for row in rows
       for name in row.hf_names(config.num_layers)
   }  # fmt: skip
   for name, shape in expected.items():
-    if name not in files.shapes:
-      problems.append(f"missing tensor {name} {list(shape)}")
-      continue
-    if files.shapes[name] != shape:
-      problems.append(
-          f"tensor {name} has shape {list(files.shapes[name])}, expected"
-          f" {list(shape)}"
-      )
-    if files.dtypes[name] not in hf_files.DTYPES:
-      problems.append(
-          f"tensor {name} has dtype {files.dtypes[name]}, allowed"
-          f" {', '.join(hf_files.DTYPES)}"
-      )
+    problems += files.problems(name, shape)
   ignored = [re.compile(p) for p in hf_names.ignored(config)]
   for name in sorted(files.shapes.keys() - expected):
     if not any(pattern.fullmatch(name) for pattern in ignored):
@@ -102,7 +88,7 @@ def _check_names(
 
 
 def _node(tree: dict, path: tuple[str, ...]) -> dict:
-  """Returns the dict that holds a path's leaf, making dicts on the way."""
+  """Returns the dict that holds a path's leaf, creating dicts as needed."""
   for key in path[:-1]:
     tree = tree.setdefault(key, {})
   return tree
@@ -117,27 +103,24 @@ def load(
 ) -> tuple[ModelConfig, PyTree]:
   """Returns the shape and params of a local Hugging Face folder.
 
-  A process reads the slices that its devices own and no others. Its memory
-  never holds much more than those: one leaf's, until they are on the devices,
-  and some MB of a tensor.
+  A process reads only the slices that its devices own, and buffers little more
+  than one leaf's on the host.
 
   Args:
     folder: with config.json and one or more safetensors files.
-    dtype: of parameters; None takes the file's own. Tensors may each have
-      another.
+    dtype: of parameters; None takes the file's own.
     compute_dtype: of activations; None takes that of the parameters.
-    shardings: a sharding in place of each leaf of params, or None for the
-      default device.
+    shardings: of the params; None is the default device.
 
   Raises:
-    ValueError: config.json is refused, a file cannot be read, or tensors are
-      missing, unused, of a wrong shape or no floats; the message lists all of
-      them. Or an entry is not finite.
+    ValueError: config.json is not supported, a file cannot be read, an entry is
+      not finite, or tensors are missing, unused, of a wrong shape or no floats;
+      the message lists all of those.
   """
   path = pathlib.Path(folder)
   config = read_config(path, dtype=dtype, compute_dtype=compute_dtype)
   files = hf_files.Files(path)
-  rows = hf_names.as_in(files.shapes, config, hf_names.rows(config))
+  rows = hf_names.match_prefix(files.shapes, config, hf_names.rows(config))
   problems = _check_names(files, config, rows)
   if problems:
     raise ValueError(f"{folder}: " + "; ".join(problems))
@@ -164,7 +147,7 @@ def _read_leaf(
   shape = (config.num_layers,) * row.stacked + row.shape
   dtype = jnp.dtype(config.param_dtype)
   names = row.hf_names(config.num_layers)
-  read = {}  # Devices that hold the same slice share one reading.
+  read = {}  # Devices that hold the same slice share it.
 
   def part(index: tuple[slice, ...]) -> np.ndarray:
     ranges = tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
@@ -201,7 +184,7 @@ def _read_layer(
     stop = min(start + step, last)
     cut = hf_files.cut_slices(row, ((start, stop), *rest))
     into = target[start - first : stop - first]
-    with np.errstate(over="ignore"):  # The next line tells of it.
+    with np.errstate(over="ignore"):  # Checked below.
       into[...] = cut.take(files.read(name, cut.tensor))
     if not np.isfinite(into).all():
       raise ValueError(
@@ -210,7 +193,7 @@ def _read_layer(
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-  """Returns an array that a CPU device takes as it is, entries not set."""
+  """Returns an uninitialized array that a CPU device uses without a copy."""
   size = math.prod(shape) * dtype.itemsize
   memory = np.empty(size + _ALIGNMENT, np.uint8)
   offset = -memory.ctypes.data % _ALIGNMENT
@@ -220,7 +203,11 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 def _leaves(
     config: ModelConfig, params: PyTree
 ) -> dict[str, list[tuple[hf_names.Row, jax.Array, int | None]]]:
-  """Returns each tensor's leaves and layer; ValueError for other shapes."""
+  """Returns the leaves and layer of each tensor.
+
+  Raises:
+    ValueError: params do not have the shape of `config`.
+  """
   tensors, problems, count = {}, [], 0
   for row in hf_names.rows(config):
     leaf = params
@@ -238,7 +225,7 @@ def _leaves(
           (row, leaf, layer if row.stacked else None)
       )
   if not problems and len(jax.tree.leaves(params)) != count:
-    problems.append("params have leaves that the family does not name")
+    problems.append("params have leaves that the family lacks")
   if problems:
     raise ValueError("; ".join(problems))
   return tensors
@@ -252,29 +239,27 @@ def save(
     *,
     max_file_bytes: int = hf_files.MAX_FILE_BYTES,
 ) -> None:
-  """Writes a folder that `transformers` loads as it is.
+  """Writes a folder that `transformers` loads.
 
-  It holds config.json, generation_config.json, model.safetensors (or several
-  such files and their index) and, with a tokenizer, its files. It is written
-  beside its place and moved there, so that at any moment the old folder stands
-  there or the new one.
+  It is written to a temporary folder and moved, so that an old folder is
+  replaced at once. Tensors are stored in the config's param_dtype.
 
   Args:
-    folder: a local path; parents are made.
-    model_config: the shape; tensors are stored in its param_dtype.
-    params: the model's params, addressable by this process.
+    folder: a local path; parents are created.
+    model_config: the shape.
+    params: addressable by this process.
     tokenizer: saved beside the model.
     max_file_bytes: of the tensors of one file.
 
   Raises:
-    ValueError: params do not have that shape, or the folder holds files that
+    ValueError: params do not have that shape, or the folder contains files that
       are not a model's.
   """
   path = pathlib.Path(folder)
   names = sorted(p.name for p in path.glob("*"))
   foreign = [name for name in names if not _OURS.fullmatch(name)]
   if foreign:
-    raise ValueError(f"{folder}: not replaced, it holds other files: {foreign}")
+    raise ValueError(f"{folder}: not replaced, has other files: {foreign}")
   leaves = _leaves(model_config, params)
   path.parent.mkdir(parents=True, exist_ok=True)
   new = path.with_name(f".{path.name}.new-{os.getpid()}")
@@ -289,7 +274,7 @@ def save(
     hf_files.sync(new)
     hf_files.replace(new, path)
   finally:
-    # After an exchange, the old folder.
+    # After a successful exchange this is the old folder.
     shutil.rmtree(new, ignore_errors=True)
 
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's config.json of a `ModelConfig`: `from_hf` and `to_hf`.
+"""Converts between Hugging Face's config.json and `ModelConfig`.
 
-Every setting is either used, held to the one value that we compute, or known
-to change no logits; any other one is refused by name.
+Every setting is either used, required to have the one value that we support, or
+known not to affect the logits; any other is refused by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ from tba_jax.models import config as config_lib
 ModelConfig = config_lib.ModelConfig
 PLAIN = config_lib.PLAIN
 
-# Settings of any family that change no logits. Names that begin with "_" are
-# transformers' own; tools leave marks of theirs.
+# Settings of any family that do not affect the logits: transformers' own, which
+# begin with "_", and those of other tools.
 _WITHOUT_EFFECT = re.compile(
     r"_.*|unsloth_.*|transformers\.js_config|auto_map|gradient_checkpointing"
     r"|initializer_range|is_llama_config|label2id|model_type"
@@ -27,8 +27,13 @@ _WITHOUT_EFFECT = re.compile(
 )
 
 
+# How `architectures` ends.
+_TOKEN_HEADS = ("ForCausalLM", "LMHeadModel")
+_SCALAR_HEAD = "ForSequenceClassification"
+
+
 class Reader:
-  """Takes settings out of a config.json and collects problems."""
+  """Reads a config.json setting by setting and collects problems."""
 
   def __init__(self, hf: Mapping[str, Any]):
     self._left = {
@@ -40,7 +45,7 @@ class Reader:
       self.only(name, False)
 
   def take(self, name: str, default: Any, kinds: type | tuple) -> Any:
-    """Returns a setting; `default` is what a file without it means."""
+    """Returns a setting of a type in `kinds`, or the default."""
     value = self._left.pop(name, default)
     if not isinstance(value, kinds) or (
         isinstance(value, bool) and kinds is not bool
@@ -55,19 +60,19 @@ class Reader:
     return name in self._left
 
   def skip(self, *names: str) -> None:
-    """Takes settings that change no logits of this family."""
+    """Skips settings that do not affect this family's logits."""
     for name in names:
       self._left.pop(name, None)
 
   def need(self, name: str) -> int:
-    """Returns a setting without which a file means nothing."""
+    """Returns a required integer."""
     if name not in self._left:
       self._problems.append(f"{name} is missing")
       return 1
     return self.take(name, 1, int)
 
   def only(self, name: str, *allowed: Any) -> None:
-    """Takes a setting that must be absent or have an allowed value."""
+    """Checks that a setting is absent or has an allowed value."""
     value = self._left.pop(name, allowed[0])
     if value not in allowed:
       self.problem(name, value, " or ".join(repr(a) for a in allowed))
@@ -78,15 +83,15 @@ class Reader:
     )
 
   def finish(self) -> None:
-    """Raises ValueError with every problem, settings left over included."""
+    """Raises ValueError with all problems, unknown settings included."""
     for name, value in sorted(self._left.items()):
-      self._problems.append(f"{name}={value!r} is not a setting that we know")
+      self._problems.append(f"{name}={value!r} is an unknown setting")
     if self._problems:
       raise ValueError("config.json: " + "; ".join(self._problems))
 
 
 def _take_same(reader: Reader, names: Sequence[str]) -> Any:
-  """Returns a number that has several names, all of which must agree."""
+  """Returns a number that has several names, which must agree."""
   found = {
       name: value
       for name in names
@@ -107,21 +112,20 @@ def read_rope(
     fraction_names: Sequence[str] = (),
     fraction: float = 1.0,
 ) -> dict[str, Any]:
-  """Returns the fields of rotary positions, from any spelling of them.
+  """Returns the fields of rotary positions, in any of their spellings.
 
   Args:
     reader: of the file.
-    theta_names: settings that may hold the base.
-    fraction_names: settings that may hold the share of a head that is turned;
-      none: all of it is.
-    fraction: that share where no setting says it.
+    theta_names: settings that may contain the base.
+    fraction_names: settings that may contain the rotated share of a head.
+    fraction: default of that share.
   """
   theta = _take_same(reader, theta_names)
   outer_fraction = _take_same(reader, fraction_names)
   rope = {}
   for setting in ("rope_scaling", "rope_parameters"):
     found = dict(reader.take(setting, None, (dict, type(None))) or {})
-    if "type" in found:  # The oldest spelling.
+    if "type" in found:  # Old spelling.
       found.setdefault("rope_type", found.pop("type"))
     for name, value in found.items():
       if rope.setdefault(name, value) != value:
@@ -163,7 +167,7 @@ def read_rope(
   return {**fields, "rope_type": rope_type}
 
 
-# rope_type -> its settings -> our field and its kind.
+# rope_type -> its settings -> our field and its type.
 _ROPE_SETTINGS = {
     "default": {},
     "linear": {"factor": ("rope_factor", float)},
@@ -177,14 +181,14 @@ _ROPE_SETTINGS = {
 
 
 def write_rope(config: ModelConfig) -> dict[str, Any]:
-  """Returns the rotary settings; old readers take one spelling, new both."""
+  """Returns the rotary settings, in old and new spelling."""
   rope = {
       name: getattr(config, field)
       for name, (field, _) in _ROPE_SETTINGS[config.rope_type].items()
   }
   rope["rope_type"] = config.rope_type
   return {
-      # Readers before transformers 5 take the first two, later ones the third.
+      # transformers before 5 reads the first two, later versions the third.
       "rope_theta": config.rope_theta,
       "rope_scaling": rope if config.rope_type != "default" else None,
       "rope_parameters": {"rope_theta": config.rope_theta, **rope},
@@ -222,7 +226,7 @@ def read_gpt_neox(reader: Reader) -> dict[str, Any]:
   for name in ("attention_dropout", "hidden_dropout"):
     reader.only(name, 0.0)
   reader.only("is_decoder", False)
-  reader.skip("classifier_dropout")  # Of no head that we have.
+  reader.skip("classifier_dropout")
   num_heads = reader.need("num_attention_heads")
   return {
       "vocab_size": reader.need("vocab_size"),
@@ -260,7 +264,7 @@ def write_gpt_neox(config: ModelConfig) -> dict[str, Any]:
       "attention_dropout": 0.0,
       "hidden_dropout": 0.0,
       "use_parallel_residual": config.parallel_residual,
-      # Readers before transformers 5 take these names.
+      # Names before transformers 5.
       "rotary_emb_base": rope.pop("rope_theta"),
       "rotary_pct": config.rotary_fraction,
       **rope,
@@ -268,15 +272,12 @@ def write_gpt_neox(config: ModelConfig) -> dict[str, Any]:
 
 
 def read_gpt2(reader: Reader) -> dict[str, Any]:
-  """Returns the fields of a `GPT2Config`.
-
-  Its dropout is of training alone; we train every model without.
-  """
+  """Returns the fields of a `GPT2Config`; we train without its dropout."""
   reader.skip("attn_pdrop", "embd_pdrop", "resid_pdrop")
-  # Of a head that we do not have.
+  # Of a head that we do not support.
   reader.skip("summary_type", "summary_use_proj", "summary_activation")
   reader.skip("summary_proj_to_labels", "summary_first_dropout")
-  # Our scores are float32 in any case.
+  # Our scores are always float32.
   reader.skip("reorder_and_upcast_attn")
   reader.only("add_cross_attention", False)
   width = reader.need("n_embd")
@@ -289,7 +290,7 @@ def read_gpt2(reader: Reader) -> dict[str, Any]:
       "num_layers": reader.need("n_layer"),
       **_heads(reader.need("n_head"), width),
       "mlp_width": 4 * width if inner is None else inner,
-      "rope_theta": 10000.0,  # Of no effect.
+      "rope_theta": 10000.0,  # Unused.
       "norm_epsilon": reader.take("layer_norm_epsilon", 1e-5, float),
       "tie_embeddings": reader.take("tie_word_embeddings", True, bool),
       "max_positions": positions,
@@ -325,8 +326,8 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
     dtype: of parameters and activations; None takes the file's own.
 
   Raises:
-    ValueError: model_type is not known, or a setting is missing, not known or
-      has a value that we do not compute; the message lists all of them.
+    ValueError: model_type is unknown, or settings are missing, unknown or
+      unsupported; the message lists all of them.
   """
   model_type = hf.get("model_type")
   if model_type not in READERS:
@@ -350,12 +351,10 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
 def with_generation(
     config: ModelConfig, generation: Mapping[str, Any]
 ) -> ModelConfig:
-  """Returns the shape with the ends of a text of generation_config.json too.
+  """Returns the shape with the stop tokens of generation_config.json added.
 
-  Chat models list more of them there than in config.json. What else the file
-  says (temperature, top_p, …) is how its authors sampled; here
-  `config.sampling` alone says that, since a run trains on the policy that it
-  samples from.
+  Chat models list more of them there than in config.json. Its sampling settings
+  are ignored in favor of `config.sampling`.
 
   Raises:
     ValueError: its eos_token_id is not a token id or a list of them.
@@ -368,11 +367,11 @@ def with_generation(
         " a list of them"
     )
   own = config.stop_ids or (config.eos_id,) * (config.eos_id is not None)
-  every = tuple(dict.fromkeys((*own, *ids)))
-  if every == own:
+  stop_ids = tuple(dict.fromkeys((*own, *ids)))
+  if stop_ids == own:
     return config
-  eos_id = every[0] if config.eos_id is None else config.eos_id
-  return dataclasses.replace(config, eos_id=eos_id, stop_ids=every)
+  eos_id = stop_ids[0] if config.eos_id is None else config.eos_id
+  return dataclasses.replace(config, eos_id=eos_id, stop_ids=stop_ids)
 
 
 def to_hf(config: ModelConfig) -> dict[str, Any]:
@@ -380,7 +379,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
   fields = _WRITERS[config.family](config)
   head = _TOKEN_HEADS[config.family == "gpt2"]
   if config.num_labels:
-    # Readers take the number of labels from the length of their names alone.
+    # transformers takes the number of labels from the number of names.
     names = [f"LABEL_{i}" for i in range(config.num_labels)]
     fields["id2label"] = {str(i): name for i, name in enumerate(names)}
     fields["label2id"] = {name: i for i, name in enumerate(names)}
@@ -399,14 +398,10 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
   }
 
 
-_TOKEN_HEADS = ("ForCausalLM", "LMHeadModel")
-_SCALAR_HEAD = "ForSequenceClassification"
-
-
 def _read_num_labels(reader: Reader) -> int:
-  """Returns how many numbers a position gets: 0 where they are logits.
+  """Returns the outputs of a scalar head, 0 for a head of token logits.
 
-  A config alone says nothing of its head; the class that saved it does.
+  Only the name of the class that saved the config tells which head it has.
   """
   names = reader.take("architectures", None, (list, type(None)))
   labels = reader.take("id2label", None, (dict, type(None)))
@@ -421,7 +416,7 @@ def _read_num_labels(reader: Reader) -> int:
 
 
 def _read_stops(reader: Reader) -> dict[str, Any]:
-  """Returns the end of a text: one token, or several (Llama 3 Instruct)."""
+  """Returns the stop tokens: one, or several as in Llama 3 Instruct."""
   value = reader.take("eos_token_id", None, (int, list, type(None)))
   if not isinstance(value, list):
     return {"eos_id": value}
@@ -432,7 +427,7 @@ def _read_stops(reader: Reader) -> dict[str, Any]:
 
 
 def _read_gated(reader: Reader) -> dict[str, Any]:
-  """Returns what `LlamaConfig` and its kin share."""
+  """Returns the fields common to Llama, Mistral and Qwen."""
   reader.only("hidden_act", "silu")
   reader.only("attention_dropout", 0.0)
   num_heads = reader.need("num_attention_heads")
@@ -455,7 +450,7 @@ def _read_gated(reader: Reader) -> dict[str, Any]:
 
 
 def _read_llama(reader: Reader) -> dict[str, Any]:
-  """Returns the fields of a `LlamaConfig`; defaults are transformers' own."""
+  """Returns the fields of a `LlamaConfig`, with transformers' defaults."""
   return {
       "attention_bias": reader.take("attention_bias", False, bool),
       "mlp_bias": reader.take("mlp_bias", False, bool),
@@ -465,7 +460,7 @@ def _read_llama(reader: Reader) -> dict[str, Any]:
 
 
 def _read_mistral(reader: Reader) -> dict[str, Any]:
-  """Returns the fields of a `MistralConfig`; every layer has its window."""
+  """Returns the fields of a `MistralConfig`; all layers have the window."""
   window = reader.take("sliding_window", 4096, (int, type(None)))
   fields = _read_gated(reader)
   positions = reader.take("max_position_embeddings", 4096 * 32, int)
@@ -473,9 +468,9 @@ def _read_mistral(reader: Reader) -> dict[str, Any]:
 
 
 def _read_qwen(reader: Reader) -> dict[str, Any]:
-  """Returns what Qwen2 and Qwen3 share; no layer may have a window."""
+  """Returns the fields common to Qwen2 and Qwen3; windows are not supported."""
   reader.only("use_sliding_window", False)
-  # Both say something only of layers with a window.
+  # Both concern only layers with a window.
   reader.take("sliding_window", None, (int, type(None)))
   reader.take("max_window_layers", 28, int)
   fields = _read_gated(reader)
@@ -534,7 +529,7 @@ def _write_qwen3(config: ModelConfig) -> dict[str, Any]:
   }
 
 
-# config.json's model_type, which is our family -> reader and writer.
+# Family, which is config.json's model_type -> reader and writer.
 READERS = {
     "gpt2": read_gpt2,
     "gpt_neox": read_gpt_neox,

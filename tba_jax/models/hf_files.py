@@ -1,8 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The safetensors files of a folder: slices in, shards with an index out.
+"""Safetensors files of a folder: slices in, shards with an index out.
 
-jax is not imported.
+Does not import JAX.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +21,14 @@ from tba_jax.models import hf_names
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# The size that Hugging Face's tools cut files at.
+# The default of Hugging Face's tools.
 MAX_FILE_BYTES = 5 * 10**9
 
 DTYPES = ("BF16", "F16", "F32", "F64")
 
 
 def read_json(path: pathlib.Path) -> Any:
-  """Returns a JSON file's value; ValueError where it cannot be read."""
+  """Returns a JSON file's content; raises ValueError if it is not readable."""
   try:
     return json.loads(path.read_text(encoding="utf-8"))
   except (OSError, ValueError, RecursionError) as error:
@@ -36,21 +36,21 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 class Files:
-  """The tensors of a folder by name; no file stays open.
+  """The tensors of a folder by name.
 
-  An open file is mapped into memory, and what was read of it counts as memory
-  of the process until it is closed.
+  No file stays open: an open file is memory-mapped, and what was read of it
+  counts as the process's memory.
 
-  shapes: tensor's name -> its shape.
-  dtypes: tensor's name -> safetensors' name of its dtype.
+  shapes: by tensor name.
+  dtypes: by tensor name, as safetensors spells them.
   """
 
   def __init__(self, folder: pathlib.Path):
     """Reads the headers.
 
     Raises:
-      ValueError: there are no weights, or files are missing, damaged or cut
-        off; the message lists all of them.
+      ValueError: there are no weights, or files are missing, damaged or
+        truncated; the message lists all of them.
     """
     self.shapes: dict[str, tuple[int, ...]] = {}
     self.dtypes: dict[str, str] = {}
@@ -66,7 +66,7 @@ class Files:
         problems.append(f"{folder / file}: not readable, {what}: {error}")
     if not problems:
       problems += [
-          f"{folder / file}: tensor {name} is not in it, {INDEX} says so"
+          f"{folder / file}: lacks tensor {name}, which {INDEX} puts there"
           for name, file in sorted(listed.items())
           if self._path_of.get(name) != folder / file
       ]
@@ -89,16 +89,33 @@ class Files:
     with safetensors.safe_open(str(path), framework="np") as file:
       return file.get_slice(name)[index]
 
+  def problems(self, name: str, shape: tuple[int, ...]) -> list[str]:
+    """Returns what is wrong with a tensor that should have a shape."""
+    if name not in self.shapes:
+      return [f"missing tensor {name} {list(shape)}"]
+    problems = []
+    if self.shapes[name] != shape:
+      problems.append(
+          f"tensor {name} has shape {list(self.shapes[name])}, expected"
+          f" {list(shape)}"
+      )
+    if self.dtypes[name] not in DTYPES:
+      problems.append(
+          f"tensor {name} has dtype {self.dtypes[name]}, allowed"
+          f" {', '.join(DTYPES)}"
+      )
+    return problems
+
 
 def _listed(folder: pathlib.Path) -> dict[str, str]:
-  """Returns the file of each tensor as the index has it; {} without one."""
+  """Returns the file of each tensor by the index; {} without an index."""
   if not (folder / INDEX).is_file():
     if not (folder / WEIGHTS).is_file():
       raise ValueError(f"{folder}: neither {WEIGHTS} nor {INDEX} is there")
     return {}
   index = read_json(folder / INDEX)
   listed = index.get("weight_map") if isinstance(index, dict) else None
-  # A name with a path in it could be of any file of the machine.
+  # A path could point to any file of the machine.
   if not (listed and isinstance(listed, dict)) or any(
       not isinstance(file, str) or pathlib.PurePath(file).name != file
       for file in listed.values()
@@ -119,14 +136,13 @@ def write_files(
 ) -> None:
   """Writes tensors into one file, or into several with an index.
 
-  Of the tensors, those of one file are in memory at a time.
+  The tensors of one file are in memory at a time.
 
   Args:
     folder: to write into.
-    sizes: bytes of each tensor, in the order of the files.
+    sizes: bytes of each tensor, in file order.
     make: (name) -> the tensor, C-contiguous.
-    max_file_bytes: what a file's tensors may have together; a larger tensor has
-      a file of its own.
+    max_file_bytes: of a file's tensors; a larger tensor has its own file.
   """
   parts: list[list[str]] = [[]]
   held = 0
@@ -161,7 +177,7 @@ def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
 
 
 def sync(folder: pathlib.Path) -> None:
-  """Waits until a folder's files are on disk, so that a rename is the last."""
+  """Flushes a folder's files to disk, so that a rename can follow."""
   for path in (*folder.iterdir(), folder):
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -171,10 +187,9 @@ def sync(folder: pathlib.Path) -> None:
 
 
 def replace(new: pathlib.Path, path: pathlib.Path) -> None:
-  """Moves the folder `new` to `path`, whose folder, if any, goes to `new`.
+  """Moves the folder `new` to `path`; an old folder there moves to `new`.
 
-  Both are exchanged in one step, where the file system can, so that `path` is
-  there throughout.
+  The exchange is atomic if the file system supports it.
   """
   if not path.exists():
     new.rename(path)
@@ -185,7 +200,7 @@ def replace(new: pathlib.Path, path: pathlib.Path) -> None:
   if hasattr(libc, "renameat2"):
     if not libc.renameat2(at_cwd, names[0], at_cwd, names[1], exchange):
       return
-  # Without it (macOS, some network file systems) the old folder steps aside.
+  # Otherwise (macOS, some network file systems) there is a moment without one.
   aside = path.with_name(f"{new.name}.old")
   path.rename(aside)
   new.rename(path)
@@ -198,12 +213,12 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclasses.dataclass(frozen=True)
 class SliceCut:
-  """A slice of a leaf as one of its tensor.
+  """How to read a slice of a leaf from its tensor.
 
-  tensor: a slice of each axis of the tensor, to be read.
-  shape: of what was read, its axes split.
-  index: of that, what is the leaf's; an int drops the axis.
-  order: the leaf's axes as indices of those that are left.
+  tensor: slices of the tensor to read.
+  shape: to reshape it to, with split axes.
+  index: the leaf's entries of that; an int drops the axis.
+  order: permutation of the remaining axes into the leaf's.
   """
 
   tensor: tuple[slice, ...]
@@ -212,19 +227,19 @@ class SliceCut:
   order: tuple[int, ...]
 
   def take(self, read: np.ndarray) -> np.ndarray:
-    """Returns the slice of the leaf, for what `tensor` says to read."""
+    """Returns the slice of the leaf from the data read."""
     return read.reshape(self.shape)[self.index].transpose(self.order)
 
 
 def cut_slices(row: hf_names.Row, ranges: Ranges) -> SliceCut:
-  """Returns what to read for a slice of a layer's leaf.
+  """Returns how to read a slice of a layer's leaf.
 
-  Of a fused tensor more than the leaf's own entries may be read: the shortest
-  run of each axis that has them all.
+  Of a fused tensor it reads the shortest run of each axis that contains the
+  slice, which may be more than the slice.
 
   Args:
     row: of the leaf.
-    ranges: start and stop of each axis of `row.shape`, none of them empty.
+    ranges: start and stop on each axis of `row.shape`, none empty.
   """
   sizes = row.split_shape
   wanted: list[int | tuple[int, int]] = [0] * len(sizes)
@@ -247,13 +262,13 @@ def cut_slices(row: hf_names.Row, ranges: Ranges) -> SliceCut:
 def _run(
     sizes: Sequence[int], wanted: Sequence[int | tuple[int, int]]
 ) -> tuple[slice, list[int], list[int | slice]]:
-  """Returns the run of one axis that holds what is wanted of its parts."""
+  """Returns the run of one axis that contains what is wanted of its parts."""
   inner = int(np.prod(sizes))
   start, length, shape, index = 0, 1, [], []
   for i, (size, want) in enumerate(zip(sizes, wanted)):
     inner //= size
     low, high = (want, want + 1) if isinstance(want, int) else want
-    if length > 1:  # Of an axis within a longer one, all of it is read.
+    if length > 1:  # Within a longer run the whole axis is read.
       shape.append(size)
       index.append(want if isinstance(want, int) else slice(low, high))
       continue
@@ -266,7 +281,7 @@ def _run(
 
 
 def put_slices(row: hf_names.Row, tensor: np.ndarray, leaf: np.ndarray) -> None:
-  """Writes a layer's leaf into its tensor, which has the row's split shape."""
+  """Writes a layer's leaf into its tensor of shape `row.split_shape`."""
   if row.part is not None:
     axis, part = row.part
     tensor = tensor[(slice(None),) * axis + (part,)]

@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables from Hugging Face's tensor names to paths of our params.
+"""Tables that map Hugging Face's tensors to leaves of our params.
 
-A tensor of a file differs from our leaf in how axes are split, in their order,
-and in that one tensor may hold several leaves (fused query, key and value). A
-row says so in terms of axes, so that a slice of a leaf is a slice of a tensor.
-jax is not imported.
+A tensor differs from our leaf in how axes are split, in their order, and may
+fuse several leaves (query, key and value). A row of a table describes that in
+terms of axes, so that a slice of a leaf maps to a slice of a tensor. Does not
+import JAX.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -21,15 +21,14 @@ ModelConfig = config_lib.ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One leaf and the tensor that holds it, or those of each layer.
+  """A leaf and the tensor that holds it, or one tensor per layer.
 
   hf_name: of the tensor; `{layer}` stands for the layer's index.
   path: keys of our nested dict; under "blocks" the leaf stacks all layers.
-  axes: the logical axis of each axis of a layer's leaf.
-  split: each axis of the tensor as the axes that it is made of.
-  part: (axis, index): our leaf is this entry of one of the split axes; None: it
-    has them all.
-  order: our axes as indices of the split axes that are left.
+  axes: the logical axes of a layer's leaf.
+  split: for each axis of the tensor, the sizes that it splits into.
+  part: (axis, index) of the split tensor that is our leaf; None if all of it.
+  order: permutation of the remaining split axes into ours.
   """
 
   hf_name: str
@@ -50,19 +49,19 @@ class Row:
 
   @property
   def split_shape(self) -> tuple[int, ...]:
-    """Shape of the tensor once its axes are split."""
+    """Shape of the tensor with its axes split."""
     return tuple(itertools.chain.from_iterable(self.split))
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """Our shape of one layer's leaf."""
+    """Shape of one layer's leaf."""
     left = list(self.split_shape)
     if self.part is not None:
       del left[self.part[0]]
     return tuple(left[i] for i in self.order)
 
   def hf_names(self, num_layers: int) -> list[str]:
-    """Returns the tensor's name, or the name of each layer's in order."""
+    """Returns the tensor's name, or that of each layer in order."""
     if not self.stacked:
       return [self.hf_name]
     return [self.hf_name.format(layer=layer) for layer in range(num_layers)]
@@ -86,7 +85,7 @@ def _row(
 
 
 def _llama(c: ModelConfig) -> list[Row]:
-  """Llama, Mistral, Qwen2, Qwen3: one tensor for each of our leaves."""
+  """Llama, Mistral, Qwen2, Qwen3: one tensor per leaf."""
   layer, block = "model.layers.{layer}.", "blocks."
   attention, mlp = f"{layer}self_attn.", f"{layer}mlp."
   norm = lambda hf_name, path: _row(f"{hf_name}.weight", path, "width", c.width)
@@ -149,7 +148,7 @@ def _norm(c: ModelConfig, hf_name: str, path: str) -> list[Row]:
 
 
 def _gpt_neox(c: ModelConfig) -> list[Row]:
-  """GPT-NeoX: query, key and value of a head stand together in one tensor."""
+  """GPT-NeoX: one tensor fuses query, key and value, head by head."""
   layer, block = "gpt_neox.layers.{layer}.", "blocks."
   rows = [
       _row(
@@ -194,7 +193,7 @@ def _gpt_neox(c: ModelConfig) -> list[Row]:
 
 
 def _gpt2(c: ModelConfig) -> list[Row]:
-  """GPT-2: kernels with their input first; all queries before all keys."""
+  """GPT-2: input axes first; one tensor has all queries, then keys, values."""
   layer, block = "transformer.h.{layer}.", "blocks."
   rows = [
       _row(
@@ -258,9 +257,8 @@ def _head(c: ModelConfig, hf_name: str) -> list[Row]:
 
 _QKV = (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
 
-# Family -> the prefix of what is not the head.
+# Family -> prefix of all tensors but the head, unless it is "model.".
 _PREFIXES = {"gpt2": "transformer.", "gpt_neox": "gpt_neox."}
-# Family -> its table.
 _TABLES: dict[str, Callable[[ModelConfig], list[Row]]] = {
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
@@ -272,22 +270,16 @@ _TABLES: dict[str, Callable[[ModelConfig], list[Row]]] = {
 
 
 def rows(config: ModelConfig) -> list[Row]:
-  """Returns the table of a shape: each leaf of params exactly once."""
+  """Returns the table of a shape, with each leaf of params once."""
   return _TABLES[config.family](config)
 
 
-def as_in(
+def match_prefix(
     names: Container[str], config: ModelConfig, rows: Sequence[Row]
 ) -> list[Row]:
-  """Returns the rows with the names that a file has.
+  """Returns the rows, with the prefix removed if a file's names lack it.
 
-  A file of a stack that was saved without its head, as GPT-2's own is, leaves
-  a prefix out of all names.
-
-  Args:
-    names: of the file's tensors.
-    config: the shape.
-    rows: its table.
+  Files of a model saved without its head, as GPT-2's own, do.
   """
   prefix = _prefix(config)
   first = next(row for row in rows if row.hf_name.startswith(prefix))
@@ -304,7 +296,7 @@ def _prefix(config: ModelConfig) -> str:
 
 
 def ignored(config: ModelConfig) -> tuple[str, ...]:
-  """Returns regular expressions of tensors that carry nothing of their own.
+  """Returns regular expressions of redundant tensors.
 
   Old files store rotary frequencies and causal masks, and some tied models
   their head.

@@ -1,14 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The parts that transformer families are made of: products, norms, MLPs.
+"""Layers of the transformer families: products, norms, MLPs, attention.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, Q
 queries, S keys, L any run of tokens, D width, G key-value heads, M query heads
 of one key-value head (H = G * M), Dh head width, E rotated entries of it.
-Leading axes written `...` may be any.
+Leading axes written `...` are free.
 
-A parameter is a `nnx.Param` with the metadata `logical_axes`: the name of each
-of its axes, which `config.sharding` maps to the axes of the mesh.
+Each `nnx.Param` has the metadata `logical_axes`, the names of its axes, which
+`config.sharding` maps to the axes of the mesh.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,11 +27,10 @@ import numpy as np
 
 from tba_jax.models import config as config_lib
 
-# What the results of matrix products are called where a gradient decides which
-# arrays to keep (`jax.ad_checkpoint.checkpoint_name`).
+# `jax.ad_checkpoint.checkpoint_name` of the results of matrix products.
 PRODUCT = "product"
-# Whether rows of one array lie on several devices by two of its axes
-# (`sequence.py`), while a function is traced.
+# Whether the function being traced has tokens split over devices, beside the
+# batch (`sequence.py`).
 TOKENS_ARE_SPLIT = contextvars.ContextVar("tokens_are_split", default=False)
 
 # `config.activation` -> function.
@@ -44,7 +43,7 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def expand_to(x: jax.Array, ndim: int) -> jax.Array:
-  """Returns `x` with axes of size 1 in front, so that it has `ndim` axes."""
+  """Returns `x` with leading axes of size 1 added, up to `ndim` axes."""
   return jnp.expand_dims(x, tuple(range(ndim - x.ndim)))
 
 
@@ -75,11 +74,10 @@ def product(
 def _many_rows(
     x: jax.Array, kernel_FxD: jax.Array, dtype: jnp.dtype
 ) -> jax.Array:
-  """Returns x @ kernel.T, whose gradient reads its operands as they lie.
+  """Returns x @ kernel.T, with a gradient that transposes no operand.
 
-  Left to itself the compiler computes what is before the product once more
-  while it turns the result's gradient round, in strides: on a CPU that took a
-  sixth of a training step.
+  The compiler's own recomputes what comes before the product while it
+  transposes the cotangent: on a CPU that took a sixth of a training step.
   """
   return jnp.einsum(
       "...d,fd->...f", x, kernel_FxD, preferred_element_type=dtype
@@ -101,8 +99,8 @@ def _many_rows_backward(
       "...f,fd->...d", grad, kernel_FxD, preferred_element_type=x.dtype
   )
   if not TOKENS_ARE_SPLIT.get():
-    # Of more axes than two the backend would turn each operand round first; of
-    # two that are split it would gather them to make one.
+    # The backend would transpose operands of more than two axes; if two axes
+    # are split over devices, merging them would gather the array.
     x, grad = (y.reshape(-1, y.shape[-1]) for y in (x, grad))
   rows = tuple(range(x.ndim - 1))
   grad_FxD = jax.lax.dot_general(
@@ -123,9 +121,8 @@ def _rows_on_cpu(
   """Returns [R, F] as the transpose of kernel @ x.T.
 
   With few rows the CPU backend is a fifth faster with the kernel on the left.
-  The layouts are told, or the compiler would turn the product round again; and
-  rows stay rows in memory, so that no operation behind it mixes them: the bits
-  of a row then do not depend on its place.
+  Without layout constraints the compiler would swap the operands back. They
+  also keep rows contiguous, so that a row's bits do not depend on its index.
   """
   rows_major = lambda y: layout_lib.with_layout_constraint(
       y, layout_lib.Layout((0, 1))
@@ -142,10 +139,10 @@ def _rows_on_cpu(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-  """A kernel W with low-rank factors beside it: W x + B A x.
+  """A kernel W with a low-rank adapter: W x + B A x.
 
-  It stands in params in place of a kernel. With W frozen, no gradient of its
-  size is made.
+  It takes a kernel's place in params. With W frozen, its gradient is never
+  computed.
 
   kernel: [*out_shape, *in_shape].
   a: [rank, *in_shape].
@@ -164,13 +161,13 @@ class Adapted:
 
 
 class Linear(nnx.Module):
-  """A matrix product over the last axes of its input.
+  """A linear map over the last axes of its input.
 
   kernel: [*out_shape, *in_shape] in the param dtype, normal with a standard
-    deviation of `scale` / sqrt(product of in_shape). Output axes come first,
-    as torch stores them: the gradient of the kernel is then one product of
-    row-major operands, which XLA's CPU backend does a third faster.
-  bias: [*out_shape], zeros at first; only where `bias` asks for it.
+    deviation of `scale` / sqrt(product of in_shape). Output axes come first, as
+    in torch: the kernel's gradient is then a product of row-major operands, a
+    third faster on XLA's CPU backend.
+  bias: [*out_shape], initially zeros; optional.
   """
 
   def __init__(
@@ -199,10 +196,7 @@ class Linear(nnx.Module):
       )
 
   def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
-    """Returns [..., *out_shape] for x [..., *in_shape].
-
-    The result and the sums of products have `dtype`, that of x by default.
-    """
+    """Returns [..., *out_shape] in `dtype` for x [..., *in_shape]."""
     dtype = dtype or x.dtype
     adapted = kernel = self.kernel.get_value()
     if isinstance(adapted, Adapted):
@@ -247,7 +241,7 @@ class Embedding(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-  """x / rms(x) * scale over the last axis, in float32 whatever the input."""
+  """x / rms(x) * scale over the last axis, computed in float32."""
 
   def __init__(
       self,
@@ -272,7 +266,7 @@ class RMSNorm(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-  """(x - mean) / deviation * scale + bias over the last axis, in float32."""
+  """(x - mean) / std * scale + bias over the last axis, in float32."""
 
   def __init__(self, config: config_lib.ModelConfig):
     self.epsilon = config.norm_epsilon
@@ -349,7 +343,7 @@ class GatedMLP(nnx.Module):
     return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
 
 
-# (q_...xGxMxDh, k_...xGxDh, v_...xGxDh) -> (out_...xGxMxDh, what is kept).
+# (q_...xGxMxDh, k_...xGxDh, v_...xGxDh) -> (out_...xGxMxDh, auxiliary output).
 AttendFn = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, object]]
 
 
@@ -357,8 +351,8 @@ def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
   """Returns x [..., heads, Dh] rotated by tables [..., E / 2] in float32.
 
   Entry i is paired with entry i + E / 2, as Hugging Face stores heads; the
-  paper pairs 2i with 2i + 1, a permutation of the same thing. Entries from E
-  on stay as they are.
+  paper pairs 2i with 2i + 1, a permutation of it. Entries from E on pass
+  through.
   """
   cos, sin = (table[..., None, :] for table in tables)
   half = cos.shape[-1]
@@ -369,12 +363,13 @@ def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 
 class Attention(nnx.Module):
-  """Grouped-query attention (arXiv:2305.13245), rotary where tables are given.
+  """Grouped-query attention (arXiv:2305.13245), rotary if tables are given.
 
-  norm_epsilon: of the norms of each query and key head (Qwen3); None: no norms.
+  The caller's `attend` implements masks and caches, so that one module serves
+  training, prefill and decoding.
 
-  It makes queries, keys and values and projects the result; `attend` says who
-  sees whom, so that one module serves training, prefill and decoding.
+  norm_epsilon: of the norms of each query and key head (Qwen3); None is no
+    norms.
   """
 
   def __init__(
@@ -428,7 +423,7 @@ class Attention(nnx.Module):
       tables: tuple[jax.Array, jax.Array] | None,
       attend: AttendFn,
   ) -> tuple[jax.Array, object]:
-    """Returns [..., D] and what `attend` keeps, for x [..., D]."""
+    """Returns [..., D] and the second output of `attend`, for x [..., D]."""
     q, k, v = self.q(x), self.k(x), self.v(x)
     if self.has_norms:
       q, k = self.q_norm(q), self.k_norm(k)
@@ -445,8 +440,8 @@ def rotary_frequencies(config: config_lib.ModelConfig) -> np.ndarray:
   """Returns [E / 2] float32, the angle per position of each pair.
 
   Frequency i is theta^(-2i / E) (Su et al. 2021, arXiv:2104.09864, eq. 15),
-  scaled as `config.rope_type` says. "llama3" is that of Llama 3.1 (Dubey et al.
-  2024, arXiv:2407.21783), as `transformers` computes it.
+  scaled according to `config.rope_type`; "llama3" is that of Llama 3.1 (Dubey
+  et al. 2024, arXiv:2407.21783), as computed by `transformers`.
   """
   E = config.rotary_dim
   exponents = np.arange(0, E, 2, dtype=np.float32) / np.float32(E)
@@ -456,7 +451,7 @@ def rotary_frequencies(config: config_lib.ModelConfig) -> np.ndarray:
   scaled = plain / np.float32(config.rope_factor)
   if config.rope_type == "linear":
     return scaled
-  # How many turns a pair makes over the positions of the first training.
+  # Rotations of a pair over the original context length.
   turns = config.rope_original_positions * plain / (2 * math.pi)
   low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
   share = np.clip((turns - low) / (high - low), 0.0, 1.0)
@@ -476,13 +471,13 @@ def rotary_tables(
 
 
 class Stack(nnx.Module):
-  """Embeddings, N stacked blocks, final norm and head; a family derives it.
+  """Base class of families: embeddings, N stacked blocks, final norm and head.
 
-  Every parameter of `blocks` has a leading axis [num_layers, ...]; the forward
-  modes of `transformer.py` scan over it.
+  Every parameter of `blocks` has a leading axis [num_layers, ...], which
+  `transformer.py` scans over.
 
   Block: the family's block, (config, rngs) -> module; called with (x, tables,
-    attend, layer), the last an index from 0.
+    attend, layer index).
   make_norm: (config) -> the norm before the head.
   """
 
@@ -509,19 +504,16 @@ class Stack(nnx.Module):
       self.head = make_head(config.vocab_size, "vocab")
 
   def tables(self, positions: jax.Array) -> tuple[jax.Array, jax.Array] | None:
-    """Returns what attention needs of positions [...]; None: nothing."""
+    """Returns attention's tables of positions [...], None if it has none."""
     raise NotImplementedError
 
   def embed_tokens(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
     """Returns the stream [..., D] before the first block."""
-    del positions  # Attention alone knows them.
+    del positions
     return self.embed(tokens, jnp.dtype(self.config.compute_dtype))
 
   def unembed(self, x: jax.Array) -> jax.Array:
-    """Returns logits [..., V] float32 of the stream [..., D].
-
-    V is the number of labels where the model has a scalar head.
-    """
+    """Returns logits [..., V], or labels [..., C], of the stream, float32."""
     x = self.final_norm(x)
     if self.config.num_labels:
       return self.score(x, jnp.float32)

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Llama and its kin: pre-norm blocks of grouped-query attention and SwiGLU.
+"""Llama, Mistral and Qwen: pre-norm blocks of grouped-query attention, SwiGLU.
 
-Source: Touvron et al. 2023 (arXiv:2302.13971, arXiv:2307.09288), as Hugging
-Face's `LlamaForCausalLM` computes it. Mistral (arXiv:2310.06825) adds a sliding
+Source: Touvron et al. 2023 (arXiv:2302.13971, arXiv:2307.09288), as computed by
+Hugging Face's `LlamaForCausalLM`. Mistral (arXiv:2310.06825) adds a sliding
 window, Qwen2 (arXiv:2407.10671) biases of query, key and value, Qwen3
 (arXiv:2505.09388) norms of each query and key head.
 """
@@ -33,7 +33,7 @@ class Block(nnx.Module):
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
     dtype = jnp.dtype(config.param_dtype)
-    # The 2N branches that are added to the stream keep its variance near 1.
+    # Keeps the stream's variance near 1 over its 2N branches.
     out_scale = 1.0 / math.sqrt(2 * config.num_layers)
     self.attention_norm = _norm(config)
     self.attention = layers.Attention(
@@ -66,14 +66,14 @@ class Block(nnx.Module):
       layer: jax.Array | int,
   ) -> tuple[jax.Array, object]:
     """Returns the stream [..., D] after the block and what `attend` keeps."""
-    del layer  # All are alike.
+    del layer
     out, kept = self.attention(self.attention_norm(x), tables, attend)
     x = x + out
     return x + self.mlp(self.mlp_norm(x)), kept
 
 
 class Llama(layers.Stack):
-  """The stack of `Block`s; positions are rotary."""
+  """Llama's stack; positions are rotary."""
 
   Block = Block
   make_norm = staticmethod(_norm)

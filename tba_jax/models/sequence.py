@@ -1,18 +1,17 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens of a sequence split over devices: `config.sharding.length`.
+"""Sequence parallelism: tokens split over devices (`config.sharding.length`).
 
-All of a block works on each token by itself but attention, where a query sees
-keys of the whole sequence. So queries stay on their devices, and keys and
-values are gathered there, those of one layer at a time: what is as wide as the
-stream, the MLP or the attention weights is never whole on a device. As
-all-gather context parallelism of Llama 3 (arXiv:2407.21783, §3.3.2).
+Only attention mixes tokens. Queries stay on their devices, and keys and values
+are gathered there layer by layer; the stream, the MLP and the attention weights
+are never whole on a device. This is the all-gather context parallelism of Llama
+3 (arXiv:2407.21783, §3.3.2).
 
-`split_tokens` sets the mesh of a function while it is traced; the model reads
+`split_tokens` sets the mesh while a function is traced; the model reads it with
 `current_split`.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, S those
-that are run, L tokens of a prompt and of all its completions.
+fed to the model, L tokens of a prompt and all its completions.
 """
 
 from collections.abc import Callable
@@ -33,10 +32,10 @@ from tba_jax.models import layers
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """How the arrays of a forward pass lie on a mesh.
+  """How the activations of a forward pass are sharded.
 
-  mesh: None where all is left to the compiler.
-  batch, length: the mesh axes that prompts and tokens are split over.
+  mesh: None leaves it to the compiler.
+  batch, length: the mesh axes that split prompts and tokens.
   """
 
   mesh: Mesh | None
@@ -45,20 +44,20 @@ class Split:
 
   @property
   def count(self) -> int:
-    """Parts that tokens are cut into, 1: they are not."""
+    """Number of parts that tokens are split into."""
     return math.prod(self.mesh.shape[a] for a in self.length)
 
   def padded(self, length: int) -> int:
-    """Returns the least length from `length` on that is cut evenly."""
+    """Returns `length` rounded up to a multiple of `count`."""
     return -(-length // self.count) * self.count
 
   def place(self, x: jax.Array, *axes: str | None) -> jax.Array:
-    """Returns `x` where it shall lie; as it is where tokens are not split.
+    """Constrains the sharding of `x` if tokens are split.
 
     Args:
       x: of any shape.
-      axes: of its first axes, each "batch", "length", or None for whole; the
-        compiler is free in the others.
+      axes: of its first axes, each "batch", "length", or None for replicated;
+        the compiler chooses for the others.
     """
     if self.count == 1:
       return x
@@ -70,13 +69,12 @@ class Split:
   def join(self, prompts: jax.Array, own: jax.Array) -> jax.Array:
     """Returns [B, L, ...], the tokens of prompts and of their completions.
 
-    Each part has its stretch of the prompt, then of each completion: in one
-    part it is the prompt and then the completions. Nothing moves between
-    devices.
+    Each part has its share of the prompt, then of each completion, so that
+    nothing moves between devices.
 
     Args:
-      prompts: [B, P, ...], P as `padded` gives it.
-      own: [B, K, S, ...], S alike.
+      prompts: [B, P, ...], P a multiple of `count`.
+      own: [B, K, S, ...], S likewise.
     """
     B, K, S, *rest = own.shape
     P, C = prompts.shape[1], self.count
@@ -89,7 +87,7 @@ class Split:
   def cut(
       self, x: jax.Array, num_prompt: int, num_completions: int
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns [B, P, ...] and [B, K, S, ...], what `join` made one of.
+    """Returns [B, P, ...] and [B, K, S, ...], the inverse of `join`.
 
     Args:
       x: [B, L, ...].
@@ -125,22 +123,21 @@ def completion_inputs(
     prompt_mask: jax.Array,
     completion_tokens: jax.Array,
 ) -> tuple[jax.Array, ...]:
-  """Returns the tokens that a forward pass over completions runs.
+  """Returns the tokens that a forward pass over completions feeds.
 
-  The last token of a completion predicts nothing that is asked for, so S is
-  T - 1. Where tokens are split over devices each completion begins with the
-  last token of its prompt instead: the stream that predicts a token then lies
-  where the token does, and none of it moves.
+  The last token of a completion predicts nothing, so S is T - 1. If tokens are
+  split over devices, each completion instead begins with the last token of its
+  prompt: the stream that predicts a token is then on the token's device.
 
   Args:
     prompt_tokens: [B, P] int32, left-padded.
-    prompt_mask: [B, P] bool, True on prompt tokens; at least the last.
+    prompt_mask: [B, P] bool, True on prompt tokens, of which there are some.
     completion_tokens: [B, K, T] int32.
 
   Returns:
-    prompt tokens [B, P], their mask, the mask of what completions see of them,
-    tokens of completions [B, K, S], and the position of their first [B]; P and
-    S padded to divide.
+    prompt tokens [B, P], their mask, the mask of those that completions attend
+    to, completion tokens [B, K, S], and their first position [B]; P and S are
+    padded to multiples of `Split.count`.
   """
   parts = current_split()
   lengths_B = jnp.sum(prompt_mask, axis=-1, dtype=jnp.int32)
@@ -165,13 +162,9 @@ def split_tokens(
     batch: tuple[str, ...],
     length: tuple[str, ...],
 ) -> Callable[..., Any]:
-  """Returns `fn` with tokens split in all that it computes, to be jitted.
+  """Returns `fn`, traced with tokens split over the mesh axes `length`.
 
-  Args:
-    fn: of arrays on the mesh.
-    mesh: its devices.
-    batch, length: the mesh axes of prompts and of tokens, as
-      `sharding.token_axes` tells them.
+  `batch` and `length` are those of `training.sharding.token_axes`.
   """
   split = Split(mesh, batch, length)
 

@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Text to token ids and back, over Hugging Face's fast tokenizers.
+"""Tokenizers, over Hugging Face's fast tokenizers.
 
-Any folder with Hugging Face tokenizer files works, and `word_level` makes the
-small tokenizers of the built-in tasks, stored in the same files. torch is not
-imported, by this module or by a folder with a tokenizer.json.
+`load` reads a folder of Hugging Face tokenizer files; `word_level` makes the
+small tokenizers of the built-in tasks. Neither imports torch if the folder has
+a tokenizer.json.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,32 +26,30 @@ BOS_RULES = ("auto", "always", "never")
 
 
 class Tokenizer:
-  """A fast tokenizer with what the roles need of it.
+  """A fast tokenizer with the stop rules of completions.
 
   vocab_size: ids run from 0 to vocab_size - 1, special tokens included.
-  pad_id: id that fills arrays; the stop token's where there is no pad token.
-    Nothing is ever told from its id: what counts is told by lengths and masks
-    alone, so that where pad and stop token are one id, a sampled stop token
-    still counts in log-probs and keeps its gradient.
+  pad_id: id that fills arrays; the stop token's if there is no pad token.
+    Padding is always determined by lengths and masks, never by this id, so a
+    sampled stop token counts even if it has the same id.
   eos_id: id of the stop token.
   bos_id: id of the token that opens a text, or None.
   stop_ids: ids that end a completion: the stop token, and those added.
-  stop_strings: texts that end a completion; none at first.
+  stop_strings: texts that end a completion; initially none.
   """
 
   def __init__(
       self, fast: transformers.PreTrainedTokenizerFast, *, bos: str = "auto"
   ):
-    """Wraps `fast`.
+    """Wraps a fast tokenizer.
 
     Args:
       fast: the tokenizer.
-      bos: whether a prompt opens with its BOS token: "auto", where `fast`
-        itself puts one before a text; "always", where it has one; "never".
+      bos: whether prompts open with the BOS token: "auto" (if `fast` itself
+        adds one), "always" (if it has one) or "never".
 
     Raises:
-      ValueError: `fast` has no stop token (eos_token), or `bos` is none of
-        these.
+      ValueError: `fast` has no eos_token, or `bos` is not allowed.
     """
     if bos not in BOS_RULES:
       raise ValueError(f"config.tokenizer.bos={bos!r}: allowed {BOS_RULES}")
@@ -61,7 +59,7 @@ class Tokenizer:
           " set eos_token in tokenizer_config.json"
       )
     self._fast = fast
-    # Ids may have holes, so the count of tokens is not enough.
+    # Ids may have gaps.
     self.vocab_size = max(fast.get_vocab().values()) + 1
     self.eos_id = int(fast.eos_token_id)
     self.stop_ids = frozenset((self.eos_id,))
@@ -79,10 +77,10 @@ class Tokenizer:
     return self._fast.encode(text, add_special_tokens=False)
 
   def add_stop_ids(self, ids: Iterable[int]) -> None:
-    """Makes other tokens end a completion too.
+    """Adds tokens that end a completion.
 
     Raises:
-      ValueError: one of them is not in the vocabulary.
+      ValueError: an id is not in the vocabulary.
     """
     ids = frozenset(ids)
     if any(not 0 <= i < self.vocab_size for i in ids):
@@ -93,30 +91,24 @@ class Tokenizer:
     self.stop_ids |= ids
 
   def add_stop_strings(self, strings: Iterable[str]) -> None:
-    """Makes texts end a completion too."""
+    """Adds texts that end a completion."""
     self.stop_strings = tuple(dict.fromkeys((*self.stop_strings, *strings)))
 
   def encode_prompt(self, text: str) -> list[int]:
-    """Returns the ids of a prompt, with BOS where the rule says so.
-
-    A text that spells its BOS out does not get a second one.
-    """
+    """Returns the ids of a prompt, opened with BOS once if the rule says so."""
     ids = self.encode(text)
     if self._opens and self.bos_id is not None and ids[:1] != [self.bos_id]:
       ids.insert(0, self.bos_id)
     return ids
 
   def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Returns the ids of a chat that waits for the assistant's answer.
-
-    Raises: as `chat_text`.
-    """
+    """Returns the ids of `chat_text`."""
     return self.encode(self.chat_text(messages))
 
   def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
-    """Returns the text of a chat that waits for the assistant's answer.
+    """Returns the text of a chat, ready for the assistant's answer.
 
-    The tokenizer's template writes all special tokens; none is added.
+    The tokenizer's chat template writes all special tokens.
 
     Raises:
       ValueError: there is no template, or it refuses the messages.
@@ -133,11 +125,10 @@ class Tokenizer:
       raise ValueError(f"the chat template refuses it: {error}") from error
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Returns the text of `ids`, special tokens written out.
+    """Returns the text of `ids`, special tokens included.
 
-    A word-level tokenizer writes tokens without spaces between them, so the
-    ids of "1" and "2" decode to "12": compare ids, or `tokens`, where that
-    matters.
+    Word-level tokenizers write no spaces, so "1", "2" and "12" decode alike:
+    compare ids or `tokens` where that matters.
     """
     return self._fast.decode(
         [int(i) for i in ids],
@@ -146,7 +137,7 @@ class Tokenizer:
     )
 
   def tokens(self, ids: Sequence[int]) -> list[str]:
-    """Returns the token string of each id, as a sample record shows them."""
+    """Returns the token string of each id."""
     return self._fast.convert_ids_to_tokens([int(i) for i in ids])
 
   def decode_completion(
@@ -154,11 +145,9 @@ class Tokenizer:
   ) -> str:
     """Returns a completion's text, as a reward sees it.
 
-    The one stop token that ended the completion is left out, and so is the
-    first stop string with what follows it. Any other special
-    token (a pad, an unknown, a stop token where `stopped` is False) stays in
-    the text, so that a reward cannot mistake a broken completion for a right
-    one.
+    It lacks the stop token that ended the completion, and the first stop string
+    with what follows. Other special tokens stay, so that a reward does not
+    mistake a broken completion for a correct one.
 
     Args:
       ids: [T] ids, of which the first `length` count.
@@ -178,9 +167,9 @@ class Tokenizer:
 
 
 class TextTokenizer:
-  """What an encoder needs: whole texts, with the tokens that frame them.
+  """An encoder's tokenizer, which adds the special tokens.
 
-  pad_id: fills a row; 0 where the tokenizer has no pad token.
+  pad_id: fills a row; 0 if the tokenizer has no pad token.
   """
 
   def __init__(self, fast: transformers.PreTrainedTokenizerFast):
@@ -188,7 +177,7 @@ class TextTokenizer:
     self.pad_id = 0 if fast.pad_token_id is None else int(fast.pad_token_id)
 
   def encode(self, text: str, max_tokens: int) -> list[int]:
-    """Returns the ids of a text, of a long one's beginning, framed."""
+    """Returns the ids of a text, truncated to `max_tokens`."""
     return self._fast.encode(
         text, add_special_tokens=True, truncation=True, max_length=max_tokens
     )
@@ -198,11 +187,11 @@ def load(folder: str | os.PathLike[str], *, bos: str = "auto") -> Tokenizer:
   """Returns the tokenizer of a local folder of Hugging Face files.
 
   Args:
-    folder: with a tokenizer.json, or with what transformers makes one of.
-    bos: as `Tokenizer` takes it.
+    folder: with a tokenizer.json, or files that transformers converts to one.
+    bos: as in `Tokenizer`.
 
   Raises:
-    ValueError: no such folder, no fast tokenizer in it, or no stop token.
+    ValueError: there is no such folder, fast tokenizer or stop token.
   """
   return Tokenizer(_load_fast(folder, "config.tokenizer.source"), bos=bos)
 
@@ -211,7 +200,7 @@ def load_texts(folder: str | os.PathLike[str]) -> TextTokenizer:
   """Returns the tokenizer of an encoder's folder.
 
   Raises:
-    ValueError: no such folder, or no fast tokenizer in it.
+    ValueError: there is no such folder or fast tokenizer.
   """
   return TextTokenizer(_load_fast(folder, "folder"))
 
@@ -223,8 +212,8 @@ def _load_fast(
   path = pathlib.Path(folder)
   if not path.is_dir():
     raise ValueError(f"{key}={str(folder)!r}: no such folder")
-  # To name AutoTokenizer imports torch where it is installed, seconds and
-  # hundreds of MB in each role: only where tokenizer.json must be made first.
+  # AutoTokenizer imports torch if it is installed, which costs each role
+  # seconds and hundreds of MB: use it only without a tokenizer.json.
   if (path / "tokenizer.json").is_file():
     loader = transformers.PreTrainedTokenizerFast
   else:
@@ -247,16 +236,12 @@ def word_level(words: Sequence[str], pattern: str) -> Tokenizer:
   """Returns a tokenizer with one id for each word and three special tokens.
 
   Ids 0, 1 and 2 are `<pad>`, `<eos>` and `<unk>`; word i has id 3 + i. A text
-  is cut into the matches of `pattern` (what is between two matches is a piece
-  of its own); a piece that is not a word is `<unk>`. Decoding writes the
-  tokens one after the other without spaces.
-
-  Args:
-    words: distinct words.
-    pattern: regular expression of one word.
+  is cut into the matches of the regular expression `pattern` and what lies
+  between them; pieces that are not words become `<unk>`. Decoding joins tokens
+  without spaces.
 
   Raises:
-    ValueError: a word that occurs twice or is a special token.
+    ValueError: a word occurs twice or is a special token.
   """
   vocab = {}
   for word in (PAD_TOKEN, EOS_TOKEN, UNK_TOKEN, *words):

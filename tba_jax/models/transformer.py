@@ -25,17 +25,16 @@ from tba_jax.models import layers as layers_lib
 from tba_jax.models import llama
 from tba_jax.models import sequence
 
-# A family's modules without arrays: with params they are modules again.
-
+ModelConfig = config_lib.ModelConfig
 PyTree = types.PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Definitions:
-  """Static module definitions, for `nnx.merge`.
+  """A family's module definitions without arrays, for `nnx.merge`.
 
   model: of the whole stack.
-  block: of one of its blocks.
+  block: of one block.
   logical_axes: params with a tuple of axis names in place of each leaf.
   """
 
@@ -45,9 +44,9 @@ class Definitions:
 
 
 def definitions_of(
-    family: type[layers_lib.Stack], config: config_lib.ModelConfig
+    family: type[layers_lib.Stack], config: ModelConfig
 ) -> Definitions:
-  """Returns the definitions of a family's modules, without making arrays."""
+  """Returns the definitions of a family's modules."""
   model_def, state = nnx.split(
       nnx.eval_shape(lambda: family(config, nnx.Rngs(params=0)))
   )
@@ -64,8 +63,8 @@ def definitions_of(
   return Definitions(model_def, block_def, axes)
 
 
-# Rematerialization, `train.remat`: the policy of `jax.checkpoint` for a layer.
-# "dots" keeps the results of matrix products, "full" only the layer's input.
+# `train.remat` -> policy of `jax.checkpoint` for a layer. "dots" keeps the
+# results of matrix products, "full" only the layer's input.
 REMATS = {
     "none": None,
     "dots": jax.checkpoint_policies.save_only_these_names(layers_lib.PRODUCT),
@@ -74,16 +73,12 @@ REMATS = {
 
 
 def remat_block(layer: Callable, remat: str) -> Callable:
-  """Returns a layer, to be scanned over, with a rematerialization policy."""
+  """Returns a layer of a scan with the rematerialization of `REMATS`."""
   if REMATS[remat] is None:
     return layer
   return jax.checkpoint(layer, policy=REMATS[remat], prevent_cse=False)
 
 
-ModelConfig = config_lib.ModelConfig
-
-
-# Family name -> its `layers.Stack`.
 FAMILIES = {
     "gpt2": gpt2.GPT2,
     "gpt_neox": gpt_neox.GPTNeoX,
@@ -96,39 +91,36 @@ FAMILIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """One model as pure functions; params are nested dicts of arrays.
+  """A model as pure functions; params are nested dicts of arrays.
 
-  Masks are 1 (or True) on real tokens. Positions count real tokens, so a
-  sequence has the same logits with any padding.
+  Masks are 1 (or True) on real tokens. Positions count real tokens, so padding
+  does not change a sequence's logits.
 
   config: the shape.
   init: (rng) -> params; the leaves of params["blocks"] are [N, ...].
   logits: (params, tokens_BxL, mask_BxL) -> logits_BxLxV float32; entry l
-    predicts token l + 1. Padding may stand left or right; logits at padding
-    mean nothing but are finite.
+    predicts token l + 1. Padding may be left or right; logits at padding are
+    finite but meaningless.
   completion_stream: (params, prompt_tokens_BxP, prompt_mask_BxP,
     completion_tokens_BxKxT) -> stream_BxKxTxD, from which `unembed` predicts
     completion token t. Prompts are left-padded, completions right-padded.
     Each prompt is computed once and shared by its K completions. Under sequence
-    parallelism (`sequence.py`) T is padded to what divides.
+    parallelism (`sequence.py`) T is padded to divide.
   unembed: (params, stream_...xD) -> logits_...xV float32.
-  completion_logits: as completion_stream -> logits_BxKxTxV float32, all at
-    once.
+  completion_logits: as completion_stream -> logits_BxKxTxV float32.
   prefill: (params, prompt_tokens_BxP, prompt_mask_BxP) -> (logits_BxV float32
     that predict the first completion token, prompt_cache).
-  init_cache: (num_rows, lengths) -> KV cache of zeros for R rows: blocks with
-    that many columns, as `cache.py` describes; the first is for prompts.
+  init_cache: (num_rows, lengths) -> KV cache of zeros: blocks with that many
+    columns, of which the first is for prompts (`cache.py`).
   fill_cache: (cache, prompt_cache, slots_R) -> cache. Copies prompt slots_R[r]
-    to the first block of row r, or to all blocks where prompts are as wide; a
-    row with a slot below 0 stays as it is.
-  decode_params: (params, num_positions) -> params, their blocks layer by layer
-    and the tables of so many positions, made once for many steps.
+    to row r; a slot below 0 keeps the row.
+  decode_params: (params, num_positions) -> params for decode steps: unstacked
+    layers and the tables of that many positions.
   decode_step: (decode_params, tokens_R, positions_R, cache, cache_mask_RxC,
-    write_index) -> (logits_RxV float32, cache). Runs one token of each row, at
-    its position, and writes its key and value at column write_index ([R] or []
-    int32, not of the first block). cache_mask_RxC names the columns that the
-    row sees, the written one included; their order means nothing. The cache
-    may be the first blocks of a longer one.
+    write_index) -> (logits_RxV float32, cache). Runs one token of each row and
+    writes its key and value at column write_index ([R] or [] int32, not of the
+    first block). cache_mask_RxC is True on the columns that the row sees, the
+    written one included. The cache may be the first blocks of a longer one.
   logical_axes: params with a tuple of axis names in place of each leaf.
   """
 
@@ -147,7 +139,7 @@ class Model:
 
 
 class _Forward:
-  """The forward modes of one family and shape, as pure functions."""
+  """The forward passes of one shape."""
 
   def __init__(self, config: ModelConfig, remat: str):
     self.config = config
@@ -178,7 +170,7 @@ class _Forward:
       tables: PyTree,
       attend: layers_lib.AttendFn,
   ) -> tuple[jax.Array, PyTree]:
-    """Returns the stream [..., D] after all blocks and what each kept."""
+    """Returns the stream [..., D] after all blocks, and `attend`'s outputs."""
 
     def step(x, layer):
       index, layer_params = layer
@@ -191,7 +183,7 @@ class _Forward:
   def run_self(
       self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
   ) -> tuple[jax.Array, PyTree]:
-    """Returns the stream [B, L, D] after all blocks and the cache of it."""
+    """Returns the stream [B, L, D] after all blocks, and the KV cache."""
     module = self.module(params)
     positions_BxL = attention.positions_of(mask_BxL)
     tables = module.tables(positions_BxL)
@@ -201,7 +193,7 @@ class _Forward:
 
     def attend(q, k, v):
       out = attention.attend_self(q, k, v, mask_BxLxL)
-      return out, cache_lib.layer_of_prompts(k, v)
+      return out, cache_lib.prompt_layer(k, v)
 
     x_BxLxD = module.embed_tokens(tokens_BxL, positions_BxL)
     x_BxLxD, kept = self.run_blocks(params, x_BxLxD, tables, attend)
@@ -229,9 +221,8 @@ class _Forward:
       prompt_mask: jax.Array,
       completion_tokens: jax.Array,
   ) -> jax.Array:
-    # Prompt and completions run through the blocks as one long token axis
-    # [P | K x S], so that every matrix product is one big one; only attention
-    # takes them apart.
+    # Prompt and completions run through the blocks on one long token axis
+    # [P | K x S], for large matrix products; only attention separates them.
     module, parts = self.module(params), sequence.current_split()
     K, T = completion_tokens.shape[1:]
     prompt_tokens, prompt_mask, seen_mask, inputs_BxKxS, first_B = (
@@ -240,7 +231,7 @@ class _Forward:
         )
     )
     (B, P), S = prompt_tokens.shape, inputs_BxKxS.shape[-1]
-    # What only pads a completion stays where its last token is.
+    # Padding keeps the position of the last token.
     steps_S = jnp.minimum(jnp.arange(S), T - 1)
     own_BxKxS = jnp.broadcast_to(
         first_B[:, None, None] + steps_S[None, None], (B, K, S)
@@ -263,7 +254,7 @@ class _Forward:
       (q_p, q_o), (k_p, k_o), (v_p, v_o) = (
           parts.cut(x, P, K) for x in (q, k, v)
       )
-      # Queries stay on their devices, keys and values come to all.
+      # Queries stay on their devices; keys and values are gathered.
       k_p, v_p = (parts.place(x, "batch", None) for x in (k_p, v_p))
       k_o, v_o = (parts.place(x, "batch", None, None) for x in (k_o, v_o))
       out = attention.attend_self(q_p, k_p, v_p, prompt_mask_BxPxP)
@@ -295,8 +286,8 @@ class _Forward:
   def decode_params(self, params: PyTree, num_positions: int) -> PyTree:
     layer = lambda n: jax.tree.map(lambda leaf: leaf[n], params["blocks"])
     layers = [layer(n) for n in range(self.config.num_layers)]
-    # A step looks them up. Cosines of its own the compiler would make again for
-    # every head of every layer.
+    # Looked up by each step: otherwise the compiler would recompute the cosines
+    # for every head of every layer.
     positions_L = jnp.arange(num_positions, dtype=jnp.int32)
     tables = self.module(params).tables(positions_L)
     return {"params": params, "layers": layers, "tables": tables}
@@ -310,12 +301,11 @@ class _Forward:
       cache_mask: jax.Array,
       write_index: jax.Array,
   ) -> tuple[jax.Array, PyTree]:
-    # Layers are written out, and weights and cache are one array per layer: a
-    # scan would copy each layer's share out of the stack at every token, which
-    # takes longer than the products of a step.
+    # Layers are unrolled: a scan would copy each layer's weights and cache out
+    # of the stack at every token, which takes longer than the products.
     module = self.module(decode_params["params"])
     tables = jax.tree.map(lambda x: x[positions], decode_params["tables"])
-    targets, cache = cache_lib.aim(
+    updates, cache = cache_lib.plan_updates(
         cache,
         cache_mask.astype(bool),
         positions,
@@ -326,7 +316,7 @@ class _Forward:
     x_RxD = module.embed_tokens(tokens, positions)
     for n, layer_params in enumerate(decode_params["layers"]):
       layer = [block["layers"][n] for block in cache]
-      attend = functools.partial(cache_lib.attend, layer, targets)
+      attend = functools.partial(cache_lib.attend, layer, updates)
       x_RxD, layer = self.block(layer_params)(x_RxD, tables, attend, n)
       written.append(layer)
     cache = [
@@ -339,15 +329,15 @@ class _Forward:
 def make_model(
     model_config: ModelConfig, *, scalar: bool = False, remat: str = "none"
 ) -> Model:
-  """Returns the model of a shape; logits are labels' where it is `scalar`.
+  """Returns the model of a shape.
 
   Args:
     model_config: the shape.
-    scalar: whether it has a scalar head.
+    scalar: whether it has a scalar head; logits are then its outputs.
     remat: `config.train.remat`.
 
   Raises:
-    ValueError: the head is of the other kind.
+    ValueError: `model_config.num_labels` contradicts `scalar`.
   """
   if scalar != bool(model_config.num_labels):
     raise ValueError(

@@ -176,7 +176,7 @@ class LoadTest(parameterized.TestCase):
       (dict(position_embedding_type="relative_key"), "position_embedding_type"),
       (dict(is_decoder=True), "is_decoder=True"),
       (dict(hidden_act="swish2"), "hidden_act='swish2'"),
-      (dict(rotary=1), "rotary=1 is not a setting that we know"),
+      (dict(rotary=1), "rotary=1 is an unknown setting"),
       (dict(num_attention_heads=3), "a multiple of num_attention_heads"),
       (dict(model_type="gpt2"), "model_type='gpt2'.*bert.*roberta"),
   )

@@ -123,7 +123,9 @@ class ScalarModelTest(parameterized.TestCase):
   def test_refuses_a_head_of_the_other_kind(self):
     with self.assertRaisesRegex(ValueError, "num_labels=0"):
       heads.make_scalar_model(_POLICY.config)
-    with self.assertRaisesRegex(ValueError, "label=1.*num_labels=1"):
+    with self.assertRaisesRegex(
+        ValueError, "label=1: allowed below num_labels=1"
+    ):
       heads.make_scalar_model(self.model.config, label=1)
     with self.assertRaisesRegex(ValueError, "num_labels=1.*predicts tokens"):
       transformer.make_model(self.model.config)

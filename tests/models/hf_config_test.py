@@ -320,8 +320,8 @@ class FromHfTest(parameterized.TestCase):
       ("eos_token_id", 1.5, "int"),
       ("rms_norm_eps", "small", "float"),
       ("tie_word_embeddings", 1, "bool"),
-      ("quantization_config", {"bits": 4}, "not a setting that we know"),
-      ("sliding_window", 32, "not a setting that we know"),
+      ("quantization_config", {"bits": 4}, "an unknown setting"),
+      ("sliding_window", 32, "an unknown setting"),
   )
   def test_refuses_by_name(self, name, value, supported):
     with self.assertRaises(ValueError) as caught:
@@ -447,7 +447,7 @@ class FromHfTest(parameterized.TestCase):
       ("partial_rotary_factor", 0.5, "the same as rotary_pct=0.25"),
       ("rope_parameters", {"partial_rotary_factor": 0.5}, "0.25"),
       ("rope_scaling", {"rope_type": "yarn"}, "rope_type='yarn'.*'linear'"),
-      ("num_key_value_heads", 2, "not a setting that we know"),
+      ("num_key_value_heads", 2, "an unknown setting"),
   )
   def test_neox_refuses_by_name(self, name, value, supported):
     with self.assertRaisesRegex(ValueError, supported) as caught:

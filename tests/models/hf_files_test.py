@@ -117,7 +117,7 @@ class RefusalTest(parameterized.TestCase):
     for weight_map, message in (
         (
             {**index["weight_map"], last: first},
-            f"{first}: tensor {last} is not",
+            f"{first}: lacks tensor {last}",
         ),
         ({**index["weight_map"], last: "gone"}, "gone: not readable.*names it"),
         ({**index["weight_map"], last: f"../model/{first}"}, "weight_map"),
@@ -153,7 +153,7 @@ class RefusalTest(parameterized.TestCase):
 
   def test_save_refuses_params_that_would_be_dropped(self):
     tied = dataclasses.replace(self.config, tie_embeddings=True)
-    with self.assertRaisesRegex(ValueError, "does not name"):
+    with self.assertRaisesRegex(ValueError, "leaves that the family lacks"):
       hf.save(self.folder, tied, _params(self.config))
 
 
