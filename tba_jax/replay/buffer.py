@@ -1,14 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Replay buffer: completions by prompt, eviction, and draws of groups.
+"""Replay buffer: stores completions by prompt, evicts, and samples batches.
 
 Source: Bartoldson et al. 2025 (arXiv:2503.18929) §4.1-4.2. Differences: the
 recent window is a span of steps, so duplicates and repeated prompts do not
 change it; a global capacity evicts the oldest completion; all randomness comes
-from one generator, which is part of the state.
-
-The cost of an insert or a draw does not depend on the number of stored
-completions: it touches the rows of its own prompts; ids are found by bisection.
+from one generator, which is part of the state. The cost of an insert or a draw
+does not depend on the number of stored completions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,11 +24,11 @@ from tba_jax.replay import rows as rows_lib
 from tba_jax.replay import selection as selection_lib
 from tba_jax.replay import similarity
 
-# An eviction rule makes room for new completions: (store, group, prompt, kept)
-# -> (stored, evicted, emptied). `kept` are places in the new group, `stored`
-# those of them that enter; `evicted` are untrained and trained amounts;
-# `emptied` are other prompts of which nothing is left.
-Room = tuple[list[int], tuple[ledger.Amount, ledger.Amount], list[int]]
+# Result of an eviction rule, (store, group, prompt, kept) -> (stored, evicted,
+# emptied): `kept` and `stored` index the new group's completions, before and
+# after eviction; `evicted` has the untrained and trained amounts; `emptied` are
+# the other prompts left without completions.
+Eviction = tuple[list[int], tuple[ledger.Amount, ledger.Amount], list[int]]
 
 
 def evict_oldest(
@@ -38,8 +36,8 @@ def evict_oldest(
     group: types.Group,
     prompt: rows_lib.PromptRows,
     kept: list[int],
-) -> Room:
-  """Evicts the oldest completions: of the prompt, then of all."""
+) -> Eviction:
+  """Evicts the oldest completions, first of the prompt, then of all prompts."""
   stored = kept[-min(store.capacity_per_prompt, store.capacity) :]
   excess = len(prompt) + len(stored) - store.capacity_per_prompt
   own = store.release(prompt.view()[: max(excess, 0)].copy())
@@ -51,9 +49,9 @@ def evict_oldest(
   emptied = []
   for owner_id in store.table.prompt_ids[rows].tolist():
     owner = store.prompts[owner_id]
-    # Both are in order of arrival, so this row is its owner's first.
+    # Both lists are in order of arrival, so this row is its owner's first.
     owner.drop_oldest(1)
-    # The prompt itself is about to have rows and never counts as emptied.
+    # The group's own prompt is about to get rows, so it is never emptied.
     if not len(owner) and owner_id != group.prompt_id:
       del store.prompts[owner_id]
       emptied.append(owner_id)
@@ -66,8 +64,8 @@ def evict_lowest_reward(
     group: types.Group,
     prompt: rows_lib.PromptRows,
     kept: list[int],
-) -> Room:
-  """Evicts the lowest rewards, also new ones: of the prompt, then of all."""
+) -> Eviction:
+  """Evicts the lowest rewards, old or new: of the prompt, then of all."""
   evicted, emptied = store.release(np.zeros(0, np.int64)), []
   for capacity, of_all in (
       (store.capacity_per_prompt, False),
@@ -77,8 +75,10 @@ def evict_lowest_reward(
     excess = len(rows) + len(kept) - capacity
     if excess <= 0:
       continue
-    rows, goes = _lowest(store.table, rows, group.rewards[kept], excess)
-    kept = [j for j, gone in zip(kept, goes.tolist(), strict=True) if not gone]
+    rows, refused = _lowest_rewards(
+        store.table, rows, group.rewards[kept], excess
+    )
+    kept = [j for j, no in zip(kept, refused.tolist(), strict=True) if not no]
     for row in rows.tolist():
       owner_id = int(store.table.prompt_ids[row])
       owner = store.prompts[owner_id]
@@ -91,22 +91,20 @@ def evict_lowest_reward(
   return kept, evicted, emptied
 
 
-def _lowest(
+def _lowest_rewards(
     table: rows_lib.RowTable,
     rows: np.ndarray,
     rewards: np.ndarray,
     count: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the rows and new completions of lowest reward; ties: oldest first.
+  """Returns the `count` lowest of stored and new rewards; ties: oldest first.
 
   Args:
-    table: of the rows.
-    rows: [n] int64, stored.
-    rewards: [m] float32, of new completions.
-    count: to evict, at most n + m.
+    rows: [n] int64, stored completions.
+    rewards: [m] float32, rewards of the new completions.
 
   Returns:
-    Evicted rows, and [m] bool, True for an evicted new completion.
+    Rows to evict, and [m] bool, True for a new completion to refuse.
   """
   newer = table.next_id + np.arange(len(rewards))
   order = np.lexsort(
@@ -115,26 +113,25 @@ def _lowest(
           np.concatenate([table.rewards[rows], rewards]),
       )
   )[:count]
-  goes = np.zeros(len(rewards), np.bool_)
-  goes[order[order >= len(rows)] - len(rows)] = True
-  return rows[order[order < len(rows)]], goes
+  refused = np.zeros(len(rewards), np.bool_)
+  refused[order[order >= len(rows)] - len(rows)] = True
+  return rows[order[order < len(rows)]], refused
 
 
-RULES: Mapping[str, Callable[..., Room]] = {
+EVICTION_RULES: Mapping[str, Callable[..., Eviction]] = {
     "oldest": evict_oldest,
     "lowest_reward": evict_lowest_reward,
 }
 
 
-# 128 bits: two different completions among 10^9 share one with odds of 1e-21.
+# 128 bits: among 10^9 completions, a collision has probability 1e-21.
 _DIGEST_BYTES = 16
 
 
 class CompletionStore:
   """Completions by prompt, oldest first, within two capacities.
 
-  No randomness is here. An insert touches the rows of its own prompt and those
-  that it evicts.
+  Deterministic: sampling is up to `ReplayBuffer`.
   """
 
   def __init__(
@@ -142,11 +139,10 @@ class CompletionStore:
       config: ml_collections.ConfigDict,
       embed: similarity.EmbedFn | None = None,
   ):
-    """Makes an empty store; see `ReplayBuffer`."""
     self.capacity_per_prompt = config.replay.capacity_per_prompt
     self.capacity = self._full_capacity = config.replay.capacity
     self._freeze_step = config.replay_filter.freeze_step
-    self._make_room = RULES[config.replay_filter.evict]
+    self._evict = EVICTION_RULES[config.replay_filter.evict]
     self._max_prompt_tokens = config.sampling.max_prompt_tokens
     self._max_completion_tokens = config.sampling.max_completion_tokens
     self._dedupe = config.replay.dedupe
@@ -162,10 +158,9 @@ class CompletionStore:
   def insert(
       self, group: types.Group, step: int
   ) -> tuple[ledger.InsertResult, list[int]]:
-    """Stores a group; see `ReplayBuffer.insert`.
+    """Stores a group; also returns the prompts left without completions.
 
-    Returns:
-      The changed amounts, and the prompts without completions left.
+    See `ReplayBuffer.insert`.
     """
     self._check(group, step)
     self._insert_step = step
@@ -176,7 +171,7 @@ class CompletionStore:
     if not is_known:
       prompt = rows_lib.PromptRows(np.array(group.prompt_tokens, np.int32))
       self.prompts[group.prompt_id] = prompt
-    kept, digests = self._distinct(group)
+    kept, digests = self._deduplicate(group)
     digest_of = dict(zip(kept, digests))
     plan = self._admission.plan(
         group,
@@ -184,18 +179,18 @@ class CompletionStore:
         [self._row_of.get(digest_of.get(j)) for j in kept],
         prompt.view(),
     )
-    # Replaced rows leave before the capacities are checked.
+    # Replaced rows do not count towards the capacities.
     for row in plan.leaving:
       prompt.remove(row, self.table.ids)
     replaced = self.release(np.array(plan.leaving, np.int64))
-    stored, evicted, emptied = self._make_room(self, group, prompt, plan.kept)
+    stored, evicted, emptied = self._evict(self, group, prompt, plan.kept)
     whole = 0
     if stored:
       some = [digest_of[j] for j in stored] if self._dedupe else []
       rows = self._store(group, prompt, stored, some, step)
       self._admission.store(rows, plan, stored)
     else:
-      whole = 1  # The group leaves with the last of its completions.
+      whole = 1  # With no completion left, the whole group counts as gone.
       if not len(prompt):
         del self.prompts[group.prompt_id]
         emptied += [group.prompt_id] * is_known
@@ -213,27 +208,27 @@ class CompletionStore:
     return result, emptied
 
   def release(self, rows: np.ndarray) -> tuple[ledger.Amount, ledger.Amount]:
-    """Frees rows that no prompt holds; returns untrained and trained."""
+    """Frees rows without a prompt; returns untrained and trained amounts."""
     if not len(rows):
       return ledger.Amount(), ledger.Amount()
     out = self.uses.remove(rows)
     for row in rows.tolist() if self._dedupe else ():
       digest = self._digests.pop(row)
-      # Without deduping before a restart there may be a newer copy.
+      # There may be a newer copy if deduping was off before a restart.
       if self._row_of.get(digest) == row:
         del self._row_of[digest]
     self.table.free(rows)
     return out
 
   def mark_trained(self, ids: np.ndarray) -> ledger.Amount:
-    """Counts uses; see `ReplayBuffer.mark_trained`."""
+    """See `ReplayBuffer.mark_trained`."""
     rows, alive = self.table.find(np.asarray(ids).ravel())
     return self.uses.use(rows[alive])
 
   def set_ref_logprobs(
       self, ids: np.ndarray, values: np.ndarray, ref_version: int
   ) -> int:
-    """Caches log-probs; see `ReplayBuffer.set_ref_logprobs`."""
+    """See `ReplayBuffer.set_ref_logprobs`."""
     rows, alive = self.table.find(np.asarray(ids))
     rows, values = rows[alive], values[alive]
     mask = self.table.token_mask(self.table.lengths[rows])
@@ -242,7 +237,7 @@ class CompletionStore:
     return len(rows)
 
   def get_state(self) -> dict[str, Any]:
-    """Returns arrays of all stored data, without free rows or padding."""
+    """Returns all stored data, without free rows or padding."""
     prompts = [p.tokens for p in self.prompts.values()]
     return {
         "rows": self.table.get_state(),
@@ -256,17 +251,15 @@ class CompletionStore:
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Takes a state of `get_state`.
-
-    Later inserts evict what exceeds the present capacities.
+    """Restores a state; later inserts evict what exceeds the capacities.
 
     Raises:
-      ValueError: a prompt or completion is longer than is allowed now.
+      ValueError: a prompt or completion is longer than the config allows.
     """
     longest = state["prompt_lengths"].max(initial=0)
     if longest > self._max_prompt_tokens:
       raise ValueError(
-          f"a saved prompt of {longest} tokens; allowed:"
+          f"saved prompts of up to {longest} tokens; allowed:"
           f" max_prompt_tokens={self._max_prompt_tokens}"
       )
     self._clear()
@@ -286,15 +279,14 @@ class CompletionStore:
     self._next_group = int(state["next_group"])
     self._insert_step = int(state["insert_step"])
     if self._freeze_step:
-      frozen = int(state.get("capacity", self._full_capacity))
-      self.capacity = min(self._full_capacity, frozen)
+      self.capacity = min(self._full_capacity, int(state["capacity"]))
     self._admission.restore()
     if self._dedupe:
       for row in rows.tolist():
         self._remember(row, self._digest_of(row))
 
   def check_valid(self) -> None:
-    """Raises RuntimeError where the store contradicts itself."""
+    """Raises RuntimeError if the store is inconsistent."""
     table = self.table
     table.check_valid()
     rows = table.live_rows()
@@ -302,20 +294,20 @@ class CompletionStore:
     if not all(len(view) for view in of_prompts):
       raise RuntimeError("a prompt without completions")
     if sorted(np.concatenate([*of_prompts, rows[:0]])) != sorted(rows):
-      raise RuntimeError("prompts do not share out the live rows")
+      raise RuntimeError("the prompts' rows are not exactly the live rows")
     for prompt_id, prompt in self.prompts.items():
       view = prompt.view()
       if np.any(table.prompt_ids[view] != prompt_id):
-        raise RuntimeError(f"prompt {prompt_id} holds another's row")
+        raise RuntimeError(f"prompt {prompt_id} has a row of another prompt")
       if np.any(np.diff(table.ids[view]) <= 0):
         raise RuntimeError(f"prompt {prompt_id} is not in order of arrival")
     self.uses.check_valid()
     if self._dedupe:
       found = {self._digest_of(row): row for row in rows.tolist()}
       if found != self._row_of:
-        raise RuntimeError("digests do not name the live rows")
+        raise RuntimeError("digests do not match the live rows")
       if set(self._digests) != set(rows.tolist()):
-        raise RuntimeError("a live row without its digest, or the reverse")
+        raise RuntimeError("a live row without a digest, or the reverse")
 
   def _clear(self) -> None:
     self.prompts: dict[int, rows_lib.PromptRows] = {}
@@ -355,8 +347,8 @@ class CompletionStore:
     if known and known.tokens.tobytes() != prompt_tokens.tobytes():
       raise ValueError(f"prompt {group.prompt_id} comes with other tokens")
 
-  def _distinct(self, group: types.Group) -> tuple[list[int], list[bytes]]:
-    """Returns the places of distinct completions, and digests if deduping."""
+  def _deduplicate(self, group: types.Group) -> tuple[list[int], list[bytes]]:
+    """Returns indices of distinct completions, and digests if deduping."""
     if not self._dedupe:
       return list(range(len(group.rewards))), []
     data = group.completion_tokens.astype(np.int32, copy=False).tobytes()
@@ -365,7 +357,7 @@ class CompletionStore:
     last: dict[bytes, int] = {}
     for j, length in enumerate(group.completion_lengths.tolist()):
       digest = _digest(prefix + data[j * stride : j * stride + 4 * length])
-      # The newest copy wins, and stands where the newest stood.
+      # The newest copy is kept, at its own place in the order.
       last.pop(digest, None)
       last[digest] = j
     return list(last.values()), list(last)
@@ -378,7 +370,7 @@ class CompletionStore:
       digests: list[bytes],
       step: int,
   ) -> np.ndarray:
-    """Appends the completions at `stored`; returns their rows."""
+    """Appends the completions with indices `stored`; returns their rows."""
     take = np.asarray
     if len(stored) < len(group.rewards):
       index = np.array(stored)
@@ -418,7 +410,6 @@ def _prefix(prompt_id: int) -> bytes:
 
 
 def _digest(data: bytes) -> bytes:
-  """Returns the key by which equal completions are found."""
   return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
@@ -426,9 +417,9 @@ def _digest(data: bytes) -> bytes:
 class Draw:
   """B groups of K completions, copied out of the buffer.
 
-  rows: [B, K] int64, ids of the completions, which no later one ever has.
+  rows: [B, K] int64, ids of the completions; never reused.
   recent: [B] bool, drawn from the recent window.
-  fresh: [B, K] bool, the first use of this completion by any step.
+  fresh: [B, K] bool, the completion's first use in training.
   prompt_ids: [B] int64.
   prompt_tokens: [B, P] int32, left-padded with 0.
   prompt_mask: [B, P] float32, 1 on prompt tokens.
@@ -436,15 +427,15 @@ class Draw:
   completion_lengths: [B, K] int32, with the stop token.
   stopped: [B, K] bool.
   behavior_logprobs: [B, K, T] float32, nats, 0 past the length.
-  ref_logprobs: [B, K, T] float32, nats, 0 past the length and where none are
+  ref_logprobs: [B, K, T] float32, nats, 0 past the length and if not cached.
+  ref_versions: [B, K] int32, reference policy of `ref_logprobs`, -1 if not
     cached.
-  ref_versions: [B, K] int32, of the reference policy, -1 where none are cached.
   rewards: [B, K] float32.
   versions: [B, K] int32, step of the params that sampled.
   epochs: [B, K] int32, start count of the trainer that published them.
   staleness_steps: [B, K] int32, updates between those params and the trainer's;
     0 is on-policy. See `staleness`.
-  step: of the draw.
+  step: the step that will train on the batch.
   """
 
   rows: np.ndarray
@@ -466,12 +457,12 @@ class Draw:
   step: int
 
   def stats(self) -> dict[str, Any]:
-    """Returns means over this batch's completions.
+    """Returns statistics of the batch.
 
-    fresh_share: used for the first time. recent_share: of the recent window.
-    unique_share: rows that differ. unique_completions: texts of a group that
-    differ. completion_tokens: with the stop token. stop_rate: ended by a stop
-    token.
+    fresh_share: completions used for the first time. recent_share: prompts from
+    the recent window. unique_share: distinct rows. unique_completions: mean
+    number of distinct texts in a group. completion_tokens: mean length with the
+    stop token. stop_rate: completions that end with a stop token.
     """
     texts = [
         {
@@ -499,22 +490,21 @@ def staleness(
     versions: np.ndarray,
     step: int,
 ) -> np.ndarray:
-  """Returns the updates between the params that sampled and those of a step.
+  """Returns the number of updates between the sampling params and a step's.
 
-  A restart goes back to a checkpoint, and the versions past it that the trainer
-  had published belong to a branch that was given up. With b the earliest step
-  that a later epoch started from and c = min(version, b), the last params that
-  both have in common,
+  A restart goes back to a checkpoint and abandons the versions published after
+  it. With b the earliest step that a later epoch started from and c =
+  min(version, b) the last common ancestor,
 
       staleness = (step - c) + (version - c)
 
-  which is step - version on the surviving branch, and at least 1 off it.
+  which is step - version unless the version was abandoned.
 
   Args:
     starts: (epoch, step that it started from) of all epochs.
-    epochs: [...] int, of the trainer that published the params.
-    versions: [...] int, of the params.
-    step: of the trainer.
+    epochs: [...] int, epoch that published the params.
+    versions: [...] int, step at which they were published.
+    step: the trainer's step.
 
   Returns:
     [...] int32, at least 0.
@@ -536,20 +526,13 @@ def gather_draw(
     starts: Sequence[tuple[int, int]],
     step: int,
 ) -> Draw:
-  """Returns the draw of some rows, copied out of their store.
+  """Returns rows copied out of a store, with prompts padded to `num_columns`.
 
-  Args:
-    store: of the rows.
-    rows_BxK: [B, K] int64.
-    recent_B: [B] bool, drawn from the recent window.
-    prompt_ids_B: [B] int64.
-    num_columns: P.
-    starts: as of `staleness`.
-    step: of the draw.
+  Args are as for `Draw` and `staleness`.
   """
   table = store.table
   integers = table.integers(rows_BxK)
-  # Of a row that was drawn twice, only the first place is its first use.
+  # Of a row that was drawn twice, only the first copy is its first use.
   first_BxK = np.zeros(rows_BxK.shape, np.bool_)
   first_BxK.flat[np.unique(rows_BxK, return_index=True)[1]] = True
   prompt_tokens_BxP = np.zeros((len(rows_BxK), num_columns), np.int32)
@@ -584,11 +567,8 @@ def gather_draw(
   )
 
 
-_FORMAT = 2
-
-
 class ReplayBuffer:
-  """A bounded store of completions, drawn as groups of one prompt each."""
+  """A bounded store of completions, sampled as groups of one prompt each."""
 
   def __init__(
       self,
@@ -600,11 +580,10 @@ class ReplayBuffer:
     """Makes an empty buffer.
 
     Args:
-      config: reads `replay`, `replay_filter`, `seed`, and of `sampling` the
-        maximum lengths P and T.
-      reward_temperature: step -> temperature above 0, where `replay.selection`
-        is "reward": weights exp(reward / temperature).
-      embed: sentence embeddings, where `replay_filter.similarity` is "cosine".
+      config: reads `replay`, `replay_filter`, `sampling` (P and T) and `seed`.
+      reward_temperature: step -> temperature above 0, for
+        `replay.selection="reward"`.
+      embed: encoder of sentences, for `replay_filter.similarity="cosine"`.
     """
     replay = config.replay
     self.capacity = replay.capacity
@@ -630,32 +609,28 @@ class ReplayBuffer:
     return len(self._store.prompts)
 
   def untrained(self) -> ledger.Amount:
-    """Returns the amount stored and never trained on."""
+    """Returns the amount of data that is stored and never trained on."""
     return self._store.uses.untrained
 
   def begin_epoch(self, epoch: int, step: int) -> None:
-    """Notes that a trainer of this epoch starts from the params of `step`."""
+    """Records that a trainer's epoch starts from the params of `step`."""
     self._starts.append((epoch, step))
 
   def insert(self, group: types.Group, step: int) -> ledger.InsertResult:
-    """Stores the completions of a group; each is recent from `step` on.
+    """Stores the completions of a group; they are recent from `step` on.
 
-    With the default rules, in this order: of equal completions within the group
-    the last stays; older copies are replaced; then the prompt's oldest and the
-    oldest of all are evicted until there is room. Where the group alone exceeds
-    a capacity, its first completions are evicted at once.
+    By default the newest of equal completions is kept, and the oldest are
+    evicted: first the prompt's, then those of all prompts. If the group alone
+    exceeds a capacity, its first completions are evicted.
 
     Args:
       group: S completions; padding is ignored.
-      step: at which they arrive; must not fall from one insert to the next.
-
-    Returns:
-      The inserted, replaced and evicted amounts.
+      step: at which they arrive; must not decrease.
 
     Raises:
-      ValueError: too many tokens, shapes that disagree, a reward that is not
-        finite, a step that falls, or other tokens than before for this prompt.
-        The buffer is unchanged.
+      ValueError: the group is malformed, has too many tokens, a non-finite
+        reward, or other tokens than before for this prompt; or `step`
+        decreased. The buffer is unchanged.
     """
     first_id = self._store.table.next_id
     result, emptied = self._store.insert(group, step)
@@ -671,19 +646,19 @@ class ReplayBuffer:
   def sample(self, num_prompts: int, num_completions: int, step: int) -> Draw:
     """Returns a batch; each prompt is drawn from the recent window or from all.
 
-    Prompts are drawn without replacement within each of the two branches, whose
-    pools outlive the batch: a prompt is in a batch at most twice, unless there
-    are fewer prompts than slots. Completions are drawn without replacement
-    where the branch has `num_completions` of the prompt, else with it. While
-    nothing is recent, all prompts come from the other branch.
+    Prompts are drawn without replacement within each of the two pools, which
+    outlive the batch: a prompt is in a batch at most twice, unless there are
+    fewer prompts than slots. Completions are drawn without replacement if there
+    are `num_completions`, else with it. While nothing is recent, all prompts
+    come from the pool of all.
 
     Args:
       num_prompts: B.
       num_completions: K.
-      step: the step that will learn from the batch; must not fall.
+      step: the step that will train on the batch; must not decrease.
 
     Raises:
-      ValueError: the buffer is empty, or `step` falls.
+      ValueError: the buffer is empty, or `step` decreased.
     """
     if not len(self._store):
       raise ValueError("the replay buffer is empty: nothing to draw")
@@ -719,11 +694,16 @@ class ReplayBuffer:
       arrived_from: int,
       skip: int,
   ) -> Draw:
-    """Returns groups in their order of arrival, without any randomness.
+    """Returns groups in their order of arrival.
 
-    Groups that miss a completion are skipped. Where fewer are left than asked
-    for, the first are repeated. `arrived_from` is the first step whose arrivals
-    count, `skip` the number of groups before the batch.
+    Incomplete groups are skipped. If there are too few, the first are repeated.
+
+    Args:
+      num_prompts: B.
+      num_completions: K.
+      step: as of `sample`.
+      arrived_from: first step whose arrivals count.
+      skip: number of groups before the batch.
     """
     if step < self._sample_step:
       raise ValueError(f"step {step} after step {self._sample_step}")
@@ -744,30 +724,29 @@ class ReplayBuffer:
     """Counts uses of completions; returns the amount of first uses.
 
     Args:
-      ids: `Draw.rows` of any shape; repeats count. Evicted ids are ignored:
-        they were accounted for when they were evicted.
+      ids: `Draw.rows` of any shape; repeats count. Evicted ids are ignored, as
+        they were accounted for at their eviction.
     """
     return self._store.mark_trained(ids)
 
   def set_ref_logprobs(
       self, ids: np.ndarray, values: np.ndarray, ref_version: int
   ) -> int:
-    """Caches reference log-probs; returns how many completions are stored.
+    """Caches reference log-probs; returns how many ids are still stored.
 
     Args:
-      ids: [...] int64, of `Draw.rows`.
+      ids: [...] int64, from `Draw.rows`.
       values: [..., T] float32, nats.
       ref_version: of the reference policy, at least 0.
     """
     return self._store.set_ref_logprobs(ids, values, ref_version)
 
   def stats(self) -> dict[str, Any]:
-    """Returns numbers on the stored data, in constant time.
+    """Returns statistics of the stored data, in constant time.
 
-    size: completions. prompts: with completions. untrained: completions never
-    used. use_count: mean uses of a stored completion. use_count_histogram: uses
-    (the last bin also holds all above) to completions. recent_misses: prompts
-    of all draws that found nothing recent.
+    size: completions. untrained: completions never used. use_count: mean uses
+    of a stored completion. use_count_histogram: number of uses to completions
+    (the last bin is open). recent_misses: draws from an empty recent window.
     """
     uses = self._store.uses
     return {
@@ -782,9 +761,8 @@ class ReplayBuffer:
     }
 
   def get_state(self) -> dict[str, Any]:
-    """Returns arrays of the live rows, the pools and the generator."""
+    """Returns the stored completions, the pools and the generator."""
     return {
-        "format": _FORMAT,
         "store": self._store.get_state(),
         "replay_pool": self._replay_pool.get_state(),
         "recent_pool": self._recent_pool.get_state(),
@@ -795,16 +773,11 @@ class ReplayBuffer:
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Restores a state of `get_state`: later draws are the same as without it.
+    """Restores a state; later draws are the same as in the saved buffer.
 
     Raises:
-      ValueError: another format, or tokens beyond the present maximum lengths.
+      ValueError: a prompt or completion is longer than the config allows.
     """
-    if state["format"] != _FORMAT:
-      raise ValueError(
-          f"replay state of format {state['format']}; this version of tba_jax"
-          f" reads {_FORMAT}"
-      )
     self._store.set_state(state["store"])
     self._replay_pool.set_state(state["replay_pool"])
     self._recent_pool.set_state(state["recent_pool"])
@@ -814,7 +787,7 @@ class ReplayBuffer:
     self._recent_misses = int(state["recent_misses"])
 
   def check_valid(self) -> None:
-    """Raises RuntimeError where the buffer contradicts itself."""
+    """Raises RuntimeError if the buffer is inconsistent."""
     self._store.check_valid()
     self._replay_pool.check_valid()
     self._recent_pool.check_valid()
@@ -837,7 +810,7 @@ class ReplayBuffer:
     rows, table = prompt.view(), self._store.table
     oldest = self._sample_step - self._recent_window_steps
     first = prompt.first_after(oldest, table.arrivals) if recent else len(rows)
-    # Recent rows may have been replaced since; then all rows are drawn from.
+    # If the recent rows have been replaced since, draw from all rows.
     if first < len(rows):
       rows = rows[first:]
     elif self._selection == "reward":

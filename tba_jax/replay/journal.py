@@ -1,19 +1,19 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Append-only journal of payloads in segments, which survives a crash.
+"""Crash-safe append-only journal of payloads, in segment files.
 
     segment = header, then records
     header  = magic | format u32 | start u64 | digest of the fields before
     record  = magic | length u64 | start u64 | digest | payload
 
 Numbers are little-endian. `start` is the position of the first byte, so that a
-copy elsewhere (inside a payload, in a reused block of the disk) is no record.
-The digest is BLAKE2b of 16 bytes over header fields and payload.
+copy elsewhere (inside a payload, in a reused disk block) is not taken for a
+record. The digest is a 16-byte BLAKE2b of header fields and payload.
 
-The *position* of a record is the place after it: `replay(position)` goes on
-behind it. Positions only grow, also over restarts and repairs. Payloads are on
-the disk when `append` returns. Damage is skipped, counted and reported, and
-never hides the records after it.
+The *position* of a record is that of its end: `replay(position)` continues
+after it. Positions only increase, also across restarts and repairs. Payloads
+are on disk when `append` returns. Damage is skipped and reported, and never
+hides the records after it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +25,8 @@ import os
 import pathlib
 import re
 import struct
+
+from tba_jax.system import jsonl
 
 FORMAT = 1
 _SEGMENT_MAGIC = b"tbajrnl\n"
@@ -38,7 +40,7 @@ RECORD_BYTES = _RECORD.size + _DIGEST_BYTES
 
 @dataclasses.dataclass(frozen=True)
 class RecordSpan:
-  """A record of a segment, or damaged bytes.
+  """A record of a segment, or damaged bytes between records.
 
   start, end: offsets in the file.
   payload: of the record, None for damaged bytes.
@@ -50,13 +52,13 @@ class RecordSpan:
 
 
 def segment_header(start: int) -> bytes:
-  """Returns the header of a segment whose first byte is at a position."""
+  """Returns the header of a segment at position `start`."""
   fields = _SEGMENT.pack(_SEGMENT_MAGIC, FORMAT, start)
   return fields + _digest(fields)
 
 
 def encode_record(start: int, payload: bytes) -> bytes:
-  """Returns the record of a payload whose first byte is at a position."""
+  """Returns the record of a payload at position `start`."""
   fields = _RECORD.pack(_RECORD_MAGIC, len(payload), start)
   return fields + _digest(fields, payload) + payload
 
@@ -64,12 +66,8 @@ def encode_record(start: int, payload: bytes) -> bytes:
 def check_segment_format(path: pathlib.Path, data: bytes) -> bool:
   """Returns whether a segment's header is intact.
 
-  Args:
-    path: of the file, for the message.
-    data: its bytes.
-
   Raises:
-    ValueError: the header is intact and of a newer format.
+    ValueError: the header has a newer format; names `path`.
   """
   fields, digest = data[: _SEGMENT.size], data[_SEGMENT.size : HEADER_BYTES]
   if len(data) < HEADER_BYTES or digest != _digest(fields):
@@ -91,7 +89,7 @@ def record_spans(
   Args:
     data: of the file.
     start: position of its first byte.
-    whole_header: as `check_segment_format` says; the header is skipped then.
+    whole_header: result of `check_segment_format`.
   """
   offset = HEADER_BYTES if whole_header else 0
   damaged_from = offset
@@ -133,22 +131,22 @@ def _digest(*parts: bytes) -> bytes:
 
 
 _NAME = re.compile(r"segment-(\d{20})\.journal")
-# No room: on the disk, in the user's quota, or up to the process's file limit.
+# Full disk, user quota, or file size limit of the process.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MAX_ACK_LINES = 10_000
 
 
 class JournalFullError(OSError):
-  """There is no room for the payloads; the journal is as it was before."""
+  """There is no room for the payloads; the journal is unchanged."""
 
 
 class Journal:
-  """A directory of segments, open for appending by one thread of one process.
+  """A directory of segments, open for appending by one thread.
 
   Another thread may call `truncate_before` meanwhile.
 
   torn_bytes: cut off the end of the last segment when it was opened.
-  damaged_bytes: skipped, each place counted once.
+  damaged_bytes: skipped; each damaged place counts once.
   """
 
   def __init__(
@@ -159,21 +157,20 @@ class Journal:
       on_event: Callable[[str, str], None],
       min_position: int = 0,
   ):
-    """Opens or makes a journal, and repairs its end.
+    """Opens or creates a journal, and repairs its end.
 
     Args:
-      directory: of its segments, made private to the user (0700).
-      max_segment_bytes: a segment that would exceed it is closed; a single
-        append may exceed it.
-      on_event: called with (kind, message) of what was repaired or skipped;
-        kinds are journal_torn, journal_damaged and journal_unclean.
-      min_position: new records get positions above it, also where the journal
-        was lost.
+      directory: of the segments, created or changed to mode 0700.
+      max_segment_bytes: size at which a new segment begins; one append may
+        exceed it.
+      on_event: called with (kind, message); kinds are journal_torn,
+        journal_damaged and journal_unclean.
+      min_position: lower bound of new positions, in case the journal was lost.
 
     Raises:
       ValueError: the last segment has a newer format.
       JournalFullError: no room for the repair.
-      OSError: the directory can't be used.
+      OSError: the directory cannot be used.
     """
     self._directory = pathlib.Path(directory)
     self._max_segment_bytes = max_segment_bytes
@@ -185,10 +182,10 @@ class Journal:
     self._directory.chmod(0o700)
     names = (_NAME.fullmatch(p.name) for p in self._directory.iterdir())
     self._starts = sorted(int(name[1]) for name in names if name)
-    # The open segment: its descriptor (-1 = none yet) and the bytes it has.
+    # The open segment: its descriptor (-1 for none yet) and its size.
     self._fd = -1
     self._size = 0
-    # A failed append may have left bytes behind `_size`.
+    # Whether a failed append may have left bytes after `_size`.
     self._unclean = False
     self._position = 0
     self.repair()
@@ -198,7 +195,7 @@ class Journal:
 
   @property
   def start(self) -> int:
-    """Position before the oldest record that is still here."""
+    """Position of the oldest segment."""
     return self._starts[0] if self._starts else self._position
 
   @property
@@ -207,16 +204,11 @@ class Journal:
     return self._position
 
   def append(self, payloads: Sequence[bytes]) -> list[int]:
-    """Writes payloads in one go and syncs them to the disk.
-
-    Waits for the disk, without a deadline of its own.
-
-    Returns:
-      The position after each payload.
+    """Writes payloads in one go and syncs them; returns their positions.
 
     Raises:
       JournalFullError: no room; none of the payloads is in the journal.
-      OSError: the disk refused for another reason; likewise.
+      OSError: another failure of the disk; likewise.
     """
     if not payloads:
       return []
@@ -245,10 +237,10 @@ class Journal:
     return positions
 
   def replay(self, from_position: int) -> Iterator[tuple[int, bytes]]:
-    """Yields (position, payload) of the records behind a position, in order.
+    """Yields (position, payload) of the records after a position, in order.
 
     Args:
-      from_position: 0, `start`, or what `append` or this function gave.
+      from_position: 0, `start`, or a position from `append` or `replay`.
 
     Raises:
       ValueError: a segment has a newer format.
@@ -258,7 +250,7 @@ class Journal:
       if end is not None and end <= from_position:
         continue
       path = self._path(start)
-      # What a failed append left behind is not part of the journal.
+      # Bytes of a failed append are not part of the journal.
       size = self._size if end is None and self._fd >= 0 else None
       data = path.read_bytes()[:size]
       whole = check_segment_format(path, data)
@@ -269,10 +261,9 @@ class Journal:
           yield start + span.end, span.payload
 
   def repair(self) -> None:
-    """Cuts a half-written record off the end of the last segment.
+    """Cuts a torn record off the end of the last segment.
 
-    The next record goes into a new segment, which is made first, so that no
-    position is used twice.
+    A new segment is created first, so that no position is used twice.
     """
     if not self._starts:
       return
@@ -296,26 +287,15 @@ class Journal:
       )
 
   def truncate_before(self, position: int) -> int:
-    """Deletes the segments whose records all lie before a position.
-
-    The segment that is being written stays.
-
-    Returns:
-      How many were deleted.
-    """
+    """Deletes closed segments that end before a position; returns how many."""
     count = 0
     while len(self._starts) > 1 and self._starts[1] <= position:
       self._path(self._starts[0]).unlink(missing_ok=True)
       del self._starts[0]
       count += 1
     if count:
-      _sync_directory(self._directory)
+      jsonl.sync_directory(self._directory)
     return count
-
-  def closed_segments(self) -> list[pathlib.Path]:
-    """Returns the files that will not change any more, oldest first."""
-    closed = self._starts[:-1] if self._fd >= 0 else self._starts
-    return [self._path(start) for start in closed]
 
   def close(self) -> None:
     """Closes the open segment; replay is still possible."""
@@ -327,7 +307,7 @@ class Journal:
     return self._directory / f"segment-{start:020d}.journal"
 
   def _open_segment(self) -> None:
-    """Begins a new segment at the present position."""
+    """Begins a new segment at the current position."""
     start = self._position
     path = self._path(start)
     fd = -1
@@ -335,7 +315,7 @@ class Journal:
       fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
       _write(fd, segment_header(start))
       os.fsync(fd)
-      _sync_directory(self._directory)
+      jsonl.sync_directory(self._directory)
     except OSError as error:
       if fd >= 0:
         os.close(fd)
@@ -347,7 +327,7 @@ class Journal:
       self._starts.append(start)
 
   def _cut(self) -> None:
-    """Cuts what was written behind the last intact record."""
+    """Cuts off what follows the last intact record."""
     os.ftruncate(self._fd, self._size)
     os.lseek(self._fd, self._size, os.SEEK_SET)
     os.fsync(self._fd)
@@ -372,18 +352,17 @@ class Journal:
 
 
 class AckLog:
-  """The newest acknowledged block of each searcher, in a file of its own.
+  """File with the newest acknowledged block of each searcher.
 
-  It is synced before an acknowledgement is sent: what the journal lacks of it
-  after a restart has been lost. Lines are JSON, [sid, next sequence, prompts,
-  completions, tokens]; the last line of a searcher counts.
+  It is synced before an acknowledgement is sent, so after a restart it tells
+  which acknowledged blocks the journal has lost. Lines are JSON, [sid, next
+  sequence, prompts, completions, tokens]; a searcher's last line counts.
 
   marks: sid -> [next sequence, prompts, completions, tokens].
-  existed: whether the file was there when it was opened.
+  existed: whether the file exists.
   """
 
   def __init__(self, directory: str | os.PathLike[str]):
-    """Opens the file; makes it where there is none."""
     self._path = pathlib.Path(directory) / "acknowledged.jsonl"
     self.marks: dict[str, list[int]] = {}
     self.existed = self._path.exists()
@@ -393,16 +372,16 @@ class AckLog:
       self._read()
 
   def add(self, sid: str, mark: Sequence[int]) -> None:
-    """Notes the newest block of a searcher; `sync` makes it durable."""
+    """Records the newest block of a searcher; `sync` makes it durable."""
     if self.marks.get(sid, []) < list(mark):  # Blocks come in order.
       self.marks[sid] = self._unsynced[sid] = list(mark)
 
   def sync(self) -> bool:
-    """Writes what was added; False where nothing was.
+    """Writes what was added; returns False if there was nothing to write.
 
     Raises:
       JournalFullError: no room; a later call tries again.
-      OSError: the disk refused for another reason.
+      OSError: another failure of the disk.
     """
     if not self._unsynced and self.existed:
       return False
@@ -419,7 +398,7 @@ class AckLog:
         and self._num_lines > 2 * len(self.marks)
     )
     marks = self.marks if compact else self._unsynced
-    # A line begins with a newline, because the one before may be torn.
+    # A line begins with a newline, since the previous one may be torn.
     lines = [f"\n{json.dumps([sid, *mark])}" for sid, mark in marks.items()]
     path = self._path.with_suffix(".tmp") if compact else self._path
     mode = os.O_TRUNC if compact else os.O_APPEND
@@ -431,7 +410,7 @@ class AckLog:
       os.close(fd)
     if compact:
       os.replace(path, self._path)
-      _sync_directory(self._path.parent)
+      jsonl.sync_directory(self._path.parent)
       self._num_lines = 0
     self._num_lines += len(lines)
     self.existed = True
@@ -441,7 +420,7 @@ class AckLog:
       try:
         sid, *mark = json.loads(line)
       except (ValueError, TypeError):
-        continue  # Torn by a crash, so its acknowledgement was not sent.
+        continue  # Torn by a crash: the acknowledgement was not sent.
       if len(mark) == 4 and all(type(n) is int for n in mark):
         self.marks[str(sid)] = mark
         self._num_lines += 1
@@ -453,15 +432,7 @@ def _explained(error: OSError, path: pathlib.Path) -> OSError:
 
 
 def _write(fd: int, data: bytes) -> None:
-  """Writes all bytes; a short write is continued."""
+  """Writes all bytes; continues after a short write."""
   view = memoryview(data)
   while view:
     view = view[os.write(fd, view) :]
-
-
-def _sync_directory(directory: pathlib.Path) -> None:
-  fd = os.open(directory, os.O_RDONLY)
-  try:
-    os.fsync(fd)
-  finally:
-    os.close(fd)

@@ -7,18 +7,18 @@ In each of prompts (groups), completions and tokens:
     generated = trained_first_time + in_buffer_untrained + evicted_untrained
                 + queued + rejected{reason} + lost{cause}
 
-Each searcher announces growing totals, and every group names the totals after
-it. A group is *accepted* once, when it is taken off the queue; it is then
-rejected, or enters the buffer. With sums over searchers,
+Searchers announce cumulative totals; every block carries those at its end. A
+group is *accepted* once, when it is taken off the queue; then it is rejected or
+enters the buffer. With sums over searchers,
 
     generated = Σ announced                queued = Σ announced - accepted
     accepted = rejected + lost by other causes + what entered the buffer
 
-and what a searcher that is gone announced and never delivered is
-lost{searcher}. Data in the buffer is *untrained* until its first use. A prompt
-(one group) is trained with the first of its completions, and evicted untrained
-with its last if none was used. The buffer and the ledger count this separately:
-the equation closes only if they agree.
+and what a departed searcher announced but never delivered is lost{searcher}.
+Data in the buffer is *untrained* until its first use. A prompt (one group) is
+trained with the first of its completions, and evicted untrained with its last
+if none was used. The buffer and the ledger count separately: the equation holds
+only if they agree.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ import numpy as np
 
 from tba_jax.replay import rows as rows_lib
 
-# The last bin of a histogram of uses also holds all that is above.
+# Bins of the histogram of uses; the last one is open.
 _BINS = 9
 
 
 class Amount(NamedTuple):
-  """A count of data; adds and subtracts unit by unit.
+  """A count of data; adds and subtracts elementwise.
 
   prompts: groups, one for each time a prompt was sampled.
   completions: of those groups.
@@ -54,15 +54,16 @@ class Amount(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class InsertResult:
-  """Result of one insert.
+  """Amounts that an insert changed.
+
+  A prompt is counted as untrained when the last completion of its group leaves
+  and none of them was ever used.
 
   inserted: the group itself, duplicates within it included.
-  replaced_untrained: unused copies of its completions, those within the group
-    included. A prompt counts here or below when the last of its group's
-    completions goes and none of them was ever used.
-  replaced_trained: used copies; `prompts` is 0.
-  evicted_untrained: evicted by a capacity before any use.
-  evicted_trained: evicted by a capacity after use; `prompts` is 0.
+  replaced_untrained: replaced before any use, duplicates in the group included.
+  replaced_trained: replaced after use; `prompts` is 0.
+  evicted_untrained: evicted before any use.
+  evicted_trained: evicted after use; `prompts` is 0.
   """
 
   inserted: Amount
@@ -73,7 +74,7 @@ class InsertResult:
 
   @property
   def left_untrained(self) -> Amount:
-    """What left the buffer unused: the ledger's `evicted`."""
+    """What left the buffer unused: `evicted_untrained` of the ledger."""
     return self.replaced_untrained + self.evicted_untrained
 
 
@@ -90,7 +91,7 @@ class UseAccount:
     self.restore(np.zeros(0, np.int64))
 
   def add(self, group: int, lengths: Sequence[int]) -> None:
-    """Counts the new rows of a group by their tokens."""
+    """Counts the new rows of a group, given their lengths."""
     self._groups[group] = len(lengths)
     self.untrained += sum_of_amounts(1, lengths)
     self.histogram[0] += len(lengths)
@@ -111,7 +112,7 @@ class UseAccount:
     return trained
 
   def remove(self, rows: np.ndarray) -> tuple[Amount, Amount]:
-    """Counts rows that are about to be freed, [n] int64.
+    """Removes rows, [n] int64, that are about to be freed from the counts.
 
     Returns:
       The unused amount, and the used one (with `prompts` 0).
@@ -138,17 +139,17 @@ class UseAccount:
     return untrained, sum_of_amounts(0, ever)
 
   def untrained_groups(self) -> np.ndarray:
-    """Returns the groups without any use, sorted, [n] int64."""
+    """Returns the groups never used, sorted, [n] int64."""
     return np.array(sorted(self._groups), np.int64)
 
   def restore(self, untrained_groups: np.ndarray) -> None:
-    """Recounts from the table and the groups without any use."""
+    """Recounts from the table and the groups never used."""
     rows = self._table.live_rows()
     groups = self._table.groups[rows]
     groups, counts = np.unique(
         groups[np.isin(groups, untrained_groups)], return_counts=True
     )
-    # Rows of each group without any use.
+    # Number of rows of each group never used.
     self._groups = dict(zip(groups.tolist(), counts.tolist(), strict=True))
     uses = self._table.use_counts[rows]
     self.untrained = sum_of_amounts(
@@ -158,7 +159,7 @@ class UseAccount:
     self.num_uses = int(uses.sum())
 
   def check_valid(self) -> None:
-    """Raises RuntimeError where the counts are not those of the table."""
+    """Raises RuntimeError if the counts do not match the table."""
     fresh = UseAccount(self._table)
     fresh.restore(self.untrained_groups())
     if fresh._groups != self._groups:
@@ -166,11 +167,11 @@ class UseAccount:
     if fresh.untrained != self.untrained:
       raise RuntimeError(f"{fresh.untrained} untrained, not {self.untrained}")
     if (fresh.num_uses, fresh.histogram) != (self.num_uses, self.histogram):
-      raise RuntimeError("counts of uses do not add up")
+      raise RuntimeError("use counts do not match the table")
     used = self._table.live_rows()
     used = used[self._table.use_counts[used] > 0]
     if np.isin(self._table.groups[used], self.untrained_groups()).any():
-      raise RuntimeError("a used row in a group without any use")
+      raise RuntimeError("a used row in a group counted as never used")
 
 
 def sum_of_amounts(num_groups: int, lengths: Sequence[int]) -> Amount:
@@ -182,14 +183,11 @@ def _bins(uses: np.ndarray) -> np.ndarray:
   return np.bincount(np.minimum(uses, _BINS - 1), minlength=_BINS)
 
 
-# Amounts are given as any (prompts, completions, tokens).
 AmountLike = tuple[int, int, int]
-
-_FORMAT = 1
 
 
 class Ledger:
-  """Adds up amounts; owned by one thread."""
+  """Accounts for all generated data. Not thread-safe."""
 
   def __init__(self):
     self._announced: dict[str, Amount] = {}
@@ -201,76 +199,69 @@ class Ledger:
     self._lost: dict[str, Amount] = {}
 
   def searchers(self) -> list[str]:
-    """Returns the known searchers that are not gone, sorted."""
+    """Returns the searchers that are not gone, sorted."""
     return sorted(set(self._announced) - self._gone)
 
   def announce(self, searcher: str, totals: AmountLike) -> None:
-    """Notes what a searcher has generated in all; lower totals are ignored.
-
-    Args:
-      searcher: its id, never used again by another.
-      totals: since its start.
-    """
+    """Records a searcher's totals since its start; lower ones are ignored."""
     known = self._announced.get(searcher, Amount())
     self._announced[searcher] = Amount(*map(max, known, totals))
 
   def accept(
       self, searcher: str, totals_after: AmountLike, taken: AmountLike
   ) -> None:
-    """Accepts one block of a searcher; to be called once, not per copy.
+    """Accepts one block of a searcher; call it once per block, not per copy.
 
     Args:
-      searcher: who generated it.
-      totals_after: what it had generated by the end of this message.
-      taken: the message's own amount.
+      searcher: that generated it.
+      totals_after: the searcher's totals after this block.
+      taken: the block's own amount.
     """
     self.announce(searcher, totals_after)
     known = self._accepted.get(searcher, Amount())
     self._accepted[searcher] = known + taken
 
   def generated(self) -> Amount:
-    """Returns what all searchers announced: the equation's left side."""
+    """Returns what all searchers announced: the left side of the equation."""
     return sum(self._announced.values(), Amount())
 
   def accepted(self, searcher: str) -> Amount:
-    """Returns what was accepted of a searcher so far."""
     return self._accepted.get(searcher, Amount())
 
   def reject(self, reason: str, rejected: AmountLike) -> None:
-    """Counts accepted groups that do not enter the buffer."""
+    """Counts accepted groups that are not inserted."""
     self._rejected[reason] = self._rejected.get(reason, Amount()) + rejected
 
   def lost(self, cause: str, lost: AmountLike) -> None:
-    """Counts accepted groups that were lost before they entered the buffer."""
+    """Counts accepted groups that were lost before their insert."""
     self._lost[cause] = self._lost.get(cause, Amount()) + lost
 
   def evict(self, left: AmountLike) -> None:
-    """Counts what left the buffer untrained: `InsertResult.left_untrained`."""
+    """Counts `InsertResult.left_untrained`."""
     self._evicted += left
 
   def train_first(self, trained: AmountLike) -> None:
-    """Counts first uses: what `ReplayBuffer.mark_trained` returns."""
+    """Counts first uses, from `ReplayBuffer.mark_trained`."""
     self._trained += trained
 
   def searcher_gone(self, searcher: str) -> None:
-    """Writes off what a searcher announced and did not deliver.
+    """Counts as lost what a searcher announced and did not deliver.
 
-    A block that is accepted later is taken off the loss again.
+    A block that is accepted later is subtracted from the loss.
     """
     self._gone.add(searcher)
     self.announce(searcher, Amount())
 
   def close(self, in_buffer_untrained: AmountLike) -> dict[str, Any]:
-    """Returns all terms, both sides of the equation, and whether it closes.
+    """Returns all terms of the equation and whether it holds.
 
     Args:
-      in_buffer_untrained: of `ReplayBuffer.untrained`.
+      in_buffer_untrained: from `ReplayBuffer.untrained`.
 
     Returns:
       Each term as {"prompts", "completions", "tokens"}, `rejected` and `lost`
       by reason and cause; `accounted`, the right side's sum; `difference`, left
-      minus right; `closed`: no difference, and no term of any searcher
-      below 0.
+      minus right; `closed`: no difference, and no negative term.
     """
     lost = dict(self._lost)
     queued, undelivered = Amount(), Amount()
@@ -308,7 +299,6 @@ class Ledger:
   def get_state(self) -> dict[str, Any]:
     """Returns the accounts as JSON values."""
     return {
-        "format": _FORMAT,
         "announced": _lists(self._announced),
         "accepted": _lists(self._accepted),
         "gone": sorted(self._gone),
@@ -319,16 +309,7 @@ class Ledger:
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Takes a state of `get_state`.
-
-    Raises:
-      ValueError: a newer format.
-    """
-    if state["format"] > _FORMAT:
-      raise ValueError(
-          f"ledger of format {state['format']}; this version of tba_jax reads"
-          f" up to {_FORMAT}"
-      )
+    """Restores a state."""
     self._announced = _amounts(state["announced"])
     self._accepted = _amounts(state["accepted"])
     self._gone = set(state["gone"])

@@ -3,16 +3,16 @@
 """Messages of the queue: their keys, fields and arrays.
 
     q/P/SID/SEQ      searcher   block: the groups of one sampling round
-    new/P/SID/SEQ    searcher   that this block is complete; without content
+    new/P/SID/SEQ    searcher   announces that a block is complete
     live/SID         searcher   lease, renewed while the searcher lives
     join/SLOT/N      searcher   order in which the processes of a slot started
     work/SID         trainer    granted blocks and acknowledgements
     ctl/stop         trainer    asks all searchers to leave
     status/run       trainer    live state, for people
-    meta/trainer     trainer    directory that the store serves
+    meta/trainer     trainer    lock: the directory whose trainer uses the store
 
-Every message carries the run and its own key, so that a copy under another key
-is refused. Arrays of a block are stacked over its groups (axis n).
+Every message contains its run and key, so that a copy under another key is
+refused. Arrays of a block are stacked over its groups.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ STATUS_KEY = "status/run"
 LOCK_KEY = "meta/trainer"
 UNITS = ("prompts", "completions", "tokens")
 
-# Refused messages: an event per reason at most so often.
+# Shortest time between two events of refused messages with one reason.
 _REFUSAL_EVENT_S = 60.0
 
 _STACKED = {
@@ -49,9 +49,9 @@ _SCALARS = ("prompt_id", "visit", "position", "epoch")
 class RunIdentity(NamedTuple):
   """The fields of `run_directory.Run` that the queue reads.
 
-  run_id: of all messages.
+  run_id: id in all messages.
   secret: key of their hashes.
-  workdir: run directory; its `replay/` holds the journal.
+  workdir: run directory; its `replay/` has the journal.
   """
 
   run_id: str
@@ -81,7 +81,7 @@ def encode(
     fields: Mapping[str, Any],
     arrays: Mapping[str, np.ndarray] | None = None,
 ) -> bytes:
-  """Returns the message to be written under a key."""
+  """Returns the message to write under a key."""
   header = {"run": run.run_id, "key": key, **fields}
   return wire.encode(header, arrays or {}, run.secret)
 
@@ -92,13 +92,13 @@ def decode(
   """Returns header and arrays of the message under a key.
 
   Args:
-    run: that it must belong to.
+    run: that the message must belong to.
     key: that it was read from.
-    data: as read.
-    kind: of message, a key of the table of fields below.
+    data: its bytes.
+    kind: "block", "lease", "work", "stop" or "lock".
 
   Raises:
-    WireError: it is not a message of this run and kind, or belongs elsewhere.
+    WireError: the message is of another run, key or kind.
   """
   header, arrays = wire.decode(data, run.secret)
   for name, wanted in (("run", run.run_id), ("key", key)):
@@ -215,10 +215,7 @@ class Refusals:
 def pack_groups(
     groups: Sequence[types.Group],
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-  """Returns the header fields and arrays of one block.
-
-  Args:
-    groups: at least one group; all with the same S and T.
+  """Returns the header fields and arrays of a block; all groups share S and T.
 
   Raises:
     ValueError: no group, or groups of unequal shapes.
@@ -241,14 +238,10 @@ def pack_groups(
 def unpack_groups(
     header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> list[types.Group]:
-  """Returns the groups of a block, with every shape and dtype checked.
-
-  Args:
-    header: as `pack_groups` made it; further fields are ignored.
-    arrays: as `pack_groups` made them.
+  """Returns the groups of a block made by `pack_groups`.
 
   Raises:
-    ValueError: a field is missing, of another type, or shapes disagree.
+    ValueError: a field is missing or of another type, or shapes disagree.
   """
   columns = {name: _integers(header, name) for name in _SCALARS}
   lengths = _integers(header, "prompt_lengths")
@@ -258,14 +251,16 @@ def unpack_groups(
   for name, (dtype, ndim) in _STACKED.items():
     array = arrays.get(name)
     if array is None or array.dtype != dtype or array.ndim != ndim:
-      raise ValueError(f"{name}: want {ndim} axes of {np.dtype(dtype)}")
+      raise ValueError(f"{name}: expected {ndim} axes of {np.dtype(dtype)}")
   leading = arrays["completion_tokens"].shape
   for name, (_, ndim) in _STACKED.items():
     if arrays[name].shape != leading[:ndim] or leading[0] != num_groups:
-      raise ValueError(f"{name}: shape {arrays[name].shape} of {leading}")
+      raise ValueError(
+          f"{name}: shape {arrays[name].shape}, expected {leading[:ndim]}"
+      )
   prompts = arrays.get("prompt_tokens")
   if prompts is None or prompts.dtype != np.int32 or prompts.ndim != 1:
-    raise ValueError("prompt_tokens: want one axis of int32")
+    raise ValueError("prompt_tokens: expected one axis of int32")
   if min(lengths) < 1 or sum(lengths) != len(prompts):
     raise ValueError("prompt_lengths do not add up to prompt_tokens")
   ends = np.cumsum(lengths)
@@ -282,10 +277,7 @@ def unpack_groups(
 def check_group(
     group: types.Group, *, vocab_size: int, max_prompt_tokens: int
 ) -> str | None:
-  """Returns why a group's content can't be trained on, None where it can.
-
-  The reason is one word, a key of the ledger's `rejected`.
-  """
+  """Returns why a group is rejected, a reason of the ledger, or None."""
   if not np.isfinite(group.rewards).all():
     return "reward"
   if not np.isfinite(group.behavior_logprobs).all():
@@ -305,5 +297,5 @@ def check_group(
 def _integers(header: Mapping[str, Any], name: str) -> list[int]:
   value = header.get(name)
   if not isinstance(value, list) or not all(map(_is_int, value)):
-    raise ValueError(f"header field {name!r}: want a list of integers")
+    raise ValueError(f"header field {name!r}: expected a list of integers")
   return value

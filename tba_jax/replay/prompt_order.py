@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Order in which prompts are sampled, and which searcher holds which of them.
 
-Prompts follow one seeded permutation per epoch of the data. A *position* counts
-through these permutations: position p is prompt `permutation[p // N][p % N]` at
-visit p // N. The trainer grants positions to searchers; a position is granted
-again until it has been received once.
+Prompts follow one seeded permutation per pass over the data. A *position*
+counts through these permutations: position p is prompt
+`permutation[p // N][p % N]` at visit p // N. The trainer grants positions to
+searchers, and grants a position again until it has been received.
 """
 
 from collections.abc import Iterable
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-# A position so far beyond the last granted one is refused. Positions that were
-# granted before a crash, and not yet by the checkpoint, are well within.
+# A position this far beyond the last granted one is refused. Positions granted
+# after the checkpoint and before a crash are well within.
 _SLACK = 1 << 20
 
 
@@ -23,12 +23,7 @@ class PromptOrder:
   """Grants positions and records which were received. Not thread-safe."""
 
   def __init__(self, num_prompts: int, *, seed: int):
-    """Makes an order that has granted nothing.
-
-    Args:
-      num_prompts: N, prompts of the training split, at least 1.
-      seed: of the permutations.
-    """
+    """Makes an order over N training prompts, permuted with `seed`."""
     if num_prompts < 1:
       raise ValueError(f"num_prompts={num_prompts}: allowed 1 or more")
     self._num_prompts = num_prompts
@@ -40,7 +35,7 @@ class PromptOrder:
     self._received_below = 0
     self._received_above: set[int] = set()
     self._delivered: set[int] = set()
-    # Those of both sets at or above the cursor; mostly empty.
+    # Positions of both sets at or above the cursor; mostly empty.
     self._taken_ahead: set[int] = set()
 
   @property
@@ -50,11 +45,11 @@ class PromptOrder:
 
   @property
   def num_received(self) -> int:
-    """Positions received, each counted once."""
+    """Number of distinct positions received."""
     return self._received_below + len(self._received_above)
 
   def num_taken(self, below: int | None = None) -> int:
-    """Returns the positions received or delivered, below a limit if given."""
+    """Returns how many positions, below a limit, are received or delivered."""
     if below is None:
       return self.num_received + len(self._delivered)
     above = (*self._received_above, *self._delivered)
@@ -64,7 +59,7 @@ class PromptOrder:
     """Returns (prompt_id, visit) of a position."""
     visit, index = divmod(position, self._num_prompts)
     if visit not in self._permutations:
-      # Positions in flight span two visits at most; older ones are recomputed.
+      # Positions in flight span at most two visits; older ones are recomputed.
       self._permutations = {
           v: p for v, p in self._permutations.items() if v >= visit - 1
       }
@@ -81,10 +76,7 @@ class PromptOrder:
     return returned + ahead - sum(p < limit for p in self._taken_ahead)
 
   def grant(self, searcher: str, count: int, limit: int) -> list[int]:
-    """Returns at most `count` positions below `limit`, lowest first.
-
-    Positions that were given back come before new ones.
-    """
+    """Returns at most `count` positions below `limit`, returned ones first."""
     granted = []
     while len(granted) < count:
       if self._returned and self._returned[0] < limit:
@@ -94,22 +86,22 @@ class PromptOrder:
         self._cursor += 1
       else:
         break
-      # It may have been delivered late by a searcher that it was taken from, or
-      # before a crash by a grant that the checkpoint does not have.
+      # It may have been delivered late by a searcher that lost it, or before a
+      # crash, under a grant made after the checkpoint.
       if not self.is_taken(position):
         granted.append(position)
     self._outstanding.setdefault(searcher, set()).update(granted)
     return granted
 
   def deliver(self, searcher: str, positions: Iterable[int]) -> None:
-    """Notes that positions are in the journal; they are not granted again."""
+    """Records that positions are in the journal; they are not granted again."""
     positions = set(filter(self.is_plausible, positions))
     self._outstanding.get(searcher, set()).difference_update(positions)
     self._delivered.update(p for p in positions if not self.is_received(p))
     self._taken_ahead.update(p for p in positions if p >= self._cursor)
 
   def receive(self, position: int) -> bool:
-    """Notes that a position was applied; returns False for a duplicate."""
+    """Records that a position was applied; returns False for a duplicate."""
     self._delivered.discard(position)
     if self.is_received(position):
       return False
@@ -119,14 +111,14 @@ class PromptOrder:
     while self._received_below in self._received_above:
       self._received_above.remove(self._received_below)
       self._received_below += 1
-    # A grant that the checkpoint does not have may have been received.
+    # It may have been granted after the checkpoint and before a crash.
     self._cursor = max(self._cursor, self._received_below)
     for positions in self._outstanding.values():
       positions.discard(position)
     return True
 
   def is_plausible(self, position: int) -> bool:
-    """Returns whether a searcher can have been granted a position."""
+    """Returns whether a position may have been granted."""
     return 0 <= position < self._cursor + _SLACK
 
   def is_received(self, position: int) -> bool:
@@ -141,7 +133,7 @@ class PromptOrder:
     return sorted(self._outstanding.get(searcher, ()))
 
   def release(self, searcher: str) -> int:
-    """Takes back what a searcher still holds; returns how many positions."""
+    """Takes back a searcher's positions; returns how many."""
     positions = self._outstanding.pop(searcher, set())
     for position in positions:
       heapq.heappush(self._returned, position)
@@ -157,10 +149,10 @@ class PromptOrder:
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Restores; positions granted but not received will be granted again.
+    """Restores a state; positions not yet received will be granted again.
 
     Raises:
-      ValueError: the state is of a split with another number of prompts.
+      ValueError: the state has another number of prompts.
     """
     if state["num_prompts"] != self._num_prompts:
       raise ValueError(

@@ -1,14 +1,13 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Searcher's end of the queue: grants in, blocks of groups out, lease renewed.
+"""Searcher's end of the queue: receives grants, delivers blocks, renews leases.
 
-One thread does all of a searcher's talk with the store except pulling params.
-A block is kept until the trainer acknowledges it; after the store was lost, all
-kept blocks are sent again, in order, before anything new. The number of blocks
-kept (the credits) is the back-pressure: `submit` blocks when none is left.
+A thread does all of the searcher's communication but pulling params. Blocks are
+kept until the trainer acknowledges them; after the store was lost, kept blocks
+are sent again in order before new ones. Back-pressure is by credits, the number
+of unacknowledged blocks: `submit` waits when none is left.
 
-Acknowledgements and grants are one message, polled at an adaptive interval:
-often while the searcher waits, ever more rarely while nothing changes.
+Acknowledgements and grants are one message, polled at an adaptive interval.
 """
 
 import collections
@@ -32,15 +31,15 @@ from tba_jax.system import worker
 from tba_jax.transport import base
 from tba_jax.transport import wire
 
-# An unacknowledged block is sent again so often: its key may have been taken by
-# a forged message, which the trainer deletes.
+# Time after which an unacknowledged block is sent again: its key may have had a
+# forged message, which the trainer deletes.
 _RESEND_S = 2.0
-# Intervals of polling: while the searcher waits, while it works, and at most.
+# Poll interval: while the searcher waits, while it works, and at most.
 _WAITING_TICK_S = 0.004
 _TICK_S = 0.02
 _LONGEST_TICK_S = 1.0
-# While it works, the interval as a share of the time since the last change;
-# large, because a searcher that runs out of work or credits polls at once.
+# Poll interval as a share of the time since the last change; large, since a
+# searcher that runs out of work or credits polls at once.
 _SHARE = 0.25
 _STOP_EVERY_S = 0.1
 _JOIN_DIGITS = 8
@@ -51,8 +50,8 @@ class OutgoingBlock:
   """A block to be sent.
 
   sequence: its number.
-  data: as it is sent.
-  sent_at: when it was put into the present store, None = not yet.
+  data: the wire message.
+  sent_at: when it was written to the current store; None if it was not.
   """
 
   sequence: int
@@ -61,12 +60,11 @@ class OutgoingBlock:
 
 
 class UnackedBlocks:
-  """Blocks without acknowledgement, in order. Not thread-safe."""
+  """Unacknowledged blocks, in order. Not thread-safe."""
 
   def __init__(
       self, resend_s: float, *, clock: Callable[[], float] = time.monotonic
   ):
-    """Makes an empty list; a sent block is overdue after `resend_s`."""
     self._resend_s = resend_s
     self._clock = clock
     self._blocks: list[OutgoingBlock] = []
@@ -76,7 +74,6 @@ class UnackedBlocks:
     return len(self._blocks)
 
   def add(self, data: bytes) -> None:
-    """Appends the next block."""
     self._blocks.append(OutgoingBlock(self.next_sequence, data))
     self.next_sequence += 1
 
@@ -96,11 +93,11 @@ class UnackedBlocks:
     return [b for b in self._blocks if b.sent_at is None]
 
   def overdue(self) -> list[OutgoingBlock]:
-    """Returns the blocks to be sent again."""
+    """Returns the blocks to send again."""
     return [b for b in self._blocks if self._due_in_s(b) <= 0]
 
   def overdue_in_s(self) -> float:
-    """Returns the seconds until a block is overdue; infinite without one."""
+    """Returns the seconds until a block is overdue."""
     return min(map(self._due_in_s, self._blocks), default=math.inf)
 
   def _due_in_s(self, block: OutgoingBlock) -> float:
@@ -115,7 +112,7 @@ class Block:
 
   epoch: of the trainer that granted it.
   block: number of the grant.
-  require_version: the version to sample with; -1 = the newest.
+  require_version: version to sample with, -1 for the newest.
   prompts: (position, prompt_id, visit) of each prompt.
   """
 
@@ -126,28 +123,24 @@ class Block:
 
 
 class GrantedBlocks:
-  """Granted blocks that were not begun, in order. Not thread-safe.
-
-  blocks: in the order of their grants.
-  epoch: of the newest trainer, -1 before the first.
-  """
+  """Granted blocks not yet begun, in order. Not thread-safe."""
 
   def __init__(self):
     self.blocks: list[Block] = []
     self._tag = (-1, -1)
-    # The last block taken from the present trainer.
+    # The last block granted by the current trainer.
     self._last_block = -1
 
   @property
   def epoch(self) -> int:
+    """Epoch of the newest trainer, -1 before the first."""
     return self._tag[0]
 
   def update(self, message: Mapping[str, Any]) -> bool:
-    """Takes the trainer's list of all blocks that this searcher holds.
+    """Updates from the trainer's list of this searcher's blocks.
 
-    Returns:
-      False where the message is not newer than the last, or comes from a
-      trainer that was replaced (an older epoch).
+    Returns False if the message is not newer than the last one, or of an older
+    epoch.
     """
     epoch, tag = message["epoch"], (message["epoch"], message["count"])
     if tag <= self._tag:
@@ -155,7 +148,7 @@ class GrantedBlocks:
     if epoch > self.epoch:
       self._last_block = -1
     self._tag = tag
-    # A block that is not listed was taken back, or its trainer is gone.
+    # A block that is not listed was taken back, or its trainer was replaced.
     listed = {(epoch, block) for block, _, _ in message["blocks"]}
     self.blocks = [b for b in self.blocks if (b.epoch, b.block) in listed]
     for block, version, prompts in message["blocks"]:
@@ -167,10 +160,12 @@ class GrantedBlocks:
 
 
 class QueueClient:
-  """Delivers blocks at least once; keeps the lease and the granted blocks.
+  """Receives grants, delivers blocks at least once, renews the lease.
 
   stop_requested: the trainer has asked this searcher to leave.
-  run_done: it did so because the run is at its end.
+  run_done: the reason is that the run is complete.
+  begun_s: when each block not yet submitted was begun, by `monotonic`, oldest
+    first; kept by the searcher.
   """
 
   def __init__(
@@ -190,12 +185,11 @@ class QueueClient:
       config: reads `search.credits` and `search.lease_s`.
       run: the run.
       make_transport: makes the thread's own transport.
-      sid: name of this searcher; never used before.
-      index: slot of this searcher on its host; a newer process in the slot
-        replaces an older one.
+      sid: id of this searcher, never used before.
+      index: slot on this host; a newer process replaces an older one.
       on_event: called with (kind, message).
-      check_trainer: raises where this searcher must not work for the trainer
-        that grants; called before the first work of each trainer.
+      check_trainer: called before a trainer's first grant; raises if this
+        searcher must not work for it.
     """
     self.stop_requested = False
     self.run_done = False
@@ -211,8 +205,6 @@ class QueueClient:
     self._granted = GrantedBlocks()
     self._totals = dict.fromkeys(messages.UNITS, 0)
     self._stats: dict[str, Any] = {}
-    # When work on each block not yet submitted began, by `monotonic`, oldest
-    # first; its owner keeps it.
     self.begun_s: collections.deque[float] = collections.deque()
     self._lease = {
         "sid": sid,
@@ -228,7 +220,7 @@ class QueueClient:
         share=_SHARE,
         cap_s=_LONGEST_TICK_S,
     )
-    # The trainer expects a lease within `lease_s`: four renewals fit.
+    # Four renewals per lease.
     lease_s = config.search.lease_s / 4
     self._lease_interval = polling.PollInterval(
         floor_s=min(1.0, lease_s),
@@ -242,7 +234,7 @@ class QueueClient:
 
   @property
   def epoch(self) -> int:
-    """Epoch of the newest trainer that was heard of, -1 before the first."""
+    """Epoch of the newest trainer seen, -1 before the first."""
     return self._granted.epoch
 
   @property
@@ -256,7 +248,7 @@ class QueueClient:
     return len(self._unacked)
 
   def next_block(self, timeout_s: float) -> Block | None:
-    """Returns the next granted block; None when none came in time.
+    """Returns the next granted block, None after a timeout.
 
     Raises:
       TransportError: the thread has ended, with its error as the cause.
@@ -278,15 +270,10 @@ class QueueClient:
       groups: Sequence[types.Group],
       should_stop: Callable[[], bool] = lambda: False,
   ) -> bool:
-    """Sends a block; waits while no credit is left.
+    """Sends the groups of one round; waits while no credit is left.
 
-    Args:
-      groups: of one round.
-      should_stop: asked ten times a second while waiting.
-
-    Returns:
-      False where it gave up because of `should_stop`: the block is not counted
-      as generated and its prompts will be granted again.
+    Returns False if `should_stop` ended the wait: the block is not counted as
+    generated, and its prompts will be granted again.
     """
     with self._lock:
       while len(self._unacked) >= self._credits:
@@ -319,16 +306,13 @@ class QueueClient:
     return True
 
   def set_stats(self, stats: dict[str, Any]) -> None:
-    """Sets what the lease says of this searcher (rates, version)."""
+    """Sets this searcher's statistics in the lease."""
     self._stats = dict(stats)
 
   def close(self, flush_s: float) -> bool:
-    """Sends what is left, writes a last lease and ends the thread.
+    """Ends the thread after a last lease; returns whether all was acknowledged.
 
     Waits for acknowledgements for at most `flush_s`.
-
-    Returns:
-      True if every block was acknowledged.
     """
     deadline = time.monotonic() + flush_s
     with self._lock:
@@ -342,7 +326,7 @@ class QueueClient:
       self._lock.notify_all()
     try:
       self._worker.close()
-    except Exception as error:  # The blocks are accounted for by the trainer.
+    except Exception as error:  # The trainer accounts for the blocks.
       logging.warning("queue client: %s", error)
     return flushed
 
@@ -354,7 +338,7 @@ class QueueClient:
       raise base.TransportError(message) from error
 
   def _poll_now(self) -> None:
-    """Makes the thread poll at once, and often from then on. Under the lock."""
+    """Makes the thread poll at once, then often. Under the lock."""
     if self._interval.start_waiting():
       self._lock.notify_all()
 
@@ -362,7 +346,7 @@ class QueueClient:
     transport = self._make_transport()
     closing = False
     while not closing:
-      closing = self._final  # Read first: a last exchange follows.
+      closing = self._final  # Read first: one last exchange follows.
       try:
         self._exchange(transport, closing)
       except base.TransportError as error:
@@ -410,13 +394,13 @@ class QueueClient:
     for block in blocks:
       key = messages.block_key(self._sid, block.sequence)
       transport.put(key, block.data, overwrite=False)
-      # Announced last: the trainer downloads what is announced.
+      # Last: the trainer downloads what is announced.
       key = messages.announcement_key(self._sid, block.sequence)
       transport.put(key, b"1")
       self._unacked.sent(block)
 
   def _poll(self, transport: base.Transport) -> None:
-    """Reads the trainer's messages to this searcher, and to all."""
+    """Reads the trainer's messages."""
     work = self._get(transport, messages.work_key(self._sid), "work")
     if work is not None and work["epoch"] > self.epoch:
       self._check_trainer(transport)
@@ -431,11 +415,10 @@ class QueueClient:
       self._next_stop_poll = time.monotonic() + _STOP_EVERY_S
 
   def _poll_stop(self, transport: base.Transport) -> None:
-    """Reads the stop message, where it is meant for this searcher.
+    """Reads the stop message.
 
-    Not that of an older epoch, whose trainer was replaced. A searcher that has
-    served no trainer came after the message: it leaves only where the run is
-    done, because it may have been started for the next trainer.
+    One of an older epoch is ignored. A searcher without a trainer yet leaves
+    only if the run is done: it may have been started for the next trainer.
     """
     stop = self._get(transport, messages.STOP_KEY, "stop")
     if stop is None or stop["epoch"] < self.epoch:
@@ -447,7 +430,7 @@ class QueueClient:
   def _get(
       self, transport: base.Transport, key: str, kind: str
   ) -> dict[str, Any] | None:
-    """Returns the trainer's message under a key, None where there is none."""
+    """Returns the trainer's message under a key, None without a valid one."""
     data = transport.get(key)
     if data is None:
       return None
@@ -458,9 +441,9 @@ class QueueClient:
       return None
 
   def _join(self, transport: base.Transport) -> list[int]:
-    """Returns [store generation, number]: later for a newer process of a slot.
+    """Returns [store generation, number], larger for a newer process of a slot.
 
-    The store gives the number; a host's clock may be set back.
+    The number is from the store, since a host's clock may be set back.
     """
     directory = f"join/{self._lease['slot']}"
     names = [key.rpartition("/")[2] for key in transport.list(directory)]

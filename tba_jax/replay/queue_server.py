@@ -1,16 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trainer's end of the queue: one thread between the store and the journal.
+"""Trainer's end of the queue: a thread between the store and the journal.
 
-A block is checked, journaled (synced), handed to the trainer's thread,
-acknowledged (in one message with the grants) and removed from the store, in
-this order. A crash between two of these steps loses nothing and counts nothing
-twice: the journal is replayed, and blocks below a searcher's watermark are
-duplicates. While the journal has no room, blocks stay in the store without
-acknowledgement, so the searchers run out of credits and wait.
+A block is checked, journaled, handed to the trainer's thread, acknowledged and
+deleted from the store, in this order, so that a crash at any point loses
+nothing and counts nothing twice: the journal is replayed, and blocks below a
+searcher's watermark are duplicates. While the journal is full, blocks stay in
+the store unacknowledged, and searchers run out of credits and wait.
 
-The same thread grants prompts, reads leases and writes the run's live state, so
-the trainer's own thread never talks to the store.
+The same thread grants prompts, reads leases and writes the run's status.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,30 +32,30 @@ from tba_jax.system import worker
 from tba_jax.transport import base
 from tba_jax.transport import wire
 
-# A gap in a searcher's sequence that lasts so long will not be filled: the
-# journal that held the missing blocks is gone.
+# A gap in a searcher's sequence that lasts this long is permanent: the journal
+# that had the missing blocks is lost.
 GAP_S = 6.0
-# A poll downloads blocks until it has so much; the rest waits in the store.
+# A poll stops downloading blocks at this size.
 MAX_POLL_BYTES = 32 << 20
 
-# Pauses between polls: while the trainer waits, while it works, and at most.
+# Poll interval: while the trainer waits, while it works, and at most.
 _URGENT_TICK_S = 0.002
 _TICK_S = 0.02
 _LONGEST_TICK_S = 0.1
-# Pause between polls as a share of the time since a block came.
+# Poll interval as a share of the time since the last block.
 _TICK_SHARE = 0.05
 _FULL_RETRY_S = 0.25
-# Pauses between reads of the leases: at least, and as a multiple of the time
-# that a read takes (there may be thousands of leases).
+# Time between reads of the leases: at least, and as a multiple of the time that
+# a read takes (there may be thousands of leases).
 _LEASES_EVERY_S = 0.25
 _LEASES_EVERY_TIMES = 20
-# What a trainer announces in a store is written again so often, in case
-# somebody has deleted or overwritten it.
+# The trainer's announcement is rewritten periodically, in case somebody has
+# deleted or overwritten it.
 _ANNOUNCE_EVERY_S = 5.0
 
 
 class StoreLockedError(ValueError):
-  """The store serves the trainer of another directory."""
+  """The store is used by the trainer of another run directory."""
 
 
 def lock_store(
@@ -67,7 +65,7 @@ def lock_store(
     owner: str,
     place: str,
 ) -> None:
-  """Takes the run lock of a store; does nothing where the owner has it.
+  """Takes the run lock of a store, unless `owner` has it already.
 
   Two trainers on one store would grant the same prompts twice and acknowledge
   each other's blocks.
@@ -75,8 +73,8 @@ def lock_store(
   Args:
     transport: of the calling thread.
     run: the run.
-    owner: name of the trainer's directory; a copy of it has the same.
-    place: of the directory, for the error message.
+    owner: id of the trainer's directory, kept by a copy of it.
+    place: of the directory, for the message.
 
   Raises:
     StoreLockedError: another trainer's directory has the lock.
@@ -89,7 +87,7 @@ def lock_store(
   try:
     other, _ = messages.decode(run, key, held or b"", "lock")
   except wire.WireError:
-    transport.put(key, data)  # Written by somebody without the run's secret.
+    transport.put(key, data)  # Not written by a process of this run.
     return
   if other["owner"] != owner:
     raise StoreLockedError(
@@ -100,12 +98,12 @@ def lock_store(
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-  """A block as it came.
+  """A downloaded block.
 
   sid, sequence: searcher, and number of the block.
-  data: as sent, for the journal.
-  header: of the wire message, its fields checked.
-  arrays: not checked yet.
+  data: the wire message, for the journal.
+  header: of the message, with checked fields.
+  arrays: of the message, not checked yet.
   """
 
   sid: str
@@ -122,14 +120,14 @@ class Block:
 class Ingest:
   """Downloads announced blocks in order, each once.
 
-  Searchers number their blocks from 0. A searcher's *watermark* is the number
-  wanted next: a block below it is a duplicate, one above it waits for those
-  before it.
+  Searchers number their blocks from 0. A searcher's *watermark* is the next
+  expected number: a block below it is a duplicate, one above it waits for the
+  missing ones.
 
-  watermarks: by searcher; they move only by `take`.
-  num_duplicates: announced copies of blocks that were taken before.
+  watermarks: by searcher; only `take` raises them.
+  num_duplicates: duplicates seen.
   unanswered: searchers that wait for an acknowledgement.
-  more: the last download stopped at its limit.
+  more: whether the last download stopped at its limit.
   """
 
   def __init__(
@@ -152,23 +150,20 @@ class Ingest:
     self._gaps: dict[str, float] = {}
 
   def take(self, sid: str, sequence: int) -> None:
-    """Notes that a block is in the journal: its copies are duplicates now."""
+    """Records that a block is in the journal."""
     self.watermarks[sid] = sequence + 1
     self.unanswered.add(sid)
 
   def forget_gaps(self) -> None:
-    """Restarts the wait for missing blocks, after a store was lost."""
+    """Restarts the wait for missing blocks, after the store was lost."""
     self._gaps.clear()
 
   def download(
       self, transport: base.Transport
   ) -> tuple[list[Block], list[str]]:
-    """Returns new blocks in order, and keys that can be deleted.
+    """Returns new blocks in order, and keys to delete.
 
     Stops after `MAX_POLL_BYTES`.
-
-    Raises:
-      TransportError: as of the transport.
     """
     directory = f"new/{messages.PARTITION}"
     blocks, useless = [], []
@@ -177,7 +172,7 @@ class Ingest:
     for key in transport.list(directory):
       sid, sequence = _parse(key, directory)
       if sequence < 0:
-        error = wire.WireError("header", "not the key of a block")
+        error = wire.WireError("header", "not a block's key")
         self._refusals.add(key, error)
         useless.append(key)
         continue
@@ -225,7 +220,7 @@ class Ingest:
 
 
 def _parse(key: str, directory: str) -> tuple[str, int]:
-  """Returns searcher and sequence of an announcement's key, -1 if malformed."""
+  """Returns sid and sequence of an announcement's key; -1 if malformed."""
   sid, _, number = key[len(directory) + 1 :].rpartition("/")
   is_number = len(number) == 12 and number.isascii() and number.isdecimal()
   return sid, int(number) if sid and is_number else -1
@@ -245,10 +240,10 @@ class _Entry:
 
 
 class LeaseTable:
-  """Leases as last read, judged by the reader's own clock.
+  """Searchers' leases, timed by the reader's own clock.
 
-  A searcher is gone when its lease has not changed for `lease_s`, when the
-  lease is final, or when a newer process has joined in the same slot.
+  A searcher is gone when its lease has not changed for `lease_s`, is final, or
+  a newer process has joined in the same slot.
   """
 
   def __init__(
@@ -259,14 +254,11 @@ class LeaseTable:
     self._entries: dict[str, _Entry] = {}
     self._gone: set[str] = set()
     self._replaced: set[str] = set()
-    # Cache of `alive`, None after a change.
+    # Cache of `alive`; None after a change.
     self._alive: dict[str, dict[str, Any]] | None = None
 
   def update(self, leases: dict[str, dict[str, Any]]) -> None:
-    """Takes new leases by sid.
-
-    A missing lease is kept as it was: the store may have been lost.
-    """
+    """Updates leases by sid; a missing one is kept: the store may be lost."""
     now = self._clock()
     self._alive = None
     for sid, lease in leases.items():
@@ -279,13 +271,13 @@ class LeaseTable:
           self._gone.discard(sid)
 
   def excuse(self) -> None:
-    """Restarts every searcher's lease, after the reader was cut off."""
+    """Restarts the time of every lease, after the store was unreachable."""
     now = self._clock()
     for entry in self._entries.values():
       entry.changed_at = now
 
   def alive(self) -> dict[str, dict[str, Any]]:
-    """Returns the leases of the searchers that are not gone; do not change."""
+    """Returns the leases of searchers that are not gone; read-only."""
     if self._alive is None:
       self._alive = {
           sid: entry.lease
@@ -295,10 +287,7 @@ class LeaseTable:
     return self._alive
 
   def all(self) -> dict[str, dict[str, Any]]:
-    """Returns the last lease of every searcher, also of those that are gone.
-
-    Each with `age_s`, seconds since it changed, and `alive`.
-    """
+    """Returns every searcher's last lease, with its `age_s` and `alive`."""
     alive = self.alive()
     return {
         sid: {**entry.lease, "age_s": self.age_s(sid), "alive": sid in alive}
@@ -306,11 +295,11 @@ class LeaseTable:
     }
 
   def age_s(self, sid: str) -> float:
-    """Returns the seconds since the lease of a searcher changed."""
+    """Returns the seconds since a searcher's lease changed."""
     return self._clock() - self._entries[sid].changed_at
 
   def take_gone(self) -> dict[str, str]:
-    """Returns sid -> cause of the searchers newly gone, each once."""
+    """Returns sid -> cause of the searchers gone since the last call."""
     newest: dict[str, tuple[list[int], str]] = {}
     for sid, entry in self._entries.items():
       candidate = entry.lease["joined"], sid
@@ -332,7 +321,7 @@ class LeaseTable:
     return out
 
   def totals(self, sid: str) -> dict[str, int]:
-    """Returns what the searcher last announced to have generated."""
+    """Returns the totals that the searcher last announced."""
     return self._entries[sid].lease["totals"]
 
 
@@ -356,11 +345,7 @@ class LeaseReader:
     return self._clock() >= self._due_at
 
   def read(self, transport: base.Transport) -> dict[str, dict[str, Any]]:
-    """Returns sid -> lease of those that changed; deletes what is no lease.
-
-    Raises:
-      TransportError: as of the transport.
-    """
+    """Returns sid -> lease of those that changed; deletes invalid ones."""
     start = self._clock()
     before, self._read = self._read, transport.list("live")
     found = {}
@@ -382,10 +367,10 @@ class LeaseReader:
 
 @dataclasses.dataclass
 class PollStats:
-  """Sums over the server's polls.
+  """Totals over the server's polls.
 
-  empty, empty_s: polls that found no block, and their seconds.
-  served, served_s: polls that found blocks; answers to searchers included.
+  empty, empty_s: polls that found no block, and their time.
+  served, served_s: polls that found blocks, and their time with the answers.
   blocks: found.
   """
 
@@ -396,7 +381,6 @@ class PollStats:
   blocks: int = 0
 
   def add(self, seconds: float, blocks: int) -> None:
-    """Counts one poll."""
     if blocks:
       self.served += 1
       self.served_s += seconds
@@ -417,12 +401,12 @@ class PollStats:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-  """A journaled event, or acknowledged blocks that the journal has lost.
+  """A record for the trainer's thread.
 
   position: in the journal.
-  header: of a block's message, or of a record with `kind` "gone" (a searcher)
-    or "missing" (blocks).
-  groups: of a block, None where its arrays could not be read.
+  header: of a block, of a departed searcher (`kind` "gone"), or of acknowledged
+    blocks that the journal has lost ("missing").
+  groups: of a block; None if its arrays are invalid.
   """
 
   position: int
@@ -435,15 +419,15 @@ class Record:
 
 
 class QueueServer:
-  """Serves the queue in a thread; hands records over in journal order.
+  """Serves the queue in a thread; hands over records in journal order.
 
-  lock: held by both threads while they touch prompt order, leases or records.
+  lock: held by both threads while they use prompt order, leases or records.
   journal: of the run; the trainer truncates it.
-  flow: admission of the config.
+  flow: flow control of the config.
   leases: of searchers.
-  leaving: searchers that are gone and not yet written off, with the cause.
-  obstacle: why no data comes in, in words; None where nothing is wrong.
-  poll_stats: sums over the polls.
+  leaving: sid -> cause of searchers that are gone and not yet written off.
+  obstacle: why no data is accepted, for messages; None if it is.
+  poll_stats: totals over the polls.
   generation: of the store.
   """
 
@@ -463,11 +447,11 @@ class QueueServer:
 
     Args:
       config: reads `search`, `replay`, `rounds` and `train`.
-      run: the run; `run_directory.Run` serves.
+      run: the run.
       make_transport: makes the thread's own transport.
-      order: of prompts, new; restored from `saved`.
+      order: new; restored from `saved`.
       epoch: the trainer's start count.
-      announce: takes the lock of a store and writes what searchers must know.
+      announce: locks a store and writes what searchers need to know.
       on_event: called with (kind, message).
       saved: `ReplayService.get_state` of a checkpoint.
     """
@@ -495,7 +479,7 @@ class QueueServer:
     self._wake = threading.Event()
     self._worker: worker.Worker | None = None
     self._pending: list[Record] = []
-    # Downloaded blocks that the journal has no room for.
+    # Downloaded blocks for which the journal has no room.
     self._held: list[Block] = []
     self._work_count = 0
     self._status: dict[str, Any] | None = None
@@ -512,7 +496,7 @@ class QueueServer:
     if saved:
       order.set_state(saved["order"])
       if not self._ack_log.existed:
-        message = "the journal is gone; blocks since the checkpoint may be lost"
+        message = "no journal found; blocks since the checkpoint may be lost"
         on_event("journal_missing", f"{run.workdir / 'replay'}: {message}")
     self._grants = scheduler.Grants(
         order,
@@ -529,7 +513,7 @@ class QueueServer:
 
   @property
   def counts(self) -> dict[str, int]:
-    """Returns how many messages were refused, and how many came twice."""
+    """Numbers of refused messages and of duplicate blocks."""
     return {
         "refused": self._refusals.count,
         "wire_duplicates": self._ingest.num_duplicates,
@@ -537,12 +521,12 @@ class QueueServer:
 
   @property
   def acknowledged(self) -> dict[str, list[int]]:
-    """Returns sid -> [next sequence, *totals] of acknowledged blocks."""
+    """sid -> [next sequence, *totals] of acknowledged blocks."""
     return self._ack_log.marks
 
   @property
   def urgent(self) -> bool:
-    """True while the trainer waits for data; set by the one that waits."""
+    """Whether the trainer waits for data; set by its thread."""
     return self._interval.waiting
 
   @urgent.setter
@@ -554,7 +538,6 @@ class QueueServer:
         self._wake.set()
 
   def start(self) -> None:
-    """Starts the thread."""
     self._worker = worker.Worker("queue_server", self._serve, close_s=10.0)
 
   def close(self) -> None:
@@ -563,13 +546,13 @@ class QueueServer:
       if self._worker is not None:
         self._wake.set()
         self._worker.close()
-    except Exception as error:  # `check` has raised it.
+    except Exception as error:  # Already raised by `check`.
       logging.warning("queue server: %s", error)
     finally:
       self.journal.close()
 
   def check(self) -> None:
-    """Raises TransportError where the thread has ended with an error."""
+    """Raises TransportError if the thread has ended with an error."""
     try:
       if self._worker is not None:
         self._worker.check()
@@ -578,7 +561,7 @@ class QueueServer:
       raise base.TransportError(message) from error
 
   def admit(self, limit: int) -> None:
-    """Lets positions below `limit` be granted."""
+    """Admits positions below `limit`."""
     with self.lock:
       if self._grants.admit(limit):
         self._wake.set()
@@ -593,20 +576,20 @@ class QueueServer:
     return taken
 
   def heard(self) -> dict[str, dict[str, Any]]:
-    """Returns `LeaseTable.all`, from any thread."""
+    """Returns `LeaseTable.all`; for any thread."""
     with self.lock:
       return self.leases.all()
 
   def set_status(self, status: dict[str, Any]) -> None:
-    """Sets what `status/run` shows from the next tick on."""
+    """Sets the content of `status/run`."""
     self._status = status
 
   def stop_searchers(self, *, done: bool) -> None:
-    """Asks all searchers to deliver and leave; `done` at the run's end."""
+    """Asks all searchers to deliver and leave; `done` at the end of the run."""
     self._stop_message = {"done": done}
 
   def _replay(self, saved: Mapping[str, Any]) -> None:
-    """Restores pending records from the journal behind the checkpoint."""
+    """Restores pending records from the journal after the checkpoint."""
     start = saved.get("applied", self.journal.start)
     for position, payload in self.journal.replay(start):
       try:
@@ -615,7 +598,7 @@ class QueueServer:
         self._on_event("journal_refused", f"record at {position}: {error}")
         continue
       self._note(position, header, arrays)
-    # A searcher whose acknowledgement was lost sends its blocks again.
+    # A searcher that missed its acknowledgement will send the blocks again.
     self._ingest.unanswered.clear()
     marks = dict(saved.get("acknowledged", {}))
     for sid, mark in self._ack_log.marks.items():
@@ -648,7 +631,7 @@ class QueueServer:
       if groups:
         self._grants.deliver(sid, {g.position for g in groups})
       else:
-        # The searcher is gone, or nobody knows which prompts it meant.
+        # The searcher is gone, or the block's prompts are unknown.
         self._grants.forget(sid)
       self.lock.notify_all()
 
@@ -684,20 +667,20 @@ class QueueServer:
     transport.close()
 
   def _begin_store(self, transport: base.Transport, is_new: bool) -> None:
-    """Announces the trainer; in a new store also what its searchers hold."""
+    """Announces the trainer, and in a new store all granted blocks."""
     now = time.monotonic()
     if is_new or now >= self._announce_at:
       self._announce(transport)
       self._announce_at = now + _ANNOUNCE_EVERY_S
     if is_new:
-      # An earlier trainer may have left its stop message.
+      # An earlier trainer may have left a stop message.
       if self._stop_message is None:
         transport.delete(messages.STOP_KEY)
       with self.lock:
         self._grants.announce_again()
 
   def _poll(self, transport: base.Transport, *, grants: bool = True) -> int:
-    """Takes in what has come and answers; returns the number of blocks."""
+    """Ingests blocks and answers; returns the number of blocks."""
     useless: list[str] = []
     if not self._held:
       self._held, useless = self._ingest.download(transport)
@@ -721,7 +704,7 @@ class QueueServer:
 
   def _set_obstacle(self, error: journal_lib.JournalFullError) -> None:
     if self.obstacle is None:
-      self._on_event("journal_full", f"no data is taken in: {error}")
+      self._on_event("journal_full", f"no data is accepted: {error}")
     self.obstacle = f"the journal has no room: {error}"
 
   def _clear_obstacle(self) -> None:
@@ -730,7 +713,7 @@ class QueueServer:
       self._on_event("journal_room", "the journal has room again")
 
   def _answer(self, transport: base.Transport, grants: bool) -> None:
-    """Writes acknowledgements, and grants where something is admitted."""
+    """Writes acknowledgements and grants."""
     with self.lock:
       alive = self.leases.alive() if grants and not self._stop_message else {}
       unanswered = set(self._ingest.unanswered)
@@ -757,7 +740,8 @@ class QueueServer:
       self._write_off(transport, sid, cause)
 
   def _write_off(self, transport: base.Transport, sid: str, cause: str) -> None:
-    # Its blocks in the store count first.
+    """Counts what a departed searcher did not deliver as lost."""
+    # Ingest its blocks in the store first.
     self._poll(transport, grants=False)
     while self._ingest.more and not self._held:
       self._poll(transport, grants=False)
@@ -782,7 +766,7 @@ class QueueServer:
   def _write_status(self, transport: base.Transport) -> None:
     status, self._status = self._status, None
     if status is not None:
-      # Through JSON, so that a tuple or a NumPy number is an error here.
+      # A round trip, so that what is not JSON is an error here.
       status = json.loads(json.dumps(status))
       key = messages.STATUS_KEY
       transport.put(key, self._encode(key, status))

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Storage of completions: one table of columns, and the rows of each prompt.
+"""Storage of completions: a table of columns, and the rows of each prompt.
 
-Rows are reused. An *id* counts arrivals and is never reused, so a lookup by id
-tells whether the completion has been evicted.
+Rows are reused, *ids* are not: an id counts arrivals, so a lookup by id tells
+whether the completion has been evicted.
 """
 
 import bisect
@@ -14,7 +14,7 @@ import numpy as np
 _MIN_ROWS = 1024
 
 # Integer columns and their types in draws and checkpoints. The table keeps them
-# in one array, so that the integers of a row are next to each other.
+# in one array, so that a row's integers are adjacent in memory.
 _INTEGERS = {
     "ids": np.int64,
     "prompt_ids": np.int64,
@@ -35,17 +35,18 @@ _TOKENS = {
 
 
 class RowTable:
-  """Columns over rows, which grow geometrically; rows are freed and reused.
+  """Columns over rows, which grow geometrically; freed rows are reused.
 
   ids: [rows] int64, arrival count of the completion, -1 in a free row.
-  prompt_ids, groups: [rows] int64, the prompt, and the group it arrived in.
+  prompt_ids, groups: [rows] int64, its prompt, and the group it arrived in.
   arrivals: [rows] int64, the step at which it arrived.
   lengths: [rows] int64, tokens with the stop token.
   stopped: [rows] int64, 0 or 1.
-  versions: [rows] int64, step of the params that sampled.
+  versions: [rows] int64, step of the params that sampled it.
   epochs: [rows] int64, start count of the trainer that published them.
   use_counts: [rows] int64, how often it was trained on.
-  ref_versions: [rows] int64, of the cached reference log-probs, -1 for none.
+  ref_versions: [rows] int64, reference policy of `ref_logprobs`, -1 if not
+    cached.
   rewards: [rows] float32.
   tokens: [rows, T] int32, 0 past the length.
   behavior_logprobs, ref_logprobs: [rows, T] float32, nats, 0 past the length;
@@ -68,12 +69,7 @@ class RowTable:
   ref_logprobs: np.ndarray
 
   def __init__(self, num_tokens: int, max_rows: int):
-    """Makes an empty table.
-
-    Args:
-      num_tokens: T.
-      max_rows: growth stops there unless more is needed.
-    """
+    """Makes an empty table for T tokens that grows to about `max_rows`."""
     self._num_tokens = num_tokens
     self._max_rows = max_rows
     self._columns = np.arange(num_tokens)
@@ -96,13 +92,10 @@ class RowTable:
       tokens: np.ndarray,
       behavior_logprobs: np.ndarray,
   ) -> np.ndarray:
-    """Stores completions of one group; returns their rows, [n] int64.
+    """Stores n completions of one group; returns their rows, [n] int64.
 
-    Args:
-      prompt_id, group, arrival, epoch: of all of them.
-      lengths: [n] int; so are stopped, versions and rewards.
-      tokens: [n, W] int, any W, ignored past the length; so is
-        behavior_logprobs.
+    Lengths, stopped, versions and rewards are [n]. Tokens and behavior_logprobs
+    are [n, W] for any W, and ignored past the length.
     """
     count = len(lengths)
     rows = self._allocate(count)
@@ -138,7 +131,7 @@ class RowTable:
     return rows
 
   def integers(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the integer columns of rows of any shape, by name."""
+    """Returns the integer columns at rows of any shape, by name."""
     values = self._integers[rows]
     return {
         name: values[..., i].astype(dtype)
@@ -146,19 +139,15 @@ class RowTable:
     }
 
   def free(self, rows: np.ndarray) -> None:
-    """Frees rows, [n] int; their ids are dead from now on."""
+    """Frees rows, [n] int."""
     self.ids[rows] = -1
     self._free.extend(rows.tolist())
     self._num_live -= len(rows)
 
   def find(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows of ids and whether they are alive.
+    """Returns the rows of ids of any shape, and whether each is still stored.
 
-    Args:
-      ids: any shape, int64.
-
-    Returns:
-      Rows of that shape, 0 where dead, and bool of that shape.
+    The row of an evicted completion is 0.
     """
     order = self._order[self._order_start : self._order_end]
     if not len(order):
@@ -170,7 +159,7 @@ class RowTable:
     return np.where(alive, rows, 0), alive
 
   def oldest(self, count: int) -> np.ndarray:
-    """Returns the rows that arrived first, [count] int64; no more than live."""
+    """Returns the `count` live rows that arrived first, [count] int64."""
     size = count
     while True:
       order = self._order[self._order_start : self._order_end][:size]
@@ -179,7 +168,7 @@ class RowTable:
       if len(rows) >= count:
         break
       size *= 2
-    # Dead entries at the front are skipped from now on.
+    # Later calls skip the entries of freed rows at the front.
     self._order_start += int(alive.argmax())
     return rows[:count]
 
@@ -189,11 +178,11 @@ class RowTable:
     return order[self.ids[order[:, 1]] == order[:, 0], 1]
 
   def whole_groups(self, arrived_from: int, size: int) -> np.ndarray:
-    """Returns rows of the groups that still have `size`, oldest first.
+    """Returns rows of the complete groups, oldest first, [n, size] int64.
 
     Args:
-      arrived_from: the first step whose arrivals count.
-      size: completions of a whole group.
+      arrived_from: first step whose arrivals count.
+      size: number of completions in a complete group.
     """
     rows = self.live_rows()
     rows = rows[self.arrivals[rows] >= arrived_from]
@@ -223,15 +212,11 @@ class RowTable:
     return state
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Takes a state of `get_state`.
-
-    Raises:
-      ValueError: a completion is longer than this table's T.
-    """
+    """Restores a state; raises ValueError if a completion is longer than T."""
     lengths = state["lengths"]
     if len(lengths) and lengths.max() > self._num_tokens:
       raise ValueError(
-          f"saved completions of {lengths.max()} tokens; allowed:"
+          f"saved completions of up to {lengths.max()} tokens; allowed:"
           f" max_completion_tokens={self._num_tokens}"
       )
     self._clear()
@@ -254,17 +239,17 @@ class RowTable:
     self.next_id = int(state["next_id"])
 
   def check_valid(self) -> None:
-    """Raises RuntimeError where the table contradicts itself."""
+    """Raises RuntimeError if the table is inconsistent."""
     rows = self.live_rows()
     if len(rows) != self._num_live:
-      raise RuntimeError(f"{len(rows)} rows in order, {self._num_live} counted")
+      raise RuntimeError(f"{len(rows)} live rows, {self._num_live} counted")
     everywhere = np.concatenate([rows, np.array(self._free, np.int64)])
     if not np.array_equal(np.sort(everywhere), np.arange(self._num_used)):
       raise RuntimeError("a row is neither live nor free, or is both")
     if np.any(np.diff(self.ids[rows]) <= 0):
-      raise RuntimeError("ids do not rise in order of arrival")
+      raise RuntimeError("ids do not increase in order of arrival")
     if np.any(np.diff(self.arrivals[rows]) < 0):
-      raise RuntimeError("arrival steps fall in order of arrival")
+      raise RuntimeError("arrival steps decrease in order of arrival")
     if np.any(self.tokens[rows][~self.token_mask(self.lengths[rows])]):
       raise RuntimeError("a token past its completion's length")
 
@@ -274,7 +259,7 @@ class RowTable:
     self._num_live = 0
     self.next_id = 0
     # (id, row) of all arrivals since the oldest live one. Entries of freed rows
-    # stay until they come first or the array is full.
+    # are removed when they come first or the array is full.
     self._order = np.empty((_MIN_ROWS, 2), np.int64)
     self._order_start = self._order_end = 0
     self._integers = np.empty((0, len(_INTEGERS)), np.int64)
@@ -284,7 +269,7 @@ class RowTable:
     self._grow(0)
 
   def _allocate(self, count: int) -> np.ndarray:
-    """Returns rows that are not in use, [count] int64."""
+    """Returns unused rows, [count] int64."""
     first_reused = len(self._free) - min(count, len(self._free))
     rows = self._free[first_reused:]
     del self._free[first_reused:]
@@ -312,7 +297,7 @@ class RowTable:
     if self._order_end + count > len(self._order):
       order = self._order[self._order_start : self._order_end]
       kept = order[self.ids[order[:, 1]] == order[:, 0]]
-      # As many places free as are taken: constant time a row in the long run.
+      # Doubling makes appends amortized constant time.
       self._order = np.empty((2 * (len(kept) + count) + _MIN_ROWS, 2), np.int64)
       self._order[: len(kept)] = kept
       self._order_start, self._order_end = 0, len(kept)
@@ -341,12 +326,12 @@ class PromptRows:
     return self._rows[self._start : self._end]
 
   def append(self, rows: np.ndarray) -> None:
-    """Adds rows, newest last."""
+    """Appends rows, newest last."""
     end = self._end + len(rows)
     if end > len(self._rows):
       old = self.view()
       needed = len(old) + len(rows)
-      # Half free after a move, so that moves cost constant time a row.
+      # Doubling makes appends amortized constant time.
       target = self._rows
       if 2 * needed > len(target):
         target = np.empty(2 * needed, np.int64)
@@ -356,16 +341,15 @@ class PromptRows:
     self._end = end
 
   def drop_oldest(self, count: int) -> None:
-    """Removes the oldest rows."""
     self._start += count
 
   def remove(self, row: int, ids: np.ndarray) -> None:
-    """Removes a row that is among them; `ids` is the table's column."""
+    """Removes one of the rows; `ids` is the table's column."""
     view = self.view()
     place = bisect.bisect_left(view, ids[row], key=ids.__getitem__)
     view[place:-1] = view[place + 1 :]
     self._end -= 1
 
   def first_after(self, step: int, arrivals: np.ndarray) -> int:
-    """Returns the index of the first row that arrived above `step`."""
+    """Returns the index of the first row that arrived after `step`."""
     return bisect.bisect_right(self.view(), step, key=arrivals.__getitem__)

@@ -12,7 +12,7 @@ import ml_collections
 
 from tba_jax.replay import prompt_order
 
-# Blocks that a searcher may hold without having delivered them.
+# Undelivered blocks that a searcher may hold.
 BLOCKS_AHEAD = 2
 
 
@@ -26,12 +26,12 @@ class Grants:
       prompts_per_round: int,
       version_of: Callable[[int], int],
   ):
-    """Grants nothing before the first `admit`.
+    """Makes a scheduler that has admitted nothing.
 
     Args:
       order: of prompts.
       prompts_per_round: prompts of a full block.
-      version_of: position -> version that must sample it, -1 = the newest.
+      version_of: position -> version that must sample it, -1 for the newest.
     """
     self._order = order
     self._prompts_per_round = prompts_per_round
@@ -42,7 +42,7 @@ class Grants:
     self._changed: set[str] = set()
 
   def admit(self, limit: int) -> bool:
-    """Admits positions below `limit`; returns False where they were."""
+    """Admits positions below `limit`; returns False if they already were."""
     if limit <= self._limit:
       return False
     self._limit = limit
@@ -69,18 +69,18 @@ class Grants:
   def assign(
       self, alive: Collection[str], asked: Collection[str] = ()
   ) -> dict[str, list[Any]]:
-    """Grants admitted positions, each block to the searcher that holds least.
+    """Grants admitted positions, each block to the searcher with the fewest.
 
     Args:
-      alive: the searchers that may be granted something.
-      asked: searchers whose blocks are returned in any case.
+      alive: searchers that may be granted blocks.
+      asked: searchers whose blocks are returned even if unchanged.
 
     Returns:
       sid -> all its blocks, for searchers whose blocks changed. A block is
       [number, version, [(position, prompt_id, visit), …]].
     """
-    # By blocks held, then by name. The heap is not built when nothing is
-    # available: there may be thousands of searchers.
+    # By blocks held, then by name. Not built when nothing is available: there
+    # may be thousands of searchers.
     held = []
     if self._order.available(self._limit):
       held = [(len(self._blocks.get(sid, ())), sid) for sid in alive]
@@ -116,28 +116,28 @@ class Grants:
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-  """How many prompts may be sampled ahead of training, with which version.
+  """Flow control: prompts admitted ahead of training, and their version.
 
-  Staleness is bounded by admission. With F fresh prompts a step, a warm start
-  of W prompts and a lead of n steps, searchers may have sampled at most
+  Admission bounds staleness. With F fresh prompts a step, a warm start of W
+  prompts and a lead of n steps, searchers may have sampled at most
 
       W + F (step + 1 + n)
 
-  prompts when `step` begins, and with `wait_for_fresh` it begins once
+  prompts when `step` begins; with `wait_for_fresh` it begins once
   W + F (step + 1) of them have arrived. No data is dropped for its age.
 
-  In rounds of P prompts and R = N T steps, round q (from 0) has the positions
-  q P to (q + 1) P - 1. All are sampled with the params that began round q - lag
-  and have arrived before the round begins.
+  In rounds of P prompts and R steps, round q (from 0) has the positions q P to
+  (q + 1) P - 1. All are sampled with the params at the start of round q - lag,
+  and have arrived before round q begins.
 
   prompts_per_step: F.
   warm_prompts: W, prompts sampled before the first step.
   lead_steps: n.
-  num_steps: of the run; no prompt is granted beyond what they need.
-  lockstep: data of a step is sampled with the version of that step.
+  num_steps: of the run; no prompt beyond these steps is granted.
+  lockstep: a step's data is sampled with the version of that step.
   wait_for_fresh: a step waits for its own fresh prompts.
-  starvation_s: patience with searchers that deliver nothing.
-  round_prompts: P; 0 = no rounds. With them F, W, n play no part.
+  starvation_s: longest wait without a delivery.
+  round_prompts: P; 0 for no rounds, else F, W and n are not used.
   round_steps: R.
   lag_rounds: 0 or 1.
   """
@@ -155,11 +155,11 @@ class Flow:
 
   @property
   def is_pinned(self) -> bool:
-    """True where each position has one version that must sample it."""
+    """Whether each position must be sampled with one certain version."""
     return self.lockstep or self.round_prompts > 0
 
   def needed(self, step: int) -> int:
-    """Prompts that must be here before `step` begins."""
+    """Returns the number of prompts that must arrive before `step` begins."""
     if self.round_prompts:
       return self.round_prompts * (step // self.round_steps + 1)
     if not self.wait_for_fresh:
@@ -167,7 +167,7 @@ class Flow:
     return self.warm_prompts + self.prompts_per_step * (step + 1)
 
   def admitted(self, step: int) -> int:
-    """Prompts that may be granted while `step` is the next one."""
+    """Returns the number of prompts admitted before `step` begins."""
     if self.round_prompts:
       return self.needed(step)
     lead = 0 if self.lockstep else self.lead_steps
@@ -175,13 +175,13 @@ class Flow:
     return self.warm_prompts + self.prompts_per_step * last
 
   def admitted_next(self, step: int) -> int:
-    """Prompts that may be granted once `step` of a round has begun."""
+    """Returns the number of prompts admitted once `step` of a round began."""
     rounds = self.num_steps // self.round_steps
     last = min(step // self.round_steps + 1 + self.lag_rounds, rounds)
     return self.round_prompts * last
 
   def version_of(self, position: int) -> int:
-    """The version that must sample a position, -1 = the newest."""
+    """Returns the version that must sample a position, -1 for the newest."""
     if self.round_prompts:
       begun = max(0, position // self.round_prompts - self.lag_rounds)
       return begun * self.round_steps
@@ -191,7 +191,7 @@ class Flow:
 
 
 def make_flow(config: ml_collections.ConfigDict) -> Flow:
-  """Returns the admission of a config."""
+  """Returns the flow control that a config describes."""
   search, rounds = config.search, config.rounds
   return Flow(
       prompts_per_step=search.prompts_per_step,

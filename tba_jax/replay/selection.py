@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Selection of prompts and of their completions for a draw (NumPy).
+"""Selection of prompts and of their completions for a batch (NumPy).
 
 Source: Bartoldson et al. 2025 (arXiv:2503.18929) §4.2, with two differences.
-A prompt whose data arrived after it was drawn from the recent window counts as
-undrawn again. And where a pool is refilled in the middle of a batch, prompts
-that the batch already holds come again only when there is no other.
+New data makes a prompt of the recent window undrawn again. If a pool is
+refilled in the middle of a batch, prompts that the batch already has are drawn
+again only if there is no other.
 """
 
 import collections
@@ -20,12 +20,7 @@ def choose_uniform(
 ) -> np.ndarray:
   """Returns indices drawn uniformly, [count] int64.
 
-  Without replacement where `num_items` >= `count`, else with replacement.
-
-  Args:
-    rng: source of randomness.
-    num_items: at least 1.
-    count: how many to draw.
+  Without replacement if `num_items` >= `count`, else with replacement.
   """
   if num_items == count:
     return np.arange(count)
@@ -43,10 +38,9 @@ def choose_by_reward(
 ) -> np.ndarray:
   """Returns indices drawn with weights exp(reward/temperature), [count] int64.
 
-  Without replacement (one after the other, the rest's weights renormalized)
-  where there are `count` items, else with replacement. Without replacement it
-  takes the largest of log weight plus Gumbel noise, which is the same
-  distribution and knows no weight that underflows to 0.
+  Without replacement if there are `count` items, else with replacement. The
+  Gumbel top-k trick draws without replacement and without weights that
+  underflow.
 
   Args:
     rng: source of randomness.
@@ -70,8 +64,8 @@ def choose_by_reward(
 class PromptPool:
   """Keys drawn uniformly without replacement; refilled when exhausted.
 
-  Adding, removing and drawing a key take constant time. Undrawn keys stand
-  first in one list; a change swaps two of its items.
+  Adding, removing and drawing a key take constant time: undrawn keys come first
+  in one list, and each change swaps two items.
   """
 
   def __init__(self):
@@ -90,7 +84,7 @@ class PromptPool:
     return self._num_undrawn
 
   def add(self, key: int) -> None:
-    """Puts a key among the undrawn; a key that was drawn is so again."""
+    """Adds a key, or makes a drawn one undrawn again."""
     position = self._position.get(key)
     if position is None:
       position = len(self._items)
@@ -101,7 +95,7 @@ class PromptPool:
       self._num_undrawn += 1
 
   def remove(self, key: int) -> None:
-    """Takes a key out of the pool. Raises KeyError where it is not in it."""
+    """Removes a key; raises KeyError if it is not in the pool."""
     position = self._position[key]
     if position < self._num_undrawn:
       self._num_undrawn -= 1
@@ -112,19 +106,15 @@ class PromptPool:
     del self._position[key]
 
   def draw(self, rng: np.random.Generator, count: int) -> list[int]:
-    """Returns `count` keys; none twice unless `count` exceeds the pool.
-
-    Args:
-      rng: source of randomness.
-      count: of keys.
+    """Returns `count` keys, distinct unless `count` exceeds the pool.
 
     Raises:
-      ValueError: keys are asked of an empty pool.
+      ValueError: the pool is empty.
     """
     if count and not self._items:
-      raise ValueError(f"{count} keys asked of an empty pool")
+      raise ValueError(f"cannot draw {count} keys from an empty pool")
     out: list[int] = []
-    # Of this call, the keys drawn since the pool last began anew.
+    # Keys of this call drawn since the last refill.
     held = 0
     while len(out) < count:
       if not self._num_undrawn:
@@ -146,17 +136,17 @@ class PromptPool:
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Takes a state of `get_state`; draws then go on as they would have."""
+    """Restores a state; later draws are the same as in the saved pool."""
     self._items = state["items"].tolist()
     self._position = {key: i for i, key in enumerate(self._items)}
     self._num_undrawn = int(state["num_undrawn"])
 
   def check_valid(self) -> None:
-    """Raises RuntimeError where the pool contradicts itself."""
+    """Raises RuntimeError if the pool is inconsistent."""
     if not 0 <= self._num_undrawn <= len(self._items):
-      raise RuntimeError("more keys are undrawn than there are")
+      raise RuntimeError("more keys are undrawn than are in the pool")
     if self._position != {key: i for i, key in enumerate(self._items)}:
-      raise RuntimeError("keys do not stand where the pool looks for them")
+      raise RuntimeError("positions do not match the keys")
 
   def _swap(self, i: int, j: int) -> None:
     items = self._items
@@ -165,15 +155,16 @@ class PromptPool:
     self._position[items[j]] = j
 
   def _refill(self, held: int) -> int:
-    """Makes all keys undrawn but the last `held` drawn; returns how many stay.
+    """Makes all keys but the last `held` drawn undrawn; all if none is left.
 
-    Where these are all keys, they become undrawn too.
+    Returns:
+      The number of keys that stay drawn.
     """
     num_items = len(self._items)
     if held >= num_items:
       self._num_undrawn = num_items
       return 0
-    # The last drawn stand first now that nothing is undrawn.
+    # With nothing undrawn, the last drawn keys come first.
     for i in range(min(held, num_items - held)):
       self._swap(i, num_items - 1 - i)
     self._num_undrawn = num_items - held
@@ -181,10 +172,10 @@ class PromptPool:
 
 
 class RecentPool:
-  """The prompts with data of the recent window, undrawn ones first.
+  """Pool of prompts with recent data.
 
-  Data is recent at step t when it arrived at a step above t - window_steps.
-  New data makes a prompt undrawn; when all are drawn, all are undrawn again.
+  Data is recent at step t if it arrived after step t - window_steps. New data
+  makes a prompt undrawn again.
   """
 
   def __init__(self, window_steps: int):
@@ -201,14 +192,14 @@ class RecentPool:
     return key in self._pool
 
   def add(self, key: int, step: int) -> None:
-    """Notes data that arrived at a step, which must never fall."""
+    """Records data that arrived at a step, which must not decrease."""
     if self._last.get(key) != step:
       self._last[key] = step
       self._arrivals.append((step, key))
     self._pool.add(key)
 
   def remove(self, key: int) -> None:
-    """Takes a key out where it is in the pool."""
+    """Removes a key if it is in the pool."""
     if self._last.pop(key, None) is not None:
       self._pool.remove(key)
 
@@ -217,7 +208,7 @@ class RecentPool:
     oldest = step - self._window_steps
     while self._arrivals and self._arrivals[0][0] <= oldest:
       arrived, key = self._arrivals.popleft()
-      # Later data, or none any more, leaves this entry without meaning.
+      # Ignore the entry if later data arrived, or the key was removed.
       if self._last.get(key) == arrived:
         self.remove(key)
 
@@ -234,13 +225,13 @@ class RecentPool:
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Takes a state of `get_state`; draws then go on as they would have."""
+    """Restores a state; later draws are the same as in the saved pool."""
     self._pool.set_state(state["pool"])
     self._arrivals = collections.deque(map(tuple, state["arrivals"].tolist()))
     self._last = {key: step for step, key in state["last"].tolist()}
 
   def check_valid(self) -> None:
-    """Raises RuntimeError where the pool contradicts itself."""
+    """Raises RuntimeError if the pool is inconsistent."""
     self._pool.check_valid()
     if len(self._last) != len(self._pool) or any(
         key not in self._pool for key in self._last

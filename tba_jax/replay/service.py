@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Replay as the trainer's loop uses it: admit, wait, draw, account.
+"""Replay for the trainer's loop: admits prompts, waits for data, draws batches.
 
-The queue server hands over records in journal order. They are applied here, on
-the trainer's own thread and only between steps, so buffer, watermarks, prompt
-order and ledger always describe the same prefix of the journal. A checkpoint
-holds that prefix; the rest is replayed.
+Records from the queue server are applied in journal order, on the trainer's
+thread and between steps, so buffer, watermarks, prompt order and ledger always
+reflect the same prefix of the journal. A checkpoint has the state after that
+prefix; the rest is replayed.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,11 +25,9 @@ Amount = ledger_lib.Amount
 
 
 class ReplayService:
-  """Owner of buffer and ledger. All methods belong to the trainer's thread.
+  """Owns buffer and ledger; used by the trainer's thread alone.
 
-  buffer: of completions.
-  ledger: of the run.
-  rejected: completions by reason, since this process started.
+  rejected: number of completions by reason, since this process started.
   """
 
   def __init__(
@@ -45,15 +43,15 @@ class ReplayService:
       ] = lambda groups: groups,
       saved: Mapping[str, Any] | None = None,
   ):
-    """Restores the data side of a checkpoint.
+    """Makes the service; restores a saved state.
 
     Args:
       config: reads `sampling.max_prompt_tokens`.
       server: made with the same `saved`.
       buffer: empty.
-      vocab_size: tokens are below it.
+      vocab_size: upper bound of token ids.
       on_event: called with (kind, message).
-      score_groups: gives groups their rewards, where searchers do not.
+      score_groups: rewards groups, if searchers do not.
       saved: `get_state` of a checkpoint.
     """
     self.buffer = buffer
@@ -78,25 +76,25 @@ class ReplayService:
       self._watermarks = dict(saved["watermarks"])
 
   def open(self, step: int) -> None:
-    """Admits what `step` needs, so that searchers begin; does not wait."""
+    """Admits what `step` needs, without waiting."""
     if not self._begun:
       self._begun = True
       self.buffer.begin_epoch(self._server.epoch, step)
     self._server.admit(self._flow.admitted(step))
 
   def open_next(self, step: int) -> None:
-    """Admits the round after the step's own; for rounds with a lag.
+    """Admits the round after the step's own, for rounds with a lag.
 
-    To be called once the step has begun: all of its round has arrived then, and
-    no searcher that waits for a version holds a prompt that the trainer awaits.
+    Call it once the step has begun, that is when its round has arrived: then no
+    searcher waiting for a version has a prompt that the trainer waits for.
     """
     self._server.admit(self._flow.admitted_next(step))
 
   def is_ready(self, step: int) -> bool:
     """Returns whether `begin_step` would not wait and may be called early.
 
-    Never in lockstep, nor where a round begins: there a batch is drawn after
-    the whole step before it, even if a journal has its data already.
+    Never in lockstep or at the start of a round, where a batch is drawn only
+    after the previous step is complete.
     """
     flow = self._flow
     if flow.lockstep or (flow.round_prompts and step % flow.round_steps == 0):
@@ -108,13 +106,12 @@ class ReplayService:
   def begin_step(self, step: int, should_stop: Callable[[], bool]) -> bool:
     """Admits, waits for the step's data, and applies what has arrived.
 
-    Waits for searchers, for at most `starvation_s` without any progress.
-
     Returns:
-      False where `should_stop` ended the wait; nothing was applied then.
+      False if `should_stop` ended the wait; nothing was applied then.
 
     Raises:
-      DeadlineExceededError: no searcher delivered in time; it names them.
+      DeadlineExceededError: nothing was delivered for `starvation_s`; names the
+        searchers.
       TransportError: the queue server has ended.
     """
     self.open(step)
@@ -129,13 +126,10 @@ class ReplayService:
     return True
 
   def finish(self, step: int, deadline_s: float) -> dict[str, Any]:
-    """Stops the searchers, takes what they still deliver, closes the ledger.
+    """Stops the searchers, applies what they deliver, returns the ledger.
 
-    Waits until every searcher has left, for at most `deadline_s`; those that
-    have not are written off.
-
-    Returns:
-      The closed ledger.
+    Waits for the searchers to leave for at most `deadline_s`, then writes off
+    those that have not.
     """
     self.stop_searchers(deadline_s, done=True)
     self._apply(step, all_records=True)
@@ -148,8 +142,8 @@ class ReplayService:
 
     Args:
       deadline_s: of the wait.
-      done: whether the run is at its end. Where it is only interrupted, a
-        searcher that starts before the next trainer ignores the message.
+      done: whether the run is complete; if it is only interrupted, searchers
+        started before the next trainer ignore the request.
     """
     self._server.stop_searchers(done=done)
     deadline = time.monotonic() + deadline_s
@@ -161,7 +155,7 @@ class ReplayService:
         self._server.lock.wait(0.05)
 
   def account(self) -> dict[str, Any]:
-    """Returns both sides of the ledger; see `Ledger.close`."""
+    """Returns the terms of the ledger; see `Ledger.close`."""
     self._read_leases()
     return self.ledger.close(self.buffer.untrained())
 
@@ -178,10 +172,7 @@ class ReplayService:
   def draw(
       self, num_prompts: int, num_completions: int, step: int
   ) -> buffer_lib.Draw:
-    """Returns a batch: drawn from replay, or the round's next mini-batch.
-
-    Args and raises: as `ReplayBuffer.sample`.
-    """
+    """Returns a batch: drawn from replay, or the round's next mini-batch."""
     flow = self._flow
     if not flow.round_prompts:
       return self.buffer.sample(num_prompts, num_completions, step)
@@ -195,11 +186,11 @@ class ReplayService:
     )
 
   def mark_trained(self, draw: buffer_lib.Draw) -> None:
-    """Counts the drawn completions as used by a step."""
+    """Counts the drawn completions as used."""
     self.ledger.train_first(self.buffer.mark_trained(draw.rows))
 
   def get_state(self) -> dict[str, Any]:
-    """Returns what a checkpoint holds of the data side."""
+    """Returns the state of replay for a checkpoint."""
     with self._server.lock:
       return {
           "applied": self._applied,
@@ -233,15 +224,14 @@ class ReplayService:
       self._server.lock.wait(0.1)
 
   def _num_arrived(self, needed: int) -> int:
-    """Returns the distinct prompts that came; in lockstep the step's own."""
+    """Returns how many prompts arrived; in lockstep, of those needed."""
     return self._order.num_taken(needed if self._flow.is_pinned else None)
 
   def _apply(self, step: int, *, all_records: bool = False) -> None:
-    """Applies pending records, up to the first that comes early for the step.
+    """Applies pending records, up to the first that is early for the step.
 
-    Groups enter the buffer in the order of their positions, so that it does
-    not depend on which searcher was faster. Scoring may take long: it runs
-    without the server's lock.
+    Groups are inserted in order of position, so that the buffer does not depend
+    on which searcher was faster. Scoring may take long, so it runs unlocked.
     """
     arrived: list[types.Group] = []
     rejected = dict(self.rejected)
@@ -263,11 +253,11 @@ class ReplayService:
       self.ledger.evict(result.left_untrained)
 
   def _is_early(self, record: queue_server.Record, step: int) -> bool:
-    """Returns whether a record is data of a later step, found in a journal.
+    """Returns whether a record is data of a later step, found in the journal.
 
-    A trainer that went back to a checkpoint finds there what was sampled since.
-    It takes that in at the pace of its steps: taken at once, it would be all
-    recent now and all stale later.
+    After going back to a checkpoint, the trainer applies the data sampled since
+    at the pace of its steps: applied at once, it would all be recent now and
+    stale later.
     """
     if not record.groups:
       return False
@@ -280,7 +270,7 @@ class ReplayService:
     )
 
   def _apply_record(self, record: queue_server.Record) -> list[types.Group]:
-    """Accounts for a record; returns the groups that enter the buffer."""
+    """Accounts for a record; returns the groups to insert."""
     header = record.header
     sid, totals = header["sid"], _amount(header["totals"])
     if record.kind == "gone":
@@ -293,7 +283,7 @@ class ReplayService:
       return []
     amount = _amount(header["amount"])
     self._watermarks[sid] = header["sequence"] + 1
-    # Generated before this block and never received.
+    # Blocks before this one that were never received.
     self._lose(sid, totals, totals - amount - self.ledger.accepted(sid))
     self.ledger.accept(sid, totals, amount)
     if record.groups is None:
@@ -301,7 +291,7 @@ class ReplayService:
       return []
     kept = []
     for group in record.groups:
-      reason = self._refusal(group)
+      reason = self._reject_reason(group)
       if reason is None:
         kept.append(group)
       else:
@@ -309,14 +299,14 @@ class ReplayService:
     return kept
 
   def _lose(self, sid: str, totals: Amount, lost: Amount) -> None:
-    """Counts acknowledged data that the journal does not have any more."""
+    """Counts acknowledged data that the journal has lost."""
     if min(lost) >= 0 and any(lost):
       self.ledger.accept(sid, totals, lost)
       self.ledger.lost("journal", lost)
       self._on_event("journal_lost", f"{lost.completions} completions of {sid}")
 
-  def _refusal(self, group: types.Group) -> str | None:
-    """Returns why a group is rejected; its position counts as received."""
+  def _reject_reason(self, group: types.Group) -> str | None:
+    """Returns why a group is rejected, or None; marks its position received."""
     position = group.position
     if not self._order.is_plausible(position):
       return "position"

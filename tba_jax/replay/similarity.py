@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Similarity of completions, and which similar ones a buffer keeps (NumPy).
+"""Similarity filter: keeps the best of similar completions in the buffer.
 
 Source: Lee et al. 2025 (arXiv:2405.18540), in the code that they released: an
 edit distance of tokens, or the cosine of sentence embeddings.
@@ -18,13 +18,13 @@ import numpy as np
 from tba_jax import types
 from tba_jax.replay import rows as rows_lib
 
-# (token ids of each completion, without stop tokens) -> [n, D] float32, of
-# length 1.
+# (token ids of each completion, without stop tokens) -> [n, D] float32, rows of
+# unit length.
 EmbedFn = Callable[[Sequence[np.ndarray]], np.ndarray]
 
 
 class Similarity(abc.ABC):
-  """Compares completions of a prompt; keeps features by row."""
+  """Compares completions of a prompt."""
 
   @abc.abstractmethod
   def features(self, completions: Sequence[np.ndarray]) -> np.ndarray:
@@ -45,20 +45,19 @@ class Similarity(abc.ABC):
     """Returns whether two new completions are similar."""
 
   def store(self, rows: np.ndarray, features: np.ndarray) -> None:
-    """Stores the features of rows."""
-    del rows, features  # Tokens are in the table.
+    """Stores the features of rows, for later `alike`."""
+    del rows, features
 
 
 class EditDistance(Similarity):
   """Similar: an edit distance below `limit` times the sum of both lengths."""
 
   def __init__(self, table: rows_lib.RowTable, limit: float):
-    """Takes the table of the stored completions."""
     self._table = table
     self._limit = limit
 
   def features(self, completions: Sequence[np.ndarray]) -> np.ndarray:
-    return np.zeros(len(completions), np.bool_)  # Tokens are enough.
+    return np.zeros(len(completions), np.bool_)  # None are needed.
 
   def alike(
       self, completion: np.ndarray, feature: np.ndarray, rows: np.ndarray
@@ -84,8 +83,8 @@ class EditDistance(Similarity):
   ) -> np.ndarray:
     size = len(one)
     limit_N = self._limit * (size + lengths_N)
-    # Common tokens in any order give a lower bound of the distance, which
-    # settles most pairs.
+    # The number of common tokens gives a lower bound of the distance, which
+    # decides most pairs.
     columns_T = np.arange(tokens_NxT.shape[1])
     common_N = (
         np.isin(tokens_NxT, one) & (columns_T < lengths_N[:, None])
@@ -103,7 +102,6 @@ class Cosine(Similarity):
   """Similar: a cosine of sentence embeddings above `limit`."""
 
   def __init__(self, embed: EmbedFn, limit: float):
-    """Takes the encoder."""
     self._embed = embed
     self._limit = limit
     self._features = np.zeros((0, 0), np.float32)
@@ -131,7 +129,7 @@ class Cosine(Similarity):
     held, needed = len(self._features), int(rows.max()) + 1
     if needed > held:
       grown = np.zeros((max(2 * held, needed), features.shape[1]), np.float32)
-      if held:  # Before the first ones the width is not known.
+      if held:  # The first features set the width.
         grown[:held] = self._features
       self._features = grown
     self._features[rows] = features
@@ -144,7 +142,7 @@ def edit_distances(
 
       d[i, j] = min(d[i-1, j] + 1, d[i-1, j-1] + [aᵢ ≠ bⱼ], d[i, j-1] + 1)
 
-  The last term, which goes along a row, is a running minimum of d - j.
+  The last term is a running minimum of d - j along the row.
 
   Args:
     one: [n] int.
@@ -171,11 +169,11 @@ _RESTORE_ROWS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class AdmissionPlan:
-  """Effect of an insert, before capacities.
+  """Effect of an insert, before eviction.
 
-  kept: places in the group that enter, in order.
+  kept: indices of the group's completions that enter, in order.
   leaving: rows that they replace.
-  features: of `kept`, by place; empty without similarity.
+  features: by index of `kept`; empty without a similarity.
   """
 
   kept: list[int]
@@ -186,10 +184,9 @@ class AdmissionPlan:
 class Admission:
   """Decides which new completions enter, and which old ones they replace.
 
-  Of similar completions only the one with the highest reward stays: a new one
-  is refused unless its reward is above that of all similar ones, which it then
-  replaces. (Lee et al. 2025, arXiv:2405.18540, compare with the first similar
-  one only, so what stays depends on the order of their buffer.)
+  A completion enters if its reward is above that of all similar ones, which it
+  then replaces. (Lee et al. 2025, arXiv:2405.18540, compare with the first
+  similar one only, so their result depends on the order of the buffer.)
   """
 
   def __init__(
@@ -198,7 +195,6 @@ class Admission:
       table: rows_lib.RowTable,
       embed: EmbedFn | None,
   ):
-    """Takes `config.replay_filter` and the table of stored completions."""
     self._duplicates = config.duplicates
     self._table = table
     self._similarity: Similarity | None = None
@@ -218,9 +214,9 @@ class Admission:
 
     Args:
       group: new completions.
-      kept: places in it, each completion once.
-      copies: for each of `kept` the row that holds it already, or None.
-      rows: of the prompt, oldest first.
+      kept: indices of its distinct completions.
+      copies: for each of `kept`, the stored row with the same tokens, or None.
+      rows: the prompt's rows, oldest first.
     """
     if self._duplicates == "oldest":
       kept = [j for j, row in zip(kept, copies, strict=True) if row is None]

@@ -115,7 +115,7 @@ class RangesTest(parameterized.TestCase):
       ("loss.name", lambda: build.OBJECTIVES),
       ("model.activation", lambda: config_lib.ACTIVATIONS),
       ("model.family", lambda: transformer.FAMILIES),
-      ("replay_filter.evict", lambda: buffer.RULES),
+      ("replay_filter.evict", lambda: buffer.EVICTION_RULES),
       ("model.rope_type", lambda: config_lib.ROPE_TYPES),
   )
   def test_names_are_those_of_the_code(self, key, names):

@@ -100,11 +100,6 @@ class LedgerTest(parameterized.TestCase):
     self.assertEqual(ledger.searchers(), [])
     self.assertTrue(ledger.close((0, 0, 0))["closed"])
 
-  def test_newer_format_is_refused(self):
-    ledger = ledger_lib.Ledger()
-    with self.assertRaisesRegex(ValueError, "format 2"):
-      ledger.set_state({**ledger.get_state(), "format": 2})
-
 
 class RandomRunTest(parameterized.TestCase):
   """A run in small: searchers, a queue, a buffer that is much too small."""
