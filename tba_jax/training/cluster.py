@@ -510,13 +510,7 @@ def _tls_options(tls: locator.Tls | None) -> dict[str, object]:
         " the trainer's processes needs jax 0.11 or newer, here is"
         f" {jax.__version__}; allowed '' or config.trainer.num_processes = 1"
     )
-  return {
-      "mtls_cert_file": tls.cert_file,
-      "mtls_key_file": tls.key_file,
-      "mtls_ca_file": tls.ca_file,
-      # No fall-back to a connection without it.
-      "verify_secure_credentials": True,
-  }
+  return tls.jax_options()
 
 
 def _check_free(address: str) -> None:

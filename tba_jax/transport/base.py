@@ -1,12 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The transport interface: a small ordered map of bytes that processes share.
+"""Transport interface: a small ordered map of bytes shared between processes.
 
-A client is attached to one *generation* of a store, which may be lost at any
-moment with all of its content; the next generation starts empty. After a loss
-every call raises `TransportError` until the client's owner calls `reconnect`
-and writes again what must be there (unacknowledged groups, published params,
-acknowledgements, grants).
+A client is attached to one *generation* of a store. A generation may be lost at
+any time with all of its content; the next one starts empty. After a loss every
+call raises `TransportError` until the client's owner calls `reconnect` and
+writes its data again.
 """
 
 import abc
@@ -14,14 +13,14 @@ from collections.abc import Iterable, Mapping
 
 
 class TransportError(RuntimeError):
-  """The store's generation is lost, or it refused the operation."""
+  """The store's generation is lost, or the store refused the operation."""
 
 
 class DeadlineExceededError(TransportError):
-  """A wait ended at its deadline; the message says for what."""
+  """A wait reached its deadline."""
 
 
-# Values above 4 MB are slow, and gRPC breaks above 2 GiB.
+# Values above 4 MB are slow, and gRPC fails above 2 GiB.
 MAX_VALUE_BYTES = 1 << 28
 
 
@@ -38,8 +37,8 @@ def check_value(key: str, value: bytes) -> None:
   """Raises TypeError or ValueError for a value that cannot be written."""
   if not isinstance(value, bytes):
     raise TypeError(
-        f"value of transport key {key!r} is {type(value).__name__}; allowed"
-        " is bytes"
+        f"value of transport key {key!r} is {type(value).__name__}; allowed:"
+        " bytes"
     )
   if len(value) > MAX_VALUE_BYTES:
     raise ValueError(
@@ -51,59 +50,56 @@ def check_value(key: str, value: bytes) -> None:
 class Transport(abc.ABC):
   """A client of the shared map; each thread needs its own.
 
-  Keys are `/`-separated, with numbers zero-padded so that they list in order.
-  A call blocks for at most the constructor's `deadline_s`; one with several
-  keys for so long without any answer.
+  Keys are `/`-separated, with numbers zero-padded to sort in order. A call
+  blocks for at most the constructor's `deadline_s`; with several keys, for at
+  most that long between two answers.
   """
 
   @property
   @abc.abstractmethod
   def generation(self) -> int:
-    """Number of the store generation that this client uses; only grows."""
+    """Number of the store generation that this client uses."""
 
   @abc.abstractmethod
   def put(self, key: str, value: bytes, *, overwrite: bool = True) -> bool:
     """Writes atomically; False if the key exists and `overwrite` is False.
 
     Raises:
-      TransportError: the generation is lost, and the write may be too.
-      DeadlineExceededError: the store did not answer in time; likewise.
+      TransportError: the generation is lost, and maybe the write.
+      DeadlineExceededError: no answer in time; the write may be lost.
     """
 
   @abc.abstractmethod
   def get(self, key: str) -> bytes | None:
-    """Returns the value; None where there is none now."""
+    """Returns the value, None if there is none."""
 
   @abc.abstractmethod
   def list(self, directory: str) -> dict[str, bytes]:
-    """Returns all values below `directory/` by full key, sorted bytewise."""
+    """Returns all values below `directory/` by key, sorted bytewise."""
 
   @abc.abstractmethod
   def delete(self, key: str) -> None:
     """Removes the key and everything below it; a missing key is no error."""
 
   def put_all(self, values: Mapping[str, bytes]) -> None:
-    """Writes several keys, in any order; the deadline is of the next answer."""
+    """Writes several keys, in any order."""
     for key, value in values.items():
       self.put(key, value)
 
   def delete_all(self, keys: Iterable[str]) -> None:
-    """Removes several keys, in any order; as `delete` and `put_all`."""
+    """Removes several keys as `delete`, in any order."""
     for key in keys:
       self.delete(key)
 
   @abc.abstractmethod
   def reconnect(self, deadline_s: float | None = None) -> int:
-    """Attaches to a live generation and returns its number.
-
-    That is the present one if it is alive, else the next one that the store's
-    host announces.
+    """Attaches to the current or next live generation; returns its number.
 
     Args:
       deadline_s: of the wait; default: the constructor's.
 
     Raises:
-      DeadlineExceededError: none came in time.
+      DeadlineExceededError: no generation was live in time.
     """
 
   @abc.abstractmethod

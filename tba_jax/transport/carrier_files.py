@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carries params as immutable files, in shared memory or on a shared disk.
 
-A version is one file, renamed when it is complete, with each leaf aligned to 64
-bytes for use in place. Readers on the same host map it: they share its pages,
-and keep them when the file is removed. From a remote file system they read it.
+A version is one file, renamed into place when complete, with leaves aligned to
+64 bytes. Readers on the same host map it, share its pages and keep them when
+the file is removed; from a remote file system they read it.
 
-The files lie in a directory of the run, open to its user alone: in
-`publish.directory`, by default in `/dev/shm`, else in the run directory. Orbax
-may also write to an object store (`gs://`).
+The files are in a private directory of the run: in `publish.directory`, by
+default in `/dev/shm`, else in the run directory.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,11 +29,11 @@ from tba_jax.transport import wire
 
 _ALIGN = 64
 _MAX_THREADS = 4
-# Digests computed ahead of the write.
+# Digests that may be pending during a write.
 _AHEAD = 16
 _MEMORY = pathlib.Path("/dev/shm")
-# File systems where a removed file stays readable while it is mapped. On a
-# remote one the reader would get SIGBUS.
+# File systems where a removed file stays readable while it is mapped; on a
+# remote one the reader gets SIGBUS.
 _LOCAL_TYPES = ("tmpfs", "ramfs", "ext4", "ext3", "ext2", "xfs", "btrfs",
                 "zfs", "f2fs", "overlay")  # fmt: skip
 
@@ -44,10 +43,8 @@ def files_directory(
 ) -> pathlib.Path:
   """Returns the directory of a run's params, which need not exist.
 
-  Args:
-    setting: `publish.directory`; an object store is no place for these files.
-    workdir: of the run.
-    run_id: of the run.
+  `setting` is `publish.directory`; if it is in an object store, a local default
+  is returned.
   """
   if setting and not is_remote(setting):
     return pathlib.Path(setting).expanduser().absolute() / f"params-{run_id}"
@@ -57,11 +54,11 @@ def files_directory(
 
 
 def prepare_directory(path: pathlib.Path) -> None:
-  """Makes the directory with mode 0700, or checks the one that is there.
+  """Makes a directory with mode 0700, or checks an existing one.
 
   Raises:
-    ValueError: it or its parent is a link, another user's, or others may enter
-      it.
+    ValueError: it or its parent is a link, another user's, or accessible to
+      others.
   """
   shared = path.parent
   shared.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -76,7 +73,7 @@ def prepare_directory(path: pathlib.Path) -> None:
     ):
       raise ValueError(
           f"config.publish.directory: {folder} must be a directory of this"
-          f" user with mode 0700, it has {stat.S_IMODE(info.st_mode):04o}"
+          f" user with mode 0700; it has {stat.S_IMODE(info.st_mode):04o}"
       )
 
 
@@ -86,14 +83,14 @@ def is_remote(setting: str) -> bool:
 
 
 def shards_directory(setting: str, workdir: pathlib.Path, run_id: str) -> str:
-  """Returns the path or URL of a run's shards; as `files_directory`."""
+  """Returns the path or URL of a run's shards; like `files_directory`."""
   if is_remote(setting):
     return f"{setting.rstrip('/')}/params-{run_id}/shards"
   return str(files_directory(setting, workdir, run_id) / "shards")
 
 
 def prepare_shards(place: str) -> None:
-  """Makes the directory of shards on a file system; as `prepare_directory`."""
+  """Makes the directory of shards, unless it is in an object store."""
   if not is_remote(place):
     path = pathlib.Path(place)
     prepare_directory(path.parent)
@@ -101,12 +98,12 @@ def prepare_shards(place: str) -> None:
 
 
 def remove_directory(path: pathlib.Path) -> None:
-  """Removes a run's params; readers keep what they have mapped."""
+  """Removes a run's params; readers keep their mapped files."""
   shutil.rmtree(path, ignore_errors=True)
 
 
 def is_local(path: pathlib.Path) -> bool:
-  """Returns whether files there may be removed while they are mapped."""
+  """Returns whether files there may be removed while mapped."""
   try:
     mounts = pathlib.Path("/proc/self/mounts").read_text()
   except OSError:
@@ -117,18 +114,14 @@ def is_local(path: pathlib.Path) -> bool:
     _, point, name = line.split(" ")[:3]
     point = point.replace("\\040", " ")
     inside = target == point or target.startswith(point.rstrip("/") + "/")
-    # The later of two mounts on one point hides the other.
+    # A later mount hides an earlier one at the same point.
     if inside and len(point) >= len(best):
       best, kind = point, name
   return kind in _LOCAL_TYPES
 
 
 class Files(carrier.Carrier):
-  """The carrier "files".
-
-  Args:
-    path: directory of the run's params, the same for all of its processes.
-  """
+  """The carrier "files"; `path` is shared by all processes of the run."""
 
   name = "files"
 
@@ -175,7 +168,7 @@ class Files(carrier.Carrier):
     try:
       data = _open(path)
     except FileNotFoundError:
-      # A drop removes the manifest first.
+      # A drop deletes the manifest first.
       if transport.get(f"p/{tag}/meta") is None:
         return None
       raise wire.WireError(
@@ -208,11 +201,11 @@ class Files(carrier.Carrier):
     self._pool.shutdown(wait=False, cancel_futures=True)
 
   def _write(self, file: BinaryIO, leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes all leaves in order; returns what a reader needs."""
+    """Writes all leaves in order; returns `Packed.carried`."""
     digests, pending, position = {}, [], 0
     for name, offset, size in _places(carrier.specs_of(leaves)):
       _write_all(file, memoryview(bytes(offset - position)))
-      # Only one leaf of a device is on the host at a time.
+      # One leaf at a time is copied from the device.
       data = carrier.flat_bytes(leaves[name])
       digests[name] = []
       for piece in carrier.pieces(data):
@@ -228,14 +221,14 @@ class Files(carrier.Carrier):
 
 
 def _open(path: pathlib.Path) -> mmap.mmap | bytes:
-  """Returns the bytes of a file, mapped where that is safe."""
+  """Returns the bytes of a file, mapped if that is safe."""
   with path.open("rb") as file:
     size = os.fstat(file.fileno()).st_size
     if not size or not is_local(path):
       try:
         return file.read()
       except OSError as error:
-        # Removed on its own machine meanwhile.
+        # Removed by the host that has it.
         if error.errno == errno.ESTALE:
           raise FileNotFoundError(path) from error
         raise

@@ -1,18 +1,17 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Carries params as Orbax shards on storage that trainer and searchers share.
+"""Carries params as Orbax shards on storage shared by trainer and searchers.
 
 A version is an immutable folder on a file system or `gs://`. Each process of
-the trainer writes the shards of its devices; a reader fetches those that its
-own devices need, on any mesh. The folder is valid once the manifest names it;
-the manifest has the box and a digest of each shard.
+the trainer writes its devices' shards; a reader fetches those that its own
+devices need, on any mesh. The manifest has each shard's box and digest.
 
 A reader announces in the store (`x/reads/<reader>`) which folder it reads. A
 dropped folder is removed when it has no reader, or after a deadline.
 
 With several processes, process 0 (`Leader`) asks the others (`Helper`) for
 their shards through the key-value store of the trainer's coordinator, in
-threads that no step waits for.
+background threads.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,25 +41,25 @@ from tba_jax.transport import carrier_files
 from tba_jax.transport import jax_kv
 from tba_jax.transport import wire
 
-# Part of an array: [start, stop] of each axis.
+# A part of an array: [start, stop] for each axis.
 Box = list[list[int]]
 
-# Sharding of a leaf that is read, by its path.
+# Path of a leaf -> sharding to read it with.
 Placement = Callable[[str], jax.sharding.Sharding]
 
-# By leaf: box and digest of each shard.
+# Path of a leaf -> (box, digest) of each shard.
 Shards = dict[str, list[tuple[Box, str]]]
 
 _MAX_THREADS = 4
 # Key prefixes in the store of the run, and in that of the coordinator.
 _READS = "x/reads"
 _PREFIX = "tba_shards"
-# A wait in the coordinator's client cannot be interrupted, so none is longer.
+# Longest wait in the coordinator's client, which cannot be interrupted.
 _POLL_S = 1.0
 
 
 def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
-  """Returns the box of an index; axes that it leaves out are whole."""
+  """Returns the box of an index; omitted axes are whole."""
   whole = [slice(None)] * (len(shape) - len(index))
   return [
       list(part.indices(size)[:2])
@@ -69,12 +68,10 @@ def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
 
 
 def box_slices(box: Box) -> tuple[slice, ...]:
-  """Returns the index of a box."""
   return tuple(slice(start, stop) for start, stop in box)
 
 
 def box_size(box: Box) -> int:
-  """Returns the number of elements of a box."""
   return math.prod(stop - start for start, stop in box)
 
 
@@ -86,7 +83,7 @@ def intersect(box: Box, other: Box) -> bool:
 
 
 def filled_from(shape: Sequence[int], parts: Sequence[Box]) -> int:
-  """Returns the size of disjoint boxes; -1 where one is outside the array."""
+  """Returns the size of disjoint boxes; -1 if one is outside the array."""
   for box in parts:
     if len(box) != len(shape) or not all(
         0 <= start <= stop <= length
@@ -99,10 +96,7 @@ def filled_from(shape: Sequence[int], parts: Sequence[Box]) -> int:
 def cut_box(
     box: Box, dtype: np.dtype, pieces: Sequence[tuple[Box, np.ndarray]]
 ) -> np.ndarray:
-  """Returns the array of a box, cut from pieces that together cover it.
-
-  A view where one piece covers it alone, else a new array.
-  """
+  """Returns a box's array from pieces that cover it; a view of a single one."""
   out = np.empty([stop - start for start, stop in box], dtype)
   for place, data in pieces:
     if not intersect(place, box):
@@ -119,7 +113,7 @@ def cut_box(
 
 
 def _within(box: Box, outer: Box) -> Box:
-  """Returns a box relative to the start of another one."""
+  """Returns a box relative to the start of `outer`."""
   return [
       [a - start, b - start]
       for (a, b), (start, _) in zip(box, outer, strict=True)
@@ -127,18 +121,18 @@ def _within(box: Box, outer: Box) -> Box:
 
 
 def write_folder(path: epath.Path, leaves: Mapping[str, Any]) -> Shards:
-  """Writes the shards of this process; returns their boxes and digests.
+  """Writes this process's shards; returns their boxes and digests.
 
-  Not by `ocp.Checkpointer`, which counts its operations equally in all
-  processes: those of another thread would disturb the count.
+  Without `ocp.Checkpointer`, which requires the same sequence of operations in
+  all processes, across threads.
 
   Args:
     path: existing folder, local or `gs://`.
-    leaves: by path, in the same order everywhere; global `jax.Array` with
-      several processes. Empty ones are not written.
+    leaves: by path, in the same order in all processes. Empty ones are not
+      written.
 
   Raises:
-    OSError, ValueError, RuntimeError: of Orbax and TensorStore.
+    OSError, ValueError, RuntimeError: from Orbax and TensorStore.
   """
   tree = {
       _key(i): leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
@@ -160,14 +154,13 @@ def write_folder(path: epath.Path, leaves: Mapping[str, Any]) -> Shards:
 
 
 def merge_folder(path: epath.Path) -> None:
-  """Merges what all processes have written into a folder."""
+  """Merges the shards of all processes in a folder."""
   _handler().finalize(path)
 
 
 def open_array(path: epath.Path, i: int, context: ts.Context) -> ts.Future:
   """Returns a future of the `ts.TensorStore` of a folder's i-th array."""
   text = f"{os.fspath(path)}/"
-  # A path need not be a URL; that of an object store is one.
   base_spec = text if "://" in text else {"driver": "file", "path": text}
   kvstore = {"driver": "ocdbt", "base": base_spec, "path": f"{_key(i)}/"}
   return ts.open(
@@ -176,7 +169,7 @@ def open_array(path: epath.Path, i: int, context: ts.Context) -> ts.Future:
 
 
 def within_deadline(deadline_s: float, call: Callable[[], Any]) -> Any:
-  """Returns the result of a call, which may hang in its storage.
+  """Returns the result of a call, which may hang.
 
   Raises:
     TimeoutError: it took more than `deadline_s`; its thread is abandoned.
@@ -199,7 +192,7 @@ def within_deadline(deadline_s: float, call: Callable[[], Any]) -> Any:
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:
-  # Compressing params costs more time than it saves bytes.
+  # Compression costs more time than it saves.
   return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_compression=False)
 
 
@@ -208,7 +201,7 @@ def _key(i: int) -> str:
 
 
 def _shards(leaf: Any) -> list[tuple[Box, Any]]:
-  """Returns box and data of this process's shards, without replicas."""
+  """Returns box and data of this process's shards, one per replica set."""
   if not math.prod(leaf.shape):
     return []
   if not isinstance(leaf, jax.Array):
@@ -231,10 +224,9 @@ class OrbaxShards(carrier.Carrier):
     path: of the run's folders, local or `gs://`, the same for all processes.
     run_id: of the run.
     secret: key of the run's messages.
-    deadline_s: of writing or reading one version, and of a reader that holds a
-      dropped one.
-    placement: sharding of each leaf that is read; None reads whole leaves to
-      the host.
+    deadline_s: of writing or reading a version, and of readers of a dropped
+      one.
+    placement: shardings to read with; None reads whole leaves to the host.
     peers: asks the trainer's other processes for their shards.
   """
 
@@ -260,20 +252,20 @@ class OrbaxShards(carrier.Carrier):
     self._peers = peers
     self._reader = secrets.token_hex(8)
     self._folders: dict[str, str] = {}
-    # Dropped folders that may still have readers, and since when.
+    # Dropped folders that may still have readers -> time of the drop.
     self._dropped: dict[str, float] = {}
     threads = min(_MAX_THREADS, len(processes.available_cores()))
     self._pool = futures.ThreadPoolExecutor(threads, "shards-hash")
 
   def pack(self, tag: str, leaves: Mapping[str, Any]) -> carrier.Packed:
     folder = f"{tag}.{secrets.token_hex(4)}"
-    # The wait for peers, which names the late one, begins after our own part.
+    # The wait for peers, which names a late one, begins after our own writes.
     deadline_s = self._deadline_s * (1 if self._peers is None else 2)
     try:
       shards = within_deadline(
           deadline_s, lambda: self._write(tag, folder, leaves)
       )
-    # Orbax and TensorStore report a full disk by errors of many types.
+    # Orbax and TensorStore raise many types of errors for a full disk.
     except Exception as error:
       self._dropped[folder] = time.monotonic()
       raise OSError(
@@ -337,7 +329,7 @@ class OrbaxShards(carrier.Carrier):
     transport.put(key, wire.encode_message(message, self._secret))
     there = lambda: transport.get(f"p/{tag}/meta") is not None
     try:
-      # A drop removes the manifest first: while it is there, our entry counts.
+      # A drop deletes the manifest first: while it exists, our entry is seen.
       if not there():
         return None
       return within_deadline(
@@ -347,7 +339,7 @@ class OrbaxShards(carrier.Carrier):
       if there():
         raise
       return None
-    # TensorStore raises ValueError and others, also for a missing file.
+    # TensorStore raises ValueError and others for a missing file.
     except (OSError, ValueError, RuntimeError, TypeError) as error:
       if not there():
         return None
@@ -363,7 +355,7 @@ class OrbaxShards(carrier.Carrier):
     self._pool.shutdown(wait=False, cancel_futures=True)
 
   def _write(self, tag: str, folder: str, leaves: Mapping[str, Any]) -> Shards:
-    """Writes all shards, with the peers; returns boxes and digests."""
+    """Writes all shards, together with the peers."""
     carrier_files.prepare_shards(self._path)
     path = epath.Path(self._path) / folder
     path.mkdir(parents=True, exist_ok=True)
@@ -382,7 +374,7 @@ class OrbaxShards(carrier.Carrier):
   def _read(
       self, folder: str, carried: Mapping[str, Any], specs: carrier.Specs
   ) -> dict[str, Any]:
-    """Returns the leaves, from shards that match the manifest."""
+    """Returns the leaves, from shards whose digests match the manifest."""
     path = epath.Path(self._path) / folder
     if not path.exists():
       raise FileNotFoundError(
@@ -402,7 +394,7 @@ class OrbaxShards(carrier.Carrier):
           for box, digest in shards
           if any(intersect(box, part) for part in wanted)
       ]
-      # All are opened before any is waited for.
+      # Open all before waiting for any.
       opening = needed and open_array(path, i, context)
       reads.append((name, needed, opening))
     begun = []
@@ -437,7 +429,7 @@ class OrbaxShards(carrier.Carrier):
       spec: tuple[tuple[int, ...], np.dtype],
       found: Sequence[tuple[Box, np.ndarray]],
   ) -> Any:
-    """Returns a leaf from its shards, placed where that is asked for."""
+    """Returns a leaf from its shards, on devices if there is a placement."""
     shape, dtype = spec
     for _, data in found:
       if data.dtype != dtype:
@@ -451,7 +443,7 @@ class OrbaxShards(carrier.Carrier):
     return jax.make_array_from_callback(shape, self._placement(name), cut)
 
   def _readers(self, transport: base.Transport) -> dict[str, tuple[str, str]]:
-    """Returns folder and name of each reader, by its key."""
+    """Returns folder and description of each reader, by key."""
     readers = {}
     for key, data in transport.list(_READS).items():
       try:
@@ -472,7 +464,7 @@ class OrbaxShards(carrier.Carrier):
 
 
 def check_cover(name: str, shape: Sequence[int], parts: Sequence[Box]) -> None:
-  """Raises WireError where the shards do not cover the leaf."""
+  """Raises WireError if the shards do not cover the leaf."""
   filled, size = filled_from(shape, parts), math.prod(shape)
   if filled != size:
     raise wire.WireError(
@@ -491,7 +483,7 @@ class Leader:
     client: of the trainer's coordinator.
     num_processes: of the trainer.
     secret: key of the messages.
-    deadline_s: in which each process must have written a version.
+    deadline_s: for the other processes to write a version.
   """
 
   def __init__(
@@ -510,7 +502,7 @@ class Leader:
     self._tag = ""
 
   def begin(self, tag: str, path: str) -> None:
-    """Has the other processes write their shards of a version to a folder."""
+    """Asks the other processes to write their shards of a version."""
     self._count += 1
     self._tag = tag
     message = {"tag": tag, "path": path}
@@ -521,16 +513,16 @@ class Leader:
       )
 
   def collect(self) -> list[Shards]:
-    """Returns what each of them has written, in the order of the processes.
+    """Waits for the others; returns what each has written.
 
     Raises:
-      OSError: a process could not, or did not in time; it is named.
+      OSError: a process failed, or was late; it is named.
     """
     until = time.monotonic() + self._deadline_s
     return [self._answer(process, until) for process in self._others]
 
   def close(self) -> None:
-    """Does nothing: as `Helper.close`."""
+    """Does nothing; for symmetry with `Helper`."""
 
   def _answer(self, process: int, until: float) -> Shards:
     key = _answer_key(process, self._count)
@@ -557,9 +549,9 @@ class Helper:
   Args:
     client: of the trainer's coordinator.
     process: number of this process.
-    copy: returns what is published of params, by path.
+    copy: returns a copy of the published leaves of params, by path.
     secret: key of the messages.
-    deadline_s: in which a version that is asked for must be submitted.
+    deadline_s: for a requested version to be submitted.
   """
 
   def __init__(
@@ -576,16 +568,15 @@ class Helper:
     self._copy = copy
     self._secret = secret
     self._deadline_s = deadline_s
-    # In the order of submission, in which process 0 asks for them.
+    # In order of submission, in which process 0 asks for them.
     self._held: list[tuple[int, Mapping[str, Any]]] = []
     self._changed = threading.Condition()
     self._worker = worker.Worker("shards", self._run, close_s=2 * _POLL_S)
 
   def submit(self, version: int, params: Any) -> None:
-    """Keeps a copy of a version on its devices until it is written.
+    """Keeps a copy of a version on devices until it is written.
 
-    Raises:
-      Exception: what has ended the thread that writes.
+    Raises the writing thread's error, if any.
     """
     self._worker.check()
     leaves = self._copy(params)
@@ -594,12 +585,12 @@ class Helper:
       self._changed.notify_all()
 
   def forget(self, version: int) -> None:
-    """Drops the oldest copy of a version, which will not be asked for."""
+    """Drops the oldest copy of a version, which process 0 will not ask for."""
     with self._changed:
       self._take(version)
 
   def close(self) -> None:
-    """Ends the thread and drops the copies; raises what has ended it before."""
+    """Ends the thread; raises its error, if any."""
     self._worker.close()
 
   def _run(self, stop: threading.Event) -> None:
@@ -609,11 +600,11 @@ class Helper:
         if self._serve(count):
           count += 1
     except jax_kv.KvError as error:
-      # The coordinator is gone, of which the role learns by itself.
+      # The coordinator is lost, which the role finds out by itself.
       logging.warning("no more shards are written: %s", error)
 
   def _serve(self, count: int) -> bool:
-    """Answers a request of process 0; False where none came."""
+    """Answers a request of process 0; False if none came."""
     key = _ask_key(self._process, count)
     try:
       data = self._client.blocking_key_value_get_bytes(key, int(1e3 * _POLL_S))

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carries params through the store, in chunks of 1 MiB under `p/<tag>/<chunk>`.
 
-It works wherever the store does; for params of up to some 100 MB and a few
-readers.
+Works wherever the store does, for params of up to some 100 MB and few readers.
 """
 
 from collections.abc import Mapping
@@ -53,7 +52,7 @@ class Chunks(carrier.Carrier):
         start = i * carrier.PIECE_BYTES
         raise wire.WireError(
             "hash",
-            f"p/{tag}/{i:06d} is torn, with leaves"
+            f"p/{tag}/{i:06d} is corrupt; it has leaves"
             f" {_names_at(specs, start, start + carrier.PIECE_BYTES)}",
         )
       chunks.append(chunk)
@@ -69,7 +68,7 @@ class Chunks(carrier.Carrier):
 
 
 def _names_at(specs: carrier.Specs, first: int, last: int) -> list[str]:
-  """Returns the leaves that have bytes from `first` to `last`."""
+  """Returns the leaves with bytes in [first, last)."""
   names, start = [], 0
   for name, spec in specs.items():
     end = start + carrier.leaf_bytes(*spec)

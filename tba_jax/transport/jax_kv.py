@@ -4,13 +4,12 @@
 
 JAX has no public interface to the key-value store of its coordination service.
 All private names that the package uses are in this file, and `self_test` checks
-that the installed version behaves as needed. They are taken from jaxlib, since
-`import jax` would cost every store child a second.
+the installed version. They come from jaxlib, since `import jax` would cost each
+store process a second.
 
-The library answers many errors of a client with SIGABRT of its process. A
-*detached* client is safe: it connects and then shuts down, which ends its
-heartbeat and its error poll. Set, get, list and delete go on working; blocking
-gets and barriers do not.
+The library aborts the process on many errors of a client. A *detached* client
+is safe: it connects and then shuts down, which ends heartbeat and error polls.
+Set, get, list and delete still work; blocking gets and barriers do not.
 """
 
 from collections.abc import Callable
@@ -36,8 +35,8 @@ KvError = _jax.JaxRuntimeError
 Client = _jax.DistributedRuntimeClient
 Service = _jax.DistributedRuntimeService
 
-# Seconds that never pass: a detached client has no heartbeat to miss, and a
-# connect that gives up would abort the process.
+# In effect infinite, in seconds: a detached client has no heartbeat, and a
+# connect that times out aborts the process.
 _NEVER_S = 10**8
 _CONNECT_S = 10**5
 
@@ -46,12 +45,12 @@ def make_service(address: str, tls: locator.Tls | None = None) -> Service:
   """Starts a service in this process, which ends with the returned object.
 
   Args:
-    address: "unix:/path" or "host:port". Never one that another service had:
-      its old clients would abort on their next operation.
+    address: "unix:/path" or "host:port", never used by another service: its
+      clients would abort on their next operation.
     tls: files of mutual TLS; clients without them are refused.
 
   Raises:
-    RuntimeError: `tls` with a jaxlib that does not offer it.
+    RuntimeError: jaxlib does not support `tls`.
   """
   return _jax.get_distributed_runtime_service(
       address,
@@ -67,7 +66,7 @@ def make_service(address: str, tls: locator.Tls | None = None) -> Service:
 def connect(address: str, tls: locator.Tls | None = None) -> Client:
   """Returns a detached client of the service at `address`.
 
-  Blocks for up to a day, until the service answers: probe the socket first, and
+  Blocks until the service answers, for up to a day: probe the socket first, and
   call it on a thread that may be abandoned.
   """
   _bypass_proxy(address)
@@ -93,30 +92,21 @@ def _tls_options(tls: locator.Tls | None) -> dict[str, object]:
       _jax.get_distributed_runtime_client.__doc__ or ""
   ):
     raise RuntimeError(
-        "config.store.tls_cert_file: mutual TLS needs jaxlib 0.11 or newer,"
-        f" here is {version.__version__}"
+        "config.store.tls_cert_file: mutual TLS needs jaxlib 0.11 or newer;"
+        f" this is {version.__version__}"
     )
-  return {
-      "mtls_cert_file": tls.cert_file,
-      "mtls_key_file": tls.key_file,
-      "mtls_ca_file": tls.ca_file,
-      # No fall-back to a connection without it.
-      "verify_secure_credentials": True,
-  }
+  return tls.jax_options()
 
 
 def distributed_client() -> Client:
-  """Returns the client of `jax.distributed` in this process.
-
-  It is no detached one: it can wait for a key, and ends with its group.
-  """
-  from jax._src import distributed  # The store's children do without jax.
+  """Returns the client of `jax.distributed`, which is not detached."""
+  from jax._src import distributed  # Store processes do not import jax.
 
   return distributed.global_state.client
 
 
 def error_code(error: BaseException) -> str:
-  """Returns the gRPC code that the message begins with, as "NOT_FOUND"."""
+  """Returns the gRPC code of an error, such as "NOT_FOUND"."""
   return str(error).partition(":")[0].strip()
 
 
@@ -124,8 +114,7 @@ def self_test(deadline_s: float = 60.0) -> None:
   """Checks in a child process that this jaxlib's store behaves as needed.
 
   Raises:
-    RuntimeError: it does not, or did not answer within `deadline_s`; the
-      message says what failed, and which versions of jax are known to work.
+    RuntimeError: it does not, or did not answer within `deadline_s`.
   """
   here = f"jaxlib {version.__version__}"
   hint = (
@@ -134,7 +123,7 @@ def self_test(deadline_s: float = 60.0) -> None:
   )
   try:
     child = subprocess.run(
-        # -P: the modules beside this file are no top-level modules.
+        # -P: keep this file's folder out of sys.path.
         [sys.executable, "-P", __file__],
         capture_output=True,
         text=True,
@@ -164,7 +153,7 @@ def _bypass_proxy(address: str) -> None:
 
 
 def _check_interface() -> None:
-  """Raises RuntimeError where the store does not behave as needed."""
+  """Raises RuntimeError if the store does not behave as needed."""
   with tempfile.TemporaryDirectory(prefix="tba-kv-") as folder:
     address = f"unix:{folder}/kv.sock"
     service = make_service(address)
@@ -188,7 +177,7 @@ def _check_interface() -> None:
     _expect("recursive delete", list(b.key_value_dir_get_bytes("d")), [])
     service.shutdown()
     del service
-    # Of a client that is not detached the process would abort here.
+    # With a client that is not detached, the process would abort here.
     _expect_code("UNAVAILABLE", lambda: a.key_value_try_get_bytes("d"))
 
 

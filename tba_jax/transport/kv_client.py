@@ -3,9 +3,9 @@
 """Transport over JAX's key-value store.
 
 An operation on a hung service may never return, so operations run in threads of
-a session, which is abandoned at the deadline. A generation that was replaced is
-never used again; one that only missed a deadline, or was behind a cut link, is,
-through a new session.
+a session, which is abandoned at the deadline. A new session may use the same
+generation again if that was only slow or unreachable, but never one that was
+replaced.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,11 +24,11 @@ from tba_jax.transport import locator as locator_lib
 
 Finder = Callable[[], locator_lib.Locator | None]
 
-# Concurrent operations of one client: most of their time is the round trip.
+# Concurrent operations of one client; most of their time is the round trip.
 _WORKERS = 4
-# gRPC codes of a service, or a client of it, that is gone.
+# gRPC codes of a lost service or client.
 _LOST_CODES = ("UNAVAILABLE", "CANCELLED")
-# Longest wait of one socket probe; a listening socket needs microseconds.
+# Timeout of a socket probe; a listening socket needs microseconds.
 _PROBE_S = 2.0
 
 
@@ -44,10 +44,10 @@ class Session:
     self._answers: queue.SimpleQueue = queue.SimpleQueue()
 
   def send(self, requests: Sequence[tuple[Any, ...]]) -> None:
-    """Queues operations, each as a name and arguments; does not wait."""
-    # The first worker connects, and has answered before others are needed.
+    """Queues operations, each a name and arguments, without waiting."""
+    # The first worker connects; others are not needed before it has answered.
     while self._num_workers < min(len(requests), _WORKERS):
-      # Daemon: a thread that hangs in the library must not hold up the exit.
+      # Daemon: a thread hanging in the library must not block the exit.
       threading.Thread(
           target=self._work,
           name=f"kv-generation-{self.locator.generation}",
@@ -62,12 +62,12 @@ class Session:
     return self._answers.get(timeout=wait_s)
 
   def close(self) -> None:
-    """Has the workers end once their operation returns; does not wait."""
+    """Asks the workers to end, without waiting."""
     for _ in range(self._num_workers):
       self._requests.put(None)
 
   def _work(self) -> None:
-    """Connects if needed, then serves requests until a None."""
+    """Connects if needed, then runs operations until a None."""
     if self._client is None:
       self._client = jax_kv.connect(self.locator.address, self._tls)
     client = self._client
@@ -113,22 +113,20 @@ _OPERATIONS = {"put": _put, "get": _get, "list": _list, "delete": _delete}
 
 
 class KvTransport(base.Transport):
-  """One client of the store that a `KvHost` keeps alive.
-
-  Attaches on construction, and waits for the store for at most `deadline_s`.
+  """A client of the store of a `KvHost`; attaches on construction.
 
   Args:
     locator_path: the host's locator file, or a function that returns the
-      locator, None without one, and raises ValueError for a forged one.
-    deadline_s: longest wait of one operation or of `reconnect`.
-    poll_s: mean time between two reads of the locator while the store is silent
-      or away.
-    run_id: the run that the store must be of; None takes any.
-    tls: files of mutual TLS; None to do without.
+      locator or None, and raises ValueError for a forged one.
+    deadline_s: of one operation or `reconnect`.
+    poll_s: mean time between two reads of the locator while the store does not
+      answer.
+    run_id: run that the store must belong to; None for any.
+    tls: files of mutual TLS.
 
   Raises:
     DeadlineExceededError: no store answered in time.
-    TransportError: the store is alive, but of another run.
+    TransportError: the store is of another run.
   """
 
   def __init__(
@@ -205,12 +203,12 @@ class KvTransport(base.Transport):
       while (obstacle := self._try_attach(deadline)) is not None:
         if obstacle not in obstacles[-1:]:
           obstacles.append(obstacle)
-        # Jitter keeps many clients from coming back at the same moment.
+        # Jitter: many clients may reconnect at once.
         pause_s = self._poll_s * random.uniform(0.5, 1.5)
         remaining_s = deadline - time.monotonic()
         time.sleep(max(0.0, min(remaining_s, pause_s)))
         if remaining_s <= pause_s:
-          # The last try was cut short: the one before may tell more.
+          # The last attempt was cut short; the one before may say more.
           reasons = "; before that: ".join(obstacles[:-3:-1])
           raise base.DeadlineExceededError(
               f"no store to attach to within {wait_s:.1f} s (locator"
@@ -243,7 +241,7 @@ class KvTransport(base.Transport):
   ) -> Sequence[Any]:
     """Returns the session's answers; drops the session at the deadline.
 
-    Each answer restarts the deadline, so that many requests have enough time.
+    Each answer restarts the deadline.
     """
     start = time.monotonic()
     patience_s = deadline - start
@@ -261,7 +259,7 @@ class KvTransport(base.Transport):
         missing = [r for i, r in enumerate(requests) if i not in answers]
         what = _name(missing[0])
         if now >= deadline:
-          # Not marked as lost: it may be alive and slow.
+          # Not marked as lost: it may just be slow.
           self._drop(session)
           raise base.DeadlineExceededError(
               f"no answer to {what} within {patience_s:.1f} s from the"
@@ -282,13 +280,13 @@ class KvTransport(base.Transport):
       request: tuple[Any, ...],
       error: Exception | None,
   ) -> None:
-    """Raises the error of a request, if it has one."""
+    """Raises the error of a request, if any."""
     if error is None:
       return
     if not isinstance(error, jax_kv.KvError):
       raise error
     if jax_kv.error_code(error) in _LOST_CODES:
-      # Gone or unreachable: the next attach finds out which.
+      # Lost or unreachable: the next attach finds out which.
       self._drop(session)
     first_line = str(error).partition("\n")[0]
     raise base.TransportError(
@@ -296,7 +294,7 @@ class KvTransport(base.Transport):
     ) from error
 
   def _try_attach(self, deadline: float) -> str | None:
-    """Returns None when attached, else the reason why not."""
+    """Returns None if attached, else the obstacle."""
     if self._session is not None:
       return None
     try:
@@ -309,10 +307,10 @@ class KvTransport(base.Transport):
       return f"still announced, but lost: {locator}"
     if locator.generation < self._generation:
       return f"older than generation {self._generation}: {locator}"
-    # A failed connect would abort this process.
+    # Probe first: a failed connect would abort this process.
     if not locator_lib.accepts(locator.address, _PROBE_S):
       return f"nothing listens there: {locator}"
-    # After the probe: the file may be left over from a dead host.
+    # Only now: the file may be left over from a dead host.
     if self._run_id is not None and locator.run != self._run_id:
       raise base.TransportError(
           f"refused, as this process is of run {self._run_id!r}: {locator}"
@@ -351,7 +349,7 @@ class KvTransport(base.Transport):
 
   @contextlib.contextmanager
   def _exclusive(self) -> Iterator[None]:
-    """Raises RuntimeError for a second thread at the same time."""
+    """Raises RuntimeError if two threads use the client at the same time."""
     if self._closed:
       raise base.TransportError("this client of the key-value store is closed")
     if not self._in_use.acquire(blocking=False):

@@ -5,13 +5,13 @@
 The host never imports JAX, so that no fault of the service can end it. It owns
 the spool directory:
 
-    host.lock       locked while a host lives; holds its pid
-    generation      number of the last generation started; only grows
+    host.lock       locked while a host lives; contains its pid
+    generation      number of the last generation started
     locator.json    {"run", "generation", "address", "pid"} of the live one
-    kv<gen>.sock    the socket of a generation, where it is a unix socket
+    kv<gen>.sock    a generation's socket, if it is a unix socket
 
-Each generation gets an address that no earlier one had: a client of an older
-service on the same address would abort its process.
+Each generation has a new address: clients of an older service on the same
+address would abort their processes.
 """
 
 import collections
@@ -34,13 +34,13 @@ from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.transport import locator
 
-# A unix socket path has room for 107 bytes; some systems allow a few less.
+# Unix socket paths have at most 107 bytes, on some systems a few less.
 _MAX_SOCKET_PATH = 100
 _PROBE_INTERVAL_S = 0.5
-# The host gives up after so many services in a row that never answered.
+# The host gives up after this many services in a row that never answered.
 _MAX_FAILED_STARTS = 3
 
-# When a store may serve other hosts.
+# Conditions for serving other hosts, for messages.
 REMOTE = (
     "allowed with a secret that the hosts share (config.store.secret_file or"
     " TBA_JAX_SECRET), with files of mutual TLS (config.store.tls_cert_file),"
@@ -52,22 +52,22 @@ class KvHost:
   """Keeps one service generation alive at a time.
 
   Args:
-    spool_dir: local directory; made with mode 0700 where it is not there.
-    run_id: names the run; clients refuse a store of another run.
+    spool_dir: local directory, created with mode 0700 if missing.
+    run_id: of the run; clients refuse a store of another one.
     address: "" for a unix socket in the spool directory, "host:0" for a free
       TCP port per generation, "host:first-last" for a port of that range.
-    probe_timeout_s: a service silent for so long is killed and replaced.
+    probe_timeout_s: a service silent for this long is killed and replaced.
     on_event: called with a kind ("started", "lost", "stopped") and a message,
       on the thread of `run`.
-    start_timeout_s: how long a new service may take to answer.
+    start_timeout_s: longest time for a new service to answer.
     allow_remote: allows an address that is not loopback. Without `tls` the
       store neither authenticates nor encrypts.
-    tls: files of mutual TLS, None to do without.
+    tls: files of mutual TLS.
 
   Raises:
     ValueError: the directory is not private, the socket path is too long, or
       the address is not allowed.
-    RuntimeError: another host holds the directory; its pid is named.
+    RuntimeError: another host uses the directory.
   """
 
   def __init__(
@@ -89,8 +89,8 @@ class KvHost:
     self._probe_timeout_s = probe_timeout_s
     self._start_timeout_s = start_timeout_s
     self._on_event = on_event
-    # Clients of the last generations may still use their ports. Half of the
-    # range, since other programs may occupy some.
+    # Recent generations' clients may still use their ports. Only half of the
+    # range, since other programs may occupy the rest.
     num_ports = len(self._tcp[1]) if self._tcp else 2
     self._used_ports = collections.deque(maxlen=num_ports // 2)
     self._child: subprocess.Popen[bytes] | None = None
@@ -108,24 +108,22 @@ class KvHost:
 
   @property
   def locator_path(self) -> pathlib.Path:
-    """The file from which clients learn the live generation."""
+    """The locator file of the live generation."""
     return self._spool / locator.FILE_NAME
 
   @property
   def generation(self) -> int:
-    """The generation last started; 0 before the first of a spool."""
+    """The generation last started; 0 before the first."""
     return self._generation
 
   @property
   def child_pid(self) -> int | None:
-    """Process id of the present service; None while there is none."""
+    """Process id of the current service, None without one."""
     child = self._child
     return child.pid if child is not None else None
 
   def run(self, stop_event: threading.Event) -> None:
     """Serves until `stop_event` is set, then closes; call it once.
-
-    A service that ends, or is silent for `probe_timeout_s`, is replaced.
 
     Raises:
       RuntimeError: three services in a row ended before they answered once.
@@ -159,7 +157,7 @@ class KvHost:
 
   def _spawn(self) -> None:
     self._generation += 1
-    # Before the service exists: a number is never given twice.
+    # Before the service starts, so that no number is used twice.
     jsonl.replace_file(self._spool / "generation", str(self._generation))
     self._address = self._new_address()
     self._probe_fd, child_fd = os.pipe()
@@ -179,25 +177,25 @@ class KvHost:
       self._child = subprocess.Popen(
           [sys.executable, "-m", "tba_jax.transport.kv_service"]
           + [f"--{name}={value}" for name, value in command.items()],
-          # The child ends at the EOF of this pipe.
+          # The child exits at the EOF of this pipe.
           stdin=subprocess.PIPE,
           pass_fds=[child_fd],
-          # jaxlib warns at each start that clients may rejoin, as is intended.
+          # jaxlib warns at each start that clients may rejoin, as intended.
           env={**processes.package_environment(), "TF_CPP_MIN_LOG_LEVEL": "2"},
       )
     finally:
       os.close(child_fd)
 
   def _watch(self, stop_event: threading.Event) -> tuple[bool, str]:
-    """Reads probe bytes until one is missing.
+    """Reads probe bytes until one is overdue.
 
     Returns:
-      Whether the service ever answered, and what ended it.
+      Whether the service ever answered, and why it ended.
     """
     answered = False
     deadline = time.monotonic() + self._start_timeout_s
     while not stop_event.is_set():
-      # Bytes count even past the deadline: this process may have slept.
+      # Read before checking the deadline: this process may have been suspended.
       ready, _, _ = select.select([self._probe_fd], [], [], 0.1)
       if not ready:
         if time.monotonic() < deadline:
@@ -227,11 +225,11 @@ class KvHost:
     )
 
   def _wait(self) -> str:
-    """Gives the child a moment to end; returns its status in words."""
+    """Waits shortly for the child to end; returns its status for messages."""
     try:
       return f"status {self._child.wait(timeout=5.0)}"
     except subprocess.TimeoutExpired:
-      return "still there"
+      return "still alive"
 
   def _kill(self) -> None:
     if self._child is None:
@@ -252,7 +250,7 @@ class KvHost:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in [*ports[start:], *ports[:start]]:
       # Without SO_REUSEPORT, which gRPC sets: two services on one port would
-      # both start and share its clients.
+      # both start and share clients.
       with socket.socket(family) as probe:
         try:
           probe.bind((host, port))
@@ -280,7 +278,7 @@ class KvHost:
       return 0
     text = path.read_text().strip()
     if not text.isdecimal():
-      raise ValueError(f"{path} holds {text!r}; allowed is a number")
+      raise ValueError(f"{path} contains {text!r}; allowed: a number")
     return int(text)
 
 
@@ -299,7 +297,7 @@ def parse_address(address: str, allow_remote: bool) -> tuple[str, list[int]]:
     ports = list(range(int(first), min(int(last or first), 65536) + 1))
   else:
     ports = []
-  # One fixed port would be given to two generations.
+  # With one fixed port, two generations would share it.
   if not host or len(ports) < 2 or ports[-1] > 65535:
     raise ValueError(
         f"config.store.address={address!r}: allowed are '' (a unix socket),"
@@ -312,14 +310,14 @@ def parse_address(address: str, allow_remote: bool) -> tuple[str, list[int]]:
     )
   if host in ("0.0.0.0", "::"):
     raise ValueError(
-        f"config.store.address={address!r}: name one interface; clients are"
-        " told it"
+        f"config.store.address={address!r}: allowed is the address of one"
+        " interface, to which clients connect"
     )
   return host, ports
 
 
 def is_loopback(host: str) -> bool:
-  """Returns whether a host name or address reaches this host alone."""
+  """Returns whether a host name or address is loopback."""
   try:
     return ipaddress.ip_address(host).is_loopback
   except ValueError:
@@ -327,10 +325,10 @@ def is_loopback(host: str) -> bool:
 
 
 def prepare_spool(spool: pathlib.Path) -> None:
-  """Makes the directory with mode 0700, or checks the one that is there.
+  """Makes the directory with mode 0700, or checks an existing one.
 
   Raises:
-    ValueError: it is a link, another user's, or others may enter it.
+    ValueError: it is a link, another user's, or accessible to others.
   """
   spool.parent.mkdir(parents=True, exist_ok=True)
   with contextlib.suppress(FileExistsError):
@@ -352,7 +350,7 @@ def lock_spool(spool: pathlib.Path) -> int:
   """Returns a descriptor that holds the spool's lock while it is open.
 
   Raises:
-    RuntimeError: another process holds it; its pid is named.
+    RuntimeError: another process holds it.
   """
   fd = os.open(spool / "host.lock", os.O_RDWR | os.O_CREAT, 0o600)
   if not processes.try_lock(fd):

@@ -1,11 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The child process of `kv_host` that holds one generation of the store.
+"""The child process of `kv_host` that serves one generation of the store.
 
-It ends when its host does. To prove that the service answers, a client in this
-process writes the identity key every `--probe_interval_s`, and one byte to the
-host's pipe after each answer. That also restores the key where a client of
-somebody else has overwritten or deleted it.
+It ends with its host. As a health check, a client in this process writes the
+identity key every `--probe_interval_s`, then a byte to the host's pipe. This
+also restores the key if another client has overwritten or deleted it.
 """
 
 import argparse
@@ -22,12 +21,12 @@ from tba_jax.transport import locator
 def main() -> None:
   """Serves until killed, or until the host ends."""
   args = _parse_args()
-  # The host decides when the store stops: a Ctrl-C in the terminal reaches the
-  # whole process group, and the last groups still have to be drained.
+  # A Ctrl-C reaches the whole process group, but the host decides when the
+  # store stops: the queue still has to be drained.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   signal.signal(signal.SIGTERM, signal.SIG_DFL)
-  # The host has the other end of our stdin, so we see its end on any system; on
-  # Linux the kernel also kills us while we are stopped or hang.
+  # EOF on stdin shows on any system that the host has ended; on Linux the
+  # kernel also kills this process while it is stopped or hangs.
   threading.Thread(target=_exit_at_eof, daemon=True).start()
   processes.die_with_parent(args.host_pid)
   tls = None
@@ -37,7 +36,7 @@ def main() -> None:
   client = jax_kv.connect(args.address, tls)
   identity = locator.identity(args.run_id, args.generation)
   try:
-    while service is not None:  # It ends with its last reference.
+    while service is not None:  # Keeps a reference: the service ends with it.
       client.key_value_set_bytes(
           locator.IDENTITY_KEY, identity, allow_overwrite=True
       )

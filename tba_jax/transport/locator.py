@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How a client finds the store: by its host's locator file, or an announcer.
+"""Finds the store by its host's locator file, or by an announcer.
 
-The store's address changes with every generation, so hosts that share no
-directory ask an announcer at a fixed address. The question is 16 random bytes;
-the answer is the locator with these bytes, authenticated with the run's secret,
-so that it can be neither forged nor replayed. The locator itself is no secret.
+The store's address changes with every generation, so hosts without a shared
+directory ask an announcer at a fixed address. The request is a nonce of 16
+bytes; the answer is the locator with this nonce, authenticated with the run's
+secret, so that it can be neither forged nor replayed.
 """
 
 from collections.abc import Callable
@@ -27,18 +27,17 @@ from tba_jax.transport import wire
 
 FILE_NAME = "locator.json"
 
-# Under this key a service names its run and generation; a client compares them
-# with the locator before it trusts an address.
+# Key of a service's run and generation, which a client compares with the
+# locator before it trusts an address.
 IDENTITY_KEY = "meta/store"
 
 _NONCE_BYTES = 16
 _MAX_ANSWER_BYTES = 1 << 16
-# Of one question and its answer, on both sides.
+# Of one request and its answer, on both sides.
 _DEADLINE_S = 2.0
-# The announcer serves so many connections at a time; the oldest goes for a new
-# one, so idle ones keep nobody away.
+# The oldest of too many connections is closed, so idle ones block nobody.
 _MAX_CONNECTIONS = 64
-# Between two questions of one client, which keeps the last answer.
+# Time between two requests of one client, which keeps the last answer.
 _EVERY_S = 0.25
 
 
@@ -76,17 +75,23 @@ class Tls:
   key_file: str
   ca_file: str
 
+  def jax_options(self) -> dict[str, Any]:
+    """Returns the keyword arguments of JAX's services and clients."""
+    options = {f"mtls_{k}": v for k, v in dataclasses.asdict(self).items()}
+    # No fallback to an insecure connection.
+    return options | {"verify_secure_credentials": True}
+
 
 def identity(run_id: str, generation: int) -> bytes:
-  """Returns the value of `IDENTITY_KEY` in that generation of that run."""
+  """Returns the value of `IDENTITY_KEY` in a generation of a run."""
   return json.dumps({"run": run_id, "generation": generation}).encode()
 
 
 def read_locator(path: str | os.PathLike[str]) -> Locator | None:
-  """Returns the locator in a file; None where there is no file.
+  """Returns the locator in a file, None without a file.
 
   Raises:
-    ValueError: the file holds something else.
+    ValueError: the file is not a locator.
   """
   try:
     text = pathlib.Path(path).read_text()
@@ -95,7 +100,7 @@ def read_locator(path: str | os.PathLike[str]) -> Locator | None:
   try:
     fields = json.loads(text)
   except ValueError as error:
-    raise ValueError(f"{path} is no store locator: {error}") from error
+    raise ValueError(f"{path} is not a store locator: {error}") from error
   return locator_from_dict(fields, path)
 
 
@@ -106,17 +111,17 @@ def locator_from_dict(fields: Any, source: str | os.PathLike[str]) -> Locator:
   if not error and fields.keys() != types.keys():
     error = f"fields {sorted(fields)}"
   if error:
-    raise ValueError(f"{source} is no store locator: {error}")
+    raise ValueError(f"{source} is not a store locator: {error}")
   return Locator(**fields)
 
 
 def write_locator(path: str | os.PathLike[str], locator: Locator) -> None:
-  """Replaces the file at `path` as a whole."""
+  """Writes a locator file atomically."""
   jsonl.atomic_write_json(path, dataclasses.asdict(locator))
 
 
 def accepts(address: str, wait_s: float) -> bool:
-  """Returns whether something listens at `address`; tries for `wait_s`."""
+  """Returns whether something listens at `address`; waits up to `wait_s`."""
   try:
     if address.startswith("unix:"):
       with socket.socket(socket.AF_UNIX) as probe:
@@ -131,11 +136,11 @@ def accepts(address: str, wait_s: float) -> bool:
 
 @dataclasses.dataclass
 class _Connection:
-  """One question to the announcer.
+  """One request to the announcer.
 
-  deadline: when it is closed, by the monotonic clock.
-  received: of the nonce.
-  answer: what is left to be sent; None until the nonce is whole.
+  deadline: when the connection is closed, by the monotonic clock.
+  received: part of the nonce.
+  answer: rest to be sent; None until the nonce is complete.
   """
 
   deadline: float
@@ -144,15 +149,15 @@ class _Connection:
 
 
 class Announcer:
-  """Serves the present locator at a fixed address, in one thread.
+  """Serves the current locator at a fixed address, in one thread.
 
   Args:
     address: "host:port", port 0 for a free one.
     secret: key of the run's messages.
-    find: returns the locator, None while there is none.
+    find: returns the locator, or None.
 
   Raises:
-    OSError: the address cannot be bound; the message names it.
+    OSError: the address cannot be bound.
   """
 
   def __init__(
@@ -180,7 +185,7 @@ class Announcer:
     return self._server.getsockname()[1]
 
   def check(self) -> None:
-    """Raises what has ended the thread."""
+    """Raises the thread's error, if any."""
     self._worker.check()
 
   def close(self) -> None:
@@ -202,11 +207,11 @@ class Announcer:
             self._advance(key.fileobj)
         except BlockingIOError:
           pass
-        # Of one stranger, or of a locator file that is no such thing.
+        # A broken connection, or an invalid locator file.
         except (OSError, ValueError) as error:
           logging.info("announcer: %s", error)
           if key.fileobj is self._server:
-            stop.wait(0.2)  # As without a free file descriptor.
+            stop.wait(0.2)  # Such as no free file descriptor.
           else:
             self._close(key.fileobj)
       now = time.monotonic()
@@ -223,7 +228,7 @@ class Announcer:
     self._selector.register(connection, selectors.EVENT_READ)
 
   def _advance(self, connection: socket.socket) -> None:
-    """Reads some of a question, or sends some of an answer."""
+    """Reads part of a request, or sends part of an answer."""
     state = self._connections[connection]
     if state.answer is None:
       part = connection.recv(_NONCE_BYTES - len(state.received))
@@ -251,12 +256,7 @@ class Announcer:
 
 
 class RemoteLocator:
-  """Finds a store by its announcer; called like `read_locator`.
-
-  Args:
-    address: "host:port" of the announcer.
-    secret: key of the run's messages.
-  """
+  """Finds a store by the announcer at "host:port"."""
 
   def __init__(self, address: str, secret: bytes):
     self._address = address
@@ -268,9 +268,7 @@ class RemoteLocator:
     return f"announced at {self._address}"
 
   def __call__(self) -> Locator | None:
-    """Returns the locator; the last one, or None, where nobody answers.
-
-    Waits for an answer for at most two seconds.
+    """Returns the locator; without an answer in 2 s, the last one or None.
 
     Raises:
       ValueError: the answer is forged or replayed.
@@ -284,11 +282,11 @@ class RemoteLocator:
 
 
 def ask_announcer(address: str, secret: bytes) -> Locator | None:
-  """Returns what an announcer says; None where it is away or has no locator.
+  """Returns the announcer's locator; None if it has none or does not answer.
 
   Raises:
     WireError: the answer is forged or replayed.
-    ValueError: the answer is no locator.
+    ValueError: the answer is not a locator.
   """
   nonce = secrets.token_bytes(_NONCE_BYTES)
   deadline = time.monotonic() + _DEADLINE_S
@@ -297,7 +295,7 @@ def ask_announcer(address: str, secret: bytes) -> Locator | None:
     with socket.create_connection(split_address(address), _DEADLINE_S) as asked:
       asked.sendall(nonce)
       while len(data) < _MAX_ANSWER_BYTES:
-        # Of all of the answer: one byte a second must not keep us here.
+        # One deadline for the whole answer, however slowly it comes.
         asked.settimeout(max(deadline - time.monotonic(), 1e-3))
         part = asked.recv(_MAX_ANSWER_BYTES - len(data))
         if not part:
@@ -317,12 +315,12 @@ def ask_announcer(address: str, secret: bytes) -> Locator | None:
         " listens there",
     ) from error
   if answer.pop("nonce", None) != nonce.hex():
-    raise wire.WireError("header", f"a replayed answer of {address}")
+    raise wire.WireError("header", f"replayed answer from {address}")
   return locator_from_dict(answer, address)
 
 
 def split_address(address: str) -> tuple[str, int]:
-  """Returns host and port of "host:port"; else raises ValueError."""
+  """Returns the parts of "host:port"; raises ValueError for anything else."""
   host, _, port = address.rpartition(":")
   if not host or not port.isdecimal() or int(port) > 65535:
     raise ValueError(f"address {address!r}: allowed is host:port")

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Wire format: a JSON header and arrays as authenticated bytes, no pickle.
+"""Wire format: a JSON header and arrays as authenticated bytes.
 
 A message, all numbers little-endian:
 
@@ -13,9 +13,9 @@ A message, all numbers little-endian:
     offset 52  JSON      {"header": {...}, "arrays": [[name, dtype, shape]]}
     then       arrays    flat, in that order, each padded to 8 bytes
 
-A reader trusts nothing but the lengths before it has verified the keyed hash.
+Before it has verified the keyed hash, a reader trusts nothing but the lengths.
 The hash proves that a process of this run wrote the message, not when or under
-which key: what must be fresh, or under its key, says so in its header.
+which key: messages for which that matters say so in their headers.
 """
 
 from collections.abc import Mapping
@@ -54,10 +54,10 @@ _DTYPES = {
 
 
 class WireError(ValueError):
-  """Bytes that are refused.
+  """Invalid message.
 
-  reason: "truncated" (shorter than announced), "length" (longer), "magic",
-    "schema" (another version), "hash" (changed, or another secret), "header"
+  reason: "truncated" (shorter than declared), "length" (longer), "magic",
+    "schema" (another version), "hash" (modified, or another secret), "header"
     (JSON part) or "array" (dtype, shape or size).
   """
 
@@ -71,16 +71,16 @@ def encode(
     arrays: Mapping[str, np.ndarray],
     secret: bytes,
 ) -> bytes:
-  """Returns one message.
+  """Returns a message.
 
   Args:
     header: JSON types with string keys.
-    arrays: name to array of any shape, of a bool, int, uint or float dtype.
+    arrays: of bool, int, uint or float dtypes, by name.
     secret: key of the hash, 16 to 64 bytes.
 
   Raises:
-    ValueError: a dtype that is not allowed, or a secret of a wrong length.
-    TypeError: `header` holds what JSON does not.
+    ValueError: a dtype or the length of the secret is not allowed.
+    TypeError: `header` is not JSON.
   """
   table, parts = [], []
   for name, value in arrays.items():
@@ -107,17 +107,16 @@ def encode(
 def decode(
     data: bytes, secret: bytes
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-  """Returns header and arrays of a message; the arrays are read-only views.
+  """Returns header and arrays of a message; arrays are read-only views.
 
-  A view keeps all of `data` alive: copy what shall outlive the message.
+  A view keeps all of `data` alive: copy what should outlive the message.
 
   Raises:
-    WireError: `data` is not a message of this schema under this secret; its
-      `reason` says what is wrong.
+    WireError: `data` is not a valid message under this secret.
   """
   prefix, digest, body, text_bytes = _open_envelope(data)
   if not hmac.compare_digest(_digest(prefix, [body], secret), digest):
-    raise WireError("hash", "changed on the way, or of another run's secret")
+    raise WireError("hash", "modified, or another run's secret")
   try:
     record = json.loads(bytes(body[:text_bytes]))
     header, table = record["header"], record["arrays"]
@@ -132,27 +131,28 @@ def decode(
 
 
 def encode_message(message: Mapping[str, Any], secret: bytes) -> bytes:
-  """Returns a message without arrays: an ack, grant, lease or pointer."""
+  """Returns a message without arrays."""
   return encode(message, {}, secret)
 
 
 def decode_message(
     data: bytes, secret: bytes, schema: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-  """Returns a message without arrays, whose fields fit a schema.
+  """Returns the fields of a message without arrays.
 
   Args:
     data: from `encode_message`.
     secret: key of the hash.
-    schema: as `jsonl.schema_error` takes it; None for any fields.
+    schema: of the fields, see `jsonl.schema_error`.
 
   Raises:
-    WireError: as `decode`, or a field is missing or of another type.
+    WireError: as of `decode`, or the fields do not match the schema.
   """
   header, arrays = decode(data, secret)
   if arrays:
-    raise WireError("array", "arrays in a message that has none")
-  check_fields(header, schema or {})
+    raise WireError("array", "unexpected arrays")
+  if error := jsonl.schema_error(header, schema or {}):
+    raise WireError("header", error)
   return header
 
 
@@ -163,10 +163,10 @@ def decode_placed(
     key: str,
     schema: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-  """Returns a message that names the run and the key that it belongs to.
+  """Returns the fields of a message whose `run` and `key` must match.
 
   Raises:
-    WireError: as `decode_message`, or it belongs to another run or key.
+    WireError: as of `decode_message`, or the message has another run or key.
   """
   message = decode_message(data, secret, schema)
   for name, wanted in (("run", run_id), ("key", key)):
@@ -175,26 +175,14 @@ def decode_placed(
   return message
 
 
-def check_fields(header: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
-  """Raises WireError where fields are missing or of another type.
-
-  Args:
-    header: of a message.
-    schema: as `jsonl.schema_error` takes it.
-  """
-  if error := jsonl.schema_error(header, schema):
-    raise WireError("header", error)
-
-
 def load_or_make_secret(path: str | os.PathLike[str]) -> bytes:
-  """Returns the run's secret; makes the file with mode 0600 where none is.
+  """Returns the run's secret; creates the file with mode 0600 if missing.
 
-  Processes that start together get the same secret: the file appears whole,
-  under its name, once.
+  Processes that start together get the same secret.
 
   Raises:
-    ValueError: the file is not a plain file of this user, others may read it,
-      or it does not hold `SECRET_BYTES` bytes.
+    ValueError: the file is not a regular file of this user, is accessible to
+      others, or does not have `SECRET_BYTES` bytes.
   """
   path = pathlib.Path(path)
   if not os.path.lexists(path):
@@ -223,7 +211,7 @@ def _make_secret(path: pathlib.Path) -> None:
       file.write(secrets.token_bytes(SECRET_BYTES))
       file.flush()
       os.fsync(file.fileno())
-    # A link, unlike a rename, never replaces the secret of a faster process.
+    # Unlike a rename, a link never replaces another process's secret.
     try:
       os.link(temporary, path)
     except FileExistsError:
@@ -257,7 +245,7 @@ def _open_envelope(data: bytes) -> tuple[bytes, bytes, memoryview, int]:
   if len(body) != text_bytes + num_bytes:
     reason = "truncated" if len(body) < text_bytes + num_bytes else "length"
     raise WireError(
-        reason, f"{len(body)} bytes of {text_bytes + num_bytes} announced"
+        reason, f"{len(body)} bytes of {text_bytes + num_bytes} declared"
     )
   prefix = bytes(view[: _PREFIX.size])
   return prefix, bytes(view[_PREFIX.size : _BODY_START]), body, text_bytes
@@ -272,8 +260,8 @@ def _read_arrays(
     if dtype is None:
       raise WireError("array", f"{name!r} has dtype {dtype_name!r}")
     if name in arrays:
-      raise WireError("array", f"{name!r} stands there twice")
-    # Both bounds keep the product small, which of long shapes takes minutes.
+      raise WireError("array", f"{name!r} occurs twice")
+    # These bounds keep the product below fast to compute.
     if len(shape) > _MAX_AXES or not all(
         type(size) is int and 0 <= size < 1 << 63 for size in shape
     ):
@@ -284,13 +272,13 @@ def _read_arrays(
       raise WireError("array", f"{name!r} of {shape} is longer than the body")
     try:
       array = np.frombuffer(body, dtype, count, offset).reshape(shape)
-    except (ValueError, OverflowError) as error:  # As (0, 2**62, 8).
+    except (ValueError, OverflowError) as error:  # Such as (0, 2**62, 8).
       raise WireError("array", f"{name!r} has shape {shape}") from error
-    # A bool is read as it is written: any byte other than 0 and 1 is none.
+    # A bool is one byte, 0 or 1.
     if dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
-      raise WireError("array", f"{name!r} holds bytes that are not bool")
+      raise WireError("array", f"{name!r} has bytes that are not bool")
     arrays[name] = array
     offset += num_bytes + -num_bytes % _ALIGN
   if offset != len(body):
-    raise WireError("array", f"{len(body) - offset} bytes belong to no array")
+    raise WireError("array", f"{len(body) - offset} bytes after the last array")
   return arrays

@@ -52,7 +52,7 @@ class LocatorTest(parameterized.TestCase):
   )
   def test_refuses_what_is_no_locator(self, text):
     self.path.write_text(text)
-    with self.assertRaisesRegex(ValueError, "is no store locator"):
+    with self.assertRaisesRegex(ValueError, "not a store locator"):
       locator.read_locator(self.path)
 
   def test_accepts_only_where_something_listens(self):
