@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run directories in a bucket (`--workdir=gs://…`).
 
-Objects of a bucket are written whole: no appends, no renames, no locks. So a
-run works in a local folder (0700, below the temporary directory), whose files
-an `Uploader` copies to the bucket as they change. Checkpoints are written to
-the bucket directly (`place`). A `Lock` object in the bucket keeps other hosts
-away. The local folder is reused while nobody else has worked there since, and
-is otherwise fetched anew. No JAX here.
+A bucket has no appends, renames or locks, so a run works in a local folder
+(0700, below the temporary directory), whose files an `Uploader` copies to the
+bucket as they change. Checkpoints go to the bucket directly (`place`). A lock
+object in the bucket excludes other hosts. The local folder is reused until
+another host has worked in the bucket, then downloaded again. No JAX here.
 """
 
 import base64
@@ -39,40 +38,41 @@ from tba_jax.system import worker
 
 _URL = re.compile(r"gs://[a-z0-9][a-z0-9._-]*(/[^/]+)+")
 _MODEL = re.compile(r"(.+?)(/checkpoints/\d+)?")
-# Programs that only read, without the files of models.
+# Programs that only read, and no model files.
 _VIEWS = ("plan", "report", "status")
 _LOCAL_ONLY = ("benchmark", "sweep")
 
-# In the local folder: which folder of which bucket it is, as of whose work.
+# In the local folder: its URL, and the lock's token as of its content.
 _MARKER = ".bucket.json"
 _MARKER_SCHEMA = {"url": str, "token": str, "worked": bool, "logs_only": bool}
 
-# The object of the lock. Its holder renews it, and is taken for dead where
-# another host sees no renewal for `GONE_S`.
+# The lock object. Its holder renews it, and is considered dead after `GONE_S`
+# without a renewal.
 NAME = ".lease.json"
 RENEW_S = 15.0
 GONE_S = 90.0
 _POLL_S = 1.0
 _LOCK_SCHEMA = {"token": str, "holder": str}
 
-# A file is uploaded at most so often, and for at most this share of the time.
+# Shortest time between two uploads of a file, and largest share of the time
+# spent on it.
 EVERY_S = 15.0
 _SHARE = 0.05
 _TICK_S = 1.0
 _CLOSE_S = 300.0
-# Not uploaded: what is of this host alone, and what is in the bucket already.
+# Not uploaded: host-local files, and what is in the bucket already.
 _OF_HOST = frozenset(("spool", "params", "checkpoints", "secret"))
 _SEGMENTS = "replay/"
-# What views read.
+# Suffixes of the files that `_VIEWS` read.
 _LOGS = (".json", ".jsonl", ".csv", ".log", ".txt", ".html")
 
 
 class HeldError(ValueError):
-  """Another process works in the run directory; the message names it."""
+  """Another process works in the run directory."""
 
 
 class LostError(RuntimeError):
-  """Another process has taken the lock over."""
+  """Another process has taken over the lock."""
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -81,17 +81,15 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def stage(workdir: str, program: str, *, key: str = "--workdir") -> str:
-  """Returns the local folder that a program works in: `workdir` if it is one.
-
-  For a bucket it is fetched unless it is current already.
+  """Returns the local folder of a run directory, downloaded from a bucket.
 
   Args:
-    workdir: path or URL of a run directory.
-    program: that is to work there.
-    key: flag or setting that holds `workdir`, for messages.
+    workdir: path, which is returned as it is, or URL.
+    program: that will work there.
+    key: flag or setting of `workdir`, for messages.
 
   Raises:
-    ValueError: the URL is no bucket's, the program needs a path, or gcsfs is
+    ValueError: the URL is not allowed, the program needs a path, or gcsfs is
       not installed.
     OSError: the bucket cannot be read.
   """
@@ -114,7 +112,7 @@ def stage(workdir: str, program: str, *, key: str = "--workdir") -> str:
 
 
 def stage_model(path: str, *, key: str) -> str:
-  """Returns the local path of a run or its checkpoint; as `stage`."""
+  """Returns the local path of a run or its checkpoint; like `stage`."""
   if not is_remote(path):
     return path
   run, checkpoint = _MODEL.fullmatch(path.rstrip("/")).groups()
@@ -122,8 +120,8 @@ def stage_model(path: str, *, key: str) -> str:
 
 
 def prepare(url: str, program: str) -> pathlib.Path:
-  """Returns the local folder of a URL, made current; raises OSError."""
-  # A searcher on the trainer's host must not share its folder.
+  """Returns the local folder of a URL, up to date; raises OSError."""
+  # A searcher on the trainer's host needs a folder of its own.
   name = "searcher" if program == "searcher" else "run"
   folder = processes.spool_directory("", url) / name
   folder.mkdir(mode=0o700, exist_ok=True)
@@ -137,7 +135,7 @@ def prepare(url: str, program: str) -> pathlib.Path:
     fetch(url, folder, logs_only=logs_only)
     epoch = jsonl.read_json(folder / "epoch.json")
     if epoch is not None:
-      # A dead host may have begun an epoch that it did not upload.
+      # A host that died may have begun an epoch and not uploaded it.
       epoch = {**epoch, "epoch": epoch["epoch"] + 1}
       jsonl.atomic_write_json(folder / "epoch.json", epoch)
     _mark(folder, url, token, logs_only=logs_only)
@@ -145,7 +143,7 @@ def prepare(url: str, program: str) -> pathlib.Path:
 
 
 def place(path: pathlib.Path) -> str:
-  """Returns the URL of a folder of checkpoints, or `path` without a bucket."""
+  """Returns a checkpoint folder's URL, or `path` without a bucket."""
   path = pathlib.Path(path)
   for parent in path.parents[:3]:
     marker = _marker(parent)
@@ -155,11 +153,7 @@ def place(path: pathlib.Path) -> str:
 
 
 def send(workdir: str | os.PathLike[str], *patterns: str) -> None:
-  """Uploads files now; does nothing without a bucket.
-
-  Args:
-    workdir: from `stage`.
-    *patterns: of files below it.
+  """Uploads files below a folder of `stage` now; does nothing without a bucket.
 
   Raises:
     OSError: the bucket cannot be written.
@@ -180,16 +174,16 @@ def send(workdir: str | os.PathLike[str], *patterns: str) -> None:
 
 
 def list_anew() -> None:
-  """Has gcsfs list a bucket at each look, also for etils and Orbax.
+  """Turns off gcsfs's cache of listings, also for etils and Orbax.
 
-  A cached list lacks what others write, TensorStore in this process among them.
-  Call it before the first look.
+  It lacks what others write, including TensorStore in this process. Call this
+  before the first access.
   """
   fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
 
 
 def absolute(directory: str) -> epath.Path:
-  """Returns an absolute local path; a URL as it is."""
+  """Returns an absolute local path, or a URL unchanged."""
   if not is_remote(directory):
     return epath.Path(directory).absolute()
   list_anew()
@@ -197,13 +191,7 @@ def absolute(directory: str) -> epath.Path:
 
 
 class Hold:
-  """Exclusive use of a run directory, here and in its bucket, until `close`.
-
-  Args:
-    lock: descriptor that holds the local lock.
-    workdir: local folder.
-    in_bucket: whether to lock the bucket and upload to it.
-  """
+  """Exclusive use of a run directory, here and in its bucket, until `close`."""
 
   def __init__(self, lock: int, workdir: pathlib.Path, in_bucket: bool):
     self._url = ""
@@ -232,12 +220,12 @@ class Hold:
 
 
 def hold(lock: int, workdir: str | os.PathLike[str]) -> Hold:
-  """Takes a run directory in its bucket too, and begins to upload.
+  """Locks a run directory in its bucket too, and begins to upload.
 
-  Below a supervisor, which does so, it takes nothing.
+  Under a supervisor, which does that, only the local lock is kept.
 
   Args:
-    lock: from `run_directory.lock`; closed with the hold.
+    lock: descriptor of `run_directory.lock`; closed with the hold.
     workdir: from `stage`.
 
   Raises:
@@ -256,7 +244,7 @@ def hold(lock: int, workdir: str | os.PathLike[str]) -> Hold:
 
 
 def _take(folder: pathlib.Path) -> "Lock":
-  """Takes the lock in the bucket of a folder; raises as `hold`."""
+  """Takes the lock in a folder's bucket; raises as `hold`."""
   marker = _marker(folder)
   lock = Lock(marker["url"])
   with _alone(folder):
@@ -268,8 +256,8 @@ def _take(folder: pathlib.Path) -> "Lock":
       )
     if seen.holder:
       logging.warning("%s: %s has not released it", marker["url"], seen.holder)
-    # We have the local lock: whoever worked in this folder is dead. But it may
-    # only have been fetched, while its owner lives elsewhere.
+    # With the local lock held, whoever worked in this folder is dead. If it was
+    # only downloaded, its owner may live elsewhere.
     own = marker["token"] if marker["worked"] else ""
     _mark(folder, marker["url"], lock.take(own).token, worked=True)
   return lock
@@ -277,10 +265,10 @@ def _take(folder: pathlib.Path) -> "Lock":
 
 @dataclasses.dataclass(frozen=True)
 class LockState:
-  """Content of the lock's object.
+  """Content of the lock object.
 
-  token: of whoever took it last.
-  holder: who works there, for messages; "" for nobody.
+  token: random, of the last holder.
+  holder: description of the current holder; "" if released.
   generation: of the object.
   """
 
@@ -290,7 +278,7 @@ class LockState:
 
 
 class Lock:
-  """Lock of a folder in a bucket, by conditional writes of one object."""
+  """Lock of a folder in a bucket, by conditional writes of an object."""
 
   def __init__(self, url: str):
     self._url = url
@@ -298,7 +286,7 @@ class Lock:
     self._store = _call(url, lambda: ts.KvStore.open(f"{url}/").result())
 
   def read(self) -> LockState:
-    """Returns what is there now; raises OSError."""
+    """Returns the current state; raises OSError."""
     found = _call(self._url, lambda: self._store.read(NAME).result())
     if not found.value:
       return LockState(generation=found.stamp.generation)
@@ -311,15 +299,14 @@ class Lock:
     return LockState(saved["token"], saved["holder"], found.stamp.generation)
 
   def take(self, token: str, *, gone_s: float = GONE_S) -> LockState:
-    """Takes the lock; waits to see that a silent holder is dead.
+    """Takes the lock; waits to see whether another holder is alive.
 
     Args:
-      token: of the last time that this host took it: a holder with this token
-        is known to be dead.
-      gone_s: how long to watch another holder.
+      token: a holder with this token is known to be dead.
+      gone_s: how long to wait for a renewal by another holder.
 
     Raises:
-      HeldError: the holder lives, or another process was faster.
+      HeldError: the holder is alive, or another process was faster.
       OSError: the bucket cannot be used.
     """
     seen = self.read()
@@ -338,11 +325,11 @@ class Lock:
     return self._mine
 
   def renew(self) -> None:
-    """Shows that this process lives.
+    """Renews the lock.
 
     Raises:
-      LostError: another process has taken the lock.
-      OSError: the bucket cannot be written now.
+      LostError: another process has taken it.
+      OSError: the bucket cannot be written.
     """
     if not self._write(self._mine):
       found = self.read()
@@ -357,7 +344,7 @@ class Lock:
     self.renew()
 
   def _write(self, state: LockState) -> bool:
-    """Writes if the object has the state's generation; else returns False."""
+    """Writes if the object has the state's generation, else returns False."""
     # Different bytes each time, so that every renewal is a new generation.
     saved = {
         "token": state.token,
@@ -397,7 +384,7 @@ class Uploader:
   Args:
     folder: local; nobody else uploads to `url`.
     url: of its copy.
-    every_s: between two uploads of one file, at least.
+    every_s: shortest time between two uploads of a file.
 
   Raises:
     OSError: the bucket cannot be read.
@@ -411,14 +398,14 @@ class Uploader:
     self._every_s = every_s
     self._fs, self._root = _filesystem(url)
     self._there = _call(url, lambda: dict(_remote(self._fs, self._root)))
-    # By name: what was uploaded (mtime in ns, bytes), and when it is due again.
+    # By name: what was uploaded (mtime in ns, size), and when it is due again.
     self._uploaded: dict[str, tuple[int, int]] = {}
     self._due: dict[str, float] = {}
     self._failure: OSError | None = None
     self._worker = worker.Worker("uploader", self._run, close_s=_CLOSE_S)
 
   def close(self) -> None:
-    """Uploads what has changed; raises OSError, naming a file that failed."""
+    """Uploads what has changed; raises OSError, naming a failed file."""
     try:
       self._worker.close()
     except TimeoutError as error:
@@ -439,7 +426,7 @@ class Uploader:
     self._failure = None
     found = _local(self._folder)
     if not last:
-      # The open segment may end within a record; closed ones never change.
+      # The open segment may end in a partial record; closed ones never change.
       for name in sorted(n for n in found if n.startswith(_SEGMENTS))[-1:]:
         del found[name]
     for name, stamp in found.items():
@@ -450,7 +437,7 @@ class Uploader:
       self._try(name, None)
 
   def _try(self, name: str, stamp: tuple[int, int] | None) -> None:
-    """Uploads a file, or removes its copy where it has no stamp."""
+    """Uploads a file, or removes its copy if `stamp` is None."""
     begun, path = time.monotonic(), self._folder / name
     target = f"{self._root}/{name}"
     try:
@@ -463,7 +450,7 @@ class Uploader:
       if before is None or not _is_equal(path, before):
         self._fs.put_file(str(path), target)
       self._uploaded[name] = stamp
-    except Exception as error:  # gcsfs has errors of its own and of aiohttp.
+    except Exception as error:  # gcsfs raises many types, some of aiohttp.
       if not isinstance(error, FileNotFoundError) or path.exists():
         self._failure = OSError(
             f"{path} could not be copied to {self._url}: {error!r}"
@@ -473,12 +460,9 @@ class Uploader:
 
 
 def fetch(url: str, folder: pathlib.Path, *, logs_only: bool = False) -> None:
-  """Makes a local folder equal to its copy in a bucket.
+  """Makes a local folder equal to its copy in a bucket, which may be missing.
 
-  Args:
-    url: of the copy, which need not exist.
-    folder: files that would be in a copy and are not are removed.
-    logs_only: whether to leave out models and whatever else no view reads.
+  With `logs_only`, models and other large files are left out.
 
   Raises:
     OSError: the bucket cannot be read.
@@ -502,7 +486,7 @@ def fetch(url: str, folder: pathlib.Path, *, logs_only: bool = False) -> None:
 
 
 def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-  """Returns the file system of a URL, and the path on it."""
+  """Returns the file system of a URL and the path on it."""
   list_anew()
   return fsspec.core.url_to_fs(url)
 
@@ -510,7 +494,7 @@ def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
 def _call(url: str, call: Callable[[], Any]) -> Any:
   try:
     return call()
-  # TensorStore and gcsfs raise errors of many types.
+  # TensorStore and gcsfs raise many types of errors.
   except Exception as error:
     raise OSError(f"{url} cannot be used: {error}") from error
 
@@ -527,7 +511,7 @@ def _mark(
     worked: bool = False,
     logs_only: bool = False,
 ) -> None:
-  """Records which copy a folder is; `worked`: whether by its own work."""
+  """Records a folder's URL and token; `worked`: a run has worked there."""
   jsonl.atomic_write_json(
       folder / _MARKER,
       {"url": url, "token": token, "worked": worked, "logs_only": logs_only},
@@ -536,7 +520,7 @@ def _mark(
 
 @contextlib.contextmanager
 def _alone(folder: pathlib.Path) -> Iterator[None]:
-  """Excludes other processes of this host; waits for them."""
+  """Waits for other processes of this host, then excludes them."""
   with open(folder.parent / f".{folder.name}.stage", "a") as file:
     fcntl.flock(file, fcntl.LOCK_EX)
     yield
@@ -550,7 +534,7 @@ def _is_uploaded(name: str) -> bool:
 
 
 def _local(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
-  """Returns mtime and size of the files that are uploaded, by name."""
+  """Returns mtime and size of the files to upload, by name."""
   found = {}
   for parent, folders, files in os.walk(folder):
     folders[:] = [name for name in folders if _is_uploaded(name)]
@@ -569,7 +553,7 @@ def _local(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
 def _remote(
     fs: fsspec.AbstractFileSystem, root: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields name and description of the files of a copy."""
+  """Yields name and info of the files of a copy."""
   for path, info in fs.find(root, detail=True).items():
     name = path.removeprefix(root).lstrip("/")
     if name and not name.endswith("/") and _is_uploaded(name):

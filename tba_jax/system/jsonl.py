@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""JSON files: one object a line, or one object replaced as a whole.
+"""JSON Lines files and atomically replaced JSON files.
 
 A writer may be killed at any byte, so readers skip and count torn lines.
 """
@@ -15,16 +15,16 @@ from typing import Any, IO, TextIO
 from etils import epath
 import numpy as np
 
-# Fields of a record whose value was not finite; JSON has no number for them.
+# Key that lists a record's non-finite values, which JSON cannot represent.
 NON_FINITE = "non_finite"
 
 
 def to_json(value: Any, non_finite: list[str], name: str = "") -> Any:
-  """Returns `value` as plain JSON types; names what was not finite.
+  """Returns `value` as JSON types, with None for non-finite numbers.
 
   Args:
     value: nested mappings, sequences, arrays and scalars of any library.
-    non_finite: receives the dotted name of each value replaced by None.
+    non_finite: receives the dotted name of each non-finite number.
     name: name of `value` itself.
   """
   if value is None or isinstance(value, bool | int | str):
@@ -47,13 +47,12 @@ def to_json(value: Any, non_finite: list[str], name: str = "") -> Any:
 
 
 def json_line(record: Mapping[str, Any]) -> str:
-  """Returns `record` as one line of strict JSON, with its line end.
+  """Returns `record` as a line of strict JSON.
 
-  A value that is not finite becomes null, and its name is added to the list
-  `non_finite` of the record.
+  A non-finite number becomes null, and its name goes to the list `non_finite`.
   """
   try:
-    # Several times faster where all is plain and finite, as nearly always.
+    # The common case, several times faster.
     return json.dumps(record, allow_nan=False, default=_plain) + "\n"
   except (ValueError, TypeError):
     non_finite: list[str] = []
@@ -64,11 +63,7 @@ def json_line(record: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-  """Returns what json does not know as plain types.
-
-  Raises:
-    ValueError: it holds a value that is not finite.
-  """
+  """Returns a value as JSON types; raises ValueError if it is not finite."""
   non_finite: list[str] = []
   out = to_json(value, non_finite)
   if non_finite:
@@ -77,7 +72,7 @@ def _plain(value: Any) -> Any:
 
 
 def open_append(path: epath.PathLike) -> TextIO:
-  """Opens for appending; ends the torn line that a killed writer left."""
+  """Opens for appending; ends a torn line left by a killed writer."""
   path = epath.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   torn = False
@@ -110,10 +105,7 @@ class LineWriter:
 
 
 class Records(list):
-  """Objects read from a file of JSON lines.
-
-  skipped: number of lines that were no JSON object.
-  """
+  """Objects of a JSON Lines file; `skipped` counts the invalid lines."""
 
   def __init__(self, records: Iterable[dict[str, Any]] = (), skipped: int = 0):
     super().__init__(records)
@@ -121,7 +113,7 @@ class Records(list):
 
 
 def parse_line(line: str | bytes) -> dict[str, Any] | None:
-  """Returns the JSON object of a line, None where it is not one."""
+  """Returns the JSON object of a line, None if it is not one."""
   try:
     record = json.loads(line)
   except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
@@ -132,11 +124,9 @@ def parse_line(line: str | bytes) -> dict[str, Any] | None:
 def iter_jsonl(
     path: epath.PathLike, skipped: Callable[[], None] = lambda: None
 ) -> Iterator[dict[str, Any]]:
-  """Yields the objects of a file of JSON lines; nothing where there is none.
+  """Yields the objects of a JSON Lines file, none if it does not exist.
 
-  Args:
-    path: the file.
-    skipped: called for each torn or corrupt line. A blank line is no line.
+  `skipped` is called for each invalid line; blank lines are ignored.
   """
   path = epath.Path(path)
   if not path.exists():
@@ -153,10 +143,7 @@ def iter_jsonl(
 
 
 def read_jsonl(path: epath.PathLike) -> Records:
-  """Returns the objects of a file of JSON lines; empty where there is none.
-
-  A torn or corrupt line is skipped and counted in `skipped`.
-  """
+  """Returns the objects of a JSON Lines file, none if it does not exist."""
   records = Records()
 
   def skip() -> None:
@@ -167,16 +154,13 @@ def read_jsonl(path: epath.PathLike) -> Records:
 
 
 def atomic_write_json(path: epath.PathLike, value: Any) -> None:
-  """Replaces a file by `value` as JSON; a value that is not finite is null."""
+  """Replaces a file by `value` as JSON; non-finite numbers become null."""
   text = json.dumps(to_json(value, []), allow_nan=False, indent=1)
   replace_file(path, text + "\n")
 
 
 def replace_file(path: epath.PathLike, text: str) -> None:
-  """Replaces a file as a whole: readers see the old or the new content.
-
-  On a local disk the content survives a power cut once this has returned.
-  """
+  """Replaces a file atomically, and syncs it if it is local."""
   path = epath.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   partial = path.parent / f".{path.name}.{os.getpid()}.{threading.get_ident()}"
@@ -192,17 +176,17 @@ def replace_file(path: epath.PathLike, text: str) -> None:
 
 
 def sync_file(file: IO[Any]) -> None:
-  """Writes a local file through to its disk; does nothing for a remote one."""
+  """Flushes a file, and syncs it if it is local."""
   file.flush()
   try:
     descriptor = file.fileno()
-  except (AttributeError, OSError):  # A file of a bucket has none.
+  except (AttributeError, OSError):  # A file in a bucket has none.
     return
   os.fsync(descriptor)
 
 
 def sync_directory(path: epath.PathLike) -> None:
-  """Writes a local directory's entries through to its disk."""
+  """Syncs a directory if it is local."""
   if "://" in os.fspath(path):
     return
   descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -213,7 +197,7 @@ def sync_directory(path: epath.PathLike) -> None:
 
 
 def read_json(path: epath.PathLike) -> Any:
-  """Returns the value of a JSON file; None where it is missing or damaged."""
+  """Returns the value of a JSON file, None if it is missing or damaged."""
   path = epath.Path(path)
   if not path.exists():
     return None
@@ -224,14 +208,10 @@ def read_json(path: epath.PathLike) -> Any:
 
 
 def read_object(path: epath.PathLike, schema: Any) -> dict[str, Any] | None:
-  """Returns the object of a JSON file that has a schema; None without a file.
-
-  Args:
-    path: the file.
-    schema: as `schema_error` takes it.
+  """Returns the object of a JSON file, None without a file.
 
   Raises:
-    ValueError: the file is no JSON, or does not fit; the message names it.
+    ValueError: the file is not JSON, or does not match the schema.
   """
   path = epath.Path(path)
   try:
@@ -239,7 +219,7 @@ def read_object(path: epath.PathLike, schema: Any) -> dict[str, Any] | None:
   except FileNotFoundError:
     return None
   except (ValueError, RecursionError) as error:
-    raise ValueError(f"{path}: damaged, it is no JSON: {error}") from error
+    raise ValueError(f"{path}: damaged, not JSON: {error}") from error
   except OSError as error:
     raise ValueError(f"{path}: cannot be read: {error}") from error
   if error := schema_error(value, schema):
@@ -248,20 +228,19 @@ def read_object(path: epath.PathLike, schema: Any) -> dict[str, Any] | None:
 
 
 def schema_error(value: Any, schema: Any, name: str = "") -> str:
-  """Returns how a JSON value differs from a schema; "" where it fits.
+  """Returns how a JSON value violates a schema, "" if it does not.
 
   Args:
     value: parsed JSON.
-    schema: a type (`float` takes an int too, `int` no bool), `[schema]` for a
-      list, or `{key: schema}` for an object: a key that ends in "?" may be
-      missing or null, "*" stands for all keys that are not named. Keys without
-      a schema are allowed.
-    name: of the value, for the message.
+    schema: a type (`float` allows int, `int` not bool), `[schema]` for a list,
+      or `{key: schema}` for an object: a key ending in "?" may be missing or
+      null, "*" stands for all other keys. Keys without a schema are allowed.
+    name: of the value, for messages.
   """
   where = f"{name!r} " if name else ""
   if isinstance(schema, Mapping):
     if not isinstance(value, dict):
-      return f"{where}is no object"
+      return f"{where}is not an object"
     named = {key.removesuffix("?") for key in schema}
     for key, wanted in schema.items():
       plain = key.removesuffix("?")
@@ -277,7 +256,7 @@ def schema_error(value: Any, schema: Any, name: str = "") -> str:
     return ""
   if isinstance(schema, list):
     if not isinstance(value, list):
-      return f"{where}is no list"
+      return f"{where}is not a list"
     errors = (
         schema_error(item, schema[0], f"{name}[{i}]")
         for i, item in enumerate(value)

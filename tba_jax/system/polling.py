@@ -2,31 +2,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adaptive polling interval of store clients.
 
-The store cannot notify anybody, so clients poll. The interval is a share of the
-time since the last change:
+The store cannot notify clients, so they poll, at an interval in proportion to
+the time since the last change:
 
     interval = min(max(share * time since the last change, floor), cap)
 
-News that comes after t seconds is thus seen within `share * t`, at a few dozen
-polls instead of thousands. While a caller waits, share and floor are smaller.
+A change after t seconds is thus seen within `share * t`. While a caller waits,
+share and floor are smaller.
 """
 
 from collections.abc import Callable
 import time
 
-# Upper bound of the share while a caller waits: adds 2 % to its wait at most.
+# Upper bound of the share while a caller waits: adds at most 2 % to its wait.
 _WAITING_SHARE = 0.02
 
 
 class PollInterval:
-  """Says when the next poll is due. Not thread-safe.
+  """Computes when the next poll is due. Not thread-safe.
 
   Args:
     floor_s: shortest interval.
     waiting_floor_s: shortest interval while a caller waits.
-    share: of the time since the last change, while nobody waits.
+    share: of the time since the last change, while no caller waits.
     cap_s: longest interval.
-    clock: seconds.
+    clock: returns seconds.
   """
 
   def __init__(
@@ -50,7 +50,7 @@ class PollInterval:
     return self._waiting
 
   def due_in_s(self) -> float:
-    """Returns the seconds until the next poll; 0 where it is due."""
+    """Returns the seconds until the next poll, 0 if it is due."""
     return max(0.0, self._due_at - self._clock())
 
   def polled(self, changed: bool = False) -> None:
@@ -61,10 +61,9 @@ class PollInterval:
     self._due_at = now + self._interval_s(now)
 
   def changed(self, *, at_once: bool = False) -> None:
-    """Records a change made by this client: a reply may follow soon.
+    """Records a change by this client, to which a reply may follow soon.
 
-    Args:
-      at_once: whether to poll now instead of after an interval.
+    With `at_once`, a poll is due now instead of after an interval.
     """
     now = self._clock()
     self._changed_at = now
@@ -72,7 +71,7 @@ class PollInterval:
     self._due_at = min(self._due_at, now + interval_s)
 
   def start_waiting(self) -> bool:
-    """Makes a poll due now for a waiting caller; False if one waits already."""
+    """Makes a poll due for a waiting caller; False if one waits already."""
     if self._waiting:
       return False
     self._waiting = True

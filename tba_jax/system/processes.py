@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a process of a run needs from its operating system. No JAX here."""
+"""Process set-up: cores, locks, signals, environment, directories. No JAX."""
 
 from collections.abc import Mapping, Sequence
 import ctypes
@@ -19,40 +19,35 @@ from absl import logging as absl_logging
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# Exit statuses of a role, as the supervisor reads them.
+# Exit statuses of a role, for the supervisor.
 EXIT_OK = 0
 EXIT_CONFIG = 2
-EXIT_FATAL = 3  # Starting the role again would end in the same place.
-EXIT_INTERRUPTED = 75  # Saved, and can be continued (EX_TEMPFAIL).
+EXIT_FATAL = 3  # A restart would fail again.
+EXIT_INTERRUPTED = 75  # Saved; can be resumed (EX_TEMPFAIL).
 
-# What a role's process is started with, where the caller's environment does not
-# say otherwise. Huge pages for large arrays: a training step on a CPU, which
-# allocates fresh ones all the time, takes about a tenth less.
+# Default environment of a role's process. Huge pages make a training step on a
+# CPU, which allocates large arrays, about 10 % faster.
 ROLE_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-# In the environment of what a supervisor starts: the supervisor's pid.
+# Environment variable with the supervisor's pid.
 SUPERVISED = "TBA_JAX_SUPERVISED"
 
 _PR_SET_PDEATHSIG = 1
-# sun_path of a unix socket holds 108 bytes; the gRPC prefix needs some.
+# A unix socket path has at most 108 bytes; gRPC's prefix takes some.
 _MAX_SOCKET_DIR = 80
 
 
 def free_port() -> int:
-  """Returns a port of the loopback interface that nobody listens at."""
+  """Returns a free port of the loopback interface."""
   with socket.socket() as found:
     found.bind(("127.0.0.1", 0))
     return found.getsockname()[1]
 
 
 def parse_cores(text: str) -> list[int]:
-  """Returns the cores named by "0", "0,2" or "0-3" (or a mixture).
-
-  Raises:
-    ValueError: not such a list.
-  """
+  """Returns the cores of a list such as "0", "0,2" or "0-3"; or ValueError."""
   cores = []
   for item in text.split(","):
     first, dash, last = item.partition("-")
@@ -74,16 +69,16 @@ def available_cores() -> list[int]:
 def assign_cores(
     cores: Mapping[str, str], num_searchers: int, per_searcher: int = 1
 ) -> dict[str, Any]:
-  """Returns the cores of the roles: trainer, store, and a list for searchers.
+  """Returns the cores of `trainer` and `store`, and of each of `searchers`.
 
-  With no setting, half of the cores but at most `per_searcher` a searcher go to
-  the searchers, the rest to the trainer; the store, which needs little, shares
-  the searchers'. An empty list means no binding.
+  By default up to half of the cores go to the searchers, at most `per_searcher`
+  each, and the rest to the trainer; the store shares the searchers' cores. An
+  empty list means no binding.
 
   Args:
     cores: `trainer`, `searcher` and `store`, as "0", "0,2", "0-3", "" or "all".
     num_searchers: at least 1.
-    per_searcher: what one can use: 1, or its virtual CPU devices.
+    per_searcher: number of cores that a searcher can use.
   """
   mine = available_cores()
 
@@ -111,13 +106,13 @@ def assign_cores(
 
 
 def pin(cores: Sequence[int]) -> None:
-  """Binds the calling thread, and what it starts from now on, to the cores."""
+  """Binds the calling thread, and its future children, to the cores."""
   if cores and hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, cores)
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool:
-  """Locks an open file until it is closed; False where another holds it."""
+  """Locks an open file until it is closed; False if it is locked already."""
   kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
   try:
     fcntl.flock(fd, kind | fcntl.LOCK_NB)
@@ -129,9 +124,7 @@ def try_lock(fd: int, *, shared: bool = False) -> bool:
 def die_with_parent(parent: int = 0) -> None:
   """Has the kernel kill this process when its parent ends (Linux).
 
-  Args:
-    parent: pid of the process that started this one, where known: if it ended
-      before this call, this process is killed now.
+  If the parent's pid is given and it has already ended, kills this process now.
   """
   if sys.platform.startswith("linux"):
     libc = ctypes.CDLL(None, use_errno=True)
@@ -142,9 +135,9 @@ def die_with_parent(parent: int = 0) -> None:
 
 
 def die_with_supervisor() -> None:
-  """As `die_with_parent`, where a supervisor has started this process.
+  """As `die_with_parent`, if a supervisor has started this process.
 
-  One that a user or a launch script started outlives the shell that did.
+  A process that a user or a launch script has started outlives its shell.
   """
   supervisor = os.environ.get(SUPERVISED)
   if supervisor:
@@ -152,10 +145,10 @@ def die_with_supervisor() -> None:
 
 
 def index_of(operands: Sequence[str]) -> int:
-  """Returns the number that a process was started with, 0 where it has none.
+  """Returns the process number in the operands, 0 if there is none.
 
   Raises:
-    ValueError: the operands are not one number.
+    ValueError: the operands are not a single number.
   """
   if len(operands) > 1 or not all(text.isdecimal() for text in operands):
     raise ValueError(
@@ -166,7 +159,7 @@ def index_of(operands: Sequence[str]) -> int:
 
 
 def stop_on_signals() -> threading.Event:
-  """Returns an event that SIGTERM or SIGINT sets, again at each signal."""
+  """Returns an event that SIGTERM and SIGINT set."""
   stop = threading.Event()
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: stop.set())
@@ -174,11 +167,7 @@ def stop_on_signals() -> threading.Event:
 
 
 def start_role() -> threading.Event:
-  """Readies a process that computes; returns the event that a signal sets.
-
-  It ends with its supervisor, logs its own lines and libraries' warnings, and
-  keeps what it compiles.
-  """
+  """Sets up a role's process; returns the event of `stop_on_signals`."""
   die_with_supervisor()
   absl_logging.use_absl_handler()
   absl_logging.set_verbosity(absl_logging.INFO)
@@ -191,11 +180,11 @@ def start_role() -> threading.Event:
 def spool_directory(setting: str, workdir: str) -> pathlib.Path:
   """Returns the local directory for socket, locator, lock and secret, 0700.
 
-  The first of: the setting; WORKDIR/spool where that is local and short enough
-  for a unix socket; a directory of this user under the temporary directory.
+  The first of: the setting; WORKDIR/spool if that is local and short enough for
+  a unix socket; a directory of this user under the temporary directory.
 
   Raises:
-    ValueError: it, or the one of this user, exists and others may enter it.
+    ValueError: the directory or its parent is accessible to others.
   """
   if setting:
     path = pathlib.Path(setting).expanduser().absolute()
@@ -210,7 +199,7 @@ def spool_directory(setting: str, workdir: str) -> pathlib.Path:
           / digest
       )
       path.parent.mkdir(mode=0o700, exist_ok=True)
-      # Who owns it could put another directory in the place of ours.
+      # Its owner could replace our directory.
       _check_private(path.parent)
   path.mkdir(mode=0o700, parents=True, exist_ok=True)
   _check_private(path)
@@ -218,7 +207,7 @@ def spool_directory(setting: str, workdir: str) -> pathlib.Path:
 
 
 def enable_compilation_cache() -> None:
-  """Turns on JAX's persistent cache, so that a restart does not compile again.
+  """Turns on JAX's persistent compilation cache.
 
   The directory is TBA_JAX_CACHE_DIR, else `tba_jax/xla` in the user's cache.
   """
@@ -245,7 +234,7 @@ def _check_private(path: pathlib.Path) -> None:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-  # Libraries say a lot at INFO; our own lines are few.
+  # Libraries log a lot at INFO.
   return record.levelno >= logging.WARNING or _PACKAGE in record.pathname
 
 
@@ -257,7 +246,7 @@ def _stable_hash(name: bytes) -> int:
 
 
 def package_environment() -> dict[str, str]:
-  """Returns this environment, with PYTHONPATH such that children import us."""
+  """Returns this environment, with the package on PYTHONPATH for children."""
   paths = [os.path.dirname(_PACKAGE)]
   paths += os.environ.get("PYTHONPATH", "").split(os.pathsep)
   path = os.pathsep.join(dict.fromkeys(p for p in paths if p))
@@ -265,9 +254,9 @@ def package_environment() -> dict[str, str]:
 
 
 def restart_as_role() -> None:
-  """Starts this process's command anew in ROLE_ENVIRONMENT, unless it is in it.
+  """Re-executes this process in ROLE_ENVIRONMENT, unless it is set already.
 
-  It does not return then: the C library reads some of it at the start only.
+  The C library reads some variables only at the start.
   """
   environment = {**ROLE_ENVIRONMENT, **os.environ}
   if environment != dict(os.environ):

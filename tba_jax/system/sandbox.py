@@ -1,14 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Confines processes that run code of users, and code that models write.
+"""Confines processes that run user code, or code written by models.
 
-`environment` is for whoever starts such a process, `enter` for the process
-itself. What the system does not permit is left out and named by `enter`. As
+The parent passes `environment`, the process itself calls `enter`, which returns
+what the system does not permit.
 
     python -m tba_jax.system.sandbox COMMAND WORD…
 
-it becomes a command that ends with the process that started it; a parent with
-threads cannot run anything between fork and exec.
+runs a command that ends with its parent, for parents with threads, which cannot
+run code between fork and exec.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ import sys
 
 from tba_jax.system import processes
 
-# Variables that are passed on where they are set.
+# Variables that are passed on.
 _PASSED = (
     "LANG",
     "LC_ALL",
@@ -31,12 +31,12 @@ _PASSED = (
     "TZ",
     "VIRTUAL_ENV",
 )
-_PRIVATE = "TBA_JAX_"  # prefix of variables that no such process may see
+_PRIVATE = "TBA_JAX_"  # Prefix of variables that are never passed on.
 
 MAX_FILE_BYTES = 256 << 20
 _MAX_OPEN_FILES = 256
-_MAX_PROCESSES = 128  # and threads
-# User ids that belong to nobody: systemd gives them to services for their time.
+_MAX_PROCESSES = 128  # Threads count too.
+# User ids that systemd assigns dynamically to services.
 _FIRST_UID = 61184
 _NUM_UIDS = 4336
 
@@ -46,19 +46,17 @@ _PR_SET_KEEPCAPS = 8
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
 _CAPABILITY_VERSION = 0x20080522
-_CAP_DAC_READ_SEARCH = 2  # reads any file, writes none
+_CAP_DAC_READ_SEARCH = 2  # Permission to read any file.
 
 
 def environment(home: str, passed: Sequence[str] = ()) -> dict[str, str]:
-  """Returns a clean environment.
+  """Returns a clean environment with `home` as HOME and TMPDIR.
 
-  Args:
-    home: the process's own directory: HOME and TMPDIR.
-    passed: names of further variables to pass on.
+  `passed` names further variables to pass on.
   """
   names = [n for n in (*_PASSED, *passed) if not n.startswith(_PRIVATE)]
   found = {name: os.environ[name] for name in names if name in os.environ}
-  if "PYTHONPATH" in found:  # The process may stand in another directory.
+  if "PYTHONPATH" in found:  # The working directory may differ.
     paths = found["PYTHONPATH"].split(os.pathsep)
     found["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths))
   return {
@@ -73,34 +71,34 @@ def environment(home: str, passed: Sequence[str] = ()) -> dict[str, str]:
 
 
 def without_secrets() -> dict[str, str]:
-  """Returns this process's environment without the package's own variables.
+  """Returns this environment without the package's own variables.
 
-  For programs of the user that need theirs, such as an API's key.
+  For user programs that need their own variables, such as an API key.
   """
   return {k: v for k, v in os.environ.items() if not k.startswith(_PRIVATE)}
 
 
 def limit_memory(memory_mb: int) -> None:
-  """Bounds the address space of this process and its children; 0 = not."""
+  """Limits the address space of this process and its children, unless 0."""
   if memory_mb:
     resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20,) * 2)
 
 
 def enter(home: str, *, network: bool, readable: Sequence[str] = ()) -> dict:
-  """Confines this process, and what it starts, for the rest of its life.
+  """Confines this process and its children permanently.
 
-  Bounds processes, open files and the size of a file; leaves the network;
-  as root takes a user id of its own, so that files and memory of others are out
-  of reach; moves to `home`. To be called while there is one thread.
+  Limits processes, open files and file sizes; leaves the network; as root takes
+  a user id of its own, without access to files and memory of others; changes to
+  `home`. Call it before starting threads.
 
   Args:
     home: the process's own directory.
-    network: whether it keeps the network.
-    readable: paths that it has to read afterwards.
+    network: whether to keep the network.
+    readable: paths that must stay readable.
 
   Returns:
-    `uid`: the user id taken, None for the caller's; `missing`: names of what
-    the system did not permit, of "network", "user", "files" and "processes".
+    `uid`: the user id taken, or None; `missing`: what the system did not
+    permit, of "network", "user", "files" and "processes".
   """
   missing = []
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -119,7 +117,7 @@ def enter(home: str, *, network: bool, readable: Sequence[str] = ()) -> dict:
   _lower_limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
   if sys.platform.startswith("linux"):
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-  processes.die_with_parent()  # Taking a user id has cleared it.
+  processes.die_with_parent()  # Changing the user id has cleared it.
   os.chdir(home)
   return {"uid": uid, "missing": missing}
 
@@ -151,12 +149,12 @@ def _leave_network() -> bool:
 
 
 def _take_uid(home: str, readable: Sequence[str]) -> tuple[int | None, bool]:
-  """Becomes a user that nobody else is.
+  """Changes to an unused user id.
 
   Returns:
-    The user id, None where the system does not permit it; and whether files of
-    others stay readable, which is so where Python itself or a path of
-    `readable` is for root alone.
+    The user id, None if not permitted; and whether other users' files stay
+    readable, which is necessary if Python or a path of `readable` is for root
+    alone.
   """
   uid = _FIRST_UID + os.getpid() % _NUM_UIDS
   paths = [sys.prefix, sys.base_prefix, *sys.path, *readable]
@@ -174,13 +172,13 @@ def _take_uid(home: str, readable: Sequence[str]) -> tuple[int | None, bool]:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-  except OSError:  # A container with few users.
+  except OSError:  # Such as a container with few user ids.
     return None, True
   kept = 0 if suffices else 1 << _CAP_DAC_READ_SEARCH
   header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
   data = (ctypes.c_uint32 * 6)(kept, kept, kept, 0, 0, 0)
   libc.capset(header, data)
-  if kept:  # Also for what it starts.
+  if kept:  # For children too.
     libc.prctl(
         _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH, 0, 0
     )
@@ -188,17 +186,17 @@ def _take_uid(home: str, readable: Sequence[str]) -> tuple[int | None, bool]:
 
 
 def _limit_processes(uid: int | None) -> bool:
-  """Bounds the processes of this user; False where root is exempt from it."""
+  """Limits the processes of this user; False if root, which is exempt."""
   if uid is None and os.getuid() == 0:
     return False
-  # A user of one's own starts at none; else those of the same user count.
+  # The limit includes the user's other processes; a new user has none.
   others = 0 if uid is not None else _num_threads(os.getuid())
   _lower_limit(resource.RLIMIT_NPROC, others + _MAX_PROCESSES)
   return True
 
 
 def _num_threads(uid: int) -> int:
-  """Returns how many threads a user has."""
+  """Returns the number of a user's threads."""
   count = 0
   for folder in pathlib.Path("/proc").glob("[0-9]*"):
     try:

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that a setting names: FILE.py:FUNCTION or MODULE:FUNCTION."""
+"""Loads functions named in settings: FILE.py:FUNCTION or MODULE:FUNCTION."""
 
 import ast
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from typing import Any
 
 
 def load_function(key: str, text: str) -> Callable[..., Any]:
-  """Returns the function, after running its file or module.
+  """Runs a function's file or module, and returns the function.
 
   Args:
-    key: of the setting, for the message.
+    key: of the setting, for messages.
     text: its value.
 
   Raises:
@@ -25,16 +25,16 @@ def load_function(key: str, text: str) -> Callable[..., Any]:
   try:
     if where.endswith(".py"):
       path = pathlib.Path(where).expanduser()
-      # The file's own name may be that of another module.
+      # Another module may have the file's name.
       own_name = f"file {path}"
       spec = importlib.util.spec_from_file_location(own_name, path)
-      # Dataclasses and pickle look their module up.
+      # Dataclasses and pickle look up their module.
       module = sys.modules[own_name] = importlib.util.module_from_spec(spec)
       spec.loader.exec_module(module)
     else:
       module = importlib.import_module(where)
     function = getattr(module, name)
-  # Anything may be wrong in a user's code.
+  # User code may raise anything.
   except (Exception, SystemExit) as error:
     raise ValueError(f"{key}={text!r}: {error!r}") from error
   if not callable(function):
@@ -43,7 +43,7 @@ def load_function(key: str, text: str) -> Callable[..., Any]:
 
 
 def problem_of_file(text: str) -> str:
-  """Returns what is wrong with FILE.py:FUNCTION, or "", without running it."""
+  """Returns an error in FILE.py:FUNCTION, or "", without running the file."""
   where, _, name = text.rpartition(":")
   path = pathlib.Path(where).expanduser()
   try:

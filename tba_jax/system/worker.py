@@ -11,12 +11,12 @@ _CLOSE_S = 60.0
 
 
 class Worker:
-  """Runs a function in a daemon thread; the owner raises what it raised.
+  """Runs a function in a daemon thread; `check` and `close` raise its error.
 
   Args:
-    name: of the thread, in messages.
-    run: called once with an event that `close` sets; returns soon after.
-    close_s: how long `close` waits for it.
+    name: of the thread, for messages.
+    run: called once with an event that `close` sets, and returns soon after.
+    close_s: how long `close` waits.
   """
 
   def __init__(
@@ -38,12 +38,12 @@ class Worker:
     return self._thread.is_alive()
 
   def check(self) -> None:
-    """Raises what the thread has raised."""
+    """Raises the thread's error, if any."""
     if self._error is not None:
       raise self._error
 
   def close(self) -> None:
-    """Ends the thread; raises TimeoutError, or what the thread has raised."""
+    """Ends the thread; raises its error, or TimeoutError."""
     self._stop.set()
     self._thread.join(self._close_s)
     if self._thread.is_alive():
@@ -55,31 +55,33 @@ class Worker:
   def _main(self) -> None:
     try:
       self._run(self._stop)
-    except BaseException as error:  # Its owner raises it, but maybe late.
+    except (
+        BaseException
+    ) as error:  # Logged now, as the owner may raise it late.
       logging.error("thread %s ended", self._name, exc_info=error)
       self._error = error
 
 
 class JobQueue(Worker):
-  """A thread that does jobs in order; none is done after one that failed.
+  """A thread that runs jobs in order; after a failure it runs no more.
 
   Args:
-    name: of the thread, in messages.
-    max_waiting: `submit` waits while so many jobs are waiting.
+    name: of the thread, for messages.
+    max_waiting: size of the queue; `submit` waits while it is full.
     deadline_s: of `submit`, `flush` and `close`.
   """
 
   def __init__(
       self, name: str, *, max_waiting: int = 256, deadline_s: float = _CLOSE_S
   ):
-    # `flush` puts an event, which is set whatever became of the jobs.
+    # `flush` enqueues an event, which is set even after a failure.
     self._jobs: queue.Queue[Callable[[], None] | threading.Event | None] = (
         queue.Queue(max_waiting)
     )
     super().__init__(name, self._work, close_s=deadline_s)
 
   def submit(self, job: Callable[[], None] | threading.Event) -> None:
-    """Adds a job; raises TimeoutError, or what an earlier job has raised."""
+    """Enqueues a job; raises an earlier job's error, or TimeoutError."""
     self.check()
     try:
       self._jobs.put(job, timeout=self._close_s)
@@ -90,7 +92,7 @@ class JobQueue(Worker):
       ) from error
 
   def flush(self) -> None:
-    """Waits until all jobs so far are done; raises as `submit`."""
+    """Waits for all jobs so far; raises as `submit`."""
     done = threading.Event()
     self.submit(done)
     if not done.wait(self._close_s):
@@ -98,11 +100,11 @@ class JobQueue(Worker):
     self.check()
 
   def close(self) -> None:
-    """Does the jobs that wait and ends the thread; raises as `submit`."""
+    """Runs the remaining jobs and ends the thread; raises as `submit`."""
     try:
       self._jobs.put(None, timeout=self._close_s)
     except queue.Full:
-      pass  # The thread hangs, as is found next.
+      pass  # The thread hangs, which `close` below reports.
     super().close()
 
   def _work(self, _: threading.Event) -> None:

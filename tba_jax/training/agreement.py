@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the hosts of a run to one config, one model and the same data.
+"""Checks that the hosts of a run have the same config, model and data.
 
-The trainer writes its settings, and a digest of what its files hold, into the
-store under `meta/settings`. A searcher compares its own before it samples, and
-again when another trainer takes over; it ends with a line for each difference
-that `settings.hosts` does not allow.
+The trainer writes its settings, and digests of model, data and tokenizer, to
+the store under `meta/settings`. A searcher compares its own before it samples,
+and again after a restart of the trainer; it ends with a line for each
+difference that `settings.hosts` does not allow.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,14 +31,14 @@ from tba_jax.transport import wire
 KEY = "meta/settings"
 _SCHEMA = {"place": str, "settings": dict, "digests": dict}
 _PAUSE_S = 0.1
-# Prompts that are compared, evenly spaced over the training prompts.
+# Number of training prompts that are compared, evenly spaced.
 _NUM_PROMPTS = 64
-# Fields of a model that its host's device decides.
+# Fields of a model that depend on the host's device.
 _DTYPES = ("param_dtype", "compute_dtype")
 
 
 class DiffersError(ValueError):
-  """This process would not compute what the trainer's run does."""
+  """This process has another config, model or data than the trainer."""
 
 
 def describe(
@@ -46,7 +46,7 @@ def describe(
     run: run_directory.Run,
     policy: policy_lib.Policy | None = None,
 ) -> dict[str, Any]:
-  """Returns this process's `place`, `settings` by key, and `digests`.
+  """Returns `place`, `settings` and `digests` of this process.
 
   Without a policy there are no digests.
   """
@@ -58,7 +58,7 @@ def describe(
 
 
 def _digests(policy: policy_lib.Policy) -> dict[str, str]:
-  """Returns digests of model, data and tokenizer by the key they come from."""
+  """Returns digests of model, data and tokenizer, by config key."""
   task, tokenizer = policy.task, policy.tokenizer
   size = task.num_prompts(tasks_base.TRAIN)
   rows = range(0, size, max(1, size // _NUM_PROMPTS))
@@ -77,20 +77,20 @@ def _digests(policy: policy_lib.Policy) -> dict[str, str]:
 
 
 def encode(mine: Mapping[str, Any], run: run_directory.Run) -> bytes:
-  """Returns the message under `KEY` of a trainer that `describe` describes."""
+  """Returns the trainer's message under `KEY`, from `describe`."""
   return wire.encode_message(
       {"run": run.run_id, "key": KEY, **mine}, run.secret
   )
 
 
 def put(transport: base.Transport, message: bytes) -> None:
-  """Writes the trainer's message, if the store does not hold it already."""
+  """Writes the trainer's message, unless the store has it already."""
   if transport.get(KEY) != message:
     transport.put(KEY, message)
 
 
 class Agreement:
-  """Compares a searcher with its trainer."""
+  """Compares a searcher with its trainer; `mine` is from `describe`."""
 
   def __init__(
       self,
@@ -98,18 +98,16 @@ class Agreement:
       run: run_directory.Run,
       events: metrics.EventLog,
   ):
-    """Takes what `describe` says of the searcher; reads nothing yet."""
     self._mine = mine
     self._run = run
     self._events = events
     self._refusal = ""
 
   def holds(self, transport: base.Transport) -> bool:
-    """Returns True where the trainer agrees, False where none has written.
+    """Returns whether the trainer has written its settings, and they agree.
 
     Raises:
-      DiffersError: it does not; a line for each difference.
-      TransportError: as of the transport.
+      DiffersError: they differ; has a line for each difference.
     """
     data = transport.get(KEY)
     if data is None:
@@ -119,7 +117,7 @@ class Agreement:
           data, self._run.secret, self._run.run_id, KEY, _SCHEMA
       )
     except wire.WireError as error:
-      # The trainer writes its own again within seconds.
+      # The trainer writes its message again within seconds.
       if str(error) != self._refusal:
         self._refusal = str(error)
         self._events.write("refused_message", f"{KEY}: {error}")
@@ -135,7 +133,7 @@ class Agreement:
     except ValueError as error:
       raise DiffersError(str(error)) from error
     lines = [
-        f"{key}: what it names differs at {sides[0]} and {sides[1]}"
+        f"{key}: its content differs between {sides[0]} and {sides[1]}"
         "; the hosts of a run need the same models and data"
         for key, digest in self._mine["digests"].items()
         if digest != theirs["digests"].get(key, digest)
@@ -149,10 +147,11 @@ class Agreement:
       connect: Callable[[], base.Transport],
       should_stop: Callable[[], bool],
   ) -> None:
-    """Waits until the trainer has written what agrees, or until a stop.
+    """Waits until `holds` is true, or until a stop.
 
     Raises:
-      DiffersError, TransportError: as `holds`; no store came back in time.
+      DiffersError: as of `holds`.
+      TransportError: a lost store did not come back in time.
     """
     transport = connect()
     try:
@@ -173,13 +172,13 @@ def check_processes(
     config: ml_collections.ConfigDict,
     run: run_directory.Run,
 ) -> None:
-  """Raises in process 0 where a trainer's process has other settings.
+  """Checks in process 0 that all of the trainer's processes have its settings.
 
   Every process of the trainer must call it.
 
   Raises:
-    ValueError: a line for each key that differs.
-    TransportError: as `Cluster.collect`.
+    ValueError: has a line for each key that differs.
+    TransportError: as of `Cluster.collect`.
   """
   mine = describe(config, run)
   for process, other in cluster.collect("settings", mine).items():

@@ -4,9 +4,9 @@
 
 A checkpoint is complete or absent: Orbax writes into a temporary directory and
 renames it. The device state is any pytree of arrays, and may be restored onto
-another mesh or number of processes. The host state (replay buffer, cursors,
-counts) is that of process 0, in one `.npz` with a CRC of each member. It also
-has a checksum of each leaf of the device state, which Orbax does not check.
+another mesh or number of processes. The host state (replay buffer, counts and
+others) is that of process 0, in an `.npz` with a CRC of each member. It has a
+checksum of each leaf of the device state, which Orbax does not verify.
 """
 
 from collections.abc import Callable
@@ -28,41 +28,41 @@ from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.training import cluster
 
-# Of the whole checkpoint; raise it with any change that others cannot read.
+# Of the whole checkpoint; increase it with any incompatible change.
 FORMAT = 2
 
-# JSON objects with one of these keys stand for what JSON cannot represent.
+# JSON objects with one of these keys represent what JSON cannot.
 _ARRAY = "__array__"
 _SCALAR = "__scalar__"
 _PAIRS = "__pairs__"
 _STRUCTURE = "structure"
 
-# Leaves below this size are summed on the host, without a compile each.
+# Smaller leaves are summed on the host, without a compile for each shape.
 _HOST_SUM_SIZE = 1 << 20
 
 
 class FormatError(ValueError):
-  """The checkpoint has a format of another version of this program."""
+  """The checkpoint has another format."""
 
 
 class Checkpointer:
-  """Saves to and restores from `directory/<step>/`.
+  """Saves to and restores from `directory/<step>/`; for one thread.
 
-  Steps only grow. One thread uses it. All processes of a mesh call each method
-  together; they share the directory.
+  All processes of a mesh share the directory and call each method together.
 
   Args:
-    directory: local or `gs://` path; made if needed. Torn saves are removed.
-    keep: how many of the newest checkpoints stay, at least 1.
-    keep_every_steps: steps that it divides stay for good; 0 for none.
-    keep_every_s: the first of each such stretch of time stays for good; 0 for
+    directory: local or `gs://` path, created if missing. Partial saves are
+      removed.
+    keep: number of newest checkpoints to keep, at least 1.
+    keep_every_steps: multiples of it are kept permanently; 0 for none.
+    keep_every_s: one checkpoint per such period is kept permanently; 0 for
       none.
     barrier: of the processes of a mesh; None for a single process.
     on_event: called with ("checkpoint_damaged", message) when a damaged
       checkpoint is skipped; by default that is logged.
 
   Raises:
-    OSError: the directory cannot be made or written; the message has its path.
+    OSError: the directory cannot be created or written.
   """
 
   def __init__(
@@ -105,14 +105,12 @@ class Checkpointer:
     Args:
       step: above `latest_step()`.
       state: pytree of `jax.Array`.
-      host_state: nested dicts (keys str or int) and lists of NumPy arrays and
-        scalars, int, float, bool, str and None; ignored but in process 0.
-      wait: whether to return only once the checkpoint is complete.
+      host_state: as `pack_host_state` takes it; ignored except in process 0.
+      wait: whether to wait until the checkpoint is complete.
 
     Raises:
-      OSError: this save, or the one before it, could not be written (disk full,
-        read-only); the message has the directory, the step and the cause.
-      TypeError: `host_state` holds something else.
+      OSError: this save or the previous one could not be written.
+      TypeError: `host_state` has a type that is not allowed.
       ValueError: `step` is not above the latest one.
     """
     self.wait()
@@ -138,20 +136,20 @@ class Checkpointer:
       self.wait()
 
   def latest_step(self) -> int | None:
-    """Returns the newest step, or None; one being written counts."""
+    """Returns the newest step or None, including one being written."""
     return self._manager.latest_step()
 
   def complete_steps(self) -> list[int]:
-    """Returns the steps on disk that are complete, oldest first."""
+    """Returns the steps of complete checkpoints, oldest first."""
     pending = (
         self._pending_step if self._manager.is_saving_in_progress() else None
     )
     return sorted(s for s in self._manager.all_steps() if s != pending)
 
   def newest_steps(self) -> list[int]:
-    """Returns those of `complete_steps` that a run may continue from.
+    """Returns the complete steps from which a run may be resumed.
 
-    The others are kept for evaluation and export, without the journal.
+    Older ones are kept for evaluation and export, without a journal.
     """
     return self.complete_steps()[-self._keep :]
 
@@ -160,18 +158,18 @@ class Checkpointer:
   ) -> tuple[types.PyTree, dict[str, Any]]:
     """Returns (state, host_state) of the newest checkpoint that is undamaged.
 
-    A damaged one is skipped with an event and renamed to `damaged-<step>`, but
-    only once an older one could be read.
+    Once an older one could be read, damaged ones are reported and renamed to
+    `damaged-<step>`.
 
     Args:
-      example_state: pytree of arrays or `jax.ShapeDtypeStruct` with shardings:
-        structure, shapes, dtypes and shardings of the result.
+      example_state: pytree of arrays or `jax.ShapeDtypeStruct` with shardings,
+        like the result.
       step: only this one; damage is then an error.
 
     Raises:
       FileNotFoundError: there is no checkpoint, or not that step.
       FormatError: the newest one has another format.
-      ValueError: none can be read with this structure; names the reasons.
+      ValueError: none can be read with this structure; has the reasons.
     """
     self.wait()
     steps = sorted(self._manager.all_steps(), reverse=True)
@@ -190,9 +188,9 @@ class Checkpointer:
         restored = self._restore_step(candidate, abstract)
       except FormatError:
         raise
-      # Orbax and TensorStore raise whatever they meet in a damaged file.
+      # Orbax and TensorStore raise many types of errors for a damaged file.
       except Exception as error:
-        # Its frames hold the damaged state.
+        # Free the damaged state, which its frames refer to.
         failures[candidate] = error.with_traceback(None)
         continue
       self._set_aside(failures, candidate)
@@ -205,18 +203,18 @@ class Checkpointer:
     ) from next(iter(failures.values()))
 
   def wait(self) -> None:
-    """Waits until the running save is complete; raises as `save` does."""
+    """Waits for the running save; raises as `save`."""
     self._raise_if_failed(self._manager.wait_until_finished)
 
   def close(self) -> None:
-    """Waits for the running save and closes; raises as `save` does."""
+    """Waits for the running save and closes; raises as `save`."""
     try:
       self.wait()
     finally:
       self._manager.close()
 
   def check(self) -> None:
-    """Raises as `save` where one of several processes could not save."""
+    """Raises as `save` if one of several processes could not save."""
     if self._barrier is not None and self._barrier.failure is not None:
       self.wait()
 
@@ -229,7 +227,7 @@ class Checkpointer:
         preservation_policy=self._preservation(),
         cleanup_tmp_directories=True,
         enable_async_checkpointing=True,
-        # Else Orbax in other threads waits for these directories.
+        # Otherwise Orbax in other threads waits for these directories.
         async_options=ocp.AsyncOptions(
             create_directories_asynchronously=False, **together
         ),
@@ -246,10 +244,10 @@ class Checkpointer:
     return managers.AnyPreservationPolicy(policies)
 
   def _check_room(self) -> None:
-    """Makes the directory; raises OSError in all processes where that fails.
+    """Makes the directory; raises OSError in all processes if that fails.
 
-    In a save process 0 alone makes folders, while the others wait in a
-    collective. So it tries that before, where an error reaches them.
+    In a save, process 0 alone creates folders while the others wait in a
+    collective, so it is tried before, where an error can reach them.
     """
     if self._barrier is None:
       self._directory.mkdir(parents=True, exist_ok=True)
@@ -258,11 +256,11 @@ class Checkpointer:
       if jax.process_index() == 0:
         probe = self._directory / ".probe"
         probe.mkdir(parents=True, exist_ok=True)
-        # A bucket needs no folders, but may refuse a file.
+        # A bucket has no folders, but may refuse a file.
         (probe / "file").write_bytes(b".")
         probe.rmtree()
     finally:
-      # Also passes on an error that is on its way up.
+      # Shares an error that is propagating.
       timeout_ms = int(self._barrier.deadline_s * 1000)
       self._barrier(key="making folders", timeout_ms=timeout_ms)
 
@@ -283,7 +281,7 @@ class Checkpointer:
     damaged = sorted(k for k in found if found[k] != saved.get(k))
     if damaged:
       raise ValueError(
-          f"{len(damaged)} of {len(found)} leaves are not what was saved:"
+          f"{len(damaged)} of {len(found)} leaves have another checksum:"
           f" {', '.join(damaged[:3])}"
       )
     return state, host["host_state"]
@@ -307,7 +305,7 @@ class Checkpointer:
   def _raise_if_failed(self, call: Callable[[], Any]) -> None:
     try:
       call()
-    # Orbax and TensorStore report a full disk as ValueError, RuntimeError, …
+    # Orbax and TensorStore raise many types of errors for a full disk.
     except Exception as error:
       raise OSError(
           f"checkpoint {self._pending_step} could not be written to"
@@ -320,17 +318,14 @@ def leaf_checksums(tree: types.PyTree) -> dict[str, int]:
 
       checksum = Σᵢ mix(bitsᵢ, i) mod 2³²,  i the index in row-major order
 
-  `mix` is a bijection of the bits, so that a single changed element always
-  shows; an integer sum does not depend on how a leaf is sharded, so no leaf is
-  gathered. All processes of a mesh must call it together.
-
-  Args:
-    tree: of `jax.Array`.
+  `mix` is a bijection of the bits, so that a single changed element is always
+  found; the sum does not depend on the sharding, so no leaf is gathered. All
+  processes of a mesh must call it together.
   """
   sums = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     if leaf.is_fully_replicated and leaf.size < _HOST_SUM_SIZE:
-      # A shard's own copy: the leaf may be donated next.
+      # Copied, as the leaf may be donated next.
       found = _checksum(np.array(leaf.addressable_data(0)), np)
     else:
       # Awaited before the next: all-reduces of several programs in flight at
@@ -341,7 +336,7 @@ def leaf_checksums(tree: types.PyTree) -> dict[str, int]:
 
 
 def _checksum(array: Any, xp: Any) -> Any:
-  """Returns the checksum of an array of `xp`, NumPy or `jax.numpy`; uint32."""
+  """Returns the uint32 checksum of an array; `xp` is NumPy or `jax.numpy`."""
   if array.dtype == bool:
     array = array.astype(np.uint8)
   unsigned = xp.dtype(f"uint{8 * min(array.dtype.itemsize, 4)}")
@@ -352,7 +347,7 @@ def _checksum(array: Any, xp: Any) -> Any:
   bits = bits.astype(np.uint32)
   index = xp.zeros(bits.shape, np.uint32)
   for axis, size in enumerate(bits.shape):
-    # Of each axis by itself, which keeps a sharded array sharded.
+    # Per axis, which keeps a sharded array sharded.
     shape = [size if i == axis else 1 for i in range(bits.ndim)]
     counts = xp.arange(size, dtype=np.uint32).reshape(shape)
     index = index * np.uint32(size % (1 << 32)) + counts
@@ -368,8 +363,8 @@ _device_checksum = jax.jit(lambda array: _checksum(array, jnp))
 class Packed:
   """A copy of a host state.
 
-  structure: the state as JSON, with each array replaced by its name.
-  arrays: name to array.
+  structure: JSON, with each array replaced by its name.
+  arrays: by name.
   """
 
   structure: str
@@ -377,14 +372,14 @@ class Packed:
 
 
 def pack_host_state(host_state: Any) -> Packed:
-  """Returns a copy of the state, which later changes do not reach.
+  """Returns a copy of a host state.
 
   Args:
     host_state: nested dicts (keys str or int) and lists of NumPy arrays and
       scalars, bool, int of any size, float, str and None.
 
   Raises:
-    TypeError: it holds something else; names the place.
+    TypeError: it has a value of another type; names the place.
   """
   arrays = {}
 
@@ -416,13 +411,13 @@ def pack_host_state(host_state: Any) -> Packed:
 
 
 def write_host_state(file: BinaryIO, packed: Packed) -> None:
-  """Writes one `.npz`; raises OSError as the file does."""
+  """Writes a host state as `.npz`."""
   structure = np.frombuffer(packed.structure.encode(), np.uint8)
   np.savez(file, **{_STRUCTURE: structure}, **packed.arrays)
 
 
 def read_host_state(file: BinaryIO) -> Any:
-  """Returns the state; raises ValueError where the file is damaged."""
+  """Returns a host state; raises ValueError if the file is damaged."""
   try:
     with np.load(file, allow_pickle=False) as members:
       arrays = {name: members[name] for name in members.files}
@@ -447,7 +442,7 @@ def read_host_state(file: BinaryIO) -> Any:
 
 
 class HostStateHandler(ocp.AsyncCheckpointHandler):
-  """Writes the host state of process 0, and reads it in all processes."""
+  """Writes the host state in process 0, reads it in all processes."""
 
   async def async_save(
       self, directory: epath.Path, args: "HostStateSave"
@@ -467,7 +462,7 @@ class HostStateHandler(ocp.AsyncCheckpointHandler):
     jsonl.sync_directory(directory)
 
   def restore(self, directory: epath.Path, args: "HostStateRestore") -> Any:
-    # In all processes, so that all find and skip the same damaged checkpoints.
+    # In all processes, so that all skip the same damaged checkpoints.
     del args
     with _path(directory).open("rb") as file:
       return read_host_state(file)
@@ -487,7 +482,7 @@ class HostStateSave(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(HostStateHandler, for_restore=True)
 @dataclasses.dataclass
 class HostStateRestore(ocp.args.CheckpointArgs):
-  """Restores the whole host state."""
+  """Restores a host state."""
 
 
 def _path(directory: epath.Path) -> epath.Path:

@@ -1,12 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of one trainer: joined by `jax.distributed`, led by process 0.
+"""The processes of one trainer, joined by `jax.distributed`, led by process 0.
 
 Process 0 runs the training loop. Before it enters a collective it broadcasts a
-command, and the others make the same call, so that all processes enter all
-collectives in one order. Commands go through the key-value store of the
-trainer's coordinator, which lives in process 0; no device waits for them. If
-one process ends, all end and are restarted together.
+command, on which the others make the same call, so that all processes enter all
+collectives in the same order. Commands go through the key-value store of the
+trainer's coordinator, in process 0. If one process ends, all end and are
+restarted together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,12 +37,11 @@ _BARRIER_POLL_S = 0.05
 
 _PREFIX = "tba_trainer"
 _COMMAND_SCHEMA = {"name": str, "count": int, "fields": {}}
-# How often process 0 asks whether another process wants to stop, and how often
-# it says at least that it is alive.
+# Process 0 polls for stop requests, and sends a heartbeat, at these intervals.
 _STOP_POLL_S = 1.0
 _ALIVE_S = 10.0
 _TICK_S = 0.2
-# All processes leave together; one that is missing is waited for this long.
+# All processes shut down together; how long to wait for a missing one.
 _SHUTDOWN_S = 20
 
 
@@ -53,17 +52,16 @@ class SaveError(OSError):
 class SaveBarrier:
   """Barrier of the threads that save a checkpoint, one in each process.
 
-  Called as `orbax.checkpoint.AsyncOptions.barrier_sync_fn`. A process that
-  fails to write skips the barriers that are left of a save, and would meet the
-  others at another one than they wait at. Here barriers are counted, not named,
-  and the failing process passes its error on, which all processes then raise.
+  For `orbax.checkpoint.AsyncOptions.barrier_sync_fn`. A process that fails to
+  write skips the remaining barriers of a save, and Orbax's own barriers would
+  then not match. Here they are counted, not named, and the failing process
+  shares its error, which all processes then raise.
 
-  All processes call it equally often and in one order, from one thread at a
-  time; after an error no more saves may begin.
+  All processes call it in the same order, from one thread at a time; after an
+  error no more saves may begin.
 
-  Attributes:
-    failure: the error of the first process that failed; None without.
-    deadline_s: of a whole save.
+  failure: error of the first process that failed, or None.
+  deadline_s: of a whole save.
   """
 
   def __init__(
@@ -82,16 +80,16 @@ class SaveBarrier:
     self.deadline_s = deadline_s
 
   def __call__(self, *, key: str, timeout_ms: int) -> None:
-    """Waits until all processes have come to the next barrier.
+    """Waits until all processes have reached the next barrier.
 
     Args:
       key: Orbax's name of the barrier, for messages.
-      timeout_ms: longest wait: what is left of the deadline.
+      timeout_ms: what is left of the deadline.
 
     Raises:
-      SaveError: a process could not write, or did not come in time.
+      SaveError: a process could not write, or was late.
     """
-    # Orbax calls this in `finally`, while its own error is on the way up.
+    # Orbax calls this in `finally`, while its own error propagates.
     error = sys.exc_info()[1]
     if error is not None and self.failure is None:
       late = (
@@ -111,7 +109,7 @@ class SaveBarrier:
       raise self.failure
     self._wait(count, key, timeout_ms / 1e3)
     if count:
-      # All have passed the barrier before this one.
+      # All processes have passed the previous barrier.
       self._client.key_value_delete(
           f"{_barrier_key(count - 1)}/{self._process}"
       )
@@ -132,7 +130,7 @@ class SaveBarrier:
       elif time.monotonic() > until:
         self.failure = SaveError(
             f"process {', '.join(map(str, missing))} of the trainer did not"
-            f" come to {key} within {timeout_s:.0f} s"
+            f" reach {key} within {timeout_s:.0f} s"
             " (config.trainer.save_deadline_s)"
         )
       if self.failure is not None:
@@ -145,7 +143,7 @@ def _barrier_key(count: int) -> str:
 
 
 class Ended(Exception):
-  """Process 0 has ended the run; `status` is the exit status of all."""
+  """Process 0 has ended the run; all processes exit with `status`."""
 
   def __init__(self, status: int):
     super().__init__(f"process 0 of the trainer ends with status {status}")
@@ -154,20 +152,20 @@ class Ended(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-  """A call that all processes make; its fields are of JSON types."""
+  """A call for all processes to make; `fields` has JSON types."""
 
   name: str
   fields: dict[str, Any]
 
 
 class Cluster:
-  """This process among those of its trainer; a context that leaves at its end.
+  """One trainer process's connection to the others; a context manager.
 
   Args:
     process: number of this process; 0 leads.
-    num_processes: in all.
+    num_processes: of the trainer.
     secret: key of the commands.
-    deadline_s: the longest silence of process 0.
+    deadline_s: longest silence of process 0.
     client: of the trainer's coordinator; None for a single process.
   """
 
@@ -209,24 +207,23 @@ class Cluster:
       sys.stderr.flush()
       os._exit(status_of(error))  # pylint: disable=protected-access
     if error is not None:
-      # Now, since the shutdown may kill this process.
+      # Log first: the shutdown may kill this process.
       logging.error("process %d ends: %s", self.process, error)
     jax.distributed.shutdown()
 
   def leaves_alone(self, error: BaseException | None) -> bool:
-    """Returns whether only this process knows that it ends.
+    """Returns whether this process must exit without a common shutdown.
 
-    The others may hang in a collective without it and never come to a common
-    shutdown, so it must not wait for them.
+    After an error of this process alone, the others may hang in a collective.
     """
     return not (self.leads or error is None or isinstance(error, Ended))
 
   def broadcast(
       self, name: str, fields: Mapping[str, Any] | None = None
   ) -> None:
-    """Sends a command to the other processes; waits for none of them.
+    """Sends a command to the other processes, without waiting.
 
-    Does nothing in a process that follows: it runs the same code.
+    Does nothing in the other processes, which run the same code.
     """
     if not self.leads:
       return
@@ -241,17 +238,17 @@ class Cluster:
   def collect(
       self, name: str, fields: Mapping[str, Any]
   ) -> dict[int, dict[str, Any]]:
-    """Sends fields to process 0; returns there those of the others, by process.
+    """Gathers fields in process 0; returns the others' by process there.
 
     All processes must call it; only process 0 waits.
 
     Args:
-      name: of what is collected; each one only once.
+      name: of the collection, used only once.
       fields: of JSON types.
 
     Raises:
       TransportError: a process has not sent them within `deadline_s`, or they
-        are not of this run.
+        are of another run.
     """
     key = f"{_PREFIX}/{name}"
     if not self.leads:
@@ -275,7 +272,7 @@ class Cluster:
 
     Raises:
       Ended: process 0 could not start.
-      TransportError: process 0 is lost, or was silent for too long.
+      TransportError: process 0 is lost.
     """
     if self.leads:
       self.broadcast("begin")
@@ -285,10 +282,7 @@ class Cluster:
       raise Ended(command.fields["status"])
 
   def gatherer(self, mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
-    """Returns a function that gathers a tree to a device of each process.
-
-    All processes must call it together. With one process it is the identity.
-    """
+    """Returns a collective that gathers a tree to a device of each process."""
     if self.num_processes == 1:
       return lambda tree: tree
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -298,13 +292,13 @@ class Cluster:
     )
 
   def params_gatherer(self, mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
-    """As `gatherer`, but splits params over the devices of each process."""
+    """As `gatherer`, but shards params over each process's devices."""
     if self.num_processes == 1 or mesh.size == self.num_processes:
       return self.gatherer(mesh)
     return sharding.make_gather(mesh)
 
   def save_barrier(self, deadline_s: float) -> SaveBarrier | None:
-    """Returns the barrier of saves; None for a single process."""
+    """Returns the barrier for saves, None for a single process."""
     if self.client is None:
       return None
     return SaveBarrier(
@@ -312,13 +306,13 @@ class Cluster:
     )
 
   def receive(self, should_stop: Callable[[], bool]) -> Command:
-    """Returns the next command of process 0, in its order.
+    """Returns the next command of process 0.
 
-    Where `should_stop` is true, process 0 is told, and decides.
+    If `should_stop` is true, asks process 0 to stop, which decides.
 
     Raises:
       DeadlineExceededError: process 0 was silent for `deadline_s`.
-      TransportError: the coordinator is lost, or a command is not of this run.
+      TransportError: the coordinator is lost, or a command is of another run.
     """
     deadline = time.monotonic() + self._deadline_s
     while True:
@@ -341,9 +335,9 @@ class Cluster:
       deadline = time.monotonic() + self._deadline_s
 
   def stopper(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
-    """Returns a function that is true where any process wants to stop.
+    """Returns a function that is true once any process wants to stop.
 
-    Process 0 calls it wherever it waits, so it also sends signs of life.
+    Process 0 calls it wherever it waits, so it also sends the heartbeat.
     """
 
     def any_should_stop() -> bool:
@@ -359,13 +353,13 @@ class Cluster:
     return any_should_stop if self.leads else should_stop
 
   def end(self, status: int) -> None:
-    """Broadcasts the exit status; only the first call counts."""
+    """Broadcasts the exit status, at the first call only."""
     if self.leads and not self._ended:
       self._ended = True
       self.broadcast("end", {"status": status})
 
   def _listen(self) -> None:
-    """Fetches commands ahead, so that no step waits for one."""
+    """Prefetches commands, so that no step waits for one."""
     count = 0
     while True:
       key = _key(self.process, count)
@@ -389,7 +383,7 @@ class Cluster:
 
 
 def status_of(error: BaseException | None) -> int:
-  """Returns the exit status of a trainer that ends by an error."""
+  """Returns the exit status of a trainer that ends with an error."""
   if error is None:
     return processes.EXIT_OK
   if isinstance(error, ValueError):
@@ -409,20 +403,19 @@ def join(
 ) -> Cluster:
   """Joins `jax.distributed`; call it before any use of a device.
 
-  Waits for all processes for at most `start_deadline_s`; ends this process with
-  a message where some are missing, since `jax.distributed` would abort it.
+  Waits for all processes for at most `start_deadline_s`, then exits with a
+  message, since `jax.distributed` would abort this process.
 
   Args:
     settings: `config.trainer`.
     operands: number of this process, and host:port of process 0 (default:
-      `settings.coordinator`). With neither, JAX finds both in the environment
-      of Slurm, TPU VMs and others.
+      `settings.coordinator`). Without either, JAX detects both on Slurm, TPU
+      VMs and others.
     secret: key of the commands.
-    tls: files of mutual TLS with process 0; None to do without.
+    tls: files of mutual TLS with process 0.
 
   Raises:
-    ValueError: an operand or setting that does not fit the others, or `tls`
-      where this jax does not offer it.
+    ValueError: an operand or setting is wrong, or jax does not support `tls`.
   """
   if settings.cpu_devices:
     jax.config.update("jax_num_cpu_devices", settings.cpu_devices)
@@ -432,7 +425,7 @@ def join(
     return Cluster()
   secured = _tls_options(tls)
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  # It would take over SIGTERM, which here any process reports to process 0.
+  # It would take over SIGTERM, which every process reports to process 0.
   jax.config.update("jax_enable_preemption_service", False)
   if process == 0:
     _check_free(address)
@@ -454,7 +447,7 @@ def join(
   jax.distributed.initialize(
       **found,
       **secured,
-      # Later than the timer, whose message says what is wrong.
+      # Later than the timer, which exits with a helpful message.
       initialization_timeout=int(settings.start_deadline_s) + 60,
       heartbeat_timeout_seconds=max(1, int(settings.heartbeat_s)),
       shutdown_timeout_seconds=_SHUTDOWN_S,
@@ -463,7 +456,7 @@ def join(
   if jax.process_count() != num_processes:
     raise ValueError(
         f"config.trainer.num_processes = {num_processes}: the environment has"
-        f" {jax.process_count()}"
+        f" {jax.process_count()} processes"
     )
   return Cluster(
       jax.process_index(),
@@ -477,9 +470,9 @@ def join(
 def _parse(
     settings: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> tuple[int | None, str | None]:
-  """Returns the number of this process and the address of process 0.
+  """Returns this process's number and process 0's address.
 
-  Both are None where JAX is to find them.
+  Both are None if JAX is to detect them.
   """
   num_processes = settings.num_processes
   if num_processes > 1 and not operands and not settings.coordinator:
@@ -514,12 +507,12 @@ def _tls_options(tls: locator.Tls | None) -> dict[str, object]:
 
 
 def _check_free(address: str) -> None:
-  """Raises ValueError where the address is taken: gRPC would share the port."""
+  """Raises ValueError if the address is in use: gRPC would share the port."""
   host, _, port = address.rpartition(":")
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
   try:
     with socket.socket(family) as probe:
-      # As gRPC does: TIME_WAIT of an earlier coordinator is no obstacle.
+      # Like gRPC, ignore the TIME_WAIT of an earlier coordinator.
       probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
       probe.bind((host.strip("[]"), int(port)))
   except OSError as error:

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train state owner; runs in lockstep on every process of the trainer.
 
-The trainer's loop runs in process 0 and calls `DeviceWork`; each method first
-broadcasts a command, on which a `Follower` in the other processes makes the
-same call.
+The trainer's loop in process 0 calls `DeviceWork`; each method first broadcasts
+a command, on which `Follower` in the other processes makes the same call.
 """
 
 from collections.abc import Callable
@@ -28,12 +27,12 @@ class DeviceWork:
   Args:
     state: before the next step.
     train_step: jitted; donates the state.
-    whole: merges the state's params into those of the model.
+    whole: merges adapters into the model's params.
     checkpointer: of this run.
     mesh: of all processes.
-    cluster: this process among the others.
-    peers: writes this process's shards of what is published; None where process
-      0 publishes all params.
+    cluster: connection to the other processes.
+    peers: writes this process's shards of published params; None if process 0
+      publishes everything.
   """
 
   def __init__(
@@ -61,15 +60,15 @@ class DeviceWork:
 
   @property
   def may_leave_out(self) -> bool:
-    """Whether training may go on where a checkpoint could not be written.
+    """Whether training may continue without a checkpoint that failed.
 
-    Not with several processes: the others wait for this one's part.
+    Not with several processes, since the others wait for this one's part.
     """
     return self._cluster.num_processes == 1
 
   @property
   def base(self) -> str:
-    """Name of the params that adapters belong to; "" without adapters."""
+    """Name of the adapters' base params; "" without adapters."""
     return self._whole.base
 
   def train(self, batch: types.Batch) -> dict[str, jax.Array]:
@@ -81,7 +80,7 @@ class DeviceWork:
   def gather(self, field: str = "params") -> types.PyTree:
     """Returns a field of the state, gathered to devices of this process.
 
-    With one process it is the field itself, which the next step donates.
+    With one process this is the field itself, which the next step donates.
     """
     self._cluster.broadcast("gather", {"field": field})
     return self._gather(getattr(self._state, field))
@@ -92,12 +91,9 @@ class DeviceWork:
       version: int,
       field: str = "params",
   ) -> None:
-    """Publishes a field of the state under a version.
+    """Publishes a field of the state as a version.
 
-    Args:
-      submit: `Publisher.submit`; in the other processes that of `peers`.
-      version: of the field.
-      field: of the state.
+    `submit` is `Publisher.submit` in process 0, `peers.submit` in the others.
     """
     if self.peers is None:
       submit(version, self.gather(field))
@@ -108,7 +104,7 @@ class DeviceWork:
       self._cluster.broadcast("forget", {"version": replaced})
 
   def gather_model(self) -> types.PyTree:
-    """As `gather`, of the model's params with adapters merged in."""
+    """Returns the model's params with merged adapters, gathered as `gather`."""
     self._cluster.broadcast("gather_model")
     return self._gather(self._whole.params(self._state.params))
 
@@ -132,9 +128,9 @@ class Follower:
   """Repeats the calls of process 0 in another process.
 
   Args:
-    cluster: this process among the others.
+    cluster: connection to the other processes.
     work: of this process.
-    put_along: as `batches.Placer.put_along`.
+    put_along: `batches.Placer.put_along`.
   """
 
   def __init__(
@@ -149,11 +145,11 @@ class Follower:
     self._batch: types.Batch | None = None
 
   def run(self, should_stop: Callable[[], bool]) -> bool:
-    """Returns True at the end of the run, False where it was interrupted.
+    """Returns True at the end of the run, False if it was interrupted.
 
     Raises:
-      Ended: process 0 ended by an error.
-      TransportError: process 0 is lost, or was silent for too long.
+      Ended: process 0 ended with an error.
+      TransportError: process 0 is lost.
     """
     while True:
       command = self._cluster.receive(should_stop)
@@ -162,9 +158,9 @@ class Follower:
         if status in (processes.EXIT_OK, processes.EXIT_INTERRUPTED):
           return status == processes.EXIT_OK
         raise cluster_lib.Ended(status)
-      self._obey(command)
+      self._execute(command)
 
-  def _obey(self, command: cluster_lib.Command) -> None:
+  def _execute(self, command: cluster_lib.Command) -> None:
     work, fields = self._work, command.fields
     if command.name == "place":
       self._batch = self._put_along(ref_params=work.state.ref_params, **fields)
@@ -183,4 +179,4 @@ class Follower:
     elif command.name == "save":
       work.save(host_state={}, **fields)
     else:
-      raise ValueError(f"command {command.name!r} of process 0 is not known")
+      raise ValueError(f"unknown command {command.name!r} of process 0")

@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Versions of the params: published by the trainer, pulled by searchers.
 
-Keys in the store: `p/<epoch>.<version>/meta` is a version's manifest, `p_cur`
-the newest version's tag. The pointer is written last: it commits the version.
-The leaves travel by a carrier (`transport/carrier*.py`). A reader takes a
-version only if its manifest is authentic, names the leaves that the reader
-expects, and every leaf has the digests that the manifest gives.
+In the store, `p/<epoch>.<version>/meta` is a version's manifest and `p_cur` a
+pointer to the newest version, written last to commit it. The leaves are moved
+by a carrier (`transport/carrier*.py`). A reader accepts a version only if its
+manifest is authentic and has the expected leaves, and all digests match.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +46,7 @@ _MANIFEST = {
     "base": str,
     "leaves": list,
 }
-# (epoch, version): a restarted trainer's versions are newer than all before.
+# (epoch, version): versions of a restarted trainer are newer than all before.
 Tag = tuple[int, int]
 Specs = carrier_lib.Specs
 
@@ -66,12 +65,11 @@ def connect(
 
 @dataclasses.dataclass
 class Version:
-  """A packed version, as the trainer holds it.
+  """A packed version in the trainer.
 
-  tag: epoch and version.
-  carrier: the carrier that packed it.
-  packed: what the carrier made of it.
-  specs: shape and dtype of every leaf by path.
+  carrier: that packed it.
+  packed: the carrier's data.
+  specs: shape and dtype of every leaf, by path.
   """
 
   tag: Tag
@@ -81,7 +79,7 @@ class Version:
 
 
 def tag_text(tag: Tag) -> str:
-  """Returns the tag as part of a key; sorted as text, tags sort as numbers."""
+  """Returns the tag as text for keys, which sorts like the tag."""
   return f"{tag[0]:08d}.{tag[1]:010d}"
 
 
@@ -100,18 +98,18 @@ def flatten(params: types.PyTree) -> dict[str, np.ndarray]:
 
 
 def unflatten(leaves: Mapping[str, Any], like: types.PyTree) -> types.PyTree:
-  """Returns the tree of `like` with the leaves found by path."""
+  """Returns the tree of `like` with leaves given by path."""
   treedef = jax.tree.structure(like)
   return jax.tree.unflatten(treedef, [leaves[name] for name in by_path(like)])
 
 
 def specs_of(params: types.PyTree) -> Specs:
-  """Returns shape and dtype of the leaves by path; params may be abstract."""
+  """Returns shape and dtype of the leaves, by path; params may be abstract."""
   return carrier_lib.specs_of(by_path(params))
 
 
 def published_specs(specs: Specs, dtype: str) -> Specs:
-  """Returns the specs with floats in `dtype`; "" keeps their own."""
+  """Returns the specs with floats in `dtype`; "" keeps them."""
   return {
       name: (shape, _published_dtype(leaf_dtype, dtype))
       for name, (shape, leaf_dtype) in specs.items()
@@ -133,9 +131,6 @@ def _published_dtype(leaf_dtype: Any, dtype: str) -> np.dtype:
   return np.dtype(dtype if dtype and is_float else leaf_dtype)
 
 
-# Writing and reading one version.
-
-
 def pack_version(
     carriers: Sequence[carrier_lib.Carrier],
     leaves: Mapping[str, Any],
@@ -145,7 +140,7 @@ def pack_version(
   """Packs a version with the first carrier that has room; waits for the device.
 
   Raises:
-    OSError: the last carrier has no room, or no permission.
+    OSError: no carrier has room and permission.
   """
   for carrier in carriers:
     try:
@@ -164,16 +159,16 @@ def send_version(
     run: run_directory.Run,
     base_name: str = "",
 ) -> None:
-  """Writes what lies in the store, then the manifest, then the pointer.
+  """Sends a version: the carrier's data, then the manifest, then the pointer.
 
   Args:
     transport: of the calling thread.
     it: the version.
-    run: its id and secret sign the messages.
-    base_name: of the params that adapters belong to; "" without adapters.
+    run: whose params are published.
+    base_name: base params of adapters; "" without adapters.
 
   Raises:
-    TransportError: the store was lost; readers never see the unfinished rest.
+    TransportError: the store was lost; readers do not see a partial version.
   """
   it.carrier.send(transport, it.packed)
   epoch, version = it.tag
@@ -197,7 +192,7 @@ def send_version(
 
 
 def drop_version(transport: base.Transport, it: Version) -> None:
-  """Removes a version, its manifest before what its carrier holds."""
+  """Removes a version, its manifest before the carrier's data."""
   transport.delete(f"p/{tag_text(it.tag)}")
   it.carrier.drop(it.packed)
 
@@ -208,7 +203,7 @@ def read_pointer(
   """Returns the newest tag, None before the first version.
 
   Raises:
-    WireError: forged, torn, of another run or place, or not a pointer.
+    WireError: the pointer is invalid.
   """
   data = transport.get(_POINTER)
   if data is None:
@@ -232,19 +227,18 @@ def read_version(
     expected: Specs,
     base_name: str = "",
 ) -> dict[str, np.ndarray] | None:
-  """Returns the leaves of a version, None where it was dropped meanwhile.
+  """Returns the leaves of a version, None if it was dropped meanwhile.
 
   Args:
     transport: of the calling thread.
     tag: from the pointer.
     run: of the reader.
     carriers: by name.
-    expected: shape and dtype of every leaf that must be there.
-    base_name: of the reader's base params, where adapters are added to them.
+    expected: shape and dtype of every leaf.
+    base_name: base params of the reader's adapters; "" without adapters.
 
   Raises:
-    WireError: torn, forged, adapters of another base, or other leaves than
-      expected; the message says which.
+    WireError: corrupt, forged, of another base, or with unexpected leaves.
   """
   key = f"p/{tag_text(tag)}/meta"
   data = transport.get(key)
@@ -283,20 +277,19 @@ def read_version(
   except wire.WireError:
     raise
   except (KeyError, TypeError, ValueError) as error:
-    # `carried` lacks what its carrier wants.
+    # `carried` has unexpected content.
     raise wire.WireError("schema", f"carried: {error!r}") from error
 
 
-# Seconds between two rounds of serving readers, and of checking what the store
-# holds.
+# Intervals of serving readers, and of checking the store's pointer.
 SERVE_S = 0.05
 _CHECK_S = 0.5
 
 
 class Publisher:
-  """Writes versions from a thread; the trainer pays for a copy on the device.
+  """Publishes versions from a thread; `submit` only copies params on devices.
 
-  If versions come faster than they can be written, only the newest is written.
+  Versions that come faster than they can be written are skipped.
   """
 
   def __init__(
@@ -342,12 +335,12 @@ class Publisher:
   def submit(
       self, version: int, params: types.PyTree, finite: Any = True
   ) -> int | None:
-    """Takes a copy of the params; returns the version that it replaces, if any.
+    """Copies the params; returns the pending version that is skipped, if any.
 
     Args:
-      version: under which they are published.
+      version: of the params.
       params: of the train state; may be donated afterwards.
-      finite: [] bool, possibly still computed; False drops the version.
+      finite: [] bool, maybe on a device; False drops the version.
 
     Raises:
       TransportError: the thread has ended, with its error as the cause.
@@ -360,10 +353,10 @@ class Publisher:
     return replaced and replaced[0]
 
   def wait(self, version: int, deadline_s: float) -> None:
-    """Waits until `version` (or a later one) is readable.
+    """Waits until `version` or a later one is readable.
 
     Raises:
-      DeadlineExceededError: it was not within `deadline_s`.
+      DeadlineExceededError: it is not within `deadline_s`.
     """
     with self._wake:
       done = self._wake.wait_for(
@@ -378,7 +371,7 @@ class Publisher:
       )
 
   def close(self) -> None:
-    """Ends the thread; a version that is not written yet is dropped."""
+    """Ends the thread; a pending version is dropped."""
     with self._wake:
       self._stop = True
       self._wake.notify_all()
@@ -401,7 +394,7 @@ class Publisher:
 
   def _publish_until_stopped(self) -> None:
     transport = self._connect()
-    # Newest last; kept packed, to be sent again to a new store.
+    # Newest last; kept to be sent again to a new store.
     kept: list[Version] = []
     checked = 0.0
     while True:
@@ -416,12 +409,12 @@ class Publisher:
         if pending is not None and bool(pending[2]):
           with self._recorder.span("publish", lane="publish"):
             self._pack(kept, *pending[:2])
-            pending = None  # As large as the params: freed before it is sent.
+            pending = None  # Free the copy of the params before sending.
             self._send(transport, kept)
           checked = time.monotonic()
         elif kept and time.monotonic() > checked + _CHECK_S:
           checked = time.monotonic()
-          # A replaced trainer that still writes, or a new store, moves it.
+          # A replaced trainer that still writes, or a new store, changes it.
           if self._pointer(transport) != kept[-1].tag:
             with self._recorder.span("publish", lane="publish"):
               self._send(transport, kept)
@@ -453,7 +446,7 @@ class Publisher:
     )
     if not kept:
       found.carrier.clean(found.packed.tag)
-    # After a restore the same version may come again.
+    # After a restore, the same version may be published again.
     kept[:] = [it for it in kept if it.tag != tag] + [found]
 
   def _send(self, transport: base.Transport, kept: list[Version]) -> None:
@@ -464,20 +457,19 @@ class Publisher:
       self._wake.notify_all()
     while len(kept) > self._keep:
       drop_version(transport, kept[0])
-      kept.pop(0)  # Only now: a store lost before keeps the file in the list.
+      kept.pop(0)  # Only now, in case the store is lost during the drop.
 
 
-# Seconds between two reads of the pointer: at least, while somebody waits for
-# a version; and at most.
+# Interval of reading the pointer: while a caller waits, and at most.
 _WAITING_PAUSE_S = 0.004
 _LONGEST_PAUSE_S = 1.0
-# The pause as a share of the time since the last version.
+# The interval as a share of the time since the last version.
 _PAUSE_SHARE = 0.05
 
 
 @dataclasses.dataclass
 class PullStats:
-  """Versions taken, versions refused, and why the last one was."""
+  """Numbers of versions pulled and refused, and the last refusal's reason."""
 
   taken: int = 0
   refused: int = 0
@@ -485,11 +477,7 @@ class PullStats:
 
 
 class Puller:
-  """Holds the newest verified version; its thread looks for newer ones.
-
-  Never waits for the trainer: the version it has stays until a newer one is
-  read whole.
-  """
+  """Keeps the newest verified version, which a thread pulls."""
 
   def __init__(
       self,
@@ -508,10 +496,10 @@ class Puller:
       connect: makes the thread's own transport.
       config: reads `publish`, `search.pull_every_s` and `store`.
       run: whose params are pulled.
-      like: tree of what is trained, arrays or shapes.
-      events: of losses and refusals.
+      like: tree of the trained params; may be abstract.
+      events: log of lost stores and refused versions.
       base_name: as of `read_version`.
-      placement: of leaves that come to devices; None = on one.
+      placement: shardings to read leaves with; None reads to the host.
     """
     self._connect = connect
     self._run = run
@@ -552,7 +540,7 @@ class Puller:
   ) -> tuple[Tag, dict[str, np.ndarray]] | None:
     """Returns the newest version once it is `version`; None after a timeout.
 
-    A version of -1 means any.
+    -1 stands for any version.
     """
 
     def ready() -> bool:
@@ -597,7 +585,7 @@ class Puller:
         self._events.write("store_lost", f"puller: {error}")
         transport.reconnect()
       except wire.WireError as error:
-        # The old version stays; a good one will overwrite the bad one.
+        # Keep the old version; a valid one will replace the bad one.
         self.stats.refused += 1
         if str(error) != self.stats.last_refusal:
           self.stats.last_refusal = str(error)
@@ -610,10 +598,10 @@ class Puller:
     transport.close()
 
   def _pull(self, transport: base.Transport) -> None:
-    """Reads the pointer, and the version that it names if it is newer."""
+    """Reads the pointer, and its version if that is newer."""
     tag = read_pointer(transport, self._run)
     held = self._latest
-    # The pointer of an older epoch is of a trainer that was replaced.
+    # A pointer of an older epoch is from a trainer that was replaced.
     if tag is None or (held is not None and tag <= held[0]):
       return
     started = time.perf_counter()
@@ -640,23 +628,17 @@ class Puller:
       self._changed.notify_all()
 
 
-# Carriers of a config: the trainer writes with one, readers know all.
-
-# Up to this size the store is as fast as a file, and needs no directory.
+# Up to this size, the store is as fast as a file and needs no directory.
 SMALL_BYTES = 4 << 20
 
 
 def choose_carrier(config: ml_collections.ConfigDict, num_bytes: int) -> str:
-  """Returns the name of the carrier that a trainer writes with.
+  """Returns the name of the trainer's carrier for versions of `num_bytes`.
 
-  `publish.carrier="auto"` takes the store for small params; Orbax's shards
-  for an object store, or for a directory that several processes of a trainer
-  share with other hosts; files where all processes can read them; else the
-  store, which is slow above some 100 MB: give `publish.directory` then.
-
-  Args:
-    config: reads `publish`, `store.address` and `trainer.num_processes`.
-    num_bytes: of one version.
+  `publish.carrier="auto"` chooses the store for small params; Orbax's shards
+  for an object store, or a directory that several processes of a trainer share
+  with other hosts; files if all processes can read them; else the store, which
+  is slow above some 100 MB: set `publish.directory` then.
   """
   setting, directory = config.publish.carrier, config.publish.directory
   if setting != "auto":
@@ -678,14 +660,14 @@ def make_write_carriers(
     specs: Specs,
     peers: carrier_orbax.Leader | None = None,
 ) -> list[carrier_lib.Carrier]:
-  """Returns the carriers to write with, each for when the one before is full.
+  """Returns the carriers to write with, in order of preference.
 
   Args:
     config: reads `publish`, `store` and `trainer`.
     run: whose params are published.
     specs: of the published leaves.
-    peers: from `make_peers`; then no process has all params, and "orbax" alone
-      can carry them.
+    peers: from `make_peers`; then "orbax" is the only carrier, since no process
+      has all params.
   """
   name = choose_carrier(config, carrier_lib.num_bytes(specs))
   names = [name]
@@ -703,14 +685,7 @@ def make_peers(
 ) -> carrier_orbax.Leader | carrier_orbax.Helper | None:
   """Returns this process's end of writing shards from every process.
 
-  Args:
-    config: reads `publish`, `store` and `trainer`.
-    run: whose params are published.
-    cluster: this process among the trainer's others.
-    params: what is trained; may be abstract.
-
-  Returns:
-    Process 0's end or another's; None where process 0 writes everything.
+  None if process 0 writes everything. `params` may be abstract.
   """
   dtype = config.publish.dtype
   num_bytes = carrier_lib.num_bytes(published_specs(specs_of(params), dtype))
@@ -737,13 +712,13 @@ def make_read_carriers(
     peers: carrier_orbax.Leader | None = None,
     placement: carrier_orbax.Placement | None = None,
 ) -> dict[str, carrier_lib.Carrier]:
-  """Returns every carrier by name; a manifest says which one it needs.
+  """Returns every carrier by name, as manifests refer to them.
 
   Args:
     config: reads `publish` and `store`.
     run: whose params they carry.
-    peers: of the trainer's other processes, from `make_peers`.
-    placement: of leaves that come to devices; None = on one.
+    peers: from `make_peers`.
+    placement: shardings to read leaves with; None reads to the host.
   """
   place = config.publish.directory, run.workdir, run.run_id
   made = (

@@ -128,7 +128,7 @@ class SaveBarrierTest(absltest.TestCase):
     self.assertLen(set(self.raised.values()), 1)
     self.assertRegex(
         self.raised[1],
-        "process 1 of the trainer did not come to written within 0 s .*save_d",
+        "process 1 of the trainer did not reach written within 0 s .*save_d",
     )
     self.assertEqual(self.met, ["written"])
 
