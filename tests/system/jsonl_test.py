@@ -55,7 +55,7 @@ class JsonlTest(parameterized.TestCase):
   @parameterized.parameters(
       ("", "JSON"),
       ("[" * 100_000, "JSON"),
-      ("[]", "no object"),
+      ("[]", "not an object"),
       ({"rows": []}, "'step'"),
       ({"step": True, "rows": []}, "'step'"),
       ({"step": None, "rows": []}, "'step'"),

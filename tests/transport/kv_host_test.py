@@ -97,7 +97,7 @@ class HostTest(parameterized.TestCase):
     self.assertEqual(host.generation, 2)
     host.close()
     (self.spool / "generation").write_text("x")
-    with self.assertRaisesRegex(ValueError, "generation holds 'x'"):
+    with self.assertRaisesRegex(ValueError, "generation contains 'x'"):
       self.make_host()
 
   def test_a_second_host_is_refused_with_the_pid_of_the_first(self):
