@@ -52,7 +52,7 @@ class Chunks(carrier.Carrier):
         start = i * carrier.PIECE_BYTES
         raise wire.WireError(
             "hash",
-            f"p/{tag}/{i:06d} is corrupt; it has leaves"
+            f"p/{tag}/{i:06d} is torn; it has leaves"
             f" {_names_at(specs, start, start + carrier.PIECE_BYTES)}",
         )
       chunks.append(chunk)
