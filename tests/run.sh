@@ -74,12 +74,12 @@ run_group() {
   if ((status)); then echo "$name (exit $status)" >>"$results/failed"; fi
 }
 
-# run_each SECONDS FOLDER: each test file of it in a process of its own, two at a
-# time; what one prints comes in one piece.
+# run_each SECONDS COUNT FOLDER: each test file of it in a process of its own,
+# COUNT at a time; what one prints comes in one piece.
 run_each() {
   local file
-  for file in "$2"/*_test.py; do
-    while (($(jobs -rp | wc -l) >= 2)); do sleep 0.2; done
+  for file in "$3"/*_test.py; do
+    while (($(jobs -rp | wc -l) >= $2)); do sleep 0.2; done
     {
       out="$(run_group "$1" "${file%.py}" "$file" 2>&1)"
       printf '%s\n' "$out"
@@ -97,11 +97,12 @@ else
   PYTEST_ADDOPTS="$addopts ${PYTEST_ADDOPTS:-}" \
     run_group 2400 fast tests --ignore=tests/multi_device \
     --ignore=tests/multi_process --ignore=tests/browser --ignore=tests/colabs
-  run_each 600 tests/multi_device
+  run_each 900 2 tests/multi_device
   if ((all)); then
-    run_each 1200 tests/multi_process
-    run_each 600 tests/browser
-    run_each 1200 tests/colabs
+    # Their runs are processes with deadlines of their own: one at a time.
+    run_each 1200 1 tests/multi_process
+    run_each 600 1 tests/browser
+    run_each 1200 1 tests/colabs
   fi
 fi
 
