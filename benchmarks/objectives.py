@@ -60,6 +60,10 @@ def run(
   if list(operands) == ["memory"]:
     return _memory(config)
   names = list(operands or build.OBJECTIVES)
+  if unknown := sorted(set(names) - set(build.OBJECTIVES)):
+    raise ValueError(
+        f"unknown objectives {unknown}; allowed {sorted(build.OBJECTIVES)}"
+    )
   model = transformer.make_model(peer_model.SHAPE, remat=config.train.remat)
   params = jax.jit(model.init)(jax.random.PRNGKey(0))
   base = _step(config, _BASE, model, params)

@@ -45,7 +45,7 @@ class ObjectivesBenchmarkTest(absltest.TestCase):
     self.assertGreater(out["temporary_bytes"], 0)
 
   def test_refuses_an_unknown_name(self):
-    with self.assertRaisesRegex(ValueError, "loss.name='dqn'"):
+    with self.assertRaisesRegex(ValueError, r"unknown objectives \['dqn'\]"):
       objectives.run(tiny_model.make_config(), ["dqn"])
 
 

@@ -6,9 +6,11 @@ from absl.testing import absltest
 import chex
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from examples import minimal_tba
+from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import tb
 from tba_jax.models import config as config_lib
 from tba_jax.models import transformer
@@ -113,7 +115,7 @@ class MinimalTbaTest(absltest.TestCase):
   def test_loss_and_gradient_are_those_of_the_package(self):
     prompts_BxP, tokens_BxKxT, rewards_BxK = _batch()
     model = _package_model()
-    mask_BxKxT = tokens_BxKxT != minimal_tba.PAD
+    mask_BxKxT = (tokens_BxKxT != minimal_tba.PAD).astype(np.float32)
 
     def logprobs(params):
       logits_BxKxTxV = model.completion_logits(
@@ -126,17 +128,21 @@ class MinimalTbaTest(absltest.TestCase):
       chosen = jnp.take_along_axis(
           logprobs_BxKxTxV, tokens_BxKxT[..., None], axis=-1
       )
-      return (chosen[..., 0] * mask_BxKxT).sum(axis=-1)
+      return chosen[..., 0]
 
     def package_loss(params):
-      loss, _ = tb.vargrad_tb_loss(
-          logprobs(params),
-          logprobs(self.ref_params),
-          rewards_BxK,
-          beta=minimal_tba.BETA,
-          scale="unit",
+      logprobs_BxKxT = logprobs(params)
+      groups = groups_lib.Groups(
+          logprobs_BxKxT=logprobs_BxKxT,
+          kl_logprobs_BxKxT=logprobs_BxKxT,
+          behavior_logprobs_BxKxT=logprobs_BxKxT,
+          ref_logprobs_BxKxT=logprobs(self.ref_params),
+          mask_BxKxT=mask_BxKxT,
+          weights_BxKxT=mask_BxKxT,
+          rewards_BxK=rewards_BxK,
       )
-      return loss
+      settings = ml_collections.ConfigDict({"scale": "unit"})
+      return tb.tb_loss(groups, settings, minimal_tba.BETA)[0]
 
     found = jax.jit(jax.value_and_grad(minimal_tba.tb_loss_fn))(
         self.params, self.ref_params, prompts_BxP, tokens_BxKxT, rewards_BxK
