@@ -7,8 +7,8 @@
         --config.export.dtype=bfloat16 240 models/countdown
 
 Operands are the step of a checkpoint (the newest where there is none) and the
-folder to write (WORKDIR/export where there is none). `transformers` and vLLM
-load the folder as it is.
+folder to write (WORKDIR/export where there is none). `transformers`
+loads the folder as it is.
 """
 
 from collections.abc import Sequence

@@ -51,6 +51,12 @@ _OWN = {
 }
 _OF_VALUES = ("ppo", "subtb")
 _DEADLINE_S = 280.0
+# A learned log Z is refused where there is more than one prompt.
+_NAMES = [
+    name
+    for name in settings.SETTINGS["loss.name"].allowed.names
+    if name != "tb_learned_z"
+]
 
 
 class _Server:
@@ -166,7 +172,7 @@ class LockstepObjectivesTest(parameterized.TestCase):
 
   params: dict[str, dict[str, np.ndarray]] = {}
 
-  @parameterized.parameters(*settings.SETTINGS["loss.name"].allowed.names)
+  @parameterized.parameters(*_NAMES)
   def test_the_bits_of_a_single_process(self, name):
     workdir = self.make_run(name)
     self.start_store(workdir)
