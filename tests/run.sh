@@ -3,18 +3,18 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Runs the tests. The fast group is shared out, file by file, over a pytest
-# process for each core, four at most. Files that set XLA_FLAGS (multi_device) or
-# start processes (multi_process) run in a pytest process of their own, two at a
-# time. All share a cache of compiled programs: see tests/conftest.py.
+# process for each core, four at most. With --all, files that set XLA_FLAGS
+# (multi_device) or start processes (multi_process) run in a pytest process of
+# their own. All share a cache of compiled programs: see tests/conftest.py.
 set -euo pipefail
 
 usage() {
   cat <<'END'
 usage: tests/run.sh [--all] [PYTEST_ARG …]
 
-  tests/run.sh                    the fast groups, some minutes
-  tests/run.sh --all              also multi_process, browser, notebooks and the
-                                  parity tests with torch
+  tests/run.sh                    the fast group, some minutes
+  tests/run.sh --all              also multi_device, multi_process, browser,
+                                  notebooks and the parity tests with torch
   tests/run.sh tests/losses -k tb these tests only, in one process
 
 PYTHON names the interpreter of a new .venv. TBA_JAX_TORCH_INDEX names a package
@@ -97,8 +97,8 @@ else
   PYTEST_ADDOPTS="$addopts ${PYTEST_ADDOPTS:-}" \
     run_group 2400 fast tests --ignore=tests/multi_device \
     --ignore=tests/multi_process --ignore=tests/browser --ignore=tests/colabs
-  run_each 900 2 tests/multi_device
   if ((all)); then
+    run_each 900 2 tests/multi_device
     # Their runs are processes with deadlines of their own: one at a time.
     run_each 1200 1 tests/multi_process
     run_each 600 1 tests/browser
