@@ -147,8 +147,9 @@ class LayoutsTest(absltest.TestCase):
       self.assertEqual(run.pids("searcher"), searcher)
     self.assertEqual(run.wait(), 0, run.text())
     self.assert_same_curve(run)
+    # Once for the preemption and once for each kill.
     restarts = run.read("summary.json")["restarts"]
-    self.assertEqual(restarts["trainer"], 2)
+    self.assertEqual(restarts, {"trainer": 3, "searcher": 0, "store": 0})
 
   def test_searchers_join_and_are_killed_without_anyone_else(self):
     # Half a step's prompts each, so that two find work.
