@@ -41,6 +41,7 @@ class PoolTest(parameterized.TestCase):
     super().setUp()
     self.events = []
     self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.folder.chmod(0o777)  # Workers may have a user of their own.
     self.pool = self.make()
 
   def make(self, **changes) -> pool_lib.Pool:

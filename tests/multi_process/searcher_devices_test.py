@@ -35,13 +35,16 @@ class SearcherDevicesTest(parameterized.TestCase):
     self.assertEmpty(run.events("idle_devices"))
     return run, harness.params_of(workdir, _STEPS)
 
-  def test_a_lockstep_run_has_the_params_of_one_device(self):
+  def test_a_lockstep_run_has_the_params_of_one_device_but_for_rounding(self):
+    # On some CPUs the bits of a product depend on how many rows it has.
     _, expected = self.run_to_the_end("one")
     two = {"search.mesh.data": 2, "search.cpu_devices": 2}
     _, found = self.run_to_the_end("two", **two)
     self.assertCountEqual(found, expected)
     for name, leaf in expected.items():
-      np.testing.assert_array_equal(found[name], leaf, err_msg=name)
+      np.testing.assert_allclose(
+          found[name], leaf, rtol=1e-3, atol=1e-4, err_msg=name
+      )
 
   def test_params_come_split_by_the_shards_of_the_trainer(self):
     run, _ = self.run_to_the_end(
