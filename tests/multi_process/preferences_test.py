@@ -48,7 +48,8 @@ class PreferencesTest(absltest.TestCase):
       self.assertGreater(found["diluted_perplexity"], 1.0)
       self.assertLess(found["diluted_perplexity"], found["ref_perplexity"])
       self.assertTrue(math.isfinite(found["kl"]))
-      self.assertIn("the papers' perplexity", evaluate.text())
+      shown = (run.workdir / "evaluate.txt").read_text()
+      self.assertIn("the papers' perplexity", shown)
 
   def test_the_trainer_may_score(self):
     with tempfile.TemporaryDirectory() as folder:
