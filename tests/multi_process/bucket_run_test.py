@@ -21,9 +21,11 @@ from tests.support import fake_gcs
 from tests.support import harness
 
 _RUN = "gs://bucket/runs/one"
+_STEPS = 240
 _OVERRIDES = {
     "init": "scratch",
-    "train.num_steps": 60,
+    # Many: the first run must still be at it when a second was refused.
+    "train.num_steps": _STEPS,
     "checkpoint.every_steps": 4,
     "evaluate.every_steps": 0,
     "evaluate.final_prompts": 8,
@@ -129,7 +131,7 @@ class BucketRunTest(absltest.TestCase):
     self.assertIn(f"step {saved}", restored[1]["message"])
     self.assertTrue(self.read("summary.json")["ledger_closed"])
     done = [r["step"] for r in self.read("metrics.jsonl") if "train/loss" in r]
-    self.assertEqual(sorted(set(done)), list(range(60)))
+    self.assertEqual(sorted(set(done)), list(range(_STEPS)))
     epochs = [r["epoch"] for r in self.read("metrics.jsonl")]
     self.assertEqual(sorted(epochs), epochs)
     self.check_bucket()

@@ -10,6 +10,7 @@ from unittest import mock
 
 from absl.testing import absltest
 
+from tba_jax.config import settings
 from tba_jax.monitor import writers
 
 
@@ -26,12 +27,13 @@ class WandbTest(absltest.TestCase):
         f"WANDB_{name}_DIR": str(workdir / name.lower())
         for name in ("CACHE", "CONFIG", "DATA")
     }
+    config = settings.get_config()
+    config.log.wandb_project = "tba_jax"
+    config.log.wandb_mode = "offline"
     with mock.patch.dict(os.environ, {**folders, "HOME": str(workdir)}):
       writer = writers.WandbWriter(
+          config,
           workdir,
-          config={"seed": 3},
-          project="tba_jax",
-          mode="offline",
           on_event=lambda *event: events.append(event),
       )
       for step in (0, 1, 1):  # The last one done again.
