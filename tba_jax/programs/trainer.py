@@ -3,7 +3,7 @@
 """The `trainer` program: draws batches, trains, publishes, evaluates, saves.
 
 `Trainer.run` is the training loop. While the devices work on one step, the host
-draws the next batch if its data has already arrived.
+draws and dispatches the next one, if its data has already arrived.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +59,8 @@ _FINISH_S = 15.0
 _INTERRUPT_S = 5.0
 _PUBLISH_S = 60.0
 
-Drawn = tuple[buffer_lib.Draw, types.Batch]
+# The batch and metrics of a step that the devices work on.
+Running = tuple[buffer_lib.Draw, dict[str, jax.Array]]
 
 
 def run_trainer(
@@ -322,22 +323,22 @@ class Trainer:
     elif self._is_evaluation_missing():
       if not self._evaluate("", should_stop):
         return self._interrupt()
-    drawn = None
-    while self._step < num_steps and (drawn or self._stopped_by is None):
-      drawn = drawn or self._wait_and_draw(should_stop)
-      if drawn is None:
+    running = None
+    while running or (self._step < num_steps and self._stopped_by is None):
+      running = running or self._wait_and_start(should_stop)
+      if running is None:
         return self._interrupt()
-      draw, batch = drawn
-      with recorder.span("step", step=self._step):
-        metrics = self._work.train(batch)
+      draw, metrics = running
       self._publish_if_due(metrics)
-      drawn = self._draw_ahead(should_stop)
+      # Dispatch the next step before reading this one's metrics: the devices
+      # need not wait for the host.
+      running = self._start_ahead(should_stop)
       with recorder.span("step", step=self._step):
         metrics = jax.device_get(metrics)
       self._end_step(draw, {k: float(v) for k, v in metrics.items()})
       if not self._evaluate_and_save_if_due(should_stop):
         return self._interrupt()
-      if should_stop() and drawn is None:
+      if should_stop() and running is None:
         return self._interrupt()
     return self._finish(should_stop)
 
@@ -371,21 +372,20 @@ class Trainer:
         functools.partial(self._publisher.submit, finite=finite), done
     )
 
-  def _wait_and_draw(self, should_stop: Callable[[], bool]) -> Drawn | None:
-    """Waits for the step's data and draws; returns None if stopped."""
+  def _wait_and_start(self, should_stop: Callable[[], bool]) -> Running | None:
+    """Waits for the step's data and starts it; returns None if stopped."""
     with self._recorder.span("wait_fresh", step=self._step):
       begun = self._begin(self._step, should_stop)
-    return self._draw(self._step) if begun else None
+    return self._start(self._step) if begun else None
 
-  def _draw_ahead(self, should_stop: Callable[[], bool]) -> Drawn | None:
-    """Draws the next step's batch unless something must happen before it."""
+  def _start_ahead(self, should_stop: Callable[[], bool]) -> Running | None:
+    """Starts the next step unless something must happen before it."""
     done = self._step + 1
     self._save_due = self._is_save_due(done)
-    evaluates = self._evaluations.is_due(done) and not self._evaluations.beside
     if (
         done >= self._config.train.num_steps
-        # Evaluations and saves must see the buffer between two steps.
-        or evaluates
+        # Evaluations and saves must see params and buffer between two steps.
+        or self._evaluations.is_due(done)
         or self._save_due
         or should_stop()
         or self._stopped_by is not None
@@ -393,7 +393,7 @@ class Trainer:
         or not self._begin(done, should_stop)
     ):
       return None
-    return self._draw(done)
+    return self._start(done)
 
   def _begin(self, step: int, should_stop: Callable[[], bool]) -> bool:
     """Waits for the step's data; with a lag, opens the next round."""
@@ -404,7 +404,8 @@ class Trainer:
       self._service.open_next(step)
     return begun
 
-  def _draw(self, step: int) -> Drawn:
+  def _start(self, step: int) -> Running:
+    """Draws a batch and dispatches the step."""
     train = self._config.train
     with self._recorder.span("draw", step=step):
       draw = self._service.draw(
@@ -412,7 +413,9 @@ class Trainer:
       )
       self._service.mark_trained(draw)
       ref_params = self._work.state.ref_params
-      return draw, self._batch_maker.make(draw, step, ref_params)
+      batch = self._batch_maker.make(draw, step, ref_params)
+    with self._recorder.span("step", step=step):
+      return draw, self._work.train(batch)
 
   def _end_step(self, draw: buffer_lib.Draw, metrics: dict[str, float]) -> None:
     """Checks and records a finished step."""

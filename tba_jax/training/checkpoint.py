@@ -29,12 +29,10 @@ from tba_jax.system import jsonl
 from tba_jax.training import cluster
 
 # Of the whole checkpoint; increase it with any incompatible change.
-FORMAT = 2
+FORMAT = 3
 
-# JSON objects with one of these keys represent what JSON cannot.
+# A JSON object with this key stands for an array of the file.
 _ARRAY = "__array__"
-_SCALAR = "__scalar__"
-_PAIRS = "__pairs__"
 _STRUCTURE = "structure"
 
 # Smaller leaves are summed on the host, without a compile for each shape.
@@ -361,11 +359,7 @@ _device_checksum = jax.jit(lambda array: _checksum(array, jnp))
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-  """A copy of a host state.
-
-  structure: JSON, with each array replaced by its name.
-  arrays: by name.
-  """
+  """A copy of a host state: JSON that names arrays, and the arrays by name."""
 
   structure: str
   arrays: dict[str, np.ndarray]
@@ -375,39 +369,25 @@ def pack_host_state(host_state: Any) -> Packed:
   """Returns a copy of a host state.
 
   Args:
-    host_state: nested dicts (keys str or int) and lists of NumPy arrays and
-      scalars, bool, int of any size, float, str and None.
+    host_state: JSON values (ints of any size, keys str), and NumPy arrays and
+      scalars.
 
   Raises:
-    TypeError: it has a value of another type; names the place.
+    TypeError: it has a value of another type.
   """
   arrays = {}
 
-  def encode(value: Any, place: str) -> Any:
-    if value is None or type(value) in (bool, int, float, str):
-      return value
-    if isinstance(value, (np.ndarray, np.generic)):
-      if value.dtype.kind not in "biufcSU":
-        raise TypeError(f"{place}: cannot store an array of {value.dtype}")
-      name = f"a{len(arrays)}"
-      arrays[name] = np.array(value, copy=True)
-      kind = _ARRAY if isinstance(value, np.ndarray) else _SCALAR
-      return {kind: name}
-    if type(value) is list:
-      return [encode(v, f"{place}[{i}]") for i, v in enumerate(value)]
-    if type(value) is dict:
-      return _encode_dict(value, place)
-    raise TypeError(f"{place}: cannot store a {type(value).__name__}")
+  def encode(value: Any) -> dict[str, Any]:
+    array = np.array(value)
+    if not isinstance(value, np.ndarray | np.generic) or (
+        array.dtype.kind not in "biufcSU"
+    ):
+      raise TypeError(f"host state: cannot store {type(value)} {value!r:.80}")
+    name = f"a{len(arrays)}"
+    arrays[name] = array
+    return {_ARRAY: name, "scalar": isinstance(value, np.generic)}
 
-  def _encode_dict(value: dict[Any, Any], place: str) -> dict[str, Any]:
-    if not all(type(k) in (str, int) for k in value):
-      raise TypeError(f"{place}: a key that is neither str nor int")
-    pairs = [[k, encode(v, f"{place}[{k!r}]")] for k, v in value.items()]
-    plain = all(type(k) is str and not k.startswith("__") for k in value)
-    return dict(pairs) if plain else {_PAIRS: pairs}
-
-  structure = json.dumps(encode(host_state, "host_state"))
-  return Packed(structure=structure, arrays=arrays)
+  return Packed(json.dumps(host_state, default=encode), arrays)
 
 
 def write_host_state(file: BinaryIO, packed: Packed) -> None:
@@ -418,27 +398,20 @@ def write_host_state(file: BinaryIO, packed: Packed) -> None:
 
 def read_host_state(file: BinaryIO) -> Any:
   """Returns a host state; raises ValueError if the file is damaged."""
+
+  def decode(value: dict[str, Any]) -> Any:
+    if _ARRAY not in value:
+      return value
+    array = arrays[value[_ARRAY]]
+    return array[()] if value["scalar"] else array
+
   try:
     with np.load(file, allow_pickle=False) as members:
       arrays = {name: members[name] for name in members.files}
-    structure = json.loads(arrays.pop(_STRUCTURE).tobytes().decode())
+    structure = arrays.pop(_STRUCTURE).tobytes().decode()
+    return json.loads(structure, object_hook=decode)
   except (zipfile.BadZipFile, EOFError, KeyError, UnicodeDecodeError) as error:
     raise ValueError(f"host state is damaged: {error}") from error
-
-  def decode(value: Any) -> Any:
-    if isinstance(value, list):
-      return [decode(v) for v in value]
-    if not isinstance(value, dict):
-      return value
-    if _ARRAY in value:
-      return arrays[value[_ARRAY]]
-    if _SCALAR in value:
-      return arrays[value[_SCALAR]][()]
-    if _PAIRS in value:
-      return {k: decode(v) for k, v in value[_PAIRS]}
-    return {k: decode(v) for k, v in value.items()}
-
-  return decode(structure)
 
 
 class HostStateHandler(ocp.AsyncCheckpointHandler):

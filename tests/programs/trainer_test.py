@@ -55,21 +55,16 @@ class TrainerTest(trainer_case.TrainerCase):
     )
     self.assertFalse(self.saved[2][2], "a periodic save is in the background")
 
-  def test_the_next_batch_is_drawn_while_the_device_works(self):
+  def test_the_next_step_is_dispatched_before_the_metrics_are_read(self):
     self.run_it(train__num_steps=3)
-    order = self.logged("step", "draw", "flush")
     self.assertEqual(
-        order,
+        [entry[:2] for entry in self.logged("step", "draw", "publish", "read")],
         [
-            ("draw", 0),
-            ("step", 0),
-            ("draw", 1),
-            ("flush", 1),
-            ("step", 1),
-            ("draw", 2),
-            ("flush", 2),
-            ("step", 2),
-            ("flush", 3),
+            ("publish", 0),
+            *(("draw", 0), ("step", 0), ("publish", 1)),
+            *(("draw", 1), ("step", 1), ("read", 0), ("publish", 2)),
+            *(("draw", 2), ("step", 2), ("read", 1), ("publish", 3)),
+            ("read", 2),
         ],
     )
 
@@ -77,9 +72,9 @@ class TrainerTest(trainer_case.TrainerCase):
     self.ready = False
     self.run_it(train__num_steps=2)
     self.assertEqual(
-        self.logged("step", "draw", "flush"),
-        [("draw", 0), ("step", 0), ("flush", 1)]
-        + [("draw", 1), ("step", 1), ("flush", 2)],
+        self.logged("step", "draw", "read"),
+        [("draw", 0), ("step", 0), ("read", 0)]
+        + [("draw", 1), ("step", 1), ("read", 1)],
     )
 
   @parameterized.parameters("checkpoint__every_steps", "evaluate__every_steps")
@@ -91,9 +86,9 @@ class TrainerTest(trainer_case.TrainerCase):
         else ("evaluate", 2, 16)
     )
     self.assertLess(self.log.index(due), self.log.index(("begin", 2)))
-    self.assertLess(self.log.index(("flush", 2)), self.log.index(due))
+    self.assertLess(self.log.index(("read", 1)), self.log.index(due))
     # Elsewhere it is.
-    self.assertLess(self.log.index(("draw", 1)), self.log.index(("flush", 1)))
+    self.assertLess(self.log.index(("draw", 1)), self.log.index(("read", 0)))
 
   def test_what_is_drawn_is_counted_as_trained(self):
     self.run_it()

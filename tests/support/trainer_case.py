@@ -77,7 +77,6 @@ class TrainerCase(parameterized.TestCase):
     self.maker.make.side_effect = lambda draw, step, ref_params: (
         self.log.append(("draw", step))
     )
-    self.maker.flush.side_effect = lambda: self.log.append(("flush", self.step))
     self.checkpointer = autospec(checkpoint.Checkpointer)
     self.checkpointer.latest_step.return_value = None
     self.checkpointer.save.side_effect = self.save
@@ -98,6 +97,7 @@ class TrainerCase(parameterized.TestCase):
         name in self.results and step in (None, self.results[name])
     )
     self.recorder.has_evaluation.return_value = True
+    self.recorder.step.side_effect = note("read")
     self.recorder.evaluation.side_effect = self.record_evaluation
 
   def publish(self, step, params, finite=True):

@@ -174,8 +174,8 @@ class CheckpointTest(parameterized.TestCase):
 
   def test_another_format_is_refused_by_name(self):
     self.save_steps(1).close()
-    with absltest.mock.patch.object(checkpoint, "FORMAT", 3):
-      with self.assertRaisesRegex(checkpoint.FormatError, "format 2.*reads 3"):
+    with absltest.mock.patch.object(checkpoint, "FORMAT", 99):
+      with self.assertRaisesRegex(checkpoint.FormatError, "reads 99"):
         self.open().restore(make_state(0))
     self.assertEmpty(self.events)
 
@@ -272,7 +272,7 @@ class CheckpointTest(parameterized.TestCase):
 
   def test_refuses_what_it_cannot_store_at_once(self):
     saver = self.open()
-    with self.assertRaisesRegex(TypeError, "host_state"):
+    with self.assertRaises(TypeError):
       saver.save(1, make_state(1), {"set": {1, 2}})
 
 

@@ -73,14 +73,6 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.assertEqual(self.recorded(), [("before", 0), ("", 5), ("after", 6)])
     self.assertEqual(self.logged("evaluated"), [("evaluated", 5, 5)])
 
-  def test_the_next_batch_is_drawn_across_an_evaluation(self):
-    self.go.set()
-    self.evaluator.run.side_effect = self.slow
-    self.run_it(
-        evaluate__beside=True, evaluate__every_steps=2, train__num_steps=4
-    )
-    self.assertLess(self.log.index(("draw", 2)), self.log.index(("flush", 2)))
-
   def test_guards_see_the_result(self):
     self.accuracy = {2: 0.1}
     self.go.set()
