@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `plan` program: what a config needs, without touching a device.
 
-    --program=plan --config=FILE [KIND [SEARCHER_KIND]] [--calibrate=RUN]
+    --program=plan --config=FILE [DEVICE [SEARCHER_DEVICE]] [--calibrate=RUN]
 
-All figures are arithmetic on the config and on headers of weight files; JAX is
-not loaded. A kind of device adds whether the run fits. `--calibrate` adds the
-balance of searchers and trainer from the speeds that RUN measured.
+Reads the config and the headers of weight files; JAX is not loaded. With a kind
+of device it says whether the run fits; `--calibrate` adds the balance of
+searchers and trainer at the speeds that RUN measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,10 +56,6 @@ DEVICE_GIB = {
 }
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _HF_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
-_LOGITS_BYTES = 4  # Logits are float32 in every model.
-_REMATS = ("none", "dots", "full")
-# Replicated leaves that are listed; the smaller ones are summed.
-_MAX_LEAVES = 12
 # A smaller speed-up does not repay asynchrony.
 _WORTHWHILE = 1.15
 
@@ -154,67 +150,31 @@ def device_size(
   return sum(leaf.device_size for leaf in shard(leaves, rules, mesh))
 
 
-def leaf_rows(
-    leaves: list[Leaf], element_bytes: int, mesh: Mapping[str, int]
-) -> Rows:
-  """Returns totals, replicated leaves, and the leaves that do not divide."""
-  megabytes = lambda n: f"{n * element_bytes / 1e6:,.2f} MB"
-  whole = [leaf for leaf in leaves if math.prod(leaf.parts) == 1]
-  whole.sort(key=lambda leaf: -leaf.size)
-  total, own = (sum(n) for n in zip(*[(f.size, f.device_size) for f in leaves]))
-  out = [
-      ("params", f"{megabytes(total)}, {megabytes(own)} a device"),
-      (
-          "replicated on every device",
-          f"{len(whole)} of {len(leaves)} leaves,"
-          f" {megabytes(sum(leaf.size for leaf in whole))}",
-      ),
-  ]
-  for leaf in whole[:_MAX_LEAVES]:
-    rule = _rule_that_splits(leaf, mesh)
-    hint = "no axis of it divides by the mesh"
-    if rule:
-      hint = f"config.sharding.{rule} would split it"
-    shape = "x".join(map(str, leaf.shape))
-    out.append((leaf.name, f"{shape}, {megabytes(leaf.size)}; {hint}"))
-  if rest := whole[_MAX_LEAVES:]:
-    size = sum(leaf.size for leaf in rest)
-    out.append((f"and {len(rest)} smaller ones", megabytes(size)))
-  return out + [
-      (leaf.name, f"NO: {axis} of {length} does not divide by {parts}")
-      for leaf in leaves
-      for axis, length, parts in zip(leaf.axes, leaf.shape, leaf.parts)
-      if length % parts
-  ]
-
-
-def _rule_that_splits(leaf: Leaf, mesh: Mapping[str, int]) -> str:
-  """Returns the rule with the most shards, then of the longest axis, or ""."""
-  options = [
-      (count, length, f"{axis}={mesh_axis}")
-      for axis, length in zip(leaf.axes, leaf.shape)
-      for mesh_axis, count in mesh.items()
-      if count > 1 and length % count == 0 and axis != "layers"
-  ]
-  return max(options)[2] if options else ""
-
-
 def sharding_rows(
     config: ml_collections.ConfigDict, c: config_lib.ModelConfig
 ) -> Rows:
-  """Returns how `config.mesh` splits parameters and sequences."""
+  """Returns how `config.mesh` splits parameters, and what does not divide."""
   leaves = shard(model_leaves(c), config.sharding, config.mesh)
-  out = leaf_rows(leaves, BYTES[c.param_dtype], config.mesh)
-  parts = _length_parts(config)
-  for name in ("max_prompt_tokens", "max_completion_tokens") * (parts > 1):
-    length = config.sampling[name]
-    each = math.ceil(length / parts)
-    words = f"{length} tokens, {each} a device"
-    if length % parts:
-      words += f"; {length} does not divide by {parts}, padded to"
-      words += f" {each * parts}"
-    out.append((f"sampling.{name}", words))
-  return out
+  whole = [leaf for leaf in leaves if math.prod(leaf.parts) == 1]
+  size = lambda counts: format_bytes(sum(counts) * BYTES[c.param_dtype])
+  return [
+      (
+          "params",
+          f"{size(leaf.size for leaf in leaves)},"
+          f" {size(leaf.device_size for leaf in leaves)} a device",
+      ),
+      (
+          "replicated on every device",
+          f"{len(whole)} of {len(leaves)} leaves,"
+          f" {size(leaf.size for leaf in whole)}",
+      ),
+      *(
+          (leaf.name, f"NO: {axis} of {length} does not divide by {parts}")
+          for leaf in leaves
+          for axis, length, parts in zip(leaf.axes, leaf.shape, leaf.parts)
+          if length % parts
+      ),
+  ]
 
 
 def sharding_text(
@@ -222,59 +182,49 @@ def sharding_text(
 ) -> str:
   """Returns `sharding_rows` as lines of a log."""
   rows = sharding_rows(config, c)
-  width = max(len(name) for name, _ in rows)
-  return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+  return "\n".join(f"  {name}: {value}" for name, value in rows)
 
 
-def _length_parts(config: ml_collections.ConfigDict) -> int:
-  """Returns the number of devices that share the tokens of a sequence."""
+def _batch_shards(config: ml_collections.ConfigDict) -> tuple[int, int]:
+  """Returns over how many devices a batch's sequences, and tokens, are split."""
   tokens = {"tokens": ((1, 1), ("batch", "length"))}
-  return shard(tokens, config.sharding, config.mesh)[0].parts[1]
-
-
-def _batch_shards(config: ml_collections.ConfigDict) -> int:
-  tokens = {"tokens": ((1, 1), ("batch", "length"))}
-  return shard(tokens, config.sharding, config.mesh)[0].parts[0]
+  return shard(tokens, config.sharding, config.mesh)[0].parts
 
 
 # Memory of a device
 
 
 def activation_bytes(
-    config: ml_collections.ConfigDict,
-    c: config_lib.ModelConfig,
-    *,
-    remat: str,
-    dtype: str,
+    config: ml_collections.ConfigDict, c: config_lib.ModelConfig, dtype: str
 ) -> tuple[int, int]:
-  """Returns a device's bytes of logits and of saved activations; an estimate.
+  """Returns a device's bytes of logits and, estimated, of saved activations.
 
-  Both are of one micro-batch; logits have a gradient. Saved are, by `remat`:
-  "none": all that the backward pass reads, "dots": each layer's products,
-  "full": each layer's input; with both also one layer that is recomputed.
+  Both are of one micro-batch. Logits are float32 and have a gradient. What is
+  saved depends on `train.remat`: "none": all that the backward pass reads,
+  "dots": each layer's products, "full": each layer's input; with the latter two
+  also one layer that is recomputed.
   """
-  prompts = math.ceil(config.train.micro_batch_prompts / _batch_shards(config))
+  batch_shards, length_shards = _batch_shards(config)
+  prompts = math.ceil(config.train.micro_batch_prompts / batch_shards)
   rows = prompts * config.train.completions_per_prompt
   P = config.sampling.max_prompt_tokens
   T = config.sampling.max_completion_tokens
-  parts = _length_parts(config)
-  own_P, own_T = math.ceil(P / parts), math.ceil(T / parts)
-  logits = 2 * rows * own_T * c.vocab_size * _LOGITS_BYTES
+  own_P, own_T = math.ceil(P / length_shards), math.ceil(T / length_shards)
+  logits = 2 * rows * own_T * c.vocab_size * BYTES["float32"]
   tokens = prompts * own_P + rows * own_T
-  heads = (2 * c.num_heads + 2 * c.num_kv_heads) * c.head_dim
-  attention = rows * own_T * c.num_heads * (P + T)
-  layer = tokens * (5 * c.width + heads + 3 * c.mlp_width) + attention
-  if parts > 1:  # Keys and values of the other devices are gathered.
-    gathered = 2 * c.num_kv_heads * c.head_dim
-    layer += (prompts * P + rows * T) * gathered
-  qkv = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
-  dots = tokens * (3 * c.width + qkv + 2 * c.mlp_width)
+  kv = 2 * c.num_kv_heads * c.head_dim
+  q = c.num_heads * c.head_dim
+  layer = tokens * (5 * c.width + 2 * q + kv + 3 * c.mlp_width)
+  layer += rows * own_T * c.num_heads * (P + T)
+  if length_shards > 1:  # Keys and values of the other devices are gathered.
+    layer += (prompts * P + rows * T) * kv
+  dots = tokens * (3 * c.width + q + kv + 2 * c.mlp_width)
   saved = {
       "none": c.num_layers * layer,
       "dots": c.num_layers * dots + layer,
       "full": c.num_layers * tokens * c.width + layer,
   }
-  return logits, saved[remat] * BYTES[dtype]
+  return logits, saved[config.train.remat] * BYTES[dtype]
 
 
 def cache_bytes(c: config_lib.ModelConfig, dtype: str) -> int:
@@ -291,8 +241,7 @@ def _compute_dtype(config: ml_collections.ConfigDict, kind: str) -> str:
 def _folder_bytes(key: str, folder: str | pathlib.Path, size: int = 0) -> int:
   """Returns the bytes of a folder's weights, in its dtypes or `size` each.
 
-  Raises:
-    ValueError: the weights are missing or damaged; names the config key.
+  Raises ValueError with the config key if weights are missing or damaged.
   """
   try:
     files = hf_files.Files(pathlib.Path(folder).expanduser())
@@ -358,171 +307,133 @@ def _frozen_models(
   return out
 
 
-def _moment_bytes(config: ml_collections.ConfigDict) -> int:
-  """Returns the bytes of a parameter's moments; Adam's second is float32."""
-  return BYTES[config.optimizer.state_dtype] + BYTES["float32"]
-
-
 def _trained_bytes(
-    config: ml_collections.ConfigDict, leaves: Leaves, c: config_lib.ModelConfig
+    config: ml_collections.ConfigDict, c: config_lib.ModelConfig
 ) -> dict[str, int]:
   """Returns a device's bytes of params, and of what has their shape."""
   size = lambda of: device_size(of, config.sharding, config.mesh)
-  count, moments = size(leaves), "optimizer (Adam's two moments)"
-  params = count * BYTES[c.param_dtype]
-  published = lambda n: {
-      "copy that is published": n * BYTES[config.publish.dtype or c.param_dtype]
-  }
-  if not config.lora.rank:
-    return {
-        "params": params,
-        "reference": params,
-        "gradients": params,
-        moments: count * _moment_bytes(config),
-        **published(count),
+  leaves = model_leaves(c)
+  # Adam's second moment is float32.
+  moments = BYTES[config.optimizer.state_dtype] + BYTES["float32"]
+  params = size(leaves) * BYTES[c.param_dtype]
+  if config.lora.rank:
+    lora = config.lora
+    count = size(adapter_leaves(leaves, rank=lora.rank, targets=lora.targets))
+    dtype = "float32"
+    out = {
+        "params, base of the adapters and reference": params,
+        "params with adapters merged, to evaluate": params,
+        "adapters": count * BYTES[dtype],
     }
-  own = size(
-      adapter_leaves(leaves, rank=config.lora.rank, targets=config.lora.targets)
-  )
-  return {
-      "params, base of the adapters and reference": params,
-      "params with adapters merged, to evaluate": params,
-      "adapters": own * BYTES["float32"],
-      "gradients": own * BYTES["float32"],
-      moments: own * _moment_bytes(config),
-      **published(own),
-  }
-
-
-def _value_model_bytes(
-    config: ml_collections.ConfigDict, leaves: Leaves, c: config_lib.ModelConfig
-) -> dict[str, int]:
-  """Returns the bytes of a value model: params, gradients and moments."""
-  if config.loss.name not in settings_lib.OF_A_VALUE_MODEL:
-    return {}
-  source, each = config.loss.value_init, BYTES[c.param_dtype]
-  if source == "policy":
-    count = device_size(leaves, config.sharding, config.mesh)
   else:
-    shape = _read_shape("loss.value_init", source)
-    count = device_size(model_leaves(shape), config.sharding, config.mesh)
-    each = BYTES[shape.param_dtype]
-  total = count * (2 * each + _moment_bytes(config))
-  return {"value model with gradients and moments": total}
+    count, dtype = size(leaves), c.param_dtype
+    out = {"params": params, "reference": params}
+  out |= {
+      "gradients": count * BYTES[dtype],
+      "optimizer (Adam's two moments)": count * moments,
+      "copy that is published": count * BYTES[config.publish.dtype or dtype],
+  }
+  if config.loss.name in settings_lib.OF_A_VALUE_MODEL:
+    source = config.loss.value_init
+    shape = c if source == "policy" else _read_shape("loss.value_init", source)
+    each = 2 * BYTES[shape.param_dtype] + moments
+    name = "value model with gradients and moments"
+    out[name] = size(model_leaves(shape)) * each
+  return out
 
 
-def _fits(needed: float, kind: str) -> Rows:
-  """Returns a row that says whether bytes fit on a device; none without one."""
-  if not kind:
-    return []
-  have = DEVICE_GIB[kind] * 2**30
-  words = f"{format_bytes(needed)} of {format_bytes(have)} of {kind}"
-  return [("fits", f"{'NO' if needed > have else 'yes'}: {words}"
-           f" ({needed / have:.0%})")]  # fmt: skip
-
-
-def trainer_rows(
+def trainer_memory(
     config: ml_collections.ConfigDict,
     c: config_lib.ModelConfig,
-    kind: str,
+    kind: str = "",
     workdir: str | None = None,
-) -> Rows:
-  """Returns what a device of the trainer holds.
+) -> dict[str, int]:
+  """Returns the bytes of a trainer's device, by what takes them.
 
   Args:
     config: of the run.
     c: shape of its model.
-    kind: a key of `DEVICE_GIB`; "" leaves out whether it fits.
+    kind: a key of `DEVICE_GIB`, or "".
     workdir: may hold the reward model.
 
   Raises:
     ValueError: the folder of a frozen model cannot be read.
   """
-  leaves, dtype = model_leaves(c), _compute_dtype(config, kind)
-  num_params = sum(math.prod(shape) for shape, _ in leaves.values())
-  params = BYTES[c.param_dtype] * device_size(
-      leaves, config.sharding, config.mesh
+  dtype = _compute_dtype(config, kind)
+  params = BYTES[c.param_dtype] * sum(
+      math.prod(shape) for shape, _ in model_leaves(c).values()
   )
-  held = {
-      **_trained_bytes(config, leaves, c),
-      **_value_model_bytes(config, leaves, c),
-      **_frozen_models(config, workdir, num_params * BYTES[c.param_dtype]),
+  held = _trained_bytes(config, c) | _frozen_models(config, workdir, params)
+  logits, saved = activation_bytes(config, c, dtype)
+  step = {
+      "logits of a micro-batch, with gradient": logits,
+      f"activations, remat {config.train.remat} (estimate)": saved,
+  }
+  rows = config.evaluate.batch_prompts * config.evaluate.num_completions
+  # On a mesh the evaluator's rows are split as a batch is.
+  own_rows = math.ceil(rows / _batch_shards(config)[0])
+  cache = {
+      f"KV cache of an evaluation, {rows} rows": (
+          own_rows * _num_tokens(config) * cache_bytes(c, dtype)
+      )
   }
   # As `training/evaluations.py` decides it.
   alone = math.prod(config.mesh.values()) == 1 and not config.search.lockstep
-  beside = config.evaluate.beside and config.evaluate.every_steps and alone
-  if beside:
-    held["params, copied for an evaluation beside training"] = params
-  remat = config.train.remat
-  logits, _ = activation_bytes(config, c, remat=remat, dtype=dtype)
-  saved = {
-      name: activation_bytes(config, c, remat=name, dtype=dtype)[1]
-      for name in _REMATS
-  }
-  step = logits + saved[remat]
-  sampling, evaluate = config.sampling, config.evaluate
-  rows = evaluate.batch_prompts * evaluate.num_completions
-  length = sampling.max_prompt_tokens + sampling.max_completion_tokens
-  # On a mesh the evaluator's rows are split as a batch is.
-  cache = math.ceil(rows / _batch_shards(config)) * length
-  cache *= cache_bytes(c, dtype)
-  others = ", ".join(
-      f"{name} {format_bytes(saved[name])}" for name in _REMATS if name != remat
-  )
-  total = sum(held.values()) + (step + cache if beside else max(step, cache))
-  return [
-      ("parameters", f"{num_params:,}"),
-      *((name, format_bytes(n)) for name, n in held.items()),
-      ("logits of a micro-batch, with gradient", format_bytes(logits)),
-      (
-          f"activations, remat {remat} (estimate)",
-          f"{format_bytes(saved[remat])}; with {others}",
-      ),
-      (f"cache of an evaluation, {rows} rows", format_bytes(cache)),
-      (
-          "sum a device (estimate)",
-          f"{format_bytes(total)}; evaluations"
-          f" {'beside' if beside else 'between'} steps",
-      ),
-      *_fits(total, kind),
-  ]
+  if config.evaluate.beside and config.evaluate.every_steps and alone:
+    return held | step | cache | {"params, copied for an evaluation": params}
+  # Steps and evaluations take turns: the larger counts.
+  return held | max(step, cache, key=lambda part: sum(part.values()))
 
 
-def searcher_rows(
+def searcher_memory(
     config: ml_collections.ConfigDict,
     c: config_lib.ModelConfig,
-    kind: str,
+    kind: str = "",
     workdir: str | None = None,
-) -> Rows:
-  """Returns what a searcher's device holds; arguments as `trainer_rows`."""
-  sampling, mesh = config.sampling, config.search.mesh
-  dtype, leaves = _compute_dtype(config, kind), model_leaves(c)
+) -> dict[str, int]:
+  """Returns the bytes of a searcher's device; arguments as `trainer_memory`."""
+  mesh, leaves = config.search.mesh, model_leaves(c)
   each = BYTES[c.param_dtype]
   params = each * device_size(leaves, config.sharding, {"sequence": 1, **mesh})
-  length = sampling.max_prompt_tokens + sampling.max_completion_tokens
-  num_rows = math.ceil(sampling.num_rows / (mesh.data * mesh.fsdp))
+  rows = math.ceil(config.sampling.num_rows / (mesh.data * mesh.fsdp))
   head_shards = 1 if c.num_kv_heads % mesh.tensor else mesh.tensor
+  token = cache_bytes(c, _compute_dtype(config, kind)) // head_shards
   held = {"params, twice while a version comes in": 2 * params}
   if config.lora.rank:
     held = {
         "base, and merged params twice while a version comes in": 3 * params
     }
-  held[f"cache of {num_rows} rows of {length} tokens"] = (
-      cache_bytes(c, dtype) // head_shards * num_rows * length
-  )
-  held["logits of a decode step"] = num_rows * c.vocab_size * _LOGITS_BYTES
+  held[f"KV cache of {rows} rows"] = token * rows * _num_tokens(config)
+  held["logits of a decode step"] = rows * c.vocab_size * BYTES["float32"]
   if config.reward.role == "searcher":
     whole = each * sum(math.prod(shape) for shape, _ in leaves.values())
     held |= _judge_models(config, workdir, whole)
+  return held
+
+
+def _num_tokens(config: ml_collections.ConfigDict) -> int:
+  sampling = config.sampling
+  return sampling.max_prompt_tokens + sampling.max_completion_tokens
+
+
+def memory_rows(held: Mapping[str, int], kind: str) -> Rows:
+  """Returns what takes a device's memory, the sum, and whether it fits."""
   total = sum(held.values())
-  return [
-      *((name, format_bytes(n)) for name, n in held.items()),
-      ("sum a device", format_bytes(total)),
-      *_fits(total, kind),
-  ]
+  rows = [(name, format_bytes(n)) for name, n in held.items()]
+  rows.append(("sum a device", format_bytes(total)))
+  if kind:
+    have = DEVICE_GIB[kind] * 2**30
+    rows.append(
+        (
+            "fits",
+            f"{'NO' if total > have else 'yes'}: {format_bytes(total)} of"
+            f" {format_bytes(have)} of {kind} ({total / have:.0%})",
+        )
+    )
+  return rows
 
 
-# Batch, staleness and processes
+# Batch and staleness
 
 
 def _divides(whole: int, part: int, words: str) -> str:
@@ -532,13 +443,13 @@ def _divides(whole: int, part: int, words: str) -> str:
 
 
 def batch_rows(config: ml_collections.ConfigDict) -> Rows:
-  """Returns sizes of batches, and whether they divide."""
-  train, search, sampling = config.train, config.search, config.sampling
-  shards = _batch_shards(config)
+  """Returns sizes of batches, whether they divide, and the staleness bound."""
+  train, search = config.train, config.search
+  shards, _ = _batch_shards(config)
   size = train.micro_batch_prompts
   tokens = lambda n: (
       f"{n:,} completions, at most"
-      f" {n * sampling.max_completion_tokens:,} tokens"
+      f" {n * config.sampling.max_completion_tokens:,} tokens"
   )
   return [
       (
@@ -554,6 +465,7 @@ def batch_rows(config: ml_collections.ConfigDict) -> Rows:
           "sampled a step",
           tokens(search.prompts_per_step * search.samples_per_prompt),
       ),
+      ("staleness of fresh data, at most", staleness_bound(config)),
   ]
 
 
@@ -573,134 +485,6 @@ def staleness_bound(config: ml_collections.ConfigDict) -> str:
   return words
 
 
-def sent_bytes(config: ml_collections.ConfigDict) -> int:
-  """Returns the bytes of the batch that process 0 sends to all in a step."""
-  train, sampling = config.train, config.sampling
-  # 4 bytes each: tokens and mask; of a completion also two log-probs a token,
-  # reward and staleness.
-  completion = 16 * sampling.max_completion_tokens + 8
-  prompt = 8 * sampling.max_prompt_tokens
-  return train.prompts_per_batch * (
-      prompt + train.completions_per_prompt * completion
-  )
-
-
-def process_rows(
-    config: ml_collections.ConfigDict, workdir: str | None
-) -> Rows:
-  """Returns processes with their cores, and the staleness bound."""
-  cores = processes.available_cores()
-  search, num_processes = config.search, config.trainer.num_processes
-  devices = math.prod(search.mesh.values())
-  searchers = f"{search.num_searchers} of one process each"
-  if devices > 1:
-    total = search.num_searchers * devices
-    searchers += f" with {devices} devices, {total} in all"
-
-  def bound(role: str) -> str:
-    setting = config.cores[role]
-    if setting == "all":
-      return "any core"
-    return f"cores {setting}" if setting else "cores chosen at start"
-
-  rows = [
-      (
-          "this machine",
-          f"{len(cores)} cores: {', '.join(map(str, cores))}",
-      ),
-      ("store", f"1 process, {bound('store')}"),
-      (
-          "trainer",
-          f"{num_processes} process{'es' * (num_processes > 1)},"
-          f" {bound('trainer')}",
-      ),
-      ("searchers", f"{searchers}, {bound('searcher')}"),
-      ("staleness of fresh data, at most", staleness_bound(config)),
-  ]
-  if num_processes > 1:
-    sent = f"{sent_bytes(config) / 1e6:,.3f} MB a step"
-    rows.append(("batch that process 0 sends", sent))
-  if workdir:
-    rows.append(
-        ("searchers that keep the trainer busy", expected_searchers(workdir))
-    )
-  return rows
-
-
-# Balance of searchers and trainer, from what a run measured
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-  """Busy time of an earlier run.
-
-  generate_s: of the mean searcher.
-  train_s: of the trainer.
-  num_searchers: of that run.
-  sampled, trained: completions in those seconds.
-  staleness: mean of its steps, None where not written.
-  overlap: share of the ideal, None where not written.
-  """
-
-  generate_s: float
-  train_s: float
-  num_searchers: int
-  sampled: float
-  trained: float
-  staleness: float | None
-  overlap: float | None
-
-
-def read_measured(workdir: str) -> Measured:
-  """Returns what a run measured, from its summary, spans and metrics.
-
-  Raises:
-    ValueError: there is no such run, or nothing is measured in it yet.
-  """
-  run = load.read_run(workdir)
-  generate_s = run.summary.get("generate_busy_s")
-  train_s = run.summary.get("train_busy_s")
-  if not (text.is_number(generate_s) and text.is_number(train_s)):
-    spans = timeline.measured_overlap(run) or {}
-    generate_s, train_s = spans.get("generate_s"), spans.get("train_s")
-  settings = run.config.get("config", {})
-  get = lambda section, name: settings.get(section, {}).get(name)
-  count = get("search", "num_searchers")
-  if not generate_s or not train_s or not text.is_number(count):
-    raise ValueError(f"{workdir}: nothing is measured there yet")
-  steps, completions = load.column(run.records, "total/completions")
-  batch = (
-      get("train", "prompts_per_batch"),
-      get("train", "completions_per_prompt"),
-  )
-  known = all(map(text.is_number, batch))
-  _, staleness = load.column(run.records, "replay/staleness_steps")
-  overlap = run.summary.get("overlap_of_ideal")
-  return Measured(
-      generate_s=generate_s,
-      train_s=train_s,
-      num_searchers=int(count),
-      sampled=float(completions[-1]) if len(completions) else 0.0,
-      trained=float(len(steps) * math.prod(batch)) if known else 0.0,
-      staleness=float(staleness.mean()) if len(staleness) else None,
-      overlap=overlap if text.is_number(overlap) else None,
-  )
-
-
-def expected_searchers(workdir: str) -> str:
-  """Returns how many searchers keep the trainer busy, from an earlier run."""
-  try:
-    found = read_measured(workdir)
-  except ValueError:
-    return "unknown: nothing measured in --workdir yet"
-  count = math.ceil(found.generate_s * found.num_searchers / found.train_s)
-  return (
-      f"{count}, measured there: {found.num_searchers} busy for"
-      f" {text.duration(found.generate_s)} each, the trainer for"
-      f" {text.duration(found.train_s)}"
-  )
-
-
 def _num_prompts(config: ml_collections.ConfigDict) -> float:
   """Returns the prompts that are sampled for one step."""
   if config.rounds.mini_batches:
@@ -712,17 +496,38 @@ def _num_trained(config: ml_collections.ConfigDict) -> int:
   return config.train.prompts_per_batch * config.train.completions_per_prompt
 
 
-def step_seconds(
-    config: ml_collections.ConfigDict, found: Measured
-) -> tuple[float, float]:
-  """Returns the seconds that one searcher, and the trainer, take for a step.
+# Balance of searchers and trainer
 
-  A completion takes what it took in the measured run: its lengths, model and
-  machine. Batches are those of `config`.
+
+def read_measured(workdir: str) -> tuple[float, float]:
+  """Returns the busy seconds of a completion in a searcher and in the trainer.
+
+  Raises:
+    ValueError: there is no such run, or nothing is measured in it yet.
   """
-  sample_s = found.generate_s * found.num_searchers / found.sampled
-  sample_s *= _num_prompts(config) * config.search.samples_per_prompt
-  return sample_s, found.train_s / found.trained * _num_trained(config)
+  run = load.read_run(workdir)
+  generate_s = run.summary.get("generate_busy_s")
+  train_s = run.summary.get("train_busy_s")
+  if not (text.is_number(generate_s) and text.is_number(train_s)):
+    spans = timeline.measured_overlap(run) or {}
+    generate_s, train_s = spans.get("generate_s"), spans.get("train_s")
+  steps, completions = load.column(run.records, "total/completions")
+  settings = run.config.get("config", {})
+  numbers = [
+      settings.get(section, {}).get(name)
+      for section, name in (
+          ("search", "num_searchers"),
+          ("train", "prompts_per_batch"),
+          ("train", "completions_per_prompt"),
+      )
+  ]
+  if not (generate_s and train_s and len(steps) and completions[-1]) or not all(
+      map(text.is_number, numbers)
+  ):
+    raise ValueError(f"{workdir}: nothing is measured there yet")
+  num_searchers, prompts, per_prompt = numbers
+  trained = len(steps) * prompts * per_prompt
+  return generate_s * num_searchers / completions[-1], train_s / trained
 
 
 def expected_staleness(
@@ -734,6 +539,11 @@ def expected_staleness(
 
   Where sampling is the bottleneck, each searcher's round is under way; where
   training is, all that credits and the lead allow.
+
+  Args:
+    config: of the run.
+    sample_s: seconds that one searcher needs for a step's completions.
+    train_s: seconds of a train step.
   """
   search, rounds = config.search, config.rounds
   groups = _num_prompts(config)
@@ -747,23 +557,18 @@ def expected_staleness(
   return min(under_way, limit) / groups + (config.publish.every_steps - 1) / 2
 
 
-def balance_rows(
-    config: ml_collections.ConfigDict, workdir: str, params_bytes: int
-) -> Rows:
+def balance_rows(config: ml_collections.ConfigDict, workdir: str) -> Rows:
   """Returns how searchers and trainer balance at the speeds of a run.
 
-  Args:
-    config: of the run that is planned.
-    workdir: the run that was measured.
-    params_bytes: of a published version.
+  A completion takes what it took in `workdir`; batches and searchers are those
+  of `config`.
 
   Raises:
     ValueError: nothing is measured in `workdir`.
   """
-  found = read_measured(workdir)
-  if not found.sampled or not found.trained:
-    raise ValueError(f"{workdir}: no step in its metrics.jsonl")
-  sample_s, train_s = step_seconds(config, found)
+  sample_s, train_s = read_measured(workdir)
+  sample_s *= _num_prompts(config) * config.search.samples_per_prompt
+  train_s *= _num_trained(config)
   count = config.search.num_searchers
   parallel_s = sample_s / count
   longest_s = max(parallel_s, train_s)
@@ -780,11 +585,6 @@ def balance_rows(
     stale = "0 steps (lockstep)"
   elif config.replay.recent_fraction < 1:
     stale += "; replayed data is older"
-  group = config.search.samples_per_prompt * 8
-  group *= config.sampling.max_completion_tokens
-  group += config.sampling.max_prompt_tokens * 4
-  rate = _num_prompts(config) / step_s
-  pulled = count * params_bytes / step_s / config.publish.every_steps
   # So that 3.0000000001 is 3.
   balanced = max(1, math.ceil(sample_s / train_s - 1e-9))
   if gain < _WORTHWHILE:
@@ -793,15 +593,8 @@ def balance_rows(
     verdict = f"off by config.{turns}; up to {gain:.2f} times as fast with it"
   else:
     verdict = f"helps: {gain:.2f} times as fast as taking turns"
-  show = lambda value: "unknown" if value is None else f"{value:.2f}"
-  plural = "s" * (found.num_searchers != 1)
   return [
-      (
-          "measured in",
-          f"{workdir}: {found.num_searchers} searcher{plural}, staleness"
-          f" {show(found.staleness)} steps, overlap {show(found.overlap)} of"
-          " ideal",
-      ),
+      ("measured in", workdir),
       ("sampling for one step, one searcher", text.duration(sample_s)),
       ("training one step", text.duration(train_s)),
       (
@@ -813,15 +606,6 @@ def balance_rows(
           "busy",
           f"trainer {train_s / step_s:.0%}, searchers"
           f" {parallel_s / step_s:.0%}",
-      ),
-      (
-          "groups to the trainer",
-          f"{rate:,.3g} a second, {format_bytes(rate * group)} a second",
-      ),
-      (
-          "versions to the searchers, at most",
-          f"{format_bytes(params_bytes)} each, {format_bytes(pulled)} a second"
-          " to all of them",
       ),
       ("expected staleness of fresh data", stale),
       ("asynchrony", verdict),
@@ -835,7 +619,7 @@ def model_of(config: ml_collections.ConfigDict) -> config_lib.ModelConfig:
   """Returns the shape of the model that a run of this config trains.
 
   Raises:
-    ValueError: a setting, file or folder that can't be used.
+    ValueError: a setting, file or folder cannot be used.
   """
   key = "sft.init" if config.init == "sft" else "init"
   start = config.sft.init if config.init == "sft" else config.init
@@ -868,11 +652,10 @@ def _read_shape(
 
 
 def parse(operands: Sequence[str]) -> tuple[tuple[str, str], str]:
-  """Returns the kinds of trainer's and searchers' devices, and a run.
+  """Returns the kinds of the trainer's and the searchers' device, and a run.
 
   Args:
-    operands: no kind, one for both or one for each; `--calibrate=RUN` or
-      `--calibrate RUN` anywhere.
+    operands: at most two kinds, the second of the searchers; `--calibrate=RUN`.
 
   Returns:
     Two kinds, "" where none is named, and the run, "" where none is.
@@ -880,27 +663,21 @@ def parse(operands: Sequence[str]) -> tuple[tuple[str, str], str]:
   Raises:
     ValueError: an operand too many, or a kind that is not in the table.
   """
-  kinds, run, items = [], "", list(operands)
-  while items:
-    name, has_value, value = items.pop(0).partition("=")
-    if name in ("--calibrate", "-calibrate"):
-      run = value if has_value else items.pop(0) if items else ""
-      if not run:
-        raise ValueError("--calibrate: needs the directory of a run")
-    else:
-      kinds.append(name.lower())
+  flag = "--calibrate="
+  runs = [o.removeprefix(flag) for o in operands if o.startswith(flag)]
+  kinds = [o.lower() for o in operands if not o.startswith(flag)]
   if len(kinds) > 2:
     raise ValueError(
-        f"--program=plan {' '.join(kinds)}: allowed is one kind of device, or"
-        " the trainer's and a searcher's"
+        f"operands {' '.join(kinds)}: allowed one kind of device, or the"
+        " trainer's and a searcher's"
     )
   for kind in kinds:
     if kind not in DEVICE_GIB:
       raise ValueError(
-          f"device kind {kind!r}: allowed are {', '.join(sorted(DEVICE_GIB))}"
+          f"device kind {kind!r}: allowed {', '.join(sorted(DEVICE_GIB))}"
       )
   kinds = kinds or [""]
-  return (kinds[0], kinds[-1]), run
+  return (kinds[0], kinds[-1]), runs[-1] if runs else ""
 
 
 def plan(
@@ -912,46 +689,43 @@ def plan(
 
   Args:
     config: of the run.
-    workdir: an earlier run, or None.
+    workdir: may hold the reward model.
     operands: as `parse` takes them.
 
   Raises:
-    ValueError: a setting, operand, file or folder that can't be used.
+    ValueError: a setting, operand, file or folder cannot be used.
   """
   kinds, measured = parse(operands)
-  mesh = {a: config.mesh[a] for a in ("data", "fsdp", "sequence", "tensor")}
-  num_devices = math.prod(mesh.values())
-  shape = " x ".join(f"{axis} {count}" for axis, count in mesh.items())
-  c = model_of(config)
-  model = (
-      f"{c.family}, {c.num_layers} layers, width {c.width}, vocabulary"
-      f" {c.vocab_size:,}, {c.param_dtype}"
+  count = lambda mesh: (
+      f"{math.prod(mesh.values())}:"
+      f" {' x '.join(f'{axis} {n}' for axis, n in mesh.items())}"
   )
-  out = [("mesh", [("devices", f"{num_devices}: {shape}"), ("model", model)])]
-  if num_devices > 1:
-    out.append(("sharding", sharding_rows(config, c)))
-  out += [
+  c = model_of(config)
+  num_params = sum(math.prod(shape) for shape, _ in model_leaves(c).values())
+  devices = [
+      ("trainer", count({a: config.mesh[a] for a in settings_lib.MESH_AXES})),
       (
-          "memory of a trainer device",
-          trainer_rows(config, c, kinds[0], workdir),
+          f"each of {config.search.num_searchers} searchers",
+          count(config.search.mesh),
       ),
-      (
-          "memory of a searcher device",
-          searcher_rows(config, c, kinds[1], workdir),
-      ),
-      ("batch", batch_rows(config)),
-      ("processes", process_rows(config, workdir)),
   ]
+  model = [
+      ("family", f"{c.family}, {c.num_layers} layers, width {c.width}"),
+      ("vocabulary", f"{c.vocab_size:,}"),
+      ("parameters", f"{num_params:,}, {c.param_dtype}"),
+  ]
+  out = [("devices", devices), ("model", model)]
+  if math.prod(config.mesh.values()) > 1:
+    out.append(("sharding", sharding_rows(config, c)))
+  for role, memory, kind in (
+      ("trainer", trainer_memory, kinds[0]),
+      ("searcher", searcher_memory, kinds[1]),
+  ):
+    held = memory(config, c, kind, workdir)
+    out.append((f"memory of a {role} device", memory_rows(held, kind)))
+  out.append(("batch", batch_rows(config)))
   if measured:
-    leaves = model_leaves(c)
-    if config.lora.rank:
-      leaves = adapter_leaves(
-          leaves, rank=config.lora.rank, targets=config.lora.targets
-      )
-    size = sum(math.prod(shape) for shape, _ in leaves.values())
-    dtype = "float32" if config.lora.rank else c.param_dtype
-    params_bytes = size * BYTES[config.publish.dtype or dtype]
-    out.append(("balance", balance_rows(config, measured, params_bytes)))
+    out.append(("balance", balance_rows(config, measured)))
   return out
 
 
@@ -963,7 +737,7 @@ def run(
   """Prints the plan of a config.
 
   Returns:
-    0; 2 where the config can't be used, does not divide or does not fit.
+    0; 2 where the config cannot be used, does not divide or does not fit.
   """
   try:
     sections = plan(config, workdir, operands)

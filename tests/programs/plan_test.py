@@ -12,7 +12,6 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -20,7 +19,6 @@ import jax
 import numpy as np
 from safetensors import numpy
 
-from tba_jax import types
 from tba_jax.config import settings
 from tba_jax.models import hf_config
 from tba_jax.models import transformer
@@ -41,29 +39,6 @@ class PlanTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.config = settings.get_config()
-
-  @parameterized.parameters(1, 2)
-  def test_what_process_0_sends(self, num_processes):
-    config = self.config
-    config.trainer.num_processes = num_processes
-    config.mesh.data = 8
-    B, K = config.train.prompts_per_batch, config.train.completions_per_prompt
-    P = config.sampling.max_prompt_tokens
-    T = config.sampling.max_completion_tokens
-    draw = {"prompt": (B, P), "completion": (B, K, T), "number": (B, K)}
-    arrays = types.Batch(
-        **dict.fromkeys(("prompt_tokens", "prompt_mask"), draw["prompt"]),
-        **dict.fromkeys(
-            ("completion_tokens", "completion_mask", "behavior_logprobs",
-             "ref_logprobs"), draw["completion"]
-        ),
-        **dict.fromkeys(("rewards", "staleness_steps"), draw["number"]),
-    )  # fmt: skip
-    shapes = [shape for shape in vars(arrays).values() if shape]
-    batch = 4 * sum(math.prod(shape) for shape in shapes)
-    self.assertEqual(plan.sent_bytes(config), batch)
-    shown = "batch that process 0 sends" in _rows(config)
-    self.assertEqual(shown, num_processes > 1)
 
   @parameterized.product(tie=(False, True), kv_heads=(4, 2))
   def test_parameters_are_those_of_the_model(self, tie, kv_heads):
@@ -86,23 +61,12 @@ class PlanTest(parameterized.TestCase):
     )
     self.assertEqual(sorted(leaves.values()), actual)
 
-  def test_memory_is_by_device(self):
-    alone = _rows(self.config)
-    self.config.mesh.fsdp = 2
-    shared = _rows(self.config)
-    self.assertEqual(alone["parameters"], shared["parameters"])
-    self.assertNotEqual(alone["params"], shared["params"])
-    self.assertIn(
-        "2: data 1 x fsdp 2 x sequence 1 x tensor 1", shared["devices"]
-    )
-
-  def test_what_a_mesh_does_not_split_is_told(self):
+  def test_parameters_that_a_mesh_does_not_split(self):
     self.assertNotIn("replicated on every device", _rows(self.config))
     self.config.mesh.tensor = 2
     rows = _rows(self.config)
     self.assertEqual(
-        rows["final_norm.scale"],
-        "64, 0.00 MB; config.sharding.width=tensor would split it",
+        rows["trainer"], "2: data 1 x fsdp 1 x sequence 1 x tensor 2"
     )
     self.assertStartsWith(rows["replicated on every device"], "3 of 12 leaves")
     self.config.mesh.tensor = 5
@@ -112,92 +76,6 @@ class PlanTest(parameterized.TestCase):
     )
     with contextlib.redirect_stdout(io.StringIO()):
       self.assertEqual(plan.run(self.config, None), 2)
-
-  def test_tokens_are_split_over_devices(self):
-    name = "logits of a micro-batch, with gradient"
-    count = lambda: plan.activation_bytes(
-        self.config, plan.model_of(self.config), remat="full", dtype="float32"
-    )
-    self.config.sampling.max_prompt_tokens = 16
-    self.config.sampling.max_completion_tokens = 18
-    logits, kept = count()
-    self.assertNotIn("sampling.max_prompt_tokens", _rows(self.config))
-    self.config.mesh.sequence = 4
-    # 18 tokens are padded to 20: 5 of 18 a device.
-    self.assertEqual(count()[0], logits * 5 // 18)
-    self.assertBetween(count()[1], 0.2 * kept, 0.5 * kept)
-    rows = _rows(self.config)
-    self.assertEqual(rows[name], plan.format_bytes(count()[0]))
-    self.assertEqual(
-        rows["sampling.max_prompt_tokens"], "16 tokens, 4 a device"
-    )
-    self.assertEqual(
-        rows["sampling.max_completion_tokens"],
-        "18 tokens, 5 a device; 18 does not divide by 4, padded to 20",
-    )
-    # An axis that prompts are split over has no tokens.
-    self.config.sharding.batch = "data,fsdp,sequence"
-    self.assertEqual(count()[0], logits // 4)
-
-  def test_a_searcher_s_devices_are_counted_and_share_memory(self):
-    sampling, mesh = self.config.sampling, self.config.search.mesh
-    length = sampling.max_prompt_tokens + sampling.max_completion_tokens
-    rows = lambda: dict(
-        plan.searcher_rows(self.config, plan.model_of(self.config), "cpu")
-    )
-    params = "params, twice while a version comes in"
-    cache = lambda count: f"cache of {count} rows of {length} tokens"
-    c = plan.model_of(self.config)
-    self.assertNotIn("in all", _rows(self.config)["searchers"])
-    each = 2 * 3 * 64 * 4 * length  # keys and values of 3 layers, float32
-    self.assertEqual(rows()[cache(256)], plan.format_bytes(256 * each))
-    self.config.search.num_searchers = 3
-    mesh.update(data=2, tensor=2)
-    self.assertStartsWith(
-        _rows(self.config)["searchers"],
-        "3 of one process each with 4 devices, 12 in all",
-    )
-    self.assertEqual(rows()[cache(128)], plan.format_bytes(64 * each))
-    rules, whole = self.config.sharding, plan.model_leaves(c)
-    count = plan.device_size(whole, rules, {"sequence": 1, **mesh})
-    alone = plan.device_size(whole, rules, self.config.mesh)
-    self.assertBetween(count / alone, 0.5, 0.6)
-    self.assertEqual(rows()[params], plan.format_bytes(2 * 4 * count))
-
-  def test_adapters_have_the_moments(self):
-    name = "optimizer (Adam's two moments)"
-    self.assertIn("reference", _rows(self.config))
-    self.config.lora.rank = 2
-    self.config.lora.targets = "q,down"
-    rows = _rows(self.config)
-    self.assertNotIn("reference", rows)
-    # 3 layers, of each 2 (64 + 4 x 16) and 2 (172 + 64), two moments.
-    count = 3 * (2 * 128 + 2 * 236)
-    self.assertEqual(rows["adapters"], plan.format_bytes(4 * count))
-    self.assertEqual(rows[name], plan.format_bytes(8 * count))
-
-  def test_the_first_moment_may_be_smaller(self):
-    name = "optimizer (Adam's two moments)"
-    c = plan.model_of(self.config)
-    count = plan.device_size(
-        plan.model_leaves(c), self.config.sharding, self.config.mesh
-    )
-    self.assertEqual(_rows(self.config)[name], plan.format_bytes(8 * count))
-    self.config.optimizer.state_dtype = "bfloat16"
-    self.assertEqual(_rows(self.config)[name], plan.format_bytes(6 * count))
-
-  def test_activations_by_remat(self):
-    c = plan.model_of(self.config)
-    found = [
-        plan.activation_bytes(self.config, c, remat=name, dtype="bfloat16")[1]
-        for name in ("full", "dots", "none")
-    ]
-    self.assertEqual(found, sorted(found))
-    # 32 x (16 + 8 x 24) tokens: the input of 3 layers of 64, and one layer of
-    # 5 x 64 + 4 x 64 + 3 x 172 and 4 heads' weights to 40 tokens.
-    tokens = 32 * (16 + 8 * 24)
-    layer = tokens * (9 * 64 + 3 * 172) + 256 * 24 * 4 * 40
-    self.assertEqual(found[0], 2 * (3 * tokens * 64 + layer))
 
   def test_batches_that_do_not_divide_are_told(self):
     self.assertEqual(_rows(self.config)["micro-batches a step"],
@@ -218,16 +96,6 @@ class PlanTest(parameterized.TestCase):
     self.assertIn("replayed data is older", plan.staleness_bound(self.config))
     self.config.search.lockstep = True
     self.assertStartsWith(plan.staleness_bound(self.config), "0 steps")
-
-  def test_searchers_follow_from_an_earlier_run(self):
-    with tempfile.TemporaryDirectory() as workdir:
-      self.assertStartsWith(plan.expected_searchers(workdir), "unknown")
-      fake_run.make_run(workdir, num_steps=50)
-      # Two searchers busy 70 % beside a trainer busy 95 % of the time.
-      self.assertStartsWith(plan.expected_searchers(workdir), "2, measured")
-      with open(os.path.join(workdir, "summary.json"), "w") as f:
-        json.dump({"generate_busy_s": 30.0, "train_busy_s": 14.0}, f)
-      self.assertStartsWith(plan.expected_searchers(workdir), "5, measured")
 
   def test_a_hugging_face_folder_gives_the_shape(self):
     with tempfile.TemporaryDirectory() as folder:
@@ -254,23 +122,6 @@ class PlanTest(parameterized.TestCase):
     with contextlib.redirect_stderr(io.StringIO()):
       self.assertEqual(plan.run(self.config, None, ["x"]), 2)
 
-  @parameterized.parameters(
-      ([], ("", ""), ""),
-      (["H100"], ("h100", "h100"), ""),
-      (["v5p", "v5e", "--calibrate=a"], ("v5p", "v5e"), "a"),
-      (["--calibrate", "a", "l4"], ("l4", "l4"), "a"),
-  )
-  def test_operands(self, operands, kinds, run):
-    self.assertEqual(plan.parse(operands), (kinds, run))
-
-  def test_operands_that_are_refused(self):
-    with self.assertRaisesRegex(ValueError, "'b200': allowed are a100-40, a1"):
-      plan.parse(["b200"])
-    with self.assertRaisesRegex(ValueError, "one kind of device"):
-      plan.parse(["v4", "v4", "v4"])
-    with self.assertRaisesRegex(ValueError, "--calibrate: needs"):
-      plan.parse(["v4", "--calibrate"])
-
   def test_a_kind_says_what_fits(self):
     self.assertNotIn("fits", _rows(self.config))
     self.assertStartsWith(_rows(self.config, None, ["l4"])["fits"], "yes: ")
@@ -283,11 +134,17 @@ class PlanTest(parameterized.TestCase):
       self.assertEqual(plan.run(self.config, None, ["l4"]), 2)
 
   @parameterized.parameters(
-      (12, "12 B"), (2048, "2 KB"), (3 * 2**30, "3 GB"), (5000 * 2**30,
-                                                          "5,000 GB")
-  )  # fmt: skip
-  def test_size(self, num_bytes, shown):
-    self.assertEqual(plan.format_bytes(num_bytes), shown)
+      ([], ("", ""), ""),
+      (["H100"], ("h100", "h100"), ""),
+      (["v5p", "v5e", "--calibrate=a"], ("v5p", "v5e"), "a"),
+  )
+  def test_operands(self, operands, kinds, run):
+    self.assertEqual(plan.parse(operands), (kinds, run))
+
+  @parameterized.parameters((["b200"],), (["v4", "v4", "v4"],))
+  def test_operands_that_are_refused(self, operands):
+    with self.assertRaises(ValueError):
+      plan.parse(operands)
 
   def test_no_device_is_touched(self):
     code = (
@@ -339,24 +196,9 @@ class ShardTest(absltest.TestCase):
       ]
       self.assertEqual(leaf.parts, tuple(sizes), leaf.name)
 
-  def test_replicated_and_indivisible_leaves_are_listed(self):
-    leaves = _LEAVES | {"d": ((4, 7, 8), _LEAVES["a"][1])}
-    rows = dict(plan.leaf_rows(plan.shard(leaves, _RULES, _MESH), 4, _MESH))
-    self.assertStartsWith(rows["replicated on every device"], "2 of 4 leaves")
-    self.assertIn("config.sharding.x=tensor would", rows["b"])
-    self.assertNotIn("config.sharding", rows["c"])
-    self.assertStartsWith(rows["d"], "NO: width of 7")
-    self.assertNotIn("a", rows)
 
-  def test_small_leaves_are_summed(self):
-    leaves = {f"n{i:02d}": ((8,), ("x",)) for i in range(20)}
-    rows = plan.leaf_rows(plan.shard(leaves, _RULES, _MESH), 4, _MESH)
-    self.assertLen(rows, 15)
-    self.assertStartsWith(rows[-1][0], "and 8 ")
-
-
-class OtherModelsTest(parameterized.TestCase):
-  """What a device holds beside the policy counts towards whether it fits."""
+class MemoryTest(parameterized.TestCase):
+  """All that a device holds counts towards whether a run fits."""
 
   def setUp(self):
     super().setUp()
@@ -367,13 +209,15 @@ class OtherModelsTest(parameterized.TestCase):
         plan.model_leaves(self.shape), self.config.sharding, self.config.mesh
     )
 
-  def totals(self, workdir=None):
-    """Returns bytes of a trainer's and of a searcher's device."""
-    with mock.patch.object(plan, "_fits", lambda n, _: [("bytes", str(n))]):
-      return tuple(
-          int(dict(rows(self.config, self.shape, "cpu", workdir))["bytes"])
-          for rows in (plan.trainer_rows, plan.searcher_rows)
-      )
+  def trainer(self, kind="cpu"):
+    return plan.trainer_memory(self.config, self.shape, kind)
+
+  def searcher(self, kind="cpu"):
+    return plan.searcher_memory(self.config, self.shape, kind)
+
+  def totals(self):
+    """Returns the bytes of a trainer's and of a searcher's device."""
+    return sum(self.trainer().values()), sum(self.searcher().values())
 
   def make_folder(self, name, dtype="float32", size=1000):
     folder = pathlib.Path(self.create_tempdir().full_path, name)
@@ -384,6 +228,66 @@ class OtherModelsTest(parameterized.TestCase):
 
   def added(self, before):
     return tuple(now - was for now, was in zip(self.totals(), before))
+
+  def test_params_are_split_over_the_mesh(self):
+    before = self.trainer()
+    self.assertEqual(before["params"], self.params)
+    self.assertEqual(before["optimizer (Adam's two moments)"], 2 * self.params)
+    self.config.mesh.fsdp = 2
+    self.assertBetween(self.trainer()["params"] / self.params, 0.5, 0.6)
+    self.config.optimizer.state_dtype = "bfloat16"
+    self.config.mesh.fsdp = 1
+    moments = self.trainer()["optimizer (Adam's two moments)"]
+    self.assertEqual(moments, 1.5 * self.params)
+
+  def test_adapters_have_the_moments(self):
+    self.config.lora.rank = 2
+    self.config.lora.targets = "q,down"
+    held = self.trainer()
+    self.assertNotIn("reference", held)
+    # 3 layers, of each 2 (64 + 4 x 16) and 2 (172 + 64), two moments.
+    count = 3 * (2 * 128 + 2 * 236)
+    self.assertEqual(held["adapters"], 4 * count)
+    self.assertEqual(held["optimizer (Adam's two moments)"], 8 * count)
+
+  def test_activations_by_remat(self):
+    found = []
+    for remat in ("full", "dots", "none"):
+      self.config.train.remat = remat
+      found.append(
+          plan.activation_bytes(self.config, self.shape, "bfloat16")[1]
+      )
+    self.assertEqual(found, sorted(found))
+    # 32 x (16 + 8 x 24) tokens: the input of 3 layers of 64, and one layer of
+    # 5 x 64 + 4 x 64 + 3 x 172 and 4 heads' weights to 40 tokens.
+    tokens = 32 * (16 + 8 * 24)
+    layer = tokens * (9 * 64 + 3 * 172) + 256 * 24 * 4 * 40
+    self.assertEqual(found[0], 2 * (3 * tokens * 64 + layer))
+
+  def test_tokens_are_split_over_devices(self):
+    count = lambda: plan.activation_bytes(self.config, self.shape, "float32")
+    self.config.train.remat = "full"
+    self.config.sampling.max_prompt_tokens = 16
+    self.config.sampling.max_completion_tokens = 18
+    logits, kept = count()
+    self.config.mesh.sequence = 4
+    # 18 tokens are padded to 20: 5 of 18 a device.
+    self.assertEqual(count()[0], logits * 5 // 18)
+    self.assertBetween(count()[1], 0.2 * kept, 0.5 * kept)
+    # An axis that prompts are split over has no tokens.
+    self.config.sharding.batch = "data,fsdp,sequence"
+    self.assertEqual(count()[0], logits // 4)
+
+  def test_a_searcher_s_devices_share_cache_and_params(self):
+    mesh = self.config.search.mesh
+    # Keys and values of 3 layers of 64, float32.
+    token = 2 * 3 * 64 * 4
+    self.assertEqual(self.searcher()["KV cache of 256 rows"], 256 * 40 * token)
+    mesh.update(data=2, tensor=2)
+    held = self.searcher()
+    self.assertEqual(held["KV cache of 128 rows"], 64 * 40 * token)
+    params = held["params, twice while a version comes in"]
+    self.assertBetween(params / self.params, 1.0, 1.2)
 
   def test_reward_model(self):
     before = self.totals()
@@ -433,14 +337,21 @@ class OtherModelsTest(parameterized.TestCase):
     self.assertBetween(self.added(before)[0], self.params, 3 * self.params)
 
   def test_an_evaluation_beside_training(self):
-    before = self.totals()
     self.config.evaluate.every_steps = 10
-    # The copy of the params, and a cache of keys and values in 3 layers.
     rows = 64 * self.config.evaluate.num_completions
+    name = f"KV cache of an evaluation, {rows} rows"
+    # Keys and values in 3 layers of 64, float32, of 40 tokens.
     cache = rows * 40 * 2 * 3 * 64 * 4
-    self.assertEqual(self.added(before), (self.params + cache, 0))
+    held = self.trainer()
+    self.assertEqual(held[name], cache)
+    self.assertEqual(held["params, copied for an evaluation"], self.params)
+    # In lockstep it takes turns with training, which needs more.
     self.config.search.lockstep = True
-    self.assertEqual(self.added(before), (0, 0))
+    self.assertNotIn(name, self.trainer())
+    self.config.evaluate.batch_prompts = 2**20
+    held = "\n".join(self.trainer())
+    self.assertIn("KV cache", held)
+    self.assertNotIn("activations", held)
 
   def test_a_folder_without_weights_is_refused(self):
     self.config.evaluate.judge = self.create_tempdir().full_path
@@ -464,8 +375,8 @@ class BalanceTest(parameterized.TestCase):
     summary = {"generate_busy_s": generate_s, "train_busy_s": train_s}
     (path / "summary.json").write_text(json.dumps(summary))
 
-  def balance(self, params_bytes=4096):
-    return dict(plan.balance_rows(self.config, self.workdir, params_bytes))
+  def balance(self):
+    return dict(plan.balance_rows(self.config, self.workdir))
 
   def make_step(self, sample_s, train_s):
     """Makes a run in which a step of this config takes these seconds."""
@@ -475,14 +386,11 @@ class BalanceTest(parameterized.TestCase):
 
   def test_seconds_a_completion_are_those_of_the_run(self):
     self.make_run(64.0, 20.0)
-    sample_s, train_s = plan.step_seconds(
-        self.config, plan.read_measured(self.workdir)
-    )
-    self.assertAlmostEqual(sample_s, 2 * 64 / (512 * 40) * 256)
-    self.assertAlmostEqual(train_s, 20 / (256 * 40) * 256)
+    sample_s, train_s = plan.read_measured(self.workdir)
+    self.assertAlmostEqual(sample_s, 2 * 64 / (512 * 40))
+    self.assertAlmostEqual(train_s, 20 / (256 * 40))
     operands = ["l4", f"--calibrate={self.workdir}"]
     rows = dict(dict(plan.plan(self.config, None, operands))["balance"])
-    self.assertStartsWith(rows["measured in"], self.workdir)
     self.assertStartsWith(rows["searchers that balance one trainer"], "4;")
 
   @parameterized.parameters(
@@ -501,13 +409,6 @@ class BalanceTest(parameterized.TestCase):
     self.config.search.lockstep = True
     self.make_step(2.0, 2.0)
     rows = self.balance()
-    # 32 groups in 4 s of 8 x 24 tokens of 8 bytes and 16 of 4.
-    self.assertEqual(
-        rows["groups to the trainer"], "8 a second, 12.5 KB a second"
-    )
-    self.assertStartsWith(
-        rows["versions to the searchers, at most"], "4 KB each, 1 KB a second"
-    )
     self.assertRegex(rows["asynchrony"], "search.lockstep=True.* 2.00 times")
     self.assertStartsWith(rows["a step then takes"], "4.0 s")
     self.assertStartsWith(rows["expected staleness of fresh data"], "0 steps")
