@@ -186,7 +186,7 @@ def sharding_text(
 
 
 def _batch_shards(config: ml_collections.ConfigDict) -> tuple[int, int]:
-  """Returns over how many devices a batch's sequences, and tokens, are split."""
+  """Returns the shards of a batch's sequences, and of their tokens."""
   tokens = {"tokens": ((1, 1), ("batch", "length"))}
   return shard(tokens, config.sharding, config.mesh)[0].parts
 
