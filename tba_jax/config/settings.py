@@ -595,7 +595,8 @@ SETTINGS = {
     "loss.log_z_learning_rate": _s(1e-2, ABOVE_0, "of tb_learned_z"),
     "loss.value_init": _s(
         "policy", TEXT, "value model of ppo and subtb: the 'policy' with a head"
-        " of zeros, or a Hugging Face folder with a scalar head",
+        " of zeros, the run's 'reward_model', or a Hugging Face folder with a"
+        " scalar head",
         hosts="path"),
     "loss.value_learning_rate": _s(
         1e-3, ABOVE_0, "of the value model, in the policy's schedule"),

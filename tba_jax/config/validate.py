@@ -214,12 +214,18 @@ def _sections_read(c: Mapping[str, Any], program: str) -> set[str]:
     out.discard("sweep")
   if c.get("init") != "sft":
     out.discard("sft")
-  if (c.get("reward.where"), c.get("reward.model")) != (
-      "model",
-      "reward_model",
-  ):
+  if not trains_reward_model(c):
     out.discard("reward_model")
   return out
+
+
+def trains_reward_model(c: Mapping[str, Any]) -> bool:
+  """Returns whether a run with these settings trains a reward model first."""
+  scores = (c.get("reward.where"), c.get("reward.model"))
+  has_values = c.get("loss.name") in settings.OF_A_VALUE_MODEL
+  return scores == ("model", "reward_model") or (
+      has_values and c.get("loss.value_init") == "reward_model"
+  )
 
 
 def _lines(
@@ -633,7 +639,7 @@ def _folders(c: Mapping[str, Any]) -> _Problems:
   if c["reward.where"] == "model":
     folders["reward.model"] = ("reward_model",)
   if c["loss.name"] in settings.OF_A_VALUE_MODEL:
-    folders["loss.value_init"] = ("policy",)
+    folders["loss.value_init"] = ("policy", "reward_model")
   for key, names in folders.items():
     if c[key] not in names and not pathlib.Path(c[key]).expanduser().is_dir():
       yield key, (

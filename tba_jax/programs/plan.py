@@ -335,7 +335,11 @@ def _trained_bytes(
   }
   if config.loss.name in settings_lib.OF_A_VALUE_MODEL:
     source = config.loss.value_init
-    shape = c if source == "policy" else _read_shape("loss.value_init", source)
+    shape = (
+        c
+        if source in ("policy", "reward_model")
+        else _read_shape("loss.value_init", source)
+    )
     each = 2 * BYTES[shape.param_dtype] + moments
     name = "value model with gradients and moments"
     out[name] = size(model_leaves(shape)) * each

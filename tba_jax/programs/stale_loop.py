@@ -18,6 +18,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.models import hf
 from tba_jax.replay import prompt_order
 from tba_jax.sampling import decode
 from tba_jax.tasks import base
@@ -187,7 +188,8 @@ class Bench:
   ) -> tuple[train_step_lib.TrainStep, train_step_lib.TrainState]:
     if run.objective not in self._objectives:
       model = self._policy.model
-      value_model = policy.make_value_model(run.config, model)
+      folder = policy.find_value_folder(run.config, "")
+      value_model = policy.make_value_model(run.config, model, folder)
       self._objectives[run.objective] = (
           train_step_lib.make_train_step(
               run.config, model, self._mesh, value_model=value_model
@@ -198,7 +200,7 @@ class Bench:
               self._params,
               self._mesh,
               value_model=value_model,
-              value_params=policy.load_value_params(run.config),
+              value_params=None if folder is None else hf.load(folder)[1],
           ),
       )
     return self._objectives[run.objective]

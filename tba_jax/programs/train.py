@@ -17,6 +17,7 @@ from typing import Any
 import ml_collections
 import rich.console
 
+from tba_jax.config import load
 from tba_jax.config import stages
 from tba_jax.config import validate
 from tba_jax.monitor import metrics
@@ -364,11 +365,10 @@ class _Supervisor:
 
   def _make_models(self) -> None:
     """Trains the models that the config asks for and that are missing."""
-    reward = self._config.reward
-    made_here = reward.where == "model" and reward.model == "reward_model"
+    flat = load.flatten(self._config)
     for role, wanted in (
         ("sft", self._config.init == "sft"),
-        ("reward_model", made_here),
+        ("reward_model", validate.trains_reward_model(flat)),
     ):
       if wanted and self._signal is None:
         self._make_model(role)

@@ -23,6 +23,7 @@ import ml_collections
 from tba_jax import types
 from tba_jax.config import validate
 from tba_jax.models import config as config_lib
+from tba_jax.models import hf
 from tba_jax.models import sequence
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import recorder as recorder_lib
@@ -663,8 +664,12 @@ def init_state(
     mesh: jax.sharding.Mesh,
 ) -> train_step.TrainState:
   """Returns the train state before step 0."""
-  value_model = policy_lib.make_value_model(config, policy.model)
-  value_params = policy_lib.load_value_params(config)
+  value_model = policy_lib.make_value_model(
+      config, policy.model, policy.value_folder
+  )
+  value_params = None
+  if policy.value_folder is not None:
+    value_params = hf.load(policy.value_folder)[1]
   if policy.adapters is not None:
     if value_model is not None and value_params is None:
       value_params = value_model.from_policy(params)
@@ -685,7 +690,9 @@ def abstract_state(
     mesh: jax.sharding.Mesh,
 ) -> train_step.TrainState:
   """Returns shapes, dtypes and shardings of the train state."""
-  value_model = policy_lib.make_value_model(config, policy.model)
+  value_model = policy_lib.make_value_model(
+      config, policy.model, policy.value_folder
+  )
   return train_step.abstract_state(
       config, policy.trained, mesh, value_model=value_model
   )
@@ -702,7 +709,9 @@ def make_train_step(
       config,
       policy.model,
       mesh,
-      value_model=policy_lib.make_value_model(config, policy.model),
+      value_model=policy_lib.make_value_model(
+          config, policy.model, policy.value_folder
+      ),
       adapters=policy.adapters,
       base=None if policy.adapters is None else params,
   )

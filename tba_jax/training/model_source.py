@@ -83,7 +83,9 @@ def restore(
             config,
             policy.trained,
             mesh,
-            value_model=policy_lib.make_value_model(config, policy.model),
+            value_model=policy_lib.make_value_model(
+                config, policy.model, policy.value_folder
+            ),
         ),
         step,
     )

@@ -5,7 +5,6 @@
 import dataclasses
 import json
 import pathlib
-from typing import Any
 
 import jax
 import ml_collections
@@ -37,6 +36,8 @@ class Policy:
   model: pure functions `init` and `apply`.
   folder: Hugging Face folder of the initial params; None = random.
   adapters: LoRA adapters to train; None = train all params.
+  value_folder: Hugging Face folder that the value model starts from; None =
+    the policy, or no value model.
   """
 
   task: base.Task
@@ -44,6 +45,7 @@ class Policy:
   model: transformer.Model
   folder: pathlib.Path | None
   adapters: lora.Adapters | None
+  value_folder: pathlib.Path | None = None
 
   @property
   def trained(self) -> transformer.Model | lora.Adapters:
@@ -142,7 +144,14 @@ def make_policy(
     add_model_stops(model_config, tokenizer)
   model = transformer.make_model(model_config, remat=config.train.remat)
   adapters = None if scratch else lora.make(config.lora, model)
-  return Policy(task, tokenizer, model, folder, adapters)
+  return Policy(
+      task,
+      tokenizer,
+      model,
+      folder,
+      adapters,
+      value_folder=find_value_folder(config, workdir),
+  )
 
 
 def initial_params(
@@ -251,45 +260,43 @@ def _sampler(
   return decode.Sampler(policy.model, settings)
 
 
-# `loss.value_init`: the value model starts from the policy.
-OF_POLICY = "policy"
+def find_value_folder(
+    config: ml_collections.ConfigDict, workdir: str | pathlib.Path
+) -> pathlib.Path | None:
+  """Returns the folder of `loss.value_init`; None if no folder is needed."""
+  source = config.loss.value_init
+  if not losses_build.find(config.loss.name).has_values or source == "policy":
+    return None
+  if source == "reward_model":
+    return pathlib.Path(workdir) / "reward_model" / "model"
+  return pathlib.Path(source).expanduser()
 
 
 def make_value_model(
-    config: ml_collections.ConfigDict, model: Any
+    config: ml_collections.ConfigDict,
+    model: transformer.Model,
+    folder: pathlib.Path | None = None,
 ) -> heads.ScalarModel | None:
   """Returns the value model; None if `config.loss.name` has none.
 
-  It has the shape of `model`, the policy's, or of the folder in
-  `loss.value_init`; ValueError unless that has one scalar head and the policy's
-  vocabulary.
+  It has the shape of the policy's `model`, or of the model in `folder`
+  (`find_value_folder`); ValueError unless that has one scalar head and the
+  policy's vocabulary.
   """
   if not losses_build.find(config.loss.name).has_values:
     return None
-  source = config.loss.value_init
-  if source == OF_POLICY:
+  if folder is None:
     shape = heads.config_of(model.config)
     return heads.make_scalar_model(shape, remat=config.train.remat)
-  shape = hf.read_config(pathlib.Path(source).expanduser())
+  shape = hf.read_config(folder)
   if shape.num_labels != 1:
     raise ValueError(
-        f"loss.value_init={source!r}: has {shape.num_labels} labels; allowed a"
+        f"loss.value_init={folder}: has {shape.num_labels} labels; allowed a"
         " model with one (0 is a model that predicts tokens)"
     )
   if shape.vocab_size < model.config.vocab_size:
     raise ValueError(
-        f"loss.value_init={source!r}: its vocabulary has {shape.vocab_size}"
+        f"loss.value_init={folder}: its vocabulary has {shape.vocab_size}"
         f" entries, fewer than the policy's {model.config.vocab_size}"
     )
   return heads.make_scalar_model(shape, remat=config.train.remat)
-
-
-def load_value_params(config: ml_collections.ConfigDict) -> types.PyTree | None:
-  """Returns the params in `loss.value_init`; None to start from the policy.
-
-  Raises ValueError if the folder cannot be read.
-  """
-  row = losses_build.find(config.loss.name)
-  if not row.has_values or config.loss.value_init == OF_POLICY:
-    return None
-  return hf.load(pathlib.Path(config.loss.value_init).expanduser())[1]
