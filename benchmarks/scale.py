@@ -280,7 +280,8 @@ def _measure(
     drain.receive_for(seconds)
     wall_s = time.monotonic() - start
     cpu_s = _cpu_s(queue.service_pid) - cpu_s
-    looks = drain.poll_stats().since(before)
+    polls = drain.poll_stats()
+    polls.subtract(before)
     queue.say(f"stop {path}")
     deadline = time.monotonic() + _STOP_S
     while not path.exists():
@@ -296,10 +297,10 @@ def _measure(
       **row,
       "mb_per_s": row["groups_per_s"] * _GROUP_BYTES / 1e6,
       "store_core_share": cpu_s / wall_s,
-      "drain_core_share": looks.busy_s / wall_s,
-      "look_ms": 1e3 * looks.served_s / max(looks.served, 1),
-      "groups_per_look": looks.blocks / max(looks.served, 1),
-      "idle_ms": 1e3 * (wall_s - looks.served_s) / max(looks.empty, 1),
+      "drain_core_share": polls["busy_s"] / wall_s,
+      "look_ms": 1e3 * polls["served_s"] / max(polls["served"], 1),
+      "groups_per_look": polls["blocks"] / max(polls["served"], 1),
+      "idle_ms": 1e3 * (wall_s - polls["served_s"]) / max(polls["empty"], 1),
       "searchers_core_share": said["busy_share"],
       "asks_per_searcher_s": said["asks_per_s"] / num_searchers,
   }

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A queue to measure: store, journal and a searcher's process, and a drain."""
 
+import collections
 from collections.abc import Iterator, Sequence
 import contextlib
-import dataclasses
 import json
 import pathlib
 import secrets
@@ -47,9 +47,9 @@ class Draining:
     # Searcher, sequence and time of each block, where it is kept.
     self.log: list[tuple[str, int, float]] | None = None
 
-  def poll_stats(self) -> queue_server.PollStats:
+  def poll_stats(self) -> collections.Counter[str]:
     """Returns the sums over the server's polls so far."""
-    return dataclasses.replace(self._drain.poll_stats)
+    return self._drain.poll_stats.copy()
 
   def take(self) -> int:
     """Takes what has come, as the trainer does; returns how many blocks."""

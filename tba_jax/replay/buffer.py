@@ -12,7 +12,6 @@ does not depend on the number of stored completions.
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import hashlib
-import math
 from typing import Any
 
 import ml_collections
@@ -21,396 +20,11 @@ import numpy as np
 from tba_jax import types
 from tba_jax.replay import ledger
 from tba_jax.replay import rows as rows_lib
-from tba_jax.replay import selection as selection_lib
+from tba_jax.replay import selection
 from tba_jax.replay import similarity
-
-# Result of an eviction rule, (store, group, prompt, kept) -> (stored, evicted,
-# emptied): `kept` and `stored` index the new group's completions, before and
-# after eviction; `evicted` has the untrained and trained amounts; `emptied` are
-# the other prompts left without completions.
-Eviction = tuple[list[int], tuple[ledger.Amount, ledger.Amount], list[int]]
-
-
-def evict_oldest(
-    store: "CompletionStore",
-    group: types.Group,
-    prompt: rows_lib.PromptRows,
-    kept: list[int],
-) -> Eviction:
-  """Evicts the oldest completions, first of the prompt, then of all prompts."""
-  stored = kept[-min(store.capacity_per_prompt, store.capacity) :]
-  excess = len(prompt) + len(stored) - store.capacity_per_prompt
-  own = store.release(prompt.view()[: max(excess, 0)].copy())
-  prompt.drop_oldest(max(excess, 0))
-  excess = len(store.table) + len(stored) - store.capacity
-  if excess <= 0:
-    return stored, own, []
-  rows = store.table.oldest(excess)
-  emptied = []
-  for owner_id in store.table.prompt_ids[rows].tolist():
-    owner = store.prompts[owner_id]
-    # Both lists are in order of arrival, so this row is its owner's first.
-    owner.drop_oldest(1)
-    # The group's own prompt is about to get rows, so it is never emptied.
-    if not len(owner) and owner_id != group.prompt_id:
-      del store.prompts[owner_id]
-      emptied.append(owner_id)
-  others = store.release(rows)
-  return stored, (own[0] + others[0], own[1] + others[1]), emptied
-
-
-def evict_lowest_reward(
-    store: "CompletionStore",
-    group: types.Group,
-    prompt: rows_lib.PromptRows,
-    kept: list[int],
-) -> Eviction:
-  """Evicts the lowest rewards, old or new: of the prompt, then of all."""
-  evicted, emptied = store.release(np.zeros(0, np.int64)), []
-  for capacity, of_all in (
-      (store.capacity_per_prompt, False),
-      (store.capacity, True),
-  ):
-    rows = store.table.live_rows() if of_all else prompt.view()
-    excess = len(rows) + len(kept) - capacity
-    if excess <= 0:
-      continue
-    rows, refused = _lowest_rewards(
-        store.table, rows, group.rewards[kept], excess
-    )
-    kept = [j for j, no in zip(kept, refused.tolist(), strict=True) if not no]
-    for row in rows.tolist():
-      owner_id = int(store.table.prompt_ids[row])
-      owner = store.prompts[owner_id]
-      owner.remove(row, store.table.ids)
-      if not len(owner) and owner_id != group.prompt_id:
-        del store.prompts[owner_id]
-        emptied.append(owner_id)
-    freed = store.release(rows)
-    evicted = evicted[0] + freed[0], evicted[1] + freed[1]
-  return kept, evicted, emptied
-
-
-def _lowest_rewards(
-    table: rows_lib.RowTable,
-    rows: np.ndarray,
-    rewards: np.ndarray,
-    count: int,
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the `count` lowest of stored and new rewards; ties: oldest first.
-
-  Args:
-    rows: [n] int64, stored completions.
-    rewards: [m] float32, rewards of the new completions.
-
-  Returns:
-    Rows to evict, and [m] bool, True for a new completion to refuse.
-  """
-  newer = table.next_id + np.arange(len(rewards))
-  order = np.lexsort(
-      (
-          np.concatenate([table.ids[rows], newer]),
-          np.concatenate([table.rewards[rows], rewards]),
-      )
-  )[:count]
-  refused = np.zeros(len(rewards), np.bool_)
-  refused[order[order >= len(rows)] - len(rows)] = True
-  return rows[order[order < len(rows)]], refused
-
-
-EVICTION_RULES: Mapping[str, Callable[..., Eviction]] = {
-    "oldest": evict_oldest,
-    "lowest_reward": evict_lowest_reward,
-}
-
 
 # 128 bits: among 10^9 completions, a collision has probability 1e-21.
 _DIGEST_BYTES = 16
-
-
-class CompletionStore:
-  """Completions by prompt, oldest first, within two capacities.
-
-  Deterministic: sampling is up to `ReplayBuffer`.
-  """
-
-  def __init__(
-      self,
-      config: ml_collections.ConfigDict,
-      embed: similarity.EmbedFn | None = None,
-  ):
-    self.capacity_per_prompt = config.replay.capacity_per_prompt
-    self.capacity = self._full_capacity = config.replay.capacity
-    self._freeze_step = config.replay_filter.freeze_step
-    self._evict = EVICTION_RULES[config.replay_filter.evict]
-    self._max_prompt_tokens = config.sampling.max_prompt_tokens
-    self._max_completion_tokens = config.sampling.max_completion_tokens
-    self._dedupe = config.replay.dedupe
-    self.table = rows_lib.RowTable(self._max_completion_tokens, self.capacity)
-    self._admission = similarity.Admission(
-        config.replay_filter, self.table, embed
-    )
-    self._clear()
-
-  def __len__(self) -> int:
-    return len(self.table)
-
-  def insert(
-      self, group: types.Group, step: int
-  ) -> tuple[ledger.InsertResult, list[int]]:
-    """Stores a group; also returns the prompts left without completions.
-
-    See `ReplayBuffer.insert`.
-    """
-    self._check(group, step)
-    self._insert_step = step
-    if self._freeze_step and step >= self._freeze_step:
-      self.capacity = min(self.capacity, max(len(self), 1))
-    prompt = self.prompts.get(group.prompt_id)
-    is_known = prompt is not None
-    if not is_known:
-      prompt = rows_lib.PromptRows(np.array(group.prompt_tokens, np.int32))
-      self.prompts[group.prompt_id] = prompt
-    kept, digests = self._deduplicate(group)
-    digest_of = dict(zip(kept, digests))
-    plan = self._admission.plan(
-        group,
-        kept,
-        [self._row_of.get(digest_of.get(j)) for j in kept],
-        prompt.view(),
-    )
-    # Replaced rows do not count towards the capacities.
-    for row in plan.leaving:
-      prompt.remove(row, self.table.ids)
-    replaced = self.release(np.array(plan.leaving, np.int64))
-    stored, evicted, emptied = self._evict(self, group, prompt, plan.kept)
-    whole = 0
-    if stored:
-      some = [digest_of[j] for j in stored] if self._dedupe else []
-      rows = self._store(group, prompt, stored, some, step)
-      self._admission.store(rows, plan, stored)
-    else:
-      whole = 1  # With no completion left, the whole group counts as gone.
-      if not len(prompt):
-        del self.prompts[group.prompt_id]
-        emptied += [group.prompt_id] * is_known
-    lengths = group.completion_lengths.tolist()
-    places = set(plan.kept)
-    gone = [lengths[j] for j in plan.kept if j not in set(stored)]
-    within = [length for j, length in enumerate(lengths) if j not in places]
-    result = ledger.InsertResult(
-        inserted=ledger.sum_of_amounts(1, lengths),
-        replaced_untrained=replaced[0] + ledger.sum_of_amounts(whole, within),
-        replaced_trained=replaced[1],
-        evicted_untrained=evicted[0] + ledger.sum_of_amounts(0, gone),
-        evicted_trained=evicted[1],
-    )
-    return result, emptied
-
-  def release(self, rows: np.ndarray) -> tuple[ledger.Amount, ledger.Amount]:
-    """Frees rows without a prompt; returns untrained and trained amounts."""
-    if not len(rows):
-      return ledger.Amount(), ledger.Amount()
-    out = self.uses.remove(rows)
-    for row in rows.tolist() if self._dedupe else ():
-      digest = self._digests.pop(row)
-      # There may be a newer copy if deduping was off before a restart.
-      if self._row_of.get(digest) == row:
-        del self._row_of[digest]
-    self.table.free(rows)
-    return out
-
-  def mark_trained(self, ids: np.ndarray) -> ledger.Amount:
-    """See `ReplayBuffer.mark_trained`."""
-    rows, alive = self.table.find(np.asarray(ids).ravel())
-    return self.uses.use(rows[alive])
-
-  def set_ref_logprobs(
-      self, ids: np.ndarray, values: np.ndarray, ref_version: int
-  ) -> int:
-    """See `ReplayBuffer.set_ref_logprobs`."""
-    rows, alive = self.table.find(np.asarray(ids))
-    rows, values = rows[alive], values[alive]
-    mask = self.table.token_mask(self.table.lengths[rows])
-    self.table.ref_logprobs[rows] = np.where(mask, values, 0)
-    self.table.ref_versions[rows] = ref_version
-    return len(rows)
-
-  def get_state(self) -> dict[str, Any]:
-    """Returns all stored data, without free rows or padding."""
-    prompts = [p.tokens for p in self.prompts.values()]
-    return {
-        "rows": self.table.get_state(),
-        "prompt_ids": np.array(list(self.prompts), np.int64),
-        "prompt_lengths": np.array([len(p) for p in prompts], np.int64),
-        "prompt_tokens": np.concatenate([np.zeros(0, np.int32), *prompts]),
-        "untrained_groups": self.uses.untrained_groups(),
-        "next_group": self._next_group,
-        "insert_step": self._insert_step,
-        "capacity": self.capacity,
-    }
-
-  def set_state(self, state: dict[str, Any]) -> None:
-    """Restores a state; later inserts evict what exceeds the capacities.
-
-    Raises:
-      ValueError: a prompt or completion is longer than the config allows.
-    """
-    longest = state["prompt_lengths"].max(initial=0)
-    if longest > self._max_prompt_tokens:
-      raise ValueError(
-          f"saved prompts of up to {longest} tokens; allowed:"
-          f" max_prompt_tokens={self._max_prompt_tokens}"
-      )
-    self._clear()
-    self.table.set_state(state["rows"])
-    ends = np.cumsum(state["prompt_lengths"])
-    tokens = np.split(state["prompt_tokens"], ends[:-1]) if len(ends) else []
-    for prompt_id, row in zip(state["prompt_ids"].tolist(), tokens):
-      self.prompts[prompt_id] = rows_lib.PromptRows(row)
-    rows = self.table.live_rows()
-    owners = self.table.prompt_ids[rows]
-    order = np.argsort(owners, kind="stable")
-    found, starts = np.unique(owners[order], return_index=True)
-    shares = np.split(rows[order], starts[1:])
-    for prompt_id, share in zip(found.tolist(), shares):
-      self.prompts[prompt_id].append(share)
-    self.uses.restore(state["untrained_groups"])
-    self._next_group = int(state["next_group"])
-    self._insert_step = int(state["insert_step"])
-    if self._freeze_step:
-      self.capacity = min(self._full_capacity, int(state["capacity"]))
-    self._admission.restore()
-    if self._dedupe:
-      for row in rows.tolist():
-        self._remember(row, self._digest_of(row))
-
-  def check_valid(self) -> None:
-    """Raises RuntimeError if the store is inconsistent."""
-    table = self.table
-    table.check_valid()
-    rows = table.live_rows()
-    of_prompts = [p.view() for p in self.prompts.values()]
-    if not all(len(view) for view in of_prompts):
-      raise RuntimeError("a prompt without completions")
-    if sorted(np.concatenate([*of_prompts, rows[:0]])) != sorted(rows):
-      raise RuntimeError("the prompts' rows are not exactly the live rows")
-    for prompt_id, prompt in self.prompts.items():
-      view = prompt.view()
-      if np.any(table.prompt_ids[view] != prompt_id):
-        raise RuntimeError(f"prompt {prompt_id} has a row of another prompt")
-      if np.any(np.diff(table.ids[view]) <= 0):
-        raise RuntimeError(f"prompt {prompt_id} is not in order of arrival")
-    self.uses.check_valid()
-    if self._dedupe:
-      found = {self._digest_of(row): row for row in rows.tolist()}
-      if found != self._row_of:
-        raise RuntimeError("digests do not match the live rows")
-      if set(self._digests) != set(rows.tolist()):
-        raise RuntimeError("a live row without a digest, or the reverse")
-
-  def _clear(self) -> None:
-    self.prompts: dict[int, rows_lib.PromptRows] = {}
-    self.uses = ledger.UseAccount(self.table)
-    self._next_group = 0
-    self._insert_step = 0
-    self._row_of: dict[bytes, int] = {}
-    self._digests: dict[int, bytes] = {}
-
-  def _check(self, group: types.Group, step: int) -> None:
-    if step < self._insert_step:
-      raise ValueError(f"insert at step {step} after step {self._insert_step}")
-    count = len(group.rewards)
-    tokens, lengths = group.completion_tokens, group.completion_lengths
-    shapes = [len(group.stopped), len(group.versions), len(lengths)]
-    if count == 0 or shapes != [count] * 3 or len(tokens) != count:
-      raise ValueError("a group without completions, or of unequal columns")
-    if tokens.shape != group.behavior_logprobs.shape:
-      raise ValueError("tokens and behavior log-probs of unequal shape")
-    longest = max(lengths.tolist())
-    if longest > min(self._max_completion_tokens, tokens.shape[1]):
-      raise ValueError(
-          f"a completion of {longest} tokens; allowed:"
-          f" max_completion_tokens={self._max_completion_tokens}"
-      )
-    if min(lengths.tolist()) < 1:
-      raise ValueError("a completion without tokens")
-    if len(group.prompt_tokens) > self._max_prompt_tokens:
-      raise ValueError(
-          f"a prompt of {len(group.prompt_tokens)} tokens; allowed:"
-          f" max_prompt_tokens={self._max_prompt_tokens}"
-      )
-    if not all(map(math.isfinite, group.rewards.tolist())):
-      raise ValueError(f"prompt {group.prompt_id}: a reward that is not finite")
-    known = self.prompts.get(group.prompt_id)
-    prompt_tokens = np.asarray(group.prompt_tokens, np.int32)
-    if known and known.tokens.tobytes() != prompt_tokens.tobytes():
-      raise ValueError(f"prompt {group.prompt_id} comes with other tokens")
-
-  def _deduplicate(self, group: types.Group) -> tuple[list[int], list[bytes]]:
-    """Returns indices of distinct completions, and digests if deduping."""
-    if not self._dedupe:
-      return list(range(len(group.rewards))), []
-    data = group.completion_tokens.astype(np.int32, copy=False).tobytes()
-    stride = 4 * group.completion_tokens.shape[1]
-    prefix = _prefix(group.prompt_id)
-    last: dict[bytes, int] = {}
-    for j, length in enumerate(group.completion_lengths.tolist()):
-      digest = _digest(prefix + data[j * stride : j * stride + 4 * length])
-      # The newest copy is kept, at its own place in the order.
-      last.pop(digest, None)
-      last[digest] = j
-    return list(last.values()), list(last)
-
-  def _store(
-      self,
-      group: types.Group,
-      prompt: rows_lib.PromptRows,
-      stored: list[int],
-      digests: list[bytes],
-      step: int,
-  ) -> np.ndarray:
-    """Appends the completions with indices `stored`; returns their rows."""
-    take = np.asarray
-    if len(stored) < len(group.rewards):
-      index = np.array(stored)
-      take = lambda column: column[index]
-    lengths = take(group.completion_lengths)
-    rows = self.table.append(
-        prompt_id=group.prompt_id,
-        group=self._next_group,
-        arrival=step,
-        lengths=lengths,
-        stopped=take(group.stopped),
-        versions=take(group.versions),
-        epoch=group.epoch,
-        rewards=take(group.rewards),
-        tokens=take(group.completion_tokens),
-        behavior_logprobs=take(group.behavior_logprobs),
-    )
-    prompt.append(rows)
-    self.uses.add(self._next_group, lengths.tolist())
-    self._next_group += 1
-    for row, digest in zip(rows.tolist(), digests):
-      self._remember(row, digest)
-    return rows
-
-  def _remember(self, row: int, digest: bytes) -> None:
-    self._row_of[digest] = row
-    self._digests[row] = digest
-
-  def _digest_of(self, row: int) -> bytes:
-    tokens = self.table.tokens[row, : self.table.lengths[row]]
-    prefix = _prefix(int(self.table.prompt_ids[row]))
-    return _digest(prefix + tokens.tobytes())
-
-
-def _prefix(prompt_id: int) -> bytes:
-  return prompt_id.to_bytes(8, "little", signed=True)
-
-
-def _digest(data: bytes) -> bytes:
-  return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -516,59 +130,67 @@ def staleness(
   return np.maximum(step + versions - 2 * common, 0).astype(np.int32)
 
 
-def gather_draw(
-    store: CompletionStore,
-    rows_BxK: np.ndarray,
-    recent_B: np.ndarray,
-    prompt_ids_B: np.ndarray,
-    *,
-    num_columns: int,
-    starts: Sequence[tuple[int, int]],
-    step: int,
-) -> Draw:
-  """Returns rows copied out of a store, with prompts padded to `num_columns`.
+def evict_oldest(
+    buffer: "ReplayBuffer",
+    group: types.Group,
+    prompt: rows_lib.PromptRows,
+    kept: list[int],
+) -> list[int]:
+  """Evicts the oldest completions, first of the prompt, then of all prompts."""
+  table = buffer.table
+  kept = kept[-min(buffer.capacity_per_prompt, buffer.capacity) :]
+  excess = len(prompt) + len(kept) - buffer.capacity_per_prompt
+  if excess > 0:
+    buffer.remove(prompt.view()[:excess].copy())
+  excess = len(table) + len(kept) - buffer.capacity
+  if excess > 0:
+    buffer.remove(table.oldest(excess))
+  return kept
 
-  Args are as for `Draw` and `staleness`.
+
+def evict_lowest_reward(
+    buffer: "ReplayBuffer",
+    group: types.Group,
+    prompt: rows_lib.PromptRows,
+    kept: list[int],
+) -> list[int]:
+  """Evicts the lowest rewards, old or new: of the prompt, then of all.
+
+  Of equal rewards, the oldest goes first.
   """
-  table = store.table
-  integers = table.integers(rows_BxK)
-  # Of a row that was drawn twice, only the first copy is its first use.
-  first_BxK = np.zeros(rows_BxK.shape, np.bool_)
-  first_BxK.flat[np.unique(rows_BxK, return_index=True)[1]] = True
-  prompt_tokens_BxP = np.zeros((len(rows_BxK), num_columns), np.int32)
-  prompt_mask_BxP = np.zeros((len(rows_BxK), num_columns), np.float32)
-  for b, key in enumerate(prompt_ids_B.tolist()):
-    tokens = store.prompts[key].tokens
-    prompt_tokens_BxP[b, num_columns - len(tokens) :] = tokens
-    prompt_mask_BxP[b, num_columns - len(tokens) :] = 1
-  ref_versions_BxK = integers["ref_versions"]
-  ref_logprobs_BxKxT = table.ref_logprobs[rows_BxK]
-  ref_logprobs_BxKxT[ref_versions_BxK < 0] = 0
-  return Draw(
-      rows=integers["ids"],
-      recent=recent_B,
-      fresh=(integers["use_counts"] == 0) & first_BxK,
-      prompt_ids=prompt_ids_B,
-      prompt_tokens=prompt_tokens_BxP,
-      prompt_mask=prompt_mask_BxP,
-      completion_tokens=table.tokens[rows_BxK],
-      completion_lengths=integers["lengths"],
-      stopped=integers["stopped"],
-      behavior_logprobs=table.behavior_logprobs[rows_BxK],
-      ref_logprobs=ref_logprobs_BxKxT,
-      ref_versions=ref_versions_BxK,
-      rewards=table.rewards[rows_BxK],
-      versions=integers["versions"],
-      epochs=integers["epochs"],
-      staleness_steps=staleness(
-          starts, integers["epochs"], integers["versions"], step
-      ),
-      step=step,
-  )
+  table = buffer.table
+  for capacity, of_all in (
+      (buffer.capacity_per_prompt, False),
+      (buffer.capacity, True),
+  ):
+    rows = table.live_rows() if of_all else prompt.view()
+    excess = len(rows) + len(kept) - capacity
+    if excess <= 0:
+      continue
+    ages = np.concatenate([table.ids[rows], table.next_id + np.array(kept)])
+    rewards = np.concatenate([table.rewards[rows], group.rewards[kept]])
+    lowest = np.lexsort((ages, rewards))[:excess]
+    refused = set((lowest[lowest >= len(rows)] - len(rows)).tolist())
+    buffer.remove(rows[lowest[lowest < len(rows)]])
+    kept = [j for i, j in enumerate(kept) if i not in refused]
+  return kept
+
+
+# Rules of `replay_filter.evict`: each removes stored completions until the
+# group's completions `kept` fit, and returns the indices of those to store.
+EVICTION_RULES: Mapping[str, Callable[..., list[int]]] = {
+    "oldest": evict_oldest,
+    "lowest_reward": evict_lowest_reward,
+}
 
 
 class ReplayBuffer:
-  """A bounded store of completions, sampled as groups of one prompt each."""
+  """A bounded store of completions, sampled as groups of one prompt each.
+
+  table: the stored completions; read-only.
+  prompts: rows of each prompt with completions, by prompt id; read-only.
+  capacity, capacity_per_prompt: in completions.
+  """
 
   def __init__(
       self,
@@ -585,38 +207,51 @@ class ReplayBuffer:
         `replay.selection="reward"`.
       embed: encoder of sentences, for `replay_filter.similarity="cosine"`.
     """
-    replay = config.replay
-    self.capacity = replay.capacity
+    self._replay, self._filter = config.replay, config.replay_filter
     self._max_prompt_tokens = config.sampling.max_prompt_tokens
-    self._recent_fraction = replay.recent_fraction
-    self._recent_window_steps = replay.recent_window_steps
-    self._selection = replay.selection
     self._reward_temperature = reward_temperature
+    self._evict = EVICTION_RULES[self._filter.evict]
+    self.capacity = self._replay.capacity
+    self.capacity_per_prompt = self._replay.capacity_per_prompt
+    self.table = rows_lib.RowTable(
+        config.sampling.max_completion_tokens, self.capacity
+    )
+    self._similarity = None
+    if self._filter.similarity:
+      self._similarity = similarity.SimilarityFilter(
+          self._filter, self.table, embed
+      )
+    self.prompts: dict[int, rows_lib.PromptRows] = {}
+    # With `replay.dedupe`: the newest row of each text, and the reverse.
+    self._row_of: dict[bytes, int] = {}
+    self._digests: dict[int, bytes] = {}
+    # Prompts whose last row was removed since the current insert began.
+    self._emptied: list[int] = []
     self._rng = np.random.default_rng(config.seed)
-    self._store = CompletionStore(config, embed)
+    self._replay_pool = selection.PromptPool()
+    self._recent_pool = selection.RecentPool(self._replay.recent_window_steps)
     # (epoch, step) of each start of the trainer.
     self._starts: list[tuple[int, int]] = []
-    self._replay_pool = selection_lib.PromptPool()
-    self._recent_pool = selection_lib.RecentPool(replay.recent_window_steps)
+    self._insert_step = 0
     self._sample_step = 0
     self._recent_misses = 0
 
   def __len__(self) -> int:
-    return len(self._store)
+    return len(self.table)
 
   @property
   def num_prompts(self) -> int:
-    return len(self._store.prompts)
+    return len(self.prompts)
 
   def untrained(self) -> ledger.Amount:
     """Returns the amount of data that is stored and never trained on."""
-    return self._store.uses.untrained
+    return self.table.untrained
 
   def begin_epoch(self, epoch: int, step: int) -> None:
     """Records that a trainer's epoch starts from the params of `step`."""
     self._starts.append((epoch, step))
 
-  def insert(self, group: types.Group, step: int) -> ledger.InsertResult:
+  def insert(self, group: types.Group, step: int) -> ledger.Amount:
     """Stores the completions of a group; they are recent from `step` on.
 
     By default the newest of equal completions is kept, and the oldest are
@@ -624,24 +259,67 @@ class ReplayBuffer:
     exceeds a capacity, its first completions are evicted.
 
     Args:
-      group: S completions; padding is ignored.
+      group: S valid completions (`messages.reject_reason`); padding is ignored.
       step: at which they arrive; must not decrease.
 
+    Returns:
+      What left the buffer, or never entered it, without a use.
+
     Raises:
-      ValueError: the group is malformed, has too many tokens, a non-finite
-        reward, or other tokens than before for this prompt; or `step`
-        decreased. The buffer is unchanged.
+      ValueError: `step` decreased, or the prompt had other tokens before; the
+        buffer is unchanged.
     """
-    first_id = self._store.table.next_id
-    result, emptied = self._store.insert(group, step)
-    if self._store.table.next_id > first_id:  # At least one row was stored.
+    prompt = self.prompts.get(group.prompt_id)
+    if step < self._insert_step:
+      raise ValueError(f"insert at step {step} after step {self._insert_step}")
+    if prompt is None:
+      prompt = rows_lib.PromptRows(np.array(group.prompt_tokens, np.int32))
+    elif not np.array_equal(prompt.tokens, group.prompt_tokens):
+      raise ValueError(f"prompt {group.prompt_id} comes with other tokens")
+    self.prompts[group.prompt_id] = prompt
+    self._insert_step = step
+    if self._filter.freeze_step and step >= self._filter.freeze_step:
+      self.capacity = min(self.capacity, max(len(self), 1))
+    before = self.untrained()
+    kept, digests, replaced = self._deduplicate(group)
+    features = {}
+    if self._similarity is not None:
+      rows = prompt.view()
+      kept, similar, features = self._similarity.admit(
+          group, kept, rows[~np.isin(rows, replaced)]
+      )
+      replaced += similar
+    # Replaced rows do not count towards the capacities.
+    self.remove(np.array(replaced, np.int64))
+    stored = self._evict(self, group, prompt, kept)
+    if stored:
+      rows = self.table.append(group, stored, step)
+      prompt.append(rows)
+      for row, j in zip(rows.tolist(), stored):
+        if self._replay.dedupe:
+          self._row_of[digests[j]] = row
+          self._digests[row] = digests[j]
+        if features:
+          self._similarity.store(row, features[j])
       if group.prompt_id not in self._replay_pool:
         self._replay_pool.add(group.prompt_id)
       self._recent_pool.add(group.prompt_id, step)
-    for prompt_id in emptied:
-      self._replay_pool.remove(prompt_id)
-      self._recent_pool.remove(prompt_id)
-    return result
+    self._forget_emptied(group.prompt_id)
+    added = ledger.amount_of(1, group.completion_lengths.tolist())
+    return before + added - self.untrained()
+
+  def remove(self, rows: np.ndarray) -> None:
+    """Removes rows of any prompts, [n] int64; used by eviction rules."""
+    owners = self.table.prompt_ids[rows].tolist()
+    for row, prompt_id in zip(rows.tolist(), owners):
+      self.prompts[prompt_id].remove(row, self.table.ids)
+      if not len(self.prompts[prompt_id]):
+        self._emptied.append(prompt_id)
+      digest = self._digests.pop(row, None)
+      # There may be a newer copy if deduping was off before a restart.
+      if self._row_of.get(digest) == row:
+        del self._row_of[digest]
+    self.table.free(rows)
 
   def sample(self, num_prompts: int, num_completions: int, step: int) -> Draw:
     """Returns a batch; each prompt is drawn from the recent window or from all.
@@ -660,13 +338,10 @@ class ReplayBuffer:
     Raises:
       ValueError: the buffer is empty, or `step` decreased.
     """
-    if not len(self._store):
+    if not len(self):
       raise ValueError("the replay buffer is empty: nothing to draw")
-    if step < self._sample_step:
-      raise ValueError(f"step {step} after step {self._sample_step}")
-    self._sample_step = step
-    self._recent_pool.expire(step)
-    recent_B = self._rng.random(num_prompts) < self._recent_fraction
+    self._advance(step)
+    recent_B = self._rng.random(num_prompts) < self._replay.recent_fraction
     num_recent = int(recent_B.sum())
     if not self._recent_pool:
       self._recent_misses += num_recent
@@ -680,10 +355,8 @@ class ReplayBuffer:
     for b, (key, recent) in enumerate(
         zip(prompt_ids_B.tolist(), recent_B.tolist(), strict=True)
     ):
-      rows_BxK[b] = self._choose(
-          self._store.prompts[key], num_completions, recent
-      )
-    return self._gather(rows_BxK, recent_B, prompt_ids_B)
+      rows_BxK[b] = self._choose(self.prompts[key], num_completions, recent)
+    return self._gather(rows_BxK, recent_B)
 
   def sample_in_order(
       self,
@@ -705,20 +378,12 @@ class ReplayBuffer:
       arrived_from: first step whose arrivals count.
       skip: number of groups before the batch.
     """
-    if step < self._sample_step:
-      raise ValueError(f"step {step} after step {self._sample_step}")
-    self._sample_step = step
-    self._recent_pool.expire(step)
-    table = self._store.table
-    groups = table.whole_groups(arrived_from, num_completions)
+    self._advance(step)
+    groups = self.table.complete_groups(arrived_from, num_completions)
     if not len(groups):
-      raise ValueError(f"step {step}: no whole group since {arrived_from}")
+      raise ValueError(f"step {step}: no complete group since {arrived_from}")
     rows_BxK = groups[(skip + np.arange(num_prompts)) % len(groups)]
-    return self._gather(
-        rows_BxK,
-        np.ones(num_prompts, np.bool_),
-        table.prompt_ids[rows_BxK[:, 0]],
-    )
+    return self._gather(rows_BxK, np.ones(num_prompts, np.bool_))
 
   def mark_trained(self, ids: np.ndarray) -> ledger.Amount:
     """Counts uses of completions; returns the amount of first uses.
@@ -727,7 +392,8 @@ class ReplayBuffer:
       ids: `Draw.rows` of any shape; repeats count. Evicted ids are ignored, as
         they were accounted for at their eviction.
     """
-    return self._store.mark_trained(ids)
+    rows, alive = self.table.find(ids.ravel())
+    return self.table.use(rows[alive])
 
   def set_ref_logprobs(
       self, ids: np.ndarray, values: np.ndarray, ref_version: int
@@ -739,7 +405,12 @@ class ReplayBuffer:
       values: [..., T] float32, nats.
       ref_version: of the reference policy, at least 0.
     """
-    return self._store.set_ref_logprobs(ids, values, ref_version)
+    rows, alive = self.table.find(ids)
+    rows, values = rows[alive], values[alive]
+    mask = self.table.token_mask(self.table.lengths[rows])
+    self.table.ref_logprobs[rows] = np.where(mask, values, 0)
+    self.table.ref_versions[rows] = ref_version
+    return len(rows)
 
   def stats(self) -> dict[str, Any]:
     """Returns statistics of the stored data, in constant time.
@@ -748,26 +419,31 @@ class ReplayBuffer:
     of a stored completion. use_count_histogram: number of uses to completions
     (the last bin is open). recent_misses: draws from an empty recent window.
     """
-    uses = self._store.uses
     return {
         "size": len(self),
         "prompts": self.num_prompts,
-        "untrained": uses.untrained.completions,
-        "use_count": uses.num_uses / max(len(self), 1),
+        "untrained": self.untrained().completions,
+        "use_count": self.table.num_uses / max(len(self), 1),
         "use_count_histogram": {
-            str(n): count for n, count in enumerate(uses.histogram)
+            str(n): count for n, count in enumerate(self.table.histogram)
         },
         "recent_misses": self._recent_misses,
     }
 
   def get_state(self) -> dict[str, Any]:
     """Returns the stored completions, the pools and the generator."""
+    tokens = [prompt.tokens for prompt in self.prompts.values()]
     return {
-        "store": self._store.get_state(),
+        "rows": self.table.get_state(),
+        "prompt_ids": np.array(list(self.prompts), np.int64),
+        "prompt_lengths": np.array([len(t) for t in tokens], np.int64),
+        "prompt_tokens": np.concatenate([np.zeros(0, np.int32), *tokens]),
         "replay_pool": self._replay_pool.get_state(),
         "recent_pool": self._recent_pool.get_state(),
         "rng": self._rng.bit_generator.state,
         "starts": np.array(self._starts, np.int64).reshape(-1, 2),
+        "capacity": self.capacity,
+        "insert_step": self._insert_step,
         "sample_step": self._sample_step,
         "recent_misses": self._recent_misses,
     }
@@ -775,64 +451,163 @@ class ReplayBuffer:
   def set_state(self, state: dict[str, Any]) -> None:
     """Restores a state; later draws are the same as in the saved buffer.
 
+    Later inserts evict what exceeds the capacities.
+
     Raises:
       ValueError: a prompt or completion is longer than the config allows.
     """
-    self._store.set_state(state["store"])
+    longest = state["prompt_lengths"].max(initial=0)
+    if longest > self._max_prompt_tokens:
+      raise ValueError(
+          f"saved prompts of up to {longest} tokens; allowed:"
+          f" max_prompt_tokens={self._max_prompt_tokens}"
+      )
+    self.table.set_state(state["rows"])
+    ends = np.cumsum(state["prompt_lengths"])[:-1]
+    self.prompts = {
+        key: rows_lib.PromptRows(tokens)
+        for key, tokens in zip(
+            state["prompt_ids"].tolist(),
+            np.split(state["prompt_tokens"], ends),
+        )
+    }
+    rows = self.table.live_rows()
+    owners = self.table.prompt_ids[rows]
+    order = np.argsort(owners, kind="stable")
+    found, starts = np.unique(owners[order], return_index=True)
+    shares = np.split(rows[order], starts[1:])
+    for prompt_id, share in zip(found.tolist(), shares):
+      self.prompts[prompt_id].append(share)
+    self._row_of, self._digests = {}, {}
+    if self._replay.dedupe:
+      for row in rows.tolist():
+        self._digests[row] = self.digest_of(row)
+        self._row_of[self._digests[row]] = row
+    if self._similarity is not None:
+      self._similarity.restore()
+    if self._filter.freeze_step:
+      self.capacity = min(self._replay.capacity, int(state["capacity"]))
     self._replay_pool.set_state(state["replay_pool"])
     self._recent_pool.set_state(state["recent_pool"])
     self._rng.bit_generator.state = state["rng"]
     self._starts = [tuple(pair) for pair in state["starts"].tolist()]
+    self._insert_step = int(state["insert_step"])
     self._sample_step = int(state["sample_step"])
     self._recent_misses = int(state["recent_misses"])
 
-  def check_valid(self) -> None:
-    """Raises RuntimeError if the buffer is inconsistent."""
-    self._store.check_valid()
-    self._replay_pool.check_valid()
-    self._recent_pool.check_valid()
-    prompts = self._store.prompts
-    if len(self._replay_pool) != len(prompts) or any(
-        key not in self._replay_pool for key in prompts
-    ):
-      raise RuntimeError("the replay pool does not hold exactly the prompts")
-    arrivals = self._store.table.arrivals
-    last = {key: arrivals[p.view()[-1]] for key, p in prompts.items()}
-    oldest = self._sample_step - self._recent_window_steps
-    for key, arrived in last.items():
-      if arrived > oldest and key not in self._recent_pool:
-        raise RuntimeError(f"prompt {key} is recent but not in the pool")
+  def digest_of(self, row: int) -> bytes:
+    """Returns the digest of a stored completion and its prompt id."""
+    tokens = self.table.tokens[row, : self.table.lengths[row]]
+    return _digest(int(self.table.prompt_ids[row]), tokens.tobytes())
+
+  def _deduplicate(
+      self, group: types.Group
+  ) -> tuple[list[int], dict[int, bytes], list[int]]:
+    """Finds copies within the group and in the buffer.
+
+    Returns:
+      Indices of the completions that enter, their digests, and the rows that
+      they replace.
+    """
+    if not self._replay.dedupe:
+      return list(range(len(group.rewards))), {}, []
+    data = group.completion_tokens.astype(np.int32, copy=False).tobytes()
+    stride = 4 * group.completion_tokens.shape[1]
+    last: dict[bytes, int] = {}
+    for j, length in enumerate(group.completion_lengths.tolist()):
+      text = data[j * stride : j * stride + 4 * length]
+      digest = _digest(group.prompt_id, text)
+      # The newest copy is kept, at its own place in the order.
+      last.pop(digest, None)
+      last[digest] = j
+    rows = [self._row_of.get(digest) for digest in last]
+    digests = {j: digest for digest, j in last.items()}
+    if self._filter.duplicates == "oldest":
+      kept = [j for j, row in zip(digests, rows) if row is None]
+      return kept, digests, []
+    return list(digests), digests, [row for row in rows if row is not None]
+
+  def _forget_emptied(self, inserted: int) -> None:
+    """Drops the prompts without rows, among them the inserted one."""
+    for prompt_id in dict.fromkeys([*self._emptied, inserted]):
+      if len(self.prompts[prompt_id]):
+        continue
+      del self.prompts[prompt_id]
+      if prompt_id in self._replay_pool:
+        self._replay_pool.remove(prompt_id)
+      self._recent_pool.remove(prompt_id)
+    self._emptied.clear()
+
+  def _advance(self, step: int) -> None:
+    """Moves the recent window to a step."""
+    if step < self._sample_step:
+      raise ValueError(f"step {step} after step {self._sample_step}")
+    self._sample_step = step
+    self._recent_pool.expire(step)
 
   def _choose(
       self, prompt: rows_lib.PromptRows, count: int, recent: bool
   ) -> np.ndarray:
     """Returns rows of one prompt, [count] int64."""
-    rows, table = prompt.view(), self._store.table
-    oldest = self._sample_step - self._recent_window_steps
-    first = prompt.first_after(oldest, table.arrivals) if recent else len(rows)
+    rows = prompt.view()
+    first = len(rows)
+    if recent:
+      oldest = self._sample_step - self._replay.recent_window_steps
+      first = prompt.first_after(oldest, self.table.arrivals)
     # If the recent rows have been replaced since, draw from all rows.
     if first < len(rows):
       rows = rows[first:]
-    elif self._selection == "reward":
-      return rows[
-          selection_lib.choose_by_reward(
-              self._rng,
-              table.rewards[rows],
-              count,
-              temperature=self._reward_temperature(self._sample_step),
-          )
-      ]
-    return rows[selection_lib.choose_uniform(self._rng, len(rows), count)]
+    elif self._replay.selection == "reward":
+      temperature = self._reward_temperature(self._sample_step)
+      chosen = selection.choose_by_reward(
+          self._rng, self.table.rewards[rows], count, temperature=temperature
+      )
+      return rows[chosen]
+    return rows[selection.choose_uniform(self._rng, len(rows), count)]
 
-  def _gather(
-      self, rows_BxK: np.ndarray, recent_B: np.ndarray, prompt_ids_B: np.ndarray
-  ) -> Draw:
-    return gather_draw(
-        self._store,
-        rows_BxK,
-        recent_B,
-        prompt_ids_B,
-        num_columns=self._max_prompt_tokens,
-        starts=self._starts,
+  def _gather(self, rows_BxK: np.ndarray, recent_B: np.ndarray) -> Draw:
+    """Copies rows out of the table."""
+    table, num_columns = self.table, self._max_prompt_tokens
+    integers = table.integers(rows_BxK)
+    prompt_ids_B = integers["prompt_ids"][:, 0]
+    # Of a row that was drawn twice, only the first copy is its first use.
+    first_BxK = np.zeros(rows_BxK.shape, np.bool_)
+    first_BxK.flat[np.unique(rows_BxK, return_index=True)[1]] = True
+    prompt_tokens_BxP = np.zeros((len(rows_BxK), num_columns), np.int32)
+    prompt_mask_BxP = np.zeros((len(rows_BxK), num_columns), np.float32)
+    for b, key in enumerate(prompt_ids_B.tolist()):
+      tokens = self.prompts[key].tokens
+      prompt_tokens_BxP[b, num_columns - len(tokens) :] = tokens
+      prompt_mask_BxP[b, num_columns - len(tokens) :] = 1
+    ref_versions_BxK = integers["ref_versions"]
+    ref_logprobs_BxKxT = table.ref_logprobs[rows_BxK]
+    ref_logprobs_BxKxT[ref_versions_BxK < 0] = 0
+    return Draw(
+        rows=integers["ids"],
+        recent=recent_B,
+        fresh=(integers["use_counts"] == 0) & first_BxK,
+        prompt_ids=prompt_ids_B,
+        prompt_tokens=prompt_tokens_BxP,
+        prompt_mask=prompt_mask_BxP,
+        completion_tokens=table.tokens[rows_BxK],
+        completion_lengths=integers["lengths"],
+        stopped=integers["stopped"],
+        behavior_logprobs=table.behavior_logprobs[rows_BxK],
+        ref_logprobs=ref_logprobs_BxKxT,
+        ref_versions=ref_versions_BxK,
+        rewards=table.rewards[rows_BxK],
+        versions=integers["versions"],
+        epochs=integers["epochs"],
+        staleness_steps=staleness(
+            self._starts,
+            integers["epochs"],
+            integers["versions"],
+            self._sample_step,
+        ),
         step=self._sample_step,
     )
+
+
+def _digest(prompt_id: int, tokens: bytes) -> bytes:
+  prefix = prompt_id.to_bytes(8, "little", signed=True)
+  return hashlib.blake2b(prefix + tokens, digest_size=_DIGEST_BYTES).digest()

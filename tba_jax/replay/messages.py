@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tba_jax import types
+from tba_jax.system import jsonl
 from tba_jax.transport import wire
 
 PARTITION = 0
@@ -44,6 +45,38 @@ _STACKED = {
     "versions": (np.int32, 2),
 }
 _SCALARS = ("prompt_id", "visit", "position", "epoch")
+
+_TOTALS = {unit: int for unit in UNITS}
+# Fields of the header by kind of message, see `jsonl.schema_error`.
+_SCHEMAS: Mapping[str, Mapping[str, Any]] = {
+    "block": {
+        "sid": str,
+        "sequence": int,
+        "totals": _TOTALS,
+        "amount": _TOTALS,
+    },
+    "lease": {
+        "sid": str,
+        "slot": str,
+        "joined": [int],
+        "index": int,
+        "beat": int,
+        "totals": _TOTALS,
+        "unacked": int,
+        "final": bool,
+        "stats": {},
+    },
+    # `prompts` are (position, prompt_id, visit).
+    "work": {
+        "epoch": int,
+        "count": int,
+        "acked": int,
+        "blocks": [{"number": int, "version": int, "prompts": [[int]]}],
+    },
+    "stop": {"epoch": int, "done": bool},
+    "lock": {"owner": str, "place": str},
+}
+_GROUPS_SCHEMA = {name: [int] for name in (*_SCALARS, "prompt_lengths")}
 
 
 class RunIdentity(NamedTuple):
@@ -104,82 +137,9 @@ def decode(
   for name, wanted in (("run", run.run_id), ("key", key)):
     if header.get(name) != wanted:
       raise wire.WireError("header", f"{name} is {header.get(name)!r}")
-  for name, is_valid in _FIELDS[kind].items():
-    if name not in header or not is_valid(header[name]):
-      raise wire.WireError("header", f"{name} is {header.get(name)!r}")
-  if arrays and kind != "block":
-    raise wire.WireError("array", f"arrays in a {kind} message")
+  if error := jsonl.schema_error(header, _SCHEMAS[kind]):
+    raise wire.WireError("header", error)
   return header, arrays
-
-
-def _is_int(value: Any) -> bool:
-  return type(value) is int
-
-
-def _is_count(value: Any) -> bool:
-  return type(value) is int and value >= 0
-
-
-def _is_text(value: Any) -> bool:
-  return isinstance(value, str)
-
-
-def _is_bool(value: Any) -> bool:
-  return isinstance(value, bool)
-
-
-def _is_totals(value: Any) -> bool:
-  return isinstance(value, dict) and all(_is_count(value.get(u)) for u in UNITS)
-
-
-def _is_list(
-    size: int | None, is_item: Callable[[Any], bool]
-) -> Callable[[Any], bool]:
-  return lambda value: (
-      isinstance(value, list)
-      and (size is None or len(value) == size)
-      and all(map(is_item, value))
-  )
-
-
-def _is_grant(value: Any) -> bool:
-  """[number, version, [[position, prompt_id, visit], ...]]"""
-  return (
-      isinstance(value, list)
-      and len(value) == 3
-      and _is_count(value[0])
-      and _is_int(value[1])
-      and _is_list(None, _is_list(3, _is_int))(value[2])
-  )
-
-
-_FIELDS: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
-    "block": {
-        "sid": _is_text,
-        "sequence": _is_count,
-        "totals": _is_totals,
-        "amount": _is_totals,
-    },
-    "lease": {
-        "sid": _is_text,
-        "slot": _is_text,
-        "joined": _is_list(2, _is_count),
-        "index": _is_count,
-        "beat": _is_count,
-        "totals": _is_totals,
-        "unacked": _is_count,
-        "final": _is_bool,
-        "stats": lambda value: isinstance(value, dict),
-    },
-    "work": {
-        "epoch": _is_count,
-        "count": _is_count,
-        "acked": _is_count,
-        "blocks": _is_list(None, _is_grant),
-    },
-    "stop": {"epoch": _is_count, "done": _is_bool},
-    "lock": {"owner": _is_text, "place": _is_text},
-}
 
 
 class Refusals:
@@ -217,11 +177,8 @@ def pack_groups(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   """Returns the header fields and arrays of a block; all groups share S and T.
 
-  Raises:
-    ValueError: no group, or groups of unequal shapes.
+  Raises ValueError for no group, or groups of unequal shapes.
   """
-  if not groups:
-    raise ValueError("a block needs at least one group")
   arrays = {}
   for name, (dtype, _) in _STACKED.items():
     arrays[name] = np.stack([getattr(g, name) for g in groups]).astype(
@@ -243,25 +200,25 @@ def unpack_groups(
   Raises:
     ValueError: a field is missing or of another type, or shapes disagree.
   """
-  columns = {name: _integers(header, name) for name in _SCALARS}
-  lengths = _integers(header, "prompt_lengths")
+  if error := jsonl.schema_error(header, _GROUPS_SCHEMA):
+    raise ValueError(error)
+  columns = {name: header[name] for name in _SCALARS}
+  lengths = header["prompt_lengths"]
   num_groups = len(lengths)
   if not num_groups or any(len(c) != num_groups for c in columns.values()):
     raise ValueError("header lists of unequal length, or no group")
+  if missing := {"prompt_tokens", *_STACKED} - set(arrays):
+    raise ValueError(f"no array {min(missing)!r}")
+  shape = num_groups, *arrays["completion_tokens"].shape[1:]
   for name, (dtype, ndim) in _STACKED.items():
-    array = arrays.get(name)
-    if array is None or array.dtype != dtype or array.ndim != ndim:
-      raise ValueError(f"{name}: expected {ndim} axes of {np.dtype(dtype)}")
-  leading = arrays["completion_tokens"].shape
-  for name, (_, ndim) in _STACKED.items():
-    if arrays[name].shape != leading[:ndim] or leading[0] != num_groups:
+    found = arrays[name]
+    if found.dtype != dtype or found.shape != shape[:ndim]:
       raise ValueError(
-          f"{name}: shape {arrays[name].shape}, expected {leading[:ndim]}"
+          f"{name}: {found.dtype}{found.shape}, not {dtype.__name__}"
+          f"{shape[:ndim]}"
       )
-  prompts = arrays.get("prompt_tokens")
-  if prompts is None or prompts.dtype != np.int32 or prompts.ndim != 1:
-    raise ValueError("prompt_tokens: expected one axis of int32")
-  if min(lengths) < 1 or sum(lengths) != len(prompts):
+  prompts = arrays["prompt_tokens"]
+  if min(lengths) < 1 or prompts.shape != (sum(lengths),):
     raise ValueError("prompt_lengths do not add up to prompt_tokens")
   ends = np.cumsum(lengths)
   return [
@@ -274,17 +231,21 @@ def unpack_groups(
   ]
 
 
-def check_group(
-    group: types.Group, *, vocab_size: int, max_prompt_tokens: int
+def reject_reason(
+    group: types.Group,
+    *,
+    vocab_size: int,
+    max_prompt_tokens: int,
+    max_completion_tokens: int,
 ) -> str | None:
   """Returns why a group is rejected, a reason of the ledger, or None."""
   if not np.isfinite(group.rewards).all():
     return "reward"
   if not np.isfinite(group.behavior_logprobs).all():
     return "logprob"
-  num_tokens = group.completion_tokens.shape[1]
+  longest = min(group.completion_tokens.shape[1], max_completion_tokens)
   lengths = group.completion_lengths
-  if (lengths < 1).any() or (lengths > num_tokens).any():
+  if (lengths < 1).any() or (lengths > longest).any():
     return "length"
   if len(group.prompt_tokens) > max_prompt_tokens:
     return "length"
@@ -292,10 +253,3 @@ def check_group(
     if (tokens < 0).any() or (tokens >= vocab_size).any():
       return "token"
   return None
-
-
-def _integers(header: Mapping[str, Any], name: str) -> list[int]:
-  value = header.get(name)
-  if not isinstance(value, list) or not all(map(_is_int, value)):
-    raise ValueError(f"header field {name!r}: expected a list of integers")
-  return value

@@ -149,13 +149,14 @@ class GrantedBlocks:
       self._last_block = -1
     self._tag = tag
     # A block that is not listed was taken back, or its trainer was replaced.
-    listed = {(epoch, block) for block, _, _ in message["blocks"]}
+    listed = {(epoch, grant["number"]) for grant in message["blocks"]}
     self.blocks = [b for b in self.blocks if (b.epoch, b.block) in listed]
-    for block, version, prompts in message["blocks"]:
-      if block > self._last_block:
-        self._last_block = block
-        prompts = tuple(tuple(p) for p in prompts)
-        self.blocks.append(Block(epoch, block, version, prompts))
+    for grant in message["blocks"]:
+      if grant["number"] > self._last_block:
+        self._last_block = grant["number"]
+        prompts = tuple(map(tuple, grant["prompts"]))
+        block = Block(epoch, grant["number"], grant["version"], prompts)
+        self.blocks.append(block)
     return True
 
 

@@ -11,9 +11,9 @@ the store unacknowledged, and searchers run out of credits and wait.
 The same thread grants prompts, reads leases and writes the run's status.
 """
 
+import collections
 from collections.abc import Callable, Mapping
 import dataclasses
-import json
 import threading
 import time
 from typing import Any
@@ -24,6 +24,7 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.replay import journal as journal_lib
+from tba_jax.replay import leases as leases_lib
 from tba_jax.replay import messages
 from tba_jax.replay import prompt_order
 from tba_jax.replay import scheduler
@@ -45,10 +46,6 @@ _LONGEST_TICK_S = 0.1
 # Poll interval as a share of the time since the last block.
 _TICK_SHARE = 0.05
 _FULL_RETRY_S = 0.25
-# Time between reads of the leases: at least, and as a multiple of the time that
-# a read takes (there may be thousands of leases).
-_LEASES_EVERY_S = 0.25
-_LEASES_EVERY_TIMES = 20
 # The trainer's announcement is rewritten periodically, in case somebody has
 # deleted or overwritten it.
 _ANNOUNCE_EVERY_S = 5.0
@@ -111,10 +108,6 @@ class Block:
   data: bytes
   header: dict[str, Any]
   arrays: dict[str, np.ndarray]
-
-  @property
-  def keys(self) -> list[str]:
-    return _keys_of(self.sid, self.sequence)
 
 
 class Ingest:
@@ -182,7 +175,7 @@ class Ingest:
         self.unanswered.add(sid)
         useless += _keys_of(sid, sequence)
         continue
-      if sequence > want and not self._gap_is_old(sid):
+      if sequence > want and not self._is_lasting_gap(sid):
         continue
       if num_bytes >= MAX_POLL_BYTES:
         self.more = True
@@ -214,7 +207,7 @@ class Ingest:
       return None
     return Block(sid, sequence, data, header, arrays)
 
-  def _gap_is_old(self, sid: str) -> bool:
+  def _is_lasting_gap(self, sid: str) -> bool:
     now = self._clock()
     return now - self._gaps.setdefault(sid, now) >= GAP_S
 
@@ -231,172 +224,6 @@ def _keys_of(sid: str, sequence: int) -> list[str]:
       messages.announcement_key(sid, sequence),
       messages.block_key(sid, sequence),
   ]
-
-
-@dataclasses.dataclass
-class _Entry:
-  lease: dict[str, Any]
-  changed_at: float
-
-
-class LeaseTable:
-  """Searchers' leases, timed by the reader's own clock.
-
-  A searcher is gone when its lease has not changed for `lease_s`, is final, or
-  a newer process has joined in the same slot.
-  """
-
-  def __init__(
-      self, lease_s: float, *, clock: Callable[[], float] = time.monotonic
-  ):
-    self._lease_s = lease_s
-    self._clock = clock
-    self._entries: dict[str, _Entry] = {}
-    self._gone: set[str] = set()
-    self._replaced: set[str] = set()
-    # Cache of `alive`; None after a change.
-    self._alive: dict[str, dict[str, Any]] | None = None
-
-  def update(self, leases: dict[str, dict[str, Any]]) -> None:
-    """Updates leases by sid; a missing one is kept: the store may be lost."""
-    now = self._clock()
-    self._alive = None
-    for sid, lease in leases.items():
-      entry = self._entries.get(sid)
-      # A lower beat is a copy of an old lease.
-      if entry is None or lease["beat"] > entry.lease["beat"]:
-        self._entries[sid] = _Entry(lease, now)
-        # An expired searcher may come back; a replaced one stays gone.
-        if not lease["final"] and sid not in self._replaced:
-          self._gone.discard(sid)
-
-  def excuse(self) -> None:
-    """Restarts the time of every lease, after the store was unreachable."""
-    now = self._clock()
-    for entry in self._entries.values():
-      entry.changed_at = now
-
-  def alive(self) -> dict[str, dict[str, Any]]:
-    """Returns the leases of searchers that are not gone; read-only."""
-    if self._alive is None:
-      self._alive = {
-          sid: entry.lease
-          for sid, entry in sorted(self._entries.items())
-          if sid not in self._gone and not entry.lease["final"]
-      }
-    return self._alive
-
-  def all(self) -> dict[str, dict[str, Any]]:
-    """Returns every searcher's last lease, with its `age_s` and `alive`."""
-    alive = self.alive()
-    return {
-        sid: {**entry.lease, "age_s": self.age_s(sid), "alive": sid in alive}
-        for sid, entry in sorted(self._entries.items())
-    }
-
-  def age_s(self, sid: str) -> float:
-    """Returns the seconds since a searcher's lease changed."""
-    return self._clock() - self._entries[sid].changed_at
-
-  def take_gone(self) -> dict[str, str]:
-    """Returns sid -> cause of the searchers gone since the last call."""
-    newest: dict[str, tuple[list[int], str]] = {}
-    for sid, entry in self._entries.items():
-      candidate = entry.lease["joined"], sid
-      slot = entry.lease["slot"]
-      newest[slot] = max(newest.get(slot, candidate), candidate)
-    out = {}
-    for sid, entry in self._entries.items():
-      if sid in self._gone:
-        continue
-      if entry.lease["final"]:
-        out[sid] = "finished"
-      elif newest[entry.lease["slot"]][1] != sid:
-        out[sid] = "replaced"
-        self._replaced.add(sid)
-      elif self.age_s(sid) > self._lease_s:
-        out[sid] = "expired"
-    self._gone.update(out)
-    self._alive = None
-    return out
-
-  def totals(self, sid: str) -> dict[str, int]:
-    """Returns the totals that the searcher last announced."""
-    return self._entries[sid].lease["totals"]
-
-
-class LeaseReader:
-  """Reads leases from the store; decodes only those that changed."""
-
-  def __init__(
-      self,
-      run: messages.RunIdentity,
-      refusals: messages.Refusals,
-      *,
-      clock: Callable[[], float] = time.monotonic,
-  ):
-    self._run = run
-    self._refusals = refusals
-    self._clock = clock
-    self._due_at = clock()
-    self._read: dict[str, bytes] = {}
-
-  def is_due(self) -> bool:
-    return self._clock() >= self._due_at
-
-  def read(self, transport: base.Transport) -> dict[str, dict[str, Any]]:
-    """Returns sid -> lease of those that changed; deletes invalid ones."""
-    start = self._clock()
-    before, self._read = self._read, transport.list("live")
-    found = {}
-    for key, data in self._read.items():
-      if before.get(key) == data:
-        continue
-      try:
-        lease, _ = messages.decode(self._run, key, data, "lease")
-        if key != messages.lease_key(lease["sid"]):
-          raise wire.WireError("header", f"sid is {lease['sid']!r}")
-        found[lease["sid"]] = lease
-      except wire.WireError as error:
-        self._refusals.add(key, error)
-        transport.delete(key)
-    took_s = self._clock() - start
-    self._due_at = start + max(_LEASES_EVERY_S, _LEASES_EVERY_TIMES * took_s)
-    return found
-
-
-@dataclasses.dataclass
-class PollStats:
-  """Totals over the server's polls.
-
-  empty, empty_s: polls that found no block, and their time.
-  served, served_s: polls that found blocks, and their time with the answers.
-  blocks: found.
-  """
-
-  empty: int = 0
-  empty_s: float = 0.0
-  served: int = 0
-  served_s: float = 0.0
-  blocks: int = 0
-
-  def add(self, seconds: float, blocks: int) -> None:
-    if blocks:
-      self.served += 1
-      self.served_s += seconds
-      self.blocks += blocks
-    else:
-      self.empty += 1
-      self.empty_s += seconds
-
-  @property
-  def busy_s(self) -> float:
-    return self.empty_s + self.served_s
-
-  def since(self, before: "PollStats") -> "PollStats":
-    """Returns the difference to an earlier copy."""
-    mine, its = dataclasses.astuple(self), dataclasses.astuple(before)
-    return PollStats(*(a - b for a, b in zip(mine, its, strict=True)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -427,7 +254,9 @@ class QueueServer:
   leases: of searchers.
   leaving: sid -> cause of searchers that are gone and not yet written off.
   obstacle: why no data is accepted, for messages; None if it is.
-  poll_stats: totals over the polls.
+  poll_stats: totals: time of all polls `busy_s`; number of those without
+    blocks `empty` and with blocks `served`, and the latter's `served_s` and
+    `blocks`.
   generation: of the store.
   """
 
@@ -459,17 +288,18 @@ class QueueServer:
     self.order = order
     self.epoch = epoch
     self.lock = threading.Condition(threading.RLock())
-    self.leases = LeaseTable(config.search.lease_s)
     self.generation = 0
     self.leaving: dict[str, str] = {}
     self.obstacle: str | None = None
-    self.poll_stats = PollStats()
+    self.poll_stats = collections.Counter()
     self._run = run
     self._make_transport = make_transport
     self._announce = announce
     self._on_event = on_event
     self._refusals = messages.Refusals(on_event)
-    self._lease_reader = LeaseReader(run, self._refusals)
+    self.leases = leases_lib.LeaseTable(
+        run, self._refusals, lease_s=config.search.lease_s
+    )
     self._interval = polling.PollInterval(
         floor_s=_TICK_S,
         waiting_floor_s=_URGENT_TICK_S,
@@ -645,7 +475,7 @@ class QueueServer:
       try:
         self._begin_store(transport, is_new)
         is_new = False
-        if self._lease_reader.is_due():
+        if self.leases.is_due():
           self._read_leases(transport)
           self._write_status(transport)
         found = self._poll(transport)
@@ -655,8 +485,8 @@ class QueueServer:
         is_new = True
         self._ingest.forget_gaps()
         with self.lock:
-          self.leases.excuse()
-      self.poll_stats.add(time.perf_counter() - started, found)
+          self.leases.restart_times()
+      self._count_poll(time.perf_counter() - started, found)
       with self.lock:
         self._interval.polled(bool(found))
       if self.obstacle is not None:
@@ -665,6 +495,15 @@ class QueueServer:
         self._wake.wait(self._interval.due_in_s())
       self._wake.clear()
     transport.close()
+
+  def _count_poll(self, seconds: float, found: int) -> None:
+    self.poll_stats["busy_s"] += seconds
+    if not found:
+      self.poll_stats["empty"] += 1
+    else:
+      self.poll_stats["served"] += 1
+      self.poll_stats["served_s"] += seconds
+      self.poll_stats["blocks"] += found
 
   def _begin_store(self, transport: base.Transport, is_new: bool) -> None:
     """Announces the trainer, and in a new store all granted blocks."""
@@ -692,9 +531,9 @@ class QueueServer:
         found = len(blocks)
         for position, block in zip(positions, blocks, strict=True):
           self._note(position, block.header, block.arrays)
-          useless += block.keys
+          useless += _keys_of(block.sid, block.sequence)
       if self._ack_log.sync() or found:
-        self._clear_obstacle()
+        self._set_obstacle(None)
     except journal_lib.JournalFullError as error:
       self._set_obstacle(error)
     else:
@@ -702,15 +541,13 @@ class QueueServer:
     transport.delete_all(useless)
     return found
 
-  def _set_obstacle(self, error: journal_lib.JournalFullError) -> None:
-    if self.obstacle is None:
+  def _set_obstacle(self, error: journal_lib.JournalFullError | None) -> None:
+    """Records that the journal has no room, or with None that it has."""
+    if error is not None and self.obstacle is None:
       self._on_event("journal_full", f"no data is accepted: {error}")
-    self.obstacle = f"the journal has no room: {error}"
-
-  def _clear_obstacle(self) -> None:
-    if self.obstacle is not None:
-      self.obstacle = None
+    elif error is None and self.obstacle is not None:
       self._on_event("journal_room", "the journal has room again")
+    self.obstacle = error and f"the journal has no room: {error}"
 
   def _answer(self, transport: base.Transport, grants: bool) -> None:
     """Writes acknowledgements and grants."""
@@ -732,7 +569,7 @@ class QueueServer:
     return messages.encode(self._run, key, {"epoch": self.epoch, **fields})
 
   def _read_leases(self, transport: base.Transport) -> None:
-    found = self._lease_reader.read(transport)
+    found = self.leases.read(transport)
     with self.lock:
       self.leases.update(found)
       self.leaving.update(self.leases.take_gone())
@@ -755,7 +592,7 @@ class QueueServer:
     except journal_lib.JournalFullError as error:
       self._set_obstacle(error)
       return
-    self._clear_obstacle()
+    self._set_obstacle(None)
     self._on_event("searcher_gone", f"{sid} ({cause})")
     with self.lock:
       self._note(position, fields, {})
@@ -765,11 +602,9 @@ class QueueServer:
 
   def _write_status(self, transport: base.Transport) -> None:
     status, self._status = self._status, None
-    if status is not None:
-      # A round trip, so that what is not JSON is an error here.
-      status = json.loads(json.dumps(status))
-      key = messages.STATUS_KEY
-      transport.put(key, self._encode(key, status))
-    if self._stop_message is not None:
-      key = messages.STOP_KEY
-      transport.put(key, self._encode(key, self._stop_message))
+    for key, fields in (
+        (messages.STATUS_KEY, status),
+        (messages.STOP_KEY, self._stop_message),
+    ):
+      if fields is not None:
+        transport.put(key, self._encode(key, fields))

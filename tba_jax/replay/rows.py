@@ -7,11 +7,17 @@ whether the completion has been evicted.
 """
 
 import bisect
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from tba_jax import types
+from tba_jax.replay import ledger
+
 _MIN_ROWS = 1024
+# Bins of the histogram of uses; the last one is open.
+_BINS = 9
 
 # Integer columns and their types in draws and checkpoints. The table keeps them
 # in one array, so that a row's integers are adjacent in memory.
@@ -51,6 +57,11 @@ class RowTable:
   tokens: [rows, T] int32, 0 past the length.
   behavior_logprobs, ref_logprobs: [rows, T] float32, nats, 0 past the length;
     the latter are undefined where `ref_versions` is -1.
+
+  untrained: amount never used. A group counts as a prompt until one of its
+    completions is used or all are gone.
+  num_uses: sum of `use_counts`.
+  histogram: number of completions used 0, 1, … times; the last bin is open.
   """
 
   ids: np.ndarray
@@ -73,62 +84,93 @@ class RowTable:
     self._num_tokens = num_tokens
     self._max_rows = max_rows
     self._columns = np.arange(num_tokens)
-    self._clear()
+    self.clear()
 
   def __len__(self) -> int:
     return self._num_live
 
   def append(
-      self,
-      *,
-      prompt_id: int,
-      group: int,
-      arrival: int,
-      lengths: np.ndarray,
-      stopped: np.ndarray,
-      versions: np.ndarray,
-      epoch: int,
-      rewards: np.ndarray,
-      tokens: np.ndarray,
-      behavior_logprobs: np.ndarray,
+      self, group: types.Group, indices: Sequence[int], step: int
   ) -> np.ndarray:
-    """Stores n completions of one group; returns their rows, [n] int64.
-
-    Lengths, stopped, versions and rewards are [n]. Tokens and behavior_logprobs
-    are [n, W] for any W, and ignored past the length.
-    """
-    count = len(lengths)
+    """Stores some completions of a group; returns their rows, [n] int64."""
+    count = len(indices)
+    index = np.array(indices) if count < len(group.rewards) else slice(None)
     rows = self._allocate(count)
-    integers = np.zeros((count, len(_INTEGERS)), np.int64)
+    lengths = group.completion_lengths[index]
+    integers = np.empty((count, len(_INTEGERS)), np.int64)
     for i, value in enumerate(
         (
             np.arange(self.next_id, self.next_id + count),
-            prompt_id,
-            group,
-            arrival,
+            group.prompt_id,
+            self._next_group,
+            step,
             lengths,
-            stopped,
-            versions,
-            epoch,
+            group.stopped[index],
+            group.versions[index],
+            group.epoch,
             0,
             -1,
         )
     ):
       integers[:, i] = value
     self._integers[rows] = integers
-    self.next_id += count
-    self.rewards[rows] = rewards
-    width = min(tokens.shape[1], self._num_tokens)
+    self.rewards[rows] = group.rewards[index]
+    width = min(group.completion_tokens.shape[1], self._num_tokens)
     mask = self._columns[:width] < lengths[:, None]
-    self.tokens[rows, :width] = np.where(mask, tokens[:, :width], 0)
-    self.behavior_logprobs[rows, :width] = np.where(
-        mask, behavior_logprobs[:, :width], 0
-    )
-    if width < self._num_tokens:
-      self.tokens[rows, width:] = 0
-      self.behavior_logprobs[rows, width:] = 0
+    for column, values in (
+        (self.tokens, group.completion_tokens),
+        (self.behavior_logprobs, group.behavior_logprobs),
+    ):
+      column[rows, :width] = np.where(mask, values[index, :width], 0)
+      if width < self._num_tokens:
+        column[rows, width:] = 0
     self._append_order(rows)
+    self._unused_groups[self._next_group] = count
+    self.untrained += ledger.amount_of(1, lengths.tolist())
+    self.histogram[0] += count
+    self._next_group += 1
+    self.next_id += count
     return rows
+
+  def free(self, rows: np.ndarray) -> None:
+    """Frees rows, [n] int64."""
+    num_groups, unused = 0, []
+    for group, uses, length in zip(
+        self.groups[rows].tolist(),
+        self.use_counts[rows].tolist(),
+        self.lengths[rows].tolist(),
+        strict=True,
+    ):
+      if not uses:
+        unused.append(length)
+      self.histogram[min(uses, _BINS - 1)] -= 1
+      self.num_uses -= uses
+      if group in self._unused_groups:
+        self._unused_groups[group] -= 1
+        if not self._unused_groups[group]:
+          del self._unused_groups[group]
+          num_groups += 1
+    self.untrained -= ledger.amount_of(num_groups, unused)
+    self.ids[rows] = -1
+    self._free.extend(rows.tolist())
+    self._num_live -= len(rows)
+
+  def use(self, rows: np.ndarray) -> ledger.Amount:
+    """Counts uses of rows, [n] int64 with repeats; returns the first uses."""
+    rows, uses = np.unique(rows, return_counts=True)
+    before = self.use_counts[rows]
+    self.use_counts[rows] = before + uses
+    change = _bins(before + uses) - _bins(before)
+    self.histogram = [n + int(d) for n, d in zip(self.histogram, change)]
+    self.num_uses += int(uses.sum())
+    first = rows[before == 0]
+    groups = set(self.groups[first].tolist())
+    num_groups = sum(
+        self._unused_groups.pop(g, None) is not None for g in groups
+    )
+    trained = ledger.amount_of(num_groups, self.lengths[first].tolist())
+    self.untrained -= trained
+    return trained
 
   def integers(self, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the integer columns at rows of any shape, by name."""
@@ -137,12 +179,6 @@ class RowTable:
         name: values[..., i].astype(dtype)
         for i, (name, dtype) in enumerate(_INTEGERS.items())
     }
-
-  def free(self, rows: np.ndarray) -> None:
-    """Frees rows, [n] int."""
-    self.ids[rows] = -1
-    self._free.extend(rows.tolist())
-    self._num_live -= len(rows)
 
   def find(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows of ids of any shape, and whether each is still stored.
@@ -177,7 +213,7 @@ class RowTable:
     order = self._order[self._order_start : self._order_end]
     return order[self.ids[order[:, 1]] == order[:, 0], 1]
 
-  def whole_groups(self, arrived_from: int, size: int) -> np.ndarray:
+  def complete_groups(self, arrived_from: int, size: int) -> np.ndarray:
     """Returns rows of the complete groups, oldest first, [n, size] int64.
 
     Args:
@@ -186,7 +222,6 @@ class RowTable:
     """
     rows = self.live_rows()
     rows = rows[self.arrivals[rows] >= arrived_from]
-    rows = rows[np.argsort(self.ids[rows])]
     _, starts, counts = np.unique(
         self.groups[rows], return_index=True, return_counts=True
     )
@@ -200,64 +235,64 @@ class RowTable:
   def get_state(self) -> dict[str, Any]:
     """Returns the live rows in order of arrival, tokens without padding."""
     rows = self.live_rows()
+    cached = rows[self.ref_versions[rows] >= 0]
     state: dict[str, Any] = self.integers(rows)
     state["rewards"] = self.rewards[rows]
-    mask = self.token_mask(self.lengths[rows])
-    state["tokens"] = self.tokens[rows][mask]
-    state["behavior_logprobs"] = self.behavior_logprobs[rows][mask]
-    cached = rows[self.ref_versions[rows] >= 0]
-    mask = self.token_mask(self.lengths[cached])
-    state["ref_logprobs"] = self.ref_logprobs[cached][mask]
+    for name in _TOKENS:
+      some = cached if name == "ref_logprobs" else rows
+      state[name] = getattr(self, name)[some][
+          self.token_mask(self.lengths[some])
+      ]
     state["next_id"] = self.next_id
+    state["next_group"] = self._next_group
+    state["unused_groups"] = np.array(sorted(self._unused_groups), np.int64)
     return state
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Restores a state; raises ValueError if a completion is longer than T."""
     lengths = state["lengths"]
-    if len(lengths) and lengths.max() > self._num_tokens:
+    if lengths.max(initial=0) > self._num_tokens:
       raise ValueError(
           f"saved completions of up to {lengths.max()} tokens; allowed:"
           f" max_completion_tokens={self._num_tokens}"
       )
-    self._clear()
+    self.clear()
     rows = self._allocate(len(lengths))
     for i, name in enumerate(_INTEGERS):
       self._integers[rows, i] = state[name]
     self.rewards[rows] = state["rewards"]
     mask = self.token_mask(lengths)
-    everywhere = np.ones(len(lengths), np.bool_)
     cached = state["ref_versions"] >= 0
-    for name, some in (
-        ("tokens", everywhere),
-        ("behavior_logprobs", everywhere),
-        ("ref_logprobs", cached),
-    ):
-      values = np.zeros(mask[some].shape, _TOKENS[name])
+    for name, dtype in _TOKENS.items():
+      some = cached if name == "ref_logprobs" else slice(None)
+      values = np.zeros(mask[some].shape, dtype)
       values[mask[some]] = state[name]
       getattr(self, name)[rows[some]] = values
     self._append_order(rows)
     self.next_id = int(state["next_id"])
+    self._next_group = int(state["next_group"])
+    groups = state["groups"]
+    groups, counts = np.unique(
+        groups[np.isin(groups, state["unused_groups"])], return_counts=True
+    )
+    self._unused_groups = dict(zip(groups.tolist(), counts.tolist()))
+    uses = state["use_counts"]
+    self.untrained = ledger.amount_of(len(groups), lengths[uses == 0].tolist())
+    self.histogram = _bins(uses).tolist()
+    self.num_uses = int(uses.sum())
 
-  def check_valid(self) -> None:
-    """Raises RuntimeError if the table is inconsistent."""
-    rows = self.live_rows()
-    if len(rows) != self._num_live:
-      raise RuntimeError(f"{len(rows)} live rows, {self._num_live} counted")
-    everywhere = np.concatenate([rows, np.array(self._free, np.int64)])
-    if not np.array_equal(np.sort(everywhere), np.arange(self._num_used)):
-      raise RuntimeError("a row is neither live nor free, or is both")
-    if np.any(np.diff(self.ids[rows]) <= 0):
-      raise RuntimeError("ids do not increase in order of arrival")
-    if np.any(np.diff(self.arrivals[rows]) < 0):
-      raise RuntimeError("arrival steps decrease in order of arrival")
-    if np.any(self.tokens[rows][~self.token_mask(self.lengths[rows])]):
-      raise RuntimeError("a token past its completion's length")
-
-  def _clear(self) -> None:
+  def clear(self) -> None:
+    """Removes all rows and restarts the ids."""
     self._free: list[int] = []
     self._num_used = 0
     self._num_live = 0
     self.next_id = 0
+    self._next_group = 0
+    # Rows of each group of which none was used.
+    self._unused_groups: dict[int, int] = {}
+    self.untrained = ledger.Amount()
+    self.histogram = [0] * _BINS
+    self.num_uses = 0
     # (id, row) of all arrivals since the oldest live one. Entries of freed rows
     # are removed when they come first or the array is full.
     self._order = np.empty((_MIN_ROWS, 2), np.int64)
@@ -340,12 +375,15 @@ class PromptRows:
     self._rows[end - len(rows) : end] = rows
     self._end = end
 
-  def drop_oldest(self, count: int) -> None:
-    self._start += count
-
   def remove(self, row: int, ids: np.ndarray) -> None:
-    """Removes one of the rows; `ids` is the table's column."""
+    """Removes one of the rows, the oldest in constant time.
+
+    `ids` is the table's column.
+    """
     view = self.view()
+    if view[0] == row:
+      self._start += 1
+      return
     place = bisect.bisect_left(view, ids[row], key=ids.__getitem__)
     view[place:-1] = view[place + 1 :]
     self._end -= 1
@@ -353,3 +391,7 @@ class PromptRows:
   def first_after(self, step: int, arrivals: np.ndarray) -> int:
     """Returns the index of the first row that arrived after `step`."""
     return bisect.bisect_right(self.view(), step, key=arrivals.__getitem__)
+
+
+def _bins(uses: np.ndarray) -> np.ndarray:
+  return np.bincount(np.minimum(uses, _BINS - 1), minlength=_BINS)

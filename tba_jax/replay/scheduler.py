@@ -76,8 +76,8 @@ class Grants:
       asked: searchers whose blocks are returned even if unchanged.
 
     Returns:
-      sid -> all its blocks, for searchers whose blocks changed. A block is
-      [number, version, [(position, prompt_id, visit), …]].
+      sid -> all its blocks, for searchers whose blocks changed, as in the
+      message "work".
     """
     # By blocks held, then by name. Not built when nothing is available: there
     # may be thousands of searchers.
@@ -97,7 +97,11 @@ class Grants:
     self._changed -= changed
     return {
         sid: [
-            [number, version, [(p, *self._order.prompt(p)) for p in positions]]
+            {
+                "number": number,
+                "version": version,
+                "prompts": [(p, *self._order.prompt(p)) for p in positions],
+            }
             for number, version, positions in self._blocks.get(sid, ())
         ]
         for sid in changed

@@ -141,13 +141,6 @@ class PromptPool:
     self._position = {key: i for i, key in enumerate(self._items)}
     self._num_undrawn = int(state["num_undrawn"])
 
-  def check_valid(self) -> None:
-    """Raises RuntimeError if the pool is inconsistent."""
-    if not 0 <= self._num_undrawn <= len(self._items):
-      raise RuntimeError("more keys are undrawn than are in the pool")
-    if self._position != {key: i for i, key in enumerate(self._items)}:
-      raise RuntimeError("positions do not match the keys")
-
   def _swap(self, i: int, j: int) -> None:
     items = self._items
     items[i], items[j] = items[j], items[i]
@@ -229,17 +222,6 @@ class RecentPool:
     self._pool.set_state(state["pool"])
     self._arrivals = collections.deque(map(tuple, state["arrivals"].tolist()))
     self._last = {key: step for step, key in state["last"].tolist()}
-
-  def check_valid(self) -> None:
-    """Raises RuntimeError if the pool is inconsistent."""
-    self._pool.check_valid()
-    if len(self._last) != len(self._pool) or any(
-        key not in self._pool for key in self._last
-    ):
-      raise RuntimeError("a recent prompt without an arrival, or the reverse")
-    waiting = set(self._arrivals)
-    if any((step, key) not in waiting for key, step in self._last.items()):
-      raise RuntimeError("a recent prompt that would never expire")
 
 
 def _pairs(pairs: Sequence[tuple[int, int]]) -> np.ndarray:

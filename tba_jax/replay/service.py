@@ -46,7 +46,7 @@ class ReplayService:
     """Makes the service; restores a saved state.
 
     Args:
-      config: reads `sampling.max_prompt_tokens`.
+      config: reads `sampling` (P and T).
       server: made with the same `saved`.
       buffer: empty.
       vocab_size: upper bound of token ids.
@@ -63,6 +63,7 @@ class ReplayService:
     self._limits = {
         "vocab_size": vocab_size,
         "max_prompt_tokens": config.sampling.max_prompt_tokens,
+        "max_completion_tokens": config.sampling.max_completion_tokens,
     }
     self._on_event = on_event
     self._score_groups = score_groups
@@ -249,8 +250,7 @@ class ReplayService:
         self._on_event("rejected", f"{new} completions: {reason}")
     arrived.sort(key=lambda group: group.position)
     for group in self._score_groups(arrived):
-      result = self.buffer.insert(group, step)
-      self.ledger.evict(result.left_untrained)
+      self.ledger.evict(self.buffer.insert(group, step))
 
   def _is_early(self, record: queue_server.Record, step: int) -> bool:
     """Returns whether a record is data of a later step, found in the journal.
@@ -314,7 +314,7 @@ class ReplayService:
       return "duplicate"
     if (group.prompt_id, group.visit) != self._order.prompt(position):
       return "position"
-    return messages.check_group(group, **self._limits)
+    return messages.reject_reason(group, **self._limits)
 
   def _reject(self, reason: str, amount: Amount) -> None:
     self.rejected[reason] = self.rejected.get(reason, 0) + amount.completions

@@ -1,14 +1,20 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the buffer's rules, one by one, and of its state."""
+"""Tests of the replay buffer: inserts, eviction, draws, uses, saved state."""
+
+import json
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
 from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import ledger
+from tba_jax.training import checkpoint
 from tests.replay import fake_groups
+from tests.replay import invariants
 
+Amount = ledger.Amount
 make_group = fake_groups.make_group
 distinct = fake_groups.distinct
 make_buffer = fake_groups.make_buffer
@@ -24,14 +30,13 @@ class InsertTest(parameterized.TestCase):
         make_group(1, [[5], [8]], rewards=[2, 2], version=4), 1
     )
     self.assertLen(buffer, 3)
-    self.assertEqual(result.inserted, (1, 2, 2))
-    self.assertEqual(result.replaced_untrained, (0, 1, 1))
+    self.assertEqual(result, (0, 1, 1))
     draw = buffer.sample(1, 2, 1)
     # Only the copy is recent, with its own reward, version and arrival.
     self.assertEqual(first_tokens(draw), {5, 8})
     self.assertEqual(set(draw.rewards.ravel().tolist()), {2.0})
     self.assertEqual(set(draw.versions.ravel().tolist()), {4})
-    buffer.check_valid()
+    invariants.check_buffer(buffer)
 
   def test_a_copy_starts_anew(self):
     buffer = make_buffer()
@@ -40,8 +45,7 @@ class InsertTest(parameterized.TestCase):
     self.assertEqual(buffer.mark_trained(old), (1, 1, 1))
     buffer.set_ref_logprobs(old, np.full((1, 1, 4), -1.0, np.float32), 0)
     result = buffer.insert(make_group(1, [[5]]), 1)
-    self.assertEqual(result.replaced_trained, (0, 1, 1))
-    self.assertEqual(result.left_untrained, (0, 0, 0))
+    self.assertEqual(result, (0, 0, 0))
     self.assertEqual(buffer.untrained(), (1, 1, 1))
     draw = buffer.sample(1, 1, 1)
     self.assertTrue(draw.fresh.all())
@@ -67,7 +71,7 @@ class InsertTest(parameterized.TestCase):
     buffer = make_buffer(capacity=1)
     buffer.insert(make_group(1, [[5, 6, 7, 8]]), 0)
     buffer.insert(make_group(1, [[9]], width=2), 0)
-    buffer.check_valid()
+    invariants.check_buffer(buffer)
     draw = buffer.sample(1, 1, 0)
     np.testing.assert_array_equal(draw.completion_tokens, [[[9, 0, 0, 0]]])
     np.testing.assert_array_equal(draw.behavior_logprobs, [[[-9, 0, 0, 0]]])
@@ -76,8 +80,7 @@ class InsertTest(parameterized.TestCase):
     buffer = make_buffer()
     result = buffer.insert(make_group(1, [[5], [6], [5]], rewards=[1, 2, 3]), 0)
     self.assertLen(buffer, 2)
-    self.assertEqual(result.inserted, (1, 3, 3))
-    self.assertEqual(result.replaced_untrained, (0, 1, 1))
+    self.assertEqual(result, (0, 1, 1))
     draw = buffer.sample(1, 2, 0)
     self.assertEqual(set(draw.rewards.ravel().tolist()), {2.0, 3.0})
 
@@ -85,18 +88,18 @@ class InsertTest(parameterized.TestCase):
     buffer = make_buffer(dedupe=False)
     result = buffer.insert(make_group(1, [[5], [5]]), 0)
     self.assertLen(buffer, 2)
-    self.assertEqual(result.left_untrained, (0, 0, 0))
-    buffer.check_valid()
+    self.assertEqual(result, (0, 0, 0))
+    invariants.check_buffer(buffer)
 
   def test_oldest_of_the_prompt_goes(self):
     buffer = make_buffer(capacity_per_prompt=3, recent_window_steps=9)
     buffer.insert(make_group(2, distinct(50, 3)), 0)
     buffer.insert(make_group(1, distinct(10, 2)), 0)
     result = buffer.insert(make_group(1, distinct(20, 2)), 1)
-    self.assertEqual(result.evicted_untrained, (0, 1, 1))
+    self.assertEqual(result, (0, 1, 1))
     result = buffer.insert(make_group(1, distinct(30, 1)), 1)
     # With its second completion the first group is gone as a whole.
-    self.assertEqual(result.evicted_untrained, (1, 1, 1))
+    self.assertEqual(result, (1, 1, 1))
     self.assertLen(buffer, 6)
     self.assertEqual(
         first_tokens(buffer.sample(2, 3, 1)), {20, 21, 30, 50, 51, 52}
@@ -111,7 +114,7 @@ class InsertTest(parameterized.TestCase):
     self.assertEqual(buffer.num_prompts, 2)
     for _ in range(4):
       self.assertEqual(first_tokens(buffer.sample(2, 3, 0)), {21, 30, 31, 32})
-    buffer.check_valid()
+    invariants.check_buffer(buffer)
 
   def test_trained_and_untrained_evictions(self):
     buffer = make_buffer(capacity=2, recent_window_steps=9)
@@ -119,48 +122,29 @@ class InsertTest(parameterized.TestCase):
     draw = buffer.sample(1, 1, 0)
     self.assertEqual(buffer.mark_trained(draw.rows)[:2], (1, 1))
     result = buffer.insert(make_group(2, [[6], [7]]), 0)
-    trained, untrained = result.evicted_trained, result.evicted_untrained
-    self.assertEqual(trained + untrained, (0, 2, 5))
-    self.assertEqual(trained.tokens, int(draw.completion_lengths.item()))
+    # The completion that was used does not count.
+    self.assertEqual(result, (0, 1, 5 - int(draw.completion_lengths.item())))
 
   def test_group_larger_than_the_capacity(self):
     buffer = make_buffer(capacity_per_prompt=2)
     result = buffer.insert(make_group(1, distinct(10, 5)), 0)
-    self.assertEqual(result.evicted_untrained, (0, 3, 3))
+    self.assertEqual(result, (0, 3, 3))
     self.assertEqual(buffer.untrained(), (1, 2, 2))
     self.assertEqual(first_tokens(buffer.sample(1, 2, 0)), {13, 14})
 
   @parameterized.parameters(
-      (dict(completions=[[1] * 5]), 0, "5 tokens"),
-      (dict(completions=[[1]], rewards=[np.nan]), 0, "not finite"),
-      (dict(completions=[[1]], prompt_id=6), 0, "other tokens"),
-      (dict(completions=[[1]]), -1, "step -1"),
+      (dict(prompt_tokens=np.array([8, 8], np.int32)), 0, "other tokens"),
+      (dict(), -1, "step -1"),
   )
   def test_refusals_change_nothing(self, fields, step, message):
     buffer = make_buffer()
     buffer.insert(make_group(1, [[9]]), 0)
-    width = max(len(c) for c in fields["completions"])
-    group = make_group(**{"prompt_id": 1, "width": width, **fields})
-    if group.prompt_id == 6:
-      fields = {**vars(group), "prompt_id": 1}
-      fields["prompt_tokens"] = np.array([8, 8], np.int32)
-      group = type(group)(**fields)
+    group = make_group(1, [[1]], **fields)
     before = repr(buffer.get_state())
     with self.assertRaisesRegex(ValueError, message):
       buffer.insert(group, step)
     self.assertEqual(repr(buffer.get_state()), before)
-    buffer.check_valid()
-
-  def test_too_long_prompt_and_empty_completion(self):
-    buffer = make_buffer(max_prompt_tokens=1)
-    with self.assertRaisesRegex(ValueError, "max_prompt_tokens=1"):
-      buffer.insert(make_group(1, [[9]]), 0)
-    group = make_group(0, [[9]])
-    group.completion_lengths[0] = 0
-    with self.assertRaisesRegex(ValueError, "without tokens"):
-      buffer.insert(group, 0)
-    self.assertEmpty(buffer)
-    self.assertEqual(buffer.num_prompts, 0)
+    invariants.check_buffer(buffer)
 
 
 class StalenessTest(absltest.TestCase):
@@ -223,10 +207,10 @@ class InOrderTest(absltest.TestCase):
     self.assertEqual(
         self.draw(2, 5).completion_tokens[..., 0].tolist(), [[30, 31], [0, 1]]
     )
-    self.buffer.check_valid()
+    invariants.check_buffer(self.buffer)
 
   def test_refuses_what_is_not_there(self):
-    with self.assertRaisesRegex(ValueError, "no whole group since 5"):
+    with self.assertRaisesRegex(ValueError, "no complete group since 5"):
       self.buffer.sample_in_order(2, 2, 5, arrived_from=5, skip=0)
     with self.assertRaisesRegex(ValueError, "step 4 after step 5"):
       self.draw(0, 4)
@@ -348,6 +332,327 @@ class SampleTest(absltest.TestCase):
     buffer.sample(1, 1, 3)
     with self.assertRaisesRegex(ValueError, "step 2"):
       buffer.sample(1, 1, 2)
+
+
+def _embed(completions):
+  # Completions whose first tokens share a ten are similar.
+  return np.eye(10, dtype=np.float32)[[c[0] // 10 for c in completions]]
+
+
+_EDIT = {"similarity": "edit", "similarity_limit": 0.3}
+_COSINE = {"similarity": "cosine", "similarity_limit": 0.9, "embed": _embed}
+
+
+def _buffer(**changes):
+  return make_buffer(**{"recent_fraction": 0.0, **changes})
+
+
+def _stored(buffer):
+  """Returns {first token: reward} of all that is stored, after a check."""
+  invariants.check_buffer(buffer)
+  table = buffer.table
+  rows = table.live_rows()
+  return dict(zip(table.tokens[rows, 0].tolist(), table.rewards[rows].tolist()))
+
+
+class DuplicatesTest(absltest.TestCase):
+
+  def test_the_oldest_stays(self):
+    buffer = _buffer(duplicates="oldest")
+    buffer.insert(make_group(0, [[5], [6]], rewards=[1.0, 2.0]), 0)
+    result = buffer.insert(make_group(0, [[6], [7]], rewards=[9.0, 3.0]), 1)
+    self.assertEqual(_stored(buffer), {5: 1.0, 6: 2.0, 7: 3.0})
+    self.assertEqual(result, Amount(0, 1, 1))
+    self.assertEqual(buffer.untrained(), Amount(2, 3, 3))
+
+  def test_a_group_of_duplicates_alone_leaves_whole(self):
+    buffer = _buffer(duplicates="oldest", recent_fraction=1.0)
+    buffer.insert(make_group(0, [[5], [6]]), 0)
+    result = buffer.insert(make_group(0, [[5], [6]]), 3)
+    self.assertEqual(result, Amount(1, 2, 2))
+    self.assertEqual(buffer.untrained(), Amount(1, 2, 2))
+    invariants.check_buffer(buffer)
+    # Nothing of it is recent, so the draw is from all.
+    self.assertFalse(buffer.sample(1, 2, 3).recent.any())
+
+
+class SimilarityTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(("edit", _EDIT), ("cosine", _COSINE))
+  def test_the_higher_reward_stays(self, settings):
+    buffer = _buffer(**settings)
+    first = make_group(0, [[11, 1, 2, 3], [21, 4, 5, 6]], rewards=[1.0, 2.0])
+    buffer.insert(first, 0)
+    # Like the first and better; like the second and no better; like none.
+    second = make_group(
+        0,
+        [[12, 1, 2, 3], [22, 4, 5, 6], [31, 7, 8, 9]],
+        rewards=[1.5, 2.0, 0.0],
+    )
+    result = buffer.insert(second, 1)
+    self.assertEqual(_stored(buffer), {12: 1.5, 21: 2.0, 31: 0.0})
+    self.assertEqual(result, Amount(0, 2, 8))
+
+  def test_within_a_group_too(self):
+    buffer = _buffer(**_COSINE)
+    group = make_group(0, [[11], [12], [13], [21]], rewards=[1.0, 3.0, 2.0, 0])
+    buffer.insert(group, 0)
+    self.assertEqual(_stored(buffer), {12: 3.0, 21: 0.0})
+
+  def test_one_may_replace_several(self):
+    buffer = _buffer(**_EDIT)
+    old = make_group(0, [[1, 2, 3, 4], [1, 7, 8, 9]], rewards=[1.0, 2.0])
+    buffer.insert(old, 0)
+    self.assertLen(buffer, 2)
+    buffer.insert(make_group(0, [[1, 2, 8, 4]], rewards=[3.0]), 1)
+    self.assertEqual(_stored(buffer), {1: 3.0})
+
+  def test_stop_tokens_are_not_compared(self):
+    buffer = _buffer(similarity="edit", similarity_limit=0.2)
+    # Without the stop token 0 the two are equal; with it they are not similar.
+    buffer.insert(make_group(0, [[5, 0]], rewards=[1.0]), 0)
+    buffer.insert(make_group(0, [[5]], rewards=[2.0]), 0)
+    self.assertEqual(_stored(buffer), {5: 2.0})
+    self.assertLen(buffer, 1)
+
+  def test_prompts_are_apart(self):
+    buffer = _buffer(**_COSINE)
+    buffer.insert(make_group(0, [[11]], rewards=[1.0]), 0)
+    buffer.insert(make_group(1, [[12]], rewards=[0.0]), 0)
+    self.assertLen(buffer, 2)
+
+  @parameterized.named_parameters(("edit", _EDIT), ("cosine", _COSINE))
+  def test_a_restored_buffer_compares_as_before(self, settings):
+    buffer = _buffer(**settings)
+    buffer.insert(make_group(0, [[11, 1, 2, 3], [21, 4, 5, 6]]), 0)
+    again = _buffer(**settings)
+    again.set_state(buffer.get_state())
+    again.insert(make_group(0, [[12, 1, 2, 3]], rewards=[-1.0]), 1)
+    self.assertEqual(_stored(again), _stored(buffer))
+    again.insert(make_group(0, [[12, 1, 2, 3]], rewards=[5.0]), 2)
+    self.assertEqual(_stored(again), {12: 5.0, 21: 1.0})
+
+
+class EvictionTest(absltest.TestCase):
+
+  def test_the_lowest_rewards_go_new_ones_too(self):
+    buffer = _buffer(capacity_per_prompt=3, evict="lowest_reward")
+    group = make_group(0, [[1], [2], [3]], rewards=[5.0, 1.0, 3.0])
+    buffer.insert(group, 0)
+    result = buffer.insert(make_group(0, [[4], [5]], rewards=[4.0, 0.0]), 1)
+    self.assertEqual(_stored(buffer), {1: 5.0, 3: 3.0, 4: 4.0})
+    self.assertEqual(result, Amount(0, 2, 2))
+
+  def test_of_all_prompts(self):
+    buffer = _buffer(capacity=3, evict="lowest_reward")
+    buffer.insert(make_group(0, [[1]], rewards=[0.0]), 0)
+    buffer.insert(make_group(1, [[2], [3]], rewards=[2.0, 3.0]), 0)
+    buffer.insert(make_group(2, [[4]], rewards=[1.0]), 1)
+    self.assertEqual(_stored(buffer), {2: 2.0, 3: 3.0, 4: 1.0})
+    self.assertEqual(buffer.num_prompts, 2)
+    # Too bad to come in: the group leaves whole, and the prompt is not known.
+    result = buffer.insert(make_group(3, [[5]], rewards=[-1.0]), 2)
+    self.assertEqual(result, Amount(1, 1, 1))
+    self.assertEqual(buffer.num_prompts, 2)
+    invariants.check_buffer(buffer)
+    self.assertEqual(first_tokens(buffer.sample(2, 1, 2)) & {5},
+                     set())  # fmt: skip
+
+  def test_equal_rewards_go_oldest_first(self):
+    buffer = _buffer(capacity_per_prompt=2, evict="lowest_reward")
+    for token in range(4):
+      buffer.insert(make_group(0, [[token + 1]], rewards=[1.0]), token)
+    self.assertEqual(set(_stored(buffer)), {3, 4})
+
+  def test_a_frozen_buffer_does_not_grow(self):
+    buffer = _buffer(capacity_per_prompt=40, freeze_step=2)
+    for step in range(5):
+      group = make_group(0, distinct(2 * step + 1, 2))
+      buffer.insert(group, step)
+    self.assertEqual(set(_stored(buffer)), {7, 8, 9, 10})
+    again = _buffer(capacity_per_prompt=40, freeze_step=2)
+    again.set_state(buffer.get_state())
+    again.insert(make_group(0, distinct(20, 2)), 6)
+    self.assertEqual(set(_stored(again)), {9, 10, 20, 21})
+
+  def test_random_groups_against_a_plain_list(self):
+    rng = np.random.default_rng(0)
+    buffer = _buffer(
+        capacity=12,
+        capacity_per_prompt=12,
+        recent_fraction=0.5,
+        duplicates="oldest",
+        evict="lowest_reward",
+        **_COSINE,
+    )
+    plain: dict[int, tuple[float, int]] = {}  # ten -> (reward, first token)
+    for step in range(60):
+      firsts = rng.choice(np.arange(1, 90), 4, replace=False)
+      rewards = rng.choice(1000, 4, replace=False).astype(float)
+      group = make_group(0, [[f] for f in firsts], rewards=rewards)
+      before = buffer.untrained()
+      result = buffer.insert(group, step)
+      # Copies of what was there before are refused first of all.
+      known = {first for _, first in plain.values()}
+      for first, reward in zip(firsts.tolist(), rewards.tolist()):
+        if first not in known and reward > plain.get(first // 10, (-1.0, 0))[0]:
+          plain[first // 10] = (reward, first)
+      self.assertEqual(_stored(buffer), {f: r for r, f in plain.values()})
+      self.assertEqual(buffer.untrained(), before + (1, 4, 4) - result)
+      draw = buffer.sample(2, 3, step)
+      buffer.mark_trained(draw.rows)
+
+
+class UseTest(absltest.TestCase):
+
+  def test_first_uses_and_counts(self):
+    buffer = make_buffer(recent_window_steps=9)
+    buffer.insert(make_group(1, [[1], [2, 2]]), 0)
+    draw = buffer.sample(1, 6, 0)
+    self.assertEqual(int(draw.fresh.sum()), len(np.unique(draw.rows)))
+    self.assertEqual(
+        draw.stats()["unique_share"], len(np.unique(draw.rows)) / 6
+    )
+    everything = buffer.sample(1, 2, 0).rows
+    self.assertEqual(buffer.mark_trained(everything), (1, 2, 3))
+    self.assertEqual(buffer.mark_trained(everything), (0, 0, 0))
+    buffer.mark_trained(np.repeat(everything.ravel()[:1], 3))
+    self.assertFalse(buffer.sample(1, 2, 0).fresh.any())
+    stats = buffer.stats()
+    self.assertEqual(stats["use_count"], 3.5)
+    self.assertEqual(stats["use_count_histogram"]["5"], 1)
+    self.assertEqual(stats["use_count_histogram"]["2"], 1)
+    invariants.check_buffer(buffer)
+
+  def test_what_a_draw_tells_of_its_completions(self):
+    buffer = make_buffer(dedupe=False, recent_window_steps=9)
+    buffer.insert(make_group(1, [[1], [2, 2], [1], [1, 0]]), 0)
+    stats = buffer.sample(1, 4, 0).stats()
+    self.assertEqual(stats["unique_completions"], 3)
+    self.assertEqual(stats["completion_tokens"], 1.5)
+    self.assertEqual(stats["stop_rate"], 0.25)
+
+  def test_evicted_meanwhile(self):
+    buffer = make_buffer(capacity=1)
+    buffer.insert(make_group(1, [[1]]), 0)
+    rows = buffer.sample(1, 1, 0).rows
+    result = buffer.insert(make_group(2, [[2]]), 0)
+    self.assertEqual(result, (1, 1, 1))
+    # It was counted as evicted, and the row's new tenant is another.
+    self.assertEqual(buffer.mark_trained(rows), (0, 0, 0))
+    self.assertEqual(
+        buffer.set_ref_logprobs(rows, np.ones((1, 1, 4), np.float32), 0), 0
+    )
+    self.assertEqual(buffer.sample(1, 1, 0).ref_versions.item(), -1)
+    self.assertEqual(buffer.untrained(), (1, 1, 1))
+
+  def test_reference_logprobs(self):
+    buffer = make_buffer()
+    buffer.insert(make_group(1, [[1, 2], [3]]), 0)
+    draw = buffer.sample(1, 2, 0)
+    values = -draw.completion_tokens.astype(np.float32) - 0.5
+    self.assertEqual(buffer.set_ref_logprobs(draw.rows, values, 6), 2)
+    again = buffer.sample(1, 2, 0)
+    np.testing.assert_array_equal(again.ref_versions, [[6, 6]])
+    past = np.arange(4) >= again.completion_lengths[..., None]
+    expected = np.where(past, 0, -again.completion_tokens - 0.5)
+    np.testing.assert_array_equal(again.ref_logprobs, expected)
+
+
+class StateTest(parameterized.TestCase):
+
+  def _filled(self, **changes) -> buffer_lib.ReplayBuffer:
+    buffer = make_buffer(recent_fraction=0.5, capacity=12, **changes)
+    for step in range(8):
+      key = step * 3 % 5
+      buffer.insert(make_group(key, distinct(step * 2, 3)), step)
+      draw = buffer.sample(3, 2, step)
+      buffer.mark_trained(draw.rows)
+      if step % 2:
+        values = np.full((3, 2, 4), -step, np.float32)
+        buffer.set_ref_logprobs(draw.rows, values, step)
+    return buffer
+
+  @parameterized.parameters("uniform", "reward")
+  def test_goes_on_draw_for_draw(self, selection):
+    buffer = self._filled(selection=selection)
+    other = make_buffer(
+        recent_fraction=0.5, capacity=12, selection=selection, seed=99
+    )
+    state = buffer.get_state()
+    # Numbers outside of arrays survive JSON, whatever their size.
+    packed = checkpoint.pack_host_state(state)
+    json.loads(packed.structure)
+    other.set_state(state)
+    invariants.check_buffer(other)
+    for step in range(8, 20):
+      group = make_group(step % 6, distinct(step, 4))
+      self.assertEqual(buffer.insert(group, step), other.insert(group, step))
+      a, b = buffer.sample(4, 3, step), other.sample(4, 3, step)
+      for name, value in vars(a).items():
+        np.testing.assert_array_equal(value, getattr(b, name), err_msg=name)
+      self.assertEqual(buffer.mark_trained(a.rows), other.mark_trained(b.rows))
+      self.assertEqual(buffer.stats(), other.stats())
+      invariants.check_buffer(other)
+
+  def test_state_is_compact(self):
+    buffer = make_buffer(capacity=40_000, capacity_per_prompt=40_000)
+    for step in range(3):
+      buffer.insert(make_group(1, distinct(10 * step, 5)), step)
+    rows = buffer.get_state()["rows"]
+    self.assertLen(rows["tokens"], 15)
+    self.assertLen(rows["ids"], 15)
+    self.assertEmpty(rows["ref_logprobs"])
+
+  def test_counts_and_steps(self):
+    buffer, other = make_buffer(), make_buffer()
+    buffer.insert(make_group(1, [[1]]), 4)
+    buffer.sample(2, 1, 9)
+    other.set_state(buffer.get_state())
+    self.assertEqual(other.stats()["recent_misses"], 2)
+    with self.assertRaisesRegex(ValueError, "step 3 after step 4"):
+      other.insert(make_group(1, [[2]]), 3)
+    with self.assertRaisesRegex(ValueError, "step 8 after step 9"):
+      other.sample(1, 1, 8)
+
+  def test_dedupe_that_is_turned_on(self):
+    buffer = make_buffer(dedupe=False, recent_window_steps=9)
+    other = make_buffer(capacity=3, recent_window_steps=9)
+    buffer.insert(make_group(1, [[1], [2], [1]]), 0)
+    other.set_state(buffer.get_state())
+    invariants.check_buffer(other)
+    # Of the two copies the older one is evicted, the newer one replaced.
+    other.insert(make_group(1, [[3]]), 0)
+    invariants.check_buffer(other)
+    other.insert(make_group(1, [[1]]), 0)
+    invariants.check_buffer(other)
+    self.assertEqual(first_tokens(other.sample(1, 3, 0)), {1, 2, 3})
+
+  def test_empty_buffer(self):
+    other = make_buffer()
+    other.insert(make_group(1, [[1]]), 0)
+    other.set_state(make_buffer().get_state())
+    invariants.check_buffer(other)
+    self.assertEmpty(other)
+
+  def test_smaller_capacity_is_reached_with_the_next_insert(self):
+    buffer = self._filled()
+    other = make_buffer(capacity=4)
+    untrained = buffer.untrained()
+    other.set_state(buffer.get_state())
+    result = other.insert(make_group(9, [[1]]), 8)
+    self.assertLen(other, 4)
+    self.assertEqual(untrained + (1, 1, 1) - result, other.untrained())
+    invariants.check_buffer(other)
+
+  def test_refusals(self):
+    state = self._filled().get_state()
+    with self.assertRaisesRegex(ValueError, "max_prompt_tokens=1"):
+      make_buffer(max_prompt_tokens=1).set_state(state)
+    longer = make_buffer()
+    longer.insert(make_group(1, [[1, 2, 3]]), 0)
+    with self.assertRaisesRegex(ValueError, "max_completion_tokens=2"):
+      make_buffer(max_completion_tokens=2).set_state(longer.get_state())
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ class RandomRunTest(parameterized.TestCase):
         elif fate < 0.15:
           ledger.lost("journal", size)
         else:
-          ledger.evict(buffer.insert(group, step).left_untrained)
+          ledger.evict(buffer.insert(group, step))
       elif choice < 0.85 and len(buffer):
         unmarked.append(buffer.sample(2, 3, step).rows)
         step += 1

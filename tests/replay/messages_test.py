@@ -48,10 +48,6 @@ class PackingTest(parameterized.TestCase):
         a, b = getattr(group, field.name), getattr(copy, field.name)
         np.testing.assert_array_equal(a, b, strict=True)
 
-  def test_no_group_is_no_block(self):
-    with self.assertRaisesRegex(ValueError, "at least one"):
-      messages.pack_groups([])
-
   @parameterized.named_parameters(
       ("missing_array", "arrays", "rewards", None),
       ("dtype", "arrays", "rewards", np.zeros((2, 3), np.float64)),
@@ -85,6 +81,9 @@ class PackingTest(parameterized.TestCase):
       ("empty", {"completion_lengths": np.asarray([1, 0, 2], "i4")}, "length"),
       ("too_long", {"completion_lengths": np.asarray([1, 6, 2], "i4")},
        "length"),
+      ("above_the_limit",
+       {"completion_tokens": np.ones((3, 6), "i4"),
+        "completion_lengths": np.asarray([1, 6, 2], "i4")}, "length"),
       ("long_prompt", {"prompt_tokens": np.zeros(5, "i4")}, "length"),
       ("unknown_token", {"completion_tokens": np.full((3, 5), 9, "i4")},
        "token"),
@@ -92,7 +91,9 @@ class PackingTest(parameterized.TestCase):
   )  # fmt: skip
   def test_content_that_cannot_be_trained_on_has_a_reason(self, change, why):
     group = dataclasses.replace(make_group(), **change)
-    reason = messages.check_group(group, vocab_size=9, max_prompt_tokens=4)
+    reason = messages.reject_reason(
+        group, vocab_size=9, max_prompt_tokens=4, max_completion_tokens=5
+    )
     self.assertEqual(reason, why)
 
 

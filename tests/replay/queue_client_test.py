@@ -10,7 +10,10 @@ from tba_jax.replay import queue_client
 
 
 def _message(epoch, count, *blocks):
-  blocks = [[block, -1, [[block, 7, 0]]] for block in blocks]
+  blocks = [
+      {"number": block, "version": -1, "prompts": [[block, 7, 0]]}
+      for block in blocks
+  ]
   return {"epoch": epoch, "count": count, "blocks": blocks}
 
 

@@ -13,6 +13,7 @@ from tba_jax.replay import journal
 from tba_jax.replay import queue_server
 from tba_jax.transport import base
 from tba_jax.transport import wire
+from tests.replay import invariants
 from tests.replay import queue_case
 from tests.support import in_process
 
@@ -169,7 +170,7 @@ class RestartTest(queue_case.QueueTestCase):
         second.step(step)
       self.assert_same(self._state(second), saved[-1])
       self.assertEmpty(second.server.pending())
-      second.buffer.check_valid()
+      invariants.check_buffer(second.buffer)
       second.close()
 
   def test_the_run_goes_on_after_a_restart_with_a_torn_journal(self):
@@ -345,7 +346,8 @@ class OtherSettingsTest(queue_case.QueueTestCase):
 
     def grant(epoch, block):
       key = "work/a"
-      blocks = [[block, -1, [[block, block, 0]]]]
+      prompts = [[block, block, 0]]
+      blocks = [{"number": block, "version": -1, "prompts": prompts}]
       work = {"count": block, "blocks": blocks, "acked": 0}
       about = {"run": queue_case.RUN, "key": key, "epoch": epoch}
       data = wire.encode_message({**about, **work}, queue_case.SECRET)

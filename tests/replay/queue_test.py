@@ -196,7 +196,9 @@ class OldNewsTest(queue_case.QueueTestCase):
         count=count,
         acked=acked,
         **message,
-        blocks=[[b, -1, [[b, b, 0]]] for b in blocks],
+        blocks=[
+            {"number": b, "version": -1, "prompts": [[b, b, 0]]} for b in blocks
+        ],
     )
 
   def test_work_of_an_older_epoch_is_ignored(self):
@@ -265,7 +267,7 @@ class OldNewsTest(queue_case.QueueTestCase):
         {},
         {"epoch": "1", "count": 1, "acked": 0, "blocks": []},
         {"epoch": 1, "count": 1, "acked": 0},
-        {"epoch": 1, "count": 1, "acked": 0, "blocks": [[1, -1, [[1, 2]]]]},
+        {"epoch": 1, "count": 1, "acked": 0, "blocks": [[1]]},
     ):
       before = refused()
       self._put("work/a", **fields)

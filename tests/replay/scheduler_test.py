@@ -59,7 +59,7 @@ class RoundsTest(parameterized.TestCase):
 
 
 def _positions(blocks):
-  return [[p for p, _, _ in prompts] for _, _, prompts in blocks]
+  return [[p for p, _, _ in block["prompts"]] for block in blocks]
 
 
 class GrantsTest(absltest.TestCase):
@@ -82,8 +82,7 @@ class GrantsTest(absltest.TestCase):
     self.grants.deliver("a", [0, 1, 2, 3])
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[4, 5, 6, 7], [8, 9, 10, 11]])
-    versions = [version for _, version, _ in work["a"]]
-    self.assertEqual(versions, [0, 1])
+    self.assertEqual([block["version"] for block in work["a"]], [0, 1])
 
   def test_admission_bounds_what_is_out(self):
     self.grants.admit(8)

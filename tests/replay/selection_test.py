@@ -10,6 +10,7 @@ from absl.testing import parameterized
 import numpy as np
 
 from tba_jax.replay import selection
+from tests.replay import invariants
 
 # Of chi-square at p = 1e-4, by degrees of freedom.
 _CRITICAL = {
@@ -189,7 +190,7 @@ class PromptPoolTest(absltest.TestCase):
         (key,) = pool.draw(rng, 1)
         undrawn.remove(key)
         drawn.add(key)
-      pool.check_valid()
+      invariants.check_pool(pool)
       self.assertEqual(pool.num_undrawn, len(undrawn))
       self.assertLen(pool, len(undrawn) + len(drawn))
 
@@ -199,7 +200,7 @@ class PromptPoolTest(absltest.TestCase):
     pool.draw(rng, 4)
     pool.remove(3)
     other.set_state(pool.get_state())
-    other.check_valid()
+    invariants.check_pool(other)
     self.assertEqual(
         pool.draw(np.random.default_rng(8), 20),
         other.draw(np.random.default_rng(8), 20),
@@ -220,10 +221,10 @@ class RecentPoolTest(absltest.TestCase):
     # Step 10 is out of the window of step 12; prompt 1 came again.
     self.assertNotIn(3, pool)
     self.assertIn(1, pool)
-    pool.check_valid()
+    invariants.check_recent_pool(pool)
     pool.expire(13)
     self.assertEmpty(pool)
-    pool.check_valid()
+    invariants.check_recent_pool(pool)
 
   def test_new_data_makes_undrawn(self):
     rng = np.random.default_rng(0)
@@ -245,7 +246,7 @@ class RecentPoolTest(absltest.TestCase):
     # What is left of the arrival at step 5 has no say over that at step 6.
     pool.expire(7)
     self.assertIn(1, pool)
-    pool.check_valid()
+    invariants.check_recent_pool(pool)
 
   def test_state(self):
     rng = np.random.default_rng(1)
@@ -259,7 +260,7 @@ class RecentPoolTest(absltest.TestCase):
     for step in (2, 3):
       pool.expire(step)
       other.expire(step)
-      other.check_valid()
+      invariants.check_recent_pool(other)
       self.assertEqual(
           pool.draw(np.random.default_rng(2), 5),
           other.draw(np.random.default_rng(2), 5),

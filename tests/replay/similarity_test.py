@@ -1,17 +1,16 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Edit distances and cosines, against plain ones."""
+"""Edit distances, against the textbook recurrence."""
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tba_jax.replay import rows
 from tba_jax.replay import similarity
 
 
 def _distance(a, b):
-  """The recurrence, as it is written in books."""
+  """Returns the distance by the textbook recurrence."""
   before = list(range(len(b) + 1))
   for i, x in enumerate(a, 1):
     now = [i]
@@ -45,72 +44,16 @@ class EditDistanceTest(parameterized.TestCase):
     self.assertEqual(found.tolist(), [3, 0, 6, 1, 1])
 
   @parameterized.parameters(0.1, 0.25, 0.5)
-  def test_who_is_alike(self, limit):
+  def test_similar_below_a_share_of_both_lengths(self, limit):
     rng = np.random.default_rng(0)
-    stored = _random(rng, 200, 9, 5)
-    table = rows.RowTable(9, 300)
-    lengths = np.array([len(s) for s in stored])
-    zeros = np.zeros(len(stored))
-    places = table.append(
-        prompt_id=0,
-        group=0,
-        arrival=0,
-        lengths=lengths,
-        stopped=zeros,
-        versions=zeros,
-        epoch=0,
-        rewards=zeros,
-        tokens=_padded(stored, 9),
-        behavior_logprobs=np.zeros((len(stored), 9)),
-    )
-    edit = similarity.EditDistance(table, limit)
+    others = _random(rng, 200, 9, 5)
     for one in _random(rng, 20, 9, 5):
       expected = [
-          _distance(one, s) < limit * (len(one) + len(s)) for s in stored
+          _distance(one, other) < limit * (len(one) + len(other))
+          for other in others
       ]
-      found = edit.alike(one, None, places)
+      found = similarity.similar_by_edits(one, others, limit)
       np.testing.assert_array_equal(found, expected)
-      pairs = [edit.alike_new((one, s), (None, None)) for s in stored[:20]]
-      self.assertEqual(pairs, expected[:20])
-
-  def test_the_stop_token_does_not_count(self):
-    table = rows.RowTable(3, 10)
-    places = table.append(
-        prompt_id=0,
-        group=0,
-        arrival=0,
-        lengths=np.array([2, 2]),
-        stopped=np.array([1, 0]),
-        versions=np.zeros(2),
-        epoch=0,
-        rewards=np.zeros(2),
-        tokens=np.array([[5, 9, 0], [5, 9, 0]]),
-        behavior_logprobs=np.zeros((2, 3)),
-    )
-    edit = similarity.EditDistance(table, 0.25)
-    found = edit.alike(np.array([5]), None, places)
-    self.assertEqual(found.tolist(), [True, False])
-
-
-class CosineTest(absltest.TestCase):
-
-  def test_rows_keep_their_features(self):
-    angles = {1: 0.0, 2: 0.3, 3: 2.0}
-    embed = lambda completions: np.array(
-        [[np.cos(angles[c[0]]), np.sin(angles[c[0]])] for c in completions],
-        np.float32,
-    )
-    cosine = similarity.Cosine(embed, 0.9)
-    one = np.array([1])
-    feature = cosine.features([one])[0]
-    self.assertEqual(cosine.alike(one, feature, np.zeros(0, int)).size, 0)
-    others = cosine.features([np.array([2]), np.array([3])])
-    cosine.store(np.array([4, 0]), others)
-    found = cosine.alike(one, feature, np.array([0, 4]))
-    self.assertEqual(found.tolist(), [False, True])
-    pair = (one, np.array([3]))
-    self.assertFalse(cosine.alike_new(pair, (feature, others[1])))
-    self.assertTrue(cosine.alike_new(pair, (feature, others[0])))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,68 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Consistency checks of the replay buffer and its parts, after every change."""
+
+import numpy as np
+
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import rows as rows_lib
+from tba_jax.replay import selection
+
+
+def check_buffer(buffer: buffer_lib.ReplayBuffer) -> None:
+  """Raises AssertionError if the buffer is inconsistent."""
+  check_table(buffer.table)
+  rows = buffer.table.live_rows()
+  views = {key: prompt.view() for key, prompt in buffer.prompts.items()}
+  assert all(map(len, views.values())), "a prompt without completions"
+  np.testing.assert_array_equal(
+      np.sort(np.concatenate([*views.values(), rows[:0]])), np.sort(rows)
+  )
+  for key, view in views.items():
+    assert np.all(buffer.table.prompt_ids[view] == key)
+    assert np.all(np.diff(buffer.table.ids[view]) > 0)
+  if buffer._replay.dedupe:
+    digests = {row: buffer.digest_of(row) for row in rows.tolist()}
+    assert digests == buffer._digests
+    # Of two copies, saved before deduping was turned on, the newer one.
+    assert {digest: row for row, digest in digests.items()} == buffer._row_of
+  check_pool(buffer._replay_pool)
+  check_recent_pool(buffer._recent_pool)
+  assert set(buffer._replay_pool._items) == set(views)
+  oldest = buffer._sample_step - buffer._replay.recent_window_steps
+  for key, view in views.items():
+    if buffer.table.arrivals[view[-1]] > oldest:
+      assert key in buffer._recent_pool, f"prompt {key} is recent"
+
+
+def check_table(table: rows_lib.RowTable) -> None:
+  """Raises AssertionError if a table's rows or counts are inconsistent."""
+  rows = table.live_rows()
+  assert len(rows) == len(table)
+  everywhere = np.concatenate([rows, np.array(table._free, np.int64)])
+  np.testing.assert_array_equal(np.sort(everywhere), np.arange(table._num_used))
+  assert np.all(np.diff(table.ids[rows]) > 0)
+  assert np.all(np.diff(table.arrivals[rows]) >= 0)
+  assert not table.tokens[rows][~table.token_mask(table.lengths[rows])].any()
+  # A recount from the rows gives the same counts.
+  fresh = rows_lib.RowTable(table._num_tokens, table._max_rows)
+  fresh.set_state(table.get_state())
+  for name in ("untrained", "histogram", "num_uses", "_unused_groups"):
+    assert getattr(fresh, name) == getattr(table, name), name
+  used = rows[table.use_counts[rows] > 0]
+  assert not set(table.groups[used].tolist()) & set(table._unused_groups)
+
+
+def check_pool(pool: selection.PromptPool) -> None:
+  """Raises AssertionError if a pool is inconsistent."""
+  assert 0 <= pool.num_undrawn <= len(pool)
+  assert pool._position == {key: i for i, key in enumerate(pool._items)}
+
+
+def check_recent_pool(pool: selection.RecentPool) -> None:
+  """Raises AssertionError if a recent prompt would never expire."""
+  check_pool(pool._pool)
+  assert set(pool._last) == set(pool._pool._items)
+  assert {(step, key) for key, step in pool._last.items()} <= set(
+      pool._arrivals
+  )
