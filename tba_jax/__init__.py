@@ -28,6 +28,7 @@ def train(
     ValueError: settings are wrong; each is named with what is allowed.
   """
   # Imported here, so that `import tba_jax` stays light.
+  from tba_jax.config import load
   from tba_jax.config import validate
   from tba_jax.programs import train as train_lib
   from tba_jax.system import bucket
@@ -35,5 +36,7 @@ def train(
   if not os.fspath(workdir):
     raise ValueError("workdir: allowed a path; it is empty")
   validate.validate(config)
+  config = config.copy_and_resolve_references()
+  load.make_paths_absolute(config)
   folder = bucket.stage(os.fspath(workdir), "train")
   return train_lib.run(config, folder, [])

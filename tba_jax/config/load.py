@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import difflib
 import inspect
+import os
 import pathlib
 import re
 import sysconfig
@@ -155,8 +156,58 @@ def apply_overrides(
     for part in sections:
       section = section[part]
     section[name] = value
+  make_paths_absolute(config)
   config.lock()
   return config
+
+
+# Values of settings that may also be a path.
+_NAMES = ("", "scratch", "sft", "task", "command", "reward_model", "policy",
+          "made_up", "words")  # fmt: skip
+# A path within a list, command, FILE.py:FUNCTION or FOLDER[SPLIT].
+_PATH_IN_TEXT = re.compile(r"[^\s,:*\[\]'\"]+(?P<split>\[)?")
+
+
+def make_paths_absolute(config: ml_collections.ConfigDict) -> None:
+  """Makes relative paths of files that exist absolute, in place.
+
+  Later programs may read the run's config in another working directory.
+  """
+  for key, value in flatten(config).items():
+    if isinstance(value, str) and value not in _NAMES:
+      *sections, name = key.split(".")
+      section = config
+      for part in sections:
+        section = section[part]
+      if settings.names_files(key):
+        section[name] = _absolute(value)
+      elif sections == ["task"] and os.path.isfile(value):  # A user's task.
+        section[name] = os.path.abspath(value)
+
+
+def _absolute(text: str) -> str:
+  def replace(match: re.Match[str]) -> str:
+    path, bracket = match[0].removesuffix("["), match["split"] or ""
+    exists = os.path.exists if bracket else os.path.isfile
+    return os.path.abspath(path) + bracket if exists(path) else match[0]
+
+  if os.path.exists(text):
+    return os.path.abspath(text)
+  return _PATH_IN_TEXT.sub(replace, text)
+
+
+def are_same_files(key: str, a: Any, b: Any) -> bool:
+  """Tells whether two values differ in the folders of their files alone."""
+  names = lambda text: re.sub(r"[^\s,:*\[\]'\"]*/", "", str(text))
+  return settings.names_files(key) and names(a) == names(b)
+
+
+def are_moved_files(key: str, before: Any, now: Any) -> bool:
+  """Tells whether a setting's files have moved to another folder."""
+  if not are_same_files(key, before, now):
+    return False
+  paths = [m[0].removesuffix("[") for m in _PATH_IN_TEXT.finditer(str(before))]
+  return not any(os.path.exists(path) for path in paths if "/" in path)
 
 
 def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

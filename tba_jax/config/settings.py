@@ -862,6 +862,14 @@ def get_config() -> ml_collections.ConfigDict:
 # Task settings that name files of a host.
 _TASK_FILES = ("data", "instructions", "test", "train", "validation")
 _TASK_PATHS = ("classifier_folder", "encoder", "victim")
+# Settings whose text names files or folders of the machine, or commands.
+_FILES = frozenset("""
+    init sft.init tokenizer.source loss.name loss.value_init
+    reward.model reward_model.init reward_model.train reward_model.held_out
+    reward_model.relabel evaluate.judge evaluate.judge_command
+    store.secret_file store.tls_cert_file store.tls_key_file store.tls_ca_file
+    task.rewards task.reason task.verifier
+    """.split()).union(f"task.{name}" for name in (*_TASK_FILES, *_TASK_PATHS))
 
 
 def may_change(key: str) -> bool:
@@ -870,6 +878,11 @@ def may_change(key: str) -> bool:
   return (section is not None and section.resume) or (
       key in SETTINGS and SETTINGS[key].resume
   )
+
+
+def names_files(key: str) -> bool:
+  """Tells whether a setting may name files or folders of the machine."""
+  return key in _FILES
 
 
 def hosts(key: str) -> str:

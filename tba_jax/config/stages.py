@@ -44,6 +44,7 @@ def check(
       f" {saved.get(key, missing)!r}"
       for key in sorted({*settings, *saved})
       if settings.get(key, missing) != saved.get(key, missing)
+      and not load.are_moved_files(key, saved.get(key), settings.get(key))
   ]
   if changed:
     raise ValueError(

@@ -33,7 +33,7 @@ ConfigError = load.ConfigError
 
 # Programs that read a file of JSON lines and name their model.
 LINE_PROGRAMS = ("generate", "score")
-_WITHOUT_TASK = ("store", "status", "report")
+_WITHOUT_TASK = ("store", "status", "report", "export")
 # Sections that a program reads; relations between other sections are not
 # checked.
 _MODEL = (
@@ -103,6 +103,7 @@ def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
       " --workdir"
       for key, before, now in _differences(load.flatten(old), load.flatten(new))
       if not settings.may_change(key)
+      and not load.are_moved_files(key, before, now)
   ]
   if lines:
     raise ConfigError("\n".join(lines))
@@ -128,6 +129,7 @@ def check_hosts(
     hosts = settings.hosts(key)
     of_searcher = hosts == "searcher" or settings.may_change(key)
     both_paths = hosts == "path" and "/" in str(a) and "/" in str(b)
+    both_paths = both_paths or load.are_same_files(key, a, b)
     if not (hosts == "own" or both_paths or (searcher and of_searcher)):
       lines.append(
           f"config.{key} = {a!r} at {sides[0]}, {b!r} at {sides[1]}: allowed"

@@ -53,6 +53,8 @@ def restore(
     workdir: str | os.PathLike[str],
     step: int | None,
     mesh: jax.sharding.Mesh,
+    *,
+    needs_task: bool = True,
 ) -> tuple[policy_lib.Policy, types.PyTree, int]:
   """Returns the policy, params and step of a run's checkpoint.
 
@@ -63,6 +65,7 @@ def restore(
     workdir: of the run.
     step: of the checkpoint; None is the newest.
     mesh: what the params are put on.
+    needs_task: as of `policy.make_policy`.
 
   Raises:
     FileNotFoundError: there is no such checkpoint.
@@ -73,7 +76,7 @@ def restore(
   if not folder.is_dir():
     raise ValueError(f"{folder}: there is no checkpoint; train first, or name a"
                      " Hugging Face folder")  # fmt: skip
-  policy = policy_lib.make_policy(config, workdir)
+  policy = policy_lib.make_policy(config, workdir, needs_task=needs_task)
   checkpointer = checkpoint.Checkpointer(
       str(folder), keep=config.checkpoint.keep
   )
@@ -123,7 +126,9 @@ def of_checkpoint(
     raise ValueError(f"{workdir}: there is no checkpoint; train first")
   held = bucket.hold(run_directory.lock(str(workdir)), workdir)
   try:
-    policy, params, step = restore(config, workdir, step, mesh)
+    policy, params, step = restore(
+        config, workdir, step, mesh, needs_task=False
+    )
   finally:
     held.close()
   name = str(_checkpoints(workdir) / str(step))

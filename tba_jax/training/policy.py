@@ -31,7 +31,7 @@ _EVALUATION_SEED = 0x5EED
 class Policy:
   """The policy of a config, without its params.
 
-  task: prompts and reward.
+  task: prompts and reward; None where it was not needed.
   tokenizer: of prompts and completions.
   model: pure functions `init` and `apply`.
   folder: Hugging Face folder of the initial params; None = random.
@@ -40,7 +40,7 @@ class Policy:
     the policy, or no value model.
   """
 
-  task: base.Task
+  task: base.Task | None
   tokenizer: tokenizer_lib.Tokenizer
   model: transformer.Model
   folder: pathlib.Path | None
@@ -82,6 +82,7 @@ def make_policy(
     workdir: str | pathlib.Path,
     *,
     scratch: bool = False,
+    needs_task: bool = True,
 ) -> Policy:
   """Returns the policy of a config.
 
@@ -89,11 +90,12 @@ def make_policy(
     config: reads `task`, `tokenizer`, `model`, `init`, `lora`, `train.remat`.
     workdir: holds the SFT model if `config.init` is "sft".
     scratch: returns the policy that SFT starts from, `config.sft.init`.
+    needs_task: whether to make the task, whose data may be missing here; it is
+      always made where the tokenizer has its words.
 
   Raises:
     ValueError: the checkpoint is missing or disagrees with the config.
   """
-  task = tasks_build.make_task(config.task)
   start = config.sft.init if scratch else config.init
   if start == "scratch":
     folder = None
@@ -101,6 +103,9 @@ def make_policy(
     folder = sft_folder(workdir)
   else:
     folder = pathlib.Path(start).expanduser()
+  task = None
+  if needs_task or (config.tokenizer.source == "task" and folder is None):
+    task = tasks_build.make_task(config.task)
   if config.tokenizer.source != "task":
     tokenizer = tokenizer_lib.load(
         config.tokenizer.source, bos=config.tokenizer.bos
@@ -112,12 +117,13 @@ def make_policy(
         task.tokenizer_words(), task.tokenizer_pattern
     )
   add_stops(config, tokenizer)
-  task.drop_long(
-      tokenizer,
-      config.sampling.max_prompt_tokens,
-      # SFT also learns a stop token after each answer.
-      max_answer_tokens=scratch * (config.sampling.max_completion_tokens - 1),
-  )
+  if needs_task:
+    task.drop_long(
+        tokenizer,
+        config.sampling.max_prompt_tokens,
+        # SFT also learns a stop token after each answer.
+        max_answer_tokens=scratch * (config.sampling.max_completion_tokens - 1),
+    )
   if folder is None:
     model_config = config_lib.ModelConfig.from_config(
         config.model,

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Config files, their arguments, overrides, and the errors of all."""
 
+import functools
 import os
 import pathlib
 import subprocess
@@ -191,6 +192,45 @@ class LoadConfigTest(parameterized.TestCase):
     message = self._error(str(self.path), override)
     self.assertStartsWith(message, key)
     self.assertIn(allowed, message)
+
+  def test_files_are_found_from_another_folder(self):
+    folder = pathlib.Path(self.create_tempdir().full_path).resolve()
+    (folder / "data").mkdir()
+    (folder / "scratch").touch()
+    for name in ("data/train.jsonl", "data/test.jsonl", "rewards.py"):
+      (folder / name).touch()
+    before = os.getcwd()
+    os.chdir(folder)
+    self.addCleanup(os.chdir, before)
+    config = load_lib.load_config(
+        str(self.path),
+        [
+            "task.name=own",
+            "task.train=data/train.jsonl",
+            "task.test=data[test]",
+            "task.rewards=exact, rewards.py:short*2",
+            "task.verifier=python rewards.py 'x y'",
+            "task.prompt={rewards.py}",
+            "reward_model.train=data",
+            "store.secret_file=none",
+            "init=scratch",
+        ],
+    )
+    self.assertEqual(config.task.train, str(folder / "data/train.jsonl"))
+    self.assertEqual(config.task.test, f"{folder}/data[test]")
+    self.assertEqual(config.task.rewards, f"exact, {folder}/rewards.py:short*2")
+    self.assertEqual(config.task.verifier, f"python {folder}/rewards.py 'x y'")
+    self.assertEqual(config.task.prompt, "{rewards.py}")
+    self.assertEqual(config.reward_model.train, str(folder / "data"))
+    self.assertEqual(config.store.secret_file, "none")
+    self.assertEqual(config.init, "scratch")
+    # All may move together; nothing else may be there instead.
+    old, moved = config.task.rewards, "exact, /new/rewards.py:short*2"
+    same = functools.partial(load_lib.are_moved_files, "task.rewards", old)
+    self.assertFalse(same(moved))
+    (folder / "rewards.py").unlink()
+    self.assertTrue(same(moved))
+    self.assertFalse(same(moved.replace("short", "long")))
 
   def test_bool_alone_is_true(self):
     config = load_lib.load_config(str(self.path), ["search.lockstep"])

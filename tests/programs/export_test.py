@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import tempfile
 
 from absl.testing import absltest
@@ -15,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax.config import load
+from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.models import hf
 from tba_jax.monitor import run_directory
@@ -90,6 +93,35 @@ class ExportTest(parameterized.TestCase):
     # A second time: the model that was there is replaced.
     self.assertEqual(self.run_quietly(["3"]), 0)
     self.assert_same(hf.load(folder)[1], self.params[3])
+
+  def test_the_task_s_data_may_be_gone(self):
+    folder = str(self.directory / "start")
+    self.assertEqual(self.run_quietly([folder]), 0)
+    config = self.config.copy_and_resolve_references()
+    with config.unlocked():
+      config.init = folder
+      config.task = {"name": "own", "train": "gone.jsonl", "test": "gone.jsonl"}
+    validate.validate(load.apply_overrides(config, ()), program="export")
+    self.config, before = config, self.config
+    self.assertEqual(self.run_quietly(["3", folder]), 0, self.stderr)
+    self.config = before
+    self.assert_same(hf.load(folder)[1], self.params[3])
+
+  def test_a_flipped_bit_in_the_checkpoint_is_refused(self):
+    workdir = str(self.directory / "damaged")
+    shutil.copytree(self.workdir, workdir)
+    files = pathlib.Path(workdir, "checkpoints", "5").rglob("*")
+    path = max(
+        (f for f in files if f.is_file()), key=lambda f: f.stat().st_size
+    )
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    self.workdir, before = workdir, self.workdir
+    self.assertEqual(self.run_quietly(["5", str(self.directory / "no")]), 2)
+    self.workdir = before
+    self.assertIn("step 5", self.stderr.getvalue())
+    self.assertFalse((self.directory / "no").exists())
 
   def test_bfloat16(self):
     folder = str(self.directory / "half")
