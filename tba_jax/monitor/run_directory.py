@@ -57,7 +57,6 @@ class Run:
   run_id: random; messages of other runs are refused.
   spool: local 0700 directory of socket, locator, lock and secret.
   secret: authenticates every message.
-  shared_secret: whether it was provided, and so may be known to other hosts.
   announced: "host:port" at which the store announces itself; "" = in `spool`.
   tls: files of mutual TLS with the store; None = without.
   """
@@ -66,7 +65,6 @@ class Run:
   run_id: str
   spool: pathlib.Path
   secret: bytes
-  shared_secret: bool = False
   announced: str = ""
   tls: locator_lib.Tls | None = None
 
@@ -139,7 +137,7 @@ def _open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
         " to join"
     )
   spool = processes.spool_directory(config.store.spool_dir, str(path))
-  secret, shared = _secret(config, spool)
+  secret = _secret(config, spool)
   if saved is None:
     found = _ask(config, secret)
     path.mkdir(parents=True, exist_ok=True)
@@ -158,7 +156,6 @@ def _open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
       run_id=saved["run_id"],
       spool=spool,
       secret=secret,
-      shared_secret=shared,
       announced=config.store.locator,
       tls=tls,
   )
@@ -196,25 +193,20 @@ def owner(run: Run) -> str:
 def lock(workdir: str, role: str = "") -> int:
   """Locks the run directory for this process; returns the open lock file.
 
-  One process per `role` may hold it; "" is the supervisor. Raises ValueError
-  with the pid of another holder.
+  One process per `role` may hold it; "" is the supervisor.
+
+  Raises:
+    ValueError: another process holds it; its pid is named.
   """
   path = _lock_path(workdir, role)
   path.parent.mkdir(parents=True, exist_ok=True)
-  fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-  deadline = time.monotonic() + _PROBE_S
-  while not processes.try_lock(fd):
-    if time.monotonic() > deadline:
-      holder = os.read(fd, 64).decode(errors="replace").strip() or "unknown"
-      os.close(fd)
-      raise ValueError(
-          f"--workdir={workdir}: process {holder} already runs there"
-          + (f" as the {role}" if role else "")
-      )
-    time.sleep(0.02)
-  os.ftruncate(fd, 0)
-  os.write(fd, f"{os.getpid()}\n".encode())
-  return fd
+  try:
+    return processes.lock_file(path, wait_s=_PROBE_S)
+  except processes.LockedError as holder:
+    raise ValueError(
+        f"--workdir={workdir}: process {holder} already runs there"
+        + (f" as the {role}" if role else "")
+    ) from None
 
 
 def last_process(workdir: str, role: str = "") -> tuple[int, bool] | None:
@@ -258,10 +250,8 @@ def _ask(
   return found
 
 
-def _secret(
-    config: ml_collections.ConfigDict, spool: pathlib.Path
-) -> tuple[bytes, bool]:
-  """Returns the run's secret, and whether it was provided."""
+def _secret(config: ml_collections.ConfigDict, spool: pathlib.Path) -> bytes:
+  """Returns the secret of the environment, of a file, or of the spool."""
   text, file = os.environ.get(SECRET_VARIABLE), config.store.secret_file
   if text:
     try:
@@ -273,7 +263,7 @@ def _secret(
           f"{SECRET_VARIABLE}: allowed are {2 * wire.SECRET_BYTES} hexadecimal"
           " digits"
       )
-    return secret, True
+    return secret
   if file:
     path = pathlib.Path(file).expanduser()
     # One generated here would differ from that of the other hosts.
@@ -283,12 +273,12 @@ def _secret(
           f" with  (umask 077; head -c {wire.SECRET_BYTES} /dev/urandom >"
           f" {file})  and copy it to every host"
       )
-    return wire.load_or_make_secret(path), True
+    return wire.load_or_make_secret(path)
   away = config.store.address or config.store.locator
   if away and (config.store.insecure or config.store.tls_cert_file):
     # Hosts still need a common value; TLS protects the run, or nothing does.
-    return _NO_SECRET, False
-  return wire.load_or_make_secret(spool / "secret"), False
+    return _NO_SECRET
+  return wire.load_or_make_secret(spool / "secret")
 
 
 def _read(path: pathlib.Path) -> dict[str, Any] | None:

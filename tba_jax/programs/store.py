@@ -4,7 +4,6 @@
 
 from collections.abc import Sequence
 import contextlib
-import functools
 import logging
 import sys
 
@@ -15,7 +14,6 @@ from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
 from tba_jax.system import processes
 from tba_jax.transport import kv_host
-from tba_jax.transport import locator
 
 
 def run(
@@ -48,9 +46,6 @@ def run(
     logging.info("%s: %s", kind, message)
     events.write(f"store_{kind}", message, role="store")
 
-  may_leave = (
-      run_info.shared_secret or run_info.tls is not None
-  ) or config.store.insecure
   with contextlib.ExitStack() as stack:
     stack.callback(events.close)
     try:
@@ -60,7 +55,6 @@ def run(
           address=config.store.address,
           probe_timeout_s=config.store.probe_timeout_s,
           on_event=on_event,
-          allow_remote=may_leave,
           tls=run_info.tls,
       )
       stack.callback(host.close)
@@ -68,13 +62,7 @@ def run(
         # Other roles read their settings from this directory.
         run_directory.update(workdir, config)
       if config.store.locator:
-        _check_place(config.store.locator, may_leave)
-        told = locator.Announcer(
-            config.store.locator,
-            run_info.secret,
-            functools.partial(locator.read_locator, host.locator_path),
-        )
-        stack.callback(told.close)
+        host.announce(config.store.locator, run_info.secret)
     except (ValueError, RuntimeError, OSError) as error:
       print(f"error: {error}", file=sys.stderr)
       return processes.EXIT_CONFIG
@@ -84,11 +72,3 @@ def run(
       print(f"error: {error}", file=sys.stderr)
       return 1
   return processes.EXIT_OK
-
-
-def _check_place(address: str, may_leave: bool) -> None:
-  host, _ = locator.split_address(address)
-  if not may_leave and not kv_host.is_loopback(host):
-    raise ValueError(
-        f"config.store.locator={address} is not loopback: {kv_host.REMOTE}"
-    )

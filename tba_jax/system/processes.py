@@ -5,14 +5,17 @@
 from collections.abc import Mapping, Sequence
 import ctypes
 import fcntl
+import hashlib
 import logging
 import os
 import pathlib
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import threading
+import time
 from typing import Any
 
 from absl import logging as absl_logging
@@ -121,6 +124,29 @@ def try_lock(fd: int, *, shared: bool = False) -> bool:
   return True
 
 
+class LockedError(ValueError):
+  """Another process holds the lock; the message is its pid."""
+
+
+def lock_file(path: pathlib.Path, *, wait_s: float = 0.0) -> int:
+  """Locks a file, which gets this process's pid; returns the open file.
+
+  Raises:
+    LockedError: another process still holds it after `wait_s`.
+  """
+  fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+  deadline = time.monotonic() + wait_s
+  while not try_lock(fd):
+    if time.monotonic() >= deadline:
+      holder = os.pread(fd, 64, 0).decode(errors="replace").strip()
+      os.close(fd)
+      raise LockedError(holder or "unknown")
+    time.sleep(0.02)
+  os.ftruncate(fd, 0)
+  os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+  return fd
+
+
 def die_with_parent(parent: int = 0) -> None:
   """Has the kernel kill this process when its parent ends (Linux).
 
@@ -184,26 +210,42 @@ def spool_directory(setting: str, workdir: str) -> pathlib.Path:
   a unix socket; a directory of this user under the temporary directory.
 
   Raises:
-    ValueError: the directory or its parent is accessible to others.
+    ValueError: as `make_private`.
   """
-  if setting:
-    path = pathlib.Path(setting).expanduser().absolute()
-  else:
-    path = pathlib.Path(workdir).absolute() / "spool"
-    if "://" in workdir or len(os.fsencode(path)) > _MAX_SOCKET_DIR:
-      name = os.fsencode(workdir if "://" in workdir else path.parent)
-      digest = f"{_stable_hash(name):016x}"
-      path = (
-          pathlib.Path(tempfile.gettempdir())
-          / f"tba_jax-{os.getuid()}"
-          / digest
-      )
-      path.parent.mkdir(mode=0o700, exist_ok=True)
-      # Its owner could replace our directory.
-      _check_private(path.parent)
-  path.mkdir(mode=0o700, parents=True, exist_ok=True)
-  _check_private(path)
+  path = pathlib.Path(setting or f"{workdir}/spool").expanduser().absolute()
+  remote = "://" in workdir
+  if not setting and (remote or len(os.fsencode(path)) > _MAX_SOCKET_DIR):
+    name = os.fsencode(workdir if remote else path.parent)
+    digest = hashlib.blake2b(name, digest_size=8).hexdigest()
+    path = pathlib.Path(tempfile.gettempdir(), f"tba_jax-{os.getuid()}", digest)
+    # Its owner could replace our directory.
+    make_private(path.parent, "store.spool_dir")
+  make_private(path, "store.spool_dir")
   return path
+
+
+def make_private(path: pathlib.Path, key: str) -> None:
+  """Makes a directory with mode 0700, or checks an existing one.
+
+  Args:
+    path: of the directory; missing parents are made too.
+    key: setting to name in the error.
+
+  Raises:
+    ValueError: it is a link, another user's, or accessible to others.
+  """
+  path.mkdir(mode=0o700, parents=True, exist_ok=True)
+  status = path.lstat()
+  mode = stat.S_IMODE(status.st_mode)
+  if (
+      not stat.S_ISDIR(status.st_mode)
+      or status.st_uid != os.getuid()
+      or mode & 0o077
+  ):
+    raise ValueError(
+        f"config.{key}: {path} must be a directory of this user, no link, with"
+        f" mode 0700; it has {mode:04o}"
+    )
 
 
 def enable_compilation_cache() -> None:
@@ -224,25 +266,9 @@ def enable_compilation_cache() -> None:
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _check_private(path: pathlib.Path) -> None:
-  status = path.stat()
-  if status.st_uid != os.getuid() or status.st_mode & 0o077:
-    raise ValueError(
-        f"config.store.spool_dir: {path} must belong to this user and have"
-        f" mode 0700, it has {status.st_mode & 0o777:04o}"
-    )
-
-
 def _is_worth_logging(record: logging.LogRecord) -> bool:
   # Libraries log a lot at INFO.
   return record.levelno >= logging.WARNING or _PACKAGE in record.pathname
-
-
-def _stable_hash(name: bytes) -> int:
-  value = 1469598103934665603  # FNV-1a, 64 bits.
-  for byte in name:
-    value = (value ^ byte) * 1099511628211 % (1 << 64)
-  return value
 
 
 def package_environment() -> dict[str, str]:

@@ -17,7 +17,6 @@ import mmap
 import os
 import pathlib
 import shutil
-import stat
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -57,24 +56,11 @@ def prepare_directory(path: pathlib.Path) -> None:
   """Makes a directory with mode 0700, or checks an existing one.
 
   Raises:
-    ValueError: it or its parent is a link, another user's, or accessible to
-      others.
+    ValueError: as `processes.make_private`.
   """
-  shared = path.parent
-  shared.mkdir(mode=0o700, parents=True, exist_ok=True)
-  path.mkdir(mode=0o700, exist_ok=True)
-  own_parent = shared.name == f"tba_jax-{os.getuid()}"
-  for folder in (shared, path) if own_parent else (path,):
-    info = os.lstat(folder)
-    if (
-        not stat.S_ISDIR(info.st_mode)
-        or info.st_uid != os.getuid()
-        or info.st_mode & 0o077
-    ):
-      raise ValueError(
-          f"config.publish.directory: {folder} must be a directory of this"
-          f" user with mode 0700; it has {stat.S_IMODE(info.st_mode):04o}"
-      )
+  if path.parent.name == f"tba_jax-{os.getuid()}":
+    processes.make_private(path.parent, "publish.directory")
+  processes.make_private(path, "publish.directory")
 
 
 def is_remote(setting: str) -> bool:

@@ -67,30 +67,36 @@ def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
   ]
 
 
-def box_slices(box: Box) -> tuple[slice, ...]:
-  return tuple(slice(start, stop) for start, stop in box)
-
-
-def box_size(box: Box) -> int:
-  return math.prod(stop - start for start, stop in box)
-
-
-def intersect(box: Box, other: Box) -> bool:
-  """Returns whether two boxes share an element."""
-  return box_size(box) > 0 and all(
-      max(a, c) < min(b, d) for (a, b), (c, d) in zip(box, other, strict=True)
+def box_slices(box: Box, outer: Box | None = None) -> tuple[slice, ...]:
+  """Returns a box as an index of the array, or of its part `outer`."""
+  starts = [start for start, _ in outer or [[0, 0]] * len(box)]
+  return tuple(
+      slice(a - start, b - start)
+      for (a, b), start in zip(box, starts, strict=True)
   )
 
 
-def filled_from(shape: Sequence[int], parts: Sequence[Box]) -> int:
-  """Returns the size of disjoint boxes; -1 if one is outside the array."""
+def intersection(box: Box, other: Box) -> Box | None:
+  """Returns the common part of two boxes, None if it is empty."""
+  both = [
+      [max(a, c), min(b, d)] for (a, b), (c, d) in zip(box, other, strict=True)
+  ]
+  return both if all(start < stop for start, stop in both) else None
+
+
+def check_cover(name: str, shape: Sequence[int], parts: Sequence[Box]) -> None:
+  """Raises WireError if disjoint boxes do not cover a leaf."""
+  sizes = []
   for box in parts:
-    if len(box) != len(shape) or not all(
+    inside = len(box) == len(shape) and all(
         0 <= start <= stop <= length
         for (start, stop), length in zip(box, shape, strict=True)
-    ):
-      return -1
-  return sum(box_size(box) for box in parts)
+    )
+    sizes.append(math.prod(b - a for a, b in box) if inside else -math.inf)
+  if sum(sizes) != math.prod(shape):
+    raise wire.WireError(
+        "leaves", f"leaf {name}: shards {parts} do not cover {list(shape)}"
+    )
 
 
 def cut_box(
@@ -99,25 +105,14 @@ def cut_box(
   """Returns a box's array from pieces that cover it; a view of a single one."""
   out = np.empty([stop - start for start, stop in box], dtype)
   for place, data in pieces:
-    if not intersect(place, box):
+    both = intersection(place, box)
+    if both is None:
       continue
-    both = [
-        [max(a, c), min(b, d)]
-        for (a, b), (c, d) in zip(place, box, strict=True)
-    ]
-    part = data[box_slices(_within(both, place))]
+    part = data[box_slices(both, place)]
     if both == box:
       return np.asarray(part)
-    out[box_slices(_within(both, box))] = part
+    out[box_slices(both, box)] = part
   return out
-
-
-def _within(box: Box, outer: Box) -> Box:
-  """Returns a box relative to the start of `outer`."""
-  return [
-      [a - start, b - start]
-      for (a, b), (start, _) in zip(box, outer, strict=True)
-  ]
 
 
 def write_folder(path: epath.Path, leaves: Mapping[str, Any]) -> Shards:
@@ -382,8 +377,9 @@ class OrbaxShards(carrier.Carrier):
           " trainer and searchers"
       )
     context = ts.Context()
-    reads = []
-    for i, (name, (shape, dtype)) in enumerate(specs.items()):
+    # Open all, then begin all reads, then wait: latencies overlap.
+    opened = []
+    for i, (name, (shape, _)) in enumerate(specs.items()):
       shards = carried["shards"].get(name)
       if shards is None:
         raise wire.WireError("leaves", f"leaf {name} is not in {path}")
@@ -392,21 +388,18 @@ class OrbaxShards(carrier.Carrier):
       needed = [
           (box, digest)
           for box, digest in shards
-          if any(intersect(box, part) for part in wanted)
+          if any(intersection(box, part) is not None for part in wanted)
       ]
-      # Open all before waiting for any.
-      opening = needed and open_array(path, i, context)
-      reads.append((name, needed, opening))
-    begun = []
-    for name, needed, opening in reads:
-      store = needed and opening.result()
-      begun += [
-          (name, box, digest, store[box_slices(box)].read())
-          for box, digest in needed
-      ]
+      if needed:
+        opened.append((name, needed, open_array(path, i, context)))
+    begun = [
+        (name, box, digest, opening.result()[box_slices(box)].read())
+        for name, needed, opening in opened
+        for box, digest in needed
+    ]
     found, checks = {name: [] for name in specs}, []
-    for name, box, digest, future in begun:
-      data = future.result()
+    for name, box, digest, reading in begun:
+      data = reading.result()
       found[name].append((box, data))
       checks.append(self._pool.submit(_check, name, data, digest))
     for check in checks:
@@ -434,10 +427,7 @@ class OrbaxShards(carrier.Carrier):
     for _, data in found:
       if data.dtype != dtype:
         raise wire.WireError("leaves", f"leaf {name} is {data.dtype}")
-
-    def cut(index: tuple[slice, ...]) -> np.ndarray:
-      return cut_box(box_of(index, shape), dtype, found)
-
+    cut = lambda index: cut_box(box_of(index, shape), dtype, found)
     if self._placement is None:
       return cut(())
     return jax.make_array_from_callback(shape, self._placement(name), cut)
@@ -461,15 +451,6 @@ class OrbaxShards(carrier.Carrier):
       (epath.Path(self._path) / folder).rmtree(missing_ok=True)
     except OSError as error:
       logging.warning("params %s are not removed: %s", folder, error)
-
-
-def check_cover(name: str, shape: Sequence[int], parts: Sequence[Box]) -> None:
-  """Raises WireError if the shards do not cover the leaf."""
-  filled, size = filled_from(shape, parts), math.prod(shape)
-  if filled != size:
-    raise wire.WireError(
-        "leaves", f"leaf {name}: its shards have {filled} of {size} elements"
-    )
 
 
 def _check(name: str, data: np.ndarray, digest: str) -> None:

@@ -16,15 +16,13 @@ address would abort their processes.
 
 import collections
 from collections.abc import Callable
-import contextlib
 import dataclasses
-import ipaddress
+import json
 import os
 import pathlib
 import select
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -40,13 +38,6 @@ _PROBE_INTERVAL_S = 0.5
 # The host gives up after this many services in a row that never answered.
 _MAX_FAILED_STARTS = 3
 
-# Conditions for serving other hosts, for messages.
-REMOTE = (
-    "allowed with a secret that the hosts share (config.store.secret_file or"
-    " TBA_JAX_SECRET), with files of mutual TLS (config.store.tls_cert_file),"
-    " or with --config.store.insecure=True"
-)
-
 
 class KvHost:
   """Keeps one service generation alive at a time.
@@ -60,13 +51,10 @@ class KvHost:
     on_event: called with a kind ("started", "lost", "stopped") and a message,
       on the thread of `run`.
     start_timeout_s: longest time for a new service to answer.
-    allow_remote: allows an address that is not loopback. Without `tls` the
-      store neither authenticates nor encrypts.
     tls: files of mutual TLS.
 
   Raises:
-    ValueError: the directory is not private, the socket path is too long, or
-      the address is not allowed.
+    ValueError: the directory is not private, or the socket path is too long.
     RuntimeError: another host uses the directory.
   """
 
@@ -79,13 +67,12 @@ class KvHost:
       probe_timeout_s: float,
       on_event: Callable[[str, str], None] = lambda kind, message: None,
       start_timeout_s: float = 60.0,
-      allow_remote: bool = False,
       tls: locator.Tls | None = None,
   ):
     self._spool = pathlib.Path(spool_dir).absolute()
     self._run_id = run_id
     self._tls = tls
-    self._tcp = parse_address(address, allow_remote) if address else None
+    self._tcp = _parse_address(address) if address else None
     self._probe_timeout_s = probe_timeout_s
     self._start_timeout_s = start_timeout_s
     self._on_event = on_event
@@ -95,8 +82,15 @@ class KvHost:
     self._used_ports = collections.deque(maxlen=num_ports // 2)
     self._child: subprocess.Popen[bytes] | None = None
     self._probe_fd = -1
-    prepare_spool(self._spool)
-    self._lock_fd = lock_spool(self._spool)
+    self._announcer: locator.Announcer | None = None
+    processes.make_private(self._spool, "store.spool_dir")
+    try:
+      self._lock_fd = processes.lock_file(self._spool / "host.lock")
+    except processes.LockedError as holder:
+      raise RuntimeError(
+          f"store.spool_dir={self._spool} is held by another store host,"
+          f" process {holder}; one run has one store"
+      ) from None
     try:
       self._generation = self._read_generation()
       self._unix_path(self._generation + 1)
@@ -122,11 +116,16 @@ class KvHost:
     child = self._child
     return child.pid if child is not None else None
 
+  def announce(self, address: str, secret: bytes) -> None:
+    """Also serves the locator at "host:port"; raises OSError."""
+    self._announcer = locator.Announcer(address, secret, self.locator_path)
+
   def run(self, stop_event: threading.Event) -> None:
     """Serves until `stop_event` is set, then closes; call it once.
 
     Raises:
       RuntimeError: three services in a row ended before they answered once.
+      BaseException: what has ended the announcer.
     """
     failed_starts = 0
     try:
@@ -150,6 +149,9 @@ class KvHost:
   def close(self) -> None:
     """Kills the service, removes locator and sockets, releases the lock."""
     self._kill()
+    if self._announcer is not None:
+      announcer, self._announcer = self._announcer, None
+      announcer.close()
     if self._lock_fd >= 0:
       self.locator_path.unlink(missing_ok=True)
       os.close(self._lock_fd)
@@ -161,22 +163,21 @@ class KvHost:
     jsonl.replace_file(self._spool / "generation", str(self._generation))
     self._address = self._new_address()
     self._probe_fd, child_fd = os.pipe()
-    interval_s = min(_PROBE_INTERVAL_S, self._probe_timeout_s / 4)
-    command = {
+    settings = {
         "address": self._address,
         "run_id": self._run_id,
         "generation": self._generation,
         "host_pid": os.getpid(),
         "probe_fd": child_fd,
-        "probe_interval_s": interval_s,
+        "probe_interval_s": min(_PROBE_INTERVAL_S, self._probe_timeout_s / 4),
+        "tls": self._tls and dataclasses.asdict(self._tls),
     }
-    if self._tls is not None:
-      names = dataclasses.asdict(self._tls)
-      command.update({f"tls_{name}": path for name, path in names.items()})
     try:
       self._child = subprocess.Popen(
-          [sys.executable, "-m", "tba_jax.transport.kv_service"]
-          + [f"--{name}={value}" for name, value in command.items()],
+          [
+              *(sys.executable, "-m", "tba_jax.transport.kv_service"),
+              json.dumps(settings),
+          ],
           # The child exits at the EOF of this pipe.
           stdin=subprocess.PIPE,
           pass_fds=[child_fd],
@@ -195,6 +196,8 @@ class KvHost:
     answered = False
     deadline = time.monotonic() + self._start_timeout_s
     while not stop_event.is_set():
+      if self._announcer is not None:
+        self._announcer.check()
       # Read before checking the deadline: this process may have been suspended.
       ready, _, _ = select.select([self._probe_fd], [], [], 0.1)
       if not ready:
@@ -207,10 +210,10 @@ class KvHost:
       deadline = time.monotonic() + self._probe_timeout_s
       if not answered:
         answered = True
-        self._announce()
+        self._publish_locator()
     return answered, "stopped"
 
-  def _announce(self) -> None:
+  def _publish_locator(self) -> None:
     locator.write_locator(
         self.locator_path,
         locator.Locator(
@@ -282,84 +285,9 @@ class KvHost:
     return int(text)
 
 
-def parse_address(address: str, allow_remote: bool) -> tuple[str, list[int]]:
-  """Returns host and ports of "host:0" or "host:first-last".
-
-  Raises:
-    ValueError: it is neither, or not loopback without `allow_remote`.
-  """
+def _parse_address(address: str) -> tuple[str, list[int]]:
+  """Returns host and ports of "host:0" or "host:first-last"."""
   host, _, text = address.rpartition(":")
-  host = host.strip("[]")
   first, _, last = text.partition("-")
-  if text == "0":
-    ports = [0] * 64
-  elif first.isdecimal() and (last or first).isdecimal():
-    ports = list(range(int(first), min(int(last or first), 65536) + 1))
-  else:
-    ports = []
-  # With one fixed port, two generations would share it.
-  if not host or len(ports) < 2 or ports[-1] > 65535:
-    raise ValueError(
-        f"config.store.address={address!r}: allowed are '' (a unix socket),"
-        " 'host:0' (a free port for each generation) and 'host:first-last' (a"
-        " range of ports)"
-    )
-  if not allow_remote and not is_loopback(host):
-    raise ValueError(
-        f"config.store.address={address} is not loopback: {REMOTE}"
-    )
-  if host in ("0.0.0.0", "::"):
-    raise ValueError(
-        f"config.store.address={address!r}: allowed is the address of one"
-        " interface, to which clients connect"
-    )
-  return host, ports
-
-
-def is_loopback(host: str) -> bool:
-  """Returns whether a host name or address is loopback."""
-  try:
-    return ipaddress.ip_address(host).is_loopback
-  except ValueError:
-    return host == "localhost"
-
-
-def prepare_spool(spool: pathlib.Path) -> None:
-  """Makes the directory with mode 0700, or checks an existing one.
-
-  Raises:
-    ValueError: it is a link, another user's, or accessible to others.
-  """
-  spool.parent.mkdir(parents=True, exist_ok=True)
-  with contextlib.suppress(FileExistsError):
-    spool.mkdir(mode=0o700)
-  info = os.lstat(spool)
-  if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
-    raise ValueError(
-        f"store.spool_dir={spool}: allowed is a directory of this user"
-        f" (uid {os.geteuid()}), no link"
-    )
-  if info.st_mode & 0o077:
-    raise ValueError(
-        f"store.spool_dir={spool} has mode {stat.S_IMODE(info.st_mode):04o};"
-        " allowed is 0700 (whoever enters it reaches the store)"
-    )
-
-
-def lock_spool(spool: pathlib.Path) -> int:
-  """Returns a descriptor that holds the spool's lock while it is open.
-
-  Raises:
-    RuntimeError: another process holds it.
-  """
-  fd = os.open(spool / "host.lock", os.O_RDWR | os.O_CREAT, 0o600)
-  if not processes.try_lock(fd):
-    holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
-    os.close(fd)
-    raise RuntimeError(
-        f"store.spool_dir={spool} is held by another store host, process"
-        f" {holder or 'unknown'}; one run has one store"
-    )
-  os.ftruncate(fd, 0)
-  os.pwrite(fd, str(os.getpid()).encode(), 0)
-  return fd
+  ports = list(range(int(first), int(last) + 1)) if last else [0] * 64
+  return host.strip("[]"), ports

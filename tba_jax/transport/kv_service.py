@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child process of `kv_host` that serves one generation of the store.
 
-It ends with its host. As a health check, a client in this process writes the
-identity key every `--probe_interval_s`, then a byte to the host's pipe. This
-also restores the key if another client has overwritten or deleted it.
+It ends with its host, which passes its settings as JSON. As a health check, a
+client in this process writes the identity key every `probe_interval_s`, then a
+byte to the host's pipe. This also restores the key if another client has
+overwritten or deleted it.
 """
 
-import argparse
+import json
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -18,9 +20,9 @@ from tba_jax.transport import jax_kv
 from tba_jax.transport import locator
 
 
-def main() -> None:
+def main(settings: str) -> None:
   """Serves until killed, or until the host ends."""
-  args = _parse_args()
+  args = json.loads(settings)
   # A Ctrl-C reaches the whole process group, but the host decides when the
   # store stops: the queue still has to be drained.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -28,35 +30,20 @@ def main() -> None:
   # EOF on stdin shows on any system that the host has ended; on Linux the
   # kernel also kills this process while it is stopped or hangs.
   threading.Thread(target=_exit_at_eof, daemon=True).start()
-  processes.die_with_parent(args.host_pid)
-  tls = None
-  if args.tls_cert_file:
-    tls = locator.Tls(args.tls_cert_file, args.tls_key_file, args.tls_ca_file)
-  service = jax_kv.make_service(args.address, tls)
-  client = jax_kv.connect(args.address, tls)
-  identity = locator.identity(args.run_id, args.generation)
+  processes.die_with_parent(args["host_pid"])
+  tls = args["tls"] and locator.Tls(**args["tls"])
+  service = jax_kv.make_service(args["address"], tls)
+  client = jax_kv.connect(args["address"], tls)
+  identity = locator.identity(args["run_id"], args["generation"])
   try:
     while service is not None:  # Keeps a reference: the service ends with it.
       client.key_value_set_bytes(
           locator.IDENTITY_KEY, identity, allow_overwrite=True
       )
-      os.write(args.probe_fd, b".")
-      time.sleep(args.probe_interval_s)
+      os.write(args["probe_fd"], b".")
+      time.sleep(args["probe_interval_s"])
   except BrokenPipeError:
     os._exit(0)
-
-
-def _parse_args() -> argparse.Namespace:
-  parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("--address", required=True)
-  parser.add_argument("--run_id", required=True)
-  parser.add_argument("--generation", type=int, required=True)
-  parser.add_argument("--host_pid", type=int, required=True)
-  parser.add_argument("--probe_fd", type=int, required=True)
-  parser.add_argument("--probe_interval_s", type=float, required=True)
-  for name in ("tls_cert_file", "tls_key_file", "tls_ca_file"):
-    parser.add_argument(f"--{name}", default="")
-  return parser.parse_args()
 
 
 def _exit_at_eof() -> None:
@@ -66,4 +53,4 @@ def _exit_at_eof() -> None:
 
 
 if __name__ == "__main__":
-  main()
+  main(*sys.argv[1:])

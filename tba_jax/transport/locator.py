@@ -8,14 +8,12 @@ bytes; the answer is the locator with this nonce, authenticated with the run's
 secret, so that it can be neither forged nor replayed.
 """
 
-from collections.abc import Callable
+import asyncio
 import dataclasses
 import json
 import logging
 import os
-import pathlib
 import secrets
-import selectors
 import socket
 import threading
 import time
@@ -63,6 +61,9 @@ class Locator:
     )
 
 
+_FIELDS = {field.name: field.type for field in dataclasses.fields(Locator)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Tls:
   """PEM files of mutual TLS.
@@ -93,26 +94,12 @@ def read_locator(path: str | os.PathLike[str]) -> Locator | None:
   Raises:
     ValueError: the file is not a locator.
   """
-  try:
-    text = pathlib.Path(path).read_text()
-  except FileNotFoundError:
-    return None
-  try:
-    fields = json.loads(text)
-  except ValueError as error:
-    raise ValueError(f"{path} is not a store locator: {error}") from error
-  return locator_from_dict(fields, path)
+  fields = jsonl.read_object(path, _FIELDS)
+  return None if fields is None else _locator(fields)
 
 
-def locator_from_dict(fields: Any, source: str | os.PathLike[str]) -> Locator:
-  """Returns the locator of parsed fields; raises ValueError naming `source`."""
-  types = {field.name: field.type for field in dataclasses.fields(Locator)}
-  error = jsonl.schema_error(fields, types)
-  if not error and fields.keys() != types.keys():
-    error = f"fields {sorted(fields)}"
-  if error:
-    raise ValueError(f"{source} is not a store locator: {error}")
-  return Locator(**fields)
+def _locator(fields: dict[str, Any]) -> Locator:
+  return Locator(**{name: fields[name] for name in _FIELDS})
 
 
 def write_locator(path: str | os.PathLike[str], locator: Locator) -> None:
@@ -134,125 +121,70 @@ def accepts(address: str, wait_s: float) -> bool:
   return True
 
 
-@dataclasses.dataclass
-class _Connection:
-  """One request to the announcer.
-
-  deadline: when the connection is closed, by the monotonic clock.
-  received: part of the nonce.
-  answer: rest to be sent; None until the nonce is complete.
-  """
-
-  deadline: float
-  received: bytes = b""
-  answer: bytes | None = None
-
-
 class Announcer:
-  """Serves the current locator at a fixed address, in one thread.
+  """Serves a locator file at a fixed address, in one thread.
 
   Args:
     address: "host:port", port 0 for a free one.
     secret: key of the run's messages.
-    find: returns the locator, or None.
+    path: of the locator file, which need not exist yet.
 
   Raises:
     OSError: the address cannot be bound.
   """
 
-  def __init__(
-      self, address: str, secret: bytes, find: Callable[[], Locator | None]
-  ):
+  def __init__(self, address: str, secret: bytes, path: str | os.PathLike[str]):
     self._secret = secret
-    self._find = find
+    self._path = path
     host, port = split_address(address)
     try:
       family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-      self._server = socket.create_server((host, port), family=family)
+      self._socket = socket.create_server((host, port), family=family)
     except OSError as error:
       raise OSError(
           f"config.store.locator={address}: cannot be bound: {error}"
       ) from error
-    self._server.setblocking(False)
-    # Oldest first.
-    self._connections: dict[socket.socket, _Connection] = {}
-    self._selector = selectors.DefaultSelector()
-    self._selector.register(self._server, selectors.EVENT_READ)
-    self._worker = worker.Worker("announcer", self._run, close_s=5.0)
-
-  @property
-  def port(self) -> int:
-    return self._server.getsockname()[1]
+    self.port = self._socket.getsockname()[1]
+    # Of the open connections, oldest first.
+    self._tasks: dict[asyncio.Task[None], None] = {}
+    self._worker = worker.Worker(
+        "announcer", lambda stop: asyncio.run(self._serve(stop)), close_s=5.0
+    )
 
   def check(self) -> None:
     """Raises the thread's error, if any."""
     self._worker.check()
 
   def close(self) -> None:
-    try:
-      self._worker.close()
-    finally:
-      for connection in list(self._connections):
-        self._close(connection)
-      self._selector.close()
-      self._server.close()
+    self._worker.close()
 
-  def _run(self, stop: threading.Event) -> None:
+  async def _serve(self, stop: threading.Event) -> None:
+    server = await asyncio.start_server(self._answer, sock=self._socket)
     while not stop.is_set():
-      for key, _ in self._selector.select(timeout=0.2):
-        try:
-          if key.fileobj is self._server:
-            self._accept()
-          elif key.fileobj in self._connections:
-            self._advance(key.fileobj)
-        except BlockingIOError:
-          pass
-        # A broken connection, or an invalid locator file.
-        except (OSError, ValueError) as error:
-          logging.info("announcer: %s", error)
-          if key.fileobj is self._server:
-            stop.wait(0.2)  # Such as no free file descriptor.
-          else:
-            self._close(key.fileobj)
-      now = time.monotonic()
-      for connection, state in list(self._connections.items()):
-        if now > state.deadline:
-          self._close(connection)
+      await asyncio.sleep(0.1)
+    server.close()
 
-  def _accept(self) -> None:
-    connection, _ = self._server.accept()
-    connection.setblocking(False)
-    if len(self._connections) >= _MAX_CONNECTIONS:
-      self._close(next(iter(self._connections)))
-    self._connections[connection] = _Connection(time.monotonic() + _DEADLINE_S)
-    self._selector.register(connection, selectors.EVENT_READ)
-
-  def _advance(self, connection: socket.socket) -> None:
-    """Reads part of a request, or sends part of an answer."""
-    state = self._connections[connection]
-    if state.answer is None:
-      part = connection.recv(_NONCE_BYTES - len(state.received))
-      state.received += part
-      if not part:
-        self._close(connection)
-      if not part or len(state.received) < _NONCE_BYTES:
-        return
-      found = self._find()
-      if found is None:
-        self._close(connection)
-        return
-      message = {"nonce": state.received.hex(), **dataclasses.asdict(found)}
-      state.answer = wire.encode_message(message, self._secret)
-      self._selector.modify(connection, selectors.EVENT_WRITE)
-    else:
-      state.answer = state.answer[connection.send(state.answer) :]
-      if not state.answer:
-        self._close(connection)
-
-  def _close(self, connection: socket.socket) -> None:
-    del self._connections[connection]
-    self._selector.unregister(connection)
-    connection.close()
+  async def _answer(
+      self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+  ) -> None:
+    if len(self._tasks) >= _MAX_CONNECTIONS:
+      next(iter(self._tasks)).cancel()
+    task = asyncio.current_task()
+    self._tasks[task] = None
+    try:
+      async with asyncio.timeout(_DEADLINE_S):
+        nonce = await reader.readexactly(_NONCE_BYTES)
+        found = read_locator(self._path)
+        if found is not None:
+          message = {"nonce": nonce.hex(), **dataclasses.asdict(found)}
+          writer.write(wire.encode_message(message, self._secret))
+          await writer.drain()
+    # A broken or slow connection, or a damaged locator file.
+    except (OSError, EOFError, ValueError) as error:
+      logging.info("announcer: %s", error)
+    finally:
+      self._tasks.pop(task, None)
+      writer.close()
 
 
 class RemoteLocator:
@@ -286,7 +218,6 @@ def ask_announcer(address: str, secret: bytes) -> Locator | None:
 
   Raises:
     WireError: the answer is forged or replayed.
-    ValueError: the answer is not a locator.
   """
   nonce = secrets.token_bytes(_NONCE_BYTES)
   deadline = time.monotonic() + _DEADLINE_S
@@ -306,7 +237,7 @@ def ask_announcer(address: str, secret: bytes) -> Locator | None:
   if not data:
     return None
   try:
-    answer = wire.decode_message(data, secret)
+    answer = wire.decode_message(data, secret, {"nonce": str, **_FIELDS})
   except wire.WireError as error:
     raise wire.WireError(
         error.reason,
@@ -314,9 +245,9 @@ def ask_announcer(address: str, secret: bytes) -> Locator | None:
         " config.store.secret_file (or TBA_JAX_SECRET) here, or something else"
         " listens there",
     ) from error
-  if answer.pop("nonce", None) != nonce.hex():
+  if answer["nonce"] != nonce.hex():
     raise wire.WireError("header", f"replayed answer from {address}")
-  return locator_from_dict(answer, address)
+  return _locator(answer)
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -151,7 +151,7 @@ class RunDirectoryTest(parameterized.TestCase):
       self.create()
     file.chmod(0o600)
     run, _ = self.create()
-    self.assertEqual((run.secret, run.shared_secret), (b"f" * 32, True))
+    self.assertEqual(run.secret, b"f" * 32)
     with mock.patch.dict(os.environ, {"TBA_JAX_SECRET": "65" * 32}):
       self.assertEqual(self.create()[0].secret, b"e" * 32)
     with mock.patch.dict(os.environ, {"TBA_JAX_SECRET": "65"}):
@@ -171,15 +171,16 @@ class RunDirectoryTest(parameterized.TestCase):
   def test_another_host_joins_the_store_s_run(self):
     run, _ = self.create()
     found = locator.Locator(run.run_id, 1, "127.0.0.1:1", 7)
-    told = locator.Announcer("127.0.0.1:0", run.secret, lambda: found)
-    self.addCleanup(told.close)
+    locator.write_locator(run.locator, found)
+    announcer = locator.Announcer("127.0.0.1:0", run.secret, run.locator)
+    self.addCleanup(announcer.close)
     secret = self.workdir.parent / "secret"
     secret.write_bytes(run.secret)
     secret.chmod(0o600)
     config = self.config.copy_and_resolve_references()
     config.store.update(
         spool_dir="",
-        locator=f"127.0.0.1:{told.port}",
+        locator=f"127.0.0.1:{announcer.port}",
         secret_file=str(secret),
         deadline_s=1.0,
     )
@@ -194,7 +195,7 @@ class RunDirectoryTest(parameterized.TestCase):
     other = str(self.workdir.parent / "other")
     with self.assertRaisesRegex(run_directory.NoRunError, "hash"):
       run_directory.open_run(other, config)
-    told.close()
+    announcer.close()
     with self.assertRaisesRegex(run_directory.NoRunError, "no store answered"):
       run_directory.open_run(other, config)
     self.assertFalse(pathlib.Path(other, "config.json").exists())

@@ -17,6 +17,7 @@ from absl.testing import parameterized
 from tba_jax.system import processes
 
 _NO_SETTING = {"trainer": "", "searcher": "", "store": ""}
+_ROOT = pathlib.Path(__file__).parents[2]
 
 
 class CoresTest(parameterized.TestCase):
@@ -63,7 +64,7 @@ class CoresTest(parameterized.TestCase):
     self.assertEqual(four["trainer"], [0, 1])
     self.assertEqual(four["searchers"], [[2], [3], [2]])
 
-  def test_a_searcher_of_several_virtual_devices_gets_a_core_for_each(self):
+  def test_searcher_gets_a_core_for_each_virtual_device(self):
     out = self.assign([*range(8)], 1, 3)
     self.assertEqual((out["trainer"], out["searchers"]),
                      ([0, 1, 2, 3, 4], [[5, 6, 7]]))  # fmt: skip
@@ -71,7 +72,7 @@ class CoresTest(parameterized.TestCase):
     self.assertEqual(out["trainer"], [0, 1, 2, 3])
     self.assertEqual(out["searchers"], [[4, 5], [6, 7]])
 
-  def test_settings_rule(self):
+  def test_settings_override(self):
     out = self.assign([0, 1], 2, trainer="all", searcher="2-5", store="7")
     self.assertEqual(
         out, {"trainer": [], "store": [7], "searchers": [[2, 3], [4, 5]]}
@@ -82,7 +83,7 @@ class CoresTest(parameterized.TestCase):
     self.assertEqual(out["searchers"], [[], []])
     self.assertEqual(out["trainer"], [0])
 
-  def test_pin_binds_and_an_empty_list_does_not(self):
+  def test_pin(self):
     mine = processes.available_cores()
     self.addCleanup(os.sched_setaffinity, 0, mine)
     processes.pin(mine[-1:])
@@ -93,7 +94,7 @@ class CoresTest(parameterized.TestCase):
 
 class SignalsTest(absltest.TestCase):
 
-  def test_restart_as_role_keeps_the_command_and_what_the_caller_set(self):
+  def test_restart_as_role_keeps_the_command_and_variables(self):
     name = "GLIBC_TUNABLES"
     script = (
         "import os, sys; from tba_jax.system import processes;"
@@ -126,43 +127,39 @@ class SignalsTest(absltest.TestCase):
         for n, handler in before.items():
           signal.signal(n, handler)
 
-  def _supervised(self, supervisor):
-    """Returns the exit status of a process that such a supervisor started."""
+  def test_dies_with_the_supervisor(self):
     script = (
-        "from tba_jax.system import processes; processes.die_with_supervisor();"
-        "print('here')"
+        "from tba_jax.system import processes; processes.die_with_supervisor()"
     )
-    environment = {**os.environ, processes.SUPERVISED: str(supervisor)}
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=pathlib.Path(__file__).parents[2],
-        env=environment,
-        capture_output=True,
-        check=False,
-    ).returncode
 
-  def test_a_supervisor_that_ended_before_takes_its_process_along(self):
-    self.assertEqual(self._supervised(os.getpid()), 0)
-    # Of another parent than the one that started it: that one is gone.
-    self.assertEqual(self._supervised(os.getppid()), -signal.SIGKILL)
+    def status(supervisor):
+      return subprocess.run(
+          [sys.executable, "-c", script],
+          cwd=_ROOT,
+          env={**os.environ, processes.SUPERVISED: str(supervisor)},
+          check=False,
+      ).returncode
 
-  def test_die_with_parent(self):
-    # The middle process starts one that binds itself to it, and is killed.
+    self.assertEqual(status(os.getpid()), 0)
+    # Another process is its parent: the supervisor has ended.
+    self.assertEqual(status(os.getppid()), -signal.SIGKILL)
+
+  def test_dies_with_its_parent(self):
     child = (
         "from tba_jax.system import processes; processes.die_with_parent();"
         "print('ready', flush=True); import time; time.sleep(60)"
     )
-    middle = (
+    parent = (
         "import subprocess, sys, time;"
         f"p = subprocess.Popen([sys.executable, '-c', {child!r}],"
         "stdout=subprocess.PIPE, text=True);"
         "p.stdout.readline(); print(p.pid, flush=True); time.sleep(60)"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", middle],
+        [sys.executable, "-c", parent],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=pathlib.Path(__file__).parents[2],
+        cwd=_ROOT,
     )
     pid = int(process.stdout.readline())
     process.kill()
@@ -170,7 +167,7 @@ class SignalsTest(absltest.TestCase):
     process.stdout.close()
     deadline = time.monotonic() + 10
     while _is_running(pid):
-      self.assertLess(time.monotonic(), deadline, "it outlived its parent")
+      self.assertLess(time.monotonic(), deadline)
       time.sleep(0.01)
 
 
@@ -182,80 +179,73 @@ def _is_running(pid: int) -> bool:
   return text.rpartition(")")[2].split()[0] != "Z"
 
 
-class SpoolDirectoryTest(absltest.TestCase):
+class DirectoryTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
     folder = tempfile.TemporaryDirectory(prefix="sp")
     self.addCleanup(folder.cleanup)
     self.folder = pathlib.Path(folder.name)
-    # So that no test touches the user's own.
-    patch = mock.patch.object(
-        tempfile, "gettempdir", autospec=True, return_value=str(self.folder)
+    # Not the user's own temporary directory.
+    self.enter_context(
+        mock.patch.object(tempfile, "gettempdir", lambda: str(self.folder))
     )
-    patch.start()
-    self.addCleanup(patch.stop)
+    self.shared = self.folder / f"tba_jax-{os.getuid()}"
 
-  def mode(self, path):
-    return path.stat().st_mode & 0o777
+  def assert_private(self, path):
+    self.assertEqual(path.stat().st_mode & 0o777, 0o700)
 
-  def test_in_the_workdir(self):
-    path = processes.spool_directory("", str(self.folder / "run"))
-    self.assertEqual(path, self.folder / "run" / "spool")
-    self.assertEqual(self.mode(path), 0o700)
-    self.assertEqual(
-        processes.spool_directory("", str(self.folder / "run")), path
-    )
+  def test_spool_is_in_the_workdir_or_in_the_set_place(self):
+    workdir = str(self.folder / "run")
+    for _ in range(2):
+      path = processes.spool_directory("", workdir)
+      self.assertEqual(path, self.folder / "run" / "spool")
+      self.assert_private(path)
+    path = self.folder / "mine" / "here"
+    self.assertEqual(processes.spool_directory(str(path), "/x"), path)
+    self.assert_private(path)
 
-  def test_a_setting_rules(self):
-    want = self.folder / "mine" / "here"
-    self.assertEqual(processes.spool_directory(str(want), "/x"), want)
-    self.assertEqual(self.mode(want), 0o700)
-    self.assertFalse((self.folder / "x").exists())
-
-  def test_a_path_too_long_for_a_socket_moves_to_a_private_place(self):
-    runs = [self.folder / ("a" * 90) / name for name in ("one", "two")]
-    first, second = (processes.spool_directory("", str(run)) for run in runs)
-    self.assertNotEqual(first, second)
-    for path in (first, second):
-      self.assertEqual(path.parent, self.folder / f"tba_jax-{os.getuid()}")
-      self.assertEqual(self.mode(path), 0o700)
-      self.assertEqual(self.mode(path.parent), 0o700)
+  def test_spool_of_a_long_or_remote_workdir_is_in_the_temporary_directory(
+      self,
+  ):
+    # The length counts in bytes: most of these letters have two.
+    umlauts = "ä" * (70 - len(os.fsencode(self.folder)))
+    runs = [
+        *(str(self.folder / ("a" * 90) / name) for name in ("one", "two")),
+        str(self.folder / umlauts),
+        *("gs://bucket/a", "gs://bucket/b"),
+    ]
+    paths = [processes.spool_directory("", run) for run in runs]
+    self.assertLen(set(paths), len(runs))
+    for path in paths:
+      self.assertEqual(path.parent, self.shared)
+      self.assert_private(path)
+    self.assert_private(self.shared)
     # A restarted role finds the same place.
-    self.assertEqual(processes.spool_directory("", str(runs[0])), first)
+    self.assertEqual(processes.spool_directory("", runs[0]), paths[0])
 
-  def test_the_length_counts_in_bytes(self):
-    # 77 letters with `/spool`, of which most take two bytes.
-    length = 70 - len(os.fsencode(self.folder))
-    path = processes.spool_directory("", str(self.folder / ("ä" * length)))
-    self.assertEqual(path.parent.name, f"tba_jax-{os.getuid()}")
-
-  def test_a_remote_workdir_gets_a_local_spool(self):
-    one = processes.spool_directory("", "gs://bucket/run")
-    self.assertEqual(one.parent.name, f"tba_jax-{os.getuid()}")
-    self.assertNotEqual(one, processes.spool_directory("", "gs://bucket/b"))
-
-  def test_a_directory_that_others_may_enter_is_refused(self):
+  def test_accessible_directory_is_refused(self):
     for mode in (0o755, 0o710, 0o701):
       path = self.folder / f"open{mode:o}"
       path.mkdir()
       path.chmod(mode)
       with self.assertRaisesRegex(ValueError, f"spool_dir.*{mode:04o}"):
         processes.spool_directory(str(path), "/x")
-
-  def test_a_place_whose_parent_others_may_change_is_refused(self):
-    parent = self.folder / f"tba_jax-{os.getuid()}"
-    parent.mkdir()
-    parent.chmod(0o777)
-    with self.assertRaisesRegex(ValueError, f"{parent} must belong"):
+    self.shared.mkdir()
+    self.shared.chmod(0o777)
+    with self.assertRaisesRegex(ValueError, str(self.shared)):
       processes.spool_directory("", "gs://bucket/run")
 
-  def test_another_users_directory_is_refused(self):
-    path = self.folder / "theirs"
+  def test_link_and_directory_of_another_user_are_refused(self):
+    path, link = self.folder / "real", self.folder / "link"
     path.mkdir(mode=0o700)
+    link.symlink_to(path)
+    processes.make_private(path, "key")
+    with self.assertRaisesRegex(ValueError, "config.key: .*link"):
+      processes.make_private(link, "key")
     with mock.patch.object(os, "getuid", return_value=os.getuid() + 1):
-      with self.assertRaisesRegex(ValueError, "must belong to this user"):
-        processes.spool_directory(str(path), "/x")
+      with self.assertRaisesRegex(ValueError, "of this user"):
+        processes.make_private(path, "key")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A TCP proxy on the loopback whose link the test cuts and mends."""
+"""A TCP proxy on the loopback interface, whose link a test cuts and mends."""
 
 import socket
 import threading
@@ -8,9 +8,13 @@ from typing import Any
 
 
 class TcpProxy:
-  """Passes connections on to one address; a context that ends them all."""
+  """Forwards connections to one address, until the end of the context.
+
+  forwarded: the bytes in both directions.
+  """
 
   def __init__(self, target: tuple[str, int]):
+    self.forwarded = bytearray()
     self._target = target
     self._server = socket.create_server(("127.0.0.1", 0))
     self._open = threading.Event()
@@ -37,8 +41,8 @@ class TcpProxy:
     """Cuts the link.
 
     Args:
-      reset: True: connections break, and new ones break at once. False: they
-        stay, and nothing passes, as where a cable is pulled.
+      reset: whether connections break, and new ones at once; else they stay and
+        are silent, like a pulled cable.
     """
     self._open.clear()
     self._reset = reset
@@ -82,6 +86,7 @@ class TcpProxy:
     try:
       while data := source.recv(1 << 16):
         self._open.wait()
+        self.forwarded += data
         sink.sendall(data)
     except OSError:
       pass

@@ -1,26 +1,24 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Mutual TLS between the store and its clients, with certificates of openssl.
+"""Mutual TLS of store and clients; needs jaxlib 0.11 and openssl."""
 
-Skips where jaxlib does not offer it (before 0.11).
-"""
-
+import dataclasses
 import importlib.metadata
 import pathlib
 import shutil
-import socket
 import subprocess
 import tempfile
-import threading
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from tba_jax.transport import base
 from tba_jax.transport import locator
 from tests.transport import running_host
+from tests.transport import tcp_proxy
 
 _NAMES = "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n"
-_TEXT = b"forty bytes that can be read on the way "
+_TEXT = b"forty bytes of plain text in a connection"
 
 
 def setUpModule():
@@ -28,7 +26,7 @@ def setUpModule():
   if tuple(map(int, found.split(".")[:2])) < (0, 11):
     raise absltest.SkipTest(f"jaxlib {found} has no mutual TLS")
   if shutil.which("openssl") is None:
-    raise absltest.SkipTest("there is no openssl to make certificates with")
+    raise absltest.SkipTest("openssl is not installed")
 
 
 def _openssl(*args):
@@ -36,7 +34,7 @@ def _openssl(*args):
 
 
 def make_tls(folder, authority):
-  """Returns the files of a host that an authority of its own vouches for."""
+  """Returns a host's files, signed by a new authority."""
   folder = pathlib.Path(folder) / authority
   folder.mkdir()
   path = lambda name: str(folder / name)
@@ -52,40 +50,7 @@ def make_tls(folder, authority):
   return locator.Tls(path("host.pem"), path("host.key"), path("ca.pem"))
 
 
-class Listener:
-  """Passes bytes on to an address, and keeps them."""
-
-  def __init__(self, address):
-    host, _, port = address.rpartition(":")
-    self._target = host, int(port)
-    self._server = socket.create_server(("127.0.0.1", 0))
-    self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
-    self.heard = bytearray()
-    threading.Thread(target=self._run, daemon=True).start()
-
-  def close(self):
-    self._server.close()
-
-  def _run(self):
-    while True:
-      try:
-        near, _ = self._server.accept()
-      except OSError:
-        return
-      far = socket.create_connection(self._target)
-      for pair in ((near, far), (far, near)):
-        threading.Thread(target=self._pass, args=pair, daemon=True).start()
-
-  def _pass(self, source, target):
-    try:
-      while data := source.recv(1 << 16):
-        self.heard += data
-        target.sendall(data)
-    except OSError:
-      pass
-
-
-class TlsTest(absltest.TestCase):
+class TlsTest(parameterized.TestCase):
 
   @classmethod
   def setUpClass(cls):
@@ -97,43 +62,35 @@ class TlsTest(absltest.TestCase):
         running_host.RunningHost(address="127.0.0.1:0", tls=cls.ours)
     )
 
-  def heard_of(self, tls, deadline_s=60.0):
-    """Puts a value from a client with these files; returns bytes on the way."""
+  def forwarded(self, tls, deadline_s=60.0):
+    """Puts and gets a value; returns the bytes on the way."""
     found = locator.read_locator(self.host.host.locator_path)
-    listener = Listener(found.address)
-    self.addCleanup(listener.close)
-    where = locator.Locator(
-        found.run, found.generation, listener.address, found.pid
+    proxy = self.enterContext(
+        tcp_proxy.TcpProxy(locator.split_address(found.address))
     )
+    near = dataclasses.replace(found, address=proxy.address)
     client = self.host.client(
-        locator_path=lambda: where, tls=tls, deadline_s=deadline_s
+        locator_path=lambda: near, tls=tls, deadline_s=deadline_s
     )
     client.put("k", _TEXT)
     self.assertEqual(client.get("k"), _TEXT)
-    return bytes(listener.heard)
+    return bytes(proxy.forwarded)
 
-  def test_who_has_a_certificate_is_served_and_nobody_reads_along(self):
-    heard = self.heard_of(self.ours)
-    self.assertGreater(len(heard), 2 * len(_TEXT))
-    self.assertNotIn(_TEXT, heard)
+  def test_client_with_a_certificate_is_served_encrypted(self):
+    forwarded = self.forwarded(self.ours)
+    self.assertGreater(len(forwarded), 2 * len(_TEXT))
+    self.assertNotIn(_TEXT, forwarded)
 
-  def test_who_has_none_is_not_served(self):
+  @parameterized.parameters(None, "client", "store")
+  def test_certificate_of_another_authority_is_refused(self, side):
+    ours, other = self.ours, self.other
+    tls = {
+        None: None,
+        "client": locator.Tls(other.cert_file, other.key_file, ours.ca_file),
+        "store": locator.Tls(ours.cert_file, ours.key_file, other.ca_file),
+    }[side]
     with self.assertRaises(base.DeadlineExceededError):
-      self.heard_of(None, deadline_s=3.0)
-
-  def test_a_certificate_of_another_authority_is_none(self):
-    mixed = locator.Tls(
-        self.other.cert_file, self.other.key_file, self.ours.ca_file
-    )
-    with self.assertRaises(base.DeadlineExceededError):
-      self.heard_of(mixed, deadline_s=3.0)
-
-  def test_a_client_does_not_speak_to_a_store_of_another_authority(self):
-    mixed = locator.Tls(
-        self.ours.cert_file, self.ours.key_file, self.other.ca_file
-    )
-    with self.assertRaises(base.DeadlineExceededError):
-      self.heard_of(mixed, deadline_s=3.0)
+      self.forwarded(tls, deadline_s=1.5)
 
 
 if __name__ == "__main__":

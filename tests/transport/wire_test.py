@@ -4,8 +4,6 @@
 import json
 import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -32,7 +30,7 @@ def example_arrays() -> dict[str, np.ndarray]:
 
 
 def forge(record: object, body: bytes = b"", secret: bytes = SECRET) -> bytes:
-  """Returns a message with a right hash over whatever is given."""
+  """Returns a message of any content with a valid hash."""
   text = record if isinstance(record, bytes) else json.dumps(record).encode()
   prefix = wire._PREFIX.pack(wire.MAGIC, wire.SCHEMA, 0, len(text), len(body))
   return prefix + wire._digest(prefix, [text, body], secret) + text + body
@@ -40,7 +38,7 @@ def forge(record: object, body: bytes = b"", secret: bytes = SECRET) -> bytes:
 
 class RoundTripTest(parameterized.TestCase):
 
-  def test_header_and_arrays_come_back(self):
+  def test_header_and_arrays(self):
     arrays = example_arrays()
     header, decoded = wire.decode(wire.encode(HEADER, arrays, SECRET), SECRET)
     self.assertEqual(header, HEADER)
@@ -51,20 +49,20 @@ class RoundTripTest(parameterized.TestCase):
       self.assertFalse(decoded[name].flags.writeable)
       self.assertTrue(decoded[name].flags.aligned)
 
-  def test_arrays_stand_aligned_after_any_header(self):
+  def test_arrays_are_aligned_after_any_header(self):
     for length in range(9):
       data = wire.encode({"x": "a" * length}, {"x": np.ones(3)}, SECRET)
       _, decoded = wire.decode(data, SECRET)
       self.assertTrue(decoded["x"].flags.aligned)
 
-  @parameterized.parameters(sorted(wire._DTYPES))
-  def test_every_allowed_dtype(self, name):
-    array = np.arange(7).astype(name)
-    _, decoded = wire.decode(wire.encode({}, {"x": array}, SECRET), SECRET)
-    self.assertEqual(decoded["x"].dtype, array.dtype)
-    np.testing.assert_array_equal(decoded["x"], array)
+  def test_allowed_dtypes(self):
+    arrays = {name: np.arange(7).astype(name) for name in wire._DTYPES}
+    _, decoded = wire.decode(wire.encode({}, arrays, SECRET), SECRET)
+    for name, array in arrays.items():
+      self.assertEqual(decoded[name].dtype, array.dtype)
+      np.testing.assert_array_equal(decoded[name], array)
 
-  def test_layout_in_memory_does_not_matter(self):
+  def test_any_layout_in_memory(self):
     base = np.arange(24, dtype=np.int32).reshape(4, 6)
     for array in (base.T, base[::2, ::-1], np.asfortranarray(base)):
       _, decoded = wire.decode(wire.encode({}, {"x": array}, SECRET), SECRET)
@@ -95,7 +93,7 @@ class RoundTripTest(parameterized.TestCase):
       wire.decode_message(group, SECRET)
     self.assertEqual(caught.exception.reason, "array")
 
-  def test_refuses_to_write_what_it_would_not_read(self):
+  def test_invalid_input_is_not_encoded(self):
     for array in (
         np.array(["text"]),
         np.array([object()]),
@@ -122,7 +120,7 @@ class RefusalTest(parameterized.TestCase):
     data = wire.encode(HEADER, example_arrays(), SECRET)
     self.assert_refused(data, "hash", bytes(32))
 
-  def test_any_flipped_byte_is_noticed(self):
+  def test_flipped_bytes(self):
     data = wire.encode(HEADER, example_arrays(), SECRET)
     rng = np.random.default_rng(0)
     regions = {"magic": 4, "schema": 6, "prefix": 20, "hash": 52}
@@ -141,21 +139,13 @@ class RefusalTest(parameterized.TestCase):
       else:
         self.assertEqual(reason, "hash")
 
-  def test_every_cut_is_noticed(self):
+  def test_truncated_and_extended_messages(self):
     data = wire.encode(HEADER, example_arrays(), SECRET)
     for length in range(len(data)):
       self.assert_refused(data[:length], "truncated")
     self.assert_refused(data + b"\0", "length")
 
-  def test_bytes_moved_between_the_parts_are_noticed(self):
-    data = bytearray(wire.encode({"a": 1}, example_arrays(), SECRET))
-    text_bytes = int.from_bytes(data[8:12], "little")
-    num_bytes = int.from_bytes(data[12:20], "little")
-    data[8:12] = (text_bytes + 8).to_bytes(4, "little")
-    data[12:20] = (num_bytes - 8).to_bytes(8, "little")
-    self.assert_refused(bytes(data), "hash")
-
-  def test_a_newer_schema_is_named(self):
+  def test_newer_schema(self):
     data = bytearray(wire.encode({}, {}, SECRET))
     data[4:6] = (wire.SCHEMA + 1).to_bytes(2, "little")
     with self.assertRaisesRegex(wire.WireError, "schema 2; .* reads schema 1"):
@@ -197,10 +187,11 @@ class RefusalTest(parameterized.TestCase):
           "array",
       ),
   )
-  def test_a_right_hash_is_not_enough(self, record, reason):
+  def test_invalid_content_with_a_valid_hash(self, record, reason):
     self.assert_refused(forge(record, b"\2" * 8), reason)
+    wire.decode(forge({"header": {}, "arrays": []}), SECRET)
 
-  def test_a_long_shape_takes_no_time(self):
+  def test_long_shape_is_refused_quickly(self):
     # Its product has a million digits.
     record = {"header": {}, "arrays": [["x", "int8", [99999999] * 100_000]]}
     start = time.monotonic()
@@ -208,7 +199,7 @@ class RefusalTest(parameterized.TestCase):
     self.assertLess(time.monotonic() - start, 2.0)
 
   @parameterized.parameters({"a": 1.0}, {"a": True}, {"b": 1}, {"a": None})
-  def test_fields_that_do_not_fit_the_schema(self, **message):
+  def test_fields_must_match_the_schema(self, **message):
     data = wire.encode_message({"run": "r", "key": "k", **message}, SECRET)
     for decode in (
         lambda schema: wire.decode_message(data, SECRET, schema),
@@ -217,11 +208,6 @@ class RefusalTest(parameterized.TestCase):
       with self.assertRaises(wire.WireError) as caught:
         decode({"a": int})
       self.assertEqual(caught.exception.reason, "header")
-
-  def test_forge_itself_is_sound(self):
-    record = {"header": {}, "arrays": [["x", "int8", [8]]]}
-    _, arrays = wire.decode(forge(record, b"\2" * 8), SECRET)
-    np.testing.assert_array_equal(arrays["x"], np.full(8, 2, np.int8))
 
 
 class SecretTest(absltest.TestCase):
@@ -232,6 +218,7 @@ class SecretTest(absltest.TestCase):
     self.path = pathlib.Path(folder) / "secret"
 
   def test_is_made_once_and_private(self):
+    self.addCleanup(os.umask, os.umask(0))
     secret = wire.load_or_make_secret(self.path)
     self.assertLen(secret, wire.SECRET_BYTES)
     self.assertEqual(self.path.stat().st_mode & 0o777, 0o600)
@@ -240,12 +227,7 @@ class SecretTest(absltest.TestCase):
     other = wire.load_or_make_secret(self.path.with_name("other"))
     self.assertNotEqual(other, secret)
 
-  def test_a_umask_does_not_open_it(self):
-    self.addCleanup(os.umask, os.umask(0))
-    wire.load_or_make_secret(self.path)
-    self.assertEqual(self.path.stat().st_mode & 0o777, 0o600)
-
-  def test_all_who_start_together_get_the_same(self):
+  def test_processes_that_start_together_share_it(self):
     barrier, secrets = threading.Barrier(8), []
 
     def work() -> None:
@@ -260,41 +242,24 @@ class SecretTest(absltest.TestCase):
     self.assertLen(secrets, 8)
     self.assertLen(set(secrets), 1)
 
-  def test_refuses_a_file_that_others_may_read(self):
+  def test_unsafe_file_is_refused(self):
     wire.load_or_make_secret(self.path)
+    link = self.path.with_name("link")
+    link.symlink_to(self.path)
+    for path in (link, self.path.parent):
+      with self.assertRaises((ValueError, OSError)):
+        wire.load_or_make_secret(path)
     for mode in (0o640, 0o604, 0o660):
       self.path.chmod(mode)
       with self.assertRaisesRegex(ValueError, f"mode {mode:04o}"):
         wire.load_or_make_secret(self.path)
 
-  def test_refuses_a_wrong_length_and_a_folder(self):
+  def test_wrong_length_is_refused(self):
     for length in (0, 31, 33):
       self.path.write_bytes(bytes(length))
       self.path.chmod(0o600)
       with self.assertRaisesRegex(ValueError, "allowed are 32 bytes"):
         wire.load_or_make_secret(self.path)
-    with self.assertRaises((ValueError, OSError)):
-      wire.load_or_make_secret(self.path.parent)
-
-  def test_does_not_follow_a_link(self):
-    wire.load_or_make_secret(self.path)
-    link = self.path.with_name("link")
-    link.symlink_to(self.path)
-    with self.assertRaises(OSError):
-      wire.load_or_make_secret(link)
-
-
-class ImportTest(absltest.TestCase):
-
-  def test_needs_no_jax(self):
-    code = (
-        "import sys; import tba_jax.transport.wire;"
-        " sys.exit(any(m.split('.')[0] in ('jax', 'jaxlib') for m in"
-        " sys.modules))"
-    )
-    root = pathlib.Path(wire.__file__).parents[2]
-    child = subprocess.run([sys.executable, "-c", code], cwd=root, check=False)
-    self.assertEqual(child.returncode, 0)
 
 
 if __name__ == "__main__":

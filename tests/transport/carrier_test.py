@@ -1,0 +1,238 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""All carriers: params are complete and verified, or refused."""
+
+import os
+import pathlib
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax.transport import carrier
+from tba_jax.transport import carrier_files
+from tba_jax.transport import carrier_orbax
+from tba_jax.transport import carrier_store
+from tba_jax.transport import wire
+from tests.support import in_process
+
+TAG = "00000001.0000000003"
+KEYS = {"run_id": "run", "secret": b"s" * 32}
+
+
+def make_leaves():
+  rng = np.random.default_rng(0)
+  return {
+      "['a']": jnp.asarray(rng.normal(size=(3, 5)).astype(np.float32)),
+      # Over one piece of 1 MiB.
+      "['b']": rng.normal(size=(700, 400)).astype(np.float32),
+      "['c']": jnp.asarray(1.5, jnp.bfloat16),
+      "['d']": np.zeros((0, 4), np.int32),
+      "['e']": np.asarray([True, False]),
+  }
+
+
+class CarrierCase(parameterized.TestCase):
+  """Base of the carriers' tests; `name` is of the carrier."""
+
+  def setUp(self):
+    super().setUp()
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    self.path = folder / "run" / "params"
+    self.transport = in_process.InProcessTransport(in_process.InProcessStore())
+    self.leaves = make_leaves()
+    self.specs = carrier.specs_of(self.leaves)
+
+  def make(self, name, path=None, deadline_s=30.0, **settings):
+    path = path or self.path
+    made = {
+        "store": carrier_store.Chunks,
+        "files": lambda: carrier_files.Files(path),
+        "orbax": lambda: carrier_orbax.OrbaxShards(
+            str(path), deadline_s=deadline_s, **KEYS, **settings
+        ),
+    }[name]()
+    self.addCleanup(made.close)
+    return made
+
+  def publish(self, writer, tag=TAG):
+    packed = writer.pack(tag, self.leaves)
+    writer.send(self.transport, packed)
+    self.transport.put(f"p/{tag}/meta", b"the manifest")
+    return packed
+
+  def drop(self, writer, packed):
+    self.transport.delete(f"p/{packed.tag}")
+    writer.drop(packed)
+    writer.serve(self.transport, None)
+
+  def read(self, reader, packed):
+    return reader.read(self.transport, packed.tag, packed.carried, self.specs)
+
+  def files(self):
+    return sorted(path.name for path in self.path.iterdir())
+
+
+class CarrierTest(CarrierCase):
+
+  @parameterized.parameters("store", "files", "orbax")
+  def test_leaves_are_read_bit_for_bit_until_they_are_dropped(self, name):
+    writer, reader = self.make(name), self.make(name)
+    packed = self.publish(writer)
+    found = self.read(reader, packed)
+    self.assertEqual(list(found), list(self.leaves))
+    for leaf_name, leaf in self.leaves.items():
+      self.assertEqual(found[leaf_name].dtype, leaf.dtype)
+      self.assertEqual(found[leaf_name].shape, leaf.shape)
+      np.testing.assert_array_equal(found[leaf_name], np.asarray(leaf))
+    self.drop(writer, packed)
+    self.assertIsNone(self.read(reader, packed))
+    self.assertEmpty(self.transport.list("x"))
+    if name != "store":
+      self.assertEqual(self.path.stat().st_mode & 0o777, 0o700)
+      self.assertEmpty(self.files())
+
+  @parameterized.parameters(
+      ("store", "digests"), ("files", "num_bytes"), ("orbax", "shards")
+  )
+  def test_incomplete_data_is_refused(self, name, field):
+    carried = self.make(name)
+    packed = self.publish(carried)
+    if field == "digests":
+      del packed.carried[field][-1]
+    elif field == "num_bytes":
+      os.truncate(self.path / f"{TAG}.params", 100)
+    else:
+      packed.carried[field]["['b']"] = [([[0, 69], [0, 40]], "")]
+    with self.assertRaises(wire.WireError):
+      self.read(carried, packed)
+
+  @parameterized.parameters(("files", "digests"), ("orbax", "shards"))
+  def test_missing_leaf_is_named(self, name, field):
+    writer = self.make(name)
+    packed = self.publish(writer)
+    del packed.carried[field]["['b']"]
+    with self.assertRaisesRegex(wire.WireError, r"leaf \['b'\] is not in"):
+      self.read(writer, packed)
+
+  @parameterized.parameters("files", "orbax")
+  def test_directory_that_is_not_shared_is_an_error(self, name):
+    packed = self.publish(self.make(name))
+    reader = self.make(name, self.path.with_name("other"))
+    with self.assertRaisesRegex(wire.WireError, "publish.directory"):
+      self.read(reader, packed)
+
+  @parameterized.parameters("files", "orbax")
+  def test_full_disk_names_the_setting_and_leaves_no_files(self, name):
+    full = OSError(28, "No space left on device")
+    target = {
+        "files": (carrier_files, "_write_all"),
+        "orbax": (carrier_orbax, "write_folder"),
+    }[name]
+    writer = self.make(name)
+    with mock.patch.object(*target, side_effect=full):
+      with self.assertRaisesRegex(OSError, "config.publish.directory"):
+        writer.pack(TAG, self.leaves)
+    writer.serve(self.transport, None)
+    self.assertEmpty(self.files())
+
+  @parameterized.parameters("files", "orbax")
+  def test_versions_of_an_earlier_trainer_are_removed(self, name):
+    old = self.publish(self.make(name), "00000001.0000000900")
+    partial = self.path / (".00000001.0000000901.77"[name == "orbax" :])
+    partial.mkdir() if name == "orbax" else partial.touch()
+    writer = self.make(name)
+    new = self.publish(writer, "00000002.0000000001")
+    writer.clean(new.tag)
+    writer.serve(self.transport, new)
+    self.assertLen(self.files(), 1)
+    self.assertIsNotNone(self.read(writer, new))
+    self.transport.delete(f"p/{old.tag}")
+    self.assertIsNone(self.read(writer, old))
+
+
+class StoreTest(CarrierCase):
+
+  def setUp(self):
+    super().setUp()
+    self.carrier = self.make("store")
+    self.packed = self.publish(self.carrier)
+
+  def test_chunks_are_small(self):
+    sizes = [len(v) for v in self.transport.list(f"p/{TAG}").values()]
+    self.assertLen(sizes, 3)  # And the manifest.
+    self.assertLessEqual(max(sizes), carrier.PIECE_BYTES)
+
+  def test_torn_chunk_names_its_leaves(self):
+    self.transport.put(f"p/{TAG}/000001", b"torn")
+    with self.assertRaises(wire.WireError) as caught:
+      self.read(self.carrier, self.packed)
+    for name in self.leaves:
+      named = name in str(caught.exception)
+      self.assertEqual(named, name in ("['b']", "['c']", "['e']"), name)
+
+  def test_missing_chunk_means_a_dropped_version(self):
+    self.transport.delete(f"p/{TAG}/000001")
+    self.assertIsNone(self.read(self.carrier, self.packed))
+
+
+class FilesTest(CarrierCase):
+
+  def setUp(self):
+    super().setUp()
+    self.carrier = self.make("files")
+    self.packed = self.publish(self.carrier)
+    self.file = self.path / f"{TAG}.params"
+
+  def test_file_of_a_remote_file_system_is_read(self):
+    with mock.patch.object(carrier_files, "is_local", lambda path: False):
+      found = self.read(self.carrier, self.packed)
+    np.testing.assert_array_equal(found["['b']"], self.leaves["['b']"])
+
+  def test_leaves_are_aligned_read_only_views(self):
+    for leaf in self.read(self.carrier, self.packed).values():
+      if leaf.size:
+        self.assertEqual(leaf.__array_interface__["data"][0] % 64, 0)
+        self.assertFalse(leaf.flags.writeable)
+
+  def test_mapped_leaves_outlive_their_file(self):
+    found = jax.device_put(self.read(self.carrier, self.packed))
+    self.drop(self.carrier, self.packed)
+    self.assertFalse(self.file.exists())
+    np.testing.assert_array_equal(found["['b']"], self.leaves["['b']"])
+
+  @parameterized.parameters(("['a']", 5), ("['b']", 1_050_000), ("['e']", -1))
+  def test_torn_leaf_is_named(self, name, position):
+    data = bytearray(self.file.read_bytes())
+    data[position] ^= 1
+    self.file.write_bytes(data)
+    with self.assertRaisesRegex(
+        wire.WireError, rf"leaf \{name[:-1]}\] is torn"
+    ):
+      self.read(self.carrier, self.packed)
+
+  def test_directories_of_a_run(self):
+    of = lambda setting, run: carrier_files.files_directory(
+        setting, self.path, run
+    )
+    shared = str(self.path / "shared")
+    self.assertEqual(of(shared, "r7"), self.path / "shared" / "params-r7")
+    self.assertNotEqual(of("", "r7"), of("", "r8"))
+    shards = carrier_files.shards_directory
+    self.assertEqual(
+        shards("gs://bucket/params/", self.path, "r7"),
+        "gs://bucket/params/params-r7/shards",
+    )
+    self.assertEqual(shards("", self.path, "r7"), f"{of('', 'r7')}/shards")
+
+  def test_accessible_directory_is_refused(self):
+    self.path.chmod(0o755)
+    with self.assertRaisesRegex(ValueError, "publish.directory.*0755"):
+      self.carrier.pack(TAG, self.leaves)
+
+
+if __name__ == "__main__":
+  absltest.main()
