@@ -34,7 +34,7 @@ from tba_jax.transport import kv_host
 
 _SIZES_MB = (10, 100, 500, 2000)
 _LEAF_BYTES = 16_000_000
-# Above, the store is no carrier: see docs/store.md.
+# Above, the store is no carrier: see docs/hosts.md.
 _STORE_MB = 100
 # Device, published copy, copy that is compared, files, readers.
 _COPIES = 6

@@ -31,15 +31,15 @@ _ROOT = pathlib.Path(__file__).parent.parent
 _COLABS = _ROOT / "colabs"
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _CODE_PATH = re.compile(
-    r"`((?:tba_jax|tests|configs|launch|docs|colabs)/[\w/.]+)`"
+    r"`((?:tba_jax|tests|configs|launch|docs|colabs|benchmarks)/[\w/.]+)`"
 )
 # Of a notebook that opens in Colab: its path in the repository.
 _IN_COLAB = re.compile(r"colab\.research\.google\.com/\S+/blob/main/([\w/.]+)")
 
 
 def _pages() -> list[pathlib.Path]:
-  folders = (_ROOT, "*.md"), (_ROOT / "docs", "*.md"), (_COLABS, "*.ipynb")
-  return [p for folder, name in folders for p in sorted(folder.glob(name))]
+  names = "*.md", "docs/*.md", "benchmarks/*.md", "colabs/*.ipynb"
+  return [path for name in names for path in sorted(_ROOT.glob(name))]
 
 
 def _anchors(page: pathlib.Path) -> set[str]:
@@ -141,7 +141,7 @@ class DocsTest(absltest.TestCase):
       self.assertIn(f"`{name}`", page)
 
   def test_the_loss_of_the_page_works(self):
-    page = (_ROOT / "docs" / "own_loss.md").read_text("utf-8")
+    page = (_ROOT / "docs" / "objectives.md").read_text("utf-8")
     (block,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     path = pathlib.Path(self.create_tempdir().full_path) / "my_loss.py"
     path.write_text(block)

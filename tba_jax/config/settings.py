@@ -205,7 +205,7 @@ SECTIONS = {
         " brings its own, except for the two dtypes."
     ),
     "lora": Section(
-        "Low-rank adapters, trained instead of all params (docs/lora.md)."
+        "Low-rank adapters, trained instead of all params (docs/models.md)."
     ),
     "mesh": Section("Devices of the trainer along each axis.", resume=True),
     "sharding": Section(
@@ -234,9 +234,9 @@ SECTIONS = {
     "reference": Section("The policy that the KL is measured against."),
     "optimizer": Section("AdamW."),
     "train": Section("Size of the run and of its batches."),
-    "replay": Section("The replay buffer (docs/buffer.md)."),
+    "replay": Section("The replay buffer (docs/replay.md)."),
     "trainer": Section(
-        "The trainer's processes (docs/many_devices.md).", resume=True
+        "The trainer's processes (docs/scaling.md).", resume=True
     ),
     "rounds": Section(
         "Rounds, as in Asynchronous RLHF, instead of replay: mini_batches (N)"
@@ -250,7 +250,7 @@ SECTIONS = {
         "Checkpoints of the whole run, to resume from.", resume=True
     ),
     "store": Section(
-        "The key-value store (docs/store.md).", resume=True, hosts="own"
+        "The key-value store (docs/hosts.md).", resume=True, hosts="own"
     ),
     "cores": Section(
         "CPU cores of each role, as '0', '0,1' or '0-3'; '' lets the supervisor"
@@ -285,11 +285,11 @@ _s = Setting
 SETTINGS = {
     "seed": _s(
         0, Allowed("from 0 to 2**32 - 1", lambda v: 0 <= v < 2**32),
-        "of params, prompt order, sampling and replay draws"),
+        "of params, prompt order, sampling and replay"),
     "init": _s(
         "sft", TEXT, hosts="own", meaning="initial policy and reference:"
-        " 'scratch', 'sft' (trained by the section sft into WORKDIR/sft if"
-        " missing), or a Hugging Face folder"),
+        " 'scratch', 'sft' (fine-tuned into WORKDIR/sft if missing), or a"
+        " Hugging Face folder"),
 
     "task.name": _s("arithmetic", TEXT, "as in tba_jax/tasks/"),
 
@@ -545,8 +545,8 @@ SETTINGS = {
         resume=True),
 
     "loss.name": _s(
-        "tb", LOSS_NAME, "docs/objectives.md tells when to use which, and"
-        " docs/own_loss.md how to write one in a file"),
+        "tb", LOSS_NAME, "docs/objectives.md says which to choose and how"
+        " to write your own"),
     "loss.scale": _s(
         "unit", one_of("unit", "paper"), "of the squared losses: 'unit' has the"
         " gradient of a policy gradient, 'paper' that of the paper's"
@@ -760,7 +760,7 @@ SETTINGS = {
     "store.tls_ca_file": _s("", TEXT, "the authority's certificate"),
     "store.insecure": _s(
         False, FLAG, "allow other hosts without secret or TLS:"
-        " docs/security.md"),
+        " docs/hosts.md"),
     "store.spool_dir": _s(
         "", TEXT, "'' = a 0700 directory of this user and workdir"),
     "store.deadline_s": _s(

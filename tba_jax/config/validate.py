@@ -723,7 +723,7 @@ def _store(c: Mapping[str, Any]) -> _Problems:
     elif not safe and not is_one_host(c[key]):
       yield key, (
           "allowed this host alone without config.store.secret_file,"
-          " config.store.tls_* or config.store.insecure: docs/security.md"
+          " config.store.tls_* or config.store.insecure: docs/hosts.md"
       )
   if has_tls:
     for key in _TLS:

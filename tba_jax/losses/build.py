@@ -8,7 +8,7 @@ entries of `aux`, if present: `log_z_Bx1` and `residual_BxK` (nats),
 `margin_Bx1` with `pair_Bx1`, and `value_clipped_BxKxT`.
 
 Importance correction, length norm and metrics are common to all objectives
-(`objective.py`). docs/own_loss.md shows how to add a loss of your own.
+(`objective.py`). docs/objectives.md shows how to add a loss of your own.
 """
 
 from collections.abc import Callable
