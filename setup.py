@@ -15,6 +15,7 @@ REQUIREMENTS = [
     "chex>=0.1.91",
     "etils[epath]>=1.12",
     "flax>=0.12.5,<0.13",
+    "huggingface-hub>=1.31,<3",
     # tensorflow-datasets imports it and does not list it.
     "importlib_resources>=6",
     "jax>=0.10,<0.12",

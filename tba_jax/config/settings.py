@@ -288,8 +288,10 @@ SETTINGS = {
         "of params, prompt order, sampling and replay"),
     "init": _s(
         "sft", TEXT, hosts="own", meaning="initial policy and reference:"
-        " 'scratch', 'sft' (fine-tuned into WORKDIR/sft if missing), or a"
-        " Hugging Face folder"),
+        " 'scratch', 'sft' (fine-tuned into WORKDIR/sft if missing), a Hugging"
+        " Face folder, or ORG/NAME or ORG/NAME@REVISION of the hub, from its"
+        " cache (HF_HOME) or downloaded. All settings that name a model's"
+        " folder take such a name"),
 
     "task.name": _s("arithmetic", TEXT, "as in tba_jax/tasks/"),
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 import importlib.metadata
 import importlib.util
 import itertools
-import json
 import math
 import pathlib
 import socket
@@ -22,8 +21,9 @@ import ml_collections
 from tba_jax.config import load
 from tba_jax.config import settings
 from tba_jax.config import variants
-from tba_jax.models import config as model_config
+from tba_jax.models import config as config_lib
 from tba_jax.models import hf_config
+from tba_jax.models import hf_hub
 from tba_jax.system import processes
 from tba_jax.tasks import base
 from tba_jax.tasks import build
@@ -76,7 +76,10 @@ def validate(
     # The model is the folder's, and there is no task.
     problems += _lines(good, [_line_program], None)
   else:
-    problems += _lines(good, _CHECKS, _sections_read(good, program))
+    sections = _sections_read(good, program)
+    missing = list(_folders(good, program, sections))
+    problems += [_line(key, good.pop(key), allowed) for key, allowed in missing]
+    problems += _lines(good, _CHECKS, sections)
     if program == "train":
       problems += _lines(good, [_rounding], None)
     if program in ("train", "store"):
@@ -230,6 +233,10 @@ def trains_reward_model(c: Mapping[str, Any]) -> bool:
   )
 
 
+def _section(key: str) -> str:
+  return key.partition(".")[0] if "." in key else ""
+
+
 def _lines(
     c: Mapping[str, Any], checks: Any, sections: set[str] | None
 ) -> list[str]:
@@ -242,8 +249,7 @@ def _lines(
   for check in checks:
     try:
       for key, allowed in check(c):
-        section = key.partition(".")[0] if "." in key else ""
-        if sections is None or section in sections:
+        if sections is None or _section(key) in sections:
           lines.append(_line(key, c[key], allowed))
     except KeyError:
       continue
@@ -490,57 +496,46 @@ def _in_flight(c: Mapping[str, Any]) -> _Problems:
 # Model, adapters, meshes.
 
 
-def _first_model(c: Mapping[str, Any]) -> str:
-  """Returns "scratch", or the folder that the policy starts from."""
-  return c["sft.init"] if c["init"] == "sft" else c["init"]
+def _start(c: Mapping[str, Any]) -> tuple[str, config_lib.ModelConfig | None]:
+  """Returns what the policy starts from, and the shape of a folder.
 
-
-def _read_json(folder: str) -> dict[str, Any]:
-  """Returns a folder's config.json; {} if its loader will reject it."""
-  path = pathlib.Path(folder).expanduser() / "config.json"
+  Raises KeyError if the folder cannot be read, which `_folders` reports.
+  """
+  name = c["sft.init"] if c["init"] == "sft" else c["init"]
+  if name == "scratch":
+    return name, None
   try:
-    found = json.loads(path.read_text("utf-8"))
-  except (OSError, ValueError):
-    return {}
-  return found if isinstance(found, dict) else {}
-
-
-def _read_model(folder: str) -> model_config.ModelConfig | None:
-  """Returns the model of a Hugging Face folder, or None likewise."""
-  try:
-    return hf_config.from_hf(_read_json(folder))
-  except ValueError:
-    return None
+    return name, hf_config.read(name)
+  except ValueError as error:
+    raise KeyError(name) from error
 
 
 def _positions(c: Mapping[str, Any]) -> _Problems:
   length = c["sampling.max_prompt_tokens"] + c["sampling.max_completion_tokens"]
-  folder = _first_model(c)
-  if folder == "scratch":
-    if length > c["model.max_positions"]:
-      yield "model.max_positions", (
-          f"allowed {length} or more: config.sampling.max_prompt_tokens +"
-          " config.sampling.max_completion_tokens"
-      )
-  elif model := _read_model(folder):
-    if length > model.max_positions:
-      yield "sampling.max_completion_tokens", (
-          "allowed, with config.sampling.max_prompt_tokens, up to"
-          f" {model.max_positions}, the positions of {folder}"
-      )
+  name, shape = _start(c)
+  if shape is None and length > c["model.max_positions"]:
+    yield "model.max_positions", (
+        f"allowed {length} or more: config.sampling.max_prompt_tokens +"
+        " config.sampling.max_completion_tokens"
+    )
+  elif shape is not None and length > shape.max_positions:
+    yield "sampling.max_completion_tokens", (
+        "allowed, with config.sampling.max_prompt_tokens, up to"
+        f" {shape.max_positions}, the positions of {name}"
+    )
 
 
 def _heads(c: Mapping[str, Any]) -> _Problems:
-  if _first_model(c) == "scratch":
-    if c["model.num_heads"] % c["model.num_kv_heads"]:
-      yield "model.num_heads", (
-          "allowed a multiple of config.model.num_kv_heads ="
-          f" {c['model.num_kv_heads']}"
-      )
+  kv_heads = c["model.num_kv_heads"]
+  if _start(c)[1] is None and c["model.num_heads"] % kv_heads:
+    yield "model.num_heads", (
+        f"allowed a multiple of config.model.num_kv_heads = {kv_heads}"
+    )
 
 
 def _sharded_sizes(c: Mapping[str, Any]) -> _Problems:
   """Each sharded axis of the params must divide evenly, on both meshes."""
+  name, shape = _start(c)
   sizes = {
       "layers": "num_layers",
       "width": "width",
@@ -549,36 +544,34 @@ def _sharded_sizes(c: Mapping[str, Any]) -> _Problems:
       "kv_heads": "num_kv_heads",
       "head_dim": "head_dim",
   }
-  folder = _first_model(c)
-  model = None if folder == "scratch" else _read_model(folder)
-  if folder != "scratch" and model is None:
-    return
-  for mesh, (axis, name) in itertools.product(
+  if shape is not None:
+    sizes["vocab"] = "vocab_size"
+  for mesh, (axis, field) in itertools.product(
       ("mesh", "search.mesh"), sizes.items()
   ):
     rule = c[f"sharding.{axis}"]
     # A searcher's mesh has no sequence axis.
     shards = math.prod(c.get(f"{mesh}.{a}", 1) for a in rule.split(",") if a)
-    if model is None and c[f"model.{name}"] % shards:
-      yield f"model.{name}", (
+    size = c[f"model.{field}"] if shape is None else getattr(shape, field)
+    if not size % shards:
+      continue
+    if shape is None:
+      yield f"model.{field}", (
           f"allowed a multiple of {shards}, the size on config.{mesh} of"
           f" config.sharding.{axis} = {rule!r}"
       )
-    elif model is not None and getattr(model, name) % shards:
+    else:
       yield f"sharding.{axis}", (
-          f"allowed mesh axes whose size divides {getattr(model, name)}, the"
-          f" {name} of {folder}; config.{mesh} makes it {shards}"
+          f"allowed mesh axes whose size divides {size}, the {field} of"
+          f" {name}; config.{mesh} makes it {shards}"
       )
 
 
 def lora_targets(c: Mapping[str, Any]) -> _Problems:
   """The model must have every matrix in `lora.targets`."""
-  folder = _first_model(c)
-  if folder == "scratch":
-    family = c["model.family"]
-  else:
-    family = _read_json(folder).get("model_type")
-  gated = family not in ("gpt2", "gpt_neox")
+  shape = _start(c)[1]
+  family = c["model.family"] if shape is None else shape.family
+  gated = family not in config_lib.PLAIN_HEADS
   known = [n for n in settings.LORA_TARGETS if gated or n != "gate"]
   lacking = set(settings.lora_names(c["lora.targets"])) - set(known)
   if c["lora.rank"] and lacking:
@@ -629,8 +622,11 @@ def _searcher_mesh(c: Mapping[str, Any]) -> _Problems:
 # Files, packages, hosts.
 
 
-def _folders(c: Mapping[str, Any]) -> _Problems:
-  folders = {
+def _folders(
+    c: Mapping[str, Any], program: str, sections: set[str]
+) -> _Problems:
+  """Finds the models that a program reads; downloads those of the hub."""
+  names_of = {
       "init": ("scratch", "sft"),
       "sft.init": ("scratch",),
       "tokenizer.source": ("task",),
@@ -638,16 +634,28 @@ def _folders(c: Mapping[str, Any]) -> _Problems:
       "reward_model.init": ("sft",),
       "reward_model.relabel": ("", "task"),
   }
-  if c["reward.where"] == "model":
-    folders["reward.model"] = ("reward_model",)
-  if c["loss.name"] in settings.OF_A_VALUE_MODEL:
-    folders["loss.value_init"] = ("policy", "reward_model")
-  for key, names in folders.items():
-    if c[key] not in names and not pathlib.Path(c[key]).expanduser().is_dir():
-      yield key, (
-          f"allowed {', '.join(map(repr, names))} or a folder of this machine"
-          " that exists"
-      )
+  if c.get("reward.where") == "model":
+    names_of["reward.model"] = ("reward_model",)
+  if c.get("loss.name") in settings.OF_A_VALUE_MODEL:
+    names_of["loss.value_init"] = ("policy", "reward_model")
+  for key, names in names_of.items():
+    if c.get(key, names[0]) in names or _section(key) not in sections:
+      continue
+    is_start = key in ("init", "sft.init")
+    weights = key != "tokenizer.source" and program != "plan"
+    if is_start and program in ("searcher", "export"):
+      # The params come from elsewhere, but for the base of adapters.
+      weights = bool(c.get("lora.rank"))
+    try:
+      if not hf_hub.find(c[key], weights=weights).is_dir():
+        yield key, (
+            f"allowed {', '.join(map(repr, names))}, a folder of this machine"
+            " that exists, or ORG/NAME of the Hugging Face hub"
+        )
+      elif is_start:
+        hf_config.read(c[key])
+    except ValueError as error:
+      yield key, str(error)
 
 
 def _judges(c: Mapping[str, Any]) -> _Problems:
@@ -782,16 +790,20 @@ def _rounding(c: Mapping[str, Any]) -> _Problems:
 
 def _line_program(c: Mapping[str, Any]) -> _Problems:
   """Checks the files of `generate` and `score`."""
-  model, source, target = (
+  source, target = (
       pathlib.Path(c[f"generate.{name}"]).expanduser()
-      for name in ("model", "input", "output")
+      for name in ("input", "output")
   )
-  remote = c["generate.model"].startswith("gs://")
-  if not c["generate.model"] or not (remote or model.is_dir()):
-    yield "generate.model", (
-        "allowed a folder that exists: a Hugging Face folder, a run directory,"
-        " or RUN/checkpoints/STEP of one; runs also in gs://"
-    )
+  name = c["generate.model"]
+  try:
+    remote = name.startswith("gs://")
+    if not name or not (remote or hf_hub.find(name).is_dir()):
+      yield "generate.model", (
+          "allowed a Hugging Face folder or ORG/NAME of the hub, a run"
+          " directory, or RUN/checkpoints/STEP of one; runs also in gs://"
+      )
+  except ValueError as error:
+    yield "generate.model", str(error)
   if not c["generate.input"] or not source.is_file():
     yield "generate.input", "allowed a file that exists, a JSON object a line"
   if not c["generate.output"] or target.is_dir():
@@ -822,7 +834,6 @@ _CHECKS = (
     _lora_reference,
     _trainer_mesh,
     _searcher_mesh,
-    _folders,
     _judges,
     _packages,
     _publish,

@@ -12,7 +12,6 @@ Axes: B texts, L tokens, D width, N layers, C labels.
 from collections.abc import Callable, Mapping
 import dataclasses
 import os
-import pathlib
 import re
 from typing import Any
 
@@ -25,6 +24,7 @@ from tba_jax import types
 from tba_jax.models import attention
 from tba_jax.models import hf_config
 from tba_jax.models import hf_files
+from tba_jax.models import hf_hub
 from tba_jax.models import layers as layers_lib
 from tba_jax.models import tokenizer
 
@@ -384,7 +384,7 @@ def load_encoder(
       are missing, unused, of a wrong shape, no floats or not finite; the
       message lists all of them.
   """
-  path = pathlib.Path(folder).expanduser()
+  path = hf_hub.find(folder)
   try:
     config = encoder_config_from_hf(hf_files.read_json(path / "config.json"))
   except ValueError as error:
@@ -424,8 +424,7 @@ def load_encoder_with_tokenizer(
 ) -> tuple[Encoder, types.PyTree, tokenizer.TextTokenizer]:
   """Returns `load_encoder` of a folder, and its tokenizer."""
   made, params = load_encoder(folder)
-  path = pathlib.Path(folder).expanduser()
-  return made, params, tokenizer.load_texts(path)
+  return made, params, tokenizer.load_texts(folder)
 
 
 def _read(

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads and saves models as Hugging Face folders."""
 
-import dataclasses
 import math
 import os
 import pathlib
@@ -17,6 +16,7 @@ from tba_jax import types
 from tba_jax.models import config as config_lib
 from tba_jax.models import hf_config
 from tba_jax.models import hf_files
+from tba_jax.models import hf_hub
 from tba_jax.models import hf_names
 from tba_jax.models import tokenizer as tokenizer_lib
 
@@ -38,35 +38,6 @@ _OURS = re.compile(
 _PIECE_BYTES = 16 * 2**20
 # A CPU device uses host arrays with this alignment without a copy.
 _ALIGNMENT = 64
-
-
-def read_config(
-    folder: str | os.PathLike[str],
-    *,
-    dtype: str | None = None,
-    compute_dtype: str | None = None,
-) -> ModelConfig:
-  """Returns the shape of a folder's model, without reading its tensors.
-
-  Args:
-    folder: a local folder with config.json.
-    dtype: of parameters; None takes the file's own.
-    compute_dtype: of activations; None takes that of the parameters.
-
-  Raises:
-    ValueError: config.json is missing or not supported.
-  """
-  path = pathlib.Path(folder) / "config.json"
-  generation = path.with_name("generation_config.json")
-  try:
-    config = hf_config.from_hf(hf_files.read_json(path), dtype=dtype)
-    if generation.exists():
-      config = hf_config.with_generation(config, hf_files.read_json(generation))
-  except ValueError as error:
-    raise ValueError(f"{folder}: {error}") from error
-  if compute_dtype is None:
-    return config
-  return dataclasses.replace(config, compute_dtype=compute_dtype)
 
 
 def _check_names(
@@ -107,7 +78,7 @@ def load(
   than one leaf's on the host.
 
   Args:
-    folder: with config.json and one or more safetensors files.
+    folder: a path, or a model of the hub (`hf_hub`).
     dtype: of parameters; None takes the file's own.
     compute_dtype: of activations; None takes that of the parameters.
     shardings: of the params; None is the default device.
@@ -117,8 +88,8 @@ def load(
       not finite, or tensors are missing, unused, of a wrong shape or no floats;
       the message lists all of those.
   """
-  path = pathlib.Path(folder)
-  config = read_config(path, dtype=dtype, compute_dtype=compute_dtype)
+  path = hf_hub.find(folder)
+  config = hf_config.read(path, dtype=dtype, compute_dtype=compute_dtype)
   files = hf_files.Files(path)
   rows = hf_names.match_prefix(files.shapes, config, hf_names.rows(config))
   problems = _check_names(files, config, rows)

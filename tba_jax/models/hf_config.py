@@ -8,10 +8,13 @@ known not to affect the logits; any other is refused by name.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import os
 import re
 from typing import Any
 
 from tba_jax.models import config as config_lib
+from tba_jax.models import hf_files
+from tba_jax.models import hf_hub
 
 ModelConfig = config_lib.ModelConfig
 PLAIN = config_lib.PLAIN
@@ -316,6 +319,35 @@ def write_gpt2(config: ModelConfig) -> dict[str, Any]:
       "scale_attn_weights": config.scale_attention,
       "scale_attn_by_inverse_layer_idx": config.scale_attention_by_layer,
   }
+
+
+def read(
+    folder: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    compute_dtype: str | None = None,
+) -> ModelConfig:
+  """Returns the shape of a folder's model, without reading its tensors.
+
+  Args:
+    folder: a path, or a model of the hub (`hf_hub`).
+    dtype: of parameters; None takes the file's own.
+    compute_dtype: of activations; None takes that of the parameters.
+
+  Raises:
+    ValueError: config.json is missing or not supported.
+  """
+  path = hf_hub.find(folder, weights=False) / "config.json"
+  generation = path.with_name("generation_config.json")
+  try:
+    config = from_hf(hf_files.read_json(path), dtype=dtype)
+    if generation.exists():
+      config = with_generation(config, hf_files.read_json(generation))
+  except ValueError as error:
+    raise ValueError(f"{folder}: {error}") from error
+  if compute_dtype is None:
+    return config
+  return dataclasses.replace(config, compute_dtype=compute_dtype)
 
 
 def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:

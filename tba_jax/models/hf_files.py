@@ -111,7 +111,11 @@ def _listed(folder: pathlib.Path) -> dict[str, str]:
   """Returns the file of each tensor by the index; {} without an index."""
   if not (folder / INDEX).is_file():
     if not (folder / WEIGHTS).is_file():
-      raise ValueError(f"{folder}: neither {WEIGHTS} nor {INDEX} is there")
+      old = any(folder.glob("pytorch_model*.bin"))
+      raise ValueError(
+          f"{folder}: has neither {WEIGHTS} nor {INDEX}"
+          + (_conversion(folder) if old else "")
+      )
     return {}
   index = read_json(folder / INDEX)
   listed = index.get("weight_map") if isinstance(index, dict) else None
@@ -125,6 +129,17 @@ def _listed(folder: pathlib.Path) -> dict[str, str]:
         " files in that folder"
     )
   return listed
+
+
+def _conversion(folder: pathlib.Path) -> str:
+  """Returns how to convert a folder with pytorch_model.bin alone."""
+  config = read_json(folder / "config.json")
+  kind = (config.get("architectures") or ["AutoModel"])[0]
+  return (
+      "; convert its pytorch_model.bin where torch is installed:  python -c"
+      f' "import transformers as t; [c.from_pretrained({str(folder)!r})'
+      f".save_pretrained('NEW_FOLDER') for c in (t.AutoTokenizer, t.{kind})]\""
+  )
 
 
 def write_files(

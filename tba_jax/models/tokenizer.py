@@ -9,7 +9,6 @@ a tokenizer.json.
 
 from collections.abc import Iterable, Mapping, Sequence
 import os
-import pathlib
 
 import jinja2
 import tokenizers
@@ -17,6 +16,8 @@ from tokenizers import decoders
 from tokenizers import models
 from tokenizers import pre_tokenizers
 import transformers
+
+from tba_jax.models import hf_hub
 
 PAD_TOKEN = "<pad>"
 EOS_TOKEN = "<eos>"
@@ -209,7 +210,7 @@ def _load_fast(
     folder: str | os.PathLike[str], key: str
 ) -> transformers.PreTrainedTokenizerFast:
   """Returns a folder's fast tokenizer; `key` names the folder in errors."""
-  path = pathlib.Path(folder)
+  path = hf_hub.find(folder, weights=False)
   if not path.is_dir():
     raise ValueError(f"{key}={str(folder)!r}: no such folder")
   # AutoTokenizer imports torch if it is installed, which costs each role

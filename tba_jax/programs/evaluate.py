@@ -27,6 +27,7 @@ import rich.text
 
 from tba_jax import types
 from tba_jax.config import load as config_load
+from tba_jax.models import hf_hub
 from tba_jax.monitor import run_directory
 from tba_jax.monitor import text
 from tba_jax.system import bucket
@@ -188,7 +189,7 @@ def _load(
   """Returns the name, policy, params and step of a source."""
   is_checkpoint = not operand or operand.isdecimal()
   if not is_checkpoint:
-    if not pathlib.Path(operand).expanduser().is_dir():
+    if not hf_hub.find(operand).is_dir():
       raise ValueError(
           f"operand {operand!r}: allowed the step of a checkpoint or a folder"
           " that exists"

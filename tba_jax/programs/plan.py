@@ -25,6 +25,7 @@ from tba_jax.config import settings as settings_lib
 from tba_jax.models import config as config_lib
 from tba_jax.models import hf_config
 from tba_jax.models import hf_files
+from tba_jax.models import hf_hub
 from tba_jax.models import hf_names
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.monitor import text
@@ -244,7 +245,7 @@ def _folder_bytes(key: str, folder: str | pathlib.Path, size: int = 0) -> int:
   Raises ValueError with the config key if weights are missing or damaged.
   """
   try:
-    files = hf_files.Files(pathlib.Path(folder).expanduser())
+    files = hf_files.Files(hf_hub.find(folder))
   except ValueError as error:
     raise ValueError(f"config.{key}: {error}") from error
   return sum(
@@ -648,9 +649,8 @@ def model_of(config: ml_collections.ConfigDict) -> config_lib.ModelConfig:
 def _read_shape(
     key: str, folder: str, dtype: str | None = None
 ) -> config_lib.ModelConfig:
-  path = pathlib.Path(folder).expanduser() / "config.json"
   try:
-    return hf_config.from_hf(hf_files.read_json(path), dtype=dtype)
+    return hf_config.read(folder, dtype=dtype)
   except ValueError as error:
     raise ValueError(f"config.{key}={folder!r}: {error}") from error
 

@@ -36,6 +36,8 @@ from tba_jax.losses import preference
 from tba_jax.models import config as config_lib
 from tba_jax.models import heads
 from tba_jax.models import hf
+from tba_jax.models import hf_config
+from tba_jax.models import hf_hub
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import reward_model
 from tba_jax.system import jsonl
@@ -176,15 +178,15 @@ def initial_model(
     ValueError: there is no model, or its head has several labels.
   """
   source = config.reward_model.init
-  folder = pathlib.Path(source).expanduser()
-  if source == "sft":
-    folder = policy.sft_folder(workdir)
+  folder = (
+      policy.sft_folder(workdir) if source == "sft" else hf_hub.find(source)
+  )
   if not (folder / "config.json").is_file():
     raise ValueError(
         f"config.reward_model.init={source!r}: no model is in {folder}; make"
         " it with --program=sft, or name another folder"
     )
-  shape = hf.read_config(
+  shape = hf_config.read(
       folder,
       dtype=config.model.param_dtype,
       compute_dtype=config_lib.compute_dtype(

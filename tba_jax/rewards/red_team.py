@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import math
-import pathlib
 import re
 import threading
 from typing import Any
@@ -524,9 +523,8 @@ def _load_frozen(
     folder: str,
 ) -> tuple[transformer.Model, types.PyTree, tokenizer_lib.Tokenizer]:
   """Returns a model, its params, and its tokenizer with the model's stops."""
-  path = pathlib.Path(folder).expanduser()
-  tokenizer = tokenizer_lib.load(path)
-  shape, params = hf.load(path)
+  tokenizer = tokenizer_lib.load(folder)
+  shape, params = hf.load(folder)
   tokenizer.add_stop_ids(i for i in shape.stop_ids if i < tokenizer.vocab_size)
   return transformer.make_model(shape), params, tokenizer
 

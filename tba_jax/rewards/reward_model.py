@@ -14,6 +14,8 @@ from tba_jax import types
 from tba_jax.models import config as config_lib
 from tba_jax.models import heads
 from tba_jax.models import hf
+from tba_jax.models import hf_config
+from tba_jax.models import hf_hub
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import judges
 from tba_jax.tasks import base
@@ -120,14 +122,14 @@ def load_scorer(
     ValueError: the folder is missing or cannot be read, or its head does not
       return one number.
   """
-  path = pathlib.Path(folder).expanduser()
+  path = hf_hub.find(folder)
   if not (path / "config.json").is_file():
     raise ValueError(
         f"config.{key}={str(folder)!r}: no model is there; allowed a Hugging"
         " Face folder with a scalar head, such as --program=reward_model makes"
     )
   compute_dtype = config_lib.compute_dtype(config.model, jax.default_backend())
-  shape = hf.read_config(path, compute_dtype=compute_dtype)
+  shape = hf_config.read(path, compute_dtype=compute_dtype)
   if shape.num_labels != 1:
     raise ValueError(
         f"config.{key}={str(folder)!r}: its head gives {shape.num_labels}"

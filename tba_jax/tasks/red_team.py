@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tba_jax.models import hf_hub
 from tba_jax.tasks import base
 from tba_jax.tasks import rows
 
@@ -253,7 +254,7 @@ def _check(fields: Mapping[str, Any]) -> None:
       "'chat' or a text with one {attack}",
   )
   need("classifier", fields["classifier"] in CLASSIFIERS, f"{CLASSIFIERS}")
-  is_folder = lambda name: pathlib.Path(fields[name]).expanduser().is_dir()
+  is_folder = lambda name: hf_hub.find(fields[name]).is_dir()
   for name, own in (("victim", MADE_UP), ("encoder", WORDS)):
     there = fields[name] == own or bool(fields[name]) and is_folder(name)
     need(name, there, f"{own!r} or a folder that exists")

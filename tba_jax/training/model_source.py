@@ -19,6 +19,8 @@ import ml_collections
 from tba_jax import types
 from tba_jax.config import load as load_lib
 from tba_jax.models import hf
+from tba_jax.models import hf_config
+from tba_jax.models import hf_hub
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
 from tba_jax.monitor import run_directory
@@ -211,14 +213,17 @@ def load(
     return of_checkpoint(
         load_lib.complete(config), run, step, mesh or one_device()
     )
+  if not bucket.is_remote(path):
+    folder = hf_hub.find(path)
   if not folder.is_dir() or bucket.is_remote(path):
     raise ValueError(
-        f"config.{key}={path!r}: no such folder; allowed a Hugging Face folder,"
-        " a run directory, or RUN/checkpoints/STEP of one, both also in gs://"
+        f"config.{key}={path!r}: no such folder; allowed a Hugging Face folder"
+        " or ORG/NAME of the hub, a run directory, or RUN/checkpoints/STEP of"
+        " one, both also in gs://"
     )
   # What is small, and may be what is wrong, is read first.
   tokenizer = tokenizer_lib.load(folder, bos=bos)
-  shape = hf.read_config(folder, dtype=dtype)
+  shape = hf_config.read(folder, dtype=dtype)
   if tokenizer.vocab_size > shape.vocab_size:
     raise ValueError(
         f"config.{key}={path!r}: its vocabulary has {shape.vocab_size} entries,"

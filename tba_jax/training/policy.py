@@ -14,6 +14,7 @@ from tba_jax.losses import build as losses_build
 from tba_jax.models import config as config_lib
 from tba_jax.models import heads
 from tba_jax.models import hf
+from tba_jax.models import hf_config
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
 from tba_jax.sampling import decode
@@ -34,7 +35,8 @@ class Policy:
   task: prompts and reward; None where it was not needed.
   tokenizer: of prompts and completions.
   model: pure functions `init` and `apply`.
-  folder: Hugging Face folder of the initial params; None = random.
+  folder: Hugging Face folder of the initial params, or ORG/NAME of the hub;
+    None = random.
   adapters: LoRA adapters to train; None = train all params.
   value_folder: Hugging Face folder that the value model starts from; None =
     the policy, or no value model.
@@ -134,7 +136,7 @@ def make_policy(
         backend=jax.default_backend(),
     )
   else:
-    model_config = hf.read_config(
+    model_config = hf_config.read(
         folder,
         dtype=config.model.param_dtype,
         compute_dtype=config_lib.compute_dtype(
@@ -294,7 +296,7 @@ def make_value_model(
   if folder is None:
     shape = heads.config_of(model.config)
     return heads.make_scalar_model(shape, remat=config.train.remat)
-  shape = hf.read_config(folder)
+  shape = hf_config.read(folder)
   if shape.num_labels != 1:
     raise ValueError(
         f"loss.value_init={folder}: has {shape.num_labels} labels; allowed a"

@@ -24,6 +24,7 @@ from tba_jax.replay import buffer
 from tba_jax.tasks import build as build_task
 from tba_jax.training import sharding
 from tests.support import base_config
+from tests.support import hub_cache
 
 
 def _problems(config, **kwargs):
@@ -362,10 +363,6 @@ class RelationsTest(parameterized.TestCase):
   def test_right_together(self, **changes):
     self.assertEqual(_problems(base_config.make(**changes)), [])
 
-  def test_a_folder_that_exists(self):
-    folder = self.create_tempdir().full_path
-    self.assertEqual(_problems(base_config.make(init=folder)), [])
-
   def test_a_folder_brings_its_own_shape(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     hf = hf_config.to_hf(
@@ -385,6 +382,25 @@ class RelationsTest(parameterized.TestCase):
     long |= dict(sampling__max_completion_tokens=113)
     (line,) = _problems(base_config.make(**long))
     self.assertStartsWith(line, "config.sampling.max_completion_tokens = 113")
+    # Sizes on the mesh are the folder's too: 64 wide, 4 heads, 40 entries.
+    wide = dict(init=str(folder), mesh__tensor=16, model__num_heads=16)
+    found = {line.split()[0] for line in _problems(base_config.make(**wide))}
+    self.assertContainsSubset(
+        {"config.sharding.heads", "config.sharding.vocab"}, found
+    )
+    hf["quantization_config"] = {"bits": 4}
+    (folder / "config.json").write_text(json.dumps(hf))
+    (line,) = _problems(base_config.make(init=str(folder)))
+    self.assertRegex(line, "config.init = .*quantization_config")
+
+  def test_a_model_of_the_hub_is_found_before_anything_runs(self):
+    hub_cache.make(self)
+    (line,) = _problems(base_config.make(init="org/tiny"))
+    self.assertStartsWith(line, "config.init = 'org/tiny'")
+    self.assertIn("hf download org/tiny", line)
+    # Of a section that the program does not read, nothing is looked up.
+    config = base_config.make(init="scratch", sft__init="org/tiny")
+    self.assertEqual(_problems(config), [])
 
   @parameterized.parameters(
       ("train", dict(reward_model__batch_size=3, mesh__data=2)),

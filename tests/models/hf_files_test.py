@@ -85,6 +85,14 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, name):
       hf.load(self.folder)
 
+  def test_a_folder_with_pytorch_files_alone_says_how_to_convert_it(self):
+    (self.folder / hf.WEIGHTS).unlink()
+    (self.folder / "pytorch_model.bin").touch()
+    with self.assertRaisesRegex(
+        ValueError, f"'{self.folder}'.*t.AutoTokenizer, t.LlamaForCausalLM"
+    ):
+      hf.load(self.folder)
+
   @parameterized.parameters(100, -1)
   def test_names_a_file_that_was_cut_off(self, size):
     data = (self.folder / hf.WEIGHTS).read_bytes()

@@ -9,6 +9,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import threading
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -22,20 +23,23 @@ from tba_jax.config import variants
 from tba_jax.models import hf
 from tba_jax.monitor import run_directory
 from tba_jax.programs import export
+from tba_jax.programs import sft
 from tba_jax.training import checkpoint
 from tba_jax.training import model_source
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import sharding
 from tba_jax.training import train_step
+from tests.support import hub_cache
 from tests.support import tiny_model
 
 arithmetic = variants.import_config("configs/arithmetic.py")
 
 
-def make_run(workdir: str):
+def make_run(workdir: str, config=None):
   """Makes a run with checkpoints 3 and 5; returns its config and params."""
-  config = arithmetic.get_config("smoke")
-  config.init = "scratch"
+  if config is None:
+    config = arithmetic.get_config("smoke")
+    config.init = "scratch"
   run_directory.create(workdir, config)
   policy = policy_lib.make_policy(config, workdir)
   mesh = sharding.make_mesh(config.mesh)
@@ -157,6 +161,30 @@ class ExportTest(parameterized.TestCase):
     )
     self.assert_same(source.params, self.params[step])
     self.assertEqual(source.name, f"{self.workdir}/checkpoints/{step}")
+
+  def test_a_model_of_the_hub_s_cache(self):
+    folder = self.directory / "published"
+    self.assertEqual(self.run_quietly([str(folder)]), 0)
+    snapshot = hub_cache.add(hub_cache.make(self), "org/tiny", folder)
+    source = model_source.load("any", "org/tiny", bos="auto", dtype=None)
+    self.assert_same(source.params, self.params[5])
+    # Its name has the commit, so that an output is not continued with another.
+    self.assertEqual(source.name, str(snapshot))
+    # A run that starts from it trains and is exported.
+    config = self.config.copy_and_resolve_references()
+    config.sft.init = "org/tiny"
+    config.sft.num_steps, config.sft.warmup_steps = 1, 0
+    workdir = str(self.directory / "of_hub")
+    validate.validate(config, program="sft")
+    sft.run(config, workdir, stop=threading.Event())
+    config.init = "org/tiny"
+    validate.validate(config)
+    policy = policy_lib.make_policy(config, workdir)
+    self.assert_same(
+        policy_lib.initial_params(policy, config.seed), self.params[5]
+    )
+    make_run(workdir, config)
+    self.assertEqual(export.run_export(config, workdir, []), 0)
 
   def test_what_is_no_source_is_named(self):
     for path, message in (

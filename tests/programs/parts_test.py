@@ -14,6 +14,7 @@ import numpy as np
 
 from tba_jax.config import load
 from tba_jax.models import hf
+from tba_jax.models import hf_config
 from tba_jax.models import tokenizer
 from tba_jax.programs import trainer
 from tba_jax.sampling import decode
@@ -116,9 +117,9 @@ class PolicyTest(absltest.TestCase):
     folder = self.workdir / "small"
     config = make_config()
     self.export(folder, config)
-    small = hf.read_config(folder)
+    small = hf_config.read(folder)
     small = dataclasses.replace(small, vocab_size=3)
-    with mock.patch.object(hf, "read_config", return_value=small):
+    with mock.patch.object(hf_config, "read", return_value=small):
       with self.assertRaisesRegex(ValueError, "vocabulary has 3 entries"):
         policy_lib.make_policy(make_config(f"init={folder}"), self.workdir)
 
