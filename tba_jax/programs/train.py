@@ -5,6 +5,7 @@
 from collections.abc import Sequence
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 import shutil
@@ -43,6 +44,9 @@ _TRAINER_END_S = 13.0
 _SEARCHER_END_S = 3.0
 _STORE_END_S = 2.0
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_COUNT_DEVICES = (
+    "import jax; print(jax.local_device_count(), jax.default_backend())"
+)
 _SUMMARY = {"steps": int, "num_steps": int}
 _TOTALS = {"wall_s": float, "restarts": {"*": int}}
 
@@ -278,6 +282,7 @@ def run(
   changed = (*_END_SIGNALS, signal.SIGUSR1)
   handlers = {number: signal.getsignal(number) for number in changed}
   try:
+    _check_devices(config)
     held = bucket.hold(run_directory.lock(workdir), workdir)
     run_info, saved = run_directory.create(workdir, config)
     if saved is not None:
@@ -294,6 +299,37 @@ def run(
     for number, handler in handlers.items():
       signal.signal(number, handler)
     held.close()
+
+
+def _check_devices(config: ml_collections.ConfigDict) -> None:
+  """Raises ValueError if this machine has fewer devices than a mesh needs."""
+  wanted = []  # section of cpu_devices, key of the mesh, devices of a process
+  for section, key, mesh, num_processes in (
+      ("trainer", "mesh", config.mesh, config.trainer.num_processes),
+      ("search", "search.mesh", config.search.mesh, 1),
+  ):
+    count = math.prod(mesh.values()) // num_processes
+    if count > 1 and not config[section].cpu_devices:
+      wanted.append((section, f"config.{key} = {mesh.to_dict()}", count))
+  if not wanted:
+    return
+  # In a process of its own: the supervisor stays free of JAX.
+  found = subprocess.run(
+      [sys.executable, "-c", _COUNT_DEVICES],
+      env=processes.package_environment(),
+      capture_output=True,
+      text=True,
+  )
+  if found.returncode:
+    return  # The role will tell what is wrong with its devices.
+  num_devices, platform = found.stdout.split()[-2:]
+  for section, setting, count in wanted:
+    if count > int(num_devices):
+      remedy = f"; config.{section}.cpu_devices={count} makes virtual ones"
+      raise ValueError(
+          f"{setting}: needs {count} devices, this machine has {num_devices}"
+          f" ({platform}){remedy * (platform == 'cpu')}"
+      )
 
 
 class _Supervisor:
@@ -388,6 +424,7 @@ class _Supervisor:
     while not child.finished and self._signal is None:
       if self._check(child):
         self._children.write_table(None)
+      self._write_if_due()
       self._panel.update()
       time.sleep(_TICK_S)
     self._children.end([role], _TRAINER_END_S)
@@ -415,14 +452,16 @@ class _Supervisor:
         service_pid = locator.get("pid")
         self._children.write_table(service_pid)
       self._pass_capture_on(trainer)
-      self._check_periodically(trainer)
+      if self._write_if_due():
+        self._kill_stalled(trainer)
       self._panel.update(restarts=self._totals()["restarts"])
       time.sleep(_TICK_S)
 
-  def _check_periodically(self, trainer: Child) -> None:
+  def _write_if_due(self) -> bool:
+    """Rotates logs and writes totals, once a second; returns whether it did."""
     now = time.monotonic()
     if now < self._next_check:
-      return
+      return False
     self._next_check = now + _CHECK_EVERY_S
     try:
       self._children.rotate_logs()
@@ -432,7 +471,7 @@ class _Supervisor:
       if not self._disk_is_full:
         self._events.write("not_written", f"logs and totals: {error}")
       self._disk_is_full = True
-    self._kill_stalled(trainer)
+    return True
 
   def _kill_stalled(self, trainer: Child) -> None:
     """Kills a role that makes no progress; `_check` restarts it.

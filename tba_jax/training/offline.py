@@ -182,7 +182,8 @@ def train(
     last one's metrics, {} where there was none.
 
   Raises:
-    FloatingPointError: a loss is not finite; names the steps.
+    FloatingPointError: a loss or gradient is not finite, with
+      `train.nonfinite="stop"`; names the steps.
     OSError: a file cannot be written.
   """
   settings = config[job.name]
@@ -224,7 +225,10 @@ def train(
       # The host makes the next examples while the device works on these.
       next_end = _chunk_end(settings, end)
       chunk = job.examples.chunk(end, next_end)
-      means.add(_host_means(job, chunk_metrics, step, end), weight=end - step)
+      step_means, num_finite = _host_means(
+          config, job, chunk_metrics, step, end
+      )
+      means.add(step_means, weight=num_finite)
       step_s = (time.perf_counter() - chunk_started) / (end - step)
       means.add({"time/step_s": step_s}, weight=end - step)
       step, end = end, next_end
@@ -328,21 +332,33 @@ def _is_due(period: int, step: int, num_steps: int) -> bool:
 
 
 def _host_means(
-    job: Job, metrics: dict[str, jax.Array], first: int, last: int
-) -> dict[str, float]:
-  """Waits for a chunk's metrics; returns their means over its steps.
+    config: ml_collections.ConfigDict,
+    job: Job,
+    metrics: dict[str, jax.Array],
+    first: int,
+    last: int,
+) -> tuple[dict[str, float], int]:
+  """Waits for a chunk; returns means over its finite steps, and their number.
 
   Raises:
-    FloatingPointError: a loss is not finite.
+    FloatingPointError: as `train` does.
   """
   values = {k: np.asarray(v)[: last - first] for k, v in metrics.items()}
-  if not np.isfinite(values["loss"]).all():
-    bad = first + np.flatnonzero(~np.isfinite(values["loss"]))
-    raise FloatingPointError(
-        f"the loss of {job.name} steps {bad.tolist()} is not finite; a lower"
+  finite = values["nonfinite"] == 0
+  if not finite.all():
+    message = (
+        f"{job.name}: loss or gradient of steps"
+        f" {(first + np.flatnonzero(~finite)).tolist()} is not finite; a lower"
         f" config.{job.name}.learning_rate may help"
     )
-  return {
-      f"train/{name}": float(values[name].mean())
+    if config.train.nonfinite == "stop":
+      raise FloatingPointError(message)
+    # The step left the params as they were.
+    print(f"{message}; these steps are skipped", file=sys.stderr, flush=True)
+  if not finite.any():
+    return {}, 0
+  means = {
+      f"train/{name}": float(values[name][finite].mean())
       for name in ("loss", *job.metric_names)
   }
+  return means, int(finite.sum())

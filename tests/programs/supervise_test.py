@@ -4,7 +4,10 @@
 
 import contextlib
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from unittest import mock
 
@@ -345,6 +348,31 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertIn(f"/{name}: ", self.stderr.getvalue())
     self.assertEqual(self.stderr.getvalue().count("\n"), 1)
 
+  @parameterized.parameters(("mesh", "trainer"), ("search.mesh", "search"))
+  def test_a_mesh_that_this_machine_lacks_is_refused_before_the_start(
+      self, key, section
+  ):
+    (self.config.mesh if key == "mesh" else self.config.search.mesh).data = 4
+    counted = mock.Mock(returncode=0, stdout="1 cpu\n")
+    run = mock.patch.object(train.subprocess, "run", return_value=counted)
+    with run, contextlib.redirect_stderr(self.stderr):
+      self.assertEqual(train.run(self.config, str(self.workdir), []), 2)
+    self.assertIn(f"config.{key} = ", self.stderr.getvalue())
+    self.assertIn(f"config.{section}.cpu_devices=4 ", self.stderr.getvalue())
+    self.assertFalse(self.workdir.exists())
+    counted.stdout = "4 gpu\n"
+    with run:
+      train._check_devices(self.config)
+
+  def test_devices_are_counted(self):
+    command = [sys.executable, "-c", train._COUNT_DEVICES]
+    env = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=3",
+    }
+    found = subprocess.run(command, env=env, capture_output=True, text=True)
+    self.assertEqual(found.stdout, "3 cpu\n")
+
   def test_a_full_disk_is_told_and_stops_nothing(self):
     supervisor = self.make(trainer_0=[None])
     looks = iter(range(4))
@@ -393,6 +421,27 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.write("sft/model/config.json", {})
     self.assertEqual(self.run_it(supervisor), 0)
     self.assertNotIn("sft-0", supervisor._children.started)
+
+  def test_the_log_of_fine_tuning_does_not_grow_for_ever(self):
+    self.config.init = "sft"
+    supervisor = self.make(sft_0=[None], trainer_0=[0])
+    log = self.workdir / "logs/sft-0.log"
+
+    def write(child):
+      if child.name == "trainer-0":
+        self.write("result.json", supervise_case.RESULT)
+      elif child.name == "sft-0" and log.with_suffix(".log.1").exists():
+        child.process._status = 0
+      elif child.name == "sft-0":
+        log.write_text("x" * 9)
+
+    supervisor._children.on_poll = write
+    with (
+        mock.patch.object(train, "_MAX_LOG_BYTES", 8),
+        mock.patch.object(train, "_CHECK_EVERY_S", 0.0),
+    ):
+      self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEqual(log.with_suffix(".log.1").read_text(), "x" * 9)
 
   def test_fine_tuning_that_fails_ends_the_run(self):
     self.config.init = "sft"

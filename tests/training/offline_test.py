@@ -5,17 +5,22 @@
 import contextlib
 import io
 import os
+import pathlib
 import threading
 from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.training import offline
+from tests.support import tiny_model
 
 _DONE = {"interrupted": False, "step": 3, "model": "a/model"}
 
@@ -56,6 +61,58 @@ class ExamplesTest(absltest.TestCase):
     )
     other = self.examples(num_rows=50, seed=1).chunk(6, 9)
     self.assertFalse((other.prompt_tokens == part.prompt_tokens).all())
+
+
+class NonfiniteTest(absltest.TestCase):
+
+  def train(self, nonfinite):
+    """Takes 4 steps, of which row 2's has a loss of 0 and a gradient of NaN."""
+    config = tiny_model.make_config(train__nonfinite=nonfinite)
+    config.sft.update(
+        num_steps=4, batch_size=1, warmup_steps=0, log_every_steps=1
+    )
+
+    def loss_fn(params, loss_params, batch, beta):
+      scale = jnp.where(batch.prompt_tokens[0, -1] == 2, 0.0, 1.0)
+      leaf = jax.tree.leaves(params)[0]
+      # The square root has an infinite slope at 0.
+      return jnp.sqrt(scale * (1 + leaf**2)).mean(), {}
+
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    model = tiny_model.BIGRAM
+    job = offline.Job(
+        name="sft",
+        folder=self.folder,
+        model=model,
+        init_params=lambda: model.init(jax.random.key(0)),
+        loss_fn=loss_fn,
+        examples=offline.Examples(
+            seed=0,
+            batch_size=1,
+            num_rows=4,
+            encode=lambda row, epoch: ([row], [[3]]),
+            num_completions=1,
+            max_prompt_tokens=1,
+            max_completion_tokens=1,
+        ),
+        evaluate=lambda params, step: {},
+        metric_names=("grad_norm",),
+    )
+    with contextlib.redirect_stderr(io.StringIO()) as self.stderr:
+      return offline.train(config, job, stop=threading.Event())
+
+  def test_a_gradient_that_is_not_finite_stops(self):
+    with self.assertRaisesRegex(FloatingPointError, r"sft: .* steps \[\d\]"):
+      self.train("stop")
+
+  def test_a_step_that_is_not_finite_is_skipped(self):
+    params, done = self.train("skip")
+    self.assertEqual(done["step"], 4)
+    chex.assert_tree_all_finite(params)
+    self.assertRegex(self.stderr.getvalue(), r"steps \[\d\] .* skipped")
+    records = jsonl.read_jsonl(self.folder / "metrics.jsonl")
+    self.assertEqual([r["step"] for r in records], [1, 2, 3, 4])
+    self.assertEqual(sum("train/loss" in r for r in records), 3)
 
 
 class RunProgramTest(parameterized.TestCase):
