@@ -10,10 +10,11 @@ another host has worked in the bucket, then downloaded again. No JAX here.
 """
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import importlib.util
 import json
@@ -38,25 +39,26 @@ from tba_jax.system import worker
 
 _URL = re.compile(r"gs://[a-z0-9][a-z0-9._-]*(/[^/]+)+")
 _MODEL = re.compile(r"(.+?)(/checkpoints/\d+)?")
-# Programs that only read, and no model files.
+# Programs that only read, and no model files; and programs without buckets.
 _VIEWS = ("plan", "report", "status")
 _LOCAL_ONLY = ("benchmark", "sweep")
 
-# In the local folder: its URL, and the lock's token as of its content.
+# In the local folder: its URL, the lock's token as of its content, and what it
+# has: "logs", "all", or "work" after a run has worked there.
 _MARKER = ".bucket.json"
-_MARKER_SCHEMA = {"url": str, "token": str, "worked": bool, "logs_only": bool}
+_MARKER_SCHEMA = {"url": str, "token": str, "content": str}
 
 # The lock object. Its holder renews it, and is considered dead after `GONE_S`
 # without a renewal.
 NAME = ".lease.json"
-RENEW_S = 15.0
+_RENEW_S = 15.0
 GONE_S = 90.0
 _POLL_S = 1.0
 _LOCK_SCHEMA = {"token": str, "holder": str}
 
 # Shortest time between two uploads of a file, and largest share of the time
 # spent on it.
-EVERY_S = 15.0
+_EVERY_S = 15.0
 _SHARE = 0.05
 _TICK_S = 1.0
 _CLOSE_S = 300.0
@@ -67,17 +69,26 @@ _SEGMENTS = "replay/"
 _LOGS = (".json", ".jsonl", ".csv", ".log", ".txt", ".html")
 
 
-class HeldError(ValueError):
-  """Another process works in the run directory."""
-
-
-class LostError(RuntimeError):
-  """Another process has taken over the lock."""
-
-
 def is_remote(path: str | os.PathLike[str]) -> bool:
   """Returns whether a path is a URL."""
   return "://" in os.fspath(path)
+
+
+def absolute(directory: str) -> epath.Path:
+  """Returns an absolute local path, or a URL unchanged."""
+  if not is_remote(directory):
+    return epath.Path(directory).absolute()
+  list_anew()
+  return epath.Path(directory)
+
+
+def list_anew() -> None:
+  """Turns off gcsfs's cache of listings, also for etils and Orbax.
+
+  It lacks what others write, including TensorStore in this process. Call this
+  before the first access.
+  """
+  fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
 
 
 def stage(workdir: str, program: str, *, key: str = "--workdir") -> str:
@@ -97,18 +108,14 @@ def stage(workdir: str, program: str, *, key: str = "--workdir") -> str:
     return workdir
   url = workdir.rstrip("/")
   if program in _LOCAL_ONLY:
-    raise ValueError(
-        f"{key}={workdir}: allowed a path of this machine with"
-        f" --program={program}"
-    )
-  if not _URL.fullmatch(url):
-    raise ValueError(f"{key}={workdir}: allowed a path, or gs://BUCKET/PATH")
-  if importlib.util.find_spec("gcsfs") is None:
-    raise ValueError(
-        f"{key}={workdir}: allowed a path without gcsfs; gs:// needs  pip"
-        " install tba_jax[gcs]"
-    )
-  return str(prepare(url, program))
+    allowed = f"a path of this machine with --program={program}"
+  elif not _URL.fullmatch(url):
+    allowed = "a path, or gs://BUCKET/PATH"
+  elif importlib.util.find_spec("gcsfs") is None:
+    allowed = "a path; gs:// needs gcsfs: pip install tba_jax[gcs]"
+  else:
+    return str(prepare(url, program))
+  raise ValueError(f"{key}={workdir}: allowed {allowed}")
 
 
 def stage_model(path: str, *, key: str) -> str:
@@ -125,20 +132,19 @@ def prepare(url: str, program: str) -> pathlib.Path:
   name = "searcher" if program == "searcher" else "run"
   folder = processes.spool_directory("", url) / name
   folder.mkdir(mode=0o700, exist_ok=True)
-  logs_only = program in _VIEWS
+  content = "logs" if program in _VIEWS else "all"
   with _alone(folder):
-    marker = _marker(folder)
-    token = Lock(url).read().token
+    marker, token = _marker(folder), Lock(url).read().token
     if marker is not None and marker["token"] == token:
-      if logs_only or not marker["logs_only"]:
+      if content == "logs" or marker["content"] != "logs":
         return folder
-    fetch(url, folder, logs_only=logs_only)
+    fetch(url, folder, logs_only=content == "logs")
     epoch = jsonl.read_json(folder / "epoch.json")
     if epoch is not None:
       # A host that died may have begun an epoch and not uploaded it.
       epoch = {**epoch, "epoch": epoch["epoch"] + 1}
       jsonl.atomic_write_json(folder / "epoch.json", epoch)
-    _mark(folder, url, token, logs_only=logs_only)
+    _mark(folder, url, token, content)
   return folder
 
 
@@ -162,104 +168,61 @@ def send(workdir: str | os.PathLike[str], *patterns: str) -> None:
   marker = _marker(folder)
   if marker is None:
     return
+  url = marker["url"]
   found = [path for pattern in patterns for path in folder.glob(pattern)]
   names = [p.relative_to(folder).as_posix() for p in found if p.is_file()]
-  fs, root = _filesystem(marker["url"])
+  fs, root = _filesystem(url)
   for name in names:
-    _call(
-        f"{marker['url']}/{name}",
-        lambda name=name: fs.put_file(str(folder / name), f"{root}/{name}"),
-    )
-  print(f"copied to {marker['url']}: {', '.join(names)}", file=sys.stderr)
+    with _access(f"{url}/{name}"):
+      fs.put_file(str(folder / name), f"{root}/{name}")
+  print(f"copied to {url}: {', '.join(names)}", file=sys.stderr)
 
 
-def list_anew() -> None:
-  """Turns off gcsfs's cache of listings, also for etils and Orbax.
+def hold(lock: int, workdir: str | os.PathLike[str]) -> contextlib.ExitStack:
+  """Locks a run directory in its bucket too, and uploads it until `close`.
 
-  It lacks what others write, including TensorStore in this process. Call this
-  before the first access.
-  """
-  fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
-
-
-def absolute(directory: str) -> epath.Path:
-  """Returns an absolute local path, or a URL unchanged."""
-  if not is_remote(directory):
-    return epath.Path(directory).absolute()
-  list_anew()
-  return epath.Path(directory)
-
-
-class Hold:
-  """Exclusive use of a run directory, here and in its bucket, until `close`."""
-
-  def __init__(self, lock: int, workdir: pathlib.Path, in_bucket: bool):
-    self._url = ""
-    with contextlib.ExitStack() as closing:
-      closing.callback(os.close, lock)
-      if in_bucket:
-        self._url = _marker(workdir)["url"]
-        remote = _take(workdir)
-        closing.callback(remote.release)
-        renewing = worker.Worker(
-            "bucket-lock", lambda stop: _renew(remote, stop, RENEW_S)
-        )
-        closing.callback(renewing.close)
-        closing.callback(Uploader(workdir, self._url).close)
-      self._closing = closing.pop_all()
-
-  def close(self) -> None:
-    """Uploads what is left and releases the directory.
-
-    Raises:
-      OSError: a file could not be uploaded; it is still in the folder.
-    """
-    self._closing.close()
-    if self._url:
-      print(f"the run is in {self._url}", file=sys.stderr)
-
-
-def hold(lock: int, workdir: str | os.PathLike[str]) -> Hold:
-  """Locks a run directory in its bucket too, and begins to upload.
-
-  Under a supervisor, which does that, only the local lock is kept.
+  Under a supervisor, which does that, only the local lock is held. `close`
+  raises OSError for a file that could not be uploaded; it stays in the folder.
 
   Args:
-    lock: descriptor of `run_directory.lock`; closed with the hold.
+    lock: descriptor of `run_directory.lock`; closed at the end.
     workdir: from `stage`.
 
   Raises:
-    HeldError: a process of another host works there.
+    ValueError: a process of another host works there.
     OSError: the bucket cannot be used.
   """
   folder = pathlib.Path(workdir)
-  try:
-    in_bucket = _marker(folder) is not None
-  except ValueError:
-    os.close(lock)
-    raise
-  return Hold(
-      lock, folder, in_bucket and processes.SUPERVISED not in os.environ
-  )
+  with contextlib.ExitStack() as closing:
+    closing.callback(os.close, lock)
+    marker = _marker(folder)
+    if marker is not None and processes.SUPERVISED not in os.environ:
+      remote = _take(folder)
+      closing.callback(remote.release)
+      renewing = worker.Worker("bucket-lock", functools.partial(_renew, remote))
+      closing.callback(renewing.close)
+      closing.callback(Uploader(folder, marker["url"]).close)
+    return closing.pop_all()
 
 
 def _take(folder: pathlib.Path) -> "Lock":
   """Takes the lock in a folder's bucket; raises as `hold`."""
   marker = _marker(folder)
-  lock = Lock(marker["url"])
+  url = marker["url"]
+  lock = Lock(url)
   with _alone(folder):
     seen = lock.read()
     if seen.token != marker["token"]:
-      raise HeldError(
-          f"{marker['url']}: {seen.holder or 'another process'} has worked"
-          " there meanwhile; start again"
+      raise ValueError(
+          f"{url}: {seen.holder or 'another process'} has worked there"
+          " meanwhile; start again"
       )
     if seen.holder:
-      logging.warning("%s: %s has not released it", marker["url"], seen.holder)
+      logging.warning("%s: %s has not released it", url, seen.holder)
     # With the local lock held, whoever worked in this folder is dead. If it was
     # only downloaded, its owner may live elsewhere.
-    own = marker["token"] if marker["worked"] else ""
-    _mark(folder, marker["url"], lock.take(own).token, worked=True)
+    own = marker["token"] if marker["content"] == "work" else ""
+    _mark(folder, url, lock.take(own).token, "work")
   return lock
 
 
@@ -283,20 +246,20 @@ class Lock:
   def __init__(self, url: str):
     self._url = url
     self._mine = LockState()
-    self._store = _call(url, lambda: ts.KvStore.open(f"{url}/").result())
+    with _access(url):
+      self._store = ts.KvStore.open(f"{url}/").result()
 
   def read(self) -> LockState:
     """Returns the current state; raises OSError."""
-    found = _call(self._url, lambda: self._store.read(NAME).result())
+    with _access(self._url):
+      found = self._store.read(NAME).result()
+    generation = found.stamp.generation
     if not found.value:
-      return LockState(generation=found.stamp.generation)
-    try:
-      saved = json.loads(found.value)
-    except ValueError as error:
-      raise OSError(f"{self._url}/{NAME} is damaged: {error}") from error
+      return LockState(generation=generation)
+    saved = jsonl.parse_line(found.value)
     if error := jsonl.schema_error(saved, _LOCK_SCHEMA):
       raise OSError(f"{self._url}/{NAME} is damaged: {error}")
-    return LockState(saved["token"], saved["holder"], found.stamp.generation)
+    return LockState(saved["token"], saved["holder"], generation)
 
   def take(self, token: str, *, gone_s: float = GONE_S) -> LockState:
     """Takes the lock; waits to see whether another holder is alive.
@@ -306,36 +269,34 @@ class Lock:
       gone_s: how long to wait for a renewal by another holder.
 
     Raises:
-      HeldError: the holder is alive, or another process was faster.
+      ValueError: the holder is alive, or another process was faster.
       OSError: the bucket cannot be used.
     """
     seen = self.read()
-    if seen.holder and seen.token != token:
-      until = time.monotonic() + gone_s
-      while seen.holder and time.monotonic() < until:
-        time.sleep(min(_POLL_S, gone_s))
-        now = self.read()
-        if now.holder and now.generation != seen.generation:
-          raise HeldError(f"{self._url}: {now.holder} already runs there")
-        seen = now
+    until = time.monotonic() + (0.0 if seen.token == token else gone_s)
+    while seen.holder and time.monotonic() < until:
+      time.sleep(min(_POLL_S, gone_s))
+      now = self.read()
+      if now.holder and now.generation != seen.generation:
+        raise ValueError(f"{self._url}: {now.holder} already runs there")
+      seen = now
     holder = f"process {os.getpid()} of {socket.gethostname()}"
     mine = LockState(secrets.token_hex(8), holder, seen.generation)
     if not self._write(mine):
-      raise HeldError(f"{self._url}: {self.read().holder} was faster")
+      raise ValueError(f"{self._url}: {self.read().holder} was faster")
     return self._mine
 
   def renew(self) -> None:
     """Renews the lock.
 
     Raises:
-      LostError: another process has taken it.
+      RuntimeError: another process has taken it.
       OSError: the bucket cannot be written.
     """
     if not self._write(self._mine):
-      found = self.read()
-      raise LostError(
-          f"{self._url}: {found.holder or 'another process'} has taken it over:"
-          f" this process had not renewed it for {GONE_S:.0f} s"
+      raise RuntimeError(
+          f"{self._url}: {self.read().holder or 'another process'} has taken it"
+          f" over: this process had not renewed it for {GONE_S:.0f} s"
       )
 
   def release(self) -> None:
@@ -352,25 +313,25 @@ class Lock:
         "renewal": secrets.token_hex(8),
     }
     data = json.dumps(saved).encode()
-    write = lambda: self._store.write(
-        NAME, data, if_equal=state.generation
-    ).result()
-    written = _call(self._url, write).generation
-    if not written:
-      # A retry after a lost answer finds our own write.
-      found = _call(self._url, lambda: self._store.read(NAME).result())
-      if found.value != data:
-        return False
-      written = found.stamp.generation
-    self._mine = dataclasses.replace(state, generation=written)
+    with _access(self._url):
+      written = self._store.write(
+          NAME, data, if_equal=state.generation
+      ).result()
+      if not written.generation:
+        # A retry after a lost answer finds our own write.
+        found = self._store.read(NAME).result()
+        if found.value != data:
+          return False
+        written = found.stamp
+    self._mine = dataclasses.replace(state, generation=written.generation)
     return True
 
 
-def _renew(lock: Lock, stop: threading.Event, every_s: float) -> None:
-  while not stop.wait(every_s):
+def _renew(lock: Lock, stop: threading.Event) -> None:
+  while not stop.wait(_RENEW_S):
     try:
       lock.renew()
-    except LostError as lost:
+    except RuntimeError as lost:
       # This process and its children would disturb the new holder.
       print(f"error: {lost}", file=sys.stderr, flush=True)
       os._exit(1)  # pylint: disable=protected-access
@@ -391,13 +352,13 @@ class Uploader:
   """
 
   def __init__(
-      self, folder: pathlib.Path, url: str, *, every_s: float = EVERY_S
+      self, folder: pathlib.Path, url: str, *, every_s: float = _EVERY_S
   ):
     self._folder = folder
     self._url = url
     self._every_s = every_s
     self._fs, self._root = _filesystem(url)
-    self._there = _call(url, lambda: dict(_remote(self._fs, self._root)))
+    self._there = _remote(url)
     # By name: what was uploaded (mtime in ns, size), and when it is due again.
     self._uploaded: dict[str, tuple[int, int]] = {}
     self._due: dict[str, float] = {}
@@ -412,6 +373,7 @@ class Uploader:
       raise OSError(f"{self._folder} to {self._url}: {error}") from error
     if self._failure is not None:
       raise self._failure
+    print(f"the run is in {self._url}", file=sys.stderr)
 
   def _run(self, stop: threading.Event) -> None:
     warned = -60.0
@@ -432,31 +394,34 @@ class Uploader:
     for name, stamp in found.items():
       due = last or time.monotonic() >= self._due.get(name, 0.0)
       if due and self._uploaded.get(name) != stamp:
-        self._try(name, stamp)
+        self._upload(name, stamp)
     for name in [n for n in self._uploaded if n not in found]:
-      self._try(name, None)
+      self._remove(name)
 
-  def _try(self, name: str, stamp: tuple[int, int] | None) -> None:
-    """Uploads a file, or removes its copy if `stamp` is None."""
+  def _upload(self, name: str, stamp: tuple[int, int]) -> None:
     begun, path = time.monotonic(), self._folder / name
-    target = f"{self._root}/{name}"
     try:
-      if stamp is None:
-        if self._fs.exists(target):
-          self._fs.rm_file(target)
-        del self._uploaded[name]
-        return
-      before = self._there.pop(name, None)
-      if before is None or not _is_equal(path, before):
-        self._fs.put_file(str(path), target)
+      if not _is_equal(path, self._there.pop(name, {})):
+        self._fs.put_file(str(path), f"{self._root}/{name}")
       self._uploaded[name] = stamp
     except Exception as error:  # gcsfs raises many types, some of aiohttp.
       if not isinstance(error, FileNotFoundError) or path.exists():
-        self._failure = OSError(
-            f"{path} could not be copied to {self._url}: {error!r}"
-        )
+        self._fail(name, error)
     took = time.monotonic() - begun
     self._due[name] = time.monotonic() + max(self._every_s, took / _SHARE)
+
+  def _remove(self, name: str) -> None:
+    try:
+      if self._fs.exists(f"{self._root}/{name}"):
+        self._fs.rm_file(f"{self._root}/{name}")
+      del self._uploaded[name]
+    except Exception as error:
+      self._fail(name, error)
+
+  def _fail(self, name: str, error: Exception) -> None:
+    self._failure = OSError(
+        f"{self._folder / name} could not be copied to {self._url}: {error!r}"
+    )
 
 
 def fetch(url: str, folder: pathlib.Path, *, logs_only: bool = False) -> None:
@@ -468,7 +433,7 @@ def fetch(url: str, folder: pathlib.Path, *, logs_only: bool = False) -> None:
     OSError: the bucket cannot be read.
   """
   fs, root = _filesystem(url)
-  there = _call(url, lambda: dict(_remote(fs, root)))
+  there = _remote(url)
   for name in _local(folder):
     if name not in there:
       (folder / name).unlink(missing_ok=True)
@@ -478,10 +443,8 @@ def fetch(url: str, folder: pathlib.Path, *, logs_only: bool = False) -> None:
       continue
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.parent / f".{path.name}.fetched"
-    _call(
-        f"{url}/{name}",
-        lambda name=name, to=partial: fs.get_file(f"{root}/{name}", str(to)),
-    )
+    with _access(f"{url}/{name}"):
+      fs.get_file(f"{root}/{name}", str(partial))
     partial.replace(path)
 
 
@@ -491,10 +454,11 @@ def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
   return fsspec.core.url_to_fs(url)
 
 
-def _call(url: str, call: Callable[[], Any]) -> Any:
+@contextlib.contextmanager
+def _access(url: str) -> Iterator[None]:
+  """Raises OSError for the many types of TensorStore and gcsfs."""
   try:
-    return call()
-  # TensorStore and gcsfs raise many types of errors.
+    yield
   except Exception as error:
     raise OSError(f"{url} cannot be used: {error}") from error
 
@@ -503,19 +467,9 @@ def _marker(folder: pathlib.Path) -> dict[str, Any] | None:
   return jsonl.read_object(folder / _MARKER, _MARKER_SCHEMA)
 
 
-def _mark(
-    folder: pathlib.Path,
-    url: str,
-    token: str,
-    *,
-    worked: bool = False,
-    logs_only: bool = False,
-) -> None:
-  """Records a folder's URL and token; `worked`: a run has worked there."""
-  jsonl.atomic_write_json(
-      folder / _MARKER,
-      {"url": url, "token": token, "worked": worked, "logs_only": logs_only},
-  )
+def _mark(folder: pathlib.Path, url: str, token: str, content: str) -> None:
+  marker = {"url": url, "token": token, "content": content}
+  jsonl.atomic_write_json(folder / _MARKER, marker)
 
 
 @contextlib.contextmanager
@@ -538,26 +492,27 @@ def _local(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
   found = {}
   for parent, folders, files in os.walk(folder):
     folders[:] = [name for name in folders if _is_uploaded(name)]
-    for file in files:
-      path = pathlib.Path(parent, file)
+    for path in (pathlib.Path(parent, file) for file in files):
       name = path.relative_to(folder).as_posix()
-      try:
+      # It may just be replaced or removed.
+      with contextlib.suppress(FileNotFoundError):
         status = path.stat()
-      except FileNotFoundError:  # Just replaced or removed.
-        continue
-      if _is_uploaded(name) and path.is_file():
-        found[name] = status.st_mtime_ns, status.st_size
+        if _is_uploaded(name) and path.is_file():
+          found[name] = status.st_mtime_ns, status.st_size
   return found
 
 
-def _remote(
-    fs: fsspec.AbstractFileSystem, root: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields name and info of the files of a copy."""
-  for path, info in fs.find(root, detail=True).items():
-    name = path.removeprefix(root).lstrip("/")
-    if name and not name.endswith("/") and _is_uploaded(name):
-      yield name, info
+def _remote(url: str) -> dict[str, dict[str, Any]]:
+  """Returns the info of the files of a copy, by name; raises OSError."""
+  fs, root = _filesystem(url)
+  with _access(url):
+    found = fs.find(root, detail=True)
+  names = {path.removeprefix(root).lstrip("/"): path for path in found}
+  return {
+      name: found[path]
+      for name, path in names.items()
+      if name and not name.endswith("/") and _is_uploaded(name)
+  }
 
 
 def _is_equal(path: pathlib.Path, info: dict[str, Any]) -> bool:
