@@ -39,6 +39,8 @@ PROGRAMS = {
     "report": ("a run, or several, as one page to read offline", "report"),
     "plan": ("what a config needs and whether it fits, without accelerator",
              "plan"),
+    "compile": ("a config's programs, compiled for a TPU slice without one",
+                "compile"),
     "status": ("the live state of a run", "status"),
     "sweep": ("several runs of one config, with a table and a plot", "sweep"),
 }  # fmt: skip
@@ -49,7 +51,7 @@ _OF_A_RUN = (
 )  # fmt: skip
 # They say what they read, where the task is made of rows of data.
 _SHOW_DATA = ("train", "sft", "evaluate", "plan")
-_WITHOUT_WORKDIR = ("plan", "report", "generate", "score")
+_WITHOUT_WORKDIR = ("plan", "compile", "report", "generate", "score")
 # They read a run's files alone: its task and data may not be here.
 _WITHOUT_TASK = ("report", "status")
 # They work on a finished run, and may do so with other settings than it had.

@@ -724,10 +724,6 @@ def make_placer(
     cluster: cluster_lib.Cluster,
 ) -> batches.Placer:
   """Returns what computes reference log-probs and puts batches on the mesh."""
-  num_prompts = config.train.prompts_per_batch
-  shards = config.mesh.data * config.mesh.fsdp
-  # Only fresh groups lack reference log-probs; redrawn ones have them cached.
-  quarter = math.ceil(num_prompts / 4 / shards) * shards
   if cluster.num_processes > 1:
     place = sharding.make_spread(mesh, config.sharding)
   else:
@@ -736,13 +732,21 @@ def make_placer(
     )
   return batches.Placer(
       reference,
-      part_prompts=num_prompts
-      if config.replay.recent_fraction == 1
-      else quarter,
+      part_prompts=reference_prompts(config),
       place=place,
       gather=cluster.gatherer(mesh),
       tell=lambda **fields: cluster.broadcast("place", fields),
   )
+
+
+def reference_prompts(config: ml_collections.ConfigDict) -> int:
+  """Returns the prompts whose reference log-probs are computed at a time."""
+  num_prompts = config.train.prompts_per_batch
+  if config.replay.recent_fraction == 1:
+    return num_prompts
+  shards = config.mesh.data * config.mesh.fsdp
+  # Only fresh groups lack reference log-probs; redrawn ones have them cached.
+  return math.ceil(num_prompts / 4 / shards) * shards
 
 
 def make_batch_maker(

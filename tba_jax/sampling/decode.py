@@ -68,6 +68,10 @@ class Sampler:
     self._settings = settings
     self._programs: dict[jax.sharding.Sharding, rows.Programs] = {}
 
+  @property
+  def settings(self) -> Settings:
+    return self._settings
+
   def warm_up(self, params: types.PyTree) -> None:
     """Compiles and runs every program once, so that `sample` never compiles.
 

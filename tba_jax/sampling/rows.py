@@ -459,13 +459,14 @@ class Programs:
     """Compiles nothing yet; `sharding` is that of `params_sharding`."""
     P, T = settings.max_prompt_tokens, settings.max_completion_tokens
     self._settings = settings
-    self._num_blocks = len(block_lengths(P, T))
+    self.num_blocks = len(block_lengths(P, T))
     self.sharding = sharding
     bind = lambda fn: functools.partial(fn, model, settings)
     # Outputs have fixed shardings, so that programs that take them are compiled
     # only once.
     self._state_shapes = jax.eval_shape(bind(empty_state))
     state = _state_shardings(sharding, self._state_shapes)
+    self._state_shardings = state
     jit = functools.partial(jax.jit, out_shardings=sharding)
     jit_state = functools.partial(jax.jit, out_shardings=state)
     jit_pair = functools.partial(jax.jit, out_shardings=(state, sharding))
@@ -485,6 +486,17 @@ class Programs:
     self.collect = jit(functools.partial(collect, settings))
     self.take = jit_state(take)
     self._same_bits: dict[int, bool] = {}
+
+  @property
+  def abstract_state(self) -> DecodeState:
+    """The shapes and shardings of the decode state."""
+    make = lambda x, sharding: jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=sharding
+    )
+    shapes, shardings = self._state_shapes, self._state_shardings
+    if isinstance(shardings, jax.sharding.Sharding):
+      return jax.tree.map(lambda x: make(x, shardings), shapes)
+    return jax.tree.map(make, shapes, shardings)
 
   def fewer_rows(self, num_rows: int) -> int:
     """Returns half the rows if a decode loop may shrink to them, otherwise 0.
@@ -512,7 +524,7 @@ class Programs:
     if fewer_rows not in self._same_bits:
       self._same_bits[fewer_rows] = all(
           self._compare(params, num_rows, fewer_rows, num_blocks)
-          for num_blocks in range(2, self._num_blocks + 1)
+          for num_blocks in range(2, self.num_blocks + 1)
       )
     return self._same_bits[fewer_rows]
 

@@ -57,6 +57,31 @@ def moved(
   )
 
 
+def make_logprobs_fn(
+    model: Any, *, temperature: float
+) -> Callable[..., jax.Array]:
+  """Returns the function of `Reference.logprobs`, of params and its inputs."""
+
+  def run(
+      params: types.PyTree,
+      prompt_tokens_BxP: jax.Array,
+      prompt_mask_BxP: jax.Array,
+      completion_tokens_BxKxT: jax.Array,
+      completion_mask_BxKxT: jax.Array,
+  ) -> jax.Array:
+    logprobs_BxKxT = logprobs_lib.completion_logprobs(
+        model,
+        params,
+        prompt_tokens_BxP,
+        prompt_mask_BxP,
+        completion_tokens_BxKxT,
+        temperature=temperature,
+    )
+    return jnp.where(completion_mask_BxKxT > 0, logprobs_BxKxT, 0.0)
+
+  return run
+
+
 class Reference:
   """Log-probs of completions under the reference policy.
 
@@ -89,23 +114,7 @@ class Reference:
     self._every_steps = every_steps
     self._params = jax.tree.map(jnp.copy, params) if copy else params
 
-    def run(
-        params: types.PyTree,
-        prompt_tokens_BxP: jax.Array,
-        prompt_mask_BxP: jax.Array,
-        completion_tokens_BxKxT: jax.Array,
-        completion_mask_BxKxT: jax.Array,
-    ) -> jax.Array:
-      logprobs_BxKxT = logprobs_lib.completion_logprobs(
-          model,
-          params,
-          prompt_tokens_BxP,
-          prompt_mask_BxP,
-          completion_tokens_BxKxT,
-          temperature=temperature,
-      )
-      return jnp.where(completion_mask_BxKxT > 0, logprobs_BxKxT, 0.0)
-
+    run = make_logprobs_fn(model, temperature=temperature)
     self._run = jax.jit(split_tokens(run))
 
   def follow(self, step: int, ref_params: types.PyTree) -> None:

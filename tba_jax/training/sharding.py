@@ -191,6 +191,8 @@ def check_divisible(
     raise ValueError(
         f"params do not fit config.{key} and config.sharding: "
         + "; ".join(problems)
+        + ". Give the mesh axis a size that divides, or set the axis's rule in"
+        " config.sharding to ''"
     )
 
 
@@ -381,9 +383,22 @@ def cut_rows(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
   return {"data": data, "fsdp": fsdp, "sequence": 1, "tensor": tensor}
 
 
-def make_gather(
-    mesh: jax.sharding.Mesh,
-) -> Callable[[types.PyTree], types.PyTree]:
+def mesh_by_process(mesh: Mesh) -> Mesh:
+  """Returns the mesh (process, *MESH_AXES) of the same devices.
+
+  An array replicated along `process` is whole in each process, sharded there
+  over axes with the sizes of `cut_rows`.
+  """
+  of_process: dict[int, list[jax.Device]] = {}
+  for device in mesh.devices.flat:
+    of_process.setdefault(device.process_index, []).append(device)
+  devices = np.asarray([of_process[i] for i in sorted(of_process)])
+  sizes = cut_rows(mesh.shape, devices.shape[1])
+  shape = [sizes[axis] for axis in MESH_AXES]
+  return Mesh(devices.reshape(-1, *shape), ("process", *MESH_AXES))
+
+
+def make_gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
   """Returns a function that gathers arrays onto each process's own devices.
 
   It is a collective. Within a process arrays are sharded as `cut_rows` says, so
@@ -395,17 +410,13 @@ def make_gather(
   Returns:
     gather(arrays on `mesh`) -> the same on this process's devices.
   """
-  of_process: dict[int, list[jax.Device]] = {}
-  for device in mesh.devices.flat:
-    of_process.setdefault(device.process_index, []).append(device)
-  own = of_process[jax.process_index()]
-  sizes = cut_rows(mesh.shape, len(own))
-  shape = [sizes[axis] for axis in MESH_AXES]
-  devices = np.asarray([of_process[i] for i in sorted(of_process)])
-  whole = jax.sharding.Mesh(
-      devices.reshape(-1, *shape), ("process", *MESH_AXES)
+  by_process = mesh_by_process(mesh)
+  (own,) = (
+      devices
+      for devices in by_process.devices
+      if devices.flat[0].process_index == jax.process_index()
   )
-  here = jax.sharding.Mesh(np.asarray(own).reshape(shape), MESH_AXES)
+  here = Mesh(own, MESH_AXES)
   # Outputs of a compiled program may lack a named sharding: replicate those.
   spec = lambda leaf: getattr(leaf.sharding, "spec", PartitionSpec())
 
@@ -417,8 +428,8 @@ def make_gather(
         [parts[device] for device in here.devices.flat],
     )
 
-  def gather(tree: types.PyTree) -> types.PyTree:
-    places = jax.tree.map(lambda x: NamedSharding(whole, spec(x)), tree)
+  def gather(tree: PyTree) -> PyTree:
+    places = jax.tree.map(lambda x: NamedSharding(by_process, spec(x)), tree)
     return jax.tree.map(own_part, jax.device_put(tree, places))
 
   return gather

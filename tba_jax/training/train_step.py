@@ -106,6 +106,31 @@ def make_train_step(
     ValueError: from the step, if the batch does not divide into micro-batches,
       or a micro-batch into data shards.
   """
+  step = jit_train_step(
+      config,
+      model,
+      mesh,
+      loss_fn=loss_fn,
+      value_model=value_model,
+      adapters=adapters,
+  )
+  # The base is an argument, so that it is no constant of the compiled program.
+  return lambda state, batch: step(state, batch, base)
+
+
+def jit_train_step(
+    config: ml_collections.ConfigDict,
+    model: Any,
+    mesh: jax.sharding.Mesh,
+    *,
+    loss_fn: objective.LossFn | None = None,
+    value_model: Any = None,
+    adapters: lora.Adapters | None = None,
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+  """Returns the jitted (state, batch, base) -> (state, metrics).
+
+  Arguments are those of `make_train_step`; `base` is None without adapters.
+  """
   c, has_values = config, value_model is not None
   per_round_steps = c.train.per_round_steps
   loss_fn = loss_fn or objective.make_loss_fn(c, model, value_model)
@@ -191,14 +216,12 @@ def make_train_step(
     )
 
   axes = sharding.token_axes(c.sharding)
-  step = jax.jit(
+  return jax.jit(
       sequence.split_tokens(step_fn, mesh, *axes),
       donate_argnums=0,
       in_shardings=(shardings, sharding.batch_sharding(mesh, c.sharding), None),
       out_shardings=(shardings, sharding.replicated(mesh)),
   )
-  # The base is an argument, so that it is no constant of the compiled program.
-  return lambda state, batch: step(state, batch, base)
 
 
 def init_state(

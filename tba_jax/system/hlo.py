@@ -1,0 +1,311 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""FLOPs and collective traffic of a compiled program, from its HLO text.
+
+XLA's own cost analysis counts the body of a loop once; here it is counted as
+often as the loop runs. Figures are of one device.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import math
+import re
+
+import numpy as np
+
+_BYTES = {
+    "pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2,
+    "f16": 2, "bf16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8,
+    "f64": 8, "c64": 8, "c128": 16,
+}  # fmt: skip
+_ARRAY = re.compile(r"\b(pred|bf16|[suf]\d+|f8\w+|c64|c128)\[([\d,]*)\]")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_COLLECTIVES = (
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-broadcast",
+    "collective-permute",
+    "ragged-all-to-all",
+    "reduce-scatter",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+  """What a device does in one run of a program.
+
+  flops: of matrix products and convolutions, 2 a multiply-add.
+  collectives: kind -> bytes that the device receives.
+  """
+
+  flops: float
+  collectives: dict[str, float]
+
+  @property
+  def collective_bytes(self) -> float:
+    return sum(self.collectives.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Instruction:
+  name: str
+  type: str
+  opcode: str
+  operands: tuple[str, ...]
+  attributes: str
+  constant: int | None
+  is_root: bool
+
+  def called(self, *keys: str) -> list[str]:
+    """Returns the computations named by attributes such as `body=%name`."""
+    out = []
+    for key in keys:
+      found = re.search(rf"\b{key}=(\{{[^}}]*\}}|%?[\w.\-]+)", self.attributes)
+      if found:
+        out += re.findall(r"[\w.\-]+", found[1])
+    return out
+
+
+_Computation = dict[str, _Instruction]
+
+
+def costs(text: str) -> Costs:
+  """Returns the costs of a module, as `compiled.as_text()` prints it.
+
+  A loop whose number of trips is not known is counted once, a conditional as
+  its most expensive branch. Kernels (custom calls) are not counted.
+  """
+  computations, entry = _parse(text)
+  flops, collectives = _walk(computations, entry, set())
+  return Costs(flops, dict(sorted(collectives.items())))
+
+
+def _parse(text: str) -> tuple[dict[str, _Computation], str]:
+  """Returns the computations by name, and the name of the entry."""
+  computations: dict[str, _Computation] = {}
+  entry, current = "", None
+  for line in text.splitlines():
+    if current is None:
+      if header := _COMPUTATION.match(line):
+        current = computations.setdefault(header[2], {})
+        entry = header[2] if header[1] else entry
+    elif line.startswith("}"):
+      current = None
+    elif found := _INSTRUCTION.match(line):
+      instruction = _parse_instruction(found[2], found[3], bool(found[1]))
+      if instruction is not None:
+        current[instruction.name] = instruction
+  if not entry:
+    raise ValueError("no ENTRY computation: not the text of an HLO module")
+  return computations, entry
+
+
+def _closing(text: str, start: int) -> int:
+  """Returns the index of the parenthesis that closes the one at `start`."""
+  depth = 0
+  for i in range(start, len(text)):
+    depth += (text[i] == "(") - (text[i] == ")")
+    if not depth:
+      return i
+  raise ValueError(f"unbalanced parentheses in {text[:80]!r}")
+
+
+def _parse_instruction(
+    name: str, text: str, is_root: bool
+) -> _Instruction | None:
+  end = _closing(text, 0) + 1 if text.startswith("(") else text.find(" ")
+  opcode = re.match(r"\s*([\w\-]+)\(", text[end:])
+  if opcode is None:
+    return None
+  start = end + opcode.end() - 1
+  close = _closing(text, start)
+  inside = text[start + 1 : close]
+  constant = None
+  if opcode[1] == "constant" and re.fullmatch(r"-?\d+", inside):
+    constant = int(inside)
+  return _Instruction(
+      name=name,
+      type=text[:end],
+      opcode=opcode[1],
+      operands=tuple(re.findall(r"%([\w.\-]+)", inside)),
+      attributes=text[close + 1 :],
+      constant=constant,
+      is_root=is_root,
+  )
+
+
+def _num_bytes(type_text: str) -> float:
+  return sum(
+      _BYTES.get(dtype, 1) * math.prod(shape)
+      for dtype, shape in _arrays(type_text)
+  )
+
+
+def _arrays(type_text: str) -> Iterator[tuple[str, list[int]]]:
+  """Yields dtype and shape of each array of a type."""
+  for dtype, shape in _ARRAY.findall(type_text):
+    yield dtype, [int(n) for n in shape.split(",") if n]
+
+
+def _shape(computation: _Computation, name: str) -> list[int]:
+  return next(_arrays(computation[name].type))[1]
+
+
+def _walk(
+    computations: dict[str, _Computation], name: str, channels: set[str]
+) -> tuple[float, dict[str, float]]:
+  """Returns FLOPs and collective bytes of one run of a computation.
+
+  Args:
+    computations: of the module.
+    name: of the computation.
+    channels: channels counted already in this run: an asynchronous collective
+      stands in several fusions under one channel.
+  """
+  flops, collectives = 0.0, {}
+  computation = computations[name]
+
+  def add(found: tuple[float, dict[str, float]], times: int = 1) -> None:
+    nonlocal flops
+    flops += times * found[0]
+    for kind, size in found[1].items():
+      collectives[kind] = collectives.get(kind, 0.0) + times * size
+
+  for it in computation.values():
+    kind = it.opcode.removesuffix("-start")
+    if it.opcode == "while":
+      # A new run of the body is new traffic on the same channels.
+      trips = _num_trips(computations, it)
+      for called in it.called("condition", "body"):
+        add(_walk(computations, called, set()), trips)
+    elif it.opcode == "conditional":
+      branches = it.called(
+          "branch_computations", "true_computation", "false_computation"
+      )
+      found = [_walk(computations, b, set(channels)) for b in branches]
+      add(max(found, key=lambda f: (sum(f[1].values()), f[0])))
+    elif it.opcode in ("fusion", "call", "async-start"):
+      for called in it.called("calls", "to_apply"):
+        add(_walk(computations, called, channels))
+    elif it.opcode in ("dot", "convolution"):
+      add((_product_flops(computation, it), {}))
+    elif kind in _COLLECTIVES:
+      channel = re.search(r"channel_id=(\d+)", it.attributes)
+      if channel is None or channel[1] not in channels:
+        channels |= {channel[1]} if channel else set()
+        add((0.0, {kind: _received(computation, it, kind)}))
+  return flops, collectives
+
+
+def _num_trips(
+    computations: dict[str, _Computation], loop: _Instruction
+) -> int:
+  """Returns how often a loop runs; 1 if that is decided while it runs."""
+  if known := _TRIPS.search(loop.attributes):
+    return int(known[1])
+  (condition,) = loop.called("condition")
+  body, bounds = computations[condition], []
+  while True:
+    bounds += [it.constant for it in body.values() if it.constant is not None]
+    (root,) = (it for it in body.values() if it.is_root)
+    if root.opcode != "fusion":
+      break
+    body = computations[root.called("calls")[0]]
+  # Counters begin at 0.
+  return max(bounds, default=1) if root.opcode == "compare" else 1
+
+
+def _received(computation: _Computation, it: _Instruction, kind: str) -> float:
+  """Returns the bytes that a device receives in a collective over a ring."""
+  operands = it.operands
+  if kind == "collective-permute":
+    # Further operands are the buffers that it writes to.
+    operands = operands[:1]
+  size = sum(_num_bytes(computation[name].type) for name in operands)
+  parts = _group_size(it.attributes)
+  others = (parts - 1) / parts
+  return {
+      "all-gather": size * (parts - 1),
+      "all-reduce": 2 * size * others,
+      "reduce-scatter": size * others,
+      "all-to-all": size * others,
+      "ragged-all-to-all": size * others,
+  }.get(kind, size)
+
+
+def _group_size(attributes: str) -> int:
+  """Returns how many devices take part in one group of a collective."""
+  # Axes of a mesh: mesh['a'=2,'b'=4] {'b'}, with ':(1)2' for a part of one.
+  if found := re.search(
+      r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", attributes
+  ):
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
+    axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", found[2])
+    return math.prod(int(part or sizes[axis]) for axis, part in axes)
+  # Groups x size, as [4,2]<=[8], or {{0,1},{2,3}}.
+  if found := re.search(r"replica_groups=\[\d+,(\d+)\]", attributes):
+    return int(found[1])
+  if found := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
+    return found[1].count(",") + 1
+  return 2
+
+
+def _product_flops(computation: _Computation, it: _Instruction) -> float:
+  """Returns the FLOPs of a dot, or of a convolution as XLA counts it."""
+  lhs, rhs = (_shape(computation, name) for name in it.operands[:2])
+  out = next(_arrays(it.type))[1]
+  if it.opcode == "dot":
+    found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", it.attributes)
+    axes = [int(n) for n in found[1].split(",") if n] if found else []
+    return 2.0 * math.prod(out) * math.prod(lhs[axis] for axis in axes)
+  labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", it.attributes)
+  count = lambda key: int(
+      (re.search(rf"\b{key}=(\d+)", it.attributes) or [0, 1])[1]
+  )
+  lhs_of, rhs_of, out_of = (
+      dict(zip(label, shape))
+      for label, shape in zip(labels.groups(), (lhs, rhs, out))
+  )
+  window = re.search(r"window=\{([^}]*)\}", it.attributes)
+  fields = dict(re.findall(r"(\w+)=([\dx_\-]+)", window[1] if window else ""))
+  num_axes = len(out) - 2
+  each = lambda key, default: fields.get(
+      key, "x".join([default] * num_axes)
+  ).split("x")
+  strides, pads = each("stride", "1"), each("pad", "0_0")
+  lhs_dilates, rhs_dilates = each("lhs_dilate", "1"), each("rhs_dilate", "1")
+  positions = math.prod(
+      _num_positions(
+          lhs_of[str(axis)],
+          rhs_of[str(axis)],
+          out_of[str(axis)],
+          stride=int(strides[axis]),
+          pad=int(pads[axis].split("_")[0]),
+          lhs_dilate=int(lhs_dilates[axis]),
+          rhs_dilate=int(rhs_dilates[axis]),
+      )
+      for axis in range(num_axes)
+  )
+  features = lhs_of["f"] // count("feature_group_count") * rhs_of["o"]
+  batch = lhs_of["b"] // count("batch_group_count")
+  return 2.0 * positions * features * batch
+
+
+def _num_positions(
+    size: int,
+    kernel: int,
+    out: int,
+    *,
+    stride: int,
+    pad: int,
+    lhs_dilate: int,
+    rhs_dilate: int,
+) -> int:
+  """Returns the pairs of output and kernel entry that meet an input entry."""
+  starts = np.arange(out)[:, None] * stride - pad
+  at = starts + np.arange(kernel)[None] * rhs_dilate
+  inside = (at >= 0) & (at <= (size - 1) * lhs_dilate)
+  return int((inside & (at % lhs_dilate == 0)).sum())

@@ -1,0 +1,122 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Costs of compiled programs, from excerpts of what XLA printed for v5e."""
+
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax.system import hlo
+
+# A loop of 16 layers: its products stand in fusions, one of them with an
+# asynchronous all-gather that is repeated under its channel.
+_LOOP = (pathlib.Path(__file__).parent / "loop.hlo.txt").read_text()
+_PRODUCT_FLOPS = 2 * 32 * 64 * 128
+_GATHERED = 64 * 8 * 2 * 15
+
+
+def _entry(*lines: str) -> str:
+  body = "".join(f"  {line}\n" for line in lines)
+  return f"HloModule jit_f\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n{body}}}\n"
+
+
+class HloTest(parameterized.TestCase):
+
+  def test_a_loop_counts_as_often_as_it_runs(self):
+    found = hlo.costs(_LOOP)
+    self.assertEqual(found.flops, 16 * _PRODUCT_FLOPS)
+    self.assertEqual(
+        found.collectives,
+        {
+            "all-gather": 16 * _GATHERED,
+            "all-reduce": 16 * 2 * 16 * 10 * 4 * 3 / 4,
+        },
+    )
+
+  @parameterized.parameters(
+      # Decided while it runs.
+      ("compare(%counter.2, %constant.549)", "and(%counter.2, %counter.2)", 1),
+      (
+          "body=%body",
+          'body=%body, backend_config={"known_trip_count":{"n":"5"}}',
+          5,
+      ),
+  )  # fmt: skip
+  def test_trips_of_a_loop(self, old, new, trips):
+    found = hlo.costs(_LOOP.replace(old, new))
+    self.assertEqual(found.flops, trips * _PRODUCT_FLOPS)
+
+  @parameterized.parameters(
+      ("all-gather(%p)", "replica_groups={{0,1,2,3},{4,5,6,7}}", 3 * 400),
+      ("reduce-scatter(%p)", "replica_groups=[2,4]<=[8]", 400 * 3 / 4),
+      ("all-to-all(%p)", "replica_groups=[2,4]<=[8]", 400 * 3 / 4),
+      ("all-reduce(%p)", "replica_groups=[1,8]<=[8]", 2 * 400 * 7 / 8),
+      (
+          "collective-permute-start(%p, %q)",
+          "source_target_pairs={{0,1},{1,0}}",
+          400,
+      ),
+      (
+          "all-reduce(%p)",
+          "replica_groups=mesh['a'=2,'b'=4] {'a','b':(1)2}",
+          2 * 400 * 3 / 4,
+      ),
+  )
+  def test_bytes_received(self, call, groups, expected):
+    text = _entry(
+        "%p = f32[10,10]{1,0} parameter(0)",
+        "%q = f32[10,10]{1,0} parameter(1)",
+        f"ROOT %c = f32[10,10]{{1,0}} {call}, channel_id=1, {groups}",
+    )
+    self.assertEqual(hlo.costs(text).collective_bytes, expected)
+
+  @parameterized.parameters(
+      # Products of a batch of 8 matrices, in the batch's place a window.
+      (
+          "bf16[64,4,8]", "bf16[8,5,4]", "bf16[64,5,8]", "convolution",
+          "window={size=8 stride=7 pad=0_0 lhs_dilate=8},"
+          " dim_labels=bf0_0oi->bf0",
+          2 * 64 * 8 * 4 * 5,
+      ),
+      # Heads of a projection.
+      (
+          "bf16[64,16]", "bf16[16,32]", "bf16[64,32]", "dot",
+          "lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+          2 * 64 * 16 * 32,
+      ),
+      (
+          "bf16[64,1,16]", "bf16[8,4,16]", "bf16[8,64,4]", "convolution",
+          "window={size=8 pad=7_7 rhs_reversal=1}, dim_labels=b0f_0oi->0bf",
+          2 * 64 * 16 * 8 * 4,
+      ),
+  )  # fmt: skip
+  def test_flops(self, lhs, rhs, out, opcode, attributes, expected):
+    text = _entry(
+        f"%p = {lhs}{{1,0}} parameter(0)",
+        f"%q = {rhs}{{1,0}} parameter(1)",
+        f"ROOT %c = {out}{{1,0}} {opcode}(%p, %q), {attributes}",
+    )
+    self.assertEqual(hlo.costs(text).flops, expected)
+
+  def test_a_conditional_counts_as_its_most_expensive_branch(self):
+    branch = (
+        "%{name} (p: f32[10,10]) -> f32[10,10] {{\n"
+        "  %p = f32[10,10]{{1,0}} parameter(0)\n"
+        "  ROOT %d = f32[10,10]{{1,0}} {call}\n}}\n\n"
+    )
+    text = (
+        branch.format(name="a", call="dot(%p, %p), lhs_contracting_dims={1}")
+        + branch.format(name="b", call="add(%p, %p)")
+        + _entry(
+            "%p = f32[10,10]{1,0} parameter(0)",
+            "%i = s32[] parameter(1)",
+            "ROOT %c = f32[10,10]{1,0} conditional(%i, %p, %p),"
+            " branch_computations={%a, %b}",
+        )
+    )
+    self.assertEqual(hlo.costs(text).flops, 2 * 10**3)
+
+
+if __name__ == "__main__":
+  absltest.main()
