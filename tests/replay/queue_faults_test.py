@@ -4,6 +4,7 @@
 
 import dataclasses
 import shutil
+import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -120,6 +121,22 @@ class SearcherDeathTest(queue_case.QueueTestCase):
     self.assertCountEqual(trainer.living(), ["new"])
     self.assertEqual(trainer.order.outstanding("old"), [])
     self.assertEqual(trainer.events.of("searcher_gone"), ["old (replaced)"])
+
+  def test_a_killed_searcher_is_replaced_though_its_clock_was_set_back(self):
+    trainer = self.trainer(lease_s=600.0)
+    trainer.service.open(0)
+    old = self.searcher("s000-2", works=False).client
+    self.assertIsNotNone(old.next_block(20.0))
+    with mock.patch.object(old, "_exchange", side_effect=KeyError("killed")):
+      wait_until(lambda: not old._worker.is_alive(), "its death")
+    # Times, and the ids that start with one, are before those of the old one.
+    with mock.patch.object(time, "time", lambda: 1.0):
+      new = self.searcher("s000-1")
+      trainer.step(0)
+    self.assertNotEmpty(new.blocks)
+    self.assertEqual(
+        trainer.events.of("searcher_gone"), ["s000-2 (replaced)"]
+    )
 
   def test_starvation_names_the_searchers(self):
     trainer = self.trainer(starvation_s=0.5)
