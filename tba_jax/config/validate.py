@@ -27,7 +27,7 @@ from tba_jax.models import hf_hub
 from tba_jax.system import processes
 from tba_jax.tasks import base
 from tba_jax.tasks import build
-from tba_jax.tasks import rows
+from tba_jax.tasks import rows_task
 
 ConfigError = load.ConfigError
 
@@ -858,7 +858,9 @@ def _check_task(
   lines = []
   if good.get("tokenizer.source") == "task":  # Others have other tokens.
     # Rows of data that are too long are left out.
-    longest = 0 if isinstance(task, rows.RowsTask) else task.max_prompt_tokens
+    longest = (
+        0 if isinstance(task, rows_task.RowsTask) else task.max_prompt_tokens
+    )
     read = task.report is not None
     longest_completion = 0 if read else task.max_completion_tokens
     for key, needed, what in (

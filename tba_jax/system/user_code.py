@@ -11,17 +11,23 @@ import sys
 from typing import Any
 
 
-def load_function(key: str, text: str) -> Callable[..., Any]:
+def load_function(key: str, text: str, others: str = "") -> Callable[..., Any]:
   """Runs a function's file or module, and returns the function.
 
   Args:
     key: of the setting, for messages.
     text: its value.
+    others: other values that the setting allows, for messages.
 
   Raises:
     ValueError: it cannot be imported, or is not a function.
   """
-  where, _, name = text.rpartition(":")
+  where, colon, name = text.rpartition(":")
+  if not colon:
+    allowed = f"{others}, " if others else ""
+    raise ValueError(
+        f"{key}={text!r}: allowed {allowed}FILE.py:FUNCTION or MODULE:FUNCTION"
+    )
   try:
     if where.endswith(".py"):
       path = pathlib.Path(where).expanduser()

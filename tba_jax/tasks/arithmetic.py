@@ -64,7 +64,6 @@ class Arithmetic(base.Task):
       )
     base.check_integer("max_number", max_number, 0, MAX_RESULT)
     base.check_fraction("held_out_fraction", held_out_fraction)
-    base.check_integer("split_seed", split_seed)
     sums = [
         (operation, a, b)
         for operation in operations

@@ -39,6 +39,11 @@ class Judgement:
   failure: str = ""
 
 
+def judgement_of(reward: float, is_right: bool, completion: str) -> Judgement:
+  """Returns a judgement; texts that differ in white space have one key."""
+  return Judgement(reward, " ".join(completion.split()) if is_right else None)
+
+
 class Task(abc.ABC):
   """Prompts and rewards.
 

@@ -23,7 +23,7 @@ from tba_jax.tasks import math
 from tba_jax.tasks import own
 from tba_jax.tasks import preference
 from tba_jax.tasks import red_team
-from tba_jax.tasks import rows
+from tba_jax.tasks import rows_task
 from tba_jax.tasks import tldr
 
 TASKS: Mapping[str, type[base.Task]] = {
@@ -87,7 +87,10 @@ def make_task(config_task: ml_collections.ConfigDict) -> base.Task:
           f"config.task.{field}={value!r}: not a field of the task {name!r};"
           f" allowed {sorted(task_class.FIELDS)}"
       )
-  return task_class(**{**task_class.FIELDS, **given})
+  values = {**task_class.FIELDS, **given}
+  if "split_seed" in values:
+    base.check_integer("split_seed", values["split_seed"])
+  return task_class(**values)
 
 
 class _Words:
@@ -113,7 +116,7 @@ def print_data(config: ml_collections.ConfigDict) -> None:
     folder = str(pathlib.Path(start).expanduser())
   if folder == "task":
     tokenizer = _Words(task)
-    if isinstance(task, rows.RowsTask):
+    if isinstance(task, rows_task.RowsTask):
       task.warn_of_unseen_words()
   else:
     # Takes seconds to import.

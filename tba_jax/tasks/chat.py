@@ -11,7 +11,6 @@ a chat template up to the assistant's turn.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from tba_jax.tasks import base
 from tba_jax.tasks import made_up
 from tba_jax.tasks import rows
 
@@ -47,29 +46,26 @@ class Chat(made_up.GoldReward):
       "split_seed": 0,
   }
 
-  def __init__(
-      self,
-      *,
-      data: str,
-      template: str,
-      made_up_prompts: int,
-      made_up_pairs: int,
-      validation_prompts: int,
-      split_seed: int,
-  ):
-    base.check_integer("made_up_prompts", made_up_prompts, 20, 8000)
-    base.check_integer("made_up_pairs", made_up_pairs, 5, 1_000_000)
-    base.check_integer("split_seed", split_seed)
-    self._lay_out = _make_template(template)
-    self._is_made_up = data == made_up.MADE_UP
-    self._num_pairs, self._seed = made_up_pairs, split_seed
-    super().__init__(
-        _made_up_conversations(made_up_prompts, split_seed)
-        if self._is_made_up
-        else rows.folder_sources(data),
-        validation_prompts=validation_prompts,
-        split_seed=split_seed,
-    )
+  def __init__(self, **fields: Any):
+    """Reads the data; takes all of `FIELDS`."""
+    self._lay_out = _make_template(fields["template"])
+    super().__init__(fields)
+
+  def _made_up_rows(
+      self, num_prompts: int, seed: int
+  ) -> dict[str, list[rows.Row]]:
+    turn = lambda role, text: {"role": role, "content": text}
+    conversation = lambda fields: {
+        "messages": [
+            turn("user", f"POST: {fields['post']}"),
+            turn("assistant", fields["summary"]),
+        ]
+    }
+    made = super()._made_up_rows(num_prompts, seed)
+    return {
+        split: [rows.Row(row.place, conversation(row.fields)) for row in found]
+        for split, found in made.items()
+    }
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:
     messages = fields.get("messages")
@@ -124,20 +120,3 @@ def _are_messages(value: Any) -> bool:
           for m in value
       )
   )
-
-
-def _made_up_conversations(
-    num_prompts: int, seed: int
-) -> dict[str, list[rows.Row]]:
-  turn = lambda role, text: {"role": role, "content": text}
-  conversation = lambda fields: {
-      "messages": [
-          turn("user", f"POST: {fields['post']}"),
-          turn("assistant", fields["summary"]),
-      ]
-  }
-  made = made_up.tldr_splits(num_prompts, seed)
-  return {
-      split: [rows.Row(row.place, conversation(row.fields)) for row in found]
-      for split, found in made.items()
-  }

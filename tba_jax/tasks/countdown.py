@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import itertools
 import math
 import re
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -74,7 +74,6 @@ class Countdown(base.Task):
     base.check_integer("max_target", max_target, 1, MAX_VALUE)
     base.check_integer("min_solutions", min_solutions, 1, 10_000)
     base.check_fraction("held_out_fraction", held_out_fraction)
-    base.check_integer("split_seed", split_seed)
     num_chains = math.comb(max_number + numbers - 1, numbers) * math.prod(
         math.comb(k, 2) * len(_SYMBOLS) for k in range(2, numbers + 1)
     )
@@ -367,25 +366,9 @@ class CountdownSparse(Countdown):
       "split_seed": 0,
   }
 
-  def __init__(
-      self,
-      *,
-      numbers: int,
-      max_number: int,
-      max_target: int,
-      max_solutions: int,
-      held_out_fraction: float,
-      split_seed: int,
-  ):
+  def __init__(self, *, max_solutions: int, **fields: Any):
     base.check_integer("max_solutions", max_solutions, 1, 10_000)
-    super().__init__(
-        numbers=numbers,
-        max_number=max_number,
-        max_target=max_target,
-        min_solutions=max_solutions,
-        held_out_fraction=held_out_fraction,
-        split_seed=split_seed,
-    )
+    super().__init__(min_solutions=max_solutions, **fields)
 
   def _is_kept(self, num_solutions: np.ndarray, limit: int) -> np.ndarray:
     return num_solutions <= limit

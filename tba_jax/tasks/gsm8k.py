@@ -15,6 +15,7 @@ from tba_jax.tasks import answers
 from tba_jax.tasks import base
 from tba_jax.tasks import made_up
 from tba_jax.tasks import rows
+from tba_jax.tasks import rows_task
 
 # (prompt, prefix of a solution). TBA's SFT model was trained with "sft": an
 # underscore, and the last line end in the solution. TBA's code prompts it with
@@ -31,7 +32,7 @@ ANSWER_RULES = {
 }
 
 
-class Gsm8k(rows.RowsTask):
+class Gsm8k(rows_task.RowsTask):
   """Problems with worked solutions that end in `#### number`.
 
   data: a folder with train.jsonl and test.jsonl as published, the hub's Parquet
@@ -56,24 +57,17 @@ class Gsm8k(rows.RowsTask):
       "split_seed": 0,
   }
 
-  def __init__(
-      self,
-      *,
-      data: str,
-      made_up_prompts: int,
-      prompt_format: str,
-      answer_rule: str,
-      validation_prompts: int,
-      split_seed: int,
-  ):
-    base.check_choice("prompt_format", prompt_format, FORMATS)
-    base.check_choice("answer_rule", answer_rule, ANSWER_RULES)
-    base.check_integer("made_up_prompts", made_up_prompts, 100, 1_000_000)
-    base.check_integer("split_seed", split_seed)
-    self._format, self._opening = FORMATS[prompt_format]
-    self._read_answer = ANSWER_RULES[answer_rule]
+  def __init__(self, **fields: Any):
+    """Reads the data; takes all of `FIELDS`."""
+    base.check_choice("prompt_format", fields["prompt_format"], FORMATS)
+    base.check_choice("answer_rule", fields["answer_rule"], ANSWER_RULES)
+    self._format, self._opening = FORMATS[fields["prompt_format"]]
+    self._read_answer = ANSWER_RULES[fields["answer_rule"]]
+    data, seed = fields["data"], fields["split_seed"]
+    num_prompts = fields["made_up_prompts"]
+    base.check_integer("made_up_prompts", num_prompts, 100, 1_000_000)
     if data == made_up.MADE_UP:
-      sources = made_up.gsm8k_splits(made_up_prompts, split_seed)
+      sources = made_up.gsm8k_splits(num_prompts, seed)
     else:
       # The hub's folder has two sets, "main" and "socratic".
       main = pathlib.Path(data, "main")
@@ -81,14 +75,17 @@ class Gsm8k(rows.RowsTask):
           str(main) if main.expanduser().is_dir() else data
       )
     super().__init__(
-        sources, validation_prompts=validation_prompts, split_seed=split_seed
+        sources,
+        validation_prompts=fields["validation_prompts"],
+        split_seed=seed,
     )
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:
-    question, answer = fields.get("question"), fields.get("answer")
-    if not isinstance(question, str) or not question.strip():
+    question = rows.text_of(fields, "question")
+    answer = rows.text_of(fields, "answer")
+    if question is None:
       return "no_prompt"
-    if not isinstance(answer, str) or not answer.strip():
+    if answer is None:
       return "no_answer"
     if answers.last_number(answer) is None:
       return "no_number"
@@ -97,15 +94,13 @@ class Gsm8k(rows.RowsTask):
         answers.without_calculator(answer),
     )
 
-  def completion_of(self, example: rows.Example) -> str:
+  def completion_of(self, example: rows_task.Example) -> str:
     return self._opening + example.answer
 
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
     right = answers.last_number(self.example(split, index).answer)
-    if self._read_answer(completion) != right:
-      return base.Judgement(0.0, None)
-    # Solutions that differ in white space alone are the same.
-    return base.Judgement(1.0, " ".join(completion.split()))
+    is_right = self._read_answer(completion) == right
+    return base.judgement_of(float(is_right), is_right, completion)
 
   def explain(self, split: str, index: int, completion: str) -> str:
     right = answers.last_number(self.example(split, index).answer)

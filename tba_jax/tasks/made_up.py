@@ -11,11 +11,13 @@ import fractions
 import operator
 import re
 import string
+from typing import Any
 
 import numpy as np
 
 from tba_jax.tasks import base
 from tba_jax.tasks import rows
+from tba_jax.tasks import rows_task
 
 MADE_UP = "made_up"  # value of `config.task.data`
 _HELD_OUT_SHARE = 0.2
@@ -254,15 +256,31 @@ def tldr_reward(query: str, summary: str) -> float:
   return total / len(FACTS)
 
 
-class GoldReward(rows.RowsTask):
+class GoldReward(rows_task.RowsTask):
   """A task rewarded by a model, and by `tldr_reward` on made-up posts.
 
-  Subclasses set `_is_made_up`, `_num_pairs` and `_seed`.
+  Subclasses have the fields `data`, `made_up_prompts`, `made_up_pairs`,
+  `validation_prompts` and `split_seed`.
   """
 
-  _is_made_up: bool
-  _num_pairs: int
-  _seed: int
+  def __init__(self, fields: Mapping[str, Any], held_out: str = "test"):
+    """Reads the data; `held_out` is the split of a folder to evaluate on."""
+    base.check_integer("made_up_prompts", fields["made_up_prompts"], 20, 8000)
+    base.check_integer("made_up_pairs", fields["made_up_pairs"], 5, 1_000_000)
+    self._fields = fields
+    self._is_made_up = fields["data"] == MADE_UP
+    super().__init__(
+        self._made_up_rows(fields["made_up_prompts"], fields["split_seed"])
+        if self._is_made_up
+        else rows.folder_sources(fields["data"], held_out),
+        validation_prompts=fields["validation_prompts"],
+        split_seed=fields["split_seed"],
+    )
+
+  def _made_up_rows(
+      self, num_prompts: int, seed: int
+  ) -> dict[str, list[rows.Row]]:
+    return tldr_splits(num_prompts, seed)
 
   @property
   def has_reward(self) -> bool:
@@ -272,10 +290,11 @@ class GoldReward(rows.RowsTask):
     if not self._is_made_up:
       return super().pairs(split)
     held_out = split == base.HELD_OUT
+    num_pairs = self._fields["made_up_pairs"]
     return tldr_pairs(
         [e.prompt for e in self._splits[split]],
-        self._num_pairs // 5 if held_out else self._num_pairs,
-        self._seed * 2 + held_out,
+        num_pairs // 5 if held_out else num_pairs,
+        self._fields["split_seed"] * 2 + held_out,
     )
 
   def reward_of(self, prompt: str, completion: str) -> float:
@@ -294,8 +313,7 @@ class GoldReward(rows.RowsTask):
     example = self.example(split, index)
     reward = tldr_reward(example.prompt, completion)
     reference = tldr_reward(example.prompt, self.completion_of(example))
-    key = " ".join(completion.split()) if reward > reference else None
-    return base.Judgement(reward, key)
+    return base.judgement_of(reward, reward > reference, completion)
 
 
 def _post_in(query: str) -> str:

@@ -23,6 +23,7 @@ from tba_jax.tasks import answers
 from tba_jax.tasks import base
 from tba_jax.tasks import made_up
 from tba_jax.tasks import rows
+from tba_jax.tasks import rows_task
 
 MAX_CHARS = 400  # longer answers are compared as texts only
 
@@ -121,7 +122,7 @@ FORMATS = {
 OVERLAPS = ("error", "leave_out")
 
 
-class Math(rows.RowsTask):
+class Math(rows_task.RowsTask):
   r"""Problems with worked solutions that box their answer.
 
   train, test: sources of the splits, as in docs/your_task.md; rows have
@@ -146,24 +147,15 @@ class Math(rows.RowsTask):
       "split_seed": 0,
   }
 
-  def __init__(
-      self,
-      *,
-      train: str,
-      test: str,
-      made_up_prompts: int,
-      prompt_format: str,
-      overlap: str,
-      validation_prompts: int,
-      split_seed: int,
-  ):
-    base.check_choice("prompt_format", prompt_format, FORMATS)
-    base.check_choice("overlap", overlap, OVERLAPS)
-    base.check_integer("made_up_prompts", made_up_prompts, 100, 5000)
-    base.check_integer("split_seed", split_seed)
-    self._format = FORMATS[prompt_format]
+  def __init__(self, **fields: Any):
+    """Reads the data; takes all of `FIELDS`."""
+    base.check_choice("prompt_format", fields["prompt_format"], FORMATS)
+    base.check_choice("overlap", fields["overlap"], OVERLAPS)
+    self._format = FORMATS[fields["prompt_format"]]
+    train, test, seed = fields["train"], fields["test"], fields["split_seed"]
+    base.check_integer("made_up_prompts", fields["made_up_prompts"], 100, 5000)
     if train == test == made_up.MADE_UP:
-      sources = made_up.math_splits(made_up_prompts, split_seed)
+      sources = made_up.math_splits(fields["made_up_prompts"], seed)
     elif made_up.MADE_UP in (train, test):
       raise ValueError(
           f"config.task.train={train!r}, config.task.test={test!r}: allowed"
@@ -176,16 +168,17 @@ class Math(rows.RowsTask):
       }
     super().__init__(
         sources,
-        validation_prompts=validation_prompts,
-        split_seed=split_seed,
-        drop_shared=overlap == "leave_out",
+        validation_prompts=fields["validation_prompts"],
+        split_seed=seed,
+        drop_shared=fields["overlap"] == "leave_out",
     )
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:
-    problem, solution = fields.get("problem"), fields.get("solution")
-    if not isinstance(problem, str) or not problem.strip():
+    problem = rows.text_of(fields, "problem")
+    solution = rows.text_of(fields, "solution")
+    if problem is None:
       return "no_prompt"
-    if not isinstance(solution, str) or not solution.strip():
+    if solution is None:
       return "no_answer"
     answer = fields.get("answer")
     if answer is None:
@@ -196,16 +189,14 @@ class Math(rows.RowsTask):
       return "no_answer"
     return self._format.replace("{problem}", problem), answer
 
-  def completion_of(self, example: rows.Example) -> str:
+  def completion_of(self, example: rows_task.Example) -> str:
     return example.fields["solution"]
 
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
     found = answers.last_boxed(completion)
     reference = self.example(split, index).answer
-    if found is None or not equal(reference, found):
-      return base.Judgement(0.0, None)
-    # Solutions that differ in white space alone are the same.
-    return base.Judgement(1.0, " ".join(completion.split()))
+    is_right = found is not None and equal(reference, found)
+    return base.judgement_of(float(is_right), is_right, completion)
 
   def explain(self, split: str, index: int, completion: str) -> str:
     """Returns why it is wrong as far as the texts tell; never calls sympy."""

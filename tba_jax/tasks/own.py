@@ -29,6 +29,7 @@ from tba_jax.system import user_code
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
 from tba_jax.tasks import rows
+from tba_jax.tasks import rows_task
 
 RewardFn = Callable[[str, str, Mapping[str, Any]], float]
 # Returns why a completion is wrong; "" or None if unknown.
@@ -38,7 +39,7 @@ ANSWER_KINDS = ("none", "text", "number")
 _FIELD = re.compile(r"\{(\w+)\}")
 
 
-class Own(rows.RowsTask):
+class Own(rows_task.RowsTask):
   """Prompts made from the fields of rows, rewarded by the user's functions.
 
   train, test, validation: sources of the splits, as in docs/your_task.md;
@@ -95,7 +96,9 @@ class Own(rows.RowsTask):
     self._fields = fields
     self._reason: ReasonFn | None = None
     if fields["reason"]:
-      self._reason = _imported("config.task.reason", fields["reason"])
+      self._reason = user_code.load_function(
+          "config.task.reason", fields["reason"]
+      )
     self._parts = parse_rewards("config.task.rewards", fields["rewards"])
     if fields["verifier"]:
       command = make_command("config.task.verifier", fields["verifier"])
@@ -149,7 +152,7 @@ class Own(rows.RowsTask):
     is_words = self._fields["tokenizer"] == "words"
     return self.WORDS if is_words else self.CHARACTERS
 
-  def completion_of(self, example: rows.Example) -> str:
+  def completion_of(self, example: rows_task.Example) -> str:
     return _filled(self._fields["completion"], example.fields) or ""
 
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
@@ -160,10 +163,10 @@ class Own(rows.RowsTask):
         for part in self._parts
     }
     reward = sum(part.weight * parts[part.name] for part in self._parts)
-    is_right = reward >= self._fields["right_from"]
-    return base.Judgement(
-        reward, " ".join(completion.split()) if is_right else None, parts
+    judged = base.judgement_of(
+        reward, reward >= self._fields["right_from"], completion
     )
+    return dataclasses.replace(judged, parts=parts)
 
   def explain(self, split: str, index: int, completion: str) -> str:
     """Returns the result of `reason`, else what the built-in rewards miss."""
@@ -257,22 +260,14 @@ def parse_rewards(key: str, text: str) -> list[Part]:
       value = math.nan
     if not math.isfinite(value):
       raise ValueError(f"{key}={item!r}: allowed a finite number as weight")
-    function = REWARDS.get(what) or _imported(key, what)
+    function = REWARDS.get(what) or user_code.load_function(
+        key, what, ", ".join(REWARDS)
+    )
     parts.append(Part(what.rpartition(":")[2], function, value))
   names = [part.name for part in parts]
   if len(set(names)) < len(names):
     raise ValueError(f"{key}={text!r}: allowed rewards with different names")
   return parts
-
-
-def _imported(key: str, what: str) -> Any:
-  """Imports the function FILE.py:FUNCTION or MODULE:FUNCTION."""
-  if ":" not in what:
-    own = f"{', '.join(REWARDS)}, " if key == "config.task.rewards" else ""
-    raise ValueError(
-        f"{key}={what!r}: allowed {own}FILE.py:FUNCTION or MODULE:FUNCTION"
-    )
-  return user_code.load_function(key, what)
 
 
 def make_command(key: str, command: str) -> RewardFn:

@@ -59,7 +59,6 @@ class Preference(base.Task):
     base.check_integer("num_letters", num_letters, 2, 26)
     base.check_integer("max_letters", max_letters, 1, 1000)
     base.check_fraction("held_out_fraction", held_out_fraction)
-    base.check_integer("split_seed", split_seed)
     self._letters = string.ascii_lowercase[:num_letters]
     self._max_letters = max_letters
     rng = np.random.default_rng(split_seed)

@@ -15,9 +15,8 @@ its end, by paragraphs and then by characters.
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from tba_jax.tasks import base
 from tba_jax.tasks import made_up
-from tba_jax.tasks import rows
+from tba_jax.tasks import rows_task
 
 QUERY = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
 _QUERY_FIELDS = ("subreddit", "title", "post")
@@ -51,28 +50,9 @@ class Tldr(made_up.GoldReward):
       "split_seed": 0,
   }
 
-  def __init__(
-      self,
-      *,
-      data: str,
-      held_out: str,
-      made_up_prompts: int,
-      made_up_pairs: int,
-      validation_prompts: int,
-      split_seed: int,
-  ):
-    base.check_integer("made_up_prompts", made_up_prompts, 20, 8000)
-    base.check_integer("made_up_pairs", made_up_pairs, 5, 1_000_000)
-    base.check_integer("split_seed", split_seed)
-    self._is_made_up = data == made_up.MADE_UP
-    self._num_pairs, self._seed = made_up_pairs, split_seed
-    super().__init__(
-        made_up.tldr_splits(made_up_prompts, split_seed)
-        if self._is_made_up
-        else rows.folder_sources(data, held_out),
-        validation_prompts=validation_prompts,
-        split_seed=split_seed,
-    )
+  def __init__(self, **fields: Any):
+    """Reads the data; takes all of `FIELDS`."""
+    super().__init__(fields, fields["held_out"])
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:
     answer = next((fields[f] for f in _SUMMARY_FIELDS if f in fields), None)
@@ -86,11 +66,11 @@ class Tldr(made_up.GoldReward):
       return "no_answer"
     return query, answer
 
-  def completion_of(self, example: rows.Example) -> str:
+  def completion_of(self, example: rows_task.Example) -> str:
     return " " + example.answer.strip()
 
   def _shortened(
-      self, example: rows.Example, fits: Callable[[str], bool]
+      self, example: rows_task.Example, fits: Callable[[str], bool]
   ) -> str | None:
     if _ready_query(example.fields) is not None:
       return None

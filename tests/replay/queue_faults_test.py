@@ -134,9 +134,7 @@ class SearcherDeathTest(queue_case.QueueTestCase):
       new = self.searcher("s000-1")
       trainer.step(0)
     self.assertNotEmpty(new.blocks)
-    self.assertEqual(
-        trainer.events.of("searcher_gone"), ["s000-2 (replaced)"]
-    )
+    self.assertEqual(trainer.events.of("searcher_gone"), ["s000-2 (replaced)"])
 
   def test_starvation_names_the_searchers(self):
     trainer = self.trainer(starvation_s=0.5)

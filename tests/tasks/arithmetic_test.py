@@ -131,7 +131,6 @@ class ArithmeticTest(parameterized.TestCase):
       ("held_out_fraction", 0),
       ("held_out_fraction", 1.0),
       ("held_out_fraction", "0.5"),
-      ("split_seed", -1),
   )
   def test_refuses_a_bad_field(self, field, value):
     with self.assertRaisesRegex(ValueError, rf"config\.task\.{field}="):

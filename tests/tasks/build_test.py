@@ -71,6 +71,12 @@ class MakeTaskTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, r"config\.task\.numbers=4"):
       build.make_task(config)
 
+  def test_a_seed_is_an_integer_from_0(self):
+    for name, seed in (("arithmetic", -1), ("math", 1.5), ("countdown", True)):
+      config = ml_collections.ConfigDict({"name": name, "split_seed": seed})
+      with self.assertRaisesRegex(ValueError, r"config\.task\.split_seed="):
+        build.make_task(config)
+
   def test_tasks_do_not_import_jax(self):
     # Every role builds the task, and some must start before jax is imported.
     code = (

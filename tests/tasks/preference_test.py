@@ -128,7 +128,6 @@ class PreferenceTest(absltest.TestCase):
         dict(max_letters=0),
         dict(held_out_fraction=1.0),
         dict(num_letters=2, held_out_fraction=0.01),
-        dict(split_seed=-1),
     ):
       name = sorted(fields)[0]
       with self.assertRaisesRegex(ValueError, rf"config\.task\.{name}="):

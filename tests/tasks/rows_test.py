@@ -18,6 +18,7 @@ from tba_jax.system import jsonl
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 from tba_jax.tasks import rows
+from tba_jax.tasks import rows_task
 from tests.support import fakes
 
 
@@ -122,7 +123,7 @@ class ReadRowsTest(parameterized.TestCase):
         self.read(source)
 
 
-class _Letters(rows.RowsTask):
+class _Letters(rows_task.RowsTask):
   name = "letters"
 
   def _make(self, fields):

@@ -1,0 +1,301 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Base class of tasks over rows of data."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+import functools
+import re
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tba_jax.tasks import base
+from tba_jax.tasks import rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+  """A usable row.
+
+  index: in its split, before long prompts were dropped.
+  place: of the row.
+  prompt: text that the policy sees.
+  answer: reference, "" if the task has none.
+  fields: of the row, as read.
+  """
+
+  index: int
+  place: str
+  prompt: str
+  answer: str
+  fields: Mapping[str, Any]
+
+
+class RowsTask(base.Task):
+  """Prompts and reference answers from rows of data.
+
+  Splits are "train", "held_out" (the test split) and, optionally, "validation".
+  Subclasses make prompts from rows (`_make`) and give rewards.
+  """
+
+  # Words with the space before them, and single digits, so that a small model
+  # can learn arithmetic.
+  WORDS: ClassVar[str] = r" ?[A-Za-z]+|[0-9]|#+|[^0-9A-Za-z#]"
+  CHARACTERS: ClassVar[str] = r"[\s\S]"
+  MAX_WORDS: ClassVar[int] = 20_000
+
+  reads_data: ClassVar[bool] = True
+
+  def __init__(
+      self,
+      sources: Mapping[str, Iterable[rows.Row]],
+      *,
+      validation_prompts: int = 0,
+      split_seed: int = 0,
+      drop_shared: bool = False,
+  ):
+    """Reads the rows.
+
+    Args:
+      sources: rows by split.
+      validation_prompts: training prompts to move to "validation".
+      split_seed: seed of their choice.
+      drop_shared: drops training prompts that are in the test split, instead
+        of raising an error.
+
+    Raises:
+      ValueError: a setting is wrong, a source cannot be read or has no usable
+        row, or a split shares prompts with the test split.
+    """
+    base.check_integer("validation_prompts", validation_prompts, 0, 2**31)
+    self.report = rows.DataReport()
+    self._splits: dict[str, list[Example]] = {}
+    field_names: set[str] = set()
+    for split, source in sources.items():
+      self._splits[split] = self._read(split, source, field_names)
+      if not self._splits[split]:
+        raise ValueError(self._why_empty(split, source, field_names))
+    self._check_overlap(sources, drop_shared)
+    if validation_prompts:
+      self._cut_validation(validation_prompts, split_seed)
+
+  def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:
+    """Returns a row's (prompt, answer), or a key of `rows.REASONS`."""
+    raise NotImplementedError
+
+  def _used_fields(self) -> Mapping[str, Sequence[str]]:
+    """Returns the row fields that each setting mentions."""
+    return {}
+
+  def completion_of(self, example: Example) -> str:
+    """Returns an example's target in supervised fine-tuning."""
+    return example.answer
+
+  def _shortened(
+      self, example: Example, fits: Callable[[str], bool]
+  ) -> str | None:
+    """Returns a shorter prompt that fits, None if the task has none."""
+    del example, fits
+    return None
+
+  def _read(
+      self, split: str, source: Iterable[rows.Row], field_names: set[str]
+  ) -> list[Example]:
+    """Returns the usable rows of a split; reports the others."""
+    prompts: set[str] = set()
+    found: list[Example] = []
+    num_rows = 0
+    for row in source:
+      num_rows += 1
+      field_names.update(row.fields or ())
+      made = "malformed" if row.fields is None else self._make(row.fields)
+      if not isinstance(made, str) and made[0] in prompts:
+        made = "duplicate"
+      if isinstance(made, str):
+        self.report.leave_out(split, made, row.place)
+        continue
+      prompts.add(made[0])
+      found.append(Example(len(found), row.place, *made, row.fields))
+    self.report.read[split], self.report.used[split] = num_rows, len(found)
+    return found
+
+  def _why_empty(
+      self, split: str, source: Iterable[rows.Row], field_names: set[str]
+  ) -> str:
+    """Returns the error message for a split without a usable row."""
+    for setting, names in self._used_fields().items():
+      missing = [name for name in names if name not in field_names]
+      if missing and field_names:
+        return (
+            f"config.task.{setting}: no row of {source} has the field"
+            f" {missing[0]!r}; its fields are {sorted(field_names)}"
+        )
+    if not self.report.read[split]:
+      return f"{source}: has no rows"
+    why = "; ".join(self.report.lines())
+    return f"{source}: no row can be used, {why}; fields {sorted(field_names)}"
+
+  def _check_overlap(
+      self, sources: Mapping[str, Iterable[rows.Row]], drop_shared: bool
+  ) -> None:
+    """Finds prompts of the test split, ignoring case and white space."""
+    folded = lambda example: " ".join(example.prompt.casefold().split())
+    test = {folded(e): e.place for e in self._splits[base.HELD_OUT]}
+    for split, found in self._splits.items():
+      shared = [e for e in found if folded(e) in test]
+      if split == base.HELD_OUT or not shared:
+        continue
+      if not drop_shared or split != base.TRAIN:
+        pairs = [
+            f"{e.place} = {test[folded(e)]}" for e in shared[: rows.MAX_PLACES]
+        ]
+        raise ValueError(
+            f"config.task: {len(shared)} prompts of the split {split!r} are in"
+            f" the test split too: {', '.join(pairs)}; allowed none"
+        )
+      for example in shared:
+        self.report.leave_out(split, "in_test", example.place)
+      self._keep(split, [e for e in found if folded(e) not in test])
+      if not self._splits[split]:
+        raise ValueError(
+            f"{sources[split]}: every prompt is in the test split too"
+        )
+
+  def _cut_validation(self, num_prompts: int, seed: int) -> None:
+    found = self._splits[base.TRAIN]
+    if num_prompts >= len(found):
+      raise ValueError(
+          f"config.task.validation_prompts={num_prompts}: allowed up to"
+          f" {len(found) - 1}, less than the training prompts"
+      )
+    order = np.random.default_rng([seed, 0x7A1]).permutation(len(found))
+    chosen = set(order[:num_prompts].tolist())
+    self._keep(base.VALIDATION, [e for i, e in enumerate(found) if i in chosen])
+    self._keep(base.TRAIN, [e for i, e in enumerate(found) if i not in chosen])
+
+  def _keep(self, split: str, found: list[Example]) -> None:
+    """Sets and renumbers the examples of a split."""
+    self._splits[split] = [
+        dataclasses.replace(e, index=i) for i, e in enumerate(found)
+    ]
+    self.report.used[split] = len(found)
+
+  def drop_long(
+      self, tokenizer: Any, max_prompt_tokens: int, max_answer_tokens: int = 0
+  ) -> None:
+    fits = lambda text: len(tokenizer.encode_prompt(text)) <= max_prompt_tokens
+    for split, found in self._splits.items():
+      kept = []
+      for example in found:
+        reason = ""
+        if not fits(example.prompt):
+          shorter = self._shortened(example, fits)
+          if shorter is None:
+            reason = "too_long"
+          else:
+            example = dataclasses.replace(example, prompt=shorter)
+        if not reason and max_answer_tokens and split == base.TRAIN:
+          answer = self.completion_of(example)
+          if len(tokenizer.encode(answer)) > max_answer_tokens:
+            reason = "answer_too_long"
+        if reason:
+          self.report.leave_out(split, reason, example.place)
+        else:
+          kept.append(example)
+      self._splits[split] = kept
+      self.report.used[split] = len(kept)
+      if not kept:
+        raise ValueError(
+            f"config.sampling.max_prompt_tokens={max_prompt_tokens}: every"
+            f" prompt of the split {split!r} is longer, or its answer is"
+        )
+
+  @property
+  def splits(self) -> Sequence[str]:
+    return tuple(self._splits)
+
+  def example(self, split: str, index: int) -> Example:
+    """Returns the example that a prompt was made from."""
+    base.check_split(split)
+    return self._splits[split][index]
+
+  def num_prompts(self, split: str) -> int:
+    base.check_split(split)
+    return len(self._splits.get(split, ()))
+
+  def source_index(self, split: str, index: int) -> int:
+    return self.example(split, index).index
+
+  def prompt(self, split: str, index: int) -> str:
+    return self.example(split, index).prompt
+
+  def solution_key(self, split: str, index: int, completion: str) -> str | None:
+    return self.judge(split, index, completion).key
+
+  def reward(self, split: str, index: int, completion: str) -> float:
+    return self.judge(split, index, completion).reward
+
+  def reference_completion(
+      self, split: str, index: int, rng: np.random.Generator
+  ) -> str:
+    """Returns the row's own answer; `rng` is not used."""
+    return self.completion_of(self.example(split, index))
+
+  @functools.cached_property
+  def _vocabulary(self) -> tuple[list[str], int, int]:
+    """Sorted words of all rows; longest prompt and completion, in words."""
+    pattern = re.compile(self.tokenizer_pattern)
+    words = {split: set() for split in self._splits}
+    longest = [0, 0]
+    for split, found in self._splits.items():
+      for example in found:
+        texts = example.prompt, self.completion_of(example)
+        for i, text in enumerate(texts):
+          these = pattern.findall(text)
+          words[split].update(these)
+          longest[i] = max(longest[i], len(these))
+    every = set.union(*words.values())
+    return sorted(every | set("0123456789")), *longest
+
+  def tokenizer_words(self) -> Sequence[str]:
+    words = self._vocabulary[0]
+    if len(words) > self.MAX_WORDS:
+      raise ValueError(
+          f"config.tokenizer.source='task': the texts have {len(words)} words,"
+          f" allowed up to {self.MAX_WORDS}; name a folder with a tokenizer"
+      )
+    return words
+
+  def warn_of_unseen_words(self) -> None:
+    """Adds a warning about held-out texts with tokens unseen in training.
+
+    Such a token keeps its initial embedding.
+    """
+    pattern = re.compile(self.tokenizer_pattern)
+    texts = lambda e: f"{e.prompt}\n{self.completion_of(e)}"
+    tokens = lambda e: set(pattern.findall(texts(e)))
+    trained = set().union(*map(tokens, self._splits[base.TRAIN]))
+    held_out = self._splits[base.HELD_OUT]
+    unseen = [tokens(e) - trained - {"\n"} for e in held_out]
+    count = sum(map(bool, unseen))
+    if count:
+      some = sorted(set().union(*unseen))[: rows.MAX_PLACES]
+      self.report.warnings.append(
+          f"warning: {count} of {len(held_out)} held-out rows have tokens that"
+          f" no training row has, such as {some}: the model cannot learn them."
+          " Use characters (config.task.tokenizer='characters') or a"
+          " pretrained tokenizer"
+      )
+
+  @property
+  def tokenizer_pattern(self) -> str:
+    return self.WORDS
+
+  @property
+  def max_prompt_tokens(self) -> int:
+    return self._vocabulary[1]
+
+  @property
+  def max_completion_tokens(self) -> int:
+    return self._vocabulary[2] + 1  # and the stop token
