@@ -45,6 +45,19 @@ _SECTIONS_OF = {
     "reward_model": (*_MODEL, "reward_model", "evaluate"),
     "evaluate": (*_MODEL, "evaluate", "reward"),
     "export": (*_MODEL, "export"),
+    "sweep": (
+        *_MODEL,
+        "sft",
+        "sweep",
+        "reference",
+        "rounds",
+        "loss",
+        "tempering",
+        "explore",
+        "train",
+        "evaluate",
+        "reward",
+    ),
     "store": ("store",),
     "status": ("store",),
     "report": (),
@@ -79,7 +92,13 @@ def validate(
     sections = _sections_read(good, program)
     missing = list(_folders(good, program, sections))
     problems += [_line(key, good.pop(key), allowed) for key, allowed in missing]
-    problems += _lines(good, _CHECKS, sections)
+    # What is not read may have any value: the defaults fit each other.
+    defaults = {
+        key: setting.default
+        for key, setting in settings.SETTINGS.items()
+        if _section(key) not in sections
+    }
+    problems += _lines({**good, **defaults}, _CHECKS, sections)
     if program == "train":
       problems += _lines(good, [_rounding], None)
     if program in ("train", "store"):
@@ -214,9 +233,7 @@ def _sections_read(c: Mapping[str, Any], program: str) -> set[str]:
   """Returns the sections that a program reads, "" for top-level keys."""
   if program in _SECTIONS_OF:
     return set(_SECTIONS_OF[program])
-  out = {"", *settings.SECTIONS} - {"generate", "export"}
-  if program != "sweep":
-    out.discard("sweep")
+  out = {"", *settings.SECTIONS} - {"generate", "export", "sweep"}
   if c.get("init") != "sft":
     out.discard("sft")
   if not trains_reward_model(c):

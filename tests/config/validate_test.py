@@ -408,6 +408,8 @@ class RelationsTest(parameterized.TestCase):
       ("sft", dict(train__micro_batch_prompts=3, mesh__data=2)),
       ("sft", dict(reward_model__relabel="/nowhere", search__lead_steps=0)),
       ("evaluate", dict(sft__init="/nowhere", mesh__data=3)),
+      ("reward_model", dict(search__mesh__data=3)),
+      ("sweep", dict(search__prompts_per_round=999, replay__capacity=1)),
       ("status", dict(init="/nowhere", task__name="gone")),
   )
   def test_what_a_program_does_not_read_is_not_checked(self, program, changes):
