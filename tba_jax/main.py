@@ -5,6 +5,7 @@
 from collections.abc import Iterator, Sequence
 import contextlib
 import importlib
+import os
 import sys
 
 from absl import app
@@ -187,6 +188,11 @@ def _help(key: str) -> int:
           f"  {name:13} {meaning}" for name, (meaning, _) in PROGRAMS.items()
       ]
       print(_USAGE, "\nprograms:", *rows, "", _EXAMPLES, sep="\n")
+    sys.stdout.flush()
+    return processes.EXIT_OK
+  except BrokenPipeError:
+    # The reader, such as `head`, is done; nor may the flush at exit fail.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return processes.EXIT_OK
   except ValueError as error:
     print(f"error: {error}", file=sys.stderr)

@@ -5,6 +5,7 @@
 import contextlib
 import io
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -176,6 +177,19 @@ class MainTest(parameterized.TestCase):
     self.assertEqual(status, 0)
     for text in said:
       self.assertIn(text, out)
+
+  def test_help_to_a_closed_pipe_is_silent(self):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "tba_jax.main", "--help"],
+        cwd=_ROOT,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    self.assertEqual((done.returncode, done.stderr), (0, b""))
 
   def test_help_on_no_setting_names_the_nearest(self):
     status, _, error = self._usage("--help", "los.beta")
