@@ -7,12 +7,12 @@
 
 Arguments, after a colon and separated by commas: `smoke` (seconds, for tests),
 `quick` (at most three minutes on two cores), `seed=N`, `lockstep` (staleness 0
-with the same numbers of completions and updates), `rounds=N` (rounds of N
+with the same number of completions and updates), `rounds=N` (rounds of N
 mini-batches, one-step off-policy) with `passes=T` and `lag_rounds=0` or 1.
 
 The full run takes at most three minutes on two cores. The mean reward of fresh
 completions rises from that of a short supervised fine-tuning towards 1; on
-held-out sums it rises less, as there are few sums to generalize from.
+held-out sums it rises less, since there are few sums to generalize from.
 """
 
 import ml_collections

@@ -7,13 +7,13 @@
 
 Arguments, after a colon and separated by commas: `smoke` (seconds, for tests),
 `quick` (at most three minutes on two cores), `seed=N`, `lockstep` (staleness 0
-with the same numbers of completions and updates).
+with the same number of completions and updates).
 
-Expected time of the full run: about two minutes on two idle cores. Expected
-result on 1,000 held-out prompts, of eight completions at temperature 1: pass@1
-.27 to .30 after supervised fine-tuning and .61 to .71 after training, pass@8
-from .86 to .89 to .95 to .97, distinct right solutions of a solved prompt from
-2.2 to 2.3 to 2.0 to 2.2 (three seeds; the README has each).
+The full run takes about two minutes on two idle cores. Expected result on 1,000
+held-out prompts with eight completions at temperature 1, over three seeds (the
+README has each): pass@1 from .27-.30 after supervised fine-tuning to .61-.71,
+pass@8 from .86-.89 to .95-.97, distinct correct solutions of a solved prompt
+from 2.2-2.3 to 2.0-2.2.
 """
 
 import ml_collections

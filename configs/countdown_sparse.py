@@ -6,12 +6,12 @@
         --workdir=runs/countdown_sparse
 
 Targets have at most two solutions, and fine-tuning is so short that few
-completions are correct. Half of the batches are replayed, weighted by reward,
-so that a find is learned from again. Arguments as of
+completions are correct. Half of each batch is replayed, weighted by reward, so
+that rare successes are trained on again. Arguments as in
 `configs/countdown.py`: `smoke`, `quick`, `seed=N`, `lockstep`.
 
-`docs/tasks.md` has the figures of `quick`, which has three numbers in place of
-four. The full run has not been measured: time and result are not known.
+`docs/tasks.md` has results of `quick`, which has three numbers instead of four.
+Time and result of the full run have not been measured.
 """
 
 import ml_collections

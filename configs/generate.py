@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the programs `generate` and `score`.
+"""Settings of `--program=generate` and `score`.
 
     python -m tba_jax.main --program=generate --config=configs/generate.py \\
         --config.generate.model=FOLDER --config.generate.input=prompts.jsonl \\

@@ -12,21 +12,19 @@ separated by commas:
 - `model=rho-1b` (the paper's run), `qwen2.5-0.5b` or `llama-3.2-1b`. The first
   starts from `realtreetune/rho-1b-sft-GSM8K` in `init`; the others are tuned on
   the training solutions first, from a pretrained folder in `sft.init`.
-- `quick` (the same path, minutes on two cores: a tiny model made on the spot,
-  and small generated problems in GSM8K's format, which are not part of GSM8K),
-  `smoke` (seconds).
+- `quick` (minutes on two cores: the same code path with a tiny model and small
+  generated problems in GSM8K's format), `smoke` (seconds).
 - `seed=N`.
 
 The settings are those of the paper's Figure 1 run (arXiv:2503.18929, App. B.1
 and the code's launch script): 7 prompts of 20 completions a step, 24 sampled,
-700 steps. Params are float32, computed with in bfloat16: the authors' bfloat16
-params lose most updates of this learning rate to rounding.
+700 steps. Params are float32 with bfloat16 compute; bfloat16 params, as the
+authors have, would lose most updates at this learning rate to rounding.
 
-Hardware and time that the paper reports: four A100 with 80 GB, one trainer and
-three searchers, 82 minutes; result 54.6 % greedy pass@1 on the 1,319 test
-problems, from 40.3 % before. These runs have not been made with this code:
-a full run's time and result are not known here. `docs/tasks.md` has what is
-known of `quick`.
+The paper reports four A100 with 80 GB (one trainer, three searchers), 82
+minutes, and greedy pass@1 on the 1,319 test problems from 40.3 % to 54.6 %. The
+full run has not been made with this code; `docs/tasks.md` has results of
+`quick`.
 """
 
 import ml_collections

@@ -11,30 +11,29 @@ r"""MATH with TBA', the later variant of trajectory balance with asynchrony.
 It needs `pip install tba_jax[math]`; `docs/tasks.md` has the files' format.
 Arguments, after a colon and separated by commas:
 
-- `lag=2` (or 10: the two of the authors' configs), steps that sampling may run
-  ahead.
-- `quick` (the same path, minutes on two cores: a tiny model made on the spot,
-  and small generated problems with boxed answers, which are not part of MATH),
-  `smoke` (seconds).
+- `lag=2` (or 10, the two values in the authors' configs): steps that sampling
+  may run ahead.
+- `quick` (minutes on two cores: the same code path with a tiny model and small
+  generated problems with boxed answers), `smoke` (seconds).
 - `seed=N`.
 
 The settings are those of Table 4 of the paper (arXiv:2503.18929) and, where it
 says nothing, of the authors' config files: 32 prompts of 16 completions a step,
-400 steps, reference reset every 50 steps, β 0.005, no replay. What differs:
+400 steps, reference reset every 50 steps, β 0.005, no replay. Differences:
 
 - A token's gradient is divided by its completion's length; the authors' code
   divides it by the length of prompt and completion.
-- The lag is bounded, not constant: a fast searcher's data are fresher.
-- Problems of the test split in the training split are an error here, see
-  `task.overlap`; what the authors did is not known.
+- The lag is bounded, not constant: data of a fast searcher is fresher.
+- Test problems in the training split are an error (`task.overlap`); what the
+  authors did is not known.
 - No importance ratio, as the paper's text implies. Their code has one as an
-  option: `--config.loss.correction=mask_token`, the cap of 8 is set.
-- The instruction asks for `\boxed{}`; the authors' renders its examples without
-  braces, by a slip.
+  option: `--config.loss.correction=mask_token`; its cap of 8 is set.
+- The instruction asks for `\boxed{}`; in the authors' the braces are missing
+  by mistake.
 
-Params are float32, computed with in bfloat16. The authors' scripts ask for
-eight H100, four of which sample; time and result are not printed. This
-run has not been made with this code: its time and result are not known here.
+Params are float32 with bfloat16 compute. The authors' scripts request eight
+H100, four of them for sampling; time and result are not published. The full run
+has not been made with this code.
 """
 
 import ml_collections

@@ -10,29 +10,30 @@
         --config.reward_model.train=data/preferences/train.jsonl \\
         --config.reward_model.held_out=data/preferences/test.jsonl
 
-The first fine-tunes, on answers of up to 3,584 tokens; the second trains the
-reward model from that and then the policy. `docs/preferences.md` tells how data
-and pairs look, and how the answers are judged against people's: by a reward
-model, or by a command of your own (`evaluate.judge`). Arguments, after a colon
-and separated by commas:
+The first fine-tunes on answers of up to 3,584 tokens; the second trains the
+reward model from that model, and then the policy. `docs/preferences.md` has the
+formats of data and pairs, and the ways to compare answers with people's
+(`evaluate.judge`): a reward model or a command of your own. Arguments, after a
+colon and separated by commas:
 
 - `stage=rl` or `sft`: the lengths of that stage;
-- `quick` (the same path, minutes on two cores: a tiny model made on the spot,
-  requests and a scripted gold reward that code writes), `smoke` (seconds);
+- `quick` (minutes on two cores: the same code path with a tiny model, generated
+  requests and a scripted gold reward), `smoke` (seconds);
 - `seed=N`.
 
 The settings are those of the paper's Llama 3.1 8B run (arXiv:2410.18252,
 appendix): fine-tuning at 5e-6 linear with 3 % warm-up, batch 128, two epochs;
 reward model at 3e-6 linear, batch 256, one epoch, 1,024 tokens; online DPO at
 8e-7 linear, beta 0.03, 256 prompts of two answers a step, 100,000 prompts, one
-step off-policy. What the paper does not say is ours: the pairs of the reward
-model (`reward_model.num_steps` is one epoch of 60,000), and the judge, which
-was GPT-4o there. The layout is open-instruct's (`task.template=tulu`).
+step off-policy. Our own choices, where the paper says nothing: the pairs of the
+reward model (`reward_model.num_steps` is one epoch of 60,000) and the judge
+(GPT-4o in the paper). The chat format is open-instruct's
+(`task.template=tulu`).
 
-Hardware and result that the paper reports: eight H100, win-rate against people
-31.8 % before and 57.2 % after. This run has not been made with this code, and
-the present one trains on one mesh of `mesh.fsdp` devices. `docs/tasks.md` has
-the figures of `quick`.
+The paper reports eight H100 and a win-rate against people from 31.8 % to
+57.2 %. The full run has not been made with this code. `docs/tasks.md` has
+results of `quick`: its sampled win-rate rises while the greedy one falls, so
+what it learns is mostly lower entropy, not better answers.
 """
 
 import ml_collections

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Automated red-teaming: find the prompts under which a model goes wrong.
 
-For those responsible for a model, to find and fix its failures. It ships no
-attacks; the model under test, the classifier and the first instructions are the
-user's.
+For those responsible for a model, to find and fix its failures. No attacks are
+included: you supply the model under test, the classifier and the first
+instructions.
 
     python -m tba_jax.main --config=configs/red_team.py:model=gpt2 \\
         --workdir=runs/red_team --config.task.instructions=instructions.jsonl \\
@@ -17,23 +17,21 @@ Arguments: `model=gpt2` or `llama`, the two settings of Bartoldson et al. 2025
 (arXiv:2503.18929) §5.1 and B.3, on Lee et al. 2025 (arXiv:2405.18540); `quick`
 (at most three minutes on two cores), `smoke` (seconds, for tests), `seed=N`.
 
-Differences from the papers: all parameters of the attacker are
-trained (theirs: LoRA of rank 32); log Z is one scalar with a rate of its own
-(theirs: a linear layer on the one prompt); a completion below
-`explore.min_tokens` is never drawn (theirs: it is, and its log π_ref becomes
--500); each completion has a temperature of its own (theirs: each batch of 16);
-the warm start is of base samples alone (theirs: with the instructions too); an
-attack that the buffer refuses is not trained on (theirs: fresh ones are); the
-attacker's prompt is our own.
+Differences from the papers: all params of the attacker are trained (theirs:
+LoRA of rank 32); log Z is one scalar with its own learning rate (theirs: a
+linear layer on the prompt); a completion shorter than `explore.min_tokens` is
+never drawn (theirs: it is, with log π_ref set to -500); each completion has its
+own temperature (theirs: each batch of 16); the warm start has base samples only
+(theirs: the instructions too); an attack that the buffer refuses is not trained
+on (theirs: fresh ones are); the attacker's prompt is our own.
 
 Hardware and time of the papers: GPT-2 on 4 to 64 V100 in 1.7 to 2.9 hours, 94.5
 to 97.6 % of attacks successful at a cosine distance of 0.42 to 0.49; Llama on 8
 A100 in 5.7 hours, 94.8 to 98.1 % at 0.35 to 0.37. These runs have not been made
 with this code.
 
-`quick` is a victim that repeats words of its prompt, and a "harm" that is the
-share of words that are fruit: nothing harmful in it. What it gives:
-docs/tasks.md.
+`quick` is harmless: the victim repeats words of its prompt, and "harm" is the
+share of words that are fruit. `docs/tasks.md` has its results.
 """
 
 import ml_collections

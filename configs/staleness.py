@@ -1,19 +1,19 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quality against staleness, objective by objective, on a controlled task.
+"""Quality against staleness, per objective, on a controlled task.
 
     python -m tba_jax.main --program=sweep --config=configs/staleness.py \\
         --workdir=runs/staleness
 
-trains each objective of `sweep.objectives` at each exact staleness and seed,
-from one fine-tuned policy, and ends with a table and a plot. Each run is one
-file, so the same command resumes the sweep.
+trains each objective of `sweep.objectives` at each staleness and seed from one
+fine-tuned policy, and writes a table and a plot. Each run is one file, so the
+same command resumes the sweep.
 
 Arguments: `smoke` (seconds, for tests), `quick` (TB, TB with a ratio clip and
 RLOO at staleness 0 and 4, one seed; minutes), `tune` (the learning rates that
 the settings below were chosen from), `seed=N` of the fine-tuning.
 
-Expected time and result of the full sweep: benchmarks/staleness.md.
+`benchmarks/staleness.md` has time and results of the full sweep.
 """
 
 import re

@@ -19,20 +19,20 @@ Arguments, after a colon and separated by commas:
 - `model=pythia-410m`, `pythia-1b` or `pythia-2.8b`;
 - `method=tba` (arXiv:2503.18929), or, of Asynchronous RLHF (arXiv:2410.18252),
   `online_dpo`, `best_of_2`, `rloo` or `ppo`, one step off-policy;
-- `quick` (the same path, three minutes on two cores: a tiny model made on the
-  spot, small posts and a scripted gold reward that code writes), `smoke`
-  (seconds);
-- `overoptimize`, with `quick`: a reward model that has seen few pairs, and a
-  policy that is hardly held back. Its score rises while the gold reward falls;
+- `quick` (three minutes on two cores: the same code path with a tiny model,
+  small generated posts and a scripted gold reward), `smoke` (seconds);
+- `overoptimize`, with `quick`: a reward model trained on few pairs and a weakly
+  regularized policy. Its score rises while the gold reward falls;
 - `seed=N`, `steps=N` (of `tba`: 256, or the papers' 425, 625, 725, 825).
 
-The settings are the papers'. One difference: learning rates move
-every step, where the authors' code moves them once a round, in the end to 0.
+The settings are the papers', except that learning rates change every step; the
+authors' code changes them once a round, and ends at 0.
 
-Hardware, time and result that the papers report, of four A100 with 80 GB:
-`tba` 0.82, 0.93 and 0.96 gold win-rate after 21, 25 and 80 minutes for the
-three sizes; `online_dpo` 0.85, 0.90 and 0.96 after 99, 122 and 244. These runs
-have not been made with this code. `docs/tasks.md` has the figures of `quick`.
+The papers report, on four A100 with 80 GB and for the three sizes, gold
+win-rates of 0.82, 0.93 and 0.96 after 21, 25 and 80 minutes for `tba`; 0.85,
+0.90 and 0.96 after 99, 122 and 244 for `online_dpo`. These runs have not been
+made with this code. `docs/tasks.md` has results of `quick`: the sampled
+win-rate rises, the greedy one does not.
 """
 
 import ml_collections

@@ -1,22 +1,22 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""TL;DR, second stage: a reward model of pairs that a gold model labels.
+"""TL;DR, second stage: a reward model from pairs labeled by a gold model.
 
     python -m tba_jax.main --program=reward_model --workdir=runs/tldr \\
         --config=configs/tldr_reward_model.py --config.task.data=data/tldr \\
         --config.reward_model.train=data/tldr_pairs/train.jsonl \\
         --config.reward_model.held_out=data/tldr_pairs/validation.jsonl
 
-It starts from the first stage's model, in the same `--workdir`. Arguments as
-`configs/tldr_sft.py` has them; `docs/preferences.md` tells how pairs look.
+It starts from the first stage's model in the same `--workdir`. Arguments as in
+`configs/tldr_sft.py`; `docs/preferences.md` has the format of pairs.
 
 The settings are those of Asynchronous RLHF (arXiv:2410.18252): the 92,858
-comparisons in the order of a gold reward model of 6.9B, one epoch at 1e-5,
-cosine to 0, in 512 tokens of query and 128 of summary, batches of 64 (410M) or
-16 pairs, the released code's per process; how many it had is not known.
+comparisons relabeled by a gold reward model of 6.9B, one epoch at 1e-5, cosine
+to 0, 512 tokens of query and 128 of summary, batches of 64 (410M) or 16 pairs
+(per process in the released code; its number of processes is not known).
 
-It needs one GPU with 80 GB, most of the time for the gold model's labels. Time
-and result have not been measured with this code; the papers report no accuracy.
+It needs one GPU with 80 GB, mostly for the gold model's labels. Time and result
+have not been measured with this code; the papers report no accuracy.
 """
 
 import ml_collections

@@ -11,18 +11,18 @@ and separated by commas:
 
 - `model=pythia-410m`, `pythia-1b` or `pythia-2.8b`, pretrained folders in
   `sft.init`;
-- `quick` (the same path, about a minute on two cores: a tiny model made on the
-  spot, and small posts that code writes), `smoke` (seconds);
+- `quick` (about a minute on two cores: the same code path with a tiny model and
+  small generated posts), `smoke` (seconds);
 - `seed=N`.
 
 The settings are those of Asynchronous RLHF (arXiv:2410.18252): one epoch at
-1e-5, cosine to 0, batches of 16 (410M) or 32, the released code's per process;
-how many processes it had is not known. One differs: the loss counts the summary
-alone, where the released code also counts the query's tokens.
+1e-5, cosine to 0, batches of 16 (410M) or 32 (per process in the released code;
+its number of processes is not known). One difference: the loss covers only the
+summary, in the released code also the query.
 
-Result that the paper reports, by gold win-rate against the person's summary:
-25.4 % (410M), 26.8 % (1B), 35.2 % (2.8B). It needs one GPU with 80 GB; neither
-its time nor its result has been measured with this code.
+The paper reports gold win-rates against the reference summaries of 25.4 %
+(410M), 26.8 % (1B) and 35.2 % (2.8B). It needs one GPU with 80 GB; time and
+result have not been measured with this code.
 """
 
 import ml_collections
