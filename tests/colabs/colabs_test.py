@@ -85,7 +85,7 @@ class StoredTest(parameterized.TestCase):
     self.assertIn(f"/blob/main/colabs/{name})", notebook.cells[0].source)
     install = code(notebook)[0].source
     self.assertEqual(install, code(read(execute.NOTEBOOKS[0]))[0].source)
-    self.assertIn('find_spec("tba_jax") is None:\n  %pip install', install)
+    self.assertIn('find_spec("tba_jax") is None:\n  !git clone', install)
 
 
 class ExecuteTest(parameterized.TestCase):
