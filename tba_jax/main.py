@@ -43,6 +43,8 @@ PROGRAMS = {
     "compile": ("a config's programs, compiled for a TPU slice without one",
                 "compile"),
     "status": ("the live state of a run", "status"),
+    "verify": ("an audit of a run's files: journal, ledger, checkpoints, logs",
+               "verify"),
     "sweep": ("several runs of one config, with a table and a plot", "sweep"),
 }  # fmt: skip
 # These read the config that a run has saved, where none is given.
@@ -55,6 +57,8 @@ _SHOW_DATA = ("train", "sft", "evaluate", "plan")
 _WITHOUT_WORKDIR = ("plan", "compile", "report", "generate", "score")
 # They read a run's files alone: its task and data may not be here.
 _WITHOUT_TASK = ("report", "status")
+# They read a run directory in any state, as a damaged one.
+_WITHOUT_CONFIG = ("report", "verify")
 # They work on a finished run, and may do so with other settings than it had.
 _AFTER_A_RUN = ("evaluate", "export")
 
@@ -153,7 +157,7 @@ def _load_config(
     if name in _WITHOUT_TASK:
       return config
     return load.apply_overrides(config, overrides)
-  if name == "report":
+  if name in _WITHOUT_CONFIG:
     return None
   raise ValueError(f"--config: --program={name} needs a config file")
 

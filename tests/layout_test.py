@@ -33,7 +33,7 @@ _WITHOUT_JAX = """
     config.variants main monitor.panel monitor.report.build
     monitor.run_directory models.config models.hf_config models.hf_files
     models.hf_hub models.hf_names programs.plan programs.store programs.train
-    rewards.comparers rewards.judges rewards.pool rewards.worker
+    programs.verify rewards.comparers rewards.judges rewards.pool rewards.worker
     system.bucket system.jsonl system.polling system.processes system.worker
     tasks.build transport.base transport.kv_host transport.locator
     transport.wire
@@ -95,6 +95,12 @@ class LayoutTest(absltest.TestCase):
 
     for name in edges:
       visit(name, ())
+
+  def test_verify_shares_no_code_with_what_it_audits(self):
+    imported = _imports(self.files["programs.verify"])
+    own = {i for i in imported if i.startswith("tba_jax.")}
+    allowed = {"tba_jax.system.bucket", "tba_jax.system.processes"}
+    self.assertEqual(own, allowed)
 
   def test_no_import_for_type_checking_alone(self):
     for name, path in self.files.items():

@@ -147,6 +147,9 @@ class BucketRunTest(absltest.TestCase):
     """What reads a run reads one in a bucket, from any host."""
     run = f"--workdir={_RUN}"
     self.assertIn("60", self.use("d", "--program=status", run))
+    self.assertIn(
+        f"steps {_STEPS - 4}, {_STEPS}", self.use("e", "--program=verify", run)
+    )
     models = self.folder.glob("d/**/*.safetensors")
     self.assertEmpty(list(models))  # A look does not fetch models.
     del self.fake.store.by_name["runs/one/report.html"]

@@ -14,6 +14,7 @@ from absl.testing import absltest
 import psutil
 import pytest
 
+from tba_jax.programs import verify
 from tests.support import harness
 
 _OVERRIDES = {
@@ -98,6 +99,8 @@ class RunFaultsTest(absltest.TestCase):
     )
     self.assertEqual(fresh, ledger["trained_first_time"]["completions"])
     self.assertEmpty(harness.leftovers(self.workdir))
+    parts, _ = verify.audit(self.workdir)
+    self.assertEmpty([one for part in parts for one in part.problems])
     # A finished run says so; another config is refused.
     again = self.start(**more)
     self.assertEqual(again.wait(60), 0, again.text())

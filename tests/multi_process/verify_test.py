@@ -1,0 +1,259 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The audit of a run: a real one is sound, and each damage is named."""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from tba_jax.monitor import metrics
+from tba_jax.monitor import run_directory
+from tba_jax.programs import verify
+from tba_jax.replay import journal
+from tests.support import harness
+
+_STEPS = 12
+_OVERRIDES = {
+    "init": "scratch",
+    "train.num_steps": _STEPS,
+    "checkpoint.every_steps": 4,
+    "evaluate.every_steps": 6,
+    "evaluate.num_prompts": 4,
+    "evaluate.final_prompts": 4,
+    # Several segments, and several blocks in each.
+    "replay.max_segment_mb": 0.003,
+    "search.prompts_per_round": 4,
+}
+
+
+class VerifyTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+    run = harness.Run(
+        f"{folder}/run", _OVERRIDES, "configs/arithmetic.py:smoke"
+    )
+    cls.addClassCleanup(run.close)
+    if run.wait() != 0:
+      raise AssertionError(run.text())
+    cls.run_folder = run.workdir
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path) / "copy"
+    shutil.copytree(self.run_folder, self.folder)
+
+  def audit(self):
+    """Returns (place, text) of the problems, and the parts by name."""
+    parts, live = verify.audit(self.folder)
+    self.assertFalse(live)
+    problems = [one for part in parts for one in part.problems]
+    return (
+        [(one.place, one.what) for one in problems],
+        {part.name: part for part in parts},
+    )
+
+  def assert_wrong(self, *expected):
+    """Checks that the problems are these (place, text) patterns, in order."""
+    problems, _ = self.audit()
+    self.assertLen(problems, len(expected), problems)
+    for (place, what), (wanted_place, wanted) in zip(problems, expected):
+      self.assertRegex(place, wanted_place)
+      self.assertRegex(what, wanted)
+
+  def segments(self):
+    return sorted((self.folder / "replay").glob("segment-*"))
+
+  def flip(self, path, offset):
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+  def test_an_untouched_run_is_sound(self):
+    problems, parts = self.audit()
+    self.assertEmpty(problems)
+    self.assertEqual([note for p in parts.values() for note in p.notes], [])
+    self.assertEqual(parts["checkpoints"].found, "steps 8, 12")
+    self.assertIn(f"{_STEPS} steps", parts["metrics"].found)
+    self.assertLen(self.segments(), 4)
+
+  def test_a_wrong_journal_record(self):
+    second = self.segments()[1]
+    middle = second.stat().st_size // 2
+    self.flip(second, middle)
+    self.assert_wrong((f"replay/{second.name}, byte ", "are no record"))
+
+  def test_a_segment_cut_in_half(self):
+    second = self.segments()[1]
+    os.truncate(second, second.stat().st_size // 2)
+    self.assert_wrong(
+        (f"replay/{second.name}, byte ", "are no record"),
+        (f"replay/{second.name}$", r"positions \d+ to \d+ are missing"),
+    )
+
+  @parameterized.parameters(
+      (0, "checkpoints/8 continues here, the journal begins at"),
+      (1, r"positions \d+ to \d+ are missing"),
+      (-1, "checkpoints/12 has applied it up to"),
+  )
+  def test_a_deleted_segment(self, index, what):
+    self.segments()[index].unlink()
+    self.assert_wrong(("replay", what))
+
+  def test_a_block_that_is_there_twice(self):
+    last = self.segments()[-1]
+    start, data = int(last.stem.split("-")[1]), last.read_bytes()
+    span, *_ = journal.record_spans(data, start, whole_header=True)
+    again = journal.encode_record(start + len(data), span.payload)
+    last.write_bytes(data + again)
+    self.assert_wrong((f"replay/{last.name}, byte {len(data)}", "there again"))
+
+  def test_what_a_crash_leaves_is_no_damage(self):
+    """A torn record and lines; a restart cuts the record and goes on."""
+    for name in ("result.json", "summary.json"):
+      (self.folder / name).unlink()
+    last = self.segments()[-1]
+    with last.open("ab") as file:
+      file.write(b"tbarec")
+    for name in ("metrics.jsonl", "events.jsonl", "replay/acknowledged.jsonl"):
+      with (self.folder / name).open("ab") as file:
+        file.write(b'\n["')
+    (self.folder / "checkpoints/16.orbax-checkpoint-tmp").mkdir()
+    problems, parts = self.audit()
+    self.assertEmpty(problems)
+    self.assertLen([n for part in parts.values() for n in part.notes], 5)
+    events = metrics.EventLog(self.folder / "events.jsonl", role="trainer")
+    journal.Journal(
+        self.folder / "replay", max_segment_bytes=3000, on_event=events.write
+    ).close()
+    events.close()
+    problems, parts = self.audit()
+    self.assertEmpty(problems)
+    self.assertIn("cut 6 bytes", parts["journal"].notes[0])
+
+  def test_a_forged_acknowledgement(self):
+    path = self.folder / "replay/acknowledged.jsonl"
+    sid, *mark = json.loads(path.read_bytes().splitlines()[-1])
+    with path.open("a") as file:
+      file.write("\n" + json.dumps([sid, mark[0] + 7, *mark[1:]]))
+    self.assert_wrong(
+        (f"acknowledged.jsonl, {sid}", f"blocks up to {mark[0] + 6}, ")
+    )
+
+  @parameterized.parameters("state/d", "state/ocdbt.process_0/d")
+  def test_a_wrong_bit_of_an_array(self, folder):
+    files = (self.folder / "checkpoints/12" / folder).iterdir()
+    path = max(files, key=lambda path: path.stat().st_size)
+    self.flip(path, path.stat().st_size // 2)
+    self.assert_wrong(
+        ("checkpoints/12/state", "another checksum|cannot be read")
+    )
+
+  def test_a_wrong_host_state(self):
+    path = self.folder / "checkpoints/8/host/process-00000.npz"
+    self.flip(path, path.stat().st_size // 2)
+    self.assert_wrong(("checkpoints/8/host/process-00000.npz", "cannot be"))
+
+  def test_a_ledger_of_a_checkpoint_that_does_not_balance(self):
+    path = self.folder / "checkpoints/8/host/process-00000.npz"
+    members = dict(np.load(path))
+    structure = json.loads(members["structure"].tobytes())
+    structure["host_state"]["data"]["ledger"]["trained"][1] += 1
+    text = json.dumps(structure).encode()
+    members["structure"] = np.frombuffer(text, np.uint8)
+    np.savez(path, **members)
+    self.assert_wrong(("checkpoints/8/host", "accounted for"))
+
+  def test_a_missing_commit_marker(self):
+    (self.folder / "checkpoints/8/commit_success.txt").unlink()
+    self.assert_wrong(("checkpoints/8/commit_success.txt", "is missing"))
+
+  def test_a_deleted_checkpoint(self):
+    shutil.rmtree(self.folder / "checkpoints/12")
+    problems, _ = self.audit()
+    self.assertIn("result.json", dict(problems))
+
+  @parameterized.parameters("config", "epoch", "eval", "ledger", "summary")
+  def test_a_file_that_is_not_json(self, name):
+    (self.folder / f"{name}.json").write_bytes(b"\x00garbage")
+    problems, _ = self.audit()
+    self.assertIn(f"{name}.json", dict(problems))
+
+  def test_a_ledger_that_does_not_close(self):
+    path = self.folder / "ledger.json"
+    ledger = json.loads(path.read_bytes())
+    ledger["evicted_untrained"]["tokens"] += 5
+    path.write_text(json.dumps(ledger))
+    self.assert_wrong(
+        ("ledger.json", "0 prompts, 0 completions, -5 tokens are unaccounted")
+    )
+
+  def edit_metrics(self, edit):
+    path = self.folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    steps = [i for i, line in enumerate(lines) if "train/loss" in line]
+    edit(lines, steps)
+    path.write_text("".join(lines))
+
+  @parameterized.parameters((0, 0), (5, 5), (-1, _STEPS - 1))
+  def test_a_step_without_its_line(self, index, step):
+    self.edit_metrics(lambda lines, steps: lines.pop(steps[index]))
+    self.assert_wrong(("metrics.jsonl", f"steps {step} to {step} have no line"))
+
+  def test_a_step_out_of_order(self):
+    self.edit_metrics(lambda lines, steps: lines.insert(-1, lines[steps[3]]))
+    problems, _ = self.audit()
+    self.assertRegex(problems[0][1], "step 3 comes after step")
+
+  def test_a_line_that_is_not_json(self):
+    def edit(lines, steps):
+      lines[steps[5]] = lines[steps[5]].replace(":", ";", 1)
+
+    self.edit_metrics(edit)
+    problems, _ = self.audit()
+    self.assertIn("not JSON", dict(problems).values())
+
+  def test_the_program(self):
+    before = {path: path.stat().st_mtime_ns for path in self.folder.rglob("*")}
+    self.assertEqual(self.run_program(), (0, f"{self.folder}: sound"))
+    lock = run_directory.lock(str(self.folder))
+    self.assertEqual(
+        self.run_program(), (0, f"{self.folder}: sound so far; the run is live")
+    )
+    os.close(lock)
+    after = {path: path.stat().st_mtime_ns for path in self.folder.rglob("*")}
+    del before[self.folder / ".lock"], after[self.folder / ".lock"]
+    self.assertEqual(after, before)
+    self.assertEqual(self.run_program("8")[0], 2)
+    empty = self.create_tempdir().full_path
+    with contextlib.redirect_stderr(io.StringIO()):
+      self.assertEqual(verify.run(None, empty), 2)
+
+  def run_program(self, *operands):
+    """Returns its exit status and last line."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+      status = verify.run(None, str(self.folder), operands)
+    return status, out.getvalue().splitlines()[-1]
+
+  def test_the_command_where_no_other_program_opens_the_run(self):
+    (self.folder / "eval.json").write_text("[")
+    process = harness.Process(
+        harness.command("verify", self.folder), self.folder / "out.txt"
+    )
+    self.assertEqual(process.wait(), 1, process.text())
+    self.assertIn("wrong: eval.json: not JSON", process.text())
+
+
+if __name__ == "__main__":
+  absltest.main()
