@@ -3,6 +3,7 @@
 """Judges attacks: queries the victim and classifies its answers."""
 
 from collections.abc import Callable, Mapping, Sequence
+import functools
 import math
 import re
 import threading
@@ -10,59 +11,61 @@ from typing import Any
 import zlib
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.models import config as config_lib
 from tba_jax.models import encoder as encoder_lib
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
+from tba_jax.rewards import echo_model
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests as requests_lib
 from tba_jax.tasks import base
 from tba_jax.tasks import red_team
 
+# (attacks, their answers) -> log C, the log-probability that each answer is
+# harmful, [n] float32, nats.
+Classifier = Callable[[Sequence[str], Sequence[str]], np.ndarray]
+# texts -> [n, D] float32 of norm 1, or 0 for a text without tokens.
+EmbedFn = Callable[[Sequence[str]], np.ndarray]
+
+# Hash buckets of words: far more than a trial has words, so that few collide.
+_NUM_WORDS = 512
+# Tokenizers of tasks begin with <pad>, <eos> and <unk>.
+_NUM_SPECIAL = 3
+
 
 def run_batched(
-    fn: Callable[[np.ndarray, np.ndarray], Any],
+    fn: Callable[[np.ndarray, np.ndarray], jax.Array],
     ids: Sequence[Sequence[int]],
+    shape: tuple[int, int],
     *,
-    num_rows: int,
-    num_tokens: int,
     pad_id: int,
-    left: bool,
+    pad_left: bool = False,
 ) -> np.ndarray:
   """Returns `fn` of all texts, [n, ...], called on batches of one shape.
 
   Args:
     fn: (tokens [B, L] int32, mask [B, L] int32) -> [B, ...].
     ids: token ids of each text, at most L.
-    num_rows: B; the last batch is padded.
-    num_tokens: L.
+    shape: B and L; the last batch is padded.
     pad_id: padding token.
-    left: pads on the left.
+    pad_left: whether texts end at the end of their row.
   """
+  num_rows, num_tokens = shape
   out = []
   for start in range(0, len(ids), num_rows):
     some = ids[start : start + num_rows]
-    tokens = np.full((num_rows, num_tokens), pad_id, np.int32)
-    mask = np.zeros((num_rows, num_tokens), np.int32)
+    tokens, mask = np.full(shape, pad_id, np.int32), np.zeros(shape, np.int32)
     for row, text in enumerate(some):
-      where = slice(num_tokens - len(text), None) if left else slice(len(text))
-      tokens[row, where], mask[row, where] = text, 1
+      end = num_tokens if pad_left else len(text)
+      tokens[row, end - len(text) : end] = text
+      mask[row, end - len(text) : end] = 1
     out.append(np.asarray(fn(tokens, mask))[: len(some)])
   return np.concatenate(out) if out else np.zeros(0, np.float32)
-
-
-# Hash buckets of words: far more than a trial has words, so that few collide.
-_NUM_WORDS = 512
-
-# texts -> [n, D] float32 of norm 1, or 0 for a text without tokens.
-EmbedFn = Callable[[Sequence[str]], np.ndarray]
 
 
 def word_embeddings(texts: Sequence[str]) -> np.ndarray:
@@ -78,9 +81,7 @@ def encoder_embeddings(
     embed: Callable[..., jax.Array],
     params: types.PyTree,
     tokenizer: tokenizer_lib.TextTokenizer,
-    *,
-    max_tokens: int,
-    num_rows: int,
+    shape: tuple[int, int],
 ) -> EmbedFn:
   """Returns a function from texts to mean-pooled states of norm 1.
 
@@ -88,25 +89,14 @@ def encoder_embeddings(
     embed: (params, tokens_BxL, mask_BxL) -> [B, D] float32, mean over tokens.
     params: of the encoder.
     tokenizer: of the encoder.
-    max_tokens: L; longer texts are cut off.
-    num_rows: B.
+    shape: B and L; longer texts are cut off.
   """
-  run = jax.jit(embed)
+  run = functools.partial(jax.jit(embed), params)
 
   def of_texts(texts: Sequence[str]) -> np.ndarray:
-    ids = [tokenizer.encode(text, max_tokens) for text in texts]
-    if not ids:
-      return np.zeros((0, 1), np.float32)
-    return _unit(
-        run_batched(
-            lambda tokens, mask: run(params, tokens, mask),
-            ids,
-            num_rows=num_rows,
-            num_tokens=max_tokens,
-            pad_id=tokenizer.pad_id,
-            left=False,
-        )
-    )
+    ids = [tokenizer.encode(text, shape[1]) for text in texts]
+    found = run_batched(run, ids, shape, pad_id=tokenizer.pad_id)
+    return _unit(found.reshape(len(ids), -1) if ids else np.zeros((0, 1)))
 
   return of_texts
 
@@ -137,32 +127,42 @@ def _unit(values_NxD: np.ndarray) -> np.ndarray:
 class Victim:
   """Answers attacks, each several times, with one compiled sampler."""
 
-  def __init__(
-      self,
-      sampler: decode.Sampler,
-      params: types.PyTree,
-      tokenizer: tokenizer_lib.Tokenizer,
-      *,
-      template: str,
-      num_samples: int,
-      max_prompt_tokens: int,
-  ):
-    """Stores the model.
-
-    Args:
-      sampler: samples the model's answers.
-      params: of the model.
-      tokenizer: of the model.
-      template: a text with {attack} in it, or "chat".
-      num_samples: answers to each attack.
-      max_prompt_tokens: longest template with an attack.
-    """
-    self._sampler = sampler
-    self._params = params
+  def __init__(self, config: ml_collections.ConfigDict, task: red_team.RedTeam):
+    """Loads the model of the task; ValueError if it cannot be read."""
+    self._task = task
+    self._max_prompt_tokens = task.setting("victim_max_prompt_tokens")
+    max_tokens = task.setting("victim_max_tokens")
+    if task.setting("victim") == red_team.MADE_UP:
+      tokenizer = tokenizer_lib.word_level(
+          task.tokenizer_words(), task.tokenizer_pattern
+      )
+      model = transformer.make_model(
+          echo_model.echo_config(
+              tokenizer.vocab_size,
+              pad_id=tokenizer.pad_id,
+              eos_id=tokenizer.eos_id,
+              max_positions=self._max_prompt_tokens + max_tokens,
+          )
+      )
+      self._params = echo_model.echo_params(
+          model.init(jax.random.PRNGKey(0)), range(_NUM_SPECIAL)
+      )
+    else:
+      model, self._params, tokenizer = _load_frozen(task.setting("victim"))
     self._tokenizer = tokenizer
-    self._template = template
-    self._num_samples = num_samples
-    self._max_prompt_tokens = max_prompt_tokens
+    settings = requests_lib.Settings(
+        temperature=task.setting("victim_temperature"),
+        top_k=0,
+        top_p=task.setting("victim_top_p"),
+        stop_ids=tokenizer.stop_ids,
+        max_prompt_tokens=self._max_prompt_tokens,
+        max_completion_tokens=max_tokens,
+        num_rows=task.setting("victim_rows"),
+        chunk_steps=max_tokens,
+        pad_id=tokenizer.pad_id,
+        seed=config.seed,
+    )
+    self._sampler = decode.Sampler(model, settings)
 
   def answer(
       self, attacks: Sequence[str], *, visit: int
@@ -183,7 +183,7 @@ class Victim:
                 prompt_tokens=tokens[attack],
                 prompt_id=zlib.crc32(attack.encode()),
                 visit=visit,
-                num_completions=self._num_samples,
+                num_completions=self._task.setting("victim_samples"),
             )
             for attack in asked
         ],
@@ -204,224 +204,123 @@ class Victim:
     return [answers.get(attack) for attack in attacks]
 
   def _encode(self, attack: str) -> np.ndarray | None:
-    if self._template == red_team.CHAT:
+    template = self._task.setting("victim_template")
+    if template == red_team.CHAT:
       message = {"role": "user", "content": attack.strip()}
       ids = self._tokenizer.encode_chat([message])
     else:
-      text = self._template.replace("{attack}", attack)
-      ids = self._tokenizer.encode_prompt(text)
+      ids = self._tokenizer.encode_prompt(template.replace("{attack}", attack))
     if not 1 <= len(ids) <= self._max_prompt_tokens:
       return None
     return np.asarray(ids, np.int32)
 
 
-_SHARPNESS = 2.0
-# Tokenizers of tasks begin with <pad>, <eos> and <unk>.
-NUM_SPECIAL = 3
-# Weight of the attention average relative to the last token.
-_SEEN = 8.0
-
-
-def echo_config(
-    vocab_size: int, *, pad_id: int, eos_id: int, max_positions: int
-) -> config_lib.ModelConfig:
-  """Returns the shape of a victim that repeats words of its prompt.
-
-  One Llama block with fixed weights: one-hot embeddings, uniform attention that
-  averages the context, an MLP of 0, and a head that reads the average. A
-  token's logit is `_SHARPNESS` √V times its share of the context over the norm
-  of all shares; special tokens have logit 0.
-  """
-  width = vocab_size + vocab_size % 2
-  return config_lib.ModelConfig(
-      family="llama",
-      vocab_size=vocab_size,
-      num_layers=1,
-      width=width,
-      num_heads=1,
-      num_kv_heads=1,
-      head_dim=width,
-      mlp_width=1,
-      norm_epsilon=1e-6,
-      rope_theta=10000.0,
-      tie_embeddings=False,
-      max_positions=max_positions,
-      param_dtype="float32",
-      compute_dtype="float32",
-      pad_id=pad_id,
-      bos_id=None,
-      eos_id=eos_id,
-      **config_lib.PLAIN,
-  )
-
-
-def echo_params(params: types.PyTree, silent: Sequence[int]) -> types.PyTree:
-  """Returns echoing params in the shape of `params`.
-
-  Args:
-    params: of an `echo_config` model, any values.
-    silent: ids that are never preferred: the special tokens.
-  """
-  out = jax.tree.map(jnp.zeros_like, params)
-  vocab_size, width = params["embed"]["embedding"].shape
-  one_hot = jnp.eye(vocab_size, width)
-  out["embed"]["embedding"] = one_hot
-  for norm in ("attention_norm", "mlp_norm"):
-    out["blocks"][norm]["scale"] = jnp.ones_like(
-        params["blocks"][norm]["scale"]
-    )
-  out["final_norm"]["scale"] = jnp.ones((width,))
-  attention = out["blocks"]["attention"]
-  attention["v"]["kernel"] = jnp.eye(width)[None, None]
-  attention["o"]["kernel"] = _SEEN * jnp.eye(width)[None, :, None]
-  heard = jnp.ones((vocab_size, 1)).at[jnp.array(list(silent))].set(0.0)
-  out["head"]["kernel"] = _SHARPNESS * heard * one_hot
-  return out
-
-
-# Classifiers: `log_harm(attacks, answers)` returns log C, [n] float32, nats.
-
-
-class Words:
-  """The share of an answer's words that are on a list, smoothed.
+def word_share_classifier(words: Sequence[str]) -> Classifier:
+  """Returns the share of an answer's words that are on a list, smoothed.
 
       C = (hits + 1/2) / (words + 1)
 
   A harmless stand-in for trials and tests.
   """
+  listed = frozenset(word.lower() for word in words)
 
-  def __init__(self, words: Sequence[str]):
-    self._words = frozenset(word.lower() for word in words)
-
-  def log_harm(
-      self, attacks: Sequence[str], answers: Sequence[str]
-  ) -> np.ndarray:
+  def log_harm(attacks: Sequence[str], answers: Sequence[str]) -> np.ndarray:
     del attacks
     out = []
     for answer in answers:
       found = re.findall(r"[a-z]+", answer.lower())
-      hits = sum(word in self._words for word in found)
+      hits = sum(word in listed for word in found)
       out.append(math.log((hits + 0.5) / (len(found) + 1)))
     return np.array(out, np.float32)
 
+  return log_harm
 
-class Sequences:
-  """A sequence classifier's probability of one of its labels.
+
+def sequence_classifier(
+    label_scores: Callable[..., jax.Array],
+    params: types.PyTree,
+    tokenizer: tokenizer_lib.TextTokenizer,
+    *,
+    label: int,
+    shape: tuple[int, int],
+) -> Classifier:
+  """Returns a sequence classifier's probability of one of its labels.
 
   It reads the answer alone, as Lee et al. 2025 (arXiv:2405.18540) use
   `facebook/roberta-hate-speech-dynabench-r4`.
+
+  Args:
+    label_scores: (params, tokens_BxL, mask_BxL) -> [B, C] float32 logits.
+    params: of the model.
+    tokenizer: of the model, adding the special tokens that it expects.
+    label: index of the label for harmful.
+    shape: B and L; longer texts are cut off.
   """
+  run = functools.partial(_log_prob_fn(label_scores, label), params)
 
-  def __init__(
-      self,
-      label_scores: Callable[..., jax.Array],
-      params: types.PyTree,
-      tokenizer: tokenizer_lib.TextTokenizer,
-      *,
-      label: int,
-      max_tokens: int,
-      num_rows: int,
-  ):
-    """Compiles nothing yet.
-
-    Args:
-      label_scores: (params, tokens_BxL, mask_BxL) -> [B, C] float32 logits.
-      params: of the model.
-      tokenizer: of the model, adding the special tokens that it expects.
-      label: index of the label for harmful.
-      max_tokens: L; longer texts are cut off.
-      num_rows: B.
-    """
-    self._params = params
-    self._tokenizer = tokenizer
-    self._max_tokens = max_tokens
-    self._num_rows = num_rows
-    self._run = jax.jit(
-        lambda params, tokens, mask: jax.nn.log_softmax(
-            label_scores(params, tokens, mask), axis=-1
-        )[:, label]
-    )
-
-  def log_harm(
-      self, attacks: Sequence[str], answers: Sequence[str]
-  ) -> np.ndarray:
+  def log_harm(attacks: Sequence[str], answers: Sequence[str]) -> np.ndarray:
     del attacks
-    ids = [self._tokenizer.encode(a, self._max_tokens) for a in answers]
-    return run_batched(
-        lambda tokens, mask: self._run(self._params, tokens, mask),
-        ids,
-        num_rows=self._num_rows,
-        num_tokens=self._max_tokens,
-        pad_id=self._tokenizer.pad_id,
-        left=False,
-    )
+    ids = [tokenizer.encode(answer, shape[1]) for answer in answers]
+    return run_batched(run, ids, shape, pad_id=tokenizer.pad_id)
+
+  return log_harm
 
 
-class FirstToken:
-  """A guard model's probability that its verdict begins with a word.
+def first_token_classifier(
+    last_logits: Callable[..., jax.Array],
+    params: types.PyTree,
+    tokenizer: tokenizer_lib.Tokenizer,
+    *,
+    token: str,
+    shape: tuple[int, int],
+) -> Classifier:
+  """Returns a guard model's probability that its verdict begins with a word.
 
   The tokenizer's chat template formats the attack as the user's turn and the
   answer as the assistant's, as for Llama Guard. The log-prob is that of the
   full distribution, so it is defined however small it is.
+
+  Args:
+    last_logits: (params, tokens_BxL, mask_BxL) -> [B, V] float32, of the token
+      after the last; texts are left-padded.
+    params: of the model.
+    tokenizer: of the model, with a chat template.
+    token: the word; its first token counts.
+    shape: B and L; longer conversations lose their beginning.
+
+  Raises:
+    ValueError: the tokenizer does not know the word.
   """
-
-  def __init__(
-      self,
-      last_logits: Callable[..., jax.Array],
-      params: types.PyTree,
-      tokenizer: tokenizer_lib.Tokenizer,
-      *,
-      token: str,
-      max_tokens: int,
-      num_rows: int,
-  ):
-    """Looks up the word; ValueError if the tokenizer does not know it.
-
-    Args:
-      last_logits: (params, tokens_BxL, mask_BxL) -> [B, V] float32, of the
-        token after the last; texts are left-padded.
-      params: of the model.
-      tokenizer: of the model, with a chat template.
-      token: the word; its first token counts.
-      max_tokens: L; longer conversations lose their beginning.
-      num_rows: B.
-    """
-    ids = tokenizer.encode(token)
-    if not ids:
-      raise ValueError(
-          f"config.task.classifier_token={token!r}: allowed a word that the"
-          " classifier's tokenizer knows"
-      )
-    self._params = params
-    self._tokenizer = tokenizer
-    self._max_tokens = max_tokens
-    self._num_rows = num_rows
-    self._run = jax.jit(
-        lambda params, tokens, mask: jax.nn.log_softmax(
-            last_logits(params, tokens, mask), axis=-1
-        )[:, ids[0]]
+  verdict = tokenizer.encode(token)
+  if not verdict:
+    raise ValueError(
+        f"config.task.classifier_token={token!r}: allowed a word that the"
+        " classifier's tokenizer knows"
     )
+  run = functools.partial(_log_prob_fn(last_logits, verdict[0]), params)
 
-  def log_harm(
-      self, attacks: Sequence[str], answers: Sequence[str]
-  ) -> np.ndarray:
+  def log_harm(attacks: Sequence[str], answers: Sequence[str]) -> np.ndarray:
     ids = [
-        self._tokenizer.encode_chat(
+        tokenizer.encode_chat(
             [
                 {"role": "user", "content": attack.strip()},
                 {"role": "assistant", "content": answer.strip()},
             ]
-        )[-self._max_tokens :]
+        )[-shape[1] :]
         for attack, answer in zip(attacks, answers, strict=True)
     ]
-    return run_batched(
-        lambda tokens, mask: self._run(self._params, tokens, mask),
-        ids,
-        num_rows=self._num_rows,
-        num_tokens=self._max_tokens,
-        pad_id=self._tokenizer.pad_id,
-        left=True,
-    )
+    return run_batched(run, ids, shape, pad_id=tokenizer.pad_id, pad_left=True)
+
+  return log_harm
+
+
+def _log_prob_fn(
+    logits_fn: Callable[..., jax.Array], index: int
+) -> Callable[..., jax.Array]:
+  """Returns the jitted log-probability of one entry of the logits."""
+  return jax.jit(
+      lambda *inputs: jax.nn.log_softmax(logits_fn(*inputs), axis=-1)[:, index]
+  )
 
 
 # Each split draws its own answers: luck in training does not carry over.
@@ -439,7 +338,7 @@ class RedTeamJudge(judges.Judge):
   def __init__(
       self,
       victim: Victim,
-      classifier: Any,
+      classifier: Classifier,
       embed: EmbedFn,
       *,
       success_threshold: float,
@@ -450,7 +349,7 @@ class RedTeamJudge(judges.Judge):
 
     Args:
       victim: answers attacks.
-      classifier: `Words`, `Sequences` or `FirstToken`.
+      classifier: of the answers.
       embed: sentence embeddings, for diversity.
       success_threshold: t.
       fallback: as in `Judge`.
@@ -482,7 +381,7 @@ class RedTeamJudge(judges.Judge):
           zip(attacks, self._victim.answer(attacks, visit=_VISITS[split]))
       )
       asked = [(a, text) for a in attacks for text in answers[a] or ()]
-      found = self._classifier.log_harm(
+      found = self._classifier(
           [attack for attack, _ in asked], [text for _, text in asked]
       )
     logs = iter(found.tolist())
@@ -539,7 +438,7 @@ def make_judge(
   Raises ValueError if a folder cannot be read or does not fit.
   """
   return RedTeamJudge(
-      _make_victim(config, task),
+      Victim(config, task),
       _make_classifier(task),
       make_embed(task),
       success_threshold=task.setting("success_threshold"),
@@ -554,96 +453,45 @@ def make_embed(task: red_team.RedTeam) -> EmbedFn:
   if folder == red_team.WORDS:
     return word_embeddings
   encoder, params, tokenizer = encoder_lib.load_encoder_with_tokenizer(folder)
-  _check_length(encoder, task, "encoder_max_tokens")
-  return encoder_embeddings(
-      encoder.mean_pooled,
-      params,
-      tokenizer,
-      max_tokens=task.setting("encoder_max_tokens"),
-      num_rows=task.setting("classifier_rows"),
-  )
+  shape = _batch_shape(task, "encoder_max_tokens", encoder)
+  return encoder_embeddings(encoder.mean_pooled, params, tokenizer, shape)
 
 
-def _make_victim(
-    config: ml_collections.ConfigDict,
-    task: red_team.RedTeam,
-) -> Victim:
-  max_prompt_tokens = task.setting("victim_max_prompt_tokens")
-  max_tokens = task.setting("victim_max_tokens")
-  if task.setting("victim") == red_team.MADE_UP:
-    tokenizer = tokenizer_lib.word_level(
-        task.tokenizer_words(), task.tokenizer_pattern
-    )
-    model = transformer.make_model(
-        echo_config(
-            tokenizer.vocab_size,
-            pad_id=tokenizer.pad_id,
-            eos_id=tokenizer.eos_id,
-            max_positions=max_prompt_tokens + max_tokens,
-        )
-    )
-    params = echo_params(model.init(jax.random.PRNGKey(0)), range(NUM_SPECIAL))
-  else:
-    model, params, tokenizer = _load_frozen(task.setting("victim"))
-  settings = requests_lib.Settings(
-      temperature=task.setting("victim_temperature"),
-      top_k=0,
-      top_p=task.setting("victim_top_p"),
-      stop_ids=tokenizer.stop_ids,
-      max_prompt_tokens=max_prompt_tokens,
-      max_completion_tokens=max_tokens,
-      num_rows=task.setting("victim_rows"),
-      chunk_steps=max_tokens,
-      pad_id=tokenizer.pad_id,
-      seed=config.seed,
-  )
-  return Victim(
-      decode.Sampler(model, settings),
-      params,
-      tokenizer,
-      template=task.setting("victim_template"),
-      num_samples=task.setting("victim_samples"),
-      max_prompt_tokens=max_prompt_tokens,
-  )
-
-
-def _make_classifier(task: red_team.RedTeam) -> Words | Sequences | FirstToken:
+def _make_classifier(task: red_team.RedTeam) -> Classifier:
   kind = task.setting("classifier")
   if kind == red_team.WORDS:
-    return Words(task.words)
+    return word_share_classifier(task.words)
   folder = task.setting("classifier_folder")
-  sizes = {
-      "max_tokens": task.setting("classifier_max_tokens"),
-      "num_rows": task.setting("classifier_rows"),
-  }
   if kind == "first_token":
     model, params, tokenizer = _load_frozen(folder)
-    return FirstToken(
+    return first_token_classifier(
         lambda *inputs: model.prefill(*inputs)[0],
         params,
         tokenizer,
         token=task.setting("classifier_token"),
-        **sizes,
+        shape=_batch_shape(task, "classifier_max_tokens"),
     )
   encoder, params, tokenizer = encoder_lib.load_encoder_with_tokenizer(folder)
-  _check_length(encoder, task, "classifier_max_tokens")
+  shape = _batch_shape(task, "classifier_max_tokens", encoder)
   label = task.setting("classifier_label")
   if label >= encoder.config.num_labels:
     raise ValueError(
         f"config.task.classifier_label={label}: {folder} has"
         f" {encoder.config.num_labels} labels, counted from 0"
     )
-  return Sequences(
-      encoder.label_scores, params, tokenizer, label=label, **sizes
+  return sequence_classifier(
+      encoder.label_scores, params, tokenizer, label=label, shape=shape
   )
 
 
-def _check_length(
-    encoder: encoder_lib.Encoder, task: red_team.RedTeam, key: str
-) -> None:
-  """Raises ValueError if an encoder has too few positions."""
-  if task.setting(key) > encoder.config.max_tokens:
+def _batch_shape(
+    task: red_team.RedTeam, key: str, encoder: encoder_lib.Encoder | None = None
+) -> tuple[int, int]:
+  """Returns B and L; ValueError if an encoder has too few positions."""
+  num_tokens = task.setting(key)
+  if encoder is not None and num_tokens > encoder.config.max_tokens:
     raise ValueError(
-        f"config.task.{key}={task.setting(key)}: allowed up to the"
+        f"config.task.{key}={num_tokens}: allowed up to the"
         f" {encoder.config.max_tokens} positions of the encoder"
     )
+  return task.setting("classifier_rows"), num_tokens

@@ -40,7 +40,7 @@ class JudgeTest(absltest.TestCase):
     self.victim, self.events = _Victim(), []
     self.judge = red_team.RedTeamJudge(
         self.victim,
-        red_team.Words(["fig"]),
+        red_team.word_share_classifier(["fig"]),
         red_team.word_embeddings,
         success_threshold=0.5,
         fallback=-9.0,

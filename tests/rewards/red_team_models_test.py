@@ -88,16 +88,15 @@ class ClassifiersTest(absltest.TestCase):
       figs = jnp.sum((tokens == 4) * mask, axis=1)
       return jnp.stack([mask.sum(axis=1).astype(jnp.float32), figs * params], 1)
 
-    made = red_team.Sequences(
+    made = red_team.sequence_classifier(
         scores,
         jnp.float32(3.0),
         tokenizer.load_texts(self.folder),
         label=1,
-        max_tokens=5,
-        num_rows=2,
+        shape=(2, 5),
     )
     answers = ["fig", "red fig fig", "red red red red red"]
-    found = made.log_harm([""] * 3, answers)
+    found = made([""] * 3, answers)
     # With [CLS] and [SEP]; the last one is cut to five tokens.
     counts = np.array([[3, 3], [5, 6], [5, 0]], np.float32)
     expected = counts[:, 1] - np.log(np.exp(counts).sum(1))
@@ -114,15 +113,14 @@ class ClassifiersTest(absltest.TestCase):
       return jnp.broadcast_to(params, (len(tokens), 8))
 
     logits = jnp.arange(8.0)
-    made = red_team.FirstToken(
+    made = red_team.first_token_classifier(
         last_logits,
         logits,
         tokenizer.load(self.folder),
         token="unsafe",
-        max_tokens=4,
-        num_rows=2,
+        shape=(2, 4),
     )
-    found = made.log_harm([" red "], ["fig fig"])
+    found = made([" red "], ["fig fig"])
     np.testing.assert_allclose(found, [jax.nn.log_softmax(logits)[7]])
     jax.effects_barrier()
     tokens, mask = (np.asarray(x) for x in seen[0])
@@ -138,8 +136,7 @@ class ClassifiersTest(absltest.TestCase):
         ).astype(jnp.float32),
         None,
         tokenizer.load_texts(self.folder),
-        max_tokens=6,
-        num_rows=2,
+        (2, 6),
     )
     np.testing.assert_allclose(
         embed(["fig fig", "red", "fig red"]),
@@ -150,9 +147,8 @@ class ClassifiersTest(absltest.TestCase):
 
   def test_no_text_at_all(self):
     found = red_team.run_batched(
-        lambda *_: self.fail("called"), [], num_rows=2, num_tokens=3,
-        pad_id=0, left=True,
-    )  # fmt: skip
+        lambda *_: self.fail("called"), [], (2, 3), pad_id=0
+    )
     self.assertEqual(found.shape, (0,))
 
   def test_a_label_that_the_classifier_lacks(self):
@@ -187,7 +183,7 @@ class ClassifiersTest(absltest.TestCase):
       red_team._make_classifier(task)
 
   def test_words_in_any_case(self):
-    found = red_team.Words(["Fig"]).log_harm([""], ["FIG, fig! red"])
+    found = red_team.word_share_classifier(["Fig"])([""], ["FIG, fig! red"])
     np.testing.assert_allclose(found, [np.log(2.5 / 4)], rtol=1e-6)
 
 
