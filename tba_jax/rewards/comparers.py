@@ -6,15 +6,12 @@ import abc
 from collections.abc import Sequence
 import dataclasses
 import json
-import os
-import select
 import shlex
-import signal
-import subprocess
 import sys
 import time
 import zlib
 
+from tba_jax.rewards import child
 from tba_jax.rewards import judges
 from tba_jax.system import sandbox
 
@@ -113,7 +110,6 @@ def _verdict(score: float | None, reference: float | None) -> Verdict:
 
 
 _LAUNCHER = ("-m", "tba_jax.system.sandbox")
-_END_S = 2.0
 _MAX_LINE = 1 << 20
 
 
@@ -159,9 +155,8 @@ class CommandComparer(Comparer):
     if not self._words:
       raise ValueError("config.evaluate.judge_command='': allowed a command")
     self._deadline_s = deadline_s
-    self._on_event = on_event
-    self._failures: dict[str, int] = {}
-    self._process: subprocess.Popen | None = None
+    self._failures = judges.FailureLog("judge_failed", on_event)
+    self._child: child.Child | None = None
 
   def compare(self, contests: Sequence[Contest]) -> list[Verdict]:
     return [self._compare_one(contest) for contest in contests]
@@ -171,11 +166,19 @@ class CommandComparer(Comparer):
     swap = zlib.crc32("\0".join((contest.prompt, *texts)).encode()) % 2 == 1
     first, second = reversed(texts) if swap else texts
     question = {"prompt": contest.prompt, "first": first, "second": second}
+    cause = ""
     try:
       winner = self._ask(json.dumps(question).encode() + b"\n")
     except _Failure as failure:
+      cause, message = failure.args
+    except child.LateReply:
+      cause, message = "deadline", f"no verdict in {self._deadline_s:g} s"
+    except child.BrokenPipe as error:
+      cause, message = "exit", str(error)
+    if cause:
       self.close()
-      return self._failed(*failure.args)
+      self._failures.add(cause, message)
+      return Verdict(None, failure=cause)
     if winner == "tie":
       return Verdict(0.5)
     return Verdict(float((winner == "second") == swap))
@@ -185,15 +188,19 @@ class CommandComparer(Comparer):
     deadline = time.monotonic() + self._deadline_s
     # It dies with the thread that started it, which another evaluation may have
     # been, and it may exit at any time.
-    if self._process is not None and self._process.poll() is not None:
+    if self._child is not None and self._child.has_ended():
       self.close()
-    if self._process is None:
+    if self._child is None:
       self._start()
-    if _ready(self._process.stdout, select.POLLIN, 0) & select.POLLIN:
+    if self._child.has_output():
       # An unread line would be taken for the verdict of this contest.
       raise _Failure("verdict", "wrote more than it was asked")
-    self._write(line, deadline)
-    answer = self._read_line(deadline)
+    self._child.write(line, deadline)
+    answer = b""
+    while not answer.endswith(b"\n"):
+      answer += self._child.read(1 << 16, deadline)
+      if len(answer) > _MAX_LINE or answer.count(b"\n") > 1:
+        raise _Failure("verdict", f"wrote more than a line: {answer[:80]!r}")
     try:
       winner = json.loads(answer)["winner"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -204,71 +211,13 @@ class CommandComparer(Comparer):
 
   def _start(self) -> None:
     try:
-      self._process = subprocess.Popen(
-          [sys.executable, *_LAUNCHER, *self._words],
-          stdin=subprocess.PIPE,
-          stdout=subprocess.PIPE,
-          # Its own process group, to kill it with all that it started.
-          start_new_session=True,
-          env=sandbox.without_secrets(),
+      self._child = child.Child(
+          [sys.executable, *_LAUNCHER, *self._words], sandbox.without_secrets()
       )
     except OSError as error:
       raise _Failure("start", f"{self._words[0]}: {error}") from error
-    for pipe in (self._process.stdin, self._process.stdout):
-      os.set_blocking(pipe.fileno(), False)
-
-  def _write(self, line: bytes, deadline: float) -> None:
-    left = memoryview(line)
-    while left:
-      self._wait(self._process.stdin, select.POLLOUT, deadline)
-      try:
-        left = left[os.write(self._process.stdin.fileno(), left) :]
-      except BlockingIOError:
-        continue
-      except OSError as error:
-        raise _Failure("exit", str(error)) from error
-
-  def _read_line(self, deadline: float) -> bytes:
-    found = b""
-    while not found.endswith(b"\n"):
-      self._wait(self._process.stdout, select.POLLIN, deadline)
-      part = os.read(self._process.stdout.fileno(), 1 << 16)
-      if not part:
-        raise _Failure("exit", "it ended")
-      found += part
-      if len(found) > _MAX_LINE or found.count(b"\n") > 1:
-        raise _Failure("verdict", f"wrote more than a line: {found[:80]!r}")
-    return found
-
-  def _wait(self, pipe: object, what: int, deadline: float) -> None:
-    left_s = deadline - time.monotonic()
-    if left_s <= 0 or not _ready(pipe, what, left_s):
-      raise _Failure("deadline", f"no verdict in {self._deadline_s:g} s")
-
-  def _failed(self, cause: str, message: str) -> Verdict:
-    count = self._failures[cause] = self._failures.get(cause, 0) + 1
-    if self._on_event is not None and count & (count - 1) == 0:
-      self._on_event("judge_failed", f"{cause}, {count} so far: {message}")
-    return Verdict(None, failure=cause)
 
   def close(self) -> None:
-    process, self._process = self._process, None
-    if process is None:
-      return
-    try:
-      os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-      pass  # It has ended, and nothing is left of its group.
-    try:
-      process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-      pass  # In the kernel; it ends when that lets it go.
-    for pipe in (process.stdin, process.stdout):
-      pipe.close()
-
-
-def _ready(pipe: object, what: int, wait_s: float) -> int:
-  """Returns the poll events of a pipe; 0 on timeout."""
-  poll = select.poll()
-  poll.register(pipe, what)
-  return sum(events for _, events in poll.poll(wait_s * 1000))
+    if self._child is not None:
+      self._child.kill()
+    self._child = None

@@ -16,7 +16,6 @@ or a cause of the task's own, such as `exit` of a verifier's command.
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-import copy
 import dataclasses
 import threading
 from typing import Any
@@ -46,6 +45,26 @@ class Request:
   stopped: bool = True
 
 
+class FailureLog:
+  """Counts failures by cause; an event at the first, second, fourth … of each.
+
+  counts: by cause.
+  """
+
+  def __init__(self, kind: str, on_event: OnEvent | None):
+    """`on_event` receives (kind, message)."""
+    self.counts: dict[str, int] = {}
+    self._kind = kind
+    self._on_event = on_event
+    self._lock = threading.Lock()
+
+  def add(self, cause: str, message: str) -> None:
+    with self._lock:
+      count = self.counts[cause] = self.counts.get(cause, 0) + 1
+    if self._on_event is not None and count & (count - 1) == 0:
+      self._on_event(self._kind, f"{cause}, {count} so far: {message}")
+
+
 class Judge(abc.ABC):
   """Judges completions and counts them."""
 
@@ -58,11 +77,10 @@ class Judge(abc.ABC):
         … failure of a cause.
     """
     self._fallback = fallback
-    self._on_event = on_event
+    self._failures = FailureLog("reward_failed", on_event)
     self._lock = threading.Lock()
     self._completions = 0
     self._sums: dict[str, float] = {}
-    self._failures: dict[str, int] = {}
 
   @abc.abstractmethod
   def _judge(self, requests: Sequence[Request]) -> list[base.Judgement]:
@@ -112,8 +130,8 @@ class Judge(abc.ABC):
     with self._lock:
       return {
           "completions": self._completions,
-          "failures": copy.copy(self._failures),
-          "sums": copy.copy(self._sums),
+          "failures": dict(self._failures.counts),
+          "sums": dict(self._sums),
       }
 
   def close(self) -> None:
@@ -122,14 +140,8 @@ class Judge(abc.ABC):
   def _failed(
       self, request: Request, cause: str, message: str
   ) -> base.Judgement:
-    with self._lock:
-      count = self._failures[cause] = self._failures.get(cause, 0) + 1
-    if self._on_event is not None and count & (count - 1) == 0:
-      self._on_event(
-          "reward_failed",
-          f"{cause}, {count} so far; prompt {request.index} of"
-          f" {request.split!r}: {message[:300]}",
-      )
+    place = f"prompt {request.index} of {request.split!r}"
+    self._failures.add(cause, f"{place}: {message[:300]}")
     return base.Judgement(self._fallback, None, failure=cause)
 
   def _checked(

@@ -9,15 +9,11 @@ JSON over pipes: four bytes of length, then the text.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-import contextlib
 import json
 import os
 import pathlib
 import queue
-import select
-import signal
 import struct
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,29 +22,20 @@ from typing import Any, BinaryIO
 
 import ml_collections
 
+from tba_jax.rewards import child
 from tba_jax.rewards import judges
 from tba_jax.system import sandbox
 from tba_jax.tasks import base
 
 _HEADER = struct.Struct(">I")
 _MAX_BYTES = 64 << 20
-_END_S = 2.0
 _WORKER = ("-m", "tba_jax.rewards.worker")
 STDERR = "stderr"  # in a worker's directory
 
 
-class BrokenPipe(Exception):
-  """The worker is gone, or sent an invalid message."""
-
-
-class LateReply(Exception):
-  """The deadline passed."""
-
-
 def write_frame(stream: BinaryIO, message: Any) -> None:
   """Writes a message; blocks while the other side does not read."""
-  data = json.dumps(message).encode()
-  stream.write(_HEADER.pack(len(data)) + data)
+  stream.write(_frame(message))
   stream.flush()
 
 
@@ -60,49 +47,9 @@ def read_frame(stream: BinaryIO) -> Any:
   return json.loads(stream.read(*_HEADER.unpack(header)))
 
 
-def _send(fd: int, message: Any, deadline: float) -> None:
+def _frame(message: Any) -> bytes:
   data = json.dumps(message).encode()
-  left = memoryview(_HEADER.pack(len(data)) + data)
-  while left:
-    _wait(fd, select.POLLOUT, deadline)
-    try:
-      left = left[os.write(fd, left) :]
-    except BlockingIOError:
-      continue
-    except OSError as error:
-      raise BrokenPipe(str(error)) from error
-
-
-def _receive(fd: int, deadline: float) -> Any:
-  (length,) = _HEADER.unpack(_read_exactly(fd, _HEADER.size, deadline))
-  if length > _MAX_BYTES:
-    raise BrokenPipe(f"a message of {length} bytes")
-  try:
-    return json.loads(_read_exactly(fd, length, deadline))
-  except ValueError as error:
-    raise BrokenPipe(str(error)) from error
-
-
-def _read_exactly(fd: int, size: int, deadline: float) -> bytes:
-  data = b""
-  while len(data) < size:
-    _wait(fd, select.POLLIN, deadline)
-    try:
-      chunk = os.read(fd, size - len(data))
-    except BlockingIOError:
-      continue
-    if not chunk:
-      raise BrokenPipe("it ended")
-    data += chunk
-  return data
-
-
-def _wait(fd: int, what: int, deadline: float) -> None:
-  left_s = deadline - time.monotonic()
-  poll = select.poll()
-  poll.register(fd, what)
-  if left_s <= 0 or not poll.poll(left_s * 1000):
-    raise LateReply()
+  return _HEADER.pack(len(data)) + data
 
 
 class Pool(judges.Judge):
@@ -177,18 +124,18 @@ class Pool(judges.Judge):
       if worker is None:
         try:
           worker = self._start()
-        except (LateReply, BrokenPipe, OSError) as error:
+        except (child.LateReply, child.BrokenPipe, OSError) as error:
           return {"failure": "start", "message": repr(error)}
       index = self._index_of(request.split, request.index)
       return worker.exchange(
           [what, request.split, index, request.completion], deadline_s
       )
-    except LateReply:
+    except child.LateReply:
       self._end(worker)
       worker = None
       message = f"no answer in {deadline_s:g} s"
       return {"failure": "deadline", "message": message}
-    except BrokenPipe as error:
+    except child.BrokenPipe as error:
       status, said = worker.status(), worker.last_words()
       self._end(worker)
       worker = None
@@ -210,7 +157,7 @@ class Pool(judges.Judge):
       }
       answer = worker.exchange(hello, self._config.start_deadline_s)
       if "error" in answer:
-        raise BrokenPipe(answer["error"])
+        raise child.BrokenPipe(answer["error"])
       worker.uid = answer["uid"]
     except BaseException:
       self._end(worker)
@@ -231,11 +178,10 @@ class Pool(judges.Judge):
       worker.kill()
 
 
-class _Worker:
-  """A worker process, its directory, and the pipes to it.
+class _Worker(child.Child):
+  """A worker process with a directory of its own.
 
   home: temporary directory.
-  uid: user id of the worker, None if it is this process's.
   """
 
   def __init__(self, command: Sequence[str], passed: Sequence[str]):
@@ -243,38 +189,34 @@ class _Worker:
         prefix="reward-", ignore_cleanup_errors=True
     )
     self.home = self._folder.name
-    self.uid: int | None = None
     # A file in its directory, where file sizes are limited.
     with open(os.path.join(self.home, STDERR), "wb") as stderr:
-      self._process = subprocess.Popen(
+      super().__init__(
           [sys.executable, *command],
-          stdin=subprocess.PIPE,
-          stdout=subprocess.PIPE,
-          stderr=stderr,
-          # Its own process group, to kill it with all that it started.
-          start_new_session=True,
-          env=sandbox.environment(self.home, passed),
+          sandbox.environment(self.home, passed),
+          stderr,
       )
-    self._to = self._process.stdin.fileno()
-    self._from = self._process.stdout.fileno()
-    os.set_blocking(self._to, False)
-    os.set_blocking(self._from, False)
 
   def exchange(self, message: Any, timeout_s: float) -> dict[str, Any]:
-    """Sends a message and returns the answer."""
+    """Sends a message and returns the answer; raises as `Child.write`."""
     deadline = time.monotonic() + timeout_s
-    _send(self._to, message, deadline)
-    answer = _receive(self._from, deadline)
+    self.write(_frame(message), deadline)
+    (length,) = _HEADER.unpack(self._read_exactly(_HEADER.size, deadline))
+    if length > _MAX_BYTES:
+      raise child.BrokenPipe(f"a message of {length} bytes")
+    try:
+      answer = json.loads(self._read_exactly(length, deadline))
+    except ValueError as error:
+      raise child.BrokenPipe(str(error)) from error
     if not isinstance(answer, dict):
-      raise BrokenPipe("an answer that is not an object")
+      raise child.BrokenPipe("an answer that is not an object")
     return answer
 
-  def status(self) -> int | None:
-    """Returns the exit status, None if the process does not exit."""
-    try:
-      return self._process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-      return None
+  def _read_exactly(self, size: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < size:
+      data += self.read(size - len(data), deadline)
+    return data
 
   def last_words(self) -> str:
     """Returns the end of its standard error."""
@@ -286,25 +228,7 @@ class _Worker:
       return ""
 
   def kill(self) -> None:
-    """Kills the worker with all that it started; removes its directory."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-      os.killpg(self._process.pid, signal.SIGKILL)
-    if self.uid is not None:
-      # Also what left the process group: all processes of its user.
-      with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(
-            ["kill", "-9", "-1"],
-            user=self.uid,
-            group=self.uid,
-            extra_groups=[],
-            stderr=subprocess.DEVNULL,
-            check=False,
-            timeout=_END_S,
-        )
-    with contextlib.suppress(subprocess.TimeoutExpired):  # In the kernel.
-      self._process.wait(_END_S)
-    for pipe in (self._process.stdin, self._process.stdout):
-      pipe.close()
+    super().kill()
     self._folder.cleanup()
 
 
