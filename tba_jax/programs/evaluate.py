@@ -108,6 +108,9 @@ def run(
   """
   held = bucket.hold(run_directory.lock(workdir), workdir)
   try:
+    path = pathlib.Path(workdir) / "eval.json"
+    # A damaged file is told before the work, not after it.
+    saved = jsonl.read_object(path, {f"{_KEY}?": {}}) or {}
     results, mesh = {}, model_source.mesh_here(config.mesh)
     for operand in operands or ("",):
       for variant, its_config in _variants(config):
@@ -118,9 +121,7 @@ def run(
         )
         name = f"{name}, {variant}" if variant else name
         results[name] = {"step": step, "time": time.time(), **result}
-    path = pathlib.Path(workdir) / "eval.json"
-    saved = jsonl.read_json(path) or {}
-    saved[_KEY] = {**saved.get(_KEY, {}), **results}
+    saved[_KEY] = {**(saved.get(_KEY) or {}), **results}
     jsonl.atomic_write_json(path, saved)
   finally:
     held.close()

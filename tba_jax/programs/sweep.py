@@ -49,6 +49,8 @@ _OWN_KEYS = (
     "train.completions_per_prompt",
     "train.micro_batch_prompts",
 )
+# Of a run's result, beside what `stale_loop.Bench.run` returns.
+_RESULT = {"settings": {}, "curve": [{}], "diverged_step?": int}
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -109,11 +111,11 @@ def read_result(
   """Returns the result of a run, None where it is not done.
 
   Raises:
-    ConfigError: it was made with other settings; names each.
+    ValueError: it is damaged, or was made with other settings; names each.
   """
   path = result_path(workdir, run)
-  found = jsonl.read_json(path)
-  if not isinstance(found, dict):
+  found = jsonl.read_object(path, _RESULT)
+  if found is None:
     return None
   # Another version of the code may not know a key: it had the default there.
   defaults = load.flatten(settings_lib.get_config().to_dict())

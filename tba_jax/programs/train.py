@@ -48,6 +48,7 @@ _COUNT_DEVICES = (
     "import jax; print(jax.local_device_count(), jax.default_backend())"
 )
 _SUMMARY = {"steps": int, "num_steps": int}
+_RESULT = {**_SUMMARY, "ledger_closed": bool}
 _TOTALS = {"wall_s": float, "restarts": {"*": int}}
 
 
@@ -620,8 +621,12 @@ class _Supervisor:
     (self._workdir / "processes.json").unlink(missing_ok=True)
 
   def _conclude(self, status: int, error: RunFailed | None) -> int:
-    result = jsonl.read_json(self._workdir / "result.json")
     totals = self._totals()
+    result = None
+    try:
+      result = jsonl.read_object(self._workdir / "result.json", _RESULT)
+    except ValueError as damaged:
+      error, status = error or RunFailed(str(damaged)), status or 1
     with contextlib.suppress(OSError):
       jsonl.atomic_write_json(self._totals_path, totals)
     if error is None and result is not None:

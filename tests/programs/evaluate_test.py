@@ -108,6 +108,17 @@ class EvaluateTest(absltest.TestCase):
     del others["evaluate"]
     self.assertEqual(saved, others)
 
+  def test_a_file_of_another_shape_is_refused_before_the_work(self):
+    path = pathlib.Path(self.workdir, "eval.json")
+    for value in ("[1]", '{"evaluate": 5}'):
+      path.write_text(value)
+      with mock.patch.object(evaluate, "_load") as load:
+        with self.assertRaisesRegex(ValueError, "eval.json: damaged"):
+          evaluate.run(self.config, self.workdir, ["3"])
+      load.assert_not_called()
+      self.assertEqual(path.read_text(), value)
+    path.unlink()
+
   def test_at_most_the_prompts_that_there_are(self):
     config = self.config.copy_and_resolve_references()
     config.evaluate.final_prompts = 10_000

@@ -203,6 +203,11 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.run_it(self.make(trainer_0=[0]), result=None), 1)
     self.assertIn("without a result", self.stderr.getvalue())
 
+  def test_a_result_of_another_shape(self):
+    supervisor = self.make(trainer_0=[0])
+    self.assertEqual(self.run_it(supervisor, result={"steps": "many"}), 1)
+    self.assertIn("result.json: damaged", self.stderr.getvalue())
+
   def test_a_ledger_that_does_not_close(self):
     open_ledger = {**supervise_case.RESULT, "ledger_closed": False}
     status = self.run_it(self.make(trainer_0=[0]), result=open_ledger)

@@ -135,7 +135,8 @@ class ResultTest(absltest.TestCase):
     run = expand(load())[0]
     self.assertIsNone(sweep.read_result(workdir, run))
     path = sweep.result_path(workdir, run)
-    jsonl.atomic_write_json(path, {"settings": sweep.run_settings(run), "x": 1})
+    result = {"settings": sweep.run_settings(run), "curve": [], "x": 1}
+    jsonl.atomic_write_json(path, result)
     self.assertEqual(sweep.read_result(workdir, run)["x"], 1)
     # Other lags, seeds and objectives of the sweep do not matter.
     same = expand(load("smoke", "sweep.seeds=0,1"))[0]
@@ -152,19 +153,21 @@ class ResultTest(absltest.TestCase):
     path = sweep.result_path(workdir, run)
     settings = sweep.run_settings(run)
     del settings["loss.ratio_cap"]
-    jsonl.atomic_write_json(path, {"settings": settings})
+    jsonl.atomic_write_json(path, {"settings": settings, "curve": []})
     self.assertIsNotNone(sweep.read_result(workdir, run))
     other = load("smoke", "sweep.objectives=tb: loss.name=tb loss.ratio_cap=3")
     with self.assertRaisesRegex(load_lib.ConfigError, "ratio_cap = 3.0, was"):
       sweep.read_result(workdir, expand(other)[0])
 
-  def test_a_torn_file_is_no_result(self):
+  def test_a_damaged_file_is_refused(self):
     workdir = self.create_tempdir().full_path
     run = expand(load())[0]
     path = sweep.result_path(workdir, run)
     path.parent.mkdir(parents=True)
-    path.write_text('{"settings": {')
-    self.assertIsNone(sweep.read_result(workdir, run))
+    for text in ('{"settings": {', "[1]", '{"settings": {}, "curve": 3}'):
+      path.write_text(text)
+      with self.assertRaisesRegex(ValueError, "json: damaged"):
+        sweep.read_result(workdir, run)
 
 
 if __name__ == "__main__":
