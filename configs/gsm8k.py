@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""GSM8K as in Trajectory Balance with Asynchrony: exact numbers as reward.
+"""GSM8K as in both papers: exact numbers as reward.
 
     python -m tba_jax.main --config=configs/gsm8k.py --workdir=runs/gsm8k \\
         --config.task.data=data/gsm8k --config.init=models/rho-1b-sft-GSM8K
@@ -9,22 +9,42 @@
 that `python -m tba_jax.tasks.gsm8k_data` prepared. Arguments, after a colon and
 separated by commas:
 
-- `model=rho-1b` (the paper's run), `qwen2.5-0.5b` or `llama-3.2-1b`. The first
+- `method=tba` (arXiv:2503.18929), or, of Asynchronous RLHF (arXiv:2410.18252),
+  `online_dpo`, `rloo` or `ppo`; `lag=0` of these is the synchronous baseline.
+- `model=rho-1b` (the papers' run), `qwen2.5-0.5b` or `llama-3.2-1b`. The first
   starts from `realtreetune/rho-1b-sft-GSM8K` in `init`; the others are tuned on
   the training solutions first, from a pretrained folder in `sft.init`.
+- Of `tba`: `steps=700` (Figure 1) or `steps=1000` (Table 2); `samples=20` or
+  `samples=40` (Table 5), with fewer prompts a step.
 - `quick` (minutes on two cores: the same code path with a tiny model and small
   generated problems in GSM8K's format), `smoke` (seconds).
 - `seed=N`.
 
-The settings are those of the paper's Figure 1 run (arXiv:2503.18929, App. B.1
-and the code's launch script): 7 prompts of 20 completions a step, 24 sampled,
-700 steps. Params are float32 with bfloat16 compute; bfloat16 params, as the
-authors have, would lose most updates at this learning rate to rounding.
+`tba` has the settings of the paper's Figure 1 run (App. B.1 and the code's
+launch script): 7 prompts of 20 completions a step, 24 sampled, 700 steps; any
+last number counts as the answer. The other methods have the settings of the
+code that Asynchronous RLHF's authors published for GSM8K; the answer is the
+number after `####` (`task.answer_rule`). Differences: params are float32 with
+bfloat16 compute, since bfloat16 params lose most updates at these learning
+rates to rounding; the ratios of `rloo` and `ppo` are to the policy that
+sampled, where that code recomputes log-probs at the start of a round; the
+number of prompts a step with 40 samples is not published (here 3).
 
-The paper reports four A100 with 80 GB (one trainer, three searchers), 82
-minutes, and greedy pass@1 on the 1,319 test problems from 40.3 % to 54.6 %. The
-full run has not been made with this code; `docs/tasks.md` has results of
-`quick`.
+Reported on four A100 with 80 GB or comparable GPUs, from 40.3 % greedy pass@1
+on the 1,319 test problems:
+
+| | pass@1 | minutes |
+|---|---|---|
+| TBA | 54.6 % (40 samples: 54.9 %) | 82 |
+| online DPO, asynchronous / synchronous | 52.6 % / 52.2 % | 129 / 218 |
+| RLOO, PPO, synchronous | 50.0 %, 50.3 % | 385, 865 |
+| VinePPO | 53.4 % | 4,110 |
+
+All but the first row are read off TBA's figure. VinePPO's pass@1 is the mean of
+16 completions at temperature 0.35: `--program=evaluate` with
+`evaluate.greedy=false`, `evaluate.num_completions=16` and
+`sampling.temperature=0.35`. None of these runs has been made with this code;
+`docs/tasks.md` has results of `quick`.
 """
 
 import ml_collections
@@ -33,17 +53,30 @@ from tba_jax.config import settings
 from tba_jax.config import variants
 
 MODELS = ("rho-1b", "qwen2.5-0.5b", "llama-3.2-1b")
+METHODS = ("tba", "online_dpo", "rloo", "ppo")
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config; the module docstring lists the arguments."""
   arg = variants.parse_arg(
-      arg, smoke=False, quick=False, seed=0, model="rho-1b"
+      arg,
+      smoke=False,
+      quick=False,
+      seed=0,
+      model=MODELS[0],
+      method=METHODS[0],
+      steps=700,
+      samples=20,
+      lag=1,
   )
-  if arg.model not in MODELS:
-    raise ValueError(
-        f"config argument model={arg.model!r}: allowed {', '.join(MODELS)}"
-    )
+  variants.check_choices(
+      arg,
+      model=MODELS,
+      method=METHODS,
+      steps=(700, 1000),
+      samples=(20, 40),
+      lag=(0, 1),
+  )
   c = settings.get_config()
   c.seed = arg.seed
   c.task = ml_collections.ConfigDict(
@@ -57,7 +90,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
           split_seed=0,
       )
   )
-  _set_paper(c)
+  _set_common(c)
+  if arg.method == "tba":
+    _set_tba(c, arg)
+  else:
+    _set_async_rlhf(c, arg)
   if arg.model == "rho-1b":
     c.init = "models/rho-1b-sft-GSM8K"
   else:
@@ -67,13 +104,15 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     c.task.data = "made_up"
     c.task.prompt_format = "plain"
     make_quick(c)
+    if arg.method != "tba":
+      _set_quick_rounds(c, arg)
   if arg.smoke:
     make_smoke(c)
   return c
 
 
-def _set_paper(c: ml_collections.ConfigDict) -> None:
-  """Sets the paper's settings."""
+def _set_common(c: ml_collections.ConfigDict) -> None:
+  """Sets what both papers share."""
   c.sampling.temperature = 0.7
   c.sampling.max_prompt_tokens = 256
   c.sampling.max_completion_tokens = 512
@@ -81,38 +120,48 @@ def _set_paper(c: ml_collections.ConfigDict) -> None:
   c.model.param_dtype = "float32"
   # For models without a config of their own.
   c.model.max_positions = 1024
+  # The tokenizer has no pad token: the papers' code masks the stop token too.
+  c.loss.include_stop_token = False
+  c.optimizer.learning_rate_final = 0.0
+  c.optimizer.b1 = 0.9
+  c.optimizer.b2 = 0.999
+  c.optimizer.weight_decay = 0.0
+  c.optimizer.grad_clip_norm = 0.0
+  c.reference.mode = "fixed"
+  _set_paper_evaluation(c)
 
+
+def _set_tba(
+    c: ml_collections.ConfigDict, arg: ml_collections.ConfigDict
+) -> None:
+  """Sets Trajectory Balance with Asynchrony (Table 2, App. B.1)."""
   c.search.num_searchers = 3
   c.search.prompts_per_round = 3
-  c.search.samples_per_prompt = 24
+  c.search.samples_per_prompt = arg.samples * 6 // 5
   # The trainer does not wait for searchers, which run at most lead_steps ahead.
-  c.search.prompts_per_step = 7
+  prompts = 140 // arg.samples
+  c.search.prompts_per_step = prompts
   c.search.wait_for_fresh = False
   c.search.lead_steps = 4
 
   c.loss.name = "tb"
   c.loss.scale = "paper"
-  c.loss.beta = 0.014
+  is_figure = arg.steps == 700
+  c.loss.beta = 0.014 if is_figure else 0.012
   c.loss.beta_final = 0.004
   c.loss.beta_decay_steps = 500
   c.loss.beta_stop_steps = 500
-  # The tokenizer has no pad token: the paper's code masks the stop token too.
-  c.loss.include_stop_token = False
 
   c.optimizer.learning_rate = 1e-5
-  c.optimizer.learning_rate_final = 0.0
   c.optimizer.schedule = "warmup_stable_decay"
   c.optimizer.warmup_steps = 50
-  c.optimizer.stable_steps = 350
-  c.optimizer.decay_steps = 600
-  c.optimizer.b1 = 0.9
-  c.optimizer.b2 = 0.999
-  c.optimizer.weight_decay = 0.0
-  c.optimizer.grad_clip_norm = 0.0
+  c.optimizer.stable_steps = 350 if is_figure else 450
+  # The launch script's 600 end Figure 1's run at half of the peak.
+  c.optimizer.decay_steps = 600 if is_figure else 500
 
-  c.train.num_steps = 700
-  c.train.prompts_per_batch = 7
-  c.train.completions_per_prompt = 20
+  c.train.num_steps = arg.steps
+  c.train.prompts_per_batch = prompts
+  c.train.completions_per_prompt = arg.samples
   c.train.micro_batch_prompts = 1
   c.publish.every_steps = 2
 
@@ -123,8 +172,45 @@ def _set_paper(c: ml_collections.ConfigDict) -> None:
   c.replay.selection = "uniform"
   c.replay.warm_start_completions = 500
 
-  c.reference.mode = "fixed"
-  _set_paper_evaluation(c)
+
+def _set_async_rlhf(
+    c: ml_collections.ConfigDict, arg: ml_collections.ConfigDict
+) -> None:
+  """Sets Asynchronous RLHF's runs, one round off-policy unless `lag=0`."""
+  c.task.prompt_format = "sft"
+  c.task.answer_rule = "hash"
+  c.search.num_searchers = 1
+  c.loss.correction = ""
+  c.optimizer.learning_rate = 3e-6
+  c.optimizer.schedule = "linear"
+  c.optimizer.warmup_steps = 0
+  prompts, samples, rounds, passes = {
+      "online_dpo": (252, 4, 512, 1),
+      "rloo": (63, 4, 2048, 1),
+      "ppo": (32, 8, 512, 2),
+  }[arg.method]
+  if arg.method == "online_dpo":
+    c.loss.name = "online_dpo"
+    c.loss.beta = c.loss.beta_final = 0.1
+  else:
+    c.loss.name = "proximal_rloo" if arg.method == "rloo" else "ppo"
+    c.loss.beta = c.loss.beta_final = 0.05
+    c.loss.ratio_clip = 0.2
+  if arg.method == "ppo":
+    c.optimizer.grad_clip_norm = 1.0
+    c.loss.value_init = "policy"
+    c.loss.value_learning_rate = 3e-6
+    c.loss.value_clip = 0.2
+    c.loss.value_weight = 0.1
+    c.loss.gae_gamma = 1.0
+    c.loss.gae_lambda = 0.95
+    c.loss.whiten_advantages = True
+  c.train.prompts_per_batch = prompts
+  c.train.completions_per_prompt = samples
+  c.train.micro_batch_prompts = 1
+  c.train.num_steps = rounds * passes
+  c.search.prompts_per_round = c.search.prompts_per_step = 16
+  variants.set_rounds(c, mini_batches=1, passes=passes, lag_rounds=arg.lag)
 
 
 def _set_paper_evaluation(c: ml_collections.ConfigDict) -> None:
@@ -151,6 +237,17 @@ def _set_sft(c: ml_collections.ConfigDict, folder: str) -> None:
   c.sft.b2 = 0.999
   c.sft.evaluate_every_steps = 117
   c.sft.checkpoint_every_steps = 117
+
+
+def _set_quick_rounds(
+    c: ml_collections.ConfigDict, arg: ml_collections.ConfigDict
+) -> None:
+  """Keeps the method in a `quick` run, with completions enough for it."""
+  c.loss.ratio_clip = 0.0 if arg.method == "online_dpo" else 0.2
+  c.loss.value_learning_rate = 1e-3
+  variants.set_rounds(
+      c, mini_batches=1, passes=c.rounds.passes, lag_rounds=arg.lag
+  )
 
 
 def make_quick(c: ml_collections.ConfigDict) -> None:

@@ -57,10 +57,7 @@ _MODEL = "models/Llama-3.1-8B"
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config; the module docstring lists the arguments."""
   arg = variants.parse_arg(arg, smoke=False, quick=False, seed=0, stage="rl")
-  if arg.stage not in STAGES:
-    raise ValueError(
-        f"config argument stage={arg.stage!r}: allowed {', '.join(STAGES)}"
-    )
+  variants.check_choices(arg, stage=STAGES)
   c = settings.get_config()
   c.seed = arg.seed
   c.task = ml_collections.ConfigDict(

@@ -17,13 +17,13 @@ Arguments: `model=gpt2` or `llama`, the two settings of Bartoldson et al. 2025
 (arXiv:2503.18929) §5.1 and B.3, on Lee et al. 2025 (arXiv:2405.18540); `quick`
 (at most three minutes on two cores), `smoke` (seconds, for tests), `seed=N`.
 
-Differences from the papers: all params of the attacker are trained (theirs:
-LoRA of rank 32); log Z is one scalar with its own learning rate (theirs: a
-linear layer on the prompt); a completion shorter than `explore.min_tokens` is
-never drawn (theirs: it is, with log π_ref set to -500); each completion has its
-own temperature (theirs: each batch of 16); the warm start has base samples only
-(theirs: the instructions too); an attack that the buffer refuses is not trained
-on (theirs: fresh ones are); the attacker's prompt is our own.
+Differences from the papers: log Z is one scalar with its own learning rate
+(theirs: a linear layer on the prompt); a completion shorter than
+`explore.min_tokens` is never drawn (theirs: it is, with log π_ref set to -500);
+each completion has its own temperature (theirs: each batch of 16); the warm
+start has base samples only (theirs: the instructions too); an attack that the
+buffer refuses is not trained on (theirs: fresh ones are); the attacker's prompt
+is our own.
 
 Hardware and time of the papers: GPT-2 on 4 to 64 V100 in 1.7 to 2.9 hours, 94.5
 to 97.6 % of attacks successful at a cosine distance of 0.42 to 0.49; Llama on 8
@@ -60,10 +60,7 @@ _ALPACA = (
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config; the module docstring lists the arguments."""
   arg = variants.parse_arg(arg, model="gpt2", smoke=False, quick=False, seed=0)
-  if arg.model not in MODELS:
-    raise ValueError(
-        f"config argument model={arg.model!r}: allowed {', '.join(MODELS)}"
-    )
+  variants.check_choices(arg, model=MODELS)
   c = settings.get_config()
   c.seed = arg.seed
   c.task = ml_collections.ConfigDict(
@@ -142,6 +139,8 @@ def _set_papers(c: ml_collections.ConfigDict) -> None:
   c.tempering.tau_final = 1.0
   c.tempering.tau_decay_steps = 500
 
+  c.lora.rank = 32
+  c.lora.alpha = 16.0
   c.optimizer.learning_rate = 1e-4
   # Linear to 0 over steps times accumulation, one in eight of which is made.
   c.optimizer.learning_rate_final = 0.877e-4
@@ -247,6 +246,7 @@ def _make_quick(c: ml_collections.ConfigDict) -> None:
   c.loss.beta = c.loss.beta_final = 0.2
   c.loss.log_z_learning_rate = 0.1
   c.tempering.tau_decay_steps = 40
+  c.lora.rank = 0
   # At twice that, one of three seeds collapses to a few attacks.
   c.optimizer.learning_rate = 1e-3
   c.optimizer.learning_rate_final = 2e-4

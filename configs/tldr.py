@@ -8,9 +8,12 @@
 It starts from the first two stages' models in the same `--workdir`
 (`configs/tldr_sft.py`, `configs/tldr_reward_model.py`). Or from the authors':
 `--config.init=models/pythia410m-sft-tldr` and
-`--config.reward.model=models/pythia410m-rm-tldr6.9b`. Then the gold win-rate:
+`--config.reward.model=models/pythia410m-rm-tldr6.9b`, which `ppo` also needs as
+`loss.value_init`. Then the gold win-rate, of summaries of up to 128 tokens as
+the papers have it, where the runs of Asynchronous RLHF train on 53:
 
     python -m tba_jax.main --program=evaluate --workdir=runs/tldr \\
+        --config.sampling.max_completion_tokens=128 \\
         --config.evaluate.final_prompts=6000 --config.evaluate.judge=\\
         models/EleutherAI_pythia-6.9b-deduped__reward__tldr
 
@@ -19,6 +22,11 @@ Arguments, after a colon and separated by commas:
 - `model=pythia-410m`, `pythia-1b` or `pythia-2.8b`;
 - `method=tba` (arXiv:2503.18929), or, of Asynchronous RLHF (arXiv:2410.18252),
   `online_dpo`, `best_of_2`, `rloo` or `ppo`, one step off-policy;
+- of Asynchronous RLHF's methods: `lag=0`, the synchronous baseline;
+  `mini_batches=N` steps on what one policy sampled (its study of staleness has
+  1 to 64, with `lag=0`); `passes=T` over each batch, for when sampling is the
+  bottleneck; `samples=K` for each prompt, for when training is (`online_dpo`
+  takes the best and the worst);
 - `quick` (three minutes on two cores: the same code path with a tiny model,
   small generated posts and a scripted gold reward), `smoke` (seconds);
 - `overoptimize`, with `quick`: a reward model trained on few pairs and a weakly
@@ -58,12 +66,13 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
       steps=256,
       model=tldr_sft.MODELS[0],
       method=METHODS[0],
+      lag=1,
+      mini_batches=1,
+      passes=1,
+      samples=2,
       overoptimize=False,
   )
-  if arg.method not in METHODS:
-    raise ValueError(
-        f"config argument method={arg.method!r}: allowed {', '.join(METHODS)}"
-    )
+  variants.check_choices(arg, method=METHODS, lag=(0, 1))
   if arg.overoptimize and not arg.quick:
     raise ValueError("config argument overoptimize: allowed with quick")
   c = settings.get_config()
@@ -102,7 +111,7 @@ def _set_common(
   c.optimizer.grad_clip_norm = 0.0
   c.train.num_steps = arg.steps
   c.reference.mode = "fixed"
-  c.evaluate.every_steps = 0
+  c.evaluate.every_steps = arg.steps // 4
   c.checkpoint.every_steps = 64
 
 
@@ -145,10 +154,17 @@ def _set_async_rlhf(
 ) -> None:
   """Sets Asynchronous RLHF: rounds of one batch, one step off-policy."""
   c.search.num_searchers = 1
-  c.train.completions_per_prompt = 1 if arg.method == "ppo" else 2
+  samples = 1 if arg.method == "ppo" else arg.samples
+  c.train.completions_per_prompt = samples
   # RLOO counts samples, the others prompts.
-  c.train.prompts_per_batch = 256 if arg.method == "rloo" else 512
+  prompts = 512 // samples if arg.method == "rloo" else 512
+  c.train.prompts_per_batch = prompts
   c.train.micro_batch_prompts = 16
+  # As many prompts for any number of passes.
+  c.train.num_steps = arg.steps * arg.passes
+  c.replay.capacity = max(
+      c.replay.capacity, 2 * arg.mini_batches * prompts * samples
+  )
   c.search.samples_per_prompt = c.train.completions_per_prompt
   c.search.prompts_per_round = c.search.prompts_per_step = 64
   c.sampling.num_rows = 128
@@ -164,14 +180,19 @@ def _set_async_rlhf(
     c.loss.ratio_clip = 0.2
   if arg.method == "ppo":
     # The released code's value model starts from the reward model.
-    c.loss.value_init = f"models/{arg.model}-rm-tldr6.9b"
+    c.loss.value_init = "reward_model"
     c.loss.value_learning_rate = 3e-6
     c.loss.value_clip = 0.2
     c.loss.value_weight = 0.1
     c.loss.gae_gamma = 1.0
     c.loss.gae_lambda = 0.95
     c.loss.whiten_advantages = True
-  variants.set_rounds(c, mini_batches=1, passes=1, lag_rounds=1)
+  variants.set_rounds(
+      c,
+      mini_batches=arg.mini_batches,
+      passes=arg.passes,
+      lag_rounds=arg.lag,
+  )
 
 
 def _make_quick(
@@ -192,7 +213,6 @@ def _make_quick(
     c.replay.recent_window_steps = 2
     c.replay.warm_start_completions = 0
   if arg.method == "ppo":
-    c.loss.value_init = "policy"
     c.loss.value_learning_rate = 1e-3
 
 

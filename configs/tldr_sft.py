@@ -53,10 +53,7 @@ def set_data_and_sft(
   Raises:
     ValueError: `arg.model` is not known.
   """
-  if arg.model not in MODELS:
-    raise ValueError(
-        f"config argument model={arg.model!r}: allowed {', '.join(MODELS)}"
-    )
+  variants.check_choices(arg, model=MODELS)
   folder = f"models/{arg.model}-deduped"
   c.seed = arg.seed
   c.task = ml_collections.ConfigDict(

@@ -58,6 +58,18 @@ def parse_arg(
   return ml_collections.ConfigDict(out)
 
 
+def check_choices(
+    arg: ml_collections.ConfigDict, **allowed: tuple[int | str, ...]
+) -> None:
+  """Raises ValueError for an argument that is none of its allowed values."""
+  for name, values in allowed.items():
+    if arg[name] not in values:
+      raise ValueError(
+          f"config argument {name}={arg[name]!r}: allowed"
+          f" {', '.join(map(str, values))}"
+      )
+
+
 def type_name(example: bool | int | float | str) -> str:
   """Returns the name of a setting's type in messages."""
   names = {bool: "true or false", int: "a whole number", float: "a number"}

@@ -41,7 +41,12 @@ _MORE = (
     "tldr:quick,method=rloo",
     "tldr:quick,method=ppo",
     "tldr:quick,overoptimize",
-)
+    *(f"{name}:{size},method=online_dpo,lag=0" for name in ("tldr", "gsm8k")
+      for size in ("quick", "smoke")),
+    "tldr:quick,method=ppo,mini_batches=4,passes=2,lag=0",
+    "gsm8k:quick,method=rloo",
+    "gsm8k:quick,method=ppo",
+)  # fmt: skip
 
 # The Figure 1 run of Bartoldson et al. 2025 (arXiv:2503.18929): Table 2, App.
 # B.1 and the launch script of the authors' code; β as it moves per step.
@@ -90,6 +95,67 @@ _GSM8K = {
     "task.answer_rule": "last_number",
     "evaluate.greedy": True,
     "evaluate.final_prompts": 1319,
+}
+# The same, Table 2, and Table 5's 40 samples.
+_GSM8K_TABLE_2 = _GSM8K | {
+    "loss.beta": 0.012,
+    "train.num_steps": 1000,
+    "optimizer.stable_steps": 450,
+    "optimizer.decay_steps": 500,
+}
+_GSM8K_40 = _GSM8K | {
+    "train.completions_per_prompt": 40,
+    "train.prompts_per_batch": 3,
+    "search.samples_per_prompt": 48,
+}
+# Noukhovitch et al. 2024 (arXiv:2410.18252) on GSM8K: the configs of the dev
+# branch of the authors' code.
+_GSM8K_ROUNDS = {
+    "task.prompt_format": "sft",
+    "task.answer_rule": "hash",
+    "loss.missing_stop": "keep",
+    "optimizer.learning_rate": 3e-6,
+    "optimizer.learning_rate_final": 0.0,
+    "optimizer.schedule": "linear",
+    "optimizer.warmup_steps": 0,
+    "sampling.temperature": 0.7,
+    "sampling.top_p": 1.0,
+    "sampling.max_completion_tokens": 512,
+    "rounds.mini_batches": 1,
+    "rounds.lag_rounds": 1,
+    "evaluate.greedy": True,
+    "evaluate.final_prompts": 1319,
+}
+_GSM8K_METHODS = {
+    "online_dpo": {
+        "loss.name": "online_dpo",
+        "loss.beta": 0.1,
+        "train.completions_per_prompt": 4,  # best and worst
+        "train.prompts_per_batch": 252,
+        "train.num_steps": 512,
+        "rounds.passes": 1,
+        "optimizer.grad_clip_norm": 0.0,
+    },
+    "rloo": {
+        "loss.name": "proximal_rloo",
+        "loss.beta": 0.05,
+        "loss.ratio_clip": 0.2,
+        "train.completions_per_prompt": 4,
+        "train.prompts_per_batch": 63,
+        "train.num_steps": 2048,
+        "rounds.passes": 1,
+        "optimizer.grad_clip_norm": 0.0,
+    },
+    "ppo": {
+        "loss.name": "ppo",
+        "loss.beta": 0.05,
+        "loss.value_init": "policy",
+        "train.completions_per_prompt": 8,
+        "train.prompts_per_batch": 32,  # 256 completions of 131,072 a round
+        "train.num_steps": 2 * 512,
+        "rounds.passes": 2,
+        "optimizer.grad_clip_norm": 1.0,
+    },
 }
 # TBA' on MATH, the same paper: Table 4 and the authors' config files.
 _MATH = {
@@ -182,6 +248,8 @@ _RED_TEAM = {
     "tempering.tau_final": 1.0,
     "tempering.gamma": 1.0,
     "train.num_steps": 5000,
+    "lora.rank": 32,
+    "lora.alpha": 16.0,
     "optimizer.learning_rate": 1e-4,
     "optimizer.schedule": "linear",
     "optimizer.warmup_steps": 100,
@@ -316,6 +384,7 @@ _ASYNC_RLHF = {
         "loss.beta": 0.05,
         "loss.beta_final": 0.05,
         "loss.ratio_clip": 0.2,
+        "loss.value_init": "reward_model",
         "loss.value_clip": 0.2,
         "loss.value_weight": 0.1,
         "loss.value_learning_rate": 3e-6,
@@ -344,6 +413,12 @@ class PaperTest(parameterized.TestCase):
 
   @parameterized.parameters(
       *((f"gsm8k:model={m}", _GSM8K) for m in _CONFIGS["gsm8k"].MODELS),
+      ("gsm8k:steps=1000", _GSM8K_TABLE_2),
+      ("gsm8k:samples=40", _GSM8K_40),
+      *(
+          (f"gsm8k:method={m}", _GSM8K_ROUNDS, t)
+          for m, t in _GSM8K_METHODS.items()
+      ),
       ("math", _MATH, {"search.lead_steps": 2}),
       ("math:lag=10", _MATH, {"search.lead_steps": 10}),
       ("no_robots", _NO_ROBOTS),
@@ -401,6 +476,21 @@ class PaperTest(parameterized.TestCase):
     # A prompt an iteration; the smallest model's searchers take two.
     self.assertEqual(c.search.prompts_per_round, 1)
     self.assertEqual(_config("tldr").search.prompts_per_round, 2)
+
+  def test_regimes_of_async_rlhf(self):
+    """The same number of prompts, in other rounds."""
+    c = _config("tldr:method=online_dpo,mini_batches=16,lag=0")
+    rounds = (c.rounds.mini_batches, c.rounds.lag_rounds, c.rounds.passes)
+    self.assertEqual((rounds, c.train.num_steps), ((16, 0, 1), 256))
+    self.assertEqual(c.publish.every_steps, 16)
+    c = _config("tldr:method=online_dpo,passes=2")
+    self.assertEqual((c.rounds.passes, c.train.num_steps), (2, 512))
+    c = _config("tldr:method=online_dpo,samples=4")
+    self.assertEqual(c.search.samples_per_prompt, 4)
+    self.assertEqual(c.train.prompts_per_batch, 512)
+    # Its batch counts samples.
+    c = _config("tldr:method=rloo,samples=4")
+    self.assertEqual(c.train.prompts_per_batch, 128)
 
   @parameterized.parameters(*_BATCHES)
   def test_fine_tuning_and_reward_model(self, model):
@@ -477,7 +567,8 @@ class RightTest(parameterized.TestCase):
     self.assertIn(f"config.{keys[0]}", str(caught.exception))
 
   @parameterized.parameters(
-      "gsm8k:model=gpt-5", "no_robots:stage=dpo", "red_team:model=gpt-5",
+      "gsm8k:model=gpt-5", "gsm8k:method=grpo", "gsm8k:samples=30",
+      "no_robots:stage=dpo", "red_team:model=gpt-5",
       "tldr:model=gpt-5", "tldr:method=grpo", "tldr:speed=1",
       "tldr:overoptimize", "countdown:model=big",
   )  # fmt: skip
