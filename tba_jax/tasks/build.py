@@ -110,6 +110,8 @@ def print_data(config: ml_collections.ConfigDict) -> None:
   if not find(config.task.name).reads_data:
     return
   task = make_task(config.task)
+  if task.report is None:
+    return
   start = config.sft.init if config.init == "sft" else config.init
   folder = config.tokenizer.source
   if folder == "task" and start != "scratch":

@@ -10,6 +10,7 @@ from absl.testing import parameterized
 from tba_jax.config import load
 from tba_jax.config import validate
 from tba_jax.config import variants
+from tba_jax.tasks import build
 from tba_jax.training import schedules
 
 _CONFIGS = {
@@ -555,7 +556,10 @@ class RightTest(parameterized.TestCase):
   )  # fmt: skip
   def test_right(self, spec):
     name, _, arg = spec.partition(":")
-    validate.validate(load.load_config(f"configs/{name}.py:{arg}"))
+    config = load.load_config(f"configs/{name}.py:{arg}")
+    validate.validate(config)
+    if config.task.name:
+      build.print_data(config)  # As a run does first.
 
   @parameterized.parameters(*_MISSING.items())
   def test_only_what_the_user_brings_is_missing(self, name, keys):
