@@ -41,10 +41,10 @@ from tba_jax.models import config as config_lib
 from tba_jax.models import sequence
 from tba_jax.models import transformer
 from tba_jax.programs import plan
-from tba_jax.programs import trainer
 from tba_jax.sampling import rows
 from tba_jax.system import hlo
 from tba_jax.system import processes
+from tba_jax.training import device_work
 from tba_jax.training import lora
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
@@ -293,7 +293,7 @@ def _lower_reference(
       model, temperature=config.sampling.temperature
   )
   axes = sharding.token_axes(config.sharding)
-  batch = _abstract_batch(config, mesh, trainer.reference_prompts(config))
+  batch = _abstract_batch(config, mesh, device_work.reference_prompts(config))
   return jax.jit(sequence.split_tokens(logprobs_fn, mesh, *axes)).lower(
       params,
       batch.prompt_tokens,

@@ -130,7 +130,6 @@ class Searcher:
     )
     shardings = place.trained and publication.by_path(place.trained)
     self._puller = publication.Puller(
-        connect,
         config,
         run,
         jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0)),

@@ -20,11 +20,8 @@ from absl import logging
 import jax
 import ml_collections
 
-from tba_jax import types
 from tba_jax.config import validate
 from tba_jax.models import config as config_lib
-from tba_jax.models import hf
-from tba_jax.models import sequence
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
@@ -45,13 +42,10 @@ from tba_jax.training import cluster as cluster_lib
 from tba_jax.training import device_work
 from tba_jax.training import evaluations as evaluations_lib
 from tba_jax.training import guards as guards_lib
-from tba_jax.training import lora
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
-from tba_jax.training import reference as reference_lib
 from tba_jax.training import reward_judge
 from tba_jax.training import schedules
-from tba_jax.training import sharding
 from tba_jax.training import train_step
 from tba_jax.transport import base as transport_base
 
@@ -214,7 +208,7 @@ class Trainer:
     policy = policy_lib.make_policy(config, run.workdir)
     self._checkpointer = _make_checkpointer(config, run, cluster, events)
     closing.callback(self._checkpointer.close)
-    self._work, placer, saved = _make_work(
+    self._work, saved = _make_work(
         config, run, policy, cluster, self._checkpointer
     )
     closing.callback(self._work.close)
@@ -254,8 +248,8 @@ class Trainer:
         score_groups=scorer.score,
         saved=saved.get("data"),
     )
-    self._batch_maker = make_batch_maker(
-        config, policy, self._service.buffer, placer
+    self._batch_maker = batches.BatchMaker(
+        config, policy.tokenizer, self._service.buffer, self._work
     )
     evaluator = reward_judge.make_evaluator(
         config, run.workdir, policy, events.write
@@ -275,11 +269,12 @@ class Trainer:
     if saved:
       self._recorder.set_state(saved["recorder"])
     self._publisher = publication.Publisher(
-        connect,
         config,
         run,
         epoch=epoch,
-        work=self._work,
+        params=self._work.state.params,
+        base_name=self._work.base,
+        peers=self._work.peers,
         recorder=self._recorder,
     )
     closing.callback(self._publisher.close)
@@ -413,8 +408,7 @@ class Trainer:
           train.prompts_per_batch, train.completions_per_prompt, step
       )
       self._service.mark_trained(draw)
-      ref_params = self._work.state.ref_params
-      batch = self._batch_maker.make(draw, step, ref_params)
+      batch = self._batch_maker.make(draw)
     with self._recorder.span("step", step=step):
       return draw, self._work.train(batch)
 
@@ -576,9 +570,9 @@ def make_follower(
   checkpointer = _make_checkpointer(config, run, cluster, events)
   closing.callback(checkpointer.close)
   policy = policy_lib.make_policy(config, run.workdir)
-  work, placer, _ = _make_work(config, run, policy, cluster, checkpointer)
+  work, _ = _make_work(config, run, policy, cluster, checkpointer)
   closing.callback(work.close)
-  return device_work.Follower(cluster, work, placer.put_along)
+  return device_work.Follower(cluster, work)
 
 
 def _make_checkpointer(
@@ -603,162 +597,12 @@ def _make_work(
     policy: policy_lib.Policy,
     cluster: cluster_lib.Cluster,
     checkpointer: checkpoint.Checkpointer,
-) -> tuple[device_work.DeviceWork, batches.Placer, dict[str, Any]]:
-  """Returns state owner, batch placer and the restored host state, or {}."""
-  mesh = sharding.make_mesh(config.mesh)
-  if mesh.size > 1:
+) -> tuple[device_work.DeviceWork, dict[str, Any]]:
+  """Returns `device_work.make_work` after logging the shardings."""
+  if math.prod(config.mesh.values()) > 1:
     shards = plan.sharding_text(config, policy.model.config)
     logging.info("mesh %s:\n%s", dict(config.mesh), shards)
-  shardings = sharding.param_shardings(
-      mesh, config.sharding, policy.model.logical_axes
-  )
-  params = jax.device_put(
-      policy_lib.initial_params(policy, config.seed, shardings), shardings
-  )
-  reference = make_reference(config, policy, params, mesh)
-  merger = lora.make_merger(
-      policy.adapters, policy.folder, config.seed, lambda: params
-  )
-  if checkpointer.latest_step() is None:
-    state, saved = init_state(config, policy, params, mesh), {}
-  else:
-    state, saved = checkpointer.restore(abstract_state(config, policy, mesh))
-    lora.check_base(saved.get("base", ""), merger.base)
-  work = device_work.DeviceWork(
-      state=state,
-      train_step=make_train_step(config, policy, mesh, params),
-      whole=merger,
-      checkpointer=checkpointer,
-      mesh=mesh,
-      cluster=cluster,
-      peers=publication.make_peers(config, run, cluster, state.params),
-  )
-  return work, make_placer(config, reference, mesh, cluster), saved
-
-
-def make_reference(
-    config: ml_collections.ConfigDict,
-    policy: policy_lib.Policy,
-    params: types.PyTree,
-    mesh: jax.sharding.Mesh,
-) -> reference_lib.Reference:
-  """Returns the reference policy, starting from `params`."""
-  moves = config.reference.mode != "fixed"
-  return reference_lib.Reference(
-      policy.model,
-      params,
-      temperature=config.sampling.temperature,
-      every_steps=config.reference.every_steps if moves else 0,
-      # No step donates an adapter's base: the reference shares it.
-      copy=policy.adapters is None,
-      split_tokens=lambda fn: sequence.split_tokens(
-          fn, mesh, *sharding.token_axes(config.sharding)
-      ),
-  )
-
-
-def init_state(
-    config: ml_collections.ConfigDict,
-    policy: policy_lib.Policy,
-    params: types.PyTree,
-    mesh: jax.sharding.Mesh,
-) -> train_step.TrainState:
-  """Returns the train state before step 0."""
-  value_model = policy_lib.make_value_model(
-      config, policy.model, policy.value_folder
-  )
-  value_params = None
-  if policy.value_folder is not None:
-    value_params = hf.load(policy.value_folder)[1]
-  if policy.adapters is not None:
-    if value_model is not None and value_params is None:
-      value_params = value_model.from_policy(params)
-    params = jax.jit(policy.adapters.init)(jax.random.PRNGKey(config.seed))
-  return train_step.init_state(
-      config,
-      policy.trained,
-      params,
-      mesh,
-      value_model=value_model,
-      value_params=value_params,
-  )
-
-
-def abstract_state(
-    config: ml_collections.ConfigDict,
-    policy: policy_lib.Policy,
-    mesh: jax.sharding.Mesh,
-) -> train_step.TrainState:
-  """Returns shapes, dtypes and shardings of the train state."""
-  value_model = policy_lib.make_value_model(
-      config, policy.model, policy.value_folder
-  )
-  return train_step.abstract_state(
-      config, policy.trained, mesh, value_model=value_model
-  )
-
-
-def make_train_step(
-    config: ml_collections.ConfigDict,
-    policy: policy_lib.Policy,
-    mesh: jax.sharding.Mesh,
-    params: types.PyTree,
-) -> train_step.TrainStep:
-  """Returns the jitted step; adapters are merged into `params`, their base."""
-  return train_step.make_train_step(
-      config,
-      policy.model,
-      mesh,
-      value_model=policy_lib.make_value_model(
-          config, policy.model, policy.value_folder
-      ),
-      adapters=policy.adapters,
-      base=None if policy.adapters is None else params,
-  )
-
-
-def make_placer(
-    config: ml_collections.ConfigDict,
-    reference: reference_lib.Reference,
-    mesh: jax.sharding.Mesh,
-    cluster: cluster_lib.Cluster,
-) -> batches.Placer:
-  """Returns what computes reference log-probs and puts batches on the mesh."""
-  if cluster.num_processes > 1:
-    place = sharding.make_spread(mesh, config.sharding)
-  else:
-    place = functools.partial(
-        sharding.shard_batch, mesh=mesh, rules=config.sharding
-    )
-  return batches.Placer(
-      reference,
-      part_prompts=reference_prompts(config),
-      place=place,
-      gather=cluster.gatherer(mesh),
-      tell=lambda **fields: cluster.broadcast("place", fields),
-  )
-
-
-def reference_prompts(config: ml_collections.ConfigDict) -> int:
-  """Returns the prompts whose reference log-probs are computed at a time."""
-  num_prompts = config.train.prompts_per_batch
-  if config.replay.recent_fraction == 1:
-    return num_prompts
-  shards = config.mesh.data * config.mesh.fsdp
-  # Only fresh groups lack reference log-probs; redrawn ones have them cached.
-  return math.ceil(num_prompts / 4 / shards) * shards
-
-
-def make_batch_maker(
-    config: ml_collections.ConfigDict,
-    policy: policy_lib.Policy,
-    buffer: buffer_lib.ReplayBuffer,
-    placer: batches.Placer,
-) -> batches.BatchMaker:
-  """Returns the batch maker; it leaves stop tokens out if the loss does."""
-  counts = config.loss.include_stop_token
-  uncounted_ids = () if counts else policy.tokenizer.stop_ids
-  return batches.BatchMaker(buffer, placer, uncounted_ids)
+  return device_work.make_work(config, run, policy, cluster, checkpointer)
 
 
 def make_prompt_order(

@@ -17,6 +17,7 @@ class Worker:
     name: of the thread, for messages.
     run: called once with an event that `close` sets, and returns soon after.
     close_s: how long `close` waits.
+    wake: called by `close`, and after an error; wakes whoever waits.
   """
 
   def __init__(
@@ -25,14 +26,20 @@ class Worker:
       run: Callable[[threading.Event], None],
       *,
       close_s: float = _CLOSE_S,
+      wake: Callable[[], None] = lambda: None,
   ):
     self._name = name
     self._run = run
     self._close_s = close_s
+    self._wake = wake
     self._stop = threading.Event()
     self._error: BaseException | None = None
     self._thread = threading.Thread(target=self._main, name=name, daemon=True)
     self._thread.start()
+
+  @property
+  def failed(self) -> bool:
+    return self._error is not None
 
   def is_alive(self) -> bool:
     return self._thread.is_alive()
@@ -45,6 +52,7 @@ class Worker:
   def close(self) -> None:
     """Ends the thread; raises its error, or TimeoutError."""
     self._stop.set()
+    self._wake()
     self._thread.join(self._close_s)
     if self._thread.is_alive():
       raise TimeoutError(
@@ -60,6 +68,7 @@ class Worker:
     ) as error:  # Logged now, as the owner may raise it late.
       logging.error("thread %s ended", self._name, exc_info=error)
       self._error = error
+      self._wake()
 
 
 class JobQueue(Worker):

@@ -26,7 +26,6 @@ import jax
 import ml_collections
 
 from tba_jax.system import processes
-from tba_jax.training import sharding
 from tba_jax.transport import base
 from tba_jax.transport import jax_kv
 from tba_jax.transport import locator
@@ -280,22 +279,6 @@ class Cluster:
     command = self.receive(lambda: False)
     if command.name == "end":
       raise Ended(command.fields["status"])
-
-  def gatherer(self, mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
-    """Returns a collective that gathers a tree to a device of each process."""
-    if self.num_processes == 1:
-      return lambda tree: tree
-    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    replicate = jax.jit(lambda tree: tree, out_shardings=whole)
-    return lambda tree: jax.tree.map(
-        lambda x: x.addressable_data(0), replicate(tree)
-    )
-
-  def params_gatherer(self, mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
-    """As `gatherer`, but shards params over each process's devices."""
-    if self.num_processes == 1 or mesh.size == self.num_processes:
-      return self.gatherer(mesh)
-    return sharding.make_gather(mesh)
 
   def save_barrier(self, deadline_s: float) -> SaveBarrier | None:
     """Returns the barrier for saves, None for a single process."""

@@ -8,28 +8,41 @@ a command, on which `Follower` in the other processes makes the same call.
 
 from collections.abc import Callable
 import dataclasses
+import functools
+import math
 from typing import Any
 
 import jax
+import ml_collections
 
 from tba_jax import types
+from tba_jax.models import hf
+from tba_jax.monitor import run_directory
 from tba_jax.system import processes
 from tba_jax.training import checkpoint
 from tba_jax.training import cluster as cluster_lib
 from tba_jax.training import lora
+from tba_jax.training import policy as policy_lib
+from tba_jax.training import publication
+from tba_jax.training import reference as reference_lib
+from tba_jax.training import sharding
 from tba_jax.training import train_step as train_step_lib
 from tba_jax.transport import carrier_orbax
 
+# Rows of a batch (as a slice), and their reference log-probs.
+Computed = list[tuple[slice, jax.Array]]
+
 
 class DeviceWork:
-  """Owns the train state.
+  """Owns the train state and the reference policy.
 
   Args:
+    config: reads `mesh`, `sharding`, `train` and `replay`.
     state: before the next step.
     train_step: jitted; donates the state.
-    whole: merges adapters into the model's params.
+    reference: policy that the KL is measured against.
+    merger: merges adapters into the model's params.
     checkpointer: of this run.
-    mesh: of all processes.
     cluster: connection to the other processes.
     peers: writes this process's shards of published params; None if process 0
       publishes everything.
@@ -37,22 +50,38 @@ class DeviceWork:
 
   def __init__(
       self,
+      config: ml_collections.ConfigDict,
       *,
       state: train_step_lib.TrainState,
       train_step: train_step_lib.TrainStep,
-      whole: lora.ParamsMerger,
+      reference: reference_lib.Reference,
+      merger: lora.ParamsMerger,
       checkpointer: checkpoint.Checkpointer,
-      mesh: jax.sharding.Mesh,
       cluster: cluster_lib.Cluster,
       peers: carrier_orbax.Leader | carrier_orbax.Helper | None = None,
   ):
+    self.reference = reference
     self.peers = peers
     self._state = state
     self._train_step = train_step
-    self._whole = whole
+    self._merger = merger
     self._checkpointer = checkpointer
     self._cluster = cluster
-    self._gather = cluster.params_gatherer(mesh)
+    mesh = sharding.make_mesh(config.mesh)
+    if cluster.num_processes > 1:
+      self._put = sharding.make_spread(mesh, config.sharding)
+      self._gather = sharding.make_gather(mesh)
+    else:
+      self._put = functools.partial(
+          sharding.shard_batch, mesh=mesh, rules=config.sharding
+      )
+      self._gather = lambda tree: tree
+    self._replicate = jax.jit(
+        lambda x: x, out_shardings=sharding.replicated(mesh)
+    )
+    self._part_prompts = reference_prompts(config)
+    self._slice = jax.jit(_slice, static_argnums=2)
+    self._update = jax.jit(_update)
 
   @property
   def state(self) -> train_step_lib.TrainState:
@@ -69,7 +98,41 @@ class DeviceWork:
   @property
   def base(self) -> str:
     """Name of the adapters' base params; "" without adapters."""
-    return self._whole.base
+    return self._merger.base
+
+  def place(
+      self, batch: types.Batch, num_missing: int
+  ) -> tuple[types.Batch, Computed]:
+    """Puts a batch onto the mesh with all reference log-probs.
+
+    Args:
+      batch: [B, ...] on the host; in processes other than 0, of
+        `jax.ShapeDtypeStruct`.
+      num_missing: prompts at the head of the batch without reference log-probs.
+
+    Returns:
+      The batch, and the log-probs that were computed, on this process.
+    """
+    fields = {n: x for n, x in vars(batch).items() if n != "prepared"}
+    shapes = {n: [list(x.shape), x.dtype.name] for n, x in fields.items()}
+    self._cluster.broadcast(
+        "place", {"shapes": shapes, "num_missing": num_missing}
+    )
+    num_prompts = batch.rewards.shape[0]
+    part = min(self._part_prompts, num_prompts)
+    batch = self._put(batch)
+    ref_logprobs, computed = batch.ref_logprobs, []
+    for start in range(0, num_missing, part):
+      # The last part overlaps the one before, so that all have one shape.
+      start = min(start, num_prompts - part)
+      values_bxKxT = self.reference.logprobs(
+          *self._slice(batch, start, part), self._state.ref_params
+      )
+      ref_logprobs = self._update(ref_logprobs, values_bxKxT, start)
+      if self._cluster.num_processes > 1:
+        values_bxKxT = self._replicate(values_bxKxT).addressable_data(0)
+      computed.append((slice(start, start + part), values_bxKxT))
+    return dataclasses.replace(batch, ref_logprobs=ref_logprobs), computed
 
   def train(self, batch: types.Batch) -> dict[str, jax.Array]:
     """Dispatches a step on a placed batch; returns its metrics."""
@@ -106,7 +169,7 @@ class DeviceWork:
   def gather_model(self) -> types.PyTree:
     """Returns the model's params with merged adapters, gathered as `gather`."""
     self._cluster.broadcast("gather_model")
-    return self._gather(self._whole.params(self._state.params))
+    return self._gather(self._merger.params(self._state.params))
 
   def scale_learning_rate(self, factor: float) -> None:
     self._cluster.broadcast("scale", {"factor": factor})
@@ -116,7 +179,7 @@ class DeviceWork:
   def save(self, step: int, host_state: dict[str, Any], *, wait: bool) -> None:
     """Saves a checkpoint; raises OSError as `Checkpointer.save`."""
     self._cluster.broadcast("save", {"step": step, "wait": wait})
-    host_state = {**host_state, "base": self._whole.base}
+    host_state = {**host_state, "base": self._merger.base}
     self._checkpointer.save(step, self._state, host_state, wait=wait)
 
   def close(self) -> None:
@@ -125,23 +188,11 @@ class DeviceWork:
 
 
 class Follower:
-  """Repeats the calls of process 0 in another process.
+  """Repeats the calls of process 0 in another process."""
 
-  Args:
-    cluster: connection to the other processes.
-    work: of this process.
-    put_along: `batches.Placer.put_along`.
-  """
-
-  def __init__(
-      self,
-      cluster: cluster_lib.Cluster,
-      work: DeviceWork,
-      put_along: Callable[..., types.Batch],
-  ):
+  def __init__(self, cluster: cluster_lib.Cluster, work: DeviceWork):
     self._cluster = cluster
     self._work = work
-    self._put_along = put_along
     self._batch: types.Batch | None = None
 
   def run(self, should_stop: Callable[[], bool]) -> bool:
@@ -163,7 +214,9 @@ class Follower:
   def _execute(self, command: cluster_lib.Command) -> None:
     work, fields = self._work, command.fields
     if command.name == "place":
-      self._batch = self._put_along(ref_params=work.state.ref_params, **fields)
+      shapes = fields["shapes"]
+      leaves = {n: jax.ShapeDtypeStruct(*x) for n, x in shapes.items()}
+      self._batch, _ = work.place(types.Batch(**leaves), fields["num_missing"])
     elif command.name == "train":
       work.train(self._batch)
     elif command.name == "gather":
@@ -180,3 +233,155 @@ class Follower:
       work.save(host_state={}, **fields)
     else:
       raise ValueError(f"unknown command {command.name!r} of process 0")
+
+
+def _slice(batch: types.Batch, start: int, size: int) -> tuple[jax.Array, ...]:
+  """Returns the reference's inputs for prompts `start` to `start + size`."""
+  return tuple(
+      jax.lax.dynamic_slice_in_dim(array, start, size)
+      for array in (
+          batch.prompt_tokens,
+          batch.prompt_mask,
+          batch.completion_tokens,
+          batch.completion_mask,
+      )
+  )
+
+
+def _update(
+    all_BxKxT: jax.Array, part_bxKxT: jax.Array, start: int
+) -> jax.Array:
+  return jax.lax.dynamic_update_slice(all_BxKxT, part_bxKxT, (start, 0, 0))
+
+
+def reference_prompts(config: ml_collections.ConfigDict) -> int:
+  """Returns the prompts whose reference log-probs are computed at a time."""
+  num_prompts = config.train.prompts_per_batch
+  if config.replay.recent_fraction == 1:
+    return num_prompts
+  shards = config.mesh.data * config.mesh.fsdp
+  # Only fresh groups lack reference log-probs; redrawn ones have them cached.
+  return math.ceil(num_prompts / 4 / shards) * shards
+
+
+def make_work(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    policy: policy_lib.Policy,
+    cluster: cluster_lib.Cluster,
+    checkpointer: checkpoint.Checkpointer,
+) -> tuple[DeviceWork, dict[str, Any]]:
+  """Returns the state owner, and the restored host state, {} if there is none.
+
+  Restores the newest checkpoint, or starts at step 0.
+
+  Raises:
+    ValueError: a checkpoint, model or mesh does not fit the config.
+  """
+  mesh = sharding.make_mesh(config.mesh)
+  shardings = sharding.param_shardings(
+      mesh, config.sharding, policy.model.logical_axes
+  )
+  params = jax.device_put(
+      policy_lib.initial_params(policy, config.seed, shardings), shardings
+  )
+  merger = lora.make_merger(
+      policy.adapters, policy.folder, config.seed, lambda: params
+  )
+  reference = make_reference(config, policy, params, mesh)
+  if checkpointer.latest_step() is None:
+    state, saved = init_state(config, policy, params, mesh), {}
+  else:
+    state, saved = checkpointer.restore(abstract_state(config, policy, mesh))
+    lora.check_base(saved.get("base", ""), merger.base)
+  work = DeviceWork(
+      config,
+      state=state,
+      train_step=make_train_step(config, policy, mesh, params),
+      reference=reference,
+      merger=merger,
+      checkpointer=checkpointer,
+      cluster=cluster,
+      peers=publication.make_peers(config, run, cluster, state.params),
+  )
+  return work, saved
+
+
+def make_reference(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    params: types.PyTree,
+    mesh: jax.sharding.Mesh,
+) -> reference_lib.Reference:
+  """Returns the reference policy, starting from `params`."""
+  moves = config.reference.mode != "fixed"
+  return reference_lib.Reference(
+      policy.model,
+      params,
+      temperature=config.sampling.temperature,
+      every_steps=config.reference.every_steps if moves else 0,
+      # No step donates an adapter's base: the reference shares it.
+      copy=policy.adapters is None,
+      mesh=mesh,
+      rules=config.sharding,
+  )
+
+
+def init_state(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    params: types.PyTree,
+    mesh: jax.sharding.Mesh,
+) -> train_step_lib.TrainState:
+  """Returns the train state before step 0."""
+  value_model = policy_lib.make_value_model(
+      config, policy.model, policy.value_folder
+  )
+  value_params = None
+  if policy.value_folder is not None:
+    value_params = hf.load(policy.value_folder)[1]
+  if policy.adapters is not None:
+    if value_model is not None and value_params is None:
+      value_params = value_model.from_policy(params)
+    params = jax.jit(policy.adapters.init)(jax.random.PRNGKey(config.seed))
+  return train_step_lib.init_state(
+      config,
+      policy.trained,
+      params,
+      mesh,
+      value_model=value_model,
+      value_params=value_params,
+  )
+
+
+def abstract_state(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    mesh: jax.sharding.Mesh,
+) -> train_step_lib.TrainState:
+  """Returns shapes, dtypes and shardings of the train state."""
+  value_model = policy_lib.make_value_model(
+      config, policy.model, policy.value_folder
+  )
+  return train_step_lib.abstract_state(
+      config, policy.trained, mesh, value_model=value_model
+  )
+
+
+def make_train_step(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    mesh: jax.sharding.Mesh,
+    params: types.PyTree,
+) -> train_step_lib.TrainStep:
+  """Returns the jitted step; adapters are merged into `params`, their base."""
+  return train_step_lib.make_train_step(
+      config,
+      policy.model,
+      mesh,
+      value_model=policy_lib.make_value_model(
+          config, policy.model, policy.value_folder
+      ),
+      adapters=policy.adapters,
+      base=None if policy.adapters is None else params,
+  )

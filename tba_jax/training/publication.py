@@ -27,8 +27,8 @@ from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
 from tba_jax.system import polling
+from tba_jax.system import worker
 from tba_jax.training import cluster as cluster_lib
-from tba_jax.training import device_work
 from tba_jax.transport import base
 from tba_jax.transport import carrier as carrier_lib
 from tba_jax.transport import carrier_files
@@ -284,6 +284,7 @@ def read_version(
 # Intervals of serving readers, and of checking the store's pointer.
 SERVE_S = 0.05
 _CHECK_S = 0.5
+_CLOSE_S = 5.0
 
 
 class Publisher:
@@ -294,43 +295,42 @@ class Publisher:
 
   def __init__(
       self,
-      connect: Callable[[], base.Transport],
       config: ml_collections.ConfigDict,
       run: run_directory.Run,
       *,
       epoch: int,
-      work: device_work.DeviceWork,
+      params: types.PyTree,
+      base_name: str,
+      peers: carrier_orbax.Leader | None,
       recorder: recorder_lib.Recorder,
   ):
     """Starts the thread.
 
     Args:
-      connect: makes the thread's own transport.
       config: reads `publish` and `store`.
       run: whose params are published.
       epoch: the trainer's start count.
-      work: owner of the train state.
+      params: like those that are published.
+      base_name: as of `send_version`.
+      peers: from `make_peers`.
       recorder: of spans and events.
     """
-    self._connect = connect
+    self._connect = lambda: connect(config, run)
     self._run = run
     self._epoch = epoch
-    self._base_name = work.base
+    self._base_name = base_name
     self._recorder = recorder
     self._keep = config.publish.keep_versions
     dtype = config.publish.dtype
-    specs = published_specs(specs_of(work.state.params), dtype)
-    self._carriers = make_write_carriers(config, run, specs, work.peers)
+    specs = published_specs(specs_of(params), dtype)
+    self._carriers = make_write_carriers(config, run, specs, peers)
     self._copy = jax.jit(functools.partial(snapshot, dtype=dtype))
-    self._wake = threading.Condition()
+    self._changed = threading.Condition()
     self._next: tuple[int, types.PyTree, Any] | None = None
     self._written = -1
-    self._stop = False
-    self._error: BaseException | None = None
-    self._thread = threading.Thread(
-        target=self._run_thread, name="publisher", daemon=True
+    self._thread = worker.Worker(
+        "publisher", self._serve, close_s=_CLOSE_S, wake=self._wake
     )
-    self._thread.start()
 
   def submit(
       self, version: int, params: types.PyTree, finite: Any = True
@@ -345,11 +345,11 @@ class Publisher:
     Raises:
       TransportError: the thread has ended, with its error as the cause.
     """
-    self._check()
+    _check(self._thread, "publishing")
     copy = self._copy(params)
-    with self._wake:
+    with self._changed:
       replaced, self._next = self._next, (version, copy, finite)
-      self._wake.notify_all()
+      self._changed.notify_all()
     return replaced and replaced[0]
 
   def wait(self, version: int, deadline_s: float) -> None:
@@ -357,13 +357,13 @@ class Publisher:
 
     Raises:
       DeadlineExceededError: it is not within `deadline_s`.
+      TransportError: as of `submit`.
     """
-    with self._wake:
-      done = self._wake.wait_for(
-          lambda: self._written >= version or self._error is not None,
-          deadline_s,
+    with self._changed:
+      done = self._changed.wait_for(
+          lambda: self._written >= version or self._thread.failed, deadline_s
       )
-    self._check()
+    _check(self._thread, "publishing")
     if not done:
       raise base.DeadlineExceededError(
           f"version {version} was not published within {deadline_s:.0f} s:"
@@ -372,37 +372,30 @@ class Publisher:
 
   def close(self) -> None:
     """Ends the thread; a pending version is dropped."""
-    with self._wake:
-      self._stop = True
-      self._wake.notify_all()
-    self._thread.join(timeout=5.0)
+    _close(self._thread)
 
-  def _check(self) -> None:
-    if (error := self._error) is not None:
-      raise base.TransportError(f"publishing has ended: {error}") from error
+  def _wake(self) -> None:
+    with self._changed:
+      self._changed.notify_all()
 
-  def _run_thread(self) -> None:
+  def _serve(self, stop: threading.Event) -> None:
     try:
-      self._publish_until_stopped()
-    except Exception as error:  # The trainer's thread raises it.
-      logging.exception("publisher ended")
-      with self._wake:
-        self._error = error
-        self._wake.notify_all()
-    for carrier in self._carriers:
-      carrier.close()
+      self._publish_until(stop)
+    finally:
+      for carrier in self._carriers:
+        carrier.close()
 
-  def _publish_until_stopped(self) -> None:
+  def _publish_until(self, stop: threading.Event) -> None:
     transport = self._connect()
     # Newest last; kept to be sent again to a new store.
     kept: list[Version] = []
     checked = 0.0
     while True:
-      with self._wake:
-        self._wake.wait_for(
-            lambda: self._next is not None or self._stop, timeout=SERVE_S
+      with self._changed:
+        self._changed.wait_for(
+            lambda: self._next is not None or stop.is_set(), timeout=SERVE_S
         )
-        if self._stop:
+        if stop.is_set():
           break
         pending, self._next = self._next, None
       try:
@@ -452,12 +445,28 @@ class Publisher:
   def _send(self, transport: base.Transport, kept: list[Version]) -> None:
     newest = kept[-1]
     send_version(transport, newest, self._run, self._base_name)
-    with self._wake:
+    with self._changed:
       self._written = max(self._written, newest.tag[1])
-      self._wake.notify_all()
+      self._changed.notify_all()
     while len(kept) > self._keep:
       drop_version(transport, kept[0])
       kept.pop(0)  # Only now, in case the store is lost during the drop.
+
+
+def _check(thread: worker.Worker, what: str) -> None:
+  """Raises TransportError if the thread has failed."""
+  try:
+    thread.check()
+  except Exception as error:
+    raise base.TransportError(f"{what} has ended: {error}") from error
+
+
+def _close(thread: worker.Worker) -> None:
+  """Ends a thread, whose errors `_check` has raised."""
+  try:
+    thread.close()
+  except Exception as error:  # A lost store may hold it for long.
+    logging.warning("%s", error)
 
 
 # Interval of reading the pointer: while a caller waits, and at most.
@@ -481,7 +490,6 @@ class Puller:
 
   def __init__(
       self,
-      connect: Callable[[], base.Transport],
       config: ml_collections.ConfigDict,
       run: run_directory.Run,
       like: types.PyTree,
@@ -493,7 +501,6 @@ class Puller:
     """Starts the thread.
 
     Args:
-      connect: makes the thread's own transport.
       config: reads `publish`, `search.pull_every_s` and `store`.
       run: whose params are pulled.
       like: tree of the trained params; may be abstract.
@@ -501,7 +508,7 @@ class Puller:
       base_name: as of `read_version`.
       placement: shardings to read leaves with; None reads to the host.
     """
-    self._connect = connect
+    self._connect = lambda: connect(config, run)
     self._run = run
     self._wanted = specs_of(like)
     self._published = published_specs(self._wanted, config.publish.dtype)
@@ -517,12 +524,9 @@ class Puller:
     self.stats = PullStats()
     self._changed = threading.Condition()
     self._latest: tuple[Tag, dict[str, np.ndarray]] | None = None
-    self._stop = threading.Event()
-    self._error: BaseException | None = None
-    self._thread = threading.Thread(
-        target=self._run_thread, name="puller", daemon=True
+    self._thread = worker.Worker(
+        "puller", self._serve, close_s=_CLOSE_S, wake=self._wake
     )
-    self._thread.start()
 
   def latest(self) -> tuple[Tag, dict[str, np.ndarray]] | None:
     """Returns (tag, leaves by path), None before the first version.
@@ -530,21 +534,19 @@ class Puller:
     Raises:
       TransportError: the thread has ended, with its error as the cause.
     """
-    with self._changed:
-      if self._error is not None:
-        raise base.TransportError("pulling has ended") from self._error
-      return self._latest
+    _check(self._thread, "pulling")
+    return self._latest
 
   def wait_for(
       self, version: int, timeout_s: float
   ) -> tuple[Tag, dict[str, np.ndarray]] | None:
     """Returns the newest version once it is `version`; None after a timeout.
 
-    -1 stands for any version.
+    -1 stands for any version. Raises as `latest`.
     """
 
     def ready() -> bool:
-      if self._error is not None:
+      if self._thread.failed:
         return True
       if self._latest is None:
         return False
@@ -559,25 +561,22 @@ class Puller:
     return self.latest()
 
   def close(self) -> None:
+    _close(self._thread)
+
+  def _wake(self) -> None:
     with self._changed:
-      self._stop.set()
       self._changed.notify_all()
-    self._thread.join(timeout=5.0)
 
-  def _run_thread(self) -> None:
+  def _serve(self, stop: threading.Event) -> None:
     try:
-      self._pull_until_stopped()
-    except Exception as error:  # The searcher's thread raises it.
-      logging.exception("puller ended")
-      with self._changed:
-        self._error = error
-        self._changed.notify_all()
-    for carrier in self._carriers.values():
-      carrier.close()
+      self._pull_until(stop)
+    finally:
+      for carrier in self._carriers.values():
+        carrier.close()
 
-  def _pull_until_stopped(self) -> None:
+  def _pull_until(self, stop: threading.Event) -> None:
     transport = self._connect()
-    while not self._stop.is_set():
+    while not stop.is_set():
       taken = self.stats.taken
       try:
         self._pull(transport)
@@ -590,10 +589,10 @@ class Puller:
         if str(error) != self.stats.last_refusal:
           self.stats.last_refusal = str(error)
           self._events.write("refused_version", str(error))
-        self._stop.wait(0.2)
+        stop.wait(0.2)
       with self._changed:
         self._interval.polled(self.stats.taken > taken)
-        while not self._stop.is_set() and (due_s := self._interval.due_in_s()):
+        while not stop.is_set() and (due_s := self._interval.due_in_s()):
           self._changed.wait(due_s)
     transport.close()
 

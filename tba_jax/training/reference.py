@@ -6,7 +6,7 @@ A moving reference is part of the train state, so that checkpoints contain it.
 Its version is the step at which it last moved.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,6 +15,8 @@ import ml_collections
 
 from tba_jax import types
 from tba_jax.losses import logprobs as logprobs_lib
+from tba_jax.models import sequence
+from tba_jax.training import sharding
 
 
 def moved(
@@ -83,11 +85,7 @@ def make_logprobs_fn(
 
 
 class Reference:
-  """Log-probs of completions under the reference policy.
-
-  version: step at which the reference last moved, or 0; log-probs cached under
-    another version are stale.
-  """
+  """Log-probs of completions under the reference policy."""
 
   def __init__(
       self,
@@ -97,37 +95,38 @@ class Reference:
       temperature: float,
       every_steps: int = 0,
       copy: bool = True,
-      split_tokens: Callable[..., Any] = lambda fn: fn,
+      mesh: jax.sharding.Mesh | None = None,
+      rules: Mapping[str, str] | None = None,
   ):
     """Initializes the reference.
 
     Args:
       model: a `models.transformer.Model`.
-      params: of π_ref; of a moving reference, until the first `follow`.
+      params: of a fixed π_ref.
       temperature: of sampling; policy and reference are both tempered.
       every_steps: period of a moving reference; 0 if it is fixed.
       copy: whether to copy the params; needed if the policy starts from the
         same arrays, which the train step donates.
-      split_tokens: wraps the function before jit, as `sequence.split_tokens`.
+      mesh: over which tokens are split by `rules`; None is one device.
+      rules: `config.sharding`.
     """
-    self.version = 0
     self._every_steps = every_steps
-    self._params = jax.tree.map(jnp.copy, params) if copy else params
+    self._params = None
+    if not every_steps:
+      self._params = jax.tree.map(jnp.copy, params) if copy else params
 
     run = make_logprobs_fn(model, temperature=temperature)
-    self._run = jax.jit(split_tokens(run))
+    if mesh is not None:
+      run = sequence.split_tokens(run, mesh, *sharding.token_axes(rules))
+    self._run = jax.jit(run)
 
-  def follow(self, step: int, ref_params: types.PyTree) -> None:
-    """Uses the reference of a train state; does nothing if it is fixed.
+  def version(self, step: int) -> int:
+    """Returns the last step up to `step` at which the reference moved, or 0.
 
-    Args:
-      step: steps that the state has done.
-      ref_params: `TrainState.ref_params`; they may be donated once this step's
-        `logprobs` are dispatched.
+    Log-probs cached under another version are stale.
     """
-    if self._every_steps:
-      self.version = step // self._every_steps * self._every_steps
-      self._params = ref_params
+    every = self._every_steps
+    return step // every * every if every else 0
 
   def logprobs(
       self,
@@ -135,14 +134,18 @@ class Reference:
       prompt_mask_BxP: jax.Array,
       completion_tokens_BxKxT: jax.Array,
       completion_mask_BxKxT: jax.Array,
+      ref_params: types.PyTree = None,
   ) -> jax.Array:
     """Returns [B, K, T] float32, log π_ref of each completion token in nats.
 
     It is 0 where the mask is 0. Prompts are left-padded, completions
     right-padded. Does not wait for the devices.
+
+    Args:
+      ref_params: `TrainState.ref_params`, of a moving reference.
     """
     return self._run(
-        self._params,
+        ref_params if self._every_steps else self._params,
         prompt_tokens_BxP,
         prompt_mask_BxP,
         completion_tokens_BxKxT,

@@ -104,7 +104,6 @@ class TrainStepTest(parameterized.TestCase):
     model, mesh = tiny_model.make_model(), sharding.make_mesh(config.mesh)
     params = tiny_model.init_params(model)
     batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS)
-    axes = sharding.token_axes(config.sharding)
     make = lambda params, **kwargs: reference.Reference(
         model, params, temperature=0.7, **kwargs
     )
@@ -117,7 +116,8 @@ class TrainStepTest(parameterized.TestCase):
     on_mesh = run(
         make(
             jax.device_put(params, sharding.replicated(mesh)),
-            split_tokens=lambda fn: sequence.split_tokens(fn, mesh, *axes),
+            mesh=mesh,
+            rules=config.sharding,
         ),
         sharding.shard_batch(batch, mesh, config.sharding),
     )

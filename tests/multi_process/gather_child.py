@@ -27,7 +27,6 @@ def main(process: str, port: str) -> None:
   import numpy as np
 
   from tba_jax.config import settings
-  from tba_jax.training import cluster
   from tba_jax.training import sharding
   from tests.support import tiny_model
 
@@ -35,8 +34,6 @@ def main(process: str, port: str) -> None:
   jax.distributed.initialize(f"localhost:{port}", 2, int(process))
   model = tiny_model.make_model()
   host = jax.device_get(model.init(jax.random.PRNGKey(0)))
-  # One that only waits: the gather itself needs no client.
-  joined = cluster.Cluster(num_processes=2)
   wrong = []
   for (data, fsdp, tensor), own, order in _MESHES:
     sizes = dict(data=data, fsdp=fsdp, sequence=1, tensor=tensor)
@@ -48,7 +45,7 @@ def main(process: str, port: str) -> None:
         host,
         shardings,
     )
-    found = joined.params_gatherer(mesh)(params)
+    found = sharding.make_gather(mesh)(params)
     for leaf, expected in zip(
         jax.tree.leaves(found), jax.tree.leaves(host), strict=True
     ):

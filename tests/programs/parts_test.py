@@ -19,10 +19,7 @@ from tba_jax.models import tokenizer
 from tba_jax.programs import trainer
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
-from tba_jax.training import batches
-from tba_jax.training import cluster
 from tba_jax.training import policy as policy_lib
-from tba_jax.training import sharding
 
 _CONFIG = str(pathlib.Path(__file__).parents[2] / "configs/countdown.py:smoke")
 
@@ -182,29 +179,6 @@ class PartsTest(parameterized.TestCase):
     )
     temperature = trainer.make_buffer(config)._reward_temperature
     self.assertEqual([temperature(s) for s in (0, 2, 4)], [0.25, 0.5, 0.75])
-
-  @parameterized.parameters((1.0, 1, 8), (0.5, 1, 2), (0.5, 3, 3))
-  def test_parts_of_a_batch_fit_the_mesh(self, recent_fraction, data, part):
-    config = make_config(f"replay.recent_fraction={recent_fraction}")
-    mesh = sharding.make_mesh(config.mesh)
-    with config.unlocked():
-      config.mesh.data = data
-    with mock.patch.object(batches, "Placer", autospec=True) as made:
-      trainer.make_placer(
-          config, mock.sentinel.reference, mesh, cluster.Cluster()
-      )
-    self.assertEqual(made.call_args.args, (mock.sentinel.reference,))
-    self.assertEqual(made.call_args.kwargs["part_prompts"], part)
-
-  def test_a_batch_is_made_by_the_config_s_rules(self):
-    config = make_config()
-    policy = mock.Mock(tokenizer=mock.Mock(stop_ids={1, 4}))
-    parts = mock.sentinel.b, mock.sentinel.placer
-    for include, uncounted in ((True, ()), (False, {1, 4})):
-      config.loss.include_stop_token = include
-      with mock.patch.object(batches, "BatchMaker", autospec=True) as made:
-        trainer.make_batch_maker(config, policy, *parts)
-      self.assertEqual(made.call_args.args, (*parts, uncounted))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ from tba_jax.programs import trainer
 from tba_jax.sampling import requests
 from tba_jax.system import processes
 from tba_jax.tasks import base
+from tba_jax.training import batches
 from tba_jax.training import cluster
+from tba_jax.training import device_work
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
 from tba_jax.training import reward_judge
@@ -36,21 +38,26 @@ def train(
   policy = policy_lib.make_policy(config, workdir)
   mesh = sharding.make_mesh(config.mesh)
   params = policy_lib.initial_params(policy, config.seed)
-  reference = trainer.make_reference(config, policy, params, mesh)
-  state = trainer.init_state(config, policy, params, mesh)
-  train_step = trainer.make_train_step(config, policy, mesh, params)
+  work = device_work.DeviceWork(
+      config,
+      state=device_work.init_state(config, policy, params, mesh),
+      train_step=device_work.make_train_step(config, policy, mesh, params),
+      reference=device_work.make_reference(config, policy, params, mesh),
+      merger=None,
+      checkpointer=None,
+      cluster=cluster.Cluster(),
+  )
   params_fn = searcher.make_params_fn(
       policy, searcher.make_merger(config, policy)
   )
   sampler = policy_lib.make_sampler(config, policy)
   buffer = trainer.make_buffer(config)
   order = trainer.make_prompt_order(config, policy)
-  placer = trainer.make_placer(config, reference, mesh, cluster.Cluster())
-  batch_maker = trainer.make_batch_maker(config, policy, buffer, placer)
+  batch_maker = batches.BatchMaker(config, policy.tokenizer, buffer, work)
   scorer = reward_judge.for_trainer(config, workdir, policy)
   per_step = config.search.prompts_per_step
   for step in range(config.train.num_steps):
-    sampled = params_fn(publication.flatten(state.params))
+    sampled = params_fn(publication.flatten(work.state.params))
     positions = range(step * per_step, (step + 1) * per_step)
     groups = _sample(config, policy, sampler, sampled, order, positions, step)
     for group in scorer.score(groups):
@@ -61,9 +68,9 @@ def train(
         step,
     )
     buffer.mark_trained(draw.rows)
-    state, _ = train_step(state, batch_maker.make(draw, step, state.ref_params))
+    work.train(batch_maker.make(draw))
     batch_maker.flush()
-  return publication.flatten(state.params)
+  return publication.flatten(work.state.params)
 
 
 def _sample(

@@ -22,11 +22,9 @@ from tba_jax.training import evaluator
 from tba_jax.training import guards
 from tba_jax.training import lora
 from tba_jax.training import publication
-from tba_jax.training import sharding
 from tba_jax.training import train_step as train_step_lib
 from tests.replay import fake_groups
 from tests.support import base_config
-from tests.support import tiny_model
 
 METRICS = {
     "loss": 1.0,
@@ -74,8 +72,8 @@ class TrainerCase(parameterized.TestCase):
     )
     self.service.stop_searchers.side_effect = note("stop_searchers")
     self.maker = autospec(batches.BatchMaker)
-    self.maker.make.side_effect = lambda draw, step, ref_params: (
-        self.log.append(("draw", step))
+    self.maker.make.side_effect = lambda draw: self.log.append(
+        ("draw", draw.step)
     )
     self.checkpointer = autospec(checkpoint.Checkpointer)
     self.checkpointer.latest_step.return_value = None
@@ -174,11 +172,12 @@ class TrainerCase(parameterized.TestCase):
         learning_rate_scale=jnp.asarray(1.0),
     )
     self.work = device_work.DeviceWork(
+        config,
         state=state,
         train_step=self.train_step,
-        whole=lora.ParamsMerger("", lambda params: params),
+        reference=None,
+        merger=lora.ParamsMerger("", lambda params: params),
         checkpointer=self.checkpointer,
-        mesh=sharding.make_mesh(tiny_model.make_config().mesh),
         cluster=cluster.Cluster(),
     )
     self.evaluations = evaluations.Evaluations(

@@ -5,39 +5,38 @@
 from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import numpy as np
 
 from tba_jax.replay import buffer
 from tba_jax.training import batches
+from tba_jax.training import cluster
+from tba_jax.training import device_work
 from tests.replay import fake_groups
+from tests.support import base_config
 
 _B, _K = 5, 2
 _T = fake_groups.COMPLETION_TOKENS
 
 
 class FakeReference:
-  """A token's log-prob is -(last prompt token) - token / 10 - shift."""
+  """A token's log-prob is -(last prompt token) - token / 10 - ref_params."""
 
-  shift = 0.0
-
-  def __init__(self, version=0):
-    self.version = version
+  def __init__(self):
     self.moves = False
     self.shapes = []
 
-  def follow(self, step, ref_params):
-    if self.moves:
-      self.version = step // 4 * 4
-      self.shift = ref_params
+  def version(self, step):
+    return step // 4 * 4 if self.moves else 0
 
-  def logprobs(self, prompt_tokens, prompt_mask, completion_tokens, mask):
-    self.shapes.append(completion_tokens.shape)
+  def logprobs(self, prompt_tokens, prompt_mask, tokens, mask, shift=0.0):
+    self.shapes.append(tokens.shape)
     last = np.asarray(prompt_tokens)[:, -1][:, None, None]
-    values = -last - np.asarray(completion_tokens) / 10 - self.shift
+    values = -last - np.asarray(tokens) / 10 - shift
     return (values * np.asarray(mask)).astype(np.float32)
 
 
-class BatchMakerTest(absltest.TestCase):
+class BatchMakerTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -49,37 +48,42 @@ class BatchMakerTest(absltest.TestCase):
       )
     self.reference = FakeReference()
 
-  def make_maker(
-      self,
-      *,
-      part_prompts=2,
-      place=lambda batch: batch,
-      uncounted_ids=(),
-  ):
-    return batches.BatchMaker(
-        self.buffer,
-        batches.Placer(self.reference, part_prompts=part_prompts, place=place),
-        uncounted_ids,
+  def make_maker(self, part_prompts=2, stop_ids=(), **changes):
+    config = base_config.make(
+        train__prompts_per_batch=4 * part_prompts,
+        replay__recent_fraction=0.5,
+        **changes,
     )
+    self.state = mock.Mock(ref_params=0.0)
+    work = device_work.DeviceWork(
+        config,
+        state=self.state,
+        train_step=None,
+        reference=self.reference,
+        merger=None,
+        checkpointer=None,
+        cluster=cluster.Cluster(),
+    )
+    tokenizer = mock.Mock(stop_ids=stop_ids)
+    return batches.BatchMaker(config, tokenizer, self.buffer, work)
 
   def draw(self, num_prompts=_B, step=8):
     return self.buffer.sample(num_prompts, _K, step)
 
   def assert_right(self, batch, shift=0.0):
     """Every row has the reference's log-probs of its own tokens."""
-    reference = FakeReference()
-    reference.shift = shift
-    expected = reference.logprobs(
+    expected = FakeReference().logprobs(
         batch.prompt_tokens,
         batch.prompt_mask,
         batch.completion_tokens,
         batch.completion_mask,
+        shift,
     )
     np.testing.assert_allclose(batch.ref_logprobs, expected, rtol=1e-6)
 
   def test_fields_belong_together(self):
     draw = self.draw()
-    batch = self.make_maker().make(draw, 3, {})
+    batch = self.make_maker().make(draw)
     by_tokens = {
         tuple(draw.completion_tokens[b, k]): (b, k)
         for b in range(_B)
@@ -102,28 +106,28 @@ class BatchMakerTest(absltest.TestCase):
     self.assert_right(batch)
 
   def test_parts_have_one_shape_and_the_last_reaches_back(self):
-    batch = self.make_maker(part_prompts=2).make(self.draw(), 8, {})
+    batch = self.make_maker(part_prompts=2).make(self.draw())
     self.assertEqual(self.reference.shapes, [(2, _K, _T)] * 3)
     self.assert_right(batch)
 
   def test_a_part_is_at_most_the_batch(self):
-    batch = self.make_maker(part_prompts=64).make(self.draw(), 8, {})
+    batch = self.make_maker(part_prompts=64).make(self.draw())
     self.assertEqual(self.reference.shapes, [(_B, _K, _T)])
     self.assert_right(batch)
 
   def test_computed_once_a_trajectory(self):
     maker = self.make_maker(part_prompts=_B)
-    maker.make(self.draw(), 8, {})
+    maker.make(self.draw())
     maker.flush()
     draw = self.draw()
     self.assertTrue((draw.ref_versions == 0).all())
-    batch = maker.make(draw, 8, {})
+    batch = maker.make(draw)
     self.assertLen(self.reference.shapes, 1)
     self.assert_right(batch)
 
   def test_only_the_missing_are_computed(self):
     maker = self.make_maker(part_prompts=1)
-    maker.make(self.draw(3), 8, {})
+    maker.make(self.draw(3))
     maker.flush()
     self.reference.shapes.clear()
     # The pool goes on: two prompts without, three with cached log-probs.
@@ -138,13 +142,13 @@ class BatchMakerTest(absltest.TestCase):
             for name, value in vars(draw).items()
         }
     )
-    batch = maker.make(draw, 8, {})
+    batch = maker.make(draw)
     self.assertLen(self.reference.shapes, 2)
     self.assert_right(batch)
     # Each row's own are saved, though the batch has another order.
     maker.flush()
     self.reference.shapes.clear()
-    self.assert_right(maker.make(self.draw(), 8, {}))
+    self.assert_right(maker.make(self.draw()))
     self.assertEmpty(self.reference.shapes)
 
   def test_log_probs_of_another_reference_are_not_used(self):
@@ -153,7 +157,7 @@ class BatchMakerTest(absltest.TestCase):
     self.buffer.set_ref_logprobs(
         draw.rows, np.full((_B, _K, _T), 99, np.float32), 1
     )
-    batch = maker.make(self.draw(), 8, {})
+    batch = maker.make(self.draw())
     self.assert_right(batch)
     self.assertLen(self.reference.shapes, 1)
     maker.flush()
@@ -163,40 +167,35 @@ class BatchMakerTest(absltest.TestCase):
     """The draw of step 8 is made before the log-probs of step 7 are saved."""
     self.reference.moves = True
     maker = self.make_maker(part_prompts=_B)
-    self.assert_right(maker.make(self.draw(step=7), 7, 0.5), shift=0.5)
-    self.assert_right(maker.make(self.draw(), 8, 0.25), shift=0.25)
+    self.state.ref_params = 0.5
+    self.assert_right(maker.make(self.draw(step=7)), shift=0.5)
+    self.state.ref_params = 0.25
+    maker.flush()
+    self.assertTrue((self.draw().ref_versions == 4).all())
+    self.assert_right(maker.make(self.draw()), shift=0.25)
     maker.flush()
     self.assertTrue((self.draw().ref_versions == 8).all())
     self.assertLen(self.reference.shapes, 2)
     # Up to the next move they are right, and taken from the buffer.
-    self.assert_right(maker.make(self.draw(), 11, 0.25), shift=0.25)
+    self.assert_right(maker.make(self.draw(step=11)), shift=0.25)
     self.assertLen(self.reference.shapes, 2)
-
-  def test_late_log_probs_keep_the_version_that_gave_them(self):
-    self.reference.moves = True
-    maker = self.make_maker(part_prompts=_B)
-    maker.make(self.draw(step=7), 7, 0.5)
-    self.reference.follow(8, 0.25)
-    maker.flush()
-    self.assertTrue((self.draw().ref_versions == 4).all())
-    self.assert_right(maker.make(self.draw(), 8, 0.25), shift=0.25)
 
   def test_one_stale_row_makes_its_prompt_miss(self):
     maker = self.make_maker(part_prompts=1)
-    maker.make(self.draw(), 8, {})
+    maker.make(self.draw())
     maker.flush()
     draw = self.draw()
     self.buffer.set_ref_logprobs(
         draw.rows[0, :1], np.full((1, _T), 99, np.float32), 7
     )
     self.reference.shapes.clear()
-    batch = maker.make(self.draw(), 8, {})
+    batch = maker.make(self.draw())
     self.assertLen(self.reference.shapes, 1)
     self.assert_right(batch)
 
   def test_nothing_is_saved_before_flush(self):
     maker = self.make_maker()
-    maker.make(self.draw(), 8, {})
+    maker.make(self.draw())
     self.assertTrue((self.draw().ref_versions < 0).all())
     maker.flush()
     draw = self.draw()
@@ -213,17 +212,15 @@ class BatchMakerTest(absltest.TestCase):
       maker.flush()
     save.assert_not_called()
 
-  def test_the_batch_is_placed_before_it_is_used(self):
-    placed = []
-
-    def place(batch):
-      placed.append(batch)
-      return batch
-
-    self.make_maker(place=place).make(self.draw(), 8, {})
-    self.assertLen(placed, 1)
-    self.assertEqual(placed[0].prompt_mask.dtype, np.float32)
-    self.assertEqual(placed[0].staleness_steps.dtype, np.float32)
+  @parameterized.parameters(True, False)
+  def test_the_config_says_whether_stop_tokens_count(self, counts):
+    draw = self.draw()
+    maker = self.make_maker(stop_ids={41}, loss__include_stop_token=counts)
+    uncounted = draw.completion_lengths.sum() - np.sum(
+        maker.make(draw).completion_mask
+    )
+    # One completion of each prompt ends with token 41.
+    self.assertEqual(uncounted, 0 if counts else _B)
 
 
 class CompletionMaskTest(absltest.TestCase):

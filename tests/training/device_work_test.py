@@ -2,25 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """What process 0 does with its devices, a follower does too, in that order."""
 
+import dataclasses
 import json
 from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tba_jax import types
 from tba_jax.system import processes
-from tba_jax.training import batches
 from tba_jax.training import checkpoint
 from tba_jax.training import cluster as cluster_lib
 from tba_jax.training import device_work
 from tba_jax.training import lora
+from tba_jax.training import reference
 from tba_jax.training import sharding
 from tba_jax.training import train_step as train_step_lib
 from tba_jax.transport import carrier_orbax
-from tests.support import tiny_model
+from tests.support import base_config
 
 
 class FakeCluster(cluster_lib.Cluster):
@@ -52,10 +55,15 @@ def make_state():
   )
 
 
-def make_rows(reward):
-  fields = {name: np.zeros((2, 1)) for name in types.Batch.__dataclass_fields__}
+def make_batch(reward):
+  fields = {
+      name: np.zeros((2, 1), np.float32)
+      for name in types.Batch.__dataclass_fields__
+  }
   del fields["prepared"]
-  return {**fields, "rewards": np.full((2, 1), reward)}
+  return types.Batch(
+      **{**fields, "rewards": np.full((2, 1), reward, np.float32)}
+  )
 
 
 class DeviceWorkTest(parameterized.TestCase):
@@ -66,7 +74,7 @@ class DeviceWorkTest(parameterized.TestCase):
         checkpoint.Checkpointer, instance=True
     )
 
-  def make(self, cluster, peers=None):
+  def make(self, cluster, peers=None, config=None):
     def train_step(state, batch):
       params = {"w": state.params["w"] + batch.rewards.sum()}
       state = train_step_lib.TrainState(
@@ -74,40 +82,38 @@ class DeviceWorkTest(parameterized.TestCase):
       )
       return state, {"loss": batch.rewards.sum()}
 
+    self.reference = mock.create_autospec(reference.Reference, instance=True)
+    self.reference.logprobs.side_effect = lambda *args: jnp.zeros(args[2].shape)
     return device_work.DeviceWork(
+        config or base_config.make(),
         state=make_state(),
         train_step=train_step,
-        whole=lora.ParamsMerger(
+        reference=self.reference,
+        merger=lora.ParamsMerger(
             "a base", lambda params: {"w": params["w"] + 5.0}
         ),
         checkpointer=self.checkpointer,
-        mesh=sharding.make_mesh(tiny_model.make_config().mesh),
         cluster=cluster,
         peers=peers,
     )
 
   def follow(self, commands, peers=None):
-    """Returns a follower's end, its work, and what it was given to place."""
+    """Returns a follower's end and its work."""
     cluster = FakeCluster(commands)
     work = self.make(cluster, peers)
-    placed = []
-
-    def put_along(reward, **fields):
-      placed.append(fields)
-      return types.Batch(**make_rows(reward))
-
-    follower = device_work.Follower(
-        cluster=cluster, work=work, put_along=put_along
+    # A batch of zeros where process 0's is summed over processes.
+    work._put = lambda batch: jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), batch
     )
-    return follower.run(lambda: False), work, placed
+    follower = device_work.Follower(cluster, work)
+    return follower.run(lambda: False), work
 
   def test_a_follower_ends_in_the_state_of_process_0(self):
     cluster = FakeCluster()
     work = self.make(cluster)
-    for step, reward in enumerate((1.0, 10.0)):
-      rows = types.Batch(**make_rows(reward))
-      cluster.broadcast("place", dict(step=step, num_missing=0, reward=reward))
-      self.assertEqual(float(work.train(rows)["loss"]), 2 * reward)
+    for _ in range(2):
+      batch, _ = work.place(make_batch(0.0), 0)
+      work.train(batch)
     self.assertIs(work.gather(), work.state.params)
     self.assertIs(work.gather("sampling_params"), work.state.sampling_params)
     np.testing.assert_array_equal(
@@ -122,19 +128,48 @@ class DeviceWorkTest(parameterized.TestCase):
         + ["gather"] * 2
         + ["gather_model", "scale", "save", "end"],
     )
-    done, other, placed = self.follow(cluster.told)
+    commands = json.loads(json.dumps([vars(c) for c in cluster.told]))
+    done, other = self.follow(cluster_lib.Command(**c) for c in commands)
     self.assertTrue(done)
-    for a, b in ((work.state, other.state),):
-      self.assertEqual(int(a.step), int(b.step))
-      np.testing.assert_array_equal(a.params["w"], b.params["w"])
-      self.assertEqual(float(b.learning_rate_scale), 0.5)
-    self.assertEqual([p["step"] for p in placed], [0, 1])
-    np.testing.assert_array_equal(placed[0]["ref_params"]["w"], [1, 1])
+    self.assertEqual(int(other.state.step), 2)
+    chex.assert_trees_all_equal(other.state, work.state)
+    self.assertEqual(float(other.state.learning_rate_scale), 0.5)
     first, second = self.checkpointer.save.call_args_list
     self.assertEqual(first.args[2], {"buffer": 1, "base": "a base"})
     # The host state is that of process 0 alone.
     self.assertEqual((second.args[0], "buffer" in second.args[2]), (2, False))
     self.assertTrue(second.kwargs["wait"])
+
+  @parameterized.parameters((1.0, 1, 8), (0.5, 1, 2), (0.5, 3, 3))
+  def test_the_reference_runs_in_parts_that_fit_the_mesh(
+      self, recent_fraction, data, part
+  ):
+    config = base_config.make(
+        train__prompts_per_batch=8, replay__recent_fraction=recent_fraction
+    )
+    mesh = sharding.make_mesh(config.mesh)
+    config.mesh.data = data
+    cluster = FakeCluster()
+    with mock.patch.object(sharding, "make_mesh", return_value=mesh):
+      leader = self.make(cluster, config=config)
+    batch = types.Batch(
+        **{
+            field.name: np.ones((8, 2, 3), np.float32)
+            for field in dataclasses.fields(types.Batch)
+            if field.name != "prepared"
+        }
+    )
+    _, computed = leader.place(batch, 5)
+    calls = self.reference.logprobs.call_args_list
+    shapes = [call.args[2].shape for call in calls]
+    self.assertEqual(shapes, [(part, 2, 3)] * -(-5 // part))
+    # The moving reference is that of the state.
+    self.assertIs(calls[0].args[4], leader.state.ref_params)
+    self.assertLen(computed, len(shapes))
+    # Another process makes the same calls without the batch.
+    cluster.end(processes.EXIT_OK)
+    with mock.patch.object(sharding, "make_mesh", return_value=mesh):
+      self.follow(cluster.told)
 
   def test_params_are_gathered_to_be_published(self):
     cluster = FakeCluster()
@@ -155,7 +190,7 @@ class DeviceWorkTest(parameterized.TestCase):
     cluster.end(processes.EXIT_OK)
     peers = mock.create_autospec(carrier_orbax.Helper, instance=True)
     peers.submit.return_value = None
-    _, other, _ = self.follow(cluster.told, peers)
+    _, other = self.follow(cluster.told, peers)
     self.assertEqual(
         peers.method_calls,
         [
@@ -187,48 +222,6 @@ class DeviceWorkTest(parameterized.TestCase):
   def test_an_unknown_command_is_an_error(self):
     with self.assertRaisesRegex(ValueError, "'dance'"):
       self.follow([cluster_lib.Command("dance", {})])
-
-
-class PlacerTest(absltest.TestCase):
-
-  def test_another_process_makes_the_same_calls_without_the_batch(self):
-    calls = []
-
-    class Reference:
-      version = 0
-
-      def follow(self, step, ref_params):
-        calls.append(("follow", step))
-
-      def logprobs(self, prompts, prompt_mask, tokens, mask):
-        calls.append(("logprobs", tokens.shape))
-        return jnp.zeros(tokens.shape)
-
-    def place(batch):
-      shapes = {
-          n: (x.shape, x.dtype)
-          for n, x in vars(batch).items()
-          if n != "prepared"
-      }
-      calls.append(("place", shapes))
-      return types.Batch(**{n: jnp.zeros(*s) for n, s in shapes.items()})
-
-    told = []
-    make = lambda **kwargs: batches.Placer(
-        Reference(), part_prompts=2, place=place, **kwargs
-    )
-    batch = types.Batch(
-        **{name: np.ones((4, 2, 3), np.float32) for name in make_rows(0)}
-    )
-    leader = make(tell=lambda **fields: told.append(json.dumps(fields)))
-    leader.follow(5, {})
-    leader.put(batch, 5, num_missing=3)
-    first, calls = calls, []
-    make().put_along(ref_params={}, **json.loads(told[0]))
-    self.assertEqual(calls, first)
-    self.assertEqual(
-        first[:1] + first[2:], [("follow", 5)] + [("logprobs", (2, 2, 3))] * 2
-    )
 
 
 if __name__ == "__main__":

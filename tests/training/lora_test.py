@@ -22,8 +22,8 @@ from tba_jax.monitor import run_directory
 from tba_jax.programs import export
 from tba_jax.programs import plan
 from tba_jax.programs import searcher
-from tba_jax.programs import trainer
 from tba_jax.training import checkpoint
+from tba_jax.training import device_work
 from tba_jax.training import lora
 from tba_jax.training import model_source
 from tba_jax.training import policy as policy_lib
@@ -210,9 +210,9 @@ class TrainTest(parameterized.TestCase):
     mesh = sharding.make_mesh(config.mesh)
     policy = policy_lib.Policy(None, None, model, None, functions)
     base = jax.device_put(base, sharding.replicated(mesh))
-    state = trainer.init_state(config, policy, base, mesh)
+    state = device_work.init_state(config, policy, base, mesh)
     chex.assert_trees_all_equal_shapes_and_dtypes(
-        trainer.abstract_state(config, policy, mesh), state
+        device_work.abstract_state(config, policy, mesh), state
     )
     return config, policy, base, state
 
@@ -225,7 +225,7 @@ class TrainTest(parameterized.TestCase):
     self.assertLess(trained, sizes(base) / 2)
     # Two moments of each, and counters.
     self.assertBetween(sizes(state.opt_state), 2 * trained, 2 * trained + 4)
-    step = trainer.make_train_step(config, policy, mesh, base)
+    step = device_work.make_train_step(config, policy, mesh, base)
     ref = reference.Reference(policy.model, base, temperature=1.0, copy=False)
     batch = tiny_model.make_batch()
     before = self.logprobs(ref, batch)
@@ -300,7 +300,7 @@ class RunTest(absltest.TestCase):
       run_directory.create(workdir, config)
       policy = policy_lib.make_policy(config, workdir)
       mesh = sharding.make_mesh(config.mesh)
-      state = trainer.init_state(config, policy, start, mesh)
+      state = device_work.init_state(config, policy, start, mesh)
       moved = jax.tree.map(lambda x: x + 0.1, state.params)
       state = train_step.TrainState(**{**vars(state), "params": moved})
       # A searcher adds what is published to its own base.

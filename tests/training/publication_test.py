@@ -240,10 +240,11 @@ class PublicationTest(absltest.TestCase):
     self.store = in_process.InProcessStore()
     self.events: list[tuple[str, str]] = []
     self.spans: list[str] = []
-    self.transport = self.connect()
-
-  def connect(self):
-    return in_process.InProcessTransport(self.store)
+    connect = lambda config, run: in_process.InProcessTransport(self.store)
+    self.transport = connect(None, None)
+    patch = mock.patch.object(publication, "connect", side_effect=connect)
+    self.connect = patch.start()
+    self.addCleanup(patch.stop)
 
   def make_publisher(
       self, *, epoch=1, keep=2, carriers=None, dtype="", base_name=""
@@ -252,18 +253,17 @@ class PublicationTest(absltest.TestCase):
     recorder = mock.create_autospec(recorder_lib.Recorder, instance=True)
     recorder.event.side_effect = lambda *event: self.events.append(event)
     recorder.span.side_effect = self.span
-    work = mock.Mock(base=base_name, peers=None)
-    work.state.params = _params(0.0)
     carriers = carriers or [carrier_store.Chunks()]
     with mock.patch.object(
         publication, "make_write_carriers", return_value=carriers
     ):
       publisher = publication.Publisher(
-          self.connect,
           config,
           RUN,
           epoch=epoch,
-          work=work,
+          params=_params(0.0),
+          base_name=base_name,
+          peers=None,
           recorder=recorder,
       )
     self.addCleanup(publisher.close)
@@ -274,9 +274,7 @@ class PublicationTest(absltest.TestCase):
     self.spans.append(kind)
     yield
 
-  def make_puller(
-      self, params=None, *, carriers=(), connect=None, dtype="", base_name=""
-  ):
+  def make_puller(self, *, carriers=(), dtype="", base_name=""):
     config = base_config.make(publish__dtype=dtype, search__pull_every_s=0.002)
     events = mock.create_autospec(metrics.EventLog, instance=True)
     events.write.side_effect = lambda *event: self.events.append(event)
@@ -285,12 +283,7 @@ class PublicationTest(absltest.TestCase):
         publication, "make_read_carriers", return_value=carriers
     ):
       puller = publication.Puller(
-          connect or self.connect,
-          config,
-          RUN,
-          params or _params(0.0),
-          events=events,
-          base_name=base_name,
+          config, RUN, _params(0.0), events=events, base_name=base_name
       )
     self.addCleanup(puller.close)
     return puller
@@ -481,10 +474,8 @@ class PublicationTest(absltest.TestCase):
       publisher.wait(5, 0.05)
 
   def test_the_error_of_a_thread_reaches_its_owner(self):
-    def refuse():
-      raise base.DeadlineExceededError("the store is away")
-
-    puller = self.make_puller(connect=refuse)
+    self.connect.side_effect = base.DeadlineExceededError("the store is away")
+    puller = self.make_puller()
     with self.assertRaises(base.TransportError) as raised:
       puller.wait_for(1, WAIT_S)
     self.assertIn("away", str(raised.exception.__cause__))
