@@ -9,12 +9,18 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
+import jax
+import numpy as np
 
 from tba_jax.config import load
 from tba_jax.monitor import run_directory
 from tba_jax.programs import trainer
 from tba_jax.system import processes
 from tba_jax.training import device_work
+from tba_jax.training import sharding
+from tba_jax.training import train_step as train_step_lib
+from tests.support import tiny_model
 from tests.support import trainer_case
 
 
@@ -96,6 +102,52 @@ class TrainerTest(trainer_case.TrainerCase):
     self.assertEqual(len(self.steps("draw")), len(self.steps("step")))
     draw = self.maker.make.call_args.args[0]
     self.assertEqual(draw.rewards.shape, (3, 2))
+
+
+class NonfiniteTest(trainer_case.TrainerCase):
+  """With the train step itself: rewards of step 2 give a NaN gradient."""
+
+  def setUp(self):
+    super().setUp()
+    config = tiny_model.make_config(train__nonfinite="skip")
+    mesh = sharding.make_mesh(config.mesh)
+    model = tiny_model.BIGRAM
+    self.model_state = train_step_lib.init_state(
+        config, model, model.init(jax.random.key(0)), mesh
+    )
+    self.step_fn = train_step_lib.make_train_step(config, model, mesh)
+    self.maker.make.side_effect = self.make_batch
+    self.published = []
+
+  def make_batch(self, draw, step, ref_params):
+    batch = tiny_model.make_batch(seed=step)
+    if step == 2:
+      batch.rewards[0, 0] = np.nan
+    return batch
+
+  def train_step(self, state, batch):
+    state, _ = super().train_step(state, batch)
+    self.model_state, metrics = self.step_fn(self.model_state, batch)
+    state.params["model"] = jax.device_get(self.model_state.params)
+    return state, {**trainer_case.METRICS, **metrics}
+
+  def publish(self, step, params, finite=True):
+    super().publish(step, params, finite)
+    self.published.append(params.get("model"))
+
+  def test_a_step_with_a_nan_gradient_is_skipped_and_the_run_goes_on(self):
+    self.assertTrue(self.run_it(train__nonfinite="skip", action="off"))
+    self.assertEqual(self.steps("step"), list(range(6)))
+    recorded = [c.args[1] for c in self.recorder.step.call_args_list]
+    self.assertEqual([m["nonfinite"] for m in recorded], [0, 0, 1, 0, 0, 0])
+    kinds = [call.args[0] for call in self.recorder.event.call_args_list]
+    self.assertEqual(kinds, ["step_skipped"])
+    # Version 3 is version 2 again, and training goes on from that.
+    versions = self.published[1:]
+    chex.assert_tree_all_finite(versions)
+    chex.assert_trees_all_equal(versions[1], versions[2])
+    moved = np.abs(versions[3]["head"] - versions[2]["head"]).max()
+    self.assertGreater(moved, 0)
 
 
 class RoundsTest(trainer_case.TrainerCase):
