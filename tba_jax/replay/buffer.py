@@ -217,7 +217,7 @@ class ReplayBuffer:
         config.sampling.max_completion_tokens, self.capacity
     )
     self._similarity = None
-    if self._filter.similarity:
+    if self._filter.similarity != "none":
       self._similarity = similarity.SimilarityFilter(
           self._filter, self.table, embed
       )

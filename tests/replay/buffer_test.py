@@ -407,6 +407,12 @@ class SimilarityTest(parameterized.TestCase):
     buffer.insert(make_group(0, [[1, 2, 8, 4]], rewards=[3.0]), 1)
     self.assertEqual(_stored(buffer), {1: 3.0})
 
+  def test_all_stay_by_default(self):
+    buffer = _buffer()
+    buffer.insert(make_group(0, [[1, 2, 3, 4]], rewards=[1.0]), 0)
+    buffer.insert(make_group(0, [[2, 2, 3, 4], [3, 2, 3, 4]]), 1)
+    self.assertLen(buffer, 3)
+
   def test_stop_tokens_are_not_compared(self):
     buffer = _buffer(similarity="edit", similarity_limit=0.2)
     # Without the stop token 0 the two are equal; with it they are not similar.

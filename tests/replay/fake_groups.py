@@ -10,6 +10,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.config import settings
 from tba_jax.replay import buffer
 
 PROMPT_TOKENS = 5
@@ -53,35 +54,20 @@ def distinct(first: int, count: int) -> list[list[int]]:
 
 
 def buffer_config(**changes: Any) -> ml_collections.ConfigDict:
-  """Returns what a small buffer reads; `changes` are keys of any section."""
-  sections = dict(
-      replay=dict(
-          capacity_per_prompt=10,
-          capacity=40,
-          recent_fraction=1.0,
-          recent_window_steps=1,
-          selection="uniform",
-          dedupe=True,
-      ),
-      replay_filter=dict(
-          duplicates="newest",
-          evict="oldest",
-          freeze_step=0,
-          similarity="",
-          similarity_limit=0.25,
-      ),
-      sampling=dict(
-          max_prompt_tokens=PROMPT_TOKENS,
-          max_completion_tokens=COMPLETION_TOKENS,
-      ),
+  """Returns the config of a small buffer; `changes` are keys of any section."""
+  config = settings.get_config()
+  sections = config.replay, config.replay_filter, config.sampling, config
+  small = dict(
+      capacity_per_prompt=10,
+      capacity=40,
+      recent_window_steps=1,
+      max_prompt_tokens=PROMPT_TOKENS,
+      max_completion_tokens=COMPLETION_TOKENS,
   )
-  seed = changes.pop("seed", 0)
-  for section in sections.values():
-    for key in set(section) & set(changes):
-      section[key] = changes.pop(key)
-  if changes:
-    raise KeyError(f"no such settings: {sorted(changes)}")
-  return ml_collections.ConfigDict({**sections, "seed": seed})
+  for key, value in {**small, **changes}.items():
+    (section,) = (one for one in sections if key in one)
+    section[key] = value
+  return config
 
 
 def make_buffer(
