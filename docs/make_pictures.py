@@ -120,7 +120,7 @@ def panel(workdir: str) -> None:
       raise SystemExit(f"{workdir} did not train within {_WAIT_S:.0f} s")
     time.sleep(0.2)
   console = rich.console.Console(record=True, width=104, file=io.StringIO())
-  console.print(panel_lib.render_view(state, console.width))
+  console.print(panel_lib.render_view(state))
   # The fonts would be asked of the network; any monospaced one does.
   svg = console.export_svg(title="--program=train")
   svg = re.sub(_FONTS, "", svg, flags=re.S)

@@ -38,13 +38,6 @@ _WARM_UP = {
 }
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 16
-# Columns of the searchers' table, and the order in which they are dropped.
-_COLUMNS = (
-    "searcher", "samples/s", "tokens/s", "busy", "version", "queue", "seen",
-)  # fmt: skip
-_LEAVE_OUT = ("tokens/s", "version", "queue", "seen", "busy")
-# Characters of the frame, both sides.
-_FRAME = 4
 _REDRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 10.0
 
@@ -168,8 +161,9 @@ def _figures(state: run_state.RunState) -> rich.columns.Columns:
   generation = _mapping(status.get("store")).get("generation")
   if text.is_number(generation):
     rows.append(("store", "generation", str(generation)))
-  if failures := _mapping(status.get("reward_failures")):
-    rows.append(("not judged", *cause_texts(failures)))
+  failures = tables.sum_text(status.get("reward_failures"))
+  if failures != "0":
+    rows.append(("not judged", failures, ""))
   cells = []
   for name, value, more in rows:
     cell = rich.text.Text(f"{name:<15} ", "dim")
@@ -179,46 +173,25 @@ def _figures(state: run_state.RunState) -> rich.columns.Columns:
   return rich.columns.Columns(cells, padding=(0, 2), column_first=True)
 
 
-def cause_texts(failures: Mapping[str, Any]) -> tuple[str, str]:
-  """Returns the number of completions not judged, and the causes."""
-  found = {cause: n for cause, n in failures.items() if text.is_number(n)}
-  words = ", ".join(f"{n:,.0f} {_safe(c, 20)}" for c, n in found.items())
-  return _count(sum(found.values())), f"({words})" if words else ""
-
-
-def _searchers(searchers: Mapping[str, Any], width: int) -> rich.table.Table:
-  """Returns the searchers' table, without columns that do not fit."""
+def _searchers(searchers: Mapping[str, Any]) -> list[rich.columns.Columns]:
+  """Returns a row for each searcher, broken between cells if it must be."""
   order = lambda row: i if text.is_number(i := row[1].get("index")) else 0
-  rows = sorted(((s, _mapping(row)) for s, row in searchers.items()), key=order)
-  cells = [dict.fromkeys(_COLUMNS, "")]
-  cells += [_searcher_cells(sid, row) for sid, row in rows]
-  wide = {n: max(len(n), *(len(one[n]) for one in cells)) for n in _COLUMNS}
-  names = list(_COLUMNS)
-  for name in _LEAVE_OUT:
-    if sum(wide[n] + 3 for n in names) - 1 > width:
-      names.remove(name)
-  out = rich.table.Table(
-      box=rich.box.SIMPLE_HEAD, pad_edge=False, header_style="dim"
-  )
-  for name in names:
-    justify = "left" if name == "searcher" else "right"
-    out.add_column(name, justify=justify, no_wrap=True)
-  for one in cells[1:]:
-    out.add_row(*(rich.text.Text(one[name]) for name in names))
-  return out
-
-
-def _searcher_cells(sid: str, row: Mapping[str, Any]) -> dict[str, str]:
-  age = row.get("age_s")
-  return {
-      "searcher": _safe(row.get("index", sid), 24),
-      "samples/s": _count(row.get("samples_per_s")),
-      "tokens/s": _count(row.get("tokens_per_s")),
-      "busy": _number(row.get("busy_share"), "percent"),
-      "version": _count(row.get("version")),
-      "queue": f"{_count(row.get('unacked'))}/{_count(row.get('credits'))}",
-      "seen": f"{text.duration(age)} ago" if text.is_number(age) else "–",
-  }
+  rows = []
+  for sid, row in sorted(
+      ((sid, _mapping(row)) for sid, row in searchers.items()), key=order
+  ):
+    age = row.get("age_s")
+    cells = (
+        f"searcher {_safe(row.get('index', sid), 24)}",
+        f"{_count(row.get('samples_per_s')):>7} samples/s",
+        f"{_count(row.get('tokens_per_s')):>9} tokens/s",
+        f"{_number(row.get('busy_share'), 'percent'):>7} busy",
+        f"version {_count(row.get('version')):>6}",
+        f"queue {_count(row.get('unacked'))}/{_count(row.get('credits'))}",
+        f"seen {text.duration(age)} ago" if text.is_number(age) else "",
+    )
+    rows.append(rich.columns.Columns(map(rich.text.Text, cells)))
+  return rows
 
 
 def _event_line(
@@ -234,12 +207,9 @@ def _event_line(
 
 
 def _last_lines(state: run_state.RunState) -> Iterable[rich.text.Text]:
-  counts = {role: n for role, n in state.restarts.items() if n}
-  words = ", ".join(
-      f"{_safe(n)} of {_safe(role)}" for role, n in counts.items()
-  )
   line = rich.text.Text().append("restarts  ", "dim")
-  yield line.append(words or "none", "yellow" if counts else "")
+  restarts = tables.sum_text(state.restarts)
+  yield line.append(restarts, "yellow" if restarts != "0" else "")
   if state.event:
     yield _event_line("event", state.event, "")
   if state.error:
@@ -251,8 +221,8 @@ def _last_lines(state: run_state.RunState) -> Iterable[rich.text.Text]:
     yield rich.text.Text(_safe(state.note, 600), "yellow")
 
 
-def render_view(state: run_state.RunState, width: int) -> rich.panel.Panel:
-  """Returns the view of a state, for a terminal of `width` columns."""
+def render_view(state: run_state.RunState) -> rich.panel.Panel:
+  """Returns the view of a state, which fits a terminal of any width."""
   phase = phase_of(state)
   parts: list[Any] = [_phases(phase)]
   if doing := _doing(state, phase):
@@ -267,9 +237,7 @@ def render_view(state: run_state.RunState, width: int) -> rich.panel.Panel:
     parts.append(rich.text.Text("   ".join(shown[:6])))
   elif state.status:
     parts += [rich.text.Text(), _figures(state)]
-    searchers = _mapping(state.status.get("searchers"))
-    if searchers:
-      parts.append(_searchers(searchers, width - _FRAME))
+    parts += _searchers(_mapping(state.status.get("searchers")))
   parts += _last_lines(state)
   return rich.panel.Panel(
       rich.console.Group(*parts),
@@ -289,7 +257,7 @@ def plain_line(state: run_state.RunState) -> str:
   if phase in run_state.MODEL_PHASES:
     made = state.made[phase]
     num_steps = state.made_steps.get(phase, "?")
-    words.append(f"step {_count(made.get('step'))}/{num_steps}")
+    words.append(f"step {_count(made.get('step', 0))}/{num_steps}")
     words += [
         f"{_safe(name, 40)} {value:.3g}"
         for name, value in made.items()
@@ -302,8 +270,9 @@ def plain_line(state: run_state.RunState) -> str:
         f"pass@1 {_number(status.get('pass_at_1'), 'percent')}",
         f"KL {_number(status.get('kl'))}",
         f"staleness {_number(status.get('staleness_steps'))}",
-        f"{text.duration(status.get('eta_s'))} left",
     ]
+    if phase == "train" and text.is_number(status.get("eta_s")):
+      words.append(f"{text.duration(status['eta_s'])} left")
   restarts = sum(n for n in state.restarts.values() if text.is_number(n))
   if restarts:
     words.append(f"restarts {restarts}")
@@ -343,7 +312,7 @@ class Panel:
       self._live = None
 
   def _view(self) -> rich.panel.Panel:
-    return render_view(self._follower.state, self._console.width)
+    return render_view(self._follower.state)
 
   def phase(self, name: str) -> None:
     """Shows the start of a phase, until the trainer's own state replaces it."""
@@ -403,30 +372,12 @@ def final_table(
   for row in tables.compare(
       _mapping(summary.get("before")), _mapping(summary.get("after"))
   ):
-    cells = row["name"], row["before"], row["after"], row["change"]
-    table.add_row(*(rich.text.Text(cell) for cell in cells))
+    table.add_row(*map(rich.text.Text, row.values()))
   table.add_section()
-  restarts = _mapping(summary.get("restarts"))
-  counts = ", ".join(f"{n} of {_safe(r)}" for r, n in restarts.items() if n)
-  closed = summary.get("ledger_closed")
-  steps = _count(summary.get("steps"))
-  if summary.get("stopped_by"):
-    steps += f" (stopped by {_safe(summary['stopped_by'])})"
-  rows = [
-      ("steps", steps),
-      ("wall clock", text.duration(summary.get("wall_s"))),
-      ("completions", _count(summary.get("completions"))),
-      ("completions/s", _number(summary.get("completions_per_s"))),
-      ("overlap of ideal", _number(summary.get("overlap_of_ideal"))),
-      ("staleness, steps", _number(summary.get("staleness_mean"))),
-      ("restarts", counts or "none"),
-      ("ledger", "–" if closed is None else "closed" if closed else "OPEN"),
-  ]
-  if failed := _mapping(summary.get("reward_failures")):
-    rows.append(("completions not judged", " ".join(cause_texts(failed))))
-  for name, value in rows:
-    style = "bold red" if value == "OPEN" else ""
-    table.add_row(name, "", rich.text.Text(value, style), "")
+  for fact in tables.facts(summary):
+    style = "bold red" if fact["value"] == "OPEN" else ""
+    value = rich.text.Text(fact["value"], style)
+    table.add_row(fact["name"], "", value, "")
   parts = [rich.text.Text(verdict, "bold")] if verdict else []
   return rich.console.Group(*parts, table)
 

@@ -105,7 +105,7 @@ def run(
     note += f"; written {text.duration(max(0.0, time.time() - written))} ago"
   state.note = note + _sign_of_life(state, last)
   console = rich.console.Console()
-  console.print(panel.render_view(state, console.width))
+  console.print(panel.render_view(state))
   return processes.EXIT_OK
 
 

@@ -1,8 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the report in a headless Chromium and uses it.
+"""The report in a headless Chromium.
 
-Screenshots go to TBA_JAX_SCREENSHOTS, where that is set.
+Screenshots go to TBA_JAX_SCREENSHOTS if it is set.
 """
 
 import json
@@ -79,7 +79,7 @@ class ReportBrowserTest(absltest.TestCase):
     return self.driver.execute_script(body, *args)
 
   def _screenshot(self, name):
-    """Returns the whole page as PNG, and keeps it where that is asked."""
+    """Returns the whole page as PNG, and saves it if requested."""
     height = self._script("return document.documentElement.scrollHeight")
     self.driver.set_window_size(1320, height + 100)
     png = self.driver.get_screenshot_as_png()
@@ -91,7 +91,7 @@ class ReportBrowserTest(absltest.TestCase):
       (folder / f"report_{name}.png").write_bytes(png)
     return png
 
-  def test_every_part_of_the_page_is_drawn(self):
+  def test_all_figures_are_drawn(self):
     self.assertEqual(self._script("return document.body.dataset.ready"), "yes")
     titles = [
         c.get_attribute("data-chart") for c in self._all("#charts .chart")
@@ -102,7 +102,7 @@ class ReportBrowserTest(absltest.TestCase):
       self.assertNotEmpty(chart.find_elements("css selector", "svg path"))
     self.assertNotEmpty(self._all("#staleness-figure rect"))
     self.assertNotEmpty(self._all("#uses-figure rect"))
-    self.assertLen(self._all("#time-figure tbody tr"), 4)
+    self.assertLen(self._all("#time-figure .lane"), 4)
     self.assertLen(self._all("#events-table tbody tr"), 4)
     self.assertNotEmpty(self._all("#diversity .chip.right"))
     painted = self._script(
@@ -113,23 +113,23 @@ class ReportBrowserTest(absltest.TestCase):
     )
     self.assertGreater(painted, 5)
 
-  def test_nothing_is_asked_of_the_network(self):
+  def test_no_network_requests(self):
     asked = self._script(
         "return performance.getEntriesByType('resource').map((e) => e.name)"
     )
     self.assertEqual([u for u in asked if not u.startswith("data:")], [])
 
-  def test_nothing_is_wider_than_the_window(self):
+  def test_page_fits_the_window(self):
     for width in (1320, 420):
       self.driver.set_window_size(width, 900)
       wider = self._script(
           "return document.documentElement.scrollWidth - innerWidth"
       )
       self.assertLessEqual(wider, 0, width)
-    # No table of the summary is cut on a phone.
-    for card in self._all("#summary .card"):
-      cut = "return arguments[0].scrollWidth - arguments[0].clientWidth"
-      self.assertLessEqual(self._script(cut, card), 0)
+    # No table is cut on a phone.
+    cut = "return arguments[0].scrollWidth - arguments[0].clientWidth"
+    for card in self._all(".card"):
+      self.assertLessEqual(self._script(cut, card), 0, card.text[:100])
     self.driver.set_window_size(1320, 1000)
 
   def test_samples_are_found_by_text_and_reward(self):
@@ -150,7 +150,7 @@ class ReportBrowserTest(absltest.TestCase):
     self._one("#sample-query").send_keys("no such text")
     self.assertIn("No sample fits", self._one("#samples-table").text)
 
-  def test_a_wrong_sample_says_why(self):
+  def test_reasons_of_wrong_samples(self):
     self._one("#sample-query").send_keys("wanted")
     (row,) = self._all("tr.sample")
     why = row.find_element("css selector", ".why").text
@@ -165,7 +165,7 @@ class ReportBrowserTest(absltest.TestCase):
     for row in rows:
       self.assertIn("once too often", row.text)
 
-  def test_tokens_carry_their_logprob(self):
+  def test_tokens_have_their_logprobs(self):
     tokens = self._all("tr.sample .token")
     self.assertNotEmpty(tokens)
     self.assertRegex(tokens[0].get_attribute("title"), r"nats · p [01]\.\d+")
@@ -178,7 +178,7 @@ class ReportBrowserTest(absltest.TestCase):
     self._one("[data-axis=time]").click()
     self.assertIn("min", labels())
 
-  def test_curves_against_what_was_sampled(self):
+  def test_curves_against_samples_and_tokens(self):
     for axis, last in (("completions", "150k"), ("tokens", "2M")):
       self._one(f"[data-axis={axis}]").click()
       self.assertIn(last, self._one("#charts .chart svg").text.split())
@@ -187,7 +187,7 @@ class ReportBrowserTest(absltest.TestCase):
     for name in ("staleness", "uses"):
       self.assertNotEmpty(self._all(f"#{name}-over-time rect"))
 
-  def test_first_and_last_checkpoint_stand_side_by_side(self):
+  def test_first_and_last_checkpoint_side_by_side(self):
     self.assertLen(self._all("tr.pair"), 6)
     cells, *_ = [
         row.find_elements("css selector", "td") for row in self._all("tr.pair")
@@ -216,7 +216,7 @@ class ReportBrowserTest(absltest.TestCase):
     # A share that stays at 0 has no axis down to -100 %.
     flat = self._script("return yRange({}, [{s: {mean: [0, 0]}}])")
     self.assertSequenceAlmostEqual(flat, [-0.06, 1.06])
-    self.assertLen(self._all("#time-figure tbody tr"), 8)
+    self.assertLen(self._all("#time-figure .lane"), 8)
     for theme in ("light", "dark"):
       self._script("setTheme(arguments[0])", theme)
       self.assertGreater(len(self._screenshot(f"compare_{theme}")), 50_000)
@@ -253,10 +253,9 @@ class ReportBrowserTest(absltest.TestCase):
     )
     for theme in ("light", "dark"):
       self._script("setTheme(arguments[0])", theme)
-      tile = self._one(".tile")
-      for selector, limit in ((".value", 7.0), (".name", 4.5)):
-        text = tile.find_element("css selector", selector)
-        ink, ground = self._script(style, text, tile)
+      card = self._one("#summary .card")
+      for selector, limit in (("#facts b", 7.0), ("#facts .note", 4.5)):
+        ink, ground = self._script(style, self._one(selector), card)
         self.assertGreaterEqual(_contrast(ink, ground), limit, theme)
       for pill in self._all(".pill, .verdict, .chip.right"):
         ink, ground = self._script(style, pill, pill)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The live panel and the state it shows, of runs in any condition."""
+"""The live panel, of runs in any condition."""
 
 import io
 import json
@@ -27,7 +27,7 @@ def _shown(renderable, width=110):
 
 
 def _view(state, width=110):
-  return _shown(panel.render_view(state, width), width)
+  return _shown(panel.render_view(state), width)
 
 
 class TailTest(absltest.TestCase):
@@ -43,7 +43,7 @@ class TailTest(absltest.TestCase):
     with self.path.open("ab") as f:
       f.write(data)
 
-  def test_only_new_whole_lines_are_read(self):
+  def test_new_complete_lines_are_read(self):
     self.assertEqual(self.tail.read(), [])
     self._append(b'{"step": 0}\n{"st')
     self.assertEqual(self.tail.read(), [{"step": 0}])
@@ -51,7 +51,7 @@ class TailTest(absltest.TestCase):
     self._append(b'ep": 1}\nbroken\n')
     self.assertEqual(self.tail.read(), [{"step": 1}])
 
-  def test_a_file_written_anew_is_read_from_its_start(self):
+  def test_replaced_file_is_read_from_its_start(self):
     self._append(b'{"step": 0}\n{"step": 1}\n')
     self.tail.read()
     self.path.write_bytes(b'{"step": 7}\n')
@@ -66,7 +66,7 @@ class FollowerTest(absltest.TestCase):
     self.addCleanup(folder.cleanup)
     self.workdir = folder.name
 
-  def test_an_empty_directory_is_a_run_that_sets_up(self):
+  def test_empty_directory(self):
     state = run_state.Follower(self.workdir).read()
     self.assertEqual(state.phase, "setup")
     self.assertIn("setup", _view(state))
@@ -80,7 +80,7 @@ class FollowerTest(absltest.TestCase):
       state = follower.read()
     self.assertEqual(list(state.reward), [(0, 0.1), (1, 0.5)])
 
-  def test_the_newest_error_is_kept_beside_the_newest_event(self):
+  def test_newest_error_and_newest_event(self):
     events = metrics.EventLog(os.path.join(self.workdir, "events.jsonl"))
     events.write("died", "searcher-0: SIGKILL")
     events.write("restart", "searcher-0 (after SIGKILL)")
@@ -92,7 +92,7 @@ class FollowerTest(absltest.TestCase):
     self.assertRegex(shown, r"event +[\d:]+ searcher_gone: s000")
     self.assertRegex(shown, r"error +[\d:]+ died: searcher-0: SIGKILL")
 
-  def test_a_whole_run_is_followed(self):
+  def test_run(self):
     fake_run.make_run(self.workdir, num_steps=40, finished=False)
     config = {"config": {"sft": {"num_steps": 2400}}}
     os.makedirs(os.path.join(self.workdir, "reward_model"))
@@ -135,7 +135,7 @@ class ViewTest(parameterized.TestCase):
         "93.0 %",
         "9,340",
         "2/4",
-        "2 of searcher",
+        "2 (2 searcher)",
         "generation 2",
     ):
       self.assertIn(words, shown)
@@ -172,38 +172,21 @@ class ViewTest(parameterized.TestCase):
   @parameterized.parameters(40, 60, 62, 80, 84, 100, 160)
   def test_no_number_is_cut_at_any_width(self, width):
     numbers = lambda shown: set(re.findall(r"[\d.,:/-]*\d", shown))
-    # Times of events are of this host's zone, and the same in both.
     state = self._busy_state()
     shown = _view(state, width)
     self.assertNotIn("…", shown)
     self.assertLessEqual(max(map(len, shown.splitlines())), width)
-    whole = numbers(_view(state, 400))
-    self.assertLessEqual(numbers(shown), whole)
-    # What matters most stands at every width.
-    for figure in ("-123", "12,345/123,456", "58.0 %", "12,346", "1,239"):
-      self.assertIn(figure, shown)
+    self.assertEqual(numbers(shown), numbers(_view(state, 400)))
 
-  @parameterized.parameters(
-      (50, ("samples/s", "busy"), ("tokens/s", "version")),
-      (80, ("samples/s", "tokens/s", "queue", "seen", "of 200,000"), ()),
-      (160, ("samples/s", "tokens/s", "version", "queue", "seen"), ()),
-  )
-  def test_a_narrow_terminal_shows_what_matters(self, width, there, left_out):
-    shown = _view(self._busy_state(), width)
-    for name in there:
-      self.assertIn(name, shown)
-    for name in left_out:
-      self.assertNotIn(name, shown)
-
-  def test_completions_that_could_not_be_judged_are_shown(self):
+  def test_completions_without_a_reward_are_shown(self):
     state = self._state(reward_failures={"deadline": 3, "nan": 1})
     shown = _view(state)
     self.assertIn("4 (3 deadline, 1 nan)", shown)
     shown = _view(self._state(staleness_steps=None))
     self.assertNotIn("not judged", shown)
-    self.assertRegex(shown, r"staleness +– +│")  # No unit of nothing.
+    self.assertRegex(shown, r"staleness +– +│")  # No unit without a number.
 
-  def test_every_key_may_be_missing_or_odd(self):
+  def test_any_key_may_be_missing_or_invalid(self):
     keys = list(fake_run.status())
     for key in keys:
       state = self._state()
@@ -213,7 +196,7 @@ class ViewTest(parameterized.TestCase):
         _view(self._state(**{key: odd}))
         panel.plain_line(self._state(**{key: odd}))
 
-  def test_text_of_the_run_is_only_text(self):
+  def test_text_of_a_run_is_escaped(self):
     state = self._state(last_error="\x1b[31m[bold]red[/bold]\n\u202e")
     state.event = {"kind": "[link]", "message": "\x1b]0;title\x07"}
     state.name = "\x1b[2J"
@@ -222,7 +205,7 @@ class ViewTest(parameterized.TestCase):
     self.assertIn("␛[31m[bold]red[/bold]␊⟦U+202E⟧", shown)
     self.assertIn("[link]: ␛]0;title␇", shown)
 
-  def test_a_long_line_of_the_run_is_cut(self):
+  def test_long_text_is_cut(self):
     long = "\u202e" + "x" * 100_000
     state = self._state(last_error=long, phase=long)
     state.event = {"kind": long, "message": long}
@@ -236,11 +219,11 @@ class ViewTest(parameterized.TestCase):
       self.assertLess(len(shown), 10_000)
       self.assertNotIn("\u202e", shown)
 
-  def test_an_evaluation_shows_how_far_it_is(self):
+  def test_progress_of_an_evaluation(self):
     shown = _view(self._state(evaluate={"done": 64, "total": 256}))
     self.assertIn("evaluated 64/256", shown)
 
-  def test_fine_tuning_shows_its_step(self):
+  def test_progress_of_fine_tuning(self):
     state = run_state.RunState("run", phase="sft", made_steps={"sft": 2400})
     state.made["sft"] = {"step": 600, "sft/loss": 0.731}
     shown = _view(state)
@@ -270,7 +253,7 @@ class PanelTest(absltest.TestCase):
   def _write_status(self, **values):
     metrics.write_status(os.path.join(self.workdir, "status.json"), values)
 
-  def test_without_a_terminal_a_line_at_each_phase(self):
+  def test_plain_lines_at_each_phase(self):
     with panel.Panel(self.workdir, self._console()) as view:
       view.phase("sft")
       view.phase("start")
@@ -281,7 +264,7 @@ class PanelTest(absltest.TestCase):
     self.assertIn("load the model", self.out.getvalue())
     self.assertNotIn("\x1b", self.out.getvalue())
 
-  def test_without_a_terminal_no_line_is_repeated(self):
+  def test_plain_lines_are_not_repeated(self):
     with panel.Panel(self.workdir, self._console()) as view:
       view.phase("start")
       for doing in ("", "evaluate", "evaluate", "step"):
@@ -293,28 +276,28 @@ class PanelTest(absltest.TestCase):
     self.assertLen(lines, 4)
     self.assertIn("compiles the train step", lines[-1])
 
-  def test_without_a_terminal_a_line_now_and_then(self):
+  def test_plain_lines_at_an_interval(self):
     with panel.Panel(self.workdir, self._console()) as view:
       view.phase("start")
       view._line_at -= panel._LINE_EVERY_S
       view.update(restarts={"searcher": 3}, force=True)
     self.assertIn("restarts 3", self.out.getvalue().splitlines()[-1])
 
-  def test_the_trainers_state_replaces_what_the_caller_said(self):
+  def test_status_of_the_trainer_replaces_the_phase(self):
     with panel.Panel(self.workdir, self._console()) as view:
       view.phase("start")
       self._write_status(phase="train", step=7, num_steps=9, reward=0.5)
       view.update(force=True)
     self.assertRegex(self.out.getvalue(), r"train · step 7/9 · reward 0.50")
 
-  def test_the_state_of_an_earlier_start_is_not_shown(self):
+  def test_status_of_an_earlier_start_is_ignored(self):
     with open(os.path.join(self.workdir, "status.json"), "w") as f:
       json.dump({"phase": "train", "step": 7, "time": time.time() - 60}, f)
     with panel.Panel(self.workdir, self._console()) as view:
       view.phase("start")
     self.assertNotIn("step 7", self.out.getvalue())
 
-  def test_on_a_terminal_the_view_is_drawn_in_place(self):
+  def test_view_on_a_terminal(self):
     console = self._console(force_terminal=True)
     with panel.Panel(self.workdir, console) as view:
       self._write_status(phase="train", step=7, num_steps=9)
@@ -322,7 +305,7 @@ class PanelTest(absltest.TestCase):
     self.assertIn("step 7/9", self.out.getvalue())
     self.assertIn("\x1b[", self.out.getvalue())
 
-  def test_updates_in_between_cost_no_reading(self):
+  def test_frequent_updates_do_not_read(self):
     with panel.Panel(self.workdir, self._console()) as view:
       view.phase("start")
       self._write_status(phase="train", step=7, num_steps=9)

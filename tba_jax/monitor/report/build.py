@@ -22,7 +22,7 @@ from tba_jax.monitor.report import curves
 from tba_jax.monitor.report import load
 from tba_jax.monitor.report import tables
 from tba_jax.monitor.report import timeline
-from tba_jax.monitor.report import verdict as verdict_lib
+from tba_jax.monitor.report import verdict
 
 # Limits on the evaluations' completions that are shown.
 MAX_PROMPTS = 24
@@ -108,7 +108,9 @@ def embedded_json(value: Any) -> markupsafe.Markup:
   return markupsafe.Markup(out)
 
 
-def _page_data(run: load.Run, start: float) -> dict[str, Any]:
+def _page_data(
+    run: load.Run, rows: Sequence[Mapping[str, Any]], start: float
+) -> dict[str, Any]:
   """Returns the data for the page's scripts."""
   records = curves.with_evaluations(run.records, run.eval)
   return {
@@ -120,8 +122,7 @@ def _page_data(run: load.Run, start: float) -> dict[str, Any]:
       "staleness": curves.sum_histograms(
           run.records, "replay/staleness_histogram"
       ),
-      "uses": curves.last_histogram(run.records, "replay/use_count_histogram")
-      or curves.last_histogram(run.records, "replay/use_count"),
+      "uses": curves.last_histogram(run.records, "replay/use_count_histogram"),
       "staleness_over_time": curves.histogram_over_time(
           run.records, "replay/staleness_histogram"
       ),
@@ -129,7 +130,7 @@ def _page_data(run: load.Run, start: float) -> dict[str, Any]:
           run.records, "replay/use_count_histogram"
       ),
       "timeline": timeline.timeline(run),
-      "time": timeline.where_time_went(run),
+      "time": rows,
       "events": tables.events(run, start),
       "samples": run.samples,
       "held_out": held_out_side_by_side(*tables.evaluations(run)),
@@ -157,8 +158,13 @@ def render_template(
   )
 
 
-def render(run: load.Run) -> str:
-  """Returns the page of a run."""
+def _render(
+    run: load.Run,
+    rows: Sequence[Mapping[str, Any]],
+    found: verdict.Verdict,
+    sentences: Sequence[str],
+) -> str:
+  """Returns the page of a run, with its time by lane, verdict and advice."""
   before, after = tables.evaluations(run)
   start = timeline.origin(run)
   began = datetime.datetime.fromtimestamp(start, datetime.UTC)
@@ -166,16 +172,15 @@ def render(run: load.Run) -> str:
   return render_template(
       "report.html.j2",
       _SCRIPTS,
-      _page_data(run, start),
+      _page_data(run, rows, start),
       name=text.printable(run.workdir.name or run.workdir, 120),
       task="" if task is None else text.printable(task, 60),
       began=began.strftime("%Y-%m-%d %H:%M UTC") if start else "",
       state=tables.state(run),
-      verdict=advice.verdict(run),
-      headline=tables.headline(run),
-      before_after=tables.before_after(run),
-      facts=tables.facts(run, timeline.measured_overlap(run)),
-      advice=advice.advice(run, timeline.where_time_went(run)),
+      verdict=found,
+      before_after=tables.compare(before, after),
+      facts=tables.facts(tables.outcome(run)),
+      advice=sentences,
       ledger=tables.ledger(run),
       diversity=diversity(before, after),
       num_events=run.num_events,
@@ -195,24 +200,21 @@ def write_report(
   The run may still be going on, or have been killed. Returns the page's path;
   raises ValueError if there is no such directory.
   """
-  return _write(load.read_run(workdir), out)
+  return conclude(workdir, out)[0]
 
 
 def conclude(
-    workdir: epath.PathLike,
-) -> tuple[epath.Path, verdict_lib.Verdict, list[str]]:
+    workdir: epath.PathLike, out: epath.PathLike | None = None
+) -> tuple[epath.Path, verdict.Verdict, list[str]]:
   """Writes the report; returns its path, the verdict and the advice."""
   run = load.read_run(workdir)
-  sentences = advice.advice(run, timeline.where_time_went(run))
-  return _write(run, None), advice.verdict(run), sentences
-
-
-def _write(run: load.Run, out: epath.PathLike | None) -> epath.Path:
+  rows = timeline.where_time_went(run)
+  found, sentences = verdict.of_run(run), advice.advice(run, rows)
   path = epath.Path(out) if out else run.workdir / "report.html"
   path.parent.mkdir(parents=True, exist_ok=True)
-  write_page(path, render(run))
+  write_page(path, _render(run, rows, found, sentences))
   timeline.write_trace(run, path.parent / "trace.json", timeline.origin(run))
-  return path
+  return path, found, sentences
 
 
 def write_page(path: epath.Path, page: str) -> None:

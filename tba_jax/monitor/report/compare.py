@@ -14,6 +14,7 @@ from tba_jax.monitor.report import curves
 from tba_jax.monitor.report import load
 from tba_jax.monitor.report import tables
 from tba_jax.monitor.report import timeline
+from tba_jax.monitor.report import verdict
 
 SCRIPTS = ("page.js", "charts.js", "compare.js")
 # The page has 8 colours; more curves in a figure are unreadable.
@@ -91,15 +92,15 @@ def figures(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
   for run in runs:
     column = {
         "state": tables.state(run)["words"],
-        "verdict": advice.verdict(run).sentence,
+        "verdict": verdict.of_run(run).sentence,
     }
-    for row in tables.before_after(run):
+    for row in tables.compare(*tables.evaluations(run)):
       column[f"{row['name']}, before"] = row["before"]
       column[f"{row['name']}, after"] = row["after"]
     _, rewards = load.column(run.records, "train/reward_mean")
     if len(rewards):
       column["reward of the last batch"] = text.number(float(rewards[-1]))
-    for fact in tables.facts(run, timeline.measured_overlap(run)):
+    for fact in tables.facts(tables.outcome(run)):
       column[fact["name"]] = fact["value"]
     columns.append(column)
   keys = dict.fromkeys(key for column in columns for key in column)

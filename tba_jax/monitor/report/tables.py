@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of the page: state, before and after, figures, ledger, config."""
 
+import collections
 from collections.abc import Iterator, Mapping
 import time
 from typing import Any
@@ -22,13 +23,13 @@ EVALUATIONS = {
     "greedy_win_rate": ("win-rate, greedy", "percent"),
     "mean_reward": ("mean reward", "number"),
     "gold_reward": ("judge's score", "number"),
-    "distinct_correct": ("distinct right solutions a prompt", "number"),
+    "distinct_correct": ("distinct correct solutions per prompt", "number"),
     "distinct_correct_per_solved": (
-        "distinct right solutions a solved prompt",
+        "distinct correct solutions per solved prompt",
         "number",
     ),
     "mean_length": ("mean length, tokens", "number"),
-    "stop_rate": ("stopped by itself", "percent"),
+    "stop_rate": ("stop rate", "percent"),
     "num_prompts": ("held-out prompts", "count"),
 }
 
@@ -50,7 +51,7 @@ def state(run: load.Run, now: float | None = None) -> dict[str, str]:
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-  return value if isinstance(value, dict) else {}
+  return value if isinstance(value, Mapping) else {}
 
 
 def evaluations(run: load.Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -100,132 +101,87 @@ def compare(
   return rows
 
 
-def before_after(run: load.Run) -> list[dict[str, str]]:
-  """Returns the rows of `compare` for a run."""
-  return compare(*evaluations(run))
-
-
-def headline(run: load.Run) -> list[dict[str, str]]:
-  """Returns the page's first rows: pass rates without their errors."""
-  keys = ("pass_at_1", "pass_at_k", "distinct_correct")
-  before, after = (
-      {key: side[key] for key in (*keys, "k") if key in side}
-      for side in evaluations(run)
-  )
-  rows = compare(before, after)
-  return [row | {"name": f"held-out {row['name']}"} for row in rows]
-
-
-def _restarts(run: load.Run) -> dict[str, Any]:
-  restarts = run.summary.get("restarts")
-  if not isinstance(restarts, dict):
-    restarts = {}
-    for event in run.events:
-      if event.get("kind") == "restart":
-        role = str(event.get("role", "?"))
-        restarts[role] = restarts.get(role, 0) + 1
-  return {role: n for role, n in restarts.items() if text.is_number(n) and n}
-
-
-def last_values(run: load.Run, prefix: str) -> dict[str, Any]:
-  """Returns the newest values of metrics with a name prefix."""
-  return {
-      name: value
-      for record in run.records
-      for name, value in record.items()
-      if name.startswith(prefix) and text.is_number(value)
-  }
-
-
-def not_judged(run: load.Run) -> dict[str, int]:
-  """Returns the number of completions without a task reward, by cause."""
-  found = run.summary.get("reward_failures")
-  if not isinstance(found, Mapping):
-    prefix = "reward/failed_"
-    found = {
-        name.removeprefix(prefix): n
-        for name, n in last_values(run, prefix).items()
-    }
-  return {
-      str(cause): int(n)
-      for cause, n in found.items()
-      if text.is_number(n) and n
-  }
-
-
-def facts(
-    run: load.Run, overlap: Mapping[str, float] | None
-) -> list[dict[str, str]]:
-  """Returns the run's figures as name, value and note.
-
-  `overlap` is from `timeline.measured_overlap`.
-  """
-  summary = run.summary
-  steps, stopped_by = summary.get("steps"), summary.get("stopped_by")
-  if steps is None and run.records:
-    steps = run.records[-1]["step"] + 1
-  share = summary.get("overlap_of_ideal")
-  note = metrics.OVERLAP_FORMULA + "; 1 is ideal"
-  if overlap:
-    share = overlap["overlap_of_ideal"] if share is None else share
-    g, t, w = (
-        text.duration(overlap[n]) for n in ("generate_s", "train_s", "wall_s")
-    )
-    note += f". From the spans without compiling: G {g}, T {t}, W {w}"
-  closed = summary.get("ledger_closed", run.ledger.get("closed"))
-  staleness = summary.get("staleness_mean")
+def outcome(run: load.Run) -> dict[str, Any]:
+  """Returns `summary.json`, or what is known of it while the run goes on."""
+  found: dict[str, Any] = {}
+  if run.records:
+    found["steps"] = run.records[-1]["step"] + 1
   ages = load.column(run.records, "replay/staleness_steps")[1]
-  if staleness is None and len(ages):
-    staleness = float(ages.mean())
-  restarts = _restarts(run)
-  by_role = ", ".join(f"{n} of {role}" for role, n in restarts.items())
+  mixed = load.column(run.records, "sampler/mixed_version_share")[1]
+  if len(ages):
+    found["staleness_mean"] = float(ages.mean())
+  if len(mixed):
+    found["mixed_version_share"] = float(mixed[-1])
+  found["restarts"] = collections.Counter(
+      str(e.get("role", "?")) for e in run.events if e.get("kind") == "restart"
+  )
+  for name in ("overlap_of_ideal", "reward_failures"):
+    found[name] = run.status.get(name)
+  found["ledger_closed"] = run.ledger.get("closed")
+  return found | run.summary
+
+
+def sum_text(counts: Any) -> str:
+  """Returns a sum and its parts by name, such as "4 (3 exit, 1 nan)"."""
+  found = {
+      name: n for name, n in _mapping(counts).items() if text.is_number(n) and n
+  }
+  parts = ", ".join(
+      f"{n:,.0f} {text.printable(name, 20, one_line=True)}"
+      for name, n in found.items()
+  )
+  total = text.number(sum(found.values()), "count")
+  return f"{total} ({parts})" if parts else total
+
+
+def facts(summary: Mapping[str, Any]) -> list[dict[str, str]]:
+  """Returns the figures of an `outcome` as name, value and note."""
   count = lambda value: text.number(value, "count")
+  steps = count(summary.get("steps"))
+  if stopped_by := summary.get("stopped_by"):
+    steps += f" (stopped by {stopped_by})"
+  closed = summary.get("ledger_closed")
   rows = [
-      (
-          "steps",
-          count(steps),
-          f"stopped by {stopped_by}" if stopped_by else "optimizer updates",
-      ),
+      ("steps", steps, "optimizer updates"),
       ("wall clock", text.duration(summary.get("wall_s")), ""),
       ("completions", count(summary.get("completions")), "sampled"),
       (
           "completions/s",
           text.number(summary.get("completions_per_s")),
-          "sampled, over the wall clock",
+          "sampled during training, over its wall-clock time",
       ),
-      ("overlap of ideal", text.number(share), note),
+      (
+          "overlap of ideal",
+          text.number(summary.get("overlap_of_ideal")),
+          f"{metrics.OVERLAP_FORMULA}; 1 is ideal",
+      ),
       (
           "staleness",
-          text.number(staleness),
-          "steps between the weights that sampled and those that learn, mean",
+          text.number(summary.get("staleness_mean")),
+          "mean number of steps between sampling and training",
       ),
-      (
-          "restarts",
-          count(sum(restarts.values())),
-          f"processes started again: {by_role or 'none'}",
-      ),
+      ("restarts", sum_text(summary.get("restarts")), "of processes"),
       (
           "ledger",
           "–" if closed is None else "closed" if closed else "OPEN",
-          "each completion accounted for",
+          "whether every completion is accounted for",
       ),
   ]
-  failures = not_judged(run)
-  if failures:
-    causes = ", ".join(f"{n:,} {cause}" for cause, n in failures.items())
-    note = f"by cause: {causes}; each has reward.fallback as its reward"
-    rows.append(("not judged", f"{sum(failures.values()):,}", note))
-  mixed = "sampler/mixed_version_share"
-  newest = last_values(run, mixed).get(mixed)
-  share = summary.get("mixed_version_share", newest)
-  if text.is_number(share) and share:
-    note = (
-        "of completions have tokens of more than one version of the params"
-        " (sampling.in_flight); the version shown is that of the first token"
+  failures = sum_text(summary.get("reward_failures"))
+  if failures != "0":
+    rows.append(
+        ("not judged", failures, "completions with the fallback reward")
     )
+  share = summary.get("mixed_version_share")
+  if text.is_number(share) and share:
+    note = "completions with tokens of more than one version of the params"
     rows.append(("several versions", text.number(share, "percent"), note))
   return [
-      {"name": name, "value": value, "note": text.printable(note, 500)}
+      {
+          "name": name,
+          "value": text.printable(value, 200, one_line=True),
+          "note": note,
+      }
       for name, value, note in rows
   ]
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts spans to the page's timeline, time shares and a trace."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 import json
 from typing import Any, TextIO
 
@@ -149,48 +149,6 @@ def where_time_went(run: load.Run) -> list[dict[str, Any]]:
         }
     )
   return rows
-
-
-def measured_overlap(run: load.Run) -> Mapping[str, float] | None:
-  """Returns G, T, W in seconds and `overlap_of_ideal`, from the spans.
-
-  G is the searchers' mean busy time and T the trainer's, in main lanes, over
-  the W seconds from the end of the trainer's compilation to its last span. None
-  if a role has no spans.
-  """
-  of = lambda role: [
-      lane
-      for (name, _, side), lane in run.lanes.items()
-      if name == role and not side and len(lane.t0)
-  ]
-  trainers, searchers = of("trainer"), of("searcher")
-  if not trainers or not searchers:
-    return None
-  compiling = [kind == "compile" for kind in run.span_kinds]
-  starts = [
-      t1 if compiling[kind] else t0
-      for x in trainers
-      for kind, t0, t1 in zip(x.kinds[:1], x.t0[:1], x.t1[:1], strict=True)
-  ]
-  start, stop = min(starts), max(max(x.t1) for x in trainers)
-  idle = np.array([metrics.is_wait(kind) for kind in run.span_kinds])
-
-  def busy(lane: load.Lane) -> float:
-    t0 = np.clip(np.asarray(lane.t0), start, stop)
-    t1 = np.clip(np.asarray(lane.t1), start, stop)
-    return float((t1 - t0)[~idle[np.asarray(lane.kinds)]].sum())
-
-  generate_s = sum(map(busy, searchers)) / len(searchers)
-  train_s = sum(map(busy, trainers)) / len(trainers)
-  share = metrics.overlap_of_ideal(generate_s, train_s, stop - start)
-  if share is None:
-    return None
-  return {
-      "generate_s": generate_s,
-      "train_s": train_s,
-      "wall_s": stop - start,
-      "overlap_of_ideal": share,
-  }
 
 
 # The trace: times in microseconds; a lane is a thread of its process.

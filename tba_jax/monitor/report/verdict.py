@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from tba_jax.monitor import text
+from tba_jax.monitor.report import load
 from tba_jax.monitor.report import tables
 
 # A difference of more standard errors than this is taken as real.
@@ -57,6 +58,11 @@ def training_reward(
       for part, mean in zip((first, last), means, strict=True)
   )
   return means[0], means[1], math.sqrt(variance / n)
+
+
+def of_run(run: load.Run) -> Verdict:
+  """Returns whether a run learned."""
+  return verdict(*tables.evaluations(run), run.records)
 
 
 def _error(before: Mapping[str, Any], after: Mapping[str, Any], key: str):

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Spans as a timeline, as shares of time, and as a trace."""
+"""Spans as a timeline, time shares and a trace."""
 
 import json
 import os
@@ -32,13 +32,12 @@ class TimelineTest(absltest.TestCase):
           f.write(json.dumps(record) + "\n")
     return load.read_run(folder.name)
 
-  def test_no_spans_no_timeline(self):
+  def test_no_spans(self):
     run = self._run()
     self.assertEqual(timeline.timeline(run), {})
     self.assertEqual(timeline.where_time_went(run), [])
-    self.assertIsNone(timeline.measured_overlap(run))
 
-  def test_spans_are_ticks_from_the_first_sign_of_life(self):
+  def test_spans_are_ticks_from_the_first_activity(self):
     run = self._run(
         searcher_1=[("decode", 11.0, 11.5)], trainer=[("step", 10.0, 12.25)]
     )
@@ -49,7 +48,7 @@ class TimelineTest(absltest.TestCase):
     self.assertEqual(out["stop"], 2250)
     self.assertFalse(out["thinned"])
 
-  def test_a_long_run_is_thinned_and_its_bins_hold_the_shares(self):
+  def test_long_run_is_binned(self):
     count = timeline.MAX_SPANS + 10_000
     rows = [("step", 2.0 * i, 2.0 * i + 1.5) for i in range(count)]
     out = timeline.timeline(self._run(trainer=rows))
@@ -63,7 +62,7 @@ class TimelineTest(absltest.TestCase):
     self.assertLen(shares, timeline.NUM_BINS)
     self.assertAlmostEqual(np.mean(shares), 75.0, delta=1.0)
 
-  def test_a_span_over_several_bins_fills_them(self):
+  def test_span_over_several_bins(self):
     rows = [("step", 0.0, 40.0), ("wait", 40.0, 50.0), ("step", 50.0, 100.0)]
     lane = self._run(trainer=rows).lanes["trainer", 0, ""]
     _, (step, wait) = timeline._bins(lane, 0.0, 100.0, 2)
@@ -72,7 +71,7 @@ class TimelineTest(absltest.TestCase):
     self.assertEqual(set(step[edge : edge + timeline.NUM_BINS // 10]), {0})
     self.assertAlmostEqual(np.mean(wait), 10.0, delta=0.1)
 
-  def test_where_the_time_went_adds_up(self):
+  def test_time_shares(self):
     run = self._run(
         trainer=[("step", 0.0, 6.0), ("wait_fresh", 6.0, 8.0), ("step", 9, 10)]
     )
@@ -80,23 +79,6 @@ class TimelineTest(absltest.TestCase):
     self.assertEqual(row["seconds"], {"step": 7.0, "wait_fresh": 2.0})
     self.assertAlmostEqual(row["unmeasured_s"], 1.0)
     self.assertAlmostEqual(row["busy_share"], 0.7)
-
-  def test_overlap_leaves_compiling_waits_and_side_lanes_out(self):
-    run = self._run(
-        trainer=[
-            ("compile", 0.0, 10.0),
-            ("step", 10.0, 18.0),
-            ("wait_fresh", 18.0, 20.0),
-            ("publish", 10.0, 20.0, "side"),
-        ],
-        searcher_0=[("decode", 5.0, 12.0), ("wait_credit", 12.0, 20.0)],
-        searcher_1=[("decode", 10.0, 14.0)],
-    )
-    out = timeline.measured_overlap(run)
-    self.assertAlmostEqual(out["train_s"], 8.0)
-    self.assertAlmostEqual(out["generate_s"], 3.0)
-    self.assertAlmostEqual(out["wall_s"], 10.0)
-    self.assertAlmostEqual(out["overlap_of_ideal"], 0.8)
 
 
 class TraceTest(absltest.TestCase):
@@ -112,7 +94,7 @@ class TraceTest(absltest.TestCase):
     with open(os.path.join(self.workdir, "trace.json")) as f:
       return json.load(f)["traceEvents"]
 
-  def test_every_span_stands_in_its_lane(self):
+  def test_spans_are_in_their_lanes(self):
     fake_run.make_run(self.workdir, num_steps=20, num_samples=2)
     events = self._trace()
     run = load.read_run(self.workdir)
@@ -131,7 +113,7 @@ class TraceTest(absltest.TestCase):
     self.assertEqual(
         set(names.values()), {"trainer-0", "searcher-0", "searcher-1", "events"}
     )
-    # Each (pid, tid) is one lane, in order of time and without overlaps.
+    # Each (pid, tid) is a lane.
     threads = {(e["pid"], e["tid"]) for e in spans}
     self.assertLen(threads, len(run.lanes))
     lane = run.lanes["trainer", 0, ""]
@@ -150,7 +132,7 @@ class TraceTest(absltest.TestCase):
     self.assertIn("exit -9", instants[1]["args"]["message"])
     self.assertEqual(instants[2]["ts"] - instants[1]["ts"], 59_000_000)
 
-  def test_an_empty_run_has_an_empty_trace(self):
+  def test_trace_of_an_empty_run(self):
     run = load.read_run(self.workdir)
     self.assertEqual([e["ph"] for e in timeline.trace_events(run, 0.0)], ["M"])
     self.assertLen(self._trace(), 1)

@@ -283,9 +283,8 @@ function drawTime(node, rows) {
   if (!rows.length) return empty(node, "No spans yet.");
   const { kinds, waits } = DATA.timeline;
   const colors = Object.fromEntries(kinds.map((k, i) => [k, kindColors(kinds, waits)[i]]));
-  const body = el("tbody");
-  for (const row of rows) {
-    const bar = el("div", { style: "display:flex;height:1.35rem;border-radius:5px;overflow:hidden;min-width:14rem" });
+  node.replaceChildren(...rows.map((row) => {
+    const bar = el("div", { class: "spans" });
     const parts = Object.entries(row.seconds).sort((a, b) => b[1] - a[1]);
     for (const [kind, s] of [...parts, ["unmeasured", row.unmeasured_s]]) {
       const share = s / row.elapsed_s;
@@ -296,8 +295,6 @@ function drawTime(node, rows) {
     }
     const name = `${row.run ? `${row.run} · ` : ""}${row.role}-${row.index}${row.lane ? ` · ${row.lane}` : ""}`;
     const top = parts.slice(0, 3).map(([kind, s]) => `${kind} ${fmt(s / row.elapsed_s, true)}`).join(", ");
-    body.append(el("tr", {}, el("th", { style: "white-space:nowrap" }, name), el("td", { style: "width:55%" }, bar),
-      el("td", { style: "white-space:nowrap" }, `busy ${fmt(row.busy_share, true)}`), el("td", { class: "note" }, top)));
-  }
-  node.replaceChildren(el("table", {}, body));
+    return el("div", { class: "lane" }, el("b", {}, name), bar, el("span", { class: "note" }, `busy ${fmt(row.busy_share, true)}: ${top}`));
+  }));
 }
