@@ -152,28 +152,6 @@ class DistributionTest(parameterized.TestCase):
     draws = [buffer.sample(2, 1, 0).recent for _ in range(50)]
     self.assertEqual(set(np.ravel(draws).tolist()), {recent_fraction == 1})
 
-  @parameterized.parameters(0.0, 1.0)
-  def test_prompts_are_uniform_and_each_once_in_a_pass(self, recent_fraction):
-    buffer = make_buffer(recent_fraction=recent_fraction)
-    # Prompts with much data and high rewards are no likelier.
-    for key in range(4):
-      count = 2 * key + 1
-      buffer.insert(
-          make_group(key, distinct(1, count), rewards=[key] * count), 0
-      )
-    firsts = np.zeros(4)
-    for _ in range(800):
-      keys = np.concatenate([buffer.sample(1, 1, 0).prompt_ids for _ in "1234"])
-      self.assertCountEqual(keys.tolist(), range(4))
-      firsts[keys[0]] += 1
-    self._assert_odds(firsts, [0.25] * 4, 21.1)
-
-  def test_completions_of_a_prompt_are_uniform(self):
-    buffer = make_buffer(recent_window_steps=9)
-    buffer.insert(make_group(0, distinct(0, 5), rewards=[9, 0, 0, 0, 0]), 0)
-    rows = [buffer.sample(1, 2, 0).rows for _ in range(2000)]
-    self._assert_odds(np.bincount(np.ravel(rows)), [0.2] * 5, 23.5)
-
   def test_rewards_weigh_only_outside_of_the_recent_window(self):
     rewards = np.array([0.0, 0.5, 1.0])
     weights = np.exp(rewards / 0.5) / np.exp(rewards / 0.5).sum()
@@ -186,12 +164,6 @@ class DistributionTest(parameterized.TestCase):
       buffer.insert(make_group(0, distinct(0, 3), rewards=rewards), 0)
       rows = [buffer.sample(1, 1, 0).rows for _ in range(3000)]
       self._assert_odds(np.bincount(np.ravel(rows)), odds, 18.4)
-
-  def test_with_replacement_when_too_few(self):
-    buffer = make_buffer()
-    buffer.insert(make_group(0, distinct(0, 2)), 0)
-    sums = [int(buffer.sample(1, 3, 0).rows.sum()) for _ in range(2000)]
-    self._assert_odds(np.bincount(sums), [1 / 8, 3 / 8, 3 / 8, 1 / 8], 21.1)
 
   def test_seed_decides_all(self):
     def draws(seed):

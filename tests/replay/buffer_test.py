@@ -52,12 +52,6 @@ class InsertTest(parameterized.TestCase):
     self.assertEqual(draw.ref_versions.item(), -1)
     self.assertNotEqual(draw.rows.item(), old.item())
 
-  def test_same_tokens_of_another_prompt_or_length_are_no_copy(self):
-    buffer = make_buffer()
-    buffer.insert(make_group(1, [[5], [5, 5], [5, 5, 7]]), 0)
-    buffer.insert(make_group(2, [[5]]), 0)
-    self.assertLen(buffer, 4)
-
   def test_width_and_padding_mean_nothing(self):
     buffer = make_buffer()
     buffer.insert(make_group(1, [[5, 6]], width=2), 0)
@@ -83,54 +77,6 @@ class InsertTest(parameterized.TestCase):
     self.assertEqual(result, (0, 1, 1))
     draw = buffer.sample(1, 2, 0)
     self.assertEqual(set(draw.rewards.ravel().tolist()), {2.0, 3.0})
-
-  def test_without_dedupe(self):
-    buffer = make_buffer(dedupe=False)
-    result = buffer.insert(make_group(1, [[5], [5]]), 0)
-    self.assertLen(buffer, 2)
-    self.assertEqual(result, (0, 0, 0))
-    invariants.check_buffer(buffer)
-
-  def test_oldest_of_the_prompt_goes(self):
-    buffer = make_buffer(capacity_per_prompt=3, recent_window_steps=9)
-    buffer.insert(make_group(2, distinct(50, 3)), 0)
-    buffer.insert(make_group(1, distinct(10, 2)), 0)
-    result = buffer.insert(make_group(1, distinct(20, 2)), 1)
-    self.assertEqual(result, (0, 1, 1))
-    result = buffer.insert(make_group(1, distinct(30, 1)), 1)
-    # With its second completion the first group is gone as a whole.
-    self.assertEqual(result, (1, 1, 1))
-    self.assertLen(buffer, 6)
-    self.assertEqual(
-        first_tokens(buffer.sample(2, 3, 1)), {20, 21, 30, 50, 51, 52}
-    )
-
-  def test_oldest_of_all_goes_and_empty_prompts_with_it(self):
-    buffer = make_buffer(capacity=4, recent_window_steps=9)
-    buffer.insert(make_group(1, distinct(10, 2)), 0)
-    buffer.insert(make_group(2, distinct(20, 2)), 0)
-    buffer.insert(make_group(3, distinct(30, 3)), 0)
-    self.assertLen(buffer, 4)
-    self.assertEqual(buffer.num_prompts, 2)
-    for _ in range(4):
-      self.assertEqual(first_tokens(buffer.sample(2, 3, 0)), {21, 30, 31, 32})
-    invariants.check_buffer(buffer)
-
-  def test_trained_and_untrained_evictions(self):
-    buffer = make_buffer(capacity=2, recent_window_steps=9)
-    buffer.insert(make_group(1, [[1, 2], [3, 4, 5]]), 0)
-    draw = buffer.sample(1, 1, 0)
-    self.assertEqual(buffer.mark_trained(draw.rows)[:2], (1, 1))
-    result = buffer.insert(make_group(2, [[6], [7]]), 0)
-    # The completion that was used does not count.
-    self.assertEqual(result, (0, 1, 5 - int(draw.completion_lengths.item())))
-
-  def test_group_larger_than_the_capacity(self):
-    buffer = make_buffer(capacity_per_prompt=2)
-    result = buffer.insert(make_group(1, distinct(10, 5)), 0)
-    self.assertEqual(result, (0, 3, 3))
-    self.assertEqual(buffer.untrained(), (1, 2, 2))
-    self.assertEqual(first_tokens(buffer.sample(1, 2, 0)), {13, 14})
 
   @parameterized.parameters(
       (dict(prompt_tokens=np.array([8, 8], np.int32)), 0, "other tokens"),
@@ -248,12 +194,6 @@ class SampleTest(absltest.TestCase):
       # One more than there are: with replacement, among the recent only.
       self.assertLessEqual(first_tokens(buffer.sample(1, 5, 1)), {1, 2, 3, 4})
 
-  def test_window_never_exceeds_the_capacity(self):
-    buffer = make_buffer(capacity_per_prompt=4)
-    for first in (10, 20, 30):
-      buffer.insert(make_group(1, distinct(first, 3)), 1)
-    self.assertEqual(first_tokens(buffer.sample(1, 4, 1)), {22, 30, 31, 32})
-
   def test_window_is_a_span_of_steps(self):
     buffer = make_buffer(recent_window_steps=2)
     for step in range(4):
@@ -264,29 +204,6 @@ class SampleTest(absltest.TestCase):
     self.assertFalse(draw.recent.any())
     self.assertEqual(first_tokens(draw), {10, 11, 12, 13})
     self.assertEqual(buffer.stats()["recent_misses"], 1)
-
-  def test_a_prompt_comes_once_a_branch(self):
-    buffer = make_buffer(recent_fraction=0.5)
-    for key in range(6):
-      buffer.insert(make_group(key, distinct(10 * key, 2)), 0)
-    twice = 0
-    for _ in range(60):
-      draw = buffer.sample(6, 2, 0)
-      for branch in (draw.recent, ~draw.recent):
-        keys = draw.prompt_ids[branch].tolist()
-        self.assertLen(set(keys), len(keys))
-      twice += len(set(draw.prompt_ids.tolist())) < 6
-    self.assertGreater(twice, 0)
-
-  def test_a_row_of_the_batch_is_one_prompt(self):
-    buffer = make_buffer(recent_fraction=0.5)
-    for key in range(4):
-      buffer.insert(make_group(key, distinct(10 * key, 8)), 0)
-    draw = buffer.sample(4, 5, 0)
-    keys_BxK = draw.completion_tokens[..., 0] // 10
-    np.testing.assert_array_equal(
-        keys_BxK, np.repeat(draw.prompt_ids[:, None], 5, axis=1)
-    )
 
   def test_columns(self):
     buffer = make_buffer()
@@ -537,20 +454,6 @@ class UseTest(absltest.TestCase):
     self.assertEqual(stats["unique_completions"], 3)
     self.assertEqual(stats["completion_tokens"], 1.5)
     self.assertEqual(stats["stop_rate"], 0.25)
-
-  def test_evicted_meanwhile(self):
-    buffer = make_buffer(capacity=1)
-    buffer.insert(make_group(1, [[1]]), 0)
-    rows = buffer.sample(1, 1, 0).rows
-    result = buffer.insert(make_group(2, [[2]]), 0)
-    self.assertEqual(result, (1, 1, 1))
-    # It was counted as evicted, and the row's new tenant is another.
-    self.assertEqual(buffer.mark_trained(rows), (0, 0, 0))
-    self.assertEqual(
-        buffer.set_ref_logprobs(rows, np.ones((1, 1, 4), np.float32), 0), 0
-    )
-    self.assertEqual(buffer.sample(1, 1, 0).ref_versions.item(), -1)
-    self.assertEqual(buffer.untrained(), (1, 1, 1))
 
   def test_reference_logprobs(self):
     buffer = make_buffer()

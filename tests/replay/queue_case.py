@@ -1,11 +1,13 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Both sides of the queue in threads of one process, over a store in memory."""
+"""Both ends of the queue in threads of one process, over a store in memory."""
 
+import contextlib
 import dataclasses
 import pathlib
 import threading
 import time
+from unittest import mock
 
 from absl.testing import absltest
 import numpy as np
@@ -151,7 +153,16 @@ class SearcherSide:
   """A queue client and a thread that answers each grant with a block."""
 
   def __init__(
-      self, store, sid, index=0, *, credits=4, works=True, delay_s=0, **changes
+      self,
+      store,
+      sid,
+      index=0,
+      *,
+      credits=4,
+      works=True,
+      delay_s=0,
+      lease_s=4.0,
+      **changes,
   ):
     self.events = Events()
     self.blocks: list[queue_client.Block] = []
@@ -159,7 +170,7 @@ class SearcherSide:
     self._delay_s = delay_s
     self._stop = threading.Event()
     self.client = queue_client.QueueClient(
-        make_config(credits=credits, lease_s=4.0),
+        make_config(credits=credits, lease_s=lease_s),
         messages.RunIdentity(RUN, SECRET),
         make_transport=lambda: in_process.InProcessTransport(store),
         sid=sid,
@@ -270,6 +281,23 @@ class QueueTestCase(absltest.TestCase):
         **changes,
     }
     self.client().put(key, wire.encode_message(lease, SECRET))
+
+  @contextlib.contextmanager
+  def reads(self, key: str, count: int):
+    """Afterwards waits until a key was read so many times."""
+    found, get = [], in_process.InProcessStore.get
+
+    def record(store, generation, name):
+      value = get(store, generation, name)
+      if name == key:
+        found.append(value)
+      return value
+
+    with mock.patch.object(in_process.InProcessStore, "get", record):
+      yield
+      before = len(found)
+      # One read may have begun before the body ended.
+      wait_until(lambda: len(found) > before + count, f"reads of {key}")
 
   def queue(self) -> list[str]:
     """Returns the keys of the announced blocks in the store."""

@@ -56,7 +56,7 @@ class RejectionTest(queue_case.QueueTestCase):
     # A place that nobody can have been granted counts for no step.
     self.assertEqual(trainer.order.num_taken(), 8)
 
-  def test_a_block_that_cannot_be_read_is_rejected_as_a_whole(self):
+  def test_a_malformed_block_is_rejected_as_a_whole(self):
     trainer = self.trainer()
     trainer.service.open(0)
     self.lease("x")
@@ -104,23 +104,6 @@ class SearcherDeathTest(queue_case.QueueTestCase):
     self.assert_closed(ledger)
     self.assertIsNone(self.client().get("live/dead"))
     self.assertIsNone(self.client().get("work/dead"))
-
-  def test_a_newer_process_takes_the_slot_for_good(self):
-    trainer = self.trainer()
-    trainer.service.open(0)
-    self.lease("old", slot="host/0", joined=1)
-    wait_until(lambda: trainer.order.outstanding("old"), "a grant")
-    self.lease("new", slot="host/0", joined=2)
-    wait_until(lambda: trainer.order.outstanding("new"), "the grant moved")
-    for beat in (2, 3):
-      # The old one has not noticed and goes on.
-      self.lease("old", beat, slot="host/0", joined=1)
-      self.lease("new", beat, slot="host/0", joined=2)
-      seen = lambda beat=beat: trainer.living()["new"]["beat"] == beat
-      wait_until(seen, "a look")
-    self.assertCountEqual(trainer.living(), ["new"])
-    self.assertEqual(trainer.order.outstanding("old"), [])
-    self.assertEqual(trainer.events.of("searcher_gone"), ["old (replaced)"])
 
   def test_a_killed_searcher_is_replaced_though_its_clock_was_set_back(self):
     trainer = self.trainer(lease_s=600.0)
@@ -210,7 +193,7 @@ class RestartTest(queue_case.QueueTestCase):
     self.assert_closed(ledger)
     self.assertEqual(searcher.client.epoch, 1)
 
-  def test_what_a_checkpoint_went_back_behind_is_taken_in_step_by_step(self):
+  def test_data_newer_than_the_checkpoint_is_applied_step_by_step(self):
     first = self.trainer(num_steps=12)
     self.searcher("a")
     first.step(0)
@@ -232,7 +215,7 @@ class RestartTest(queue_case.QueueTestCase):
     self.assertEqual(ledger["generated"]["prompts"], 48 + twice["prompts"])
     self.assert_closed(ledger)
 
-  def test_blocks_that_the_journal_lost_are_accounted_and_sampled_again(self):
+  def test_blocks_missing_from_the_journal_are_lost_and_sampled_again(self):
     first = self.trainer(num_steps=4)
     searcher = self.searcher("a")
     first.step(0)
@@ -297,7 +280,7 @@ class RestartTest(queue_case.QueueTestCase):
   def _segments(self):
     return sorted(self.directory.glob("segment-*"))
 
-  def test_acknowledged_data_of_a_cut_journal_is_lost_in_the_ledger(self):
+  def test_acknowledged_blocks_of_a_truncated_journal_are_lost(self):
 
     def lose():
       (segment,) = self._segments()
@@ -309,7 +292,7 @@ class RestartTest(queue_case.QueueTestCase):
     self.assertEqual(ledger["generated"]["prompts"], 7 + 2)
     self.assertLen(second.events.of("journal_lost"), 1)
 
-  def test_so_it_is_where_the_secret_is_gone(self):
+  def test_acknowledged_blocks_of_a_modified_journal_are_lost(self):
 
     def lose():
       for segment in self._segments():
@@ -320,7 +303,7 @@ class RestartTest(queue_case.QueueTestCase):
     _, ledger = self._run_on_without(lose)
     self.assertEqual(ledger["lost"]["journal"]["prompts"], 1)
 
-  def test_so_it_is_where_the_whole_folder_is_gone(self):
+  def test_acknowledged_blocks_of_a_deleted_journal_are_lost(self):
     second, ledger = self._run_on_without(
         lambda: shutil.rmtree(self.directory), later_checkpoint=True
     )
@@ -336,7 +319,7 @@ class RestartTest(queue_case.QueueTestCase):
     self.assertLen(second.server.pending(), 1)
     self.assertLen(second.events.of("journal_refused"), 1)
 
-  def test_a_new_store_that_another_trainer_took_ends_this_one(self):
+  def test_a_new_store_locked_by_another_trainer_ends_this_one(self):
     owner = {"owner": None}
 
     def claim(transport):
@@ -355,7 +338,7 @@ class RestartTest(queue_case.QueueTestCase):
 
 class OtherSettingsTest(queue_case.QueueTestCase):
 
-  def test_no_work_is_taken_of_a_trainer_that_computes_another_thing(self):
+  def test_no_work_of_a_trainer_with_other_settings(self):
     agree = mock.Mock(side_effect=[True, True, ValueError("they differ")])
     client = self.searcher("a", works=False, check_trainer=agree).client
 
@@ -407,7 +390,7 @@ class FullDiskTest(queue_case.QueueTestCase):
     ledger = trainer.service.account()
     self.assert_closed(ledger)
 
-  def test_a_full_journal_downloads_nothing(self):
+  def test_a_full_journal_downloads_no_block_twice(self):
     trainer = self.trainer(starvation_s=20.0)
     full = journal.JournalFullError(28, "No space left on device")
     read = []
@@ -424,7 +407,7 @@ class FullDiskTest(queue_case.QueueTestCase):
         self.assertEqual(read.count("q/0/a/000000000000"), 1)
     wait_until(lambda: not self.queue(), "taken")
 
-  def test_a_full_disk_under_the_log_of_acknowledgements(self):
+  def test_a_full_disk_under_the_acknowledgement_log(self):
     trainer = self.trainer()
     searcher = self.searcher("a", works=False)
     full = OSError(28, "No space left on device")

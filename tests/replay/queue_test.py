@@ -48,9 +48,9 @@ class DeliveryTest(queue_case.QueueTestCase):
     self.assertFalse(trainer.service.is_ready(3))
     self.assertEqual(trainer.order.cursor, 12)
 
-  def test_a_lease_says_how_old_the_block_in_work_is(self):
+  def test_the_lease_has_the_age_of_the_oldest_block(self):
     trainer = self.trainer()
-    client = self.searcher("a", works=False).client
+    client = self.searcher("a", works=False, lease_s=0.2).client
     stats = lambda: trainer.living().get("a", {}).get("stats")
     wait_until(lambda: stats() == {}, "a lease")
     client.begun_s.extend([time.monotonic() - 100, time.monotonic()])
@@ -96,7 +96,7 @@ class DeliveryTest(queue_case.QueueTestCase):
 
 class StoreLossTest(queue_case.QueueTestCase):
 
-  def test_the_ring_is_sent_again_in_order_before_anything_new(self):
+  def test_unacknowledged_blocks_are_sent_again_before_new_ones(self):
     searcher = self.searcher("a", works=False)
     for position in range(3):
       searcher.submit(position)
@@ -132,7 +132,7 @@ class StoreLossTest(queue_case.QueueTestCase):
     self.assertGreater(again["count"], granted["count"])
     self.assertEqual(trainer.server.generation, 2)
 
-  def test_losses_while_everything_runs_lose_and_double_nothing(self):
+  def test_repeated_losses_lose_and_duplicate_nothing(self):
     trainer = self.trainer(num_steps=20)
     self.searcher("a")
     self.searcher("b", 1, delay_s=0.002)
@@ -146,7 +146,7 @@ class StoreLossTest(queue_case.QueueTestCase):
     self.assertEqual(ledger["lost"].get("journal"), None)
     self.assert_closed(ledger)
 
-  def test_a_store_lost_right_after_it_came_back_ends_nobody(self):
+  def test_a_second_loss_during_recovery(self):
     trainer = self.trainer()
     searcher = self.searcher("a")
     put, failures = in_process.InProcessStore.put, [2]
@@ -164,7 +164,7 @@ class StoreLossTest(queue_case.QueueTestCase):
     trainer.step(1)
     self.assertNotEmpty(searcher.blocks)
 
-  def test_no_store_within_the_deadline_ends_both_sides(self):
+  def test_no_store_within_the_deadline_ends_both_ends(self):
     # Nothing waits for ever: whoever started the roles starts them again.
     slow = in_process.InProcessTransport.reconnect
     short = lambda self, deadline_s=None: slow(self, 0.05)
@@ -182,8 +182,8 @@ class StoreLossTest(queue_case.QueueTestCase):
         searcher.client.next_block(20.0)
 
 
-class OldNewsTest(queue_case.QueueTestCase):
-  """What a searcher makes of messages of a trainer that was replaced."""
+class TrainerMessagesTest(queue_case.QueueTestCase):
+  """Messages of replaced trainers, of other runs, and at the end of a run."""
 
   def _put(self, place, /, secret=queue_case.SECRET, **message):
     message = {"run": queue_case.RUN, "key": place, **message}
@@ -217,14 +217,6 @@ class OldNewsTest(queue_case.QueueTestCase):
     self.assertEqual(client.next_block(20.0).block, 1)
     self.assertIsNone(client.next_block(0.05))
 
-  def test_what_was_taken_back_is_not_sampled(self):
-    client = self.searcher("a", works=False).client
-    self._work(1, 1, 1, 2)
-    wait_until(lambda: len(client._granted.blocks) == 2, "two blocks")
-    self._work(1, 2, 2, 3)
-    wait_until(lambda: client._granted.blocks[-1].block == 3, "the third block")
-    self.assertEqual([b.block for b in client._granted.blocks], [2, 3])
-
   def test_acks_of_an_older_epoch_are_ignored(self):
     searcher = self.searcher("a", works=False)
     for position in range(3):
@@ -235,72 +227,57 @@ class OldNewsTest(queue_case.QueueTestCase):
     self.assertFalse(searcher.client.close(0.1))
     self.assertEqual(searcher.client.unacked, 2)
 
-  def test_acks_and_work_of_others_are_refused(self):
+  def test_invalid_messages_are_refused_and_counted(self):
     searcher = self.searcher("a", works=False)
     searcher.submit(0)
-    self._work(9, 1, acked=1, run="other")
-    self._put("ctl/stop", secret=b"x" * 32)
+    refused = lambda: searcher.client._refusals.count
+    work = {"epoch": 9, "count": 1, "acked": 1, "blocks": []}
+    for message in (
+        {**work, "run": "other"},
+        {**work, "key": "work/b"},  # Authentic, but a copy.
+        {**work, "epoch": "9"},
+        {**work, "blocks": [[1]]},
+        {},
+    ):
+      before = refused()
+      self._put("work/a", **message)
+      wait_until(lambda: refused() > before + 1, "refused")  # noqa: B023
+    self._put("ctl/stop", secret=b"x" * 32, epoch=9, done=True)
     wait_until(
-        lambda: len(searcher.events.of("refused_message")) == 2, "both refused"
+        lambda: len(searcher.events.of("refused_message")) == 2, "both reasons"
     )
     self.assertEqual(searcher.client.unacked, 1)
     self.assertFalse(searcher.client.stop_requested)
-
-  def test_a_message_under_another_key_is_refused_and_counted(self):
-    searcher = self.searcher("a", works=False)
-    refused = lambda: searcher.client._refusals.count
-    # Authentic, but copied to where another one belongs.
-    self._work(1, 1, key="work/b")
-    wait_until(refused, "refused")
-    before = refused()
-    self.client().delete("work/a")
-    self._put("ctl/stop", epoch=1, done=True, key="status/run")
-    wait_until(lambda: refused() > before + 1, "refused")
-    self.assertFalse(searcher.client.stop_requested)
-    # However often they are read, they fill no file.
-    self.assertLen(searcher.events.of("refused_message"), 1)
-
-  def test_malformed_messages_end_no_searcher(self):
-    searcher = self.searcher("a", works=False)
-    refused = lambda: searcher.client._refusals.count
-    for fields in (
-        {},
-        {"epoch": "1", "count": 1, "acked": 0, "blocks": []},
-        {"epoch": 1, "count": 1, "acked": 0},
-        {"epoch": 1, "count": 1, "acked": 0, "blocks": [[1]]},
-    ):
-      before = refused()
-      self._put("work/a", **fields)
-      wait_until(lambda: refused() > before + 1, "refused")  # noqa: B023
-    self._put("ctl/stop", epoch=1)
     self._work(1, 1, 7)
     self.assertEqual(searcher.client.next_block(20.0).block, 7)
 
-  def test_the_goodbye_of_an_older_epoch_is_ignored(self):
+  def test_a_stop_message_of_an_older_epoch_is_ignored(self):
     client = self.searcher("a", works=False).client
     self._work(3, 1, 1)
     wait_until(lambda: client.epoch == 3, "the present epoch")
-    self._put("ctl/stop", epoch=2, done=True)
-    time.sleep(0.3)
+    with self.reads("ctl/stop", 2):
+      self._put("ctl/stop", epoch=2, done=True)
     self.assertFalse(client.stop_requested)
     self._put("ctl/stop", epoch=3, done=False)
-    wait_until(lambda: client.stop_requested, "the goodbye")
+    wait_until(lambda: client.stop_requested, "the stop message")
     self.assertFalse(client.run_done)
 
-  def test_who_comes_after_an_interrupted_trainer_waits_for_the_next(self):
+  def test_a_searcher_started_after_an_interrupt_waits_for_the_next_trainer(
+      self,
+  ):
     self._put("ctl/stop", epoch=1, done=False)
-    searcher = self.searcher("a")
-    time.sleep(0.3)
+    with self.reads("ctl/stop", 2):
+      searcher = self.searcher("a")
     self.assertFalse(searcher.client.stop_requested)
     trainer = self.trainer(epoch=2)
     trainer.step(0)
     self.assertNotEmpty(searcher.blocks)
-    # That trainer's own goodbye is meant for it.
+    # That trainer's own stop message is meant for it.
     trainer.service.stop_searchers(20.0)
     self.assertTrue(searcher.client.stop_requested)
     self.assertFalse(searcher.client.run_done)
 
-  def test_who_comes_after_the_run_s_end_leaves(self):
+  def test_a_searcher_started_after_the_end_of_the_run_leaves(self):
     trainer = self.trainer(epoch=1)
     early = self.searcher("a")
     trainer.step(0)
@@ -308,44 +285,20 @@ class OldNewsTest(queue_case.QueueTestCase):
     self.assertTrue(early.client.run_done)
     trainer.close()
     late = self.searcher("b", works=False).client
-    wait_until(lambda: late.stop_requested, "the goodbye")
+    wait_until(lambda: late.stop_requested, "the stop message")
     self.assertTrue(late.run_done)
 
-  def test_an_earlier_trainers_goodbye_is_taken_out_of_the_store(self):
+  def test_a_new_trainer_deletes_an_older_stop_message(self):
     self._put("ctl/stop", epoch=0, done=False)
     trainer = self.trainer(epoch=1)
-    wait_until(lambda: self.client().get("ctl/stop") is None, "no goodbye")
+    wait_until(lambda: self.client().get("ctl/stop") is None, "deleted")
     self.searcher("a")
     trainer.step(0)
 
 
-class RefusalTest(queue_case.QueueTestCase):
+class ForgeryTest(queue_case.QueueTestCase):
 
-  def test_what_is_not_of_this_run_or_not_whole_is_refused(self):
-    good = self.message("x", 0, [self.group(0)])
-    forged = self.message("y", 0, [self.group(0)])
-    bad = {
-        "q/0/a/000000000000": b"junk",
-        "q/0/b/000000000000": good[:-1],
-        # Genuine, but under another's key.
-        "q/0/c/000000000000": good,
-        "q/0/d/000000000000": self.message("d", 0, [self.group(0)], run="o"),
-        "q/0/f/000000000000": self.message("f", 0, [self.group(0)], totals=3),
-        "q/0/y/000000000000": forged[:-1] + bytes([forged[-1] ^ 1]),
-    }
-    self.put_block("x", 0, good)
-    for key, data in bad.items():
-      self.put_block(key.split("/")[2], 0, data)
-    trainer = self.trainer()
-    wait_until(lambda: not self.queue(), "the queue is clean")
-    self.assertEqual(trainer.server.counts["refused"], len(bad))
-    # A copy of what was taken in.
-    self.put_block("x", 0, good)
-    wait_until(lambda: not self.queue(), "the copy is gone")
-    self.assertEqual(trainer.server.counts["wire_duplicates"], 1)
-    self.assertLen(trainer.server.pending(), 1)
-
-  def test_a_forged_message_in_the_place_of_a_genuine_one(self):
+  def test_a_forged_message_under_a_genuine_block_s_key(self):
     self.client().put("q/0/a/000000000000", b"forged")
     with mock.patch.object(queue_client, "_RESEND_S", 0.1):
       searcher = self.searcher("a", works=False)
@@ -358,17 +311,7 @@ class RefusalTest(queue_case.QueueTestCase):
     positions = [r.groups[0].position for r in trainer.server.pending()]
     self.assertEqual(positions, [0, 1])
 
-  def test_forged_leases_are_refused_and_removed(self):
-    self.client().put("live/a", b"forged")
-    self.lease("b")
-    self.client().put("live/c", self.client().get("live/b")[:-1])
-    trainer = self.trainer()
-    wait_until(lambda: trainer.living(), "the genuine one")
-    self.assertCountEqual(trainer.living(), ["b"])
-    wait_until(lambda: list(self.client().list("live")) == ["live/b"], "gone")
-    self.assertEqual(trainer.server.counts["refused"], 2)
-
-  def test_what_a_trainer_announces_is_written_again(self):
+  def test_the_announcement_is_rewritten(self):
     announce = lambda transport: transport.put("meta/settings", b"mine")
     with mock.patch.object(queue_server, "_ANNOUNCE_EVERY_S", 0.05):
       self.trainer(announce=announce)
@@ -380,9 +323,52 @@ class RefusalTest(queue_case.QueueTestCase):
       wait_until(settings, "announced again")
 
 
+class PollTest(queue_case.QueueTestCase):
+  """An end of the queue polls often while its caller waits."""
+
+  def test_a_searcher_without_work(self):
+    client = self.searcher("a", works=False).client
+    self.assertFalse(client._interval.waiting)
+    with self.reads("work/a", 8):
+      self.assertIsNone(client.next_block(0.0))
+      self.assertTrue(client._interval.waiting)
+
+  def test_a_searcher_without_credits(self):
+    searcher = self.searcher("a", credits=1, works=False)
+    searcher.submit(0)
+    self.assertFalse(searcher.client._interval.waiting)
+    with self.reads("work/a", 8):
+      self.assertFalse(searcher.client.submit([self.group(1)], lambda: True))
+      self.assertTrue(searcher.client._interval.waiting)
+
+  def test_a_trainer_that_waits_for_data(self):
+    trainer = self.trainer()
+    step = threading.Thread(target=trainer.step, args=(0,))
+    step.start()
+    wait_until(lambda: trainer.server.urgent, "the wait")
+    self.searcher("a")
+    step.join(20.0)
+    self.assertFalse(trainer.server.urgent)
+
+  def test_admitted_prompts_are_granted_at_once(self):
+    trainer = self.trainer()
+    self.lease("a")
+    wait_until(lambda: "a" in trainer.living(), "its lease")
+    asleep = threading.Event()
+
+    def due_in_s():
+      asleep.set()
+      return 60.0
+
+    with mock.patch.object(trainer.server._interval, "due_in_s", due_in_s):
+      self.assertTrue(asleep.wait(20.0))
+      trainer.service.open(0)
+      wait_until(lambda: self.client().get("work/a"), "a grant", wait_s=5.0)
+
+
 class ScoringTest(queue_case.QueueTestCase):
 
-  def test_scoring_holds_up_neither_grants_nor_acknowledgements(self):
+  def test_scoring_does_not_delay_grants_and_acknowledgements(self):
     scoring, scored = threading.Event(), threading.Event()
 
     def score(groups):
