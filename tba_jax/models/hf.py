@@ -40,24 +40,6 @@ _PIECE_BYTES = 16 * 2**20
 _ALIGNMENT = 64
 
 
-def _check_names(
-    files: hf_files.Files, config: ModelConfig, rows: list[hf_names.Row]
-) -> list[str]:
-  """Returns a line for each missing, unused or misshapen tensor."""
-  problems = []
-  expected = {
-      name: row.hf_shape for row in rows
-      for name in row.hf_names(config.num_layers)
-  }  # fmt: skip
-  for name, shape in expected.items():
-    problems += files.problems(name, shape)
-  ignored = [re.compile(p) for p in hf_names.ignored(config)]
-  for name in sorted(files.shapes.keys() - expected):
-    if not any(pattern.fullmatch(name) for pattern in ignored):
-      problems.append(f"unused tensor {name} {list(files.shapes[name])}")
-  return problems
-
-
 def _node(tree: dict, path: tuple[str, ...]) -> dict:
   """Returns the dict that holds a path's leaf, creating dicts as needed."""
   for key in path[:-1]:
@@ -90,34 +72,77 @@ def load(
   """
   path = hf_hub.find(folder)
   config = hf_config.read(path, dtype=dtype, compute_dtype=compute_dtype)
-  files = hf_files.Files(path)
-  rows = hf_names.match_prefix(files.shapes, config, hf_names.rows(config))
-  problems = _check_names(files, config, rows)
+  try:
+    files = hf_files.Files(path)
+    params = read_params(
+        files,
+        hf_names.match_prefix(files.shapes, config, hf_names.rows(config)),
+        num_layers=config.num_layers,
+        dtype=config.param_dtype,
+        ignored=hf_names.ignored(config),
+        shardings=shardings,
+    )
+  except (ValueError, OSError) as error:
+    raise ValueError(f"{folder}: {error}") from error
+  return config, params
+
+
+def read_params(
+    files: hf_files.Files,
+    rows: list[hf_names.Row],
+    *,
+    num_layers: int,
+    dtype: str,
+    ignored: str,
+    shardings: PyTree | None = None,
+) -> PyTree:
+  """Returns the params that a table describes.
+
+  Args:
+    files: of the folder.
+    rows: the table.
+    num_layers: length of the leaves under "blocks".
+    dtype: of all leaves.
+    ignored: regular expression of the names that need not be in the table.
+    shardings: of the params; None is the default device.
+
+  Raises:
+    ValueError: tensors are missing, unused, of a wrong shape or no floats, with
+      a line for each; or an entry is not finite.
+  """
+  expected = {
+      name: row.hf_shape for row in rows for name in row.hf_names(num_layers)
+  }
+  problems = []
+  for name, shape in expected.items():
+    problems += files.problems(name, shape)
+  problems += [
+      f"unused tensor {name} {list(files.shapes[name])}"
+      for name in sorted(files.shapes.keys() - expected)
+      if not re.fullmatch(ignored, name)
+  ]
   if problems:
-    raise ValueError(f"{folder}: " + "; ".join(problems))
+    raise ValueError("; ".join(problems))
   params = {}
   for row in rows:
     sharding = None
     if shardings is not None:
       sharding = _node(shardings, row.path)[row.path[-1]]
-    try:
-      leaf = _read_leaf(files, config, row, sharding)
-    except (ValueError, OSError) as error:
-      raise ValueError(f"{folder}: {error}") from error
+    leaf = _read_leaf(files, row, num_layers, jnp.dtype(dtype), sharding)
     _node(params, row.path)[row.path[-1]] = leaf
-  return config, params
+  return params
 
 
 def _read_leaf(
     files: hf_files.Files,
-    config: ModelConfig,
     row: hf_names.Row,
+    num_layers: int,
+    dtype: np.dtype,
     sharding: jax.sharding.Sharding | None,
 ) -> jax.Array:
   """Returns one leaf, on the devices of its sharding."""
-  shape = (config.num_layers,) * row.stacked + row.shape
-  dtype = jnp.dtype(config.param_dtype)
-  names = row.hf_names(config.num_layers)
+  shape = (num_layers,) * row.stacked + row.shape
+  names = row.hf_names(num_layers)
   read = {}  # Devices that hold the same slice share it.
 
   def part(index: tuple[slice, ...]) -> np.ndarray:

@@ -3,12 +3,16 @@
 """Tables that map Hugging Face's tensors to leaves of our params.
 
 A tensor differs from our leaf in how axes are split, in their order, and may
-fuse several leaves (query, key and value). A row of a table describes that in
-terms of axes, so that a slice of a leaf maps to a slice of a tensor. Does not
-import JAX.
+fuse several leaves (query, key and value). A table describes that in terms of
+axes, so that a slice of a leaf maps to a slice of a tensor:
+
+    "width heads*head_dim"        two axes, of which the second splits into two
+    "heads*1of3*head_dim width"   the leaf is the second third, head by head
+
+Does not import JAX.
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 import math
@@ -67,211 +71,158 @@ class Row:
     return [self.hf_name.format(layer=layer) for layer in range(num_layers)]
 
 
-def _row(
-    hf_name: str,
-    path: str,
-    axes: str,
-    *split: int | tuple[int, ...],
-    part: tuple[int, int] | None = None,
-    order: tuple[int, ...] | None = None,
+# Name of the tensor, path of the leaf, axes of the tensor as above, and axes of
+# the leaf where their order is another.
+Line = tuple[str, ...]
+
+
+def make_row(
+    sizes: Mapping[str, int], hf_name: str, path: str, spec: str, axes: str = ""
 ) -> Row:
-  """Returns a row; an int is an axis that is not split."""
-  split = tuple(a if isinstance(a, tuple) else (a,) for a in split)
-  if order is None:
-    count = sum(map(len, split)) - (part is not None)
-    order = tuple(range(count))
-  names = tuple(axes.split())
-  return Row(hf_name, tuple(path.split(".")), names, split, part, order)
-
-
-def _llama(c: ModelConfig) -> list[Row]:
-  """Llama, Mistral, Qwen2, Qwen3: one tensor per leaf."""
-  layer, block = "model.layers.{layer}.", "blocks."
-  attention, mlp = f"{layer}self_attn.", f"{layer}mlp."
-  norm = lambda hf_name, path: _row(f"{hf_name}.weight", path, "width", c.width)
-  rows = [
-      _row(
-          *("model.embed_tokens.weight", "embed.embedding", "vocab width"),
-          *(c.vocab_size, c.width),
-      ),
-      norm("model.norm", "final_norm.scale"),
-      norm(f"{layer}input_layernorm", f"{block}attention_norm.scale"),
-      norm(f"{layer}post_attention_layernorm", f"{block}mlp_norm.scale"),
-  ]
-  heads = (c.num_heads, c.head_dim)
-  kv_heads = (c.num_kv_heads, c.head_dim)
-  has_bias = c.attention_bias or c.family == "qwen2"
-  for name, axis, split in (
-      ("q", "heads", heads),
-      ("k", "kv_heads", kv_heads),
-      ("v", "kv_heads", kv_heads),
-  ):
-    source, path = f"{attention}{name}_proj", f"{block}attention.{name}"
-    axes = f"{axis} head_dim"
-    rows.append(
-        _row(
-            *(f"{source}.weight", f"{path}.kernel", f"{axes} width"),
-            *(split, c.width),
-        )
-    )
-    if has_bias:
-      rows.append(_row(f"{source}.bias", f"{path}.bias", axes, split))
-    if c.family == "qwen3" and name != "v":
-      source, path = f"{attention}{name}_norm", f"{path}_norm"
-      rows.append(
-          _row(f"{source}.weight", f"{path}.scale", "head_dim", c.head_dim)
+  """Returns the row of a line of a table, given the sizes of its axes."""
+  split = tuple(
+      tuple(
+          sizes[name] if name in sizes else int(name.partition("of")[2])
+          for name in axis.split("*")
       )
-  source, path = f"{attention}o_proj", f"{block}attention.o"
-  axes = "width heads head_dim"
-  rows.append(_row(f"{source}.weight", f"{path}.kernel", axes, c.width, heads))
-  if c.attention_bias:
-    rows.append(_row(f"{source}.bias", f"{path}.bias", "width", c.width))
-  for name, axes, split in (
-      ("gate", "mlp width", (c.mlp_width, c.width)),
-      ("up", "mlp width", (c.mlp_width, c.width)),
-      ("down", "width mlp", (c.width, c.mlp_width)),
-  ):
-    source, path = f"{mlp}{name}_proj", f"{block}mlp.{name}"
-    rows.append(_row(f"{source}.weight", f"{path}.kernel", axes, *split))
-    if c.mlp_bias:
-      axis = axes.split()[0]
-      rows.append(_row(f"{source}.bias", f"{path}.bias", axis, split[0]))
-  return rows + _head(c, "lm_head.weight")
-
-
-def _norm(c: ModelConfig, hf_name: str, path: str) -> list[Row]:
-  """Scale and bias of a layer norm."""
-  return [
-      _row(f"{hf_name}.weight", f"{path}.scale", "width", c.width),
-      _row(f"{hf_name}.bias", f"{path}.bias", "width", c.width),
-  ]
-
-
-def _gpt_neox(c: ModelConfig) -> list[Row]:
-  """GPT-NeoX: one tensor fuses query, key and value, head by head."""
-  layer, block = "gpt_neox.layers.{layer}.", "blocks."
-  rows = [
-      _row(
-          *("gpt_neox.embed_in.weight", "embed.embedding", "vocab width"),
-          *(c.vocab_size, c.width),
-      ),
-      *_norm(c, "gpt_neox.final_layer_norm", "final_norm"),
-      *_norm(c, f"{layer}input_layernorm", f"{block}attention_norm"),
-      *_norm(c, f"{layer}post_attention_layernorm", f"{block}mlp_norm"),
-  ]
-  fused = (c.num_heads, 3, c.head_dim)
-  source = f"{layer}attention.query_key_value"
-  for i, (name, axis) in enumerate(_QKV):
-    path, axes, part = f"{block}attention.{name}", f"{axis} head_dim", (1, i)
-    rows.append(
-        _row(
-            *(f"{source}.weight", f"{path}.kernel", f"{axes} width"),
-            *(fused, c.width),
-            part=part,
-        )
-    )
-    if c.attention_bias:
-      rows.append(
-          _row(f"{source}.bias", f"{path}.bias", axes, fused, part=part)
-      )
-  source, path = f"{layer}attention.dense", f"{block}attention.o"
-  heads = (c.num_heads, c.head_dim)
-  axes = "width heads head_dim"
-  rows.append(_row(f"{source}.weight", f"{path}.kernel", axes, c.width, heads))
-  if c.attention_bias:
-    rows.append(_row(f"{source}.bias", f"{path}.bias", "width", c.width))
-  for hf_name, name, axes, shape in (
-      ("dense_h_to_4h", "up", ("mlp", "width"), (c.mlp_width, c.width)),
-      ("dense_4h_to_h", "down", ("width", "mlp"), (c.width, c.mlp_width)),
-  ):
-    source, path = f"{layer}mlp.{hf_name}", f"{block}mlp.{name}"
-    rows += [
-        _row(f"{source}.weight", f"{path}.kernel", " ".join(axes), *shape),
-        _row(f"{source}.bias", f"{path}.bias", axes[0], shape[0]),
-    ]
-  return rows + _head(c, "embed_out.weight")
-
-
-def _gpt2(c: ModelConfig) -> list[Row]:
-  """GPT-2: input axes first; one tensor has all queries, then keys, values."""
-  layer, block = "transformer.h.{layer}.", "blocks."
-  rows = [
-      _row(
-          *("transformer.wte.weight", "embed.embedding", "vocab width"),
-          *(c.vocab_size, c.width),
-      ),
-      _row(
-          *("transformer.wpe.weight", "positions", "positions width"),
-          *(c.max_positions, c.width),
-      ),
-      *_norm(c, "transformer.ln_f", "final_norm"),
-      *_norm(c, f"{layer}ln_1", f"{block}attention_norm"),
-      *_norm(c, f"{layer}ln_2", f"{block}mlp_norm"),
-  ]
-  fused = (3, c.num_heads, c.head_dim)
-  source = f"{layer}attn.c_attn"
-  for i, (name, axis) in enumerate(_QKV):
-    path, axes = f"{block}attention.{name}", f"{axis} head_dim"
-    rows += [
-        _row(
-            *(f"{source}.weight", f"{path}.kernel", f"{axes} width"),
-            *(c.width, fused),
-            part=(1, i),
-            order=(1, 2, 0),
-        ),
-        _row(f"{source}.bias", f"{path}.bias", axes, fused, part=(0, i)),
-    ]
-  source, path = f"{layer}attn.c_proj", f"{block}attention.o"
-  rows += [
-      _row(
-          *(f"{source}.weight", f"{path}.kernel", "width heads head_dim"),
-          *((c.num_heads, c.head_dim), c.width),
-          order=(2, 0, 1),
-      ),
-      _row(f"{source}.bias", f"{path}.bias", "width", c.width),
-  ]
-  for hf_name, name, axes, shape in (
-      ("c_fc", "up", ("mlp", "width"), (c.width, c.mlp_width)),
-      ("c_proj", "down", ("width", "mlp"), (c.mlp_width, c.width)),
-  ):
-    source, path = f"{layer}mlp.{hf_name}", f"{block}mlp.{name}"
-    axes_text, order = " ".join(axes), (1, 0)
-    rows += [
-        _row(
-            *(f"{source}.weight", f"{path}.kernel", axes_text, *shape),
-            order=order,
-        ),
-        _row(f"{source}.bias", f"{path}.bias", axes[0], shape[1]),
-    ]
-  return rows + _head(c, "lm_head.weight")
-
-
-def _head(c: ModelConfig, hf_name: str) -> list[Row]:
-  if c.num_labels:
-    shape = (c.num_labels, c.width)
-    return [_row("score.weight", "score.kernel", "labels width", *shape)]
-  if c.tie_embeddings:
-    return []
-  return [_row(hf_name, "head.kernel", "vocab width", c.vocab_size, c.width)]
+      for axis in spec.split()
+  )
+  names = spec.replace("*", " ").split()
+  fused = next((name for name in names if name not in sizes), None)
+  part = None
+  if fused is not None:
+    part = names.index(fused), int(fused.partition("of")[0])
+    names.remove(fused)
+  leaf = tuple(axes.split() or names)
+  order = tuple(map(names.index, leaf) if axes else range(len(names)))
+  return Row(hf_name, tuple(path.split(".")), leaf, split, part, order)
 
 
 _QKV = (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
 
+
+def norm(hf_name: str, path: str) -> Iterator[Line]:
+  """Yields scale and bias of a layer norm."""
+  yield f"{hf_name}.weight", f"{path}.scale", "width"
+  yield f"{hf_name}.bias", f"{path}.bias", "width"
+
+
+def linear(
+    hf_name: str, path: str, out: str, inputs: str, *, bias: bool = True
+) -> Iterator[Line]:
+  """Yields kernel and bias of a linear map with the output axes first."""
+  yield f"{hf_name}.weight", f"{path}.kernel", f"{out} {inputs}"
+  if bias:
+    yield f"{hf_name}.bias", f"{path}.bias", out
+
+
+def _llama(c: ModelConfig) -> Iterator[Line]:
+  """Llama, Mistral, Qwen2, Qwen3: one tensor per leaf."""
+  layer, attention = "model.layers.{layer}", "model.layers.{layer}.self_attn"
+  yield "model.embed_tokens.weight", "embed.embedding", "vocab width"
+  yield "model.norm.weight", "final_norm.scale", "width"
+  for name, path in (
+      ("input_layernorm", "attention_norm"),
+      ("post_attention_layernorm", "mlp_norm"),
+  ):
+    yield f"{layer}.{name}.weight", f"blocks.{path}.scale", "width"
+  for name, axis in _QKV:
+    source, path = f"{attention}.{name}_proj", f"blocks.attention.{name}"
+    bias = c.attention_bias or c.family == "qwen2"
+    yield from linear(source, path, f"{axis}*head_dim", "width", bias=bias)
+    if c.family == "qwen3" and name != "v":
+      yield f"{attention}.{name}_norm.weight", f"{path}_norm.scale", "head_dim"
+  yield from linear(
+      *(f"{attention}.o_proj", "blocks.attention.o", "width"),
+      *("heads*head_dim",),
+      bias=c.attention_bias,
+  )
+  for name, out, inputs in (
+      ("gate", "mlp", "width"),
+      ("up", "mlp", "width"),
+      ("down", "width", "mlp"),
+  ):
+    source, path = f"{layer}.mlp.{name}_proj", f"blocks.mlp.{name}"
+    yield from linear(source, path, out, inputs, bias=c.mlp_bias)
+  yield from _head(c, "lm_head.weight")
+
+
+def _gpt_neox(c: ModelConfig) -> Iterator[Line]:
+  """GPT-NeoX: one tensor fuses query, key and value, head by head."""
+  layer = "gpt_neox.layers.{layer}"
+  yield "gpt_neox.embed_in.weight", "embed.embedding", "vocab width"
+  yield from norm("gpt_neox.final_layer_norm", "final_norm")
+  yield from norm(f"{layer}.input_layernorm", "blocks.attention_norm")
+  yield from norm(f"{layer}.post_attention_layernorm", "blocks.mlp_norm")
+  for i, (name, axis) in enumerate(_QKV):
+    yield from linear(
+        *(f"{layer}.attention.query_key_value", f"blocks.attention.{name}"),
+        *(f"{axis}*{i}of3*head_dim", "width"),
+        bias=c.attention_bias,
+    )
+  yield from linear(
+      *(f"{layer}.attention.dense", "blocks.attention.o", "width"),
+      *("heads*head_dim",),
+      bias=c.attention_bias,
+  )
+  up, down = f"{layer}.mlp.dense_h_to_4h", f"{layer}.mlp.dense_4h_to_h"
+  yield from linear(up, "blocks.mlp.up", "mlp", "width")
+  yield from linear(down, "blocks.mlp.down", "width", "mlp")
+  yield from _head(c, "embed_out.weight")
+
+
+def _gpt2(c: ModelConfig) -> Iterator[Line]:
+  """GPT-2: input axes first; one tensor has all queries, then keys, values."""
+  layer = "transformer.h.{layer}"
+  yield "transformer.wte.weight", "embed.embedding", "vocab width"
+  yield "transformer.wpe.weight", "positions", "positions width"
+  yield from norm("transformer.ln_f", "final_norm")
+  yield from norm(f"{layer}.ln_1", "blocks.attention_norm")
+  yield from norm(f"{layer}.ln_2", "blocks.mlp_norm")
+  for i, (name, axis) in enumerate(_QKV):
+    source, path = f"{layer}.attn.c_attn", f"blocks.attention.{name}"
+    out = f"{i}of3*{axis}*head_dim"
+    kernel = f"{axis} head_dim width"
+    yield f"{source}.weight", f"{path}.kernel", f"width {out}", kernel
+    yield f"{source}.bias", f"{path}.bias", out
+  for name, path, inputs, out in (
+      ("attn.c_proj", "attention.o", "heads*head_dim", "width"),
+      ("mlp.c_fc", "mlp.up", "width", "mlp"),
+      ("mlp.c_proj", "mlp.down", "mlp", "width"),
+  ):
+    source, path = f"{layer}.{name}", f"blocks.{path}"
+    kernel = f"{out} {inputs.replace('*', ' ')}"
+    yield f"{source}.weight", f"{path}.kernel", f"{inputs} {out}", kernel
+    yield f"{source}.bias", f"{path}.bias", out
+  yield from _head(c, "lm_head.weight")
+
+
+def _head(c: ModelConfig, hf_name: str) -> Iterator[Line]:
+  if c.num_labels:
+    yield "score.weight", "score.kernel", "labels width"
+  elif not c.tie_embeddings:
+    yield hf_name, "head.kernel", "vocab width"
+
+
 # Family -> prefix of all tensors but the head, unless it is "model.".
 _PREFIXES = {"gpt2": "transformer.", "gpt_neox": "gpt_neox."}
-_TABLES: dict[str, Callable[[ModelConfig], list[Row]]] = {
-    "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
-    "llama": _llama,
-    "mistral": _llama,
-    "qwen2": _llama,
-    "qwen3": _llama,
-}
+_TABLES = {"gpt2": _gpt2, "gpt_neox": _gpt_neox}
 
 
 def rows(config: ModelConfig) -> list[Row]:
   """Returns the table of a shape, with each leaf of params once."""
-  return _TABLES[config.family](config)
+  sizes = {
+      "vocab": config.vocab_size,
+      "positions": config.max_positions,
+      "labels": config.num_labels,
+      "width": config.width,
+      "mlp": config.mlp_width,
+      "heads": config.num_heads,
+      "kv_heads": config.num_kv_heads,
+      "head_dim": config.head_dim,
+  }
+  table = _TABLES.get(config.family, _llama)
+  return [make_row(sizes, *line) for line in table(config)]
 
 
 def match_prefix(
@@ -295,19 +246,16 @@ def _prefix(config: ModelConfig) -> str:
   return _PREFIXES.get(config.family, "model.")
 
 
-def ignored(config: ModelConfig) -> tuple[str, ...]:
-  """Returns regular expressions of redundant tensors.
+def ignored(config: ModelConfig) -> str:
+  """Returns a regular expression of redundant tensors.
 
   Old files store rotary frequencies and causal masks, and some tied models
   their head.
   """
   prefix = f"({re.escape(_prefix(config))})?"
-  patterns = [
-      rf"{prefix}layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
-      rf"{prefix}layers\.\d+\.attention\.rotary_emb\.inv_freq",
-      rf"{prefix}layers\.\d+\.attention\.(masked_)?bias",
-      rf"{prefix}h\.\d+\.attn\.(masked_)?bias",
-  ]
-  if config.tie_embeddings:
-    patterns.append(r"(lm_head|embed_out)\.weight")
-  return tuple(patterns)
+  buffers = (
+      rf"{prefix}(layers|h)\.\d+\.(self_attn|attention|attn)"
+      r"\.(rotary_emb\.inv_freq|(masked_)?bias)"
+  )
+  heads = r"|(lm_head|embed_out)\.weight"
+  return buffers + heads * config.tie_embeddings

@@ -452,7 +452,8 @@ def make_embed(task: red_team.RedTeam) -> EmbedFn:
   folder = task.setting("encoder")
   if folder == red_team.WORDS:
     return word_embeddings
-  encoder, params, tokenizer = encoder_lib.load_encoder_with_tokenizer(folder)
+  encoder, params = encoder_lib.load_encoder(folder)
+  tokenizer = tokenizer_lib.load_texts(folder)
   shape = _batch_shape(task, "encoder_max_tokens", encoder)
   return encoder_embeddings(encoder.mean_pooled, params, tokenizer, shape)
 
@@ -471,7 +472,8 @@ def _make_classifier(task: red_team.RedTeam) -> Classifier:
         token=task.setting("classifier_token"),
         shape=_batch_shape(task, "classifier_max_tokens"),
     )
-  encoder, params, tokenizer = encoder_lib.load_encoder_with_tokenizer(folder)
+  encoder, params = encoder_lib.load_encoder(folder)
+  tokenizer = tokenizer_lib.load_texts(folder)
   shape = _batch_shape(task, "classifier_max_tokens", encoder)
   label = task.setting("classifier_label")
   if label >= encoder.config.num_labels:

@@ -170,10 +170,13 @@ class ClassifiersTest(absltest.TestCase):
       label_scores = None
 
     self.enter_context(
-        mock.patch.object(
-            red_team.encoder_lib,
-            "load_encoder_with_tokenizer",
-            lambda folder: (Encoder, None, None),
+        mock.patch.multiple(
+            red_team.encoder_lib, load_encoder=lambda folder: (Encoder, None)
+        )
+    )
+    self.enter_context(
+        mock.patch.multiple(
+            red_team.tokenizer_lib, load_texts=lambda folder: None
         )
     )
     with self.assertRaisesRegex(ValueError, "classifier_label=2.*2 labels"):
