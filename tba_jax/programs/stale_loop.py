@@ -23,7 +23,7 @@ from tba_jax.replay import prompt_order
 from tba_jax.sampling import decode
 from tba_jax.tasks import base
 from tba_jax.training import batches
-from tba_jax.training import policy
+from tba_jax.training import policy as policy_lib
 from tba_jax.training import reference as reference_lib
 from tba_jax.training import sharding
 from tba_jax.training import train_step as train_step_lib
@@ -100,10 +100,10 @@ class Bench:
       ValueError: WORKDIR/sft/model is missing or disagrees with the config.
     """
     self._config = config
-    self._policy = policy.make_policy(config, workdir)
-    self._params = policy.initial_params(self._policy, config.seed)
+    self._policy = policy_lib.make_policy(config, workdir)
+    self._params = policy_lib.initial_params(self._policy, config.seed)
     self._mesh = sharding.make_mesh(config.mesh)
-    self._sampler = policy.make_sampler(config, self._policy)
+    self._sampler = policy_lib.make_sampler(config, self._policy)
     self._reference = reference_lib.Reference(
         self._policy.model,
         self._params,
@@ -188,8 +188,8 @@ class Bench:
   ) -> tuple[train_step_lib.TrainStep, train_step_lib.TrainState]:
     if run.objective not in self._objectives:
       model = self._policy.model
-      folder = policy.find_value_folder(run.config, "")
-      value_model = policy.make_value_model(run.config, model, folder)
+      folder = policy_lib.find_value_folder(run.config, "")
+      value_model = policy_lib.make_value_model(run.config, model, folder)
       self._objectives[run.objective] = (
           train_step_lib.make_train_step(
               run.config, model, self._mesh, value_model=value_model
@@ -264,44 +264,36 @@ class Bench:
     found = self._sampler.sample(params, requests, version=version)
     rewards_BxK = [
         [
-            task.reward(
-                split,
-                index,
-                tokenizer.decode_completion(tokens, int(n), bool(s)),
-            )
-            for tokens, n, s in zip(c.tokens, c.lengths, c.stopped)
+            task.reward(split, index, text)
+            for text in policy_lib.decode_texts(tokenizer, c)
         ]
         for (index, _), c in zip(prompts, found)
     ]
     stack = lambda name: np.stack([getattr(c, name) for c in found])
-    tokens_BxKxT = stack("tokens")
-    P = self._config.sampling.max_prompt_tokens
-    prompt_tokens_BxP = np.full((len(prompts), P), tokenizer.pad_id, np.int32)
-    prompt_mask_BxP = np.zeros(prompt_tokens_BxP.shape, np.float32)
-    for b, request in enumerate(requests):
-      length = len(request.prompt_tokens)
-      prompt_tokens_BxP[b, -length:] = request.prompt_tokens
-      prompt_mask_BxP[b, -length:] = 1
-    return types.Batch(
-        prompt_tokens=prompt_tokens_BxP,
-        prompt_mask=prompt_mask_BxP,
-        completion_tokens=tokens_BxKxT,
+    batch = batches.pad_sequences(
+        [(r.prompt_tokens, c.tokens) for r, c in zip(requests, found)],
+        (len(prompts),),
+        num_completions=num_completions,
+        max_prompt_tokens=self._config.sampling.max_prompt_tokens,
+        max_completion_tokens=self._config.sampling.max_completion_tokens,
+    )
+    counts = self._config.loss.include_stop_token
+    return dataclasses.replace(
+        batch,
         completion_mask=batches.completion_mask(
-            tokens_BxKxT,
+            batch.completion_tokens,
             stack("lengths"),
-            () if self._config.loss.include_stop_token else tokenizer.stop_ids,
+            () if counts else tokenizer.stop_ids,
         ),
         behavior_logprobs=stack("logprobs"),
-        ref_logprobs=np.zeros(tokens_BxKxT.shape, np.float32),
         rewards=np.asarray(rewards_BxK, np.float32),
-        staleness_steps=np.zeros(tokens_BxKxT.shape[:2], np.float32),
     )
 
   def _finish(self, batch: types.Batch, staleness_steps: int) -> types.Batch:
     """Returns a host batch on the mesh, with what `_sample` leaves out."""
     staleness_BxK = np.full_like(batch.staleness_steps, staleness_steps)
     placed = sharding.shard_batch(
-        types.Batch(**{**vars(batch), "staleness_steps": staleness_BxK}),
+        dataclasses.replace(batch, staleness_steps=staleness_BxK),
         self._mesh,
         self._config.sharding,
     )
@@ -311,7 +303,7 @@ class Bench:
         placed.completion_tokens,
         placed.completion_mask,
     )
-    return types.Batch(**{**vars(placed), "ref_logprobs": ref_logprobs})
+    return dataclasses.replace(placed, ref_logprobs=ref_logprobs)
 
   def _evaluate(
       self, params: types.PyTree, *, version: int, seed: int

@@ -3,12 +3,12 @@
 """The `sweep` program: quality against staleness, objective by objective.
 
 Fine-tunes once, then makes every run of `config.sweep` that has no result yet:
-objectives times staleness times seeds. In WORKDIR: `config.json`, `sft/`,
-`runs/NAME.json` (the result of a run that is done), `sweep.md` and `sweep.png`.
-A run that was cut off starts again from its beginning.
+objectives x staleness x seeds. In WORKDIR: `config.json`, `sft/`,
+`runs/NAME.json` (a run's result), `sweep.md` and `sweep.png`. An interrupted
+run starts again from its beginning.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import fnmatch
@@ -28,7 +28,6 @@ import ml_collections
 import numpy as np
 import rich.box
 import rich.console
-import rich.live
 import rich.table
 from scipy import special
 
@@ -56,13 +55,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 def expand_runs(
     config: ml_collections.ConfigDict,
-    check: Callable[[ml_collections.ConfigDict], None],
 ) -> list[stale_loop.Run]:
   """Returns the runs in their order: a whole seed, then the next.
-
-  Args:
-    config: complete.
-    check: raises ConfigError where the config of a run is wrong.
 
   Raises:
     ConfigError: a setting of `config.sweep`, or of a run, is wrong.
@@ -81,7 +75,7 @@ def expand_runs(
           f"config.{key} = {section!r}: allowed {value!r} with --program=sweep"
       )
   configs = {
-      name: _own_config(config, name, overrides, check)
+      name: _own_config(config, name, overrides)
       for name, overrides in recipes.items()
   }
   return [
@@ -187,13 +181,12 @@ def _own_config(
     config: ml_collections.ConfigDict,
     name: str,
     overrides: list[str],
-    check: Callable[[ml_collections.ConfigDict], None],
 ) -> ml_collections.ConfigDict:
   """Returns the checked config of an objective's runs."""
   own = config.copy_and_resolve_references()
   try:
     load.apply_overrides(own, overrides)
-    check(own)
+    validate.validate(own, program="sweep")
   except load.ConfigError as error:
     raise load.ConfigError(
         f"config.sweep.objectives, {name}: {error}"
@@ -215,7 +208,6 @@ def _wrong(key: str, value: Any, allowed: str) -> load.ConfigError:
 
 
 # Tables and the plot
-
 
 matplotlib.use("agg")
 
@@ -378,75 +370,6 @@ def _line(texts: Sequence[str]) -> str:
   return f"| {' | '.join(texts)} |"
 
 
-# Progress
-
-
-class View:
-  """Progress of a sweep: a live table on a terminal, else lines."""
-
-  def __init__(
-      self,
-      console: rich.console.Console,
-      runs: Sequence[stale_loop.Run],
-  ):
-    self._console = console
-    self._runs = runs
-    self._live: rich.live.Live | None = None
-    self._started = time.monotonic()
-    self._num_before: int | None = None
-    self._shown: set[str] = set()
-
-  def __enter__(self) -> "View":
-    if self._console.is_terminal:
-      self._live = rich.live.Live(console=self._console, auto_refresh=False)
-      self._live.start()
-    return self
-
-  def __exit__(self, *exception: Any) -> None:
-    if self._live is not None:
-      self._live.stop()
-      self._live = None
-
-  def update(
-      self, results: Mapping[str, Mapping[str, Any]], now: str = ""
-  ) -> None:
-    """Shows the results so far.
-
-    Args:
-      results: of the runs that are done, by name.
-      now: what is being done.
-    """
-    if self._num_before is None:
-      self._num_before = len(results)
-    if self._live is not None:
-      table = progress_table(self._runs, results)
-      table.caption = f"{self._line(results)}  {now}"
-      self._live.update(table, refresh=True)
-      return
-    for name in [n for n in results if n not in self._shown]:
-      self._shown.add(name)
-      if len(self._shown) > self._num_before:
-        self._console.print(
-            f"{self._line(results)}  {name}: {_summary(results[name])}",
-            soft_wrap=True,
-            highlight=False,
-        )
-
-  def line(self, text: str) -> None:
-    """Prints `text` where there is no table in place to show it."""
-    if self._live is None:
-      self._console.print(text, soft_wrap=True, highlight=False)
-
-  def _line(self, results: Mapping[str, Mapping[str, Any]]) -> str:
-    done, total = len(results), len(self._runs)
-    line = f"{done}/{total} runs"
-    new = done - (self._num_before or 0)
-    if new > 0 and done < total:
-      left_s = (time.monotonic() - self._started) / new * (total - done)
-      line += f", about {left_s / 60:.0f} min left"
-    return line
-
-
 def progress_table(
     runs: Sequence[stale_loop.Run], results: Mapping[str, Mapping[str, Any]]
 ) -> rich.table.Table:
@@ -483,7 +406,6 @@ def _summary(result: Mapping[str, Any]) -> str:
 
 # The program
 
-
 _WORKER = "worker"  # The operand that makes a process one of several.
 _PLOT_EVERY_S = 60.0
 _POLL_S = 0.5
@@ -496,11 +418,10 @@ def run(
     config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
 ) -> int:
   """Runs the program; returns its exit status."""
-  check = lambda own: validate.validate(own, program="sweep")
   try:
     if operands and (operands[0] != _WORKER or len(operands) != 2):
       raise ValueError(f"--program=sweep takes no operands, not {operands}")
-    runs = expand_runs(config, check)
+    runs = expand_runs(config)
     if not operands:
       run_directory.lock(workdir)  # Held as long as this process lives.
     _read_results(workdir, runs)
@@ -526,13 +447,41 @@ def run(
     return processes.EXIT_CONFIG
 
 
+class _Progress:
+  """Prints runs as they are done; keeps sweep.md and sweep.png up to date."""
+
+  def __init__(self, workdir: str, runs: Sequence[stale_loop.Run]):
+    self._workdir = workdir
+    self._runs = runs
+    self._started = time.monotonic()
+    self._plotted_at = -_PLOT_EVERY_S
+    self._shown = set(_read_results(workdir, runs))
+    self._num_before = len(self._shown)
+
+  def update(self) -> Results:
+    """Shows what is new; returns all results so far."""
+    results = _read_results(self._workdir, self._runs)
+    done, total = len(results), len(self._runs)
+    for name in results.keys() - self._shown:
+      line = f"{done}/{total} runs"
+      if done < total:
+        each_s = (time.monotonic() - self._started) / (done - self._num_before)
+        line += f", about {each_s * (total - done) / 60:.0f} min left"
+      print(f"{line}  {name}: {_summary(results[name])}", flush=True)
+    self._shown |= results.keys()
+    if results and time.monotonic() - self._plotted_at >= _PLOT_EVERY_S:
+      _write_report(self._workdir, self._runs, results)
+      self._plotted_at = time.monotonic()
+    return results
+
+
 def _sweep(
     config: ml_collections.ConfigDict,
     workdir: str,
     runs: Sequence[stale_loop.Run],
     stop: threading.Event,
 ) -> int:
-  """Makes what is missing, shows it, and writes table and plot."""
+  """Makes what is missing, then writes table and plot."""
   _, saved = run_directory.create(workdir, config)
   if saved is not None:
     if not saved.get("sweep", {}).get("objectives"):
@@ -541,30 +490,19 @@ def _sweep(
           " empty directory or that of a sweep"
       )
     run_directory.update(workdir, config)
-  console = rich.console.Console()
-  with View(console, runs) as view:
-    plotted_at = -_PLOT_EVERY_S
-
-    def show(now: str = "") -> None:
-      nonlocal plotted_at
-      results = _read_results(workdir, runs)
-      view.update(results, now)
-      if results and time.monotonic() - plotted_at >= _PLOT_EVERY_S:
-        _write_report(workdir, runs, results)
-        plotted_at = time.monotonic()
-
-    failed = ""
-    if not _fine_tune(config, workdir, stop, show, view.line):
-      pass  # The same command continues.
-    elif config.sweep.workers == 1:
-      _make_runs(config, workdir, runs, stop, show)
-    else:
-      failed = _run_workers(config, workdir, stop, show)
-    results = _read_results(workdir, runs)
-    view.update(results)
+  progress = _Progress(workdir, runs)
+  failed, is_tuned = "", True
+  if config.init == "sft":
+    made = sft.run(config, workdir, stop=stop, on_progress=_print_fine_tuning)
+    is_tuned = not made["interrupted"]
+  if is_tuned and config.sweep.workers == 1:
+    _make_runs(config, workdir, runs, stop, progress)
+  elif is_tuned:
+    failed = _run_workers(config, workdir, stop, progress)
+  results = progress.update()
   if results:
     _write_report(workdir, runs, results)
-    console.print(progress_table(runs, results))
+    rich.console.Console().print(progress_table(runs, results))
     print(f"{workdir}/sweep.md and sweep.png: {len(results)}/{len(runs)} runs")
   if failed:
     print(f"error: {failed}", file=sys.stderr)
@@ -575,25 +513,8 @@ def _sweep(
   return processes.EXIT_OK
 
 
-def _fine_tune(
-    config: ml_collections.ConfigDict,
-    workdir: str,
-    stop: threading.Event,
-    show: Callable[[str], None],
-    line: Callable[[str], None],
-) -> bool:
-  """Makes what all runs start from; False where it was stopped before."""
-  if config.init != "sft":
-    return True
-  show("fine-tuning")
-
-  def on_progress(step: int, num_steps: int, _: dict[str, float]) -> None:
-    text = f"fine-tuning: step {step} of {num_steps}"
-    show(text)
-    line(text)
-
-  made = sft.run(config, workdir, stop=stop, on_progress=on_progress)
-  return not made["interrupted"]
+def _print_fine_tuning(step: int, num_steps: int, _: dict[str, float]) -> None:
+  print(f"fine-tuning: step {step} of {num_steps}", flush=True)
 
 
 def _make_runs(
@@ -601,9 +522,9 @@ def _make_runs(
     workdir: str,
     runs: Sequence[stale_loop.Run],
     stop: threading.Event,
-    show: Callable[[str], None] = lambda now: None,
+    progress: _Progress | None = None,
 ) -> None:
-  """Makes in this process the runs that nobody has made or is making."""
+  """Makes in this process the runs that no process has made or is making."""
   bench = None
   for one in runs:
     with _claim(workdir, one) as is_mine:
@@ -611,7 +532,6 @@ def _make_runs(
         continue
       if stop.is_set():
         return
-      show(one.name)
       bench = bench or stale_loop.Bench(config, workdir)
       try:
         result = bench.run(one, should_stop=stop.is_set)
@@ -621,7 +541,8 @@ def _make_runs(
           result_path(workdir, one),
           {**result, "settings": run_settings(one)},
       )
-    show("")
+    if progress is not None:
+      progress.update()
 
 
 @contextlib.contextmanager
@@ -642,7 +563,7 @@ def _run_workers(
     config: ml_collections.ConfigDict,
     workdir: str,
     stop: threading.Event,
-    show: Callable[[str], None],
+    progress: _Progress,
 ) -> str:
   """Makes the runs in several processes; returns what failed, "" if nothing."""
   folder = pathlib.Path(workdir) / "logs"
@@ -662,8 +583,8 @@ def _run_workers(
         )
     running = True
     while running and not failed:
-      show(f"{config.sweep.workers} runs at a time")
-      # Asked first, so that a worker that ends meanwhile is looked at below.
+      progress.update()
+      # Read before the statuses: a worker may end meanwhile.
       running = any(worker.poll() is None for worker in workers.values())
       for log, worker in workers.items():
         if worker.poll() and not stop.is_set():

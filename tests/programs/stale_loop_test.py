@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from tba_jax.config import load
-from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.programs import stale_loop
@@ -22,10 +21,6 @@ from tba_jax.training import train_step
 staleness = variants.import_config("configs/staleness.py")
 
 _FILE = str(pathlib.Path(staleness.__file__))
-
-
-def expand(config):
-  return sweep.expand_runs(config, validate.validate)
 
 
 _STEPS = 6
@@ -50,7 +45,7 @@ class BenchTest(absltest.TestCase):
             "evaluate.every_steps=0",
         ],
     )
-    cls.runs = {run.name: run for run in expand(cls.config)}
+    cls.runs = {run.name: run for run in sweep.expand_runs(cls.config)}
     cls.batches = []
     make = train_step.make_train_step
 

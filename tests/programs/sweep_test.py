@@ -1,38 +1,257 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The sweep program: it ends with table and plot, and goes on after a stop.
+"""The sweep program: its runs, its tables, and going on after a stop.
 
 Without training; `tests/multi_process/sweep_test.py` makes real runs.
 """
 
 import contextlib
 import io
+import math
 import pathlib
 import threading
 from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
+import ml_collections
+import rich.console
 
 from tba_jax.config import load as load_lib
-from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.monitor import run_directory
 from tba_jax.programs import sft
 from tba_jax.programs import stale_loop
 from tba_jax.programs import sweep
+from tba_jax.system import jsonl
 from tba_jax.system import processes
 
 staleness = variants.import_config("configs/staleness.py")
 
 _FILE = str(pathlib.Path(staleness.__file__))
+LAGS = (stale_loop.Lag(), stale_loop.Lag(staleness_steps=4))
 
 
-def expand(config):
-  return sweep.expand_runs(config, validate.validate)
+def load_arg(arg):
+  return load_lib.load_config(f"{_FILE}:{arg}", ())
 
 
 def load(*overrides):
   return load_lib.load_config(f"{_FILE}:smoke", overrides)
+
+
+class LagTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (dict(), "s=0", [0, 1, 2, 3, 4, 5]),
+      (dict(staleness_steps=2), "s=2", [0, 0, 0, 1, 2, 3]),
+      (dict(mini_batches=3), "N=3", [0, 0, 0, 3, 3, 3]),
+  )
+  def test_version_that_samples_a_step(self, fields, label, versions):
+    lag = stale_loop.Lag(**fields)
+    self.assertEqual([lag.version_of(t) for t in range(6)], versions)
+    self.assertEqual(lag.label, label)
+
+
+class ExpandTest(parameterized.TestCase):
+
+  def test_all_lags_of_all_objectives_seed_by_seed(self):
+    config = load(
+        "sweep.staleness_steps=4,0",
+        "sweep.mini_batches=2",
+        "sweep.seeds=7,3",
+    )
+    runs = sweep.expand_runs(config)
+    self.assertEqual(
+        [run.name for run in runs],
+        [
+            f"{objective}-{lag}-seed{seed}"
+            for seed in (3, 7)
+            for objective in ("tb", "best_of_2")
+            for lag in ("s0", "s4", "N2")
+        ],
+    )
+
+  def test_an_objective_has_its_own_settings(self):
+    config = load(
+        "sweep.objectives=a: loss.name=rloo; b: loss.name=tb"
+        " loss.ratio_clip=0.1 optimizer.learning_rate=0.5",
+        "sweep.staleness_steps=0",
+    )
+    first, second = sweep.expand_runs(config)
+    self.assertEqual(first.config.loss.name, "rloo")
+    self.assertEqual(first.config.loss.ratio_clip, 0.0)
+    self.assertEqual(second.config.loss.name, "tb")
+    self.assertEqual(second.config.loss.ratio_clip, 0.1)
+    self.assertEqual(second.config.optimizer.learning_rate, 0.5)
+    self.assertEqual(config.loss.name, "tb")
+    self.assertEqual(sweep.run_settings(second)["optimizer.learning_rate"], 0.5)
+
+  def test_the_study_and_its_short_forms(self):
+    full = {run.objective for run in sweep.expand_runs(load_arg(""))}
+    quick = sweep.expand_runs(load_arg("quick"))
+    self.assertEqual(
+        [run.name for run in quick],
+        [
+            f"{objective}-s{lag}-seed0"
+            for objective in ("tb", "tb_clip", "rloo")
+            for lag in (0, 4)
+        ],
+    )
+    self.assertLessEqual({run.objective for run in quick}, full)
+    study = {run.seed for run in sweep.expand_runs(load_arg(""))}
+    tuned = {run.seed for run in sweep.expand_runs(load_arg("tune"))}
+    self.assertEmpty(study & tuned)
+
+  @parameterized.parameters(
+      ("sweep.objectives=", "allowed NAME: KEY=VALUE"),
+      ("sweep.objectives=loss.name=tb", "allowed NAME: KEY=VALUE"),
+      ("sweep.objectives=a: loss.name=tb; a:", "'a:'.*allowed NAME"),
+      ("sweep.objectives=A/b: loss.name=tb", "allowed NAME: KEY=VALUE"),
+      ("sweep.objectives=a: seed=3", "a: seed=3.*allowed in it loss"),
+      ("sweep.objectives=a: model.width=8", "allowed in it loss"),
+      ("sweep.objectives=a: loss.nam=tb", "a: .*loss.nam.*did you mean"),
+      ("sweep.objectives=a: loss.name=sft", "a: .*loss.name.*allowed 'tb'"),
+      ("sweep.objectives=a: loss.name=proximal_rloo", "a: .*loss.ratio_clip"),
+      (
+          "sweep.objectives=a: train.completions_per_prompt=2",
+          "allowed batches of",
+      ),
+      ("sweep.mini_batches=1", r"'1'.*whole numbers from 2 on"),
+      ("sweep.seeds=", "seeds = ''.*one seed or more"),
+      ("reference.mode=ema", "reference.mode = 'ema': allowed 'fixed'"),
+  )
+  def test_refuses(self, override, message):
+    with self.assertRaisesRegex(load_lib.ConfigError, message):
+      sweep.expand_runs(load(override))
+
+  def test_refuses_to_have_no_lag(self):
+    config = load("sweep.staleness_steps=", "sweep.mini_batches=")
+    with self.assertRaisesRegex(
+        load_lib.ConfigError, "staleness_steps = '': allowed one or more"
+    ):
+      sweep.expand_runs(config)
+
+
+class ResultTest(absltest.TestCase):
+
+  def test_is_of_the_same_settings(self):
+    workdir = self.create_tempdir().full_path
+    run = sweep.expand_runs(load())[0]
+    self.assertIsNone(sweep.read_result(workdir, run))
+    path = sweep.result_path(workdir, run)
+    result = {"settings": sweep.run_settings(run), "curve": [], "x": 1}
+    jsonl.atomic_write_json(path, result)
+    self.assertEqual(sweep.read_result(workdir, run)["x"], 1)
+    # Other lags, seeds and objectives of the sweep do not matter.
+    same = sweep.expand_runs(load("sweep.seeds=0,1"))[0]
+    self.assertEqual(sweep.read_result(workdir, same)["x"], 1)
+    other = sweep.expand_runs(load("train.num_steps=7"))[0]
+    with self.assertRaisesRegex(
+        load_lib.ConfigError, "config.train.num_steps = 7, was 6"
+    ):
+      sweep.read_result(workdir, other)
+
+  def test_of_a_version_that_did_not_know_a_key(self):
+    workdir = self.create_tempdir().full_path
+    run = sweep.expand_runs(load())[0]
+    path = sweep.result_path(workdir, run)
+    settings = sweep.run_settings(run)
+    del settings["loss.ratio_cap"]
+    jsonl.atomic_write_json(path, {"settings": settings, "curve": []})
+    self.assertIsNotNone(sweep.read_result(workdir, run))
+    other = load("sweep.objectives=tb: loss.name=tb loss.ratio_cap=3")
+    with self.assertRaisesRegex(load_lib.ConfigError, "ratio_cap = 3.0, was"):
+      sweep.read_result(workdir, sweep.expand_runs(other)[0])
+
+  def test_a_damaged_file_is_refused(self):
+    workdir = self.create_tempdir().full_path
+    run = sweep.expand_runs(load())[0]
+    path = sweep.result_path(workdir, run)
+    path.parent.mkdir(parents=True)
+    for text in ('{"settings": {', "[1]", '{"settings": {}, "curve": 3}'):
+      path.write_text(text)
+      with self.assertRaisesRegex(ValueError, "json: damaged"):
+        sweep.read_result(workdir, run)
+
+
+def make_runs(seeds=(0, 1, 2)):
+  config = ml_collections.ConfigDict()
+  return [
+      stale_loop.Run(objective, lag, seed, config)
+      for seed in seeds
+      for objective in ("tb", "rloo")
+      for lag in LAGS
+  ]
+
+
+def make_result(reward, *, diverged_step=None):
+  before = {"reward": 0.0, "kl": 0.0, "ref_perplexity": 8.0}
+  last = {"reward": reward, "kl": 2.5, "ref_perplexity": 9.0}
+  return {
+      "curve": [before] if diverged_step is not None else [before, last],
+      "diverged_step": diverged_step,
+      "wall_s": 3.0,
+  }
+
+
+class CellsTest(absltest.TestCase):
+
+  def test_student_interval(self):
+    mean, half = sweep.mean_and_half_width([1.0, 2.0, 3.0])
+    self.assertEqual(mean, 2.0)
+    # t_{2, 0.975} = 4.3027, s = 1.
+    self.assertAlmostEqual(half, 4.3027 / math.sqrt(3), places=3)
+    mean, half = sweep.mean_and_half_width([0.5])
+    self.assertEqual(mean, 0.5)
+    self.assertTrue(math.isnan(half))
+
+  def test_counts_what_is_done_and_what_diverged(self):
+    results = {
+        "tb-s0-seed0": make_result(0.2),
+        "tb-s0-seed1": make_result(0.4),
+        "tb-s4-seed0": make_result(0.1),
+        "rloo-s4-seed1": make_result(0.0, diverged_step=7),
+    }
+    cells = sweep.table_cells(make_runs(), results, "reward")
+    self.assertEqual(
+        list(cells), [(o, lag) for o in ("tb", "rloo") for lag in LAGS]
+    )
+    self.assertAlmostEqual(cells["tb", LAGS[0]].mean, 0.3)
+    self.assertEqual(cells["tb", LAGS[0]].num_seeds, 2)
+    texts = [cell.text(2) for cell in cells.values()]
+    # t_{1, 0.975} = 12.706.
+    self.assertEqual(texts, ["0.30 ± 1.27", "0.10", "–", "– (1 diverged)"])
+
+  def test_markdown(self):
+    results = {"tb-s0-seed0": make_result(0.25)}
+    self.assertEqual(
+        sweep.markdown_table(make_runs(), results).splitlines(),
+        [
+            "| objective | lag | reward | KL to the reference, nats a"
+            " completion | perplexity under the reference | seeds |",
+            "| --- | --- | --- | --- | --- | --- |",
+            "| before training |  | 0.000 | 0.00 | 8.00 |  |",
+            "| tb | s=0 | 0.250 | 2.50 | 9.00 | 1 |",
+            "| tb | s=4 | – | – | – | 0 |",
+            "| rloo | s=0 | – | – | – | 0 |",
+            "| rloo | s=4 | – | – | – | 0 |",
+        ],
+    )
+
+  def test_progress(self):
+    out = io.StringIO()
+    results = {
+        "tb-s0-seed0": make_result(0.25),
+        "rloo-s4-seed1": make_result(0.0, diverged_step=7),
+    }
+    rich.console.Console(file=out, width=200).print(
+        sweep.progress_table(make_runs(), results)
+    )
+    text = out.getvalue()
+    self.assertRegex(text, r"objective +s=0 +s=4")
+    self.assertRegex(text, r"tb +0\.250 \(1\) +– \(0\)")
+    self.assertRegex(text, r"rloo +– \(0\) +– \(1 diverged\) \(1\)")
 
 
 class FakeBench:
@@ -91,7 +310,7 @@ class SweepTest(absltest.TestCase):
     config = load(
         "sweep.objectives=tb: loss.name=tb", "sweep.staleness_steps=0,2"
     )
-    names = [run.name for run in expand(config)]
+    names = [run.name for run in sweep.expand_runs(config)]
     with mock.patch.object(FakeBench, "on_run", self.stop.set):
       status, out, _ = self.run_sweep(config)
     self.assertEqual(status, processes.EXIT_INTERRUPTED)
@@ -105,7 +324,7 @@ class SweepTest(absltest.TestCase):
     status, out, _ = self.run_sweep(config)
     self.assertEqual(status, processes.EXIT_OK)
     self.assertEqual(FakeBench.made, names)
-    self.assertIn("2/2 runs", out)
+    self.assertIn("2/2 runs  tb-s2-seed0: reward 2.000, kl 1.00", out)
     table = (folder / "sweep.md").read_text()
     self.assertIn("| before training |  | 0.000 | 1.00 | 2.00 |  |", table)
     for lag in (0, 2):
@@ -127,16 +346,6 @@ class SweepTest(absltest.TestCase):
     self.run_sweep(load("init=scratch"))
     self.fine_tune.assert_called_once()
 
-  def test_fine_tuning_has_lines_without_a_terminal(self):
-    def fine_tune(config, workdir, *, stop, on_progress):
-      del config, workdir, stop
-      on_progress(3, 20, {"loss": 1.0})
-      return {"interrupted": False}
-
-    self.fine_tune.side_effect = fine_tune
-    _, out, _ = self.run_sweep(load())
-    self.assertIn("fine-tuning: step 3 of 20\n", out)
-
   def test_makes_no_run_of_an_unfinished_model(self):
     self.fine_tune.return_value = {"interrupted": True}
     status, out, _ = self.run_sweep(load())
@@ -145,7 +354,7 @@ class SweepTest(absltest.TestCase):
     self.assertEmpty(FakeBench.made)
 
   def test_a_run_that_another_process_has_is_left_to_it(self):
-    runs = expand(load())
+    runs = sweep.expand_runs(load())
     with sweep._claim(self.workdir, runs[0]) as first:
       with sweep._claim(self.workdir, runs[0]) as second:
         with sweep._claim(self.workdir, runs[1]) as third:
