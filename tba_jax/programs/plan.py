@@ -28,6 +28,7 @@ from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
 from tba_jax.models import hf_names
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.monitor.report import load
 from tba_jax.monitor.report import timeline
@@ -514,8 +515,7 @@ def read_measured(workdir: str) -> tuple[float, float]:
   generate_s = run.summary.get("generate_busy_s")
   train_s = run.summary.get("train_busy_s")
   if not (text.is_number(generate_s) and text.is_number(train_s)):
-    spans = timeline.measured_overlap(run) or {}
-    generate_s, train_s = spans.get("generate_s"), spans.get("train_s")
+    generate_s, train_s = (_busy_s(run, r) for r in ("searcher", "trainer"))
   steps, completions = load.column(run.records, "total/completions")
   settings = run.config.get("config", {})
   numbers = [
@@ -533,6 +533,22 @@ def read_measured(workdir: str) -> tuple[float, float]:
   num_searchers, prompts, per_prompt = numbers
   trained = len(steps) * prompts * per_prompt
   return generate_s * num_searchers / completions[-1], train_s / trained
+
+
+def _busy_s(run: load.Run, role: str) -> float:
+  """Returns the mean busy seconds of a role's processes, from its spans."""
+  rows = [
+      row["seconds"]
+      for row in timeline.where_time_went(run)
+      if row["role"] == role and not row["lane"]
+  ]
+  busy = sum(
+      s
+      for seconds in rows
+      for kind, s in seconds.items()
+      if not metrics.is_wait(kind) and kind != "compile"
+  )
+  return busy / max(len(rows), 1)
 
 
 def expected_staleness(

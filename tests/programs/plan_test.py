@@ -384,6 +384,17 @@ class BalanceTest(parameterized.TestCase):
     # config samples and trains 256 a step.
     self.make_run(sample_s * 40, train_s * 40)
 
+  def test_seconds_of_an_unfinished_run_are_those_of_its_spans(self):
+    fake_run.make_run(self.workdir, num_steps=40, finished=False)
+    pathlib.Path(self.workdir, "status.json").unlink()
+    config = fake_run.config()
+    config["config"]["train"]["completions_per_prompt"] = 8
+    pathlib.Path(self.workdir, "config.json").write_text(json.dumps(config))
+    sample_s, train_s = plan.read_measured(self.workdir)
+    # A step works for about 0.75 s, a searcher for two thirds of the time.
+    self.assertBetween(train_s * 256, 0.6, 1.0)
+    self.assertBetween(sample_s * 512, 0.8, 1.4)
+
   def test_seconds_a_completion_are_those_of_the_run(self):
     self.make_run(64.0, 20.0)
     sample_s, train_s = plan.read_measured(self.workdir)
