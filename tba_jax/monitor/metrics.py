@@ -257,8 +257,3 @@ class Means:
         name: total / weights if weights else float("nan")
         for name, (total, weights) in sums.items()
     }
-
-
-def write_status(path: epath.PathLike, status: Mapping[str, Any]) -> None:
-  """Replaces `status.json` by the live state, with the current time."""
-  jsonl.atomic_write_json(path, {"time": time.time(), **status})

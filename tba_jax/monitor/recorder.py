@@ -5,7 +5,6 @@
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import functools
-import pathlib
 import threading
 import time
 from typing import Any
@@ -157,61 +156,33 @@ def step_record(
   }
 
 
-class SampleLog:
-  """Writes `samples.jsonl`: at most two completions per prompt, as text."""
-
-  def __init__(
-      self,
-      path: pathlib.Path,
-      *,
-      num_samples: int,
-      tokenizer: Any,
-      judge: judges.Judge,
-  ):
-    self._lines = jsonl.LineWriter(path)
-    self._num_samples = num_samples
-    self._tokenizer = tokenizer
-    self._judge = judge
-
-  def write(self, step: int, draw: buffer_lib.Draw) -> None:
-    """Writes the first completions of a step's batch."""
-    samples = self._samples(step, draw)
-    reasons = self._judge.explain(
-        [
-            judges.Request(base.TRAIN, s["prompt_id"], s["completion"])
-            for s in samples
-        ]
+def samples_of(
+    step: int, draw: buffer_lib.Draw, num_samples: int, tokenizer: Any
+) -> list[dict[str, Any]]:
+  """Returns records for `samples.jsonl`: at most two completions per prompt."""
+  num_prompts, num_completions = draw.rewards.shape
+  per_prompt = min(2, num_completions)
+  out = []
+  for i in range(min(num_samples, num_prompts * per_prompt)):
+    b, k = divmod(i, per_prompt)
+    length = int(draw.completion_lengths[b, k])
+    tokens = draw.completion_tokens[b, k, :length].tolist()
+    prompt = draw.prompt_tokens[b][draw.prompt_mask[b] > 0].tolist()
+    out.append(
+        {
+            "step": step,
+            "prompt_id": int(draw.prompt_ids[b]),
+            "prompt": tokenizer.decode(prompt),
+            "completion": tokenizer.decode_completion(
+                tokens, length, bool(draw.stopped[b, k])
+            ),
+            "reward": float(draw.rewards[b, k]),
+            "version": int(draw.versions[b, k]),
+            "tokens": tokenizer.tokens(tokens),
+            "logprobs": draw.behavior_logprobs[b, k, :length],
+        }
     )
-    for sample, reason in zip(samples, reasons, strict=True):
-      self._lines.write({**sample, "reason": reason})
-
-  def close(self) -> None:
-    self._lines.close()
-
-  def _samples(self, step: int, draw: buffer_lib.Draw) -> list[dict[str, Any]]:
-    num_prompts, num_completions = draw.rewards.shape
-    per_prompt = min(2, num_completions)
-    out = []
-    for i in range(min(self._num_samples, num_prompts * per_prompt)):
-      b, k = divmod(i, per_prompt)
-      length = int(draw.completion_lengths[b, k])
-      tokens = draw.completion_tokens[b, k, :length].tolist()
-      prompt = draw.prompt_tokens[b][draw.prompt_mask[b] > 0].tolist()
-      out.append(
-          {
-              "step": step,
-              "prompt_id": int(draw.prompt_ids[b]),
-              "prompt": self._tokenizer.decode(prompt),
-              "completion": self._tokenizer.decode_completion(
-                  tokens, length, bool(draw.stopped[b, k])
-              ),
-              "reward": float(draw.rewards[b, k]),
-              "version": int(draw.versions[b, k]),
-              "tokens": self._tokenizer.tokens(tokens),
-              "logprobs": draw.behavior_logprobs[b, k, :length],
-          }
-      )
-    return out
+  return out
 
 
 class Recorder:
@@ -248,12 +219,10 @@ class Recorder:
     self._queue = queue
     self._events = metrics_lib.EventLog(self._workdir / "events.jsonl")
     self._writers = writers.Writers(config, self._workdir, epoch, self.event)
-    self._samples = SampleLog(
-        self._workdir / "samples.jsonl",
-        num_samples=config.log.num_samples,
-        tokenizer=tokenizer,
-        judge=judge,
-    )
+    self._profiler = writers.Profiler(config, self._workdir, self.event)
+    self._samples = jsonl.LineWriter(self._workdir / "samples.jsonl")
+    self._tokenizer = tokenizer
+    self._judge = judge
     self._clock = metrics_lib.BusyClock()
     self._spans = metrics_lib.SpanWriter(
         self._workdir / "spans" / "trainer-0.jsonl",
@@ -297,7 +266,7 @@ class Recorder:
 
   def capture_profile(self) -> None:
     """Profiles the next steps; safe in a signal handler."""
-    self._writers.capture()
+    self._profiler.ask()
 
   def phase(self, name: str) -> None:
     """Sets the run's phase and shows it at once."""
@@ -334,7 +303,7 @@ class Recorder:
     staleness_BxK = draw.staleness_steps
     totals["staleness_sum"] += float(staleness_BxK.sum())
     totals["trained"] += staleness_BxK.size
-    self._writers.after_step(step)
+    self._profiler.after_step(step)
     every = self._config.log.every_steps
     if step % every == 0 or step + 1 == self._num_steps:
       # Read now what the next step changes.
@@ -374,7 +343,7 @@ class Recorder:
     )
     every = self._config.log.samples_every_steps
     if every and step % every == 0:
-      self._submit("samples", lambda: self._samples.write(step, draw))
+      self._submit("samples", lambda: self._write_samples(step, draw))
     self._show()
     if time.monotonic() - self._ledger_at >= _STATUS_EVERY_S:
       self._ledger_at = time.monotonic()
@@ -470,8 +439,11 @@ class Recorder:
       self._refresher.close()
       self._background.close()
     finally:
-      for writer in (self._writers, self._events, self._samples, self._spans):
-        writer.close()
+      for part in (
+          *(self._profiler, self._writers, self._events),
+          *(self._samples, self._spans),
+      ):
+        part.close()
 
   def get_state(self) -> dict[str, Any]:
     return {**self._totals, "searchers": self._searchers.get_state()}
@@ -495,6 +467,20 @@ class Recorder:
       totals["loop_completions"] += int(added["completions"])
       totals["mixed_completions"] += int(added["mixed_completions"])
     return seconds
+
+  def _write_samples(self, step: int, draw: buffer_lib.Draw) -> None:
+    """Writes the first completions of a step's batch, with a reason each."""
+    samples = samples_of(
+        step, draw, self._config.log.num_samples, self._tokenizer
+    )
+    reasons = self._judge.explain(
+        [
+            judges.Request(base.TRAIN, s["prompt_id"], s["completion"])
+            for s in samples
+        ]
+    )
+    for sample, reason in zip(samples, reasons, strict=True):
+      self._samples.write({**sample, "reason": reason})
 
   def _overlap(self) -> float | None:
     totals = self._totals
@@ -533,6 +519,7 @@ class Recorder:
         if lease["alive"]
     }
     status = {
+        "time": time.time(),
         **self._status,
         "doing": self._doing,
         "step_age_s": now - self._progress_at,
@@ -540,9 +527,9 @@ class Recorder:
         "store": {"generation": self._queue.generation},
         "last_error": self._last_error,
     }
-    self._queue.set_status({"time": time.time(), **status})
     path = self._workdir / "status.json"
-    self._submit("state", lambda: metrics_lib.write_status(path, status))
+    self._queue.set_status(status)
+    self._submit("state", lambda: jsonl.atomic_write_json(path, status))
 
   def _submit(self, kind: str, job: Callable[[], None]) -> None:
     """Runs a job in the thread, as a span in the lane `write`."""

@@ -167,7 +167,7 @@ class Profiler:
     self._asked = True
 
   def after_step(self, step: int) -> None:
-    """Starts or stops a profile between two steps."""
+    """Starts or stops a profile; call it after every step."""
     if self._asked and not self._running:
       self._asked = False
       self._steps = range(step + 1, step + 1 + self._num_asked)
@@ -191,7 +191,7 @@ class Profiler:
 
 
 class Writers:
-  """`metrics.jsonl`, the writers of `config.log.writers`, and the profiler."""
+  """`metrics.jsonl`, and the writers of `config.log.writers`."""
 
   def __init__(
       self,
@@ -210,7 +210,6 @@ class Writers:
     self._record = metrics_lib.MetricsWriter(path, epoch=epoch)
     names = [name for name in config.log.writers.split(",") if name]
     self._others = {name: makers[name]() for name in names}
-    self._profiler = Profiler(config, workdir, on_event)
     self._on_event = on_event
 
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -232,15 +231,6 @@ class Writers:
         self._on_event("not_written", f"writer {name} has ended: {error}")
     self._record.write(step, metrics)
 
-  def capture(self) -> None:
-    """Profiles the next steps."""
-    self._profiler.ask()
-
-  def after_step(self, step: int) -> None:
-    """Starts or stops the profiler; call after every step."""
-    self._profiler.after_step(step)
-
   def close(self) -> None:
-    self._profiler.close()
     for writer in (self._record, *self._others.values()):
       writer.close()

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics, events and spans: what is written, and what survives a restart."""
+"""Files of metrics, events and spans, also after a restart."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ from tba_jax.system import jsonl
 
 class EventLogTest(absltest.TestCase):
 
-  def test_events_keep_their_fields(self):
+  def test_event(self):
     path = self.create_tempdir().full_path + "/events.jsonl"
     log = metrics.EventLog(path)
     log.write("restart", "exit -9", role="searcher", index=1, pid=7)
@@ -27,7 +27,7 @@ class EventLogTest(absltest.TestCase):
     expected = dict(kind="restart", role="searcher", index=1, pid=7)
     self.assertEqual(event, {**expected, "message": "exit -9"})
 
-  def test_a_full_disk_leaves_the_event_in_the_log(self):
+  def test_event_on_a_full_disk_is_logged(self):
     log = metrics.EventLog("/dev/full")
     with self.assertLogs(level="ERROR") as told:
       log.write("guard", "entropy is low")
@@ -37,20 +37,20 @@ class EventLogTest(absltest.TestCase):
 
 class LastPerStepTest(absltest.TestCase):
 
-  def test_later_fields_win_and_steps_are_sorted(self):
+  def test_steps_are_sorted_and_merged(self):
     out = metrics.last_per_step(
         [{"step": 2, "a": 1}, {"step": 1, "a": 3}, {"step": 2, "a": 2, "b": 5}]
     )
     self.assertEqual(out, [{"step": 1, "a": 3}, {"step": 2, "a": 2, "b": 5}])
 
-  def test_a_newer_epoch_drops_what_it_redoes(self):
+  def test_newer_epoch_replaces_redone_steps(self):
     old = [{"step": s, "epoch": 1, "old": 1} for s in range(6)]
     new = [{"step": s, "epoch": 2} for s in (3, 4)]
     out = metrics.last_per_step(old + new)
     self.assertEqual([r["step"] for r in out], [0, 1, 2, 3, 4])
     self.assertEqual([r.get("old") for r in out], [1, 1, 1, None, None])
 
-  def test_an_older_step_in_the_same_epoch_drops_nothing(self):
+  def test_older_step_of_the_same_epoch_drops_nothing(self):
     out = metrics.last_per_step(
         [{"step": s, "epoch": 1} for s in (0, 1, 2, 3)]
         + [{"step": 1, "epoch": 1, "eval/pass_at_1": 0.5}]
@@ -58,7 +58,7 @@ class LastPerStepTest(absltest.TestCase):
     self.assertEqual([r["step"] for r in out], [0, 1, 2, 3])
     self.assertEqual(out[1]["eval/pass_at_1"], 0.5)
 
-  def test_a_late_evaluation_adds_to_its_step_and_redoes_nothing(self):
+  def test_late_evaluation_is_merged(self):
     head = dict(epoch=1, time=5.0)
     late = {"step": 1, "epoch": 2, "time": 9.0, "eval/pass_at_1": 0.5}
     out = metrics.last_per_step(
@@ -66,7 +66,7 @@ class LastPerStepTest(absltest.TestCase):
     )
     self.assertEqual([r["step"] for r in out], [0, 1, 2])
     self.assertEqual(out[1], {"step": 1, "a": 1, "eval/pass_at_1": 0.5, **head})
-    # Of a step that was never told, as before the first one, it stands alone.
+    # Before the first step it is alone.
     self.assertEqual(metrics.last_per_step([late]), [late])
 
   def test_records_without_a_step_are_left_out(self):
@@ -87,7 +87,7 @@ class SpanTest(absltest.TestCase):
   def spans(self):
     return [json.loads(line) for line in self.path.read_text().splitlines()]
 
-  def test_the_clock_hears_of_the_main_lane_alone(self):
+  def test_clock_of_the_main_lane(self):
     clock = metrics.BusyClock()
     writer = self.make(clock=clock)
     writer.add("step", 0.0, 2.0, step=4)
@@ -103,7 +103,7 @@ class SpanTest(absltest.TestCase):
         ],
     )
 
-  def test_a_span_whose_body_raises_is_recorded(self):
+  def test_span_of_a_failed_body(self):
     writer = self.make()
     with self.assertRaises(KeyError):
       with writer.span("step"):
@@ -120,7 +120,7 @@ class SpanTest(absltest.TestCase):
         self.assertLess(time.monotonic(), deadline)
         time.sleep(0.01)
 
-  def test_no_span_of_several_threads_is_lost(self):
+  def test_spans_of_several_threads(self):
     writer = self.make()
 
     def work():
@@ -137,7 +137,7 @@ class SpanTest(absltest.TestCase):
     writer.close()
     self.assertLen(self.spans(), 800)
 
-  def test_a_full_disk_drops_spans_and_is_told_once(self):
+  def test_full_disk_is_logged_once(self):
     self.path = "/dev/full"
     writer = self.make()
     with self.assertLogs(level="ERROR") as told:
@@ -150,7 +150,7 @@ class SpanTest(absltest.TestCase):
 
 class BusyTest(absltest.TestCase):
 
-  def test_take_starts_a_new_stretch(self):
+  def test_take_resets(self):
     clock = metrics.BusyClock()
     clock.add("step", 2.0)
     seconds, elapsed = clock.take()
@@ -163,7 +163,7 @@ class BusyTest(absltest.TestCase):
     self.assertAlmostEqual(share, 0.3)
     self.assertEqual(metrics.busy_share({}, 0.0), 0.0)
 
-  def test_overlap_is_one_where_the_slower_side_never_waits(self):
+  def test_overlap_of_ideal(self):
     self.assertAlmostEqual(metrics.overlap_of_ideal(2.0, 6.0, 6.0), 1.0)
     self.assertAlmostEqual(metrics.overlap_of_ideal(2.0, 6.0, 8.0), 0.75)
     self.assertAlmostEqual(metrics.overlap_of_ideal(6.0, 2.0, 8.0), 0.75)

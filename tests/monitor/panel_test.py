@@ -17,6 +17,7 @@ import rich.console
 from tba_jax.monitor import metrics
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_state
+from tba_jax.system import jsonl
 from tests.monitor.report import fake_run
 
 
@@ -251,7 +252,8 @@ class PanelTest(absltest.TestCase):
     return rich.console.Console(file=self.out, width=110, **kwargs)
 
   def _write_status(self, **values):
-    metrics.write_status(os.path.join(self.workdir, "status.json"), values)
+    path = os.path.join(self.workdir, "status.json")
+    jsonl.atomic_write_json(path, {"time": time.time(), **values})
 
   def test_plain_lines_at_each_phase(self):
     with panel.Panel(self.workdir, self._console()) as view:

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The recorder: its files, its totals, and what a continued run adds to."""
+"""The recorder: its files, and totals over restarts."""
 
 import dataclasses
 import errno
@@ -91,7 +91,7 @@ class RecorderTest(absltest.TestCase):
     }
 
   def step(self, recorder, step, *, busy_s=0.0, wait_s=0.0, **metrics):
-    """Makes a step that took the seconds told."""
+    """Records a step of the given seconds."""
     for kind, seconds in (("wait_fresh", wait_s), ("step", busy_s)):
       with recorder.span(kind):
         self.now += seconds
@@ -103,7 +103,7 @@ class RecorderTest(absltest.TestCase):
     try:
       recorder.close()
     except KeyError:
-      pass  # Its test has seen it.
+      pass  # Seen by its test.
 
   def flush(self):
     for recorder in self.made:
@@ -118,38 +118,16 @@ class RecorderTest(absltest.TestCase):
     self.flush()
     return json.loads((self.workdir / name).read_text())
 
-  def test_a_step_is_one_line_of_metrics(self):
-    recorder = self.make()
-    draw = self.step(recorder, 4, busy_s=2.0, wait_s=1.0)
-    (record,) = self.lines("metrics.jsonl")
-    self.assertEqual((record["step"], record["train/loss"]), (4, 1.5))
-    self.assertEqual(record["time/step_s"], 2.0)
-    self.assertEqual(record["time/wait_s"], 1.0)
-    staleness = 4 - draw.versions
-    self.assertEqual(record["replay/staleness_steps"], staleness.mean())
-    self.assertEqual(
-        record["replay/staleness_histogram"],
-        {str(v): int((staleness == v).sum()) for v in np.unique(staleness)},
-    )
-    self.assertEqual(record["replay/size"], 6)
-    self.assertIn("replay/fresh_share", record)
-    self.assertEqual(record["total/completions"], 40)
-    self.assertEqual(record["total/tokens"], 600)
-
-  def test_periods_of_metrics_and_samples(self):
+  def test_intervals_of_metrics_and_samples(self):
     recorder = self.make(every_steps=4)
     for step in range(10):
       self.step(recorder, step)
     steps = [record["step"] for record in self.lines("metrics.jsonl")]
-    self.assertEqual(steps, [0, 4, 8, 9])  # The last is always told.
+    self.assertEqual(steps, [0, 4, 8, 9])  # Always the last.
     steps = [record["step"] for record in self.lines("samples.jsonl")]
     self.assertEqual(steps, [0, 0, 0, 2, 2, 2, 4, 4, 4, 6, 6, 6, 8, 8, 8])
 
-  def test_samples_never_where_their_period_is_0(self):
-    self.step(self.make(samples_every_steps=0), 0)
-    self.assertEmpty(self.lines("samples.jsonl"))
-
-  def test_a_sample_shows_the_completion_as_it_was_drawn(self):
+  def test_samples(self):
     draw = self.step(self.make(), 2)
     samples = self.lines("samples.jsonl")
     self.assertLen(samples, 3)
@@ -168,7 +146,7 @@ class RecorderTest(absltest.TestCase):
           "".join(str(1 + j) for j in range(1 + draw.prompt_ids[b] % 5)),
       )
 
-  def test_status_and_ledger_are_written_now_and_then(self):
+  def test_intervals_of_status_and_ledger(self):
     recorder = self.make()
     self.lease("s1", busy_s=1.0, completions=3)
     self.step(recorder, 0)
@@ -179,14 +157,14 @@ class RecorderTest(absltest.TestCase):
     lease = status["searchers"]["s1"]
     self.assertEqual((lease["unacked"], lease["age_s"]), (1, 0.5))
     self.assertEqual(self.read("ledger.json"), {"closed": False})
-    self.step(recorder, 1, busy_s=0.4)  # Too soon for another one.
+    self.step(recorder, 1, busy_s=0.4)  # Too soon.
     self.assertEqual(self.read("status.json")["step"], 1)
     self.step(recorder, 2, busy_s=0.7)
     self.assertEqual(self.read("status.json")["step"], 3)
     left = [status["eta_s"] for status in self.statuses]
     self.assertEqual((left[0], round(left[1], 3)), (None, 3.85))
 
-  def test_completions_that_could_not_be_judged(self):
+  def test_completions_without_a_reward(self):
     recorder = self.make()
     totals = {"completions": 9, "failures": {"deadline": 2}, "sums": {}}
     self.lease("a", busy_s=1.0, completions=9, rewards=totals)
@@ -195,7 +173,7 @@ class RecorderTest(absltest.TestCase):
     self.assertEqual(status["reward_failures"], {"deadline": 2})
     (record,) = self.lines("metrics.jsonl")
     self.assertEqual(record["reward/failed_deadline"], 2)
-    # What the searcher said in its last lease, as it left, counts too.
+    # The last lease of a searcher that ended counts too.
     totals = {"completions": 18, "failures": {"deadline": 5}, "sums": {}}
     self.lease("a", busy_s=1.0, completions=18, rewards=totals)
     self.leases["a"]["alive"] = False
@@ -203,10 +181,10 @@ class RecorderTest(absltest.TestCase):
     self.assertEqual(self.read("status.json")["searchers"], {})
     self.assertEqual(self.finish(recorder)["reward_failures"], {"deadline": 5})
 
-  def test_completions_of_several_versions(self):
+  def test_completions_of_mixed_versions(self):
     recorder = self.make()
     self.lease("a", busy_s=1.0, completions=8, mixed_completions=8)
-    self.step(recorder, 0)  # Of before the loop.
+    self.step(recorder, 0)  # Before the loop.
     self.lease("a", busy_s=1.0, completions=18, mixed_completions=10)
     self.lease("b", busy_s=1.0, completions=6, mixed_completions=2)
     self.step(recorder, 1)
@@ -217,13 +195,7 @@ class RecorderTest(absltest.TestCase):
     again.set_state(json.loads(json.dumps(recorder.get_state())))
     self.assertEqual(self.finish(again)["mixed_version_share"], 0.25)
 
-  def test_a_new_phase_is_shown_at_once(self):
-    recorder = self.make()
-    self.step(recorder, 0)
-    recorder.phase("finish")
-    self.assertEqual(self.read("status.json")["phase"], "finish")
-
-  def test_an_error_of_the_thread_is_raised_by_a_later_call(self):
+  def test_thread_error_is_raised(self):
     recorder = self.make()
     with mock.patch.object(
         metrics_lib.MetricsWriter, "write", side_effect=KeyError("x")
@@ -233,14 +205,14 @@ class RecorderTest(absltest.TestCase):
     self.assertRaises(KeyError, self.step, recorder, 1)
     self.assertRaises(KeyError, recorder.close)
 
-  def test_a_full_disk_is_told_once_and_the_run_goes_on(self):
+  def test_full_disk_is_reported_once(self):
     recorder = self.make()
     full = OSError(errno.ENOSPC, "No space left on device")
     with (
         mock.patch.object(jsonl.LineWriter, "write", side_effect=full),
         mock.patch.object(jsonl, "atomic_write_json", side_effect=full),
         mock.patch.object(recorder, "event", wraps=recorder.event) as event,
-        self.assertLogs(level="ERROR"),  # Nor can the event be written.
+        self.assertLogs(level="ERROR"),  # Of the event.
     ):
       for step in range(4):
         self.step(recorder, step, busy_s=2.0)
@@ -251,18 +223,18 @@ class RecorderTest(absltest.TestCase):
     self.step(recorder, 4, busy_s=2.0)
     self.assertEqual([r["step"] for r in self.lines("metrics.jsonl")], [4])
     self.assertIn("No space left", self.statuses[-1]["last_error"])
-    # Results are not left out.
+    # Results are still written.
     self.finish(recorder)
     self.assertEqual(self.read("eval.json")["before"]["pass_at_1"], 0.4)
 
-  def test_the_status_says_what_the_trainer_does_and_for_how_long(self):
+  def test_activity_of_the_trainer_in_the_status(self):
     recorder = self.make()
     self.step(recorder, 0)
     self.lease("a", busy_s=1.0, completions=3, block_age_s=7.0)
     with recorder.span("step"):
       with recorder.span("publish", lane="publish"):
         self.now += 20.0
-        # Written by a thread: the main one may hang.
+        # A thread writes it: the main one may hang.
         deadline = time.time() + 20.0
         while self.statuses[-1]["doing"] != "step":
           self.assertLess(time.time(), deadline)
@@ -295,7 +267,7 @@ class RecorderTest(absltest.TestCase):
         [(0, 0.4), (3, 0.4), (6, 0.6)],
     )
     self.assertNotIn("samples", results["history"][0])
-    # At the step that made the params, as its train metrics.
+    # At the step that made the params.
     last = self.lines("metrics.jsonl")[-1]
     self.assertEqual((last["step"], last["eval/pass_at_1"]), (5, 0.6))
     self.assertNotIn("eval/step", last)
@@ -312,10 +284,10 @@ class RecorderTest(absltest.TestCase):
     recorder.finish(step, LEDGER, "guard kl")
     return self.read("result.json")
 
-  def test_overlap_is_the_slower_side_over_the_wall_clock(self):
+  def test_overlap(self):
     recorder = self.make()
     self.lease("a", busy_s=50.0, completions=100)
-    self.step(recorder, 0, busy_s=30.0)  # Compiles: not part of the times.
+    self.step(recorder, 0, busy_s=30.0)  # Compiles: not timed.
     self.lease("a", busy_s=56.0, completions=110)
     self.lease("b", busy_s=4.0, completions=6)
     self.step(recorder, 1, busy_s=3.0, wait_s=1.0)
@@ -338,14 +310,14 @@ class RecorderTest(absltest.TestCase):
     self.assertEqual(self.read("ledger.json"), LEDGER)
     self.assertEqual(self.read("status.json")["phase"], "done")
 
-  def test_the_first_evaluation_does_not_start_the_clock(self):
+  def test_first_evaluation_is_not_timed(self):
     recorder = self.make()
     recorder.evaluation("before", 0, dict(RESULT))
     self.step(recorder, 0, busy_s=30.0)
     self.step(recorder, 1, busy_s=2.0)
     self.assertAlmostEqual(recorder.get_state()["wall_s"], 2.0)
 
-  def test_an_evaluation_within_the_loop_is_the_trainers_work(self):
+  def test_evaluation_during_training_is_timed(self):
     recorder = self.make()
     self.step(recorder, 0)
     with recorder.span("evaluate"):
@@ -353,7 +325,7 @@ class RecorderTest(absltest.TestCase):
     recorder.evaluation("", 1, dict(RESULT))
     self.assertAlmostEqual(recorder.get_state()["train_s"], 4.0)
 
-  def test_totals_go_on_in_a_continued_run(self):
+  def test_totals_of_a_resumed_run(self):
     first = self.make()
     for step in range(3):
       self.step(first, step, busy_s=1.0)
@@ -363,7 +335,7 @@ class RecorderTest(absltest.TestCase):
     self.assertEqual(second.get_state(), state)
     self.lease("a", busy_s=70.0, completions=500)
     self.step(second, 3, busy_s=20.0)
-    # What a searcher did before this process is not counted again.
+    # Earlier work of a searcher is not counted again.
     self.assertEqual(second.get_state()["generate_s"], state["generate_s"])
     self.step(second, 4, busy_s=1.0)
     result = self.finish(second)
@@ -397,7 +369,7 @@ def _record(versions, rewards, step=4):
 
 class StepRecordTest(absltest.TestCase):
 
-  def test_by_hand(self):
+  def test_step_record(self):
     record = _record([[4, 4], [3, 1]], [[1.0, 0.5], [0.0, 0.25]])
     self.assertEqual(
         record["replay/staleness_histogram"], {"0": 2, "1": 1, "3": 1}
@@ -414,7 +386,7 @@ class StepRecordTest(absltest.TestCase):
     self.assertEqual(record["total/completions"], 12)
     self.assertEqual(record["total/tokens"], 90)
 
-  def test_data_of_one_age_has_no_young_and_old(self):
+  def test_equally_stale_data_has_no_young_and_old(self):
     record = _record([[2, 2], [2, 2]], [[1.0, 0.5], [0.0, 0.25]])
     self.assertNotIn("replay/reward_young", record)
     self.assertNotIn("replay/reward_old", record)
@@ -435,22 +407,22 @@ class SearcherTotalsTest(absltest.TestCase):
     super().setUp()
     self.totals = recorder_lib.SearcherTotals()
 
-  def test_means_of_rewards_since_the_last_call(self):
+  def test_means_since_the_last_call(self):
     found = self.update(a=_lease(4, {"x": 2.0}), b=_lease(6, {"x": 4.0}))
     self.assertEqual(found, {"x": 0.6})
     found = self.update(a=_lease(8, {"x": 2.0}), b=_lease(6, {"x": 4.0}))
     self.assertEqual(found, {"x": 0.0})
     self.assertEqual(self.totals.take_rewards(), {})
 
-  def test_failures_are_no_part_of_a_mean(self):
+  def test_failures_are_not_in_the_mean(self):
     self.assertEqual(
         self.update(a=_lease(4, {"x": 2.0}, deadline=2, nan=1)),
         {"x": 2.0, "failed_deadline": 2, "failed_nan": 1},
     )
 
-  def test_failures_count_over_the_run(self):
+  def test_failures_of_the_whole_run(self):
     self.update(a=_lease(4, {}, crash=1))
-    # It died; its successor counts from nothing, the old lease stays a while.
+    # Its successor starts at 0, while the old lease is still there.
     self.update(a=_lease(4, {}, crash=1), b=_lease(2, {}, crash=2))
     self.assertEqual(self.totals.failures, {"crash": 3})
     state = self.totals.get_state()
@@ -458,7 +430,7 @@ class SearcherTotalsTest(absltest.TestCase):
     self.totals.set_state(state)
     self.update(c=_lease(2, {}, crash=1))
     self.assertEqual(self.totals.failures, {"crash": 4})
-    # A searcher that outlived the trainer tells its totals, not news.
+    # Totals of a searcher that outlived the trainer are not new.
     self.update(b=_lease(4, {}, crash=3))
     self.assertEqual(self.totals.failures, {"crash": 5})
 

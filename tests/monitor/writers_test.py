@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writers of metrics, and the capture of steps."""
+"""Writers of metrics, and profiles of steps."""
 
 import importlib.util
 import pathlib
@@ -30,7 +30,15 @@ class WritersTest(absltest.TestCase):
         config, self.workdir, 2, lambda *event: self.events.append(event)
     )
 
-  def test_the_file_of_record_is_always_written(self):
+  def make_profiler(self, **changes):
+    config = settings.get_config()
+    config.log.update(changes)
+    self.events = []
+    return writers.Profiler(
+        config, self.workdir, lambda *event: self.events.append(event)
+    )
+
+  def test_metrics_jsonl_is_always_written(self):
     made = self.make()
     made.write(3, {"train/loss": 0.5})
     made.close()
@@ -40,8 +48,8 @@ class WritersTest(absltest.TestCase):
     )
     self.assertLen(list(self.workdir.iterdir()), 1)
 
-  def test_csv_has_a_line_for_each_number_and_one_head(self):
-    for step in (0, 1):  # The second is a trainer that was started again.
+  def test_csv(self):
+    for step in (0, 1):  # A restart appends.
       made = self.make(writers="csv")
       made.write(
           step, {"train/loss": 0.5, "replay/histogram": {"0": 3}, "ok": True}
@@ -65,7 +73,7 @@ class WritersTest(absltest.TestCase):
     (path,) = (self.workdir / "tensorboard").glob("events.out.tfevents.*")
     self.assertIn(b"train/loss", path.read_bytes())
 
-  def test_a_missing_package_is_told_before_a_device_is_touched(self):
+  def test_missing_package_is_refused(self):
     config = settings.get_config()
     for name in ("tensorboard", "wandb"):
       config.log.writers = name
@@ -75,14 +83,14 @@ class WritersTest(absltest.TestCase):
         ):
           validate.validate(config)
 
-  def test_a_wrong_name_is_refused(self):
+  def test_wrong_name_is_refused(self):
     config = settings.get_config()
     config.log.writers = "csv,excel"
     with self.assertRaisesRegex(ValueError, "config.log.writers = 'csv,excel'"):
       validate.validate(config)
 
-  def test_the_capture_holds_exactly_its_steps(self):
-    made = self.make(profile_first_step=3, profile_num_steps=2)
+  def test_profile_of_the_set_steps(self):
+    made = self.make_profiler(profile_first_step=3, profile_num_steps=2)
     calls = []
     with (
         mock.patch.object(
@@ -99,15 +107,15 @@ class WritersTest(absltest.TestCase):
     folder = str(self.workdir / "profile")
     self.assertEqual(calls, [0, 1, 2, folder, 3, 4, "stop", 5, 6, 7])
 
-  def test_a_capture_that_the_end_cuts_is_written(self):
-    made = self.make(profile_first_step=1, profile_num_steps=100)
+  def test_profile_at_the_end_is_written(self):
+    made = self.make_profiler(profile_first_step=1, profile_num_steps=100)
     made.after_step(0)
     jax.numpy.zeros(3).block_until_ready()
     made.close()
     self.assertNotEmpty(list((self.workdir / "profile").rglob("*.xplane.pb")))
 
-  def test_a_capture_is_asked_for_while_the_run_goes_on(self):
-    made = self.make(profile_asked_steps=2)
+  def test_profile_on_request(self):
+    made = self.make_profiler(profile_asked_steps=2)
     calls = []
     with (
         mock.patch.object(
@@ -119,8 +127,8 @@ class WritersTest(absltest.TestCase):
     ):
       for step in range(12):
         calls.append(step)
-        if step in (2, 3, 7):  # Asked again while it captures: once more.
-          made.capture()
+        if step in (2, 3, 7):  # A request during a profile makes another.
+          made.ask()
         made.after_step(step)
       made.close()
     self.assertEqual(
@@ -131,8 +139,8 @@ class WritersTest(absltest.TestCase):
     self.assertEqual(set(kinds), {"profile"})
     self.assertEqual(messages[0], "capturing steps 3 to 4")
 
-  def test_none_is_captured_by_default(self):
-    made = self.make()
+  def test_no_profile_by_default(self):
+    made = self.make_profiler()
     with mock.patch.object(jax.profiler, "start_trace") as start:
       for step in range(30):
         made.after_step(step)

@@ -15,9 +15,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.config import settings
-from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
 from tba_jax.programs import status
+from tba_jax.system import jsonl
 from tba_jax.transport import locator
 from tba_jax.transport import wire
 from tests.monitor.report import fake_run
@@ -44,7 +44,7 @@ class StatusTest(parameterized.TestCase):
 
   def _write_file(self, **values):
     path = os.path.join(self.workdir, "status.json")
-    metrics.write_status(path, fake_run.status() | values)
+    jsonl.atomic_write_json(path, {**fake_run.status(), **values})
 
   def _host(self):
     host = running_host.RunningHost(

@@ -25,7 +25,6 @@ class Chart:
   series: label -> metric.
   band: label -> metric drawn as a ± band around the label's.
   band_scale: factor of the band's metric.
-  log: logarithmic axis if all values are above 0.
   zero: the axis starts at 0.
   percent: values are shares.
   """
@@ -35,10 +34,8 @@ class Chart:
   series: Mapping[str, str]
   band: Mapping[str, str] = dataclasses.field(default_factory=dict)
   band_scale: float = 1.0
-  log: bool = False
   zero: bool = False
   percent: bool = False
-  note: str = ""
 
 
 CHARTS = (
@@ -205,7 +202,6 @@ def _chart(chart: Chart, records: Records) -> dict[str, Any] | None:
   return {
       "title": chart.title,
       "unit": chart.unit,
-      "log": chart.log,
       "zero": chart.zero,
       "percent": chart.percent,
       "series": series,
