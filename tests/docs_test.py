@@ -15,9 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax import main
 from tba_jax import types
 from tba_jax.config import load
 from tba_jax.config import reference
+from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.losses import build as losses_build
 from tba_jax.losses import corrections
@@ -112,6 +114,27 @@ class DocsTest(absltest.TestCase):
     for page in [*_pages(), *sorted((_ROOT / "tba_jax").glob("*.md"))]:
       for name in _CODE_PATH.findall(page.read_text("utf-8")):
         self.assertTrue((_ROOT / name).exists(), f"{page.name}: {name}")
+
+  def test_settings_and_programs_that_are_named_exist(self):
+    keys = set(settings.SETTINGS)
+    for task in tasks_build.TASKS.values():
+      keys |= {f"task.{name}" for name in task.FIELDS}
+    sections = "|".join(settings.SECTIONS)
+    key = rf"(?:--config\.|`)((?:{sections})\.[a-z]\w*(?:\.\w+)*)(?:=|`)"
+    for page in _pages():
+      text = page.read_text("utf-8")
+      named = {
+          k for k in re.findall(key, text) if not k.endswith((".md", ".png"))
+      }
+      self.assertEqual(named - keys, set(), page.name)
+      programs = set(re.findall(r"--program=(\w+)", text)) - {"P"}
+      self.assertEqual(programs - set(main.PROGRAMS), set(), page.name)
+
+  def test_the_readme_has_every_program(self):
+    page = (_ROOT / "README.md").read_text("utf-8")
+    table = page.partition("## Programs")[2].partition("\n## ")[0]
+    rows = "".join(re.findall(r"^\| (`.+?) \|", table, re.M))
+    self.assertEqual(set(re.findall(r"`(\w+)`", rows)), set(main.PROGRAMS))
 
   def test_the_architecture_names_what_there_is(self):
     page = (_ROOT / "docs" / "architecture.md").read_text("utf-8")

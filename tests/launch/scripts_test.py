@@ -204,14 +204,6 @@ class ScriptsTest(parameterized.TestCase):
 
   def test_the_page_names_what_there_is(self):
     text = (_ROOT / "docs" / "launch.md").read_text("utf-8")
-    keys = load.flatten(settings_lib.get_config())
-    settings = re.findall(r"--config\.([\w.]+)=", text)
-    sections = "|".join({key.partition(".")[0] for key in keys})
-    settings += re.findall(rf"`((?:{sections})\.\w+)`", text)
-    self.assertGreater(len(settings), 5)
-    self.assertEqual(set(settings) - set(keys), set())
-    self.assertLessEqual(set(re.findall(r"--program=(\w+)", text)),
-                         set(main.PROGRAMS))  # fmt: skip
     for name, action in re.findall(
         r"bash launch/((?:slurm|tpu_vm|gke)\.sh) ([a-z]+)\b", text
     ):
