@@ -120,12 +120,11 @@ class DocsTest(absltest.TestCase):
     for task in tasks_build.TASKS.values():
       keys |= {f"task.{name}" for name in task.FIELDS}
     sections = "|".join(settings.SECTIONS)
-    key = rf"(?:--config\.|`)((?:{sections})\.[a-z]\w*(?:\.\w+)*)(?:=|`)"
+    # No names of files, such as `train.jsonl`.
+    name = rf"(?:{sections})\.(?!md|png|jsonl)[a-z]\w*(?:\.\w+)*"
     for page in _pages():
       text = page.read_text("utf-8")
-      named = {
-          k for k in re.findall(key, text) if not k.endswith((".md", ".png"))
-      }
+      named = set(re.findall(rf"(?:--config\.|`)({name})[=`]", text))
       self.assertEqual(named - keys, set(), page.name)
       programs = set(re.findall(r"--program=(\w+)", text)) - {"P"}
       self.assertEqual(programs - set(main.PROGRAMS), set(), page.name)
