@@ -154,6 +154,10 @@ INTEGERS = Allowed(
 MESH_AXES = ("data", "fsdp", "sequence", "tensor")
 AXES = some_of(*MESH_AXES)
 CORES = Allowed("'', 'all', or cores as 0  0,2  0-3", _are_cores)
+DEVICES = Allowed(
+    "'', 'cpu', or accelerators as 0  0,2  0-3",
+    lambda v: v != "all" and (v == "cpu" or _are_cores(v)),
+)
 ADDRESS = Allowed(
     "'' (a unix socket), 'host:0' (a free port) or 'host:first-last'",
     _is_address,
@@ -255,6 +259,14 @@ SECTIONS = {
     "cores": Section(
         "CPU cores of each role, as '0', '0,1' or '0-3'; '': the supervisor"
         " splits the cores it has; 'all': no pinning.",
+        resume=True,
+        hosts="own",
+    ),
+    "devices": Section(
+        "Accelerators of each role, as '0', '0,1' or '0-3', or 'cpu'. '' lets"
+        " the supervisor split those of this machine: first the trainer's, then"
+        " each searcher's; one GPU is shared, and beside a single TPU chip"
+        " searchers use the CPU.",
         resume=True,
         hosts="own",
     ),
@@ -771,6 +783,9 @@ SETTINGS = {
     "cores.trainer": _s("", CORES, ""),
     "cores.searcher": _s("", CORES, "of all searchers"),
     "cores.store": _s("", CORES, ""),
+
+    "devices.trainer": _s("", DEVICES, ""),
+    "devices.searcher": _s("", DEVICES, "of all searchers"),
 
     "generate.model": _s(
         "", TEXT, "a Hugging Face folder, a run directory (its newest"

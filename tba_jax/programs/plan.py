@@ -33,6 +33,7 @@ from tba_jax.monitor import text
 from tba_jax.monitor.report import load
 from tba_jax.monitor.report import timeline
 from tba_jax.replay import scheduler
+from tba_jax.system import accelerators
 from tba_jax.system import processes
 from tba_jax.tasks import build
 from tba_jax.tasks import red_team
@@ -729,6 +730,13 @@ def plan(
           count(config.search.mesh),
       ),
   ]
+  here = accelerators.find()
+  if here.kind != accelerators.CPU:
+    split = accelerators.of_run(config)
+    devices += [
+        (f"{role} on this machine's {here.kind}s", accelerators.describe(envs))
+        for role, envs in split.items()
+    ]
   model = [
       ("family", f"{c.family}, {c.num_layers} layers, width {c.width}"),
       ("vocabulary", f"{c.vocab_size:,}"),

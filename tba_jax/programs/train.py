@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `train` program: starts and supervises the processes of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
 import math
@@ -26,6 +26,7 @@ from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
 from tba_jax.monitor import text
 from tba_jax.monitor.report import build as report
+from tba_jax.system import accelerators
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -67,6 +68,7 @@ class Child:
   furthest: the run's step at the latest of them.
   group: processes that are restarted together, itself included; may be empty.
   operands: of its program, after the index.
+  environment: variables of its own, such as those that name its accelerators.
   """
 
   role: str
@@ -81,6 +83,7 @@ class Child:
   furthest: int = -1
   group: Sequence["Child"] = dataclasses.field(default=(), repr=False)
   operands: Sequence[str] = ()
+  environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def name(self) -> str:
@@ -103,20 +106,32 @@ class Children:
   def log_path(self, child: Child) -> pathlib.Path:
     return self._logs / f"{child.name}.log"
 
-  def add(self, role: str, index: int, cores: Sequence[int]) -> Child:
+  def add(
+      self,
+      role: str,
+      index: int,
+      cores: Sequence[int],
+      environment: Mapping[str, str] | None = None,
+  ) -> Child:
     """Starts a process of a role."""
-    child = Child(role, index, cores)
+    child = Child(role, index, cores, environment=environment or {})
     self._all.append(child)
     self.start(child)
     return child
 
   def add_group(
-      self, role: str, size: int, cores: Sequence[int]
+      self,
+      role: str,
+      cores: Sequence[int],
+      environments: Sequence[Mapping[str, str]],
   ) -> list[Child]:
-    """Starts processes of a role that are restarted together."""
-    group = [Child(role, index, cores) for index in range(size)]
+    """Starts processes, one an environment, that are restarted together."""
+    group = [
+        Child(role, index, cores, environment=environment)
+        for index, environment in enumerate(environments)
+    ]
     for child in group:
-      child.group = group if size > 1 else ()
+      child.group = group if len(group) > 1 else ()
     self._all += group
     self.start_again(group[0])
     return group
@@ -184,6 +199,7 @@ class Children:
             env={
                 **processes.ROLE_ENVIRONMENT,
                 **os.environ,
+                **child.environment,
                 processes.SUPERVISED: str(os.getpid()),
             },
         )
@@ -304,6 +320,9 @@ def run(
 
 def _check_devices(config: ml_collections.ConfigDict) -> None:
   """Raises ValueError if this machine has fewer devices than a mesh needs."""
+  accelerators.of_run(config)
+  if accelerators.find().kind != accelerators.CPU:
+    return
   wanted = []  # section of cpu_devices, key of the mesh, devices of a process
   for section, key, mesh, num_processes in (
       ("trainer", "mesh", config.mesh, config.trainer.num_processes),
@@ -420,7 +439,8 @@ class _Supervisor:
     if (folder / "model" / "config.json").exists():
       return
     self._panel.phase(role)
-    child = self._children.add(role, 0, ())
+    environment = accelerators.of_run(self._config, alone=True)["trainer"][0]
+    child = self._children.add(role, 0, (), environment)
     self._children.write_table(None)
     while not child.finished and self._signal is None:
       if self._check(child):
@@ -438,11 +458,14 @@ class _Supervisor:
         self._config.cores, search.num_searchers, max(1, search.cpu_devices)
     )
     self._children.add("store", 0, cores["store"])
+    devices = accelerators.of_run(self._config)
     trainer = self._children.add_group(
-        "trainer", self._config.trainer.num_processes, cores["trainer"]
+        "trainer", cores["trainer"], devices["trainer"]
     )[0]
     for i in range(search.num_searchers):
-      self._children.add("searcher", i, cores["searchers"][i])
+      self._children.add(
+          "searcher", i, cores["searchers"][i], devices["searcher"][i]
+      )
     service_pid = None
     self._children.write_table(None)
     while not trainer.finished and self._signal is None:

@@ -21,6 +21,7 @@ import os, signal, sys, time
 role, index = sys.argv[3].split("=")[1], int(sys.argv[5])
 print("args", *sys.argv[1:])
 print("cores", *sorted(os.sched_getaffinity(0)))
+print("devices", os.environ.get("CUDA_VISIBLE_DEVICES"))
 print("session", os.getsid(0) == os.getpid())
 if role == "deaf":
   signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -126,7 +127,7 @@ class ChildrenTest(absltest.TestCase):
     self.assertEqual(self.log(child), "more\n")
 
   def test_a_group_meets_at_an_address_and_is_started_together(self):
-    group = self.children.add_group("short", 2, ())
+    group = self.children.add_group("short", (), [{}, {}])
     for index, child in enumerate(group):
       self.assertEqual(child.process.wait(_WAIT_S), index)
     first = {child.operands for child in group}
@@ -142,14 +143,22 @@ class ChildrenTest(absltest.TestCase):
       self.assertFalse(child.finished)
     self.assertEqual(self.children.all, group)
 
+  def test_processes_see_their_own_devices(self):
+    group = self.children.add_group(
+        "short", (), [{"CUDA_VISIBLE_DEVICES": f"{i}"} for i in range(2)]
+    )
+    for index, child in enumerate(group):
+      child.process.wait(_WAIT_S)
+      self.assertIn(f"devices {index}\n", self.log(child))
+
   def test_a_group_of_one_is_a_child_as_any(self):
-    (child,) = self.children.add_group("short", 1, ())
+    (child,) = self.children.add_group("short", (), [{}])
     child.process.wait(_WAIT_S)
     self.assertIn(f" --workdir={self.workdir} 0\n", self.log(child))
     self.assertIs(self.children.end_group(child), child)
 
   def test_a_group_ends_whole_and_who_failed_tells_why(self):
-    group = self.children.add_group("deaf", 3, ())
+    group = self.children.add_group("deaf", (), [{}] * 3)
     for child in group:
       self.wait_for(lambda child=child: "ready" in self.log(child))
     group[1].process.kill()
@@ -159,7 +168,7 @@ class ChildrenTest(absltest.TestCase):
       self.assertIsNotNone(child.process.poll())
 
   def test_words_of_its_own_tell_more_than_an_abort(self):
-    group = self.children.add_group("short", 4, ())
+    group = self.children.add_group("short", (), [{}] * 4)
     for child in group:
       child.process.wait(_WAIT_S)
     for expected, *codes in (

@@ -1,0 +1,227 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Accelerators of this machine, and their split over the processes of a run.
+
+They are counted without initializing them: a TPU chip serves one process, and a
+process that initializes all GPUs takes memory on each.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import importlib.util
+import itertools
+import math
+import os
+import pathlib
+import subprocess
+
+import ml_collections
+
+from tba_jax.system import processes
+
+CPU = "cpu"
+# Chips of a process on one host -> their shape.
+_TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+_FIRST_TPU_PORT = 8476
+# Share of a GPU's memory that the processes on it take together.
+_GPU_MEMORY = 0.9
+_DEV = pathlib.Path("/dev")
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerators:
+  """The accelerators that JAX would find here.
+
+  kind: "gpu", "tpu" or "cpu" (none).
+  ids: as CUDA_VISIBLE_DEVICES or TPU_VISIBLE_CHIPS take them.
+  """
+
+  kind: str
+  ids: tuple[str, ...] = ()
+
+
+def find(environment: Mapping[str, str] = os.environ) -> Accelerators:
+  """Returns the accelerators that a process with this environment would use."""
+  platforms = environment.get("JAX_PLATFORMS") or "tpu,cuda,gpu"
+  if "tpu" in platforms and importlib.util.find_spec("libtpu"):
+    chips = environment.get("TPU_VISIBLE_CHIPS")
+    chips = _tpu_chips() if chips is None else chips.split(",")
+    if chips:
+      return Accelerators("tpu", tuple(chips))
+  if "cuda" in platforms or "gpu" in platforms:
+    if any(
+        importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13, 14)
+    ):
+      gpus = environment.get("CUDA_VISIBLE_DEVICES")
+      gpus = _gpus() if gpus is None else [g for g in gpus.split(",") if g]
+      if gpus:
+        return Accelerators("gpu", tuple(gpus))
+  return Accelerators(CPU)
+
+
+def _tpu_chips() -> list[str]:
+  """Returns the indices of the host's TPU chips."""
+  # The second has a file for each chip of the newer generations, and "vfio".
+  for folder, prefix in ((_DEV, "accel"), (_DEV / "vfio", "")):
+    names = [p.name.removeprefix(prefix) for p in folder.glob(f"{prefix}*")]
+    count = sum(name.isdigit() for name in names)
+    if count:
+      return [str(i) for i in range(count)]
+  return []
+
+
+def _gpus() -> list[str]:
+  """Returns the indices of the GPUs that the driver lists."""
+  try:
+    listed = subprocess.run(
+        ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+  except (OSError, subprocess.TimeoutExpired):
+    return []
+  return listed.stdout.split() if listed.returncode == 0 else []
+
+
+def assign(
+    found: Accelerators,
+    devices: Mapping[str, str],
+    trainers: Sequence[int],
+    searchers: Sequence[int],
+) -> dict[str, list[dict[str, str]]]:
+  """Splits the accelerators over the processes of a run.
+
+  By default the trainer takes the first ones and each searcher the next; one
+  GPU is shared by all, and beside a single TPU chip searchers use the CPU.
+
+  Args:
+    found: accelerators of this machine.
+    devices: settings `trainer` and `searcher`: "" for the default, "cpu", or
+      indices of accelerators such as "0", "0,1" or "0-3".
+    trainers: number of devices of each trainer process.
+    searchers: number of devices of each searcher.
+
+  Returns:
+    For `trainer` and `searcher`, the environment of each of their processes.
+
+  Raises:
+    ValueError: an accelerator that is not there, or too few of them.
+  """
+  if found.kind == CPU:
+    for role in ("trainer", "searcher"):
+      if devices[role] not in ("", CPU):
+        raise ValueError(
+            f"config.devices.{role}={devices[role]!r}: JAX finds no accelerator"
+            " on this machine; allowed '' or 'cpu'"
+        )
+    return {"trainer": [{}] * len(trainers), "searcher": [{}] * len(searchers)}
+  if found.kind == "tpu" and len(trainers) > 1:
+    raise ValueError(
+        f"config.trainer.num_processes={len(trainers)}: allowed 1 on a TPU host"
+    )
+  count, chosen = len(found.ids), dict(devices)
+  if count == 1 and not any(chosen.values()) and searchers:
+    if found.kind == "tpu":
+      chosen["searcher"] = CPU
+    elif max(*trainers, *searchers) == 1:
+      env = _environment(found, [0], len(trainers) + len(searchers))
+      return {
+          "trainer": [env] * len(trainers),
+          "searcher": [env] * len(searchers),
+      }
+  asked = {
+      role: processes.parse_cores(text) if text not in ("", CPU) else []
+      for role, text in chosen.items()
+  }
+  # By default, what is not asked for.
+  free = [i for i in range(count) if i not in sum(asked.values(), [])]
+  out = {}
+  for role, sizes in (("trainer", trainers), ("searcher", searchers)):
+    if chosen[role] == CPU:
+      out[role] = [{"JAX_PLATFORMS": CPU}] * len(sizes)
+      continue
+    pool = [i for i in asked[role] if i < count] or free
+    if sum(sizes) > len(pool) or max(asked[role], default=0) >= count:
+      raise ValueError(
+          f"config.devices.{role}={devices[role]!r}: {len(sizes)} process(es)"
+          f" need {sum(sizes)} {found.kind} device(s) in all; this machine has"
+          f" {count}, and {len(pool)} for them. Allowed: fewer searchers"
+          " (search.num_searchers), a smaller mesh, or 'cpu'"
+      )
+    ends = itertools.accumulate(sizes)
+    out[role] = [
+        _environment(found, pool[end - size : end], 1)
+        for size, end in zip(sizes, ends)
+    ]
+    free = [i for i in free if i not in pool[: sum(sizes)]]
+  return out
+
+
+def _environment(
+    found: Accelerators, indices: Sequence[int], sharing: int
+) -> dict[str, str]:
+  """Returns the variables that show a process these accelerators only."""
+  ids = ",".join(found.ids[i] for i in indices)
+  if found.kind == "gpu":
+    out = {"CUDA_VISIBLE_DEVICES": ids}
+    if sharing > 1:
+      share = _GPU_MEMORY / sharing
+      out["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{share:.3f}"
+    return out
+  if len(indices) == len(found.ids):
+    return {}
+  bounds = _TPU_BOUNDS.get(len(indices))
+  if bounds is None:
+    raise ValueError(
+        f"{len(indices)} TPU chips for one process: allowed"
+        f" {', '.join(map(str, _TPU_BOUNDS))}, or all of the host"
+    )
+  port = str(_FIRST_TPU_PORT + indices[0])
+  return {
+      "TPU_VISIBLE_CHIPS": ids,
+      "TPU_CHIPS_PER_PROCESS_BOUNDS": bounds,
+      "TPU_PROCESS_BOUNDS": "1,1,1",
+      "TPU_PROCESS_ADDRESSES": f"localhost:{port}",
+      "TPU_PROCESS_PORT": port,
+      "CLOUD_TPU_TASK_ID": "0",
+      "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+  }
+
+
+def of_run(
+    config: ml_collections.ConfigDict, *, alone: bool = False
+) -> dict[str, list[dict[str, str]]]:
+  """Returns the environments that give a run's processes their accelerators.
+
+  Args:
+    config: reads `devices`, `mesh`, `trainer`, `search`.
+    alone: whether one process has all of the trainer's devices and there are no
+      searchers, as in fine-tuning.
+
+  Raises:
+    ValueError: this machine has too few accelerators, or not those asked for.
+  """
+  trainer, search = config.trainer, config.search
+  devices = config.devices.to_dict()
+  for role, section in (("trainer", trainer), ("searcher", search)):
+    if section.cpu_devices:
+      devices[role] = CPU
+  size = math.prod(config.mesh.values())
+  trainers = [size // trainer.num_processes] * trainer.num_processes
+  searchers = [math.prod(search.mesh.values())] * search.num_searchers
+  return assign(
+      find(),
+      devices,
+      [size] if alone else trainers,
+      [] if alone else searchers,
+  )
+
+
+def describe(environments: Sequence[Mapping[str, str]]) -> str:
+  """Returns the accelerators of a role's processes in words."""
+  names = ("CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS", "JAX_PLATFORMS")
+  return "; ".join(
+      next((env[name] for name in names if name in env), "all")
+      for env in environments
+  )

@@ -1,0 +1,169 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which accelerators each process of a run gets."""
+
+import importlib.util
+import os
+import pathlib
+import stat
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax.config import settings
+from tba_jax.system import accelerators
+
+_AUTO = {"trainer": "", "searcher": ""}
+_CPU = {"JAX_PLATFORMS": "cpu"}
+
+
+def _gpus(count):
+  return accelerators.Accelerators("gpu", tuple(map(str, range(count))))
+
+
+def _chips(count):
+  return accelerators.Accelerators("tpu", tuple(map(str, range(count))))
+
+
+def _visible(environments, name="CUDA_VISIBLE_DEVICES"):
+  return [env[name] for env in environments]
+
+
+class AssignTest(parameterized.TestCase):
+
+  def test_one_device_each_in_turn(self):
+    """One trainer and three searchers on four GPUs, as the TBA paper has."""
+    out = accelerators.assign(_gpus(4), _AUTO, [1], [1, 1, 1])
+    self.assertEqual(_visible(out["trainer"]), ["0"])
+    self.assertEqual(_visible(out["searcher"]), ["1", "2", "3"])
+
+  def test_meshes_get_their_devices(self):
+    out = accelerators.assign(_gpus(8), _AUTO, [2, 2], [2])
+    self.assertEqual(_visible(out["trainer"]), ["0,1", "2,3"])
+    self.assertEqual(_visible(out["searcher"]), ["4,5"])
+
+  def test_settings_choose(self):
+    chosen = {"trainer": "2-3", "searcher": "0"}
+    out = accelerators.assign(_gpus(4), chosen, [2], [1])
+    self.assertEqual(_visible(out["trainer"]), ["2,3"])
+    self.assertEqual(_visible(out["searcher"]), ["0"])
+    out = accelerators.assign(
+        _gpus(2), {"trainer": "", "searcher": "0"}, [1], [1]
+    )
+    self.assertEqual(_visible(out["trainer"]), ["1"])
+    out = accelerators.assign(
+        _gpus(1), {"trainer": "", "searcher": "cpu"}, [1], [1, 1]
+    )
+    self.assertEqual(out["searcher"], [_CPU, _CPU])
+    self.assertEqual(out["trainer"], [{"CUDA_VISIBLE_DEVICES": "0"}])
+
+  def test_what_the_parent_may_use_is_split(self):
+    mine = accelerators.Accelerators("gpu", ("GPU-a", "GPU-b"))
+    out = accelerators.assign(mine, _AUTO, [1], [1])
+    self.assertEqual(_visible(out["trainer"]), ["GPU-a"])
+    self.assertEqual(_visible(out["searcher"]), ["GPU-b"])
+
+  def test_a_single_gpu_is_shared(self):
+    out = accelerators.assign(_gpus(1), _AUTO, [1], [1, 1])
+    shares = [
+        float(env["XLA_PYTHON_CLIENT_MEM_FRACTION"])
+        for envs in out.values()
+        for env in envs
+    ]
+    self.assertLen(shares, 3)
+    self.assertBetween(sum(shares), 0.8, 0.95)
+    alone = accelerators.assign(_gpus(1), _AUTO, [1], [])
+    self.assertEqual(alone["trainer"], [{"CUDA_VISIBLE_DEVICES": "0"}])
+
+  def test_tpu_chips_are_split_within_a_host(self):
+    out = accelerators.assign(_chips(8), _AUTO, [4], [2, 2])
+    (trainer,), searchers = out["trainer"], out["searcher"]
+    self.assertEqual(trainer["TPU_VISIBLE_CHIPS"], "0,1,2,3")
+    self.assertEqual(trainer["TPU_CHIPS_PER_PROCESS_BOUNDS"], "2,2,1")
+    self.assertEqual(_visible(searchers, "TPU_VISIBLE_CHIPS"), ["4,5", "6,7"])
+    self.assertEqual(searchers[0]["TPU_CHIPS_PER_PROCESS_BOUNDS"], "1,2,1")
+    ports = {env["TPU_PROCESS_PORT"] for env in (trainer, *searchers)}
+    self.assertLen(ports, 3)
+
+  def test_a_single_tpu_chip_is_the_trainers(self):
+    out = accelerators.assign(_chips(1), _AUTO, [1], [1])
+    self.assertEqual(out, {"trainer": [{}], "searcher": [_CPU]})
+
+  @parameterized.parameters(
+      (_gpus(2), _AUTO, [1], [1, 1], "config.devices.searcher"),
+      (_gpus(2), _AUTO, [4], [1], "config.devices.trainer"),
+      (_gpus(2), {"trainer": "5", "searcher": ""}, [1], [1], "trainer='5'"),
+      (
+          accelerators.Accelerators("cpu"),
+          {"trainer": "0", "searcher": ""},
+          [1], [1], "config.devices.trainer='0'",
+      ),
+      (_chips(4), _AUTO, [1, 1], [1], "trainer.num_processes"),
+      (_chips(8), _AUTO, [3], [1], "TPU chips"),
+  )  # fmt: skip
+  def test_refuses_by_key(self, found, devices, trainers, searchers, text):
+    with self.assertRaisesRegex(ValueError, text):
+      accelerators.assign(found, devices, trainers, searchers)
+
+  def test_virtual_devices_are_of_the_cpu(self):
+    config = settings.get_config()
+    config.trainer.cpu_devices = 2
+    config.mesh.data = 2
+    with mock.patch.object(accelerators, "find", return_value=_gpus(2)):
+      out = accelerators.of_run(config)
+    self.assertEqual(out["trainer"], [_CPU])
+    self.assertEqual(_visible(out["searcher"]), ["0"])
+    self.assertEqual(accelerators.describe(out["trainer"]), "cpu")
+
+
+class FindTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.enter_context(mock.patch.object(accelerators, "_DEV", self.folder))
+    self.packages = {"libtpu", "jax_cuda12_plugin"}
+    self.enter_context(
+        mock.patch.object(
+            importlib.util, "find_spec", lambda name: name in self.packages
+        )
+    )
+    self.enter_context(mock.patch.dict(os.environ, {"PATH": str(self.folder)}))
+
+  def add_gpus(self, count):
+    script = self.folder / "nvidia-smi"
+    numbers = "".join(f"echo {i}; " for i in range(count))
+    script.write_text(f"#!/bin/sh\n{numbers}")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+
+  def test_none(self):
+    self.assertEqual(accelerators.find({}).kind, "cpu")
+
+  def test_gpus(self):
+    self.add_gpus(2)
+    self.assertEqual(accelerators.find({}), _gpus(2))
+    visible = accelerators.find({"CUDA_VISIBLE_DEVICES": "1"})
+    self.assertEqual(visible.ids, ("1",))
+    self.assertEqual(accelerators.find({"JAX_PLATFORMS": "cpu"}).kind, "cpu")
+    hidden = accelerators.find({"CUDA_VISIBLE_DEVICES": ""})
+    self.assertEqual(hidden.kind, "cpu")
+    self.packages.discard("jax_cuda12_plugin")
+    self.assertEqual(accelerators.find({}).kind, "cpu")
+
+  def test_tpu_chips(self):
+    for i in range(4):
+      (self.folder / f"accel{i}").touch()
+    self.assertEqual(accelerators.find({}), _chips(4))
+    self.packages.discard("libtpu")
+    self.assertEqual(accelerators.find({}).kind, "cpu")
+
+  def test_newer_tpu_chips(self):
+    (self.folder / "vfio").mkdir()
+    for name in ("0", "1", "vfio"):
+      (self.folder / "vfio" / name).touch()
+    self.assertEqual(accelerators.find({}), _chips(2))
+
+
+if __name__ == "__main__":
+  absltest.main()
