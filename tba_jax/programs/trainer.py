@@ -486,13 +486,14 @@ class Trainer:
         self._on_alarm(alarm)
 
   def _on_alarm(self, alarm: guards_lib.Alarm) -> None:
-    action = self._guards.action
+    guards = self._config.guards
+    action = guards.action
     self._recorder.event("guard", f"{alarm.message} ({action})")
     if action == "stop":
       self._stopped_by = f"guard {alarm.name}"
     # A gap between trainer and sampler is a bug: no learning rate fixes it.
     elif action == "lower_learning_rate" and alarm.name != "logprob_gap":
-      self._work.scale_learning_rate(self._guards.learning_rate_factor)
+      self._work.scale_learning_rate(guards.learning_rate_factor)
 
   def _save(self, *, wait: bool) -> None:
     """Saves a checkpoint and drops journal segments that none needs any more.

@@ -49,16 +49,18 @@ class Worker:
     if self._error is not None:
       raise self._error
 
+  def join(self, timeout_s: float) -> None:
+    """Waits for the end of the thread; raises its error, or TimeoutError."""
+    self._thread.join(timeout_s)
+    if self._thread.is_alive():
+      raise TimeoutError(f"{self._name}: did not end within {timeout_s:g} s")
+    self.check()
+
   def close(self) -> None:
-    """Ends the thread; raises its error, or TimeoutError."""
+    """Asks the thread to end and waits; raises as `join`."""
     self._stop.set()
     self._wake()
-    self._thread.join(self._close_s)
-    if self._thread.is_alive():
-      raise TimeoutError(
-          f"{self._name}: did not end within {self._close_s:g} s"
-      )
-    self.check()
+    self.join(self._close_s)
 
   def _main(self) -> None:
     try:

@@ -89,9 +89,9 @@ class DeviceWork:
 
   @property
   def may_leave_out(self) -> bool:
-    """Whether training may continue without a checkpoint that failed.
+    """Whether training may continue after a checkpoint failed.
 
-    Not with several processes, since the others wait for this one's part.
+    Not with several processes: the others wait for this one's part.
     """
     return self._cluster.num_processes == 1
 

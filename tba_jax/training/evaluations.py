@@ -22,6 +22,7 @@ from tba_jax import types
 from tba_jax.models import hf
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.system import jsonl
+from tba_jax.system import worker
 from tba_jax.training import evaluator as evaluator_lib
 from tba_jax.training import policy as policy_lib
 
@@ -39,7 +40,7 @@ class BestModel:
     """Reads the best result of an earlier process, if any."""
     self._policy = policy
     self._folder = workdir / "best"
-    # The new folder is written to one; the other holds the old one meanwhile.
+    # The new folder while it is written, and the old one while it is replaced.
     self._partial = workdir / "best.partial"
     self._old = workdir / "best.old"
     if self._old.exists() and not self._folder.exists():
@@ -72,7 +73,7 @@ class BestModel:
     return True
 
 
-# Longest time that a batch of completions may take, seconds.
+# A batch of completions takes at most this long, in seconds.
 _BATCH_S = 60.0
 
 
@@ -110,11 +111,9 @@ class Evaluations:
     )
     # A copy, since the train step donates the params.
     self._copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))
-    self._thread: threading.Thread | None = None
+    self._thread: worker.Worker | None = None
     self._running_step = -1
-    self._stop = threading.Event()
     self._result: dict[str, Any] | None = None
-    self._error: Exception | None = None
 
   def is_due(self, step: int) -> bool:
     """Tells whether the params after `step` steps are due for evaluation."""
@@ -156,49 +155,44 @@ class Evaluations:
           " config.evaluate.num_prompts",
       )
       return
-    self._running_step = step
-    self._thread = threading.Thread(
-        target=self._run_thread,
-        args=(step, self._copy(params)),
-        name="evaluate",
-        daemon=True,
+    copy = self._copy(params)
+    self._running_step, self._result = step, None
+    self._thread = worker.Worker(
+        f"evaluation of step {step}",
+        lambda stop: self._run_beside(step, copy, stop),
+        close_s=_BATCH_S,
     )
-    self._thread.start()
 
   def take(self) -> tuple[int, dict[str, Any]] | None:
     """Returns (step, result) once the thread is done; raises its error."""
     if self._thread is None or self._thread.is_alive():
       return None
-    self._thread = None
-    if self._error is not None:
-      raise self._error
-    result, self._result = self._result, None
-    if result is None:
+    thread, self._thread = self._thread, None
+    thread.check()
+    if self._result is None:
       return None
-    self._recorder.evaluation("", self._running_step, result)
-    return self._running_step, result
+    self._recorder.evaluation("", self._running_step, self._result)
+    return self._running_step, self._result
 
   def finish(self) -> tuple[int, dict[str, Any]] | None:
     """Waits for the thread and takes its result; TimeoutError if it hangs."""
-    self._join(self._config.deadline_s + _BATCH_S)
+    if self._thread is not None:
+      self._thread.join(self._config.deadline_s + _BATCH_S)
     return self.take()
 
   def close(self) -> None:
-    """Stops the thread after its batch, dropping its result.
+    """Stops the thread after its batch, dropping its result or error.
 
     Raises TimeoutError if the batch hangs.
     """
-    self._stop.set()
-    self._join(_BATCH_S)
-
-  def _join(self, timeout_s: float) -> None:
-    if self._thread is not None:
-      self._thread.join(timeout_s)
-      if self._thread.is_alive():
-        raise TimeoutError(
-            f"the evaluation of step {self._running_step} hangs: a batch took"
-            f" more than {_BATCH_S:g} s"
-        )
+    thread, self._thread = self._thread, None
+    try:
+      if thread is not None:
+        thread.close()
+    except TimeoutError:
+      raise
+    except Exception:  # The thread has logged it.
+      pass
 
   def _evaluate(
       self,
@@ -221,19 +215,19 @@ class Evaluations:
       self._best.offer(step, params, result)
     return result
 
-  def _run_thread(self, step: int, params: types.PyTree) -> None:
+  def _run_beside(
+      self, step: int, params: types.PyTree, stop: threading.Event
+  ) -> None:
     deadline_s = self._config.deadline_s
     end = time.monotonic() + deadline_s
-    should_stop = lambda: self._stop.is_set() or time.monotonic() > end
+    should_stop = lambda: stop.is_set() or time.monotonic() > end
     try:
       with self._recorder.span("evaluate", lane="evaluate", step=step):
         self._result = self._evaluate("", step, params, should_stop)
     except evaluator_lib.Interrupted:
-      if not self._stop.is_set():
+      if not stop.is_set():
         self._recorder.event(
             "evaluation_failed",
             f"step {step}: not done within config.evaluate.deadline_s"
             f"={deadline_s:g}",
         )
-    except Exception as error:  # `take` raises it.
-      self._error = error

@@ -22,6 +22,7 @@ from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.tasks import base
+from tba_jax.training import batches
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import reference as reference_lib
 
@@ -32,8 +33,8 @@ Record = dict[str, Any]
 _RESAMPLED_VALUES = 4_000_000
 # Caps the mean nats per token, so that exp() stays finite.
 _MAX_TOKEN_NATS = 20.0
-# Training counts visits of a prompt from 0. Evaluations start above them all,
-# so that the two never share random numbers.
+# Above all visits of training, which count from 0, so that the two never share
+# random numbers.
 _FIRST_VISIT = 2**31
 _NUM_PROMPTS_SHOWN = 8
 _NUM_COMPLETIONS_SHOWN = 16
@@ -66,10 +67,6 @@ def mean_interval(
 
       [q_{(1-c)/2}, q_{(1+c)/2}] of the means of resamples with replacement
 
-  Source: Efron 1979 (Annals of Statistics 7:1), percentile method. Prompts are
-  resampled, not completions: those of a prompt are not independent.
-
-  Args:
   Source: Efron 1979 (Annals of Statistics 7:1), percentile method. It resamples
   prompts, since the completions of a prompt are not independent.
 
@@ -516,16 +513,22 @@ def _logprobs(
     sampled: Sequence[types.Completions],
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns [B, K, T] log-probs under the reference, and the token mask."""
-  width = max(len(prompt) for prompt in prompts)
-  prompts_BxP = np.zeros((len(prompts), width), np.int32)
-  prompt_mask_BxP = np.zeros((len(prompts), width), np.float32)
-  for row, prompt in enumerate(prompts):
-    prompts_BxP[row, width - len(prompt) :] = prompt
-    prompt_mask_BxP[row, width - len(prompt) :] = 1
-  tokens_BxKxT = np.stack([found.tokens for found in sampled])
-  lengths_BxK = np.stack([found.lengths for found in sampled])
-  mask_BxKxT = np.arange(tokens_BxKxT.shape[-1]) < lengths_BxK[..., None]
-  logprobs_BxKxT = reference.logprobs(
-      prompts_BxP, prompt_mask_BxP, tokens_BxKxT, mask_BxKxT
+  rows = [
+      (prompt, [y[:n] for y, n in zip(found.tokens, found.lengths)])
+      for prompt, found in zip(prompts, sampled)
+  ]
+  num_completions, num_tokens = sampled[0].tokens.shape
+  batch = batches.pad_sequences(
+      rows,
+      (len(rows),),
+      num_completions=num_completions,
+      max_prompt_tokens=max(len(prompt) for prompt in prompts),
+      max_completion_tokens=num_tokens,
   )
-  return np.asarray(logprobs_BxKxT), mask_BxKxT
+  logprobs_BxKxT = reference.logprobs(
+      batch.prompt_tokens,
+      batch.prompt_mask,
+      batch.completion_tokens,
+      batch.completion_mask,
+  )
+  return np.asarray(logprobs_BxKxT), batch.completion_mask > 0

@@ -58,14 +58,6 @@ class Guards:
     if state is not None:
       self.set_state(state)
 
-  @property
-  def action(self) -> str:
-    return self._config.action
-
-  @property
-  def learning_rate_factor(self) -> float:
-    return self._config.learning_rate_factor
-
   def check_step(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
     """Returns the guards that fire on a step's metrics."""
     c = self._config

@@ -30,7 +30,7 @@ from tba_jax.models import layers
 
 PyTree = types.PyTree
 _Path = tuple[str, ...]
-# Sampled of each file for its digest.
+# Pieces of each file that enter its digest.
 _PIECES = 256
 _PIECE_BYTES = 4096
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A model to sample from, to score with or to export: where it comes from.
+"""Loads a model to sample from, score with or export.
 
 A source is a Hugging Face folder, a run directory (its newest checkpoint), or
 one checkpoint of a run, `RUN/checkpoints/STEP`.
@@ -221,7 +221,7 @@ def load(
         " or ORG/NAME of the hub, a run directory, or RUN/checkpoints/STEP of"
         " one, both also in gs://"
     )
-  # What is small, and may be what is wrong, is read first.
+  # Check the small files before reading the weights.
   tokenizer = tokenizer_lib.load(folder, bos=bos)
   shape = hf_config.read(folder, dtype=dtype)
   if tokenizer.vocab_size > shape.vocab_size:
@@ -259,11 +259,11 @@ def of_config(config: ml_collections.ConfigDict) -> Source:
 def settings(
     config: ml_collections.ConfigDict, source: Source
 ) -> dict[str, object]:
-  """Returns what of a source the numbers made with it depend on."""
+  """Returns the settings that determine log-probs under a source."""
   mesh = config.mesh.to_dict()
   return {
       "model": source.name,
       "config.generate.dtype": config.generate.dtype,
-      # Over several devices sums are added in another order.
+      # A mesh changes the order of sums.
       **({"config.mesh": mesh} if set(mesh.values()) != {1} else {}),
   }

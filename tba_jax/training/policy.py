@@ -24,7 +24,7 @@ from tba_jax.tasks import build as tasks_build
 from tba_jax.training import lora
 from tba_jax.training import sharding
 
-# Gives evaluations random numbers apart from the run's.
+# Separates the evaluations' random numbers from the run's.
 _EVALUATION_SEED = 0x5EED
 
 
@@ -262,7 +262,7 @@ def _sampler(
       recompute_cache=config.sampling.in_flight == "recompute_cache",
       pad_id=policy.tokenizer.pad_id,
       seed=seed,
-      # The least number of tokens holds for evaluations too.
+      # Evaluations use the minimum number of tokens too.
       explore=explore or requests.Explore(min_tokens=config.explore.min_tokens),
   )
   return decode.Sampler(policy.model, settings)

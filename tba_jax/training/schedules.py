@@ -53,7 +53,7 @@ def learning_rate(
     decay = optax.cosine_decay_schedule(peak, length, alpha=final / peak)
   parts, ends = [optax.constant_schedule(peak), decay], [start]
   if c.warmup_steps:
-    # Of the steps done after the update, which a round's rate is for already.
+    # Counted in steps done after the update; a round's rate already is.
     first = 0.0 if R else peak / c.warmup_steps
     warmup = optax.linear_schedule(
         first, peak, max(c.warmup_steps - (not R), 1)
@@ -111,25 +111,17 @@ def tempering(
   Source: Lee et al. 2025 (arXiv:2405.18540), in the code that they released.
   """
   c, R = config_tempering, per_round_steps or 1
-  parts = []
-  for name in ("tau", "gamma"):
-    first, steps = c[name], c[f"{name}_decay_steps"]
-    final = c[f"{name}_final"] if steps else first
-    parts.append((first, final, steps))
-  if all(first == final == 1 for first, final, _ in parts):
+  if c.tau == c.gamma == 1 and all(
+      c[f"{name}_final"] == 1 or not c[f"{name}_decay_steps"]
+      for name in ("tau", "gamma")
+  ):
     return None
-  lines = [
-      optax.linear_schedule(*part)
-      if part[2]
-      else optax.constant_schedule(part[0])
-      for part in parts
-  ]
+  tau = _linear(c.tau, c.tau_final, c.tau_decay_steps)
+  gamma = _linear(c.gamma, c.gamma_final, c.gamma_decay_steps)
 
   def schedule(step: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-    tau, gamma = (
-        jnp.asarray(line(step // R * R), jnp.float32) for line in lines
-    )
-    return tau, gamma
+    first = step // R * R
+    return jnp.float32(tau(first)), jnp.float32(gamma(first))
 
   return schedule
 
@@ -157,3 +149,10 @@ def reward_temperature(
     return final * done + first * (1 - done)
 
   return schedule
+
+
+def _linear(first: float, final: float, decay_steps: int) -> optax.Schedule:
+  """Returns a linear schedule; `first` throughout if `decay_steps` is 0."""
+  if not decay_steps:
+    return optax.constant_schedule(first)
+  return optax.linear_schedule(first, final, decay_steps)

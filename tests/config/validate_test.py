@@ -322,6 +322,26 @@ class RelationsTest(parameterized.TestCase):
        "store.locator"),
       (dict(init="/no/such/folder"), "init"),
       (dict(tokenizer__source="/no/such/folder"), "tokenizer.source"),
+      # Exploration and tempering.
+      (dict(tempering__tau=2.0, loss__name="rloo"), "tempering.tau"),
+      (dict(tempering__gamma_final=0.0), "tempering.gamma_final"),
+      (dict(explore__min_tokens=24), "explore.min_tokens"),
+      (dict(explore__min_temperature=2.0), "explore.min_temperature"),
+      (
+          dict(explore__fraction=0.5, loss__ratio_clip=0.2),
+          "explore.fraction",
+      ),
+      (dict(explore__fraction=1.5), "explore.fraction"),
+      (dict(replay_filter__similarity="cosine"), "replay_filter.similarity"),
+      (dict(replay_filter__evict="newest"), "replay_filter.evict"),
+      (
+          dict(replay_filter__duplicates="oldest", replay__dedupe=False),
+          "replay_filter.duplicates",
+      ),
+      (
+          dict(replay_filter__freeze_step=3, rounds__mini_batches=2),
+          "replay_filter.freeze_step",
+      ),
   )  # fmt: skip
   def test_wrong_together(self, changes, key):
     lines = _problems(base_config.make(**changes))
@@ -359,6 +379,10 @@ class RelationsTest(parameterized.TestCase):
           train__completions_per_prompt=1,
       ),
       dict(loss__behavior_logprobs="recomputed", loss__proximal_every_steps=2),
+      dict(tempering__tau=2.0, loss__name="tb"),
+      dict(explore__fraction=0.5, explore__min_tokens=5),
+      dict(replay_filter__similarity="edit", replay_filter__freeze_step=9),
+      dict(replay_filter__evict="lowest_reward"),
   )
   def test_right_together(self, **changes):
     self.assertEqual(_problems(base_config.make(**changes)), [])

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts of a run go by the same settings; one that differs is told which."""
+"""Settings and digests that all hosts of a run must share."""
 
 import json
 import pathlib
@@ -27,7 +27,7 @@ _SIDES = "this searcher (a:/x)", "the trainer (b:/y)"
 
 
 def _settings(**overrides):
-  # Through JSON, as they travel.
+  # Through JSON, as on the wire.
   values = load.flatten(base_config.make(**overrides).to_dict())
   return json.loads(json.dumps(values))
 
@@ -39,7 +39,7 @@ class CheckHostsTest(parameterized.TestCase):
         _settings(**overrides), _settings(), _SIDES, searcher=searcher
     )
 
-  def test_the_same_agree(self):
+  def test_equal_settings_agree(self):
     self.check()
     self.check(searcher=False)
 
@@ -63,7 +63,7 @@ class CheckHostsTest(parameterized.TestCase):
       {"tokenizer__source": "/models/other/place"},
       {"sft__num_steps": 7},
   )
-  def test_what_a_host_has_may_differ_everywhere(self, **overrides):
+  def test_paths_and_cores_of_a_host_may_differ(self, **overrides):
     self.check(**overrides)
     self.check(searcher=False, **overrides)
 
@@ -87,7 +87,7 @@ class CheckHostsTest(parameterized.TestCase):
     with self.assertRaisesRegex(validate.ConfigError, "config.reward.model = "):
       validate.check_hosts(here, name, _SIDES, searcher=True)
 
-  def test_field_of_the_task_that_is_left_out_stands_for_its_default(self):
+  def test_a_missing_task_field_has_its_default(self):
     whole = _settings().items()
     left_out = {k: v for k, v in whole if not k.startswith("task.")}
     left_out["task.name"] = "gsm8k"
@@ -96,7 +96,7 @@ class CheckHostsTest(parameterized.TestCase):
     for pair in ((left_out, given), (given, left_out)):
       validate.check_hosts(*pair, _SIDES, searcher=False)
 
-  def test_key_of_another_version_stands_for_its_default(self):
+  def test_a_missing_key_has_its_default(self):
     older = _settings()
     del older["loss.ratio_clip"]
     validate.check_hosts(older, _settings(), _SIDES, searcher=True)
@@ -123,12 +123,12 @@ class AgreementTest(absltest.TestCase):
   def make(self, **digests):
     return agreement.Agreement(self.describe(digests), _RUN, self.events)
 
-  def test_a_searcher_waits_for_a_trainer_and_goes_by_its_settings(self):
+  def test_a_searcher_checks_each_trainer(self):
     agreed = self.make()
     self.assertFalse(agreed.holds(self.transport))
     self.put(self.describe(search__lease_s=3.0))
     self.assertTrue(agreed.holds(self.transport))
-    # A trainer with others takes over.
+    # A trainer with other settings takes over.
     self.put(self.describe(loss__beta=0.1))
     with self.assertRaisesRegex(
         agreement.DiffersError,
@@ -136,13 +136,13 @@ class AgreementTest(absltest.TestCase):
     ):
       agreed.holds(self.transport)
 
-  def test_who_should_stop_waits_no_longer(self):
+  def test_a_stop_ends_the_wait(self):
     stops = [False, False, True]
     with mock.patch.object(agreement.time, "sleep", autospec=True):
       self.make().wait(lambda: self.transport, lambda: stops.pop(0))
     self.assertEqual(stops, [])
 
-  def test_a_lost_store_is_waited_for(self):
+  def test_waits_while_the_store_is_lost(self):
     transport = mock.create_autospec(base.Transport, instance=True)
     self.put(self.describe())
     data = self.transport.get(agreement.KEY)
@@ -153,14 +153,14 @@ class AgreementTest(absltest.TestCase):
     transport.close.assert_called_once()
     self.assertEqual(self.events.write.call_args.args[0], "store_lost")
 
-  def test_what_is_not_the_trainer_s_is_not_believed(self):
+  def test_forged_and_malformed_messages_are_ignored(self):
     agreed = self.make()
     other = mock.Mock(run_id="run", secret=b"x" * 32)
     self.put(self.describe(loss__beta=0.1), other)
     for _ in range(2):
       self.assertFalse(agreed.holds(self.transport))
     self.events.write.assert_called_once()
-    # Nor a signed one of another place, or without what it should have.
+    # Signed messages of another key, or with missing or wrong fields.
     for message in (
         {"run": "run", "key": "work/s", "settings": {}, "digests": {}},
         {"run": "run", "key": agreement.KEY},
@@ -170,7 +170,7 @@ class AgreementTest(absltest.TestCase):
       self.transport.put(agreement.KEY, wire.encode_message(message, _SECRET))
       self.assertFalse(agreed.holds(self.transport), message)
 
-  def test_files_that_hold_something_else(self):
+  def test_different_digests_are_named(self):
     self.put(self.describe({"config.task": "a", "config.init": "b"}))
     agreed = self.make(**{"config.task": "c", "config.tokenizer": "d"})
     with self.assertRaisesRegex(
@@ -178,7 +178,7 @@ class AgreementTest(absltest.TestCase):
     ):
       agreed.holds(self.transport)
 
-  def test_digests_tell_models_tokenizers_and_data_apart(self):
+  def test_digests_depend_on_model_tokenizer_and_data(self):
     def digests(**overrides):
       config = base_config.make(init="scratch", **overrides)
       made = policy.make_policy(config, "unused")

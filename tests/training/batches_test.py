@@ -105,17 +105,17 @@ class BatchMakerTest(parameterized.TestCase):
         )
     self.assert_right(batch)
 
-  def test_parts_have_one_shape_and_the_last_reaches_back(self):
+  def test_parts_have_one_shape_and_the_last_overlaps(self):
     batch = self.make_maker(part_prompts=2).make(self.draw())
     self.assertEqual(self.reference.shapes, [(2, _K, _T)] * 3)
     self.assert_right(batch)
 
-  def test_a_part_is_at_most_the_batch(self):
+  def test_a_part_is_no_larger_than_the_batch(self):
     batch = self.make_maker(part_prompts=64).make(self.draw())
     self.assertEqual(self.reference.shapes, [(_B, _K, _T)])
     self.assert_right(batch)
 
-  def test_computed_once_a_trajectory(self):
+  def test_computed_once_per_completion(self):
     maker = self.make_maker(part_prompts=_B)
     maker.make(self.draw())
     maker.flush()
@@ -130,11 +130,11 @@ class BatchMakerTest(parameterized.TestCase):
     maker.make(self.draw(3))
     maker.flush()
     self.reference.shapes.clear()
-    # The pool goes on: two prompts without, three with cached log-probs.
+    # The pool continues: two prompts lack log-probs, three have them.
     draw = self.draw()
     missing = (draw.ref_versions < 0).any(axis=1)
     self.assertEqual(missing.sum(), 2)
-    # The missing ones come last, and must be put first.
+    # The missing ones come last; `place` wants them first.
     last = np.argsort(missing, kind="stable")
     draw = buffer.Draw(
         **{
@@ -145,7 +145,7 @@ class BatchMakerTest(parameterized.TestCase):
     batch = maker.make(draw)
     self.assertLen(self.reference.shapes, 2)
     self.assert_right(batch)
-    # Each row's own are saved, though the batch has another order.
+    # The rows keep their own, though the batch was reordered.
     maker.flush()
     self.reference.shapes.clear()
     self.assert_right(maker.make(self.draw()))
@@ -163,7 +163,7 @@ class BatchMakerTest(parameterized.TestCase):
     maker.flush()
     self.assertTrue((self.draw().ref_versions == 0).all())
 
-  def test_what_a_reference_gave_before_it_moved_is_not_used_after(self):
+  def test_log_probs_of_before_a_move_are_not_used_after_it(self):
     """The draw of step 8 is made before the log-probs of step 7 are saved."""
     self.reference.moves = True
     maker = self.make_maker(part_prompts=_B)
@@ -176,11 +176,11 @@ class BatchMakerTest(parameterized.TestCase):
     maker.flush()
     self.assertTrue((self.draw().ref_versions == 8).all())
     self.assertLen(self.reference.shapes, 2)
-    # Up to the next move they are right, and taken from the buffer.
+    # They are valid until the next move, and read from the buffer.
     self.assert_right(maker.make(self.draw(step=11)), shift=0.25)
     self.assertLen(self.reference.shapes, 2)
 
-  def test_one_stale_row_makes_its_prompt_miss(self):
+  def test_one_stale_row_recomputes_its_prompt(self):
     maker = self.make_maker(part_prompts=1)
     maker.make(self.draw())
     maker.flush()
@@ -207,13 +207,13 @@ class BatchMakerTest(parameterized.TestCase):
         np.arange(_T) < draw.completion_lengths[..., None],
     )
     np.testing.assert_allclose(draw.ref_logprobs, expected, rtol=1e-6)
-    # Said once: a second flush has nothing to say.
+    # A second flush has nothing to save.
     with mock.patch.object(self.buffer, "set_ref_logprobs") as save:
       maker.flush()
     save.assert_not_called()
 
   @parameterized.parameters(True, False)
-  def test_the_config_says_whether_stop_tokens_count(self, counts):
+  def test_stop_tokens_count_by_config(self, counts):
     draw = self.draw()
     maker = self.make_maker(stop_ids={41}, loss__include_stop_token=counts)
     uncounted = draw.completion_lengths.sum() - np.sum(
@@ -225,7 +225,7 @@ class BatchMakerTest(parameterized.TestCase):
 
 class CompletionMaskTest(absltest.TestCase):
 
-  def test_with_and_without_the_stop_token(self):
+  def test_stop_tokens_may_be_left_out(self):
     # Ended by a stop token, by a stop string, and cut off.
     tokens = np.array([[7, 8, 1, 0], [7, 8, 0, 0], [7, 8, 9, 8]])
     lengths = np.array([3, 2, 4])

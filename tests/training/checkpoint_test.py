@@ -1,7 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: whole or absent, the newest that can be read, clear errors."""
+"""Checkpoints: atomic, damage is detected, older ones are the fallback."""
 
+import io
 import os
 import pathlib
 import shutil
@@ -55,7 +56,7 @@ class CheckpointTest(parameterized.TestCase):
     chex.assert_trees_all_equal(state, make_state(step))
     self.assertEqual(host["step"], step)
 
-  def test_restores_what_was_saved_in_another_process_life(self):
+  def test_restores_after_reopening(self):
     self.save_steps(3).close()
     with self.assertNoLogs("absl", "WARNING"):
       state, host = self.open().restore(make_state(0))
@@ -73,21 +74,21 @@ class CheckpointTest(parameterized.TestCase):
     state, _ = saver.restore(make_state(0), step=2)
     self.assertEqual(state["step"], 2)
 
-  def test_keeps_some_of_the_older_ones_for_good(self):
+  def test_keeps_multiples_permanently(self):
     saver = self.save_steps(2, 4, 5, 6, 7, 8, 9, keep_every_steps=4)
     self.assertEqual(saver.complete_steps(), [4, 8, 9])
-    # The journal behind step 4 is not kept: nothing goes on from there.
+    # The journal behind step 4 is not kept: no run resumes there.
     self.assertEqual(saver.newest_steps(), [8, 9])
     saver.close()
     saver = self.save_steps(10, 11, keep_every_steps=4)
     self.assertEqual(saver.complete_steps(), [4, 8, 10, 11])
 
-  def test_keeps_one_of_a_stretch_of_time_for_good(self):
+  def test_keeps_one_per_period_permanently(self):
     saver = self.save_steps(1, 2, 3, 4, keep=1, keep_every_s=3600)
     self.assertEqual(saver.complete_steps(), [1, 4])
 
-  def test_what_happens_after_save_does_not_reach_the_checkpoint(self):
-    # Large, so that the write is under way while the buffers are reused.
+  def test_later_changes_do_not_reach_the_checkpoint(self):
+    # Large, so that the buffers are reused during the write.
     step_fn = jax.jit(
         lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0
     )
@@ -109,18 +110,18 @@ class CheckpointTest(parameterized.TestCase):
     with self.assertRaisesRegex(FileNotFoundError, str(self.directory)):
       saver.restore(make_state(0))
 
-  def test_a_step_that_is_not_there(self):
+  def test_a_missing_step(self):
     saver = self.save_steps(1)
     with self.assertRaisesRegex(FileNotFoundError, "no checkpoint 5"):
       saver.restore(make_state(0), step=5)
 
-  def test_steps_only_grow(self):
+  def test_steps_must_increase(self):
     saver = self.save_steps(4)
     for step in (4, 3):
       with self.assertRaisesRegex(ValueError, f"step {step} is not above 4"):
         saver.save(step, make_state(step), {})
 
-  def test_any_truncated_file_gives_the_checkpoint_before(self):
+  def test_truncated_files_fall_back_to_the_previous_checkpoint(self):
     self.save_steps(1, 2).close()
     whole = self.create_tempdir().full_path
     shutil.copytree(self.directory, whole, dirs_exist_ok=True)
@@ -141,7 +142,7 @@ class CheckpointTest(parameterized.TestCase):
             on_event=lambda kind, message: self.events.append((kind, message)),
         )
         state, host = saver.restore(make_state(0))
-        # Some files say nothing that a restore needs: then it is whole.
+        # A restore does not need every file.
         step = int(state["step"])
         chex.assert_trees_all_equal(state, make_state(step))
         self.assertEqual(host["step"], step)
@@ -150,14 +151,14 @@ class CheckpointTest(parameterized.TestCase):
           ((kind, message),) = self.events
           self.assertEqual(kind, "checkpoint_damaged")
           self.assertIn("checkpoint 2 in", message)
-          # Its step can be taken again.
+          # The step can be saved again.
           saver.save(2, make_state(2), {}, wait=True)
           self.assertEqual(saver.latest_step(), 2)
         saver.close()
     # Data, index and metadata of the arrays, the host state, the format.
     self.assertGreaterEqual(passed_over, 4)
 
-  def test_a_missing_part_gives_the_checkpoint_before(self):
+  def test_a_missing_part_falls_back_to_the_previous_checkpoint(self):
     self.save_steps(1, 2).close()
     shutil.rmtree(self.directory / "2" / "host")
     self.check_restores(self.open(), 1)
@@ -192,7 +193,7 @@ class CheckpointTest(parameterized.TestCase):
       device = checkpoint.leaf_checksums({"a": jnp.asarray(array)})
     self.assertEqual(host, device)
 
-  def test_any_flipped_bit_and_any_order_changes_the_checksum(self):
+  def test_flipped_bits_and_reordering_change_the_checksum(self):
     array = np.arange(5, dtype=np.float32) / 3
     total = lambda x: checkpoint.leaf_checksums(jnp.asarray(x))
     self.assertEqual(total(array), total(array.copy()))
@@ -202,8 +203,8 @@ class CheckpointTest(parameterized.TestCase):
       changed.view(np.uint8)[bit // 8] ^= 1 << bit % 8
       self.assertNotEqual(total(array), total(changed))
 
-  def test_a_flipped_bit_in_the_arrays_gives_the_checkpoint_before(self):
-    # Noise is stored as it is, so no compression notices the change.
+  def test_a_flipped_bit_falls_back_to_the_previous_checkpoint(self):
+    # Noise does not compress, so no decompressor notices the change.
     noise = np.random.default_rng(0).integers(0, 2**32, 20_000, np.uint32)
     make = lambda step: {"noise": jnp.asarray(noise + np.uint32(step))}
     saver = self.open()
@@ -225,7 +226,7 @@ class CheckpointTest(parameterized.TestCase):
     self.assertEqual(host["step"], 1)
     self.assertEqual([kind for kind, _ in self.events], ["checkpoint_damaged"])
 
-  def test_a_skipped_checkpoint_is_logged_where_nobody_takes_events(self):
+  def test_a_skipped_checkpoint_is_logged_by_default(self):
     self.save_steps(1, 2).close()
     shutil.rmtree(self.directory / "2" / "host")
     saver = checkpoint.Checkpointer(str(self.directory), keep=2)
@@ -234,7 +235,7 @@ class CheckpointTest(parameterized.TestCase):
       saver.restore(make_state(0))
     self.assertIn("checkpoint 2 in", logged.output[0])
 
-  def test_the_host_state_is_on_disk_before_the_checkpoint_counts(self):
+  def test_the_host_state_is_synced_before_the_commit(self):
     synced = []
     fsync = os.fsync
 
@@ -248,12 +249,12 @@ class CheckpointTest(parameterized.TestCase):
     self.assertIn("process-00000.npz", names)
     self.assertLess(names.index("process-00000.npz"), len(names) - 1)
 
-  def test_a_directory_that_cannot_be_used(self):
+  def test_an_unusable_directory(self):
     file = self.create_tempfile("file").full_path
     with self.assertRaisesRegex(OSError, "checkpoint directory .*/file/below"):
       checkpoint.Checkpointer(file + "/below", keep=2)
 
-  def test_a_failed_write_is_one_clear_error_and_the_next_may_succeed(self):
+  def test_a_failed_write_names_its_cause_and_the_next_may_succeed(self):
     saver = self.save_steps(1)
     with absltest.mock.patch.object(
         checkpoint,
@@ -270,10 +271,105 @@ class CheckpointTest(parameterized.TestCase):
     saver.save(3, make_state(3), {"step": 3}, wait=True)
     self.check_restores(saver, 3)
 
-  def test_refuses_what_it_cannot_store_at_once(self):
+  def test_an_unsupported_type_is_refused_at_once(self):
     saver = self.open()
     with self.assertRaises(TypeError):
       saver.save(1, make_state(1), {"set": {1, 2}})
+
+
+def round_trip(value):
+  file = io.BytesIO()
+  checkpoint.write_host_state(file, checkpoint.pack_host_state(value))
+  file.seek(0)
+  return checkpoint.read_host_state(file)
+
+
+class HostStateTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (0.1,),
+      (-0.0,),
+      (5e-324,),
+      (float("inf"),),
+      (2**200 + 1,),
+      (-3,),
+      (True,),
+      (None,),
+      ("ends in a zero byte\0 and Ω",),
+      ([[], {}, [1, 2.5, [None]]],),
+      ({"a": {"b": [1, "x"]}, "": 1},),
+  )
+  def test_comes_back_as_it_was(self, value):
+    out = round_trip({"value": value})["value"]
+    self.assertEqual(out, value)
+    self.assertEqual(repr(out), repr(value))  # types, signs of zero
+
+  @parameterized.parameters(
+      (np.array([0.1, np.nan, -0.0, np.inf], np.float32),),
+      (np.array([2**63 - 1, -(2**63)], np.int64),),
+      (np.zeros((0, 3), np.uint8),),
+      (np.array([[True], [False]]),),
+      (np.array(["ab", "c"]),),
+      (np.array(1.5, np.float16),),
+      (np.asfortranarray(np.arange(6).reshape(2, 3)),),
+  )
+  def test_arrays_keep_bits_shape_and_dtype(self, array):
+    out = round_trip([array])[0]
+    self.assertIsInstance(out, np.ndarray)
+    self.assertEqual((out.dtype, out.shape), (array.dtype, array.shape))
+    self.assertEqual(out.tobytes(), array.tobytes())
+
+  def test_numpy_scalars_stay_scalars(self):
+    out = round_trip([np.float32(0.1), np.int64(7)])
+    self.assertEqual([type(x) for x in out], [np.float32, np.int64])
+    self.assertEqual(out, [np.float32(0.1), 7])
+
+  def test_a_generator_continues_its_sequence(self):
+    rng = np.random.default_rng(3)
+    rng.normal(size=5)
+    state = round_trip(rng.bit_generator.state)
+    other = np.random.default_rng(0)
+    other.bit_generator.state = state
+    np.testing.assert_array_equal(rng.normal(size=9), other.normal(size=9))
+
+  def test_packing_copies(self):
+    array, numbers = np.zeros(3), [1, 2]
+    packed = checkpoint.pack_host_state({"array": array, "numbers": numbers})
+    array[:] = 9
+    numbers.append(3)
+    file = io.BytesIO()
+    checkpoint.write_host_state(file, packed)
+    file.seek(0)
+    out = checkpoint.read_host_state(file)
+    np.testing.assert_array_equal(out["array"], np.zeros(3))
+    self.assertEqual(out["numbers"], [1, 2])
+
+  @parameterized.parameters(
+      ({"a": [{1, 2}]},), ({"a": object()},), ([np.array([None])],)
+  )
+  def test_other_types_are_refused(self, value):
+    with self.assertRaisesRegex(TypeError, "host state"):
+      checkpoint.pack_host_state(value)
+
+  def test_truncation_is_detected(self):
+    file = io.BytesIO()
+    checkpoint.write_host_state(
+        file, checkpoint.pack_host_state({"a": np.arange(50), "n": 1})
+    )
+    data = file.getvalue()
+    for length in range(0, len(data), 17):
+      with self.assertRaises(ValueError, msg=length):
+        checkpoint.read_host_state(io.BytesIO(data[:length]))
+
+  def test_a_changed_byte_is_detected(self):
+    file = io.BytesIO()
+    checkpoint.write_host_state(
+        file, checkpoint.pack_host_state(np.arange(500, dtype=np.int64))
+    )
+    data = bytearray(file.getvalue())
+    data[data.index(np.int64(250).tobytes())] ^= 1
+    with self.assertRaises(ValueError):
+      checkpoint.read_host_state(io.BytesIO(bytes(data)))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,22 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of a trainer: what is told is heard, in order, or is an error."""
+"""Commands, joining and the save barrier of a trainer's processes."""
 
+import socket
 import threading
 import time
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import jax
 
+from tba_jax.config import settings as settings_lib
 from tba_jax.system import processes
 from tba_jax.training import cluster
 from tba_jax.transport import base
 from tba_jax.transport import jax_kv
+from tba_jax.transport import locator
 
 _SECRET = b"s" * 32
 _NEVER = lambda: False
@@ -54,7 +59,7 @@ class ClusterTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.client = FakeClient()
-    # Whoever still listens at the end of a test goes.
+    # Ends threads that still listen.
     self.addCleanup(self.client.key_value_set_bytes, None, b"")
 
   def make(self, process, num_processes=3, deadline_s=20.0, secret=_SECRET):
@@ -66,7 +71,7 @@ class ClusterTest(parameterized.TestCase):
         client=self.client,
     )
 
-  def test_each_process_hears_all_commands_in_order(self):
+  def test_each_process_receives_all_commands_in_order(self):
     leader, others = self.make(0), [self.make(1), self.make(2)]
     leader.broadcast("place", {"step": 4})
     leader.broadcast("train")
@@ -74,14 +79,14 @@ class ClusterTest(parameterized.TestCase):
       first, second = follower.receive(_NEVER), follower.receive(_NEVER)
       self.assertEqual((first.name, first.fields), ("place", {"step": 4}))
       self.assertEqual((second.name, second.fields), ("train", {}))
-    # What was heard does not fill the coordinator's memory.
+    # Received commands are deleted from the coordinator.
     self.assertEmpty(self.client.values)
 
-  def test_who_follows_tells_nothing(self):
+  def test_followers_broadcast_nothing(self):
     self.make(2).broadcast("gather", {"field": "params"})
     self.assertEqual(self.client.values, {})
 
-  def test_alone_there_is_nobody_to_tell(self):
+  def test_a_single_process_needs_no_client(self):
     alone = cluster.Cluster()
     alone.broadcast("train")
     alone.end(0)
@@ -90,17 +95,17 @@ class ClusterTest(parameterized.TestCase):
     with alone:
       pass
 
-  def test_who_wants_to_stop_tells_process_0(self):
+  def test_stop_requests_reach_process_0(self):
     leader, follower = self.make(0), self.make(2)
     should_stop = leader.stopper(_NEVER)
     self.assertFalse(should_stop())
     leader.broadcast("train")
     follower.receive(lambda: True)
-    leader._polled_at -= 60  # A look a second.
+    leader._polled_at -= 60  # It polls once a second.
     self.assertTrue(should_stop())
     self.assertTrue(should_stop())
 
-  def test_the_others_begin_once_process_0_says_so(self):
+  def test_followers_begin_when_process_0_does(self):
     leader, follower, late = self.make(0), self.make(1), self.make(2)
     leader.begin()
     follower.begin()
@@ -110,7 +115,7 @@ class ClusterTest(parameterized.TestCase):
       follower.begin()
     self.assertEqual(caught.exception.status, 2)
 
-  def test_process_0_collects_what_the_others_send(self):
+  def test_process_0_collects_from_all(self):
     leader, others = self.make(0), [self.make(1), self.make(2)]
     for process, one in enumerate(others, 1):
       self.assertEqual(one.collect("settings", {"a": process}), {})
@@ -118,7 +123,7 @@ class ClusterTest(parameterized.TestCase):
     self.assertEqual(found, {1: {"a": 1}, 2: {"a": 2}})
     self.assertEqual(cluster.Cluster().collect("settings", {"a": 0}), {})
 
-  def test_process_0_names_who_sent_nothing_or_was_not_of_the_run(self):
+  def test_collect_names_missing_and_forged_senders(self):
     leader = self.make(0, deadline_s=0.1)
     with self.assertRaisesRegex(
         base.TransportError, "^process 1 of the trainer sent no settings: "
@@ -128,7 +133,7 @@ class ClusterTest(parameterized.TestCase):
     with self.assertRaisesRegex(base.TransportError, "^process 1 .*hash"):
       leader.collect("settings", {})
 
-  def test_silence_ends_at_a_deadline_and_a_word_renews_it(self):
+  def test_a_heartbeat_renews_the_deadline(self):
     leader, follower = self.make(0), self.make(1, deadline_s=0.3)
     should_stop = leader.stopper(_NEVER)
     leader._sent_at -= 60
@@ -142,7 +147,7 @@ class ClusterTest(parameterized.TestCase):
     self.assertGreater(time.monotonic() - started, 0.3)
     self.assertNotIn(cluster._key(1, 0), self.client.values)
 
-  def test_the_first_end_counts(self):
+  def test_only_the_first_end_is_sent(self):
     leader, follower = self.make(0), self.make(1)
     leader.end(75)
     leader.end(0)
@@ -159,7 +164,7 @@ class ClusterTest(parameterized.TestCase):
     with self.assertRaisesRegex(base.TransportError, "UNAVAILABLE"):
       other.receive(_NEVER)
 
-  def test_a_command_of_another_place_is_an_error(self):
+  def test_a_replayed_command_is_an_error(self):
     leader, follower = self.make(0), self.make(1)
     leader._count = 7
     leader.broadcast("train")
@@ -176,6 +181,187 @@ class ClusterTest(parameterized.TestCase):
   )
   def test_status_of_an_error(self, error, status):
     self.assertEqual(cluster.status_of(error), status)
+
+
+class JoinTest(parameterized.TestCase):
+
+  def settings(self, num_processes, coordinator=""):
+    settings = settings_lib.get_config().trainer
+    settings.num_processes = num_processes
+    settings.coordinator = coordinator
+    return settings
+
+  @parameterized.parameters(("2",), ("-1",), ("one",))
+  def test_process_numbers_have_a_range(self, operand):
+    with self.assertRaisesRegex(ValueError, f"operand '{operand}'.*0 to 1"):
+      cluster.join(self.settings(2, "host:1"), [operand], _SECRET)
+
+  def test_several_processes_need_a_coordinator(self):
+    with self.assertRaisesRegex(ValueError, "trainer.coordinator = ''"):
+      cluster.join(self.settings(2), ["0"], _SECRET)
+
+  def test_an_operand_overrides_the_setting(self):
+    parse = cluster._parse
+    self.assertEqual(parse(self.settings(2), []), (None, None))
+    settings = self.settings(2, "host:1")
+    self.assertEqual(parse(settings, ["1"]), (1, "host:1"))
+    self.assertEqual(parse(settings, ["1", "other:2"]), (1, "other:2"))
+
+  def test_a_coordinator_s_address_must_be_free(self):
+    with socket.socket() as taken:
+      taken.bind(("127.0.0.1", 0))
+      taken.listen()
+      address = f"127.0.0.1:{taken.getsockname()[1]}"
+      with self.assertRaisesRegex(ValueError, f"'{address}': .*cannot listen"):
+        cluster.join(self.settings(2, address), ["0"], _SECRET)
+
+  def test_a_single_process_does_not_join(self):
+    tls = locator.Tls("cert", "key", "ca")
+    alone = cluster.join(self.settings(1), [], _SECRET, tls)
+    self.assertEqual((alone.num_processes, alone.leads), (1, True))
+
+  def test_tls_is_never_silently_dropped(self):
+    tls = locator.Tls("cert", "key", "ca")
+    settings = self.settings(2, "host:1")
+    without = lambda coordinator_address: None
+    with mock.patch.object(jax.distributed, "initialize", without):
+      with self.assertRaisesRegex(ValueError, "tls_cert_file = 'cert': .*0.11"):
+        cluster.join(settings, ["1"], _SECRET, tls)
+    offers = lambda mtls_cert_file, mtls_key_file, mtls_ca_file: None
+    with mock.patch.object(jax.distributed, "initialize", offers):
+      found = cluster._tls_options(tls)
+    self.assertEqual(
+        found,
+        dict(
+            mtls_cert_file="cert",
+            mtls_key_file="key",
+            mtls_ca_file="ca",
+            verify_secure_credentials=True,
+        ),
+    )
+
+
+class SaveBarrierTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.client = FakeClient()
+    self.met = []
+    self.raised = {}
+
+  def run_all(self, *bodies):
+    """Runs a body for each process; notes what it raises."""
+
+    def run(process, body):
+      barrier = cluster.SaveBarrier(
+          self.client, process, len(bodies), deadline_s=9
+      )
+      try:
+        body(barrier)
+      except cluster.SaveError as error:
+        self.raised[process] = str(error)
+        self.assertIs(barrier.failure, error)
+      else:
+        self.assertIsNone(barrier.failure)
+
+    threads = [
+        threading.Thread(target=run, args=item) for item in enumerate(bodies)
+    ]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+
+  def meet(self, barrier, key, timeout_ms=9000):
+    barrier(key=key, timeout_ms=timeout_ms)
+    self.met.append(key)
+
+  def test_waits_for_all_processes(self):
+
+    def slow(barrier):
+      for key in "abc":
+        self.met.append("came")
+        self.meet(barrier, key)
+
+    def fast(barrier):
+      for key in "abc":
+        self.meet(barrier, key)
+
+    self.run_all(slow, fast, fast)
+    self.assertEqual(self.raised, {})
+    for i, key in enumerate("abc"):
+      self.assertLess(self.met.index("came"), self.met.index(key))
+      self.met.remove("came")
+      self.assertEqual(self.met.count(key), 3, i)
+    # Passed barriers are deleted; each process has one left.
+    self.assertLen(self.client.values, 3)
+
+  def test_an_error_is_raised_in_all_processes(self):
+
+    def fails(barrier):
+      self.meet(barrier, "begun")
+      try:
+        raise OSError("no space")
+      finally:
+        # A later barrier than that of the others.
+        barrier(key="over", timeout_ms=9000)
+
+    def writes(barrier):
+      self.meet(barrier, "begun")
+      self.meet(barrier, "written")
+
+    self.run_all(writes, fails, writes)
+    self.assertEqual(
+        self.raised,
+        dict.fromkeys(range(3), "process 1 of the trainer: no space"),
+    )
+    self.assertEqual(self.met, ["begun"] * 3)
+
+  def test_a_timeout_names_the_setting(self):
+
+    def slow(barrier):
+      try:
+        raise TimeoutError("1 of 2 are done")
+      finally:
+        barrier(key="over", timeout_ms=9000)
+
+    self.run_all(slow, slow)
+    for message in self.raised.values():
+      self.assertRegex(
+          message,
+          r"process [01] of the trainer: not done within 9 s"
+          r" \(config.trainer.save_deadline_s\): 1 of 2 are done",
+      )
+
+  def test_a_missing_process_is_an_error_in_all(self):
+
+    def waits(barrier):
+      try:
+        self.meet(barrier, "written", timeout_ms=100)
+      finally:
+        # As Orbax does; here a late process learns of the error.
+        barrier(key="over", timeout_ms=9000)
+
+    gone = threading.Event()
+
+    def late(barrier):
+      gone.wait()
+      self.meet(barrier, "written")
+      self.meet(barrier, "committed")
+
+    def watched(barrier):
+      try:
+        waits(barrier)
+      finally:
+        gone.set()
+
+    self.run_all(watched, late)
+    self.assertLen(set(self.raised.values()), 1)
+    self.assertRegex(
+        self.raised[1],
+        "process 1 of the trainer did not reach written within 0 s .*save_d",
+    )
+    self.assertEqual(self.met, ["written"])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What process 0 does with its devices, a follower does too, in that order."""
+"""A follower repeats the device work of process 0."""
 
 import dataclasses
 import json
@@ -136,7 +136,7 @@ class DeviceWorkTest(parameterized.TestCase):
     self.assertEqual(float(other.state.learning_rate_scale), 0.5)
     first, second = self.checkpointer.save.call_args_list
     self.assertEqual(first.args[2], {"buffer": 1, "base": "a base"})
-    # The host state is that of process 0 alone.
+    # Only process 0 has a host state.
     self.assertEqual((second.args[0], "buffer" in second.args[2]), (2, False))
     self.assertTrue(second.kwargs["wait"])
 
@@ -163,7 +163,7 @@ class DeviceWorkTest(parameterized.TestCase):
     calls = self.reference.logprobs.call_args_list
     shapes = [call.args[2].shape for call in calls]
     self.assertEqual(shapes, [(part, 2, 3)] * -(-5 // part))
-    # The moving reference is that of the state.
+    # A moving reference is in the state.
     self.assertIs(calls[0].args[4], leader.state.ref_params)
     self.assertLen(computed, len(shapes))
     # Another process makes the same calls without the batch.
@@ -171,7 +171,7 @@ class DeviceWorkTest(parameterized.TestCase):
     with mock.patch.object(sharding, "make_mesh", return_value=mesh):
       self.follow(cluster.told)
 
-  def test_params_are_gathered_to_be_published(self):
+  def test_publishing_gathers_the_params(self):
     cluster = FakeCluster()
     work = self.make(cluster)
     submit = mock.Mock(return_value=4)
@@ -179,10 +179,10 @@ class DeviceWorkTest(parameterized.TestCase):
     submit.assert_called_once_with(5, work.state.params)
     self.assertEqual([c.name for c in cluster.told], ["gather"])
 
-  def test_shards_are_published_by_each_process(self):
+  def test_each_process_publishes_its_shards(self):
     cluster = FakeCluster()
     work = self.make(cluster, mock.create_autospec(carrier_orbax.Leader))
-    # The second was left out for the third, as the publisher says.
+    # The publisher skips the second version.
     submit = mock.Mock(side_effect=[None, None, 6])
     work.publish(submit, 5, "sampling_params")
     work.publish(submit, 6)
@@ -201,7 +201,7 @@ class DeviceWorkTest(parameterized.TestCase):
         ],
     )
 
-  def test_an_interrupted_run_is_one_for_all(self):
+  def test_an_interruption_ends_all_processes(self):
     end = cluster_lib.Command("end", {"status": processes.EXIT_INTERRUPTED})
     self.assertFalse(self.follow([end])[0])
 

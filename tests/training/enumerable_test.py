@@ -43,7 +43,7 @@ def end_of(name, **data):
 
 class EnumerableTest(absltest.TestCase):
 
-  def test_the_target_and_the_distance_in_numbers(self):
+  def test_target_and_distance_by_hand(self):
     space = enumerable.Space(
         np.log(np.array([0.5, 0.25, 0.25], np.float32)),
         np.array([0.0, 1.0, 2.0], np.float32),
@@ -57,7 +57,7 @@ class EnumerableTest(absltest.TestCase):
         atol=1e-12,
     )
 
-  def test_a_space_is_a_distribution_and_its_seed_s(self):
+  def test_a_space_is_normalized_and_depends_on_its_seed(self):
     self.assertAlmostEqual(np.exp(SPACE.ref_logprobs_N).sum(), 1, places=6)
     again, other = (enumerable.make_space(N, seed=s) for s in (0, 1))
     np.testing.assert_array_equal(again.rewards_N, SPACE.rewards_N)
@@ -72,20 +72,20 @@ class EnumerableTest(absltest.TestCase):
     np.testing.assert_allclose(probs_SxN.sum(axis=1), 1, rtol=1e-5)
     self.assertGreater(np.abs(probs_SxN[1] - probs_SxN[0]).max(), 1e-3)
 
-  def test_tb_reaches_the_target_from_data_that_never_changes(self):
+  def test_tb_reaches_the_target_off_policy(self):
     target_N = enumerable.target(SPACE, beta=BETA)
     start = enumerable.distance(np.exp(SPACE.ref_logprobs_N), target_N)
     self.assertGreater(start, 0.1)
     self.assertLess(end_of("tb", behavior_N=UNIFORM_N), 0.02)
 
-  def test_learned_log_z_is_learned_too(self):
+  def test_tb_with_learned_log_z_reaches_the_target(self):
     self.assertLess(end_of("tb_learned_z", behavior_N=UNIFORM_N), 0.02)
 
-  def test_a_policy_gradient_needs_data_of_its_own(self):
+  def test_reinforce_needs_on_policy_data(self):
     self.assertLess(end_of("reinforce"), 0.05)
     self.assertGreater(end_of("reinforce", behavior_N=UNIFORM_N), 0.2)
 
-  def test_the_sampler_lags_by_so_many_steps(self):
+  def test_the_sampler_lags_by_lag_steps(self):
     learn = learner("tb")
     fresh, one, three = (learn(lag_steps=lag) for lag in (0, 1, 3))
     # The last step that the reference samples for: the first, the second, the
@@ -100,7 +100,7 @@ class EnumerableTest(absltest.TestCase):
           np.abs(probs_SxN[same + 1] - only_ref[same + 1]).max(), 1e-5
       )
 
-  def test_refuses_what_is_no_data(self):
+  def test_refuses_invalid_arguments(self):
     learn = learner("tb")
     for wrong in (UNIFORM_N[1:], np.ones(N), np.eye(N)[0]):
       with self.assertRaisesRegex(ValueError, "allowed 6 probabilities above"):

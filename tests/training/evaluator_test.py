@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The evaluator's numbers against counts by hand, and its control flow."""
+"""Metrics of evaluations against counts by hand; control flow."""
 
 import collections
 import itertools
@@ -104,7 +104,7 @@ class _TalkingTask(fakes.FakeTask):
 
 class EvaluatorTest(parameterized.TestCase):
 
-  def test_greedy_completions_are_judged_apart(self):
+  def test_greedy_completions_are_judged_separately(self):
     greedy = _ScriptedSampler({0: [[5, 1]], 1: [[2, 1]], 2: [[7, 1]]}, 4)
     evaluator = _make(_ScriptedSampler(_SCRIPT, 4), greedy=greedy)
     result = evaluator.run({}, 3, version=9)
@@ -120,7 +120,7 @@ class EvaluatorTest(parameterized.TestCase):
     evaluator = _make(_ScriptedSampler(_SCRIPT, 4), reference=reference)
     result = evaluator.run({}, 3, version=9)
     lengths = [len(row) for rows in _SCRIPT.values() for row in rows]
-    # -0.5 of the policy and -0.25 of the reference, each token.
+    # Per token, -0.5 by the policy and -0.25 by the reference.
     self.assertAlmostEqual(result["kl"], -0.25 * np.mean(lengths))
     self.assertAlmostEqual(result["ref_perplexity"], np.exp(0.25))
     prompts, prompt_mask, _, mask = reference.asked
@@ -134,8 +134,8 @@ class EvaluatorTest(parameterized.TestCase):
         _ScriptedSampler(_SCRIPT, 4), plain_reference=_FakeReference()
     )
     result = evaluator.run({}, 3, version=9)
-    # A quarter of a nat a token, over the tokens of prompt ("2", "44" -> index
-    # + 1 of them) and completion but one.
+    # A quarter of a nat per completion token, over all tokens but one; prompt
+    # `index` has index + 1 tokens.
     found = [
         np.exp(0.25 * len(row) / (prompt + 1 + len(row) - 1))
         for prompt, rows in _SCRIPT.items()
@@ -194,7 +194,7 @@ class EvaluatorTest(parameterized.TestCase):
   def test_samples(self):
     sampler = _ScriptedSampler(_SCRIPT, length=4)
     samples = _make(sampler).run({}, 3, version=9)["samples"]
-    # All of each prompt, so that what is distinct can be seen.
+    # All completions of each prompt are shown.
     self.assertEqual(
         [sample["prompt_id"] for sample in samples], 4 * [0] + 4 * [1] + 4 * [2]
     )
@@ -212,7 +212,7 @@ class EvaluatorTest(parameterized.TestCase):
         },
     )
 
-  def test_samples_say_what_is_wrong(self):
+  def test_samples_have_reasons(self):
     task = _TalkingTask(_RIGHT)
     samples = _make(_ScriptedSampler(_SCRIPT, 4), task).run({}, 3, version=9)[
         "samples"
@@ -241,7 +241,7 @@ class EvaluatorTest(parameterized.TestCase):
     self.assertEqual([r.prompt_id for r in requests], [0, 1, 2])
     np.testing.assert_array_equal(requests[2].prompt_tokens, [4, 4, 4])
     self.assertTrue(all(r.num_completions == 4 for r in requests))
-    # Training's visits count from 0 and stay far below.
+    # Training's visits start at 0.
     self.assertTrue(all(2**31 <= r.visit < 2**32 for r in requests))
     _make(sampler, split="train").run({}, 1, version=0)
     self.assertNotEqual(sampler.requests[-1][0].visit, requests[0].visit)
@@ -288,10 +288,10 @@ class EvaluatorTest(parameterized.TestCase):
         )
         for batch in (2, 7)
     ]
-    # Neither the batches nor an earlier call change what is drawn.
+    # Samples depend neither on the batch nor on earlier calls.
     self.assertEqual(results[0], results[1])
     self.assertGreater(results[0]["stop_rate"], 0)
-    # A right text here is one token, then the stop token.
+    # A correct text is one token, then the stop token.
     self.assertEqual(results[0]["mean_reward"], results[0]["pass_at_1"])
 
 
@@ -305,7 +305,7 @@ class PassAtKTest(absltest.TestCase):
       share = sum(any(subset) for subset in subsets) / len(subsets)
       self.assertAlmostEqual(evaluator_lib.pass_at_k(n, c, k), share)
 
-  def test_ends(self):
+  def test_none_and_all_correct(self):
     self.assertEqual(evaluator_lib.pass_at_k(8, 0, 8), 0.0)
     self.assertEqual(evaluator_lib.pass_at_k(8, 8, 1), 1.0)
     self.assertEqual(evaluator_lib.pass_at_k(8, 1, 8), 1.0)
@@ -344,7 +344,7 @@ class EvalSummaryTest(absltest.TestCase):
       self.assertGreater(high, found[name])
     self.assertEqual(found["confidence"], 0.9)
 
-  def test_what_is_optional(self):
+  def test_optional_fields(self):
     self.assertNotIn("kl", _summarize(_prompt(1)))
     self.assertNotIn("greedy_pass_at_1", _summarize(_prompt(1)))
     more = {"kl": np.full(4, 0.5), "ref_nats": np.full(4, np.log(2.0) * 2.5)}
@@ -354,7 +354,7 @@ class EvalSummaryTest(absltest.TestCase):
     )
     self.assertEqual(found["greedy_pass_at_1"], 0.5)
     self.assertEqual(found["kl"], 0.5)
-    # Ten nats ln 2 in ten tokens.
+    # 10 ln 2 nats in ten tokens.
     self.assertAlmostEqual(found["ref_perplexity"], 2.0)
 
   def test_win_rates(self):
@@ -402,14 +402,14 @@ class BootstrapTest(parameterized.TestCase):
     self.assertEqual(_interval([0.0, 1.0]), (0.0, 1.0))
     self.assertEqual(_interval([0.0, 1.0], confidence=0.4), (0.5, 0.5))
 
-  def test_agrees_with_the_normal_law(self):
+  def test_agrees_with_the_normal_approximation(self):
     values = np.random.default_rng(1).normal(2.0, 3.0, size=900)
     low, high = _interval(values, num_resamples=20_000)
     half = 1.96 * values.std() / 30
     np.testing.assert_allclose(low, values.mean() - half, atol=0.02)
     np.testing.assert_allclose(high, values.mean() + half, atol=0.02)
 
-  def test_holds_the_mean_as_often_as_it_says(self):
+  def test_coverage(self):
     rng = np.random.default_rng(2)
     held = 0
     for i in range(300):
@@ -419,7 +419,7 @@ class BootstrapTest(parameterized.TestCase):
       held += low <= 0.3 <= high
     self.assertBetween(held / 300, 0.84, 0.95)
 
-  def test_is_a_function_of_its_seed_however_it_is_cut(self):
+  def test_depends_on_the_seed_and_not_on_the_block_size(self):
     values = np.arange(50.0)
     one = _interval(values, seed=3)
     with mock.patch.object(evaluator_lib, "_RESAMPLED_VALUES", 500):

@@ -39,7 +39,7 @@ class GuardsTest(parameterized.TestCase):
       ("kl", 51.0, "51.00.*max_kl=50.0"),
       ("logprob_gap", 0.002, "2.00e-03.*0.001 .*max_logprob_gap"),
   )
-  def test_a_crossed_limit_fires_and_says_which(self, name, value, message):
+  def test_a_crossed_limit_fires(self, name, value, message):
     (alarm,) = make_guards().check_step(7, {**GOOD, name: value})
     self.assertEqual(alarm.name, name)
     self.assertRegex(alarm.message, f"^step 7: .*{message}")
@@ -58,27 +58,27 @@ class GuardsTest(parameterized.TestCase):
     guards = make_guards(max_logprob_gap=limit, compute_dtype=dtype)
     self.assertLen(guards.check_step(0, {**GOOD, "logprob_gap": gap}), num)
 
-  def test_the_gap_says_nothing_of_old_data(self):
+  def test_the_gap_is_checked_on_policy_only(self):
     guards = make_guards()
     old = {**GOOD, "logprob_gap": 1.0, "on_policy_share": 0.0}
     self.assertEmpty(guards.check_step(0, old))
     self.assertLen(guards.check_step(1, {**old, "on_policy_share": 0.01}), 1)
 
-  def test_a_guard_fires_again_only_after_the_value_was_back(self):
+  def test_fires_again_only_after_recovering(self):
     guards = make_guards()
     count = lambda kl: len(guards.check_step(0, {**GOOD, "kl": kl}))
     self.assertEqual([count(kl) for kl in (60, 70, 40, 60)], [1, 0, 0, 1])
 
-  def test_guards_are_apart_from_each_other(self):
+  def test_guards_are_independent(self):
     guards = make_guards()
     guards.check_step(0, {**GOOD, "kl": 60.0})
     both = guards.check_step(1, {**GOOD, "kl": 60.0, "entropy": 0.0})
     self.assertEqual([alarm.name for alarm in both], ["entropy"])
-    # Neither does a good accuracy end what a step's metrics began.
+    # A good accuracy does not reset the other guards.
     guards.check_accuracy(1, 0.5)
     self.assertEmpty(guards.check_step(2, {**GOOD, "kl": 60.0, "entropy": 0}))
 
-  def test_accuracy_is_held_against_its_first_value(self):
+  def test_accuracy_is_compared_with_its_first_value(self):
     guards = make_guards()
     self.assertEmpty(guards.check_accuracy(0, 0.5))
     self.assertEmpty(guards.check_accuracy(5, 0.9))
@@ -93,7 +93,7 @@ class GuardsTest(parameterized.TestCase):
     guards.check_accuracy(0, 1.0)
     self.assertEmpty(guards.check_accuracy(1, 0.0))
 
-  def test_a_restored_guard_goes_on_where_it_was(self):
+  def test_state_is_restored(self):
     first = make_guards()
     first.check_accuracy(0, 0.5)
     first.check_step(3, {**GOOD, "kl": 60.0})
@@ -105,12 +105,6 @@ class GuardsTest(parameterized.TestCase):
         second.get_state(),
         {"firing": ["accuracy", "kl"], "first_accuracy": 0.5},
     )
-
-  def test_the_action_is_the_configs(self):
-    for action in ("off", "warn", "lower_learning_rate", "stop"):
-      guards = make_guards(action)
-      self.assertEqual(guards.action, action)
-      self.assertEqual(guards.learning_rate_factor, 0.5)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters: what they add, what is trained, and whose they are."""
+"""Adapters: the product, what is trained, the check of the base."""
 
 import functools
 import pathlib
@@ -88,7 +88,7 @@ class AdaptersTest(parameterized.TestCase):
         kernel = block[part][name]["kernel"]
         kernel += (6.0 / 2 * product).reshape(kernel.shape)
     chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
-    # What it merged into is as it was.
+    # The base is unchanged.
     chex.assert_trees_all_equal(base, tiny_model.init_params(model))
 
   def test_starts_as_its_base(self):
@@ -124,7 +124,7 @@ class AdaptersTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*_FAMILIES)
-  def test_names_and_shapes_are_those_that_are_told_without_jax(self, **family):
+  def test_names_and_shapes_agree_with_the_jax_free_ones(self, **family):
     model, _, functions, moved = make(**family)
     found = {}
     for part in moved["blocks"].values():
@@ -153,7 +153,7 @@ class AdaptersTest(parameterized.TestCase):
     ]
     self.assertCountEqual(told.values(), actual)
 
-  def test_a_target_that_the_model_lacks(self):
+  def test_an_unknown_target(self):
     gpt2 = make(**_FAMILIES[-1])[0]
     with self.assertRaisesRegex(ValueError, r"lora.targets='q,gate'.*\['gate'"):
       lora.make(settings(targets="q,gate"), gpt2)
@@ -183,17 +183,17 @@ class ConfigTest(parameterized.TestCase):
           " config.lora.rank = 2",
       ),
   )
-  def test_what_is_wrong_is_named(self, changes, message):
+  def test_wrong_settings_are_named(self, changes, message):
     with self.assertRaises(validate.ConfigError) as caught:
       validate.validate(base_config.make(**changes))
     lines = str(caught.exception).splitlines()
     self.assertTrue(any(line.startswith(message) for line in lines), lines)
 
-  def test_a_sweep_has_none(self):
+  def test_a_sweep_refuses_adapters(self):
     with self.assertRaisesRegex(ValueError, "config.lora.rank = 2: allowed 0"):
       validate.validate(base_config.make(lora__rank=2), program="sweep")
 
-  def test_a_folder_says_what_its_blocks_have(self):
+  def test_targets_of_a_folder(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     c = {"lora.rank": 2, "lora.targets": "gate", "init": str(folder)}
     for model_type, wrong in (("gpt_neox", 1), ("qwen2", 0)):
@@ -216,7 +216,7 @@ class TrainTest(parameterized.TestCase):
     )
     return config, policy, base, state
 
-  def test_adapters_alone_are_trained(self):
+  def test_only_adapters_are_trained(self):
     config, policy, base, state = self.make_state()
     mesh = sharding.make_mesh(config.mesh)
     kept = jax.device_get(base)
@@ -240,7 +240,7 @@ class TrainTest(parameterized.TestCase):
     for leaf in jax.tree.leaves(state.params):
       self.assertGreater(jnp.abs(leaf).max(), 0.0)
     chex.assert_trees_all_equal(jax.device_get(base), kept)
-    # The reference is the base, and stays it.
+    # The reference stays the base.
     np.testing.assert_array_equal(self.logprobs(ref, batch), before)
 
   def test_a_value_model_starts_from_the_base(self):
@@ -264,7 +264,7 @@ class TrainTest(parameterized.TestCase):
         batch.completion_mask,
     )
 
-  def test_a_forward_pass_is_that_of_the_merged_model(self):
+  def test_attached_and_merged_params_agree(self):
     model, base, functions, moved = make(num_layers=1)
     tokens = np.arange(2, 10)[None]
 
@@ -286,7 +286,7 @@ class TrainTest(parameterized.TestCase):
 
 class RunTest(absltest.TestCase):
 
-  def test_a_run_publishes_and_exports_adapters_of_its_base_alone(self):
+  def test_publication_and_export_check_the_base(self):
     with tempfile.TemporaryDirectory() as folder:
       config = arithmetic.get_config("smoke")
       config.init = "scratch"
@@ -314,7 +314,7 @@ class RunTest(absltest.TestCase):
       saver.close()
       exported = export.run(config, workdir, [f"{folder}/exported"])
       chex.assert_trees_all_equal(hf.load(exported)[1], found)
-      # Adapters of another base are another policy.
+      # Adapters of another base are refused.
       other = jax.tree.map(lambda x: 2 * x, start)
       hf.save(where, scratch.model.config, other, scratch.tokenizer)
       with self.assertRaisesRegex(ValueError, "adapters belong to base 'model"):

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every objective through the one path: corrections, norms, metrics."""
+"""All objectives through the common path: corrections, norms, metrics."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ K = table_policy.K
 BETA = table_policy.BETA
 
 
-# Compiling is all that takes time here, so it is not to optimize.
+# Nearly all of the time is compilation: do not optimize.
 _QUICK = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
@@ -101,7 +101,7 @@ class ObjectivesTest(parameterized.TestCase):
         cls.params, dict.fromkeys(build.OBJECTIVES, cls.batch)
     )
 
-  def test_all_give_the_metrics_of_tb(self):
+  def test_all_have_the_metrics_of_tb(self):
     names = {}
     for name, (loss, metrics, (grad, _)) in self.found.items():
       chex.assert_tree_all_finite((loss, metrics, grad))
@@ -120,22 +120,22 @@ class ObjectivesTest(parameterized.TestCase):
       self.assertLessEqual(names["tb"], found, name)
 
   @parameterized.parameters(2, 4)
-  def test_any_cut_into_micro_batches_gives_the_same(self, num_micro):
+  def test_micro_batches_change_nothing(self, num_micro):
     found = accumulate_all(self.params, self.batch, num_micro=num_micro)
     for name, whole in self.found.items():
       with self.subTest(name):
         chex.assert_trees_all_close(found[name], whole, rtol=1e-4, atol=1e-5)
 
   @parameterized.parameters("ppo", "subtb")
-  def test_the_value_model_is_moved(self, name):
+  def test_the_value_model_has_a_gradient(self, name):
     *_, (_, loss_grad) = self.found[name]
     self.assertGreater(jnp.abs(loss_grad["value"]["table"]).max(), 1e-3)
 
-  def test_the_pairs_metrics(self):
+  def test_pair_metrics(self):
     batch = table_policy.make_batch()
     config = table_policy.make_config(name="online_dpo")
     ref = table_policy.make_params(9)
-    # At the reference every margin is 0, and none is above it.
+    # At the reference all margins are 0.
     _, metrics, _ = table_policy.evaluate(config, ref, batch)
     np.testing.assert_allclose(metrics["pair_margin"], 0.0, atol=1e-5)
     none = dataclasses.replace(batch, rewards=jnp.ones_like(batch.rewards))
@@ -226,7 +226,7 @@ class ObjectivesTest(parameterized.TestCase):
       (dict(correction="decoupled", ratio_clip=0.2, ratio_cap=1.1), 1.1),
       (dict(), 1.0),
   )
-  def test_the_kl_of_grpo_stands_outside_ratio_and_clip(self, loss, factor):
+  def test_the_kl_of_grpo_is_outside_ratio_and_clip(self, loss, factor):
     """L = 1/K Σₖ [-A f log π + β k3], d k3/d log π = 1 - e^(log π_ref - log π).
 
     With log π = -1, log π_behavior = -1.3, log π_ref = -2, A = 1 and β = .05
@@ -276,14 +276,14 @@ class ObjectivesTest(parameterized.TestCase):
     )
     (loss, totals), grad = run(batch)
     chex.assert_tree_all_finite((loss, metrics_lib.finish(totals), grad))
-    # No KL: the reference plays no part.
+    # Without a KL term the reference does not matter.
     shifted = dataclasses.replace(
         batch, ref_logprobs=batch.ref_logprobs - batch.completion_mask
     )
     (other, _), other_grad = run(shifted)
     chex.assert_trees_all_close((other, other_grad), (loss, grad), rtol=1e-6)
 
-  def test_a_correction_of_one_s_own_choice(self):
+  def test_a_correction_from_the_config(self):
     params, batch = table_policy.make_params(0), table_policy.make_batch(
         behavior_params=table_policy.make_params(3)
     )
@@ -312,7 +312,7 @@ class ObjectivesTest(parameterized.TestCase):
         atol=1e-6,
     )
 
-  def test_length_norm_divides_by_the_tokens(self):
+  def test_length_norm_divides_by_tokens(self):
     batch = table_policy.make_batch(behavior_params=table_policy.make_params(3))
     _, _, (own, _) = table_policy.evaluate(
         table_policy.make_config(name="grpo"),

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Versions arrive whole and authentic or not at all; losses end nobody."""
+"""Versions arrive complete and authentic or not; a lost store is survived."""
 
 import contextlib
 import pathlib
@@ -84,7 +84,7 @@ class VersionsTest(parameterized.TestCase):
         },
     )
 
-  def test_what_was_written_comes_back_bit_for_bit(self):
+  def test_round_trip_is_exact(self):
     self.write()
     self.assertEqual(publication.read_pointer(self.transport, RUN), (1, 5))
     back = publication.unflatten(self.read(), self.params)
@@ -164,7 +164,7 @@ class VersionsTest(parameterized.TestCase):
       publication.read_pointer(self.transport, RUN)
     with self.assertRaises(wire.WireError):
       self.read()
-    # A manifest that was copied under another tag.
+    # A manifest copied to another tag.
     self.write()
     meta = self.transport.get(f"p/{publication.tag_text((1, 5))}/meta")
     self.transport.put(f"p/{publication.tag_text((1, 6))}/meta", meta)
@@ -323,7 +323,7 @@ class PublicationTest(absltest.TestCase):
     _, leaves = puller.wait_for(0, WAIT_S)
     self.assertEqual(leaves["['w']"][0, 0], 2.0)
 
-  def test_who_submits_hears_what_is_left_out(self):
+  def test_submit_returns_the_skipped_version(self):
     class Slow(carrier_store.Chunks):
 
       def pack(self, tag, leaves):
@@ -350,7 +350,7 @@ class PublicationTest(absltest.TestCase):
     self.assertEqual(
         self._stored_tags(), {publication.tag_text((1, v)) for v in (2, 3)}
     )
-    # Looking whether the pointer is still ours is no publishing.
+    # Checking the pointer is not counted as publishing.
     self.assertEqual(self.spans, 4 * ["publish"])
 
   def test_a_new_store_gets_the_last_version_again(self):
@@ -373,7 +373,7 @@ class PublicationTest(absltest.TestCase):
     self.assertEqual(puller.wait_for(3, WAIT_S)[0], (1, 3))
     self.assertEqual(self.spans.count("publish"), 2)
 
-  def test_garbage_as_pointer_ends_nobody_and_is_replaced(self):
+  def test_an_invalid_pointer_is_replaced(self):
     publisher, puller = self.make_publisher(), self.make_puller()
     publisher.submit(4, _params(4.0))
     puller.wait_for(4, WAIT_S)
@@ -390,7 +390,7 @@ class PublicationTest(absltest.TestCase):
     publisher, puller = self.make_publisher(epoch=2), self.make_puller()
     publisher.submit(4, _params(4.0))
     puller.wait_for(4, WAIT_S)
-    # A replaced trainer that still runs: more steps, an older epoch.
+    # A replaced trainer still runs: more steps, but an older epoch.
     publish(self.transport, _params(9.0), (1, 90))
     read = lambda: publication.read_pointer(self.transport, RUN)
     self.wait_until(lambda: read() == (2, 4))
@@ -418,7 +418,7 @@ class PublicationTest(absltest.TestCase):
     write(4)
     self.assertEqual(puller.wait_for(4, WAIT_S)[0], (1, 4))
 
-  def test_a_full_disk_hands_over_to_the_next_carrier(self):
+  def test_a_full_disk_falls_back_to_the_next_carrier(self):
     class Full(carrier_store.Chunks):
       name = "full"
 
@@ -436,7 +436,7 @@ class PublicationTest(absltest.TestCase):
     with self.assertRaises(base.TransportError):
       alone.wait(4, WAIT_S)
 
-  def test_params_are_cast_on_the_way_and_back(self):
+  def test_params_are_cast_and_cast_back(self):
     publisher = self.make_publisher(dtype="bfloat16")
     puller = self.make_puller(dtype="bfloat16")
     publisher.submit(1, _params(1 / 3))
@@ -444,7 +444,7 @@ class PublicationTest(absltest.TestCase):
     self.assertEqual(leaves["['w']"].dtype, np.float32)
     self.assertEqual(leaves["['w']"][0, 0], np.float32(jnp.bfloat16(1 / 3)))
 
-  def test_files_last_as_long_as_someone_has_them(self):
+  def test_files_last_as_long_as_they_are_mapped(self):
     folder = pathlib.Path(self.create_tempdir().full_path) / "params"
     publisher = self.make_publisher(carriers=[carrier_files.Files(folder)])
     puller = self.make_puller(carriers=[carrier_files.Files(folder)])
@@ -458,7 +458,7 @@ class PublicationTest(absltest.TestCase):
     self.wait_until(lambda: len(list(folder.iterdir())) == 2)
     np.testing.assert_array_equal(first["['w']"], np.full((8, 8), 0.5))
     np.testing.assert_array_equal(newest["['w']"], np.full((8, 8), 4.0))
-    # A new store gets the manifest again; the file is there still.
+    # A new store gets the manifest again; the file still exists.
     self.store.lose()
     late = self.make_puller(carriers=[carrier_files.Files(folder)])
     self.assertEqual(late.wait_for(4, WAIT_S)[0], (1, 4))
@@ -468,7 +468,7 @@ class PublicationTest(absltest.TestCase):
   def test_wait_for_gives_up_in_time(self):
     self.assertIsNone(self.make_puller().wait_for(1, 0.05))
 
-  def test_waiting_for_a_version_that_never_comes_names_it(self):
+  def test_wait_names_the_missing_version(self):
     publisher = self.make_publisher()
     with self.assertRaisesRegex(base.DeadlineExceededError, "version 5"):
       publisher.wait(5, 0.05)
@@ -504,7 +504,7 @@ class BuildTest(parameterized.TestCase):
       ("files", 1, False, "", 1, "files"),
       ("orbax", 1, True, "", 1, "orbax"),
   )
-  def test_rule(
+  def test_the_choice_of_carrier(
       self, setting, num_bytes, one_host, directory, num_processes, wanted
   ):
     config = base_config.make(
@@ -526,7 +526,7 @@ class BuildTest(parameterized.TestCase):
     names = lambda config: [
         c.name for c in publication.make_write_carriers(config, run, big)
     ]
-    # What no file has room for goes through the store.
+    # The store is the fallback for full disks.
     self.assertEqual(names(base_config.make()), ["files", "store"])
     config = base_config.make(publish__carrier="files")
     self.assertEqual(names(config), ["files"])

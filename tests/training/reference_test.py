@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The reference has the policy's numerics and params of its own."""
+"""The reference has the policy's numerics and its own params."""
 
 import dataclasses
 
@@ -44,13 +44,13 @@ class ReferenceTest(absltest.TestCase):
     )
     metrics = metrics_lib.finish(totals)
     self.assertLess(abs(metrics["kl"]), 1e-5)
-    # ρ = 0: what is left of the residual is the centered reward.
+    # With ρ = 0 the residual is the centered reward.
     centered = batch.rewards - batch.rewards.mean(axis=1, keepdims=True)
     np.testing.assert_allclose(
         metrics["residual_abs"], np.abs(centered).mean() / 0.1, rtol=1e-4
     )
 
-  def test_is_the_tempered_log_softmax_and_zero_behind_the_mask(self):
+  def test_is_the_masked_tempered_log_softmax(self):
     model = tiny_model.BIGRAM
     params = tiny_model.init_params(model)
     batch = tiny_model.make_batch()
@@ -68,7 +68,7 @@ class ReferenceTest(absltest.TestCase):
     np.testing.assert_allclose(out, expected * batch.completion_mask, atol=1e-5)
     self.assertTrue((out[batch.completion_mask == 0] == 0).all())
 
-  def test_outlives_the_donation_of_the_policy(self):
+  def test_survives_donation_of_the_policy(self):
     config = tiny_model.make_config()
     model = tiny_model.BIGRAM
     mesh = sharding.make_mesh(config.mesh)
@@ -80,7 +80,7 @@ class ReferenceTest(absltest.TestCase):
     train_step.make_train_step(config, model, mesh)(state, batch)
     chex.assert_trees_all_equal(logprobs_of(ref, batch), before)
 
-  def test_a_moving_one_has_the_params_of_the_state(self):
+  def test_a_moving_reference_uses_the_state(self):
     model, batch = tiny_model.BIGRAM, tiny_model.make_batch()
     first, second = (model.init(jax.random.PRNGKey(seed)) for seed in range(2))
     make = lambda params, every: reference.Reference(

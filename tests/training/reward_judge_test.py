@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reward models as scorers, judges and comparers, and who is asked for what."""
+"""Reward models as scorers, judges and comparers."""
 
 import pathlib
 
@@ -52,7 +52,7 @@ class ScorerTest(absltest.TestCase):
             Text("ab", "c"),
             Text("ab", "c", stopped=False),
             Text("ab", "", stopped=False),
-            # Beyond the limits: a prompt's beginning, a completion's end.
+            # Too long: a prompt loses its head, a completion its tail.
             Text("mmmmab", "cdefg", stopped=False),
             Text("", "", stopped=False),
         ]
@@ -124,20 +124,20 @@ class JudgeTest(absltest.TestCase):
     found = self.ask(self.judge(), "c", stopped=True)
     self.assertEqual(found[0].reward, TOKENIZER.eos_id)
 
-  def test_right_is_what_scores_above_the_reference(self):
+  def test_correct_means_above_the_reference(self):
     # The reference "g" ends by itself, so its last token is the stop token's.
     judge = self.judge(with_keys=True)
     found = self.ask(judge, "c", "cd") + self.ask(judge, "c", stopped=True)
     self.assertEqual([j.key for j in found], ["c", "cd", None])
 
-  def test_a_score_that_is_no_number_is_a_failure(self):
+  def test_a_nan_score_is_a_failure(self):
     judge = reward_judge.ModelJudge(
         _scorer(params=np.float32(np.nan)), self.task, fallback=-5.0
     )
     (found,) = self.ask(judge, "c")
     self.assertEqual((found.reward, found.failure), (-5.0, "nan"))
 
-  def test_the_setting_says_who_judges(self):
+  def test_the_config_selects_the_judge(self):
     config = base_config.make()
     workdir = pathlib.Path(self.create_tempdir().full_path)
     made = reward_judge.make_judge(config, workdir, self.task)
@@ -153,7 +153,7 @@ class JudgeTest(absltest.TestCase):
     made = reward_judge.make_judge(config, workdir, self.task)
     self.assertIsInstance(made, reward_judge.ModelJudge)
 
-  def test_the_setting_says_who_compares(self):
+  def test_the_config_selects_the_comparer(self):
     config = base_config.make()
     make = lambda: reward_judge.make_comparer(config, self.task)
     self.assertIsNone(make())

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules at the steps that the papers give, and what is refused."""
+"""Schedules at the values that the papers give."""
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -79,7 +79,7 @@ class LearningRateTest(parameterized.TestCase):
     )
 
   @parameterized.parameters((0, 0), (1, 1))
-  def test_the_math_figure_ends_at_half_of_its_peak(self, per_round, early):
+  def test_the_math_figure_ends_at_half_its_peak(self, per_round, early):
     """700 steps with a decay of 600: half at step 700.
 
     The published code moves its scheduler before the update, so there the
@@ -122,12 +122,12 @@ class LearningRateTest(parameterized.TestCase):
         atol=1e-6,
     )  # fmt: skip
 
-  def test_by_step_no_update_is_without_learning_rate(self):
+  def test_per_step_no_update_has_rate_0(self):
     factors = jax.vmap(_learning_rate(256, schedule="linear"))(np.arange(256))
     np.testing.assert_allclose(factors, 1 - np.arange(256) / 256, rtol=1e-6)
     self.assertGreater(factors.min(), 0)
 
-  def test_a_last_round_that_is_cut_ends_at_the_last_step(self):
+  def test_a_partial_last_round_ends_at_the_last_step(self):
     schedule = _learning_rate(10, 4, schedule="linear")
     np.testing.assert_allclose(
         _values(schedule, range(10)),
@@ -143,7 +143,7 @@ class BetaTest(parameterized.TestCase):
         _section("loss", **changes), per_round_steps=per_round_steps
     )
 
-  def test_summarization_jumps_at_the_cut_off(self):
+  def test_summarization_jumps_at_the_stop(self):
     schedule = self.make(
         beta=1.0, beta_final=0.05, beta_decay_steps=128, beta_stop_steps=32
     )
@@ -209,6 +209,36 @@ class RewardTemperatureTest(parameterized.TestCase):
   def test_no_decay_is_constant(self):
     schedule = self.make(**{"": 0.5, "_final": 3.0})
     self.assertEqual([schedule(0), schedule(10**6)], [0.5, 0.5])
+
+
+class TemperingTest(absltest.TestCase):
+
+  def test_the_papers_schedules(self):
+    section = _section(
+        "tempering",
+        tau=2.0,
+        tau_decay_steps=500,
+        gamma_final=1.2,
+        gamma_decay_steps=2000,
+    )
+    schedule = schedules.tempering(section, per_round_steps=0)
+    values = np.array([schedule(s) for s in (0, 250, 500, 1000, 2000, 9000)])
+    np.testing.assert_allclose(
+        values[:, 0], [2.0, 1.5, 1.0, 1.0, 1.0, 1.0], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        values[:, 1], [1.0, 1.025, 1.05, 1.1, 1.2, 1.2], rtol=1e-6
+    )
+    held = schedules.tempering(section, per_round_steps=250)
+    np.testing.assert_allclose(held(499)[0], 1.5)
+
+  def test_no_tempering(self):
+    plain = _section("tempering")
+    self.assertIsNone(schedules.tempering(plain, per_round_steps=0))
+    constant = _section("tempering", tau=2.0)
+    self.assertEqual(
+        schedules.tempering(constant, per_round_steps=0)(7)[0], 2.0
+    )
 
 
 if __name__ == "__main__":

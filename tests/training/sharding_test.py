@@ -81,11 +81,6 @@ class ArrangeTest(parameterized.TestCase):
         spread = [len({chip.coords[j] for chip in axis}) for j in (0, 1)]
         self.assertCountEqual(spread, [1, 4])
 
-  def test_a_slice_s_own_order_would_not_do(self):
-    chips = np.asarray(_chips(4, 4)).reshape(4, 4)
-    columns = [len({chip.coords[0] for chip in row}) for row in chips]
-    self.assertEqual(columns, [2, 2, 2, 2])
-
   @parameterized.parameters(
       ((2, 4, 1, 2), (0,)),
       ((1, 4, 1, 4), (1,)),
@@ -105,14 +100,14 @@ class ArrangeTest(parameterized.TestCase):
       varies = (of_slice != of_slice.take([0], axis)).any()
       self.assertEqual(varies, axis in axes, axis)
 
-  def test_a_mesh_is_laid_out_so(self):
+  def test_make_mesh_arranges_devices(self):
     devices = jax.devices()[:1]
     arranged = mock.patch.object(sharding, "arrange", wraps=sharding.arrange)
     with arranged as arrange:
       sharding.make_mesh(settings.get_config().mesh, devices)
     arrange.assert_called_once_with(devices, (1, 1, 1, 1), True)
 
-  def test_a_part_of_a_slice_stays_in_its_order(self):
+  def test_part_of_a_slice_keeps_its_order(self):
     chips = _chips(4, 4)[:2]
     placed = sharding.arrange(chips, (1, 2, 1, 1), all_of_them=False)
     self.assertEqual(list(placed.flat), chips)
@@ -142,7 +137,7 @@ class ParamShardingsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "no rule for 'length'"):
       sharding.token_axes({"batch": ""})
 
-  def test_the_first_axis_that_asks_has_a_mesh_axis(self):
+  def test_the_first_axis_gets_the_mesh_axis(self):
     shardings = sharding.param_shardings(_mesh(), _RULES, ("heads", "mlp"))
     self.assertEqual(shardings.spec, PartitionSpec("tensor", None))
 
@@ -153,7 +148,7 @@ class ParamShardingsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, r"config\.sharding\.mlp"):
       sharding.param_shardings(_mesh(), rules, {"a": ("mlp",)})
 
-  def test_lists_every_axis_that_does_not_divide(self):
+  def test_lists_all_indivisible_axes(self):
     axes = {
         "good": ("vocab", "width"),
         "norm": {"scale": ("width",)},
@@ -200,6 +195,27 @@ class BatchTest(parameterized.TestCase):
   def test_refuses_prompts_that_do_not_divide(self):
     with self.assertRaisesRegex(ValueError, "x: 6 prompts.*data,fsdp.*4"):
       sharding.shard_batch({"x": np.zeros((6, 2))}, _mesh(), _RULES)
+
+
+class CutRowsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # data, fsdp, sequence, tensor; devices; data, fsdp, tensor of them.
+      ((8, 1, 1, 1), 4, (4, 1, 1)),
+      ((1, 16, 1, 1), 4, (1, 4, 1)),
+      ((1, 4, 1, 4), 4, (1, 1, 4)),
+      ((2, 4, 1, 2), 4, (1, 2, 2)),
+      # What divides by six does not by four.
+      ((1, 6, 1, 1), 4, (2, 2, 1)),
+      ((1, 1, 4, 1), 2, (2, 1, 1)),
+      ((1, 8, 1, 1), 1, (1, 1, 1)),
+  )
+  def test_cut_rows(self, sizes, num_devices, expected):
+    axes = ("data", "fsdp", "sequence", "tensor")
+    found = sharding.cut_rows(dict(zip(axes, sizes)), num_devices)
+    self.assertEqual(tuple(found), axes)
+    self.assertEqual(found.pop("sequence"), 1)
+    self.assertEqual(tuple(found.values()), expected)
 
 
 if __name__ == "__main__":

@@ -13,16 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tba_jax import types
 from tba_jax.losses import objective
 from tba_jax.models import heads
 from tba_jax.training import checkpoint
 from tba_jax.training import sharding
 from tba_jax.training import train_step
+from tests.support import base_config
+from tests.support import table_policy
 from tests.support import tiny_model
 
-# What the first loss and gradient norm of the tiny model are. A change here
-# means that the same config trains differently than before: say so in the
-# changelog, or find the bug.
+# First loss and gradient norm of the tiny model. If they change, the same
+# config trains differently than before: say so in the changelog, or find the
+# bug.
 GOLDEN_LOSS = 1.4332871
 GOLDEN_GRAD_NORM = 2.890901
 
@@ -72,7 +75,7 @@ class TrainStepTest(absltest.TestCase):
         metrics["grad_norm"], GOLDEN_GRAD_NORM, rtol=1e-4, err_msg=message
     )
 
-  def test_metrics_have_the_contract_s_names(self):
+  def test_metric_names(self):
     _, (metrics,) = run_steps(1)
     self.assertContainsSubset(
         {
@@ -182,7 +185,7 @@ class TrainStepTest(absltest.TestCase):
     config, _, mesh, state = make_run()
     step_fn = train_step.make_train_step(config, model, mesh)
     for step in range(3):
-      # From the host, and as a trainer places them.
+      # From the host, and as placed by a trainer.
       batch = tiny_model.make_batch(seed=step)
       state, _ = step_fn(
           state, sharding.shard_batch(batch, mesh, config.sharding)
@@ -194,7 +197,7 @@ class TrainStepTest(absltest.TestCase):
 
   def test_donates_the_state_but_not_the_params_it_was_made_from(self):
     config, model, mesh, _ = make_run()
-    # Where the state wants them already: nothing would have to be moved.
+    # Already with the state's shardings, so that nothing must be moved.
     params = jax.device_put(
         tiny_model.init_params(model),
         sharding.param_shardings(mesh, config.sharding, model.logical_axes),
@@ -255,7 +258,7 @@ class TrainStepTest(absltest.TestCase):
     _, history = run_steps(40)
     self.assertLess(history[-1]["loss"], 0.5 * history[0]["loss"])
 
-  def test_takes_another_loss(self):
+  def test_custom_loss(self):
     config, model, mesh, state = make_run()
     step_fn = train_step.make_train_step(
         config,
@@ -271,7 +274,7 @@ class TrainStepTest(absltest.TestCase):
     self.assertLess(metrics["loss"], 0.9 * first)
     self.assertGreater(metrics["token_accuracy"], 0.0)
 
-  def test_refuses_a_batch_that_does_not_divide(self):
+  def test_refuses_an_indivisible_batch(self):
     *_, state = make_run()
     step_fn = make_step(train__micro_batch_prompts=3)
     with self.assertRaisesRegex(ValueError, "train.micro_batch_prompts=3"):
@@ -280,7 +283,7 @@ class TrainStepTest(absltest.TestCase):
 
 class RestoreTest(parameterized.TestCase):
 
-  def test_a_restored_run_goes_on_bit_for_bit(self):
+  def test_a_restored_run_continues_bit_for_bit(self):
     batch_of = lambda step: step
     whole, _ = run_steps(4, "llama", batch_of=batch_of)
     half, _ = run_steps(2, "llama", batch_of=batch_of)
@@ -322,7 +325,7 @@ class RestoreTest(parameterized.TestCase):
       restored, _ = step_fn(restored, tiny_model.make_batch(seed=step))
     chex.assert_trees_all_equal(jax.device_get(restored), states[5])
 
-  def test_values_and_what_is_held_are_restored_bit_for_bit(self):
+  def test_values_and_snapshots_are_restored_bit_for_bit(self):
     """At step 3 the held values are those of step 2; by step 4 of step 4."""
     changes = dict(
         loss__name="ppo",
@@ -368,13 +371,241 @@ class RestoreTest(parameterized.TestCase):
       dict(loss__name="tb_learned_z", optimizer__grad_clip_norm=0.0),
       dict(reference__mode="ema"),
   )
-  def test_abstract_state_has_the_form_of_the_state(self, **changes):
+  def test_abstract_state_matches_the_state(self, **changes):
     config, model, mesh, state = make_run(**changes)
     abstract = train_step.abstract_state(config, model, mesh)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, abstract)
     self.assertEqual(
         jax.tree.map(lambda x: x.sharding, state),
         jax.tree.map(lambda x: x.sharding, abstract),
+    )
+
+
+def state_at(step, config):
+  """The state before a step: all params are the step's number."""
+  names = train_step.proximal_names(config)
+  params = {"p": jnp.float32(step)}
+  state = train_step.TrainState(
+      step=jnp.int32(step),
+      params=params,
+      opt_state=(),
+      loss_params={"value": jnp.float32(-step)},
+      loss_opt_state=(),
+      proximal_params={},
+      ref_params={},
+      sampling_params=params if train_step.keeps_params(config) else {},
+      learning_rate_scale=jnp.float32(1),
+  )
+  held = {name: getattr(state, name) for name in names}
+  return dataclasses.replace(state, proximal_params=held)
+
+
+def held_steps(config, num_steps):
+  """What is held at each step."""
+  state, seen = state_at(0, config), []
+  for step in range(num_steps):
+    new = state_at(step, config)
+    state = train_step.hold_params(
+        config,
+        dataclasses.replace(
+            new,
+            proximal_params=state.proximal_params,
+            sampling_params=state.sampling_params,
+        ),
+    )
+    seen.append(state)
+  return seen
+
+
+class HoldTest(absltest.TestCase):
+
+  def test_no_snapshot_when_unused(self):
+    for loss in (
+        dict(name="tb", proximal_every_steps=4),
+        dict(name="ppo"),
+        dict(name="tb", correction="decoupled"),
+    ):
+      config = table_policy.make_config(**loss)
+      self.assertEqual(train_step.proximal_names(config), [])
+
+  def test_snapshots_are_refreshed_periodically(self):
+    config = table_policy.make_config(
+        name="ppo", proximal_every_steps=3, correction="decoupled"
+    )
+    held = [s.proximal_params for s in held_steps(config, 7)]
+    self.assertEqual(
+        [(h["params"]["p"], h["loss_params"]["value"]) for h in held],
+        [(s, -s) for s in (0, 0, 0, 3, 3, 3, 6)],
+    )
+
+  def test_only_used_fields_are_held(self):
+    values = table_policy.make_config(name="ppo", proximal_every_steps=2)
+    self.assertEqual(train_step.proximal_names(values), ["loss_params"])
+    policy = table_policy.make_config(
+        name="rloo", proximal_every_steps=2, behavior_logprobs="recomputed"
+    )
+    self.assertEqual(train_step.proximal_names(policy), ["params"])
+
+  def test_lasts_a_round_by_default(self):
+    config = table_policy.make_config(name="ppo")
+    config.rounds.mini_batches = config.rounds.passes = 2
+    config.rounds.lag_rounds = 1
+    self.assertEqual(train_step.held_steps(config), 4)
+    seen = held_steps(config, 6)
+    self.assertEqual(
+        [s.proximal_params["loss_params"]["value"] for s in seen],
+        [0, 0, 0, 0, -4, -4],
+    )
+    self.assertEqual([s.sampling_params["p"] for s in seen], [0] * 4 + [4] * 2)
+
+
+class PrepareTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.batch = table_policy.make_batch(
+        behavior_params=table_policy.make_params(3)
+    )
+    self.params = table_policy.make_params(0)
+    self.held = {"params": table_policy.make_params(4)}
+    self.proximal = table_policy.token_logprobs(self.held["params"], self.batch)
+
+  def prepared(self, held, **loss):
+    config = table_policy.make_config(**loss)
+    out = train_step.prepare(
+        config,
+        table_policy.MODEL,
+        table_policy.value_model_of(config),
+        held,
+        table_policy.make_loss_params(config),
+        jax.tree.map(lambda x: x[None], self.batch),
+        table_policy.BETA,
+    )
+    return jax.tree.map(lambda x: x[0], out)
+
+  def gradient(self, batch, **loss):
+    config = table_policy.make_config(**loss)
+    return table_policy.evaluate(config, self.params, batch)[2][0]
+
+  def test_one_micro_batch_needs_no_targets(self):
+    for name in ("tb", "ppo"):
+      self.assertEqual(self.prepared({}, name=name).prepared, {})
+
+  def test_recomputed_log_probs_replace_the_behavior_policy(self):
+    changes = dict(name="rloo", ratio_clip=0.2, correction="clip_token")
+    batch = self.prepared(self.held, behavior_logprobs="recomputed", **changes)
+    np.testing.assert_allclose(
+        batch.prepared["proximal_logprobs"], self.proximal, rtol=1e-5
+    )
+    other = dataclasses.replace(
+        self.batch,
+        behavior_logprobs=self.proximal * self.batch.completion_mask,
+    )
+    chex.assert_trees_all_close(
+        self.gradient(batch, behavior_logprobs="recomputed", **changes),
+        self.gradient(other, **changes),
+        rtol=1e-5,
+    )
+
+  def test_decoupled_is_the_surrogate_written_out(self):
+    """b max(-A v, -A clip(v)), v = π/π_p, b = min(π_p/π_behavior, cap)."""
+    loss = dict(
+        name="rloo", correction="decoupled", ratio_clip=0.2, ratio_cap=2.0
+    )
+    batch, mask = self.prepared(self.held, **loss), self.batch.completion_mask
+    kl = (batch.behavior_logprobs - batch.ref_logprobs) * mask
+    returns = batch.rewards - table_policy.BETA * kl.sum(axis=2)
+    K = table_policy.K
+    advantages = K / (K - 1) * (returns - returns.mean(axis=1, keepdims=True))
+    advantages = advantages[:, :, None]
+    weight = jnp.minimum(jnp.exp(self.proximal - batch.behavior_logprobs), 2.0)
+
+    def surrogate(params):
+      v = jnp.exp(table_policy.token_logprobs(params, batch) - self.proximal)
+      cut = jnp.maximum(-advantages * v, -advantages * jnp.clip(v, 0.8, 1.2))
+      return (weight * cut * mask).sum(axis=2).mean()
+
+    chex.assert_trees_all_close(
+        self.gradient(batch, **loss),
+        jax.grad(surrogate)(self.params),
+        rtol=1e-4,
+        atol=1e-6,
+    )
+
+  def test_advantages_use_the_held_values(self):
+    config = table_policy.make_config(name="ppo")
+    old = table_policy.make_loss_params(config, seed=8)
+    loss = dict(name="ppo", ratio_clip=0.2)
+    batch = self.prepared({"loss_params": old}, **loss)
+    np.testing.assert_allclose(
+        batch.prepared["old_values_BxKxT"],
+        table_policy.completion_values(
+            old["value"],
+            batch.prompt_tokens,
+            None,
+            batch.completion_tokens,
+        ),
+    )
+    _, metrics, _ = table_policy.evaluate(
+        table_policy.make_config(**loss), self.params, batch
+    )
+    self.assertGreater(metrics["value_clip_share"], 0.0)
+
+
+TAU, GAMMA, BETA, LOG_Z = 1.6, 1.2, 0.05, 0.7
+
+
+def _tempered_batch():
+  B, K, T = 2, 3, 4
+  rng = np.random.default_rng(0)
+  mask = (rng.random((B, K, T)) < 0.8).astype(np.float32)
+  numbers = lambda *shape: rng.normal(-2, 1, shape).astype(np.float32)
+  batch = types.Batch(
+      prompt_tokens=np.zeros((B, 2), np.int32),
+      prompt_mask=np.ones((B, 2), np.float32),
+      completion_tokens=np.zeros((B, K, T), np.int32),
+      completion_mask=mask,
+      behavior_logprobs=mask * numbers(B, K, T),
+      ref_logprobs=mask * numbers(B, K, T),
+      rewards=numbers(B, K),
+      staleness_steps=np.zeros((B, K), np.float32),
+  )
+  return jax.tree.map(jnp.asarray, batch), jnp.asarray(numbers(B, K, T))
+
+
+def _tempered_loss(name):
+  config = base_config.make(loss__name=name, loss__scale="paper")
+  batch, logprobs = _tempered_batch()
+  batch, beta = train_step.temper(
+      batch,
+      jnp.float32(BETA),
+      tau=jnp.float32(TAU),
+      gamma=jnp.float32(GAMMA),
+  )
+  loss, totals = objective.make_pure_loss(config)(
+      logprobs, {"log_z": jnp.array([LOG_Z])}, batch, beta
+  )
+  sums = lambda x: np.asarray((x * batch.completion_mask).sum(-1))
+  seq, ref = sums(logprobs), sums(batch.ref_logprobs)
+  log_r = (ref / GAMMA + np.asarray(batch.rewards) / BETA) / TAU
+  return loss, totals, seq, ref, log_r
+
+
+class TemperTest(absltest.TestCase):
+
+  def test_learned_log_z_against_the_formula(self):
+    loss, totals, seq, ref, log_r = _tempered_loss("tb_learned_z")
+    np.testing.assert_allclose(
+        loss, np.square(LOG_Z + seq - log_r).mean(), rtol=1e-4
+    )
+    # The reported KL is to the untempered reference.
+    value, weight = totals["kl"]
+    np.testing.assert_allclose(value / weight, (seq - ref).mean(), rtol=1e-4)
+
+  def test_vargrad_against_the_formula(self):
+    loss, _, seq, _, log_r = _tempered_loss("tb")
+    np.testing.assert_allclose(
+        loss, np.var(seq - log_r, axis=1).mean(), rtol=1e-4
     )
 
 

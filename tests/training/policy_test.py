@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where a value model starts: from the policy, or from a folder."""
+"""Initial value models: from the policy, or from a folder."""
 
 import pathlib
 
@@ -37,7 +37,7 @@ class ValueModelTest(absltest.TestCase):
     hf.save(f"{folder}/model", model.config, params)
     return f"{folder}/model", params
 
-  def test_only_where_the_objective_learns_one(self):
+  def test_none_without_a_learned_value(self):
     self.assertIsNone(policy.make_value_model(_config(name="tb"), _POLICY))
     self.assertIsNone(
         policy.find_value_folder(_config(name="tb", value_init="x"), "run")
