@@ -119,9 +119,9 @@ class NonfiniteTest(trainer_case.TrainerCase):
     self.maker.make.side_effect = self.make_batch
     self.published = []
 
-  def make_batch(self, draw, step, ref_params):
-    batch = tiny_model.make_batch(seed=step)
-    if step == 2:
+  def make_batch(self, draw):
+    batch = tiny_model.make_batch(seed=draw.step)
+    if draw.step == 2:
       batch.rewards[0, 0] = np.nan
     return batch
 
