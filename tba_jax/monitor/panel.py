@@ -25,7 +25,7 @@ from tba_jax.monitor import text
 from tba_jax.monitor.report import tables
 
 PHASES = ("setup", "sft", "reward_model", "warm-up", "train", "finish")
-# Shown only during the phase: few runs have it.
+# Few runs have this phase: it is shown only while it lasts.
 _RARE = "reward_model"
 # The roles' names of phases.
 _PHASE_OF = {"start": "warm-up", "compile": "warm-up", "done": "finish"}

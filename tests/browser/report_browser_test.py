@@ -16,10 +16,7 @@ from tba_jax.monitor.report import build
 from tba_jax.monitor.report import compare
 from tests.browser import chromium
 from tests.monitor.report import fake_run
-
-HOSTILE = (
-    "</script><img src=x onerror=\"document.title='broken'\">\x1b[2J\u202e"
-)
+from tests.monitor.report import page as page_lib
 
 
 def _luminance(color: str) -> float:
@@ -49,8 +46,12 @@ class ReportBrowserTest(absltest.TestCase):
     run = cls.folder / "countdown"
     fake_run.make_run(str(run), num_steps=320, num_samples=120)
     with (run / "samples.jsonl").open("a") as f:
-      sample = {"step": 400, "prompt": HOSTILE, "completion": HOSTILE}
-      sample["reason"] = f"wanted {HOSTILE}"
+      sample = {
+          "step": 400,
+          "prompt": page_lib.HOSTILE,
+          "completion": page_lib.HOSTILE,
+      }
+      sample["reason"] = f"wanted {page_lib.HOSTILE}"
       f.write(json.dumps(sample | {"reward": -1.0}) + "\n")
     cls.page = build.write_report(run)
     other = cls.folder / "rloo"

@@ -119,7 +119,7 @@ class ViewTest(parameterized.TestCase):
     state.status = {**fake_run.status(), **status}
     return state
 
-  def test_the_view_has_the_figures(self):
+  def test_figures(self):
     state = self._state()
     state.restarts = {"searcher": 2, "store": 0}
     state.reward.extend([(0, 0.1), (1, 0.9)])
@@ -331,7 +331,7 @@ class FinalTest(absltest.TestCase):
     table = panel.final_table({"reward_failures": {"exit": 2, "nan": 1}})
     self.assertIn("3 (2 exit, 1 nan)", _shown(table))
 
-  def test_advice_is_a_list(self):
+  def test_advice_list(self):
     shown = _shown(panel.advice_list(["a [b]", "c"]))
     self.assertEqual(
         [x.rstrip() for x in shown.splitlines()], ["• a [b]", "• c"]

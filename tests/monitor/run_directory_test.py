@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A run's directory: its identity, its config, its lock, its epochs."""
+"""Identity, config, lock and epochs of a run directory."""
 
 import fcntl
 import json
@@ -39,7 +39,7 @@ class RunDirectoryTest(parameterized.TestCase):
     self.workdir.mkdir(exist_ok=True)
     (self.workdir / "config.json").write_text(text)
 
-  def test_a_new_run(self):
+  def test_new_run(self):
     run, before = self.create()
     self.assertIsNone(before)
     self.assertEqual(run.workdir, self.workdir)
@@ -54,16 +54,16 @@ class RunDirectoryTest(parameterized.TestCase):
                      {"python", "jax", "flax"})  # fmt: skip
     self.assertIn("git_revision", saved)
 
-  def test_a_run_that_is_there_keeps_its_identity(self):
+  def test_existing_run_keeps_its_identity(self):
     first, _ = self.create()
     self.config.train.num_steps = 7
     second, before = self.create()
     self.assertEqual(second, first)
-    # The caller decides whether the change is allowed; nothing was written.
+    # Nothing is written: the caller decides whether the change is allowed.
     self.assertEqual(before["train"]["num_steps"], 100)
     self.assertEqual(self.saved()["config"]["train"]["num_steps"], 100)
 
-  def test_every_role_sees_the_same_run(self):
+  def test_roles_share_the_run(self):
     run, _ = self.create()
     self.assertEqual(
         run_directory.open_run(str(self.workdir), self.config), run
@@ -87,12 +87,12 @@ class RunDirectoryTest(parameterized.TestCase):
     self.assertEqual(after["run_id"], before["run_id"])
     self.assertEqual(after["created"], before["created"])
 
-  def test_load_config_returns_what_was_saved(self):
+  def test_load_config(self):
     self.create()
     loaded = run_directory.load_config(str(self.workdir))
     self.assertEqual(loaded.to_dict(), self.config.to_dict())
 
-  def test_no_run_is_there(self):
+  def test_missing_run(self):
     for read in (
         lambda: run_directory.load_config(str(self.workdir)),
         lambda: run_directory.open_run(str(self.workdir), self.config),
@@ -108,7 +108,7 @@ class RunDirectoryTest(parameterized.TestCase):
       '{"format": 1}',
       '{"format": "x", "run_id": "r", "config": {}, "created": 0}',
   )
-  def test_a_damaged_config_is_named(self, text):
+  def test_damaged_config_is_named(self, text):
     self.damage(text)
     for read in (
         self.create,
@@ -118,7 +118,7 @@ class RunDirectoryTest(parameterized.TestCase):
         read()
     self.assertEqual((self.workdir / "config.json").read_text(), text)
 
-  def test_a_newer_format_is_refused_by_name(self):
+  def test_newer_format_is_refused(self):
     self.create()
     newer = run_directory.FORMAT + 1
     self.damage(json.dumps({**self.saved(), "format": newer}))
@@ -127,20 +127,20 @@ class RunDirectoryTest(parameterized.TestCase):
     ):
       self.create()
 
-  def test_a_directory_that_cannot_be_made_is_named(self):
+  def test_directory_that_cannot_be_made_is_named(self):
     self.workdir.parent.joinpath("file").write_text("")
     self.workdir = self.workdir.parent / "file" / "run"
     with self.assertRaisesRegex(OSError, "file"):
       self.create()
 
-  def test_an_unsafe_spool_is_refused(self):
+  def test_unsafe_spool_is_refused(self):
     spool = pathlib.Path(self.config.store.spool_dir)
     spool.mkdir()
     spool.chmod(0o755)
     with self.assertRaisesRegex(ValueError, "spool_dir"):
       self.create()
 
-  def test_a_given_secret_is_taken(self):
+  def test_given_secret(self):
     file = self.workdir.parent / "secret"
     self.config.store.secret_file = str(file)
     with self.assertRaisesRegex(ValueError, "secret_file=.*no such file"):
@@ -158,7 +158,7 @@ class RunDirectoryTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, "TBA_JAX_SECRET: allowed are 64"):
         self.create()
 
-  def test_without_a_secret_hosts_agree_only_where_told_so(self):
+  def test_hosts_share_no_secret_only_if_insecure(self):
     secret = lambda folder: run_directory.create(
         str(self.workdir.parent / folder), self.config
     )[0].secret
@@ -168,7 +168,7 @@ class RunDirectoryTest(parameterized.TestCase):
     self.config.store.insecure = True
     self.assertEqual(secret("a"), secret("b"))
 
-  def test_another_host_joins_the_store_s_run(self):
+  def test_another_host_joins_the_run(self):
     run, _ = self.create()
     found = locator.Locator(run.run_id, 1, "127.0.0.1:1", 7)
     locator.write_locator(run.locator, found)
@@ -190,7 +190,7 @@ class RunDirectoryTest(parameterized.TestCase):
     self.assertEqual(joined.finder(), found)
     saved = json.loads((away / "config.json").read_text())
     self.assertEqual(saved["run_id"], run.run_id)
-    # Another secret is not let in, and nobody there is told.
+    # With another secret it does not join.
     secret.write_bytes(b"x" * 32)
     other = str(self.workdir.parent / "other")
     with self.assertRaisesRegex(run_directory.NoRunError, "hash"):
@@ -207,7 +207,7 @@ class RunDirectoryTest(parameterized.TestCase):
     again = run_directory.open_run(str(self.workdir), self.config)
     self.assertEqual(run_directory.next_epoch(again), 4)
 
-  def test_a_trainer_s_directory_keeps_its_name(self):
+  def test_owner(self):
     run, _ = self.create()
     name = run_directory.owner(run)
     self.assertEqual(run_directory.next_epoch(run), 1)
@@ -245,12 +245,12 @@ class LockTest(absltest.TestCase):
     self.assertEqual(process.stdout.readline(), b"held\n")
     return process
 
-  def test_who_holds_it_is_named(self):
+  def test_holder_is_named(self):
     other = self.hold()
     with self.assertRaisesRegex(ValueError, f"process {other.pid} already"):
       run_directory.lock(self.workdir)
 
-  def test_who_took_it_last_and_whether_it_lives(self):
+  def test_last_process(self):
     self.assertIsNone(run_directory.last_process(self.workdir))
     other = self.hold()
     found = run_directory.last_process(self.workdir)
@@ -261,7 +261,7 @@ class LockTest(absltest.TestCase):
     found = run_directory.last_process(self.workdir)
     self.assertEqual(found, (other.pid, False))
 
-  def test_a_look_at_who_holds_it_refuses_nobody(self):
+  def test_test_of_the_lock_refuses_nobody(self):
     os.close(run_directory.lock(self.workdir))
     fd = os.open(os.path.join(self.workdir, ".lock"), os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)
@@ -270,7 +270,7 @@ class LockTest(absltest.TestCase):
     self.addCleanup(timer.join)
     os.close(run_directory.lock(self.workdir))
 
-  def test_a_dead_holder_holds_nothing(self):
+  def test_lock_of_a_dead_holder_is_free(self):
     other = self.hold()
     other.kill()
     other.wait()

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Values as text: nothing of a model acts on a terminal."""
+"""Printable text and formatted numbers."""
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -22,13 +22,13 @@ class PrintableTest(parameterized.TestCase):
       ("\r\n", "␍\n"),
       ("<script>", "<script>"),
   )
-  def test_what_acts_is_written_out(self, given, shown):
+  def test_printable(self, given, shown):
     self.assertEqual(text.printable(given), shown)
 
   def test_one_line(self):
     self.assertEqual(text.printable("a\nb\tc", one_line=True), "a␊b␉c")
 
-  def test_what_is_cut_is_counted(self):
+  def test_limit(self):
     self.assertEqual(
         text.printable("x" * 100_000, 3), "xxx … (99,997 more characters)"
     )

@@ -65,7 +65,7 @@ class WandbWriterTest(absltest.TestCase):
         lambda *event: self.events.append(event),
     )
 
-  def test_numbers_arrive_in_order_with_their_step(self):
+  def test_numbers_are_logged_in_order(self):
     writer = self.make()
     writer.write(0, {"train/loss": 0.5})
     writer.write(1, {"train/loss": 0.25})
@@ -82,7 +82,7 @@ class WandbWriterTest(absltest.TestCase):
     )
     self.assertEqual(self.events, [])
 
-  def test_a_failure_is_told_once_and_the_run_goes_on(self):
+  def test_failure_is_one_event(self):
     writer = self.make()
     writer.write(0, {"broken": 1.0})
     writer._thread.join(20.0)
@@ -93,7 +93,7 @@ class WandbWriterTest(absltest.TestCase):
     self.assertIn("disk full", message)
     self.assertNotIn(("finish",), self.wandb.calls)
 
-  def test_a_service_that_hangs_holds_nothing_up(self):
+  def test_hanging_service_does_not_block(self):
     self.wandb.go_on.clear()
     with (
         mock.patch.object(writers, "_MAX_WAITING", 2),

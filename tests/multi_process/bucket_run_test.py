@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A run whose directory is in a bucket, as a user runs, kills and moves it.
+"""A run in a bucket, killed, resumed and moved to another host.
 
 The bucket is `fake_gcs`; gcsfs and TensorStore are the real ones. A host is a
 temporary directory of its own.
@@ -24,7 +24,7 @@ _RUN = "gs://bucket/runs/one"
 _STEPS = 240
 _OVERRIDES = {
     "init": "scratch",
-    # Many: the first run must still be at it when a second was refused.
+    # Enough that the first run is still going on when a second is refused.
     "train.num_steps": _STEPS,
     "checkpoint.every_steps": 4,
     "evaluate.every_steps": 0,
@@ -46,7 +46,7 @@ class BucketRunTest(absltest.TestCase):
     self.folder = pathlib.Path(folder.name)
 
   def start(self, host, *args, settings=()):
-    """Starts a program on a host; it writes to FOLDER/HOST/out."""
+    """Starts a program on a host; its output goes to FOLDER/HOST/out."""
     place = self.folder / host
     process = harness.Process(
         [
@@ -75,13 +75,13 @@ class BucketRunTest(absltest.TestCase):
     return (self.folder / host / "out").read_text()
 
   def use(self, host, *args, settings=()):
-    """Runs a program to its end; returns all that was printed there."""
+    """Runs a program to its end; returns its host's output."""
     process = self.start(host, *args, settings=settings)
     self.assertEqual(process.wait(200), 0, self.text(host))
     return self.text(host)
 
   def steps(self):
-    """Returns the steps whose checkpoints the bucket has, whole."""
+    """Returns the steps of the complete checkpoints in the bucket."""
     whole = re.compile(r"runs/one/checkpoints/(\d+)/commit_success.txt")
     found = map(whole.fullmatch, list(self.fake.store.by_name))
     return sorted(int(match[1]) for match in found if match)
@@ -103,7 +103,7 @@ class BucketRunTest(absltest.TestCase):
     return [json.loads(line) for line in data.splitlines()]
 
   @pytest.mark.timeout(1200)
-  def test_it_goes_on_after_a_kill_and_on_another_host(self):
+  def test_run_continues_after_a_kill_and_on_another_host(self):
     process = self.train("a")
     self.wait_until(
         lambda: "runs/one/.lease.json" in self.fake.store.by_name, process, "a"
@@ -114,7 +114,7 @@ class BucketRunTest(absltest.TestCase):
     self.assertRegex(self.text("b"), r"process \d+ of \S+ already runs there")
     self.assertTrue(process.is_running, self.text("a"))
     self.wait_for_step(process, "a", 4)
-    # All of it at once: nothing saves or says goodbye.
+    # Nothing is saved or released.
     process.process.kill()
     process.wait()
     killed = max(self.steps())
@@ -123,7 +123,7 @@ class BucketRunTest(absltest.TestCase):
     process.process.send_signal(signal.SIGTERM)
     self.assertEqual(process.wait(120), 128 + signal.SIGTERM, self.text("a"))
     saved = max(self.steps())
-    # Another host has what is in the bucket, and nothing else.
+    # Another host has only what is in the bucket.
     process = self.train("c")
     self.assertEqual(process.wait(400), 0, self.text("c"))
     restored = [e for e in self.read("events.jsonl") if e["kind"] == "restored"]
@@ -144,19 +144,20 @@ class BucketRunTest(absltest.TestCase):
     self.assertEqual(self.read(".lease.json")["holder"], "")
 
   def check_programs(self):
-    """What reads a run reads one in a bucket, from any host."""
+    """Programs that read a run read one in a bucket, on any host."""
     run = f"--workdir={_RUN}"
-    self.assertIn("60", self.use("d", "--program=status", run))
+    shown = self.use("d", "--program=status", run)
+    self.assertIn(f"step {_STEPS}/{_STEPS}", shown)
     self.assertIn(
         f"steps {_STEPS - 4}, {_STEPS}", self.use("e", "--program=verify", run)
     )
     models = self.folder.glob("d/**/*.safetensors")
-    self.assertEmpty(list(models))  # A look does not fetch models.
+    self.assertEmpty(list(models))  # `status` downloads no models.
     del self.fake.store.by_name["runs/one/report.html"]
     self.use("d", "--program=report", run)
     self.assertIn("runs/one/report.html", self.fake.store.by_name)
     self.use("d", "--program=evaluate", run)
-    self.assertIn("checkpoint 60", str(self.read("eval.json")))
+    self.assertIn(f"checkpoint {_STEPS}", str(self.read("eval.json")))
     lines = self.folder / "lines.jsonl"
     lines.write_text('{"prompt": "1+2="}\n')
     self.use(
@@ -164,7 +165,7 @@ class BucketRunTest(absltest.TestCase):
         "--program=generate",
         "--config=configs/generate.py",
         settings={
-            "generate.model": f"{_RUN}/checkpoints/60",
+            "generate.model": f"{_RUN}/checkpoints/{_STEPS}",
             "generate.input": lines,
             "generate.output": self.folder / "made.jsonl",
             "sampling.max_prompt_tokens": 8,

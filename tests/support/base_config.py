@@ -1,12 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A right config to change, for tests of what is checked."""
+"""A valid config, for tests of its checks."""
 
 from tba_jax.config import settings
 
 
 def make(**changes):
-  """A right config with `section__key=value` changes."""
+  """Returns a valid config with `section__key=value` changes."""
   config = settings.get_config()
   config.evaluate.num_prompts = config.evaluate.final_prompts = 8
   for name, value in changes.items():

@@ -2,15 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bucket of Google Cloud Storage in memory, served over HTTP.
 
-The part of the JSON API that gcsfs, google-cloud-storage and TensorStore use:
-whole, multipart and resumable uploads, reads of ranges, lists with prefix and
-delimiter, rewrites, deletes alone and in batches, and preconditions on an
-object's generation. Every object is replaced as a whole, and there are no
-folders, as in the service. Nothing of what is asked for and not here is
-answered with success.
+Implements what gcsfs, google-cloud-storage and TensorStore use of the JSON API:
+media, multipart and resumable uploads, range reads, lists, rewrites, deletes
+(also in batches), and preconditions on the generation. Other requests fail with
+status 501.
 """
 
 import base64
+import dataclasses
 import email.parser
 import email.policy
 import hashlib
@@ -18,11 +17,11 @@ import http.server
 import json
 import re
 import threading
+import time
 from typing import Any
 from urllib import parse
 
-from tests.support import fake_gcs_objects
-
+BUCKET = "bucket"
 _OBJECT = re.compile(r"/(?:download/)?storage/v1/b/([^/]+)/o/([^/]+)")
 _OBJECTS = re.compile(r"/(?:upload/)?storage/v1/b/([^/]+)/o/?")
 _COPY = re.compile(
@@ -31,18 +30,131 @@ _COPY = re.compile(
 _MOVE = re.compile(r"/storage/v1/b/([^/]+)/o/([^/]+)/moveTo/o/([^/]+)")
 
 
+class Refused(Exception):
+  """An answer that is not success."""
+
+  def __init__(self, status: int, message: str):
+    super().__init__(message)
+    self.status = status
+
+
+@dataclasses.dataclass(frozen=True)
+class Object:
+  """One object; `generation` counts all writes."""
+
+  data: bytes
+  generation: int
+  updated: float
+  content_type: str = "application/octet-stream"
+
+
+class Objects:
+  """The objects of one bucket; tests may read and change `by_name`."""
+
+  def __init__(self, url: str):
+    self.by_name: dict[str, Object] = {}
+    self._url = url
+    self._lock = threading.Lock()
+    self._generation = time.time_ns() // 1000
+
+  def write(self, name: str, data: bytes, query: dict[str, str]) -> Object:
+    with self._lock:
+      self.check(name, query)
+      self._generation += 1
+      made = Object(data, self._generation, time.time())
+      self.by_name[name] = made
+      return made
+
+  def delete(self, name: str, query: dict[str, str]) -> None:
+    with self._lock:
+      self.get(name)
+      self.check(name, query)
+      del self.by_name[name]
+
+  def read(self, name: str, query: dict[str, str]) -> Object:
+    with self._lock:
+      found = self.get(name)
+      self.check(name, query)
+      return found
+
+  def get(self, name: str) -> Object:
+    if name not in self.by_name:
+      raise Refused(404, f"No such object: {BUCKET}/{name}")
+    return self.by_name[name]
+
+  def check(self, name: str, query: dict[str, str]) -> None:
+    """Raises `Refused` unless the preconditions on the generation hold."""
+    there = self.by_name.get(name)
+    now = str(there.generation if there else 0)
+    if query.get("ifGenerationMatch", now) != now:
+      raise Refused(412, "Precondition Failed")
+    if query.get("ifGenerationNotMatch") == now:
+      raise Refused(304, "Not Modified")
+    if "generation" in query and query["generation"] != now:
+      raise Refused(404, f"No such generation of {name}")
+
+  def metadata(self, name: str, found: Object) -> dict[str, Any]:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(found.updated))
+    stamp += f".{int(found.updated % 1 * 1000):03d}Z"
+    quoted = parse.quote(name, safe="")
+    path = f"storage/v1/b/{BUCKET}/o/{quoted}"
+    return {
+        "kind": "storage#object",
+        "id": f"{BUCKET}/{name}/{found.generation}",
+        "name": name,
+        "bucket": BUCKET,
+        "size": str(len(found.data)),
+        "generation": str(found.generation),
+        "metageneration": "1",
+        "contentType": found.content_type,
+        "timeCreated": stamp,
+        "updated": stamp,
+        "storageClass": "STANDARD",
+        "selfLink": f"{self._url}/{path}",
+        "mediaLink": f"{self._url}/download/{path}?alt=media",
+        "md5Hash": base64.b64encode(hashlib.md5(found.data).digest()).decode(),
+        "etag": str(found.generation),
+    }
+
+  def list(self, query: dict[str, str]) -> dict[str, Any]:
+    """Returns a page of items, and of prefixes up to the delimiter."""
+    prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+    first, end = query.get("startOffset", ""), query.get("endOffset")
+    entries: dict[str, dict[str, Any] | None] = {}
+    with self._lock:
+      objects = dict(self.by_name)
+    for name, found in objects.items():
+      if not name.startswith(prefix) or name < first or (end and name >= end):
+        continue
+      cut = name.find(delimiter, len(prefix)) if delimiter else -1
+      if cut >= 0:
+        entries[name[: cut + len(delimiter)]] = None
+      else:
+        entries[name] = self.metadata(name, found)
+    names = sorted(n for n in entries if n > query.get("pageToken", ""))
+    page = names[: int(query.get("maxResults", 1000))]
+    answer: dict[str, Any] = {"kind": "storage#objects"}
+    if items := [entries[n] for n in page if entries[n]]:
+      answer["items"] = items
+    if prefixes := [n for n in page if not entries[n]]:
+      answer["prefixes"] = prefixes
+    if len(page) < len(names):
+      answer["nextPageToken"] = page[-1]
+    return answer
+
+
 class _Server(http.server.ThreadingHTTPServer):
   daemon_threads = True
 
   def handle_error(self, request: Any, client_address: Any) -> None:
-    pass  # A client that was killed, or that changed its mind.
+    pass  # The client was killed, or has closed the connection.
 
 
 class FakeGcs:
-  """The server; one bucket is there, others are not.
+  """The server of one bucket.
 
-  store: the objects.
-  requests: (method, path) of all so far.
+  store: its objects.
+  requests: (method, path) of all requests so far.
   """
 
   def __init__(self) -> None:
@@ -51,7 +163,7 @@ class FakeGcs:
     handler = type("Handler", (_Handler,), {"fake": self})
     self._server = _Server(("127.0.0.1", 0), handler)
     self.url = f"http://127.0.0.1:{self._server.server_port}"
-    self.store = fake_gcs_objects.Objects(self.url)
+    self.store = Objects(self.url)
     threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
   def close(self) -> None:
@@ -59,11 +171,11 @@ class FakeGcs:
     self._server.server_close()
 
   def environment(self) -> dict[str, str]:
-    """Returns the variables with which a process takes this for the service."""
+    """Returns the variables that make a process use this server."""
     return {
         "STORAGE_EMULATOR_HOST": self.url,
         "TENSORSTORE_GCS_HTTP_URL": self.url,
-        # What follows keeps the libraries from asking Google who they are.
+        # No requests for credentials.
         "FSSPEC_GCS_TOKEN": "anon",
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
@@ -71,11 +183,11 @@ class FakeGcs:
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-  """Answers one request after the other of a connection."""
+  """Answers the requests of a connection."""
 
   fake: FakeGcs
   protocol_version = "HTTP/1.1"
-  # Else the kernel keeps back the second of two small packets, for 40 ms.
+  # Nagle's algorithm would delay the second of two packets by 40 ms.
   disable_nagle_algorithm = True
 
   def log_message(self, format: str, *args: Any) -> None:
@@ -101,7 +213,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self._body = self._read_body()
     try:
       act()
-    except fake_gcs_objects.Refused as refused:
+    except Refused as refused:
       error = {"code": refused.status, "message": str(refused)}
       body = {} if refused.status == 304 else {"error": error}
       self._answer(body, refused.status)
@@ -131,15 +243,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self.wfile.write(data)
 
   def _match(self, pattern: re.Pattern[str]) -> list[str] | None:
-    """Returns the parts of a path of this bucket; refuses another bucket."""
+    """Returns the parts of a path in this bucket, None for another path."""
     found = pattern.fullmatch(self._path)
     if found is None:
       return None
     parts = [parse.unquote(part) for part in found.groups()]
-    if parts[0] != fake_gcs_objects.BUCKET:
-      raise fake_gcs_objects.Refused(
-          404, f"The specified bucket does not exist: {parts[0]}"
-      )
+    if parts[0] != BUCKET:
+      raise Refused(404, f"The specified bucket does not exist: {parts[0]}")
     return parts
 
   def _get(self) -> None:
@@ -153,11 +263,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     elif self._match(_OBJECTS):
       self._answer(self.fake.store.list(self._query))
     elif self._match(re.compile("/storage/v1/b/([^/]+)")):
-      self._answer({"kind": "storage#bucket", "name": fake_gcs_objects.BUCKET})
+      self._answer({"kind": "storage#bucket", "name": BUCKET})
     else:
-      raise fake_gcs_objects.Refused(501, f"not in this fake: GET {self.path}")
+      raise Refused(501, f"not in this fake: GET {self.path}")
 
-  def _send_data(self, found: fake_gcs_objects.Object) -> None:
+  def _send_data(self, found: Object) -> None:
     size, headers = len(found.data), []
     first, last, status = 0, size - 1, 200
     wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
@@ -167,7 +277,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       else:
         first = max(0, size - int(wanted[2]))
       if first > last:
-        raise fake_gcs_objects.Refused(416, "Request range not satisfiable")
+        raise Refused(416, "Request range not satisfiable")
       status = 206
       headers.append(("Content-Range", f"bytes {first}-{last}/{size}"))
     digest = base64.b64encode(hashlib.md5(found.data).digest()).decode()
@@ -186,10 +296,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self._upload()
     elif found := self._match(_COPY):
       _, source, bucket, target = found
-      if bucket != fake_gcs_objects.BUCKET:
-        raise fake_gcs_objects.Refused(
-            404, f"The specified bucket does not exist: {bucket}"
-        )
+      if bucket != BUCKET:
+        raise Refused(404, f"The specified bucket does not exist: {bucket}")
       made = self.fake.store.write(
           target, self.fake.store.get(source).data, self._query
       )
@@ -207,9 +315,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     elif self._path.startswith("/batch/storage/v1"):
       self._batch()
     else:
-      raise fake_gcs_objects.Refused(
-          501, f"not in this fake: {self.command} {self.path}"
-      )
+      raise Refused(501, f"not in this fake: {self.command} {self.path}")
 
   def _upload(self) -> None:
     kind, name = self._query.get("uploadType"), self._query.get("name")
@@ -227,9 +333,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       place = f"{self.fake.url}{self._path}?upload_id={upload}"
       self._answer({}, headers=[("Location", place)])
     else:
-      raise fake_gcs_objects.Refused(
-          501, f"not in this fake: uploadType={kind}"
-      )
+      raise Refused(501, f"not in this fake: uploadType={kind}")
 
   def _resume(self, upload: str) -> None:
     name, query, data = self.fake.uploads[upload]
@@ -248,11 +352,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self._answer(self.fake.store.metadata(name, made))
 
   def _parts(self) -> tuple[dict[str, Any], bytes]:
-    """Returns the two parts of a multipart upload, the second as it came."""
+    """Returns the two parts of a multipart upload, the second unchanged."""
     kind = self.headers["Content-Type"]
     boundary = re.search('boundary="?([^";]+)"?', kind)[1].encode()
     _, described, data = self._body.split(b"--" + boundary)[:3]
-    # A boundary within the data would not be one.
+    # The data may contain the boundary.
     rest = self._body[self._body.index(described) + len(described) :]
     data = rest[len(b"--" + boundary) : rest.rindex(b"--" + boundary)]
     cut = re.compile(rb"\r?\n\r?\n")
@@ -261,7 +365,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     return json.loads(text), data
 
   def _batch(self) -> None:
-    """Answers deletes that came in one request."""
+    """Answers a batch of deletes."""
     kind = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
     parser = email.parser.BytesParser(policy=email.policy.compat32)
     answers = []
@@ -271,13 +375,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       url = parse.urlsplit(target)
       name = parse.unquote(_OBJECT.fullmatch(url.path)[2])
       if method != "DELETE":
-        raise fake_gcs_objects.Refused(
-            501, f"not in this fake: {method} in a batch"
-        )
+        raise Refused(501, f"not in this fake: {method} in a batch")
       try:
         self.fake.store.delete(name, dict(parse.parse_qsl(url.query)))
         status, text = "204 No Content", ""
-      except fake_gcs_objects.Refused as refused:
+      except Refused as refused:
         error = {"code": refused.status, "message": str(refused)}
         status = f"{refused.status} Refused"
         text = json.dumps({"error": error})
@@ -299,6 +401,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self.fake.store.delete(found[1], self._query)
       self._answer({}, 204)
     else:
-      raise fake_gcs_objects.Refused(
-          501, f"not in this fake: DELETE {self.path}"
-      )
+      raise Refused(501, f"not in this fake: DELETE {self.path}")

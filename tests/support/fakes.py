@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A model, a tokenizer and a task whose answers are known in advance."""
+"""A model, tokenizers and a task with known answers."""
 
 import dataclasses
 
@@ -20,10 +20,9 @@ class FakeConfig:
 class FakeModel:
   """Scripted logits behind the functions of `models.build.Model`.
 
-  The logits after a sequence are the sum, over its tokens, of a table's entry
-  for (position, token), so that they depend on everything that was seen and on
-  its places, and a lost, doubled or misplaced token shows. A prompt's positions
-  count from 0, a completion's go on from there.
+  The logits after a sequence are the sum of a table's entries for (position,
+  token) over its tokens, so a lost, repeated or misplaced token changes them.
+  Positions count from 0 in the prompt and continue in the completion.
 
   params: {"table": [num_positions, V, V] float32, "bias": [V] float32}.
   """
@@ -67,7 +66,7 @@ class FakeModel:
     positions = jnp.maximum(jnp.cumsum(mask, axis=-1).astype(int) - 1, 0)
     seen_BxPxV = params["table"][positions, tokens] * mask[..., None]
     logits_BxV = seen_BxPxV.sum(1) + params["bias"][None]
-    # What padding left in the cache must not matter.
+    # Padding in the cache must not matter.
     poisoned = jnp.where(mask[..., None] > 0, seen_BxPxV, 1e6)
     return logits_BxV, poisoned
 
@@ -86,7 +85,7 @@ class FakeModel:
 
 
 def next_logprobs(params, tokens: list[int], temperature: float) -> np.ndarray:
-  """Returns log-probs [V] after `tokens`, by a loop in NumPy float64."""
+  """Returns log-probs [V] after `tokens`, in NumPy float64."""
   table = np.asarray(params["table"], np.float64)
   logits_V = np.asarray(params["bias"], np.float64)
   for position, token in enumerate(tokens):
@@ -123,10 +122,10 @@ class FakeTokenizer:
 
 
 class FakeTask(base.Task):
-  """Right completions of a prompt are those listed under its index.
+  """A task whose correct completions are listed by prompt.
 
-  A right completion's key is the set of its digits, so "23" and "32" are one
-  solution. Its reward is its number of tokens, a wrong one's is 0.
+  The reward of a correct completion is its number of tokens, of others 0. Its
+  key is the set of its digits, so "23" and "32" are one solution.
   """
 
   name = "fake"
@@ -165,6 +164,6 @@ class FakeTask(base.Task):
 
 
 class Characters:
-  """A tokenizer with one token a character."""
+  """A tokenizer with one token per character."""
 
   encode = encode_prompt = staticmethod(list)

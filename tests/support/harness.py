@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of the package as processes: start, wait, kill, read.
+"""The package's programs as processes.
 
-`Run` is the `train` program on one run directory, `Roles` are store, trainer
-and searchers started one by one as on separate hosts. Every wait has a
+`Run` is the `train` program on one run directory; `Roles` are store, trainer
+and searchers, started one by one as on separate hosts. Every wait has a
 deadline, and its error shows the ends of all logs.
 """
 
@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
+
+from tba_jax.system import jsonl
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = "configs/countdown.py:smoke"
@@ -89,7 +91,7 @@ class Process:
       ) from error
 
   def close(self) -> None:
-    """Ends the process, if it still runs: a supervisor ends its children."""
+    """Ends the process; a supervisor ends its children."""
     if self.is_running:
       self.process.send_signal(signal.SIGTERM)
       try:
@@ -104,7 +106,7 @@ class Process:
 
 
 class Run(Process):
-  """One `train` process on one run directory."""
+  """The `train` program on a run directory."""
 
   def __init__(
       self,
@@ -112,24 +114,24 @@ class Run(Process):
       overrides: Mapping[str, Any],
       config: str = CONFIG,
   ):
-    """Starts it; what it prints goes to WORKDIR/out.txt."""
+    """Starts it; its output goes to WORKDIR/out.txt."""
     self.workdir = pathlib.Path(workdir)
     argv = command("train", workdir, config=config, overrides=overrides)
     super().__init__(argv, self.workdir / "out.txt")
 
   def text(self) -> str:
-    """Returns what it printed, and the ends of its children's logs."""
+    """Returns the ends of its output and of its children's logs."""
     return tails([self.log, *sorted((self.workdir / "logs").glob("*.log"))])
 
   def read(self, name: str) -> Any:
-    """Returns a JSON file of the run directory, None where it is not there."""
+    """Returns a JSON file of the run directory, None if it is missing."""
     try:
       return json.loads((self.workdir / name).read_text())
     except FileNotFoundError:
       return None
 
   def steps(self) -> list[dict[str, Any]]:
-    """Returns the metrics of training steps as written, repeats included."""
+    """Returns the metrics of training steps, redone steps included."""
     records = lines(self.workdir / "metrics.jsonl")
     return [r for r in records if "train/loss" in r]
 
@@ -177,8 +179,8 @@ NUM_SEARCHERS = 3
 class Roles:
   """Store, trainer and searchers of one run, as on separate hosts.
 
-  Each has a directory of its own and shares nothing with the others but the
-  config, a file with the run's secret and the address of the store.
+  Each has a directory of its own; they share the config, the secret file and
+  the store's address.
   """
 
   _OVERRIDES = {
@@ -240,13 +242,13 @@ class Roles:
     self._spawn(name, self._commands[name])
 
   def interrupt(self, name: str) -> None:
-    """Ends a role by SIGTERM; it must save."""
+    """Ends a role by SIGTERM, so that it saves."""
     self._processes[name].process.terminate()
     if self.wait(name, 60) != 75:
       raise AssertionError(f"{name} did not save:\n{self.text()}")
 
   def resume(self, name: str, **settings: Any) -> None:
-    """Starts an interrupted role with other settings."""
+    """Starts an interrupted role again, with other settings."""
     more = [f"--config.{key}={value}" for key, value in settings.items()]
     self._spawn(name, self._commands[name] + more)
 
@@ -267,7 +269,7 @@ class Roles:
     return self._processes[name].is_running
 
   def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
-    """Waits until a condition holds; no process may end meanwhile."""
+    """Waits until a condition holds; raises if a process ends first."""
     deadline = time.monotonic() + 150
     while not (found := condition()):
       gone = [name for name in self._processes if not self.is_running(name)]
@@ -281,7 +283,7 @@ class Roles:
     return json.loads((self.folder / "trainer-0" / name).read_text())
 
   def step(self) -> int:
-    """Returns the last step that the trainer has written."""
+    """Returns the last step in the trainer's metrics, -1 without one."""
     records = lines(self.folder / "trainer-0" / "metrics.jsonl")
     return max((r["step"] for r in records if "train/loss" in r), default=-1)
 
@@ -331,18 +333,8 @@ def run_together(
 
 
 def lines(path: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the records of a JSONL file, but for the one being written."""
-  try:
-    text = path.read_text()
-  except FileNotFoundError:
-    return []
-  out = []
-  for line in text.splitlines():
-    try:
-      out.append(json.loads(line))
-    except ValueError:
-      continue
-  return out
+  """Returns the complete records of a JSONL file, [] without a file."""
+  return list(jsonl.read_jsonl(path))
 
 
 def tails(logs: Iterable[pathlib.Path]) -> str:
@@ -367,7 +359,7 @@ def params_of(workdir: str | os.PathLike[str], step: int) -> dict[str, Any]:
 
 
 def leftovers(workdir: str | os.PathLike[str]) -> list[str]:
-  """Returns the processes and sockets that a run has left behind."""
+  """Returns processes and sockets of a run that should have ended."""
   found = [str(p) for p in pathlib.Path(workdir).rglob("*.sock")]
   for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
     try:
@@ -380,7 +372,7 @@ def leftovers(workdir: str | os.PathLike[str]) -> list[str]:
 
 
 def check_ledger(ledger: dict[str, Any]) -> None:
-  """Raises where what was generated is not accounted for to the last one."""
+  """Raises unless every prompt, completion and token is accounted for."""
   terms = ("trained_first_time", "in_buffer_untrained", "evicted_untrained",
            "queued")  # fmt: skip
   for unit in ("prompts", "completions", "tokens"):

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop without processes, store or threads: a plain oracle.
+"""The training loop without processes, store or threads, as a reference.
 
     python -m tests.support.single_process CONFIG.json WORKDIR OUT.npz
 

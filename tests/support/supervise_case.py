@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A supervisor over children that only pretend to run."""
+"""A supervisor of fake children."""
 
 import contextlib
 import io
@@ -17,7 +17,6 @@ from tba_jax.monitor import run_directory
 from tba_jax.monitor.report import build as report
 from tba_jax.monitor.report import verdict
 from tba_jax.programs import train
-from tests.support import fake_children
 from tests.support import tiny_model
 
 SIGNALS = train._END_SIGNALS
@@ -25,8 +24,61 @@ VERDICT = verdict.Verdict("learned", "Learned: much.")
 RESULT = {"steps": 100, "num_steps": 100, "ledger_closed": True}
 
 
+class FakeProcess:
+  """Ends with a status at the first poll, or runs until it is stopped."""
+
+  def __init__(self, pid, status, on_poll=lambda: None):
+    self.pid = pid
+    self.returncode = None
+    self.signals = []
+    self._status = status
+    self._on_poll = on_poll
+
+  def poll(self):
+    if self.returncode is None:
+      self._on_poll()
+      self.returncode = self._status
+    return self.returncode
+
+  def send_signal(self, number):
+    self.signals.append(number)
+
+  def wait(self, timeout=None):
+    self.returncode = 0 if self._status is None else self._status
+    return self.returncode
+
+  def kill(self):
+    self.returncode = -signal.SIGKILL
+
+
+class FakeChildren(train.Children):
+  """Starts `FakeProcess`es, with statuses by name of the child."""
+
+  statuses: dict[str, list] = {}
+
+  def __init__(self, workdir):
+    super().__init__(workdir)
+    self.started = []
+    self.ended = []
+    self.on_poll = None
+
+  def start(self, child):
+    self.started.append(child.name)
+    self.log_path(child).write_text(f"last words of {child.name}")
+    left = self.statuses.get(child.name, [])
+    child.process = FakeProcess(
+        100 + len(self.started),
+        left.pop(0) if left else None,
+        lambda: self.on_poll and self.on_poll(child),
+    )
+
+  def end(self, roles, deadline_s):
+    self.ended.append(tuple(roles))
+    super().end(roles, deadline_s)
+
+
 class SuperviseCase(parameterized.TestCase):
-  """Base of the supervisor's tests; it has none of its own."""
+  """Base of the supervisor's tests."""
 
   def setUp(self):
     super().setUp()
@@ -40,7 +92,7 @@ class SuperviseCase(parameterized.TestCase):
       self.addCleanup(signal.signal, number, signal.getsignal(number))
     for patch in (
         mock.patch.object(train, "_TICK_S", 0.0),
-        mock.patch.object(train, "Children", fake_children.FakeChildren),
+        mock.patch.object(train, "Children", FakeChildren),
         mock.patch.object(panel, "Panel", autospec=True),
         mock.patch.object(panel, "final_table", return_value="TABLE"),
         mock.patch.object(
@@ -52,9 +104,9 @@ class SuperviseCase(parameterized.TestCase):
     self.stdout, self.stderr = io.StringIO(), io.StringIO()
 
   def make(self, **statuses):
-    """Returns a supervisor; `trainer_0=[1, 0]` are statuses of its starts."""
+    """Returns a supervisor; `trainer_0=[1, 0]`: exit statuses of a child."""
     names = {"-".join(k.rsplit("_", 1)): list(v) for k, v in statuses.items()}
-    patch = mock.patch.object(fake_children.FakeChildren, "statuses", names)
+    patch = mock.patch.object(FakeChildren, "statuses", names)
     patch.start()
     self.addCleanup(patch.stop)
     run, _ = run_directory.create(str(self.workdir), self.config)
@@ -65,7 +117,7 @@ class SuperviseCase(parameterized.TestCase):
     return supervisor
 
   def run_it(self, supervisor, result=RESULT):
-    """Runs it; the trainer leaves `result` at its end."""
+    """Runs it; the trainer writes `result.json`."""
     children = supervisor._children
 
     def leave(child):

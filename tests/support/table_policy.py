@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A policy that is a table of logits, its batches, and its objective."""
+"""A tabular policy, its batches and its objective."""
 
 import dataclasses
 import types as python_types
@@ -49,7 +49,7 @@ def value_model_of(config):
 
 
 def make_loss_params(config, seed=5):
-  """What the loss learns; values are drawn at random."""
+  """Returns the loss's own params, with random values."""
   values = np.random.default_rng(seed).normal(size=(V, T))
   value_params = {"table": jnp.asarray(values, jnp.float32)}
   return objective.make_loss_params(
@@ -100,7 +100,7 @@ def make_batch(behavior_params=None, ref_params=None, seed=1):
 
 
 def evaluate(config, params, batch, loss_params=None):
-  """Returns (loss, finished metrics, gradient of both kinds of params)."""
+  """Returns (loss, metrics, gradients of params and loss params)."""
   loss_fn = objective.make_loss_fn(config, MODEL, value_model_of(config))
   if loss_params is None:
     loss_params = make_loss_params(config)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A model, a config and batches small enough to train in a test."""
+"""Models, a config and batches small enough for a test."""
 
 import functools
 from typing import Any
@@ -19,9 +19,9 @@ VOCAB = 16
 
 
 class BigramModel:
-  """The part of `build.Model` that a step uses, compiled in no time.
+  """The part of `build.Model` that a step uses, quick to compile.
 
-  A token's logits depend on the token before it alone.
+  A token's logits depend on the previous token only.
   """
 
   logical_axes = {"embedding": ("vocab", "width"), "head": ("width", "vocab")}
@@ -51,7 +51,7 @@ BIGRAM = BigramModel()
 
 @functools.cache
 def make_model(**changes) -> transformer.Model:
-  """Returns a two-layer Llama of width 16, changed as asked for."""
+  """Returns a two-layer Llama of width 16, with changed fields."""
   fields = dict(
       family="llama",
       vocab_size=VOCAB,

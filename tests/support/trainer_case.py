@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer among mocks of its parts, which log what it asks of them."""
+"""A trainer with mocks of its parts, which log its calls."""
 
 import contextlib
 from unittest import mock
@@ -38,7 +38,7 @@ METRICS = {
 
 
 class TrainerCase(parameterized.TestCase):
-  """Base of the trainer's tests; it has none of its own."""
+  """Base of the trainer's tests."""
 
   def setUp(self):
     super().setUp()

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""JSON files of a run: replaced as a whole, read by a schema."""
+"""JSON files: atomic writes, and reads with a schema."""
 
 import json
 import os
@@ -22,7 +22,7 @@ class JsonlTest(parameterized.TestCase):
     super().setUp()
     self.path = pathlib.Path(self.create_tempdir().full_path) / "a.json"
 
-  def test_a_file_and_its_entry_are_on_disk_before_it_returns(self):
+  def test_file_and_directory_are_synced(self):
     done = []
     fsync, replace = os.fsync, os.replace
 
@@ -38,7 +38,7 @@ class JsonlTest(parameterized.TestCase):
     self.assertEqual(jsonl.read_json(self.path), {"a": None})
     self.assertEqual(os.listdir(self.path.parent), ["a.json"])
 
-  def test_a_failed_write_leaves_the_old_file_alone(self):
+  def test_failed_write_keeps_the_old_file(self):
     jsonl.atomic_write_json(self.path, 1)
     with mock.patch.object(os, "fsync", side_effect=OSError(28, "full")):
       with self.assertRaises(OSError):
@@ -46,7 +46,7 @@ class JsonlTest(parameterized.TestCase):
     self.assertEqual(jsonl.read_json(self.path), 1)
     self.assertEqual(os.listdir(self.path.parent), ["a.json"])
 
-  def test_what_fits_the_schema_is_read(self):
+  def test_valid_object(self):
     self.assertIsNone(jsonl.read_object(self.path, _SCHEMA))
     for value in (_RIGHT, {"step": 0, "rows": []}, {**_RIGHT, "share": None}):
       self.path.write_text(json.dumps(value))
@@ -64,7 +64,7 @@ class JsonlTest(parameterized.TestCase):
       ({**_RIGHT, "share": "x"}, "'share'"),
       ({**_RIGHT, "other": "x"}, "'other'"),
   )
-  def test_what_does_not_is_one_error_that_names_the_file(self, value, words):
+  def test_invalid_object_names_the_file(self, value, words):
     text = value if isinstance(value, str) else json.dumps(value)
     self.path.write_text(text)
     with self.assertRaisesRegex(ValueError, f"^{self.path}: .*{words}"):

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Polling interval, by a clock of its own."""
+"""Adaptive polling interval, with a fake clock."""
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -13,7 +13,7 @@ class PollIntervalTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.now = 100.0
-    self.pace = polling.PollInterval(
+    self.polling = polling.PollInterval(
         floor_s=0.02,
         waiting_floor_s=0.004,
         share=0.25,
@@ -21,69 +21,70 @@ class PollIntervalTest(parameterized.TestCase):
         clock=lambda: self.now,
     )
 
-  def questions(self, until_s: float) -> list[float]:
-    """Asks for so long without news; returns when, from now on."""
-    start, asked = self.now, []
+  def polls(self, until_s: float) -> list[float]:
+    """Polls without a change for `until_s`; returns the times."""
+    start, times = self.now, []
     while self.now - start < until_s:
-      self.now += self.pace.due_in_s()
-      asked.append(self.now - start)
-      self.pace.polled()
-    return asked
+      self.now += self.polling.due_in_s()
+      times.append(self.now - start)
+      self.polling.polled()
+    return times
 
-  def test_the_first_question_is_due_at_once(self):
-    self.assertEqual(self.pace.due_in_s(), 0.0)
+  def test_first_poll_is_due(self):
+    self.assertEqual(self.polling.due_in_s(), 0.0)
 
-  def test_pauses_are_a_share_of_the_time_without_change(self):
-    self.pace.polled(True)
-    asked = self.questions(30.0)
-    self.assertAlmostEqual(asked[0], 0.02)
-    for before, after in zip(asked, asked[1:]):
+  def test_interval_is_a_share_of_the_time_without_change(self):
+    self.polling.polled(True)
+    times = self.polls(30.0)
+    self.assertAlmostEqual(times[0], 0.02)
+    for before, after in zip(times, times[1:]):
       pause = min(max(0.25 * before, 0.02), 1.0)
       self.assertAlmostEqual(after - before, pause)
-    # The 50 a second of a fixed pause would be 1,500.
-    self.assertBetween(len(asked), 30, 60)
+    # A fixed interval of 20 ms would be 1,500 polls.
+    self.assertBetween(len(times), 30, 60)
 
-  def test_who_waits_asks_at_once_and_hears_in_a_fiftieth_of_the_wait(self):
-    self.pace.polled(True)
+  def test_interval_of_a_waiting_caller(self):
+    self.polling.polled(True)
     self.now += 20.0
-    self.pace.polled()
-    self.assertTrue(self.pace.start_waiting())
-    self.assertTrue(self.pace.waiting)
-    self.assertEqual(self.pace.due_in_s(), 0.0)
-    asked = self.questions(10.0)
-    for before, after in zip(asked, asked[1:]):
+    self.polling.polled()
+    self.assertTrue(self.polling.start_waiting())
+    self.assertTrue(self.polling.waiting)
+    self.assertEqual(self.polling.due_in_s(), 0.0)
+    times = self.polls(10.0)
+    for before, after in zip(times, times[1:]):
       pause = max(0.02 * before, 0.004)
       self.assertAlmostEqual(after - before, pause)
 
-  def test_to_wait_again_is_to_go_on_waiting(self):
-    self.pace.start_waiting()
-    self.questions(10.0)
-    pause = self.pace.due_in_s()
+  def test_waiting_in_pieces(self):
+    self.polling.start_waiting()
+    self.polls(10.0)
+    pause = self.polling.due_in_s()
     self.assertGreater(pause, 0.1)
-    # A wait in pieces, a tenth of a second each.
-    self.assertFalse(self.pace.start_waiting())
-    self.assertEqual(self.pace.due_in_s(), pause)
-    self.pace.stop_waiting()
-    self.assertFalse(self.pace.waiting)
-    self.assertTrue(self.pace.start_waiting())
-    self.assertEqual(self.pace.due_in_s(), 0.0)
+    self.assertFalse(self.polling.start_waiting())
+    self.assertEqual(self.polling.due_in_s(), pause)
+    self.polling.stop_waiting()
+    self.assertFalse(self.polling.waiting)
+    self.assertTrue(self.polling.start_waiting())
+    self.assertEqual(self.polling.due_in_s(), 0.0)
 
-  @parameterized.parameters(("news", 0.02), ("done", 0.02), ("at_once", 0.0))
-  def test_a_change_brings_the_next_question_near(self, what, pause):
-    self.pace.polled(True)
-    self.questions(30.0)
-    self.assertGreater(self.pace.due_in_s(), 0.9)
-    if what == "news":
-      self.pace.polled(True)
+  @parameterized.parameters(
+      ("polled", 0.02), ("changed", 0.02), ("at_once", 0.0)
+  )
+  def test_change_shortens_the_interval(self, what, pause):
+    self.polling.polled(True)
+    self.polls(30.0)
+    self.assertGreater(self.polling.due_in_s(), 0.9)
+    if what == "polled":
+      self.polling.polled(True)
     else:
-      self.pace.changed(at_once=what == "at_once")
-    self.assertAlmostEqual(self.pace.due_in_s(), pause)
+      self.polling.changed(at_once=what == "at_once")
+    self.assertAlmostEqual(self.polling.due_in_s(), pause)
 
-  def test_a_change_never_puts_a_question_off(self):
-    self.pace.polled(True)
+  def test_change_never_delays_a_poll(self):
+    self.polling.polled(True)
     self.now += 0.015
-    self.pace.changed()
-    self.assertAlmostEqual(self.pace.due_in_s(), 0.005)
+    self.polling.changed()
+    self.assertAlmostEqual(self.polling.due_in_s(), 0.005)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs in their order, and errors that reach the owner of the thread."""
+"""Background threads raise their errors in their owner."""
 
 import threading
 
@@ -11,13 +11,13 @@ from tba_jax.system import worker
 
 class WorkerTest(absltest.TestCase):
 
-  def test_close_ends_it(self):
+  def test_close(self):
     thread = worker.Worker("test", lambda stop: stop.wait(60))
     thread.check()
     thread.close()
     self.assertFalse(thread.is_alive())
 
-  def test_what_it_raises_is_logged_and_raised_to_its_owner(self):
+  def test_error_is_logged_and_raised(self):
     def run(stop):
       stop.wait(60)
       raise OSError("disk full")
@@ -29,7 +29,7 @@ class WorkerTest(absltest.TestCase):
           call()
     self.assertIn("thread test ended", logged.output[0])
 
-  def test_one_that_hangs_is_an_error(self):
+  def test_hanging_thread(self):
     go = threading.Event()
     thread = worker.Worker("test", lambda _: go.wait(60), close_s=0.05)
     with self.assertRaisesRegex(TimeoutError, "test: did not end"):
@@ -39,7 +39,7 @@ class WorkerTest(absltest.TestCase):
 
 class JobQueueTest(absltest.TestCase):
 
-  def test_jobs_are_done_in_order_and_flush_waits(self):
+  def test_jobs_run_in_order_and_flush_waits(self):
     thread = worker.JobQueue("test")
     done = []
     for i in range(1000):
@@ -58,7 +58,7 @@ class JobQueueTest(absltest.TestCase):
     go.set()
     thread.close()
 
-  def test_what_a_job_raises_the_owner_raises_from_then_on(self):
+  def test_error_of_a_job_is_raised(self):
     thread = worker.JobQueue("test")
     done = []
 
@@ -73,7 +73,7 @@ class JobQueueTest(absltest.TestCase):
         call()
     self.assertEmpty(done)
 
-  def test_a_job_that_hangs_is_told_at_the_deadline(self):
+  def test_hanging_job(self):
     thread = worker.JobQueue("slow", max_waiting=1, deadline_s=0.05)
     go, began = threading.Event(), threading.Event()
     thread.submit(lambda: (began.set(), go.wait(10)))

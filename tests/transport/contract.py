@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What every transport must do; mixed into the test of each of them."""
+"""Tests that every transport must pass, as a mixin."""
 
 import random
 import threading
@@ -9,7 +9,7 @@ from tba_jax.transport import base
 
 
 class TransportContract:
-  """Needs `make_client()` and `lose_generation()` of the test it is in."""
+  """Needs `make_client()` and `lose_generation()` of the test case."""
 
   def test_put_get_delete(self):
     client = self.make_client()
@@ -31,14 +31,14 @@ class TransportContract:
     second.delete("once")
     self.assertTrue(second.put("once", b"2", overwrite=False))
 
-  def test_list_is_below_the_directory_in_order_of_numbers(self):
+  def test_list(self):
     client = self.make_client()
     numbers = list(range(0, 120, 7))
     random.Random(0).shuffle(numbers)
     for number in numbers:
       client.put(f"order/{number:08d}", str(number).encode())
-    client.put("order", b"the directory's own key")
-    client.put("orders/1", b"a neighbour")
+    client.put("order", b"key of the directory itself")
+    client.put("orders/1", b"not in the directory")
     listed = client.list("order")
     self.assertEqual(
         list(listed), [f"order/{number:08d}" for number in sorted(numbers)]
@@ -55,7 +55,7 @@ class TransportContract:
     wanted = sorted((f"sorted/{name}" for name in names), key=str.encode)
     self.assertEqual(list(client.list("sorted")), wanted)
 
-  def test_delete_takes_everything_below(self):
+  def test_delete_is_recursive(self):
     client = self.make_client()
     for key in ("tree", "tree/a", "tree/a/b", "trees", "tree2/a"):
       client.put(key, b"x")
@@ -69,7 +69,7 @@ class TransportContract:
     self.assertEqual(client.get("trees"), b"x")
     self.assertEqual(client.get("tree2/a"), b"x")
 
-  def test_many_at_once(self):
+  def test_many(self):
     client = self.make_client()
     values = {f"many/{i:03d}": str(i).encode() for i in range(40)}
     client.put_all(values)
@@ -85,7 +85,7 @@ class TransportContract:
     with self.assertRaises(ValueError):
       client.delete_all(["a//b"])
 
-  def test_many_at_once_after_a_loss_are_an_error(self):
+  def test_many_after_a_loss(self):
     client = self.make_client()
     self.lose_generation()
     with self.assertRaises(base.TransportError):
@@ -96,7 +96,7 @@ class TransportContract:
     client.put_all({f"many/{i}": b"x" for i in range(9)})
     self.assertLen(client.list("many"), 9)
 
-  def test_refuses_keys_and_values_that_would_change(self):
+  def test_invalid_keys_and_values(self):
     client = self.make_client()
     for key in ("", "/", "/a", "a/", "a//b", "a\0b"):
       for operation in (client.get, client.list, client.delete):
@@ -107,7 +107,7 @@ class TransportContract:
     with self.assertRaises(TypeError):
       client.put("a", memoryview(b"x"))
 
-  def test_a_lost_generation_raises_until_reconnect(self):
+  def test_lost_generation_raises_until_reconnect(self):
     client = self.make_client()
     old = client.generation
     client.put("held", b"x")
@@ -121,18 +121,18 @@ class TransportContract:
         client.get("held")
     self.assertEqual(client.reconnect(), old + 1)
     self.assertEqual(client.generation, old + 1)
-    # The new generation is empty: the owner writes again what must be there.
+    # The new generation is empty.
     self.assertIsNone(client.get("held"))
     self.assertTrue(client.put("held", b"z", overwrite=False))
 
-  def test_reconnect_notices_a_loss_by_itself(self):
+  def test_reconnect_without_a_failed_call(self):
     client = self.make_client()
     old = client.generation
     self.lose_generation()
     self.assertEqual(client.reconnect(), old + 1)
     self.assertTrue(client.put("a", b"x"))
 
-  def test_one_client_for_each_thread(self):
+  def test_clients_of_several_threads(self):
     num_threads, num_keys = 4, 25
     errors, wins = [], []
 
@@ -159,7 +159,7 @@ class TransportContract:
     self.assertLen(client.list("threads"), num_threads * num_keys)
     self.assertEqual(sorted(wins), list(range(num_keys)))
 
-  def test_a_closed_client_is_of_no_more_use(self):
+  def test_closed_client(self):
     client = self.make_client()
     client.close()
     client.close()

@@ -41,7 +41,7 @@ class InProcessTest(contract.TransportContract, absltest.TestCase):
     with self.assertRaises(base.DeadlineExceededError):
       in_process.InProcessTransport(self.store, deadline_s=0.0)
 
-  def test_restart_of_a_living_store_changes_nothing(self):
+  def test_restart_of_a_live_store_does_nothing(self):
     client = self.make_client()
     client.put("a", b"x")
     self.store.restart()
@@ -51,7 +51,7 @@ class InProcessTest(contract.TransportContract, absltest.TestCase):
 
 class CheckTest(absltest.TestCase):
 
-  def test_a_value_has_a_limit(self):
+  def test_size_of_a_value_is_limited(self):
     limit = base.MAX_VALUE_BYTES
     self.addCleanup(setattr, base, "MAX_VALUE_BYTES", limit)
     base.MAX_VALUE_BYTES = 4

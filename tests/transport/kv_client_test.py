@@ -34,7 +34,7 @@ class KvContractTest(contract.TransportContract, absltest.TestCase):
   def lose_generation(self):
     generation = self.running.host.generation
     os.kill(self.running.host.child_pid, signal.SIGKILL)
-    # The contract's tests know the number of the next generation.
+    # Tests expect the next number.
     running_host.wait_until(
         lambda: self.running.host.generation == generation + 1
     )
@@ -46,7 +46,7 @@ class KvClientTest(absltest.TestCase):
     super().setUp()
     self.running = self.enterContext(running_host.RunningHost())
 
-  def test_large_values_and_a_directory_of_them(self):
+  def test_large_values(self):
     client = self.running.client()
     value = os.urandom(1 << 20)
     for i in range(6):
@@ -54,17 +54,17 @@ class KvClientTest(absltest.TestCase):
     listed = client.list("q")
     self.assertEqual(listed, {f"q/{i:04d}": value[i:] for i in range(6)})
 
-  def test_refuses_a_living_store_of_another_run(self):
+  def test_store_of_another_run_is_refused(self):
     client = self.running.client()
     with self.assertRaisesRegex(
         base.TransportError, "process is of run 'mine': .* of run 'run'"
     ) as caught:
       self.running.client(run_id="mine")
-    # A refusal, not a wait that ran out.
+    # Refused at once.
     self.assertNotIsInstance(caught.exception, base.DeadlineExceededError)
     self.assertTrue(client.put("a", b"x"))
 
-  def test_refuses_an_address_where_another_store_answers(self):
+  def test_another_store_at_the_address_is_refused(self):
     path = self.running.host.locator_path
     true = locator.read_locator(path)
     for change in ({"run": "other"}, {"generation": true.generation + 1}):
@@ -76,7 +76,7 @@ class KvClientTest(absltest.TestCase):
       ):
         kv_client.KvTransport(forged, deadline_s=1.0, poll_s=0.05)
 
-  def test_never_goes_back_to_an_older_generation(self):
+  def test_older_generation_is_refused(self):
     client = self.running.client()
     path = self.running.host.locator_path
     old = path.read_text()
@@ -95,15 +95,15 @@ class KvClientTest(absltest.TestCase):
     path.write_text(old)
     self.assertEqual(client.reconnect(), 2)
 
-  def test_two_threads_at_once_are_refused(self):
+  def test_two_threads_are_refused(self):
     client = self.running.client()
-    # As in the middle of a call of another thread.
+    # As during a call of another thread.
     with client._exclusive():
       with self.assertRaisesRegex(RuntimeError, "one thread at a time"):
         client.get("a")
     self.assertIsNone(client.get("a"))
 
-  def test_an_error_that_is_no_loss_leaves_the_client_usable(self):
+  def test_other_errors_keep_the_session(self):
     client = self.running.client()
     client.put("a", b"x")
     error = jax_kv.KvError("RESOURCE_EXHAUSTED: too much\nmore")
@@ -116,18 +116,18 @@ class KvClientTest(absltest.TestCase):
         client.get("a")
     self.assertEqual(client.get("a"), b"x")
 
-  def test_what_is_asked_at_once_is_under_way_at_once(self):
+  def test_operations_run_concurrently(self):
     client = self.running.client(deadline_s=20.0)
     together = threading.Barrier(4)
 
     def put(*args):
-      together.wait(10)  # Broken where one waits for the other.
+      together.wait(10)  # Broken if they run one by one.
       return True
 
     with mock.patch.dict(kv_client._OPERATIONS, put=put):
       client.put_all({f"a/{i}": b"x" for i in range(8)})
 
-  def test_many_take_longer_than_the_deadline_of_one(self):
+  def test_each_answer_restarts_the_deadline(self):
     client = self.running.client(deadline_s=0.5)
     put = kv_client._OPERATIONS["put"]
 
@@ -142,7 +142,7 @@ class KvClientTest(absltest.TestCase):
     self.assertGreater(time.monotonic() - start, 0.5)
     self.assertEqual(client.list("a"), values)
 
-  def test_many_of_which_none_comes_through_fail_at_the_deadline(self):
+  def test_hanging_operations_end_at_the_deadline(self):
     client = self.running.client(deadline_s=0.5)
     release = threading.Event()
     self.addCleanup(release.set)
@@ -160,7 +160,7 @@ class KvClientTest(absltest.TestCase):
         client.put_all(values)
     self.assertLess(time.monotonic() - start, 5.0)
 
-  def test_thousands_at_once(self):
+  def test_thousands(self):
     client = self.running.client(deadline_s=20.0)
     values = {f"q/{i:05d}": b"x" * 100 for i in range(1500)}
     client.put_all(values)
@@ -168,7 +168,7 @@ class KvClientTest(absltest.TestCase):
     client.delete_all(values)
     self.assertEmpty(client.list("q"))
 
-  def test_one_of_many_that_fails_is_named(self):
+  def test_failed_operation_is_named(self):
     client = self.running.client()
     put = kv_client._OPERATIONS["put"]
 
@@ -183,7 +183,7 @@ class KvClientTest(absltest.TestCase):
     self.assertEqual(client.get("c"), b"x")
     self.assertIsNone(client.get("b"))
 
-  def test_a_slow_answer_is_never_taken_for_the_next(self):
+  def test_late_answer_is_dropped(self):
     client = self.running.client(deadline_s=2.0)
     client.put("a", b"a")
     client.put("b", b"b")
@@ -201,13 +201,13 @@ class KvClientTest(absltest.TestCase):
           rf" \(process {self.running.host.child_pid}\)",
       ):
         client.get("a")
-    # The store was only slow: the same generation, with all that it holds.
+    # The store was only slow: it still has its data.
     self.assertEqual(client.reconnect(30.0), 1)
     release.set()
     self.assertEqual(client.get("b"), b"b")
     self.assertEqual(client.get("a"), b"a")
 
-  def test_a_newer_generation_ends_the_wait_for_an_older(self):
+  def test_newer_generation_ends_the_wait(self):
     client = self.running.client()
     path = self.running.host.locator_path
     fields = json.loads(path.read_text())
@@ -245,7 +245,7 @@ class NoStoreTest(parameterized.TestCase):
     self.assert_no_store(f"within 0.3 s .*{self.path}.*announces none")
 
   def test_nothing_listens(self):
-    # A connect to it would abort this process.
+    # A connect would abort this process.
     self.announce(f"unix:{self.folder}/kv3.sock")
     self.assert_no_store("nothing listens there: .*generation 3, at .*12345")
 
@@ -263,7 +263,7 @@ class NoStoreTest(parameterized.TestCase):
       silent.listen()
       self.assert_no_store("no answer to get 'meta/store' within .*12345")
 
-  def test_attaches_to_a_host_that_comes_later(self):
+  def test_host_starts_later(self):
     running = running_host.RunningHost(spool=self.folder / "spool")
     timer = threading.Timer(0.2, running.__enter__)
     timer.start()

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A store host on a thread of the test, with what tests ask of it."""
+"""A store host on a thread, and its clients."""
 
 import pathlib
 import tempfile
@@ -22,9 +22,9 @@ def wait_until(condition, wait_s: float = 60.0) -> None:
 
 
 class RunningHost:
-  """A context in which a `KvHost` runs; stops and cleans up at its end.
+  """Runs a `KvHost` in a context; stops it and its clients at the end.
 
-  It opens when the first generation answers, or when `run` raised `error`.
+  Enters when the first generation answers, or `run` has raised `error`.
   """
 
   def __init__(self, spool: pathlib.Path | None = None, **host_args: Any):

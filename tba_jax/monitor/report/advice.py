@@ -93,7 +93,7 @@ def _bottleneck(run: load.Run, rows: Rows) -> list[str]:
 
 
 def _lead(run: load.Run, rows: Rows) -> list[str]:
-  """Advises a larger lead if the roles wait for each other."""
+  """Suggests a larger lead if the roles wait for each other."""
   waits = [_share(rows, role) for role in ("trainer", "searcher")]
   lead = _setting(run, "search", "lead_steps")
   if None in waits or min(waits) < _LITTLE or lead is None or not run.records:
@@ -190,7 +190,7 @@ def _staleness(run: load.Run) -> list[str]:
 
 
 def _groups(run: load.Run) -> list[str]:
-  """Tells how much of the data had nothing to teach."""
+  """Returns the shares of data without a learning signal."""
   lines = []
   equal = _mean(run, "train/equal_reward_groups")
   if equal is not None:

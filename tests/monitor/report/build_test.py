@@ -1,8 +1,7 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The page as a file: whole, safe and small, of any run."""
+"""The page of any run: complete, safe and small."""
 
-import html.parser
 import json
 import os
 import pathlib
@@ -15,41 +14,7 @@ import numpy as np
 from tba_jax.monitor.report import build
 from tba_jax.programs import report as programs_report
 from tests.monitor.report import fake_run
-
-# What must be harmless wherever the model wrote it.
-HOSTILE = (
-    "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
-    "\x1b[2J\u202e\u2028\x00\ud800&lt;"
-)
-
-
-class _Elements(html.parser.HTMLParser):
-  """Collects elements, attributes and the text of the data element."""
-
-  def __init__(self):
-    super().__init__()
-    self.tags, self.urls, self.data, self._in_data = [], [], "", False
-
-  def handle_starttag(self, tag, attrs):
-    self.tags.append(tag)
-    for name, value in attrs:
-      if name in ("src", "href", "action", "srcset", "data"):
-        self.urls.append(value)
-    self._in_data = ("id", "page-data") in attrs
-
-  def handle_endtag(self, tag):
-    self._in_data = False
-
-  def handle_data(self, data):
-    if self._in_data:
-      self.data += data
-
-
-def _parse(path):
-  page = _Elements()
-  with open(path, encoding="utf-8") as f:
-    page.feed(f.read())
-  return page
+from tests.monitor.report import page as page_lib
 
 
 class BuildTest(absltest.TestCase):
@@ -64,24 +29,24 @@ class BuildTest(absltest.TestCase):
     with open(os.path.join(self.workdir, name), "a") as f:
       f.write(json.dumps(record) + "\n")
 
-  def test_the_page_stands_alone(self):
+  def test_page_is_self_contained(self):
     fake_run.make_run(self.workdir, num_steps=30)
     path = build.write_report(self.workdir)
     self.assertEqual(str(path), os.path.join(self.workdir, "report.html"))
-    page = _parse(path)
+    page = page_lib.Page(path)
     for url in page.urls:
       self.assertRegex(url, r"^(#|data:,)")
-    source = path.read_text()
+    source = page.source
     self.assertIn("default-src 'none'", source)
     asks = re.search(r"@import|url\((?!#)|\bfetch\(|XMLHttpRequest", source)
     self.assertIsNone(asks)
-    data = json.loads(page.data)
+    data = page.data
     titles = [chart["title"] for chart in data["charts"]]
     for title in ("Reward", "Held-out pass@1", "KL to the reference", "log Z"):
       self.assertIn(title, titles)
     self.assertEqual(sum(n for _, n in data["staleness"]), 30 * 256)
 
-  def test_an_unfinished_run_has_a_page(self):
+  def test_page_of_an_unfinished_run(self):
     fake_run.make_run(self.workdir, num_steps=10, finished=False)
     with open(os.path.join(self.workdir, "metrics.jsonl"), "a") as f:
       f.write('{"step": 10, "tr')
@@ -89,7 +54,7 @@ class BuildTest(absltest.TestCase):
     self.assertIn("no summary; last sign of life", source)
     self.assertIn("Unreadable lines left out", source)
 
-  def test_a_run_killed_at_any_byte_has_a_page(self):
+  def test_page_of_a_run_killed_at_any_byte(self):
     rng = np.random.default_rng(0)
     for seed in range(8):
       folder = pathlib.Path(self.workdir, str(seed))
@@ -100,63 +65,81 @@ class BuildTest(absltest.TestCase):
           path.write_bytes(data[: rng.integers(len(data) + 1)])
         elif rng.random() < 0.5:
           path.unlink()
-      page = _parse(build.write_report(folder))
-      self.assertNotEmpty(json.loads(page.data))
+      self.assertNotEmpty(page_lib.Page(build.write_report(folder)).data)
 
-  def test_an_empty_directory_has_a_page(self):
+  def test_page_of_an_empty_directory(self):
     os.makedirs(self.workdir)
     source = build.write_report(self.workdir).read_text()
     self.assertIn("nothing measured yet", source)
 
-  def test_text_of_a_model_stays_text(self):
+  def test_text_of_a_model_is_escaped(self):
     fake_run.make_run(self.workdir, num_steps=3, num_samples=0)
-    clean = _parse(build.write_report(self.workdir))
+    clean = page_lib.Page(build.write_report(self.workdir))
     self._append(
         "samples.jsonl",
         {
             "step": 1,
-            "prompt": HOSTILE,
-            "completion": HOSTILE,
+            "prompt": page_lib.HOSTILE,
+            "completion": page_lib.HOSTILE,
             "reward": 0,
-            "tokens": [HOSTILE],
+            "tokens": [page_lib.HOSTILE],
             "logprobs": [-1.0],
         },
     )
-    self._append("events.jsonl", {"kind": HOSTILE, "message": HOSTILE})
-    example = {"prompt": HOSTILE, "completion": HOSTILE, "reward": 1}
-    evaluation = {"before": {"samples": [example]}, "after": {HOSTILE: HOSTILE}}
+    self._append(
+        "events.jsonl", {"kind": page_lib.HOSTILE, "message": page_lib.HOSTILE}
+    )
+    example = {
+        "prompt": page_lib.HOSTILE,
+        "completion": page_lib.HOSTILE,
+        "reward": 1,
+    }
+    evaluation = {
+        "before": {"samples": [example]},
+        "after": {page_lib.HOSTILE: page_lib.HOSTILE},
+    }
     for name, value in (
         ("eval", evaluation),
-        ("config", {HOSTILE: HOSTILE, "task": {"name": HOSTILE}}),
-        ("summary", {HOSTILE: HOSTILE, "restarts": {HOSTILE: 1}}),
+        (
+            "config",
+            {
+                page_lib.HOSTILE: page_lib.HOSTILE,
+                "task": {"name": page_lib.HOSTILE},
+            },
+        ),
+        (
+            "summary",
+            {
+                page_lib.HOSTILE: page_lib.HOSTILE,
+                "restarts": {page_lib.HOSTILE: 1},
+            },
+        ),
     ):
       with open(os.path.join(self.workdir, f"{name}.json"), "w") as f:
         json.dump(value, f)
-    path = build.write_report(self.workdir)
-    page = _parse(path)
+    page = page_lib.Page(build.write_report(self.workdir))
     self.assertEqual(page.tags.count("script"), clean.tags.count("script"))
     self.assertNotIn("img", page.tags)
-    source = path.read_text("utf-8")
-    self.assertIsNone(re.search("[\x00-\x08\x0b-\x1f\u202e\u2028]", source))
-    (sample,) = json.loads(page.data)["samples"]
+    acts = re.search("[\x00-\x08\x0b-\x1f\u202e\u2028]", page.source)
+    self.assertIsNone(acts)
+    (sample,) = page.data["samples"]
     self.assertTrue(sample["completion"].startswith("</script><script>"))
     self.assertIn("⟦U+202E⟧", sample["completion"])
 
-  def test_a_long_run_stays_small(self):
+  def test_size_of_a_long_run(self):
     fake_run.make_run(self.workdir, num_steps=3000, num_samples=300)
     long = {"step": 1, "completion": "<" * 100_000, "prompt": "é" * 100_000}
     for _ in range(30):
       self._append("samples.jsonl", long)
     path = build.write_report(self.workdir)
-    # What grows with the run is thinned; samples are cut. 100,000 steps take
-    # the same space as these.
+    # 100,000 steps take the same space as these.
     self.assertLess(path.stat().length, 5_000_000)
 
-  def test_a_directory_that_is_not_there(self):
+  def test_missing_directory(self):
     with self.assertRaisesRegex(ValueError, "no run directory at"):
       build.write_report(self.workdir)
 
-  def test_out_names_the_file(self):
+  def test_out(self):
     os.makedirs(self.workdir)
     out = os.path.join(self.workdir, "sub", "page.html")
     self.assertEqual(str(build.write_report(self.workdir, out)), out)
@@ -164,7 +147,7 @@ class BuildTest(absltest.TestCase):
         os.listdir(os.path.dirname(out)), ["page.html", "trace.json"]
     )
 
-  def test_first_and_last_checkpoint_stand_side_by_side(self):
+  def test_first_and_last_checkpoint_side_by_side(self):
     os.makedirs(self.workdir)
     sample = lambda completion, reward: {
         "prompt": "1,2>3",
@@ -179,14 +162,14 @@ class BuildTest(absltest.TestCase):
     }
     with open(os.path.join(self.workdir, "eval.json"), "w") as f:
       json.dump(evaluations, f)
-    data = json.loads(_parse(build.write_report(self.workdir)).data)
+    data = page_lib.Page(build.write_report(self.workdir)).data
     (row,) = data["held_out"]
     self.assertEqual(row["prompt"], "1,2>3")
     self.assertLen(row["before"], 2)
     self.assertEqual(row["after"][0]["completion"], "2+1=3")
     self.assertEqual(row["after"][0]["logprobs"], [-0.5])
 
-  def test_the_verdict_comes_first_and_the_advice_with_it(self):
+  def test_verdict_and_advice(self):
     fake_run.make_run(self.workdir, num_steps=20, num_samples=2)
     path, verdict, sentences = build.conclude(self.workdir)
     self.assertEqual(verdict.kind, "learned")
@@ -195,7 +178,7 @@ class BuildTest(absltest.TestCase):
     self.assertIn(verdict.sentence, body.partition("<nav")[0])
     self.assertIn(sentences[0], body)
 
-  def test_the_program_takes_the_workdir_or_an_operand(self):
+  def test_operands_of_the_program(self):
     os.makedirs(self.workdir)
     self.assertEqual(programs_report.run(None, self.workdir, []), 0)
     self.assertEqual(programs_report.run(None, None, [self.workdir]), 0)
@@ -205,7 +188,7 @@ class BuildTest(absltest.TestCase):
 
 class DiversityTest(absltest.TestCase):
 
-  def test_distinct_completions_right_ones_first(self):
+  def test_distinct_completions(self):
     sample = lambda completion, reward: {
         "prompt": "p", "completion": completion, "reward": reward,
     }  # fmt: skip
@@ -216,7 +199,7 @@ class DiversityTest(absltest.TestCase):
     self.assertEqual(shown, [("b", 1), ("a", 2)])
     self.assertEqual(row["after"][0]["reward"], 1.0)
 
-  def test_prompts_of_both_sides_come_first(self):
+  def test_order_of_prompts(self):
     sample = lambda prompt: {"prompt": prompt, "completion": "\u202e"}
     out = build.diversity(
         {"samples": [sample("old"), sample("both")]},

@@ -1,8 +1,7 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests for report.compare: several runs on one page."""
+"""Several runs on one page."""
 
-import html.parser
 import json
 import pathlib
 import tempfile
@@ -14,29 +13,7 @@ from tba_jax.monitor.report import compare
 from tba_jax.monitor.report import load
 from tba_jax.programs import report
 from tests.monitor.report import fake_run
-
-HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[2J\u202e"
-
-
-class _Page(html.parser.HTMLParser):
-  """Collects the elements and the data of a page."""
-
-  def __init__(self, path):
-    super().__init__()
-    self.tags, self.data, self._in_data = [], "", False
-    self.feed(path.read_text("utf-8"))
-    self.data = json.loads(self.data)
-
-  def handle_starttag(self, tag, attrs):
-    self.tags.append(tag)
-    self._in_data = ("id", "page-data") in attrs
-
-  def handle_endtag(self, tag):
-    self._in_data = False
-
-  def handle_data(self, data):
-    if self._in_data:
-      self.data += data
+from tests.monitor.report import page as page_lib
 
 
 class CompareTest(absltest.TestCase):
@@ -57,7 +34,7 @@ class CompareTest(absltest.TestCase):
     (path / "config.json").write_text(json.dumps(config))
     return path
 
-  def test_finished_running_and_crashed_runs_are_found_by_folder(self):
+  def test_runs_are_found_by_folder(self):
     self.make("runs/a")
     self.make("runs/b", beta=0.1, finished=False)
     (self.folder / "runs" / "notes").mkdir()
@@ -66,8 +43,8 @@ class CompareTest(absltest.TestCase):
     (crashed / "metrics.jsonl").write_text('{"step": 0, "train/los')
     runs = str(self.folder / "runs")
     self.assertEqual(report.run(None, None, [runs, str(crashed)]), 0)
-    # Beside the first one.
-    page = _Page(self.folder / "runs" / "compare.html")
+    # The page is beside the first.
+    page = page_lib.Page(self.folder / "runs" / "compare.html")
     self.assertEqual(page.data["runs"], ["a", "b", "crashed"])
     reward = next(c for c in page.data["charts"] if c["title"] == "Reward")
     self.assertEqual([s["label"] for s in reward["series"]], ["a", "b"])
@@ -78,7 +55,7 @@ class CompareTest(absltest.TestCase):
     self.assertIn("Batch: fresh", titles)
     self.assertNotIn("Batch", titles)
 
-  def test_only_settings_that_differ_are_shown(self):
+  def test_settings_that_differ(self):
     paths = [self.make("a"), self.make("b", beta=0.1)]
     runs = [load.read_run(path) for path in paths]
     self.assertEqual(
@@ -87,13 +64,13 @@ class CompareTest(absltest.TestCase):
     )
     self.assertEqual(compare.settings(runs[:1] * 2), [])
 
-  def test_a_setting_that_one_run_lacks(self):
+  def test_missing_setting(self):
     runs = [load.read_run(self.make("a")), load.read_run(self.make("b"))]
     del runs[1].config["config"]["loss"]["ratio_clip"]
     (row,) = compare.settings(runs)
     self.assertEqual(row, {"name": "loss.ratio_clip", "values": ["0.2", "–"]})
 
-  def test_different_tasks_are_told(self):
+  def test_different_tasks(self):
     paths = [self.make("a"), self.make("b")]
     word = "different tasks"
     self.assertNotIn(word, compare.write_comparison(paths).read_text())
@@ -116,7 +93,7 @@ class CompareTest(absltest.TestCase):
     self.assertStartsWith(rows["pass@1, before"][0], "29.0 %")
     self.assertEqual(rows["pass@1, after"][1], "–")
 
-  def test_names_are_as_long_as_it_takes(self):
+  def test_names_are_distinct(self):
     paths = [epath.Path(p) for p in ("/x/a/run", "/x/b/run", "/x/b/other")]
     self.assertEqual(compare.names(paths), ["a/run", "b/run", "b/other"])
     self.assertEqual(compare.names(paths[1:]), ["run", "other"])
@@ -130,19 +107,18 @@ class CompareTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "no run directory at"):
       compare.find_runs([self.folder / "none"])
 
-  def test_text_of_a_run_stays_text(self):
+  def test_text_of_a_run_is_escaped(self):
     paths = [self.make("a"), self.make("b")]
-    clean = _Page(compare.write_comparison(paths))
-    config = {"config": {HOSTILE: HOSTILE}}
+    clean = page_lib.Page(compare.write_comparison(paths))
+    config = {"config": {page_lib.HOSTILE: page_lib.HOSTILE}}
     (paths[0] / "config.json").write_text(json.dumps(config))
-    record = {"step": 99, "time": fake_run.START, HOSTILE: 1.0}
+    record = {"step": 99, "time": fake_run.START, page_lib.HOSTILE: 1.0}
     with (paths[0] / "metrics.jsonl").open("a") as f:
       f.write(json.dumps(record) + "\n")
-    path = compare.write_comparison(paths)
-    page = _Page(path)
+    page = page_lib.Page(compare.write_comparison(paths))
     self.assertNotIn("img", page.tags)
     self.assertEqual(page.tags.count("script"), clean.tags.count("script"))
-    source = path.read_text("utf-8")
+    source = page.source
     self.assertIn("default-src 'none'", source)
     self.assertNotIn("\x1b", source)
     self.assertNotIn("\u202e", source)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests for report.curves."""
+"""Curves and histograms of the charts."""
 
 from absl.testing import absltest
 
@@ -16,14 +16,14 @@ def _records(values, name="train/loss"):
 
 class ThinTest(absltest.TestCase):
 
-  def test_a_short_series_stays_as_it_is(self):
+  def test_short_series(self):
     out = curves.thin(_records([1.0, 3.0]), "train/loss")
     self.assertEqual(out["step"], [0, 1])
     self.assertEqual(out["time"], [100.0, 101.0])
     self.assertEqual(out["mean"], [1.0, 3.0])
     self.assertEqual(out["low"], out["high"])
 
-  def test_a_long_series_keeps_mean_extremes_and_end(self):
+  def test_long_series(self):
     values = [float(i % 10) for i in range(10 * curves.MAX_POINTS)]
     out = curves.thin(_records(values), "train/loss")
     self.assertLen(out["step"], curves.MAX_POINTS)
@@ -31,12 +31,12 @@ class ThinTest(absltest.TestCase):
     self.assertEqual((set(out["low"]), set(out["high"])), ({0.0}, {9.0}))
     self.assertEqual(out["step"][-1], len(values) - 1)
 
-  def test_missing_and_non_finite_values_are_left_out(self):
+  def test_missing_and_non_finite_values(self):
     records = _records([1.0, None, float("nan"), True, 2.0])
     out = curves.thin(records, "train/loss")
     self.assertEqual(out["step"], [0, 4])
 
-  def test_a_band_is_scaled_around_the_mean(self):
+  def test_band(self):
     records = [{"step": 0, "time": 1.0, "a": 0.5, "se": 0.01}]
     out = curves.thin(records, "a", "se", 2.0)
     self.assertEqual((out["low"], out["high"]), ([0.48], [0.52]))
@@ -44,18 +44,18 @@ class ThinTest(absltest.TestCase):
 
 class ChartsTest(absltest.TestCase):
 
-  def test_only_charts_with_data_are_shown(self):
+  def test_charts_have_data(self):
     charts = curves.known_charts(_records([0.1], "train/reward_mean"))
     self.assertEqual([chart["title"] for chart in charts], ["Reward"])
 
-  def test_unknown_metrics_have_charts_of_their_own(self):
+  def test_charts_of_unknown_metrics(self):
     records = [
         {"step": 0, "time": 1.0, "mine/a": 1, "train/loss": 2.0, "s": ""}
     ]
     titles = [chart["title"] for chart in curves.other_charts(records)]
     self.assertEqual(titles, ["mine/a"])
 
-  def test_the_history_of_evaluations_joins_the_records(self):
+  def test_evaluations_join_the_records(self):
     records = _records([1.0])
     history = {"history": [{"step": 0, "pass_at_1": 0.3}, {"step": 9}, "x"]}
     out = curves.with_evaluations(records, history)
@@ -66,7 +66,7 @@ class ChartsTest(absltest.TestCase):
 
 class AxesTest(absltest.TestCase):
 
-  def test_what_was_sampled_by_each_step(self):
+  def test_axes(self):
     records = [
         {"step": i, "total/completions": 8 * i, "total/tokens": 90 * i}
         for i in range(3 * curves.MAX_POINTS)
@@ -79,13 +79,13 @@ class AxesTest(absltest.TestCase):
     self.assertEqual((axes["step"][-1], axes["tokens"][-1]), (last, 90 * last))
     self.assertEqual(axes["completions"][1], 8 * axes["step"][1])
 
-  def test_a_run_that_did_not_write_them(self):
+  def test_no_axes(self):
     self.assertEqual(curves.axes(_records([1.0])), {})
 
 
 class HistogramTest(absltest.TestCase):
 
-  def test_over_time_as_shares_of_each_stretch(self):
+  def test_histogram_over_time(self):
     records = [
         {"step": i, "h": {"0": 1, "2": i % 2, "9": 0}}
         for i in range(2 * curves.MAX_COLUMNS)
@@ -98,18 +98,18 @@ class HistogramTest(absltest.TestCase):
     self.assertEqual(out["share"][1], curves.MAX_COLUMNS * [0.333])
     self.assertEqual(curves.histogram_over_time(records, "none"), {})
 
-  def test_the_last_row_stands_for_all_above(self):
+  def test_last_row_has_all_larger_values(self):
     histogram = {str(v): 1 for v in range(2 * curves.MAX_ROWS)}
     out = curves.histogram_over_time([{"step": 0, "h": histogram}], "h")
     self.assertLen(out["value"], curves.MAX_ROWS)
     self.assertTrue(out["more"])
     self.assertAlmostEqual(sum(row[0] for row in out["share"]), 1.0, places=2)
 
-  def test_sums_over_steps_sorted_by_value(self):
+  def test_sum_histograms(self):
     records = [{"h": {"10": 1, "2": 3}}, {}, {"h": {"2": 1, "x": 5, "3": None}}]
     self.assertEqual(curves.sum_histograms(records, "h"), [[2.0, 4], [10.0, 1]])
 
-  def test_last_takes_the_newest_one(self):
+  def test_last_histogram(self):
     records = [{"h": {"1": 1}}, {"h": {"2": 2}}, {"h": 3.0}]
     self.assertEqual(curves.last_histogram(records, "h"), [[2.0, 2]])
     self.assertEqual(curves.last_histogram([], "h"), [])

@@ -125,7 +125,7 @@ class TraceTest(absltest.TestCase):
         delta=1e-3,
     )
 
-  def test_events_are_instants_with_their_message(self):
+  def test_events_in_the_trace(self):
     fake_run.make_run(self.workdir, num_steps=5, num_samples=0)
     instants = [e for e in self._trace() if e["ph"] == "i"]
     self.assertEqual(instants[1]["name"], "restart")

@@ -35,25 +35,25 @@ class VerdictTest(parameterized.TestCase):
     found = verdict.verdict(*_sides(before, after), records)
     self.assertEqual(found.kind, kind)
 
-  def test_the_sentence_has_the_numbers(self):
+  def test_numbers_in_the_sentence(self):
     found = verdict.verdict(*_sides(0.29, 0.68), FLAT)
     for words in ("29.0 %", "68.0 %", "+39.0 ± 2.8 points"):
       self.assertIn(words, found.sentence)
     found = verdict.verdict(*_sides(0.0, 0.0), RISING)
     self.assertIn("training reward rose from 0.4", found.sentence)
 
-  def test_other_tasks_have_other_figures(self):
+  def test_metric_of_the_task(self):
     found = verdict.verdict(*_sides(0.5, 0.7, key="win_rate"), FLAT)
     self.assertIn("win-rate", found.sentence)
     found = verdict.verdict(*_sides(-1.5, 0.7, key="mean_reward"), FLAT)
     self.assertIn("from -1.50 to 0.70 (+2.20", found.sentence)
 
-  def test_without_both_evaluations_nothing_is_known(self):
+  def test_missing_evaluation(self):
     found = verdict.verdict({"pass_at_1": 0.5}, {}, RISING)
     self.assertEqual(found.kind, "unknown")
     self.assertTrue(found.learned)
 
-  def test_errors_that_are_not_known_are_left_out(self):
+  def test_unknown_errors(self):
     found = verdict.verdict({"pass_at_1": 0.2}, {"pass_at_1": 0.3})
     self.assertEqual(found.kind, "learned")
     self.assertNotIn("±", found.sentence)

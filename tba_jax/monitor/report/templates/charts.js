@@ -1,9 +1,9 @@
-// Line charts against step, wall clock or data; histograms; stacked bars.
+// Line charts, histograms and stacked bars.
 const view = { axis: "step", smoothing: 0.8, hidden: new Set() };
-const crosshairs = [];  // One function an open chart: shows x, or hides with null.
+const crosshairs = [];  // Per chart, a function that shows the crosshair at x, or hides it for null.
 const RESTARTS = DATA.events.filter((e) => e.kind === "restart" && e.t !== null);
 
-// Exponential moving average that starts unbiased. Sparse series stay as they are.
+// Exponential moving average without initial bias; short series are unchanged.
 function smooth(values) {
   if (values.length < 40 || view.smoothing === 0) return values;
   let total = 0, weight = 0;
@@ -14,7 +14,7 @@ function smooth(values) {
   });
 }
 
-// Where a series lies on the axis in use; null where its run did not say.
+// The x values of a series on the chosen axis; null if its run lacks them.
 function xOf(series) {
   if (view.axis === "step") return series.step;
   if (view.axis === "time") return series.time.map((t) => t - (series.origin ?? DATA.origin));
@@ -29,12 +29,12 @@ function xOf(series) {
   });
 }
 
-// The series that are drawn, each with its number, which is its colour.
+// The visible series, each with the index of its colour.
 function shownSeries(chart) {
   return chart.series.map((s, i) => ({ s, i: s.run ?? i, xs: xOf(s) })).filter(({ s, xs }) => xs && !view.hidden.has(s.run));
 }
 
-// Wall-clock seconds to the x axis in use, by the series' own times.
+// Converts wall-clock seconds to the chosen axis, by the times of a series.
 function eventX({ s, xs: step }, t) {
   if (view.axis === "time") return t;
   const { time } = s;
@@ -49,7 +49,7 @@ function eventX({ s, xs: step }, t) {
 function yRange(chart, shown) {
   let low = Infinity, high = -Infinity;
   for (const { s } of shown) {
-    // A single wild step must not flatten the rest: the middle 98 % with room.
+    // Outliers must not flatten the rest: the middle 99 %, with a margin.
     const all = s.band ? [...s.low, ...s.high] : [...s.mean];
     all.sort((a, b) => a - b);
     const cut = all.length > 200 ? Math.floor(all.length / 200) : 0;
@@ -105,7 +105,7 @@ function lineChart(chart) {
   const card = el("div", { class: "chart", "data-chart": chart.title },
     el("div", { class: "head" }, el("b", {}, chart.title), el("span", { class: "last" }, last)),
     el("div", { class: "unit" }, chart.unit), figure);
-  // Runs side by side have one legend for all figures.
+  // A comparison has one legend for all charts.
   if (chart.series.length > 1 && !DATA.runs) {
     const keys = chart.series.map((s, i) => el("span", { class: "key" }, el("i", { style: `background:${color(i)}` }), s.label));
     card.append(el("div", {}, ...keys));
@@ -174,7 +174,7 @@ function lineChart(chart) {
   return card;
 }
 
-// The buttons and the slider above the charts, of one run or of several.
+// The buttons and the slider above the charts.
 function curveControls() {
   const known = DATA.axes.some((axes) => axes.step);
   for (const button of document.querySelectorAll("[data-axis]")) {
@@ -207,7 +207,7 @@ function drawHistogram(node, pairs, xLabel, words) {
   if (!pairs.length) return empty(node, words);
   const total = pairs.reduce((sum, [, n]) => sum + n, 0);
   const mean = pairs.reduce((sum, [v, n]) => sum + v * n, 0) / total;
-  // More bars than fit are put together; the last bar says from where on.
+  // The last bar has all values that do not fit.
   const shown = pairs.length <= 40 ? pairs : [...pairs.slice(0, 39), [pairs[39][0], pairs.slice(39).reduce((s, [, n]) => s + n, 0)]];
   const more = pairs.length > 40 ? "+" : "";
   keepDrawn(node, (width) => {
@@ -234,7 +234,7 @@ function drawHistogram(node, pairs, xLabel, words) {
   });
 }
 
-// A histogram at each stretch of the run: the fuller a cell, the larger its share.
+// A histogram over the run as a heat map.
 function drawOverTime(node, data, label) {
   if (!data.step) return;
   const { step, value, share, more } = data;
@@ -266,8 +266,8 @@ function drawOverTime(node, data, label) {
   });
 }
 
-// Colours of span kinds: waits are grey, the usual kinds have their own, and
-// the others take what the palette has left.
+// Colours of span kinds: waits are grey, common kinds are fixed, others take the
+// rest of the palette.
 const KIND_COLORS = { step: 0, evaluate: 1, decode: 2, compile: 3, checkpoint: 4, publish: 5, reference: 6, reward: 4, pull: 5, draw: 5 };
 function kindColors(kinds, waits) {
   const left = [0, 1, 2, 3, 4, 5, 6].filter((c) => !kinds.some((kind) => KIND_COLORS[kind] === c));

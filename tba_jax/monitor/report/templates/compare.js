@@ -1,4 +1,4 @@
-// Puts the page of several runs together.
+// Fills the page of several runs.
 function legend(node) {
   DATA.runs.forEach((name, i) => {
     const button = el("button", { type: "button", "aria-pressed": "true", title: "Show or hide this run's curves" },

@@ -1,8 +1,8 @@
-// The page's data and the few tools that all figures share.
+// The page's data, and functions that all figures use.
 const DATA = JSON.parse(document.getElementById("page-data").textContent);
 const SVG = "http://www.w3.org/2000/svg";
 
-// Text is only ever set as text: nothing here parses markup.
+// Text is set as text only: nothing here parses markup.
 function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -34,7 +34,7 @@ function fmt(x, percent = false) {
   return size >= 100 ? x.toFixed(0) : size >= 1 ? x.toFixed(2) : x.toPrecision(3);
 }
 
-// Of an axis: as few digits as the tick needs.
+// A tick label, with as few digits as possible.
 function fmtTick(x, percent) {
   if (percent) return `${+(100 * x).toFixed(2)} %`;
   const size = Math.abs(x);
@@ -56,7 +56,7 @@ function fmtTime(s, precise = false) {
   return h ? `${sign}${h}:${two(m)}${r ? `:${two(r)}` : ""} h` : `${sign}${m}:${two(r)} min`;
 }
 
-// Round numbers that cover [low, high], about `count` of them.
+// About `count` round numbers in [low, high].
 function ticks(low, high, count, steps = [1, 2, 5, 10]) {
   const span = high - low;
   if (!(span > 0)) return [low];
@@ -90,7 +90,7 @@ function hideTip() { byId("tip").hidden = true; }
 
 function empty(node, words) { node.replaceChildren(el("p", { class: "empty" }, words)); }
 
-const redraws = [];  // What must be drawn again when width or theme change.
+const redraws = [];  // Called after a change of theme or axis.
 
 // Draws now, and again when the node's width changes.
 function keepDrawn(node, draw) {

@@ -30,7 +30,7 @@ function sampleRow(sample, colored) {
     el("td", { class: "reward", style: "font-weight:400" }, sample.tokens.length ? total.toFixed(2) : "–"));
 }
 
-// Reasons of one kind differ in their numbers and quotes.
+// Replaces numbers and quotes, so that similar reasons are counted as one.
 function kindOfReason(sample) {
   return sample.reason.replace(/"[^]*"/g, "“…”").replace(/\d+([.,]\d+)*/g, "#").replace(/#(, #)+/g, "#, …").slice(0, 60);
 }
@@ -83,7 +83,7 @@ function sampleBrowser(bar, node, samples, total) {
   draw();
 }
 
-// A held-out prompt a row: what the first checkpoint said, and what the last.
+// A row per held-out prompt: completions of the first and the last checkpoint.
 function sideBySide(bar, node, rows) {
   if (!rows.length) { empty(node, "No evaluation with examples yet."); return; }
   const query = el("input", { type: "search", id: "held-out-query", placeholder: "prompt or completion contains…", size: 30 });

@@ -1,4 +1,4 @@
-// Puts the page of one run together.
+// Fills the page of one run.
 startTheme();
 fillCharts("charts", DATA.charts);
 fillCharts("other", DATA.other_charts, "other-box");

@@ -1,4 +1,4 @@
-// The roles' spans on one time axis: wheel zooms, drag moves, buttons choose.
+// The roles' spans on one time axis, with zoom and scroll.
 const TRACK = 26, GAP = 8, AXIS = 24, LABEL = 138;
 
 function timelineFigure(bar, node, data) {
@@ -14,8 +14,8 @@ function timelineFigure(bar, node, data) {
   const label = (lane) => `${lane.role}-${lane.index}${lane.lane ? ` · ${lane.lane}` : ""}`;
   const inDetail = (lane, t) => !lane.bins || t <= lane.detail_until || t >= lane.detail_from;
 
-  // Each pixel column is filled by the shares of the kinds in it, so that a busy
-  // lane is no noise when many spans share a pixel; waits lie on top.
+  // A pixel column shows the shares of its kinds, waits on top, since many spans
+  // may share a pixel.
   function drawSpans(ctx, lane, y, width, colors) {
     const columns = Math.floor(width - LABEL), per = (range[1] - range[0]) / columns;
     const shares = new Map(), wide = [];
@@ -142,8 +142,8 @@ function timelineFigure(bar, node, data) {
     return lines.join("\n");
   }
 
-  // A plain wheel scrolls the page, as everywhere; with ctrl, meta or shift, or
-  // once the figure has the focus, it zooms.
+  // A plain wheel scrolls the page; with ctrl, meta or shift, or if the figure has
+  // the focus, it zooms.
   canvas.addEventListener("wheel", (event) => {
     if (!(event.ctrlKey || event.metaKey || event.shiftKey || document.activeElement === canvas)) return;
     event.preventDefault();
