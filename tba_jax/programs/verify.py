@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import io
 import itertools
@@ -43,14 +44,18 @@ from tba_jax.system import processes
 
 _UNITS = ("prompts", "completions", "tokens")
 _NUMBER = (int, float)
+_CHECKPOINT_FORMAT = 3
 # Progress is shown on stderr after so many seconds, and every so many then.
 _QUIET_S, _SHOW_EVERY_S = 5.0, 2.0
+_REPORT = "the report lacks it; training is not affected"
+_COPY = "restore it from a copy"
+_DELETE = "the run cannot go on; delete it: the same command writes it again"
 
-# JSON file -> the fields that it must have, and what to do if it has not.
+# JSON file -> fields that it must have, and what to do if it has not.
 _FILES = {
     "config.json": (
         {"format": int, "run_id": str, "created": _NUMBER, "config": dict},
-        "no program can open the run; restore the file from a copy",
+        f"no program can open the run; {_COPY}",
     ),
     "epoch.json": (
         {"epoch": int},
@@ -59,32 +64,21 @@ _FILES = {
     ),
     "eval.json": (
         {},
-        "the run cannot go on or be evaluated; restore it from a copy, or"
-        " delete it: `before` is then evaluated anew, at the step reached",
+        f"the run cannot go on; {_COPY}, or delete it: `before` is then"
+        " evaluated at the step reached",
     ),
     "ledger.json": (
         {"generated": dict, "rejected": dict, "lost": dict, "closed": bool},
         "a run that goes on writes it again; the account of a finished run is"
-        " only in its last checkpoint",
+        " in its last checkpoint",
     ),
     "result.json": (
         {"steps": int, "completions": int, "ledger_closed": bool},
-        "delete it; the same train command writes it again",
+        _DELETE,
     ),
-    "summary.json": (
-        {"steps": int, "num_steps": int},
-        "the run cannot go on; delete it: the same train command writes it"
-        " again",
-    ),
-    "totals.json": (
-        {"wall_s": _NUMBER, "restarts": dict},
-        "the run cannot go on; delete it: wall time and restarts are counted"
-        " from 0 again",
-    ),
-    "status.json": (
-        {"time": _NUMBER, "phase": str},
-        "only the live view reads it; delete it",
-    ),
+    "summary.json": ({"steps": int, "num_steps": int}, _DELETE),
+    "totals.json": ({"wall_s": _NUMBER, "restarts": dict}, _DELETE),
+    "status.json": ({"time": _NUMBER, "phase": str}, "delete it"),
 }
 
 
@@ -109,11 +103,11 @@ class Part:
   name: of the part of the run.
   found: what was read.
   problems: what is wrong with it.
-  notes: traces of crashes that a restart handles, or has handled.
+  notes: traces of faults that a restart handles, or has handled.
   """
 
   name: str
-  found: str = ""
+  found: str = "none"
   problems: list[Problem] = dataclasses.field(default_factory=list)
   notes: list[str] = dataclasses.field(default_factory=list)
 
@@ -127,74 +121,66 @@ class Checkpoint:
 
   step: of its directory.
   name: path in the run directory.
-  host: its host state, {} if unreadable.
+  data: state of replay, {} if unreadable.
+  history: [step, journal position] of the checkpoints when it was saved.
   """
 
   step: int
   name: str
-  host: dict[str, Any]
-
-  @property
-  def data(self) -> dict[str, Any]:
-    """State of replay; {} if unreadable."""
-    return self.host.get("data") or {}
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-  """A block of a searcher in the journal; `end` is its record's position."""
-
-  end: int
-  place: str
-  header: dict[str, Any]
-
-  @property
-  def sid(self) -> str:
-    return self.header["sid"]
-
-  @property
-  def sequence(self) -> int:
-    return self.header["sequence"]
+  data: dict[str, Any]
+  history: list[list[int]]
 
 
 @dataclasses.dataclass
-class Run:
-  """What the checks of several parts need to know.
+class RunFiles:
+  """What has been read of a run, for the checks that follow.
 
   folder: the run directory.
   live: whether a process of this host works there.
-  files: JSON files that could be read, by name.
-  events: records of `events.jsonl`.
   show: shows progress.
+  json: JSON files that could be read, by name.
+  events: records of events.jsonl.
+  marks: last line of each searcher in acknowledged.jsonl.
+  saved: checkpoints, oldest first.
   """
 
   folder: pathlib.Path
   live: bool
   show: Callable[[str], None]
-  files: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+  json: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+  marks: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+  saved: list[Checkpoint] = dataclasses.field(default_factory=list)
 
   @property
   def finished(self) -> bool:
-    return not self.live and "result.json" in self.files
+    return not self.live and "result.json" in self.json
 
   @property
   def epoch(self) -> int:
     """Number of times that the trainer was started."""
-    return self.files.get("epoch.json", {}).get("epoch", 0)
+    return self.json.get("epoch.json", {}).get("epoch", 0)
 
   @property
-  def restarts(self) -> int:
-    """Upper bound of the lines that a file may have lost in crashes."""
-    counts = self.files.get("totals.json", {}).get("restarts", {})
+  def cut_lines(self) -> int:
+    """Number of lines that a file may have lost the end of, in crashes."""
+    if self.finished and self.epoch == 1:
+      return 0
+    counts = self.json.get("totals.json", {}).get("restarts", {})
     return self.epoch + sum(counts.values())
 
+  @property
+  def restorable(self) -> list[Checkpoint]:
+    """Checkpoints for which the journal is kept."""
+    readable = [one for one in self.saved if one.data]
+    return readable[-self.setting("checkpoint", "keep", 1) :]
+
   def setting(self, section: str, key: str, default: Any) -> Any:
-    config = self.files.get("config.json", {}).get("config", {})
+    config = self.json.get("config.json", {}).get("config", {})
     return config.get(section, {}).get(key, default)
 
   def had(self, kind: str) -> bool:
-    return any(event.get("kind") == kind for event in self.events)
+    return any(event["kind"] == kind for event in self.events)
 
 
 def run(
@@ -233,9 +219,8 @@ def run(
   problems = [problem for part in parts for problem in part.problems]
   for problem in problems:
     print(f"wrong: {problem.place}: {problem.what}\n  {problem.advice}")
-  state = " so far; the run is live" if live else ""
   verdict = f"{len(problems)} wrong" if problems else "sound"
-  print(f"{workdir}: {verdict}{state}")
+  print(f"{workdir}: {verdict}{' so far; the run is live' if live else ''}")
   return 1 if problems else processes.EXIT_OK
 
 
@@ -272,20 +257,29 @@ def audit(
 def _audit_once(
     folder: pathlib.Path, live: bool, show: Callable[[str], None]
 ) -> list[Part]:
-  run_ = Run(folder, live, show)
-  files = _check_files(run_)
-  # Acknowledgements first: what is acknowledged is in the journal by then.
-  acks, marks = _read_acks(run_)
-  events = _check_events(run_)
-  checkpoints, saved = _check_checkpoints(run_)
-  metrics = _check_metrics(run_, saved)
-  journal = _check_journal(run_, saved, marks, acks)
-  ledger = _check_ledger(run_, saved)
-  _check_results(run_, saved, files)
-  parts = [files, metrics, events, journal, acks, ledger, checkpoints]
+  run_, parts = RunFiles(folder, live, show), []
+  # Acknowledgements before the journal, which has what they acknowledge.
+  checks = {
+      "files": _check_files,
+      "events, samples": _check_events,
+      "acknowledged": _check_acks,
+      "checkpoints": _check_checkpoints,
+      "metrics": _check_metrics,
+      "journal": _check_journal,
+      "ledger": _check_ledger,
+      "results": _check_results,
+  }
   for name in ("sft", "reward_model"):
     if (folder / name / "checkpoints").exists():
-      parts.append(_check_model(run_, name))
+      checks[name] = functools.partial(_check_model, name=name)
+  for name, check in checks.items():
+    part = Part(name)
+    parts.append(part)
+    try:
+      check(run_, part)
+    # Valid JSON of any shape gets here.
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+      part.add(name, f"not as it was written: {error!r}", _COPY)
   return parts
 
 
@@ -303,34 +297,32 @@ def _is_live(folder: pathlib.Path) -> bool:
 # JSON files.
 
 
-def _check_files(run_: Run) -> Part:
+def _check_files(run_: RunFiles, part: Part) -> None:
   """Reads the JSON files of a run."""
-  part = Part("files")
   for name, (fields, advice) in _FILES.items():
-    path = run_.folder / name
     try:
-      value = json.loads(path.read_bytes())
+      value = json.loads((run_.folder / name).read_bytes())
+      wrong = _wrong_field(value, fields)
     except FileNotFoundError:
       continue
     except (ValueError, RecursionError) as error:
-      part.add(name, f"not JSON: {error}", advice)
-      continue
-    if wrong := _wrong_field(value, fields):
+      wrong = f"not JSON: {error}"
+    if name == "eval.json":
+      wrong = wrong or _wrong_evaluation(value)
+    if wrong:
       part.add(name, wrong, advice)
     else:
-      run_.files[name] = value
-  _check_evaluations(run_.files.get("eval.json"), part)
+      run_.json[name] = value
   needed = ["config.json"]
   if (run_.folder / "metrics.jsonl").exists():
     needed.append("epoch.json")
   if (run_.folder / "result.json").exists():
     needed += ["eval.json", "ledger.json"]
-    needed += ["summary.json"] if "totals.json" in run_.files else []
+    needed += ["summary.json"] if "totals.json" in run_.json else []
   for name in needed:
     if not (run_.folder / name).exists() and not run_.live:
       part.add(name, "is missing", _FILES[name][1])
-  part.found = ", ".join(name.removesuffix(".json") for name in run_.files)
-  return part
+  part.found = ", ".join(name.removesuffix(".json") for name in run_.json)
 
 
 def _wrong_field(value: Any, fields: Mapping[str, Any]) -> str:
@@ -344,56 +336,45 @@ def _wrong_field(value: Any, fields: Mapping[str, Any]) -> str:
   return ""
 
 
-def _check_evaluations(value: dict[str, Any] | None, part: Part) -> None:
-  """Checks `before`, `after` and `history` of eval.json."""
-  if value is None:
-    return
+def _wrong_evaluation(value: dict[str, Any]) -> str:
+  """Returns what is wrong with eval.json, "" if nothing is."""
   history = value.get("history", [])
-  shown = history if isinstance(history, list) else [history]
-  for name, one in [
-      *((k, value[k]) for k in ("before", "after") if k in value),
-      *((f"history[{i}]", one) for i, one in enumerate(shown)),
-  ]:
+  if not isinstance(history, list):
+    return "history is no list"
+  for one in [*history, *(value[k] for k in ("before", "after") if k in value)]:
     if wrong := _wrong_field(one, {"step": int, "pass_at_1": _NUMBER}):
-      part.add("eval.json", f"{name}: {wrong}", _FILES["eval.json"][1])
-      return
-  steps = [one["step"] for one in shown]
+      return wrong
+  steps = [one["step"] for one in history]
   if any(a >= b for a, b in itertools.pairwise(steps)):
-    part.add(
-        "eval.json",
-        f"the steps of history do not increase: {steps}",
-        _FILES["eval.json"][1],
-    )
+    return f"the steps of history do not increase: {steps}"
+  return ""
 
 
-def _check_results(run_: Run, saved: Sequence[Checkpoint], part: Part) -> None:
+def _check_results(run_: RunFiles, part: Part) -> None:
   """Compares the results of a finished run with its other files."""
   if not run_.finished:
     return
-  result, evaluations = run_.files["result.json"], run_.files.get("eval.json")
-  ledger = run_.files.get("ledger.json")
-  advice = "one of the two is of another time; trust the other files"
+  part.found = "of a finished run"
+  advice = "one of the two is of another time; trust the older results less"
+  evaluations, ledger = run_.json.get("eval.json"), run_.json.get("ledger.json")
   for name in ("result.json", "summary.json"):
-    found = run_.files.get(name)
+    found = run_.json.get(name)
     if found is None:
       continue
-    if saved and found["steps"] != saved[-1].step:
+    if run_.saved and found["steps"] != run_.saved[-1].step:
       part.add(
           name,
-          f"steps is {found['steps']}, the newest checkpoint has step"
-          f" {saved[-1].step}",
+          f"has {found['steps']} steps, the newest checkpoint"
+          f" {run_.saved[-1].step}",
           "a checkpoint is missing, or the file is of another time",
       )
-    for key in ("before", "after"):
-      if evaluations is None:
-        continue
-      shown = dict(evaluations.get(key, {}))
-      shown.pop("samples", None)
-      if found.get(key) != shown:
+    for key in ("before", "after") if evaluations else ():
+      shown = {k: v for k, v in evaluations[key].items() if k != "samples"}
+      if found[key] != shown:
         part.add(name, f"{key!r} is not that of eval.json", advice)
-    if ledger and (
-        result["ledger_closed"] != ledger["closed"]
-        or result["completions"] != ledger["generated"].get("completions")
+    if ledger and (found["ledger_closed"], found["completions"]) != (
+        ledger["closed"],
+        ledger["generated"]["completions"],
     ):
       part.add(name, "disagrees with ledger.json", advice)
 
@@ -402,7 +383,7 @@ def _check_results(run_: Run, saved: Sequence[Checkpoint], part: Part) -> None:
 
 
 def _read_lines(
-    run_: Run, name: str
+    run_: RunFiles, name: str
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
   """Yields number and object of each line, None for one that is none.
 
@@ -422,192 +403,147 @@ def _read_lines(
       yield number, record if isinstance(record, dict) else None
 
 
-def _check_events(run_: Run) -> Part:
+def _check_events(run_: RunFiles, part: Part) -> None:
   """Reads events.jsonl and samples.jsonl."""
-  part = Part("events, samples")
+  counts = []
   for name, fields in (
       ("events.jsonl", {"time": _NUMBER, "kind": str, "message": str}),
       ("samples.jsonl", {"step": int, "prompt_id": int, "completion": str}),
   ):
-    bad, count = [], 0
+    records = []
+    bad: list[int] = []
     for number, record in _read_lines(run_, name):
-      count += 1
       if record is None:
         bad.append(number)
       elif wrong := _wrong_field(record, fields):
-        part.add(f"{name}, line {number}", wrong, "the report lacks this line")
-      elif name == "events.jsonl":
-        run_.events.append(record)
-    part.found += f"{', ' if part.found else ''}{count} {name[:-6]}"
-    if len(bad) > run_.restarts - (run_.finished and run_.epoch == 1):
-      part.add(
-          f"{name}, line {bad[0]}",
-          f"{len(bad)} lines are not JSON, more than crashes explain",
-          "the report lacks these lines; training does not read them",
-      )
-    elif bad:
-      part.notes.append(f"{name}: {len(bad)} lines cut off by crashes")
-  return part
+        part.add(f"{name}, line {number}", wrong, _REPORT)
+      else:
+        records.append(record)
+    counts.append(f"{len(records)} {name[:-6]}")
+    if name == "events.jsonl":
+      run_.events = records
+    _check_cut_lines(run_, part, name, bad)
+  part.found = ", ".join(counts)
 
 
-def _check_metrics(run_: Run, saved: Sequence[Checkpoint]) -> Part:
+def _check_cut_lines(
+    run_: RunFiles, part: Part, name: str, bad: Sequence[int]
+) -> None:
+  """Checks that no more lines are cut off than crashes explain."""
+  if len(bad) > run_.cut_lines:
+    lines = ", ".join(map(str, bad[:5]))
+    part.add(f"{name}, line {lines}", f"{len(bad)} lines are damaged", _REPORT)
+  elif bad:
+    part.notes.append(f"{name}: {len(bad)} lines cut off by crashes")
+
+
+def _check_metrics(run_: RunFiles, part: Part) -> None:
   """Checks lines, steps and epochs of metrics.jsonl."""
-  part = Part("metrics")
   name = "metrics.jsonl"
-  advice = "the report lacks this line; training is not affected"
-  fields = {"step": int, "time": _NUMBER, "epoch": int}
   steps: list[tuple[int, int, int]] = []  # (epoch, step, line) of train steps.
   evaluated: set[int] = set()
-  epoch, bad, torn = 0, 0, []
+  bad: list[int] = []
+  epoch = 0
   for number, record in _read_lines(run_, name):
     place = f"{name}, line {number}"
     if record is None:
-      bad = number
+      bad.append(number)
       continue
+    fields = {"step": int, "time": _NUMBER, "epoch": int}
     if wrong := _wrong_field(record, fields):
-      part.add(place, wrong, advice)
+      part.add(place, wrong, _REPORT)
       continue
-    if bad:
-      # A crash may cut off the last line of an epoch.
-      torn.append(bad)
-      if record["epoch"] == epoch:
-        part.add(f"{name}, line {bad}", "not JSON", advice)
-      bad = 0
-    if record["epoch"] < epoch or record["epoch"] > max(run_.epoch, 1):
-      part.add(
-          place,
-          f"epoch {record['epoch']} comes after epoch {epoch} of"
-          f" {run_.epoch} epochs",
-          "lines were moved or come from another run; restore a copy",
-      )
+    if not epoch <= record["epoch"] <= max(run_.epoch, 1):
+      part.add(place, f"epoch {record['epoch']} after {epoch}", _COPY)
       continue
-    epoch = record["epoch"]
+    epoch, step = record["epoch"], record["step"]
     if any(key.startswith("eval/") for key in record):
-      evaluated.add(record["step"])
+      evaluated.add(step)
     if "train/loss" in record:
-      if steps and steps[-1][0] == epoch and steps[-1][1] >= record["step"]:
-        part.add(
-            place,
-            f"step {record['step']} comes after step {steps[-1][1]} of the"
-            " same epoch",
-            "lines were moved or doubled; restore a copy",
-        )
-      steps.append((epoch, record["step"], number))
-  if bad and run_.finished:
-    part.add(f"{name}, line {bad}", "not JSON", advice)
-  elif bad or torn:
-    part.notes.append(f"{name}: {len(torn) + bool(bad)} lines cut off")
+      if steps and steps[-1][0] == epoch and steps[-1][1] >= step:
+        part.add(place, f"step {step} comes after step {steps[-1][1]}", _COPY)
+      steps.append((epoch, step, number))
+  _check_cut_lines(run_, part, name, bad)
   history = _check_step_rows(run_, steps, part)
-  for one in run_.files.get("eval.json", {}).get("history", ()):
-    step = one.get("step") if isinstance(one, dict) else None
-    if isinstance(step, int) and max(step - 1, 0) not in evaluated:
-      if run_.epoch == 1 and not (run_.live or run_.had("not_written")):
-        part.add(name, f"no line of the evaluation after step {step}", advice)
+  # A crash may come between eval.json and the line.
+  if run_.epoch == 1 and not (run_.live or run_.had("not_written")):
+    for one in run_.json.get("eval.json", {}).get("history", ()):
+      if max(one["step"] - 1, 0) not in evaluated:
+        part.add(name, f"no evaluation after step {one['step']}", _REPORT)
   every = run_.setting("checkpoint", "every_steps", 0)
-  if not saved and every and history and history[-1] >= 2 * every:
+  last = history[-1] if history else 0
+  if not run_.saved and (run_.finished or 0 < 2 * every <= last):
     part.add(
         "checkpoints",
-        f"has no checkpoint, though {name} goes to step {history[-1]}",
-        "the run cannot go on; restore the checkpoints from a copy",
+        f"has none, though {name} goes to step {last}",
+        f"the run cannot go on and its model is lost; {_COPY}",
     )
-  if run_.finished and (run_.folder / name).exists() is False:
-    part.add(name, "is missing", "the report is empty; restore it from a copy")
   part.found = (
       f"{len(history)} steps, {len(evaluated)} evaluations, epochs to {epoch}"
   )
-  return part
 
 
 def _check_step_rows(
-    run_: Run, steps: Sequence[tuple[int, int, int]], part: Part
+    run_: RunFiles, steps: Sequence[tuple[int, int, int]], part: Part
 ) -> list[int]:
   """Checks that no step is left out; returns the steps that survived.
 
   A newer epoch redoes the steps from its first one on. A crash may lose the
   last lines of an epoch.
   """
-  name = "metrics.jsonl"
   grown = [b[1] - a[1] for a, b in itertools.pairwise(steps) if a[0] == b[0]]
   stride = statistics.mode(grown or [run_.setting("log", "every_steps", 1)])
-  stride = max(stride, 1)
   history: list[int] = []
-  last_epoch = steps[0][0] if steps else 0
-  excused = run_.had("not_written")
-
-  def missing(first: int, last: int, number: int, crashed: bool) -> None:
-    if first >= last:
-      return
-    text = f"steps {first} to {last - 1} have no line"
-    if crashed or excused:
-      part.notes.append(f"{name}: {text}: lost in a crash or on a full disk")
-    else:
-      part.add(
-          f"{name}, before line {number}",
-          text,
-          "the report lacks these steps; training is not affected",
-      )
-
-  for epoch, step, number in steps:
+  last_epoch = steps[0][0] if steps else 1
+  end = run_.json["result.json"]["steps"] if run_.finished else 0
+  ends = [(steps[-1][0] if steps else 1, end, 0)] if end else []
+  for epoch, step, number in [*steps, *ends]:
     while history and history[-1] >= step:
       history.pop()
     expected = history[-1] + stride if history else 0
-    # Rounded up to a multiple of the period, which a resume may change.
-    if step - expected >= stride or (not history and step):
-      missing(expected, step, number, crashed=epoch != last_epoch)
-    history.append(step)
+    # After a restart, the first step is a multiple of the period.
+    if step - expected >= (stride if number and history else 1):
+      what = f"steps {expected} to {step - 1} have no line"
+      place = f"line {number}" if number else "the end"
+      if epoch != last_epoch or run_.had("not_written"):
+        part.notes.append(f"metrics.jsonl: {what}: lost in a crash")
+      else:
+        part.add(f"metrics.jsonl, before {place}", what, _REPORT)
     last_epoch = epoch
-  if run_.finished:
-    end = run_.files["result.json"]["steps"]
-    expected = history[-1] + stride if history else 0
-    if expected < end:
-      missing(expected, end, steps[-1][2] + 1 if steps else 1, crashed=False)
+    if number:
+      history.append(step)
   return history
 
 
 # Checkpoints.
 
 
-def _check_checkpoints(run_: Run) -> tuple[Part, list[Checkpoint]]:
-  """Checks the trainer's checkpoints; returns those that could be listed."""
-  part, saved = Part("checkpoints"), []
+def _check_checkpoints(run_: RunFiles, part: Part) -> None:
+  """Checks the trainer's checkpoints."""
   folder = epath.Path(bucket.place(run_.folder / "checkpoints"))
   for step, path in _steps(folder, "checkpoints", part):
     checkpoint = _check_checkpoint(run_, path, "checkpoints", step, part)
     if checkpoint is not None:
-      saved.append(checkpoint)
-  keep = run_.setting("checkpoint", "keep", 1)
-  newest = saved[-1] if saved else None
-  history = newest.host.get("applied_history", []) if newest else []
-  if not run_.live and not run_.had("checkpoint_failed"):
-    there = {one.step for one in saved} | _set_aside(folder)
-    for step, _ in history[-keep:]:
-      if step not in there:
-        part.add(
-            f"checkpoints/{step}",
-            "is missing",
-            "the run cannot go back to it; a newer one is there",
-        )
-  if run_.finished and newest is None:
-    part.add(
-        "checkpoints",
-        "has no checkpoint of a finished run",
-        "the model is lost, but for best/ and export/; restore a copy",
-    )
-  part.found = _found_steps(saved)
-  return part, saved
+      run_.saved.append(checkpoint)
+  names = {path.name for path in folder.iterdir()} if folder.exists() else ()
+  history = run_.saved[-1].history if run_.saved else []
+  for step, _ in history[-run_.setting("checkpoint", "keep", 1) :]:
+    if not (run_.live or run_.had("checkpoint_failed")) and names.isdisjoint(
+        (f"{step}", f"damaged-{step}")
+    ):
+      part.add(f"checkpoints/{step}", "is missing", "a newer one is there")
+  part.found = _found_steps(run_.saved)
 
 
-def _check_model(run_: Run, name: str) -> Part:
+def _check_model(run_: RunFiles, part: Part, *, name: str) -> None:
   """Checks the checkpoints of a model that was trained before the run."""
-  part = Part(name)
-  folder = epath.Path(bucket.place(run_.folder / name / "checkpoints"))
   prefix = f"{name}/checkpoints"
+  folder = epath.Path(bucket.place(run_.folder / prefix))
   saved = [
       _check_checkpoint(run_, path, prefix, step, part)
       for step, path in _steps(folder, prefix, part)
   ]
   part.found = _found_steps([one for one in saved if one])
-  return part
 
 
 def _found_steps(saved: Sequence[Checkpoint]) -> str:
@@ -615,82 +551,64 @@ def _found_steps(saved: Sequence[Checkpoint]) -> str:
   return f"steps {steps}" if steps else "none"
 
 
-def _set_aside(folder: epath.Path) -> set[int]:
-  """Returns the steps of damaged checkpoints that a restart moved aside."""
-  names = [path.name for path in folder.iterdir()] if folder.exists() else []
-  found = (re.fullmatch(r"damaged-(\d+)", name) for name in names)
-  return {int(match[1]) for match in found if match}
-
-
 def _steps(
     folder: epath.Path, name: str, part: Part
 ) -> list[tuple[int, epath.Path]]:
   """Returns step and path of the complete checkpoints, oldest first."""
-  if not folder.exists():
-    return []
   found = []
-  for path in folder.iterdir():
+  for path in folder.iterdir() if folder.exists() else ():
     if path.name.isdecimal():
       found.append((int(path.name), path))
     elif "orbax-checkpoint-tmp" in path.name:
-      part.notes.append(
-          f"{name}/{path.name}: an incomplete save; the next start removes it"
-      )
+      part.notes.append(f"{name}/{path.name}: a save that was interrupted")
     elif path.name.startswith("damaged-"):
-      part.notes.append(
-          f"{name}/{path.name}: was damaged, and set aside by a restart"
-      )
+      part.notes.append(f"{name}/{path.name}: set aside by a restart")
   found.sort(key=lambda one: one[0])
   # Orbax writes commit markers in buckets, and in newer versions everywhere.
-  marked = {path for _, path in found if (path / _COMMIT).exists()}
-  for step, path in found:
-    if path not in marked and (marked or "://" in str(folder)):
+  marked = [step for step, path in found if (path / _COMMIT).exists()]
+  for step, _ in found:
+    if step not in marked and (marked or bucket.is_remote(folder)):
       part.add(
           f"{name}/{step}/{_COMMIT}",
           "is missing: the save was not completed, or the marker deleted",
           "a restart from a bucket takes an older checkpoint; if all else of"
-          " the checkpoint is sound, create the file again",
+          " this one is sound, create the file again",
       )
   return found
 
 
-_CHECKPOINT_FORMAT = 3
 _COMMIT = "commit_success.txt"
 
 
 def _check_checkpoint(
-    run_: Run, path: epath.Path, prefix: str, step: int, part: Part
+    run_: RunFiles, path: epath.Path, prefix: str, step: int, part: Part
 ) -> Checkpoint | None:
   """Checks one checkpoint; returns None if a live run has just removed it."""
   name = f"{prefix}/{step}"
-  advice = (
-      "a restart sets this checkpoint aside and takes the one before; export"
-      " and evaluate refuse it. Restore it from a copy, or go on from there"
-  )
-  mine = Part(name)
+  problems: list[tuple[str, str]] = []
   file = "host/process-00000.npz"
+  host: dict[str, Any] = {}
   try:
     saved = _read_host((path / file).read_bytes())
-    wrong = _wrong_field(
-        saved, {"format": int, "checksums": dict, "host_state": dict}
-    )
-    if not wrong and saved["format"] != _CHECKPOINT_FORMAT:
-      wrong = f"has format {saved['format']}, not {_CHECKPOINT_FORMAT}"
-  except Exception as error:  # NumPy and zipfile raise many types.
-    saved, wrong = {}, f"cannot be read: {type(error).__name__}: {error}"
-  if wrong:
-    mine.add(f"{name}/{file}", wrong, advice)
-    saved = {}
-  host = saved.get("host_state", {})
-  checkpoint = Checkpoint(step, name, host)
-  if saved:
-    _check_arrays(run_, path, name, saved["checksums"], step, mine, advice)
+    if saved["format"] != _CHECKPOINT_FORMAT:
+      raise ValueError(f"format {saved['format']}, not {_CHECKPOINT_FORMAT}")
+    host = saved["host_state"]
+    problems += _check_arrays(run_, path, name, saved["checksums"], step)
     if "data" in host:
-      _check_host(run_, checkpoint, mine, advice)
-  if mine.problems and run_.live and not path.exists():
+      problems += _check_host(run_, step, host)
+  except Exception as error:  # NumPy and zipfile raise many types.
+    problems.append((file, f"cannot be read: {type(error).__name__}: {error}"))
+  if problems and run_.live and not path.exists():
     return None
-  part.problems += mine.problems
-  return checkpoint
+  for place, what in problems:
+    part.add(
+        f"{name}/{place}",
+        what,
+        "a restart sets this checkpoint aside and takes the one before; export"
+        f" and evaluate refuse it. Go on from there, or {_COPY}",
+    )
+  data, history = host.get("data", {}), host.get("applied_history", [])
+  return Checkpoint(step, name, data, history)
 
 
 def _read_host(data: bytes) -> Any:
@@ -715,32 +633,32 @@ def _read_host(data: bytes) -> Any:
 
 
 def _check_arrays(
-    run_: Run,
+    run_: RunFiles,
     path: epath.Path,
     name: str,
     checksums: Mapping[str, int],
     step: int,
-    part: Part,
-    advice: str,
-) -> None:
-  """Reads all arrays of the device state and compares their checksums."""
+) -> list[tuple[str, str]]:
+  """Compares the checksums of all arrays; returns (place, what) of problems."""
   try:
-    metadata = json.loads((path / "state" / "_METADATA").read_bytes())
+    for file in ("_CHECKPOINT_METADATA", "state/_sharding"):
+      json.loads((path / file).read_bytes())
+    file = "state/_METADATA"
+    metadata = json.loads((path / file).read_bytes())
     arrays = {
         tuple(str(key["key"]) for key in row["key_metadata"])
         for row in metadata["tree_metadata"].values()
         if not row["value_metadata"]["skip_deserialize"]
     }
-    driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    part.add(f"{name}/state/_METADATA", f"cannot be read: {error!r}", advice)
-    return
+  except (OSError, ValueError, LookupError, TypeError) as error:
+    return [(file, f"cannot be read: {error!r}")]
   wanted = {_keys_of(text): found for text, found in checksums.items()}
-  for keys in sorted(wanted.keys() ^ arrays):
-    where = "the checksums" if keys in wanted else "the arrays"
-    part.add(f"{name}/state", f"{'.'.join(keys)} is only in {where}", advice)
+  damaged = [
+      f"array {'.'.join(keys)} has no checksum, or is missing"
+      for keys in sorted(wanted.keys() ^ arrays)
+  ]
+  driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
   context = ts.Context()
-  damaged = []
   for count, keys in enumerate(sorted(wanted.keys() & arrays)):
     run_.show(f"{name}, array {count + 1} of {len(wanted)}")
     shown = f"array {'.'.join(keys)}"
@@ -753,9 +671,8 @@ def _check_arrays(
     except Exception as error:  # TensorStore raises many types.
       reason = str(error).splitlines()[0][:300]
       damaged.append(f"{shown} cannot be read: {reason}")
-  if damaged:
-    more = f"; {len(damaged) - 3} more arrays" if len(damaged) > 3 else ""
-    part.add(f"{name}/state", "; ".join(damaged[:3]) + more, advice)
+  more = f"; {len(damaged) - 3} more arrays" if len(damaged) > 3 else ""
+  return [("state", "; ".join(damaged[:3]) + more)] if damaged else []
 
 
 def _keys_of(text: str) -> tuple[str, ...]:
@@ -816,80 +733,64 @@ def _mixed_sum(data: np.ndarray, offset: int) -> tuple[int, int]:
 
 
 def _check_host(
-    run_: Run, checkpoint: Checkpoint, part: Part, advice: str
-) -> None:
-  """Checks that the counts of a trainer's host state agree."""
-  name, data = f"{checkpoint.name}/host", checkpoint.data
-  try:
-    history = checkpoint.host["applied_history"]
-    if history[-1] != [checkpoint.step, data["applied"]]:
-      part.add(
-          name,
-          f"applied_history ends at {history[-1]}, this is step"
-          f" {checkpoint.step} at journal position {data['applied']}",
-          advice,
-      )
-    for sid, (sequence, *_) in data["acknowledged"].items():
-      if data["watermarks"].get(sid, 0) > sequence:
-        part.add(
-            name,
-            f"{sid}: blocks up to {data['watermarks'][sid]} are applied, up to"
-            f" {sequence} acknowledged",
-            advice,
-        )
-    _check_balance(name, data, part, advice)
-    rows = data["buffer"]["rows"]
-    for key, limit in (("versions", checkpoint.step), ("epochs", run_.epoch)):
-      if (worst := rows[key].max(initial=0)) > limit > 0:
-        part.add(name, f"{key} of the buffer go to {worst}, over {limit}",
-                 advice)  # fmt: skip
-  except (KeyError, TypeError, ValueError, IndexError) as error:
-    part.add(name, f"lacks what a restart reads: {error!r}", advice)
-
-
-def _check_balance(
-    name: str, data: Mapping[str, Any], part: Part, advice: str
-) -> None:
-  """Checks a checkpoint's ledger against its buffer:
+    run_: RunFiles, step: int, host: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+  """Checks that the counts of a trainer's host state agree.
 
   accepted = trained + evicted + rejected + lost + untrained in the buffer
   """
+  data, problems = host["data"], []
   ledger, rows = data["ledger"], data["buffer"]["rows"]
+  if host["applied_history"][-1] != [step, data["applied"]]:
+    problems.append(f"applied_history ends at {host['applied_history'][-1]}")
+  for sid, (sequence, *_) in data["acknowledged"].items():
+    if (applied := data["watermarks"].get(sid, 0)) > sequence:
+      problems.append(f"{sid}: applied to {applied}, acknowledged {sequence}")
+  for key, limit in (("versions", step), ("epochs", run_.epoch)):
+    if (worst := rows[key].max(initial=0)) > limit > 0:
+      problems.append(f"{key} of the buffer go to {worst}, over {limit}")
   unused = rows["use_counts"] == 0
-  untrained = np.array(
-      [
-          len(rows["unused_groups"]),
-          unused.sum(),
-          rows["lengths"][unused].sum(),
-      ]
-  )
-  total = lambda amounts: np.sum([np.zeros(3, int), *amounts.values()], axis=0)
-  left = total(ledger["accepted"])
-  right = (
-      np.array(ledger["trained"])
+  total = lambda amounts: np.sum([[0, 0, 0], *amounts.values()], axis=0)
+  untrained = len(rows["unused_groups"]), unused.sum(), rows["lengths"][unused]
+  accounted = (
+      np.array([*untrained[:2], untrained[2].sum()])
+      + ledger["trained"]
       + ledger["evicted"]
       + total(ledger["rejected"])
       + total(ledger["lost"])
-      + untrained
   )
-  if (left != right).any():
-    part.add(
-        name,
-        f"{left.tolist()} {', '.join(_UNITS)} were accepted,"
-        f" {right.tolist()} are accounted for",
-        "the ledger of a run that goes on from here does not close. " + advice,
+  accepted = total(ledger["accepted"])
+  if (accepted != accounted).any():
+    problems.append(
+        f"{accepted.tolist()} {', '.join(_UNITS)} were accepted,"
+        f" {accounted.tolist()} are accounted for"
     )
+  return [("host", what) for what in problems]
 
 
 # The journal.
 
+_ACKS = "replay/acknowledged.jsonl"
 _SEGMENT_NAME = re.compile(r"segment-(\d{20})\.journal")
 _SEGMENT = struct.Struct("<8sIQ")
 _RECORD = struct.Struct("<8sQQ")
 _RECORD_MAGIC = b"tbarec\x00\n"
 _DIGEST_BYTES = 16
+_RECORD_BYTES = _RECORD.size + _DIGEST_BYTES
 _MESSAGE = struct.Struct("<4sHHIQ")
 _MESSAGE_DIGEST_BYTES = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+  """A block of a searcher; `end` is the position of its record."""
+
+  place: str
+  end: int
+  sid: str
+  sequence: int
+  amount: list[int]
+  totals: list[int]
 
 
 def _digest(data: bytes | memoryview, start: int, size: int, end: int) -> bytes:
@@ -901,7 +802,7 @@ def _digest(data: bytes | memoryview, start: int, size: int, end: int) -> bytes:
 
 def _record_end(data: bytes, offset: int, start: int) -> int | None:
   """Returns where the record at an offset ends, None if there is none."""
-  begin = offset + _RECORD.size + _DIGEST_BYTES
+  begin = offset + _RECORD_BYTES
   if begin > len(data):
     return None
   magic, length, position = _RECORD.unpack_from(data, offset)
@@ -973,24 +874,15 @@ def _decode_message(
   return record["header"], arrays
 
 
-def _check_journal(
-    run_: Run,
-    saved: Sequence[Checkpoint],
-    marks: Mapping[str, list[int]],
-    acks: Part,
-) -> Part:
+def _check_journal(run_: RunFiles, part: Part) -> None:
   """Checks segments, records, blocks and their acknowledgements."""
-  part = Part("journal")
   folder = run_.folder / "replay"
   names = (path.name for path in folder.iterdir()) if folder.exists() else ()
-  found = sorted(filter(None, map(_SEGMENT_NAME.fullmatch, names)), key=str)
+  found = filter(None, map(_SEGMENT_NAME.fullmatch, names))
   starts = sorted(int(match[1]) for match in found)
-  keep = run_.setting("checkpoint", "keep", 1)
-  restorable = [one for one in saved if "applied" in one.data][-keep:]
-  advice = lambda position: _journal_advice(position, restorable)
   blocks: list[Block] = []
-  bounds, num_records, num_bytes = {0, *starts}, 0, 0
-  end = starts[0] if starts else 0
+  ends, num_records, num_bytes = {0, *starts}, 0, 0
+  end = before = starts[0] if starts else 0
   for start in starts:
     name = f"replay/segment-{start:020d}.journal"
     run_.show(name)
@@ -998,220 +890,193 @@ def _check_journal(
       data = (run_.folder / name).read_bytes()
     except FileNotFoundError:  # A live run drops segments.
       continue
-    is_last = start == starts[-1]
     if start < end:
       part.add(
           f"{name}, position {start}",
           f"the segment before goes on to position {end}",
-          "records of both are replayed; delete the bytes of the one before"
-          " that lie past this segment's start",
+          "records of both are replayed; cut the one before there",
       )
     elif start > end:
-      _check_hole(run_, part, end, start, starts, advice)
+      _check_hole(run_, part, before, end, start)
     header, records, rest = _read_segment(data, start)
-    if is_last and not run_.finished and rest and rest[-1][1] == len(data):
-      torn = rest.pop()
-      part.notes.append(
-          f"{name}: {torn[1] - torn[0]} bytes from byte {torn[0]} are an"
-          " unfinished write; a restart cuts them off"
-      )
-      data = data[: torn[0]]
-    if header and data and not (is_last and not records):
-      part.add(f"{name}, header", header, "its records are still found; none"
-               " is lost. Restore the file from a copy")  # fmt: skip
+    if start == starts[-1] and not run_.finished:
+      if rest and rest[-1][1] == len(data):
+        torn, _ = rest.pop()
+        part.notes.append(f"{name}: an unfinished write from byte {torn} on")
+      header = header if records else ""
+    if header:
+      part.add(f"{name}, header", header, "its records are found all the same")
     for begin, stop in rest:
       part.add(
           f"{name}, byte {begin}",
           f"{stop - begin} bytes to position {start + stop} are no record",
-          advice(start + stop),
+          _journal_advice(run_, start + stop),
       )
     for begin, stop in records:
-      payload = data[begin + _RECORD.size + _DIGEST_BYTES : stop]
       place = f"{name}, byte {begin}"
       try:
-        message, arrays = _decode_message(payload)
-        if "sequence" in message:
-          _check_block(run_, message, arrays)
-          blocks.append(Block(start + stop, place, message))
-        elif message["kind"] != "gone":
-          raise ValueError(f"kind {message['kind']!r}")
-      except (ValueError, KeyError, TypeError) as error:
-        part.add(place, f"the message is wrong: {error}", advice(start + stop))
+        block = _read_block(run_, data[begin + _RECORD_BYTES : stop])
+        if block is not None:
+          blocks.append(Block(place, start + stop, *block))
+      except (ValueError, LookupError, TypeError) as error:
+        advice = _journal_advice(run_, start + stop)
+        part.add(place, f"the message is wrong: {error}", advice)
     num_records += len(records)
     num_bytes += len(data)
-    bounds |= {start + stop for _, stop in records}
-    end = start + len(data)
-  _check_sequences(part, blocks, starts, advice)
-  _check_applied(part, restorable, bounds, starts, end)
-  _check_marks(run_, acks, marks, blocks, saved)
+    ends |= {start + stop for _, stop in records}
+    before, end = start, start + len(data)
+  _check_sequences(run_, part, blocks, is_whole=starts[:1] == [0])
+  _check_applied(run_, part, ends, starts[0] if starts else end, end)
+  _check_marks(run_, part, blocks)
   part.found = (
       f"{len(starts)} segments, {num_records} records, {num_bytes:,} bytes"
   )
-  return part
 
 
-def _journal_advice(position: int, restorable: Sequence[Checkpoint]) -> str:
+def _journal_advice(run_: RunFiles, position: int) -> str:
   """Returns what it means that the record up to a position is lost."""
+  restorable = run_.restorable
   needing = [one for one in restorable if one.data["applied"] < position]
   if restorable and not needing:
-    return "no restart reads it: every checkpoint is newer. Nothing to do"
+    return "no restart reads it: all checkpoints are newer. Nothing to do"
+  when = ""
   if restorable and needing[-1] is not restorable[-1]:
-    return (
-        f"the newest checkpoint is newer; a restart from {needing[-1].name}"
-        " would count its completions as lost{journal} and sample the prompts"
-        " again"
-    )
+    when = f" from {needing[-1].name}, which is not the newest,"
   return (
-      "a restart counts its completions as lost{journal} and samples the"
-      " prompts again; restore the segment from a copy to keep them"
+      f"a restart{when} counts its completions as lost{{journal}} and samples"
+      f" the prompts again; to keep them, {_COPY}"
   )
 
 
 def _check_hole(
-    run_: Run,
-    part: Part,
-    end: int,
-    start: int,
-    starts: Sequence[int],
-    advice: Callable[[int], str],
+    run_: RunFiles, part: Part, before: int, end: int, start: int
 ) -> None:
-  """Checks positions between two segments that no file has.
+  """Checks that a crash explains positions between segments.
 
   A restart cuts an unfinished write off the last segment and begins the next
   one after it; the event has the file, the number of bytes and the offset.
   """
-  before = max(one for one in starts if one < start)
   name = f"segment-{before:020d}.journal"
-  wanted = f"{name}: cut {start - end} bytes after byte {end - before}"
+  cut = f"{name}: cut {start - end} bytes after byte {end - before}"
   for event in run_.events:
-    if event["kind"] == "journal_torn" and event["message"].endswith(wanted):
-      part.notes.append(f"replay/{wanted}, at a restart after a crash")
+    if event["kind"] == "journal_torn" and event["message"].endswith(cut):
+      part.notes.append(f"replay/{cut}, at a restart after a crash")
       return
   part.add(
       f"replay/{name}",
       f"positions {end} to {start} are missing: the file was cut, or a segment"
       " after it deleted",
-      advice(start),
+      _journal_advice(run_, start),
   )
 
 
-def _check_block(
-    run_: Run, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
-) -> None:
-  """Raises ValueError if a block's counts, versions or epochs are wrong."""
+def _read_block(
+    run_: RunFiles, data: bytes
+) -> tuple[str, int, list[int], list[int]] | None:
+  """Returns a message's sid, sequence, amount and totals; None if no block.
+
+  Raises:
+    ValueError, LookupError, TypeError: the message is not as documented.
+  """
+  header, arrays = _decode_message(data)
+  if "sequence" not in header:
+    if header["kind"] != "gone":
+      raise ValueError(f"kind {header['kind']!r}")
+    return None
+  amount, totals = (
+      [header[key][unit] for unit in _UNITS] for key in ("amount", "totals")
+  )
   lengths = arrays["completion_lengths"]
   found = [len(header["position"]), lengths.size, int(lengths.sum())]
-  amount = [header["amount"][unit] for unit in _UNITS]
   if found != amount:
     raise ValueError(f"has {found} {', '.join(_UNITS)}, says {amount}")
-  if run_.epoch and max(header["epoch"]) > run_.epoch:
+  if max(header["epoch"]) > run_.epoch > 0:
     raise ValueError(f"epoch {max(header['epoch'])} of {run_.epoch}")
   newest = int(arrays["versions"].max())
-  if run_.finished and newest > run_.files["result.json"]["steps"]:
+  if run_.finished and newest > run_.json["result.json"]["steps"]:
     raise ValueError(f"version {newest} is of no step")
+  return header["sid"], header["sequence"], amount, totals
 
 
 def _check_sequences(
-    part: Part,
-    blocks: Sequence[Block],
-    starts: Sequence[int],
-    advice: Callable[[int], str],
+    run_: RunFiles, part: Part, blocks: Sequence[Block], *, is_whole: bool
 ) -> None:
-  """Checks that each searcher's blocks are there once, without a hole."""
+  """Checks that each searcher's blocks are there once, without a hole.
+
+  `is_whole`: no segment was dropped yet. Holes explained by other problems are
+  not reported.
+  """
   last: dict[str, Block] = {}
+  explained = bool(part.problems)
   for block in blocks:
     before = last.get(block.sid)
-    if before is None:
-      # Earlier segments may have been dropped.
-      if starts[0] == 0 and block.sequence and not part.problems:
-        part.add(
-            block.place,
-            f"{block.sid}: blocks 0 to {block.sequence - 1} are missing",
-            advice(block.end),
-        )
-    elif block.sequence <= before.sequence:
+    expected = before.sequence + 1 if before else 0
+    if before and block.sequence < expected:
       part.add(
           block.place,
-          f"{block.sid}: block {block.sequence} is there again, after block"
-          f" {before.sequence} of {before.place}",
-          "a restart would count it twice; restore the file from a copy",
+          f"block {block.sequence} of {block.sid} is there again, after"
+          f" {before.place}",
+          f"a restart would count it twice; {_COPY}",
       )
       continue
-    elif block.sequence > before.sequence + 1:
-      if part.problems:  # That explain it.
-        last[block.sid] = block
-        continue
+    last[block.sid] = block
+    if block.sequence > expected and (before or is_whole) and not explained:
       part.add(
           block.place,
-          f"{block.sid}: blocks {before.sequence + 1} to {block.sequence - 1}"
-          " before it are missing",
-          advice(block.end),
+          f"blocks {expected} to {block.sequence - 1} of {block.sid} before it"
+          " are missing",
+          _journal_advice(run_, block.end),
       )
-    else:
-      for unit in _UNITS:
-        was, now = before.header["totals"][unit], block.header["totals"][unit]
-        if was + block.header["amount"][unit] != now:
-          part.add(
-              block.place,
-              f"{block.sid}: {unit} go from {was} to {now} with"
-              f" {block.header['amount'][unit]} in the block",
-              "the ledger does not close; restore the file from a copy",
-          )
-    last[block.sid] = block
+    elif before and block.sequence == expected:
+      summed = [a + b for a, b in zip(before.totals, block.amount, strict=True)]
+      if summed != block.totals:
+        part.add(
+            block.place,
+            f"totals of {block.sid} are {block.totals}, the blocks add up to"
+            f" {summed}",
+            f"the ledger does not close; {_COPY}",
+        )
 
 
 def _check_applied(
-    part: Part,
-    restorable: Sequence[Checkpoint],
-    bounds: set[int],
-    starts: Sequence[int],
-    end: int,
+    run_: RunFiles, part: Part, ends: set[int], first: int, end: int
 ) -> None:
   """Checks the position from which each checkpoint continues."""
-  for one in restorable:
+  explained = bool(part.problems)
+  for one in run_.restorable:
     applied = one.data["applied"]
-    first = starts[0] if starts else end
+    place = f"replay, position {applied}"
     if applied < first:
       part.add(
-          f"replay, position {applied}",
+          place,
           f"{one.name} continues here, the journal begins at {first}: older"
           " segments were deleted",
           f"a restart from {one.name} counts the rest as lost{{journal}}",
       )
     elif applied > end:
       part.add(
-          f"replay, position {end}",
-          f"the journal ends here, {one.name} has applied it up to {applied}:"
-          " the last segments are missing",
-          f"{one.name} has what they held; blocks after it, if any, count as"
+          place,
+          f"{one.name} has applied the journal to here, it ends at {end}: the"
+          " last segments are missing",
+          f"{one.name} has what they held before; what came after it counts as"
           " lost{journal} at a restart",
       )
-    elif applied not in bounds and not part.problems:
-      part.add(
-          f"replay, position {applied}",
-          f"{one.name} continues here, where no record ends",
-          "checkpoint and journal are of different runs; restore a copy",
-      )
+    elif applied not in ends and not explained:
+      part.add(place, f"{one.name} continues here, amid a record", _COPY)
 
 
-def _read_acks(run_: Run) -> tuple[Part, dict[str, list[int]]]:
-  """Returns the last mark of each searcher in acknowledged.jsonl."""
-  part, marks = Part("acknowledged"), {}
-  name = "replay/acknowledged.jsonl"
-  path = run_.folder / name
+def _check_acks(run_: RunFiles, part: Part) -> None:
+  """Reads acknowledged.jsonl."""
+  path = run_.folder / _ACKS
   if not path.exists():
-    segments = (
-        list(path.parent.glob("segment-*")) if path.parent.exists() else ()
-    )
-    if segments and not run_.live:
+    if list(path.parent.glob("segment-*")) and not run_.live:
       part.add(
-          name,
+          _ACKS,
           "is missing",
           "after a restart nobody knows what was acknowledged since the newest"
-          " checkpoint; restore it from a copy",
+          f" checkpoint; {_COPY}",
       )
-    part.found = "no file"
-    return part, marks
+    return
   bad = []
   for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
     if not line.strip():
@@ -1223,127 +1088,80 @@ def _read_acks(run_: Run) -> tuple[Part, dict[str, list[int]]]:
     except (ValueError, TypeError):
       bad.append(number)
       continue
-    if mark < marks.get(sid, []):
-      part.add(
-          f"{name}, line {number}",
-          f"{sid} goes back from {marks[sid]} to {mark}",
-          "lines were moved or changed; restore the file from a copy",
-      )
-    marks[sid] = mark
-  if len(bad) > max(run_.restarts, 1) or (bad and run_.finished
-                                          and run_.epoch == 1):  # fmt: skip
-    part.add(
-        f"{name}, line {bad[0]}",
-        f"{len(bad)} lines are not marks, more than crashes explain",
-        "blocks that they acknowledge are not missed if the journal loses them",
-    )
-  elif bad:
-    part.notes.append(f"{name}: {len(bad)} lines cut off by crashes")
-  part.found = f"{len(marks)} searchers"
-  return part, marks
+    if mark < run_.marks.get(sid, []):
+      what = f"{sid} goes back from {run_.marks[sid]} to {mark}"
+      part.add(f"{_ACKS}, line {number}", what, _COPY)
+    run_.marks[sid] = mark
+  _check_cut_lines(run_, part, _ACKS, bad)
+  part.found = f"searchers: {len(run_.marks)}"
 
 
-def _check_marks(
-    run_: Run,
-    part: Part,
-    marks: Mapping[str, list[int]],
-    blocks: Sequence[Block],
-    saved: Sequence[Checkpoint],
-) -> None:
+def _check_marks(run_: RunFiles, part: Part, blocks: Sequence[Block]) -> None:
   """Compares acknowledgements with the journal's blocks and checkpoints."""
-  name = "replay/acknowledged.jsonl"
   last = {block.sid: block for block in blocks}
-  for sid, (sequence, *totals) in marks.items():
-    applied = [one.data.get("watermarks", {}).get(sid, 0) for one in saved]
+  advice = f"blocks after it are not missed if the journal loses them; {_COPY}"
+  for sid, (sequence, *totals) in run_.marks.items():
+    place = f"{_ACKS}, {sid}"
     there = last[sid].sequence + 1 if sid in last else 0
-    known = max([there, *applied])
-    if sequence > known:
+    known = [one.data["watermarks"].get(sid, 0) for one in run_.restorable]
+    if sequence > max([there, *known]):
       part.add(
-          f"{name}, {sid}",
+          place,
           f"acknowledges blocks up to {sequence - 1}, journal and checkpoints"
-          f" have them up to {known - 1}",
+          f" have them up to {max([there, *known]) - 1}",
           "a restart counts the others as lost{journal}; the searcher does not"
-          " send them again. Restore the journal from a copy to keep them",
+          " send them again. To keep them, restore the journal from a copy",
       )
-    elif sequence == there:
-      known_totals = [last[sid].header["totals"][unit] for unit in _UNITS]
-      if totals != known_totals:
-        part.add(
-            f"{name}, {sid}",
-            f"has totals {totals}, block {sequence - 1} has {known_totals}",
-            "the ledger may not close after a loss; restore a copy",
-        )
+    elif sequence == there and totals != last[sid].totals:
+      what = f"has totals {totals}, block {sequence - 1} {last[sid].totals}"
+      part.add(place, what, f"the ledger may not close after a loss; {_COPY}")
     elif run_.finished and sequence < there:
-      part.add(
-          f"{name}, {sid}",
-          f"ends at block {sequence - 1}, the journal at {there - 1}: lines"
-          " are missing",
-          "blocks after it are not missed if the journal loses them",
-      )
-  for one in saved:
-    for sid, mark in one.data.get("acknowledged", {}).items():
-      if mark > marks.get(sid, []) and (run_.folder / name).exists():
-        part.add(
-            f"{name}, {sid}",
-            f"ends at {marks.get(sid)}, {one.name} has {mark}: lines are"
-            " missing",
-            f"a restart takes that of {one.name}; later ones are unknown",
-        )
+      what = f"ends at block {sequence - 1}, the journal at {there - 1}"
+      part.add(place, what, advice)
+  for one in run_.restorable if (run_.folder / _ACKS).exists() else ():
+    for sid, mark in one.data["acknowledged"].items():
+      if mark > run_.marks.get(sid, []):
+        what = f"ends at {run_.marks.get(sid)}, {one.name} has {mark}"
+        part.add(f"{_ACKS}, {sid}", what, advice)
 
 
 # The ledger.
 
 
-def _check_ledger(run_: Run, saved: Sequence[Checkpoint]) -> Part:
-  """Adds up the ledger:
-
-  generated = trained_first_time + in_buffer_untrained + evicted_untrained
-              + queued + rejected{reason} + lost{cause}
-  """
-  part, name = Part("ledger"), "ledger.json"
-  ledger = run_.files.get(name)
+def _check_ledger(run_: RunFiles, part: Part) -> None:
+  """Checks that the sum of `replay/ledger.py` closes."""
+  name = "ledger.json"
+  ledger = run_.json.get(name)
   if ledger is None:
-    part.found = "no file"
-    return part
+    return
   single = ("trained_first_time", "in_buffer_untrained", "evicted_untrained",
             "queued")  # fmt: skip
-  try:
-    terms = [ledger[term] for term in single]
-    terms += [*ledger["rejected"].values(), *ledger["lost"].values()]
-    rest = {
-        unit: ledger["generated"][unit] - sum(term[unit] for term in terms)
-        for unit in _UNITS
-    }
-    negative = any(term[unit] < 0 for term in terms for unit in _UNITS)
-  except (KeyError, TypeError, AttributeError) as error:
-    part.add(name, f"a term is missing: {error!r}", _FILES[name][1])
-    return part
+  terms = [ledger[term] for term in single]
+  terms += [*ledger["rejected"].values(), *ledger["lost"].values()]
+  rest = [
+      ledger["generated"][unit] - sum(term[unit] for term in terms)
+      for unit in _UNITS
+  ]
+  advice = (
+      "the run lost data, or counted it twice, without a record of it: trust"
+      " its results less, and report this"
+  )
+  if any(rest) or any(term[unit] < 0 for term in terms for unit in _UNITS):
+    what = ", ".join(f"{n} {unit}" for n, unit in zip(rest, _UNITS))
+    part.add(name, f"does not close: {what} are unaccounted for", advice)
+  elif not ledger["closed"]:
+    part.add(name, "adds up, but says that it is not closed", advice)
+  if run_.finished and ledger["queued"]["completions"]:
+    part.add(name, "has queued completions after the end", advice)
+  if run_.finished and run_.saved and run_.saved[-1].data:
+    trained = [ledger["trained_first_time"][unit] for unit in _UNITS]
+    if (known := run_.saved[-1].data["ledger"]["trained"]) != trained:
+      what = f"{trained} are trained, {run_.saved[-1].name} has {known}"
+      part.add(name, what, "it is of another time than the last checkpoint")
+  for cause, amount in ledger["lost"].items():
+    count = amount["completions"]
+    part.notes.append(f"{name}: {count} completions lost{{{cause}}}")
   part.found = (
       f"{ledger['generated']['completions']} completions,"
       f" {ledger['trained_first_time']['completions']} trained"
   )
-  for cause, amount in ledger["lost"].items():
-    part.notes.append(
-        f"{name}: {amount['completions']} completions lost{{{cause}}}"
-    )
-  advice = (
-      "the run lost or counted data without a record of it; take its results"
-      " with care, and report this"
-  )
-  if any(rest.values()) or negative:
-    missing = ", ".join(f"{rest[unit]} {unit}" for unit in _UNITS)
-    part.add(name, f"does not close: {missing} are unaccounted for", advice)
-  elif not ledger["closed"]:
-    part.add(name, "adds up, but says that it is not closed", advice)
-  if run_.finished and ledger["queued"]["completions"]:
-    part.add(name, "a finished run still has completions queued", advice)
-  if run_.finished and saved and saved[-1].data:
-    trained = [ledger["trained_first_time"][unit] for unit in _UNITS]
-    if (known := saved[-1].data["ledger"]["trained"]) != trained:
-      part.add(
-          name,
-          f"{trained} {', '.join(_UNITS)} are trained, {saved[-1].name} has"
-          f" {known}",
-          "the file is of another time than the last checkpoint",
-      )
-  return part
