@@ -52,14 +52,14 @@ class Split:
     return -(-length // self.count) * self.count
 
   def place(self, x: jax.Array, *axes: str | None) -> jax.Array:
-    """Constrains the sharding of `x` if tokens are split.
+    """Constrains the sharding of `x` on a mesh of several devices.
 
     Args:
       x: of any shape.
       axes: of its first axes, each "batch", "length", or None for replicated;
         the compiler chooses for the others.
     """
-    if self.count == 1:
+    if self.mesh is None or self.mesh.size == 1:
       return x
     names = {"batch": self.batch, "length": self.length, None: None}
     free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - len(axes))

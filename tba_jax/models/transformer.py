@@ -172,9 +172,12 @@ class _Forward:
   ) -> tuple[jax.Array, PyTree]:
     """Returns the stream [..., D] after all blocks, and `attend`'s outputs."""
 
+    parts = sequence.current_split()
+
     def step(x, layer):
       index, layer_params = layer
-      return self.block(layer_params)(x, tables, attend, index)
+      x, kept = self.block(layer_params)(x, tables, attend, index)
+      return parts.place(x, "batch", "length"), kept
 
     indices_N = jnp.arange(self.config.num_layers, dtype=jnp.int32)
     step = remat_block(step, self.remat)

@@ -177,10 +177,11 @@ def _walk(
   for it in computation.values():
     kind = it.opcode.removesuffix("-start")
     if it.opcode == "while":
-      # A new run of the body is new traffic on the same channels.
+      # What was begun before the loop may go on in it; the rest is new traffic
+      # in each run of the body.
       trips = _num_trips(computations, it)
       for called in it.called("condition", "body"):
-        add(_walk(computations, called, set()), trips)
+        add(_walk(computations, called, set(channels)), trips)
     elif it.opcode == "conditional":
       branches = it.called(
           "branch_computations", "true_computation", "false_computation"
@@ -206,16 +207,49 @@ def _num_trips(
   """Returns how often a loop runs; 1 if that is decided while it runs."""
   if known := _TRIPS.search(loop.attributes):
     return int(known[1])
-  (condition,) = loop.called("condition")
-  body, bounds = computations[condition], []
-  while True:
-    bounds += [it.constant for it in body.values() if it.constant is not None]
-    (root,) = (it for it in body.values() if it.is_root)
-    if root.opcode != "fusion":
-      break
-    body = computations[root.called("calls")[0]]
-  # Counters begin at 0.
-  return max(bounds, default=1) if root.opcode == "compare" else 1
+  names = loop.called("condition", "body")
+  condition, body = (computations[name] for name in names)
+  bound, compare = _scalar(computations, condition, _root(condition).name)
+  if compare is None or compare.opcode != "compare" or bound is None:
+    return 1
+  # Counters begin at 0; an unrolled body adds more than 1.
+  counter = condition.get(compare.operands[0])
+  index = counter and re.search(r"\bindex=(\d+)", counter.attributes)
+  if not index:
+    return bound
+  step, _ = _scalar(computations, body, _root(body).operands[int(index[1])])
+  return -(-bound // (step or 1))
+
+
+def _root(computation: _Computation) -> _Instruction:
+  (root,) = (it for it in computation.values() if it.is_root)
+  return root
+
+
+def _scalar(
+    computations: dict[str, _Computation],
+    computation: _Computation,
+    name: str,
+) -> tuple[int | None, _Instruction | None]:
+  """Returns the constant of a counter's update or test, and the instruction.
+
+  Both may stand in a fusion, with the constant outside or inside.
+  """
+  it = computation[name]
+  known = [
+      computation[operand].constant
+      for operand in it.operands
+      if operand in computation and computation[operand].constant is not None
+  ]
+  if it.opcode == "fusion":
+    called = computations[it.called("calls")[0]]
+    inside = [x.constant for x in called.values() if x.constant is not None]
+    # The fusion's operands are the counter and the constant, in some order.
+    root = _root(called)
+    counter = [o for o in it.operands if computation[o].constant is None]
+    known += inside
+    it = dataclasses.replace(root, operands=tuple(counter))
+  return (max(known) if known else None), it
 
 
 def _received(computation: _Computation, it: _Instruction, kind: str) -> float:

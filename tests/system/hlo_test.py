@@ -42,10 +42,27 @@ class HloTest(parameterized.TestCase):
           'body=%body, backend_config={"known_trip_count":{"n":"5"}}',
           5,
       ),
+      # An unrolled body, as XLA makes of products that overlap with gathers.
+      (
+          "ROOT %tuple.1 = (s32[]{:T(128)}, bf16[64,8]{1,0}, bf16[32,128]{1,0})"
+          " tuple(%counter,",
+          "%two = s32[]{:T(128)} constant(2)\n"
+          "  %next = s32[]{:T(128)} add(%counter, %two)\n"
+          "  ROOT %tuple.1 = (s32[], bf16[64,8], bf16[32,128]) tuple(%next,",
+          8,
+      ),
   )  # fmt: skip
   def test_trips_of_a_loop(self, old, new, trips):
     found = hlo.costs(_LOOP.replace(old, new))
     self.assertEqual(found.flops, trips * _PRODUCT_FLOPS)
+
+  def test_a_loop_that_goes_on_with_a_gather_does_not_repeat_it(self):
+    begun = (
+        "  %fusion.9 = (bf16[64,8]{1,0}, bf16[64,128]{1,0}, u32[]{:S(2)})"
+        " fusion(%p.2), kind=kCustom, calls=%fused_computation.1\n"
+    )
+    found = hlo.costs(_LOOP.replace("  %tuple.2 =", begun + "  %tuple.2 ="))
+    self.assertEqual(found.collectives["all-gather"], _GATHERED)
 
   @parameterized.parameters(
       ("all-gather(%p)", "replica_groups={{0,1,2,3},{4,5,6,7}}", 3 * 400),
