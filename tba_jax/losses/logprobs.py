@@ -11,7 +11,6 @@ vocabulary.
 """
 
 from collections.abc import Callable
-import math
 from typing import Any
 
 import chex
@@ -23,8 +22,10 @@ from tba_jax.models import sequence
 
 PyTree = types.PyTree
 
-# Logits held by one device at a time: 128 MiB in float32.
-MAX_LOGITS = 2**25
+# Logits that a device holds at a time: in float32 128 MiB on a CPU, where
+# larger chunks are no faster, and 1 GiB on an accelerator, where a chunk is
+# then 2,048 tokens of a vocabulary of 128k.
+MAX_LOGITS = {"cpu": 2**25, "other": 2**28}
 
 
 def token_logprobs(
@@ -77,7 +78,7 @@ def map_logits(
     completion_tokens_BxKxT: jax.Array,
     fn: Callable[[jax.Array, jax.Array], PyTree],
     *,
-    max_logits: int = MAX_LOGITS,
+    max_logits: int | None = None,
 ) -> PyTree:
   """Returns `fn` of the logits that predict each completion token.
 
@@ -93,7 +94,8 @@ def map_logits(
     completion_tokens_BxKxT: [B, K, T] int32, right-padded.
     fn: (logits [B, K, t, V], tokens [B, K, t]) -> pytree of [B, K, t], each
       entry from the logits and the token of its own position alone.
-    max_logits: most logits on a device at a time, but at least one position's.
+    max_logits: most logits on a device at a time, but at least one position's;
+      None takes `MAX_LOGITS`.
 
   Returns:
     A pytree of [B, K, T].
@@ -102,51 +104,77 @@ def map_logits(
   stream_BxKxTxD = model.completion_stream(
       params, prompt_tokens_BxP, prompt_mask_BxP, tokens
   )
-  parts, C = sequence.current_split(), sequence.current_split().count
+  parts = sequence.current_split()
   num_tokens = tokens.shape[2]
-  B, K, T, D = stream_BxKxTxD.shape
+  B, K, T, _ = stream_BxKxTxD.shape
   tokens = jnp.pad(tokens, ((0, 0), (0, 0), (0, T - num_tokens)))
   V = jax.eval_shape(model.unembed, params, stream_BxKxTxD).shape[-1]
-  shards = math.prod(parts.mesh.shape[axis] for axis in parts.batch)
-  length = max(1, max_logits // (-(-B // shards) * K * V))
-  if length * C >= T:
+  max_logits = max_logits or MAX_LOGITS["other" if parts.accelerated else "cpu"]
+  length = max(1, max_logits // (-(-B // parts.batch_count) * K * V))
+  if length * parts.count >= T:
     out = fn(model.unembed(params, stream_BxKxTxD), tokens)
     return jax.tree.map(lambda x: x[..., :num_tokens], out)
 
-  # The head's gradient is summed over chunks in float32, even if params are
-  # bfloat16. `unembed` does not use the blocks.
+  # Each device has its own copy of the head and sums its own gradient, in
+  # float32: both pass between devices once, not once per chunk. `unembed` does
+  # not use the blocks.
   head = {name: leaf for name, leaf in params.items() if name != "blocks"}
-  head32 = jax.tree.map(
-      lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), head
+  copies = jax.tree.map(
+      # `unembed` casts matrices to the stream's dtype, and no others.
+      lambda x: parts.copy_to_each(
+          x.astype(stream_BxKxTxD.dtype) if x.ndim > 1 else x
+      ),
+      jax.lax.stop_gradient(head),
   )
+  sums = jax.tree.map(
+      lambda x: parts.copy_to_each(
+          x.astype(jnp.promote_types(x.dtype, jnp.float32))
+      ),
+      head,
+  )
+
+  def read(head: PyTree, stream: jax.Array, tokens: jax.Array) -> PyTree:
+    return fn(model.unembed({**params, **head}, stream), tokens)
+
+  if parts.num_parts > 1:
+    read = jax.vmap(read)
 
   @jax.checkpoint
   def chunk(pair: tuple[jax.Array, jax.Array]) -> PyTree:
-    stream, tokens = pair
-    narrow = jax.tree.map(lambda x, like: x.astype(like.dtype), head32, head)
-    return fn(model.unembed({**params, **narrow}, stream), tokens)
+    return read(jax.tree.map(_gradient_to, copies, sums), *pair)
 
-  # Cut along T, and within each part that T is split into, so that sharded
-  # arrays stay sharded.
-  own = T // C
+  own = T // parts.count
   num_chunks = -(-own // length)
-  padding = num_chunks * length - own
+
+  axis = 2 + (parts.num_parts > 1)  # Of tokens.
 
   def cut(x: jax.Array) -> jax.Array:
-    rest = x.shape[3:]
-    x = x.reshape(B, K, C, own, *rest)
-    x = jnp.pad(x, ((0, 0),) * 3 + ((0, padding),) + ((0, 0),) * len(rest))
-    x = jnp.moveaxis(x.reshape(B, K, C, num_chunks, length, *rest), 3, 0)
-    x = x.reshape(num_chunks, B, K, C * length, *rest)
-    return parts.place(x, None, "batch", None, "length")
+    x = parts.cut_to_each(x)
+    padding = [(0, 0)] * x.ndim
+    padding[axis] = (0, num_chunks * length - own)
+    shape = (*x.shape[:axis], num_chunks, length, *x.shape[axis + 1 :])
+    return jnp.moveaxis(jnp.pad(x, padding).reshape(shape), axis, 0)
 
   def join(x: jax.Array) -> jax.Array:
-    x = jnp.moveaxis(x.reshape(num_chunks, B, K, C, length), 0, 3)
-    x = x.reshape(B, K, C, num_chunks * length)[..., :own]
-    return x.reshape(B, K, T)[..., :num_tokens]
+    x = jnp.moveaxis(x, 0, axis)
+    x = x.reshape(*x.shape[:axis], num_chunks * length)[..., :own]
+    return parts.join_from_each(x)[..., :num_tokens]
 
   out = jax.lax.map(chunk, (cut(stream_BxKxTxD), cut(tokens)))
   return jax.tree.map(join, out)
+
+
+@jax.custom_vjp
+def _gradient_to(x: jax.Array, sum_of: jax.Array) -> jax.Array:
+  """Returns `x`, whose gradient goes to `sum_of`, in the dtype of that."""
+  del sum_of
+  return x
+
+
+_gradient_to.defvjp(
+    lambda x, sum_of: (x, jnp.zeros((), sum_of.dtype)),
+    lambda like, grad: (None, grad.astype(like.dtype)),
+)
 
 
 def completion_logprobs(

@@ -47,6 +47,21 @@ class Split:
     """Number of parts that tokens are split into."""
     return math.prod(self.mesh.shape[a] for a in self.length)
 
+  @property
+  def batch_count(self) -> int:
+    """Number of parts that prompts are split into."""
+    return math.prod(self.mesh.shape[a] for a in self.batch)
+
+  @property
+  def num_parts(self) -> int:
+    """Number of parts that the tokens of a batch are split into."""
+    return self.batch_count * self.count
+
+  @property
+  def accelerated(self) -> bool:
+    """Whether the mesh is known, and is not one of CPUs."""
+    return self.mesh is not None and self.mesh.devices.flat[0].platform != "cpu"
+
   def padded(self, length: int) -> int:
     """Returns `length` rounded up to a multiple of `count`."""
     return -(-length // self.count) * self.count
@@ -83,6 +98,41 @@ class Split:
     own = own.reshape(B, C, K * (S // C), *rest)
     both = jnp.concatenate([prompts, own], axis=2)
     return self.place(both.reshape(B, P + K * S, *rest), "batch", "length")
+
+  def copy_to_each(self, x: jax.Array) -> jax.Array:
+    """Returns [num_parts, ...], a copy of `x` on the devices of each part.
+
+    The gradient is summed over the copies. With one part it is `x` itself.
+    """
+    if self.num_parts == 1:
+      return x
+    return self._place_parts(jnp.broadcast_to(x, (self.num_parts, *x.shape)))
+
+  def cut_to_each(self, x: jax.Array) -> jax.Array:
+    """Returns [num_parts, B / batch_count, K, T / count, ...].
+
+    With one part it is `x` itself, [B, K, T, ...].
+    """
+    if self.num_parts == 1:
+      return x
+    B, K, T, *rest = x.shape
+    S, C = self.batch_count, self.count
+    x = jnp.moveaxis(x.reshape(S, B // S, K, C, T // C, *rest), 3, 1)
+    return self._place_parts(x.reshape(S * C, B // S, K, T // C, *rest))
+
+  def join_from_each(self, x: jax.Array) -> jax.Array:
+    """Returns [B, K, T], the inverse of `cut_to_each`."""
+    if self.num_parts == 1:
+      return x
+    _, b, K, t = x.shape
+    S, C = self.batch_count, self.count
+    x = jnp.moveaxis(x.reshape(S, C, b, K, t), 1, 3)
+    return self.place(x.reshape(S * b, K, C * t), "batch", None, "length")
+
+  def _place_parts(self, x: jax.Array) -> jax.Array:
+    free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
+    spec = PartitionSpec((*self.batch, *self.length), *free)
+    return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
   def cut(
       self, x: jax.Array, num_prompt: int, num_completions: int

@@ -146,6 +146,33 @@ class MapLogitsTest(parameterized.TestCase):
         grad(params, B * K * V), grad(params, 10**9), atol=1e-4, rtol=1e-4
     )
 
+  def test_the_head_gradient_is_summed_in_float32(self):
+    # Each of 1,024 chunks adds 1; a bfloat16 sum would stay at 256.
+    length = 1024
+
+    class OneModel:
+
+      def completion_stream(self, params, *inputs):
+        return jnp.ones((1, 1, length, 1), jnp.bfloat16)
+
+      def unembed(self, params, stream):
+        return stream @ params["head"]
+
+    def total(params):
+      tokens = jnp.zeros((1, 1, length), jnp.int32)
+      read = lambda logits, tokens: logits[..., 0].astype(jnp.float32)
+      return jnp.sum(
+          logprobs.map_logits(
+              OneModel(), params, tokens[0], tokens[0], tokens, read,
+              max_logits=1,
+          )
+      )  # fmt: skip
+
+    params = {"head": jnp.ones((1, 1), jnp.bfloat16)}
+    grad = jax.jit(jax.grad(total))(params)
+    self.assertEqual(grad["head"].dtype, jnp.bfloat16)
+    self.assertEqual(float(grad["head"][0, 0]), length)
+
   def test_logits_of_all_tokens_are_never_held(self):
     model = tiny_model.make_model(vocab_size=32768)
     params = jax.eval_shape(model.init, jax.random.key(0))
