@@ -82,42 +82,25 @@ class LayoutsTest(absltest.TestCase):
     self.assertTrue(run.read("summary.json")["ledger_closed"])
     self.assertEmpty(harness.leftovers(run.workdir))
 
-  def test_four_processes_of_two_devices(self):
-    run = self.start("4x2", **layout(4, 2))
-    self.assertEqual(run.wait(), 0, run.text())
-    self.assert_same_curve(run)
-    self.assertLen(list((run.workdir / "logs").glob("trainer-*")), 4)
-
-  def test_each_process_publishes_its_own_shards(self):
-    run = self.start(
-        "shards",
-        **{
-            "publish.carrier": "orbax",
-            # Either process has shards that the other has not; a version with
-            # less than all of them is none.
-            "mesh.fsdp": 4,
-            "trainer.num_processes": 2,
-            "trainer.cpu_devices": 2,
-        },
-    )
-    self.assertEqual(run.wait(), 0, run.text())
-    self.assertLen(run.steps(), NUM_STEPS)
-    self.assertTrue(run.read("summary.json")["ledger_closed"])
-    for kind in ("refused_version", "carrier_full"):
-      self.assertEmpty(run.events(kind))
-
-  def test_a_checkpoint_of_1_x_8_goes_on_as_2_x_4_on_another_mesh(self):
+  def test_one_process_goes_on_as_two_on_another_mesh_and_as_four(self):
     run = self.start("moved", **layout(1, 8))
     run.wait_for_step(2)
-    run.process.send_signal(signal.SIGTERM)
-    self.assertEqual(run.wait(60), 128 + signal.SIGTERM, run.text())
-    self.assertLess(max(self.losses_of(run)), NUM_STEPS - 1)
+    self.interrupt(run)
     other_mesh = {"mesh.data": 2, "mesh.tensor": 2, "sharding.vocab": ""}
     run = self.start("moved", **(layout(2, 4) | other_mesh))
+    run.wait_for_step(5)
+    self.interrupt(run)
+    run = self.start("moved", **layout(4, 2))
     self.assertEqual(run.wait(), 0, run.text())
     # The next step and all after it; none was made twice.
     self.assertLen(run.steps(), NUM_STEPS)
+    self.assertLen({r["epoch"] for r in run.steps()}, 3)
     self.assert_same_curve(run)
+    self.assertLen(list((run.workdir / "logs").glob("trainer-*")), 4)
+
+  def interrupt(self, run):
+    run.process.send_signal(signal.SIGTERM)
+    self.assertEqual(run.wait(60), 128 + signal.SIGTERM, run.text())
 
   def test_two_processes_are_preempted_and_killed(self):
     run = self.start("faults", **layout(2, 4))
@@ -152,10 +135,18 @@ class LayoutsTest(absltest.TestCase):
     self.assertEqual(restarts, {"trainer": 3, "searcher": 0, "store": 0})
 
   def test_searchers_join_and_are_killed_without_anyone_else(self):
-    # Half a step's prompts each, so that two find work.
-    changes = {"train.num_steps": 150, "search.prompts_per_round": 4}
-    two = {"mesh.data": 2, "trainer.num_processes": 2, "trainer.cpu_devices": 1}
-    run = self.start("elastic", **two, **changes)
+    # Half a step's prompts each, so that two find work. Either process of the
+    # trainer publishes shards that the other has not; a version with less than
+    # all of them is none.
+    changes = {
+        "train.num_steps": 150,
+        "search.prompts_per_round": 4,
+        "publish.carrier": "orbax",
+        "mesh.fsdp": 2,
+        "trainer.num_processes": 2,
+        "trainer.cpu_devices": 1,
+    }
+    run = self.start("elastic", **changes)
     run.wait_for_step(10)
     joined = harness.Process(
         harness.command("searcher", run.workdir, "7"),
@@ -172,7 +163,8 @@ class LayoutsTest(absltest.TestCase):
     self.assertEqual(run.wait(), 0, run.text())
     gone = [e["message"] for e in run.events("searcher_gone")]
     self.assertTrue(any(m.startswith("s007-") for m in gone), gone)
-    self.assertEmpty(run.events("died"))
+    for kind in ("died", "refused_version", "carrier_full"):
+      self.assertEmpty(run.events(kind))
     summary = run.read("summary.json")
     self.assertTrue(summary["ledger_closed"])
     self.assertEqual(set(summary["restarts"].values()), {0})
