@@ -466,7 +466,7 @@ def _check_metrics(run_: RunFiles, part: Part) -> None:
   _check_cut_lines(run_, part, name, bad)
   history = _check_step_rows(run_, steps, part)
   # A crash may come between eval.json and the line.
-  if run_.epoch == 1 and not (run_.live or run_.had("not_written")):
+  if run_.finished and run_.epoch == 1 and not run_.had("not_written"):
     for one in run_.json.get("eval.json", {}).get("history", ()):
       if max(one["step"] - 1, 0) not in evaluated:
         part.add(name, f"no evaluation after step {one['step']}", _REPORT)
@@ -1069,13 +1069,6 @@ def _check_acks(run_: RunFiles, part: Part) -> None:
   """Reads acknowledged.jsonl."""
   path = run_.folder / _ACKS
   if not path.exists():
-    if list(path.parent.glob("segment-*")) and not run_.live:
-      part.add(
-          _ACKS,
-          "is missing",
-          "after a restart nobody knows what was acknowledged since the newest"
-          f" checkpoint; {_COPY}",
-      )
     return
   bad = []
   for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
@@ -1098,6 +1091,16 @@ def _check_acks(run_: RunFiles, part: Part) -> None:
 
 def _check_marks(run_: RunFiles, part: Part, blocks: Sequence[Block]) -> None:
   """Compares acknowledgements with the journal's blocks and checkpoints."""
+  if not (run_.folder / _ACKS).exists():
+    acknowledged = any(one.data["acknowledged"] for one in run_.restorable)
+    if acknowledged or (blocks and run_.finished):
+      part.add(
+          _ACKS,
+          "is missing",
+          "after a restart nobody knows what was acknowledged since the newest"
+          f" checkpoint; {_COPY}",
+      )
+    return
   last = {block.sid: block for block in blocks}
   advice = f"blocks after it are not missed if the journal loses them; {_COPY}"
   for sid, (sequence, *totals) in run_.marks.items():
@@ -1118,7 +1121,7 @@ def _check_marks(run_: RunFiles, part: Part, blocks: Sequence[Block]) -> None:
     elif run_.finished and sequence < there:
       what = f"ends at block {sequence - 1}, the journal at {there - 1}"
       part.add(place, what, advice)
-  for one in run_.restorable if (run_.folder / _ACKS).exists() else ():
+  for one in run_.restorable:
     for sid, mark in one.data["acknowledged"].items():
       if mark > run_.marks.get(sid, []):
         what = f"ends at {run_.marks.get(sid)}, {one.name} has {mark}"

@@ -150,6 +150,10 @@ class VerifyTest(parameterized.TestCase):
         (f"acknowledged.jsonl, {sid}", f"blocks up to {mark[0] + 6}, ")
     )
 
+  def test_no_acknowledgements(self):
+    (self.folder / "replay/acknowledged.jsonl").unlink()
+    self.assert_wrong(("replay/acknowledged.jsonl", "is missing"))
+
   @parameterized.parameters("state/d", "state/ocdbt.process_0/d")
   def test_a_wrong_bit_of_an_array(self, folder):
     files = (self.folder / "checkpoints/12" / folder).iterdir()
