@@ -17,7 +17,6 @@ hides the records after it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-import dataclasses
 import errno
 import hashlib
 import json
@@ -25,6 +24,7 @@ import os
 import pathlib
 import re
 import struct
+from typing import NamedTuple
 
 from tba_jax.system import jsonl
 
@@ -38,8 +38,7 @@ HEADER_BYTES = _SEGMENT.size + _DIGEST_BYTES
 RECORD_BYTES = _RECORD.size + _DIGEST_BYTES
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordSpan:
+class RecordSpan(NamedTuple):
   """A record of a segment, or damaged bytes between records.
 
   start, end: offsets in the file.
@@ -51,48 +50,22 @@ class RecordSpan:
   payload: bytes | None
 
 
-def segment_header(start: int) -> bytes:
-  """Returns the header of a segment at position `start`."""
-  fields = _SEGMENT.pack(_SEGMENT_MAGIC, FORMAT, start)
-  return fields + _digest(fields)
-
-
-def encode_record(start: int, payload: bytes) -> bytes:
-  """Returns the record of a payload at position `start`."""
-  fields = _RECORD.pack(_RECORD_MAGIC, len(payload), start)
-  return fields + _digest(fields, payload) + payload
-
-
-def check_segment_format(path: pathlib.Path, data: bytes) -> bool:
-  """Returns whether a segment's header is intact.
-
-  Raises:
-    ValueError: the header has a newer format; names `path`.
-  """
-  fields, digest = data[: _SEGMENT.size], data[_SEGMENT.size : HEADER_BYTES]
-  if len(data) < HEADER_BYTES or digest != _digest(fields):
-    return False
-  magic, version, _ = _SEGMENT.unpack(fields)
-  if magic == _SEGMENT_MAGIC and version > FORMAT:
-    raise ValueError(
-        f"{path} has journal format {version}; this version of tba_jax reads up"
-        f" to {FORMAT}"
-    )
-  return magic == _SEGMENT_MAGIC
-
-
-def record_spans(
-    data: bytes, start: int, *, whole_header: bool
-) -> Iterator[RecordSpan]:
-  """Yields a segment's records, and the damaged bytes between them.
+def read_segment(
+    path: pathlib.Path, start: int, size: int | None = None
+) -> tuple[list[RecordSpan], int]:
+  """Returns a segment's records with the damage between them, and its size.
 
   Args:
-    data: of the file.
+    path: of the file.
     start: position of its first byte.
-    whole_header: result of `check_segment_format`.
+    size: number of bytes to read, None for all.
+
+  Raises:
+    ValueError: the segment has a newer format.
   """
-  offset = HEADER_BYTES if whole_header else 0
-  damaged_from = offset
+  data = path.read_bytes()[:size]
+  offset = damaged_from = _header_bytes(path, data)
+  spans = []
   while offset < len(data):
     payload = _payload_at(data, offset, start)
     if payload is None:
@@ -100,12 +73,27 @@ def record_spans(
       offset = len(data) if found < 0 else found
       continue
     if damaged_from < offset:
-      yield RecordSpan(damaged_from, offset, None)
+      spans.append(RecordSpan(damaged_from, offset, None))
     end = offset + RECORD_BYTES + len(payload)
-    yield RecordSpan(offset, end, payload)
+    spans.append(RecordSpan(offset, end, payload))
     offset = damaged_from = end
   if damaged_from < len(data):
-    yield RecordSpan(damaged_from, len(data), None)
+    spans.append(RecordSpan(damaged_from, len(data), None))
+  return spans, len(data)
+
+
+def _header_bytes(path: pathlib.Path, data: bytes) -> int:
+  """Returns the size of a segment's header, 0 if it is damaged."""
+  fields, digest = data[: _SEGMENT.size], data[_SEGMENT.size : HEADER_BYTES]
+  if len(data) < HEADER_BYTES or digest != _digest(fields):
+    return 0
+  magic, version, _ = _SEGMENT.unpack(fields)
+  if magic == _SEGMENT_MAGIC and version > FORMAT:
+    raise ValueError(
+        f"{path} has journal format {version}; this version of tba_jax reads up"
+        f" to {FORMAT}"
+    )
+  return HEADER_BYTES if magic == _SEGMENT_MAGIC else 0
 
 
 def _payload_at(data: bytes, offset: int, start: int) -> bytes | None:
@@ -121,6 +109,18 @@ def _payload_at(data: bytes, offset: int, start: int) -> bytes | None:
   if len(payload) != length or digest != _digest(fields, payload):
     return None
   return payload
+
+
+def _encode_header(start: int) -> bytes:
+  """Returns the header of a segment at position `start`."""
+  fields = _SEGMENT.pack(_SEGMENT_MAGIC, FORMAT, start)
+  return fields + _digest(fields)
+
+
+def encode_record(start: int, payload: bytes) -> bytes:
+  """Returns the record of a payload at position `start`."""
+  fields = _RECORD.pack(_RECORD_MAGIC, len(payload), start)
+  return fields + _digest(fields, payload) + payload
 
 
 def _digest(*parts: bytes) -> bytes:
@@ -188,7 +188,7 @@ class Journal:
     # Whether a failed append may have left bytes after `_size`.
     self._unclean = False
     self._position = 0
-    self.repair()
+    self._repair()
     if self._position < min_position:
       self.close()
       self._position = min_position
@@ -252,15 +252,13 @@ class Journal:
       path = self._path(start)
       # Bytes of a failed append are not part of the journal.
       size = self._size if end is None and self._fd >= 0 else None
-      data = path.read_bytes()[:size]
-      whole = check_segment_format(path, data)
-      for span in record_spans(data, start, whole_header=whole):
+      for span in read_segment(path, start, size)[0]:
         if span.payload is None:
           self._report_damage(path, span)
         elif start + span.end > from_position:
           yield start + span.end, span.payload
 
-  def repair(self) -> None:
+  def _repair(self) -> None:
     """Cuts a torn record off the end of the last segment.
 
     A new segment is created first, so that no position is used twice.
@@ -269,22 +267,18 @@ class Journal:
       return
     start = self._starts[-1]
     path = self._path(start)
-    data = path.read_bytes()
-    self._position = start + len(data)
-    whole = check_segment_format(path, data)
-    found = list(record_spans(data, start, whole_header=whole))
-    for span in found[:-1]:
+    spans, size = read_segment(path, start)
+    self._position = start + size
+    for span in spans[:-1]:
       if span.payload is None:
         self._report_damage(path, span)
-    if found and found[-1].payload is None:
-      span = found[-1]
+    if spans and spans[-1].payload is None:
+      cut = size - spans[-1].start
       self._open_segment()
-      os.truncate(path, span.start)
-      self.torn_bytes += span.end - span.start
-      self._on_event(
-          "journal_torn",
-          f"{path}: cut {span.end - span.start} bytes after byte {span.start}",
-      )
+      os.truncate(path, spans[-1].start)
+      self.torn_bytes += cut
+      message = f"{path}: cut {cut} bytes after byte {spans[-1].start}"
+      self._on_event("journal_torn", message)
 
   def truncate_before(self, position: int) -> int:
     """Deletes closed segments that end before a position; returns how many."""
@@ -313,7 +307,7 @@ class Journal:
     fd = -1
     try:
       fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-      _write(fd, segment_header(start))
+      _write(fd, _encode_header(start))
       os.fsync(fd)
       jsonl.sync_directory(self._directory)
     except OSError as error:

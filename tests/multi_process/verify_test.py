@@ -113,7 +113,7 @@ class VerifyTest(parameterized.TestCase):
   def test_a_block_that_is_there_twice(self):
     last = self.segments()[-1]
     start, data = int(last.stem.split("-")[1]), last.read_bytes()
-    span, *_ = journal.record_spans(data, start, whole_header=True)
+    (span, *_), _ = journal.read_segment(last, start)
     again = journal.encode_record(start + len(data), span.payload)
     last.write_bytes(data + again)
     self.assert_wrong((f"replay/{last.name}, byte {len(data)}", "there again"))
