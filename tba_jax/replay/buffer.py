@@ -290,7 +290,8 @@ class ReplayBuffer:
       )
       replaced += similar
     # Replaced rows do not count towards the capacities.
-    self.remove(np.array(replaced, np.int64))
+    if replaced:
+      self.remove(np.array(replaced, np.int64))
     stored = self._evict(self, group, prompt, kept)
     if stored:
       rows = self.table.append(group, stored, step)
