@@ -8,7 +8,7 @@ or not: V is 0 from there on.
 
 Source: Schulman et al. 2017 (arXiv:1707.06347), with the constants of
 Noukhovitch et al. 2024 (arXiv:2410.18252). Where we differ from that paper's
-code: the reward stands on the last token, not one position behind it.
+code: the reward is on the last token, not one position after it.
 """
 
 from typing import Any

@@ -151,7 +151,7 @@ def copg_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
   left_BxK = groups.rewards_BxK - beta * groups.rho_BxK
   K = left_BxK.shape[1]
   pairs_BxKxK = left_BxK[:, :, None] - left_BxK[:, None, :]
-  # Each pair stands twice in the sum.
+  # Each pair occurs twice in the sum.
   loss = jnp.mean(jnp.square(pairs_BxKxK).sum(axis=(1, 2))) / (2 * (K - 1))
   return (loss / (2 * beta * K) if c.scale == "unit" else loss), {}
 

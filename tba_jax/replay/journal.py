@@ -348,7 +348,7 @@ class Journal:
 class AckLog:
   """File with the newest acknowledged block of each searcher.
 
-  It is synced before an acknowledgement is sent, so after a restart it tells
+  It is synced before an acknowledgement is sent, so after a restart it shows
   which acknowledged blocks the journal has lost. Lines are JSON, [sid, next
   sequence, prompts, completions, tokens]; a searcher's last line counts.
 

@@ -46,7 +46,7 @@ _LONGEST_TICK_S = 0.1
 # Poll interval as a share of the time since the last block.
 _TICK_SHARE = 0.05
 _FULL_RETRY_S = 0.25
-# The trainer's announcement is rewritten periodically, in case somebody has
+# The trainer's announcement is rewritten periodically, in case a process has
 # deleted or overwritten it.
 _ANNOUNCE_EVERY_S = 5.0
 
@@ -557,7 +557,7 @@ class QueueServer:
       work = self._grants.assign(alive, unanswered)
     values = {}
     for sid, blocks in work.items():
-      self._work_count += 1  # Tells a searcher which message is newer.
+      self._work_count += 1  # Shows a searcher which message is newer.
       key = messages.work_key(sid)
       acked = self._ingest.watermarks.get(sid, 0)
       fields = {"count": self._work_count, "blocks": blocks, "acked": acked}

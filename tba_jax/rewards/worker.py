@@ -39,7 +39,7 @@ def main() -> int:
         network=hello["network"],
         readable=[os.getcwd(), *_files_of(hello["task"])],
     )
-  except Exception as error:  # The pool tells it.
+  except Exception as error:  # Reported by the pool.
     pool.write_frame(replies, {"error": repr(error)})
     return 1
   pool.write_frame(replies, entered)

@@ -123,7 +123,7 @@ class Countdown(base.Task):
     self._rich_pairs = rich
 
   def _is_kept(self, num_solutions: np.ndarray, limit: int) -> np.ndarray:
-    """Tells which pairs have enough solutions to be kept."""
+    """Returns which pairs have enough solutions to be kept."""
     return num_solutions >= limit
 
   def _split(
@@ -137,7 +137,7 @@ class Countdown(base.Task):
     numbers, pairs = _orders(multisets_MxN[self._pair_row], self._rich_pairs)
     # In rounds: every pair in one order of its numbers, then every pair with a
     # second order, and so on. So a split's first prompts are as diverse as
-    # possible, and a mean over them weighs all pairs alike.
+    # possible, and a mean over them weights all pairs equally.
     by_pair = np.lexsort((rng.random(len(pairs)), pairs))
     starts = _starts(pairs[by_pair])
     turn = np.empty_like(by_pair)

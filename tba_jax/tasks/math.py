@@ -55,7 +55,7 @@ def normalized(answer: str) -> str:
 
 
 def equal(reference: str, answer: str) -> bool:
-  """Tells whether an answer equals the reference, both without their box.
+  """Returns whether an answer equals the reference, both without their box.
 
   Raises ImportError if it takes `math-verify` and that is not installed.
   """

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How the objectives of the table hang together: their gradients, float64."""
+"""Tests of equalities between gradients of objectives, in float64."""
 
 import dataclasses
 
@@ -161,7 +161,7 @@ class TableTest(parameterized.TestCase):
       with self.subTest(name):
         chex.assert_tree_all_finite(values)
 
-  def test_what_the_mask_hides_plays_no_part(self):
+  def test_masked_tokens_do_not_matter(self):
     groups = make_groups(on_policy=False)
     hide = lambda x: jnp.where(groups.mask_BxKxT > 0, x, jnp.nan)
     hidden = dataclasses.replace(
@@ -181,7 +181,7 @@ class TableTest(parameterized.TestCase):
       with self.subTest(name):
         self.assertGreater(jnp.abs(grad).max(), 1e-3)
 
-  def test_rows_name_what_exists(self):
+  def test_defaults_are_allowed_values(self):
     for name, row in build.OBJECTIVES.items():
       with self.subTest(name):
         self.assertIn(row.correction, corrections.CORRECTIONS)

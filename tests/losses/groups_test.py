@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How the tokens of a completion are summed."""
+"""Tests of sums over the tokens of a completion."""
 
 from absl.testing import absltest
 from absl.testing import parameterized

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""From config to loss: what enters, what the mask keeps out, the metrics."""
+"""Tests of the loss of a config: inputs, mask, metrics."""
 
 import dataclasses
 
@@ -44,7 +44,7 @@ class LossTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(0.0, 0.2)
-  def test_what_stands_behind_the_mask_plays_no_part(self, ratio_clip):
+  def test_masked_tokens_do_not_matter(self, ratio_clip):
     params = table_policy.make_params(0)
     batch = table_policy.make_batch(behavior_params=table_policy.make_params(3))
     outside = batch.completion_mask == 0

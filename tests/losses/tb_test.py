@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trajectory balance and its kin: known numbers, gradients, convergence."""
+"""Tests of trajectory balance: known numbers, gradients, convergence."""
 
 from collections.abc import Callable
 import functools
@@ -430,7 +430,7 @@ TARGET = jax.nn.softmax(REF_LOGPROBS + OUTCOME_REWARDS / TARGET_BETA)
 
 
 def train(loss_fn: Callable[..., jax.Array], num_steps: int = 3000):
-  """Returns what is learned from uniform samples, and its TV to the target."""
+  """Returns the policy learned from uniform samples, and its TV to the target."""
   tx = optax.adam(optax.cosine_decay_schedule(0.05, num_steps))
   params = {"logits": jnp.zeros(NUM_OUTCOMES), "log_z": jnp.zeros((1, 1))}
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A judge of the user's own: verdicts, and every way to have none."""
+"""Tests of judge commands: verdicts and failures."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ from absl.testing import parameterized
 from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
 
-# Prefers the longer text; does what a prompt that begins so says.
+# Prefers the longer text; some prompts make it fail.
 _SCRIPT = """
 import json, os, sys, time
 for line in sys.stdin:
@@ -82,7 +82,7 @@ class CommandComparerTest(parameterized.TestCase):
     contests += [_contest("yyy" * n, "xxxx") for n in range(1, 4)]
     found = comparer.compare(contests)
     self.assertEqual([v.win for v in found], [0, 0, 0.5, 1, 1, 0, 1, 1])
-    # A judge that takes what comes first has nothing to say of the texts.
+    # The verdicts of a judge that always takes the first are balanced.
     blind = [_contest(f"a{i}", f"b{i}", prompt="first") for i in range(64)]
     wins = [v.win for v in comparer.compare(blind)]
     self.assertBetween(sum(wins), 16, 48)

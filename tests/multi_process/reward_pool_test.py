@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever a reward does in a worker, it costs one completion, and is told."""
+"""Tests of worker processes: a faulty reward costs one completion."""
 
 import math
 import os
@@ -170,7 +170,7 @@ class PoolTest(parameterized.TestCase):
     names = environment.key.split()
     self.assertContainsSubset(["HOME", "PATH", "MINE"], names)
     self.assertNoCommonElements(["TBA_JAX_SECRET", "OTHER"], names)
-    if os.geteuid() == 0:  # Another user may not look.
+    if os.geteuid() == 0:  # Another user may not read it.
       self.assertEqual(found.key, "out of reach")
     self.assertNotEqual(found.key, "in its own environment")
 

@@ -20,7 +20,7 @@ from tba_jax.tasks import build
 
 # Starts in a third of the time of the fake task, which imports JAX.
 class TroubleTask(arithmetic.Arithmetic):
-  """Does what the completion says; a number is its own reward."""
+  """Does what the completion says; the reward of a number is the number."""
 
   name = "trouble"
   FIELDS = {"folder": ""}

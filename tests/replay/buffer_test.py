@@ -52,7 +52,7 @@ class InsertTest(parameterized.TestCase):
     self.assertEqual(draw.ref_versions.item(), -1)
     self.assertNotEqual(draw.rows.item(), old.item())
 
-  def test_width_and_padding_mean_nothing(self):
+  def test_width_and_padding_do_not_matter(self):
     buffer = make_buffer()
     buffer.insert(make_group(1, [[5, 6]], width=2), 0)
     buffer.insert(make_group(1, [[5, 6]], width=9), 0)
@@ -61,7 +61,7 @@ class InsertTest(parameterized.TestCase):
     np.testing.assert_array_equal(draw.completion_tokens, [[[5, 6, 0, 0]]])
     np.testing.assert_array_equal(draw.behavior_logprobs, [[[-5, -6, 0, 0]]])
 
-  def test_a_row_that_is_used_again_keeps_nothing(self):
+  def test_a_reused_row_keeps_nothing(self):
     buffer = make_buffer(capacity=1)
     buffer.insert(make_group(1, [[5, 6, 7, 8]]), 0)
     buffer.insert(make_group(1, [[9]], width=2), 0)
@@ -95,7 +95,7 @@ class InsertTest(parameterized.TestCase):
 
 class StalenessTest(absltest.TestCase):
 
-  def test_versions_that_a_restart_gave_up_are_stale(self):
+  def test_versions_abandoned_by_a_restart_are_stale(self):
     # Epoch 1 ran to 50, epoch 2 from 30 to 60, epoch 3 from 40.
     starts = [(1, 0), (2, 30), (3, 40)]
     cases = [  # epoch, version, staleness at step 42
@@ -143,8 +143,8 @@ class InOrderTest(absltest.TestCase):
   def draw(self, skip, step=4):
     return self.buffer.sample_in_order(2, 2, step, arrived_from=4, skip=skip)
 
-  def test_whole_groups_of_the_round_in_order(self):
-    """Group 1 has one completion; after the last the first comes again."""
+  def test_complete_groups_of_the_round_in_order(self):
+    """Group 1 has one completion; the first group repeats after the last."""
     draw = self.draw(0)
     self.assertEqual(
         draw.completion_tokens[..., 0].tolist(), [[0, 1], [20, 21]]
@@ -155,7 +155,7 @@ class InOrderTest(absltest.TestCase):
     )
     invariants.check_buffer(self.buffer)
 
-  def test_refuses_what_is_not_there(self):
+  def test_no_complete_group_or_a_falling_step(self):
     with self.assertRaisesRegex(ValueError, "no complete group since 5"):
       self.buffer.sample_in_order(2, 2, 5, arrived_from=5, skip=0)
     with self.assertRaisesRegex(ValueError, "step 4 after step 5"):
@@ -164,7 +164,7 @@ class InOrderTest(absltest.TestCase):
 
 class SampleTest(absltest.TestCase):
 
-  def test_the_temperature_is_that_of_the_draw_s_step(self):
+  def test_the_reward_temperature_is_of_the_step(self):
     """Cold, one of two completions is drawn for its reward; hot, either is."""
     buffer = make_buffer(
         recent_fraction=0.0,
@@ -180,7 +180,7 @@ class SampleTest(absltest.TestCase):
     for _ in range(40):
       self.assertEqual(first_tokens(buffer.sample(1, 1, 5)), {2})
 
-  def test_window_counts_no_copy_twice(self):
+  def test_the_window_counts_copies_once(self):
     """Two inserts of three at one step with two in common: four are recent.
 
     The published buffer counts six and takes older items for recent ones.
@@ -282,7 +282,7 @@ class DuplicatesTest(absltest.TestCase):
     self.assertEqual(result, Amount(0, 1, 1))
     self.assertEqual(buffer.untrained(), Amount(2, 3, 3))
 
-  def test_a_group_of_duplicates_alone_leaves_whole(self):
+  def test_a_group_of_duplicates_is_not_stored(self):
     buffer = _buffer(duplicates="oldest", recent_fraction=1.0)
     buffer.insert(make_group(0, [[5], [6]]), 0)
     result = buffer.insert(make_group(0, [[5], [6]]), 3)
@@ -373,7 +373,7 @@ class EvictionTest(absltest.TestCase):
     buffer.insert(make_group(2, [[4]], rewards=[1.0]), 1)
     self.assertEqual(_stored(buffer), {2: 2.0, 3: 3.0, 4: 1.0})
     self.assertEqual(buffer.num_prompts, 2)
-    # Too bad to come in: the group leaves whole, and the prompt is not known.
+    # Refused: the whole group leaves, and its prompt is not stored.
     result = buffer.insert(make_group(3, [[5]], rewards=[-1.0]), 2)
     self.assertEqual(result, Amount(1, 1, 1))
     self.assertEqual(buffer.num_prompts, 2)
@@ -415,7 +415,7 @@ class EvictionTest(absltest.TestCase):
       group = make_group(0, [[f] for f in firsts], rewards=rewards)
       before = buffer.untrained()
       result = buffer.insert(group, step)
-      # Copies of what was there before are refused first of all.
+      # Copies of stored completions are refused first.
       known = {first for _, first in plain.values()}
       for first, reward in zip(firsts.tolist(), rewards.tolist()):
         if first not in known and reward > plain.get(first // 10, (-1.0, 0))[0]:
@@ -447,7 +447,7 @@ class UseTest(absltest.TestCase):
     self.assertEqual(stats["use_count_histogram"]["2"], 1)
     invariants.check_buffer(buffer)
 
-  def test_what_a_draw_tells_of_its_completions(self):
+  def test_statistics_of_a_draw(self):
     buffer = make_buffer(dedupe=False, recent_window_steps=9)
     buffer.insert(make_group(1, [[1], [2, 2], [1], [1, 0]]), 0)
     stats = buffer.sample(1, 4, 0).stats()
@@ -524,7 +524,7 @@ class StateTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "step 8 after step 9"):
       other.sample(1, 1, 8)
 
-  def test_dedupe_that_is_turned_on(self):
+  def test_dedupe_turned_on_after_a_restart(self):
     buffer = make_buffer(dedupe=False, recent_window_steps=9)
     other = make_buffer(capacity=3, recent_window_steps=9)
     buffer.insert(make_group(1, [[1], [2], [1]]), 0)

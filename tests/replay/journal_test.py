@@ -55,7 +55,7 @@ class AppendTest(JournalTestCase):
     expected = list(zip(positions, _PAYLOADS, strict=True))
     self.assertEqual(list(journal.replay(0)), expected)
     self.assertEqual(list(journal.replay(journal.start)), expected)
-    # A position is behind its record: replay goes on after it.
+    # A position is the end of its record, so replay continues after it.
     for i, position in enumerate(positions):
       self.assertEqual(list(journal.replay(position)), expected[i + 1 :])
     self.assertEqual(journal.position, positions[-1])
@@ -119,7 +119,7 @@ class RestartTest(JournalTestCase):
     self.assertEqual(list(self.open().replay(0)), expected)
     self.assertEqual(self.events, [])
 
-  def test_positions_outlive_the_files(self):
+  def test_positions_continue_after_the_files_are_lost(self):
     journal = self.open()
     (position,) = journal.append([b"a"])
     journal.close()
@@ -143,7 +143,7 @@ class RestartTest(JournalTestCase):
 class CrashTest(JournalTestCase):
 
   def test_every_torn_end(self):
-    """A file cut at any byte gives all records before it, and goes on."""
+    """A file cut at any byte keeps the records before it, and can grow."""
     journal = self.open()
     positions = journal.append([b"one", b"two" * 10, b"three"])
     journal.close()
@@ -162,7 +162,7 @@ class CrashTest(JournalTestCase):
       torn = 0 if size in (0, last) else size - (last if size > last else 0)
       self.assertEqual(journal.torn_bytes, torn, size)
       self.assertEqual(self.kinds(), ["journal_torn"] * bool(torn))
-      # Nothing of what was cut is given again.
+      # No position of the cut bytes is used again.
       (position,) = journal.append([b"new"])
       self.assertGreater(position, size)
       journal.close()
@@ -251,7 +251,7 @@ class DamageTest(JournalTestCase):
     self.assertEqual(self.kinds(), ["journal_damaged"])
 
   def test_records_inside_of_a_payload_are_not_taken_for_records(self):
-    """The payload of a damaged record holds a copy of a whole journal."""
+    """The payload of a damaged record contains a copy of a journal."""
     journal = self.open()
     journal.append([b"inner"])
     journal.close()
@@ -329,7 +329,7 @@ class FullDiskTest(JournalTestCase):
     journal.append([b"c" * 60])
     self.assertEqual(self.payloads(journal), [b"a" * 60, b"c" * 60])
 
-  def test_cut_that_fails_is_made_good_later(self):
+  def test_a_failed_cut_is_repeated_later(self):
     journal = self.open()
     journal.append([b"before"])
     with self._full_after(20), mock.patch.object(

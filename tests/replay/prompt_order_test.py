@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of prompt_order: every position is granted until it came once."""
+"""Tests of the prompt order: a position is granted until it is received."""
 
 import copy
 import random
@@ -72,7 +72,7 @@ class PromptOrderTest(absltest.TestCase):
     self.assertEqual(order.available(4), 2)
     self.assertEqual(order.grant("b", 9, limit=4), [0, 3])
 
-  def test_a_position_of_an_undone_history_is_skipped(self):
+  def test_a_position_granted_before_a_crash_is_skipped(self):
     order = prompt_order.PromptOrder(10, seed=0)
     order.deliver("old", [1])
     order.receive(2)
@@ -80,7 +80,7 @@ class PromptOrderTest(absltest.TestCase):
     self.assertEqual(order.num_taken(2), 1)
     self.assertEqual(order.grant("a", 9, limit=4), [0, 3])
 
-  def test_what_is_available_is_what_can_be_granted(self):
+  def test_available_counts_what_can_be_granted(self):
     rng = random.Random(0)
     order = prompt_order.PromptOrder(7, seed=0)
     for _ in range(300):
@@ -91,7 +91,7 @@ class PromptOrderTest(absltest.TestCase):
       order.grant(rng.choice("ab"), rng.randrange(4), limit)
       if rng.random() < 0.2:
         order.release(rng.choice("ab"))
-      # Some of it is of a history that was undone: never granted in this one.
+      # Some were granted after the checkpoint, before a crash.
       for _ in range(rng.randrange(4)):
         position = max(0, order.cursor + rng.randrange(-9, 4))
         if rng.random() < 0.5:
@@ -99,7 +99,7 @@ class PromptOrderTest(absltest.TestCase):
         else:
           order.receive(position)
 
-  def test_nothing_is_available_where_all_came_from_an_undone_history(self):
+  def test_nothing_is_available_if_all_came_before_a_crash(self):
     order = prompt_order.PromptOrder(10, seed=0)
     order.deliver("old", range(4))
     for position in range(4):
@@ -108,7 +108,7 @@ class PromptOrderTest(absltest.TestCase):
     self.assertEqual(order.available(6), 2)
     self.assertEqual(order.grant("a", 9, limit=6), [4, 5])
 
-  def test_restoring_grants_again_what_was_out(self):
+  def test_outstanding_positions_are_granted_again_after_a_restart(self):
     order = prompt_order.PromptOrder(10, seed=0)
     order.grant("a", 6, limit=10)
     order.receive(0)
@@ -150,7 +150,7 @@ class PromptOrderTest(absltest.TestCase):
             order.deliver(sid, [position])
             self.assertTrue(order.receive(position))
             received.add(position)
-    # All below the highest limit come back in the end.
+    # In the end all below the highest limit were granted.
     limit = len(received) + 20
     for sid in list(held):
       order.release(sid)

@@ -32,7 +32,7 @@ VOCAB = 10_000
 
 
 def make_group(position, prompt_id, visit, version=0) -> types.Group:
-  """Returns a group whose first tokens tell its position."""
+  """Returns a group whose first tokens encode its position."""
   completions = [[1 + position, s + 1] for s in range(SAMPLES)]
   group = fake_groups.make_group(prompt_id, completions, version=version)
   return dataclasses.replace(group, position=position, visit=visit)
@@ -59,7 +59,7 @@ class Events:
 
 
 def make_config(**changes):
-  """Returns what both sides of the queue read; `changes` are of any section."""
+  """Returns a config of the queue; `changes` are keys of any section."""
   config = fake_groups.buffer_config(capacity=2000, capacity_per_prompt=200)
   more = dict(
       search=dict(
@@ -135,7 +135,7 @@ class TrainerSide:
     return self._insert(group, step)
 
   def step(self, step: int) -> None:
-    """What the trainer's loop does with the service in a step."""
+    """Does a step of the trainer's loop."""
     if not self.service.begin_step(step, lambda: False):
       raise AssertionError(f"step {step} did not begin")
     self.service.mark_trained(self.buffer.sample(2, SAMPLES, step))

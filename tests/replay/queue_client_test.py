@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Granted blocks (each once, of the newest trainer) and unacknowledged ones."""
+"""Tests of granted blocks and of unacknowledged blocks."""
 
 import math
 
@@ -26,22 +26,22 @@ class GrantedBlocksTest(absltest.TestCase):
   def blocks(self):
     return [(b.epoch, b.block) for b in self.work.blocks]
 
-  def test_a_block_is_listed_once_however_often_it_is_heard(self):
+  def test_a_block_is_added_once(self):
     self.assertEqual(self.work.epoch, -1)
     self.assertTrue(self.work.update(_message(1, 1, 4, 5)))
     block = self.work.blocks.pop(0)
     self.assertEqual(block, queue_client.Block(1, 4, -1, ((4, 7, 0),)))
-    # It is being sampled: it stands in the message until it is delivered.
+    # A block in work is listed until it is delivered.
     self.assertTrue(self.work.update(_message(1, 2, 4, 5, 6)))
     self.assertEqual(self.blocks(), [(1, 5), (1, 6)])
 
-  def test_no_news(self):
+  def test_old_messages_are_ignored(self):
     self.work.update(_message(2, 3, 4))
     for message in (_message(2, 3, 9), _message(2, 2, 9), _message(1, 8, 9)):
       self.assertFalse(self.work.update(message))
     self.assertEqual(self.blocks(), [(2, 4)])
 
-  def test_what_is_not_listed_any_more_goes(self):
+  def test_blocks_no_longer_listed_are_dropped(self):
     self.work.update(_message(1, 1, 4, 5))
     self.work.update(_message(1, 2, 5))
     self.assertEqual(self.blocks(), [(1, 5)])
@@ -76,7 +76,7 @@ class UnackedBlocksTest(absltest.TestCase):
     self.assertEmpty(self.unacked.unsent())
     self.assertEmpty(self.unacked.overdue())
 
-  def test_what_is_not_acknowledged_is_offered_again(self):
+  def test_unacknowledged_blocks_become_overdue(self):
     self.send()
     self.now += 1.5
     self.assertEqual(self.unacked.overdue_in_s(), 0.5)
@@ -94,7 +94,7 @@ class UnackedBlocksTest(absltest.TestCase):
     self.unacked.add(b"d")
     self.assertEqual([m.sequence for m in self.unacked.unsent()], [3])
 
-  def test_a_lost_store_has_none_of_them(self):
+  def test_all_are_unsent_after_the_store_was_lost(self):
     self.send()
     self.unacked.acknowledge(1)
     self.unacked.forget_sent()

@@ -53,7 +53,7 @@ class RejectionTest(queue_case.QueueTestCase):
         {"reward": 1, "logprob": 1, "token": 1, "position": 3, "duplicate": 1},
     )
     self.assert_closed(ledger)
-    # A place that nobody can have been granted counts for no step.
+    # An implausible position is not counted.
     self.assertEqual(trainer.order.num_taken(), 8)
 
   def test_a_malformed_block_is_rejected_as_a_whole(self):
@@ -65,7 +65,7 @@ class RejectionTest(queue_case.QueueTestCase):
     data = self.message("x", 0, [self.group(0)], arrays={})
     self.put_block("x", 0, data)
     wait_until(lambda: not self.queue(), "taken")
-    # Nobody knows which prompts were meant: they are granted anew.
+    # Its prompts are unknown, so all of its grants are granted again.
     wait_until(lambda: self.client().get("work/x") != before, "other grants")
     trainer.service._apply(0)
     ledger = trainer.service.account()
@@ -82,7 +82,7 @@ class SearcherDeathTest(queue_case.QueueTestCase):
     trainer.service.open(0)
     self.lease("dead", totals=30)
     wait_until(lambda: trainer.order.outstanding("dead"), "a grant")
-    # It had sent one block, of which nobody knows when it dies.
+    # It has sent one block that is ingested before it is written off.
     data = self.message("dead", 0, [self.group(1)])
     self.put_block("dead", 0, data)
     with mock.patch.object(trainer.server.leases, "_lease_s", 30.0):
@@ -210,7 +210,7 @@ class RestartTest(queue_case.QueueTestCase):
       self.assertLessEqual(second.order.num_received, 4 * (step + 3))
       self.assertGreaterEqual(second.order.num_received, 4 * (step + 1))
     ledger = second.service.finish(12, 20.0)
-    # What was under way when the trainer died may come beside its repetition.
+    # Blocks in flight at the crash may arrive beside their repetition.
     twice = ledger["rejected"].get("duplicate", {"prompts": 0})
     self.assertEqual(ledger["generated"]["prompts"], 48 + twice["prompts"])
     self.assert_closed(ledger)
@@ -237,7 +237,7 @@ class RestartTest(queue_case.QueueTestCase):
     self.assertCountEqual(second.inserted, range(received, 16))
     self.assertNotEmpty(second.events.of("gap"))
     self.assertGreater(ledger["lost"]["journal"]["prompts"], 0)
-    # What was under way when the trainer died may come beside its repetition.
+    # Blocks in flight at the crash may arrive beside their repetition.
     twice = ledger["rejected"].get("duplicate", {"prompts": 0})
     self.assertEqual(
         ledger["generated"]["prompts"],

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the queue, both sides together: once, in order, bounded, closed."""
+"""Tests of both ends of the queue: exactly once, in order, bounded."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ class DeliveryTest(queue_case.QueueTestCase):
     self.assertEqual(ledger["generated"]["prompts"], 24)
     self.assertEqual(ledger["queued"]["prompts"], 0)
     self.assert_closed(ledger)
-    # All were told to stop, and left of their own accord.
+    # All were asked to stop, and left by themselves.
     self.assertCountEqual(
         trainer.events.of("searcher_gone"), ["a (finished)", "b (finished)"]
     )
@@ -68,7 +68,7 @@ class DeliveryTest(queue_case.QueueTestCase):
     groups = [self.group(2)]
     given_up = lambda: asked.append(1) or len(asked) > 2
     self.assertFalse(searcher.client.submit(groups, given_up))
-    # What was given up was never generated.
+    # A block that was given up does not count as generated.
     self.assertEqual(searcher.client.totals, before)
     self.assertEqual(searcher.client.unacked, 2)
     wait_until(lambda: len(self.queue()) == 2, "two blocks in the store")

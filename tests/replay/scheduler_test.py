@@ -94,45 +94,45 @@ class GrantsTest(absltest.TestCase):
     self.assertEmpty(self.grants.assign(["a", "b"]))
     self.assertEqual(self.order.cursor, 8)
 
-  def test_who_holds_least_is_served_first(self):
+  def test_the_searcher_with_the_fewest_blocks_is_served_first(self):
     self.grants.admit(4)
     self.grants.assign(["a"])
     self.grants.admit(8)
     work = self.grants.assign(["a", "b"])
     self.assertEqual(_positions(work["b"]), [[4, 5, 6, 7]])
 
-  def test_a_part_of_a_block_waits_while_others_are_under_way(self):
+  def test_a_partial_block_waits_while_others_are_outstanding(self):
     self.grants.admit(6)
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3]])
     self.grants.deliver("a", [0, 1, 2, 3])
-    # Nobody holds anything now: without the rest the run would stand still.
+    # With no block outstanding, the rest is granted as a partial block.
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[4, 5]])
 
-  def test_what_a_dead_searcher_held_goes_to_another(self):
+  def test_blocks_of_a_gone_searcher_go_to_another(self):
     self.grants.admit(4)
     self.grants.assign(["a"])
     self.grants.forget("a")
     work = self.grants.assign(["b"])
     self.assertEqual(_positions(work["b"]), [[0, 1, 2, 3]])
 
-  def test_a_new_store_is_told_everything_again(self):
+  def test_all_blocks_are_assigned_again_in_a_new_store(self):
     self.grants.admit(4)
     before = self.grants.assign(["a"])
     self.assertEmpty(self.grants.assign(["a"]))
     self.grants.announce_again()
-    # Who is not there is told when it is.
+    # A searcher that is absent gets its blocks when it is back.
     self.assertEmpty(self.grants.assign(["b"]))
     self.assertEqual(self.grants.assign(["a"]), before)
 
-  def test_who_asks_is_told_whatever_it_holds(self):
+  def test_asked_searchers_get_unchanged_blocks(self):
     self.grants.admit(4)
     held = self.grants.assign(["a"])
     self.assertEqual(self.grants.assign(["a"], ["a"]), held)
     self.assertEqual(self.grants.assign([], ["b"]), {"b": []})
 
-  def test_of_thousands_each_is_granted_its_blocks(self):
+  def test_thousands_of_searchers(self):
     names = [f"s{i:04d}" for i in range(2000)]
     order = prompt_order.PromptOrder(100_000, seed=0)
     grants = scheduler.Grants(

@@ -129,7 +129,7 @@ class PromptPoolTest(absltest.TestCase):
     rng = np.random.default_rng(1)
     pool = self._pool(4)
     outcomes = [tuple(pool.draw(rng, 2)) for _ in range(2000)]
-    # The second half of a cycle is what the first left.
+    # The second half of a cycle is the rest of the first.
     pairs = list(itertools.permutations(range(4), 2))
     counts = np.array([outcomes[::2].count(p) for p in pairs])
     self.assertLess(_chi_square(counts, np.full(12, 1 / 12)), _CRITICAL[11])
@@ -139,7 +139,7 @@ class PromptPoolTest(absltest.TestCase):
     for _ in range(50):
       pool = self._pool(5)
       self.assertLen(pool.draw(rng, 3), 3)
-      # Two are undrawn; the refill gives two of those drawn before.
+      # Two are undrawn; the refill adds two of those drawn before.
       drawn = pool.draw(rng, 4)
       self.assertLen(set(drawn), 4)
       self.assertEqual(pool.num_undrawn, 1)
@@ -218,7 +218,7 @@ class RecentPoolTest(absltest.TestCase):
     pool.expire(11)
     self.assertLen(pool, 3)
     pool.expire(12)
-    # Step 10 is out of the window of step 12; prompt 1 came again.
+    # Step 10 is out of the window of step 12; prompt 1 arrived again.
     self.assertNotIn(3, pool)
     self.assertIn(1, pool)
     invariants.check_recent_pool(pool)
@@ -243,7 +243,7 @@ class RecentPoolTest(absltest.TestCase):
     pool.expire(6)
     self.assertEmpty(pool)
     pool.add(1, 6)
-    # What is left of the arrival at step 5 has no say over that at step 6.
+    # The stale entry of step 5 does not expire the arrival at step 6.
     pool.expire(7)
     self.assertIn(1, pool)
     invariants.check_recent_pool(pool)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Groups that the trainer scores, and the judge of those who do not."""
+"""Tests of rewards of groups in the trainer."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from tests.support import fakes
 
 
 class _Judge(judges.Judge):
-  """Rewards the number of letters, and keeps what it was asked."""
+  """Rewards the number of letters, and records the requests."""
 
   def __init__(self):
     super().__init__(fallback=0.0)
@@ -111,7 +111,7 @@ class GroupScorerTest(absltest.TestCase):
     self.doCleanups()
     self.assertTrue(self.judge.closed)
 
-  def test_who_does_not_score_gives_nothing_away(self):
+  def test_unscored_completions_have_reward_0(self):
     judge = reward_model.Unscored()
     found = judge.judge([judges.Request("train", 0, "x")] * 3)
     self.assertEqual([j.reward for j in found], [0.0] * 3)

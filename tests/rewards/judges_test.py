@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards in the role's own process: what raises or is no number is counted."""
+"""Tests of rewards in the role's own process, and of their failures."""
 
 from absl.testing import absltest
 from absl.testing import parameterized

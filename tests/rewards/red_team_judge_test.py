@@ -19,7 +19,7 @@ _ANSWERS = {
 
 
 class _Victim:
-  """Answers as `_ANSWERS` says; notes what it was asked."""
+  """Answers from `_ANSWERS`; records the attacks."""
 
   def __init__(self):
     self.asked = []

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Frozen models: the victim that repeats, classifiers, encoders, by folder."""
+"""Tests of the frozen models: echo victim, classifiers, encoders."""
 
 import pathlib
 from unittest import mock
@@ -124,7 +124,7 @@ class ClassifiersTest(absltest.TestCase):
     np.testing.assert_allclose(found, [jax.nn.log_softmax(logits)[7]])
     jax.effects_barrier()
     tokens, mask = (np.asarray(x) for x in seen[0])
-    # The conversation stands at the end of its row.
+    # The conversation is at the end of its row.
     np.testing.assert_array_equal(tokens[0], [0, 5, 4, 4])
     np.testing.assert_array_equal(mask, [[0, 1, 1, 1], [0, 0, 0, 0]])
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers and boxes of texts, also of texts written to cheat or break."""
+"""Tests of numbers and boxes in texts, adversarial texts among them."""
 
 import time
 
@@ -105,7 +105,7 @@ class FinalAnswerTest(parameterized.TestCase):
       ("#### 5 + 3 = 8", 8.0),
       ("#### 1\n#### 2", 1.0),
       ("#### seven\n5", None),
-      # Else the box, else what is said to be the answer, else the last number.
+      # Else the box, else the number after "answer is", else the last number.
       (r"7, so \boxed{5}. I used 2 steps.", 5.0),
       (r"The answer is 4, no: \boxed{5}", 5.0),
       ("The answer is 18. I used 2 steps.", 18.0),

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sums: what is in them, how they are split and rewarded."""
+"""Tests of arithmetic: prompts, splits, rewards."""
 
 import re
 

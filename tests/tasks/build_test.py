@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""From `config.task` to a task."""
+"""Tests of building a task from `config.task`."""
 
 import subprocess
 import sys

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Chat: conversations to prompts, and what is wrong with them."""
+"""Tests of chat: prompts of conversations, and malformed rows."""
 
 import json
 import pathlib

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Countdown: enumeration against brute force, and a reward under attack."""
+"""Tests of Countdown: enumeration by brute force, adversarial completions."""
 
 import collections
 import itertools

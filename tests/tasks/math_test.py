@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""MATH: formats, answers, splits, what is left out, and made-up problems."""
+"""Tests of MATH: formats, answers, splits, rows left out, made-up problems."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks of a user's rows and rewards, weighted, imported, or a command's."""
+"""Tests of a user's own task: rows, weighted rewards, commands."""
 
 import json
 import pathlib

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The controlled task: its language, its known reward, its splits."""
+"""Tests of the preference task: its language, reward and splits."""
 
 import collections
 
@@ -35,7 +35,7 @@ class PreferenceTest(absltest.TestCase):
         for s in SPLITS
         for i in range(task.num_prompts(s))
     }
-    # A prompt of one letter twice gives its scores.
+    # The scores of a letter are those of the prompt with it twice.
     scores = {
         a: {b: 8 * task.reward(*where[f"{a}{a}:"], b) for b in "abcd"}
         for a in "abcd"

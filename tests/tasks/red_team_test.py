@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The red-teaming task: its one prompt, its instructions, what is refused."""
+"""Tests of the red-teaming task: prompt, instructions, invalid settings."""
 
 import json
 import pathlib

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of every kind of source, what is left out, and what is an error."""
+"""Tests of rows: each kind of source, rows left out, errors."""
 
 import contextlib
 import io

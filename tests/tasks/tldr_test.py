@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""TL;DR: queries, lengths, splits, what is wrong with rows, what is made up."""
+"""Tests of TL;DR: queries, lengths, splits, malformed rows, made-up posts."""
 
 import json
 import pathlib
@@ -142,7 +142,7 @@ class MadeUpTest(parameterized.TestCase):
   @parameterized.parameters(
       (" Ann lost key school", 1.0),
       (" Ann lost key", 0.75),
-      # Told again, of another post, filler, and what is no word at all.
+      # A repetition, a fact of another post, a filler, and no word at all.
       (" Ann Ann lost key school", 0.75),
       (" Ben lost key school", 0.5),
       (" so Ann lost key school", 0.875),
