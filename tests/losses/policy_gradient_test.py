@@ -25,7 +25,7 @@ WEIGHTS = MASK / MASK.sum(axis=2, keepdims=True)
 
 
 def run(name, seq, rewards, *, kl=0.0, beta=0.0):
-  """Runs a loss on completions of one token; kl is that of the behavior policy."""
+  """Runs a loss on completions of one token; kl is the behavior policy's."""
   return loss_case.run_sequences(
       getattr(policy_gradient, name),
       seq,

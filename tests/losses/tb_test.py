@@ -430,7 +430,7 @@ TARGET = jax.nn.softmax(REF_LOGPROBS + OUTCOME_REWARDS / TARGET_BETA)
 
 
 def train(loss_fn: Callable[..., jax.Array], num_steps: int = 3000):
-  """Returns the policy learned from uniform samples, and its TV to the target."""
+  """Returns the policy learned from uniform samples, and its TV distance."""
   tx = optax.adam(optax.cosine_decay_schedule(0.05, num_steps))
   params = {"logits": jnp.zeros(NUM_OUTCOMES), "log_z": jnp.zeros((1, 1))}
 
