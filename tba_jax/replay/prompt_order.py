@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Order in which prompts are sampled, and which searcher holds which of them.
+"""Order in which prompts are sampled, and which of them are still missing.
 
 Prompts follow one seeded permutation per pass over the data. A *position*
 counts through these permutations: position p is prompt
@@ -31,7 +31,6 @@ class PromptOrder:
     self._permutations: dict[int, np.ndarray] = {}
     self._cursor = 0
     self._returned: list[int] = []
-    self._outstanding: dict[str, set[int]] = {}
     self._received_below = 0
     self._received_above: set[int] = set()
     self._delivered: set[int] = set()
@@ -75,7 +74,7 @@ class PromptOrder:
     self._taken_ahead = {p for p in self._taken_ahead if p >= self._cursor}
     return returned + ahead - sum(p < limit for p in self._taken_ahead)
 
-  def grant(self, searcher: str, count: int, limit: int) -> list[int]:
+  def grant(self, count: int, limit: int) -> list[int]:
     """Returns at most `count` positions below `limit`, returned ones first."""
     granted = []
     while len(granted) < count:
@@ -90,13 +89,11 @@ class PromptOrder:
       # crash, under a grant made after the checkpoint.
       if not self.is_taken(position):
         granted.append(position)
-    self._outstanding.setdefault(searcher, set()).update(granted)
     return granted
 
-  def deliver(self, searcher: str, positions: Iterable[int]) -> None:
+  def deliver(self, positions: Iterable[int]) -> None:
     """Records that positions are in the journal; they are not granted again."""
     positions = set(filter(self.is_plausible, positions))
-    self._outstanding.get(searcher, set()).difference_update(positions)
     self._delivered.update(p for p in positions if not self.is_received(p))
     self._taken_ahead.update(p for p in positions if p >= self._cursor)
 
@@ -113,8 +110,6 @@ class PromptOrder:
       self._received_below += 1
     # It may have been granted after the checkpoint and before a crash.
     self._cursor = max(self._cursor, self._received_below)
-    for positions in self._outstanding.values():
-      positions.discard(position)
     return True
 
   def is_plausible(self, position: int) -> bool:
@@ -128,16 +123,10 @@ class PromptOrder:
     """Returns whether a position was received or delivered."""
     return position in self._delivered or self.is_received(position)
 
-  def outstanding(self, searcher: str) -> list[int]:
-    """Returns the positions that a searcher holds, sorted."""
-    return sorted(self._outstanding.get(searcher, ()))
-
-  def release(self, searcher: str) -> int:
-    """Takes back a searcher's positions; returns how many."""
-    positions = self._outstanding.pop(searcher, set())
+  def release(self, positions: Iterable[int]) -> None:
+    """Takes back granted positions, to be granted again."""
     for position in positions:
       heapq.heappush(self._returned, position)
-    return len(positions)
 
   def get_state(self) -> dict[str, Any]:
     """Returns the received positions and the cursor."""
@@ -162,7 +151,6 @@ class PromptOrder:
     self._cursor = int(state["cursor"])
     self._received_below = int(state["received_below"])
     self._received_above = {int(p) for p in state["received_above"]}
-    self._outstanding = {}
     self._delivered = set()
     self._cursor = max(self._cursor, self._received_below)
     self._taken_ahead = {p for p in self._received_above if p >= self._cursor}

@@ -49,18 +49,27 @@ class Grants:
     return True
 
   def deliver(self, sid: str, positions: Collection[int]) -> None:
-    """Removes delivered positions from a searcher's blocks."""
-    self._order.deliver(sid, positions)
-    held = self._blocks.get(sid)
-    if held:
-      delivered = set(positions)
-      self._blocks[sid] = [b for b in held if not delivered & set(b[2])]
+    """Removes a searcher's blocks with these positions."""
+    self._order.deliver(positions)
+    for block in list(self._blocks.get(sid, ())):
+      if not set(block[2]).isdisjoint(positions):
+        self._take_back(sid, block)
 
   def forget(self, sid: str) -> None:
     """Takes back all blocks of a searcher, to be granted again."""
+    for block in list(self._blocks.get(sid, ())):
+      self._take_back(sid, block)
     self._blocks.pop(sid, None)
     self._changed.discard(sid)
-    self._order.release(sid)
+
+  def holds(self, sid: str) -> bool:
+    """Returns whether a searcher has blocks that it has not delivered."""
+    return bool(self._blocks.get(sid))
+
+  def _take_back(self, sid: str, block: tuple[int, int, list[int]]) -> None:
+    """Removes a block; its undelivered positions will be granted again."""
+    self._blocks[sid].remove(block)
+    self._order.release(p for p in block[2] if not self._order.is_taken(p))
 
   def announce_again(self) -> None:
     """Makes the next `assign` return the blocks of every searcher."""
@@ -87,7 +96,7 @@ class Grants:
       heapq.heapify(held)
     while held and held[0][0] < BLOCKS_AHEAD:
       count, sid = held[0]
-      block = self._next_block(sid)
+      block = self._next_block()
       if block is None:
         break
       self._blocks.setdefault(sid, []).append(block)
@@ -107,13 +116,13 @@ class Grants:
         for sid in changed
     }
 
-  def _next_block(self, sid: str) -> tuple[int, int, list[int]] | None:
+  def _next_block(self) -> tuple[int, int, list[int]] | None:
     available = self._order.available(self._limit)
     size = self._prompts_per_round
     # A partial block is granted only when no other block is outstanding.
     if not available or (available < size and any(self._blocks.values())):
       return None
-    positions = self._order.grant(sid, size, self._limit)
+    positions = self._order.grant(size, self._limit)
     self._num_blocks += 1
     return self._num_blocks, self._version_of(positions[0]), positions
 

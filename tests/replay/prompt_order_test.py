@@ -38,85 +38,85 @@ class PromptOrderTest(absltest.TestCase):
 
   def test_grants_stay_below_the_limit_and_never_overlap(self):
     order = prompt_order.PromptOrder(10, seed=0)
-    first = order.grant("a", 4, limit=6)
-    second = order.grant("b", 4, limit=6)
+    first = order.grant(4, limit=6)
+    second = order.grant(4, limit=6)
     self.assertEqual(first, [0, 1, 2, 3])
     self.assertEqual(second, [4, 5])
-    self.assertEqual(order.grant("b", 4, limit=6), [])
+    self.assertEqual(order.grant(4, limit=6), [])
     self.assertEqual(order.available(6), 0)
     self.assertEqual(order.available(9), 3)
 
   def test_a_position_counts_once(self):
     order = prompt_order.PromptOrder(10, seed=0)
-    order.grant("a", 3, limit=10)
+    order.grant(3, limit=10)
     self.assertTrue(order.receive(1))
     self.assertFalse(order.receive(1))
     self.assertTrue(order.receive(0))
     self.assertFalse(order.receive(0))
     self.assertEqual(order.num_received, 2)
-    self.assertEqual(order.outstanding("a"), [2])
 
   def test_released_positions_are_granted_first(self):
     order = prompt_order.PromptOrder(10, seed=0)
-    order.grant("a", 4, limit=10)
+    order.grant(4, limit=10)
     order.receive(2)
-    self.assertEqual(order.release("a"), 3)
-    self.assertEqual(order.grant("b", 5, limit=10), [0, 1, 3, 4, 5])
+    order.release([0, 1, 3])
+    self.assertEqual(order.grant(5, limit=10), [0, 1, 3, 4, 5])
 
   def test_a_delivered_position_is_not_granted_again(self):
     order = prompt_order.PromptOrder(10, seed=0)
-    order.grant("a", 4, limit=10)
-    order.deliver("a", [1, 2])
-    order.release("a")
+    order.grant(4, limit=10)
+    order.deliver([1, 2])
+    order.release([0, 1, 2, 3])
     self.assertEqual(order.num_taken(), 2)
     self.assertEqual(order.available(4), 2)
-    self.assertEqual(order.grant("b", 9, limit=4), [0, 3])
+    self.assertEqual(order.grant(9, limit=4), [0, 3])
 
   def test_a_position_granted_before_a_crash_is_skipped(self):
     order = prompt_order.PromptOrder(10, seed=0)
-    order.deliver("old", [1])
+    order.deliver([1])
     order.receive(2)
     self.assertEqual(order.available(4), 2)
     self.assertEqual(order.num_taken(2), 1)
-    self.assertEqual(order.grant("a", 9, limit=4), [0, 3])
+    self.assertEqual(order.grant(9, limit=4), [0, 3])
 
   def test_available_counts_what_can_be_granted(self):
     rng = random.Random(0)
-    order = prompt_order.PromptOrder(7, seed=0)
+    order, held = prompt_order.PromptOrder(7, seed=0), []
     for _ in range(300):
       limit = order.cursor + rng.randrange(-3, 9)
       copy_of = copy.deepcopy(order)
-      granted = copy_of.grant("all", 1000, limit)
+      granted = copy_of.grant(1000, limit)
       self.assertEqual(order.available(limit), len(granted))
-      order.grant(rng.choice("ab"), rng.randrange(4), limit)
+      held += order.grant(rng.randrange(4), limit)
       if rng.random() < 0.2:
-        order.release(rng.choice("ab"))
+        order.release(held)
+        held = []
       # Some were granted after the checkpoint, before a crash.
       for _ in range(rng.randrange(4)):
         position = max(0, order.cursor + rng.randrange(-9, 4))
         if rng.random() < 0.5:
-          order.deliver("a", {position})
+          order.deliver({position})
         else:
           order.receive(position)
 
   def test_nothing_is_available_if_all_came_before_a_crash(self):
     order = prompt_order.PromptOrder(10, seed=0)
-    order.deliver("old", range(4))
+    order.deliver(range(4))
     for position in range(4):
       self.assertTrue(order.receive(position))
     self.assertEqual(order.available(4), 0)
     self.assertEqual(order.available(6), 2)
-    self.assertEqual(order.grant("a", 9, limit=6), [4, 5])
+    self.assertEqual(order.grant(9, limit=6), [4, 5])
 
   def test_outstanding_positions_are_granted_again_after_a_restart(self):
     order = prompt_order.PromptOrder(10, seed=0)
-    order.grant("a", 6, limit=10)
+    order.grant(6, limit=10)
     order.receive(0)
     order.receive(4)
     again = prompt_order.PromptOrder(10, seed=0)
     again.set_state(order.get_state())
     self.assertEqual(again.num_received, 2)
-    self.assertEqual(again.grant("b", 9, limit=8), [1, 2, 3, 5, 6, 7])
+    self.assertEqual(again.grant(9, limit=8), [1, 2, 3, 5, 6, 7])
 
   def test_another_split_is_refused(self):
     order = prompt_order.PromptOrder(10, seed=0)
@@ -133,7 +133,7 @@ class PromptOrderTest(absltest.TestCase):
       match rng.integers(4):
         case 0:
           sid = f"s{rng.integers(3)}"
-          got = order.grant(sid, int(rng.integers(1, 6)), limit)
+          got = order.grant(int(rng.integers(1, 6)), limit)
           self.assertTrue(all(p < limit for p in got))
           self.assertEmpty(set(got) & received)
           for others in held.values():
@@ -141,20 +141,19 @@ class PromptOrderTest(absltest.TestCase):
           held.setdefault(sid, []).extend(got)
         case 1:
           sid = f"s{rng.integers(3)}"
-          order.release(sid)
-          held.pop(sid, None)
+          order.release(held.pop(sid, []))
         case _:
           sid = f"s{rng.integers(3)}"
           if held.get(sid):
             position = held[sid].pop(int(rng.integers(len(held[sid]))))
-            order.deliver(sid, [position])
+            order.deliver([position])
             self.assertTrue(order.receive(position))
             received.add(position)
     # In the end all below the highest limit were granted.
     limit = len(received) + 20
-    for sid in list(held):
-      order.release(sid)
-    rest = order.grant("last", 10**6, limit)
+    for positions in held.values():
+      order.release(positions)
+    rest = order.grant(10**6, limit)
     self.assertEqual(
         sorted(received | set(rest)), sorted(set(range(limit)) | received)
     )

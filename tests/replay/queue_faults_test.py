@@ -60,7 +60,7 @@ class RejectionTest(queue_case.QueueTestCase):
     trainer = self.trainer()
     trainer.service.open(0)
     self.lease("x")
-    wait_until(lambda: trainer.order.outstanding("x"), "a grant")
+    wait_until(lambda: trainer.server._grants.holds("x"), "a grant")
     before = self.client().get("work/x")
     data = self.message("x", 0, [self.group(0)], arrays={})
     self.put_block("x", 0, data)
@@ -81,7 +81,7 @@ class SearcherDeathTest(queue_case.QueueTestCase):
     trainer = self.trainer(lease_s=0.4, num_steps=3)
     trainer.service.open(0)
     self.lease("dead", totals=30)
-    wait_until(lambda: trainer.order.outstanding("dead"), "a grant")
+    wait_until(lambda: trainer.server._grants.holds("dead"), "a grant")
     # It has sent one block that is ingested before it is written off.
     data = self.message("dead", 0, [self.group(1)])
     self.put_block("dead", 0, data)

@@ -117,6 +117,14 @@ class GrantsTest(absltest.TestCase):
     work = self.grants.assign(["b"])
     self.assertEqual(_positions(work["b"]), [[0, 1, 2, 3]])
 
+  def test_the_rest_of_a_partly_delivered_block_is_granted_again(self):
+    self.grants.admit(4)
+    self.grants.assign(["a"])
+    self.grants.deliver("a", [1, 2])
+    self.assertFalse(self.grants.holds("a"))
+    work = self.grants.assign(["b"])
+    self.assertEqual(_positions(work["b"]), [[0, 3]])
+
   def test_all_blocks_are_assigned_again_in_a_new_store(self):
     self.grants.admit(4)
     before = self.grants.assign(["a"])
