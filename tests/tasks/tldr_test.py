@@ -92,14 +92,6 @@ class TldrTest(parameterized.TestCase):
     self.assertEqual(places("duplicate"), ["train.jsonl:6"])
     self.assertEqual(task.num_prompts("train"), 1)
 
-  def test_splits_must_not_overlap(self):
-    with self.assertRaisesRegex(
-        ValueError, "train.jsonl:1 = validation.jsonl:1"
-    ):
-      self.make(validation=[_ROW])
-    with self.assertRaisesRegex(ValueError, "task.data=.*no row can be used"):
-      self.make(train=["{}"])
-
   @parameterized.parameters("", "/nowhere")
   def test_without_data(self, folder):
     with self.assertRaisesRegex(
