@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers, over Hugging Face's fast tokenizers.
+"""Tokenizers, based on Hugging Face's fast tokenizers.
 
-`load` reads a folder of Hugging Face tokenizer files; `word_level` makes the
-small tokenizers of the built-in tasks. Neither imports torch if the folder has
-a tokenizer.json.
+`load` reads a folder of tokenizer files; `word_level` makes the small
+tokenizers of the built-in tasks. Neither imports torch if there is a
+tokenizer.json.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +17,7 @@ from tokenizers import models
 from tokenizers import pre_tokenizers
 import transformers
 
+from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
 
 PAD_TOKEN = "<pad>"
@@ -31,8 +32,7 @@ class Tokenizer:
 
   vocab_size: ids run from 0 to vocab_size - 1, special tokens included.
   pad_id: id that fills arrays; the stop token's if there is no pad token.
-    Padding is always determined by lengths and masks, never by this id, so a
-    sampled stop token counts even if it has the same id.
+    Lengths and masks tell what is padding, never this id.
   eos_id: id of the stop token.
   bos_id: id of the token that opens a text, or None.
   stop_ids: ids that end a completion: the stop token, and those added.
@@ -185,16 +185,24 @@ class TextTokenizer:
 
 
 def load(folder: str | os.PathLike[str], *, bos: str = "auto") -> Tokenizer:
-  """Returns the tokenizer of a local folder of Hugging Face files.
+  """Returns the tokenizer of a folder of Hugging Face files.
 
   Args:
-    folder: with a tokenizer.json, or files that transformers converts to one.
+    folder: a path, or a model of the hub (`hf_hub`).
     bos: as in `Tokenizer`.
 
   Raises:
     ValueError: there is no such folder, fast tokenizer or stop token.
   """
-  return Tokenizer(_load_fast(folder, "config.tokenizer.source"), bos=bos)
+  fast = _load_fast(folder, "config.tokenizer.source")
+  config = hf_hub.find(folder, weights=False) / "config.json"
+  if fast.eos_token_id is None and config.is_file():
+    # GPT-2's tokenizer files name none.
+    ids = hf_files.read_json(config).get("eos_token_id")
+    first = ids[0] if isinstance(ids, list) and ids else ids
+    if isinstance(first, int):
+      fast.eos_token = fast.convert_ids_to_tokens(first)
+  return Tokenizer(fast, bos=bos)
 
 
 def load_texts(folder: str | os.PathLike[str]) -> TextTokenizer:

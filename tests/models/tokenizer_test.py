@@ -201,10 +201,47 @@ class FolderTest(parameterized.TestCase):
     tokenizer = tokenizer_lib.load(self.folder)
     self.assertEqual((tokenizer.pad_id, tokenizer.eos_id), (2, 2))
 
-  def test_no_stop_token_is_refused(self):
-    _byte_level(pad_token="<pad>").save_pretrained(self.folder)
+  def test_a_stop_token_that_config_json_alone_names(self):
+    # As in GPT-2's folder, whose tokenizer_config.json has one setting.
+    _byte_level().save_pretrained(self.folder)
+    config = {"model_max_length": 1024}
+    (self.folder / "tokenizer_config.json").write_text(json.dumps(config))
     with self.assertRaisesRegex(ValueError, "eos_token"):
       tokenizer_lib.load(self.folder)
+    for ids in (2, [2, 1]):
+      (self.folder / "config.json").write_text(
+          json.dumps({"model_type": "gpt2", "eos_token_id": ids})
+      )
+      tokenizer = tokenizer_lib.load(self.folder)
+      self.assertEqual((tokenizer.eos_id, tokenizer.pad_id), (2, 2))
+      self.assertEqual(tokenizer.stop_ids, {2})
+
+  @parameterized.parameters(
+      # The special tokens of tokenizer_config.json as published.
+      (dict(bos_token=None, eos_token="<eos>", pad_token="<eos>",
+            unk_token=None, add_prefix_space=False, errors="replace",
+            split_special_tokens=False, tokenizer_class="Qwen2Tokenizer"),
+       "Qwen2.5", 2),
+      (dict(bos_token="<bos>", eos_token="<eos>", clean_up_tokenization_spaces=
+            True, model_input_names=["input_ids", "attention_mask"],
+            tokenizer_class="PreTrainedTokenizerFast"), "Llama 3", 2),
+      (dict(bos_token="<bos>", eos_token="<eos>", pad_token=None,
+            unk_token="<pad>", add_bos_token=True, add_eos_token=False,
+            legacy=False, sp_model_kwargs={}, spaces_between_special_tokens=
+            False, tokenizer_class="LlamaTokenizer"), "Mistral", 2),
+      (dict(bos_token="<eos>", eos_token="<eos>", unk_token="<eos>",
+            add_prefix_space=False, tokenizer_class="GPTNeoXTokenizer"),
+       "Pythia", 2),
+  )  # fmt: skip
+  def test_settings_of_published_tokenizers(self, settings, name, eos_id):
+    del name
+    _byte_level().save_pretrained(self.folder)
+    settings["model_max_length"] = 1000000000000000019884624838656
+    (self.folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = tokenizer_lib.load(self.folder)
+    self.assertEqual((tokenizer.eos_id, tokenizer.pad_id), (eos_id, eos_id))
+    # What makes ids is tokenizer.json alone.
+    self.assertLen(tokenizer.encode("a <eos> b"), 9 - 4)
 
   def test_names_a_folder_without_tokenizer(self):
     for folder in (self.folder, self.folder / "absent"):
