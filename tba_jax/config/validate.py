@@ -8,10 +8,12 @@ between settings, and reports all errors at once. `check_resume` and
 """
 
 from collections.abc import Iterator, Mapping
+import functools
 import importlib.metadata
 import importlib.util
 import itertools
 import math
+import operator
 import pathlib
 import socket
 from typing import Any
@@ -46,22 +48,13 @@ _SECTIONS_OF = {
     "evaluate": (*_MODEL, "evaluate", "reward"),
     "export": (*_MODEL, "export"),
     "sweep": (
-        *_MODEL,
-        "sft",
-        "sweep",
-        "reference",
-        "rounds",
-        "loss",
-        "tempering",
-        "explore",
-        "train",
-        "evaluate",
-        "reward",
+        *_MODEL, "sft", "sweep", "reference", "rounds", "loss", "tempering",
+        "explore", "train", "evaluate", "reward",
     ),
     "store": ("store",),
     "status": ("store",),
     "report": (),
-}
+}  # fmt: skip
 
 
 def validate(
@@ -96,7 +89,8 @@ def validate(
     defaults = {
         key: setting.default
         for key, setting in settings.SETTINGS.items()
-        if _section(key) not in sections
+        # The model of WORKDIR/sft has the shape of what SFT starts from.
+        if _section(key) not in sections and key != "sft.init"
     }
     problems += _lines({**good, **defaults}, _CHECKS, sections)
     if program == "train":
@@ -273,7 +267,89 @@ def _lines(
   return lines
 
 
-# Batches, groups, objectives.
+# Relations of two settings: key, relation, other key, and why.
+_PAIRS = (
+    ("explore.min_temperature", "up to", "explore.max_temperature", ""),
+    ("explore.min_tokens", "less than", "sampling.max_completion_tokens", ""),
+    ("optimizer.warmup_steps", "less than", "train.num_steps", ""),
+    ("replay.capacity_per_prompt", "at least", "train.completions_per_prompt",
+     ": drawing a group from fewer would repeat completions"),
+    ("reward_model.batch_size", "a multiple of",
+     "reward_model.micro_batch_size", ""),
+    ("reward_model.warmup_steps", "less than", "reward_model.num_steps", ""),
+    ("search.samples_per_prompt", "at least", "train.completions_per_prompt",
+     ": drawing a group from fewer would repeat completions"),
+    ("search.starvation_s", "more than", "search.lease_s",
+     ": the prompts of a lost searcher are granted again only after that"),
+    ("sft.batch_size", "a multiple of", "sft.micro_batch_size", ""),
+    ("sft.warmup_steps", "less than", "sft.num_steps", ""),
+    ("store.probe_timeout_s", "less than", "store.deadline_s",
+     ": an operation must outlive a restart of the service"),
+    ("train.prompts_per_batch", "a multiple of", "train.micro_batch_prompts",
+     ""),
+)  # fmt: skip
+_RELATIONS = {
+    "less than": operator.lt,
+    "up to": operator.le,
+    "at least": operator.ge,
+    "more than": operator.gt,
+    # A micro-batch of 0 is the whole batch.
+    "a multiple of": lambda a, b: not b or a % b == 0,
+}
+
+# What a setting (key, test of its value) requires of others: allowed values.
+_REQUIRED = (
+    ("loss.name", lambda v: v in settings.OF_BETA_ABOVE_0,
+     {"loss.beta": "above 0", "loss.beta_final": "above 0"}),
+    ("loss.name", lambda v: v not in settings.OF_A_TEMPERED_TARGET,
+     {f"tempering.{name}": (1,)
+      for name in ("tau", "tau_final", "gamma", "gamma_final")}),
+    ("loss.ratio_clip", operator.not_, {"loss.clip_high": (0,)}),
+    # Completions at another temperature are outside the trust region.
+    ("loss.ratio_clip", bool, {"explore.fraction": (0,)}),
+    # The reference is the adapters' base, which never moves.
+    ("lora.rank", bool, {"reference.mode": ("fixed",)}),
+    ("replay.dedupe", operator.not_,
+     {"replay_filter.duplicates": ("newest",)}),
+    ("rounds.mini_batches", bool,
+     {"search.lockstep": (False,), "search.wait_for_fresh": (True,),
+      "replay.recent_fraction": (1.0,), "replay.dedupe": (False,),
+      "replay.warm_start_completions": (0,),
+      "replay_filter.similarity": ("none",),
+      "replay_filter.evict": ("oldest",), "replay_filter.freeze_step": (0,),
+      "replay_filter.duplicates": ("newest",)}),
+    # Each completion needs one version.
+    ("sampling.in_flight", lambda v: v != "off",
+     {"search.lockstep": (False,), "rounds.mini_batches": (0,)}),
+    ("search.lockstep", bool,
+     {"search.lead_steps": (0,), "search.wait_for_fresh": (True,),
+      "publish.every_steps": (1,)}),
+    ("search.lockstep", operator.not_, {"search.lead_steps": "above 0"}),
+    ("task.name", lambda v: v != "red_team",
+     {"replay_filter.similarity": ("none", "edit")}),
+    # Nothing else bounds the time of a command, or of sympy.
+    ("task.verifier", bool, {"reward.where": ("pool",)}),
+    ("task.name", lambda v: v == "math", {"reward.where": ("pool",)}),
+    ("task.name", lambda v: v == "red_team", {"reward.where": ("process",)}),
+)  # fmt: skip
+
+
+def _pair(row: tuple[str, ...], c: Mapping[str, Any]) -> _Problems:
+  key, relation, other, why = row
+  if not _RELATIONS[relation](c[key], c[other]):
+    yield key, f"allowed {relation} config.{other} = {c[other]}{why}"
+
+
+def _requires(row: tuple[Any, ...], c: Mapping[str, Any]) -> _Problems:
+  key, test, required = row
+  if not test(c[key]):
+    return
+  for other, allowed in required.items():
+    if c[other] > 0 if allowed == "above 0" else c[other] in allowed:
+      continue
+    if allowed != "above 0":
+      allowed = " or ".join(map(repr, allowed))
+    yield other, f"allowed {allowed} with config.{key} = {c[key]!r}"
 
 
 def _batch(c: Mapping[str, Any]) -> _Problems:
@@ -281,62 +357,35 @@ def _batch(c: Mapping[str, Any]) -> _Problems:
   shards = math.prod(c[f"mesh.{axis}"] for axis in axes)
   keys = ["train.micro_batch_prompts"]
   for name in ("sft", "reward_model"):
-    size, micro = c[f"{name}.batch_size"], c[f"{name}.micro_batch_size"]
+    micro = c[f"{name}.micro_batch_size"]
     keys.append(f"{name}.micro_batch_size" if micro else f"{name}.batch_size")
-    if micro and size % micro:
-      yield f"{name}.batch_size", (
-          f"allowed a multiple of config.{name}.micro_batch_size = {micro}"
-      )
   for key in keys:
     if c[key] % shards:
       yield key, (
           f"allowed a multiple of {shards}, the shards of the batch"
           " (config.mesh, config.sharding.batch)"
       )
-  if c["train.prompts_per_batch"] % c["train.micro_batch_prompts"]:
-    yield "train.prompts_per_batch", (
-        "allowed a multiple of config.train.micro_batch_prompts ="
-        f" {c['train.micro_batch_prompts']}"
-    )
 
 
 def _group_size(c: Mapping[str, Any]) -> _Problems:
-  k = c["train.completions_per_prompt"]
-  if c["loss.name"] not in settings.OF_SINGLE_COMPLETIONS and k < 2:
-    yield "train.completions_per_prompt", (
-        f"allowed 2 or more with config.loss.name = {c['loss.name']!r}, which"
-        " compares the completions of a prompt"
-    )
-  # Drawing K from fewer would repeat completions, which shrinks the group's
-  # variance and its gradient.
-  for key in ("search.samples_per_prompt", "replay.capacity_per_prompt"):
-    if c[key] < k:
-      yield key, f"allowed config.train.completions_per_prompt = {k} or more"
-
-
-def _beta(c: Mapping[str, Any]) -> _Problems:
-  if c["loss.name"] in settings.OF_BETA_ABOVE_0:
-    for key in ("loss.beta", "loss.beta_final"):
-      if c[key] == 0:
-        yield key, (
-            "allowed a number above 0 with config.loss.name ="
-            f" {c['loss.name']!r}"
-        )
+  name = c["loss.name"]
+  if name not in settings.OF_SINGLE_COMPLETIONS:
+    if c["train.completions_per_prompt"] < 2:
+      yield "train.completions_per_prompt", (
+          f"allowed 2 or more with config.loss.name = {name!r}, which compares"
+          " the completions of a prompt"
+      )
 
 
 def _trust_region(c: Mapping[str, Any]) -> _Problems:
   name, correction = c["loss.name"], c["loss.correction"]
-  if c["loss.ratio_clip"]:
-    return
   why = ""
   if correction in ("clip_token", "clip_sequence", "cispo", "decoupled"):
     why = f"config.loss.correction = {correction!r}"
   elif not correction and name in settings.OF_A_TRUST_REGION:
     why = f"config.loss.name = {name!r}"
-  if why:
+  if why and not c["loss.ratio_clip"]:
     yield "loss.ratio_clip", f"allowed above 0 and below 1 with {why}"
-  if c["loss.clip_high"]:
-    yield "loss.clip_high", "allowed 0 with config.loss.ratio_clip = 0"
 
 
 def _proximal(c: Mapping[str, Any]) -> _Problems:
@@ -355,46 +404,11 @@ def _proximal(c: Mapping[str, Any]) -> _Problems:
     )
 
 
-def _tempering(c: Mapping[str, Any]) -> _Problems:
-  if c["loss.name"] in settings.OF_A_TEMPERED_TARGET:
-    return
-  for key in ("tau", "tau_final", "gamma", "gamma_final"):
-    if c[f"tempering.{key}"] != 1:
-      yield f"tempering.{key}", (
-          f"allowed 1 with config.loss.name = {c['loss.name']!r}"
-      )
-
-
-def _explore(c: Mapping[str, Any]) -> _Problems:
-  if c["explore.min_temperature"] > c["explore.max_temperature"]:
-    yield "explore.min_temperature", (
-        "allowed up to config.explore.max_temperature ="
-        f" {c['explore.max_temperature']}"
-    )
-  if c["explore.min_tokens"] >= c["sampling.max_completion_tokens"]:
-    yield "explore.min_tokens", (
-        "allowed less than config.sampling.max_completion_tokens ="
-        f" {c['sampling.max_completion_tokens']}"
-    )
-  if c["explore.fraction"] and c["loss.ratio_clip"]:
-    yield "explore.fraction", (
-        "allowed 0 with config.loss.ratio_clip above 0: completions drawn at"
-        " another temperature are outside the trust region"
-    )
-
-
 def _schedules(c: Mapping[str, Any]) -> _Problems:
-  for key, steps in (
-      ("optimizer.warmup_steps", "train.num_steps"),
-      ("sft.warmup_steps", "sft.num_steps"),
-      ("reward_model.warmup_steps", "reward_model.num_steps"),
-  ):
-    if c[key] >= c[steps]:
-      yield key, f"allowed 0 up to below config.{steps} = {c[steps]}"
   peak = c["train.num_steps"] - c["optimizer.warmup_steps"]
   if 0 < peak <= c["optimizer.stable_steps"]:
     yield "optimizer.stable_steps", (
-        f"allowed 0 up to below {peak} = config.train.num_steps -"
+        f"allowed less than {peak} = config.train.num_steps -"
         " config.optimizer.warmup_steps"
     )
   decay = c["loss.beta_decay_steps"]
@@ -402,9 +416,6 @@ def _schedules(c: Mapping[str, Any]) -> _Problems:
     yield "loss.beta_stop_steps", (
         f"allowed 1 up to config.loss.beta_decay_steps = {decay}"
     )
-
-
-# Replay and searchers.
 
 
 def _prompts_ahead(c: Mapping[str, Any]) -> int:
@@ -416,8 +427,9 @@ def _prompts_ahead(c: Mapping[str, Any]) -> int:
 
 def _capacity(c: Mapping[str, Any]) -> _Problems:
   """Completions must not be evicted before they are trained on."""
+  ahead = _prompts_ahead(c)
   needed = max(
-      _prompts_ahead(c) * c["search.samples_per_prompt"],
+      ahead * c["search.samples_per_prompt"],
       c["train.prompts_per_batch"] * c["train.completions_per_prompt"],
       c["replay.warm_start_completions"],
   )
@@ -426,25 +438,10 @@ def _capacity(c: Mapping[str, Any]) -> _Problems:
         f"allowed {needed} or more: one batch, the warm start, and what the"
         " searchers may sample ahead must each fit"
     )
-
-
-def _admission(c: Mapping[str, Any]) -> _Problems:
-  """Step t admits up to (t + 1 + lead_steps) · prompts_per_step prompts.
-
-  A round that does not fit is cut if nothing else is in flight, so there is no
-  deadlock. A round above (lead_steps + 1) · prompts_per_step would always be
-  cut.
-  """
-  ahead = _prompts_ahead(c)
   if c["search.prompts_per_round"] > ahead:
     yield "search.prompts_per_round", (
         f"allowed up to {ahead} = (config.search.lead_steps + 1) *"
         " config.search.prompts_per_step: more are never granted at once"
-    )
-  if c["search.starvation_s"] <= c["search.lease_s"]:
-    yield "search.starvation_s", (
-        f"allowed more than config.search.lease_s = {c['search.lease_s']}: the"
-        " prompts of a lost searcher are granted again only after that"
     )
 
 
@@ -452,62 +449,16 @@ def _rounds(c: Mapping[str, Any]) -> _Problems:
   if not c["rounds.mini_batches"]:
     return
   steps = c["rounds.mini_batches"] * c["rounds.passes"]
-  for key, value in (
-      ("search.lockstep", False),
-      ("search.wait_for_fresh", True),
-      ("search.samples_per_prompt", c["train.completions_per_prompt"]),
-      ("replay.recent_fraction", 1.0),
-      ("replay.dedupe", False),
-      ("replay.warm_start_completions", 0),
-      ("replay_filter.similarity", "none"),
-      ("replay_filter.evict", "oldest"),
-      ("replay_filter.freeze_step", 0),
-      ("replay_filter.duplicates", "newest"),
-      ("publish.every_steps", steps),
+  completions = c["train.completions_per_prompt"]
+  for key, allowed in (
+      ("search.samples_per_prompt", (completions,)),
+      ("publish.every_steps", (steps,)),
+      ("train.per_round_steps", (0, steps)),
   ):
-    if c[key] != value:
-      yield key, f"allowed {value!r} with config.rounds.mini_batches above 0"
+    if c[key] not in allowed:
+      yield key, f"allowed {' or '.join(map(str, allowed))} with config.rounds"
   if c["train.num_steps"] % steps:
     yield "train.num_steps", f"allowed a multiple of {steps}, whole rounds"
-  if c["train.per_round_steps"] not in (0, steps):
-    yield "train.per_round_steps", f"allowed 0 or {steps}, the steps of a round"
-
-
-def _replay_filter(c: Mapping[str, Any]) -> _Problems:
-  is_cosine = c["replay_filter.similarity"] == "cosine"
-  if is_cosine and c["task.name"] != "red_team":
-    yield "replay_filter.similarity", (
-        "allowed 'none', 'edit' where the task has no config.task.encoder"
-    )
-  if c["replay_filter.duplicates"] == "oldest" and not c["replay.dedupe"]:
-    yield "replay_filter.duplicates", (
-        "allowed 'newest' with config.replay.dedupe = False"
-    )
-
-
-def _lockstep(c: Mapping[str, Any]) -> _Problems:
-  if c["search.lockstep"]:
-    for key, value in (
-        ("search.lead_steps", 0),
-        ("search.wait_for_fresh", True),
-        ("publish.every_steps", 1),
-    ):
-      if c[key] != value:
-        yield key, f"allowed {value} with config.search.lockstep = True"
-  elif c["search.lead_steps"] < 1:
-    yield "search.lead_steps", (
-        "allowed 1 or more; 0 only with config.search.lockstep = True"
-    )
-
-
-def _in_flight(c: Mapping[str, Any]) -> _Problems:
-  if c["sampling.in_flight"] != "off":
-    for key in ("search.lockstep", "rounds.mini_batches"):
-      if c[key]:
-        yield key, (
-            f"allowed {type(c[key])()} with config.sampling.in_flight ="
-            f" {c['sampling.in_flight']!r}: each completion needs one version"
-        )
 
 
 # Model, adapters, meshes.
@@ -598,14 +549,6 @@ def lora_targets(c: Mapping[str, Any]) -> _Problems:
     )
 
 
-def _lora_reference(c: Mapping[str, Any]) -> _Problems:
-  """The reference is the adapters' base, which never moves."""
-  if c["lora.rank"] and c["reference.mode"] != "fixed":
-    yield "reference.mode", (
-        f"allowed 'fixed' with config.lora.rank = {c['lora.rank']}"
-    )
-
-
 def _trainer_mesh(c: Mapping[str, Any]) -> _Problems:
   """The mesh has the devices of all processes of the trainer."""
   size = math.prod(c[f"mesh.{axis}"] for axis in settings.MESH_AXES)
@@ -680,13 +623,6 @@ def _judges(c: Mapping[str, Any]) -> _Problems:
     yield "evaluate.judge_command", (
         "allowed a command with config.evaluate.judge = 'command'"
     )
-  # Nothing else bounds the time of a command, or of sympy.
-  if c.get("task.verifier") and c["reward.where"] != "pool":
-    yield "reward.where", "allowed 'pool' with a config.task.verifier"
-  if c["task.name"] == "math" and c["reward.where"] != "pool":
-    yield "reward.where", "allowed 'pool' with config.task.name = 'math'"
-  if c["task.name"] == "red_team" and c["reward.where"] != "process":
-    yield "reward.where", "allowed 'process' with config.task.name = 'red_team'"
 
 
 def _packages(c: Mapping[str, Any]) -> _Problems:
@@ -734,11 +670,6 @@ _TLS = ("store.tls_cert_file", "store.tls_key_file", "store.tls_ca_file")
 
 
 def _store(c: Mapping[str, Any]) -> _Problems:
-  if c["store.probe_timeout_s"] >= c["store.deadline_s"]:
-    yield "store.probe_timeout_s", (
-        f"allowed less than config.store.deadline_s = {c['store.deadline_s']}:"
-        " an operation must outlive a restart of the service"
-    )
   has_tls = any(c[key] for key in _TLS)
   safe = has_tls or c["store.secret_file"] or c["store.insecure"]
   for key in ("store.address", "store.locator"):
@@ -830,25 +761,19 @@ def _line_program(c: Mapping[str, Any]) -> _Problems:
 
 
 _CHECKS = (
+    *(functools.partial(_pair, row) for row in _PAIRS),
+    *(functools.partial(_requires, row) for row in _REQUIRED),
     _batch,
     _group_size,
-    _beta,
     _trust_region,
     _proximal,
-    _tempering,
-    _explore,
     _schedules,
     _capacity,
-    _admission,
     _rounds,
-    _replay_filter,
-    _lockstep,
-    _in_flight,
     _positions,
     _heads,
     _sharded_sizes,
     lora_targets,
-    _lora_reference,
     _trainer_mesh,
     _searcher_mesh,
     _judges,

@@ -23,6 +23,7 @@ from tba_jax.monitor import writers
 from tba_jax.replay import buffer
 from tba_jax.tasks import build as build_task
 from tba_jax.training import sharding
+from tests.models import hf_case
 from tests.support import base_config
 from tests.support import hub_cache
 
@@ -50,7 +51,7 @@ class TypesTest(parameterized.TestCase):
     for path in (
         "config.loss.beta = -1.0: allowed a number from 0 on",
         "config.train.num_steps = 'many': allowed a whole number",
-        "config.search.lead_steps = 0: allowed 1 or more",
+        "config.search.lead_steps = 0: allowed above 0",
         "config.replay.sise = 3: there is no such key; did you mean"
         " config.replay.size",
     ):
@@ -425,6 +426,15 @@ class RelationsTest(parameterized.TestCase):
     # Of a section that the program does not read, nothing is looked up.
     config = base_config.make(init="scratch", sft__init="org/tiny")
     self.assertEqual(_problems(config), [])
+
+  @parameterized.parameters("evaluate", "export", "reward_model")
+  def test_the_shape_of_what_sft_started_from_holds(self, program):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    config = hf_case.make_config(max_positions=4096)
+    (folder / "config.json").write_text(json.dumps(hf_config.to_hf(config)))
+    changes = dict(sft__init=str(folder), sampling__max_prompt_tokens=2000)
+    problems = _problems(base_config.make(**changes), program=program)
+    self.assertEqual(problems, [])
 
   @parameterized.parameters(
       ("train", dict(reward_model__batch_size=3, mesh__data=2)),
