@@ -107,6 +107,12 @@ class ByHandTest(absltest.TestCase):
     words = f"process {os.getpid()} already runs there as the trainer"
     self.assert_refused(run, (2, 2), words)
 
+  def test_a_workdir_that_cannot_be_written(self):
+    run = self.make_run("run")
+    # Root may write into any folder, but not open one as a file.
+    (run.workdir / ".trainer.lock").mkdir()
+    self.assert_refused(run, (1, 1), f"Is a directory: '{run.workdir}")
+
   def test_a_process_with_other_settings(self):
     store = self.make_run("store")
     spool = {"spool_dir": str(store.spool)}
