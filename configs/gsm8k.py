@@ -138,11 +138,10 @@ def _set_tba(
   c.search.num_searchers = 3
   c.search.prompts_per_round = 3
   c.search.samples_per_prompt = arg.samples * 6 // 5
-  # The trainer does not wait for searchers, which run at most lead_steps ahead.
   prompts = 140 // arg.samples
-  c.search.prompts_per_step = prompts
+  # Searchers run free, and the trainer takes what is there.
+  c.search.prompts_per_step = 0
   c.search.wait_for_fresh = False
-  c.search.lead_steps = 4
 
   c.loss.name = "tb"
   c.loss.scale = "paper"

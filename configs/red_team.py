@@ -124,13 +124,12 @@ def _set_papers(c: ml_collections.ConfigDict) -> None:
   # Exploration does not sample from the policy: log-probs differ.
   c.guards.max_logprob_gap = 1e3
 
-  # The trainer does not wait for searchers, which run at most lead_steps ahead.
+  # Searchers run free, and the trainer takes what is there.
   c.search.num_searchers = 2
   c.search.samples_per_prompt = 16
   c.search.prompts_per_round = 8
-  c.search.prompts_per_step = 8
+  c.search.prompts_per_step = 0
   c.search.wait_for_fresh = False
-  c.search.lead_steps = 4
 
   c.loss.name = "tb_learned_z"
   c.loss.scale = "paper"
@@ -238,6 +237,7 @@ def _make_quick(c: ml_collections.ConfigDict) -> None:
   c.sampling.max_completion_tokens = 9
   c.explore.min_tokens = 5
   c.search.num_searchers = 1
+  c.search.prompts_per_step = 8
   c.search.wait_for_fresh = True
   c.search.lead_steps = 1
 

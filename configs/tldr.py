@@ -124,10 +124,9 @@ def _set_tba(
   c.search.num_searchers = 3
   c.search.prompts_per_round = 2 if arg.model == "pythia-410m" else 1
   c.search.samples_per_prompt = 20
-  # The trainer does not wait for searchers.
-  c.search.prompts_per_step = 8
+  # Searchers run free, and the trainer takes what is there.
+  c.search.prompts_per_step = 0
   c.search.wait_for_fresh = False
-  c.search.lead_steps = 10
 
   c.loss.name = "tb"
   c.loss.scale = "paper"

@@ -523,8 +523,9 @@ SETTINGS = {
         32, COUNT, "prompts that a searcher samples at a time"),
     "search.samples_per_prompt": _s(8, COUNT, "completions (S)"),
     "search.prompts_per_step": _s(
-        32, COUNT, "fresh prompts that the trainer grants (and, with"
-        " wait_for_fresh, waits for) per optimizer step"),
+        32, FROM_0, "fresh prompts that the trainer grants (and, with"
+        " wait_for_fresh, waits for) per optimizer step; 0 = searchers run free"
+        " and the trainer takes what is there"),
     "search.lead_steps": _s(
         1, FROM_0, "steps that sampling may run ahead of training; 0 only with"
         " lockstep"),

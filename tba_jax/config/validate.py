@@ -422,6 +422,8 @@ def _prompts_ahead(c: Mapping[str, Any]) -> int:
   """Returns how many prompts may be in flight."""
   if c["rounds.mini_batches"]:
     return c["rounds.mini_batches"] * c["train.prompts_per_batch"]
+  if not c["search.prompts_per_step"]:
+    return c["search.num_searchers"] * c["search.prompts_per_round"]
   return (c["search.lead_steps"] + 1) * c["search.prompts_per_step"]
 
 
@@ -438,7 +440,15 @@ def _capacity(c: Mapping[str, Any]) -> _Problems:
         f"allowed {needed} or more: one batch, the warm start, and what the"
         " searchers may sample ahead must each fit"
     )
-  if c["search.prompts_per_round"] > ahead:
+  if not c["search.prompts_per_step"]:
+    for key, value in (
+        ("search.wait_for_fresh", False),
+        ("search.lockstep", False),
+        ("rounds.mini_batches", 0),
+    ):
+      if c[key] != value:
+        yield key, f"allowed {value} with config.search.prompts_per_step = 0"
+  elif c["search.prompts_per_round"] > ahead:
     yield "search.prompts_per_round", (
         f"allowed up to {ahead} = (config.search.lead_steps + 1) *"
         " config.search.prompts_per_step: more are never granted at once"

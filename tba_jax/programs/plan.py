@@ -470,7 +470,9 @@ def batch_rows(config: ml_collections.ConfigDict) -> Rows:
       ("trained on a step", tokens(_num_trained(config))),
       (
           "sampled a step",
-          tokens(search.prompts_per_step * search.samples_per_prompt),
+          tokens(search.prompts_per_step * search.samples_per_prompt)
+          if search.prompts_per_step
+          else "what the searchers manage",
       ),
       ("staleness of fresh data, at most", staleness_bound(config)),
   ]
@@ -486,6 +488,8 @@ def staleness_bound(config: ml_collections.ConfigDict) -> str:
   if config.search.lockstep:
     return "0 steps (lockstep)"
   lead, period = config.search.lead_steps, config.publish.every_steps
+  if not config.search.prompts_per_step:
+    return "no bound: searchers run free"
   words = f"{lead + period} steps: lead {lead} + publish period {period}"
   if config.replay.recent_fraction < 1:
     words += "; replayed data is older"
@@ -493,9 +497,11 @@ def staleness_bound(config: ml_collections.ConfigDict) -> str:
 
 
 def _num_prompts(config: ml_collections.ConfigDict) -> float:
-  """Returns the prompts that are sampled for one step."""
+  """Returns the prompts sampled for a step; those trained on, if unbounded."""
   if config.rounds.mini_batches:
     return config.train.prompts_per_batch / config.rounds.passes
+  if not config.search.prompts_per_step:
+    return _num_trained(config) / config.search.samples_per_prompt
   return config.search.prompts_per_step
 
 
@@ -573,6 +579,8 @@ def expected_staleness(
   if rounds.mini_batches:
     limit = config.train.prompts_per_batch * rounds.mini_batches
     limit *= rounds.lag_rounds + 1
+  elif not search.prompts_per_step:
+    limit = math.inf
   under_way = search.num_searchers * search.prompts_per_round
   if sample_s / search.num_searchers < train_s:
     under_way *= min(1 + search.credits, scheduler.BLOCKS_AHEAD)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 import dataclasses
 import heapq
 import math
+import sys
 from typing import Any
 
 import ml_collections
@@ -137,7 +138,9 @@ class Flow:
       W + F (step + 1 + n)
 
   prompts when `step` begins; with `wait_for_fresh` it begins once
-  W + F (step + 1) of them have arrived. No data is dropped for its age.
+  W + F (step + 1) of them have arrived. No data is dropped for its age. With
+  F = 0 searchers run free: nothing bounds what they sample, and a step takes
+  what has arrived.
 
   In rounds of P prompts and R steps, round q (from 0) has the positions q P to
   (q + 1) P - 1. All are sampled with the params at the start of round q - lag,
@@ -183,6 +186,8 @@ class Flow:
     """Returns the number of prompts admitted before `step` begins."""
     if self.round_prompts:
       return self.needed(step)
+    if not self.prompts_per_step:
+      return sys.maxsize
     lead = 0 if self.lockstep else self.lead_steps
     last = min(step + 1 + lead, self.num_steps)
     return self.warm_prompts + self.prompts_per_step * last

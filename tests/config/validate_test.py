@@ -247,6 +247,7 @@ class RelationsTest(parameterized.TestCase):
           ),
           "search.wait_for_fresh",
       ),
+      (dict(search__prompts_per_step=0), "search.wait_for_fresh"),
       (
           dict(
               search__lockstep=True,

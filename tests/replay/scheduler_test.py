@@ -51,6 +51,24 @@ class RoundsTest(parameterized.TestCase):
     self.assertFalse(flow.is_pinned)
     self.assertEqual((flow.needed(2), flow.admitted(2)), (12, 16))
 
+  def test_free_searchers_are_never_held_back(self):
+    flow = make(prompts_per_step=0, wait_for_fresh=False, warm_prompts=3)
+    self.assertEqual([flow.needed(s) for s in (0, 11)], [3, 3])
+    order = prompt_order.PromptOrder(100, seed=0)
+    grants = scheduler.Grants(
+        order, prompts_per_round=4, version_of=flow.version_of
+    )
+    self.assertTrue(grants.admit(flow.admitted(0)))
+    # Step 0 lasts, and each searcher gets as many blocks as it delivers.
+    searchers = ("a", "b", "c", "d")
+    for _ in range(5):
+      granted = grants.assign(searchers)
+      for sid in searchers:
+        self.assertLen(granted[sid], scheduler.BLOCKS_AHEAD)
+        for block in granted[sid]:
+          grants.deliver(sid, [p for p, *_ in block["prompts"]])
+    self.assertFalse(grants.admit(flow.admitted(1)))
+
   def test_lockstep_samples_with_the_step_s_own(self):
     flow = make(lockstep=True)
     self.assertTrue(flow.is_pinned)
