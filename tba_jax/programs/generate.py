@@ -1,16 +1,16 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `generate` and `score` programs, from lines of JSON to lines of JSON.
+"""The `generate` and `score` programs, from JSON Lines to JSON Lines.
 
     python -m tba_jax.main --program=generate --config=configs/generate.py \\
         --config.generate.model=FOLDER --config.generate.input=prompts.jsonl \\
         --config.generate.output=completions.jsonl
 
-`generate` samples completions of prompts; `score` gives the log-probs of
-completions that the input has. docs/generate.md has the formats. An output line
-names the line of the input that it answers and stands in the input's order. The
-same command continues an interrupted run and ends with the same bytes. A line
-that cannot be answered is reported with file and number; the others are done.
+`generate` samples completions of prompts; `score` computes the log-probs of
+given completions. docs/generate.md has the formats. Output lines have the
+number of their input line and keep the order of the input. The same command
+resumes an interrupted run and ends with the same bytes. A line that cannot be
+processed is reported with file and number, and the others are processed.
 """
 
 import codecs
@@ -42,7 +42,7 @@ from tba_jax.training import batches
 from tba_jax.training import model_source
 from tba_jax.training import policy as policy_lib
 
-# Exit status where some lines could not be answered.
+# Exit status if some lines could not be processed.
 EXIT_BAD_LINES = 1
 _PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
 _COMPLETION_FIELDS = ("completion", "completion_token_ids")
@@ -63,7 +63,7 @@ Record = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-  """Lines answered by an earlier start, answered now, and not answered."""
+  """Lines processed before this start, processed now, and failed."""
 
   before: int
   done: int
@@ -74,8 +74,8 @@ class Counts:
 class _Prompt:
   """A prompt of the input.
 
-  text: repeated in the output.
-  request: what is sampled.
+  text: copied to the output.
+  request: to the sampler.
   other: the line's other fields, copied to the output.
   """
 
@@ -138,7 +138,7 @@ def _run_program(
 
 
 def generate(config: ml_collections.ConfigDict) -> Counts:
-  """Samples completions of all prompts that the output does not have yet.
+  """Samples completions of all prompts that the output lacks.
 
   Raises:
     ValueError: a wrong setting, model or output file.
@@ -158,16 +158,14 @@ def complete(
     config: ml_collections.ConfigDict,
     inputs: Sequence[str | Mapping[str, Any]],
 ) -> list[Record]:
-  """Returns completions of prompts, as the program writes them, without files.
+  """Returns completions of prompts, with the records of the program's files.
 
   Args:
-    config: as `generate` takes it; `generate.input` and `generate.output` are
-      not read.
-    inputs: prompts, or records as the program's input has them.
+    config: as of `generate`, without `generate.input` and `generate.output`.
+    inputs: prompts, or records of the program's input.
 
   Returns:
-    A record `prompt`, `completions` for each input, as the program's for a
-    file with these lines.
+    A record with `prompt` and `completions` for each input.
 
   Raises:
     ValueError: a wrong setting, model or input.
@@ -189,7 +187,7 @@ def complete(
 def _generate_settings(
     config: ml_collections.ConfigDict, source: model_source.Source
 ) -> dict[str, object]:
-  """Returns what the completions depend on, beside the input."""
+  """Returns all that the completions depend on beside the input."""
   return {
       **model_source.settings(config, source),
       "config.seed": config.seed,
@@ -212,7 +210,7 @@ def _parse_prompt(
     number: int,
     record: Record,
 ) -> _Prompt:
-  """Returns the prompt of line `number`; ValueError for a wrong record."""
+  """Returns the prompt of line `number`; ValueError if the record is wrong."""
   ids = _prompt_tokens(config, source, record)
   seed, max_tokens = record.get("seed"), record.get("max_tokens")
   if seed is not None:
@@ -222,7 +220,7 @@ def _parse_prompt(
     _check_whole("max_tokens", max_tokens, 1, limit)
   request = requests.Request(
       np.asarray(ids, np.int32),
-      # With a seed of its own a prompt may stand in any line.
+      # A prompt with its own seed does not depend on its line.
       prompt_id=number if seed is None else 0,
       visit=0,
       num_completions=config.generate.num_completions,
@@ -241,25 +239,15 @@ def _make_sampler(
     num_lines: int,
 ) -> decode.Sampler:
   """Returns the sampler, with rows for at most `num_lines` prompts."""
-  sampling = config.sampling
   in_batch = num_lines * config.generate.num_completions
-  settings = decode.Settings(
-      temperature=sampling.temperature,
-      top_k=sampling.top_k,
-      top_p=sampling.top_p,
-      min_p=sampling.min_p,
-      stop_ids=source.tokenizer.stop_ids,
-      stop_strings=source.tokenizer.stop_strings,
-      text_fn=source.tokenizer.decode,
-      max_prompt_tokens=sampling.max_prompt_tokens,
-      max_completion_tokens=sampling.max_completion_tokens,
-      num_rows=min(sampling.num_rows, in_batch),
-      chunk_steps=sampling.chunk_steps,
-      prompt_buckets=sampling.prompt_buckets,
-      pad_id=source.tokenizer.pad_id,
+  return policy_lib.build_sampler(
+      config,
+      source.model,
+      source.tokenizer,
+      num_rows=min(config.sampling.num_rows, in_batch),
       seed=config.seed,
+      explore=requests.Explore(),
   )
-  return decode.Sampler(source.model, settings)
 
 
 def _complete(
@@ -285,7 +273,7 @@ def _completion_records(
     source: model_source.Source,
     completions: types.Completions,
 ) -> list[Record]:
-  # In greedy decoding the log-prob of the distribution sampled from is 0.
+  # Under greedy decoding the sampling distribution's log-probs are 0.
   greedy = config.sampling.temperature == 0
   logprobs = completions.plain_logprobs if greedy else completions.logprobs
   out = []
@@ -307,7 +295,7 @@ def _completion_records(
 
 
 def score(config: ml_collections.ConfigDict) -> Counts:
-  """Scores all completions that the output does not have yet.
+  """Scores all completions that the output lacks.
 
   Raises:
     ValueError: a wrong setting, model or output file.
@@ -339,7 +327,7 @@ def score(config: ml_collections.ConfigDict) -> Counts:
     return logprobs_Bx1xT[:, 0]
 
   def answer(pairs: list[_Pair]) -> list[Record]:
-    # All batches have one shape: the last one repeats its first pair.
+    # One shape for all batches: the last one repeats its first pair.
     full = pairs + pairs[:1] * (batch_lines - len(pairs))
     batch = batches.pad_sequences(
         [(pair.prompt, [pair.completion]) for pair in full],
@@ -394,8 +382,8 @@ def _prompt_tokens(
 ) -> list[int]:
   """Returns the ids of a record's prompt, its BOS included.
 
-  The tokenizer's BOS rule holds for `prompt`; `messages` have the special
-  tokens of the chat template alone, `prompt_token_ids` none beside their own.
+  The tokenizer's BOS rule applies to `prompt` alone: `messages` have the
+  special tokens of the chat template, `prompt_token_ids` their own.
 
   Raises:
     ValueError: the prompt is missing, empty, too long, or not a text.
@@ -422,7 +410,7 @@ def _completion_tokens(
     source: model_source.Source,
     record: Record,
 ) -> list[int]:
-  """Returns the ids of a record's completion; ValueError where it is wrong."""
+  """Returns the ids of a record's completion; ValueError if it is wrong."""
   name = _only_field(record, _COMPLETION_FIELDS)
   if name == "completion":
     ids = source.tokenizer.encode(_check_text(name, record[name]))
@@ -492,7 +480,7 @@ def _check_whole(name: str, value: Any, low: int, high: int) -> None:
 
 
 def _float_list(values: Iterable[float]) -> list[float]:
-  """Returns float32 numbers as the shortest that read back as the same."""
+  """Returns float32 numbers in the digits that restore them exactly."""
   return [float(f"{value:.9g}") for value in values]
 
 
@@ -506,14 +494,14 @@ def run_lines(
     prepare: Callable[[int, Record], Any],
     answer: Callable[[list[Any]], list[Record]],
 ) -> Counts:
-  """Answers all lines of the input that the output does not answer yet.
+  """Processes all lines of the input that the output lacks.
 
   Args:
     config: reads `generate.input`, `generate.output`, `generate.batch_lines`.
-    settings: what the answers depend on, beside the input.
-    prepare: (line number from 1, its object) -> what `answer` needs of it; a
-      ValueError reports the line.
-    answer: (what was prepared) -> the records to write, in the same order.
+    settings: all that the output depends on beside the input.
+    prepare: parses (line number from 1, JSON object); a ValueError reports the
+      line.
+    answer: from a list of parsed lines to their output records.
 
   Raises:
     ValueError: as `Output` does.
@@ -571,7 +559,7 @@ def run_lines(
 
 
 def _digest(path: pathlib.Path) -> tuple[str, int]:
-  """Returns the SHA-256 of a file, and how many lines of it are not blank."""
+  """Returns the SHA-256 of a file, and its number of non-blank lines."""
   sha, count = hashlib.sha256(), 0
   with path.open("rb") as file:
     for data in file:
@@ -581,7 +569,7 @@ def _digest(path: pathlib.Path) -> tuple[str, int]:
 
 
 def _parse_line(data: bytes) -> Record:
-  """Returns the object of a line; ValueError where it holds none."""
+  """Returns the JSON object of a line; ValueError if it has none."""
   try:
     value = json.loads(data.rstrip(b"\r\n").decode("utf-8"))
   except UnicodeDecodeError as error:
@@ -605,24 +593,24 @@ def _progress(console: rich.console.Console) -> rich.progress.Progress:
 
 
 class Output:
-  """The output file, opened to continue what an earlier start wrote.
+  """The output file, opened to append to what an earlier start wrote.
 
-  Its settings stand beside it in `.NAME.settings.json`, so that it is not
-  continued with others.
+  `.NAME.settings.json` beside it has its settings: it is not continued with
+  others.
 
-  done: numbers of the input's lines that it answers.
+  done: numbers of the input lines that it has.
   """
 
   def __init__(self, path: pathlib.Path, settings: Mapping[str, Any]):
-    """Opens the file; cuts off the torn line of a writer that was killed.
+    """Opens the file; removes the torn line of a killed writer.
 
     Args:
       path: of the file; its folder is made.
-      settings: what the answers depend on, of JSON types.
+      settings: all that the output depends on, of JSON types.
 
     Raises:
-      ValueError: the file was made with other settings or by something else, or
-        another process is writing it.
+      ValueError: the file was made with other settings or by another program,
+        or another process is writing it.
       OSError: it cannot be written.
     """
     self.done: set[int] = set()
@@ -638,7 +626,7 @@ class Output:
       raise
 
   def write(self, records: Sequence[Record]) -> None:
-    """Appends answers; they survive the process once this returns."""
+    """Appends records; once this returns they survive a kill."""
     self._file.write("".join(map(jsonl.json_line, records)).encode())
     self._file.flush()
 
@@ -655,11 +643,11 @@ class Output:
     saved = jsonl.read_json(beside)
     remedy = "; remove the file or name another one"
     if not isinstance(saved, dict):
-      raise ValueError(f"{path}: it is there already{remedy}")
+      raise ValueError(f"{path}: the file exists already{remedy}")
     for key in [*settings, *saved]:
       if saved.get(key) != settings.get(key):
         raise ValueError(
-            f"{path}: it was begun with {key} = {saved.get(key)!r}, now it is"
+            f"{path}: begun with {key} = {saved.get(key)!r}, now"
             f" {settings.get(key)!r}{remedy}"
         )
 

@@ -1,17 +1,17 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `reward_model` program: a scalar head learns from preferences.
+"""The `reward_model` program: trains a scalar head on preference pairs.
 
     python -m tba_jax.main --program=reward_model --workdir=runs/tldr \\
         --config=configs/tldr_reward_model.py:quick
 
-Reads pairs of completions, relabels them by a gold model where
+Reads pairs of completions, relabels them with a gold model if
 `reward_model.relabel` names one, and fits the Bradley-Terry model.
 
-Files, all below WORKDIR/reward_model: `settings.json` (what the model depends
-on), `data.json`, `pairs/` (relabelled), `checkpoints/`, `metrics.jsonl`, and at
-the end `evaluation.json` and `model/`, a folder that `transformers` loads as
-`AutoModelForSequenceClassification`.
+Files in WORKDIR/reward_model: `settings.json` (all that the model depends on),
+`data.json` (rows used and left out), `pairs/` (relabelled), `checkpoints/`,
+`metrics.jsonl`, and at the end `evaluation.json` and `model/`, which
+`transformers` loads as `AutoModelForSequenceClassification`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,17 +50,26 @@ from tba_jax.training import offline
 from tba_jax.training import policy
 
 NAME = "reward_model"
-# Pairs scored, and written, at a time while relabelling.
+# Pairs scored and written at a time while relabelling.
 _LABEL_PAIRS = 256
 _NUM_BINS = 10
+_EVALUATION = {
+    "accuracy": float,
+    "accuracy_interval": [float],
+    "loss": float,
+    "calibration_error": float,
+    "num_pairs": int,
+    "agreement": {"*": float},
+    "bins": [{"num_pairs": int, "predicted": float, "right": float}],
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-  """Two completions of a prompt, texts without stop token.
+  """A preference pair: two completions of a prompt, without stop tokens.
 
   place: file and line, or number, of the pair.
-  chosen: the better one by the label.
+  chosen: the completion that the label prefers.
   agrees: whether relabelling kept the label; True before relabelling.
   """
 
@@ -80,10 +89,13 @@ def run_reward_model(
       NAME,
       config,
       functools.partial(run, config, workdir),
-      lambda result: rich.console.Console().print(
-          make_table(result["evaluation"])
-      ),
+      _print_evaluation,
   )
+
+
+def _print_evaluation(result: dict[str, Any]) -> None:
+  if result["evaluation"]:
+    rich.console.Console().print(make_table(result["evaluation"]))
 
 
 def run(
@@ -93,7 +105,7 @@ def run(
     stop: threading.Event,
     on_progress: offline.Progress | None = None,
 ) -> dict[str, Any]:
-  """Makes WORKDIR/reward_model/model, or finds it; continues what was begun.
+  """Trains WORKDIR/reward_model/model unless it exists; resumes training.
 
   Args:
     config: of the run.
@@ -102,15 +114,15 @@ def run(
     on_progress: called with (step, num_steps, metrics) at each log line.
 
   Returns:
-    `model`: the folder; `interrupted`; `skipped`, True where the model was
-    there; `step`; `num_steps`; `evaluation`: the `calibration_summary` of the
-    held-out pairs, with `agreement` by split, the share of pairs whose label
-    relabelling kept; `wall_s`.
+    `model`: its folder; `interrupted`; `skipped`: it existed; `step`;
+    `num_steps`; `evaluation`: the `calibration_summary` of the held-out pairs,
+    with `agreement` by split, the share of labels that relabelling kept;
+    `wall_s`.
 
   Raises:
-    ValueError: a source is not there or has no pair, or what is in the folder
-      was made with other settings.
-    FloatingPointError: a loss is not finite; names the steps.
+    ValueError: a source is missing or has no pair, or the folder was made with
+      other settings.
+    FloatingPointError: a loss or gradient is not finite; names the steps.
     OSError: a file cannot be written.
   """
   started = time.perf_counter()
@@ -121,7 +133,9 @@ def run(
   done = {
       "interrupted": False,
       "step": settings.num_steps,
-      "evaluation": jsonl.read_json(folder / "evaluation.json") or {},
+      "evaluation": (
+          jsonl.read_object(folder / "evaluation.json", _EVALUATION) or {}
+      ),
   }
   if not skipped:
     model, tokenizer, init_params = initial_model(config, workdir)
@@ -170,9 +184,9 @@ def initial_model(
 ) -> tuple[
     heads.ScalarModel, tokenizer_lib.Tokenizer, Callable[[], types.PyTree]
 ]:
-  """Returns what training starts from: model, tokenizer, and () -> params.
+  """Returns model, tokenizer, and a function that returns the first params.
 
-  A policy gets a random head.
+  A policy gets a random scalar head.
 
   Raises:
     ValueError: there is no model, or its head has several labels.
@@ -223,7 +237,7 @@ def _read_pairs(
     tokenizer: tokenizer_lib.Tokenizer,
     stop: threading.Event,
 ) -> dict[str, list[Pair]] | None:
-  """Returns the pairs of both splits; None where it was stopped."""
+  """Returns the pairs of both splits; None if stopped."""
   task = build.make_task(config.task)
   report = rows_lib.DataReport()
   pairs = {
@@ -254,12 +268,12 @@ def load_pairs(
 ) -> list[Pair]:
   """Returns the pairs of `config.reward_model.train` or `held_out`.
 
-  A row has `prompt` (or `query`), `chosen` and `rejected`, texts; a stop token
-  that is spelled out at the end of a completion is taken off. The report gets
-  the rows that are left out.
+  A row has the texts `prompt` (or `query`), `chosen` and `rejected`; a stop
+  token spelled out at the end of a completion is removed. The report counts the
+  rows that are left out.
 
   Raises:
-    ValueError: the source is not there, or no pair of it can be used.
+    ValueError: the source is missing, or no pair of it can be used.
   """
   source = config.reward_model[split]
   if source == "task":
@@ -316,7 +330,7 @@ def _parse_pair(row: rows_lib.Row, stop_text: str) -> Pair | str:
 
 
 def _check_disjoint(pairs: dict[str, list[Pair]]) -> None:
-  """Raises ValueError where a held-out pair is a training pair too."""
+  """Raises ValueError if a held-out pair is also a training pair."""
   key = lambda pair: (pair.prompt, frozenset((pair.chosen, pair.rejected)))
   trained = {key(pair): pair.place for pair in pairs[base.TRAIN]}
   shared = [p for p in pairs[base.HELD_OUT] if key(p) in trained]
@@ -347,22 +361,22 @@ def relabel_pairs(
     path: pathlib.Path,
     stop: threading.Event,
 ) -> list[Pair] | None:
-  """Returns the pairs in the order of a gold model; None where it was stopped.
+  """Returns the pairs with the labels of a gold model; None if stopped.
 
-  The completion with the higher score is the chosen one, the first of equals.
-  Pairs are appended to a file of JSON lines with both scores; those that stand
-  there are not scored again.
+  The completion with the higher score is chosen; of equals, the first. Pairs
+  are appended to a JSON Lines file with both scores; those already in it are
+  not scored again.
 
   Source: Noukhovitch et al. 2024 (arXiv:2410.18252), the controlled setting.
 
   Args:
     pairs: in the order of the file.
     score: [(prompt, completion)] -> scores [N], higher is better.
-    path: of the file, made or continued.
-    stop: read before each batch of pairs.
+    path: of the file.
+    stop: checked before each batch of pairs.
 
   Raises:
-    ValueError: the file is of other pairs.
+    ValueError: the file has other pairs.
   """
   done = jsonl.read_jsonl(path)
   out = [_labelled(pair, line, path) for pair, line in zip(pairs, done)]
@@ -391,7 +405,7 @@ def relabel_pairs(
 def _labelled(
     pair: Pair, record: Mapping[str, Any], path: pathlib.Path
 ) -> Pair:
-  """Returns the pair as a line has it; ValueError where it is another one."""
+  """Returns the pair of a line; ValueError if it is another pair."""
   texts = {record.get("chosen"), record.get("rejected")}
   same_texts = texts == {pair.chosen, pair.rejected}
   if record.get("prompt") != pair.prompt or not same_texts:
@@ -404,7 +418,7 @@ def _labelled(
 
 
 def encode_pair(pair: Pair, tokenizer: tokenizer_lib.Tokenizer) -> batches.Row:
-  """Returns the ids of the prompt, and of chosen and rejected with stop."""
+  """Returns the ids of the prompt, and of both completions with stop token."""
   return tokenizer.encode_prompt(pair.prompt), [
       [*tokenizer.encode(text), tokenizer.eos_id]
       for text in (pair.chosen, pair.rejected)
@@ -416,7 +430,7 @@ def make_examples(
     pairs: Sequence[Pair],
     tokenizer: tokenizer_lib.Tokenizer,
 ) -> offline.Examples:
-  """Returns batches of pairs; K = 2, the chosen completion and the other."""
+  """Returns examples of K = 2 completions, the chosen one first."""
   return offline.Examples(
       seed=config.seed,
       batch_size=config.reward_model.batch_size,
@@ -438,7 +452,7 @@ def _pair_loss(
     batch: types.Batch,
     beta: jax.Array,
 ) -> tuple[jax.Array, metrics_lib.Totals]:
-  """Returns the Bradley-Terry loss [] of a batch of pairs, and its metrics."""
+  """Returns the Bradley-Terry loss [] of a batch of pairs, and totals."""
   del loss_params, beta
   rewards_Bx2 = _rewards(model, params, batch)
   right_B = rewards_Bx2[:, 0] > rewards_Bx2[:, 1]
@@ -465,7 +479,7 @@ def _make_evaluate(
     pairs: Sequence[Pair],
     tokenizer: tokenizer_lib.Tokenizer,
 ) -> Callable[[types.PyTree], dict[str, Any]]:
-  """Returns params -> the `calibration_summary` of the pairs."""
+  """Returns a function from params to the pairs' `calibration_summary`."""
   size = config.reward_model.micro_batch_size or config.reward_model.batch_size
   examples = make_examples(config, pairs, tokenizer)
   rewards = jax.jit(functools.partial(_rewards, model))
@@ -498,33 +512,31 @@ def calibration_summary(
 ) -> dict[str, Any]:
   """Returns accuracy, log-loss and calibration of Bradley-Terry margins.
 
-  The model says that the completion of the higher reward is the better one,
-  with probability p = sigmoid(|margin|), from .5 to 1. Bins of equal width hold
-  the pairs by p; with n_b pairs of which a share a_b was right,
+  The model prefers the completion with the higher reward with probability
+  p = sigmoid(|margin|) from .5 to 1. Pairs are binned by p, in bins of equal
+  width; with n_b pairs in bin b, of which the share a_b is right,
 
       calibration_error = Σ_b n_b/N |a_b - mean p_b|
 
   Source: Guo et al. 2017 (arXiv:1706.04599), expected calibration error.
 
   Args:
-    margins_N: [N] float, reward of the better minus that of the other one, N at
-      least 1. A margin of 0 is half right.
+    margins_N: [N] float, N at least 1: reward of the chosen minus that of the
+      rejected completion. A margin of 0 is half right.
     num_bins: at least 1.
     resamples, confidence: of the bootstrap interval of the accuracy.
 
   Returns:
     accuracy, accuracy_interval, loss (nats a pair), margin (mean),
-    calibration_error, num_pairs, and `bins`: a record with `num_pairs`,
-    `predicted` and `right` for each bin that is not empty.
+    calibration_error, num_pairs, and `bins`: `num_pairs`, `predicted` and
+    `right` of each bin that is not empty.
 
   Raises:
-    ValueError: there is no pair, or a margin is not finite.
+    ValueError: a margin is not finite.
   """
   margins_N = np.asarray(margins_N, np.float64)
-  if not len(margins_N) or not np.isfinite(margins_N).all():
-    raise ValueError(
-        "margins of pairs: allowed one or more, all of them finite"
-    )
+  if not np.isfinite(margins_N).all():
+    raise ValueError("reward_model: a reward of a held-out pair is not finite")
   right_N = (np.sign(margins_N) + 1) / 2
   predicted_N = 1 / (1 + np.exp(-np.abs(margins_N)))
   bin_N = np.minimum(((predicted_N - 0.5) * 2 * num_bins).astype(int),
@@ -554,7 +566,7 @@ def calibration_summary(
 
 
 def make_table(evaluation: dict[str, Any]) -> rich.table.Table:
-  """Returns the evaluation as a table, with the share of right ones by bin."""
+  """Returns the evaluation as a table, with the accuracy of each bin."""
   low, high = evaluation["accuracy_interval"]
   kept = ", ".join(f"{k} {v:.3f}" for k, v in evaluation["agreement"].items())
   table = rich.table.Table(

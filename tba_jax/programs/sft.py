@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `sft` program: supervised fine-tuning on a task's reference completions.
 
-An epoch has each training prompt once, in a random order, with a reference
-completion drawn anew.
+Each epoch has every training prompt once, in random order, with a newly drawn
+reference completion.
 
-Files, all below WORKDIR/sft: `settings.json` (what the model depends on),
-`data.json` (what was read, and what was left out and why), `checkpoints/`,
-`metrics.jsonl`, and at the end `model/`, a Hugging Face folder.
+Files in WORKDIR/sft: `settings.json` (all that the model depends on),
+`data.json` (rows used and left out), `checkpoints/`, `metrics.jsonl`, and at
+the end `model/`, a Hugging Face folder.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ def run(
     stop: threading.Event,
     on_progress: offline.Progress | None = None,
 ) -> dict[str, Any]:
-  """Makes WORKDIR/sft/model, or finds it there; continues an interrupted run.
+  """Trains WORKDIR/sft/model unless it exists; resumes training.
 
   Args:
     config: of the run.
@@ -62,14 +62,14 @@ def run(
     on_progress: called with (step, num_steps, metrics) at each log line.
 
   Returns:
-    `model`: the folder; `interrupted`; `skipped`, True where the model was
-    there; `step`, steps done; `num_steps`; `wall_s` of this call; `evaluation`,
-    the last one's metrics on held-out prompts, {} where there was none.
+    `model`: its folder; `interrupted`; `skipped`: it existed; `step`;
+    `num_steps`; `wall_s` of this call; `evaluation`: the last metrics on
+    held-out prompts, or {}.
 
   Raises:
-    ValueError: what is in WORKDIR/sft was made with other settings, or an
-      example is longer than `sampling` allows.
-    FloatingPointError: a loss is not finite; names the steps.
+    ValueError: WORKDIR/sft was made with other settings, or an example is
+      longer than `sampling` allows.
+    FloatingPointError: a loss or gradient is not finite; names the steps.
     OSError: a file cannot be written.
   """
   started = time.perf_counter()
@@ -120,8 +120,8 @@ def make_examples(
 ) -> offline.Examples:
   """Returns the training prompts, each with one reference completion.
 
-  Making a batch raises ValueError where a text is longer than
-  `config.sampling` allows.
+  Making a batch raises ValueError if a text is longer than `config.sampling`
+  allows.
   """
   limits = {
       name: config.sampling[name]
@@ -156,7 +156,7 @@ def _make_evaluate(
     policy: policy_lib.Policy,
     stop: threading.Event,
 ) -> Callable[[types.PyTree, int], dict[str, float]]:
-  """Returns (params, step) -> metrics on held-out prompts, {} once stopped."""
+  """Returns a function from (params, step) to metrics, {} if stopped."""
   if not policy.task.has_reward:
     # Its reward model is trained later, from the model made here.
     return lambda params, step: {}

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training on fixed data: what `sft` and `reward_model` share.
+"""Training on fixed data, for `sft` and `reward_model`.
 
-A batch is a pure function of the seed and the step, so an interrupted run that
-is continued ends with the same bits as one that was not interrupted.
+A batch is a pure function of seed and step: an interrupted run ends with the
+same bits as an uninterrupted one.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,8 @@ from tba_jax.training import checkpoint
 from tba_jax.training import sharding
 from tba_jax.training import train_step
 
-# Steps handed to the device at once: enough to hide what a dispatch costs, few
-# enough to stop soon.
+# Steps dispatched at once: enough to hide the cost of a dispatch, few enough to
+# stop soon.
 CHUNK_STEPS = 25
 Progress = Callable[[int, int, dict[str, float]], None]
 
@@ -52,12 +52,12 @@ def run_program(
   """Runs `sft` or `reward_model`; returns its exit status.
 
   Args:
-    name: printed before each line of progress.
-    config: `trainer.cpu_devices` virtual devices for each of the trainer's
-      processes are all in this one.
+    name: printed in front of each line of progress.
+    config: this one process has the virtual devices (`trainer.cpu_devices`) of
+      all the trainer's processes.
     work: called with `stop`, an event that a signal sets, and `on_progress`;
       its result has `interrupted`, `step` and `model`.
-    on_end: called with the result of work that was not interrupted.
+    on_end: called with the result unless interrupted.
   """
   if config.trainer.cpu_devices:
     count = config.trainer.cpu_devices * config.trainer.num_processes
@@ -109,7 +109,7 @@ class Examples:
   def chunk(self, first: int, last: int) -> types.Batch:
     """Returns the batches of steps first … last - 1, on the host.
 
-    Leaves are [CHUNK_STEPS, B, …]; steps that are not asked for are 0.
+    Leaves are [CHUNK_STEPS, B, …]; steps from `last` on are 0.
     """
     encoded = []
     for place in range(first * self.batch_size, last * self.batch_size):
@@ -138,17 +138,16 @@ def _permutation(seed: int, epoch: int, num_rows: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """What `sft` or `reward_model` trains.
+  """A training job of `sft` or `reward_model`.
 
   name: "sft" or "reward_model", its section of the config.
   folder: WORKDIR/name, for checkpoints and metrics.jsonl.
   model: has `init` and `logical_axes`.
   init_params: () -> the params before step 0.
-  loss_fn: as `train_step.make_train_step` takes it.
+  loss_fn: as of `train_step.make_train_step`.
   examples: training data.
-  evaluate: (params, step) -> metrics; {} where it was stopped or there is
-    nothing to evaluate.
-  metric_names: metrics of a step to write, beside `loss`.
+  evaluate: (params, step) -> metrics; {} if stopped or without evaluation.
+  metric_names: step metrics that are written beside `loss`.
   """
 
   name: str
@@ -168,18 +167,18 @@ def train(
     stop: threading.Event,
     on_progress: Progress | None = None,
 ) -> tuple[types.PyTree, dict[str, Any]]:
-  """Trains to the last step, or saves once `stop` is set; continues a run.
+  """Trains to the last step, or saves once `stop` is set; resumes.
 
   Args:
     config: reads the job's section, `optimizer`, `train`, `mesh`, `sharding`
       and `checkpoint.keep`.
-    job: what is trained.
+    job: of this program.
     stop: once set, the current chunk of steps is finished and saved.
     on_progress: called with (step, num_steps, metrics) at each log line.
 
   Returns:
     The params, and `interrupted`, `step` (steps done) and `evaluation`, the
-    last one's metrics, {} where there was none.
+    last evaluation's metrics or {}.
 
   Raises:
     FloatingPointError: a loss or gradient is not finite, with
@@ -259,7 +258,7 @@ def train(
 def _step_config(
     config: ml_collections.ConfigDict, settings: ml_collections.ConfigDict
 ) -> ml_collections.ConfigDict:
-  """Returns the config of the train step: the job's optimizer, no RL."""
+  """Returns the train step's config: the job's optimizer, nothing of RL."""
   out = config.copy_and_resolve_references()
   with out.unlocked():
     for key in _OPTIMIZER_KEYS:
@@ -274,7 +273,7 @@ def _step_config(
     out.train.micro_batch_prompts = (
         settings.micro_batch_size or settings.batch_size
     )
-    # A loss without parameters of its own, and no proximal policy.
+    # An objective without loss parameters and proximal policy.
     out.loss.name = "tb"
     out.loss.proximal_every_steps = 1
     out.loss.behavior_logprobs = "sampler"
@@ -287,7 +286,7 @@ def _make_run_chunk(
     mesh: jax.sharding.Mesh,
     rules: ml_collections.ConfigDict,
 ) -> Callable[..., tuple[train_step.TrainState, dict[str, jax.Array]]]:
-  """Returns (state, chunk, n) -> (state, metrics [CHUNK_STEPS]) of n steps."""
+  """Returns a jitted (state, chunk, n) -> (state, metrics [CHUNK_STEPS])."""
 
   def run_chunk(state, chunk, num_active):
     batch = lambda i: jax.tree.map(lambda x: x[i], chunk)
@@ -299,8 +298,8 @@ def _make_run_chunk(
       state, new = step_fn(state, batch(i))
       return state, {k: m.at[i].set(new[k]) for k, m in metrics.items()}
 
-    # One program for chunks of any length: a step has the same bits wherever
-    # the chunks are cut.
+    # One program for chunks of any length: the bits of a step do not depend on
+    # its chunk.
     return jax.lax.fori_loop(0, num_active, body, (state, metrics))
 
   spec = sharding.batch_sharding(mesh, rules).spec

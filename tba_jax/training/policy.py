@@ -205,9 +205,10 @@ def make_sampler(
     config: ml_collections.ConfigDict, policy: Policy
 ) -> decode.Sampler:
   """Returns the searchers' sampler."""
-  return _sampler(
+  return build_sampler(
       config,
-      policy,
+      policy.model,
+      policy.tokenizer,
       num_rows=config.sampling.num_rows,
       seed=config.seed,
       explore=requests.Explore(**config.explore),
@@ -218,9 +219,10 @@ def make_evaluation_sampler(
     config: ml_collections.ConfigDict, policy: Policy
 ) -> decode.Sampler:
   """Returns the evaluator's sampler, whose random numbers are its own."""
-  return _sampler(
+  return build_sampler(
       config,
-      policy,
+      policy.model,
+      policy.tokenizer,
       num_rows=config.evaluate.batch_prompts * config.evaluate.num_completions,
       seed=config.seed ^ _EVALUATION_SEED,
   )
@@ -233,39 +235,47 @@ def make_greedy_sampler(
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.sampling.temperature = 0.0
-  return _sampler(
-      config, policy, num_rows=config.evaluate.batch_prompts, seed=config.seed
+  return build_sampler(
+      config,
+      policy.model,
+      policy.tokenizer,
+      num_rows=config.evaluate.batch_prompts,
+      seed=config.seed,
   )
 
 
-def _sampler(
+def build_sampler(
     config: ml_collections.ConfigDict,
-    policy: Policy,
+    model: transformer.Model,
+    tokenizer: tokenizer_lib.Tokenizer,
     *,
     num_rows: int,
     seed: int,
     explore: requests.Explore | None = None,
 ) -> decode.Sampler:
+  """Returns a sampler of a model with the settings of `config.sampling`.
+
+  Without `explore`, completions keep the least length of `config.explore`.
+  """
   settings = decode.Settings(
       temperature=config.sampling.temperature,
       top_k=config.sampling.top_k,
       top_p=config.sampling.top_p,
       min_p=config.sampling.min_p,
-      stop_ids=policy.tokenizer.stop_ids,
-      stop_strings=policy.tokenizer.stop_strings,
-      text_fn=policy.tokenizer.decode,
+      stop_ids=tokenizer.stop_ids,
+      stop_strings=tokenizer.stop_strings,
+      text_fn=tokenizer.decode,
       max_prompt_tokens=config.sampling.max_prompt_tokens,
       max_completion_tokens=config.sampling.max_completion_tokens,
       num_rows=num_rows,
       chunk_steps=config.sampling.chunk_steps,
       prompt_buckets=config.sampling.prompt_buckets,
       recompute_cache=config.sampling.in_flight == "recompute_cache",
-      pad_id=policy.tokenizer.pad_id,
+      pad_id=tokenizer.pad_id,
       seed=seed,
-      # Evaluations use the minimum number of tokens too.
       explore=explore or requests.Explore(min_tokens=config.explore.min_tokens),
   )
-  return decode.Sampler(policy.model, settings)
+  return decode.Sampler(model, settings)
 
 
 def find_value_folder(

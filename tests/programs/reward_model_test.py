@@ -111,6 +111,13 @@ class TrainRewardModelTest(absltest.TestCase):
     self.assertTrue(again["skipped"])
     self.assertEqual(again["evaluation"]["accuracy"], evaluation["accuracy"])
     self.assertEqual(weights(workdir), before)
+    # Its evaluation may be gone, but not damaged.
+    path = pathlib.Path(workdir, "reward_model/evaluation.json")
+    path.unlink()
+    self.assertEqual(self.run_to(config, workdir)["evaluation"], {})
+    path.write_text('{"accuracy": 1.0}')
+    with self.assertRaisesRegex(ValueError, "evaluation.json: damaged"):
+      self.run_to(config, workdir)
     # And it may be what another one starts from.
     config.reward_model.init = str(folder)
     _, _, init_params = programs_reward_model.initial_model(config, "/nowhere")
@@ -362,9 +369,9 @@ class CalibrationTest(absltest.TestCase):
     self.assertEqual(found["accuracy"], 1.0)
     self.assertEqual(found["loss"], 0.0)
 
-  def test_no_pairs_and_no_numbers_are_refused(self):
-    for margins in ([], [1.0, np.nan], [np.inf]):
-      with self.assertRaisesRegex(ValueError, "one or more, all of them"):
+  def test_a_reward_that_is_not_finite_is_refused(self):
+    for margins in ([1.0, np.nan], [np.inf]):
+      with self.assertRaises(ValueError):
         _summarize(margins)
 
 

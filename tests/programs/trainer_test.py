@@ -18,6 +18,7 @@ from tba_jax.monitor import run_directory
 from tba_jax.programs import trainer
 from tba_jax.system import processes
 from tba_jax.training import device_work
+from tba_jax.training import policy as policy_lib
 from tba_jax.training import sharding
 from tba_jax.training import train_step as train_step_lib
 from tests.support import tiny_model
@@ -429,6 +430,33 @@ class RefusedTest(absltest.TestCase):
     path.write_text('{"step": 5}\n{"step": 6}\n')
     with self.assertRaisesRegex(ValueError, "checkpoints: .*step 6"):
       trainer._check_is_new(self.config, self.run_info)
+
+
+class PartsTest(absltest.TestCase):
+
+  def make_config(self, *overrides):
+    return load.load_config("configs/countdown.py:smoke", overrides)
+
+  def test_the_prompt_order_is_of_the_training_prompts_and_the_seed(self):
+    orders = []
+    for seed in (0, 0, 1):
+      config = self.make_config("init=scratch", f"seed={seed}")
+      policy = policy_lib.make_policy(config, "/nowhere")
+      order = trainer.make_prompt_order(config, policy)
+      num = policy.task.num_prompts("train")
+      orders.append([order.prompt(i)[0] for i in range(num)])
+      self.assertCountEqual(orders[-1], range(num))
+    self.assertEqual(orders[0], orders[1])
+    self.assertNotEqual(orders[0], orders[2])
+
+  def test_the_buffers_temperature_is_of_the_schedule(self):
+    config = self.make_config(
+        "replay.reward_temperature=0.25",
+        "replay.reward_temperature_final=0.75",
+        "replay.reward_temperature_decay_steps=4",
+    )
+    temperature = trainer.make_buffer(config)._reward_temperature
+    self.assertEqual([temperature(s) for s in (0, 2, 4)], [0.25, 0.5, 0.75])
 
 
 if __name__ == "__main__":
