@@ -313,24 +313,10 @@ def make_quick(c: ml_collections.ConfigDict) -> None:
 
 def make_smoke(c: ml_collections.ConfigDict) -> None:
   """Shrinks the run to a smoke test."""
+  variants.make_smoke(c)
   c.task.made_up_prompts = 200
   c.task.validation_prompts = 16
-  variants.shrink_model(c)
-  c.sft.num_steps = 20
-  c.sft.warmup_steps = 5
-  c.sft.batch_size = 16
-  c.sft.evaluate_every_steps = 20
-  c.sft.checkpoint_every_steps = 10
-  c.sampling.num_rows = 32
-  c.search.prompts_per_round = c.search.prompts_per_step = 8
-  c.search.samples_per_prompt = 4
-  c.train.num_steps = 6
-  c.train.prompts_per_batch = c.train.micro_batch_prompts = 8
-  c.train.completions_per_prompt = 4
   c.optimizer.warmup_steps = 1
-  c.evaluate.every_steps = 3
   c.evaluate.num_prompts = 8
   c.evaluate.final_prompts = 16
   c.evaluate.batch_prompts = 8
-  c.checkpoint.every_steps = 3
-  c.log.samples_every_steps = 3

@@ -270,26 +270,15 @@ def _make_quick(c: ml_collections.ConfigDict) -> None:
 
 def _make_smoke(c: ml_collections.ConfigDict) -> None:
   """Shrinks the run to a smoke test."""
+  variants.make_smoke(c)
   c.task.victim_rows = 16
   c.task.evaluation_blocks = 4
-  variants.shrink_model(c)
-  c.sft.num_steps = 20
-  c.sft.warmup_steps = 5
-  c.sft.batch_size = 16
-  c.sft.evaluate_every_steps = 20
-  c.sft.checkpoint_every_steps = 10
   c.sampling.num_rows = 16
-  c.search.samples_per_prompt = c.train.completions_per_prompt = 4
   c.search.prompts_per_round = c.search.prompts_per_step = 2
   c.train.prompts_per_batch = c.train.micro_batch_prompts = 2
-  c.train.num_steps = 6
   c.optimizer.warmup_steps = 1
   c.replay.warm_start_completions = 8
   c.replay_filter.freeze_step = 4
-  c.evaluate.every_steps = 3
   c.evaluate.num_prompts = 2
   c.evaluate.final_prompts = 4
-  c.evaluate.num_completions = 4
   c.evaluate.batch_prompts = 2
-  c.checkpoint.every_steps = 3
-  c.log.samples_every_steps = 3

@@ -643,11 +643,11 @@ class Output:
     saved = jsonl.read_json(beside)
     remedy = "; remove the file or name another one"
     if not isinstance(saved, dict):
-      raise ValueError(f"{path}: the file exists already{remedy}")
+      raise ValueError(f"{path}: it is there already{remedy}")
     for key in [*settings, *saved]:
       if saved.get(key) != settings.get(key):
         raise ValueError(
-            f"{path}: begun with {key} = {saved.get(key)!r}, now"
+            f"{path}: it was begun with {key} = {saved.get(key)!r}, now it is"
             f" {settings.get(key)!r}{remedy}"
         )
 

@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training in one process with an exact staleness: the runs of a sweep.
+"""Single-process training with an exact staleness, for the runs of a sweep.
 
-Sampler, reference policy, rewards and train step are those of the roles; store,
-journal and replay buffer are left out. What step t trains on was sampled with
-the version that the run's `Lag` names; each batch is checked for it.
+Sampler, reference policy, rewards and train step are those of the roles,
+without store, journal and replay buffer. The batch of step t is sampled with
+the version that the run's `Lag` gives; each batch is checked.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,21 +28,20 @@ from tba_jax.training import reference as reference_lib
 from tba_jax.training import sharding
 from tba_jax.training import train_step as train_step_lib
 
-# Visits of held-out prompts stand above those of training, so that the two
-# never share random numbers.
+# Visits of held-out prompts are above those of training, so that the two share
+# no random numbers.
 _EVALUATION_VISIT = 2**31
-# Metrics of a step whose means over the last quarter of a run are kept.
+# Step metrics whose means over the last quarter of a run are saved.
 _KEPT = ("reward_mean", "entropy", "ratio_clip_share", "grad_norm",
          "effective_sample_share", "equal_reward_groups")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Lag:
-  """Which params sample the batch of a step.
+  """The version that samples the batch of step t.
 
-  staleness_steps: s; the batch of step t is sampled with version t - s, or 0.
-  mini_batches: N; with 2 or more, with the version that began the round of N
-    steps: t - t mod N.
+  staleness_steps: s, for version max(t - s, 0).
+  mini_batches: N; from 2 on rounds of N steps, for version t - t mod N.
   """
 
   staleness_steps: int = 0
@@ -65,10 +64,10 @@ class Lag:
 class Run:
   """One run of a sweep.
 
-  objective: its name in `config.sweep.objectives`.
+  objective: name in `config.sweep.objectives`.
   lag: of its samples.
   seed: of its prompts and samples.
-  config: of the run, complete.
+  config: with the settings of its objective.
   """
 
   objective: str
@@ -87,10 +86,10 @@ class Interrupted(Exception):
 
 
 class Bench:
-  """Makes the runs of a sweep one after the other, on compiled parts.
+  """Makes the runs of a sweep one after the other; compiles nothing twice.
 
-  Policy, reference and sampler serve all runs, an objective's train step all
-  its lags and seeds: nothing is compiled twice.
+  All runs share policy, reference and sampler; all lags and seeds of an
+  objective share its train step.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, workdir: str):
@@ -125,22 +124,22 @@ class Bench:
 
     Args:
       run: of this sweep.
-      should_stop: asked before each step.
-      on_step: called with the state before each step, which may not be kept.
+      should_stop: called before each step.
+      on_step: called with the state before each step, which is then donated.
 
     Returns:
-      `curve`: evaluations on held-out prompts by step, the first before the
-      run; `versions`: that sampled the batch of each step; `train`: means over
-      the last quarter of the steps; `diverged_step`: where the loss was not
+      `curve`: evaluations on held-out prompts, the first at step 0;
+      `versions` that sampled the batch of each step; `train`: means over the
+      last quarter of the steps; `diverged_step`: the step whose loss was not
       finite, which ends the run, or None; `wall_s`.
 
     Raises:
       Interrupted: `should_stop` was true.
-      RuntimeError: a batch is not of the version that the lag names.
+      RuntimeError: a batch is not of the lag's version.
     """
     started = time.perf_counter()
     train_step, first_state = self._objective(run)
-    # The step donates its state, and the next run needs the first one.
+    # The step donates its state; the next run needs the first one.
     state = jax.tree.map(jnp.copy, first_state)
     order = prompt_order.PromptOrder(
         self._policy.task.num_prompts(base.TRAIN), seed=run.seed
@@ -158,7 +157,7 @@ class Bench:
       if should_stop():
         raise Interrupted(f"{run.name}: stopped at step {step}")
       on_step(state)
-      # What several steps train on waits on the host; no old params are kept.
+      # Sample all batches of this version; they wait on the host.
       while (next_step := step + len(ahead)) < num_steps and run.lag.version_of(
           next_step
       ) <= step:
@@ -212,7 +211,7 @@ class Bench:
       order: prompt_order.PromptOrder,
       step: int,
   ) -> tuple[int, types.Batch]:
-    """Returns what `step` trains on, and the version that samples it now."""
+    """Returns the current version, and the batch of `step` that it samples."""
     size = run.config.train.prompts_per_batch
     version = int(state.step)
     batch = self._sample(
@@ -245,8 +244,7 @@ class Bench:
       split: of the task.
 
     Returns:
-      A batch whose `staleness_steps` and `ref_logprobs` are 0; `_finish` sets
-      them.
+      A batch without `staleness_steps` and `ref_logprobs`; `_finish` adds them.
     """
     tokenizer, task = self._policy.tokenizer, self._policy.task
     requests = [
@@ -290,7 +288,7 @@ class Bench:
     )
 
   def _finish(self, batch: types.Batch, staleness_steps: int) -> types.Batch:
-    """Returns a host batch on the mesh, with what `_sample` leaves out."""
+    """Puts a host batch on the mesh; adds staleness and ref log-probs."""
     staleness_BxK = np.full_like(batch.staleness_steps, staleness_steps)
     placed = sharding.shard_batch(
         dataclasses.replace(batch, staleness_steps=staleness_BxK),
@@ -320,7 +318,7 @@ class Bench:
     c = self._config.evaluate
     sums, num_completions = np.zeros(5), 0
     for start in range(0, c.final_prompts, c.batch_prompts):
-      # The last batch reaches back: all have one shape.
+      # The last batch overlaps the one before: all have one shape.
       start = max(min(start, c.final_prompts - c.batch_prompts), 0)
       indices = range(start, min(start + c.batch_prompts, c.final_prompts))
       batch = self._finish(
@@ -359,7 +357,7 @@ class Bench:
 
 
 def _check_version(run: Run, step: int, version: int) -> None:
-  """A staleness that is not exact would make the whole study wrong."""
+  """Raises RuntimeError if a batch's staleness is not exact."""
   expected = run.lag.version_of(step)
   if version != expected:
     raise RuntimeError(

@@ -24,7 +24,6 @@ from tba_jax.config import validate
 from tba_jax.monitor import metrics
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
-from tba_jax.monitor import text
 from tba_jax.monitor.report import build as report
 from tba_jax.system import accelerators
 from tba_jax.system import bucket
@@ -50,23 +49,33 @@ _COUNT_DEVICES = (
 )
 _SUMMARY = {"steps": int, "num_steps": int}
 _RESULT = {**_SUMMARY, "ledger_closed": bool}
+_STATUS = {
+    "phase?": str,
+    "step?": int,
+    "started?": float,
+    "time?": float,
+    "doing?": str,
+    "step_age_s?": float,
+    "trainer?": {"step_s?": float},
+    "searchers?": {"*": {"index?": int, "block_age_s?": float}},
+}
 _TOTALS = {"wall_s": float, "restarts": {"*": int}}
 
 
 @dataclasses.dataclass
 class Child:
-  """A process of a role, kept across its restarts.
+  """A process of a role, across its restarts.
 
   role, index: of the process.
-  cores: to pin it to; empty = all of its parent's.
+  cores: that it is pinned to; empty = all of its parent's.
   process: the current one, None before the first start.
   deaths: times of recent unplanned exits, monotonic seconds.
   restarts: number of restarts.
   finished: it exited as planned and is not restarted.
   started: Unix time of the last start.
-  errors: consecutive exits with an error, without progress of the run.
-  furthest: the run's step at the latest of them.
-  group: processes that are restarted together, itself included; may be empty.
+  errors: consecutive exits with an error while the run made no progress.
+  furthest: the run's step at the latest of these.
+  group: processes restarted together, itself included; may be empty.
   operands: of its program, after the index.
   environment: variables of its own, such as those that name its accelerators.
   """
@@ -148,7 +157,7 @@ class Children:
     """Stops the group of a child that has exited; returns the cause.
 
     The others get some seconds to exit by themselves. The cause is the child
-    whose exit status says most, or the first one if that exited as planned.
+    with the most informative exit status, or process 0 if it exited as planned.
     """
     killed = []
     deadline = time.monotonic() + _TOGETHER_S
@@ -160,7 +169,7 @@ class Children:
         one.process.wait()
         killed.append(one.index)
 
-    def tells_least(one: Child) -> tuple[bool, ...]:
+    def uninformative(one: Child) -> tuple[bool, ...]:
       code = one.process.returncode
       return (
           one.index in killed,
@@ -169,7 +178,7 @@ class Children:
           code in (-signal.SIGABRT, processes.EXIT_OK),
       )
 
-    return min(child.group or (child,), key=tells_least)
+    return min(child.group or (child,), key=uninformative)
 
   def start(self, child: Child) -> None:
     """Starts a child's process, pinned to its cores before it runs."""
@@ -209,7 +218,7 @@ class Children:
   def rotate_logs(self) -> None:
     """Moves the contents of long logs to `<role>.log.1`.
 
-    A log is truncated, not renamed: its process keeps appending to the file.
+    A log is truncated, not renamed: its process has the file open.
     """
     for path in map(self.log_path, self._all):
       if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
@@ -341,7 +350,7 @@ def _check_devices(config: ml_collections.ConfigDict) -> None:
       text=True,
   )
   if found.returncode:
-    return  # The role will tell what is wrong with its devices.
+    return  # The role's error is more informative.
   num_devices, platform = found.stdout.split()[-2:]
   for section, setting, count in wanted:
     if count > int(num_devices):
@@ -498,35 +507,32 @@ class _Supervisor:
     return True
 
   def _kill_stalled(self, trainer: Child) -> None:
-    """Kills a role that makes no progress; `_check` restarts it.
+    """Kills roles that make no progress; `_check` restarts them.
 
-    A searcher: its block is older than half of search.starvation_s, so that it
-    is killed before the trainer gives up waiting. The trainer: for twice that
-    time (or five steps) it made no progress without waiting for data, or wrote
-    no status.
+    A searcher whose block is older than half of search.starvation_s, before the
+    trainer gives up waiting. The trainer if for twice search.starvation_s (or
+    five steps) it wrote no status, or made no progress without waiting for
+    data.
     """
     status = self._status(trainer)
-    limit = self._config.search.starvation_s
-    rows = status.get("searchers")
-    for row in rows.values() if isinstance(rows, dict) else ():
-      age = row.get("block_age_s") if isinstance(row, dict) else None
-      for child in self._children.all if text.is_number(age) else ():
+    limit_s = self._config.search.starvation_s
+    for row in (status.get("searchers") or {}).values():
+      age_s = row.get("block_age_s") or 0.0
+      for child in self._children.all:
         same = child.role == "searcher" and child.index == row.get("index")
         # A lease of an earlier process has a block older than this process.
-        if same and limit / 2 < age < time.time() - child.started:
-          self._kill(child, f"its block is {age:.0f} s old")
-    parts = status.get("trainer")
-    step_s = parts.get("step_s") if isinstance(parts, dict) else None
-    limit = max(2 * limit, 5 * step_s if text.is_number(step_s) else 0.0)
-    age, written = status.get("step_age_s"), status.get("time")
-    waits = metrics.is_wait(str(status.get("doing")))
+        if same and limit_s / 2 < age_s < time.time() - child.started:
+          self._kill(child, f"its block is {age_s:.0f} s old")
     if status.get("phase") not in ("train", "finish"):
       return
-    if text.is_number(age) and age > limit and not waits:
-      self._kill(trainer, f"no progress for {age:.0f} s")
-    elif text.is_number(written) and not self._disk_is_full:
-      if (silent_s := time.time() - written) > limit:
-        self._kill(trainer, f"no status for {silent_s:.0f} s")
+    step_s = (status.get("trainer") or {}).get("step_s") or 0.0
+    limit_s = max(2 * limit_s, 5 * step_s)
+    age_s = status.get("step_age_s") or 0.0
+    silent_s = time.time() - (status.get("time") or time.time())
+    if age_s > limit_s and not metrics.is_wait(status.get("doing") or ""):
+      self._kill(trainer, f"no progress for {age_s:.0f} s")
+    elif silent_s > limit_s and not self._disk_is_full:
+      self._kill(trainer, f"no status for {silent_s:.0f} s")
 
   def _kill(self, child: Child, why: str) -> None:
     if child.process.poll() is not None:
@@ -544,13 +550,13 @@ class _Supervisor:
       trainer.process.send_signal(signal.SIGUSR1)
 
   def _status(self, trainer: Child) -> dict[str, Any]:
-    """Returns the current trainer's `status.json`, {} if missing."""
+    """Returns `status.json` of the current trainer, {} without one."""
+    status = self._read_status()
+    return status if status.get("started", 0) >= trainer.started else {}
+
+  def _read_status(self) -> dict[str, Any]:
     status = jsonl.read_json(self._workdir / "status.json")
-    if not isinstance(status, dict):
-      return {}
-    started = status.get("started")
-    current = (started if text.is_number(started) else 0.0) >= trainer.started
-    return status if current else {}
+    return {} if jsonl.schema_error(status, _STATUS) else status
 
   def _check(self, child: Child) -> bool:
     """Restarts a child that has exited; returns whether it did."""
@@ -581,9 +587,7 @@ class _Supervisor:
           f"{child.name} died three times within a minute.\n"
           + self._last_words(child)
       )
-    seen = jsonl.read_json(self._workdir / "status.json")
-    step = seen.get("step") if isinstance(seen, dict) else 0
-    step = step if isinstance(step, int) else 0
+    step = self._read_status().get("step") or 0
     if code == 1 and self._children.gets_no_further(child, step):
       raise RunFailed(
           f"{child.name} failed three times and came no further than step"
