@@ -91,7 +91,9 @@ class ValueModelTest(absltest.TestCase):
     with self.assertRaisesRegex(
         ValueError, "loss.value_init=.*the policy's 99"
     ):
-      policy_lib.make_value_model(_config(name="ppo"), wide, pathlib.Path(folder))
+      policy_lib.make_value_model(
+          _config(name="ppo"), wide, pathlib.Path(folder)
+      )
 
 
 _CONFIG = str(pathlib.Path(__file__).parents[2] / "configs/countdown.py:smoke")
