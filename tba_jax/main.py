@@ -23,7 +23,7 @@ from tba_jax.tasks import build
 from tba_jax.transport import base
 
 # Program -> its meaning, and its module with `run_PROGRAM` or `run(config,
-# workdir, operands) -> exit status`. They are imported when asked for, so that
+# workdir, operands) -> exit status`. Modules are imported when they are run:
 # the supervisor and the store stay free of JAX.
 PROGRAMS = {
     "train": ("a whole run on this machine", "train"),
@@ -47,19 +47,19 @@ PROGRAMS = {
                "verify"),
     "sweep": ("several runs of one config, with a table and a plot", "sweep"),
 }  # fmt: skip
-# These read the config that a run has saved, where none is given.
+# Programs that, without --config, read the config saved in the run.
 _OF_A_RUN = (
     "trainer", "searcher", "store", "sft", "reward_model", "evaluate", "export",
     "report", "status", "sweep",
 )  # fmt: skip
-# They say what they read, where the task is made of rows of data.
+# Programs that print the rows used and left out of the task's data.
 _SHOW_DATA = ("train", "sft", "evaluate", "plan")
 _WITHOUT_WORKDIR = ("plan", "compile", "report", "generate", "score")
-# They read a run's files alone: its task and data may not be here.
+# Programs that need no task: its data may be missing on this machine.
 _WITHOUT_TASK = ("report", "status")
-# They read a run directory in any state, as a damaged one.
+# Programs that read run directories in any state, damaged ones too.
 _WITHOUT_CONFIG = ("report", "verify")
-# They work on a finished run, and may do so with other settings than it had.
+# Programs on a finished run, which may have other settings than the run.
 _AFTER_A_RUN = ("evaluate", "export")
 
 _USAGE = """usage: python -m tba_jax.main [--program=PROGRAM]

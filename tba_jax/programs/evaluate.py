@@ -6,11 +6,11 @@
     python -m tba_jax.main --program=evaluate --workdir=runs/countdown \\
         240 runs/countdown/sft/model
 
-An operand is the step of a checkpoint of the workdir or a Hugging Face folder;
-none stands for the newest checkpoint. Results are printed with some samples and
-written under the key "evaluate" of WORKDIR/eval.json, by source. The KL is the
-one to the policy that `config.init` starts from, where that is there.
-`evaluate.variants` evaluates each source with several settings of the task.
+An operand is the step of one of the workdir's checkpoints or a Hugging Face
+folder; the default is the newest checkpoint. Results are printed with samples
+and written to the key "evaluate" of WORKDIR/eval.json, by source. The KL is to
+the policy of `config.init`, if it can be loaded. `evaluate.variants` evaluates
+each source with several settings of the task.
 """
 
 from collections.abc import Sequence
@@ -87,20 +87,18 @@ def run(
 ) -> dict[str, dict[str, Any]]:
   """Evaluates each source, prints a table and adds to WORKDIR/eval.json.
 
-  Takes the workdir's lock while it works: a run that trains there would write
-  `eval.json` too.
+  Holds the workdir's lock: a run that trains there also writes `eval.json`.
 
   Args:
-    config: as of the run; `evaluate.final_prompts` held-out prompts (at most
-      those there are) with `evaluate.num_completions` completions each, drawn
-      as `sampling` says.
-    workdir: of the run; made where the operands are folders and it is missing.
-    operands: steps of checkpoints and Hugging Face folders; none stands for the
-      newest checkpoint.
+    config: of the run; samples `evaluate.num_completions` completions of (at
+      most) `evaluate.final_prompts` held-out prompts.
+    workdir: of the run; made if missing, for operands that are folders.
+    operands: steps of checkpoints, Hugging Face folders; none is the newest
+      checkpoint.
 
   Returns:
     The evaluator's result by source, "checkpoint 320" or the folder as given,
-    each with `step` (of a checkpoint, else None) and `time`.
+    each with `step` (None of a folder) and `time`.
 
   Raises:
     ValueError: a source does not exist, cannot be read or does not fit the
@@ -109,7 +107,7 @@ def run(
   held = bucket.hold(run_directory.lock(workdir), workdir)
   try:
     path = pathlib.Path(workdir) / "eval.json"
-    # A damaged file is told before the work, not after it.
+    # Read first: a damaged file must not cost an evaluation.
     saved = jsonl.read_object(path, {f"{_KEY}?": {}}) or {}
     results, mesh = {}, model_source.mesh_here(config.mesh)
     for operand in operands or ("",):
@@ -167,10 +165,10 @@ def make_samples(results: dict[str, dict[str, Any]]) -> rich.table.Table:
 def _variants(
     config: ml_collections.ConfigDict,
 ) -> list[tuple[str, ml_collections.ConfigDict]]:
-  """Returns the settings of the task to evaluate with, each with its config.
+  """Returns each variant of the task's settings, with its config.
 
   Raises:
-    ValueError: one of them is no setting of the task, or is not allowed.
+    ValueError: a setting is unknown or not allowed.
   """
   out = []
   for variant in config.evaluate.variants.split(";"):
@@ -214,7 +212,7 @@ def _references(
     policy: policy_lib.Policy,
     mesh: jax.sharding.Mesh,
 ) -> dict[str, reference.Reference]:
-  """Returns what KL and perplexity are measured against, {} without it."""
+  """Returns the evaluator's reference policies, {} if none can be loaded."""
   try:
     start = policy_lib.make_policy(config, workdir)
     same = start.model.config.vocab_size == policy.model.config.vocab_size

@@ -6,9 +6,8 @@
     python -m tba_jax.main --program=export --workdir=runs/countdown \\
         --config.export.dtype=bfloat16 240 models/countdown
 
-Operands are the step of a checkpoint (the newest where there is none) and the
-folder to write (WORKDIR/export where there is none). `transformers`
-loads the folder as it is.
+Operands are the step of a checkpoint (default: the newest) and the folder to
+write (default: WORKDIR/export), which `transformers` loads.
 """
 
 from collections.abc import Sequence
@@ -39,16 +38,16 @@ def run_export(
 def run(
     config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
 ) -> pathlib.Path:
-  """Writes the folder and returns it; a model that was there is replaced.
+  """Writes the folder and returns it; replaces a model that is there.
 
   Args:
-    config: as of the run, with `export.dtype`.
+    config: of the run; reads `export.dtype`.
     workdir: of the run; no process may run there.
     operands: see the module.
 
   Raises:
     ValueError: the operands are wrong, the checkpoint cannot be read, or the
-      folder holds files that are not a model's.
+      folder has other files than a model's.
     OSError: there is no such checkpoint, or the folder cannot be written.
   """
   step, folder = _parse(workdir, operands)

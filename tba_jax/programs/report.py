@@ -10,6 +10,7 @@ import ml_collections
 from tba_jax.monitor.report import build
 from tba_jax.monitor.report import compare
 from tba_jax.system import bucket
+from tba_jax.system import processes
 
 
 def run(
@@ -20,12 +21,12 @@ def run(
   """Writes the report of one run, or compares several; prints its path.
 
   Args:
-    config: not used; a run directory has its own.
-    workdir: the run directory if there are no operands.
-    operands: run directories, or folders of some; gs:// too.
+    config: unused; a run directory has its own.
+    workdir: the run directory, without operands.
+    operands: run directories, or folders of them; also gs://.
 
   Returns:
-    0, or 2 if an operand is no directory.
+    0; 2 if an operand is no directory.
   """
   del config
   wanted = list(operands) or ([workdir] if workdir else [])
@@ -41,6 +42,6 @@ def run(
       path = compare.write_comparison(paths)
   except ValueError as error:
     print(f"error: {error}", file=sys.stderr)
-    return 2
+    return processes.EXIT_CONFIG
   print(path)
-  return 0
+  return processes.EXIT_OK

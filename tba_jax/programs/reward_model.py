@@ -86,16 +86,8 @@ def run_reward_model(
   """Runs the program; returns its exit status."""
   del operands
   return offline.run_program(
-      NAME,
-      config,
-      functools.partial(run, config, workdir),
-      _print_evaluation,
+      NAME, config, functools.partial(run, config, workdir)
   )
-
-
-def _print_evaluation(result: dict[str, Any]) -> None:
-  if result["evaluation"]:
-    rich.console.Console().print(make_table(result["evaluation"]))
 
 
 def run(
@@ -170,6 +162,8 @@ def run(
         done["evaluation"] = {**evaluate(params), "agreement": agreement}
         jsonl.atomic_write_json(folder / "evaluation.json", done["evaluation"])
         hf.save(folder / "model", model.config, params, tokenizer)
+  if done["evaluation"] and not done["interrupted"]:
+    rich.console.Console().print(make_table(done["evaluation"]))
   return {
       "model": str(folder / "model"),
       "skipped": skipped,

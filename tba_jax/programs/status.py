@@ -32,8 +32,8 @@ def read_store(
 ) -> tuple[dict[str, Any] | None, str]:
   """Returns the live state in the run's store, and a note on its source.
 
-  Waits up to `deadline_s` for the store; without a state, returns None and the
-  reason.
+  Waits up to `deadline_s` for the store; returns None with the reason if there
+  is no state.
   """
   try:
     if (
@@ -71,10 +71,10 @@ def run(
 ) -> int:
   """Prints the state of the run in `workdir` once.
 
-  Without an answer from the store, prints the trainer's last `status.json`.
+  Without a store, prints the trainer's last `status.json`.
 
   Returns:
-    0; 1 if nothing is known of the run; 2 if there is no run.
+    0; 1 if the run has no state yet; 2 if there is no run.
   """
   if operands:
     print(f"error: status takes no operand: {operands}", file=sys.stderr)
@@ -128,7 +128,7 @@ def _last_process(workdir: str) -> tuple[int, bool] | None:
 def _sign_of_life(
     state: run_state.RunState, last: tuple[int, bool] | None
 ) -> str:
-  """Returns a suffix for the note of a run that is silent or has ended."""
+  """Returns the end of the note on a run that is silent or has ended."""
   if state.phase == "done":
     return ""
   if last is not None and not last[1]:

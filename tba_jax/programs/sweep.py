@@ -40,7 +40,7 @@ from tba_jax.programs import stale_loop
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
-# What an objective may set; all else is common to all runs.
+# Settings of an objective; all others are common to all runs.
 _OWN_KEYS = (
     "loss.*",
     "optimizer.*",
@@ -85,7 +85,7 @@ def expand_runs(
 
 
 def run_settings(run: stale_loop.Run) -> dict[str, Any]:
-  """Returns what the result of a run depends on, by config key."""
+  """Returns the settings that a run's result depends on, by config key."""
   values = load.flatten(run.config.to_dict())
   parts = ("task.", "tokenizer.", "model.", "sft.", "sampling.", "loss.",
            "optimizer.", "train.", "evaluate.", "init")  # fmt: skip
@@ -95,14 +95,14 @@ def run_settings(run: stale_loop.Run) -> dict[str, Any]:
 def result_path(
     workdir: str | pathlib.Path, run: stale_loop.Run
 ) -> pathlib.Path:
-  """Returns the one file of a run's result; it is there whole or not at all."""
+  """Returns the file of a run's result, which is written atomically."""
   return pathlib.Path(workdir) / "runs" / f"{run.name}.json"
 
 
 def read_result(
     workdir: str | pathlib.Path, run: stale_loop.Run
 ) -> Mapping[str, Any] | None:
-  """Returns the result of a run, None where it is not done.
+  """Returns the result of a run, None if it is not done.
 
   Raises:
     ValueError: it is damaged, or was made with other settings; names each.
@@ -111,7 +111,7 @@ def read_result(
   found = jsonl.read_object(path, _RESULT)
   if found is None:
     return None
-  # Another version of the code may not know a key: it had the default there.
+  # A key that another version of the code lacked had its default.
   defaults = load.flatten(settings_lib.get_config().to_dict())
   before, now = defaults | found["settings"], defaults | run_settings(run)
   changed = [
@@ -227,10 +227,10 @@ _MARKERS = "osD^vP*X"
 class Cell:
   """A quantity over the seeds of an objective at a lag.
 
-  mean: over the seeds whose run is done and finite; nan where there is none.
-  half_width: of the confidence interval of the mean; nan below two seeds.
-  num_seeds: that `mean` is over.
-  num_diverged: seeds whose run ended with a loss that is not finite.
+  mean: over the finished, finite runs; NaN without any.
+  half_width: of the mean's confidence interval; NaN below two seeds.
+  num_seeds: number of runs in the mean.
+  num_diverged: number of runs that ended with a loss that is not finite.
   """
 
   mean: float
@@ -254,7 +254,7 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
       half = t_{n-1, (1 + 0.95) / 2} · s / √n,   s² = Σ (x - mean)² / (n - 1)
 
   Args:
-    values: n finite numbers; below 2 the half is nan, at 0 the mean, too.
+    values: n finite numbers; the half width is NaN for n < 2, the mean for 0.
   """
   n = len(values)
   mean = float(np.mean(values)) if n else math.nan
@@ -273,7 +273,7 @@ def table_cells(
 
   Args:
     runs: of the sweep.
-    results: of those that are done, by the name of the run.
+    results: of the finished runs, by name.
     quantity: key of an evaluation.
   """
   values: dict[tuple[str, stale_loop.Lag], list[float]] = {}
@@ -330,7 +330,7 @@ def plot_table(
   for axis, (name, title, _) in zip(axes, QUANTITIES):
     column = table_cells(runs, results, name)
     for i, objective in enumerate(objectives):
-      # Side by side, so that no interval hides another.
+      # Side by side, so that intervals do not overlap.
       shift = 0.5 * (i + 0.5) / len(objectives) - 0.25
       mine = [column[objective, lag] for lag in lags]
       axis.errorbar(
@@ -406,10 +406,10 @@ def _summary(result: Mapping[str, Any]) -> str:
 
 # The program
 
-_WORKER = "worker"  # The operand that makes a process one of several.
+_WORKER = "worker"  # Operand of a worker process, before its index.
 _PLOT_EVERY_S = 60.0
 _POLL_S = 0.5
-_STOP_S = 30.0  # A worker that does not end by itself is killed.
+_STOP_S = 30.0  # Workers that run on are killed.
 
 Results = dict[str, Mapping[str, Any]]
 
@@ -524,7 +524,7 @@ def _make_runs(
     stop: threading.Event,
     progress: _Progress | None = None,
 ) -> None:
-  """Makes in this process the runs that no process has made or is making."""
+  """Makes the runs that no process has made or is making."""
   bench = None
   for one in runs:
     with _claim(workdir, one) as is_mine:
@@ -547,7 +547,7 @@ def _make_runs(
 
 @contextlib.contextmanager
 def _claim(workdir: str, one: stale_loop.Run) -> Iterator[bool]:
-  """Yields True where no other process has the run; its end gives it back."""
+  """Locks a run; yields False if another process has it."""
   path = result_path(workdir, one).with_suffix(".lock")
   path.parent.mkdir(parents=True, exist_ok=True)
   with path.open("w") as file:
@@ -555,7 +555,7 @@ def _claim(workdir: str, one: stale_loop.Run) -> Iterator[bool]:
       yield False
       return
     yield True
-    # While it is held: whoever claims it next finds the result.
+    # Removed under the lock: the next process finds the result.
     path.unlink(missing_ok=True)
 
 
@@ -565,7 +565,7 @@ def _run_workers(
     stop: threading.Event,
     progress: _Progress,
 ) -> str:
-  """Makes the runs in several processes; returns what failed, "" if nothing."""
+  """Makes the runs in several processes; returns an error message or ""."""
   folder = pathlib.Path(workdir) / "logs"
   folder.mkdir(parents=True, exist_ok=True)
   command = [sys.executable, "-m", "tba_jax.main", "--program=sweep"]
@@ -597,7 +597,7 @@ def _run_workers(
 
 
 def _end(workers: Sequence[subprocess.Popen]) -> None:
-  """Stops the workers that still run; waits until all are gone."""
+  """Stops the workers and waits for them."""
   for worker in workers:
     if worker.poll() is None:
       worker.terminate()

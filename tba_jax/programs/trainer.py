@@ -208,7 +208,10 @@ class Trainer:
     policy = policy_lib.make_policy(config, run.workdir)
     self._checkpointer = _make_checkpointer(config, run, cluster, events)
     closing.callback(self._checkpointer.close)
-    self._work, saved = _make_work(
+    if math.prod(config.mesh.values()) > 1:
+      shards = plan.sharding_text(config, policy.model.config)
+      logging.info("mesh %s:\n%s", dict(config.mesh), shards)
+    self._work, saved = device_work.make_work(
         config, run, policy, cluster, self._checkpointer
     )
     closing.callback(self._work.close)
@@ -571,7 +574,7 @@ def make_follower(
   checkpointer = _make_checkpointer(config, run, cluster, events)
   closing.callback(checkpointer.close)
   policy = policy_lib.make_policy(config, run.workdir)
-  work, _ = _make_work(config, run, policy, cluster, checkpointer)
+  work, _ = device_work.make_work(config, run, policy, cluster, checkpointer)
   closing.callback(work.close)
   return device_work.Follower(cluster, work)
 
@@ -590,20 +593,6 @@ def _make_checkpointer(
       barrier=cluster.save_barrier(config.trainer.save_deadline_s),
       on_event=events.write,
   )
-
-
-def _make_work(
-    config: ml_collections.ConfigDict,
-    run: run_directory.Run,
-    policy: policy_lib.Policy,
-    cluster: cluster_lib.Cluster,
-    checkpointer: checkpoint.Checkpointer,
-) -> tuple[device_work.DeviceWork, dict[str, Any]]:
-  """Returns `device_work.make_work` after logging the shardings."""
-  if math.prod(config.mesh.values()) > 1:
-    shards = plan.sharding_text(config, policy.model.config)
-    logging.info("mesh %s:\n%s", dict(config.mesh), shards)
-  return device_work.make_work(config, run, policy, cluster, checkpointer)
 
 
 def make_prompt_order(

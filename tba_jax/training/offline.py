@@ -47,7 +47,6 @@ def run_program(
     name: str,
     config: ml_collections.ConfigDict,
     work: Callable[..., dict[str, Any]],
-    on_end: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> int:
   """Runs `sft` or `reward_model`; returns its exit status.
 
@@ -57,7 +56,6 @@ def run_program(
       all the trainer's processes.
     work: called with `stop`, an event that a signal sets, and `on_progress`;
       its result has `interrupted`, `step` and `model`.
-    on_end: called with the result unless interrupted.
   """
   if config.trainer.cpu_devices:
     count = config.trainer.cpu_devices * config.trainer.num_processes
@@ -80,7 +78,6 @@ def run_program(
   if result["interrupted"]:
     print(f"saved at step {result['step']}; the same command continues")
     return processes.EXIT_INTERRUPTED
-  on_end(result)
   print(f"model: {result['model']}")
   return processes.EXIT_OK
 

@@ -37,7 +37,10 @@ def make_folder(path: str):
   return model, params
 
 
-class GenerateTest(absltest.TestCase):
+class ProgramCase(absltest.TestCase):
+  """Runs `program` on a file; it has no test of its own."""
+
+  program = "generate"
 
   @classmethod
   def setUpClass(cls):
@@ -45,6 +48,7 @@ class GenerateTest(absltest.TestCase):
     directory = cls.enterClassContext(tempfile.TemporaryDirectory())
     cls.folder = f"{directory}/model"
     cls.model, cls.params = make_folder(cls.folder)
+    cls.tokenizer = tokenizer_lib.load(cls.folder)
 
   def setUp(self):
     super().setUp()
@@ -73,19 +77,22 @@ class GenerateTest(absltest.TestCase):
 
   def run_program(self, **changes):
     config = self.config(**changes)
-    validate.validate(config, program="generate")
+    validate.validate(config, program=self.program)
+    run = getattr(programs_generate, f"run_{self.program}")
     with contextlib.redirect_stderr(io.StringIO()) as self.stderr:
-      return programs_generate.run_generate(config, None, [])
+      return run(config, None, [])
 
   def records(self):
     return [json.loads(line) for line in self.output.read_text().splitlines()]
+
+
+class GenerateTest(ProgramCase):
 
   def test_format_and_logprobs(self):
     self.assertEqual(self.run_program(sampling__temperature=2.0), 0)
     records = self.records()
     self.assertEqual([r["line"] for r in records], [1, 2, 3, 4, 5])
-    tokenizer = tokenizer_lib.load(self.folder)
-    reasons = set()
+    tokenizer, reasons = self.tokenizer, set()
     for record in records:
       self.assertLen(record["completions"], 3)
       prompt = tokenizer.encode(record["prompt"])
@@ -223,8 +230,7 @@ class GenerateTest(absltest.TestCase):
         "in.jsonl:7: max_tokens=0: allowed a whole number from 1 to 8",
         self.stderr.getvalue(),
     )
-    tokenizer = tokenizer_lib.load(self.folder)
-    cut = 0
+    tokenizer, cut = self.tokenizer, 0
     for number, record in enumerate(self.records()):
       for completion in record["completions"]:
         ids, reason = completion["token_ids"], completion["finish_reason"]
@@ -244,9 +250,6 @@ class GenerateTest(absltest.TestCase):
         more = np.subtract(completion["logprobs"], completion["plain_logprobs"])
         self.assertGreater(more.min(), 0.0)
     self.assertGreater(cut, 3)
-    for wrong in ('"1"', "[1]", '[""]', "[", '["\\ud800"]', '["\ufffd"]'):
-      with self.assertRaisesRegex(validate.ConfigError, "a JSON list of texts"):
-        self.run_program(sampling__stop_strings=wrong)
 
   def test_greedy_gives_the_same_completion_each_time(self):
     self.run_program(sampling__temperature=0.0)
@@ -263,6 +266,17 @@ class GenerateTest(absltest.TestCase):
         ({"generate__output": str(self.directory)}, "the name of a file"),
         ({"sampling__temperature": -1.0}, "config.sampling.temperature = -1.0"),
         ({"tokenizer__bos": "maybe"}, "config.tokenizer.bos = 'maybe'"),
+        *(
+            ({"sampling__stop_strings": wrong}, "a JSON list of texts")
+            for wrong in (
+                '"1"',
+                "[1]",
+                '[""]',
+                "[",
+                '["\\ud800"]',
+                '["\ufffd"]',
+            )
+        ),
     ):
       with self.assertRaisesRegex(validate.ConfigError, message):
         validate.validate(self.config(**changes), program="generate")
@@ -274,56 +288,18 @@ class GenerateTest(absltest.TestCase):
     )
 
 
-class ScoreTest(absltest.TestCase):
+class ScoreTest(ProgramCase):
 
-  @classmethod
-  def setUpClass(cls):
-    super().setUpClass()
-    cls.directory = pathlib.Path(
-        cls.enterClassContext(tempfile.TemporaryDirectory())
-    )
-    cls.folder = f"{cls.directory}/model"
-    cls.model, cls.params = make_folder(cls.folder)
-    cls.tokenizer = tokenizer_lib.load(cls.folder)
-
-  def setUp(self):
-    super().setUp()
-    folder = pathlib.Path(self.create_tempdir().full_path)
-    self.input, self.output = folder / "in.jsonl", folder / "out.jsonl"
-
-  def write(self, *records):
-    self.input.write_text("\n".join(map(json.dumps, records)))
-
-  def config(self, **changes):
-    config = configs_generate.get_config("smoke")
-    config.generate.model = self.folder
-    config.generate.input = str(self.input)
-    config.generate.output = str(self.output)
-    config.generate.batch_lines = 2
-    config.sampling.max_prompt_tokens = 6
-    config.sampling.max_completion_tokens = 8
-    for name, value in changes.items():
-      section, _, key = name.partition("__")
-      config[section][key] = value
-    return config
-
-  def run_program(self, **changes):
-    config = self.config(**changes)
-    validate.validate(config, program="score")
-    with contextlib.redirect_stderr(io.StringIO()) as self.stderr:
-      status = programs_generate.run_score(config, None, [])
-    if status == 2:
-      return status, []
-    lines = self.output.read_text().splitlines()
-    return status, [json.loads(line) for line in lines]
+  program = "score"
 
   def test_is_that_of_a_full_forward(self):
     pairs = [("1+2=", "3"), ("1", "23+4"), ("9+9=9", "0")]
     self.write(
         *({"prompt": p, "completion": c, "id": f"x{p}"} for p, c in pairs)
     )
-    status, found = self.run_program(sampling__temperature=0.5)
-    self.assertEqual((status, [r["line"] for r in found]), (0, [1, 2, 3]))
+    self.assertEqual(self.run_program(sampling__temperature=0.5), 0)
+    found = self.records()
+    self.assertEqual([r["line"] for r in found], [1, 2, 3])
     for (prompt, completion), record in zip(pairs, found):
       ids = self.tokenizer.encode(completion)
       self.assertEqual(record["token_ids"], ids)
@@ -356,7 +332,8 @@ class ScoreTest(absltest.TestCase):
             for prompt, c in pairs
         )
     )
-    for (_, completion), record in zip(pairs, self.run_program()[1]):
+    self.assertEqual(self.run_program(), 0)
+    for (_, completion), record in zip(pairs, self.records(), strict=True):
       self.assertEqual(record["token_ids"], completion["token_ids"])
       np.testing.assert_allclose(
           record["logprobs"], completion["logprobs"], atol=1e-4
@@ -364,9 +341,11 @@ class ScoreTest(absltest.TestCase):
 
   def test_the_stop_token_may_be_asked_for(self):
     self.write({"prompt": "1", "completion": "2"})
-    plain = self.run_program()[1][0]
+    self.run_program()
+    (plain,) = self.records()
     self.output.unlink()
-    record = self.run_program(generate__append_stop_token=True)[1][0]
+    self.run_program(generate__append_stop_token=True)
+    (record,) = self.records()
     self.assertEqual(
         record["token_ids"], [*plain["token_ids"], self.tokenizer.eos_id]
     )
@@ -374,14 +353,6 @@ class ScoreTest(absltest.TestCase):
         record["logprobs"][:-1], plain["logprobs"], atol=1e-5
     )
     self.assertLess(record["logprob"], plain["logprob"])
-
-  def test_resumed_bytes_are_those_of_one_go(self):
-    self.write(*({"prompt": "1", "completion": f"{n}"} for n in range(5)))
-    self.run_program()
-    whole = self.output.read_bytes()
-    self.output.write_bytes(whole[: len(whole) // 2])
-    self.assertEqual(self.run_program()[0], 0)
-    self.assertEqual(self.output.read_bytes(), whole)
 
   def test_bad_lines_are_reported_and_the_rest_is_done(self):
     self.write(
@@ -392,8 +363,8 @@ class ScoreTest(absltest.TestCase):
         {"prompt": "1", "completion_token_ids": [-1]},
         {"prompt": "1", "completion": "1"},
     )
-    status, found = self.run_program()
-    self.assertEqual((status, [r["line"] for r in found]), (1, [6]))
+    self.assertEqual(self.run_program(), 1)
+    self.assertEqual([r["line"] for r in self.records()], [6])
     for number, problem in (
         (1, "has 0 tokens"),
         (2, "exactly one of completion"),
@@ -409,7 +380,7 @@ class ScoreTest(absltest.TestCase):
     self.write({"prompt": "1", "completion": "1"})
     with self.assertRaisesRegex(validate.ConfigError, "temperature = 0.0"):
       self.run_program(sampling__temperature=0.0)
-    self.assertEqual(self.run_program(sampling__max_prompt_tokens=60)[0], 2)
+    self.assertEqual(self.run_program(sampling__max_prompt_tokens=60), 2)
     self.assertIn("allowed up to 64", self.stderr.getvalue())
 
 

@@ -129,14 +129,14 @@ class RunProgramTest(parameterized.TestCase):
         mock.patch.object(processes, name, autospec=True, **arguments)
     )
 
-  def run_program(self, work, cpu_devices=0, **arguments):
+  def run_program(self, work, cpu_devices=0):
     """Returns the exit status, and what was printed."""
     config = ml_collections.ConfigDict(
         {"trainer": {"cpu_devices": cpu_devices, "num_processes": 4}}
     )
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-      status = offline.run_program("sft", config, work, **arguments)
+      status = offline.run_program("sft", config, work)
     return status, out.getvalue(), err.getvalue()
 
   def test_it_ends_with_its_supervisor_alone(self):
@@ -155,19 +155,15 @@ class RunProgramTest(parameterized.TestCase):
     update.assert_any_call("jax_num_cpu_devices", 8)
 
   def test_progress_and_end(self):
-    ended = []
-
     def work(*, stop, on_progress):
       self.assertIs(stop, self.stop)
       on_progress(2, 3, {"train/loss": 0.25})
       return _DONE
 
-    status, out, err = self.run_program(work, on_end=ended.append)
-    self.assertEqual((status, ended, err), (0, [_DONE], ""))
+    status, out, err = self.run_program(work)
+    self.assertEqual((status, err), (0, ""))
     self.assertEqual(out, "sft 2/3  train/loss 0.25\nmodel: a/model\n")
-    status, _, _ = self.run_program(
-        lambda **_: {**_DONE, "interrupted": True}, on_end=self.fail
-    )
+    status, _, _ = self.run_program(lambda **_: {**_DONE, "interrupted": True})
     self.assertEqual(status, processes.EXIT_INTERRUPTED)
 
   @parameterized.parameters(
