@@ -552,7 +552,8 @@ class _Supervisor:
   def _status(self, trainer: Child) -> dict[str, Any]:
     """Returns `status.json` of the current trainer, {} without one."""
     status = self._read_status()
-    return status if status.get("started", 0) >= trainer.started else {}
+    started = status.get("started") or 0.0
+    return status if started >= trainer.started else {}
 
   def _read_status(self) -> dict[str, Any]:
     status = jsonl.read_json(self._workdir / "status.json")
