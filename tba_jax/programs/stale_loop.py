@@ -130,8 +130,8 @@ class Bench:
     Returns:
       `curve`: evaluations on held-out prompts, the first at step 0;
       `versions` that sampled the batch of each step; `train`: means over the
-      last quarter of the steps; `diverged_step`: the step whose loss was not
-      finite, which ends the run, or None; `wall_s`.
+      last quarter of the steps; `diverged_step`: the step whose loss or
+      gradient was not finite, which ends the run, or None; `wall_s`.
 
     Raises:
       Interrupted: `should_stop` was true.
@@ -168,7 +168,7 @@ class Bench:
       batch = self._finish(batch, step - version)
       state, found = train_step(state, batch)
       metrics.append({k: float(found[k]) for k in _KEPT})
-      if not np.isfinite(found["loss"]):
+      if found["nonfinite"]:
         diverged_step = step
         break
       if (step + 1) % every == 0 or step + 1 == num_steps:

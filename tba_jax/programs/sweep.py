@@ -442,8 +442,10 @@ def run(
   processes.enable_compilation_cache()
   try:
     return _sweep(config, workdir, runs, stop)
-  except ValueError as error:
+  except (ValueError, FloatingPointError) as error:
     print(f"error: {error}", file=sys.stderr)
+    if isinstance(error, FloatingPointError):
+      return processes.EXIT_FATAL
     return processes.EXIT_CONFIG
 
 
