@@ -159,7 +159,9 @@ class RunTest(absltest.TestCase):
         num_steps=40, learning_rate=1e30, grad_clip_norm=0.0, warmup_steps=0,
         evaluate_every_steps=100,
     )  # fmt: skip
-    with self.assertRaisesRegex(FloatingPointError, r"sft steps \[.*finite"):
+    with self.assertRaisesRegex(
+        FloatingPointError, r"sft: .* steps \[.*finite"
+    ):
       run(config, workdir)
     self.assertFalse(pathlib.Path(workdir, "sft/model").exists())
 
