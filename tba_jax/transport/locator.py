@@ -151,6 +151,10 @@ class Announcer:
         "announcer", lambda stop: asyncio.run(self._serve(stop)), close_s=5.0
     )
 
+  def find(self) -> Locator | None:
+    """Returns the locator to announce; raises ValueError for a damaged file."""
+    return read_locator(self._path)
+
   def check(self) -> None:
     """Raises the thread's error, if any."""
     self._worker.check()
@@ -174,7 +178,7 @@ class Announcer:
     try:
       async with asyncio.timeout(_DEADLINE_S):
         nonce = await reader.readexactly(_NONCE_BYTES)
-        found = read_locator(self._path)
+        found = self.find()
         if found is not None:
           message = {"nonce": nonce.hex(), **dataclasses.asdict(found)}
           writer.write(wire.encode_message(message, self._secret))

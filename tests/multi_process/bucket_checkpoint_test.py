@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in a bucket: a process that dies while it saves loses nothing.
+"""Checkpoints in a bucket survive a kill during a save.
 
 The bucket is `fake_gcs`; gcsfs and TensorStore are the real ones.
 """
@@ -45,14 +45,14 @@ class BucketCheckpointTest(absltest.TestCase):
     )
 
   def save_until_killed(self, seed):
-    """Returns the step that was saved last, as the child said."""
+    """Returns the last step that the child has saved."""
     child = self.start(checkpoint_child)
     self.addCleanup(child.kill)
     for _ in range(2):
       line = child.stdout.readline()
       self.assertStartsWith(line, "done", line or child.stderr)
       done = int(line.split()[1])
-    # Somewhere within the saves that follow.
+    # Somewhere within the next saves.
     time.sleep(random.Random(seed).uniform(0, 0.3))
     child.kill()
     rest, _ = child.communicate()
@@ -68,13 +68,13 @@ class BucketCheckpointTest(absltest.TestCase):
   def names(self, part):
     return [name for name in self.fake.store.by_name if part in name]
 
-  def test_sigkill_at_any_moment_leaves_the_last_complete_one(self):
+  def test_sigkill_at_any_time(self):
     for seed in range(2):
       done = self.save_until_killed(seed)
       lines = self.restore()
       self.assertLen(lines, 2)
       self.assertGreaterEqual(int(lines[0].removeprefix("restored ")), done)
-      # What was torn is removed by whoever opens the directory next.
+      # The next process removes incomplete ones.
       committed = {
           name.split("/")[2] for name in self.names("/commit_success.txt")
       }
@@ -82,7 +82,7 @@ class BucketCheckpointTest(absltest.TestCase):
       self.assertEqual(present, committed)
       self.assertLessEqual(len(present), 3)
 
-  def test_without_its_commit_or_damaged_the_one_before_is_taken(self):
+  def test_damaged_or_uncommitted_checkpoint_is_skipped(self):
     self.save_until_killed(0)
     older, newest = map(int, self.restore()[1].split()[1:])
     by_name = self.fake.store.by_name

@@ -1,31 +1,32 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Links of a run are cut for a while: it goes on, and its ledger closes.
+"""A run whose links are cut for a while continues, and its ledger closes.
 
-They are cut by a proxy before each process, and between network namespaces.
+Links are cut by proxies, and between network namespaces.
 """
 
+import dataclasses
 import pathlib
 import subprocess
 import tempfile
-import threading
 import time
 
 from absl.testing import absltest
 
+from tba_jax.system import processes
 from tba_jax.transport import locator
 from tests.support import harness
 from tests.transport import tcp_proxy
 
 _CUT_S = 8.0
-# In which a searcher starts and reads what the store holds.
+# A searcher starts and reads the store in this time.
 _EARLY_S = 8.0
 ROLES = ("trainer-0", "searcher-0", "searcher-1", "searcher-2")
 _HOSTS = ("store-0", *ROLES)
 
 
 class CutLinksTestCase(absltest.TestCase):
-  """Plays both cuts; how links are cut is the subclass's."""
+  """Base of the tests, which cut links in different ways."""
 
   def setUp(self):
     super().setUp()
@@ -35,11 +36,11 @@ class CutLinksTestCase(absltest.TestCase):
     self.addCleanup(self.roles.close)
 
   def cut_searcher_then_store(self, cut, mend):
-    """Plays it all; `cut` and `mend` take the names of roles."""
+    """Cuts and mends links; `cut` and `mend` take the names of roles."""
     roles = self.roles
     roles.wait_for(lambda: roles.step() >= 3, "step 3")
     cut(["searcher-0"], reset=False)
-    # Its prompts go to others meanwhile.
+    # Others get its prompts meanwhile.
     roles.wait_for(lambda: roles.events("searcher_gone"), "searcher_gone")
     before = roles.step()
     roles.wait_for(lambda: roles.step() >= before + 3, "step without it")
@@ -52,12 +53,12 @@ class CutLinksTestCase(absltest.TestCase):
     mend(ROLES)
     before = roles.step()
     roles.wait_for(lambda: roles.step() >= before + 10, "step after the second")
-    # The trainer comes back from its checkpoint, to end some steps later.
+    # The trainer resumes from its checkpoint, for a few steps.
     roles.interrupt("trainer-0")
     searchers = [name for name in ROLES if name != "trainer-0"]
     for name in searchers:
       self.assertEqual(roles.wait(name, 60), 75, roles.text())
-    # They may come back first: they wait for the next trainer.
+    # Searchers that reconnect first wait for the next trainer.
     for name in searchers:
       roles.resume(name)
     time.sleep(_EARLY_S)
@@ -72,25 +73,23 @@ class CutLinksTestCase(absltest.TestCase):
     harness.check_ledger(roles.read("ledger.json"))
     result = roles.read("result.json")
     self.assertTrue(result["ledger_closed"])
-    # The links were away; the store was not.
+    # The store was never lost.
     self.assertLen(roles.events("store_started"), 1)
     self.assertNotEmpty(roles.events("store_lost"))
 
 
-class _ProxiedLink:
-  """What one process sees of the store: an announcer and proxies of its own."""
+class _ProxiedLink(locator.Announcer):
+  """A process's link to the store: an announcer, and proxies to announce."""
 
   def __init__(self, store: str, secret: bytes):
     self._store = store
-    self._secret = secret
     self._proxies: dict[int, tcp_proxy.TcpProxy] = {}
     self._is_cut = False
-    self._lock = threading.Lock()
-    self._told = locator.Announcer("127.0.0.1:0", secret, self._find)
-    self.address = f"127.0.0.1:{self._told.port}"
+    super().__init__("127.0.0.1:0", secret, "")
+    self.address = f"127.0.0.1:{self.port}"
 
   def close(self) -> None:
-    self._told.close()
+    super().close()
     for proxy in self._proxies.values():
       proxy.__exit__()
 
@@ -104,31 +103,26 @@ class _ProxiedLink:
     for proxy in self._proxies.values():
       proxy.mend()
 
-  def _find(self) -> locator.Locator | None:
-    real = (
-        None
-        if self._is_cut
-        else locator.ask_announcer(self._store, self._secret)
-    )
+  def find(self) -> locator.Locator | None:
+    """Returns the store's locator, with the address of a proxy."""
+    if self._is_cut:
+      return None
+    real = locator.ask_announcer(self._store, self._secret)
     if real is None:
       return None
-    # The announcer answers each question in a thread of its own.
-    with self._lock:
-      if real.generation not in self._proxies:
-        target = locator.split_address(real.address)
-        self._proxies[real.generation] = tcp_proxy.TcpProxy(target)
-      address = self._proxies[real.generation].address
-    return locator.Locator(real.run, real.generation, address, real.pid)
+    if real.generation not in self._proxies:
+      target = locator.split_address(real.address)
+      self._proxies[real.generation] = tcp_proxy.TcpProxy(target)
+    proxy = self._proxies[real.generation]
+    return dataclasses.replace(real, address=proxy.address)
 
 
 class ProxyTest(CutLinksTestCase):
 
-  def test_a_searcher_s_link_then_the_store_s(self):
+  def test_link_of_a_searcher_then_of_the_store(self):
     roles = self.roles
     secret = roles.secret_file.read_bytes()
-    told = locator.Announcer("127.0.0.1:0", secret, lambda: None)
-    store = f"127.0.0.1:{told.port}"
-    told.close()
+    store = f"127.0.0.1:{processes.free_port()}"
     roles.start("store", store, address="127.0.0.1:0")
     links = {name: _ProxiedLink(store, secret) for name in ROLES}
     for name, link in links.items():
@@ -190,7 +184,7 @@ class NamespacesTest(CutLinksTestCase):
     self.ip("-n", space, "addr", "add", f"10.199.7.{number}/24", "dev", "eth0")
     self.ip("-n", space, "link", "set", "eth0", "up")
 
-  def test_a_searcher_s_link_then_the_store_s(self):
+  def test_link_of_a_searcher_then_of_the_store(self):
     locator = "10.199.7.1:7000"
     for name in _HOSTS:
       program, _, index = name.partition("-")
@@ -203,7 +197,7 @@ class NamespacesTest(CutLinksTestCase):
       )
 
     def switch(names, state):
-      # The store's link is the one cable that all need.
+      # All need the store's link.
       some = ["store-0"] if len(names) > 1 else names
       for name in some:
         number = _HOSTS.index(name) + 1

@@ -35,12 +35,12 @@ class TrainerTlsTest(absltest.TestCase):
         for i, one in enumerate(tls)
     )
 
-  def test_those_of_one_authority_join(self):
+  def test_processes_of_one_authority_join(self):
     first, second = self.join(self.ours, self.ours)
     self.assertEqual(first[2], 0, first[1])
     self.assertEqual(second[::2], ("heard over TLS\n", 0), second[1])
 
-  def test_one_of_another_authority_does_not(self):
+  def test_process_of_another_authority_is_refused(self):
     for out, err, status in self.join(self.ours, self.other):
       self.assertEqual((out, status), ("", processes.EXIT_CONFIG), err)
       self.assertIn("not all of config.trainer.num_processes = 2 came", err)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of a run lose the store, or each other; none of them aborts."""
+"""Processes survive the loss of the store and of each other."""
 
 import os
 import pathlib
@@ -30,8 +30,7 @@ host = kv_host.KvHost(sys.argv[1], "run", probe_timeout_s=30.0)
 host.run(threading.Event())
 """
 
-# Sends 0, 1, 2 … as fast as it can, each at most once per generation, and
-# takes up where the losses left it; ends when the store says so.
+# Sends 0, 1, 2 … and continues after losses, until the store has "stop".
 _SENDER = """
 import sys
 from tba_jax.transport import base, kv_client
@@ -48,7 +47,7 @@ while True:
 print(number > 0, sorted(generations))
 """
 
-# Attaches while the service hangs, and ends with the hung thread still there.
+# Connects to a hung service, and exits although a thread hangs.
 _LATE = """
 import sys
 from tba_jax.transport import base, kv_client
@@ -90,7 +89,7 @@ def _start(code: str, *args: object) -> subprocess.Popen:
 
 
 def _is_gone(pid: int) -> bool:
-  """Returns whether the process ended; one that nobody reaped counts."""
+  """Returns whether the process has ended; a zombie counts."""
   try:
     status = pathlib.Path(f"/proc/{pid}/stat").read_text()
   except (FileNotFoundError, ProcessLookupError):
@@ -110,7 +109,7 @@ class ServiceLossTest(parameterized.TestCase):
     self.addCleanup(child.kill)
     return child
 
-  def test_many_clients_outlive_killed_and_stopped_services(self):
+  def test_clients_survive_killed_and_stopped_services(self):
     running = self.start(probe_timeout_s=1.0)
     path = running.host.locator_path
     senders = [self.start_child(_SENDER, path, i) for i in range(2)]
@@ -121,10 +120,10 @@ class ServiceLossTest(parameterized.TestCase):
         (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL), start=1
     ):
       self.assertEqual(client.generation, generation)
-      # Everyone is at work in this generation.
+      # All clients work in this generation.
       running_host.wait_until(lambda: set(client.list("sent")) >= set(names))
       if victim.poll() is None and generation == 2:
-        # A client that dies without a word is nobody's concern.
+        # A killed client disturbs nobody.
         victim.kill()
         victim.wait()
         names.remove("sent/victim")
@@ -140,7 +139,7 @@ class ServiceLossTest(parameterized.TestCase):
       out, _ = sender.communicate(timeout=60)
       self.assertEqual((sender.returncode, out), (0, "True [1, 2, 3, 4]\n"))
 
-  def test_a_hung_service_costs_a_deadline_and_not_the_process(self):
+  def test_hung_service(self):
     running = self.start()
     path = running.host.locator_path
     clients = [running.client(deadline_s=1.0) for _ in range(2)]
@@ -156,14 +155,14 @@ class ServiceLossTest(parameterized.TestCase):
       ):
         client.put("a", b"x")
       self.assertLess(time.monotonic() - start, 30.0)
-      # What is known of the client is gone; nothing is sent after the loss.
+      # Nothing is sent after the loss.
       with self.assertRaisesRegex(base.TransportError, "reconnect first"):
         client.get("a")
     with self.assertRaises(base.DeadlineExceededError):
       clients[0].reconnect(0.5)
     out, _ = late.communicate(timeout=60)
     self.assertEqual((late.returncode, out), (0, "True\n"))
-    # One client waits for the service that comes back, one for its successor.
+    # One client waits for the same service, one for its successor.
     os.kill(service.pid, signal.SIGCONT)
     self.assertEqual(clients[0].reconnect(60.0), 1)
     self.assertTrue(clients[0].put("b", b"x"))
@@ -174,10 +173,10 @@ class ServiceLossTest(parameterized.TestCase):
     self.assertEqual(clients[0].reconnect(60.0), 2)
 
   @parameterized.parameters("", "127.0.0.1:0")
-  def test_a_connect_to_a_hung_service_moves_on_to_its_successor(self, address):
+  def test_connect_to_a_hung_service(self, address):
     running = self.start(probe_timeout_s=2.0, address=address)
     os.kill(running.host.child_pid, signal.SIGSTOP)
-    # Attaches only once generation 1 is given up, and long before 60 s.
+    # Connects once generation 1 is given up, long before 60 s.
     client = running.client(deadline_s=60.0)
     self.assertEqual(client.generation, 2)
     self.assertTrue(client.put("a", b"x"))
@@ -195,7 +194,7 @@ class ServiceLossTest(parameterized.TestCase):
     self.assertEqual(client.reconnect(), 5)
     self.assertIsNone(client.get("a"))
 
-  def test_waiting_threads_all_return_when_the_service_dies(self):
+  def test_waiting_threads_return_when_the_service_dies(self):
     running = self.start()
     clients = [running.client() for _ in range(4)]
     os.kill(running.host.child_pid, signal.SIGSTOP)
@@ -203,7 +202,7 @@ class ServiceLossTest(parameterized.TestCase):
 
     def wait(client):
       try:
-        # Some calls may still be answered before the service stands still.
+        # Some calls may still be answered before it stops.
         while True:
           client.get("a")
       except base.TransportError as error:
@@ -220,7 +219,7 @@ class ServiceLossTest(parameterized.TestCase):
     self.assertLen(errors, len(clients))
     self.assertEqual([client.reconnect() for client in clients], [2] * 4)
 
-  def test_a_process_of_a_jax_cluster_outlives_the_store(self):
+  def test_process_of_a_jax_cluster_survives(self):
     running = self.start()
     with socket.socket() as probe:
       probe.bind(("127.0.0.1", 0))
@@ -256,7 +255,7 @@ class HostLossTest(parameterized.TestCase):
     return locator.read_locator(self.path)
 
   @parameterized.named_parameters(("running", False), ("stopped", True))
-  def test_the_service_ends_with_its_host(self, stopped):
+  def test_service_ends_with_its_host(self, stopped):
     host = self.start_host()
     service = self.wait_for_generation(1)
     client = kv_client.KvTransport(self.path, deadline_s=60.0)
@@ -268,7 +267,7 @@ class HostLossTest(parameterized.TestCase):
     running_host.wait_until(lambda: _is_gone(service.pid), 10.0)
     with self.assertRaises(base.TransportError):
       client.get("a")
-    # The dead host's locator is still there, and nobody believes it.
+    # The dead host's locator is still there, but refused.
     self.assertEqual(locator.read_locator(self.path), service)
     with self.assertRaises(base.DeadlineExceededError):
       client.reconnect(0.2)
@@ -276,7 +275,7 @@ class HostLossTest(parameterized.TestCase):
     self.assertEqual(client.reconnect(60.0), 2)
     self.assertTrue(client.put("a", b"x"))
 
-  def test_a_second_host_does_not_disturb_the_first(self):
+  def test_second_host_is_refused(self):
     self.start_host()
     service = self.wait_for_generation(1)
     client = kv_client.KvTransport(self.path, deadline_s=60.0)

@@ -19,7 +19,7 @@ from tba_jax.monitor import writers
 )
 class WandbTest(absltest.TestCase):
 
-  def test_a_run_is_written_without_account_and_network(self):
+  def test_offline_run(self):
     workdir = pathlib.Path(self.create_tempdir().full_path) / "run"
     workdir.mkdir()
     events = []

@@ -22,37 +22,37 @@ from tests.transport import contract
 from tests.transport import running_host
 
 
-class KvContractTest(contract.TransportContract, absltest.TestCase):
+class HostCase(absltest.TestCase):
+  """Base of tests that share a host; each client sees the newest generation."""
 
-  def setUp(self):
-    super().setUp()
-    self.running = self.enterContext(running_host.RunningHost())
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.running = cls.enterClassContext(running_host.RunningHost())
+
+  def lose_generation(self):
+    host = self.running.host
+    generation = host.generation
+    os.kill(host.child_pid, signal.SIGKILL)
+    # Tests expect the next number.
+    running_host.wait_until(lambda: host.generation == generation + 1)
+
+
+class KvContractTest(contract.TransportContract, HostCase):
 
   def make_client(self):
     return self.running.client(run_id="run")
 
-  def lose_generation(self):
-    generation = self.running.host.generation
-    os.kill(self.running.host.child_pid, signal.SIGKILL)
-    # Tests expect the next number.
-    running_host.wait_until(
-        lambda: self.running.host.generation == generation + 1
-    )
 
-
-class KvClientTest(absltest.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.running = self.enterContext(running_host.RunningHost())
+class KvClientTest(HostCase):
 
   def test_large_values(self):
     client = self.running.client()
     value = os.urandom(1 << 20)
     for i in range(6):
-      client.put(f"q/{i:04d}", value[i:])
-    listed = client.list("q")
-    self.assertEqual(listed, {f"q/{i:04d}": value[i:] for i in range(6)})
+      client.put(f"large/{i:04d}", value[i:])
+    listed = client.list("large")
+    self.assertEqual(listed, {f"large/{i:04d}": value[i:] for i in range(6)})
 
   def test_store_of_another_run_is_refused(self):
     client = self.running.client()
@@ -78,30 +78,31 @@ class KvClientTest(absltest.TestCase):
 
   def test_older_generation_is_refused(self):
     client = self.running.client()
-    path = self.running.host.locator_path
-    old = path.read_text()
-    os.kill(self.running.host.child_pid, signal.SIGKILL)
-    running_host.wait_until(lambda: self.running.kinds().count("started") == 2)
+    old, path = client.generation, self.running.host.locator_path
+    old_text = path.read_text()
+    self.lose_generation()
+    running_host.wait_until(lambda: path.read_text() != old_text)
     with self.assertRaises(base.TransportError):
       client.get("a")
-    new = path.read_text()
-    path.write_text(old)
+    new_text = path.read_text()
+    self.addCleanup(path.write_text, new_text)
+    path.write_text(old_text)
     with self.assertRaisesRegex(
-        base.DeadlineExceededError, "nothing listens there.*generation 1,"
+        base.DeadlineExceededError, f"nothing listens there.*generation {old},"
     ):
       client.reconnect(0.3)
-    path.write_text(new)
-    self.assertEqual(client.reconnect(30.0), 2)
-    path.write_text(old)
-    self.assertEqual(client.reconnect(), 2)
+    path.write_text(new_text)
+    self.assertEqual(client.reconnect(30.0), old + 1)
+    path.write_text(old_text)
+    self.assertEqual(client.reconnect(), old + 1)
 
   def test_two_threads_are_refused(self):
     client = self.running.client()
     # As during a call of another thread.
     with client._exclusive():
       with self.assertRaisesRegex(RuntimeError, "one thread at a time"):
-        client.get("a")
-    self.assertIsNone(client.get("a"))
+        client.get("none")
+    self.assertIsNone(client.get("none"))
 
   def test_other_errors_keep_the_session(self):
     client = self.running.client()
@@ -135,12 +136,12 @@ class KvClientTest(absltest.TestCase):
       time.sleep(0.05)
       return put(*args)
 
-    values = {f"a/{i:03d}": b"x" for i in range(60)}
+    values = {f"slow/{i:03d}": b"x" for i in range(60)}
     start = time.monotonic()
     with mock.patch.dict(kv_client._OPERATIONS, put=slowly):
       client.put_all(values)
     self.assertGreater(time.monotonic() - start, 0.5)
-    self.assertEqual(client.list("a"), values)
+    self.assertEqual(client.list("slow"), values)
 
   def test_hanging_operations_end_at_the_deadline(self):
     client = self.running.client(deadline_s=0.5)
@@ -172,19 +173,20 @@ class KvClientTest(absltest.TestCase):
     client = self.running.client()
     put = kv_client._OPERATIONS["put"]
 
-    def fails_for_b(kv, key, *args):
-      if key == "b":
+    def fails_for_y(kv, key, *args):
+      if key == "y":
         raise jax_kv.KvError("RESOURCE_EXHAUSTED: too much")
       return put(kv, key, *args)
 
-    with mock.patch.dict(kv_client._OPERATIONS, put=fails_for_b):
-      with self.assertRaisesRegex(base.TransportError, "put 'b': RESOURCE"):
-        client.put_all({"a": b"x", "b": b"x", "c": b"x"})
-    self.assertEqual(client.get("c"), b"x")
-    self.assertIsNone(client.get("b"))
+    with mock.patch.dict(kv_client._OPERATIONS, put=fails_for_y):
+      with self.assertRaisesRegex(base.TransportError, "put 'y': RESOURCE"):
+        client.put_all({"x": b"x", "y": b"x", "z": b"x"})
+    self.assertEqual(client.get("z"), b"x")
+    self.assertIsNone(client.get("y"))
 
   def test_late_answer_is_dropped(self):
     client = self.running.client(deadline_s=2.0)
+    generation = client.generation
     client.put("a", b"a")
     client.put("b", b"b")
     release = threading.Event()
@@ -197,12 +199,12 @@ class KvClientTest(absltest.TestCase):
       with self.assertRaisesRegex(
           base.DeadlineExceededError,
           r"no answer to get 'a' within 2\.\d s from the key-value store of run"
-          r" 'run', generation 1, at unix:.*kv1.sock"
+          rf" 'run', generation {generation}, at unix:.*kv{generation}.sock"
           rf" \(process {self.running.host.child_pid}\)",
       ):
         client.get("a")
     # The store was only slow: it still has its data.
-    self.assertEqual(client.reconnect(30.0), 1)
+    self.assertEqual(client.reconnect(30.0), generation)
     release.set()
     self.assertEqual(client.get("b"), b"b")
     self.assertEqual(client.get("a"), b"a")
@@ -210,6 +212,7 @@ class KvClientTest(absltest.TestCase):
   def test_newer_generation_ends_the_wait(self):
     client = self.running.client()
     path = self.running.host.locator_path
+    self.addCleanup(path.write_text, path.read_text())
     fields = json.loads(path.read_text())
     release = threading.Event()
     self.addCleanup(release.set)

@@ -23,8 +23,6 @@ class Chart:
   """A chart: a title, its unit, and its series by label.
 
   series: label -> metric.
-  band: label -> metric drawn as a ± band around the label's.
-  band_scale: factor of the band's metric.
   zero: the axis starts at 0.
   percent: values are shares.
   """
@@ -32,67 +30,45 @@ class Chart:
   title: str
   unit: str
   series: Mapping[str, str]
-  band: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  band_scale: float = 1.0
   zero: bool = False
   percent: bool = False
 
 
+_ERRORS = "± 2 standard errors"
 CHARTS = (
     Chart("Reward", "task units", {"mean of the batch": "train/reward_mean"}),
     Chart(
-        "Held-out pass@1",
-        "band: ± 2 standard errors",
-        {"pass@1": "eval/pass_at_1"},
-        band={"pass@1": "eval/pass_at_1_stderr"},
-        band_scale=2.0,
-        percent=True,
+        "Held-out pass@1", _ERRORS, {"pass@1": "eval/pass_at_1"}, percent=True
     ),
     Chart(
-        "Held-out pass@k",
-        "band: ± 2 standard errors",
-        {"pass@k": "eval/pass_at_k"},
-        band={"pass@k": "eval/pass_at_k_stderr"},
-        band_scale=2.0,
-        percent=True,
+        "Held-out pass@k", _ERRORS, {"pass@k": "eval/pass_at_k"}, percent=True
     ),
     Chart(
         "Held-out win-rate",
-        "against the reference completions; band: ± 2 standard errors",
+        f"against the reference completions; {_ERRORS}",
         {"sampled": "eval/win_rate", "greedy": "eval/greedy_win_rate"},
-        band={
-            "sampled": "eval/win_rate_stderr",
-            "greedy": "eval/greedy_win_rate_stderr",
-        },
-        band_scale=2.0,
         percent=True,
     ),
     # One rises while the other falls: the reward is being exploited.
     Chart(
         "Held-out reward",
-        "trained on, and the judge's",
+        f"of training and of the judge; {_ERRORS}",
         {"reward": "eval/mean_reward", "judge's": "eval/gold_reward"},
     ),
-    Chart(
-        "KL to the reference",
-        "nats a completion",
-        {"KL": "train/kl"},
-        zero=True,
-    ),
+    Chart("KL to the reference", "nats a completion", {"KL": "train/kl"}, True),
     Chart("Loss", "", {"loss": "train/loss"}),
-    Chart("Entropy", "nats a token", {"entropy": "train/entropy"}, zero=True),
+    Chart("Entropy", "nats a token", {"entropy": "train/entropy"}, True),
     Chart(
         "log Z",
         "nats, band: ± 1 standard deviation",
         {"log Z": "train/log_z_mean"},
-        band={"log Z": "train/log_z_std"},
     ),
     Chart(
         "Residual", "mean |residual|, nats", {"residual": "train/residual_abs"}
     ),
     Chart("Gradient norm", "before clipping", {"norm": "train/grad_norm"}),
     Chart("Learning rate", "", {"learning rate": "train/learning_rate"}),
-    Chart("Beta", "reward per nat", {"β": "train/beta"}, zero=True),
+    Chart("Beta", "reward per nat", {"β": "train/beta"}, True),
     Chart(
         "Staleness",
         "steps, mean of the batch",
@@ -114,33 +90,34 @@ CHARTS = (
     Chart(
         "Time of a step",
         "seconds",
-        {
-            "step": "time/step_s",
-            "waiting": "time/wait_s",
-            "drawing": "time/draw_s",
-        },
+        {"step": "time/step_s", "waiting": "time/wait_s",
+         "drawing": "time/draw_s"},
         zero=True,
-    ),
+    ),  # fmt: skip
     Chart(
         "Reward by age",
         "of the younger and the older completions of a batch",
-        {
-            "younger": "replay/reward_young",
-            "older": "replay/reward_old",
-        },
+        {"younger": "replay/reward_young", "older": "replay/reward_old"},
     ),
-    Chart("Buffer", "completions", {"size": "replay/size"}, zero=True),
+    Chart("Buffer", "completions", {"size": "replay/size"}, True),
     Chart("Uses of a completion", "mean", {"uses": "replay/use_count"}),
     Chart(
         "Held-out distinct solutions",
-        "right ones among k samples",
+        "correct ones among k samples",
         {
-            "over all prompts": "eval/distinct_correct",
-            "over solved prompts": "eval/distinct_correct_per_solved",
+            "all prompts": "eval/distinct_correct",
+            "solved prompts": "eval/distinct_correct_per_solved",
         },
         zero=True,
     ),
 )
+
+
+def _band(name: str) -> tuple[str, float]:
+  """Returns the metric drawn as a ± band around another, and its factor."""
+  if name == "train/log_z_mean":
+    return "train/log_z_std", 1.0
+  return f"{name}_stderr", 2.0
 
 
 def _short(value: float) -> float:
@@ -191,8 +168,10 @@ def thin(
 def _chart(chart: Chart, records: Records) -> dict[str, Any] | None:
   series = []
   for label, name in chart.series.items():
-    band = chart.band.get(label, "")
-    points = thin(records, name, band, chart.band_scale)
+    band, scale = _band(name)
+    if not any(text.is_number(record.get(band)) for record in records):
+      band = ""
+    points = thin(records, name, band, scale)
     if points["step"]:
       series.append(
           {"label": label, "name": name, "band": bool(band), **points}
@@ -260,7 +239,8 @@ def known_charts(records: Records) -> list[dict[str, Any]]:
 
 def other_charts(records: Records, *, exclude: bool = True) -> list[dict]:
   """Returns a chart per scalar metric, by default without those of `CHARTS`."""
-  known = {n for c in CHARTS for n in (*c.series.values(), *c.band.values())}
+  known = {n for c in CHARTS for name in c.series.values()
+           for n in (name, _band(name)[0])}  # fmt: skip
   names: dict[str, None] = {}
   for record in records:
     for name, value in record.items():

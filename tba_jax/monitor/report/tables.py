@@ -4,6 +4,7 @@
 
 import collections
 from collections.abc import Iterator, Mapping
+import operator
 import time
 from typing import Any
 
@@ -191,7 +192,7 @@ def ledger(run: load.Run) -> dict[str, Any]:
 
   Returns:
     `rows` of the right-hand side as name and counts; counts of `generated`,
-    `accounted` and `difference`; `closed` by unit; `units`; `final`.
+    `accounted` and `difference`; `units`; `final`.
   """
   source = _mapping(run.ledger or run.status.get("ledger"))
   generated = _mapping(source.get("generated"))
@@ -224,14 +225,12 @@ def ledger(run: load.Run) -> dict[str, Any]:
   accounted = [
       sum(amount(counts, unit) for counts in terms.values()) for unit in units
   ]
-  pairs = list(zip(made, accounted, strict=True))
   return {
       "units": units,
       "rows": rows,
       "generated": shown(made),
       "accounted": shown(accounted),
-      "difference": shown(g - a for g, a in pairs),
-      "closed": [g == a for g, a in pairs],
+      "difference": shown(map(operator.sub, made, accounted)),
       "final": bool(run.ledger),
   }
 
