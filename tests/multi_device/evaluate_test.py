@@ -14,8 +14,7 @@ from tests.programs import evaluate_test
 
 arithmetic = variants.import_config("configs/arithmetic.py")
 
-# Before jax makes its devices, which it does once: this file runs in a process
-# of its own.
+# JAX makes its devices once, so this file runs in its own process.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
@@ -32,7 +31,7 @@ def setUpModule():
 
 class EvaluateTest(absltest.TestCase):
 
-  def test_a_run_of_more_devices_is_evaluated_on_all_that_are_here(self):
+  def test_a_run_of_more_devices_is_evaluated_on_the_available_ones(self):
     config = arithmetic.get_config("smoke")
     config.sft.num_steps = 30
     workdir = self.create_tempdir().full_path

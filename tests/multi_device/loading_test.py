@@ -53,7 +53,7 @@ def _make_folder(path: pathlib.Path):
   words = [str(n) for n in range(10)] + ["+", "=", "-"]
   tokenizer = tokenizer_lib.word_level(words, r"\d|.")
   model = tiny_model.make_model(vocab_size=tokenizer.vocab_size, num_kv_heads=4)
-  # Large logits: sums in another order do not change what is drawn.
+  # Large logits, so that rounding does not change the samples.
   params = jax.tree.map(lambda x: 3 * x, tiny_model.init_params(model))
   hf.save(path, model.config, params, tokenizer, max_file_bytes=4000)
   return model, params
@@ -209,7 +209,7 @@ class LoadingTest(parameterized.TestCase):
     for leaf in jax.tree.leaves(programs.empty_state()):
       self.assertEqual(leaf.sharding.shard_shape(leaf.shape)[0], each)
 
-  def test_what_does_not_divide_is_named(self):
+  def test_an_indivisible_axis_is_named(self):
     mesh = sharding.make_mesh(dict(data=1, fsdp=1, sequence=1, tensor=8))
     with self.assertRaisesRegex(ValueError, "kernel: .*mesh axis tensor of"):
       model_source.load(

@@ -118,7 +118,7 @@ class ModelShardingTest(parameterized.TestCase):
     self.assertEqual(q.addressable_shards[0].data.shape, (3, 2, 16, 32))
     embedding = params["embed"]["embedding"]
     self.assertEqual(embedding.addressable_shards[0].data.shape, (16, 32))
-    # The same numbers as on one device, whatever the mesh.
+    # The same numbers as on one device, on any mesh.
     chex.assert_trees_all_close(
         params, model.init(jax.random.key(0)), atol=1e-7
     )

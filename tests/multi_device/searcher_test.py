@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A searcher on four devices: its params, what it samples, what it refuses."""
+"""A searcher on four devices: params, samples, refused settings."""
 
 import math
 import os
@@ -27,8 +27,7 @@ from tba_jax.transport import carrier_store
 from tests.support import in_process
 from tests.support import tiny_model
 
-# Before jax makes its devices, which it does once: this file runs in a process
-# of its own.
+# JAX makes its devices once, so this file runs in its own process.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
@@ -72,14 +71,14 @@ class MeshTest(parameterized.TestCase):
     ):
       make_place(make_policy(), data=4, tensor=2)
 
-  def test_what_does_not_divide_is_named(self):
+  def test_an_indivisible_axis_is_named(self):
     with self.assertRaisesRegex(
         ValueError, "do not fit config.search.mesh .*/k/kernel: axis 1 of"
     ):
       make_place(make_policy(), tensor=4)
 
   @parameterized.parameters((dict(data=1), 1), (dict(fsdp=2), 2))
-  def test_idle_devices_are_told(self, sizes, used):
+  def test_idle_devices_are_reported(self, sizes, used):
     events = []
     place = make_place(make_policy(), events, **sizes)
     ((kind, message),) = events
@@ -148,7 +147,7 @@ class SamplingTest(parameterized.TestCase):
         for program in (programs.decode_chunk, programs.refill)
     ]
     found = sampler.sample(params[0], asked, version=0, newer=newer)
-    # Newer params are no other kind of input.
+    # Newer params do not compile again.
     assert sizes == [
         program._cache_size()
         for program in (programs.decode_chunk, programs.refill)
@@ -164,7 +163,7 @@ class SamplingTest(parameterized.TestCase):
       dict(data=2, tensor=2),
       dict(fsdp=2, tensor=2),
   )
-  def test_a_mesh_changes_rounding_alone(self, **sizes):
+  def test_a_mesh_changes_only_rounding(self, **sizes):
     tensor = sizes.get("tensor", 1)
 
     def check(programs):
@@ -224,7 +223,7 @@ class CarriersTest(parameterized.TestCase):
       name=("store", "files", "orbax"),
       sizes=(dict(data=2, tensor=2), dict(fsdp=4)),
   )
-  def test_params_come_to_the_mesh(self, name, sizes):
+  def test_params_are_put_on_the_mesh(self, name, sizes):
     place = make_place(self.policy, **sizes)
     placement = publication.by_path(place.trained).get
     leaves = publication.by_path(self.params)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens split over devices: the step is that of one device, in less memory."""
+"""Sequence parallelism: the step of one device, in less memory per device."""
 
 import functools
 import os
@@ -24,8 +24,7 @@ from tba_jax.training import sharding
 from tba_jax.training import train_step
 from tests.support import tiny_model
 
-# Before jax makes its devices, which it does once: this file runs in a process
-# of its own.
+# JAX makes its devices once, so this file runs in its own process.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
@@ -101,7 +100,7 @@ class TrainStepTest(parameterized.TestCase):
     chex.assert_trees_all_close(metrics, expected, rtol=1e-3, atol=1e-5)
     chex.assert_trees_all_close(params, expected_params, **TOLERANCE)
 
-  def test_the_reference_too(self):
+  def test_reference(self):
     config = make_config("sequence")
     model, mesh = tiny_model.make_model(), sharding.make_mesh(config.mesh)
     params = tiny_model.init_params(model)
@@ -238,7 +237,7 @@ class MemoryTest(parameterized.TestCase):
     # unless moving its product is cheaper, and its gradient is reduced.
     self.assertLess(found.collective_bytes / num_params, 10.5)
 
-  def test_activations_are_shared_out(self):
+  def test_activations_are_split(self):
     B, K, P, T = 2, 2, 64, 128
     batch = abstract_batch(B, K, P, T)
     bytes_of, text_of = {}, {}

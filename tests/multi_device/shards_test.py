@@ -17,8 +17,7 @@ from tba_jax.transport import carrier_orbax
 from tba_jax.transport import wire
 from tests.support import in_process
 
-# Before jax makes its devices, which it does once: this file runs in a process
-# of its own.
+# JAX makes its devices once, so this file runs in its own process.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
@@ -77,11 +76,11 @@ class ShardsTest(parameterized.TestCase):
         self.transport, TAG, self.packed.carried, self.specs
     )
 
-  def test_equal_shards_are_there_once(self):
+  def test_replicas_are_stored_once(self):
     counts = {name: len(found) for name, found in self.found.items()}
     self.assertEqual(counts, {"w": 4, "v": 2, "b": 1, "log_z": 1})
 
-  def test_a_reader_without_mesh_has_all_on_its_host(self):
+  def test_a_reader_without_mesh_reads_to_the_host(self):
     for name, leaf in self.read().items():
       self.assertIsInstance(leaf, np.ndarray)
       np.testing.assert_array_equal(leaf, self.host[name])
@@ -92,13 +91,13 @@ class ShardsTest(parameterized.TestCase):
       dict(fsdp=4, tensor=2),
       dict(data=8),
   )
-  def test_a_reader_on_another_mesh_has_its_own_sharding(self, **sizes):
+  def test_a_reader_may_have_another_mesh(self, **sizes):
     wanted = make_shardings(**sizes)
     for name, leaf in self.read(wanted.get).items():
       self.assertEqual(leaf.sharding, wanted[name])
       np.testing.assert_array_equal(leaf, self.host[name])
 
-  def test_a_reader_fetches_only_shards_that_it_needs(self):
+  def test_a_reader_fetches_only_its_shards(self):
     carrier = self.make()
     # As where another process of the reader has the devices of the rest.
     carrier._wanted = lambda name, shape: [[[0, 8], [0, 8]]] * (name == "w")

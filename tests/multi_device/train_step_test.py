@@ -18,8 +18,7 @@ from tba_jax.training import sharding
 from tba_jax.training import train_step
 from tests.support import tiny_model
 
-# Before jax makes its devices, which it does once: this file runs in a process
-# of its own.
+# JAX makes its devices once, so this file runs in its own process.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
@@ -95,7 +94,7 @@ class MultiDeviceTest(parameterized.TestCase):
         atol=5e-5,
     )
 
-  def test_adapters_are_split_as_their_kernels_are(self):
+  def test_adapters_are_sharded_like_their_kernels(self):
     found = {}
     for name in ("one", "mixed"):
       config, model, mesh, _ = make_run(name)
@@ -138,13 +137,13 @@ class MultiDeviceTest(parameterized.TestCase):
     self.assertGreater(sharded, 5)
     self.assertEqual(state.step.sharding, sharding.replicated(mesh))
 
-  def test_a_batch_that_does_not_fill_the_shards_is_refused(self):
+  def test_an_indivisible_batch_is_refused(self):
     *_, state = make_run("data", micro_batch_prompts=4)
     step_fn = make_step("data", micro_batch_prompts=4)
     with self.assertRaisesRegex(ValueError, "micro_batch_prompts=4.*8 shards"):
       step_fn(state, tiny_model.make_batch(num_prompts=NUM_PROMPTS))
 
-  def test_a_checkpoint_moves_to_another_mesh(self):
+  def test_a_checkpoint_restores_onto_another_mesh(self):
     directory = self.create_tempdir().full_path
     state, _ = run_steps("mixed", num_steps=1, micro_batch_prompts=4)
     saver = checkpoint.Checkpointer(directory, keep=1)
@@ -159,7 +158,7 @@ class MultiDeviceTest(parameterized.TestCase):
         jax.tree.leaves(moved), jax.tree.leaves(abstract), strict=True
     ):
       self.assertEqual(leaf.sharding, expected.sharding)
-    # And it trains on there as it would have here.
+    # Training continues there as here.
     batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS, seed=1)
     moved, _ = make_step("fsdp")(moved, batch)
     chex.assert_trees_all_close(

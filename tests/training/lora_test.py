@@ -167,30 +167,23 @@ class AdaptersTest(parameterized.TestCase):
 class ConfigTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      (dict(lora__rank=-1), "config.lora.rank = -1: allowed 0 or more"),
-      (dict(lora__alpha=0.0), "config.lora.alpha = 0.0: allowed a number"),
-      (
-          dict(lora__targets="q,head"),
-          "config.lora.targets = 'q,head': allowed 'all' or some of q, k, v",
-      ),
+      (dict(lora__rank=-1), "lora.rank"),
+      (dict(lora__alpha=0.0), "lora.alpha"),
+      (dict(lora__targets="q,head"), "lora.targets"),
       (
           dict(lora__rank=2, lora__targets="gate", model__family="gpt2"),
-          "config.lora.targets = 'gate': allowed 'all' or some of q, k, v",
+          "lora.targets",
       ),
-      (
-          dict(lora__rank=2, reference__mode="reset"),
-          "config.reference.mode = 'reset': allowed 'fixed' with"
-          " config.lora.rank = 2",
-      ),
+      (dict(lora__rank=2, reference__mode="reset"), "reference.mode"),
   )
-  def test_wrong_settings_are_named(self, changes, message):
-    with self.assertRaises(validate.ConfigError) as caught:
+  def test_wrong_settings_are_named(self, changes, key):
+    with self.assertRaisesRegex(
+        validate.ConfigError, rf"(?m)^config\.{key} = "
+    ):
       validate.validate(base_config.make(**changes))
-    lines = str(caught.exception).splitlines()
-    self.assertTrue(any(line.startswith(message) for line in lines), lines)
 
   def test_a_sweep_refuses_adapters(self):
-    with self.assertRaisesRegex(ValueError, "config.lora.rank = 2: allowed 0"):
+    with self.assertRaisesRegex(ValueError, "config.lora.rank = 2"):
       validate.validate(base_config.make(lora__rank=2), program="sweep")
 
   def test_targets_of_a_folder(self):

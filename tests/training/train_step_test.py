@@ -29,6 +29,15 @@ from tests.support import tiny_model
 GOLDEN_LOSS = 1.4332871
 GOLDEN_GRAD_NORM = 2.890901
 
+# Of the tempered target.
+TAU, GAMMA, BETA, LOG_Z = 1.6, 1.2, 0.05, 0.7
+
+# Nearly all of the time is compilation: do not optimize.
+_QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+
 
 def find_model(name):
   return tiny_model.make_model() if name == "llama" else tiny_model.BIGRAM
@@ -472,20 +481,30 @@ class PrepareTest(absltest.TestCase):
 
   def prepared(self, held, **loss):
     config = table_policy.make_config(**loss)
-    out = train_step.prepare(
-        config,
-        table_policy.MODEL,
-        table_policy.value_model_of(config),
-        held,
-        table_policy.make_loss_params(config),
-        jax.tree.map(lambda x: x[None], self.batch),
-        table_policy.BETA,
-    )
-    return jax.tree.map(lambda x: x[0], out)
+    loss_params = table_policy.make_loss_params(config)
 
-  def gradient(self, batch, **loss):
+    @functools.partial(jax.jit, compiler_options=_QUICK)
+    def run(held, batch):
+      return train_step.prepare(
+          config,
+          table_policy.MODEL,
+          table_policy.value_model_of(config),
+          held,
+          loss_params,
+          jax.tree.map(lambda x: x[None], batch),
+          table_policy.BETA,
+      )
+
+    return jax.tree.map(lambda x: x[0], run(held, self.batch))
+
+  def evaluate(self, batch, **loss):
+    """Returns metrics and gradient."""
     config = table_policy.make_config(**loss)
-    return table_policy.evaluate(config, self.params, batch)[2][0]
+    run = functools.partial(table_policy.evaluate, config)
+    _, metrics, (grad, _) = jax.jit(run, compiler_options=_QUICK)(
+        self.params, batch
+    )
+    return metrics, grad
 
   def test_one_micro_batch_needs_no_targets(self):
     for name in ("tb", "ppo"):
@@ -502,8 +521,8 @@ class PrepareTest(absltest.TestCase):
         behavior_logprobs=self.proximal * self.batch.completion_mask,
     )
     chex.assert_trees_all_close(
-        self.gradient(batch, behavior_logprobs="recomputed", **changes),
-        self.gradient(other, **changes),
+        self.evaluate(batch, behavior_logprobs="recomputed", **changes)[1],
+        self.evaluate(other, **changes)[1],
         rtol=1e-5,
     )
 
@@ -526,8 +545,8 @@ class PrepareTest(absltest.TestCase):
       return (weight * cut * mask).sum(axis=2).mean()
 
     chex.assert_trees_all_close(
-        self.gradient(batch, **loss),
-        jax.grad(surrogate)(self.params),
+        self.evaluate(batch, **loss)[1],
+        jax.jit(jax.grad(surrogate))(self.params),
         rtol=1e-4,
         atol=1e-6,
     )
@@ -546,13 +565,8 @@ class PrepareTest(absltest.TestCase):
             batch.completion_tokens,
         ),
     )
-    _, metrics, _ = table_policy.evaluate(
-        table_policy.make_config(**loss), self.params, batch
-    )
+    metrics, _ = self.evaluate(batch, **loss)
     self.assertGreater(metrics["value_clip_share"], 0.0)
-
-
-TAU, GAMMA, BETA, LOG_Z = 1.6, 1.2, 0.05, 0.7
 
 
 def _tempered_batch():
@@ -576,15 +590,20 @@ def _tempered_batch():
 def _tempered_loss(name):
   config = base_config.make(loss__name=name, loss__scale="paper")
   batch, logprobs = _tempered_batch()
-  batch, beta = train_step.temper(
-      batch,
-      jnp.float32(BETA),
-      tau=jnp.float32(TAU),
-      gamma=jnp.float32(GAMMA),
-  )
-  loss, totals = objective.make_pure_loss(config)(
-      logprobs, {"log_z": jnp.array([LOG_Z])}, batch, beta
-  )
+
+  @functools.partial(jax.jit, compiler_options=_QUICK)
+  def run(logprobs, batch):
+    batch, beta = train_step.temper(
+        batch,
+        jnp.float32(BETA),
+        tau=jnp.float32(TAU),
+        gamma=jnp.float32(GAMMA),
+    )
+    return objective.make_pure_loss(config)(
+        logprobs, {"log_z": jnp.array([LOG_Z])}, batch, beta
+    )
+
+  loss, totals = run(logprobs, batch)
   sums = lambda x: np.asarray((x * batch.completion_mask).sum(-1))
   seq, ref = sums(logprobs), sums(batch.ref_logprobs)
   log_r = (ref / GAMMA + np.asarray(batch.rewards) / BETA) / TAU
