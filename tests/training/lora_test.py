@@ -187,10 +187,11 @@ class ConfigTest(parameterized.TestCase):
       validate.validate(base_config.make(lora__rank=2), program="sweep")
 
   def test_targets_of_a_folder(self):
-    folder = pathlib.Path(self.create_tempdir().full_path)
-    c = {"lora.rank": 2, "lora.targets": "gate", "init": str(folder)}
-    for model_type, wrong in (("gpt_neox", 1), ("qwen2", 0)):
-      (folder / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
+    for i, wrong in ((2, 0), (4, 1)):  # qwen2 has a gate, gpt_neox has none.
+      model = tiny_model.make_model(**_FAMILIES[i])
+      folder = pathlib.Path(self.create_tempdir().full_path) / str(i)
+      hf.save(folder, model.config, tiny_model.init_params(model))
+      c = {"lora.rank": 2, "lora.targets": "gate", "init": str(folder)}
       self.assertLen([*validate.lora_targets(c)], wrong)
 
 
