@@ -66,9 +66,13 @@ def _rows() -> dict[str, tuple]:
 
 def _task_rows(task: type) -> dict[str, tuple]:
   """Returns the rows of a task's fields, from its docstring."""
-  meanings = dict(
-      re.findall(r"^  (\w+): (.+(?:\n    .+)*)", task.__doc__, re.M)
-  )
+  meanings = {}
+  for parent in reversed(task.__mro__):  # Fields may be those of a parent.
+    text = parent.__doc__ or ""
+    for names, meaning in re.findall(
+        r"^  (\w+(?:, \w+)*): (.+(?:\n    .+)*)", text, re.M
+    ):
+      meanings |= dict.fromkeys(names.split(", "), meaning)
   return {
       f"task.{name}": (
           default,

@@ -351,8 +351,6 @@ class CountdownSparse(Countdown):
   numbers and one solution): most groups have no reward, and what was found has
   to be replayed.
 
-  numbers, max_number, max_target, held_out_fraction, split_seed: as of
-    `Countdown`.
   max_solutions: largest number of distinct solutions of a prompt.
   """
 
