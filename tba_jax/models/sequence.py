@@ -1,11 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sequence parallelism: tokens split over devices (`config.sharding.length`).
+"""Sharding of activations on the trainer's mesh; sequence parallelism.
 
-Only attention mixes tokens. Queries stay on their devices, and keys and values
-are gathered there layer by layer; the stream, the MLP and the attention weights
-are never whole on a device. This is the all-gather context parallelism of Llama
-3 (arXiv:2407.21783, §3.3.2).
+Prompts are split over the mesh axes of `config.sharding.batch`. Without a
+constraint the compiler would shard activations as weights are, along the width,
+and sum every product over all devices.
+
+Tokens are split over those of `config.sharding.length`. Only attention mixes
+tokens: queries stay on their devices, and keys and values are gathered there
+layer by layer, the all-gather context parallelism of Llama 3
+(arXiv:2407.21783, §3.3.2).
 
 `split_tokens` sets the mesh while a function is traced; the model reads it with
 `current_split`.

@@ -36,11 +36,13 @@ class Definitions:
   model: of the whole stack.
   block: of one block.
   logical_axes: params with a tuple of axis names in place of each leaf.
+  no_blocks: params["blocks"] without arrays, for what does not read them.
   """
 
   model: nnx.GraphDef
   block: nnx.GraphDef
   logical_axes: PyTree
+  no_blocks: PyTree
 
 
 def definitions_of(
@@ -60,7 +62,8 @@ def definitions_of(
     for name in path[:-1]:
       node = node.setdefault(name, {})
     node[path[-1]] = stacked + param.get_metadata()["logical_axes"]
-  return Definitions(model_def, block_def, axes)
+  no_blocks = nnx.to_pure_dict(state["blocks"])
+  return Definitions(model_def, block_def, axes, no_blocks)
 
 
 # `train.remat` -> policy of `jax.checkpoint` for a layer. "dots" keeps the
@@ -114,8 +117,9 @@ class Model:
     columns, of which the first is for prompts (`cache.py`).
   fill_cache: (cache, prompt_cache, slots_R) -> cache. Copies prompt slots_R[r]
     to row r; a slot below 0 keeps the row.
-  decode_params: (params, num_positions) -> params for decode steps: unstacked
-    layers and the tables of that many positions.
+  decode_params: (params, num_positions) -> params for decode steps: layers
+    unstacked, matrices in the compute dtype, and the tables of that many
+    positions.
   decode_step: (decode_params, tokens_R, positions_R, cache, cache_mask_RxC,
     write_index) -> (logits_RxV float32, cache). Runs one token of each row and
     writes its key and value at column write_index ([R] or [] int32, not of the
@@ -287,13 +291,23 @@ class _Forward:
     return logits[:, :, : inputs[-1].shape[-1]]
 
   def decode_params(self, params: PyTree, num_positions: int) -> PyTree:
-    layer = lambda n: jax.tree.map(lambda leaf: leaf[n], params["blocks"])
-    layers = [layer(n) for n in range(self.config.num_layers)]
+    dtype = jnp.dtype(self.config.compute_dtype)
+    # Matrices are cast once, where a step would cast them at each token. Norms
+    # are computed in float32, with weights as they are.
+    cast = lambda x: x.astype(dtype) if x.ndim > 1 else x
+    layer = lambda n: jax.tree.map(lambda x: cast(x[n]), params["blocks"])
     # Looked up by each step: otherwise the compiler would recompute the cosines
     # for every head of every layer.
     positions_L = jnp.arange(num_positions, dtype=jnp.int32)
-    tables = self.module(params).tables(positions_L)
-    return {"params": params, "layers": layers, "tables": tables}
+    return {
+        "layers": [layer(n) for n in range(self.config.num_layers)],
+        "params": {
+            name: jax.tree.map(cast, leaf)
+            for name, leaf in params.items()
+            if name != "blocks"
+        },
+        "tables": self.module(params).tables(positions_L),
+    }
 
   def decode_step(
       self,
@@ -306,7 +320,9 @@ class _Forward:
   ) -> tuple[jax.Array, PyTree]:
     # Layers are unrolled: a scan would copy each layer's weights and cache out
     # of the stack at every token, which takes longer than the products.
-    module = self.module(decode_params["params"])
+    module = self.module(
+        {**decode_params["params"], "blocks": self.definitions.no_blocks}
+    )
     tables = jax.tree.map(lambda x: x[positions], decode_params["tables"])
     updates, cache = cache_lib.plan_updates(
         cache,

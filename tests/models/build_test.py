@@ -14,6 +14,7 @@ import numpy as np
 from tba_jax.config import settings as settings_lib
 from tba_jax.models import config as config_lib
 from tba_jax.models import transformer
+from tests.support import tiny_model
 
 B, K, P, T, V = 3, 4, 7, 5, 40
 _LENGTHS = np.array([7, 3, 1])
@@ -314,6 +315,33 @@ class DecodeTest(parameterized.TestCase):
           columns_R.astype(np.int32),
       )
       chex.assert_trees_all_close(logits, expected[:, t + 1], **_VALUES)
+
+  @parameterized.parameters({}, dict(family="gpt2", num_kv_heads=4))
+  def test_matrices_are_cast_once_for_all_steps(self, **settings):
+    model = tiny_model.make_model(compute_dtype="bfloat16", **settings)
+    params = tiny_model.init_params(model)
+    cast = model.decode_params(params, 16)
+    for leaf in jax.tree.leaves((cast["layers"], cast["params"])):
+      dtype = jnp.bfloat16 if leaf.ndim > 1 else jnp.float32
+      self.assertEqual(leaf.dtype, dtype, leaf.shape)
+    self.assertNotIn("blocks", cast["params"])
+    as_they_are = {
+        **cast,
+        "layers": [
+            jax.tree.map(lambda x, n=n: x[n], params["blocks"])
+            for n in range(2)
+        ],
+        "params": {k: v for k, v in params.items() if k != "blocks"},
+    }
+    step = jax.jit(model.decode_step)
+    inputs = (
+        np.arange(3),
+        np.full(3, 5, np.int32),
+        model.init_cache(3, (4, 8)),
+        np.ones((3, 12), bool),
+        np.int32(5),
+    )
+    chex.assert_trees_all_equal(step(cast, *inputs), step(as_they_are, *inputs))
 
   def test_a_row_without_a_prompt_keeps_its_cache(self):
     model, params = _make()
