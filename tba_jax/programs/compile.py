@@ -118,7 +118,6 @@ def run(
     try:
       result, text = _compile(name, lowering)
     except ValueError as error:
-      print(f"error: {name}: {error}", file=sys.stderr)
       result, text = Compiled(fits=False, error=str(error)), ""
     found["programs"][name] = dataclasses.asdict(result)
     if not result.fits:
