@@ -118,7 +118,7 @@ class DocsTest(absltest.TestCase):
     for task in tasks_build.TASKS.values():
       keys |= {f"task.{name}" for name in task.FIELDS}
     sections = "|".join(settings.SECTIONS)
-    # No names of files, such as `train.jsonl`.
+    # Names of files are not meant, such as `train.jsonl`.
     name = rf"(?:{sections})\.(?!md|png|jsonl)[a-z]\w*(?:\.\w+)*"
     # In notebooks, names of modules look the same.
     for page in (page for page in _pages() if page.suffix == ".md"):
