@@ -14,6 +14,7 @@ from absl.testing import parameterized
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax.programs import verify
 from tba_jax.system import processes
 from tba_jax.training import checkpoint
 from tests.multi_process import save_child
@@ -23,7 +24,7 @@ from tests.support import harness
 _LIMIT = 200_000
 _OVERRIDES = {
     "init": "scratch",
-    "train.num_steps": 40,
+    "train.num_steps": 16,
     "checkpoint.every_steps": 2,
     "evaluate.every_steps": 0,
     "evaluate.final_prompts": 4,
@@ -58,14 +59,18 @@ class SaveTest(parameterized.TestCase):
     np.testing.assert_array_equal(state["noise"], expected["noise"])
     self.assertEqual(host["step"], step)
 
-  def test_two_processes_save_together(self):
-    outs, directory = self.save("nothing", "nothing")
+  def test_a_directory_that_cannot_be_made_is_the_error_of_both(self):
+    outs, directory = self.save("nowhere", "nothing")
     for out in outs:
-      self.assertEndsWith(out, "saved 1\nsaved 2\n")
-    self.check_restores(directory, 2)
+      self.assertRegex(
+          out,
+          f"^error checkpoint directory {directory} cannot be used: process 0"
+          " of the trainer: .*No room for a folder",
+      )
 
   @parameterized.parameters(
       ("nothing", "full", 1, "File too large"),
+      ("full", "full", r"\d", "File too large"),
       # Process 0 alone makes folders; the other one does not wait for it.
       ("no_folder", "nothing", 0, "No room for a folder"),
   )
@@ -113,6 +118,8 @@ class FullDiskTest(absltest.TestCase):
     restarts = run.read("summary.json")["restarts"]
     self.assertEqual(restarts["trainer"], 1, run.text())
     self.assertTrue(run.read("summary.json")["ledger_closed"])
+    parts, _ = verify.audit(run.workdir)
+    self.assertEmpty([one for part in parts for one in part.problems])
     for process in range(2):
       log = (run.workdir / "logs" / f"trainer-{process}.log").read_text()
       self.assertRegex(
