@@ -63,6 +63,7 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         "beat": int,
         "totals": _TOTALS,
         "unacked": int,
+        "credits": int,
         "final": bool,
         "stats": {},
     },

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import math
-import os
 import socket
 import threading
 import time
@@ -211,8 +210,6 @@ class QueueClient:
         "sid": sid,
         "slot": f"{socket.gethostname()}/{index}",
         "index": index,
-        "pid": os.getpid(),
-        "started": time.time(),
     }
     self._beat = 0
     self._interval = polling.PollInterval(

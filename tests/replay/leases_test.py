@@ -36,6 +36,7 @@ class ReadTest(absltest.TestCase):
         "beat": beat,
         "totals": _AMOUNT,
         "unacked": 0,
+        "credits": 4,
         "final": False,
         "stats": {},
         **changes,
@@ -62,9 +63,10 @@ class ReadTest(absltest.TestCase):
     self.put("c", 1, place="d")
     self.put("f", "1")
     self.put("g", 1, joined=None)
+    self.put("h", 1, credits=None)
     self.client.put("live/e", b"forged")
     self.assertEqual(self.read(), {"a": 1})
-    self.assertEqual(self.refusals.count, 5)
+    self.assertEqual(self.refusals.count, 6)
     self.assertEqual(list(self.client.list("live")), ["live/a"])
 
   def test_reads_take_at_most_a_twentieth_of_the_time(self):

@@ -276,6 +276,7 @@ class QueueTestCase(absltest.TestCase):
         "beat": beat,
         "totals": dict.fromkeys(messages.UNITS, totals),
         "unacked": 0,
+        "credits": 4,
         "final": False,
         "stats": {},
         **changes,
