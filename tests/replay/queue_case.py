@@ -286,15 +286,15 @@ class QueueTestCase(absltest.TestCase):
   @contextlib.contextmanager
   def reads(self, key: str, count: int):
     """Afterwards waits until a key was read so many times."""
-    found, get = [], in_process.InProcessStore.get
+    found, get = [], in_process.InProcessTransport.get
 
-    def record(store, generation, name):
-      value = get(store, generation, name)
+    def record(transport, name):
+      value = get(transport, name)
       if name == key:
         found.append(value)
       return value
 
-    with mock.patch.object(in_process.InProcessStore, "get", record):
+    with mock.patch.object(in_process.InProcessTransport, "get", record):
       yield
       before = len(found)
       # One read may have begun before the body ended.

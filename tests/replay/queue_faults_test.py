@@ -394,14 +394,14 @@ class FullDiskTest(queue_case.QueueTestCase):
     trainer = self.trainer(starvation_s=20.0)
     full = journal.JournalFullError(28, "No space left on device")
     read = []
-    get = in_process.InProcessStore.get
+    get = in_process.InProcessTransport.get
 
-    def count(store, generation, key):
+    def count(transport, key):
       read.append(key)
-      return get(store, generation, key)
+      return get(transport, key)
 
     with mock.patch.object(trainer.journal, "append", side_effect=full) as add:
-      with mock.patch.object(in_process.InProcessStore, "get", count):
+      with mock.patch.object(in_process.InProcessTransport, "get", count):
         self.put_block("a", 0, self.message("a", 0, [self.group(0)]))
         wait_until(lambda: add.call_count > 3, "several tries")
         self.assertEqual(read.count("q/0/a/000000000000"), 1)

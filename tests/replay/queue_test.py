@@ -103,13 +103,13 @@ class StoreLossTest(queue_case.QueueTestCase):
     wait_until(lambda: len(self.queue()) == 3, "three blocks")
     put = []
 
-    def record(store, generation, key, *args):
-      done = in_process_put(store, generation, key, *args)
+    def record(transport, key, value, **kwargs):
+      done = in_process_put(transport, key, value, **kwargs)
       put.append(key)
       return done
 
-    in_process_put = in_process.InProcessStore.put
-    with mock.patch.object(in_process.InProcessStore, "put", record):
+    in_process_put = in_process.InProcessTransport.put
+    with mock.patch.object(in_process.InProcessTransport, "put", record):
       self.store.lose()
       searcher.submit(3)
       wait_until(lambda: len(self.queue()) == 4, "four blocks")
@@ -149,15 +149,15 @@ class StoreLossTest(queue_case.QueueTestCase):
   def test_a_second_loss_during_recovery(self):
     trainer = self.trainer()
     searcher = self.searcher("a")
-    put, failures = in_process.InProcessStore.put, [2]
+    put, failures = in_process.InProcessTransport.put, [2]
 
-    def fails_twice(store, generation, key, *args):
+    def fails_twice(transport, key, value, **kwargs):
       if key == "work/a" and failures[0]:
         failures[0] -= 1
         raise base.TransportError("lost again")
-      return put(store, generation, key, *args)
+      return put(transport, key, value, **kwargs)
 
-    with mock.patch.object(in_process.InProcessStore, "put", fails_twice):
+    with mock.patch.object(in_process.InProcessTransport, "put", fails_twice):
       self.store.lose()
       trainer.step(0)
     self.assertEqual(failures, [0])
