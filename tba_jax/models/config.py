@@ -138,67 +138,53 @@ class ModelConfig:
   stop_ids: tuple[int, ...] = ()
 
   def __post_init__(self):
-    problems = self._problems()
-    if problems:
-      raise ValueError("; ".join(problems))
-
-  def _problems(self) -> list[str]:
-    problems = []
-
-    def check(name: str, right: bool, allowed: str):
-      if not right:
-        value = getattr(self, name)
-        problems.append(f"config.model.{name}={value!r}: allowed {allowed}")
-
     for name in _SIZES:
       value = getattr(self, name)
-      is_int = isinstance(value, int) and not isinstance(value, bool)
-      check(name, is_int and value >= 1, "an integer of at least 1")
-    if problems:
-      return problems
-    check(
-        "num_heads",
-        self.num_heads % self.num_kv_heads == 0,
-        f"a multiple of num_kv_heads={self.num_kv_heads}",
-    )
-    check("head_dim", self.head_dim % 2 == 0, "an even number")
-    check("rope_theta", self.rope_theta > 0, "above 0")
-    check("norm_epsilon", self.norm_epsilon > 0, "above 0")
-    check("tie_embeddings", isinstance(self.tie_embeddings, bool), "a bool")
-    check("param_dtype", self.param_dtype in DTYPES, f"one of {DTYPES}")
-    check("compute_dtype", self.compute_dtype in DTYPES, f"one of {DTYPES}")
-    for name, plain in PLAIN.items():
-      if isinstance(plain, bool):
-        check(name, isinstance(getattr(self, name), bool), "a bool")
-    check("num_labels", self.num_labels >= 0, "0 or more")
-    check("sliding_window", self.sliding_window >= 0, "0 or more")
-    check("rope_type", self.rope_type in ROPE_TYPES, f"one of {ROPE_TYPES}")
-    check("rope_factor", self.rope_factor >= 1, "1 or more")
-    check("rope_low_freq_factor", self.rope_low_freq_factor > 0, "above 0")
-    check(
-        "rope_high_freq_factor",
-        self.rope_high_freq_factor > self.rope_low_freq_factor,
-        f"above rope_low_freq_factor={self.rope_low_freq_factor}",
-    )
-    check(
-        "rope_original_positions", self.rope_original_positions > 0, "above 0"
-    )
-    check("activation", self.activation in ACTIVATIONS, f"one of {ACTIVATIONS}")
-    check(
-        "rotary_fraction",
-        0 < self.rotary_fraction <= 1 and self.rotary_dim % 2 == 0,
-        "above 0 and up to 1, an even share of head_dim",
-    )
+      if type(value) is not int or value < 1:
+        raise ValueError(
+            f"config.model.{name}={value!r}: allowed an integer of at least 1"
+        )
+    rows = [
+        ("num_heads", self.num_heads % self.num_kv_heads == 0,
+         f"a multiple of num_kv_heads={self.num_kv_heads}"),
+        ("head_dim", self.head_dim % 2 == 0, "an even number"),
+        ("rope_theta", self.rope_theta > 0, "above 0"),
+        ("norm_epsilon", self.norm_epsilon > 0, "above 0"),
+        ("param_dtype", self.param_dtype in DTYPES, f"one of {DTYPES}"),
+        ("compute_dtype", self.compute_dtype in DTYPES, f"one of {DTYPES}"),
+        ("sliding_window", self.sliding_window >= 0, "0 or more"),
+        ("rope_type", self.rope_type in ROPE_TYPES, f"one of {ROPE_TYPES}"),
+        ("rope_factor", self.rope_factor >= 1, "1 or more"),
+        ("rope_low_freq_factor", self.rope_low_freq_factor > 0, "above 0"),
+        ("rope_high_freq_factor",
+         self.rope_high_freq_factor > self.rope_low_freq_factor,
+         f"above rope_low_freq_factor={self.rope_low_freq_factor}"),
+        ("rope_original_positions", self.rope_original_positions > 0,
+         "above 0"),
+        ("activation", self.activation in ACTIVATIONS,
+         f"one of {ACTIVATIONS}"),
+        ("rotary_fraction",
+         0 < self.rotary_fraction <= 1 and self.rotary_dim % 2 == 0,
+         "above 0 and up to 1, an even share of head_dim"),
+    ]  # fmt: skip
     if self.family in PLAIN_HEADS:
-      heads, size = self.num_heads, self.width // self.num_heads
-      allowed = f"num_heads={heads} in family {self.family!r}"
-      check("num_kv_heads", self.num_kv_heads == heads, allowed)
-      full = self.head_dim * heads == self.width
-      check("head_dim", full, f"width / num_heads={size} in such a family")
+      heads = self.num_heads
+      rows += [
+          ("num_kv_heads", self.num_kv_heads == heads,
+           f"num_heads={heads} in family {self.family!r}"),
+          ("head_dim", self.head_dim * heads == self.width,
+           f"width / num_heads in family {self.family!r}"),
+      ]  # fmt: skip
     for name in sorted(PLAIN.keys() - FAMILY_SETTINGS.get(self.family, PLAIN)):
       allowed = f"{PLAIN[name]!r} in family {self.family!r}"
-      check(name, getattr(self, name) == PLAIN[name], allowed)
-    return problems
+      rows.append((name, getattr(self, name) == PLAIN[name], allowed))
+    problems = [
+        f"config.model.{name}={getattr(self, name)!r}: allowed {allowed}"
+        for name, is_right, allowed in rows
+        if not is_right
+    ]
+    if problems:
+      raise ValueError("; ".join(problems))
 
   @property
   def rotary_dim(self) -> int:

@@ -10,7 +10,6 @@ Axes: B prompts, K completions, P prompt tokens, T completion tokens, L any run
 of tokens, C labels.
 """
 
-from collections.abc import Callable
 import dataclasses
 
 import jax
@@ -21,41 +20,6 @@ from tba_jax.models import config as config_lib
 from tba_jax.models import transformer
 
 PyTree = types.PyTree
-
-
-@dataclasses.dataclass(frozen=True)
-class ScalarModel:
-  """A model with a scalar head as pure functions; masks are those of `Model`.
-
-  If the head has several labels, values and rewards are those of one.
-
-  config: the shape; num_labels is above 0.
-  init: (rng) -> params; the head's leaf is params["score"]["kernel"] [C, D].
-  from_policy: (policy_params, rng | None) -> params: a copy of a policy's
-    params with a head of zeros, or a random head given a key.
-  label_scores: (params, tokens_BxL, mask_BxL) -> scores_BxC float32 at the last
-    real token, `transformers`' logits.
-  rewards: as label_scores -> rewards_B.
-  values: (params, tokens_BxL, mask_BxL) -> values_BxL float32; entry l has
-    seen tokens 0 to l. Finite but meaningless at padding.
-  completion_values: (params, prompt_tokens_BxP, prompt_mask_BxP,
-    completion_tokens_BxKxT) -> values_BxKxT float32; entry t has seen the
-    prompt and the tokens before t. Padding as in `Model.completion_stream`.
-  completion_rewards: as completion_values and completion_mask_BxKxT ->
-    rewards_BxK float32 at a completion's last real token, or at the prompt's
-    if it is empty.
-  logical_axes: params with a tuple of axis names in place of each leaf.
-  """
-
-  config: config_lib.ModelConfig
-  init: Callable[[jax.Array], PyTree]
-  from_policy: Callable[..., PyTree]
-  label_scores: Callable[..., jax.Array]
-  rewards: Callable[..., jax.Array]
-  values: Callable[..., jax.Array]
-  completion_values: Callable[..., jax.Array]
-  completion_rewards: Callable[..., jax.Array]
-  logical_axes: PyTree
 
 
 def config_of(
@@ -78,20 +42,52 @@ def _last(mask: jax.Array) -> jax.Array:
   return jnp.max(columns * mask.astype(jnp.int32), axis=-1)
 
 
-class _Forward:
-  """The forward passes of one shape and label."""
+class ScalarModel:
+  """A model with a scalar head as pure functions; masks are those of `Model`.
 
-  def __init__(self, stack: transformer.Model, label: int):
-    self.stack = stack
-    self.label = label
+  config: the shape; num_labels is above 0.
+  init: (rng) -> params; the head's leaf is params["score"]["kernel"] [C, D].
+  logical_axes: params with a tuple of axis names in place of each leaf.
+  """
+
+  def __init__(
+      self,
+      config: config_lib.ModelConfig,
+      *,
+      label: int = 0,
+      remat: str = "none",
+  ):
+    """Makes the model of a shape.
+
+    Args:
+      config: with num_labels above 0; `config_of` makes it from a policy's.
+      label: output of the head that values and rewards are.
+      remat: `config.train.remat`.
+
+    Raises:
+      ValueError: the head does not have that label.
+    """
+    if not 0 <= label < config.num_labels:
+      raise ValueError(
+          f"label={label}: allowed below num_labels={config.num_labels}"
+      )
+    self.config = config
+    self._label = label
+    self._stack = transformer.make_model(config, scalar=True, remat=remat)
+    self.init = self._stack.init
+    self.logical_axes = self._stack.logical_axes
 
   def from_policy(
       self, policy_params: PyTree, rng: jax.Array | None = None
   ) -> PyTree:
+    """Returns a copy of a policy's params with a head of zeros.
+
+    With a key the head is random.
+    """
     # A copy, so that either tree may be donated.
     params = jax.tree.map(jnp.copy, policy_params)
     params = {k: v for k, v in params.items() if k not in ("head", "score")}
-    c = self.stack.config
+    c = self.config
     shape, dtype = (c.num_labels, c.width), jnp.dtype(c.param_dtype)
     kernel = jnp.zeros(shape, dtype)
     if rng is not None:
@@ -101,17 +97,29 @@ class _Forward:
   def label_scores(
       self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
   ) -> jax.Array:
-    scores_BxLxC = self.stack.logits(params, tokens_BxL, mask_BxL)
+    """Returns `transformers`' logits at the last real token, [B, C] float32."""
+    scores_BxLxC = self._stack.logits(params, tokens_BxL, mask_BxL)
     return _at(scores_BxLxC, _last(mask_BxL))
 
   def rewards(self, *inputs: PyTree) -> jax.Array:
-    return self.label_scores(*inputs)[..., self.label]
+    """Returns the label's `label_scores`, [B]."""
+    return self.label_scores(*inputs)[..., self._label]
 
   def values(self, *inputs: PyTree) -> jax.Array:
-    return self.stack.logits(*inputs)[..., self.label]
+    """Returns values [B, L] float32 of the inputs of `label_scores`.
+
+    Entry l has seen tokens 0 to l; it is meaningless at padding.
+    """
+    return self._stack.logits(*inputs)[..., self._label]
 
   def completion_values(self, *inputs: PyTree) -> jax.Array:
-    return self.stack.completion_logits(*inputs)[..., self.label]
+    """Returns values [B, K, T] float32; entry t has not seen token t.
+
+    Args:
+      *inputs: params, prompt tokens [B, P], prompt mask [B, P] and completion
+        tokens [B, K, T], padded as in `Model.completion_stream`.
+    """
+    return self._stack.completion_logits(*inputs)[..., self._label]
 
   def completion_rewards(
       self,
@@ -121,6 +129,10 @@ class _Forward:
       completion_tokens: jax.Array,
       completion_mask: jax.Array,
   ) -> jax.Array:
+    """Returns rewards [B, K] float32 at each completion's last real token.
+
+    That of an empty completion is at the prompt's last token.
+    """
     # The value after the last token is the one before a next token.
     tokens_BxKxT1 = jnp.pad(completion_tokens, ((0, 0), (0, 0), (0, 1)))
     values_BxKxT1 = self.completion_values(
@@ -128,35 +140,3 @@ class _Forward:
     )
     lengths_BxK = jnp.sum(completion_mask.astype(jnp.int32), axis=-1)
     return _at(values_BxKxT1[..., None], lengths_BxK)[..., 0]
-
-
-def make_scalar_model(
-    config: config_lib.ModelConfig, *, label: int = 0, remat: str = "none"
-) -> ScalarModel:
-  """Returns the model of a shape with a scalar head.
-
-  Args:
-    config: with num_labels above 0; `config_of` makes it from a policy's.
-    label: output of the head that rewards and values are.
-    remat: `config.train.remat`.
-
-  Raises:
-    ValueError: the head does not have that label.
-  """
-  if not 0 <= label < config.num_labels:
-    raise ValueError(
-        f"label={label}: allowed below num_labels={config.num_labels}"
-    )
-  stack = transformer.make_model(config, scalar=True, remat=remat)
-  forward = _Forward(stack, label)
-  return ScalarModel(
-      config=config,
-      init=stack.init,
-      from_policy=forward.from_policy,
-      label_scores=forward.label_scores,
-      rewards=forward.rewards,
-      values=forward.values,
-      completion_values=forward.completion_values,
-      completion_rewards=forward.completion_rewards,
-      logical_axes=stack.logical_axes,
-  )

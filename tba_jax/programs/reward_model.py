@@ -207,7 +207,7 @@ def initial_model(
         f" {shape.num_labels} labels; allowed 1, or a policy"
     )
   has_head = bool(shape.num_labels)
-  model = heads.make_scalar_model(shape if has_head else heads.config_of(shape))
+  model = heads.ScalarModel(shape if has_head else heads.config_of(shape))
 
   def init_params() -> types.PyTree:
     _, params = hf.load(folder, dtype=shape.param_dtype)

@@ -137,7 +137,7 @@ def load_scorer(
     )
   tokenizer = tokenizer_lib.load(path, bos=config.tokenizer.bos)
   return RewardScorer(
-      heads.make_scalar_model(shape),
+      heads.ScalarModel(shape),
       hf.load(path)[1],
       tokenizer,
       max_prompt_tokens=config.sampling.max_prompt_tokens,

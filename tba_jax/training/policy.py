@@ -305,7 +305,7 @@ def make_value_model(
     return None
   if folder is None:
     shape = heads.config_of(model.config)
-    return heads.make_scalar_model(shape, remat=config.train.remat)
+    return heads.ScalarModel(shape, remat=config.train.remat)
   shape = hf_config.read(folder)
   if shape.num_labels != 1:
     raise ValueError(
@@ -317,4 +317,4 @@ def make_value_model(
         f"loss.value_init={folder}: its vocabulary has {shape.vocab_size}"
         f" entries, fewer than the policy's {model.config.vocab_size}"
     )
-  return heads.make_scalar_model(shape, remat=config.train.remat)
+  return heads.ScalarModel(shape, remat=config.train.remat)

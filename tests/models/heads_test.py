@@ -42,7 +42,7 @@ class ScalarModelTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.model = heads.make_scalar_model(heads.config_of(_POLICY.config))
+    self.model = heads.ScalarModel(heads.config_of(_POLICY.config))
     self.params = tiny_model.init_params(self.model)
 
   def test_values_of_completions_are_those_of_full_sequences(self):
@@ -82,7 +82,7 @@ class ScalarModelTest(parameterized.TestCase):
 
   def test_one_label_of_several(self):
     config = heads.config_of(_POLICY.config, num_labels=3)
-    models = [heads.make_scalar_model(config, label=i) for i in range(3)]
+    models = [heads.ScalarModel(config, label=i) for i in range(3)]
     params = tiny_model.init_params(models[0])
     chex.assert_shape(params["score"]["kernel"], (3, config.width))
     functions = [m.rewards for m in models]
@@ -103,7 +103,7 @@ class ScalarModelTest(parameterized.TestCase):
   @parameterized.parameters(dict(tie_embeddings=True), {})
   def test_starts_from_a_policy(self, **settings):
     policy = tiny_model.make_model(num_layers=1, **settings)
-    model = heads.make_scalar_model(heads.config_of(policy.config))
+    model = heads.ScalarModel(heads.config_of(policy.config))
     policy_params = tiny_model.init_params(policy)
     params = model.from_policy(policy_params)
     rewards = jax.jit(model.rewards)
@@ -122,11 +122,11 @@ class ScalarModelTest(parameterized.TestCase):
 
   def test_refuses_a_head_of_the_other_kind(self):
     with self.assertRaisesRegex(ValueError, "num_labels=0"):
-      heads.make_scalar_model(_POLICY.config)
+      heads.ScalarModel(_POLICY.config)
     with self.assertRaisesRegex(
         ValueError, "label=1: allowed below num_labels=1"
     ):
-      heads.make_scalar_model(self.model.config, label=1)
+      heads.ScalarModel(self.model.config, label=1)
     with self.assertRaisesRegex(ValueError, "num_labels=1.*predicts tokens"):
       transformer.make_model(self.model.config)
 
@@ -134,7 +134,7 @@ class ScalarModelTest(parameterized.TestCase):
   def test_a_folder_keeps_every_bit(self, num_labels):
     folder = pathlib.Path(self.create_tempdir().full_path) / "model"
     config = dataclasses.replace(self.model.config, num_labels=num_labels)
-    params = tiny_model.init_params(heads.make_scalar_model(config))
+    params = tiny_model.init_params(heads.ScalarModel(config))
     hf.save(folder, config, params)
     loaded_config, loaded = hf.load(folder)
     self.assertEqual(loaded_config, config)

@@ -147,7 +147,7 @@ class ParityTest(parameterized.TestCase):
     expected_scores = torch_models.logits(theirs, tokens, mask)
 
     config, params = hf.load(self.folder / "theirs")
-    model = heads.make_scalar_model(config, label=num_labels - 1)
+    model = heads.ScalarModel(config, label=num_labels - 1)
     values = jax.jit(model.values)(params, tokens, mask)
     difference = np.abs(values - expected[..., -1])[mask.astype(bool)]
     self.assertLess(difference.max(), TOLERANCE)

@@ -37,7 +37,7 @@ def _value_model(name):
 
 def _reward_model(name):
   shape = heads.config_of(_SHAPE)
-  model = heads.make_scalar_model(shape, remat=name)
+  model = heads.ScalarModel(shape, remat=name)
   return model, lambda *inputs: jnp.square(model.rewards(*inputs)).sum()
 
 

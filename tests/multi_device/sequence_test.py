@@ -64,7 +64,7 @@ def run_steps(mesh_name, num_steps=2, **changes):
   )
   value_model = None
   if config.loss.name == "ppo":
-    value_model = heads.make_scalar_model(heads.config_of(model.config))
+    value_model = heads.ScalarModel(heads.config_of(model.config))
   mesh = sharding.make_mesh(config.mesh)
   params = tiny_model.init_params(model)
   state = train_step.init_state(
@@ -175,7 +175,7 @@ class FunctionsTest(parameterized.TestCase):
 
   def test_rewards(self):
     shape = heads.config_of(tiny_model.make_model().config)
-    model = heads.make_scalar_model(shape)
+    model = heads.ScalarModel(shape)
 
     def total(params, batch):
       rewards_BxK = model.completion_rewards(

@@ -36,7 +36,7 @@ class ValueModelTest(absltest.TestCase):
     shape = tiny_model.make_model(num_layers=1).config
     labels = changes.pop("num_labels", 1)
     if labels:
-      model = heads.make_scalar_model(heads.config_of(shape, labels))
+      model = heads.ScalarModel(heads.config_of(shape, labels))
     else:
       model = _POLICY
     folder = self.create_tempdir().full_path

@@ -72,9 +72,7 @@ class ScorerTest(absltest.TestCase):
     scorer.score(texts[::-1])
 
   def test_a_score_does_not_depend_on_what_else_is_scored(self):
-    model = heads.make_scalar_model(
-        heads.config_of(tiny_model.make_model().config)
-    )
+    model = heads.ScalarModel(heads.config_of(tiny_model.make_model().config))
     scorer = _scorer(model, tiny_model.init_params(model))
     texts = [Text("abcd", "efg"), Text("abc", "defg"), Text("m", "a"),
              Text("bb", "c")]  # fmt: skip
@@ -145,9 +143,7 @@ class JudgeTest(absltest.TestCase):
     config.reward.where = "model"
     with self.assertRaisesRegex(ValueError, "reward_model/model.*no model"):
       reward_judge.make_judge(config, workdir, self.task)
-    model = heads.make_scalar_model(
-        heads.config_of(tiny_model.make_model().config)
-    )
+    model = heads.ScalarModel(heads.config_of(tiny_model.make_model().config))
     folder = workdir / "reward_model" / "model"
     hf.save(folder, model.config, tiny_model.init_params(model), TOKENIZER)
     made = reward_judge.make_judge(config, workdir, self.task)

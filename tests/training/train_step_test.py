@@ -346,7 +346,7 @@ class RestoreTest(parameterized.TestCase):
     config = tiny_model.make_config(**changes)
     model = tiny_model.make_model(num_layers=1)
     mesh = sharding.make_mesh(config.mesh)
-    value_model = heads.make_scalar_model(heads.config_of(model.config))
+    value_model = heads.ScalarModel(heads.config_of(model.config))
     params = tiny_model.init_params(model)
     own = dict(value_model=value_model)
     state = train_step.init_state(config, model, params, mesh, **own)
