@@ -26,7 +26,7 @@ PyTree = types.PyTree
 WEIGHTS = hf_files.WEIGHTS
 INDEX = hf_files.INDEX
 
-# Files of a folder that `save` may replace.
+# Files that `save` may replace; others in a folder make it refuse.
 _OURS = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
     r"|(config|generation_config|tokenizer|tokenizer_config)\.json"
@@ -34,7 +34,7 @@ _OURS = re.compile(
     r"|merges\.txt|tokenizer\.model"
 )
 
-# Read of a tensor at a time.
+# Most bytes of a tensor read at a time.
 _PIECE_BYTES = 16 * 2**20
 # A CPU device uses host arrays with this alignment without a copy.
 _ALIGNMENT = 64
@@ -199,7 +199,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 def _leaves(
     config: ModelConfig, params: PyTree
 ) -> dict[str, list[tuple[hf_names.Row, jax.Array, int | None]]]:
-  """Returns the leaves and layer of each tensor.
+  """Returns (row, leaf, layer) of the leaves in each tensor, by its name.
 
   Raises:
     ValueError: params do not have the shape of `config`.
@@ -237,8 +237,8 @@ def save(
 ) -> None:
   """Writes a folder that `transformers` loads.
 
-  It is written to a temporary folder and moved, so that an old folder is
-  replaced at once. Tensors are stored in the config's param_dtype.
+  The folder is written beside and then moved, so that an old one is replaced in
+  one step. Tensors have the config's param_dtype.
 
   Args:
     folder: a local path; parents are created.

@@ -38,8 +38,8 @@ def read_json(path: pathlib.Path) -> Any:
 class Files:
   """The tensors of a folder by name.
 
-  No file stays open: an open file is memory-mapped, and what was read of it
-  counts as the process's memory.
+  Files are opened for each read only: an open one stays memory-mapped, and what
+  was read counts as the process's memory.
 
   shapes: by tensor name.
   dtypes: by tensor name, as safetensors spells them.
@@ -151,7 +151,7 @@ def write_files(
 ) -> None:
   """Writes tensors into one file, or into several with an index.
 
-  The tensors of one file are in memory at a time.
+  Only the tensors of one file are in memory at a time.
 
   Args:
     folder: to write into.
@@ -249,8 +249,8 @@ class SliceCut:
 def cut_slices(row: hf_names.Row, ranges: Ranges) -> SliceCut:
   """Returns how to read a slice of a layer's leaf.
 
-  Of a fused tensor it reads the shortest run of each axis that contains the
-  slice, which may be more than the slice.
+  Of a fused tensor that is the shortest range of each axis that contains the
+  slice.
 
   Args:
     row: of the leaf.
@@ -266,7 +266,7 @@ def cut_slices(row: hf_names.Row, ranges: Ranges) -> SliceCut:
     wanted[left[split]] = ranges[ours]
   tensor, shape, index, done = [], [], [], 0
   for axes in row.split:
-    run, run_shape, run_index = _run(axes, wanted[done : done + len(axes)])
+    run, run_shape, run_index = _range(axes, wanted[done : done + len(axes)])
     tensor.append(run)
     shape += run_shape
     index += run_index
@@ -274,16 +274,16 @@ def cut_slices(row: hf_names.Row, ranges: Ranges) -> SliceCut:
   return SliceCut(tuple(tensor), tuple(shape), tuple(index), row.order)
 
 
-def _run(
+def _range(
     sizes: Sequence[int], wanted: Sequence[int | tuple[int, int]]
 ) -> tuple[slice, list[int], list[int | slice]]:
-  """Returns the run of one axis that contains what is wanted of its parts."""
+  """Returns the range of one axis that contains what is wanted of its parts."""
   inner = int(np.prod(sizes))
   start, length, shape, index = 0, 1, [], []
   for i, (size, want) in enumerate(zip(sizes, wanted)):
     inner //= size
     low, high = (want, want + 1) if isinstance(want, int) else want
-    if length > 1:  # Within a longer run the whole axis is read.
+    if length > 1:  # Within a longer range the whole axis is read.
       shape.append(size)
       index.append(want if isinstance(want, int) else slice(low, high))
       continue

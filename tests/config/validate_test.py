@@ -58,17 +58,6 @@ class TypesTest(parameterized.TestCase):
       prefix = path.partition("; did")[0]
       self.assertTrue(any(line.startswith(prefix) for line in lines), lines)
 
-  def test_unknown_key_names_the_nearest(self):
-    config = base_config.make()
-    config.train.num_step = 3
-    self.assertEqual(
-        _problems(config),
-        [
-            "config.train.num_step = 3: there is no such key; did you mean"
-            " config.train.num_steps?"
-        ],
-    )
-
   def test_missing_key_is_named(self):
     config = base_config.make()
     del config.loss["beta"]
@@ -141,41 +130,32 @@ class RangesTest(parameterized.TestCase):
     self.assertEqual(mesh.axis_names, settings.MESH_AXES)
 
   @parameterized.parameters(
-      ("seed", -1, "from 0 to 2**32 - 1"),
-      ("cores__trainer", "0-", "0  0,2  0-3"),
-      ("cores__trainer", "0-99999999999", "0  0,2  0-3"),
-      ("store__locator", "here:99999", "host:port"),
-      ("store__address", "127.0.0.1:7000", "host:first-last"),
-      ("store__address", "127.0.0.1:70000-70009", "host:first-last"),
-      ("store__probe_timeout_s", 0.01, "1 or more"),
-      ("loss__clip_high", -0.1, "from 0 on"),
-      ("guards__action", "panic", "'off', 'warn'"),
-      ("guards__learning_rate_factor", 1.0, "above 0 and below 1"),
-      ("loss__ratio_clip", 1.0, "from 0 to below 1"),
-      ("loss__scale", "half", "'unit', 'paper'"),
-      ("loss__gae_lambda", 1.5, "from 0 to 1"),
-      ("loss__gae_gamma", -0.1, "from 0 to 1"),
-      ("loss__value_clip", -0.1, "from 0 on"),
-      ("loss__value_weight", -0.1, "from 0 on"),
-      ("loss__value_learning_rate", 0.0, "above 0"),
-      ("loss__subtb_lambda", 0.0, "above 0 and up to 1"),
-      ("loss__missing_stop", "drop", "'keep', 'replace', 'add'"),
-      ("loss__behavior_logprobs", "mine", "'sampler', 'recomputed'"),
-      ("model__head_dim", 15, "even"),
-      ("optimizer__b2", 1.0, "from 0 to below 1"),
-      ("publish__keep_versions", 1, "2 or more"),
-      ("replay__recent_fraction", 1.5, "from 0 to 1"),
-      ("sampling__temperature", 0.0, "above 0"),
-      ("sampling__top_p", 0.0, "above 0 and up to 1"),
-      ("sharding__mlp", "tensor,tensor", "some of data, fsdp, sequence"),
-      ("sharding__mlp", "model", "some of data, fsdp, sequence"),
-      ("store__address", "localhost", "host:first-last"),
+      # One of each kind of range.
+      ("seed", -1),
+      ("cores__trainer", "0-"),
+      ("cores__trainer", "0-99999999999"),
+      ("store__locator", "here:99999"),
+      ("store__address", "localhost"),
+      ("store__address", "127.0.0.1:7000"),
+      ("store__address", "127.0.0.1:70000-70009"),
+      ("store__probe_timeout_s", 0.01),
+      ("loss__clip_high", -0.1),
+      ("loss__scale", "half"),
+      ("loss__ratio_clip", 1.0),
+      ("loss__gae_lambda", 1.5),
+      ("loss__subtb_lambda", 0.0),
+      ("guards__learning_rate_factor", 1.0),
+      ("model__head_dim", 15),
+      ("publish__keep_versions", 1),
+      ("sampling__temperature", 0.0),
+      ("sharding__mlp", "tensor,tensor"),
+      ("sharding__mlp", "model"),
   )
-  def test_out_of_range(self, name, value, allowed):
+  def test_out_of_range(self, name, value):
     (line,) = _problems(base_config.make(**{name: value}))
     key = name.replace("__", ".")
-    self.assertStartsWith(line, f"config.{key} = {value!r}: ")
-    self.assertIn(allowed, line)
+    allowed = settings.SETTINGS[key].allowed.text
+    self.assertEqual(line, f"config.{key} = {value!r}: allowed {allowed}")
 
   @parameterized.parameters("", "all", "0", "0,2", "0-3")
   def test_cores_that_are_right(self, text):
