@@ -24,8 +24,6 @@ PAD_TOKEN = "<pad>"
 EOS_TOKEN = "<eos>"
 UNK_TOKEN = "<unk>"
 
-BOS_RULES = ("auto", "always", "never")
-
 
 class Tokenizer:
   """A fast tokenizer with the stop rules of completions.
@@ -34,7 +32,7 @@ class Tokenizer:
   pad_id: id that fills arrays; the stop token's if there is no pad token.
     Lengths and masks tell what is padding, never this id.
   eos_id: id of the stop token.
-  bos_id: id of the token that opens a text, or None.
+  bos_id: id of the BOS token, or None.
   stop_ids: ids that end a completion: the stop token, and those added.
   stop_strings: texts that end a completion; initially none.
   """
@@ -46,14 +44,12 @@ class Tokenizer:
 
     Args:
       fast: the tokenizer.
-      bos: whether prompts open with the BOS token: "auto" (if `fast` itself
-        adds one), "always" (if it has one) or "never".
+      bos: whether prompts start with the BOS token: "auto" (if `fast` itself
+        adds it), "always" (if it has one) or "never".
 
     Raises:
-      ValueError: `fast` has no eos_token, or `bos` is not allowed.
+      ValueError: `fast` has no eos_token.
     """
-    if bos not in BOS_RULES:
-      raise ValueError(f"config.tokenizer.bos={bos!r}: allowed {BOS_RULES}")
     if fast.eos_token_id is None:
       raise ValueError(
           "the tokenizer has no eos_token: a completion could never stop;"
@@ -69,9 +65,9 @@ class Tokenizer:
     self.pad_id = (
         self.eos_id if fast.pad_token_id is None else int(fast.pad_token_id)
     )
-    opened = fast.encode("a", add_special_tokens=True)[:1]
-    puts_bos = self.bos_id is not None and opened == [self.bos_id]
-    self._opens = bos != "never" and (puts_bos or bos == "always")
+    first = fast.encode("a", add_special_tokens=True)[:1]
+    adds_bos = bos == "always" or (bos == "auto" and first == [self.bos_id])
+    self._adds_bos = adds_bos and self.bos_id is not None
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of `text` without any special token added."""
@@ -96,9 +92,9 @@ class Tokenizer:
     self.stop_strings = tuple(dict.fromkeys((*self.stop_strings, *strings)))
 
   def encode_prompt(self, text: str) -> list[int]:
-    """Returns the ids of a prompt, opened with BOS once if the rule says so."""
+    """Returns the ids of a prompt, with BOS first if the rule says so."""
     ids = self.encode(text)
-    if self._opens and self.bos_id is not None and ids[:1] != [self.bos_id]:
+    if self._adds_bos and ids[:1] != [self.bos_id]:
       ids.insert(0, self.bos_id)
     return ids
 
@@ -146,9 +142,9 @@ class Tokenizer:
   ) -> str:
     """Returns a completion's text, as a reward sees it.
 
-    It lacks the stop token that ended the completion, and the first stop string
-    with what follows. Other special tokens stay, so that a reward does not
-    mistake a broken completion for a correct one.
+    The stop token that ended it is removed, and the first stop string with what
+    follows. Other special tokens stay, so that a reward does not mistake a
+    broken completion for a correct one.
 
     Args:
       ids: [T] ids, of which the first `length` count.

@@ -103,10 +103,6 @@ class PromptTest(parameterized.TestCase):
     )
     self.assertEqual(tokenizer.encode_prompt("a"), tokenizer.encode("a"))
 
-  def test_an_unknown_rule_is_refused(self):
-    with self.assertRaisesRegex(ValueError, "config.tokenizer.bos='x'"):
-      self.make(own_bos=False, bos="x")
-
   def test_chat_has_the_tokens_of_its_template(self):
     tokenizer = self.make(own_bos=True, bos="always")
     tokenizer._fast.chat_template = (
