@@ -41,6 +41,9 @@ def find(name: str | os.PathLike[str], *, weights: bool = True) -> pathlib.Path:
 
   repo, revision = match.groups()
 
+  option = f" --revision {revision}" if revision else ""
+  fetch = f"fetch it with  hf download {repo}{option}  where there is a network"
+
   def snapshot(local_files_only: bool) -> pathlib.Path:
     return pathlib.Path(
         huggingface_hub.snapshot_download(
@@ -53,12 +56,12 @@ def find(name: str | os.PathLike[str], *, weights: bool = True) -> pathlib.Path:
 
   try:
     folder = snapshot(local_files_only=True)
-    if _is_complete(folder, weights):
+    if _has_model(folder, weights) and _has_tokenizer(folder):
       return folder
   except errors.LocalEntryNotFoundError:
     pass
   try:
-    return snapshot(local_files_only=False)
+    folder = snapshot(local_files_only=False)
   except errors.GatedRepoError as error:
     raise ValueError(
         f"{name}: accept the licence at https://huggingface.co/{repo}, then"
@@ -73,21 +76,27 @@ def find(name: str | os.PathLike[str], *, weights: bool = True) -> pathlib.Path:
         " `hf auth login`)"
     ) from error
   except Exception as error:  # Those of the HTTP client, which may change.
-    option = f" --revision {revision}" if revision else ""
     raise ValueError(
         f"{name}: no such folder, not in the hub's cache"
-        f" {constants.HF_HUB_CACHE}, and the hub cannot be"
-        f" reached; fetch it with  hf download {repo}{option}  where there is a"
-        " network"
+        f" {constants.HF_HUB_CACHE}, and the hub cannot be reached; {fetch}"
     ) from error
+  # Without a network huggingface_hub also returns a part of a model.
+  if not _has_model(folder, weights):
+    what = "safetensors" if weights else "config.json"
+    raise ValueError(f"{name}: {folder} has no or not all {what}; {fetch}")
+  return folder
 
 
-def _is_complete(folder: pathlib.Path, weights: bool) -> bool:
-  """Tells whether a cached snapshot has what `find` was asked for."""
+def _has_tokenizer(folder: pathlib.Path) -> bool:
+  return any((folder / name).is_file() for name in _TOKENIZERS)
+
+
+def _has_model(folder: pathlib.Path, weights: bool) -> bool:
+  """Tells whether a cached snapshot has config.json and all weights."""
   has = lambda name: (folder / name).is_file()
-  if not has("config.json") or not any(map(has, _TOKENIZERS)):
-    return False
-  if not weights or has("model.safetensors") or list(folder.glob("*.bin")):
+  if not weights or not has("config.json"):
+    return has("config.json")
+  if has("model.safetensors") or list(folder.glob("*.bin")):
     return True  # `hf_files` says how to convert .bin files.
   try:
     index = json.loads((folder / _INDEX).read_text("utf-8"))

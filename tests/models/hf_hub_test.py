@@ -64,7 +64,8 @@ class FindTest(parameterized.TestCase):
     with mock.patch.object(
         huggingface_hub, "snapshot_download", return_value=str(snapshot)
     ) as download:
-      hf_hub.find("org/tiny")
+      with self.assertRaisesRegex(ValueError, "hf download org/tiny"):
+        hf_hub.find("org/tiny")
       # First the cache, then the hub.
       calls = [call.kwargs["local_files_only"] for call in download.mock_calls]
       self.assertEqual(calls, [True, False])
