@@ -475,6 +475,12 @@ class Programs:
         functools.partial(model.decode_params, num_positions=P + T)
     )
     self.prefill = jit(bind(prefill))
+    over_rows = rows_sharding(sharding, settings.prefill_size)
+    if over_rows != sharding:
+      # Each device runs its share of the prompts; all get every prompt's cache.
+      self.prefill = jit(
+          bind(prefill), in_shardings=(None, over_rows, over_rows)
+      )
     self.refill = jit_state(bind(refill), donate_argnums=0)
     self.decode_chunk = jit_pair(
         bind(decode_chunk), donate_argnums=1, static_argnums=4

@@ -17,6 +17,8 @@ import numpy as np
 from tba_jax.config import settings as settings_lib
 from tba_jax.programs import searcher
 from tba_jax.sampling import decode
+from tba_jax.sampling import rows
+from tba_jax.system import hlo
 from tba_jax.training import lora
 from tba_jax.training import publication
 from tba_jax.training import sharding
@@ -35,6 +37,19 @@ os.environ["XLA_FLAGS"] = (
 )
 
 TAG = "00000001.0000000003"
+SETTINGS = decode.Settings(
+    temperature=1.0,
+    top_k=0,
+    top_p=1.0,
+    max_prompt_tokens=4,
+    max_completion_tokens=12,
+    num_rows=64,
+    chunk_steps=3,
+    stop_ids=(1,),
+    pad_id=0,
+    seed=0,
+    recompute_cache=True,
+)
 KEYS = {"run_id": "run", "secret": b"s" * 32, "deadline_s": 60.0}
 
 
@@ -116,19 +131,7 @@ class SamplingTest(parameterized.TestCase):
     }
     sampler = decode.Sampler(
         cls.policy.model,
-        decode.Settings(
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_prompt_tokens=4,
-            max_completion_tokens=12,
-            num_rows=64,
-            chunk_steps=3,
-            stop_ids=(1,),
-            pad_id=0,
-            seed=0,
-            recompute_cache=True,
-        ),
+        SETTINGS,
     )
     looks = iter(range(100))
 
@@ -168,10 +171,10 @@ class SamplingTest(parameterized.TestCase):
 
     def check(programs):
       state = programs.empty_state()
-      rows = 64 * tensor // math.prod(sizes.values())
+      num_rows = 64 * tensor // math.prod(sizes.values())
       for leaf in jax.tree.leaves(state):
         shard = leaf.sharding.shard_shape(leaf.shape)
-        self.assertEqual(shard[0], rows)
+        self.assertEqual(shard[0], num_rows)
         if leaf.ndim == 4:
           self.assertEqual(shard[1], leaf.shape[1] // tensor)
 
@@ -182,6 +185,22 @@ class SamplingTest(parameterized.TestCase):
       np.testing.assert_array_equal(one.token_versions, other.token_versions)
     newest = max(one.token_versions.max() for one in found)
     self.assertEqual(newest, 2)
+
+  def test_a_prefill_is_shared_out(self):
+    flops = []
+    for sizes in ({}, dict(data=4)):
+      params = jax.device_put(self.params_of[0])
+      params = make_place(self.policy, **sizes).put(params)
+      programs = rows.Programs(
+          self.policy.model, SETTINGS, rows.params_sharding(params)
+      )
+      shape = SETTINGS.prefill_size, SETTINGS.max_prompt_tokens
+      compiled = programs.prefill.lower(
+          params, np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+      ).compile()
+      flops.append(hlo.costs(compiled.as_text()).flops)
+    self.assertGreater(flops[1], 0)
+    self.assertEqual(flops[0], 4 * flops[1])
 
 
 class CarriersTest(parameterized.TestCase):
