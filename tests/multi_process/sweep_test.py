@@ -44,7 +44,7 @@ class SweepTest(absltest.TestCase):
         for path in (self.workdir / "runs").glob("*.json")
     }
 
-  def test_goes_on_after_a_kill(self):
+  def test_goes_on_after_a_kill_and_ends_where_a_worker_fails(self):
     config = "--config=configs/staleness.py:smoke"
     sweep = self.start(config, "--config.sweep.workers=2")
     deadline = time.monotonic() + _DEADLINE_S
@@ -74,12 +74,7 @@ class SweepTest(absltest.TestCase):
     for name in ("sweep.md", "sweep.png"):
       self.assertTrue((self.workdir / name).exists(), name)
 
-  def test_a_worker_that_fails_ends_the_sweep(self):
-    # The weights are damaged: told when a run is made, not before.
-    config = "--config=configs/staleness.py:smoke"
-    first = self.start(config, "--config.sweep.staleness_steps=0")
-    out, _ = first.communicate(timeout=_DEADLINE_S)
-    self.assertEqual(first.returncode, 0, out)
+    # A worker fails: the weights are damaged, which a run finds out.
     for path in (self.workdir / "runs").glob("*.json"):
       path.unlink()
     (self.workdir / "sft/model/model.safetensors").write_bytes(b"torn")
