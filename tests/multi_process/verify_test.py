@@ -85,7 +85,7 @@ class VerifyTest(parameterized.TestCase):
     self.assertEqual([note for p in parts.values() for note in p.notes], [])
     self.assertEqual(parts["checkpoints"].found, "steps 8, 12")
     self.assertIn(f"{_STEPS} steps", parts["metrics"].found)
-    self.assertLen(self.segments(), 4)
+    self.assertGreater(len(self.segments()), 2)
 
   def test_a_wrong_journal_record(self):
     second = self.segments()[1]
