@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """config.json and generation_config.json: what is read, and what is refused.
 
-`published_configs.json` has whole files as they are on the hub. Those of
-Qwen2.5 0.5B and its Instruct, Qwen2.5 1.5B Instruct, Qwen3 0.6B, Llama 3.2 1B,
-Mistral 7B v0.3 and MiniLM are copies; the others were written down from their
-authors' pages without a copy at hand.
+`published_configs.json` has configs of models on the hub. Those of Qwen2.5 0.5B
+and its Instruct, Qwen2.5 1.5B Instruct, Qwen3 0.6B and Llama 3.2 1B are copies
+of the files. Mistral 7B v0.3 is its Instruct's, and MiniLM that of another
+revision. The others were written from memory: they may lack keys or have others
+than the published files.
 """
 
 import json
