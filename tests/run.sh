@@ -98,7 +98,9 @@ else
     run_group 2400 fast tests --ignore=tests/multi_device \
     --ignore=tests/multi_process --ignore=tests/browser --ignore=tests/colabs
   if ((all)); then
-    run_each 900 2 tests/multi_device
+    # XLA compiles faster, to slower code; the arrays are tiny.
+    XLA_FLAGS="--xla_backend_optimization_level=0 ${XLA_FLAGS:-}" \
+      run_each 900 2 tests/multi_device
     # Their processes wait for each other much of the time, and their deadlines
     # hold on a busy machine: two at a time.
     run_each 1200 2 tests/multi_process
