@@ -101,9 +101,8 @@ else
     # XLA compiles faster, to slower code; the arrays are tiny.
     XLA_FLAGS="--xla_backend_optimization_level=0 ${XLA_FLAGS:-}" \
       run_each 900 2 tests/multi_device
-    # Their processes wait for each other much of the time, and their deadlines
-    # hold on a busy machine: two at a time.
-    run_each 1200 2 tests/multi_process
+    # Their runs are processes with deadlines of their own: one at a time.
+    run_each 1200 1 tests/multi_process
     run_each 600 1 tests/browser
     run_each 1200 1 tests/colabs
   fi
