@@ -213,6 +213,11 @@ class Journal:
     if not payloads:
       return []
     added = sum(RECORD_BYTES + len(p) for p in payloads)
+    try:
+      if self._unclean:
+        self._cut()
+    except OSError as error:
+      raise _explained(error, self._directory) from error
     if self._fd < 0 or (
         self._size + added > self._max_segment_bytes
         and self._size > HEADER_BYTES
@@ -224,8 +229,6 @@ class Journal:
       position += len(records[-1])
       positions.append(position)
     try:
-      if self._unclean:
-        self._cut()
       _write(self._fd, b"".join(records))
       os.fsync(self._fd)
     except OSError as error:
@@ -316,7 +319,7 @@ class Journal:
         path.unlink(missing_ok=True)
       raise _explained(error, self._directory) from error
     self.close()
-    self._fd, self._size, self._unclean = fd, HEADER_BYTES, False
+    self._fd, self._size = fd, HEADER_BYTES
     if start not in self._starts:
       self._starts.append(start)
 

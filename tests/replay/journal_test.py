@@ -345,6 +345,19 @@ class FullDiskTest(JournalTestCase):
     self.assertEqual(self.payloads(self.open()), [b"before", b"after"])
     self.assertEqual(self.kinds(), ["journal_unclean"])
 
+  def test_what_a_failed_cut_left_does_not_stay_in_a_closed_segment(self):
+    journal = self.open(max_segment_bytes=500)
+    journal.append([b"before"])
+    fails = lambda name: mock.patch.object(os, name, side_effect=OSError(5, ""))
+    with fails("fsync"), fails("ftruncate"), self.assertRaises(OSError):
+      journal.append([b"x" * 50])
+    journal.append([b"y" * 500])  # Opens the next segment.
+    self.assertLen(self.files(), 2)
+    for _ in range(2):
+      self.assertEqual(self.payloads(journal), [b"before", b"y" * 500])
+      journal.close()
+      journal = self.open()
+
   def test_sync_that_fails(self):
     journal = self.open()
     journal.append([b"before"])
