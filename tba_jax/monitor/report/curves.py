@@ -90,10 +90,13 @@ CHARTS = (
     Chart(
         "Time of a step",
         "seconds",
-        {"step": "time/step_s", "waiting": "time/wait_s",
-         "drawing": "time/draw_s"},
+        {
+            "step": "time/step_s",
+            "waiting": "time/wait_s",
+            "drawing": "time/draw_s",
+        },
         zero=True,
-    ),  # fmt: skip
+    ),
     Chart(
         "Reward by age",
         "of the younger and the older completions of a batch",
