@@ -155,7 +155,7 @@ def _settings(
   config.loss.name = name
   config.loss.ratio_clip = 0.2
   config.loss.correction = ""
-  config.loss.value_init = policy.OF_POLICY
+  config.loss.value_init = "policy"
   config.train.num_steps = 1000
   config.train.micro_batch_prompts = shape[0]
   config.optimizer.warmup_steps = 0

@@ -122,10 +122,10 @@ def _measure_cost(
     with queue.draining() as drain:
       queue.feed(fed / store_queue.COMPLETIONS)
       drain.receive(2)
-      start, busy_before_s = time.perf_counter(), drain.poll_stats().busy_s
+      start, busy_before_s = time.perf_counter(), drain.poll_stats()["busy_s"]
       on.append(step.time(num_steps))
       on_s += time.perf_counter() - start
-      busy_s += drain.poll_stats().busy_s - busy_before_s
+      busy_s += drain.poll_stats()["busy_s"] - busy_before_s
       received += drain.take()
   p99 = {"off": _percentile(off, 99), "on": _percentile(on, 99)}
   pairs_ms = [

@@ -147,7 +147,7 @@ def _set_training(c: ml_collections.ConfigDict) -> None:
   c.search.samples_per_prompt = 2
   c.search.prompts_per_round = c.search.prompts_per_step = 32
   variants.set_rounds(c, mini_batches=1, passes=1, lag_rounds=1)
-  c.evaluate.every_steps = 0
+  c.evaluate.every_steps = c.train.num_steps // 4
   c.evaluate.num_prompts = 128
   c.evaluate.final_prompts = 500
   c.evaluate.num_completions = 1
