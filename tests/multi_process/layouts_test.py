@@ -139,7 +139,7 @@ class LayoutsTest(absltest.TestCase):
     # trainer publishes shards that the other has not; a version with less than
     # all of them is none.
     changes = {
-        "train.num_steps": 150,
+        "train.num_steps": 70,
         "search.prompts_per_round": 4,
         "publish.carrier": "orbax",
         "mesh.fsdp": 2,
