@@ -198,12 +198,7 @@ def _set_async_rlhf(
   if arg.method == "ppo":
     c.optimizer.grad_clip_norm = 1.0
     c.loss.value_init = "policy"
-    c.loss.value_learning_rate = 3e-6
-    c.loss.value_clip = 0.2
-    c.loss.value_weight = 0.1
-    c.loss.gae_gamma = 1.0
-    c.loss.gae_lambda = 0.95
-    c.loss.whiten_advantages = True
+    variants.set_async_rlhf_values(c)
   c.train.prompts_per_batch = prompts
   c.train.completions_per_prompt = samples
   c.train.micro_batch_prompts = 1

@@ -180,12 +180,7 @@ def _set_async_rlhf(
   if arg.method == "ppo":
     # The released code's value model starts from the reward model.
     c.loss.value_init = "reward_model"
-    c.loss.value_learning_rate = 3e-6
-    c.loss.value_clip = 0.2
-    c.loss.value_weight = 0.1
-    c.loss.gae_gamma = 1.0
-    c.loss.gae_lambda = 0.95
-    c.loss.whiten_advantages = True
+    variants.set_async_rlhf_values(c)
   variants.set_rounds(
       c,
       mini_batches=arg.mini_batches,

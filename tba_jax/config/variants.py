@@ -134,6 +134,16 @@ def make_smoke(c: ml_collections.ConfigDict) -> None:
   c.log.samples_every_steps = 3
 
 
+def set_async_rlhf_values(c: ml_collections.ConfigDict) -> None:
+  """Sets the value model and advantages of Asynchronous RLHF's PPO."""
+  c.loss.value_learning_rate = 3e-6
+  c.loss.value_clip = 0.2
+  c.loss.value_weight = 0.1
+  c.loss.gae_gamma = 1.0
+  c.loss.gae_lambda = 0.95
+  c.loss.whiten_advantages = True
+
+
 def set_rounds(
     c: ml_collections.ConfigDict,
     *,

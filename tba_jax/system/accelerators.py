@@ -25,6 +25,7 @@ _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 _FIRST_TPU_PORT = 8476
 # Share of a GPU's memory that the processes on it take together.
 _GPU_MEMORY = 0.9
+_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _DEV = pathlib.Path("/dev")
 
 
@@ -165,9 +166,9 @@ def _environment(
   ids = ",".join(found.ids[i] for i in indices)
   if found.kind == "gpu":
     out = {"CUDA_VISIBLE_DEVICES": ids}
-    if sharing > 1:
-      share = _GPU_MEMORY / sharing
-      out["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{share:.3f}"
+    # A share that the user has set stays.
+    if sharing > 1 and _MEMORY_SHARE not in os.environ:
+      out[_MEMORY_SHARE] = f"{_GPU_MEMORY / sharing:.3f}"
     return out
   if len(indices) == len(found.ids):
     return {}

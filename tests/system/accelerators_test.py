@@ -73,6 +73,10 @@ class AssignTest(parameterized.TestCase):
     ]
     self.assertLen(shares, 3)
     self.assertBetween(sum(shares), 0.8, 0.95)
+    own = {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".3"}
+    with mock.patch.dict(os.environ, own):
+      out = accelerators.assign(_gpus(1), _AUTO, [1], [1])
+    self.assertEqual(out["trainer"], [{"CUDA_VISIBLE_DEVICES": "0"}])
     alone = accelerators.assign(_gpus(1), _AUTO, [1], [])
     self.assertEqual(alone["trainer"], [{"CUDA_VISIBLE_DEVICES": "0"}])
 
