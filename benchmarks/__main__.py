@@ -22,6 +22,7 @@ BENCHMARKS = (
     "decode",
     "decode_lengths",
     "end_to_end",
+    "kills",
     "objectives",
     "publish",
     "replay",

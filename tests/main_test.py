@@ -129,24 +129,22 @@ class MainTest(parameterized.TestCase):
       status = self.main(program=program, config=None, workdir=self.workdir)
     self.assertEqual(status, 0, self.stderr.getvalue())
 
-  def test_workdir_is_missing(self):
-    self.refused(
-        "--workdir: --program=train needs",
-        program="train",
-        config=_CONFIG,
-        workdir=None,
-    )
-
   @parameterized.parameters(
-      dict(program="train", config=_CONFIG, workdir=""),
-      dict(program="train", config=""),
-      dict(program="status", config=None, workdir=None),
-  )
-  def test_an_empty_or_missing_place(self, **arguments):
-    name = "config" if arguments["config"] == "" else "workdir"
-    self.refused(f"--{name}", **{"workdir": self.workdir} | arguments)
-    if "" in arguments.values():
-      self.assertEmpty(list(pathlib.Path(self.workdir).iterdir()))
+      ("--workdir: --program=train needs", dict(workdir=None)),
+      ("--workdir", dict(workdir="")),
+      ("--workdir", dict(program="status", config=None, workdir=None)),
+      ("--config", dict(config="")),
+      ("--config: --program=train needs", dict(config=None)),
+      ("--config=no.py.*configs/countdown.py", dict(config="no.py")),
+      ("no run is there", dict(program="trainer", config=None)),
+      ("config.loss.betta = '1'.*did you mean config.loss.beta",
+       dict(overrides=["loss.betta=1"])),
+      ("config.train.num_steps = 0", dict(overrides=["train.num_steps=0"])),
+  )  # fmt: skip
+  def test_a_wrong_use_is_refused_and_writes_nothing(self, pattern, changes):
+    usual = dict(program="train", config=_CONFIG, workdir=self.workdir)
+    self.refused(pattern, **usual | changes)
+    self.assertEmpty(list(pathlib.Path(self.workdir).iterdir()))
 
   def _usage(self, *argv):
     """Returns status, stdout and stderr of a command line."""
@@ -200,45 +198,6 @@ class MainTest(parameterized.TestCase):
     status, _, error = self._usage()
     self.assertEqual(status, 2)
     self.assertIn("--config=FILE", error)
-
-  def test_config_is_missing(self):
-    self.refused(
-        "--config: --program=train needs",
-        program="train",
-        config=None,
-        workdir=self.workdir,
-    )
-
-  def test_config_does_not_exist(self):
-    self.refused(
-        "--config=no.py.*configs/countdown.py",
-        program="train",
-        config="no.py",
-        workdir=self.workdir,
-    )
-
-  def test_no_run_is_there(self):
-    self.refused(
-        "no run is there", program="trainer", config=None, workdir=self.workdir
-    )
-
-  def test_an_unknown_key(self):
-    self.refused(
-        "config.loss.betta = '1'.*did you mean config.loss.beta",
-        program="train",
-        config=_CONFIG,
-        workdir=self.workdir,
-        overrides=["loss.betta=1"],
-    )
-
-  def test_a_value_that_is_not_allowed(self):
-    self.refused(
-        r"config.train.num_steps = 0",
-        program="train",
-        config=_CONFIG,
-        workdir=self.workdir,
-        overrides=["train.num_steps=0"],
-    )
 
   def test_a_role_takes_no_overrides(self):
     self.make_run()

@@ -74,14 +74,15 @@ run_group() {
   if ((status)); then echo "$name (exit $status)" >>"$results/failed"; fi
 }
 
-# run_each SECONDS COUNT FOLDER: each test file of it in a process of its own,
-# COUNT at a time; what one prints comes in one piece.
+# run_each SECONDS FILE…: each test file in a pytest process of its own, two at
+# a time; what one prints comes in one piece.
 run_each() {
-  local file
-  for file in "$3"/*_test.py; do
-    while (($(jobs -rp | wc -l) >= $2)); do sleep 0.2; done
+  local limit="$1" file
+  shift
+  for file in "$@"; do
+    while (($(jobs -rp | wc -l) >= 2)); do sleep 0.2; done
     {
-      out="$(run_group "$1" "${file%.py}" "$file" 2>&1)"
+      out="$(run_group "$limit" "${file%.py}" "$file" 2>&1)"
       printf '%s\n' "$out"
     } &
   done
@@ -100,11 +101,9 @@ else
   if ((all)); then
     # XLA compiles faster, to slower code; the arrays are tiny.
     XLA_FLAGS="--xla_backend_optimization_level=0 ${XLA_FLAGS:-}" \
-      run_each 900 2 tests/multi_device
-    # Their runs are processes with deadlines of their own: one at a time.
-    run_each 1200 1 tests/multi_process
-    run_each 600 1 tests/browser
-    run_each 1200 1 tests/colabs
+      run_each 900 tests/multi_device/*_test.py
+    # A run leaves half of two cores idle: its processes wait for each other.
+    run_each 1200 tests/{colabs,browser,multi_process}/*_test.py
   fi
 fi
 

@@ -531,7 +531,10 @@ def _check_checkpoints(run_: RunFiles, part: Part) -> None:
     if not (run_.live or run_.had("checkpoint_failed")) and names.isdisjoint(
         (f"{step}", f"damaged-{step}")
     ):
-      part.add(f"checkpoints/{step}", "is missing", "a newer one is there")
+      part.notes.append(
+          f"checkpoints/{step}: deleted; a restart continues from"
+          f" checkpoints/{run_.saved[-1].step}"
+      )
   part.found = _found_steps(run_.saved)
 
 

@@ -182,7 +182,19 @@ class VerifyTest(parameterized.TestCase):
     (self.folder / "checkpoints/8/commit_success.txt").unlink()
     self.assert_wrong(("checkpoints/8/commit_success.txt", "is missing"))
 
-  def test_a_deleted_checkpoint(self):
+  def test_deleted_checkpoints(self):
+    """An older one is not missed; the newest and the last one are."""
+    shutil.rmtree(self.folder / "checkpoints/8")
+    problems, parts = self.audit()
+    self.assertEmpty(problems)
+    self.assertRegex(
+        parts["checkpoints"].notes[0],
+        "checkpoints/8: deleted; a restart continues from checkpoints/12",
+    )
+    shutil.rmtree(self.folder / "checkpoints/12")
+    self.assertIn("checkpoints", dict(self.audit()[0]))
+
+  def test_the_newest_checkpoint_is_deleted(self):
     shutil.rmtree(self.folder / "checkpoints/12")
     problems, _ = self.audit()
     self.assertIn("result.json", dict(problems))

@@ -173,7 +173,7 @@ class Run(Process):
     return pid
 
 
-NUM_SEARCHERS = 3
+NUM_SEARCHERS = 2
 
 
 class Roles:

@@ -185,6 +185,7 @@ def _render(
       diversity=diversity(before, after),
       num_events=run.num_events,
       config=list(tables.flat_config(run.config)),
+      damaged=[text.printable(line, 500) for line in run.damaged],
       skipped=[
           (text.printable(name, 120), n)
           for name, n in sorted(run.skipped.items())

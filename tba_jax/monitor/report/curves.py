@@ -195,12 +195,7 @@ def with_evaluations(
 ) -> list[dict[str, Any]]:
   """Returns the records with the history of `eval.json` as `eval/...`."""
   by_step = {record["step"]: dict(record) for record in records}
-  history = evaluations.get("history")
-  rows = [
-      row
-      for row in (history if isinstance(history, list) else [])
-      if isinstance(row, dict) and isinstance(row.get("step"), int)
-  ]
+  rows = evaluations.get("history") or []
   # A curve shows one split: the one evaluated during training.
   validation = [row for row in rows if row.get("split") == "validation"]
   for row in validation or rows:

@@ -7,6 +7,7 @@ import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+import sys
 from typing import Any
 
 from etils import epath
@@ -24,6 +25,10 @@ MAX_REASON_CHARS = 500
 MAX_TOKENS = 256
 MAX_TOKEN_CHARS = 64
 MAX_EVENTS = 2000
+_SCHEMAS = {
+    "eval.json": {"before?": {}, "after?": {}, "history?": [{"step": int}]},
+    "summary.json": {"before?": {}, "after?": {}},
+}
 
 
 @dataclasses.dataclass
@@ -59,6 +64,7 @@ class Run:
   events: the newest events, oldest first; num_events: of the whole run.
   samples: evenly spaced samples, printable; num_samples: of the whole run.
   skipped: number of unreadable lines by file.
+  damaged: the JSON files that cannot be read, and why; they are left out.
   """
 
   workdir: epath.Path
@@ -76,6 +82,7 @@ class Run:
   samples: list[dict[str, Any]]
   num_samples: int
   skipped: dict[str, int]
+  damaged: list[str]
 
   def setting(self, *keys: str) -> Any:
     """Returns a setting of the run's config, None if missing."""
@@ -121,19 +128,24 @@ def printable_sample(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Reader:
-  """Reads the files of a run directory; counts unreadable lines."""
+  """Reads the files of a run directory; notes what is unreadable."""
 
   def __init__(self, workdir: epath.Path):
     self._workdir = workdir
     self.skipped = collections.Counter()
+    self.damaged: list[str] = []
 
   def lines(self, name: str) -> Any:
     skip = functools.partial(self.skipped.update, (name,))
     return jsonl.iter_jsonl(self._workdir / name, skip)
 
   def object(self, name: str) -> dict[str, Any]:
-    value = jsonl.read_json(self._workdir / name)
-    return value if isinstance(value, dict) else {}
+    try:
+      schema = _SCHEMAS.get(name, {})
+      return jsonl.read_object(self._workdir / name, schema) or {}
+    except ValueError as error:
+      self.damaged.append(str(error))
+      return {}
 
   def samples(self) -> tuple[list[dict[str, Any]], int]:
     """Returns at most MAX_SAMPLES samples, evenly spaced, and their total.
@@ -173,7 +185,10 @@ class _Reader:
 
 
 def read_run(workdir: epath.PathLike) -> Run:
-  """Reads a run directory; ValueError if there is none."""
+  """Reads a run directory, and warns on stderr of files that are damaged.
+
+  Raises ValueError if there is no such directory.
+  """
   workdir = epath.Path(workdir)
   if not workdir.is_dir():
     raise ValueError(f"no run directory at {workdir}")
@@ -181,7 +196,7 @@ def read_run(workdir: epath.PathLike) -> Run:
   events = list(reader.lines("events.jsonl"))
   samples, num_samples = reader.samples()
   lanes, span_kinds = reader.lanes()
-  return Run(
+  run = Run(
       workdir=workdir,
       config=reader.object("config.json"),
       eval=reader.object("eval.json"),
@@ -197,4 +212,8 @@ def read_run(workdir: epath.PathLike) -> Run:
       samples=samples,
       num_samples=num_samples,
       skipped=dict(reader.skipped),
+      damaged=reader.damaged,
   )
+  for line in run.damaged:
+    print(f"warning: {line}; left out of the report", file=sys.stderr)
+  return run

@@ -19,6 +19,7 @@ UNITS = ("prompts", "completions", "tokens")
 # Key of an evaluation -> its label and number style.
 EVALUATIONS = {
     "pass_at_1": ("pass@1", "percent"),
+    "greedy_pass_at_1": ("pass@1, greedy", "percent"),
     "pass_at_k": ("pass@k", "percent"),
     "win_rate": ("win-rate", "percent"),
     "greedy_win_rate": ("win-rate, greedy", "percent"),
@@ -58,7 +59,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def evaluations(run: load.Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
   """Returns the evaluations before and after, from `eval.json` or summary."""
   before, after = (
-      {**_mapping(run.summary.get(name)), **_mapping(run.eval.get(name))}
+      {**(run.summary.get(name) or {}), **(run.eval.get(name) or {})}
       for name in ("before", "after")
   )
   return before, after

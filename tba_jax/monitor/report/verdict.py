@@ -71,6 +71,21 @@ def _error(before: Mapping[str, Any], after: Mapping[str, Any], key: str):
   return math.hypot(*(e if text.is_number(e) else 0.0 for e in errors))
 
 
+def _greedy(before: Mapping[str, Any], after: Mapping[str, Any], key: str):
+  """Returns a remark where samples got better and greedy completions worse."""
+  key = f"greedy_{key}"
+  old, new = before.get(key), after.get(key)
+  if not (text.is_number(old) and text.is_number(new)):
+    return ""
+  if new - old >= -CLEAR * _error(before, after, key):
+    return ""
+  old, new = text.number(old, "percent"), text.number(new, "percent")
+  return (
+      f"; that of greedy completions fell from {old} to {new}: samples became"
+      " less random, not better"
+  )
+
+
 def verdict(
     before: Mapping[str, Any],
     after: Mapping[str, Any],
@@ -106,6 +121,7 @@ def verdict(
   if change > error:
     full = style == "percent" and after[key] >= _SATURATED
     more = ": there is hardly anything left to learn" if full else ""
+    more += _greedy(before, after, key)
     return Verdict("learned", f"Learned: {moved}{more}.")
   reward = training_reward(records)
   trained = ""

@@ -43,6 +43,7 @@ def _run(
       samples=[],
       num_samples=0,
       skipped={},
+      damaged=[],
   )
 
 

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of any run: complete, safe and small."""
 
+import contextlib
+import io
 import json
 import os
 import pathlib
@@ -53,6 +55,20 @@ class BuildTest(absltest.TestCase):
     source = build.write_report(self.workdir).read_text()
     self.assertIn("no summary; last sign of life", source)
     self.assertIn("Unreadable lines left out", source)
+
+  def test_damaged_files_are_named(self):
+    fake_run.make_run(self.workdir, num_steps=3)
+    for name, value in (
+        ("eval.json", {"history": 5}),
+        ("ledger.json", []),
+        ("summary.json", {"before": "<b>"}),
+    ):
+      pathlib.Path(self.workdir, name).write_text(json.dumps(value))
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+      source = build.write_report(self.workdir).read_text()
+    for name in ("eval.json", "ledger.json", "summary.json"):
+      self.assertRegex(source, f"Left out: .*{name}: damaged")
+      self.assertRegex(err.getvalue(), f"warning: .*{name}: damaged")
 
   def test_page_of_a_run_killed_at_any_byte(self):
     rng = np.random.default_rng(0)

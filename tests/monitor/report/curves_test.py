@@ -57,7 +57,7 @@ class ChartsTest(absltest.TestCase):
 
   def test_evaluations_join_the_records(self):
     records = _records([1.0])
-    history = {"history": [{"step": 0, "pass_at_1": 0.3}, {"step": 9}, "x"]}
+    history = {"history": [{"step": 0, "pass_at_1": 0.3}, {"step": 9}]}
     out = curves.with_evaluations(records, history)
     self.assertEqual([r["step"] for r in out], [0, 9])
     self.assertEqual(out[0]["eval/pass_at_1"], 0.3)

@@ -48,6 +48,17 @@ class VerdictTest(parameterized.TestCase):
     found = verdict.verdict(*_sides(-1.5, 0.7, key="mean_reward"), FLAT)
     self.assertIn("from -1.50 to 0.70 (+2.20", found.sentence)
 
+  @parameterized.parameters((0.80, True), (0.88, False), (0.95, False))
+  def test_greedy_completions_that_got_worse_are_told(self, greedy, is_told):
+    """The error of the difference of the greedy ones is 1.4 points."""
+    sides = _sides(0.4, 0.7, key="win_rate")
+    for side, value in zip(sides, (0.89, greedy)):
+      side.update(greedy_win_rate=value, greedy_win_rate_stderr=0.01)
+    found = verdict.verdict(*sides, FLAT)
+    self.assertEqual(found.kind, "learned")
+    told = "greedy completions fell from 89.0 % to 80.0 %" in found.sentence
+    self.assertEqual(told, is_told)
+
   def test_missing_evaluation(self):
     found = verdict.verdict({"pass_at_1": 0.5}, {}, RISING)
     self.assertEqual(found.kind, "unknown")
