@@ -29,6 +29,7 @@ BENCHMARKS = (
     "scale",
     "spread",
     "store",
+    "time_to_reward",
     "train_step",
     "watch",
 )

@@ -1,0 +1,407 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Seconds until the policy reaches a held-out pass@1, beside TRL's GRPO.
+
+    python -m benchmarks time_to_reward [SEED,… [RUN …]]
+
+All runs of a seed start from one fine-tuned policy and sample the same prompts
+in the same order; `ours` is the config as it is given, with its three processes
+on this machine. Snapshots of the params are evaluated afterwards, all by the
+evaluator of this package. The clock of a run starts with its first step and
+leaves out compilation, evaluation and the snapshots; `start_s` has what came
+before the second step.
+
+TRL is found where `TBA_JAX_TRL` (an interpreter, by default this one)
+can import it; otherwise its runs are left out. The folder runs/time_to_reward
+keeps a result per run and seed, so that later calls add to table and plot;
+remove it to measure anew.
+"""
+
+from collections.abc import Mapping, Sequence
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import matplotlib
+from matplotlib import pyplot
+import ml_collections
+import numpy as np
+
+from tba_jax.models import hf
+from tba_jax.monitor import metrics
+from tba_jax.programs import sft
+from tba_jax.programs import train
+from tba_jax.replay import prompt_order
+from tba_jax.system import jsonl
+from tba_jax.system import processes
+from tba_jax.tasks import base
+from tba_jax.training import model_source
+from tba_jax.training import policy as policy_lib
+from tba_jax.training import reward_judge
+
+TRL_VARIABLE = "TBA_JAX_TRL"
+OURS = "ours"
+# Settings of TRL, as `trl_grpo.py` takes them. `grpo` has the defaults of its
+# losses; the rates are the better ones of those tried on other seeds.
+_TRL = {
+    "grpo": {"learning_rate": 6e-4, "beta": 0.0, "scale_rewards": "group"},
+    "grpo_half_rate": {
+        "learning_rate": 3e-4, "beta": 0.0, "scale_rewards": "group"
+    },
+    "grpo_kl": {"learning_rate": 6e-4, "beta": 0.05, "scale_rewards": "none"},
+}  # fmt: skip
+RUNS = (OURS, *_TRL)
+TARGETS = (0.5, 0.6, 0.7)
+_TRL_STEPS = 320
+_TRL_PROMPTS, _TRL_COMPLETIONS = 32, 8
+_TRL_DEADLINE_S = 1200.0
+_FOLDER = pathlib.Path("runs") / "time_to_reward"
+_SNAPSHOT_STEPS = 20
+_EVALUATED_COMPLETIONS = 4
+# Columns of the table that are means over the seeds: key and digits.
+_MEANS = {
+    "end_pass_at_1": 3, "end_pass_at_k": 3, "end_distinct": 2, "end_steps": 0,
+    "end_seconds": 0, "step_s": 3, "completions_per_s": 0, "start_s": 0,
+}  # fmt: skip
+_COLORS = ("#d55e00", "#0072b2", "#56b4e9", "#009e73")
+
+matplotlib.use("agg")
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Trains and evaluates; writes table.md and time_to_reward.png.
+
+  Args:
+    config: of `ours`; `evaluate.final_prompts` held-out prompts are evaluated.
+    operands: seeds separated by commas (default 0), then names of `RUNS`
+      (default all).
+
+  Returns:
+    `runs`: `summarize` of each run and seed in the folder; `left_out`: runs
+    that are not installed; `folder`.
+
+  Raises:
+    ValueError: an operand is wrong.
+    RuntimeError: a run failed.
+  """
+  seeds, names = _parse(operands)
+  left_out = []
+  if not _has_trl():
+    left_out = [name for name in names if name in _TRL]
+    names = [name for name in names if name not in _TRL]
+  if left_out:
+    print(
+        f"{', '.join(left_out)}: left out, {_trl_python()} cannot import trl;"
+        f" {TRL_VARIABLE} names an interpreter that can",
+        file=sys.stderr,
+    )
+  processes.enable_compilation_cache()
+  _FOLDER.mkdir(parents=True, exist_ok=True)
+  for seed in seeds:
+    for name in names:
+      path = _FOLDER / f"{name}-seed{seed}.json"
+      if not path.exists():
+        result = _measure(config, name, seed, path.with_suffix(""))
+        jsonl.atomic_write_json(path, result)
+        # The result of a run may take minutes.
+        print(f"{name}, seed {seed}: {summarize(result)}", file=sys.stderr)
+  results = [
+      json.loads(path.read_text())
+      for name in RUNS
+      for path in sorted(_FOLDER.glob(f"{name}-seed*.json"))
+  ]
+  table = make_table(results)
+  (_FOLDER / "table.md").write_text(table)
+  print(table, file=sys.stderr)
+  _plot(results, _FOLDER / "time_to_reward.png")
+  return {
+      "runs": [summarize(result) for result in results],
+      "left_out": left_out,
+      "folder": str(_FOLDER),
+  }
+
+
+def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the seconds to each of `TARGETS`, and how the run ended."""
+  seconds_to = {
+      f"seconds_to_{target:.2f}": seconds_until(
+          result["seconds"], result["pass_at_1"], target
+      )
+      for target in TARGETS
+  }
+  ends = ("pass_at_1", "pass_at_k", "distinct", "seconds", "steps")
+  return {
+      "run": result["run"],
+      "seed": result["seed"],
+      **seconds_to,
+      **{f"end_{name}": result[name][-1] for name in ends},
+      "step_s": result["step_s"],
+      "completions_per_s": result["completions_per_s"],
+      "start_s": result["start_s"],
+  }
+
+
+def seconds_until(
+    seconds: Sequence[float], values: Sequence[float], target: float
+) -> float | None:
+  """Returns when a curve first reaches a target, linear between its points."""
+  for i, value in enumerate(values):
+    if value >= target:
+      if not i:
+        return seconds[0]
+      before = values[i - 1]
+      share = (target - before) / (value - before)
+      return seconds[i - 1] + share * (seconds[i] - seconds[i - 1])
+  return None
+
+
+def make_table(results: Sequence[Mapping[str, Any]]) -> str:
+  """Returns a row per run: means over its seeds, with the range of seconds."""
+  heads = [
+      "run", "seeds", *(f"s to {target:.2f}" for target in TARGETS),
+      "pass@1 at the end", f"pass@{_EVALUATED_COMPLETIONS}", "distinct",
+      "steps", "s", "s a step", "completions/s", "start, s",
+  ]  # fmt: skip
+  lines = [heads, ["---"] * len(heads)]
+  for name in RUNS:
+    mine = [summarize(r) for r in results if r["run"] == name]
+    if not mine:
+      continue
+    columns = {key: [summary[key] for summary in mine] for key in mine[0]}
+    lines.append(
+        [
+            name,
+            ", ".join(map(str, columns["seed"])),
+            *(_range(columns[f"seconds_to_{t:.2f}"]) for t in TARGETS),
+            *(
+                f"{statistics.mean(columns[key]):.{digits}f}"
+                for key, digits in _MEANS.items()
+            ),
+        ]
+    )
+  return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _range(values: Sequence[float | None]) -> str:
+  """Returns "median (least to most)"; "never" counts as the most."""
+  text = lambda v: "never" if v is None else f"{v:.0f}"
+  ordered = sorted(values, key=lambda v: float("inf") if v is None else v)
+  middle = text(ordered[len(ordered) // 2])
+  if len(ordered) == 1:
+    return middle
+  return f"{middle} ({text(ordered[0])} to {text(ordered[-1])})"
+
+
+def _parse(operands: Sequence[str]) -> tuple[list[int], list[str]]:
+  seeds, *names = operands or ["0"]
+  if not all(seed.isdecimal() for seed in seeds.split(",")):
+    raise ValueError(f"operand {seeds!r}: allowed seeds separated by commas")
+  if unknown := sorted(set(names) - set(RUNS)):
+    raise ValueError(f"unknown runs {unknown}; allowed {', '.join(RUNS)}")
+  return [int(seed) for seed in seeds.split(",")], names or list(RUNS)
+
+
+def _trl_python() -> str:
+  return os.environ.get(TRL_VARIABLE, sys.executable)
+
+
+def _has_trl() -> bool:
+  code = "import importlib.util as u, sys; sys.exit(u.find_spec('trl') is None)"
+  return (
+      subprocess.run([_trl_python(), "-c", code], check=False).returncode == 0
+  )
+
+
+def _measure(
+    config: ml_collections.ConfigDict,
+    name: str,
+    seed: int,
+    folder: pathlib.Path,
+) -> dict[str, Any]:
+  """Trains one run, evaluates its snapshots, and returns its result."""
+  config = make_config(config, seed)
+  start = _FOLDER / f"start-seed{seed}"
+  if not policy_lib.sft_folder(start).exists():
+    with _stdout_to_stderr():
+      sft.run(config, str(start), stop=threading.Event())
+  with config.unlocked():
+    config.init = str(policy_lib.sft_folder(start).absolute())
+  policy = policy_lib.make_policy(config, "")
+  shutil.rmtree(folder, ignore_errors=True)
+  began = time.time()
+  if name == OURS:
+    clock = _train_ours(config, folder)
+    load = lambda step: model_source.restore(
+        config, folder, step, model_source.one_device(), needs_task=False
+    )[1]
+    size = config.train.prompts_per_batch * config.train.completions_per_prompt
+  else:
+    clock = _train_trl(config, policy, folder, name)
+    load = lambda step: hf.load(folder / f"step{step}")[1]
+    size = _TRL_PROMPTS * _TRL_COMPLETIONS
+  times = clock["step_ends"]
+  step_s = float(statistics.median(np.diff(times)))
+  steps = sorted({*range(_SNAPSHOT_STEPS, len(times), _SNAPSHOT_STEPS),
+                  len(times)})  # fmt: skip
+  evaluations = _evaluate(config, policy, {0: None} | {s: load for s in steps})
+  # The first step compiles: the median step stands in for it.
+  seconds = [0.0, *(times[s - 1] - times[0] + step_s for s in steps)]
+  return {
+      "run": name,
+      "seed": seed,
+      "steps": [0, *steps],
+      "seconds": seconds,
+      **evaluations,
+      "step_s": step_s,
+      "completions_per_s": size * len(times) / seconds[-1],
+      "start_s": times[0] - began,
+      "versions": clock.get("versions", {}),
+  }
+
+
+def make_config(
+    config: ml_collections.ConfigDict, seed: int
+) -> ml_collections.ConfigDict:
+  """Returns a copy that keeps snapshots, and evaluates next to nothing."""
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    config.seed = seed
+    config.checkpoint.every_steps = _SNAPSHOT_STEPS
+    config.checkpoint.keep = config.train.num_steps
+    config.evaluate.num_completions = _EVALUATED_COMPLETIONS
+    config.evaluate.every_steps = 0
+  return config
+
+
+def _train_ours(
+    config: ml_collections.ConfigDict, folder: pathlib.Path
+) -> dict[str, Any]:
+  """Trains; returns the time at the end of each step, without that of saves."""
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    # Before and after the run: the snapshots are evaluated later.
+    config.evaluate.final_prompts = config.evaluate.batch_prompts
+  with _stdout_to_stderr():
+    status = train.run(config, str(folder), [])
+  if status:
+    raise RuntimeError(f"{folder} ended with status {status}")
+  records = metrics.last_per_step(jsonl.read_jsonl(folder / "metrics.jsonl"))
+  spans = jsonl.read_jsonl(folder / "spans" / "trainer-0.jsonl")
+  saves = [s for s in spans if s["kind"] == "checkpoint"]
+  return {
+      "step_ends": [
+          r["time"]
+          - sum(s["t1"] - s["t0"] for s in saves if s["t0"] < r["time"])
+          for r in records
+          if "train/loss" in r
+      ]
+  }
+
+
+def _train_trl(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    folder: pathlib.Path,
+    name: str,
+) -> dict[str, Any]:
+  """As `_train_ours`, with snapshots as FOLDER/step20 and so on."""
+  folder.mkdir(parents=True)
+  order = prompt_order.PromptOrder(
+      policy.task.num_prompts(base.TRAIN), seed=config.seed
+  )
+  prompts = [
+      policy.task.prompt(base.TRAIN, order.prompt(i)[0])
+      for i in range(_TRL_STEPS * _TRL_PROMPTS)
+  ]
+  settings = {
+      **_TRL[name],
+      "model": config.init,
+      "prompts": prompts,
+      "completions_per_prompt": _TRL_COMPLETIONS,
+      "prompts_per_batch": _TRL_PROMPTS,
+      "max_completion_tokens": config.sampling.max_completion_tokens,
+      "num_steps": _TRL_STEPS,
+      "snapshot_steps": _SNAPSHOT_STEPS,
+      "seed": config.seed,
+  }
+  jsonl.atomic_write_json(folder / "settings.json", settings)
+  with (folder / "log.txt").open("w") as log:
+    done = subprocess.run(
+        [_trl_python(), "-m", "benchmarks.trl_grpo", str(folder)],
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=processes.package_environment(),
+        timeout=_TRL_DEADLINE_S,
+        check=False,
+    )
+  if done.returncode:
+    tail = (folder / "log.txt").read_text()[-2000:]
+    raise RuntimeError(f"{name} ended with {done.returncode}: {tail}")
+  return json.loads((folder / "result.json").read_text())
+
+
+def _evaluate(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    snapshots: Mapping[int, Any],
+) -> dict[str, list[float]]:
+  """Returns pass@1, pass@k and distinct solutions of each snapshot.
+
+  Args:
+    config: of the evaluator.
+    policy: that all runs start from.
+    snapshots: step to a function that loads its params; None = the start.
+  """
+  evaluator = reward_judge.make_evaluator(config, "", policy)
+  found: dict[str, list[float]] = {
+      "pass_at_1": [], "pass_at_k": [], "distinct": []
+  }  # fmt: skip
+  try:
+    for step, load in snapshots.items():
+      params = load(step) if load else policy_lib.initial_params(policy, 0)
+      result = evaluator.run(
+          params, config.evaluate.final_prompts, version=step
+      )
+      found["pass_at_1"].append(result["pass_at_1"])
+      found["pass_at_k"].append(result["pass_at_k"])
+      found["distinct"].append(result["distinct_correct_per_solved"])
+  finally:
+    evaluator.close()
+  return found
+
+
+def _stdout_to_stderr() -> contextlib.AbstractContextManager[Any]:
+  """Standard output is for the benchmark's one line."""
+  return contextlib.redirect_stdout(sys.stderr)
+
+
+def _plot(results: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+  """Draws pass@1 over the seconds of training, a line per run and seed."""
+  figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+  named = set()
+  for result in results:
+    name = result["run"]
+    axes.plot(
+        result["seconds"],
+        result["pass_at_1"],
+        color=_COLORS[RUNS.index(name)],
+        label=None if name in named else name,
+    )
+    named.add(name)
+  axes.set_xlabel("seconds of training")
+  axes.set_ylabel("held-out pass@1")
+  axes.set_xlim(left=0)
+  axes.grid(alpha=0.3)
+  axes.legend(frameon=False)
+  figure.savefig(path, dpi=150)
+  pyplot.close(figure)

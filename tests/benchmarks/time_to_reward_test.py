@@ -1,0 +1,121 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the time-to-reward benchmark: its clock, its table, what it runs."""
+
+import os
+import pathlib
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from benchmarks import time_to_reward
+from tba_jax.config import validate
+from tba_jax.config import variants
+
+countdown = variants.import_config("configs/countdown.py")
+
+
+def _result(run, seed, seconds):
+  return {
+      "run": run,
+      "seed": seed,
+      "steps": [0, 20, 40],
+      "seconds": seconds,
+      "pass_at_1": [0.3, 0.5, 0.7],
+      "pass_at_k": [0.5, 0.7, 0.9],
+      "distinct": [1.5, 1.4, 1.3],
+      "step_s": 0.5,
+      "completions_per_s": 512.0,
+      "start_s": 9.0,
+  }
+
+
+class TimeToRewardTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.enter_context(
+        mock.patch.object(time_to_reward, "_FOLDER", self.folder)
+    )
+
+  @parameterized.parameters(
+      (0.3, 0.0), (0.4, 5.0), (0.5, 10.0), (0.6, 30.0), (0.8, None)
+  )
+  def test_a_target_is_reached_between_two_snapshots(self, target, expected):
+    # The second crossing of .5 does not count.
+    curve = [0.3, 0.5, 0.45, 0.75]
+    seconds = [0.0, 10.0, 20.0, 40.0]
+    found = time_to_reward.seconds_until(seconds, curve, target)
+    if expected is None:
+      self.assertIsNone(found)
+    else:
+      self.assertAlmostEqual(found, expected)
+
+  def test_the_table_has_the_median_and_the_range_of_seconds(self):
+    results = [
+        _result("ours", seed, [0.0, 10.0 + seed, 20.0 + seed])
+        for seed in (0, 1, 2)
+    ]
+    results.append(_result("grpo", 0, [0.0, 30.0, 60.0]) | {
+        "pass_at_1": [0.3, 0.55, 0.65]
+    })  # fmt: skip
+    _, _, ours, grpo = time_to_reward.make_table(results).splitlines()
+    self.assertIn("| 0, 1, 2 | 11 (10 to 12) | 16 (15 to 17) | 21 (20", ours)
+    self.assertIn("| 24 | 45 | never | 0.650 |", grpo)
+
+  def test_the_first_step_is_timed_as_the_median_one(self):
+    clock = {"step_ends": [100.0 + s for s in (0.0, *range(60, 99))]}
+    evaluated = {"pass_at_1": [0.1] * 3, "pass_at_k": [0.2] * 3,
+                 "distinct": [1.0] * 3}  # fmt: skip
+    with (
+        mock.patch.object(time_to_reward.sft, "run"),
+        mock.patch.object(time_to_reward.policy_lib, "make_policy"),
+        mock.patch.object(time_to_reward, "_train_ours", return_value=clock),
+        mock.patch.object(time_to_reward, "_evaluate", return_value=evaluated),
+        mock.patch.object(time_to_reward.time, "time", return_value=90.0),
+    ):
+      result = time_to_reward._measure(
+          countdown.get_config(), "ours", 0, self.folder / "ours-seed0"
+      )
+    self.assertEqual(result["steps"], [0, 20, 40])
+    self.assertEqual(result["seconds"], [0.0, 79.0, 99.0])
+    self.assertEqual(result["step_s"], 1.0)
+    self.assertEqual(result["start_s"], 10.0)
+
+  def test_results_are_kept_and_peers_that_are_missing_left_out(self):
+    measured = lambda config, name, seed, folder: _result(
+        name, seed, [0.0, 1.0, 2.0]
+    )
+    missing = {time_to_reward.TRL_VARIABLE: "false"}
+    with (
+        mock.patch.object(
+            time_to_reward, "_measure", side_effect=measured
+        ) as measure,
+        mock.patch.object(time_to_reward.processes, "enable_compilation_cache"),
+        mock.patch.dict(os.environ, missing),
+    ):
+      for seeds in ("0", "0,1"):
+        out = time_to_reward.run(countdown.get_config(), [seeds])
+    self.assertEqual([c.args[1:3] for c in measure.call_args_list],
+                     [("ours", 0), ("ours", 1)])  # fmt: skip
+    self.assertLen(out["runs"], 2)
+    self.assertEqual(out["left_out"], ["grpo", "grpo_half_rate", "grpo_kl"])
+    self.assertTrue((self.folder / "time_to_reward.png").exists())
+    self.assertIn("ours", (self.folder / "table.md").read_text())
+
+  def test_names_a_wrong_operand(self):
+    for operands in (["x"], ["0", "verl"]):
+      with self.assertRaisesRegex(ValueError, "allowed"):
+        time_to_reward.run(countdown.get_config(), operands)
+
+  @parameterized.parameters("", "smoke", "quick")
+  def test_the_run_has_a_right_config(self, arg):
+    config = time_to_reward.make_config(countdown.get_config(arg), 3)
+    validate.validate(config)
+    self.assertEqual(config.seed, 3)
+
+
+if __name__ == "__main__":
+  absltest.main()
