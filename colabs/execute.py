@@ -7,7 +7,8 @@
     python colabs/execute.py --set VARIANT=smoke --out /tmp/seen losses.ipynb
 
 They run one after the other in one empty folder, as in one Colab session, so
-that what the first one trained is there for the last. `--set` gives another
+that what the first one trained is there for the last. The cell tagged `install`
+gets the text of install.py. `--set` gives another
 value to a name of the cell tagged `parameters`; it is not written into the
 notebook. Needs the packages of the extra `test`.
 """
@@ -34,6 +35,8 @@ NOTEBOOKS = (
 )
 CELL_LIMIT_S = 1200
 _START_LIMIT_S = 300
+# Without the two lines of the licence.
+INSTALL = (HERE / "install.py").read_text("utf-8").split("\n", 2)[2].strip()
 MAX_BYTES = 400_000
 # What a notebook calls the folder that it runs in: Colab's name for it.
 _COLAB_FOLDER = "/content"
@@ -65,6 +68,9 @@ def execute(
   """
   notebook = nbformat.read(path, as_version=4)
   cells = notebook.cells
+  for cell in cells:
+    if "install" in cell.metadata.get("tags", []):
+      cell.source = INSTALL
   (place,) = (
       i
       for i, cell in enumerate(cells)

@@ -31,6 +31,8 @@ PROGRAMS = {
     "searcher": ("a searcher of a run; may join or leave at any time",
                  "searcher"),
     "store": ("the key-value store of a run, on a cluster", "store"),
+    "one_process": ("trainer and searchers of a run, on one device",
+                    "one_process"),
     "sft": ("supervised fine-tuning", "sft"),
     "reward_model": ("a reward model from pairs", "reward_model"),
     "evaluate": ("the evaluators on a checkpoint", "evaluate"),
@@ -49,8 +51,8 @@ PROGRAMS = {
 }  # fmt: skip
 # Programs that, without --config, read the config saved in the run.
 _OF_A_RUN = (
-    "trainer", "searcher", "store", "sft", "reward_model", "evaluate", "export",
-    "report", "status", "sweep",
+    "trainer", "searcher", "store", "one_process", "sft", "reward_model",
+    "evaluate", "export", "report", "status", "sweep",
 )  # fmt: skip
 # Programs that print the rows used and left out of the task's data.
 _SHOW_DATA = ("train", "sft", "evaluate", "plan")

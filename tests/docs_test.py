@@ -33,8 +33,6 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _CODE_PATH = re.compile(
     r"`((?:tba_jax|tests|configs|launch|docs|colabs|benchmarks)/[\w/.]+)`"
 )
-# Of a notebook that opens in Colab: its path in the repository.
-_IN_COLAB = re.compile(r"colab\.research\.google\.com/\S+/blob/main/([\w/.]+)")
 
 
 def _pages() -> list[pathlib.Path]:
@@ -92,14 +90,6 @@ class DocsTest(absltest.TestCase):
         self.assertTrue(target.exists(), where)
         if anchor and target.suffix == ".md":
           self.assertIn(anchor, _anchors(target), where)
-
-  def test_links_to_colab_open_a_notebook_of_ours(self):
-    for page in _pages():
-      for path in _IN_COLAB.findall(_prose(page)):
-        self.assertIn(_ROOT / path, _COLABS.glob("*.ipynb"), page.name)
-      if page.suffix == ".ipynb":
-        own = _IN_COLAB.findall(_prose(page).partition("\n\n## ")[0])
-        self.assertEqual(own, [f"colabs/{page.name}"])
 
   def test_every_notebook_is_on_the_first_pages(self):
     for page in (_ROOT / "README.md", _ROOT / "docs" / "README.md"):

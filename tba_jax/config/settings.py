@@ -256,6 +256,9 @@ SECTIONS = {
     "store": Section(
         "The key-value store (docs/hosts.md).", resume=True, hosts="own"
     ),
+    "run": Section(
+        "How `train` runs on this machine.", resume=True, hosts="own"
+    ),
     "cores": Section(
         "CPU cores of each role, as '0', '0,1' or '0-3'; '': the supervisor"
         " splits the cores it has; 'all': no pinning.",
@@ -265,8 +268,7 @@ SECTIONS = {
     "devices": Section(
         "Accelerators of each role, as '0', '0,1' or '0-3', or 'cpu'. '' lets"
         " the supervisor split those of this machine: first the trainer's, then"
-        " each searcher's; one GPU is shared, and beside a single TPU chip"
-        " searchers use the CPU.",
+        " each searcher's; a single one is shared (run.processes).",
         resume=True,
         hosts="own",
     ),
@@ -780,6 +782,12 @@ SETTINGS = {
     "store.probe_timeout_s": _s(
         5.0, Allowed("1 or more", lambda v: 1 <= v < math.inf),
         "a service silent for this long is restarted"),
+
+    "run.processes": _s(
+        "auto", one_of("auto", "many", "one"), "'one': trainer and searchers"
+        " are threads of one process, on one accelerator; 'many': each is a"
+        " process; 'auto': 'one' where the machine has a single accelerator"
+        " and nothing assigns it"),
 
     "cores.trainer": _s("", CORES, ""),
     "cores.searcher": _s("", CORES, "of all searchers"),

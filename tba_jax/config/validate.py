@@ -75,6 +75,8 @@ def validate(
     ConfigError: one line `config.path = value: what is allowed` per problem.
   """
   values = load.flatten(config)
+  if program == "one_process":
+    values["run.processes"] = "one"
   if task is not None:
     values = {k: v for k, v in values.items() if not k.startswith("task.")}
   problems, good = _check_values(values, program)
@@ -327,6 +329,12 @@ _REQUIRED = (
     ("search.lockstep", operator.not_, {"search.lead_steps": "above 0"}),
     ("task.name", lambda v: v != "red_team",
      {"replay_filter.similarity": ("none", "edit")}),
+    # Its threads use one device; collectives of two threads could deadlock.
+    ("run.processes", lambda v: v == "one",
+     {"trainer.num_processes": (1,), "trainer.cpu_devices": (0,),
+      "search.cpu_devices": (0,), "devices.searcher": ("",),
+      **{f"mesh.{axis}": (1,) for axis in settings.MESH_AXES},
+      **{f"search.mesh.{axis}": (1,) for axis in ("data", "fsdp", "tensor")}}),
     # Nothing else bounds the time of a command, or of sympy.
     ("task.verifier", bool, {"reward.where": ("pool",)}),
     ("task.name", lambda v: v == "math", {"reward.where": ("pool",)}),

@@ -738,12 +738,18 @@ def plan(
           count(config.search.mesh),
       ),
   ]
+  one, why = accelerators.one_process(config)
+  devices.append(
+      ("trainer and searchers of `train`",
+       f"{'one process' if one else 'a process each'}: {why}")
+  )  # fmt: skip
   here = accelerators.find()
   if here.kind != accelerators.CPU:
-    split = accelerators.of_run(config)
+    split = accelerators.of_run(config, alone=one)
     devices += [
         (f"{role} on this machine's {here.kind}s", accelerators.describe(envs))
         for role, envs in split.items()
+        if envs
     ]
   model = [
       ("family", f"{c.family}, {c.num_layers} layers, width {c.width}"),

@@ -8,6 +8,7 @@ it and submits it to the queue, in the order of the blocks.
 
 from collections.abc import Callable, Sequence
 from concurrent import futures
+import contextlib
 import functools
 import os
 import secrets
@@ -54,16 +55,33 @@ def run_searcher(
     0 at the end of the run; 75 if interrupted, or if the trainer was: start it
     again.
   """
-  stop = processes.start_role()
-  run = run_directory.open_run(workdir, config)
+  should_stop = processes.start_role().is_set
   try:
     index = processes.index_of(operands)
-    searcher = Searcher(config, run, index, stop.is_set)
   except ValueError as error:
     raise run_directory.NoRunError(str(error)) from error
-  searcher.run()
-  done = searcher.close()
+  done = search(config, workdir, index, should_stop)
   return processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
+
+
+def search(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    index: int,
+    should_stop: Callable[[], bool],
+) -> bool:
+  """Samples in a process that is set up; returns whether the run is complete.
+
+  Raises:
+    NoRunError: a setting or file does not fit, or differs from the trainer's.
+  """
+  run = run_directory.open_run(workdir, config)
+  with contextlib.ExitStack() as closing:
+    try:
+      searcher = Searcher(config, run, index, should_stop, closing)
+    except ValueError as error:
+      raise run_directory.NoRunError(str(error)) from error
+    return searcher.run()
 
 
 class Searcher:
@@ -75,6 +93,7 @@ class Searcher:
       run: run_directory.Run,
       index: int,
       should_stop: Callable[[], bool],
+      closing: contextlib.ExitStack,
   ):
     """Builds the parts and waits for the trainer's settings.
 
@@ -83,6 +102,8 @@ class Searcher:
       run: directory and identity of the run.
       index: index of this searcher in its launcher.
       should_stop: checked in every wait.
+      closing: stack on which the parts register their `close`; it sends what
+        is left.
 
     Raises:
       ValueError: a setting or file does not fit, or differs from the trainer's.
@@ -95,18 +116,22 @@ class Searcher:
     self._mixed_completions = 0
     self._started = 0.0
     self._clock = metrics.BusyClock()
-    self._build(run, index)
+    self._build(run, index, closing)
     self._judging = futures.ThreadPoolExecutor(1, thread_name_prefix="judge")
+    closing.callback(self._judging.shutdown)
     # The block that the judge's thread works on, if any.
     self._handing_over: futures.Future[None] | None = None
     self._judged = threading.Event()
 
-  def _build(self, run: run_directory.Run, index: int) -> None:
+  def _build(
+      self, run: run_directory.Run, index: int, closing: contextlib.ExitStack
+  ) -> None:
     """Builds the parts, each before those that need it."""
     config = self._config
     events = metrics.EventLog(
         run.workdir / "events.jsonl", role="searcher", index=index
     )
+    closing.callback(events.close)
     mesh = sharding.searcher_mesh(config.search, events.write)
     policy = policy_lib.make_policy(config, run.workdir)
     place = sharding.make_place(mesh, config.sharding, policy)
@@ -117,6 +142,7 @@ class Searcher:
     self._judge = reward_judge.for_searcher(
         config, run.workdir, policy, events.write
     )
+    closing.callback(self._judge.close)
     connect = functools.partial(publication.connect, config, run)
     agreed = agreement.Agreement(
         agreement.describe(config, run, policy), run, events
@@ -128,6 +154,7 @@ class Searcher:
         index,
         clock=self._clock,
     )
+    closing.callback(self._spans.close)
     shardings = place.trained and publication.by_path(place.trained)
     self._puller = publication.Puller(
         config,
@@ -137,6 +164,7 @@ class Searcher:
         base_name=merger.base,
         placement=shardings and shardings.get,
     )
+    closing.callback(self._puller.close)
     self._queue = queue_client.QueueClient(
         config,
         run,
@@ -146,14 +174,15 @@ class Searcher:
         on_event=events.write,
         check_trainer=agreed.holds,
     )
+    closing.callback(self._leave)
 
-  def run(self) -> None:
-    """Samples until the trainer is done or the searcher should stop."""
+  def run(self) -> bool:
+    """Samples until a stop; returns whether the trainer ended the run."""
     with self._spans.span("wait_params"):
       while not self._stop() and not self._take_params(-1, 0.2):
         pass
     if self._stop():
-      return
+      return self._queue.run_done
     with self._spans.span("compile"):
       self._sampler.warm_up(self._params)
     self._clock.take()
@@ -164,18 +193,11 @@ class Searcher:
         requests, completions = self._sample(block)
         self._hand_over(block, requests, completions)
     self._wait_handed_over()
+    return self._queue.run_done
 
-  def close(self) -> bool:
-    """Sends what is left; returns whether the trainer ended the run."""
-    # Read before closing: a signal alone does not mean the run is done.
-    done = self._queue.run_done
-    self._judging.shutdown()
-    self._judge.close()
+  def _leave(self) -> None:
     flushed = self._queue.close(_FLUSH_S)
-    self._puller.close()
-    self._spans.close()
     logging.info("searcher leaves; all delivered: %s", flushed)
-    return done
 
   def _stop(self) -> bool:
     return self._should_stop() or self._queue.stop_requested

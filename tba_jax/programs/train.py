@@ -77,6 +77,7 @@ class Child:
   furthest: the run's step at the latest of these.
   group: processes restarted together, itself included; may be empty.
   operands: of its program, after the index.
+  program: that it runs, if that is not the role's.
   environment: variables of its own, such as those that name its accelerators.
   """
 
@@ -92,6 +93,7 @@ class Child:
   furthest: int = -1
   group: Sequence["Child"] = dataclasses.field(default=(), repr=False)
   operands: Sequence[str] = ()
+  program: str = ""
   environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
@@ -121,9 +123,12 @@ class Children:
       index: int,
       cores: Sequence[int],
       environment: Mapping[str, str] | None = None,
+      program: str = "",
   ) -> Child:
     """Starts a process of a role."""
-    child = Child(role, index, cores, environment=environment or {})
+    child = Child(
+        role, index, cores, program=program, environment=environment or {}
+    )
     self._all.append(child)
     self.start(child)
     return child
@@ -187,7 +192,7 @@ class Children:
         sys.executable,
         "-m",
         "tba_jax.main",
-        f"--program={child.role}",
+        f"--program={child.program or child.role}",
         f"--workdir={self._workdir}",
         str(child.index),
         *child.operands,
@@ -329,7 +334,8 @@ def run(
 
 def _check_devices(config: ml_collections.ConfigDict) -> None:
   """Raises ValueError if this machine has fewer devices than a mesh needs."""
-  accelerators.of_run(config)
+  one_process, _ = accelerators.one_process(config)
+  accelerators.of_run(config, alone=one_process)
   if accelerators.find().kind != accelerators.CPU:
     return
   wanted = []  # section of cpu_devices, key of the mesh, devices of a process
@@ -467,14 +473,26 @@ class _Supervisor:
         self._config.cores, search.num_searchers, max(1, search.cpu_devices)
     )
     self._children.add("store", 0, cores["store"])
-    devices = accelerators.of_run(self._config)
-    trainer = self._children.add_group(
-        "trainer", cores["trainer"], devices["trainer"]
-    )[0]
-    for i in range(search.num_searchers):
-      self._children.add(
-          "searcher", i, cores["searchers"][i], devices["searcher"][i]
+    one_process, why = accelerators.one_process(self._config)
+    devices = accelerators.of_run(self._config, alone=one_process)
+    if one_process:
+      self._events.write("one_process", why)
+      shares = cores["trainer"], *cores["searchers"]
+      trainer = self._children.add(
+          "trainer",
+          0,
+          sorted(set().union(*shares)) if all(shares) else (),
+          devices["trainer"][0],
+          program="one_process",
       )
+    else:
+      trainer = self._children.add_group(
+          "trainer", cores["trainer"], devices["trainer"]
+      )[0]
+      for i in range(search.num_searchers):
+        self._children.add(
+            "searcher", i, cores["searchers"][i], devices["searcher"][i]
+        )
     service_pid = None
     self._children.write_table(None)
     while not trainer.finished and self._signal is None:
@@ -520,6 +538,7 @@ class _Supervisor:
       age_s = row.get("block_age_s") or 0.0
       for child in self._children.all:
         same = child.role == "searcher" and child.index == row.get("index")
+        same |= child.program == "one_process"
         # A lease of an earlier process has a block older than this process.
         if same and limit_s / 2 < age_s < time.time() - child.started:
           self._kill(child, f"its block is {age_s:.0f} s old")

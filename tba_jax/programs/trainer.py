@@ -65,12 +65,24 @@ def run_trainer(
 
   `operands` place the process in its cluster (`cluster.join`); none if alone.
   """
-  stop = processes.start_role()
+  return train(config, workdir, operands, processes.start_role().is_set)
+
+
+def train(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    operands: Sequence[str],
+    should_stop: Callable[[], bool],
+) -> int:
+  """Trains in the main thread of a process that is set up; see `run_trainer`.
+
+  Returns the exit status; if `should_stop` ended it, 75 after saving.
+  """
   run = run_directory.open_run(workdir, config)
   try:
     joined = cluster_lib.join(config.trainer, operands, run.secret, run.tls)
     with joined as cluster, _open(config, run, cluster) as trainer:
-      done = trainer.run(cluster.stopper(stop.is_set))
+      done = trainer.run(cluster.stopper(should_stop))
       status = processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
       cluster.end(status)
   except (FloatingPointError, ValueError) as error:

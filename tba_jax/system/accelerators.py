@@ -8,12 +8,14 @@ process that initializes all GPUs takes memory on each.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import math
 import os
 import pathlib
 import subprocess
+import sys
 
 import ml_collections
 
@@ -71,18 +73,27 @@ def _tpu_chips() -> list[str]:
   return []
 
 
+@functools.cache
 def _gpus() -> list[str]:
-  """Returns the indices of the GPUs that the driver lists."""
+  """Returns the indices of the GPUs that the driver lists; asks it once."""
   try:
     listed = subprocess.run(
         ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
         capture_output=True,
+        check=True,
         text=True,
         timeout=30,
     )
-  except (OSError, subprocess.TimeoutExpired):
+  except FileNotFoundError:
+    return []  # There is no driver.
+  except (OSError, subprocess.SubprocessError) as error:
+    print(
+        f"warning: no GPU is used, since nvidia-smi failed ({error});"
+        " CUDA_VISIBLE_DEVICES=0,1 names GPUs without it",
+        file=sys.stderr,
+    )
     return []
-  return listed.stdout.split() if listed.returncode == 0 else []
+  return listed.stdout.split()
 
 
 def assign(
@@ -93,8 +104,9 @@ def assign(
 ) -> dict[str, list[dict[str, str]]]:
   """Splits the accelerators over the processes of a run.
 
-  By default the trainer takes the first ones and each searcher the next; one
-  GPU is shared by all, and beside a single TPU chip searchers use the CPU.
+  By default the trainer takes the first ones and each searcher the next. With
+  run.processes="many", all share a single GPU, and beside a single TPU chip
+  searchers use the CPU.
 
   Args:
     found: accelerators of this machine.
@@ -217,6 +229,29 @@ def of_run(
       [size] if alone else trainers,
       [] if alone else searchers,
   )
+
+
+def one_process(config: ml_collections.ConfigDict) -> tuple[bool, str]:
+  """Returns whether `train` runs the roles in one process, and why.
+
+  By default where this machine has a single accelerator: a TPU chip serves one
+  process, and on a GPU two would split the memory.
+  """
+  setting = config.run.processes
+  if setting != "auto":
+    return setting == "one", f"config.run.processes={setting!r}"
+  found, trainer, search = find(), config.trainer, config.search
+  sizes = *config.mesh.values(), *search.mesh.values(), trainer.num_processes
+  if found.kind == CPU:
+    return False, "no accelerator here"
+  if len(found.ids) > 1:
+    return False, f"{len(found.ids)} {found.kind}s here"
+  if math.prod(sizes) > 1:
+    return False, "a role of several devices"
+  assigned = *config.devices.values(), trainer.cpu_devices, search.cpu_devices
+  if any(assigned):
+    return False, "config.devices or cpu_devices say where roles run"
+  return True, f"a single {found.kind} here"
 
 
 def describe(environments: Sequence[Mapping[str, str]]) -> str:

@@ -53,9 +53,13 @@ def make_mesh(
   found = jax.devices() if devices is None else list(devices)
   all_of_them = devices is not None or jax.process_count() > 1
   if len(found) < needed or (all_of_them and len(found) != needed):
+    count = jax.process_count()
+    virtual = (
+        f"; config.trainer.cpu_devices={needed // count} makes virtual ones"
+    )
     raise ValueError(
         f"config.mesh={sizes} needs {needed} devices, {len(found)} are here"
-        f" in {jax.process_count()} processes"
+        f" in {count} processes{virtual * (found[0].platform == 'cpu')}"
     )
   placed = arrange(found[:needed], shape, len(found) == needed)
   return Mesh(placed, MESH_AXES)

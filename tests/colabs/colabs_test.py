@@ -2,9 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The notebooks run from top to bottom and draw what they show."""
 
+import contextlib
+import importlib.util
 import json
 import pathlib
+import shutil
+import subprocess
 import tempfile
+from unittest import mock
+import zipfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -80,12 +86,52 @@ class StoredTest(parameterized.TestCase):
         self.assertNotEqual(output.get("name"), "stderr", output)
 
   @parameterized.parameters(*execute.NOTEBOOKS)
-  def test_they_open_in_colab_and_install_there(self, name):
+  def test_they_start_without_an_edit_and_leave_devices_to_training(self, name):
     notebook = read(name)
-    self.assertIn(f"/blob/main/colabs/{name})", notebook.cells[0].source)
-    install = code(notebook)[0].source
-    self.assertEqual(install, code(read(execute.NOTEBOOKS[0]))[0].source)
-    self.assertIn('find_spec("tba_jax") is None:\n  !git clone', install)
+    self.assertEqual(code(notebook)[0].source, execute.INSTALL)
+    text = "".join(cell.source for cell in notebook.cells)
+    self.assertNotIn("OWNER", text)
+    self.assertNotIn("environ", text)
+
+
+class InstallTest(parameterized.TestCase):
+
+  def install(self, *archives, repository="", gpus=False):
+    """Runs the cell in a folder without tba_jax; returns its commands."""
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    for name in archives:
+      with zipfile.ZipFile(folder / f"{name}.zip", "w") as archive:
+        archive.writestr(f"{name}/setup.py", "")
+
+    cell = execute.INSTALL.replace('REPOSITORY = ""',
+                                   f"REPOSITORY = {repository!r}")  # fmt: skip
+    def run(command, check):
+      commands.append(command[-1])
+      if command[0] == "git":
+        (folder / "tba_jax").mkdir()
+
+    commands = []
+    with (
+        contextlib.chdir(folder),
+        mock.patch.object(importlib.util, "find_spec", return_value=None),
+        mock.patch.object(shutil, "which", lambda name: "x" * gpus),
+        mock.patch.object(subprocess, "run", run),
+    ):
+      exec(cell, {})  # pylint: disable=exec-used
+      self.assertEqual(pathlib.Path.cwd().parent, folder)
+    return commands
+
+  def test_a_checkout_beside_the_notebook(self):
+    self.assertEqual(self.install("tba_jax-main"), ["."])
+    self.assertEqual(self.install("tba_jax", gpus=True), [".[cuda]"])
+
+  def test_a_clone(self):
+    commands = self.install(repository="https://host/tba_jax")
+    self.assertEqual(commands, ["tba_jax", "."])
+
+  def test_without_either_it_says_what_to_upload(self):
+    with self.assertRaisesRegex(FileNotFoundError, "upload"):
+      self.install()
 
 
 class ExecuteTest(parameterized.TestCase):

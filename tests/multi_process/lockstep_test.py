@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tba_jax.monitor.report import build as report
+from tba_jax.programs import verify
 from tba_jax.system import processes
 from tests.support import harness
 
@@ -45,8 +46,8 @@ class LockstepTest(absltest.TestCase):
     cls.whole = run
     cls.params = harness.params_of(run.workdir, _STEPS)
 
-  def start(self, workdir):
-    run = harness.Run(workdir, _OVERRIDES)
+  def start(self, workdir, **changes):
+    run = harness.Run(workdir, {**_OVERRIDES, **changes})
     self.addCleanup(run.close)
     return run
 
@@ -104,6 +105,32 @@ class LockstepTest(absltest.TestCase):
     self.assertEqual(run.wait(), 0, run.text())
     self.assert_same_params(harness.params_of(workdir, _STEPS))
     self.assertTrue(run.read("summary.json")["ledger_closed"])
+
+  def test_threads_of_one_process_give_the_same_bits(self):
+    workdir = self.folder / "one_process"
+    core = str(processes.available_cores()[0])
+    one = {
+        "run.processes": "one",
+        "cores.trainer": core,
+        "cores.searcher": core,
+    }
+    run = self.start(workdir, **one)
+    run.wait_for_step(3)
+    run.process.send_signal(signal.SIGINT)
+    self.assertEqual(run.wait(60), 128 + signal.SIGINT, run.text())
+    self.assertEmpty(harness.leftovers(workdir))
+    self.assertNotEmpty(run.events("interrupted"))
+    run = self.start(workdir, **one)
+    run.wait_for_step(7)
+    self.assertEmpty(run.pids("searcher"))
+    run.kill("trainer")
+    self.assertEqual(run.wait(), 0, run.text())
+    self.assert_same_params(harness.params_of(workdir, _STEPS))
+    summary = run.read("summary.json")
+    self.assertTrue(summary["ledger_closed"])
+    self.assertEqual(summary["restarts"]["trainer"], 1)
+    parts, _ = verify.audit(workdir)
+    self.assertEmpty([one for part in parts for one in part.problems])
 
 
 if __name__ == "__main__":

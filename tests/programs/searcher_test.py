@@ -45,7 +45,7 @@ class SearcherTest(parameterized.TestCase):
     self.puller.latest.side_effect = lambda: self.wait_for(-1, 0.0)
     self.puller.stats = mock.Mock(refused=3)
     self.queue = autospec(queue_client.QueueClient)
-    self.queue.stop_requested = False
+    self.queue.stop_requested = self.queue.run_done = False
     self.queue.begun_s = collections.deque()
     self.queue.next_block.side_effect = self.next_block
     self.queue.totals = {"prompts": 2, "completions": 4, "tokens": 12}
@@ -63,7 +63,7 @@ class SearcherTest(parameterized.TestCase):
     )
     self.external_stop = lambda: False
 
-    def build(made, run, index):
+    def build(made, run, index, closing):
       made._task = fakes.FakeTask({0: {"23"}, 3: {"45"}})
       made._judge = judges.InProcess(made._task, fallback=0.0)
       made._tokenizer = fakes.FakeTokenizer()
@@ -76,11 +76,11 @@ class SearcherTest(parameterized.TestCase):
       made._spans = spans
       self.clock = made._clock
 
+    closing = self.enter_context(contextlib.ExitStack())
     with mock.patch.object(searcher.Searcher, "_build", build):
       self.searcher = searcher.Searcher(
-          config, None, 0, lambda: self.external_stop()
+          config, None, 0, lambda: self.external_stop(), closing
       )
-    self.addCleanup(self.searcher._judging.shutdown)
 
   @contextlib.contextmanager
   def span(self, kind, **fields):

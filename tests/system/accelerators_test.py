@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which accelerators each process of a run gets."""
 
+import contextlib
 import importlib.util
+import io
 import os
 import pathlib
 import stat
@@ -121,6 +123,45 @@ class AssignTest(parameterized.TestCase):
     self.assertEqual(accelerators.describe(out["trainer"]), "cpu")
 
 
+class OneProcessTest(parameterized.TestCase):
+
+  def config(self, **changes):
+    config = settings.get_config()
+    config.update_from_flattened_dict(
+        {key.replace("__", "."): value for key, value in changes.items()}
+    )
+    return config
+
+  @parameterized.parameters(
+      (_gpus(1), {}, True),
+      (_chips(1), {}, True),
+      (_gpus(2), {}, False),
+      (accelerators.Accelerators("cpu"), {}, False),
+      (_gpus(1), {"trainer__num_processes": 2}, False),
+      (_gpus(1), {"search__mesh__data": 2}, False),
+      (_gpus(1), {"devices__searcher": "cpu"}, False),
+      (_gpus(1), {"trainer__cpu_devices": 1}, False),
+      (_chips(1), {"run__processes": "many"}, False),
+      (_gpus(4), {"run__processes": "one"}, True),
+  )
+  def test_roles_share_a_process_on_a_single_accelerator(
+      self, found, changes, expected
+  ):
+    config = self.config(**changes)
+    with mock.patch.object(accelerators, "find", return_value=found):
+      one, why = accelerators.one_process(config)
+    self.assertEqual(one, expected)
+    self.assertNotEmpty(why)
+
+  @parameterized.parameters(
+      (_chips(1), {}), (_gpus(1), {"CUDA_VISIBLE_DEVICES": "0"})
+  )
+  def test_the_process_has_the_accelerator_for_itself(self, found, expected):
+    with mock.patch.object(accelerators, "find", return_value=found):
+      out = accelerators.of_run(self.config(), alone=True)
+    self.assertEqual(out, {"trainer": [expected], "searcher": []})
+
+
 class FindTest(absltest.TestCase):
 
   def setUp(self):
@@ -134,12 +175,21 @@ class FindTest(absltest.TestCase):
         )
     )
     self.enter_context(mock.patch.dict(os.environ, {"PATH": str(self.folder)}))
+    accelerators._gpus.cache_clear()
+    self.addCleanup(accelerators._gpus.cache_clear)
 
-  def add_gpus(self, count):
+  def add_gpus(self, count, status=0):
     script = self.folder / "nvidia-smi"
     numbers = "".join(f"echo {i}; " for i in range(count))
-    script.write_text(f"#!/bin/sh\n{numbers}")
+    script.write_text(f"#!/bin/sh\n{numbers}exit {status}")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
+
+  def test_a_driver_that_fails_is_said_once(self):
+    self.add_gpus(1, status=9)
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+      self.assertEqual(accelerators.find({}).kind, "cpu")
+      self.assertEqual(accelerators.find({}).kind, "cpu")
+    self.assertEqual(stderr.getvalue().count("nvidia-smi failed"), 1)
 
   def test_none(self):
     self.assertEqual(accelerators.find({}).kind, "cpu")

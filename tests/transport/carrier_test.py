@@ -14,6 +14,7 @@ import numpy as np
 
 from tba_jax.transport import carrier
 from tba_jax.transport import carrier_files
+from tba_jax.transport import carrier_memory
 from tba_jax.transport import carrier_orbax
 from tba_jax.transport import carrier_store
 from tba_jax.transport import wire
@@ -49,6 +50,7 @@ class CarrierCase(parameterized.TestCase):
   def make(self, name, path=None, deadline_s=30.0, **settings):
     path = path or self.path
     made = {
+        "memory": carrier_memory.Memory,
         "store": carrier_store.Chunks,
         "files": lambda: carrier_files.Files(path),
         "orbax": lambda: carrier_orbax.OrbaxShards(
@@ -78,7 +80,7 @@ class CarrierCase(parameterized.TestCase):
 
 class CarrierTest(CarrierCase):
 
-  @parameterized.parameters("store", "files", "orbax")
+  @parameterized.parameters("memory", "store", "files", "orbax")
   def test_leaves_are_read_bit_for_bit_until_they_are_dropped(self, name):
     writer, reader = self.make(name), self.make(name)
     packed = self.publish(writer)
@@ -91,7 +93,7 @@ class CarrierTest(CarrierCase):
     self.drop(writer, packed)
     self.assertIsNone(self.read(reader, packed))
     self.assertEmpty(self.transport.list("x"))
-    if name != "store":
+    if name in ("files", "orbax"):
       self.assertEqual(self.path.stat().st_mode & 0o777, 0o700)
       self.assertEmpty(self.files())
 

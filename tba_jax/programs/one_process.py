@@ -1,0 +1,74 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `one_process` program: trainer and searchers on a single device.
+
+The trainer has the main thread, each searcher a thread of its own. They talk
+through the store, as separate processes do. The device executes in the order of
+dispatch, so decode chunks run between train steps; Python runs while it does.
+"""
+
+from collections.abc import Sequence
+from concurrent import futures
+import contextlib
+import os
+import sys
+import threading
+
+from absl import logging
+import ml_collections
+
+from tba_jax.monitor import run_directory
+from tba_jax.programs import searcher
+from tba_jax.programs import trainer
+from tba_jax.replay import messages
+from tba_jax.system import processes
+from tba_jax.training import publication
+
+# Seconds that searchers get to end their block after the trainer has ended.
+_LEAVE_S = 10.0
+
+
+def run(
+    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
+) -> int:
+  """Runs until the last step, a signal, or an error of any thread.
+
+  Returns the trainer's exit status. The error of a searcher interrupts the
+  trainer, which saves; it is then raised here.
+  """
+  stop, leave = processes.start_role(), threading.Event()
+  if config.publish.carrier == "auto":
+    # The newest version is the searchers' own copy of the params.
+    config.publish.update(carrier="memory", keep_versions=1)
+  run_info = run_directory.open_run(workdir, config)
+  with contextlib.closing(publication.connect(config, run_info)) as transport:
+    # Searchers would obey the message of an earlier trainer that was done.
+    transport.delete(messages.STOP_KEY)
+  count = config.search.num_searchers
+  pool = futures.ThreadPoolExecutor(count, thread_name_prefix="searcher")
+  searchers = [
+      pool.submit(searcher.search, config, workdir, index, leave.is_set)
+      for index in range(count)
+  ]
+
+  def errors() -> list[BaseException]:
+    found = [one.exception() for one in searchers if one.done()]
+    return [error for error in found if error is not None]
+
+  try:
+    status = trainer.train(
+        config, workdir, operands, lambda: stop.is_set() or bool(errors())
+    )
+  finally:
+    leave.set()
+    late = futures.wait(searchers, _LEAVE_S).not_done
+    for error in errors():
+      logging.error("a searcher has failed", exc_info=error)
+  if late:
+    # The interpreter's own exit would wait for their threads.
+    logging.warning("%d searchers did not end in time", len(late))
+    sys.stderr.flush()
+    os._exit(status)  # pylint: disable=protected-access
+  if errors() and status == processes.EXIT_INTERRUPTED:
+    raise errors()[0]
+  return status

@@ -1,0 +1,115 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How trainer and searchers end each other within one process."""
+
+import contextlib
+import threading
+from unittest import mock
+
+from absl.testing import absltest
+
+from tba_jax.config import settings
+from tba_jax.monitor import run_directory
+from tba_jax.programs import one_process
+from tba_jax.programs import searcher
+from tba_jax.programs import trainer
+from tba_jax.replay import messages
+from tba_jax.system import processes
+from tba_jax.training import publication
+
+_WAIT_S = 20.0
+
+
+class OneProcessTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.stop = threading.Event()
+    self.config = settings.get_config()
+    self.config.search.num_searchers = 2
+    self.transport = mock.Mock()
+    self.left = []  # indices of searchers that were told to leave
+    self.seen = []  # (index, publish.carrier, publish.keep_versions)
+    for module, name, made in (
+        (processes, "start_role", lambda: self.stop),
+        (run_directory, "open_run", mock.Mock()),
+        (publication, "connect", lambda *_: self.transport),
+        (trainer, "train", self.train),
+        (searcher, "search", self.search),
+    ):
+      self.enter_context(mock.patch.object(module, name, made))
+
+  def run_it(self):
+    return one_process.run(self.config, "RUN", ["0"])
+
+  def train(self, config, workdir, operands, should_stop):
+    """Trains until it is told to stop."""
+    waited = threading.Event()
+    while not should_stop():
+      self.assertFalse(waited.wait(0.001))
+    return processes.EXIT_INTERRUPTED
+
+  def search(self, config, workdir, index, should_stop):
+    publish = config.publish
+    self.seen.append((index, publish.carrier, publish.keep_versions))
+    waited = threading.Event()
+    while not should_stop():
+      waited.wait(0.001)
+    self.left.append(index)
+    return False
+
+  def test_searchers_leave_when_the_trainer_has_ended(self):
+    with mock.patch.object(trainer, "train", lambda *_: processes.EXIT_OK):
+      self.assertEqual(self.run_it(), processes.EXIT_OK)
+    self.assertCountEqual(self.left, [0, 1])
+    self.assertCountEqual(self.seen, [(0, "memory", 1), (1, "memory", 1)])
+    # That of an earlier trainer, before a searcher can read it.
+    self.transport.delete.assert_called_once_with(messages.STOP_KEY)
+
+  def test_a_carrier_that_is_named_stays(self):
+    self.config.publish.carrier = "store"
+    self.stop.set()
+    self.assertEqual(self.run_it(), processes.EXIT_INTERRUPTED)
+    self.assertEqual(self.seen[0][1:], ("store", 3))
+
+  def test_an_error_of_the_trainer_ends_all(self):
+    def train(*args):
+      raise RuntimeError("no memory")
+
+    with mock.patch.object(trainer, "train", train):
+      with self.assertRaisesRegex(RuntimeError, "no memory"):
+        self.run_it()
+    self.assertCountEqual(self.left, [0, 1])
+
+  def test_an_error_of_a_searcher_interrupts_the_trainer_and_is_raised(self):
+    def search(config, workdir, index, should_stop):
+      if index == 1:
+        raise run_directory.NoRunError("no such model")
+      return self.search(config, workdir, index, should_stop)
+
+    with mock.patch.object(searcher, "search", search):
+      with self.assertRaisesRegex(run_directory.NoRunError, "no such model"):
+        with self.assertLogs("absl", "ERROR"):
+          self.run_it()
+    self.assertEqual(self.left, [0])
+
+  def test_a_searcher_that_does_not_end_does_not_hold_the_process(self):
+    free = threading.Event()
+    self.addCleanup(free.set)
+    self.stop.set()
+    with contextlib.ExitStack() as patches:
+      for target, name, made in (
+          (searcher, "search", lambda *_: free.wait(_WAIT_S)),
+          (one_process, "_LEAVE_S", 0.01),
+      ):
+        patches.enter_context(mock.patch.object(target, name, made))
+      leave = patches.enter_context(
+          mock.patch.object(one_process.os, "_exit", side_effect=SystemExit)
+      )
+      with self.assertRaises(SystemExit):
+        self.run_it()
+    leave.assert_called_once_with(processes.EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+  absltest.main()
