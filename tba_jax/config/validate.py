@@ -96,9 +96,10 @@ def validate(
     }
     problems += _lines({**good, **defaults}, _CHECKS, sections)
     if program == "train":
-      problems += _lines(good, [_rounding], None)
+      # The supervisor assigns cores; its children see their own alone.
+      problems += _lines(good, [_rounding, _cores_here], None)
     if program in ("train", "store"):
-      problems += _lines(good, [_addresses_here, _cores_here], None)
+      problems += _lines(good, [_addresses_here], None)
     if program == "sweep" and good.get("lora.rank"):
       problems.append(
           _line("lora.rank", good["lora.rank"], "allowed 0 in a sweep")
