@@ -740,8 +740,8 @@ def plan(
   ]
   one, why = accelerators.one_process(config)
   devices.append(
-      ("trainer and searchers of `train`",
-       f"{'one process' if one else 'a process each'}: {why}")
+      ("processes of `train`",
+       f"{'one for trainer and searchers' if one else 'one each'}: {why}")
   )  # fmt: skip
   here = accelerators.find()
   if here.kind != accelerators.CPU:

@@ -164,6 +164,13 @@ class RangesTest(parameterized.TestCase):
     ):
       self.assertEqual(_problems(base_config.make(cores__searcher=text)), [])
 
+  def test_a_pinned_store_takes_cores_of_other_roles(self):
+    config = base_config.make(cores__trainer="0")
+    with mock.patch.object(
+        validate.processes, "available_cores", return_value=[1]
+    ):
+      self.assertEqual(_problems(config, program="store"), [])
+
   def test_greedy_is_for_programs_that_do_not_train(self):
     config = base_config.make(sampling__temperature=0.0)
     self.assertLen(_problems(config), 1)
@@ -297,6 +304,9 @@ class RelationsTest(parameterized.TestCase):
       (dict(store__address="127.0.0.2:0", store__locator="10.0.0.1:7000"),
        "store.locator"),
       (dict(store__address="0.0.0.0:0", store__insecure=True), "store.address"),
+      (dict(run__processes="one", mesh__data=2), "mesh.data"),
+      (dict(run__processes="one", search__mesh__fsdp=2), "search.mesh.fsdp"),
+      (dict(run__processes="one", devices__searcher="cpu"), "devices.searcher"),
       # Places.
       (dict(cores__store="9999"), "cores.store"),
       (dict(store__address="8.8.8.8:0", store__insecure=True), "store.address"),

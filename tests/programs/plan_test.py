@@ -12,6 +12,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -23,6 +24,7 @@ from tba_jax.config import settings
 from tba_jax.models import hf_config
 from tba_jax.models import transformer
 from tba_jax.programs import plan
+from tba_jax.system import accelerators
 from tba_jax.tasks import red_team
 from tba_jax.training import sharding
 from tests.monitor.report import fake_run
@@ -60,6 +62,14 @@ class PlanTest(parameterized.TestCase):
         for leaf, names in zip(jax.tree.leaves(params), axes, strict=True)
     )
     self.assertEqual(sorted(leaves.values()), actual)
+
+  def test_roles_on_a_single_gpu_share_a_process(self):
+    found = accelerators.Accelerators("gpu", ("0",))
+    with mock.patch.object(accelerators, "find", return_value=found):
+      rows = _rows(self.config)
+    self.assertStartsWith(rows["processes of `train`"], "one for trainer and")
+    self.assertEqual(rows["trainer on this machine's gpus"], "0")
+    self.assertNotIn("searcher on this machine's gpus", rows)
 
   def test_parameters_that_a_mesh_does_not_split(self):
     self.assertNotIn("replicated on every device", _rows(self.config))

@@ -150,7 +150,7 @@ class SearcherTest(parameterized.TestCase):
   def run_it(self, *blocks, should_stop=lambda: False):
     self.blocks = list(blocks)
     self.external_stop = should_stop
-    self.searcher.run()
+    return self.searcher.run()
 
   def test_a_block_becomes_groups(self):
     self.run_it(self.block())
@@ -330,6 +330,11 @@ class SearcherTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "gone"):
       self.run_it(self.block(), *[never] * 10_000)
 
+  def test_it_says_whether_the_run_is_complete(self):
+    self.assertFalse(self.run_it(self.block()))
+    self.queue.run_done = True
+    self.assertTrue(self.run_it())
+
   def test_a_full_queue_asks_whether_to_stop(self):
     self.run_it(self.block())
     stop = self.queue.submit.call_args.args[1]
@@ -354,7 +359,9 @@ class RefusedTest(absltest.TestCase):
       self.refused("allowed one whole number", *operands)
 
   def test_no_model_to_start_from(self):
-    self.refused("sft/model", "0")
+    with mock.patch.object(metrics, "EventLog", autospec=True) as log:
+      self.refused("sft/model", "0")
+    log.return_value.close.assert_called_once_with()
 
 
 if __name__ == "__main__":
