@@ -2,18 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """GSM8K as in both papers: exact numbers as reward.
 
-    python -m tba_jax.main --config=configs/gsm8k.py --workdir=runs/gsm8k \\
-        --config.task.data=data/gsm8k --config.init=models/rho-1b-sft-GSM8K
+    python -m tba_jax.main --config=configs/gsm8k.py:hardware=4xa100 \\
+        --workdir=runs/gsm8k
 
-`task.data` is the folder with the published train.jsonl and test.jsonl, or one
-that `python -m tba_jax.tasks.gsm8k_data` prepared. Arguments, after a colon and
-separated by commas:
+Problems and model come from the Hugging Face hub, `openai/gsm8k` in `task.data`
+and `realtreetune/rho-1b-sft-GSM8K` in `init`; local folders do as well.
+Arguments, after a colon and separated by commas:
+
+- `hardware=4xa100`, the paper's, with one device for the trainer and three for
+  searchers; other names are in `tba_jax/config/hardware.py`. On a TPU,
+  `hardware=v5e-16` with searchers of one chip.
 
 - `method=tba` (arXiv:2503.18929), or, of Asynchronous RLHF (arXiv:2410.18252),
   `online_dpo`, `rloo` or `ppo`; `lag=0` of these is the synchronous baseline.
 - `model=rho-1b` (the papers' run), `qwen2.5-0.5b` or `llama-3.2-1b`. The first
-  starts from `realtreetune/rho-1b-sft-GSM8K` in `init`; the others are tuned on
-  the training solutions first, from a pretrained folder in `sft.init`.
+  is tuned already; the others are tuned on the training solutions first.
 - Of `tba`: `steps=700` (Figure 1) or `steps=1000` (Table 2); `samples=20` or
   `samples=40` (Table 5), with fewer prompts a step.
 - `quick` (minutes on two cores: the same code path with a tiny model and small
@@ -49,10 +52,15 @@ All but the first row are read off TBA's figure. VinePPO's pass@1 is the mean of
 
 import ml_collections
 
+from tba_jax.config import hardware
 from tba_jax.config import settings
 from tba_jax.config import variants
 
-MODELS = ("rho-1b", "qwen2.5-0.5b", "llama-3.2-1b")
+MODELS = {
+    "rho-1b": "realtreetune/rho-1b-sft-GSM8K",
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
+}
 METHODS = ("tba", "online_dpo", "rloo", "ppo")
 
 
@@ -63,7 +71,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
       smoke=False,
       quick=False,
       seed=0,
-      model=MODELS[0],
+      model="rho-1b",
+      hardware="",
       method=METHODS[0],
       steps=700,
       samples=20,
@@ -71,7 +80,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   )
   variants.check_choices(
       arg,
-      model=MODELS,
+      model=tuple(MODELS),
       method=METHODS,
       steps=(700, 1000),
       samples=(20, 40),
@@ -82,7 +91,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.task = ml_collections.ConfigDict(
       dict(
           name="gsm8k",
-          data="data/gsm8k",
+          data="openai/gsm8k",
           made_up_prompts=4000,
           prompt_format="tba",
           answer_rule="last_number",
@@ -96,10 +105,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   else:
     _set_async_rlhf(c, arg)
   if arg.model == "rho-1b":
-    c.init = "models/rho-1b-sft-GSM8K"
+    c.init = MODELS["rho-1b"]
   else:
-    folders = {"qwen2.5-0.5b": "Qwen2.5-0.5B", "llama-3.2-1b": "Llama-3.2-1B"}
-    _set_sft(c, f"models/{folders[arg.model]}")
+    _set_sft(c, MODELS[arg.model])
   if arg.quick or arg.smoke:
     c.task.data = "made_up"
     c.task.prompt_format = "plain"
@@ -108,6 +116,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
       _set_quick_rounds(c, arg)
   if arg.smoke:
     make_smoke(c)
+  hardware.apply(c, arg.hardware)
   return c
 
 

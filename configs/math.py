@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""MATH with TBA', the later variant of trajectory balance with asynchrony.
 
-    python -m tba_jax.main --config=configs/math.py --workdir=runs/math \\
-        --config.task.train=data/math/train.jsonl \\
-        --config.task.test=data/math500/test.jsonl \\
-        --config.init=models/Qwen2.5-7B \\
-        --config.tokenizer.source=models/Qwen2.5-7B
+    python -m tba_jax.main --config=configs/math.py:hardware=8xh100 \\
+        --workdir=runs/math
 
-It needs `pip install tba_jax[math]`; `docs/tasks.md` has the files' format.
+It needs `pip install tba_jax[math]`. Problems and model come from the Hugging
+Face hub (`task.train`, `task.test`, `init`); local files do as well.
 Arguments, after a colon and separated by commas:
+
+- `hardware=8xh100`, the authors' number of devices; other names are in
+  `tba_jax/config/hardware.py`. On a TPU, `hardware=v5e-64` with searchers of
+  eight chips.
 
 - `lag=2` (or 10, the two values in the authors' configs): steps that sampling
   may run ahead.
@@ -38,6 +40,7 @@ has not been made with this code.
 
 import ml_collections
 
+from tba_jax.config import hardware
 from tba_jax.config import settings
 from tba_jax.config import variants
 
@@ -46,14 +49,16 @@ gsm8k = variants.import_config("gsm8k.py", beside=__file__)
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config; the module docstring lists the arguments."""
-  arg = variants.parse_arg(arg, smoke=False, quick=False, seed=0, lag=2)
+  arg = variants.parse_arg(
+      arg, smoke=False, quick=False, seed=0, lag=2, hardware=""
+  )
   c = settings.get_config()
   c.seed = arg.seed
   c.task = ml_collections.ConfigDict(
       dict(
           name="math",
-          train="data/math/train.jsonl",
-          test="data/math500/test.jsonl",
+          train="EleutherAI/hendrycks_math[train]",
+          test="HuggingFaceH4/MATH-500[test]",
           made_up_prompts=4000,
           prompt_format="qwen",
           overlap="error",
@@ -67,13 +72,14 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     _make_quick(c)
   if arg.smoke:
     gsm8k.make_smoke(c)
+  hardware.apply(c, arg.hardware)
   return c
 
 
 def _set_paper(c: ml_collections.ConfigDict, lag: int) -> None:
   """Sets the paper's settings."""
-  c.init = "models/Qwen2.5-7B"
-  c.tokenizer.source = "models/Qwen2.5-7B"
+  c.init = "Qwen/Qwen2.5-7B"
+  c.tokenizer.source = "Qwen/Qwen2.5-7B"
   c.model.max_positions = 3072  # where the folder does not say
   c.sampling.temperature = 1.0
   c.sampling.max_prompt_tokens = 1024

@@ -3,10 +3,9 @@
 """Chatbot: online DPO on No Robots, as in Asynchronous RLHF.
 
     python -m tba_jax.main --program=sft --workdir=runs/no_robots \\
-        --config=configs/no_robots.py:stage=sft \\
-        --config.task.data=data/no_robots
+        --config=configs/no_robots.py:stage=sft,hardware=8xh100
     python -m tba_jax.main --workdir=runs/no_robots \\
-        --config=configs/no_robots.py --config.task.data=data/no_robots \\
+        --config=configs/no_robots.py:hardware=8xh100 \\
         --config.reward_model.train=data/preferences/train.jsonl \\
         --config.reward_model.held_out=data/preferences/test.jsonl
 
@@ -16,6 +15,8 @@ formats of data and pairs, and the ways to compare answers with people's
 (`evaluate.judge`): a reward model or a command of your own. Arguments, after a
 colon and separated by commas:
 
+- `hardware=8xh100`, the paper's; other names are in
+  `tba_jax/config/hardware.py`. On a TPU, `hardware=v5e-64`;
 - `stage=rl` or `sft`: the lengths of that stage;
 - `quick` (minutes on two cores: the same code path with a tiny model, generated
   requests and a scripted gold reward), `smoke` (seconds);
@@ -38,6 +39,7 @@ what it learns is mostly lower entropy, not better answers.
 
 import ml_collections
 
+from tba_jax.config import hardware
 from tba_jax.config import settings
 from tba_jax.config import variants
 
@@ -51,19 +53,21 @@ STAGES = ("rl", "sft")
 _NUM_CHATS = 9_500
 _NUM_PAIRS = 60_000
 _NUM_EPISODES = 100_000
-_MODEL = "models/Llama-3.1-8B"
+_MODEL = "meta-llama/Llama-3.1-8B"
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config; the module docstring lists the arguments."""
-  arg = variants.parse_arg(arg, smoke=False, quick=False, seed=0, stage="rl")
+  arg = variants.parse_arg(
+      arg, smoke=False, quick=False, seed=0, stage="rl", hardware=""
+  )
   variants.check_choices(arg, stage=STAGES)
   c = settings.get_config()
   c.seed = arg.seed
   c.task = ml_collections.ConfigDict(
       dict(
           name="chat",
-          data="data/no_robots",
+          data="HuggingFaceH4/no_robots",
           template="tulu",
           made_up_prompts=3000,
           made_up_pairs=8000,
@@ -80,6 +84,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     tldr_sft.make_smoke(c)
     tldr_reward_model.make_smoke(c)
     tldr.make_smoke(c)
+  hardware.apply(c, arg.hardware)
   return c
 
 

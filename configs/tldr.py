@@ -2,23 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """TL;DR, third stage: preference tuning against the reward model.
 
-    python -m tba_jax.main --config=configs/tldr.py --workdir=runs/tldr \\
-        --config.task.data=data/tldr
+    python -m tba_jax.main --config=configs/tldr.py:hardware=4xa100 \\
+        --workdir=runs/tldr
 
 It starts from the first two stages' models in the same `--workdir`
 (`configs/tldr_sft.py`, `configs/tldr_reward_model.py`). Or from the authors':
-`--config.init=models/pythia410m-sft-tldr` and
-`--config.reward.model=models/pythia410m-rm-tldr6.9b`, which `ppo` also needs as
-`loss.value_init`. Then the gold win-rate, of summaries of up to 128 tokens as
-the papers have it, where the runs of Asynchronous RLHF train on 53:
+`--config.init=mnoukhov/pythia410m-sft-tldr` and
+`--config.reward.model=mnoukhov/pythia410m-rm-tldr6.9b`, which `ppo` also needs
+as `loss.value_init`. Then the gold win-rate, of summaries of up to 128 tokens
+as the papers have it, where the runs of Asynchronous RLHF train on 53:
 
     python -m tba_jax.main --program=evaluate --workdir=runs/tldr \\
         --config.sampling.max_completion_tokens=128 \\
         --config.evaluate.final_prompts=6000 --config.evaluate.judge=\\
-        models/EleutherAI_pythia-6.9b-deduped__reward__tldr
+        cleanrl/EleutherAI_pythia-6.9b-deduped__reward__tldr
 
 Arguments, after a colon and separated by commas:
 
+- `hardware=4xa100`, the papers'; other names are in
+  `tba_jax/config/hardware.py`;
 - `model=pythia-410m`, `pythia-1b` or `pythia-2.8b`;
 - `method=tba` (arXiv:2503.18929), or, of Asynchronous RLHF (arXiv:2410.18252),
   `online_dpo`, `best_of_2`, `rloo` or `ppo`, one step off-policy;
@@ -31,7 +33,8 @@ Arguments, after a colon and separated by commas:
   small generated posts and a scripted gold reward), `smoke` (seconds);
 - `overoptimize`, with `quick`: a reward model trained on few pairs and a weakly
   regularized policy. Its score rises while the gold reward falls;
-- `seed=N`, `steps=N` (of `tba`: 256, or the papers' 425, 625, 725, 825).
+- `seed=N`, `steps=N` (of `tba`: 256, or the papers' 425, 625, 725, 825; the
+  slower 2.8B run of 825 has `--config.loss.beta_stop_steps=140`).
 
 The settings are the papers', except that learning rates change every step; the
 authors' code changes them once a round, and ends at 0.
@@ -45,6 +48,7 @@ win-rate rises, the greedy one does not.
 
 import ml_collections
 
+from tba_jax.config import hardware
 from tba_jax.config import settings
 from tba_jax.config import variants
 
@@ -64,6 +68,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
       quick=False,
       seed=0,
       steps=256,
+      hardware="",
       model=tldr_sft.MODELS[0],
       method=METHODS[0],
       lag=1,
@@ -89,6 +94,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     make_smoke(c)
   if arg.overoptimize:
     _overoptimize(c)
+  hardware.apply(c, arg.hardware)
   return c
 
 

@@ -3,9 +3,7 @@
 """TL;DR, second stage: a reward model from pairs labeled by a gold model.
 
     python -m tba_jax.main --program=reward_model --workdir=runs/tldr \\
-        --config=configs/tldr_reward_model.py --config.task.data=data/tldr \\
-        --config.reward_model.train=data/tldr_pairs/train.jsonl \\
-        --config.reward_model.held_out=data/tldr_pairs/validation.jsonl
+        --config=configs/tldr_reward_model.py:hardware=4xa100
 
 It starts from the first stage's model in the same `--workdir`. Arguments as in
 `configs/tldr_sft.py`; `docs/preferences.md` has the format of pairs.
@@ -21,23 +19,31 @@ have not been measured with this code; the papers report no accuracy.
 
 import ml_collections
 
+from tba_jax.config import hardware
 from tba_jax.config import settings
 from tba_jax.config import variants
 
 tldr_sft = variants.import_config("tldr_sft.py", beside=__file__)
 
-GOLD = "models/EleutherAI_pythia-6.9b-deduped__reward__tldr"
+GOLD = "cleanrl/EleutherAI_pythia-6.9b-deduped__reward__tldr"
+_PAIRS = "vwxyzjn/summarize_from_feedback_oai_preprocessing_1706381144"
 _NUM_PAIRS = 92_858
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config; the module docstring lists the arguments."""
   arg = variants.parse_arg(
-      arg, smoke=False, quick=False, seed=0, model=tldr_sft.MODELS[0]
+      arg,
+      smoke=False,
+      quick=False,
+      seed=0,
+      model=tldr_sft.MODELS[0],
+      hardware="",
   )
   c = settings.get_config()
   tldr_sft.set_data_and_sft(c, arg)
   set_reward_model(c, arg)
+  hardware.apply(c, arg.hardware)
   return c
 
 
@@ -46,8 +52,8 @@ def set_reward_model(
 ) -> None:
   """Sets the reward model's section."""
   r = c.reward_model
-  r.train = "data/tldr_pairs/train.jsonl"
-  r.held_out = "data/tldr_pairs/validation.jsonl"
+  r.train = f"{_PAIRS}[train]"
+  r.held_out = f"{_PAIRS}[validation]"
   r.relabel = GOLD
   r.init = "sft"
   r.max_completion_tokens = 128

@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """TL;DR, first stage: supervised fine-tuning on people's summaries.
 
-    python -m tba_jax.main --program=sft --config=configs/tldr_sft.py \\
-        --workdir=runs/tldr --config.task.data=data/tldr \\
-        --config.sft.init=models/pythia-410m-deduped
+    python -m tba_jax.main --program=sft --workdir=runs/tldr \\
+        --config=configs/tldr_sft.py:hardware=4xa100
 
-`docs/preferences.md` has the format of the data. Arguments, after a colon
-and separated by commas:
+Data and model come from the Hugging Face hub (`task.data`, `sft.init`); local
+folders do as well. Arguments, after a colon and separated by commas:
 
-- `model=pythia-410m`, `pythia-1b` or `pythia-2.8b`, pretrained folders in
-  `sft.init`;
+- `hardware=4xa100` and other names of `tba_jax/config/hardware.py`, the same
+  for all stages;
+- `model=pythia-410m`, `pythia-1b` or `pythia-2.8b`;
 - `quick` (about a minute on two cores: the same code path with a tiny model and
   small generated posts), `smoke` (seconds);
 - `seed=N`.
@@ -27,10 +27,15 @@ result have not been measured with this code.
 
 import ml_collections
 
+from tba_jax.config import hardware
 from tba_jax.config import settings
 from tba_jax.config import variants
 
 MODELS = ("pythia-410m", "pythia-1b", "pythia-2.8b")
+_POSTS = (
+    "vwxyzjn/summarize_from_feedback_tldr_3_filtered_oai_preprocessing_"
+    "1706381144"
+)
 # Posts of the TL;DR data after OpenAI's filtering.
 _NUM_POSTS = 116_722
 
@@ -38,10 +43,11 @@ _NUM_POSTS = 116_722
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config; the module docstring lists the arguments."""
   arg = variants.parse_arg(
-      arg, smoke=False, quick=False, seed=0, model=MODELS[0]
+      arg, smoke=False, quick=False, seed=0, model=MODELS[0], hardware=""
   )
   c = settings.get_config()
   set_data_and_sft(c, arg)
+  hardware.apply(c, arg.hardware)
   return c
 
 
@@ -54,12 +60,12 @@ def set_data_and_sft(
     ValueError: `arg.model` is not known.
   """
   variants.check_choices(arg, model=MODELS)
-  folder = f"models/{arg.model}-deduped"
+  folder = f"EleutherAI/{arg.model}-deduped"
   c.seed = arg.seed
   c.task = ml_collections.ConfigDict(
       dict(
           name="tldr",
-          data="data/tldr",
+          data=_POSTS,
           held_out="validation",
           made_up_prompts=3000,
           made_up_pairs=8000,

@@ -42,13 +42,22 @@ run() {
 }
 
 # use_searcher_devices COUNT: has each searcher split its rows over so many
-# devices, all of its host or job. Where SETTINGS say how, they have it.
+# devices, all of its host or job. Where SETTINGS say how, or CONFIG is for a
+# hardware, they have it.
 use_searcher_devices() {
   [[ " ${SETTINGS[*]-}" == *" --config.search.mesh."* ]] && return
+  [[ "$CONFIG" == *hardware=* ]] && return
   SETTINGS+=("--config.search.mesh.data=$(($1 > 1 ? $1 : 1))")
 }
 
-# print_plan ROOT KIND…: what the run needs, and whether it fits.
+# use_shared_params FOLDER: params reach the searchers through a folder that all
+# hosts mount, unless SETTINGS name another.
+use_shared_params() {
+  [[ " ${SETTINGS[*]-}" == *" --config.publish.directory="* ]] && return
+  SETTINGS+=("--config.publish.directory=$1")
+}
+
+# print_plan ROOT OPERAND…: what the run needs, and whether it fits.
 # Without a Python that has tba_jax here, it prints the command alone.
 print_plan() {
   local root="$1" python="${PYTHON:-}"

@@ -10,7 +10,7 @@ set -euo pipefail
 export NAME="${NAME:-tba}"
 export IMAGE="${IMAGE:-}"                 # made from launch/Dockerfile
 export CLAIM="${CLAIM:-runs}"             # of shared storage, ReadWriteMany
-export CONFIG="${CONFIG:-configs/gsm8k.py}"
+export CONFIG="${CONFIG:-configs/gsm8k.py:hardware=v5e-16}"
 export WORKDIR="${WORKDIR:-/runs/$NAME}"  # below /runs, where CLAIM is mounted
 KIND="${KIND:-v5e}"                       # of devices, for the plan
 export TRAINER_ACCELERATOR="${TRAINER_ACCELERATOR:-tpu-v5-lite-podslice}"
@@ -62,6 +62,7 @@ need NAME IMAGE CLAIM CONFIG WORKDIR NAMESPACE
 SETTINGS+=("--config.trainer.num_processes=$((TRAINER_HOSTS * TRAINER_SLICES))")
 SETTINGS+=("--config.search.num_searchers=$SEARCHERS")
 use_searcher_devices "$SEARCHER_CHIPS"
+use_shared_params "$WORKDIR/params"
 
 # Puts the variables into gke.yaml; one without a value is an error.
 render() {
@@ -78,7 +79,7 @@ print(re.sub(r"\$\{(\w+)\}", lambda m: os.environ[m[1]], text), end="")
 
 case "$action" in
   up)
-    print_plan "$root" "$KIND"
+    print_plan "$root" --elsewhere "$KIND"
     show kubectl apply -n "$NAMESPACE" -f -
     render | sed 's/^/    /'
     ((dry_run)) || render | kubectl apply -n "$NAMESPACE" -f -

@@ -122,7 +122,11 @@ while :; do
   child=0
   if ((stopped || once)); then exit "$status"; fi
   case "$status" in
-    0 | 2 | 3) exit "$status" ;;
+    0 | 2 | 3)
+      # tpu_vm.sh reads this: without it the host has restarted.
+      echo "role.sh: ended for good with status $status" >&2
+      exit "$status"
+      ;;
   esac
   echo "role.sh: ended with status $status; again in $pause_s s" >&2
   sleep "$pause_s" &

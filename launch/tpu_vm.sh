@@ -10,11 +10,12 @@ set -euo pipefail
 # ---- Variables: here, or in the environment ---------------------------------
 NAME="${NAME:-tba}"
 PROJECT="${PROJECT:-}"                    # of Google Cloud
-ZONE="${ZONE:-}"                          # as us-central2-b
+ZONE="${ZONE:-}"                          # as us-west4-a
 NFS="${NFS:-}"                            # a share all hosts mount, IP:/path
 REPO="${REPO:-}"                          # git URL of this code
 REVISION="${REVISION:-main}"              # branch, tag or commit of it
-CONFIG="${CONFIG:-configs/gsm8k.py}"
+EXTRA="${EXTRA:-tpu}"                     # of pip: tpu,math for configs/math.py
+CONFIG="${CONFIG:-configs/gsm8k.py:hardware=v5e-16}"
 KIND="${KIND:-v5e}"                       # of devices, for the plan
 TRAINER_TYPE="${TRAINER_TYPE:-v5litepod-16}"
 TRAINER_HOSTS="${TRAINER_HOSTS:-4}"       # of one slice
@@ -23,8 +24,11 @@ SEARCHER_TYPE="${SEARCHER_TYPE:-v5litepod-1}" # of one host
 SEARCHER_CHIPS="${SEARCHER_CHIPS:-1}"     # of that host; a searcher uses all
 SEARCHERS="${SEARCHERS:-4}"
 RUNTIME="${RUNTIME:-v2-alpha-tpuv5-lite}" # image of the TPU VMs
-TRAINER_SPOT="${TRAINER_SPOT:-0}"         # 1: cheaper, and may be preempted
-SEARCHER_SPOT="${SEARCHER_SPOT:-1}"
+# gcloud's flags for the capacity: "" (on demand), --spot, --reserved,
+# --reservation=NAME, --provisioning-model=flex-start --max-run-duration=24h
+TRAINER_FLAGS="${TRAINER_FLAGS-}"
+SEARCHER_FLAGS="${SEARCHER_FLAGS---spot}"
+SSH_FLAGS="${SSH_FLAGS-}"                 # --internal-ip, --tunnel-through-iap
 STORE_PORT="${STORE_PORT:-8469}"          # where the store says where it is
 STORE_PORTS="${STORE_PORTS:-8470-8489}"
 TRAINER_PORT="${TRAINER_PORT:-8490}"
@@ -36,12 +40,16 @@ read -r -a SETTINGS <<<"${SETTINGS:-}"
 usage() {
   cat <<'END'
 usage: launch/tpu_vm.sh [--dry_run] [up | searchers FIRST-LAST | down]
+                        [-- FLAG …]
 
   up                 makes what is not there, starts the run, and looks after it
                      until the trainer is done (the default); the same again
                      goes on with a run that was left
   searchers 4-9      adds searchers 4 to 9, and looks after these
   down               ends the run, and deletes all of its machines
+
+FLAGs are passed to gcloud where a machine is made, as -- --network=NETWORK
+--subnetwork=SUBNETWORK --internal-ips --service-account=ADDRESS.
 END
 }
 
@@ -50,13 +58,16 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 source "$root/launch/commands.sh"
 
 words=()
-for arg in "$@"; do
-  case "$arg" in
+flags=()
+while (($#)); do
+  case "$1" in
     -h | --help) usage; exit 0 ;;
     --dry_run) dry_run=1 ;;
-    -*) usage >&2; die "unknown flag $arg" ;;
-    *) words+=("$arg") ;;
+    --) flags=("${@:2}"); break ;;
+    -*) usage >&2; die "unknown flag $1" ;;
+    *) words+=("$1") ;;
   esac
+  shift
 done
 action="${words[0]:-up}"
 if ((dry_run)); then
@@ -65,17 +76,34 @@ if ((dry_run)); then
 fi
 need NAME PROJECT ZONE NFS REPO
 
+where=(--project="$PROJECT" --zone="$ZONE")
+workdir="/mnt/runs/$NAME"
 SETTINGS+=("--config.trainer.num_processes=$((TRAINER_HOSTS * TRAINER_SLICES))")
 SETTINGS+=("--config.search.num_searchers=$SEARCHERS")
 use_searcher_devices "$SEARCHER_CHIPS"
-where=(--project="$PROJECT" --zone="$ZONE")
-workdir="/mnt/runs/$NAME"
+use_shared_params "$workdir/params"
 code=tba_jax_code
 metadata="http://metadata.google.internal/computeMetadata/v1/instance"
 metadata+="/attributes/agent-worker-number"
+read -r -a ssh_flags <<<"$SSH_FLAGS"
+read -r -a trainer_flags <<<"$TRAINER_FLAGS"
+read -r -a searcher_flags <<<"$SEARCHER_FLAGS"
 
-queued() { # queued ACTION RESOURCE FLAG…
-  run gcloud compute tpus queued-resources "$1" "$2" "${where[@]}" "${@:3}"
+# create RESOURCE TYPE FLAG…: asks for machines.
+create() {
+  local command=(gcloud compute tpus queued-resources create)
+  # These flags are of the alpha command alone.
+  case " $* " in
+    *" --reservation="* | *" --provisioning-model="* | *" --max-run-duration="*)
+      command=(gcloud alpha compute tpus queued-resources create) ;;
+  esac
+  run "${command[@]}" "$1" "${where[@]}" --accelerator-type="$2" \
+    --runtime-version="$RUNTIME" "${@:3}"
+}
+
+delete() {
+  run gcloud compute tpus queued-resources delete "$1" "${where[@]}" \
+    --force --quiet
 }
 
 # state RESOURCE: ACTIVE, SUSPENDED, …, or NONE.
@@ -87,44 +115,33 @@ state() {
 trainer="$NAME-trainer"
 searcher() { echo "$NAME-searcher-$1"; }
 
-# The nodes of the trainer: a slice has its own name, several are numbered.
-nodes() {
-  local slice
-  if ((TRAINER_SLICES == 1)); then echo "$trainer"; return; fi
-  for ((slice = 0; slice < TRAINER_SLICES; slice++)); do
-    echo "$trainer-$slice"
-  done
-}
-
 create_trainer() {
-  local flags=(--accelerator-type="$TRAINER_TYPE" --runtime-version="$RUNTIME")
-  if ((TRAINER_SLICES == 1)); then
-    flags+=(--node-id="$trainer")
-  else
-    flags+=(--node-prefix="$trainer" --node-count="$TRAINER_SLICES")
+  local nodes=(--node-id="$trainer")
+  if ((TRAINER_SLICES > 1)); then
+    nodes=(--node-prefix="$trainer" --node-count="$TRAINER_SLICES")
   fi
-  if ((TRAINER_SPOT)); then flags+=(--spot); fi
-  queued create "$trainer" "${flags[@]}"
+  create "$trainer" "$TRAINER_TYPE" "${nodes[@]}" \
+    ${trainer_flags[@]+"${trainer_flags[@]}"} ${flags[@]+"${flags[@]}"}
 }
 
 create_searcher() {
-  local name flags=(--accelerator-type="$SEARCHER_TYPE")
+  local name
   name="$(searcher "$1")"
-  flags+=(--runtime-version="$RUNTIME" --node-id="$name")
-  if ((SEARCHER_SPOT)); then flags+=(--spot); fi
-  queued create "$name" "${flags[@]}"
+  create "$name" "$SEARCHER_TYPE" --node-id="$name" \
+    ${searcher_flags[@]+"${searcher_flags[@]}"} ${flags[@]+"${flags[@]}"}
 }
 
-# ssh NODE WORKER COMMAND: runs a command on one worker of a node, or on "all".
+# ssh_to RESOURCE NODE WORKER COMMAND: runs a command on one worker of a slice,
+# or on "all", at the same time.
 ssh_to() {
-  run gcloud compute tpus tpu-vm ssh "$1" "${where[@]}" --worker="$2" \
-    --command="$3"
+  run gcloud compute tpus queued-resources ssh "$1" "${where[@]}" \
+    ${ssh_flags[@]+"${ssh_flags[@]}"} --node="$2" --worker="$3" --command="$4"
 }
 
 # The share, the code and its packages; nothing where they are there already.
 # The images of TPU VMs have an older Python than is needed.
 install() {
-  ssh_to "$1" all "set -e
+  ssh_to "$1" all all "set -e
 [ -x /sbin/mount.nfs ] || sudo apt-get install -qq nfs-common
 mountpoint -q /mnt/runs || { sudo mkdir -p /mnt/runs
   sudo mount -t nfs -o hard $NFS /mnt/runs; }
@@ -137,7 +154,7 @@ git checkout -q --detach origin/$REVISION 2>/dev/null \
   || git checkout -q --detach $REVISION
 [ -d .venv ] || { python3 -m pip install -q --user uv
   python3 -m uv venv -q --seed --python 3.11 .venv; }
-.venv/bin/pip install -q -c constraints.txt -e '.[tpu]'"
+.venv/bin/pip install -q -c constraints.txt -e '.[$EXTRA]'"
 }
 
 # set_index SLICE: shell of a worker that sets INDEX, its number in the trainer.
@@ -146,101 +163,116 @@ set_index() {
 + \$(curl -sf -H Metadata-Flavor:Google $metadata)));"
 }
 
-# Starts a role on workers of a node, where it is not there already.
-start_role() { # start_role NODE WORKER NAME ARGUMENTS
-  ssh_to "$1" "$2" "cd $code && $4 --detach=$workdir/logs/$3.log"
+# Starts a role on workers of a slice, where it is not there already.
+start_role() { # start_role RESOURCE NODE WORKER NAME ARGUMENTS
+  ssh_to "$1" "$2" "$3" "cd $code && $5 --detach=$workdir/logs/$4.log"
 }
 
 # The run's directory is on the share, and in it the run's secret, a 0600 file:
 # it is in no command line and no variable.
 start_trainer() {
-  local node slice=0 address
+  local slice address=ADDRESS first="$trainer"
   local -a all=("--config=$CONFIG" "${SETTINGS[@]}")
   all+=("--config.store.secret_file=$workdir/secret" "--workdir=$workdir")
-  for node in $(nodes); do install "$node"; done
-  node="$(nodes | head -n 1)"
-  address=ADDRESS
-  show gcloud compute tpus tpu-vm describe "$node" "${where[@]}" \
+  install "$trainer"
+  if ((TRAINER_SLICES > 1)); then first="$trainer-0"; fi
+  show gcloud compute tpus tpu-vm describe "$first" "${where[@]}" \
     --format='value(networkEndpoints[0].ipAddress)'
-  ((dry_run)) || address="$(gcloud compute tpus tpu-vm describe "$node" \
+  ((dry_run)) || address="$(gcloud compute tpus tpu-vm describe "$first" \
     "${where[@]}" --format='value(networkEndpoints[0].ipAddress)')"
-  [[ -n "$address" ]] || die "$node has no address"
-  start_role "$node" 0 store "launch/role.sh --program=store ${all[*]} \
+  [[ -n "$address" ]] || die "$first has no address"
+  start_role "$trainer" 0 0 store "launch/role.sh --program=store ${all[*]} \
 --make_secret=$workdir/secret --config.store.address=$address:$STORE_PORTS \
 --config.store.locator=$address:$STORE_PORT"
-  for node in $(nodes); do
-    start_role "$node" all "trainer-\$INDEX" \
+  for ((slice = 0; slice < TRAINER_SLICES; slice++)); do
+    start_role "$trainer" "$slice" all "trainer-\$INDEX" \
       "$(set_index "$slice") launch/role.sh \
 --wait_for=$workdir/config.json --program=trainer --workdir=$workdir \
 --index_from=INDEX $address:$TRAINER_PORT"
-    slice=$((slice + 1))
   done
 }
 
 start_searcher() {
   install "$(searcher "$1")"
-  start_role "$(searcher "$1")" 0 "searcher-$1" "launch/role.sh \
+  start_role "$(searcher "$1")" 0 0 "searcher-$1" "launch/role.sh \
 --wait_for=$workdir/config.json --program=searcher --workdir=$workdir $1"
 }
 
-# look_after RESOURCE CREATE START [INDEX]: makes it where it is not there or was
-# preempted, and starts its role once it has come. The role goes on from the
-# run's last checkpoint, or as a new searcher.
-declare -A running=()
+# role_state RESOURCE NAME: of a role on the resource's first host: done, up, or
+# gone, as after a reboot of the host.
+role_state() {
+  ssh_to "$1" 0 0 "tail -n 1 $workdir/logs/$2.log \
+| grep -q '^role.sh: ended for good' && echo done \
+|| { pgrep -f 'launch/role.sh.*--[p]rogram=${2%%-*}' >/dev/null && echo up \
+|| echo gone; }" | tail -n 1
+}
+
+# look_after RESOURCE ROLE: makes it where it is not there or was preempted, and
+# starts its role once it has come, or again where the host has restarted. The
+# role goes on from the run's last checkpoint, or as a new searcher. Machines
+# are installed side by side.
+declare -A running=() starting=()
 look_after() {
-  local resource="$1" create="$2" start="$3"
-  shift 3
+  local resource="$1" role="$2" kind="${2%%-*}" index="${2##*-}"
   if ((dry_run)); then
-    "$create" "$@"
-    "$start" "$@"
+    "create_$kind" "$index"
+    "start_$kind" "$index"
     return
   fi
   case "$(state "$resource")" in
     NONE)
       running[$resource]=0
-      "$create" "$@"
+      "create_$kind" "$index"
       ;;
     ACTIVE)
+      if ((${running[$resource]:-0})); then
+        case "$(role_state "$resource" "$role")" in
+          done) running[$resource]=2 ;;
+          gone) running[$resource]=0 ;;
+        esac
+      fi
       ((${running[$resource]:-0})) && return
-      "$start" "$@"
-      running[$resource]=1
+      "start_$kind" "$index" &
+      starting[$resource]=$!
       ;;
     SUSPENDED | FAILED)
       running[$resource]=0
-      queued delete "$resource" --force --quiet
-      "$create" "$@"
+      delete "$resource"
+      "create_$kind" "$index"
       ;;
     *) echo "# waiting for $resource: $(state "$resource")" ;;
   esac
 }
 
-is_done() {
-  ssh_to "$(nodes | head -n 1)" 0 "! pgrep -f '[p]rogram=trainer'" >/dev/null 2>&1
-}
-
 # look FIRST LAST: what is there; again and again, until the trainer is done.
 look() {
-  local index
+  local index resource
   while :; do
-    if (($1 == 0)); then
-      look_after "$trainer" create_trainer start_trainer
-    fi
+    if (($1 == 0)); then look_after "$trainer" trainer-0; fi
     for ((index = $1; index <= $2; index++)); do
-      look_after "$(searcher "$index")" create_searcher start_searcher "$index"
+      look_after "$(searcher "$index")" "searcher-$index"
     done
     if ((dry_run)); then return; fi
-    sleep "$LOOK_EVERY_S"
-    if (($1 == 0 && ${running[$trainer]:-0})) && is_done; then
+    for resource in "${!starting[@]}"; do
+      if wait "${starting[$resource]}"; then
+        running[$resource]=1
+      else
+        echo "# $resource did not start; it is tried again" >&2
+      fi
+    done
+    starting=()
+    if (($1 == 0 && ${running[$trainer]:-0} == 2)); then
       echo "# the trainer has ended; its last words: $workdir/logs/trainer-0.log"
       echo "# delete the machines with: $0 down"
       return
     fi
+    sleep "$LOOK_EVERY_S"
   done
 }
 
 case "$action" in
   up)
-    print_plan "$root" "$KIND"
+    print_plan "$root" --elsewhere "$KIND"
     look 0 $((SEARCHERS - 1))
     ;;
   searchers)
@@ -249,15 +281,13 @@ case "$action" in
     look "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
     ;;
   down)
-    slice=0
-    for node in $(nodes); do
-      ssh_to "$node" all "cd $code && $(set_index "$slice") launch/role.sh \
---stop=$workdir/logs/trainer-\$INDEX.log" || true
-      slice=$((slice + 1))
+    for ((slice = 0; slice < TRAINER_SLICES; slice++)); do
+      ssh_to "$trainer" "$slice" all "cd $code && $(set_index "$slice") \
+launch/role.sh --stop=$workdir/logs/trainer-\$INDEX.log" || true
     done
-    queued delete "$trainer" --force --quiet || true
+    delete "$trainer" || true
     for ((index = 0; index < SEARCHERS; index++)); do
-      queued delete "$(searcher "$index")" --force --quiet || true
+      delete "$(searcher "$index")" || true
     done
     ;;
   *) usage >&2; die "unknown action $action" ;;

@@ -15,6 +15,7 @@ import ml_collections
 
 from tba_jax.config import load
 from tba_jax.config import reference
+from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.monitor import run_directory
 from tba_jax.system import bucket
@@ -84,6 +85,11 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "The run's directory.")
 _CALIBRATE = flags.DEFINE_string(
     "calibrate", None, "A run by whose speeds `plan` balances the roles."
 )
+_ELSEWHERE = flags.DEFINE_bool(
+    "elsewhere",
+    False,
+    "`plan` of other machines: models and data need not be on this one.",
+)
 
 
 def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
@@ -95,6 +101,8 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
       if name != "plan":
         raise ValueError(f"--calibrate: --program={name} does not take it")
       operands.append(f"--calibrate={_CALIBRATE.value}")
+    if _ELSEWHERE.value and name != "plan":
+      raise ValueError(f"--elsewhere: --program={name} does not take it")
     for flag in (_WORKDIR, _CONFIG):
       if flag.value == "":
         raise ValueError(f"--{flag.name}=: allowed a path; it is empty")
@@ -106,8 +114,15 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     config = _load_config(name, workdir, overrides)
     if config is not None:
       if name not in _WITHOUT_TASK:
-        validate.validate(config, program=name)
-      if name in _SHOW_DATA:
+        not_here = validate.validate(
+            config, program=name, elsewhere=_ELSEWHERE.value
+        )
+        if not_here:
+          print("looked for on the hosts:", *not_here, sep="\n  ")
+        if not all(map(_is_of_data, not_here)):
+          print("no plan without these models; all other settings are right")
+          return processes.EXIT_OK
+      if name in _SHOW_DATA and not _ELSEWHERE.value:
         build.print_data(config)
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
@@ -128,6 +143,12 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     logging.exception("--program=%s cannot go on", name)
     print(f"error: {error}", file=sys.stderr)
     return 1
+
+
+def _is_of_data(problem: str) -> bool:
+  """Tells whether a problem is of data, which `plan` does not need."""
+  key = problem.removeprefix("config.").partition("=")[0].strip()
+  return key.startswith("task.") and settings.hosts(key) == "own"
 
 
 @contextlib.contextmanager

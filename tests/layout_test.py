@@ -29,8 +29,8 @@ _RANK = {name: rank for rank, names in enumerate(_ORDER) for name in names}
 # The supervisor and the store stay small, and a wrong config is told before a
 # device is touched.
 _WITHOUT_JAX = """
-    config.load config.reference config.settings config.stages config.validate
-    config.variants main monitor.panel monitor.report.build
+    config.hardware config.load config.reference config.settings config.stages
+    config.validate config.variants main monitor.panel monitor.report.build
     monitor.run_directory models.config models.hf_config models.hf_files
     models.hf_hub models.hf_names programs.plan programs.store programs.train
     programs.verify rewards.comparers rewards.judges rewards.pool rewards.worker

@@ -40,7 +40,6 @@ _WITHOUT_TASK = ("store", "status", "report", "export")
 # checked.
 _MODEL = (
     "", "task", "tokenizer", "model", "lora", "mesh", "sharding", "sampling",
-    "optimizer",
 )  # fmt: skip
 _SECTIONS_OF = {
     "sft": (*_MODEL, "sft", "evaluate", "reward"),
@@ -48,8 +47,8 @@ _SECTIONS_OF = {
     "evaluate": (*_MODEL, "evaluate", "reward"),
     "export": (*_MODEL, "export"),
     "sweep": (
-        *_MODEL, "sft", "sweep", "reference", "rounds", "loss", "tempering",
-        "explore", "train", "evaluate", "reward",
+        *_MODEL, "optimizer", "sft", "sweep", "reference", "rounds", "loss",
+        "tempering", "explore", "train", "evaluate", "reward",
     ),
     "store": ("store",),
     "status": ("store",),
@@ -62,7 +61,8 @@ def validate(
     *,
     program: str = "train",
     task: base.Task | None = None,
-) -> None:
+    elsewhere: bool = False,
+) -> list[str]:
   """Raises one error with all problems of a config.
 
   Args:
@@ -70,6 +70,11 @@ def validate(
     program: program to run; sections that it does not read are checked for
       types and ranges alone.
     task: replaces the task of `config.task`, which is then not checked.
+    elsewhere: files and packages are those of other machines: what this one
+      lacks is no problem.
+
+  Returns:
+    With `elsewhere`, a line for each model or data that is not here.
 
   Raises:
     ConfigError: one line `config.path = value: what is allowed` per problem.
@@ -80,13 +85,15 @@ def validate(
   if task is not None:
     values = {k: v for k, v in values.items() if not k.startswith("task.")}
   problems, good = _check_values(values, program)
+  not_here: list[str] = []
   if program in LINE_PROGRAMS:
     # The model is the folder's, and there is no task.
     problems += _lines(good, [_line_program], None)
   else:
     sections = _sections_read(good, program)
     missing = list(_folders(good, program, sections))
-    problems += [_line(key, good.pop(key), allowed) for key, allowed in missing]
+    lines = [_line(key, good.pop(key), allowed) for key, allowed in missing]
+    (not_here if elsewhere else problems).extend(lines)
     # What is not read may have any value: the defaults fit each other.
     defaults = {
         key: setting.default
@@ -94,7 +101,14 @@ def validate(
         # The model of WORKDIR/sft has the shape of what SFT starts from.
         if _section(key) not in sections and key != "sft.init"
     }
-    problems += _lines({**good, **defaults}, _CHECKS, sections)
+    checks = [c for c in _CHECKS if not (elsewhere and c is _packages)]
+    problems += _lines({**good, **defaults}, checks, sections)
+    if elsewhere and good.get("init") == "sft":
+      allowed = (
+          "allowed a folder of the hosts or ORG/NAME of the hub: fine-tuning is"
+          " not started there; run --program=sft, and name WORKDIR/sft/model"
+      )
+      problems.append(_line("init", "sft", allowed))
     if program == "train":
       # The supervisor assigns cores; its children see their own alone.
       problems += _lines(good, [_rounding, _cores_here], None)
@@ -105,9 +119,11 @@ def validate(
           _line("lora.rank", good["lora.rank"], "allowed 0 in a sweep")
       )
     if program not in _WITHOUT_TASK:
-      problems += _check_task(good, config, task, problems)
+      lines = _check_task(good, config, task, problems)
+      (not_here if elsewhere else problems).extend(lines)
   if problems:
     raise ConfigError("\n".join(dict.fromkeys(problems)))
+  return not_here
 
 
 def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -55,10 +55,13 @@ DEVICE_GIB = {
     "h100": 80,
     "h200": 141,
     "l4": 24,
+    "t4": 16,
     "cpu": 4,
 }
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _HF_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+# Of one chunk of tokens, as `losses/logprobs.py` cuts them.
+_MAX_LOGITS = 2**28
 # A smaller speed-up does not repay asynchrony.
 _WORTHWHILE = 1.15
 
@@ -213,7 +216,8 @@ def activation_bytes(
   P = config.sampling.max_prompt_tokens
   T = config.sampling.max_completion_tokens
   own_P, own_T = math.ceil(P / length_shards), math.ceil(T / length_shards)
-  logits = 2 * rows * own_T * c.vocab_size * BYTES["float32"]
+  count = min(rows * own_T * c.vocab_size, _MAX_LOGITS)
+  logits = 2 * count * BYTES["float32"]
   tokens = prompts * own_P + rows * own_T
   kv = 2 * c.num_kv_heads * c.head_dim
   q = c.num_heads * c.head_dim

@@ -23,10 +23,10 @@ Messages = Sequence[Mapping[str, str]]
 class Chat(made_up.GoldReward):
   """Conversations and a person's answer to each.
 
-  data: a folder with train.jsonl and test.jsonl, or of Hugging Face `datasets`
-    with these splits; rows have `messages`, each with `role` and `content`, the
-    last one the assistant's. "made_up": generated requests to summarize small
-    posts, with a scripted gold reward.
+  data: a folder or data set of the Hugging Face hub with the splits train and
+    test; rows have `messages`, each with `role` and `content`, the last one the
+    assistant's. "made_up": generated requests to summarize small posts, with a
+    scripted gold reward.
   template: a folder with a tokenizer, whose chat template is used, or "tulu",
     for tokenizers without one.
   made_up_prompts: number of generated requests, over both splits.
@@ -42,6 +42,7 @@ class Chat(made_up.GoldReward):
       "template": TULU,
       "made_up_prompts": 3000,
       "made_up_pairs": 8000,
+      "overlap": "error",
       "validation_prompts": 0,
       "split_seed": 0,
   }

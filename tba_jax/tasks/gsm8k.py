@@ -8,7 +8,6 @@ reference solution's, else 0.
 """
 
 from collections.abc import Mapping
-import pathlib
 from typing import Any, ClassVar
 
 from tba_jax.tasks import answers
@@ -35,9 +34,10 @@ ANSWER_RULES = {
 class Gsm8k(rows_task.RowsTask):
   """Problems with worked solutions that end in `#### number`.
 
-  data: a folder with train.jsonl and test.jsonl as published, the hub's Parquet
-    files, one prepared by `python -m tba_jax.tasks.gsm8k_data`, or "made_up":
-    small generated problems in the same format.
+  data: "openai/gsm8k" of the Hugging Face hub, a folder with train.jsonl and
+    test.jsonl as published or with the hub's files, one prepared by `python -m
+    tba_jax.tasks.gsm8k_data`, or "made_up": small generated problems in the
+    same format.
   made_up_prompts: number of generated problems, over all splits.
   prompt_format: "tba", "sft" or "plain".
   answer_rule: "last_number", TBA's, the last number of the completion; "hash",
@@ -53,6 +53,7 @@ class Gsm8k(rows_task.RowsTask):
       "made_up_prompts": 4000,
       "prompt_format": "tba",
       "answer_rule": "last_number",
+      "overlap": "error",
       "validation_prompts": 0,
       "split_seed": 0,
   }
@@ -69,15 +70,14 @@ class Gsm8k(rows_task.RowsTask):
     if data == made_up.MADE_UP:
       sources = made_up.gsm8k_splits(num_prompts, seed)
     else:
-      # The hub's folder has two sets, "main" and "socratic".
-      main = pathlib.Path(data, "main")
-      sources = rows.folder_sources(
-          str(main) if main.expanduser().is_dir() else data
-      )
+      # The hub's data set has two parts, "main" and "socratic".
+      main = rows.find("config.task.data", data) / "main"
+      sources = rows.folder_sources(f"{data}/main" if main.is_dir() else data)
     super().__init__(
         sources,
         validation_prompts=fields["validation_prompts"],
         split_seed=seed,
+        overlap=fields["overlap"],
     )
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:

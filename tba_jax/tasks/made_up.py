@@ -260,7 +260,7 @@ class GoldReward(rows_task.RowsTask):
   """A task rewarded by a model, and by `tldr_reward` on made-up posts.
 
   Subclasses have the fields `data`, `made_up_prompts`, `made_up_pairs`,
-  `validation_prompts` and `split_seed`.
+  `overlap`, `validation_prompts` and `split_seed`.
   """
 
   def __init__(self, fields: Mapping[str, Any], held_out: str = "test"):
@@ -275,6 +275,7 @@ class GoldReward(rows_task.RowsTask):
         else rows.folder_sources(fields["data"], held_out),
         validation_prompts=fields["validation_prompts"],
         split_seed=fields["split_seed"],
+        overlap=fields["overlap"],
     )
 
   def _made_up_rows(

@@ -119,7 +119,6 @@ FORMATS = {
     "plain": f"Problem:\n{{problem}}\n{_ASK}\n\nSolution:\n",
     "bare": "{problem}\n",
 }
-OVERLAPS = ("error", "leave_out")
 
 
 class Math(rows_task.RowsTask):
@@ -130,8 +129,6 @@ class Math(rows_task.RowsTask):
     of the solution's last \boxed. "made_up" for both: small generated problems.
   made_up_prompts: number of generated problems, over both splits.
   prompt_format: "qwen" (a chat), "plain" or "bare", the problem alone.
-  overlap: for training problems that are in the test split: "error", or
-    "leave_out", which counts them.
   validation_prompts: training problems held out to select checkpoints.
   split_seed: seed of that choice and of generated problems.
   """
@@ -150,7 +147,6 @@ class Math(rows_task.RowsTask):
   def __init__(self, **fields: Any):
     """Reads the data; takes all of `FIELDS`."""
     base.check_choice("prompt_format", fields["prompt_format"], FORMATS)
-    base.check_choice("overlap", fields["overlap"], OVERLAPS)
     self._format = FORMATS[fields["prompt_format"]]
     train, test, seed = fields["train"], fields["test"], fields["split_seed"]
     base.check_integer("made_up_prompts", fields["made_up_prompts"], 100, 5000)
@@ -170,7 +166,7 @@ class Math(rows_task.RowsTask):
         sources,
         validation_prompts=fields["validation_prompts"],
         split_seed=seed,
-        drop_shared=fields["overlap"] == "leave_out",
+        overlap=fields["overlap"],
     )
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:

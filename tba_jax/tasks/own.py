@@ -71,6 +71,7 @@ class Own(rows_task.RowsTask):
       "test": "",
       "validation": "",
       "validation_prompts": 0,
+      "overlap": "error",
       "prompt": "{prompt}",
       "completion": "{answer}",
       "answer": "answer",
@@ -120,6 +121,7 @@ class Own(rows_task.RowsTask):
         if fields["validation"]
         else fields["validation_prompts"],
         split_seed=fields["split_seed"],
+        overlap=fields["overlap"],
     )
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:

@@ -17,7 +17,6 @@ Source: Lee et al. 2025 (arXiv:2405.18540); training as in Bartoldson et al.
 """
 
 from collections.abc import Mapping, Sequence
-import pathlib
 import re
 from typing import Any, ClassVar
 
@@ -49,8 +48,8 @@ class RedTeam(base.Task):
   """One prompt for the attacker, many attacks.
 
   prompt: the fixed prompt that the attacker completes.
-  instructions: first attacks, for fine-tuning the attacker: a JSON Lines file
-    of {"instruction": "…"}, or "made_up".
+  instructions: first attacks, for fine-tuning the attacker: a source of rows
+    with `instruction`, as in docs/your_task.md, or "made_up".
   evaluation_blocks: copies of the prompt in the held-out split; evaluation
     intervals are over them.
   victim: the model under test: a Hugging Face folder, or "made_up", a tiny one
@@ -192,12 +191,6 @@ class RedTeam(base.Task):
 
 def _read(source: str, report: rows.DataReport) -> dict[str, str]:
   """Returns each distinct instruction with its place."""
-  path = pathlib.Path(source).expanduser()
-  if not path.is_file():
-    raise ValueError(
-        f"config.task.instructions={source!r}: allowed 'made_up' or a file of"
-        ' JSON Lines with {"instruction": "…"}'
-    )
   places: dict[str, str] = {}
   report.read[base.TRAIN] = 0
   for row in rows.read_rows("config.task.instructions", source):

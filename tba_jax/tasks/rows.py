@@ -2,23 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of data: their sources, and a report of rows left out.
 
-A source is a path, with a split in brackets if a folder has several:
+A source is a file, a folder or a data set of the Hugging Face hub, with a split
+in brackets if it has several ("train" where none is named):
 
-    data/train.jsonl             JSON objects, one per line
+    data/train.jsonl             JSON objects, one per line; also .jsonl.gz
     data/train.parquet           a Parquet file
-    data/mine[train]             a folder with train.jsonl
+    data/mine[train]             a folder with train.jsonl, train.parquet, …
+    data/saved[train]            what `save_to_disk` of `datasets` wrote
     data/my_set/1.0.0[train]     a folder prepared by TFDS (ArrayRecord)
-    data/saved[train]            a folder of Hugging Face `datasets`: from
-                                 `save_to_disk`, or the hub's Parquet files
+    openai/gsm8k/main[train]     ORG/NAME of the hub, or a folder of it
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
+import gzip
 import json
 import pathlib
 import re
 from typing import Any
 
+from tba_jax.models import hf_hub
 from tba_jax.system import jsonl
 from tba_jax.tasks import base
 
@@ -136,12 +139,30 @@ def write_report(
 
 
 _SOURCE = re.compile(r"(?P<path>.*?)(\[(?P<split>[\w.-]+)\])?", re.S)
-# The hub's names for Parquet files of a split: train.parquet,
+_FORMATS = (".parquet", ".jsonl", ".jsonl.gz")
+# Names of a split's files, people's and the hub's: train.jsonl, train-1.jsonl,
 # train-00000-of-00001.parquet, the same with a hash, train/0000.parquet.
-_SHARD = (
-    r"(.*/)?({split}(-[0-9]+-of-[0-9]+)?([.-][0-9a-f]+)?"
-    r"|(partial-)?{split}/[^/]+)\.parquet"
+_FILE = (
+    r"(.*/)?({split}([-_][0-9]+(-of-[0-9]+)?)?([.-][0-9a-f]+)?"
+    r"|(partial-)?{split}/[^/]+)\.(parquet|jsonl|jsonl\.gz)"
 )
+
+
+def find(key: str, source: str) -> pathlib.Path:
+  """Returns the file or folder of a source without a split.
+
+  Downloads a data set of the hub. Raises ValueError if there is none.
+  """
+  try:
+    path = hf_hub.find_data(source)
+  except ValueError as error:
+    raise ValueError(f"{key}={source!r}: {error}") from error
+  if not source or not path.exists():
+    raise ValueError(
+        f"{key}={source!r}: there is no such file or folder; allowed also"
+        " ORG/NAME of the Hugging Face hub"
+    )
+  return path
 
 
 def read_rows(key: str, source: str) -> Iterator[Row]:
@@ -151,29 +172,43 @@ def read_rows(key: str, source: str) -> Iterator[Row]:
   such file, folder or split, or it cannot be read.
   """
   match = _SOURCE.fullmatch(source)
-  path = pathlib.Path(match["path"]).expanduser()
-  split = match["split"] or ""
-  if path.is_dir() and (path / f"{split}.jsonl").is_file():
-    path, split = path / f"{split}.jsonl", ""
+  path, split = find(key, match["path"]), match["split"] or ""
   if path.is_file():
     if split:
       raise ValueError(f"{key}={source!r}: a file has no splits")
-    if path.suffix == ".parquet":
-      return _read_arrow(key, source, path.parent, [path])
-    return _read_jsonl(path)
-  if not source or not path.is_dir():
-    raise ValueError(f"{key}={source!r}: there is no such file or folder")
+    return _read_files(key, source, path.parent, [path])
   if (path / "features.json").is_file():
     return _read_tfds(key, source, path, split)
-  files = _arrow_files(key, source, path, split)
-  return _read_arrow(key, source, path, files)
+  files = _saved_files(key, source, path, split)
+  files = files or _split_files(key, source, path, split or "train")
+  return _read_files(key, source, path, files)
 
 
-def _read_jsonl(path: pathlib.Path) -> Iterator[Row]:
-  with path.open("rb") as f:
+def _read_files(
+    key: str, source: str, folder: pathlib.Path, files: Sequence[pathlib.Path]
+) -> Iterator[Row]:
+  """Yields the rows of files, whose names are shown below `folder`."""
+  import pyarrow  # pylint: disable=g-import-not-at-top
+
+  for file in files:
+    columnar = file.suffix in (".parquet", ".arrow")
+    read = _read_arrow if columnar else _read_jsonl
+    try:
+      for number, fields in read(file):
+        yield Row(f"{file.relative_to(folder)}:{number}", fields)
+    except (OSError, EOFError, pyarrow.ArrowException) as error:
+      raise ValueError(
+          f"{key}={source!r}: {file} cannot be read: {error!r}"
+      ) from error
+
+
+def _read_jsonl(
+    file: pathlib.Path,
+) -> Iterator[tuple[int, dict[str, Any] | None]]:
+  with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as f:
     for number, line in enumerate(f, 1):
       if line.strip():
-        yield Row(f"{path.name}:{number}", _parsed(line))
+        yield number, _parsed(line)
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -185,6 +220,21 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
   except (ValueError, RecursionError):
     return None
   return row if isinstance(row, dict) else None
+
+
+def _read_arrow(file: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
+  import pyarrow  # pylint: disable=g-import-not-at-top
+  from pyarrow import parquet  # pylint: disable=g-import-not-at-top
+
+  if file.suffix == ".parquet":
+    batches = parquet.ParquetFile(file).iter_batches()
+  else:
+    batches = pyarrow.ipc.open_stream(str(file))
+  number = 0
+  for batch in batches:
+    for fields in batch.to_pylist():
+      number += 1
+      yield number, fields
 
 
 def _read_tfds(
@@ -211,33 +261,10 @@ def _plain(value: Any) -> Any:
   return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _read_arrow(
-    key: str, source: str, folder: pathlib.Path, files: Sequence[pathlib.Path]
-) -> Iterator[Row]:
-  import pyarrow  # pylint: disable=g-import-not-at-top
-  from pyarrow import parquet  # pylint: disable=g-import-not-at-top
-
-  for file in files:
-    try:
-      if file.suffix == ".parquet":
-        batches = parquet.ParquetFile(file).iter_batches()
-      else:
-        batches = pyarrow.ipc.open_stream(str(file))
-      number = 0
-      for batch in batches:
-        for fields in batch.to_pylist():
-          number += 1
-          yield Row(f"{file.relative_to(folder)}:{number}", fields)
-    except (OSError, pyarrow.ArrowException) as error:
-      raise ValueError(
-          f"{key}={source!r}: {file} cannot be read: {error!r}"
-      ) from error
-
-
-def _arrow_files(
+def _saved_files(
     key: str, source: str, path: pathlib.Path, split: str
 ) -> list[pathlib.Path]:
-  """Returns the files of one split in a folder of Hugging Face `datasets`."""
+  """Returns the files that `save_to_disk` of `datasets` lists, [] if none."""
   listed = path / "dataset_dict.json"
   try:
     if listed.is_file():
@@ -247,42 +274,51 @@ def _arrow_files(
             f"{key}={source!r}: allowed a split in brackets, one of {splits}"
         )
       path, split = path / split, ""
-    if (path / "state.json").is_file():
-      if split:
-        raise ValueError(f"{key}={source!r}: this data set has no splits")
-      state = json.loads((path / "state.json").read_text())
-      return [path / entry["filename"] for entry in state["_data_files"]]
+    if not (path / "state.json").is_file():
+      return []
+    if split:
+      raise ValueError(f"{key}={source!r}: this data set has no splits")
+    state = json.loads((path / "state.json").read_text())
+    return [path / entry["filename"] for entry in state["_data_files"]]
   except (KeyError, TypeError, json.JSONDecodeError) as error:
     raise ValueError(
         f"{key}={source!r}: {path} cannot be read: {error!r}"
     ) from error
-  shard = re.compile(_SHARD.format(split=re.escape(split or "train")))
-  found = sorted(
-      p
-      for p in path.rglob("*.parquet")
-      if shard.fullmatch(p.relative_to(path).as_posix())
-  )
+
+
+def _split_files(
+    key: str, source: str, path: pathlib.Path, split: str
+) -> list[pathlib.Path]:
+  """Returns the files of a split by their names."""
+  name = re.compile(_FILE.format(split=re.escape(split)))
+  found = [
+      (len(p.parts), _FORMATS.index(f".{match[match.lastindex]}"), p)
+      for p in path.rglob("*")
+      if (match := name.fullmatch(p.relative_to(path).as_posix()))
+  ]
   if not found:
     raise ValueError(
-        f"{key}={source!r}: has no split {split or 'train'!r}; allowed a folder"
-        f" with {split or 'train'}.jsonl, one that TFDS prepared, or one of"
-        " Hugging Face `datasets` (arrow or parquet)"
+        f"{key}={source!r}: has no split {split!r}; allowed a folder with"
+        f" {split}.jsonl, {split}.parquet or files as the hub names them, one"
+        " that `datasets` saved, or one that TFDS prepared"
     )
-  return found
+  # A split may be there twice: the files nearest to the top, of one format.
+  first = min(found)[:2]
+  return sorted(p for *rank, p in found if tuple(rank) == first)
 
 
 def folder_sources(data: str, held_out: str = "test") -> dict[str, Source]:
-  """Returns the sources of both splits of the folder `config.task.data`.
+  """Returns the sources of both splits of `config.task.data`.
 
-  Raises ValueError if there is no such folder.
+  Raises ValueError if there is no such folder or data set of the hub.
   """
-  if not data or not pathlib.Path(data).expanduser().is_dir():
+  key = "config.task.data"
+  if not find(key, data).is_dir():
     raise ValueError(
-        f"config.task.data={data!r}: allowed a folder with train.jsonl and"
-        f" {held_out}.jsonl, one prepared by TFDS, one of Hugging Face"
-        " `datasets`, or 'made_up'"
+        f"{key}={data!r}: allowed a folder with both splits, ORG/NAME of the"
+        " Hugging Face hub, or 'made_up'"
     )
   return {
-      base.TRAIN: Source("config.task.data", f"{data}[train]"),
-      base.HELD_OUT: Source("config.task.data", f"{data}[{held_out}]"),
+      base.TRAIN: Source(key, f"{data}[train]"),
+      base.HELD_OUT: Source(key, f"{data}[{held_out}]"),
   }

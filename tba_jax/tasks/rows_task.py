@@ -13,6 +13,8 @@ import numpy as np
 from tba_jax.tasks import base
 from tba_jax.tasks import rows
 
+OVERLAPS = ("error", "leave_out")
+
 
 @dataclasses.dataclass(frozen=True)
 class Example:
@@ -37,6 +39,9 @@ class RowsTask(base.Task):
 
   Splits are "train", "held_out" (the test split) and, optionally, "validation".
   Subclasses make prompts from rows (`_make`) and give rewards.
+
+  overlap: for training prompts that are in the test split too: "error", or
+    "leave_out", which counts them.
   """
 
   # Words with the space before them, and single digits, so that a small model
@@ -53,7 +58,7 @@ class RowsTask(base.Task):
       *,
       validation_prompts: int = 0,
       split_seed: int = 0,
-      drop_shared: bool = False,
+      overlap: str = "error",
   ):
     """Reads the rows.
 
@@ -61,14 +66,15 @@ class RowsTask(base.Task):
       sources: rows by split.
       validation_prompts: training prompts to move to "validation".
       split_seed: seed of their choice.
-      drop_shared: drops training prompts that are in the test split, instead
-        of raising an error.
+      overlap: for training prompts that are in the test split: "error", or
+        "leave_out".
 
     Raises:
       ValueError: a setting is wrong, a source cannot be read or has no usable
         row, or a split shares prompts with the test split.
     """
     base.check_integer("validation_prompts", validation_prompts, 0, 2**31)
+    base.check_choice("overlap", overlap, OVERLAPS)
     self.report = rows.DataReport()
     self._splits: dict[str, list[Example]] = {}
     field_names: set[str] = set()
@@ -76,7 +82,7 @@ class RowsTask(base.Task):
       self._splits[split] = self._read(split, source, field_names)
       if not self._splits[split]:
         raise ValueError(self._why_empty(split, source, field_names))
-    self._check_overlap(sources, drop_shared)
+    self._check_overlap(sources, overlap)
     if validation_prompts:
       self._cut_validation(validation_prompts, split_seed)
 
@@ -137,7 +143,7 @@ class RowsTask(base.Task):
     return f"{source}: no row can be used, {why}; fields {sorted(field_names)}"
 
   def _check_overlap(
-      self, sources: Mapping[str, Iterable[rows.Row]], drop_shared: bool
+      self, sources: Mapping[str, Iterable[rows.Row]], overlap: str
   ) -> None:
     """Finds prompts of the test split, ignoring case and white space."""
     folded = lambda example: " ".join(example.prompt.casefold().split())
@@ -146,13 +152,14 @@ class RowsTask(base.Task):
       shared = [e for e in found if folded(e) in test]
       if split == base.HELD_OUT or not shared:
         continue
-      if not drop_shared or split != base.TRAIN:
+      if overlap == "error" or split != base.TRAIN:
         pairs = [
             f"{e.place} = {test[folded(e)]}" for e in shared[: rows.MAX_PLACES]
         ]
         raise ValueError(
             f"config.task: {len(shared)} prompts of the split {split!r} are in"
-            f" the test split too: {', '.join(pairs)}; allowed none"
+            f" the test split too: {', '.join(pairs)}; allowed none, or"
+            " config.task.overlap='leave_out' for those of 'train'"
         )
       for example in shared:
         self.report.leave_out(split, "in_test", example.place)

@@ -28,10 +28,10 @@ _SUMMARY_FIELDS = ("summary", "reference_response", "completion")
 class Tldr(made_up.GoldReward):
   """Posts and a person's summary of each.
 
-  data: a folder with train.jsonl and validation.jsonl, or of Hugging Face
-    `datasets` with these splits; rows have `subreddit`, `title`, `post` and
-    `summary`, or a complete `query` and `reference_response`, or `prompt` and
-    `completion`. "made_up": small generated posts with a scripted gold reward.
+  data: a folder or data set of the Hugging Face hub with the splits train and
+    validation; rows have `subreddit`, `title`, `post` and `summary`, or a
+    complete `query` and `reference_response`, or `prompt` and `completion`.
+    "made_up": small generated posts with a scripted gold reward.
   held_out: split to evaluate on; "validation" in the papers.
   made_up_prompts: number of generated posts, over both splits.
   made_up_pairs: generated pairs of summaries to train a reward model on; a
@@ -46,6 +46,7 @@ class Tldr(made_up.GoldReward):
       "held_out": "validation",
       "made_up_prompts": 3000,
       "made_up_pairs": 8000,
+      "overlap": "error",
       "validation_prompts": 0,
       "split_seed": 0,
   }

@@ -443,6 +443,7 @@ class RelationsTest(parameterized.TestCase):
       ("train", dict(reward_model__batch_size=3, mesh__data=2)),
       ("train", dict(init="scratch", sft__init="/nowhere")),
       ("sft", dict(train__micro_batch_prompts=3, mesh__data=2)),
+      ("sft", dict(optimizer__stable_steps=10_000)),
       ("sft", dict(reward_model__relabel="/nowhere", search__lead_steps=0)),
       ("evaluate", dict(sft__init="/nowhere", mesh__data=3)),
       ("reward_model", dict(search__mesh__data=3)),

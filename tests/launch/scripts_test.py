@@ -269,12 +269,49 @@ class ScriptsTest(parameterized.TestCase):
       self.assertEqual(done.returncode, 0, done.stderr)
 
   def test_slices_of_a_trainer_are_numbered(self):
-    shown = self.dry("tpu_vm.sh", TRAINER_SLICES="2", TRAINER_SPOT="1")
+    shown = self.dry("tpu_vm.sh", TRAINER_SLICES="2", TRAINER_FLAGS="--spot")
     self.assertIn("--node-prefix=tba-trainer --node-count=2 --spot", shown)
     self.assertIn("--config.trainer.num_processes=8", shown)
-    for node, first in (("tba-trainer-0", "0"), ("tba-trainer-1", "1")):
-      self.assertIn(f"ssh {node} ", shown)
-      self.assertIn(f"INDEX=$(({first} * 4 + ", shown)
+    for slice_ in "01":
+      self.assertRegex(
+          shown,
+          rf"ssh tba-trainer .* --node={slice_} --worker=all .*"
+          rf"INDEX=\$\(\({slice_} \* 4 \+ ",
+      )
+    self.assertIn("describe tba-trainer-0 ", shown)
+
+  def test_gcloud_s_flags_are_passed_on(self):
+    capacity = "--provisioning-model=flex-start --max-run-duration=24h"
+    shown = self.dry(
+        "tpu_vm.sh", "up", "--", "--network=net", "--internal-ips",
+        TRAINER_FLAGS=capacity, SEARCHER_FLAGS="--reserved",
+        SSH_FLAGS="--internal-ip", SEARCHERS="1",
+    )  # fmt: skip
+    made = re.findall(r"^\+ gcloud (.*) create \S+ (.*)", shown, re.M)
+    command = "compute tpus queued-resources"
+    # The flags of flex-start and of one reservation are gcloud alpha's.
+    self.assertEqual([m[0] for m in made], [f"alpha {command}", command])
+    for (_, flags), own in zip(made, (capacity, "--reserved"), strict=True):
+      self.assertEndsWith(flags, f"{own} --network=net --internal-ips")
+    self.assertLen(re.findall("resources ssh .*--internal-ip ", shown), 5)
+    shown = self.dry("tpu_vm.sh", SEARCHER_FLAGS="", SEARCHERS="1")
+    self.assertNotIn("--spot", shown)
+
+  @parameterized.parameters("tpu_vm.sh", "gke.sh")
+  def test_the_defaults_are_for_their_slice(self, name):
+    """The plan of the script, with no share and no data on this machine."""
+    command = re.search(r"^PLAN (.*)", self.dry(name), re.M)[1].split()
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=_ROOT,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(self.folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertIn("looked for on the hosts:\n  config.init = ", done.stdout)
+    self.assertIn("all other settings are right", done.stdout)
 
   @parameterized.parameters(
       ("slurm.sh", "SEARCHER_GPUS"),
@@ -283,13 +320,16 @@ class ScriptsTest(parameterized.TestCase):
   )
   def test_a_searcher_uses_all_devices_of_its_host(self, name, variable):
     wanted = "--config.search.mesh.data="
+    of_all = {variable: "4", "CONFIG": "configs/countdown.py"}
     for count, used in (("4", "4"), ("0", "1")):
-      shown = self.dry(name, **{variable: count})
+      shown = self.dry(name, **{**of_all, variable: count})
       self.assertEqual(set(re.findall(rf"{wanted}(\S+)", shown)), {used})
     own = "--config.search.mesh.tensor=4"
-    shown = self.dry(name, **{variable: "4", "SETTINGS": own})
+    shown = self.dry(name, **{**of_all, "SETTINGS": own})
     self.assertIn(own, shown)
     self.assertNotIn(wanted, shown)
+    of_all["CONFIG"] = "configs/gsm8k.py:hardware=v5e-16"
+    self.assertNotIn(wanted, self.dry(name, **of_all))
 
   def test_gke_has_the_fields_that_we_know(self):
     done = self.script("gke.sh", "render", IMAGE="here/tba:1", SEARCHERS="7",

@@ -9,8 +9,9 @@ import subprocess
 from absl.testing import absltest
 
 _SCRIPT = pathlib.Path(__file__).parents[2] / "launch" / "tpu_vm.sh"
-# Keeps the state of each queued resource in a file; at the first look whether
-# the trainer has ended a searcher is preempted, at the third it has.
+# Keeps the state of each queued resource in a file. At the first look at the
+# trainer's role a searcher is preempted, at the second the trainer's host has
+# restarted, at the fourth the trainer has ended.
 _GCLOUD = """#!/usr/bin/env bash
 cd "$(dirname "$0")"
 echo "$*" >>called
@@ -19,11 +20,16 @@ case "$*" in
   *"queued-resources create"*) echo ACTIVE >"state-$5" ;;
   *"queued-resources delete"*) rm "state-$5" ;;
   *networkEndpoints*) echo 10.0.0.7 ;;
-  *pgrep*)
+  *trainer-0.log*pgrep*)
     echo >>looks
-    (($(wc -l <looks) != 1)) || echo SUSPENDED >state-tba-searcher-1
-    (($(wc -l <looks) > 3)) || exit 1
+    case "$(wc -l <looks)" in
+      1) echo SUSPENDED >state-tba-searcher-1; echo up ;;
+      2) echo gone ;;
+      3) echo up ;;
+      *) echo done ;;
+    esac
     ;;
+  *pgrep*) echo up ;;
 esac
 """
 
@@ -69,10 +75,15 @@ class TpuVmTest(absltest.TestCase):
     (deleted,) = (c for c in called if "queued-resources delete" in c)
     self.assertIn(" tba-searcher-1 ", deleted)
     text = "\n".join(called)
-    # The trainer's and the first searcher's roles are started once.
-    self.assertEqual(text.count("--program=trainer --workdir"), 1)
-    self.assertEqual(text.count("logs/searcher-0.log"), 1)
-    self.assertEqual(text.count("logs/searcher-1.log"), 2)
+    # The first searcher's role is started once; the trainer's again where its
+    # host has restarted.
+    self.assertEqual(text.count("--program=trainer --workdir"), 2)
+    self.assertEqual(
+        text.count("--detach=/mnt/runs/tba/logs/searcher-0.log"), 1
+    )
+    self.assertEqual(
+        text.count("--detach=/mnt/runs/tba/logs/searcher-1.log"), 2
+    )
     self.assertIn("--config.store.address=10.0.0.7:8470-8489", text)
     self.assertIn("--index_from=INDEX 10.0.0.7:8490", text)
     self.assertIn("# the trainer has ended", out)

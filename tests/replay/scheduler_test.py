@@ -51,23 +51,30 @@ class RoundsTest(parameterized.TestCase):
     self.assertFalse(flow.is_pinned)
     self.assertEqual((flow.needed(2), flow.admitted(2)), (12, 16))
 
-  def test_free_searchers_are_never_held_back(self):
-    flow = make(prompts_per_step=0, wait_for_fresh=False, warm_prompts=3)
-    self.assertEqual([flow.needed(s) for s in (0, 11)], [3, 3])
-    order = prompt_order.PromptOrder(100, seed=0)
-    grants = scheduler.Grants(
-        order, prompts_per_round=4, version_of=flow.version_of
-    )
-    self.assertTrue(grants.admit(flow.admitted(0)))
-    # Step 0 lasts, and each searcher gets as many blocks as it delivers.
-    searchers = ("a", "b", "c", "d")
-    for _ in range(5):
-      granted = grants.assign(searchers)
-      for sid in searchers:
-        self.assertLen(granted[sid], scheduler.BLOCKS_AHEAD)
-        for block in granted[sid]:
-          grants.deliver(sid, [p for p, *_ in block["prompts"]])
-    self.assertFalse(grants.admit(flow.admitted(1)))
+  @parameterized.parameters(1, 2, 4)
+  def test_more_searchers_sample_more_a_step_where_they_run_free(self, count):
+    """A step lasts as long as three blocks of each searcher."""
+    sampled = {}
+    for F in (0, 4):
+      flow = make(prompts_per_step=F, wait_for_fresh=False, warm_prompts=3)
+      self.assertEqual([flow.needed(s) for s in (0, 11)], [3, 3])
+      order = prompt_order.PromptOrder(1000, seed=0)
+      grants = scheduler.Grants(
+          order, prompts_per_round=4, version_of=flow.version_of
+      )
+      searchers = [f"s{i}" for i in range(count)]
+      held = {}
+      for step in range(10):
+        before = order.num_taken()
+        self.assertEqual(grants.admit(flow.admitted(step)), step == 0 or F > 0)
+        for _ in range(3):
+          for sid in searchers:
+            held |= grants.assign(searchers)
+            for block in held.get(sid, [])[:1]:
+              grants.deliver(sid, [p for p, *_ in block["prompts"]])
+              held[sid] = held[sid][1:]
+      sampled[F] = order.num_taken() - before  # In the last step.
+    self.assertEqual(sampled, {0: 3 * 4 * count, 4: 4})
 
   def test_lockstep_samples_with_the_step_s_own(self):
     flow = make(lockstep=True)

@@ -28,10 +28,14 @@ def make(test: absltest.TestCase) -> pathlib.Path:
 
 
 def add(
-    cache: pathlib.Path, repo: str, model: pathlib.Path, revision: str = "main"
+    cache: pathlib.Path,
+    repo: str,
+    content: pathlib.Path,
+    revision: str = "main",
+    kind: str = "model",
 ) -> pathlib.Path:
-  """Copies a model's folder into the cache; returns its snapshot there."""
-  folder = cache / f"models--{repo.replace('/', '--')}"
+  """Copies a folder into the cache; returns its snapshot there."""
+  folder = cache / f"{kind}s--{repo.replace('/', '--')}"
   (folder / "refs").mkdir(parents=True, exist_ok=True)
   (folder / "refs" / revision).write_text(COMMIT)
-  return pathlib.Path(shutil.copytree(model, folder / "snapshots" / COMMIT))
+  return pathlib.Path(shutil.copytree(content, folder / "snapshots" / COMMIT))

@@ -93,7 +93,7 @@ class ChatTest(parameterized.TestCase):
     self.assertEqual(task.prompt("train", 0), "[Why?]>")
 
   @parameterized.parameters(
-      ({"data": "/nowhere"}, "config.task.data='/nowhere'.*test.jsonl"),
+      ({"data": "/nowhere"}, "config.task.data='/nowhere': there is no such"),
       (
           {"data": "made_up", "template": "/nowhere"},
           "config.task.template='/nowhere': allowed 'tulu' or a folder",

@@ -3,6 +3,7 @@
 """Tests of rows: each kind of source, rows left out, errors."""
 
 import contextlib
+import gzip
 import io
 import json
 import pathlib
@@ -20,6 +21,7 @@ from tba_jax.tasks import build
 from tba_jax.tasks import rows
 from tba_jax.tasks import rows_task
 from tests.support import fakes
+from tests.support import hub_cache
 
 
 def _table(*prompts: str) -> pyarrow.Table:
@@ -56,6 +58,15 @@ class ReadRowsTest(parameterized.TestCase):
     expected += [("train.jsonl:7", {"prompt": "\U0001f600"})]
     self.assertEqual(self.read("train.jsonl"), expected)
     self.assertEqual(self.read("[train]"), expected)
+    self.assertEqual(self.read(""), expected)
+    packed = self.folder / "test.jsonl.gz"
+    packed.write_bytes(gzip.compress(b'{"prompt": "y"}\n'))
+    row = ("test.jsonl.gz:1", {"prompt": "y"})
+    self.assertEqual(self.read("test.jsonl.gz"), [row])
+    self.assertEqual(self.read("[test]"), [row])
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with self.assertRaisesRegex(ValueError, "test.jsonl.gz cannot be read"):
+      self.read("[test]")
 
   def test_a_saved_data_set(self):
     self.save(self.folder / "one", _table("a", "b"), _table("c"))
@@ -112,6 +123,47 @@ class ReadRowsTest(parameterized.TestCase):
       self.assertEqual(self.read(name.format(split)), [(f"{path.name}:1", row)])
     with self.assertRaisesRegex(ValueError, "train=.*has no split 'dev'"):
       self.read("[dev]")
+
+  @parameterized.parameters(
+      (("a/train.jsonl", "train.jsonl", "b/train.parquet"), "train.jsonl:1"),
+      (("d/train.parquet", "d/train-1.jsonl"), "d/train.parquet:1"),
+      (("d/train-1.jsonl", "d/train-0.jsonl"), "d/train-0.jsonl:1"),
+      (("retrain.jsonl", "trainer.jsonl", "x/train_0.jsonl"),
+       "x/train_0.jsonl:1"),
+  )  # fmt: skip
+  def test_a_split_that_is_there_twice_is_read_once(self, names, first):
+    for name in names:
+      path = self.folder / "m" / name
+      path.parent.mkdir(parents=True, exist_ok=True)
+      if name.endswith("parquet"):
+        parquet.write_table(_table("a"), path)
+      else:
+        path.write_text('{"prompt": "a", "n": 0}\n')
+    found = [place for place, _ in self.read("m[train]")]
+    self.assertEqual(found[0], first)
+    self.assertLen(found, 2 if "d/train-0.jsonl" in names else 1)
+
+  def test_a_data_set_of_the_hub(self):
+    cache = hub_cache.make(self)
+    for part in ("main", "other"):
+      path = self.folder / "set" / part / "train-00000-of-00001.parquet"
+      path.parent.mkdir(parents=True)
+      parquet.write_table(_table(part), path)
+    hub_cache.add(cache, "org/set", self.folder / "set", kind="dataset")
+    read = lambda source: [
+        r.fields["prompt"] for r in rows.read_rows("k", source)
+    ]
+    self.assertEqual(read("org/set"), ["main", "other"])
+    self.assertEqual(read("org/set@main/other[train]"), ["other"])
+    with self.assertRaisesRegex(ValueError, "k='org/set.dev.': has no split"):
+      read("org/set[dev]")
+    with self.assertRaisesRegex(
+        ValueError, "k='org/none':.*hf download org/none --repo-type dataset "
+    ):
+      read("org/none")
+    for path in ("org/train.jsonl", "data/none", "a/b/train.parquet"):
+      with self.assertRaisesRegex(ValueError, "no such file or folder"):
+        read(path)
 
   def test_nothing_there(self):
     (self.folder / "empty").mkdir()
@@ -210,7 +262,7 @@ class RowsTaskTest(parameterized.TestCase):
     task = _letters(
         train=mine + _rows("train", "a"),
         held_out=test,
-        kwargs={"drop_shared": True},
+        kwargs={"overlap": "leave_out"},
     )
     self.assertEqual(task.num_prompts("train"), 1)
     self.assertEqual(task.report.places("train", "in_test"), ["x:1"])

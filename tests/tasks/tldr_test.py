@@ -95,7 +95,7 @@ class TldrTest(parameterized.TestCase):
   @parameterized.parameters("", "/nowhere")
   def test_without_data(self, folder):
     with self.assertRaisesRegex(
-        ValueError, "config.task.data=.*train.jsonl and validation.jsonl"
+        ValueError, "config.task.data=.*no such file or folder"
     ):
       _task(data=folder)
 

@@ -1,0 +1,220 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`hardware=NAME` of the paper configs: what depends on the devices.
+
+`apply` reads a finished config (starting model, batch sizes, frozen models) and
+sets mesh, micro-batches, rematerialization, published dtype, and the searchers
+with their mesh. The rule is memory: with float32 params a trainer needs 22
+bytes a parameter (params, reference, gradients, two moments, a bfloat16 copy to
+publish), a searcher 8 (two versions). `--program=plan` counts exactly.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+
+import ml_collections
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+  """One machine that trainer and searchers share, or a trainer's slice.
+
+  kind: of device, as `--program=plan` takes it.
+  gib: memory of a device.
+  devices: of the machine or slice.
+  hosts: of the slice, a process each; 0 = one machine for the whole run.
+  searcher: sizes of a searcher: devices of a machine, or of a host of its own.
+  """
+
+  kind: str
+  gib: int
+  devices: int
+  hosts: int = 0
+  searcher: tuple[int, ...] = (1, 2, 4)
+
+
+HARDWARE = {
+    "colab": Hardware("t4", 16, 1, searcher=(1,)),
+    "4xa100": Hardware("a100-80", 80, 4),
+    "8xh100": Hardware("h100", 80, 8),
+    # Of v5p the name counts cores, two of a chip.
+    "v5p-8": Hardware("v5p", 95, 4),
+    "v6e-8": Hardware("v6e", 32, 8),
+    "v5e-16": Hardware("v5e", 16, 16, hosts=4, searcher=(1, 4, 8)),
+    "v5p-16": Hardware("v5p", 95, 8, hosts=2, searcher=(4,)),
+    "v5e-64": Hardware("v5e", 16, 64, hosts=16, searcher=(1, 4, 8)),
+}
+# Model -> its params in billions, and the most devices that divide its heads
+# and vocabulary.
+MODELS = {
+    "EleutherAI/pythia-410m-deduped": (0.41, 16),
+    "EleutherAI/pythia-1b-deduped": (1.01, 8),
+    "EleutherAI/pythia-2.8b-deduped": (2.78, 32),
+    "Qwen/Qwen2.5-0.5B": (0.49, 2),
+    "Qwen/Qwen2.5-7B": (7.62, 4),
+    "meta-llama/Llama-3.1-8B": (8.03, 8),
+    "meta-llama/Llama-3.2-1B": (1.24, 8),
+    "openai-community/gpt2": (0.12, 1),
+    "realtreetune/rho-1b-sft-GSM8K": (1.10, 4),
+}
+# Share of a device's memory for params and what has their shape; the rest is
+# for activations, logits and caches.
+_SHARE = 0.6
+# A mesh that splits sequences further has too little work on each device.
+_MAX_SEQUENCE = 4
+
+
+def apply(c: ml_collections.ConfigDict, name: str) -> None:
+  """Sets what depends on the devices; "" changes nothing.
+
+  Raises:
+    ValueError: an unknown name, or the run does not fit; names what fits.
+  """
+  if not name:
+    return
+  if name not in HARDWARE:
+    raise ValueError(
+        f"config argument hardware={name!r}: allowed {', '.join(HARDWARE)}"
+    )
+  if _start(c) not in MODELS:
+    raise ValueError(
+        f"config argument hardware={name!r}: knows no model {_start(c)!r}; set"
+        " config.mesh and config.search.mesh by hand (quick, smoke need none)"
+    )
+  try:
+    _set(c, HARDWARE[name])
+  except ValueError as error:
+    fits = [other for other in HARDWARE if _fits(c, HARDWARE[other])]
+    raise ValueError(
+        f"config argument hardware={name!r}: {error}; this run fits"
+        f" {', '.join(fits) or 'none of the known hardware'}"
+    ) from error
+
+
+def _start(c: ml_collections.ConfigDict) -> str:
+  return c.sft.init if c.init == "sft" else c.init
+
+
+def _fits(c: ml_collections.ConfigDict, hardware: Hardware) -> bool:
+  try:
+    _set(ml_collections.ConfigDict(c.to_dict()), hardware)
+  except ValueError:
+    return False
+  return True
+
+
+def _set(c: ml_collections.ConfigDict, hardware: Hardware) -> None:
+  billions, most_tensor = MODELS[_start(c)]
+  batches = _batch_sizes(c)
+  # A single device is shared by trainer and searcher.
+  alone = hardware.devices > 1
+  share = _SHARE * hardware.gib * 2**30 / 1e9 / (1 if alone else 2)  # GB
+  frozen = _frozen_gb(c, billions)
+  state = billions * (8 if c.lora.rank else 22)
+  least = _power(math.ceil(state / share))
+  if c.loss.name == "ppo":
+    state += 16 * billions  # The value model: params, gradients, moments.
+  if frozen >= share:
+    raise ValueError(
+        f"the models that judge completions take {frozen:.0f} GB of a device"
+    )
+  shards = _power(math.ceil(state / (share - frozen)))
+
+  size, count = hardware.devices, c.search.num_searchers
+  searcher = _searcher(c, hardware, billions, frozen, share)
+  if not hardware.hosts:
+    size = max(shards, size // 4)
+    count = (hardware.devices - size) // searcher if alone else 1
+  if size > hardware.devices or count < 1:
+    raise ValueError(
+        f"{billions} B params need {shards} devices of {hardware.gib} GiB for"
+        " the trainer, and others for searchers"
+    )
+  fsdp, tensor = math.gcd(size, *batches), 1
+  sequence = size // fsdp
+  while (fsdp * tensor < shards or sequence > _MAX_SEQUENCE) and (
+      tensor < most_tensor and sequence > 1
+  ):
+    tensor, sequence = 2 * tensor, sequence // 2
+  if fsdp * tensor < shards or sequence > _MAX_SEQUENCE:
+    raise ValueError(
+        f"batches of {' and '.join(map(str, batches))} use {fsdp * tensor} of"
+        f" {size} devices; {billions} B params need {shards}"
+    )
+  c.mesh.fsdp, c.mesh.sequence, c.mesh.tensor = fsdp, sequence, tensor
+  c.trainer.num_processes = max(hardware.hosts, 1)
+  c.search.num_searchers = count
+  c.search.mesh.tensor = math.gcd(searcher, most_tensor)
+  c.search.mesh.fsdp = searcher // c.search.mesh.tensor
+  c.sampling.num_rows = -(-c.sampling.num_rows // searcher) * searcher
+  _set_memory(c, hardware, fsdp, least)
+
+
+def _searcher(
+    c: ml_collections.ConfigDict,
+    hardware: Hardware,
+    billions: float,
+    frozen: float,
+    share: float,
+) -> int:
+  """Returns the least devices that hold a searcher's params."""
+  params = billions * (12 if c.lora.rank else 8)
+  for size in hardware.searcher:
+    if params / size + frozen <= share:
+      return size
+  raise ValueError(
+      f"a searcher holds {params + frozen:.0f} GB of params, too much for"
+      f" {hardware.searcher[-1]} devices of {hardware.gib} GiB"
+  )
+
+
+def _frozen_gb(c: ml_collections.ConfigDict, billions: float) -> float:
+  """Returns the size of the models that judge completions."""
+  if c.reward.where == "model":
+    return 4 * billions  # As large as the policy, float32.
+  if c.task.name == "red_team":
+    # Victim and guard are bfloat16; the small classifiers hardly count.
+    return 2 * 2 * 8.03 if c.task.victim_template == "chat" else 1.0
+  return 0.0
+
+
+def _batch_sizes(c: ml_collections.ConfigDict) -> Sequence[int]:
+  """Returns the batches of the stages, which fsdp has to divide."""
+  out = [c.train.prompts_per_batch]
+  if c.init == "sft":
+    out.append(c.sft.batch_size)
+  if c.reward.where == "model":
+    out.append(c.reward_model.batch_size)
+  return out
+
+
+def _set_memory(
+    c: ml_collections.ConfigDict, hardware: Hardware, fsdp: int, least: int
+) -> None:
+  """Sets micro-batches, remat and dtypes; configs are for 80 GiB."""
+  scale = hardware.gib / 80
+  each = max(1, int(c.train.micro_batch_prompts * scale))
+  c.train.micro_batch_prompts = fsdp * _divisor(
+      c.train.prompts_per_batch // fsdp, each
+  )
+  for section in (c.sft, c.reward_model):
+    # Equal in all stages: a stage's model is of these settings.
+    unit = math.gcd(hardware.devices, section.batch_size)
+    micro = section.micro_batch_size or section.batch_size
+    most = max(1, int(micro * scale) * least // unit)
+    section.micro_batch_size = unit * _divisor(section.batch_size // unit, most)
+  c.train.remat = "dots" if hardware.gib >= 80 and least == 1 else "full"
+  c.publish.dtype = "bfloat16"
+  if hardware.kind == "t4":  # It has no bfloat16.
+    c.model.compute_dtype, c.publish.dtype = "float32", ""
+
+
+def _power(number: int) -> int:
+  """Returns the least power of two that is not below a number."""
+  return 1 << max(number - 1, 0).bit_length()
+
+
+def _divisor(number: int, most: int) -> int:
+  """Returns the largest divisor of a number that is not above `most`."""
+  return max(n for n in range(1, min(number, most) + 1) if number % n == 0)

@@ -1,0 +1,121 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every paper config on each hardware: valid and within memory, or refused."""
+
+import json
+import os
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax.config import hardware
+from tba_jax.config import load
+from tba_jax.config import validate
+from tba_jax.programs import plan
+from tests.support import hub_cache
+
+_SHAPES = json.loads(
+    (
+        pathlib.Path(__file__).parents[1] / "models" / "published_configs.json"
+    ).read_text()
+)
+# Models of the configs -> the published config.json with their shape.
+_HUB = {
+    **{name: name for name in hardware.MODELS if name in _SHAPES},
+    "realtreetune/rho-1b-sft-GSM8K": "microsoft/rho-math-1b-v0.1",
+    "cleanrl/EleutherAI_pythia-6.9b-deduped__reward__tldr": (
+        "EleutherAI/pythia-6.9b-deduped"
+    ),
+}
+# Of red-teaming, with its size.
+_FROZEN = {
+    "facebook/roberta-hate-speech-dynabench-r4-target": 0.12e9,
+    "meta-llama/Llama-3.1-8B-Instruct": 8.03e9,
+    "meta-llama/Llama-Guard-3-8B": 8.03e9,
+    "sentence-transformers/all-MiniLM-L6-v2": 0.02e9,
+    "vicgalle/gpt2-alpaca": 0.12e9,
+}
+# Data that need no download, and few of them.
+_DATA = {
+    "gsm8k": ["task.data=made_up", "task.made_up_prompts=100"],
+    "math": ["task.train=made_up", "task.test=made_up",
+             "task.made_up_prompts=100"],
+    "no_robots": ["task.data=made_up", "task.made_up_prompts=20"],
+    "red_team": ["task.instructions=made_up"],
+    "tldr": ["task.data=made_up", "task.made_up_prompts=20"],
+}  # fmt: skip
+# Config -> the hardware that it fits, all others refuse it.
+_FITS = {
+    "gsm8k": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16",
+    "gsm8k:model=qwen2.5-0.5b": "4xa100 8xh100 v5p-8 v6e-8 v5p-16",
+    "gsm8k:method=online_dpo": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64",
+    "gsm8k:method=ppo": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64",
+    "math": "8xh100 v5p-16 v5e-64",
+    "no_robots": "v5p-16",
+    "red_team:model=gpt2": "colab 4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16",
+    "red_team:model=llama": "4xa100 8xh100 v5p-8 v5p-16",
+    "tldr": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64",
+    "tldr:model=pythia-2.8b": "4xa100 8xh100 v5p-8 v5p-16",
+    "tldr:method=online_dpo": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64",
+    "tldr:method=ppo": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64",
+    "tldr:model=pythia-2.8b,method=online_dpo": "4xa100 8xh100 v5p-8 v5p-16",
+    "tldr_sft": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64",
+    "tldr_reward_model": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64",
+}  # fmt: skip
+
+
+class HardwareTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    cache = hub_cache.make(self)
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    (folder / "tokenizer.json").write_text("{}")
+    for name in (*_HUB, *_FROZEN):
+      shape = _SHAPES[_HUB.get(name, name)]
+      (folder / "config.json").write_text(json.dumps(shape))
+      snapshot = hub_cache.add(cache, name, folder)
+      size = int(_FROZEN.get(name, 1))
+      _write_weights(snapshot / "model.safetensors", size)
+
+  def load(self, spec, name):
+    config, _, arg = spec.partition(":")
+    data = next(d for c, d in _DATA.items() if config.startswith(c))
+    arg = ",".join(filter(None, (arg, f"hardware={name}")))
+    few = ["evaluate.num_prompts=1", "evaluate.final_prompts=1"]
+    return load.load_config(f"configs/{config}.py:{arg}", data + few)
+
+  @parameterized.parameters(*_FITS.items())
+  def test_a_config_fits_or_is_refused(self, spec, fits):
+    program = {"tldr_sft": "sft", "tldr_reward_model": "reward_model"}.get(
+        spec.partition(":")[0], "plan"
+    )
+    found = []
+    for name, here in hardware.HARDWARE.items():
+      try:
+        config = self.load(spec, name)
+      except ValueError as error:
+        self.assertIn(f"; this run fits {', '.join(fits.split())}", str(error))
+        continue
+      found.append(name)
+      with self.subTest(name):
+        validate.validate(config, program=program)
+        if program == "plan":
+          parts = plan.plan(config, None, [here.kind])
+          rows = [row for _, part in parts for row in part]
+          self.assertEqual([r for r in rows if r[1].startswith("NO")], [])
+    self.assertEqual(found, fits.split())
+
+
+def _write_weights(path, size):
+  """Writes the header of a file of bfloat16 weights; the rest is a hole."""
+  header = json.dumps(
+      {"w": {"dtype": "BF16", "shape": [size], "data_offsets": [0, 2 * size]}}
+  ).encode()
+  path.write_bytes(len(header).to_bytes(8, "little") + header)
+  os.truncate(path, 8 + len(header) + 2 * size)
+
+
+if __name__ == "__main__":
+  absltest.main()
