@@ -27,6 +27,7 @@ BENCHMARKS = (
     "publish",
     "replay",
     "scale",
+    "slices",
     "spread",
     "store",
     "time_to_reward",

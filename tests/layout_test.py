@@ -32,11 +32,11 @@ _WITHOUT_JAX = """
     config.hardware config.load config.reference config.settings config.stages
     config.validate config.variants main monitor.panel monitor.report.build
     monitor.run_directory models.config models.hf_config models.hf_files
-    models.hf_hub models.hf_names programs.plan programs.store programs.train
-    programs.verify rewards.comparers rewards.judges rewards.pool rewards.worker
-    system.bucket system.jsonl system.polling system.processes system.worker
-    tasks.build transport.base transport.kv_host transport.locator
-    transport.wire
+    models.hf_hub models.hf_names programs.plan programs.sizes programs.store
+    programs.train programs.verify rewards.comparers rewards.judges
+    rewards.pool rewards.worker system.bucket system.jsonl system.polling
+    system.processes system.worker tasks.build transport.base transport.kv_host
+    transport.locator transport.wire
 """.split()
 
 

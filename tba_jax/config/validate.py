@@ -35,7 +35,7 @@ ConfigError = load.ConfigError
 
 # Programs that read a file of JSON lines and name their model.
 LINE_PROGRAMS = ("generate", "score")
-_WITHOUT_TASK = ("store", "status", "report", "export")
+_WITHOUT_TASK = ("store", "status", "report", "export", "compile")
 # Sections that a program reads; relations between other sections are not
 # checked.
 _MODEL = (
@@ -637,7 +637,7 @@ def _folders(
     if c.get(key, names[0]) in names or _section(key) not in sections:
       continue
     is_start = key in ("init", "sft.init")
-    weights = key != "tokenizer.source" and program != "plan"
+    weights = key != "tokenizer.source" and program not in ("plan", "compile")
     if is_start and program in ("searcher", "export"):
       # The params come from elsewhere, but for the base of adapters.
       weights = bool(c.get("lora.rank"))

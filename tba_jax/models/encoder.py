@@ -9,7 +9,7 @@ and their `…ForSequenceClassification`.
 Axes: B texts, L tokens, D width, N layers, C labels.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import os
 from typing import Any
@@ -173,14 +173,17 @@ class Encoder:
   [B, L] is 1 on real tokens.
 
   config: the shape.
+  logical_axes: params with a tuple of axis names in place of each leaf.
   """
 
   def __init__(self, config: EncoderConfig):
     self.config = config
     define = lambda module: nnx.split(
         nnx.eval_shape(lambda: module(config, nnx.Rngs(params=0)))
-    )[0]
-    self._stack_def, self._block_def = define(Stack), define(Block)
+    )
+    self._stack_def, state = define(Stack)
+    self._block_def, _ = define(Block)
+    self.logical_axes = layers_lib.logical_axes(state)
 
   def init(self, rng: jax.Array) -> PyTree:
     """Returns random params; the leaves of params["blocks"] are [N, ...]."""
@@ -300,13 +303,18 @@ def _table(c: EncoderConfig, prefix: str) -> Iterator[hf_names.Line]:
     yield from linear(score, "score", "labels", "width")
 
 
-def load_encoder(folder: str | os.PathLike[str]) -> tuple[Encoder, PyTree]:
+def load_encoder(
+    folder: str | os.PathLike[str],
+    shardings_of: Callable[[Encoder], PyTree] = lambda encoder: None,
+) -> tuple[Encoder, PyTree]:
   """Returns the encoder of a Hugging Face folder and its params, float32.
 
   Heads other than a classifier's are ignored.
 
   Args:
     folder: a path, or a model of the hub (`hf_hub`).
+    shardings_of: returns the shardings of its params; None is the default
+      device.
 
   Raises:
     ValueError: config.json is not supported, a file cannot be read, or tensors
@@ -319,13 +327,15 @@ def load_encoder(folder: str | os.PathLike[str]) -> tuple[Encoder, PyTree]:
     prefix = f"{config.family}."
     if not any(name.startswith(prefix) for name in files.shapes):
       prefix = ""
+    encoder = Encoder(config)
     params = hf.read_params(
         files,
         hf_rows(config, prefix),
         num_layers=config.num_layers,
         dtype="float32",
         ignored=_IGNORED,
+        shardings=shardings_of(encoder),
     )
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from error
-  return Encoder(config), params
+  return encoder, params

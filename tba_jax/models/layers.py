@@ -25,6 +25,7 @@ from jax.experimental import layout as layout_lib
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax import types
 from tba_jax.models import config as config_lib
 
 # `jax.ad_checkpoint.checkpoint_name` of the results of matrix products.
@@ -40,6 +41,18 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_new": functools.partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
 }
+
+
+def logical_axes(state: nnx.State) -> types.PyTree:
+  """Returns a stack's params with a tuple of axis names in place of each."""
+  axes = {}
+  for path, param in nnx.to_flat_state(state):
+    stacked = ("layers",) if path[0] == "blocks" else ()
+    node = axes
+    for name in path[:-1]:
+      node = node.setdefault(name, {})
+    node[path[-1]] = stacked + param.get_metadata()["logical_axes"]
+  return axes
 
 
 def expand_to(x: jax.Array, ndim: int) -> jax.Array:

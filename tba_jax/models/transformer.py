@@ -55,13 +55,7 @@ def definitions_of(
   block_def, _ = nnx.split(
       nnx.eval_shape(lambda: family.Block(config, nnx.Rngs(params=0)))
   )
-  axes = {}
-  for path, param in nnx.to_flat_state(state):
-    stacked = ("layers",) if path[0] == "blocks" else ()
-    node = axes
-    for name in path[:-1]:
-      node = node.setdefault(name, {})
-    node[path[-1]] = stacked + param.get_metadata()["logical_axes"]
+  axes = layers_lib.logical_axes(state)
   no_blocks = nnx.to_pure_dict(state["blocks"])
   return Definitions(model_def, block_def, axes, no_blocks)
 

@@ -10,11 +10,14 @@ weights: arguments are shapes, and of a Hugging Face folder in `init` only
 config.json is read. A topology is a generation and a shape, such as "v5e:4x4";
 without one, it is the smallest slice of v5e that holds the mesh.
 
+What a role keeps on its devices beside a program's arguments counts towards
+whether the program fits.
+
 It prints a table, and writes WORKDIR/compile.json and the compiled modules,
 WORKDIR/hlo/NAME.txt.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 import importlib.util
@@ -32,18 +35,20 @@ from jax.experimental import topologies
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-import rich.box
-import rich.console
-import rich.table
 
 from tba_jax import types
+from tba_jax.losses import build as losses_build
 from tba_jax.models import config as config_lib
+from tba_jax.models import encoder as encoder_lib
+from tba_jax.models import heads
+from tba_jax.models import hf_files
+from tba_jax.models import hf_hub
 from tba_jax.models import sequence
 from tba_jax.models import transformer
-from tba_jax.programs import plan
+from tba_jax.programs import sections
+from tba_jax.programs import sizes
 from tba_jax.sampling import rows
 from tba_jax.system import hlo
-from tba_jax.system import processes
 from tba_jax.training import device_work
 from tba_jax.training import lora
 from tba_jax.training import policy as policy_lib
@@ -61,22 +66,71 @@ _TRAINER_REMEDIES = (
     "a smaller train.micro_batch_prompts, train.remat='full', a larger"
     " mesh.fsdp, mesh.sequence or mesh.tensor"
 )
+_SEARCHER_REMEDIES = "a smaller sampling.num_rows, a larger search.mesh.tensor"
 _REMEDIES = {
     "train_step": _TRAINER_REMEDIES + ", optimizer.state_dtype='bfloat16'",
     "reference": _TRAINER_REMEDIES,
-    "prefill": "a smaller sampling.num_rows, a larger search.mesh.tensor",
-    "decode_chunk": "a smaller sampling.num_rows, a larger search.mesh.tensor",
+    "prefill": _SEARCHER_REMEDIES,
+    "decode_chunk": _SEARCHER_REMEDIES,
     "publish": "a larger mesh.fsdp, publish.dtype='bfloat16'",
+    "scalar": "a smaller reward.batch_size, a larger mesh.fsdp or .tensor",
+    "policy": "a smaller task.classifier_rows, a larger mesh.fsdp or .tensor",
+    "encoder": "a smaller task.classifier_rows",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """What a kind of chip has.
+
+  hbm_bytes: that programs may use, as the compiler tells.
+  flops_per_s: peak in bfloat16.
+  link_bytes_per_s: that its links receive: half of the bidirectional bandwidth.
+  """
+
+  hbm_bytes: int
+  flops_per_s: float
+  link_bytes_per_s: float
+
+
+# By JAX's device kind. Rates: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e.
+CHIPS = {
+    "TPU v5 lite": Chip(int(15.75 * 2**30), 197e12, 200e9),
+    "TPU v5": Chip(int(95.74 * 2**30), 459e12, 600e9),
+    "TPU v6 lite": Chip(int(31.25 * 2**30), 918e12, 400e9),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A program of a role, to be compiled.
+
+  lower: returns it, lowered.
+  own_bytes: of what its role holds, those that are its arguments.
+  remedy: what to change if it does not fit.
+  """
+
+  lower: Callable[[], Any]
+  own_bytes: int
+  remedy: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+  """A role's programs, and what it holds on a device between them, in bytes."""
+
+  programs: dict[str, Program]
+  held: dict[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
   """What the compiler says of one program; bytes are of one device.
 
-  None where the program does not fit. `peak_bytes` includes arguments and
-  outputs. Of a chunk of decode steps, `flops` and `collective_bytes` are of one
-  step.
+  None where the program does not compile. `peak_bytes` includes arguments,
+  outputs and what else the role holds. `arithmetic_s` and `links_s` are what
+  FLOP and collectives take at the chip's peak rates. Of a chunk of decode
+  steps, `flops`, `collective_bytes` and both times are of one step.
   """
 
   fits: bool
@@ -89,6 +143,8 @@ class Compiled:
   collectives: dict[str, float] | None = None
   flops: float | None = None
   compile_s: float | None = None
+  arithmetic_s: float | None = None
+  links_s: float | None = None
   error: str = ""
 
 
@@ -102,36 +158,71 @@ def run(
   Returns:
     0; 2 where the config can't be used, does not divide or does not fit.
   """
-  try:
-    for_trainer, for_searcher = _devices(config, operands)
-    lowerings = lower(config, for_trainer[1], for_searcher[1])
-  except ValueError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+  return sections.show(sections_of(config, workdir, operands))
+
+
+def sections_of(
+    config: ml_collections.ConfigDict,
+    workdir: str | None,
+    operands: Sequence[str] = (),
+) -> Iterator[tuple[str, sections.Rows]]:
+  """Compiles all programs, and yields each role's figures as titled rows.
+
+  Raises:
+    ValueError: the config can't be used, or does not divide.
+  """
+  (trainer_name, chips), (searcher_name, own) = devices_of(config, operands)
+  roles = {
+      "trainer": (trainer_name, chips[0], trainer(config, chips, workdir)),
+      "searcher": (searcher_name, own[0], searcher(config, own, workdir)),
+  }
   found = {
-      "topology": {"trainer": for_trainer[0], "searcher": for_searcher[0]},
+      "topology": {name: role[0] for name, role in roles.items()},
+      "model": _describe_model(config),
+      "held": {name: role[2].held for name, role in roles.items()},
       "programs": {},
   }
-  status = processes.EXIT_OK
-  for name, lowering in lowerings.items():
-    print(f"compiling {name} …", file=sys.stderr, flush=True)
-    try:
-      result, text = _compile(name, lowering)
-    except ValueError as error:
-      result, text = Compiled(fits=False, error=str(error)), ""
-    found["programs"][name] = dataclasses.asdict(result)
-    if not result.fits:
-      status = processes.EXIT_CONFIG
-    if workdir is not None:
-      _write(pathlib.Path(workdir), name, text, found)
-  rich.console.Console().print(_table(found["programs"]))
-  for name, result in found["programs"].items():
-    if not result["fits"]:
-      print(f"{name}: {result['error']}", file=sys.stderr)
-  return status
+  for name, (topology, device, role) in roles.items():
+    out = [
+        (f"held: {part}", sections.format_bytes(size))
+        for part, size in role.held.items()
+    ]
+    chip = CHIPS.get(device.device_kind)
+    for program_name, program in role.programs.items():
+      print(f"compiling {program_name} …", file=sys.stderr, flush=True)
+      others = sum(role.held.values()) - program.own_bytes
+      result, text = _compile(program, others, chip)
+      found["programs"][program_name] = dataclasses.asdict(result)
+      out.append((program_name, _describe(result, chip)))
+      if workdir is not None:
+        _write(pathlib.Path(workdir), program_name, text, found)
+    yield f"{name} on {topology}, each device", out
+  bound = found["programs"]["train_step"]
+  if bound["arithmetic_s"]:
+    longest_s = max(bound["arithmetic_s"], bound["links_s"])
+    flops = 6 * found["model"]["params"] * found["model"]["step_tokens"]
+    chip = CHIPS[chips[0].device_kind]
+    share = flops / len(chips) / chip.flops_per_s / longest_s
+    yield "train step", [
+        ("arithmetic takes at least", f"{bound['arithmetic_s']:.3g} s"),
+        ("links take at least", f"{bound['links_s']:.3g} s"),
+        ("utilization, 6 · params · tokens, at most", f"{share:.0%}"),
+    ]
 
 
-def _devices(
+def _describe_model(config: ml_collections.ConfigDict) -> dict[str, int]:
+  """Returns the number of params, and of tokens of a train step at most."""
+  leaves = sizes.model_leaves(sizes.model_of(config))
+  sampling, train = config.sampling, config.train
+  completions = train.completions_per_prompt * sampling.max_completion_tokens
+  return {
+      "params": sum(math.prod(shape) for shape, _ in leaves.values()),
+      "step_tokens": train.prompts_per_batch
+      * (sampling.max_prompt_tokens + completions),
+  }
+
+
+def devices_of(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> list[tuple[str, list[jax.Device]]]:
   """Returns the trainer's and a searcher's topology, each with its devices.
@@ -186,41 +277,214 @@ def _slice(key: str, num_devices: int) -> str:
   )
 
 
-def lower(
+def trainer(
     config: ml_collections.ConfigDict,
-    trainer_devices: Sequence[jax.Device],
-    searcher_devices: Sequence[jax.Device],
-) -> dict[str, Callable[[], Any]]:
-  """Returns functions that lower each program, by name; they are not called.
-
-  Args:
-    config: of the run.
-    trainer_devices: of `config.mesh`.
-    searcher_devices: of `config.search.mesh`.
+    devices: Sequence[jax.Device],
+    workdir: str | None = None,
+) -> Role:
+  """Returns the trainer's programs on the devices of `config.mesh`.
 
   Raises:
-    ValueError: the model cannot be read, or does not divide over a mesh.
+    ValueError: a model cannot be read, or does not divide over the mesh.
   """
-  shape = dataclasses.replace(
-      plan.model_of(config),
-      compute_dtype=config_lib.compute_dtype(config.model, _PLATFORM),
-  )
-  model = transformer.make_model(shape, remat=config.train.remat)
-  mesh = sharding.make_mesh(config.mesh, trainer_devices)
+  model = _policy(config)
+  mesh = sharding.make_mesh(config.mesh, devices)
   adapters = lora.make(config.lora, model)
   params = _abstract_params(model, mesh, config.sharding)
-  return {
-      "train_step": functools.partial(
-          _lower_train_step, config, model, mesh, adapters, params
+  value_model = None
+  if losses_build.find(config.loss.name).has_values:
+    value_model = heads.ScalarModel(
+        sizes.value_shape(config, model.config, workdir),
+        remat=config.train.remat,
+    )
+  state = train_step.abstract_state(
+      config, adapters or model, mesh, value_model=value_model
+  )
+  published = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(
+          x.shape, config.publish.dtype or x.dtype, sharding=x.sharding
       ),
-      "reference": functools.partial(
-          _lower_reference, config, model, mesh, params
+      state.params,
+  )
+  held = {"train state": _num_bytes(state)}
+  if adapters:
+    held["base of the adapters and reference"] = _num_bytes(params)
+  elif config.reference.mode == "fixed":
+    held["reference"] = _num_bytes(params)
+  held["copy that is published"] = _num_bytes(published)
+
+  def lower_step() -> Any:
+    step = train_step.jit_train_step(
+        config, model, mesh, value_model=value_model, adapters=adapters
+    )
+    batch = _abstract_batch(config, mesh, config.train.prompts_per_batch)
+    return step.lower(state, batch, params if adapters else None)
+
+  own_bytes = held["train state"] + bool(adapters) * _num_bytes(params)
+  programs = {
+      "train_step": Program(lower_step, own_bytes, _REMEDIES["train_step"]),
+      "reference": Program(
+          functools.partial(_lower_reference, config, model, mesh, params),
+          _num_bytes(params),
+          _REMEDIES["reference"],
       ),
-      **_lower_sampler(config, model, searcher_devices),
-      "publish": functools.partial(
-          _lower_publish, config, adapters or model, mesh
+      "publish": Program(
+          functools.partial(_lower_publish, config, adapters or model, mesh),
+          _num_bytes(state.params) + held["copy that is published"],
+          _REMEDIES["publish"],
       ),
   }
+  return _with_frozen(Role(programs, held), config, workdir, "trainer", mesh)
+
+
+def searcher(
+    config: ml_collections.ConfigDict,
+    devices: Sequence[jax.Device],
+    workdir: str | None = None,
+) -> Role:
+  """Returns a searcher's programs on the devices of `config.search.mesh`.
+
+  Raises: as `trainer`.
+  """
+  model = _policy(config)
+  mesh = sharding.make_mesh({"sequence": 1, **config.search.mesh}, devices)
+  if mesh.size == 1:
+    place = jax.sharding.SingleDeviceSharding(devices[0])
+    params = _placed(jax.eval_shape(model.init, jax.random.key(0)), place)
+  else:
+    place = sharding.replicated(mesh)
+    params = _abstract_params(model, mesh, config.sharding, "search.mesh")
+  shape = model.config
+  tokenizer = _Tokenizer(
+      pad_id=shape.pad_id or 0,
+      stop_ids=shape.stop_ids or (shape.eos_id or 0,),
+  )
+  policy = policy_lib.Policy(None, tokenizer, model, None, None)
+  settings = policy_lib.make_sampler(config, policy).settings
+  programs = rows.Programs(model, settings, place)
+
+  def lower_prefill() -> Any:
+    shape = settings.prefill_size, settings.max_prompt_tokens
+    return programs.prefill.lower(
+        params, np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+    )
+
+  # Outputs of the cast are what decode steps take, with their shardings.
+  cast = programs.decode_params.lower(params)
+  try:
+    decode_params = _sharded(cast.out_info, cast.compile().output_shardings)
+  except jax.errors.JaxRuntimeError as error:
+    raise ValueError(
+        f"config.search.mesh={config.search.mesh.to_dict()}: the params do not"
+        f" fit a searcher's devices; try {_SEARCHER_REMEDIES}"
+    ) from error
+
+  def lower_chunk() -> Any:
+    return programs.decode_chunk.lower(
+        decode_params,
+        programs.abstract_state,
+        np.int32(settings.chunk_steps),
+        np.int32(settings.num_rows),
+        programs.num_blocks,
+    )
+
+  held = {
+      "params": _num_bytes(params),
+      "params, while a version comes in": _num_bytes(params),
+      "params in the form that decoding takes": _num_bytes(decode_params),
+      "rows and KV cache": _num_bytes(programs.abstract_state),
+  }
+  if config.lora.rank:
+    held["base of the adapters"] = _num_bytes(params)
+  decoding = _num_bytes(decode_params) + _num_bytes(programs.abstract_state)
+  out = {
+      "prefill": Program(
+          lower_prefill, _num_bytes(params), _REMEDIES["prefill"]
+      ),
+      "decode_chunk": Program(lower_chunk, decoding, _REMEDIES["decode_chunk"]),
+  }
+  return _with_frozen(Role(out, held), config, workdir, "searcher", mesh)
+
+
+def _policy(config: ml_collections.ConfigDict) -> transformer.Model:
+  dtype = config_lib.compute_dtype(config.model, _PLATFORM)
+  shape = dataclasses.replace(sizes.model_of(config), compute_dtype=dtype)
+  return transformer.make_model(shape, remat=config.train.remat)
+
+
+def _with_frozen(
+    role: Role,
+    config: ml_collections.ConfigDict,
+    workdir: str | None,
+    name: str,
+    mesh: jax.sharding.Mesh,
+) -> Role:
+  """Returns the role with its frozen models; a victim's sampler is left out."""
+  programs, held = dict(role.programs), dict(role.held)
+  policy = sizes.model_of(config)
+  dtype = config_lib.compute_dtype(config.model, _PLATFORM)
+  for frozen in sizes.frozen_models(config, workdir, name):
+    if frozen.kind == "scalar":
+      shape = dataclasses.replace(frozen.shape(policy), compute_dtype=dtype)
+      model = heads.ScalarModel(shape)
+      fn, num_rows = model.rewards, config.reward.batch_size
+      sampling = config.sampling
+      length = sampling.max_prompt_tokens + sampling.max_completion_tokens
+    elif frozen.kind == "policy":
+      model = transformer.make_model(frozen.shape(policy))
+      fn = lambda *inputs, model=model: model.prefill(*inputs)[0]
+      num_rows = config.task.classifier_rows
+      length = config.task.classifier_max_tokens
+    else:
+      path = hf_hub.find(frozen.folder) / "config.json"
+      model = encoder_lib.Encoder(
+          encoder_lib.encoder_config_from_hf(hf_files.read_json(path))
+      )
+      fn, num_rows = model.mean_pooled, config.task.classifier_rows
+      length = config.task.encoder_max_tokens
+    params = _frozen_params(model, mesh, config.sharding)
+    size = frozen.copies * _num_bytes(params)
+    held[frozen.name] = held.get(frozen.name, 0) + size
+    if frozen.key == "task.victim" or frozen.name in programs:
+      continue
+    tokens = _placed(
+        jax.ShapeDtypeStruct((num_rows, length), jnp.int32),
+        jax.tree.leaves(params)[0].sharding
+        if mesh.size == 1
+        else sharding.replicated(mesh),
+    )
+    programs[frozen.name] = Program(
+        functools.partial(
+            jax.jit(sharding.split_rows(fn, mesh, config.sharding)).lower,
+            params,
+            tokens,
+            tokens,
+        ),
+        _num_bytes(params),
+        _REMEDIES[frozen.kind],
+    )
+  return Role(programs, held)
+
+
+def _frozen_params(
+    model: Any, mesh: jax.sharding.Mesh, rules: ml_collections.ConfigDict
+) -> types.PyTree:
+  """Returns shapes and shardings of a frozen model's params."""
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  shardings = sharding.frozen_shardings(mesh, rules, model)
+  if shardings is None:
+    return _placed(
+        shapes, jax.sharding.SingleDeviceSharding(mesh.devices.flat[0])
+    )
+  return _sharded(shapes, shardings)
+
+
+def _num_bytes(tree: types.PyTree) -> int:
+  """Returns the bytes of a tree on each device."""
+  return sum(
+      math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize
+      for x in jax.tree.leaves(tree)
+  )
 
 
 def _abstract_params(
@@ -231,6 +495,10 @@ def _abstract_params(
   shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
   sharding.check_divisible(shapes, shardings, key=key)
   return _sharded(shapes, shardings)
+
+
+def _placed(shapes: types.PyTree, place: jax.sharding.Sharding) -> types.PyTree:
+  return _sharded(shapes, jax.tree.map(lambda _: place, shapes))
 
 
 def _sharded(shapes: types.PyTree, shardings: types.PyTree) -> types.PyTree:
@@ -262,24 +530,6 @@ def _abstract_batch(
       rewards=array(jnp.float32, K),
       staleness_steps=array(jnp.float32, K),
   )
-
-
-def _lower_train_step(
-    config: ml_collections.ConfigDict,
-    model: transformer.Model,
-    mesh: jax.sharding.Mesh,
-    adapters: lora.Adapters | None,
-    params: types.PyTree,
-) -> Any:
-  value_model = policy_lib.make_value_model(config, model)
-  step = train_step.jit_train_step(
-      config, model, mesh, value_model=value_model, adapters=adapters
-  )
-  state = train_step.abstract_state(
-      config, adapters or model, mesh, value_model=value_model
-  )
-  batch = _abstract_batch(config, mesh, config.train.prompts_per_batch)
-  return step.lower(state, batch, params if adapters else None)
 
 
 def _lower_reference(
@@ -314,52 +564,6 @@ class _Tokenizer:
     raise NotImplementedError("compiled, not run")
 
 
-def _lower_sampler(
-    config: ml_collections.ConfigDict,
-    model: transformer.Model,
-    devices: Sequence[jax.Device],
-) -> dict[str, Callable[[], Any]]:
-  """Returns functions that lower the searchers' prefill and decode chunk."""
-  if len(devices) == 1:
-    whole = jax.sharding.SingleDeviceSharding(devices[0])
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    params = _sharded(shapes, jax.tree.map(lambda _: whole, shapes))
-  else:
-    mesh = sharding.make_mesh(
-        {"sequence": 1, **config.search.mesh}, list(devices)
-    )
-    whole = sharding.replicated(mesh)
-    params = _abstract_params(model, mesh, config.sharding, "search.mesh")
-  shape = model.config
-  tokenizer = _Tokenizer(
-      pad_id=shape.pad_id or 0,
-      stop_ids=shape.stop_ids or (shape.eos_id or 0,),
-  )
-  policy = policy_lib.Policy(None, tokenizer, model, None, None)
-  settings = policy_lib.make_sampler(config, policy).settings
-  programs = rows.Programs(model, settings, whole)
-
-  def prefill() -> Any:
-    shape = settings.prefill_size, settings.max_prompt_tokens
-    return programs.prefill.lower(
-        params, np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-    )
-
-  def decode_chunk() -> Any:
-    # Its outputs are what later steps take, with the compiler's shardings.
-    cast = programs.decode_params.lower(params)
-    decode_params = _sharded(cast.out_info, cast.compile().output_shardings)
-    return programs.decode_chunk.lower(
-        decode_params,
-        programs.abstract_state,
-        np.int32(settings.chunk_steps),
-        np.int32(settings.num_rows),
-        programs.num_blocks,
-    )
-
-  return {"prefill": prefill, "decode_chunk": decode_chunk}
-
-
 def _lower_publish(
     config: ml_collections.ConfigDict, trained: Any, mesh: jax.sharding.Mesh
 ) -> Any:
@@ -377,46 +581,65 @@ def _lower_publish(
   return jax.jit(copy, out_shardings=places).lower(params)
 
 
-def _compile(name: str, lowering: Callable[[], Any]) -> tuple[Compiled, str]:
-  """Returns what the compiler says, and the text of the module."""
-  lowered = lowering()
+def _compile(
+    program: Program, others: int, chip: Chip | None
+) -> tuple[Compiled, str]:
+  """Returns what the compiler says, and the text of the module.
+
+  Args:
+    program: to compile.
+    others: bytes that its role holds beside the program's arguments.
+    chip: of the role; None is one that the table lacks.
+  """
   start = time.perf_counter()
   try:
+    lowered = program.lower()
+    start = time.perf_counter()
     compiled = lowered.compile()
+  except ValueError as error:
+    return Compiled(fits=False, error=str(error)), ""
   except jax.errors.JaxRuntimeError as error:
     if "memory" not in str(error).lower():
       raise
-    return _does_not_fit(name, str(error), time.perf_counter() - start), ""
+    took = time.perf_counter() - start
+    return _does_not_fit(program, others, str(error), took), ""
   memory, text = compiled.memory_analysis(), compiled.as_text()
   costs = hlo.costs(text)
+  peak = memory.peak_memory_in_bytes + others
+  fits = chip is None or peak <= chip.hbm_bytes
+  error = f"needs {sections.format_bytes(peak)}; try {program.remedy}"
   found = Compiled(
-      fits=True,
+      fits=fits,
       argument_bytes=memory.argument_size_in_bytes,
       output_bytes=memory.output_size_in_bytes,
       alias_bytes=memory.alias_size_in_bytes,
       temporary_bytes=memory.temp_size_in_bytes,
-      peak_bytes=memory.peak_memory_in_bytes,
+      peak_bytes=peak,
       collective_bytes=costs.collective_bytes,
       collectives=costs.collectives,
       flops=costs.flops,
       compile_s=time.perf_counter() - start,
+      arithmetic_s=chip and costs.flops / chip.flops_per_s,
+      links_s=chip and costs.collective_bytes / chip.link_bytes_per_s,
+      error="" if fits else error,
   )
   return found, text
 
 
-def _does_not_fit(name: str, message: str, compile_s: float) -> Compiled:
-  """Returns the result of a program that needs more memory than there is."""
-  used = re.search(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT])", message)
-  size = lambda number, unit: int(float(number) * _UNITS[unit])
+def _does_not_fit(
+    program: Program, others: int, message: str, compile_s: float
+) -> Compiled:
+  """Returns the result of a program that alone needs too much memory."""
+  used = re.search(r"Used ([\d.]+)([KMGT]) of ", message)
   peak, words = None, "more memory than a device has"
   if used:
-    peak = size(used[1], used[2])
-    words = f"{used[1]}{used[2]} of the {used[3]}{used[4]} that a device has"
+    peak = int(float(used[1]) * _UNITS[used[2]]) + others
+    words = sections.format_bytes(peak)
   return Compiled(
       fits=False,
       peak_bytes=peak,
       compile_s=compile_s,
-      error=f"needs {words}; try {_REMEDIES[name]}",
+      error=f"needs {words}; try {program.remedy}",
   )
 
 
@@ -429,36 +652,15 @@ def _write(
   (workdir / "compile.json").write_text(json.dumps(found, indent=2), "utf-8")
 
 
-def _table(programs: dict[str, dict[str, Any]]) -> rich.table.Table:
-  """Returns the figures of each program, one a row."""
-  table = rich.table.Table(
-      box=rich.box.SIMPLE, collapse_padding=True, title="on one device"
+def _describe(result: Compiled, chip: Chip | None) -> str:
+  """Returns a program's figures in a line; NO… if it does not fit."""
+  if not result.fits:
+    return f"NO: {result.error}"
+  size = sections.format_bytes
+  of = f" of {size(chip.hbm_bytes)}" if chip else ""
+  return (
+      f"peak {size(result.peak_bytes)}{of} (temporaries"
+      f" {size(result.temporary_bytes)}), receives"
+      f" {size(result.collective_bytes)}, {result.flops:.2e} FLOP, compiled in"
+      f" {result.compile_s:.0f} s"
   )
-  table.add_column("program", no_wrap=True)
-  columns = {
-      "arguments": "argument_bytes",
-      "temporary": "temporary_bytes",
-      "peak": "peak_bytes",
-      "received": "collective_bytes",
-  }
-  for title in ("fits", *columns, "FLOP", "took"):
-    table.add_column(title, justify="right", no_wrap=True)
-  show = lambda text, value: "" if value is None else text(value)
-  for name, found in programs.items():
-    table.add_row(
-        name,
-        "yes" if found["fits"] else "NO",
-        *(show(_size, found[key]) for key in columns.values()),
-        show("{:.2e}".format, found["flops"]),
-        show("{:.0f} s".format, found["compile_s"]),
-        style="" if found["fits"] else "bold red",
-    )
-  return table
-
-
-def _size(num_bytes: float) -> str:
-  for unit in ("B", "KB", "MB"):
-    if num_bytes < 1000:
-      return f"{num_bytes:.3g} {unit}"
-    num_bytes /= 1000
-  return f"{num_bytes:.3g} GB"

@@ -115,7 +115,7 @@ def run(
         name, policy, params, step = _load(its_config, workdir, operand, mesh)
         references = _references(its_config, workdir, policy, mesh)
         result = _evaluate(
-            its_config, workdir, policy, params, step or 0, references
+            its_config, workdir, policy, params, step or 0, references, mesh
         )
         name = f"{name}, {variant}" if variant else name
         results[name] = {"step": step, "time": time.time(), **result}
@@ -243,9 +243,12 @@ def _evaluate(
     params: types.PyTree,
     version: int,
     references: dict[str, reference.Reference],
+    mesh: jax.sharding.Mesh,
 ) -> dict[str, Any]:
   """Returns the evaluator's metrics on the held-out split."""
-  evaluator = reward_judge.make_evaluator(config, workdir, policy, **references)
+  evaluator = reward_judge.make_evaluator(
+      config, workdir, policy, mesh=mesh, **references
+  )
   num_prompts = min(
       config.evaluate.final_prompts,
       policy.task.num_prompts(base.HELD_OUT),

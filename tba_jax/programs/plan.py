@@ -4,44 +4,28 @@
 
     --program=plan --config=FILE [DEVICE [SEARCHER_DEVICE]] [--calibrate=RUN]
 
-Reads the config and the headers of weight files; JAX is not loaded. With a kind
-of device it says whether the run fits; `--calibrate` adds the balance of
-searchers and trainer at the speeds that RUN measured.
+It reads the config and the headers of weight files; JAX is not loaded. Memory
+is what shapes give exactly: activations and workspace are not counted. DEVICE
+is a kind, such as "h100", or a TPU slice, such as "v5e:4x4": then memory is
+what the compiler says (`compile`). `--calibrate` adds the balance of searchers
+and trainer at the speeds that RUN measured.
 """
 
-from collections.abc import Mapping, Sequence
-import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 import math
-import pathlib
-import sys
 
 import ml_collections
-import rich.box
-import rich.console
-import rich.table
-import rich.text
 
 from tba_jax.config import settings as settings_lib
 from tba_jax.models import config as config_lib
-from tba_jax.models import hf_config
-from tba_jax.models import hf_files
-from tba_jax.models import hf_hub
-from tba_jax.models import hf_names
-from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.monitor.report import load
 from tba_jax.monitor.report import timeline
+from tba_jax.programs import sections
+from tba_jax.programs import sizes
 from tba_jax.replay import scheduler
 from tba_jax.system import accelerators
-from tba_jax.system import processes
-from tba_jax.tasks import build
-from tba_jax.tasks import red_team
-
-# Name and value of each row of a table; "NO…" marks what cannot work.
-Rows = list[tuple[str, str]]
-# Parameter's path -> its shape and the logical name of each axis.
-Leaves = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]
 
 # GiB of one device, as its maker publishes it; "cpu" is one core of a usual
 # cloud machine.
@@ -58,299 +42,28 @@ DEVICE_GIB = {
     "t4": 16,
     "cpu": 4,
 }
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_HF_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
-# Of one chunk of tokens, as `losses/logprobs.py` cuts them.
-_MAX_LOGITS = 2**28
 # A smaller speed-up does not repay asynchrony.
 _WORTHWHILE = 1.15
-
-
-def format_bytes(num_bytes: float) -> str:
-  """Returns bytes as B, KB, MB or GB of 1024."""
-  for unit in ("B", "KB", "MB"):
-    if num_bytes < 1024:
-      return f"{num_bytes:,.4g} {unit}"
-    num_bytes /= 1024
-  return f"{num_bytes:,.4g} GB"
-
-
-# Sharding of parameters
-
-
-@dataclasses.dataclass(frozen=True)
-class Leaf:
-  """One parameter on a mesh; `parts` is the number of shards of each axis."""
-
-  name: str
-  shape: tuple[int, ...]
-  axes: tuple[str, ...]
-  parts: tuple[int, ...]
-
-  @property
-  def size(self) -> int:
-    return math.prod(self.shape)
-
-  @property
-  def device_size(self) -> int:
-    """Elements on the fullest device."""
-    return math.prod(
-        math.ceil(n / parts) for n, parts in zip(self.shape, self.parts)
-    )
-
-
-def model_leaves(c: config_lib.ModelConfig) -> Leaves:
-  """Returns every parameter of a model."""
-  return {
-      ".".join(row.path): (
-          (c.num_layers,) * row.stacked + row.shape,
-          ("layers",) * row.stacked + row.axes,
-      )
-      for row in hf_names.rows(c)
-  }
-
-
-def adapter_leaves(leaves: Leaves, *, rank: int, targets: str) -> Leaves:
-  """Returns the low-rank factors that `lora.make` adds to a model."""
-  wanted, out = settings_lib.lora_names(targets), {}
-  for name, (shape, axes) in leaves.items():
-    parent, _, kind = name.rpartition(".")
-    if not parent.startswith("blocks.") or kind != "kernel":
-      continue
-    if wanted and parent.rpartition(".")[2] not in wanted:
-      continue
-    # A kernel reads the residual stream or writes to it.
-    outs = len(axes) - 1 if axes[-1] == "width" else 2
-    out[f"{parent}.a"] = (
-        (shape[0], rank, *shape[outs:]),
-        (axes[0], "lora_rank", *axes[outs:]),
-    )
-    out[f"{parent}.b"] = (
-        (*shape[:outs], rank),
-        (*axes[:outs], "lora_rank"),
-    )
-  return out
-
-
-def shard(
-    leaves: Leaves, rules: Mapping[str, str], mesh: Mapping[str, int]
-) -> list[Leaf]:
-  """Returns how `config.sharding` splits parameters over a mesh."""
-  out = []
-  for name, (shape, axes) in leaves.items():
-    taken: set[str] = set()  # A mesh axis splits a parameter once.
-    parts = []
-    for axis in axes:
-      own = [a.strip() for a in rules[axis].split(",") if a.strip()]
-      own = [a for a in own if a not in taken]
-      taken.update(own)
-      parts.append(math.prod(mesh[a] for a in own))
-    out.append(Leaf(name, shape, axes, tuple(parts)))
-  return out
-
-
-def device_size(
-    leaves: Leaves, rules: Mapping[str, str], mesh: Mapping[str, int]
-) -> int:
-  """Returns the parameters that the fullest device of a mesh holds."""
-  return sum(leaf.device_size for leaf in shard(leaves, rules, mesh))
-
-
-def sharding_rows(
-    config: ml_collections.ConfigDict, c: config_lib.ModelConfig
-) -> Rows:
-  """Returns how `config.mesh` splits parameters, and what does not divide."""
-  leaves = shard(model_leaves(c), config.sharding, config.mesh)
-  whole = [leaf for leaf in leaves if math.prod(leaf.parts) == 1]
-  size = lambda counts: format_bytes(sum(counts) * BYTES[c.param_dtype])
-  return [
-      (
-          "params",
-          f"{size(leaf.size for leaf in leaves)},"
-          f" {size(leaf.device_size for leaf in leaves)} a device",
-      ),
-      (
-          "replicated on every device",
-          f"{len(whole)} of {len(leaves)} leaves,"
-          f" {size(leaf.size for leaf in whole)}",
-      ),
-      *(
-          (leaf.name, f"NO: {axis} of {length} does not divide by {parts}")
-          for leaf in leaves
-          for axis, length, parts in zip(leaf.axes, leaf.shape, leaf.parts)
-          if length % parts
-      ),
-  ]
-
-
-def sharding_text(
-    config: ml_collections.ConfigDict, c: config_lib.ModelConfig
-) -> str:
-  """Returns `sharding_rows` as lines of a log."""
-  rows = sharding_rows(config, c)
-  return "\n".join(f"  {name}: {value}" for name, value in rows)
 
 
 def _batch_shards(config: ml_collections.ConfigDict) -> tuple[int, int]:
   """Returns the shards of a batch's sequences, and of their tokens."""
   tokens = {"tokens": ((1, 1), ("batch", "length"))}
-  return shard(tokens, config.sharding, config.mesh)[0].parts
+  return sizes.shard(tokens, config.sharding, config.mesh)[0].parts
 
 
 # Memory of a device
 
 
-def activation_bytes(
-    config: ml_collections.ConfigDict, c: config_lib.ModelConfig, dtype: str
-) -> tuple[int, int]:
-  """Returns a device's bytes of logits and, estimated, of saved activations.
-
-  Both are of one micro-batch. Logits are float32 and have a gradient. What is
-  saved depends on `train.remat`: "none": all that the backward pass reads,
-  "dots": each layer's products, "full": each layer's input; with the latter two
-  also one layer that is recomputed.
-  """
-  batch_shards, length_shards = _batch_shards(config)
-  prompts = math.ceil(config.train.micro_batch_prompts / batch_shards)
-  rows = prompts * config.train.completions_per_prompt
-  P = config.sampling.max_prompt_tokens
-  T = config.sampling.max_completion_tokens
-  own_P, own_T = math.ceil(P / length_shards), math.ceil(T / length_shards)
-  count = min(rows * own_T * c.vocab_size, _MAX_LOGITS)
-  logits = 2 * count * BYTES["float32"]
-  tokens = prompts * own_P + rows * own_T
-  kv = 2 * c.num_kv_heads * c.head_dim
-  q = c.num_heads * c.head_dim
-  layer = tokens * (5 * c.width + 2 * q + kv + 3 * c.mlp_width)
-  layer += rows * own_T * c.num_heads * (P + T)
-  if length_shards > 1:  # Keys and values of the other devices are gathered.
-    layer += (prompts * P + rows * T) * kv
-  dots = tokens * (3 * c.width + q + kv + 2 * c.mlp_width)
-  saved = {
-      "none": c.num_layers * layer,
-      "dots": c.num_layers * dots + layer,
-      "full": c.num_layers * tokens * c.width + layer,
-  }
-  return logits, saved[config.train.remat] * BYTES[dtype]
-
-
 def cache_bytes(c: config_lib.ModelConfig, dtype: str) -> int:
   """Returns the bytes of one token's keys and values in all layers."""
-  return 2 * c.num_layers * c.num_kv_heads * c.head_dim * BYTES[dtype]
+  return 2 * c.num_layers * c.num_kv_heads * c.head_dim * sizes.BYTES[dtype]
 
 
 def _compute_dtype(config: ml_collections.ConfigDict, kind: str) -> str:
   # Without a kind "auto" counts as the larger one.
   backend = "cpu" if kind in ("", "cpu") else "gpu"
   return config_lib.compute_dtype(config.model, backend)
-
-
-def _folder_bytes(key: str, folder: str | pathlib.Path, size: int = 0) -> int:
-  """Returns the bytes of a folder's weights, in its dtypes or `size` each.
-
-  Raises ValueError with the config key if weights are missing or damaged.
-  """
-  try:
-    files = hf_files.Files(hf_hub.find(folder))
-  except ValueError as error:
-    raise ValueError(f"config.{key}: {error}") from error
-  return sum(
-      math.prod(shape) * (size or _HF_BYTES[files.dtypes[name]])
-      for name, shape in files.shapes.items()
-  )
-
-
-def _judge_models(
-    config: ml_collections.ConfigDict, workdir: str | None, policy_bytes: int
-) -> dict[str, int]:
-  """Returns the bytes of the frozen models that give training rewards."""
-  if config.reward.where != "model":
-    return _task_models(config)
-  folder = config.reward.model
-  if folder == "reward_model":
-    folder = pathlib.Path(workdir or ".") / "reward_model" / "model"
-    if not folder.is_dir():  # It is trained later, from a model of that size.
-      return {"reward model (as large as the policy)": policy_bytes}
-  return {"reward model": _folder_bytes("reward.model", folder)}
-
-
-def _task_models(config: ml_collections.ConfigDict) -> dict[str, int]:
-  """Returns the bytes of a red-teaming task's frozen models."""
-  task = config.task
-  if task.name != red_team.RedTeam.name:
-    return {}
-  # Encoders are float32; others have the dtypes of their files.
-  classifier_size = 4 if task.classifier == "sequence" else 0
-  return {
-      name: _folder_bytes(f"task.{key}", task[key], size)
-      for name, key, size in (
-          ("victim", "victim", 0),
-          ("guard (classifier)", "classifier_folder", classifier_size),
-          ("sentence encoder", "encoder", 4),
-      )
-      if task[key] not in ("", red_team.MADE_UP, red_team.WORDS)
-  }
-
-
-def _frozen_models(
-    config: ml_collections.ConfigDict, workdir: str | None, policy_bytes: int
-) -> dict[str, int]:
-  """Returns the bytes of the trainer's frozen models, beside the reference.
-
-  Each lies whole on one device. The evaluator loads judges of its own.
-  """
-  judges = _judge_models(config, workdir, policy_bytes)
-  copies = 1 + (config.reward.role == "trainer")
-  out = {f"{name} x {copies}": copies * size for name, size in judges.items()}
-  gold = config.evaluate.judge
-  if gold == "task":
-    found = _task_models(config)
-    out |= {f"{name} of evaluate.judge": size for name, size in found.items()}
-  elif gold and gold != "command":
-    out["gold model"] = _folder_bytes("evaluate.judge", gold)
-  if config.replay_filter.similarity == "cosine":
-    encoder = _task_models(config).get("sentence encoder", 0)
-    out["sentence encoder of replay_filter"] = encoder
-  return out
-
-
-def _trained_bytes(
-    config: ml_collections.ConfigDict, c: config_lib.ModelConfig
-) -> dict[str, int]:
-  """Returns a device's bytes of params, and of what has their shape."""
-  size = lambda of: device_size(of, config.sharding, config.mesh)
-  leaves = model_leaves(c)
-  # Adam's second moment is float32.
-  moments = BYTES[config.optimizer.state_dtype] + BYTES["float32"]
-  params = size(leaves) * BYTES[c.param_dtype]
-  if config.lora.rank:
-    lora = config.lora
-    count = size(adapter_leaves(leaves, rank=lora.rank, targets=lora.targets))
-    dtype = "float32"
-    out = {
-        "params, base of the adapters and reference": params,
-        "params with adapters merged, to evaluate": params,
-        "adapters": count * BYTES[dtype],
-    }
-  else:
-    count, dtype = size(leaves), c.param_dtype
-    out = {"params": params, "reference": params}
-  out |= {
-      "gradients": count * BYTES[dtype],
-      "optimizer (Adam's two moments)": count * moments,
-      "copy that is published": count * BYTES[config.publish.dtype or dtype],
-  }
-  if config.loss.name in settings_lib.OF_A_VALUE_MODEL:
-    source = config.loss.value_init
-    shape = (
-        c
-        if source in ("policy", "reward_model")
-        else _read_shape("loss.value_init", source)
-    )
-    each = 2 * BYTES[shape.param_dtype] + moments
-    name = "value model with gradients and moments"
-    out[name] = size(model_leaves(shape)) * each
-  return out
 
 
 def trainer_memory(
@@ -370,30 +83,65 @@ def trainer_memory(
   Raises:
     ValueError: the folder of a frozen model cannot be read.
   """
-  dtype = _compute_dtype(config, kind)
-  params = BYTES[c.param_dtype] * sum(
-      math.prod(shape) for shape, _ in model_leaves(c).values()
-  )
-  held = _trained_bytes(config, c) | _frozen_models(config, workdir, params)
-  logits, saved = activation_bytes(config, c, dtype)
-  step = {
-      "logits of a micro-batch, with gradient": logits,
-      f"activations, remat {config.train.remat} (estimate)": saved,
-  }
+  held = _trained_bytes(config, c, workdir)
+  for model in sizes.frozen_models(config, workdir, "trainer"):
+    name = f"{model.name} x {model.copies}" if model.copies > 1 else model.name
+    held[name] = sizes.frozen_bytes(model, c, config.sharding, config.mesh)
+  gradients = held.pop("gradients")
   rows = config.evaluate.batch_prompts * config.evaluate.num_completions
   # On a mesh the evaluator's rows are split as a batch is.
   own_rows = math.ceil(rows / _batch_shards(config)[0])
+  token = cache_bytes(c, _compute_dtype(config, kind))
+  step = {"gradients": gradients}
   cache = {
       f"KV cache of an evaluation, {rows} rows": (
-          own_rows * _num_tokens(config) * cache_bytes(c, dtype)
+          own_rows * _num_tokens(config) * token
       )
   }
   # As `training/evaluations.py` decides it.
   alone = math.prod(config.mesh.values()) == 1 and not config.search.lockstep
   if config.evaluate.beside and config.evaluate.every_steps and alone:
-    return held | step | cache | {"params, copied for an evaluation": params}
+    copy = {"params, copied for an evaluation": held["params"]}
+    return held | step | cache | copy
   # Steps and evaluations take turns: the larger counts.
   return held | max(step, cache, key=lambda part: sum(part.values()))
+
+
+def _trained_bytes(
+    config: ml_collections.ConfigDict,
+    c: config_lib.ModelConfig,
+    workdir: str | None,
+) -> dict[str, int]:
+  """Returns a device's bytes of params, and of what has their shape."""
+  size = lambda of: sizes.device_size(of, config.sharding, config.mesh)
+  leaves = sizes.model_leaves(c)
+  # Adam's second moment is float32.
+  moments = sizes.BYTES[config.optimizer.state_dtype] + sizes.BYTES["float32"]
+  params = size(leaves) * sizes.BYTES[c.param_dtype]
+  if config.lora.rank:
+    rank, targets = config.lora.rank, config.lora.targets
+    count = size(sizes.adapter_leaves(leaves, rank=rank, targets=targets))
+    dtype = "float32"
+    out = {
+        "params": params,
+        "params with adapters merged, to evaluate": params,
+        "adapters": count * sizes.BYTES[dtype],
+    }
+  else:
+    count, dtype = size(leaves), c.param_dtype
+    out = {"params": params, "reference": params}
+  published = config.publish.dtype or dtype
+  out |= {
+      "gradients": count * sizes.BYTES[dtype],
+      "optimizer (Adam's two moments)": count * moments,
+      "copy that is published": count * sizes.BYTES[published],
+  }
+  if config.loss.name in settings_lib.OF_A_VALUE_MODEL:
+    shape = sizes.value_shape(config, c, workdir)
+    each = 2 * sizes.BYTES[shape.param_dtype] + moments
+    name = "value model with gradients and moments"
+    out[name] = size(sizes.model_leaves(shape)) * each
+  return out
 
 
 def searcher_memory(
@@ -403,22 +151,21 @@ def searcher_memory(
     workdir: str | None = None,
 ) -> dict[str, int]:
   """Returns the bytes of a searcher's device; arguments as `trainer_memory`."""
-  mesh, leaves = config.search.mesh, model_leaves(c)
-  each = BYTES[c.param_dtype]
-  params = each * device_size(leaves, config.sharding, {"sequence": 1, **mesh})
-  rows = math.ceil(config.sampling.num_rows / (mesh.data * mesh.fsdp))
-  head_shards = 1 if c.num_kv_heads % mesh.tensor else mesh.tensor
-  token = cache_bytes(c, _compute_dtype(config, kind)) // head_shards
+  mesh = {"sequence": 1, **config.search.mesh}
+  params = sizes.BYTES[c.param_dtype] * sizes.device_size(
+      sizes.model_leaves(c), config.sharding, mesh
+  )
+  rows = math.ceil(config.sampling.num_rows / (mesh["data"] * mesh["fsdp"]))
+  heads = 1 if c.num_kv_heads % mesh["tensor"] else mesh["tensor"]
+  token = cache_bytes(c, _compute_dtype(config, kind)) // heads
   held = {"params, twice while a version comes in": 2 * params}
   if config.lora.rank:
     held = {
         "base, and merged params twice while a version comes in": 3 * params
     }
   held[f"KV cache of {rows} rows"] = token * rows * _num_tokens(config)
-  held["logits of a decode step"] = rows * c.vocab_size * BYTES["float32"]
-  if config.reward.role == "searcher":
-    whole = each * sum(math.prod(shape) for shape, _ in leaves.values())
-    held |= _judge_models(config, workdir, whole)
+  for model in sizes.frozen_models(config, workdir, "searcher"):
+    held[model.name] = sizes.frozen_bytes(model, c, config.sharding, mesh)
   return held
 
 
@@ -427,18 +174,19 @@ def _num_tokens(config: ml_collections.ConfigDict) -> int:
   return sampling.max_prompt_tokens + sampling.max_completion_tokens
 
 
-def memory_rows(held: Mapping[str, int], kind: str) -> Rows:
-  """Returns what takes a device's memory, the sum, and whether it fits."""
-  total = sum(held.values())
-  rows = [(name, format_bytes(n)) for name, n in held.items()]
-  rows.append(("sum a device", format_bytes(total)))
+def memory_rows(held: Mapping[str, int], kind: str) -> sections.Rows:
+  """Returns what takes a device's memory, the sum, and whether that fits."""
+  size, total = sections.format_bytes, sum(held.values())
+  rows = [(name, size(n)) for name, n in held.items()]
+  rows.append(("sum a device", size(total)))
   if kind:
     have = DEVICE_GIB[kind] * 2**30
+    verdict = "NO" if total > have else "yes"
     rows.append(
         (
             "fits",
-            f"{'NO' if total > have else 'yes'}: {format_bytes(total)} of"
-            f" {format_bytes(have)} of {kind} ({total / have:.0%})",
+            f"{verdict}: {size(total)} of {size(have)} of {kind}"
+            f" ({total / have:.0%})",
         )
     )
   return rows
@@ -453,7 +201,7 @@ def _divides(whole: int, part: int, words: str) -> str:
   return f"{whole // part} of {part} {words}"
 
 
-def batch_rows(config: ml_collections.ConfigDict) -> Rows:
+def batch_rows(config: ml_collections.ConfigDict) -> sections.Rows:
   """Returns sizes of batches, whether they divide, and the staleness bound."""
   train, search = config.train, config.search
   shards, _ = _batch_shards(config)
@@ -591,7 +339,9 @@ def expected_staleness(
   return min(under_way, limit) / groups + (config.publish.every_steps - 1) / 2
 
 
-def balance_rows(config: ml_collections.ConfigDict, workdir: str) -> Rows:
+def balance_rows(
+    config: ml_collections.ConfigDict, workdir: str
+) -> sections.Rows:
   """Returns how searchers and trainer balance at the speeds of a run.
 
   A completion takes what it took in `workdir`; batches and searchers are those
@@ -649,49 +399,15 @@ def balance_rows(config: ml_collections.ConfigDict, workdir: str) -> Rows:
 # The program
 
 
-def model_of(config: ml_collections.ConfigDict) -> config_lib.ModelConfig:
-  """Returns the shape of the model that a run of this config trains.
-
-  Raises:
-    ValueError: a setting, file or folder cannot be used.
-  """
-  key = "sft.init" if config.init == "sft" else "init"
-  start = config.sft.init if config.init == "sft" else config.init
-  if start != "scratch":
-    return _read_shape(key, start, dtype=config.model.param_dtype)
-  if config.tokenizer.source == "task":
-    task = build.make_task(config.task)
-    tokenizer = tokenizer_lib.word_level(
-        task.tokenizer_words(), task.tokenizer_pattern
-    )
-  else:
-    tokenizer = tokenizer_lib.load(config.tokenizer.source)
-  return config_lib.ModelConfig.from_config(
-      config.model,
-      vocab_size=tokenizer.vocab_size,
-      pad_id=tokenizer.pad_id,
-      bos_id=tokenizer.bos_id,
-      eos_id=tokenizer.eos_id,
-  )
-
-
-def _read_shape(
-    key: str, folder: str, dtype: str | None = None
-) -> config_lib.ModelConfig:
-  try:
-    return hf_config.read(folder, dtype=dtype)
-  except ValueError as error:
-    raise ValueError(f"config.{key}={folder!r}: {error}") from error
-
-
-def parse(operands: Sequence[str]) -> tuple[tuple[str, str], str]:
-  """Returns the kinds of the trainer's and the searchers' device, and a run.
+def parse(operands: Sequence[str]) -> tuple[list[str], str]:
+  """Returns the trainer's and the searchers' devices, and a run.
 
   Args:
-    operands: at most two kinds, the second of the searchers; `--calibrate=RUN`.
+    operands: at most two kinds or two slices, the second of the searchers;
+      `--calibrate=RUN`.
 
   Returns:
-    Two kinds, "" where none is named, and the run, "" where none is.
+    [] or the devices, and the run, "" where none is.
 
   Raises:
     ValueError: an operand too many, or a kind that is not in the table.
@@ -704,21 +420,22 @@ def parse(operands: Sequence[str]) -> tuple[tuple[str, str], str]:
         f"operands {' '.join(kinds)}: allowed one kind of device, or the"
         " trainer's and a searcher's"
     )
+  slices = sum(":" in kind for kind in kinds)
   for kind in kinds:
-    if kind not in DEVICE_GIB:
+    if slices != len(kinds) and kind not in DEVICE_GIB:
       raise ValueError(
-          f"device kind {kind!r}: allowed {', '.join(sorted(DEVICE_GIB))}"
+          f"device {kind!r}: allowed {', '.join(sorted(DEVICE_GIB))}, or only"
+          " TPU slices such as v5e:4x4"
       )
-  kinds = kinds or [""]
-  return (kinds[0], kinds[-1]), runs[-1] if runs else ""
+  return kinds, runs[-1] if runs else ""
 
 
 def plan(
     config: ml_collections.ConfigDict,
     workdir: str | None,
     operands: Sequence[str] = (),
-) -> list[tuple[str, Rows]]:
-  """Returns the plan as titled rows.
+) -> Iterator[tuple[str, sections.Rows]]:
+  """Yields the plan as titled rows.
 
   Args:
     config: of the run.
@@ -733,8 +450,9 @@ def plan(
       f"{math.prod(mesh.values())}:"
       f" {' x '.join(f'{axis} {n}' for axis, n in mesh.items())}"
   )
-  c = model_of(config)
-  num_params = sum(math.prod(shape) for shape, _ in model_leaves(c).values())
+  c = sizes.model_of(config)
+  leaves = sizes.model_leaves(c)
+  num_params = sum(math.prod(shape) for shape, _ in leaves.values())
   devices = [
       ("trainer", count({a: config.mesh[a] for a in settings_lib.MESH_AXES})),
       (
@@ -755,24 +473,30 @@ def plan(
         for role, envs in split.items()
         if envs
     ]
-  model = [
+  yield "devices", devices
+  yield "model", [
       ("family", f"{c.family}, {c.num_layers} layers, width {c.width}"),
       ("vocabulary", f"{c.vocab_size:,}"),
       ("parameters", f"{num_params:,}, {c.param_dtype}"),
   ]
-  out = [("devices", devices), ("model", model)]
   if math.prod(config.mesh.values()) > 1:
-    out.append(("sharding", sharding_rows(config, c)))
-  for role, memory, kind in (
-      ("trainer", trainer_memory, kinds[0]),
-      ("searcher", searcher_memory, kinds[1]),
-  ):
-    held = memory(config, c, kind, workdir)
-    out.append((f"memory of a {role} device", memory_rows(held, kind)))
-  out.append(("batch", batch_rows(config)))
+    yield "sharding", sizes.sharding_rows(config, c)
+  yield "batch", batch_rows(config)
+  if kinds and ":" in kinds[0]:
+    # It loads JAX, which `plan` else does without.
+    from tba_jax.programs import compile as compiler
+
+    yield from compiler.sections_of(config, workdir, kinds)
+  else:
+    for role, memory, kind in (
+        ("trainer", trainer_memory, (kinds or [""])[0]),
+        ("searcher", searcher_memory, (kinds or [""])[-1]),
+    ):
+      held = memory(config, c, kind, workdir)
+      title = f"memory of a {role} device, without activations"
+      yield title, memory_rows(held, kind)
   if measured:
-    out.append(("balance", balance_rows(config, measured)))
-  return out
+    yield "balance", balance_rows(config, measured)
 
 
 def run(
@@ -785,22 +509,4 @@ def run(
   Returns:
     0; 2 where the config cannot be used, does not divide or does not fit.
   """
-  try:
-    sections = plan(config, workdir, operands)
-  except ValueError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
-  table = rich.table.Table(box=rich.box.ROUNDED, show_header=False)
-  table.add_column(style="dim")
-  table.add_column(overflow="fold")
-  status = processes.EXIT_OK
-  for title, rows in sections:
-    table.add_section()
-    table.add_row(rich.text.Text(title, "bold cyan"), "")
-    for name, value in rows:
-      style = ""
-      if value.startswith("NO"):
-        style, status = "bold red", processes.EXIT_CONFIG
-      table.add_row(f"  {name}", rich.text.Text(value, style))
-  rich.console.Console().print(table)
-  return status
+  return sections.show(plan(config, workdir, operands))

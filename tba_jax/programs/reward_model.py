@@ -39,6 +39,7 @@ from tba_jax.models import hf
 from tba_jax.models import hf_config
 from tba_jax.models import hf_hub
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models import transformer
 from tba_jax.rewards import reward_model
 from tba_jax.system import jsonl
 from tba_jax.tasks import base
@@ -46,8 +47,10 @@ from tba_jax.tasks import build
 from tba_jax.tasks import rows as rows_lib
 from tba_jax.training import batches
 from tba_jax.training import evaluator
+from tba_jax.training import frozen
 from tba_jax.training import offline
 from tba_jax.training import policy
+from tba_jax.training import sharding
 
 NAME = "reward_model"
 # Pairs scored and written at a time while relabelling.
@@ -206,11 +209,13 @@ def initial_model(
         f"config.reward_model.init={source!r}: its head gives"
         f" {shape.num_labels} labels; allowed 1, or a policy"
     )
+  mesh = sharding.make_mesh(config.mesh)
   has_head = bool(shape.num_labels)
   model = heads.ScalarModel(shape if has_head else heads.config_of(shape))
 
   def init_params() -> types.PyTree:
-    _, params = hf.load(folder, dtype=shape.param_dtype)
+    start = model if has_head else transformer.make_model(shape)
+    params = frozen.load_params(folder, start, mesh, config.sharding)
     if has_head:
       return params
     return model.from_policy(params, jax.random.PRNGKey(config.seed))
@@ -343,7 +348,8 @@ def _make_gold(
   source = config.reward_model.relabel
   if source == "task":
     return lambda texts: np.array([task.reward_of(*text) for text in texts])
-  scorer = reward_model.load_scorer(config, f"{NAME}.relabel", source)
+  mesh = sharding.make_mesh(config.mesh)
+  scorer = frozen.load_scorer(config, f"{NAME}.relabel", source, mesh)
   return lambda texts: scorer.score(
       [reward_model.Text(*text) for text in texts]
   )

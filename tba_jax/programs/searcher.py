@@ -3,13 +3,15 @@
 """The `searcher` program: samples groups with the newest params.
 
 The devices decode one block of prompts while a thread rewards the block before
-it and submits it to the queue, in the order of the blocks.
+it and submits it to the queue, in the order of the blocks. On a mesh, decoding
+waits for a judge that uses the mesh too.
 """
 
 from collections.abc import Callable, Sequence
 from concurrent import futures
 import contextlib
 import functools
+import math
 import os
 import secrets
 import threading
@@ -140,7 +142,7 @@ class Searcher:
     self._params_fn = make_params_fn(policy, merger, place)
     self._sampler = policy_lib.make_sampler(config, policy)
     self._judge = reward_judge.for_searcher(
-        config, run.workdir, policy, events.write
+        config, run.workdir, policy, events.write, mesh=mesh
     )
     closing.callback(self._judge.close)
     connect = functools.partial(publication.connect, config, run)
@@ -290,6 +292,12 @@ class Searcher:
     self._handing_over = self._judging.submit(
         self._judge_and_submit, block, requests, completions, epoch
     )
+    devices = math.prod(self._config.search.mesh.values())
+    if devices > 1 and self._judge.on_devices:
+      # Two threads that launch collectives could order them differently on each
+      # device.
+      with self._spans.span("reward"):
+        self._judged.wait()
 
   def _check_handed_over(self) -> None:
     """Raises the thread's error, if any, without waiting for the thread."""

@@ -28,9 +28,11 @@ from tba_jax.tasks import base
 from tba_jax.tasks import rows
 from tba_jax.training import batches
 from tba_jax.training import evaluator as evaluator_lib
+from tba_jax.training import model_source
 from tba_jax.training import offline
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import reward_judge
+from tba_jax.training import sharding
 
 # Separates these random numbers from others of the same seed.
 _STREAM = 0x5F8
@@ -93,7 +95,9 @@ def run(
         name="sft",
         folder=folder.parent,
         model=policy.model,
-        init_params=lambda: policy_lib.initial_params(policy, config.seed),
+        init_params=lambda: model_source.initial_params(
+            config, policy, sharding.make_mesh(config.mesh)
+        ),
         loss_fn=objective.make_supervised_loss_fn(policy.model),
         examples=make_examples(config, policy.task, policy.tokenizer),
         evaluate=_make_evaluate(config, policy, stop),
@@ -160,7 +164,9 @@ def _make_evaluate(
   if not policy.task.has_reward:
     # Its reward model is trained later, from the model made here.
     return lambda params, step: {}
-  judge = reward_judge.make_task_judge(config, policy.task)
+  judge = reward_judge.make_task_judge(
+      config, policy.task, mesh=sharding.make_mesh(config.mesh)
+  )
   evaluator = evaluator_lib.Evaluator(config, policy, judge).while_training()
   num_prompts = min(config.evaluate.num_prompts, evaluator.num_prompts)
 

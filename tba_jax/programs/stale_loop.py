@@ -18,11 +18,11 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.models import hf
 from tba_jax.replay import prompt_order
 from tba_jax.sampling import decode
 from tba_jax.tasks import base
 from tba_jax.training import batches
+from tba_jax.training import frozen
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import reference as reference_lib
 from tba_jax.training import sharding
@@ -199,7 +199,10 @@ class Bench:
               self._params,
               self._mesh,
               value_model=value_model,
-              value_params=None if folder is None else hf.load(folder)[1],
+              value_params=folder
+              and frozen.load_params(
+                  folder, value_model, self._mesh, run.config.sharding
+              ),
           ),
       )
     return self._objectives[run.objective]

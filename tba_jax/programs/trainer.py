@@ -25,7 +25,7 @@ from tba_jax.models import config as config_lib
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
-from tba_jax.programs import plan
+from tba_jax.programs import sizes
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import prompt_order
 from tba_jax.replay import queue_server
@@ -46,6 +46,7 @@ from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
 from tba_jax.training import reward_judge
 from tba_jax.training import schedules
+from tba_jax.training import sharding
 from tba_jax.training import train_step
 from tba_jax.transport import base as transport_base
 
@@ -221,7 +222,7 @@ class Trainer:
     self._checkpointer = _make_checkpointer(config, run, cluster, events)
     closing.callback(self._checkpointer.close)
     if math.prod(config.mesh.values()) > 1:
-      shards = plan.sharding_text(config, policy.model.config)
+      shards = sizes.sharding_text(config, policy.model.config)
       logging.info("mesh %s:\n%s", dict(config.mesh), shards)
     self._work, saved = device_work.make_work(
         config, run, policy, cluster, self._checkpointer
@@ -252,12 +253,15 @@ class Trainer:
     )
     closing.callback(queue.close)
     self._journal = queue.journal
-    scorer = reward_judge.for_trainer(config, run.workdir, policy, events.write)
+    mesh = sharding.own_mesh(sharding.make_mesh(config.mesh))
+    scorer = reward_judge.for_trainer(
+        config, run.workdir, policy, events.write, mesh=mesh
+    )
     closing.callback(scorer.close)
     self._service = service_lib.ReplayService(
         config,
         server=queue,
-        buffer=make_buffer(config, policy),
+        buffer=make_buffer(config, policy, mesh),
         vocab_size=policy.model.config.vocab_size,
         on_event=events.write,
         score_groups=scorer.score,
@@ -267,7 +271,7 @@ class Trainer:
         config, policy.tokenizer, self._service.buffer, self._work
     )
     evaluator = reward_judge.make_evaluator(
-        config, run.workdir, policy, events.write
+        config, run.workdir, policy, events.write, mesh=mesh
     )
     closing.callback(evaluator.close)
     self._recorder = recorder_lib.Recorder(
@@ -616,12 +620,14 @@ def make_prompt_order(
 
 
 def make_buffer(
-    config: ml_collections.ConfigDict, policy: policy_lib.Policy | None = None
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> buffer_lib.ReplayBuffer:
   """Returns an empty buffer; `policy` embeds texts for cosine similarity."""
   embed = None
   if config.replay_filter.similarity == "cosine":
-    embed = reward_judge.make_embed(policy)
+    embed = reward_judge.make_embed(config, policy, mesh)
   return buffer_lib.ReplayBuffer(
       config,
       reward_temperature=schedules.reward_temperature(

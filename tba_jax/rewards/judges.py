@@ -66,7 +66,12 @@ class FailureLog:
 
 
 class Judge(abc.ABC):
-  """Judges completions and counts them."""
+  """Judges completions and counts them.
+
+  on_devices: whether it runs models on the devices of its role.
+  """
+
+  on_devices = False
 
   def __init__(self, *, fallback: float, on_event: OnEvent | None = None):
     """Initializes the counters.

@@ -15,11 +15,8 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.models import encoder as encoder_lib
-from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
-from tba_jax.rewards import echo_model
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests as requests_lib
@@ -34,8 +31,6 @@ EmbedFn = Callable[[Sequence[str]], np.ndarray]
 
 # Hash buckets of words: far more than a trial has words, so that few collide.
 _NUM_WORDS = 512
-# Tokenizers of tasks begin with <pad>, <eos> and <unk>.
-_NUM_SPECIAL = 3
 
 
 def run_batched(
@@ -127,29 +122,20 @@ def _unit(values_NxD: np.ndarray) -> np.ndarray:
 class Victim:
   """Answers attacks, each several times, with one compiled sampler."""
 
-  def __init__(self, config: ml_collections.ConfigDict, task: red_team.RedTeam):
-    """Loads the model of the task; ValueError if it cannot be read."""
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      task: red_team.RedTeam,
+      model: transformer.Model,
+      params: types.PyTree,
+      tokenizer: tokenizer_lib.Tokenizer,
+  ):
+    """Makes the sampler of the frozen model."""
     self._task = task
+    self._params = params
+    self._tokenizer = tokenizer
     self._max_prompt_tokens = task.setting("victim_max_prompt_tokens")
     max_tokens = task.setting("victim_max_tokens")
-    if task.setting("victim") == red_team.MADE_UP:
-      tokenizer = tokenizer_lib.word_level(
-          task.tokenizer_words(), task.tokenizer_pattern
-      )
-      model = transformer.make_model(
-          echo_model.echo_config(
-              tokenizer.vocab_size,
-              pad_id=tokenizer.pad_id,
-              eos_id=tokenizer.eos_id,
-              max_positions=self._max_prompt_tokens + max_tokens,
-          )
-      )
-      self._params = echo_model.echo_params(
-          model.init(jax.random.PRNGKey(0)), range(_NUM_SPECIAL)
-      )
-    else:
-      model, self._params, tokenizer = _load_frozen(task.setting("victim"))
-    self._tokenizer = tokenizer
     settings = requests_lib.Settings(
         temperature=task.setting("victim_temperature"),
         top_k=0,
@@ -335,6 +321,8 @@ class RedTeamJudge(judges.Judge):
   Source: Lee et al. 2025 (arXiv:2405.18540), the released code.
   """
 
+  on_devices = True
+
   def __init__(
       self,
       victim: Victim,
@@ -416,84 +404,3 @@ class RedTeamJudge(judges.Judge):
         "cosine_distance": cosine_distance(embedded_NxD),
         "cosine_distance_right": cosine_distance(embedded_NxD[right_N]),
     }
-
-
-def _load_frozen(
-    folder: str,
-) -> tuple[transformer.Model, types.PyTree, tokenizer_lib.Tokenizer]:
-  """Returns a model, its params, and its tokenizer with the model's stops."""
-  tokenizer = tokenizer_lib.load(folder)
-  shape, params = hf.load(folder)
-  tokenizer.add_stop_ids(i for i in shape.stop_ids if i < tokenizer.vocab_size)
-  return transformer.make_model(shape), params, tokenizer
-
-
-def make_judge(
-    config: ml_collections.ConfigDict,
-    task: red_team.RedTeam,
-    on_event: judges.OnEvent | None = None,
-) -> RedTeamJudge:
-  """Returns the judge with the models that the task's fields name.
-
-  Raises ValueError if a folder cannot be read or does not fit.
-  """
-  return RedTeamJudge(
-      Victim(config, task),
-      _make_classifier(task),
-      make_embed(task),
-      success_threshold=task.setting("success_threshold"),
-      fallback=config.reward.fallback,
-      on_event=on_event,
-  )
-
-
-def make_embed(task: red_team.RedTeam) -> EmbedFn:
-  """Returns the task's sentence encoder."""
-  folder = task.setting("encoder")
-  if folder == red_team.WORDS:
-    return word_embeddings
-  encoder, params = encoder_lib.load_encoder(folder)
-  tokenizer = tokenizer_lib.load_texts(folder)
-  shape = _batch_shape(task, "encoder_max_tokens", encoder)
-  return encoder_embeddings(encoder.mean_pooled, params, tokenizer, shape)
-
-
-def _make_classifier(task: red_team.RedTeam) -> Classifier:
-  kind = task.setting("classifier")
-  if kind == red_team.WORDS:
-    return word_share_classifier(task.words)
-  folder = task.setting("classifier_folder")
-  if kind == "first_token":
-    model, params, tokenizer = _load_frozen(folder)
-    return first_token_classifier(
-        lambda *inputs: model.prefill(*inputs)[0],
-        params,
-        tokenizer,
-        token=task.setting("classifier_token"),
-        shape=_batch_shape(task, "classifier_max_tokens"),
-    )
-  encoder, params = encoder_lib.load_encoder(folder)
-  tokenizer = tokenizer_lib.load_texts(folder)
-  shape = _batch_shape(task, "classifier_max_tokens", encoder)
-  label = task.setting("classifier_label")
-  if label >= encoder.config.num_labels:
-    raise ValueError(
-        f"config.task.classifier_label={label}: {folder} has"
-        f" {encoder.config.num_labels} labels, counted from 0"
-    )
-  return sequence_classifier(
-      encoder.label_scores, params, tokenizer, label=label, shape=shape
-  )
-
-
-def _batch_shape(
-    task: red_team.RedTeam, key: str, encoder: encoder_lib.Encoder | None = None
-) -> tuple[int, int]:
-  """Returns B and L; ValueError if an encoder has too few positions."""
-  num_tokens = task.setting(key)
-  if encoder is not None and num_tokens > encoder.config.max_tokens:
-    raise ValueError(
-        f"config.task.{key}={num_tokens}: allowed up to the"
-        f" {encoder.config.max_tokens} positions of the encoder"
-    )
-  return task.setting("classifier_rows"), num_tokens

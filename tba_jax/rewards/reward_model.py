@@ -2,20 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewards by a frozen reward model, and rewards of groups in the trainer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
-import pathlib
 
 import jax
 import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.models import config as config_lib
-from tba_jax.models import heads
-from tba_jax.models import hf
-from tba_jax.models import hf_config
-from tba_jax.models import hf_hub
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import judges
 from tba_jax.tasks import base
@@ -44,7 +38,7 @@ class RewardScorer:
 
   def __init__(
       self,
-      model: heads.ScalarModel,
+      rewards: Callable[..., jax.Array],
       params: types.PyTree,
       tokenizer: tokenizer_lib.Tokenizer,
       *,
@@ -55,7 +49,7 @@ class RewardScorer:
     """Stores the model; it is compiled when first used.
 
     Args:
-      model: one label.
+      rewards: (params, tokens [B, L], mask [B, L]) -> [B] float32.
       params: of the model.
       tokenizer: of the model; may differ from the policy's.
       max_prompt_tokens: prompts keep this many tokens from their end.
@@ -66,7 +60,7 @@ class RewardScorer:
     self._tokenizer = tokenizer
     self._max_tokens = max_prompt_tokens, max_completion_tokens
     self._batch_size = batch_size
-    self._rewards = jax.jit(model.rewards)
+    self._rewards = jax.jit(rewards)
     full = max_prompt_tokens + max_completion_tokens
     self._lengths = sorted({-(-full // 2**i) for i in range(_NUM_LENGTHS)})
 
@@ -105,45 +99,6 @@ class RewardScorer:
       completion.append(self._tokenizer.eos_id)
     # Two empty texts have no last token.
     return prompt + completion[:max_completion] or [self._tokenizer.eos_id]
-
-
-def load_scorer(
-    config: ml_collections.ConfigDict, key: str, folder: str | pathlib.Path
-) -> RewardScorer:
-  """Returns the scorer of a Hugging Face folder with a scalar head.
-
-  Args:
-    config: reads `reward.batch_size`, `sampling`, `tokenizer.bos` and
-      `model.compute_dtype`.
-    key: setting that names the folder, for messages.
-    folder: the params keep its dtype.
-
-  Raises:
-    ValueError: the folder is missing or cannot be read, or its head does not
-      return one number.
-  """
-  path = hf_hub.find(folder)
-  if not (path / "config.json").is_file():
-    raise ValueError(
-        f"config.{key}={str(folder)!r}: no model is there; allowed a Hugging"
-        " Face folder with a scalar head, such as --program=reward_model makes"
-    )
-  compute_dtype = config_lib.compute_dtype(config.model, jax.default_backend())
-  shape = hf_config.read(path, compute_dtype=compute_dtype)
-  if shape.num_labels != 1:
-    raise ValueError(
-        f"config.{key}={str(folder)!r}: its head gives {shape.num_labels}"
-        " labels; allowed a model with one (0 is one that predicts tokens)"
-    )
-  tokenizer = tokenizer_lib.load(path, bos=config.tokenizer.bos)
-  return RewardScorer(
-      heads.ScalarModel(shape),
-      hf.load(path)[1],
-      tokenizer,
-      max_prompt_tokens=config.sampling.max_prompt_tokens,
-      max_completion_tokens=config.sampling.max_completion_tokens,
-      batch_size=config.reward.batch_size,
-  )
 
 
 class GroupScorer:

@@ -31,6 +31,8 @@ _COLLECTIVES = (
     "ragged-all-to-all",
     "reduce-scatter",
 )
+# On TPUs a reduce-scatter is a fusion of an all-reduce and a slice of it.
+_REDUCE_SCATTER = "all-reduce-scatter"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +178,8 @@ def _walk(
 
   for it in computation.values():
     kind = it.opcode.removesuffix("-start")
+    if kind == "all-reduce" and name.startswith(_REDUCE_SCATTER):
+      kind = "reduce-scatter"
     if it.opcode == "while":
       # What was begun before the loop may go on in it; the rest is new traffic
       # in each run of the body.

@@ -16,11 +16,11 @@ import jax
 import ml_collections
 
 from tba_jax import types
-from tba_jax.models import hf
 from tba_jax.monitor import run_directory
 from tba_jax.system import processes
 from tba_jax.training import checkpoint
 from tba_jax.training import cluster as cluster_lib
+from tba_jax.training import frozen
 from tba_jax.training import lora
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
@@ -339,7 +339,9 @@ def init_state(
   )
   value_params = None
   if policy.value_folder is not None:
-    value_params = hf.load(policy.value_folder)[1]
+    value_params = frozen.load_params(
+        policy.value_folder, value_model, mesh, config.sharding
+    )
   if policy.adapters is not None:
     if value_model is not None and value_params is None:
       value_params = value_model.from_policy(params)

@@ -4,12 +4,14 @@
 
 A judge rewards completions: by the task's own code, a verifier process, frozen
 models of the task, or a reward model. A comparer tells which of two is better.
+Frozen models lie on the mesh of the role that judges; None is one device.
 """
 
 from collections.abc import Callable, Sequence
 import pathlib
 from typing import Any
 
+import jax
 import ml_collections
 import numpy as np
 
@@ -21,6 +23,7 @@ from tba_jax.rewards import reward_model
 from tba_jax.tasks import base
 from tba_jax.tasks import red_team as tasks_red_team
 from tba_jax.training import evaluator
+from tba_jax.training import frozen
 from tba_jax.training import policy as policy_lib
 
 _MADE_HERE = "reward_model"
@@ -28,6 +31,8 @@ _MADE_HERE = "reward_model"
 
 class ModelJudge(judges.Judge):
   """Rewards by the raw score of a reward model."""
+
+  on_devices = True
 
   def __init__(
       self,
@@ -104,22 +109,33 @@ class ModelComparer(comparers.Scores):
 def make_task_judge(
     config: ml_collections.ConfigDict,
     task: base.Task,
-    on_event: Callable[[str, str], None] | None = None,
+    on_event: judges.OnEvent | None = None,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> judges.Judge:
   """Returns the judge by the task's own reward, whatever `reward` names.
 
   Raises ValueError if a frozen model's folder cannot be read.
   """
-  if isinstance(task, tasks_red_team.RedTeam):
-    return rewards_red_team.make_judge(config, task, on_event)
-  return pool.make_judge(config, task, on_event)
+  if not isinstance(task, tasks_red_team.RedTeam):
+    return pool.make_judge(config, task, on_event)
+  return rewards_red_team.RedTeamJudge(
+      frozen.load_victim(config, task, mesh),
+      frozen.load_classifier(config, task, mesh),
+      frozen.load_embed(config, task, mesh),
+      success_threshold=task.setting("success_threshold"),
+      fallback=config.reward.fallback,
+      on_event=on_event,
+  )
 
 
 def make_embed(
+    config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
   """Returns a function from tokens of completions to [n, D] embeddings."""
-  embed = rewards_red_team.make_embed(policy.task)
+  embed = frozen.load_embed(config, policy.task, mesh)
   return lambda tokens: embed([policy.tokenizer.decode(t) for t in tokens])
 
 
@@ -129,6 +145,7 @@ def make_judge(
     task: base.Task,
     on_event: judges.OnEvent | None = None,
     *,
+    mesh: jax.sharding.Mesh | None = None,
     with_keys: bool = False,
 ) -> judges.Judge:
   """Returns the judge that `config.reward` names.
@@ -138,18 +155,19 @@ def make_judge(
     workdir: holds the run's own reward model, if it has one.
     task: prompts and references.
     on_event: receives failures.
+    mesh: of the frozen models.
     with_keys: as in `ModelJudge`.
 
   Raises:
     ValueError: the reward model is missing or cannot be read.
   """
   if config.reward.where != "model":
-    return make_task_judge(config, task, on_event)
+    return make_task_judge(config, task, on_event, mesh=mesh)
   folder = config.reward.model
   if folder == _MADE_HERE:
     folder = pathlib.Path(workdir) / _MADE_HERE / "model"
   return ModelJudge(
-      reward_model.load_scorer(config, "reward.model", folder),
+      frozen.load_scorer(config, "reward.model", folder, mesh),
       task,
       fallback=config.reward.fallback,
       on_event=on_event,
@@ -162,11 +180,13 @@ def for_searcher(
     workdir: str | pathlib.Path,
     policy: policy_lib.Policy,
     on_event: judges.OnEvent | None = None,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> judges.Judge:
   """Returns a searcher's judge; see `make_judge`."""
   if config.reward.role == "trainer":
     return reward_model.Unscored()
-  return make_judge(config, workdir, policy.task, on_event)
+  return make_judge(config, workdir, policy.task, on_event, mesh=mesh)
 
 
 def for_trainer(
@@ -174,11 +194,13 @@ def for_trainer(
     workdir: str | pathlib.Path,
     policy: policy_lib.Policy,
     on_event: judges.OnEvent | None = None,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> reward_model.GroupScorer:
   """Returns the scorer of groups in the trainer; see `make_judge`."""
   judge = None
   if config.reward.role == "trainer":
-    judge = make_judge(config, workdir, policy.task, on_event)
+    judge = make_judge(config, workdir, policy.task, on_event, mesh=mesh)
   return reward_model.GroupScorer(judge, policy.tokenizer, config.loss)
 
 
@@ -186,6 +208,8 @@ def make_comparer(
     config: ml_collections.ConfigDict,
     task: base.Task,
     on_event: judges.OnEvent | None = None,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> comparers.Comparer | None:
   """Returns the comparer that `config.evaluate.judge` names, or None.
 
@@ -199,9 +223,10 @@ def make_comparer(
         c.judge_command, deadline_s=c.judge_deadline_s, on_event=on_event
     )
   if c.judge == "task":
-    return comparers.OfTask(make_task_judge(config, task, on_event))
+    judge = make_task_judge(config, task, on_event, mesh=mesh)
+    return comparers.OfTask(judge)
   return ModelComparer(
-      reward_model.load_scorer(config, "evaluate.judge", c.judge)
+      frozen.load_scorer(config, "evaluate.judge", c.judge, mesh)
   )
 
 
@@ -210,16 +235,21 @@ def make_evaluator(
     workdir: str | pathlib.Path,
     policy: policy_lib.Policy,
     on_event: judges.OnEvent | None = None,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
     **references: Any,
 ) -> evaluator.Evaluator:
   """Returns the evaluator of the held-out split, with judge and comparer.
 
   `references` go to `Evaluator`. Raises as `make_judge` and `make_comparer`.
   """
+  judge = make_judge(
+      config, workdir, policy.task, on_event, mesh=mesh, with_keys=True
+  )
   return evaluator.Evaluator(
       config,
       policy,
-      make_judge(config, workdir, policy.task, on_event, with_keys=True),
-      comparer=make_comparer(config, policy.task, on_event),
+      judge,
+      comparer=make_comparer(config, policy.task, on_event, mesh=mesh),
       **references,
   )

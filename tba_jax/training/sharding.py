@@ -22,6 +22,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.models import sequence
 
 PyTree = types.PyTree
 
@@ -198,6 +199,60 @@ def check_divisible(
         + ". Give the mesh axis a size that divides, or set the axis's rule in"
         " config.sharding to ''"
     )
+
+
+def frozen_shardings(
+    mesh: Mesh | None, rules: Mapping[str, str], model: Any
+) -> PyTree:
+  """Returns the shardings of a frozen model's params; None on one device.
+
+  The mesh was chosen for the policy: an axis of another model that does not
+  divide is replicated.
+  """
+  if mesh is None or mesh.size == 1:
+    return None
+
+  def fit(leaf: jax.ShapeDtypeStruct, given: NamedSharding) -> NamedSharding:
+    parts = _splits(given, leaf.ndim)
+    divides = lambda n, axes: n % math.prod(mesh.shape[a] for a in axes) == 0
+    spec = [
+        axes if axes and divides(n, axes) else None
+        for n, axes in zip(leaf.shape, parts)
+    ]
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+  shapes = jax.eval_shape(model.init, jax.random.PRNGKey(0))
+  return jax.tree.map(
+      fit, shapes, param_shardings(mesh, rules, model.logical_axes)
+  )
+
+
+def split_rows(
+    fn: Callable[..., jax.Array], mesh: Mesh | None, rules: Mapping[str, str]
+) -> Callable[..., jax.Array]:
+  """Returns `fn`, traced with its rows split over all axes of a batch.
+
+  Args:
+    fn: (params, arrays [B, L]) -> [B, ...]; any B.
+    mesh: of the params; None is one device.
+    rules: `config.sharding`.
+  """
+  if mesh is None or mesh.size == 1:
+    return fn
+  # Rows are many and independent: they take the axis of the tokens, too.
+  axes = sum(token_axes(rules), ())
+  run = sequence.split_tokens(fn, mesh, axes, ())
+  count = math.prod(mesh.shape[a] for a in axes)
+  over_rows = NamedSharding(mesh, PartitionSpec(axes or None))
+
+  def split(params: PyTree, *arrays: jax.Array) -> jax.Array:
+    B = len(arrays[0])
+    # Repeated rather than zero: a row without a token would have no maximum.
+    pad = lambda x: jnp.concatenate([x, x[jnp.arange(-B % count) % B]])
+    place = lambda x: jax.lax.with_sharding_constraint(pad(x), over_rows)
+    return run(params, *map(place, arrays))[:B]
+
+  return split
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -402,6 +457,16 @@ def mesh_by_process(mesh: Mesh) -> Mesh:
   return Mesh(devices.reshape(-1, *shape), ("process", *MESH_AXES))
 
 
+def own_mesh(mesh: Mesh) -> Mesh:
+  """Returns the mesh of this process's own devices in `mesh_by_process`."""
+  (own,) = (
+      devices
+      for devices in mesh_by_process(mesh).devices
+      if devices.flat[0].process_index == jax.process_index()
+  )
+  return Mesh(own, MESH_AXES)
+
+
 def make_gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
   """Returns a function that gathers arrays onto each process's own devices.
 
@@ -414,13 +479,7 @@ def make_gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
   Returns:
     gather(arrays on `mesh`) -> the same on this process's devices.
   """
-  by_process = mesh_by_process(mesh)
-  (own,) = (
-      devices
-      for devices in by_process.devices
-      if devices.flat[0].process_index == jax.process_index()
-  )
-  here = Mesh(own, MESH_AXES)
+  by_process, here = mesh_by_process(mesh), own_mesh(mesh)
   # Outputs of a compiled program may lack a named sharding: replicate those.
   spec = lambda leaf: getattr(leaf.sharding, "spec", PartitionSpec())
 

@@ -36,7 +36,8 @@ class CompileTest(absltest.TestCase):
 
   def test_every_program_of_a_tiny_config(self):
     workdir = pathlib.Path(self.create_tempdir().full_path)
-    sizes = ("mesh.fsdp=4", "mesh.tensor=2", "sharding.vocab=")
+    sizes = ("mesh.fsdp=4", "mesh.tensor=2", "sharding.vocab=",
+             "reward.where=model")  # fmt: skip
     done = run(
         *(_CONFIG, f"--workdir={workdir}", "--config.init=scratch"),
         *(f"--config.{size}" for size in sizes),
@@ -47,13 +48,21 @@ class CompileTest(absltest.TestCase):
     self.assertEqual(
         found["topology"], {"trainer": "v5e:2x4", "searcher": "v5e:2x2"}
     )
-    names = ["train_step", "reference", "prefill", "decode_chunk", "publish"]
+    names = ["train_step", "reference", "publish", "prefill", "decode_chunk",
+             "reward_model"]  # fmt: skip
     self.assertEqual(list(found["programs"]), names)
+    held = found["held"]["searcher"]
+    # A copy of the policy for each, and less its head for the reward model.
+    self.assertBetween(held["reward_model"] / held["params"], 0.8, 1.0)
     for name, program in found["programs"].items():
       self.assertIn(name, done.stdout)
       self.assertTrue(program["fits"])
       self.assertGreater(program["argument_bytes"], 0)
-      self.assertGreater(program["peak_bytes"], 0)
+      # What the role holds counts, whoever's argument it is.
+      role = "trainer" if name in names[:3] else "searcher"
+      self.assertGreaterEqual(
+          program["peak_bytes"], sum(found["held"][role].values())
+      )
       # Only the trainer's params are split.
       split = name in ("train_step", "reference", "publish")
       self.assertEqual(program["collective_bytes"] > 0, split)

@@ -20,6 +20,7 @@ from tba_jax.system import jsonl
 from tba_jax.tasks import build
 from tba_jax.tasks import preference
 from tba_jax.tasks import rows as rows_lib
+from tba_jax.training import frozen
 from tba_jax.training import policy as policy_lib
 
 Pair = programs_reward_model.Pair
@@ -85,7 +86,7 @@ class TrainRewardModelTest(absltest.TestCase):
     self.assertBetween(evaluation["agreement"]["train"], 0.4, 0.75)
     # What the next program loads gives the margins that were measured.
     folder = pathlib.Path(workdir, "reward_model/model")
-    scorer = rewards_reward_model.load_scorer(config, "reward.model", folder)
+    scorer = frozen.load_scorer(config, "reward.model", folder)
     pairs = [
         json.loads(line)
         for line in pathlib.Path(workdir, "reward_model/pairs/held_out.jsonl")

@@ -324,6 +324,28 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(positions, [[7, 8], [9]])
     self.assertEmpty(self.queue.begun_s)
 
+  def test_on_a_mesh_decoding_waits_for_a_judge_that_uses_it(self):
+    self.searcher._config.search.mesh.data = 2
+    judge = self.searcher._judge
+    judge.on_devices = True
+    judged, sampled, again = [], [], threading.Event()
+
+    def slow_judge(requests, judge=judge.judge):
+      again.wait(0.1)  # Decoding would begin again by then.
+      judged.append(len(sampled))
+      return judge(requests)
+
+    def sample(*args, **kwargs):
+      sampled.append(len(judged))
+      if len(sampled) > 1:
+        again.set()
+      return self.sample(*args, **kwargs)
+
+    judge.judge = slow_judge
+    self.sampler.sample.side_effect = sample
+    self.run_it(self.block(), self.block())
+    self.assertEqual((sampled, judged), ([0, 1], [1, 2]))
+
   def test_what_the_judge_s_thread_raises_ends_the_searcher(self):
     self.queue.submit.side_effect = ValueError("gone")
     never = lambda: None

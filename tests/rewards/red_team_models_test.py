@@ -19,6 +19,7 @@ from tba_jax.models import tokenizer
 from tba_jax.rewards import judges
 from tba_jax.rewards import red_team
 from tba_jax.tasks import build
+from tba_jax.training import frozen
 from tba_jax.training import reward_judge
 from tests.support import base_config
 
@@ -171,19 +172,19 @@ class ClassifiersTest(absltest.TestCase):
 
     self.enter_context(
         mock.patch.multiple(
-            red_team.encoder_lib, load_encoder=lambda folder: (Encoder, None)
+            frozen.encoder_lib, load_encoder=lambda *_: (Encoder, None)
         )
     )
     self.enter_context(
         mock.patch.multiple(
-            red_team.tokenizer_lib, load_texts=lambda folder: None
+            frozen.tokenizer_lib, load_texts=lambda folder: None
         )
     )
     with self.assertRaisesRegex(ValueError, "classifier_label=2.*2 labels"):
-      red_team._make_classifier(task)
+      frozen.load_classifier(base_config.make(), task)
     Encoder.config.max_tokens = 127
     with self.assertRaisesRegex(ValueError, "classifier_max_tokens=128.*127"):
-      red_team._make_classifier(task)
+      frozen.load_classifier(base_config.make(), task)
 
   def test_words_in_any_case(self):
     found = red_team.word_share_classifier(["Fig"])([""], ["FIG, fig! red"])

@@ -88,6 +88,24 @@ class HloTest(parameterized.TestCase):
     )
     self.assertEqual(hlo.costs(text).collective_bytes, expected)
 
+  def test_a_reduce_scatter_of_tpus(self):
+    fused = (
+        "%all-reduce-scatter.7 (p: bf16[64,8]) -> bf16[64,1] {\n"
+        "  %p = bf16[64,8]{0,1:T(8,128)(2,1)S(1)} parameter(0)\n"
+        "  %sum = bf16[64,8]{0,1} all-reduce(%p), channel_id=80,"
+        " replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add\n"
+        "  ROOT %slice = bf16[64,1]{0,1} dynamic-slice(%sum, %p, %p),"
+        " dynamic_slice_sizes={64,1}\n}\n\n"
+    )
+    text = fused + _entry(
+        "%p = bf16[64,8]{0,1} parameter(0)",
+        "ROOT %c = bf16[64,1]{0,1} fusion(%p), kind=kCustom,"
+        " calls=%all-reduce-scatter.7",
+    )
+    self.assertEqual(
+        hlo.costs(text).collectives, {"reduce-scatter": 2 * 64 * 8 * 7 / 8}
+    )
+
   @parameterized.parameters(
       # Products of a batch of 8 matrices, in the batch's place a window.
       (

@@ -20,8 +20,8 @@ from tba_jax.losses import objective
 from tba_jax.models import hf
 from tba_jax.monitor import run_directory
 from tba_jax.programs import export
-from tba_jax.programs import plan
 from tba_jax.programs import searcher
+from tba_jax.programs import sizes
 from tba_jax.training import checkpoint
 from tba_jax.training import device_work
 from tba_jax.training import lora
@@ -141,8 +141,8 @@ class AdaptersTest(parameterized.TestCase):
           }
       )
       self.assertEqual(bool([*problems]), name in lacking)
-    told = plan.adapter_leaves(
-        plan.model_leaves(model.config), rank=2, targets="all"
+    told = sizes.adapter_leaves(
+        sizes.model_leaves(model.config), rank=2, targets="all"
     )
     axes = jax.tree.leaves(
         functions.logical_axes, is_leaf=lambda node: isinstance(node, tuple)

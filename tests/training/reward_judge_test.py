@@ -15,6 +15,7 @@ from tba_jax.models import tokenizer
 from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
 from tba_jax.rewards import reward_model
+from tba_jax.training import frozen
 from tba_jax.training import reward_judge
 from tests.support import base_config
 from tests.support import fakes
@@ -35,8 +36,9 @@ class _LastToken:
 
 def _scorer(model=None, params=1.0, **changes):
   settings = dict(max_prompt_tokens=4, max_completion_tokens=4, batch_size=3)
+  model = model or _LastToken()
   return reward_model.RewardScorer(
-      model or _LastToken(), params, TOKENIZER, **{**settings, **changes}
+      model.rewards, params, TOKENIZER, **{**settings, **changes}
   )
 
 
@@ -91,11 +93,11 @@ class ScorerTest(absltest.TestCase):
     with self.assertRaisesRegex(
         ValueError, r"config\.reward\.model=.*no model"
     ):
-      reward_model.load_scorer(config, "reward.model", folder)
+      frozen.load_scorer(config, "reward.model", folder)
     model = tiny_model.make_model()
     hf.save(folder, model.config, tiny_model.init_params(model), TOKENIZER)
     with self.assertRaisesRegex(ValueError, "gives 0 labels; allowed a model"):
-      reward_model.load_scorer(config, "reward.model", folder)
+      frozen.load_scorer(config, "reward.model", folder)
 
 
 class JudgeTest(absltest.TestCase):

@@ -1,0 +1,115 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the paper configs need on TPU slices, from the compiler alone.
+
+    python -m benchmarks slices [CONFIG TRAINER_SLICE SEARCHER_SLICE …]
+
+compiles each config (`--program=compile`, which needs libtpu; without operands,
+those of `ROWS`) and prints a row of Markdown for it to standard error. No
+weights are needed: shapes are those of `tests/models/published_configs.json`.
+Where arithmetic and links overlap perfectly, a step takes the longer of both.
+"""
+
+from collections.abc import Sequence
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import ml_collections
+
+_ROOT = pathlib.Path(__file__).parent.parent
+_SHAPES = _ROOT / "tests" / "models" / "published_configs.json"
+# Config, and the slices of its trainer and of a searcher.
+ROWS = (
+    ("gsm8k.py:hardware=v5e-16", "v5e:4x4", "v5e:2x2"),
+    ("gsm8k.py:hardware=v6e-8", "v6e:2x4", "v6e:2x2"),
+    ("tldr.py:hardware=v5e-16", "v5e:4x4", "v5e:2x2"),
+    ("math.py:hardware=v5e-64", "v5e:8x8", "v5e:2x4"),
+    ("math.py:hardware=v5p-16", "v5p:2x2x2", "v5p:2x2x1"),
+    ("no_robots.py:hardware=v5e-64", "v5e:8x8", "v5e:2x4"),
+)
+# The same shape under another name.
+_SAME = {"realtreetune/rho-1b-sft-GSM8K": "microsoft/rho-math-1b-v0.1"}
+_COLUMNS = (
+    "config", "slices", "params", "train step, GB", "decoding, GB", "fits",
+    "received, GB", "arithmetic, s", "links, s",
+)  # fmt: skip
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns the figures of each row, and prints them as Markdown."""
+  del config
+  rows = list(zip(*[iter(operands)] * 3, strict=True)) or ROWS
+  out = {}
+  _print_row(_COLUMNS)
+  _print_row(["---"] * len(_COLUMNS))
+  with tempfile.TemporaryDirectory() as cache:
+    _make_hub(pathlib.Path(cache))
+    for name, *slices in rows:
+      out[name] = figures = _compile(name, slices, cache)
+      _print_row([f"`{name}`", *_cells(figures)])
+  return {"rows": out}
+
+
+def _make_hub(cache: pathlib.Path) -> None:
+  """Makes a cache of the hub that has the published shapes alone."""
+  shapes = json.loads(_SHAPES.read_text())
+  shapes |= {name: shapes[other] for name, other in _SAME.items()}
+  for name, shape in shapes.items():
+    folder = cache / f"models--{name.replace('/', '--')}"
+    for path, content in (
+        ("refs/main", "0" * 40),
+        (f"snapshots/{'0' * 40}/config.json", json.dumps(shape)),
+    ):
+      (folder / path).parent.mkdir(parents=True, exist_ok=True)
+      (folder / path).write_text(content)
+
+
+def _compile(name: str, slices: Sequence[str], cache: str) -> dict[str, Any]:
+  """Returns the content of a config's compile.json; {} if it is refused."""
+  with tempfile.TemporaryDirectory() as workdir:
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "tba_jax.main", "--program=compile"),
+            *(f"--config={_ROOT / 'configs' / name}", f"--workdir={workdir}"),
+            *slices,
+        ],
+        cwd=_ROOT,
+        env={**os.environ, "HF_HUB_CACHE": cache, "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+    path = pathlib.Path(workdir, "compile.json")
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _cells(figures: dict[str, Any]) -> list[str]:
+  """Returns what follows the config's name in its row."""
+  if not figures:
+    return ["refused"] * (len(_COLUMNS) - 1)
+  programs = figures["programs"]
+  step, chunk = programs["train_step"], programs["decode_chunk"]
+  failed = [name for name, program in programs.items() if not program["fits"]]
+  shown = lambda value, form=".3g", unit=1.0: (
+      "" if value is None else f"{value / unit:{form}}"
+  )
+  return [
+      ", ".join(figures["topology"].values()),
+      f"{figures['model']['params'] / 1e9:.2f} B",
+      shown(step["peak_bytes"], unit=2**30),
+      shown(chunk["peak_bytes"], unit=2**30),
+      f"no: {', '.join(failed)}" if failed else "yes",
+      shown(step["collective_bytes"], unit=1e9),
+      shown(step["arithmetic_s"]),
+      shown(step["links_s"]),
+  ]
+
+
+def _print_row(cells: Sequence[str]) -> None:
+  print("|", " | ".join(cells), "|", file=sys.stderr, flush=True)

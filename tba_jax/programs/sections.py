@@ -1,0 +1,51 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Titled rows, as `plan` and `compile` print them."""
+
+from collections.abc import Iterable
+import sys
+
+import rich.box
+import rich.console
+import rich.table
+import rich.text
+
+from tba_jax.system import processes
+
+# Name and value of each row of a table; "NO…" marks what cannot work.
+Rows = list[tuple[str, str]]
+
+
+def show(sections: Iterable[tuple[str, Rows]]) -> int:
+  """Prints a table of titled rows, as they come.
+
+  Returns:
+    0; 2 where a row says NO, or making one raised ValueError, which is printed.
+  """
+  table = rich.table.Table(box=rich.box.ROUNDED, show_header=False)
+  table.add_column(style="dim")
+  table.add_column(overflow="fold")
+  status = processes.EXIT_OK
+  try:
+    for title, rows in sections:
+      table.add_section()
+      table.add_row(rich.text.Text(title, "bold cyan"), "")
+      for name, value in rows:
+        style = ""
+        if value.startswith("NO"):
+          style, status = "bold red", processes.EXIT_CONFIG
+        table.add_row(f"  {name}", rich.text.Text(value, style))
+  except ValueError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_CONFIG
+  rich.console.Console().print(table)
+  return status
+
+
+def format_bytes(num_bytes: float) -> str:
+  """Returns bytes as B, KB, MB or GB of 1024."""
+  for unit in ("B", "KB", "MB"):
+    if num_bytes < 1024:
+      return f"{num_bytes:,.4g} {unit}"
+    num_bytes /= 1024
+  return f"{num_bytes:,.4g} GB"
