@@ -29,9 +29,9 @@ class KillsTest(absltest.TestCase):
       roles = ["trainer", "searcher", "kvservice"]
       table = [{"role": r, "pid": i} for i, r in enumerate(roles)]
       (folder / "processes.json").write_text(json.dumps(table))
-      summary = dict.fromkeys(
-          ("before", "after", "restarts", "steps", "ledger_closed"), folder.name
-      )
+      values = ("pass_at_1", "pass_at_1_stderr", "pass_at_k", "mean_reward")
+      sides = dict.fromkeys(values, folder.name)
+      summary = {"before": sides, "after": sides, "restarts": {}, "steps": 7}
       (folder / "summary.json").write_text(json.dumps(summary))
       step = 0
       while folder.name == "killed" and step < 7:
@@ -50,7 +50,9 @@ class KillsTest(absltest.TestCase):
     ):
       found = kills.run(config, ["3"])
     self.assertEqual(killed, [(pid, signal.SIGKILL) for pid in (1, 2, 0) * 2])
-    self.assertEqual(found["seeds"][3]["killed"]["after"], "killed")
+    self.assertEqual(
+        found["seeds"][3]["killed"]["after"]["pass_at_1"], "killed"
+    )
     self.assertEqual({c.seed for c in runs.values()}, {3})
     changes = {n: (c.init == "sft", c.search.lockstep) for n, c in runs.items()}
     self.assertEqual(
