@@ -16,7 +16,7 @@ formats of data and pairs, and the ways to compare answers with people's
 colon and separated by commas:
 
 - `hardware=8xh100`, the paper's; other names are in
-  `tba_jax/config/hardware.py`. On a TPU, `hardware=v5e-64`;
+  `tba_jax/config/hardware.py`. On a TPU, `hardware=v5p-16`;
 - `stage=rl` or `sft`: the lengths of that stage;
 - `quick` (minutes on two cores: the same code path with a tiny model, generated
   requests and a scripted gold reward), `smoke` (seconds);

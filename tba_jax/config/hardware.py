@@ -58,9 +58,11 @@ MODELS = {
     "openai-community/gpt2": (0.12, 1),
     "realtreetune/rho-1b-sft-GSM8K": (1.10, 4),
 }
-# Share of a device's memory for params and what has their shape; the rest is
-# for activations, logits and caches.
-_SHARE = 0.6
+# Share of a device's memory for params and what has their shape, beside the
+# GiB of a chunk of logits and its gradient (`losses/logprobs.py`); the rest is
+# for activations and caches.
+_SHARE = 0.7
+_LOGITS_GIB = 2
 # A mesh that splits sequences further has too little work on each device.
 _MAX_SEQUENCE = 4
 
@@ -108,28 +110,25 @@ def _set(c: ml_collections.ConfigDict, hardware: Hardware) -> None:
   billions, most_tensor = MODELS[_start(c)]
   batches = _batch_sizes(c)
   # A single device is shared by trainer and searcher.
-  alone = hardware.devices > 1
-  share = _SHARE * hardware.gib * 2**30 / 1e9 / (1 if alone else 2)  # GB
+  several = hardware.devices > 1
+  share = (_SHARE * hardware.gib - _LOGITS_GIB) * 2**30 / 1e9  # GB
+  share /= 1 if several else 2
   frozen = _frozen_gb(c, billions)
   state = billions * (8 if c.lora.rank else 22)
   least = _power(math.ceil(state / share))
   if c.loss.name == "ppo":
     state += 16 * billions  # The value model: params, gradients, moments.
-  if frozen >= share:
-    raise ValueError(
-        f"the models that judge completions take {frozen:.0f} GB of a device"
-    )
-  shards = _power(math.ceil(state / (share - frozen)))
+  shards = _power(math.ceil((state + frozen) / share))
 
   size, count = hardware.devices, c.search.num_searchers
   searcher = _searcher(c, hardware, billions, frozen, share)
   if not hardware.hosts:
     size = max(shards, size // 4)
-    count = (hardware.devices - size) // searcher if alone else 1
+    count = (hardware.devices - size) // searcher if several else 1
   if size > hardware.devices or count < 1:
     raise ValueError(
-        f"{billions} B params need {shards} devices of {hardware.gib} GiB for"
-        " the trainer, and others for searchers"
+        f"{billions} B params with their judges need {shards} devices of"
+        f" {hardware.gib} GiB for the trainer, and others for searchers"
     )
   fsdp, tensor = math.gcd(size, *batches), 1
   sequence = size // fsdp
@@ -161,7 +160,7 @@ def _searcher(
   """Returns the least devices that hold a searcher's params."""
   params = billions * (12 if c.lora.rank else 8)
   for size in hardware.searcher:
-    if params / size + frozen <= share:
+    if (params + frozen) / size <= share:
       return size
   raise ValueError(
       f"a searcher holds {params + frozen:.0f} GB of params, too much for"

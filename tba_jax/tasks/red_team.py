@@ -247,7 +247,15 @@ def _check(fields: Mapping[str, Any]) -> None:
       "'chat' or a text with one {attack}",
   )
   need("classifier", fields["classifier"] in CLASSIFIERS, f"{CLASSIFIERS}")
-  is_folder = lambda name: hf_hub.find(fields[name]).is_dir()
+
+  def is_folder(name: str) -> bool:
+    try:
+      return hf_hub.find(fields[name]).is_dir()
+    except ValueError as error:
+      raise ValueError(
+          f"config.task.{name}={fields[name]!r}: {error}"
+      ) from error
+
   for name, own in (("victim", MADE_UP), ("encoder", WORDS)):
     there = fields[name] == own or bool(fields[name]) and is_folder(name)
     need(name, there, f"{own!r} or a folder that exists")

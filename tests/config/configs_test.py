@@ -25,7 +25,7 @@ _MISSING = {
     "gsm8k": ("task.data", "init"),
     "math": ("task.train", "init", "tokenizer.source"),
     "no_robots": ("task.data", "sft.init", "tokenizer.source"),
-    "red_team": ("vicgalle/gpt2-alpaca", "sft.init", "tokenizer.source"),
+    "red_team": ("task.victim", "sft.init", "tokenizer.source"),
     "tldr": (
         "task.data", "sft.init", "tokenizer.source", "reward_model.relabel",
     ),
@@ -573,7 +573,7 @@ class RightTest(parameterized.TestCase):
       validate.validate(load.load_config(f"configs/{name}.py"))
     lines = str(caught.exception).splitlines()
     for line in lines:
-      self.assertTrue(any(key in line for key in keys), line)
+      self.assertTrue(any(f"config.{key}" in line for key in keys), line)
       self.assertIn("; fetch it with  hf download ", line)
 
   @parameterized.parameters(
