@@ -115,15 +115,17 @@ class LockstepTest(absltest.TestCase):
         "cores.searcher": core,
     }
     run = self.start(workdir, **one)
-    run.wait_for_step(3)
+    run.wait_for_step(4)
+    self.assertEmpty(run.pids("searcher"))
+    run.kill("trainer")
+    run.wait_for(lambda: run.steps()[-1]["epoch"] == 2, "step after the kill")
+    run.wait_for_step(10)
     run.process.send_signal(signal.SIGINT)
     self.assertEqual(run.wait(60), 128 + signal.SIGINT, run.text())
     self.assertEmpty(harness.leftovers(workdir))
     self.assertNotEmpty(run.events("interrupted"))
-    run = self.start(workdir, **one)
-    run.wait_for_step(7)
-    self.assertEmpty(run.pids("searcher"))
-    run.kill("trainer")
+    # Processes of their own go on where the threads were.
+    run = self.start(workdir)
     self.assertEqual(run.wait(), 0, run.text())
     self.assert_same_params(harness.params_of(workdir, _STEPS))
     summary = run.read("summary.json")
