@@ -58,6 +58,27 @@ class Group:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Rows:
+  """The rows in which a forward pass computes a batch's distinct completions.
+
+  A row is a prompt with some of its completions, as indices b K + k. Places
+  that are left over repeat a completion.
+
+  wide: [R, N, M] int32, R rows of N parts; the parts are computed one after the
+    other.
+  single: [S, 1, 1] int32, further rows of one completion; None if there are
+    none.
+  slots: [B, K] int32, where each completion is computed: its place in `wide`,
+    part by part, followed by `single`.
+  """
+
+  wide: Any
+  single: Any
+  slots: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Batch:
   """Data of one optimizer step.
 
@@ -72,6 +93,7 @@ class Batch:
   staleness_steps: [B, K] float32, step minus the sampling version.
   prepared: [B, ...] float32 by name, batch targets computed before the batch is
     split into micro-batches; {} until then.
+  rows: of the forward pass; None if a row is a prompt with its K completions.
   """
 
   prompt_tokens: Any
@@ -83,6 +105,7 @@ class Batch:
   rewards: Any
   staleness_steps: Any
   prepared: Any = dataclasses.field(default_factory=dict)
+  rows: Rows | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -661,7 +661,11 @@ SETTINGS = {
     "train.prompts_per_batch": _s(32, COUNT, "B"),
     "train.completions_per_prompt": _s(8, COUNT, "K"),
     "train.micro_batch_prompts": _s(
-        32, COUNT, "prompts in one forward-backward (gradient accumulation)"),
+        32, COUNT, "prompts in one forward-backward (gradient accumulation);"
+        " if they do not divide prompts_per_batch, groups are cut"),
+    "train.micro_batch_completions": _s(
+        0, FROM_0, "completions of each of these prompts; 0 = all K. Fewer cut"
+        " groups: one more forward pass, and less memory"),
     "train.remat": _s(
         "dots", one_of("none", "dots", "full"), "rematerialization: the forward"
         " pass keeps everything ('none'), results of matrix products ('dots'),"

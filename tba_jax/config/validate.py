@@ -304,8 +304,9 @@ _PAIRS = (
     ("sft.warmup_steps", "less than", "sft.num_steps", ""),
     ("store.probe_timeout_s", "less than", "store.deadline_s",
      ": an operation must outlive a restart of the service"),
-    ("train.prompts_per_batch", "a multiple of", "train.micro_batch_prompts",
+    ("train.micro_batch_completions", "up to", "train.completions_per_prompt",
      ""),
+    ("train.micro_batch_prompts", "up to", "train.prompts_per_batch", ""),
 )  # fmt: skip
 _RELATIONS = {
     "less than": operator.lt,
@@ -380,7 +381,7 @@ def _requires(row: tuple[Any, ...], c: Mapping[str, Any]) -> _Problems:
 def _batch(c: Mapping[str, Any]) -> _Problems:
   axes = [axis for axis in c["sharding.batch"].split(",") if axis]
   shards = math.prod(c[f"mesh.{axis}"] for axis in axes)
-  keys = ["train.micro_batch_prompts"]
+  keys = []
   for name in ("sft", "reward_model"):
     micro = c[f"{name}.micro_batch_size"]
     keys.append(f"{name}.micro_batch_size" if micro else f"{name}.batch_size")

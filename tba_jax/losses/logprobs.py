@@ -70,6 +70,66 @@ def entropy(logits: jax.Array, *, temperature: float) -> jax.Array:
   return -jnp.sum(probs * finite, axis=-1)
 
 
+def map_rows(
+    fn: Callable[..., PyTree],
+    params: PyTree,
+    prompt_tokens_BxP: jax.Array,
+    prompt_mask_BxP: jax.Array,
+    completion_tokens_BxKxT: jax.Array,
+    rows: types.Rows | None,
+) -> PyTree:
+  """Returns `fn` of a batch, computed once for each distinct completion.
+
+  The gradient of a completion is the sum over its copies. With several parts
+  the backward pass computes each part's forward pass again.
+
+  Args:
+    fn: (params, [R, P], [R, P], [R, M, T]) -> pytree of [R, M, T].
+    params: of `fn`.
+    prompt_tokens_BxP, prompt_mask_BxP, completion_tokens_BxKxT: of the batch.
+    rows: None is `fn` of the batch.
+
+  Returns:
+    A pytree of [B, K, T].
+  """
+  if rows is None:
+    return fn(
+        params, prompt_tokens_BxP, prompt_mask_BxP, completion_tokens_BxKxT
+    )
+  K, T = completion_tokens_BxKxT.shape[1:]
+  split = sequence.current_split()
+
+  def of_rows(params: PyTree, rows_RxM: jax.Array) -> PyTree:
+    prompts_R = rows_RxM[:, 0] // K
+    inputs = (
+        prompt_tokens_BxP[prompts_R],
+        prompt_mask_BxP[prompts_R],
+        completion_tokens_BxKxT.reshape(-1, T)[rows_RxM],
+    )
+    return fn(params, *(split.place(x, "batch") for x in inputs))
+
+  def of_parts(rows_RxNxM: jax.Array) -> PyTree:
+    if rows_RxNxM.shape[1] == 1:
+      return of_rows(params, rows_RxNxM[:, 0])
+    # Gradients are summed over the parts in float32 at least.
+    values = jax.lax.stop_gradient(params)
+    sums = jax.tree.map(_at_least_float32, params)
+
+    @jax.checkpoint
+    def of_part(rows_RxM: jax.Array) -> PyTree:
+      return of_rows(jax.tree.map(_gradient_to, values, sums), rows_RxM)
+
+    return jax.lax.map(of_part, jnp.moveaxis(rows_RxNxM, 1, 0))
+
+  blocks = [rows.wide] if rows.single is None else [rows.wide, rows.single]
+
+  def pick(*blocks: jax.Array) -> jax.Array:
+    every = jnp.concatenate([x.reshape(-1, T) for x in blocks])
+    return split.place(every, None, "length")[rows.slots]
+
+  return jax.tree.map(pick, *map(of_parts, blocks))
+
+
 def map_logits(
     model: Any,
     params: PyTree,
@@ -78,6 +138,7 @@ def map_logits(
     completion_tokens_BxKxT: jax.Array,
     fn: Callable[[jax.Array, jax.Array], PyTree],
     *,
+    rows: types.Rows | None = None,
     max_logits: int | None = None,
 ) -> PyTree:
   """Returns `fn` of the logits that predict each completion token.
@@ -94,12 +155,24 @@ def map_logits(
     completion_tokens_BxKxT: [B, K, T] int32, right-padded.
     fn: (logits [B, K, t, V], tokens [B, K, t]) -> pytree of [B, K, t], each
       entry from the logits and the token of its own position alone.
+    rows: of the batch, as `map_rows` takes them.
     max_logits: most logits on a device at a time, but at least one position's;
       None takes `MAX_LOGITS`.
 
   Returns:
     A pytree of [B, K, T].
   """
+  if rows is not None:
+    return map_rows(
+        lambda params, *inputs: map_logits(
+            model, params, *inputs, fn, max_logits=max_logits
+        ),
+        params,
+        prompt_tokens_BxP,
+        prompt_mask_BxP,
+        completion_tokens_BxKxT,
+        rows,
+    )
   tokens = completion_tokens_BxKxT
   stream_BxKxTxD = model.completion_stream(
       params, prompt_tokens_BxP, prompt_mask_BxP, tokens
@@ -126,12 +199,7 @@ def map_logits(
       ),
       jax.lax.stop_gradient(head),
   )
-  sums = jax.tree.map(
-      lambda x: parts.copy_to_each(
-          x.astype(jnp.promote_types(x.dtype, jnp.float32))
-      ),
-      head,
-  )
+  sums = jax.tree.map(lambda x: parts.copy_to_each(_at_least_float32(x)), head)
 
   def read(head: PyTree, stream: jax.Array, tokens: jax.Array) -> PyTree:
     return fn(model.unembed({**params, **head}, stream), tokens)
@@ -164,6 +232,10 @@ def map_logits(
   return jax.tree.map(join, out)
 
 
+def _at_least_float32(x: jax.Array) -> jax.Array:
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 @jax.custom_vjp
 def _gradient_to(x: jax.Array, sum_of: jax.Array) -> jax.Array:
   """Returns `x`, whose gradient goes to `sum_of`, in the dtype of that."""
@@ -185,6 +257,7 @@ def completion_logprobs(
     completion_tokens_BxKxT: jax.Array,
     *,
     temperature: float,
+    rows: types.Rows | None = None,
 ) -> jax.Array:
   """Returns [B, K, T] float32, log π of each completion token, in nats.
 
@@ -200,4 +273,5 @@ def completion_logprobs(
       lambda logits, tokens: token_logprobs(
           logits, tokens, temperature=temperature
       ),
+      rows=rows,
   )

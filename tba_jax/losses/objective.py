@@ -223,11 +223,13 @@ def completion_values(
     value_model: Any, loss_params: PyTree, batch: types.Batch
 ) -> jax.Array:
   """Returns [B, K, T] float32, the value of the state before each token."""
-  return value_model.completion_values(
+  return logprobs.map_rows(
+      value_model.completion_values,
       loss_params["value"],
       batch.prompt_tokens,
       batch.prompt_mask,
       batch.completion_tokens,
+      batch.rows,
   )
 
 
@@ -291,4 +293,5 @@ def _map_logits(
       batch.prompt_mask,
       batch.completion_tokens,
       fn,
+      rows=batch.rows,
   )

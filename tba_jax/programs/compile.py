@@ -51,6 +51,7 @@ from tba_jax.sampling import rows
 from tba_jax.system import hlo
 from tba_jax.training import device_work
 from tba_jax.training import lora
+from tba_jax.training import packing
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
 from tba_jax.training import reference
@@ -512,16 +513,15 @@ def _sharded(shapes: types.PyTree, shardings: types.PyTree) -> types.PyTree:
 def _abstract_batch(
     config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh, B: int
 ) -> types.Batch:
-  """Returns shapes and shardings of a batch of B prompts."""
-  over_batch = sharding.batch_sharding(mesh, config.sharding)
+  """Returns shapes and shardings of a batch of B prompts without copies."""
   K = config.train.completions_per_prompt
   P = config.sampling.max_prompt_tokens
   T = config.sampling.max_completion_tokens
-  array = lambda dtype, *shape: jax.ShapeDtypeStruct(
-      (B, *shape), dtype, sharding=over_batch
-  )
-  return types.Batch(
-      prompt_tokens=array(jnp.int32, P),
+  array = lambda dtype, *shape: jax.ShapeDtypeStruct((B, *shape), dtype)
+  prompt_tokens = array(jnp.int32, P)
+  different = np.arange(B * K, dtype=np.int32).reshape(B, K, 1)
+  batch = types.Batch(
+      prompt_tokens=prompt_tokens,
       prompt_mask=array(jnp.float32, P),
       completion_tokens=array(jnp.int32, K, T),
       completion_mask=array(jnp.float32, K, T),
@@ -529,7 +529,14 @@ def _abstract_batch(
       ref_logprobs=array(jnp.float32, K, T),
       rewards=array(jnp.float32, K),
       staleness_steps=array(jnp.float32, K),
+      rows=packing.pack(
+          config, prompt_tokens, np.broadcast_to(different, (B, K, T))
+      ),
   )
+  places = jax.tree.map(
+      lambda x: sharding.place_of(x, mesh, config.sharding), batch
+  )
+  return _sharded(batch, places)
 
 
 def _lower_reference(
@@ -542,13 +549,17 @@ def _lower_reference(
       model, temperature=config.sampling.temperature
   )
   axes = sharding.token_axes(config.sharding)
-  batch = _abstract_batch(config, mesh, device_work.reference_prompts(config))
+  num_prompts = device_work.reference_prompts(config)
+  batch = _abstract_batch(config, mesh, num_prompts)
+  if num_prompts < config.train.prompts_per_batch:
+    batch = dataclasses.replace(batch, rows=None)
   return jax.jit(sequence.split_tokens(logprobs_fn, mesh, *axes)).lower(
       params,
       batch.prompt_tokens,
       batch.prompt_mask,
       batch.completion_tokens,
       batch.completion_mask,
+      batch.rows,
   )
 
 

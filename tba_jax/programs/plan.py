@@ -195,30 +195,27 @@ def memory_rows(held: Mapping[str, int], kind: str) -> sections.Rows:
 # Batch and staleness
 
 
-def _divides(whole: int, part: int, words: str) -> str:
-  if whole % part:
-    return f"NO: {whole} {words} do not divide by {part}"
-  return f"{whole // part} of {part} {words}"
+def _micro_batches(train: ml_collections.ConfigDict) -> str:
+  """Returns what one forward-backward has; see `training/packing.py`."""
+  size, K = train.micro_batch_prompts, train.completions_per_prompt
+  own = train.micro_batch_completions or K
+  if own < K or train.prompts_per_batch % size:
+    rows = f"{size} prompts with {own} completions each"
+    return f"groups are cut: at most {rows}, forward once more"
+  return f"{train.prompts_per_batch // size} of {size} prompts"
 
 
 def batch_rows(config: ml_collections.ConfigDict) -> sections.Rows:
-  """Returns sizes of batches, whether they divide, and the staleness bound."""
+  """Returns sizes of batches, and the staleness bound."""
   train, search = config.train, config.search
   shards, _ = _batch_shards(config)
-  size = train.micro_batch_prompts
   tokens = lambda n: (
       f"{n:,} completions, at most"
       f" {n * config.sampling.max_completion_tokens:,} tokens"
   )
   return [
-      (
-          "micro-batches a step",
-          _divides(train.prompts_per_batch, size, "prompts"),
-      ),
-      (
-          "shards of a micro-batch",
-          _divides(size, shards, "prompts") if shards > 1 else "1",
-      ),
+      ("micro-batches a step", _micro_batches(train)),
+      ("shards of a micro-batch", str(shards)),
       ("trained on a step", tokens(_num_trained(config))),
       (
           "sampled a step",

@@ -23,6 +23,7 @@ from tba_jax.sampling import decode
 from tba_jax.tasks import base
 from tba_jax.training import batches
 from tba_jax.training import frozen
+from tba_jax.training import packing
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import reference as reference_lib
 from tba_jax.training import sharding
@@ -224,7 +225,10 @@ class Bench:
         version=version,
         seed=run.seed,
     )
-    return version, batch
+    rows = packing.pack(
+        run.config, batch.prompt_tokens, batch.completion_tokens
+    )
+    return version, dataclasses.replace(batch, rows=rows)
 
   def _sample(
       self,
@@ -303,6 +307,7 @@ class Bench:
         placed.prompt_mask,
         placed.completion_tokens,
         placed.completion_mask,
+        rows=placed.rows,
     )
     return dataclasses.replace(placed, ref_logprobs=ref_logprobs)
 

@@ -3,6 +3,7 @@
 """Training batches from draws of the replay buffer or from given texts."""
 
 from collections.abc import Collection, Sequence
+import dataclasses
 import math
 
 import jax
@@ -13,6 +14,7 @@ from tba_jax import types
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.training import device_work
+from tba_jax.training import packing
 
 
 class BatchMaker:
@@ -32,11 +34,12 @@ class BatchMaker:
     """Initializes the maker.
 
     Args:
-      config: reads `loss.include_stop_token`.
+      config: reads `loss.include_stop_token`, and what `packing.pack` reads.
       tokenizer: knows the stop tokens.
       buffer: source of the draws; caches the reference log-probs.
       work: has the reference, and places batches.
     """
+    self._config = config
     self._buffer = buffer
     self._work = work
     counts = config.loss.include_stop_token
@@ -66,9 +69,13 @@ class BatchMaker:
         rewards=take(draw.rewards),
         staleness_steps=take(draw.staleness_steps.astype(np.float32)),
     )
+    rows = packing.pack(
+        self._config, batch.prompt_tokens, batch.completion_tokens
+    )
+    batch = dataclasses.replace(batch, rows=rows)
     batch, computed = self._work.place(batch, int((~cached_B).sum()))
-    for rows, values_bxKxT in computed:
-      self._unsaved.append((draw.rows[order_B[rows]], values_bxKxT, version))
+    for part, values_bxKxT in computed:
+      self._unsaved.append((draw.rows[order_B[part]], values_bxKxT, version))
     return batch
 
   def flush(self) -> None:

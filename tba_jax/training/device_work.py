@@ -113,10 +113,13 @@ class DeviceWork:
     Returns:
       The batch, and the log-probs that were computed, on this process.
     """
-    fields = {n: x for n, x in vars(batch).items() if n != "prepared"}
-    shapes = {n: [list(x.shape), x.dtype.name] for n, x in fields.items()}
     self._cluster.broadcast(
-        "place", {"shapes": shapes, "num_missing": num_missing}
+        "place",
+        {
+            "shapes": _shapes(batch),
+            "rows": batch.rows and _shapes(batch.rows),
+            "num_missing": num_missing,
+        },
     )
     num_prompts = batch.rewards.shape[0]
     part = min(self._part_prompts, num_prompts)
@@ -126,7 +129,9 @@ class DeviceWork:
       # The last part overlaps the one before, so that all have one shape.
       start = min(start, num_prompts - part)
       values_bxKxT = self.reference.logprobs(
-          *self._slice(batch, start, part), self._state.ref_params
+          *self._slice(batch, start, part),
+          self._state.ref_params,
+          batch.rows if part == num_prompts else None,
       )
       ref_logprobs = self._update(ref_logprobs, values_bxKxT, start)
       if self._cluster.num_processes > 1:
@@ -214,9 +219,9 @@ class Follower:
   def _execute(self, command: cluster_lib.Command) -> None:
     work, fields = self._work, command.fields
     if command.name == "place":
-      shapes = fields["shapes"]
-      leaves = {n: jax.ShapeDtypeStruct(*x) for n, x in shapes.items()}
-      self._batch, _ = work.place(types.Batch(**leaves), fields["num_missing"])
+      rows = fields["rows"] and types.Rows(**_arrays(fields["rows"]))
+      batch = types.Batch(**_arrays(fields["shapes"]), rows=rows)
+      self._batch, _ = work.place(batch, fields["num_missing"])
     elif command.name == "train":
       work.train(self._batch)
     elif command.name == "gather":
@@ -233,6 +238,20 @@ class Follower:
       work.save(host_state={}, **fields)
     else:
       raise ValueError(f"unknown command {command.name!r} of process 0")
+
+
+def _shapes(record: types.Batch | types.Rows) -> dict[str, Any]:
+  """Returns shape and dtype of each array; None where there is none."""
+  return {
+      name: x if x is None else [list(x.shape), x.dtype.name]
+      for name, x in vars(record).items()
+      if name not in ("prepared", "rows")
+  }
+
+
+def _arrays(shapes: dict[str, Any]) -> dict[str, Any]:
+  """Returns the inverse of `_shapes`."""
+  return {n: x and jax.ShapeDtypeStruct(*x) for n, x in shapes.items()}
 
 
 def _slice(batch: types.Batch, start: int, size: int) -> tuple[jax.Array, ...]:

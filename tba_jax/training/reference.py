@@ -70,6 +70,7 @@ def make_logprobs_fn(
       prompt_mask_BxP: jax.Array,
       completion_tokens_BxKxT: jax.Array,
       completion_mask_BxKxT: jax.Array,
+      rows: types.Rows | None = None,
   ) -> jax.Array:
     logprobs_BxKxT = logprobs_lib.completion_logprobs(
         model,
@@ -78,6 +79,7 @@ def make_logprobs_fn(
         prompt_mask_BxP,
         completion_tokens_BxKxT,
         temperature=temperature,
+        rows=rows,
     )
     return jnp.where(completion_mask_BxKxT > 0, logprobs_BxKxT, 0.0)
 
@@ -135,6 +137,7 @@ class Reference:
       completion_tokens_BxKxT: jax.Array,
       completion_mask_BxKxT: jax.Array,
       ref_params: types.PyTree = None,
+      rows: types.Rows | None = None,
   ) -> jax.Array:
     """Returns [B, K, T] float32, log π_ref of each completion token in nats.
 
@@ -143,6 +146,7 @@ class Reference:
 
     Args:
       ref_params: `TrainState.ref_params`, of a moving reference.
+      rows: of the batch.
     """
     return self._run(
         ref_params if self._every_steps else self._params,
@@ -150,4 +154,5 @@ class Reference:
         prompt_mask_BxP,
         completion_tokens_BxKxT,
         completion_mask_BxKxT,
+        rows,
     )

@@ -276,14 +276,41 @@ def token_axes(
   return batch, length
 
 
+def num_batch_shards(mesh: Mesh, rules: Mapping[str, str]) -> int:
+  """Returns the number of parts that `batch_sharding` splits B into."""
+  return math.prod(mesh.shape[axis] for axis in token_axes(rules)[0])
+
+
+def batch_shardings(
+    num_prompts: int, mesh: Mesh, rules: Mapping[str, str]
+) -> PyTree:
+  """Returns the shardings of a `types.Batch`, as a prefix of its tree.
+
+  A batch whose prompts do not divide is replicated; its rows always divide.
+  """
+  over = batch_sharding(mesh, rules)
+  if num_prompts % num_batch_shards(mesh, rules) == 0:
+    return over
+  whole = replicated(mesh)
+  fields = {field.name: whole for field in dataclasses.fields(types.Batch)}
+  return types.Batch(**fields | {"rows": types.Rows(over, over, whole)})
+
+
 def shard_batch(batch: PyTree, mesh: Mesh, rules: Mapping[str, str]) -> PyTree:
   """Puts host arrays [B, ...] onto a mesh of this process, split along B.
 
-  Raises:
-    ValueError: B does not divide by the mesh axes of the batch.
+  An array whose B does not divide is replicated.
   """
-  _check_rows(batch, mesh, rules)
-  return jax.device_put(batch, batch_sharding(mesh, rules))
+  return jax.device_put(
+      batch, jax.tree.map(lambda x: place_of(x, mesh, rules), batch)
+  )
+
+
+def place_of(leaf: Any, mesh: Mesh, rules: Mapping[str, str]) -> NamedSharding:
+  """Returns the sharding of an array [B, ...], whole if B does not divide."""
+  if leaf.shape[0] % num_batch_shards(mesh, rules):
+    return replicated(mesh)
+  return batch_sharding(mesh, rules)
 
 
 def make_spread(
@@ -306,10 +333,12 @@ def make_spread(
   source = next(d for d in devices if d.process_index == 0)
   mine = [d for d in devices if d.process_index == jax.process_index()]
   one_each = NamedSharding(mesh, PartitionSpec(MESH_AXES))
-  add = jax.jit(
-      lambda batch: jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), batch),
-      out_shardings=batch_sharding(mesh, rules),
-  )
+
+  @jax.jit
+  def add(batch: PyTree) -> PyTree:
+    batch = jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), batch)
+    places = jax.tree.map(lambda x: place_of(x, mesh, rules), batch)
+    return jax.lax.with_sharding_constraint(batch, places)
 
   def put(leaf: Any) -> jax.Array:
     parts = [
@@ -323,22 +352,9 @@ def make_spread(
     )
 
   def spread(batch: PyTree) -> PyTree:
-    _check_rows(batch, mesh, rules)
     return add(jax.tree.map(put, batch))
 
   return spread
-
-
-def _check_rows(batch: PyTree, mesh: Mesh, rules: Mapping[str, str]) -> None:
-  (axes,) = _splits(batch_sharding(mesh, rules), 1)
-  size = math.prod(mesh.shape[a] for a in axes)
-  for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-    if leaf.shape[0] % size:
-      name = jax.tree_util.keystr(path, simple=True, separator="/")
-      raise ValueError(
-          f"batch {name}: {leaf.shape[0]} prompts do not divide by"
-          f" mesh axis {','.join(axes)} of size {size} (config.sharding.batch)"
-      )
 
 
 _KEY = "search.mesh"

@@ -3,8 +3,8 @@
 """Train state and the jitted optimizer step.
 
 `train_step(state, batch) -> (state, metrics)` donates the state. Params and the
-optimizer's moments are sharded by the config's rules; a batch is split over its
-prompts, so that means over a group stay local.
+optimizer's moments are sharded by the config's rules, a batch over its prompts
+and the rows of its forward pass.
 """
 
 from collections.abc import Callable
@@ -27,6 +27,7 @@ from tba_jax.losses import ppo
 from tba_jax.models import sequence
 from tba_jax.training import lora
 from tba_jax.training import optimizer as optimizer_lib
+from tba_jax.training import packing
 from tba_jax.training import reference
 from tba_jax.training import schedules
 from tba_jax.training import sharding
@@ -83,9 +84,9 @@ def make_train_step(
   """Returns the jitted step.
 
   Gradients are accumulated over micro-batches of `train.micro_batch_prompts`
-  prompts; for losses that are means over groups, their size changes the update
-  only by rounding. If the loss or a gradient norm is not finite, only `step`
-  changes and the metric `nonfinite` is 1.
+  prompts, or parts of the batch's rows; for losses that are means over groups,
+  their size changes the update only by rounding. If the loss or a gradient norm
+  is not finite, only `step` changes and the metric `nonfinite` is 1.
 
   Args:
     config: of the run.
@@ -103,8 +104,8 @@ def make_train_step(
     and `gamma`; with a value model `value_grad_norm` and `value_learning_rate`.
 
   Raises:
-    ValueError: from the step, if the batch does not divide into micro-batches,
-      or a micro-batch into data shards.
+    ValueError: from the step, if a batch without rows does not divide into
+      micro-batches, or a micro-batch into data shards.
   """
   step = jit_train_step(
       config,
@@ -163,7 +164,7 @@ def jit_train_step(
         value_model,
         held,
         state.loss_params,
-        cut_micro_batches(batch, c.train.micro_batch_prompts, mesh, c.sharding),
+        cut_micro_batches(batch, c.train, mesh, c.sharding),
         beta,
     )
     loss, totals, (grads, loss_grads) = accumulate(
@@ -219,7 +220,11 @@ def jit_train_step(
   return jax.jit(
       sequence.split_tokens(step_fn, mesh, *axes),
       donate_argnums=0,
-      in_shardings=(shardings, sharding.batch_sharding(mesh, c.sharding), None),
+      in_shardings=(
+          shardings,
+          sharding.batch_shardings(c.train.prompts_per_batch, mesh, c.sharding),
+          None,
+      ),
       out_shardings=(shardings, sharding.replicated(mesh)),
   )
 
@@ -428,41 +433,63 @@ def temper(
 
 def cut_micro_batches(
     batch: types.Batch,
-    micro_batch_prompts: int,
+    train: ml_collections.ConfigDict,
     mesh: jax.sharding.Mesh,
     rules: ml_collections.ConfigDict,
 ) -> types.Batch:
   """Returns the batch with leaves [micro-batches, prompts of each, ...].
 
   Raises:
-    ValueError: `micro_batch_prompts` does not divide the batch, or is no
-      multiple of the batch's shards.
+    ValueError: the batch has no rows, and `train.micro_batch_prompts` does not
+      divide it or is no multiple of the batch's shards.
   """
-  num_prompts = batch.rewards.shape[0]
-  if num_prompts % micro_batch_prompts:
+  (num_prompts, K), num_each = batch.rewards.shape, train.micro_batch_prompts
+  num_shards = sharding.num_batch_shards(mesh, rules)
+  num_micro = packing.num_micro_batches(train, num_prompts, K)
+  if batch.rows is None and not num_micro:
     raise ValueError(
-        f"train.micro_batch_prompts={micro_batch_prompts}: must divide the"
-        f" {num_prompts} prompts of the batch"
+        f"train.micro_batch_prompts={num_each}: must divide the {num_prompts}"
+        " prompts of a batch without rows"
     )
-  num_micro = num_prompts // micro_batch_prompts
-  over_batch = sharding.batch_sharding(mesh, rules)
-  num_shards = num_prompts // over_batch.shard_shape((num_prompts,))[0]
-  if micro_batch_prompts % num_shards:
+  if batch.rows is None and num_each % num_shards:
     raise ValueError(
-        f"train.micro_batch_prompts={micro_batch_prompts}: must be a multiple"
-        f" of the {num_shards} shards of config.sharding.batch"
+        f"train.micro_batch_prompts={num_each}: must be a multiple of the"
+        f" {num_shards} shards of config.sharding.batch"
     )
-  over_prompts = jax.sharding.NamedSharding(
-      mesh, jax.sharding.PartitionSpec(None, *over_batch.spec)
-  )
+  num_micro = max(num_micro, 1)
 
   def cut_leaf(x: jax.Array) -> jax.Array:
     # Strided, not contiguous: each data shard already holds its part of every
     # micro-batch, and nothing moves.
-    x = x.reshape(micro_batch_prompts, num_micro, *x.shape[1:]).swapaxes(0, 1)
-    return jax.lax.with_sharding_constraint(x, over_prompts)
+    x = x.reshape(-1, num_micro, *x.shape[1:]).swapaxes(0, 1)
+    over = sharding.batch_sharding(mesh, rules).spec
+    spec = () if x.shape[1] % num_shards else (None, *over)
+    return jax.lax.with_sharding_constraint(
+        x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    )
 
+  if batch.rows is not None:
+    rows = _own_rows(batch.rows, num_micro, K)
+    batch = dataclasses.replace(batch, rows=rows)
   return jax.tree.map(cut_leaf, batch)
+
+
+def _own_rows(rows: types.Rows, num_micro: int, K: int) -> types.Rows:
+  """Returns rows with the indices of each one's micro-batch: every nth row."""
+  if num_micro == 1:
+    return rows
+  R, _, M = rows.wide.shape
+  prompts = lambda x: x // K // num_micro * K + x % K
+  places = lambda x, M: x // M // num_micro * M + x % M
+  return types.Rows(
+      wide=prompts(rows.wide),
+      single=None if rows.single is None else prompts(rows.single),
+      slots=jnp.where(
+          rows.slots < R * M,
+          places(rows.slots, M),
+          R // num_micro * M + places(rows.slots - R * M, 1),
+      ),
+  )
 
 
 def prepare(
@@ -500,6 +527,7 @@ def prepare(
             micro.prompt_mask,
             micro.completion_tokens,
             temperature=config.sampling.temperature,
+            rows=micro.rows,
         ),
         micro_batches,
     )

@@ -183,10 +183,10 @@ class RelationsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       # Batches.
-      (dict(train__micro_batch_prompts=24), "train.prompts_per_batch"),
+      (dict(train__micro_batch_prompts=33), "train.micro_batch_prompts"),
       (
-          dict(train__micro_batch_prompts=2, mesh__data=2, mesh__fsdp=2),
-          "train.micro_batch_prompts",
+          dict(train__micro_batch_completions=9),
+          "train.micro_batch_completions",
       ),
       (dict(sft__batch_size=63, mesh__data=2), "sft.batch_size"),
       # Groups.
@@ -342,7 +342,7 @@ class RelationsTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-      dict(train__micro_batch_prompts=8, mesh__data=4, mesh__fsdp=2),
+      dict(train__micro_batch_prompts=24, mesh__data=4, mesh__fsdp=4),
       dict(search__samples_per_prompt=8, replay__capacity_per_prompt=8),
       dict(replay__capacity=512),
       dict(search__prompts_per_round=64),
@@ -442,8 +442,12 @@ class RelationsTest(parameterized.TestCase):
   @parameterized.parameters(
       ("train", dict(reward_model__batch_size=3, mesh__data=2)),
       ("train", dict(init="scratch", sft__init="/nowhere")),
+<<<<<<< HEAD
       ("sft", dict(train__micro_batch_prompts=3, mesh__data=2)),
       ("sft", dict(optimizer__stable_steps=10_000)),
+=======
+      ("sft", dict(train__micro_batch_prompts=99)),
+>>>>>>> 2e78e3a (The forward pass of training runs over rows of distinct completions; groups may be cut over devices and parts)
       ("sft", dict(reward_model__relabel="/nowhere", search__lead_steps=0)),
       ("evaluate", dict(sft__init="/nowhere", mesh__data=3)),
       ("reward_model", dict(search__mesh__data=3)),

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step on meshes of eight devices equals the step on one."""
 
+import dataclasses
 import functools
 import os
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from tba_jax.training import checkpoint
 from tba_jax.training import lora
+from tba_jax.training import packing
 from tba_jax.training import reference
 from tba_jax.training import sharding
 from tba_jax.training import train_step
@@ -137,11 +139,29 @@ class MultiDeviceTest(parameterized.TestCase):
     self.assertGreater(sharded, 5)
     self.assertEqual(state.step.sharding, sharding.replicated(mesh))
 
-  def test_an_indivisible_batch_is_refused(self):
-    *_, state = make_run("data", micro_batch_prompts=4)
-    step_fn = make_step("data", micro_batch_prompts=4)
-    with self.assertRaisesRegex(ValueError, "micro_batch_prompts=4.*8 shards"):
-      step_fn(state, tiny_model.make_batch(num_prompts=NUM_PROMPTS))
+  @parameterized.parameters(
+      dict(micro_batch_prompts=6),  # Six prompts on eight devices.
+      # A part of the rows is a completion a device.
+      dict(micro_batch_prompts=1, micro_batch_completions=1),
+  )
+  def test_groups_are_cut_over_devices(self, **train):
+    results = []
+    for name in ("one", "data"):
+      config, model, mesh, state = make_run(name)
+      config.train.prompts_per_batch = config.train.micro_batch_prompts = 6
+      batch = tiny_model.make_batch(num_prompts=6)
+      if name == "data":
+        config.train.update(train)
+        rows = packing.pack(
+            config, batch.prompt_tokens, batch.completion_tokens
+        )
+        batch = dataclasses.replace(batch, rows=rows)
+        batch = sharding.shard_batch(batch, mesh, config.sharding)
+        self.assertLen(batch.rows.wide.sharding.device_set, 8)
+      step_fn = train_step.make_train_step(config, model, mesh)
+      state, metrics = step_fn(state, batch)
+      results.append(jax.device_get((state.params, metrics)))
+    chex.assert_trees_all_close(*results, rtol=1e-3, atol=5e-5)
 
   def test_a_checkpoint_restores_onto_another_mesh(self):
     directory = self.create_tempdir().full_path

@@ -29,7 +29,9 @@ class FakeReference:
   def version(self, step):
     return step // 4 * 4 if self.moves else 0
 
-  def logprobs(self, prompt_tokens, prompt_mask, tokens, mask, shift=0.0):
+  def logprobs(
+      self, prompt_tokens, prompt_mask, tokens, mask, shift=0.0, rows=None
+  ):
     self.shapes.append(tokens.shape)
     last = np.asarray(prompt_tokens)[:, -1][:, None, None]
     values = -last - np.asarray(tokens) / 10 - shift

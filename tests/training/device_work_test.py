@@ -59,8 +59,8 @@ def make_batch(reward):
   fields = {
       name: np.zeros((2, 1), np.float32)
       for name in types.Batch.__dataclass_fields__
+      if name not in ("prepared", "rows")
   }
-  del fields["prepared"]
   return types.Batch(
       **{**fields, "rewards": np.full((2, 1), reward, np.float32)}
   )
@@ -156,8 +156,13 @@ class DeviceWorkTest(parameterized.TestCase):
         **{
             field.name: np.ones((8, 2, 3), np.float32)
             for field in dataclasses.fields(types.Batch)
-            if field.name != "prepared"
-        }
+            if field.name not in ("prepared", "rows")
+        },
+        rows=types.Rows(
+            wide=np.zeros((8, 1, 1), np.int32),
+            single=None,
+            slots=np.zeros((8, 2), np.int32),
+        ),
     )
     _, computed = leader.place(batch, 5)
     calls = self.reference.logprobs.call_args_list
@@ -165,11 +170,17 @@ class DeviceWorkTest(parameterized.TestCase):
     self.assertEqual(shapes, [(part, 2, 3)] * -(-5 // part))
     # A moving reference is in the state.
     self.assertIs(calls[0].args[4], leader.state.ref_params)
+    # Rows are those of the whole batch.
+    self.assertEqual(calls[0].args[5] is None, part < 8)
     self.assertLen(computed, len(shapes))
     # Another process makes the same calls without the batch.
     cluster.end(processes.EXIT_OK)
+    told = [
+        cluster_lib.Command(c.name, json.loads(json.dumps(c.fields)))
+        for c in cluster.told
+    ]
     with mock.patch.object(sharding, "make_mesh", return_value=mesh):
-      self.follow(cluster.told)
+      self.follow(told)
 
   def test_publishing_gathers_the_params(self):
     cluster = FakeCluster()

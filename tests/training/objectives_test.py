@@ -16,6 +16,8 @@ from tba_jax.losses import build
 from tba_jax.losses import metrics as metrics_lib
 from tba_jax.losses import objective
 from tba_jax.losses import ppo
+from tba_jax.training import packing
+from tba_jax.training import sharding
 from tba_jax.training import train_step
 from tests.support import table_policy
 
@@ -43,13 +45,14 @@ def evaluate_all(params, batches):
   }
 
 
-@functools.partial(
-    jax.jit, static_argnames="num_micro", compiler_options=_QUICK
-)
-def accumulate_all(params, batch, *, num_micro):
+@functools.partial(jax.jit, static_argnames="size", compiler_options=_QUICK)
+def accumulate_all(params, batch, *, size):
   """Returns (loss, metrics, gradient) by objective, as a step adds them up."""
-  out = {}
-  cut = lambda x: x.reshape(-1, num_micro, *x.shape[1:]).swapaxes(0, 1)
+  out, config = {}, table_policy.make_config()
+  config.train.micro_batch_prompts = size
+  micro_batches = train_step.cut_micro_batches(
+      batch, config.train, sharding.make_mesh(config.mesh), config.sharding
+  )
   for name in build.OBJECTIVES:
     config = table_policy.make_config(name=name, ratio_clip=0.2)
     value_model = table_policy.value_model_of(config)
@@ -61,7 +64,7 @@ def accumulate_all(params, batch, *, num_micro):
         value_model,
         {},
         loss_params,
-        jax.tree.map(cut, batch),
+        micro_batches,
         BETA,
     )
     loss, totals, grads = train_step.accumulate(
@@ -83,8 +86,12 @@ def make_batch():
   ]
   batch = jax.tree.map(lambda *x: jnp.concatenate(x), *some)
   first = batch.completion_mask[0] * (jnp.arange(table_policy.T) < 2)[None]
+  # Copies have masks and rewards of their own.
+  tokens = batch.completion_tokens
+  tokens = tokens.at[:, 2].set(tokens[:, 0]).at[1:, 3].set(tokens[1:, 1])
   return dataclasses.replace(
       batch,
+      completion_tokens=tokens,
       completion_mask=batch.completion_mask.at[0].set(first),
       rewards=batch.rewards.at[3].set(1.0),
   )
@@ -119,9 +126,22 @@ class ObjectivesTest(parameterized.TestCase):
       self.assertLessEqual(found - names["tb"], own, name)
       self.assertLessEqual(names["tb"], found, name)
 
-  @parameterized.parameters(2, 4)
-  def test_micro_batches_change_nothing(self, num_micro):
-    found = accumulate_all(self.params, self.batch, num_micro=num_micro)
+  @parameterized.parameters(
+      # Whole groups without copies; groups cut into parts.
+      (2, (4, 1, 2)),
+      (3, (3, 2, 4)),
+  )
+  def test_micro_batches_change_nothing(self, size, wide):
+    config = table_policy.make_config()
+    config.train.micro_batch_prompts = size
+    rows = packing.pack(
+        config,
+        self.batch.prompt_tokens,
+        np.asarray(self.batch.completion_tokens),
+    )
+    self.assertEqual(rows.wide.shape, wide)
+    batch = dataclasses.replace(self.batch, rows=rows)
+    found = accumulate_all(self.params, batch, size=size)
     for name, whole in self.found.items():
       with self.subTest(name):
         chex.assert_trees_all_close(found[name], whole, rtol=1e-4, atol=1e-5)

@@ -192,9 +192,16 @@ class BatchTest(parameterized.TestCase):
     np.testing.assert_array_equal(spread["x"], batch["x"])
     self.assertEqual(spread["x"].dtype, sharded["x"].dtype)
 
-  def test_refuses_prompts_that_do_not_divide(self):
-    with self.assertRaisesRegex(ValueError, "x: 6 prompts.*data,fsdp.*4"):
-      sharding.shard_batch({"x": np.zeros((6, 2))}, _mesh(), _RULES)
+  def test_prompts_that_do_not_divide_are_replicated_and_their_rows_split(self):
+    split, whole = PartitionSpec(("data", "fsdp")), PartitionSpec()
+    places = sharding.batch_shardings(6, _mesh(), _RULES)
+    self.assertEqual(places.rewards.spec, whole)
+    self.assertEqual((places.rows.wide.spec, places.rows.slots.spec),
+                     (split, whole))  # fmt: skip
+    self.assertEqual(sharding.batch_shardings(8, _mesh(), _RULES).spec, split)
+    for size, spec in ((6, whole), (8, split)):
+      leaf = np.zeros((size, 2))
+      self.assertEqual(sharding.place_of(leaf, _mesh(), _RULES).spec, spec)
 
 
 class CutRowsTest(parameterized.TestCase):

@@ -17,6 +17,7 @@ from tba_jax import types
 from tba_jax.losses import objective
 from tba_jax.models import heads
 from tba_jax.training import checkpoint
+from tba_jax.training import packing
 from tba_jax.training import sharding
 from tba_jax.training import train_step
 from tests.support import base_config
@@ -282,6 +283,34 @@ class TrainStepTest(absltest.TestCase):
       first = first if first is not None else float(metrics["loss"])
     self.assertLess(metrics["loss"], 0.9 * first)
     self.assertGreater(metrics["token_accuracy"], 0.0)
+
+  def test_copies_and_cuts_change_nothing(self):
+    batch = tiny_model.make_batch()
+    tokens = np.array(batch.completion_tokens)
+    tokens[:3, 1:] = tokens[:3, :1]  # Masks and rewards stay.
+    batch = dataclasses.replace(batch, completion_tokens=tokens)
+
+    # Nearly the gradient itself: Adam's own epsilon makes signs of it.
+    plain = dict(optimizer__epsilon=1.0, optimizer__learning_rate=1.0)
+
+    def update_of(batch, **changes):
+      config, *_, state = make_run(**changes)
+      before = jax.device_get(state.params)
+      if changes != plain:
+        rows = packing.pack(config, batch.prompt_tokens, tokens)
+        batch = dataclasses.replace(batch, rows=rows)
+      state, metrics = make_step(**changes)(state, batch)
+      return jax.tree.map(jnp.subtract, state.params, before), metrics
+
+    expected = update_of(batch, **plain)
+    for changes in (
+        # Copies are left out; groups are cut into parts.
+        dict(train__micro_batch_prompts=2),
+        dict(train__micro_batch_prompts=1, train__micro_batch_completions=2),
+    ):
+      with self.subTest(**changes):
+        found = update_of(batch, **plain, **changes)
+        chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-6)
 
   def test_refuses_an_indivisible_batch(self):
     *_, state = make_run()
