@@ -12,9 +12,15 @@ best of its steps, so a busy machine slows both.
 A token is one of B·K·(P+T): a prompt counts once for each of its completions,
 however often it is computed. The limit is 6·params flops for each of these at
 the speed of a 2048³ product; sharing a prompt may pass it.
+
+With the operand `copies` it times the step of the config (that of
+`configs/countdown.py`: 32 x 8 completions of 18 tokens) on batches that repeat
+a completion in nearly half of their places, with and without its rows of
+distinct completions, in turn.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import json
 import os
 import pathlib
@@ -31,8 +37,10 @@ import numpy as np
 
 from benchmarks import peer_model
 from tba_jax import types
+from tba_jax.models import config as config_lib
 from tba_jax.models import hf
 from tba_jax.models import transformer
+from tba_jax.training import packing
 from tba_jax.training import sharding
 from tba_jax.training import train_step
 
@@ -41,6 +49,7 @@ PEERS_VARIABLE = "TBA_JAX_PEERS"
 # B, K, P, T.
 _SHAPE = (2, 16, 64, 64)
 _TEMPERATURE = 0.7
+_COPIES_VOCAB = 64
 _ROUNDS = 2
 _STEPS_PER_ROUND = 4
 _PRODUCT_SIZE = 2048
@@ -54,18 +63,22 @@ def run(
 
   Args:
     config: its `optimizer` and `loss` are what is timed; the rest is set here.
-    operands: none, or rounds (default 2): how often the two take turns.
+    operands: none, or rounds (default 2): how often the two take turns; or
+      `copies`, alone or before the rounds.
 
   Returns:
-    tokens_per_s, step_s (best), peer_tokens_per_s, ratio (of the best), ratios
-    (of each turn), limit_tokens_per_s, share_of_limit, product_gflop_per_s,
-    num_params, and the shape. Without `TBA_JAX_PEERS` nothing is compared:
+    Of `copies`: share_of_copies, whole_s, rows_s (medians) and ratio.
+    Otherwise tokens_per_s, step_s (best), peer_tokens_per_s, ratio (of the
+    best), ratios (of each turn), limit_tokens_per_s, share_of_limit,
+    product_gflop_per_s, num_params, and the shape. Without `TBA_JAX_PEERS` nothing is compared:
     `peer_tokens_per_s` and `ratio` are None, `ratios` is empty, and a model of
     the same shape is drawn at random.
 
   Raises:
     RuntimeError: a script of the comparison failed; with the end of its output.
   """
+  if operands and operands[0] == "copies":
+    return _run_copies(config, int(operands[1]) if operands[1:] else _ROUNDS)
   rounds = int(operands[0]) if operands else _ROUNDS
   peers = os.environ.get(PEERS_VARIABLE)
   B, K, P, T = _SHAPE
@@ -78,7 +91,11 @@ def run(
       model = transformer.make_model(peer_model.SHAPE, remat=config.train.remat)
       params = jax.jit(model.init)(jax.random.PRNGKey(0))
     num_params = sum(x.size for x in jax.tree.leaves(params))
-    update = _Update(config, model, params)
+    config = config.copy_and_resolve_references()
+    config.sampling.temperature = _TEMPERATURE
+    config.train.micro_batch_prompts = B
+    batch = _make_batch(_SHAPE, model.config.vocab_size)
+    update = _Update(config, model, params, batch)
     del params
     step_s, peer_tokens_per_s, product = [], [], []
     for _ in range(rounds):
@@ -110,6 +127,55 @@ def run(
   }
 
 
+def _run_copies(
+    config: ml_collections.ConfigDict, rounds: int
+) -> dict[str, Any]:
+  shape = config_lib.ModelConfig.from_config(
+      config.model,
+      vocab_size=_COPIES_VOCAB,
+      pad_id=0,
+      bos_id=None,
+      eos_id=1,
+      backend=jax.default_backend(),
+  )
+  model = transformer.make_model(shape, remat=config.train.remat)
+  params = jax.jit(model.init)(jax.random.PRNGKey(0))
+  K = config.train.completions_per_prompt
+  batch = _make_batch(
+      (
+          config.train.prompts_per_batch,
+          K,
+          config.sampling.max_prompt_tokens,
+          config.sampling.max_completion_tokens,
+      ),
+      _COPIES_VOCAB,
+  )
+  # K draws from about .65 K completions, as a replay buffer has them.
+  rng = np.random.default_rng(0)
+  drawn = [
+      own[rng.integers(0, max(rng.binomial(K, 0.65), 1), K)]
+      for own in batch.completion_tokens
+  ]
+  whole = dataclasses.replace(batch, completion_tokens=np.stack(drawn))
+  rows = packing.pack(config, whole.prompt_tokens, whole.completion_tokens)
+  updates = [
+      _Update(config, model, params, batch)
+      for batch in (whole, dataclasses.replace(whole, rows=rows))
+  ]
+  turns = [
+      [update.time(_STEPS_PER_ROUND) for update in updates]
+      for _ in range(rounds)
+  ]
+  whole_s, rows_s = np.median(turns, axis=0)
+  num_distinct = len(np.unique(rows.slots))
+  return {
+      "share_of_copies": 1 - num_distinct / rows.slots.size,
+      "whole_s": whole_s,
+      "rows_s": rows_s,
+      "ratio": whole_s / rows_s,
+  }
+
+
 class _Update:
   """The jitted step on one batch, compiled when made."""
 
@@ -118,17 +184,15 @@ class _Update:
       config: ml_collections.ConfigDict,
       model: transformer.Model,
       params: types.PyTree,
+      batch: types.Batch,
   ):
     config = config.copy_and_resolve_references()
-    config.sampling.temperature = _TEMPERATURE
     config.train.num_steps = 1000
-    config.train.micro_batch_prompts = _SHAPE[0]
     config.optimizer.warmup_steps = 0
     config.mesh.update(data=1, fsdp=1, sequence=1, tensor=1)
     mesh = sharding.make_mesh(config.mesh)
     self._state = train_step.init_state(config, model, params, mesh)
     self._step = train_step.make_train_step(config, model, mesh)
-    batch = _make_batch(model.config.vocab_size)
     self._batch = sharding.shard_batch(batch, mesh, config.sharding)
     self.time(1)
 
@@ -143,9 +207,9 @@ class _Update:
     return min(seconds)
 
 
-def _make_batch(vocab_size: int) -> types.Batch:
+def _make_batch(shape: Sequence[int], vocab_size: int) -> types.Batch:
   """Returns full-length random completions; what they say costs nothing."""
-  B, K, P, T = _SHAPE
+  B, K, P, T = shape
   rng = np.random.default_rng(0)
   tokens = lambda *shape: rng.integers(3, vocab_size, shape).astype(np.int32)
   logprobs = lambda: rng.uniform(-7, -5, (B, K, T)).astype(np.float32)

@@ -64,8 +64,8 @@ _SLICES = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # What to change, of a program that needs too much memory.
 _TRAINER_REMEDIES = (
-    "a smaller train.micro_batch_prompts, train.remat='full', a larger"
-    " mesh.fsdp, mesh.sequence or mesh.tensor"
+    "a smaller train.micro_batch_prompts or micro_batch_completions,"
+    " train.remat='full', a larger mesh.fsdp, mesh.sequence or mesh.tensor"
 )
 _SEARCHER_REMEDIES = "a smaller sampling.num_rows, a larger search.mesh.tensor"
 _REMEDIES = {

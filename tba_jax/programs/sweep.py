@@ -47,6 +47,7 @@ _OWN_KEYS = (
     "train.prompts_per_batch",
     "train.completions_per_prompt",
     "train.micro_batch_prompts",
+    "train.micro_batch_completions",
 )
 # Of a run's result, beside what `stale_loop.Bench.run` returns.
 _RESULT = {"settings": {}, "curve": [{}], "diverged_step?": int}

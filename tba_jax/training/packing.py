@@ -21,10 +21,9 @@ from tba_jax import types
 from tba_jax.training import sharding
 
 # Leaving out copies must save this share of the tokens: otherwise a batch
-# shares the program of batches without copies.
-_LEAST_SAVING = 1 / 16
-# The number of parts is rounded up to a multiple of the most divided by this.
-_NUM_LENGTHS = 8
+# shares the program of batches without copies. A program takes as long to
+# compile as tens of steps, or hundreds of a small model.
+_LEAST_SAVING = 1 / 4
 
 # Indices b K + k: the distinct completions of a prompt, or those of a row.
 _Indices = Sequence[int]
@@ -112,7 +111,10 @@ def _pack_groups(
 
   def num_single(M: int) -> int:
     most = max(sum(max(len(own) - M, 0) for own in part) for part in micro)
-    return _round_up(most, _round_up(max(num_prompts // 2, 1), shards))
+    size = _round_up(max(num_prompts // 2, 1), shards)
+    while size < most:
+      size *= 2
+    return size if most else 0
 
   num_wide = _round_up(num_prompts, shards)
   uniform = {M: num_uniform(M) * (P + M * T) for M in widths}
@@ -137,7 +139,8 @@ def _pack_parts(
   rows = [row for own in distinct for row in _cut(own, M)]
   most = -(-len(distinct) * -(-K // M) // num_rows)
   parts = -(-len(rows) // num_rows)
-  parts = min(_round_up(parts, -(-most // _NUM_LENGTHS)), most)
+  step = max(int(most * _LEAST_SAVING), 1)
+  parts = min(_round_up(parts, step), most)
   wide = _fill([rows[n::parts] for n in range(parts)], num_rows, M)
   return wide.reshape(num_rows, parts, M), np.zeros((0, 1, 1), np.int32)
 

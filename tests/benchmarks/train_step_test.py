@@ -73,6 +73,17 @@ class TrainStepBenchmarkTest(absltest.TestCase):
     self.assertEmpty(out["ratios"])
     self.assertGreater(out["tokens_per_s"], 0)
 
+  def test_copies_are_left_out(self):
+    config = tiny_model.make_config(
+        train__prompts_per_batch=4, sampling__max_completion_tokens=5
+    )
+    config.model.update(
+        num_layers=1, width=8, num_heads=2, num_kv_heads=2, mlp_width=8
+    )
+    out = train_step.run(config, ["copies", "1"])
+    self.assertBetween(out["share_of_copies"], 0.3, 0.7)
+    self.assertAlmostEqual(out["ratio"], out["whole_s"] / out["rows_s"])
+
   def test_a_failing_script_is_an_error_with_its_output(self):
     (self.peers / "train_torch.py").write_text("raise SystemExit('no torch')")
     with self.assertRaisesRegex(RuntimeError, "(?s)train_torch.py.*no torch"):
