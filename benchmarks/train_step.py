@@ -70,9 +70,9 @@ def run(
     Of `copies`: share_of_copies, whole_s, rows_s (medians) and ratio.
     Otherwise tokens_per_s, step_s (best), peer_tokens_per_s, ratio (of the
     best), ratios (of each turn), limit_tokens_per_s, share_of_limit,
-    product_gflop_per_s, num_params, and the shape. Without `TBA_JAX_PEERS` nothing is compared:
-    `peer_tokens_per_s` and `ratio` are None, `ratios` is empty, and a model of
-    the same shape is drawn at random.
+    product_gflop_per_s, num_params, and the shape. Without `TBA_JAX_PEERS`
+    nothing is compared: `peer_tokens_per_s` and `ratio` are None, `ratios` is
+    empty, and a model of the same shape is drawn at random.
 
   Raises:
     RuntimeError: a script of the comparison failed; with the end of its output.

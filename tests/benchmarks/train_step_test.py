@@ -75,7 +75,9 @@ class TrainStepBenchmarkTest(absltest.TestCase):
 
   def test_copies_are_left_out(self):
     config = tiny_model.make_config(
-        train__prompts_per_batch=4, sampling__max_completion_tokens=5
+        train__prompts_per_batch=4,
+        sampling__max_prompt_tokens=4,
+        sampling__max_completion_tokens=9,
     )
     config.model.update(
         num_layers=1, width=8, num_heads=2, num_kv_heads=2, mlp_width=8
