@@ -267,6 +267,8 @@ def _step_config(
     out.reference.mode = "fixed"
     out.rounds.mini_batches = 0
     out.train.num_steps = settings.num_steps
+    out.train.prompts_per_batch = settings.batch_size
+    out.train.micro_batch_completions = 0
     out.train.micro_batch_prompts = (
         settings.micro_batch_size or settings.batch_size
     )

@@ -278,7 +278,7 @@ def token_axes(
 
 def num_batch_shards(mesh: Mesh, rules: Mapping[str, str]) -> int:
   """Returns the number of parts that `batch_sharding` splits B into."""
-  return math.prod(mesh.shape[axis] for axis in token_axes(rules)[0])
+  return math.prod(mesh.shape[axis] for axis in _mesh_axes(rules, "batch"))
 
 
 def batch_shardings(
