@@ -442,12 +442,8 @@ class RelationsTest(parameterized.TestCase):
   @parameterized.parameters(
       ("train", dict(reward_model__batch_size=3, mesh__data=2)),
       ("train", dict(init="scratch", sft__init="/nowhere")),
-<<<<<<< HEAD
-      ("sft", dict(train__micro_batch_prompts=3, mesh__data=2)),
       ("sft", dict(optimizer__stable_steps=10_000)),
-=======
       ("sft", dict(train__micro_batch_prompts=99)),
->>>>>>> 2e78e3a (The forward pass of training runs over rows of distinct completions; groups may be cut over devices and parts)
       ("sft", dict(reward_model__relabel="/nowhere", search__lead_steps=0)),
       ("evaluate", dict(sft__init="/nowhere", mesh__data=3)),
       ("reward_model", dict(search__mesh__data=3)),
