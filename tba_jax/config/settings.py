@@ -725,7 +725,7 @@ SETTINGS = {
     "publish.every_steps": _s(1, COUNT, ""),
     # A searcher may still be reading the version before the newest.
     "publish.keep_versions": _s(
-        3, at_least(2), "versions that stay readable", resume=True),
+        2, at_least(2), "versions that stay readable", resume=True),
     "publish.carrier": _s(
         "auto", one_of("auto", "store", "files", "orbax"), resume=True,
         meaning="'store' (any hosts, up to some 100 MB), 'files' (one host, or"
@@ -736,7 +736,9 @@ SETTINGS = {
         " gs://…; '' = memory of this host (/dev/shm, else the run's"
         " directory)", resume=True),
     "publish.dtype": _s(
-        "", DTYPE_OR_OWN, "of published floats; '' = as trained"),
+        "auto", one_of("auto", "", "float32", "bfloat16"),
+        "of published floats; 'auto' = matrices in the dtype that the sampler"
+        " computes in, which costs it nothing; '' = as trained"),
 
     "guards.action": _s(
         "warn", one_of("off", "warn", "lower_learning_rate", "stop"), ""),

@@ -8,20 +8,30 @@ few blocks only, which is cheaper and changes no bits: a block with all columns
 masked adds exact zeros at the end of each sum.
 
     block = {
-        "layers": N times {"k": [R, G, Dh, C], "v": [R, G, C, Dh]},
+        "layers": N times {"k" or "k_last", "v"},
         "position": [R, C] int32, only with a sliding window,
     }
+    "k", "v": [R, X, C, E];  "k_last": [R, X, E, C]
 
-Keys have their columns last, values before their width: both products of
-attention then read memory row by row, a third faster on XLA's CPU backend.
+The G heads form X parts; the heads of a part lie side by side, E = G / X * Dh.
 
-Axes: R decode rows, N layers, G key-value heads, M query heads of one, Dh head
-width, C columns of a block, P of the first, B prompts.
+- On CPUs and GPUs each head is a part. On a CPU keys have their columns last:
+  both products of attention then read memory row by row, a third faster there.
+- On TPUs a part is what one device holds of the heads, all of them without
+  tensor parallelism. Its rows fill the lanes, where heads of 64 would be padded
+  to twice their size, and a step writes one contiguous row. A query is padded
+  with zeros at the heads that are not its own: they add nothing, and reading
+  the cache still takes far longer than the products (H multiply-adds a number).
+
+Axes: R decode rows, N layers, G key-value heads, M query heads of one, H = G *
+M, Dh head width, C columns of a block, B prompts, L their columns, X and E as
+above.
 """
 
 from collections.abc import Sequence
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -35,15 +45,30 @@ PyTree = types.PyTree
 
 
 def empty(
-    config: ModelConfig, num_rows: int, lengths: Sequence[int]
+    config: ModelConfig,
+    num_rows: int,
+    lengths: Sequence[int],
+    num_parts: int | None = None,
 ) -> list[PyTree]:
-  """Returns blocks of zeros with `lengths` columns each."""
-  R, G, Dh = num_rows, config.num_kv_heads, config.head_dim
+  """Returns blocks of zeros with `lengths` columns each.
+
+  Args:
+    config: of the model.
+    num_rows: R.
+    lengths: C of each block.
+    num_parts: X; None takes the layout of a CPU.
+  """
+  R, X = num_rows, num_parts or config.num_kv_heads
+  E = config.num_kv_heads // X * config.head_dim
   zeros = lambda *shape: jnp.zeros(shape, jnp.dtype(config.compute_dtype))
 
+  def layer(C: int) -> PyTree:
+    if num_parts is None:
+      return {"k_last": zeros(R, X, E, C), "v": zeros(R, X, C, E)}
+    return {"k": zeros(R, X, C, E), "v": zeros(R, X, C, E)}
+
   def block(C: int) -> PyTree:
-    layer = lambda: {"k": zeros(R, G, Dh, C), "v": zeros(R, G, C, Dh)}
-    made = {"layers": [layer() for _ in range(config.num_layers)]}
+    made = {"layers": [layer(C) for _ in range(config.num_layers)]}
     if config.sliding_window:
       made["position"] = jnp.zeros((R, C), jnp.int32)
     return made
@@ -51,45 +76,63 @@ def empty(
   return [block(C) for C in lengths]
 
 
-def prompt_layer(k: jax.Array, v: jax.Array) -> PyTree:
-  """Returns keys and values [B, P, G, Dh] in the cache's layout."""
-  return {"k": jnp.transpose(k, (0, 2, 3, 1)), "v": jnp.swapaxes(v, 1, 2)}
-
-
 def fill(
     cache: list[PyTree], prompt_cache: PyTree, slots: jax.Array
 ) -> list[PyTree]:
-  """Copies prompts to the first blocks of rows.
+  """Copies prompts to the first blocks of rows; other rows are not touched.
 
   Args:
     cache: of R rows.
-    prompt_cache: {"layers": leaves [N, B, ...] of `prompt_layer`, and
-      "position" [B, P] if the cache has it}; as wide as the first block, or as
-      the first few together.
+    prompt_cache: {"layers": {"k", "v"} [N, B, L, G, Dh], and "position" [B, L]
+      if the cache has it}; L columns are those of the first block, or of the
+      first few together.
     slots: [R] int32, the prompt of each row; below 0 keeps the row.
   """
+  num_columns = prompt_cache["layers"]["v"].shape[2]
+  lengths = [block["layers"][0]["v"].shape[2] for block in cache]
+  num_blocks = next(
+      n for n in range(1, len(lengths) + 1) if sum(lengths[:n]) >= num_columns
+  )
+  slots = jnp.asarray(slots)
+  # Rows that take a prompt come first.
+  rows_R = jnp.argsort(slots < 0, stable=True)
 
-  def select(old, prompts):
-    taken = (slots >= 0).reshape(-1, *[1] * (old.ndim - 1))
-    return jnp.where(taken, prompts[jnp.maximum(slots, 0)], old)
+  def put(leaf: jax.Array, new: jax.Array, row: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_index_in_dim(leaf, new, row, 0)
 
-  stacked = prompt_cache["layers"]
-  num_columns = stacked["v"].shape[-2]
-  filled, start = [], 0
-  for block in cache:
-    end = start + block["layers"][0]["v"].shape[-2]
-    if end <= num_columns:
-      layer = lambda n, at=slice(start, end): {
-          "k": stacked["k"][n][..., at],
-          "v": stacked["v"][n][..., at, :],
-      }
-      part = {"layers": [layer(n) for n in range(len(block["layers"]))]}
+  def fill_row(i: jax.Array, blocks: list[PyTree]) -> list[PyTree]:
+    row = rows_R[i]
+    layers = jax.tree.map(lambda x: x[:, slots[row]], prompt_cache["layers"])
+    filled, start = [], 0
+    for block, length in zip(blocks, lengths):
+      columns = slice(start, start + length)
+      made = {"layers": []}
+      for n, layer in enumerate(block["layers"]):
+        X = layer["v"].shape[1]
+        new = {
+            name: _to_layout(name, layers[name[0]][n, columns], X)
+            for name in layer
+        }
+        made["layers"].append(
+            {name: put(layer[name], new[name], row) for name in layer}
+        )
       if "position" in block:
-        part["position"] = prompt_cache["position"][:, start:end]
-      block = jax.tree.map(select, block, part)
-    filled.append(block)
-    start = end
-  return filled
+        position_C = prompt_cache["position"][slots[row], columns]
+        made["position"] = put(block["position"], position_C, row)
+      filled.append(made)
+      start += length
+    return filled
+
+  filled = jax.lax.fori_loop(
+      0, jnp.sum(slots >= 0), fill_row, cache[:num_blocks]
+  )
+  return [*filled, *cache[num_blocks:]]
+
+
+def _to_layout(name: str, x: jax.Array, num_parts: int) -> jax.Array:
+  """Returns keys or values [C, G, Dh] of a row in the layout of a leaf."""
+  x = x.reshape(x.shape[0], num_parts, -1)
+  return jnp.transpose(x, (1, 2, 0) if name == "k_last" else (1, 0, 2))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,13 +170,12 @@ def plan_updates(
   updates, written = [], []
   start = 0
   for block in cache:
-    C = block["layers"][0]["k"].shape[-1]
+    C = block["layers"][0]["v"].shape[2]
     # A negative index would count from the block's end.
     column_R = jnp.where(index_R < start, C, index_R - start)
     seen_RxC = mask[:, start : start + C]
     if window:
-      at = jnp.arange(R), column_R
-      position_RxC = block["position"].at[at].set(positions, mode="drop")
+      position_RxC = _write(block["position"], positions, column_R, 0)
       block = {**block, "position": position_RxC}
       seen_RxC = attention.window_mask(
           seen_RxC[:, None], positions[:, None], position_RxC, window
@@ -142,6 +184,18 @@ def plan_updates(
     written.append(block)
     start += C
   return updates, written
+
+
+def _write(
+    leaf: jax.Array, new: jax.Array, column_R: jax.Array, axis: int
+) -> jax.Array:
+  """Writes a column of each row; `axis` is that of the columns in a row."""
+
+  def write_row(row: jax.Array, new: jax.Array, column: jax.Array) -> jax.Array:
+    at = (*[slice(None)] * axis, column)
+    return row.at[at].set(new, mode="drop")
+
+  return jax.vmap(write_row)(leaf, new, column_R)
 
 
 def attend(
@@ -154,7 +208,7 @@ def attend(
   """Writes one key and value per row, then attends over all blocks.
 
   Args:
-    layer: per block, "k" [R, G, Dh, C] and "v" [R, G, C, Dh].
+    layer: per block, its keys and values.
     updates: per block.
     q: [R, G, M, Dh].
     k: [R, G, Dh].
@@ -163,18 +217,17 @@ def attend(
   Returns:
     [R, G, M, Dh], and the updated layer.
   """
-  row = jnp.arange(len(k))
+  R, X = layer[0]["v"].shape[:2]
+  new = {"k": k.reshape(R, X, -1), "v": v.reshape(R, X, -1)}
   # The first block holds prompts, which do not change.
   written = [layer[0]]
   for old, update in zip(layer[1:], updates[1:], strict=True):
-    write = lambda leaf, at, new: leaf.at[at].set(
-        new, unique_indices=True, mode="drop"
-    )
-    every = slice(None)
     written.append(
         {
-            "k": write(old["k"], (row, every, every, update.column), k),
-            "v": write(old["v"], (row, every, update.column), v),
+            name: _write(
+                leaf, new[name[0]], update.column, 2 if name == "k_last" else 1
+            )
+            for name, leaf in old.items()
         }
     )
   return _attend(q, written, [update.seen for update in updates]), written
@@ -187,20 +240,53 @@ def _attend(
 
   Args:
     q: [R, G, M, Dh].
-    pairs: per block, "k" [R, G, Dh, C] and "v" [R, G, C, Dh].
+    pairs: per block, its keys and values.
     seen: per block, [R, C] bool.
   """
-  scores = [
-      attention.masked_scores(
-          "rgmd,rgdc->rgmc", q, pair["k"], mask_RxC[:, None, None]
-      )
-      for pair, mask_RxC in zip(pairs, seen, strict=True)
-  ]
+  padded = _pad_queries(q, pairs[0]["v"].shape[1])
+  scale = math.sqrt(q.shape[-1])
+  scores = []
+  for pair, mask_RxC in zip(pairs, seen, strict=True):
+    spec = "rxhe,rxec->rxhc" if "k_last" in pair else "rxhe,rxce->rxhc"
+    score = jnp.einsum(
+        spec,
+        padded,
+        pair.get("k_last", pair.get("k")),
+        preferred_element_type=jnp.float32,
+    )
+    mask = jnp.broadcast_to(mask_RxC[:, None, None], score.shape)
+    scores.append(jnp.where(mask, score / scale, attention.MASKED_SCORE))
   largest = [score.max(-1) for score in scores]
   shift = functools.reduce(jnp.maximum, largest)
   out, total = 0.0, 0.0
   for score, pair in zip(scores, pairs):
     weights = jnp.exp(score - shift[..., None])
     total += weights.sum(-1)
-    out += jnp.einsum("rgmc,rgcd->rgmd", weights.astype(q.dtype), pair["v"])
-  return out / total[..., None].astype(q.dtype)
+    out += jnp.einsum("rxhc,rxce->rxhe", weights.astype(q.dtype), pair["v"])
+  return _own_heads(out / total[..., None].astype(q.dtype), q.shape)
+
+
+def _is_own(num_heads: int) -> jax.Array:
+  """Returns [1, 1, heads, 1, heads, 1] bool, where query and key heads meet."""
+  return jnp.eye(num_heads, dtype=bool)[None, None, :, None, :, None]
+
+
+def _pad_queries(q: jax.Array, num_parts: int) -> jax.Array:
+  """Returns queries [R, G, M, Dh] as [R, X, H / X, E], 0 at other heads."""
+  R, G, M, Dh = q.shape
+  X, heads = num_parts, G // num_parts
+  q = q.reshape(R, X, heads, M, 1, Dh)
+  if heads > 1:
+    q = jnp.where(_is_own(heads), q, jnp.zeros((), q.dtype))
+  return q.reshape(R, X, heads * M, heads * Dh)
+
+
+def _own_heads(out: jax.Array, shape: Sequence[int]) -> jax.Array:
+  """Returns the entries [R, G, M, Dh] of [R, X, H / X, E] at their own head."""
+  R, G, M, Dh = shape
+  X = out.shape[1]
+  heads = G // X
+  out = out.reshape(R, X, heads, M, heads, Dh)
+  if heads > 1:
+    out = jnp.where(_is_own(heads), out, jnp.zeros((), out.dtype))
+  return out.sum(4).reshape(shape) if heads > 1 else out.reshape(shape)

@@ -7,7 +7,7 @@ rows, L tokens, D width, N layers, G key-value heads, M query heads of one
 key-value head, Dh head width, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import dataclasses
 import functools
 
@@ -107,8 +107,8 @@ class Model:
   completion_logits: as completion_stream -> logits_BxKxTxV float32.
   prefill: (params, prompt_tokens_BxP, prompt_mask_BxP) -> (logits_BxV float32
     that predict the first completion token, prompt_cache).
-  init_cache: (num_rows, lengths) -> KV cache of zeros: blocks with that many
-    columns, of which the first is for prompts (`cache.py`).
+  init_cache: (num_rows, lengths, num_parts=None) -> KV cache of zeros: blocks
+    with that many columns, of which the first is for prompts (`cache.py`).
   fill_cache: (cache, prompt_cache, slots_R) -> cache. Copies prompt slots_R[r]
     to row r; a slot below 0 keeps the row.
   decode_params: (params, num_positions) -> params for decode steps: layers
@@ -129,7 +129,7 @@ class Model:
   unembed: Callable[[PyTree, jax.Array], jax.Array]
   completion_logits: Callable[..., jax.Array]
   prefill: Callable[..., tuple[jax.Array, PyTree]]
-  init_cache: Callable[[int, Sequence[int]], PyTree]
+  init_cache: Callable[..., PyTree]
   fill_cache: Callable[..., PyTree]
   decode_params: Callable[[PyTree, int], PyTree]
   decode_step: Callable[..., tuple[jax.Array, PyTree]]
@@ -193,8 +193,7 @@ class _Forward:
     )
 
     def attend(q, k, v):
-      out = attention.attend_self(q, k, v, mask_BxLxL)
-      return out, cache_lib.prompt_layer(k, v)
+      return attention.attend_self(q, k, v, mask_BxLxL), {"k": k, "v": v}
 
     x_BxLxD = module.embed_tokens(tokens_BxL, positions_BxL)
     x_BxLxD, kept = self.run_blocks(params, x_BxLxD, tables, attend)

@@ -73,7 +73,7 @@ _REMEDIES = {
     "reference": _TRAINER_REMEDIES,
     "prefill": _SEARCHER_REMEDIES,
     "decode_chunk": _SEARCHER_REMEDIES,
-    "publish": "a larger mesh.fsdp, publish.dtype='bfloat16'",
+    "publish": "a larger mesh.fsdp, publish.dtype='auto'",
     "scalar": "a smaller reward.batch_size, a larger mesh.fsdp or .tensor",
     "policy": "a smaller task.classifier_rows, a larger mesh.fsdp or .tensor",
     "encoder": "a smaller task.classifier_rows",
@@ -131,7 +131,8 @@ class Compiled:
   None where the program does not compile. `peak_bytes` includes arguments,
   outputs and what else the role holds. `arithmetic_s` and `links_s` are what
   FLOP and collectives take at the chip's peak rates. Of a chunk of decode
-  steps, `flops`, `collective_bytes` and both times are of one step.
+  steps, `flops`, `memory_bytes`, `collective_bytes` and both times are of one
+  step.
   """
 
   fits: bool
@@ -143,6 +144,7 @@ class Compiled:
   collective_bytes: float | None = None
   collectives: dict[str, float] | None = None
   flops: float | None = None
+  memory_bytes: float | None = None
   compile_s: float | None = None
   arithmetic_s: float | None = None
   links_s: float | None = None
@@ -301,12 +303,7 @@ def trainer(
   state = train_step.abstract_state(
       config, adapters or model, mesh, value_model=value_model
   )
-  published = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(
-          x.shape, config.publish.dtype or x.dtype, sharding=x.sharding
-      ),
-      state.params,
-  )
+  published = _published(config, state.params)
   held = {"train state": _num_bytes(state)}
   if adapters:
     held["base of the adapters and reference"] = _num_bytes(params)
@@ -355,6 +352,8 @@ def searcher(
   else:
     place = sharding.replicated(mesh)
     params = _abstract_params(model, mesh, config.sharding, "search.mesh")
+  if not config.lora.rank:
+    params = _published(config, params)
   shape = model.config
   tokenizer = _Tokenizer(
       pad_id=shape.pad_id or 0,
@@ -510,6 +509,21 @@ def _sharded(shapes: types.PyTree, shardings: types.PyTree) -> types.PyTree:
   )
 
 
+def _published(
+    config: ml_collections.ConfigDict, params: types.PyTree
+) -> types.PyTree:
+  """Returns abstract params in the dtypes that are published."""
+  dtypes = publication.published_dtypes(config, _PLATFORM)
+  return jax.tree_util.tree_map_with_path(
+      lambda path, x: jax.ShapeDtypeStruct(
+          x.shape,
+          dtypes.of(jax.tree_util.keystr(path), x),
+          sharding=x.sharding,
+      ),
+      params,
+  )
+
+
 def _abstract_batch(
     config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh, B: int
 ) -> types.Batch:
@@ -585,7 +599,10 @@ def _lower_publish(
       by_process.devices.reshape(mesh.devices.shape), mesh.axis_names
   )
   params = _abstract_params(trained, mesh, config.sharding)
-  copy = functools.partial(publication.snapshot, dtype=config.publish.dtype)
+  copy = functools.partial(
+      publication.snapshot,
+      dtypes=publication.published_dtypes(config, _PLATFORM),
+  )
   places = jax.tree.map(
       lambda x: jax.sharding.NamedSharding(by_process, x.sharding.spec), params
   )
@@ -629,6 +646,7 @@ def _compile(
       collective_bytes=costs.collective_bytes,
       collectives=costs.collectives,
       flops=costs.flops,
+      memory_bytes=costs.memory_bytes,
       compile_s=time.perf_counter() - start,
       arithmetic_s=chip and costs.flops / chip.flops_per_s,
       links_s=chip and costs.collective_bytes / chip.link_bytes_per_s,

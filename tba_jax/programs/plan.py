@@ -83,7 +83,7 @@ def trainer_memory(
   Raises:
     ValueError: the folder of a frozen model cannot be read.
   """
-  held = _trained_bytes(config, c, workdir)
+  held = _trained_bytes(config, c, kind, workdir)
   for model in sizes.frozen_models(config, workdir, "trainer"):
     name = f"{model.name} x {model.copies}" if model.copies > 1 else model.name
     held[name] = sizes.frozen_bytes(model, c, config.sharding, config.mesh)
@@ -107,9 +107,22 @@ def trainer_memory(
   return held | max(step, cache, key=lambda part: sum(part.values()))
 
 
+def _published_dtype(
+    config: ml_collections.ConfigDict, trained: str, kind: str
+) -> str:
+  """Returns the dtype of published matrices; `trained` is that of params."""
+  if config.publish.dtype != "auto":
+    return config.publish.dtype or trained
+  compute = _compute_dtype(config, kind)
+  if config.lora.rank:
+    return trained
+  return min(trained, compute, key=sizes.BYTES.get)
+
+
 def _trained_bytes(
     config: ml_collections.ConfigDict,
     c: config_lib.ModelConfig,
+    kind: str,
     workdir: str | None,
 ) -> dict[str, int]:
   """Returns a device's bytes of params, and of what has their shape."""
@@ -130,7 +143,7 @@ def _trained_bytes(
   else:
     count, dtype = size(leaves), c.param_dtype
     out = {"params": params, "reference": params}
-  published = config.publish.dtype or dtype
+  published = _published_dtype(config, dtype, kind)
   out |= {
       "gradients": count * sizes.BYTES[dtype],
       "optimizer (Adam's two moments)": count * moments,
@@ -152,7 +165,10 @@ def searcher_memory(
 ) -> dict[str, int]:
   """Returns the bytes of a searcher's device; arguments as `trainer_memory`."""
   mesh = {"sequence": 1, **config.search.mesh}
-  params = sizes.BYTES[c.param_dtype] * sizes.device_size(
+  dtype = c.param_dtype
+  if not config.lora.rank:
+    dtype = _published_dtype(config, dtype, kind)
+  params = sizes.BYTES[dtype] * sizes.device_size(
       sizes.model_leaves(c), config.sharding, mesh
   )
   rows = math.ceil(config.sampling.num_rows / (mesh["data"] * mesh["fsdp"]))

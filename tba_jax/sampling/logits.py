@@ -6,7 +6,11 @@
 behavior log-prob comes from the array that it is drawn from. `sample` inverts
 the CDF at a given uniform number, so a token is a pure function of it.
 
-Axes: R rows, V vocabulary.
+Where devices share the vocabulary, the functions run under `shard_map` with the
+mesh axis `axis` and the device's own V / n tokens; no device has all logits of
+a row, and what they tell each other is a few numbers a row.
+
+Axes: R rows, V vocabulary, or a device's part of it.
 """
 
 from collections.abc import Collection
@@ -14,8 +18,8 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from tba_jax.losses import logprobs
 from tba_jax.sampling import requests
 
 # Folded into a row's key for its own temperature; no token position.
@@ -23,6 +27,8 @@ _TEMPERATURE_STREAM = 0x7E3B0000
 
 # Width of a block in `_cumsum`.
 _BLOCK = 128
+# Above every token.
+_NO_TOKEN = np.iinfo(np.int32).max
 
 
 def process(
@@ -32,6 +38,7 @@ def process(
     top_k: int,
     top_p: float,
     min_p: float = 0.0,
+    axis: str | None = None,
 ) -> jax.Array:
   """Returns the log-probs of the sampling distribution.
 
@@ -47,40 +54,36 @@ def process(
     top_k: number of tokens to keep; 0 is off.
     top_p: in (0, 1]; 1 is off.
     min_p: in [0, 1); 0 is off.
+    axis: mesh axis that splits the vocabulary; None does not.
 
   Returns:
     [R, V] float32, nats; -inf for a token that cannot be drawn.
   """
   logits_RxV = logits_RxV.astype(jnp.float32)
   if temperature == 0:
-    best_Rx1 = jnp.argmax(logits_RxV, axis=-1, keepdims=True)
-    vocab_RxV = jax.lax.broadcasted_iota(best_Rx1.dtype, logits_RxV.shape, 1)
-    return jnp.where(vocab_RxV == best_Rx1, 0.0, -jnp.inf)
-  logprobs_RxV = logprobs.log_softmax(logits_RxV, temperature=temperature)
+    best_RxV = logits_RxV == _max(logits_RxV, axis)
+    vocab_RxV = _vocab(logits_RxV, axis)
+    first_Rx1 = _min(jnp.where(best_RxV, vocab_RxV, _NO_TOKEN), axis)
+    return jnp.where(vocab_RxV == first_Rx1, 0.0, -jnp.inf)
+  logprobs_RxV = _log_softmax(logits_RxV / temperature, axis)
   num_tokens = logits_RxV.shape[-1]
-  if 0 < top_k < num_tokens:
-    kept_RxK, _ = jax.lax.top_k(logprobs_RxV, top_k)
-    logprobs_RxV = _keep_from(logprobs_RxV, kept_RxK[:, -1:])
+  if 0 < top_k < num_tokens * (jax.lax.axis_size(axis) if axis else 1):
+    likeliest, _ = jax.lax.top_k(logprobs_RxV, min(top_k, num_tokens))
+    if axis is not None:
+      likeliest = jax.lax.all_gather(likeliest, axis, axis=1, tiled=True)
+      likeliest, _ = jax.lax.top_k(likeliest, top_k)
+    logprobs_RxV = _keep_from(logprobs_RxV, likeliest[:, -1:], axis)
   if top_p < 1:
-    sorted_RxV = jnp.sort(logprobs_RxV, axis=-1, descending=True)
-    probs_RxV = jnp.exp(sorted_RxV)
-    # A token is in the set if those before it do not reach top_p; the first
-    # always is.
-    before_RxV = jnp.cumsum(probs_RxV, axis=-1) - probs_RxV
-    in_set_RxV = (before_RxV < top_p) & (probs_RxV > 0)
-    in_set_RxV = in_set_RxV.at[:, 0].set(True)
-    least_Rx1 = jnp.min(
-        jnp.where(in_set_RxV, sorted_RxV, jnp.inf), axis=-1, keepdims=True
-    )
-    logprobs_RxV = _keep_from(logprobs_RxV, least_Rx1)
+    least_Rx1 = _least_in_set(logprobs_RxV, top_p, axis)
+    logprobs_RxV = _keep_from(logprobs_RxV, least_Rx1, axis)
   if min_p > 0:
-    best_Rx1 = jnp.max(logprobs_RxV, axis=-1, keepdims=True)
-    logprobs_RxV = _keep_from(logprobs_RxV, best_Rx1 + math.log(min_p))
+    least_Rx1 = _max(logprobs_RxV, axis) + math.log(min_p)
+    logprobs_RxV = _keep_from(logprobs_RxV, least_Rx1, axis)
   return logprobs_RxV
 
 
 def sample(
-    logprobs_RxV: jax.Array, uniform_R: jax.Array
+    logprobs_RxV: jax.Array, uniform_R: jax.Array, axis: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the token at which the CDF passes `uniform_R`, and its log-prob.
 
@@ -91,6 +94,7 @@ def sample(
   Args:
     logprobs_RxV: [R, V] float32, nats, as `process` returns them.
     uniform_R: [R] float32 in [0, 1).
+    axis: as of `process`.
 
   Returns:
     token_R: [R] int32.
@@ -98,43 +102,109 @@ def sample(
   """
   probs_RxV = jnp.exp(logprobs_RxV)
   sums_RxV = _cumsum(probs_RxV)
+  total_Rx1 = sums_RxV[:, -1:]
+  if axis is not None:
+    totals_RxN = jax.lax.all_gather(total_Rx1, axis, axis=1, tiled=True)
+    upto_RxN = jnp.cumsum(totals_RxN, axis=-1)
+    part = jax.lax.axis_index(axis)
+    sums_RxV += jax.lax.dynamic_slice_in_dim(
+        jnp.pad(upto_RxN, ((0, 0), (1, 0))), part, 1, axis=1
+    )
+    total_Rx1 = upto_RxN[:, -1:]
   possible_RxV = probs_RxV > 0
   # Rounded sums may stay constant, or never pass u times the total: so a token
   # must have a probability above 0, and the last such token is the fallback.
-  passed_RxV = possible_RxV & (sums_RxV > uniform_R[:, None] * sums_RxV[:, -1:])
-  vocab_RxV = jax.lax.broadcasted_iota(jnp.int32, probs_RxV.shape, 1)
-  num_tokens = probs_RxV.shape[-1]
-  first_R = jnp.min(jnp.where(passed_RxV, vocab_RxV, num_tokens), axis=-1)
-  last_R = jnp.max(jnp.where(possible_RxV, vocab_RxV, 0), axis=-1)
-  token_R = jnp.minimum(first_R, last_R)
-  return token_R, _at(logprobs_RxV, token_R)
+  passed_RxV = possible_RxV & (sums_RxV > uniform_R[:, None] * total_Rx1)
+  vocab_RxV = _vocab(logprobs_RxV, axis)
+  first_Rx1 = _min(jnp.where(passed_RxV, vocab_RxV, _NO_TOKEN), axis)
+  last_Rx1 = _max(jnp.where(possible_RxV, vocab_RxV, 0), axis)
+  token_R = jnp.minimum(first_Rx1, last_Rx1)[:, 0]
+  return token_R, _at(logprobs_RxV, token_R, axis)
 
 
 def plain_logprob(
-    logits_RxV: jax.Array, token_R: jax.Array, *, temperature: float
+    logits_RxV: jax.Array,
+    token_R: jax.Array,
+    *,
+    temperature: float,
+    axis: str | None = None,
 ) -> jax.Array:
   """Returns [R] float32, the tokens' log-probs under the untruncated model.
 
   They are in nats; a temperature of 0 counts as 1.
   """
-  logits_RxV = logits_RxV.astype(jnp.float32)
-  return _at(
-      logprobs.log_softmax(logits_RxV, temperature=temperature or 1.0),
-      token_R,
-  )
+  scaled_RxV = logits_RxV.astype(jnp.float32) / (temperature or 1.0)
+  return _at(_log_softmax(scaled_RxV, axis), token_R, axis)
 
 
-def _at(logprobs_RxV: jax.Array, token_R: jax.Array) -> jax.Array:
+def _vocab(x_RxV: jax.Array, axis: str | None) -> jax.Array:
+  """Returns [R, V] int32, the token of each entry."""
+  vocab_RxV = jax.lax.broadcasted_iota(jnp.int32, x_RxV.shape, 1)
+  if axis is not None:
+    vocab_RxV += jax.lax.axis_index(axis) * x_RxV.shape[1]
+  return vocab_RxV
+
+
+def _sum(x_RxV: jax.Array, axis: str | None) -> jax.Array:
+  """Returns [R, 1], over the whole vocabulary; so do `_max` and `_min`."""
+  x_Rx1 = jnp.sum(x_RxV, axis=-1, keepdims=True)
+  return x_Rx1 if axis is None else jax.lax.psum(x_Rx1, axis)
+
+
+def _max(x_RxV: jax.Array, axis: str | None) -> jax.Array:
+  x_Rx1 = jnp.max(x_RxV, axis=-1, keepdims=True)
+  return x_Rx1 if axis is None else jax.lax.pmax(x_Rx1, axis)
+
+
+def _min(x_RxV: jax.Array, axis: str | None) -> jax.Array:
+  x_Rx1 = jnp.min(x_RxV, axis=-1, keepdims=True)
+  return x_Rx1 if axis is None else jax.lax.pmin(x_Rx1, axis)
+
+
+def _log_softmax(x_RxV: jax.Array, axis: str | None) -> jax.Array:
+  shifted_RxV = x_RxV - _max(x_RxV, axis)
+  return shifted_RxV - jnp.log(_sum(jnp.exp(shifted_RxV), axis))
+
+
+def _at(
+    logprobs_RxV: jax.Array, token_R: jax.Array, axis: str | None
+) -> jax.Array:
   """Returns [R], the entry of each row at its token."""
-  vocab_RxV = jax.lax.broadcasted_iota(jnp.int32, logprobs_RxV.shape, 1)
-  at_token_RxV = vocab_RxV == token_R[:, None]
-  return jnp.sum(jnp.where(at_token_RxV, logprobs_RxV, 0.0), axis=-1)
+  at_token_RxV = _vocab(logprobs_RxV, axis) == token_R[:, None]
+  return _sum(jnp.where(at_token_RxV, logprobs_RxV, 0.0), axis)[:, 0]
 
 
-def _keep_from(logprobs_RxV: jax.Array, least_Rx1: jax.Array) -> jax.Array:
+def _keep_from(
+    logprobs_RxV: jax.Array, least_Rx1: jax.Array, axis: str | None
+) -> jax.Array:
   """Drops tokens below `least_Rx1` and renormalizes the rest."""
   kept_RxV = jnp.where(logprobs_RxV >= least_Rx1, logprobs_RxV, -jnp.inf)
-  return jax.nn.log_softmax(kept_RxV)
+  return _log_softmax(kept_RxV, axis)
+
+
+def _least_in_set(
+    logprobs_RxV: jax.Array, top_p: float, axis: str | None
+) -> jax.Array:
+  """Returns [R, 1], the least log-prob in the set that reaches `top_p`.
+
+  A token is in the set if those that are likelier do not reach `top_p`. The
+  bits of -log p, as integers, grow as p falls: the largest value below which
+  the probabilities do not reach `top_p` is found bit by bit, in 31 sums where a
+  sort takes some (log V)² passes on an accelerator.
+  """
+  probs_RxV = jnp.exp(logprobs_RxV)
+  bits_RxV = jax.lax.bitcast_convert_type(jnp.abs(logprobs_RxV), jnp.int32)
+
+  def set_bit(i: jax.Array, found_Rx1: jax.Array) -> jax.Array:
+    tried_Rx1 = found_Rx1 | (1 << (30 - i))
+    before_RxV = jnp.where(bits_RxV < tried_Rx1, probs_RxV, 0.0)
+    return jnp.where(_sum(before_RxV, axis) < top_p, tried_Rx1, found_Rx1)
+
+  zeros_Rx1 = jnp.zeros((len(logprobs_RxV), 1), jnp.int32)
+  found_Rx1 = jax.lax.fori_loop(0, 31, set_bit, zeros_Rx1)
+  infinity = np.float32(np.inf).view(np.int32)
+  found_Rx1 = jnp.minimum(found_Rx1, infinity)  # Above it are NaNs.
+  return -jax.lax.bitcast_convert_type(found_Rx1, jnp.float32)
 
 
 def _cumsum(values_RxV: jax.Array) -> jax.Array:
@@ -166,6 +236,7 @@ def explored_logits(
     logits_RxV: jax.Array,
     keys_R: jax.Array,
     position_R: jax.Array,
+    axis: str | None = None,
 ) -> jax.Array:
   """Returns the logits to draw from at `settings.temperature`.
 
@@ -176,6 +247,7 @@ def explored_logits(
     logits_RxV: [R, V] float.
     keys_R: [R] random keys of the rows.
     position_R: [R] int32, of the token to draw.
+    axis: as of `process`.
   """
   explore = settings.explore
   if not settings.temperature:
@@ -187,7 +259,7 @@ def explored_logits(
     logits_RxV = logits_RxV.astype(jnp.float32) * factor_R[:, None]
   if explore.min_tokens:
     early_R = position_R < explore.min_tokens
-    logits_RxV = _forbid(logits_RxV, settings.stop_ids, early_R)
+    logits_RxV = _forbid(logits_RxV, settings.stop_ids, early_R, axis)
   return logits_RxV
 
 
@@ -204,14 +276,17 @@ def own_temperature(explore: requests.Explore, keys_R: jax.Array) -> jax.Array:
 
 
 def _forbid(
-    logits_RxV: jax.Array, tokens: Collection[int], rows_R: jax.Array
+    logits_RxV: jax.Array,
+    tokens: Collection[int],
+    rows_R: jax.Array,
+    axis: str | None,
 ) -> jax.Array:
   """Returns logits under which `tokens` are never drawn in `rows_R`."""
-  vocab_1xV = jnp.arange(logits_RxV.shape[-1])[None, :]
-  hit_1xV = jnp.zeros(vocab_1xV.shape, bool)
+  vocab_RxV = _vocab(logits_RxV, axis)
+  hit_RxV = jnp.zeros(vocab_RxV.shape, bool)
   for token in tokens:
-    hit_1xV = hit_1xV | (vocab_1xV == token)
+    hit_RxV = hit_RxV | (vocab_RxV == token)
   # Not -inf, whose differences are NaN.
   lowest = jnp.finfo(jnp.float32).min / 4
   logits_RxV = logits_RxV.astype(jnp.float32)
-  return jnp.where(hit_1xV & rows_R[:, None], lowest, logits_RxV)
+  return jnp.where(hit_RxV & rows_R[:, None], lowest, logits_RxV)

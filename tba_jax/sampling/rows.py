@@ -27,11 +27,15 @@ from tba_jax.sampling import logits
 from tba_jax.sampling import requests
 
 Settings = requests.Settings
+Sharding = jax.sharding.Sharding
+Spec = jax.sharding.PartitionSpec
 
 # Fixed, so that no JAX flag changes what is sampled.
 _RNG_IMPL = "threefry2x32"
 # Mesh axes that split prompts and rows.
 _BATCH_AXES = ("data", "fsdp")
+# The mesh axis that splits heads and vocabulary.
+_TENSOR = "tensor"
 # The cache's columns are cut into blocks, of which a decode step reads only the
 # first few: its cost grows with the tokens in use. Each number of blocks is
 # another program, so there are few.
@@ -104,13 +108,16 @@ class DecodeState:
   active: jax.Array
 
 
-def empty_state(model: transformer.Model, settings: Settings) -> DecodeState:
+def empty_state(
+    model: transformer.Model, settings: Settings, sharding: Sharding
+) -> DecodeState:
   """Returns a state with no row in use."""
   R, P = settings.num_rows, settings.max_prompt_tokens
   T = settings.max_completion_tokens
   plain = settings.samples_plainly
+  num_parts = head_parts(sharding, model.config)
   return DecodeState(
-      cache=model.init_cache(R, block_lengths(P, T)),
+      cache=model.init_cache(R, block_lengths(P, T), num_parts),
       prompt_mask=jnp.zeros((R, P), jnp.float32),
       key_data=jnp.zeros((R, 2), jnp.uint32),
       tokens=jnp.zeros((R, T), jnp.int32),
@@ -154,6 +161,7 @@ def prefill(
 def refill(
     model: transformer.Model,
     settings: Settings,
+    sharding: Sharding,
     state: DecodeState,
     logits_BxV: jax.Array,
     prompt_cache: types.PyTree,
@@ -165,13 +173,13 @@ def refill(
   """Starts rows: copies the prompt's cache and draws the first token.
 
   Args:
-    model, settings, state: of the sampler.
+    model, settings, sharding, state: of the sampler.
     logits_BxV, prompt_cache, mask_BxP: as `prefill` returns them.
     source_R: [R] int32, the row's prompt in the prefill; -1 keeps the row.
     ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index of the row.
     limit_R: [R] int32, most tokens of the completion, 1 to T.
   """
-  cache = model.fill_cache(state.cache, prompt_cache, source_R)
+  cache = _fill_cache(model, sharding, state.cache, prompt_cache, source_R)
   new_R = source_R >= 0
   source_R = jnp.maximum(source_R, 0)
   select = lambda new, old: jnp.where(
@@ -179,7 +187,7 @@ def refill(
   )
   key_data_Rx2 = _row_keys(ids_Rx4)
   start_R = jnp.zeros_like(source_R)
-  drawn = _draw(settings, logits_BxV[source_R], key_data_Rx2, start_R)
+  drawn = _draw(settings, sharding, logits_BxV[source_R], key_data_Rx2, start_R)
   state = dataclasses.replace(
       state,
       cache=cache,
@@ -196,6 +204,7 @@ def refill(
 def decode_chunk(
     model: transformer.Model,
     settings: Settings,
+    sharding: Sharding,
     params: types.PyTree,
     state: DecodeState,
     num_steps: jax.Array,
@@ -207,7 +216,7 @@ def decode_chunk(
   Ends early once `num_idle` rows, or all of them, are idle.
 
   Args:
-    model, settings: of the sampler.
+    model, settings, sharding: of the sampler.
     params: the model's decode params.
     state: of the rows.
     num_steps, num_idle: [] int32; arrays, so that one program serves all.
@@ -242,7 +251,7 @@ def decode_chunk(
     state = dataclasses.replace(
         state, cache=[*cache, *state.cache[num_blocks:]]
     )
-    drawn = _draw(settings, logits_RxV, state.key_data, state.lengths)
+    drawn = _draw(settings, sharding, logits_RxV, state.key_data, state.lengths)
     state = _append(settings, state, state.active, *drawn)
     return step + 1, state
 
@@ -257,6 +266,7 @@ def decode_chunk(
 
 def recompute_cache(
     model: transformer.Model,
+    sharding: Sharding,
     params: types.PyTree,
     state: DecodeState,
     tokens_BxL: jax.Array,
@@ -266,7 +276,7 @@ def recompute_cache(
   """Recomputes the KV cache of some rows with newer params.
 
   Args:
-    model: of the sampler.
+    model, sharding: of the sampler.
     params: of the model.
     state: of the rows.
     tokens_BxL: [B, P + T] int32, in the cache's columns: prompts, and
@@ -275,7 +285,7 @@ def recompute_cache(
     source_R: [R] int32, the row's index in the batch; -1 keeps the row.
   """
   _, cache = model.prefill(params, tokens_BxL, mask_BxL)
-  cache = model.fill_cache(state.cache, cache, source_R)
+  cache = _fill_cache(model, sharding, state.cache, cache, source_R)
   return dataclasses.replace(state, cache=cache)
 
 
@@ -337,30 +347,87 @@ def _row_keys(ids_Rx4: jax.Array) -> jax.Array:
   return jax.random.key_data(jax.vmap(fold)(ids_Rx4))
 
 
+def _fill_cache(
+    model: transformer.Model,
+    sharding: Sharding,
+    cache: types.PyTree,
+    prompt_cache: types.PyTree,
+    source_R: jax.Array,
+) -> types.PyTree:
+  """Returns `model.fill_cache`; on a mesh each device fills its own rows."""
+  if not isinstance(sharding, jax.sharding.NamedSharding):
+    return model.fill_cache(cache, prompt_cache, source_R)
+  num_rows = len(source_R)
+  shardings = _shardings(sharding, num_rows, cache)
+  specs = jax.tree.map(lambda of_leaf: of_leaf.spec, shardings)
+  heads = _splits_heads(sharding, model.config.num_kv_heads)
+  of_prompts = Spec(None, None, None, _TENSOR) if heads else Spec()
+  return jax.shard_map(
+      model.fill_cache,
+      mesh=sharding.mesh,
+      in_specs=(
+          specs,
+          jax.tree.map(
+              lambda x: of_prompts if x.ndim == 5 else Spec(), prompt_cache
+          ),
+          _row_spec(sharding, num_rows),
+      ),
+      out_specs=specs,
+      check_vma=False,
+  )(cache, prompt_cache, source_R)
+
+
 def _draw(
     settings: Settings,
+    sharding: Sharding,
     logits_RxV: jax.Array,
     key_data_Rx2: jax.Array,
     position_R: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Returns the next tokens, their log-probs and plain log-probs, [R]."""
+  """Returns the next tokens, their log-probs and plain log-probs, [R].
+
+  Devices that share the vocabulary each keep their part of the logits.
+  """
+  num_rows, num_tokens = logits_RxV.shape
+  parts = _num_parts(sharding)
+  if parts == 1 or num_tokens % parts:
+    return _draw_part(settings, None, logits_RxV, key_data_Rx2, position_R)
+  rows = _row_spec(sharding, num_rows)
+  return jax.shard_map(
+      functools.partial(_draw_part, settings, _TENSOR),
+      mesh=sharding.mesh,
+      in_specs=(_row_spec(sharding, num_rows, _TENSOR), rows, rows),
+      out_specs=rows,
+      check_vma=False,
+  )(logits_RxV, key_data_Rx2, position_R)
+
+
+def _draw_part(
+    settings: Settings,
+    axis: str | None,
+    logits_RxV: jax.Array,
+    key_data_Rx2: jax.Array,
+    position_R: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+  """Returns `_draw`; the vocabulary is split over the mesh axis `axis`."""
   keys_R = jax.random.wrap_key_data(key_data_Rx2, impl=_RNG_IMPL)
   folded_R = jax.vmap(jax.random.fold_in)(keys_R, position_R)
   # The folded key is itself 64 random bits; 24 of them fill a float in [0, 1).
   bits_R = jax.random.key_data(folded_R)[:, 0]
   uniform_R = (bits_R >> 8).astype(jnp.float32) * 2.0**-24
   logprobs_RxV = logits.process(
-      logits.explored_logits(settings, logits_RxV, keys_R, position_R),
+      logits.explored_logits(settings, logits_RxV, keys_R, position_R, axis),
       temperature=settings.temperature,
       top_k=settings.top_k,
       top_p=settings.top_p,
       min_p=settings.min_p,
+      axis=axis,
   )
-  token_R, logprob_R = logits.sample(logprobs_RxV, uniform_R)
+  token_R, logprob_R = logits.sample(logprobs_RxV, uniform_R, axis)
   if settings.samples_plainly:
     return token_R, logprob_R, None
   plain_R = logits.plain_logprob(
-      logits_RxV, token_R, temperature=settings.temperature
+      logits_RxV, token_R, temperature=settings.temperature, axis=axis
   )
   return token_R, logprob_R, plain_R
 
@@ -399,52 +466,72 @@ def params_sharding(params: types.PyTree) -> jax.sharding.Sharding:
   for leaf in jax.tree.leaves(params):
     sharding = getattr(leaf, "sharding", None)
     if isinstance(sharding, jax.sharding.NamedSharding):
-      return jax.sharding.NamedSharding(
-          sharding.mesh, jax.sharding.PartitionSpec()
-      )
+      return jax.sharding.NamedSharding(sharding.mesh, Spec())
     if sharding is not None:
       return sharding
   return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
-def rows_sharding(
-    sharding: jax.sharding.Sharding, num_rows: int
-) -> jax.sharding.Sharding:
-  """Returns the sharding of arrays [R, ...] on the devices of `sharding`.
+def rows_sharding(sharding: Sharding, num_rows: int) -> Sharding:
+  """Returns the sharding of arrays [R, ...] on the devices of `sharding`."""
+  if not isinstance(sharding, jax.sharding.NamedSharding):
+    return sharding
+  spec = _row_spec(sharding, num_rows)
+  return jax.sharding.NamedSharding(sharding.mesh, spec)
+
+
+def _row_spec(
+    sharding: jax.sharding.NamedSharding, num_rows: int, *others: str
+) -> Spec:
+  """Returns the spec of arrays [R, ...]; `others` are of the axes after R.
 
   Rows are split over the batch axes of the mesh, or replicated if they do not
   divide.
   """
+  sizes = sharding.mesh.shape
+  axes = tuple(a for a in _BATCH_AXES if sizes.get(a, 1) > 1)
+  if num_rows % math.prod(sizes[a] for a in axes):
+    axes = ()
+  return Spec(axes or None, *others)
+
+
+def _num_parts(sharding: Sharding) -> int:
+  """Returns the size of the mesh axis that splits heads and vocabulary."""
   if not isinstance(sharding, jax.sharding.NamedSharding):
-    return sharding
-  mesh = sharding.mesh
-  axes = tuple(a for a in _BATCH_AXES if mesh.shape.get(a, 1) > 1)
-  if num_rows % math.prod(mesh.shape[a] for a in axes):
-    return sharding
-  spec = jax.sharding.PartitionSpec(axes or None)
-  return jax.sharding.NamedSharding(mesh, spec)
+    return 1
+  return sharding.mesh.shape.get(_TENSOR, 1)
 
 
-def _state_shardings(sharding: jax.sharding.Sharding, state: Any) -> Any:
-  """Returns the shardings of a decode state, given its shapes.
+def _splits_heads(sharding: Sharding, num_kv_heads: int) -> bool:
+  return _num_parts(sharding) > 1 and num_kv_heads % _num_parts(sharding) == 0
+
+
+def head_parts(
+    sharding: Sharding, config: transformer.ModelConfig
+) -> int | None:
+  """Returns `num_parts` of `cache.empty` for the devices of a sampler."""
+  platform = next(iter(sharding.device_set)).platform
+  if platform != "tpu":
+    return None if platform == "cpu" else config.num_kv_heads
+  splits = _splits_heads(sharding, config.num_kv_heads)
+  return _num_parts(sharding) if splits else 1
+
+
+def _shardings(sharding: Sharding, num_rows: int, tree: Any) -> Any:
+  """Returns the shardings of arrays [R, ...], given their shapes.
 
   KV heads are split over `tensor` if they divide.
   """
-  rows = rows_sharding(sharding, state.active.shape[0])
-  if not isinstance(sharding, jax.sharding.NamedSharding):
-    return rows
-  tensor = sharding.mesh.shape.get("tensor", 1)
+  rows, parts = rows_sharding(sharding, num_rows), _num_parts(sharding)
 
-  def of_leaf(leaf: Any) -> jax.sharding.NamedSharding:
+  def of_leaf(leaf: Any) -> Sharding:
     # Only keys and values have four axes, the second of which is heads.
-    if leaf.ndim < 4 or tensor == 1 or leaf.shape[1] % tensor:
+    if leaf.ndim < 4 or parts == 1 or leaf.shape[1] % parts:
       return rows
-    parts = (*rows.spec, *[None] * (1 - len(rows.spec)), "tensor")
-    return jax.sharding.NamedSharding(
-        sharding.mesh, jax.sharding.PartitionSpec(*parts)
-    )
+    spec = _row_spec(sharding, num_rows, _TENSOR)
+    return jax.sharding.NamedSharding(sharding.mesh, spec)
 
-  return jax.tree.map(of_leaf, state)
+  return jax.tree.map(of_leaf, tree)
 
 
 class Programs:
@@ -462,15 +549,16 @@ class Programs:
     self.num_blocks = len(block_lengths(P, T))
     self.sharding = sharding
     bind = lambda fn: functools.partial(fn, model, settings)
+    placed = lambda fn: functools.partial(fn, model, settings, sharding)
     # Outputs have fixed shardings, so that programs that take them are compiled
     # only once.
-    self._state_shapes = jax.eval_shape(bind(empty_state))
-    state = _state_shardings(sharding, self._state_shapes)
+    self._state_shapes = jax.eval_shape(placed(empty_state))
+    state = _shardings(sharding, settings.num_rows, self._state_shapes)
     self._state_shardings = state
     jit = functools.partial(jax.jit, out_shardings=sharding)
     jit_state = functools.partial(jax.jit, out_shardings=state)
     jit_pair = functools.partial(jax.jit, out_shardings=(state, sharding))
-    self.empty_state = jit_state(bind(empty_state))
+    self.empty_state = jit_state(placed(empty_state))
     self.decode_params = jax.jit(
         functools.partial(model.decode_params, num_positions=P + T)
     )
@@ -481,12 +569,12 @@ class Programs:
       self.prefill = jit(
           bind(prefill), in_shardings=(None, over_rows, over_rows)
       )
-    self.refill = jit_state(bind(refill), donate_argnums=0)
+    self.refill = jit_state(placed(refill), donate_argnums=0)
     self.decode_chunk = jit_pair(
-        bind(decode_chunk), donate_argnums=1, static_argnums=4
+        placed(decode_chunk), donate_argnums=1, static_argnums=4
     )
     self.recompute_cache = jit_state(
-        functools.partial(recompute_cache, model), donate_argnums=1
+        functools.partial(recompute_cache, model, sharding), donate_argnums=1
     )
     self.cut = jit_pair(cut, donate_argnums=0)
     self.collect = jit(functools.partial(collect, settings))
@@ -499,10 +587,7 @@ class Programs:
     make = lambda x, sharding: jax.ShapeDtypeStruct(
         x.shape, x.dtype, sharding=sharding
     )
-    shapes, shardings = self._state_shapes, self._state_shardings
-    if isinstance(shardings, jax.sharding.Sharding):
-      return jax.tree.map(lambda x: make(x, shardings), shapes)
-    return jax.tree.map(make, shapes, shardings)
+    return jax.tree.map(make, self._state_shapes, self._state_shardings)
 
   def fewer_rows(self, num_rows: int) -> int:
     """Returns half the rows if a decode loop may shrink to them, otherwise 0.

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""FLOPs and collective traffic of a compiled program, from its HLO text.
+"""FLOPs, memory and collective traffic of a program, from its HLO text.
 
 XLA's own cost analysis counts the body of a loop once; here it is counted as
 often as the loop runs. Figures are of one device.
@@ -21,6 +21,10 @@ _BYTES = {
 _ARRAY = re.compile(r"\b(pred|bf16|[suf]\d+|f8\w+|c64|c128)\[([\d,]*)\]")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+# A tiled layout: the axes from the minor one on, and the tile of the last.
+_TILED = re.compile(
+    r"\b(pred|bf16|[suf]\d+|f8\w+|c64|c128)\[([\d,]*)\](?:\{([^}]*)\})?"
+)
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _COLLECTIVES = (
     "all-gather",
@@ -35,16 +39,30 @@ _COLLECTIVES = (
 _REDUCE_SCATTER = "all-reduce-scatter"
 
 
+# Instructions that move nothing.
+_FREE = frozenset((
+    "after-all", "bitcast", "constant", "get-tuple-element", "parameter",
+    "partition-id", "replica-id", "tuple",
+))  # fmt: skip
+# Those that read of their first operand only what they return.
+_SLICES = frozenset(("dynamic-slice", "gather", "slice"))
+# Those that write to their first operand, and which operand is written.
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+
+
 @dataclasses.dataclass(frozen=True)
 class Costs:
   """What a device does in one run of a program.
 
   flops: of matrix products and convolutions, 2 a multiply-add.
   collectives: kind -> bytes that the device receives.
+  memory_bytes: read from and written to the device's main memory, with the
+    padding of tiled layouts; nothing that stays in a faster memory.
   """
 
   flops: float
   collectives: dict[str, float]
+  memory_bytes: float
 
   @property
   def collective_bytes(self) -> float:
@@ -59,6 +77,7 @@ class _Instruction:
   operands: tuple[str, ...]
   attributes: str
   constant: int | None
+  parameter: int | None
   is_root: bool
 
   def called(self, *keys: str) -> list[str]:
@@ -82,7 +101,9 @@ def costs(text: str) -> Costs:
   """
   computations, entry = _parse(text)
   flops, collectives = _walk(computations, entry, set())
-  return Costs(flops, dict(sorted(collectives.items())))
+  return Costs(
+      flops, dict(sorted(collectives.items())), _moved(computations, entry)
+  )
 
 
 def _parse(text: str) -> tuple[dict[str, _Computation], str]:
@@ -125,16 +146,15 @@ def _parse_instruction(
   start = end + opcode.end() - 1
   close = _closing(text, start)
   inside = text[start + 1 : close]
-  constant = None
-  if opcode[1] == "constant" and re.fullmatch(r"-?\d+", inside):
-    constant = int(inside)
+  number = int(inside) if re.fullmatch(r"-?\d+", inside) else None
   return _Instruction(
       name=name,
       type=text[:end],
       opcode=opcode[1],
       operands=tuple(re.findall(r"%([\w.\-]+)", inside)),
       attributes=text[close + 1 :],
-      constant=constant,
+      constant=number if opcode[1] == "constant" else None,
+      parameter=number if opcode[1] == "parameter" else None,
       is_root=is_root,
   )
 
@@ -144,6 +164,24 @@ def _num_bytes(type_text: str) -> float:
       _BYTES.get(dtype, 1) * math.prod(shape)
       for dtype, shape in _arrays(type_text)
   )
+
+
+def _stored_bytes(type_text: str) -> float:
+  """Returns the bytes of arrays in main memory, padded to their tiles."""
+  total = 0.0
+  for dtype, shape, layout in _TILED.findall(type_text):
+    if "S(" in layout:
+      continue
+    sizes = [int(n) for n in shape.split(",") if n]
+    order, _, tiling = layout.partition(":")
+    tile = re.match(r"T\(([\d,]+)\)", tiling)
+    if tile and order:
+      axes = [int(axis) for axis in order.split(",")]
+      edges = [int(n) for n in tile[1].split(",")][::-1]
+      for axis, edge in zip(axes, edges):
+        sizes[axis] = -(-sizes[axis] // edge) * edge
+    total += _BYTES.get(dtype, 1) * math.prod(sizes)
+  return total
 
 
 def _arrays(type_text: str) -> Iterator[tuple[str, list[int]]]:
@@ -203,6 +241,102 @@ def _walk(
         channels |= {channel[1]} if channel else set()
         add((0.0, {kind: _received(computation, it, kind)}))
   return flops, collectives
+
+
+def _moved(computations: dict[str, _Computation], name: str) -> float:
+  """Returns the bytes of main memory that one run of a computation moves."""
+  total = 0.0
+  for it in computations[name].values():
+    each = [_moved(computations, called) for called in _runs(it)]
+    if it.opcode == "while":
+      total += _num_trips(computations, it) * sum(each)
+    elif it.opcode == "conditional":
+      total += max(each)
+    else:
+      total += sum(each) or _moved_by(computations, computations[name], it)
+  return total
+
+
+def _runs(it: _Instruction) -> list[str]:
+  """Returns the computations that an instruction runs one by one."""
+  keys = {
+      "while": ("condition", "body"),
+      "conditional": (
+          "branch_computations",
+          "true_computation",
+          "false_computation",
+      ),
+      "call": ("to_apply",),
+      "async-start": ("calls",),
+  }.get(it.opcode, ())
+  return it.called(*keys)
+
+
+def _moved_by(
+    computations: dict[str, _Computation],
+    computation: _Computation,
+    it: _Instruction,
+) -> float:
+  """Returns the bytes of main memory that an instruction reads and writes."""
+  if it.opcode in _FREE or it.opcode.endswith("-done") or _runs(it):
+    return 0.0
+  operands = [computation[o].type for o in it.operands if o in computation]
+  if it.opcode == "fusion":
+    return _moved_by_fusion(computations[it.called("calls")[0]], operands, it)
+  if it.opcode in _SLICES:
+    return 2 * _stored_bytes(it.type)
+  if it.opcode in _UPDATES:
+    return 2 * _stored_bytes(operands[_UPDATES[it.opcode]])
+  if not it.opcode.endswith("-start"):
+    return sum(map(_stored_bytes, operands)) + _stored_bytes(it.type)
+  arrays = [found[0] for found in _TILED.finditer(it.type)]
+  if it.opcode.removesuffix("-start") in _SLICES:
+    # The type is that of the operand, then of the result.
+    read = _in_memory_of(arrays[1].replace("S(1)", ""), operands[0])
+    return _stored_bytes(read) + _stored_bytes(arrays[1])
+  # That of a copy's target, of its source, and a context.
+  return sum(map(_stored_bytes, operands)) + _stored_bytes(arrays[0])
+
+
+def _moved_by_fusion(
+    inside: _Computation, operands: list[str], fusion: _Instruction
+) -> float:
+  """Returns the bytes of a fusion, which slices and updates in place."""
+  users: dict[str, list[_Instruction]] = {name: [] for name in inside}
+  for it in inside.values():
+    for operand in it.operands:
+      users[operand].append(it)
+
+  def uses(name: str) -> Iterator[tuple[str, _Instruction]]:
+    for it in users[name]:
+      if it.opcode == "bitcast":
+        yield from uses(it.name)
+      else:
+        yield name, it
+
+  total, updated = 0.0, 0.0
+  for parameter in inside.values():
+    if parameter.parameter is None:
+      continue
+    operand, read = operands[parameter.parameter], 0.0
+    for name, it in uses(parameter.name):
+      if it.opcode in _SLICES and it.operands[0] == name:
+        # In the operand's memory: a slice has none of its own here.
+        read += _stored_bytes(_in_memory_of(it.type, operand))
+      elif it.opcode in _UPDATES and it.operands[0] == name:
+        update = inside[it.operands[_UPDATES[it.opcode]]].type
+        read += _stored_bytes(_in_memory_of(update, operand))
+        updated += _stored_bytes(operand)
+      else:
+        read = _stored_bytes(operand)
+        break
+    total += min(read, _stored_bytes(operand))
+  written = _stored_bytes(fusion.type)
+  return total + max(0.0, written - updated)
+
+
+def _in_memory_of(type_text: str, other: str) -> str:
+  return type_text if "S(" not in other else ""
 
 
 def _num_trips(

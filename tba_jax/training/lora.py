@@ -206,7 +206,7 @@ def _merged(kernel: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
   """Returns kernel + b a, [N, *out, *in], in the kernel's dtype."""
   product = jax.vmap(
       lambda b, a: jnp.tensordot(b, a, axes=1, precision="highest")
-  )(b, a)
+  )(b.astype(jnp.float32), a.astype(jnp.float32))
   return (kernel.astype(jnp.float32) + product).astype(kernel.dtype)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.config import validate
+from tba_jax.models import config as config_lib
 from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
@@ -109,27 +110,56 @@ def specs_of(params: types.PyTree) -> Specs:
   return carrier_lib.specs_of(by_path(params))
 
 
-def published_specs(specs: Specs, dtype: str) -> Specs:
-  """Returns the specs with floats in `dtype`; "" keeps them."""
-  return {
-      name: (shape, _published_dtype(leaf_dtype, dtype))
-      for name, (shape, leaf_dtype) in specs.items()
-  }
+@dataclasses.dataclass(frozen=True)
+class Dtypes:
+  """Dtypes of published floats; "" is that of the train state.
+
+  matrices: leaves of two axes and more, beside the axis of stacked layers.
+  vectors: the others: norms and biases.
+  """
+
+  matrices: str
+  vectors: str
+
+  def of(self, path: str, leaf: Any) -> np.dtype:
+    """Returns the published dtype of a leaf with `shape` and `dtype`."""
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+      return np.dtype(leaf.dtype)
+    num_axes = len(leaf.shape) - path.startswith("['blocks']")
+    wanted = self.matrices if num_axes > 1 else self.vectors
+    return np.dtype(wanted or leaf.dtype)
 
 
-def snapshot(params: types.PyTree, *, dtype: str) -> types.PyTree:
-  """Returns a copy of the params with floats in the published dtype."""
+def published_dtypes(
+    config: ml_collections.ConfigDict, backend: str | None = None
+) -> Dtypes:
+  """Returns the dtypes that `publish.dtype` stands for.
 
-  def copy(x: jax.Array) -> jax.Array:
-    wanted = _published_dtype(x.dtype, dtype)
+  With "auto" the sampler loses nothing: it casts matrices to its compute dtype
+  in any case, computes norms in float32, and merges adapters in float32.
+
+  Args:
+    config: reads `publish.dtype`, `model` and `lora`.
+    backend: JAX's, of the trainer; None takes this process's.
+  """
+  dtype = config.publish.dtype
+  if dtype != "auto":
+    return Dtypes(dtype, dtype)
+  compute = config_lib.compute_dtype(
+      config.model, backend or jax.default_backend()
+  )
+  narrower = compute == "bfloat16" and not config.lora.rank
+  return Dtypes(compute if narrower else "", "")
+
+
+def snapshot(params: types.PyTree, *, dtypes: Dtypes) -> types.PyTree:
+  """Returns a copy of the params in the published dtypes."""
+
+  def copy(path: Any, x: jax.Array) -> jax.Array:
+    wanted = dtypes.of(jax.tree_util.keystr(path), x)
     return x + 0 if wanted == x.dtype else x.astype(wanted)
 
-  return jax.tree.map(copy, params)
-
-
-def _published_dtype(leaf_dtype: Any, dtype: str) -> np.dtype:
-  is_float = jnp.issubdtype(leaf_dtype, jnp.floating)
-  return np.dtype(dtype if dtype and is_float else leaf_dtype)
+  return jax.tree_util.tree_map_with_path(copy, params)
 
 
 def pack_version(
@@ -235,7 +265,7 @@ def read_version(
     tag: from the pointer.
     run: of the reader.
     carriers: by name.
-    expected: shape and dtype of every leaf.
+    expected: shape and dtype of every leaf; any float stands for any other.
     base_name: base params of the reader's adapters; "" without adapters.
 
   Raises:
@@ -263,12 +293,12 @@ def read_version(
     }
   except (TypeError, ValueError) as error:
     raise wire.WireError("schema", f"leaves: {error}") from error
-  if found != expected:
-    wrong = sorted(
-        name
-        for name in {*found, *expected}
-        if found.get(name) != expected.get(name)
-    )
+  wrong = sorted(
+      name
+      for name in {*found, *expected}
+      if not _fits(found.get(name), expected.get(name))
+  )
+  if wrong:
     raise wire.WireError("leaves", f"missing or of another shape: {wrong}")
   carrier = carriers.get(manifest["carrier"])
   if carrier is None:
@@ -280,6 +310,15 @@ def read_version(
   except (KeyError, TypeError, ValueError) as error:
     # `carried` has unexpected content.
     raise wire.WireError("schema", f"carried: {error!r}") from error
+
+
+def _fits(found: Any, expected: Any) -> bool:
+  """Returns whether a leaf's shape and dtype may stand for those expected."""
+  if found is None or expected is None or found[0] != expected[0]:
+    return False
+  return found[1] == expected[1] or all(
+      jnp.issubdtype(dtype, jnp.floating) for _, dtype in (found, expected)
+  )
 
 
 # Intervals of serving readers, and of checking the store's pointer.
@@ -322,10 +361,10 @@ class Publisher:
     self._base_name = base_name
     self._recorder = recorder
     self._keep = config.publish.keep_versions
-    dtype = config.publish.dtype
-    specs = published_specs(specs_of(params), dtype)
+    dtypes = published_dtypes(config)
+    self._copy = jax.jit(functools.partial(snapshot, dtypes=dtypes))
+    specs = specs_of(jax.eval_shape(self._copy, params))
     self._carriers = make_write_carriers(config, run, specs, peers)
-    self._copy = jax.jit(functools.partial(snapshot, dtype=dtype))
     self._changed = threading.Condition()
     self._next: tuple[int, types.PyTree, Any] | None = None
     self._written = -1
@@ -512,7 +551,6 @@ class Puller:
     self._connect = lambda: connect(config, run)
     self._run = run
     self._wanted = specs_of(like)
-    self._published = published_specs(self._wanted, config.publish.dtype)
     self._base_name = base_name
     self._carriers = make_read_carriers(config, run, placement=placement)
     self._interval = polling.PollInterval(
@@ -610,15 +648,11 @@ class Puller:
         tag,
         self._run,
         carriers=self._carriers,
-        expected=self._published,
+        expected=self._wanted,
         base_name=self._base_name,
     )
     if leaves is None:
       return
-    leaves = {
-        name: leaf.astype(self._wanted[name][1], copy=False)
-        for name, leaf in leaves.items()
-    }
     ms = 1e3 * (time.perf_counter() - started)
     message = f"pulled version {tag_text(tag)} in {ms:.1f} ms"
     logging.log_every_n_seconds(logging.INFO, message, 30)
@@ -687,8 +721,8 @@ def make_peers(
 
   None if process 0 writes everything. `params` may be abstract.
   """
-  dtype = config.publish.dtype
-  num_bytes = carrier_lib.num_bytes(published_specs(specs_of(params), dtype))
+  copy = functools.partial(snapshot, dtypes=published_dtypes(config))
+  num_bytes = carrier_lib.num_bytes(specs_of(jax.eval_shape(copy, params)))
   if cluster.num_processes == 1 or choose_carrier(config, num_bytes) != "orbax":
     return None
   settings = {"secret": run.secret, "deadline_s": config.store.deadline_s}
@@ -696,11 +730,11 @@ def make_peers(
     return carrier_orbax.Leader(
         cluster.client, cluster.num_processes, **settings
     )
-  copy = jax.jit(functools.partial(snapshot, dtype=dtype))
+  jitted = jax.jit(copy)
   return carrier_orbax.Helper(
       cluster.client,
       cluster.process,
-      lambda params: by_path(copy(params)),
+      lambda params: by_path(jitted(params)),
       **settings,
   )
 

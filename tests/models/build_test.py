@@ -279,8 +279,14 @@ class CompletionLogitsTest(parameterized.TestCase):
 
 class DecodeTest(parameterized.TestCase):
 
-  @parameterized.parameters(dict(tie_embeddings=True), *_FAMILIES)
-  def test_decoding_equals_full_sequences(self, **settings):
+  @parameterized.parameters(
+      dict(tie_embeddings=True),
+      *_FAMILIES,
+      # The layouts of accelerators.
+      dict(num_parts=1),
+      dict(num_parts=2, num_kv_heads=4),
+  )
+  def test_decoding_equals_full_sequences(self, num_parts=None, **settings):
     """Rows have their own positions and columns; rings begin in the middle."""
     model, params = _make(**settings)
     prompt, mask, completion = _tokens()
@@ -295,7 +301,7 @@ class DecodeTest(parameterized.TestCase):
     rows = np.repeat(np.arange(B), K)
     # Old content must not matter: rows are reused.
     cache = jax.tree.map(
-        lambda leaf: leaf + 100, model.init_cache(B * K, (P, T + 1))
+        lambda leaf: leaf + 100, model.init_cache(B * K, (P, T + 1), num_parts)
     )
     cache = model.fill_cache(cache, prompt_cache, rows)
     cache_mask = np.concatenate([mask[rows], np.zeros((B * K, T + 1))], axis=1)
@@ -343,17 +349,26 @@ class DecodeTest(parameterized.TestCase):
     )
     chex.assert_trees_all_equal(step(cast, *inputs), step(as_they_are, *inputs))
 
-  def test_a_row_without_a_prompt_keeps_its_cache(self):
+  @parameterized.parameters(
+      # Keys and values of a row, from those of a prompt [P, G, Dh].
+      (None, {"k_last": (1, 2, 0), "v": (1, 0, 2)}, lambda x: x),
+      (1, {"k": (0, 1, 2), "v": (0, 1, 2)}, lambda x: x.reshape(1, P, -1)),
+  )
+  def test_a_row_without_a_prompt_keeps_its_cache(self, parts, axes, merge):
     model, params = _make()
     prompt, mask, _ = _tokens()
     _, prompt_cache = model.prefill(params, prompt, mask)
-    cache = jax.tree.map(lambda leaf: leaf + 5.0, model.init_cache(3, (P, T)))
+    cache = jax.tree.map(
+        lambda leaf: leaf + 5.0, model.init_cache(3, (P, T), parts)
+    )
     first, own = model.fill_cache(cache, prompt_cache, np.array([2, -1, 0]))
     for n, layer in enumerate(first["layers"]):
+      self.assertEqual(set(layer), set(axes))
       for name, leaf in layer.items():
         expected = np.full(leaf.shape, 5.0, np.float32)
         for row, slot in ((0, 2), (2, 0)):
-          expected[row] = prompt_cache["layers"][name][n, slot]
+          of_prompt = np.asarray(prompt_cache["layers"][name[0]][n, slot])
+          expected[row] = merge(of_prompt.transpose(axes[name]))
         np.testing.assert_array_equal(leaf, expected)
     chex.assert_trees_all_equal(own, cache[1])
 

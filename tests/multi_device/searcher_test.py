@@ -2,21 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """A searcher on four devices: params, samples, refused settings."""
 
+import dataclasses
+import functools
 import math
 import os
 import pathlib
 import threading
 import types
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.config import settings as settings_lib
+from tba_jax.models import layers
 from tba_jax.programs import searcher
 from tba_jax.sampling import decode
+from tba_jax.sampling import requests
 from tba_jax.sampling import rows
 from tba_jax.system import hlo
 from tba_jax.training import lora
@@ -76,6 +82,11 @@ def make_place(policy, events=None, **sizes):
   mesh = sharding.searcher_mesh(search, on_event)
   rules = settings_lib.get_config().sharding
   return sharding.make_place(mesh, rules, policy)
+
+
+def make_mesh(**sizes):
+  whole = dict.fromkeys(sharding.MESH_AXES, 1) | sizes
+  return sharding.make_mesh(whole, jax.devices()[: math.prod(sizes.values())])
 
 
 class MeshTest(parameterized.TestCase):
@@ -201,6 +212,70 @@ class SamplingTest(parameterized.TestCase):
       flops.append(hlo.costs(compiled.as_text()).flops)
     self.assertGreater(flops[1], 0)
     self.assertEqual(flops[0], 4 * flops[1])
+
+
+class SplitVocabularyTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      {},
+      dict(temperature=0.0),
+      dict(temperature=0.7, top_k=9),
+      dict(top_p=0.8, min_p=0.01),
+      dict(top_k=50, top_p=0.9, explore=requests.Explore(0.5, 0.5, 2.0, 4)),
+  )
+  def test_the_tokens_are_those_of_one_device(self, **changes):
+    settings = dataclasses.replace(SETTINGS, **changes)
+    rng = np.random.default_rng(0)
+    logits_RxV = rng.normal(size=(64, 1000)).astype(np.float32) * 3
+    # The likeliest twice, in the parts of two devices.
+    logits_RxV[:, [10, 700]] = 9.0
+    keys_Rx2 = rng.integers(0, 2**32, (64, 2), np.uint32)
+    position_R = np.arange(64, dtype=np.int32) // 8
+    found = []
+    for sizes in (dict(data=1), dict(data=2, tensor=2), dict(tensor=4)):
+      mesh = make_mesh(**sizes)
+      draw = functools.partial(rows._draw, settings, sharding.replicated(mesh))
+      found.append(jax.jit(draw)(logits_RxV, keys_Rx2, position_R))
+    for other in found[1:]:
+      np.testing.assert_array_equal(other[0], found[0][0])
+      chex.assert_trees_all_close(other[1:], found[0][1:], rtol=1e-5, atol=1e-5)
+
+  # As on accelerators: the layouts that CPUs are given are not split.
+  @mock.patch.object(
+      layers,
+      "_rows_on_cpu",
+      lambda x, kernel, dtype: jnp.einsum(
+          "rd,fd->rf", x, kernel, preferred_element_type=dtype
+      ),
+  )
+  def test_no_device_has_all_logits_or_the_cache_of_others(self):
+    model = tiny_model.make_model(num_kv_heads=2, vocab_size=4096)
+    mesh = make_mesh(data=2, tensor=2)
+    rules = settings_lib.get_config().sharding
+    shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
+    params = jax.device_put(model.init(jax.random.PRNGKey(0)), shardings)
+    programs = rows.Programs(model, SETTINGS, rows.params_sharding(params))
+    state, count = programs.abstract_state, np.int32(3)
+    decode_params = programs.decode_params(params)
+    prompts = np.zeros((SETTINGS.prefill_size, 4), np.int32)
+    prefilled = jax.eval_shape(
+        programs.prefill, params, prompts, prompts.astype(np.float32)
+    )
+    whole = lambda x: jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=programs.sharding
+    )
+    slots = np.zeros(64, np.int32)
+    ids = np.zeros((64, 4), np.uint32)
+    for lowered in (
+        programs.decode_chunk.lower(decode_params, state, count, count, 2),
+        programs.refill.lower(
+            state, *jax.tree.map(whole, prefilled), slots, ids, slots
+        ),
+    ):
+      received = hlo.costs(lowered.compile().as_text()).collectives
+      # The logits of one row are 16 KB; a row's cache is 1 KB a block.
+      self.assertLess(received.get("all-gather", 0), 16e3)
+      self.assertLess(sum(received.values()), 64e3)
 
 
 class CarriersTest(parameterized.TestCase):

@@ -68,6 +68,25 @@ class ProcessTest(chex.TestCase):
     out = _probs(np.log(_PROBS), temperature=0.5, top_p=0.6)
     np.testing.assert_allclose(out, [0, 16 / 25, 0, 9 / 25], atol=1e-6)
 
+  def test_top_p_is_that_of_a_sort(self):
+    rng = np.random.default_rng(0)
+    logits_RxV = (rng.normal(size=(32, 500)) * 5).astype(np.float32)
+    logits_RxV[:, 100:110] = logits_RxV[:, :1]
+    logprobs_RxV = np.asarray(jax.nn.log_softmax(logits_RxV))
+    for top_p in (1e-3, 0.3, 0.9, 0.999):
+      found = logits.process(
+          jnp.asarray(logits_RxV), temperature=1.0, top_k=0, top_p=top_p
+      )
+      for logprobs_V, kept_V in zip(logprobs_RxV, np.isfinite(found)):
+        probs_V = np.exp(logprobs_V.astype(np.float64))
+        likelier_V = np.array(
+            [probs_V[logprobs_V > one].sum() for one in logprobs_V]
+        )
+        sure_V = np.abs(likelier_V - top_p) > 1e-5
+        np.testing.assert_array_equal(
+            kept_V[sure_V], (likelier_V < top_p)[sure_V]
+        )
+
   def test_ties_are_kept_together(self):
     flat = np.log([0.2, 0.4, 0.2, 0.2])
     np.testing.assert_allclose(_probs(flat, top_k=2), [0.2, 0.4, 0.2, 0.2])

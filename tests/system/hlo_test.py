@@ -134,6 +134,57 @@ class HloTest(parameterized.TestCase):
     )
     self.assertEqual(hlo.costs(text).flops, expected)
 
+  @parameterized.parameters(
+      # Heads of 64 fill half of the lanes; what is in fast memory is free.
+      ("copy(%wide)", "bf16[8,64]{1,0:T(8,128)(2,1)}", 8 * 128 * 2 * 2),
+      ("copy(%fast)", "bf16[8,64]{1,0:T(8,128)(2,1)}", 8 * 128 * 2),
+      ("dynamic-slice(%p, %i)", "f32[2,10]{1,0}", 2 * 80),
+      ("dynamic-update-slice(%p, %row, %i)", "f32[10,10]{1,0}", 2 * 40),
+      ("add(%p, %p)", "f32[10,10]{1,0}", 3 * 400),
+      ("tuple(%p, %p)", "(f32[10,10], f32[10,10])", 0),
+      ("copy-start(%p)", "(f32[10,10]{1,0}, f32[10,10]{1,0}, u32[])", 800),
+      (
+          "slice-start(%p)",
+          "((f32[10,10]{1,0}), f32[2,10]{1,0:T(8,128)S(1)}, s32[]{:S(2)})",
+          8 * 128 * 4,
+      ),
+      # Reads a row and an index, and writes the row in place.
+      ("fusion(%p, %row, %i), kind=kLoop, calls=%update", "f32[10,10]", 84),
+      # Uses what it reads twice, and does not use the row.
+      ("fusion(%p, %row), kind=kLoop, calls=%all", "f32[10,10]", 2 * 400),
+  )
+  def test_bytes_of_memory(self, call, result, expected):
+    fused = (
+        "%update (a: f32[10,10], b: f32[1,10], c: s32[]) -> f32[10,10] {\n"
+        "  %a = f32[10,10]{1,0} parameter(0)\n"
+        "  %b = f32[1,10]{1,0} parameter(1)\n"
+        "  %c = s32[] parameter(2)\n"
+        "  ROOT %u = f32[10,10]{1,0} dynamic-update-slice(%a, %b, %c, %c)\n"
+        "}\n\n"
+        "%all (a: f32[10,10], b: f32[1,10]) -> f32[10,10] {\n"
+        "  %a = f32[10,10]{1,0} parameter(0)\n"
+        "  %b = f32[1,10]{1,0} parameter(1)\n"
+        "  ROOT %m = f32[10,10]{1,0} multiply(%a, %a)\n"
+        "}\n\n"
+    )
+    text = fused + _entry(
+        "%p = f32[10,10]{1,0} parameter(0)",
+        "%row = f32[1,10]{1,0} parameter(1)",
+        "%i = s32[] parameter(2)",
+        "%wide = bf16[8,64]{1,0:T(8,128)(2,1)} parameter(3)",
+        "%fast = bf16[8,64]{1,0:T(8,128)(2,1)S(1)} parameter(4)",
+        f"ROOT %c = {result} {call}",
+    )
+    self.assertEqual(hlo.costs(text).memory_bytes, expected)
+
+  def test_memory_is_counted_as_often_as_a_loop_runs(self):
+    once, twice = (
+        hlo.costs(_LOOP.replace("constant(16)", f"constant({n})")).memory_bytes
+        for n in (16, 32)
+    )
+    self.assertGreater(once, 0)
+    self.assertAlmostEqual(twice, 2 * once, delta=0.1 * once)
+
   def test_a_conditional_counts_as_its_most_expensive_branch(self):
     branch = (
         "%{name} (p: f32[10,10]) -> f32[10,10] {{\n"

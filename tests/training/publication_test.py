@@ -11,6 +11,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +27,7 @@ from tba_jax.transport import carrier_store
 from tba_jax.transport import wire
 from tests.support import base_config
 from tests.support import in_process
+from tests.support import tiny_model
 
 SECRET = b"s" * 32
 
@@ -137,19 +139,62 @@ class VersionsTest(parameterized.TestCase):
     with self.assertRaisesRegex(wire.WireError, "carrier.*'store'"):
       self.read(carriers={})
 
-  def test_floats_are_published_in_the_dtype_asked_for(self):
-    params = {"w": jnp.ones((3,), jnp.float32) / 3, "n": jnp.arange(2)}
-    expected = publication.specs_of(params)
-    published = publication.published_specs(expected, "bfloat16")
-    self.assertEqual(
-        {name: dtype.name for name, (_, dtype) in published.items()},
-        {"['n']": "int32", "['w']": "bfloat16"},
+  @parameterized.parameters(
+      # publish.dtype, compute dtype on a backend, rank -> matrices, vectors.
+      ("bfloat16", "float32", 0, "bfloat16", "bfloat16"),
+      ("", "bfloat16", 0, "float32", "float32"),
+      ("auto", "bfloat16", 0, "bfloat16", "float32"),
+      ("auto", "float32", 0, "float32", "float32"),
+      # Adapters are merged in float32.
+      ("auto", "bfloat16", 2, "float32", "float32"),
+  )
+  def test_dtypes_of_published_floats(
+      self, dtype, compute, rank, matrices, vectors
+  ):
+    params = {
+        "embed": jnp.ones((3, 2)) / 3,
+        "norm": jnp.ones((3,)) / 3,
+        "blocks": {"w": jnp.ones((2, 3, 4)), "norm": jnp.ones((2, 3))},
+        "n": jnp.arange(2),
+    }
+    dtypes = publication.published_dtypes(
+        base_config.make(
+            publish__dtype=dtype, model__compute_dtype=compute, lora__rank=rank
+        )
     )
-    leaves = publication.flatten(publication.snapshot(params, dtype="bfloat16"))
+    copy = publication.snapshot(params, dtypes=dtypes)
     self.assertEqual(
-        {n: (x.shape, x.dtype) for n, x in leaves.items()}, published
+        {
+            name: leaf.dtype.name
+            for name, leaf in publication.by_path(copy).items()
+        },
+        {
+            "['blocks']['norm']": vectors,
+            "['blocks']['w']": matrices,
+            "['embed']": matrices,
+            "['n']": "int32",
+            "['norm']": vectors,
+        },
     )
-    self.assertEqual(publication.published_specs(expected, ""), expected)
+
+  def test_auto_loses_nothing_that_the_sampler_uses(self):
+    model = tiny_model.make_model(
+        family="qwen2", compute_dtype="bfloat16", num_kv_heads=2
+    )
+    params = tiny_model.init_params(model)
+    auto = publication.published_dtypes(
+        base_config.make(publish__dtype="auto", model__compute_dtype="auto"),
+        backend="tpu",
+    )
+    published = publication.snapshot(params, dtypes=auto)
+    size = lambda tree: sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    self.assertLess(size(published), 0.6 * size(params))
+    tokens, mask = np.full((2, 5), 3), np.ones((2, 5), np.float32)
+    for run in (
+        lambda params: model.prefill(params, tokens, mask),
+        lambda params: model.decode_params(params, 8),
+    ):
+      chex.assert_trees_all_equal(run(published), run(params))
 
   def test_a_forged_manifest_or_pointer_is_refused(self):
     self.write(run=make_run(secret=b"f" * 32))
@@ -436,13 +481,13 @@ class PublicationTest(absltest.TestCase):
     with self.assertRaises(base.TransportError):
       alone.wait(4, WAIT_S)
 
-  def test_params_are_cast_and_cast_back(self):
+  def test_params_arrive_as_they_are_published(self):
     publisher = self.make_publisher(dtype="bfloat16")
     puller = self.make_puller(dtype="bfloat16")
     publisher.submit(1, _params(1 / 3))
     _, leaves = puller.wait_for(1, WAIT_S)
-    self.assertEqual(leaves["['w']"].dtype, np.float32)
-    self.assertEqual(leaves["['w']"][0, 0], np.float32(jnp.bfloat16(1 / 3)))
+    self.assertEqual(leaves["['w']"].dtype, jnp.bfloat16)
+    self.assertEqual(leaves["['w']"][0, 0], jnp.bfloat16(1 / 3))
 
   def test_files_last_as_long_as_they_are_mapped(self):
     folder = pathlib.Path(self.create_tempdir().full_path) / "params"

@@ -1,0 +1,82 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a decode step moves on a TPU, from what its compiler makes of it."""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+from absl.testing import absltest
+
+_ROOT = pathlib.Path(__file__).parents[2]
+# Prints the bytes of a step's arguments and traffic, in units of those that it
+# must read: two layers, heads of 64, 64 rows of 256 + 256 tokens.
+_PROGRAM = """
+import os
+os.environ.update(
+    TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost",
+    TPU_ACCELERATOR_TYPE="v5litepod-4", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
+import jax
+jax.config.update("jax_platforms", "cpu")
+from jax.experimental import topologies
+import numpy as np
+from tba_jax.sampling import requests
+from tba_jax.sampling import rows
+from tba_jax.system import hlo
+from tests.support import tiny_model
+
+device = topologies.get_topology_desc(
+    platform="tpu", topology_name="v5e:2x2").devices[0]
+on_device = jax.sharding.SingleDeviceSharding(device)
+model = tiny_model.make_model(
+    width=512, num_heads=16, num_kv_heads=8, head_dim=64, mlp_width=1024,
+    vocab_size=1024, max_positions=512, compute_dtype="bfloat16")
+settings = requests.Settings(
+    temperature=1.0, top_k=0, top_p=1.0, max_prompt_tokens=256,
+    max_completion_tokens=256, num_rows=64, chunk_steps=8, pad_id=0, seed=0)
+put = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_device)
+params = jax.tree.map(put, jax.eval_shape(model.init, jax.random.key(0)))
+programs = rows.Programs(model, settings, on_device)
+decode_params = jax.tree.map(
+    put, jax.eval_shape(programs.decode_params, params))
+state, count = programs.abstract_state, np.int32(8)
+compiled = programs.decode_chunk.lower(
+    decode_params, state, count, count, programs.num_blocks).compile()
+needed = sum(
+    x.size * x.dtype.itemsize
+    for x in jax.tree.leaves((decode_params, state.cache)))
+print(compiled.memory_analysis().argument_size_in_bytes / needed)
+print(hlo.costs(compiled.as_text()).memory_bytes / needed)
+"""
+
+
+@absltest.skipIf(
+    importlib.util.find_spec("libtpu") is None,
+    "libtpu (650 MB) is not installed: pip install 'tba_jax[tpu]'",
+)
+class TpuDecodeTest(absltest.TestCase):
+
+  def test_a_step_reads_weights_and_cache_once_and_copies_neither(self):
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM],
+        cwd=_ROOT,
+        env={**os.environ, "PYTHONPATH": _path()},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    arguments, moved = map(float, done.stdout.split())
+    self.assertLess(arguments, 1.1)
+    self.assertLess(moved, 1.5)
+
+
+def _path() -> str:
+  return os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
+
+
+if __name__ == "__main__":
+  absltest.main()
