@@ -7,7 +7,7 @@ Cobbe et al. 2021 (arXiv:2110.14168). As in Bartoldson et al. 2025
 reference solution's, else 0.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from tba_jax.tasks import answers
@@ -79,6 +79,9 @@ class Gsm8k(rows_task.RowsTask):
         split_seed=seed,
         overlap=fields["overlap"],
     )
+
+  def _used_fields(self) -> Mapping[str, Sequence[str]]:
+    return {"": ("question", "answer")}
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:
     question = rows.text_of(fields, "question")

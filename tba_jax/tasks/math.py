@@ -12,7 +12,7 @@ the library `math-verify` finds them equal: 1/2 and 0.5, x+1 and 1+x. That calls
 sympy, which may never return, so the task needs `reward.where="pool"`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import fractions
 import functools
 import logging
@@ -168,6 +168,9 @@ class Math(rows_task.RowsTask):
         split_seed=seed,
         overlap=fields["overlap"],
     )
+
+  def _used_fields(self) -> Mapping[str, Sequence[str]]:
+    return {"": ("problem", "solution")}
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:
     problem = rows.text_of(fields, "problem")

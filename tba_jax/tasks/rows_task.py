@@ -91,7 +91,7 @@ class RowsTask(base.Task):
     raise NotImplementedError
 
   def _used_fields(self) -> Mapping[str, Sequence[str]]:
-    """Returns the row fields that each setting mentions."""
+    """Returns the row fields that each setting mentions; "": the task's own."""
     return {}
 
   def completion_of(self, example: Example) -> str:
@@ -133,9 +133,10 @@ class RowsTask(base.Task):
     for setting, names in self._used_fields().items():
       missing = [name for name in names if name not in field_names]
       if missing and field_names:
+        mentions = f"config.task.{setting}: " if setting else ""
         return (
-            f"config.task.{setting}: no row of {source} has the field"
-            f" {missing[0]!r}; its fields are {sorted(field_names)}"
+            f"{mentions}no row of {source} has the field {missing[0]!r}; its"
+            f" fields are {sorted(field_names)}"
         )
     if not self.report.read[split]:
       return f"{source}: has no rows"

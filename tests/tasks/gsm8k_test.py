@@ -154,6 +154,16 @@ class Gsm8kTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       _task(**{"data": data, **fields})
 
+  def test_rows_of_other_fields(self):
+    data = self.write(test=[("c?", "#### 1")])
+    (self.folder / "train.jsonl").write_text('{"query": "a?"}\n')
+    with self.assertRaisesRegex(
+        ValueError,
+        r"^no row of config.task.data='.*' has the field 'question'; its fields"
+        r" are \['query'\]$",
+    ):
+      _task(data=data)
+
   def test_made_up_problems(self):
     task = _task(data="made_up", made_up_prompts=200, split_seed=3)
     again = _task(data="made_up", made_up_prompts=200, split_seed=3)

@@ -164,6 +164,12 @@ class MathTest(parameterized.TestCase):
         [task.example("train", i).answer for i in range(2)], ["0", "1"]
     )
 
+  def test_rows_of_other_fields(self):
+    train = self.folder / "train.jsonl"
+    train.write_text('{"question": "a?", "solution": "1"}\n')
+    with self.assertRaisesRegex(ValueError, "no row of .* field 'problem'"):
+      _task(train=str(train))
+
   @parameterized.parameters(
       ({"prompt_format": "x"}, "config.task.prompt_format='x'.*qwen"),
       ({"overlap": "x"}, "config.task.overlap='x'.*leave_out"),
