@@ -53,13 +53,13 @@ PROGRAMS = {
 # Programs that, without --config, read the config saved in the run.
 _OF_A_RUN = (
     "trainer", "searcher", "store", "one_process", "sft", "reward_model",
-    "evaluate", "export", "report", "status", "sweep",
+    "evaluate", "export", "status", "sweep",
 )  # fmt: skip
 # Programs that print the rows used and left out of the task's data.
 _SHOW_DATA = ("train", "sft", "evaluate", "plan")
 _WITHOUT_WORKDIR = ("plan", "compile", "report", "generate", "score")
 # Programs that need no task: its data may be missing on this machine.
-_WITHOUT_TASK = ("report", "status")
+_WITHOUT_TASK = ("status",)
 # Programs that read run directories in any state, damaged ones too.
 _WITHOUT_CONFIG = ("report", "verify")
 # Programs on a finished run, which may have other settings than the run.

@@ -108,15 +108,18 @@ class MainTest(parameterized.TestCase):
     )
 
   def test_a_report_needs_no_config(self):
+    """It is written of a damaged run too."""
+    self.make_run()
+    pathlib.Path(self.workdir, "epoch.json").write_text("[]")
     module = mock.Mock(spec=["run"])
     with mock.patch.object(
         main_lib.importlib, "import_module", return_value=module
     ):
-      self.main("a", "b", program="report", config=None, workdir=None)
-    module.run.assert_called_once_with(None, None, ["a", "b"])
+      for workdir, *operands in ((None, "a", "b"), (self.workdir,)):
+        self.main(*operands, program="report", config=None, workdir=workdir)
+        module.run.assert_called_with(None, workdir, operands)
 
-  @parameterized.parameters("report", "status")
-  def test_a_run_whose_task_is_not_here_is_read(self, program):
+  def test_the_status_of_a_run_whose_task_is_not_here(self):
     config = load_lib.load_config(_CONFIG + ":smoke")
     with config.unlocked():
       config.task = {"name": "gone.py:Task", "path": "gone.jsonl"}
@@ -126,7 +129,7 @@ class MainTest(parameterized.TestCase):
     with mock.patch.object(
         main_lib.importlib, "import_module", return_value=module
     ):
-      status = self.main(program=program, config=None, workdir=self.workdir)
+      status = self.main(program="status", config=None, workdir=self.workdir)
     self.assertEqual(status, 0, self.stderr.getvalue())
 
   @parameterized.parameters(
