@@ -108,7 +108,6 @@ def _fits(c: ml_collections.ConfigDict, hardware: Hardware) -> bool:
 
 def _set(c: ml_collections.ConfigDict, hardware: Hardware) -> None:
   billions, most_tensor = MODELS[_start(c)]
-  batches = _batch_sizes(c)
   # A single device is shared by trainer and searcher.
   several = hardware.devices > 1
   share = (_SHARE * hardware.gib - _LOGITS_GIB) * 2**30 / 1e9  # GB
@@ -125,11 +124,13 @@ def _set(c: ml_collections.ConfigDict, hardware: Hardware) -> None:
   if not hardware.hosts:
     size = max(shards, size // 4)
     count = (hardware.devices - size) // searcher if several else 1
-  if size > hardware.devices or count < 1:
+  if max(size, shards) > hardware.devices or count < 1:
     raise ValueError(
         f"{billions} B params with their judges need {shards} devices of"
         f" {hardware.gib} GiB for the trainer, and others for searchers"
     )
+  # Rows of any batch are split; examples of the first stages have to divide.
+  batches = _batch_sizes(c)
   fsdp, tensor = math.gcd(size, *batches), 1
   sequence = size // fsdp
   while (fsdp * tensor < shards or sequence > _MAX_SEQUENCE) and (
@@ -138,8 +139,8 @@ def _set(c: ml_collections.ConfigDict, hardware: Hardware) -> None:
     tensor, sequence = 2 * tensor, sequence // 2
   if fsdp * tensor < shards or sequence > _MAX_SEQUENCE:
     raise ValueError(
-        f"batches of {' and '.join(map(str, batches))} use {fsdp * tensor} of"
-        f" {size} devices; {billions} B params need {shards}"
+        f"{size} devices cannot split batches of"
+        f" {' and '.join(map(str, batches))} examples"
     )
   c.mesh.fsdp, c.mesh.sequence, c.mesh.tensor = fsdp, sequence, tensor
   c.trainer.num_processes = max(hardware.hosts, 1)
@@ -179,8 +180,8 @@ def _frozen_gb(c: ml_collections.ConfigDict, billions: float) -> float:
 
 
 def _batch_sizes(c: ml_collections.ConfigDict) -> Sequence[int]:
-  """Returns the batches of the stages, which fsdp has to divide."""
-  out = [c.train.prompts_per_batch]
+  """Returns the batches of the stages before training that a run has."""
+  out = []
   if c.init == "sft":
     out.append(c.sft.batch_size)
   if c.reward.where == "model":
@@ -194,9 +195,7 @@ def _set_memory(
   """Sets micro-batches, remat and dtypes; configs are for 80 GiB."""
   scale = hardware.gib / 80
   each = max(1, int(c.train.micro_batch_prompts * scale))
-  c.train.micro_batch_prompts = fsdp * _divisor(
-      c.train.prompts_per_batch // fsdp, each
-  )
+  c.train.micro_batch_prompts = _divisor(c.train.prompts_per_batch, fsdp * each)
   for section in (c.sft, c.reward_model):
     # Equal in all stages: a stage's model is of these settings.
     unit = math.gcd(hardware.devices, section.batch_size)

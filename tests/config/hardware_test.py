@@ -46,22 +46,23 @@ _DATA = {
     "tldr": ["task.data=made_up", "task.made_up_prompts=20"],
 }  # fmt: skip
 # Config -> the hardware that it fits, all others refuse it.
+_ALL = "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64"
 _FITS = {
-    "gsm8k": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16",
-    "gsm8k:model=qwen2.5-0.5b": "4xa100 8xh100 v5p-8 v6e-8 v5p-16",
-    "gsm8k:method=online_dpo": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64",
-    "gsm8k:method=ppo": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64",
+    "gsm8k": _ALL,
+    "gsm8k:model=qwen2.5-0.5b": _ALL,
+    "gsm8k:method=online_dpo": _ALL,
+    "gsm8k:method=ppo": _ALL,
     "math": "8xh100 v5p-16 v5e-64",
     "no_robots": "8xh100 v5p-16",
-    "red_team:model=gpt2": "colab 4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16",
-    "red_team:model=llama": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64",
-    "tldr": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64",
-    "tldr:model=pythia-2.8b": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64",
-    "tldr:method=online_dpo": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64",
-    "tldr:method=ppo": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64",
-    "tldr_sft": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64",
-    "tldr_reward_model": "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64",
-}  # fmt: skip
+    "red_team:model=gpt2": f"colab {_ALL}",
+    "red_team:model=llama": _ALL,
+    "tldr": _ALL,
+    "tldr:model=pythia-2.8b": _ALL,
+    "tldr:method=online_dpo": _ALL,
+    "tldr:method=ppo": _ALL,
+    "tldr_sft": _ALL,
+    "tldr_reward_model": _ALL,
+}
 
 
 class HardwareTest(parameterized.TestCase):
