@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `compile` program: a tiny config for a slice that is not here."""
+"""The `compile` program: tiny models for slices that are not here."""
 
 import importlib.util
 import json
@@ -11,19 +11,52 @@ import sys
 
 from absl.testing import absltest
 
+from tba_jax.models import hf_config
+from tests.support import tiny_model
+
 _ROOT = pathlib.Path(__file__).parents[2]
 _CONFIG = "--config=configs/arithmetic.py:smoke"
+# Llama, in the names of docs/scaling.md: a prompt of 32 tokens and two
+# completions of 128, of which the last token of each is not read.
+_VOCABULARY, _LAYERS, _WIDTH, _MLP, _TOKENS = 2048, 2, 256, 1024, 32 + 2 * 127
+_WEIGHTS = _LAYERS * (4 * _WIDTH**2 + 3 * _WIDTH * _MLP) + _VOCABULARY * _WIDTH
+_MESHES = (
+    dict(fsdp=8), dict(fsdp=4, tensor=2), dict(fsdp=4, sequence=2),
+    dict(data=2, fsdp=4),
+)  # fmt: skip
+# Prints the bytes that a device receives in a train step, of each mesh.
+_TRAIN_STEPS = """
+import json, sys
+from tba_jax.config import settings
+from tba_jax.programs import compile
+from tba_jax.system import hlo
+for mesh in json.loads(sys.argv[1]):
+  config = settings.get_config()
+  config.init = sys.argv[2]
+  config.train.remat = "full"
+  config.sampling.max_prompt_tokens = 32
+  config.sampling.max_completion_tokens = 128
+  config.train.completions_per_prompt = 2
+  config.mesh.update(mesh)
+  rows = config.mesh.data * config.mesh.fsdp
+  config.train.prompts_per_batch = config.train.micro_batch_prompts = rows
+  (_, chips), _ = compile.devices_of(config, ["v5e:2x4", "v5e:2x2"])
+  step = compile.trainer(config, chips).programs["train_step"]
+  found = hlo.costs(step.lower().compile().as_text())
+  print(found.collective_bytes, flush=True)
+"""
 
 
 def run(*args: str) -> subprocess.CompletedProcess:
-  """Runs the program in a process, which makes JAX's backends but once."""
+  """Runs the program, or `-c`, in a process: it makes JAX's backends once."""
+  program = ("-m", "tba_jax.main", "--program=compile")
   return subprocess.run(
-      [sys.executable, "-m", "tba_jax.main", "--program=compile", *args],
+      [sys.executable, *(() if args[0] == "-c" else program), *args],
       cwd=_ROOT,
       env={**os.environ, "COLUMNS": "80"},
       capture_output=True,
       text=True,
-      timeout=300,
+      timeout=600,
       check=False,
   )
 
@@ -75,6 +108,34 @@ class CompileTest(absltest.TestCase):
     done = run(_CONFIG, "--config.init=scratch", "--config.mesh.tensor=4")
     self.assertEqual(done.returncode, 2)
     self.assertRegex(done.stderr, "config.mesh.*(.|\n)*config.sharding")
+
+  def test_what_a_train_step_receives(self):
+    """At most 1.3 of what docs/scaling.md derives, on each kind of mesh."""
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    shape = tiny_model.make_model(
+        vocab_size=_VOCABULARY, num_layers=_LAYERS, width=_WIDTH, num_heads=4,
+        num_kv_heads=4, head_dim=64, mlp_width=_MLP, max_positions=256,
+    ).config  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(hf_config.to_hf(shape)))
+    done = run("-c", _TRAIN_STEPS, json.dumps(_MESHES), str(folder))
+    self.assertEqual(done.returncode, 0, done.stderr)
+    for mesh, received in zip(_MESHES, done.stdout.split(), strict=True):
+      with self.subTest(mesh=mesh):
+        self.assertLess(float(received) / _ideal_bytes(**mesh), 1.3)
+        if mesh == dict(fsdp=8):
+          params = _WEIGHTS + _VOCABULARY * _WIDTH
+          self.assertLess(float(received) / params, 10.5)
+
+
+def _ideal_bytes(data=1, fsdp=1, sequence=1, tensor=1):
+  """Returns what a device must receive in a step, as docs/scaling.md has it."""
+  others = lambda count: (count - 1) / count
+  weights = 6 * others(fsdp) * _WEIGHTS / tensor
+  copies = 2 * 2 * others(data * sequence) * _WEIGHTS / fsdp / tensor
+  stream = 2 * _TOKENS * _WIDTH
+  sums = (5 * _LAYERS + 2) * 2 * others(tensor) * stream
+  keys_and_values = 3 * _LAYERS * others(sequence) * 2 * stream
+  return weights + copies + sums + keys_and_values
 
 
 if __name__ == "__main__":
