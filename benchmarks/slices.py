@@ -26,11 +26,11 @@ _SHAPES = _ROOT / "tests" / "models" / "published_configs.json"
 # Config, and the slices of its trainer and of a searcher.
 ROWS = (
     ("gsm8k.py:hardware=v5e-16", "v5e:4x4", "v5e:2x2"),
-    ("gsm8k.py:hardware=v6e-8", "v6e:2x4", "v6e:2x2"),
     ("tldr.py:hardware=v5e-16", "v5e:4x4", "v5e:2x2"),
+    ("tldr.py:method=online_dpo,hardware=v5e-16", "v5e:4x4", "v5e:2x2"),
+    ("red_team.py:model=llama,hardware=v5e-16", "v5e:4x4", "v5e:2x4"),
     ("math.py:hardware=v5e-64", "v5e:8x8", "v5e:2x4"),
-    ("math.py:hardware=v5p-16", "v5p:2x2x2", "v5p:2x2x1"),
-    ("no_robots.py:hardware=v5e-64", "v5e:8x8", "v5e:2x4"),
+    ("no_robots.py:hardware=v5p-16", "v5p:2x2x2", "v5p:2x2x1"),
 )
 # The same shape under another name.
 _SAME = {"realtreetune/rho-1b-sft-GSM8K": "microsoft/rho-math-1b-v0.1"}
