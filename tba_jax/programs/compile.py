@@ -192,6 +192,9 @@ def sections_of(
     ]
     chip = CHIPS.get(device.device_kind)
     for program_name, program in role.programs.items():
+      # Judges of evaluations are the trainer's, whoever gives rewards.
+      if program_name in found["programs"]:
+        program_name = f"{name}_{program_name}"
       print(f"compiling {program_name} …", file=sys.stderr, flush=True)
       others = sum(role.held.values()) - program.own_bytes
       result, text = _compile(program, others, chip)
