@@ -69,7 +69,9 @@ def pack(
   num_micro = num_micro_batches(train, B, K)
   if num_micro:
     micro = [distinct[m::num_micro] for m in range(num_micro)]
-    wide, single = _pack_groups(micro, shards, K, P, T)
+    # Where weights are split, each block of rows would gather them again.
+    has_single = config.mesh.fsdp == 1
+    wide, single = _pack_groups(micro, shards, (K, P, T), has_single)
     if wide.shape == (B, 1, K):
       return None
   else:
@@ -88,20 +90,24 @@ def pack(
 
 
 def _pack_groups(
-    micro: Sequence[Sequence[_Indices]], shards: int, K: int, P: int, T: int
+    micro: Sequence[Sequence[_Indices]],
+    shards: int,
+    shape: tuple[int, int, int],
+    has_single: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns rows [R, 1, M] and [S, 1, 1], for micro-batches of whole groups.
 
   Each prompt has a row of M completions, and what it has beyond stands in rows
-  of one. Without enough copies, all rows have one width, K if R divides over
-  the shards.
+  of one. Without enough copies, or rows of one, all rows have one width: K if R
+  divides over the shards.
 
   Args:
     micro: of each micro-batch and its prompts, the distinct completions.
     shards: that divide the rows of a micro-batch.
-    K, P, T: the shape of the batch.
+    shape: K, P, T of the batch.
+    has_single: whether rows of one completion are allowed.
   """
-  num_prompts = len(micro[0])
+  (K, P, T), num_prompts = shape, len(micro[0])
   widths = [K]
   while widths[-1] > 1:
     widths.append(-(-widths[-1] // 2))
@@ -119,7 +125,9 @@ def _pack_groups(
   num_wide = _round_up(num_prompts, shards)
   uniform = {M: num_uniform(M) * (P + M * T) for M in widths}
   mixed = {
-      M: num_wide * (P + M * T) + num_single(M) * (P + T) for M in widths[1:]
+      M: num_wide * (P + M * T) + num_single(M) * (P + T)
+      for M in widths[1:]
+      if has_single
   }
   M = min(uniform, key=uniform.get)
   least = min(mixed, key=mixed.get, default=None)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequence parallelism: the step of one device, in less memory per device."""
 
+import dataclasses
 import functools
 import os
 from unittest import mock
@@ -213,8 +214,8 @@ def abstract_batch(B, K, P, T):
 
 class MemoryTest(parameterized.TestCase):
 
-  @parameterized.parameters(1, 4)
-  def test_fsdp_moves_weights_and_no_activations(self, num_chunks):
+  @parameterized.parameters((1, False), (4, False), (1, True))
+  def test_fsdp_moves_weights_and_no_activations(self, num_chunks, has_rows):
     B, K, P, T = 8, 2, 64, 64
     model = transformer.make_model(
         tiny_model.make_model(vocab_size=512, max_positions=256).config,
@@ -224,17 +225,22 @@ class MemoryTest(parameterized.TestCase):
     config.mesh.fsdp = 8
     mesh = sharding.make_mesh(config.mesh)
     state = train_step.abstract_state(config, model, mesh)
-    positions = T // num_chunks
+    positions, batch = T // num_chunks, abstract_batch(B, K, P, T)
+    if has_rows:  # Groups are cut over devices: rows of one completion.
+      indices = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+      rows = types.Rows(indices(B * K, 1, 1), None, indices(B, K))
+      batch = dataclasses.replace(batch, rows=rows)
     with mock.patch.dict(logprobs.MAX_LOGITS, cpu=positions * K * 512):
       compiled = (
           train_step.jit_train_step(config, model, mesh)
-          .lower(state, abstract_batch(B, K, P, T), None)
+          .lower(state, batch, None)
           .compile()
       )
     num_params = sum(x.size for x in jax.tree.leaves(state.params))
     text = compiled.as_text()
     # Chunks are bounded by a device's own share, here one prompt.
-    self.assertRegex(text, rf"f32\[(1,)+{K},{positions},512\]")
+    own = "1,2,1" if has_rows else f"1,{K}"
+    self.assertRegex(text, rf"f32\[(1,)*{own},{positions},512\]")
     found = hlo.costs(text)
     # All in float32: a param is gathered for the forward and the backward pass,
     # unless moving its product is cheaper, and its gradient is reduced.

@@ -34,7 +34,8 @@ class PackTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("whole", {}),
       ("micro_batches", dict(train__micro_batch_prompts=4)),
-      ("shards", dict(mesh__data=2, mesh__fsdp=4)),
+      ("shards", dict(mesh__data=8)),
+      ("split_weights", dict(mesh__data=2, mesh__fsdp=4)),
       ("prompts_do_not_divide", dict(train__micro_batch_prompts=5)),
       ("cut", dict(train__micro_batch_completions=3)),
       (
@@ -64,6 +65,8 @@ class PackTest(parameterized.TestCase):
         self.assertTrue((block // K == block[..., :1] // K).all())
         shards = config.mesh.data * config.mesh.fsdp
         self.assertEqual(block.shape[0] % shards, 0)
+      if config.mesh.fsdp > 1:
+        self.assertIsNone(rows.single)
       # Nothing is computed twice.
       used = places[np.unique(rows.slots)]
       self.assertLen(np.unique(tokens.reshape(-1, T)[used], axis=0), len(used))
