@@ -239,7 +239,7 @@ class MemoryTest(parameterized.TestCase):
     num_params = sum(x.size for x in jax.tree.leaves(state.params))
     text = compiled.as_text()
     # Chunks are bounded by a device's own share, here one prompt.
-    own = "1,2,1" if has_rows else f"1,{K}"
+    own = "2,1" if has_rows else f"1,{K}"
     self.assertRegex(text, rf"f32\[(1,)*{own},{positions},512\]")
     found = hlo.costs(text)
     # All in float32: a param is gathered for the forward and the backward pass,
