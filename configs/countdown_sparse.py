@@ -38,6 +38,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
           split_seed=0,
       )
   )
+  c.loss.beta = c.loss.beta_final = 0.05
+  c.optimizer.learning_rate = 6e-4
+  c.optimizer.learning_rate_final = 6e-5
+  c.replay.dedupe = True
   c.replay.recent_fraction = 0.5
   c.replay.selection = "reward"
   c.replay.reward_temperature = 0.25
