@@ -82,8 +82,8 @@ class CompileTest(absltest.TestCase):
     names = [*of_trainer, "prefill", "decode_chunk", "searcher_reward_model"]
     self.assertEqual(list(found["programs"]), names)
     held = found["held"]["searcher"]
-    # A copy of the policy for each, and less its head for the reward model.
-    self.assertBetween(held["reward_model"] / held["params"], 0.8, 1.0)
+    # Float32, less the policy's head, beside params published in bfloat16.
+    self.assertBetween(held["reward_model"] / held["params"], 1.6, 2.0)
     for name, program in found["programs"].items():
       self.assertIn(name, done.stdout)
       self.assertTrue(program["fits"])
