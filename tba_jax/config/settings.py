@@ -341,6 +341,10 @@ SETTINGS = {
         "auto", one_of("auto", "float32", "bfloat16"),
         "of activations; 'auto' is bfloat16 on an accelerator, float32 on a"
         " CPU"),
+    "model.attention": _s(
+        "auto", one_of("auto", "plain", "splash", "cudnn"),
+        "of training: 'auto' is splash attention on TPU, cuDNN's on GPU where"
+        " it can serve the model, and plain elsewhere"),
     "model.attention_bias": _s(False, FLAG, "llama, qwen3, gpt_neox"),
     "model.mlp_bias": _s(False, FLAG, "llama"),
     "model.sliding_window": _s(0, FROM_0, "mistral, tokens; 0 = none"),

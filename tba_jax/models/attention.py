@@ -1,11 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Attention for training and prefill; `cache.py` has that of decode steps.
+"""Plain attention for training and prefill.
+
+`kernels.py` has that of accelerators, `cache.py` that of decode steps.
 
 Axes: B prompts, K completions, P prompt tokens, Q queries, S keys, G key-value
 heads, M query heads of one key-value head, Dh head width, L tokens.
 """
 
+from collections.abc import Callable
 import math
 
 import jax
@@ -14,6 +17,8 @@ import jax.numpy as jnp
 # Finite, so that a row with all keys masked has no NaN gradient; so low that a
 # masked key has a weight of exactly 0.
 MASKED_SCORE = -1e30
+# Queries of a sequence whose scores a device holds at a time.
+BLOCK = 1024
 
 
 def masked_scores(
@@ -57,7 +62,7 @@ def attend_shared(
     q: [B, K, Q, G, M, Dh].
     prompt: keys [B, P, G, Dh], values [B, P, G, Dh], mask [B, Q, P] bool, or
       [B, 1, P] if all queries see the same.
-    own: keys [B, K, S, G, Dh], values [B, K, S, G, Dh], mask [B, K, Q, S]
+    own: keys [B, K, S, G, Dh], values [B, K, S, G, Dh], mask [1, 1, Q, S]
       bool.
 
   Returns:
@@ -97,16 +102,6 @@ def positions_of(mask: jax.Array) -> jax.Array:
   return jnp.maximum(jnp.cumsum(mask.astype(jnp.int32), axis=-1) - 1, 0)
 
 
-def causal_mask(length: int) -> jax.Array:
-  """Returns [L, L] bool, True where query (row) sees key (column)."""
-  return jnp.tril(jnp.ones((length, length), bool))
-
-
-def causal_real_mask(mask_BxL: jax.Array) -> jax.Array:
-  """Returns [B, L, L] bool, the causal mask over real tokens."""
-  return causal_mask(mask_BxL.shape[1])[None] & mask_BxL.astype(bool)[:, None]
-
-
 def window_mask(
     mask: jax.Array,
     query_positions: jax.Array,
@@ -121,3 +116,134 @@ def window_mask(
     return mask
   behind = query_positions[..., :, None] - key_positions[..., None, :]
   return mask & (behind < size)
+
+
+def sees(queries_Q: jax.Array, keys_S: jax.Array, window: int) -> jax.Array:
+  """Returns [Q, S] bool, True where a query sees a key, by their indices.
+
+  A query sees itself and the window - 1 tokens before it; window 0 is all.
+  """
+  behind = queries_Q[:, None] - keys_S[None]
+  seen = behind >= 0
+  return seen & (behind < window) if window else seen
+
+
+def attend_causal(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask_BxL: jax.Array,
+    window: int,
+    num_parts: int,
+) -> jax.Array:
+  """Returns causal attention of sequences over their real tokens.
+
+  Args:
+    q: [B, L, G, M, Dh].
+    k: [B, L, G, Dh].
+    v: [B, L, G, Dh].
+    mask_BxL: bool, True on real tokens, which are contiguous.
+    window: as in `sees`.
+    num_parts: devices that L is split over.
+
+  Returns:
+    [B, L, G, M, Dh].
+  """
+
+  def block(q: jax.Array, indices_Q: jax.Array, k: jax.Array, v: jax.Array):
+    seen = sees(indices_Q, jnp.arange(k.shape[1]), window)
+    return attend_self(q, k, v, seen[None] & mask_BxL[:, None])
+
+  return _by_blocks(block, q, (k, v), 1, num_parts)
+
+
+def attend_completions(
+    q: jax.Array,
+    prompt: tuple[jax.Array, jax.Array, jax.Array],
+    own: tuple[jax.Array, jax.Array],
+    window: int,
+    num_parts: int,
+) -> jax.Array:
+  """Returns attention of completions over their prompt and themselves.
+
+  Args:
+    q: [B, K, S, G, M, Dh].
+    prompt: keys [B, P, G, Dh], values [B, P, G, Dh], mask [B, P] bool. If S is
+      split over devices, a completion begins with its prompt's last token, so
+      that the mask lacks it (`sequence.completion_inputs`).
+    own: keys [B, K, S, G, Dh], values [B, K, S, G, Dh].
+    window: as in `sees`.
+    num_parts: devices that S is split over.
+
+  Returns:
+    [B, K, S, G, M, Dh].
+  """
+  *prompt, prompt_mask = prompt
+  P = prompt_mask.shape[1]
+  first = P - (num_parts > 1)  # Index of a completion's first token.
+
+  def block(q: jax.Array, indices_Q: jax.Array, *keys_values: jax.Array):
+    k_prompt, v_prompt, k_own, v_own = keys_values
+    seen = prompt_mask[:, None]
+    if window:
+      seen = seen & sees(first + indices_Q, jnp.arange(P), window)[None]
+    seen_own = sees(indices_Q, jnp.arange(k_own.shape[2]), window)[None, None]
+    return attend_shared(
+        q, (k_prompt, v_prompt, seen), (k_own, v_own, seen_own)
+    )
+
+  return _by_blocks(block, q, (*prompt, *own), 2, num_parts)
+
+
+def _by_blocks(
+    block: Callable[..., jax.Array],
+    q: jax.Array,
+    keys_values: tuple[jax.Array, ...],
+    axis: int,
+    num_parts: int,
+) -> jax.Array:
+  """Returns `block` of up to `BLOCK` queries of each device at a time.
+
+  The scores of a block are recomputed in the backward pass, so that those of
+  one block are all that is held.
+
+  Args:
+    block: (queries, their indices, *keys_values) -> array as its queries.
+    q: queries along `axis`.
+    keys_values: seen by all blocks.
+    axis: 1 or 2.
+    num_parts: devices that `axis` is split over.
+  """
+  Q = q.shape[axis]
+  own = Q // num_parts
+  if own <= BLOCK:
+    return block(q, jnp.arange(Q), *keys_values)
+  count = -(-own // BLOCK)
+  length = -(-own // count)
+
+  def cut(x: jax.Array, axis: int) -> jax.Array:
+    lead, rest = x.shape[:axis], x.shape[axis + 1 :]
+    x = x.reshape(*lead, num_parts, own, *rest)
+    padding = [(0, 0)] * x.ndim
+    padding[axis + 1] = (0, count * length - own)
+    x = jnp.pad(x, padding).reshape(*lead, num_parts, count, length, *rest)
+    x = jnp.moveaxis(x, axis + 1, 0)
+    return x.reshape(count, *lead, num_parts * length, *rest)
+
+  def join(x: jax.Array) -> jax.Array:
+    lead, rest = x.shape[1 : axis + 1], x.shape[axis + 2 :]
+    x = x.reshape(count, *lead, num_parts, length, *rest)
+    x = jnp.moveaxis(x, 0, axis + 1)
+    x = x.reshape(*lead, num_parts, count * length, *rest)
+    x = jax.lax.slice_in_dim(x, 0, own, axis=axis + 1)
+    return x.reshape(*lead, Q, *rest)
+
+  # Gradients of keys and values are summed over blocks in float32.
+  wide = [x.astype(jnp.float32) for x in keys_values]
+
+  @jax.checkpoint
+  def one(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
+    narrow = (x.astype(y.dtype) for x, y in zip(wide, keys_values))
+    return block(*pair, *narrow)
+
+  return join(jax.lax.map(one, (cut(q, axis), cut(jnp.arange(Q), 0))))

@@ -102,6 +102,7 @@ class ModelConfig:
     classifier); 0 is a head of token logits.
   stop_ids: all tokens that end a text if config.json lists several; eos_id is
     the first of them.
+  attention: `config.model.attention`, a kernel for training (`kernels.py`).
   """
 
   family: str
@@ -136,6 +137,7 @@ class ModelConfig:
   eos_id: int | None
   num_labels: int = 0
   stop_ids: tuple[int, ...] = ()
+  attention: str = "auto"
 
   def __post_init__(self):
     for name in _SIZES:

@@ -164,6 +164,7 @@ def read(
     *,
     dtype: str | None = None,
     compute_dtype: str | None = None,
+    attention: str = "auto",
 ) -> ModelConfig:
   """Returns the shape of a folder's model, without reading its tensors.
 
@@ -171,6 +172,7 @@ def read(
     folder: a path, or a model of the hub (`hf_hub`).
     dtype: of parameters; None takes the file's own.
     compute_dtype: of activations; None takes that of the parameters.
+    attention: `config.model.attention`.
 
   Raises:
     ValueError: config.json is missing or not supported.
@@ -183,9 +185,11 @@ def read(
       config = with_generation(config, hf_files.read_json(generation))
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from error
-  if compute_dtype is None:
-    return config
-  return dataclasses.replace(config, compute_dtype=compute_dtype)
+  return dataclasses.replace(
+      config,
+      compute_dtype=compute_dtype or config.compute_dtype,
+      attention=attention,
+  )
 
 
 def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:

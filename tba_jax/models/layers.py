@@ -30,6 +30,8 @@ from tba_jax.models import config as config_lib
 
 # `jax.ad_checkpoint.checkpoint_name` of the results of matrix products.
 PRODUCT = "product"
+# Likewise of splash attention's results.
+ATTENTION = "attention"
 # Whether the function being traced has tokens split over devices, beside the
 # batch (`sequence.py`).
 TOKENS_ARE_SPLIT = contextvars.ContextVar("tokens_are_split", default=False)

@@ -39,12 +39,13 @@ class Split:
   """How the activations of a forward pass are sharded.
 
   mesh: None leaves it to the compiler.
-  batch, length: the mesh axes that split prompts and tokens.
+  batch, length, heads: the mesh axes that split prompts, tokens and heads.
   """
 
   mesh: Mesh | None
   batch: tuple[str, ...]
   length: tuple[str, ...]
+  heads: tuple[str, ...]
 
   @property
   def count(self) -> int:
@@ -160,7 +161,7 @@ class Split:
     )
 
 
-WHOLE = Split(None, (), ())
+WHOLE = Split(None, (), (), ())
 
 CURRENT: contextvars.ContextVar[Split] = contextvars.ContextVar(
     "split", default=WHOLE
@@ -215,12 +216,13 @@ def split_tokens(
     mesh: jax.sharding.Mesh,
     batch: tuple[str, ...],
     length: tuple[str, ...],
+    heads: tuple[str, ...],
 ) -> Callable[..., Any]:
   """Returns `fn`, traced with tokens split over the mesh axes `length`.
 
-  `batch` and `length` are those of `training.sharding.token_axes`.
+  `batch`, `length` and `heads` are those of `training.sharding.token_axes`.
   """
-  split = Split(mesh, batch, length)
+  split = Split(mesh, batch, length, heads)
 
   @functools.wraps(fn)
   def split_fn(*args: Any, **kwargs: Any) -> Any:

@@ -21,6 +21,7 @@ from tba_jax.models import cache as cache_lib
 from tba_jax.models import config as config_lib
 from tba_jax.models import gpt2
 from tba_jax.models import gpt_neox
+from tba_jax.models import kernels
 from tba_jax.models import layers as layers_lib
 from tba_jax.models import llama
 from tba_jax.models import sequence
@@ -61,10 +62,13 @@ def definitions_of(
 
 
 # `train.remat` -> policy of `jax.checkpoint` for a layer. "dots" keeps the
-# results of matrix products, "full" only the layer's input.
+# results of matrix products and of splash attention, "full" only the layer's
+# input.
 REMATS = {
     "none": None,
-    "dots": jax.checkpoint_policies.save_only_these_names(layers_lib.PRODUCT),
+    "dots": jax.checkpoint_policies.save_only_these_names(
+        layers_lib.PRODUCT, layers_lib.ATTENTION
+    ),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -155,12 +159,6 @@ class _Forward:
     module = family(self.config, nnx.Rngs(params=rng))
     return nnx.to_pure_dict(nnx.state(module))
 
-  def window(
-      self, mask: jax.Array, query_positions: jax.Array, positions: jax.Array
-  ) -> jax.Array:
-    size = self.config.sliding_window
-    return attention.window_mask(mask, query_positions, positions, size)
-
   def run_blocks(
       self,
       params: PyTree,
@@ -185,15 +183,15 @@ class _Forward:
       self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
   ) -> tuple[jax.Array, PyTree]:
     """Returns the stream [B, L, D] after all blocks, and the KV cache."""
-    module = self.module(params)
+    module, parts = self.module(params), sequence.current_split()
     positions_BxL = attention.positions_of(mask_BxL)
     tables = module.tables(positions_BxL)
-    mask_BxLxL = self.window(
-        attention.causal_real_mask(mask_BxL), positions_BxL, positions_BxL
-    )
 
     def attend(q, k, v):
-      return attention.attend_self(q, k, v, mask_BxLxL), {"k": k, "v": v}
+      out = kernels.attend_causal(
+          self.config, parts, q, k, v, mask_BxL.astype(bool)
+      )
+      return out, {"k": k, "v": v}
 
     x_BxLxD = module.embed_tokens(tokens_BxL, positions_BxL)
     x_BxLxD, kept = self.run_blocks(params, x_BxLxD, tables, attend)
@@ -239,16 +237,6 @@ class _Forward:
     positions_BxP = attention.positions_of(prompt_mask)
     positions_BxL = parts.join(positions_BxP, own_BxKxS)
     tables = module.tables(positions_BxL)
-    prompt_mask_BxPxP = self.window(
-        attention.causal_real_mask(prompt_mask), positions_BxP, positions_BxP
-    )
-    shared_mask = self.window(
-        seen_mask[:, None], own_BxKxS[:, 0], positions_BxP
-    )
-    own_mask = jnp.broadcast_to(
-        attention.causal_mask(S)[None, None], (B, K, S, S)
-    )
-    own_mask = self.window(own_mask, own_BxKxS, own_BxKxS)
 
     def attend(q, k, v):
       (q_p, q_o), (k_p, k_o), (v_p, v_o) = (
@@ -257,9 +245,11 @@ class _Forward:
       # Queries stay on their devices; keys and values are gathered.
       k_p, v_p = (parts.place(x, "batch", None) for x in (k_p, v_p))
       k_o, v_o = (parts.place(x, "batch", None, None) for x in (k_o, v_o))
-      out = attention.attend_self(q_p, k_p, v_p, prompt_mask_BxPxP)
-      shared = attention.attend_shared(
-          q_o, (k_p, v_p, shared_mask), (k_o, v_o, own_mask)
+      out = kernels.attend_causal(
+          self.config, parts, q_p, k_p, v_p, prompt_mask
+      )
+      shared = kernels.attend_completions(
+          self.config, parts, q_o, (k_p, v_p, seen_mask), (k_o, v_o)
       )
       return parts.join(out, shared), None
 

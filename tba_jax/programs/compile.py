@@ -410,8 +410,11 @@ def searcher(
 
 
 def _policy(config: ml_collections.ConfigDict) -> transformer.Model:
-  dtype = config_lib.compute_dtype(config.model, _PLATFORM)
-  shape = dataclasses.replace(sizes.model_of(config), compute_dtype=dtype)
+  shape = dataclasses.replace(
+      sizes.model_of(config),
+      compute_dtype=config_lib.compute_dtype(config.model, _PLATFORM),
+      attention=config.model.attention,
+  )
   return transformer.make_model(shape, remat=config.train.remat)
 
 

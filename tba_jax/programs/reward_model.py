@@ -203,6 +203,7 @@ def initial_model(
       compute_dtype=config_lib.compute_dtype(
           config.model, jax.default_backend()
       ),
+      attention=config.model.attention,
   )
   if shape.num_labels not in (0, 1):
     raise ValueError(

@@ -16,6 +16,8 @@ import jax
 import ml_collections
 
 from tba_jax import types
+from tba_jax.models import kernels
+from tba_jax.models import sequence
 from tba_jax.monitor import run_directory
 from tba_jax.system import processes
 from tba_jax.training import checkpoint
@@ -295,9 +297,12 @@ def make_work(
   Restores the newest checkpoint, or starts at step 0.
 
   Raises:
-    ValueError: a checkpoint, model or mesh does not fit the config.
+    ValueError: a checkpoint, model, mesh or kernel does not fit the config.
   """
   mesh = sharding.make_mesh(config.mesh)
+  axes = sharding.token_axes(config.sharding)
+  # Refuses a kernel that the mesh lacks before params are loaded.
+  kernels.choose(policy.model.config, sequence.Split(mesh, *axes))
   shardings = sharding.param_shardings(
       mesh, config.sharding, policy.model.logical_axes
   )

@@ -142,6 +142,7 @@ def make_policy(
         compute_dtype=config_lib.compute_dtype(
             config.model, jax.default_backend()
         ),
+        attention=config.model.attention,
     )
     if tokenizer.vocab_size > model_config.vocab_size:
       raise ValueError(

@@ -240,8 +240,9 @@ def split_rows(
   if mesh is None or mesh.size == 1:
     return fn
   # Rows are many and independent: they take the axis of the tokens, too.
-  axes = sum(token_axes(rules), ())
-  run = sequence.split_tokens(fn, mesh, axes, ())
+  batch, length, heads = token_axes(rules)
+  axes = batch + length
+  run = sequence.split_tokens(fn, mesh, axes, (), heads)
   count = math.prod(mesh.shape[a] for a in axes)
   over_rows = NamedSharding(mesh, PartitionSpec(axes or None))
 
@@ -270,10 +271,9 @@ def batch_sharding(mesh: Mesh, rules: Mapping[str, str]) -> NamedSharding:
 
 def token_axes(
     rules: Mapping[str, str],
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-  """Returns the mesh axes of B and of L in activations [B, L, ...]."""
-  batch, length = _parts(rules, ("batch", "length"))
-  return batch, length
+) -> tuple[tuple[str, ...], ...]:
+  """Returns the mesh axes of B, L and heads in activations [B, L, heads]."""
+  return tuple(_parts(rules, ("batch", "length", "heads")))
 
 
 def num_batch_shards(mesh: Mesh, rules: Mapping[str, str]) -> int:

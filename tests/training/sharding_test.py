@@ -130,10 +130,13 @@ class ParamShardingsTest(parameterized.TestCase):
 
   def test_axes_of_tokens(self):
     self.assertEqual(
-        sharding.token_axes(_RULES), (("data", "fsdp"), ("sequence",))
+        sharding.token_axes(_RULES),
+        (("data", "fsdp"), ("sequence",), ("tensor",)),
     )
     rules = {**_RULES, "batch": "sequence", "length": "sequence"}
-    self.assertEqual(sharding.token_axes(rules), (("sequence",), ()))
+    self.assertEqual(
+        sharding.token_axes(rules), (("sequence",), (), ("tensor",))
+    )
     with self.assertRaisesRegex(ValueError, "no rule for 'length'"):
       sharding.token_axes({"batch": ""})
 
