@@ -12,7 +12,7 @@ from absl.testing import absltest
 
 _ROOT = pathlib.Path(__file__).parents[2]
 # Prints the bytes of a step's arguments and traffic, in units of those that it
-# must read: two layers, heads of 64, 64 rows of 256 + 256 tokens.
+# must read: two layers, heads of 64, 32 rows of 256 + 256 tokens.
 _PROGRAM = """
 import os
 os.environ.update(
@@ -31,11 +31,11 @@ device = topologies.get_topology_desc(
     platform="tpu", topology_name="v5e:2x2").devices[0]
 on_device = jax.sharding.SingleDeviceSharding(device)
 model = tiny_model.make_model(
-    width=512, num_heads=16, num_kv_heads=8, head_dim=64, mlp_width=1024,
+    width=1024, num_heads=16, num_kv_heads=8, head_dim=64, mlp_width=4096,
     vocab_size=1024, max_positions=512, compute_dtype="bfloat16")
 settings = requests.Settings(
     temperature=1.0, top_k=0, top_p=1.0, max_prompt_tokens=256,
-    max_completion_tokens=256, num_rows=64, chunk_steps=8, pad_id=0, seed=0)
+    max_completion_tokens=256, num_rows=32, chunk_steps=8, pad_id=0, seed=0)
 put = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_device)
 params = jax.tree.map(put, jax.eval_shape(model.init, jax.random.key(0)))
 programs = rows.Programs(model, settings, on_device)
@@ -71,6 +71,7 @@ class TpuDecodeTest(absltest.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     arguments, moved = map(float, done.stdout.split())
     self.assertLess(arguments, 1.1)
+    # Blocks that are written to may pass through fast memory and back.
     self.assertLess(moved, 1.5)
 
 
