@@ -203,9 +203,8 @@ def _set_memory(
     most = max(1, int(micro * scale) * least // unit)
     section.micro_batch_size = unit * _divisor(section.batch_size // unit, most)
   c.train.remat = "dots" if hardware.gib >= 80 and least == 1 else "full"
-  c.publish.dtype = "bfloat16"
   if hardware.kind == "t4":  # It has no bfloat16.
-    c.model.compute_dtype, c.publish.dtype = "float32", ""
+    c.model.compute_dtype = "float32"
 
 
 def _power(number: int) -> int:
