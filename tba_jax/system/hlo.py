@@ -19,6 +19,8 @@ _BYTES = {
     "f64": 8, "c64": 8, "c128": 16,
 }  # fmt: skip
 _ARRAY = re.compile(r"\b(pred|bf16|[suf]\d+|f8\w+|c64|c128)\[([\d,]*)\]")
+# Attributes of a kernel go on over further lines, which may begin with braces.
+_END = re.compile(r"^\}(, execution_thread=.*)?\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 # A tiled layout: the axes from the minor one on, and the tile of the last.
@@ -54,7 +56,8 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 class Costs:
   """What a device does in one run of a program.
 
-  flops: of matrix products and convolutions, 2 a multiply-add.
+  flops: of matrix products and convolutions, 2 a multiply-add; none of a
+    kernel, such as splash attention.
   collectives: kind -> bytes that the device receives.
   memory_bytes: read from and written to the device's main memory, with the
     padding of tiled layouts; nothing that stays in a faster memory.
@@ -115,7 +118,7 @@ def _parse(text: str) -> tuple[dict[str, _Computation], str]:
       if header := _COMPUTATION.match(line):
         current = computations.setdefault(header[2], {})
         entry = header[2] if header[1] else entry
-    elif line.startswith("}"):
+    elif _END.match(line):
       current = None
     elif found := _INSTRUCTION.match(line):
       instruction = _parse_instruction(found[2], found[3], bool(found[1]))

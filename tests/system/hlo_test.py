@@ -56,6 +56,16 @@ class HloTest(parameterized.TestCase):
     found = hlo.costs(_LOOP.replace(old, new))
     self.assertEqual(found.flops, trips * _PRODUCT_FLOPS)
 
+  def test_attributes_of_a_kernel_may_go_on_over_lines(self):
+    kernel = (
+        "  %kernel.1 = f32[8]{0} custom-call(%q.1),"
+        ' frontend_attributes={kernel_metadata={\n"block": 128\n}}, x={}\n'
+    )
+    root = "  ROOT %tuple.1 ="
+    self.assertIn(root, _LOOP)
+    found = hlo.costs(_LOOP.replace(root, kernel + root))
+    self.assertEqual(found.flops, 16 * _PRODUCT_FLOPS)
+
   def test_a_loop_that_goes_on_with_a_gather_does_not_repeat_it(self):
     begun = (
         "  %fusion.9 = (bf16[64,8]{1,0}, bf16[64,128]{1,0}, u32[]{:S(2)})"
