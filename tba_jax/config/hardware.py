@@ -3,10 +3,10 @@
 """`hardware=NAME` of the paper configs: what depends on the devices.
 
 `apply` reads a finished config (starting model, batch sizes, frozen models) and
-sets mesh, micro-batches, rematerialization, published dtype, and the searchers
-with their mesh. The rule is memory: with float32 params a trainer needs 22
-bytes a parameter (params, reference, gradients, two moments, a bfloat16 copy to
-publish), a searcher 8 (two versions). `--program=plan` counts exactly.
+sets mesh, micro-batches, rematerialization, and the searchers with their mesh.
+The rule is memory: with float32 params a trainer needs 22 bytes a parameter
+(params, reference, gradients, two moments, a bfloat16 copy to publish), a
+searcher 8 (two versions). `--program=plan` counts exactly.
 """
 
 from collections.abc import Sequence
