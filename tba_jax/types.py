@@ -64,16 +64,13 @@ class Rows:
   A row is a prompt with some of its completions, as indices b K + k. Places
   that are left over repeat a completion.
 
-  wide: [R, N, M] int32, R rows of N parts; the parts are computed one after the
-    other.
-  single: [S, 1, 1] int32, further rows of one completion; None if there are
-    none.
-  slots: [B, K] int32, where each completion is computed: its place in `wide`,
-    part by part, followed by `single`.
+  indices: [R, N, M] int32, R rows of N parts; the parts are computed one after
+    the other.
+  slots: [B, K] int32, where each completion is computed: its place in
+    `indices`, part by part.
   """
 
-  wide: Any
-  single: Any
+  indices: Any
   slots: Any
 
 

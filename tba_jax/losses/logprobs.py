@@ -121,13 +121,10 @@ def map_rows(
 
     return jax.lax.map(of_part, jnp.moveaxis(rows_RxNxM, 1, 0))
 
-  blocks = [rows.wide] if rows.single is None else [rows.wide, rows.single]
+  def pick(x: jax.Array) -> jax.Array:
+    return split.place(x.reshape(-1, T), None, "length")[rows.slots]
 
-  def pick(*blocks: jax.Array) -> jax.Array:
-    every = jnp.concatenate([x.reshape(-1, T) for x in blocks])
-    return split.place(every, None, "length")[rows.slots]
-
-  return jax.tree.map(pick, *map(of_parts, blocks))
+  return jax.tree.map(pick, of_parts(rows.indices))
 
 
 def map_logits(

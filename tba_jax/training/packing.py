@@ -8,7 +8,7 @@ batch alone, so that a resumed run repeats its bits, and are rounded, so that
 few programs are compiled.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, R rows, M
-completions of a row, S rows of one completion, N parts of the rows.
+completions of a row, N parts of the rows.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,9 @@ import numpy as np
 from tba_jax import types
 from tba_jax.training import sharding
 
-# Leaving out copies must save this share of the tokens: otherwise a batch
-# shares the program of batches without copies. A program takes as long to
+# Each size of a batch is this share of the next: a program takes as long to
 # compile as tens of steps, or hundreds of a small model.
-_LEAST_SAVING = 1 / 4
+_SIZE_STEP = 3 / 4
 
 # Indices b K + k: the distinct completions of a prompt, or those of a row.
 _Indices = Sequence[int]
@@ -69,13 +68,11 @@ def pack(
   num_micro = num_micro_batches(train, B, K)
   if num_micro:
     micro = [distinct[m::num_micro] for m in range(num_micro)]
-    # Where weights are split, each block of rows would gather them again.
-    has_single = config.mesh.fsdp == 1
-    wide, single = _pack_groups(micro, shards, (K, P, T), has_single)
-    if wide.shape == (B, 1, K):
+    indices = _pack_groups(micro, shards, (K, P, T))
+    if indices.shape == (B, 1, K):
       return None
   else:
-    wide, single = _pack_parts(
+    indices = _pack_parts(
         distinct,
         K,
         train.micro_batch_completions or K,
@@ -83,74 +80,56 @@ def pack(
     )
   slots = np.zeros(B * K, np.int32)
   # Padding repeats a completion that has its place before: the first one wins.
-  for rows, offset in ((single, wide.size), (wide, 0)):
-    flat = np.moveaxis(rows, 1, 0).ravel()[::-1]
-    slots[flat] = offset + np.arange(flat.size, dtype=np.int32)[::-1]
-  return types.Rows(wide, single if single.size else None, slots[first_BxK])
+  flat = np.moveaxis(indices, 1, 0).ravel()[::-1]
+  slots[flat] = np.arange(flat.size, dtype=np.int32)[::-1]
+  return types.Rows(indices, slots[first_BxK])
 
 
 def _pack_groups(
     micro: Sequence[Sequence[_Indices]],
     shards: int,
     shape: tuple[int, int, int],
-    has_single: bool,
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns rows [R, 1, M] and [S, 1, 1], for micro-batches of whole groups.
+) -> np.ndarray:
+  """Returns rows [R, 1, M], for micro-batches of whole groups.
 
-  Each prompt has a row of M completions, and what it has beyond stands in rows
-  of one. Without enough copies, or rows of one, all rows have one width: K if R
-  divides over the shards.
+  Without enough copies to save a quarter of the tokens, the rows are those that
+  any batch fits into: whole groups, if they divide over the shards.
 
   Args:
     micro: of each micro-batch and its prompts, the distinct completions.
     shards: that divide the rows of a micro-batch.
     shape: K, P, T of the batch.
-    has_single: whether rows of one completion are allowed.
   """
   (K, P, T), num_prompts = shape, len(micro[0])
   widths = [K]
   while widths[-1] > 1:
     widths.append(-(-widths[-1] // 2))
+  num_rows = {M: _round_up(num_prompts * -(-K // M), shards) for M in widths}
+  num_tokens = {M: num_rows[M] * (P + M * T) for M in widths}
+  M = min(num_tokens, key=num_tokens.get)
+  most, R = num_tokens[M], num_rows[M]
 
-  def num_uniform(M: int) -> int:
-    return _round_up(num_prompts * -(-K // M), shards)
-
-  def num_single(M: int) -> int:
-    most = max(sum(max(len(own) - M, 0) for own in part) for part in micro)
-    size = _round_up(max(num_prompts // 2, 1), shards)
-    while size < most:
-      size *= 2
-    return size if most else 0
-
-  num_wide = _round_up(num_prompts, shards)
-  uniform = {M: num_uniform(M) * (P + M * T) for M in widths}
-  mixed = {
-      M: num_wide * (P + M * T) + num_single(M) * (P + T)
-      for M in widths[1:]
-      if has_single
-  }
-  M = min(uniform, key=uniform.get)
-  least = min(mixed, key=mixed.get, default=None)
-  if least and mixed[least] <= (1 - _LEAST_SAVING) * uniform[M]:
-    M = least
-    wide = [[own[:M] for own in part] for part in micro]
-    single = [[[i] for own in part for i in own[M:]] for part in micro]
-    return _fill(wide, num_wide, M), _fill(single, num_single(M), 1)
-  rows = [[row for own in part for row in _cut(own, M)] for part in micro]
-  return _fill(rows, num_uniform(M), M), np.zeros((0, 1, 1), np.int32)
+  # Of the tokens of a narrow row at least two thirds are completions.
+  narrow = min(K, -(-2 * P // T))
+  needed = max(sum(-(-len(own) // narrow) for own in part) for part in micro)
+  size = _SIZE_STEP * most
+  while (fits := int(size / (P + narrow * T)) // shards * shards) >= needed:
+    M, R = narrow, fits
+    size *= _SIZE_STEP
+  return _fill([_cut_all(part, M) for part in micro], R, M)
 
 
 def _pack_parts(
     distinct: Sequence[_Indices], K: int, M: int, num_rows: int
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns rows [R, N, M], N parts of R = `num_rows`, and no further ones."""
-  rows = [row for own in distinct for row in _cut(own, M)]
+) -> np.ndarray:
+  """Returns rows [R, N, M], N parts of R = `num_rows`."""
+  rows = _cut_all(distinct, M)
   most = -(-len(distinct) * -(-K // M) // num_rows)
   parts = -(-len(rows) // num_rows)
-  step = max(int(most * _LEAST_SAVING), 1)
+  step = max(int(most * (1 - _SIZE_STEP)), 1)
   parts = min(_round_up(parts, step), most)
-  wide = _fill([rows[n::parts] for n in range(parts)], num_rows, M)
-  return wide.reshape(num_rows, parts, M), np.zeros((0, 1, 1), np.int32)
+  filled = _fill([rows[n::parts] for n in range(parts)], num_rows, M)
+  return filled.reshape(num_rows, parts, M)
 
 
 def _fill(
@@ -168,8 +147,8 @@ def _fill(
   return out.reshape(-1, 1, M)
 
 
-def _cut(own: _Indices, M: int) -> list[_Indices]:
-  return [own[i : i + M] for i in range(0, len(own), M)]
+def _cut_all(distinct: Sequence[_Indices], M: int) -> list[_Indices]:
+  return [own[i : i + M] for own in distinct for i in range(0, len(own), M)]
 
 
 def _first_copies(tokens_BxKxT: np.ndarray) -> np.ndarray:

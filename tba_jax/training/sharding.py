@@ -293,7 +293,7 @@ def batch_shardings(
     return over
   whole = replicated(mesh)
   fields = {field.name: whole for field in dataclasses.fields(types.Batch)}
-  return types.Batch(**fields | {"rows": types.Rows(over, over, whole)})
+  return types.Batch(**fields | {"rows": types.Rows(over, whole)})
 
 
 def shard_batch(batch: PyTree, mesh: Mesh, rules: Mapping[str, str]) -> PyTree:

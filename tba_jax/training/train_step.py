@@ -478,17 +478,10 @@ def _own_rows(rows: types.Rows, num_micro: int, K: int) -> types.Rows:
   """Returns rows with the indices of each one's micro-batch: every nth row."""
   if num_micro == 1:
     return rows
-  R, _, M = rows.wide.shape
-  prompts = lambda x: x // K // num_micro * K + x % K
-  places = lambda x, M: x // M // num_micro * M + x % M
+  M = rows.indices.shape[2]
   return types.Rows(
-      wide=prompts(rows.wide),
-      single=None if rows.single is None else prompts(rows.single),
-      slots=jnp.where(
-          rows.slots < R * M,
-          places(rows.slots, M),
-          R // num_micro * M + places(rows.slots - R * M, 1),
-      ),
+      indices=rows.indices // K // num_micro * K + rows.indices % K,
+      slots=rows.slots // M // num_micro * M + rows.slots % M,
   )
 
 

@@ -228,7 +228,7 @@ class MemoryTest(parameterized.TestCase):
     positions, batch = T // num_chunks, abstract_batch(B, K, P, T)
     if has_rows:  # Groups are cut over devices: rows of one completion.
       indices = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
-      rows = types.Rows(indices(B * K, 1, 1), None, indices(B, K))
+      rows = types.Rows(indices(B * K, 1, 1), indices(B, K))
       batch = dataclasses.replace(batch, rows=rows)
     with mock.patch.dict(logprobs.MAX_LOGITS, cpu=positions * K * 512):
       compiled = (

@@ -159,8 +159,7 @@ class DeviceWorkTest(parameterized.TestCase):
             if field.name not in ("prepared", "rows")
         },
         rows=types.Rows(
-            wide=np.zeros((8, 1, 1), np.int32),
-            single=None,
+            indices=np.zeros((8, 1, 1), np.int32),
             slots=np.zeros((8, 2), np.int32),
         ),
     )

@@ -88,7 +88,7 @@ def make_batch():
   first = batch.completion_mask[0] * (jnp.arange(table_policy.T) < 2)[None]
   # Copies have masks and rewards of their own.
   tokens = batch.completion_tokens
-  tokens = tokens.at[:, 2].set(tokens[:, 0]).at[1:, 3].set(tokens[1:, 1])
+  tokens = tokens.at[:, 2].set(tokens[:, 0]).at[:, 3].set(tokens[:, 1])
   return dataclasses.replace(
       batch,
       completion_tokens=tokens,
@@ -127,11 +127,11 @@ class ObjectivesTest(parameterized.TestCase):
       self.assertLessEqual(names["tb"], found, name)
 
   @parameterized.parameters(
-      # Whole groups without copies; groups cut into parts.
+      # Copies left out; groups cut into parts.
       (2, (4, 1, 2)),
       (3, (3, 2, 4)),
   )
-  def test_micro_batches_change_nothing(self, size, wide):
+  def test_micro_batches_change_nothing(self, size, shape):
     config = table_policy.make_config()
     config.train.micro_batch_prompts = size
     rows = packing.pack(
@@ -139,7 +139,7 @@ class ObjectivesTest(parameterized.TestCase):
         self.batch.prompt_tokens,
         np.asarray(self.batch.completion_tokens),
     )
-    self.assertEqual(rows.wide.shape, wide)
+    self.assertEqual(rows.indices.shape, shape)
     batch = dataclasses.replace(self.batch, rows=rows)
     found = accumulate_all(self.params, batch, size=size)
     for name, whole in self.found.items():

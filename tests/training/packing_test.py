@@ -55,18 +55,15 @@ class PackTest(parameterized.TestCase):
       if rows is None:  # A row is a prompt with its completions.
         self.assertGreater(num_different, 3)
         continue
-      blocks = [x for x in (rows.wide, rows.single) if x is not None]
-      places = np.concatenate([np.moveaxis(x, 1, 0).ravel() for x in blocks])
+      places = np.moveaxis(rows.indices, 1, 0).ravel()
       found = tokens.reshape(-1, T)[places[rows.slots]]
       np.testing.assert_array_equal(found, tokens)
       for b in range(B):
         self.assertEqual(set(places[rows.slots[b]] // K), {b})
-      for block in blocks:
-        self.assertTrue((block // K == block[..., :1] // K).all())
-        shards = config.mesh.data * config.mesh.fsdp
-        self.assertEqual(block.shape[0] % shards, 0)
-      if config.mesh.fsdp > 1:
-        self.assertIsNone(rows.single)
+      prompts = rows.indices // K
+      self.assertTrue((prompts == prompts[..., :1]).all())
+      shards = config.mesh.data * config.mesh.fsdp
+      self.assertEqual(len(rows.indices) % shards, 0)
       # Nothing is computed twice.
       used = places[np.unique(rows.slots)]
       self.assertLen(np.unique(tokens.reshape(-1, T)[used], axis=0), len(used))
@@ -74,11 +71,10 @@ class PackTest(parameterized.TestCase):
   def test_micro_batches_have_the_rows_of_their_prompts(self):
     config = make_config(train__micro_batch_prompts=4)
     rows = pack(config, make_tokens(3))
-    for block in (rows.wide, rows.single):
-      for micro in range(3):
-        of_micro = block[micro::3, 0]
-        used = of_micro[of_micro.any(axis=1)]
-        self.assertEqual(set((used // K % 3).ravel()), {micro})
+    for micro in range(3):
+      of_micro = rows.indices[micro::3, 0]
+      used = of_micro[of_micro.any(axis=1)]
+      self.assertEqual(set((used // K % 3).ravel()), {micro})
 
   def test_a_part_has_the_size_of_the_config(self):
     rows = pack(
@@ -88,7 +84,7 @@ class PackTest(parameterized.TestCase):
         make_tokens(30),
     )
     # 3 rows of each of 12 prompts, 4 at a time.
-    self.assertEqual(rows.wide.shape, (4, 9, 3))
+    self.assertEqual(rows.indices.shape, (4, 9, 3))
 
   def test_few_copies_change_no_program(self):
     tokens = make_tokens(30)
@@ -107,12 +103,10 @@ class PackTest(parameterized.TestCase):
         rows = pack(config, tokens)
         if rows is None:
           continue
-        single = 0 if rows.single is None else len(rows.single)
-        sizes.add((rows.wide.shape, single))
-        num_distinct = len(np.unique(rows.slots))
-        needed = 32 * P + num_distinct * T
-        R, N, M = rows.wide.shape
-        shares.append(needed / (R * N * (P + M * T) + single * (P + T)))
+        R, N, M = rows.indices.shape
+        sizes.add((R, N, M))
+        needed = len(np.unique(rows.slots)) * (P + T)
+        shares.append(needed / (R * N * (P + M * T)))
       self.assertLessEqual(len(sizes), 6)
       self.assertGreater(np.mean(shares), 0.7)
 

@@ -199,7 +199,7 @@ class BatchTest(parameterized.TestCase):
     split, whole = PartitionSpec(("data", "fsdp")), PartitionSpec()
     places = sharding.batch_shardings(6, _mesh(), _RULES)
     self.assertEqual(places.rewards.spec, whole)
-    self.assertEqual((places.rows.wide.spec, places.rows.slots.spec),
+    self.assertEqual((places.rows.indices.spec, places.rows.slots.spec),
                      (split, whole))  # fmt: skip
     self.assertEqual(sharding.batch_shardings(8, _mesh(), _RULES).spec, split)
     for size, spec in ((6, whole), (8, split)):
