@@ -20,6 +20,7 @@ import json
 import pathlib
 import re
 from typing import Any
+import zlib
 
 from tba_jax.models import hf_hub
 from tba_jax.system import jsonl
@@ -143,7 +144,7 @@ _FORMATS = (".parquet", ".jsonl", ".jsonl.gz")
 # Names of a split's files, people's and the hub's: train.jsonl, train-1.jsonl,
 # train-00000-of-00001.parquet, the same with a hash, train/0000.parquet.
 _FILE = (
-    r"(.*/)?({split}([-_][0-9]+(-of-[0-9]+)?)?([.-][0-9a-f]+)?"
+    r"(.*/)?({split}([-_][0-9]+(-of-[0-9]+)?)?([.-][0-9a-f]{{8,}})?"
     r"|(partial-)?{split}/[^/]+)\.(parquet|jsonl|jsonl\.gz)"
 )
 
@@ -196,7 +197,12 @@ def _read_files(
     try:
       for number, fields in read(file):
         yield Row(f"{file.relative_to(folder)}:{number}", fields)
-    except (OSError, EOFError, pyarrow.ArrowException) as error:
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        pyarrow.ArrowException,
+    ) as error:
       raise ValueError(
           f"{key}={source!r}: {file} cannot be read: {error!r}"
       ) from error
@@ -289,22 +295,31 @@ def _saved_files(
 def _split_files(
     key: str, source: str, path: pathlib.Path, split: str
 ) -> list[pathlib.Path]:
-  """Returns the files of a split by their names."""
+  """Returns the files of a split by their names, shards by their numbers."""
   name = re.compile(_FILE.format(split=re.escape(split)))
-  found = [
-      (len(p.parts), _FORMATS.index(f".{match[match.lastindex]}"), p)
-      for p in path.rglob("*")
-      if (match := name.fullmatch(p.relative_to(path).as_posix()))
-  ]
+  found = []
+  for p in path.rglob("*"):
+    if match := name.fullmatch(p.relative_to(path).as_posix()):
+      end = f".{match[match.lastindex]}"
+      rank = (len(p.parts), p.name != split + end, _FORMATS.index(end))
+      found.append((rank, p))
   if not found:
     raise ValueError(
         f"{key}={source!r}: has no split {split!r}; allowed a folder with"
         f" {split}.jsonl, {split}.parquet or files as the hub names them, one"
         " that `datasets` saved, or one that TFDS prepared"
     )
-  # A split may be there twice: the files nearest to the top, of one format.
-  first = min(found)[:2]
-  return sorted(p for *rank, p in found if tuple(rank) == first)
+  # A split may be there twice: the files nearest to the top, train.jsonl
+  # before train-1.jsonl, of one format.
+  first = min(found)[0]
+  return sorted((p for rank, p in found if rank == first), key=_by_numbers)
+
+
+def _by_numbers(path: pathlib.Path) -> tuple[list[Any], pathlib.Path]:
+  """Returns a key that sorts train-2 before train-10."""
+  parts = re.split("([0-9]+)", path.as_posix())
+  parts[1::2] = map(int, parts[1::2])
+  return parts, path
 
 
 def folder_sources(data: str, held_out: str = "test") -> dict[str, Source]:

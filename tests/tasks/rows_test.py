@@ -64,9 +64,12 @@ class ReadRowsTest(parameterized.TestCase):
     row = ("test.jsonl.gz:1", {"prompt": "y"})
     self.assertEqual(self.read("test.jsonl.gz"), [row])
     self.assertEqual(self.read("[test]"), [row])
-    packed.write_bytes(packed.read_bytes()[:-9])
-    with self.assertRaisesRegex(ValueError, "test.jsonl.gz cannot be read"):
-      self.read("[test]")
+    whole = packed.read_bytes()
+    flipped = bytes(255 - byte for byte in whole[10:-8])
+    for damaged in (whole[:-9], whole[:10] + flipped + whole[-8:]):
+      packed.write_bytes(damaged)
+      with self.assertRaisesRegex(ValueError, "test.jsonl.gz cannot be read"):
+        self.read("[test]")
 
   def test_a_saved_data_set(self):
     self.save(self.folder / "one", _table("a", "b"), _table("c"))
@@ -142,6 +145,21 @@ class ReadRowsTest(parameterized.TestCase):
     found = [place for place, _ in self.read("m[train]")]
     self.assertEqual(found[0], first)
     self.assertLen(found, 2 if "d/train-0.jsonl" in names else 1)
+
+  @parameterized.parameters(
+      (("train.jsonl", "train-1.jsonl", "train_2024.jsonl"), ["train.jsonl"]),
+      (("train.jsonl", "train-0.parquet"), ["train.jsonl"]),
+      (("train-1.jsonl", "train-bad.jsonl"), ["train-1.jsonl"]),
+      (("train-10.jsonl", "train-2.jsonl", "train-1.jsonl"),
+       ["train-1.jsonl", "train-2.jsonl", "train-10.jsonl"]),
+  )  # fmt: skip
+  def test_neighbours_are_not_joined_and_shards_have_an_order(
+      self, names, read
+  ):
+    for name in names:
+      (self.folder / name).write_text("{}\n")
+    places = [place for place, _ in self.read("[train]")]
+    self.assertEqual(places, [f"{name}:1" for name in read])
 
   def test_a_data_set_of_the_hub(self):
     cache = hub_cache.make(self)
