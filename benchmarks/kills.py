@@ -49,6 +49,7 @@ def _compare(config: ml_collections.ConfigDict, seed: int) -> dict[str, Any]:
   config = config.copy_and_resolve_references()
   with config.unlocked(), tempfile.TemporaryDirectory() as name:
     config.seed = seed
+    config.run.processes = "many"
     found = {"undisturbed": _train(config, f"{name}/undisturbed")}
     if config.init == "sft":
       config.init = f"{name}/undisturbed/sft/model"
@@ -62,9 +63,9 @@ def _train(
     config: ml_collections.ConfigDict, workdir: str, roles: Sequence[str] = ()
 ) -> dict[str, Any]:
   """Runs a config and kills processes of the roles, spread over its steps."""
-  ended = threading.Event()
+  ended, killed = threading.Event(), []
   killer = threading.Thread(
-      target=_kill, args=(pathlib.Path(workdir), config, roles, ended)
+      target=_kill, args=(pathlib.Path(workdir), config, roles, ended, killed)
   )
   killer.start()
   try:
@@ -76,6 +77,8 @@ def _train(
     killer.join()
   if status:
     raise RuntimeError(f"a run of the benchmark ended with status {status}")
+  if killed != list(roles):
+    raise RuntimeError(f"the run ended before all kills: {killed} of {roles}")
   summary = jsonl.read_json(f"{workdir}/summary.json")
   metrics = ("pass_at_1", "pass_at_1_stderr", "pass_at_k", "mean_reward")
   return {
@@ -93,6 +96,7 @@ def _kill(
     config: ml_collections.ConfigDict,
     roles: Sequence[str],
     ended: threading.Event,
+    killed: list[str],
 ) -> None:
   for number, role in enumerate(roles, 1):
     step = number * config.train.num_steps // (len(roles) + 1)
@@ -102,4 +106,5 @@ def _kill(
       pids = [row["pid"] for row in table if row["role"] == role]
       if pids and (status.get("step") or 0) >= step:
         os.kill(pids[0], signal.SIGKILL)
+        killed.append(role)
         break

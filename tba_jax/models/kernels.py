@@ -3,8 +3,9 @@
 """Causal attention of a pass: splash on TPU, cuDNN's on GPU, else plain.
 
 Kernels hold no scores, and skip the blocks that a mask empties. They serve the
-passes whose mesh is known (`sequence.split_tokens`): the train step and
-log-probs of the reference. Prefill, with its cache, is plain.
+passes whose mesh is known (`sequence.split_tokens`): the train step, log-probs
+of the reference, and frozen judges on several devices. A searcher's prefill,
+with its cache, is plain.
 
 Axes: B prompts, K completions, N sequences, Q queries, S keys, G key-value
 heads, M query heads of one key-value head, Dh head width.
@@ -70,6 +71,12 @@ def _find_problem(
     return f"mesh.sequence=1, it is {parts.count}"
   if kernel == "splash":
     return ""
+  heads = math.prod(parts.mesh.shape[axis] for axis in parts.heads)
+  if config.num_kv_heads % heads:
+    return (
+        f"key-value heads that divide by {heads} devices, they are"
+        f" {config.num_kv_heads}"
+    )
   if config.compute_dtype == "float32":
     return "model.compute_dtype='bfloat16', it is 'float32'"
   if device.compute_capability.startswith("gfx"):  # AMD's.

@@ -70,7 +70,9 @@ _TRAINER_REMEDIES = (
 _SEARCHER_REMEDIES = "a smaller sampling.num_rows, a larger search.mesh.tensor"
 _REMEDIES = {
     "train_step": _TRAINER_REMEDIES + ", optimizer.state_dtype='bfloat16'",
-    "reference": _TRAINER_REMEDIES,
+    "reference": "train.micro_batch_completions below the completions of a"
+    " prompt, a smaller train.prompts_per_batch, a larger mesh.fsdp,"
+    " mesh.sequence or mesh.tensor",
     "prefill": _SEARCHER_REMEDIES,
     "decode_chunk": _SEARCHER_REMEDIES,
     "publish": "a larger mesh.fsdp, publish.dtype='auto'",
@@ -94,8 +96,9 @@ class Chip:
   link_bytes_per_s: float
 
 
-# By JAX's device kind. Rates: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e.
+# By JAX's device kind. Rates: docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e.
 CHIPS = {
+    "TPU v4": Chip(int(30.75 * 2**30), 275e12, 300e9),
     "TPU v5 lite": Chip(int(15.75 * 2**30), 197e12, 200e9),
     "TPU v5": Chip(int(95.74 * 2**30), 459e12, 600e9),
     "TPU v6 lite": Chip(int(31.25 * 2**30), 918e12, 400e9),
@@ -446,8 +449,12 @@ def _with_frozen(
       model = encoder_lib.Encoder(
           encoder_lib.encoder_config_from_hf(hf_files.read_json(path))
       )
-      fn, num_rows = model.mean_pooled, config.task.classifier_rows
-      length = config.task.encoder_max_tokens
+      is_classifier = frozen.key == "task.classifier_folder"
+      fn = model.label_scores if is_classifier else model.mean_pooled
+      num_rows = config.task.classifier_rows
+      length = config.task[
+          "classifier_max_tokens" if is_classifier else "encoder_max_tokens"
+      ]
     params = _frozen_params(model, mesh, config.sharding)
     size = frozen.copies * _num_bytes(params)
     held[frozen.name] = held.get(frozen.name, 0) + size

@@ -55,20 +55,29 @@ def run(
     found = [one.exception() for one in searchers if one.done()]
     return [error for error in found if error is not None]
 
+  status, error = processes.EXIT_OK, None
   try:
     status = trainer.train(
         config, workdir, operands, lambda: stop.is_set() or bool(errors())
     )
-  finally:
-    leave.set()
-    late = futures.wait(searchers, _LEAVE_S).not_done
-    for error in errors():
-      logging.error("a searcher has failed", exc_info=error)
+  except Exception as raised:  # pylint: disable=broad-exception-caught
+    error = raised
+  leave.set()
+  late = futures.wait(searchers, _LEAVE_S).not_done
+  for of_searcher in errors():
+    logging.error("a searcher has failed", exc_info=of_searcher)
+  if errors() and status == processes.EXIT_INTERRUPTED:
+    error = errors()[0]
   if late:
     # The interpreter's own exit would wait for their threads.
-    logging.warning("%d searchers did not end in time", len(late))
+    logging.warning(
+        "%d searchers did not end in time", len(late), exc_info=error
+    )
+    if error is not None:
+      refused = isinstance(error, run_directory.NoRunError)
+      status = processes.EXIT_CONFIG if refused else 1
     sys.stderr.flush()
     os._exit(status)  # pylint: disable=protected-access
-  if errors() and status == processes.EXIT_INTERRUPTED:
-    raise errors()[0]
+  if error is not None:
+    raise error
   return status

@@ -17,7 +17,7 @@ Rows = list[tuple[str, str]]
 
 
 def show(sections: Iterable[tuple[str, Rows]]) -> int:
-  """Prints a table of titled rows, as they come.
+  """Prints a table of titled rows.
 
   Returns:
     0; 2 where a row says NO, or making one raised ValueError, which is printed.

@@ -24,6 +24,7 @@ from tba_jax.training import checkpoint
 from tba_jax.training import cluster as cluster_lib
 from tba_jax.training import frozen
 from tba_jax.training import lora
+from tba_jax.training import packing
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
 from tba_jax.training import reference as reference_lib
@@ -277,8 +278,12 @@ def _update(
 
 def reference_prompts(config: ml_collections.ConfigDict) -> int:
   """Returns the prompts whose reference log-probs are computed at a time."""
-  num_prompts = config.train.prompts_per_batch
-  if config.replay.recent_fraction == 1:
+  train, num_prompts = config.train, config.train.prompts_per_batch
+  are_cut = not packing.num_micro_batches(
+      train, num_prompts, train.completions_per_prompt
+  )
+  # Groups that are cut are computed part by part, as rows of the whole batch.
+  if config.replay.recent_fraction == 1 or are_cut:
     return num_prompts
   shards = config.mesh.data * config.mesh.fsdp
   # Only fresh groups lack reference log-probs; redrawn ones have them cached.

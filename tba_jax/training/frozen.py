@@ -70,7 +70,11 @@ def load_scorer(
         " Face folder with a scalar head, such as --program=reward_model makes"
     )
   compute_dtype = config_lib.compute_dtype(config.model, jax.default_backend())
-  shape = hf_config.read(path, compute_dtype=compute_dtype)
+  shape = hf_config.read(
+      path,
+      compute_dtype=compute_dtype,
+      attention=config.model.attention,
+  )
   if shape.num_labels != 1:
     raise ValueError(
         f"config.{key}={str(folder)!r}: its head gives {shape.num_labels}"
@@ -88,16 +92,16 @@ def load_scorer(
 
 
 def _load_policy(
+    config: ml_collections.ConfigDict,
     folder: str,
     mesh: jax.sharding.Mesh | None,
-    rules: ml_collections.ConfigDict,
 ) -> tuple[transformer.Model, types.PyTree, tokenizer_lib.Tokenizer]:
   """Returns a model, its params, and its tokenizer with the model's stops."""
   tokenizer = tokenizer_lib.load(folder)
-  shape = hf_config.read(folder)
+  shape = hf_config.read(folder, attention=config.model.attention)
   tokenizer.add_stop_ids(i for i in shape.stop_ids if i < tokenizer.vocab_size)
   model = transformer.make_model(shape)
-  return model, load_params(folder, model, mesh, rules), tokenizer
+  return model, load_params(folder, model, mesh, config.sharding), tokenizer
 
 
 def load_victim(
@@ -108,7 +112,7 @@ def load_victim(
   """Returns the victim of a task; ValueError if it cannot be read."""
   folder = task.setting("victim")
   if folder != task_lib.MADE_UP:
-    found = _load_policy(folder, mesh, config.sharding)
+    found = _load_policy(config, folder, mesh)
     return red_team.Victim(config, task, *found)
   tokenizer = tokenizer_lib.word_level(
       task.tokenizer_words(), task.tokenizer_pattern
@@ -161,7 +165,7 @@ def load_classifier(
     return red_team.word_share_classifier(task.words)
   folder = task.setting("classifier_folder")
   if kind == "first_token":
-    model, params, tokenizer = _load_policy(folder, mesh, config.sharding)
+    model, params, tokenizer = _load_policy(config, folder, mesh)
     last_logits = lambda *inputs: model.prefill(*inputs)[0]
     return red_team.first_token_classifier(
         sharding.split_rows(last_logits, mesh, config.sharding),

@@ -109,7 +109,7 @@ def _pack_groups(
   M = min(num_tokens, key=num_tokens.get)
   most, R = num_tokens[M], num_rows[M]
 
-  # Of the tokens of a narrow row at least two thirds are completions.
+  # Two thirds of the tokens of a narrow row are completions, if K suffice.
   narrow = min(K, -(-2 * P // T))
   needed = max(sum(-(-len(own) // narrow) for own in part) for part in micro)
   size = _SIZE_STEP * most

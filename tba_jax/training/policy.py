@@ -307,7 +307,7 @@ def make_value_model(
   if folder is None:
     shape = heads.config_of(model.config)
     return heads.ScalarModel(shape, remat=config.train.remat)
-  shape = hf_config.read(folder)
+  shape = hf_config.read(folder, attention=config.model.attention)
   if shape.num_labels != 1:
     raise ValueError(
         f"loss.value_init={folder}: has {shape.num_labels} labels; allowed a"

@@ -449,7 +449,8 @@ def cut_micro_batches(
   if batch.rows is None and not num_micro:
     raise ValueError(
         f"train.micro_batch_prompts={num_each}: must divide the {num_prompts}"
-        " prompts of a batch without rows"
+        " prompts of a batch without rows, and train.micro_batch_completions"
+        " be 0"
     )
   if batch.rows is None and num_each % num_shards:
     raise ValueError(

@@ -239,6 +239,17 @@ class ChooseTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, words):
       self._choose(name, _one_device(platform))
 
+  def test_key_value_heads_that_do_not_divide_are_plain_on_gpus(self):
+    mesh = _one_device("gpu", compute_capability="9.0").mesh
+    parts = sequence.Split(mesh, (), (), ("sequence",))  # 4 devices.
+    model = dict(compute_dtype="bfloat16", head_dim=8)
+    with mock.patch.object(logging, "warning"):
+      found = [
+          self._choose("auto", parts, num_heads=4, num_kv_heads=n, **model)
+          for n in (2, 4)
+      ]
+    self.assertEqual(found, ["plain", "cudnn"])
+
   def test_split_tokens_are_plain(self):
     parts = _one_device("tpu")
     parts = sequence.Split(parts.mesh, (), ("sequence",), ())

@@ -7,6 +7,7 @@ import threading
 from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from tba_jax.config import settings
 from tba_jax.monitor import run_directory
@@ -20,7 +21,7 @@ from tba_jax.training import publication
 _WAIT_S = 20.0
 
 
-class OneProcessTest(absltest.TestCase):
+class OneProcessTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -70,7 +71,7 @@ class OneProcessTest(absltest.TestCase):
     self.config.publish.carrier = "store"
     self.stop.set()
     self.assertEqual(self.run_it(), processes.EXIT_INTERRUPTED)
-    self.assertEqual(self.seen[0][1:], ("store", 3))
+    self.assertEqual(self.seen[0][1:], ("store", 2))
 
   def test_an_error_of_the_trainer_ends_all(self):
     def train(*args):
@@ -93,13 +94,22 @@ class OneProcessTest(absltest.TestCase):
           self.run_it()
     self.assertEqual(self.left, [0])
 
-  def test_a_searcher_that_does_not_end_does_not_hold_the_process(self):
+  @parameterized.parameters(False, True)
+  def test_a_searcher_that_does_not_end_does_not_hold_the_process(
+      self, refused
+  ):
     free = threading.Event()
     self.addCleanup(free.set)
     self.stop.set()
+
+    def search(config, workdir, index, should_stop):
+      if refused and index == 1:
+        raise run_directory.NoRunError("no such model")
+      free.wait(_WAIT_S)
+
     with contextlib.ExitStack() as patches:
       for target, name, made in (
-          (searcher, "search", lambda *_: free.wait(_WAIT_S)),
+          (searcher, "search", search),
           (one_process, "_LEAVE_S", 0.01),
       ):
         patches.enter_context(mock.patch.object(target, name, made))
@@ -108,7 +118,9 @@ class OneProcessTest(absltest.TestCase):
       )
       with self.assertRaises(SystemExit):
         self.run_it()
-    leave.assert_called_once_with(processes.EXIT_INTERRUPTED)
+    leave.assert_called_once_with(
+        processes.EXIT_CONFIG if refused else processes.EXIT_INTERRUPTED
+    )
 
 
 if __name__ == "__main__":

@@ -140,12 +140,18 @@ class DeviceWorkTest(parameterized.TestCase):
     self.assertEqual((second.args[0], "buffer" in second.args[2]), (2, False))
     self.assertTrue(second.kwargs["wait"])
 
-  @parameterized.parameters((1.0, 1, 8), (0.5, 1, 2), (0.5, 3, 3))
+  # With groups cut, the parts are those of the batch's rows.
+  @parameterized.parameters(
+      (1.0, 1, 0, 8), (0.5, 1, 0, 2), (0.5, 3, 0, 3), (0.5, 1, 1, 8)
+  )
   def test_the_reference_runs_in_parts_that_fit_the_mesh(
-      self, recent_fraction, data, part
+      self, recent_fraction, data, micro_batch_completions, part
   ):
     config = base_config.make(
-        train__prompts_per_batch=8, replay__recent_fraction=recent_fraction
+        train__prompts_per_batch=8,
+        train__micro_batch_prompts=8,
+        train__micro_batch_completions=micro_batch_completions,
+        replay__recent_fraction=recent_fraction,
     )
     mesh = sharding.make_mesh(config.mesh)
     config.mesh.data = data
