@@ -27,6 +27,11 @@ from tba_jax.system import jsonl
 # Twice each: a role that dies three times within a minute ends the run.
 _ROLES = ("searcher", "kvservice", "trainer") * 2
 _POLL_S = 0.05
+# Of a summary's evaluations, those that are compared; not all tasks have all.
+_METRICS = frozenset((
+    "pass_at_1", "pass_at_1_stderr", "pass_at_k", "distinct_correct_per_solved",
+    "mean_reward",
+))  # fmt: skip
 
 
 def run(
@@ -80,10 +85,9 @@ def _train(
   if killed != list(roles):
     raise RuntimeError(f"the run ended before all kills: {killed} of {roles}")
   summary = jsonl.read_json(f"{workdir}/summary.json")
-  metrics = ("pass_at_1", "pass_at_1_stderr", "pass_at_k", "mean_reward")
   return {
       **{
-          name: {metric: summary[name][metric] for metric in metrics}
+          name: {k: v for k, v in summary[name].items() if k in _METRICS}
           for name in ("before", "after")
       },
       "restarts": summary["restarts"],
