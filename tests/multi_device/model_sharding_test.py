@@ -145,8 +145,10 @@ class ModelShardingTest(parameterized.TestCase):
       )
       self.assertEqual(array.dtype, expected[name].dtype)
     chex.assert_trees_all_equal(found, expected)
-    with self.assertRaisesRegex(ValueError, "5 prompts do not divide by mesh"):
-      spread({"x": np.zeros((5, 2), np.float32)})
+    # Prompts that do not divide are on every device.
+    five = spread({"x": np.ones((5, 2), np.float32)})["x"]
+    self.assertTrue(five.is_fully_replicated)
+    np.testing.assert_array_equal(five, 1.0)
 
 
 if __name__ == "__main__":
