@@ -198,13 +198,29 @@ start_searcher() {
 --wait_for=$workdir/config.json --program=searcher --workdir=$workdir $1"
 }
 
-# role_state RESOURCE NAME: of a role on the resource's first host: done, up, or
-# gone, as after a reboot of the host.
+# role_state RESOURCE ROLE: done where the role has ended for good, gone where a
+# host of it has none, as after a reboot; else up. A host that cannot be asked
+# counts as up: it is asked again.
 role_state() {
-  ssh_to "$1" 0 0 "tail -n 1 $workdir/logs/$2.log \
-| grep -q '^role.sh: ended for good' && echo done \
-|| { pgrep -f 'launch/role.sh.*--[p]rogram=${2%%-*}' >/dev/null && echo up \
-|| echo gone; }" | tail -n 1
+  local kind="${2%%-*}" slices=1 slice index states=""
+  if [[ "$kind" == trainer ]]; then slices="$TRAINER_SLICES"; fi
+  for ((slice = 0; slice < slices; slice++)); do
+    index="$(set_index "$slice")"
+    if [[ "$kind" == searcher ]]; then index="INDEX=${2##*-};"; fi
+    # A log may end with the last words of an earlier start.
+    states+="$(ssh_to "$1" "$slice" all "$index role=$kind-\$INDEX
+pgrep -f 'launch/role.sh.*--[p]rogram=$kind' >/dev/null && echo \$role up \
+|| { tail -n 1 $workdir/logs/\$role.log \
+| grep -q '^role.sh: ended for good' && echo \$role done \
+|| echo \$role gone; }")"$'\n'
+  done
+  if grep -qx "$2 done" <<<"$states"; then
+    echo done
+  elif grep -qxE "$kind-[0-9]+ gone" <<<"$states"; then
+    echo gone
+  else
+    echo up
+  fi
 }
 
 # look_after RESOURCE ROLE: makes it where it is not there or was preempted, and

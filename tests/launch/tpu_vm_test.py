@@ -9,10 +9,11 @@ import subprocess
 from absl.testing import absltest
 
 _SCRIPT = pathlib.Path(__file__).parents[2] / "launch" / "tpu_vm.sh"
-# Keeps the state of each queued resource in a file. At the first look at the
-# trainer's role a searcher is preempted, at the second the trainer's host has
-# restarted, at the fourth the trainer has ended.
-_GCLOUD = """#!/usr/bin/env bash
+# Keeps the state of each queued resource in a file, and asks for roles as two
+# workers would. At the first look at the trainer's role a searcher is
+# preempted, at the second the trainer's second host has restarted, at the
+# fourth the trainer has ended.
+_GCLOUD = r"""#!/usr/bin/env bash
 cd "$(dirname "$0")"
 echo "$*" >>called
 case "$*" in
@@ -20,17 +21,23 @@ case "$*" in
   *"queued-resources create"*) echo ACTIVE >"state-$5" ;;
   *"queued-resources delete"*) rm "state-$5" ;;
   *networkEndpoints*) echo 10.0.0.7 ;;
-  *trainer-0.log*pgrep*)
-    echo >>looks
-    case "$(wc -l <looks)" in
-      1) echo SUSPENDED >state-tba-searcher-1; echo up ;;
-      2) echo gone ;;
-      3) echo up ;;
-      *) echo done ;;
+  *pgrep*)
+    case "$5" in
+      tba-trainer)
+        echo >>looks
+        [ "$(wc -l <looks)" != 1 ] || echo SUSPENDED >state-tba-searcher-1 ;;
     esac
+    export LOOK="$(wc -l <looks)" WORKER
+    for WORKER in 0 1; do
+      command="${*: -1}"
+      command="${command#--command=}"
+      bash -c "${command//\/mnt\/runs\/tba/.}"
+    done
     ;;
-  *pgrep*) echo up ;;
 esac
+"""
+_PGREP = """#!/usr/bin/env bash
+case "$*:$LOOK-$WORKER" in *trainer:2-1 | *trainer:[4-9]-*) exit 1 ;; esac
 """
 
 
@@ -39,9 +46,19 @@ class TpuVmTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path)
-    for name, text in (("gcloud", _GCLOUD), ("python", "#!/bin/sh\n")):
+    for name, text in (
+        ("gcloud", _GCLOUD),
+        ("pgrep", _PGREP),
+        ("curl", "#!/bin/sh\necho $WORKER\n"),
+        ("python", "#!/bin/sh\n"),
+    ):
       (self.folder / name).write_text(text)
       (self.folder / name).chmod(0o755)
+    # Of an earlier start; a role that is up has more to say.
+    (self.folder / "logs").mkdir()
+    (self.folder / "logs" / "trainer-0.log").write_text(
+        "role.sh: ended for good with status 0\n"
+    )
 
   def run_script(self, *arguments):
     done = subprocess.run(
@@ -75,8 +92,8 @@ class TpuVmTest(absltest.TestCase):
     (deleted,) = (c for c in called if "queued-resources delete" in c)
     self.assertIn(" tba-searcher-1 ", deleted)
     text = "\n".join(called)
-    # The first searcher's role is started once; the trainer's again where its
-    # host has restarted.
+    # The first searcher's role is started once; the trainer's again where one
+    # of its hosts has restarted.
     self.assertEqual(text.count("--program=trainer --workdir"), 2)
     self.assertEqual(
         text.count("--detach=/mnt/runs/tba/logs/searcher-0.log"), 1
