@@ -43,7 +43,7 @@ run() {
 
 # use_searcher_devices COUNT: has each searcher split its rows over so many
 # devices, all of its host or job. Where SETTINGS say how, or CONFIG is for a
-# hardware, they have it.
+# hardware, they have it, and COUNT changes nothing.
 use_searcher_devices() {
   [[ " ${SETTINGS[*]-}" == *" --config.search.mesh."* ]] && return
   [[ "$CONFIG" == *hardware=* ]] && return

@@ -20,7 +20,7 @@ export TRAINER_CHIPS="${TRAINER_CHIPS:-4}" # of one host
 export TRAINER_SLICES="${TRAINER_SLICES:-1}"
 export SEARCHER_ACCELERATOR="${SEARCHER_ACCELERATOR:-tpu-v5-lite-podslice}"
 export SEARCHER_TOPOLOGY="${SEARCHER_TOPOLOGY:-1x1}"
-export SEARCHER_CHIPS="${SEARCHER_CHIPS:-1}" # of a searcher, which uses all
+export SEARCHER_CHIPS="${SEARCHER_CHIPS:-1}" # of one, as hardware= has it
 export SEARCHERS="${SEARCHERS:-4}"        # on spot nodes
 export NAMESPACE="${NAMESPACE:-default}"
 export STORE_PORT="${STORE_PORT:-8469}"   # where the store says where it is

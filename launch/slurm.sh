@@ -15,7 +15,7 @@ KIND="${KIND:-h100}"                      # of devices, for the plan
 TRAINER_NODES="${TRAINER_NODES:-1}"       # one process of the trainer on each
 TRAINER_GPUS="${TRAINER_GPUS:-1}"         # of a node
 SEARCHERS="${SEARCHERS:-2}"
-SEARCHER_GPUS="${SEARCHER_GPUS:-1}"       # of a searcher, which uses them all
+SEARCHER_GPUS="${SEARCHER_GPUS:-1}"       # of a searcher, as hardware= has it
 CPUS="${CPUS:-8}"                         # of a process
 TIME="${TIME:-04:00:00}"
 PARTITION="${PARTITION:-}"                # "" = the cluster's default

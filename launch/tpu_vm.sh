@@ -21,7 +21,7 @@ TRAINER_TYPE="${TRAINER_TYPE:-v5litepod-16}"
 TRAINER_HOSTS="${TRAINER_HOSTS:-4}"       # of one slice
 TRAINER_SLICES="${TRAINER_SLICES:-1}"
 SEARCHER_TYPE="${SEARCHER_TYPE:-v5litepod-1}" # of one host
-SEARCHER_CHIPS="${SEARCHER_CHIPS:-1}"     # of that host; a searcher uses all
+SEARCHER_CHIPS="${SEARCHER_CHIPS:-1}"     # of that host, as hardware= has it
 SEARCHERS="${SEARCHERS:-4}"
 RUNTIME="${RUNTIME:-v2-alpha-tpuv5-lite}" # image of the TPU VMs
 # gcloud's flags for the capacity: "" (on demand), --spot, --reserved,
