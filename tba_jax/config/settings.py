@@ -741,8 +741,9 @@ SETTINGS = {
         " directory)", resume=True),
     "publish.dtype": _s(
         "auto", one_of("auto", "", "float32", "bfloat16"),
-        "of published floats; 'auto' = matrices in the dtype that the sampler"
-        " computes in, which costs it nothing; '' = as trained"),
+        "of published floats; 'auto' = matrices in the dtype that the trainer's"
+        " device computes in, which costs a sampler that computes in the same"
+        " nothing; '' = as trained"),
 
     "guards.action": _s(
         "warn", one_of("off", "warn", "lower_learning_rate", "stop"), ""),

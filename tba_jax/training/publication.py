@@ -135,8 +135,9 @@ def published_dtypes(
 ) -> Dtypes:
   """Returns the dtypes that `publish.dtype` stands for.
 
-  With "auto" the sampler loses nothing: it casts matrices to its compute dtype
-  in any case, computes norms in float32, and merges adapters in float32.
+  "auto" is the dtype that the trainer's device computes in. A sampler that
+  computes in the same loses nothing: it casts matrices to it in any case,
+  computes norms in float32, and merges adapters in float32.
 
   Args:
     config: reads `publish.dtype`, `model` and `lora`.
