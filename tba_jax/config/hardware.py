@@ -5,8 +5,9 @@
 `apply` reads a finished config (starting model, batch sizes, frozen models) and
 sets mesh, micro-batches, rematerialization, and the searchers with their mesh.
 The rule is memory: with float32 params a trainer needs 22 bytes a parameter
-(params, reference, gradients, two moments, a bfloat16 copy to publish), a
-searcher 8 (two versions). `--program=plan` counts exactly.
+(params, reference, gradients, two moments, a bfloat16 copy to publish; 24 where
+compute is float32, as the copy then is), a searcher at most 8 (two versions;
+about half where bfloat16 is published). `--program=plan` counts exactly.
 """
 
 from collections.abc import Sequence
@@ -113,7 +114,8 @@ def _set(c: ml_collections.ConfigDict, hardware: Hardware) -> None:
   share = (_SHARE * hardware.gib - _LOGITS_GIB) * 2**30 / 1e9  # GB
   share /= 1 if several else 2
   frozen = _frozen_gb(c, billions)
-  state = billions * (8 if c.lora.rank else 22)
+  copy = 4 if _is_float32(c, hardware) else 2
+  state = billions * (8 if c.lora.rank else 20 + copy)
   least = _power(math.ceil(state / share))
   if c.loss.name == "ppo":
     state += 16 * billions  # The value model: params, gradients, moments.
@@ -149,6 +151,11 @@ def _set(c: ml_collections.ConfigDict, hardware: Hardware) -> None:
   c.search.mesh.fsdp = searcher // c.search.mesh.tensor
   c.sampling.num_rows = -(-c.sampling.num_rows // searcher) * searcher
   _set_memory(c, hardware, fsdp, least)
+
+
+def _is_float32(c: ml_collections.ConfigDict, hardware: Hardware) -> bool:
+  # A T4 has no bfloat16.
+  return hardware.kind == "t4" or c.model.compute_dtype == "float32"
 
 
 def _searcher(
@@ -203,7 +210,7 @@ def _set_memory(
     most = max(1, int(micro * scale) * least // unit)
     section.micro_batch_size = unit * _divisor(section.batch_size // unit, most)
   c.train.remat = "dots" if hardware.gib >= 80 and least == 1 else "full"
-  if hardware.kind == "t4":  # It has no bfloat16.
+  if _is_float32(c, hardware):
     c.model.compute_dtype = "float32"
 
 
