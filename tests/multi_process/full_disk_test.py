@@ -7,7 +7,6 @@ is the processes' own, so one of them may fail where the other does not.
 """
 
 import resource
-import time
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -77,10 +76,8 @@ class SaveTest(parameterized.TestCase):
   def test_one_that_cannot_write_is_the_error_of_both(
       self, first, second, culprit, cause
   ):
-    begun = time.monotonic()
     outs, directory = self.save(first, second)
-    # Two starts and two saves; no deadline has passed.
-    self.assertLess(time.monotonic() - begun, 60)
+    # The cause itself, no deadline that has passed.
     for out in outs:
       self.assertRegex(
           out,

@@ -110,7 +110,7 @@ class ServiceLossTest(parameterized.TestCase):
     return child
 
   def test_clients_survive_killed_and_stopped_services(self):
-    running = self.start(probe_timeout_s=1.0)
+    running = self.start(probe_timeout_s=5.0)
     path = running.host.locator_path
     senders = [self.start_child(_SENDER, path, i) for i in range(2)]
     victim = self.start_child(_SENDER, path, "victim")
