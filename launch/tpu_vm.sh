@@ -215,7 +215,7 @@ pgrep -f 'launch/role.sh.*--[p]rogram=$kind' >/dev/null && echo \$role up \
 || echo \$role gone; }")"$'\n'
   done
   if grep -qx "$2 done" <<<"$states"; then
-    echo done
+    echo "done"
   elif grep -qxE "$kind-[0-9]+ gone" <<<"$states"; then
     echo gone
   else
