@@ -53,6 +53,7 @@ class BatchMakerTest(parameterized.TestCase):
   def make_maker(self, part_prompts=2, stop_ids=(), **changes):
     config = base_config.make(
         train__prompts_per_batch=4 * part_prompts,
+        train__micro_batch_prompts=1,
         replay__recent_fraction=0.5,
         **changes,
     )
