@@ -1,0 +1,276 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One-process runs with an exact staleness and any amount of search a step.
+
+Sampler, replay buffer, batches, train step and evaluator are those of the
+roles. Step t inserts `search.prompts_per_step` groups, sampled with the params
+of step max(t - s, 0), and trains on a draw of the buffer. Results by step do
+not depend on the machine's speed, so several may run beside each other.
+"""
+
+import collections
+from collections.abc import Collection, Mapping, Sequence
+import json
+import pathlib
+import sys
+import threading
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from tba_jax import types
+from tba_jax.config import load
+from tba_jax.config import validate
+from tba_jax.programs import sft
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import prompt_order
+from tba_jax.sampling import decode
+from tba_jax.system import jsonl
+from tba_jax.system import processes
+from tba_jax.tasks import base
+from tba_jax.training import batches
+from tba_jax.training import cluster
+from tba_jax.training import device_work
+from tba_jax.training import policy as policy_lib
+from tba_jax.training import reward_judge
+from tba_jax.training import schedules
+from tba_jax.training import sharding
+
+# Of an evaluation: what a run's curve has at each of its steps.
+_EVALUATED = ("pass_at_1", "pass_at_k", "distinct_correct_per_solved",
+              "distinct_correct")  # fmt: skip
+
+
+def run_all(
+    config: ml_collections.ConfigDict,
+    settings: Mapping[str, Sequence[str]],
+    seeds: Sequence[int],
+    folder: pathlib.Path,
+    staleness_steps: int,
+) -> None:
+  """Makes the runs that have no result in the folder yet.
+
+  Args:
+    config: of all runs; its `init` is set to the policy that all start from,
+      fine-tuned once.
+    settings: overrides (`KEY=VALUE`) of each setting, by name.
+    seeds: of the prompts and samples; a whole seed comes before the next.
+    folder: keeps a result per setting and seed.
+    staleness_steps: s.
+  """
+  processes.enable_compilation_cache()
+  start = folder / "start"
+  if not policy_lib.sft_folder(start).exists():
+    sft.run(config, str(start), stop=threading.Event())
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    config.init = str(policy_lib.sft_folder(start).absolute())
+  for seed in seeds:
+    for name, overrides in settings.items():
+      path = folder / f"{name}-seed{seed}.json"
+      if path.exists():
+        continue
+      own = config.copy_and_resolve_references()
+      load.apply_overrides(own, [*overrides, f"seed={seed}"])
+      validate.validate(own, program="sweep")
+      result = {
+          "name": name,
+          "seed": seed,
+          "overrides": list(overrides),
+          **run(own, staleness_steps),
+      }
+      jsonl.atomic_write_json(path, result)
+      last = {key: result[key][-1] for key in _EVALUATED}
+      print(f"{path.stem}: {result['wall_s']:.0f} s, {last}", file=sys.stderr)
+
+
+def results(
+    names: Collection[str], folder: pathlib.Path
+) -> list[dict[str, Any]]:
+  """Returns the results in the folder, in the order of the names."""
+  return [
+      json.loads(path.read_text())
+      for name in names
+      for path in sorted(folder.glob(f"{name}-seed*.json"))
+  ]
+
+
+def run(
+    config: ml_collections.ConfigDict, staleness_steps: int
+) -> dict[str, Any]:
+  """Trains; returns `steps`, `completions` sampled until then, and evaluations.
+
+  Args:
+    config: `evaluate.final_prompts` held-out prompts are evaluated at the start
+      and every `evaluate.every_steps`.
+    staleness_steps: s.
+  """
+  started = time.monotonic()
+  policy = policy_lib.make_policy(config, "")
+  work = _make_work(config, policy)
+  buffer = buffer_lib.ReplayBuffer(
+      config,
+      reward_temperature=schedules.reward_temperature(
+          config.replay, per_round_steps=0
+      ),
+  )
+  buffer.begin_epoch(0, 0)
+  maker = batches.BatchMaker(config, policy.tokenizer, buffer, work)
+  evaluator = reward_judge.make_evaluator(config, "", policy)
+  searcher = _Searcher(config, policy)
+  num_steps, train = config.train.num_steps, config.train
+  found: dict[str, list[float]] = {
+      name: [] for name in ("steps", "completions", *_EVALUATED)
+  }
+  rewards = []
+  past = collections.deque(maxlen=staleness_steps + 1)
+  try:
+    for step in range(num_steps + 1):
+      if step % config.evaluate.every_steps == 0 or step == num_steps:
+        result = evaluator.run(
+            work.state.params, config.evaluate.final_prompts, version=step
+        )
+        found["steps"].append(step)
+        found["completions"].append(
+            step * config.search.prompts_per_step
+            * config.search.samples_per_prompt
+        )  # fmt: skip
+        for name in _EVALUATED:
+          found[name].append(result[name])
+      if step == num_steps:
+        break
+      # The step donates its state.
+      past.append((step, jax.tree.map(jnp.copy, work.state.params)))
+      arrived = searcher.search(*past[0])
+      rewards.append(float(np.mean([group.rewards for group in arrived])))
+      for group in arrived:
+        buffer.insert(group, step)
+      draw = buffer.sample(
+          train.prompts_per_batch, train.completions_per_prompt, step
+      )
+      metrics = work.train(maker.make(draw))
+      buffer.mark_trained(draw.rows)
+      maker.flush()
+      if metrics["nonfinite"]:
+        raise FloatingPointError(f"step {step}: loss or gradient is not finite")
+  finally:
+    evaluator.close()
+  return {**found, "rewards": rewards, "wall_s": time.monotonic() - started}
+
+
+def _make_work(
+    config: ml_collections.ConfigDict, policy: policy_lib.Policy
+) -> device_work.DeviceWork:
+  """Returns the state owner, which saves and publishes nothing."""
+  params = policy_lib.initial_params(policy, config.seed)
+  mesh = sharding.make_mesh(config.mesh)
+  return device_work.DeviceWork(
+      config,
+      state=device_work.init_state(config, policy, params, mesh),
+      train_step=device_work.make_train_step(config, policy, mesh, params),
+      reference=device_work.make_reference(config, policy, params, mesh),
+      merger=None,
+      checkpointer=None,
+      cluster=cluster.Cluster(),
+  )
+
+
+class _Searcher:
+  """Samples and scores the fresh groups of a step."""
+
+  def __init__(
+      self, config: ml_collections.ConfigDict, policy: policy_lib.Policy
+  ):
+    self._config = config
+    self._task, self._tokenizer = policy.task, policy.tokenizer
+    self._sampler = policy_lib.make_sampler(config, policy)
+    self._order = prompt_order.PromptOrder(
+        policy.task.num_prompts(base.TRAIN), seed=config.seed
+    )
+    self._position = 0
+
+  def search(self, version: int, params: types.PyTree) -> list[types.Group]:
+    search = self._config.search
+    first = self._position
+    self._position += search.prompts_per_step
+    requests = []
+    for position in range(first, self._position):
+      prompt_id, visit = self._order.prompt(position)
+      text = self._task.prompt(base.TRAIN, prompt_id)
+      requests.append(
+          decode.Request(
+              prompt_tokens=np.asarray(
+                  self._tokenizer.encode_prompt(text), np.int32
+              ),
+              prompt_id=prompt_id,
+              visit=visit,
+              num_completions=search.samples_per_prompt,
+              seed=self._config.seed,
+          )
+      )
+    found = self._sampler.sample(params, requests, version=version)
+    return [
+        types.Group(
+            prompt_id=request.prompt_id,
+            visit=request.visit,
+            position=first + i,
+            prompt_tokens=request.prompt_tokens,
+            completion_tokens=completions.tokens,
+            completion_lengths=completions.lengths,
+            stopped=completions.stopped,
+            behavior_logprobs=completions.logprobs,
+            rewards=np.asarray(
+                [
+                    self._task.reward(base.TRAIN, request.prompt_id, text)
+                    for text in policy_lib.decode_texts(
+                        self._tokenizer, completions
+                    )
+                ],
+                np.float32,
+            ),
+            versions=completions.versions,
+            epoch=0,
+        )
+        for i, (request, completions) in enumerate(
+            zip(requests, found, strict=True)
+        )
+    ]
+
+
+def parse(
+    operands: Sequence[str], settings: Mapping[str, Sequence[str]]
+) -> tuple[list[int], dict[str, Sequence[str]]]:
+  """Returns the seeds and settings of `[SEED,… [SETTING …]]`.
+
+  Raises:
+    ValueError: an operand is wrong.
+  """
+  seeds, *names = operands or ["0"]
+  if not all(seed.isdecimal() for seed in seeds.split(",")):
+    raise ValueError(f"operand {seeds!r}: allowed seeds separated by commas")
+  if unknown := sorted(set(names) - set(settings)):
+    raise ValueError(
+        f"unknown settings {unknown}; allowed {', '.join(settings)}"
+    )
+  chosen = {name: settings[name] for name in names or settings}
+  return [int(seed) for seed in seeds.split(",")], chosen
+
+
+def mean_and_range(values: Sequence[float], digits: int) -> str:
+  """Returns "mean (least to most)"."""
+  text = f"{np.mean(values):.{digits}f}"
+  if len(values) == 1:
+    return text
+  return f"{text} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def print_table(rows: Sequence[Sequence[str]], path: pathlib.Path) -> None:
+  """Writes rows as Markdown, the first as its head, and prints them."""
+  lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+  text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+  path.write_text(text)
+  print(text, file=sys.stderr)

@@ -1,0 +1,151 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What more search for each optimizer step brings where rewards are rare.
+
+    python -m benchmarks --config=configs/countdown_sparse.py:quick \\
+        search [SEED,… [SETTING …]]
+
+samples the completions of 1, 2, 4, 8 and 16 searchers for each step and puts
+them into the replay buffer; a step trains on as many as one searcher samples.
+Half of each batch is drawn from the newest groups, half from all, and within a
+prompt uniformly (`uniform`) or by reward (`reward`); `none` trains on what one
+searcher has just sampled, without a buffer. All runs start from one fine-tuned
+policy, and samples are one step old. The folder runs/search keeps a result per
+setting and seed, so that later calls add to table and plot.
+"""
+
+from collections.abc import Mapping, Sequence
+import pathlib
+from typing import Any
+
+import matplotlib
+from matplotlib import pyplot
+import ml_collections
+import numpy as np
+
+from benchmarks import exact_loop
+
+_FOLDER = pathlib.Path("runs") / "search"
+_STALENESS_STEPS = 1
+_NUM_STEPS = 200
+_SEARCHERS = (1, 2, 4, 8, 16)
+# Of one searcher, for each step.
+_PROMPTS, _SAMPLES = 16, 16
+_DRAWS = ("uniform", "reward")
+SETTINGS = {
+    "none-1": ["replay.recent_fraction=1", "replay.recent_window_steps=1"]
+} | {
+    f"{draw}-{n}": [
+        f"replay.selection={draw}",
+        f"search.prompts_per_step={n * _PROMPTS}",
+    ]
+    for n in _SEARCHERS
+    for draw in _DRAWS
+}
+# Of the last evaluation: key, title, digits.
+_ENDS = {
+    "pass_at_1": ("pass@1", 3),
+    "pass_at_k": ("pass@16", 3),
+    "distinct_correct": ("distinct solutions of 16", 2),
+}
+_COLORS = ("#56b4e9", "#0072b2", "#009e73", "#e69f00", "#d55e00")
+_LINES = {"none": ":", "uniform": "--", "reward": "-"}
+
+matplotlib.use("agg")
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Trains; writes table.md and search.png into the folder.
+
+  Args:
+    config: of all runs, but for what `SETTINGS` has.
+    operands: seeds separated by commas (default 0), then names of `SETTINGS`
+      (default all).
+
+  Returns:
+    `folder`, and `runs`: name, seed and last evaluation of each.
+  """
+  seeds, settings = exact_loop.parse(operands, SETTINGS)
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    config.search.samples_per_prompt = _SAMPLES
+    config.search.prompts_per_step = _PROMPTS
+    config.train.num_steps = _NUM_STEPS
+    config.evaluate.update(
+        every_steps=40, final_prompts=300, num_completions=16, greedy=False
+    )
+  _FOLDER.mkdir(parents=True, exist_ok=True)
+  exact_loop.run_all(config, settings, seeds, _FOLDER, _STALENESS_STEPS)
+  results = exact_loop.results(SETTINGS, _FOLDER)
+  exact_loop.print_table(make_table(results), _FOLDER / "table.md")
+  _plot(results, _FOLDER / "search.png")
+  return {
+      "folder": str(_FOLDER),
+      "runs": [
+          {"name": r["name"], "seed": r["seed"]} | {k: r[k][-1] for k in _ENDS}
+          for r in results
+      ],
+  }
+
+
+def make_table(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+  """Returns a row per setting: means over its seeds, with their range."""
+  titles = [title for title, _ in _ENDS.values()]
+  rows = [["drawn", "searchers", "seeds", *titles, "reward of the last steps"]]
+  for name in SETTINGS:
+    mine = [r for r in results if r["name"] == name]
+    if not mine:
+      continue
+    ends = [
+        exact_loop.mean_and_range([r[key][-1] for r in mine], digits)
+        for key, (_, digits) in _ENDS.items()
+    ]
+    last = [float(np.mean(r["rewards"][-_NUM_STEPS // 4 :])) for r in mine]
+    draw, _, searchers = name.partition("-")
+    rows.append(
+        [
+            draw,
+            searchers,
+            str(len(mine)),
+            *ends,
+            exact_loop.mean_and_range(last, 3),
+        ]
+    )
+  return rows
+
+
+def _plot(results: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+  """Draws pass@1 and pass@16 over steps, and pass@1 over completions."""
+  panels = (
+      ("steps", "pass_at_1"),
+      ("steps", "pass_at_k"),
+      ("completions", "pass_at_1"),
+  )
+  figure, axes = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained")
+  for axis, (x, y) in zip(axes, panels):
+    for name in SETTINGS:
+      mine = [r for r in results if r["name"] == name]
+      if not mine:
+        continue
+      draw, _, searchers = name.partition("-")
+      axis.plot(
+          mine[0][x],
+          np.mean([r[y] for r in mine], axis=0),
+          color=_COLORS[_SEARCHERS.index(int(searchers))],
+          linestyle=_LINES[draw],
+          label=f"{searchers}, {draw}",
+      )
+    axis.set_xlabel(x)
+    axis.set_ylabel(_ENDS[y][0])
+    axis.grid(alpha=0.3)
+  axes[-1].set_xscale("log")
+  figure.legend(
+      *axes[0].get_legend_handles_labels(),
+      loc="outside lower center",
+      ncols=6,
+      fontsize=8,
+  )
+  figure.savefig(path, dpi=150)
+  pyplot.close(figure)
