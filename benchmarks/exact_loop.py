@@ -41,7 +41,7 @@ from tba_jax.training import schedules
 from tba_jax.training import sharding
 
 # Of an evaluation: what a run's curve has at each of its steps.
-_EVALUATED = ("pass_at_1", "pass_at_k", "distinct_correct_per_solved",
+EVALUATED = ("pass_at_1", "pass_at_k", "distinct_correct_per_solved",
               "distinct_correct")  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def run_all(
           **run(own, staleness_steps),
       }
       jsonl.atomic_write_json(path, result)
-      last = {key: result[key][-1] for key in _EVALUATED}
+      last = {key: result[key][-1] for key in EVALUATED}
       print(f"{path.stem}: {result['wall_s']:.0f} s, {last}", file=sys.stderr)
 
 
@@ -124,7 +124,7 @@ def run(
   searcher = _Searcher(config, policy)
   num_steps, train = config.train.num_steps, config.train
   found: dict[str, list[float]] = {
-      name: [] for name in ("steps", "completions", *_EVALUATED)
+      name: [] for name in ("steps", "completions", *EVALUATED)
   }
   rewards = []
   past = collections.deque(maxlen=staleness_steps + 1)
@@ -139,7 +139,7 @@ def run(
             step * config.search.prompts_per_step
             * config.search.samples_per_prompt
         )  # fmt: skip
-        for name in _EVALUATED:
+        for name in EVALUATED:
           found[name].append(result[name])
       if step == num_steps:
         break

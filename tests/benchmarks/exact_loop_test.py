@@ -1,0 +1,99 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of one-process runs, and of the tables that are made of them."""
+
+from unittest import mock
+
+from absl.testing import absltest
+
+from benchmarks import diversity
+from benchmarks import exact_loop
+from benchmarks import search
+from tba_jax.config import load
+from tba_jax.config import validate
+from tba_jax.config import variants
+
+countdown = variants.import_config("configs/countdown.py")
+sparse = variants.import_config("configs/countdown_sparse.py")
+
+
+class ExactLoopTest(absltest.TestCase):
+
+  def test_samples_are_of_the_version_and_amount_that_are_asked_for(self):
+    config = countdown.get_config("smoke")
+    config.init = "scratch"
+    config.train.num_steps = 4
+    config.search.prompts_per_step = 6
+    config.evaluate.every_steps = 2
+    result = dict.fromkeys(exact_loop.EVALUATED, 0.5)
+    evaluator = self.enter_context(
+        mock.patch.object(exact_loop.reward_judge, "make_evaluator")
+    )
+    evaluator.return_value.run.return_value = result
+    asked = []
+    inner = exact_loop._Searcher.search
+
+    def spy(self, version, params):
+      groups = inner(self, version, params)
+      asked.append((version, len(groups)))
+      return groups
+
+    with mock.patch.object(exact_loop._Searcher, "search", spy):
+      found = exact_loop.run(config, staleness_steps=1)
+    self.assertEqual(asked, [(0, 6), (0, 6), (1, 6), (2, 6)])
+    self.assertEqual(found["steps"], [0, 2, 4])
+    per_step = 6 * config.search.samples_per_prompt
+    self.assertEqual(found["completions"], [0, 2 * per_step, 4 * per_step])
+    self.assertEqual(found["pass_at_1"], [0.5] * 3)
+
+  def test_every_setting_is_allowed(self):
+    for config, settings in (
+        (countdown.get_config("smoke"), diversity.SETTINGS),
+        (sparse.get_config("smoke"), search.SETTINGS),
+    ):
+      for overrides in settings.values():
+        own = config.copy_and_resolve_references()
+        load.apply_overrides(own, overrides)
+        validate.validate(own, program="sweep")
+
+
+class TablesTest(absltest.TestCase):
+
+  def test_diversity_is_compared_at_equal_pass_at_1(self):
+    result = lambda seed, end: {
+        "name": "tb-0.02",
+        "seed": seed,
+        "pass_at_1": [0.25, 0.45, end],
+        "pass_at_k": [0.8, 0.9, 0.95],
+        "distinct_correct_per_solved": [2.0, 2.0, 1.0],
+    }
+    _, row = diversity.make_table([result(0, 0.85), result(1, 0.85)])
+    self.assertEqual(row[:3], ["tb", "0.02", "2"])
+    self.assertEqual(row[-1], "1.50 (1.50 to 1.50)")
+    _, row = diversity.make_table([result(0, 0.85), result(1, 0.6)])
+    self.assertEqual(row[-1], "1 of 2 reach it")
+
+  def test_search_has_a_row_for_each_draw_and_number_of_searchers(self):
+    results = [
+        {
+            "name": name,
+            "seed": 0,
+            "pass_at_1": [0.1, 0.2],
+            "pass_at_k": [0.5, 0.6],
+            "distinct_correct": [1.0, 1.25],
+            "rewards": [0.0] * 150 + [0.5] * 50,
+        }
+        for name in ("none-1", "reward-16")
+    ]
+    rows = search.make_table(results)[1:]
+    self.assertEqual(
+        rows,
+        [
+            ["none", "1", "1", "0.200", "0.600", "1.25", "0.500"],
+            ["reward", "16", "1", "0.200", "0.600", "1.25", "0.500"],
+        ],
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()
