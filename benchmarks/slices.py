@@ -7,7 +7,8 @@
 compiles each config (`--program=compile`, which needs libtpu; without operands,
 those of `ROWS`) and prints a row of Markdown for it to standard error. No
 weights are needed: shapes are those of `tests/models/published_configs.json`.
-Where arithmetic and links overlap perfectly, a step takes the longer of both.
+Where arithmetic and links overlap perfectly, a step takes the longer of both,
+and the arithmetic's share of that is the utilization at most.
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ ROWS = (
 _SAME = {"realtreetune/rho-1b-sft-GSM8K": "microsoft/rho-math-1b-v0.1"}
 _COLUMNS = (
     "config", "slices", "params", "train step, GB", "decoding, GB", "fits",
-    "received, GB", "arithmetic, s", "links, s",
+    "received, GB", "arithmetic, s", "links, s", "MFU at most",
 )  # fmt: skip
 
 
@@ -99,6 +100,7 @@ def _cells(figures: dict[str, Any]) -> list[str]:
   shown = lambda value, form=".3g", unit=1.0: (
       "" if value is None else f"{value / unit:{form}}"
   )
+  arithmetic_s, links_s = step["arithmetic_s"], step["links_s"]
   return [
       ", ".join(figures["topology"].values()),
       f"{figures['model']['params'] / 1e9:.2f} B",
@@ -106,8 +108,11 @@ def _cells(figures: dict[str, Any]) -> list[str]:
       shown(chunk["peak_bytes"], unit=2**30),
       f"no: {', '.join(failed)}" if failed else "yes",
       shown(step["collective_bytes"], unit=1e9),
-      shown(step["arithmetic_s"]),
-      shown(step["links_s"]),
+      shown(arithmetic_s),
+      shown(links_s),
+      shown(
+          arithmetic_s and arithmetic_s / max(arithmetic_s, links_s), form=".0%"
+      ),
   ]
 
 

@@ -41,6 +41,10 @@ _COLLECTIVES = (
 _REDUCE_SCATTER = "all-reduce-scatter"
 
 
+# Products of queries x keys x head width in each kernel of splash attention.
+_SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)_")
+_SPLASH_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
+
 # Instructions that move nothing.
 _FREE = frozenset((
     "after-all", "bitcast", "constant", "get-tuple-element", "parameter",
@@ -56,8 +60,8 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 class Costs:
   """What a device does in one run of a program.
 
-  flops: of matrix products and convolutions, 2 a multiply-add; none of a
-    kernel, such as splash attention.
+  flops: of matrix products and convolutions, 2 a multiply-add, and of splash
+    attention as if it had no window; of no other kernel.
   collectives: kind -> bytes that the device receives.
   memory_bytes: read from and written to the device's main memory, with the
     padding of tiled layouts; nothing that stays in a faster memory.
@@ -100,7 +104,7 @@ def costs(text: str) -> Costs:
   """Returns the costs of a module, as `compiled.as_text()` prints it.
 
   A loop whose number of trips is not known is counted once, a conditional as
-  its most expensive branch. Kernels (custom calls) are not counted.
+  its most expensive branch.
   """
   computations, entry = _parse(text)
   flops, collectives = _walk(computations, entry, set())
@@ -238,6 +242,8 @@ def _walk(
         add(_walk(computations, called, channels))
     elif it.opcode in ("dot", "convolution"):
       add((_product_flops(computation, it), {}))
+    elif it.opcode == "custom-call":
+      add((_splash_flops(computation, it), {}))
     elif kind in _COLLECTIVES:
       channel = re.search(r"channel_id=(\d+)", it.attributes)
       if channel is None or channel[1] not in channels:
@@ -467,6 +473,25 @@ def _product_flops(computation: _Computation, it: _Instruction) -> float:
   features = lhs_of["f"] // count("feature_group_count") * rhs_of["o"]
   batch = lhs_of["b"] // count("batch_group_count")
   return 2.0 * positions * features * batch
+
+
+def _splash_flops(computation: _Computation, it: _Instruction) -> float:
+  """Returns the FLOPs of a kernel of splash attention; 0 of another one.
+
+  Its queries are the last Q of S tokens, and see those up to their own.
+  """
+  kernel = _SPLASH.search(it.name)
+  if not kernel:
+    return 0.0
+  shapes = [
+      shape
+      for name in it.operands
+      for dtype, shape in _arrays(computation[name].type)
+      if dtype in ("bf16", "f32") and len(shape) > 2
+  ]
+  (*sequences, Q, Dh), S = shapes[0], shapes[1][-2]
+  pairs = math.prod(sequences) * (Q * (S - Q) + Q * (Q + 1) / 2)
+  return 2.0 * _SPLASH_PRODUCTS[kernel[1]] * pairs * Dh
 
 
 def _num_positions(

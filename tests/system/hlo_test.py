@@ -66,6 +66,23 @@ class HloTest(parameterized.TestCase):
     found = hlo.costs(_LOOP.replace(root, kernel + root))
     self.assertEqual(found.flops, 16 * _PRODUCT_FLOPS)
 
+  @parameterized.parameters(("fwd", 2), ("dq", 3), ("dkv", 4), ("other", 0))
+  def test_products_of_splash_attention(self, kernel, num_products):
+    found = hlo.costs(
+        _entry(
+            "%mask = s8[3,8,8]{2,1,0} parameter(0)",
+            "%q = bf16[3,8,512,64]{3,2,1,0} parameter(1)",
+            "%k = bf16[3,2,768,64]{3,2,1,0} parameter(2)",
+            f"%splash_mha_{kernel}_segmented_residuals.6 ="
+            " (f32[3,512,128]{2,1,0}, bf16[3,8,512,64]{3,2,1,0})"
+            " custom-call(%mask, %q, %k, /*index=3*/%k),"
+            ' custom_call_target="tpu_custom_call"',
+        )
+    )
+    # The last 512 of 768 tokens, which see the 256 before and themselves.
+    pairs = 3 * 8 * (512 * 256 + 512 * 513 // 2)
+    self.assertEqual(found.flops, 2 * num_products * pairs * 64)
+
   def test_a_loop_that_goes_on_with_a_gather_does_not_repeat_it(self):
     begun = (
         "  %fusion.9 = (bf16[64,8]{1,0}, bf16[64,128]{1,0}, u32[]{:S(2)})"
