@@ -20,6 +20,7 @@ import ml_collections
 import numpy as np
 
 from benchmarks import exact_loop
+from benchmarks import results
 
 _FOLDER = pathlib.Path("runs") / "diversity"
 _STALENESS_STEPS = 1
@@ -66,7 +67,7 @@ def run(
   Returns:
     `folder`, and `runs`: name, seed and last evaluation of each.
   """
-  seeds, settings = exact_loop.parse(operands, SETTINGS)
+  seeds, names = results.parse(operands, SETTINGS)
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.replay.recent_window_steps = 1
@@ -75,31 +76,32 @@ def run(
         every_steps=40, final_prompts=300, num_completions=8, greedy=False
     )
   _FOLDER.mkdir(parents=True, exist_ok=True)
+  settings = {name: SETTINGS[name] for name in names}
   exact_loop.run_all(config, settings, seeds, _FOLDER, _STALENESS_STEPS)
-  results = exact_loop.results(SETTINGS, _FOLDER)
-  exact_loop.print_table(make_table(results), _FOLDER / "table.md")
-  _plot(results, _FOLDER / "diversity.png")
+  found = results.read(SETTINGS, _FOLDER)
+  results.print_table(make_table(found), _FOLDER / "table.md")
+  _plot(found, _FOLDER / "diversity.png")
   return {
       "folder": str(_FOLDER),
       "runs": [
           {"name": r["name"], "seed": r["seed"]} | {k: r[k][-1] for k in _ENDS}
-          for r in results
+          for r in found
       ],
   }
 
 
-def make_table(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   """Returns a row per setting: means over its seeds, with their range."""
   rows = [
       ["objective", "beta", "seeds", "pass@1", "pass@8", "distinct of 8",
        f"distinct at pass@1 {_PASS_AT_1}"]
   ]  # fmt: skip
   for name in SETTINGS:
-    mine = [r for r in results if r["name"] == name]
+    mine = [r for r in runs if r["name"] == name]
     if not mine:
       continue
     ends = {
-        key: exact_loop.mean_and_range([r[key][-1] for r in mine], digits)
+        key: results.mean_and_range([r[key][-1] for r in mine], digits)
         for key, digits in _ENDS.items()
     }
     reached = [
@@ -112,7 +114,7 @@ def make_table(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             beta,
             str(len(mine)),
             *ends.values(),
-            exact_loop.mean_and_range(reached, 2)
+            results.mean_and_range(reached, 2)
             if len(reached) == len(mine)
             else f"{len(reached)} of {len(mine)} reach it",
         ]
@@ -130,12 +132,12 @@ def distinct_at(result: Mapping[str, Any], pass_at_1: float) -> float | None:
   return None
 
 
-def _plot(results: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   """Draws distinct solutions over pass@1: a line per setting, mean of seeds."""
   figure, axes = pyplot.subplots(figsize=(7.5, 5), layout="constrained")
   for (objective, (_, betas)), color in zip(_OBJECTIVES.items(), _COLORS):
     for beta, line in zip(betas, _LINES):
-      mine = [r for r in results if r["name"] == f"{objective}-{beta}"]
+      mine = [r for r in runs if r["name"] == f"{objective}-{beta}"]
       if not mine:
         continue
       axes.plot(

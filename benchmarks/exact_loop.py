@@ -9,8 +9,7 @@ not depend on the machine's speed, so several may run beside each other.
 """
 
 import collections
-from collections.abc import Collection, Mapping, Sequence
-import json
+from collections.abc import Mapping, Sequence
 import pathlib
 import sys
 import threading
@@ -86,17 +85,6 @@ def run_all(
       jsonl.atomic_write_json(path, result)
       last = {key: result[key][-1] for key in EVALUATED}
       print(f"{path.stem}: {result['wall_s']:.0f} s, {last}", file=sys.stderr)
-
-
-def results(
-    names: Collection[str], folder: pathlib.Path
-) -> list[dict[str, Any]]:
-  """Returns the results in the folder, in the order of the names."""
-  return [
-      json.loads(path.read_text())
-      for name in names
-      for path in sorted(folder.glob(f"{name}-seed*.json"))
-  ]
 
 
 def run(
@@ -239,38 +227,3 @@ class _Searcher:
             zip(requests, found, strict=True)
         )
     ]
-
-
-def parse(
-    operands: Sequence[str], settings: Mapping[str, Sequence[str]]
-) -> tuple[list[int], dict[str, Sequence[str]]]:
-  """Returns the seeds and settings of `[SEED,… [SETTING …]]`.
-
-  Raises:
-    ValueError: an operand is wrong.
-  """
-  seeds, *names = operands or ["0"]
-  if not all(seed.isdecimal() for seed in seeds.split(",")):
-    raise ValueError(f"operand {seeds!r}: allowed seeds separated by commas")
-  if unknown := sorted(set(names) - set(settings)):
-    raise ValueError(
-        f"unknown settings {unknown}; allowed {', '.join(settings)}"
-    )
-  chosen = {name: settings[name] for name in names or settings}
-  return [int(seed) for seed in seeds.split(",")], chosen
-
-
-def mean_and_range(values: Sequence[float], digits: int) -> str:
-  """Returns "mean (least to most)"."""
-  text = f"{np.mean(values):.{digits}f}"
-  if len(values) == 1:
-    return text
-  return f"{text} ({min(values):.{digits}f} to {max(values):.{digits}f})"
-
-
-def print_table(rows: Sequence[Sequence[str]], path: pathlib.Path) -> None:
-  """Writes rows as Markdown, the first as its head, and prints them."""
-  lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-  text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-  path.write_text(text)
-  print(text, file=sys.stderr)

@@ -24,6 +24,7 @@ import ml_collections
 import numpy as np
 
 from benchmarks import exact_loop
+from benchmarks import results
 
 _FOLDER = pathlib.Path("runs") / "search"
 _STALENESS_STEPS = 1
@@ -67,7 +68,7 @@ def run(
   Returns:
     `folder`, and `runs`: name, seed and last evaluation of each.
   """
-  seeds, settings = exact_loop.parse(operands, SETTINGS)
+  seeds, names = results.parse(operands, SETTINGS)
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.search.samples_per_prompt = _SAMPLES
@@ -77,29 +78,30 @@ def run(
         every_steps=40, final_prompts=300, num_completions=16, greedy=False
     )
   _FOLDER.mkdir(parents=True, exist_ok=True)
+  settings = {name: SETTINGS[name] for name in names}
   exact_loop.run_all(config, settings, seeds, _FOLDER, _STALENESS_STEPS)
-  results = exact_loop.results(SETTINGS, _FOLDER)
-  exact_loop.print_table(make_table(results), _FOLDER / "table.md")
-  _plot(results, _FOLDER / "search.png")
+  found = results.read(SETTINGS, _FOLDER)
+  results.print_table(make_table(found), _FOLDER / "table.md")
+  _plot(found, _FOLDER / "search.png")
   return {
       "folder": str(_FOLDER),
       "runs": [
           {"name": r["name"], "seed": r["seed"]} | {k: r[k][-1] for k in _ENDS}
-          for r in results
+          for r in found
       ],
   }
 
 
-def make_table(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   """Returns a row per setting: means over its seeds, with their range."""
   titles = [title for title, _ in _ENDS.values()]
   rows = [["drawn", "searchers", "seeds", *titles, "reward of the last steps"]]
   for name in SETTINGS:
-    mine = [r for r in results if r["name"] == name]
+    mine = [r for r in runs if r["name"] == name]
     if not mine:
       continue
     ends = [
-        exact_loop.mean_and_range([r[key][-1] for r in mine], digits)
+        results.mean_and_range([r[key][-1] for r in mine], digits)
         for key, (_, digits) in _ENDS.items()
     ]
     last = [float(np.mean(r["rewards"][-_NUM_STEPS // 4 :])) for r in mine]
@@ -110,13 +112,13 @@ def make_table(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             searchers,
             str(len(mine)),
             *ends,
-            exact_loop.mean_and_range(last, 3),
+            results.mean_and_range(last, 3),
         ]
     )
   return rows
 
 
-def _plot(results: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   """Draws pass@1 and pass@16 over steps, and pass@1 over completions."""
   panels = (
       ("steps", "pass_at_1"),
@@ -126,7 +128,7 @@ def _plot(results: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   figure, axes = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained")
   for axis, (x, y) in zip(axes, panels):
     for name in SETTINGS:
-      mine = [r for r in results if r["name"] == name]
+      mine = [r for r in runs if r["name"] == name]
       if not mine:
         continue
       draw, _, searchers = name.partition("-")

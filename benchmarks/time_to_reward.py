@@ -35,6 +35,7 @@ from matplotlib import pyplot
 import ml_collections
 import numpy as np
 
+from benchmarks import results
 from tba_jax.models import hf
 from tba_jax.monitor import metrics
 from tba_jax.programs import sft
@@ -94,7 +95,7 @@ def run(
     ValueError: an operand is wrong.
     RuntimeError: a run failed.
   """
-  seeds, names = _parse(operands)
+  seeds, names = results.parse(operands, RUNS)
   left_out = []
   if not _has_trl():
     left_out = [name for name in names if name in _TRL]
@@ -115,17 +116,11 @@ def run(
         jsonl.atomic_write_json(path, result)
         # The result of a run may take minutes.
         print(f"{name}, seed {seed}: {summarize(result)}", file=sys.stderr)
-  results = [
-      json.loads(path.read_text())
-      for name in RUNS
-      for path in sorted(_FOLDER.glob(f"{name}-seed*.json"))
-  ]
-  table = make_table(results)
-  (_FOLDER / "table.md").write_text(table)
-  print(table, file=sys.stderr)
-  _plot(results, _FOLDER / "time_to_reward.png")
+  found = results.read(RUNS, _FOLDER)
+  results.print_table(make_table(found), _FOLDER / "table.md")
+  _plot(found, _FOLDER / "time_to_reward.png")
   return {
-      "runs": [summarize(result) for result in results],
+      "runs": [summarize(result) for result in found],
       "left_out": left_out,
       "folder": str(_FOLDER),
   }
@@ -165,20 +160,20 @@ def seconds_until(
   return None
 
 
-def make_table(results: Sequence[Mapping[str, Any]]) -> str:
+def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   """Returns a row per run: means over its seeds, with the range of seconds."""
   heads = [
       "run", "seeds", *(f"s to {target:.2f}" for target in TARGETS),
       "pass@1 at the end", f"pass@{_EVALUATED_COMPLETIONS}", "distinct",
       "steps", "s", "s a step", "completions/s", "start, s",
   ]  # fmt: skip
-  lines = [heads, ["---"] * len(heads)]
+  rows = [heads]
   for name in RUNS:
-    mine = [summarize(r) for r in results if r["run"] == name]
+    mine = [summarize(r) for r in runs if r["run"] == name]
     if not mine:
       continue
     columns = {key: [summary[key] for summary in mine] for key in mine[0]}
-    lines.append(
+    rows.append(
         [
             name,
             ", ".join(map(str, columns["seed"])),
@@ -189,7 +184,7 @@ def make_table(results: Sequence[Mapping[str, Any]]) -> str:
             ),
         ]
     )
-  return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+  return rows
 
 
 def _range(values: Sequence[float | None]) -> str:
@@ -200,15 +195,6 @@ def _range(values: Sequence[float | None]) -> str:
   if len(ordered) == 1:
     return middle
   return f"{middle} ({text(ordered[0])} to {text(ordered[-1])})"
-
-
-def _parse(operands: Sequence[str]) -> tuple[list[int], list[str]]:
-  seeds, *names = operands or ["0"]
-  if not all(seed.isdecimal() for seed in seeds.split(",")):
-    raise ValueError(f"operand {seeds!r}: allowed seeds separated by commas")
-  if unknown := sorted(set(names) - set(RUNS)):
-    raise ValueError(f"unknown runs {unknown}; allowed {', '.join(RUNS)}")
-  return [int(seed) for seed in seeds.split(",")], names or list(RUNS)
 
 
 def _trl_python() -> str:
@@ -385,11 +371,11 @@ def _stdout_to_stderr() -> contextlib.AbstractContextManager[Any]:
   return contextlib.redirect_stdout(sys.stderr)
 
 
-def _plot(results: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   """Draws pass@1 over the seconds of training, a line per run and seed."""
   figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
   named = set()
-  for result in results:
+  for result in runs:
     name = result["run"]
     axes.plot(
         result["seconds"],

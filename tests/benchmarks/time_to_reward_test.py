@@ -61,9 +61,9 @@ class TimeToRewardTest(parameterized.TestCase):
     results.append(_result("grpo", 0, [0.0, 30.0, 60.0]) | {
         "pass_at_1": [0.3, 0.55, 0.65]
     })  # fmt: skip
-    _, _, ours, grpo = time_to_reward.make_table(results).splitlines()
-    self.assertIn("| 0, 1, 2 | 11 (10 to 12) | 16 (15 to 17) | 21 (20", ours)
-    self.assertIn("| 24 | 45 | never | 0.650 |", grpo)
+    _, ours, grpo = time_to_reward.make_table(results)
+    self.assertEqual(ours[1:3], ["0, 1, 2", "11 (10 to 12)"])
+    self.assertEqual(grpo[2:6], ["24", "45", "never", "0.650"])
 
   def test_the_first_step_is_timed_as_the_median_one(self):
     clock = {"step_ends": [100.0 + s for s in (0.0, *range(60, 99))]}
