@@ -199,7 +199,7 @@ def run() -> None:
   argv, overrides = load.split_argv(sys.argv)
   logging.set_verbosity(logging.WARNING)
   app.run(
-      lambda rest: sys.exit(main(rest, overrides)),
+      lambda rest: processes.leave(main(rest, overrides)),
       argv=argv,
       flags_parser=_parse_flags,
   )

@@ -321,7 +321,10 @@ def trainer(
     step = train_step.jit_train_step(
         config, model, mesh, value_model=value_model, adapters=adapters
     )
-    batch = _abstract_batch(config, mesh, config.train.prompts_per_batch)
+    size = packing.sizes(config, packing.batch_shape(config))[0]
+    batch = packing.abstract_batch(
+        config, mesh, config.train.prompts_per_batch, size
+    )
     return step.lower(state, batch, params if adapters else None)
 
   own_bytes = held["train state"] + bool(adapters) * _num_bytes(params)
@@ -537,35 +540,6 @@ def _published(
   )
 
 
-def _abstract_batch(
-    config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh, B: int
-) -> types.Batch:
-  """Returns shapes and shardings of a batch of B prompts without copies."""
-  K = config.train.completions_per_prompt
-  P = config.sampling.max_prompt_tokens
-  T = config.sampling.max_completion_tokens
-  array = lambda dtype, *shape: jax.ShapeDtypeStruct((B, *shape), dtype)
-  prompt_tokens = array(jnp.int32, P)
-  different = np.arange(B * K, dtype=np.int32).reshape(B, K, 1)
-  batch = types.Batch(
-      prompt_tokens=prompt_tokens,
-      prompt_mask=array(jnp.float32, P),
-      completion_tokens=array(jnp.int32, K, T),
-      completion_mask=array(jnp.float32, K, T),
-      behavior_logprobs=array(jnp.float32, K, T),
-      ref_logprobs=array(jnp.float32, K, T),
-      rewards=array(jnp.float32, K),
-      staleness_steps=array(jnp.float32, K),
-      rows=packing.pack(
-          config, prompt_tokens, np.broadcast_to(different, (B, K, T))
-      ),
-  )
-  places = jax.tree.map(
-      lambda x: sharding.place_of(x, mesh, config.sharding), batch
-  )
-  return _sharded(batch, places)
-
-
 def _lower_reference(
     config: ml_collections.ConfigDict,
     model: transformer.Model,
@@ -577,9 +551,10 @@ def _lower_reference(
   )
   axes = sharding.token_axes(config.sharding)
   num_prompts = device_work.reference_prompts(config)
-  batch = _abstract_batch(config, mesh, num_prompts)
-  if num_prompts < config.train.prompts_per_batch:
-    batch = dataclasses.replace(batch, rows=None)
+  size = None
+  if num_prompts == config.train.prompts_per_batch:
+    size = packing.sizes(config, packing.batch_shape(config))[0]
+  batch = packing.abstract_batch(config, mesh, num_prompts, size)
   return jax.jit(sequence.split_tokens(logprobs_fn, mesh, *axes)).lower(
       params,
       batch.prompt_tokens,

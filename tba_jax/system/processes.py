@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import logging as absl_logging
 
@@ -36,6 +36,9 @@ ROLE_ENVIRONMENT = {
 }
 # Environment variable with the supervisor's pid.
 SUPERVISED = "TBA_JAX_SUPERVISED"
+
+# Prefix of the names of threads that `leave` does not wait for.
+LEFT_BEHIND = "left_behind"
 
 _PR_SET_PDEATHSIG = 1
 # A unix socket path has at most 108 bytes; gRPC's prefix takes some.
@@ -277,6 +280,19 @@ def package_environment() -> dict[str, str]:
   paths += os.environ.get("PYTHONPATH", "").split(os.pathsep)
   path = os.pathsep.join(dict.fromkeys(p for p in paths if p))
   return {**os.environ, "PYTHONPATH": path}
+
+
+def leave(status: int) -> NoReturn:
+  """Ends this process without waiting for threads named `LEFT_BEHIND`.
+
+  The interpreter would wait for them, or abort if they are daemons in XLA.
+  """
+  if any(t.name.startswith(LEFT_BEHIND) for t in threading.enumerate()):
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # pylint: disable=protected-access
+  sys.exit(status)
 
 
 def restart_as_role() -> None:

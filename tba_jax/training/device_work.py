@@ -22,6 +22,7 @@ from tba_jax.monitor import run_directory
 from tba_jax.system import processes
 from tba_jax.training import checkpoint
 from tba_jax.training import cluster as cluster_lib
+from tba_jax.training import compile_ahead
 from tba_jax.training import frozen
 from tba_jax.training import lora
 from tba_jax.training import packing
@@ -49,6 +50,8 @@ class DeviceWork:
     cluster: connection to the other processes.
     peers: writes this process's shards of published params; None if process 0
       publishes everything.
+    ahead: compiles for the next sizes of a batch; None leaves it to each size's
+      first step.
   """
 
   def __init__(
@@ -62,9 +65,11 @@ class DeviceWork:
       checkpointer: checkpoint.Checkpointer,
       cluster: cluster_lib.Cluster,
       peers: carrier_orbax.Leader | carrier_orbax.Helper | None = None,
+      ahead: compile_ahead.CompileAhead | None = None,
   ):
     self.reference = reference
     self.peers = peers
+    self._ahead = ahead
     self._state = state
     self._train_step = train_step
     self._merger = merger
@@ -126,13 +131,18 @@ class DeviceWork:
     )
     num_prompts = batch.rewards.shape[0]
     part = min(self._part_prompts, num_prompts)
+    if self._ahead is not None:
+      self._ahead.wait(packing.size_of(batch.rows))
     batch = self._put(batch)
     ref_logprobs, computed = batch.ref_logprobs, []
     for start in range(0, num_missing, part):
       # The last part overlaps the one before, so that all have one shape.
       start = min(start, num_prompts - part)
+      inputs = _reference_inputs(batch)
+      if part < num_prompts:
+        inputs = self._slice(inputs, start, part)
       values_bxKxT = self.reference.logprobs(
-          *self._slice(batch, start, part),
+          *inputs,
           self._state.ref_params,
           batch.rows if part == num_prompts else None,
       )
@@ -146,6 +156,8 @@ class DeviceWork:
     """Dispatches a step on a placed batch; returns its metrics."""
     self._cluster.broadcast("train")
     self._state, metrics = self._train_step(self._state, batch)
+    if self._ahead is not None:
+      self._ahead.count(packing.size_of(batch.rows))
     return metrics
 
   def gather(self, field: str = "params") -> types.PyTree:
@@ -193,6 +205,8 @@ class DeviceWork:
   def close(self) -> None:
     if self.peers is not None:
       self.peers.close()
+    if self._ahead is not None:
+      self._ahead.close()
 
 
 class Follower:
@@ -257,16 +271,20 @@ def _arrays(shapes: dict[str, Any]) -> dict[str, Any]:
   return {n: x and jax.ShapeDtypeStruct(*x) for n, x in shapes.items()}
 
 
-def _slice(batch: types.Batch, start: int, size: int) -> tuple[jax.Array, ...]:
-  """Returns the reference's inputs for prompts `start` to `start + size`."""
+def _reference_inputs(batch: types.Batch) -> tuple[Any, ...]:
+  return (
+      batch.prompt_tokens,
+      batch.prompt_mask,
+      batch.completion_tokens,
+      batch.completion_mask,
+  )
+
+
+def _slice(
+    arrays: tuple[jax.Array, ...], start: int, size: int
+) -> tuple[jax.Array, ...]:
   return tuple(
-      jax.lax.dynamic_slice_in_dim(array, start, size)
-      for array in (
-          batch.prompt_tokens,
-          batch.prompt_mask,
-          batch.completion_tokens,
-          batch.completion_mask,
-      )
+      jax.lax.dynamic_slice_in_dim(array, start, size) for array in arrays
   )
 
 
@@ -323,17 +341,41 @@ def make_work(
   else:
     state, saved = checkpointer.restore(abstract_state(config, policy, mesh))
     lora.check_base(saved.get("base", ""), merger.base)
+  train_step = make_train_step(config, policy, mesh, params)
   work = DeviceWork(
       config,
       state=state,
-      train_step=make_train_step(config, policy, mesh, params),
+      train_step=train_step,
       reference=reference,
       merger=merger,
       checkpointer=checkpointer,
       cluster=cluster,
       peers=publication.make_peers(config, run, cluster, state.params),
+      ahead=make_ahead(config, policy, mesh, train_step, reference),
   )
   return work, saved
+
+
+def make_ahead(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    mesh: jax.sharding.Mesh,
+    train_step: train_step_lib.TrainStep,
+    reference: reference_lib.Reference,
+) -> compile_ahead.CompileAhead:
+  """Returns the thread that compiles the step and the reference pass."""
+  state = abstract_state(config, policy, mesh)
+  num_prompts = config.train.prompts_per_batch
+
+  def compile_size(size: packing.Size) -> None:
+    batch = packing.abstract_batch(config, mesh, num_prompts, size)
+    if reference_prompts(config) == num_prompts:
+      reference.compile(*_reference_inputs(batch), state.ref_params, batch.rows)
+    train_step.compile(state, batch)
+
+  return compile_ahead.CompileAhead(
+      packing.sizes(config, packing.batch_shape(config)), compile_size
+  )
 
 
 def make_reference(

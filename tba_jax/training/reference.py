@@ -156,3 +156,22 @@ class Reference:
         completion_mask_BxKxT,
         rows,
     )
+
+  def compile(
+      self,
+      prompt_tokens_BxP: jax.ShapeDtypeStruct,
+      prompt_mask_BxP: jax.ShapeDtypeStruct,
+      completion_tokens_BxKxT: jax.ShapeDtypeStruct,
+      completion_mask_BxKxT: jax.ShapeDtypeStruct,
+      ref_params: types.PyTree = None,
+      rows: types.Rows | None = None,
+  ) -> None:
+    """Compiles `logprobs` for these shapes and shardings."""
+    self._run.lower(
+        ref_params if self._every_steps else self._params,
+        prompt_tokens_BxP,
+        prompt_mask_BxP,
+        completion_tokens_BxKxT,
+        completion_mask_BxKxT,
+        rows,
+    ).compile()

@@ -66,9 +66,26 @@ class TrainState:
   learning_rate_scale: Any
 
 
-TrainStep = Callable[
-    [TrainState, types.Batch], tuple[TrainState, dict[str, jax.Array]]
-]
+@dataclasses.dataclass(frozen=True)
+class TrainStep:
+  """The step of `make_train_step`, (state, batch) -> (state, metrics).
+
+  jitted: of `jit_train_step`.
+  base: the params that adapters adapt, or None. It is an argument, so that it
+    is no constant of the compiled program.
+  """
+
+  jitted: Callable[..., Any]
+  base: PyTree
+
+  def __call__(
+      self, state: TrainState, batch: types.Batch
+  ) -> tuple[TrainState, dict[str, jax.Array]]:
+    return self.jitted(state, batch, self.base)
+
+  def compile(self, state: TrainState, batch: types.Batch) -> None:
+    """Compiles for these shapes and shardings; later calls need not."""
+    self.jitted.lower(state, batch, self.base).compile()
 
 
 def make_train_step(
@@ -107,7 +124,7 @@ def make_train_step(
     ValueError: from the step, if a batch without rows does not divide into
       micro-batches, or a micro-batch into data shards.
   """
-  step = jit_train_step(
+  jitted = jit_train_step(
       config,
       model,
       mesh,
@@ -115,8 +132,7 @@ def make_train_step(
       value_model=value_model,
       adapters=adapters,
   )
-  # The base is an argument, so that it is no constant of the compiled program.
-  return lambda state, batch: step(state, batch, base)
+  return TrainStep(jitted, base)
 
 
 def jit_train_step(

@@ -113,6 +113,25 @@ class SignalsTest(absltest.TestCase):
       wanted = own.get(name, processes.ROLE_ENVIRONMENT[name])
       self.assertEqual(printed, f"{process.pid} ['a b', 'c'] {wanted}\n")
 
+  def test_leave_waits_for_threads_unless_they_are_named_so(self):
+    for name, wanted in (("other", "3 done"), (processes.LEFT_BEHIND, "3 ")):
+      script = (
+          "import threading; from tba_jax.system import processes;"
+          " wait = threading.Event().wait;"
+          " run = lambda: (wait(1.0), print('done'));"
+          f" threading.Thread(target=run, name={name!r} + '_0').start();"
+          " processes.leave(3)"
+      )
+      ended = subprocess.run(
+          [sys.executable, "-c", script],
+          cwd=_ROOT,
+          stdout=subprocess.PIPE,
+          text=True,
+          timeout=60,
+          check=False,
+      )
+      self.assertEqual(f"{ended.returncode} {ended.stdout.strip()}", wanted)
+
   def test_stop_on_signals(self):
     for number in (signal.SIGTERM, signal.SIGINT):
       before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
