@@ -19,6 +19,7 @@ from tba_jax.config import load
 from tba_jax.system import processes
 
 BENCHMARKS = (
+    "cost_ratios",
     "decode",
     "decode_lengths",
     "diversity",

@@ -43,8 +43,10 @@ def run(
   repeats = int(operands[1]) if len(operands) > 1 else _REPEATS
   pairs = []
   for _ in range(repeats):
-    lockstep = _run(_variant(config, num_steps, lockstep=True))
-    asynchronous = _run(_variant(config, num_steps, lockstep=False))
+    lockstep = _run(trial_run.make_variant(config, num_steps, lockstep=True))
+    asynchronous = _run(
+        trial_run.make_variant(config, num_steps, lockstep=False)
+    )
     generate_s = lockstep["generate_busy_s"]
     train_s = lockstep["train_busy_s"]
     ideal = (generate_s + train_s) / max(generate_s, train_s)
@@ -67,21 +69,6 @@ def run(
       "share": statistics.median(p["share"] for p in pairs),
       "repeats": pairs,
   }
-
-
-def _variant(
-    config: ml_collections.ConfigDict, num_steps: int, *, lockstep: bool
-) -> ml_collections.ConfigDict:
-  config = trial_run.make_config(config, num_steps)
-  with config.unlocked():
-    config.search.lockstep = lockstep
-    if lockstep:
-      config.publish.every_steps = 1
-      config.search.wait_for_fresh = True
-    config.search.lead_steps = (
-        0 if lockstep else max(1, config.search.lead_steps)
-    )
-  return config
 
 
 def _run(config: ml_collections.ConfigDict) -> dict[str, Any]:

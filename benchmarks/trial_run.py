@@ -32,6 +32,22 @@ def make_config(
   return config
 
 
+def make_variant(
+    config: ml_collections.ConfigDict, num_steps: int, *, lockstep: bool
+) -> ml_collections.ConfigDict:
+  """Returns `make_config` in lockstep, or with a lead of a step or more."""
+  config = make_config(config, num_steps)
+  with config.unlocked():
+    config.search.lockstep = lockstep
+    if lockstep:
+      config.publish.every_steps = 1
+      config.search.wait_for_fresh = True
+    config.search.lead_steps = (
+        0 if lockstep else max(1, config.search.lead_steps)
+    )
+  return config
+
+
 @contextlib.contextmanager
 def run(config: ml_collections.ConfigDict) -> Iterator[str]:
   """Runs a config and yields its run directory, which is then deleted.

@@ -8,6 +8,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from benchmarks import end_to_end
+from benchmarks import trial_run
 from tba_jax.config import validate
 from tba_jax.config import variants
 
@@ -30,7 +31,7 @@ class EndToEndTest(parameterized.TestCase):
   @parameterized.parameters(True, False)
   def test_both_variants_are_right_configs(self, lockstep):
     for arg in ("", "smoke", "quick"):
-      config = end_to_end._variant(
+      config = trial_run.make_variant(
           countdown.get_config(arg), 30, lockstep=lockstep
       )
       validate.validate(config)

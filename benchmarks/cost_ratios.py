@@ -1,0 +1,203 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What asynchrony gives, by the cost of generation relative to training.
+
+    python -m benchmarks cost_ratios [RATIOxSEARCHERS …]
+
+The same steps, each with completions of its own, are run in three ways:
+
+    synchronous   one process generates and trains in turn, at staleness 0
+    lockstep      store, trainer and searchers as processes, at staleness 0
+    asynchronous  the same processes, sampling a step ahead
+
+All parts are real, with a tiny model, but what generation and training cost is
+delays (`delays.py`): of G seconds a step in the reward, which stand for a
+verifier, an environment or the searchers' own accelerators, and of T seconds in
+the loss, for the trainer's. So n searchers divide G by n on any machine, and a
+step takes at least
+
+    synchronous      G + T
+    lockstep         G/n + T
+    asynchronous     max(G/n, T)
+
+What it takes longer is the cost of the rest: sampling and training a tiny
+model, messages, publication, polling.
+"""
+
+from collections.abc import Mapping, Sequence
+import math
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any
+
+import ml_collections
+
+from benchmarks import delays
+from benchmarks import trial_run
+from tba_jax.config import variants
+from tba_jax.monitor import metrics
+from tba_jax.programs import stale_loop
+from tba_jax.system import jsonl
+from tba_jax.system import processes
+
+_CASES = ("0.25x1", "1x1", "4x1", "4x2", "4x4", "16x1", "16x2", "16x4")
+# The first steps compile, or fill the pipeline.
+_SKIPPED_STEPS = 3
+_STEPS, _SLOW_STEPS = 12, 4
+# Heads of the table, and a row's text below each.
+_COLUMNS = {
+    "G / T": lambda row: f"{row['ratio']:g}",
+    "searchers": lambda row: str(row["searchers"]),
+    "synchronous": lambda row: _times_bound(row, "synchronous"),
+    "lockstep": lambda row: _times_bound(row, "lockstep"),
+    "asynchronous": lambda row: _times_bound(row, "asynchronous"),
+    "speed-up": lambda row: f"{row['speedup']:.2f}",
+    "ideal": lambda row: f"{row['ideal']:.2f}",
+    "share": lambda row: f"{row['share']:.2f}",
+    "over lockstep": lambda row: f"{row['speedup_over_lockstep']:.2f}",
+    "staleness": lambda row: f"{row['staleness']:.1f}",
+}
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns a row per case; prints them as a table to standard error.
+
+  Args:
+    config: of countdown; it is shrunk, and evaluations are turned off.
+    operands: cases RATIOxSEARCHERS, as `4x2`: G = 4 T, for two searchers.
+
+  Returns:
+    `train_s`: T. `rows`: seconds of a step and of its bound, each way; speedup:
+    synchronous over asynchronous; ideal: (G + T) / max(G/n, T); share: bound
+    over asynchronous; speedup_over_lockstep; staleness, steps.
+
+  Raises:
+    ValueError: an operand is wrong.
+    RuntimeError: a run failed.
+  """
+  cases = [_parse(operand) for operand in operands or _CASES]
+  processes.enable_compilation_cache()
+  rows, synchronous_s = [], {}
+  for ratio, searchers in cases:
+    num_steps = _STEPS if ratio <= 1 else _SLOW_STEPS
+    slow = _with_delays(config, ratio, searchers)
+    if ratio not in synchronous_s:
+      synchronous_s[ratio] = _run_synchronous(slow, num_steps)
+    seconds = {"synchronous": synchronous_s[ratio]}
+    for name in ("lockstep", "asynchronous"):
+      seconds[name], staleness = _run_roles(
+          slow, num_steps, lockstep=name == "lockstep"
+      )
+    rows.append(make_row(ratio, searchers, seconds, staleness))
+    print(make_table(rows), file=sys.stderr)
+  return {"train_s": delays.TRAIN_S, "rows": rows}
+
+
+def make_row(
+    ratio: float,
+    searchers: int,
+    seconds: Mapping[str, float],
+    staleness: float,
+) -> dict[str, Any]:
+  """Returns a row of `run` from the seconds of a step, each way."""
+  generate = ratio / searchers
+  bounds = {
+      "synchronous": ratio + 1,
+      "lockstep": generate + 1,
+      "asynchronous": max(generate, 1),
+  }
+  row = {"ratio": ratio, "searchers": searchers, "staleness": staleness}
+  for name, bound in bounds.items():
+    row[f"{name}_s"] = seconds[name]
+    row[f"{name}_bound_s"] = bound * delays.TRAIN_S
+  return row | {
+      "speedup": seconds["synchronous"] / seconds["asynchronous"],
+      "ideal": bounds["synchronous"] / bounds["asynchronous"],
+      "share": row["asynchronous_bound_s"] / row["asynchronous_s"],
+      "speedup_over_lockstep": seconds["lockstep"] / seconds["asynchronous"],
+  }
+
+
+def make_table(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns the rows as Markdown; steps as multiples of T, beside bounds."""
+  lines = [list(_COLUMNS), ["---"] * len(_COLUMNS)]
+  for row in rows:
+    lines.append([text_of(row) for text_of in _COLUMNS.values()])
+  return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _times_bound(row: Mapping[str, float], name: str) -> str:
+  step, bound = (
+      row[f"{name}{end}"] / delays.TRAIN_S for end in ("_s", "_bound_s")
+  )
+  return f"{step:.2f} ({bound:g})"
+
+
+def _parse(operand: str) -> tuple[float, int]:
+  """Returns ratio and searchers of a case."""
+  ratio, _, searchers = operand.partition("x")
+  try:
+    case = float(ratio), int(searchers)
+  except ValueError:
+    case = 0.0, 0
+  if not (0 < case[0] < math.inf and case[1] > 0):
+    raise ValueError(
+        f"operand {operand!r}: allowed RATIOxSEARCHERS, both above 0, as 4x2"
+    )
+  return case
+
+
+def _with_delays(
+    config: ml_collections.ConfigDict, ratio: float, searchers: int
+) -> ml_collections.ConfigDict:
+  """Returns a small copy with the delays of a case."""
+  config = config.copy_and_resolve_references()
+  search = config.search
+  with config.unlocked():
+    variants.make_smoke(config)
+    completions = search.prompts_per_step * search.samples_per_prompt
+    config.task.name = "benchmarks.delays:SlowCountdown"
+    config.task.reward_s = ratio * delays.TRAIN_S / completions
+    config.loss.name = f"{delays.__file__}:slow_tb"
+    config.run.processes = "many"
+    # A block for each searcher and step.
+    search.num_searchers = searchers
+    search.prompts_per_round = math.ceil(search.prompts_per_step / searchers)
+  return config
+
+
+def _run_roles(
+    config: ml_collections.ConfigDict, num_steps: int, *, lockstep: bool
+) -> tuple[float, float]:
+  """Returns seconds of a step, and the mean staleness in steps."""
+  config = trial_run.make_variant(
+      config, _SKIPPED_STEPS + num_steps, lockstep=lockstep
+  )
+  with trial_run.run(config) as workdir:
+    records = metrics.last_per_step(
+        jsonl.read_jsonl(pathlib.Path(workdir) / "metrics.jsonl")
+    )
+  # Evaluations have records of their own steps.
+  steps = [r for r in records if "train/loss" in r][_SKIPPED_STEPS - 1 :]
+  return (
+      (steps[-1]["time"] - steps[0]["time"]) / num_steps,
+      statistics.mean(r["replay/staleness_steps"] for r in steps[1:]),
+  )
+
+
+def _run_synchronous(
+    config: ml_collections.ConfigDict, num_steps: int
+) -> float:
+  """Returns seconds of a step of the single-process loop."""
+  # One more: a step ends where the next one begins.
+  config = trial_run.make_config(config, _SKIPPED_STEPS + num_steps + 1)
+  begins = []
+  stale_loop.Bench(config, "").run(
+      stale_loop.Run(config.loss.name, stale_loop.Lag(), config.seed, config),
+      on_step=lambda state: begins.append(time.perf_counter()),
+  )
+  return (begins[-1] - begins[_SKIPPED_STEPS]) / num_steps
