@@ -33,6 +33,7 @@ BENCHMARKS = (
     "slices",
     "spread",
     "store",
+    "throughput",
     "time_to_reward",
     "train_step",
     "watch",

@@ -26,25 +26,17 @@ model, messages, publication, polling.
 
 from collections.abc import Mapping, Sequence
 import math
-import pathlib
-import statistics
-import sys
-import time
 from typing import Any
 
 import ml_collections
 
 from benchmarks import delays
+from benchmarks import results
 from benchmarks import trial_run
 from tba_jax.config import variants
-from tba_jax.monitor import metrics
-from tba_jax.programs import stale_loop
-from tba_jax.system import jsonl
 from tba_jax.system import processes
 
 _CASES = ("0.25x1", "1x1", "4x1", "4x2", "4x4", "16x1", "16x2", "16x4")
-# The first steps compile, or fill the pipeline.
-_SKIPPED_STEPS = 3
 _STEPS, _SLOW_STEPS = 12, 4
 # Heads of the table, and a row's text below each.
 _COLUMNS = {
@@ -86,14 +78,14 @@ def run(
     num_steps = _STEPS if ratio <= 1 else _SLOW_STEPS
     slow = _with_delays(config, ratio, searchers)
     if ratio not in synchronous_s:
-      synchronous_s[ratio] = _run_synchronous(slow, num_steps)
+      synchronous_s[ratio] = trial_run.time_loop(slow, num_steps)
     seconds = {"synchronous": synchronous_s[ratio]}
     for name in ("lockstep", "asynchronous"):
-      seconds[name], staleness = _run_roles(
+      seconds[name], staleness = trial_run.time_roles(
           slow, num_steps, lockstep=name == "lockstep"
       )
     rows.append(make_row(ratio, searchers, seconds, staleness))
-    print(make_table(rows), file=sys.stderr)
+    results.print_table(make_table(rows))
   return {"train_s": delays.TRAIN_S, "rows": rows}
 
 
@@ -122,12 +114,10 @@ def make_row(
   }
 
 
-def make_table(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns the rows as Markdown; steps as multiples of T, beside bounds."""
-  lines = [list(_COLUMNS), ["---"] * len(_COLUMNS)]
-  for row in rows:
-    lines.append([text_of(row) for text_of in _COLUMNS.values()])
-  return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def make_table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+  """Returns the rows' text; steps as multiples of T, beside their bounds."""
+  cells = [[text_of(row) for text_of in _COLUMNS.values()] for row in rows]
+  return [list(_COLUMNS), *cells]
 
 
 def _times_bound(row: Mapping[str, float], name: str) -> str:
@@ -168,36 +158,3 @@ def _with_delays(
     search.num_searchers = searchers
     search.prompts_per_round = math.ceil(search.prompts_per_step / searchers)
   return config
-
-
-def _run_roles(
-    config: ml_collections.ConfigDict, num_steps: int, *, lockstep: bool
-) -> tuple[float, float]:
-  """Returns seconds of a step, and the mean staleness in steps."""
-  config = trial_run.make_variant(
-      config, _SKIPPED_STEPS + num_steps, lockstep=lockstep
-  )
-  with trial_run.run(config) as workdir:
-    records = metrics.last_per_step(
-        jsonl.read_jsonl(pathlib.Path(workdir) / "metrics.jsonl")
-    )
-  # Evaluations have records of their own steps.
-  steps = [r for r in records if "train/loss" in r][_SKIPPED_STEPS - 1 :]
-  return (
-      (steps[-1]["time"] - steps[0]["time"]) / num_steps,
-      statistics.mean(r["replay/staleness_steps"] for r in steps[1:]),
-  )
-
-
-def _run_synchronous(
-    config: ml_collections.ConfigDict, num_steps: int
-) -> float:
-  """Returns seconds of a step of the single-process loop."""
-  # One more: a step ends where the next one begins.
-  config = trial_run.make_config(config, _SKIPPED_STEPS + num_steps + 1)
-  begins = []
-  stale_loop.Bench(config, "").run(
-      stale_loop.Run(config.loss.name, stale_loop.Lag(), config.seed, config),
-      on_step=lambda state: begins.append(time.perf_counter()),
-  )
-  return (begins[-1] - begins[_SKIPPED_STEPS]) / num_steps

@@ -44,9 +44,12 @@ def mean_and_range(values: Sequence[float], digits: int) -> str:
   return f"{text} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
-def print_table(rows: Sequence[Sequence[str]], path: pathlib.Path) -> None:
-  """Writes rows as Markdown, the first as its head, and prints them."""
+def print_table(
+    rows: Sequence[Sequence[str]], path: pathlib.Path | None = None
+) -> None:
+  """Prints rows as Markdown, the first as its head, and writes them to path."""
   lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
   text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-  path.write_text(text)
+  if path is not None:
+    path.write_text(text)
   print(text, file=sys.stderr)

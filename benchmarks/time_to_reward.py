@@ -19,12 +19,9 @@ remove it to measure anew.
 
 from collections.abc import Mapping, Sequence
 import contextlib
-import json
-import os
 import pathlib
 import shutil
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -36,6 +33,7 @@ import ml_collections
 import numpy as np
 
 from benchmarks import results
+from benchmarks import trl_grpo
 from tba_jax.models import hf
 from tba_jax.monitor import metrics
 from tba_jax.programs import sft
@@ -48,7 +46,6 @@ from tba_jax.training import model_source
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import reward_judge
 
-TRL_VARIABLE = "TBA_JAX_TRL"
 OURS = "ours"
 # Settings of TRL, as `trl_grpo.py` takes them. `grpo` has the defaults of its
 # losses; the rates are the better ones of those tried on other seeds.
@@ -63,7 +60,6 @@ RUNS = (OURS, *_TRL)
 TARGETS = (0.5, 0.6, 0.7)
 _TRL_STEPS = 320
 _TRL_PROMPTS, _TRL_COMPLETIONS = 32, 8
-_TRL_DEADLINE_S = 1200.0
 _FOLDER = pathlib.Path("runs") / "time_to_reward"
 _SNAPSHOT_STEPS = 20
 _EVALUATED_COMPLETIONS = 4
@@ -97,13 +93,13 @@ def run(
   """
   seeds, names = results.parse(operands, RUNS)
   left_out = []
-  if not _has_trl():
+  if not trl_grpo.is_installed():
     left_out = [name for name in names if name in _TRL]
     names = [name for name in names if name not in _TRL]
   if left_out:
     print(
-        f"{', '.join(left_out)}: left out, {_trl_python()} cannot import trl;"
-        f" {TRL_VARIABLE} names an interpreter that can",
+        f"{', '.join(left_out)}: left out, {trl_grpo.python()} cannot import"
+        f" trl; {trl_grpo.VARIABLE} names an interpreter that can",
         file=sys.stderr,
     )
   processes.enable_compilation_cache()
@@ -197,17 +193,6 @@ def _range(values: Sequence[float | None]) -> str:
   return f"{middle} ({text(ordered[0])} to {text(ordered[-1])})"
 
 
-def _trl_python() -> str:
-  return os.environ.get(TRL_VARIABLE, sys.executable)
-
-
-def _has_trl() -> bool:
-  code = "import importlib.util as u, sys; sys.exit(u.find_spec('trl') is None)"
-  return (
-      subprocess.run([_trl_python(), "-c", code], check=False).returncode == 0
-  )
-
-
 def _measure(
     config: ml_collections.ConfigDict,
     name: str,
@@ -232,7 +217,7 @@ def _measure(
     )[1]
     size = config.train.prompts_per_batch * config.train.completions_per_prompt
   else:
-    clock = _train_trl(config, policy, folder, name)
+    clock = trl_grpo.run(folder, _trl_settings(config, policy, name))
     load = lambda step: hf.load(folder / f"step{step}")[1]
     size = _TRL_PROMPTS * _TRL_COMPLETIONS
   times = clock["step_ends"]
@@ -294,46 +279,28 @@ def _train_ours(
   }
 
 
-def _train_trl(
-    config: ml_collections.ConfigDict,
-    policy: policy_lib.Policy,
-    folder: pathlib.Path,
-    name: str,
+def _trl_settings(
+    config: ml_collections.ConfigDict, policy: policy_lib.Policy, name: str
 ) -> dict[str, Any]:
-  """As `_train_ours`, with snapshots as FOLDER/step20 and so on."""
-  folder.mkdir(parents=True)
+  """Returns the settings of a run of TRL."""
   order = prompt_order.PromptOrder(
       policy.task.num_prompts(base.TRAIN), seed=config.seed
   )
-  prompts = [
-      policy.task.prompt(base.TRAIN, order.prompt(i)[0])
-      for i in range(_TRL_STEPS * _TRL_PROMPTS)
-  ]
-  settings = {
+  return {
       **_TRL[name],
       "model": config.init,
-      "prompts": prompts,
+      "prompts": [
+          policy.task.prompt(base.TRAIN, order.prompt(i)[0])
+          for i in range(_TRL_STEPS * _TRL_PROMPTS)
+      ],
       "completions_per_prompt": _TRL_COMPLETIONS,
       "prompts_per_batch": _TRL_PROMPTS,
+      "min_completion_tokens": 0,
       "max_completion_tokens": config.sampling.max_completion_tokens,
       "num_steps": _TRL_STEPS,
       "snapshot_steps": _SNAPSHOT_STEPS,
       "seed": config.seed,
   }
-  jsonl.atomic_write_json(folder / "settings.json", settings)
-  with (folder / "log.txt").open("w") as log:
-    done = subprocess.run(
-        [_trl_python(), "-m", "benchmarks.trl_grpo", str(folder)],
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env=processes.package_environment(),
-        timeout=_TRL_DEADLINE_S,
-        check=False,
-    )
-  if done.returncode:
-    tail = (folder / "log.txt").read_text()[-2000:]
-    raise RuntimeError(f"{name} ended with {done.returncode}: {tail}")
-  return json.loads((folder / "result.json").read_text())
 
 
 def _evaluate(

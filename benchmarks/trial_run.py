@@ -4,12 +4,21 @@
 
 from collections.abc import Iterator
 import contextlib
+import pathlib
+import statistics
 import sys
 import tempfile
+import time
 
 import ml_collections
 
+from tba_jax.monitor import metrics
+from tba_jax.programs import stale_loop
 from tba_jax.programs import train
+from tba_jax.system import jsonl
+
+# Steps that are not timed: the first ones compile, or fill the pipeline.
+SKIPPED_STEPS = 3
 
 
 def make_config(
@@ -62,3 +71,40 @@ def run(config: ml_collections.ConfigDict) -> Iterator[str]:
     if status:
       raise RuntimeError(f"a run of the benchmark ended with status {status}")
     yield workdir
+
+
+def time_roles(
+    config: ml_collections.ConfigDict, num_steps: int, *, lockstep: bool
+) -> tuple[float, float]:
+  """Returns the seconds of a step of a run, and its mean staleness in steps.
+
+  Args:
+    config: as `make_variant` takes it.
+    num_steps: timed, after `SKIPPED_STEPS`.
+    lockstep: see `make_variant`.
+
+  Raises:
+    RuntimeError: the run failed.
+  """
+  config = make_variant(config, SKIPPED_STEPS + num_steps, lockstep=lockstep)
+  with run(config) as workdir:
+    records = metrics.last_per_step(
+        jsonl.read_jsonl(pathlib.Path(workdir) / "metrics.jsonl")
+    )
+  first, *timed = records[SKIPPED_STEPS - 1 :]
+  return (
+      (timed[-1]["time"] - first["time"]) / num_steps,
+      statistics.mean(r["replay/staleness_steps"] for r in timed),
+  )
+
+
+def time_loop(config: ml_collections.ConfigDict, num_steps: int) -> float:
+  """As `time_roles`, of the same work in one process at staleness 0."""
+  # One more: a step ends where the next one begins.
+  config = make_config(config, SKIPPED_STEPS + num_steps + 1)
+  begins = []
+  stale_loop.Bench(config, "").run(
+      stale_loop.Run(config.loss.name, stale_loop.Lag(), config.seed, config),
+      on_step=lambda state: begins.append(time.perf_counter()),
+  )
+  return (begins[-1] - begins[SKIPPED_STEPS]) / num_steps

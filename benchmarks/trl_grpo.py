@@ -1,24 +1,71 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One run of TRL's GRPO on countdown, for `time_to_reward.py`.
+"""One run of TRL's GRPO on countdown, in an interpreter that has TRL.
 
     python -m benchmarks.trl_grpo FOLDER
 
 reads FOLDER/settings.json and writes FOLDER/step20 (Hugging Face folders) and
 so on, and FOLDER/result.json with the Unix time at the end of each step, from
 which the time of keeping snapshots is taken out. Beside TRL and torch it needs
-only the packages of `tba_jax.tasks`.
+only the packages of `tba_jax.tasks`. `run` starts it; `TBA_JAX_TRL` names the
+interpreter, by default this one.
 """
 
+from collections.abc import Mapping
 import importlib.metadata
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import time
 from typing import Any
 
+from tba_jax.system import processes
 from tba_jax.tasks import countdown
+
+VARIABLE = "TBA_JAX_TRL"
+_DEADLINE_S = 1200.0
+
+
+def python() -> str:
+  """Returns the interpreter that `run` uses."""
+  return os.environ.get(VARIABLE, sys.executable)
+
+
+def is_installed() -> bool:
+  code = "import importlib.util as u, sys; sys.exit(u.find_spec('trl') is None)"
+  return subprocess.run([python(), "-c", code], check=False).returncode == 0
+
+
+def run(folder: pathlib.Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+  """Trains in a process of its own; returns its result.
+
+  Args:
+    folder: made, for settings, snapshots, log and result.
+    settings: keywords of TRL (learning_rate, beta, scale_rewards), model (a
+      Hugging Face folder), prompts, prompts_per_batch, completions_per_prompt,
+      min_completion_tokens, max_completion_tokens, num_steps, snapshot_steps,
+      seed.
+
+  Raises:
+    RuntimeError: the process failed; with the end of its log.
+  """
+  folder.mkdir(parents=True)
+  (folder / "settings.json").write_text(json.dumps(settings))
+  with (folder / "log.txt").open("w") as log:
+    done = subprocess.run(
+        [python(), "-m", "benchmarks.trl_grpo", str(folder)],
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=processes.package_environment(),
+        timeout=_DEADLINE_S,
+        check=False,
+    )
+  if done.returncode:
+    tail = (folder / "log.txt").read_text()[-2000:]
+    raise RuntimeError(f"{folder} ended with {done.returncode}: {tail}")
+  return json.loads((folder / "result.json").read_text())
 
 
 def main(folder: pathlib.Path) -> None:
@@ -63,6 +110,7 @@ def main(folder: pathlib.Path) -> None:
       max_steps=c["num_steps"],
       temperature=1.0,
       top_k=0,
+      generation_kwargs={"min_new_tokens": c["min_completion_tokens"]},
       cache_implementation="static",
       beta=c["beta"],
       scale_rewards=c["scale_rewards"],

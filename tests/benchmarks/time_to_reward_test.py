@@ -10,6 +10,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from benchmarks import time_to_reward
+from benchmarks import trl_grpo
 from tba_jax.config import validate
 from tba_jax.config import variants
 
@@ -88,7 +89,7 @@ class TimeToRewardTest(parameterized.TestCase):
     measured = lambda config, name, seed, folder: _result(
         name, seed, [0.0, 1.0, 2.0]
     )
-    missing = {time_to_reward.TRL_VARIABLE: "false"}
+    missing = {trl_grpo.VARIABLE: "false"}
     with (
         mock.patch.object(
             time_to_reward, "_measure", side_effect=measured

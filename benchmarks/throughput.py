@@ -1,0 +1,139 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens per second of whole RL steps, beside TRL's GRPO.
+
+    TBA_JAX_TRL=trl/bin/python python -m benchmarks throughput [REPEATS]
+
+A step samples 4 prompts x 8 completions of 64 tokens, rewards them and trains
+on them; the policy is a Llama of 25 M random params in float32. In turn:
+
+    asynchronous  ours: store, trainer and searcher as processes
+    synchronous   ours: one process samples and trains in turn
+    trl           TRL's GRPO with its defaults, where it is installed
+
+Each has all cores. TRL's loss has no KL; ours also computes the reference's
+log-probs. Times leave out the first steps, which compile.
+"""
+
+from collections.abc import Sequence
+import pathlib
+import statistics
+import tempfile
+from typing import Any
+
+import ml_collections
+
+from benchmarks import peer_model
+from benchmarks import trial_run
+from benchmarks import trl_grpo
+from tba_jax.models import hf
+from tba_jax.system import processes
+from tba_jax.tasks import base
+from tba_jax.training import policy as policy_lib
+
+_PROMPTS, _COMPLETIONS, _TOKENS = 4, 8, 64
+_STEPS, _REPEATS = 6, 3
+_SHAPE = peer_model.SHAPE
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns the tokens per second of each, and their ratios to TRL's.
+
+  Args:
+    config: of countdown; its objective and optimizer are what is timed.
+    operands: repeats (default 3).
+
+  Returns:
+    `runs`: tokens_per_s and completions_per_s, medians over the repeats.
+    `ratios`: of asynchronous to each other run, in each repeat.
+
+  Raises:
+    RuntimeError: a run failed.
+  """
+  repeats = int(operands[0]) if operands else _REPEATS
+  processes.enable_compilation_cache()
+  config = make_config(config)
+  names = ["asynchronous", "synchronous"]
+  if trl_grpo.is_installed():
+    names.append("trl")
+  seconds = [
+      {name: _step_s(config, name) for name in names} for _ in range(repeats)
+  ]
+  completions = _PROMPTS * _COMPLETIONS
+  medians = {n: statistics.median(s[n] for s in seconds) for n in names}
+  return {
+      "runs": {
+          name: {
+              "tokens_per_s": completions * _TOKENS / step_s,
+              "completions_per_s": completions / step_s,
+          }
+          for name, step_s in medians.items()
+      },
+      "ratios": {
+          name: [s[name] / s["asynchronous"] for s in seconds]
+          for name in names[1:]
+      },
+  }
+
+
+def make_config(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Returns a copy with the model and the sizes of a step."""
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    for name in config.model:
+      setattr(config.model, name, getattr(_SHAPE, name))
+    config.model.compute_dtype = config.model.param_dtype
+    config.sampling.max_completion_tokens = _TOKENS
+    # Random params stop at random: all completions are of full length.
+    config.explore.min_tokens = _TOKENS - 1
+    config.sampling.num_rows = _PROMPTS * _COMPLETIONS
+    config.search.prompts_per_round = config.search.prompts_per_step = _PROMPTS
+    config.search.samples_per_prompt = _COMPLETIONS
+    config.train.prompts_per_batch = config.train.micro_batch_prompts = _PROMPTS
+    config.train.completions_per_prompt = _COMPLETIONS
+    config.evaluate.batch_prompts = 1
+    config.evaluate.num_completions = 2
+  return config
+
+
+def _step_s(config: ml_collections.ConfigDict, name: str) -> float:
+  if name == "asynchronous":
+    return trial_run.time_roles(config, _STEPS, lockstep=False)[0]
+  if name == "synchronous":
+    return trial_run.time_loop(config, _STEPS)
+  return _trl_step_s(config)
+
+
+def _trl_step_s(config: ml_collections.ConfigDict) -> float:
+  """Returns the seconds of a step of TRL, from params of the same shape."""
+  num_steps = trial_run.SKIPPED_STEPS + _STEPS
+  with tempfile.TemporaryDirectory(prefix="tba_jax_bench_") as name:
+    folder = pathlib.Path(name)
+    config = config.copy_and_resolve_references()
+    config.init = "scratch"
+    policy = policy_lib.make_policy(config, name)
+    params = policy_lib.initial_params(policy, config.seed)
+    hf.save(folder / "model", policy.model.config, params, policy.tokenizer)
+    task = policy.task
+    ends = trl_grpo.run(
+        folder / "run",
+        {
+            "learning_rate": config.optimizer.learning_rate,
+            "beta": 0.0,
+            "scale_rewards": "group",
+            "model": str(folder / "model"),
+            "prompts": [
+                task.prompt(base.TRAIN, i) for i in range(num_steps * _PROMPTS)
+            ],
+            "prompts_per_batch": _PROMPTS,
+            "completions_per_prompt": _COMPLETIONS,
+            "min_completion_tokens": _TOKENS,
+            "max_completion_tokens": _TOKENS,
+            "num_steps": num_steps,
+            "snapshot_steps": num_steps,
+            "seed": config.seed,
+        },
+    )["step_ends"]
+  return (ends[-1] - ends[trial_run.SKIPPED_STEPS - 1]) / _STEPS
