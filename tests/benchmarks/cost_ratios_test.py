@@ -40,9 +40,7 @@ class CostRatiosTest(parameterized.TestCase):
     self.assertEqual(row["share"], 0.8)
     self.assertEqual(row["speedup_over_lockstep"], 1.4)
     _, cells = cost_ratios.make_table([row])
-    self.assertEqual(
-        cells[:5], ["4", "2", "5.50 (5)", "3.50 (3)", "2.50 (2)"]
-    )
+    self.assertEqual(cells[:5], ["4", "2", "5.50 (5)", "3.50 (3)", "2.50 (2)"])
 
   def test_a_ratio_has_one_synchronous_run(self):
     roles = mock.Mock(return_value=(0.5, 1.0))
