@@ -171,7 +171,7 @@ def sections_of(
     config: ml_collections.ConfigDict,
     workdir: str | None,
     operands: Sequence[str] = (),
-) -> Iterator[tuple[str, sections.Rows]]:
+) -> Iterator[tuple[str, sections.TableRows]]:
   """Compiles all programs, and yields each role's figures as titled rows.
 
   Raises:

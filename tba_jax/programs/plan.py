@@ -190,7 +190,7 @@ def _num_tokens(config: ml_collections.ConfigDict) -> int:
   return sampling.max_prompt_tokens + sampling.max_completion_tokens
 
 
-def memory_rows(held: Mapping[str, int], kind: str) -> sections.Rows:
+def memory_rows(held: Mapping[str, int], kind: str) -> sections.TableRows:
   """Returns what takes a device's memory, the sum, and whether that fits."""
   size, total = sections.format_bytes, sum(held.values())
   rows = [(name, size(n)) for name, n in held.items()]
@@ -221,7 +221,7 @@ def _micro_batches(train: ml_collections.ConfigDict) -> str:
   return f"{train.prompts_per_batch // size} of {size} prompts"
 
 
-def batch_rows(config: ml_collections.ConfigDict) -> sections.Rows:
+def batch_rows(config: ml_collections.ConfigDict) -> sections.TableRows:
   """Returns sizes of batches, and the staleness bound."""
   train, search = config.train, config.search
   shards, _ = _batch_shards(config)
@@ -354,7 +354,7 @@ def expected_staleness(
 
 def balance_rows(
     config: ml_collections.ConfigDict, workdir: str
-) -> sections.Rows:
+) -> sections.TableRows:
   """Returns how searchers and trainer balance at the speeds of a run.
 
   A completion takes what it took in `workdir`; batches and searchers are those
@@ -447,7 +447,7 @@ def plan(
     config: ml_collections.ConfigDict,
     workdir: str | None,
     operands: Sequence[str] = (),
-) -> Iterator[tuple[str, sections.Rows]]:
+) -> Iterator[tuple[str, sections.TableRows]]:
   """Yields the plan as titled rows.
 
   Args:

@@ -13,10 +13,10 @@ import rich.text
 from tba_jax.system import processes
 
 # Name and value of each row of a table; "NO…" marks what cannot work.
-Rows = list[tuple[str, str]]
+TableRows = list[tuple[str, str]]
 
 
-def show(sections: Iterable[tuple[str, Rows]]) -> int:
+def show(sections: Iterable[tuple[str, TableRows]]) -> int:
   """Prints a table of titled rows.
 
   Returns:

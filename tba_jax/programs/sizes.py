@@ -110,7 +110,7 @@ def device_size(
 
 def sharding_rows(
     config: ml_collections.ConfigDict, c: config_lib.ModelConfig
-) -> sections.Rows:
+) -> sections.TableRows:
   """Returns how `config.mesh` splits parameters, and what does not divide."""
   leaves = shard(model_leaves(c), config.sharding, config.mesh)
   whole = [leaf for leaf in leaves if math.prod(leaf.parts) == 1]
