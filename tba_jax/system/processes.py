@@ -45,11 +45,25 @@ _PR_SET_PDEATHSIG = 1
 _MAX_SOCKET_DIR = 80
 
 
+# Sockets of `free_port`, which keep its ports.
+_kept: list[socket.socket] = []
+
+
 def free_port() -> int:
-  """Returns a free port of the loopback interface."""
-  with socket.socket() as found:
-    found.bind(("127.0.0.1", 0))
-    return found.getsockname()[1]
+  """Returns a free port of the loopback interface.
+
+  Until this process exits, Linux gives it to nobody who asks for any port; who
+  knows it can listen there.
+  """
+  found = socket.socket()
+  found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+  found.bind(("127.0.0.1", 0))
+  port = found.getsockname()[1]
+  if sys.platform == "linux":
+    _kept.append(found)
+  else:
+    found.close()
+  return port
 
 
 def parse_cores(text: str) -> list[int]:

@@ -5,10 +5,12 @@
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import unittest
 from unittest import mock
 
 from absl.testing import absltest
@@ -196,6 +198,17 @@ def _is_running(pid: int) -> bool:
   except (FileNotFoundError, ProcessLookupError):
     return False
   return text.rpartition(")")[2].split()[0] != "Z"
+
+
+class FreePortTest(absltest.TestCase):
+
+  @unittest.skipUnless(sys.platform == "linux", "kept on Linux alone")
+  def test_is_kept_for_who_knows_it(self):
+    port = processes.free_port()
+    with socket.socket() as other:
+      with self.assertRaisesRegex(OSError, "in use"):
+        other.bind(("127.0.0.1", port))
+    socket.create_server(("127.0.0.1", port)).close()
 
 
 class DirectoryTest(absltest.TestCase):
