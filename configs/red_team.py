@@ -27,8 +27,10 @@ Differences from the papers: log Z is one scalar with its own learning rate
 `explore.min_tokens` is never drawn (theirs: it is, with log π_ref set to -500);
 each completion has its own temperature (theirs: each batch of 16); the warm
 start has base samples only (theirs: the instructions too); an attack that the
-buffer refuses is not trained on (theirs: fresh ones are); the attacker's prompt
-is our own.
+buffer refuses is not trained on (theirs: fresh ones are); compute is bfloat16
+on accelerators (GPT-2's: float32); Llama's fine-tuning of the attacker is as
+GPT-2's with batches of 64 (theirs is not published); the attacker's prompt is
+our own.
 
 Hardware and time of the papers: GPT-2 on 4 to 64 V100 in 1.7 to 2.9 hours, 94.5
 to 97.6 % of attacks successful at a cosine distance of 0.42 to 0.49; Llama on 8

@@ -36,8 +36,10 @@ Arguments, after a colon and separated by commas:
 - `seed=N`, `steps=N` (of `tba`: 256, or the papers' 425, 625, 725, 825; the
   slower 2.8B run of 825 has `--config.loss.beta_stop_steps=140`).
 
-The settings are the papers', except that learning rates change every step; the
-authors' code changes them once a round, and ends at 0.
+The settings are the papers', except that learning rates change every step (the
+authors' code changes them once a round, and ends at 0), that compute is
+bfloat16 on float32 params (TBA's: float32 by the paper, float16 by the code),
+and that all searchers share one random order of the prompts.
 
 The papers report, on four A100 with 80 GB and for the three sizes, gold
 win-rates of 0.82, 0.93 and 0.96 after 21, 25 and 80 minutes for `tba`; 0.85,

@@ -56,6 +56,7 @@ _GSM8K = {
     "loss.correction": "",
     "loss.ratio_clip": 0.0,
     "loss.include_stop_token": False,
+    "loss.missing_stop": "keep",
     "loss.beta": 0.014,
     "loss.beta_final": 0.004,
     "loss.beta_decay_steps": 500,
@@ -66,9 +67,12 @@ _GSM8K = {
     "search.samples_per_prompt": 24,
     "search.num_searchers": 3,
     "search.prompts_per_round": 3,
+    "search.prompts_per_step": 0,  # Searchers run free.
+    "search.wait_for_fresh": False,
     "train.num_steps": 700,
-    "train.per_round_steps": 0,
+    "train.per_round_steps": 0,  # Differs: docs of the config.
     "optimizer.learning_rate": 1e-5,
+    "optimizer.learning_rate_final": 0.0,
     "optimizer.schedule": "warmup_stable_decay",
     "optimizer.warmup_steps": 50,
     "optimizer.stable_steps": 350,
@@ -81,14 +85,17 @@ _GSM8K = {
     "sampling.temperature": 0.7,
     "sampling.top_p": 1.0,
     "sampling.top_k": 0,
+    "explore.fraction": 0.0,
     "sampling.max_prompt_tokens": 256,
     "sampling.max_completion_tokens": 512,
     "model.param_dtype": "float32",
     "publish.every_steps": 2,
     "replay.recent_fraction": 0.95,
+    "replay.recent_window_steps": 2,
     "replay.selection": "uniform",
     "replay.capacity_per_prompt": 100,
     "replay.dedupe": True,
+    "replay_filter.evict": "oldest",
     "replay.warm_start_completions": 500,
     "task.prompt_format": "tba",
     "task.answer_rule": "last_number",
@@ -117,6 +124,16 @@ _GSM8K_ROUNDS = {
     "optimizer.learning_rate_final": 0.0,
     "optimizer.schedule": "linear",
     "optimizer.warmup_steps": 0,
+    "optimizer.b1": 0.9,
+    "optimizer.b2": 0.999,
+    "optimizer.epsilon": 1e-8,
+    "optimizer.weight_decay": 0.0,
+    "reference.mode": "fixed",
+    "loss.include_stop_token": False,
+    "loss.correction": "",
+    "search.num_searchers": 1,
+    "train.per_round_steps": 0,  # Differs: docs of the config.
+    "model.param_dtype": "float32",  # Differs too.
     "sampling.temperature": 0.7,
     "sampling.top_p": 1.0,
     "sampling.max_completion_tokens": 512,
@@ -225,6 +242,10 @@ _NO_ROBOTS = {
     "optimizer.learning_rate_final": 0.0,
     "optimizer.schedule": "linear",
     "optimizer.epsilon": 1e-5,
+    "optimizer.b1": 0.9,
+    "optimizer.b2": 0.999,
+    "optimizer.weight_decay": 0.0,
+    "search.num_searchers": 1,
     "train.prompts_per_batch": 256,
     "train.completions_per_prompt": 2,
     "train.num_steps": 390,  # 100,000 prompts
@@ -251,6 +272,7 @@ _RED_TEAM = {
     "tempering.tau": 2.0,
     "tempering.tau_final": 1.0,
     "tempering.gamma": 1.0,
+    "search.prompts_per_step": 0,  # Searchers run free.
     "train.num_steps": 5000,
     "lora.rank": 32,
     "lora.alpha": 16.0,
@@ -347,10 +369,16 @@ _TBA = {
     "train.completions_per_prompt": 20,
     "search.samples_per_prompt": 20,
     "search.num_searchers": 3,
+    "search.prompts_per_step": 0,  # Searchers run free.
+    "explore.fraction": 0.0,
     "publish.every_steps": 10,
     "replay.recent_fraction": 0.5,
+    "replay.recent_window_steps": 10,
     "replay.selection": "reward",
     "replay.reward_temperature": 1.0,
+    "replay.reward_temperature_final": 1.0,
+    "replay.dedupe": True,
+    "replay_filter.evict": "oldest",
     "replay.capacity_per_prompt": 100,
     "replay.warm_start_completions": 10_000,
 }
@@ -362,6 +390,7 @@ _ROUNDS = {
     "rounds.passes": 1,
     "rounds.lag_rounds": 1,
     "publish.every_steps": 1,
+    "search.num_searchers": 1,
 }
 _ASYNC_RLHF = {
     "online_dpo": {
@@ -417,6 +446,7 @@ class PaperTest(parameterized.TestCase):
 
   @parameterized.parameters(
       *((f"gsm8k:model={m}", _GSM8K) for m in _CONFIGS["gsm8k"].MODELS),
+      ("gsm8k", {"init": "realtreetune/rho-1b-sft-GSM8K"}),
       ("gsm8k:steps=1000", _GSM8K_TABLE_2),
       ("gsm8k:samples=40", _GSM8K_40),
       *(
