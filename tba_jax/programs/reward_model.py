@@ -244,10 +244,12 @@ def _read_pairs(
       split: load_pairs(config, split, task, tokenizer, report)
       for split in (base.TRAIN, base.HELD_OUT)
   }
+  # Of the tasks over rows; their splits are kept apart in the same way.
+  overlap = config.task.get("overlap", "error")
+  pairs[base.TRAIN] = leave_out_shared(pairs, overlap, report)
   for line in report.lines():
     print(f"data: {line.replace('prompts', 'pairs', 1)}", flush=True)
   jsonl.atomic_write_json(folder / "data.json", report.to_json())
-  _check_disjoint(pairs)
   if config.reward_model.relabel:
     score = _make_gold(config, task)
     for split in pairs:
@@ -329,17 +331,30 @@ def _parse_pair(row: rows_lib.Row, stop_text: str) -> Pair | str:
   return Pair(row.place, prompt, chosen, rejected)
 
 
-def _check_disjoint(pairs: dict[str, list[Pair]]) -> None:
-  """Raises ValueError if a held-out pair is also a training pair."""
+def leave_out_shared(
+    pairs: dict[str, list[Pair]], overlap: str, report: rows_lib.DataReport
+) -> list[Pair]:
+  """Returns the training pairs that are no held-out pairs.
+
+  Raises ValueError if some are, unless `overlap` is "leave_out", and if no pair
+  is left.
+  """
   key = lambda pair: (pair.prompt, frozenset((pair.chosen, pair.rejected)))
-  trained = {key(pair): pair.place for pair in pairs[base.TRAIN]}
-  shared = [p for p in pairs[base.HELD_OUT] if key(p) in trained]
-  if shared:
+  held_out = {key(pair): pair.place for pair in pairs[base.HELD_OUT]}
+  shared = [pair for pair in pairs[base.TRAIN] if key(pair) in held_out]
+  out = [pair for pair in pairs[base.TRAIN] if key(pair) not in held_out]
+  if shared and (overlap == "error" or not out):
     first = shared[0]
     raise ValueError(
-        f"config.{NAME}.held_out: {len(shared)} pairs are training pairs too,"
-        f" the first {first.place} = {trained[key(first)]}; allowed none"
+        f"config.{NAME}.train: {len(shared)} of {len(pairs[base.TRAIN])} pairs"
+        f" are held-out pairs too, the first {first.place} ="
+        f" {held_out[key(first)]}; allowed none, or, of a part,"
+        " config.task.overlap='leave_out'"
     )
+  for pair in shared:
+    report.leave_out(base.TRAIN, "held_out", pair.place)
+  report.used[base.TRAIN] = len(out)
+  return out
 
 
 def _make_gold(

@@ -36,6 +36,7 @@ REASONS = {
     "duplicate": "repeats the prompt of another row",
     "in_test": "has a prompt of the test split",
     "equal": "has two equal completions",
+    "held_out": "is a pair of the held-out split",
     "too_long": "has a prompt above config.sampling.max_prompt_tokens",
     "answer_too_long": (
         "has an answer above config.sampling.max_completion_tokens"

@@ -40,8 +40,9 @@ class RowsTask(base.Task):
   Splits are "train", "held_out" (the test split) and, optionally, "validation".
   Subclasses make prompts from rows (`_make`) and give rewards.
 
-  overlap: for training prompts that are in the test split too: "error", or
-    "leave_out", which counts them.
+  overlap: for training prompts that are in the test split too, and pairs of a
+    reward model that are in both splits: "error", or "leave_out", which counts
+    them.
   """
 
   # Words with the space before them, and single digits, so that a small model

@@ -164,9 +164,20 @@ class TrainRewardModelTest(absltest.TestCase):
     config.reward_model.train = str(folder / "train.jsonl")
     config.reward_model.held_out = str(folder / "held.jsonl")
     with self.assertRaisesRegex(
-        ValueError, "held_out: 1 pairs are.*held.jsonl:1 = train.jsonl:4"
+        ValueError, "train: 1 of .* pairs are.*train.jsonl:4 = held.jsonl:1"
     ):
       self.run_to(config, self.workdir(config))
+
+  def test_pairs_of_both_splits_may_be_left_out_of_training(self):
+    report = rows_lib.DataReport()
+    pairs = {"train": _pairs(5), "held_out": _pairs(6)[3:4] + _pairs(6)[5:]}
+    found = programs_reward_model.leave_out_shared(pairs, "leave_out", report)
+    self.assertEqual([p.place for p in found], ["p:0", "p:1", "p:2", "p:4"])
+    self.assertEqual(report.used, {"train": 4})
+    self.assertEqual(report.places("train", "held_out"), ["p:3"])
+    pairs["held_out"] = pairs["train"]
+    with self.assertRaisesRegex(ValueError, "5 of 5 pairs"):
+      programs_reward_model.leave_out_shared(pairs, "leave_out", report)
 
 
 def _pairs(count: int) -> list[Pair]:

@@ -22,6 +22,7 @@ from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
 from tba_jax.monitor.report import build as report
 from tba_jax.programs import train
+from tba_jax.system import accelerators
 from tba_jax.system import processes
 from tests.support import supervise_case
 
@@ -293,6 +294,23 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertIn(("died", "trainer-0: SIGKILL", 0), told)
     self.assertIn(("restart", "trainer-0 (after status 75)", 0), told)
     self.assertIn(("restart", "searcher-1 (after status 1)", 1), told)
+
+  @parameterized.parameters(
+      (4, {"sft-0": "0", "trainer-0": "0", "searcher-0": "1",
+           "searcher-1": "2"}),
+      (1, {"sft-0": "0", "trainer-0": "0"}),
+  )  # fmt: skip
+  def test_each_role_is_given_its_accelerators(self, count, expected):
+    gpus = accelerators.Accelerators("gpu", tuple(map(str, range(count))))
+    self.config.init = "sft"
+    supervisor = self.make(sft_0=[0], trainer_0=[0])
+    with mock.patch.object(accelerators, "find", return_value=gpus):
+      self.assertEqual(self.run_it(supervisor), 0)
+    seen = {
+        child.name: child.environment.get("CUDA_VISIBLE_DEVICES")
+        for child in supervisor._children.all
+    }
+    self.assertEqual(seen, {"store-0": None, **expected})
 
   def test_processes_of_a_trainer_live_and_die_together(self):
     self.config.trainer.num_processes = 2
