@@ -133,8 +133,6 @@ def _set_papers(c: ml_collections.ConfigDict) -> None:
   c.explore.min_temperature = 0.5
   c.explore.max_temperature = 2.0
   c.explore.min_tokens = 5
-  # Exploration does not sample from the policy: log-probs differ.
-  c.guards.max_logprob_gap = 1e3
 
   # Searchers run free, and the trainer takes what is there.
   c.search.num_searchers = 2

@@ -756,7 +756,8 @@ SETTINGS = {
         0.5, INSIDE_0_1, "of 'lower_learning_rate'"),
     "guards.max_logprob_gap": _s(
         0.0, NOT_NEGATIVE, "mean |trainer - sampler| at staleness 0, nats per"
-        " token; 0 = by the compute dtype, 1e-3 in float32, 0.1 in bfloat16"),
+        " token; 0 = 1e-3, 0.1 where one of them rounds to bfloat16, no limit"
+        " with sampling.top_k, top_p or min_p, or explore"),
 
     "checkpoint.every_steps": _s(40, COUNT, ""),
     "checkpoint.every_s": _s(

@@ -195,7 +195,8 @@ def make_supervised_loss_fn(model: Any) -> LossFn:
 
       loss = - Σ mask · log π(y_t | x, y_<t) / Σ mask
 
-  in nats per token, as a `LossFn` that ignores loss_params and beta.
+  in nats per token, as a `LossFn` that ignores loss_params and beta. Of a
+  micro-batch, Σ mask is its share of the whole batch's.
   """
 
   def loss_fn(
@@ -213,6 +214,8 @@ def make_supervised_loss_fn(model: Any) -> LossFn:
     logprobs_BxKxT, right_BxKxT = _map_logits(model, params, batch, read)
     mask_BxKxT = batch.completion_mask
     value, num_tokens = metrics.total(logprobs_BxKxT, mask_BxKxT)
+    if "mean_tokens" in batch.prepared:
+      num_tokens = batch.prepared["mean_tokens"][0] * mask_BxKxT[..., 0].size
     loss = -value / jnp.maximum(num_tokens, 1.0)
     return loss, {"token_accuracy": metrics.total(right_BxKxT, mask_BxKxT)}
 

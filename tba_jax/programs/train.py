@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `train` program: starts and supervises the processes of a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import math
@@ -459,7 +459,8 @@ class _Supervisor:
     self._children.write_table(None)
     while not child.finished and self._signal is None:
       if self._check(child):
-        self._children.write_table(None)
+        with self._leave_out_unwritable():
+          self._children.write_table(None)
       self._write_if_due()
       self._panel.update()
       time.sleep(_TICK_S)
@@ -501,7 +502,8 @@ class _Supervisor:
       self._note_generation(locator)
       if changed or locator.get("pid") != service_pid:
         service_pid = locator.get("pid")
-        self._children.write_table(service_pid)
+        with self._leave_out_unwritable():
+          self._children.write_table(service_pid)
       self._pass_capture_on(trainer)
       if self._write_if_due():
         self._kill_stalled(trainer)
@@ -514,15 +516,23 @@ class _Supervisor:
     if now < self._next_check:
       return False
     self._next_check = now + _CHECK_EVERY_S
-    try:
+    with self._leave_out_unwritable():
       self._children.rotate_logs()
       jsonl.atomic_write_json(self._totals_path, self._totals())
+    return True
+
+  @contextlib.contextmanager
+  def _leave_out_unwritable(self) -> Iterator[None]:
+    """Reports the first failure to write: the run goes on without it."""
+    try:
+      yield
       self._disk_is_full = False
     except OSError as error:
       if not self._disk_is_full:
-        self._events.write("not_written", f"logs and totals: {error}")
+        self._events.write(
+            "not_written", f"logs, totals and processes.json: {error}"
+        )
       self._disk_is_full = True
-    return True
 
   def _kill_stalled(self, trainer: Child) -> None:
     """Kills roles that make no progress; `_check` restarts them.

@@ -21,7 +21,6 @@ import jax
 import ml_collections
 
 from tba_jax.config import validate
-from tba_jax.models import config as config_lib
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
@@ -305,11 +304,7 @@ class Trainer:
     )
     closing.callback(self._evaluations.close)
     self._guards = guards_lib.Guards(
-        config.guards,
-        saved.get("guards"),
-        compute_dtype=config_lib.compute_dtype(
-            config.model, jax.default_backend()
-        ),
+        config, saved.get("guards"), backend=jax.default_backend()
     )
     rows.write_report(policy.task, run.workdir, events.write)
     queue.start()

@@ -37,7 +37,10 @@ class BestModel:
   """
 
   def __init__(self, workdir: pathlib.Path, policy: policy_lib.Policy):
-    """Reads the best result of an earlier process, if any."""
+    """Reads the best result of an earlier process, if any.
+
+    Raises ValueError if that file is damaged: a worse model would replace it.
+    """
     self._policy = policy
     self._folder = workdir / "best"
     # The new folder while it is written, and the old one while it is replaced.
@@ -45,8 +48,8 @@ class BestModel:
     self._old = workdir / "best.old"
     if self._old.exists() and not self._folder.exists():
       self._old.rename(self._folder)
-    found = jsonl.read_json(self._folder / "best.json") or {}
-    self._best = found.get(METRIC, float("-inf"))
+    found = jsonl.read_object(self._folder / "best.json", {METRIC: float})
+    self._best = found[METRIC] if found else float("-inf")
 
   def offer(
       self, step: int, params: types.PyTree, result: Mapping[str, Any]

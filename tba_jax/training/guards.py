@@ -9,15 +9,41 @@ of a wrong model, mask or temperature.
 
 from collections.abc import Mapping
 import dataclasses
+import math
 from typing import Any
 
 import ml_collections
 
-# Nats per token, for `guards.max_logprob_gap = 0`, by compute dtype. Random
-# models of 2 to 4 layers, with logits of standard deviation 1 to 9, had a mean
-# gap between decoding and one forward pass of up to 6e-6 in float32 and .024 in
-# bfloat16.
+from tba_jax.models import config as config_lib
+
+# Nats per token, for `guards.max_logprob_gap = 0`. Random models of 2 to 4
+# layers, with logits of standard deviation 1 to 9, had a mean gap between
+# decoding and one forward pass of up to 6e-6 in float32 and .024 in bfloat16.
 _MAX_LOGPROB_GAP = {"float32": 1e-3, "bfloat16": 0.1}
+
+
+def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
+  """Returns the limit of the log-prob gap, nats per token.
+
+  By default that of the coarser dtype of the two, and none where completions
+  are not drawn from the policy itself (top-k, top-p, min-p, exploration).
+
+  Args:
+    config: reads `guards`, `sampling`, `explore`, `model`, `publish`, `lora`.
+    backend: JAX's, of the trainer.
+  """
+  sampling, explore = config.sampling, config.explore
+  if config.guards.max_logprob_gap:
+    return config.guards.max_logprob_gap
+  if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
+    return math.inf
+  if explore.fraction or explore.min_tokens:
+    return math.inf
+  dtypes = [config_lib.compute_dtype(config.model, backend)]
+  dtypes.append(config.publish.dtype)
+  if config.lora.rank:  # Searchers round the merged kernels to it.
+    dtypes.append(config.model.param_dtype)
+  return _MAX_LOGPROB_GAP["bfloat16" if "bfloat16" in dtypes else "float32"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,19 +66,17 @@ class Guards:
       config: ml_collections.ConfigDict,
       state: Mapping[str, Any] | None = None,
       *,
-      compute_dtype: str = "float32",
+      backend: str,
   ):
     """Initializes the guards.
 
     Args:
-      config: `config.guards`.
+      config: reads `guards` and what `max_logprob_gap` reads.
       state: of `get_state`, to continue from.
-      compute_dtype: of the model, "float32" or "bfloat16".
+      backend: JAX's, of the trainer.
     """
-    self._config = config
-    self._max_logprob_gap = (
-        config.max_logprob_gap or _MAX_LOGPROB_GAP[compute_dtype]
-    )
+    self._config = config.guards
+    self._max_logprob_gap = max_logprob_gap(config, backend)
     self._firing: set[str] = set()
     self._first_accuracy: float | None = None
     if state is not None:

@@ -272,8 +272,10 @@ def _step_config(
     out.train.micro_batch_prompts = (
         settings.micro_batch_size or settings.batch_size
     )
-    # An objective without loss parameters and proximal policy.
+    # An objective without loss parameters and proximal policy. Its length norm
+    # makes a token count the same in every micro-batch.
     out.loss.name = "tb"
+    out.loss.length_norm = "mean_tokens"
     out.loss.proximal_every_steps = 1
     out.loss.behavior_logprobs = "sampler"
   return out

@@ -636,7 +636,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(found.stdout, "3 cpu\n")
 
   def test_a_full_disk_is_told_and_stops_nothing(self):
-    supervisor = self.make(trainer_0=[None])
+    supervisor = self.make(trainer_0=[None], searcher_0=[1, None])
     looks = iter(range(4))
 
     def look(child):
@@ -645,11 +645,18 @@ class SuperviseTest(supervise_case.SuperviseCase):
         self.write("result.json", supervise_case.RESULT)
 
     supervisor._children.on_poll = look
-    full = mock.patch.object(
-        supervisor._children, "rotate_logs", side_effect=OSError("full")
+    full = lambda name, *effects: mock.patch.object(
+        supervisor._children,
+        name,
+        side_effect=[*effects, *[OSError("full")] * 9],
     )
-    with full, mock.patch.object(train, "_CHECK_EVERY_S", 0.0):
+    with (
+        full("rotate_logs"),
+        full("write_table", None) as table,
+        mock.patch.object(train, "_CHECK_EVERY_S", 0.0),
+    ):
       self.assertEqual(self.run_it(supervisor), 0)
+    self.assertGreater(table.call_count, 1)
     kinds = [e["kind"] for e in self.events()]
     self.assertEqual(kinds.count("not_written"), 1)
 

@@ -193,7 +193,7 @@ class TrainerCase(parameterized.TestCase):
       made._checkpointer = self.checkpointer
       made._journal = self.journal
       made._evaluations = self.evaluations
-      made._guards = guards.Guards(config.guards)
+      made._guards = guards.Guards(config, backend="cpu")
       made._recorder = self.recorder
       return saved or {}
 

@@ -178,6 +178,14 @@ class BestModelTest(absltest.TestCase):
     self.assertTrue(again.offer(3, "c", _result(0.6)))
     self.assertEqual(self.kept(), "c")
 
+  def test_a_best_result_that_is_lost_is_not_beaten_by_any(self):
+    self.make().offer(1, "a", _result(0.5))
+    for text in ("", "[]", '{"step": 1}'):
+      (self.folder / "best.json").write_text(text)
+      with self.assertRaisesRegex(ValueError, "best.json: damaged"):
+        self.make()
+    self.assertEqual(self.kept(), "a")
+
   def test_leftovers_of_a_kill_are_removed(self):
     (self.folder.parent / "best.partial" / "model").mkdir(parents=True)
     best = self.make()

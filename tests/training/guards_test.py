@@ -4,8 +4,8 @@
 
 from absl.testing import absltest
 from absl.testing import parameterized
-import ml_collections
 
+from tba_jax.config import settings
 from tba_jax.training import guards as guards_lib
 
 GOOD = {
@@ -16,20 +16,18 @@ GOOD = {
 }
 
 
-def make_guards(action="warn", max_logprob_gap=1e-3, **kwargs):
-  return guards_lib.Guards(
-      ml_collections.ConfigDict(
-          dict(
-              action=action,
-              min_entropy=0.1,
-              max_kl=50.0,
-              max_accuracy_drop=0.2,
-              learning_rate_factor=0.5,
-              max_logprob_gap=max_logprob_gap,
-          )
-      ),
-      **kwargs,
+def make_guards(action="warn", max_logprob_gap=1e-3, state=None, **changes):
+  config = settings.get_config()
+  config.guards.update(
+      action=action,
+      min_entropy=0.1,
+      max_kl=50.0,
+      max_accuracy_drop=0.2,
+      learning_rate_factor=0.5,
+      max_logprob_gap=max_logprob_gap,
   )
+  config.update_from_flattened_dict(changes)
+  return guards_lib.Guards(config, state, backend="cpu")
 
 
 class GuardsTest(parameterized.TestCase):
@@ -49,13 +47,22 @@ class GuardsTest(parameterized.TestCase):
     self.assertEmpty(make_guards().check_step(0, at_limit))
 
   @parameterized.parameters(
-      (0.0, "float32", 2e-3, 1),
-      (0.0, "bfloat16", 2e-2, 0),
-      (0.0, "bfloat16", 0.2, 1),
-      (1e-4, "bfloat16", 2e-4, 1),
+      (2e-3, 1, {}),
+      (2e-2, 0, {"model.compute_dtype": "bfloat16"}),
+      (0.2, 1, {"model.compute_dtype": "bfloat16"}),
+      (2e-2, 0, {"publish.dtype": "bfloat16"}),
+      (2e-2, 1, {"model.param_dtype": "bfloat16"}),
+      (2e-2, 0, {"model.param_dtype": "bfloat16", "lora.rank": 2}),
+      # Completions that are not drawn from the policy itself.
+      (1.0, 0, {"sampling.top_k": 3}),
+      (1.0, 0, {"sampling.top_p": 0.9}),
+      (1.0, 0, {"sampling.min_p": 0.1}),
+      (1.0, 0, {"explore.fraction": 0.5}),
+      (1.0, 0, {"explore.min_tokens": 3}),
+      (1.0, 1, {"explore.fraction": 0.5, "guards.max_logprob_gap": 0.5}),
   )
-  def test_the_limit_of_the_gap_is_by_dtype(self, limit, dtype, gap, num):
-    guards = make_guards(max_logprob_gap=limit, compute_dtype=dtype)
+  def test_the_limit_of_the_gap_follows_the_settings(self, gap, num, changes):
+    guards = make_guards(**{"guards.max_logprob_gap": 0.0, **changes})
     self.assertLen(guards.check_step(0, {**GOOD, "logprob_gap": gap}), num)
 
   def test_the_gap_is_checked_on_policy_only(self):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from tba_jax.losses import objective
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.training import offline
@@ -113,6 +114,47 @@ class NonfiniteTest(absltest.TestCase):
     records = jsonl.read_jsonl(self.folder / "metrics.jsonl")
     self.assertEqual([r["step"] for r in records], [1, 2, 3, 4])
     self.assertEqual(sum("train/loss" in r for r in records), 3)
+
+
+class MicroBatchTest(absltest.TestCase):
+
+  def train(self, micro_batch_size):
+    """Takes a step on completions of 1, 2, 3 and 4 tokens."""
+    config = tiny_model.make_config()
+    config.sft.update(
+        num_steps=1,
+        batch_size=4,
+        micro_batch_size=micro_batch_size,
+        warmup_steps=0,
+        grad_clip_norm=0.0,
+    )
+    model = tiny_model.BIGRAM
+    job = offline.Job(
+        name="sft",
+        folder=pathlib.Path(self.create_tempdir().full_path),
+        model=model,
+        init_params=lambda: model.init(jax.random.key(0)),
+        loss_fn=objective.make_supervised_loss_fn(model),
+        examples=offline.Examples(
+            seed=0,
+            batch_size=4,
+            num_rows=4,
+            encode=lambda row, epoch: ([row], [[5] * (row + 1)]),
+            num_completions=1,
+            max_prompt_tokens=1,
+            max_completion_tokens=4,
+        ),
+        evaluate=lambda params, step: {},
+        metric_names=("grad_norm",),
+    )
+    offline.train(config, job, stop=threading.Event())
+    (record,) = jsonl.read_jsonl(job.folder / "metrics.jsonl")
+    return record["train/loss"], record["train/grad_norm"]
+
+  def test_a_token_counts_the_same_in_each(self):
+    whole = self.train(0)
+    for size in (1, 2):
+      np.testing.assert_allclose(self.train(size), whole, rtol=1e-5)
 
 
 class RunProgramTest(parameterized.TestCase):
