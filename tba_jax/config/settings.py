@@ -310,8 +310,9 @@ SETTINGS = {
     "task.name": _s("arithmetic", TEXT, "as in tba_jax/tasks/"),
 
     "tokenizer.source": _s(
-        "task", TEXT, hosts="own", meaning="'task', the word-level tokenizer"
-        " of the task, or a folder with Hugging Face tokenizer files"),
+        "task", TEXT, hosts="own", meaning="'task': that of the initial model's"
+        " folder, or the task's own where that is 'scratch'; or a folder with"
+        " Hugging Face tokenizer files"),
     "tokenizer.bos": _s(
         "auto", one_of("auto", "always", "never"),
         "whether a prompt starts with BOS: 'auto' if the tokenizer itself adds"
@@ -809,8 +810,8 @@ SETTINGS = {
     "devices.searcher": _s("", DEVICES, "of all searchers"),
 
     "generate.model": _s(
-        "", TEXT, "a Hugging Face folder, a run directory (its newest"
-        " checkpoint), or RUN/checkpoints/STEP"),
+        "", TEXT, "a Hugging Face folder, ORG/NAME of the hub, a run directory"
+        " (its newest checkpoint), or RUN/checkpoints/STEP"),
     "generate.input": _s("", TEXT, "file of JSON lines"),
     "generate.output": _s("", TEXT, "file of JSON lines, created or continued"),
     "generate.num_completions": _s(1, COUNT, "per prompt"),

@@ -114,7 +114,7 @@ def _listed(folder: pathlib.Path) -> dict[str, str]:
       old = any(folder.glob("pytorch_model*.bin"))
       raise ValueError(
           f"{folder}: has neither {WEIGHTS} nor {INDEX}"
-          + (_conversion(folder) if old else "")
+          + (f". {conversion(folder, str(folder))}" if old else "")
       )
     return {}
   index = read_json(folder / INDEX)
@@ -131,13 +131,18 @@ def _listed(folder: pathlib.Path) -> dict[str, str]:
   return listed
 
 
-def _conversion(folder: pathlib.Path) -> str:
-  """Returns how to convert a folder with pytorch_model.bin alone."""
+def conversion(folder: pathlib.Path, name: str) -> str:
+  """Returns how to convert a model with pytorch_model.bin alone.
+
+  Args:
+    folder: has its config.json.
+    name: of the model for `transformers`: the folder's, or the hub's.
+  """
   config = read_json(folder / "config.json")
   kind = (config.get("architectures") or ["AutoModel"])[0]
   return (
-      "; convert its pytorch_model.bin where torch is installed:  python -c"
-      f' "import transformers as t; [c.from_pretrained({str(folder)!r})'
+      "If it has pytorch_model.bin alone, convert it where torch is installed:"
+      f'  python -c "import transformers as t; [c.from_pretrained({name!r})'
       f".save_pretrained('NEW_FOLDER') for c in (t.AutoTokenizer, t.{kind})]\""
   )
 

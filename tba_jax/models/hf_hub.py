@@ -12,6 +12,8 @@ import os
 import pathlib
 import re
 
+from tba_jax.models import hf_files
+
 # A folder that exists comes first. The hub has no organizations of these names.
 _LOCAL = r"(?!(?:data|models|runs)/)"
 _NAME = r"[\w-][\w.-]*"
@@ -54,7 +56,10 @@ def find(name: str | os.PathLike[str], *, weights: bool = True) -> pathlib.Path:
   # Without a network huggingface_hub also returns a part of a model.
   if not _has_model(folder, weights):
     what = "safetensors" if weights else "config.json"
-    raise ValueError(f"{name}: {folder} has no or not all {what}; {fetch}")
+    message = f"{name}: {folder} has no or not all {what}; {fetch}"
+    if (folder / "config.json").is_file() and not list(folder.glob("model*")):
+      message += f". {hf_files.conversion(folder, match[1])}"
+    raise ValueError(message)
   return folder
 
 

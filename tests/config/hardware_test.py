@@ -50,13 +50,16 @@ _ALL = "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64"
 _FITS = {
     "gsm8k": _ALL,
     "gsm8k:model=qwen2.5-0.5b": _ALL,
+    "gsm8k:model=llama-3.2-1b": _ALL,
     "gsm8k:method=online_dpo": _ALL,
     "gsm8k:method=ppo": _ALL,
     "math": "8xh100 v5p-16 v5e-64",
     "no_robots": "8xh100 v5p-16",
+    "no_robots:stage=sft": "8xh100 v5p-16",
     "red_team:model=gpt2": f"colab {_ALL}",
     "red_team:model=llama": _ALL,
     "tldr": _ALL,
+    "tldr:model=pythia-1b": _ALL,
     "tldr:model=pythia-2.8b": _ALL,
     "tldr:method=online_dpo": _ALL,
     "tldr:method=ppo": _ALL,
@@ -88,9 +91,11 @@ class HardwareTest(parameterized.TestCase):
 
   @parameterized.parameters(*_FITS.items())
   def test_a_config_fits_or_is_refused(self, spec, fits):
-    program = {"tldr_sft": "sft", "tldr_reward_model": "reward_model"}.get(
-        spec.partition(":")[0], "plan"
-    )
+    program = {
+        "tldr_sft": "sft",
+        "tldr_reward_model": "reward_model",
+        "no_robots:stage=sft": "sft",
+    }.get(spec, "plan")
     found = []
     for name, here in hardware.HARDWARE.items():
       try:

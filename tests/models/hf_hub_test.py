@@ -76,6 +76,20 @@ class FindTest(parameterized.TestCase):
       calls = [call.kwargs["local_files_only"] for call in download.mock_calls]
       self.assertEqual(calls, [True, True])
 
+  def test_a_model_of_pytorch_files_alone_says_how_to_convert_it(self):
+    (self.folder / "model.safetensors").unlink()
+    config = {"architectures": ["LlamaForCausalLM"]}
+    (self.folder / "config.json").write_text(json.dumps(config))
+    # They are not downloaded.
+    with mock.patch.object(
+        huggingface_hub, "snapshot_download", return_value=str(self.folder)
+    ):
+      with self.assertRaisesRegex(
+          ValueError,
+          "hf download org/tiny --rev.*'org/tiny'.*t.LlamaForCausalLM",
+      ):
+        hf_hub.find("org/tiny@v1")
+
   def test_what_is_downloaded(self):
     names = (
         "config.json", "generation_config.json", "tokenizer.model",
