@@ -752,7 +752,7 @@ SETTINGS = {
     "guards.max_kl": _s(
         50.0, ABOVE_0, "to the reference, nats per completion"),
     "guards.max_accuracy_drop": _s(
-        0.2, ABOVE_0_TO_1, "of held-out pass@1 below its first value"),
+        0.2, ABOVE_0_TO_1, "of a split's pass@1 below its first value"),
     "guards.learning_rate_factor": _s(
         0.5, INSIDE_0_1, "of 'lower_learning_rate'"),
     "guards.max_logprob_gap": _s(

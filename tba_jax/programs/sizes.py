@@ -281,7 +281,11 @@ def value_shape(
     source = str(source) if source.is_dir() else "policy"
   if source == "policy":
     return dataclasses.replace(policy, num_labels=1)
-  return read_shape("loss.value_init", source)
+  return dataclasses.replace(
+      read_shape("loss.value_init", source),
+      param_dtype=policy.param_dtype,
+      compute_dtype=policy.compute_dtype,
+  )
 
 
 # The policy

@@ -496,7 +496,9 @@ class Trainer:
     """Passes the (step, result) of an evaluation, if any, to the guards."""
     if found is not None:
       step, result = found
-      for alarm in self._guards.check_accuracy(step, result["pass_at_1"]):
+      for alarm in self._guards.check_accuracy(
+          step, result["pass_at_1"], result["split"]
+      ):
         self._on_alarm(alarm)
 
   def _on_alarm(self, alarm: guards_lib.Alarm) -> None:

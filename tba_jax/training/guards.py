@@ -78,7 +78,8 @@ class Guards:
     self._config = config.guards
     self._max_logprob_gap = max_logprob_gap(config, backend)
     self._firing: set[str] = set()
-    self._first_accuracy: float | None = None
+    # By split: one may be harder than another.
+    self._first_accuracy: dict[str, float] = {}
     if state is not None:
       self.set_state(state)
 
@@ -106,18 +107,20 @@ class Guards:
     }
     return self._alarms(step, crossed)
 
-  def check_accuracy(self, step: int, accuracy: float) -> list[Alarm]:
-    """Returns the accuracy guard if held-out pass@1 makes it fire, or []."""
-    if self._first_accuracy is None:
-      self._first_accuracy = accuracy
-    limit = self._first_accuracy - self._config.max_accuracy_drop
+  def check_accuracy(
+      self, step: int, accuracy: float, split: str
+  ) -> list[Alarm]:
+    """Returns the accuracy guard if pass@1 of a split makes it fire, or []."""
+    first = self._first_accuracy.setdefault(split, accuracy)
+    limit = first - self._config.max_accuracy_drop
     return self._alarms(
         step,
         {
             "accuracy": (
                 accuracy < limit,
-                f"held-out pass@1 {accuracy:.3f} is below {limit:.3f}, its"
-                " first value less config.guards.max_accuracy_drop"
+                f"{split.replace('_', '-')} pass@1 {accuracy:.3f} is below"
+                f" {limit:.3f}, its first value less"
+                " config.guards.max_accuracy_drop"
                 f"={self._config.max_accuracy_drop}",
             )
         },
@@ -126,12 +129,12 @@ class Guards:
   def get_state(self) -> dict[str, Any]:
     return {
         "firing": sorted(self._firing),
-        "first_accuracy": self._first_accuracy,
+        "first_accuracy_by_split": self._first_accuracy,
     }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     self._firing = set(state["firing"])
-    self._first_accuracy = state["first_accuracy"]
+    self._first_accuracy = dict(state.get("first_accuracy_by_split", {}))
 
   def _alarms(
       self, step: int, crossed: Mapping[str, tuple[bool, str]]

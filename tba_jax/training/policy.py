@@ -299,15 +299,20 @@ def make_value_model(
   """Returns the value model; None if `config.loss.name` has none.
 
   It has the shape of the policy's `model`, or of the model in `folder`
-  (`find_value_folder`); ValueError unless that has one scalar head and the
-  policy's vocabulary.
+  (`find_value_folder`), and the policy's dtypes; ValueError unless the folder
+  has one scalar head and the policy's vocabulary.
   """
   if not losses_build.find(config.loss.name).has_values:
     return None
   if folder is None:
     shape = heads.config_of(model.config)
     return heads.ScalarModel(shape, remat=config.train.remat)
-  shape = hf_config.read(folder, attention=config.model.attention)
+  shape = hf_config.read(
+      folder,
+      dtype=config.model.param_dtype,
+      compute_dtype=model.config.compute_dtype,
+      attention=config.model.attention,
+  )
   if shape.num_labels != 1:
     raise ValueError(
         f"loss.value_init={folder}: has {shape.num_labels} labels; allowed a"

@@ -601,6 +601,12 @@ class PrecisionTest(parameterized.TestCase):
       (dict(), True),
       (dict(optimizer__learning_rate=1e-3), False),
       (dict(lora__rank=4), False),
+      # The value model is trained whole.
+      (dict(lora__rank=4, loss__name="ppo"), False),
+      (
+          dict(lora__rank=4, loss__name="ppo", loss__value_learning_rate=1e-5),
+          True,
+      ),
       (dict(model__param_dtype="float32"), False),
   )
   def test_bfloat16_params_need_large_updates(self, changes, refused):

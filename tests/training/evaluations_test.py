@@ -27,13 +27,14 @@ class EvaluationsTest(trainer_case.TrainerCase):
   def slow(self, params, num_prompts, *, version, should_stop, **unused):
     """As `evaluate`, once it may; asks whether to stop meanwhile."""
     if num_prompts == 64:  # Before and after.
-      return {"pass_at_1": 0.5}
+      return {"pass_at_1": 0.5, "split": "held_out"}
     while not self.go.wait(0.01):
       if should_stop():
         raise evaluator.Interrupted
     # Later steps have not changed the copy.
     self.log.append(("evaluated", version, int(params["made_by"])))
-    return {"pass_at_1": self.accuracy.get(version, 0.5)}
+    accuracy = self.accuracy.get(version, 0.5)
+    return {"pass_at_1": accuracy, "split": "held_out"}
 
   def recorded(self):
     return [c.args[:2] for c in self.recorder.evaluation.call_args_list]
@@ -87,7 +88,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
     def fail(params, num_prompts, **unused):
       if num_prompts == 16:
         raise ValueError("a wrong reward")
-      return {"pass_at_1": 0.5}
+      return {"pass_at_1": 0.5, "split": "held_out"}
 
     self.evaluator.run.side_effect = fail
     with self.assertRaisesRegex(ValueError, "a wrong reward"):

@@ -82,35 +82,44 @@ class GuardsTest(parameterized.TestCase):
     both = guards.check_step(1, {**GOOD, "kl": 60.0, "entropy": 0.0})
     self.assertEqual([alarm.name for alarm in both], ["entropy"])
     # A good accuracy does not reset the other guards.
-    guards.check_accuracy(1, 0.5)
+    guards.check_accuracy(1, 0.5, "held_out")
     self.assertEmpty(guards.check_step(2, {**GOOD, "kl": 60.0, "entropy": 0}))
 
   def test_accuracy_is_compared_with_its_first_value(self):
     guards = make_guards()
-    self.assertEmpty(guards.check_accuracy(0, 0.5))
-    self.assertEmpty(guards.check_accuracy(5, 0.9))
-    self.assertEmpty(guards.check_accuracy(10, 0.31))
-    (alarm,) = guards.check_accuracy(15, 0.29)
+    check = lambda *args: guards.check_accuracy(*args, "held_out")
+    self.assertEmpty(check(0, 0.5))
+    # Of other prompts it may be lower from the start.
+    self.assertEmpty(guards.check_accuracy(3, 0.2, "validation"))
+    self.assertEmpty(guards.check_accuracy(4, 0.1, "validation"))
+    self.assertEmpty(check(5, 0.9))
+    self.assertEmpty(check(10, 0.31))
+    (alarm,) = check(15, 0.29)
     self.assertEqual(alarm.name, "accuracy")
-    self.assertRegex(alarm.message, "step 15: .*0.290 is below 0.300")
+    self.assertRegex(
+        alarm.message, "step 15: held-out pass@1 0.290 is below 0.300"
+    )
 
   def test_off_never_fires(self):
     guards = make_guards("off")
     self.assertEmpty(guards.check_step(0, {**GOOD, "kl": 60.0}))
-    guards.check_accuracy(0, 1.0)
-    self.assertEmpty(guards.check_accuracy(1, 0.0))
+    guards.check_accuracy(0, 1.0, "held_out")
+    self.assertEmpty(guards.check_accuracy(1, 0.0, "held_out"))
 
   def test_state_is_restored(self):
     first = make_guards()
-    first.check_accuracy(0, 0.5)
+    first.check_accuracy(0, 0.5, "held_out")
     first.check_step(3, {**GOOD, "kl": 60.0})
     second = make_guards()
     second.set_state(first.get_state())
     self.assertEmpty(second.check_step(4, {**GOOD, "kl": 60.0}))
-    self.assertLen(second.check_accuracy(4, 0.29), 1)
+    self.assertLen(second.check_accuracy(4, 0.29, "held_out"), 1)
     self.assertEqual(
         second.get_state(),
-        {"firing": ["accuracy", "kl"], "first_accuracy": 0.5},
+        {
+            "firing": ["accuracy", "kl"],
+            "first_accuracy_by_split": {"held_out": 0.5},
+        },
     )
 
 

@@ -33,8 +33,8 @@ class ValueModelTest(absltest.TestCase):
 
   def folder(self, **changes):
     """Saves a random model; with `num_labels` 0 it predicts tokens."""
-    shape = tiny_model.make_model(num_layers=1).config
     labels = changes.pop("num_labels", 1)
+    shape = tiny_model.make_model(num_layers=1, **changes).config
     if labels:
       model = heads.ScalarModel(heads.config_of(shape, labels))
     else:
@@ -71,6 +71,15 @@ class ValueModelTest(absltest.TestCase):
     chex.assert_trees_all_equal_shapes(
         value, jax.eval_shape(model.init, jax.random.key(0))
     )
+
+  def test_the_folder_s_dtype_is_not_trained_in(self):
+    for dtype in ("float32", "bfloat16"):
+      folder, _ = self.folder(param_dtype="bfloat16")
+      config = _config(name="ppo", value_init=folder)
+      config.model.param_dtype = dtype
+      model = policy_lib.make_value_model(config, _POLICY, pathlib.Path(folder))
+      self.assertEqual(model.config.param_dtype, dtype)
+      self.assertEqual(model.config.compute_dtype, "float32")
 
   def test_from_the_reward_model_of_the_run(self):
     config = _config(name="ppo", value_init="reward_model")
