@@ -759,11 +759,18 @@ _MIN_BFLOAT16_RATE = 1e-4
 
 def _rounding(c: Mapping[str, Any]) -> _Problems:
   """bfloat16 params round small updates away; adapters are float32."""
+  if c["model.param_dtype"] != "bfloat16":
+    return
+  if c["reference.mode"] == "ema":
+    yield "model.param_dtype", (
+        "allowed 'float32' with config.reference.mode = 'ema': bfloat16 rounds"
+        " small parts of an average away"
+    )
   keys = [] if c["lora.rank"] else ["optimizer.learning_rate"]
   if c["loss.name"] in settings.OF_A_VALUE_MODEL:
     keys.append("loss.value_learning_rate")
   for key in keys:
-    if c["model.param_dtype"] == "bfloat16" and c[key] < _MIN_BFLOAT16_RATE:
+    if c[key] < _MIN_BFLOAT16_RATE:
       yield "model.param_dtype", (
           f"allowed 'float32' with config.{key} = {c[key]}:"
           f" bfloat16 rounds updates below {_MIN_BFLOAT16_RATE} away"

@@ -193,16 +193,20 @@ class ReplayService:
   def get_state(self) -> dict[str, Any]:
     """Returns the state of replay for a checkpoint."""
     with self._server.lock:
-      return {
-          "applied": self._applied,
-          "watermarks": dict(self._watermarks),
+      shared = {
           "acknowledged": {
               sid: list(mark) for sid, mark in self._server.acknowledged.items()
           },
           "order": self._order.get_state(),
-          "ledger": self.ledger.get_state(),
-          "buffer": self.buffer.get_state(),
       }
+    # Of this thread alone, and large, so it is copied unlocked.
+    return {
+        "applied": self._applied,
+        "watermarks": dict(self._watermarks),
+        "ledger": self.ledger.get_state(),
+        "buffer": self.buffer.get_state(),
+        **shared,
+    }
 
   def _await(self, step: int, should_stop: Callable[[], bool]) -> bool:
     """Waits for the step's data. Under the server's lock."""

@@ -600,6 +600,7 @@ class PrecisionTest(parameterized.TestCase):
   @parameterized.parameters(
       (dict(), True),
       (dict(optimizer__learning_rate=1e-3), False),
+      (dict(optimizer__learning_rate=1e-3, reference__mode="ema"), True),
       (dict(lora__rank=4), False),
       # The value model is trained whole.
       (dict(lora__rank=4, loss__name="ppo"), False),

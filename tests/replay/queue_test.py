@@ -366,9 +366,29 @@ class PollTest(queue_case.QueueTestCase):
       wait_until(lambda: self.client().get("work/a"), "a grant", wait_s=5.0)
 
 
-class ScoringTest(queue_case.QueueTestCase):
+class UnlockedTest(queue_case.QueueTestCase):
+  """What may take long does not hold up grants and acknowledgements."""
 
-  def test_scoring_does_not_delay_grants_and_acknowledgements(self):
+  def test_the_state_of_the_buffer(self):
+    trainer = self.trainer()
+    lock, free = trainer.server.lock, []
+
+    def look():
+      free.append(lock.acquire(timeout=5.0))
+      if free[0]:
+        lock.release()
+
+    def get_state():
+      thread = threading.Thread(target=look)
+      thread.start()
+      thread.join(20.0)
+      return {}
+
+    trainer.service.buffer.get_state = get_state
+    trainer.service.get_state()
+    self.assertEqual(free, [True])
+
+  def test_scoring(self):
     scoring, scored = threading.Event(), threading.Event()
 
     def score(groups):
