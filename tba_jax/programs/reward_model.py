@@ -17,6 +17,7 @@ Files in WORKDIR/reward_model: `settings.json` (all that the model depends on),
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+import math
 import pathlib
 import threading
 import time
@@ -392,7 +393,7 @@ def relabel_pairs(
     stop: checked before each batch of pairs.
 
   Raises:
-    ValueError: the file has other pairs.
+    ValueError: the file has other pairs, or a score is not finite.
   """
   done = jsonl.read_jsonl(path)
   out = [_labelled(pair, line, path) for pair, line in zip(pairs, done)]
@@ -406,6 +407,11 @@ def relabel_pairs(
           [(p.prompt, text) for p in some for text in (p.chosen, p.rejected)]
       ).reshape(-1, 2)
       for pair, (first, second) in zip(some, scores_Nx2.tolist()):
+        if not math.isfinite(first + second):
+          raise ValueError(
+              f"config.{NAME}.relabel: {pair.place} has the scores {first} and"
+              f" {second}; allowed finite ones"
+          )
         record = {**dataclasses.asdict(pair), "scores": [first, second]}
         record["agrees"] = first >= second
         if not record["agrees"]:

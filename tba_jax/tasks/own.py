@@ -277,7 +277,8 @@ def make_command(key: str, command: str) -> RewardFn:
 
   The command reads one JSON object, `prompt`, `completion` and `row`, from
   standard input and prints a number on its last line. It runs in a temporary
-  directory and a clean environment; the pool's worker bounds everything else.
+  directory and the environment of the pool's worker, which bounds everything
+  else.
 
   Raises ValueError if the command is empty or cannot be split into words.
   """
@@ -308,7 +309,7 @@ def _run(words: Sequence[str], text: str) -> float:
           text=True,
           check=False,
           cwd=folder,
-          env=sandbox.environment(folder),
+          env=sandbox.environment(folder, [*os.environ]),
           preexec_fn=processes.die_with_parent,
       )
     except OSError as error:

@@ -288,6 +288,12 @@ class RelabelTest(absltest.TestCase):
         [line["scores"] for line in lines], [[1, 3], [2, 3], [3, 3]]
     )
 
+  def test_a_score_that_is_not_finite_is_no_label(self):
+    self.score = lambda texts: np.full(len(texts), np.nan)
+    with self.assertRaisesRegex(ValueError, "relabel: .* nan and nan"):
+      self.relabel(_pairs(1))
+    self.assertEqual(self.path.read_text(), "")
+
   def test_it_goes_on_where_it_was(self):
     pairs = _pairs(600)
     stop = mock.create_autospec(threading.Event, instance=True)

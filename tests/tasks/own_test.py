@@ -3,8 +3,10 @@
 """Tests of a user's own task: rows, weighted rewards, commands."""
 
 import json
+import os
 import pathlib
 import sys
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -171,6 +173,17 @@ class OwnTest(parameterized.TestCase):
     self.assertEqual([j.reward for j in found], [3.0, 0.0, -1.0, -1.0])
     self.assertEqual([j.failure for j in found], ["", "", "exit", "nan"])
     self.assertEqual(found[0].parts, {"exact": 1.0, "verifier": 0.5})
+
+  def test_a_command_has_the_environment_of_its_worker(self):
+    script = self.folder / "verify.py"
+    script.write_text(
+        "import os\n"
+        "print(float(os.environ['MINE']) - ('TBA_JAX_SECRET' in os.environ))\n"
+    )
+    task = self.make(verifier=f"{sys.executable} {script}")
+    mine = {"MINE": "0.5", "TBA_JAX_SECRET": "5e"}
+    with mock.patch.dict(os.environ, mine):
+      self.assertEqual(task.judge("train", 0, "x").parts["verifier"], 0.5)
 
   def test_a_command_wants_the_pool(self):
     config = base_config.make()
