@@ -56,7 +56,9 @@ def read_store(
           None,
           f"nothing in the store yet (generation {transport.generation})",
       )
-    state = wire.decode_message(data, run_info.secret)
+    state = wire.decode_placed(
+        data, run_info.secret, run_info.run_id, STATUS_KEY
+    )
     return state, f"from the store, generation {transport.generation}"
   except (base.TransportError, wire.WireError) as error:
     return None, f"its store gave no readable state: {error}"

@@ -46,6 +46,12 @@ class StatusTest(parameterized.TestCase):
     path = os.path.join(self.workdir, "status.json")
     jsonl.atomic_write_json(path, {**fake_run.status(), **values})
 
+  def _message(self, **changes):
+    """Returns a state as the trainer writes it, but for `changes`."""
+    place = {"run": self.run_info.run_id, "key": status.STATUS_KEY}
+    state = {**place, **fake_run.status(step=77), **changes}
+    return wire.encode_message(state, self.run_info.secret)
+
   def _host(self):
     host = running_host.RunningHost(
         self.run_info.spool, run_id=self.run_info.run_id
@@ -55,12 +61,8 @@ class StatusTest(parameterized.TestCase):
 
   def test_the_live_state_comes_from_the_store(self):
     self._write_file(step=1)
-    message = fake_run.status(step=77) | {"time": time.time()}
     client = self._host().client()
-    client.put(
-        status.STATUS_KEY,
-        wire.encode_message(message, self.run_info.secret),
-    )
+    client.put(status.STATUS_KEY, self._message(time=time.time()))
     code, out, _ = self._status()
     self.assertEqual(code, 0)
     self.assertIn("step 77/320", out)
@@ -70,11 +72,13 @@ class StatusTest(parameterized.TestCase):
     self._write_file(step=33)
     client = self._host().client()
     forged = wire.encode_message(fake_run.status(step=77), b"x" * 32)
-    client.put(status.STATUS_KEY, forged)
-    code, out, _ = self._status()
-    self.assertEqual(code, 0)
-    self.assertIn("step 33/320", out)
-    self.assertIn("no readable state", out)
+    copied = self._message(key="live/a")
+    for message in (forged, copied, self._message(run="another")):
+      client.put(status.STATUS_KEY, message)
+      code, out, _ = self._status()
+      self.assertEqual(code, 0)
+      self.assertIn("step 33/320", out)
+      self.assertIn("no readable state", out)
 
   def test_a_store_without_a_state_says_so(self):
     self._write_file(step=33)
