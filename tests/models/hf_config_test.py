@@ -9,6 +9,7 @@ revision. The others were written from memory: they may lack keys or have others
 than the published files.
 """
 
+import dataclasses
 import json
 import pathlib
 
@@ -86,6 +87,41 @@ class PublishedTest(parameterized.TestCase):
             theirs.num_attention_heads, theirs.max_position_embeddings, epsilon,
         ),
     )  # fmt: skip
+
+  @parameterized.named_parameters(
+      (name.replace("/", "_"), hf) for name, hf in _PUBLISHED.items()
+  )
+  def test_a_copy_that_transformers_has_saved_reads_the_same(self, hf):
+    """As fine-tuned models are published, whose own files we do not have."""
+    read = hf_config.from_hf
+    if hf["model_type"] in encoder.FAMILIES:
+      read = encoder.encoder_config_from_hf
+    theirs = transformers.CONFIG_MAPPING[hf["model_type"]](**hf)
+    saved = json.loads(theirs.to_json_string())
+    self.assertNotEqual(saved, hf)
+    self.assertEqual(read(saved), read(hf))
+
+  def test_a_reward_model_of_pythia_that_transformers_4_has_saved(self):
+    config = hf_config.from_hf(_NEOX)
+    saved = {
+        **_NEOX,
+        "_name_or_path": "EleutherAI/pythia-410m-deduped",
+        "architectures": ["GPTNeoXForSequenceClassification"],
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "classifier_dropout": 0.1,
+        "hidden_dropout": 0.0,
+        "id2label": {"0": "LABEL_0"},
+        "label2id": {"LABEL_0": 0},
+        "pad_token_id": 1,
+        "partial_rotary_factor": 0.25,
+        "rope_scaling": None,
+        "rope_theta": 10000,
+    }
+    self.assertEqual(
+        hf_config.from_hf(saved),
+        dataclasses.replace(config, num_labels=1, pad_id=1),
+    )
 
   @parameterized.parameters(*hf_config.KEYS)
   def test_defaults_are_those_of_transformers(self, family):
