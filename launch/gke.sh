@@ -34,7 +34,7 @@ usage() {
   cat <<'END'
 usage: launch/gke.sh [--dry_run] [up | render | searchers N | down]
 
-  up            starts the run (the default); after `down` it goes on from the
+  up            starts the run (the default); after `down` it resumes from the
                 run's last checkpoint
   render        prints what `up` applies
   searchers N   makes the run have N searchers, more or fewer

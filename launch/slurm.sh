@@ -35,7 +35,7 @@ usage() {
 usage: launch/slurm.sh [--dry_run] [up | searchers FIRST-LAST | down]
 
   up                 submits all jobs (the default); again after `down` it
-                     goes on from the run's last checkpoint
+                     resumes from the run's last checkpoint
   searchers 2-9      adds searchers 2 to 9 to a run that is up
   down               ends the run's jobs; the trainer saves first
 END

@@ -42,10 +42,10 @@ usage() {
 usage: launch/tpu_vm.sh [--dry_run] [up | searchers FIRST-LAST | down]
                         [-- FLAG …]
 
-  up                 makes what is not there, starts the run, and looks after it
+  up                 creates what is missing, starts the run, and watches it
                      until the trainer is done (the default); the same again
-                     goes on with a run that was left
-  searchers 4-9      adds searchers 4 to 9, and looks after these
+                     resumes a run that was left
+  searchers 4-9      adds searchers 4 to 9, and watches them
   down               ends the run, and deletes all of its machines
 
 FLAGs are passed to gcloud where a machine is made, as -- --network=NETWORK
@@ -225,7 +225,7 @@ pgrep -f 'launch/role.sh.*--[p]rogram=$kind' >/dev/null && echo \$role up \
 
 # look_after RESOURCE ROLE: makes it where it is not there or was preempted, and
 # starts its role once it has come, or again where the host has restarted. The
-# role goes on from the run's last checkpoint, or as a new searcher. Machines
+# role resumes from the run's last checkpoint, or as a new searcher. Machines
 # are installed side by side.
 declare -A running=() starting=()
 look_after() {

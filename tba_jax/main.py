@@ -120,7 +120,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
         if not_here:
           print("looked for on the hosts:", *not_here, sep="\n  ")
         if not all(map(_is_of_data, not_here)):
-          print("no plan without these models; all other settings are right")
+          print("no plan without these models; all other settings are valid")
           return processes.EXIT_OK
       if name in _SHOW_DATA and not _ELSEWHERE.value:
         build.print_data(config)
@@ -140,7 +140,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     return processes.EXIT_CONFIG
   except (OSError, base.TransportError) as error:
     # A disk or a store; the next start may find it better.
-    logging.exception("--program=%s cannot go on", name)
+    logging.exception("--program=%s cannot continue", name)
     print(f"error: {error}", file=sys.stderr)
     return 1
 

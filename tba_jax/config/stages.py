@@ -37,7 +37,7 @@ def check(
     return
   saved = jsonl.read_json(path)
   if not isinstance(saved, dict):
-    raise ValueError(f"{path} is damaged; remove {folder} to make it anew")
+    raise ValueError(f"{path} is damaged; remove {folder} to recreate it")
   missing = "not there"
   changed = [
       f"config.{key} = {settings.get(key, missing)!r}, was"
@@ -50,7 +50,7 @@ def check(
     raise ValueError(
         f"{folder} was made with other settings: {'; '.join(changed)}. Allowed:"
         f" the settings that it was made with, another --workdir, or {folder}"
-        " removed, to make it anew"
+        " removed, to recreate it"
     )
 
 

@@ -852,7 +852,7 @@ def _check_task(
         (
             "sampling.max_completion_tokens",
             longest_completion,
-            "right completion, with its stop token,",
+            "correct completion, with its stop token,",
         ),
     ):
       if good.get(key, needed) < needed:

@@ -553,4 +553,6 @@ class Recorder:
     except OSError as error:
       if what not in self._failed_files:
         self._failed_files.add(what)
-        self.event("not_written", f"{what} left out, the run goes on: {error}")
+        self.event(
+            "not_written", f"{what} left out, the run continues: {error}"
+        )

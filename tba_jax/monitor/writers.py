@@ -92,9 +92,9 @@ class WandbWriter:
       while (record := self._waiting.get()) is not None:
         run.log(record)
       run.finish()
-    except Exception as error:  # Whatever it is, the run goes on.
+    except Exception as error:  # Whatever it is, the run continues.
       logging.exception("wandb ended")
-      self._on_event("wandb", f"wandb has ended, the run goes on: {error!r}")
+      self._on_event("wandb", f"wandb has ended, the run continues: {error!r}")
 
 
 class Writer(Protocol):

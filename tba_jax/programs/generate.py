@@ -127,11 +127,11 @@ def _run_program(
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG
   except KeyboardInterrupt:
-    print("interrupted; the same command goes on from here", file=sys.stderr)
+    print("interrupted; the same command resumes", file=sys.stderr)
     return processes.EXIT_INTERRUPTED
   before = f", {counts.before} were done before" if counts.before else ""
   print(
-      f"{counts.done} lines done{before}, {counts.bad} could not be done",
+      f"{counts.done} lines done{before}, {counts.bad} failed",
       file=sys.stderr,
   )
   return EXIT_BAD_LINES if counts.bad else processes.EXIT_OK

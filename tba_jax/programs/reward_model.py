@@ -433,7 +433,7 @@ def _labelled(
   if record.get("prompt") != pair.prompt or not same_texts:
     raise ValueError(
         f"{path} has other pairs than the data ({pair.place}); remove it to"
-        " label them anew"
+        " label them again"
     )
   names = (field.name for field in dataclasses.fields(Pair))
   return Pair(**{name: record[name] for name in names})

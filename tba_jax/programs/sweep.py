@@ -124,7 +124,7 @@ def read_result(
     raise load.ConfigError(
         f"{path} was made with other settings: {'; '.join(changed)}. Allowed:"
         " the settings that it was made with, another --workdir, or the file"
-        " removed, to make the run anew"
+        " removed, to repeat the run"
     )
   return found
 

@@ -286,7 +286,7 @@ class Children:
 
 
 class RunFailed(RuntimeError):
-  """The run cannot go on; `status` is the program's exit status."""
+  """The run cannot continue; `status` is the program's exit status."""
 
   def __init__(self, message: str, status: int = 1):
     super().__init__(message)
@@ -411,7 +411,7 @@ class _Supervisor:
       )
       self._console.print(panel.final_table(finished))
       return processes.EXIT_OK
-    # Training goes on: the earlier result no longer holds.
+    # Training continues: the earlier result no longer holds.
     (self._workdir / "result.json").unlink(missing_ok=True)
     status = processes.EXIT_OK
     error = None
@@ -523,7 +523,7 @@ class _Supervisor:
 
   @contextlib.contextmanager
   def _leave_out_unwritable(self) -> Iterator[None]:
-    """Reports the first failure to write: the run goes on without it."""
+    """Reports the first failure to write: the run continues without it."""
     try:
       yield
       self._disk_is_full = False

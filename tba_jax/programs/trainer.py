@@ -87,7 +87,7 @@ def train(
       cluster.end(status)
   except (FloatingPointError, ValueError) as error:
     # A restart would fail in the same place: no status that asks for one.
-    logging.exception("the trainer cannot go on")
+    logging.exception("the trainer cannot continue")
     print(f"error: {error}", file=sys.stderr)
     return cluster_lib.status_of(error)
   except cluster_lib.Ended as end:

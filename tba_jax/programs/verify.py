@@ -49,7 +49,7 @@ _CHECKPOINT_FORMAT = 3
 _QUIET_S, _SHOW_EVERY_S = 5.0, 2.0
 _REPORT = "the report lacks it; training is not affected"
 _COPY = "restore it from a copy"
-_DELETE = "the run cannot go on; delete it: the same command writes it again"
+_DELETE = "the run cannot continue; delete it: the same command writes it again"
 
 # JSON file -> fields that it must have, and what to do if it has not.
 _FILES = {
@@ -64,12 +64,12 @@ _FILES = {
     ),
     "eval.json": (
         {},
-        f"the run cannot go on; {_COPY}, or delete it: `before` is then"
+        f"the run cannot continue; {_COPY}, or delete it: `before` is then"
         " evaluated at the step reached",
     ),
     "ledger.json": (
         {"generated": dict, "rejected": dict, "lost": dict, "closed": bool},
-        "a run that goes on writes it again; the account of a finished run is"
+        "a run that continues writes it again; the account of a finished run is"
         " in its last checkpoint",
     ),
     "result.json": (
@@ -476,7 +476,7 @@ def _check_metrics(run_: RunFiles, part: Part) -> None:
     part.add(
         "checkpoints",
         f"has none, though {name} goes to step {last}",
-        f"the run cannot go on and its model is lost; {_COPY}",
+        f"the run cannot continue and its model is lost; {_COPY}",
     )
   part.found = (
       f"{len(history)} steps, {len(evaluated)} evaluations, epochs to {epoch}"
@@ -896,8 +896,8 @@ def _check_journal(run_: RunFiles, part: Part) -> None:
     if start < end:
       part.add(
           f"{name}, position {start}",
-          f"the segment before goes on to position {end}",
-          "records of both are replayed; cut the one before there",
+          f"the previous segment extends to position {end}",
+          "records of both are replayed; truncate it there",
       )
     elif start > end:
       _check_hole(run_, part, before, end, start)

@@ -89,7 +89,7 @@ def lock_store(
   if other["owner"] != owner:
     raise StoreLockedError(
         f"{place}: this store serves the trainer of {other['place']}; go on"
-        " there, or start the store anew"
+        " there, or restart the store"
     )
 
 

@@ -17,7 +17,7 @@ from tba_jax.system import sandbox
 
 
 @dataclasses.dataclass(frozen=True)
-class Contest:
+class Comparison:
   """A completion against the task's reference completion.
 
   prompt: text, as the policy sees it.
@@ -32,7 +32,7 @@ class Contest:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """Outcome of a contest.
+  """Outcome of a comparison.
 
   win: 1 if the completion is better, 0 if not, .5 for a tie; None = no verdict.
   score, reference_score: from judges that score, else None.
@@ -49,8 +49,8 @@ class Comparer(abc.ABC):
   """Compares completions with references."""
 
   @abc.abstractmethod
-  def compare(self, contests: Sequence[Contest]) -> list[Verdict]:
-    """Returns one verdict per contest, in order; never raises."""
+  def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
+    """Returns one verdict per comparison, in order; never raises."""
 
   def close(self) -> None:
     """Releases processes and models."""
@@ -60,16 +60,18 @@ class Scores(Comparer):
   """Wins by a strictly higher score, as in Asynchronous RLHF's gold model."""
 
   @abc.abstractmethod
-  def score(self, contests: Sequence[Contest]) -> list[float | None]:
-    """Returns the score of each contest's request; None if there is none."""
+  def score(self, comparisons: Sequence[Comparison]) -> list[float | None]:
+    """Returns the score of each comparison's request; None if there is none."""
 
   def __init__(self):
     # Every evaluation asks for the same references.
     self._of_reference: dict[tuple[str, int], float | None] = {}
 
-  def compare(self, contests: Sequence[Contest]) -> list[Verdict]:
+  def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
     key = lambda c: (c.request.split, c.request.index)
-    missing = {key(c): c for c in contests if key(c) not in self._of_reference}
+    missing = {
+        key(c): c for c in comparisons if key(c) not in self._of_reference
+    }
     asked = [
         dataclasses.replace(
             c,
@@ -79,12 +81,12 @@ class Scores(Comparer):
         )
         for c in missing.values()
     ]
-    scores = self.score([*contests, *asked])
-    own, new = scores[: len(contests)], scores[len(contests) :]
+    scores = self.score([*comparisons, *asked])
+    own, new = scores[: len(comparisons)], scores[len(comparisons) :]
     self._of_reference.update(zip(missing, new))
     return [
-        _verdict(score, self._of_reference[key(contest)])
-        for contest, score in zip(contests, own)
+        _verdict(score, self._of_reference[key(comparison)])
+        for comparison, score in zip(comparisons, own)
     ]
 
 
@@ -95,8 +97,8 @@ class OfTask(Scores):
     super().__init__()
     self._judge = judge
 
-  def score(self, contests: Sequence[Contest]) -> list[float | None]:
-    found = self._judge.judge([c.request for c in contests])
+  def score(self, comparisons: Sequence[Comparison]) -> list[float | None]:
+    found = self._judge.judge([c.request for c in comparisons])
     return [None if one.failure else one.reward for one in found]
 
   def close(self) -> None:
@@ -118,14 +120,14 @@ class _Failure(Exception):
 
 
 class CommandComparer(Comparer):
-  """Asks a command of the user's about one contest after the other.
+  """Asks a user's command for verdicts, one comparison at a time.
 
   The command is started once. It reads one JSON object per line, {"prompt",
   "first", "second"}, and answers each with a line {"winner": "first" | "second"
   | "tie"}. A hash of the texts decides which is first, so that a bias for one
   place cancels out. A missing or invalid verdict, or one after the deadline,
-  fails that contest alone: the command is killed with all that it started, and
-  the next contest starts a new one.
+  fails that comparison alone: the command is killed with all that it started,
+  and the next comparison starts a new one.
   """
 
   def __init__(
@@ -139,7 +141,7 @@ class CommandComparer(Comparer):
 
     Args:
       command: words as a shell would split them; no shell runs it.
-      deadline_s: for one contest.
+      deadline_s: for one comparison.
       on_event: receives ("judge_failed", message) at the first, second, fourth
         … failure of a cause.
 
@@ -158,14 +160,14 @@ class CommandComparer(Comparer):
     self._failures = judges.FailureLog("judge_failed", on_event)
     self._child: child.Child | None = None
 
-  def compare(self, contests: Sequence[Contest]) -> list[Verdict]:
-    return [self._compare_one(contest) for contest in contests]
+  def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
+    return [self._compare_one(comparison) for comparison in comparisons]
 
-  def _compare_one(self, contest: Contest) -> Verdict:
-    texts = contest.request.completion, contest.reference
-    swap = zlib.crc32("\0".join((contest.prompt, *texts)).encode()) % 2 == 1
+  def _compare_one(self, comparison: Comparison) -> Verdict:
+    texts = comparison.request.completion, comparison.reference
+    swap = zlib.crc32("\0".join((comparison.prompt, *texts)).encode()) % 2 == 1
     first, second = reversed(texts) if swap else texts
-    question = {"prompt": contest.prompt, "first": first, "second": second}
+    question = {"prompt": comparison.prompt, "first": first, "second": second}
     cause = ""
     try:
       winner = self._ask(json.dumps(question).encode() + b"\n")
@@ -193,7 +195,7 @@ class CommandComparer(Comparer):
     if self._child is None:
       self._start()
     if self._child.has_output():
-      # An unread line would be taken for the verdict of this contest.
+      # An unread line would be taken for the verdict of this comparison.
       raise _Failure("verdict", "wrote more than it was asked")
     self._child.write(line, deadline)
     answer = b""

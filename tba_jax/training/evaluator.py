@@ -183,7 +183,7 @@ def _verdict_means(
 
 
 def _no_verdict(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """Returns the count of contests without a verdict by cause, or {}."""
+  """Returns the count of comparisons without a verdict by cause, or {}."""
   names = [n for n in ("verdicts", "greedy_verdicts") if n in prompts[0]]
   causes = collections.Counter(
       v.failure for p in prompts for n in names for v in p[n] if v.win is None
@@ -460,14 +460,14 @@ class Evaluator:
     """Adds verdicts against the task's reference, if there is a comparer."""
     if self._comparer is None:
       return
-    contests = [
-        comparers.Contest(
+    comparisons = [
+        comparers.Comparison(
             text, one, base.reference_text(self._task, one.split, one.index)
         )
         for text, some in zip(texts, asked_BxS)
         for one in some
     ]
-    verdicts = iter(self._comparer.compare(contests))
+    verdicts = iter(self._comparer.compare(comparisons))
     for record, some in zip(records, asked_BxS):
       record[field] = [next(verdicts) for _ in some]
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads a model to sample from, score with or export.
 
-A source is a Hugging Face folder, a run directory (its newest checkpoint), or
-one checkpoint of a run, `RUN/checkpoints/STEP`.
+A source is a Hugging Face folder, a model of the hub, a run directory (its
+newest checkpoint), or one checkpoint of a run, `RUN/checkpoints/STEP`.
 """
 
 from collections.abc import Mapping
@@ -99,7 +99,7 @@ def restore(
   shardings = sharding.param_shardings(
       mesh, config.sharding, policy.model.logical_axes
   )
-  whole = lora.make_merger(
+  merger = lora.make_merger(
       policy.adapters,
       policy.folder,
       config.seed,
@@ -107,8 +107,8 @@ def restore(
           policy_lib.initial_params(policy, config.seed, shardings), shardings
       ),
   )
-  lora.check_base(saved.get("base", ""), whole.base)
-  return policy, whole.params(state.params), int(state.step)
+  lora.check_base(saved.get("base", ""), merger.base)
+  return policy, merger.params(state.params), int(state.step)
 
 
 def of_checkpoint(

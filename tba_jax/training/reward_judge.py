@@ -97,10 +97,12 @@ class ModelComparer(comparers.Scores):
     super().__init__()
     self._scorer = scorer
 
-  def score(self, contests: Sequence[comparers.Contest]) -> list[float | None]:
+  def score(
+      self, comparisons: Sequence[comparers.Comparison]
+  ) -> list[float | None]:
     texts = [
         reward_model.Text(c.prompt, c.request.completion, c.request.stopped)
-        for c in contests
+        for c in comparisons
     ]
     scores = self._scorer.score(texts).tolist()
     return [score if np.isfinite(score) else None for score in scores]

@@ -311,7 +311,7 @@ class ScriptsTest(parameterized.TestCase):
     )
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn("looked for on the hosts:\n  config.init = ", done.stdout)
-    self.assertIn("all other settings are right", done.stdout)
+    self.assertIn("all other settings are valid", done.stdout)
 
   @parameterized.parameters(
       ("slurm.sh", "SEARCHER_GPUS"),

@@ -47,8 +47,8 @@ for line in sys.stdin:
 """
 
 
-def _contest(completion, reference, prompt="p"):
-  return comparers.Contest(
+def _comparison(completion, reference, prompt="p"):
+  return comparers.Comparison(
       prompt, judges.Request("held_out", 0, completion), reference
   )
 
@@ -78,12 +78,12 @@ class CommandComparerTest(parameterized.TestCase):
 
   def test_verdicts_whichever_place_a_text_has(self):
     comparer = self.make()
-    contests = [_contest("x" * n, "yyy") for n in range(1, 6)]
-    contests += [_contest("yyy" * n, "xxxx") for n in range(1, 4)]
-    found = comparer.compare(contests)
+    comparisons = [_comparison("x" * n, "yyy") for n in range(1, 6)]
+    comparisons += [_comparison("yyy" * n, "xxxx") for n in range(1, 4)]
+    found = comparer.compare(comparisons)
     self.assertEqual([v.win for v in found], [0, 0, 0.5, 1, 1, 0, 1, 1])
     # The verdicts of a judge that always takes the first are balanced.
-    blind = [_contest(f"a{i}", f"b{i}", prompt="first") for i in range(64)]
+    blind = [_comparison(f"a{i}", f"b{i}", prompt="first") for i in range(64)]
     wins = [v.win for v in comparer.compare(blind)]
     self.assertBetween(sum(wins), 16, 48)
     self.assertEqual(wins, [v.win for v in comparer.compare(blind)])
@@ -94,12 +94,12 @@ class CommandComparerTest(parameterized.TestCase):
       ("deep", "verdict"),
       ("name", "verdict"),
   )
-  def test_what_is_no_verdict_costs_that_contest_alone(self, prompt, cause):
+  def test_what_is_no_verdict_costs_that_comparison_alone(self, prompt, cause):
     found = self.make().compare(
         [
-            _contest("xx", "y"),
-            _contest("xx", "y", prompt=prompt),
-            _contest("xx", "y"),
+            _comparison("xx", "y"),
+            _comparison("xx", "y", prompt=prompt),
+            _comparison("xx", "y"),
         ]
     )
     self.assertEqual([v.win for v in found], [1.0, None, 1.0])
@@ -111,16 +111,16 @@ class CommandComparerTest(parameterized.TestCase):
   def test_a_second_line_is_not_the_next_verdict(self):
     comparer = self.make()
     self.assertEqual(
-        comparer.compare([_contest("xx", "y", prompt="twice")])[0].win, 1.0
+        comparer.compare([_comparison("xx", "y", prompt="twice")])[0].win, 1.0
     )
     self.assertTrue(comparer._child.has_output(30.0))
-    found = comparer.compare([_contest("x", "yy"), _contest("x", "yy")])
+    found = comparer.compare([_comparison("x", "yy"), _comparison("x", "yy")])
     self.assertEqual([v.failure for v in found], ["verdict", ""])
     self.assertEqual(found[1].win, 0.0)
 
   def test_a_judge_that_hangs_is_killed(self):
     comparer = self.make(deadline_s=3.0)
-    found = comparer.compare([_contest("xx", "y", prompt="hang")])
+    found = comparer.compare([_comparison("xx", "y", prompt="hang")])
     self.assertEqual(found[0].failure, "deadline")
     pid = int(self.pid_file.read_text())
     deadline = time.monotonic() + 30
@@ -132,13 +132,15 @@ class CommandComparerTest(parameterized.TestCase):
     self.enter_context(
         mock.patch.dict(os.environ, TBA_JAX_SECRET="5e", API_KEY="mine")
     )
-    (found,) = self.make().compare([_contest("x", "yy", prompt="environment")])
+    (found,) = self.make().compare(
+        [_comparison("x", "yy", prompt="environment")]
+    )
     # It names the longer text only if it has the key alone.
     self.assertEqual(found.win, 0.0)
 
   def test_a_command_that_is_not_there(self):
     comparer = comparers.CommandComparer("/nowhere/judge", deadline_s=30.0)
-    found = comparer.compare([_contest("xx", "y")])
+    found = comparer.compare([_comparison("xx", "y")])
     self.assertIsNone(found[0].win)
     self.assertEqual(found[0].failure, "exit")
 

@@ -196,7 +196,7 @@ class TableTest(absltest.TestCase):
       console.print(evaluate.make_table({"a": result, "b": odd}))
     odd = " ".join(capture.get().split())
     self.assertIn("completions not judged │ - │ 4 (3 deadline, 1 nan)", odd)
-    self.assertIn("contests without a verdict │ - │ 2 (2 exit)", odd)
+    self.assertIn("comparisons without a verdict │ - │ 2 (2 exit)", odd)
     self.assertEqual(text.count("12.000"), 2)
     with console.capture() as capture:
       console.print(evaluate.make_samples({"a": result}))

@@ -165,7 +165,7 @@ class GenerateTest(ProgramCase):
         (10, "exactly one of"),
     ):
       self.assertRegex(printed, f"in.jsonl:{number}: .*{problem}")
-    self.assertIn("2 lines done, 9 could not be done", printed)
+    self.assertIn("2 lines done, 9 failed", printed)
 
   def test_other_fields_are_copied(self):
     own = {"id": 7, "answer": ["2", None], "completion": "\ud800"}

@@ -167,16 +167,16 @@ class JudgeTest(absltest.TestCase):
 
 class ComparerTest(absltest.TestCase):
 
-  def contests(self, *completions):
+  def comparisons(self, *completions):
     return [
-        comparers.Contest("ab", judges.Request("held_out", 0, c, False), "g")
+        comparers.Comparison("ab", judges.Request("held_out", 0, c, False), "g")
         for c in completions
     ]
 
   def test_a_gold_model_scores_both(self):
     comparer = reward_judge.ModelComparer(_scorer())
     eos = TOKENIZER.eos_id
-    found = comparer.compare(self.contests("c", "d"))
+    found = comparer.compare(self.comparisons("c", "d"))
     self.assertEqual(
         [(v.win, v.score, v.reference_score) for v in found],
         [(1.0, _id("c"), eos), (1.0, _id("d"), eos)],
@@ -184,22 +184,22 @@ class ComparerTest(absltest.TestCase):
 
   def test_equal_scores_are_no_win(self):
     comparer = reward_judge.ModelComparer(_scorer(params=0.0))
-    self.assertEqual(comparer.compare(self.contests("c"))[0].win, 0.0)
+    self.assertEqual(comparer.compare(self.comparisons("c"))[0].win, 0.0)
 
   def test_references_are_scored_once(self):
     comparer = reward_judge.ModelComparer(_scorer())
     asked = []
     score = comparer.score
-    comparer.score = lambda contests: asked.append(len(contests)) or score(
-        contests
-    )
-    comparer.compare(self.contests("c", "d"))
-    comparer.compare(self.contests("e"))
+    comparer.score = lambda comparisons: asked.append(
+        len(comparisons)
+    ) or score(comparisons)
+    comparer.compare(self.comparisons("c", "d"))
+    comparer.compare(self.comparisons("e"))
     self.assertEqual(asked, [3, 1])
 
   def test_without_a_score_there_is_no_verdict(self):
     comparer = reward_judge.ModelComparer(_scorer(params=np.float32(np.nan)))
-    (found,) = comparer.compare(self.contests("c"))
+    (found,) = comparer.compare(self.comparisons("c"))
     self.assertIsNone(found.win)
     self.assertEqual(found.failure, "no_score")
 
@@ -207,7 +207,7 @@ class ComparerTest(absltest.TestCase):
     task = fakes.FakeTask({0: {"23"}})
     comparer = comparers.OfTask(judges.InProcess(task, fallback=0.0))
     self.addCleanup(comparer.close)
-    found = comparer.compare(self.contests("23", "4"))
+    found = comparer.compare(self.comparisons("23", "4"))
     self.assertEqual([v.win for v in found], [1.0, 0.0])
     self.assertEqual([v.score for v in found], [2.0, 0.0])
 
