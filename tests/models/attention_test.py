@@ -22,17 +22,10 @@ from tba_jax.models import attention
 from tba_jax.models import kernels
 from tba_jax.models import sequence
 from tba_jax.models import transformer
+from tests.support import quick
 from tests.support import tiny_model
 
 _attend_xla = jax.nn.dot_product_attention
-# Interpreted kernels are much to compile and little to run.
-_jit = functools.partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-    },
-)
 
 
 def _one_device(platform="cpu", **fields) -> sequence.Split:
@@ -87,7 +80,7 @@ def _value_and_gradient(name, window, mask_BxP, inputs):
     prompts = jnp.where(real, prompts, 0.0)
     return jnp.sum(jnp.sin(prompts)) + jnp.sum(jnp.sin(own)), (prompts, own)
 
-  (_, out), grads = _jit(jax.value_and_grad(loss, has_aux=True))(inputs)
+  (_, out), grads = quick.jit(jax.value_and_grad(loss, has_aux=True))(inputs)
   return out, grads
 
 
@@ -160,11 +153,11 @@ class ModelTest(parameterized.TestCase):
           jax.nn.log_softmax(values)[..., 3] * batch.prompt_mask
       )
 
-    expected = _jit(jax.value_and_grad(loss))(params)
+    expected = quick.jit(jax.value_and_grad(loss))(params)
     chosen = mock.patch.object(kernels, "choose", lambda *_: kernel)
     here = mock.patch.object(sequence, "current_split", _one_device)
     with chosen, here, _here(kernel):
-      found = _jit(jax.value_and_grad(loss))(params)
+      found = quick.jit(jax.value_and_grad(loss))(params)
     chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-4)
 
   @parameterized.parameters(("none", 1), ("dots", 1), ("full", 2))

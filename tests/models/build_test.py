@@ -3,6 +3,7 @@
 """Tests of models/build.py: every way through a model computes the same."""
 
 import dataclasses
+import functools
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -14,6 +15,7 @@ import numpy as np
 from tba_jax.config import settings as settings_lib
 from tba_jax.models import config as config_lib
 from tba_jax.models import transformer
+from tests.support import quick
 from tests.support import tiny_model
 
 B, K, P, T, V = 3, 4, 7, 5, 40
@@ -55,29 +57,16 @@ def _config(**overrides) -> config_lib.ModelConfig:
   )
 
 
-def _perturb(params, seed=1):
-  """Moves every leaf, so that a norm that is dropped or misplaced is seen."""
-  leaves, structure = jax.tree.flatten(params)
-  keys = jax.random.split(jax.random.key(seed), len(leaves))
-  return jax.tree.unflatten(
-      structure,
-      [
-          x + 0.1 * jax.random.normal(key, x.shape, x.dtype)
-          for x, key in zip(leaves, keys)
-      ],
-  )
-
-
+@functools.cache
 def _make(**overrides):
+  """Returns a model and random params; shared, so that it compiles once."""
   model = transformer.make_model(_config(**overrides))
-  params = _perturb(jax.jit(model.init)(jax.random.key(0)))
-  # One compilation of each shape is faster than many of single operations.
+  params = tiny_model.init_params(model)
   model = dataclasses.replace(
       model,
-      init=jax.jit(model.init),
-      logits=jax.jit(model.logits),
-      completion_logits=jax.jit(model.completion_logits),
-      prefill=jax.jit(model.prefill),
+      logits=quick.jit(model.logits),
+      completion_logits=quick.jit(model.completion_logits),
+      prefill=quick.jit(model.prefill),
   )
   return model, params
 
@@ -149,11 +138,9 @@ class LogitsTest(parameterized.TestCase):
     check(params)
 
   def test_init_is_a_function_of_the_key(self):
-    model, _ = _make()
-    chex.assert_trees_all_equal(
-        model.init(jax.random.key(3)), model.init(jax.random.key(3))
-    )
-    first, second = (model.init(jax.random.key(i)) for i in (3, 4))
+    init = quick.jit(_make()[0].init)
+    first, again, second = (init(jax.random.key(i)) for i in (3, 3, 4))
+    chex.assert_trees_all_equal(first, again)
     kernel = lambda p: p["blocks"]["mlp"]["up"]["kernel"]
     self.assertGreater(jnp.max(jnp.abs(kernel(first) - kernel(second))), 0.1)
     # Layers start different from each other.
@@ -193,13 +180,14 @@ class LogitsTest(parameterized.TestCase):
 
   def test_an_empty_row_is_finite_with_finite_gradients(self):
     model, params = _make()
+    model = transformer.make_model(model.config)
     prompt, mask, completion = _tokens()
     mask[1] = 0.0
 
     def loss_fn(params):
       return model.completion_logits(params, prompt, mask, completion).sum()
 
-    value, grads = jax.jit(jax.value_and_grad(loss_fn))(params)
+    value, grads = quick.jit(jax.value_and_grad(loss_fn))(params)
     chex.assert_tree_all_finite((value, grads))
 
 
@@ -211,6 +199,7 @@ class CompletionLogitsTest(parameterized.TestCase):
   )
   def test_values_and_gradients_equal_full_sequences(self, **settings):
     model, params = _make(**settings)
+    model = transformer.make_model(model.config)  # Not compiled yet.
     prompt, mask, completion = _tokens()
     weight = jax.random.normal(jax.random.key(2), (B, K, T, V))
 
@@ -221,7 +210,7 @@ class CompletionLogitsTest(parameterized.TestCase):
 
       return fn
 
-    grad = lambda fn: jax.jit(jax.value_and_grad(loss_fn(fn), has_aux=True))(
+    grad = lambda fn: quick.jit(jax.value_and_grad(loss_fn(fn), has_aux=True))(
         params
     )
     reference_fn = lambda *args: _reference_logits(model, *args)
@@ -270,7 +259,7 @@ class CompletionLogitsTest(parameterized.TestCase):
     )
     prompt, mask, completion = _tokens()
     a = model.completion_logits(params, prompt, mask, completion)
-    b = half.completion_logits(params, prompt, mask, completion)
+    b = quick.jit(half.completion_logits)(params, prompt, mask, completion)
     chex.assert_type(b, jnp.float32)
     # bfloat16 has 8 bits: some percent of logits near 1, two layers deep.
     chex.assert_trees_all_close(a, b, atol=0.15)
@@ -306,7 +295,7 @@ class DecodeTest(parameterized.TestCase):
     cache = model.fill_cache(cache, prompt_cache, rows)
     cache_mask = np.concatenate([mask[rows], np.zeros((B * K, T + 1))], axis=1)
     tokens = completion.reshape(B * K, T)
-    step = jax.jit(chex.assert_max_traces(model.decode_step, 1))
+    step = quick.jit(chex.assert_max_traces(model.decode_step, 1))
     chex.clear_trace_counter()
     decode_params = model.decode_params(params, P + T)
     for t in range(T - 1):
@@ -339,7 +328,7 @@ class DecodeTest(parameterized.TestCase):
         ],
         "params": {k: v for k, v in params.items() if k != "blocks"},
     }
-    step = jax.jit(model.decode_step)
+    step = quick.jit(model.decode_step)
     inputs = (
         np.arange(3),
         np.full(3, 5, np.int32),

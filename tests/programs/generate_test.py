@@ -21,6 +21,7 @@ from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.programs import generate as programs_generate
 from tba_jax.system import processes
+from tests.support import quick
 from tests.support import tiny_model
 
 configs_generate = variants.import_config("configs/generate.py")
@@ -48,6 +49,7 @@ class ProgramCase(absltest.TestCase):
     directory = cls.enterClassContext(tempfile.TemporaryDirectory())
     cls.folder = f"{directory}/model"
     cls.model, cls.params = make_folder(cls.folder)
+    cls.forward = staticmethod(quick.jit(cls.model.logits))
     cls.tokenizer = tokenizer_lib.load(cls.folder)
 
   def setUp(self):
@@ -85,6 +87,17 @@ class ProgramCase(absltest.TestCase):
   def records(self):
     return [json.loads(line) for line in self.output.read_text().splitlines()]
 
+  def expected(self, prompt, ids, temperature):
+    """Returns a completion's log-probs by a full forward pass."""
+    tokens = prompt + ids
+    # Padded, so that one compilation is enough.
+    padded = np.array([tokens + [0] * (16 - len(tokens))])
+    logits = self.forward(self.params, padded, np.ones(padded.shape))
+    found = logprobs.token_logprobs(
+        logits[:, :-1], jnp.asarray(padded[:, 1:]), temperature=temperature
+    )
+    return np.asarray(found)[0, len(prompt) - 1 : len(tokens) - 1]
+
 
 class GenerateTest(ProgramCase):
 
@@ -105,12 +118,7 @@ class GenerateTest(ProgramCase):
         self.assertEqual(
             completion["text"], tokenizer.decode(ids[:-1] if stopped else ids)
         )
-        tokens = jnp.asarray([prompt + ids])
-        logits = self.model.logits(self.params, tokens, jnp.ones(tokens.shape))
-        expected = logprobs.token_logprobs(
-            logits[0, len(prompt) - 1 : -1], tokens[0, len(prompt) :],
-            temperature=2.0,
-        )  # fmt: skip
+        expected = self.expected(prompt, ids, temperature=2.0)
         np.testing.assert_allclose(completion["logprobs"], expected, atol=1e-4)
     self.assertEqual(reasons, {"stop", "length"})
 
@@ -306,12 +314,7 @@ class ScoreTest(ProgramCase):
       self.assertEqual(record["id"], f"x{prompt}")
       self.assertNotIn("completion", record)
       prompt = self.tokenizer.encode(prompt)
-      tokens = jnp.asarray([prompt + ids])
-      logits = self.model.logits(self.params, tokens, jnp.ones(tokens.shape))
-      expected = logprobs.token_logprobs(
-          logits[0, len(prompt) - 1 : -1], tokens[0, len(prompt) :],
-          temperature=0.5,
-      )  # fmt: skip
+      expected = self.expected(prompt, ids, temperature=0.5)
       np.testing.assert_allclose(record["logprobs"], expected, atol=1e-4)
       self.assertAlmostEqual(record["logprob"], sum(record["logprobs"]), 4)
 

@@ -19,20 +19,14 @@ from tba_jax.losses import ppo
 from tba_jax.training import packing
 from tba_jax.training import sharding
 from tba_jax.training import train_step
+from tests.support import quick
 from tests.support import table_policy
 
 K = table_policy.K
 BETA = table_policy.BETA
 
 
-# Nearly all of the time is compilation: do not optimize.
-_QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
-
-
-@functools.partial(jax.jit, compiler_options=_QUICK)
+@quick.jit
 def evaluate_all(params, batches):
   """Returns (loss, metrics, gradient) by objective, of a batch for each."""
   return {
@@ -45,7 +39,7 @@ def evaluate_all(params, batches):
   }
 
 
-@functools.partial(jax.jit, static_argnames="size", compiler_options=_QUICK)
+@functools.partial(quick.jit, static_argnames="size")
 def accumulate_all(params, batch, *, size):
   """Returns (loss, metrics, gradient) by objective, as a step adds them up."""
   out, config = {}, table_policy.make_config()

@@ -21,6 +21,7 @@ from tba_jax.training import packing
 from tba_jax.training import sharding
 from tba_jax.training import train_step
 from tests.support import base_config
+from tests.support import quick
 from tests.support import table_policy
 from tests.support import tiny_model
 
@@ -32,12 +33,6 @@ GOLDEN_GRAD_NORM = 2.890901
 
 # Of the tempered target.
 TAU, GAMMA, BETA, LOG_Z = 1.6, 1.2, 0.05, 0.7
-
-# Nearly all of the time is compilation: do not optimize.
-_QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
 
 
 def find_model(name):
@@ -512,7 +507,7 @@ class PrepareTest(absltest.TestCase):
     config = table_policy.make_config(**loss)
     loss_params = table_policy.make_loss_params(config)
 
-    @functools.partial(jax.jit, compiler_options=_QUICK)
+    @quick.jit
     def run(held, batch):
       return train_step.prepare(
           config,
@@ -530,9 +525,7 @@ class PrepareTest(absltest.TestCase):
     """Returns metrics and gradient."""
     config = table_policy.make_config(**loss)
     run = functools.partial(table_policy.evaluate, config)
-    _, metrics, (grad, _) = jax.jit(run, compiler_options=_QUICK)(
-        self.params, batch
-    )
+    _, metrics, (grad, _) = quick.jit(run)(self.params, batch)
     return metrics, grad
 
   def test_one_micro_batch_needs_no_targets(self):
@@ -620,7 +613,7 @@ def _tempered_loss(name):
   config = base_config.make(loss__name=name, loss__scale="paper")
   batch, logprobs = _tempered_batch()
 
-  @functools.partial(jax.jit, compiler_options=_QUICK)
+  @quick.jit
   def run(logprobs, batch):
     batch, beta = train_step.temper(
         batch,
