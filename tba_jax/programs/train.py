@@ -39,6 +39,8 @@ _ERRORS = 3
 _TICK_S = 0.1
 # Period of the checks of progress, logs and totals.
 _CHECK_EVERY_S = 1.0
+# CPU time that shows that a process works, seconds.
+_IDLE_CPU_S = 1.0
 # Together under 20 s, the longest that Ctrl-C should take.
 _TRAINER_END_S = 13.0
 _SEARCHER_END_S = 3.0
@@ -396,6 +398,8 @@ class _Supervisor:
     self._generations: tuple[int, int] | None = None
     self._started = time.time()
     self._next_check = 0.0
+    # Of the child that `_kill_idle` watches: pid, CPU seconds, and when.
+    self._last_work = 0, 0.0, 0.0
     self._disk_is_full = False
 
     for number in _END_SIGNALS:
@@ -461,7 +465,8 @@ class _Supervisor:
       if self._check(child):
         with self._leave_out_unwritable():
           self._children.write_table(None)
-      self._write_if_due()
+      if self._write_if_due():
+        self._kill_idle(child)
       self._panel.update()
       time.sleep(_TICK_S)
     self._children.end([role], _TRAINER_END_S)
@@ -553,6 +558,7 @@ class _Supervisor:
         if same and limit_s / 2 < age_s < time.time() - child.started:
           self._kill(child, f"its block is {age_s:.0f} s old")
     if status.get("phase") not in ("train", "finish"):
+      self._kill_idle(trainer)
       return
     step_s = (status.get("trainer") or {}).get("step_s") or 0.0
     limit_s = max(2 * limit_s, 5 * step_s)
@@ -562,6 +568,22 @@ class _Supervisor:
       self._kill(trainer, f"no progress for {age_s:.0f} s")
     elif silent_s > limit_s and not self._disk_is_full:
       self._kill(trainer, f"no status for {silent_s:.0f} s")
+
+  def _kill_idle(self, child: Child) -> None:
+    """Kills a child without progress reports that does not work at all.
+
+    That is, for twice search.starvation_s it used no CPU time to speak of:
+    compiling or training does, also where accelerators do the work.
+    """
+    pid, now = child.process.pid, time.monotonic()
+    used_s = processes.cpu_seconds(pid)
+    if used_s is None:
+      return
+    seen_pid, seen_s, since = self._last_work
+    if pid != seen_pid or used_s > seen_s + _IDLE_CPU_S:
+      self._last_work = pid, used_s, now
+    elif now - since > 2 * self._config.search.starvation_s:
+      self._kill(child, f"no work for {now - since:.0f} s")
 
   def _kill(self, child: Child, why: str) -> None:
     if child.process.poll() is not None:

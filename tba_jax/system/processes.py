@@ -288,6 +288,18 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
   return record.levelno >= logging.WARNING or _PACKAGE in record.pathname
 
 
+def cpu_seconds(pid: int) -> float | None:
+  """Returns the CPU time that a process has used; None where it is not told."""
+  try:
+    text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+  except OSError:
+    return None
+  # The name, in parentheses, may contain anything; user and system time are
+  # the 14th and 15th fields.
+  fields = text.rpartition(")")[2].split()
+  return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def package_environment() -> dict[str, str]:
   """Returns this environment, with the package on PYTHONPATH for children."""
   paths = [os.path.dirname(_PACKAGE)]

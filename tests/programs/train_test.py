@@ -691,6 +691,33 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.run_it(supervisor), 0)
     self.assertNotIn("sft-0", supervisor._children.started)
 
+  @parameterized.parameters((0.5, ["sft-0"]), (1.5, []), (None, []))
+  def test_fine_tuning_that_does_not_work_is_started_again(self, used, killed):
+    self.config.init = "sft"
+    self.config.search.starvation_s = 1e-9
+    supervisor = self.make(sft_0=[None, 0], trainer_0=[0])
+    looks = iter([0.0, used])
+
+    def cpu_seconds(pid):
+      sft = supervisor._children.all[0]
+      if (seen := next(looks, "ended")) == "ended":
+        sft.process._status = 0
+        return None
+      return seen
+
+    def leave(child):
+      if child.name == "trainer-0":
+        self.write("result.json", supervise_case.RESULT)
+
+    supervisor._children.on_poll = leave
+    with (
+        mock.patch.object(train, "_CHECK_EVERY_S", 0.0),
+        mock.patch.object(processes, "cpu_seconds", cpu_seconds),
+    ):
+      self.assertEqual(self.run_it(supervisor), 0)
+    found = [e for e in self.events() if e["kind"] == "stalled"]
+    self.assertEqual([e["message"].split(":")[0] for e in found], killed)
+
   def test_the_log_of_fine_tuning_does_not_grow_for_ever(self):
     self.config.init = "sft"
     supervisor = self.make(sft_0=[None], trainer_0=[0])
