@@ -34,10 +34,15 @@ ROWS = (
     ("no_robots.py:hardware=v5p-16", "v5p:2x2x2", "v5p:2x2x1"),
 )
 # The same shape under another name.
-_SAME = {"realtreetune/rho-1b-sft-GSM8K": "microsoft/rho-math-1b-v0.1"}
+_SAME = {
+    "realtreetune/rho-1b-sft-GSM8K": "microsoft/rho-math-1b-v0.1",
+    "cleanrl/EleutherAI_pythia-6.9b-deduped__reward__tldr": (
+        "EleutherAI/pythia-6.9b-deduped"
+    ),
+}
 _COLUMNS = (
     "config", "slices", "params", "train step, GB", "decoding, GB", "fits",
-    "received, GB", "arithmetic, s", "links, s", "MFU at most",
+    "received, GB", "arithmetic, s", "links, s", "HFU at most",
 )  # fmt: skip
 
 

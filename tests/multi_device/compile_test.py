@@ -10,37 +10,63 @@ import subprocess
 import sys
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from tba_jax.models import hf_config
 from tests.support import tiny_model
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _CONFIG = "--config=configs/arithmetic.py:smoke"
+# A paper config at the size of a test; its model is a folder.
+_TINY = (
+    "sampling.max_prompt_tokens=32",
+    "sampling.max_completion_tokens=32",
+    "sampling.num_rows=16",
+)
 # Llama, in the names of docs/scaling.md: a prompt of 32 tokens and two
 # completions of 128, of which the last token of each is not read.
 _VOCABULARY, _LAYERS, _WIDTH, _MLP, _TOKENS = 2048, 2, 256, 1024, 32 + 2 * 127
 _WEIGHTS = _LAYERS * (4 * _WIDTH**2 + 3 * _WIDTH * _MLP) + _VOCABULARY * _WIDTH
-_MESHES = (dict(fsdp=8), dict(fsdp=4, tensor=2))
-# Prints the bytes that a device receives in a train step, of each mesh.
-_TRAIN_STEPS = """
+_MESHES = (
+    dict(fsdp=8),
+    dict(fsdp=4, tensor=2),
+    dict(data=2, fsdp=4),
+    dict(fsdp=4, sequence=2),
+)
+# Prints the bytes that a device receives in a train step.
+_TRAIN_STEP = """
 import json, sys
 from tba_jax.config import settings
 from tba_jax.programs import compile
 from tba_jax.system import hlo
-for mesh in json.loads(sys.argv[1]):
-  config = settings.get_config()
-  config.init = sys.argv[2]
-  config.train.remat = "full"
-  config.sampling.max_prompt_tokens = 32
-  config.sampling.max_completion_tokens = 128
-  config.train.completions_per_prompt = 2
-  config.mesh.update(mesh)
-  rows = config.mesh.data * config.mesh.fsdp
-  config.train.prompts_per_batch = config.train.micro_batch_prompts = rows
-  (_, chips), _ = compile.devices_of(config, ["v5e:2x4", "v5e:2x2"])
-  step = compile.trainer(config, chips).programs["train_step"]
-  found = hlo.costs(step.lower().compile().as_text())
-  print(found.collective_bytes, flush=True)
+config = settings.get_config()
+config.init = sys.argv[2]
+config.train.remat = "full"
+config.sampling.max_prompt_tokens = 32
+config.sampling.max_completion_tokens = 128
+config.train.completions_per_prompt = 2
+config.mesh.update(json.loads(sys.argv[1]))
+rows = config.mesh.data * config.mesh.fsdp
+config.train.prompts_per_batch = config.train.micro_batch_prompts = rows
+(_, chips), _ = compile.devices_of(config, ["v5e:2x4", "v5e:2x2"])
+step = compile.trainer(config, chips).programs["train_step"]
+print(hlo.costs(step.lower().compile().as_text()).collective_bytes)
+"""
+# Lowers every program of a config on virtual CPU devices, and prints names.
+_LOWERED = """
+import math, sys
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+from tba_jax.config import load
+from tba_jax.programs import compile
+config = load.load_config(sys.argv[1], sys.argv[2:])
+for make, mesh in (
+    (compile.trainer, config.mesh), (compile.searcher, config.search.mesh)
+):
+  chips = jax.devices()[:math.prod(mesh.values())]
+  for name, program in make(config, chips).programs.items():
+    program.lower()
+    print(len(chips), name)
 """
 
 
@@ -58,25 +84,51 @@ def run(*args: str) -> subprocess.CompletedProcess:
   )
 
 
+def make_folder(test: absltest.TestCase) -> str:
+  """Returns a model's folder with a config.json alone."""
+  folder = pathlib.Path(test.create_tempdir().full_path)
+  shape = tiny_model.make_model(
+      vocab_size=_VOCABULARY, num_layers=_LAYERS, width=_WIDTH, num_heads=4,
+      num_kv_heads=4, head_dim=64, mlp_width=_MLP, max_positions=256,
+  ).config  # fmt: skip
+  (folder / "config.json").write_text(json.dumps(hf_config.to_hf(shape)))
+  return str(folder)
+
+
+class HardwareTest(absltest.TestCase):
+
+  def test_programs_of_a_name_for_gpus_are_lowered_on_its_meshes(self):
+    overrides = (f"init={make_folder(self)}", *_TINY)
+    name = "configs/no_robots.py:hardware=8xh100"
+    done = run("-c", _LOWERED, name, *overrides)
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual(
+        done.stdout.split("\n")[:-1],
+        ["4 train_step", "4 reference", "4 publish", "4 reward_model",
+         "2 prefill", "2 decode_chunk", "2 reward_model"],
+    )  # fmt: skip
+
+
 @absltest.skipIf(
     importlib.util.find_spec("libtpu") is None,
     "libtpu (650 MB) is not installed: pip install 'tba_jax[tpu]'",
 )
-class CompileTest(absltest.TestCase):
+class CompileTest(parameterized.TestCase):
 
   def test_every_program_of_a_tiny_config(self):
     workdir = pathlib.Path(self.create_tempdir().full_path)
-    sizes = ("mesh.fsdp=4", "mesh.tensor=2", "sharding.vocab=",
-             "reward.where=model")  # fmt: skip
+    folder = make_folder(self)
+    overrides = (f"init={folder}", f"tokenizer.source={folder}",
+                 "reward_model.relabel=", *_TINY)  # fmt: skip
     done = run(
-        *(_CONFIG, f"--workdir={workdir}", "--config.init=scratch"),
-        *(f"--config.{size}" for size in sizes),
-        *("v5e:2x4", "v5e:2x2"),
+        *("--config=configs/tldr.py:hardware=v5e-16", f"--workdir={workdir}"),
+        *(f"--config.{override}" for override in overrides),
+        *("v5e:4x4", "v5e:2x2"),
     )
     self.assertEqual(done.returncode, 0, done.stderr)
     found = json.loads((workdir / "compile.json").read_text())
     self.assertEqual(
-        found["topology"], {"trainer": "v5e:2x4", "searcher": "v5e:2x2"}
+        found["topology"], {"trainer": "v5e:4x4", "searcher": "v5e:2x2"}
     )
     of_trainer = ["train_step", "reference", "publish", "reward_model"]
     names = [*of_trainer, "prefill", "decode_chunk", "searcher_reward_model"]
@@ -106,30 +158,26 @@ class CompileTest(absltest.TestCase):
     self.assertEqual(done.returncode, 2)
     self.assertRegex(done.stderr, "config.mesh.*(.|\n)*config.sharding")
 
-  def test_what_a_train_step_receives(self):
+  @parameterized.parameters(*_MESHES)
+  def test_what_a_train_step_receives(self, **mesh):
     """At most 1.3 of what docs/scaling.md derives."""
-    folder = pathlib.Path(self.create_tempdir().full_path)
-    shape = tiny_model.make_model(
-        vocab_size=_VOCABULARY, num_layers=_LAYERS, width=_WIDTH, num_heads=4,
-        num_kv_heads=4, head_dim=64, mlp_width=_MLP, max_positions=256,
-    ).config  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(hf_config.to_hf(shape)))
-    done = run("-c", _TRAIN_STEPS, json.dumps(_MESHES), str(folder))
+    done = run("-c", _TRAIN_STEP, json.dumps(mesh), make_folder(self))
     self.assertEqual(done.returncode, 0, done.stderr)
-    for mesh, received in zip(_MESHES, done.stdout.split(), strict=True):
-      with self.subTest(mesh=mesh):
-        self.assertLess(float(received) / _ideal_bytes(**mesh), 1.3)
-        if mesh == dict(fsdp=8):
-          params = _WEIGHTS + _VOCABULARY * _WIDTH
-          self.assertLess(float(received) / params, 10.5)
+    received = float(done.stdout)
+    self.assertLess(received / _ideal_bytes(**mesh), 1.3)
+    if mesh == dict(fsdp=8):
+      params = _WEIGHTS + _VOCABULARY * _WIDTH
+      self.assertLess(received / params, 10.5)
 
 
-def _ideal_bytes(fsdp=1, tensor=1):
+def _ideal_bytes(data=1, fsdp=1, sequence=1, tensor=1):
   """Returns what a device must receive in a step, as docs/scaling.md has it."""
   others = lambda count: (count - 1) / count
   weights = 6 * others(fsdp) * _WEIGHTS / tensor
+  copies = 4 * others(data * sequence) * _WEIGHTS / (fsdp * tensor)
   sums = (5 * _LAYERS + 2) * 4 * others(tensor) * _TOKENS * _WIDTH
-  return weights + sums
+  keys_and_values = 3 * _LAYERS * 4 * others(sequence) * _TOKENS * _WIDTH
+  return weights + copies + sums + keys_and_values
 
 
 if __name__ == "__main__":
