@@ -710,7 +710,10 @@ class _Supervisor:
       jsonl.atomic_write_json(self._totals_path, totals)
     if error is None and result is not None:
       summary = {**result, **totals}
-      jsonl.atomic_write_json(self._workdir / "summary.json", summary)
+      try:
+        jsonl.atomic_write_json(self._workdir / "summary.json", summary)
+      except OSError as cause:
+        print(f"warning: summary.json is not written: {cause}", file=sys.stderr)
     path, verdict, advice = None, "", ()
     try:
       path, found, advice = report.conclude(self._workdir)

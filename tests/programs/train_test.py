@@ -654,9 +654,13 @@ class SuperviseTest(supervise_case.SuperviseCase):
         full("rotate_logs"),
         full("write_table", None) as table,
         mock.patch.object(train, "_CHECK_EVERY_S", 0.0),
+        mock.patch.object(
+            train.jsonl, "atomic_write_json", side_effect=OSError("full")
+        ),
     ):
       self.assertEqual(self.run_it(supervisor), 0)
     self.assertGreater(table.call_count, 1)
+    self.assertIn("summary.json is not written", self.stderr.getvalue())
     kinds = [e["kind"] for e in self.events()]
     self.assertEqual(kinds.count("not_written"), 1)
 
