@@ -342,6 +342,11 @@ def make_work(
     state, saved = checkpointer.restore(abstract_state(config, policy, mesh))
     lora.check_base(saved.get("base", ""), merger.base)
   train_step = make_train_step(config, policy, mesh, params)
+  ahead = None
+  # Processes on CPUs share cores: one that compiles comes so late to a
+  # collective that the others give up.
+  if cluster.num_processes == 1 or jax.default_backend() != "cpu":
+    ahead = make_ahead(config, policy, mesh, train_step, reference)
   work = DeviceWork(
       config,
       state=state,
@@ -351,7 +356,7 @@ def make_work(
       checkpointer=checkpointer,
       cluster=cluster,
       peers=publication.make_peers(config, run, cluster, state.params),
-      ahead=make_ahead(config, policy, mesh, train_step, reference),
+      ahead=ahead,
   )
   return work, saved
 
