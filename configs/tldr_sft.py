@@ -17,8 +17,10 @@ folders do as well. Arguments, after a colon and separated by commas:
 
 The settings are those of Asynchronous RLHF (arXiv:2410.18252): one epoch at
 1e-5, cosine to 0, batches of 16 (410M) or 32 (per process in the released code;
-its number of processes is not known). One difference: the loss covers only the
-summary, in the released code also the query.
+its number of processes is not known). Two differences: the loss covers only the
+summary, in the released code also the query; and a row may have 512 tokens of
+query and 53 of summary, 565 in all, where that code has 580 for both. The
+data's rows have at most 562.
 
 The paper reports gold win-rates against the reference summaries of 25.4 %
 (410M), 26.8 % (1B) and 35.2 % (2.8B). It needs one GPU with 80 GB; time and

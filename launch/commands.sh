@@ -58,9 +58,10 @@ use_shared_params() {
 }
 
 # print_plan ROOT OPERAND…: what the run needs, and whether it fits.
-# Without a Python that has tba_jax here, it prints the command alone.
+# Where this Python lacks the package, it prints the command, what is missing,
+# and how to install it.
 print_plan() {
-  local root="$1" python="${PYTHON:-}"
+  local root="$1" python="${PYTHON:-}" problem
   shift
   if [[ -z "$python" ]]; then
     python="$root/.venv/bin/python"
@@ -69,9 +70,13 @@ print_plan() {
   local plan=("$python" -m tba_jax.main --program=plan "--config=$CONFIG")
   plan+=(${SETTINGS[@]+"${SETTINGS[@]}"} "$@")
   show "${plan[@]}"
-  if (cd "$root" && "$python" -c 'import tba_jax.programs.plan' 2>/dev/null); then
+  if problem="$(
+    cd "$root" && "$python" -c 'import tba_jax.programs.plan' 2>&1 >/dev/null
+  )"; then
     (cd "$root" && "${plan[@]}") || die "the plan above says why this fails"
   else
-    echo "# no tba_jax on this machine: the plan is left out" >&2
+    echo "# the plan is left out, with its checks: ${problem##*$'\n'}" >&2
+    echo "# for the plan: cd $root && python3 -m venv .venv &&" \
+      ".venv/bin/pip install -c constraints.txt -e ." >&2
   fi
 }

@@ -166,6 +166,20 @@ class ScriptsTest(parameterized.TestCase):
     self.dry(name, "down")
     self.assertFalse((self.folder / "called").exists())
 
+  def test_without_an_install_it_says_what_is_missing_and_how_to_install(self):
+    self.plan.write_text(
+        "#!/bin/sh\necho ModuleNotFoundError: rich >&2\nexit 1"
+    )
+    done = self.script("slurm.sh", "--dry_run")
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertIn("--program=plan", done.stdout)
+    self.assertIn("--program=trainer", done.stdout)
+    self.assertRegex(
+        done.stderr,
+        r"ModuleNotFoundError: rich\n# for the plan: cd .*"
+        r"\.venv/bin/pip install -c constraints\.txt -e \.\n",
+    )
+
   @parameterized.parameters(["--dry_run", "there"], ["there", "--dry_run"])
   def test_a_dry_run_on_this_machine(self, *arguments):
     root = self.folder / "copy"
