@@ -780,6 +780,7 @@ _RECORD = struct.Struct("<8sQQ")
 _RECORD_MAGIC = b"tbarec\x00\n"
 _DIGEST_BYTES = 16
 _RECORD_BYTES = _RECORD.size + _DIGEST_BYTES
+_MAX_VAIN = 16
 _MESSAGE = struct.Struct("<4sHHIQ")
 _MESSAGE_DIGEST_BYTES = 32
 
@@ -803,18 +804,19 @@ def _digest(data: bytes | memoryview, start: int, size: int, end: int) -> bytes:
   return state.digest()
 
 
-def _record_end(data: bytes, offset: int, start: int) -> int | None:
-  """Returns where the record at an offset ends, None if there is none."""
+def _record_end(data: bytes, offset: int, start: int) -> tuple[int | None, int]:
+  """Returns where an intact record ends, and how many bytes were hashed."""
   begin = offset + _RECORD_BYTES
   if begin > len(data):
-    return None
+    return None, 0
   magic, length, position = _RECORD.unpack_from(data, offset)
   end = begin + length
   if magic != _RECORD_MAGIC or position != start + offset or end > len(data):
-    return None
+    return None, 0
   digest = data[begin - _DIGEST_BYTES : begin]
   view = memoryview(data)
-  return end if _digest(view, offset, _RECORD.size, end) == digest else None
+  intact = _digest(view, offset, _RECORD.size, end) == digest
+  return end if intact else None, length
 
 
 def _read_segment(
@@ -836,9 +838,11 @@ def _read_segment(
     header = f"has position {_SEGMENT.unpack_from(data)[2]}"
   records, rest = [], []
   offset = known = min(size, len(data))
-  while offset < len(data):
-    end = _record_end(data, offset, start)
+  vain_bytes = 0  # A made-up file could make it the square of its size.
+  while offset < len(data) and vain_bytes <= _MAX_VAIN * len(data):
+    end, hashed_bytes = _record_end(data, offset, start)
     if end is None:
+      vain_bytes += hashed_bytes
       found = data.find(_RECORD_MAGIC, offset + 1)
       offset = len(data) if found < 0 else found
       continue

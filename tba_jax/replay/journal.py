@@ -34,6 +34,9 @@ _RECORD_MAGIC = b"tbarec\x00\n"
 _SEGMENT = struct.Struct("<8sIQ")
 _RECORD = struct.Struct("<8sQQ")
 _DIGEST_BYTES = 16
+# Bytes hashed in vain per byte of a segment, at most. Damaged records cost 1,
+# since records do not overlap; headers of a made-up file can claim them all.
+_MAX_VAIN = 16
 HEADER_BYTES = _SEGMENT.size + _DIGEST_BYTES
 RECORD_BYTES = _RECORD.size + _DIGEST_BYTES
 
@@ -65,10 +68,11 @@ def read_segment(
   """
   data = path.read_bytes()[:size]
   offset = damaged_from = _header_bytes(path, data)
-  spans = []
-  while offset < len(data):
-    payload = _payload_at(data, offset, start)
+  spans, vain_bytes = [], 0
+  while offset < len(data) and vain_bytes <= _MAX_VAIN * len(data):
+    payload, hashed_bytes = _payload_at(data, offset, start)
     if payload is None:
+      vain_bytes += hashed_bytes
       found = data.find(_RECORD_MAGIC, offset + 1)
       offset = len(data) if found < 0 else found
       continue
@@ -96,19 +100,23 @@ def _header_bytes(path: pathlib.Path, data: bytes) -> int:
   return HEADER_BYTES if magic == _SEGMENT_MAGIC else 0
 
 
-def _payload_at(data: bytes, offset: int, start: int) -> bytes | None:
+def _payload_at(
+    data: bytes, offset: int, start: int
+) -> tuple[bytes | None, int]:
+  """Returns the payload of an intact record, and how much was hashed."""
   if len(data) - offset < RECORD_BYTES:
-    return None
+    return None, 0
   magic, length, position = _RECORD.unpack_from(data, offset)
   if magic != _RECORD_MAGIC or position != start + offset:
-    return None
+    return None, 0
   begin = offset + RECORD_BYTES
   payload = data[begin : begin + length]
   digest = data[begin - _DIGEST_BYTES : begin]
   fields = data[offset : offset + _RECORD.size]
-  if len(payload) != length or digest != _digest(fields, payload):
-    return None
-  return payload
+  if len(payload) != length:
+    return None, 0
+  intact = digest == _digest(fields, payload)
+  return payload if intact else None, length
 
 
 def _encode_header(start: int) -> bytes:

@@ -79,6 +79,8 @@ class Pool(judges.Judge):
     self._config = config_reward
     self._index_of = index_of
     self._command = command
+    self._on_event = on_event
+    self._told_missing = False
     count = config_reward.num_workers
     # A worker dies with the thread that started it, so threads last as long.
     self._threads = futures.ThreadPoolExecutor(count, "reward")
@@ -159,10 +161,22 @@ class Pool(judges.Judge):
       if "error" in answer:
         raise child.BrokenPipe(answer["error"])
       worker.uid = answer["uid"]
+      self._tell_missing(answer["missing"])
     except BaseException:
       self._end(worker)
       raise
     return worker
+
+  def _tell_missing(self, missing: Sequence[str]) -> None:
+    """Reports once what the system does not keep from the workers."""
+    with self._workers_lock:
+      told, self._told_missing = self._told_missing, True
+    if missing and not told and self._on_event is not None:
+      self._on_event(
+          "sandbox_limited",
+          "this system does not confine reward workers in:"
+          f" {', '.join(missing)}",
+      )
 
   def _end(self, worker: "_Worker") -> None:
     with self._workers_lock:

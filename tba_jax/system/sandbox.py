@@ -40,8 +40,19 @@ _MAX_PROCESSES = 128  # Threads count too.
 _FIRST_UID = 61184
 _NUM_UIDS = 4336
 
+# Of its directory, and of shared memory, both a tmpfs.
+MAX_DISK_BYTES = 512 << 20
+
+_CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
+_MS_NOSUID, _MS_NODEV, _MS_REC, _MS_PRIVATE = 2, 4, 0x4000, 0x40000
+_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = (
+    442,
+    -100,
+    0x8000,
+    1,
+)
 _PR_SET_KEEPCAPS = 8
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
@@ -88,7 +99,8 @@ def enter(home: str, *, network: bool, readable: Sequence[str] = ()) -> dict:
   """Confines this process and its children permanently.
 
   Limits processes, open files and file sizes; leaves the network; as root takes
-  a user id of its own, without access to files and memory of others; changes to
+  a user id of its own, without access to files and memory of others, and makes
+  all file systems read-only but an empty `home` of limited size; changes to
   `home`. Call it before starting threads.
 
   Args:
@@ -98,13 +110,15 @@ def enter(home: str, *, network: bool, readable: Sequence[str] = ()) -> dict:
 
   Returns:
     `uid`: the user id taken, or None; `missing`: what the system did not
-    permit, of "network", "user", "files" and "processes".
+    permit, of "network", "disk", "user", "files" and "processes".
   """
   missing = []
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
   if not network and not _leave_network():
     missing.append("network")
   uid, reads_all = None, True
+  if os.geteuid() != 0 or not _limit_disk(home):
+    missing.append("disk")
   if os.geteuid() == 0:
     uid, reads_all = _take_uid(home, readable)
   if uid is None:
@@ -146,6 +160,36 @@ def _leave_network() -> bool:
   ):
     pathlib.Path("/proc/self", name).write_text(text)
   return True
+
+
+def _limit_disk(home: str) -> bool:
+  """Makes mounts read-only for this process; False if not permitted.
+
+  What it writes to `home` and shared memory is in memory and ends with it.
+  """
+  if not sys.platform.startswith("linux"):
+    return False
+  libc = ctypes.CDLL(None)
+  size = f"size={MAX_DISK_BYTES},mode=1777".encode()
+  read_only = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY)
+
+  def mount(path: str, kind: bytes | None, flags: int) -> bool:
+    options = size if kind else None
+    return libc.mount(b"none", path.encode(), kind, flags, options) == 0
+
+  return (
+      libc.unshare(_CLONE_NEWNS) == 0
+      and mount("/", None, _MS_REC | _MS_PRIVATE)
+      and libc.syscall(
+          _MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, read_only,
+          ctypes.sizeof(read_only),
+      ) == 0
+      and all(
+          mount(path, b"tmpfs", _MS_NOSUID | _MS_NODEV)
+          for path in (home, "/dev/shm")
+          if os.path.isdir(path)
+      )
+  )  # fmt: skip
 
 
 def _take_uid(home: str, readable: Sequence[str]) -> tuple[int | None, bool]:

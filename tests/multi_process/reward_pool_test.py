@@ -40,6 +40,7 @@ class PoolTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.events = []
+    self.unconfined = []  # Depends on the system.
     self.folder = pathlib.Path(self.create_tempdir().full_path)
     self.folder.chmod(0o777)  # Workers may have a user of their own.
     self.pool = self.make()
@@ -50,10 +51,16 @@ class PoolTest(parameterized.TestCase):
         {"name": "trouble", "folder": folder},
         _settings(**changes),
         command=("-m", "tests.multi_process.reward_trouble"),
-        on_event=lambda kind, message: self.events.append((kind, message)),
+        on_event=self.on_event,
     )
     self.addCleanup(pool.close)
     return pool
+
+  def on_event(self, kind: str, message: str) -> None:
+    if kind == "sandbox_limited":
+      self.unconfined.append(message)
+    else:
+      self.events.append((kind, message))
 
   def judge(self, *texts: str, pool=None) -> list:
     return (pool or self.pool).judge([_request(text) for text in texts])
@@ -117,12 +124,16 @@ class PoolTest(parameterized.TestCase):
     self.assertIn("prompt 5 of 'train'", said)
 
   def test_a_worker_that_hangs_is_killed_with_what_it_started(self):
+    os.mkfifo(self.folder / "child")
+    (self.folder / "child").chmod(0o666)
+    pipe = os.open(self.folder / "child", os.O_RDWR)
+    self.addCleanup(os.close, pipe)
     pool = self.make(deadline_s=3.0)
     found = self.judge("hang_child", "hang", "ok 2", pool=pool)
     self.assertEqual([j.failure for j in found], ["deadline", "deadline", ""])
     self.assertEqual(found[2].reward, 2.0)
     self.assertEqual(pool.totals()["failures"], {"deadline": 2})
-    child = int((self.folder / "child").read_text())
+    child = int(os.read(pipe, 100))
     self.assertFalse(
         psutil.pid_exists(child)
         and psutil.Process(child).status() != psutil.STATUS_ZOMBIE
@@ -204,6 +215,21 @@ class PoolTest(parameterized.TestCase):
   def test_a_file_without_end(self):
     (found,) = self.judge("fill")
     self.assertEqual(found.reward, sandbox.MAX_FILE_BYTES)
+
+  def test_disks_cannot_be_filled(self):
+    path = f"/tmp/{self.id()}"
+    filled, outside = self.judge("fill_disk", f"write {path}")
+    if "disk" in "".join(self.unconfined):
+      self.skipTest("this system does not permit mount namespaces")
+    self.assertBetween(filled.reward, 1 << 26, sandbox.MAX_DISK_BYTES)
+    self.assertEqual(outside.failure, "error")
+    self.assertFalse(os.path.exists(path))
+
+  def test_what_is_not_confined_is_told_once(self):
+    self.judge("ok 1", "die", "ok 1")
+    self.assertLessEqual(len(self.unconfined), 1)
+    if os.geteuid():
+      self.assertIn("disk, user, files", self.unconfined[0])
 
   def test_its_directory_is_its_own_and_is_removed(self):
     (found,) = self.judge("directory")

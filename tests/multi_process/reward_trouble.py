@@ -37,7 +37,7 @@ class TroubleTask(arithmetic.Arithmetic):
       time.sleep(600)
     elif word == "hang_child":
       child = subprocess.Popen(["sleep", "600"])
-      (self._folder / "child").write_text(str(child.pid))
+      (self._folder / "child").write_text(f"{child.pid}\n")  # A named pipe.
       child.wait()
     elif word == "die":
       os._exit(7)
@@ -66,6 +66,10 @@ class TroubleTask(arithmetic.Arithmetic):
       return base.Judgement(float(child.pid), None)
     elif word == "fill":
       return base.Judgement(_fill(), None)
+    elif word == "fill_disk":
+      return base.Judgement(_fill_disk(), None)
+    elif word == "write":
+      pathlib.Path(rest).write_text("elsewhere")
     elif word == "directory":
       return base.Judgement(0.0, os.getcwd())
     elif word == "network":
@@ -127,6 +131,17 @@ def _fill() -> float:
   except OSError:
     pass
   return float(path.stat().st_size)
+
+
+def _fill_disk() -> float:
+  """Returns the bytes that fit into files of 64 MiB."""
+  count = 0
+  try:
+    for count in range(64):
+      pathlib.Path(f"part{count}").write_bytes(bytes(1 << 26))
+  except OSError:
+    pass
+  return float(count << 26)
 
 
 def _connect(port: int) -> str:
