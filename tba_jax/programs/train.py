@@ -549,11 +549,11 @@ class _Supervisor:
     """
     status = self._status(trainer)
     limit_s = self._config.search.starvation_s
-    for row in (status.get("searchers") or {}).values():
+    for sid, row in (status.get("searchers") or {}).items():
       age_s = row.get("block_age_s") or 0.0
       for child in self._children.all:
-        same = child.role == "searcher" and child.index == row.get("index")
-        same |= child.program == "one_process"
+        # Its pid stands in its id; other hosts may have the same indices.
+        same = f"-{child.process.pid:x}-" in sid
         # A lease of an earlier process has a block older than this process.
         if same and limit_s / 2 < age_s < time.time() - child.started:
           self._kill(child, f"its block is {age_s:.0f} s old")

@@ -140,7 +140,8 @@ def prepare(url: str, program: str) -> pathlib.Path:
         return folder
     fetch(url, folder, logs_only=content == "logs")
     epoch = jsonl.read_json(folder / "epoch.json")
-    if epoch is not None:
+    # A damaged one is refused by who needs it.
+    if not jsonl.schema_error(epoch, {"epoch": int}):
       # A host that died may have begun an epoch and not uploaded it.
       epoch = {**epoch, "epoch": epoch["epoch"] + 1}
       jsonl.atomic_write_json(folder / "epoch.json", epoch)

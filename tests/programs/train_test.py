@@ -529,8 +529,11 @@ class SuperviseTest(supervise_case.SuperviseCase):
     )
     self.assertGreaterEqual(summary["wall_s"], 1000.0)
 
-  def watch(self, num_looks=3, age_s=3600.0, **status):
-    """Runs until the trainer was asked some times; who was killed."""
+  def watch(self, num_looks=3, age_s=3600.0, searchers=None, **status):
+    """Runs until the trainer was asked some times; who was killed.
+
+    Keys of `searchers` are names of children, or ids of other hosts' searchers.
+    """
     supervisor = self.make()
     children = supervisor._children
     looks = iter(range(num_looks))
@@ -539,7 +542,11 @@ class SuperviseTest(supervise_case.SuperviseCase):
       child.started = time.time() - age_s
       if child.name == "trainer-0":
         now = time.time()
-        seen = {"time": now, "started": now, **status}
+        sids = {c.name: f"s-0-{c.process.pid:x}-0" for c in children.all}
+        seen = {"time": now, "started": now, "searchers": searchers, **status}
+        if isinstance(searchers, dict):
+          rows = {sids.get(name, name): row for name, row in searchers.items()}
+          seen["searchers"] = rows
         if len(children.started) > len(children.all):  # One started again.
           seen = {"started": now}
         self.write("status.json", seen)
@@ -576,16 +583,16 @@ class SuperviseTest(supervise_case.SuperviseCase):
   def test_a_searcher_that_hangs_is_started_again(self, block, age_s, killed):
     # A block older than the process was an earlier one's.
     searchers = {
-        "a": {"index": 0, "block_age_s": 2.0},
-        "b": {"index": 1, "block_age_s": block},
-        "c": {"index": 1},
+        "searcher-0": {"index": 0, "block_age_s": 2.0},
+        "searcher-1": {"index": 1, "block_age_s": block},
+        "s000-0-ffff-0": {"index": 0, "block_age_s": 91.0},
     }
     found = self.watch(age_s=age_s, phase="train", searchers=searchers)
     self.assertEqual(set(found), {"searcher-1"} if killed else set())
 
   def test_one_process_is_one_child_and_started_again_as_a_whole(self):
     self.config.run.processes = "one"
-    searchers = {"b": {"index": 1, "block_age_s": 91.0}}
+    searchers = {"trainer-0": {"index": 1, "block_age_s": 91.0}}
     found = self.watch(phase="train", searchers=searchers)
     self.assertEqual(found, ["trainer-0"])
     restarts = self.read("summary.json")["restarts"]
