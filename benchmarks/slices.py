@@ -56,14 +56,14 @@ def run(
   _print_row(_COLUMNS)
   _print_row(["---"] * len(_COLUMNS))
   with tempfile.TemporaryDirectory() as cache:
-    _make_hub(pathlib.Path(cache))
+    make_hub(pathlib.Path(cache))
     for name, *slices in rows:
       out[name] = figures = _compile(name, slices, cache)
       _print_row([f"`{name}`", *_cells(figures)])
   return {"rows": out}
 
 
-def _make_hub(cache: pathlib.Path) -> None:
+def make_hub(cache: pathlib.Path) -> None:
   """Makes a cache of the hub that has the published shapes alone."""
   shapes = json.loads(_SHAPES.read_text())
   shapes |= {name: shapes[other] for name, other in _SAME.items()}

@@ -448,7 +448,7 @@ def _with_frozen(
       num_rows = config.task.classifier_rows
       length = config.task.classifier_max_tokens
     else:
-      path = hf_hub.find(frozen.folder) / "config.json"
+      path = hf_hub.find(frozen.folder, weights=False) / "config.json"
       model = encoder_lib.Encoder(
           encoder_lib.encoder_config_from_hf(hf_files.read_json(path))
       )

@@ -234,15 +234,18 @@ def split_rows(
 
   Args:
     fn: (params, arrays [B, L]) -> [B, ...]; any B.
-    mesh: of the params; None is one device.
+    mesh: of the params; None is the first device.
     rules: `config.sharding`.
   """
-  if mesh is None or mesh.size == 1:
-    return fn
+  if mesh is None:
+    first = np.asarray(jax.local_devices()[:1])
+    mesh = Mesh(first.reshape([1] * len(MESH_AXES)), MESH_AXES)
   # Rows are many and independent: they take the axis of the tokens, too.
   batch, length, heads = token_axes(rules)
   axes = batch + length
   run = sequence.split_tokens(fn, mesh, axes, (), heads)
+  if mesh.size == 1:
+    return run
   count = math.prod(mesh.shape[a] for a in axes)
   over_rows = NamedSharding(mesh, PartitionSpec(axes or None))
 

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 import numpy as np
 
 from tba_jax.config import settings
+from tba_jax.models import sequence
 from tba_jax.training import sharding
 
 _RULES = settings.get_config().sharding
@@ -226,6 +227,20 @@ class CutRowsTest(parameterized.TestCase):
     self.assertEqual(tuple(found), axes)
     self.assertEqual(found.pop("sequence"), 1)
     self.assertEqual(tuple(found.values()), expected)
+
+
+class SplitRowsTest(absltest.TestCase):
+
+  def test_a_pass_on_one_device_knows_it_and_so_may_have_a_kernel(self):
+    found = []
+
+    def score(params, tokens_BxL):
+      found.append(sequence.current_split().mesh)
+      return tokens_BxL + params
+
+    run = sharding.split_rows(score, None, _RULES)
+    np.testing.assert_array_equal(run(1, np.zeros((3, 2))), np.ones((3, 2)))
+    self.assertEqual(found[0].devices.tolist(), [[[[jax.devices()[0]]]]])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,27 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of the paper configs on TPU slices, without a TPU compiler."""
+
+from absl.testing import absltest
+import jax
+
+from benchmarks import slices
+from tba_jax.config import load
+from tba_jax.programs import compile as compile_lib
+from tests.support import hub_cache
+
+
+class SlicesTest(absltest.TestCase):
+
+  def test_no_model_of_red_teaming_needs_weights(self):
+    slices.make_hub(hub_cache.make(self))
+    config = load.load_config("configs/red_team.py:model=llama")
+    role = compile_lib.trainer(config, jax.devices()[:1])
+    self.assertContainsSubset(
+        ["classifier", "encoder", "encoder of replay_filter"], role.programs
+    )
+    self.assertIn("victim", role.held)
+
+
+if __name__ == "__main__":
+  absltest.main()
