@@ -110,21 +110,29 @@ _ONLY = {
     "position_embedding_type": ("absolute",),
     "pruned_heads": ({}, None),
     "rope_interleaved": (False,),
+    "tie_encoder_decoder": (False,),
     "use_mrope": (False,),
     "use_sliding_window": (False,),
 }
 # Settings that do not affect the logits: transformers' own, which begin with
-# "_"; dropout that we train without; sampling; those of other heads and tools.
+# "_"; dropout that we train without; those of other heads and tools.
 _WITHOUT_EFFECT = re.compile(
     r"_.*|(attn|embd|resid)_pdrop|(attention_probs|hidden)_dropout_prob"
-    r"|auto_map|classifier_dropout|do_sample|finetuning_task"
-    r"|gradient_checkpointing|initializer_range|is_llama_config|label2id"
-    r"|max_length|max_window_layers|model_type|n_special"
-    r"|output_(attentions|hidden_states|past)|predict_special_tokens|prefix"
-    r"|pretraining_tp|problem_type|reorder_and_upcast_attn|return_dict"
-    r"|summary_.*|task_specific_params|temperature|tokenizer_class|top_[kp]"
-    r"|torchscript|transformers_version|transformers\.js_config|unsloth_.*"
-    r"|use_cache"
+    r"|auto_map|classifier_dropout|finetuning_task|gradient_checkpointing"
+    r"|initializer_range|is_llama_config|label2id|max_window_layers|model_type"
+    r"|n_special|output_(attentions|hidden_states|past)"
+    r"|predict_special_tokens|prefix|pretraining_tp|problem_type"
+    r"|reorder_and_upcast_attn|return_dict|summary_.*|task_specific_params"
+    r"|tf_legacy_loss|tokenizer_class|torchscript|transformers_version"
+    r"|transformers\.js_config|unsloth_.*|use_bfloat16|use_cache"
+    # Sampling, which transformers 4 keeps beside the model's settings.
+    r"|bad_words_ids|(begin_)?suppress_tokens|decoder_start_token_id"
+    r"|do_sample|early_stopping|exponential_decay_length_penalty"
+    r"|forced_[be]os_token_id|(encoder_)?no_repeat_ngram_size"
+    r"|(diversity|length|repetition)_penalty|(max|min)_length"
+    r"|num_(beams|beam_groups|return_sequences)|output_scores"
+    r"|remove_invalid_values|return_dict_in_generate|sep_token_id"
+    r"|temperature|top_[kp]|typical_p"
 )
 # Settings read apart from `KEYS`.
 _READ_APART = (

@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """config.json and generation_config.json: what is read, and what is refused.
 
-`published_configs.json` has configs of models on the hub. Those of Qwen2.5 0.5B
-and its Instruct, Qwen2.5 1.5B Instruct, Qwen3 0.6B and Llama 3.2 1B are copies
-of the files. Mistral 7B v0.3 is its Instruct's, and MiniLM that of another
-revision. The others were written from memory: they may lack keys or have others
-than the published files.
+`published_configs.json` has configs of models on the hub. Held against copies
+in public repositories, key for key: Qwen2.5 0.5B, 0.5B Instruct, 1.5B, 1.5B
+Instruct and 7B Instruct, Qwen3 0.6B and 8B, Llama 3.1 8B and 8B Instruct, Llama
+3.2 1B, Mistral 7B v0.1 and v0.3 (its Instruct's), Pythia 1B (not the deduped
+one's), GPT-2, MiniLM and SmolLM2 135M. The larger Qwen2.5 base, Math and
+distilled models have the keys of R1-Distill-Qwen 7B, the other Pythias those of
+the 1B. From memory, not held against any file: Llama 3.2 1B Instruct, Llama
+Guard 3, rho-math, gpt2-alpaca and the RoBERTa classifier.
 """
 
 import dataclasses
@@ -146,6 +149,34 @@ class PublishedTest(parameterized.TestCase):
         hf_config.from_hf({**_LLAMA, name: value}), hf_config.from_hf(_LLAMA)
     )
 
+  def test_sampling_that_transformers_4_keeps_in_the_file_is_harmless(self):
+    """All of its defaults, as in a file saved with `use_diff=False`."""
+    sampling = dict(
+        bad_words_ids=None, begin_suppress_tokens=None, diversity_penalty=0.0,
+        do_sample=False, early_stopping=False, encoder_no_repeat_ngram_size=0,
+        exponential_decay_length_penalty=None, forced_bos_token_id=None,
+        forced_eos_token_id=None, length_penalty=1.0, max_length=20,
+        min_length=0, no_repeat_ngram_size=0, num_beam_groups=1, num_beams=1,
+        num_return_sequences=1, output_scores=False, repetition_penalty=1.0,
+        remove_invalid_values=False, return_dict_in_generate=False,
+        suppress_tokens=None, temperature=1.0, top_k=50, top_p=1.0,
+        typical_p=1.0,
+    )  # fmt: skip
+    others = dict(
+        add_cross_attention=False, chunk_size_feed_forward=0,
+        cross_attention_hidden_size=None, decoder_start_token_id=None,
+        finetuning_task=None, is_decoder=False, is_encoder_decoder=False,
+        output_attentions=False, output_hidden_states=False, prefix=None,
+        problem_type=None, pruned_heads={}, return_dict=True, sep_token_id=None,
+        task_specific_params=None, tf_legacy_loss=False,
+        tie_encoder_decoder=False, tokenizer_class=None, torchscript=False,
+        use_bfloat16=False,
+    )  # fmt: skip
+    self.assertEqual(
+        hf_config.from_hf({**_LLAMA, **sampling, **others}),
+        hf_config.from_hf(_LLAMA),
+    )
+
 
 class FromHfTest(parameterized.TestCase):
 
@@ -203,6 +234,7 @@ class FromHfTest(parameterized.TestCase):
       (_LLAMA, "rope_theta", 1.0),
       (_LLAMA, "rope_interleaved", True),
       (_LLAMA, "is_encoder_decoder", True),
+      (_LLAMA, "tie_encoder_decoder", True),
       (_LLAMA, "eos_token_id", [1, "</s>"]),
       (_LLAMA, "eos_token_id", []),
       (_LLAMA, "eos_token_id", 1.5),
