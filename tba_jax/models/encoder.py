@@ -26,6 +26,7 @@ from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
 from tba_jax.models import hf_names
 from tba_jax.models import layers as layers_lib
+from tba_jax.models import sequence
 
 PyTree = types.PyTree
 
@@ -202,7 +203,7 @@ class Encoder:
           f"texts of {tokens.shape[1]} tokens: the encoder has positions for"
           f" {c.max_tokens}"
       )
-    stack = nnx.merge(self._stack_def, params)
+    stack, parts = nnx.merge(self._stack_def, params), sequence.current_split()
     seen_BxL = mask.astype(bool)
     # RoBERTa's padding has the position of its pad token.
     position_BxL = jnp.cumsum(seen_BxL, axis=-1) - 1
@@ -222,9 +223,11 @@ class Encoder:
       return attention.attend_self(q, k, v, seen_BxLxL), None
 
     def step(x, layer_params):
-      return nnx.merge(self._block_def, layer_params)(x, attend), None
+      x = nnx.merge(self._block_def, layer_params)(x, attend)
+      return parts.place(x, "batch"), None
 
-    return jax.lax.scan(step, stack.norm(x_BxLxD), params["blocks"])[0]
+    x_BxLxD = parts.place(stack.norm(x_BxLxD), "batch")
+    return jax.lax.scan(step, x_BxLxD, params["blocks"])[0]
 
   def mean_pooled(
       self, params: PyTree, tokens: jax.Array, mask: jax.Array

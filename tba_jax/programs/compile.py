@@ -431,10 +431,14 @@ def _with_frozen(
     name: str,
     mesh: jax.sharding.Mesh,
 ) -> Role:
-  """Returns the role with its frozen models; a victim's sampler is left out."""
+  """Returns the role with its frozen models.
+
+  A victim's sampler is left out; a model that is held twice is compiled once.
+  """
   programs, held = dict(role.programs), dict(role.held)
   policy = sizes.model_of(config)
   dtype = config_lib.compute_dtype(config.model, _PLATFORM)
+  compiled = {"task.victim"}
   for frozen in sizes.frozen_models(config, workdir, name):
     if frozen.kind == "scalar":
       shape = dataclasses.replace(frozen.shape(policy), compute_dtype=dtype)
@@ -461,8 +465,9 @@ def _with_frozen(
     params = _frozen_params(model, mesh, config.sharding)
     size = frozen.copies * _num_bytes(params)
     held[frozen.name] = held.get(frozen.name, 0) + size
-    if frozen.key == "task.victim" or frozen.name in programs:
+    if frozen.key in compiled:
       continue
+    compiled.add(frozen.key)
     tokens = _placed(
         jax.ShapeDtypeStruct((num_rows, length), jnp.int32),
         jax.tree.leaves(params)[0].sharding

@@ -20,6 +20,7 @@ from tba_jax.models import hf
 from tba_jax.models import hf_files
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import reward_model
+from tba_jax.system import hlo
 from tba_jax.tasks import build
 from tba_jax.training import device_work
 from tba_jax.training import frozen
@@ -168,6 +169,26 @@ class FrozenTest(parameterized.TestCase):
         jax.jit(encoder.label_scores)(params, tokens, mask),
         atol=1e-5,
     )
+
+  def test_an_encoder_gathers_params_and_no_activations(self):
+    config = encoder_lib.EncoderConfig(
+        *("bert", 32, 2, 64, 2, 256, 64, 1, 1e-5, "gelu", 1), num_labels=0
+    )
+    encoder = encoder_lib.Encoder(config)
+    shapes = jax.eval_shape(encoder.init, jax.random.key(0))
+    mesh, rules = _mesh(fsdp=8), self.config.sharding
+    run = jax.jit(
+        sharding.split_rows(encoder.mean_pooled, mesh, rules),
+        in_shardings=(
+            sharding.frozen_shardings(mesh, rules, encoder),
+            *[sharding.replicated(mesh)] * 2,
+        ),
+    )
+    texts = jax.ShapeDtypeStruct((128, 64), np.int32)
+    text = run.lower(shapes, texts, texts).compile().as_text()
+    num_params = sum(x.size for x in jax.tree.leaves(shapes))
+    received = hlo.costs(text).collective_bytes
+    self.assertLess(received / num_params, 5)
 
 
 if __name__ == "__main__":
