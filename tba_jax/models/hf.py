@@ -29,9 +29,8 @@ INDEX = hf_files.INDEX
 # Files that `save` may replace; others in a folder make it refuse.
 _OURS = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
-    r"|(config|generation_config|tokenizer|tokenizer_config)\.json"
-    r"|(added_tokens|special_tokens_map|vocab)\.json|chat_template\.jinja"
-    r"|merges\.txt|tokenizer\.model"
+    r"|(generation_)?config\.json|"
+    + "|".join(map(re.escape, tokenizer_lib.FILES))
 )
 
 # Most bytes of a tensor read at a time.

@@ -8,7 +8,10 @@ tokenizer.json.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import json
 import os
+import pathlib
+import shutil
 
 import jinja2
 import tokenizers
@@ -23,6 +26,12 @@ from tba_jax.models import hf_hub
 PAD_TOKEN = "<pad>"
 EOS_TOKEN = "<eos>"
 UNK_TOKEN = "<unk>"
+# Files of a folder that make its tokenizer.
+FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
 
 
 class Tokenizer:
@@ -38,7 +47,11 @@ class Tokenizer:
   """
 
   def __init__(
-      self, fast: transformers.PreTrainedTokenizerFast, *, bos: str = "auto"
+      self,
+      fast: transformers.PreTrainedTokenizerFast,
+      *,
+      bos: str = "auto",
+      folder: pathlib.Path | None = None,
   ):
     """Wraps a fast tokenizer.
 
@@ -46,6 +59,7 @@ class Tokenizer:
       fast: the tokenizer.
       bos: whether prompts start with the BOS token: "auto" (if `fast` itself
         adds it), "always" (if it has one) or "never".
+      folder: where it was read from; `save` copies its files.
 
     Raises:
       ValueError: `fast` has no eos_token.
@@ -55,7 +69,7 @@ class Tokenizer:
           "the tokenizer has no eos_token: a completion could never stop;"
           " set eos_token in tokenizer_config.json"
       )
-    self._fast = fast
+    self._fast, self._folder = fast, folder
     # Ids may have gaps.
     self.vocab_size = max(fast.get_vocab().values()) + 1
     self.eos_id = int(fast.eos_token_id)
@@ -159,8 +173,22 @@ class Tokenizer:
     return text[: min((at for at in found if at >= 0), default=len(text))]
 
   def save(self, folder: str | os.PathLike[str]) -> None:
-    """Writes tokenizer.json and tokenizer_config.json into `folder`."""
-    self._fast.save_pretrained(str(folder))
+    """Writes the tokenizer's files into `folder`.
+
+    They are those that were read, since transformers 5 writes a
+    tokenizer_config.json that transformers 4 cannot read.
+    """
+    target = pathlib.Path(folder)
+    if self._folder is not None:
+      for name in FILES:
+        if (self._folder / name).is_file():
+          shutil.copyfile(self._folder / name, target / name)
+      return
+    self._fast.save_pretrained(str(target))
+    path = target / "tokenizer_config.json"
+    settings = json.loads(path.read_text("utf-8"))
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
 
 
 class TextTokenizer:
@@ -191,14 +219,16 @@ def load(folder: str | os.PathLike[str], *, bos: str = "auto") -> Tokenizer:
     ValueError: there is no such folder, fast tokenizer or stop token.
   """
   fast = _load_fast(folder, "config.tokenizer.source")
-  config = hf_hub.find(folder, weights=False) / "config.json"
+  path = hf_hub.find(folder, weights=False)
+  config = path / "config.json"
   if fast.eos_token_id is None and config.is_file():
     # GPT-2's tokenizer files name none.
     ids = hf_files.read_json(config).get("eos_token_id")
     first = ids[0] if isinstance(ids, list) and ids else ids
     if isinstance(first, int):
       fast.eos_token = fast.convert_ids_to_tokens(first)
-  return Tokenizer(fast, bos=bos)
+  has_files = (path / "tokenizer.json").is_file()
+  return Tokenizer(fast, bos=bos, folder=path if has_files else None)
 
 
 def load_texts(folder: str | os.PathLike[str]) -> TextTokenizer:

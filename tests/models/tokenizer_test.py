@@ -239,6 +239,31 @@ class FolderTest(parameterized.TestCase):
     # What makes ids is tokenizer.json alone.
     self.assertLen(tokenizer.encode("a <eos> b"), 9 - 4)
 
+  def test_saves_the_files_that_it_has_read(self):
+    _byte_level(eos_token="<eos>").save_pretrained(self.folder)
+    files = {
+        # As transformers 4 reads it.
+        "tokenizer_config.json": json.dumps(
+            dict(eos_token="<eos>", tokenizer_class="Qwen2Tokenizer")
+        ),
+        "tokenizer.json": (self.folder / "tokenizer.json").read_text(),
+        "chat_template.jinja": "{{ messages[0]['content'] }}",
+        "vocab.json": "{}",
+    }
+    for name, text in files.items():
+      (self.folder / name).write_text(text)
+    (self.folder / "model.safetensors").touch()
+    copy = self.folder / "copy"
+    copy.mkdir()
+    tokenizer_lib.load(self.folder).save(copy)
+    self.assertEqual({p.name: p.read_text() for p in copy.iterdir()}, files)
+
+  def test_a_made_tokenizer_has_a_class_that_transformers_4_knows(self):
+    _word_level().save(self.folder)
+    path = self.folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    self.assertEqual(settings["tokenizer_class"], "PreTrainedTokenizerFast")
+
   def test_names_a_folder_without_tokenizer(self):
     for folder in (self.folder, self.folder / "absent"):
       with self.assertRaisesRegex(ValueError, str(folder)):
