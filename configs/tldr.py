@@ -20,7 +20,8 @@ as the papers have it, where the runs of Asynchronous RLHF train on 53:
 Arguments, after a colon and separated by commas:
 
 - `hardware=4xa100`, the papers'; other names are in
-  `tba_jax/config/hardware.py`;
+  `tba_jax/config/hardware.py`. On a TPU, `hardware=v5e-16` with searchers of
+  one chip;
 - `model=pythia-410m`, `pythia-1b` or `pythia-2.8b`;
 - `method=tba` (arXiv:2503.18929), or, of Asynchronous RLHF (arXiv:2410.18252),
   `online_dpo`, `best_of_2`, `rloo` or `ppo`, one step off-policy;
