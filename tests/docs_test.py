@@ -26,6 +26,7 @@ from tba_jax.losses import groups
 from tba_jax.losses import objective
 from tba_jax.tasks import build as tasks_build
 from tests.support import base_config
+from tests.support import hub_cache
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _COLABS = _ROOT / "colabs"
@@ -198,6 +199,11 @@ class DocsTest(absltest.TestCase):
     self.assertEqual(judged.parts, {"exact": 1.0, "close": 1.0})
     self.assertIsNotNone(judged.key)
     self.assertIsNone(task.judge("held_out", 0, "no").key)
+    hub_cache.make(self)
+    config = load.load_config("hub_task.py")
+    # Model and data are all that is missing here.
+    for line in validate.validate(config, elsewhere=True):
+      self.assertIn("not in the hub's cache", line)
 
 
 if __name__ == "__main__":
