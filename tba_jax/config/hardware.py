@@ -37,6 +37,7 @@ class Hardware:
 
 HARDWARE = {
     "colab": Hardware("t4", 16, 1, searcher=(1,)),
+    "1xh100": Hardware("h100", 80, 1, searcher=(1,)),
     "4xa100": Hardware("a100-80", 80, 4),
     "8xh100": Hardware("h100", 80, 8),
     # Of v5p the name counts cores, two of a chip.

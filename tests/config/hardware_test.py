@@ -47,24 +47,25 @@ _DATA = {
 }  # fmt: skip
 # Config -> the hardware that it fits, all others refuse it.
 _ALL = "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64"
+_ONE = f"1xh100 {_ALL}"
 _FITS = {
-    "gsm8k": _ALL,
-    "gsm8k:model=qwen2.5-0.5b": _ALL,
-    "gsm8k:model=llama-3.2-1b": _ALL,
-    "gsm8k:method=online_dpo": _ALL,
+    "gsm8k": _ONE,
+    "gsm8k:model=qwen2.5-0.5b": _ONE,
+    "gsm8k:model=llama-3.2-1b": _ONE,
+    "gsm8k:method=online_dpo": _ONE,
     "gsm8k:method=ppo": _ALL,
     "math": "8xh100 v5p-16 v5e-64",
     "no_robots": "8xh100 v5p-16",
     "no_robots:stage=sft": "8xh100 v5p-16",
-    "red_team:model=gpt2": f"colab {_ALL}",
+    "red_team:model=gpt2": f"colab {_ONE}",
     "red_team:model=llama": _ALL,
-    "tldr": _ALL,
-    "tldr:model=pythia-1b": _ALL,
+    "tldr": _ONE,
+    "tldr:model=pythia-1b": _ONE,
     "tldr:model=pythia-2.8b": _ALL,
-    "tldr:method=online_dpo": _ALL,
-    "tldr:method=ppo": _ALL,
-    "tldr_sft": _ALL,
-    "tldr_reward_model": _ALL,
+    "tldr:method=online_dpo": _ONE,
+    "tldr:method=ppo": _ONE,
+    "tldr_sft": _ONE,
+    "tldr_reward_model": _ONE,
 }
 
 
@@ -106,6 +107,8 @@ class HardwareTest(parameterized.TestCase):
       found.append(name)
       with self.subTest(name):
         validate.validate(config, program=program)
+        if program == "plan" and here.devices == 1:
+          validate.validate(config, program="one_process")
         if program == "plan":
           parts = plan.plan(config, None, [here.kind])
           rows = [row for _, part in parts for row in part]
