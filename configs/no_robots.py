@@ -33,8 +33,8 @@ reward model (`reward_model.num_steps` is one epoch of 60,000) and the judge
 
 The paper reports eight H100 and a win-rate against people from 31.8 % to
 57.2 %. The full run has not been made with this code. `docs/tasks.md` has
-results of `quick`: its sampled win-rate rises while the greedy one falls, so
-what it learns is mostly lower entropy, not better answers.
+results of `quick`: its sampled win-rate rises while the greedy one stays or
+falls, so what it learns is mostly lower entropy, not better answers.
 """
 
 import ml_collections
