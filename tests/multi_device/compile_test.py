@@ -4,15 +4,20 @@
 
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import subprocess
 import sys
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+from jax.experimental import topologies
 
+from tba_jax.config import settings
 from tba_jax.models import hf_config
+from tba_jax.programs import compile as compile_lib
 from tests.support import tiny_model
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -107,6 +112,39 @@ class HardwareTest(absltest.TestCase):
         ["4 train_step", "4 reference", "4 publish", "4 reward_model",
          "2 prefill", "2 decode_chunk", "2 reward_model"],
     )  # fmt: skip
+
+
+class TopologyTest(parameterized.TestCase):
+
+  def find(self, needed, operands):
+    """Returns the chips of a mesh; a slice is a name and a list of numbers."""
+    config = settings.get_config()
+    config.mesh.fsdp = needed
+    describe = lambda platform, topology_name: mock.Mock(
+        devices=range(
+            math.prod(map(int, topology_name.partition(":")[2].split("x")))
+        )
+    )
+    with (
+        mock.patch.object(importlib.util, "find_spec"),
+        mock.patch.object(topologies, "get_topology_desc", describe),
+        mock.patch.dict(os.environ),
+    ):
+      (name, chips), _ = compile_lib.devices_of(config, operands)
+    return name, len(chips)
+
+  @parameterized.parameters(
+      (1, (), "v5e:2x2"),
+      (2, ("v6e:2x4", "v6e:2x2"), "v6e:2x4"),
+      (16, (), "v5e:4x4"),
+  )
+  def test_a_trainer_may_share_a_machine(self, needed, operands, name):
+    self.assertEqual(self.find(needed, operands), (name, needed))
+
+  @parameterized.parameters((16, "v5e:2x4"), (8, "v5e:4x4"))
+  def test_other_slices_are_refused(self, needed, name):
+    with self.assertRaisesRegex(ValueError, f"needs {needed} devices, {name}"):
+      self.find(needed, (name,))
 
 
 @absltest.skipIf(
