@@ -66,19 +66,22 @@ def process(
     first_Rx1 = _min(jnp.where(best_RxV, vocab_RxV, _NO_TOKEN), axis)
     return jnp.where(vocab_RxV == first_Rx1, 0.0, -jnp.inf)
   logprobs_RxV = _log_softmax(logits_RxV / temperature, axis)
+  # Tokens are ordered by their logits: a compiler that computes a log-prob in
+  # two places may round it differently, and drop the last token to keep.
   num_tokens = logits_RxV.shape[-1]
   if 0 < top_k < num_tokens * (jax.lax.axis_size(axis) if axis else 1):
-    likeliest, _ = jax.lax.top_k(logprobs_RxV, min(top_k, num_tokens))
+    likeliest, _ = jax.lax.top_k(logits_RxV, min(top_k, num_tokens))
     if axis is not None:
       likeliest = jax.lax.all_gather(likeliest, axis, axis=1, tiled=True)
       likeliest, _ = jax.lax.top_k(likeliest, top_k)
-    logprobs_RxV = _keep_from(logprobs_RxV, likeliest[:, -1:], axis)
+    kept_RxV = logits_RxV >= likeliest[:, -1:]
+    logprobs_RxV = _keep(logprobs_RxV, kept_RxV, axis)
   if top_p < 1:
-    least_Rx1 = _least_in_set(logprobs_RxV, top_p, axis)
-    logprobs_RxV = _keep_from(logprobs_RxV, least_Rx1, axis)
+    kept_RxV = _in_top_p(logits_RxV, jnp.exp(logprobs_RxV), top_p, axis)
+    logprobs_RxV = _keep(logprobs_RxV, kept_RxV, axis)
   if min_p > 0:
     least_Rx1 = _max(logprobs_RxV, axis) + math.log(min_p)
-    logprobs_RxV = _keep_from(logprobs_RxV, least_Rx1, axis)
+    logprobs_RxV = _keep(logprobs_RxV, logprobs_RxV >= least_Rx1, axis)
   return logprobs_RxV
 
 
@@ -174,37 +177,41 @@ def _at(
   return _sum(jnp.where(at_token_RxV, logprobs_RxV, 0.0), axis)[:, 0]
 
 
-def _keep_from(
-    logprobs_RxV: jax.Array, least_Rx1: jax.Array, axis: str | None
+def _keep(
+    logprobs_RxV: jax.Array, kept_RxV: jax.Array, axis: str | None
 ) -> jax.Array:
-  """Drops tokens below `least_Rx1` and renormalizes the rest."""
-  kept_RxV = jnp.where(logprobs_RxV >= least_Rx1, logprobs_RxV, -jnp.inf)
-  return _log_softmax(kept_RxV, axis)
+  """Drops all other tokens and renormalizes."""
+  return _log_softmax(jnp.where(kept_RxV, logprobs_RxV, -jnp.inf), axis)
 
 
-def _least_in_set(
-    logprobs_RxV: jax.Array, top_p: float, axis: str | None
+def _in_top_p(
+    logits_RxV: jax.Array,
+    probs_RxV: jax.Array,
+    top_p: float,
+    axis: str | None,
 ) -> jax.Array:
-  """Returns [R, 1], the least log-prob in the set that reaches `top_p`.
+  """Returns [R, V] bool, the smallest set of likeliest tokens to reach `top_p`.
 
-  A token is in the set if those that are likelier do not reach `top_p`. The
-  bits of -log p, as integers, grow as p falls: the largest value below which
-  the probabilities do not reach `top_p` is found bit by bit, in 31 sums where a
+  A token is in the set if those that are likelier do not reach `top_p`. Places
+  are integers that grow as logits fall: the largest place before which the
+  probabilities do not reach `top_p` is found bit by bit, in 32 sums where a
   sort takes some (log V)² passes on an accelerator.
   """
-  probs_RxV = jnp.exp(logprobs_RxV)
-  bits_RxV = jax.lax.bitcast_convert_type(jnp.abs(logprobs_RxV), jnp.int32)
+  zero_RxV = jnp.where(logits_RxV == 0, 0.0, logits_RxV)  # -0 ties with 0.
+  bits_RxV = jax.lax.bitcast_convert_type(zero_RxV, jnp.uint32)
+  # Bits of negative floats grow as they fall, those of positive ones as they
+  # grow.
+  sign = np.uint32(1 << 31)
+  place_RxV = jnp.where(bits_RxV >= sign, bits_RxV, sign - 1 - bits_RxV)
 
   def set_bit(i: jax.Array, found_Rx1: jax.Array) -> jax.Array:
-    tried_Rx1 = found_Rx1 | (1 << (30 - i))
-    before_RxV = jnp.where(bits_RxV < tried_Rx1, probs_RxV, 0.0)
+    tried_Rx1 = found_Rx1 | (sign >> i.astype(jnp.uint32))
+    before_RxV = jnp.where(place_RxV < tried_Rx1, probs_RxV, 0.0)
     return jnp.where(_sum(before_RxV, axis) < top_p, tried_Rx1, found_Rx1)
 
-  zeros_Rx1 = jnp.zeros((len(logprobs_RxV), 1), jnp.int32)
-  found_Rx1 = jax.lax.fori_loop(0, 31, set_bit, zeros_Rx1)
-  infinity = np.float32(np.inf).view(np.int32)
-  found_Rx1 = jnp.minimum(found_Rx1, infinity)  # Above it are NaNs.
-  return -jax.lax.bitcast_convert_type(found_Rx1, jnp.float32)
+  zeros_Rx1 = jnp.zeros((len(logits_RxV), 1), jnp.uint32)
+  found_Rx1 = jax.lax.fori_loop(0, 32, set_bit, zeros_Rx1)
+  return place_RxV <= found_Rx1
 
 
 def _cumsum(values_RxV: jax.Array) -> jax.Array:
