@@ -23,7 +23,6 @@ from benchmarks import exact_loop
 from benchmarks import results
 
 _FOLDER = pathlib.Path("runs") / "diversity"
-_STALENESS_STEPS = 1
 _NUM_STEPS = 240
 # Distinct solutions are compared where a run first reaches this.
 _PASS_AT_1 = 0.65
@@ -67,7 +66,6 @@ def run(
   Returns:
     `folder`, and `runs`: name, seed and last evaluation of each.
   """
-  seeds, names = results.parse(operands, SETTINGS)
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.replay.recent_window_steps = 1
@@ -75,10 +73,7 @@ def run(
     config.evaluate.update(
         every_steps=40, final_prompts=300, num_completions=8, greedy=False
     )
-  _FOLDER.mkdir(parents=True, exist_ok=True)
-  settings = {name: SETTINGS[name] for name in names}
-  exact_loop.run_all(config, settings, seeds, _FOLDER, _STALENESS_STEPS)
-  found = results.read(SETTINGS, _FOLDER)
+  found = exact_loop.run_all(config, SETTINGS, operands, _FOLDER)
   results.print_table(make_table(found), _FOLDER / "table.md")
   _plot(found, _FOLDER / "diversity.png")
   return {

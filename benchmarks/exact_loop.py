@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from benchmarks import results
 from tba_jax import types
 from tba_jax.config import load
 from tba_jax.config import validate
@@ -47,20 +48,24 @@ EVALUATED = ("pass_at_1", "pass_at_k", "distinct_correct_per_solved",
 def run_all(
     config: ml_collections.ConfigDict,
     settings: Mapping[str, Sequence[str]],
-    seeds: Sequence[int],
+    operands: Sequence[str],
     folder: pathlib.Path,
-    staleness_steps: int,
-) -> None:
-  """Makes the runs that have no result in the folder yet.
+) -> list[dict[str, Any]]:
+  """Makes the runs that have no result in the folder yet, at staleness 1.
 
   Args:
     config: of all runs; its `init` is set to the policy that all start from,
       fine-tuned once.
     settings: overrides (`KEY=VALUE`) of each setting, by name.
-    seeds: of the prompts and samples; a whole seed comes before the next.
+    operands: seeds of prompts and samples, and names of settings, as
+      `results.parse` reads them; a whole seed comes before the next.
     folder: keeps a result per setting and seed.
-    staleness_steps: s.
+
+  Returns:
+    All results in the folder.
   """
+  seeds, names = results.parse(operands, settings)
+  folder.mkdir(parents=True, exist_ok=True)
   processes.enable_compilation_cache()
   start = folder / "start"
   if not policy_lib.sft_folder(start).exists():
@@ -69,22 +74,23 @@ def run_all(
   with config.unlocked():
     config.init = str(policy_lib.sft_folder(start).absolute())
   for seed in seeds:
-    for name, overrides in settings.items():
+    for name in names:
       path = folder / f"{name}-seed{seed}.json"
       if path.exists():
         continue
       own = config.copy_and_resolve_references()
-      load.apply_overrides(own, [*overrides, f"seed={seed}"])
+      load.apply_overrides(own, [*settings[name], f"seed={seed}"])
       validate.validate(own, program="sweep")
       result = {
           "name": name,
           "seed": seed,
-          "overrides": list(overrides),
-          **run(own, staleness_steps),
+          "overrides": list(settings[name]),
+          **run(own, staleness_steps=1),
       }
       jsonl.atomic_write_json(path, result)
       last = {key: result[key][-1] for key in EVALUATED}
       print(f"{path.stem}: {result['wall_s']:.0f} s, {last}", file=sys.stderr)
+  return results.read(settings, folder)
 
 
 def run(

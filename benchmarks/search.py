@@ -27,7 +27,6 @@ from benchmarks import exact_loop
 from benchmarks import results
 
 _FOLDER = pathlib.Path("runs") / "search"
-_STALENESS_STEPS = 1
 _NUM_STEPS = 200
 _SEARCHERS = (1, 2, 4, 8, 16)
 # Of one searcher, for each step.
@@ -68,7 +67,6 @@ def run(
   Returns:
     `folder`, and `runs`: name, seed and last evaluation of each.
   """
-  seeds, names = results.parse(operands, SETTINGS)
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.search.samples_per_prompt = _SAMPLES
@@ -77,10 +75,7 @@ def run(
     config.evaluate.update(
         every_steps=40, final_prompts=300, num_completions=16, greedy=False
     )
-  _FOLDER.mkdir(parents=True, exist_ok=True)
-  settings = {name: SETTINGS[name] for name in names}
-  exact_loop.run_all(config, settings, seeds, _FOLDER, _STALENESS_STEPS)
-  found = results.read(SETTINGS, _FOLDER)
+  found = exact_loop.run_all(config, SETTINGS, operands, _FOLDER)
   results.print_table(make_table(found), _FOLDER / "table.md")
   _plot(found, _FOLDER / "search.png")
   return {
@@ -132,9 +127,10 @@ def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
       if not mine:
         continue
       draw, _, searchers = name.partition("-")
+      first = int(x == "completions")  # Its logarithm of 0 is left out.
       axis.plot(
-          mine[0][x],
-          np.mean([r[y] for r in mine], axis=0),
+          mine[0][x][first:],
+          np.mean([r[y] for r in mine], axis=0)[first:],
           color=_COLORS[_SEARCHERS.index(int(searchers))],
           linestyle=_LINES[draw],
           label=f"{searchers}, {draw}",

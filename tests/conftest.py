@@ -1,12 +1,25 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for every test: the CPU, strict ranks, a compilation cache."""
+"""What holds for every test: the CPU, strict ranks, short compilations."""
 
+from importlib import metadata
 import os
 import pathlib
 
 # Before jax is imported anywhere; the processes that tests start inherit it.
 os.environ["JAX_PLATFORMS"] = "cpu"
+
+# Programs of tests take longer to compile than to run. Later versions of jaxlib
+# compile fusions in one way, and end at a flag that they do not know.
+_XLA_FLAGS = [
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+]
+if metadata.version("jaxlib") < "0.11":
+  _XLA_FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join(
+    [*_XLA_FLAGS, os.environ.get("XLA_FLAGS", "")]
+)
 
 # What tests compile is kept between runs, apart from the cache of real runs.
 _CACHE_HOME = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -99,9 +99,7 @@ else
     run_group 2400 fast tests --ignore=tests/multi_device \
     --ignore=tests/multi_process --ignore=tests/browser --ignore=tests/colabs
   if ((all)); then
-    # XLA compiles faster, to slower code; the arrays are tiny.
-    XLA_FLAGS="--xla_backend_optimization_level=0 ${XLA_FLAGS:-}" \
-      run_each 900 tests/multi_device/*_test.py
+    run_each 900 tests/multi_device/*_test.py
     # A run leaves half of two cores idle: its processes wait for each other.
     run_each 1200 tests/{colabs,browser,multi_process}/*_test.py
   fi

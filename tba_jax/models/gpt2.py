@@ -27,12 +27,8 @@ class Block(nnx.Module):
     out_scale = 1.0 / math.sqrt(2 * config.num_layers)
     self.attention_norm = layers.LayerNorm(config)
     self.attention = layers.Attention(
-        config.width,
-        config.num_heads,
-        config.num_heads,
-        config.head_dim,
+        config,
         rngs=rngs,
-        param_dtype=jnp.dtype(config.param_dtype),
         out_scale=out_scale,
         qkv_bias=True,
         out_bias=True,

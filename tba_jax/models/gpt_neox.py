@@ -11,7 +11,6 @@ import math
 
 from flax import nnx
 import jax
-import jax.numpy as jnp
 
 from tba_jax.models import config as config_lib
 from tba_jax.models import layers
@@ -28,12 +27,8 @@ class Block(nnx.Module):
     out_scale = 1.0 / math.sqrt(2 * config.num_layers)
     self.attention_norm = layers.LayerNorm(config)
     self.attention = layers.Attention(
-        config.width,
-        config.num_heads,
-        config.num_heads,
-        config.head_dim,
+        config,
         rngs=rngs,
-        param_dtype=jnp.dtype(config.param_dtype),
         out_scale=out_scale,
         qkv_bias=config.attention_bias,
         out_bias=config.attention_bias,

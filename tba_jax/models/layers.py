@@ -383,25 +383,22 @@ class Attention(nnx.Module):
   The caller's `attend` implements masks and caches, so that one module serves
   training, prefill and decoding.
 
-  norm_epsilon: of the norms of each query and key head (Qwen3); None is no
-    norms.
+  has_norms: whether each query and key head has a norm (Qwen3).
   """
 
   def __init__(
       self,
-      width: int,
-      num_heads: int,
-      num_kv_heads: int,
-      head_dim: int,
+      config: config_lib.ModelConfig,
       *,
       rngs: nnx.Rngs,
-      param_dtype: jnp.dtype,
       out_scale: float,
-      qkv_bias: bool = False,
-      out_bias: bool = False,
-      norm_epsilon: float | None = None,
+      qkv_bias: bool,
+      out_bias: bool,
+      has_norms: bool = False,
   ):
-    self.num_kv_heads = num_kv_heads
+    self.num_kv_heads, self.has_norms = config.num_kv_heads, has_norms
+    width, head_dim = config.width, config.head_dim
+    param_dtype = jnp.dtype(config.param_dtype)
     make = lambda heads, axis: Linear(
         (width,),
         (heads, head_dim),
@@ -410,11 +407,11 @@ class Attention(nnx.Module):
         param_dtype=param_dtype,
         bias=qkv_bias,
     )
-    self.q = make(num_heads, "heads")
-    self.k = make(num_kv_heads, "kv_heads")
-    self.v = make(num_kv_heads, "kv_heads")
+    self.q = make(config.num_heads, "heads")
+    self.k = make(config.num_kv_heads, "kv_heads")
+    self.v = make(config.num_kv_heads, "kv_heads")
     self.o = Linear(
-        (num_heads, head_dim),
+        (config.num_heads, head_dim),
         (width,),
         ("width", "heads", "head_dim"),
         rngs=rngs,
@@ -422,11 +419,10 @@ class Attention(nnx.Module):
         scale=out_scale,
         bias=out_bias,
     )
-    self.has_norms = norm_epsilon is not None
-    if self.has_norms:
+    if has_norms:
       norm = lambda: RMSNorm(
           head_dim,
-          epsilon=norm_epsilon,
+          epsilon=config.norm_epsilon,
           param_dtype=param_dtype,
           logical_axis="head_dim",
       )

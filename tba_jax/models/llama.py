@@ -37,16 +37,12 @@ class Block(nnx.Module):
     out_scale = 1.0 / math.sqrt(2 * config.num_layers)
     self.attention_norm = _norm(config)
     self.attention = layers.Attention(
-        config.width,
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
+        config,
         rngs=rngs,
-        param_dtype=dtype,
         out_scale=out_scale,
         qkv_bias=config.attention_bias or config.family == "qwen2",
         out_bias=config.attention_bias,
-        norm_epsilon=config.norm_epsilon if config.family == "qwen3" else None,
+        has_norms=config.family == "qwen3",
     )
     self.mlp_norm = _norm(config)
     self.mlp = layers.GatedMLP(

@@ -300,7 +300,7 @@ class _DecodeLoop:
         self._prefill()
       self._state = self._programs.refill(
           self._state,
-          *self._prefill_outputs,
+          self._prefill_outputs,
           *self._slots.refill(self._prefilled),
       )
 

@@ -163,9 +163,7 @@ def refill(
     settings: Settings,
     sharding: Sharding,
     state: DecodeState,
-    logits_BxV: jax.Array,
-    prompt_cache: types.PyTree,
-    mask_BxP: jax.Array,
+    prefilled: tuple[jax.Array, types.PyTree, jax.Array],
     source_R: jax.Array,
     ids_Rx4: jax.Array,
     limit_R: jax.Array,
@@ -174,11 +172,12 @@ def refill(
 
   Args:
     model, settings, sharding, state: of the sampler.
-    logits_BxV, prompt_cache, mask_BxP: as `prefill` returns them.
+    prefilled: outputs of `prefill`.
     source_R: [R] int32, the row's prompt in the prefill; -1 keeps the row.
     ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index of the row.
     limit_R: [R] int32, most tokens of the completion, 1 to T.
   """
+  logits_BxV, prompt_cache, mask_BxP = prefilled
   cache = _fill_cache(model, sharding, state.cache, prompt_cache, source_R)
   new_R = source_R >= 0
   source_R = jnp.maximum(source_R, 0)

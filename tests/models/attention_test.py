@@ -22,7 +22,6 @@ from tba_jax.models import attention
 from tba_jax.models import kernels
 from tba_jax.models import sequence
 from tba_jax.models import transformer
-from tests.support import quick
 from tests.support import tiny_model
 
 _attend_xla = jax.nn.dot_product_attention
@@ -80,7 +79,7 @@ def _value_and_gradient(name, window, mask_BxP, inputs):
     prompts = jnp.where(real, prompts, 0.0)
     return jnp.sum(jnp.sin(prompts)) + jnp.sum(jnp.sin(own)), (prompts, own)
 
-  (_, out), grads = quick.jit(jax.value_and_grad(loss, has_aux=True))(inputs)
+  (_, out), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(inputs)
   return out, grads
 
 
@@ -153,11 +152,11 @@ class ModelTest(parameterized.TestCase):
           jax.nn.log_softmax(values)[..., 3] * batch.prompt_mask
       )
 
-    expected = quick.jit(jax.value_and_grad(loss))(params)
+    expected = jax.jit(jax.value_and_grad(loss))(params)
     chosen = mock.patch.object(kernels, "choose", lambda *_: kernel)
     here = mock.patch.object(sequence, "current_split", _one_device)
     with chosen, here, _here(kernel):
-      found = quick.jit(jax.value_and_grad(loss))(params)
+      found = jax.jit(jax.value_and_grad(loss))(params)
     chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-4)
 
   @parameterized.parameters(("none", 1), ("dots", 1), ("full", 2))

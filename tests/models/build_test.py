@@ -15,7 +15,6 @@ import numpy as np
 from tba_jax.config import settings as settings_lib
 from tba_jax.models import config as config_lib
 from tba_jax.models import transformer
-from tests.support import quick
 from tests.support import tiny_model
 
 B, K, P, T, V = 3, 4, 7, 5, 40
@@ -64,9 +63,9 @@ def _make(**overrides):
   params = tiny_model.init_params(model)
   model = dataclasses.replace(
       model,
-      logits=quick.jit(model.logits),
-      completion_logits=quick.jit(model.completion_logits),
-      prefill=quick.jit(model.prefill),
+      logits=jax.jit(model.logits),
+      completion_logits=jax.jit(model.completion_logits),
+      prefill=jax.jit(model.prefill),
   )
   return model, params
 
@@ -138,7 +137,7 @@ class LogitsTest(parameterized.TestCase):
     check(params)
 
   def test_init_is_a_function_of_the_key(self):
-    init = quick.jit(_make()[0].init)
+    init = jax.jit(_make()[0].init)
     first, again, second = (init(jax.random.key(i)) for i in (3, 3, 4))
     chex.assert_trees_all_equal(first, again)
     kernel = lambda p: p["blocks"]["mlp"]["up"]["kernel"]
@@ -187,7 +186,7 @@ class LogitsTest(parameterized.TestCase):
     def loss_fn(params):
       return model.completion_logits(params, prompt, mask, completion).sum()
 
-    value, grads = quick.jit(jax.value_and_grad(loss_fn))(params)
+    value, grads = jax.jit(jax.value_and_grad(loss_fn))(params)
     chex.assert_tree_all_finite((value, grads))
 
 
@@ -210,7 +209,7 @@ class CompletionLogitsTest(parameterized.TestCase):
 
       return fn
 
-    grad = lambda fn: quick.jit(jax.value_and_grad(loss_fn(fn), has_aux=True))(
+    grad = lambda fn: jax.jit(jax.value_and_grad(loss_fn(fn), has_aux=True))(
         params
     )
     reference_fn = lambda *args: _reference_logits(model, *args)
@@ -259,7 +258,7 @@ class CompletionLogitsTest(parameterized.TestCase):
     )
     prompt, mask, completion = _tokens()
     a = model.completion_logits(params, prompt, mask, completion)
-    b = quick.jit(half.completion_logits)(params, prompt, mask, completion)
+    b = jax.jit(half.completion_logits)(params, prompt, mask, completion)
     chex.assert_type(b, jnp.float32)
     # bfloat16 has 8 bits: some percent of logits near 1, two layers deep.
     chex.assert_trees_all_close(a, b, atol=0.15)
@@ -295,7 +294,7 @@ class DecodeTest(parameterized.TestCase):
     cache = model.fill_cache(cache, prompt_cache, rows)
     cache_mask = np.concatenate([mask[rows], np.zeros((B * K, T + 1))], axis=1)
     tokens = completion.reshape(B * K, T)
-    step = quick.jit(chex.assert_max_traces(model.decode_step, 1))
+    step = jax.jit(chex.assert_max_traces(model.decode_step, 1))
     chex.clear_trace_counter()
     decode_params = model.decode_params(params, P + T)
     for t in range(T - 1):
@@ -328,7 +327,7 @@ class DecodeTest(parameterized.TestCase):
         ],
         "params": {k: v for k, v in params.items() if k != "blocks"},
     }
-    step = quick.jit(model.decode_step)
+    step = jax.jit(model.decode_step)
     inputs = (
         np.arange(3),
         np.full(3, 5, np.int32),

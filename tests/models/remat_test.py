@@ -13,7 +13,6 @@ from tba_jax.config import settings
 from tba_jax.models import heads
 from tba_jax.models import transformer
 from tba_jax.training import policy
-from tests.support import quick
 from tests.support import tiny_model
 
 _SHAPE = tiny_model.make_model(num_layers=4).config
@@ -51,7 +50,7 @@ class RematTest(parameterized.TestCase):
     for name in ("none", "dots", "full"):
       model, loss = make(name)
       params = tiny_model.init_params(model)
-      compiled = quick.jit(jax.grad(loss)).lower(params, tokens, mask).compile()
+      compiled = jax.jit(jax.grad(loss)).lower(params, tokens, mask).compile()
       memory.append(compiled.memory_analysis().temp_size_in_bytes)
       grads.append(compiled(params, tokens, mask))
     self.assertGreater(_size(grads[0]), 1e-3)

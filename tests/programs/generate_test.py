@@ -21,7 +21,6 @@ from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.programs import generate as programs_generate
 from tba_jax.system import processes
-from tests.support import quick
 from tests.support import tiny_model
 
 configs_generate = variants.import_config("configs/generate.py")
@@ -49,7 +48,7 @@ class ProgramCase(absltest.TestCase):
     directory = cls.enterClassContext(tempfile.TemporaryDirectory())
     cls.folder = f"{directory}/model"
     cls.model, cls.params = make_folder(cls.folder)
-    cls.forward = staticmethod(quick.jit(cls.model.logits))
+    cls.forward = staticmethod(jax.jit(cls.model.logits))
     cls.tokenizer = tokenizer_lib.load(cls.folder)
 
   def setUp(self):

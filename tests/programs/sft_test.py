@@ -18,7 +18,6 @@ from tba_jax.programs import sft as sft_lib
 from tba_jax.system import jsonl
 from tba_jax.tasks import build
 from tba_jax.training import policy as policy_lib
-from tests.support import quick
 
 arithmetic = variants.import_config("configs/arithmetic.py")
 
@@ -82,7 +81,7 @@ class RunTest(absltest.TestCase):
     config.init = "sft"
     policy = policy_lib.make_policy(config, workdir)
     params = policy_lib.initial_params(policy, config.seed)
-    right, logits_fn = 0, quick.jit(policy.model.logits)
+    right, logits_fn = 0, jax.jit(policy.model.logits)
     for index in range(20):
       prompt = policy.tokenizer.encode(policy.task.prompt("train", index))
       logits = logits_fn(params, np.array([prompt]), np.ones((1, len(prompt))))

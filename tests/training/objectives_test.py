@@ -19,14 +19,13 @@ from tba_jax.losses import ppo
 from tba_jax.training import packing
 from tba_jax.training import sharding
 from tba_jax.training import train_step
-from tests.support import quick
 from tests.support import table_policy
 
 K = table_policy.K
 BETA = table_policy.BETA
 
 
-@quick.jit
+@jax.jit
 def evaluate_all(params, batches):
   """Returns (loss, metrics, gradient) by objective, of a batch for each."""
   return {
@@ -39,7 +38,7 @@ def evaluate_all(params, batches):
   }
 
 
-@functools.partial(quick.jit, static_argnames="size")
+@functools.partial(jax.jit, static_argnames="size")
 def accumulate_all(params, batch, *, size):
   """Returns (loss, metrics, gradient) by objective, as a step adds them up."""
   out, config = {}, table_policy.make_config()

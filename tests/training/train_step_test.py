@@ -21,7 +21,6 @@ from tba_jax.training import packing
 from tba_jax.training import sharding
 from tba_jax.training import train_step
 from tests.support import base_config
-from tests.support import quick
 from tests.support import table_policy
 from tests.support import tiny_model
 
@@ -507,7 +506,7 @@ class PrepareTest(absltest.TestCase):
     config = table_policy.make_config(**loss)
     loss_params = table_policy.make_loss_params(config)
 
-    @quick.jit
+    @jax.jit
     def run(held, batch):
       return train_step.prepare(
           config,
@@ -525,7 +524,7 @@ class PrepareTest(absltest.TestCase):
     """Returns metrics and gradient."""
     config = table_policy.make_config(**loss)
     run = functools.partial(table_policy.evaluate, config)
-    _, metrics, (grad, _) = quick.jit(run)(self.params, batch)
+    _, metrics, (grad, _) = jax.jit(run)(self.params, batch)
     return metrics, grad
 
   def test_one_micro_batch_needs_no_targets(self):
@@ -613,7 +612,7 @@ def _tempered_loss(name):
   config = base_config.make(loss__name=name, loss__scale="paper")
   batch, logprobs = _tempered_batch()
 
-  @quick.jit
+  @jax.jit
   def run(logprobs, batch):
     batch, beta = train_step.temper(
         batch,
