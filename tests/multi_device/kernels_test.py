@@ -27,12 +27,6 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_force_host_platform_device_count=4"
 )
 
-# Interpreted kernels are much to compile and little to run.
-_QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
-
 
 def setUpModule():
   if jax.device_count() != 4:
@@ -68,7 +62,7 @@ class SplashTest(parameterized.TestCase):
     def gradients(attend):
       loss = lambda q, k, v: jnp.sum(jnp.sin(attend(q, k, v)))
       fn = jax.value_and_grad(loss, argnums=(0, 1, 2))
-      return jax.jit(fn, compiler_options=_QUICK)(q, k, v)
+      return jax.jit(fn)(q, k, v)
 
     def plain(q, k, v):
       seen = attention.sees(8 + jnp.arange(12), jnp.arange(20), 0)
