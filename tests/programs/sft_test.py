@@ -78,17 +78,20 @@ class RunTest(absltest.TestCase):
     self.assertEqual(evaluated, [300, 600])
     self.assertEqual(result["evaluation"]["pass_at_1"], last["eval/pass_at_1"])
     # The next role loads what was trained.
-    config.init = "sft"
-    policy = policy_lib.make_policy(config, workdir)
-    params = policy_lib.initial_params(policy, config.seed)
-    right, logits_fn = 0, jax.jit(policy.model.logits)
-    for index in range(20):
-      prompt = policy.tokenizer.encode(policy.task.prompt("train", index))
-      logits = logits_fn(params, np.array([prompt]), np.ones((1, len(prompt))))
-      text = policy.tokenizer.decode([int(np.argmax(logits[0, -1]))])
-      answer = policy.task.reference_completion("train", index, None)
-      right += answer.startswith(text)
-    self.assertGreater(right, 10)
+    right = {}
+    for config.init in ("scratch", "sft"):
+      policy = policy_lib.make_policy(config, workdir)
+      params = policy_lib.initial_params(policy, config.seed)
+      logits_fn, right[config.init] = jax.jit(policy.model.logits), 0
+      for index in range(100):
+        prompt = policy.tokenizer.encode(policy.task.prompt("train", index))
+        logits = logits_fn(
+            params, np.array([prompt]), np.ones((1, len(prompt)))
+        )
+        text = policy.tokenizer.decode([int(np.argmax(logits[0, -1]))])
+        answer = policy.task.reference_completion("train", index, None)
+        right[config.init] += answer.startswith(text)
+    self.assertGreater(right["sft"], 40 + right["scratch"], right)
 
   def test_continues_bit_for_bit(self):
     config = make_config(
