@@ -5,7 +5,8 @@
 # Runs the tests. The fast group is shared out, file by file, over a pytest
 # process for each core, four at most. With --all, files that set XLA_FLAGS
 # (multi_device) or start processes (multi_process) run in a pytest process of
-# their own. All share a cache of compiled programs: see tests/conftest.py.
+# their own, the longest first. All share a cache of compiled programs: see
+# tests/conftest.py.
 set -euo pipefail
 
 usage() {
@@ -74,12 +75,14 @@ run_group() {
   if ((status)); then echo "$name (exit $status)" >>"$results/failed"; fi
 }
 
-# run_each SECONDS FILE…: each test file in a pytest process of its own, two at
-# a time; what one prints comes in one piece.
+# run_each SECONDS FILE…: each test file, named twice or not, once in a pytest
+# process of its own, two at a time; what one prints comes in one piece.
 run_each() {
-  local limit="$1" file
+  local limit="$1" file started=" "
   shift
   for file in "$@"; do
+    if [[ "$started" == *" $file "* ]]; then continue; fi
+    started+="$file "
     while (($(jobs -rp | wc -l) >= 2)); do sleep 0.2; done
     {
       out="$(run_group "$limit" "${file%.py}" "$file" 2>&1)"
@@ -99,9 +102,13 @@ else
     run_group 2400 fast tests --ignore=tests/multi_device \
     --ignore=tests/multi_process --ignore=tests/browser --ignore=tests/colabs
   if ((all)); then
-    run_each 900 tests/multi_device/*_test.py
-    # A run leaves half of two cores idle: its processes wait for each other.
-    run_each 1200 tests/{colabs,browser,multi_process}/*_test.py
+    # What starts processes leaves cores idle while they wait for each other. The
+    # longest come first, so that none is left alone at the end.
+    run_each 1200 \
+      tests/multi_process/{layouts,lockstep_objectives,lockstep}_test.py \
+      tests/multi_process/{cut_links,full_disk,bucket_run}_test.py \
+      tests/multi_device/compile_test.py tests/colabs/colabs_test.py \
+      tests/{multi_process,browser,multi_device}/*_test.py
   fi
 fi
 

@@ -7,6 +7,7 @@ import pathlib
 import signal
 import sys
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 import numpy as np
@@ -39,6 +40,8 @@ class LockstepTest(absltest.TestCase):
     folder = tempfile.TemporaryDirectory()
     cls.addClassCleanup(folder.cleanup)
     cls.folder = pathlib.Path(folder.name)
+    # Programs as users compile them, whatever flags tests run with.
+    cls.enterClassContext(mock.patch.dict(os.environ, XLA_FLAGS=""))
     run = harness.Run(cls.folder / "whole", _OVERRIDES)
     cls.addClassCleanup(run.close)
     if run.wait() != 0:
