@@ -64,8 +64,16 @@ class EncoderConfig:
   pad_id: int
   num_labels: int = 0
 
-  # `models/layers.py` reads it.
+  # `models/layers.py` reads it, and the two below.
   param_dtype: str = "float32"
+
+  @property
+  def num_kv_heads(self) -> int:
+    return self.num_heads
+
+  @property
+  def head_dim(self) -> int:
+    return self.width // self.num_heads
 
   @property
   def first_position(self) -> int:
@@ -122,12 +130,8 @@ class Block(nnx.Module):
 
   def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
     self.attention = layers_lib.Attention(
-        config.width,
-        config.num_heads,
-        config.num_heads,
-        config.width // config.num_heads,
+        config,
         rngs=rngs,
-        param_dtype=jnp.float32,
         out_scale=1.0,
         qkv_bias=True,
         out_bias=True,
