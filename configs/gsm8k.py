@@ -34,8 +34,8 @@ code once a round (`train.per_round_steps`); all searchers share one random
 order of the prompts, where each of TBA's goes through its own part in the
 data's order; the ratios of `rloo` and `ppo` are to the policy that sampled,
 where that code recomputes log-probs at the start of a round; training begins
-with 500 completions, the code's target, which its searchers overshoot to 648;
-the number of prompts a step with 40 samples is not published (here 3).
+with 500 completions, the code's target, which the authors' searchers overshoot
+to 648; the number of prompts a step with 40 samples is not published (here 3).
 
 Reported on four A100 with 80 GB or comparable GPUs, from 40.3 % greedy pass@1
 on the 1,319 test problems:

@@ -14,8 +14,8 @@ The papers' models come from the Hugging Face hub; `task.victim`,
 `task.classifier_folder` and `task.encoder` name others, or local folders.
 
 Arguments: `hardware=4xa100` (with `llama` `8xh100`) and other names of
-`tba_jax/config/hardware.py`, on a TPU `v5e-16` (with `llama` and searchers of
-eight chips); `model=gpt2` or `llama`, the two settings of
+`tba_jax/config/hardware.py`, on TPUs `v5e-16` (where `llama`'s searchers have
+eight chips each); `model=gpt2` or `llama`, the two settings of
 Bartoldson et al. 2025 (arXiv:2503.18929) §5.1 and B.3, on Lee et al. 2025
 (arXiv:2405.18540); `quick` (at most three minutes on two cores), `smoke`
 (seconds, for tests), `seed=N`.

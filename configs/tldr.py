@@ -41,8 +41,8 @@ The settings are the papers', except that learning rates change every step (the
 authors' code changes them once a round, and ends at 0), that compute is
 bfloat16 on float32 params (TBA's: float32 by the paper, float16 by the code),
 that all searchers share one random order of the prompts, and that `tba` begins
-with 10,000 completions, the code's target, which its searchers overshoot to
-10,020 (1B) and about 20,040 (2.8B).
+with 10,000 completions, the code's target, which the authors' searchers
+overshoot to 10,020 (1B) and about 20,040 (2.8B).
 
 The papers report, on four A100 with 80 GB and for the three sizes, gold
 win-rates of 0.82, 0.93 and 0.96 after 21, 25 and 80 minutes for `tba`; 0.85,

@@ -179,7 +179,7 @@ class Tokenizer:
     tokenizer_config.json that transformers 4 cannot read.
     """
     target = pathlib.Path(folder)
-    if self._folder is not None:
+    if self._folder is not None and (self._folder / FILES[0]).is_file():
       for name in FILES:
         if (self._folder / name).is_file():
           shutil.copyfile(self._folder / name, target / name)
@@ -188,6 +188,10 @@ class Tokenizer:
     path = target / "tokenizer_config.json"
     settings = json.loads(path.read_text("utf-8"))
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(settings.get("extra_special_tokens"), list):
+      # As transformers 4 names it.
+      extra = settings.pop("extra_special_tokens")
+      settings["additional_special_tokens"] = extra
     path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
 
 
@@ -227,8 +231,7 @@ def load(folder: str | os.PathLike[str], *, bos: str = "auto") -> Tokenizer:
     first = ids[0] if isinstance(ids, list) and ids else ids
     if isinstance(first, int):
       fast.eos_token = fast.convert_ids_to_tokens(first)
-  has_files = (path / "tokenizer.json").is_file()
-  return Tokenizer(fast, bos=bos, folder=path if has_files else None)
+  return Tokenizer(fast, bos=bos, folder=path)
 
 
 def load_texts(folder: str | os.PathLike[str]) -> TextTokenizer:

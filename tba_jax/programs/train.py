@@ -552,8 +552,10 @@ class _Supervisor:
     for sid, row in (status.get("searchers") or {}).items():
       age_s = row.get("block_age_s") or 0.0
       for child in self._children.all:
-        # Its pid stands in its id; other hosts may have the same indices.
-        same = f"-{child.process.pid:x}-" in sid
+        # Another host may have the same index, or the same pid in its id.
+        same = f"-{child.process.pid:x}-" in sid and (
+            child.program == "one_process" or child.index == row.get("index")
+        )
         # A lease of an earlier process has a block older than this process.
         if same and limit_s / 2 < age_s < time.time() - child.started:
           self._kill(child, f"its block is {age_s:.0f} s old")

@@ -780,7 +780,7 @@ _RECORD = struct.Struct("<8sQQ")
 _RECORD_MAGIC = b"tbarec\x00\n"
 _DIGEST_BYTES = 16
 _RECORD_BYTES = _RECORD.size + _DIGEST_BYTES
-_MAX_VAIN = 16
+_MAX_WASTED = 16
 _MESSAGE = struct.Struct("<4sHHIQ")
 _MESSAGE_DIGEST_BYTES = 32
 
@@ -838,11 +838,11 @@ def _read_segment(
     header = f"has position {_SEGMENT.unpack_from(data)[2]}"
   records, rest = [], []
   offset = known = min(size, len(data))
-  vain_bytes = 0  # A made-up file could make it the square of its size.
-  while offset < len(data) and vain_bytes <= _MAX_VAIN * len(data):
+  wasted_bytes = 0  # A made-up file could make it the square of its size.
+  while offset < len(data) and wasted_bytes <= _MAX_WASTED * len(data):
     end, hashed_bytes = _record_end(data, offset, start)
     if end is None:
-      vain_bytes += hashed_bytes
+      wasted_bytes += hashed_bytes
       found = data.find(_RECORD_MAGIC, offset + 1)
       offset = len(data) if found < 0 else found
       continue

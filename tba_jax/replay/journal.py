@@ -34,9 +34,9 @@ _RECORD_MAGIC = b"tbarec\x00\n"
 _SEGMENT = struct.Struct("<8sIQ")
 _RECORD = struct.Struct("<8sQQ")
 _DIGEST_BYTES = 16
-# Bytes hashed in vain per byte of a segment, at most. Damaged records cost 1,
+# Bytes of false records hashed per byte of a segment, at most. Damaged records cost 1,
 # since records do not overlap; headers of a made-up file can claim them all.
-_MAX_VAIN = 16
+_MAX_WASTED = 16
 HEADER_BYTES = _SEGMENT.size + _DIGEST_BYTES
 RECORD_BYTES = _RECORD.size + _DIGEST_BYTES
 
@@ -68,11 +68,11 @@ def read_segment(
   """
   data = path.read_bytes()[:size]
   offset = damaged_from = _header_bytes(path, data)
-  spans, vain_bytes = [], 0
-  while offset < len(data) and vain_bytes <= _MAX_VAIN * len(data):
+  spans, wasted_bytes = [], 0
+  while offset < len(data) and wasted_bytes <= _MAX_WASTED * len(data):
     payload, hashed_bytes = _payload_at(data, offset, start)
     if payload is None:
-      vain_bytes += hashed_bytes
+      wasted_bytes += hashed_bytes
       found = data.find(_RECORD_MAGIC, offset + 1)
       offset = len(data) if found < 0 else found
       continue
@@ -107,14 +107,13 @@ def _payload_at(
   if len(data) - offset < RECORD_BYTES:
     return None, 0
   magic, length, position = _RECORD.unpack_from(data, offset)
-  if magic != _RECORD_MAGIC or position != start + offset:
-    return None, 0
   begin = offset + RECORD_BYTES
-  payload = data[begin : begin + length]
+  end = begin + length
+  if magic != _RECORD_MAGIC or position != start + offset or end > len(data):
+    return None, 0
+  payload = data[begin:end]
   digest = data[begin - _DIGEST_BYTES : begin]
   fields = data[offset : offset + _RECORD.size]
-  if len(payload) != length:
-    return None, 0
   intact = digest == _digest(fields, payload)
   return payload if intact else None, length
 

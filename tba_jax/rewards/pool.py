@@ -168,7 +168,7 @@ class Pool(judges.Judge):
     return worker
 
   def _tell_missing(self, missing: Sequence[str]) -> None:
-    """Reports once what the system does not keep from the workers."""
+    """Reports once which limits the system does not permit."""
     with self._workers_lock:
       told, self._told_missing = self._told_missing, True
     if missing and not told and self._on_event is not None:

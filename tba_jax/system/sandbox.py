@@ -43,16 +43,13 @@ _NUM_UIDS = 4336
 # Of its directory, and of shared memory, both a tmpfs.
 MAX_DISK_BYTES = 512 << 20
 
+_SHARED = "/dev/shm"
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_PRIVATE = 2, 4, 0x4000, 0x40000
-_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = (
-    442,
-    -100,
-    0x8000,
-    1,
-)
+_MOUNT_SETATTR = 442  # System call of Linux 5.12.
+_AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = -100, 0x8000, 1
 _PR_SET_KEEPCAPS = 8
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
@@ -116,11 +113,13 @@ def enter(home: str, *, network: bool, readable: Sequence[str] = ()) -> dict:
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
   if not network and not _leave_network():
     missing.append("network")
-  uid, reads_all = None, True
-  if os.geteuid() != 0 or not _limit_disk(home):
-    missing.append("disk")
+  uid, reads_all, limited = None, True, False
   if os.geteuid() == 0:
+    limited = _limit_disk(home, readable)
     uid, reads_all = _take_uid(home, readable)
+  # Root could make disks writable again.
+  if uid is None or not limited:
+    missing.append("disk")
   if uid is None:
     missing.append("user")
   if reads_all:
@@ -162,34 +161,41 @@ def _leave_network() -> bool:
   return True
 
 
-def _limit_disk(home: str) -> bool:
-  """Makes mounts read-only for this process; False if not permitted.
+def _limit_disk(home: str, readable: Sequence[str]) -> bool:
+  """Makes file systems read-only for this process; False if not permitted.
 
-  What it writes to `home` and shared memory is in memory and ends with it.
+  `home` and shared memory become file systems of limited size, in memory.
   """
   if not sys.platform.startswith("linux"):
     return False
   libc = ctypes.CDLL(None)
-  size = f"size={MAX_DISK_BYTES},mode=1777".encode()
-  read_only = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY)
+  if libc.unshare(_CLONE_NEWNS) != 0:
+    return False
+  if libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) != 0:
+    return False
+  options = f"size={MAX_DISK_BYTES},nr_inodes=65536,mode=1777".encode()
+  own = [home]
+  if os.path.isdir(_SHARED) and not any(
+      os.path.realpath(path).startswith(_SHARED) for path in readable
+  ):
+    own = [_SHARED, home]  # `home` may be in it.
+  for path in map(os.fsencode, own):
+    os.makedirs(path, exist_ok=True)
+    flags = _MS_NOSUID | _MS_NODEV
+    if libc.mount(b"none", path, b"tmpfs", flags, options) != 0:
+      return False
 
-  def mount(path: str, kind: bytes | None, flags: int) -> bool:
-    options = size if kind else None
-    return libc.mount(b"none", path.encode(), kind, flags, options) == 0
+  def set_read_only(path: str, *, recursive: bool, read_only: bool) -> bool:
+    flag = _MOUNT_ATTR_RDONLY  # To set, or to clear.
+    attributes = (ctypes.c_uint64 * 4)(*((flag, 0) if read_only else (0, flag)))
+    return libc.syscall(
+        _MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path),
+        recursive * _AT_RECURSIVE, attributes, ctypes.sizeof(attributes),
+    ) == 0  # fmt: skip
 
-  return (
-      libc.unshare(_CLONE_NEWNS) == 0
-      and mount("/", None, _MS_REC | _MS_PRIVATE)
-      and libc.syscall(
-          _MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, read_only,
-          ctypes.sizeof(read_only),
-      ) == 0
-      and all(
-          mount(path, b"tmpfs", _MS_NOSUID | _MS_NODEV)
-          for path in (home, "/dev/shm")
-          if os.path.isdir(path)
-      )
-  )  # fmt: skip
+  return set_read_only("/", recursive=True, read_only=True) and all(
+      set_read_only(path, recursive=False, read_only=False) for path in own
+  )
 
 
 def _take_uid(home: str, readable: Sequence[str]) -> tuple[int | None, bool]:

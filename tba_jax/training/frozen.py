@@ -73,7 +73,7 @@ def load_scorer(
   shape = hf_config.read(
       path,
       compute_dtype=compute_dtype,
-      attention=config.model.attention,
+      attention=_attention(config),
   )
   if shape.num_labels != 1:
     raise ValueError(
@@ -91,6 +91,11 @@ def load_scorer(
   )
 
 
+def _attention(config: ml_collections.ConfigDict) -> str:
+  """Returns "auto" or "plain"; what the policy names may not serve a judge."""
+  return "plain" if config.model.attention == "plain" else "auto"
+
+
 def _load_policy(
     config: ml_collections.ConfigDict,
     folder: str,
@@ -98,7 +103,7 @@ def _load_policy(
 ) -> tuple[transformer.Model, types.PyTree, tokenizer_lib.Tokenizer]:
   """Returns a model, its params, and its tokenizer with the model's stops."""
   tokenizer = tokenizer_lib.load(folder)
-  shape = hf_config.read(folder, attention=config.model.attention)
+  shape = hf_config.read(folder, attention=_attention(config))
   tokenizer.add_stop_ids(i for i in shape.stop_ids if i < tokenizer.vocab_size)
   model = transformer.make_model(shape)
   return model, load_params(folder, model, mesh, config.sharding), tokenizer

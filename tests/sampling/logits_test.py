@@ -91,6 +91,8 @@ class ProcessTest(chex.TestCase):
     flat = np.log([0.2, 0.4, 0.2, 0.2])
     np.testing.assert_allclose(_probs(flat, top_k=2), [0.2, 0.4, 0.2, 0.2])
     np.testing.assert_allclose(_probs(flat, top_p=0.5), [0.2, 0.4, 0.2, 0.2])
+    zeros = [0.0, -0.0, -100.0]
+    np.testing.assert_allclose(_probs(zeros, top_p=0.4), [0.5, 0.5, 0.0])
 
   def test_greedy_takes_the_first_of_equals(self):
     np.testing.assert_array_equal(
