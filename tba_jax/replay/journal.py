@@ -34,8 +34,8 @@ _RECORD_MAGIC = b"tbarec\x00\n"
 _SEGMENT = struct.Struct("<8sIQ")
 _RECORD = struct.Struct("<8sQQ")
 _DIGEST_BYTES = 16
-# Bytes of false records hashed per byte of a segment, at most. Damaged records cost 1,
-# since records do not overlap; headers of a made-up file can claim them all.
+# Bytes of false records to hash per byte of a segment, at most. Damaged records
+# cost 1, since records do not overlap; made-up headers may all claim the rest.
 _MAX_WASTED = 16
 HEADER_BYTES = _SEGMENT.size + _DIGEST_BYTES
 RECORD_BYTES = _RECORD.size + _DIGEST_BYTES
