@@ -269,7 +269,7 @@ class SplitVocabularyTest(parameterized.TestCase):
     for lowered in (
         programs.decode_chunk.lower(decode_params, state, count, count, 2),
         programs.refill.lower(
-            state, *jax.tree.map(whole, prefilled), slots, ids, slots
+            state, jax.tree.map(whole, prefilled), slots, ids, slots
         ),
     ):
       received = hlo.costs(lowered.compile().as_text()).collectives
