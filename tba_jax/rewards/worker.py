@@ -34,6 +34,7 @@ def main() -> int:
   sandbox.limit_memory(hello["memory_mb"])
   try:
     task = build.make_task(hello["task"])
+    task.prepare_judging()
     entered = sandbox.enter(
         hello["home"],
         network=hello["network"],

@@ -161,6 +161,9 @@ class Task(abc.ABC):
       ValueError: a split becomes empty.
     """
 
+  def prepare_judging(self) -> None:
+    """Loads what `judge` needs, in a reward worker before its deadlines."""
+
   def explain(self, split: str, index: int, completion: str) -> str:
     """Returns briefly why a completion is wrong, "" if correct or unknown.
 

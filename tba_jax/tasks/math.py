@@ -191,6 +191,9 @@ class Math(rows_task.RowsTask):
   def completion_of(self, example: rows_task.Example) -> str:
     return example.fields["solution"]
 
+  def prepare_judging(self) -> None:
+    _parse("0")  # Imports sympy.
+
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
     found = answers.last_boxed(completion)
     reference = self.example(split, index).answer

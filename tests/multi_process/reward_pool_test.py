@@ -159,6 +159,10 @@ class PoolTest(parameterized.TestCase):
     self.assertEqual([j.failure for j in found], ["error", ""])
     self.assertIn("MemoryError", self.events[0][1])
 
+  def test_what_judging_needs_is_loaded_before(self):
+    (found,) = self.judge("prepared")
+    self.assertEqual(found.reward, 1.0)
+
   def test_a_worker_that_cannot_start(self):
     pool = self.make(folder="none")
     found = self.judge("ok 1", "ok 2", pool=pool)

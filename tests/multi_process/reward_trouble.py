@@ -31,6 +31,9 @@ class TroubleTask(arithmetic.Arithmetic):
       raise ValueError("the task cannot be made")
     self._folder = pathlib.Path(folder)
 
+  def prepare_judging(self) -> None:
+    self._prepared_in = os.getcwd()
+
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
     word, _, rest = completion.partition(" ")
     if word == "hang":
@@ -70,6 +73,8 @@ class TroubleTask(arithmetic.Arithmetic):
       return base.Judgement(_fill_disk(), None)
     elif word == "write":
       pathlib.Path(rest).write_text("elsewhere")
+    elif word == "prepared":  # Before it was confined to its directory.
+      return base.Judgement(float(self._prepared_in != os.getcwd()), None)
     elif word == "directory":
       return base.Judgement(0.0, os.getcwd())
     elif word == "network":
