@@ -5,12 +5,12 @@
 `objectives [NAME …]` times the update of each objective in turn with TB's, on a
 Llama of 25.7 M params in float32 and 2 prompts x 8 completions of 32 + 32
 tokens: small, so that what a loss adds weighs more than in a real run. A value
-model is a second network, so its cost is told for each forward-backward pass
-of a network.
+model is a second network, so its cost is reported for each forward-backward
+pass of a network.
 
 `objectives memory` compiles TB's update of 64 completions of 256 tokens over a
 vocabulary of 150,000 in one layer, so that little but the logits could fill the
-memory, from shapes alone, and tells what XLA plans to hold.
+memory, from shapes alone, and reports the memory that XLA plans.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,6 @@ from typing import Any
 
 import jax
 import ml_collections
-import numpy as np
 
 from benchmarks import peer_model
 from tba_jax import types
@@ -92,7 +91,7 @@ def _step(
     model: transformer.Model,
     params: types.PyTree,
 ) -> Callable[[], float]:
-  """Returns a function that makes a step, compiled, and tells its seconds."""
+  """Returns a function that runs a compiled step and returns its seconds."""
   config = _settings(config, name, _SHAPE)
   mesh = sharding.make_mesh(config.mesh)
   value_model = policy.make_value_model(config, model)
@@ -103,7 +102,9 @@ def _step(
       config, model, mesh, value_model=value_model
   )
   batch = sharding.shard_batch(
-      _make_batch(_SHAPE, model.config.vocab_size), mesh, config.sharding
+      peer_model.make_batch(_SHAPE, model.config.vocab_size),
+      mesh,
+      config.sharding,
   )
 
   def run_step() -> float:
@@ -118,7 +119,7 @@ def _step(
 
 
 def _memory(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Returns what XLA plans to hold for one update of TB."""
+  """Returns the memory that XLA plans for one update of TB."""
   config = _settings(config, _BASE, _MEMORY_SHAPE)
   model = transformer.make_model(
       dataclasses.replace(
@@ -130,11 +131,10 @@ def _memory(config: ml_collections.ConfigDict) -> dict[str, Any]:
   over_batch = sharding.batch_sharding(mesh, config.sharding)
   batch = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=over_batch),
-      _make_batch(_MEMORY_SHAPE, _MEMORY_VOCAB),
+      peer_model.make_batch(_MEMORY_SHAPE, _MEMORY_VOCAB),
   )
   step_fn = train_step.make_train_step(config, model, mesh)
   state = train_step.abstract_state(config, model, mesh)
-  step_fn = jax.jit(step_fn, donate_argnums=0)
   plan = step_fn.lower(state, batch).compile().memory_analysis()
   B, K, _, T = _MEMORY_SHAPE
   return {
@@ -161,21 +161,3 @@ def _settings(
   config.optimizer.warmup_steps = 0
   config.mesh.update(data=1, fsdp=1, sequence=1, tensor=1)
   return config
-
-
-def _make_batch(shape: Sequence[int], vocab_size: int) -> types.Batch:
-  """Returns full-length random completions."""
-  B, K, P, T = shape
-  rng = np.random.default_rng(0)
-  tokens = lambda *shape: rng.integers(3, vocab_size, shape).astype(np.int32)
-  logprobs = lambda: rng.uniform(-7, -5, (B, K, T)).astype(np.float32)
-  return types.Batch(
-      prompt_tokens=tokens(B, P),
-      prompt_mask=np.ones((B, P), np.float32),
-      completion_tokens=tokens(B, K, T),
-      completion_mask=np.ones((B, K, T), np.float32),
-      behavior_logprobs=logprobs(),
-      ref_logprobs=logprobs(),
-      rewards=rng.uniform(size=(B, K)).astype(np.float32),
-      staleness_steps=np.ones((B, K), np.float32),
-  )

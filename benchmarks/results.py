@@ -36,6 +36,17 @@ def read(names: Collection[str], folder: pathlib.Path) -> list[dict[str, Any]]:
   ]
 
 
+def summarize(
+    runs: Sequence[dict[str, Any]], keys: Collection[str], folder: pathlib.Path
+) -> dict[str, Any]:
+  """Returns `folder`, and `runs`: name, seed and last value of each key."""
+  ends = [
+      {"name": r["name"], "seed": r["seed"]} | {k: r[k][-1] for k in keys}
+      for r in runs
+  ]
+  return {"folder": str(folder), "runs": ends}
+
+
 def mean_and_range(values: Sequence[float], digits: int) -> str:
   """Returns "mean (least to most)"."""
   text = f"{np.mean(values):.{digits}f}"

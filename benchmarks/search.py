@@ -78,13 +78,7 @@ def run(
   found = exact_loop.run_all(config, SETTINGS, operands, _FOLDER)
   results.print_table(make_table(found), _FOLDER / "table.md")
   _plot(found, _FOLDER / "search.png")
-  return {
-      "folder": str(_FOLDER),
-      "runs": [
-          {"name": r["name"], "seed": r["seed"]} | {k: r[k][-1] for k in _ENDS}
-          for r in found
-      ],
-  }
+  return results.summarize(found, _ENDS, _FOLDER)
 
 
 def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -13,7 +13,7 @@ are shared out as in a run on this machine.
 """
 
 from collections.abc import Sequence
-import math
+import dataclasses
 import statistics
 import time
 from typing import Any
@@ -22,9 +22,8 @@ import jax
 import ml_collections
 import numpy as np
 
+from benchmarks import peer_model
 from benchmarks import store_queue
-from tba_jax import types
-from tba_jax.models import config as config_lib
 from tba_jax.models import transformer
 from tba_jax.system import processes
 from tba_jax.training import sharding
@@ -156,11 +155,22 @@ class _Step:
     config.train.micro_batch_prompts = _SHAPE[0]
     config.mesh.update(data=1, fsdp=1, sequence=1, tensor=1)
     mesh = sharding.make_mesh(config.mesh)
-    model = transformer.make_model(_model_config())
+    shape = dataclasses.replace(
+        peer_model.SHAPE,
+        vocab_size=_VOCAB,
+        num_layers=2,
+        width=64,
+        num_heads=4,
+        head_dim=16,
+        mlp_width=128,
+        max_positions=64,
+    )
+    model = transformer.make_model(shape)
     params = jax.jit(model.init)(jax.random.PRNGKey(0))
     self._state = train_step.init_state(config, model, params, mesh)
     self._step = train_step.make_train_step(config, model, mesh)
-    self._batch = sharding.shard_batch(_make_batch(), mesh, config.sharding)
+    batch = peer_model.make_batch(_SHAPE, _VOCAB)
+    self._batch = sharding.shard_batch(batch, mesh, config.sharding)
 
   def time(self, num_steps: int) -> list[float]:
     """Returns the seconds of each of so many steps."""
@@ -171,44 +181,3 @@ class _Step:
       jax.device_get(metrics)
       seconds.append(time.perf_counter() - start)
     return seconds
-
-
-def _make_batch() -> types.Batch:
-  """Returns full-length random completions; what they say costs nothing."""
-  B, K, P, T = _SHAPE
-  rng = np.random.default_rng(0)
-  ones = lambda *shape: np.ones(shape, np.float32)
-  tokens = lambda *shape: rng.integers(3, _VOCAB, shape).astype(np.int32)
-  return types.Batch(
-      prompt_tokens=tokens(B, P),
-      prompt_mask=ones(B, P),
-      completion_tokens=tokens(B, K, T),
-      completion_mask=ones(B, K, T),
-      behavior_logprobs=-ones(B, K, T) * math.log(_VOCAB),
-      ref_logprobs=-ones(B, K, T) * math.log(_VOCAB),
-      rewards=rng.uniform(size=(B, K)).astype(np.float32),
-      staleness_steps=ones(B, K),
-  )
-
-
-def _model_config() -> config_lib.ModelConfig:
-  return config_lib.ModelConfig(
-      family="llama",
-      vocab_size=_VOCAB,
-      num_layers=2,
-      width=64,
-      num_heads=4,
-      num_kv_heads=4,
-      head_dim=16,
-      mlp_width=128,
-      rope_theta=10000.0,
-      norm_epsilon=1e-6,
-      tie_embeddings=False,
-      max_positions=64,
-      param_dtype="float32",
-      compute_dtype="float32",
-      **config_lib.PLAIN,
-      pad_id=0,
-      bos_id=1,
-      eos_id=2,
-  )

@@ -94,7 +94,7 @@ def run(
     config = config.copy_and_resolve_references()
     config.sampling.temperature = _TEMPERATURE
     config.train.micro_batch_prompts = B
-    batch = _make_batch(_SHAPE, model.config.vocab_size)
+    batch = peer_model.make_batch(_SHAPE, model.config.vocab_size)
     update = _Update(config, model, params, batch)
     del params
     step_s, peer_tokens_per_s, product = [], [], []
@@ -141,7 +141,7 @@ def _run_copies(
   model = transformer.make_model(shape, remat=config.train.remat)
   params = jax.jit(model.init)(jax.random.PRNGKey(0))
   K = config.train.completions_per_prompt
-  batch = _make_batch(
+  batch = peer_model.make_batch(
       (
           config.train.prompts_per_batch,
           K,
@@ -205,24 +205,6 @@ class _Update:
       jax.block_until_ready((self._state, metrics))
       seconds.append(time.perf_counter() - start)
     return min(seconds)
-
-
-def _make_batch(shape: Sequence[int], vocab_size: int) -> types.Batch:
-  """Returns full-length random completions; what they say costs nothing."""
-  B, K, P, T = shape
-  rng = np.random.default_rng(0)
-  tokens = lambda *shape: rng.integers(3, vocab_size, shape).astype(np.int32)
-  logprobs = lambda: rng.uniform(-7, -5, (B, K, T)).astype(np.float32)
-  return types.Batch(
-      prompt_tokens=tokens(B, P),
-      prompt_mask=np.ones((B, P), np.float32),
-      completion_tokens=tokens(B, K, T),
-      completion_mask=np.ones((B, K, T), np.float32),
-      behavior_logprobs=logprobs(),
-      ref_logprobs=logprobs(),
-      rewards=rng.uniform(size=(B, K)).astype(np.float32),
-      staleness_steps=np.ones((B, K), np.float32),
-  )
 
 
 def _product_flop_per_s() -> float:

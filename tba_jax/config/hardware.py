@@ -166,7 +166,7 @@ def _searcher(
     frozen: float,
     share: float,
 ) -> int:
-  """Returns the least devices that hold a searcher's params."""
+  """Returns the fewest devices that hold a searcher's params."""
   params = billions * (12 if c.lora.rank else 8)
   for size in hardware.searcher:
     if (params + frozen) / size <= share:

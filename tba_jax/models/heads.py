@@ -22,11 +22,9 @@ from tba_jax.models import transformer
 PyTree = types.PyTree
 
 
-def config_of(
-    policy_config: config_lib.ModelConfig, num_labels: int = 1
-) -> config_lib.ModelConfig:
+def config_of(policy_config: config_lib.ModelConfig) -> config_lib.ModelConfig:
   """Returns the shape of a policy's stack with a scalar head."""
-  return dataclasses.replace(policy_config, num_labels=num_labels)
+  return dataclasses.replace(policy_config, num_labels=1)
 
 
 def _at(values_xLxC: jax.Array, index: jax.Array) -> jax.Array:
@@ -45,34 +43,21 @@ def _last(mask: jax.Array) -> jax.Array:
 class ScalarModel:
   """A model with a scalar head as pure functions; masks are those of `Model`.
 
+  Values and rewards are the head's first output.
+
   config: the shape; num_labels is above 0.
   init: (rng) -> params; the head's leaf is params["score"]["kernel"] [C, D].
   logical_axes: params with a tuple of axis names in place of each leaf.
   """
 
-  def __init__(
-      self,
-      config: config_lib.ModelConfig,
-      *,
-      label: int = 0,
-      remat: str = "none",
-  ):
-    """Makes the model of a shape.
+  def __init__(self, config: config_lib.ModelConfig, *, remat: str = "none"):
+    """Builds the model of a shape; ValueError if num_labels is 0.
 
     Args:
-      config: with num_labels above 0; `config_of` makes it from a policy's.
-      label: output of the head that values and rewards are.
+      config: the shape; `config_of` makes it from a policy's.
       remat: `config.train.remat`.
-
-    Raises:
-      ValueError: the head does not have that label.
     """
-    if not 0 <= label < config.num_labels:
-      raise ValueError(
-          f"label={label}: allowed below num_labels={config.num_labels}"
-      )
     self.config = config
-    self._label = label
     self._stack = transformer.make_model(config, scalar=True, remat=remat)
     self.init = self._stack.init
     self.logical_axes = self._stack.logical_axes
@@ -102,15 +87,15 @@ class ScalarModel:
     return _at(scores_BxLxC, _last(mask_BxL))
 
   def rewards(self, *inputs: PyTree) -> jax.Array:
-    """Returns the label's `label_scores`, [B]."""
-    return self.label_scores(*inputs)[..., self._label]
+    """Returns the first of `label_scores`, [B]."""
+    return self.label_scores(*inputs)[..., 0]
 
   def values(self, *inputs: PyTree) -> jax.Array:
     """Returns values [B, L] float32 of the inputs of `label_scores`.
 
     Entry l has seen tokens 0 to l; it is meaningless at padding.
     """
-    return self._stack.logits(*inputs)[..., self._label]
+    return self._stack.logits(*inputs)[..., 0]
 
   def completion_values(self, *inputs: PyTree) -> jax.Array:
     """Returns values [B, K, T] float32; entry t has not seen token t.
@@ -119,7 +104,7 @@ class ScalarModel:
       *inputs: params, prompt tokens [B, P], prompt mask [B, P] and completion
         tokens [B, K, T], padded as in `Model.completion_stream`.
     """
-    return self._stack.completion_logits(*inputs)[..., self._label]
+    return self._stack.completion_logits(*inputs)[..., 0]
 
   def completion_rewards(
       self,

@@ -63,7 +63,7 @@ def _find_problem(
     parts: sequence.Split,
     device: jax.Device,
 ) -> str:
-  """Returns what a kernel needs and does not have here, "" if nothing."""
+  """Returns what a kernel needs and lacks here, "" if nothing."""
   platform = {"splash": "tpu", "cudnn": "gpu"}[kernel]
   if device.platform != platform:
     return f"a mesh of {platform}, this one is of {device.platform}"
@@ -212,8 +212,8 @@ def splash(
   """Returns causal attention of the last Q of S tokens by splash attention.
 
   The mask between tokens is computed from their indices, and blocks that it
-  empties are skipped; padding is told by segments, so that no query is without
-  a key.
+  empties are skipped; segments mark the padding, so that no query is without a
+  key.
   """
   # Half a second of imports that other platforms do without.
   from jax.experimental.pallas.ops.tpu import splash_attention as splash_lib

@@ -116,7 +116,6 @@ def _by_age(
 
 
 def step_record(
-    step: int,
     metrics: Mapping[str, float],
     draw: buffer_lib.Draw,
     *,
@@ -127,7 +126,6 @@ def step_record(
   """Returns the record of one optimizer step in `metrics.jsonl`.
 
   Args:
-    step: index of the step.
     metrics: of the train step, without prefix.
     draw: the batch's trajectories.
     seconds: trainer's time since the last step, by kind of span.
@@ -309,7 +307,6 @@ class Recorder:
       # Read now what the next step changes.
       make = functools.partial(
           step_record,
-          step,
           metrics,
           draw,
           seconds=seconds,

@@ -86,9 +86,9 @@ _REMEDIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """What a kind of chip has.
+  """Memory and peak rates of a kind of chip.
 
-  hbm_bytes: that programs may use, as the compiler tells.
+  hbm_bytes: that programs may use, according to the compiler.
   flops_per_s: peak in bfloat16.
   link_bytes_per_s: that its links receive: half of the bidirectional bandwidth.
   """
@@ -131,7 +131,7 @@ class Role:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-  """What the compiler says of one program; bytes are of one device.
+  """The compiler's figures for one program; bytes are of one device.
 
   None where the program does not compile. `peak_bytes` includes arguments,
   outputs and what else the role holds. `arithmetic_s` and `links_s` are what
@@ -322,14 +322,19 @@ def trainer(
   held["copy that is published"] = _num_bytes(published)
 
   def lower_step() -> Any:
-    step = train_step.jit_train_step(
-        config, model, mesh, value_model=value_model, adapters=adapters
+    step = train_step.make_train_step(
+        config,
+        model,
+        mesh,
+        value_model=value_model,
+        adapters=adapters,
+        base=params if adapters else None,
     )
     size = packing.sizes(config, packing.batch_shape(config))[0]
     batch = packing.abstract_batch(
         config, mesh, config.train.prompts_per_batch, size
     )
-    return step.lower(state, batch, params if adapters else None)
+    return step.lower(state, batch)
 
   own_bytes = held["train state"] + bool(adapters) * _num_bytes(params)
   programs = {
@@ -576,7 +581,7 @@ def _lower_reference(
 
 @dataclasses.dataclass(frozen=True)
 class _Tokenizer:
-  """What a sampler asks of a tokenizer; a folder may have config.json alone."""
+  """Stands in for a tokenizer: a folder may have config.json alone."""
 
   pad_id: int
   stop_ids: tuple[int, ...]
@@ -609,7 +614,7 @@ def _lower_publish(
 def _compile(
     program: Program, others: int, chip: Chip | None
 ) -> tuple[Compiled, str]:
-  """Returns what the compiler says, and the text of the module.
+  """Returns the compiler's figures, and the text of the module.
 
   Args:
     program: to compile.

@@ -4,7 +4,7 @@
 
 The trainer has the main thread, each searcher a thread of its own. They talk
 through the store, as separate processes do. The device executes in the order of
-dispatch, so decode chunks run between train steps; Python runs while it does.
+dispatch, so decode chunks run between train steps; host code runs meanwhile.
 """
 
 from collections.abc import Sequence

@@ -496,7 +496,7 @@ def plan(
     yield "sharding", sizes.sharding_rows(config, c)
   yield "batch", batch_rows(config)
   if kinds and ":" in kinds[0]:
-    # It loads JAX, which `plan` else does without.
+    # It loads JAX, which `plan` otherwise does without.
     from tba_jax.programs import compile as compiler
 
     yield from compiler.sections_of(config, workdir, kinds)

@@ -34,10 +34,8 @@ from tba_jax import types
 from tba_jax.config import stages
 from tba_jax.losses import metrics as metrics_lib
 from tba_jax.losses import preference
-from tba_jax.models import config as config_lib
 from tba_jax.models import heads
 from tba_jax.models import hf
-from tba_jax.models import hf_config
 from tba_jax.models import hf_hub
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
@@ -198,14 +196,7 @@ def initial_model(
         f"config.reward_model.init={source!r}: no model is in {folder}; make"
         " it with --program=sft, or name another folder"
     )
-  shape = hf_config.read(
-      folder,
-      dtype=config.model.param_dtype,
-      compute_dtype=config_lib.compute_dtype(
-          config.model, jax.default_backend()
-      ),
-      attention=config.model.attention,
-  )
+  shape = policy.shape_of_folder(config, folder)
   if shape.num_labels not in (0, 1):
     raise ValueError(
         f"config.reward_model.init={source!r}: its head gives"

@@ -133,7 +133,7 @@ class Checkpoint:
 
 @dataclasses.dataclass
 class RunFiles:
-  """What has been read of a run, for the checks that follow.
+  """Contents of a run directory, as far as the checks have read it.
 
   folder: the run directory.
   live: whether a process of this host works there.
@@ -225,7 +225,7 @@ def run(
 
 
 class _Progress:
-  """Prints on stderr what is being read, once that takes long."""
+  """Prints on stderr what is being read, once reading takes long."""
 
   def __init__(self):
     self._due = time.monotonic() + _QUIET_S
@@ -619,20 +619,10 @@ def _read_host(data: bytes) -> Any:
   with np.load(io.BytesIO(data), allow_pickle=False) as members:
     arrays = {name: members[name] for name in members.files}
 
-  def decode(value: Any) -> Any:
-    if isinstance(value, list):
-      return [decode(one) for one in value]
-    if not isinstance(value, dict):
-      return value
-    if "__array__" in value:
-      return arrays[value["__array__"]]
-    if "__scalar__" in value:
-      return arrays[value["__scalar__"]][()]
-    if "__pairs__" in value:
-      return {key: decode(one) for key, one in value["__pairs__"]}
-    return {key: decode(one) for key, one in value.items()}
+  def decode(value: dict[str, Any]) -> Any:
+    return arrays[value["__array__"]] if "__array__" in value else value
 
-  return decode(json.loads(arrays["structure"].tobytes()))
+  return json.loads(arrays["structure"].tobytes(), object_hook=decode)
 
 
 def _check_arrays(

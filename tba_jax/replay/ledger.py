@@ -166,7 +166,6 @@ class Ledger:
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Restores a state."""
     self._announced = _amounts(state["announced"])
     self._accepted = _amounts(state["accepted"])
     self._rejected = _amounts(state["rejected"])

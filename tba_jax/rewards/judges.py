@@ -165,7 +165,7 @@ class Judge(abc.ABC):
 
 
 def no_reason(message: str) -> str:
-  """Returns the text shown if no reason could be had."""
+  """Returns the text shown if no reason could be found."""
   return f"(no reason: {message})"
 
 

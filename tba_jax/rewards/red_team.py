@@ -130,7 +130,6 @@ class Victim:
       params: types.PyTree,
       tokenizer: tokenizer_lib.Tokenizer,
   ):
-    """Makes the sampler of the frozen model."""
     self._task = task
     self._params = params
     self._tokenizer = tokenizer
@@ -156,7 +155,7 @@ class Victim:
     """Returns the answers to each attack; None if it is too long or empty.
 
     A pure function of attack and visit, so that an attack's reward does not
-    depend on who asks and when; other visits have other random numbers.
+    depend on the caller or the time; other visits have other random numbers.
     """
     tokens = {attack: self._encode(attack) for attack in attacks}
     asked = [attack for attack, ids in tokens.items() if ids is not None]

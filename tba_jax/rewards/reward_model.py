@@ -137,7 +137,6 @@ class GroupScorer:
     return [self._with_stop_rule(group) for group in groups]
 
   def close(self) -> None:
-    """Closes the judge."""
     if self._judge is not None:
       self._judge.close()
 

@@ -8,7 +8,7 @@ the CDF at a given uniform number, so a token is a pure function of it.
 
 Where devices share the vocabulary, the functions run under `shard_map` with the
 mesh axis `axis` and the device's own V / n tokens; no device has all logits of
-a row, and what they tell each other is a few numbers a row.
+a row, and they exchange only a few numbers a row.
 
 Axes: R rows, V vocabulary, or a device's part of it.
 """

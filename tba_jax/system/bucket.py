@@ -140,7 +140,7 @@ def prepare(url: str, program: str) -> pathlib.Path:
         return folder
     fetch(url, folder, logs_only=content == "logs")
     epoch = jsonl.read_json(folder / "epoch.json")
-    # A damaged one is refused by who needs it.
+    # The programs that need it refuse a damaged one.
     if not jsonl.schema_error(epoch, {"epoch": int}):
       # A host that died may have begun an epoch and not uploaded it.
       epoch = {**epoch, "epoch": epoch["epoch"] + 1}

@@ -58,7 +58,7 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-  """What a device does in one run of a program.
+  """Arithmetic and traffic of a device in one run of a program.
 
   flops: of matrix products and convolutions, 2 a multiply-add, and of splash
     attention as if it had no window; of no other kernel.

@@ -52,8 +52,8 @@ _kept: list[socket.socket] = []
 def free_port() -> int:
   """Returns a free port of the loopback interface.
 
-  Until this process exits, Linux gives it to nobody who asks for any port; who
-  knows it can listen there.
+  Until this process exits, Linux assigns it to no other process, but a process
+  that is told the number can listen on it.
   """
   found = socket.socket()
   found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -235,7 +235,7 @@ def spool_directory(setting: str, workdir: str) -> pathlib.Path:
     name = os.fsencode(workdir if remote else path.parent)
     digest = hashlib.blake2b(name, digest_size=8).hexdigest()
     path = pathlib.Path(tempfile.gettempdir(), f"tba_jax-{os.getuid()}", digest)
-    # Its owner could replace our directory.
+    # The parent's owner could replace our directory.
     make_private(path.parent, "store.spool_dir")
   make_private(path, "store.spool_dir")
   return path
@@ -289,7 +289,7 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
 
 
 def cpu_seconds(pid: int) -> float | None:
-  """Returns the CPU time that a process has used; None where it is not told."""
+  """Returns the CPU time that a process has used; None if it is unknown."""
   try:
     text = pathlib.Path(f"/proc/{pid}/stat").read_text()
   except OSError:

@@ -201,7 +201,7 @@ class Math(rows_task.RowsTask):
     return base.judgement_of(float(is_right), is_right, completion)
 
   def explain(self, split: str, index: int, completion: str) -> str:
-    """Returns why it is wrong as far as the texts tell; never calls sympy."""
+    """Returns why it is wrong, from the texts alone; never calls sympy."""
     found = answers.last_boxed(completion)
     if found is None:
       return "has no closed \\boxed{} with an answer in it"

@@ -291,7 +291,7 @@ class Cluster:
   def receive(self, should_stop: Callable[[], bool]) -> Command:
     """Returns the next command of process 0.
 
-    If `should_stop` is true, asks process 0 to stop, which decides.
+    If `should_stop` is true, asks process 0 to stop; process 0 decides.
 
     Raises:
       DeadlineExceededError: process 0 was silent for `deadline_s`.

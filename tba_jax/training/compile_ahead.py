@@ -53,7 +53,7 @@ class CompileAhead:
       futures.wait([self._jobs[size]])
 
   def count(self, size: packing.Size) -> None:
-    """Counts a step; in time the thread compiles for the size's neighbors."""
+    """Counts a step; after a few, compiles for the size's neighbors."""
     self._steps[size] += 1
     if self._steps[size] != _STEPS_BEFORE_NEXT:
       return

@@ -376,7 +376,7 @@ def make_ahead(
     batch = packing.abstract_batch(config, mesh, num_prompts, size)
     if reference_prompts(config) == num_prompts:
       reference.compile(*_reference_inputs(batch), state.ref_params, batch.rows)
-    train_step.compile(state, batch)
+    train_step.lower(state, batch).compile()
 
   return compile_ahead.CompileAhead(
       packing.sizes(config, packing.batch_shape(config)), compile_size

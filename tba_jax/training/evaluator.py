@@ -403,7 +403,6 @@ class Evaluator:
       asked_S: Sequence[judges.Request],
       judged_S: Sequence[base.Judgement],
   ) -> Record:
-    """Returns one prompt's record."""
     samples = []
     for sample, (asked, judgement) in enumerate(zip(asked_S, judged_S)):
       length = int(found.lengths[sample])

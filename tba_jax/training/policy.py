@@ -136,14 +136,7 @@ def make_policy(
         backend=jax.default_backend(),
     )
   else:
-    model_config = hf_config.read(
-        folder,
-        dtype=config.model.param_dtype,
-        compute_dtype=config_lib.compute_dtype(
-            config.model, jax.default_backend()
-        ),
-        attention=config.model.attention,
-    )
+    model_config = shape_of_folder(config, folder)
     if tokenizer.vocab_size > model_config.vocab_size:
       raise ValueError(
           f"config.init={folder}: its vocabulary has"
@@ -160,6 +153,20 @@ def make_policy(
       folder,
       adapters,
       value_folder=find_value_folder(config, workdir),
+  )
+
+
+def shape_of_folder(
+    config: ml_collections.ConfigDict, folder: str | pathlib.Path
+) -> config_lib.ModelConfig:
+  """Returns a folder's shape with dtypes and kernel of `config.model`."""
+  return hf_config.read(
+      folder,
+      dtype=config.model.param_dtype,
+      compute_dtype=config_lib.compute_dtype(
+          config.model, jax.default_backend()
+      ),
+      attention=config.model.attention,
   )
 
 

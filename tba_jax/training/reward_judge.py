@@ -93,7 +93,6 @@ class ModelComparer(comparers.Scores):
   """Scores by a gold reward model."""
 
   def __init__(self, scorer: reward_model.RewardScorer):
-    """Stores the scorer of the gold model."""
     super().__init__()
     self._scorer = scorer
 

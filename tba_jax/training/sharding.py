@@ -41,15 +41,10 @@ def make_mesh(
       `jax.devices()`, which must be all of them with several processes.
 
   Raises:
-    ValueError: wrong axes, a size below 1, or a wrong number of devices.
+    ValueError: a wrong number of devices.
   """
-  sizes = {name: mesh_config[name] for name in mesh_config}
-  if set(sizes) != set(MESH_AXES):
-    raise ValueError(f"config.mesh={sizes}: allowed axes {MESH_AXES}")
-  for name, size in sizes.items():
-    if size < 1:
-      raise ValueError(f"config.mesh.{name}={size}: allowed 1 and above")
-  shape = tuple(sizes[name] for name in MESH_AXES)
+  sizes = {name: mesh_config[name] for name in MESH_AXES}
+  shape = tuple(sizes.values())
   needed = math.prod(shape)
   found = jax.devices() if devices is None else list(devices)
   all_of_them = devices is not None or jax.process_count() > 1
@@ -107,14 +102,7 @@ def _mesh_axes(rules: Mapping[str, str], logical_axis: str) -> tuple[str, ...]:
         f"config.sharding has no rule for {logical_axis!r}; it has"
         f" {sorted(rules)}"
     )
-  axes = tuple(a.strip() for a in rules[logical_axis].split(",") if a.strip())
-  for axis in axes:
-    if axis not in MESH_AXES:
-      raise ValueError(
-          f"config.sharding.{logical_axis}={rules[logical_axis]!r}: allowed"
-          f" mesh axes {MESH_AXES}, or '' for replicated"
-      )
-  return axes
+  return tuple(a.strip() for a in rules[logical_axis].split(",") if a.strip())
 
 
 def _parts(
@@ -151,7 +139,7 @@ def param_shardings(
     logical_axes: as `Model.logical_axes`, a tuple of axis names per leaf.
 
   Raises:
-    ValueError: a logical axis has no rule, or a rule names no mesh axis.
+    ValueError: a logical axis has no rule.
   """
   return jax.tree.map(
       lambda axes: NamedSharding(mesh, _spec(rules, axes)),

@@ -70,7 +70,7 @@ class TrainState:
 class TrainStep:
   """The step of `make_train_step`, (state, batch) -> (state, metrics).
 
-  jitted: of `jit_train_step`.
+  jitted: (state, batch, base) -> (state, metrics).
   base: the params that adapters adapt, or None. It is an argument, so that it
     is no constant of the compiled program.
   """
@@ -83,9 +83,9 @@ class TrainStep:
   ) -> tuple[TrainState, dict[str, jax.Array]]:
     return self.jitted(state, batch, self.base)
 
-  def compile(self, state: TrainState, batch: types.Batch) -> None:
-    """Compiles for these shapes and shardings; later calls need not."""
-    self.jitted.lower(state, batch, self.base).compile()
+  def lower(self, state: TrainState, batch: types.Batch) -> jax.stages.Lowered:
+    """Lowers for these shapes; compiling the result serves later calls."""
+    return self.jitted.lower(state, batch, self.base)
 
 
 def make_train_step(
@@ -112,7 +112,8 @@ def make_train_step(
     loss_fn: replaces the one of `config.loss`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     adapters: if they alone are trained.
-    base: the params that they adapt, on the mesh; never donated.
+    base: the params that they adapt, on the mesh, or their shapes; never
+      donated.
 
   Returns:
     train_step(state, batch) -> (state, metrics). The state is donated. Metrics,
@@ -123,30 +124,6 @@ def make_train_step(
   Raises:
     ValueError: from the step, if a batch without rows does not divide into
       micro-batches, or a micro-batch into data shards.
-  """
-  jitted = jit_train_step(
-      config,
-      model,
-      mesh,
-      loss_fn=loss_fn,
-      value_model=value_model,
-      adapters=adapters,
-  )
-  return TrainStep(jitted, base)
-
-
-def jit_train_step(
-    config: ml_collections.ConfigDict,
-    model: Any,
-    mesh: jax.sharding.Mesh,
-    *,
-    loss_fn: objective.LossFn | None = None,
-    value_model: Any = None,
-    adapters: lora.Adapters | None = None,
-) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-  """Returns the jitted (state, batch, base) -> (state, metrics).
-
-  Arguments are those of `make_train_step`; `base` is None without adapters.
   """
   c, has_values = config, value_model is not None
   per_round_steps = c.train.per_round_steps
@@ -160,7 +137,7 @@ def jit_train_step(
       lambda x: x.sharding,
       abstract_state(c, adapters or model, mesh, value_model=value_model),
   )
-  attach = adapters.attach if adapters else lambda base, params: params
+  attach = adapters.attach if adapters else lambda _, params: params
 
   def step_fn(
       state: TrainState, batch: types.Batch, base: PyTree
@@ -233,7 +210,7 @@ def jit_train_step(
     )
 
   axes = sharding.token_axes(c.sharding)
-  return jax.jit(
+  jitted = jax.jit(
       sequence.split_tokens(step_fn, mesh, *axes),
       donate_argnums=0,
       in_shardings=(
@@ -243,6 +220,7 @@ def jit_train_step(
       ),
       out_shardings=(shardings, sharding.replicated(mesh)),
   )
+  return TrainStep(jitted, base)
 
 
 def init_state(

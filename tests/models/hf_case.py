@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A small shape and its params, to be written to folders and read."""
+"""Small shapes, one of each family, and their params."""
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,39 @@ from tba_jax.config import settings as settings_lib
 from tba_jax.models import config as config_lib
 from tba_jax.models import transformer
 
+VOCAB = 40
+
+# One shape of each family, as itself.
+FAMILIES = (
+    dict(family="llama", attention_bias=True, mlp_bias=True),
+    dict(family="mistral", sliding_window=4),
+    dict(family="qwen2"),
+    dict(family="qwen3"),
+    dict(
+        family="gpt_neox",
+        num_kv_heads=4,
+        head_dim=8,
+        attention_bias=True,
+        parallel_residual=True,
+        rotary_fraction=0.5,
+        activation="gelu",
+    ),
+    dict(
+        family="gpt2",
+        num_kv_heads=4,
+        head_dim=8,
+        scale_attention_by_layer=True,
+        activation="gelu_new",
+    ),
+)
+
 
 def make_config(**overrides) -> config_lib.ModelConfig:
   settings = settings_lib.get_config().model
   settings.update(num_kv_heads=2, num_layers=2, width=32, mlp_width=48)
   settings.update(overrides)
   return config_lib.ModelConfig.from_config(
-      settings, 40, pad_id=0, bos_id=None, eos_id=1
+      settings, VOCAB, pad_id=0, bos_id=None, eos_id=1
   )
 
 

@@ -16,6 +16,7 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
 from tba_jax.sampling import decode
 from tests.models import cases
+from tests.support import sampler_case
 
 try:
   import torch
@@ -36,20 +37,14 @@ def setUpModule():
 
 
 def _sampler(model, temperature: float) -> decode.Sampler:
-  return decode.Sampler(
+  return sampler_case.make(
       model,
-      decode.Settings(
-          temperature=temperature,
-          top_k=0,
-          top_p=1.0,
-          max_prompt_tokens=cases.NUM_PROMPT_TOKENS,
-          max_completion_tokens=cases.NUM_TOKENS,
-          num_rows=len(cases.LENGTHS),
-          chunk_steps=cases.NUM_TOKENS,
-          stop_ids=(),
-          pad_id=0,
-          seed=0,
-      ),
+      temperature=temperature,
+      max_prompt_tokens=cases.NUM_PROMPT_TOKENS,
+      max_completion_tokens=cases.NUM_TOKENS,
+      num_rows=len(cases.LENGTHS),
+      chunk_steps=cases.NUM_TOKENS,
+      stop_ids=(),
   )
 
 
@@ -147,13 +142,13 @@ class ParityTest(parameterized.TestCase):
     expected_scores = torch_models.logits(theirs, tokens, mask)
 
     config, params = hf.load(self.folder / "theirs")
-    model = heads.ScalarModel(config, label=num_labels - 1)
+    model = heads.ScalarModel(config)
     values = jax.jit(model.values)(params, tokens, mask)
-    difference = np.abs(values - expected[..., -1])[mask.astype(bool)]
+    difference = np.abs(values - expected[..., 0])[mask.astype(bool)]
     self.assertLess(difference.max(), TOLERANCE)
     scores = jax.jit(model.label_scores)(params, tokens, mask)
     np.testing.assert_allclose(scores, expected_scores, atol=TOLERANCE, rtol=0)
-    self.assertGreater(expected[..., -1].std(), 0.3)
+    self.assertGreater(expected[..., 0].std(), 0.3)
 
     hf.save(self.folder / "ours", config, params)
     auto = transformers.AutoModelForSequenceClassification

@@ -23,37 +23,12 @@ from tba_jax.models import transformer
 from tba_jax.training import sharding
 from tests.models import hf_case
 
-# One shape of each family, as itself.
-_FAMILIES = (
-    dict(family="llama", attention_bias=True, mlp_bias=True),
-    dict(family="mistral", sliding_window=4),
-    dict(family="qwen2"),
-    dict(family="qwen3"),
-    dict(
-        family="gpt_neox",
-        num_kv_heads=4,
-        head_dim=8,
-        attention_bias=True,
-        parallel_residual=True,
-        rotary_fraction=0.5,
-        activation="gelu",
-    ),
-    dict(
-        family="gpt2",
-        num_kv_heads=4,
-        head_dim=8,
-        scale_attention_by_layer=True,
-        activation="gelu_new",
-    ),
-)
-
-
 _config, _params = hf_case.make_config, hf_case.make_params
 
 
 class HfNamesTest(parameterized.TestCase):
 
-  @parameterized.parameters(dict(tie_embeddings=True), *_FAMILIES)
+  @parameterized.parameters(dict(tie_embeddings=True), *hf_case.FAMILIES)
   def test_rows_cover_the_params_exactly(self, **settings):
     config = _config(**settings)
     shapes = jax.eval_shape(
@@ -74,7 +49,7 @@ class HfNamesTest(parameterized.TestCase):
       self.assertEqual(math.prod(row.shape), math.prod(row.hf_shape), row)
 
   def test_axes_are_those_of_the_model(self):
-    for settings in _FAMILIES:
+    for settings in hf_case.FAMILIES:
       config = _config(**settings)
       node = transformer.make_model(config).logical_axes
       for row in hf_names.rows(config):
@@ -93,7 +68,7 @@ class RoundTripTest(parameterized.TestCase):
   @parameterized.parameters(
       dict(tie_embeddings=True),
       dict(param_dtype="bfloat16", compute_dtype="bfloat16"),
-      *_FAMILIES,
+      *hf_case.FAMILIES,
   )
   def test_is_bit_exact(self, **settings):
     config = _config(**settings)
@@ -106,7 +81,7 @@ class RoundTripTest(parameterized.TestCase):
 
   def test_a_stack_saved_without_its_head_loads(self):
     # GPT-2's own files leave "transformer." out of all names.
-    config = _config(tie_embeddings=True, **_FAMILIES[-1])
+    config = _config(tie_embeddings=True, **hf_case.FAMILIES[-1])
     params = _params(config)
     hf.save(self.folder, config, params)
     path = self.folder / hf.WEIGHTS

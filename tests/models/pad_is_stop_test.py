@@ -13,6 +13,7 @@ from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.sampling import decode
 from tba_jax.training import batches
 from tests.support import fakes
+from tests.support import sampler_case
 from tests.support import tiny_model
 
 _EOS, _T = 1, 4
@@ -22,20 +23,8 @@ class PadIsStopTest(parameterized.TestCase):
 
   def sample(self, pad_id):
     model = fakes.FakeModel(4, 8)
-    sampler = decode.Sampler(
-        model,
-        decode.Settings(
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_prompt_tokens=3,
-            max_completion_tokens=_T,
-            num_rows=8,
-            chunk_steps=2,
-            stop_ids=(_EOS,),
-            pad_id=pad_id,
-            seed=0,
-        ),
+    sampler = sampler_case.make(
+        model, max_completion_tokens=_T, stop_ids=(_EOS,), pad_id=pad_id
     )
     # The stop token may also stand in a prompt.
     prompts = [np.array([2]), np.array([_EOS, 3]), np.array([3, 2, _EOS])]

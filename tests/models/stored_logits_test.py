@@ -37,7 +37,7 @@ class StoredLogitsTest(parameterized.TestCase):
     self.assertLess(difference.max(), cases.TOLERANCE)
     self.assertGreater(stored["logits"][real].std(), 0.5)
     # The likeliest token after each prefix is the next one. That decoding with
-    # a cache computes the same is held in build_test.
+    # a cache computes the same is held in transformer_test.
     before = logits[:, cases.NUM_PROMPT_TOKENS - 1 : -1]
     np.testing.assert_array_equal(before.argmax(-1), stored["tokens"])
 

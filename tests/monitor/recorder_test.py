@@ -358,7 +358,6 @@ def _record(versions, rewards, step=4):
       rewards=np.array(rewards, np.float32),
   )
   return recorder_lib.step_record(
-      step,
       {"loss": 0.5},
       draw,
       seconds={"step": 0.25, "wait_fresh": 0.125},

@@ -231,11 +231,8 @@ class MemoryTest(parameterized.TestCase):
       rows = types.Rows(indices(B * K, 1, 1), indices(B, K))
       batch = dataclasses.replace(batch, rows=rows)
     with mock.patch.dict(logprobs.MAX_LOGITS, cpu=positions * K * 512):
-      compiled = (
-          train_step.jit_train_step(config, model, mesh)
-          .lower(state, batch, None)
-          .compile()
-      )
+      step_fn = train_step.make_train_step(config, model, mesh)
+      compiled = step_fn.lower(state, batch).compile()
     num_params = sum(x.size for x in jax.tree.leaves(state.params))
     text = compiled.as_text()
     # Chunks are bounded by a device's own share, here one prompt.

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.sampling import decode
+from tests.support import sampler_case
 from tests.support import tiny_model
 
 _P, _T, _SEED = 8, 6, 3
@@ -18,20 +19,14 @@ _P, _T, _SEED = 8, 6, 3
 _MARGIN = 1e-5
 
 
-def _sampler(model, **changes) -> decode.Sampler:
-  settings = dict(
-      temperature=1.0,
-      top_k=0,
-      top_p=1.0,
-      max_prompt_tokens=_P,
-      max_completion_tokens=_T,
-      num_rows=16,
-      chunk_steps=3,
-      stop_ids=(1,),
-      pad_id=0,
-      seed=_SEED,
-  )
-  return decode.Sampler(model, decode.Settings(**{**settings, **changes}))
+_sampler = functools.partial(
+    sampler_case.make,
+    max_prompt_tokens=_P,
+    max_completion_tokens=_T,
+    num_rows=16,
+    chunk_steps=3,
+    seed=_SEED,
+)
 
 
 def _requests() -> list[decode.Request]:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sampler with the real model: log-probs, independence, compilations."""
 
+import functools
 import logging
 
 from absl.testing import absltest
@@ -16,26 +17,20 @@ from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.sampling import decode
 from tba_jax.sampling import logits as logits_lib
 from tba_jax.sampling import rows
+from tests.support import sampler_case
 from tests.support import tiny_model
 
 _P, _T, _EOS, _PAD = 5, 7, 1, 0
 _VERSION = 4
 
 
-def _sampler(model, **changes) -> decode.Sampler:
-  settings = dict(
-      temperature=1.0,
-      top_k=0,
-      top_p=1.0,
-      max_prompt_tokens=_P,
-      max_completion_tokens=_T,
-      num_rows=8,
-      chunk_steps=3,
-      stop_ids=(_EOS,),
-      pad_id=_PAD,
-      seed=3,
-  )
-  return decode.Sampler(model, decode.Settings(**{**settings, **changes}))
+_sampler = functools.partial(
+    sampler_case.make,
+    max_prompt_tokens=_P,
+    max_completion_tokens=_T,
+    chunk_steps=3,
+    seed=3,
+)
 
 
 def _requests(num_prompts: int, seed: int = 0) -> list[decode.Request]:

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How completions end, and their log-probs under the model as it is."""
 
+import functools
+
 from absl.testing import absltest
 from absl.testing import parameterized
 import jax
@@ -9,6 +11,7 @@ import numpy as np
 
 from tba_jax.sampling import decode
 from tests.support import fakes
+from tests.support import sampler_case
 
 _V, _T = 6, 8
 _PIECES = ["<pad>", "<eos>", "a", "ab", "b", "\n"]
@@ -18,20 +21,7 @@ def _text(ids) -> str:
   return "".join(_PIECES[i] for i in ids)
 
 
-def _sampler(model, **changes) -> decode.Sampler:
-  settings = dict(
-      temperature=1.0,
-      top_k=0,
-      top_p=1.0,
-      max_prompt_tokens=3,
-      max_completion_tokens=_T,
-      num_rows=8,
-      chunk_steps=2,
-      stop_ids=(1,),
-      pad_id=0,
-      seed=0,
-  )
-  return decode.Sampler(model, decode.Settings(**{**settings, **changes}))
+_sampler = functools.partial(sampler_case.make, max_completion_tokens=_T)
 
 
 class EndingsTest(parameterized.TestCase):

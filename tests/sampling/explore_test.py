@@ -10,22 +10,18 @@ import numpy as np
 from tba_jax.sampling import decode
 from tba_jax.sampling import logits as logits_lib
 from tba_jax.sampling import requests
+from tests.support import sampler_case
 from tests.support import tiny_model
 
 EOS = 1
 
 
 def _settings(temperature=1.0, **fields):
-  return requests.Settings(
+  return sampler_case.make_settings(
       temperature=temperature,
-      top_k=0,
-      top_p=1.0,
-      num_rows=4,
       max_prompt_tokens=4,
-      max_completion_tokens=4,
+      num_rows=4,
       chunk_steps=1,
-      seed=0,
-      pad_id=0,
       stop_ids=(EOS, 3),
       explore=requests.Explore(**fields),
   )
@@ -85,22 +81,14 @@ class ExploreTest(absltest.TestCase):
   def test_the_sampler_has_both(self):
     model = tiny_model.make_model()
     params = model.init(jax.random.PRNGKey(0))
-    sampler = decode.Sampler(
+    sampler = sampler_case.make(
         model,
-        decode.Settings(
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_prompt_tokens=3,
-            max_completion_tokens=6,
-            num_rows=64,
-            chunk_steps=6,
-            # So many that without the rule most completions would end early.
-            stop_ids=(EOS, 2, 3, 4),
-            pad_id=0,
-            seed=0,
-            explore=requests.Explore(0.5, 2.0, 2.0, min_tokens=4),
-        ),
+        max_completion_tokens=6,
+        num_rows=64,
+        chunk_steps=6,
+        # So many that without the rule most completions would end early.
+        stop_ids=(EOS, 2, 3, 4),
+        explore=requests.Explore(0.5, 2.0, 2.0, min_tokens=4),
     )
     request = decode.Request(np.array([5, 6]), 0, 0, num_completions=64)
     (found,) = sampler.sample(params, [request], version=0)

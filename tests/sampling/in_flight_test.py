@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Newer params between chunks: versions and log-probs of every token."""
 
+import functools
+
 from absl.testing import absltest
 from absl.testing import parameterized
 import jax
@@ -9,25 +11,15 @@ import numpy as np
 
 from tba_jax.sampling import decode
 from tests.support import fakes
+from tests.support import sampler_case
 from tests.support import tiny_model
 
 _V, _P, _T = 7, 3, 8
 
 
-def _sampler(model, **changes) -> decode.Sampler:
-  settings = dict(
-      temperature=1.0,
-      top_k=0,
-      top_p=1.0,
-      max_prompt_tokens=_P,
-      max_completion_tokens=_T,
-      num_rows=8,
-      chunk_steps=2,
-      stop_ids=(1,),
-      pad_id=0,
-      seed=0,
-  )
-  return decode.Sampler(model, decode.Settings(**{**settings, **changes}))
+_sampler = functools.partial(
+    sampler_case.make, max_prompt_tokens=_P, max_completion_tokens=_T
+)
 
 
 def _every_chunk(params_of):

@@ -11,22 +11,7 @@ import numpy as np
 
 from tba_jax.sampling import decode
 from tests.support import fakes
-
-
-def _sampler(model, **changes) -> decode.Sampler:
-  settings = dict(
-      temperature=1.0,
-      top_k=0,
-      top_p=1.0,
-      max_prompt_tokens=3,
-      max_completion_tokens=4,
-      num_rows=8,
-      chunk_steps=2,
-      stop_ids=(1,),
-      pad_id=0,
-      seed=0,
-  )
-  return decode.Sampler(model, decode.Settings(**{**settings, **changes}))
+from tests.support import sampler_case
 
 
 def _counting(model):
@@ -51,7 +36,7 @@ class ScriptedDecodeTest(parameterized.TestCase):
     V, T, prompt = 3, 3, [2, 0]
     model = fakes.FakeModel(V, 8)
     params = jax.tree.map(lambda x: 0.5 * x, model.init(jax.random.key(1)))
-    sampler = _sampler(
+    sampler = sampler_case.make(
         model, max_completion_tokens=T, num_rows=512, seed=11, **settings
     )
     num_samples = 4096
@@ -93,7 +78,7 @@ class ScriptedDecodeTest(parameterized.TestCase):
         decode.Request(np.array(tokens), index, 0, 5)
         for index, tokens in enumerate([[2], [3, 4, 5], [6, 2], [5, 5, 5]])
     ]
-    found = _sampler(model).sample(params, requests, version=0)
+    found = sampler_case.make(model).sample(params, requests, version=0)
     for request, completions in zip(requests, found):
       for tokens, length, logprobs in zip(
           completions.tokens, completions.lengths, completions.logprobs
@@ -113,7 +98,7 @@ class ScriptedDecodeTest(parameterized.TestCase):
     table[0, 2, 2] = table[1, 2, 1] = table[2, 3, 3] = 1e3
     table[1, 2, 1] = 3e3
     params = {"table": table, "bias": zero["bias"]}
-    sampler = _sampler(model)
+    sampler = sampler_case.make(model)
     request = decode.Request(np.array([2]), 0, 0, 3)
     found = sampler.sample(params, [request], version=0)[0]
     np.testing.assert_array_equal(found.tokens, [[2, 1, 0, 0]] * 3)
@@ -126,18 +111,18 @@ class ScriptedDecodeTest(parameterized.TestCase):
     self.assertFalse(found.stopped.any())
     # A stop token as the last that fits still stops.
     first = {"table": 0 * table, "bias": np.array([0, 1e3, 0, 0], np.float32)}
-    short = _sampler(model, max_completion_tokens=1)
+    short = sampler_case.make(model, max_completion_tokens=1)
     found = short.sample(first, [request], version=0)[0]
     np.testing.assert_array_equal(found.tokens, [[1]] * 3)
     self.assertTrue(found.stopped.all())
     # Any of several.
-    others = _sampler(model, stop_ids=[1, 3, 2])
+    others = sampler_case.make(model, stop_ids=[1, 3, 2])
     for params, token in ((always, 3), (first, 1)):
       found = others.sample(params, [request], version=0)[0]
       np.testing.assert_array_equal(found.tokens, [[token, 0, 0, 0]] * 3)
       self.assertTrue(found.stopped.all())
     # Without a stop token nothing stops.
-    endless = _sampler(model, stop_ids=())
+    endless = sampler_case.make(model, stop_ids=())
     found = endless.sample(first, [request], version=0)[0]
     np.testing.assert_array_equal(found.tokens, [[1] * 4] * 3)
     self.assertFalse(found.stopped.any())
@@ -146,7 +131,7 @@ class ScriptedDecodeTest(parameterized.TestCase):
     model = fakes.FakeModel(7, 8)
     params = model.init(jax.random.key(0))
     calls = _counting(model)
-    sampler = _sampler(model, num_rows=32)  # Two prompts a prefill.
+    sampler = sampler_case.make(model, num_rows=32)  # Two prompts a prefill.
     lengths = [1, 2, 3, 2, 1]
     requests = [
         # 21 completions of 32 rows: prompts straddle refills.
@@ -170,7 +155,9 @@ class ScriptedDecodeTest(parameterized.TestCase):
         decode.Request(np.array([token]), index, 0, 1 + index)
         for index, token in enumerate(order)
     ]
-    found = _sampler(model, num_rows=3).sample(params, requests, version=0)
+    found = sampler_case.make(model, num_rows=3).sample(
+        params, requests, version=0
+    )
     for index, (token, completions) in enumerate(zip(order, found)):
       np.testing.assert_array_equal(
           completions.tokens, np.full((1 + index, 4), token)
@@ -179,7 +166,7 @@ class ScriptedDecodeTest(parameterized.TestCase):
   def test_nothing_asked_nothing_sampled(self):
     model = fakes.FakeModel(4, 8)
     params = model.init(jax.random.key(0))
-    self.assertEqual(_sampler(model).sample(params, [], version=0), [])
+    self.assertEqual(sampler_case.make(model).sample(params, [], version=0), [])
 
   @parameterized.parameters(
       (dict(prompt_tokens=np.array([2] * 4)), r"max_prompt_tokens=3"),
@@ -204,11 +191,11 @@ class ScriptedDecodeTest(parameterized.TestCase):
     right = decode.Request(**{**request, "prompt_id": 70})
     wrong = decode.Request(**{**request, **fields})
     with self.assertRaisesRegex(ValueError, f"prompt 71: .*{message}"):
-      _sampler(model).sample({}, [right, wrong], version=0)
+      sampler_case.make(model).sample({}, [right, wrong], version=0)
 
   def test_a_model_with_too_few_positions_is_refused(self):
     with self.assertRaisesRegex(ValueError, r"model\.max_positions=8 together"):
-      _sampler(fakes.FakeModel(4, 8), max_prompt_tokens=5)
+      sampler_case.make(fakes.FakeModel(4, 8), max_prompt_tokens=5)
 
 
 if __name__ == "__main__":

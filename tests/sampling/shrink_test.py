@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The last completions go on in fewer rows where that changes no bit."""
 
+import functools
 import logging
 
 from absl.testing import absltest
@@ -12,25 +13,20 @@ from tba_jax.sampling import decode
 from tba_jax.sampling import requests as requests_lib
 from tba_jax.sampling import rows as rows_lib
 from tests.support import fakes
+from tests.support import sampler_case
 from tests.support import tiny_model
 
 _ROWS = 128
 
 
-def _settings(**changes):
-  settings = dict(
-      temperature=1.0,
-      top_k=0,
-      top_p=1.0,
-      max_prompt_tokens=4,
-      max_completion_tokens=40,
-      num_rows=_ROWS,
-      chunk_steps=5,
-      stop_ids=(1,),
-      pad_id=0,
-      seed=3,
-  )
-  return requests_lib.Settings(**{**settings, **changes})
+_settings = functools.partial(
+    sampler_case.make_settings,
+    max_prompt_tokens=4,
+    max_completion_tokens=40,
+    num_rows=_ROWS,
+    chunk_steps=5,
+    seed=3,
+)
 
 
 class _RowCountModel(fakes.FakeModel):

@@ -14,12 +14,12 @@ import numpy as np
 from tba_jax import types
 from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
-from tba_jax.sampling import decode
 from tba_jax.tasks import base
 from tba_jax.training import evaluator as evaluator_lib
 from tba_jax.training import policy as policy_lib
 from tests.support import base_config
 from tests.support import fakes
+from tests.support import sampler_case
 
 
 class _ScriptedSampler:
@@ -263,21 +263,7 @@ class EvaluatorTest(parameterized.TestCase):
   def test_with_the_real_sampler(self):
     model = fakes.FakeModel(10, 8)
     params = model.init(jax.random.key(0))
-    sampler = decode.Sampler(
-        model,
-        decode.Settings(
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_prompt_tokens=3,
-            max_completion_tokens=4,
-            num_rows=8,
-            chunk_steps=2,
-            stop_ids=(1,),
-            pad_id=0,
-            seed=0,
-        ),
-    )
+    sampler = sampler_case.make(model)
     anything = {
         index: {"".join(map(str, d)) for d in itertools.product(range(10))}
         for index in range(20)

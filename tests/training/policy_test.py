@@ -36,7 +36,7 @@ class ValueModelTest(absltest.TestCase):
     labels = changes.pop("num_labels", 1)
     shape = tiny_model.make_model(num_layers=1, **changes).config
     if labels:
-      model = heads.ScalarModel(heads.config_of(shape, labels))
+      model = heads.ScalarModel(dataclasses.replace(shape, num_labels=labels))
     else:
       model = _POLICY
     folder = self.create_tempdir().full_path

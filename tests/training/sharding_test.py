@@ -36,16 +36,9 @@ class MakeMeshTest(parameterized.TestCase):
     self.assertEqual(mesh.axis_names, ("data", "fsdp", "sequence", "tensor"))
     self.assertEqual(mesh.size, 1)
 
-  @parameterized.parameters(
-      (dict(data=64, fsdp=64, sequence=1, tensor=1), "4096 devices"),
-      (dict(data=0, fsdp=1, sequence=1, tensor=1), r"config\.mesh\.data=0"),
-      ({"data": 1, "model": 1}, "allowed axes"),
-  )
-  def test_refuses(self, mesh_config, message):
-    with self.assertRaisesRegex(ValueError, message):
-      sharding.make_mesh(mesh_config)
-
-  def test_refuses_devices_that_are_left_over(self):
+  def test_refuses_too_few_devices_or_devices_that_are_left_over(self):
+    with self.assertRaisesRegex(ValueError, "4096 devices"):
+      sharding.make_mesh(dict(data=64, fsdp=64, sequence=1, tensor=1))
     with self.assertRaisesRegex(ValueError, "needs 1 devices, 2"):
       sharding.make_mesh(settings.get_config().mesh, jax.devices()[:1] * 2)
 
@@ -145,12 +138,9 @@ class ParamShardingsTest(parameterized.TestCase):
     shardings = sharding.param_shardings(_mesh(), _RULES, ("heads", "mlp"))
     self.assertEqual(shardings.spec, PartitionSpec("tensor", None))
 
-  def test_refuses_unknown_names(self):
+  def test_refuses_an_axis_without_a_rule(self):
     with self.assertRaisesRegex(ValueError, "no rule for 'experts'"):
       sharding.param_shardings(_mesh(), _RULES, {"a": ("experts",)})
-    rules = {**_RULES, "mlp": "tensor,pipeline"}
-    with self.assertRaisesRegex(ValueError, r"config\.sharding\.mlp"):
-      sharding.param_shardings(_mesh(), rules, {"a": ("mlp",)})
 
   def test_lists_all_indivisible_axes(self):
     axes = {

@@ -178,15 +178,9 @@ def render(runs: Sequence[load.Run]) -> str:
   )
 
 
-def write_comparison(
-    paths: Sequence[epath.PathLike], out: epath.PathLike | None = None
-) -> epath.Path:
-  """Writes the page of several runs; returns its path.
-
-  The default of `out` is `compare.html` beside the first run.
-  """
+def write_comparison(paths: Sequence[epath.PathLike]) -> epath.Path:
+  """Writes `compare.html` beside the first of several runs; returns it."""
   runs = [load.read_run(path) for path in paths]
-  path = epath.Path(out) if out else runs[0].workdir.parent / "compare.html"
-  path.parent.mkdir(parents=True, exist_ok=True)
+  path = runs[0].workdir.parent / "compare.html"
   build.write_page(path, render(runs))
   return path

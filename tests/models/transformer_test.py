@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of models/build.py: every way through a model computes the same."""
+"""Every way through a model computes the same."""
 
 import dataclasses
 import functools
@@ -12,54 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax.config import settings as settings_lib
-from tba_jax.models import config as config_lib
 from tba_jax.models import transformer
+from tests.models import hf_case
 from tests.support import tiny_model
 
-B, K, P, T, V = 3, 4, 7, 5, 40
+B, K, P, T, V = 3, 4, 7, 5, hf_case.VOCAB
 _LENGTHS = np.array([7, 3, 1])
 # float32 sums in another order; logits are near 1.
 _VALUES = dict(atol=1e-5, rtol=0.0)
-
-# One shape of each family, as itself.
-_FAMILIES = (
-    dict(family="llama", attention_bias=True, mlp_bias=True),
-    dict(family="mistral", sliding_window=4),
-    dict(family="qwen2"),
-    dict(family="qwen3"),
-    dict(
-        family="gpt_neox",
-        num_kv_heads=4,
-        head_dim=8,
-        attention_bias=True,
-        parallel_residual=True,
-        rotary_fraction=0.5,
-        activation="gelu",
-    ),
-    dict(
-        family="gpt2",
-        num_kv_heads=4,
-        head_dim=8,
-        scale_attention_by_layer=True,
-        activation="gelu_new",
-    ),
-)
-
-
-def _config(**overrides) -> config_lib.ModelConfig:
-  settings = settings_lib.get_config().model
-  settings.update(num_kv_heads=2, num_layers=2, width=32, mlp_width=48)
-  settings.update(overrides)
-  return config_lib.ModelConfig.from_config(
-      settings, V, pad_id=0, bos_id=None, eos_id=1
-  )
 
 
 @functools.cache
 def _make(**overrides):
   """Returns a model and random params; shared, so that it compiles once."""
-  model = transformer.make_model(_config(**overrides))
+  model = transformer.make_model(hf_case.make_config(**overrides))
   params = tiny_model.init_params(model)
   model = dataclasses.replace(
       model,
@@ -194,7 +160,7 @@ class CompletionLogitsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       dict(tie_embeddings=True, num_kv_heads=1),
-      *_FAMILIES,
+      *hf_case.FAMILIES,
   )
   def test_values_and_gradients_equal_full_sequences(self, **settings):
     model, params = _make(**settings)
@@ -269,7 +235,7 @@ class DecodeTest(parameterized.TestCase):
 
   @parameterized.parameters(
       dict(tie_embeddings=True),
-      *_FAMILIES,
+      *hf_case.FAMILIES,
       # The layouts of accelerators.
       dict(num_parts=1),
       dict(num_parts=2, num_kv_heads=4),
