@@ -139,6 +139,6 @@ def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   axes.set_xlabel("held-out pass@1")
   axes.set_ylabel("distinct solutions of 8, per solved prompt")
   axes.grid(alpha=0.3)
-  axes.legend(frameon=False, fontsize=7, ncols=2)
+  axes.legend(frameon=False, fontsize=7, ncols=2, handlelength=4)
   figure.savefig(path, dpi=150)
   pyplot.close(figure)
