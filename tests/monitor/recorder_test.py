@@ -209,9 +209,10 @@ class RecorderTest(absltest.TestCase):
     recorder = self.make()
     full = OSError(errno.ENOSPC, "No space left on device")
     with (
+        # First, since a thread writes the status.
+        mock.patch.object(recorder, "event", wraps=recorder.event) as event,
         mock.patch.object(jsonl.LineWriter, "write", side_effect=full),
         mock.patch.object(jsonl, "atomic_write_json", side_effect=full),
-        mock.patch.object(recorder, "event", wraps=recorder.event) as event,
         self.assertLogs(level="ERROR"),  # Of the event.
     ):
       for step in range(4):
