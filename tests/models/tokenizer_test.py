@@ -4,6 +4,7 @@
 
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -263,6 +264,21 @@ class FolderTest(parameterized.TestCase):
     path = self.folder / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     self.assertEqual(settings["tokenizer_class"], "PreTrainedTokenizerFast")
+
+  def test_one_whose_files_are_gone_is_written_as_transformers_4_names_it(self):
+    _byte_level(
+        eos_token="<eos>", extra_special_tokens=["<bos>"]
+    ).save_pretrained(self.folder)
+    tokenizer = tokenizer_lib.load(self.folder)
+    shutil.rmtree(self.folder)
+    self.folder.mkdir()
+    tokenizer.save(self.folder)
+    path = self.folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    self.assertEqual(settings["additional_special_tokens"], ["<bos>"])
+    self.assertNotIn("extra_special_tokens", settings)
+    loaded = tokenizer_lib.load(self.folder)
+    self.assertEqual(loaded.encode("a <bos>"), tokenizer.encode("a <bos>"))
 
   def test_names_a_folder_without_tokenizer(self):
     for folder in (self.folder, self.folder / "absent"):

@@ -57,6 +57,8 @@ class FrozenTest(parameterized.TestCase):
     super().setUp()
     self.config = base_config.make()
     self.config.reward.batch_size = 3
+    # The policy's kernel, which none of these models can have on a CPU.
+    self.config.model.attention = "splash"
     self.folder = pathlib.Path(self.create_tempdir().full_path, "model")
     shape = tiny_model.make_model(vocab_size=_TOKENIZER.vocab_size).config
     self.model = heads.ScalarModel(heads.config_of(shape))

@@ -7,6 +7,7 @@ import pathlib
 import stat
 import subprocess
 import sys
+import tracemalloc
 from unittest import mock
 
 from absl.testing import absltest
@@ -288,6 +289,22 @@ class DamageTest(JournalTestCase):
       _, records, rest = verify._read_segment(segment.read_bytes(), 0)
     self.assertLess(d.call_count, 100)
     self.assertEqual([s[:2] for s in spans], records + rest)
+
+  def test_a_record_that_claims_more_than_the_file_costs_no_copy(self):
+    self.open().append([b"before"])
+    segment, rest = self.files()[0], 1_000_000
+    record = bytearray(journal_lib.encode_record(segment.stat().st_size, b""))
+    record[8:16] = (2 * rest).to_bytes(8, "little")
+    with segment.open("ab") as f:
+      f.write(bytes(record) + bytes(rest))
+    data = segment.read_bytes()
+    for read in (journal_lib._payload_at, verify._record_end):
+      tracemalloc.start()
+      found = read(data, len(data) - rest - len(record), 0)
+      _, peak_bytes = tracemalloc.get_traced_memory()
+      tracemalloc.stop()
+      self.assertEqual(found, (None, 0))
+      self.assertLess(peak_bytes, rest // 10)
 
   def test_missing_segment(self):
     journal = self.open(max_segment_bytes=320)

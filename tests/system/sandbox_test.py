@@ -1,0 +1,48 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a confined process still reads; the pool's tests have the rest."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+
+# Confines itself, then tells what was not permitted and whether a file is seen.
+_CONFINED = """
+import json, os, sys
+from tba_jax.system import sandbox
+home, file, *readable = sys.argv[1:]
+entered = sandbox.enter(home, network=True, readable=readable)
+print(json.dumps([entered["missing"], os.path.exists(file)]))
+"""
+
+
+class SandboxTest(absltest.TestCase):
+
+  def test_shared_memory_stays_where_a_readable_path_lies_in_it(self):
+    if os.geteuid() or not os.path.isdir("/dev/shm"):
+      self.skipTest("only root confines disks, on Linux")
+    folder = self.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
+    pathlib.Path(folder).chmod(0o755)
+    file = pathlib.Path(folder, "data.jsonl")
+    file.touch()
+    for readable in ([], [str(file)]):
+      home = self.create_tempdir().full_path
+      done = subprocess.run(
+          [sys.executable, "-c", _CONFINED, home, str(file), *readable],
+          check=True,
+          capture_output=True,
+          timeout=60,
+      )
+      missing, seen = json.loads(done.stdout)
+      if "disk" in missing:
+        self.skipTest("this system does not permit mount namespaces")
+      self.assertEqual(seen, bool(readable))
+
+
+if __name__ == "__main__":
+  absltest.main()
