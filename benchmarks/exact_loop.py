@@ -50,6 +50,7 @@ def run_all(
     settings: Mapping[str, Sequence[str]],
     operands: Sequence[str],
     folder: pathlib.Path,
+    num_prompts: int | None = None,
 ) -> list[dict[str, Any]]:
   """Makes the runs that have no result in the folder yet, at staleness 1.
 
@@ -60,6 +61,7 @@ def run_all(
     operands: seeds of prompts and samples, and names of settings, as
       `results.parse` reads them; a whole seed comes before the next.
     folder: keeps a result per setting and seed.
+    num_prompts: as in `run`.
 
   Returns:
     All results in the folder.
@@ -85,7 +87,7 @@ def run_all(
           "name": name,
           "seed": seed,
           "overrides": list(settings[name]),
-          **run(own, staleness_steps=1),
+          **run(own, staleness_steps=1, num_prompts=num_prompts),
       }
       jsonl.atomic_write_json(path, result)
       last = {key: result[key][-1] for key in EVALUATED}
@@ -94,14 +96,22 @@ def run_all(
 
 
 def run(
-    config: ml_collections.ConfigDict, staleness_steps: int
+    config: ml_collections.ConfigDict,
+    staleness_steps: int,
+    num_prompts: int | None = None,
 ) -> dict[str, Any]:
-  """Trains; returns `steps`, `completions` sampled until then, and evaluations.
+  """Trains; evaluates at the start and every `evaluate.every_steps`.
 
   Args:
-    config: `evaluate.final_prompts` held-out prompts are evaluated at the start
-      and every `evaluate.every_steps`.
+    config: of the run.
     staleness_steps: s.
+    num_prompts: trains and evaluates on the first so many training prompts;
+      None trains on all and evaluates `evaluate.final_prompts` held-out ones.
+
+  Returns:
+    Lists with an item per evaluation: `steps`; `completions` and `solutions`,
+    sampled and distinct correct ones found until then; and `EVALUATED`. And
+    `rewards` by step and `wall_s`.
   """
   started = time.monotonic()
   policy = policy_lib.make_policy(config, "")
@@ -115,10 +125,12 @@ def run(
   buffer.begin_epoch(0, 0)
   maker = batches.BatchMaker(config, policy.tokenizer, buffer, work)
   evaluator = reward_judge.make_evaluator(config, "", policy)
-  searcher = _Searcher(config, policy)
+  if num_prompts:
+    evaluator.split = base.TRAIN
+  searcher = _Searcher(config, policy, num_prompts)
   num_steps, train = config.train.num_steps, config.train
   found: dict[str, list[float]] = {
-      name: [] for name in ("steps", "completions", *EVALUATED)
+      name: [] for name in ("steps", "completions", "solutions", *EVALUATED)
   }
   rewards = []
   past = collections.deque(maxlen=staleness_steps + 1)
@@ -126,13 +138,16 @@ def run(
     for step in range(num_steps + 1):
       if step % config.evaluate.every_steps == 0 or step == num_steps:
         result = evaluator.run(
-            work.state.params, config.evaluate.final_prompts, version=step
+            work.state.params,
+            num_prompts or config.evaluate.final_prompts,
+            version=step,
         )
         found["steps"].append(step)
         found["completions"].append(
             step * config.search.prompts_per_step
             * config.search.samples_per_prompt
         )  # fmt: skip
+        found["solutions"].append(len(searcher.solutions))
         for name in EVALUATED:
           found[name].append(result[name])
       if step == num_steps:
@@ -174,18 +189,25 @@ def _make_work(
 
 
 class _Searcher:
-  """Samples and scores the fresh groups of a step."""
+  """Samples and scores the fresh groups of a step.
+
+  solutions: (prompt id, key) of all that were found.
+  """
 
   def __init__(
-      self, config: ml_collections.ConfigDict, policy: policy_lib.Policy
+      self,
+      config: ml_collections.ConfigDict,
+      policy: policy_lib.Policy,
+      num_prompts: int | None,
   ):
     self._config = config
     self._task, self._tokenizer = policy.task, policy.tokenizer
     self._sampler = policy_lib.make_sampler(config, policy)
     self._order = prompt_order.PromptOrder(
-        policy.task.num_prompts(base.TRAIN), seed=config.seed
+        num_prompts or policy.task.num_prompts(base.TRAIN), seed=config.seed
     )
     self._position = 0
+    self.solutions: set[tuple[int, str]] = set()
 
   def search(self, version: int, params: types.PyTree) -> list[types.Group]:
     search = self._config.search
@@ -208,28 +230,35 @@ class _Searcher:
       )
     found = self._sampler.sample(params, requests, version=version)
     return [
-        types.Group(
-            prompt_id=request.prompt_id,
-            visit=request.visit,
-            position=first + i,
-            prompt_tokens=request.prompt_tokens,
-            completion_tokens=completions.tokens,
-            completion_lengths=completions.lengths,
-            stopped=completions.stopped,
-            behavior_logprobs=completions.logprobs,
-            rewards=np.asarray(
-                [
-                    self._task.reward(base.TRAIN, request.prompt_id, text)
-                    for text in policy_lib.decode_texts(
-                        self._tokenizer, completions
-                    )
-                ],
-                np.float32,
-            ),
-            versions=completions.versions,
-            epoch=0,
-        )
+        self._group(first + i, request, completions)
         for i, (request, completions) in enumerate(
             zip(requests, found, strict=True)
         )
     ]
+
+  def _group(
+      self,
+      position: int,
+      request: decode.Request,
+      completions: types.Completions,
+  ) -> types.Group:
+    judgements = [
+        self._task.judge(base.TRAIN, request.prompt_id, text)
+        for text in policy_lib.decode_texts(self._tokenizer, completions)
+    ]
+    self.solutions.update(
+        (request.prompt_id, j.key) for j in judgements if j.key is not None
+    )
+    return types.Group(
+        prompt_id=request.prompt_id,
+        visit=request.visit,
+        position=position,
+        prompt_tokens=request.prompt_tokens,
+        completion_tokens=completions.tokens,
+        completion_lengths=completions.lengths,
+        stopped=completions.stopped,
+        behavior_logprobs=completions.logprobs,
+        rewards=np.asarray([j.reward for j in judgements], np.float32),
+        versions=completions.versions,
+        epoch=0,
+    )

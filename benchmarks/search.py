@@ -2,16 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What more search for each optimizer step brings where rewards are rare.
 
-    python -m benchmarks --config=configs/countdown_sparse.py:quick \\
+    python -m benchmarks --config=configs/countdown_sparse.py \\
         search [SEED,… [SETTING …]]
 
-samples the completions of 1, 2, 4, 8 and 16 searchers for each step and puts
-them into the replay buffer; a step trains on as many as one searcher samples.
-Half of each batch is drawn from the newest groups, half from all, and within a
-prompt uniformly (`uniform`) or by reward (`reward`); `none` trains on what one
-searcher has just sampled, without a buffer. All runs start from one fine-tuned
-policy, and samples are one step old. The folder runs/search keeps a result per
-setting and seed, so that later calls add to table and plot.
+learns to solve 64 prompts, as red-teaming learns to attack one victim, from a
+policy whose completions are correct once in 60. The completions of 1, 2, 4, 8
+and 16 searchers are sampled for each step and put into the replay buffer; a
+step trains on 32 groups of 8. Half of them are drawn from the newest groups,
+half from all, and within a prompt uniformly (`uniform`) or by reward
+(`reward`); `none` trains on what one searcher has just sampled, without a
+buffer. All runs start from one fine-tuned policy, and samples are one step old.
+The folder runs/search keeps a result per setting and seed, so that later calls
+add to table and plot.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,8 +31,9 @@ from benchmarks import results
 _FOLDER = pathlib.Path("runs") / "search"
 _NUM_STEPS = 200
 _SEARCHERS = (1, 2, 4, 8, 16)
+_NUM_PROMPTS = 64
 # Of one searcher, for each step.
-_PROMPTS, _SAMPLES = 16, 16
+_PROMPTS, _SAMPLES = 8, 8
 _DRAWS = ("uniform", "reward")
 SETTINGS = {
     "none-1": ["replay.recent_fraction=1", "replay.recent_window_steps=1"]
@@ -46,7 +49,7 @@ SETTINGS = {
 _ENDS = {
     "pass_at_1": ("pass@1", 3),
     "pass_at_k": ("pass@16", 3),
-    "distinct_correct": ("distinct solutions of 16", 2),
+    "solutions": ("solutions found", 0),
 }
 _COLORS = ("#56b4e9", "#0072b2", "#009e73", "#e69f00", "#d55e00")
 _LINES = {"none": ":", "uniform": "--", "reward": "-"}
@@ -69,13 +72,16 @@ def run(
   """
   config = config.copy_and_resolve_references()
   with config.unlocked():
+    config.sft.num_steps = config.sft.evaluate_every_steps = 300
     config.search.samples_per_prompt = _SAMPLES
     config.search.prompts_per_step = _PROMPTS
+    # Nothing found is evicted.
+    config.replay.capacity_per_prompt = config.replay.capacity
     config.train.num_steps = _NUM_STEPS
-    config.evaluate.update(
-        every_steps=40, final_prompts=300, num_completions=16, greedy=False
-    )
-  found = exact_loop.run_all(config, SETTINGS, operands, _FOLDER)
+    config.evaluate.update(every_steps=40, num_completions=16, greedy=False)
+  found = exact_loop.run_all(
+      config, SETTINGS, operands, _FOLDER, num_prompts=_NUM_PROMPTS
+  )
   results.print_table(make_table(found), _FOLDER / "table.md")
   _plot(found, _FOLDER / "search.png")
   return results.summarize(found, _ENDS, _FOLDER)
@@ -108,36 +114,42 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-  """Draws pass@1 and pass@16 over steps, and pass@1 over completions."""
-  panels = (
-      ("steps", "pass_at_1"),
-      ("steps", "pass_at_k"),
-      ("completions", "pass_at_1"),
+  """Draws the columns of `_ENDS` over steps and over completions."""
+  figure, grid = pyplot.subplots(
+      2, len(_ENDS), figsize=(12, 7), sharey="col", layout="constrained"
   )
-  figure, axes = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained")
-  for axis, (x, y) in zip(axes, panels):
-    for name in SETTINGS:
-      mine = [r for r in runs if r["name"] == name]
-      if not mine:
-        continue
-      draw, _, searchers = name.partition("-")
-      first = int(x == "completions")  # Its logarithm of 0 is left out.
-      axis.plot(
-          mine[0][x][first:],
-          np.mean([r[y] for r in mine], axis=0)[first:],
-          color=_COLORS[_SEARCHERS.index(int(searchers))],
-          linestyle=_LINES[draw],
-          label=f"{searchers}, {draw}",
-      )
-    axis.set_xlabel(x)
-    axis.set_ylabel(_ENDS[y][0])
-    axis.grid(alpha=0.3)
-  axes[-1].set_xscale("log")
+  for x, row in zip(("steps", "completions"), grid):
+    for (y, (title, _)), axis in zip(_ENDS.items(), row):
+      _plot_panel(runs, axis, x, y)
+      axis.set_xlabel(x)
+      axis.set_ylabel(title)
+  for axis in grid[1]:
+    axis.set_xscale("log")
   figure.legend(
-      *axes[0].get_legend_handles_labels(),
+      *grid[0, 0].get_legend_handles_labels(),
       loc="outside lower center",
       ncols=6,
       fontsize=8,
   )
   figure.savefig(path, dpi=150)
   pyplot.close(figure)
+
+
+def _plot_panel(
+    runs: Sequence[Mapping[str, Any]], axis: Any, x: str, y: str
+) -> None:
+  """Draws a line per setting, the mean of its seeds."""
+  first = int(x == "completions")  # Its logarithm of 0 is left out.
+  for name in SETTINGS:
+    mine = [r for r in runs if r["name"] == name]
+    if not mine:
+      continue
+    draw, _, searchers = name.partition("-")
+    axis.plot(
+        mine[0][x][first:],
+        np.mean([r[y] for r in mine], axis=0)[first:],
+        color=_COLORS[_SEARCHERS.index(int(searchers))],
+        linestyle=_LINES[draw],
+        label=f"{searchers}, {draw}",
+    )
+  axis.grid(alpha=0.3)

@@ -12,6 +12,8 @@ from benchmarks import search
 from tba_jax.config import load
 from tba_jax.config import validate
 from tba_jax.config import variants
+from tba_jax.tasks import base
+from tba_jax.tasks import countdown as countdown_task
 
 countdown = variants.import_config("configs/countdown.py")
 sparse = variants.import_config("configs/countdown_sparse.py")
@@ -45,6 +47,28 @@ class ExactLoopTest(absltest.TestCase):
     per_step = 6 * config.search.samples_per_prompt
     self.assertEqual(found["completions"], [0, 2 * per_step, 4 * per_step])
     self.assertEqual(found["pass_at_1"], [0.5] * 3)
+
+  def test_few_prompts_are_sampled_and_evaluated_and_solutions_counted(self):
+    config = countdown.get_config("smoke")
+    config.init = "scratch"
+    config.train.num_steps = 1
+    config.search.prompts_per_step = 6
+    evaluator = self.enter_context(
+        mock.patch.object(exact_loop.reward_judge, "make_evaluator")
+    ).return_value
+    evaluator.run.return_value = dict.fromkeys(exact_loop.EVALUATED, 0.5)
+    asked = []
+
+    def judge(self, split, index, completion):
+      asked.append((split, index))
+      return base.Judgement(1.0, f"the one of {index}")
+
+    with mock.patch.object(countdown_task.Countdown, "judge", judge):
+      found = exact_loop.run(config, staleness_steps=0, num_prompts=3)
+    self.assertEqual(set(asked), {(base.TRAIN, i) for i in range(3)})
+    self.assertEqual(found["solutions"], [0, 3])
+    self.assertEqual(evaluator.split, base.TRAIN)
+    self.assertEqual(evaluator.run.call_args.args[1], 3)
 
   def test_every_setting_is_allowed(self):
     for config, settings in (
@@ -80,7 +104,7 @@ class TablesTest(absltest.TestCase):
             "seed": 0,
             "pass_at_1": [0.1, 0.2],
             "pass_at_k": [0.5, 0.6],
-            "distinct_correct": [1.0, 1.25],
+            "solutions": [0, 25],
             "rewards": [0.0] * 150 + [0.5] * 50,
         }
         for name in ("none-1", "reward-16")
@@ -89,8 +113,8 @@ class TablesTest(absltest.TestCase):
     self.assertEqual(
         rows,
         [
-            ["none", "1", "1", "0.200", "0.600", "1.25", "0.500"],
-            ["reward", "16", "1", "0.200", "0.600", "1.25", "0.500"],
+            ["none", "1", "1", "0.200", "0.600", "25", "0.500"],
+            ["reward", "16", "1", "0.200", "0.600", "25", "0.500"],
         ],
     )
 
