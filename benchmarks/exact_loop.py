@@ -50,7 +50,6 @@ def run_all(
     settings: Mapping[str, Sequence[str]],
     operands: Sequence[str],
     folder: pathlib.Path,
-    num_prompts: int | None = None,
 ) -> list[dict[str, Any]]:
   """Makes the runs that have no result in the folder yet, at staleness 1.
 
@@ -61,7 +60,6 @@ def run_all(
     operands: seeds of prompts and samples, and names of settings, as
       `results.parse` reads them; a whole seed comes before the next.
     folder: keeps a result per setting and seed.
-    num_prompts: as in `run`.
 
   Returns:
     All results in the folder.
@@ -87,7 +85,7 @@ def run_all(
           "name": name,
           "seed": seed,
           "overrides": list(settings[name]),
-          **run(own, staleness_steps=1, num_prompts=num_prompts),
+          **run(own, staleness_steps=1),
       }
       jsonl.atomic_write_json(path, result)
       last = {key: result[key][-1] for key in EVALUATED}
@@ -96,17 +94,13 @@ def run_all(
 
 
 def run(
-    config: ml_collections.ConfigDict,
-    staleness_steps: int,
-    num_prompts: int | None = None,
+    config: ml_collections.ConfigDict, staleness_steps: int
 ) -> dict[str, Any]:
   """Trains; evaluates at the start and every `evaluate.every_steps`.
 
   Args:
-    config: of the run.
+    config: of the run; `evaluate.final_prompts` held-out prompts are evaluated.
     staleness_steps: s.
-    num_prompts: trains and evaluates on the first so many training prompts;
-      None trains on all and evaluates `evaluate.final_prompts` held-out ones.
 
   Returns:
     Lists with an item per evaluation: `steps`; `completions` and `solutions`,
@@ -125,9 +119,7 @@ def run(
   buffer.begin_epoch(0, 0)
   maker = batches.BatchMaker(config, policy.tokenizer, buffer, work)
   evaluator = reward_judge.make_evaluator(config, "", policy)
-  if num_prompts:
-    evaluator.split = base.TRAIN
-  searcher = _Searcher(config, policy, num_prompts)
+  searcher = _Searcher(config, policy)
   num_steps, train = config.train.num_steps, config.train
   found: dict[str, list[float]] = {
       name: [] for name in ("steps", "completions", "solutions", *EVALUATED)
@@ -138,9 +130,7 @@ def run(
     for step in range(num_steps + 1):
       if step % config.evaluate.every_steps == 0 or step == num_steps:
         result = evaluator.run(
-            work.state.params,
-            num_prompts or config.evaluate.final_prompts,
-            version=step,
+            work.state.params, config.evaluate.final_prompts, version=step
         )
         found["steps"].append(step)
         found["completions"].append(
@@ -195,16 +185,13 @@ class _Searcher:
   """
 
   def __init__(
-      self,
-      config: ml_collections.ConfigDict,
-      policy: policy_lib.Policy,
-      num_prompts: int | None,
+      self, config: ml_collections.ConfigDict, policy: policy_lib.Policy
   ):
     self._config = config
     self._task, self._tokenizer = policy.task, policy.tokenizer
     self._sampler = policy_lib.make_sampler(config, policy)
     self._order = prompt_order.PromptOrder(
-        num_prompts or policy.task.num_prompts(base.TRAIN), seed=config.seed
+        policy.task.num_prompts(base.TRAIN), seed=config.seed
     )
     self._position = 0
     self.solutions: set[tuple[int, str]] = set()

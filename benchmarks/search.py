@@ -28,17 +28,19 @@ import numpy as np
 from benchmarks import exact_loop
 from benchmarks import results
 
-_FOLDER = pathlib.Path("runs") / "search"
+FOLDER = pathlib.Path("runs") / "search"
 _NUM_STEPS = 200
 _SEARCHERS = (1, 2, 4, 8, 16)
 _NUM_PROMPTS = 64
 # Of one searcher, for each step.
 _PROMPTS, _SAMPLES = 8, 8
 _DRAWS = ("uniform", "reward")
+_FEW = f"task.num_prompts={_NUM_PROMPTS}"
 SETTINGS = {
-    "none-1": ["replay.recent_fraction=1", "replay.recent_window_steps=1"]
+    "none-1": [_FEW, "replay.recent_fraction=1", "replay.recent_window_steps=1"]
 } | {
     f"{draw}-{n}": [
+        _FEW,
         f"replay.selection={draw}",
         f"search.prompts_per_step={n * _PROMPTS}",
     ]
@@ -70,21 +72,32 @@ def run(
   Returns:
     `folder`, and `runs`: name, seed and last evaluation of each.
   """
+  found = exact_loop.run_all(make_config(config), SETTINGS, operands, FOLDER)
+  results.print_table(make_table(found), FOLDER / "table.md")
+  _plot(found, FOLDER / "search.png")
+  return results.summarize(found, _ENDS, FOLDER)
+
+
+def make_config(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Returns a copy with what all settings share."""
   config = config.copy_and_resolve_references()
   with config.unlocked():
+    config.task.name = "benchmarks.few_prompts:FewPrompts"
+    config.task.num_prompts, config.task.reward_s = 0, 0.0
     config.sft.num_steps = config.sft.evaluate_every_steps = 300
     config.search.samples_per_prompt = _SAMPLES
     config.search.prompts_per_step = _PROMPTS
     # Nothing found is evicted.
     config.replay.capacity_per_prompt = config.replay.capacity
     config.train.num_steps = _NUM_STEPS
-    config.evaluate.update(every_steps=40, num_completions=16, greedy=False)
-  found = exact_loop.run_all(
-      config, SETTINGS, operands, _FOLDER, num_prompts=_NUM_PROMPTS
-  )
-  results.print_table(make_table(found), _FOLDER / "table.md")
-  _plot(found, _FOLDER / "search.png")
-  return results.summarize(found, _ENDS, _FOLDER)
+    config.evaluate.update(
+        every_steps=40,
+        num_prompts=_NUM_PROMPTS,
+        final_prompts=_NUM_PROMPTS,
+        num_completions=16,
+        greedy=False,
+    )
+  return config
 
 
 def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:

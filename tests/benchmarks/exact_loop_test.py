@@ -8,6 +8,7 @@ from absl.testing import absltest
 
 from benchmarks import diversity
 from benchmarks import exact_loop
+from benchmarks import few_prompts
 from benchmarks import search
 from tba_jax.config import load
 from tba_jax.config import validate
@@ -48,37 +49,44 @@ class ExactLoopTest(absltest.TestCase):
     self.assertEqual(found["completions"], [0, 2 * per_step, 4 * per_step])
     self.assertEqual(found["pass_at_1"], [0.5] * 3)
 
-  def test_few_prompts_are_sampled_and_evaluated_and_solutions_counted(self):
+  def test_solutions_found_are_counted_once(self):
     config = countdown.get_config("smoke")
     config.init = "scratch"
-    config.train.num_steps = 1
-    config.search.prompts_per_step = 6
+    config.train.num_steps = 2
+    config.search.prompts_per_step = 3
     evaluator = self.enter_context(
         mock.patch.object(exact_loop.reward_judge, "make_evaluator")
     ).return_value
     evaluator.run.return_value = dict.fromkeys(exact_loop.EVALUATED, 0.5)
-    asked = []
-
-    def judge(self, split, index, completion):
-      asked.append((split, index))
-      return base.Judgement(1.0, f"the one of {index}")
-
-    with mock.patch.object(countdown_task.Countdown, "judge", judge):
-      found = exact_loop.run(config, staleness_steps=0, num_prompts=3)
-    self.assertEqual(set(asked), {(base.TRAIN, i) for i in range(3)})
-    self.assertEqual(found["solutions"], [0, 3])
-    self.assertEqual(evaluator.split, base.TRAIN)
-    self.assertEqual(evaluator.run.call_args.args[1], 3)
+    config.evaluate.every_steps = 1
+    found_one = lambda *_: base.Judgement(1.0, "one")
+    with mock.patch.object(countdown_task.Countdown, "judge", found_one):
+      found = exact_loop.run(config, staleness_steps=0)
+    self.assertEqual(found["solutions"], [0, 3, 6])
 
   def test_every_setting_is_allowed(self):
     for config, settings in (
         (countdown.get_config("smoke"), diversity.SETTINGS),
-        (sparse.get_config("smoke"), search.SETTINGS),
+        (search.make_config(sparse.get_config()), search.SETTINGS),
     ):
       for overrides in settings.values():
         own = config.copy_and_resolve_references()
         load.apply_overrides(own, overrides)
         validate.validate(own, program="sweep")
+
+
+class FewPromptsTest(absltest.TestCase):
+
+  def test_all_splits_are_the_first_training_prompts(self):
+    config = search.make_config(sparse.get_config("smoke")).task
+    fields = {k: config[k] for k in few_prompts.FewPrompts.FIELDS}
+    whole = few_prompts.FewPrompts(**fields)
+    few = few_prompts.FewPrompts(**{**fields, "num_prompts": 3})
+    prompts = [whole.prompt("train", i) for i in range(3)]
+    for split in ("train", "held_out"):
+      self.assertEqual(few.num_prompts(split), 3)
+      self.assertEqual([few.prompt(split, i) for i in range(3)], prompts)
+    self.assertGreater(whole.num_prompts("train"), 3)
 
 
 class TablesTest(absltest.TestCase):

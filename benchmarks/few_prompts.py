@@ -1,0 +1,41 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse countdown on few prompts, for `search.py` and `free_search.py`.
+
+It is loaded as a user's task is, and as there its splits may be the same: like
+red-teaming, which attacks one victim, what is learned is to solve these.
+"""
+
+import time
+from typing import Any, ClassVar
+
+from tba_jax.tasks import base
+from tba_jax.tasks import countdown
+
+
+class FewPrompts(countdown.CountdownSparse):
+  """Sparse countdown with the first training prompts in all splits.
+
+  num_prompts: that many; 0 = all prompts, in their own splits.
+  reward_s: seconds that a reward takes, except in evaluations.
+  """
+
+  name: ClassVar[str] = "few_prompts"
+  FIELDS: ClassVar = {
+      **countdown.CountdownSparse.FIELDS,
+      "num_prompts": 0,
+      "reward_s": 0.0,
+  }
+
+  def __init__(self, *, num_prompts: int, reward_s: float, **fields: Any):
+    super().__init__(**fields)
+    self._reward_s = reward_s
+    if num_prompts:
+      for of_split in (self._pairs, self._numbers):
+        first = of_split[base.TRAIN][:num_prompts]
+        of_split.update(dict.fromkeys(base.SPLITS, first))
+
+  def reward(self, split: str, index: int, completion: str) -> float:
+    if split == base.TRAIN and self._reward_s:
+      time.sleep(self._reward_s)
+    return super().reward(split, index, completion)
