@@ -16,14 +16,11 @@ REPO="${REPO:-}"                          # git URL of this code
 REVISION="${REVISION:-main}"              # branch, tag or commit of it
 EXTRA="${EXTRA:-tpu}"                     # of pip: tpu,math for configs/math.py
 CONFIG="${CONFIG:-configs/gsm8k.py:hardware=v5e-16}"
-KIND="${KIND:-v5e}"                       # of devices, for the plan
 TRAINER_TYPE="${TRAINER_TYPE:-v5litepod-16}"
-TRAINER_HOSTS="${TRAINER_HOSTS:-4}"       # of one slice
 TRAINER_SLICES="${TRAINER_SLICES:-1}"
 SEARCHER_TYPE="${SEARCHER_TYPE:-v5litepod-1}" # of one host
-SEARCHER_CHIPS="${SEARCHER_CHIPS:-1}"     # of that host, as hardware= has it
 SEARCHERS="${SEARCHERS:-4}"
-RUNTIME="${RUNTIME:-v2-alpha-tpuv5-lite}" # image of the TPU VMs
+RUNTIME="${RUNTIME:-}"                    # image of the TPU VMs; "" = the type's
 # gcloud's flags for the capacity: "" (on demand), --spot, --reserved,
 # --reservation=NAME, --provisioning-model=flex-start --max-run-duration=24h
 TRAINER_FLAGS="${TRAINER_FLAGS-}"
@@ -76,11 +73,33 @@ if ((dry_run)); then
 fi
 need NAME PROJECT ZONE NFS REPO
 
+# slice_of TYPE: sets kind, chips, hosts and image of such a slice.
+slice_of() {
+  local machine=4
+  chips="${1##*-}"
+  case "$1" in
+    v4-*) kind=v4 image=tpu-ubuntu2204-base ;;
+    v5litepod-*) kind=v5e image=v2-alpha-tpuv5-lite machine=8 ;;
+    v5p-*) kind=v5p image=v2-alpha-tpuv5 ;;
+    v6e-*) kind=v6e image=v2-alpha-tpuv6e machine=8 ;;
+    *) die "type $1: allowed v4-N, v5litepod-N, v5p-N, v6e-N" ;;
+  esac
+  # Of these the name counts cores, two of a chip.
+  case "$1" in v4-* | v5p-*) chips=$((chips / 2)) ;; esac
+  # Only a slice of one host has more than four chips on it.
+  hosts=$((chips > machine ? chips / 4 : 1))
+}
+
+slice_of "$SEARCHER_TYPE"
+((hosts == 1)) || die "SEARCHER_TYPE=$SEARCHER_TYPE: allowed types of one host"
+use_searcher_devices "$chips"
+slice_of "$TRAINER_TYPE"
+TRAINER_HOSTS="$hosts"
+
 where=(--project="$PROJECT" --zone="$ZONE")
 workdir="/mnt/runs/$NAME"
 SETTINGS+=("--config.trainer.num_processes=$((TRAINER_HOSTS * TRAINER_SLICES))")
 SETTINGS+=("--config.search.num_searchers=$SEARCHERS")
-use_searcher_devices "$SEARCHER_CHIPS"
 use_shared_params "$workdir/params"
 code=tba_jax_code
 metadata="http://metadata.google.internal/computeMetadata/v1/instance"
@@ -91,6 +110,8 @@ read -r -a searcher_flags <<<"$SEARCHER_FLAGS"
 
 # create RESOURCE TYPE FLAG…: asks for machines.
 create() {
+  local kind chips hosts image
+  slice_of "$2"
   local command=(gcloud compute tpus queued-resources create)
   # These flags are of the alpha command alone.
   case " $* " in
@@ -98,7 +119,7 @@ create() {
       command=(gcloud alpha compute tpus queued-resources create) ;;
   esac
   run "${command[@]}" "$1" "${where[@]}" --accelerator-type="$2" \
-    --runtime-version="$RUNTIME" "${@:3}"
+    --runtime-version="${RUNTIME:-$image}" "${@:3}"
 }
 
 delete() {
@@ -288,7 +309,7 @@ look() {
 
 case "$action" in
   up)
-    print_plan "$root" --elsewhere "$KIND"
+    print_plan "$root" --elsewhere "$kind"
     look 0 $((SEARCHERS - 1))
     ;;
   searchers)

@@ -59,8 +59,8 @@ from tba_jax.training import sharding
 from tba_jax.training import train_step
 
 _PLATFORM = "tpu"
-# Most chips of one machine.
-_MACHINE = 8
+# Most chips of one machine, by generation.
+_MACHINE = {"v4": 4, "v5e": 8, "v5p": 4, "v6e": 8}
 # Shapes of v5e slices, by their number of chips.
 _SLICES = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -269,8 +269,8 @@ def devices_of(
           " v6e:2x4, v5p:2x2x1, v4:2x2x1"
       ) from error
     # The trainer may share a machine; of a larger slice it takes all chips.
-    too_many = key == "mesh" and len(devices) > max(needed, _MACHINE)
-    if len(devices) < needed or too_many:
+    most = max(needed, _MACHINE.get(name.partition(":")[0], 1))
+    if len(devices) < needed or (key == "mesh" and len(devices) > most):
       raise ValueError(
           f"config.{key}={mesh.to_dict()} needs {needed} devices, {name} has"
           f" {len(devices)}"

@@ -335,14 +335,44 @@ class ScriptsTest(parameterized.TestCase):
     self.assertIn("all other settings are valid", done.stdout)
 
   @parameterized.parameters(
-      ("slurm.sh", "SEARCHER_GPUS"),
-      ("tpu_vm.sh", "SEARCHER_CHIPS"),
-      ("gke.sh", "SEARCHER_CHIPS"),
+      ("v5litepod-16", "v6e-8", 4, 8, "v5e", "tpuv5-lite", "tpuv6e"),
+      ("v5litepod-8", "v5litepod-1", 1, 1, "v5e", "tpuv5-lite", "tpuv5-lite"),
+      ("v6e-64", "v5litepod-4", 16, 4, "v6e", "tpuv6e", "tpuv5-lite"),
+      ("v5p-16", "v5p-8", 2, 4, "v5p", "tpuv5", "tpuv5"),
   )
-  def test_a_searcher_uses_all_devices_of_its_host(self, name, variable):
+  def test_hosts_chips_and_images_are_those_of_the_type(
+      self, trainer, searcher, hosts, chips, kind, *images
+  ):
+    shown = self.dry(
+        "tpu_vm.sh", TRAINER_TYPE=trainer, SEARCHER_TYPE=searcher,
+        SEARCHERS="1", CONFIG="configs/countdown.py",
+    )  # fmt: skip
+    self.assertIn(f"--config.trainer.num_processes={hosts} ", shown)
+    self.assertIn(f"--config.search.mesh.data={chips} ", shown)
+    self.assertRegex(shown, rf"PLAN .* {kind}\n")
+    made = re.findall(r"-type=(\S+) --runtime-version=v2-alpha-(\S+)", shown)
+    self.assertEqual(made, list(zip((trainer, searcher), images, strict=True)))
+
+  @parameterized.parameters(
+      ("SEARCHER_TYPE", "v5litepod-16"), ("SEARCHER_TYPE", "v5p-16"),
+      ("TRAINER_TYPE", "v7x-8"),
+  )  # fmt: skip
+  def test_other_types_are_refused(self, variable, name):
+    done = self.script("tpu_vm.sh", "--dry_run", **{variable: name})
+    self.assertEqual(done.returncode, 1)
+    self.assertRegex(done.stderr, f"error: .*{name}: allowed")
+
+  @parameterized.parameters(
+      ("slurm.sh", "SEARCHER_GPUS", "4", "0"),
+      ("tpu_vm.sh", "SEARCHER_TYPE", "v6e-4", "v6e-1"),
+      ("gke.sh", "SEARCHER_CHIPS", "4", "0"),
+  )
+  def test_a_searcher_uses_all_devices_of_its_host(
+      self, name, variable, four, one
+  ):
     wanted = "--config.search.mesh.data="
-    of_all = {variable: "4", "CONFIG": "configs/countdown.py"}
-    for count, used in (("4", "4"), ("0", "1")):
+    of_all = {variable: four, "CONFIG": "configs/countdown.py"}
+    for count, used in ((four, "4"), (one, "1")):
       shown = self.dry(name, **{**of_all, variable: count})
       self.assertEqual(set(re.findall(rf"{wanted}(\S+)", shown)), {used})
     own = "--config.search.mesh.tensor=4"

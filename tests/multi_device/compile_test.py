@@ -21,6 +21,7 @@ from tba_jax.programs import compile as compile_lib
 from tests.support import tiny_model
 
 _ROOT = pathlib.Path(__file__).parents[2]
+_PUBLISHED = _ROOT / "tests" / "models" / "published_configs.json"
 _CONFIG = "--config=configs/arithmetic.py:smoke"
 # A paper config at the size of a test; its model is a folder.
 _TINY = (
@@ -57,21 +58,34 @@ config.train.prompts_per_batch = config.train.micro_batch_prompts = rows
 step = compile.trainer(config, chips).programs["train_step"]
 print(hlo.costs(step.lower().compile().as_text()).collective_bytes)
 """
-# Lowers every program of a config on virtual CPU devices, and prints names.
+# Config of a paper, model, devices of the trainer and of a searcher, judge.
+_HARDWARE = (
+    ("configs/no_robots.py:hardware=8xh100", "meta-llama/Llama-3.1-8B", 4, 2,
+     "reward_model"),
+    ("configs/math.py:hardware=v5p-16", "Qwen/Qwen2.5-7B", 8, 4),
+    ("configs/gsm8k.py:method=ppo,hardware=v6e-8",
+     "microsoft/rho-math-1b-v0.1", 2, 1),
+    ("configs/tldr.py:method=online_dpo,hardware=v5e-16",
+     "EleutherAI/pythia-410m-deduped", 16, 1, "reward_model"),
+)  # fmt: skip
+# Lowers every program of configs on virtual CPU devices, and prints names.
 _LOWERED = """
 import math, sys
 import jax
-jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_num_cpu_devices", 16)
 from tba_jax.config import load
 from tba_jax.programs import compile
-config = load.load_config(sys.argv[1], sys.argv[2:])
-for make, mesh in (
-    (compile.trainer, config.mesh), (compile.searcher, config.search.mesh)
-):
-  chips = jax.devices()[:math.prod(mesh.values())]
-  for name, program in make(config, chips).programs.items():
-    program.lower()
-    print(len(chips), name)
+for row in sys.argv[1:]:
+  name, *overrides = row.split()
+  config = load.load_config(name, overrides)
+  print(name)
+  for make, mesh in (
+      (compile.trainer, config.mesh), (compile.searcher, config.search.mesh)
+  ):
+    chips = jax.devices()[:math.prod(mesh.values())]
+    for name, program in make(config, chips).programs.items():
+      program.lower()
+      print(len(chips), name)
 """
 
 
@@ -102,16 +116,23 @@ def make_folder(test: absltest.TestCase) -> str:
 
 class HardwareTest(absltest.TestCase):
 
-  def test_programs_of_a_name_for_gpus_are_lowered_on_its_meshes(self):
-    overrides = (f"init={make_folder(self)}", *_TINY)
-    name = "configs/no_robots.py:hardware=8xh100"
-    done = run("-c", _LOWERED, name, *overrides)
+  def test_programs_of_a_name_are_lowered_on_its_meshes(self):
+    """Models have the published heads and vocabulary, and one thin layer."""
+    published = json.loads(_PUBLISHED.read_text())
+    rows, expected = [], []
+    for config, model, trainer, searcher, *judge in _HARDWARE:
+      folder = pathlib.Path(self.create_tempdir().full_path)
+      shape = {"num_hidden_layers": 1, "intermediate_size": 64}
+      shape["hidden_size"] = 8 * published[model]["num_attention_heads"]
+      (folder / "config.json").write_text(json.dumps(published[model] | shape))
+      rows.append(" ".join((config, f"init={folder}", *_TINY)))
+      expected += [config, f"{trainer} train_step", f"{trainer} reference",
+                   f"{trainer} publish", *(f"{trainer} {j}" for j in judge),
+                   f"{searcher} prefill", f"{searcher} decode_chunk",
+                   *(f"{searcher} {j}" for j in judge)]  # fmt: skip
+    done = run("-c", _LOWERED, *rows)
     self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertEqual(
-        done.stdout.split("\n")[:-1],
-        ["4 train_step", "4 reference", "4 publish", "4 reward_model",
-         "2 prefill", "2 decode_chunk", "2 reward_model"],
-    )  # fmt: skip
+    self.assertEqual(done.stdout.split("\n")[:-1], expected)
 
 
 class TopologyTest(parameterized.TestCase):
@@ -141,7 +162,7 @@ class TopologyTest(parameterized.TestCase):
   def test_a_trainer_may_share_a_machine(self, needed, operands, name):
     self.assertEqual(self.find(needed, operands), (name, needed))
 
-  @parameterized.parameters((16, "v5e:2x4"), (8, "v5e:4x4"))
+  @parameterized.parameters((16, "v5e:2x4"), (8, "v5e:4x4"), (4, "v5p:2x2x2"))
   def test_other_slices_are_refused(self, needed, name):
     with self.assertRaisesRegex(ValueError, f"needs {needed} devices, {name}"):
       self.find(needed, (name,))
