@@ -65,14 +65,8 @@ def run_all(
     All results in the folder.
   """
   seeds, names = results.parse(operands, settings)
-  folder.mkdir(parents=True, exist_ok=True)
   processes.enable_compilation_cache()
-  start = folder / "start"
-  if not policy_lib.sft_folder(start).exists():
-    sft.run(config, str(start), stop=threading.Event())
-  config = config.copy_and_resolve_references()
-  with config.unlocked():
-    config.init = str(policy_lib.sft_folder(start).absolute())
+  config = fine_tune(config, folder)
   for seed in seeds:
     for name in names:
       path = folder / f"{name}-seed{seed}.json"
@@ -91,6 +85,20 @@ def run_all(
       last = {key: result[key][-1] for key in EVALUATED}
       print(f"{path.stem}: {result['wall_s']:.0f} s, {last}", file=sys.stderr)
   return results.read(settings, folder)
+
+
+def fine_tune(
+    config: ml_collections.ConfigDict, folder: pathlib.Path
+) -> ml_collections.ConfigDict:
+  """Returns a copy that starts from FOLDER/start, fine-tuned if missing."""
+  start = folder / "start"
+  if not policy_lib.sft_folder(start).exists():
+    folder.mkdir(parents=True, exist_ok=True)
+    sft.run(config, str(start), stop=threading.Event())
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    config.init = str(policy_lib.sft_folder(start).absolute())
+  return config
 
 
 def run(

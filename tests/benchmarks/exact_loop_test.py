@@ -9,6 +9,7 @@ from absl.testing import absltest
 from benchmarks import diversity
 from benchmarks import exact_loop
 from benchmarks import few_prompts
+from benchmarks import free_search
 from benchmarks import search
 from tba_jax.config import load
 from tba_jax.config import validate
@@ -65,9 +66,11 @@ class ExactLoopTest(absltest.TestCase):
     self.assertEqual(found["solutions"], [0, 3, 6])
 
   def test_every_setting_is_allowed(self):
+    of_search = search.make_config(sparse.get_config("smoke"))
     for config, settings in (
         (countdown.get_config("smoke"), diversity.SETTINGS),
-        (search.make_config(sparse.get_config()), search.SETTINGS),
+        (of_search, search.SETTINGS),
+        (free_search.make_free(of_search), {"": []}),
     ):
       for overrides in settings.values():
         own = config.copy_and_resolve_references()
