@@ -28,6 +28,7 @@ BENCHMARKS = (
     "kills",
     "objectives",
     "publish",
+    "red_team_diversity",
     "replay",
     "scale",
     "search",

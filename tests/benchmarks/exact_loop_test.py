@@ -10,6 +10,7 @@ from benchmarks import diversity
 from benchmarks import exact_loop
 from benchmarks import few_prompts
 from benchmarks import free_search
+from benchmarks import red_team_diversity
 from benchmarks import search
 from tba_jax.config import load
 from tba_jax.config import validate
@@ -18,6 +19,7 @@ from tba_jax.tasks import base
 from tba_jax.tasks import countdown as countdown_task
 
 countdown = variants.import_config("configs/countdown.py")
+red_team = variants.import_config("configs/red_team.py")
 sparse = variants.import_config("configs/countdown_sparse.py")
 
 
@@ -71,6 +73,7 @@ class ExactLoopTest(absltest.TestCase):
         (countdown.get_config("smoke"), diversity.SETTINGS),
         (of_search, search.SETTINGS),
         (free_search.make_free(of_search), {"": []}),
+        (red_team.get_config("smoke"), red_team_diversity.SETTINGS),
     ):
       for overrides in settings.values():
         own = config.copy_and_resolve_references()
