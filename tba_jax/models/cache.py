@@ -83,12 +83,12 @@ def fill(
 
   Args:
     cache: of R rows.
-    prompt_cache: {"layers": {"k", "v"} [N, B, L, G, Dh], and "position" [B, L]
-      if the cache has it}; L columns are those of the first block, or of the
-      first few together.
+    prompt_cache: {"layers": N times {"k", "v"} [B, L, G, Dh], and "position"
+      [B, L] if the cache has it}; L columns are those of the first block, or of
+      the first few together.
     slots: [R] int32, the prompt of each row; below 0 keeps the row.
   """
-  num_columns = prompt_cache["layers"]["v"].shape[2]
+  num_columns = prompt_cache["layers"][0]["v"].shape[1]
   lengths = [block["layers"][0]["v"].shape[2] for block in cache]
   num_blocks = next(
       n for n in range(1, len(lengths) + 1) if sum(lengths[:n]) >= num_columns
@@ -102,7 +102,7 @@ def fill(
 
   def fill_row(i: jax.Array, blocks: list[PyTree]) -> list[PyTree]:
     row = rows_R[i]
-    layers = jax.tree.map(lambda x: x[:, slots[row]], prompt_cache["layers"])
+    layers = jax.tree.map(lambda x: x[slots[row]], prompt_cache["layers"])
     filled, start = [], 0
     for block, length in zip(blocks, lengths):
       columns = slice(start, start + length)
@@ -110,7 +110,7 @@ def fill(
       for n, layer in enumerate(block["layers"]):
         X = layer["v"].shape[1]
         new = {
-            name: _to_layout(name, layers[name[0]][n, columns], X)
+            name: _to_layout(name, layers[n][name[0]][columns], X)
             for name in layer
         }
         made["layers"].append(

@@ -37,7 +37,7 @@ class Definitions:
   model: of the whole stack.
   block: of one block.
   logical_axes: params with a tuple of axis names in place of each leaf.
-  no_blocks: params["blocks"] without arrays, for what does not read them.
+  no_blocks: params["blocks"] without arrays: each block is merged by itself.
   """
 
   model: nnx.GraphDef
@@ -90,6 +90,24 @@ FAMILIES = {
 }
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DecodeParams:
+  """Params as a sampler holds them: layers apart, matrices cast once.
+
+  A scan over a stack would copy each layer's weights and cache out of it at
+  every token, which takes longer than the products.
+
+  layers: params of each layer, matrices in the compute dtype.
+  others: params beside the blocks, likewise.
+  tables: attention's tables of positions from 0 on; None if it has none.
+  """
+
+  layers: list[PyTree]
+  others: PyTree
+  tables: PyTree
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
   """A model as pure functions; params are nested dicts of arrays.
@@ -109,15 +127,16 @@ class Model:
     parallelism (`sequence.py`) T is padded to divide.
   unembed: (params, stream_...xD) -> logits_...xV float32.
   completion_logits: as completion_stream -> logits_BxKxTxV float32.
-  prefill: (params, prompt_tokens_BxP, prompt_mask_BxP) -> (logits_BxV float32
-    that predict the first completion token, prompt_cache).
+  last_logits: (params, tokens_BxL, mask_BxL) -> logits_BxV float32 that predict
+    the token after the last one.
+  decode_params: (params, num_positions) -> `DecodeParams`, with tables of that
+    many positions. Host arrays are cut and cast on the host.
+  prefill: (decode_params, prompt_tokens_BxP, prompt_mask_BxP) -> (logits_BxV
+    float32 that predict the first completion token, prompt_cache).
   init_cache: (num_rows, lengths, num_parts=None) -> KV cache of zeros: blocks
     with that many columns, of which the first is for prompts (`cache.py`).
   fill_cache: (cache, prompt_cache, slots_R) -> cache. Copies prompt slots_R[r]
     to row r; a slot below 0 keeps the row.
-  decode_params: (params, num_positions) -> params for decode steps: layers
-    unstacked, matrices in the compute dtype, and the tables of that many
-    positions.
   decode_step: (decode_params, tokens_R, positions_R, cache, cache_mask_RxC,
     write_index) -> (logits_RxV float32, cache). Runs one token of each row and
     writes its key and value at column write_index ([R] or [] int32, not of the
@@ -132,10 +151,11 @@ class Model:
   completion_stream: Callable[..., jax.Array]
   unembed: Callable[[PyTree, jax.Array], jax.Array]
   completion_logits: Callable[..., jax.Array]
+  last_logits: Callable[..., jax.Array]
+  decode_params: Callable[[PyTree, int], DecodeParams]
   prefill: Callable[..., tuple[jax.Array, PyTree]]
   init_cache: Callable[..., PyTree]
   fill_cache: Callable[..., PyTree]
-  decode_params: Callable[[PyTree, int], PyTree]
   decode_step: Callable[..., tuple[jax.Array, PyTree]]
   logical_axes: PyTree
 
@@ -149,7 +169,11 @@ class _Forward:
     self.definitions = definitions_of(FAMILIES[config.family], config)
 
   def module(self, params: PyTree) -> nnx.Module:
-    return nnx.merge(self.definitions.model, params)
+    """Returns the stack without arrays in its blocks."""
+    others = params.others if isinstance(params, DecodeParams) else params
+    return nnx.merge(
+        self.definitions.model, {**others, "blocks": self.definitions.no_blocks}
+    )
 
   def block(self, layer_params: PyTree) -> nnx.Module:
     return nnx.merge(self.definitions.block, layer_params)
@@ -166,8 +190,17 @@ class _Forward:
       tables: PyTree,
       attend: layers_lib.AttendFn,
   ) -> tuple[jax.Array, PyTree]:
-    """Returns the stream [..., D] after all blocks, and `attend`'s outputs."""
+    """Returns the stream [..., D] after all blocks, and `attend`'s outputs.
 
+    These are a list of those of each layer, or stacked as `params` is.
+    """
+    if isinstance(params, DecodeParams):
+      # Unrolled, as decode steps are: a scan would need the stack.
+      kept = []
+      for n, layer_params in enumerate(params.layers):
+        x, kept_n = self.block(layer_params)(x, tables, attend, n)
+        kept.append(kept_n)
+      return x, kept
     parts = sequence.current_split()
 
     def step(x, layer):
@@ -185,7 +218,10 @@ class _Forward:
     """Returns the stream [B, L, D] after all blocks, and the KV cache."""
     module, parts = self.module(params), sequence.current_split()
     positions_BxL = attention.positions_of(mask_BxL)
-    tables = module.tables(positions_BxL)
+    if isinstance(params, DecodeParams):
+      tables = jax.tree.map(lambda x: x[positions_BxL], params.tables)
+    else:
+      tables = module.tables(positions_BxL)
 
     def attend(q, k, v):
       out = kernels.attend_causal(
@@ -211,6 +247,9 @@ class _Forward:
   ) -> tuple[jax.Array, PyTree]:
     x_BxPxD, cache = self.run_self(params, prompt_tokens, prompt_mask)
     return self.module(params).unembed(x_BxPxD[:, -1]), cache
+
+  def last_logits(self, *inputs: PyTree) -> jax.Array:
+    return self.prefill(*inputs)[0]
 
   def completion_stream(
       self,
@@ -273,40 +312,36 @@ class _Forward:
     logits = self.unembed(params, self.completion_stream(params, *inputs))
     return logits[:, :, : inputs[-1].shape[-1]]
 
-  def decode_params(self, params: PyTree, num_positions: int) -> PyTree:
+  def decode_params(self, params: PyTree, num_positions: int) -> DecodeParams:
     dtype = jnp.dtype(self.config.compute_dtype)
     # Matrices are cast once, where a step would cast them at each token. Norms
     # are computed in float32, with weights as they are.
-    cast = lambda x: x.astype(dtype) if x.ndim > 1 else x
+    cast = lambda x: x.astype(dtype, copy=False) if x.ndim > 1 else x
     layer = lambda n: jax.tree.map(lambda x: cast(x[n]), params["blocks"])
+    others = {name: x for name, x in params.items() if name != "blocks"}
     # Looked up by each step: otherwise the compiler would recompute the cosines
-    # for every head of every layer.
-    positions_L = jnp.arange(num_positions, dtype=jnp.int32)
-    return {
-        "layers": [layer(n) for n in range(self.config.num_layers)],
-        "params": {
-            name: jax.tree.map(cast, leaf)
-            for name, leaf in params.items()
-            if name != "blocks"
-        },
-        "tables": self.module(params).tables(positions_L),
-    }
+    # for every head of every layer. Computed now, also where this is traced, so
+    # that host and devices give the same bits.
+    with jax.ensure_compile_time_eval():
+      positions_L = jnp.arange(num_positions, dtype=jnp.int32)
+      tables = self.module(params).tables(positions_L)
+    return DecodeParams(
+        layers=[layer(n) for n in range(self.config.num_layers)],
+        others=jax.tree.map(cast, others),
+        tables=tables,
+    )
 
   def decode_step(
       self,
-      decode_params: PyTree,
+      decode_params: DecodeParams,
       tokens: jax.Array,
       positions: jax.Array,
       cache: PyTree,
       cache_mask: jax.Array,
       write_index: jax.Array,
   ) -> tuple[jax.Array, PyTree]:
-    # Layers are unrolled: a scan would copy each layer's weights and cache out
-    # of the stack at every token, which takes longer than the products.
-    module = self.module(
-        {**decode_params["params"], "blocks": self.definitions.no_blocks}
-    )
-    tables = jax.tree.map(lambda x: x[positions], decode_params["tables"])
+    module = self.module(decode_params)
+    tables = jax.tree.map(lambda x: x[positions], decode_params.tables)
     updates, cache = cache_lib.plan_updates(
         cache,
         cache_mask.astype(bool),
@@ -316,7 +351,7 @@ class _Forward:
     )
     written = []
     x_RxD = module.embed_tokens(tokens, positions)
-    for n, layer_params in enumerate(decode_params["layers"]):
+    for n, layer_params in enumerate(decode_params.layers):
       layer = [block["layers"][n] for block in cache]
       attend = functools.partial(cache_lib.attend, layer, updates)
       x_RxD, layer = self.block(layer_params)(x_RxD, tables, attend, n)
@@ -354,10 +389,11 @@ def make_model(
       completion_stream=forward.completion_stream,
       unembed=forward.unembed,
       completion_logits=forward.completion_logits,
+      last_logits=forward.last_logits,
+      decode_params=forward.decode_params,
       prefill=forward.prefill,
       init_cache=functools.partial(cache_lib.empty, model_config),
       fill_cache=cache_lib.fill,
-      decode_params=forward.decode_params,
       decode_step=forward.decode_step,
       logical_axes=forward.definitions.logical_axes,
   )

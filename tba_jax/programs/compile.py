@@ -370,8 +370,6 @@ def searcher(
   else:
     place = sharding.replicated(mesh)
     params = _abstract_params(model, mesh, config.sharding, "search.mesh")
-  if not config.lora.rank:
-    params = _published(config, params)
   shape = model.config
   tokenizer = _Tokenizer(
       pad_id=shape.pad_id or 0,
@@ -381,21 +379,29 @@ def searcher(
   settings = policy_lib.make_sampler(config, policy).settings
   programs = rows.Programs(model, settings, place)
 
+  decode_params = jax.eval_shape(
+      functools.partial(
+          model.decode_params,
+          num_positions=settings.max_prompt_tokens
+          + settings.max_completion_tokens,
+      ),
+      params if config.lora.rank else _published(config, params),
+  )
+  if mesh.size == 1:
+    decode_params = _placed(decode_params, place)
+  else:
+    shardings = rows.decode_shardings(
+        jax.tree.map(lambda x: x.sharding, params), model.config.num_layers
+    )
+    decode_params = jax.tree.map(
+        lambda s, shapes: _placed(shapes, s), shardings, decode_params
+    )
+
   def lower_prefill() -> Any:
     shape = settings.prefill_size, settings.max_prompt_tokens
     return programs.prefill.lower(
-        params, np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        decode_params, np.zeros(shape, np.int32), np.zeros(shape, np.float32)
     )
-
-  # Outputs of the cast are what decode steps take, with their shardings.
-  cast = programs.decode_params.lower(params)
-  try:
-    decode_params = _sharded(cast.out_info, cast.compile().output_shardings)
-  except jax.errors.JaxRuntimeError as error:
-    raise ValueError(
-        f"config.search.mesh={config.search.mesh.to_dict()}: the params do not"
-        f" fit a searcher's devices; try {_SEARCHER_REMEDIES}"
-    ) from error
 
   def lower_chunk() -> Any:
     return programs.decode_chunk.lower(
@@ -407,17 +413,17 @@ def searcher(
     )
 
   held = {
-      "params": _num_bytes(params),
-      "params, while a version comes in": _num_bytes(params),
-      "params in the form that decoding takes": _num_bytes(decode_params),
+      "params": _num_bytes(decode_params),
+      "params of a version that comes in": _num_bytes(decode_params),
       "rows and KV cache": _num_bytes(programs.abstract_state),
   }
   if config.lora.rank:
     held["base of the adapters"] = _num_bytes(params)
+    held["base with a version's adapters merged"] = _num_bytes(params)
   decoding = _num_bytes(decode_params) + _num_bytes(programs.abstract_state)
   out = {
       "prefill": Program(
-          lower_prefill, _num_bytes(params), _REMEDIES["prefill"]
+          lower_prefill, _num_bytes(decode_params), _REMEDIES["prefill"]
       ),
       "decode_chunk": Program(lower_chunk, decoding, _REMEDIES["decode_chunk"]),
   }
@@ -457,7 +463,7 @@ def _with_frozen(
       length = sampling.max_prompt_tokens + sampling.max_completion_tokens
     elif frozen.kind == "policy":
       model = transformer.make_model(frozen.shape(policy))
-      fn = lambda *inputs, model=model: model.prefill(*inputs)[0]
+      fn = model.last_logits
       num_rows = config.task.classifier_rows
       length = config.task.classifier_max_tokens
     else:

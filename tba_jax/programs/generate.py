@@ -146,6 +146,7 @@ def generate(config: ml_collections.ConfigDict) -> Counts:
   """
   source = model_source.of_config(config)
   sampler = _make_sampler(config, source, config.generate.batch_lines)
+  source = dataclasses.replace(source, params=sampler.put(source.params))
   return run_lines(
       config,
       _generate_settings(config, source),

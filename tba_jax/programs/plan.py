@@ -91,12 +91,14 @@ def trainer_memory(
   rows = config.evaluate.batch_prompts * config.evaluate.num_completions
   # On a mesh the evaluator's rows are split as a batch is.
   own_rows = math.ceil(rows / _batch_shards(config)[0])
-  token = cache_bytes(c, _compute_dtype(config, kind))
   step = {"gradients": gradients}
+  count = sizes.device_size(sizes.model_leaves(c), config.sharding, config.mesh)
+  dtype = _compute_dtype(config, kind)
   cache = {
+      "params that an evaluation decodes with": count * sizes.BYTES[dtype],
       f"KV cache of an evaluation, {rows} rows": (
-          own_rows * _num_tokens(config) * token
-      )
+          own_rows * _num_tokens(config) * cache_bytes(c, dtype)
+      ),
   }
   # As `training/evaluations.py` decides it.
   alone = math.prod(config.mesh.values()) == 1 and not config.search.lockstep
@@ -165,20 +167,18 @@ def searcher_memory(
 ) -> dict[str, int]:
   """Returns the bytes of a searcher's device; arguments as `trainer_memory`."""
   mesh = {"sequence": 1, **config.search.mesh}
-  dtype = c.param_dtype
-  if not config.lora.rank:
-    dtype = _published_dtype(config, dtype, kind)
-  params = sizes.BYTES[dtype] * sizes.device_size(
-      sizes.model_leaves(c), config.sharding, mesh
-  )
+  dtype = _compute_dtype(config, kind)
+  count = sizes.device_size(sizes.model_leaves(c), config.sharding, mesh)
   rows = math.ceil(config.sampling.num_rows / (mesh["data"] * mesh["fsdp"]))
   heads = 1 if c.num_kv_heads % mesh["tensor"] else mesh["tensor"]
-  token = cache_bytes(c, _compute_dtype(config, kind)) // heads
-  held = {"params, twice while a version comes in": 2 * params}
+  token = cache_bytes(c, dtype) // heads
+  held = {
+      "params, twice while a version comes in": 2 * count * sizes.BYTES[dtype]
+  }
   if config.lora.rank:
-    held = {
-        "base, and merged params twice while a version comes in": 3 * params
-    }
+    held["base, and its copy with adapters merged as a version comes in"] = (
+        2 * count * sizes.BYTES[c.param_dtype]
+    )
   held[f"KV cache of {rows} rows"] = token * rows * _num_tokens(config)
   for model in sizes.frozen_models(config, workdir, "searcher"):
     held[model.name] = sizes.frozen_bytes(model, c, config.sharding, mesh)

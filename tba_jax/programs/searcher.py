@@ -139,8 +139,11 @@ class Searcher:
     place = sharding.make_place(mesh, config.sharding, policy)
     merger = make_merger(config, policy, place)
     self._task, self._tokenizer = policy.task, policy.tokenizer
-    self._params_fn = make_params_fn(policy, merger, place)
+    params_fn = make_params_fn(policy, merger, place)
     self._sampler = policy_lib.make_sampler(config, policy)
+    self._params_fn = lambda leaves: self._sampler.put(
+        params_fn(leaves), place.model
+    )
     self._judge = reward_judge.for_searcher(
         config, run.workdir, policy, events.write, mesh=mesh
     )
@@ -157,14 +160,12 @@ class Searcher:
         clock=self._clock,
     )
     closing.callback(self._spans.close)
-    shardings = place.trained and publication.by_path(place.trained)
     self._puller = publication.Puller(
         config,
         run,
         jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0)),
         events=events,
         base_name=merger.base,
-        placement=shardings and shardings.get,
     )
     closing.callback(self._puller.close)
     self._queue = queue_client.QueueClient(
@@ -428,14 +429,16 @@ def make_params_fn(
     merger: lora.ParamsMerger,
     place: sharding.Place = sharding.ONE_DEVICE,
 ) -> Callable[[dict[str, np.ndarray]], types.PyTree]:
-  """Returns a function from published leaves by path to the sampler's params.
+  """Returns a function from published leaves by path to the model's params.
 
-  Each device receives its own shard alone.
+  They are where the leaves are; adapters are merged on the devices.
   """
   like = jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0))
 
   def params_fn(leaves: dict[str, np.ndarray]) -> types.PyTree:
-    trained = jax.device_put(publication.unflatten(leaves, like), place.trained)
-    return place.put(merger.params(trained))
+    trained = publication.unflatten(leaves, like)
+    if policy.adapters is None:
+      return trained
+    return place.put(merger.params(jax.device_put(trained, place.trained)))
 
   return params_fn

@@ -131,7 +131,6 @@ class Victim:
       tokenizer: tokenizer_lib.Tokenizer,
   ):
     self._task = task
-    self._params = params
     self._tokenizer = tokenizer
     self._max_prompt_tokens = task.setting("victim_max_prompt_tokens")
     max_tokens = task.setting("victim_max_tokens")
@@ -148,6 +147,7 @@ class Victim:
         seed=config.seed,
     )
     self._sampler = decode.Sampler(model, settings)
+    self._params = self._sampler.put(params)
 
   def answer(
       self, attacks: Sequence[str], *, visit: int

@@ -22,6 +22,7 @@ chunks or the order of the requests.
 """
 
 from collections.abc import Callable, Sequence
+import functools
 from typing import Any
 
 import jax
@@ -46,6 +47,9 @@ NewerFn = Callable[[], tuple[int, types.PyTree] | None]
 class Sampler:
   """Samples completions with a model whose params come with each call.
 
+  Params are on the devices once, in the form that `put` makes. Beside the ones
+  in use, newer ones may come in; the older ones are dropped as these are taken.
+
   Not thread-safe. `sample` is deterministic in params, settings and requests.
   With params on a mesh, rows are split over its data and fsdp axes and KV heads
   over its tensor axis, where they divide.
@@ -66,17 +70,49 @@ class Sampler:
       )
     self._model = model
     self._settings = settings
+    convert = functools.partial(model.decode_params, num_positions=P + T)
+    self._convert_on_host, self._convert_on_device = convert, jax.jit(convert)
     self._programs: dict[jax.sharding.Sharding, rows.Programs] = {}
 
   @property
   def settings(self) -> Settings:
     return self._settings
 
+  def put(
+      self, params: types.PyTree, shardings: types.PyTree = None
+  ) -> types.PyTree:
+    """Returns params on the devices, in the one form that sampling takes.
+
+    Host arrays are sent in that form. From device arrays a program makes it:
+    both are held until the caller drops its own.
+
+    Args:
+      params: of the model; those that `put` returned stay as they are.
+      shardings: of the model's params; None leaves them on their devices, and
+        puts host arrays on the first.
+    """
+    if isinstance(params, transformer.DecodeParams):
+      return params
+    sharding = rows.params_sharding(params)
+    if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(params)):
+      if shardings is not None:
+        sharding = rows.decode_shardings(
+            shardings, self._model.config.num_layers
+        )
+      return jax.device_put(self._convert_on_host(params), sharding)
+    if shardings is None:
+      # Uncommitted arrays would be compiled for separately.
+      shardings = jax.tree.map(
+          lambda leaf: getattr(leaf, "sharding", sharding), params
+      )
+    return self._convert_on_device(jax.device_put(params, shardings))
+
   def warm_up(self, params: types.PyTree) -> None:
     """Compiles and runs every program once, so that `sample` never compiles.
 
     Later params must have the same shapes, dtypes and devices.
     """
+    params = self.put(params)
     each_bucket = [
         Request(np.zeros(length, np.int32), length, 0, num_completions=1)
         for length in self._settings.buckets
@@ -97,12 +133,13 @@ class Sampler:
     Blocks until all are sampled. Compiles unless `warm_up` was called.
 
     Args:
-      params: of the model; host arrays are copied to the device.
+      params: of the model, or from `put`.
       prompts: any number of requests with any number of completions.
       version: of `params`, recorded with every token.
       newer: polled between chunks; sampling continues with the params that it
-        returns, which must have the shardings of `params`. A token's log-prob
-        is under the params that drew it, given the KV cache of that moment.
+        returns, from `put` and with the shardings of `params`. A token's
+        log-prob is under the params that drew it, given the KV cache of that
+        moment.
 
     Raises:
       ValueError: a request is empty, too long or out of range; the message
@@ -110,7 +147,10 @@ class Sampler:
     """
     for request in prompts:
       request.check(self._settings, self._model.config.vocab_size)
-    return self._loop(params, prompts, version, newer).run()
+    loop = self._loop(self.put(params), prompts, version, newer)
+    # Once there are newer ones, nothing holds them.
+    del params
+    return loop.run()
 
   def _loop(
       self,
@@ -148,7 +188,7 @@ class _DecodeLoop:
     )
     self._prompts = prompts
     self._newer = newer
-    self._use(params)
+    self._params = params
     self._state = programs.empty_state()
     # Prompts of one bucket are adjacent, so that they share a prefill.
     self._order = sorted(
@@ -228,7 +268,7 @@ class _DecodeLoop:
       self, num_steps: int, num_idle: int, num_blocks: int
   ) -> tuple[rows.DecodeState, tuple[jax.Array, jax.Array]]:
     return self._programs.decode_chunk(
-        self._decode_params,
+        self._params,
         self._state,
         np.int32(num_steps),
         np.int32(num_idle),
@@ -241,24 +281,15 @@ class _DecodeLoop:
     fewer = programs.fewer_rows(slots.num_rows)
     if not fewer or slots.queue or len(slots.owners) > fewer:
       return False
-    if not programs.same_bits(self._decode_params, slots.num_rows, fewer):
+    if not programs.same_bits(self._params, slots.num_rows, fewer):
       return False
     self._state = programs.take(self._state, slots.keep(fewer))
     return True
 
-  def _use(self, params: types.PyTree) -> None:
-    # Uncommitted arrays would be compiled for separately.
-    own = self._programs.sharding
-    self._params = jax.tree.map(
-        lambda leaf: jax.device_put(leaf, getattr(leaf, "sharding", own)),
-        params,
-    )
-    self._decode_params = self._programs.decode_params(self._params)
-
   def _swap(self, version: int, params: types.PyTree) -> None:
     """Switches to newer params and drops prefilled prompts."""
     self._read()
-    self._use(params)
+    self._params = params
     self._prefilled, self._prefill_outputs = {}, ()
     lengths_R = jax.device_get(self._state.lengths)
     self._results.set_version(

@@ -134,7 +134,7 @@ def empty_state(
 def prefill(
     model: transformer.Model,
     settings: Settings,
-    params: types.PyTree,
+    decode_params: types.PyTree,
     tokens_BxQ: jax.Array,
     mask_BxQ: jax.Array,
 ) -> tuple[jax.Array, types.PyTree, jax.Array]:
@@ -145,12 +145,12 @@ def prefill(
     masked columns from Q on.
   """
   P = settings.max_prompt_tokens
-  outputs = *model.prefill(params, tokens_BxQ, mask_BxQ), mask_BxQ
+  outputs = *model.prefill(decode_params, tokens_BxQ, mask_BxQ), mask_BxQ
   if mask_BxQ.shape[1] == P:
     return outputs
   widest = lambda x_BxQ: jnp.zeros((x_BxQ.shape[0], P), x_BxQ.dtype)
   shapes = jax.eval_shape(
-      model.prefill, params, widest(tokens_BxQ), widest(mask_BxQ)
+      model.prefill, decode_params, widest(tokens_BxQ), widest(mask_BxQ)
   )
   fill = lambda leaf, shape: jnp.pad(
       leaf, [(0, n - m) for m, n in zip(leaf.shape, shape.shape)]
@@ -204,7 +204,7 @@ def decode_chunk(
     model: transformer.Model,
     settings: Settings,
     sharding: Sharding,
-    params: types.PyTree,
+    decode_params: types.PyTree,
     state: DecodeState,
     num_steps: jax.Array,
     num_idle: jax.Array,
@@ -216,7 +216,7 @@ def decode_chunk(
 
   Args:
     model, settings, sharding: of the sampler.
-    params: the model's decode params.
+    decode_params: of the model.
     state: of the rows.
     num_steps, num_idle: [] int32; arrays, so that one program serves all.
     num_blocks: static; cache blocks to read and write, which must have room for
@@ -240,7 +240,7 @@ def decode_chunk(
         [state.prompt_mask > 0, _columns(state) <= last_R[:, None]], axis=1
     )
     logits_RxV, cache = model.decode_step(
-        params,
+        decode_params,
         state.last_token,
         prompt_lengths_R + last_R,
         state.cache[:num_blocks],
@@ -266,7 +266,7 @@ def decode_chunk(
 def recompute_cache(
     model: transformer.Model,
     sharding: Sharding,
-    params: types.PyTree,
+    decode_params: types.PyTree,
     state: DecodeState,
     tokens_BxL: jax.Array,
     mask_BxL: jax.Array,
@@ -276,14 +276,14 @@ def recompute_cache(
 
   Args:
     model, sharding: of the sampler.
-    params: of the model.
+    decode_params: of the model.
     state: of the rows.
     tokens_BxL: [B, P + T] int32, in the cache's columns: prompts, and
       completions except the last token, which is not fed yet.
     mask_BxL: [B, P + T] float32, 1 on these tokens.
     source_R: [R] int32, the row's index in the batch; -1 keeps the row.
   """
-  _, cache = model.prefill(params, tokens_BxL, mask_BxL)
+  _, cache = model.prefill(decode_params, tokens_BxL, mask_BxL)
   cache = _fill_cache(model, sharding, state.cache, cache, source_R)
   return dataclasses.replace(state, cache=cache)
 
@@ -360,14 +360,14 @@ def _fill_cache(
   shardings = _shardings(sharding, num_rows, cache)
   specs = jax.tree.map(lambda of_leaf: of_leaf.spec, shardings)
   heads = _splits_heads(sharding, model.config.num_kv_heads)
-  of_prompts = Spec(None, None, None, _TENSOR) if heads else Spec()
+  of_prompts = Spec(None, None, _TENSOR) if heads else Spec()
   return jax.shard_map(
       model.fill_cache,
       mesh=sharding.mesh,
       in_specs=(
           specs,
           jax.tree.map(
-              lambda x: of_prompts if x.ndim == 5 else Spec(), prompt_cache
+              lambda x: of_prompts if x.ndim == 4 else Spec(), prompt_cache
           ),
           _row_spec(sharding, num_rows),
       ),
@@ -471,6 +471,22 @@ def params_sharding(params: types.PyTree) -> jax.sharding.Sharding:
   return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
+def decode_shardings(
+    shardings: types.PyTree, num_layers: int
+) -> transformer.DecodeParams:
+  """Returns the shardings of decode params, given those of params on a mesh.
+
+  Tables, a single leaf here, are replicated.
+  """
+  place = lambda mesh, *axes: jax.sharding.NamedSharding(mesh, Spec(*axes))
+  layer = jax.tree.map(
+      lambda s: place(s.mesh, *s.spec[1:]), shardings["blocks"]
+  )
+  others = {name: s for name, s in shardings.items() if name != "blocks"}
+  whole = place(jax.tree.leaves(layer)[0].mesh)
+  return transformer.DecodeParams([layer] * num_layers, others, whole)
+
+
 def rows_sharding(sharding: Sharding, num_rows: int) -> Sharding:
   """Returns the sharding of arrays [R, ...] on the devices of `sharding`."""
   if not isinstance(sharding, jax.sharding.NamedSharding):
@@ -558,9 +574,6 @@ class Programs:
     jit_state = functools.partial(jax.jit, out_shardings=state)
     jit_pair = functools.partial(jax.jit, out_shardings=(state, sharding))
     self.empty_state = jit_state(placed(empty_state))
-    self.decode_params = jax.jit(
-        functools.partial(model.decode_params, num_positions=P + T)
-    )
     self.prefill = jit(bind(prefill))
     over_rows = rows_sharding(sharding, settings.prefill_size)
     if over_rows != sharding:

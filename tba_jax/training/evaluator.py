@@ -309,6 +309,7 @@ class Evaluator:
       Interrupted: `should_stop` was true.
     """
     batch_size = self._config.batch_prompts
+    params = self._sampler.put(params)
     prompts = []
     for start in range(0, num_prompts, batch_size):
       if should_stop():

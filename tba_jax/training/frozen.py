@@ -171,9 +171,8 @@ def load_classifier(
   folder = task.setting("classifier_folder")
   if kind == "first_token":
     model, params, tokenizer = _load_policy(config, folder, mesh)
-    last_logits = lambda *inputs: model.prefill(*inputs)[0]
     return red_team.first_token_classifier(
-        sharding.split_rows(last_logits, mesh, config.sharding),
+        sharding.split_rows(model.last_logits, mesh, config.sharding),
         params,
         tokenizer,
         token=task.setting("classifier_token"),

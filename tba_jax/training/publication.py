@@ -537,7 +537,6 @@ class Puller:
       *,
       events: metrics.EventLog,
       base_name: str = "",
-      placement: carrier_orbax.Placement | None = None,
   ):
     """Starts the thread.
 
@@ -547,13 +546,12 @@ class Puller:
       like: tree of the trained params; may be abstract.
       events: log of lost stores and refused versions.
       base_name: as of `read_version`.
-      placement: shardings to read leaves with; None reads to the host.
     """
     self._connect = lambda: connect(config, run)
     self._run = run
     self._wanted = specs_of(like)
     self._base_name = base_name
-    self._carriers = make_read_carriers(config, run, placement=placement)
+    self._carriers = make_read_carriers(config, run)
     self._interval = polling.PollInterval(
         floor_s=config.search.pull_every_s,
         waiting_floor_s=_WAITING_PAUSE_S,
@@ -745,7 +743,6 @@ def make_read_carriers(
     run: run_directory.Run,
     *,
     peers: carrier_orbax.Leader | None = None,
-    placement: carrier_orbax.Placement | None = None,
 ) -> dict[str, carrier_lib.Carrier]:
   """Returns every carrier by name, as manifests refer to them.
 
@@ -755,7 +752,6 @@ def make_read_carriers(
     config: reads `publish` and `store`.
     run: whose params they carry.
     peers: from `make_peers`.
-    placement: shardings to read leaves with; None reads to the host.
   """
   place = config.publish.directory, run.workdir, run.run_id
   made = (
@@ -766,7 +762,6 @@ def make_read_carriers(
           run_id=run.run_id,
           secret=run.secret,
           deadline_s=config.store.deadline_s,
-          placement=placement,
           peers=peers,
       ),
   )

@@ -44,9 +44,6 @@ from tba_jax.transport import wire
 # A part of an array: [start, stop] for each axis.
 Box = list[list[int]]
 
-# Path of a leaf -> sharding to read it with.
-Placement = Callable[[str], jax.sharding.Sharding]
-
 # Path of a leaf -> (box, digest) of each shard.
 Shards = dict[str, list[tuple[Box, str]]]
 
@@ -221,7 +218,6 @@ class OrbaxShards(carrier.Carrier):
     secret: key of the run's messages.
     deadline_s: of writing or reading a version, and of readers of a dropped
       one.
-    placement: shardings to read with; None reads whole leaves to the host.
     peers: asks the trainer's other processes for their shards.
   """
 
@@ -234,7 +230,6 @@ class OrbaxShards(carrier.Carrier):
       run_id: str,
       secret: bytes,
       deadline_s: float,
-      placement: Placement | None = None,
       peers: "Leader | None" = None,
   ):
     if carrier_files.is_remote(path):
@@ -243,7 +238,6 @@ class OrbaxShards(carrier.Carrier):
     self._run_id = run_id
     self._secret = secret
     self._deadline_s = deadline_s
-    self._placement = placement
     self._peers = peers
     self._reader = secrets.token_hex(8)
     self._folders: dict[str, str] = {}
@@ -384,18 +378,12 @@ class OrbaxShards(carrier.Carrier):
       if shards is None:
         raise wire.WireError("leaves", f"leaf {name} is not in {path}")
       check_cover(name, shape, [box for box, _ in shards])
-      wanted = self._wanted(name, shape)
-      needed = [
-          (box, digest)
-          for box, digest in shards
-          if any(intersection(box, part) is not None for part in wanted)
-      ]
-      if needed:
-        opened.append((name, needed, open_array(path, i, context)))
+      if shards:
+        opened.append((name, shards, open_array(path, i, context)))
     begun = [
         (name, box, digest, opening.result()[box_slices(box)].read())
-        for name, needed, opening in opened
-        for box, digest in needed
+        for name, shards, opening in opened
+        for box, digest in shards
     ]
     found, checks = {name: [] for name in specs}, []
     for name, box, digest, reading in begun:
@@ -404,33 +392,14 @@ class OrbaxShards(carrier.Carrier):
       checks.append(self._pool.submit(_check, name, data, digest))
     for check in checks:
       check.result()
-    return {
-        name: self._assemble(name, spec, found.pop(name))
-        for name, spec in specs.items()
-    }
-
-  def _wanted(self, name: str, shape: Sequence[int]) -> list[Box]:
-    """Returns the boxes of a leaf that this process needs."""
-    if self._placement is None:
-      return [box_of((), shape)]
-    places = self._placement(name).addressable_devices_indices_map(tuple(shape))
-    return [box_of(index, shape) for index in places.values()]
-
-  def _assemble(
-      self,
-      name: str,
-      spec: tuple[tuple[int, ...], np.dtype],
-      found: Sequence[tuple[Box, np.ndarray]],
-  ) -> Any:
-    """Returns a leaf from its shards, on devices if there is a placement."""
-    shape, dtype = spec
-    for _, data in found:
-      if data.dtype != dtype:
-        raise wire.WireError("leaves", f"leaf {name} is {data.dtype}")
-    cut = lambda index: cut_box(box_of(index, shape), dtype, found)
-    if self._placement is None:
-      return cut(())
-    return jax.make_array_from_callback(shape, self._placement(name), cut)
+    leaves = {}
+    for name, (shape, dtype) in specs.items():
+      pieces = found.pop(name)
+      for _, data in pieces:
+        if data.dtype != dtype:
+          raise wire.WireError("leaves", f"leaf {name} is {data.dtype}")
+      leaves[name] = cut_box(box_of((), shape), dtype, pieces)
+    return leaves
 
   def _readers(self, transport: base.Transport) -> dict[str, tuple[str, str]]:
     """Returns folder and description of each reader, by key."""

@@ -247,7 +247,8 @@ class DecodeTest(parameterized.TestCase):
     expected = np.asarray(
         _reference_logits(model, params, prompt, mask, completion)
     ).reshape(B * K, T, V)
-    logits_BxV, prompt_cache = model.prefill(params, prompt, mask)
+    decode_params = model.decode_params(params, P + T)
+    logits_BxV, prompt_cache = model.prefill(decode_params, prompt, mask)
     chex.assert_trees_all_close(
         logits_BxV, expected.reshape(B, K, T, V)[:, 0, 0], **_VALUES
     )
@@ -262,7 +263,6 @@ class DecodeTest(parameterized.TestCase):
     tokens = completion.reshape(B * K, T)
     step = jax.jit(chex.assert_max_traces(model.decode_step, 1))
     chex.clear_trace_counter()
-    decode_params = model.decode_params(params, P + T)
     for t in range(T - 1):
       columns_R = P + (t + 4 + np.arange(B * K)) % (T + 1)
       cache_mask[np.arange(B * K), columns_R] = 1.0
@@ -281,18 +281,18 @@ class DecodeTest(parameterized.TestCase):
     model = tiny_model.make_model(compute_dtype="bfloat16", **settings)
     params = tiny_model.init_params(model)
     cast = model.decode_params(params, 16)
-    for leaf in jax.tree.leaves((cast["layers"], cast["params"])):
+    for leaf in jax.tree.leaves((cast.layers, cast.others)):
       dtype = jnp.bfloat16 if leaf.ndim > 1 else jnp.float32
       self.assertEqual(leaf.dtype, dtype, leaf.shape)
-    self.assertNotIn("blocks", cast["params"])
-    as_they_are = {
-        **cast,
-        "layers": [
+    self.assertNotIn("blocks", cast.others)
+    as_they_are = dataclasses.replace(
+        cast,
+        layers=[
             jax.tree.map(lambda x, n=n: x[n], params["blocks"])
             for n in range(2)
         ],
-        "params": {k: v for k, v in params.items() if k != "blocks"},
-    }
+        others={k: v for k, v in params.items() if k != "blocks"},
+    )
     step = jax.jit(model.decode_step)
     inputs = (
         np.arange(3),
@@ -311,7 +311,9 @@ class DecodeTest(parameterized.TestCase):
   def test_a_row_without_a_prompt_keeps_its_cache(self, parts, axes, merge):
     model, params = _make()
     prompt, mask, _ = _tokens()
-    _, prompt_cache = model.prefill(params, prompt, mask)
+    _, prompt_cache = model.prefill(
+        model.decode_params(params, P), prompt, mask
+    )
     cache = jax.tree.map(
         lambda leaf: leaf + 5.0, model.init_cache(3, (P, T), parts)
     )
@@ -321,7 +323,7 @@ class DecodeTest(parameterized.TestCase):
       for name, leaf in layer.items():
         expected = np.full(leaf.shape, 5.0, np.float32)
         for row, slot in ((0, 2), (2, 0)):
-          of_prompt = np.asarray(prompt_cache["layers"][name[0]][n, slot])
+          of_prompt = np.asarray(prompt_cache["layers"][n][name[0]][slot])
           expected[row] = merge(of_prompt.transpose(axes[name]))
         np.testing.assert_array_equal(leaf, expected)
     chex.assert_trees_all_equal(own, cache[1])

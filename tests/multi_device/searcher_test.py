@@ -136,14 +136,13 @@ class SamplingTest(parameterized.TestCase):
     params_fn = searcher.make_params_fn(
         cls.policy, lora.ParamsMerger("", lambda params: params), place
     )
+    sampler = decode.Sampler(cls.policy.model, SETTINGS)
     params = {
-        version: params_fn(publication.by_path(leaves))
+        version: sampler.put(
+            params_fn(publication.by_path(leaves)), place.model
+        )
         for version, leaves in cls.params_of.items()
     }
-    sampler = decode.Sampler(
-        cls.policy.model,
-        SETTINGS,
-    )
     looks = iter(range(100))
 
     def newer():
@@ -200,8 +199,9 @@ class SamplingTest(parameterized.TestCase):
   def test_a_prefill_is_shared_out(self):
     flops = []
     for sizes in ({}, dict(data=4)):
-      params = jax.device_put(self.params_of[0])
-      params = make_place(self.policy, **sizes).put(params)
+      sampler = decode.Sampler(self.policy.model, SETTINGS)
+      place = make_place(self.policy, **sizes)
+      params = sampler.put(self.params_of[0], place.model)
       programs = rows.Programs(
           self.policy.model, SETTINGS, rows.params_sharding(params)
       )
@@ -256,10 +256,10 @@ class SplitVocabularyTest(parameterized.TestCase):
     params = jax.device_put(model.init(jax.random.PRNGKey(0)), shardings)
     programs = rows.Programs(model, SETTINGS, rows.params_sharding(params))
     state, count = programs.abstract_state, np.int32(3)
-    decode_params = programs.decode_params(params)
+    decode_params = decode.Sampler(model, SETTINGS).put(params)
     prompts = np.zeros((SETTINGS.prefill_size, 4), np.int32)
     prefilled = jax.eval_shape(
-        programs.prefill, params, prompts, prompts.astype(np.float32)
+        programs.prefill, decode_params, prompts, prompts.astype(np.float32)
     )
     whole = lambda x: jax.ShapeDtypeStruct(
         x.shape, x.dtype, sharding=programs.sharding
@@ -289,14 +289,14 @@ class CarriersTest(parameterized.TestCase):
     self.policy = make_policy()
     self.params = self.policy.model.init(jax.random.PRNGKey(0))
 
-  def make(self, name, placement=None):
+  def make(self, name):
     if name == "store":
       carrier = carrier_store.Chunks()
     elif name == "files":
       carrier = carrier_files.Files(self.folder / "files")
     else:
       path = str(self.folder / "run" / "shards")
-      carrier = carrier_orbax.OrbaxShards(path, placement=placement, **KEYS)
+      carrier = carrier_orbax.OrbaxShards(path, **KEYS)
     self.addCleanup(carrier.close)
     return carrier
 
@@ -319,24 +319,24 @@ class CarriersTest(parameterized.TestCase):
   )
   def test_params_are_put_on_the_mesh(self, name, sizes):
     place = make_place(self.policy, **sizes)
-    placement = publication.by_path(place.trained).get
     leaves = publication.by_path(self.params)
-    writer, reader = self.make(name), self.make(name, placement)
+    writer, reader = self.make(name), self.make(name)
     packed = writer.pack(TAG, leaves)
     writer.send(self.transport, packed)
     self.serve(writer, packed)
     specs = carrier_lib.specs_of(leaves)
     found = reader.read(self.transport, TAG, packed.carried, specs)
-    if name == "orbax":
-      for path, leaf in found.items():
-        self.assertEqual(leaf.sharding, placement(path), path)
     params_fn = searcher.make_params_fn(
         self.policy, lora.ParamsMerger("", lambda params: params), place
     )
-    params = params_fn(found)
-    chex.assert_trees_all_equal(params, self.params)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
-    chex.assert_trees_all_equal(shardings, place.model)
+    sampler = decode.Sampler(self.policy.model, SETTINGS)
+    params = sampler.put(params_fn(found), place.model)
+    chex.assert_trees_all_equal(params, sampler.put(self.params))
+    # As a program cuts them where they are.
+    cut = sampler.put(jax.device_put(self.params, place.model))
+    is_same = lambda x, y: x.sharding.is_equivalent_to(y.sharding, x.ndim)
+    same = jax.tree.map(is_same, params, cut)
+    self.assertTrue(jax.tree.all((same.layers, same.others)))
 
   def test_adapters_are_merged_on_the_mesh(self):
     policy = make_policy(rank=2)

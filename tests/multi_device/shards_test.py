@@ -1,11 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Params sharded over eight devices, read on other meshes."""
+"""Params sharded over eight devices, read to the host."""
 
 import os
 
 from absl.testing import absltest
-from absl.testing import parameterized
 import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
@@ -14,7 +13,6 @@ import numpy as np
 from tba_jax.training import sharding
 from tba_jax.transport import carrier as carrier_lib
 from tba_jax.transport import carrier_orbax
-from tba_jax.transport import wire
 from tests.support import in_process
 
 # JAX makes its devices once, so this file runs in its own process.
@@ -48,7 +46,7 @@ def make_shardings(devices=None, **sizes):
   }
 
 
-class ShardsTest(parameterized.TestCase):
+class ShardsTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -66,54 +64,22 @@ class ShardsTest(parameterized.TestCase):
     self.packed = writer.pack(TAG, leaves)
     self.found = self.packed.carried["shards"]
 
-  def make(self, placement=None):
-    carrier = carrier_orbax.OrbaxShards(self.path, placement=placement, **KEYS)
+  def make(self):
+    carrier = carrier_orbax.OrbaxShards(self.path, **KEYS)
     self.addCleanup(carrier.close)
     return carrier
-
-  def read(self, placement=None):
-    return self.make(placement).read(
-        self.transport, TAG, self.packed.carried, self.specs
-    )
 
   def test_replicas_are_stored_once(self):
     counts = {name: len(found) for name, found in self.found.items()}
     self.assertEqual(counts, {"w": 4, "v": 2, "b": 1, "log_z": 1})
 
-  def test_a_reader_without_mesh_reads_to_the_host(self):
-    for name, leaf in self.read().items():
-      self.assertIsInstance(leaf, np.ndarray)
-      np.testing.assert_array_equal(leaf, self.host[name])
-
-  @parameterized.parameters(
-      dict(fsdp=8),
-      dict(tensor=4, data=2),
-      dict(fsdp=4, tensor=2),
-      dict(data=8),
-  )
-  def test_a_reader_may_have_another_mesh(self, **sizes):
-    wanted = make_shardings(**sizes)
-    for name, leaf in self.read(wanted.get).items():
-      self.assertEqual(leaf.sharding, wanted[name])
-      np.testing.assert_array_equal(leaf, self.host[name])
-
-  def test_a_reader_fetches_only_its_shards(self):
-    carrier = self.make()
-    # As where another process of the reader has the devices of the rest.
-    carrier._wanted = lambda name, shape: [[[0, 8], [0, 8]]] * (name == "w")
-    for name, found in self.found.items():
-      # Whatever is fetched of these is refused.
-      self.found[name] = [
-          (box, digest if name == "w" and box[0][0] < 8 else "0" * 32)
-          for box, digest in found
-      ]
-    read = lambda: carrier.read(
+  def test_a_leaf_is_put_together_on_the_host(self):
+    found = self.make().read(
         self.transport, TAG, self.packed.carried, self.specs
     )
-    np.testing.assert_array_equal(read()["w"][:8], self.host["w"][:8])
-    carrier._wanted = lambda name, shape: [carrier_orbax.box_of((), shape)]
-    with self.assertRaisesRegex(wire.WireError, "leaf .* is torn"):
-      read()
+    for name, leaf in found.items():
+      self.assertIsInstance(leaf, np.ndarray)
+      np.testing.assert_array_equal(leaf, self.host[name])
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ put = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_device)
 params = jax.tree.map(put, jax.eval_shape(model.init, jax.random.key(0)))
 programs = rows.Programs(model, settings, on_device)
 decode_params = jax.tree.map(
-    put, jax.eval_shape(programs.decode_params, params))
+    put, jax.eval_shape(lambda x: model.decode_params(x, 512), params))
 state, count = programs.abstract_state, np.int32(8)
 compiled = programs.decode_chunk.lower(
     decode_params, state, count, count, programs.num_blocks).compile()

@@ -351,9 +351,12 @@ class MemoryTest(parameterized.TestCase):
     held = self.trainer()
     self.assertEqual(held[name], cache)
     self.assertEqual(held["params, copied for an evaluation"], self.params)
-    # In lockstep it takes turns with training, which needs more.
+    decoding = held["params that an evaluation decodes with"]
+    self.assertEqual(decoding, self.params)
+    # In lockstep it takes turns with training, which needs more in bfloat16.
     self.config.search.lockstep = True
     self.config.evaluate.batch_prompts = 1
+    self.config.model.compute_dtype = "bfloat16"
     self.assertIn("gradients", self.trainer())
     self.config.evaluate.batch_prompts = 2**20
     held = "\n".join(self.trainer())

@@ -275,7 +275,7 @@ class DecodeTest(parameterized.TestCase):
         for params in kinds:
           for requests in (self.requests, self.requests[:1], []):
             sampler.sample(params, requests, version=0)
-            newer = lambda params=params: (1, params)
+            newer = lambda params=sampler.put(params): (1, params)
             sampler.sample(params, requests, version=0, newer=newer)
       finally:
         jax.config.update("jax_log_compiles", False)

@@ -3,6 +3,7 @@
 """Newer params between chunks: versions and log-probs of every token."""
 
 import functools
+import weakref
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -131,13 +132,35 @@ class InFlightTest(parameterized.TestCase):
         model, max_prompt_tokens=8, prompt_buckets=2, recompute_cache=True
     )
     expected = sampler.sample(params, requests, version=0)
+    again = sampler.put(params)
     found = sampler.sample(
-        params, requests, version=0, newer=lambda: (0, params)
+        params, requests, version=0, newer=lambda: (0, again)
     )
     for one, other in zip(found, expected, strict=True):
       np.testing.assert_array_equal(one.tokens, other.tokens)
       # A cache of many tokens at once sums in another order.
       np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-6)
+
+  def test_params_are_held_once(self):
+    model = tiny_model.make_model(num_layers=1)
+    sampler = _sampler(model, stop_ids=())
+    host = jax.tree.map(np.asarray, tiny_model.init_params(model))
+    versions, alive = [], []
+
+    def put():
+      params = sampler.put(host)
+      versions.append(weakref.ref(params.others["head"]["kernel"]))
+      return params
+
+    def newer():
+      alive.append(sum(ref() is not None for ref in versions))
+      return len(versions), put()
+
+    before = len(jax.live_arrays())
+    prompt = decode.Request(np.array([5, 9]), 0, 0, 8)
+    sampler.sample(put(), [prompt], version=0, newer=newer)
+    self.assertEqual(alive, [1, 1, 1, 1])
+    self.assertLen(jax.live_arrays(), before)
 
   def test_with_the_real_model(self):
     model = tiny_model.make_model(num_layers=1)
@@ -149,11 +172,12 @@ class InFlightTest(parameterized.TestCase):
         for version in range(3)
     }
     sampler = _sampler(model, recompute_cache=True, stop_ids=())
+    newer = _every_chunk({v: sampler.put(params_of[v]) for v in (1, 2)})
     (found,) = sampler.sample(
         params_of[0],
         [decode.Request(np.array([5, 9]), 0, 0, 5)],
         version=0,
-        newer=_every_chunk({1: params_of[1], 2: params_of[2]}),
+        newer=newer,
     )
     np.testing.assert_array_equal(
         found.token_versions, [[0, 0, 0, 1, 1, 2, 2, 2]] * 5

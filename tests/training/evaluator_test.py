@@ -30,6 +30,9 @@ class _ScriptedSampler:
     self._length = length
     self.requests = []
 
+  def put(self, params):
+    return params
+
   def sample(self, params, prompts, *, version):
     self.requests.append(list(prompts))
     return [self._completions(prompt, version) for prompt in prompts]

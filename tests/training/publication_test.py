@@ -191,7 +191,7 @@ class VersionsTest(parameterized.TestCase):
     self.assertLess(size(published), 0.6 * size(params))
     tokens, mask = np.full((2, 5), 3), np.ones((2, 5), np.float32)
     for run in (
-        lambda params: model.prefill(params, tokens, mask),
+        lambda params: model.last_logits(params, tokens, mask),
         lambda params: model.decode_params(params, 8),
     ):
       chex.assert_trees_all_equal(run(published), run(params))
