@@ -14,13 +14,17 @@ import sys
 
 REPOSITORY = ""  # Where it is published: the URL that `git clone` takes.
 
-if importlib.util.find_spec("tba_jax") is None:
+# A folder named tba_jax is found too, as a package without an origin.
+if getattr(importlib.util.find_spec("tba_jax"), "origin", None) is None:
   for archive in glob.glob("tba_jax*.zip"):
     shutil.unpack_archive(archive)
   found = glob.glob("tba_jax*/setup.py") + glob.glob("../setup.py")
   if not found:
     if not REPOSITORY:
-      raise FileNotFoundError("upload a .zip of tba_jax, and run this again")
+      raise FileNotFoundError(
+          "no tba_jax here: upload a .zip of its checkout (Files, on the left),"
+          " or set REPOSITORY above to a URL; then run this cell again"
+      )
     subprocess.run(["git", "clone", "-q", REPOSITORY, "tba_jax"], check=True)
     found = ["tba_jax/setup.py"]
   os.chdir(os.path.dirname(found[0]))

@@ -109,6 +109,17 @@ def validate(
           " not started there; run --program=sft, and name WORKDIR/sft/model"
       )
       problems.append(_line("init", "sft", allowed))
+    if program == "sft" and good.get("sft.init") == "scratch":
+      start = good.get("init", "sft")
+      if start not in ("scratch", "sft"):
+        problems.append(
+            _line(
+                "sft.init",
+                "scratch",
+                "allowed without a model in config.init; to fine-tune that one:"
+                f" --config.init=sft --config.sft.init={start}",
+            )
+        )
     if program == "train":
       # The supervisor assigns cores; its children see their own alone.
       problems += _lines(good, [_rounding, _cores_here], None)
@@ -194,7 +205,8 @@ def _expected(task_name: Any) -> dict[str, Any]:
 
 
 def _line(key: str, value: Any, allowed: str) -> str:
-  return f"config.{key} = {value!r}: {allowed}"
+  # What a reader of folders raises begins with the folder.
+  return f"config.{key} = {value!r}: {allowed.removeprefix(f'{value}: ')}"
 
 
 def _check_values(

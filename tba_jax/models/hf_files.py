@@ -113,7 +113,7 @@ def _listed(folder: pathlib.Path) -> dict[str, str]:
     if not (folder / WEIGHTS).is_file():
       old = any(folder.glob("pytorch_model*.bin"))
       raise ValueError(
-          f"{folder}: has neither {WEIGHTS} nor {INDEX}"
+          f"has neither {WEIGHTS} nor {INDEX}"
           + (f". {conversion(folder, str(folder))}" if old else "")
       )
     return {}
@@ -144,6 +144,7 @@ def conversion(folder: pathlib.Path, name: str) -> str:
       "If it has pytorch_model.bin alone, convert it where torch is installed:"
       f'  python -c "import transformers as t; [c.from_pretrained({name!r})'
       f".save_pretrained('NEW_FOLDER') for c in (t.AutoTokenizer, t.{kind})]\""
+      "  and name NEW_FOLDER instead"
   )
 
 

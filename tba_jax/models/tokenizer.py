@@ -126,7 +126,8 @@ class Tokenizer:
     """
     if not self._fast.chat_template:
       raise ValueError(
-          "the tokenizer has no chat_template; allowed prompts as plain text"
+          "the tokenizer has no chat_template: write prompts as plain text, or"
+          " add chat_template.jinja to its folder"
       )
     try:
       return self._fast.apply_chat_template(

@@ -262,7 +262,7 @@ def _num_stored(model: Frozen) -> int:
   try:
     files = hf_files.Files(hf_hub.find(model.folder))
   except ValueError as error:
-    raise ValueError(f"config.{model.key}: {error}") from error
+    raise ValueError(f"config.{model.key}={model.folder!r}: {error}") from error
   return sum(map(math.prod, files.shapes.values()))
 
 

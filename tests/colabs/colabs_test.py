@@ -3,6 +3,7 @@
 """The notebooks run from top to bottom and draw what they show."""
 
 import contextlib
+from importlib import machinery
 import importlib.util
 import json
 import pathlib
@@ -97,7 +98,7 @@ class StoredTest(parameterized.TestCase):
 class InstallTest(parameterized.TestCase):
 
   def install(self, *archives, repository="", gpus=False):
-    """Runs the cell in a folder without tba_jax; returns its commands."""
+    """Runs the cell where tba_jax is not installed; returns its commands."""
     folder = pathlib.Path(self.create_tempdir().full_path)
     for name in archives:
       with zipfile.ZipFile(folder / f"{name}.zip", "w") as archive:
@@ -113,7 +114,12 @@ class InstallTest(parameterized.TestCase):
     commands = []
     with (
         contextlib.chdir(folder),
-        mock.patch.object(importlib.util, "find_spec", return_value=None),
+        # Python takes a checkout's own folder for a package.
+        mock.patch.object(
+            importlib.util,
+            "find_spec",
+            lambda name: machinery.ModuleSpec(name, None) if archives else None,
+        ),
         mock.patch.object(shutil, "which", lambda name: "x" * gpus),
         mock.patch.object(subprocess, "run", run),
     ):

@@ -412,20 +412,25 @@ class RelationsTest(parameterized.TestCase):
   def test_a_model_of_the_hub_is_found_before_anything_runs(self):
     cache = hub_cache.make(self)
     (line,) = _problems(base_config.make(init="org/tiny"))
-    self.assertStartsWith(line, "config.init = 'org/tiny'")
+    self.assertStartsWith(line, "config.init = 'org/tiny': no such folder")
     self.assertIn("hf download org/tiny", line)
     # Params come to a searcher from the trainer; adapters need their base.
     folder = pathlib.Path(self.create_tempdir().full_path)
     shape = hf_config.to_hf(hf_case.make_config())
     (folder / "config.json").write_text(json.dumps(shape))
     (folder / "tokenizer.json").write_text("{}")
-    hub_cache.add(cache, "org/tiny", folder)
+    snapshot = hub_cache.add(cache, "org/tiny", folder)
     for program, rank, found in (
         ("plan", 0, True), ("searcher", 0, True), ("export", 0, True),
         ("searcher", 4, False), ("trainer", 0, False),
     ):  # fmt: skip
       config = base_config.make(init="org/tiny", lora__rank=rank)
       self.assertEqual(_problems(config, program=program) == [], found, program)
+    # Fine-tuning starts from another key.
+    (snapshot / "model.safetensors").touch()
+    config = base_config.make(init="org/tiny", sft__init="scratch")
+    (line,) = _problems(config, program="sft")
+    self.assertIn("--config.init=sft --config.sft.init=org/tiny", line)
     # Of a section that the program does not read, nothing is looked up.
     config = base_config.make(init="scratch", sft__init="org/tiny")
     self.assertEqual(_problems(config), [])

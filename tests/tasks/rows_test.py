@@ -391,6 +391,11 @@ class ReportTest(absltest.TestCase):
     self.assertIn("data: train: 1 prompts of 2 rows\n", out.getvalue())
     self.assertIn("max_prompt_tokens: train.jsonl:2\n", out.getvalue())
     self.assertIn("warning: 1 of 2 held-out rows", out.getvalue())
+    config.sampling.update(max_prompt_tokens=6, max_completion_tokens=4)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+      build.print_data(config, for_sft=True)
+    self.assertIn("max_completion_tokens: train.jsonl:2\n", out.getvalue())
     config.task = ml_collections.ConfigDict({"name": "arithmetic"})
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
