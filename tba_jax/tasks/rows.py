@@ -13,7 +13,7 @@ in brackets if it has several ("train" where none is named):
     openai/gsm8k/main[train]     ORG/NAME of the hub, or a folder of it
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import gzip
 import json
@@ -148,6 +148,11 @@ _FILE = (
     r"(.*/)?({split}([-_][0-9]+(-of-[0-9]+)?)?([.-][0-9a-f]{{8,}})?"
     r"|(partial-)?{split}/[^/]+)\.(parquet|jsonl|jsonl\.gz)"
 )
+# Words of a path that name a split.
+_SPLIT_WORD = re.compile(
+    "(^|[^a-z])(train|training|valid|validation|val|dev|test|testing|eval"
+    "|evaluation)([^a-z]|$)"
+)
 
 
 def find(key: str, source: str) -> pathlib.Path:
@@ -158,10 +163,16 @@ def find(key: str, source: str) -> pathlib.Path:
   try:
     path = hf_hub.find_data(source)
   except ValueError as error:
-    raise ValueError(f"{key}={source!r}: {error}") from error
+    message = str(error).removeprefix(f"{source}: ")
+    raise ValueError(f"{key}={source!r}: {message}") from error
   if not source or not path.exists():
+    has = ""
+    if path.parent.is_dir():
+      has = (
+          f"; {path.parent} has {_some(p.name for p in path.parent.iterdir())}"
+      )
     raise ValueError(
-        f"{key}={source!r}: there is no such file or folder; allowed also"
+        f"{key}={source!r}: there is no such file or folder{has}; allowed also"
         " ORG/NAME of the Hugging Face hub"
     )
   return path
@@ -293,22 +304,37 @@ def _saved_files(
     ) from error
 
 
+def _some(names: Iterable[str]) -> str:
+  """Returns the first names of many, in order."""
+  ordered = sorted(names)
+  return ", ".join(ordered[:5]) + ", …" * (len(ordered) > 5) or "no file"
+
+
 def _split_files(
     key: str, source: str, path: pathlib.Path, split: str
 ) -> list[pathlib.Path]:
-  """Returns the files of a split by their names, shards by their numbers."""
+  """Returns the files of a split by their names, shards by their numbers.
+
+  The only file of a folder is the training split unless it names another.
+  """
   name = re.compile(_FILE.format(split=re.escape(split)))
+  files = [p for p in path.rglob("*") if p.name.endswith(_FORMATS)]
   found = []
-  for p in path.rglob("*"):
+  for p in files:
     if match := name.fullmatch(p.relative_to(path).as_posix()):
       end = f".{match[match.lastindex]}"
       rank = (len(p.parts), p.name != split + end, _FORMATS.index(end))
       found.append((rank, p))
+  names = [p.relative_to(path).as_posix() for p in files]
+  if not found and split == "train" and len(files) == 1:
+    if not _SPLIT_WORD.search(names[0].lower()):
+      return files
   if not found:
     raise ValueError(
-        f"{key}={source!r}: has no split {split!r}; allowed a folder with"
-        f" {split}.jsonl, {split}.parquet or files as the hub names them, one"
-        " that `datasets` saved, or one that TFDS prepared"
+        f"{key}={source!r}: has no split {split!r}; {path} has {_some(names)};"
+        f" allowed a folder with {split}.jsonl, {split}.parquet or files as the"
+        " hub names them, one that `datasets` saved or TFDS prepared, or the"
+        " path of one file"
     )
   # A split may be there twice: the files nearest to the top, train.jsonl
   # before train-1.jsonl, of one format.

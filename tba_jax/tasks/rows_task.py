@@ -142,7 +142,10 @@ class RowsTask(base.Task):
     if not self.report.read[split]:
       return f"{source}: has no rows"
     why = "; ".join(self.report.lines())
-    return f"{source}: no row can be used, {why}; fields {sorted(field_names)}"
+    fields = f"fields {sorted(field_names)}"
+    if not field_names:
+      fields = "allowed JSON objects, one a line (.jsonl), or a Parquet file"
+    return f"{source}: no row can be used, {why}; {fields}"
 
   def _check_overlap(
       self, sources: Mapping[str, Iterable[rows.Row]], overlap: str

@@ -124,8 +124,25 @@ class ReadRowsTest(parameterized.TestCase):
       self.assertEqual(self.read(f"[{split}]"), [(place, row)])
       # The file itself.
       self.assertEqual(self.read(name.format(split)), [(f"{path.name}:1", row)])
-    with self.assertRaisesRegex(ValueError, "train=.*has no split 'dev'"):
+    with self.assertRaisesRegex(
+        ValueError, f"train=.*has no split 'dev'; .* has {name.format('test')}"
+    ):
       self.read("[dev]")
+
+  def test_the_only_file_is_the_training_split(self):
+    (self.folder / "data").mkdir()
+    (self.folder / "data" / "math-17k.jsonl").write_text("{}\n")
+    places = [place for place, _ in self.read("[train]")]
+    self.assertEqual(places, ["data/math-17k.jsonl:1"])
+    with self.assertRaisesRegex(ValueError, "no split 'test'; .*math-17k"):
+      self.read("[test]")
+    (self.folder / "data" / "math-17k.jsonl").rename(
+        self.folder / "data" / "math_test.jsonl"
+    )
+    with self.assertRaisesRegex(ValueError, "no split 'train'"):
+      self.read("[train]")
+    with self.assertRaisesRegex(ValueError, "no such file .* has math_test"):
+      self.read("data/math.jsonl")
 
   @parameterized.parameters(
       (("a/train.jsonl", "train.jsonl", "b/train.parquet"), "train.jsonl:1"),
