@@ -87,6 +87,9 @@ def make_config(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     config.sft.num_steps = config.sft.evaluate_every_steps = 300
     config.search.samples_per_prompt = _SAMPLES
     config.search.prompts_per_step = _PROMPTS
+    # A group of a prompt that was ever solved has its solutions.
+    config.replay.reward_temperature = 0.1
+    config.replay.reward_temperature_final = 0.1
     # Nothing found is evicted.
     config.replay.capacity_per_prompt = config.replay.capacity
     config.train.num_steps = _NUM_STEPS
