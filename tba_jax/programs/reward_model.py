@@ -282,9 +282,9 @@ def load_pairs(
       config.sampling.max_prompt_tokens,
       config.reward_model.max_completion_tokens,
   )
-  pairs, num_rows = [], 0
+  pairs, num_rows, fields = [], 0, {}
   for row in rows:
-    num_rows += 1
+    num_rows, fields = num_rows + 1, row.fields or fields
     found = _parse_pair(row, stop_text)
     if isinstance(found, Pair):
       prompt, completions = encode_pair(found, tokenizer)
@@ -300,7 +300,8 @@ def load_pairs(
   if not pairs:
     raise ValueError(
         f"config.{NAME}.{split}={source!r}: no pair can be used."
-        f" {'; '.join(report.lines())}"
+        f" {'; '.join(report.lines())}; allowed rows with the texts prompt or"
+        f" query, chosen and rejected, these have {sorted(fields)}"
     )
   return pairs
 

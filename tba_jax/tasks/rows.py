@@ -307,7 +307,10 @@ def _saved_files(
 def _some(names: Iterable[str]) -> str:
   """Returns the first names of many, in order."""
   ordered = sorted(names)
-  return ", ".join(ordered[:5]) + ", …" * (len(ordered) > 5) or "no file"
+  return (
+      ", ".join(ordered[:5]) + ", …" * (len(ordered) > 5)
+      or "no .jsonl or .parquet"
+  )
 
 
 def _split_files(

@@ -253,8 +253,10 @@ class ReadTest(absltest.TestCase):
     )
 
   def test_no_pair_and_no_source(self):
-    with self.assertRaisesRegex(ValueError, "reward_model.train=.*no pair"):
-      self.read(["{}"])
+    with self.assertRaisesRegex(
+        ValueError, r"reward_model.train=.*no pair.*these have \['better'\]"
+    ):
+      self.read(['{"better": "a"}', "null"])
     task = preference.Preference(**preference.Preference.FIELDS)
     with self.assertRaisesRegex(ValueError, "'preference' makes no pairs"):
       self.load("task", task)
