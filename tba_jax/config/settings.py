@@ -134,6 +134,16 @@ def lora_names(text: str) -> tuple[str, ...]:
   return () if text == "all" else tuple(n.strip() for n in text.split(","))
 
 
+def rows_per_prompt(num_rows: int, num_prompts: int, samples: int) -> int:
+  """Returns the most decode rows that can share a prompt without idle time.
+
+  They take the next prompt once all of them are free. So it is 1 where the
+  completions of `num_prompts` prompts, `samples` each, wait for rows.
+  """
+  waits = num_rows < num_prompts * samples
+  return 1 if waits else math.gcd(num_rows, samples)
+
+
 FLAG = Allowed("True, False", lambda v: True)
 TEXT = Allowed("any text", lambda v: True)
 NAME = Allowed("a name", bool)
@@ -515,7 +525,9 @@ SETTINGS = {
     "sampling.max_prompt_tokens": _s(16, COUNT, ""),
     "sampling.max_completion_tokens": _s(24, COUNT, ""),
     "sampling.num_rows": _s(
-        256, COUNT, "completions decoded at the same time", hosts="searcher"),
+        256, COUNT,
+        "completions decoded at the same time; on accelerators those of a"
+        " prompt share its KV cache if all of a round fit", hosts="searcher"),
     "sampling.chunk_steps": _s(
         8, COUNT, "decode steps between refills of finished rows"),
     "sampling.prompt_buckets": _s(

@@ -2,16 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The KV cache of decode steps.
 
-A cache is a list of blocks of columns. The first block holds the prompts, the
-others the columns that decode steps write. A decode step may be given the first
-few blocks only, which is cheaper and changes no bits: a block with all columns
-masked adds exact zeros at the end of each sum.
+A cache is a list of blocks of columns. The first block holds the prompts, each
+once for S adjacent rows, the others the columns that decode steps write. A
+decode step may be given the first few blocks only, which is cheaper and changes
+no bits: a block with all columns masked adds exact zeros at the end of a sum.
 
     block = {
         "layers": N times {"k" or "k_last", "v"},
         "position": [R, C] int32, only with a sliding window,
     }
     "k", "v": [R, X, C, E];  "k_last": [R, X, E, C]
+
+In the first block R / S takes the place of R.
 
 The G heads form X parts; the heads of a part lie side by side, E = G / X * Dh.
 
@@ -23,9 +25,9 @@ The G heads form X parts; the heads of a part lie side by side, E = G / X * Dh.
   with zeros at the heads that are not its own: they add nothing, and reading
   the cache still takes far longer than the products (H multiply-adds a number).
 
-Axes: R decode rows, N layers, G key-value heads, M query heads of one, H = G *
-M, Dh head width, C columns of a block, B prompts, L their columns, X and E as
-above.
+Axes: R decode rows, S of them a prompt, N layers, G key-value heads, M query
+heads of one, H = G * M, Dh head width, C columns of a block, B prompts, L their
+columns, X and E as above.
 """
 
 from collections.abc import Sequence
@@ -49,6 +51,7 @@ def empty(
     num_rows: int,
     lengths: Sequence[int],
     num_parts: int | None = None,
+    rows_per_prompt: int = 1,
 ) -> list[PyTree]:
   """Returns blocks of zeros with `lengths` columns each.
 
@@ -57,23 +60,28 @@ def empty(
     num_rows: R.
     lengths: C of each block.
     num_parts: X; None takes the layout of a CPU.
+    rows_per_prompt: S, a divisor of R.
   """
-  R, X = num_rows, num_parts or config.num_kv_heads
+  X = num_parts or config.num_kv_heads
   E = config.num_kv_heads // X * config.head_dim
   zeros = lambda *shape: jnp.zeros(shape, jnp.dtype(config.compute_dtype))
 
-  def layer(C: int) -> PyTree:
+  def layer(R: int, C: int) -> PyTree:
     if num_parts is None:
       return {"k_last": zeros(R, X, E, C), "v": zeros(R, X, C, E)}
     return {"k": zeros(R, X, C, E), "v": zeros(R, X, C, E)}
 
-  def block(C: int) -> PyTree:
-    made = {"layers": [layer(C) for _ in range(config.num_layers)]}
+  def block(R: int, C: int) -> PyTree:
+    made = {"layers": [layer(R, C) for _ in range(config.num_layers)]}
     if config.sliding_window:
       made["position"] = jnp.zeros((R, C), jnp.int32)
     return made
 
-  return [block(C) for C in lengths]
+  prompts, *own = lengths
+  return [
+      block(num_rows // rows_per_prompt, prompts),
+      *(block(num_rows, length) for length in own),
+  ]
 
 
 def fill(
@@ -86,7 +94,8 @@ def fill(
     prompt_cache: {"layers": N times {"k", "v"} [B, L, G, Dh], and "position"
       [B, L] if the cache has it}; L columns are those of the first block, or of
       the first few together.
-    slots: [R] int32, the prompt of each row; below 0 keeps the row.
+    slots: [R] int32, the prompt of each row; below 0 keeps the row. Of the S
+      rows of a prompt, one is enough to fill the first block.
   """
   num_columns = prompt_cache["layers"][0]["v"].shape[1]
   lengths = [block["layers"][0]["v"].shape[2] for block in cache]
@@ -98,7 +107,8 @@ def fill(
   rows_R = jnp.argsort(slots < 0, stable=True)
 
   def put(leaf: jax.Array, new: jax.Array, row: jax.Array) -> jax.Array:
-    return jax.lax.dynamic_update_index_in_dim(leaf, new, row, 0)
+    at = row // (len(slots) // len(leaf))
+    return jax.lax.dynamic_update_index_in_dim(leaf, new, at, 0)
 
   def fill_row(i: jax.Array, blocks: list[PyTree]) -> list[PyTree]:
     row = rows_R[i]
@@ -175,8 +185,11 @@ def plan_updates(
     column_R = jnp.where(index_R < start, C, index_R - start)
     seen_RxC = mask[:, start : start + C]
     if window:
-      position_RxC = _write(block["position"], positions, column_R, 0)
-      block = {**block, "position": position_RxC}
+      position = block["position"]
+      if start:
+        position = _write(position, positions, column_R, 0)
+      block = {**block, "position": position}
+      position_RxC = jnp.repeat(position, R // len(position), axis=0)
       seen_RxC = attention.window_mask(
           seen_RxC[:, None], positions[:, None], position_RxC, window
       )[:, 0]
@@ -217,7 +230,7 @@ def attend(
   Returns:
     [R, G, M, Dh], and the updated layer.
   """
-  R, X = layer[0]["v"].shape[:2]
+  R, X = len(q), layer[0]["v"].shape[1]
   new = {"k": k.reshape(R, X, -1), "v": v.reshape(R, X, -1)}
   # The first block holds prompts, which do not change.
   written = [layer[0]]
@@ -238,22 +251,26 @@ def _attend(
 ) -> jax.Array:
   """Returns attention [R, G, M, Dh] over blocks, with one softmax over all.
 
+  The queries of rows with one prompt are rows of one product with its keys.
+
   Args:
     q: [R, G, M, Dh].
     pairs: per block, its keys and values.
     seen: per block, [R, C] bool.
   """
-  padded = _pad_queries(q, pairs[0]["v"].shape[1])
+  R, X = len(q), pairs[0]["v"].shape[1]
+  padded = _pad_queries(q, X)
   scale = math.sqrt(q.shape[-1])
   scores = []
   for pair, mask_RxC in zip(pairs, seen, strict=True):
     spec = "rxhe,rxec->rxhc" if "k_last" in pair else "rxhe,rxce->rxhc"
     score = jnp.einsum(
         spec,
-        padded,
+        _join_rows(padded, len(pair["v"])),
         pair.get("k_last", pair.get("k")),
         preferred_element_type=jnp.float32,
     )
+    score = _part_rows(score, R)
     mask = jnp.broadcast_to(mask_RxC[:, None, None], score.shape)
     scores.append(jnp.where(mask, score / scale, attention.MASKED_SCORE))
   largest = [score.max(-1) for score in scores]
@@ -262,8 +279,24 @@ def _attend(
   for score, pair in zip(scores, pairs):
     weights = jnp.exp(score - shift[..., None])
     total += weights.sum(-1)
-    out += jnp.einsum("rxhc,rxce->rxhe", weights.astype(q.dtype), pair["v"])
+    joined = _join_rows(weights.astype(q.dtype), len(pair["v"]))
+    summed = jnp.einsum("rxhc,rxce->rxhe", joined, pair["v"])
+    out += _part_rows(summed, R)
   return _own_heads(out / total[..., None].astype(q.dtype), q.shape)
+
+
+def _join_rows(x: jax.Array, num_prompts: int) -> jax.Array:
+  """Returns [R, X, heads, n] as [R / S, X, S * heads, n]."""
+  R, X, heads, n = x.shape
+  x = x.reshape(num_prompts, R // num_prompts, X, heads, n)
+  return x.swapaxes(1, 2).reshape(num_prompts, X, -1, n)
+
+
+def _part_rows(x: jax.Array, num_rows: int) -> jax.Array:
+  """Returns the inverse of `_join_rows`."""
+  num_prompts, X, _, n = x.shape
+  x = x.reshape(num_prompts, X, num_rows // num_prompts, -1, n)
+  return x.swapaxes(1, 2).reshape(num_rows, X, -1, n)
 
 
 def _is_own(num_heads: int) -> jax.Array:

@@ -133,8 +133,9 @@ class Model:
     many positions. Host arrays are cut and cast on the host.
   prefill: (decode_params, prompt_tokens_BxP, prompt_mask_BxP) -> (logits_BxV
     float32 that predict the first completion token, prompt_cache).
-  init_cache: (num_rows, lengths, num_parts=None) -> KV cache of zeros: blocks
-    with that many columns, of which the first is for prompts (`cache.py`).
+  init_cache: (num_rows, lengths, num_parts=None, rows_per_prompt=1) -> KV cache
+    of zeros: blocks with that many columns, of which the first is for prompts,
+    each shared by that many adjacent rows (`cache.py`).
   fill_cache: (cache, prompt_cache, slots_R) -> cache. Copies prompt slots_R[r]
     to row r; a slot below 0 keeps the row.
   decode_step: (decode_params, tokens_R, positions_R, cache, cache_mask_RxC,

@@ -32,6 +32,7 @@ import rich.console
 import rich.progress
 
 from tba_jax import types
+from tba_jax.config import settings as settings_lib
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
@@ -240,12 +241,16 @@ def _make_sampler(
     num_lines: int,
 ) -> decode.Sampler:
   """Returns the sampler, with rows for at most `num_lines` prompts."""
-  in_batch = num_lines * config.generate.num_completions
+  num_completions = config.generate.num_completions
+  num_rows = min(config.sampling.num_rows, num_lines * num_completions)
   return policy_lib.build_sampler(
       config,
       source.model,
       source.tokenizer,
-      num_rows=min(config.sampling.num_rows, in_batch),
+      num_rows=num_rows,
+      rows_per_prompt=settings_lib.rows_per_prompt(
+          num_rows, num_lines, num_completions
+      ),
       seed=config.seed,
       explore=requests.Explore(),
   )

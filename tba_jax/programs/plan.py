@@ -97,7 +97,8 @@ def trainer_memory(
   cache = {
       "params that an evaluation decodes with": count * sizes.BYTES[dtype],
       f"KV cache of an evaluation, {rows} rows": (
-          own_rows * _num_tokens(config) * cache_bytes(c, dtype)
+          _num_tokens(config, kind, own_rows, config.evaluate.num_completions)
+          * cache_bytes(c, dtype)
       ),
   }
   # As `training/evaluations.py` decides it.
@@ -172,6 +173,11 @@ def searcher_memory(
   rows = math.ceil(config.sampling.num_rows / (mesh["data"] * mesh["fsdp"]))
   heads = 1 if c.num_kv_heads % mesh["tensor"] else mesh["tensor"]
   token = cache_bytes(c, dtype) // heads
+  shared = settings_lib.rows_per_prompt(
+      config.sampling.num_rows,
+      config.search.prompts_per_round,
+      config.search.samples_per_prompt,
+  )
   held = {
       "params, twice while a version comes in": 2 * count * sizes.BYTES[dtype]
   }
@@ -179,15 +185,26 @@ def searcher_memory(
     held["base, and its copy with adapters merged as a version comes in"] = (
         2 * count * sizes.BYTES[c.param_dtype]
     )
-  held[f"KV cache of {rows} rows"] = token * rows * _num_tokens(config)
+  num_tokens = _num_tokens(config, kind, rows, shared)
+  held[f"KV cache of {rows} rows"] = token * num_tokens
   for model in sizes.frozen_models(config, workdir, "searcher"):
     held[model.name] = sizes.frozen_bytes(model, c, config.sharding, mesh)
   return held
 
 
-def _num_tokens(config: ml_collections.ConfigDict) -> int:
+def _num_tokens(
+    config: ml_collections.ConfigDict, kind: str, rows: int, shared: int
+) -> int:
+  """Returns the tokens in the KV cache of rows.
+
+  On accelerators up to `shared` rows share their prompt, as in `rows.py`.
+  """
+  prompts = rows if kind in ("", "cpu") else rows // math.gcd(rows, shared)
   sampling = config.sampling
-  return sampling.max_prompt_tokens + sampling.max_completion_tokens
+  return (
+      prompts * sampling.max_prompt_tokens
+      + rows * sampling.max_completion_tokens
+  )
 
 
 def memory_rows(held: Mapping[str, int], kind: str) -> sections.TableRows:

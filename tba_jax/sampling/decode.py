@@ -3,7 +3,8 @@
 """The sampler: continuous batching with prefix sharing.
 
 R rows decode at the same time, one completion each. A prompt is prefilled once
-and its KV cache copied into the rows of its completions. Between chunks of
+and its KV cache copied into the rows of its completions, or, on accelerators,
+held once for all of them. Between chunks of
 decode steps finished rows are refilled from the queue. Once the queue is empty,
 the last completions may continue in half the rows, then in a quarter.
 
@@ -194,7 +195,9 @@ class _DecodeLoop:
     self._order = sorted(
         range(len(prompts)), key=lambda i: settings.bucket_of(prompts[i])
     )
-    self._slots = requests.Slots(prompts, settings, self._order)
+    self._slots = requests.Slots(
+        prompts, settings, self._order, programs.rows_per_prompt
+    )
     # Index of a request -> its row in the last prefilled batch, and the outputs
     # of `rows.prefill`.
     self._prefilled: dict[int, int] = {}
@@ -248,13 +251,15 @@ class _DecodeLoop:
   def _plan(self) -> tuple[int, int, int]:
     """Returns a chunk's most steps, idle rows that end it early, and blocks."""
     slots = self._slots
-    num_idle = slots.num_rows
+    num_rows = num_idle = slots.num_rows
     # Newer params and stop strings are polled at regular intervals.
     polls = self._watch or self._newer
     if not polls and slots.queue:
-      num_idle = -(-num_idle // _REFILL_SHARE)
+      # Free rows may wait for others of their prompt.
+      free = num_rows - len(slots.owners)
+      num_idle = min(num_rows, free - (-num_rows // _REFILL_SHARE))
     elif not polls:
-      num_idle -= self._programs.fewer_rows(num_idle)
+      num_idle -= self._programs.fewer_rows(num_rows)
     # With nothing to do between chunks, a chunk fills its blocks.
     waits = slots.queue or polls
     num_steps, num_blocks = rows.plan_chunk(

@@ -45,6 +45,8 @@ class Settings:
   max_completion_tokens: T; completions are truncated there.
   num_rows: R, completions decoded at the same time.
   chunk_steps: decode steps between refills while requests wait.
+  rows_per_prompt: S, adjacent rows that decode one request at a time. On
+    accelerators they share its prompt's cache, elsewhere rows are independent.
   pad_id: fills a completion after its end.
   seed: of requests without their own, in [0, 2^32).
   stop_ids: tokens that end a completion.
@@ -72,6 +74,7 @@ class Settings:
   text_fn: Callable[[Sequence[int]], str] | None = None
   recompute_cache: bool = False
   prompt_buckets: int = 1
+  rows_per_prompt: int = 1
   explore: Explore = Explore()
 
   @property
@@ -162,6 +165,9 @@ Owner = tuple[int, int]
 class Slots:
   """Assigns completions to the R rows of a decode state.
 
+  S adjacent rows serve one request at a time: the next one waits until all of
+  them are free.
+
   queue: completions waiting for a row.
   owners: row -> the completion that it decodes.
   """
@@ -171,8 +177,9 @@ class Slots:
       requests: Sequence[Request],
       settings: Settings,
       order: Sequence[int],
+      rows_per_prompt: int = 1,
   ):
-    """Queues all completions, by request in `order`."""
+    """Queues all completions, by request in `order`; S divides R."""
     self.queue = collections.deque(
         (index, sample)
         for index in order
@@ -181,6 +188,7 @@ class Slots:
     self.owners: dict[int, Owner] = {}
     self._requests = requests
     self._settings = settings
+    self._rows_per_prompt = rows_per_prompt
     # Tokens sampled by each row, an upper bound for rows that ended.
     self._lengths_R = np.ones(settings.num_rows, np.int32)
 
@@ -191,8 +199,10 @@ class Slots:
 
   @property
   def can_refill(self) -> bool:
-    """Whether completions wait and rows are free."""
-    return bool(self.queue) and len(self.owners) < self.num_rows
+    """Whether completions wait and all rows of a prompt are free."""
+    used = {row // self._rows_per_prompt for row in self.owners}
+    free = self.num_rows // self._rows_per_prompt - len(used)
+    return bool(self.queue) and free > 0
 
   @property
   def longest(self) -> int:
@@ -208,7 +218,8 @@ class Slots:
       prefilled: index of a request -> its row in the prefilled batch.
 
     Returns:
-      source_R: [R] int32, row in the prefilled batch; -1 is not refilled.
+      source_R: [R] int32, row in the prefilled batch; -1 is not refilled. Of
+        rows that share a prompt, the first is refilled if any is.
       ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index.
       limit_R: [R] int32, most tokens of the completion.
     """
@@ -217,10 +228,14 @@ class Slots:
     limit_R = np.full(
         self.num_rows, self._settings.max_completion_tokens, np.int32
     )
+    serves = -1
     for row in range(self.num_rows):
       if not self.queue or self.queue[0][0] not in prefilled:
         break
-      if row in self.owners:
+      if row % self._rows_per_prompt == 0:
+        rows = range(row, row + self._rows_per_prompt)
+        serves = -1 if self.owners.keys() & rows else self.queue[0][0]
+      if self.queue[0][0] != serves:
         continue
       index, sample = self.owners[row] = self.queue.popleft()
       request = self._requests[index]

@@ -5,8 +5,9 @@
 `refill` starts rows, `decode_chunk` advances all of them, `collect` reads them
 out: pure functions of fixed shapes, which `Programs` compiles.
 
-Axes: B prompts of a prefill, Q their padded length, R rows, P prompt tokens, T
-completion tokens, L = P + T, C columns of the cache, V vocabulary.
+Axes: B prompts of a prefill, Q their padded length, R rows, U prompts that they
+share, P prompt tokens, T completion tokens, L = P + T, C columns of the cache,
+V vocabulary.
 """
 
 import bisect
@@ -41,6 +42,8 @@ _TENSOR = "tensor"
 # another program, so there are few.
 _MOST_BLOCKS = 3
 _SHORTEST_BLOCK = 32
+# Platforms where each row has its own copy of its prompt's cache.
+_OWN_PROMPTS = ("cpu",)
 # A decode loop may shrink to R / 2 and R / 4 rows, but not below 16.
 _MOST_SHRINKING = 4
 _FEWEST_ROWS = 16
@@ -82,7 +85,8 @@ class DecodeState:
 
   cache: the model's KV cache: the left-padded prompt, then token t of the
     completion in column P + t.
-  prompt_mask: [R, P] float32, 1 on the tokens of the row's prompt.
+  prompt_mask: [U, P] float32, 1 on the tokens of the prompt that each R / U
+    adjacent rows share.
   key_data: [R, 2] uint32, the row's random key.
   tokens: [R, T] int32, sampled so far.
   logprobs: [R, T] float32, nats, of the sampled tokens.
@@ -116,9 +120,10 @@ def empty_state(
   T = settings.max_completion_tokens
   plain = settings.samples_plainly
   num_parts = head_parts(sharding, model.config)
+  shared = rows_per_prompt(settings, sharding)
   return DecodeState(
-      cache=model.init_cache(R, block_lengths(P, T), num_parts),
-      prompt_mask=jnp.zeros((R, P), jnp.float32),
+      cache=model.init_cache(R, block_lengths(P, T), num_parts, shared),
+      prompt_mask=jnp.zeros((R // shared, P), jnp.float32),
       key_data=jnp.zeros((R, 2), jnp.uint32),
       tokens=jnp.zeros((R, T), jnp.int32),
       logprobs=jnp.zeros((R, T), jnp.float32),
@@ -178,7 +183,11 @@ def refill(
     limit_R: [R] int32, most tokens of the completion, 1 to T.
   """
   logits_BxV, prompt_cache, mask_BxP = prefilled
-  cache = _fill_cache(model, sharding, state.cache, prompt_cache, source_R)
+  shared = len(source_R) // len(state.prompt_mask)
+  # Of the rows of a prompt, the first one fills its cache.
+  fills_R = jnp.where(jnp.arange(len(source_R)) % shared > 0, -1, source_R)
+  cache = _fill_cache(model, sharding, state.cache, prompt_cache, fills_R)
+  fills_U = source_R[::shared, None]
   new_R = source_R >= 0
   source_R = jnp.maximum(source_R, 0)
   select = lambda new, old: jnp.where(
@@ -190,7 +199,9 @@ def refill(
   state = dataclasses.replace(
       state,
       cache=cache,
-      prompt_mask=select(mask_BxP[source_R], state.prompt_mask),
+      prompt_mask=jnp.where(
+          fills_U >= 0, mask_BxP[source_R[::shared]], state.prompt_mask
+      ),
       key_data=select(key_data_Rx2, state.key_data),
       limits=select(limit_R, state.limits),
       lengths=select(start_R, state.lengths),
@@ -232,12 +243,14 @@ def decode_chunk(
     step, state = carry
     # An idle row feeds its last token again, which leaves it unchanged.
     last_R = state.lengths - 1
-    prompt_lengths_R = jnp.sum(state.prompt_mask, axis=-1).astype(jnp.int32)
+    shared = len(last_R) // len(state.prompt_mask)
+    prompt_mask_RxP = jnp.repeat(state.prompt_mask, shared, axis=0)
+    prompt_lengths_R = jnp.sum(prompt_mask_RxP, axis=-1).astype(jnp.int32)
     # Token t has the same column in every row: otherwise the order in which a
     # row's keys are summed, and so the last bit of its log-probs, would depend
     # on when the row started.
     seen_RxC = jnp.concatenate(
-        [state.prompt_mask > 0, _columns(state) <= last_R[:, None]], axis=1
+        [prompt_mask_RxP > 0, _columns(state) <= last_R[:, None]], axis=1
     )
     logits_RxV, cache = model.decode_step(
         decode_params,
@@ -510,6 +523,20 @@ def _row_spec(
   return Spec(axes or None, *others)
 
 
+def rows_per_prompt(settings: Settings, sharding: Sharding) -> int:
+  """Returns S, the adjacent rows that share a prompt's cache; all on a device.
+
+  A decode step of an accelerator takes as long as it reads memory. On a CPU it
+  computes, and rows that end early make room for others.
+  """
+  if next(iter(sharding.device_set)).platform in _OWN_PROMPTS:
+    return 1
+  shape = rows_sharding(sharding, settings.num_rows).shard_shape(
+      (settings.num_rows,)
+  )
+  return math.gcd(settings.rows_per_prompt, *shape)
+
+
 def _num_parts(sharding: Sharding) -> int:
   """Returns the size of the mesh axis that splits heads and vocabulary."""
   if not isinstance(sharding, jax.sharding.NamedSharding):
@@ -562,6 +589,7 @@ class Programs:
     P, T = settings.max_prompt_tokens, settings.max_completion_tokens
     self._settings = settings
     self.num_blocks = len(block_lengths(P, T))
+    self.rows_per_prompt = rows_per_prompt(settings, sharding)
     self.sharding = sharding
     bind = lambda fn: functools.partial(fn, model, settings)
     placed = lambda fn: functools.partial(fn, model, settings, sharding)
@@ -604,12 +632,15 @@ class Programs:
   def fewer_rows(self, num_rows: int) -> int:
     """Returns half the rows if a decode loop may shrink to them, otherwise 0.
 
-    It may only on a single CPU: elsewhere fewer rows make no step faster.
+    It may only on a single CPU: elsewhere fewer rows make no step faster, and
+    some share prompts.
     """
     *others, device = self.sharding.device_set
     least = self._settings.num_rows // _MOST_SHRINKING
     half = num_rows // 2
-    if others or device.platform != "cpu" or num_rows % 2:
+    if device.platform != "cpu" or others or self.rows_per_prompt > 1:
+      return 0
+    if num_rows % 2:
       return 0
     if half < max(least, _FEWEST_ROWS) or not self._same_bits.get(half, True):
       return 0

@@ -10,6 +10,7 @@ import jax
 import ml_collections
 
 from tba_jax import types
+from tba_jax.config import settings as settings_lib
 from tba_jax.losses import build as losses_build
 from tba_jax.models import config as config_lib
 from tba_jax.models import heads
@@ -218,6 +219,11 @@ def make_sampler(
       policy.model,
       policy.tokenizer,
       num_rows=config.sampling.num_rows,
+      rows_per_prompt=settings_lib.rows_per_prompt(
+          config.sampling.num_rows,
+          config.search.prompts_per_round,
+          config.search.samples_per_prompt,
+      ),
       seed=config.seed,
       explore=requests.Explore(**config.explore),
   )
@@ -232,6 +238,7 @@ def make_evaluation_sampler(
       policy.model,
       policy.tokenizer,
       num_rows=config.evaluate.batch_prompts * config.evaluate.num_completions,
+      rows_per_prompt=config.evaluate.num_completions,
       seed=config.seed ^ _EVALUATION_SEED,
   )
 
@@ -259,6 +266,7 @@ def build_sampler(
     *,
     num_rows: int,
     seed: int,
+    rows_per_prompt: int = 1,
     explore: requests.Explore | None = None,
 ) -> decode.Sampler:
   """Returns a sampler of a model with the settings of `config.sampling`.
@@ -276,6 +284,7 @@ def build_sampler(
       max_prompt_tokens=config.sampling.max_prompt_tokens,
       max_completion_tokens=config.sampling.max_completion_tokens,
       num_rows=num_rows,
+      rows_per_prompt=rows_per_prompt,
       chunk_steps=config.sampling.chunk_steps,
       prompt_buckets=config.sampling.prompt_buckets,
       recompute_cache=config.sampling.in_flight == "recompute_cache",

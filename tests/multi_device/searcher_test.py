@@ -131,12 +131,13 @@ class SamplingTest(parameterized.TestCase):
     cls.expected = cls.sample(sharding.ONE_DEVICE)
 
   @classmethod
-  def sample(cls, place, check=lambda sampler: None):
+  def sample(cls, place, check=lambda programs: None, **changes):
     """Returns completions by three versions, the newer ones swapped in."""
     params_fn = searcher.make_params_fn(
         cls.policy, lora.ParamsMerger("", lambda params: params), place
     )
-    sampler = decode.Sampler(cls.policy.model, SETTINGS)
+    settings = dataclasses.replace(SETTINGS, **changes)
+    sampler = decode.Sampler(cls.policy.model, settings)
     params = {
         version: sampler.put(
             params_fn(publication.by_path(leaves)), place.model
@@ -195,6 +196,22 @@ class SamplingTest(parameterized.TestCase):
       np.testing.assert_array_equal(one.token_versions, other.token_versions)
     newest = max(one.token_versions.max() for one in found)
     self.assertEqual(newest, 2)
+
+  @mock.patch.object(rows, "_OWN_PROMPTS", ())
+  def test_prompts_are_split_with_the_rows_that_share_them(self):
+
+    def check(programs):
+      state = programs.abstract_state
+      shape = state.prompt_mask.sharding.shard_shape(state.prompt_mask.shape)
+      # 12 rows that share a prompt would not divide a device's 16.
+      self.assertEqual(shape, (16 // 4, 4))
+
+    place = make_place(self.policy, fsdp=2, data=2)
+    found = self.sample(place, check, rows_per_prompt=12)
+    expected = self.sample(sharding.ONE_DEVICE, rows_per_prompt=12)
+    for one, other in zip(found, expected, strict=True):
+      np.testing.assert_array_equal(one.tokens, other.tokens)
+      np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
   def test_a_prefill_is_shared_out(self):
     flops = []

@@ -281,6 +281,14 @@ class MemoryTest(parameterized.TestCase):
     # Keys and values of 3 layers of 64, float32.
     token = 2 * 3 * 64 * 4
     self.assertEqual(self.searcher()["KV cache of 256 rows"], 256 * 40 * token)
+    # Where 8 completions share a prompt, of 16 tokens, in bfloat16.
+    self.config.search.prompts_per_round = 32
+    shared = self.searcher("h100")["KV cache of 256 rows"]
+    self.assertEqual(shared, (32 * 16 + 256 * 24) * token // 2)
+    # More completions than rows take turns, each row by itself.
+    self.config.search.prompts_per_round = 33
+    shared = self.searcher("h100")["KV cache of 256 rows"]
+    self.assertEqual(shared, 256 * 40 * token // 2)
     mesh.update(data=2, tensor=2)
     held = self.searcher()
     self.assertEqual(held["KV cache of 128 rows"], 64 * 40 * token)
