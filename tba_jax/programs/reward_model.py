@@ -262,9 +262,9 @@ def load_pairs(
 ) -> list[Pair]:
   """Returns the pairs of `config.reward_model.train` or `held_out`.
 
-  A row has the texts `prompt` (or `query`), `chosen` and `rejected`; a stop
-  token spelled out at the end of a completion is removed. The report counts the
-  rows that are left out.
+  A row has the texts `prompt` (or `query`), `chosen` and `rejected`, for a chat
+  task also conversations; a stop token spelled out at the end of a completion
+  is removed. The report counts the rows that are left out.
 
   Raises:
     ValueError: the source is missing, or no pair of it can be used.
@@ -285,7 +285,7 @@ def load_pairs(
   pairs, num_rows, fields = [], 0, {}
   for row in rows:
     num_rows, fields = num_rows + 1, row.fields or fields
-    found = _parse_pair(row, stop_text)
+    found = _parse_pair(task, row, stop_text)
     if isinstance(found, Pair):
       prompt, completions = encode_pair(found, tokenizer)
       if len(prompt) > limits[0]:
@@ -301,17 +301,19 @@ def load_pairs(
     raise ValueError(
         f"config.{NAME}.{split}={source!r}: no pair can be used."
         f" {'; '.join(report.lines())}; allowed rows with the texts prompt or"
-        f" query, chosen and rejected, these have {sorted(fields)}"
+        " query, chosen and rejected (task.name='chat' takes messages too),"
+        f" these have {sorted(fields)}"
     )
   return pairs
 
 
-def _parse_pair(row: rows_lib.Row, stop_text: str) -> Pair | str:
+def _parse_pair(
+    task: base.Task, row: rows_lib.Row, stop_text: str
+) -> Pair | str:
   """Returns the pair of a row, or a reason of `rows.REASONS`."""
   if row.fields is None:
     return "malformed"
-  prompt = row.fields.get("prompt", row.fields.get("query", ""))
-  texts = [row.fields.get(name) for name in ("chosen", "rejected")]
+  prompt, *texts = task.pair_texts(row.fields)
   if not isinstance(prompt, str) or not prompt.strip():
     return "no_prompt"
   if not all(isinstance(text, str) for text in texts):

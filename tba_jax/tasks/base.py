@@ -124,6 +124,11 @@ class Task(abc.ABC):
         " pairs; name a source of them"
     )
 
+  def pair_texts(self, fields: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Returns prompt, chosen and rejected of a row, which may not be texts."""
+    prompt = fields.get("prompt", fields.get("query", ""))
+    return prompt, fields.get("chosen"), fields.get("rejected")
+
   def reward_of(self, prompt: str, completion: str) -> float:
     """Returns the reward of a completion of any prompt text."""
     raise ValueError(

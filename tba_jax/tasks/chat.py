@@ -85,6 +85,21 @@ class Chat(made_up.GoldReward):
   def pairs(self, split: str) -> Sequence[tuple[str, str, str]]:
     return [(p, a.strip(), b.strip()) for p, a, b in super().pairs(split)]
 
+  def pair_texts(self, fields: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Takes conversations too, whole ones or what follows `prompt`."""
+    prompt, *answers = super().pair_texts(fields)
+    if not all(map(_is_list, answers)):
+      return prompt, *answers
+    before = prompt if _is_list(prompt) else ()
+    whole = [[*before, *answer] for answer in answers]
+    if not all(map(_are_messages, whole)):
+      return prompt, None, None
+    found = [self._make({"messages": messages}) for messages in whole]
+    if reasons := [made for made in found if isinstance(made, str)]:
+      return "" if "no_prompt" in reasons else prompt, None, None
+    (text, chosen), (same, rejected) = found
+    return text if text == same else "", chosen, rejected
+
 
 def tulu(messages: Messages) -> str:
   """Formats messages as open-instruct's template does.
@@ -108,6 +123,10 @@ def _make_template(template: str) -> Callable[[Messages], str]:
         f"config.task.template={template!r}: allowed {TULU!r} or a folder with"
         f" a tokenizer; {error}"
     ) from error
+
+
+def _is_list(value: Any) -> bool:
+  return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _are_messages(value: Any) -> bool:

@@ -199,7 +199,8 @@ class ReadTest(absltest.TestCase):
     )
     return self.load(str(path))
 
-  def load(self, source, task=None):
+  def load(self, source):
+    task = preference.Preference(**preference.Preference.FIELDS)
     config = make_config(train=source, max_completion_tokens=3)
     self.report = rows_lib.DataReport()
     return programs_reward_model.load_pairs(
@@ -257,9 +258,8 @@ class ReadTest(absltest.TestCase):
         ValueError, r"reward_model.train=.*no pair.*these have \['better'\]"
     ):
       self.read(['{"better": "a"}', "null"])
-    task = preference.Preference(**preference.Preference.FIELDS)
     with self.assertRaisesRegex(ValueError, "'preference' makes no pairs"):
-      self.load("task", task)
+      self.load("task")
 
 
 class RelabelTest(absltest.TestCase):

@@ -30,6 +30,8 @@ def _messages(*texts, first="user"):
 
 
 _ROW = _messages("Why?", "Because. ")
+_USER, _ANSWER = _ROW["messages"]
+_OTHER = {**_ANSWER, "content": "No. "}
 
 
 class ChatTest(parameterized.TestCase):
@@ -81,6 +83,33 @@ class ChatTest(parameterized.TestCase):
     self.assertEqual(places("no_answer"), at(5, 6))
     self.assertEqual(places("duplicate"), at(7))
     self.assertEqual(task.num_prompts("train"), 1)
+
+  @parameterized.parameters(
+      {"chosen": [_USER, _ANSWER], "rejected": [_USER, _OTHER]},
+      {"prompt": "Why?", "chosen": [_USER, _ANSWER],
+       "rejected": [_USER, _OTHER]},
+      {"prompt": [_USER], "chosen": [_ANSWER], "rejected": [_OTHER]},
+  )  # fmt: skip
+  def test_pairs_of_conversations(self, **fields):
+    found = self.make(_ROW).pair_texts(fields)
+    expected = "<|user|>\nWhy?\n<|assistant|>\n", "Because.", "No."
+    self.assertEqual(found, expected)
+
+  @parameterized.parameters(
+      ([_USER, _ANSWER], [{**_USER, "content": "?"}, _OTHER], False),
+      ([_ANSWER, _ANSWER], [_ANSWER, _OTHER], False),  # Nobody asked.
+      ([_ANSWER], [_OTHER], True),
+      ([_USER, _ANSWER], [_USER, _USER], True),
+      ("a", [_ANSWER], True),
+  )
+  def test_other_pairs_lack_a_prompt_or_an_answer(
+      self, chosen, rejected, has_prompt
+  ):
+    fields = {"prompt": "p", "chosen": chosen, "rejected": rejected}
+    prompt, *answers = self.make(_ROW).pair_texts(fields)
+    self.assertEqual(prompt, "p" if has_prompt else "")
+    if has_prompt:
+      self.assertFalse(all(isinstance(text, str) for text in answers))
 
   def test_a_tokenizers_own_template(self):
     tokenizer = tokenizer_lib.word_level(["a"], ".")
