@@ -529,7 +529,8 @@ SETTINGS = {
         "completions decoded at the same time; on accelerators those of a"
         " prompt share its KV cache if all of a round fit", hosts="searcher"),
     "sampling.chunk_steps": _s(
-        8, COUNT, "decode steps between refills of finished rows"),
+        8, COUNT, "decode steps between refills of finished rows, and between"
+        " looks for newer params (`sampling.in_flight`) and stop strings"),
     "sampling.prompt_buckets": _s(
         1, COUNT, "padded prompt lengths: the maximum, its half, …"),
     "sampling.in_flight": _s(
