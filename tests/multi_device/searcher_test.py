@@ -203,10 +203,10 @@ class SamplingTest(parameterized.TestCase):
     def check(programs):
       state = programs.abstract_state
       shape = state.prompt_mask.sharding.shard_shape(state.prompt_mask.shape)
-      # 12 rows that share a prompt would not divide a device's 16.
-      self.assertEqual(shape, (16 // 4, 4))
+      # 12 rows that share a prompt would not divide a device's 32.
+      self.assertEqual(shape, (32 // 4, 4))
 
-    place = make_place(self.policy, fsdp=2, data=2)
+    place = make_place(self.policy, data=2, tensor=2)
     found = self.sample(place, check, rows_per_prompt=12)
     expected = self.sample(sharding.ONE_DEVICE, rows_per_prompt=12)
     for one, other in zip(found, expected, strict=True):
