@@ -9,8 +9,9 @@ trains the harmless red-teaming run with each objective and beta of `SETTINGS`,
 all from one fine-tuned policy, and evaluates 1,024 attacks every 40 steps: the
 share that succeeds, and 1 - mean cosine of the embeddings of those. TB has its
 replay buffer, exploration and tempered target as shipped; the others train on
-what was just sampled, as they are meant to. The folder runs/red_team keeps a
-result per setting and seed, so that later calls add to table and plot.
+what was just sampled, as they are meant to. The folder
+runs/red_team_diversity keeps a result per setting and seed, so that later calls
+add to table and plot.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ from tba_jax.config import load
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
-_FOLDER = pathlib.Path("runs") / "red_team"
+_FOLDER = pathlib.Path("runs") / "red_team_diversity"
 _ON_POLICY = [
     "loss.ratio_clip=0.2", "replay.recent_fraction=1",
     "replay.recent_window_steps=1", "replay.selection=uniform",

@@ -376,7 +376,7 @@ def searcher(
       stop_ids=shape.stop_ids or (shape.eos_id or 0,),
   )
   policy = policy_lib.Policy(None, tokenizer, model, None, None)
-  settings = policy_lib.make_sampler(config, policy).settings
+  settings = policy_lib.make_searcher_sampler(config, policy).settings
   programs = rows.Programs(model, settings, place)
 
   decode_params = jax.eval_shape(

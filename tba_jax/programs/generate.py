@@ -32,11 +32,11 @@ import rich.console
 import rich.progress
 
 from tba_jax import types
-from tba_jax.config import settings as settings_lib
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
 from tba_jax.sampling import rows as sampling_rows
+from tba_jax.sampling import sharing
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.training import batches
@@ -248,7 +248,7 @@ def _make_sampler(
       source.model,
       source.tokenizer,
       num_rows=num_rows,
-      rows_per_prompt=settings_lib.rows_per_prompt(
+      most_rows_per_prompt=sharing.most_rows(
           num_rows, num_lines, num_completions
       ),
       seed=config.seed,

@@ -16,6 +16,7 @@ import math
 
 import ml_collections
 
+from tba_jax.config import meshes
 from tba_jax.config import settings as settings_lib
 from tba_jax.models import config as config_lib
 from tba_jax.monitor import metrics
@@ -25,6 +26,7 @@ from tba_jax.monitor.report import timeline
 from tba_jax.programs import sections
 from tba_jax.programs import sizes
 from tba_jax.replay import scheduler
+from tba_jax.sampling import sharing
 from tba_jax.system import accelerators
 
 # GiB of one device, as its maker publishes it; "cpu" is one core of a usual
@@ -89,11 +91,17 @@ def trainer_memory(
     held[name] = sizes.frozen_bytes(model, c, config.sharding, config.mesh)
   gradients = held.pop("gradients")
   rows = config.evaluate.batch_prompts * config.evaluate.num_completions
-  # On a mesh the evaluator's rows are split as a batch is.
-  own_rows = math.ceil(rows / _batch_shards(config)[0])
+  # It runs on the devices of process 0, on a copy of the params if there are
+  # other processes.
+  mesh, num_processes = config.mesh, config.trainer.num_processes
+  if num_processes > 1:
+    num_devices = math.prod(mesh.values()) // num_processes
+    mesh = meshes.cut_rows(mesh, num_devices)
+  own_rows = math.ceil(rows / (mesh["data"] * mesh["fsdp"]))
   step = {"gradients": gradients}
-  count = sizes.device_size(sizes.model_leaves(c), config.sharding, config.mesh)
   dtype = _compute_dtype(config, kind)
+  count = _unstacked_size(config, c, mesh)
+  whole = sizes.device_size(sizes.model_leaves(c), config.sharding, mesh)
   cache = {
       "params that an evaluation decodes with": count * sizes.BYTES[dtype],
       f"KV cache of an evaluation, {rows} rows": (
@@ -101,6 +109,9 @@ def trainer_memory(
           * cache_bytes(c, dtype)
       ),
   }
+  if num_processes > 1:
+    name = "params, gathered for an evaluation"
+    cache[name] = whole * sizes.BYTES[c.param_dtype]
   # As `training/evaluations.py` decides it.
   alone = math.prod(config.mesh.values()) == 1 and not config.search.lockstep
   if config.evaluate.beside and config.evaluate.every_steps and alone:
@@ -169,11 +180,11 @@ def searcher_memory(
   """Returns the bytes of a searcher's device; arguments as `trainer_memory`."""
   mesh = {"sequence": 1, **config.search.mesh}
   dtype = _compute_dtype(config, kind)
-  count = sizes.device_size(sizes.model_leaves(c), config.sharding, mesh)
+  count = _unstacked_size(config, c, mesh)
   rows = math.ceil(config.sampling.num_rows / (mesh["data"] * mesh["fsdp"]))
   heads = 1 if c.num_kv_heads % mesh["tensor"] else mesh["tensor"]
   token = cache_bytes(c, dtype) // heads
-  shared = settings_lib.rows_per_prompt(
+  shared = sharing.most_rows(
       config.sampling.num_rows,
       config.search.prompts_per_round,
       config.search.samples_per_prompt,
@@ -183,7 +194,9 @@ def searcher_memory(
   }
   if config.lora.rank:
     held["base, and its copy with adapters merged as a version comes in"] = (
-        2 * count * sizes.BYTES[c.param_dtype]
+        2
+        * sizes.device_size(sizes.model_leaves(c), config.sharding, mesh)
+        * sizes.BYTES[c.param_dtype]
     )
   num_tokens = _num_tokens(config, kind, rows, shared)
   held[f"KV cache of {rows} rows"] = token * num_tokens
@@ -192,14 +205,24 @@ def searcher_memory(
   return held
 
 
+def _unstacked_size(
+    config: ml_collections.ConfigDict,
+    c: config_lib.ModelConfig,
+    mesh: Mapping[str, int],
+) -> int:
+  """Returns the params that a sampler holds on a device, its layers apart."""
+  rules = {**config.sharding, "layers": ""}
+  return sizes.device_size(sizes.model_leaves(c), rules, mesh)
+
+
 def _num_tokens(
     config: ml_collections.ConfigDict, kind: str, rows: int, shared: int
 ) -> int:
   """Returns the tokens in the KV cache of rows.
 
-  On accelerators up to `shared` rows share their prompt, as in `rows.py`.
+  At most `shared` of them share a prompt.
   """
-  prompts = rows if kind in ("", "cpu") else rows // math.gcd(rows, shared)
+  prompts = rows // sharing.rows_per_prompt(shared, rows, kind or "cpu")
   sampling = config.sampling
   return (
       prompts * sampling.max_prompt_tokens

@@ -140,7 +140,7 @@ class Searcher:
     merger = make_merger(config, policy, place)
     self._task, self._tokenizer = policy.task, policy.tokenizer
     params_fn = make_params_fn(policy, merger, place)
-    self._sampler = policy_lib.make_sampler(config, policy)
+    self._sampler = policy_lib.make_searcher_sampler(config, policy)
     self._params_fn = lambda leaves: self._sampler.put(
         params_fn(leaves), place.model
     )
@@ -431,7 +431,7 @@ def make_params_fn(
 ) -> Callable[[dict[str, np.ndarray]], types.PyTree]:
   """Returns a function from published leaves by path to the model's params.
 
-  They are where the leaves are; adapters are merged on the devices.
+  Without adapters leaves stay on the host; adapters are merged on the devices.
   """
   like = jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0))
 

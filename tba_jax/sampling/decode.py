@@ -4,9 +4,9 @@
 
 R rows decode at the same time, one completion each. A prompt is prefilled once
 and its KV cache copied into the rows of its completions, or, on accelerators,
-held once for all of them. Between chunks of
-decode steps finished rows are refilled from the queue. Once the queue is empty,
-the last completions may continue in half the rows, then in a quarter.
+held once for all of them. Between chunks of decode steps finished rows are
+refilled from the queue. Once the queue is empty, the last completions may
+continue in half the rows, then in a quarter.
 
     prompts → prefill [B, P] → first tokens → R rows → chunk of steps ┐
                                                ▲                      │

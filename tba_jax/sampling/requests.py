@@ -45,8 +45,8 @@ class Settings:
   max_completion_tokens: T; completions are truncated there.
   num_rows: R, completions decoded at the same time.
   chunk_steps: decode steps between refills while requests wait.
-  rows_per_prompt: S, adjacent rows that decode one request at a time. On
-    accelerators they share its prompt's cache, elsewhere rows are independent.
+  most_rows_per_prompt: adjacent rows that may share a prompt's cache, on
+    accelerators (`sharing.py`).
   pad_id: fills a completion after its end.
   seed: of requests without their own, in [0, 2^32).
   stop_ids: tokens that end a completion.
@@ -74,7 +74,7 @@ class Settings:
   text_fn: Callable[[Sequence[int]], str] | None = None
   recompute_cache: bool = False
   prompt_buckets: int = 1
-  rows_per_prompt: int = 1
+  most_rows_per_prompt: int = 1
   explore: Explore = Explore()
 
   @property
@@ -165,8 +165,8 @@ Owner = tuple[int, int]
 class Slots:
   """Assigns completions to the R rows of a decode state.
 
-  S adjacent rows serve one request at a time: the next one waits until all of
-  them are free.
+  Adjacent rows that share a prompt serve one request at a time: the next one
+  waits until all of them are free.
 
   queue: completions waiting for a row.
   owners: row -> the completion that it decodes.
@@ -179,7 +179,7 @@ class Slots:
       order: Sequence[int],
       rows_per_prompt: int = 1,
   ):
-    """Queues all completions, by request in `order`; S divides R."""
+    """Queues all completions, by request in `order`."""
     self.queue = collections.deque(
         (index, sample)
         for index in order

@@ -26,6 +26,7 @@ from tba_jax import types
 from tba_jax.models import transformer
 from tba_jax.sampling import logits
 from tba_jax.sampling import requests
+from tba_jax.sampling import sharing
 
 Settings = requests.Settings
 Sharding = jax.sharding.Sharding
@@ -42,8 +43,6 @@ _TENSOR = "tensor"
 # another program, so there are few.
 _MOST_BLOCKS = 3
 _SHORTEST_BLOCK = 32
-# Platforms where each row has its own copy of its prompt's cache.
-_OWN_PROMPTS = ("cpu",)
 # A decode loop may shrink to R / 2 and R / 4 rows, but not below 16.
 _MOST_SHRINKING = 4
 _FEWEST_ROWS = 16
@@ -524,17 +523,14 @@ def _row_spec(
 
 
 def rows_per_prompt(settings: Settings, sharding: Sharding) -> int:
-  """Returns S, the adjacent rows that share a prompt's cache; all on a device.
-
-  A decode step of an accelerator takes as long as it reads memory. On a CPU it
-  computes, and rows that end early make room for others.
-  """
-  if next(iter(sharding.device_set)).platform in _OWN_PROMPTS:
-    return 1
-  shape = rows_sharding(sharding, settings.num_rows).shard_shape(
+  """Returns the adjacent rows that share a prompt's cache."""
+  platform = next(iter(sharding.device_set)).platform
+  (device_rows,) = rows_sharding(sharding, settings.num_rows).shard_shape(
       (settings.num_rows,)
   )
-  return math.gcd(settings.rows_per_prompt, *shape)
+  return sharing.rows_per_prompt(
+      settings.most_rows_per_prompt, device_rows, platform
+  )
 
 
 def _num_parts(sharding: Sharding) -> int:

@@ -18,6 +18,7 @@ import ml_collections
 
 from tba_jax import types
 from tba_jax.config import load as load_lib
+from tba_jax.config import meshes
 from tba_jax.models import hf
 from tba_jax.models import hf_config
 from tba_jax.models import hf_hub
@@ -155,7 +156,7 @@ def mesh_here(sizes: Mapping[str, int]) -> jax.sharding.Mesh:
     sizes: `config.mesh`.
   """
   if math.prod(sizes.values()) > jax.device_count():
-    sizes = sharding.cut_rows(sizes, jax.device_count())
+    sizes = meshes.cut_rows(sizes, jax.device_count())
   return sharding.make_mesh(sizes)
 
 

@@ -10,7 +10,6 @@ import jax
 import ml_collections
 
 from tba_jax import types
-from tba_jax.config import settings as settings_lib
 from tba_jax.losses import build as losses_build
 from tba_jax.models import config as config_lib
 from tba_jax.models import heads
@@ -20,6 +19,7 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
+from tba_jax.sampling import sharing
 from tba_jax.tasks import base
 from tba_jax.tasks import build as tasks_build
 from tba_jax.training import lora
@@ -210,20 +210,30 @@ def decode_texts(
   ]
 
 
-def make_sampler(
+def make_searcher_sampler(
     config: ml_collections.ConfigDict, policy: Policy
 ) -> decode.Sampler:
-  """Returns the searchers' sampler."""
+  """Returns the sampler of a searcher's rounds."""
+  most = sharing.most_rows(
+      config.sampling.num_rows,
+      config.search.prompts_per_round,
+      config.search.samples_per_prompt,
+  )
+  return make_sampler(config, policy, most_rows_per_prompt=most)
+
+
+def make_sampler(
+    config: ml_collections.ConfigDict,
+    policy: Policy,
+    most_rows_per_prompt: int = 1,
+) -> decode.Sampler:
+  """Returns a sampler as searchers have it, for any number of completions."""
   return build_sampler(
       config,
       policy.model,
       policy.tokenizer,
       num_rows=config.sampling.num_rows,
-      rows_per_prompt=settings_lib.rows_per_prompt(
-          config.sampling.num_rows,
-          config.search.prompts_per_round,
-          config.search.samples_per_prompt,
-      ),
+      most_rows_per_prompt=most_rows_per_prompt,
       seed=config.seed,
       explore=requests.Explore(**config.explore),
   )
@@ -238,7 +248,7 @@ def make_evaluation_sampler(
       policy.model,
       policy.tokenizer,
       num_rows=config.evaluate.batch_prompts * config.evaluate.num_completions,
-      rows_per_prompt=config.evaluate.num_completions,
+      most_rows_per_prompt=config.evaluate.num_completions,
       seed=config.seed ^ _EVALUATION_SEED,
   )
 
@@ -266,7 +276,7 @@ def build_sampler(
     *,
     num_rows: int,
     seed: int,
-    rows_per_prompt: int = 1,
+    most_rows_per_prompt: int = 1,
     explore: requests.Explore | None = None,
 ) -> decode.Sampler:
   """Returns a sampler of a model with the settings of `config.sampling`.
@@ -284,7 +294,7 @@ def build_sampler(
       max_prompt_tokens=config.sampling.max_prompt_tokens,
       max_completion_tokens=config.sampling.max_completion_tokens,
       num_rows=num_rows,
-      rows_per_prompt=rows_per_prompt,
+      most_rows_per_prompt=most_rows_per_prompt,
       chunk_steps=config.sampling.chunk_steps,
       prompt_buckets=config.sampling.prompt_buckets,
       recompute_cache=config.sampling.in_flight == "recompute_cache",

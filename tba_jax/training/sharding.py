@@ -22,6 +22,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.config import meshes
 from tba_jax.models import sequence
 
 PyTree = types.PyTree
@@ -433,33 +434,17 @@ def make_place(
   return Place(*found)
 
 
-def cut_rows(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
-  """Returns the axis sizes of a smaller mesh for the same params.
-
-  `tensor` and `fsdp` are the largest divisors of the larger mesh's that fit,
-  so params that divide there divide here; `data` takes the other devices.
-
-  Args:
-    sizes: of the larger mesh, by axis.
-    num_devices: of the smaller one.
-  """
-  tensor = math.gcd(sizes["tensor"], num_devices)
-  fsdp = math.gcd(sizes["fsdp"], num_devices // tensor)
-  data = num_devices // tensor // fsdp
-  return {"data": data, "fsdp": fsdp, "sequence": 1, "tensor": tensor}
-
-
 def mesh_by_process(mesh: Mesh) -> Mesh:
   """Returns the mesh (process, *MESH_AXES) of the same devices.
 
   An array replicated along `process` is whole in each process, sharded there
-  over axes with the sizes of `cut_rows`.
+  over axes with the sizes of `meshes.cut_rows`.
   """
   of_process: dict[int, list[jax.Device]] = {}
   for device in mesh.devices.flat:
     of_process.setdefault(device.process_index, []).append(device)
   devices = np.asarray([of_process[i] for i in sorted(of_process)])
-  sizes = cut_rows(mesh.shape, devices.shape[1])
+  sizes = meshes.cut_rows(mesh.shape, devices.shape[1])
   shape = [sizes[axis] for axis in MESH_AXES]
   return Mesh(devices.reshape(-1, *shape), ("process", *MESH_AXES))
 
@@ -477,8 +462,8 @@ def own_mesh(mesh: Mesh) -> Mesh:
 def make_gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
   """Returns a function that gathers arrays onto each process's own devices.
 
-  It is a collective. Within a process arrays are sharded as `cut_rows` says, so
-  that its devices hold one copy between them.
+  It is a collective. Within a process arrays are sharded as `meshes.cut_rows`
+  says, so that its devices hold one copy between them.
 
   Args:
     mesh: of all processes, each with the same number of devices.

@@ -3,8 +3,8 @@
 """Carries params as Orbax shards on storage shared by trainer and searchers.
 
 A version is an immutable folder on a file system or `gs://`. Each process of
-the trainer writes its devices' shards; a reader fetches those that its own
-devices need, on any mesh. The manifest has each shard's box and digest.
+the trainer writes its devices' shards; a reader puts them together on its host.
+The manifest has each shard's box and digest.
 
 A reader announces in the store (`x/reads/<reader>`) which folder it reads. A
 dropped folder is removed when it has no reader, or after a deadline.

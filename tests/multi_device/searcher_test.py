@@ -207,8 +207,8 @@ class SamplingTest(parameterized.TestCase):
       self.assertEqual(shape, (32 // 4, 4))
 
     place = make_place(self.policy, data=2, tensor=2)
-    found = self.sample(place, check, rows_per_prompt=12)
-    expected = self.sample(sharding.ONE_DEVICE, rows_per_prompt=12)
+    found = self.sample(place, check, most_rows_per_prompt=12)
+    expected = self.sample(sharding.ONE_DEVICE, most_rows_per_prompt=12)
     for one, other in zip(found, expected, strict=True):
       np.testing.assert_array_equal(one.tokens, other.tokens)
       np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)

@@ -42,7 +42,7 @@ for shared in (1, 8):
   settings = requests.Settings(
       temperature=1.0, top_k=0, top_p=1.0, max_prompt_tokens=256,
       max_completion_tokens=256, num_rows=32, chunk_steps=8, pad_id=0, seed=0,
-      rows_per_prompt=shared)
+      most_rows_per_prompt=shared)
   programs = rows.Programs(model, settings, on_device)
   state, count = programs.abstract_state, np.int32(8)
   compiled = programs.decode_chunk.lower(

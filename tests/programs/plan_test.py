@@ -266,6 +266,25 @@ class MemoryTest(parameterized.TestCase):
     moments = self.trainer()["optimizer (Adam's two moments)"]
     self.assertEqual(moments, 1.5 * self.params)
 
+  def test_an_evaluation_runs_on_the_devices_of_one_process(self):
+    self.config.evaluate.update(batch_prompts=4096, num_completions=64)
+    self.config.mesh.fsdp = 8
+    alone = self.trainer()
+    self.config.trainer.num_processes = 4
+    held = self.trainer()
+    name = "params that an evaluation decodes with"
+    self.assertBetween(held[name] / alone[name], 3.0, 4.0)
+    self.assertBetween(held[name] / self.params, 0.5, 0.6)
+    self.assertEqual(held["params, gathered for an evaluation"], held[name])
+    rows = "KV cache of an evaluation, 262144 rows"
+    self.assertEqual(held[rows], 4 * alone[rows])
+
+  def test_a_sampler_does_not_split_layers(self):
+    self.config.search.mesh.data = 3
+    self.config.sharding.layers = "data"
+    params = self.searcher()["params, twice while a version comes in"]
+    self.assertEqual(params, 2 * self.params)
+
   def test_adapters_have_the_moments(self):
     self.config.lora.rank = 2
     self.config.lora.targets = "q,down"

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows that share the KV cache of their prompt, as on accelerators."""
 
+import dataclasses
 from unittest import mock
 
 from absl.testing import absltest
@@ -12,6 +13,7 @@ import numpy as np
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests as requests_lib
 from tba_jax.sampling import rows as rows_lib
+from tba_jax.sampling import sharing
 from tests.support import sampler_case
 from tests.support import tiny_model
 
@@ -25,11 +27,12 @@ class SharedPromptsTest(parameterized.TestCase):
     """Returns a sampler whose cache has the layout of a TPU, given `parts`."""
     changes = dict(max_prompt_tokens=6, max_completion_tokens=9) | changes
     sampler = sampler_case.make(
-        model, num_rows=16, rows_per_prompt=rows_per_prompt, **changes
+        model, num_rows=16, most_rows_per_prompt=rows_per_prompt, **changes
     )
-    patches = {"_OWN_PROMPTS": (), "head_parts": lambda *_: parts}
-    for name, value in patches.items():
-      patch = mock.patch.object(rows_lib, name, value)
+    for patch in (
+        mock.patch.object(sharing, "OWN_PROMPTS", ()),
+        mock.patch.object(rows_lib, "head_parts", lambda *_: parts),
+    ):
       patch.start()
       self.addCleanup(patch.stop)
     return sampler
@@ -52,15 +55,22 @@ class SharedPromptsTest(parameterized.TestCase):
   ):
     model = tiny_model.make_model(num_layers=1, **shape)
     params = jax.tree.map(lambda x: 2 * x, tiny_model.init_params(model))
+    newer = jax.tree.map(lambda x: 3 * x, tiny_model.init_params(model, 1))
+    requests = self.make_requests()
+    if recompute_cache:
+      # All start at once, so that the newer params come at the same token.
+      requests = [
+          dataclasses.replace(r, num_completions=4) for r in requests[:4]
+      ]
     found = {}
     for shared in (1, 4):
       sampler = self.make(model, shared, parts, recompute_cache=recompute_cache)
-      put = sampler.put(params)
+      versions = iter([None, (1, sampler.put(newer))])
       found[shared] = sampler.sample(
-          put,
-          self.make_requests(),
+          sampler.put(params),
+          requests,
           version=0,
-          newer=(lambda put=put: (0, put)) if recompute_cache else None,
+          newer=(lambda v=versions: next(v, None)) if recompute_cache else None,
       )
       (programs,) = sampler._programs.values()
       prompts, own, *_ = programs.abstract_state.cache

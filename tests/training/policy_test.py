@@ -211,15 +211,24 @@ class PolicyTest(absltest.TestCase):
         "sampling.top_p=0.9",
         'sampling.stop_strings=["x", "+"]',
         "sampling.num_rows=24",
+        "search.samples_per_prompt=6",
+        "search.prompts_per_round=4",
         "sampling.in_flight=recompute_cache",
         "explore.fraction=0.5",
         "explore.min_tokens=2",
     )
     policy = policy_lib.make_policy(config, self.workdir)
     with mock.patch.object(decode, "Sampler", autospec=True) as made:
-      policy_lib.make_sampler(config, policy)
+      policy_lib.make_searcher_sampler(config, policy)
       policy_lib.make_evaluation_sampler(config, policy)
-    searchers, evaluators = (vars(call.args[1]) for call in made.call_args_list)
+      policy_lib.make_sampler(config, policy)
+    searchers, evaluators, others = (
+        vars(call.args[1]) for call in made.call_args_list
+    )
+    shared = "most_rows_per_prompt"
+    self.assertEqual(
+        [s[shared] for s in (searchers, evaluators, others)], [6, 4, 1]
+    )
     self.assertEqual(
         {k: searchers[k] for k in ("temperature", "top_k", "top_p")},
         {"temperature": 0.7, "top_k": 5, "top_p": 0.9},

@@ -198,27 +198,6 @@ class BatchTest(parameterized.TestCase):
       self.assertEqual(sharding.place_of(leaf, _mesh(), _RULES).spec, spec)
 
 
-class CutRowsTest(parameterized.TestCase):
-
-  @parameterized.parameters(
-      # data, fsdp, sequence, tensor; devices; data, fsdp, tensor of them.
-      ((8, 1, 1, 1), 4, (4, 1, 1)),
-      ((1, 16, 1, 1), 4, (1, 4, 1)),
-      ((1, 4, 1, 4), 4, (1, 1, 4)),
-      ((2, 4, 1, 2), 4, (1, 2, 2)),
-      # What divides by six does not by four.
-      ((1, 6, 1, 1), 4, (2, 2, 1)),
-      ((1, 1, 4, 1), 2, (2, 1, 1)),
-      ((1, 8, 1, 1), 1, (1, 1, 1)),
-  )
-  def test_cut_rows(self, sizes, num_devices, expected):
-    axes = ("data", "fsdp", "sequence", "tensor")
-    found = sharding.cut_rows(dict(zip(axes, sizes)), num_devices)
-    self.assertEqual(tuple(found), axes)
-    self.assertEqual(found.pop("sequence"), 1)
-    self.assertEqual(tuple(found.values()), expected)
-
-
 class SplitRowsTest(absltest.TestCase):
 
   def test_a_pass_on_one_device_knows_it_and_so_may_have_a_kernel(self):
