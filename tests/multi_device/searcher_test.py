@@ -24,6 +24,7 @@ from tba_jax.programs import searcher
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
 from tba_jax.sampling import rows
+from tba_jax.sampling import sharing
 from tba_jax.system import hlo
 from tba_jax.training import lora
 from tba_jax.training import publication
@@ -197,7 +198,7 @@ class SamplingTest(parameterized.TestCase):
     newest = max(one.token_versions.max() for one in found)
     self.assertEqual(newest, 2)
 
-  @mock.patch.object(rows, "_OWN_PROMPTS", ())
+  @mock.patch.object(sharing, "OWN_PROMPTS", ())
   def test_prompts_are_split_with_the_rows_that_share_them(self):
 
     def check(programs):
