@@ -76,13 +76,14 @@ need NAME PROJECT ZONE NFS REPO
 # slice_of TYPE: sets kind, chips, hosts and image of such a slice.
 slice_of() {
   local machine=4
-  chips="${1##*-}"
+  [[ "$1" =~ ^(v4|v5litepod|v5p|v6e)-([1-9][0-9]*)$ ]] \
+    || die "type $1: allowed v4-N, v5litepod-N, v5p-N, v6e-N"
+  chips="${BASH_REMATCH[2]}"
   case "$1" in
     v4-*) kind=v4 image=tpu-ubuntu2204-base ;;
     v5litepod-*) kind=v5e image=v2-alpha-tpuv5-lite machine=8 ;;
     v5p-*) kind=v5p image=v2-alpha-tpuv5 ;;
     v6e-*) kind=v6e image=v2-alpha-tpuv6e machine=8 ;;
-    *) die "type $1: allowed v4-N, v5litepod-N, v5p-N, v6e-N" ;;
   esac
   # Of these the name counts cores, two of a chip.
   case "$1" in v4-* | v5p-*) chips=$((chips / 2)) ;; esac
@@ -90,7 +91,12 @@ slice_of() {
   hosts=$((chips > machine ? chips / 4 : 1))
 }
 
+for name in KIND TRAINER_HOSTS SEARCHER_CHIPS; do
+  [[ -z "${!name:-}" ]] \
+    || die "$name is not read any more: TRAINER_TYPE and SEARCHER_TYPE say it"
+done
 slice_of "$SEARCHER_TYPE"
+searcher_kind="$kind"
 ((hosts == 1)) || die "SEARCHER_TYPE=$SEARCHER_TYPE: allowed types of one host"
 use_searcher_devices "$chips"
 slice_of "$TRAINER_TYPE"
@@ -309,7 +315,7 @@ look() {
 
 case "$action" in
   up)
-    print_plan "$root" --elsewhere "$kind"
+    print_plan "$root" --elsewhere "$kind" "$searcher_kind"
     look 0 $((SEARCHERS - 1))
     ;;
   searchers)

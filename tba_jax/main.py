@@ -56,7 +56,7 @@ _OF_A_RUN = (
     "evaluate", "export", "status", "sweep",
 )  # fmt: skip
 # Programs that print the rows used and left out of the task's data.
-_SHOW_DATA = ("train", "sft", "evaluate", "plan")
+_SHOW_DATA = ("train", "evaluate", "plan")
 _WITHOUT_WORKDIR = ("plan", "compile", "report", "generate", "score")
 # Programs that need no task: its data may be missing on this machine.
 _WITHOUT_TASK = ("status",)
@@ -123,7 +123,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
           print("no plan without these models; all other settings are valid")
           return processes.EXIT_OK
       if name in _SHOW_DATA and not _ELSEWHERE.value:
-        build.print_data(config, for_sft=name == "sft")
+        build.print_data(config)
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG

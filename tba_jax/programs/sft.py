@@ -86,7 +86,11 @@ def run(
   if not skipped:
     policy = policy_lib.make_policy(config, workdir, scratch=True)
     # Only the tokenizer knows what is too long.
-    rows.write_report(policy.task, folder.parent, lambda kind, line: None)
+    rows.write_report(
+        policy.task,
+        folder.parent,
+        lambda kind, line: print(f"data: {line}", flush=True),
+    )
     job = offline.Job(
         name="sft",
         folder=folder.parent,

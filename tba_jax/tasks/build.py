@@ -102,12 +102,8 @@ class _Words:
     ).findall
 
 
-def print_data(
-    config: ml_collections.ConfigDict, *, for_sft: bool = False
-) -> None:
+def print_data(config: ml_collections.ConfigDict) -> None:
   """Prints rows used and left out of a task's data, and warnings.
-
-  For fine-tuning, rows with too long answers are left out as well.
 
   Raises ValueError if the data or the tokenizer cannot be read.
   """
@@ -129,10 +125,6 @@ def print_data(
     from tba_jax.models import tokenizer as tokenizer_lib  # pylint: disable=g-import-not-at-top
 
     tokenizer = tokenizer_lib.load(folder, bos=config.tokenizer.bos)
-  task.drop_long(
-      tokenizer,
-      config.sampling.max_prompt_tokens,
-      max_answer_tokens=for_sft * (config.sampling.max_completion_tokens - 1),
-  )
+  task.drop_long(tokenizer, config.sampling.max_prompt_tokens)
   for line in task.report.lines():
     print(f"data: {line}", flush=True)

@@ -90,13 +90,14 @@ class Chat(made_up.GoldReward):
     prompt, *answers = super().pair_texts(fields)
     if not all(map(_is_list, answers)):
       return prompt, *answers
-    before = prompt if _is_list(prompt) else ()
-    whole = [[*before, *answer] for answer in answers]
-    if not all(map(_are_messages, whole)):
-      return prompt, None, None
-    found = [self._make({"messages": messages}) for messages in whole]
-    if reasons := [made for made in found if isinstance(made, str)]:
-      return "" if "no_prompt" in reasons else prompt, None, None
+    before = [*prompt] if _is_list(prompt) else []
+    if all([*answer[: len(before)]] == before for answer in answers):
+      before = []  # They are whole.
+    found = [self._make({"messages": [*before, *answer]}) for answer in answers]
+    if "no_answer" in found:
+      return "?", None, None  # Whatever was asked.
+    if "no_prompt" in found:
+      return "", None, None
     (text, chosen), (same, rejected) = found
     return text if text == same else "", chosen, rejected
 

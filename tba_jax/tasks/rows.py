@@ -148,10 +148,10 @@ _FILE = (
     r"(.*/)?({split}([-_][0-9]+(-of-[0-9]+)?)?([.-][0-9a-f]{{8,}})?"
     r"|(partial-)?{split}/[^/]+)\.(parquet|jsonl|jsonl\.gz)"
 )
-# Words of a path that name a split.
-_SPLIT_WORD = re.compile(
-    "(^|[^a-z])(train|training|valid|validation|val|dev|test|testing|eval"
-    "|evaluation)([^a-z]|$)"
+# Words of a path that name another split than the training split.
+_OTHER_SPLIT = re.compile(
+    "(^|[^a-z])(valid|validation|val|dev|test|testing|eval|evaluation)"
+    "([^a-z]|$)"
 )
 
 
@@ -167,10 +167,9 @@ def find(key: str, source: str) -> pathlib.Path:
     raise ValueError(f"{key}={source!r}: {message}") from error
   if not source or not path.exists():
     has = ""
-    if path.parent.is_dir():
-      has = (
-          f"; {path.parent} has {_some(p.name for p in path.parent.iterdir())}"
-      )
+    if source and path.parent.is_dir():
+      names = (p.name for p in path.parent.glob("[!.]*"))
+      has = f"; {path.parent} has {_some(names)}"
     raise ValueError(
         f"{key}={source!r}: there is no such file or folder{has}; allowed also"
         " ORG/NAME of the Hugging Face hub"
@@ -330,7 +329,7 @@ def _split_files(
       found.append((rank, p))
   names = [p.relative_to(path).as_posix() for p in files]
   if not found and split == "train" and len(files) == 1:
-    if not _SPLIT_WORD.search(names[0].lower()):
+    if not _OTHER_SPLIT.search(names[0].lower()):
       return files
   if not found:
     raise ValueError(

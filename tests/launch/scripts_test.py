@@ -349,13 +349,15 @@ class ScriptsTest(parameterized.TestCase):
     )  # fmt: skip
     self.assertIn(f"--config.trainer.num_processes={hosts} ", shown)
     self.assertIn(f"--config.search.mesh.data={chips} ", shown)
-    self.assertRegex(shown, rf"PLAN .* {kind}\n")
+    kinds = {"v6e-8": "v6e", "v5p-8": "v5p"}
+    kinds |= dict.fromkeys(("v5litepod-1", "v5litepod-4"), "v5e")
+    self.assertRegex(shown, rf"PLAN .* {kind} {kinds[searcher]}\n")
     made = re.findall(r"-type=(\S+) --runtime-version=v2-alpha-(\S+)", shown)
     self.assertEqual(made, list(zip((trainer, searcher), images, strict=True)))
 
   @parameterized.parameters(
       ("SEARCHER_TYPE", "v5litepod-16"), ("SEARCHER_TYPE", "v5p-16"),
-      ("TRAINER_TYPE", "v7x-8"),
+      ("TRAINER_TYPE", "v7x-8"), ("TRAINER_TYPE", "v5litepod-abc"),
   )  # fmt: skip
   def test_other_types_are_refused(self, variable, name):
     done = self.script("tpu_vm.sh", "--dry_run", **{variable: name})

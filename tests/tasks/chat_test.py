@@ -89,6 +89,8 @@ class ChatTest(parameterized.TestCase):
       {"prompt": "Why?", "chosen": [_USER, _ANSWER],
        "rejected": [_USER, _OTHER]},
       {"prompt": [_USER], "chosen": [_ANSWER], "rejected": [_OTHER]},
+      {"prompt": [_USER], "chosen": [_USER, _ANSWER],
+       "rejected": [_USER, _OTHER]},
   )  # fmt: skip
   def test_pairs_of_conversations(self, **fields):
     found = self.make(_ROW).pair_texts(fields)
@@ -98,8 +100,9 @@ class ChatTest(parameterized.TestCase):
   @parameterized.parameters(
       ([_USER, _ANSWER], [{**_USER, "content": "?"}, _OTHER], False),
       ([_ANSWER, _ANSWER], [_ANSWER, _OTHER], False),  # Nobody asked.
-      ([_ANSWER], [_OTHER], True),
+      ([_ANSWER], [_OTHER], False),
       ([_USER, _ANSWER], [_USER, _USER], True),
+      ([_USER, _ANSWER], [_USER, {**_ANSWER, "content": " "}], True),
       ("a", [_ANSWER], True),
   )
   def test_other_pairs_lack_a_prompt_or_an_answer(
@@ -107,7 +110,7 @@ class ChatTest(parameterized.TestCase):
   ):
     fields = {"prompt": "p", "chosen": chosen, "rejected": rejected}
     prompt, *answers = self.make(_ROW).pair_texts(fields)
-    self.assertEqual(prompt, "p" if has_prompt else "")
+    self.assertEqual(bool(prompt), has_prompt)
     if has_prompt:
       self.assertFalse(all(isinstance(text, str) for text in answers))
 
