@@ -101,6 +101,8 @@ searcher_kind="$kind"
 use_searcher_devices "$chips"
 slice_of "$TRAINER_TYPE"
 TRAINER_HOSTS="$hosts"
+kinds=("$kind")
+[[ "$searcher_kind" == "$kind" ]] || kinds+=("$searcher_kind")
 
 where=(--project="$PROJECT" --zone="$ZONE")
 workdir="/mnt/runs/$NAME"
@@ -315,7 +317,7 @@ look() {
 
 case "$action" in
   up)
-    print_plan "$root" --elsewhere "$kind" "$searcher_kind"
+    print_plan "$root" --elsewhere "${kinds[@]}"
     look 0 $((SEARCHERS - 1))
     ;;
   searchers)

@@ -335,13 +335,15 @@ class ScriptsTest(parameterized.TestCase):
     self.assertIn("all other settings are valid", done.stdout)
 
   @parameterized.parameters(
-      ("v5litepod-16", "v6e-8", 4, 8, "v5e", "tpuv5-lite", "tpuv6e"),
+      ("v5litepod-16", "v6e-8", 4, 8, "v5e v6e", "tpuv5-lite",
+       "tpuv6e"),
       ("v5litepod-8", "v5litepod-1", 1, 1, "v5e", "tpuv5-lite", "tpuv5-lite"),
-      ("v6e-64", "v5litepod-4", 16, 4, "v6e", "tpuv6e", "tpuv5-lite"),
+      ("v6e-64", "v5litepod-4", 16, 4, "v6e v5e", "tpuv6e",
+       "tpuv5-lite"),
       ("v5p-16", "v5p-8", 2, 4, "v5p", "tpuv5", "tpuv5"),
-  )
+  )  # fmt: skip
   def test_hosts_chips_and_images_are_those_of_the_type(
-      self, trainer, searcher, hosts, chips, kind, *images
+      self, trainer, searcher, hosts, chips, kinds, *images
   ):
     shown = self.dry(
         "tpu_vm.sh", TRAINER_TYPE=trainer, SEARCHER_TYPE=searcher,
@@ -349,9 +351,7 @@ class ScriptsTest(parameterized.TestCase):
     )  # fmt: skip
     self.assertIn(f"--config.trainer.num_processes={hosts} ", shown)
     self.assertIn(f"--config.search.mesh.data={chips} ", shown)
-    kinds = {"v6e-8": "v6e", "v5p-8": "v5p"}
-    kinds |= dict.fromkeys(("v5litepod-1", "v5litepod-4"), "v5e")
-    self.assertRegex(shown, rf"PLAN .* {kind} {kinds[searcher]}\n")
+    self.assertRegex(shown, rf"PLAN .*--elsewhere {kinds}\n")
     made = re.findall(r"-type=(\S+) --runtime-version=v2-alpha-(\S+)", shown)
     self.assertEqual(made, list(zip((trainer, searcher), images, strict=True)))
 
@@ -363,6 +363,12 @@ class ScriptsTest(parameterized.TestCase):
     done = self.script("tpu_vm.sh", "--dry_run", **{variable: name})
     self.assertEqual(done.returncode, 1)
     self.assertRegex(done.stderr, f"error: .*{name}: allowed")
+
+  @parameterized.parameters("KIND", "TRAINER_HOSTS", "SEARCHER_CHIPS")
+  def test_variables_that_the_types_replace_are_refused(self, name):
+    done = self.script("tpu_vm.sh", "--dry_run", **{name: "4"})
+    self.assertEqual(done.returncode, 1)
+    self.assertRegex(done.stderr, f"error: {name} is not read .*TRAINER_TYPE")
 
   @parameterized.parameters(
       ("slurm.sh", "SEARCHER_GPUS", "4", "0"),

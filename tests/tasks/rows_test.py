@@ -142,8 +142,11 @@ class ReadRowsTest(parameterized.TestCase):
     only.rename(self.folder / "data" / "math_test.jsonl")
     with self.assertRaisesRegex(ValueError, "no split 'train'"):
       self.read("[train]")
+    (self.folder / "data" / ".hidden").touch()
     with self.assertRaisesRegex(ValueError, "no such file .* has math_test"):
       self.read("data/math.jsonl")
+    with self.assertRaisesRegex(ValueError, "no such file or folder; allowed"):
+      rows.find("config.task.train", "")
 
   @parameterized.parameters(
       (("a/train.jsonl", "train.jsonl", "b/train.parquet"), "train.jsonl:1"),
