@@ -22,6 +22,7 @@ from tba_jax.sampling import requests
 from tba_jax.sampling import sharing
 from tba_jax.tasks import base
 from tba_jax.tasks import build as tasks_build
+from tba_jax.tasks import rows_task
 from tba_jax.training import lora
 from tba_jax.training import sharding
 
@@ -116,6 +117,8 @@ def make_policy(
   elif folder is not None:
     tokenizer = tokenizer_lib.load(folder, bos=config.tokenizer.bos)
   else:
+    if isinstance(task, rows_task.RowsTask):
+      task.warn_of_unseen_words()
     tokenizer = tokenizer_lib.word_level(
         task.tokenizer_words(), task.tokenizer_pattern
     )
