@@ -3,12 +3,14 @@
 """Policies, their samplers, and initial value models."""
 
 import dataclasses
+import json
 import pathlib
 from unittest import mock
 
 from absl.testing import absltest
 import chex
 import jax
+import ml_collections
 import numpy as np
 
 from tba_jax.config import load
@@ -203,6 +205,22 @@ class PolicyTest(absltest.TestCase):
     with mock.patch.object(hf_config, "read", return_value=small):
       with self.assertRaisesRegex(ValueError, "vocabulary has 3 entries"):
         policy_lib.make_policy(make_config(f"init={folder}"), self.workdir)
+
+  def test_held_out_words_that_no_training_row_has_are_a_warning(self):
+    for name, word in (("train", "ab"), ("test", "xy")):
+      row = json.dumps({"prompt": word, "answer": word})
+      (self.workdir / f"{name}.jsonl").write_text(row + "\n")
+    config = make_config()
+    config.task = ml_collections.ConfigDict(
+        dict(
+            name="own",
+            train=f"{self.workdir}[train]",
+            test=f"{self.workdir}[test]",
+        )
+    )
+    policy = policy_lib.make_policy(config, self.workdir)
+    (warning,) = policy.task.report.warnings
+    self.assertIn("['x', 'y']", warning)
 
   def test_samplers(self):
     config = make_config(
