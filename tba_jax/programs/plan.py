@@ -111,7 +111,8 @@ def trainer_memory(
   }
   if num_processes > 1:
     name = "params, gathered for an evaluation"
-    cache[name] = whole * sizes.BYTES[c.param_dtype]
+    narrow = min(dtype, c.param_dtype, key=sizes.BYTES.get)
+    cache[name] = whole * sizes.BYTES[narrow]
   # As `training/evaluations.py` decides it.
   alone = math.prod(config.mesh.values()) == 1 and not config.search.lockstep
   if config.evaluate.beside and config.evaluate.every_steps and alone:

@@ -79,11 +79,14 @@ class DeviceWork:
     if cluster.num_processes > 1:
       self._put = sharding.make_spread(mesh, config.sharding)
       self._gather = sharding.make_gather(mesh)
+      self._narrow = functools.partial(
+          publication.snapshot, dtypes=publication.computed_dtypes(config)
+      )
     else:
       self._put = functools.partial(
           sharding.shard_batch, mesh=mesh, rules=config.sharding
       )
-      self._gather = lambda tree: tree
+      self._gather = self._narrow = lambda tree: tree
     self._replicate = jax.jit(
         lambda x: x, out_shardings=sharding.replicated(mesh)
     )
@@ -187,9 +190,12 @@ class DeviceWork:
       self._cluster.broadcast("forget", {"version": replaced})
 
   def gather_model(self) -> types.PyTree:
-    """Returns the model's params with merged adapters, gathered as `gather`."""
+    """Returns the model's params with merged adapters, gathered as `gather`.
+
+    Of several processes, matrices are in the dtype that is computed in.
+    """
     self._cluster.broadcast("gather_model")
-    return self._gather(self._merger.params(self._state.params))
+    return self._gather(self._narrow(self._merger.params(self._state.params)))
 
   def scale_learning_rate(self, factor: float) -> None:
     self._cluster.broadcast("scale", {"factor": factor})

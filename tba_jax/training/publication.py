@@ -146,11 +146,19 @@ def published_dtypes(
   dtype = config.publish.dtype
   if dtype != "auto":
     return Dtypes(dtype, dtype)
+  return (
+      Dtypes("", "") if config.lora.rank else computed_dtypes(config, backend)
+  )
+
+
+def computed_dtypes(
+    config: ml_collections.ConfigDict, backend: str | None = None
+) -> Dtypes:
+  """Returns the narrowest dtypes that change no result of the model."""
   compute = config_lib.compute_dtype(
       config.model, backend or jax.default_backend()
   )
-  narrower = compute == "bfloat16" and not config.lora.rank
-  return Dtypes(compute if narrower else "", "")
+  return Dtypes(compute if compute == "bfloat16" else "", "")
 
 
 def snapshot(params: types.PyTree, *, dtypes: Dtypes) -> types.PyTree:

@@ -108,6 +108,22 @@ class DeviceWorkTest(parameterized.TestCase):
     follower = device_work.Follower(cluster, work)
     return follower.run(lambda: False), work
 
+  def test_what_is_evaluated_is_gathered_in_the_dtype_of_computing(self):
+    config = base_config.make()
+    config.model.compute_dtype = "bfloat16"
+    cluster = FakeCluster()
+    cluster.num_processes = 2
+    with (
+        mock.patch.object(sharding, "make_gather", lambda _: lambda tree: tree),
+        mock.patch.object(sharding, "make_spread"),
+    ):
+      work = self.make(cluster, config=config)
+    blocks = {"norm": jnp.zeros((2, 3)), "kernel": jnp.zeros((2, 3, 3))}
+    work._merger = lora.ParamsMerger("", lambda params: {"blocks": blocks})
+    found = work.gather_model()["blocks"]
+    self.assertEqual(found["norm"].dtype, jnp.float32)
+    self.assertEqual(found["kernel"].dtype, jnp.bfloat16)
+
   def test_a_follower_ends_in_the_state_of_process_0(self):
     cluster = FakeCluster()
     work = self.make(cluster)
