@@ -27,6 +27,7 @@ _SHAPES = _ROOT / "tests" / "models" / "published_configs.json"
 # Config, and the slices of its trainer and of a searcher.
 ROWS = (
     ("gsm8k.py:hardware=v5e-16", "v5e:4x4", "v5e:2x2"),
+    ("gsm8k.py:hardware=v6e-8", "v6e:2x4", "v6e:2x4"),
     ("tldr.py:hardware=v5e-16", "v5e:4x4", "v5e:2x2"),
     ("tldr.py:method=online_dpo,hardware=v5e-16", "v5e:4x4", "v5e:2x2"),
     ("red_team.py:model=llama,hardware=v5e-16", "v5e:4x4", "v5e:2x4"),
