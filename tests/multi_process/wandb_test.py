@@ -5,6 +5,7 @@
 import importlib.util
 import os
 import pathlib
+import time
 import unittest
 from unittest import mock
 
@@ -41,6 +42,10 @@ class WandbTest(absltest.TestCase):
       writer.close()
     self.assertEqual(events, [])
     (path,) = (workdir / "wandb").glob("offline-run-*/*.wandb")
+    # Its process writes the file, and may do so after it has answered.
+    deadline = time.monotonic() + 30
+    while b"0.4" not in path.read_bytes() and time.monotonic() < deadline:
+      time.sleep(0.1)
     data = path.read_bytes()
     self.assertIn(b"train/loss", data)
     self.assertIn(b"0.4", data)
