@@ -6,7 +6,7 @@
         search [SEED,… [SETTING …]]
 
 learns to solve 64 prompts, as red-teaming learns to attack one victim, from a
-policy whose completions are correct once in 60. The completions of 1, 2, 4, 8
+policy whose completions are correct once in 100. The completions of 1, 2, 4, 8
 and 16 searchers are sampled for each step and put into the replay buffer; a
 step trains on 32 groups of 8. Half of them are drawn from the newest groups,
 half from all, and within a prompt uniformly (`uniform`) or by reward
