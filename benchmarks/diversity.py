@@ -14,16 +14,15 @@ from collections.abc import Mapping, Sequence
 import pathlib
 from typing import Any
 
-import matplotlib
-from matplotlib import pyplot
 import ml_collections
-import numpy as np
 
 from benchmarks import exact_loop
+from benchmarks import frontier
 from benchmarks import results
 
 _FOLDER = pathlib.Path("runs") / "diversity"
 _NUM_STEPS = 240
+_NUM_PROMPTS = 32
 # Distinct solutions are compared where a run first reaches this.
 _PASS_AT_1 = 0.65
 _CLIP, _NO_CLIP = "loss.ratio_clip=0.2", "loss.ratio_clip=0"
@@ -36,21 +35,17 @@ _OBJECTIVES = {
     "ppo": ([_CLIP], (0.0, 0.05)),
     "online_dpo": ([_NO_CLIP], (0.1, 0.3)),
 }
-SETTINGS = {
-    f"{name}-{beta}": [
-        f"loss.name={name}", f"loss.beta={beta}", f"loss.beta_final={beta}",
-        *overrides,
-    ]
-    for name, (overrides, betas) in _OBJECTIVES.items()
-    for beta in betas
-}  # fmt: skip
-# Of the last evaluation: key and digits.
-_ENDS = {"pass_at_1": 3, "pass_at_k": 3, "distinct_correct_per_solved": 2}
-_AXES = ("pass_at_1", "distinct_correct_per_solved")
-_COLORS = ("#d55e00", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#000000")
-_LINES = ("-", "--", ":", "-.")
-
-matplotlib.use("agg")
+SETTINGS = frontier.make_settings(_OBJECTIVES)
+# Of the last evaluation: key, title, digits.
+_ENDS = {
+    "pass_at_1": ("pass@1", 3),
+    "pass_at_k": ("pass@8", 3),
+    "distinct_correct_per_solved": ("distinct of 8", 2),
+}
+_AXES = {
+    "pass_at_1": "held-out pass@1",
+    "distinct_correct_per_solved": "distinct solutions of 8, per solved prompt",
+}
 
 
 def run(
@@ -69,45 +64,34 @@ def run(
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.replay.recent_window_steps = 1
-    config.train.num_steps = _NUM_STEPS
+    config.replay.skip_equal_rewards = False
+    config.search.prompts_per_step = _NUM_PROMPTS
+    config.train.update(
+        num_steps=_NUM_STEPS,
+        prompts_per_batch=_NUM_PROMPTS,
+        micro_batch_prompts=_NUM_PROMPTS,
+    )
     config.evaluate.update(
         every_steps=40, final_prompts=300, num_completions=8, greedy=False
     )
   found = exact_loop.run_all(config, SETTINGS, operands, _FOLDER)
   results.print_table(make_table(found), _FOLDER / "table.md")
-  _plot(found, _FOLDER / "diversity.png")
+  frontier.plot(_OBJECTIVES, found, _AXES, _FOLDER / "diversity.png")
   return results.summarize(found, _ENDS, _FOLDER)
 
 
 def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   """Returns a row per setting: means over its seeds, with their range."""
-  rows = [
-      ["objective", "beta", "seeds", "pass@1", "pass@8", "distinct of 8",
-       f"distinct at pass@1 {_PASS_AT_1}"]
-  ]  # fmt: skip
-  for name in SETTINGS:
-    mine = [r for r in runs if r["name"] == name]
-    if not mine:
-      continue
-    ends = {
-        key: results.mean_and_range([r[key][-1] for r in mine], digits)
-        for key, digits in _ENDS.items()
-    }
-    reached = [
-        value for r in mine if (value := distinct_at(r, _PASS_AT_1)) is not None
-    ]
-    objective, _, beta = name.rpartition("-")
-    rows.append(
-        [
-            objective,
-            beta,
-            str(len(mine)),
-            *ends.values(),
-            results.mean_and_range(reached, 2)
-            if len(reached) == len(mine)
-            else f"{len(reached)} of {len(mine)} reach it",
-        ]
-    )
+  titles = [title for title, _ in _ENDS.values()]
+  heads = ["objective", "beta", "seeds", *titles]
+  rows = [[*heads, f"distinct at pass@1 {_PASS_AT_1}"]]
+  for row in results.make_rows(SETTINGS, runs, _ENDS):
+    mine = results.of_name(runs, "-".join(row[:2]))
+    found = [distinct_at(run, _PASS_AT_1) for run in mine]
+    reached = [value for value in found if value is not None]
+    rows.append([*row, f"{len(reached)} of {len(mine)} reach it"])
+    if len(reached) == len(mine):
+      rows[-1][-1] = results.mean_and_range(reached, 2)
   return rows
 
 
@@ -119,26 +103,3 @@ def distinct_at(result: Mapping[str, Any], pass_at_1: float) -> float | None:
       share = (pass_at_1 - xs[i - 1]) / (xs[i] - xs[i - 1])
       return ys[i - 1] + share * (ys[i] - ys[i - 1])
   return None
-
-
-def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-  """Draws distinct solutions over pass@1: a line per setting, mean of seeds."""
-  figure, axes = pyplot.subplots(figsize=(7.5, 5), layout="constrained")
-  for (objective, (_, betas)), color in zip(_OBJECTIVES.items(), _COLORS):
-    for beta, line in zip(betas, _LINES):
-      mine = [r for r in runs if r["name"] == f"{objective}-{beta}"]
-      if not mine:
-        continue
-      axes.plot(
-          *(np.mean([r[key] for r in mine], axis=0) for key in _AXES),
-          color=color,
-          linestyle=line,
-          marker=".",
-          label=f"{objective}, beta {beta}",
-      )
-  axes.set_xlabel("held-out pass@1")
-  axes.set_ylabel("distinct solutions of 8, per solved prompt")
-  axes.grid(alpha=0.3)
-  axes.legend(frameon=False, fontsize=7, ncols=2, handlelength=4)
-  figure.savefig(path, dpi=150)
-  pyplot.close(figure)

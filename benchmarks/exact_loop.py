@@ -11,7 +11,6 @@ not depend on the machine's speed, so several may run beside each other.
 import collections
 from collections.abc import Mapping, Sequence
 import pathlib
-import sys
 import threading
 import time
 from typing import Any
@@ -29,7 +28,6 @@ from tba_jax.programs import sft
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import prompt_order
 from tba_jax.sampling import decode
-from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.tasks import base
 from tba_jax.training import batches
@@ -64,27 +62,16 @@ def run_all(
   Returns:
     All results in the folder.
   """
-  seeds, names = results.parse(operands, settings)
   processes.enable_compilation_cache()
   config = fine_tune(config, folder)
-  for seed in seeds:
-    for name in names:
-      path = folder / f"{name}-seed{seed}.json"
-      if path.exists():
-        continue
-      own = config.copy_and_resolve_references()
-      load.apply_overrides(own, [*settings[name], f"seed={seed}"])
-      validate.validate(own, program="sweep")
-      result = {
-          "name": name,
-          "seed": seed,
-          "overrides": list(settings[name]),
-          **run(own, staleness_steps=1),
-      }
-      jsonl.atomic_write_json(path, result)
-      last = {key: result[key][-1] for key in EVALUATED}
-      print(f"{path.stem}: {result['wall_s']:.0f} s, {last}", file=sys.stderr)
-  return results.read(settings, folder)
+
+  def train(name: str, seed: int) -> dict[str, Any]:
+    own = config.copy_and_resolve_references()
+    load.apply_overrides(own, [*settings[name], f"seed={seed}"])
+    validate.validate(own, program="sweep")
+    return run(own, staleness_steps=1)
+
+  return results.measure(settings, operands, folder, train)
 
 
 def fine_tune(

@@ -16,15 +16,12 @@ add to table and plot.
 
 from collections.abc import Mapping, Sequence
 import pathlib
-import sys
 from typing import Any
 
-import matplotlib
-from matplotlib import pyplot
 import ml_collections
-import numpy as np
 
 from benchmarks import exact_loop
+from benchmarks import frontier
 from benchmarks import results
 from benchmarks import trial_run
 from tba_jax.config import load
@@ -45,24 +42,16 @@ _OBJECTIVES = {
     "proximal_rloo": (_ON_POLICY, (0.05, 0.2)),
     "ppo": (_ON_POLICY, (0.05, 0.2)),
 }
-SETTINGS = {
-    f"{name}-{beta}": [
-        f"loss.name={name}", f"loss.beta={beta}", f"loss.beta_final={beta}",
-        *overrides,
-    ]
-    for name, (overrides, betas) in _OBJECTIVES.items()
-    for beta in betas
-}  # fmt: skip
+SETTINGS = frontier.make_settings(_OBJECTIVES)
 # Of an evaluation: key, title, digits.
 _EVALUATED = {
     "pass_at_1": ("success rate", 3),
     "cosine_distance_right": ("cosine distance of successes", 2),
     "distinct_correct_per_solved": ("distinct successes of 16", 1),
 }
-_COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7")
-_LINES = ("-", "--", ":")
-
-matplotlib.use("agg")
+_AXES = {
+    key: _EVALUATED[key][0] for key in ("pass_at_1", "cosine_distance_right")
+}
 
 
 def run(
@@ -81,26 +70,21 @@ def run(
   Raises:
     RuntimeError: a run failed.
   """
-  seeds, names = results.parse(operands, SETTINGS)
   processes.enable_compilation_cache()
   config = exact_loop.fine_tune(config, _FOLDER)
   with config.unlocked():
     # The trainer waits for each evaluation, so that none is skipped.
     config.evaluate.beside = False
     config.evaluate.num_prompts = config.evaluate.final_prompts
-  for seed in seeds:
-    for name in names:
-      path = _FOLDER / f"{name}-seed{seed}.json"
-      if not path.exists():
-        own = config.copy_and_resolve_references()
-        load.apply_overrides(own, [*SETTINGS[name], f"seed={seed}"])
-        found = {"name": name, "seed": seed, **_train(own)}
-        jsonl.atomic_write_json(path, found)
-        last = {key: found[key][-1] for key in _EVALUATED}
-        print(f"{path.stem}: {last}", file=sys.stderr)
-  found = results.read(SETTINGS, _FOLDER)
+
+  def train(name: str, seed: int) -> dict[str, list[float]]:
+    own = config.copy_and_resolve_references()
+    load.apply_overrides(own, [*SETTINGS[name], f"seed={seed}"])
+    return _train(own)
+
+  found = results.measure(SETTINGS, operands, _FOLDER, train)
   results.print_table(make_table(found), _FOLDER / "table.md")
-  _plot(found, _FOLDER / "red_team.png")
+  frontier.plot(_OBJECTIVES, found, _AXES, _FOLDER / "red_team.png")
   return results.summarize(found, _EVALUATED, _FOLDER)
 
 
@@ -115,39 +99,5 @@ def _train(config: ml_collections.ConfigDict) -> dict[str, list[float]]:
 def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   """Returns a row per setting: means over its seeds, with their range."""
   titles = [title for title, _ in _EVALUATED.values()]
-  rows = [["objective", "beta", "seeds", *titles]]
-  for name in SETTINGS:
-    mine = [r for r in runs if r["name"] == name]
-    if not mine:
-      continue
-    ends = [
-        results.mean_and_range([r[key][-1] for r in mine], digits)
-        for key, (_, digits) in _EVALUATED.items()
-    ]
-    objective, _, beta = name.rpartition("-")
-    rows.append([objective, beta, str(len(mine)), *ends])
-  return rows
-
-
-def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-  """Draws distance over success rate: a line per setting, mean of seeds."""
-  figure, axes = pyplot.subplots(figsize=(7.5, 5), layout="constrained")
-  x, y = "pass_at_1", "cosine_distance_right"
-  for (objective, (_, betas)), color in zip(_OBJECTIVES.items(), _COLORS):
-    for beta, line in zip(betas, _LINES):
-      mine = [r for r in runs if r["name"] == f"{objective}-{beta}"]
-      if not mine:
-        continue
-      axes.plot(
-          *(np.mean([r[key] for r in mine], axis=0) for key in (x, y)),
-          color=color,
-          linestyle=line,
-          marker=".",
-          label=f"{objective}, beta {beta}",
-      )
-  axes.set_xlabel(_EVALUATED[x][0])
-  axes.set_ylabel(_EVALUATED[y][0])
-  axes.grid(alpha=0.3)
-  axes.legend(frameon=False, fontsize=8)
-  figure.savefig(path, dpi=150)
-  pyplot.close(figure)
+  heads = ["objective", "beta", "seeds", *titles]
+  return [heads, *results.make_rows(SETTINGS, runs, _EVALUATED)]

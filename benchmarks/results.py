@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of benchmarks of several runs: a file for each, and a table."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import json
 import pathlib
 import sys
 from typing import Any
 
 import numpy as np
+
+from tba_jax.system import jsonl
 
 
 def parse(
@@ -25,6 +27,37 @@ def parse(
   if unknown := sorted(set(chosen) - set(names)):
     raise ValueError(f"unknown runs {unknown}; allowed {', '.join(names)}")
   return [int(seed) for seed in seeds.split(",")], chosen or list(names)
+
+
+def measure(
+    names: Collection[str],
+    operands: Sequence[str],
+    folder: pathlib.Path,
+    run: Callable[[str, int], dict[str, Any]],
+) -> list[dict[str, Any]]:
+  """Makes the runs that have no result in the folder yet.
+
+  Args:
+    names: of all runs.
+    operands: as `parse` reads them; a whole seed comes before the next.
+    folder: keeps a result per name and seed.
+    run: (name, seed) -> result, lists with an item per evaluation.
+
+  Returns:
+    All results in the folder, with `name` and `seed`.
+  """
+  seeds, chosen = parse(operands, names)
+  folder.mkdir(parents=True, exist_ok=True)
+  for seed in seeds:
+    for name in chosen:
+      path = folder / f"{name}-seed{seed}.json"
+      if path.exists():
+        continue
+      result = {"name": name, "seed": seed, **run(name, seed)}
+      jsonl.atomic_write_json(path, result)
+      last = {k: v[-1] for k, v in result.items() if isinstance(v, list)}
+      print(f"{path.stem}: {last}", file=sys.stderr)
+  return read(names, folder)
 
 
 def read(names: Collection[str], folder: pathlib.Path) -> list[dict[str, Any]]:
@@ -45,6 +78,40 @@ def summarize(
       for r in runs
   ]
   return {"folder": str(folder), "runs": ends}
+
+
+def make_rows(
+    names: Collection[str],
+    runs: Sequence[Mapping[str, Any]],
+    ends: Mapping[str, tuple[str, int]],
+) -> list[list[str]]:
+  """Returns a row per name with results: its two parts, seeds, and last values.
+
+  Args:
+    names: "FIRST-SECOND", in their order.
+    runs: results; of their seeds a row has the mean and the range.
+    ends: key to title and digits.
+  """
+  rows = []
+  for name in names:
+    if mine := of_name(runs, name):
+      rows.append(
+          [
+              *name.rsplit("-", 1),
+              str(len(mine)),
+              *(
+                  mean_and_range([r[key][-1] for r in mine], digits)
+                  for key, (_, digits) in ends.items()
+              ),
+          ]
+      )
+  return rows
+
+
+def of_name(
+    runs: Sequence[Mapping[str, Any]], name: str
+) -> list[Mapping[str, Any]]:
+  return [run for run in runs if run["name"] == name]
 
 
 def mean_and_range(values: Sequence[float], digits: int) -> str:

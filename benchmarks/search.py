@@ -107,25 +107,12 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   """Returns a row per setting: means over its seeds, with their range."""
   titles = [title for title, _ in _ENDS.values()]
   rows = [["drawn", "searchers", "seeds", *titles, "reward of the last steps"]]
-  for name in SETTINGS:
-    mine = [r for r in runs if r["name"] == name]
-    if not mine:
-      continue
-    ends = [
-        results.mean_and_range([r[key][-1] for r in mine], digits)
-        for key, (_, digits) in _ENDS.items()
+  for row in results.make_rows(SETTINGS, runs, _ENDS):
+    last = [
+        float(np.mean(run["rewards"][-_NUM_STEPS // 4 :]))
+        for run in results.of_name(runs, "-".join(row[:2]))
     ]
-    last = [float(np.mean(r["rewards"][-_NUM_STEPS // 4 :])) for r in mine]
-    draw, _, searchers = name.partition("-")
-    rows.append(
-        [
-            draw,
-            searchers,
-            str(len(mine)),
-            *ends,
-            results.mean_and_range(last, 3),
-        ]
-    )
+    rows.append([*row, results.mean_and_range(last, 3)])
   return rows
 
 
@@ -157,7 +144,7 @@ def _plot_panel(
   """Draws a line per setting, the mean of its seeds."""
   first = int(x == "completions")  # Its logarithm of 0 is left out.
   for name in SETTINGS:
-    mine = [r for r in runs if r["name"] == name]
+    mine = results.of_name(runs, name)
     if not mine:
       continue
     draw, _, searchers = name.partition("-")

@@ -33,6 +33,8 @@ def make_config(
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.init = "scratch"
+    # Random params have no rewards.
+    config.replay.skip_equal_rewards = False
     config.train.num_steps = num_steps
     config.evaluate.every_steps = 0
     config.evaluate.final_prompts = config.evaluate.batch_prompts

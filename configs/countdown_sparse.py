@@ -42,6 +42,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.optimizer.learning_rate = 6e-4
   c.optimizer.learning_rate_final = 6e-5
   c.replay.dedupe = True
+  c.replay.skip_equal_rewards = False
+  c.replay.recent_window_steps = 4
   c.replay.recent_fraction = 0.5
   c.replay.selection = "reward"
   c.replay.reward_temperature = 0.25
@@ -54,8 +56,12 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     c.task.numbers = 3
     c.sft.num_steps = 300
     c.sft.evaluate_every_steps = 300
-    c.train.num_steps = 300
-  if arg.smoke:
+    c.evaluate.every_steps = 50
+  if not arg.smoke:
+    c.sampling.num_rows = 256
+    c.train.prompts_per_batch = c.train.micro_batch_prompts = 32
+    c.train.num_steps = 300 if arg.quick else 400
+  else:
     c.task.numbers = 3
     c.task.max_number = 9
     c.search.samples_per_prompt = 4

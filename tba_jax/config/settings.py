@@ -605,6 +605,9 @@ SETTINGS = {
     "loss.proximal_every_steps": _s(
         0, FROM_0, "steps for which the proximal policy, and the values of"
         " PPO's advantages, are held; 0 = a round, without rounds one step"),
+    "loss.entropy_weight": _s(
+        0.0, NOT_NEGATIVE, "of an entropy bonus: the loss is reduced by it"
+        " times the mean entropy per token, nats"),
     "loss.length_norm": _s(
         "", one_of("", "none", "tokens", "max_tokens", "mean_tokens"),
         "divides a completion's log-prob by 1 ('none'), its number of tokens,"
@@ -696,6 +699,11 @@ SETTINGS = {
         " the recent window (the papers' m)"),
     "replay.recent_window_steps": _s(
         4, COUNT, "steps whose arrivals count as recent"),
+    "replay.skip_equal_rewards": _s(
+        False, FLAG, "a group of equal rewards does not make its prompt recent:"
+        " batches have groups to learn from (DAPO's dynamic sampling). Sample"
+        " more prompts than a step trains on, search.prompts_per_step above"
+        " train.prompts_per_batch"),
     "replay.selection": _s(
         "uniform", one_of("uniform", "reward"), "draws within a prompt;"
         " 'reward': weights exp(reward / temperature)"),

@@ -346,6 +346,7 @@ _REQUIRED = (
     ("rounds.mini_batches", bool,
      {"search.lockstep": (False,), "search.wait_for_fresh": (True,),
       "replay.recent_fraction": (1.0,), "replay.dedupe": (False,),
+      "replay.skip_equal_rewards": (False,),
       "replay.warm_start_completions": (0,),
       "replay_filter.similarity": ("none",),
       "replay_filter.evict": ("oldest",), "replay_filter.freeze_step": (0,),

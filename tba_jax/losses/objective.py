@@ -64,7 +64,8 @@ def make_loss_fn(
   """Returns the objective of `config.loss`.
 
   Args:
-    config: reads `loss` and `sampling.temperature`.
+    config: reads `loss` and `sampling.temperature`. With `entropy_weight` w the
+      loss is reduced by w/(BK) Σ_b Σₖ 1/|y| Σ_t H(π(·|x, y_<t)).
     model: of the policy, a `models.transformer.Model`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
 
@@ -73,6 +74,7 @@ def make_loss_fn(
   """
   pure_loss = make_pure_loss(config)
   temperature = config.sampling.temperature
+  entropy_weight = config.loss.entropy_weight
 
   def loss_fn(
       params: PyTree,
@@ -89,7 +91,8 @@ def make_loss_fn(
 
     def read(logits, tokens):
       entropy = logprobs.entropy(
-          jax.lax.stop_gradient(logits), temperature=temperature
+          logits if entropy_weight else jax.lax.stop_gradient(logits),
+          temperature=temperature,
       )
       return (
           logprobs.token_logprobs(logits, tokens, temperature=temperature),
@@ -103,6 +106,10 @@ def make_loss_fn(
     loss, totals = pure_loss(
         logprobs_BxKxT, loss_params, batch, beta, values_BxKxT
     )
+    if entropy_weight:
+      weights_BxKxT = groups_lib.length_weights(batch.completion_mask, "tokens")
+      entropy_BxK = groups_lib.weighted_sums(entropy_BxKxT, weights_BxKxT)
+      loss -= entropy_weight * jnp.mean(entropy_BxK)
     totals["entropy"] = metrics.total(entropy_BxKxT, batch.completion_mask)
     return loss, jax.lax.stop_gradient(totals)
 

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replay buffer: stores completions by prompt, evicts, and samples batches.
 
-Source: Bartoldson et al. 2025 (arXiv:2503.18929) §4.1-4.2. Differences: the
+Source: Bartoldson et al. 2025 (arXiv:2503.18929) §4.1-4.2; skipped groups, Yu
+et al. 2025 (DAPO, arXiv:2503.14476) §3.2. Differences: the
 recent window is a span of steps, so duplicates and repeated prompts do not
 change it; a global capacity evicts the oldest completion; all randomness comes
 from one generator, which is part of the state. The cost of an insert or a draw
@@ -235,6 +236,7 @@ class ReplayBuffer:
     self._insert_step = 0
     self._sample_step = 0
     self._recent_misses = 0
+    self._skipped_groups = 0
 
   def __len__(self) -> int:
     return len(self.table)
@@ -256,7 +258,9 @@ class ReplayBuffer:
 
     By default the newest of equal completions is kept, and the oldest are
     evicted: first the prompt's, then those of all prompts. If the group alone
-    exceeds a capacity, its first completions are evicted.
+    exceeds a capacity, its first completions are evicted. With
+    `replay.skip_equal_rewards` a group of equal rewards is stored, but only a
+    draw from all prompts may find it.
 
     Args:
       group: S valid completions (`messages.reject_reason`); padding is ignored.
@@ -304,7 +308,10 @@ class ReplayBuffer:
           self._similarity.store(row, features[j])
       if group.prompt_id not in self._replay_pool:
         self._replay_pool.add(group.prompt_id)
-      self._recent_pool.add(group.prompt_id, step)
+      if self._replay.skip_equal_rewards and not np.ptp(group.rewards[stored]):
+        self._skipped_groups += 1
+      else:
+        self._recent_pool.add(group.prompt_id, step)
     self._forget_emptied(group.prompt_id)
     added = ledger.amount_of(1, group.completion_lengths.tolist())
     return before + added - self.untrained()
@@ -419,6 +426,7 @@ class ReplayBuffer:
     size: completions. untrained: completions never used. use_count: mean uses
     of a stored completion. use_count_histogram: number of uses to completions
     (the last bin is open). recent_misses: draws from an empty recent window.
+    skipped_groups: those of `replay.skip_equal_rewards`.
     """
     return {
         "size": len(self),
@@ -429,6 +437,7 @@ class ReplayBuffer:
             str(n): count for n, count in enumerate(self.table.histogram)
         },
         "recent_misses": self._recent_misses,
+        "skipped_groups": self._skipped_groups,
     }
 
   def get_state(self) -> dict[str, Any]:
@@ -447,6 +456,7 @@ class ReplayBuffer:
         "insert_step": self._insert_step,
         "sample_step": self._sample_step,
         "recent_misses": self._recent_misses,
+        "skipped_groups": self._skipped_groups,
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
@@ -495,6 +505,7 @@ class ReplayBuffer:
     self._insert_step = int(state["insert_step"])
     self._sample_step = int(state["sample_step"])
     self._recent_misses = int(state["recent_misses"])
+    self._skipped_groups = int(state["skipped_groups"])
 
   def digest_of(self, row: int) -> bytes:
     """Returns the digest of a stored completion and its prompt id."""

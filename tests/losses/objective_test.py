@@ -196,6 +196,29 @@ class MetricsTest(absltest.TestCase):
         metrics["entropy"], (entropy * mask).sum() / mask.sum(), rtol=1e-5
     )
 
+  def test_the_entropy_bonus_is_a_mean_over_completions(self):
+    params, batch = table_policy.make_params(0), table_policy.make_batch()
+
+    def mean_entropy(params):
+      logits = table_policy.completion_logits(
+          params, batch.prompt_tokens, None, batch.completion_tokens
+      )
+      logprobs = jax.nn.log_softmax(logits / 0.7)
+      entropy = -(jnp.exp(logprobs) * logprobs).sum(axis=-1)
+      mask = batch.completion_mask
+      return ((entropy * mask).sum(axis=2) / mask.sum(axis=2)).mean()
+
+    plain, _, plain_grad = table_policy.evaluate(
+        table_policy.make_config(), params, batch
+    )
+    loss, _, grad = table_policy.evaluate(
+        table_policy.make_config(entropy_weight=0.3), params, batch
+    )
+    value, slope = jax.value_and_grad(mean_entropy)(params)
+    np.testing.assert_allclose(loss, plain - 0.3 * value, rtol=1e-5)
+    expected = jax.tree.map(lambda a, b: a - 0.3 * b, plain_grad[0], slope)
+    chex.assert_trees_all_close(grad[0], expected, rtol=1e-4, atol=1e-6)
+
   def test_logprob_gap_is_of_rows_without_staleness(self):
     batch = table_policy.make_batch()
     staleness = np.ones((B, K), np.float32)

@@ -205,6 +205,25 @@ class SampleTest(absltest.TestCase):
     self.assertEqual(first_tokens(draw), {10, 11, 12, 13})
     self.assertEqual(buffer.stats()["recent_misses"], 1)
 
+  def test_groups_of_equal_rewards_are_not_recent_if_skipped(self):
+    buffer = make_buffer(skip_equal_rewards=True)
+    buffer.insert(make_group(1, [[1], [2]], rewards=[1, 1]), 0)
+    draw = buffer.sample(1, 2, 0)  # There is nothing else.
+    self.assertFalse(draw.recent.any())
+    self.assertEqual(first_tokens(draw), {1, 2})
+    buffer.insert(make_group(2, [[3], [4]], rewards=[0, 1]), 0)
+    for _ in range(20):
+      draw = buffer.sample(2, 2, 0)
+      self.assertTrue(draw.recent.all())
+      self.assertEqual(draw.prompt_ids.tolist(), [2, 2])
+    self.assertEqual(buffer.stats()["skipped_groups"], 1)
+    again = make_buffer(skip_equal_rewards=True)
+    again.set_state(buffer.get_state())
+    self.assertEqual(again.stats()["skipped_groups"], 1)
+    # A prompt is recent by its later group.
+    buffer.insert(make_group(1, [[5], [6]], rewards=[0, 1]), 1)
+    self.assertIn(1, buffer.sample(2, 2, 1).prompt_ids)
+
   def test_columns(self):
     buffer = make_buffer()
     buffer.insert(make_group(2, [[4, 5, 0]], rewards=[0.5], version=7), 9)

@@ -201,7 +201,8 @@ def _groups(run: load.Run) -> list[str]:
     if equal > _MANY_EQUAL:
       line += (
           " More completions per prompt (search.samples_per_prompt,"
-          " train.completions_per_prompt) or other prompts would waste less."
+          " train.completions_per_prompt), other prompts or"
+          " replay.skip_equal_rewards would waste less."
       )
     lines.append(line)
   unique = _mean(run, "replay/unique_share")
