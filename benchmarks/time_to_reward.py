@@ -6,7 +6,8 @@
 
 All runs of a seed start from one fine-tuned policy and sample the same prompts
 in the same order; `ours` is the config as it is given, with its three processes
-on this machine. Snapshots of the params are evaluated afterwards, all by the
+on this machine, and `ours_…` takes a change of countdown's recipe back, or all
+of them. Snapshots of the params are evaluated afterwards, all by the
 evaluator of this package. The clock of a run starts with its first step and
 leaves out compilation, evaluation and the snapshots; `start_s` has what came
 before the second step.
@@ -34,6 +35,7 @@ import numpy as np
 
 from benchmarks import results
 from benchmarks import trl_grpo
+from tba_jax.config import load as load_config
 from tba_jax.models import hf
 from tba_jax.monitor import metrics
 from tba_jax.programs import sft
@@ -46,7 +48,26 @@ from tba_jax.training import model_source
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import reward_judge
 
-OURS = "ours"
+# Overrides of the config.
+_LARGE_BATCH = ["train.prompts_per_batch=32", "train.micro_batch_prompts=32"]
+_OURS = {
+    "ours": [],
+    "ours_larger_beta": ["loss.beta=0.05", "loss.beta_final=0.05"],
+    "ours_all_groups": [
+        "replay.skip_equal_rewards=False", "search.prompts_per_step=16",
+        "search.prompts_per_round=16", "sampling.num_rows=128",
+    ],
+    "ours_large_batch": [
+        *_LARGE_BATCH, "search.prompts_per_step=48", "train.num_steps=320",
+        "search.prompts_per_round=48", "sampling.num_rows=384",
+    ],
+    "ours_former": [
+        *_LARGE_BATCH, "loss.beta=0.05", "loss.beta_final=0.05",
+        "replay.skip_equal_rewards=False", "replay.recent_window_steps=4",
+        "search.prompts_per_step=32", "search.prompts_per_round=32",
+        "sampling.num_rows=256", "train.num_steps=400",
+    ],
+}  # fmt: skip
 # Settings of TRL, as `trl_grpo.py` takes them. `grpo` has the defaults of its
 # losses; the rates are the better ones of those tried on other seeds.
 _TRL = {
@@ -56,7 +77,7 @@ _TRL = {
     },
     "grpo_kl": {"learning_rate": 6e-4, "beta": 0.05, "scale_rewards": "none"},
 }  # fmt: skip
-RUNS = (OURS, *_TRL)
+RUNS = (*_OURS, *_TRL)
 TARGETS = (0.5, 0.6, 0.7)
 _TRL_STEPS = 320
 _TRL_PROMPTS, _TRL_COMPLETIONS = 32, 8
@@ -68,7 +89,8 @@ _MEANS = {
     "end_pass_at_1": 3, "end_pass_at_k": 3, "end_distinct": 2, "end_steps": 0,
     "end_seconds": 0, "step_s": 3, "completions_per_s": 0, "start_s": 0,
 }  # fmt: skip
-_COLORS = ("#d55e00", "#0072b2", "#56b4e9", "#009e73")
+_COLORS = ("#d55e00", "#e69f00", "#f0e442", "#999999", "#000000", "#cc79a7",
+           "#0072b2", "#56b4e9")  # fmt: skip
 
 matplotlib.use("agg")
 
@@ -210,7 +232,8 @@ def _measure(
   policy = policy_lib.make_policy(config, "")
   shutil.rmtree(folder, ignore_errors=True)
   began = time.time()
-  if name == OURS:
+  if name in _OURS:
+    load_config.apply_overrides(config, _OURS[name])
     clock = _train_ours(config, folder)
     load = lambda step: model_source.restore(
         config, folder, step, model_source.one_device(), needs_task=False

@@ -31,15 +31,20 @@ class CompileAhead:
   Args:
     sizes: of the rows, from large to small.
     compile_size: compiles all programs that depend on the size.
+    neighbors: False compiles for the first size alone. Where the devices are
+      the host's own cores, compiling beside a step makes both slower.
   """
 
   def __init__(
       self,
       sizes: Sequence[packing.Size],
       compile_size: Callable[[packing.Size], None],
+      *,
+      neighbors: bool,
   ):
     self._sizes = sizes
     self._compile_size = compile_size
+    self._neighbors = neighbors
     self._thread = futures.ThreadPoolExecutor(1, processes.LEFT_BEHIND)
     self._jobs = {sizes[0]: self._thread.submit(self._compile, sizes[0])}
     self._steps: collections.Counter[packing.Size] = collections.Counter()
@@ -55,7 +60,7 @@ class CompileAhead:
   def count(self, size: packing.Size) -> None:
     """Counts a step; after a few, compiles for the size's neighbors."""
     self._steps[size] += 1
-    if self._steps[size] != _STEPS_BEFORE_NEXT:
+    if not self._neighbors or self._steps[size] != _STEPS_BEFORE_NEXT:
       return
     i = self._sizes.index(size)
     for near in (*self._sizes[i + 1 : i + 2], *self._sizes[max(i - 1, 0) : i]):

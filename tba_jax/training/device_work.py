@@ -348,11 +348,13 @@ def make_work(
     state, saved = checkpointer.restore(abstract_state(config, policy, mesh))
     lora.check_base(saved.get("base", ""), merger.base)
   train_step = make_train_step(config, policy, mesh, params)
-  ahead = None
+  ahead, accelerated = None, jax.default_backend() != "cpu"
   # Processes on CPUs share cores: one that compiles comes so late to a
   # collective that the others give up.
-  if cluster.num_processes == 1 or jax.default_backend() != "cpu":
-    ahead = make_ahead(config, policy, mesh, train_step, reference)
+  if cluster.num_processes == 1 or accelerated:
+    ahead = make_ahead(
+        config, policy, mesh, train_step, reference, neighbors=accelerated
+    )
   work = DeviceWork(
       config,
       state=state,
@@ -373,6 +375,8 @@ def make_ahead(
     mesh: jax.sharding.Mesh,
     train_step: train_step_lib.TrainStep,
     reference: reference_lib.Reference,
+    *,
+    neighbors: bool,
 ) -> compile_ahead.CompileAhead:
   """Returns the thread that compiles the step and the reference pass."""
   state = abstract_state(config, policy, mesh)
@@ -385,7 +389,9 @@ def make_ahead(
     train_step.lower(state, batch).compile()
 
   return compile_ahead.CompileAhead(
-      packing.sizes(config, packing.batch_shape(config)), compile_size
+      packing.sizes(config, packing.batch_shape(config)),
+      compile_size,
+      neighbors=neighbors,
   )
 
 

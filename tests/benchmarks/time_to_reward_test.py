@@ -11,6 +11,7 @@ from absl.testing import parameterized
 
 from benchmarks import time_to_reward
 from benchmarks import trl_grpo
+from tba_jax.config import load
 from tba_jax.config import validate
 from tba_jax.config import variants
 
@@ -98,7 +99,9 @@ class TimeToRewardTest(parameterized.TestCase):
         mock.patch.dict(os.environ, missing),
     ):
       for seeds in ("0", "0,1"):
-        out = time_to_reward.run(countdown.get_config(), [seeds])
+        out = time_to_reward.run(
+            countdown.get_config(), [seeds, "ours", *time_to_reward._TRL]
+        )
     self.assertEqual([c.args[1:3] for c in measure.call_args_list],
                      [("ours", 0), ("ours", 1)])  # fmt: skip
     self.assertLen(out["runs"], 2)
@@ -116,6 +119,12 @@ class TimeToRewardTest(parameterized.TestCase):
     config = time_to_reward.make_config(countdown.get_config(arg), 3)
     validate.validate(config)
     self.assertEqual(config.seed, 3)
+
+  @parameterized.parameters(*time_to_reward._OURS)
+  def test_every_change_of_the_recipe_is_allowed(self, name):
+    config = countdown.get_config()
+    load.apply_overrides(config, time_to_reward._OURS[name])
+    validate.validate(config)
 
 
 if __name__ == "__main__":

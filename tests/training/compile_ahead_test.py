@@ -26,8 +26,8 @@ _DEADLINE_S = 20
 
 class CompileAheadTest(absltest.TestCase):
 
-  def make(self, compile_size):
-    ahead = compile_ahead.CompileAhead(SIZES, compile_size)
+  def make(self, compile_size, neighbors=True):
+    ahead = compile_ahead.CompileAhead(SIZES, compile_size, neighbors=neighbors)
     self.addCleanup(ahead.close)
     return ahead
 
@@ -47,6 +47,14 @@ class CompileAheadTest(absltest.TestCase):
       ahead.wait(size)
     # The step itself has compiled for the two that were used first.
     self.assertEqual(compiled, [SIZES[0], SIZES[3]])
+
+  def test_without_neighbors_the_first_size_alone(self):
+    compiled = []
+    ahead = self.make(compiled.append, neighbors=False)
+    self.count(ahead, SIZES[0])
+    for size in SIZES:
+      ahead.wait(size)
+    self.assertEqual(compiled, SIZES[:1])
 
   def test_a_size_in_progress_is_waited_for_and_an_unasked_one_is_not(self):
     may_end, compiled = threading.Event(), []
@@ -126,7 +134,7 @@ class DeviceWorkTest(absltest.TestCase):
     ahead = None
     if is_ahead:
       ahead = device_work.make_ahead(
-          config, policy, mesh, train_step, reference
+          config, policy, mesh, train_step, reference, neighbors=True
       )
     work = device_work.DeviceWork(
         config,
