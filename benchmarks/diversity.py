@@ -25,6 +25,8 @@ _NUM_STEPS = 240
 _NUM_PROMPTS = 32
 # Distinct solutions are compared where a run first reaches this.
 _PASS_AT_1 = 0.65
+# An entropy bonus in place of a larger beta.
+_BONUS = "loss.entropy_weight=0.01"
 _CLIP, _NO_CLIP = "loss.ratio_clip=0.2", "loss.ratio_clip=0"
 # Objective: overrides, and betas.
 _OBJECTIVES = {
@@ -34,6 +36,8 @@ _OBJECTIVES = {
     "proximal_rloo": ([_CLIP], (0.0, 0.05)),
     "ppo": ([_CLIP], (0.0, 0.05)),
     "online_dpo": ([_NO_CLIP], (0.1, 0.3)),
+    "tb_entropy": (["loss.name=tb", _CLIP, _BONUS], (0.02,)),
+    "grpo_entropy": (["loss.name=grpo", _CLIP, _BONUS], (0.0,)),
 }
 SETTINGS = frontier.make_settings(_OBJECTIVES)
 # Of the last evaluation: key, title, digits.

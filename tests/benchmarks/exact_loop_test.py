@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of one-process runs, and of the tables that are made of them."""
 
+import pathlib
 from unittest import mock
 
 from absl.testing import absltest
@@ -11,6 +12,7 @@ from benchmarks import exact_loop
 from benchmarks import few_prompts
 from benchmarks import free_search
 from benchmarks import red_team_diversity
+from benchmarks import results
 from benchmarks import search
 from tba_jax.config import load
 from tba_jax.config import validate
@@ -112,7 +114,7 @@ class TablesTest(absltest.TestCase):
     self.assertEqual(row[-1], "1 of 2 reach it")
 
   def test_search_has_a_row_for_each_draw_and_number_of_searchers(self):
-    results = [
+    runs = [
         {
             "name": name,
             "seed": 0,
@@ -123,13 +125,57 @@ class TablesTest(absltest.TestCase):
         }
         for name in ("none-1", "reward-16")
     ]
-    rows = search.make_table(results)[1:]
+    rows = search.make_table(runs)[1:]
     self.assertEqual(
         rows,
         [
             ["none", "1", "1", "0.200", "0.600", "25", "0.500"],
             ["reward", "16", "1", "0.200", "0.600", "25", "0.500"],
         ],
+    )
+
+  def test_red_teaming_has_a_row_for_each_setting(self):
+    runs = [
+        {
+            "name": "grpo-0.2",
+            "seed": seed,
+            "pass_at_1": [0.1, 0.9],
+            "cosine_distance_right": [0.8, 0.3 + seed / 10],
+            "distinct_correct_per_solved": [16.0, 14.0],
+        }
+        for seed in (0, 1)
+    ]
+    _, row = red_team_diversity.make_table(runs)
+    self.assertEqual(
+        row,
+        ["grpo", "0.2", "2", "0.900 (0.900 to 0.900)", "0.35 (0.30 to 0.40)",
+         "14.0 (14.0 to 14.0)"],
+    )  # fmt: skip
+
+  def test_free_search_has_a_cell_for_each_column(self):
+    row = {
+        "searchers": 2, "completions_per_step": 14.4, "step_s": 0.151,
+        "staleness": 1.04, "pass_at_1": 0.047, "pass_at_k": 0.172,
+    }  # fmt: skip
+    cells = free_search._cells(row)
+    self.assertEqual(cells, ["2", "14", "0.15", "1.0", "0.047", "0.172"])
+    self.assertLen(cells, len(free_search._COLUMNS))
+
+  def test_a_run_with_a_result_is_not_made_again(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    made = []
+
+    def train(name, seed):
+      made.append((name, seed))
+      return {"pass_at_1": [0.1, 0.2]}
+
+    names = ["a-1", "b-1"]
+    results.measure(names, ["3", "b-1"], folder, train)
+    found = results.measure(names, ["3,4"], folder, train)
+    self.assertEqual(made, [("b-1", 3), ("a-1", 3), ("a-1", 4), ("b-1", 4)])
+    self.assertEqual(
+        [(r["name"], r["seed"]) for r in found],
+        [("a-1", 3), ("a-1", 4), ("b-1", 3), ("b-1", 4)],
     )
 
 
