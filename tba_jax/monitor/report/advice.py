@@ -193,7 +193,13 @@ def _groups(run: load.Run) -> list[str]:
   """Returns the shares of data without a learning signal."""
   lines = []
   equal = _mean(run, "train/equal_reward_groups")
-  if equal is not None:
+  _, skipped = load.column(run.records, "replay/skipped_groups")
+  if len(skipped) and skipped[-1]:
+    lines.append(
+        f"{skipped[-1]:,.0f} groups of equal rewards were left out of batches"
+        " (replay.skip_equal_rewards)."
+    )
+  elif equal is not None:
     line = (
         f"{equal:.0%} of the groups had equal rewards: they only pull the"
         " policy towards its reference."

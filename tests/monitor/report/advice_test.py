@@ -100,6 +100,14 @@ class AdviceTest(absltest.TestCase):
     (few,) = advice.advice(_run({equal: 0.2}), [])
     self.assertNotIn("search.samples_per_prompt", few)
 
+  def test_groups_that_were_left_out(self):
+    equal, skipped = "train/equal_reward_groups", "replay/skipped_groups"
+    (kept,) = advice.advice(_run({equal: 0.2, skipped: 0}), [])
+    self.assertStartsWith(kept, "20% of the groups")
+    run = _run({equal: 0.0, skipped: 3}, {equal: 0.0, skipped: 1200})
+    (line,) = advice.advice(run, [])
+    self.assertStartsWith(line, "1,200 groups of equal rewards were left out")
+
   def test_lead_is_too_small(self):
     rows = [
         _row("trainer", 0, {"step": 4.0, "wait_fresh": 6.0}),
