@@ -62,6 +62,7 @@ def run_all(
   Returns:
     All results in the folder.
   """
+  seeds, names = results.parse(operands, settings)
   processes.enable_compilation_cache()
   config = fine_tune(config, folder)
 
@@ -71,7 +72,8 @@ def run_all(
     validate.validate(own, program="sweep")
     return run(own, staleness_steps=1)
 
-  return results.measure(settings, operands, folder, train)
+  results.measure(seeds, names, folder, train)
+  return results.read(settings, folder)
 
 
 def fine_tune(

@@ -70,6 +70,7 @@ def run(
   Raises:
     RuntimeError: a run failed.
   """
+  seeds, names = results.parse(operands, SETTINGS)
   processes.enable_compilation_cache()
   config = exact_loop.fine_tune(config, _FOLDER)
   with config.unlocked():
@@ -82,7 +83,8 @@ def run(
     load.apply_overrides(own, [*SETTINGS[name], f"seed={seed}"])
     return _train(own)
 
-  found = results.measure(SETTINGS, operands, _FOLDER, train)
+  results.measure(seeds, names, _FOLDER, train)
+  found = results.read(SETTINGS, _FOLDER)
   results.print_table(make_table(found), _FOLDER / "table.md")
   frontier.plot(_OBJECTIVES, found, _AXES, _FOLDER / "red_team.png")
   return results.summarize(found, _EVALUATED, _FOLDER)

@@ -30,26 +30,22 @@ def parse(
 
 
 def measure(
-    names: Collection[str],
-    operands: Sequence[str],
+    seeds: Sequence[int],
+    names: Sequence[str],
     folder: pathlib.Path,
     run: Callable[[str, int], dict[str, Any]],
-) -> list[dict[str, Any]]:
+) -> None:
   """Makes the runs that have no result in the folder yet.
 
   Args:
-    names: of all runs.
-    operands: as `parse` reads them; a whole seed comes before the next.
-    folder: keeps a result per name and seed.
+    seeds: a whole seed comes before the next.
+    names: of the runs of a seed.
+    folder: keeps a result per name and seed, with both.
     run: (name, seed) -> result, lists with an item per evaluation.
-
-  Returns:
-    All results in the folder, with `name` and `seed`.
   """
-  seeds, chosen = parse(operands, names)
   folder.mkdir(parents=True, exist_ok=True)
   for seed in seeds:
-    for name in chosen:
+    for name in names:
       path = folder / f"{name}-seed{seed}.json"
       if path.exists():
         continue
@@ -57,7 +53,6 @@ def measure(
       jsonl.atomic_write_json(path, result)
       last = {k: v[-1] for k, v in result.items() if isinstance(v, list)}
       print(f"{path.stem}: {last}", file=sys.stderr)
-  return read(names, folder)
 
 
 def read(names: Collection[str], folder: pathlib.Path) -> list[dict[str, Any]]:

@@ -57,15 +57,15 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     c.sft.num_steps = 300
     c.sft.evaluate_every_steps = 300
     c.evaluate.every_steps = 50
-  if not arg.smoke:
-    c.sampling.num_rows = 256
-    c.train.prompts_per_batch = c.train.micro_batch_prompts = 32
-    c.train.num_steps = 300 if arg.quick else 400
-  else:
+  if arg.smoke:
     c.task.numbers = 3
     c.task.max_number = 9
     c.search.samples_per_prompt = 4
     c.search.prompts_per_round = c.search.prompts_per_step = 8
     c.train.completions_per_prompt = 4
     c.evaluate.num_completions = 4
+  else:
+    c.sampling.num_rows = 256
+    c.train.prompts_per_batch = c.train.micro_batch_prompts = 32
+    c.train.num_steps = 300 if arg.quick else 400
   return c

@@ -3,11 +3,11 @@
 """Replay buffer: stores completions by prompt, evicts, and samples batches.
 
 Source: Bartoldson et al. 2025 (arXiv:2503.18929) §4.1-4.2; skipped groups, Yu
-et al. 2025 (DAPO, arXiv:2503.14476) §3.2. Differences: the
-recent window is a span of steps, so duplicates and repeated prompts do not
-change it; a global capacity evicts the oldest completion; all randomness comes
-from one generator, which is part of the state. The cost of an insert or a draw
-does not depend on the number of stored completions.
+et al. 2025 (DAPO, arXiv:2503.14476) §3.2. Differences: the recent window is a
+span of steps, so duplicates and repeated prompts do not change it; a global
+capacity evicts the oldest completion; all randomness comes from one generator,
+which is part of the state. The cost of an insert or a draw does not depend on
+the number of stored completions.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -82,6 +82,18 @@ class ExactLoopTest(absltest.TestCase):
         load.apply_overrides(own, overrides)
         validate.validate(own, program="sweep")
 
+  def test_a_wrong_operand_is_named_before_anything_is_trained(self):
+    fine_tune = self.enter_context(
+        mock.patch.object(exact_loop, "fine_tune", autospec=True)
+    )
+    for run, config in (
+        (diversity.run, countdown.get_config("smoke")),
+        (red_team_diversity.run, red_team.get_config("smoke")),
+    ):
+      with self.assertRaisesRegex(ValueError, "unknown runs.*verl"):
+        run(config, ["0", "verl"])
+    fine_tune.assert_not_called()
+
 
 class FewPromptsTest(absltest.TestCase):
 
@@ -170,8 +182,9 @@ class TablesTest(absltest.TestCase):
       return {"pass_at_1": [0.1, 0.2]}
 
     names = ["a-1", "b-1"]
-    results.measure(names, ["3", "b-1"], folder, train)
-    found = results.measure(names, ["3,4"], folder, train)
+    results.measure([3], ["b-1"], folder, train)
+    results.measure([3, 4], names, folder, train)
+    found = results.read(names, folder)
     self.assertEqual(made, [("b-1", 3), ("a-1", 3), ("a-1", 4), ("b-1", 4)])
     self.assertEqual(
         [(r["name"], r["seed"]) for r in found],
