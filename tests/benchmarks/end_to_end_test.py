@@ -37,6 +37,8 @@ class EndToEndTest(parameterized.TestCase):
       validate.validate(config)
       self.assertEqual(config.search.lockstep, lockstep)
       self.assertEqual(config.train.num_steps, 30)
+      # Random params have equal rewards: skipped, they would leave nothing.
+      self.assertFalse(config.replay.skip_equal_rewards)
 
   def test_the_share_is_achieved_over_ideal(self):
     with mock.patch.object(end_to_end, "_run", side_effect=_summary):

@@ -94,6 +94,17 @@ class ExactLoopTest(absltest.TestCase):
         run(config, ["0", "verl"])
     fine_tune.assert_not_called()
 
+  def test_diversity_compares_whole_batches_of_fresh_groups(self):
+    with mock.patch.object(exact_loop, "run_all", return_value=[]) as run_all:
+      with mock.patch.object(diversity.results, "print_table"):
+        with mock.patch.object(diversity.frontier, "plot"):
+          diversity.run(countdown.get_config(), [])
+    config = run_all.call_args.args[0]
+    self.assertFalse(config.replay.skip_equal_rewards)
+    self.assertEqual(
+        config.search.prompts_per_step, config.train.prompts_per_batch
+    )
+
 
 class FewPromptsTest(absltest.TestCase):
 

@@ -247,6 +247,10 @@ class RelationsTest(parameterized.TestCase):
       (dict(rounds__mini_batches=2), "replay.dedupe"),
       (dict(rounds__mini_batches=2), "publish.every_steps"),
       (
+          dict(rounds__mini_batches=2, replay__skip_equal_rewards=True),
+          "replay.skip_equal_rewards",
+      ),
+      (
           dict(rounds__mini_batches=7, train__per_round_steps=3),
           "train.per_round_steps",
       ),
