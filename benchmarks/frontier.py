@@ -3,6 +3,7 @@
 """Objectives, each with several betas: their settings, and a plot."""
 
 from collections.abc import Mapping, Sequence
+import itertools
 import pathlib
 from typing import Any
 
@@ -17,6 +18,7 @@ Objectives = Mapping[str, tuple[Sequence[str], Sequence[float]]]
 
 _COLORS = ("#d55e00", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#000000",
            "#56b4e9", "#999999")  # fmt: skip
+_MARKERS = (".", "x", "^")  # the next one where the colors start again
 _LINES = ("-", "--", ":", "-.")
 
 matplotlib.use("agg")
@@ -51,14 +53,17 @@ def plot(
     path: of the PNG.
   """
   figure, axis = pyplot.subplots(figsize=(7.5, 5), layout="constrained")
-  for (objective, (_, betas)), color in zip(objectives.items(), _COLORS):
-    for beta, line in zip(betas, _LINES):
+  styles = itertools.cycle(itertools.product(_MARKERS, _COLORS))
+  for (objective, (_, betas)), (marker, color) in zip(
+      objectives.items(), styles
+  ):
+    for beta, line in zip(betas, itertools.cycle(_LINES)):
       if mine := results.of_name(runs, f"{objective}-{beta}"):
         axis.plot(
             *(np.mean([r[key] for r in mine], axis=0) for key in axes),
             color=color,
             linestyle=line,
-            marker=".",
+            marker=marker,
             label=f"{objective}, beta {beta}",
         )
   axis.set_xlabel(list(axes.values())[0])

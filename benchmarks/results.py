@@ -29,11 +29,17 @@ def parse(
   return [int(seed) for seed in seeds.split(",")], chosen or list(names)
 
 
+def last_items(result: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the last item of each list."""
+  return {k: v[-1] for k, v in result.items() if isinstance(v, list)}
+
+
 def measure(
     seeds: Sequence[int],
     names: Sequence[str],
     folder: pathlib.Path,
     run: Callable[[str, int], dict[str, Any]],
+    summarize_run: Callable[[dict[str, Any]], Any] = last_items,
 ) -> None:
   """Makes the runs that have no result in the folder yet.
 
@@ -42,6 +48,7 @@ def measure(
     names: of the runs of a seed.
     folder: keeps a result per name and seed, with both.
     run: (name, seed) -> result, lists with an item per evaluation.
+    summarize_run: result -> what is printed of it.
   """
   folder.mkdir(parents=True, exist_ok=True)
   for seed in seeds:
@@ -51,8 +58,7 @@ def measure(
         continue
       result = {"name": name, "seed": seed, **run(name, seed)}
       jsonl.atomic_write_json(path, result)
-      last = {k: v[-1] for k, v in result.items() if isinstance(v, list)}
-      print(f"{path.stem}: {last}", file=sys.stderr)
+      print(f"{path.stem}: {summarize_run(result)}", file=sys.stderr)
 
 
 def read(names: Collection[str], folder: pathlib.Path) -> list[dict[str, Any]]:

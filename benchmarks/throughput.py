@@ -1,8 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second of whole RL steps, beside TRL's GRPO.
+"""Tokens per second of whole RL steps, beside others' GRPO.
 
-    TBA_JAX_TRL=trl/bin/python python -m benchmarks throughput [REPEATS]
+    TBA_JAX_TRL=trl/bin/python TBA_JAX_TUNIX=tunix/bin/python \\
+        python -m benchmarks throughput [REPEATS]
 
 A step samples 4 prompts x 8 completions of 64 tokens, rewards them and trains
 on them; the policy is a Llama of 25 M random params in float32. In turn:
@@ -10,9 +11,10 @@ on them; the policy is a Llama of 25 M random params in float32. In turn:
     asynchronous  ours: store, trainer and searcher as processes
     synchronous   ours: one process samples and trains in turn
     trl           TRL's GRPO with its defaults, where it is installed
+    tunix         tunix's GRPO without its KL, where it is installed
 
-Each has all cores. TRL's loss has no KL; ours also computes the reference's
-log-probs. Times leave out the first steps, which compile.
+Each has all cores. The others' losses have no KL; ours also computes the
+reference's log-probs. Times leave out the first steps, which compile.
 """
 
 from collections.abc import Sequence
@@ -23,9 +25,9 @@ from typing import Any
 
 import ml_collections
 
+from benchmarks import peer_grpo
 from benchmarks import peer_model
 from benchmarks import trial_run
-from benchmarks import trl_grpo
 from tba_jax.models import hf
 from tba_jax.system import processes
 from tba_jax.tasks import base
@@ -39,7 +41,7 @@ _SHAPE = peer_model.SHAPE
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns the tokens per second of each, and their ratios to TRL's.
+  """Returns the tokens per second of each, and ratios of the others to ours.
 
   Args:
     config: of countdown; its objective and optimizer are what is timed.
@@ -56,8 +58,7 @@ def run(
   processes.enable_compilation_cache()
   config = make_config(config)
   names = ["asynchronous", "synchronous"]
-  if trl_grpo.is_installed():
-    names.append("trl")
+  names += filter(peer_grpo.is_installed, peer_grpo.PEERS)
   seconds = [
       {name: _step_s(config, name) for name in names} for _ in range(repeats)
   ]
@@ -103,11 +104,11 @@ def _step_s(config: ml_collections.ConfigDict, name: str) -> float:
     return trial_run.time_roles(config, _STEPS, lockstep=False)[0]
   if name == "synchronous":
     return trial_run.time_loop(config, _STEPS)
-  return _trl_step_s(config)
+  return _peer_step_s(config, name)
 
 
-def _trl_step_s(config: ml_collections.ConfigDict) -> float:
-  """Returns the seconds of a step of TRL, from params of the same shape."""
+def _peer_step_s(config: ml_collections.ConfigDict, peer: str) -> float:
+  """Returns the seconds of a peer's step, from params of the same shape."""
   num_steps = trial_run.SKIPPED_STEPS + _STEPS
   with tempfile.TemporaryDirectory(prefix="tba_jax_bench_") as name:
     folder = pathlib.Path(name)
@@ -117,11 +118,13 @@ def _trl_step_s(config: ml_collections.ConfigDict) -> float:
     params = policy_lib.initial_params(policy, config.seed)
     hf.save(folder / "model", policy.model.config, params, policy.tokenizer)
     task = policy.task
-    ends = trl_grpo.run(
+    ends = peer_grpo.run(
+        peer,
         folder / "run",
         {
             "learning_rate": config.optimizer.learning_rate,
             "beta": 0.0,
+            # Of TRL alone.
             "scale_rewards": "group",
             "model": str(folder / "model"),
             "prompts": [
@@ -129,8 +132,8 @@ def _trl_step_s(config: ml_collections.ConfigDict) -> float:
             ],
             "prompts_per_batch": _PROMPTS,
             "completions_per_prompt": _COMPLETIONS,
-            "min_completion_tokens": _TOKENS,
             "max_completion_tokens": _TOKENS,
+            "full_length": True,
             "num_steps": num_steps,
             "snapshot_steps": num_steps,
             "seed": config.seed,

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds until the policy reaches a held-out pass@1, beside TRL's GRPO.
+"""Seconds until the policy reaches a held-out pass@1, beside others' GRPO.
 
     python -m benchmarks time_to_reward [SEED,… [RUN …]]
 
@@ -12,10 +12,11 @@ evaluator of this package. The clock of a run starts with its first step and
 leaves out compilation, evaluation and the snapshots; `start_s` has what came
 before the second step.
 
-TRL is found where `TBA_JAX_TRL` (an interpreter, by default this one)
-can import it; otherwise its runs are left out. The folder runs/time_to_reward
-keeps a result per run and seed, so that later calls add to table and plot;
-remove it to measure anew.
+`grpo` and `grpo_…` are TRL's, `tunix_grpo` and `tunix_grpo_…` tunix's. Where
+`TBA_JAX_TRL` or `TBA_JAX_TUNIX` (interpreters, by default this one) cannot
+import the library, its runs are left out. The folder runs/time_to_reward keeps
+a result per run and seed, so that later calls add to table and plot; remove it
+to measure anew.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,8 +34,8 @@ from matplotlib import pyplot
 import ml_collections
 import numpy as np
 
+from benchmarks import peer_grpo
 from benchmarks import results
-from benchmarks import trl_grpo
 from tba_jax.config import load as load_config
 from tba_jax.models import hf
 from tba_jax.monitor import metrics
@@ -68,19 +69,31 @@ _OURS = {
         "sampling.num_rows=256", "train.num_steps=400",
     ],
 }  # fmt: skip
-# Settings of TRL, as `trl_grpo.py` takes them. `grpo` has the defaults of its
-# losses; the rates are the better ones of those tried on other seeds.
-_TRL = {
-    "grpo": {"learning_rate": 6e-4, "beta": 0.0, "scale_rewards": "group"},
-    "grpo_half_rate": {
-        "learning_rate": 3e-4, "beta": 0.0, "scale_rewards": "group"
+# Settings of `peer_grpo.run`. `grpo` and `tunix_grpo` have the defaults of
+# their losses; TRL's rates are the better ones of those tried on other seeds.
+_PEERS = {
+    "trl": {
+        "grpo": {"learning_rate": 6e-4, "beta": 0.0, "scale_rewards": "group"},
+        "grpo_half_rate": {
+            "learning_rate": 3e-4, "beta": 0.0, "scale_rewards": "group"
+        },
+        "grpo_small_kl": {
+            "learning_rate": 3e-4, "beta": 0.02, "scale_rewards": "group"
+        },
+        "grpo_kl": {
+            "learning_rate": 6e-4, "beta": 0.05, "scale_rewards": "none"
+        },
     },
-    "grpo_kl": {"learning_rate": 6e-4, "beta": 0.05, "scale_rewards": "none"},
+    "tunix": {
+        "tunix_grpo": {"learning_rate": 6e-4, "beta": 0.04},
+        "tunix_grpo_no_kl": {"learning_rate": 3e-4, "beta": 0.0},
+    },
 }  # fmt: skip
-RUNS = (*_OURS, *_TRL)
+_PEER_OF = {name: peer for peer, runs in _PEERS.items() for name in runs}
+RUNS = (*_OURS, *_PEER_OF)
 TARGETS = (0.5, 0.6, 0.7)
-_TRL_STEPS = 320
-_TRL_PROMPTS, _TRL_COMPLETIONS = 32, 8
+_PEER_STEPS = 320
+_PEER_PROMPTS, _PEER_COMPLETIONS = 32, 8
 _FOLDER = pathlib.Path("runs") / "time_to_reward"
 _SNAPSHOT_STEPS = 20
 _EVALUATED_COMPLETIONS = 4
@@ -90,7 +103,7 @@ _MEANS = {
     "end_seconds": 0, "step_s": 3, "completions_per_s": 0, "start_s": 0,
 }  # fmt: skip
 _COLORS = ("#d55e00", "#e69f00", "#f0e442", "#999999", "#000000", "#cc79a7",
-           "#0072b2", "#56b4e9")  # fmt: skip
+           "#0072b2", "#882255", "#56b4e9", "#009e73", "#332288")  # fmt: skip
 
 matplotlib.use("agg")
 
@@ -115,25 +128,23 @@ def run(
   """
   seeds, names = results.parse(operands, RUNS)
   left_out = []
-  if not trl_grpo.is_installed():
-    left_out = [name for name in names if name in _TRL]
-    names = [name for name in names if name not in _TRL]
-  if left_out:
-    print(
-        f"{', '.join(left_out)}: left out, {trl_grpo.python()} cannot import"
-        f" trl; {trl_grpo.VARIABLE} names an interpreter that can",
-        file=sys.stderr,
-    )
+  for peer, runs in _PEERS.items():
+    mine = [name for name in names if name in runs]
+    if mine and not peer_grpo.is_installed(peer):
+      left_out += mine
+      print(
+          f"{', '.join(mine)}: left out, {peer_grpo.python(peer)} cannot import"
+          f" {peer}; {peer_grpo.variable(peer)} names an interpreter that can",
+          file=sys.stderr,
+      )
   processes.enable_compilation_cache()
-  _FOLDER.mkdir(parents=True, exist_ok=True)
-  for seed in seeds:
-    for name in names:
-      path = _FOLDER / f"{name}-seed{seed}.json"
-      if not path.exists():
-        result = _measure(config, name, seed, path.with_suffix(""))
-        jsonl.atomic_write_json(path, result)
-        # The result of a run may take minutes.
-        print(f"{name}, seed {seed}: {summarize(result)}", file=sys.stderr)
+  results.measure(
+      seeds,
+      [name for name in names if name not in left_out],
+      _FOLDER,
+      lambda name, seed: _measure(config, name, seed),
+      summarize,
+  )
   found = results.read(RUNS, _FOLDER)
   results.print_table(make_table(found), _FOLDER / "table.md")
   _plot(found, _FOLDER / "time_to_reward.png")
@@ -154,7 +165,7 @@ def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
   }
   ends = ("pass_at_1", "pass_at_k", "distinct", "seconds", "steps")
   return {
-      "run": result["run"],
+      "name": result["name"],
       "seed": result["seed"],
       **seconds_to,
       **{f"end_{name}": result[name][-1] for name in ends},
@@ -187,7 +198,7 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   ]  # fmt: skip
   rows = [heads]
   for name in RUNS:
-    mine = [summarize(r) for r in runs if r["run"] == name]
+    mine = [summarize(r) for r in results.of_name(runs, name)]
     if not mine:
       continue
     columns = {key: [summary[key] for summary in mine] for key in mine[0]}
@@ -216,12 +227,10 @@ def _range(values: Sequence[float | None]) -> str:
 
 
 def _measure(
-    config: ml_collections.ConfigDict,
-    name: str,
-    seed: int,
-    folder: pathlib.Path,
+    config: ml_collections.ConfigDict, name: str, seed: int
 ) -> dict[str, Any]:
   """Trains one run, evaluates its snapshots, and returns its result."""
+  folder = _FOLDER / f"{name}-seed{seed}"
   config = make_config(config, seed)
   start = _FOLDER / f"start-seed{seed}"
   if not policy_lib.sft_folder(start).exists():
@@ -240,9 +249,10 @@ def _measure(
     )[1]
     size = config.train.prompts_per_batch * config.train.completions_per_prompt
   else:
-    clock = trl_grpo.run(folder, _trl_settings(config, policy, name))
+    settings = _peer_settings(config, policy, name)
+    clock = peer_grpo.run(_PEER_OF[name], folder, settings)
     load = lambda step: hf.load(folder / f"step{step}")[1]
-    size = _TRL_PROMPTS * _TRL_COMPLETIONS
+    size = _PEER_PROMPTS * _PEER_COMPLETIONS
   times = clock["step_ends"]
   step_s = float(statistics.median(np.diff(times)))
   steps = sorted({*range(_SNAPSHOT_STEPS, len(times), _SNAPSHOT_STEPS),
@@ -251,8 +261,6 @@ def _measure(
   # The first step compiles: the median step stands in for it.
   seconds = [0.0, *(times[s - 1] - times[0] + step_s for s in steps)]
   return {
-      "run": name,
-      "seed": seed,
       "steps": [0, *steps],
       "seconds": seconds,
       **evaluations,
@@ -302,25 +310,25 @@ def _train_ours(
   }
 
 
-def _trl_settings(
+def _peer_settings(
     config: ml_collections.ConfigDict, policy: policy_lib.Policy, name: str
 ) -> dict[str, Any]:
-  """Returns the settings of a run of TRL."""
+  """Returns the settings of a peer's run, with the prompts that ours takes."""
   order = prompt_order.PromptOrder(
       policy.task.num_prompts(base.TRAIN), seed=config.seed
   )
   return {
-      **_TRL[name],
+      **_PEERS[_PEER_OF[name]][name],
       "model": config.init,
       "prompts": [
           policy.task.prompt(base.TRAIN, order.prompt(i)[0])
-          for i in range(_TRL_STEPS * _TRL_PROMPTS)
+          for i in range(_PEER_STEPS * _PEER_PROMPTS)
       ],
-      "completions_per_prompt": _TRL_COMPLETIONS,
-      "prompts_per_batch": _TRL_PROMPTS,
-      "min_completion_tokens": 0,
+      "completions_per_prompt": _PEER_COMPLETIONS,
+      "prompts_per_batch": _PEER_PROMPTS,
       "max_completion_tokens": config.sampling.max_completion_tokens,
-      "num_steps": _TRL_STEPS,
+      "full_length": False,
+      "num_steps": _PEER_STEPS,
       "snapshot_steps": _SNAPSHOT_STEPS,
       "seed": config.seed,
   }
@@ -366,7 +374,7 @@ def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
   named = set()
   for result in runs:
-    name = result["run"]
+    name = result["name"]
     axes.plot(
         result["seconds"],
         result["pass_at_1"],

@@ -1,0 +1,132 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of other libraries' GRPO on countdown, each in its own interpreter.
+
+`run` starts `trl_grpo.py` or `tunix_grpo.py` with the interpreter that
+`TBA_JAX_TRL` or `TBA_JAX_TUNIX` names, by default this one. The script reads
+FOLDER/settings.json, trains, and writes FOLDER/step20 (Hugging Face folders)
+and so on, and FOLDER/result.json. Beside the library it needs only the packages
+of `tba_jax.tasks`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import importlib.metadata
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from typing import Any
+
+from tba_jax.system import processes
+from tba_jax.tasks import countdown
+
+# Packages that the interpreters can import.
+PEERS = ("trl", "tunix")
+_DEADLINE_S = 1200.0
+
+
+def variable(peer: str) -> str:
+  """Returns the environment variable that names a peer's interpreter."""
+  return f"TBA_JAX_{peer.upper()}"
+
+
+def python(peer: str) -> str:
+  """Returns the interpreter that `run` uses."""
+  return os.environ.get(variable(peer), sys.executable)
+
+
+def is_installed(peer: str) -> bool:
+  code = (
+      "import importlib.util as u, sys; sys.exit(not u.find_spec(sys.argv[1]))"
+  )
+  command = [python(peer), "-c", code, peer]
+  return subprocess.run(command, check=False).returncode == 0
+
+
+def run(
+    peer: str, folder: pathlib.Path, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Trains in a process of its own; returns its result.
+
+  Args:
+    peer: of `PEERS`.
+    folder: made, for settings, snapshots, log and result.
+    settings: learning_rate (decays linearly to a tenth), beta (of the KL),
+      model (a Hugging Face folder), prompts (in the order of training),
+      prompts_per_batch, completions_per_prompt, max_completion_tokens,
+      full_length (whether no completion stops before that), num_steps,
+      snapshot_steps, seed, and keywords of the peer alone.
+
+  Returns:
+    `step_ends`, the Unix time in seconds at the end of each step, from which
+    the time of keeping snapshots is taken out; `versions`.
+
+  Raises:
+    RuntimeError: the process failed; with the end of its log.
+  """
+  folder.mkdir(parents=True)
+  (folder / "settings.json").write_text(json.dumps(settings))
+  with (folder / "log.txt").open("w") as log:
+    done = subprocess.run(
+        [python(peer), "-m", f"benchmarks.{peer}_grpo", str(folder)],
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=processes.package_environment(),
+        timeout=_DEADLINE_S,
+        check=False,
+    )
+  if done.returncode:
+    tail = (folder / "log.txt").read_text()[-2000:]
+    raise RuntimeError(f"{folder} ended with {done.returncode}: {tail}")
+  return json.loads((folder / "result.json").read_text())
+
+
+class Clock:
+  """The ends of a peer's steps, and copies of its params, which take no time.
+
+  step_ends: Unix time in seconds, without that of the copies before.
+  snapshots: step -> copy.
+  """
+
+  def __init__(
+      self, settings: Mapping[str, Any], copy_params: Callable[[], Any]
+  ):
+    self._every = settings["snapshot_steps"]
+    self._last = settings["num_steps"]
+    self._copy_params = copy_params
+    self._paused_s = 0.0
+    self.step_ends: list[float] = []
+    self.snapshots: dict[int, Any] = {}
+
+  def end_step(self) -> None:
+    now = time.time()
+    self.step_ends.append(now - self._paused_s)
+    step = len(self.step_ends)
+    if step % self._every == 0 or step == self._last:
+      self.snapshots[step] = self._copy_params()
+      self._paused_s += time.time() - now
+
+  def write(self, folder: pathlib.Path, packages: Sequence[str]) -> None:
+    """Writes the result of `run`, with the versions of the packages."""
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    result = {"step_ends": self.step_ends, "versions": versions}
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+def rewards(
+    prompts: Sequence[str], completions: Sequence[str], **_: Any
+) -> list[float]:
+  """Returns 1 for a correct completion, else 0."""
+  return [
+      float(_is_correct(*texts))
+      for texts in zip(prompts, completions, strict=True)
+  ]
+
+
+def _is_correct(prompt: str, completion: str) -> bool:
+  numbers, target = prompt.split(">")
+  numbers = [int(number) for number in numbers.split(",")]
+  key = countdown.solution_key(numbers, int(target), completion)
+  return key is not None
