@@ -84,18 +84,18 @@ def run(
 
 
 class Clock:
-  """The ends of a peer's steps, and copies of its params, which take no time.
+  """Ends of a peer's steps; stands still while a snapshot of params is taken.
 
-  step_ends: Unix time in seconds, without that of the copies before.
-  snapshots: step -> copy.
+  step_ends: Unix time in seconds, without that of the snapshots before.
+  snapshots: step -> what `take_snapshot` returned.
   """
 
   def __init__(
-      self, settings: Mapping[str, Any], copy_params: Callable[[], Any]
+      self, settings: Mapping[str, Any], take_snapshot: Callable[[], Any]
   ):
     self._every = settings["snapshot_steps"]
     self._last = settings["num_steps"]
-    self._copy_params = copy_params
+    self._take_snapshot = take_snapshot
     self._paused_s = 0.0
     self.step_ends: list[float] = []
     self.snapshots: dict[int, Any] = {}
@@ -105,7 +105,7 @@ class Clock:
     self.step_ends.append(now - self._paused_s)
     step = len(self.step_ends)
     if step % self._every == 0 or step == self._last:
-      self.snapshots[step] = self._copy_params()
+      self.snapshots[step] = self._take_snapshot()
       self._paused_s += time.time() - now
 
   def write(self, folder: pathlib.Path, packages: Sequence[str]) -> None:

@@ -31,13 +31,13 @@ def main(folder: pathlib.Path) -> None:
       c["model"], dtype=torch.float32
   )
 
-  def copy_params() -> dict[str, Any]:
+  def take_snapshot() -> dict[str, Any]:
     return {
         name: value.detach().clone()
         for name, value in model.state_dict().items()
     }
 
-  clock = peer_grpo.Clock(c, copy_params)
+  clock = peer_grpo.Clock(c, take_snapshot)
 
   class StepEnds(transformers.TrainerCallback):
 

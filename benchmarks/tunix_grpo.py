@@ -88,34 +88,30 @@ def main(folder: pathlib.Path) -> None:
       ),
   )
   roles = rl_cluster.Role
-  with mesh:
-    cluster = rl_cluster.RLCluster(
-        actor=load(),
-        reference=load() if c["beta"] else None,
-        tokenizer=tokenizer,
-        cluster_config=rl_cluster.ClusterConfig(
-            role_to_mesh=dict.fromkeys(
-                (roles.ACTOR, roles.REFERENCE, roles.ROLLOUT), mesh
-            ),
-            rollout_config=rollout,
-            training_config=rl_cluster.RLTrainingConfig(
-                actor_optimizer=optimizer,
-                # Never: there is no data to evaluate on.
-                eval_every_n_steps=c["num_steps"],
-                # The data end before.
-                max_steps=c["num_steps"] + 1,
-            ),
-        ),
-    )
+  cluster = rl_cluster.RLCluster(
+      actor=load(),
+      reference=load() if c["beta"] else None,
+      tokenizer=tokenizer,
+      cluster_config=rl_cluster.ClusterConfig(
+          role_to_mesh=dict.fromkeys(
+              (roles.ACTOR, roles.REFERENCE, roles.ROLLOUT), mesh
+          ),
+          rollout_config=rollout,
+          training_config=rl_cluster.RLTrainingConfig(
+              actor_optimizer=optimizer,
+              # Never: there is no data to evaluate on.
+              eval_every_n_steps=c["num_steps"],
+              # The data end before.
+              max_steps=c["num_steps"] + 1,
+          ),
+      ),
+  )
 
-  def copy_params() -> dict[str, Any]:
+  def take_snapshot() -> dict[str, Any]:
     params = nnx.state(cluster.actor_trainer.model, nnx.Param)
-    # The next step donates its own.
-    return jax.block_until_ready(
-        jax.tree.map(jnp.copy, nnx.to_pure_dict(params))
-    )
+    return nnx.to_pure_dict(params)
 
-  clock = peer_grpo.Clock(c, copy_params)
+  clock = peer_grpo.Clock(c, take_snapshot)
 
   def batches() -> Iterator[dict[str, np.ndarray]]:
     """A step takes its batch after the one before has ended."""
@@ -135,8 +131,7 @@ def main(folder: pathlib.Path) -> None:
       ),
       reward_fns=peer_grpo.rewards,
   )
-  with mesh:
-    learner.train(batches())
+  learner.train(batches())
   for step, params in clock.snapshots.items():
     _save(folder / f"step{step}", params, start=pathlib.Path(c["model"]))
   clock.write(folder, ("flax", "google-tunix", "jax"))

@@ -11,6 +11,7 @@ from benchmarks import diversity
 from benchmarks import exact_loop
 from benchmarks import few_prompts
 from benchmarks import free_search
+from benchmarks import frontier
 from benchmarks import red_team_diversity
 from benchmarks import results
 from benchmarks import search
@@ -183,6 +184,22 @@ class TablesTest(absltest.TestCase):
     cells = free_search._cells(row)
     self.assertEqual(cells, ["2", "14", "0.15", "1.0", "0.047", "0.172"])
     self.assertLen(cells, len(free_search._COLUMNS))
+
+  def test_every_setting_is_plotted_in_a_style_of_its_own(self):
+    objectives = {f"o{i}": ([], (0.0, 0.1)) for i in range(10)}
+    runs = [
+        {"name": name, "seed": 0, "x": [0, 1], "y": [0, 1]}
+        for name in frontier.make_settings(objectives)
+    ]
+    path = pathlib.Path(self.create_tempdir().full_path) / "plot.png"
+    with mock.patch.object(frontier.pyplot, "close") as close:
+      frontier.plot(objectives, runs, {"x": "x", "y": "y"}, path)
+    (axes,) = close.call_args.args[0].axes
+    styles = {
+        (line.get_color(), line.get_marker(), line.get_linestyle())
+        for line in axes.get_lines()
+    }
+    self.assertLen(styles, 20)
 
   def test_a_run_with_a_result_is_not_made_again(self):
     folder = pathlib.Path(self.create_tempdir().full_path)

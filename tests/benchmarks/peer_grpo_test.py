@@ -1,0 +1,83 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Peers' runs: their interpreter, clock and reward."""
+
+import json
+import os
+import pathlib
+from unittest import mock
+
+from absl.testing import absltest
+import numpy as np
+
+from benchmarks import peer_grpo
+
+# In place of a Python: `-m MODULE FOLDER`.
+_INTERPRETER = """#!/bin/sh
+echo "$2"
+grep -q '"num_steps": 2' "$3/settings.json" || exit 3
+echo '{"step_ends": [1.0, 2.0]}' > "$3/result.json"
+"""
+
+
+class PeerGrpoTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+
+  def use_interpreters(self, **paths):
+    variables = {peer_grpo.variable(peer): p for peer, p in paths.items()}
+    self.enter_context(mock.patch.dict(os.environ, variables))
+
+  def test_a_run_is_a_process_of_the_peers_interpreter(self):
+    path = self.folder / "python"
+    path.write_text(_INTERPRETER)
+    path.chmod(0o755)
+    self.use_interpreters(tunix=str(path), trl="false")
+    run = self.folder / "run"
+    result = peer_grpo.run("tunix", run, {"num_steps": 2})
+    self.assertEqual(result, {"step_ends": [1.0, 2.0]})
+    self.assertEqual((run / "log.txt").read_text(), "benchmarks.tunix_grpo\n")
+    with self.assertRaisesRegex(RuntimeError, "with 3: benchmarks.tunix_grpo"):
+      peer_grpo.run("tunix", self.folder / "failed", {"num_steps": 3})
+
+  def test_a_peer_is_installed_where_its_interpreter_finds_it(self):
+    self.use_interpreters(trl="false", tunix="true")
+    self.assertFalse(peer_grpo.is_installed("trl"))
+    self.assertTrue(peer_grpo.is_installed("tunix"))
+    # This interpreter.
+    self.assertTrue(peer_grpo.is_installed("json"))
+    self.assertFalse(peer_grpo.is_installed("no_such_library"))
+
+  def test_the_clock_leaves_snapshots_out(self):
+    now = [100.0]
+    self.enter_context(
+        mock.patch.object(peer_grpo.time, "time", lambda: now[0])
+    )
+
+    def take_snapshot():
+      now[0] += 7.0
+      return now[0]
+
+    settings = {"snapshot_steps": 2, "num_steps": 5}
+    clock = peer_grpo.Clock(settings, take_snapshot)
+    for _ in range(5):
+      now[0] += 1.0
+      clock.end_step()
+    self.assertEqual(clock.step_ends, [101.0, 102.0, 103.0, 104.0, 105.0])
+    self.assertEqual(clock.snapshots, {2: 109.0, 4: 118.0, 5: 126.0})
+    clock.write(self.folder, ["numpy"])
+    result = json.loads((self.folder / "result.json").read_text())
+    self.assertEqual(result["step_ends"], clock.step_ends)
+    self.assertEqual(result["versions"], {"numpy": np.__version__})
+
+  def test_the_reward_is_whether_a_completion_is_correct(self):
+    prompts = ["7,3,12,4>17"] * 3
+    right = "4*3=12,12+12=24,24-7=17"
+    completions = [right, "", right[:-1] + "8"]
+    self.assertEqual(peer_grpo.rewards(prompts, completions), [1.0, 0.0, 0.0])
+
+
+if __name__ == "__main__":
+  absltest.main()
