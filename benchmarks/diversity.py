@@ -23,6 +23,7 @@ from benchmarks import results
 _FOLDER = pathlib.Path("runs") / "diversity"
 _NUM_STEPS = 240
 _NUM_PROMPTS = 32
+_NUM_COMPLETIONS = 8
 # Distinct solutions are compared where a run first reaches this.
 _PASS_AT_1 = 0.65
 # An entropy bonus in place of a larger beta.
@@ -70,13 +71,18 @@ def run(
     config.replay.recent_window_steps = 1
     config.replay.skip_equal_rewards = False
     config.search.prompts_per_step = _NUM_PROMPTS
+    config.search.samples_per_prompt = _NUM_COMPLETIONS
     config.train.update(
         num_steps=_NUM_STEPS,
+        completions_per_prompt=_NUM_COMPLETIONS,
         prompts_per_batch=_NUM_PROMPTS,
         micro_batch_prompts=_NUM_PROMPTS,
     )
     config.evaluate.update(
-        every_steps=40, final_prompts=300, num_completions=8, greedy=False
+        every_steps=40,
+        final_prompts=300,
+        num_completions=_NUM_COMPLETIONS,
+        greedy=False,
     )
   found = exact_loop.run_all(config, SETTINGS, operands, _FOLDER)
   results.print_table(make_table(found), _FOLDER / "table.md")

@@ -105,6 +105,8 @@ def run(
     `rewards` by step and `wall_s`.
   """
   started = time.monotonic()
+  config = config.copy_and_resolve_references()
+  config.reference.role = "trainer"  # One process: the log-probs are the same.
   policy = policy_lib.make_policy(config, "")
   work = _make_work(config, policy)
   buffer = buffer_lib.ReplayBuffer(

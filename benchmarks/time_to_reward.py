@@ -6,11 +6,11 @@
 
 All runs of a seed start from one fine-tuned policy and sample the same prompts
 in the same order; `ours` is the config as it is given, with its three processes
-on this machine, and `ours_…` takes a change of countdown's recipe back, or all
-of them. Snapshots of the params are evaluated afterwards, all by the
-evaluator of this package. The clock of a run starts with its first step and
-leaves out compilation, evaluation and the snapshots; `start_s` has what came
-before the second step.
+on this machine, and `ours_…` changes something of countdown's recipe. Snapshots
+of the params are evaluated afterwards, all by the evaluator of this package.
+The clock of a run starts with its first step and leaves out that step's
+compilation, evaluation and the snapshots; `start_s` has what came before the
+second step.
 
 `grpo` and `grpo_…` are TRL's, `tunix_grpo` and `tunix_grpo_…` tunix's. Where
 `TBA_JAX_TRL` or `TBA_JAX_TUNIX` (interpreters, by default this one) cannot
@@ -50,23 +50,16 @@ from tba_jax.training import policy as policy_lib
 from tba_jax.training import reward_judge
 
 # Overrides of the config.
-_LARGE_BATCH = ["train.prompts_per_batch=32", "train.micro_batch_prompts=32"]
+_TRAINER_REFERENCE = ["reference.role=trainer", "search.lead_steps=1"]
 _OURS = {
     "ours": [],
+    "ours_trainer_reference": _TRAINER_REFERENCE,
     "ours_larger_beta": ["loss.beta=0.05", "loss.beta_final=0.05"],
-    "ours_all_groups": [
-        "replay.skip_equal_rewards=False", "search.prompts_per_step=16",
-        "search.prompts_per_round=16", "sampling.num_rows=128",
-    ],
-    "ours_large_batch": [
-        *_LARGE_BATCH, "search.prompts_per_step=48", "train.num_steps=320",
-        "search.prompts_per_round=48", "sampling.num_rows=384",
-    ],
-    "ours_former": [
-        *_LARGE_BATCH, "loss.beta=0.05", "loss.beta_final=0.05",
-        "replay.skip_equal_rewards=False", "replay.recent_window_steps=4",
-        "search.prompts_per_step=32", "search.prompts_per_round=32",
-        "sampling.num_rows=256", "train.num_steps=400",
+    "ours_larger_groups": [
+        *_TRAINER_REFERENCE, "search.samples_per_prompt=8",
+        "search.prompts_per_step=24", "search.prompts_per_round=24",
+        "train.completions_per_prompt=8", "train.prompts_per_batch=16",
+        "train.micro_batch_prompts=16",
     ],
 }  # fmt: skip
 # Settings of `peer_grpo.run`. `grpo` and `tunix_grpo` have the defaults of
@@ -80,6 +73,14 @@ _PEERS = {
         "grpo_small_kl": {
             "learning_rate": 3e-4, "beta": 0.02, "scale_rewards": "group"
         },
+        "grpo_small_groups": {
+            "learning_rate": 3e-4, "beta": 0.0, "scale_rewards": "group",
+            "prompts_per_batch": 64, "completions_per_prompt": 4,
+        },
+        "grpo_small_batch": {
+            "learning_rate": 3e-4, "beta": 0.0, "scale_rewards": "group",
+            "completions_per_prompt": 4, "num_steps": 640,
+        },
         "grpo_kl": {
             "learning_rate": 6e-4, "beta": 0.05, "scale_rewards": "none"
         },
@@ -92,8 +93,10 @@ _PEERS = {
 _PEER_OF = {name: peer for peer, runs in _PEERS.items() for name in runs}
 RUNS = (*_OURS, *_PEER_OF)
 TARGETS = (0.5, 0.6, 0.7)
-_PEER_STEPS = 320
-_PEER_PROMPTS, _PEER_COMPLETIONS = 32, 8
+# Of all peers' runs that do not say otherwise.
+_PEER_SIZES = {
+    "num_steps": 320, "prompts_per_batch": 32, "completions_per_prompt": 8
+}  # fmt: skip
 _FOLDER = pathlib.Path("runs") / "time_to_reward"
 _SNAPSHOT_STEPS = 20
 _EVALUATED_COMPLETIONS = 4
@@ -103,7 +106,8 @@ _MEANS = {
     "end_seconds": 0, "step_s": 3, "completions_per_s": 0, "start_s": 0,
 }  # fmt: skip
 _COLORS = ("#d55e00", "#e69f00", "#f0e442", "#999999", "#000000", "#cc79a7",
-           "#0072b2", "#882255", "#56b4e9", "#009e73", "#332288")  # fmt: skip
+           "#0072b2", "#882255", "#117733", "#88ccee", "#56b4e9", "#009e73",
+           "#332288")  # fmt: skip
 
 matplotlib.use("agg")
 
@@ -252,7 +256,7 @@ def _measure(
     settings = _peer_settings(config, policy, name)
     clock = peer_grpo.run(_PEER_OF[name], folder, settings)
     load = lambda step: hf.load(folder / f"step{step}")[1]
-    size = _PEER_PROMPTS * _PEER_COMPLETIONS
+    size = settings["prompts_per_batch"] * settings["completions_per_prompt"]
   times = clock["step_ends"]
   step_s = float(statistics.median(np.diff(times)))
   steps = sorted({*range(_SNAPSHOT_STEPS, len(times), _SNAPSHOT_STEPS),
@@ -317,18 +321,16 @@ def _peer_settings(
   order = prompt_order.PromptOrder(
       policy.task.num_prompts(base.TRAIN), seed=config.seed
   )
+  own = {**_PEER_SIZES, **_PEERS[_PEER_OF[name]][name]}
   return {
-      **_PEERS[_PEER_OF[name]][name],
+      **own,
       "model": config.init,
       "prompts": [
           policy.task.prompt(base.TRAIN, order.prompt(i)[0])
-          for i in range(_PEER_STEPS * _PEER_PROMPTS)
+          for i in range(own["num_steps"] * own["prompts_per_batch"])
       ],
-      "completions_per_prompt": _PEER_COMPLETIONS,
-      "prompts_per_batch": _PEER_PROMPTS,
       "max_completion_tokens": config.sampling.max_completion_tokens,
       "full_length": False,
-      "num_steps": _PEER_STEPS,
       "snapshot_steps": _SNAPSHOT_STEPS,
       "seed": config.seed,
   }

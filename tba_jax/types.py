@@ -32,6 +32,9 @@ class Group:
   rewards: [S] float32, task units.
   versions: [S] int32, oldest params version that sampled a token of the row.
   epoch: start count of the trainer that published those params.
+  ref_logprobs: [S, T] float32, log-prob of each token that the loss counts
+    under the fixed reference, nats, 0 elsewhere; None if the trainer computes
+    them.
   """
 
   prompt_id: int
@@ -45,6 +48,7 @@ class Group:
   rewards: np.ndarray
   versions: np.ndarray
   epoch: int
+  ref_logprobs: np.ndarray | None = None
 
   @property
   def num_completions(self) -> int:

@@ -341,6 +341,8 @@ _REQUIRED = (
     ("loss.ratio_clip", bool, {"explore.fraction": (0,)}),
     # The reference is the adapters' base, which never moves.
     ("lora.rank", bool, {"reference.mode": ("fixed",)}),
+    ("reference.role", lambda v: v == "searcher",
+     {"reference.mode": ("fixed",)}),
     ("replay.dedupe", operator.not_,
      {"replay_filter.duplicates": ("newest",)}),
     ("rounds.mini_batches", bool,

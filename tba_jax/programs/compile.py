@@ -50,6 +50,7 @@ from tba_jax.programs import sizes
 from tba_jax.sampling import rows
 from tba_jax.system import hlo
 from tba_jax.training import device_work
+from tba_jax.training import group_reference
 from tba_jax.training import lora
 from tba_jax.training import packing
 from tba_jax.training import policy as policy_lib
@@ -317,7 +318,9 @@ def trainer(
   held = {"train state": _num_bytes(state)}
   if adapters:
     held["base of the adapters and reference"] = _num_bytes(params)
-  elif config.reference.mode == "fixed":
+  elif config.reference.mode == "fixed" and (
+      config.reference.role == "trainer"
+  ):
     held["reference"] = _num_bytes(params)
   held["copy that is published"] = _num_bytes(published)
 
@@ -338,18 +341,24 @@ def trainer(
 
   own_bytes = held["train state"] + bool(adapters) * _num_bytes(params)
   programs = {
-      "train_step": Program(lower_step, own_bytes, _REMEDIES["train_step"]),
-      "reference": Program(
-          functools.partial(_lower_reference, config, model, mesh, params),
-          _num_bytes(params),
-          _REMEDIES["reference"],
-      ),
-      "publish": Program(
-          functools.partial(_lower_publish, config, adapters or model, mesh),
-          _num_bytes(state.params) + held["copy that is published"],
-          _REMEDIES["publish"],
-      ),
+      "train_step": Program(lower_step, own_bytes, _REMEDIES["train_step"])
   }
+  if config.reference.role == "trainer":
+    num_prompts = device_work.reference_prompts(config)
+    size = None
+    if num_prompts == config.train.prompts_per_batch:
+      size = packing.sizes(config, packing.batch_shape(config))[0]
+    batch = packing.abstract_batch(config, mesh, num_prompts, size)
+    programs["reference"] = Program(
+        functools.partial(_lower_reference, config, model, mesh, params, batch),
+        _num_bytes(params),
+        _REMEDIES["reference"],
+    )
+  programs["publish"] = Program(
+      functools.partial(_lower_publish, config, adapters or model, mesh),
+      _num_bytes(state.params) + held["copy that is published"],
+      _REMEDIES["publish"],
+  )
   return _with_frozen(Role(programs, held), config, workdir, "trainer", mesh)
 
 
@@ -420,13 +429,26 @@ def searcher(
   if config.lora.rank:
     held["base of the adapters"] = _num_bytes(params)
     held["base with a version's adapters merged"] = _num_bytes(params)
-  decoding = _num_bytes(decode_params) + _num_bytes(programs.abstract_state)
+  in_use = _num_bytes(decode_params) + _num_bytes(programs.abstract_state)
   out = {
       "prefill": Program(
           lower_prefill, _num_bytes(decode_params), _REMEDIES["prefill"]
       ),
-      "decode_chunk": Program(lower_chunk, decoding, _REMEDIES["decode_chunk"]),
+      "decode_chunk": Program(lower_chunk, in_use, _REMEDIES["decode_chunk"]),
   }
+  if config.reference.role == "searcher":
+    if not config.lora.rank:
+      held["reference"] = _num_bytes(params)
+    groups = config.copy_and_resolve_references()
+    groups.train.completions_per_prompt = config.search.samples_per_prompt
+    batch = packing.abstract_batch(
+        groups, mesh, group_reference.prompts_at_a_time(config), None
+    )
+    out["reference"] = Program(
+        functools.partial(_lower_reference, config, model, mesh, params, batch),
+        _num_bytes(params),
+        _SEARCHER_REMEDIES,
+    )
   return _with_frozen(Role(out, held), config, workdir, "searcher", mesh)
 
 
@@ -565,16 +587,12 @@ def _lower_reference(
     model: transformer.Model,
     mesh: jax.sharding.Mesh,
     params: types.PyTree,
+    batch: types.Batch,
 ) -> Any:
   logprobs_fn = reference.make_logprobs_fn(
       model, temperature=config.sampling.temperature
   )
   axes = sharding.token_axes(config.sharding)
-  num_prompts = device_work.reference_prompts(config)
-  size = None
-  if num_prompts == config.train.prompts_per_batch:
-    size = packing.sizes(config, packing.batch_shape(config))[0]
-  batch = packing.abstract_batch(config, mesh, num_prompts, size)
   return jax.jit(sequence.split_tokens(logprobs_fn, mesh, *axes)).lower(
       params,
       batch.prompt_tokens,

@@ -157,7 +157,9 @@ def _trained_bytes(
     }
   else:
     count, dtype = size(leaves), c.param_dtype
-    out = {"params": params, "reference": params}
+    out = {"params": params}
+    if config.reference.role == "trainer":
+      out["reference"] = params
   published = _published_dtype(config, dtype, kind)
   out |= {
       "gradients": count * sizes.BYTES[dtype],
@@ -197,6 +199,11 @@ def searcher_memory(
     held["base, and its copy with adapters merged as a version comes in"] = (
         2
         * sizes.device_size(sizes.model_leaves(c), config.sharding, mesh)
+        * sizes.BYTES[c.param_dtype]
+    )
+  elif config.reference.role == "searcher":
+    held["reference"] = (
+        sizes.device_size(sizes.model_leaves(c), config.sharding, mesh)
         * sizes.BYTES[c.param_dtype]
     )
   num_tokens = _num_tokens(config, kind, rows, shared)

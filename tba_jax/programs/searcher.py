@@ -31,6 +31,7 @@ from tba_jax.sampling import decode
 from tba_jax.system import processes
 from tba_jax.tasks import base as tasks_base
 from tba_jax.training import agreement
+from tba_jax.training import group_reference
 from tba_jax.training import lora
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
@@ -137,12 +138,18 @@ class Searcher:
     mesh = sharding.searcher_mesh(config.search, events.write)
     policy = policy_lib.make_policy(config, run.workdir)
     place = sharding.make_place(mesh, config.sharding, policy)
-    merger = make_merger(config, policy, place)
+    load_start = make_load_start(config, policy, place)
+    merger = lora.make_merger(
+        policy.adapters, policy.folder, config.seed, load_start
+    )
     self._task, self._tokenizer = policy.task, policy.tokenizer
     params_fn = make_params_fn(policy, merger, place)
     self._sampler = policy_lib.make_searcher_sampler(config, policy)
     self._params_fn = lambda leaves: self._sampler.put(
         params_fn(leaves), place.model
+    )
+    self._reference = group_reference.make_group_reference(
+        config, policy, load_start, mesh
     )
     self._judge = reward_judge.for_searcher(
         config, run.workdir, policy, events.write, mesh=mesh
@@ -188,6 +195,8 @@ class Searcher:
       return self._queue.run_done
     with self._spans.span("compile"):
       self._sampler.warm_up(self._params)
+      if self._reference is not None:
+        self._reference.warm_up()
     self._clock.take()
     self._started = time.monotonic()
     while not self._stop():
@@ -287,11 +296,17 @@ class Searcher:
       completions: list[types.Completions],
   ) -> None:
     """Passes a block to the judge's thread, once it is done with the last."""
+    ref_logprobs = self._start_reference(requests, completions)
     self._wait_handed_over()
     epoch = self._tag[0]  # A block is sampled within one epoch.
     self._judged.clear()
     self._handing_over = self._judging.submit(
-        self._judge_and_submit, block, requests, completions, epoch
+        self._judge_and_submit,
+        block,
+        requests,
+        completions,
+        ref_logprobs,
+        epoch,
     )
     devices = math.prod(self._config.search.mesh.values())
     if devices > 1 and self._judge.on_devices:
@@ -299,6 +314,20 @@ class Searcher:
       # device.
       with self._spans.span("reward"):
         self._judged.wait()
+
+  def _start_reference(
+      self,
+      requests: list[decode.Request],
+      completions: list[types.Completions],
+  ) -> Callable[[], Sequence[np.ndarray | None]]:
+    """Returns a function that waits for the groups' reference log-probs."""
+    if self._reference is None:
+      return lambda: [None] * len(requests)
+    return self._reference.start(
+        [request.prompt_tokens for request in requests],
+        [found.tokens for found in completions],
+        [found.lengths for found in completions],
+    )
 
   def _check_handed_over(self) -> None:
     """Raises the thread's error, if any, without waiting for the thread."""
@@ -321,6 +350,7 @@ class Searcher:
       block: queue_client.Block,
       requests: list[decode.Request],
       completions: list[types.Completions],
+      ref_logprobs: Callable[[], Sequence[np.ndarray | None]],
       epoch: int,
   ) -> None:
     try:
@@ -328,6 +358,8 @@ class Searcher:
         rewards_PxS = self._rewards(block, completions)
     finally:
       self._judged.set()
+    with self._spans.span("reference", lane=_JUDGE_LANE):
+      ref_logprobs_P = ref_logprobs()
     groups = [
         types.Group(
             prompt_id=prompt_id,
@@ -341,9 +373,21 @@ class Searcher:
             rewards=rewards_S,
             versions=found.versions,
             epoch=epoch,
+            ref_logprobs=ref_logprobs_SxT,
         )
-        for (position, prompt_id, visit), request, found, rewards_S in zip(
-            block.prompts, requests, completions, rewards_PxS, strict=True
+        for (
+            (position, prompt_id, visit),
+            request,
+            found,
+            rewards_S,
+            ref_logprobs_SxT,
+        ) in zip(
+            block.prompts,
+            requests,
+            completions,
+            rewards_PxS,
+            ref_logprobs_P,
+            strict=True,
         )
     ]
     # The block's age ends here: time spent waiting for credit does not count.
@@ -404,23 +448,20 @@ def make_sid(index: int) -> str:
   return f"s{index:03d}-{unique}"
 
 
-def make_merger(
+def make_load_start(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
     place: sharding.Place = sharding.ONE_DEVICE,
-) -> lora.ParamsMerger:
-  """Returns the merger of adapters into the sampler's params.
+) -> Callable[[], types.PyTree]:
+  """Returns a function that loads the run's first params, once.
 
-  With adapters, loads their base onto the sampler's devices; ValueError if it
-  cannot be read.
+  They are the base of adapters and the reference, on the sampler's devices. It
+  raises ValueError if they cannot be read.
   """
-  return lora.make_merger(
-      policy.adapters,
-      policy.folder,
-      config.seed,
+  return functools.cache(
       lambda: place.put(
           policy_lib.initial_params(policy, config.seed, place.model)
-      ),
+      )
   )
 
 

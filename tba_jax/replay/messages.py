@@ -44,6 +44,8 @@ _STACKED = {
     "rewards": (np.float32, 2),
     "versions": (np.int32, 2),
 }
+# In a block if searchers compute it.
+_REFERENCE = {"ref_logprobs": (np.float32, 3)}
 _SCALARS = ("prompt_id", "visit", "position", "epoch")
 
 _TOTALS = {unit: int for unit in UNITS}
@@ -173,6 +175,11 @@ class Refusals:
     self._on_event("refused_message", f"{key[:200]}: {str(error)[:500]}{more}")
 
 
+def _arrays_of(has_ref_logprobs: bool) -> dict[str, tuple[type, int]]:
+  """Returns dtype and number of axes of a block's stacked arrays."""
+  return _STACKED | (_REFERENCE if has_ref_logprobs else {})
+
+
 def pack_groups(
     groups: Sequence[types.Group],
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -181,7 +188,8 @@ def pack_groups(
   Raises ValueError for no group, or groups of unequal shapes.
   """
   arrays = {}
-  for name, (dtype, _) in _STACKED.items():
+  has_ref_logprobs = any(g.ref_logprobs is not None for g in groups)
+  for name, (dtype, _) in _arrays_of(has_ref_logprobs).items():
     arrays[name] = np.stack([getattr(g, name) for g in groups]).astype(
         dtype, copy=False
     )
@@ -208,10 +216,11 @@ def unpack_groups(
   num_groups = len(lengths)
   if not num_groups or any(len(c) != num_groups for c in columns.values()):
     raise ValueError("header lists of unequal length, or no group")
-  if missing := {"prompt_tokens", *_STACKED} - set(arrays):
+  stacked = _arrays_of("ref_logprobs" in arrays)
+  if missing := {"prompt_tokens", *stacked} - set(arrays):
     raise ValueError(f"no array {min(missing)!r}")
   shape = num_groups, *arrays["completion_tokens"].shape[1:]
-  for name, (dtype, ndim) in _STACKED.items():
+  for name, (dtype, ndim) in stacked.items():
     found = arrays[name]
     if found.dtype != dtype or found.shape != shape[:ndim]:
       raise ValueError(
@@ -226,7 +235,7 @@ def unpack_groups(
       types.Group(
           prompt_tokens=prompts[ends[i] - lengths[i] : ends[i]],
           **{name: column[i] for name, column in columns.items()},
-          **{name: arrays[name][i] for name in _STACKED},
+          **{name: arrays[name][i] for name in stacked},
       )
       for i in range(num_groups)
   ]
@@ -238,11 +247,16 @@ def reject_reason(
     vocab_size: int,
     max_prompt_tokens: int,
     max_completion_tokens: int,
+    has_ref_logprobs: bool,
 ) -> str | None:
   """Returns why a group is rejected, a reason of the ledger, or None."""
   if not np.isfinite(group.rewards).all():
     return "reward"
+  if (group.ref_logprobs is not None) != has_ref_logprobs:
+    return "reference"
   if not np.isfinite(group.behavior_logprobs).all():
+    return "logprob"
+  if has_ref_logprobs and not np.isfinite(group.ref_logprobs).all():
     return "logprob"
   longest = min(group.completion_tokens.shape[1], max_completion_tokens)
   lengths = group.completion_lengths

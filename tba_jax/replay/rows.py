@@ -98,6 +98,12 @@ class RowTable:
     rows = self._allocate(count)
     lengths = group.completion_lengths[index]
     integers = np.empty((count, len(_INTEGERS)), np.int64)
+    columns = {
+        "tokens": group.completion_tokens,
+        "behavior_logprobs": group.behavior_logprobs,
+    }
+    if group.ref_logprobs is not None:
+      columns["ref_logprobs"] = group.ref_logprobs
     for i, value in enumerate(
         (
             np.arange(self.next_id, self.next_id + count),
@@ -109,7 +115,8 @@ class RowTable:
             group.versions[index],
             group.epoch,
             0,
-            -1,
+            # A fixed reference has version 0.
+            0 if "ref_logprobs" in columns else -1,
         )
     ):
       integers[:, i] = value
@@ -117,10 +124,8 @@ class RowTable:
     self.rewards[rows] = group.rewards[index]
     width = min(group.completion_tokens.shape[1], self._num_tokens)
     mask = self._columns[:width] < lengths[:, None]
-    for column, values in (
-        (self.tokens, group.completion_tokens),
-        (self.behavior_logprobs, group.behavior_logprobs),
-    ):
+    for name, values in columns.items():
+      column = getattr(self, name)
       column[rows, :width] = np.where(mask, values[index, :width], 0)
       if width < self._num_tokens:
         column[rows, width:] = 0

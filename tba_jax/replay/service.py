@@ -46,7 +46,7 @@ class ReplayService:
     """Makes the service; restores a saved state.
 
     Args:
-      config: reads `sampling` (P and T).
+      config: reads `sampling` (P and T) and `reference.role`.
       server: made with the same `saved`.
       buffer: empty.
       vocab_size: upper bound of token ids.
@@ -64,6 +64,7 @@ class ReplayService:
         "vocab_size": vocab_size,
         "max_prompt_tokens": config.sampling.max_prompt_tokens,
         "max_completion_tokens": config.sampling.max_completion_tokens,
+        "has_ref_logprobs": config.reference.role == "searcher",
     }
     self._on_event = on_event
     self._score_groups = score_groups

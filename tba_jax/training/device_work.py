@@ -384,7 +384,8 @@ def make_ahead(
 
   def compile_size(size: packing.Size) -> None:
     batch = packing.abstract_batch(config, mesh, num_prompts, size)
-    if reference_prompts(config) == num_prompts:
+    is_here = config.reference.role == "trainer"
+    if is_here and reference_prompts(config) == num_prompts:
       reference.compile(*_reference_inputs(batch), state.ref_params, batch.rows)
     train_step.lower(state, batch).compile()
 
@@ -401,11 +402,14 @@ def make_reference(
     params: types.PyTree,
     mesh: jax.sharding.Mesh,
 ) -> reference_lib.Reference:
-  """Returns the reference policy, starting from `params`."""
+  """Returns the reference, starting from `params`, or without any.
+
+  Searchers may have them instead: it then knows its version alone.
+  """
   moves = config.reference.mode != "fixed"
   return reference_lib.Reference(
       policy.model,
-      params,
+      params if config.reference.role == "trainer" else None,
       temperature=config.sampling.temperature,
       every_steps=config.reference.every_steps if moves else 0,
       # No step donates an adapter's base: the reference shares it.

@@ -104,7 +104,8 @@ class Reference:
 
     Args:
       model: a `models.transformer.Model`.
-      params: of a fixed π_ref.
+      params: of a fixed π_ref; None if it is not held here, and only its
+        version is asked for.
       temperature: of sampling; policy and reference are both tempered.
       every_steps: period of a moving reference; 0 if it is fixed.
       copy: whether to copy the params; needed if the policy starts from the

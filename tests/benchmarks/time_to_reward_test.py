@@ -112,6 +112,29 @@ class TimeToRewardTest(parameterized.TestCase):
         [f"train {order.prompt(i)[0]}" for i in range(9)],
     )
     self.assertEqual(result["versions"], {peer: "1"})
+    self.assertLen(settings["prompts"], 320 * 32)
+    # Two steps in two seconds.
+    self.assertEqual(result["completions_per_s"], 2 * 32 * 8 / 2)
+
+  def test_a_peer_may_have_sizes_of_its_own(self):
+    clock = {"step_ends": [100.0, 101.0]}
+    with mock.patch.object(peer_grpo, "run", return_value=clock) as run:
+      result = self.measure("grpo_small_batch")
+    settings = run.call_args.args[2]
+    self.assertLen(settings["prompts"], 640 * 32)
+    self.assertEqual(settings["completions_per_prompt"], 4)
+    self.assertEqual(result["completions_per_s"], 2 * 32 * 4 / 2)
+
+  def test_the_other_recipes_are_valid(self):
+    for name, changes in time_to_reward._OURS.items():
+      with self.subTest(name):
+        config = countdown.get_config()
+        load.apply_overrides(config, changes)
+        self.assertEqual(
+            config.train.prompts_per_batch * config.train.completions_per_prompt,
+            128,
+        )
+        validate.validate(config, program="train")
 
   def test_every_run_has_a_color_of_its_own(self):
     found = [_result(n, 0, [0.0, 1.0, 2.0]) for n in time_to_reward.RUNS]

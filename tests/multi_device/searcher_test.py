@@ -26,6 +26,7 @@ from tba_jax.sampling import requests
 from tba_jax.sampling import rows
 from tba_jax.sampling import sharing
 from tba_jax.system import hlo
+from tba_jax.training import group_reference
 from tba_jax.training import lora
 from tba_jax.training import publication
 from tba_jax.training import sharding
@@ -360,7 +361,12 @@ class CarriersTest(parameterized.TestCase):
     policy = make_policy(rank=2)
     config = settings_lib.get_config()
     place = make_place(policy, data=2, tensor=2)
-    whole = searcher.make_merger(config, policy, place)
+    whole = lora.make_merger(
+        policy.adapters,
+        policy.folder,
+        config.seed,
+        searcher.make_load_start(config, policy, place),
+    )
     factors = jax.tree.map(
         lambda x: x + 0.1, policy.adapters.init(jax.random.PRNGKey(3))
     )
@@ -371,6 +377,33 @@ class CarriersTest(parameterized.TestCase):
     chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, found)
     chex.assert_trees_all_equal(shardings, place.model)
+
+  def test_the_reference_of_a_searcher_on_the_mesh(self):
+    policy, config = make_policy(), settings_lib.get_config()
+    policy.tokenizer = types.SimpleNamespace(stop_ids=(1,))
+    config.reference.role = "searcher"
+    config.sampling.max_prompt_tokens = 4
+    config.sampling.max_completion_tokens = 6
+    config.search.samples_per_prompt = 3
+    config.search.prompts_per_round = 8
+    config.sampling.num_rows = 15
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.integers(2, tiny_model.VOCAB, shape).astype("i4")
+    groups = (
+        [draw(n) for n in (1, 4, 2, 3, 4)],
+        [draw(3, 6) for _ in range(5)],
+        [np.array([6, 2, 1], "i4")] * 5,
+    )
+    found = []
+    for sizes in (dict(), dict(data=2, tensor=2)):
+      config.search.mesh.update(sizes)
+      mesh = sharding.make_mesh({"sequence": 1, **config.search.mesh})
+      place = sharding.make_place(mesh, config.sharding, policy)
+      ours = group_reference.make_group_reference(
+          config, policy, searcher.make_load_start(config, policy, place), mesh
+      )
+      found.append(ours.start(*groups)())
+    np.testing.assert_allclose(*map(np.stack, found), rtol=1e-5, atol=1e-5)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ _OVERRIDES = {
     "rounds.mini_batches": 2,
     "rounds.passes": 2,
     "publish.every_steps": _ROUND,
+    # Whoever sampled a completion has its reference log-probs, restarts or not.
+    "reference.role": "searcher",
     "replay.dedupe": "false",
     "replay.recent_fraction": 1.0,
     "train.num_steps": _STEPS,
@@ -42,6 +44,9 @@ class RoundsTest(absltest.TestCase):
       self.addCleanup(whole.close)
       self.assertEqual(whole.wait(), 0, whole.text())
       self.assert_cleanba(whole)
+      # The first step's policy is the reference.
+      self.assertAlmostEqual(whole.steps()[0]["train/kl"], 0.0, places=4)
+      self.assertGreater(whole.steps()[-1]["train/kl"], 1e-3)
       cut = harness.Run(f"{folder}/cut", _OVERRIDES)
       self.addCleanup(cut.close)
       cut.wait_for_step(5)

@@ -285,6 +285,16 @@ class MemoryTest(parameterized.TestCase):
     params = self.searcher()["params, twice while a version comes in"]
     self.assertEqual(params, 2 * self.params)
 
+  def test_the_reference_is_where_its_role_is(self):
+    self.assertEqual(self.trainer()["reference"], self.params)
+    self.assertNotIn("reference", self.searcher())
+    self.config.reference.role = "searcher"
+    self.assertNotIn("reference", self.trainer())
+    self.assertEqual(self.searcher()["reference"], self.params)
+    # Adapters have their base there already.
+    self.config.lora.rank = 2
+    self.assertNotIn("reference", self.searcher())
+
   def test_adapters_have_the_moments(self):
     self.config.lora.rank = 2
     self.config.lora.targets = "q,down"

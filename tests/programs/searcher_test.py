@@ -22,6 +22,7 @@ from tba_jax.replay import queue_client
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.system import processes
+from tba_jax.training import group_reference
 from tba_jax.training import publication
 from tests.support import base_config
 from tests.support import fakes
@@ -70,6 +71,7 @@ class SearcherTest(parameterized.TestCase):
       made._sampler = self.sampler
       made._puller = self.puller
       made._queue = self.queue
+      made._reference = None
       made._params_fn = lambda leaves: publication.unflatten(
           leaves, self.params(0)
       )
@@ -171,6 +173,26 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(groups[0].completion_tokens[0].tolist(), [2, 3, 1, 0])
     self.assertEqual(groups[0].completion_lengths.tolist(), [3, 2])
     self.assertEqual(groups[0].stopped.tolist(), [True, False])
+
+  def test_groups_have_reference_logprobs_where_searchers_compute_them(self):
+    self.run_it(self.block())
+    self.assertEqual([g.ref_logprobs for g in self.submitted[0]], [None] * 2)
+    reference = mock.create_autospec(
+        group_reference.GroupReference, instance=True
+    )
+    reference.start.side_effect = lambda prompts, tokens, lengths: lambda: [
+        -t.astype(np.float32) - len(p) for p, t in zip(prompts, tokens)
+    ]
+    self.searcher._reference = reference
+    self.queue.stop_requested = False
+    self.run_it(self.block())
+    reference.warm_up.assert_called_once_with()
+    for group in self.submitted[1]:
+      np.testing.assert_array_equal(
+          group.ref_logprobs,
+          -group.completion_tokens.astype(np.float32)
+          - len(group.prompt_tokens),
+      )
 
   def test_rewards_are_of_the_text_without_its_stop_token(self):
     self.run_it(self.block())

@@ -486,6 +486,23 @@ class UseTest(absltest.TestCase):
     expected = np.where(past, 0, -again.completion_tokens - 0.5)
     np.testing.assert_array_equal(again.ref_logprobs, expected)
 
+  def test_reference_logprobs_that_come_with_a_group(self):
+    buffer = make_buffer()
+    values = np.array([[-1, -2, 9, 9], [-3, 9, 9, 9]], np.float32)
+    buffer.insert(make_group(1, [[1, 2], [3]], ref_logprobs=values), 0)
+    buffer.insert(make_group(2, [[4], [5]]), 0)
+    draws = [buffer.sample(1, 2, 0) for _ in range(2)]
+    of_prompt = {int(draw.prompt_ids[0]): draw for draw in draws}
+    found = dict(
+        zip(
+            of_prompt[1].completion_lengths[0].tolist(),
+            of_prompt[1].ref_logprobs[0].tolist(),
+        )
+    )
+    self.assertEqual(found, {2: [-1, -2, 0, 0], 1: [-3, 0, 0, 0]})
+    self.assertEqual(of_prompt[1].ref_versions.tolist(), [[0, 0]])
+    self.assertEqual(of_prompt[2].ref_versions.tolist(), [[-1, -1]])
+
 
 class StateTest(parameterized.TestCase):
 

@@ -35,10 +35,18 @@ def make_group(position=0, *, num_completions=3, num_tokens=5, prompt=4):
   )
 
 
+def with_ref_logprobs(group):
+  ref_logprobs = group.behavior_logprobs - 1
+  return dataclasses.replace(group, ref_logprobs=ref_logprobs)
+
+
 class PackingTest(parameterized.TestCase):
 
-  def test_groups_survive_the_wire_bit_for_bit(self):
+  @parameterized.parameters(False, True)
+  def test_groups_survive_the_wire_bit_for_bit(self, has_ref_logprobs):
     groups = [make_group(0), make_group(11, prompt=2), make_group(5)]
+    if has_ref_logprobs:
+      groups = [with_ref_logprobs(group) for group in groups]
     header, arrays = messages.pack_groups(groups)
     data = wire.encode(header, arrays, SECRET)
     back = messages.unpack_groups(*wire.decode(data, SECRET))
@@ -73,6 +81,13 @@ class PackingTest(parameterized.TestCase):
     with self.assertRaises(ValueError):
       messages.unpack_groups(header, arrays)
 
+  def test_malformed_reference_logprobs_are_refused(self):
+    group = with_ref_logprobs(make_group())
+    header, arrays = messages.pack_groups([group])
+    arrays["ref_logprobs"] = arrays["ref_logprobs"][:, :, :-1]
+    with self.assertRaisesRegex(ValueError, "ref_logprobs"):
+      messages.unpack_groups(header, arrays)
+
   @parameterized.named_parameters(
       ("fine", {}, None),
       ("nan_reward", {"rewards": np.asarray([0, np.nan, 1], "f4")}, "reward"),
@@ -91,10 +106,24 @@ class PackingTest(parameterized.TestCase):
   )  # fmt: skip
   def test_content_that_cannot_be_trained_on_has_a_reason(self, change, why):
     group = dataclasses.replace(make_group(), **change)
-    reason = messages.reject_reason(
-        group, vocab_size=9, max_prompt_tokens=4, max_completion_tokens=5
+    self.assertEqual(self.reason(group), why)
+
+  def test_reference_logprobs_are_of_the_role_that_computes_them(self):
+    without, group = make_group(), with_ref_logprobs(make_group())
+    self.assertIsNone(self.reason(group, has_ref_logprobs=True))
+    self.assertEqual(self.reason(group), "reference")
+    self.assertEqual(self.reason(without, has_ref_logprobs=True), "reference")
+    group.ref_logprobs[1, 2] = -np.inf
+    self.assertEqual(self.reason(group, has_ref_logprobs=True), "logprob")
+
+  def reason(self, group, *, has_ref_logprobs=False):
+    return messages.reject_reason(
+        group,
+        vocab_size=9,
+        max_prompt_tokens=4,
+        max_completion_tokens=5,
+        has_ref_logprobs=has_ref_logprobs,
     )
-    self.assertEqual(reason, why)
 
 
 if __name__ == "__main__":

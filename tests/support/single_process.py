@@ -25,6 +25,7 @@ from tba_jax.tasks import base
 from tba_jax.training import batches
 from tba_jax.training import cluster
 from tba_jax.training import device_work
+from tba_jax.training import lora
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
 from tba_jax.training import reward_judge
@@ -47,9 +48,13 @@ def train(
       checkpointer=None,
       cluster=cluster.Cluster(),
   )
-  params_fn = searcher.make_params_fn(
-      policy, searcher.make_merger(config, policy)
+  merger = lora.make_merger(
+      policy.adapters,
+      policy.folder,
+      config.seed,
+      searcher.make_load_start(config, policy),
   )
+  params_fn = searcher.make_params_fn(policy, merger)
   sampler = policy_lib.make_sampler(config, policy)
   buffer = trainer.make_buffer(config)
   order = trainer.make_prompt_order(config, policy)

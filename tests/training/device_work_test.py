@@ -24,6 +24,7 @@ from tba_jax.training import sharding
 from tba_jax.training import train_step as train_step_lib
 from tba_jax.transport import carrier_orbax
 from tests.support import base_config
+from tests.support import tiny_model
 
 
 class FakeCluster(cluster_lib.Cluster):
@@ -254,6 +255,22 @@ class DeviceWorkTest(parameterized.TestCase):
   def test_an_unknown_command_is_an_error(self):
     with self.assertRaisesRegex(ValueError, "'dance'"):
       self.follow([cluster_lib.Command("dance", {})])
+
+  def test_the_reference_of_searchers_is_not_held(self):
+    model, config = tiny_model.make_model(), tiny_model.make_config()
+    policy = mock.Mock(model=model, adapters=None)
+    params = tiny_model.init_params(model)
+    mesh = sharding.make_mesh(config.mesh)
+    make = lambda: device_work.make_reference(config, policy, params, mesh)
+    with mock.patch.object(reference, "Reference", autospec=True) as made:
+      make()
+      config.reference.role = "searcher"
+      make()
+    self.assertEqual(
+        [call.args[1] is None for call in made.call_args_list], [False, True]
+    )
+    # Log-probs that come with groups are of this version.
+    self.assertEqual(make().version(50), 0)
 
 
 if __name__ == "__main__":

@@ -298,7 +298,12 @@ class RunTest(absltest.TestCase):
       moved = jax.tree.map(lambda x: x + 0.1, state.params)
       state = train_step.TrainState(**{**vars(state), "params": moved})
       # A searcher adds what is published to its own base.
-      whole = searcher.make_merger(config, policy)
+      whole = lora.make_merger(
+          policy.adapters,
+          policy.folder,
+          config.seed,
+          searcher.make_load_start(config, policy),
+      )
       params_fn = searcher.make_params_fn(policy, whole)
       expected = policy.adapters.merge(start, moved)
       found = params_fn(publication.flatten(state.params))

@@ -1,0 +1,145 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A searcher's reference policy, with `reference.role="searcher"`.
+
+The trainer then holds no reference and does no pass of it, and each searcher
+adds one: reference log-probs are computed where there may be many devices.
+
+Source: TBA's searchers, Bartoldson et al. 2025 (arXiv:2503.18929).
+"""
+
+from collections.abc import Callable, Sequence
+import math
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from tba_jax import types
+from tba_jax.training import batches
+from tba_jax.training import policy as policy_lib
+from tba_jax.training import reference
+
+
+class GroupReference:
+  """Log-probs of sampled groups under a fixed reference."""
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      policy: policy_lib.Policy,
+      params: types.PyTree,
+      mesh: jax.sharding.Mesh | None = None,
+  ):
+    """Initializes the reference.
+
+    Args:
+      config: reads `sampling`, `search`, `sharding` and
+        `loss.include_stop_token`.
+      policy: that the run starts from.
+      params: its params, on the searcher's devices or the host.
+      mesh: of the searcher; None is one device.
+    """
+    sampling = config.sampling
+    counts = config.loss.include_stop_token
+    self._uncounted_ids = () if counts else policy.tokenizer.stop_ids
+    self._reference = reference.Reference(
+        policy.model,
+        jax.tree.map(jnp.asarray, params),
+        temperature=sampling.temperature,
+        copy=False,
+        mesh=mesh,
+        rules=config.sharding,
+    )
+    self._num_prompts = prompts_at_a_time(config)
+    self._shape = (
+        config.search.samples_per_prompt,
+        sampling.max_prompt_tokens,
+        sampling.max_completion_tokens,
+    )
+
+  def warm_up(self) -> None:
+    """Compiles."""
+    S, _, T = self._shape
+    lengths = np.ones(S, np.int32)
+    tokens = np.zeros((S, T), np.int32)
+    self.start([np.zeros(1, np.int32)], [tokens], [lengths])()
+
+  def start(
+      self,
+      prompts: Sequence[np.ndarray],
+      tokens: Sequence[np.ndarray],
+      lengths: Sequence[np.ndarray],
+  ) -> Callable[[], list[np.ndarray]]:
+    """Dispatches the pass over some groups; does not wait for the devices.
+
+    Args:
+      prompts: [P] int32 of each group, without padding.
+      tokens: [S, T] int32, right-padded.
+      lengths: [S] int32, stop token included.
+
+    Returns:
+      A function that waits, and returns [S, T] float32 of each group: nats, 0
+      on tokens that the loss does not count.
+    """
+    parts = []
+    for start in range(0, len(prompts), self._num_prompts):
+      part = slice(start, start + self._num_prompts)
+      parts.append(self._of_part(prompts[part], tokens[part], lengths[part]))
+
+    def wait() -> list[np.ndarray]:
+      found = [group for part in parts for group in np.asarray(part)]
+      return found[: len(prompts)]
+
+    return wait
+
+  def _of_part(
+      self,
+      prompts: Sequence[np.ndarray],
+      tokens: Sequence[np.ndarray],
+      lengths: Sequence[np.ndarray],
+  ) -> jax.Array:
+    """Returns [B, S, T] of a full part; missing groups are padding."""
+    B, (S, P, T) = self._num_prompts, self._shape
+    prompt_tokens_BxP = np.zeros((B, P), np.int32)
+    prompt_mask_BxP = np.zeros((B, P), np.float32)
+    for b, prompt in enumerate(prompts):
+      prompt_tokens_BxP[b, P - len(prompt) :] = prompt
+      prompt_mask_BxP[b, P - len(prompt) :] = 1
+    tokens_BxSxT = np.zeros((B, S, T), np.int32)
+    tokens_BxSxT[: len(tokens)] = tokens
+    mask_BxSxT = np.zeros((B, S, T), np.float32)
+    mask_BxSxT[: len(tokens)] = batches.completion_mask(
+        tokens_BxSxT[: len(tokens)], np.stack(lengths), self._uncounted_ids
+    )
+    return self._reference.logprobs(
+        prompt_tokens_BxP, prompt_mask_BxP, tokens_BxSxT, mask_BxSxT
+    )
+
+
+def prompts_at_a_time(config: ml_collections.ConfigDict) -> int:
+  """Returns the prompts of a pass: their completions fill the decode rows."""
+  search = config.search
+  num_prompts = max(1, config.sampling.num_rows // search.samples_per_prompt)
+  shards = search.mesh.data * search.mesh.fsdp
+  return math.ceil(min(num_prompts, search.prompts_per_round) / shards) * shards
+
+
+def make_group_reference(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    make_params: Callable[[], types.PyTree],
+    mesh: jax.sharding.Mesh | None,
+) -> GroupReference | None:
+  """Returns a searcher's reference; None if the trainer has it.
+
+  Args:
+    config: of the run.
+    policy: that the run starts from.
+    make_params: loads its params onto the searcher's devices.
+    mesh: of the searcher; None is one device.
+  """
+  if config.reference.role == "trainer":
+    return None
+  return GroupReference(config, policy, make_params(), mesh)
