@@ -14,7 +14,7 @@ however often it is computed. The limit is 6·params flops for each of these at
 the speed of a 2048³ product; sharing a prompt may pass it.
 
 With the operand `copies` it times the step of the config (that of
-`configs/countdown.py`: 32 x 8 completions of 18 tokens) on batches that repeat
+`configs/countdown.py`: 32 x 4 completions of 18 tokens) on batches that repeat
 a completion in nearly half of their places, with and without its rows of
 distinct completions, in turn.
 """

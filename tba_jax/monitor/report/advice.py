@@ -77,6 +77,12 @@ def _bottleneck(run: load.Run, rows: Rows) -> list[str]:
     tail = "More searchers would not make it faster."
     if balance < count:
       tail = f"{balance} searchers instead of {count} would be enough."
+    reference = [run.setting("reference", name) for name in ("role", "mode")]
+    if reference == ["trainer", "fixed"]:
+      tail += (
+          " They could compute the reference's log-probs"
+          " (reference.role='searcher')."
+      )
     return [f"{waits}: the trainer is the bottleneck. {tail}"]
   line = (
       f"{waits}: sampling is the bottleneck. At this speed, {balance} searchers"

@@ -74,6 +74,14 @@ class AdviceTest(absltest.TestCase):
         "searchers 60% of theirs: the trainer is the bottleneck", line
     )
     self.assertIn("1 searchers instead of 2", line)
+    for role, mode in (
+        ("trainer", "fixed"), ("searcher", "fixed"), ("trainer", "ema")
+    ):  # fmt: skip
+      run = _run(config={"reference": {"role": role, "mode": mode}})
+      self.assertEqual(
+          "reference.role='searcher'" in advice.advice(run, rows)[0],
+          (role, mode) == ("trainer", "fixed"),
+      )
 
   def test_both_wait(self):
     rows = [
