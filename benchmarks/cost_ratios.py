@@ -8,7 +8,7 @@ The same steps, each with completions of its own, are run in three ways:
 
     synchronous   one process generates and trains in turn, at staleness 0
     lockstep      store, trainer and searchers as processes, at staleness 0
-    asynchronous  the same processes, sampling a step ahead
+    asynchronous  the same processes, sampling ahead by `search.lead_steps`
 
 All parts are real, with a tiny model, but what generation and training cost is
 delays (`delays.py`): of G seconds a step in the reward, which stand for a
@@ -154,6 +154,7 @@ def _with_delays(
     config.task.reward_s = ratio * delays.TRAIN_S / completions
     config.loss.name = f"{delays.__file__}:slow_tb"
     config.run.processes = "many"
+    config.reference.role = "trainer"  # As in the synchronous loop.
     # A block for each searcher and step.
     search.num_searchers = searchers
     search.prompts_per_round = math.ceil(search.prompts_per_step / searchers)

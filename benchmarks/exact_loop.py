@@ -106,7 +106,7 @@ def run(
   """
   started = time.monotonic()
   config = config.copy_and_resolve_references()
-  config.reference.role = "trainer"  # One process: the log-probs are the same.
+  config.reference.role = "trainer"  # There is one process.
   policy = policy_lib.make_policy(config, "")
   work = _make_work(config, policy)
   buffer = buffer_lib.ReplayBuffer(

@@ -38,8 +38,10 @@ def python(peer: str) -> str:
 
 
 def is_installed(peer: str) -> bool:
+  # A folder of that name has a spec, too, but no origin.
   code = (
-      "import importlib.util as u, sys; sys.exit(not u.find_spec(sys.argv[1]))"
+      "import importlib.util as u, sys; spec = u.find_spec(sys.argv[1]);"
+      " sys.exit(spec is None or spec.origin is None)"
   )
   command = [python(peer), "-c", code, peer]
   return subprocess.run(command, check=False).returncode == 0
@@ -64,22 +66,25 @@ def run(
     the time of keeping snapshots is taken out; `versions`.
 
   Raises:
-    RuntimeError: the process failed; with the end of its log.
+    RuntimeError: the process failed or took too long; with the end of its log.
   """
   folder.mkdir(parents=True)
   (folder / "settings.json").write_text(json.dumps(settings))
   with (folder / "log.txt").open("w") as log:
-    done = subprocess.run(
-        [python(peer), "-m", f"benchmarks.{peer}_grpo", str(folder)],
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env=processes.package_environment(),
-        timeout=_DEADLINE_S,
-        check=False,
-    )
-  if done.returncode:
+    try:
+      end = subprocess.run(
+          [python(peer), "-m", f"benchmarks.{peer}_grpo", str(folder)],
+          stdout=log,
+          stderr=subprocess.STDOUT,
+          env=processes.package_environment(),
+          timeout=_DEADLINE_S,
+          check=False,
+      ).returncode
+    except subprocess.TimeoutExpired:
+      end = f"nothing after {_DEADLINE_S:.0f} s"
+  if end:
     tail = (folder / "log.txt").read_text()[-2000:]
-    raise RuntimeError(f"{folder} ended with {done.returncode}: {tail}")
+    raise RuntimeError(f"{folder} ended with {end}: {tail}")
   return json.loads((folder / "result.json").read_text())
 
 

@@ -66,7 +66,7 @@ def main(folder: pathlib.Path) -> None:
     )
 
   tokenizer = transformers.AutoTokenizer.from_pretrained(c["model"])
-  # A reward is of the text without them, as TRL's.
+  # A reward is of the text without special tokens, as TRL's.
   tokenizer.decode = functools.partial(
       tokenizer.decode, skip_special_tokens=True
   )
@@ -107,6 +107,7 @@ def main(folder: pathlib.Path) -> None:
       ),
   )
 
+  # The step donates the optimizer's state alone.
   def take_snapshot() -> dict[str, Any]:
     params = nnx.state(cluster.actor_trainer.model, nnx.Param)
     return nnx.to_pure_dict(params)

@@ -48,7 +48,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.replay.selection = "reward"
   c.replay.reward_temperature = 0.25
   c.reference.role = "trainer"
-  c.search.lead_steps = 1
+  if not arg.lockstep:
+    c.search.lead_steps = 1
   c.search.samples_per_prompt = 16
   c.search.prompts_per_round = c.search.prompts_per_step = 16
   c.train.completions_per_prompt = 8

@@ -648,9 +648,9 @@ SETTINGS = {
     "reference.ema_decay": _s(
         0.9, BELOW_1, "ema_decay · reference + (1 - ema_decay) · policy"),
     "reference.role": _s(
-        "trainer", one_of("trainer", "searcher"), "holds the reference and"
-        " computes its log-probs: the 'trainer' of what it trains on, or each"
-        " 'searcher' of what it samples, with mode 'fixed'"),
+        "trainer", one_of("trainer", "searcher"), "who holds the reference and"
+        " computes its log-probs: the 'trainer', of what it trains on, or each"
+        " 'searcher', of all that it samples (needs mode='fixed')"),
 
     "optimizer.learning_rate": _s(1e-4, ABOVE_0, "after the warm-up"),
     "optimizer.learning_rate_final": _s(1e-4, NOT_NEGATIVE, "at the last step"),

@@ -317,7 +317,7 @@ def trainer(
   published = _published(config, state.params)
   held = {"train state": _num_bytes(state)}
   if adapters:
-    held["base of the adapters and reference"] = _num_bytes(params)
+    held["base of the adapters"] = _num_bytes(params)
   elif config.reference.mode == "fixed" and (
       config.reference.role == "trainer"
   ):

@@ -323,11 +323,12 @@ class Searcher:
     """Returns a function that waits for the groups' reference log-probs."""
     if self._reference is None:
       return lambda: [None] * len(requests)
-    return self._reference.start(
-        [request.prompt_tokens for request in requests],
-        [found.tokens for found in completions],
-        [found.lengths for found in completions],
-    )
+    with self._spans.span("reference"):
+      return self._reference.start(
+          [request.prompt_tokens for request in requests],
+          [found.tokens for found in completions],
+          [found.lengths for found in completions],
+      )
 
   def _check_handed_over(self) -> None:
     """Raises the thread's error, if any, without waiting for the thread."""
@@ -356,10 +357,10 @@ class Searcher:
     try:
       with self._spans.span("reward", lane=_JUDGE_LANE):
         rewards_PxS = self._rewards(block, completions)
+      with self._spans.span("reference", lane=_JUDGE_LANE):
+        ref_logprobs_P = ref_logprobs()
     finally:
       self._judged.set()
-    with self._spans.span("reference", lane=_JUDGE_LANE):
-      ref_logprobs_P = ref_logprobs()
     groups = [
         types.Group(
             prompt_id=prompt_id,

@@ -44,7 +44,7 @@ _STACKED = {
     "rewards": (np.float32, 2),
     "versions": (np.int32, 2),
 }
-# In a block if searchers compute it.
+# Only in blocks of searchers that hold the reference.
 _REFERENCE = {"ref_logprobs": (np.float32, 3)}
 _SCALARS = ("prompt_id", "visit", "position", "epoch")
 

@@ -24,6 +24,7 @@ from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
 from tba_jax.tasks import base as tasks_base
 from tba_jax.training import cluster as cluster_lib
+from tba_jax.training import lora
 from tba_jax.training import policy as policy_lib
 from tba_jax.transport import base
 from tba_jax.transport import wire
@@ -53,11 +54,13 @@ def describe(
   return {
       "place": f"{socket.gethostname()}:{run.workdir}",
       "settings": load.flatten(config.to_dict()),
-      "digests": _digests(policy) if policy is not None else {},
+      "digests": _digests(config, policy) if policy is not None else {},
   }
 
 
-def _digests(policy: policy_lib.Policy) -> dict[str, str]:
+def _digests(
+    config: ml_collections.ConfigDict, policy: policy_lib.Policy
+) -> dict[str, str]:
   """Returns digests of model, data and tokenizer, by config key."""
   task, tokenizer = policy.task, policy.tokenizer
   size = task.num_prompts(tasks_base.TRAIN)
@@ -70,6 +73,8 @@ def _digests(policy: policy_lib.Policy) -> dict[str, str]:
       "config.task": [size, prompts],
       "config.tokenizer": [tokens, sorted(map(int, tokenizer.stop_ids))],
   }
+  if config.reference.role == "searcher":
+    parts["config.reference"] = lora.base_name(policy.folder, config.seed)
   digest = lambda value: hashlib.sha256(
       json.dumps(value, default=str).encode()
   ).hexdigest()

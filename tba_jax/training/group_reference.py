@@ -12,14 +12,16 @@ from collections.abc import Callable, Sequence
 import math
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.models import kernels
+from tba_jax.models import sequence
 from tba_jax.training import batches
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import reference
+from tba_jax.training import sharding
 
 
 class GroupReference:
@@ -38,15 +40,20 @@ class GroupReference:
       config: reads `sampling`, `search`, `sharding` and
         `loss.include_stop_token`.
       policy: that the run starts from.
-      params: its params, on the searcher's devices or the host.
-      mesh: of the searcher; None is one device.
+      params: its params, on the searcher's devices.
+      mesh: of the searcher; None is the first device.
+
+    Raises:
+      ValueError: the mesh lacks the kernel that `model.attention` names.
     """
-    sampling = config.sampling
+    sampling, mesh = config.sampling, mesh or sharding.first_device_mesh()
+    axes = sharding.token_axes(config.sharding)
+    kernels.choose(policy.model.config, sequence.Split(mesh, *axes))
     counts = config.loss.include_stop_token
     self._uncounted_ids = () if counts else policy.tokenizer.stop_ids
     self._reference = reference.Reference(
         policy.model,
-        jax.tree.map(jnp.asarray, params),
+        params,
         temperature=sampling.temperature,
         copy=False,
         mesh=mesh,
@@ -102,28 +109,41 @@ class GroupReference:
   ) -> jax.Array:
     """Returns [B, S, T] of a full part; missing groups are padding."""
     B, (S, P, T) = self._num_prompts, self._shape
-    prompt_tokens_BxP = np.zeros((B, P), np.int32)
-    prompt_mask_BxP = np.zeros((B, P), np.float32)
-    for b, prompt in enumerate(prompts):
-      prompt_tokens_BxP[b, P - len(prompt) :] = prompt
-      prompt_mask_BxP[b, P - len(prompt) :] = 1
-    tokens_BxSxT = np.zeros((B, S, T), np.int32)
-    tokens_BxSxT[: len(tokens)] = tokens
-    mask_BxSxT = np.zeros((B, S, T), np.float32)
-    mask_BxSxT[: len(tokens)] = batches.completion_mask(
-        tokens_BxSxT[: len(tokens)], np.stack(lengths), self._uncounted_ids
+    rows = [
+        (prompt, [row[:n] for row, n in zip(rows_SxT, lengths_S)])
+        for prompt, rows_SxT, lengths_S in zip(prompts, tokens, lengths)
+    ]
+    batch = batches.pad_sequences(
+        rows,
+        (B,),
+        num_completions=S,
+        max_prompt_tokens=P,
+        max_completion_tokens=T,
+    )
+    # Missing groups have no token.
+    lengths_BxS = batch.completion_mask.sum(axis=-1).astype(np.int32)
+    mask_BxSxT = batches.completion_mask(
+        batch.completion_tokens, lengths_BxS, self._uncounted_ids
     )
     return self._reference.logprobs(
-        prompt_tokens_BxP, prompt_mask_BxP, tokens_BxSxT, mask_BxSxT
+        batch.prompt_tokens,
+        batch.prompt_mask,
+        batch.completion_tokens,
+        mask_BxSxT,
     )
 
 
 def prompts_at_a_time(config: ml_collections.ConfigDict) -> int:
-  """Returns the prompts of a pass: their completions fill the decode rows."""
+  """Returns the prompts of a pass.
+
+  Their completions are no more than are decoded at a time, and the passes over
+  a round have about as many each.
+  """
   search = config.search
-  num_prompts = max(1, config.sampling.num_rows // search.samples_per_prompt)
+  most = max(1, config.sampling.num_rows // search.samples_per_prompt)
+  num_passes = math.ceil(search.prompts_per_round / most)
   shards = search.mesh.data * search.mesh.fsdp
-  return math.ceil(min(num_prompts, search.prompts_per_round) / shards) * shards
+  return math.ceil(search.prompts_per_round / num_passes / shards) * shards
 
 
 def make_group_reference(
@@ -138,7 +158,7 @@ def make_group_reference(
     config: of the run.
     policy: that the run starts from.
     make_params: loads its params onto the searcher's devices.
-    mesh: of the searcher; None is one device.
+    mesh: of the searcher; None is the first device.
   """
   if config.reference.role == "trainer":
     return None

@@ -216,6 +216,12 @@ def frozen_shardings(
   )
 
 
+def first_device_mesh() -> Mesh:
+  """Returns the mesh of this process's first device."""
+  first = np.asarray(jax.local_devices()[:1])
+  return Mesh(first.reshape([1] * len(MESH_AXES)), MESH_AXES)
+
+
 def split_rows(
     fn: Callable[..., jax.Array], mesh: Mesh | None, rules: Mapping[str, str]
 ) -> Callable[..., jax.Array]:
@@ -226,9 +232,7 @@ def split_rows(
     mesh: of the params; None is the first device.
     rules: `config.sharding`.
   """
-  if mesh is None:
-    first = np.asarray(jax.local_devices()[:1])
-    mesh = Mesh(first.reshape([1] * len(MESH_AXES)), MESH_AXES)
+  mesh = mesh or first_device_mesh()
   # Rows are many and independent: they take the axis of the tokens, too.
   batch, length, heads = token_axes(rules)
   axes = batch + length

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peers' runs: their interpreter, clock and reward."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -41,6 +42,12 @@ class PeerGrpoTest(absltest.TestCase):
     self.assertEqual((run / "log.txt").read_text(), "benchmarks.tunix_grpo\n")
     with self.assertRaisesRegex(RuntimeError, "with 3: benchmarks.tunix_grpo"):
       peer_grpo.run("tunix", self.folder / "failed", {"num_steps": 3})
+    path.write_text("#!/bin/sh\necho slow\nexec sleep 60\n")
+    with (
+        mock.patch.object(peer_grpo, "_DEADLINE_S", 0.5),
+        self.assertRaisesRegex(RuntimeError, "nothing after 0 s: slow"),
+    ):
+      peer_grpo.run("tunix", self.folder / "late", {})
 
   def test_a_peer_is_installed_where_its_interpreter_finds_it(self):
     self.use_interpreters(trl="false", tunix="true")
@@ -48,6 +55,10 @@ class PeerGrpoTest(absltest.TestCase):
     self.assertTrue(peer_grpo.is_installed("tunix"))
     # This interpreter.
     self.assertTrue(peer_grpo.is_installed("json"))
+    self.assertFalse(peer_grpo.is_installed("no_such_library"))
+    # A folder of the name, as of a virtual environment, is no library.
+    (self.folder / "no_such_library").mkdir()
+    self.enter_context(contextlib.chdir(self.folder))
     self.assertFalse(peer_grpo.is_installed("no_such_library"))
 
   def test_the_clock_leaves_snapshots_out(self):

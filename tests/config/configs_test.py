@@ -32,6 +32,8 @@ _MISSING = {
     ),
 }  # fmt: skip
 _MORE = (
+    *(f"{name}:{size}lockstep" for name in ("countdown", "countdown_sparse")
+      for size in ("", "quick,", "smoke,")),
     "gsm8k:quick,model=llama-3.2-1b,seed=3",
     "no_robots:quick,stage=sft",
     "red_team:quick,model=llama",

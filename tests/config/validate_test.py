@@ -205,6 +205,8 @@ class RelationsTest(parameterized.TestCase):
           dict(rounds__mini_batches=4, loss__proximal_every_steps=3),
           "loss.proximal_every_steps",
       ),
+      (dict(reference__role="searcher", reference__mode="ema"),
+       "reference.mode"),
       (dict(search__samples_per_prompt=7), "search.samples_per_prompt"),
       (dict(replay__capacity_per_prompt=7), "replay.capacity_per_prompt"),
       # Two steps of 32 prompts with 8 samples may be ahead.

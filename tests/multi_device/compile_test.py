@@ -130,6 +130,12 @@ class HardwareTest(absltest.TestCase):
                    f"{trainer} publish", *(f"{trainer} {j}" for j in judge),
                    f"{searcher} prefill", f"{searcher} decode_chunk",
                    *(f"{searcher} {j}" for j in judge)]  # fmt: skip
+    # The last one again.
+    rows.append(f"{rows[-1]} reference.role=searcher")
+    expected += [config, f"{trainer} train_step", f"{trainer} publish",
+                 *(f"{trainer} {j}" for j in judge), f"{searcher} prefill",
+                 f"{searcher} decode_chunk", f"{searcher} reference",
+                 *(f"{searcher} {j}" for j in judge)]  # fmt: skip
     done = run("-c", _LOWERED, *rows)
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertEqual(done.stdout.split("\n")[:-1], expected)

@@ -16,7 +16,7 @@ _OVERRIDES = {
     "rounds.mini_batches": 2,
     "rounds.passes": 2,
     "publish.every_steps": _ROUND,
-    # Whoever sampled a completion has its reference log-probs, restarts or not.
+    # Its log-probs come with the groups, and must outlive a restart.
     "reference.role": "searcher",
     "replay.dedupe": "false",
     "replay.recent_fraction": 1.0,

@@ -191,6 +191,13 @@ class AgreementTest(absltest.TestCase):
     ):
       found = digests(**overrides)
       self.assertEqual({k for k in mine if mine[k] != found[k]}, keys)
+    # Searchers that hold the reference start from the trainer's very params.
+    held = digests(reference__role="searcher")
+    self.assertEqual(set(held) - set(mine), {"config.reference"})
+    other_start = digests(reference__role="searcher", seed=1)
+    self.assertNotEqual(
+        held["config.reference"], other_start["config.reference"]
+    )
     other_data = digests(task__split_seed=5)
     self.assertNotEqual(mine["config.task"], other_data["config.task"])
 

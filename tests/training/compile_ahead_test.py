@@ -7,6 +7,7 @@ import logging
 import threading
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import chex
 import jax
 import numpy as np
@@ -114,11 +115,12 @@ def make_batch(config, num_different):
   return dataclasses.replace(batch, completion_tokens=tokens, rows=rows)
 
 
-class DeviceWorkTest(absltest.TestCase):
+class DeviceWorkTest(parameterized.TestCase):
 
-  def train(self, is_ahead):
+  def train(self, is_ahead, role):
     """Returns the state, and what the main thread compiled for a new size."""
     config = tiny_model.make_config(
+        reference__role=role,
         train__prompts_per_batch=4,
         sampling__max_prompt_tokens=5,
         sampling__max_completion_tokens=6,
@@ -154,7 +156,7 @@ class DeviceWorkTest(absltest.TestCase):
         for num_different in (*[8] * steps, 4, 8):
           batch = make_batch(config, num_different)
           used.append(packing.size_of(batch.rows))
-          batch, _ = work.place(batch, 4)
+          batch, _ = work.place(batch, 4 if role == "trainer" else 0)
           work.train(batch)
           if len(used) == steps:
             first = len(logs.records)
@@ -168,10 +170,11 @@ class DeviceWorkTest(absltest.TestCase):
         if record.threadName == main
     ]
 
-  def test_the_same_bits_and_no_compilation_in_the_main_thread(self):
-    expected, compiled = self.train(is_ahead=False)
+  @parameterized.parameters("trainer", "searcher")
+  def test_the_same_bits_and_no_compilation_in_the_main_thread(self, role):
+    expected, compiled = self.train(is_ahead=False, role=role)
     self.assertNotEmpty(compiled)
-    state, compiled = self.train(is_ahead=True)
+    state, compiled = self.train(is_ahead=True, role=role)
     self.assertEqual(compiled, [])
     chex.assert_trees_all_equal(state, expected)
 

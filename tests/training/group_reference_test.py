@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A searcher's reference gives what the trainer's gives."""
 
+import logging
 import types
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import jax
 import numpy as np
 
 from tba_jax.training import batches
@@ -69,7 +71,8 @@ class GroupReferenceTest(parameterized.TestCase):
     prompts, tokens, lengths = make_groups(count)
     ours = self.make(config)
     ours.warm_up()
-    found = ours.start(prompts, tokens, lengths)()
+    with jax.log_compiles(), self.assertNoLogs("jax", logging.WARNING):
+      found = ours.start(prompts, tokens, lengths)()
     self.assertLen(found, count)
     whole = reference.Reference(self.model, self.params, temperature=0.7)
     batch = batches.pad_sequences(
@@ -100,8 +103,11 @@ class GroupReferenceTest(parameterized.TestCase):
     self.assertEqual(group_reference.prompts_at_a_time(config), 3)
     config.sampling.num_rows = 100
     self.assertEqual(group_reference.prompts_at_a_time(config), 9)
-    config.sampling.num_rows = 1
+    # Two passes over a round of 8, each of 4.
     config.search.mesh.data = 1
+    config.sampling.num_rows = 6 * S
+    self.assertEqual(group_reference.prompts_at_a_time(config), 4)
+    config.sampling.num_rows = 1
     self.assertEqual(group_reference.prompts_at_a_time(config), 1)
 
 

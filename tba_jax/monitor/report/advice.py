@@ -78,7 +78,8 @@ def _bottleneck(run: load.Run, rows: Rows) -> list[str]:
     if balance < count:
       tail = f"{balance} searchers instead of {count} would be enough."
     reference = [run.setting("reference", name) for name in ("role", "mode")]
-    if reference == ["trainer", "fixed"]:
+    shared = any(event.get("kind") == "one_process" for event in run.events)
+    if reference == ["trainer", "fixed"] and not shared:
       tail += (
           " They could compute the reference's log-probs"
           " (reference.role='searcher')."

@@ -82,6 +82,12 @@ class AdviceTest(absltest.TestCase):
           "reference.role='searcher'" in advice.advice(run, rows)[0],
           (role, mode) == ("trainer", "fixed"),
       )
+    # On one device nothing is gained.
+    run = _run(
+        config={"reference": {"role": "trainer", "mode": "fixed"}},
+        events=[{"kind": "one_process"}],
+    )
+    self.assertNotIn("reference.role", advice.advice(run, rows)[0])
 
   def test_both_wait(self):
     rows = [
