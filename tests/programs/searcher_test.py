@@ -194,6 +194,16 @@ class SearcherTest(parameterized.TestCase):
           - len(group.prompt_tokens),
       )
 
+  def test_adapters_and_reference_share_the_params_of_the_start(self):
+    policy, config = mock.Mock(), base_config.make()
+    with mock.patch.object(
+        searcher.policy_lib, "initial_params", autospec=True
+    ) as load:
+      load_start = searcher.make_load_start(config, policy)
+      load.assert_not_called()
+      self.assertIs(load_start(), load_start())
+    load.assert_called_once_with(policy, config.seed, None)
+
   def test_rewards_are_of_the_text_without_its_stop_token(self):
     self.run_it(self.block())
     for group in self.submitted[0]:

@@ -96,6 +96,11 @@ def _bottleneck(run: load.Run, rows: Rows) -> list[str]:
         f", or {fewer} fresh prompts a step instead of {fresh:.0f}, each used"
         " more often (search.prompts_per_step)"
     )
+  if run.setting("reference", "role") == "searcher":
+    line += (
+        ". The trainer could compute the reference's log-probs"
+        " (reference.role='trainer')"
+    )
   return [f"{line}."]
 
 

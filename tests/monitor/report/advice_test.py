@@ -61,6 +61,11 @@ class AdviceTest(absltest.TestCase):
     self.assertIn("3 searchers instead of 1", line)
     run = _run(config={"search": {"prompts_per_step": 32}})
     self.assertIn("or 12 fresh prompts a step", advice.advice(run, rows)[0])
+    self.assertNotIn("reference.role", line)
+    run = _run(config={"reference": {"role": "searcher"}})
+    self.assertEndsWith(
+        advice.advice(run, rows)[0], "(reference.role='trainer')."
+    )
 
   def test_trainer_is_the_bottleneck(self):
     searcher = {"decode": 4.0, "wait_work": 6.0}
