@@ -68,7 +68,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.train.prompts_per_batch = 32
   # Activations of so many fit into a core's cache.
   c.train.micro_batch_prompts = 8
-  # The trainer's core would be the limit.
+  # Otherwise the trainer's core is the limit.
   c.reference.role = "searcher"
   c.search.lead_steps = 2
   c.train.num_steps = 640
@@ -84,7 +84,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     _make_smoke(c)
   if arg.lockstep:
     variants.set_lockstep(c)
-    # Where the loop of one process computes it, bit for bit.
+    # As in the single-process loop, bit for bit.
     c.reference.role = "trainer"
   return c
 

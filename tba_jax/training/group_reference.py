@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A searcher's reference policy, with `reference.role="searcher"`.
 
-The trainer then holds no reference and does no pass of it, and each searcher
-adds one: reference log-probs are computed where there may be many devices.
+The trainer then has neither its params nor its forward pass, and each searcher
+has both: reference log-probs are computed where there may be many devices.
 
 Source: TBA's searchers, Bartoldson et al. 2025 (arXiv:2503.18929).
 """
