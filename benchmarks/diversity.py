@@ -27,7 +27,7 @@ _NUM_COMPLETIONS = 8
 # Distinct solutions are compared where a run first reaches this.
 _PASS_AT_1 = 0.65
 # An entropy bonus in place of a larger beta.
-_BONUS = "loss.entropy_weight=0.01"
+_BONUS, _LARGE_BONUS = "loss.entropy_weight=0.01", "loss.entropy_weight=0.1"
 _CLIP, _NO_CLIP = "loss.ratio_clip=0.2", "loss.ratio_clip=0"
 # Objective: overrides, and betas.
 _OBJECTIVES = {
@@ -39,6 +39,8 @@ _OBJECTIVES = {
     "online_dpo": ([_NO_CLIP], (0.1, 0.3)),
     "tb_entropy": (["loss.name=tb", _CLIP, _BONUS], (0.02,)),
     "grpo_entropy": (["loss.name=grpo", _CLIP, _BONUS], (0.0,)),
+    "tb_large_entropy": (["loss.name=tb", _CLIP, _LARGE_BONUS], (0.02,)),
+    "grpo_large_entropy": (["loss.name=grpo", _CLIP, _LARGE_BONUS], (0.0,)),
 }
 SETTINGS = frontier.make_settings(_OBJECTIVES)
 # Of the last evaluation: key, title, digits.

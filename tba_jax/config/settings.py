@@ -820,7 +820,7 @@ SETTINGS = {
 
     "cores.trainer": _s("", CORES, ""),
     "cores.searcher": _s("", CORES, "of all searchers"),
-    "cores.store": _s("", CORES, ""),
+    "cores.store": _s("", CORES, "'': no pinning"),
 
     "devices.trainer": _s("", DEVICES, ""),
     "devices.searcher": _s("", DEVICES, "of all searchers"),

@@ -21,7 +21,6 @@ from typing import ClassVar
 from flax import nnx
 import jax
 from jax import ad_checkpoint
-from jax.experimental import layout as layout_lib
 import jax.numpy as jnp
 import numpy as np
 
@@ -75,18 +74,12 @@ def product(
   Returns:
     [..., F].
   """
-  if x.ndim != 2:
-    out = _many_rows(x, kernel, dtype or x.dtype)
-    return ad_checkpoint.checkpoint_name(out, PRODUCT)
-  plain = functools.partial(
-      jnp.einsum, "...d,fd->...f", preferred_element_type=dtype
-  )
-  on_cpu = functools.partial(_rows_on_cpu, dtype=dtype)
-  return jax.lax.platform_dependent(x, kernel, cpu=on_cpu, default=plain)
+  out = _product(x, kernel, dtype or x.dtype)
+  return ad_checkpoint.checkpoint_name(out, PRODUCT)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _many_rows(
+def _product(
     x: jax.Array, kernel_FxD: jax.Array, dtype: jnp.dtype
 ) -> jax.Array:
   """Returns x @ kernel.T, with a gradient that transposes no operand.
@@ -99,13 +92,13 @@ def _many_rows(
   )
 
 
-def _many_rows_forward(
+def _product_forward(
     x: jax.Array, kernel_FxD: jax.Array, dtype: jnp.dtype
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  return _many_rows(x, kernel_FxD, dtype), (x, kernel_FxD)
+  return _product(x, kernel_FxD, dtype), (x, kernel_FxD)
 
 
-def _many_rows_backward(
+def _product_backward(
     dtype: jnp.dtype, operands: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   del dtype  # That of `grad`.
@@ -127,28 +120,7 @@ def _many_rows_backward(
   return grad_x, grad_FxD
 
 
-_many_rows.defvjp(_many_rows_forward, _many_rows_backward)
-
-
-def _rows_on_cpu(
-    x_RxD: jax.Array, kernel_FxD: jax.Array, *, dtype: jnp.dtype | None
-) -> jax.Array:
-  """Returns [R, F] as the transpose of kernel @ x.T.
-
-  With few rows the CPU backend is a fifth faster with the kernel on the left.
-  Without layout constraints the compiler would swap the operands back. They
-  also keep rows contiguous, so that a row's bits do not depend on its index.
-  """
-  rows_major = lambda y: layout_lib.with_layout_constraint(
-      y, layout_lib.Layout((0, 1))
-  )
-  out_FxR = jnp.einsum(
-      "fd,dr->fr",
-      kernel_FxD,
-      rows_major(x_RxD.T),
-      preferred_element_type=dtype,
-  )
-  return rows_major(rows_major(out_FxR).T)
+_product.defvjp(_product_forward, _product_backward)
 
 
 @jax.tree_util.register_dataclass
@@ -172,7 +144,7 @@ class Adapted:
     """Returns B A x, [..., F], for x [..., D], in the dtype of x."""
     a_RxD = self.a.reshape(self.a.shape[0], -1).astype(x.dtype)
     b_FxR = self.b.reshape(-1, self.b.shape[-1]).astype(x.dtype)
-    return _many_rows(_many_rows(x, a_RxD, x.dtype), b_FxR, x.dtype)
+    return _product(_product(x, a_RxD, x.dtype), b_FxR, x.dtype)
 
 
 class Linear(nnx.Module):

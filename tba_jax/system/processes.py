@@ -92,7 +92,7 @@ def assign_cores(
   """Returns the cores of `trainer` and `store`, and of each of `searchers`.
 
   By default up to half of the cores go to the searchers, at most `per_searcher`
-  each, and the rest to the trainer; the store shares the searchers' cores. An
+  each, and the rest to the trainer; the store runs where a core is free. An
   empty list means no binding.
 
   Args:
@@ -120,7 +120,7 @@ def assign_cores(
   ]
   return {
       "trainer": chosen(cores["trainer"], trainer),
-      "store": chosen(cores["store"], others),
+      "store": chosen(cores["store"], []),
       "searchers": shares,
   }
 

@@ -146,10 +146,10 @@ class Task(abc.ABC):
     May raise or hang if it runs user code; a worker pool counts that as one
     failure of this completion.
     """
-    return Judgement(
-        self.reward(split, index, completion),
-        self.solution_key(split, index, completion),
-    )
+    key = self.solution_key(split, index, completion)
+    if type(self).reward is Task.reward:  # Of the key, which is not found twice.
+      return Judgement(float(key is not None), key)
+    return Judgement(self.reward(split, index, completion), key)
 
   def drop_long(
       self, tokenizer: Any, max_prompt_tokens: int, max_answer_tokens: int = 0

@@ -15,11 +15,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.config import settings as settings_lib
-from tba_jax.models import layers
 from tba_jax.programs import searcher
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
@@ -259,14 +257,6 @@ class SplitVocabularyTest(parameterized.TestCase):
       np.testing.assert_array_equal(other[0], found[0][0])
       chex.assert_trees_all_close(other[1:], found[0][1:], rtol=1e-5, atol=1e-5)
 
-  # As on accelerators: the layouts that CPUs are given are not split.
-  @mock.patch.object(
-      layers,
-      "_rows_on_cpu",
-      lambda x, kernel, dtype: jnp.einsum(
-          "rd,fd->rf", x, kernel, preferred_element_type=dtype
-      ),
-  )
   def test_no_device_has_all_logits_or_the_cache_of_others(self):
     model = tiny_model.make_model(num_kv_heads=2, vocab_size=4096)
     mesh = make_mesh(data=2, tensor=2)

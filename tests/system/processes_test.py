@@ -70,13 +70,13 @@ class CoresTest(parameterized.TestCase):
   def test_two_cores_are_split(self):
     self.assertEqual(
         self.assign([0, 1], 1),
-        {"trainer": [0], "store": [1], "searchers": [[1]]},
+        {"trainer": [0], "store": [], "searchers": [[1]]},
     )
 
   def test_searchers_get_one_core_each_and_at_most_half(self):
     self.assertEqual(
         self.assign([0, 1, 4, 5], 1),
-        {"trainer": [0, 1, 4], "store": [5], "searchers": [[5]]},
+        {"trainer": [0, 1, 4], "store": [], "searchers": [[5]]},
     )
     four = self.assign([0, 1, 2, 3], 3)
     self.assertEqual(four["trainer"], [0, 1])
