@@ -5,6 +5,7 @@
 import collections
 import itertools
 import re
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -171,6 +172,29 @@ class RewardTest(parameterized.TestCase):
     self.assertEqual(
         self.key("4*3=12,12+7=19,19-2=17"), "12+7=19,19-2=17,4*3=12"
     )
+
+  def test_judge_finds_a_key_once(self):
+    find = mock.Mock(wraps=_DEFAULT.solution_key)
+    right = _DEFAULT.reference_completion(
+        base.TRAIN, 0, np.random.default_rng(0)
+    )
+    with mock.patch.object(_DEFAULT, "solution_key", find):
+      judgements = [
+          _DEFAULT.judge(base.TRAIN, 0, text) for text in (right, "1+1=3")
+      ]
+    self.assertEqual([j.reward for j in judgements], [1.0, 0.0])
+    self.assertEqual([j.key is None for j in judgements], [False, True])
+    self.assertEqual(find.call_count, 2)
+
+  def test_judge_takes_the_reward_of_a_subclass(self):
+    class Doubled(countdown.Countdown):
+
+      def reward(self, split, index, completion):
+        return 2 * super().reward(split, index, completion)
+
+    task = Doubled(**Doubled.FIELDS)
+    right = task.reference_completion(base.TRAIN, 0, np.random.default_rng(0))
+    self.assertEqual(task.judge(base.TRAIN, 0, right).reward, 2.0)
 
   def test_order_of_independent_steps_is_one_solution(self):
     # Both give (4 * 3) + (7 - 2) = 17.
