@@ -147,7 +147,7 @@ class Task(abc.ABC):
     failure of this completion.
     """
     key = self.solution_key(split, index, completion)
-    if type(self).reward is Task.reward:  # Of the key, which is not found twice.
+    if type(self).reward is Task.reward:  # A function of the key alone.
       return Judgement(float(key is not None), key)
     return Judgement(self.reward(split, index, completion), key)
 
