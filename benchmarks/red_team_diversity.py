@@ -41,6 +41,7 @@ _OBJECTIVES = {
     "grpo": (_ON_POLICY, (0.05, 0.2)),
     "proximal_rloo": (_ON_POLICY, (0.05, 0.2)),
     "ppo": (_ON_POLICY, (0.05, 0.2)),
+    "online_dpo": ([*_ON_POLICY, "loss.ratio_clip=0"], (0.1, 0.3)),
 }
 SETTINGS = frontier.make_settings(_OBJECTIVES)
 # Of an evaluation: key, title, digits.

@@ -21,6 +21,7 @@ to measure anew.
 
 from collections.abc import Mapping, Sequence
 import contextlib
+import itertools
 import pathlib
 import shutil
 import statistics
@@ -88,6 +89,15 @@ _PEERS = {
     "tunix": {
         "tunix_grpo": {"learning_rate": 6e-4, "beta": 0.04},
         "tunix_grpo_no_kl": {"learning_rate": 3e-4, "beta": 0.0},
+        "tunix_full_rate": {"learning_rate": 6e-4, "beta": 0.0},
+        "tunix_small_groups": {
+            "learning_rate": 3e-4, "beta": 0.0,
+            "prompts_per_batch": 64, "completions_per_prompt": 4,
+        },
+        "tunix_small_batch": {
+            "learning_rate": 3e-4, "beta": 0.0,
+            "completions_per_prompt": 4, "num_steps": 640,
+        },
     },
 }  # fmt: skip
 _PEER_OF = {name: peer for peer, runs in _PEERS.items() for name in runs}
@@ -105,9 +115,8 @@ _MEANS = {
     "end_pass_at_1": 3, "end_pass_at_k": 3, "end_distinct": 2, "end_steps": 0,
     "end_seconds": 0, "step_s": 3, "completions_per_s": 0, "start_s": 0,
 }  # fmt: skip
-_COLORS = ("#d55e00", "#e69f00", "#f0e442", "#999999", "#000000", "#cc79a7",
-           "#0072b2", "#882255", "#117733", "#88ccee", "#56b4e9", "#009e73",
-           "#332288")  # fmt: skip
+_COLORS = ("#d55e00", "#0072b2", "#009e73", "#e69f00", "#cc79a7", "#000000",
+           "#56b4e9", "#999999")  # fmt: skip
 
 matplotlib.use("agg")
 
@@ -374,16 +383,15 @@ def _stdout_to_stderr() -> contextlib.AbstractContextManager[Any]:
 def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   """Draws pass@1 over the seconds of training, a line per run and seed."""
   figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-  named = set()
-  for result in runs:
-    name = result["name"]
-    axes.plot(
-        result["seconds"],
-        result["pass_at_1"],
-        color=_COLORS[RUNS.index(name)],
-        label=None if name in named else name,
-    )
-    named.add(name)
+  names = [name for name in RUNS if results.of_name(runs, name)]
+  for name, color in zip(names, itertools.cycle(_COLORS)):
+    for i, result in enumerate(results.of_name(runs, name)):
+      axes.plot(
+          result["seconds"],
+          result["pass_at_1"],
+          color=color,
+          label=None if i else name,
+      )
   axes.set_xlabel("seconds of training")
   axes.set_ylabel("held-out pass@1")
   axes.set_xlim(left=0)
