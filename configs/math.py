@@ -5,7 +5,7 @@ r"""MATH with TBA', the later variant of trajectory balance with asynchrony.
     python -m tba_jax.main --config=configs/math.py:hardware=8xh100 \\
         --workdir=runs/math
 
-It needs `pip install tba_jax[math]`. Problems and model come from the Hugging
+It needs `pip install 'tba_jax[math]'`. Problems and model come from the Hugging
 Face hub (`task.train`, `task.test`, `init`); local files do as well.
 Arguments, after a colon and separated by commas:
 

@@ -14,8 +14,8 @@ as the papers have it, where the runs of Asynchronous RLHF train on 53:
 
     python -m tba_jax.main --program=evaluate --workdir=runs/tldr \\
         --config.sampling.max_completion_tokens=128 \\
-        --config.evaluate.final_prompts=6000 --config.evaluate.judge=\\
-        cleanrl/EleutherAI_pythia-6.9b-deduped__reward__tldr
+        --config.evaluate.final_prompts=6000 \\
+        --config.evaluate.judge=cleanrl/EleutherAI_pythia-6.9b-deduped__reward__tldr
 
 Arguments, after a colon and separated by commas:
 

@@ -653,7 +653,8 @@ SETTINGS = {
         " 'searcher', of all that it samples (needs mode='fixed')"),
 
     "optimizer.learning_rate": _s(1e-4, ABOVE_0, "after the warm-up"),
-    "optimizer.learning_rate_final": _s(1e-4, NOT_NEGATIVE, "at the last step"),
+    "optimizer.learning_rate_final": _s(
+        1e-4, NOT_NEGATIVE, "at the last step, at most learning_rate"),
     "optimizer.schedule": _s(
         "linear", one_of("constant", "linear", "cosine", "warmup_stable_decay"),
         "after the warm-up; 'warmup_stable_decay': constant for stable_steps,"

@@ -452,6 +452,12 @@ def _schedules(c: Mapping[str, Any]) -> _Problems:
         f"allowed less than {peak} = config.train.num_steps -"
         " config.optimizer.warmup_steps"
     )
+  rate, final = (c[f"optimizer.learning_rate{end}"] for end in ("", "_final"))
+  if c["optimizer.schedule"] != "constant" and final > rate:
+    yield "optimizer.learning_rate_final", (
+        f"allowed up to {rate} = config.optimizer.learning_rate, which it does"
+        " not follow: set both"
+    )
   decay = c["loss.beta_decay_steps"]
   if decay and not 1 <= c["loss.beta_stop_steps"] <= decay:
     yield "loss.beta_stop_steps", (
@@ -706,7 +712,7 @@ def _publish(c: Mapping[str, Any]) -> _Problems:
       )
     elif importlib.util.find_spec("gcsfs") is None:
       yield "publish.directory", (
-          "allowed a path without gcsfs; gs:// needs  pip install tba_jax[gcs]"
+          "allowed a path without gcsfs; gs:// needs pip install 'tba_jax[gcs]'"
       )
   elif carrier == "orbax" and not (
       directory or is_one_host(c["store.address"])

@@ -77,7 +77,7 @@ class WandbWriter:
 
   def _run(self) -> None:
     try:
-      # An optional requirement: `pip install tba_jax[wandb]`.
+      # An optional requirement: `pip install 'tba_jax[wandb]'`.
       wandb = importlib.import_module("wandb")
       settings = wandb.Settings(
           console="off",
@@ -132,7 +132,7 @@ class TensorBoardWriter:
   """Writes TensorBoard event files into a folder."""
 
   def __init__(self, folder: pathlib.Path):
-    # An optional requirement: `pip install tba_jax[tensorboard]`.
+    # An optional requirement: `pip install 'tba_jax[tensorboard]'`.
     package = importlib.import_module("tensorboardX")
     self._writer = package.SummaryWriter(str(folder))
 

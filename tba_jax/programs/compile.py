@@ -5,7 +5,7 @@
     python -m tba_jax.main --program=compile --config=FILE --workdir=DIR \\
         [TRAINER_TOPOLOGY [SEARCHER_TOPOLOGY]]
 
-It needs libtpu (`pip install tba_jax[tpu]`), but neither accelerator nor
+It needs libtpu (`pip install 'tba_jax[tpu]'`), but neither accelerator nor
 weights: arguments are shapes, and of a Hugging Face folder in `init` only
 config.json is read. A topology is a generation and a shape, such as "v5e:4x4";
 without one, it is the smallest slice of v5e that holds the mesh.

@@ -112,7 +112,7 @@ def stage(workdir: str, program: str, *, key: str = "--workdir") -> str:
   elif not _URL.fullmatch(url):
     allowed = "a path, or gs://BUCKET/PATH"
   elif importlib.util.find_spec("gcsfs") is None:
-    allowed = "a path; gs:// needs gcsfs: pip install tba_jax[gcs]"
+    allowed = "a path; gs:// needs gcsfs: pip install 'tba_jax[gcs]'"
   else:
     return str(prepare(url, program))
   raise ValueError(f"{key}={workdir}: allowed {allowed}")

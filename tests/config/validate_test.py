@@ -281,6 +281,7 @@ class RelationsTest(parameterized.TestCase):
           dict(optimizer__warmup_steps=20, optimizer__stable_steps=300),
           "optimizer.stable_steps",
       ),
+      (dict(optimizer__learning_rate=1e-6), "optimizer.learning_rate_final"),
       (dict(loss__beta_decay_steps=5), "loss.beta_stop_steps"),
       (
           dict(loss__beta_decay_steps=5, loss__beta_stop_steps=6),
