@@ -20,7 +20,7 @@ CPUS="${CPUS:-8}"                         # of a process
 TIME="${TIME:-04:00:00}"
 PARTITION="${PARTITION:-}"                # "" = the cluster's default
 ACCOUNT="${ACCOUNT:-}"                    # "" = yours
-SFT="${SFT:-1}"                           # 0 where config.init is a folder
+SFT="${SFT:-1}"                           # 0 where config.init is not "sft"
 # Address of the trainer's first node; "" = the first that it has itself.
 STORE_HOST="${STORE_HOST:-}"
 STORE_PORT="${STORE_PORT:-8469}"          # where the store says where it is
@@ -105,7 +105,9 @@ END
 # variable.
 submit_trainer() {
   local after=()
-  if [[ -n "$job_id" ]]; then after=(--dependency="afterok:$job_id"); fi
+  if [[ -n "$job_id" ]]; then
+    after=(--dependency="afterok:$job_id" --kill-on-invalid-dep=yes)
+  fi
   # shellcheck disable=SC2046
   submit "${common[@]}" ${after[@]+"${after[@]}"} --job-name="$NAME-trainer" \
     --nodes="$TRAINER_NODES" --ntasks-per-node=1 --requeue --signal=TERM@120 \

@@ -43,7 +43,8 @@ usage: launch/tpu_vm.sh [--dry_run] [up | searchers FIRST-LAST | down]
                      until the trainer is done (the default); the same again
                      resumes a run that was left
   searchers 4-9      adds searchers 4 to 9, and watches them
-  down               ends the run, and deletes all of its machines
+  down               ends the run, and deletes the machines of the trainer and of
+                     searchers 0 to SEARCHERS - 1
 
 FLAGs are passed to gcloud where a machine is made, as -- --network=NETWORK
 --subnetwork=SUBNETWORK --internal-ips --service-account=ADDRESS.

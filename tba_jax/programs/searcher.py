@@ -234,6 +234,10 @@ class Searcher:
         self._check_handed_over()
         if self._stop() or self._queue.epoch > block.epoch:
           return False
+        newest = self._puller.latest()
+        if newest and newest[0] > (block.epoch, block.require_version):
+          # Others delivered its prompts while the store was out of reach.
+          return False
     return True
 
   def _take_params(self, version: int, timeout_s: float) -> bool:

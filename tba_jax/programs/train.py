@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `train` program: starts and supervises the processes of a run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import math
@@ -37,12 +37,11 @@ _TOGETHER_S = 3.0
 _DEATHS, _WITHIN_S = 3, 60.0
 _ERRORS = 3
 _TICK_S = 0.1
+_END_TICK_S = 0.02
 # Period of the checks of progress, logs and totals.
 _CHECK_EVERY_S = 1.0
 # CPU time that shows that a process works, seconds.
 _IDLE_CPU_S = 1.0
-# Together under 20 s, the longest that Ctrl-C should take.
-_TRAINER_END_S = 13.0
 _SEARCHER_END_S = 3.0
 _STORE_END_S = 2.0
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -266,8 +265,19 @@ class Children:
       return f"(no log: {error})"
     return "\n".join(text.splitlines()[-num_lines:])
 
-  def end(self, roles: Sequence[str], deadline_s: float) -> None:
-    """Stops processes of some roles: SIGTERM, then SIGKILL at the deadline."""
+  def end(
+      self,
+      roles: Sequence[str],
+      deadline_s: float,
+      is_urgent: Callable[[], bool] = lambda: False,
+  ) -> None:
+    """Stops processes of some roles: SIGTERM, then SIGKILL.
+
+    Args:
+      roles: of the processes.
+      deadline_s: seconds until SIGKILL.
+      is_urgent: returns whether SIGKILL comes at once.
+    """
     chosen = [
         c
         for c in self._all
@@ -279,12 +289,14 @@ class Children:
       child.process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + deadline_s
     for child in chosen:
-      try:
-        child.process.wait(max(0.0, deadline - time.monotonic()))
-      except subprocess.TimeoutExpired:
-        # A stopped process (SIGSTOP) does not see SIGTERM.
-        child.process.kill()
-        child.process.wait()
+      while True:
+        try:
+          child.process.wait(_END_TICK_S)
+          break
+        except subprocess.TimeoutExpired:
+          if is_urgent() or time.monotonic() >= deadline:
+            # A stopped process (SIGSTOP) does not see SIGTERM.
+            child.process.kill()
 
 
 class RunFailed(RuntimeError):
@@ -314,24 +326,24 @@ def run(
     return processes.EXIT_CONFIG
   changed = (*_END_SIGNALS, signal.SIGUSR1)
   handlers = {number: signal.getsignal(number) for number in changed}
-  try:
-    _check_devices(config)
-    held = bucket.hold(run_directory.lock(workdir), workdir)
-    run_info, saved = run_directory.create(workdir, config)
-    if saved is not None:
-      validate.check_resume(saved, config)
-      run_directory.update(workdir, config)
-    supervisor = _Supervisor(config, run_info, console)
-  except (ValueError, OSError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
-  try:
-    return supervisor.run()
-  finally:
-    # A Python caller, such as a notebook, gets its Ctrl-C back.
-    for number, handler in handlers.items():
-      signal.signal(number, handler)
-    held.close()
+  with contextlib.ExitStack() as closing:
+    try:
+      _check_devices(config)
+      closing.enter_context(bucket.hold(run_directory.lock(workdir), workdir))
+      run_info, saved = run_directory.create(workdir, config)
+      if saved is not None:
+        validate.check_resume(saved, config)
+        run_directory.update(workdir, config)
+      supervisor = _Supervisor(config, run_info, console)
+    except (ValueError, OSError) as error:
+      print(f"error: {error}", file=sys.stderr)
+      return processes.EXIT_CONFIG
+    try:
+      return supervisor.run()
+    finally:
+      # A Python caller, such as a notebook, gets its Ctrl-C back.
+      for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def _check_devices(config: ml_collections.ConfigDict) -> None:
@@ -393,6 +405,7 @@ class _Supervisor:
     self._children = Children(self._workdir)
     self._panel = panel.Panel(self._workdir, console)
     self._signal: int | None = None
+    self._num_signals = 0
     self._capture_asked = False
     # First and newest generation of the store seen by this supervisor.
     self._generations: tuple[int, int] | None = None
@@ -400,6 +413,8 @@ class _Supervisor:
     self._next_check = 0.0
     # Of the child that `_kill_idle` watches: pid, CPU seconds, and when.
     self._last_work = 0, 0.0, 0.0
+    # Time of the newest status, and when it was first seen.
+    self._last_status: tuple[float | None, float] = 0.0, 0.0
     self._disk_is_full = False
 
     for number in _END_SIGNALS:
@@ -433,6 +448,7 @@ class _Supervisor:
   def _on_signal(self, number: int, frame: Any) -> None:
     del frame
     self._signal = self._signal or number
+    self._num_signals += 1
 
   def _on_capture(self, number: int, frame: Any) -> None:
     del number, frame
@@ -469,7 +485,7 @@ class _Supervisor:
         self._kill_idle(child)
       self._panel.update()
       time.sleep(_TICK_S)
-    self._children.end([role], _TRAINER_END_S)
+    self._end_savers([role])
     child.finished = True
 
   def _train(self) -> None:
@@ -565,7 +581,10 @@ class _Supervisor:
     step_s = (status.get("trainer") or {}).get("step_s") or 0.0
     limit_s = max(2 * limit_s, 5 * step_s)
     age_s = status.get("step_age_s") or 0.0
-    silent_s = time.time() - (status.get("time") or time.time())
+    if status.get("time") != self._last_status[0]:
+      self._last_status = status.get("time"), time.monotonic()
+    # The clock of the status jumps where the machine was suspended.
+    silent_s = time.monotonic() - self._last_status[1]
     if age_s > limit_s and not metrics.is_wait(status.get("doing") or ""):
       self._kill(trainer, f"no progress for {age_s:.0f} s")
     elif silent_s > limit_s and not self._disk_is_full:
@@ -597,8 +616,7 @@ class _Supervisor:
 
   def _pass_capture_on(self, trainer: Child) -> None:
     """Requests a profile once the trainer handles the signal."""
-    phase = self._status(trainer).get("phase")
-    if self._capture_asked and phase == "train":
+    if self._capture_asked and self._status(trainer).get("phase") == "train":
       self._capture_asked = False
       trainer.process.send_signal(signal.SIGUSR1)
 
@@ -689,8 +707,11 @@ class _Supervisor:
     if self._signal is not None:
       name = signal.Signals(self._signal).name
       self._events.write("signal", f"{name}: saving and ending")
-      self._console.print(f"{name}: saving; the same command continues.")
-    self._children.end(["trainer", "sft", "reward_model"], _TRAINER_END_S)
+      self._console.print(
+          f"{name}: saving; the same command continues. A second signal ends"
+          " the run without saving."
+      )
+    self._end_savers(["trainer", "sft", "reward_model"])
     self._children.end(["searcher"], _SEARCHER_END_S)
     self._children.end(["store"], _STORE_END_S)
     # In tmpfs they would outlive the run; the next trainer publishes again.
@@ -700,6 +721,15 @@ class _Supervisor:
         )
     )
     (self._workdir / "processes.json").unlink(missing_ok=True)
+
+  def _end_savers(self, roles: Sequence[str]) -> None:
+    """Ends roles that save first, which may take as long as their steps may."""
+    before = self._num_signals
+    self._children.end(
+        roles,
+        2 * self._config.search.starvation_s,
+        lambda: self._num_signals > before,
+    )
 
   def _conclude(self, status: int, error: RunFailed | None) -> int:
     totals = self._totals()

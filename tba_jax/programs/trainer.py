@@ -52,6 +52,7 @@ from tba_jax.transport import base as transport_base
 # Seconds that searchers get to deliver finished groups at the end of a run.
 _FINISH_S = 15.0
 _INTERRUPT_S = 5.0
+# The least time for publishing the first params.
 _PUBLISH_S = 60.0
 
 # The batch and metrics of a step that the devices work on.
@@ -365,7 +366,8 @@ class Trainer:
       version = max(version - 1, 0) // every * every
       field = "sampling_params"
     self._work.publish(self._publisher.submit, version, field)
-    self._publisher.wait(version, _PUBLISH_S)
+    deadline_s = max(_PUBLISH_S, 2 * self._config.store.deadline_s)
+    self._publisher.wait(version, deadline_s)
 
   def _publish_if_due(self, metrics: dict[str, jax.Array]) -> None:
     """Publishes the step in progress, provided it turns out finite."""
@@ -373,13 +375,13 @@ class Trainer:
     every, last = self._config.publish.every_steps, self._config.train.num_steps
     if self._publishes_late or (done % every and done != last):
       return
-    # `finite` is read by the publisher's thread, so the loop does not wait for
-    # the devices. A skipped step leaves the params unchanged and is published
-    # all the same: searchers may be waiting for its version.
+    # The publisher's thread reads `nonfinite`: the loop does not wait for the
+    # devices. A skipped step leaves the params unchanged and is published all
+    # the same, since searchers may be waiting for its version.
     skips = self._config.train.nonfinite == "skip"
-    finite = True if skips else metrics["nonfinite"] == 0
+    nonfinite = 0 if skips else metrics["nonfinite"]
     self._work.publish(
-        functools.partial(self._publisher.submit, finite=finite), done
+        functools.partial(self._publisher.submit, nonfinite=nonfinite), done
     )
 
   def _wait_and_start(self, should_stop: Callable[[], bool]) -> Running | None:
@@ -552,10 +554,11 @@ class Trainer:
       self._journal.truncate_before(min(covered))
 
   def _interrupt(self) -> bool:
-    self._evaluations.close()
     self._service.stop_searchers(_INTERRUPT_S)
     self._save(wait=True)
     self._recorder.event("interrupted", f"saved at step {self._step}")
+    # It may wait for a batch of completions, or for one that hangs.
+    self._evaluations.close()
     return False
 
   def _finish(self, should_stop: Callable[[], bool]) -> bool:

@@ -253,6 +253,16 @@ class ReplayBuffer:
     """Records that a trainer's epoch starts from the params of `step`."""
     self._starts.append((epoch, step))
 
+  def has_other_tokens(self, group: types.Group) -> bool:
+    """Returns whether the group's prompt is stored with other tokens.
+
+    Its text or the tokenizer has changed since.
+    """
+    prompt = self.prompts.get(group.prompt_id)
+    return prompt is not None and not np.array_equal(
+        prompt.tokens, group.prompt_tokens
+    )
+
   def insert(self, group: types.Group, step: int) -> ledger.Amount:
     """Stores the completions of a group; they are recent from `step` on.
 
@@ -273,14 +283,14 @@ class ReplayBuffer:
       ValueError: `step` decreased, or the prompt had other tokens before; the
         buffer is unchanged.
     """
-    prompt = self.prompts.get(group.prompt_id)
     if step < self._insert_step:
       raise ValueError(f"insert at step {step} after step {self._insert_step}")
+    if self.has_other_tokens(group):
+      raise ValueError(f"prompt {group.prompt_id} comes with other tokens")
+    prompt = self.prompts.get(group.prompt_id)
     if prompt is None:
       prompt = rows_lib.PromptRows(np.array(group.prompt_tokens, np.int32))
-    elif not np.array_equal(prompt.tokens, group.prompt_tokens):
-      raise ValueError(f"prompt {group.prompt_id} comes with other tokens")
-    self.prompts[group.prompt_id] = prompt
+      self.prompts[group.prompt_id] = prompt
     self._insert_step = step
     if self._filter.freeze_step and step >= self._filter.freeze_step:
       self.capacity = min(self.capacity, max(len(self), 1))

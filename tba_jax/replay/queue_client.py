@@ -31,8 +31,10 @@ from tba_jax.transport import base
 from tba_jax.transport import wire
 
 # Time after which an unacknowledged block is sent again: its key may have had a
-# forged message, which the trainer deletes.
+# forged message, which the trainer deletes. It doubles with each time, so that
+# a slow store is not slowed by blocks that it has.
 _RESEND_S = 2.0
+_LONGEST_RESEND_S = 60.0
 # Poll interval: while the searcher waits, while it works, and at most.
 _WAITING_TICK_S = 0.004
 _TICK_S = 0.02
@@ -51,11 +53,13 @@ class OutgoingBlock:
   sequence: its number.
   data: the wire message.
   sent_at: when it was written to the current store; None if it was not.
+  times_sent: how often it was.
   """
 
   sequence: int
   data: bytes
   sent_at: float | None = None
+  times_sent: int = 0
 
 
 class UnackedBlocks:
@@ -83,10 +87,11 @@ class UnackedBlocks:
   def forget_sent(self) -> None:
     """Marks all blocks as unsent, after the store was lost."""
     for block in self._blocks:
-      block.sent_at = None
+      block.sent_at, block.times_sent = None, 0
 
   def sent(self, block: OutgoingBlock) -> None:
     block.sent_at = self._clock()
+    block.times_sent += 1
 
   def unsent(self) -> list[OutgoingBlock]:
     return [b for b in self._blocks if b.sent_at is None]
@@ -102,7 +107,9 @@ class UnackedBlocks:
   def _due_in_s(self, block: OutgoingBlock) -> float:
     if block.sent_at is None:
       return math.inf
-    return max(0.0, block.sent_at + self._resend_s - self._clock())
+    pause_s = self._resend_s * 2 ** (block.times_sent - 1)
+    due = block.sent_at + min(pause_s, _LONGEST_RESEND_S)
+    return max(0.0, due - self._clock())
 
 
 @dataclasses.dataclass(frozen=True)

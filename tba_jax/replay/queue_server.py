@@ -451,7 +451,9 @@ class QueueServer:
     if "sequence" in header:
       self._ingest.take(sid, header["sequence"])
       totals = [header["totals"][unit] for unit in messages.UNITS]
-      self._ack_log.add(sid, [header["sequence"] + 1, *totals])
+      # The trainer's thread reads the marks.
+      with self.lock:
+        self._ack_log.add(sid, [header["sequence"] + 1, *totals])
       try:
         groups = messages.unpack_groups(header, arrays)
       except ValueError as error:

@@ -250,12 +250,15 @@ class ReplayService:
         self._applied = record.position
         arrived += self._apply_record(record)
       self._server.take(count)
+    arrived.sort(key=lambda group: group.position)
+    for group in self._score_groups(arrived):
+      if self.buffer.has_other_tokens(group):
+        self._reject("prompt", _amount_of(group))
+      else:
+        self.ledger.evict(self.buffer.insert(group, step))
     for reason, count in self.rejected.items():
       if new := count - rejected.get(reason, 0):
         self._on_event("rejected", f"{new} completions: {reason}")
-    arrived.sort(key=lambda group: group.position)
-    for group in self._score_groups(arrived):
-      self.ledger.evict(self.buffer.insert(group, step))
 
   def _is_early(self, record: queue_server.Record, step: int) -> bool:
     """Returns whether a record is data of a later step, found in the journal.
@@ -300,7 +303,7 @@ class ReplayService:
       if reason is None:
         kept.append(group)
       else:
-        self._reject(reason, Amount(1, group.num_completions, group.num_tokens))
+        self._reject(reason, _amount_of(group))
     return kept
 
   def _lose(self, sid: str, totals: Amount, lost: Amount) -> None:
@@ -338,6 +341,10 @@ class ReplayService:
         + (f"{obstacle}; " if obstacle else "")
         + f"searchers: {', '.join(searchers) or 'none alive'}"
     )
+
+
+def _amount_of(group: types.Group) -> Amount:
+  return Amount(1, group.num_completions, group.num_tokens)
 
 
 def _amount(totals: Mapping[str, int]) -> Amount:

@@ -298,6 +298,10 @@ class Checkpointer:
           f" {used} restored instead",
       )
     if failures:
+      if self._barrier is not None:
+        # The others list the folder once it is changed.
+        timeout_ms = int(self._barrier.deadline_s * 1000)
+        self._barrier(key="setting checkpoints aside", timeout_ms=timeout_ms)
       self._manager.reload()
 
   def _raise_if_failed(self, call: Callable[[], Any]) -> None:

@@ -382,14 +382,15 @@ class Publisher:
     )
 
   def submit(
-      self, version: int, params: types.PyTree, finite: Any = True
+      self, version: int, params: types.PyTree, nonfinite: Any = 0
   ) -> int | None:
     """Copies the params; returns the pending version that is skipped, if any.
 
     Args:
       version: of the params.
       params: of the train state; may be donated afterwards.
-      finite: [] bool, maybe on a device; False drops the version.
+      nonfinite: [] number, maybe on devices; the version is dropped unless it
+        is 0.
 
     Raises:
       TransportError: the thread has ended, with its error as the cause.
@@ -397,7 +398,7 @@ class Publisher:
     _check(self._thread, "publishing")
     copy = self._copy(params)
     with self._changed:
-      replaced, self._next = self._next, (version, copy, finite)
+      replaced, self._next = self._next, (version, copy, nonfinite)
       self._changed.notify_all()
     return replaced and replaced[0]
 
@@ -448,7 +449,7 @@ class Publisher:
           break
         pending, self._next = self._next, None
       try:
-        if pending is not None and bool(pending[2]):
+        if pending is not None and not float(np.asarray(pending[2])):
           with self._recorder.span("publish", lane="publish"):
             self._pack(kept, *pending[:2])
             pending = None  # Free the copy of the params before sending.

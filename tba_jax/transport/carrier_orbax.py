@@ -521,7 +521,8 @@ class Helper:
     # In order of submission, in which process 0 asks for them.
     self._held: list[tuple[int, Mapping[str, Any]]] = []
     self._changed = threading.Condition()
-    self._worker = worker.Worker("shards", self._run, close_s=2 * _POLL_S)
+    # It may be writing.
+    self._worker = worker.Worker("shards", self._run, close_s=deadline_s)
 
   def submit(self, version: int, params: Any) -> None:
     """Keeps a copy of a version on devices until it is written.

@@ -266,7 +266,8 @@ class ScriptsTest(parameterized.TestCase):
     called = (self.folder / "called").read_text()
     jobs = re.findall(r"--job-name=(\S+)", called)
     self.assertEqual(jobs, ["tba-sft", "tba-trainer", "tba-searcher"])
-    self.assertRegex(called, "--dependency=afterok:1 --job-name=tba-trainer")
+    after = "--dependency=afterok:1 --kill-on-invalid-dep=yes"
+    self.assertRegex(called, f"{after} --job-name=tba-trainer")
     self.assertRegex(called, "--dependency=after:2 --job-name=tba-searcher")
     self.assertIn("--array=0-2", called)
     self.assertTrue((self.folder / "w" / "logs").is_dir())

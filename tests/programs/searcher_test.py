@@ -271,6 +271,14 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(self.used, [(3, {3})])
     self.assertLen(waits, 3)
 
+  def test_a_version_that_has_passed_is_not_awaited(self):
+    self.puller.wait_for.side_effect = lambda version, timeout_s: (
+        None if version == 3 else self.wait_for(version, timeout_s)
+    )
+    self.published = [(1, 5)]
+    self.run_it(self.block(require=3), self.block())
+    self.assertEqual(self.used, [(5, {5})])
+
   def test_without_a_required_version_nobody_waits(self):
     self.run_it(self.block())
     self.assertEqual(self.puller.wait_for.call_args, mock.call(-1, 0.0))

@@ -3,6 +3,7 @@
 """The train program: its processes, the supervisor's decisions, the call."""
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -216,6 +217,13 @@ class ChildrenTest(absltest.TestCase):
     self.assertEqual(stopped.process.returncode, -signal.SIGKILL)
     # One deadline for all: who listens is not killed for the others' sake.
     self.assertEqual(polite.process.returncode, 5)
+
+  def test_end_kills_at_once_where_that_is_urgent(self):
+    deaf, polite = self.add("deaf"), self.add("polite")
+    asked = iter([False] * 5)
+    self.children.end(["deaf"], _WAIT_S, lambda: next(asked, True))
+    self.assertEqual(deaf.process.returncode, -signal.SIGKILL)
+    self.assertIsNone(polite.process.poll())
 
   def test_end_of_what_has_ended_does_nothing(self):
     child = self.children.add("short", 6, ())
@@ -491,6 +499,13 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEmpty(supervisor._children.started)
     self.assertRegex(self.stdout.getvalue(), r"finished \(100 steps\)")
 
+  def test_a_refused_run_leaves_its_directory(self):
+    with mock.patch.object(train.run_directory, "create") as create:
+      create.side_effect = ValueError("another run")
+      with contextlib.redirect_stderr(self.stderr):
+        self.assertEqual(train.run(self.config, str(self.workdir), []), 2)
+    os.close(run_directory.lock(str(self.workdir)))
+
   def test_the_caller_has_its_signal_handlers_again(self):
     own, seen = lambda *_: None, []
     for number in supervise_case.SIGNALS:
@@ -571,11 +586,18 @@ class SuperviseTest(supervise_case.SuperviseCase):
       ({"step_age_s": 361.0, "doing": "wait_fresh"}, False),
       ({"step_age_s": 361.0, "doing": "step", "phase": "warm-up"}, False),
       ({"step_age_s": 361.0, "trainer": {"step_s": 100.0}}, False),
-      ({"step_age_s": 1.0, "time": 5.0}, True),
       ({"step_age_s": "x", "time": None, "searchers": [3]}, False),
   )
   def test_a_trainer_that_hangs_is_started_again(self, status, killed):
     found = self.watch(**{"phase": "train", **status})
+    self.assertEqual(set(found), {"trainer-0"} if killed else set())
+
+  @parameterized.parameters((400.0, True), (1.0, False))
+  def test_a_trainer_without_news_is_started_again(self, pause_s, killed):
+    # The machine's clock counts the time that it was suspended.
+    clock = itertools.count(0.0, pause_s)
+    with mock.patch.object(time, "monotonic", lambda: next(clock)):
+      found = self.watch(6, phase="train", step_age_s=1.0, time=5.0)
     self.assertEqual(set(found), {"trainer-0"} if killed else set())
 
   @parameterized.parameters((91.0, 3600.0, True), (89.0, 3600.0, False),

@@ -132,8 +132,8 @@ class NonfiniteTest(trainer_case.TrainerCase):
     state.params["model"] = jax.device_get(self.model_state.params)
     return state, {**trainer_case.METRICS, **metrics}
 
-  def publish(self, step, params, finite=True):
-    super().publish(step, params, finite)
+  def publish(self, step, params, nonfinite=0):
+    super().publish(step, params, nonfinite)
     self.published.append(params.get("model"))
 
   def test_a_step_with_a_nan_gradient_is_skipped_and_the_run_goes_on(self):

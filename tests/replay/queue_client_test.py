@@ -86,6 +86,13 @@ class UnackedBlocksTest(absltest.TestCase):
     self.assertEqual(overdue.sequence, 2)
     self.unacked.sent(overdue)
     self.assertEmpty(self.unacked.overdue())
+    # It has been sent: each time the pause doubles.
+    self.assertEqual(self.unacked.overdue_in_s(), 4.0)
+    for _ in range(10):
+      self.unacked.sent(overdue)
+    self.assertEqual(self.unacked.overdue_in_s(), 60.0)
+    self.unacked.forget_sent()
+    self.unacked.sent(overdue)
     self.assertEqual(self.unacked.overdue_in_s(), 2.0)
 
   def test_numbers_go_on_after_an_acknowledgement(self):

@@ -56,6 +56,19 @@ class RejectionTest(queue_case.QueueTestCase):
     # An implausible position is not counted.
     self.assertEqual(trainer.order.num_taken(), 8)
 
+  def test_a_prompt_that_has_changed_is_rejected(self):
+    trainer = self.trainer()
+    searcher = self.searcher("a", works=False)
+    group = self.group(1)
+    other = np.append(group.prompt_tokens, 1)
+    trainer.buffer.insert(dataclasses.replace(group, prompt_tokens=other), 0)
+    self.assertTrue(searcher.client.submit([self.group(p) for p in range(8)]))
+    wait_until(lambda: searcher.client.unacked == 0, "acknowledged")
+    trainer.step(0)
+    ledger = trainer.service.account()
+    self.assertEqual(ledger["rejected"]["prompt"]["prompts"], 1)
+    self.assertIn("3 completions: prompt", trainer.events.of("rejected"))
+
   def test_a_malformed_block_is_rejected_as_a_whole(self):
     trainer = self.trainer()
     trainer.service.open(0)

@@ -72,9 +72,9 @@ class FakeChildren(train.Children):
         lambda: self.on_poll and self.on_poll(child),
     )
 
-  def end(self, roles, deadline_s):
+  def end(self, roles, *args):
     self.ended.append(tuple(roles))
-    super().end(roles, deadline_s)
+    super().end(roles, *args)
 
 
 class SuperviseCase(parameterized.TestCase):

@@ -98,8 +98,8 @@ class TrainerCase(parameterized.TestCase):
     self.recorder.step.side_effect = note("read")
     self.recorder.evaluation.side_effect = self.record_evaluation
 
-  def publish(self, step, params, finite=True):
-    if finite:
+  def publish(self, step, params, nonfinite=0):
+    if not nonfinite:
       self.log.append(("publish", step, int(params["made_by"])))
 
   def begin_step(self, step, should_stop):

@@ -410,9 +410,9 @@ class PublicationTest(absltest.TestCase):
 
   def test_a_version_that_is_not_finite_is_not_written(self):
     publisher, puller = self.make_publisher(), self.make_puller()
-    publisher.submit(1, _params(1.0), jnp.asarray(True))
+    publisher.submit(1, _params(1.0), jnp.asarray(0.0))
     publisher.wait(1, WAIT_S)
-    publisher.submit(2, _params(np.nan), jnp.asarray(False))
+    publisher.submit(2, _params(np.nan), jnp.asarray(1.0))
     self.wait_until(lambda: publisher._next is None)
     publisher.submit(3, _params(3.0))
     self.assertEqual(puller.wait_for(3, WAIT_S)[0], (1, 3))
