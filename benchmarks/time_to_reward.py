@@ -21,7 +21,6 @@ to measure anew.
 
 from collections.abc import Mapping, Sequence
 import contextlib
-import itertools
 import pathlib
 import shutil
 import statistics
@@ -116,7 +115,8 @@ _MEANS = {
     "end_seconds": 0, "step_s": 3, "completions_per_s": 0, "start_s": 0,
 }  # fmt: skip
 _COLORS = ("#d55e00", "#0072b2", "#009e73", "#e69f00", "#cc79a7", "#000000",
-           "#56b4e9", "#999999")  # fmt: skip
+           "#56b4e9", "#999999",
+           *matplotlib.colormaps["tab10"].colors)  # fmt: skip
 
 matplotlib.use("agg")
 
@@ -384,7 +384,7 @@ def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   """Draws pass@1 over the seconds of training, a line per run and seed."""
   figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
   names = [name for name in RUNS if results.of_name(runs, name)]
-  for name, color in zip(names, itertools.cycle(_COLORS)):
+  for name, color in zip(names, _COLORS):
     for i, result in enumerate(results.of_name(runs, name)):
       axes.plot(
           result["seconds"],
