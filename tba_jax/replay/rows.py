@@ -238,7 +238,7 @@ class RowTable:
     return self._columns < lengths[..., None]
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the live rows in order of arrival, tokens without padding."""
+    """Returns copies of the live rows, by arrival, tokens without padding."""
     rows = self.live_rows()
     cached = rows[self.ref_versions[rows] >= 0]
     state: dict[str, Any] = self.integers(rows)

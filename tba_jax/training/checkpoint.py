@@ -95,10 +95,10 @@ class Checkpointer:
       *,
       wait: bool = False,
   ) -> None:
-    """Copies both states to host memory and writes them in the background.
+    """Copies `state` to host memory and writes both in the background.
 
-    Waits for the previous save first. The caller may donate `state` and change
-    `host_state` afterwards.
+    Waits for the previous save first. The caller may donate `state` afterwards,
+    and leaves the arrays of `host_state`, which may be large, as they are.
 
     Args:
       step: above `latest_step()`.
@@ -363,14 +363,14 @@ _device_checksum = jax.jit(lambda array: _checksum(array, jnp))
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-  """A copy of a host state: JSON that names arrays, and the arrays by name."""
+  """A host state: JSON that names arrays, and the arrays by name."""
 
   structure: str
   arrays: dict[str, np.ndarray]
 
 
 def pack_host_state(host_state: Any) -> Packed:
-  """Returns a copy of a host state.
+  """Returns a host state as it is written, with the arrays themselves.
 
   Args:
     host_state: JSON values (ints of any size, keys str), and NumPy arrays and
@@ -382,7 +382,7 @@ def pack_host_state(host_state: Any) -> Packed:
   arrays = {}
 
   def encode(value: Any) -> dict[str, Any]:
-    array = np.array(value)
+    array = np.asarray(value)
     if not isinstance(value, np.ndarray | np.generic) or (
         array.dtype.kind not in "biufcSU"
     ):

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the replay buffer: inserts, eviction, draws, uses, saved state."""
 
+import copy
 import json
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 import numpy as np
 
 from tba_jax.replay import buffer as buffer_lib
@@ -517,6 +519,16 @@ class StateTest(parameterized.TestCase):
         values = np.full((3, 2, 4), -step, np.float32)
         buffer.set_ref_logprobs(draw.rows, values, step)
     return buffer
+
+  def test_a_state_stays_while_the_buffer_changes(self):
+    # It is written to a checkpoint in the background.
+    buffer = self._filled()
+    state = buffer.get_state()
+    before = copy.deepcopy(state)
+    for step in range(8, 20):
+      buffer.insert(make_group(step % 6, distinct(step, 4)), step)
+      buffer.mark_trained(buffer.sample(4, 3, step).rows)
+    chex.assert_trees_all_equal(state, before)
 
   @parameterized.parameters("uniform", "reward")
   def test_goes_on_draw_for_draw(self, selection):

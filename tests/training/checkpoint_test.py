@@ -332,17 +332,17 @@ class HostStateTest(parameterized.TestCase):
     other.bit_generator.state = state
     np.testing.assert_array_equal(rng.normal(size=9), other.normal(size=9))
 
-  def test_packing_copies(self):
+  def test_packing_copies_all_but_arrays(self):
     array, numbers = np.zeros(3), [1, 2]
     packed = checkpoint.pack_host_state({"array": array, "numbers": numbers})
-    array[:] = 9
     numbers.append(3)
     file = io.BytesIO()
     checkpoint.write_host_state(file, packed)
     file.seek(0)
-    out = checkpoint.read_host_state(file)
-    np.testing.assert_array_equal(out["array"], np.zeros(3))
-    self.assertEqual(out["numbers"], [1, 2])
+    self.assertEqual(checkpoint.read_host_state(file)["numbers"], [1, 2])
+    # A buffer of millions of completions is held once.
+    (packed_array,) = packed.arrays.values()
+    self.assertIs(packed_array, array)
 
   @parameterized.parameters(
       ({"a": [{1, 2}]},), ({"a": object()},), ([np.array([None])],)
