@@ -27,6 +27,7 @@ from tba_jax.models import config as config_lib
 from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
+from tba_jax.system import bucket
 from tba_jax.system import polling
 from tba_jax.system import worker
 from tba_jax.training import cluster as cluster_lib
@@ -687,7 +688,7 @@ def choose_carrier(config: ml_collections.ConfigDict, num_bytes: int) -> str:
     return setting
   if num_bytes <= SMALL_BYTES:
     return "store"
-  if carrier_files.is_remote(directory):
+  if bucket.is_remote(directory):
     return "orbax"
   if validate.is_one_host(config.store.address):
     return "files"

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from tba_jax.system import bucket
 from tba_jax.system import processes
 from tba_jax.transport import base
 from tba_jax.transport import carrier
@@ -45,7 +46,7 @@ def files_directory(
   `setting` is `publish.directory`; if it is in an object store, a local default
   is returned.
   """
-  if setting and not is_remote(setting):
+  if setting and not bucket.is_remote(setting):
     return pathlib.Path(setting).expanduser().absolute() / f"params-{run_id}"
   if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK):
     return _MEMORY / f"tba_jax-{os.getuid()}" / f"params-{run_id}"
@@ -63,21 +64,16 @@ def prepare_directory(path: pathlib.Path) -> None:
   processes.make_private(path, "publish.directory")
 
 
-def is_remote(setting: str) -> bool:
-  """Returns whether `publish.directory` is in an object store."""
-  return "://" in setting
-
-
 def shards_directory(setting: str, workdir: pathlib.Path, run_id: str) -> str:
   """Returns the path or URL of a run's shards; like `files_directory`."""
-  if is_remote(setting):
+  if bucket.is_remote(setting):
     return f"{setting.rstrip('/')}/params-{run_id}/shards"
   return str(files_directory(setting, workdir, run_id) / "shards")
 
 
 def prepare_shards(place: str) -> None:
   """Makes the directory of shards, unless it is in an object store."""
-  if not is_remote(place):
+  if not bucket.is_remote(place):
     path = pathlib.Path(place)
     prepare_directory(path.parent)
     path.mkdir(mode=0o700, exist_ok=True)

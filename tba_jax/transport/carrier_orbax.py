@@ -153,7 +153,9 @@ def merge_folder(path: epath.Path) -> None:
 def open_array(path: epath.Path, i: int, context: ts.Context) -> ts.Future:
   """Returns a future of the `ts.TensorStore` of a folder's i-th array."""
   text = f"{os.fspath(path)}/"
-  base_spec = text if "://" in text else {"driver": "file", "path": text}
+  base_spec = (
+      text if bucket.is_remote(text) else {"driver": "file", "path": text}
+  )
   kvstore = {"driver": "ocdbt", "base": base_spec, "path": f"{_key(i)}/"}
   return ts.open(
       {"driver": "zarr", "kvstore": kvstore}, open=True, context=context
@@ -232,7 +234,7 @@ class OrbaxShards(carrier.Carrier):
       deadline_s: float,
       peers: "Leader | None" = None,
   ):
-    if carrier_files.is_remote(path):
+    if bucket.is_remote(path):
       bucket.list_anew()
     self._path = path
     self._run_id = run_id
