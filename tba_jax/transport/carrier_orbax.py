@@ -524,7 +524,8 @@ class Helper:
     self._held: list[tuple[int, Mapping[str, Any]]] = []
     self._changed = threading.Condition()
     # It may be writing.
-    self._worker = worker.Worker("shards", self._run, close_s=deadline_s)
+    close_s = max(deadline_s, 2 * _POLL_S)
+    self._worker = worker.Worker("shards", self._run, close_s=close_s)
 
   def submit(self, version: int, params: Any) -> None:
     """Keeps a copy of a version on devices until it is written.
