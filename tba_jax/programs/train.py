@@ -441,6 +441,13 @@ class _Supervisor:
           self._train()
     except RunFailed as failure:
       error, status = failure, failure.status
+      if any(
+          child.role == "trainer" and child.process.returncode is None
+          for child in self._children.all
+      ):
+        self._console.print(
+            "The run has failed: saving. A signal ends it without saving."
+        )
     finally:
       self._end_all()
     return self._conclude(status, error)

@@ -447,6 +447,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     )
     # Nobody is left behind, and the report shows how far the run came.
     self.assertLen(supervisor._children.ended, 3)
+    self.assertIn("The run has failed: saving.", self.stdout.getvalue())
     report.conclude.assert_called_once()
     self.assertFalse((self.workdir / "summary.json").exists())
 
@@ -498,6 +499,20 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.run_it(supervisor), 0)
     self.assertEmpty(supervisor._children.started)
     self.assertRegex(self.stdout.getvalue(), r"finished \(100 steps\)")
+
+  def test_who_saves_has_long_but_a_second_signal_ends_it(self):
+    supervisor, asked = self.make(), []
+
+    def end(roles, deadline_s, is_urgent):
+      asked.append((roles, deadline_s, is_urgent()))
+      supervisor._on_signal(signal.SIGINT, None)
+      self.assertTrue(is_urgent())
+
+    supervisor._on_signal(signal.SIGINT, None)
+    with mock.patch.object(supervisor._children, "end", end):
+      supervisor._end_savers(["trainer"])
+    # Twice search.starvation_s.
+    self.assertEqual(asked, [(["trainer"], 360.0, False)])
 
   def test_a_refused_run_leaves_its_directory(self):
     with mock.patch.object(train.run_directory, "create") as create:
