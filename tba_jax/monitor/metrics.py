@@ -7,24 +7,42 @@ from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import json
 import logging
+import math
 import threading
 import time
 from typing import Any
 
 from etils import epath
 
+from tba_jax.monitor import text
 from tba_jax.system import jsonl
+from tba_jax.system import processes
 from tba_jax.system import worker
 
 # Spans of a kind with this prefix are idle time.
 _WAIT_PREFIX = "wait"
 _FLUSH_EVERY_S = 1.0
+_NO_CLOCK = contextlib.nullcontext()
 # Fields that every record of `metrics.jsonl` has.
 _HEAD = ("step", "time", "epoch")
 OVERLAP_FORMULA = (
-    "max(G, T) / W: busy seconds of the mean searcher (G) and of the trainer"
-    " (T) in the W wall-clock seconds of the training loop"
+    "max(G, T) / W: busy seconds of the mean searcher's cores (G) and of the"
+    " trainer's (T) in the W wall-clock seconds of the training loop"
 )
+
+
+# Kinds of events of a healthy run.
+_PEACEFUL = frozenset(
+    "data evaluation_skipped idle_devices interrupted journal_room limit"
+    " one_process profile restart restored sandbox_limited signal store_started"
+    " store_stopped".split()
+)
+
+
+def is_error(kind: Any, message: Any) -> bool:
+  """Returns whether an event says that something went wrong."""
+  finished = str(message or "").endswith("(finished)")  # Of a searcher.
+  return kind not in _PEACEFUL and not finished
 
 
 class MetricsWriter:
@@ -118,7 +136,7 @@ class SpanWriter:
       path: the file.
       role: of the process.
       index: of the process.
-      clock: also receives the spans of the main lane.
+      clock: also receives the spans.
     """
     self._head = (
         f'{{"role": {json.dumps(role)}, "index": {int(index)}, "kind": '
@@ -135,9 +153,11 @@ class SpanWriter:
   @contextlib.contextmanager
   def span(self, kind: str, *, lane: str = "", **fields: Any) -> Iterator[None]:
     """Records the time of its body, also if the body raises."""
+    clock = self._clock.span(kind, lane) if self._clock else _NO_CLOCK
     t0 = time.perf_counter()
     try:
-      yield
+      with clock:
+        yield
     finally:
       start, end = self._wall_offset + t0, self._wall_offset
       end += time.perf_counter()
@@ -146,9 +166,7 @@ class SpanWriter:
   def add(
       self, kind: str, t0: float, t1: float, *, lane: str = "", **fields: Any
   ) -> None:
-    """Records a span from t0 to t1, Unix seconds."""
-    if self._clock is not None and not lane:
-      self._clock.add(kind, t1 - t0)
+    """Writes a span from t0 to t1, Unix seconds, which no clock counts."""
     rest = f', "lane": {json.dumps(lane)}' if lane else ""
     if fields:
       rest += ", " + jsonl.json_line(fields)[1:-2]
@@ -189,29 +207,77 @@ def is_wait(kind: str) -> bool:
 
 
 class BusyClock:
-  """Sums seconds by kind of span; thread-safe."""
+  """Measures how long a role worked; thread-safe.
 
-  def __init__(self) -> None:
+      busy = main + beside / num_cores
+
+  `main` is time in which the main lane is at work, `beside` time in which other
+  lanes alone are: on one core any thread fills it, on many it fills one.
+  """
+
+  def __init__(self, num_cores: int | None = None) -> None:
+    """Starts the clock; `num_cores` are this process's unless given."""
+    cores = num_cores or len(processes.available_cores())
+    self._beside_share = 1.0 / max(cores, 1)
     self._lock = threading.Lock()
-    self._start = time.perf_counter()
+    self._start = self._changed_at = time.perf_counter()
     self._seconds: dict[str, float] = {}
+    # Spans at work now, in the main lane and beside it.
+    self._num_main = self._num_beside = 0
+    self._busy_s = self._taken_s = 0.0
 
-  def add(self, kind: str, seconds: float) -> None:
+  @contextlib.contextmanager
+  def span(self, kind: str, lane: str = "") -> Iterator[None]:
+    """Counts the time of its body; by kind in the main lane alone."""
+    change = 0 if is_wait(kind) else 1
     with self._lock:
-      self._seconds[kind] = self._seconds.get(kind, 0.0) + seconds
+      t0 = self._advance()
+      self._count(lane, change)
+    try:
+      yield
+    finally:
+      with self._lock:
+        seconds = self._advance() - t0
+        self._count(lane, -change)
+        if not lane:
+          self._seconds[kind] = self._seconds.get(kind, 0.0) + seconds
 
-  def seconds(self) -> dict[str, float]:
-    """Returns the seconds of each kind so far."""
-    with self._lock:
-      return dict(self._seconds)
+  def _count(self, lane: str, change: int) -> None:
+    if lane:
+      self._num_beside += change
+    else:
+      self._num_main += change
 
-  def take(self) -> tuple[dict[str, float], float]:
-    """Returns seconds by kind and elapsed seconds since the last take."""
+  def _advance(self) -> float:
+    """Adds the time since the last change; returns the time. Under the lock."""
+    now = time.perf_counter()
+    if self._num_main:
+      self._busy_s += now - self._changed_at
+    elif self._num_beside:
+      self._busy_s += (now - self._changed_at) * self._beside_share
+    self._changed_at = now
+    return now
+
+  @property
+  def busy_s(self) -> float:
+    """Busy seconds since the start."""
     with self._lock:
-      now = time.perf_counter()
-      seconds, elapsed = self._seconds, now - self._start
-      self._seconds, self._start = {}, now
-    return seconds, elapsed
+      self._advance()
+      return self._busy_s
+
+  def take(self) -> tuple[dict[str, float], float, float]:
+    """Returns what came since the last take.
+
+    Returns:
+      Seconds of the main lane's finished spans by kind, busy seconds, and
+      elapsed seconds.
+    """
+    with self._lock:
+      now = self._advance()
+      seconds, elapsed_s = self._seconds, now - self._start
+      busy_s = self._busy_s - self._taken_s
+      self._seconds, self._start, self._taken_s = {}, now, self._busy_s
+    return seconds, busy_s, elapsed_s
 
 
 def busy_share(seconds: Mapping[str, float], elapsed_s: float) -> float:
@@ -237,6 +303,26 @@ def overlap_of_ideal(
   if wall_s <= 0:
     return None
   return max(generate_s, train_s) / wall_s
+
+
+def deciding_metric(*evaluations: Mapping[str, Any]) -> str | None:
+  """Returns the metric of evaluations that tells how good a policy is.
+
+  The win rate, where an outside judge compares with reference completions. Else
+  the mean reward, which is what the task asks for; by the better known name
+  pass@1 where each reward is 1 or 0. None without any of them.
+  """
+  all_have = lambda key: all(text.is_number(e.get(key)) for e in evaluations)
+  if all_have("win_rate"):
+    return "win_rate"
+  is_share = all_have("pass_at_1")
+  if not all_have("mean_reward"):
+    return "pass_at_1" if is_share else None
+  equal = is_share and all(
+      math.isclose(e["mean_reward"], e["pass_at_1"], abs_tol=1e-6)
+      for e in evaluations
+  )
+  return "pass_at_1" if equal else "mean_reward"
 
 
 class Means:

@@ -128,6 +128,16 @@ def _progress(state: run_state.RunState, phase: str) -> list[Any]:
   return [grid]
 
 
+def _held_out(status: Mapping[str, Any]) -> tuple[str, str]:
+  """Returns name and value of the newest held-out evaluation."""
+  newest = _mapping(status.get("held_out"))
+  metric = newest.get("metric")
+  name, style = tables.EVALUATIONS.get(
+      metric if isinstance(metric, str) else "pass_at_1", ("pass@1", "percent")
+  )
+  return name, _number(newest.get("value"), style)
+
+
 def _figures(state: run_state.RunState) -> rich.columns.Columns:
   """Returns the figures, in as many columns as fit."""
   status = state.status
@@ -140,13 +150,10 @@ def _figures(state: run_state.RunState) -> rich.columns.Columns:
     fill = f"of {capacity:,.0f} ({100 * size / capacity:.0f} %)"
   step_s, wait_s = (text.duration(trainer.get(n)) for n in ("step_s", "wait_s"))
   curve = lambda series: sparkline([value for _, value in series])
+  metric, held_out = _held_out(status)
   rows = [
       ("reward", _number(status.get("reward")), curve(state.reward)),
-      (
-          "held-out pass@1",
-          _number(status.get("pass_at_1"), "percent"),
-          curve(state.pass_at_1),
-      ),
+      (f"held-out {metric}", held_out, curve(state.held_out)),
       ("KL to reference", _number(status.get("kl")), "nats a completion"),
       ("entropy", _number(status.get("entropy")), "nats a token"),
       ("staleness", _number(status.get("staleness_steps")), "steps"),
@@ -267,7 +274,7 @@ def plain_line(state: run_state.RunState) -> str:
     words += [
         f"step {status['step']}/{_safe(status.get('num_steps', '?'), 20)}",
         f"reward {_number(status.get('reward'))}",
-        f"pass@1 {_number(status.get('pass_at_1'), 'percent')}",
+        " ".join(_held_out(status)),
         f"KL {_number(status.get('kl'))}",
         f"staleness {_number(status.get('staleness_steps'))}",
     ]

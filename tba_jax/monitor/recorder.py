@@ -260,7 +260,8 @@ class Recorder:
   def event(self, kind: str, message: str) -> None:
     """Writes an event, such as a guard's alarm or a lost store."""
     self._events.write(kind, message, role="trainer")
-    self._last_error = message
+    if metrics_lib.is_error(kind, message):
+      self._last_error = message
 
   def capture_profile(self) -> None:
     """Profiles the next steps; safe in a signal handler."""
@@ -331,10 +332,11 @@ class Recorder:
             "capacity": service.buffer.capacity,
         },
         trainer={
-            "busy_share": totals["train_s"] / max(totals["wall_s"], 1e-9),
+            "busy_share": self._share("train_s"),
             "step_s": seconds.get("step", 0.0),
             "wait_s": seconds.get("wait_fresh", 0.0),
         },
+        searchers_busy_share=self._share("generate_s"),
         overlap_of_ideal=self._overlap(),
         reward_failures=self._searchers.failures,
     )
@@ -381,6 +383,8 @@ class Recorder:
     )
     self._status.pop("evaluate", None)
     self._status["pass_at_1"] = result["pass_at_1"]
+    metric = metrics_lib.deciding_metric(result)
+    self._status["held_out"] = {"metric": metric, "value": result[metric]}
     self._show(force=True)
 
   def train_ended(self) -> None:
@@ -412,6 +416,8 @@ class Recorder:
         ),
         "generate_busy_s": totals["generate_s"],
         "train_busy_s": totals["train_s"],
+        "searchers_busy_share": self._share("generate_s"),
+        "trainer_busy_share": self._share("train_s"),
         "overlap_of_ideal": self._overlap(),
         "overlap_formula": metrics_lib.OVERLAP_FORMULA,
         "staleness_mean": totals["staleness_sum"] / max(totals["trained"], 1),
@@ -451,14 +457,12 @@ class Recorder:
 
   def _account(self) -> dict[str, float]:
     """Adds the time since the last call to the totals; seconds by kind."""
-    seconds, elapsed_s = self._clock.take()
+    seconds, busy_s, elapsed_s = self._clock.take()
     added = self._searchers.update(self._queue.heard())
     if self._loop_started:
       totals = self._totals
       totals["wall_s"] += elapsed_s
-      totals["train_s"] += sum(
-          s for kind, s in seconds.items() if not metrics_lib.is_wait(kind)
-      )
+      totals["train_s"] += busy_s
       num_searchers = self._config.search.num_searchers
       totals["generate_s"] += added["busy_s"] / num_searchers
       totals["loop_completions"] += int(added["completions"])
@@ -484,6 +488,10 @@ class Recorder:
     return metrics_lib.overlap_of_ideal(
         totals["generate_s"], totals["train_s"], totals["wall_s"]
     )
+
+  def _share(self, name: str) -> float:
+    """Returns the share of the training loop that a total of seconds is."""
+    return self._totals[name] / max(self._totals["wall_s"], 1e-9)
 
   def _mixed_version_share(self) -> float:
     totals = self._totals

@@ -12,17 +12,13 @@ import dataclasses
 import pathlib
 from typing import Any
 
+from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.system import jsonl
 
 _MAX_HISTORY = 2000
 # Programs that train a model before the run, each in a folder of its name.
 MODEL_PHASES = ("sft", "reward_model")
-# Kinds of events that are not errors.
-_PEACEFUL = frozenset(
-    "interrupted journal_room limit profile restart restored signal start"
-    " store_started store_stopped".split()
-)
 
 
 def _series() -> collections.deque:
@@ -37,7 +33,8 @@ class RunState:
   phase: "setup", "sft", "reward_model", "warm-up", "train", "finish", "done".
   status: the trainer's live state; see `recorder`.
   reward: newest (step, mean reward) pairs.
-  pass_at_1: held-out (step, pass@1) pairs.
+  held_out: (step, value) pairs of held-out evaluations, by
+    `metrics.deciding_metric`.
   made: newest metrics of each of `MODEL_PHASES`.
   made_steps: number of steps of each of `MODEL_PHASES`, if known.
   restarts: by role.
@@ -50,7 +47,7 @@ class RunState:
   phase: str = "setup"
   status: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   reward: collections.deque = dataclasses.field(default_factory=_series)
-  pass_at_1: collections.deque = dataclasses.field(default_factory=_series)
+  held_out: collections.deque = dataclasses.field(default_factory=_series)
   made: dict[str, Mapping[str, Any]] = dataclasses.field(
       default_factory=lambda: {phase: {} for phase in MODEL_PHASES}
   )
@@ -112,11 +109,15 @@ class Follower:
     state = self.state
     for record in self._metrics.read():
       step = record.get("step")
-      for name, series in (
-          ("train/reward_mean", state.reward),
-          ("eval/pass_at_1", state.pass_at_1),
+      evaluation = {
+          key.removeprefix("eval/"): value
+          for key, value in record.items()
+          if key.startswith("eval/")
+      }
+      for value, series in (
+          (record.get("train/reward_mean"), state.reward),
+          (evaluation.get(metrics.deciding_metric(evaluation)), state.held_out),
       ):
-        value = record.get(name)
         if text.is_number(value) and text.is_number(step):
           # A restart redoes steps.
           while series and series[-1][0] >= step:
@@ -127,8 +128,7 @@ class Follower:
         state.made[phase] = {**state.made[phase], **record}
     for event in self._events.read():
       state.event = event
-      finished = str(event.get("message", "")).endswith("(finished)")
-      if event.get("kind") not in _PEACEFUL and not finished:
+      if metrics.is_error(event.get("kind"), event.get("message")):
         state.error = event
     if not state.made_steps:
       state.made_steps = self._made_steps()

@@ -117,7 +117,8 @@ class Searcher:
     self._params: types.PyTree = None
     self._prompt_tokens: dict[int, np.ndarray] = {}
     self._mixed_completions = 0
-    self._started = 0.0
+    # When sampling began, and the busy seconds until then.
+    self._started = self._busy_before_s = 0.0
     self._clock = metrics.BusyClock()
     self._build(run, index, closing)
     self._judging = futures.ThreadPoolExecutor(1, thread_name_prefix="judge")
@@ -197,8 +198,7 @@ class Searcher:
       self._sampler.warm_up(self._params)
       if self._reference is not None:
         self._reference.warm_up()
-    self._clock.take()
-    self._started = time.monotonic()
+    self._started, self._busy_before_s = time.monotonic(), self._clock.busy_s
     while not self._stop():
       block = self._wait_for_block()
       if block is not None and self._use_version(block):
@@ -427,7 +427,7 @@ class Searcher:
 
   def _report(self) -> None:
     """Writes rates since the start into the lease."""
-    seconds = self._clock.seconds()
+    busy_s = self._clock.busy_s - self._busy_before_s
     wall_s = max(time.monotonic() - self._started, 1e-9)
     totals = self._queue.totals
     self._queue.set_stats(
@@ -435,11 +435,9 @@ class Searcher:
             "samples_per_s": totals["completions"] / wall_s,
             "tokens_per_s": totals["tokens"] / wall_s,
             "version": self._tag[1],
-            "busy_s": sum(
-                s for kind, s in seconds.items() if not metrics.is_wait(kind)
-            ),
+            "busy_s": busy_s,
             "wall_s": wall_s,
-            "busy_share": metrics.busy_share(seconds, wall_s),
+            "busy_share": min(1.0, busy_s / wall_s),
             "refused_versions": self._puller.stats.refused,
             "mixed_completions": self._mixed_completions,
             "rewards": self._judge.totals(),

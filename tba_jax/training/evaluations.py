@@ -20,20 +20,20 @@ import ml_collections
 
 from tba_jax import types
 from tba_jax.models import hf
+from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.system import jsonl
 from tba_jax.system import worker
 from tba_jax.training import evaluator as evaluator_lib
 from tba_jax.training import policy as policy_lib
 
-METRIC = "pass_at_1"
-
 
 class BestModel:
   """Keeps the params that do best on the validation split.
 
   WORKDIR/best/model is a Hugging Face folder; best/best.json has its step and
-  result. The test split plays no part: selecting on it would bias its result.
+  result, by `metrics.deciding_metric`. The test split plays no part: selecting
+  on it would bias its result.
   """
 
   def __init__(self, workdir: pathlib.Path, policy: policy_lib.Policy):
@@ -48,14 +48,17 @@ class BestModel:
     self._old = workdir / "best.old"
     if self._old.exists() and not self._folder.exists():
       self._old.rename(self._folder)
-    found = jsonl.read_object(self._folder / "best.json", {METRIC: float})
-    self._best = found[METRIC] if found else float("-inf")
+    kept = jsonl.read_object(
+        self._folder / "best.json", {"metric": str, "value": float}
+    )
+    self._best = kept["value"] if kept else float("-inf")
 
   def offer(
       self, step: int, params: types.PyTree, result: Mapping[str, Any]
   ) -> bool:
     """Saves the params of `step` if the result is the best; returns if so."""
-    if result[METRIC] <= self._best:
+    metric = metrics.deciding_metric(result)
+    if result[metric] <= self._best:
       return False
     shutil.rmtree(self._partial, ignore_errors=True)
     self._partial.mkdir(parents=True)
@@ -63,16 +66,17 @@ class BestModel:
     hf.save(
         self._partial / "model", policy.model.config, params, policy.tokenizer
     )
-    names = ("split", METRIC, f"{METRIC}_interval", "num_prompts")
-    kept = {name: result[name] for name in names if name in result}
-    jsonl.atomic_write_json(self._partial / "best.json", {"step": step, **kept})
+    kept = {"step": step, "metric": metric, "value": result[metric]}
+    names = ("split", f"{metric}_interval", "num_prompts")
+    kept |= {name: result[name] for name in names if name in result}
+    jsonl.atomic_write_json(self._partial / "best.json", kept)
     # Model and best.json are replaced together.
     shutil.rmtree(self._old, ignore_errors=True)
     if self._folder.exists():
       self._folder.rename(self._old)
     self._partial.rename(self._folder)
     shutil.rmtree(self._old, ignore_errors=True)
-    self._best = result[METRIC]
+    self._best = result[metric]
     return True
 
 

@@ -2,15 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of metrics, events and spans, also after a restart."""
 
+import ast
 import errno
 import json
 import pathlib
+import re
 import threading
 import time
 from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
+import tba_jax
 from tba_jax.monitor import metrics
 from tba_jax.system import jsonl
 
@@ -87,13 +91,11 @@ class SpanTest(absltest.TestCase):
   def spans(self):
     return [json.loads(line) for line in self.path.read_text().splitlines()]
 
-  def test_clock_of_the_main_lane(self):
-    clock = metrics.BusyClock()
-    writer = self.make(clock=clock)
+  def test_writes_spans_with_their_lanes_and_fields(self):
+    writer = self.make()
     writer.add("step", 0.0, 2.0, step=4)
     writer.add("drain", 0.0, 3.0, lane="drain")
     writer.close()
-    self.assertEqual(clock.seconds(), {"step": 2.0})
     head = {"role": "trainer", "index": 0}
     self.assertEqual(
         self.spans(),
@@ -150,13 +152,55 @@ class SpanTest(absltest.TestCase):
 
 class BusyTest(absltest.TestCase):
 
-  def test_take_resets(self):
-    clock = metrics.BusyClock()
-    clock.add("step", 2.0)
-    seconds, elapsed = clock.take()
-    self.assertEqual(seconds, {"step": 2.0})
-    self.assertGreater(elapsed, 0.0)
-    self.assertEqual(clock.take()[0], {})
+  def setUp(self):
+    super().setUp()
+    self.now = 100.0
+    patch = mock.patch.object(
+        metrics.time, "perf_counter", side_effect=lambda: self.now
+    )
+    patch.start()
+    self.addCleanup(patch.stop)
+
+  def test_take_returns_what_came_since_the_last(self):
+    clock = metrics.BusyClock(num_cores=1)
+    with clock.span("step"):
+      self.now += 2.0
+    with clock.span("wait_fresh"):
+      self.now += 3.0
+    self.assertEqual(clock.take(), ({"step": 2.0, "wait_fresh": 3.0}, 2.0, 5.0))
+    with clock.span("draw", "beside"):
+      self.now += 1.0
+    self.assertEqual(clock.take(), ({}, 1.0, 1.0))
+    self.assertEqual(clock.busy_s, 3.0)
+
+  def test_lanes_that_overlap_count_once(self):
+    clock = metrics.BusyClock(num_cores=1)
+    with clock.span("publish", "publish"):
+      self.now += 1.0
+      with clock.span("step"):
+        self.now += 2.0
+        with clock.span("evaluate", "evaluate"):
+          self.now += 4.0
+      self.now += 8.0
+    self.assertEqual(clock.busy_s, 15.0)
+
+  def test_a_lane_beside_the_main_lane_fills_one_of_several_cores(self):
+    clock = metrics.BusyClock(num_cores=4)
+    with clock.span("publish", "publish"):
+      with clock.span("wait_fresh"):
+        self.now += 2.0
+      with clock.span("step"):
+        self.now += 3.0
+    self.assertEqual(clock.busy_s, 3.5)
+
+  def test_a_span_in_progress_counts(self):
+    clock = metrics.BusyClock(num_cores=1)
+    with clock.span("step"):
+      self.now += 2.0
+      self.assertEqual(clock.busy_s, 2.0)
+      self.assertEqual(clock.take()[:2], ({}, 2.0))
+      self.now += 1.0
+    self.assertEqual(clock.take()[:2], ({"step": 3.0}, 1.0))
 
   def test_waiting_is_not_busy(self):
     share = metrics.busy_share({"step": 3.0, "wait_fresh": 5.0}, 10.0)
@@ -168,6 +212,62 @@ class BusyTest(absltest.TestCase):
     self.assertAlmostEqual(metrics.overlap_of_ideal(2.0, 6.0, 8.0), 0.75)
     self.assertAlmostEqual(metrics.overlap_of_ideal(6.0, 2.0, 8.0), 0.75)
     self.assertIsNone(metrics.overlap_of_ideal(2.0, 6.0, 0.0))
+
+
+class DecidingMetricTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ({}, None),
+      ({"pass_at_1": 0.5}, "pass_at_1"),
+      ({"pass_at_1": 0.5, "mean_reward": 0.5}, "pass_at_1"),
+      ({"pass_at_1": 0.0, "mean_reward": 0.5}, "mean_reward"),
+      ({"mean_reward": 0.5}, "mean_reward"),
+      ({"pass_at_1": 0.5, "mean_reward": 0.5, "win_rate": 0.1}, "win_rate"),
+      ({"pass_at_1": 0.5, "mean_reward": None}, "pass_at_1"),
+  )
+  def test_metric_of_one_evaluation(self, evaluation, metric):
+    self.assertEqual(metrics.deciding_metric(evaluation), metric)
+
+  def test_metric_is_in_all_evaluations(self):
+    sides = {"pass_at_1": 0.5, "win_rate": 0.5}, {"pass_at_1": 0.6}
+    self.assertEqual(metrics.deciding_metric(*sides), "pass_at_1")
+
+
+# What went wrong in a run, or may have.
+_ERRORS = frozenset(
+    "carrier_full checkpoint_damaged checkpoint_failed died evaluation_failed"
+    " evaluation_lost gap guard journal_damaged journal_full journal_lost"
+    " journal_missing journal_refused journal_torn journal_unclean lost"
+    " not_written refused_block refused_message refused_version rejected"
+    " searcher_gone stalled step_skipped store_lost wandb".split()
+)
+# What `programs.store` writes with a prefix.
+_OF_THE_STORE = frozenset(("started", "stopped", "lost"))
+
+
+class ErrorsTest(absltest.TestCase):
+
+  def test_each_kind_of_event_is_an_error_or_is_not(self):
+    """Fails for a new kind: decide whether a healthy run may show it."""
+    kinds = set()
+    for path in pathlib.Path(tba_jax.__file__).parent.rglob("*.py"):
+      for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call) or not node.args:
+          continue
+        called = ast.unparse(node.func)
+        writes = re.search(r"(on_event|\bevent|events\.write)$", called)
+        first = node.args[0]
+        if writes and isinstance(first, ast.Constant):
+          kinds.add(first.value)
+    self.assertNotEmpty(kinds)
+    kinds -= _OF_THE_STORE
+    kinds |= {f"store_{kind}" for kind in _OF_THE_STORE} | {"reward_failed"}
+    errors = {kind for kind in kinds if metrics.is_error(kind, "")}
+    self.assertEqual(errors, (_ERRORS - {"lost"}) | {"reward_failed"})
+
+  def test_a_searcher_that_finished_is_no_error(self):
+    self.assertFalse(metrics.is_error("searcher_gone", "s000 (finished)"))
+    self.assertTrue(metrics.is_error("searcher_gone", "s000 (lease expired)"))
 
 
 class MeanTest(absltest.TestCase):

@@ -104,7 +104,7 @@ class FollowerTest(absltest.TestCase):
       json.dump(config, f)
     state = run_state.Follower(self.workdir).read()
     self.assertLen(state.reward, 40)
-    self.assertNotEmpty(state.pass_at_1)
+    self.assertNotEmpty(state.held_out)
     self.assertEqual(state.made_steps, {"sft": 2400})
     self.assertEqual(state.seen, fake_run.START + 180)  # The newest event.
     self.assertEqual(state.event["role"], "store")
@@ -165,7 +165,7 @@ class ViewTest(parameterized.TestCase):
         for i in range(12)
     }
     state.reward.extend((i, i / 64) for i in range(64))
-    state.pass_at_1.extend((i, i / 64) for i in range(64))
+    state.held_out.extend((i, i / 64) for i in range(64))
     state.event = {"kind": "reward_failed", "message": "deadline, 1,234 so far"}
     state.note = "from status.json; no sign of life for 20:34 min"
     return state

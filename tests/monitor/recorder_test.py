@@ -253,6 +253,9 @@ class RecorderTest(absltest.TestCase):
     )
     recorder.phase("train")
     self.assertEqual(self.read("status.json")["last_error"], "entropy is low")
+    recorder.event("profile", "steps 3 to 5 are in a folder")
+    recorder.phase("train")
+    self.assertEqual(self.read("status.json")["last_error"], "entropy is low")
 
   def test_evaluations(self):
     recorder = self.make()
@@ -272,7 +275,12 @@ class RecorderTest(absltest.TestCase):
     last = self.lines("metrics.jsonl")[-1]
     self.assertEqual((last["step"], last["eval/pass_at_1"]), (5, 0.6))
     self.assertNotIn("eval/step", last)
-    self.assertEqual(self.read("status.json")["pass_at_1"], 0.6)
+    status = self.read("status.json")
+    self.assertEqual(status["pass_at_1"], 0.6)
+    self.assertEqual(status["held_out"], {"metric": "pass_at_1", "value": 0.6})
+    recorder.evaluation("", 9, dict(RESULT, pass_at_1=0.0, mean_reward=0.7))
+    held_out = {"metric": "mean_reward", "value": 0.7}
+    self.assertEqual(self.read("status.json")["held_out"], held_out)
     again = self.make()
     self.assertTrue(again.has_result("before"))
     self.assertTrue(again.has_result("before", 0))
@@ -300,6 +308,8 @@ class RecorderTest(absltest.TestCase):
     self.assertAlmostEqual(result["train_wall_s"], 10.0)
     self.assertAlmostEqual(result["train_busy_s"], 6.0)
     self.assertAlmostEqual(result["generate_busy_s"], 5.0)  # Of two searchers.
+    self.assertAlmostEqual(result["trainer_busy_share"], 0.6)
+    self.assertAlmostEqual(result["searchers_busy_share"], 0.5)
     self.assertAlmostEqual(result["overlap_of_ideal"], 0.6)
     self.assertAlmostEqual(result["completions_per_s"], 1.6)
     self.assertEqual(result["trained_completions"], 12)
@@ -310,6 +320,18 @@ class RecorderTest(absltest.TestCase):
     self.assertNotIn("samples", result["before"])
     self.assertEqual(self.read("ledger.json"), LEDGER)
     self.assertEqual(self.read("status.json")["phase"], "done")
+
+  def test_work_beside_the_main_loop_keeps_one_core_busy(self):
+    cores = mock.patch.object(
+        recorder_lib.metrics_lib.processes, "available_cores", lambda: [0]
+    )
+    with cores:
+      recorder = self.make()
+    self.step(recorder, 0)
+    with recorder.span("publish", lane="publish"):
+      self.step(recorder, 1, busy_s=1.0, wait_s=3.0)
+    self.step(recorder, 2, wait_s=4.0)
+    self.assertAlmostEqual(recorder.get_state()["train_s"], 4.0)
 
   def test_first_evaluation_is_not_timed(self):
     recorder = self.make()

@@ -169,8 +169,21 @@ class BestModelTest(absltest.TestCase):
     self.assertEqual(self.kept(), "d")
     self.assertEqual(
         jsonl.read_json(self.folder / "best.json"),
-        {"step": 40, "pass_at_1": 0.75, "split": "validation"},
+        {
+            "step": 40,
+            "metric": "pass_at_1",
+            "value": 0.75,
+            "split": "validation",
+        },
     )
+
+  def test_the_best_of_graded_rewards_has_the_best_mean_reward(self):
+    best = self.make()
+    result = lambda reward: {**_result(0.0), "mean_reward": reward}
+    self.assertTrue(best.offer(10, "a", result(0.2)))
+    self.assertTrue(best.offer(20, "b", result(0.6)))
+    self.assertFalse(best.offer(30, "c", result(0.4)))
+    self.assertEqual(self.kept(), "b")
 
   def test_the_best_result_is_read_back(self):
     self.make().offer(1, "a", _result(0.5))

@@ -9,6 +9,8 @@ from typing import Any
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.monitor.report import load
+from tba_jax.monitor.report import tables
+from tba_jax.monitor.report import timeline
 from tba_jax.monitor.report import verdict
 
 Rows = Sequence[Mapping[str, Any]]
@@ -54,61 +56,123 @@ def _mean(run: load.Run, name: str) -> float | None:
   return float(values.mean()) if len(values) else None
 
 
-def _bottleneck(run: load.Run, rows: Rows) -> list[str]:
-  """Names the bottleneck, and what would balance the roles."""
-  trainer, searcher = (_share(rows, role) for role in ("trainer", "searcher"))
-  if trainer is None or searcher is None:
+# What takes this share of a busy role's time is worth a word.
+_MUCH = 0.1
+# Kinds of work that a setting makes rarer, and the setting.
+_SAVINGS = {
+    "evaluate": "evaluate less (evaluate.every_steps, evaluate.num_prompts)",
+    "publish": "publish less often (publish.every_steps)",
+    "checkpoint": "save less often (checkpoint.every_steps)",
+}
+
+
+def _idle(run: load.Run) -> tuple[float, float] | None:
+  """Returns the shares of time that trainer and searchers waited, or None."""
+  known = tables.outcome(run)
+  names = "trainer_busy_share", "searchers_busy_share"
+  if not all(text.is_number(known.get(name)) for name in names):
+    return None
+  trainer, searchers = (max(0.0, 1.0 - known[name]) for name in names)
+  return trainer, searchers
+
+
+def _work(
+    per_step: Mapping[str, Mapping[str, float]], roles: Sequence[str]
+) -> str:
+  """Returns what fills a step on the cores of some roles."""
+  parts = []
+  for role in roles:
+    work = sorted(per_step.get(role, {}).items(), key=lambda item: -item[1])
+    if work:
+      shown = ", ".join(
+          f"{kind} {text.duration(s)}"
+          for kind, s in work
+          if s >= _MUCH / 2 * sum(s for _, s in work)
+      )
+      parts.append(f"{role} {shown}")
+  return f" Work of a step: {'; '.join(parts)}." if parts else ""
+
+
+def _savings(per_step: Mapping[str, Mapping[str, float]]) -> list[str]:
+  """Returns what the trainer could do less of."""
+  work = per_step.get("trainer", {})
+  return [
+      f"{words} for up to {work[kind] / sum(work.values()):.0%} of its time"
+      for kind, words in _SAVINGS.items()
+      if work.get(kind, 0.0) > _MUCH * sum(work.values())
+  ]
+
+
+def _bottleneck(run: load.Run) -> list[str]:
+  """Names the bottleneck, what fills it, and what would help."""
+  idle = _idle(run)
+  if idle is None:
     return []
+  trainer, searcher = idle
   waits = (
       f"The trainer waited {trainer:.0%} of its time, the searchers"
       f" {searcher:.0%} of theirs"
   )
+  per_step = timeline.seconds_per_step(run)
+  savings = _savings(per_step)
+  reference = [run.setting("reference", name) for name in ("role", "mode")]
+  one_process = any(event.get("kind") == "one_process" for event in run.events)
   if max(trainer, searcher) < _LITTLE:
-    return [f"{waits}: they are in balance."]
+    could = f" The trainer could {', or '.join(savings)}." if savings else ""
+    return [
+        f"{waits}: both are busy. More searchers on the same cores would not"
+        f" make it faster; more or faster cores would.{could}"
+        + _work(per_step, ("trainer", "searcher"))
+    ]
   if min(trainer, searcher) > _IDLE:
     return [
         f"{waits}: the exchange between them is the bottleneck, or there are"
         " too few processors."
     ]
-  count = len({r["index"] for r in rows if r["role"] == "searcher"})
+  count = int(_setting(run, "search", "num_searchers") or 1)
   # Number of busy searchers that keep a busy trainer supplied.
   balance = max(1, math.ceil(count * (1 - searcher) / max(1 - trainer, 0.01)))
   if trainer <= searcher:
     tail = "More searchers would not make it faster."
     if balance < count:
       tail = f"{balance} searchers instead of {count} would be enough."
-    reference = [run.setting("reference", name) for name in ("role", "mode")]
-    shared = any(event.get("kind") == "one_process" for event in run.events)
-    if reference == ["trainer", "fixed"] and not shared:
+    if savings:
+      tail += f" The trainer could {', or '.join(savings)}."
+    if reference == ["trainer", "fixed"] and not one_process:
       tail += (
-          " They could compute the reference's log-probs"
+          " The searchers could compute the reference's log-probs"
           " (reference.role='searcher')."
       )
-    return [f"{waits}: the trainer is the bottleneck. {tail}"]
-  line = (
-      f"{waits}: sampling is the bottleneck. At this speed, {balance} searchers"
-      f" instead of {count} would balance the roles (search.num_searchers)"
-  )
+    return [
+        f"{waits}: the trainer is the bottleneck. {tail}"
+        + _work(per_step, ("trainer",))
+    ]
+  line = f"{waits}: sampling is the bottleneck."
+  if balance > count:
+    line += (
+        f" At this speed, {balance} searchers instead of {count}, on cores of"
+        " their own, would balance the roles (search.num_searchers)."
+    )
   fresh = _setting(run, "search", "prompts_per_step")
   fewer = fresh and math.floor(fresh * (1 - trainer) / (1 - searcher))
   if fewer and fewer < fresh:
     line += (
-        f", or {fewer} fresh prompts a step instead of {fresh:.0f}, each used"
-        " more often (search.prompts_per_step)"
+        f" Or {fewer} fresh prompts a step instead of {fresh:.0f}, each used"
+        " more often (search.prompts_per_step)."
     )
-  if run.setting("reference", "role") == "searcher":
+  if reference[0] == "searcher" and not one_process:
     line += (
-        ". The trainer could compute the reference's log-probs"
-        " (reference.role='trainer')"
+        " The trainer could compute the reference's log-probs"
+        " (reference.role='trainer')."
     )
-  return [f"{line}."]
+  return [line + _work(per_step, ("searcher",))]
 
 
 def _lead(run: load.Run, rows: Rows) -> list[str]:
   """Suggests a larger lead if the roles wait for each other."""
-  waits = [_share(rows, role) for role in ("trainer", "searcher")]
+  idle = _idle(run)
   lead = _setting(run, "search", "lead_steps")
-  if None in waits or min(waits) < _LITTLE or lead is None or not run.records:
+  if idle is None or min(idle) < _LITTLE or lead is None or not run.records:
     return []
   rounds = sum(
       run.span_kinds[kind] == "decode"
@@ -269,5 +333,5 @@ def advice(run: load.Run, rows: Rows) -> list[str]:
   found = verdict.of_run(run)
   first = [_NOT_LEARNED[found.kind]] if found.kind in _NOT_LEARNED else []
   if found.learned:
-    first = [*_bottleneck(run, rows), *_lead(run, rows), *_store(run, rows)]
+    first = [*_bottleneck(run), *_lead(run, rows), *_store(run, rows)]
   return [*first, *_staleness(run), *_groups(run)]

@@ -117,8 +117,11 @@ def outcome(run: load.Run) -> dict[str, Any]:
   found["restarts"] = collections.Counter(
       str(e.get("role", "?")) for e in run.events if e.get("kind") == "restart"
   )
-  for name in ("overlap_of_ideal", "reward_failures"):
+  for name in ("overlap_of_ideal", "reward_failures", "searchers_busy_share"):
     found[name] = run.status.get(name)
+  found["trainer_busy_share"] = _mapping(run.status.get("trainer")).get(
+      "busy_share"
+  )
   found["ledger_closed"] = run.ledger.get("closed")
   return found | run.summary
 

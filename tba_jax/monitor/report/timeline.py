@@ -151,6 +151,41 @@ def where_time_went(run: load.Run) -> list[dict[str, Any]]:
   return rows
 
 
+def seconds_per_step(run: load.Run) -> dict[str, dict[str, float]]:
+  """Returns role -> kind -> seconds of work for each step of training.
+
+  All lanes of the mean process of a role, from the end of the first step, which
+  compiles, to that of the last one; {} for a run of fewer than two steps.
+  """
+  work = [k for k in run.span_kinds if not metrics.is_wait(k)]
+  main = run.lanes.get(("trainer", 0, ""))
+  if main is None or "step" not in run.span_kinds:
+    return {}
+  is_step = np.asarray(main.kinds) == run.span_kinds.index("step")
+  ends = np.asarray(main.t1)[is_step]
+  steps = load.column(run.records, "time/step_s")[0]
+  if len(ends) < 2 or len(steps) < 2 or ends[-1] <= ends[0]:
+    return {}
+  out: dict[str, dict[str, float]] = {}
+  count = lambda role: len({k[1] for k in run.lanes if k[0] == role})
+  for key in ordered(run):
+    lane, role = run.lanes[key], key[0]
+    t0 = np.clip(np.asarray(lane.t0), ends[0], ends[-1])
+    t1 = np.clip(np.asarray(lane.t1), ends[0], ends[-1])
+    kinds = np.asarray(lane.kinds)
+    for kind in work:
+      of_kind = kinds == run.span_kinds.index(kind)
+      seconds = float((t1 - t0)[of_kind].sum()) / count(role)
+      if seconds > 0:
+        of_role = out.setdefault(role, {})
+        of_role[kind] = of_role.get(kind, 0.0) + seconds
+  num_steps = int(steps[-1] - steps[0])
+  return {
+      role: {kind: s / num_steps for kind, s in kinds.items()}
+      for role, kinds in out.items()
+  }
+
+
 # The trace: times in microseconds; a lane is a thread of its process.
 _MICROS = 1_000_000
 _EVENTS_PID = 1

@@ -7,23 +7,27 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
+
+from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.monitor.report import load
 from tba_jax.monitor.report import tables
 
 # A difference of more standard errors than this is taken as real.
 CLEAR = 2.0
-# The first metric that both evaluations have decides.
-_KEYS = ("pass_at_1", "win_rate", "mean_reward")
-# Held-out share above which hardly anything is left to learn.
+# Share of correct completions, or of wins, above which little is left to learn.
 _SATURATED = 0.98
+# Blocks of steps in a fifth of a run.
+_NUM_BLOCKS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
   """Outcome of a run.
 
-  kind: "learned", "overfitted", "worse", "saturated", "nothing", "unknown".
+  kind: "learned", "overfitted", "worse", "saturated", "unclear", "nothing",
+    "unknown".
   sentence: the outcome and the numbers it rests on.
   """
 
@@ -32,7 +36,7 @@ class Verdict:
 
   @property
   def learned(self) -> bool:
-    return self.kind in ("learned", "saturated", "unknown")
+    return self.kind in ("learned", "saturated", "unclear", "unknown")
 
 
 def training_reward(
@@ -40,8 +44,9 @@ def training_reward(
 ) -> tuple[float, float, float] | None:
   """Returns mean batch rewards of the first and last fifth, and the error.
 
-  The error is the standard error of their difference; None for fewer than ten
-  steps.
+  The error is the standard error of their difference, from means of blocks of
+  steps, since steps that share data are not independent. None for fewer than
+  ten steps.
   """
   values = [
       r["train/reward_mean"]
@@ -51,39 +56,89 @@ def training_reward(
   n = len(values) // 5
   if n < 2:
     return None
-  first, last = values[:n], values[-n:]
-  means = [sum(part) / n for part in (first, last)]
-  variance = sum(
-      sum((x - mean) ** 2 for x in part) / (n - 1)
-      for part, mean in zip((first, last), means, strict=True)
-  )
-  return means[0], means[1], math.sqrt(variance / n)
+  means, variance = [], 0.0
+  for fifth in (values[:n], values[-n:]):
+    means.append(sum(fifth) / n)
+    blocks = [
+        block.mean() for block in np.array_split(fifth, min(n, _NUM_BLOCKS))
+    ]
+    variance += float(np.var(blocks, ddof=1)) / len(blocks)
+  return means[0], means[1], math.sqrt(variance)
 
 
 def of_run(run: load.Run) -> Verdict:
   """Returns whether a run learned."""
-  return verdict(*tables.evaluations(run), run.records)
+  # Batches drawn by reward get better while the buffer grows, whatever the
+  # policy does.
+  by_reward = run.setting("replay", "recent_fraction") not in (None, 1, 1.0)
+  records = () if by_reward else run.records
+  return verdict(*tables.evaluations(run), records)
 
 
-def _error(before: Mapping[str, Any], after: Mapping[str, Any], key: str):
-  """Returns the standard error of the difference of two evaluations."""
+@dataclasses.dataclass(frozen=True)
+class _Change:
+  """A metric of two evaluations.
+
+  name, style: as in `tables.EVALUATIONS`.
+  before, after: the values.
+  error: two standard errors of their difference, 0 if unknown.
+  """
+
+  name: str
+  style: str
+  before: float
+  after: float
+  error: float
+
+  @property
+  def by(self) -> float:
+    return self.after - self.before
+
+  @property
+  def words(self) -> str:
+    old, new = (text.number(v, self.style) for v in (self.before, self.after))
+    by = tables.signed(self.by, self.style)
+    if self.error:
+      error = tables.error_text(self.error, self.style)
+      by = f"{by.removesuffix(' points')} ± {error}".replace(" %", " points")
+    return f"held-out {self.name} went from {old} to {new} ({by})"
+
+
+def _change(
+    before: Mapping[str, Any], after: Mapping[str, Any], key: str
+) -> _Change:
   errors = [e.get(f"{key}_stderr") for e in (before, after)]
-  return math.hypot(*(e if text.is_number(e) else 0.0 for e in errors))
+  error = math.hypot(*(e if text.is_number(e) else 0.0 for e in errors))
+  name, style = tables.EVALUATIONS[key]
+  return _Change(name, style, before[key], after[key], CLEAR * error)
 
 
-def _greedy(before: Mapping[str, Any], after: Mapping[str, Any], key: str):
-  """Returns a remark where samples got better and greedy completions worse."""
-  key = f"greedy_{key}"
-  old, new = before.get(key), after.get(key)
-  if not (text.is_number(old) and text.is_number(new)):
-    return ""
-  if new - old >= -CLEAR * _error(before, after, key):
-    return ""
-  old, new = text.number(old, "percent"), text.number(new, "percent")
-  return (
-      f"; that of greedy completions fell from {old} to {new}: samples became"
-      " less random, not better"
+def _side_effects(
+    before: Mapping[str, Any], after: Mapping[str, Any], key: str
+) -> str:
+  """Returns remarks where another metric tells less than the deciding one."""
+  out = ""
+  if all(text.is_number(e.get(f"greedy_{key}")) for e in (before, after)):
+    greedy = _change(before, after, f"greedy_{key}")
+    if greedy.by < -greedy.error:
+      old, new = (
+          text.number(v, greedy.style) for v in (greedy.before, greedy.after)
+      )
+      out += (
+          f"; that of greedy completions fell from {old} to {new}: samples"
+          " became less random, not better"
+      )
+  graded = key == "mean_reward" and all(
+      text.is_number(e.get("pass_at_1")) for e in (before, after)
   )
+  if graded:
+    right = _change(before, after, "pass_at_1")
+    if right.by <= right.error and max(right.before, right.after) > 0:
+      old, new = (
+          text.number(v, "percent") for v in (right.before, right.after)
+      )
+      out += f"; pass@1 did not rise: {old} before, {new} after"
+  return out
 
 
 def verdict(
@@ -93,54 +148,59 @@ def verdict(
 ) -> Verdict:
   """Returns whether a run learned.
 
+  Held-out values decide. A run overfitted if its training reward rose clearly
+  while they fell, or while the mean held-out reward stayed clearly behind.
+
   Args:
     before, after: held-out evaluations, with `<key>_stderr` if known.
     records: metrics of the steps, with `train/reward_mean`.
   """
-  key = next(
-      (
-          key
-          for key in _KEYS
-          if text.is_number(before.get(key)) and text.is_number(after.get(key))
-      ),
-      None,
-  )
+  key = metrics.deciding_metric(before, after)
   if key is None:
     return Verdict(
         "unknown", "Not known yet: no evaluation before and after training."
     )
-  name, style = tables.EVALUATIONS[key]
-  change = after[key] - before[key]
-  error = CLEAR * _error(before, after, key)
-  old, new = (text.number(side[key], style) for side in (before, after))
-  by = tables.signed(change, style)
-  if error:
-    by = f"{by.removesuffix(' points')} ± {tables.error_text(error, style)}"
-    by = by.replace(" %", " points")
-  moved = f"held-out {name} went from {old} to {new} ({by})"
-  if change > error:
-    full = style == "percent" and after[key] >= _SATURATED
+  change = _change(before, after, key)
+  shares = change.style == "percent"
+  if change.by > change.error:
+    full = shares and change.after >= _SATURATED
     more = ": there is hardly anything left to learn" if full else ""
-    more += _greedy(before, after, key)
-    return Verdict("learned", f"Learned: {moved}{more}.")
+    more += _side_effects(before, after, key)
+    return Verdict("learned", f"Learned: {change.words}{more}.")
   reward = training_reward(records)
-  trained = ""
-  if reward and reward[1] - reward[0] > CLEAR * reward[2]:
-    trained = (
-        f"training reward rose from {text.number(reward[0])} to"
-        f" {text.number(reward[1])}"
+  first, last, error = reward or (0.0, 0.0, 0.0)
+  rose = last - first > CLEAR * error
+  trained = (
+      f"training reward rose from {text.number(first)} to {text.number(last)}"
+  )
+  fell = change.by < -change.error
+  overfitted = Verdict(
+      "overfitted", f"Overfitted: {trained}, but {change.words}."
+  )
+  if fell:
+    worse = Verdict("worse", f"Got worse: {change.words}.")
+    return overfitted if rose else worse
+  if shares and change.before >= _SATURATED:
+    old, new = (
+        text.number(v, "percent") for v in (change.before, change.after)
     )
-  if trained:
-    return Verdict("overfitted", f"Overfitted: {trained}, but {moved}.")
-  if change < -error:
-    return Verdict("worse", f"Got worse: {moved}.")
-  if style == "percent" and before[key] >= _SATURATED:
     return Verdict(
         "saturated",
-        f"Saturated: held-out {name} was {old} before training, and is {new}.",
+        f"Saturated: held-out {change.name} was {old} before training, and is"
+        f" {new}.",
     )
+  # A win rate is in other units than the reward.
+  gap_error = math.hypot(CLEAR * error, change.error)
+  if rose and key != "win_rate" and last - first - change.by > gap_error:
+    return overfitted
+  if rose:
+    return Verdict(
+        "unclear",
+        f"Not clear yet: {change.words}, which may be chance, and the"
+        f" {trained}. More held-out prompts (evaluate.final_prompts) would"
+        " tell.",
+    )
+  flat = ", and the training reward did not rise" if reward else ""
   return Verdict(
-      "nothing",
-      f"Learned nothing that can be measured: {moved}, and the training reward"
-      " did not rise.",
+      "nothing", f"Learned nothing that can be measured: {change.words}{flat}."
   )

@@ -236,6 +236,8 @@ def status(step: int = 120, num_steps: int = 320) -> dict[str, Any]:
       "eta_s": (num_steps - step) * STEP_S,
       "reward": 0.61,
       "pass_at_1": 0.58,
+      "held_out": {"metric": "pass_at_1", "value": 0.58},
+      "searchers_busy_share": 0.71,
       "kl": 5.2,
       "entropy": 0.31,
       "staleness_steps": 2.2,
