@@ -320,7 +320,7 @@ class _DecodeLoop:
       tokens_BxL, mask_BxL = self._padding(P + T)
       source_R = np.full(self._slots.num_rows, -1, np.int32)
       for b, (row, (index, _)) in enumerate(owners[first : first + size]):
-        self._put_prompt(index, tokens_BxL[b], mask_BxL[b])
+        self._put_prompt(index, tokens_BxL[b, :P], mask_BxL[b, :P])
         fed = lengths_R[row] - 1
         tokens_BxL[b, P : P + fed] = tokens_RxT[row, :fed]
         mask_BxL[b, P : P + fed] = 1
@@ -362,11 +362,10 @@ class _DecodeLoop:
     return tokens, np.zeros(shape, np.float32)
 
   def _put_prompt(self, index: int, tokens: np.ndarray, mask: np.ndarray):
-    """Writes a prompt, left-padded to its bucket, into `tokens` and `mask`."""
-    prompt = self._prompts[index]
-    end = self._settings.bucket_of(prompt)
-    start = end - len(prompt.prompt_tokens)
-    tokens[start:end], mask[start:end] = prompt.prompt_tokens, 1
+    """Writes a prompt to the end of `tokens` and `mask`."""
+    prompt_tokens = self._prompts[index].prompt_tokens
+    start = len(tokens) - len(prompt_tokens)
+    tokens[start:], mask[start:] = prompt_tokens, 1
 
   def _cut_at_stop_strings(self) -> jax.Array:
     """Ends completions at stop strings; returns [R] bool, idle rows."""

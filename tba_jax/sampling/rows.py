@@ -83,7 +83,8 @@ class DecodeState:
   """The state of R rows, each decoding a completion.
 
   cache: the model's KV cache: the left-padded prompt, then token t of the
-    completion in column P + t.
+    completion in column P + t. Prompts of all lengths end in column P - 1:
+    attention measures distances in columns.
   prompt_mask: [U, P] float32, 1 on the tokens of the prompt that each R / U
     adjacent rows share.
   key_data: [R, 2] uint32, the row's random key.
@@ -145,8 +146,8 @@ def prefill(
   """Runs prompts that are left-padded to Q tokens, Q up to P.
 
   Returns:
-    Logits [B, V] float32, the prompts' cache and mask [B, P], padded with
-    masked columns from Q on.
+    Logits [B, V] float32, the prompts' cache and mask [B, P], left-padded with
+    masked columns.
   """
   P = settings.max_prompt_tokens
   outputs = *model.prefill(decode_params, tokens_BxQ, mask_BxQ), mask_BxQ
@@ -157,7 +158,7 @@ def prefill(
       model.prefill, decode_params, widest(tokens_BxQ), widest(mask_BxQ)
   )
   fill = lambda leaf, shape: jnp.pad(
-      leaf, [(0, n - m) for m, n in zip(leaf.shape, shape.shape)]
+      leaf, [(n - m, 0) for m, n in zip(leaf.shape, shape.shape)]
   )
   return jax.tree.map(fill, outputs, (*shapes, widest(mask_BxQ)))
 
