@@ -4,10 +4,12 @@
 
 Source: Bartoldson et al. 2025 (arXiv:2503.18929) §4.1-4.2; skipped groups, Yu
 et al. 2025 (DAPO, arXiv:2503.14476) §3.2. Differences: the recent window is a
-span of steps, so duplicates and repeated prompts do not change it; a global
-capacity evicts the oldest completion; all randomness comes from one generator,
-which is part of the state. The cost of an insert or a draw does not depend on
-the number of stored completions.
+span of steps, so duplicates and repeated prompts do not change it; if a prompt
+has too few recent completions, its newest others fill up the group, where the
+published code repeats the recent ones; a global capacity evicts the oldest
+completion; all randomness comes from one generator, which is part of the state.
+The cost of an insert or a draw does not depend on the number of stored
+completions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -344,9 +346,10 @@ class ReplayBuffer:
 
     Prompts are drawn without replacement within each of the two pools, which
     outlive the batch: a prompt is in a batch at most twice, unless there are
-    fewer prompts than slots. Completions are drawn without replacement if there
-    are `num_completions`, else with it. While nothing is recent, all prompts
-    come from the pool of all.
+    fewer prompts than slots. Completions are drawn without replacement if the
+    prompt has `num_completions`, else with it: from the recent window the
+    recent ones, and if they are too few, all of them and the newest others.
+    While nothing is recent, all prompts come from the pool of all.
 
     Args:
       num_prompts: B.
@@ -572,13 +575,11 @@ class ReplayBuffer:
   ) -> np.ndarray:
     """Returns rows of one prompt, [count] int64."""
     rows = prompt.view()
-    first = len(rows)
     if recent:
       oldest = self._sample_step - self._replay.recent_window_steps
       first = prompt.first_after(oldest, self.table.arrivals)
-    # If the recent rows have been replaced since, draw from all rows.
-    if first < len(rows):
-      rows = rows[first:]
+      # Too few are filled up with the newest of the others.
+      rows = rows[min(first, max(len(rows) - count, 0)) :]
     elif self._replay.selection == "reward":
       temperature = self._reward_temperature(self._sample_step)
       chosen = selection.choose_by_reward(

@@ -108,11 +108,13 @@ class NaiveEquivalenceTest(parameterized.TestCase):
       most = -(-sum(keys.values()) // len(prompts)) if prompts else 0
       self.assertLessEqual(max(keys.values(), default=0), most)
     for b, key in enumerate(draw.prompt_ids.tolist()):
-      allowed = {
-          i.item_id: i
-          for i in naive.of_prompt(key, oldest if draw.recent[b] else None)
-      }
       ids = draw.rows[b].tolist()
+      items = (
+          naive.recent(key, oldest, len(ids))
+          if draw.recent[b]
+          else naive.of_prompt(key)
+      )
+      allowed = {i.item_id: i for i in items}
       self.assertLessEqual(set(ids), set(allowed))
       if len(allowed) >= len(ids):
         self.assertLen(set(ids), len(ids))

@@ -193,8 +193,22 @@ class SampleTest(absltest.TestCase):
     buffer.insert(make_group(1, [[2], [3], [4]]), 1)
     for _ in range(30):
       self.assertEqual(first_tokens(buffer.sample(1, 4, 1)), {1, 2, 3, 4})
-      # One more than there are: with replacement, among the recent only.
-      self.assertLessEqual(first_tokens(buffer.sample(1, 5, 1)), {1, 2, 3, 4})
+
+  def test_the_newest_older_rows_fill_up_a_recent_draw(self):
+    buffer = make_buffer()
+    buffer.insert(make_group(1, distinct(10, 3)), 0)
+    buffer.insert(make_group(2, distinct(90, 3)), 0)
+    buffer.insert(make_group(1, [[1], [11], [1]]), 1)
+    for count, expected in ((1, None), (2, {1, 11}), (3, {1, 11, 12})):
+      draw = buffer.sample(1, count, 1)
+      self.assertTrue(draw.recent.all())
+      self.assertLen(first_tokens(draw), count)
+      if expected:
+        self.assertEqual(first_tokens(draw), expected)
+    self.assertEqual(first_tokens(buffer.sample(1, 4, 1)), {1, 10, 11, 12})
+    # The prompt has fewer than this: all of them, some of them repeated.
+    draws = [first_tokens(buffer.sample(1, 5, 1)) for _ in range(30)]
+    self.assertEqual(set.union(*draws), {1, 10, 11, 12})
 
   def test_window_is_a_span_of_steps(self):
     buffer = make_buffer(recent_window_steps=2)

@@ -91,10 +91,18 @@ class NaiveBuffer:
         len(groups), len(items), sum(len(i.tokens) for i in items)
     )
 
-  def of_prompt(self, prompt_id: int, after: int | None = None) -> list[Item]:
-    """Returns a prompt's items, those that arrived above a step if given."""
-    return [
-        i
-        for i in self.items
-        if i.prompt_id == prompt_id and (after is None or i.arrival > after)
-    ]
+  def of_prompt(self, prompt_id: int) -> list[Item]:
+    """Returns a prompt's items."""
+    return [i for i in self.items if i.prompt_id == prompt_id]
+
+  def recent(self, prompt_id: int, after: int, count: int) -> list[Item]:
+    """Returns a prompt's items that arrived above a step.
+
+    The newest others make them `count`, as far as there are others.
+    """
+    items = self.of_prompt(prompt_id)
+    recent = [i for i in items if i.arrival > after]
+    others = [i for i in items if i.arrival <= after]
+    while others and len(recent) < count:
+      recent.append(others.pop())
+    return recent
