@@ -414,8 +414,14 @@ class Searcher:
             policy_lib.decode_texts(self._tokenizer, found), found.stopped
         )
     ]
-    rewards = [judgement.reward for judgement in self._judge.judge(requests)]
-    return np.asarray(rewards, np.float32).reshape(len(block.prompts), -1)
+    judged = self._judge.judge(requests)
+    if self._config.reward.role == "trainer":
+      rewards = np.array([j.reward for j in judged], np.float32)
+    else:
+      rewards = judges.final_rewards(
+          self._config.loss, judged, [r.stopped for r in requests]
+      )
+    return rewards.reshape(len(block.prompts), -1)
 
   def _tokens_of(self, prompt_id: int) -> np.ndarray:
     if prompt_id not in self._prompt_tokens:

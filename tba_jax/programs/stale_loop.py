@@ -19,6 +19,7 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.replay import prompt_order
+from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.tasks import base
 from tba_jax.training import batches
@@ -267,13 +268,20 @@ class Bench:
         for index, visit in prompts
     ]
     found = self._sampler.sample(params, requests, version=version)
-    rewards_BxK = [
+    judged_BxK = [
         [
-            task.reward(split, index, text)
+            task.judge(split, index, text)
             for text in policy_lib.decode_texts(tokenizer, c)
         ]
         for (index, _), c in zip(prompts, found)
     ]
+    if split == base.TRAIN:
+      rewards_BxK = [
+          judges.final_rewards(self._config.loss, judged_K, c.stopped)
+          for judged_K, c in zip(judged_BxK, found)
+      ]
+    else:
+      rewards_BxK = [[j.reward for j in judged_K] for judged_K in judged_BxK]
     stack = lambda name: np.stack([getattr(c, name) for c in found])
     batch = batches.pad_sequences(
         [(r.prompt_tokens, c.tokens) for r, c in zip(requests, found)],

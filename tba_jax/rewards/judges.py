@@ -20,6 +20,7 @@ import dataclasses
 import threading
 from typing import Any
 
+import ml_collections
 import numpy as np
 
 from tba_jax.tasks import base
@@ -162,6 +163,31 @@ class Judge(abc.ABC):
       if not abs(value) <= _MAX_REWARD:
         return self._failed(request, "nan", f"{name} is {value}")
     return dataclasses.replace(judgement, reward=reward, parts=parts)
+
+
+def final_rewards(
+    config_loss: ml_collections.ConfigDict,
+    judged: Sequence[base.Judgement],
+    stopped: Sequence[bool] | np.ndarray,
+) -> np.ndarray:
+  """Returns the rewards to learn from, [N] float32.
+
+  Those of completions that were cut off follow `loss.missing_stop`; "replace"
+  as in Noukhovitch et al. 2024 (arXiv:2410.18252). Whoever judges a group
+  applies it, so that all later readers have these rewards.
+
+  Args:
+    config_loss: reads `missing_stop` and `missing_stop_reward`.
+    judged: N judgements.
+    stopped: [N], whether the completion ended with a stop token.
+  """
+  rewards_N = np.array([j.reward for j in judged], np.float32)
+  if config_loss.missing_stop == "keep":
+    return rewards_N
+  cut_N = np.float32(config_loss.missing_stop_reward)
+  if config_loss.missing_stop == "add":
+    cut_N = rewards_N + cut_N
+  return np.where(stopped, rewards_N, cut_N)
 
 
 def no_reason(message: str) -> str:

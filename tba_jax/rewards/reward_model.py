@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import itertools
 
 import jax
 import ml_collections
@@ -117,24 +118,19 @@ class GroupScorer:
     """Stores the judge; None if searchers have judged the completions."""
     self._judge = judge
     self._tokenizer = tokenizer
-    self._missing_stop = config_loss.missing_stop
-    self._missing_stop_reward = np.float32(config_loss.missing_stop_reward)
+    self._config_loss = config_loss
 
   def score(self, groups: Sequence[types.Group]) -> list[types.Group]:
-    """Returns the groups with the rewards to learn from.
-
-    Rewards of completions that were cut off follow `loss.missing_stop`;
-    "replace" as in Noukhovitch et al. 2024 (arXiv:2410.18252).
-    """
-    if self._judge is not None:
-      judged = iter(
-          self._judge.judge([r for group in groups for r in self._ask(group)])
-      )
-      groups = [
-          dataclasses.replace(group, rewards=self._rewards(group, judged))
-          for group in groups
-      ]
-    return [self._with_stop_rule(group) for group in groups]
+    """Returns the groups with the rewards to learn from."""
+    if self._judge is None:
+      return list(groups)
+    judged = iter(
+        self._judge.judge([r for group in groups for r in self._ask(group)])
+    )
+    return [
+        dataclasses.replace(group, rewards=self._rewards(group, judged))
+        for group in groups
+    ]
 
   def close(self) -> None:
     if self._judge is not None:
@@ -158,18 +154,8 @@ class GroupScorer:
   def _rewards(
       self, group: types.Group, judged: Iterator[base.Judgement]
   ) -> np.ndarray:
-    return np.array(
-        [next(judged).reward for _ in range(group.num_completions)], np.float32
-    )
-
-  def _with_stop_rule(self, group: types.Group) -> types.Group:
-    if self._missing_stop == "keep":
-      return group
-    rewards_S = self._missing_stop_reward
-    if self._missing_stop == "add":
-      rewards_S = group.rewards + rewards_S
-    rewards_S = np.where(group.stopped, group.rewards, rewards_S)
-    return dataclasses.replace(group, rewards=rewards_S)
+    judged = itertools.islice(judged, group.num_completions)
+    return judges.final_rewards(self._config_loss, [*judged], group.stopped)
 
 
 class Unscored(judges.Judge):

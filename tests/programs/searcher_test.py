@@ -220,6 +220,22 @@ class SearcherTest(parameterized.TestCase):
       self.assertEqual(group.rewards.tolist(), [2.0, 2.0])
       self.assertEqual(group.rewards.dtype, np.float32)
 
+  @parameterized.parameters(
+      ("replace", "searcher", [2.0, -3.0]),
+      ("add", "searcher", [2.0, -1.0]),
+      # The trainer judges, and applies the rule.
+      ("replace", "trainer", [2.0, 2.0]),
+  )
+  def test_rewards_are_final_where_searchers_judge(self, rule, role, rewards):
+    with self.searcher._config.unlocked():
+      self.searcher._config.loss.missing_stop = rule
+      self.searcher._config.loss.missing_stop_reward = -3.0
+      self.searcher._config.reward.role = role
+    self.run_it(self.block())
+    # The second completion ends at the token limit.
+    self.assertEqual(self.submitted[0][0].rewards.tolist(), rewards)
+    self.assertEqual(self.submitted[0][0].rewards.dtype, np.float32)
+
   def test_params_swap_whole_and_only_between_rounds(self):
     def newer():
       self.published.append((1, 5))

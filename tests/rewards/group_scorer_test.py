@@ -93,18 +93,19 @@ class GroupScorerTest(absltest.TestCase):
           self.assertIs(getattr(group, field.name), getattr(before, field.name))
 
   def test_one_rule_for_completions_that_were_cut_off(self):
-    # The same where searchers judged.
-    scored = self.make_scorer(None).score(self.score())
     for rule, first, second in (
         ("keep", [2, 4], [1, 2]),
         ("replace", [2, -1], [1, 2]),
         ("add", [2, 3], [1, 2]),
     ):
-      for judge, groups in ((self.judge, self.groups), (None, scored)):
-        found = self.make_scorer(judge, rule).score(groups)
-        rewards = [g.rewards.tolist() for g in found]
-        self.assertEqual(rewards, [first, second], rule)
-        self.assertEqual(found[0].rewards.dtype, np.float32)
+      groups = self.make_scorer(self.judge, rule).score(self.groups)
+      rewards = [g.rewards.tolist() for g in groups]
+      self.assertEqual(rewards, [first, second], rule)
+      self.assertEqual(groups[0].rewards.dtype, np.float32)
+      # What searchers have judged is what the journal has: it stays.
+      again = self.make_scorer(None, rule).score(groups)
+      for group, before in zip(again, groups, strict=True):
+        self.assertIs(group, before)
 
   def test_it_closes_its_judge(self):
     self.score()

@@ -19,6 +19,7 @@ import numpy as np
 from tba_jax import types
 from tba_jax.programs import searcher
 from tba_jax.programs import trainer
+from tba_jax.rewards import judges
 from tba_jax.sampling import requests
 from tba_jax.system import processes
 from tba_jax.tasks import base
@@ -100,9 +101,8 @@ def _sample(
   groups = []
   for position, request, completions in zip(positions, asked, found):
     texts = policy_lib.decode_texts(policy.tokenizer, completions)
-    rewards = [
-        policy.task.reward(base.TRAIN, request.prompt_id, text)
-        for text in texts
+    judged = [
+        policy.task.judge(base.TRAIN, request.prompt_id, text) for text in texts
     ]
     groups.append(
         types.Group(
@@ -114,7 +114,9 @@ def _sample(
             completion_lengths=completions.lengths,
             stopped=completions.stopped,
             behavior_logprobs=completions.logprobs,
-            rewards=np.asarray(rewards, np.float32),
+            rewards=judges.final_rewards(
+                config.loss, judged, completions.stopped
+            ),
             versions=completions.versions,
             epoch=1,
         )
