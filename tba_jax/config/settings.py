@@ -201,6 +201,34 @@ OF_BETA_ABOVE_0 = (
     "slic",
 )
 
+# Settings of `loss` that some objectives or corrections alone read.
+READ_BY_OBJECTIVES = {
+    "loss.scale": ("tb", "tb_learned_z", "subtb", "copg", "gvpo"),
+    "loss.length_norm": tuple(n for n in LOSS_NAMES if n != "subtb"),
+    "loss.ties": ("online_dpo", "ipo", "slic"),
+    "loss.subtb_lambda": ("subtb",),
+    "loss.log_z_learning_rate": ("tb_learned_z",),
+    "loss.value_init": OF_A_VALUE_MODEL,
+    "loss.value_learning_rate": OF_A_VALUE_MODEL,
+    "loss.value_clip": ("ppo",),
+    "loss.value_weight": ("ppo",),
+    "loss.gae_gamma": ("ppo",),
+    "loss.gae_lambda": ("ppo",),
+    "loss.whiten_advantages": ("ppo",),
+}
+_CLIPS = ("clip_token", "clip_sequence", "cispo", "decoupled")
+# The correction "", the objective's own, is a clip.
+READ_BY_CORRECTIONS = {
+    "loss.ratio_clip": _CLIPS,
+    "loss.clip_high": _CLIPS,
+    "loss.ratio_cap": (
+        "truncate_token",
+        "truncate_sequence",
+        "mask_token",
+        "decoupled",
+    ),
+}
+
 SECTIONS = {
     "task": Section("The task: its name and its own fields."),
     "tokenizer": Section(""),

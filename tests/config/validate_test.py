@@ -386,6 +386,55 @@ class RelationsTest(parameterized.TestCase):
   def test_right_together(self, **changes):
     self.assertEqual(_problems(base_config.make(**changes)), [])
 
+  @parameterized.parameters(
+      (dict(loss__name="subtb", loss__length_norm="tokens"), "grpo, dr_grpo"),
+      (dict(loss__name="grpo", loss__ties="first"), "online_dpo, ipo, slic"),
+      (dict(loss__name="rloo", loss__scale="paper"), "tb, tb_learned_z, subtb"),
+      (dict(loss__subtb_lambda=0.5), "subtb"),
+      (dict(loss__gae_lambda=0.9), "ppo"),
+      (dict(loss__value_init="reward_model"), "subtb, ppo"),
+      (
+          dict(loss__correction="truncate_token", loss__ratio_clip=0.2),
+          "clip_token, clip_sequence, cispo, decoupled",
+      ),
+      (dict(loss__correction="none", loss__ratio_clip=0.2), "clip_token"),
+      (
+          dict(loss__name="ppo", loss__ratio_clip=0.2, loss__ratio_cap=2.0),
+          "truncate_token, truncate_sequence, mask_token, decoupled",
+      ),
+      (dict(loss__proximal_every_steps=2), "ppo"),
+      (dict(loss__missing_stop_reward=-3.0), "replace, add"),
+      (dict(reference__every_steps=10), "reset, ema"),
+      (dict(reference__mode="reset", reference__ema_decay=0.5), "ema"),
+      (dict(rounds__passes=2), "config.rounds.mini_batches above 0"),
+      (dict(explore__max_temperature=2.0), "config.explore.fraction above 0"),
+      (dict(lora__alpha=4.0), "config.lora.rank above 0"),
+      (dict(replay__reward_temperature=0.5), "reward"),
+      (dict(replay__selection="reward"), "replay.recent_fraction below 1"),
+      (dict(replay_filter__similarity_limit=0.5), "edit, cosine"),
+      (dict(optimizer__stable_steps=10), "warmup_stable_decay"),
+      (dict(loss__beta_stop_steps=3), "config.loss.beta_decay_steps above 0"),
+      (dict(tempering__tau_final=2.0), "tempering.tau_decay_steps above 0"),
+      (dict(evaluate__judge_command="x"), "command"),
+  )
+  def test_settings_that_nothing_reads(self, changes, readers):
+    (problem,) = _problems(base_config.make(**changes))
+    name, value = [*changes.items()][-1]
+    key = f"config.{name.replace('__', '.')}"
+    self.assertStartsWith(problem, f"{key} = {value!r}: allowed ")
+    self.assertRegex(problem, f"read with .*{re.escape(readers)}")
+
+  def test_a_loss_of_one_s_own_may_read_all_settings(self):
+    loss = self.create_tempfile("own.py", "def loss(g, c, b): pass").full_path
+    config = base_config.make(
+        loss__name=f"{loss}:loss",
+        loss__ties="first",
+        loss__correction="truncate_token",
+        loss__ratio_clip=0.2,
+        loss__proximal_every_steps=2,
+    )
+    self.assertEqual(_problems(config), [])
+
   def test_a_folder_brings_its_own_shape(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     hf = hf_config.to_hf(

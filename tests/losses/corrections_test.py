@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax.config import settings
+from tba_jax.losses import build
 from tba_jax.losses import corrections
 
 # Ratios of tokens, and of the two completions: 1.5 * 0.5 and 0.9 * 4.
@@ -157,6 +159,40 @@ class ScaleGradientTest(absltest.TestCase):
     value, grad = jax.value_and_grad(run)(x)
     np.testing.assert_allclose(value, 5.0)
     np.testing.assert_allclose(grad, [0.0, 12.0])
+
+
+class ReadTest(parameterized.TestCase):
+  """The table of settings that only some corrections read."""
+
+  @parameterized.parameters(
+      ("ratio_clip", 0.5), ("clip_high", 0.9), ("ratio_cap", 1.05)
+  )
+  def test_values_that_change_a_factor(self, key, value):
+    rng = np.random.default_rng(0)
+    ratio, to_proximal, push = rng.uniform(0.3, 3, (3, 2, 8, 4))
+    ratio_BxK = rng.uniform(0.3, 3, (2, 8))
+
+    def factors(correction, **changes):
+      fixed = dict(ratio_clip=0.2, clip_high=0.3, ratio_cap=2.0)
+      return corrections.factors(
+          *map(jnp.asarray, (ratio, ratio_BxK, push - 1.5)),
+          correction=correction,
+          **{**fixed, **changes},
+          proximal=(jnp.asarray(to_proximal), jnp.asarray(ratio)),
+      )[0]
+
+    readers = [
+        name
+        for name in corrections.CORRECTIONS
+        if not np.array_equal(factors(name), factors(name, **{key: value}))
+    ]
+    self.assertCountEqual(readers, settings.READ_BY_CORRECTIONS[f"loss.{key}"])
+
+  def test_a_correction_of_the_objective_s_own_is_a_clip(self):
+    self.assertLessEqual(
+        {row.correction for row in build.OBJECTIVES.values()},
+        set(settings.READ_BY_CORRECTIONS["loss.ratio_clip"]),
+    )
 
 
 if __name__ == "__main__":

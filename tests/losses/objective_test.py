@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax.config import settings
+from tba_jax.losses import build
 from tba_jax.losses import metrics as metrics_lib
 from tba_jax.losses import objective
 from tests.support import table_policy
@@ -269,6 +271,72 @@ class SupervisedTest(absltest.TestCase):
     )
     empty = dataclasses.replace(batch, completion_mask=jnp.zeros_like(mask))
     self.assertEqual(loss_fn(params, {}, empty, jnp.float32(BETA))[0], 0.0)
+
+
+class ReadTest(parameterized.TestCase):
+  """The table of settings that only some objectives read."""
+
+  def is_read(self, name, key, values):
+    """Returns whether a value of a setting changes the loss or a gradient."""
+    batch = table_policy.make_batch(behavior_params=table_policy.make_params(3))
+    batch = dataclasses.replace(
+        batch, rewards=jnp.array([[0.0, 1.0, 0.0, 2.0], [1.0] * K])
+    )
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(rng.normal(-1, 1, (B, K, T))) for _ in range(5)]
+    logprobs, token_values, *targets = arrays
+    # Targets that were held, in place of those that are made here.
+    names = ("advantages_BxKxT", "returns_BxKxT", "old_values_BxKxT")
+    held = dict(zip(names, targets))
+
+    def results(**changes):
+      config = table_policy.make_config(name=name, **changes)
+      loss = objective.make_pure_loss(config)
+      log_z = objective.make_loss_params(config)
+      return [
+          jax.value_and_grad(loss, argnums=(0, 4), has_aux=True)(
+              logprobs,
+              log_z,
+              dataclasses.replace(batch, prepared=prepared),
+              BETA,
+              token_values,
+          )
+          for prepared in ({}, held)
+      ]
+
+    leaves = jax.tree.leaves(results())
+    return any(
+        not np.array_equal(x, y)
+        for value in values
+        for x, y in zip(leaves, jax.tree.leaves(results(**{key: value})))
+    )
+
+  @parameterized.parameters(
+      ("scale", "paper"),
+      ("length_norm", "none", "max_tokens"),
+      ("ties", "first"),
+      ("subtb_lambda", 0.3),
+      ("value_clip", 0.01),
+      ("value_weight", 0.5),
+      ("gae_gamma", 0.5),
+      ("gae_lambda", 0.5),
+      ("whiten_advantages", False),
+  )
+  def test_values_that_change_a_loss(self, key, *values):
+    readers = [n for n in build.OBJECTIVES if self.is_read(n, key, values)]
+    self.assertCountEqual(readers, settings.READ_BY_OBJECTIVES[f"loss.{key}"])
+
+  def test_models_and_log_z(self):
+    rows = build.OBJECTIVES.items()
+    readers = settings.READ_BY_OBJECTIVES
+    for key in ("value_init", "value_learning_rate"):
+      self.assertCountEqual(
+          readers[f"loss.{key}"], [n for n, row in rows if row.has_values]
+      )
+    self.assertCountEqual(
+        readers["loss.log_z_learning_rate"],
+        [name for name, row in rows if row.learns_log_z],
+    )
 
 
 if __name__ == "__main__":
