@@ -13,6 +13,8 @@ HERE = pathlib.Path(__file__).parent
 REQUIREMENTS = [
     "absl-py>=2.3",
     "chex>=0.1.91",
+    # The certificates of a run's mutual TLS.
+    "cryptography>=45",
     "etils[epath]>=1.12",
     "flax>=0.12.5,<0.13",
     "huggingface-hub>=1.31,<3",

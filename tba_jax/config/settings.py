@@ -828,11 +828,13 @@ SETTINGS = {
     "store.secret_file": _s(
         "", TEXT, "32 bytes, mode 0600; '' = created in the spool directory"),
     "store.tls_cert_file": _s(
-        "", TEXT, "mutual TLS (jax 0.11), PEM: this host's certificate"),
+        "", TEXT, "mutual TLS (jax 0.11.2), PEM: this host's certificate; '' ="
+        " files made from the secret, if the run has a port"),
     "store.tls_key_file": _s("", TEXT, "this host's key"),
     "store.tls_ca_file": _s("", TEXT, "the authority's certificate"),
     "store.insecure": _s(
-        False, FLAG, "allow other hosts without secret or TLS (docs/hosts.md)"),
+        False, FLAG, "no TLS made from the secret, and other hosts even without"
+        " a secret (docs/hosts.md)"),
     "store.spool_dir": _s(
         "", TEXT, "'' = a 0700 directory of this user and workdir"),
     "store.deadline_s": _s(

@@ -9,11 +9,11 @@ between settings, and reports all errors at once. `check_resume` and
 
 from collections.abc import Iterator, Mapping
 import functools
-import importlib.metadata
 import importlib.util
 import itertools
 import math
 import operator
+import os
 import pathlib
 import socket
 from typing import Any
@@ -30,6 +30,8 @@ from tba_jax.system import processes
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 from tba_jax.tasks import rows_task
+from tba_jax.transport import certificates
+from tba_jax.transport import wire
 
 ConfigError = load.ConfigError
 
@@ -788,7 +790,8 @@ _TLS = ("store.tls_cert_file", "store.tls_key_file", "store.tls_ca_file")
 
 def _store(c: Mapping[str, Any]) -> _Problems:
   has_tls = any(c[key] for key in _TLS)
-  safe = has_tls or c["store.secret_file"] or c["store.insecure"]
+  secret = c["store.secret_file"] or os.environ.get(wire.SECRET_VARIABLE)
+  safe = has_tls or secret or c["store.insecure"]
   for key in ("store.address", "store.locator"):
     host = c[key].rpartition(":")[0].strip("[]")
     if host in ("0.0.0.0", "::"):
@@ -796,15 +799,18 @@ def _store(c: Mapping[str, Any]) -> _Problems:
     elif not safe and not is_one_host(c[key]):
       yield key, (
           "allowed this host alone without config.store.secret_file,"
-          " config.store.tls_* or config.store.insecure: docs/hosts.md"
+          f" {wire.SECRET_VARIABLE}, config.store.tls_* or"
+          " config.store.insecure: docs/hosts.md"
       )
   if has_tls:
     for key in _TLS:
       if not pathlib.Path(c[key]).expanduser().is_file():
         yield key, "allowed a file that exists, for all of config.store.tls_*"
-    found = importlib.metadata.version("jaxlib")
-    if tuple(map(int, found.split(".")[:2])) < (0, 11):
-      yield _TLS[0], f"allowed '' with jaxlib {found}: mutual TLS needs 0.11"
+    if not certificates.is_supported():
+      yield _TLS[0], (
+          f"allowed '' with jaxlib {certificates.jaxlib_version()}: mutual TLS"
+          f" needs {certificates.NEEDED}"
+      )
     if not c["store.address"]:
       yield "store.address", "allowed a TCP address with config.store.tls_*"
 

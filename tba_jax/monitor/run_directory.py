@@ -13,19 +13,20 @@ import pathlib
 import platform
 import secrets
 import subprocess
+import sys
 import time
 from typing import Any
 
 import ml_collections
 
+from tba_jax.config import validate
 from tba_jax.system import jsonl
 from tba_jax.system import processes
+from tba_jax.transport import certificates
 from tba_jax.transport import locator as locator_lib
 from tba_jax.transport import wire
 
 FORMAT = 1
-# Hexadecimal secret of the run, for hosts that share no file.
-SECRET_VARIABLE = "TBA_JAX_SECRET"
 # `last_process` holds a lock for an instant; `lock` retries for this long.
 _PROBE_S = 0.2
 _NO_SECRET = b"without a secret".ljust(wire.SECRET_BYTES, b".")
@@ -58,7 +59,7 @@ class Run:
   spool: local 0700 directory of socket, locator, lock and secret.
   secret: authenticates every message.
   announced: "host:port" at which the store announces itself; "" = in `spool`.
-  tls: files of mutual TLS with the store; None = without.
+  tls: files of mutual TLS where the run has a port; None = without.
   """
 
   workdir: pathlib.Path
@@ -143,22 +144,21 @@ def _open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
     path.mkdir(parents=True, exist_ok=True)
     _write(path, config, run_id=found.run, created=time.time())
     saved = _read(path)
-  tls = None
-  if config.store.tls_cert_file:
-    files = (
-        config.store.tls_cert_file,
-        config.store.tls_key_file,
-        config.store.tls_ca_file,
-    )
-    tls = locator_lib.Tls(*(os.path.expanduser(file) for file in files))
   return Run(
       workdir=path,
       run_id=saved["run_id"],
       spool=spool,
       secret=secret,
       announced=config.store.locator,
-      tls=tls,
+      tls=_tls(config, spool, secret),
   )
+
+
+def warn_unguarded(run: Run, config: ml_collections.ConfigDict) -> None:
+  """Says so on stderr if the store listens to other hosts without TLS."""
+  address = config.store.address
+  if run.tls is None and not validate.is_one_host(address):
+    print(certificates.unguarded(address), file=sys.stderr, flush=True)
 
 
 def load_config(workdir: str) -> ml_collections.ConfigDict:
@@ -252,7 +252,7 @@ def _ask(
 
 def _secret(config: ml_collections.ConfigDict, spool: pathlib.Path) -> bytes:
   """Returns the secret of the environment, of a file, or of the spool."""
-  text, file = os.environ.get(SECRET_VARIABLE), config.store.secret_file
+  text, file = os.environ.get(wire.SECRET_VARIABLE), config.store.secret_file
   if text:
     try:
       secret = bytes.fromhex(text)
@@ -260,7 +260,7 @@ def _secret(config: ml_collections.ConfigDict, spool: pathlib.Path) -> bytes:
       secret = b""
     if len(secret) != wire.SECRET_BYTES:
       raise ValueError(
-          f"{SECRET_VARIABLE}: allowed are {2 * wire.SECRET_BYTES} hexadecimal"
+          f"{wire.SECRET_VARIABLE}: allowed are {2 * wire.SECRET_BYTES} hexadecimal"
           " digits"
       )
     return secret
@@ -279,6 +279,20 @@ def _secret(config: ml_collections.ConfigDict, spool: pathlib.Path) -> bytes:
     # Hosts still need a common value; TLS protects the run, or nothing does.
     return _NO_SECRET
   return wire.load_or_make_secret(spool / "secret")
+
+
+def _tls(
+    config: ml_collections.ConfigDict, spool: pathlib.Path, secret: bytes
+) -> locator_lib.Tls | None:
+  """Returns the files of the settings, or of the run's own making."""
+  store = config.store
+  if store.tls_cert_file:
+    files = (store.tls_cert_file, store.tls_key_file, store.tls_ca_file)
+    return locator_lib.Tls(*(os.path.expanduser(file) for file in files))
+  has_port = store.address or store.locator or config.trainer.num_processes > 1
+  if has_port and not store.insecure and certificates.is_supported():
+    return certificates.make(spool, secret)
+  return None
 
 
 def _read(path: pathlib.Path) -> dict[str, Any] | None:

@@ -39,6 +39,7 @@ def run(
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG
+  run_directory.warn_unguarded(run_info, config)
   events = metrics.EventLog(run_info.workdir / "events.jsonl")
   logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 

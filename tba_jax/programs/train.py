@@ -334,6 +334,7 @@ def run(
       if saved is not None:
         validate.check_resume(saved, config)
         run_directory.update(workdir, config)
+      run_directory.warn_unguarded(run_info, config)
       supervisor = _Supervisor(config, run_info, console)
     except (ValueError, OSError) as error:
       print(f"error: {error}", file=sys.stderr)

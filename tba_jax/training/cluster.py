@@ -25,8 +25,10 @@ from absl import logging
 import jax
 import ml_collections
 
+from tba_jax.config import validate
 from tba_jax.system import processes
 from tba_jax.transport import base
+from tba_jax.transport import certificates
 from tba_jax.transport import jax_kv
 from tba_jax.transport import locator
 from tba_jax.transport import wire
@@ -412,6 +414,8 @@ def join(
   jax.config.update("jax_enable_preemption_service", False)
   if process == 0:
     _check_free(address)
+    if tls is None and not validate.is_one_host(address):
+      print(certificates.unguarded(address), file=sys.stderr, flush=True)
   waited = threading.Timer(
       settings.start_deadline_s, _give_up, (settings, process, address)
   )
@@ -483,7 +487,7 @@ def _tls_options(tls: locator.Tls | None) -> dict[str, object]:
   if "mtls_cert_file" not in offered:
     raise ValueError(
         f"config.store.tls_cert_file = {tls.cert_file!r}: mutual TLS between"
-        " the trainer's processes needs jax 0.11 or newer, here is"
+        f" the trainer's processes needs jax {certificates.NEEDED}, here is"
         f" {jax.__version__}; allowed '' or config.trainer.num_processes = 1"
     )
   return tls.jax_options()

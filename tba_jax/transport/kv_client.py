@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 from tba_jax.transport import base
+from tba_jax.transport import certificates
 from tba_jax.transport import jax_kv
 from tba_jax.transport import locator as locator_lib
 
@@ -122,11 +123,11 @@ class KvTransport(base.Transport):
     poll_s: mean time between two reads of the locator while the store does not
       answer.
     run_id: run that the store must belong to; None for any.
-    tls: files of mutual TLS.
+    tls: files of mutual TLS; a unix socket does without.
 
   Raises:
     DeadlineExceededError: no store answered in time.
-    TransportError: the store is of another run.
+    TransportError: the store is of another run, or only one side has TLS.
   """
 
   def __init__(
@@ -315,7 +316,10 @@ class KvTransport(base.Transport):
       raise base.TransportError(
           f"refused, as this process is of run {self._run_id!r}: {locator}"
       )
-    session = Session(locator, self._tls)
+    tls = None if locator.address.startswith("unix:") else self._tls
+    if locator.tls != (tls is not None):
+      raise base.TransportError(_one_sided(locator))
+    session = Session(locator, tls)
     try:
       request = ("get", locator_lib.IDENTITY_KEY)
       (identity,) = self._ask(session, [request], deadline)
@@ -360,6 +364,24 @@ class KvTransport(base.Transport):
       yield
     finally:
       self._in_use.release()
+
+
+def _one_sided(locator: locator_lib.Locator) -> str:
+  """Returns why a process with TLS and one without cannot meet."""
+  needed = f"needs jaxlib {certificates.NEEDED} or newer"
+  if locator.tls:
+    problem = (
+        f"the store has mutual TLS and this process has not: it {needed}, here"
+        f" is {certificates.jaxlib_version()}"
+    )
+  else:
+    problem = (
+        f"this process has mutual TLS and the store has not: it {needed} there"
+    )
+  return (
+      f"refused: {problem}; config.store.insecure=True on all hosts does"
+      f" without ({locator})"
+  )
 
 
 def _name(request: tuple[Any, ...]) -> str:

@@ -51,7 +51,7 @@ class KvHost:
     on_event: called with a kind ("started", "lost", "stopped") and a message,
       on the thread of `run`.
     start_timeout_s: longest time for a new service to answer.
-    tls: files of mutual TLS.
+    tls: files of mutual TLS; a unix socket does without.
 
   Raises:
     ValueError: the directory is not private, or the socket path is too long.
@@ -71,8 +71,8 @@ class KvHost:
   ):
     self._spool = pathlib.Path(spool_dir).absolute()
     self._run_id = run_id
-    self._tls = tls
     self._tcp = _parse_address(address) if address else None
+    self._tls = tls if self._tcp else None
     self._probe_timeout_s = probe_timeout_s
     self._start_timeout_s = start_timeout_s
     self._on_event = on_event
@@ -221,6 +221,7 @@ class KvHost:
             generation=self._generation,
             address=self._address,
             pid=self._child.pid,
+            tls=self._tls is not None,
         ),
     )
     self._on_event(

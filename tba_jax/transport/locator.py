@@ -47,12 +47,14 @@ class Locator:
   generation: number of the store generation.
   address: "unix:/path" or "host:port".
   pid: process id of the service.
+  tls: whether it serves over mutual TLS alone.
   """
 
   run: str
   generation: int
   address: str
   pid: int
+  tls: bool = False
 
   def __str__(self) -> str:
     return (
@@ -70,15 +72,19 @@ class Tls:
 
   cert_file, key_file: of this host.
   ca_file: of the authority that both sides trust.
+  peer_uri_prefix: beginning of a URI in the peer's certificate; "" = clients
+    look for the service's address instead.
   """
 
   cert_file: str
   key_file: str
   ca_file: str
+  peer_uri_prefix: str = ""
 
   def jax_options(self) -> dict[str, Any]:
     """Returns the keyword arguments of JAX's services and clients."""
-    options = {f"mtls_{k}": v for k, v in dataclasses.asdict(self).items()}
+    files = {k: v for k, v in dataclasses.asdict(self).items() if v}
+    options = {f"mtls_{k}": v for k, v in files.items()}
     # No fallback to an insecure connection.
     return options | {"verify_secure_credentials": True}
 

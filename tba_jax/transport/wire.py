@@ -36,6 +36,8 @@ from tba_jax.system import jsonl
 
 MAGIC = b"TBAJ"
 SCHEMA = 1
+# Environment variable: the secret in hexadecimal, for hosts without its file.
+SECRET_VARIABLE = "TBA_JAX_SECRET"
 SECRET_BYTES = 32
 
 _PREFIX = struct.Struct("<4sHHIQ")
@@ -181,8 +183,8 @@ def load_or_make_secret(path: str | os.PathLike[str]) -> bytes:
   Processes that start together get the same secret.
 
   Raises:
-    ValueError: the file is not a regular file of this user, is accessible to
-      others, or does not have `SECRET_BYTES` bytes.
+    ValueError: the file is not a regular file of this user or of root, is
+      accessible to others, or does not have `SECRET_BYTES` bytes.
   """
   path = pathlib.Path(path)
   if not os.path.lexists(path):
@@ -190,9 +192,12 @@ def load_or_make_secret(path: str | os.PathLike[str]) -> bytes:
   fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
   with os.fdopen(fd, "rb") as file:
     info = os.fstat(file.fileno())
-    if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
+    user = os.geteuid()
+    if not stat.S_ISREG(info.st_mode) or info.st_uid not in (user, 0):
       raise ValueError(f"secret file {path}: allowed is a file of this user")
-    if info.st_mode & 0o077:
+    # A secret that Kubernetes mounts is root's, and the user's group reads it.
+    others = 0o077 if info.st_uid == user else 0o037
+    if info.st_mode & others:
       raise ValueError(
           f"secret file {path} has mode {stat.S_IMODE(info.st_mode):04o};"
           " allowed is 0600 (only its owner may read it)"

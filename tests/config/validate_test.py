@@ -3,6 +3,7 @@
 """Every check of a config: types, ranges, relations, task, resume, hosts."""
 
 import json
+import os
 import pathlib
 import re
 from unittest import mock
@@ -434,6 +435,13 @@ class RelationsTest(parameterized.TestCase):
         loss__proximal_every_steps=2,
     )
     self.assertEqual(_problems(config), [])
+
+  def test_other_hosts_need_a_secret(self):
+    config = base_config.make(store__address="10.0.0.1:7-9")
+    (line,) = _problems(config, program="searcher")
+    self.assertRegex(line, "config.store.address = .*secret_file, TBA_JAX_SEC")
+    with mock.patch.dict(os.environ, TBA_JAX_SECRET="5e" * 32):
+      self.assertEqual(_problems(config, program="searcher"), [])
 
   def test_a_folder_brings_its_own_shape(self):
     folder = pathlib.Path(self.create_tempdir().full_path)

@@ -3,6 +3,7 @@
 """Identity, config, lock and epochs of a run directory."""
 
 import fcntl
+import io
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.monitor import run_directory
+from tba_jax.transport import certificates
 from tba_jax.transport import locator
 from tests.support import tiny_model
 
@@ -167,6 +169,58 @@ class RunDirectoryTest(parameterized.TestCase):
     self.assertNotEqual(secret("a"), secret("b"))
     self.config.store.insecure = True
     self.assertEqual(secret("a"), secret("b"))
+
+  @parameterized.parameters(
+      ({}, False),
+      ({"store.address": "127.0.0.1:0"}, True),
+      ({"store.locator": "127.0.0.1:7"}, True),
+      ({"trainer.num_processes": 2}, True),
+      ({"store.address": "127.0.0.1:0", "store.insecure": True}, False),
+  )
+  def test_run_with_a_port_makes_its_own_tls(self, changes, made):
+    for key, value in changes.items():
+      section, name = key.split(".")
+      self.config[section][name] = value
+    with mock.patch.object(certificates, "is_supported", return_value=True):
+      run, _ = self.create()
+      again = run_directory.open_run(str(self.workdir), self.config)
+    self.assertEqual(run.tls is not None, made)
+    self.assertEqual(again.tls, run.tls)
+    files = {path.name for path in run.spool.iterdir()}
+    own = {"cert.pem", "key.pem", "ca.pem"}
+    self.assertEqual(files, {"secret"} | (own if made else set()))
+    with mock.patch.object(certificates, "is_supported", return_value=False):
+      self.assertIsNone(self.create()[0].tls)
+
+  def test_named_files_of_tls_win(self):
+    self.config.store.update(
+        address="127.0.0.1:0", tls_cert_file="~/c", tls_key_file="k",
+        tls_ca_file="a",
+    )  # fmt: skip
+    with mock.patch.object(certificates, "is_supported", return_value=True):
+      run, _ = self.create()
+    cert = os.path.expanduser("~/c")
+    self.assertEqual(run.tls, locator.Tls(cert, "k", "a"))
+    self.assertEmpty(list(run.spool.glob("*.pem")))
+
+  def test_other_hosts_without_tls_are_warned_of(self):
+    for address, version, insecure, words in (
+        ("", "0.10.2", False, "^$"),
+        ("127.0.0.1:0", "0.10.2", False, "^$"),
+        ("10.0.0.1:7-9", "0.10.2", False, "reaches 10.0.0.1:7-9 can.* 0.11.2"),
+        ("10.0.0.1:7-9", "0.11.2", False, "^$"),
+        ("10.0.0.1:7-9", "0.11.2", True, "reaches 10.0.0.1:7-9 can.*insecure"),
+    ):
+      self.config.store.update(address=address, insecure=insecure)
+      with (
+          mock.patch.object(
+              certificates, "jaxlib_version", return_value=version
+          ),
+          mock.patch("sys.stderr", io.StringIO()) as told,
+      ):
+        run_directory.warn_unguarded(self.create()[0], self.config)
+      self.assertRegex(told.getvalue(), words)
+      self.assertLessEqual(told.getvalue().count("\n"), 1)
 
   def test_another_host_joins_the_run(self):
     run, _ = self.create()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutual TLS between a trainer's processes, with certificates of openssl.
 
-Skips where jaxlib does not offer it (before 0.11).
+Skips where jaxlib does not offer it.
 """
 
 import tempfile
@@ -22,6 +22,7 @@ class TrainerTlsTest(absltest.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
+    tls_test.need_openssl()
     folder = cls.enterClassContext(tempfile.TemporaryDirectory())
     cls.ours = tls_test.make_tls(folder, "ours")
     cls.other = tls_test.make_tls(folder, "other")

@@ -1,11 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Mutual TLS of store and clients; needs jaxlib 0.11 and openssl."""
+"""Mutual TLS of store and clients; skips where jaxlib has none."""
 
 import dataclasses
-import importlib.metadata
+import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import tempfile
 
@@ -13,8 +14,10 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.transport import base
+from tba_jax.transport import certificates
 from tba_jax.transport import locator
 from tests.transport import running_host
+from tests.transport import strangers
 from tests.transport import tcp_proxy
 
 _NAMES = "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n"
@@ -22,9 +25,12 @@ _TEXT = b"forty bytes of plain text in a connection"
 
 
 def setUpModule():
-  found = importlib.metadata.version("jaxlib")
-  if tuple(map(int, found.split(".")[:2])) < (0, 11):
-    raise absltest.SkipTest(f"jaxlib {found} has no mutual TLS")
+  if not certificates.is_supported():
+    version = certificates.jaxlib_version()
+    raise absltest.SkipTest(f"jaxlib {version} has no mutual TLS")
+
+
+def need_openssl():
   if shutil.which("openssl") is None:
     raise absltest.SkipTest("openssl is not installed")
 
@@ -50,11 +56,13 @@ def make_tls(folder, authority):
   return locator.Tls(path("host.pem"), path("host.key"), path("ca.pem"))
 
 
-class TlsTest(parameterized.TestCase):
+class NamedFilesTest(parameterized.TestCase):
+  """Files that settings name, of an authority of openssl."""
 
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
+    need_openssl()
     folder = cls.enterClassContext(tempfile.TemporaryDirectory())
     cls.ours = make_tls(folder, "ours")
     cls.other = make_tls(folder, "other")
@@ -68,7 +76,9 @@ class TlsTest(parameterized.TestCase):
     proxy = self.enterContext(
         tcp_proxy.TcpProxy(locator.split_address(found.address))
     )
-    near = dataclasses.replace(found, address=proxy.address)
+    near = dataclasses.replace(
+        found, address=proxy.address, tls=tls is not None
+    )
     client = self.host.client(
         locator_path=lambda: near, tls=tls, deadline_s=deadline_s
     )
@@ -91,6 +101,70 @@ class TlsTest(parameterized.TestCase):
     }[side]
     with self.assertRaises(base.DeadlineExceededError):
       self.forwarded(tls, deadline_s=1.5)
+
+
+class OwnFilesTest(parameterized.TestCase):
+  """Files that each host makes from the run's secret."""
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.secret = b"k" * 32
+    self.running = self.enterContext(
+        running_host.RunningHost(address="127.0.0.1:0", tls=self.make("store"))
+    )
+    self.found = locator.read_locator(self.running.host.locator_path)
+
+  def make(self, name):
+    folder = self.folder / name
+    folder.mkdir()
+    return certificates.make(folder, self.secret)
+
+  def test_another_host_with_the_secret_is_served_by_each_generation(self):
+    client = self.running.client(tls=self.make("another"))
+    client.put("k", _TEXT)
+    self.assertEqual(client.get("k"), _TEXT)
+    os.kill(self.running.host.child_pid, signal.SIGKILL)
+    with self.assertRaises(base.TransportError):
+      while True:
+        client.get("k")
+    self.assertEqual(client.reconnect(), 2)
+    client.put("k", _TEXT)
+    self.assertEqual(client.get("k"), _TEXT)
+
+  @parameterized.parameters("127.0.0.1", "localhost", "::1")
+  def test_any_name_of_the_host_will_do(self, name):
+    tls = self.make("host")
+    with running_host.RunningHost(address=f"[{name}]:0", tls=tls) as running:
+      client = running.client(tls=tls)
+      client.put("k", b"v")
+      self.assertEqual(client.get("k"), b"v")
+
+  def test_strangers_get_nothing_and_the_store_goes_on(self):
+    client = self.running.client(tls=self.make("another"))
+    client.put("k", _TEXT)
+    address, tls = self.found.address, self.make("mine")
+    for _ in range(20):
+      strangers.send_garbage(address)
+      self.assertEmpty(strangers.speak_tls(address))
+    other = strangers.of_another_run(self.folder / "other")
+    for files in (
+        None,
+        other,
+        dataclasses.replace(other, ca_file=tls.ca_file),
+        dataclasses.replace(other, key_file=tls.key_file, ca_file=tls.ca_file),
+    ):
+      self.assertIsNone(strangers.attach(self.found, files))
+    self.assertIsNotNone(strangers.attach(self.found, tls, deadline_s=60.0))
+    self.assertEqual(client.get("k"), _TEXT)
+    self.assertEqual(self.running.kinds(), ["started"])
+
+  def test_a_client_without_tls_is_told_so(self):
+    self.assertTrue(self.found.tls)
+    with self.assertRaisesRegex(
+        base.TransportError, "the store has mutual TLS and this process has not"
+    ):
+      self.running.client(tls=None)
 
 
 if __name__ == "__main__":

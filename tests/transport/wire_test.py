@@ -4,9 +4,11 @@
 import json
 import os
 import pathlib
+import stat
 import tempfile
 import threading
 import time
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -253,6 +255,24 @@ class SecretTest(absltest.TestCase):
       self.path.chmod(mode)
       with self.assertRaisesRegex(ValueError, f"mode {mode:04o}"):
         wire.load_or_make_secret(self.path)
+
+  def test_file_that_root_mounts_for_a_group(self):
+    secret = wire.load_or_make_secret(self.path)
+    user = os.geteuid() + 1
+    for owner, mode, allowed in (
+        (0, 0o440, True), (0, 0o400, True), (0, 0o460, False),
+        (0, 0o444, False), (user, 0o440, False), (user + 1, 0o400, False),
+    ):  # fmt: skip
+      info = mock.Mock(st_mode=stat.S_IFREG | mode, st_uid=owner)
+      with (
+          mock.patch.object(os, "geteuid", return_value=user),
+          mock.patch.object(os, "fstat", return_value=info),
+      ):
+        if allowed:
+          self.assertEqual(wire.load_or_make_secret(self.path), secret)
+        else:
+          with self.assertRaisesRegex(ValueError, "secret file .* allowed is"):
+            wire.load_or_make_secret(self.path)
 
   def test_wrong_length_is_refused(self):
     for length in (0, 31, 33):
