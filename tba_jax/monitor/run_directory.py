@@ -260,8 +260,8 @@ def _secret(config: ml_collections.ConfigDict, spool: pathlib.Path) -> bytes:
       secret = b""
     if len(secret) != wire.SECRET_BYTES:
       raise ValueError(
-          f"{wire.SECRET_VARIABLE}: allowed are {2 * wire.SECRET_BYTES} hexadecimal"
-          " digits"
+          f"{wire.SECRET_VARIABLE}: allowed are {2 * wire.SECRET_BYTES}"
+          " hexadecimal digits"
       )
     return secret
   if file:
