@@ -38,7 +38,10 @@ usage: launch/gke.sh [--dry_run] [up | render | searchers N | down]
                 run's last checkpoint
   render        prints what `up` applies
   searchers N   makes the run have N searchers, more or fewer
-  down          ends the run; the trainer saves first
+  down          ends the run; the trainer saves first. Its Secret stays, since
+                the run's journal is read with it
+
+The run's secret is the Secret NAME-secret, made by `up` where there is none.
 END
 }
 
@@ -77,9 +80,23 @@ print(re.sub(r"\$\{(\w+)\}", lambda m: os.environ[m[1]], text), end="")
 ' "$root/launch/gke.yaml"
 }
 
+# The run's secret, 32 random bytes, where there is none yet.
+make_secret() {
+  local name="$NAME-secret"
+  local make=(kubectl create secret generic -n "$NAMESPACE" "$name")
+  make+=(--from-file=secret=/dev/stdin)
+  show kubectl get secret -n "$NAMESPACE" --ignore-not-found -o name "$name"
+  show head -c 32 /dev/urandom "|" "${make[@]}"
+  ((dry_run)) && return
+  local made
+  made="$(kubectl get secret -n "$NAMESPACE" --ignore-not-found -o name "$name")"
+  [[ -n "$made" ]] || head -c 32 /dev/urandom | "${make[@]}"
+}
+
 case "$action" in
   up)
     print_plan "$root" --elsewhere "$KIND"
+    make_secret
     show kubectl apply -n "$NAMESPACE" -f -
     render | sed 's/^/    /'
     ((dry_run)) || render | kubectl apply -n "$NAMESPACE" -f -

@@ -183,7 +183,7 @@ cd $code && git fetch -q origin
 git checkout -q --detach origin/$REVISION 2>/dev/null \
   || git checkout -q --detach $REVISION
 [ -d .venv ] || { python3 -m pip install -q --user uv
-  python3 -m uv venv -q --seed --python 3.11 .venv; }
+  python3 -m uv venv -q --seed --python 3.12 .venv; }
 .venv/bin/pip install -q -c constraints.txt -e '.[$EXTRA]'"
 }
 
@@ -193,9 +193,35 @@ set_index() {
 + \$(curl -sf -H Metadata-Flavor:Google $metadata)));"
 }
 
-# Starts a role on workers of a slice, where it is not there already.
-start_role() { # start_role RESOURCE NODE WORKER NAME ARGUMENTS
-  ssh_to "$1" "$2" "$3" "cd $code && $5 --detach=$workdir/logs/$4.log"
+# start_role RESOURCE NODE WORKER SETUP NAME ARGUMENTS: starts a role on workers
+# of a slice, where it is not up already. systemd starts it again where it ended
+# by an error, but not after status 2 (a setting is wrong) or 3 (it would end in
+# the same place again). Asked to stop, it ends its children itself, and saves.
+# Its unit is gone after a reboot, as the share is.
+start_role() {
+  local unit="$NAME-$5.service"
+  ssh_to "$1" "$2" "$3" "$4 systemctl is-active -q $unit || {
+sudo tee /run/systemd/system/$unit >/dev/null <<END
+[Unit]
+Description=tba_jax, run $NAME: $5
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+User=\$(id -un)
+WorkingDirectory=\$HOME/$code
+EnvironmentFile=-/etc/environment
+ExecStart=\$HOME/$code/launch/role.sh --once --log=$workdir/logs/$5.log \
+${6//%/%%}
+Restart=on-failure
+RestartPreventExitStatus=2 3
+RestartSec=5
+KillMode=mixed
+TimeoutStopSec=900
+OOMPolicy=continue
+LimitMEMLOCK=infinity
+END
+sudo systemctl daemon-reload && sudo systemctl restart $unit; }"
 }
 
 # The run's directory is on the share, and in it the run's secret, a 0600 file:
@@ -211,46 +237,41 @@ start_trainer() {
   ((dry_run)) || address="$(gcloud compute tpus tpu-vm describe "$first" \
     "${where[@]}" --format='value(networkEndpoints[0].ipAddress)')"
   [[ -n "$address" ]] || die "$first has no address"
-  start_role "$trainer" 0 0 store "launch/role.sh --program=store ${all[*]} \
+  start_role "$trainer" 0 0 "" store "--program=store ${all[*]} \
 --make_secret=$workdir/secret --config.store.address=$address:$STORE_PORTS \
 --config.store.locator=$address:$STORE_PORT"
   for ((slice = 0; slice < TRAINER_SLICES; slice++)); do
-    start_role "$trainer" "$slice" all "trainer-\$INDEX" \
-      "$(set_index "$slice") launch/role.sh \
---wait_for=$workdir/config.json --program=trainer --workdir=$workdir \
---index_from=INDEX $address:$TRAINER_PORT"
+    start_role "$trainer" "$slice" all "$(set_index "$slice")" \
+      "trainer-\$INDEX" "--wait_for=$workdir/config.json --program=trainer \
+--workdir=$workdir \$INDEX $address:$TRAINER_PORT"
   done
 }
 
 start_searcher() {
   install "$(searcher "$1")"
-  start_role "$(searcher "$1")" 0 0 "searcher-$1" "launch/role.sh \
---wait_for=$workdir/config.json --program=searcher --workdir=$workdir $1"
+  start_role "$(searcher "$1")" 0 0 "" "searcher-$1" \
+    "--wait_for=$workdir/config.json --program=searcher --workdir=$workdir $1"
 }
 
 # role_state RESOURCE ROLE: done where the role has ended for good, gone where a
 # host of it has none, as after a reboot; else up. A host that cannot be asked
 # counts as up: it is asked again.
 role_state() {
-  local kind="${2%%-*}" slices=1 slice index states=""
+  local kind="${2%%-*}" slices=1 slice index role text states="" state=up
   if [[ "$kind" == trainer ]]; then slices="$TRAINER_SLICES"; fi
   for ((slice = 0; slice < slices; slice++)); do
     index="$(set_index "$slice")"
     if [[ "$kind" == searcher ]]; then index="INDEX=${2##*-};"; fi
-    # A log may end with the last words of an earlier start.
-    states+="$(ssh_to "$1" "$slice" all "$index role=$kind-\$INDEX
-pgrep -f 'launch/role.sh.*--[p]rogram=$kind' >/dev/null && echo \$role up \
-|| { tail -n 1 $workdir/logs/\$role.log \
-| grep -q '^role.sh: ended for good' && echo \$role done \
-|| echo \$role gone; }")"$'\n'
+    states+="$(ssh_to "$1" "$slice" all "$index echo $kind-\$INDEX \
+\$(systemctl show -p LoadState -p SubState $NAME-$kind-\$INDEX.service)")"$'\n'
   done
-  if grep -qx "$2 done" <<<"$states"; then
-    echo "done"
-  elif grep -qxE "$kind-[0-9]+ gone" <<<"$states"; then
-    echo gone
-  else
-    echo up
-  fi
+  while read -r role text; do
+    case "$role $text" in
+      "$kind"-*LoadState=not-found*) [[ "$state" == "done" ]] || state=gone ;;
+      "$2 "*SubState=dead* | "$2 "*SubState=failed*) state="done" ;;
+    esac
+  done <<<"$states"
+  echo "$state"
 }
 
 # look_after RESOURCE ROLE: makes it where it is not there or was preempted, and
@@ -328,8 +349,8 @@ case "$action" in
     ;;
   down)
     for ((slice = 0; slice < TRAINER_SLICES; slice++)); do
-      ssh_to "$trainer" "$slice" all "cd $code && $(set_index "$slice") \
-launch/role.sh --stop=$workdir/logs/trainer-\$INDEX.log" || true
+      ssh_to "$trainer" "$slice" all "$(set_index "$slice") \
+sudo systemctl stop $NAME-trainer-\$INDEX.service" || true
     done
     delete "$trainer" || true
     for ((index = 0; index < SEARCHERS; index++)); do

@@ -150,7 +150,7 @@ def _open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
       spool=spool,
       secret=secret,
       announced=config.store.locator,
-      tls=_tls(config, spool, secret),
+      tls=_tls(config, path, spool, secret),
   )
 
 
@@ -250,6 +250,11 @@ def _ask(
   return found
 
 
+def _gives_secret(config: ml_collections.ConfigDict) -> bool:
+  """Returns whether the secret comes from outside the spool."""
+  return bool(os.environ.get(wire.SECRET_VARIABLE) or config.store.secret_file)
+
+
 def _secret(config: ml_collections.ConfigDict, spool: pathlib.Path) -> bytes:
   """Returns the secret of the environment, of a file, or of the spool."""
   text, file = os.environ.get(wire.SECRET_VARIABLE), config.store.secret_file
@@ -282,15 +287,21 @@ def _secret(config: ml_collections.ConfigDict, spool: pathlib.Path) -> bytes:
 
 
 def _tls(
-    config: ml_collections.ConfigDict, spool: pathlib.Path, secret: bytes
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    spool: pathlib.Path,
+    secret: bytes,
 ) -> locator_lib.Tls | None:
-  """Returns the files of the settings, or of the run's own making."""
+  """Returns the files of the settings, or those made from the secret."""
   store = config.store
   if store.tls_cert_file:
     files = (store.tls_cert_file, store.tls_key_file, store.tls_ca_file)
     return locator_lib.Tls(*(os.path.expanduser(file) for file in files))
   has_port = store.address or store.locator or config.trainer.num_processes > 1
   if has_port and not store.insecure and certificates.is_supported():
+    if _gives_secret(config):
+      # Hosts may share the workdir, and the spool in it, with others.
+      spool = processes.temporary_directory(workdir / "tls")
     return certificates.make(spool, secret)
   return None
 

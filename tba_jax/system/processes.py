@@ -232,11 +232,21 @@ def spool_directory(setting: str, workdir: str) -> pathlib.Path:
   path = pathlib.Path(setting or f"{workdir}/spool").expanduser().absolute()
   remote = "://" in workdir
   if not setting and (remote or len(os.fsencode(path)) > _MAX_SOCKET_DIR):
-    name = os.fsencode(workdir if remote else path.parent)
-    digest = hashlib.blake2b(name, digest_size=8).hexdigest()
-    path = pathlib.Path(tempfile.gettempdir(), f"tba_jax-{os.getuid()}", digest)
-    # The parent's owner could replace our directory.
-    make_private(path.parent, "store.spool_dir")
+    return temporary_directory(workdir if remote else path.parent)
+  make_private(path, "store.spool_dir")
+  return path
+
+
+def temporary_directory(name: str | os.PathLike[str]) -> pathlib.Path:
+  """Returns this user's directory for `name` in the temporary one, 0700.
+
+  Raises:
+    ValueError: as `make_private`.
+  """
+  digest = hashlib.blake2b(os.fsencode(name), digest_size=8).hexdigest()
+  path = pathlib.Path(tempfile.gettempdir(), f"tba_jax-{os.getuid()}", digest)
+  # The parent's owner could replace our directory.
+  make_private(path.parent, "store.spool_dir")
   make_private(path, "store.spool_dir")
   return path
 

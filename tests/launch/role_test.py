@@ -129,24 +129,15 @@ class RoleTest(parameterized.TestCase):
     self.assertEqual(process.wait(_WAIT_S), 1)
     self.assertIn("did not come in 1 s", process.stderr.read())
 
-  def test_detached_it_is_started_once_and_can_be_stopped(self):
-    log = self.folder / "logs" / "searcher-0.log"
-    log.parent.mkdir()
-    body = (
-        f"trap 'touch {self.folder}/ended; exit 75' TERM; echo here\n"
-        "for i in $(seq 400); do sleep .05; done"
+  def test_a_log_is_appended_to(self):
+    log = self.folder / "searcher-0.log"
+    log.write_text("earlier\n")
+    process = self.start(
+        "echo out; echo err >&2; exit 3", f"--log={log}", "--program=searcher"
     )
-    first = self.start(body, "--program=searcher", f"--detach={log}")
-    self.assertEqual(first.wait(_WAIT_S), 0)
-    self.wait_until(lambda: log.exists() and "here" in log.read_text())
-    again = self.start(body, "--program=searcher", f"--detach={log}")
-    self.assertEqual(again.wait(_WAIT_S), 0)
-    self.assertIn("searcher-0 is up on this host", again.stdout.read())
-    self.assertEqual(self.count(), 1)
-    for _ in range(2):
-      stop = self.start(body, f"--stop={log}")
-      self.assertEqual(stop.wait(_WAIT_S), 0)
-    self.assertTrue((self.folder / "ended").exists())
+    self.assertEqual(process.wait(_WAIT_S), 3)
+    self.assertEqual(log.read_text(), "earlier\nout\nerr\n")
+    self.assertEqual(process.stdout.read() + process.stderr.read(), "")
 
 
 if __name__ == "__main__":

@@ -43,10 +43,18 @@ _POD = {
             ],
             "ports": [{"containerPort": True}],
             "resources": {"requests": True, "limits": True},
-            "volumeMounts": [{"name": True, "mountPath": True}],
+            "volumeMounts": [
+                {"name": 1, "mountPath": 1, "subPath": 1, "readOnly": 1}
+            ],
         }
     ],
-    "volumes": [{"name": True, "persistentVolumeClaim": {"claimName": True}}],
+    "volumes": [
+        {
+            "name": True,
+            "persistentVolumeClaim": {"claimName": True},
+            "secret": {"secretName": True, "defaultMode": True},
+        }
+    ],
 }
 _TEMPLATE = {"metadata": {"labels": True}, "spec": _POD}
 _JOB = {
@@ -232,7 +240,13 @@ class ScriptsTest(parameterized.TestCase):
     shown = re.sub(r"^ *#.*$", "", shown, flags=re.M)
     for word in re.findall(r"\S*(?:secret|token|password)\S*", shown, re.I):
       # Where the secret lies, and no more.
-      self.assertRegex(word, r"^--(config\.store\.secret_file|make_secret)=/")
+      self.assertRegex(
+          word,
+          r"^--(config\.store\.secret_file|make_secret)=/"
+          # On Kubernetes: a Secret, its key, and where it is mounted.
+          r"|^[{]?(tba-)?secret[,:]?$|^[{]?secretName:$|^/run/tba/secret,$"
+          r"|^--from-file=secret=/dev/stdin$",
+      )
 
   @parameterized.parameters(*_SCRIPTS)
   def test_wrong_use_is_refused(self, name):
@@ -412,6 +426,45 @@ class ScriptsTest(parameterized.TestCase):
     (job,) = trainer["replicatedJobs"]
     self.assertEqual(job["template"]["spec"]["completions"], 4)
     self.assertNotIn("${", done.stdout)
+
+  def test_gke_keeps_the_secret_off_the_claim(self):
+    kubectl = self.folder / "kubectl"
+    kubectl.write_text(
+        "#!/bin/bash\n"
+        f'echo "$*" >>{self.folder}/called\n'
+        'case "$*" in\n'
+        f"  get*) [ ! -e {self.folder}/made ] || echo secret/it ;;\n"
+        f"  create*) cat >{self.folder}/made ;;\n"
+        "  apply*) cat >/dev/null ;;\n"
+        "esac\n"
+    )
+    secrets = set()
+    for _ in range(2):
+      done = self.script("gke.sh", IMAGE="here/tba:1")
+      self.assertEqual(done.returncode, 0, done.stderr)
+      secrets.add((self.folder / "made").read_bytes())
+    # The second start, of a run that goes on, keeps the first one's.
+    (secret,) = secrets
+    self.assertLen(secret, 32)
+    called = (self.folder / "called").read_text()
+    self.assertEqual(called.count("create secret generic -n default tba-se"), 1)
+    shown = self.script("gke.sh", "render", IMAGE="here/tba:1").stdout
+    self.assertNotIn("make_secret", shown)
+    _, store, trainer, searcher = (d["spec"] for d in yaml.safe_load_all(shown))
+    (job,) = trainer["replicatedJobs"]
+    for pod in (store, job["template"]["spec"], searcher):
+      spec = pod["template"]["spec"]
+      volume = {"secretName": "tba-secret", "defaultMode": 0o400}
+      self.assertIn({"name": "secret", "secret": volume}, spec["volumes"])
+      (container,) = spec["containers"]
+      (mount,) = (m for m in container["volumeMounts"] if m["name"] == "secret")
+      self.assertTrue(mount["readOnly"])
+      # A file, not the link that a folder of a Secret has.
+      self.assertEqual(mount["subPath"], "secret")
+    (container,) = store["template"]["spec"]["containers"]
+    self.assertIn(
+        f"--config.store.secret_file={mount['mountPath']}", container["args"]
+    )
 
   def test_gke_changes_the_number_of_searchers(self):
     shown = self.dry("gke.sh", "searchers", "12")

@@ -9,6 +9,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import threading
 from unittest import mock
 
@@ -190,6 +191,21 @@ class RunDirectoryTest(parameterized.TestCase):
     self.assertCountEqual(os.listdir(run.spool), names + ["secret"])
     with mock.patch.object(certificates, "is_supported", return_value=False):
       self.assertIsNone(self.create()[0].tls)
+
+  def test_tls_of_a_given_secret_is_not_in_the_workdir(self):
+    # Which is on a share, as the spool in it.
+    self.config.store.update(spool_dir="", address="127.0.0.1:0")
+    temporary = self.create_tempdir().full_path
+    with (
+        mock.patch.object(certificates, "is_supported", return_value=True),
+        mock.patch.object(tempfile, "tempdir", temporary),
+        mock.patch.dict(os.environ, {"TBA_JAX_SECRET": "65" * 32}),
+    ):
+      run, _ = self.create()
+    self.assertStartsWith(run.tls.key_file, temporary)
+    folder = pathlib.Path(run.tls.key_file).parent
+    self.assertEqual(folder.stat().st_mode & 0o777, 0o700)
+    self.assertEmpty(list(self.workdir.rglob("*.pem")))
 
   def test_named_files_of_tls_win(self):
     self.config.store.update(
