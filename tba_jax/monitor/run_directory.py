@@ -74,6 +74,11 @@ class Run:
     return self.spool / locator_lib.FILE_NAME
 
   @property
+  def root(self) -> str:
+    """Directory of all keys in the store."""
+    return locator_lib.root(self.run_id, self.secret)
+
+  @property
   def finder(self) -> pathlib.Path | locator_lib.RemoteLocator:
     """Locates the store for a client; each client has its own."""
     if self.announced:

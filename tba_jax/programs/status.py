@@ -45,6 +45,7 @@ def read_store(
         run_info.finder,
         deadline_s=deadline_s,
         run_id=run_info.run_id,
+        root=run_info.root,
         tls=run_info.tls,
     )
   except (base.TransportError, OSError, ValueError) as error:

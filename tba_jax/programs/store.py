@@ -56,6 +56,7 @@ def run(
           address=config.store.address,
           probe_timeout_s=config.store.probe_timeout_s,
           on_event=on_event,
+          root=run_info.root,
           tls=run_info.tls,
       )
       stack.callback(host.close)

@@ -1,9 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Searchers' leases, as the trainer reads them from the store."""
+"""Searchers' leases, as the trainer reads them from store and disk."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 import dataclasses
+import os
+import pathlib
 import time
 from typing import Any
 
@@ -15,15 +17,95 @@ from tba_jax.transport import wire
 # (there may be thousands of leases).
 _EVERY_S = 0.25
 _EVERY_TIMES = 20
+# Invalid leases that one read deletes, at most.
+_MAX_DELETED = 1000
+
+FOLDER = "leases"
+_SUFFIX = ".lease"
+# A file has two slots, written in turns: a torn write leaves the other.
+_SLOT_BYTES = 4096
 
 # Fields of `messages` of kind "lease".
 Lease = dict[str, Any]
 
 
+class LeaseFile:
+  """A searcher's newest lease, on its disk.
+
+  It is written before the store shows what it announces. So what was announced
+  is known after a restart of the trainer on this machine, or of the searcher on
+  another, although searcher and store were lost together. It outlives the
+  process, but maybe not a crash of the machine.
+  """
+
+  def __init__(self, workdir: pathlib.Path, sid: str):
+    """Creates the file; raises OSError."""
+    folder = workdir / FOLDER
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"{sid}{_SUFFIX}"
+    self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    self._count = 0
+
+  def write(self, data: bytes) -> None:
+    """Replaces the lease; raises OSError."""
+    slot = data.ljust(_SLOT_BYTES, b"\0")
+    os.pwrite(self._fd, slot, _SLOT_BYTES * (self._count % 2))
+    self._count += 1
+
+  def close(self) -> None:
+    os.close(self._fd)
+
+
+def read_files(
+    run: messages.RunIdentity,
+) -> tuple[dict[str, tuple[Lease, bytes]], list[str]]:
+  """Returns the leases on this process's disk, and the damaged files.
+
+  Returns:
+    sid -> lease and its message, oldest file first; paths of files that have
+    no valid lease.
+  """
+  if run.workdir is None:
+    return {}, []
+  leases, damaged = {}, []
+  paths = (run.workdir / FOLDER).glob(f"*{_SUFFIX}")
+  for path in sorted(paths, key=lambda path: path.stat().st_mtime):
+    data = path.read_bytes()
+    sid, key = path.stem, messages.lease_key(path.stem)
+    valid = []
+    for start in (0, _SLOT_BYTES):
+      message = data[start : start + _SLOT_BYTES].rstrip(b"\0")
+      try:
+        lease, _ = messages.decode(run, key, message, "lease")
+        valid.append((lease["beat"], lease, message))
+      except wire.WireError:
+        pass  # Torn, or the other slot was not needed yet.
+    if valid:
+      _, lease, message = max(valid, key=lambda item: item[0])
+      leases[sid] = lease, message
+    elif data.strip(b"\0"):
+      damaged.append(str(path))
+  return leases, damaged
+
+
+def remove_files(run: messages.RunIdentity, sids: Collection[str]) -> None:
+  """Removes the files of these searchers, which have ended."""
+  for sid in sids:
+    path = run.workdir / FOLDER / f"{sid}{_SUFFIX}"
+    path.unlink(missing_ok=True)
+
+
 @dataclasses.dataclass
 class _Entry:
+  """A lease.
+
+  changed_at: when it changed in the store.
+  is_live: whether it was ever in a store that this process has read.
+  """
+
   lease: Lease
   changed_at: float
+  is_live: bool
 
 
 class LeaseTable:
@@ -61,7 +143,7 @@ class LeaseTable:
     """Returns the leases that changed, by searcher; deletes invalid ones."""
     start = self._clock()
     before, self._read = self._read, transport.list("live")
-    found = {}
+    found, invalid = {}, []
     for key, data in self._read.items():
       if before.get(key) == data:
         continue
@@ -72,22 +154,36 @@ class LeaseTable:
         found[lease["sid"]] = lease
       except wire.WireError as error:
         self._refusals.add(key, error)
-        transport.delete(key)
+        invalid.append(key)
+    transport.delete_all(invalid[:_MAX_DELETED])
     took_s = self._clock() - start
     self._due_at = start + max(_EVERY_S, _EVERY_TIMES * took_s)
     return found
 
-  def update(self, leases: dict[str, Lease]) -> None:
-    """Updates leases; a missing one is kept, since the store may be lost."""
+  def update(self, leases: dict[str, Lease], *, is_live: bool = True) -> None:
+    """Updates leases; a missing one is kept, since the store may be lost.
+
+    Args:
+      leases: by searcher.
+      is_live: whether they are from the store, not from files.
+    """
     self._alive = None
     for sid, lease in leases.items():
       entry = self._entries.get(sid)
+      if entry is None:
+        self._entries[sid] = _Entry(lease, self._clock(), is_live)
+        continue
       # A lower beat is a copy of an old lease.
-      if entry is None or lease["beat"] > entry.lease["beat"]:
-        self._entries[sid] = _Entry(lease, self._clock())
-        # An expired searcher may come back; a replaced one stays gone.
-        if not lease["final"] and sid not in self._replaced:
+      is_newer = lease["beat"] > entry.lease["beat"]
+      if is_live and (is_newer or not entry.is_live):
+        entry.is_live, entry.changed_at = True, self._clock()
+      if is_newer:
+        # An expired searcher may come back; a replaced one stays gone, but may
+        # have announced more.
+        comes_back = not lease["final"] and sid not in self._replaced
+        if comes_back or lease["totals"] != entry.lease["totals"]:
           self._gone.discard(sid)
+        entry.lease = lease
 
   def restart_times(self) -> None:
     """Restarts the time of every lease, after the store was unreachable."""
@@ -100,7 +196,9 @@ class LeaseTable:
       self._alive = {
           sid: entry.lease
           for sid, entry in sorted(self._entries.items())
-          if sid not in self._gone and not entry.lease["final"]
+          if entry.is_live
+          and sid not in self._gone
+          and not entry.lease["final"]
       }
     return self._alive
 
@@ -141,3 +239,25 @@ class LeaseTable:
   def totals(self, sid: str) -> dict[str, int]:
     """Returns the totals that the searcher last announced."""
     return self._entries[sid].lease["totals"]
+
+  def announced(self) -> dict[str, dict[str, int]]:
+    """Returns the totals of all searchers."""
+    return {sid: entry.lease["totals"] for sid, entry in self._entries.items()}
+
+  def knows(self, sid: str) -> bool:
+    """Returns whether a searcher ever had a valid lease."""
+    return sid in self._entries
+
+  def is_gone(self, sid: str) -> bool:
+    return sid in self._gone
+
+  def dropped(self) -> dict[str, tuple[int, dict[str, int]]]:
+    """Returns what each searcher no longer keeps, since it was acknowledged.
+
+    Returns:
+      sid -> number of the oldest block that it keeps, and the totals before it.
+    """
+    return {
+        sid: (entry.lease["first"], entry.lease["acked"])
+        for sid, entry in self._entries.items()
+    }

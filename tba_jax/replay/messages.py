@@ -13,6 +13,12 @@
 
 Every message contains its run and key, so that a copy under another key is
 refused. Arrays of a block are stacked over its groups.
+
+Any key may be overwritten or deleted by a process that is not of the run. Who
+owns a message writes it again: a searcher whose announcement is gone, or whom
+the trainer asks (`work.again`); a trainer when a lease shows that its searcher
+has not seen the newest grants (`lease.seen`). That a block was acknowledged and
+is not kept any more is told by a searcher's lease alone (`lease.first`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -65,6 +71,11 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         "beat": int,
         "totals": _TOTALS,
         "unacked": int,
+        # Of the oldest block that the searcher keeps, and the totals before it.
+        "first": int,
+        "acked": _TOTALS,
+        # (epoch, count) of its newest message of kind "work".
+        "seen": [int],
         "credits": int,
         "final": bool,
         "stats": {},
@@ -74,6 +85,8 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         "epoch": int,
         "count": int,
         "acked": int,
+        # A block to send again, -1 for none.
+        "again": int,
         "blocks": [{"number": int, "version": int, "prompts": [[int]]}],
     },
     "stop": {"epoch": int, "done": bool},
@@ -87,12 +100,13 @@ class RunIdentity(NamedTuple):
 
   run_id: id in all messages.
   secret: key of their hashes.
-  workdir: run directory; its `replay/` has the journal.
+  workdir: directory of this process; the trainer's has the journal in
+    `replay/`, a searcher's its lease in `leases/`. None = keep no lease.
   """
 
   run_id: str
   secret: bytes
-  workdir: pathlib.Path = pathlib.Path()
+  workdir: pathlib.Path | None = None
 
 
 def block_key(sid: str, sequence: int) -> str:
@@ -155,10 +169,12 @@ class Refusals:
       self,
       on_event: Callable[[str, str], None],
       clock: Callable[[], float] = time.monotonic,
+      kind: str = "refused_message",
   ):
     self.count = 0
     self._on_event = on_event
     self._clock = clock
+    self._kind = kind
     self._due_at: dict[str, float] = {}
     self._unlogged: dict[str, int] = {}
 
@@ -172,7 +188,7 @@ class Refusals:
     self._due_at[reason] = now + _REFUSAL_EVENT_S
     others = self._unlogged.pop(reason, 0)
     more = f" ({others} more since the last event)" if others else ""
-    self._on_event("refused_message", f"{key[:200]}: {str(error)[:500]}{more}")
+    self._on_event(self._kind, f"{key[:200]}: {str(error)[:500]}{more}")
 
 
 def _arrays_of(has_ref_logprobs: bool) -> dict[str, tuple[type, int]]:

@@ -62,6 +62,7 @@ def connect(
       run.finder,
       deadline_s=config.store.deadline_s,
       run_id=run.run_id,
+      root=run.root,
       tls=run.tls,
   )
 

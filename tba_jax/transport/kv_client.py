@@ -36,9 +36,15 @@ _PROBE_S = 2.0
 class Session:
   """A detached client and the worker threads that use it."""
 
-  def __init__(self, locator: locator_lib.Locator, tls: locator_lib.Tls | None):
+  def __init__(
+      self,
+      locator: locator_lib.Locator,
+      tls: locator_lib.Tls | None,
+      root: str,
+  ):
     self.locator = locator
     self._tls = tls
+    self._root = root
     self._client: jax_kv.Client | None = None
     self._num_workers = 0
     self._requests: queue.SimpleQueue = queue.SimpleQueue()
@@ -73,9 +79,11 @@ class Session:
       self._client = jax_kv.connect(self.locator.address, self._tls)
     client = self._client
     while (item := self._requests.get()) is not None:
-      index, (operation, *args) = item
+      index, (operation, key, *args) = item
       try:
-        answer = _OPERATIONS[operation](client, *args), None
+        # Here, so that no message shows the root.
+        key = self._root + key
+        answer = _OPERATIONS[operation](client, key, *args), None
       except Exception as error:  # Raised again in the caller's thread.
         answer = None, error
       self._answers.put((index, *answer))
@@ -123,6 +131,7 @@ class KvTransport(base.Transport):
     poll_s: mean time between two reads of the locator while the store does not
       answer.
     run_id: run that the store must belong to; None for any.
+    root: directory of all keys, from `locator.root`; "" for none.
     tls: files of mutual TLS; a unix socket does without.
 
   Raises:
@@ -137,6 +146,7 @@ class KvTransport(base.Transport):
       deadline_s: float,
       poll_s: float = 0.05,
       run_id: str | None = None,
+      root: str = "",
       tls: locator_lib.Tls | None = None,
   ):
     self._locator_path = locator_path
@@ -148,6 +158,7 @@ class KvTransport(base.Transport):
     self._deadline_s = deadline_s
     self._poll_s = poll_s
     self._run_id = run_id
+    self._root = f"{root}/" if root else ""
     self._tls = tls
     self._in_use = threading.Lock()
     self._closed = False
@@ -171,7 +182,9 @@ class KvTransport(base.Transport):
 
   def list(self, directory: str) -> dict[str, bytes]:
     base.check_key(directory)
-    return self._call("list", directory)
+    start = len(self._root)
+    found = self._call("list", directory)
+    return {key[start:]: value for key, value in found.items()}
 
   def delete(self, key: str) -> None:
     base.check_key(key)
@@ -289,7 +302,7 @@ class KvTransport(base.Transport):
     if jax_kv.error_code(error) in _LOST_CODES:
       # Lost or unreachable: the next attach finds out which.
       self._drop(session)
-    first_line = str(error).partition("\n")[0]
+    first_line = str(error).partition("\n")[0].replace(self._root, "")
     raise base.TransportError(
         f"{_name(request)}: {first_line} ({session.locator})"
     ) from error
@@ -319,7 +332,7 @@ class KvTransport(base.Transport):
     tls = None if locator.address.startswith("unix:") else self._tls
     if locator.tls != (tls is not None):
       raise base.TransportError(_one_sided(locator))
-    session = Session(locator, tls)
+    session = Session(locator, tls, self._root)
     try:
       request = ("get", locator_lib.IDENTITY_KEY)
       (identity,) = self._ask(session, [request], deadline)

@@ -51,6 +51,7 @@ class KvHost:
     on_event: called with a kind ("started", "lost", "stopped") and a message,
       on the thread of `run`.
     start_timeout_s: longest time for a new service to answer.
+    root: directory of all keys, from `locator.root`; "" for none.
     tls: files of mutual TLS; a unix socket does without.
 
   Raises:
@@ -67,10 +68,12 @@ class KvHost:
       probe_timeout_s: float,
       on_event: Callable[[str, str], None] = lambda kind, message: None,
       start_timeout_s: float = 60.0,
+      root: str = "",
       tls: locator.Tls | None = None,
   ):
     self._spool = pathlib.Path(spool_dir).absolute()
     self._run_id = run_id
+    self._root = root
     self._tcp = _parse_address(address) if address else None
     self._tls = tls if self._tcp else None
     self._probe_timeout_s = probe_timeout_s
@@ -182,7 +185,11 @@ class KvHost:
           stdin=subprocess.PIPE,
           pass_fds=[child_fd],
           # jaxlib warns at each start that clients may rejoin, as intended.
-          env={**processes.package_environment(), "TF_CPP_MIN_LOG_LEVEL": "2"},
+          env={
+              **processes.package_environment(),
+              locator.ROOT_VARIABLE: self._root,
+              "TF_CPP_MIN_LOG_LEVEL": "2",
+          },
       )
     finally:
       os.close(child_fd)

@@ -6,6 +6,9 @@ It ends with its host, which passes its settings as JSON. As a health check, a
 client in this process writes the identity key every `probe_interval_s`, then a
 byte to the host's pipe. This also restores the key if another client has
 overwritten or deleted it.
+
+The directory of all keys is secret: it comes in an environment variable, since
+`ps` shows arguments.
 """
 
 import json
@@ -34,12 +37,12 @@ def main(settings: str) -> None:
   tls = args["tls"] and locator.Tls(**args["tls"])
   service = jax_kv.make_service(args["address"], tls)
   client = jax_kv.connect(args["address"], tls)
+  root = os.environ.pop(locator.ROOT_VARIABLE, "")
+  key = f"{root}/{locator.IDENTITY_KEY}" if root else locator.IDENTITY_KEY
   identity = locator.identity(args["run_id"], args["generation"])
   try:
     while service is not None:  # Keeps a reference: the service ends with it.
-      client.key_value_set_bytes(
-          locator.IDENTITY_KEY, identity, allow_overwrite=True
-      )
+      client.key_value_set_bytes(key, identity, allow_overwrite=True)
       os.write(args["probe_fd"], b".")
       time.sleep(args["probe_interval_s"])
   except BrokenPipeError:

@@ -10,6 +10,7 @@ secret, so that it can be neither forged nor replayed.
 
 import asyncio
 import dataclasses
+import hashlib
 import json
 import logging
 import os
@@ -28,6 +29,8 @@ FILE_NAME = "locator.json"
 # Key of a service's run and generation, which a client compares with the
 # locator before it trusts an address.
 IDENTITY_KEY = "meta/store"
+# Passes `root` to a service.
+ROOT_VARIABLE = "TBA_JAX_STORE_ROOT"
 
 _NONCE_BYTES = 16
 _MAX_ANSWER_BYTES = 1 << 16
@@ -87,6 +90,17 @@ class Tls:
     options = {f"mtls_{k}": v for k, v in files.items()}
     # No fallback to an insecure connection.
     return options | {"verify_secure_credentials": True}
+
+
+def root(run_id: str, secret: bytes) -> str:
+  """Returns the directory that has all keys of a run in its store.
+
+  The store serves anyone who reaches it, but neither lists nor deletes without
+  the full name of a directory: without the secret, nobody can find a run's keys.
+  """
+  return hashlib.blake2b(
+      f"root of {run_id}".encode(), key=secret, digest_size=16
+  ).hexdigest()
 
 
 def identity(run_id: str, generation: int) -> bytes:

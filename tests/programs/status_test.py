@@ -54,7 +54,9 @@ class StatusTest(parameterized.TestCase):
 
   def _host(self):
     host = running_host.RunningHost(
-        self.run_info.spool, run_id=self.run_info.run_id
+        self.run_info.spool,
+        run_id=self.run_info.run_id,
+        root=self.run_info.root,
     )
     self.enterContext(host)
     return host

@@ -68,7 +68,10 @@ class StoreTest(parameterized.TestCase):
       time.sleep(0.02)
     service = json.loads(self.run_info.locator.read_text())["pid"]
     client = kv_client.KvTransport(
-        self.run_info.locator, deadline_s=_WAIT_S, run_id=self.run_info.run_id
+        self.run_info.locator,
+        deadline_s=_WAIT_S,
+        run_id=self.run_info.run_id,
+        root=self.run_info.root,
     )
     client.put("a/b", b"value")
     self.assertEqual(client.get("a/b"), b"value")

@@ -22,6 +22,9 @@ from tests.transport import contract
 from tests.transport import running_host
 
 
+_ROOT = locator.root("run", b"s" * 32)
+
+
 class HostCase(absltest.TestCase):
   """Base of tests that share a host; each client sees the newest generation."""
 
@@ -42,6 +45,42 @@ class KvContractTest(contract.TransportContract, HostCase):
 
   def make_client(self):
     return self.running.client(run_id="run")
+
+
+class RootedContractTest(contract.TransportContract, HostCase):
+  """Clients whose keys are all in a secret directory."""
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.running = cls.enterClassContext(running_host.RunningHost(root=_ROOT))
+
+  def make_client(self):
+    return self.running.client(run_id="run", root=_ROOT)
+
+  def test_a_stranger_finds_no_key(self):
+    client = self.make_client()
+    client.put("q/0/a", b"value")
+    address = locator.read_locator(self.running.host.locator_path).address
+    stranger = jax_kv.connect(address)
+    guesses = ("", "/", "q", "q/0", "meta", _ROOT[:-1], _ROOT[:4])
+    for guess in guesses:
+      self.assertEmpty(stranger.key_value_dir_get_bytes(guess), guess)
+      stranger.key_value_delete(guess)
+    stranger.key_value_set_bytes("q/0/a", b"forged")
+    stranger.key_value_set_bytes("meta/store", b"forged")
+    self.assertEqual(client.list("q"), {"q/0/a": b"value"})
+    self.make_client()
+
+  def test_messages_do_not_name_it(self):
+    client = self.make_client()
+    self.lose_generation()
+    with self.assertRaises(base.TransportError) as caught:
+      while True:
+        client.put("q/0/a", b"value")
+    self.assertIn("put 'q/0/a'", str(caught.exception))
+    self.assertNotIn(_ROOT, str(caught.exception))
+    self.assertNotIn(_ROOT, str(caught.exception.__cause__))
 
 
 class KvClientTest(HostCase):
