@@ -35,6 +35,7 @@ BENCHMARKS = (
     "slices",
     "spread",
     "store",
+    "strangers",
     "throughput",
     "time_to_reward",
     "train_step",

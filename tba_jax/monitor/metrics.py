@@ -3,8 +3,9 @@
 """Metrics, events and spans as files of JSON lines."""
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
+import dataclasses
 import json
 import logging
 import math
@@ -23,8 +24,18 @@ from tba_jax.system import worker
 _WAIT_PREFIX = "wait"
 _FLUSH_EVERY_S = 1.0
 _NO_CLOCK = contextlib.nullcontext()
+# Events of one kind that a process writes within so many seconds.
+_MAX_EVENTS, _EVENTS_S = 30, 60.0
 # Fields that every record of `metrics.jsonl` has.
 _HEAD = ("step", "time", "epoch")
+# Kind of event -> what is damaged.
+_DAMAGE = {
+    "checkpoint_damaged": "checkpoint",
+    "damaged": "other file",
+    "journal_damaged": "journal",
+    "journal_missing": "journal",
+    "journal_refused": "journal",
+}
 OVERLAP_FORMULA = (
     "max(G, T) / W: busy seconds of the mean searcher's cores (G) and of the"
     " trainer's (T) in the W wall-clock seconds of the training loop"
@@ -61,16 +72,56 @@ class MetricsWriter:
     self._lines.close()
 
 
-class EventLog:
-  """Writes `events.jsonl`; an event that cannot be written is logged."""
+@dataclasses.dataclass
+class _Window:
+  """Events of one kind since `start`, monotonic seconds."""
 
-  def __init__(self, path: epath.PathLike, *, role: str = "", index: int = 0):
+  start: float
+  count: int = 0
+
+
+class EventLog:
+  """Writes `events.jsonl`; an event that cannot be written is logged.
+
+  Whatever causes them, a process writes a bounded number of events of a kind in
+  a minute, and then how many more there were.
+  """
+
+  def __init__(
+      self,
+      path: epath.PathLike,
+      *,
+      role: str = "",
+      index: int = 0,
+      clock: Callable[[], float] = time.monotonic,
+  ):
     """Opens the file; `role` and `index` name the writing process."""
     self._lines = jsonl.LineWriter(path)
     self._head = {"role": role, "index": index}
+    self._clock = clock
+    self._lock = threading.Lock()
+    self._windows: dict[str, _Window] = {}
 
   def write(self, kind: str, message: str, **fields: Any) -> None:
     """Writes one event; `fields` may override role and index."""
+    with self._lock:
+      now = self._clock()
+      self._end_windows(now - _EVENTS_S)
+      window = self._windows.setdefault(kind, _Window(now))
+      window.count += 1
+      if window.count <= _MAX_EVENTS:
+        self._write(kind, message, **fields)
+
+  def _end_windows(self, started_until: float) -> None:
+    """Ends the windows that started until then. Under the lock."""
+    for kind, window in list(self._windows.items()):
+      if window.start <= started_until:
+        del self._windows[kind]
+        if (left_out := window.count - _MAX_EVENTS) > 0:
+          passed_s = self._clock() - window.start
+          self._write(kind, f"… and {left_out} more in {passed_s:.0f} s")
+
+  def _write(self, kind: str, message: str, **fields: Any) -> None:
     record = {
         "time": time.time(),
         "kind": kind,
@@ -84,8 +135,20 @@ class EventLog:
       logging.error("event not written (%s): %s: %s", error, kind, message)
 
   def close(self) -> None:
+    with self._lock:
+      self._end_windows(math.inf)
     with contextlib.suppress(OSError):
       self._lines.close()
+
+
+def damage(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+  """Returns how often damage to the run's files was found, by what it hit."""
+  kinds = collections.Counter(event.get("kind") for event in events)
+  out = {}
+  for kind, name in _DAMAGE.items():
+    if kinds[kind]:
+      out[name] = out.get(name, 0) + kinds[kind]
+  return out
 
 
 def last_per_step(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

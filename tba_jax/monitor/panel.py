@@ -382,7 +382,7 @@ def final_table(
     table.add_row(*map(rich.text.Text, row.values()))
   table.add_section()
   for fact in tables.facts(summary):
-    style = "bold red" if fact["value"] == "OPEN" else ""
+    style = "bold red" if fact["value"].startswith("OPEN") else ""
     value = rich.text.Text(fact["value"], style)
     table.add_row(fact["name"], "", value, "")
   parts = [rich.text.Text(verdict, "bold")] if verdict else []

@@ -241,8 +241,17 @@ class Recorder:
     self._loop_started = False
     self._last_error = ""
     self._failed_files: set[str] = set()
+    self._tell_damage(epoch)
     self._background = worker.JobQueue("recorder")
     self._refresher = worker.Worker("status", self._refresh)
+
+  def _tell_damage(self, epoch: int) -> None:
+    """Tells of lines that cannot be read, but for one cut by each crash."""
+    for name in ("metrics.jsonl", "samples.jsonl", "events.jsonl"):
+      skipped = jsonl.read_jsonl(self._workdir / name).skipped
+      if skipped >= max(1, epoch):
+        message = f"{self._workdir / name}: {skipped} lines are damaged"
+        self.event("damaged", message)
 
   @contextlib.contextmanager
   def span(self, kind: str, *, lane: str = "", **fields: Any) -> Iterator[None]:
@@ -422,6 +431,11 @@ class Recorder:
         "overlap_formula": metrics_lib.OVERLAP_FORMULA,
         "staleness_mean": totals["staleness_sum"] / max(totals["trained"], 1),
         "ledger_closed": ledger["closed"],
+        "lost": {k: part["completions"] for k, part in ledger["lost"].items()},
+        "unknown": ledger["unknown"],
+        "damage": metrics_lib.damage(
+            jsonl.iter_jsonl(self._workdir / "events.jsonl")
+        ),
         "reward_failures": self._searchers.failures,
         "mixed_version_share": self._mixed_version_share(),
     }

@@ -26,7 +26,7 @@ from tba_jax.transport import certificates
 from tba_jax.transport import locator as locator_lib
 from tba_jax.transport import wire
 
-FORMAT = 1
+FORMAT = 2
 # `last_process` holds a lock for an instant; `lock` retries for this long.
 _PROBE_S = 0.2
 _NO_SECRET = b"without a secret".ljust(wire.SECRET_BYTES, b".")
@@ -45,7 +45,7 @@ _SCHEMAS = {
         "history?": [{"step": int}],
     },
 }
-_FOLDERS = ("logs", "replay", "checkpoints", "spans")
+_FOLDERS = ("logs", "replay", "leases", "checkpoints", "spans")
 _PACKAGES = ("tba_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
              "transformers", "numpy")  # fmt: skip
 
@@ -321,10 +321,10 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
       raise ValueError(f"{path / name}: damaged: is no directory")
   files = {n: jsonl.read_object(path / n, s) for n, s in _SCHEMAS.items()}
   saved = files["config.json"]
-  if saved is not None and saved["format"] > FORMAT:
+  if saved is not None and saved["format"] != FORMAT:
     raise ValueError(
         f"{path / 'config.json'} has format {saved['format']}, this version"
-        f" reads up to {FORMAT}"
+        f" reads {FORMAT}: use the version of tba_jax that made the run"
     )
   return saved
 

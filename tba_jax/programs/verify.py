@@ -31,6 +31,7 @@ import struct
 import sys
 import time
 from typing import Any
+import zlib
 
 from etils import epath
 import ml_collections
@@ -977,7 +978,7 @@ def _read_block(
   """
   header, arrays = _decode_message(data)
   if "sequence" not in header:
-    if header["kind"] != "gone":
+    if header["kind"] not in ("gone", "missing", "unknown"):
       raise ValueError(f"kind {header['kind']!r}")
     return None
   amount, totals = (
@@ -1072,8 +1073,11 @@ def _check_acks(run_: RunFiles, part: Part) -> None:
     if not line.strip():
       continue
     try:
-      sid, *mark = json.loads(line)
+      *fields, crc = json.loads(line)
+      sid, *mark = fields
       if len(mark) != 4 or not all(type(n) is int for n in mark):
+        raise ValueError
+      if crc != zlib.crc32(json.dumps(fields).encode()):
         raise ValueError
     except (ValueError, TypeError):
       bad.append(number)
@@ -1149,6 +1153,9 @@ def _check_ledger(run_: RunFiles, part: Part) -> None:
   if any(rest) or any(term[unit] < 0 for term in terms for unit in _UNITS):
     what = ", ".join(f"{n} {unit}" for n, unit in zip(rest, _UNITS))
     part.add(name, f"does not close: {what} are unaccounted for", advice)
+  elif ledger.get("unknown"):
+    for reason in ledger["unknown"]:
+      part.add(name, f"may lack losses: {reason}", _COPY)
   elif not ledger["closed"]:
     part.add(name, "adds up, but says that it is not closed", advice)
   if run_.finished and ledger["queued"]["completions"]:

@@ -25,6 +25,7 @@ import pathlib
 import re
 import struct
 from typing import NamedTuple
+import zlib
 
 from tba_jax.system import jsonl
 
@@ -141,6 +142,8 @@ _NAME = re.compile(r"segment-(\d{20})\.journal")
 # Full disk, user quota, or file size limit of the process.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MAX_ACK_LINES = 10_000
+# The beginning of a line [sid, next sequence, three totals, sum].
+_TORN_LINE = re.compile(rb'\[("[^"\\]*("(, ?(\d+)?){0,5})?)?')
 
 
 class JournalFullError(OSError):
@@ -360,16 +363,20 @@ class AckLog:
 
   It is synced before an acknowledgement is sent, so after a restart it shows
   which acknowledged blocks the journal has lost. Lines are JSON, [sid, next
-  sequence, prompts, completions, tokens]; a searcher's last line counts.
+  sequence, prompts, completions, tokens, CRC-32 of these]; a searcher's last
+  line counts.
 
+  path: of the file.
   marks: sid -> [next sequence, prompts, completions, tokens].
   existed: whether the file exists.
+  damage: what is wrong with it, "" for nothing.
   """
 
   def __init__(self, directory: str | os.PathLike[str]):
-    self._path = pathlib.Path(directory) / "acknowledged.jsonl"
+    self.path = pathlib.Path(directory) / "acknowledged.jsonl"
+    self.damage = ""
     self.marks: dict[str, list[int]] = {}
-    self.existed = self._path.exists()
+    self.existed = self.path.exists()
     self._unsynced: dict[str, list[int]] = {}
     self._num_lines = 0
     if self.existed:
@@ -392,9 +399,14 @@ class AckLog:
     try:
       self._write()
     except OSError as error:
-      raise _explained(error, self._path) from error
+      raise _explained(error, self.path) from error
     self._unsynced.clear()
     return True
+
+  def rewrite(self) -> None:
+    """Replaces a damaged file; raises as `sync`."""
+    self.existed = False
+    self.sync()
 
   def _write(self) -> None:
     compact = not self.existed or (
@@ -403,8 +415,8 @@ class AckLog:
     )
     marks = self.marks if compact else self._unsynced
     # A line begins with a newline, since the previous one may be torn.
-    lines = [f"\n{json.dumps([sid, *mark])}" for sid, mark in marks.items()]
-    path = self._path.with_suffix(".tmp") if compact else self._path
+    lines = [f"\n{_ack_line(sid, mark)}" for sid, mark in marks.items()]
+    path = self.path.with_suffix(".tmp") if compact else self.path
     mode = os.O_TRUNC if compact else os.O_APPEND
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | mode, 0o600)
     try:
@@ -413,21 +425,32 @@ class AckLog:
     finally:
       os.close(fd)
     if compact:
-      os.replace(path, self._path)
-      jsonl.sync_directory(self._path.parent)
+      os.replace(path, self.path)
+      jsonl.sync_directory(self.path.parent)
       self._num_lines = 0
     self._num_lines += len(lines)
     self.existed = True
 
   def _read(self) -> None:
-    for line in self._path.read_bytes().split(b"\n"):
+    num_damaged = 0
+    for line in filter(None, self.path.read_bytes().split(b"\n")):
       try:
-        sid, *mark = json.loads(line)
-      except (ValueError, TypeError):
-        continue  # Torn by a crash: the acknowledgement was not sent.
-      if len(mark) == 4 and all(type(n) is int for n in mark):
-        self.marks[str(sid)] = mark
-        self._num_lines += 1
+        sid, *mark, _ = json.loads(line)
+        if len(mark) != 4 or _ack_line(sid, mark).encode() != line:
+          raise ValueError("not as it was written")
+      except (ValueError, TypeError, RecursionError):
+        # Torn by a crash: the acknowledgement was not sent.
+        num_damaged += _TORN_LINE.fullmatch(line) is None
+        continue
+      self.marks[str(sid)] = mark
+      self._num_lines += 1
+    if num_damaged:
+      self.damage = f"{self.path}: {num_damaged} lines are damaged"
+
+
+def _ack_line(sid: str, mark: Sequence[int]) -> str:
+  fields = [sid, *mark]
+  return json.dumps([*fields, zlib.crc32(json.dumps(fields).encode())])
 
 
 def _explained(error: OSError, path: pathlib.Path) -> OSError:

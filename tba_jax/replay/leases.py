@@ -67,25 +67,35 @@ def read_files(
   """
   if run.workdir is None:
     return {}, []
-  leases, damaged = {}, []
-  paths = (run.workdir / FOLDER).glob(f"*{_SUFFIX}")
-  for path in sorted(paths, key=lambda path: path.stat().st_mtime):
-    data = path.read_bytes()
-    sid, key = path.stem, messages.lease_key(path.stem)
-    valid = []
-    for start in (0, _SLOT_BYTES):
-      message = data[start : start + _SLOT_BYTES].rstrip(b"\0")
-      try:
-        lease, _ = messages.decode(run, key, message, "lease")
-        valid.append((lease["beat"], lease, message))
-      except wire.WireError:
-        pass  # Torn, or the other slot was not needed yet.
-    if valid:
-      _, lease, message = max(valid, key=lambda item: item[0])
-      leases[sid] = lease, message
-    elif data.strip(b"\0"):
-      damaged.append(str(path))
-  return leases, damaged
+  leases, damaged, times = {}, [], {}
+  for path in (run.workdir / FOLDER).glob(f"*{_SUFFIX}"):
+    try:
+      # A second time, since it may have been written meanwhile.
+      found = _read_file(run, path) or _read_file(run, path)
+      times[path.stem] = path.stat().st_mtime
+      if found is not None:
+        leases[path.stem] = found
+      elif path.read_bytes().strip(b"\0"):
+        damaged.append(str(path))
+    except FileNotFoundError:
+      pass  # Removed by another process.
+  return {sid: leases[sid] for sid in sorted(leases, key=times.get)}, damaged
+
+
+def _read_file(
+    run: messages.RunIdentity, path: pathlib.Path
+) -> tuple[Lease, bytes] | None:
+  """Returns the newer lease of a file's slots, None without a valid one."""
+  data, valid = path.read_bytes(), []
+  for start in (0, _SLOT_BYTES):
+    message = data[start : start + _SLOT_BYTES].rstrip(b"\0")
+    try:
+      key = messages.lease_key(path.stem)
+      lease, _ = messages.decode(run, key, message, "lease")
+      valid.append((lease, message))
+    except wire.WireError:
+      pass  # Torn, or not used yet.
+  return max(valid, key=lambda item: item[0]["beat"], default=None)
 
 
 def remove_files(run: messages.RunIdentity, sids: Collection[str]) -> None:
@@ -183,7 +193,9 @@ class LeaseTable:
         comes_back = not lease["final"] and sid not in self._replaced
         if comes_back or lease["totals"] != entry.lease["totals"]:
           self._gone.discard(sid)
-        entry.lease = lease
+        # Files have no statistics.
+        stats = lease["stats"] if is_live else entry.lease["stats"]
+        entry.lease = {**lease, "stats": stats}
 
   def restart_times(self) -> None:
     """Restarts the time of every lease, after the store was unreachable."""
@@ -203,11 +215,15 @@ class LeaseTable:
     return self._alive
 
   def all(self) -> dict[str, Lease]:
-    """Returns every searcher's last lease, with its `age_s` and `alive`."""
+    """Returns the last lease, with its `age_s` and `alive`, by searcher.
+
+    Leases that are in files alone are left out.
+    """
     alive = self.alive()
     return {
         sid: {**entry.lease, "age_s": self.age_s(sid), "alive": sid in alive}
         for sid, entry in sorted(self._entries.items())
+        if entry.is_live
     }
 
   def age_s(self, sid: str) -> float:

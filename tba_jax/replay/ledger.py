@@ -60,6 +60,7 @@ class Ledger:
     self._gone: set[str] = set()
     self._trained = Amount()
     self._evicted = Amount()
+    self._unknown: list[str] = []
 
   def searchers(self) -> list[str]:
     """Returns the searchers that are not gone, sorted."""
@@ -111,6 +112,11 @@ class Ledger:
     """
     self._gone.add(searcher)
 
+  def note_unknown(self, reason: str) -> None:
+    """Records that data may be lost which nothing can count any more."""
+    if reason not in self._unknown:
+      self._unknown.append(reason)
+
   def close(self, in_buffer_untrained: Amount) -> dict[str, Any]:
     """Returns all terms of the equation and whether it holds.
 
@@ -120,7 +126,8 @@ class Ledger:
     Returns:
       Each term as {"prompts", "completions", "tokens"}, `rejected` and `lost`
       by reason and cause; `accounted`, the right side's sum; `difference`, left
-      minus right; `closed`: no difference, and no negative term.
+      minus right; `unknown`: why more may be lost; `closed`: no difference, no
+      negative term, and nothing unknown.
     """
     undelivered = {
         searcher: announced - self.accepted(searcher)
@@ -150,7 +157,8 @@ class Ledger:
         "lost": _table(lost),
         "accounted": accounted._asdict(),
         "difference": difference._asdict(),
-        "closed": not is_negative and not any(difference),
+        "unknown": list(self._unknown),
+        "closed": not (is_negative or any(difference) or self._unknown),
     }
 
   def get_state(self) -> dict[str, Any]:
@@ -163,6 +171,7 @@ class Ledger:
         "gone": sorted(self._gone),
         "trained": list(self._trained),
         "evicted": list(self._evicted),
+        "unknown": list(self._unknown),
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
@@ -173,6 +182,7 @@ class Ledger:
     self._gone = set(state["gone"])
     self._trained = Amount(*state["trained"])
     self._evicted = Amount(*state["evicted"])
+    self._unknown = list(state["unknown"])
 
 
 def _table(amounts: dict[str, Amount]) -> dict[str, dict[str, int]]:

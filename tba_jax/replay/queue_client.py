@@ -3,9 +3,10 @@
 """Searcher's end of the queue: receives grants, delivers blocks, renews leases.
 
 A thread does all of the searcher's communication but pulling params. Blocks are
-kept until the trainer acknowledges them; after the store was lost, kept blocks
-are sent again in order before new ones. Back-pressure is by credits, the number
-of unacknowledged blocks: `submit` waits when none is left.
+kept until the trainer acknowledges them. They are sent again after the store
+was lost, when their announcement is gone, or when the trainer asks.
+Back-pressure is by credits, the number of unacknowledged blocks: `submit` waits
+when none is left.
 
 Acknowledgements and grants are one message, polled at an adaptive interval.
 """
@@ -24,17 +25,21 @@ from absl import logging
 import ml_collections
 
 from tba_jax import types
+from tba_jax.replay import leases as leases_lib
 from tba_jax.replay import messages
 from tba_jax.system import polling
 from tba_jax.system import worker
 from tba_jax.transport import base
 from tba_jax.transport import wire
 
-# Time after which an unacknowledged block is sent again: its key may have had a
-# forged message, which the trainer deletes. It doubles with each time, so that
-# a slow store is not slowed by blocks that it has.
+# Time after which a searcher looks whether an unacknowledged block is still
+# announced; it doubles with each time.
 _RESEND_S = 2.0
-_LONGEST_RESEND_S = 60.0
+_LONGEST_RESEND_S = 8.0
+# Least time between two leases because the trainer's message was lost.
+_ASK_EVERY_S = 0.5
+# Leases of earlier processes of a slot that are kept on disk.
+_MAX_EARLIER = 100
 # Poll interval: while the searcher waits, while it works, and at most.
 _WAITING_TICK_S = 0.004
 _TICK_S = 0.02
@@ -52,18 +57,25 @@ class OutgoingBlock:
 
   sequence: its number.
   data: the wire message.
-  sent_at: when it was written to the current store; None if it was not.
-  times_sent: how often it was.
+  totals: the searcher's after this block.
+  sent_at: when it was last written to the current store, or seen in it; None if
+    it is to be sent.
+  times_seen: how often it was there since then.
   """
 
   sequence: int
   data: bytes
+  totals: Mapping[str, int]
   sent_at: float | None = None
-  times_sent: int = 0
+  times_seen: int = 0
 
 
 class UnackedBlocks:
-  """Unacknowledged blocks, in order. Not thread-safe."""
+  """Unacknowledged blocks, in order. Not thread-safe.
+
+  next_sequence: number of the next block.
+  acked: totals after the last acknowledged block.
+  """
 
   def __init__(
       self, resend_s: float, *, clock: Callable[[], float] = time.monotonic
@@ -72,32 +84,49 @@ class UnackedBlocks:
     self._clock = clock
     self._blocks: list[OutgoingBlock] = []
     self.next_sequence = 0
+    self.acked = dict.fromkeys(messages.UNITS, 0)
 
   def __len__(self) -> int:
     return len(self._blocks)
 
-  def add(self, data: bytes) -> None:
-    self._blocks.append(OutgoingBlock(self.next_sequence, data))
+  @property
+  def first(self) -> int:
+    """Number of the oldest block, or of the next one."""
+    return self._blocks[0].sequence if self._blocks else self.next_sequence
+
+  def add(self, data: bytes, totals: Mapping[str, int]) -> None:
+    self._blocks.append(OutgoingBlock(self.next_sequence, data, totals))
     self.next_sequence += 1
 
   def acknowledge(self, sequence: int) -> None:
     """Drops the blocks below `sequence`."""
-    self._blocks = [b for b in self._blocks if b.sequence >= sequence]
+    while self._blocks and self._blocks[0].sequence < sequence:
+      self.acked = dict(self._blocks.pop(0).totals)
+
+  def send_again(self, sequence: int) -> None:
+    """Marks a block as unsent, if it is kept."""
+    for block in self._blocks:
+      if block.sequence == sequence:
+        block.sent_at = None
 
   def forget_sent(self) -> None:
     """Marks all blocks as unsent, after the store was lost."""
     for block in self._blocks:
-      block.sent_at, block.times_sent = None, 0
+      block.sent_at = None
 
   def sent(self, block: OutgoingBlock) -> None:
+    block.sent_at, block.times_seen = self._clock(), 0
+
+  def seen(self, block: OutgoingBlock) -> None:
+    """Records that a block is still announced."""
     block.sent_at = self._clock()
-    block.times_sent += 1
+    block.times_seen += 1
 
   def unsent(self) -> list[OutgoingBlock]:
     return [b for b in self._blocks if b.sent_at is None]
 
   def overdue(self) -> list[OutgoingBlock]:
-    """Returns the blocks to send again."""
+    """Returns the blocks to look for in the store."""
     return [b for b in self._blocks if self._due_in_s(b) <= 0]
 
   def overdue_in_s(self) -> float:
@@ -107,7 +136,7 @@ class UnackedBlocks:
   def _due_in_s(self, block: OutgoingBlock) -> float:
     if block.sent_at is None:
       return math.inf
-    pause_s = self._resend_s * 2 ** (block.times_sent - 1)
+    pause_s = self._resend_s * 2**block.times_seen
     due = block.sent_at + min(pause_s, _LONGEST_RESEND_S)
     return max(0.0, due - self._clock())
 
@@ -141,6 +170,11 @@ class GrantedBlocks:
   def epoch(self) -> int:
     """Epoch of the newest trainer, -1 before the first."""
     return self._tag[0]
+
+  @property
+  def tag(self) -> tuple[int, int]:
+    """Epoch and count of the newest message."""
+    return self._tag
 
   def update(self, message: Mapping[str, Any]) -> bool:
     """Updates from the trainer's list of this searcher's blocks.
@@ -219,6 +253,8 @@ class QueueClient:
         "index": index,
     }
     self._beat = 0
+    self._file: leases_lib.LeaseFile | None = None
+    self._earlier = self._open_file()
     self._interval = polling.PollInterval(
         floor_s=_TICK_S,
         waiting_floor_s=_WAITING_TICK_S,
@@ -233,7 +269,7 @@ class QueueClient:
         share=_SHARE,
         cap_s=lease_s,
     )
-    self._next_stop_poll = 0.0
+    self._next_stop_poll = self._next_ask = 0.0
     self._final = False
     self._worker = worker.Worker("queue_client", self._serve, close_s=10.0)
 
@@ -303,7 +339,8 @@ class QueueClient:
           amount=amount,
       )
       key = messages.block_key(self._sid, sequence)
-      self._unacked.add(messages.encode(self._run, key, header, arrays))
+      data = messages.encode(self._run, key, header, arrays)
+      self._unacked.add(data, header["totals"])
       self._interval.stop_waiting()
       self._interval.changed()
       self._lease_interval.changed()
@@ -347,12 +384,45 @@ class QueueClient:
     if self._interval.start_waiting():
       self._lock.notify_all()
 
+  def _open_file(self) -> dict[str, bytes]:
+    """Opens the lease's file; returns what earlier processes announced.
+
+    Returns:
+      Key and message of the leases of this slot with unacknowledged blocks: a
+      trainer on another host may not know them, if the store was lost too.
+    """
+    if self._run.workdir is None:
+      return {}
+    try:
+      self._file = leases_lib.LeaseFile(self._run.workdir, self._sid)
+      leases, damaged = leases_lib.read_files(self._run)
+      mine = {
+          sid: (lease, data)
+          for sid, (lease, data) in leases.items()
+          if lease["slot"] == self._lease["slot"] and sid != self._sid
+      }
+      leases_lib.remove_files(self._run, list(mine)[:-_MAX_EARLIER])
+    except OSError as error:
+      self._on_event("not_written", f"{leases_lib.FOLDER}: {error}")
+      return {}
+    for path in damaged:
+      self._on_event("damaged", f"{path}: no valid lease")
+    return {
+        messages.lease_key(sid): data
+        for sid, (lease, data) in mine.items()
+        if lease["acked"] != lease["totals"]
+    }
+
   def _serve(self, _: threading.Event) -> None:
     transport = self._make_transport()
-    closing = False
+    told, closing = 0, False
     while not closing:
       closing = self._final  # Read first: one last exchange follows.
       try:
+        if told != transport.generation:
+          for key, data in self._earlier.items():
+            transport.put(key, data, overwrite=False)
+          told = transport.generation
         self._exchange(transport, closing)
       except base.TransportError as error:
         if closing:
@@ -366,6 +436,8 @@ class QueueClient:
         if not self._final and (rest_s := self._rest_s()) > 0:
           self._lock.wait(rest_s)
     transport.close()
+    if self._file is not None:
+      self._file.close()
 
   def _rest_s(self) -> float:
     """Returns the seconds until something is due. Under the lock."""
@@ -379,26 +451,54 @@ class QueueClient:
 
   def _exchange(self, transport: base.Transport, closing: bool) -> None:
     """Sends, polls and renews what is due."""
+    if "joined" not in self._lease:
+      self._lease["joined"] = self._join(transport)
     with self._lock:
       unsent = self._unacked.unsent()
+    if unsent:
+      self._make_lease()  # Its file announces the blocks before the store does.
     self._send(transport, unsent)
     with self._lock:
-      polls = not self._interval.due_in_s() or not self._unacked.overdue_in_s()
-      renews = closing or not self._lease_interval.due_in_s()
-    if polls:
+      overdue = self._unacked.overdue()
+      polls = not self._interval.due_in_s()
+    if overdue:
+      self._send_missing(transport, overdue)
+    elif polls:
       self._poll(transport)
-      with self._lock:
-        overdue = self._unacked.overdue()
-      self._send(transport, overdue)
+    with self._lock:
+      renews = closing or not self._lease_interval.due_in_s()
     if renews:
-      self._write_lease(transport)
+      data = self._make_lease()
+      with self._lock:
+        self._lease_interval.polled()
+      transport.put(messages.lease_key(self._sid), data)
+
+  def _send_missing(
+      self, transport: base.Transport, blocks: Sequence[OutgoingBlock]
+  ) -> None:
+    """Polls, and sends the blocks that are neither announced nor acknowledged.
+
+    The trainer acknowledges a block before it deletes the announcement.
+    """
+    missing = []
+    for block in blocks:
+      key = messages.announcement_key(self._sid, block.sequence)
+      if transport.get(key) is None:
+        missing.append(block)
+      else:
+        self._unacked.seen(block)
+    self._poll(transport)
+    with self._lock:
+      missing = [b for b in missing if b.sequence >= self._unacked.first]
+    self._send(transport, missing)
 
   def _send(
       self, transport: base.Transport, blocks: Sequence[OutgoingBlock]
   ) -> None:
     for block in blocks:
       key = messages.block_key(self._sid, block.sequence)
-      transport.put(key, block.data, overwrite=False)
+      # Whatever is there is not this block.
+      transport.put(key, block.data)
       # Last: the trainer downloads what is announced.
       key = messages.announcement_key(self._sid, block.sequence)
       transport.put(key, b"1")
@@ -413,11 +513,24 @@ class QueueClient:
       changed = work is not None and self._granted.update(work)
       if changed:
         self._unacked.acknowledge(work["acked"])
+        self._unacked.send_again(work["again"])
         self._lock.notify_all()
       self._interval.polled(changed)
+      self._ask_if_lost(work)
     if time.monotonic() >= self._next_stop_poll:
       self._poll_stop(transport)
       self._next_stop_poll = time.monotonic() + _STOP_EVERY_S
+
+  def _ask_if_lost(self, work: dict[str, Any] | None) -> None:
+    """Renews the lease soon if the newest message is gone. Under the lock.
+
+    The lease shows the trainer that this searcher has not seen it.
+    """
+    tag, now = self._granted.tag, time.monotonic()
+    is_there = work is not None and (work["epoch"], work["count"]) >= tag
+    if self.epoch >= 0 and not is_there and now >= self._next_ask:
+      self._next_ask = now + _ASK_EVERY_S
+      self._lease_interval.changed(at_once=True)
 
   def _poll_stop(self, transport: base.Transport) -> None:
     """Reads the stop message.
@@ -463,9 +576,8 @@ class QueueClient:
       number += 1
     return [transport.generation, number]
 
-  def _write_lease(self, transport: base.Transport) -> None:
-    if "joined" not in self._lease:
-      self._lease["joined"] = self._join(transport)
+  def _make_lease(self) -> bytes:
+    """Returns a new lease, after writing its file."""
     self._beat += 1
     stats = dict(self._stats)
     with contextlib.suppress(IndexError):
@@ -476,11 +588,20 @@ class QueueClient:
           "beat": self._beat,
           "totals": dict(self._totals),
           "unacked": len(self._unacked),
+          "first": self._unacked.first,
+          "acked": self._unacked.acked,
+          "seen": self._granted.tag,
           "credits": self._credits,
           "final": self._final,
           "refused": self._refusals.count,
           "stats": stats,
       }
-      self._lease_interval.polled()
     key = messages.lease_key(self._sid)
-    transport.put(key, messages.encode(self._run, key, lease))
+    if self._file is not None:
+      try:
+        short = {**lease, "stats": {}}
+        self._file.write(messages.encode(self._run, key, short))
+      except OSError as error:
+        self._on_event("not_written", f"{leases_lib.FOLDER}: {error}")
+        self._file = None
+    return messages.encode(self._run, key, lease)

@@ -6,13 +6,15 @@ A block is checked, journaled, handed to the trainer's thread, acknowledged and
 deleted from the store, in this order, so that a crash at any point loses
 nothing and counts nothing twice: the journal is replayed, and blocks below a
 searcher's watermark are duplicates. While the journal is full, blocks stay in
-the store unacknowledged, and searchers run out of credits and wait.
+the store unacknowledged, and searchers run out of credits and wait. A block
+that is missing from the store is asked for again; it is lost only if its
+searcher is gone.
 
 The same thread grants prompts, reads leases and writes the run's status.
 """
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
 import threading
 import time
@@ -33,11 +35,16 @@ from tba_jax.system import worker
 from tba_jax.transport import base
 from tba_jax.transport import wire
 
-# A gap in a searcher's sequence that lasts this long is permanent: the journal
-# that had the missing blocks is lost.
-GAP_S = 6.0
+# Keys of an unknown searcher are deleted after this time: they are no block
+# that it could send.
+STRANGER_S = 6.0
 # A poll stops downloading blocks at this size.
 MAX_POLL_BYTES = 32 << 20
+# Refused blocks and deleted keys of one poll, at most.
+_MAX_REFUSED = 64
+_MAX_DELETED = 2000
+# Polls before a searcher is written off, at most.
+_MAX_POLLS = 1000
 
 # Poll interval: while the trainer waits, while it works, and at most.
 _URGENT_TICK_S = 0.002
@@ -49,6 +56,10 @@ _FULL_RETRY_S = 0.25
 # The trainer's announcement is rewritten periodically, in case a process has
 # deleted or overwritten it.
 _ANNOUNCE_EVERY_S = 5.0
+# Least time between two requests for a block, and between two messages to a
+# searcher that has not seen the first.
+_ASK_EVERY_S = 0.5
+_REPEAT_EVERY_S = 1.0
 
 
 class StoreLockedError(ValueError):
@@ -98,6 +109,8 @@ class Block:
   """A downloaded block.
 
   sid, sequence: searcher, and number of the block.
+  expected: number after the block before; less than `sequence` if the blocks
+    between were lost with their searcher.
   data: the wire message, for the journal.
   header: of the message, with checked fields.
   arrays: of the message, not checked yet.
@@ -105,9 +118,35 @@ class Block:
 
   sid: str
   sequence: int
+  expected: int
   data: bytes
   header: dict[str, Any]
   arrays: dict[str, np.ndarray]
+
+  def skipped(self) -> dict[str, Any] | None:
+    """Returns the journal's record of the lost blocks before this one."""
+    if self.sequence == self.expected:
+      return None
+    before = {
+        unit: self.header["totals"][unit] - self.header["amount"][unit]
+        for unit in messages.UNITS
+    }
+    return missing_record(self.sid, self.sequence, before, "searcher")
+
+
+def missing_record(
+    sid: str, sequence: int, totals: Mapping[str, int], cause: str
+) -> dict[str, Any]:
+  """Returns the journal's record of blocks that never come.
+
+  Args:
+    sid: their searcher.
+    sequence: number after the last of them.
+    totals: of the searcher after the last of them.
+    cause: "journal" if they were acknowledged, "searcher" if it is gone.
+  """
+  header = {"kind": "missing", "sid": sid, "next": sequence}
+  return header | {"totals": dict(totals), "cause": cause}
 
 
 class Ingest:
@@ -115,11 +154,13 @@ class Ingest:
 
   Searchers number their blocks from 0. A searcher's *watermark* is the next
   expected number: a block below it is a duplicate, one above it waits for the
-  missing ones.
+  missing ones, for as long as its searcher lives.
 
-  watermarks: by searcher; only `take` raises them.
+  watermarks: by searcher; only `take` and `skip` raise them.
   num_duplicates: duplicates seen.
   unanswered: searchers that wait for an acknowledgement.
+  missing: expected block of each searcher that has announced it or a later one,
+    but it cannot be read.
   more: whether the last download stopped at its limit.
   """
 
@@ -128,39 +169,42 @@ class Ingest:
       run: messages.RunIdentity,
       *,
       watermarks: Mapping[str, int],
+      leases: leases_lib.LeaseTable,
       refusals: messages.Refusals,
-      on_event: Callable[[str, str], None],
       clock: Callable[[], float] = time.monotonic,
   ):
     self.watermarks = dict(watermarks)
     self.num_duplicates = 0
     self.unanswered: set[str] = set()
+    self.missing: dict[str, int] = {}
     self.more = False
     self._run = run
+    self._leases = leases
     self._refusals = refusals
-    self._on_event = on_event
     self._clock = clock
-    self._gaps: dict[str, float] = {}
+    # When a key of a searcher without a lease was first seen.
+    self._strangers: dict[str, float] = {}
 
   def take(self, sid: str, sequence: int) -> None:
     """Records that a block is in the journal."""
-    self.watermarks[sid] = sequence + 1
+    self.skip(sid, sequence + 1)
     self.unanswered.add(sid)
 
-  def forget_gaps(self) -> None:
-    """Restarts the wait for missing blocks, after the store was lost."""
-    self._gaps.clear()
+  def skip(self, sid: str, sequence: int) -> None:
+    """Records that no block below `sequence` is expected any more."""
+    self.watermarks[sid] = sequence
 
   def download(
       self, transport: base.Transport
   ) -> tuple[list[Block], list[str]]:
     """Returns new blocks in order, and keys to delete.
 
-    Stops after `MAX_POLL_BYTES`.
+    Stops after `MAX_POLL_BYTES`, or too many refused blocks.
     """
     directory = f"new/{messages.PARTITION}"
     blocks, useless = [], []
-    num_bytes, self.more = 0, False
+    num_bytes, num_refused, self.more = 0, 0, False
+    self.missing = {}
     wanted: dict[str, int] = {}
     for key in transport.list(directory):
       sid, sequence = _parse(key, directory)
@@ -175,26 +219,29 @@ class Ingest:
         self.unanswered.add(sid)
         useless += _keys_of(sid, sequence)
         continue
-      if sequence > want and not self._is_lasting_gap(sid):
+      if sequence > want and not self._leases.is_gone(sid):
+        if self._leases.knows(sid):
+          self.missing.setdefault(sid, want)
+        elif self._is_stranger(sid):
+          useless += [f"{directory}/{sid}", f"q/{messages.PARTITION}/{sid}"]
         continue
-      if num_bytes >= MAX_POLL_BYTES:
+      if num_bytes >= MAX_POLL_BYTES or num_refused >= _MAX_REFUSED:
         self.more = True
         break
-      block = self._get(transport, sid, sequence)
+      block = self._get(transport, sid, sequence, want)
       if block is None:
+        num_refused += 1
         useless += _keys_of(sid, sequence)
+        if self._leases.knows(sid):
+          self.missing.setdefault(sid, want)
         continue
-      if sequence > want:
-        message = f"{sid}: blocks {want} to {sequence - 1} are lost"
-        self._on_event("gap", message)
-      self._gaps.pop(sid, None)
       wanted[sid] = sequence + 1
       num_bytes += len(block.data)
       blocks.append(block)
-    return blocks, useless
+    return blocks, list(dict.fromkeys(useless))[:_MAX_DELETED]
 
   def _get(
-      self, transport: base.Transport, sid: str, sequence: int
+      self, transport: base.Transport, sid: str, sequence: int, expected: int
   ) -> Block | None:
     key = messages.block_key(sid, sequence)
     data = transport.get(key)
@@ -205,11 +252,15 @@ class Ingest:
     except wire.WireError as error:
       self._refusals.add(key, error)
       return None
-    return Block(sid, sequence, data, header, arrays)
+    return Block(sid, sequence, expected, data, header, arrays)
 
-  def _is_lasting_gap(self, sid: str) -> bool:
+  def _is_stranger(self, sid: str) -> bool:
+    """Returns whether a searcher has had no lease for too long."""
     now = self._clock()
-    return now - self._gaps.setdefault(sid, now) >= GAP_S
+    if now - self._strangers.setdefault(sid, now) < STRANGER_S:
+      return False
+    del self._strangers[sid]
+    return True
 
 
 def _parse(key: str, directory: str) -> tuple[str, int]:
@@ -231,8 +282,8 @@ class Record:
   """A record for the trainer's thread.
 
   position: in the journal.
-  header: of a block, of a departed searcher (`kind` "gone"), or of acknowledged
-    blocks that the journal has lost ("missing").
+  header: of a block, of a departed searcher (`kind` "gone"), of blocks that
+    never come ("missing"), or of unknown losses ("unknown").
   groups: of a block; None if its arrays are invalid.
   """
 
@@ -312,6 +363,9 @@ class QueueServer:
     # Downloaded blocks for which the journal has no room.
     self._held: list[Block] = []
     self._work_count = 0
+    # By searcher: number and time of the last message, and when to ask again.
+    self._written: dict[str, tuple[int, float]] = {}
+    self._ask_at: dict[str, float] = {}
     self._status: dict[str, Any] | None = None
     self._stop_message: dict[str, Any] | None = None
     self._announce_at = 0.0
@@ -325,9 +379,6 @@ class QueueServer:
     self._ack_log = journal_lib.AckLog(run.workdir / "replay")
     if saved:
       order.set_state(saved["order"])
-      if not self._ack_log.existed:
-        message = "no journal found; blocks since the checkpoint may be lost"
-        on_event("journal_missing", f"{run.workdir / 'replay'}: {message}")
     self._grants = scheduler.Grants(
         order,
         prompts_per_round=config.search.prompts_per_round,
@@ -336,10 +387,25 @@ class QueueServer:
     self._ingest = Ingest(
         run,
         watermarks=saved.get("watermarks", {}),
+        leases=self.leases,
         refusals=self._refusals,
-        on_event=on_event,
     )
-    self._replay(saved)
+    # Totals with which searchers were written off.
+    self._written_off: dict[str, dict[str, int]] = {}
+    if "ledger" in saved:
+      announced = saved["ledger"]["announced"]
+      for sid in saved["ledger"]["gone"]:
+        totals = zip(messages.UNITS, announced[sid], strict=True)
+        self._written_off[sid] = dict(totals)
+    kept = self._read_files()
+    ended = [
+        sid
+        for sid, lease in kept.items()
+        if self._written_off.get(sid) == lease["totals"]
+    ]
+    # The checkpoint has all that they announced.
+    leases_lib.remove_files(run, ended)
+    self._replay(saved, kept)
 
   @property
   def counts(self) -> dict[str, int]:
@@ -418,8 +484,26 @@ class QueueServer:
     """Asks all searchers to deliver and leave; `done` at the end of the run."""
     self._stop_message = {"done": done}
 
-  def _replay(self, saved: Mapping[str, Any]) -> None:
-    """Restores pending records from the journal after the checkpoint."""
+  def read_files(self) -> None:
+    """Reads what searchers on this disk have announced; for any thread."""
+    with self.lock:
+      self._read_files()
+
+  def _read_files(self) -> dict[str, dict[str, Any]]:
+    found, damaged = leases_lib.read_files(self._run)
+    for path in damaged:
+      self._on_event("damaged", f"{path}: no valid lease")
+    leases = {sid: lease for sid, (lease, _) in found.items()}
+    self.leases.update(leases, is_live=False)
+    return leases
+
+  def _replay(
+      self, saved: Mapping[str, Any], kept: Mapping[str, Mapping[str, Any]]
+  ) -> None:
+    """Restores pending records from the journal after the checkpoint.
+
+    `kept` are the leases on disk.
+    """
     start = saved.get("applied", self.journal.start)
     for position, payload in self.journal.replay(start):
       try:
@@ -430,15 +514,63 @@ class QueueServer:
       self._note(position, header, arrays)
     # A searcher that missed its acknowledgement will send the blocks again.
     self._ingest.unanswered.clear()
+    known = {*saved.get("acknowledged", {}), *self._ingest.watermarks}
+    unknown = self._unknown_loss(
+        bool(saved), known - {*self._written_off}, kept
+    )
     marks = dict(saved.get("acknowledged", {}))
-    for sid, mark in self._ack_log.marks.items():
-      marks[sid] = max(marks.get(sid, mark), mark)
+    told = {
+        sid: [
+            lease["first"],
+            *(lease["acked"][unit] for unit in messages.UNITS),
+        ]
+        for sid, lease in kept.items()
+    }
+    for source in (self._ack_log.marks, told):
+      for sid, mark in source.items():
+        marks[sid] = max(marks.get(sid, mark), mark)
     for sid, (sequence, *totals) in marks.items():
       if self._ingest.watermarks.get(sid, 0) < sequence:
-        self._ingest.watermarks[sid] = sequence
-        header = {"kind": "missing", "sid": sid, "next": sequence}
-        header["totals"] = dict(zip(messages.UNITS, totals, strict=True))
+        self._ingest.skip(sid, sequence)
+        totals = dict(zip(messages.UNITS, totals, strict=True))
+        header = missing_record(sid, sequence, totals, "journal")
         self._pending.append(Record(self.journal.position, header))
+    if unknown:
+      header = {"kind": "unknown", "sid": "", "reason": unknown}
+      payload = wire.encode(header, {}, self._run.secret)
+      (position,) = self.journal.append([payload])
+      self._pending.append(Record(position, header))
+    if self._ack_log.damage:
+      for sid, mark in marks.items():
+        self._ack_log.add(sid, mark)
+      self._ack_log.rewrite()
+
+  def _unknown_loss(
+      self,
+      is_resumed: bool,
+      known: Collection[str],
+      kept: Mapping[str, Mapping[str, Any]],
+  ) -> str:
+    """Returns why acknowledged blocks may be lost unnoticed, "" if they cannot.
+
+    Without the acknowledgement log, the leases on disk show what was
+    acknowledged, if all searchers keep theirs here.
+
+    Args:
+      is_resumed: whether there is a checkpoint.
+      known: searchers that have sent blocks and are not written off.
+      kept: leases on disk.
+    """
+    log = self._ack_log
+    damage = log.damage
+    if not log.existed and is_resumed:
+      damage = f"{log.path}: missing, with what was acknowledged"
+      self._on_event("journal_missing", damage)
+    elif damage:
+      self._on_event("damaged", damage)
+    if not damage or (known and all(sid in kept for sid in known)):
+      return ""
+    return f"{damage}; blocks since the checkpoint may be lost"
 
   def _note(
       self,
@@ -448,6 +580,16 @@ class QueueServer:
   ) -> None:
     """Hands a journaled record to the trainer's thread."""
     sid, groups = header["sid"], None
+    if header.get("kind") == "unknown":
+      self._pending.append(Record(position, header))
+      return
+    if header.get("kind") == "gone":
+      self._written_off[sid] = header["totals"]
+    if header.get("kind") == "missing":
+      self._ingest.skip(sid, header["next"])
+      totals = [header["totals"][unit] for unit in messages.UNITS]
+      with self.lock:
+        self._ack_log.add(sid, [header["next"], *totals])
     if "sequence" in header:
       self._ingest.take(sid, header["sequence"])
       totals = [header["totals"][unit] for unit in messages.UNITS]
@@ -485,7 +627,6 @@ class QueueServer:
         self._on_event("store_lost", f"queue server: {error}")
         self.generation = transport.reconnect()
         is_new = True
-        self._ingest.forget_gaps()
         with self.lock:
           self.leases.restart_times()
       self._count_poll(time.perf_counter() - started, found)
@@ -528,12 +669,8 @@ class QueueServer:
     found = 0
     try:
       if self._held:
-        positions = self.journal.append([block.data for block in self._held])
-        blocks, self._held = self._held, []
-        found = len(blocks)
-        for position, block in zip(positions, blocks, strict=True):
-          self._note(position, block.header, block.arrays)
-          useless += _keys_of(block.sid, block.sequence)
+        found = len(self._held)
+        useless += self._journal_held()
       if self._ack_log.sync() or found:
         self._set_obstacle(None)
     except journal_lib.JournalFullError as error:
@@ -542,6 +679,32 @@ class QueueServer:
       self._answer(transport, grants)
     transport.delete_all(useless)
     return found
+
+  def _journal_held(self) -> list[str]:
+    """Moves held blocks to the journal; returns their keys."""
+    records, payloads, useless = [], [], []
+    for block in self._held:
+      if (skipped := block.skipped()) is not None:
+        records.append((skipped, {}))
+        payloads.append(wire.encode(skipped, {}, self._run.secret))
+      records.append((block.header, block.arrays))
+      payloads.append(block.data)
+      useless += _keys_of(block.sid, block.sequence)
+    positions = self.journal.append(payloads)
+    self._held = []
+    for position, record in zip(positions, records, strict=True):
+      self._tell_missing(record[0])
+      self._note(position, *record)
+    return useless
+
+  def _tell_missing(self, header: Mapping[str, Any]) -> None:
+    if header.get("kind") == "missing":
+      sid = header["sid"]
+      first, last = self._ingest.watermarks.get(sid, 0), header["next"] - 1
+      why = {"journal": "acknowledged, but not in the journal",
+             "searcher": "its searcher is gone"}[header["cause"]]  # fmt: skip
+      message = f"{sid}: blocks {first} to {last} are lost: {why}"
+      self._on_event("gap", message)
 
   def _set_obstacle(self, error: journal_lib.JournalFullError | None) -> None:
     """Records that the journal has no room, or with None that it has."""
@@ -553,18 +716,30 @@ class QueueServer:
 
   def _answer(self, transport: base.Transport, grants: bool) -> None:
     """Writes acknowledgements and grants."""
+    now = time.monotonic()
     with self.lock:
       alive = self.leases.alive() if grants and not self._stop_message else {}
       unanswered = set(self._ingest.unanswered)
-      work = self._grants.assign(alive, unanswered)
+      again = {
+          sid: sequence
+          for sid, sequence in self._ingest.missing.items()
+          if now >= self._ask_at.get(sid, 0.0)
+      }
+      work = self._grants.assign(alive, unanswered | again.keys())
     values = {}
     for sid, blocks in work.items():
       self._work_count += 1  # Shows a searcher which message is newer.
       key = messages.work_key(sid)
-      acked = self._ingest.watermarks.get(sid, 0)
-      fields = {"count": self._work_count, "blocks": blocks, "acked": acked}
+      fields = {
+          "count": self._work_count,
+          "blocks": blocks,
+          "acked": self._ingest.watermarks.get(sid, 0),
+          "again": again.get(sid, -1),
+      }
       values[key] = self._encode(key, fields)
+      self._written[sid] = self._work_count, now
     transport.put_all(values)
+    self._ask_at.update(dict.fromkeys(again, now + _ASK_EVERY_S))
     self._ingest.unanswered -= unanswered
 
   def _encode(self, key: str, fields: Mapping[str, Any]) -> bytes:
@@ -572,35 +747,80 @@ class QueueServer:
 
   def _read_leases(self, transport: base.Transport) -> None:
     found = self.leases.read(transport)
+    now = time.monotonic()
     with self.lock:
       self.leases.update(found)
       self.leaving.update(self.leases.take_gone())
+      for sid in found.keys() & self.leases.alive().keys():
+        count, written_at = self._written.get(sid, (-1, now))
+        is_behind = tuple(found[sid]["seen"]) < (self.epoch, count)
+        if is_behind and now - written_at >= _REPEAT_EVERY_S:
+          self._ingest.unanswered.add(sid)  # The message may be gone.
+    self._skip_dropped()
     for sid, cause in list(self.leaving.items()):
       self._write_off(transport, sid, cause)
 
+  def _skip_dropped(self) -> None:
+    """Counts blocks as lost that were acknowledged but are not in the journal.
+
+    Their searchers no longer keep them.
+    """
+    with self.lock:
+      records = [
+          missing_record(sid, first, totals, "journal")
+          for sid, (first, totals) in self.leases.dropped().items()
+          if first > self._ingest.watermarks.get(sid, 0)
+      ]
+    if not records:
+      return
+    payloads = [wire.encode(r, {}, self._run.secret) for r in records]
+    try:
+      positions = self.journal.append(payloads)
+    except journal_lib.JournalFullError as error:
+      self._set_obstacle(error)
+      return
+    for position, record in zip(positions, records, strict=True):
+      self._tell_missing(record)
+      self._note(position, record, {})
+
   def _write_off(self, transport: base.Transport, sid: str, cause: str) -> None:
     """Counts what a departed searcher did not deliver as lost."""
+    self.read_files()
     # Ingest its blocks in the store first.
     self._poll(transport, grants=False)
-    while self._ingest.more and not self._held:
+    for _ in range(_MAX_POLLS):
+      if not self._ingest.more or self._held:
+        break
       self._poll(transport, grants=False)
     if self._held:
       return
     fields = {"kind": "gone", "sid": sid, "cause": cause}
     fields["totals"] = self.leases.totals(sid)
+    if self._written_off.get(sid) == fields["totals"]:
+      with self.lock:
+        self._grants.forget(sid)
+    elif not self._journal_gone(fields):
+      return
+    with self.lock:
+      del self.leaving[sid]
+    self._ingest.unanswered.discard(sid)
+    self._written.pop(sid, None)
+    self._ask_at.pop(sid, None)
+    transport.delete_all([messages.lease_key(sid), messages.work_key(sid)])
+
+  def _journal_gone(self, fields: Mapping[str, Any]) -> bool:
+    """Journals that a searcher is gone; returns False if there is no room."""
     payload = wire.encode(fields, {}, self._run.secret)
     try:
       (position,) = self.journal.append([payload])
     except journal_lib.JournalFullError as error:
       self._set_obstacle(error)
-      return
+      return False
     self._set_obstacle(None)
-    self._on_event("searcher_gone", f"{sid} ({cause})")
+    self._on_event("searcher_gone", f"{fields['sid']} ({fields['cause']})")
     with self.lock:
       self._note(position, fields, {})
-      del self.leaving[sid]
-    self._ingest.unanswered.discard(sid)
-    transport.delete_all([messages.lease_key(sid), messages.work_key(sid)])
+    return True
 
   def _write_status(self, transport: base.Transport) -> None:
     status, self._status = self._status, None

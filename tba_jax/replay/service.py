@@ -134,7 +134,9 @@ class ReplayService:
     those that have not.
     """
     self.stop_searchers(deadline_s, done=True)
+    self._server.read_files()
     self._apply(step, all_records=True)
+    self._read_leases()
     for sid in self.ledger.searchers():
       self.ledger.searcher_gone(sid)
     return self.account()
@@ -168,8 +170,8 @@ class ReplayService:
 
   def _read_leases(self) -> None:
     with self._server.lock:
-      for sid, lease in self._server.leases.alive().items():
-        self.ledger.announce(sid, _amount(lease["totals"]))
+      for sid, totals in self._server.leases.announced().items():
+        self.ledger.announce(sid, _amount(totals))
 
   def draw(
       self, num_prompts: int, num_completions: int, step: int
@@ -280,6 +282,9 @@ class ReplayService:
   def _apply_record(self, record: queue_server.Record) -> list[types.Group]:
     """Accounts for a record; returns the groups to insert."""
     header = record.header
+    if record.kind == "unknown":
+      self.ledger.note_unknown(header["reason"])
+      return []
     sid, totals = header["sid"], _amount(header["totals"])
     if record.kind == "gone":
       self.ledger.announce(sid, totals)
@@ -287,12 +292,14 @@ class ReplayService:
       return []
     if record.kind == "missing":
       self._watermarks[sid] = header["next"]
-      self._lose(sid, totals, totals - self.ledger.accepted(sid))
+      missing = totals - self.ledger.accepted(sid)
+      self._lose(sid, totals, missing, header["cause"])
       return []
     amount = _amount(header["amount"])
     self._watermarks[sid] = header["sequence"] + 1
-    # Blocks before this one that were never received.
-    self._lose(sid, totals, totals - amount - self.ledger.accepted(sid))
+    # Blocks before this one that a damaged journal has lost.
+    missing = totals - amount - self.ledger.accepted(sid)
+    self._lose(sid, totals, missing, "journal")
     self.ledger.accept(sid, totals, amount)
     if record.groups is None:
       self._reject("malformed", amount)
@@ -306,12 +313,13 @@ class ReplayService:
         self._reject(reason, _amount_of(group))
     return kept
 
-  def _lose(self, sid: str, totals: Amount, lost: Amount) -> None:
-    """Counts acknowledged data that the journal has lost."""
+  def _lose(self, sid: str, totals: Amount, lost: Amount, cause: str) -> None:
+    """Counts data that never comes: the journal or its searcher has lost it."""
     if min(lost) >= 0 and any(lost):
       self.ledger.accept(sid, totals, lost)
-      self.ledger.lost("journal", lost)
-      self._on_event("journal_lost", f"{lost.completions} completions of {sid}")
+      self.ledger.lost(cause, lost)
+      what = f"{lost.completions} completions of {sid}"
+      self._on_event(f"{cause}_lost", what)
 
   def _reject_reason(self, group: types.Group) -> str | None:
     """Returns why a group is rejected, or None; marks its position received."""

@@ -5,12 +5,15 @@
 In the store, `p/<epoch>.<version>/meta` is a version's manifest and `p_cur` a
 pointer to the newest version, written last to commit it. The leaves are moved
 by a carrier (`transport/carrier*.py`). A reader accepts a version only if its
-manifest is authentic and has the expected leaves, and all digests match.
+manifest is authentic and has the expected leaves, and all digests match. For a
+version that it cannot read it asks under `ask/params/<name>`: the trainer sends
+it again, in case its keys were overwritten or deleted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+import secrets
 import threading
 import time
 from typing import Any
@@ -27,6 +30,7 @@ from tba_jax.models import config as config_lib
 from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
+from tba_jax.replay import messages
 from tba_jax.system import bucket
 from tba_jax.system import polling
 from tba_jax.system import worker
@@ -42,6 +46,8 @@ from tba_jax.transport import wire
 
 _FORMAT = 3
 _POINTER = "p_cur"
+_ASK = "ask/params"
+_TAG_SCHEMA = {"epoch": int, "version": int}
 _MANIFEST = {
     "format": int,
     "carrier": str,
@@ -213,7 +219,6 @@ def send_version(
     TransportError: the store was lost; readers do not see a partial version.
   """
   it.carrier.send(transport, it.packed)
-  epoch, version = it.tag
   key = f"p/{tag_text(it.tag)}/meta"
   manifest = {
       "format": _FORMAT,
@@ -228,9 +233,7 @@ def send_version(
       ],
   }
   transport.put(key, wire.encode_message(manifest, run.secret))
-  pointer = {"run": run.run_id, "key": _POINTER}
-  pointer |= {"epoch": epoch, "version": version}
-  transport.put(_POINTER, wire.encode_message(pointer, run.secret))
+  transport.put(_POINTER, _encode_tag(run, _POINTER, it.tag))
 
 
 def drop_version(transport: base.Transport, it: Version) -> None:
@@ -250,14 +253,45 @@ def read_pointer(
   data = transport.get(_POINTER)
   if data is None:
     return None
-  pointer = wire.decode_placed(
-      data,
-      run.secret,
-      run.run_id,
-      _POINTER,
-      {"epoch": int, "version": int},
-  )
-  return pointer["epoch"], pointer["version"]
+  return _decode_tag(run, _POINTER, data)
+
+
+def _encode_tag(run: run_directory.Run, key: str, tag: Tag) -> bytes:
+  message = {"run": run.run_id, "key": key}
+  message |= {"epoch": tag[0], "version": tag[1]}
+  return wire.encode_message(message, run.secret)
+
+
+def _decode_tag(run: run_directory.Run, key: str, data: bytes) -> Tag:
+  """Returns the tag in a message; raises WireError."""
+  message = wire.decode_placed(data, run.secret, run.run_id, key, _TAG_SCHEMA)
+  return message["epoch"], message["version"]
+
+
+def ask_again(
+    transport: base.Transport, run: run_directory.Run, name: str, tag: Tag
+) -> None:
+  """Asks the trainer to send a version again; `name` is of the reader."""
+  key = f"{_ASK}/{name}"
+  transport.put(key, _encode_tag(run, key, tag))
+
+
+def take_asked(
+    transport: base.Transport,
+    run: run_directory.Run,
+    refusals: messages.Refusals,
+) -> set[Tag]:
+  """Returns the versions that readers ask for, and removes what they asked."""
+  found = transport.list(_ASK)
+  asked = set()
+  for key, data in found.items():
+    try:
+      asked.add(_decode_tag(run, key, data))
+    except wire.WireError as error:
+      refusals.add(key, error)
+  if found:
+    transport.delete(_ASK)
+  return asked
 
 
 def read_version(
@@ -335,6 +369,12 @@ def _fits(found: Any, expected: Any) -> bool:
 # Intervals of serving readers, and of checking the store's pointer.
 SERVE_S = 0.05
 _CHECK_S = 0.5
+# Least time between two requests of a reader, and between sending a version
+# twice because of them.
+_ASK_EVERY_S = 0.5
+# Reasons for refusing a version that sending it again would not change.
+_LASTING = ("base", "carrier", "leaves")
+_REPEAT_EVERY_S = 2.0
 _CLOSE_S = 5.0
 
 
@@ -371,6 +411,7 @@ class Publisher:
     self._epoch = epoch
     self._base_name = base_name
     self._recorder = recorder
+    self._refusals = messages.Refusals(recorder.event, kind="refused_version")
     self._keep = config.publish.keep_versions
     dtypes = published_dtypes(config)
     self._copy = jax.jit(functools.partial(snapshot, dtypes=dtypes))
@@ -441,7 +482,7 @@ class Publisher:
     transport = self._connect()
     # Newest last; kept to be sent again to a new store.
     kept: list[Version] = []
-    checked = 0.0
+    checked = sent = 0.0
     while True:
       with self._changed:
         self._changed.wait_for(
@@ -456,13 +497,17 @@ class Publisher:
             self._pack(kept, *pending[:2])
             pending = None  # Free the copy of the params before sending.
             self._send(transport, kept)
-          checked = time.monotonic()
+          checked = sent = time.monotonic()
         elif kept and time.monotonic() > checked + _CHECK_S:
           checked = time.monotonic()
+          tag = kept[-1].tag
+          asked = take_asked(transport, self._run, self._refusals)
+          is_due = checked > sent + _REPEAT_EVERY_S
           # A replaced trainer that still writes, or a new store, changes it.
-          if self._pointer(transport) != kept[-1].tag:
+          if self._pointer(transport) != tag or (is_due and tag in asked):
             with self._recorder.span("publish", lane="publish"):
               self._send(transport, kept)
+            sent = time.monotonic()
         newest = kept[-1] if kept else None
         for carrier in self._carriers:
           mine = newest is not None and newest.carrier is carrier
@@ -479,7 +524,7 @@ class Publisher:
     try:
       return read_pointer(transport, self._run)
     except wire.WireError as error:
-      self._recorder.event("refused_version", f"{_POINTER}: {error}")
+      self._refusals.add(_POINTER, error)
       return None
 
   def _pack(
@@ -570,6 +615,9 @@ class Puller:
         cap_s=max(config.search.pull_every_s, _LONGEST_PAUSE_S),
     )
     self._events = events
+    self._refusals = messages.Refusals(events.write, kind="refused_version")
+    self._name = secrets.token_hex(8)
+    self._next_ask = 0.0
     self.stats = PullStats()
     self._changed = threading.Condition()
     self._latest: tuple[Tag, dict[str, np.ndarray]] | None = None
@@ -635,9 +683,8 @@ class Puller:
       except wire.WireError as error:
         # Keep the old version; a valid one will replace the bad one.
         self.stats.refused += 1
-        if str(error) != self.stats.last_refusal:
-          self.stats.last_refusal = str(error)
-          self._events.write("refused_version", str(error))
+        self.stats.last_refusal = str(error)
+        self._refusals.add(_POINTER, error)
         stop.wait(0.2)
       with self._changed:
         self._interval.polled(self.stats.taken > taken)
@@ -653,15 +700,21 @@ class Puller:
     if tag is None or (held is not None and tag <= held[0]):
       return
     started = time.perf_counter()
-    leaves = read_version(
-        transport,
-        tag,
-        self._run,
-        carriers=self._carriers,
-        expected=self._wanted,
-        base_name=self._base_name,
-    )
+    try:
+      leaves = read_version(
+          transport,
+          tag,
+          self._run,
+          carriers=self._carriers,
+          expected=self._wanted,
+          base_name=self._base_name,
+      )
+    except wire.WireError as error:
+      if error.reason not in _LASTING:
+        self._ask_again(transport, tag)
+      raise
     if leaves is None:
+      self._ask_again(transport, tag)
       return
     ms = 1e3 * (time.perf_counter() - started)
     message = f"pulled version {tag_text(tag)} in {ms:.1f} ms"
@@ -670,6 +723,12 @@ class Puller:
     with self._changed:
       self._latest = (tag, leaves)
       self._changed.notify_all()
+
+  def _ask_again(self, transport: base.Transport, tag: Tag) -> None:
+    now = time.monotonic()
+    if now >= self._next_ask:
+      self._next_ask = now + _ASK_EVERY_S
+      ask_again(transport, self._run, self._name, tag)
 
 
 # Up to this size, the store is as fast as a file and needs no directory.

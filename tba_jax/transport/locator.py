@@ -96,7 +96,7 @@ def root(run_id: str, secret: bytes) -> str:
   """Returns the directory that has all keys of a run in its store.
 
   The store serves anyone who reaches it, but neither lists nor deletes without
-  the full name of a directory: without the secret, nobody can find a run's keys.
+  the full name of a directory: without the secret, nobody finds a run's keys.
   """
   return hashlib.blake2b(
       f"root of {run_id}".encode(), key=secret, digest_size=16

@@ -38,6 +38,28 @@ class EventLogTest(absltest.TestCase):
     self.assertIn("entropy is low", told.output[0])
     log.close()
 
+  def test_a_flood_of_events_is_counted(self):
+    path, now = self.create_tempdir().full_path + "/events.jsonl", [0.0]
+    log = metrics.EventLog(path, role="trainer", clock=lambda: now[0])
+    for _ in range(1000):
+      now[0] += 0.05
+      log.write("refused", "forged")
+    log.write("restart", "one")
+    now[0] += 20.0
+    log.write("restart", "two")
+    self.assertLen(jsonl.read_jsonl(path), 30 + 2 + 1)
+    *_, more, last = jsonl.read_jsonl(path)
+    self.assertEqual((more["kind"], more["role"]), ("refused", "trainer"))
+    self.assertEqual(more["message"], "… and 970 more in 70 s")
+    self.assertEqual(last["message"], "two")
+    # A new minute has room again, and the end counts the rest.
+    for _ in range(40):
+      log.write("refused", "forged")
+    log.close()
+    written = jsonl.read_jsonl(path)
+    self.assertLen(written, 33 + 30 + 1)
+    self.assertEqual(written[-1]["message"], "… and 10 more in 0 s")
+
 
 class LastPerStepTest(absltest.TestCase):
 

@@ -25,7 +25,12 @@ from tests.support import fakes
 
 METRICS = {"loss": 1.5, "reward_mean": 0.25, "kl": 2.0, "entropy": 0.5}
 RESULT = {"pass_at_1": 0.4, "num_prompts": 8, "samples": [{"text": "2"}]}
-LEDGER = {"generated": {"completions": 48}, "closed": True}
+LEDGER = {
+    "generated": {"completions": 48},
+    "lost": {"journal": {"prompts": 1, "completions": 4, "tokens": 9}},
+    "unknown": [],
+    "closed": True,
+}
 
 
 class _Task(fakes.FakeTask):
@@ -194,6 +199,19 @@ class RecorderTest(absltest.TestCase):
     again = self.make()
     again.set_state(json.loads(json.dumps(recorder.get_state())))
     self.assertEqual(self.finish(again)["mixed_version_share"], 0.25)
+
+  def test_damage_is_told_at_the_start_and_in_the_result(self):
+    for name in ("metrics.jsonl", "samples.jsonl"):
+      path = self.workdir / name
+      # One more than earlier starts explain.
+      path.write_text('{"step": 0}\n' + 3 * "\0garbage\n" + '{"step": 1}\n')
+    recorder = self.make()
+    events = [e for e in self.lines("events.jsonl") if e["kind"] == "damaged"]
+    self.assertLen(events, 2)
+    self.assertRegex(events[0]["message"], "metrics.jsonl: 3 lines are damaged")
+    result = self.finish(recorder)
+    self.assertEqual(result["damage"], {"other file": 2})
+    self.assertEqual(result["lost"], {"journal": 4})
 
   def test_thread_error_is_raised(self):
     recorder = self.make()

@@ -121,14 +121,15 @@ class RunDirectoryTest(parameterized.TestCase):
         read()
     self.assertEqual((self.workdir / "config.json").read_text(), text)
 
-  def test_newer_format_is_refused(self):
+  def test_another_format_is_refused(self):
     self.create()
-    newer = run_directory.FORMAT + 1
-    self.damage(json.dumps({**self.saved(), "format": newer}))
-    with self.assertRaisesRegex(
-        ValueError, f"format {newer}, .* reads up to {run_directory.FORMAT}"
-    ):
-      self.create()
+    for change in (-1, 1):
+      other = run_directory.FORMAT + change
+      self.damage(json.dumps({**self.saved(), "format": other}))
+      with self.assertRaisesRegex(
+          ValueError, f"format {other}, .* reads {run_directory.FORMAT}: use"
+      ):
+        self.create()
 
   def test_directory_that_cannot_be_made_is_named(self):
     self.workdir.parent.joinpath("file").write_text("")

@@ -3,6 +3,7 @@
 """Any process dies at any moment: the run goes on, and nothing counts twice."""
 
 import collections
+import contextlib
 import os
 import pathlib
 import random
@@ -14,7 +15,12 @@ from absl.testing import absltest
 import psutil
 import pytest
 
+from tba_jax.monitor import run_directory
 from tba_jax.programs import verify
+from tba_jax.replay import leases
+from tba_jax.replay import messages
+from tba_jax.training import publication
+from tba_jax.transport import base
 from tests.support import harness
 
 _OVERRIDES = {
@@ -107,6 +113,53 @@ class RunFaultsTest(absltest.TestCase):
     other = self.start(**more, **{"loss.beta": 0.5})
     self.assertEqual(other.wait(60), 2)
     self.assertIn("config.loss.beta", other.text())
+
+  @pytest.mark.timeout(300)
+  def test_announced_completions_are_counted_though_all_who_knew_them_died(
+      self,
+  ):
+    run = self.start(**{"train.num_steps": 120})
+    run.wait_for_step(5)
+    info = run_directory.open_run(
+        str(self.workdir), run_directory.load_config(str(self.workdir))
+    )
+    store = publication.connect(run_directory.load_config(run.workdir), info)
+    announced = {}
+
+    def read():
+      """Reads the leases in the store; returns the completions so far."""
+      with contextlib.suppress(base.TransportError):
+        for key, data in store.list("live").items():
+          lease, _ = messages.decode(info, key, data, "lease")
+          completions = lease["totals"]["completions"]
+          sid = lease["sid"]
+          announced[sid] = max(announced.get(sid, 0), completions)
+      return sum(announced.values())
+
+    pids = {role: run.pids(role)[0] for role in ("trainer", "searcher")}
+    before = read()
+    os.kill(pids["trainer"], signal.SIGKILL)
+    # It samples on until it is out of credits, and no trainer reads its lease.
+    run.wait_for(lambda: read() > before, "announcement")
+    time.sleep(1.0)
+    read()
+    os.kill(pids["searcher"], signal.SIGKILL)
+    run.kill("kvservice")
+    store.close()
+    self.assertEqual(run.wait(), 0, run.text())
+    ledger = run.read("ledger.json")
+    harness.check_ledger(ledger)
+    self.assertTrue(ledger["closed"])
+    self.assertGreater(ledger["lost"]["searcher"]["completions"], 0)
+    # Every searcher's lease is on disk, or in the last checkpoint's ledger.
+    kept, damaged = leases.read_files(info)
+    self.assertEmpty(damaged)
+    totals = {
+        sid: lease["totals"]["completions"] for sid, (lease, _) in kept.items()
+    }
+    for sid, completions in announced.items():
+      totals[sid] = max(totals.get(sid, 0), completions)
+    self.assertEqual(ledger["generated"]["completions"], sum(totals.values()))
 
 
 def _living(run, role):

@@ -143,9 +143,10 @@ class VerifyTest(parameterized.TestCase):
 
   def test_a_forged_acknowledgement(self):
     path = self.folder / "replay/acknowledged.jsonl"
-    sid, *mark = json.loads(path.read_bytes().splitlines()[-1])
+    sid, *mark, _ = json.loads(path.read_bytes().splitlines()[-1])
+    line = journal._ack_line(sid, [mark[0] + 7, *mark[1:]])
     with path.open("a") as file:
-      file.write("\n" + json.dumps([sid, mark[0] + 7, *mark[1:]]))
+      file.write("\n" + line)
     self.assert_wrong(
         (f"acknowledged.jsonl, {sid}", f"blocks up to {mark[0] + 6}, ")
     )

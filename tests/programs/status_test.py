@@ -63,7 +63,7 @@ class StatusTest(parameterized.TestCase):
 
   def test_the_live_state_comes_from_the_store(self):
     self._write_file(step=1)
-    client = self._host().client()
+    client = self._host().client(root=self.run_info.root)
     client.put(status.STATUS_KEY, self._message(time=time.time()))
     code, out, _ = self._status()
     self.assertEqual(code, 0)
@@ -72,7 +72,7 @@ class StatusTest(parameterized.TestCase):
 
   def test_a_state_that_the_run_did_not_write_is_not_shown(self):
     self._write_file(step=33)
-    client = self._host().client()
+    client = self._host().client(root=self.run_info.root)
     forged = wire.encode_message(fake_run.status(step=77), b"x" * 32)
     copied = self._message(key="live/a")
     for message in (forged, copied, self._message(run="another")):

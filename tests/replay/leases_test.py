@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the lease table: which leases are read, which searchers are gone."""
 
+import pathlib
 from unittest import mock
 
 from absl.testing import absltest
@@ -36,6 +37,9 @@ class ReadTest(absltest.TestCase):
         "beat": beat,
         "totals": _AMOUNT,
         "unacked": 0,
+        "first": 0,
+        "acked": _AMOUNT,
+        "seen": [0, 0],
         "credits": 4,
         "final": False,
         "stats": {},
@@ -97,7 +101,52 @@ def _lease(beat, *, slot="h/0", joined=1, final=False):
       "joined": [1, joined],
       "final": final,
       "totals": {"prompts": beat},
+      "stats": {"version": beat},
   }
+
+
+class FileTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    workdir = pathlib.Path(self.create_tempdir().full_path)
+    self.run_ = _RUN._replace(workdir=workdir)
+    self.path = workdir / "leases/a.lease"
+    self.file = leases.LeaseFile(workdir, "a")
+    self.addCleanup(self.file.close)
+
+  def write(self, beat):
+    fields = {**_lease(beat), "sid": "a", "index": 0, "unacked": 0, "first": 0}
+    fields |= {"totals": _AMOUNT, "acked": _AMOUNT, "seen": [0, 0]}
+    data = messages.encode(_RUN, "live/a", {**fields, "credits": 4})
+    self.file.write(data)
+
+  def read(self):
+    found, damaged = leases.read_files(self.run_)
+    return {sid: le["beat"] for sid, (le, _) in found.items()}, len(damaged)
+
+  def test_the_newest_is_read(self):
+    self.assertEqual(self.read(), ({}, 0))
+    for beat in (1, 2, 3):
+      self.write(beat)
+      self.assertEqual(self.read(), ({"a": beat}, 0))
+
+  def test_a_torn_write_leaves_the_one_before(self):
+    self.write(1)
+    self.write(2)
+    data = self.path.read_bytes()
+    self.path.write_bytes(data[: len(data) // 2 + 100])
+    self.assertEqual(self.read(), ({"a": 1}, 0))
+
+  def test_damage(self):
+    self.write(1)
+    self.path.write_bytes(self.path.read_bytes().replace(b"a", b"b"))
+    self.assertEqual(self.read(), ({}, 1))
+
+  def test_no_directory(self):
+    for workdir in (None, self.path):
+      run = _RUN._replace(workdir=workdir)
+      self.assertEqual(leases.read_files(run), ({}, []))
 
 
 class GoneTest(absltest.TestCase):
@@ -177,9 +226,34 @@ class GoneTest(absltest.TestCase):
   def test_a_replaced_searcher_stays_gone(self):
     self.table.update({"a": _lease(1), "b": _lease(1, joined=2)})
     self.assertEqual(self.table.take_gone(), {"a": "replaced"})
-    self.table.update({"a": _lease(2)})
+    lease = {**_lease(2), "totals": {"prompts": 1}}
+    self.table.update({"a": lease})
     self.assertEmpty(self.table.take_gone())
+    # It has announced more, which has to be written off as well.
+    self.table.update({"a": _lease(3)})
+    self.assertEqual(self.table.take_gone(), {"a": "replaced"})
     self.assertCountEqual(self.table.alive(), ["b"])
+
+  def test_leases_of_files_are_not_alive_but_are_written_off(self):
+    self.table.update({"a": _lease(3)}, is_live=False)
+    self.assertEmpty({**self.table.alive(), **self.table.all()})
+    self.assertEqual(self.table.announced(), {"a": {"prompts": 3}})
+    # A file has what the store lost, but no statistics.
+    self.table.update({"b": _lease(1, slot="other")})
+    newer = {**_lease(2, slot="other"), "stats": {}}
+    self.table.update({"b": newer}, is_live=False)
+    self.assertEqual(self.table.totals("b"), {"prompts": 2})
+    self.assertEqual(self.table.all()["b"]["stats"], {"version": 1})
+    # The store shows that its searcher lives.
+    self.table.update({"b": _lease(1, slot="other")})
+    self.assertEqual(self.table.totals("b"), {"prompts": 2})
+    self.now = 10.1
+    gone = self.table.take_gone()
+    self.assertEqual(gone, {"a": "expired", "b": "expired"})
+    self.table.update({"a": _lease(3)}, is_live=False)
+    self.assertEmpty(self.table.take_gone())
+    self.table.update({"a": _lease(4)})
+    self.assertIn("a", self.table.alive())
 
   def test_times_restart_after_the_store_was_lost(self):
     self.table.update({"a": _lease(1)})

@@ -162,6 +162,7 @@ class SearcherSide:
       works=True,
       delay_s=0,
       lease_s=4.0,
+      workdir=None,
       **changes,
   ):
     self.events = Events()
@@ -171,7 +172,7 @@ class SearcherSide:
     self._stop = threading.Event()
     self.client = queue_client.QueueClient(
         make_config(credits=credits, lease_s=lease_s),
-        messages.RunIdentity(RUN, SECRET),
+        messages.RunIdentity(RUN, SECRET, workdir),
         make_transport=lambda: in_process.InProcessTransport(store),
         sid=sid,
         index=index,
@@ -229,6 +230,7 @@ class QueueTestCase(absltest.TestCase):
     return side
 
   def searcher(self, sid, index=0, **changes) -> SearcherSide:
+    changes = {"workdir": self.workdir, **changes}
     side = SearcherSide(self.store, sid, index, **changes)
     self.addCleanup(side.close)
     return side
@@ -276,6 +278,9 @@ class QueueTestCase(absltest.TestCase):
         "beat": beat,
         "totals": dict.fromkeys(messages.UNITS, totals),
         "unacked": 0,
+        "first": 0,
+        "acked": dict.fromkeys(messages.UNITS, 0),
+        "seen": [-1, -1],
         "credits": 4,
         "final": False,
         "stats": {},

@@ -60,7 +60,7 @@ class UnackedBlocksTest(absltest.TestCase):
     self.now = 50.0
     self.unacked = queue_client.UnackedBlocks(2.0, clock=lambda: self.now)
     for data in (b"a", b"b", b"c"):
-      self.unacked.add(data)
+      self.unacked.add(data, {"prompts": len(self.unacked) + 1})
 
   def send(self):
     for block in self.unacked.unsent():
@@ -84,21 +84,43 @@ class UnackedBlocksTest(absltest.TestCase):
     self.now += 0.5
     (overdue,) = self.unacked.overdue()
     self.assertEqual(overdue.sequence, 2)
-    self.unacked.sent(overdue)
+    self.unacked.seen(overdue)
     self.assertEmpty(self.unacked.overdue())
-    # It has been sent: each time the pause doubles.
+    # It is there: each time the pause doubles.
     self.assertEqual(self.unacked.overdue_in_s(), 4.0)
     for _ in range(10):
-      self.unacked.sent(overdue)
-    self.assertEqual(self.unacked.overdue_in_s(), 60.0)
+      self.unacked.seen(overdue)
+    self.assertEqual(self.unacked.overdue_in_s(), 8.0)
     self.unacked.forget_sent()
     self.unacked.sent(overdue)
     self.assertEqual(self.unacked.overdue_in_s(), 2.0)
 
+  def test_a_block_that_the_trainer_asks_for_is_sent_again(self):
+    self.send()
+    self.unacked.send_again(-1)
+    self.assertEmpty(self.unacked.unsent())
+    self.unacked.send_again(1)
+    self.assertEqual([m.sequence for m in self.unacked.unsent()], [1])
+
+  def test_what_was_acknowledged(self):
+    self.assertEqual(
+        (self.unacked.first, self.unacked.acked["prompts"]), (0, 0)
+    )
+    self.unacked.acknowledge(2)
+    self.assertEqual(
+        (self.unacked.first, self.unacked.acked["prompts"]), (2, 2)
+    )
+    self.unacked.acknowledge(1)
+    self.assertEqual(self.unacked.first, 2)
+    self.unacked.acknowledge(3)
+    self.assertEqual(
+        (self.unacked.first, self.unacked.acked["prompts"]), (3, 3)
+    )
+
   def test_numbers_go_on_after_an_acknowledgement(self):
     self.unacked.acknowledge(3)
     self.assertEmpty(self.unacked)
-    self.unacked.add(b"d")
+    self.unacked.add(b"d", {})
     self.assertEqual([m.sequence for m in self.unacked.unsent()], [3])
 
   def test_all_are_unsent_after_the_store_was_lost(self):

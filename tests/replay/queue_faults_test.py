@@ -146,6 +146,89 @@ class SearcherDeathTest(queue_case.QueueTestCase):
     self.assertFalse(trainer.server.urgent)
 
 
+class AnnouncedTest(queue_case.QueueTestCase):
+  """What was announced is in the ledger, whatever dies with it."""
+
+  def _announced(self):
+    """Returns the completions that the store's leases announce."""
+    leases = self.client().list("live").values()
+    messages = [wire.decode_message(d, queue_case.SECRET) for d in leases]
+    return sum(m["totals"]["completions"] for m in messages)
+
+  def _kill(self, client) -> None:
+    """Ends a client as SIGKILL would: it sends nothing more."""
+    with mock.patch.object(client, "_exchange", side_effect=KeyError("killed")):
+      wait_until(lambda: not client._worker.is_alive(), "its death")
+
+  def test_searcher_and_store_are_lost_while_the_trainer_restarts(self):
+    first = self.trainer(num_steps=2)
+    searcher = self.searcher("a", works=False)
+    searcher.submit(0, 1, 2, 3)
+    first.step(0)
+    state = first.service.get_state()
+    first.close()
+    # No trainer reads what it announces now.
+    searcher.submit(4, 5)
+    searcher.submit(6)
+    wait_until(lambda: self._announced() == 21, "the announcement")
+    self._kill(searcher.client)
+    self.store.lose()
+    second = self.trainer(state=state, epoch=1, num_steps=2, lease_s=0.5)
+    self.searcher("b", 1, lease_s=0.5)
+    second.step(1)
+    ledger = second.service.finish(2, 20.0)
+    self.assertEqual(ledger["lost"]["searcher"]["completions"], 9)
+    self.assertEqual(ledger["generated"]["completions"], 21 + 12)
+    self.assert_closed(ledger)
+    # A later trainer does not write it off again.
+    state = second.service.get_state()
+    second.close()
+    third = self.trainer(state=state, epoch=2, num_steps=2)
+    self.assertEqual(third.service.finish(2, 20.0), ledger)
+    self.assertEmpty(third.events.of("searcher_gone"))
+    self.assertFalse((self.workdir / "leases/a.lease").exists())
+
+  def test_searcher_and_store_are_lost_at_the_same_time(self):
+    trainer = self.trainer(num_steps=1, lease_s=600.0)
+    searcher = self.searcher("a", works=False)
+    searcher.submit(0, 1, 2, 3)
+    wait_until(lambda: searcher.client.unacked == 0, "acknowledged")
+    with mock.patch.object(trainer.server.leases, "read", return_value={}):
+      with mock.patch.object(trainer.server._ingest, "download") as download:
+        download.return_value = [], []
+        searcher.submit(4)
+        wait_until(lambda: self._announced() == 15, "the announcement")
+        self._kill(searcher.client)
+        self.store.lose()
+    trainer.step(0)
+    ledger = trainer.service.finish(1, 0.1)
+    self.assertEqual(ledger["lost"]["searcher"]["completions"], 3)
+    self.assertEqual(ledger["generated"]["completions"], 15)
+    self.assert_closed(ledger)
+
+  def test_a_successor_on_another_host_tells_it(self):
+    elsewhere = self.workdir / "host"
+    searcher = self.searcher("a", works=False, workdir=elsewhere)
+    searcher.submit(0)
+    wait_until(lambda: self._announced() == 3, "the announcement")
+    self._kill(searcher.client)
+    self.store.lose()
+    trainer = self.trainer(num_steps=1)
+    self.searcher("b", workdir=elsewhere)
+    trainer.step(0)
+    self.assertEqual(trainer.events.of("searcher_gone"), ["a (replaced)"])
+    ledger = trainer.service.finish(1, 20.0)
+    self.assertEqual(ledger["lost"]["searcher"]["completions"], 3)
+    self.assert_closed(ledger)
+
+  def test_a_damaged_lease_is_told(self):
+    (self.workdir / "leases").mkdir()
+    (self.workdir / "leases/x.lease").write_bytes(b"garbage")
+    trainer = self.trainer()
+    (told,) = trainer.events.of("damaged")
+    self.assertIn("leases/x.lease: no valid lease", told)
+
+
 class RestartTest(queue_case.QueueTestCase):
 
   def _state(self, side):
@@ -228,9 +311,10 @@ class RestartTest(queue_case.QueueTestCase):
     self.assertEqual(ledger["generated"]["prompts"], 48 + twice["prompts"])
     self.assert_closed(ledger)
 
-  def test_blocks_missing_from_the_journal_are_lost_and_sampled_again(self):
+  def _run_on_without_a_journal(self, **changes):
+    """Returns trainer and ledger; the searcher lives through the loss."""
     first = self.trainer(num_steps=4)
-    searcher = self.searcher("a")
+    searcher = self.searcher("a", **changes)
     first.step(0)
     state = first.service.get_state()
     first.service.open(1)
@@ -242,26 +326,38 @@ class RestartTest(queue_case.QueueTestCase):
     # Every acknowledged block since the checkpoint is gone.
     for path in self.directory.iterdir():
       path.unlink()
-    with mock.patch.object(queue_server, "GAP_S", 0.1):
-      second = self.trainer(state=state, epoch=1, num_steps=4)
-      for step in range(1, 4):
-        second.step(step)
-      ledger = second.service.finish(4, 20.0)
+    second = self.trainer(state=state, epoch=1, num_steps=4)
+    for step in range(1, 4):
+      second.step(step)
+    ledger = second.service.finish(4, 20.0)
     self.assertCountEqual(second.inserted, range(received, 16))
-    self.assertNotEmpty(second.events.of("gap"))
     self.assertGreater(ledger["lost"]["journal"]["prompts"], 0)
+    self.assertNotEmpty(second.events.of("journal_lost"))
     # Blocks in flight at the crash may arrive beside their repetition.
     twice = ledger["rejected"].get("duplicate", {"prompts": 0})
     self.assertEqual(
         ledger["generated"]["prompts"],
         16 + ledger["lost"]["journal"]["prompts"] + twice["prompts"],
     )
-    self.assert_closed(ledger)
+    self.assertEqual(set(ledger["difference"].values()), {0})
     self.assertEqual(
         ledger["generated"]["prompts"], searcher.client.totals["prompts"]
     )
+    return second, ledger
 
-  def _run_on_without(self, lose, *, later_checkpoint=False):
+  def test_blocks_missing_from_the_journal_are_lost_and_sampled_again(self):
+    _, ledger = self._run_on_without_a_journal()
+    self.assert_closed(ledger)
+
+  def test_a_loss_that_a_searcher_elsewhere_tells(self):
+    second, ledger = self._run_on_without_a_journal(workdir=None)
+    self.assertNotEmpty(second.events.of("gap"))
+    # Others may have ended without telling theirs.
+    self.assertFalse(ledger["closed"])
+    (unknown,) = ledger["unknown"]
+    self.assertRegex(unknown, "acknowledged.jsonl: missing.* may be lost")
+
+  def _run_on_without(self, lose, *, later_checkpoint=False, is_closed=True):
     """Returns the ledger after a crash in which `lose` takes from the disk.
 
     The searcher is gone with the trainer, so that no later block of it shows
@@ -286,7 +382,8 @@ class RestartTest(queue_case.QueueTestCase):
     self.searcher("b", 1)
     second.step(1)
     ledger = second.service.finish(2, 20.0)
-    self.assert_closed(ledger)
+    if is_closed:
+      self.assert_closed(ledger)
     self.assertCountEqual(second.inserted, range(4, 8))
     return second, ledger
 
@@ -324,6 +421,64 @@ class RestartTest(queue_case.QueueTestCase):
     self.assertLen(second.events.of("journal_missing"), 1)
     self.assertLen(second.events.of("journal_lost"), 1)
 
+  def _lose_acknowledgements(self, data=b"\x00garbage\n{]\n"):
+    """Overwrites the log and cuts the journal between two records."""
+    (self.directory / "acknowledged.jsonl").write_bytes(data)
+    (segment,) = self._segments()
+    data = segment.read_bytes()
+    segment.write_bytes(data[: data.rindex(b"tbarec\0\n")])
+
+  def test_a_damaged_log_of_acknowledgements_and_a_truncated_journal(self):
+    second, ledger = self._run_on_without(self._lose_acknowledgements)
+    (told,) = second.events.of("damaged")
+    self.assertRegex(told, "acknowledged.jsonl: 2 lines are damaged")
+    # Leases on disk show what was acknowledged.
+    self.assertEqual(ledger["lost"]["journal"]["prompts"], 1)
+    self.assertEmpty(ledger["unknown"])
+    # It is sound again.
+    self.assertEmpty(journal.AckLog(self.directory).damage)
+
+  def test_a_loss_that_nothing_shows_any_more(self):
+
+    def lose():
+      self._lose_acknowledgements()
+      shutil.rmtree(self.workdir / "leases")
+
+    second, ledger = self._run_on_without(lose, is_closed=False)
+    self.assertLen(second.events.of("damaged"), 1)
+    self.assertFalse(ledger["closed"])
+    self.assertRegex(ledger["unknown"][0], "2 lines are damaged; blocks since")
+    # Neither a restart nor a checkpoint forgets it.
+    state = second.service.get_state()
+    second.close()
+    for saved in (state, None):
+      again = self.trainer(state=saved, epoch=2, num_steps=2, start=False)
+      again.service._apply(2, all_records=True)
+      self.assertEqual(again.service.account()["unknown"], ledger["unknown"])
+      again.close()
+
+  def test_a_changed_number_in_the_log_of_acknowledgements(self):
+    path = self.directory / "acknowledged.jsonl"
+
+    def lose():
+      path.write_bytes(path.read_bytes().replace(b'"a", 3', b'"a", 7'))
+
+    second, ledger = self._run_on_without(lose)
+    self.assertRegex(second.events.of("damaged")[0], "1 lines are damaged")
+    self.assertEmpty(ledger["lost"])
+
+  def test_a_line_that_a_crash_has_torn_is_no_damage(self):
+    path = self.directory / "acknowledged.jsonl"
+
+    def lose():
+      line = path.read_bytes().split(b"\n")[-1]
+      lines = [line[:size] for size in range(1, len(line))]
+      path.write_bytes(b"\n".join([path.read_bytes(), *lines]))
+
+    second, ledger = self._run_on_without(lose)
+    self.assertEmpty(second.events.of("damaged"))
+    self.assertEmpty(ledger["lost"])
+
   def test_a_journal_record_of_another_secret_is_skipped(self):
     first = self.trainer(start=False)
     first.journal.append([b"no message", self.message("a", 0, [self.group(0)])])
@@ -359,7 +514,7 @@ class OtherSettingsTest(queue_case.QueueTestCase):
       key = "work/a"
       prompts = [[block, block, 0]]
       blocks = [{"number": block, "version": -1, "prompts": prompts}]
-      work = {"count": block, "blocks": blocks, "acked": 0}
+      work = {"count": block, "blocks": blocks, "acked": 0, "again": -1}
       about = {"run": queue_case.RUN, "key": key, "epoch": epoch}
       data = wire.encode_message({**about, **work}, queue_case.SECRET)
       self.client().put(key, data)

@@ -6,6 +6,7 @@ from unittest import mock
 
 from absl.testing import absltest
 
+from tba_jax.replay import leases
 from tba_jax.replay import messages
 from tba_jax.replay import queue_server
 from tests.support import in_process
@@ -42,6 +43,11 @@ class LockStoreTest(absltest.TestCase):
       self.lock("c")
 
 
+def _lease(beat, *, final=False):
+  lease = {"beat": beat, "slot": "h/0", "joined": [1, 0], "final": final}
+  return {**lease, "totals": _AMOUNT}
+
+
 class IngestTest(absltest.TestCase):
 
   def setUp(self):
@@ -50,11 +56,15 @@ class IngestTest(absltest.TestCase):
     self.events = []
     on_event = lambda *event: self.events.append(event)
     self.refusals = messages.Refusals(on_event, clock=lambda: self.now)
+    self.leases = leases.LeaseTable(
+        _RUN, self.refusals, lease_s=1e9, clock=lambda: self.now
+    )
+    self.transport = in_process.InProcessTransport(in_process.InProcessStore())
     self.ingest = queue_server.Ingest(
         _RUN,
         watermarks={"b": 5},
+        leases=self.leases,
         refusals=self.refusals,
-        on_event=on_event,
         clock=lambda: self.now,
     )
 
@@ -89,30 +99,42 @@ class IngestTest(absltest.TestCase):
     self.assertEqual(self.ingest.num_duplicates, 1)
     self.assertEqual(self.ingest.watermarks, {"a": 1, "b": 5})
 
-  def test_a_gap_is_waited_for_then_given_up(self):
+  def test_a_gap_is_waited_for_while_the_searcher_lives(self):
     blocks = [("b", 7), ("b", 8)]
-    self.assertEqual(self.download(*blocks), ([], []))
-    self.now = queue_server.GAP_S - 0.1
-    self.assertEqual(self.download(*blocks), ([], []))
-    self.assertEmpty(self.events)
-    self.now = queue_server.GAP_S
-    self.assertEqual(self.download(*blocks), (blocks, []))
-    self.assertEqual([kind for kind, _ in self.events], ["gap"])
+    self.leases.update({"b": _lease(1)})
+    for self.now in (0.0, 1e6):
+      self.assertEqual(self.download(*blocks), ([], []))
+      self.assertEqual(self.ingest.missing, {"b": 5})
+    fresh, _ = self.download(("b", 5), *blocks)
+    self.assertEqual(fresh, [("b", 5)])
+    self.assertEqual(self.ingest.missing, {"b": 6})
 
-  def test_a_gap_that_is_filled_was_none(self):
-    self.download(("b", 6))
-    self.now = 5.0
-    fresh, _ = self.download(("b", 5), ("b", 6))
-    self.assertEqual(fresh, [("b", 5), ("b", 6)])
-    # A later gap has its own time.
-    self.now = 6.0
-    self.assertEqual(self.download(("b", 9)), ([], []))
+  def test_blocks_of_a_gone_searcher_are_taken_without_those_before(self):
+    self.leases.update({"b": _lease(1, final=True)})
+    self.assertEqual(self.leases.take_gone(), {"b": "finished"})
+    self.put("b", 7)
+    self.put("b", 8)
+    blocks, _ = self.ingest.download(self.transport)
+    self.assertEqual(
+        [(b.sequence, b.expected) for b in blocks], [(7, 5), (8, 8)]
+    )
+    skipped = blocks[0].skipped()
+    self.assertEqual((skipped["next"], skipped["cause"]), (7, "searcher"))
+    self.assertEqual(skipped["totals"]["completions"], 0)
+    self.assertIsNone(blocks[1].skipped())
 
-  def test_a_lost_store_restarts_the_wait(self):
-    self.download(("b", 6))
-    self.now = queue_server.GAP_S
-    self.ingest.forget_gaps()
-    self.assertEqual(self.download(("b", 6)), ([], []))
+  def test_an_unreadable_block_is_missing(self):
+    self.leases.update({"a": _lease(1)})
+    fresh, useless = self.download(("a", 0, b"forged"), ("a", 1))
+    self.assertEqual((fresh, len(useless)), ([], 2))
+    self.assertEqual(self.ingest.missing, {"a": 0})
+
+  def test_keys_of_no_searcher_are_useless_after_a_while(self):
+    blocks = [("x", 3), ("x", 4)]
+    self.assertEqual(self.download(*blocks), ([], []))
+    self.assertEmpty(self.ingest.missing)
+    self.now = queue_server.STRANGER_S
+    self.assertEqual(self.download(*blocks), ([], ["new/0/x", "q/0/x"]))
 
   def test_a_poll_downloads_a_bounded_amount(self):
     blocks = [(name, n) for name in ("a", "c") for n in range(3)]

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of both ends of the queue: exactly once, in order, bounded."""
 
+import random
 import threading
 import time
 from unittest import mock
@@ -195,6 +196,7 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
         epoch=epoch,
         count=count,
         acked=acked,
+        again=-1,
         **message,
         blocks=[
             {"number": b, "version": -1, "prompts": [[b, b, 0]]} for b in blocks
@@ -231,7 +233,7 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
     searcher = self.searcher("a", works=False)
     searcher.submit(0)
     refused = lambda: searcher.client._refusals.count
-    work = {"epoch": 9, "count": 1, "acked": 1, "blocks": []}
+    work = {"epoch": 9, "count": 1, "acked": 1, "again": -1, "blocks": []}
     for message in (
         {**work, "run": "other"},
         {**work, "key": "work/b"},  # Authentic, but a copy.
@@ -298,18 +300,130 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
 
 class ForgeryTest(queue_case.QueueTestCase):
 
-  def test_a_forged_message_under_a_genuine_block_s_key(self):
-    self.client().put("q/0/a/000000000000", b"forged")
-    with mock.patch.object(queue_client, "_RESEND_S", 0.1):
-      searcher = self.searcher("a", works=False)
-      searcher.submit(0)
-      searcher.submit(1)
-      wait_until(lambda: len(self.queue()) == 2, "the second block")
-      trainer = self.trainer()
-      wait_until(lambda: searcher.client.unacked == 0, "all acknowledged")
-    self.assertEqual(trainer.server.counts["refused"], 1)
+  def _submit_two(self):
+    """Returns a searcher with two blocks in the store."""
+    searcher = self.searcher("a", works=False)
+    searcher.submit(0)
+    searcher.submit(1)
+    wait_until(lambda: len(self.queue()) == 2, "two blocks")
+    wait_until(lambda: self.client().get("live/a"), "a lease")
+    return searcher
+
+  def assert_both_taken(self, trainer, searcher):
+    wait_until(lambda: searcher.client.unacked == 0, "all acknowledged")
     positions = [r.groups[0].position for r in trainer.server.pending()]
     self.assertEqual(positions, [0, 1])
+    self.assertEmpty(trainer.events.of("gap"))
+
+  def test_an_overwritten_block_is_sent_again(self):
+    searcher = self._submit_two()
+    self.client().put("q/0/a/000000000000", b"forged")
+    trainer = self.trainer()
+    self.assert_both_taken(trainer, searcher)
+    self.assertEqual(trainer.server.counts["refused"], 1)
+
+  def test_a_deleted_block_is_sent_again(self):
+    searcher = self._submit_two()
+    self.client().delete("q/0/a/000000000000")
+    self.client().delete("new/0/a/000000000000")
+    # Its searcher would look for it later.
+    with mock.patch.object(queue_client, "_RESEND_S", 1000.0):
+      self.assert_both_taken(self.trainer(), searcher)
+
+  def test_deleted_blocks_of_which_the_trainer_sees_nothing(self):
+    with mock.patch.object(queue_client, "_RESEND_S", 0.1):
+      searcher = self._submit_two()
+      self.client().delete("q")
+      self.client().delete("new")
+      self.assert_both_taken(self.trainer(), searcher)
+
+  def test_a_forged_announcement_makes_the_trainer_skip_nothing(self):
+    searcher = self._submit_two()
+    self.client().put("new/0/a/000000000007", b"1")
+    self.client().put("q/0/a/000000000007", b"forged")
+    trainer = self.trainer()
+    self.assert_both_taken(trainer, searcher)
+    searcher.submit(2)
+    wait_until(lambda: searcher.client.unacked == 0, "the third block")
+
+  def test_keys_of_no_searcher_are_deleted(self):
+    for key in ("new/0/x/000000000003", "new/0/y/000000000000", "new/0/z"):
+      self.client().put(key, b"1")
+    with mock.patch.object(queue_server, "STRANGER_S", 0.1):
+      self.trainer()
+      wait_until(lambda: not self.queue(), "deleted")
+
+  def test_grants_that_a_searcher_has_not_seen_are_written_again(self):
+    trainer = self.trainer()
+    trainer.service.open(0)
+    self.lease("a")
+    work = lambda: self.client().get("work/a")
+    wait_until(work, "a grant")
+    granted = wire.decode_message(work(), queue_case.SECRET)
+    with mock.patch.object(queue_server, "_REPEAT_EVERY_S", 0.0):
+      for beat, data in enumerate((b"forged", None), 2):
+        self.client().delete("work/a")
+        if data is not None:
+          self.client().put("work/a", data)
+        self.lease("a", beat)
+        wait_until(lambda: work() not in (None, b"forged"), "it again")
+        again = wire.decode_message(work(), queue_case.SECRET)
+        self.assertEqual(again["blocks"], granted["blocks"])
+        self.assertGreater(again["count"], granted["count"])
+    # One that has seen it needs no other.
+    last = work()
+    self.lease("a", 9, seen=[again["epoch"], again["count"]])
+    wait_until(lambda: trainer.living()["a"]["beat"] == 9, "its lease")
+    time.sleep(0.3)
+    self.assertEqual(work(), last)
+
+  def test_a_searcher_whose_grants_are_gone_shows_it_soon(self):
+    trainer = self.trainer()
+    client = self.searcher("a", works=False, lease_s=600.0).client
+    trainer.service.open(0)
+    self.assertIsNotNone(client.next_block(20.0))
+    beat = lambda: trainer.living()["a"]["beat"]
+    client._lease_interval._changed_at -= 1e6
+    before = beat()
+    self.client().delete("work/a")
+    wait_until(lambda: beat() > before + 2, "leases")
+
+  def test_what_is_overwritten_and_deleted_all_the_time(self):
+    trainer = self.trainer(num_steps=30)
+    searchers = [self.searcher("a"), self.searcher("b", 1)]
+    ended, count = threading.Event(), [0]
+
+    def vandalize():
+      rng, client = random.Random(0), self.client()
+      while not ended.wait(0.05):
+        keys = [key for key in list(self.store.data)]
+        if not keys:
+          continue
+        key = rng.choice(keys)
+        if rng.random() < 0.5:
+          client.put(key, b"forged")
+        else:
+          client.delete(rng.choice((key, key.split("/")[0])))
+        count[0] += 1
+
+    vandal = threading.Thread(target=vandalize)
+    with mock.patch.object(queue_client, "_RESEND_S", 0.2):
+      vandal.start()
+      try:
+        for step in range(30):
+          trainer.step(step)
+      finally:
+        ended.set()
+        vandal.join()
+      ledger = trainer.service.finish(30, 20.0)
+    self.assertGreater(count[0], 10)
+    self.assertCountEqual(trainer.inserted, range(120))
+    self.assertEmpty(ledger["lost"])
+    self.assertEmpty(ledger["rejected"])
+    self.assert_closed(ledger)
+    self.assertEmpty([s for s in searchers if s.client.unacked])
+    # A minute has not passed: one event for each reason.
+    self.assertLessEqual(len(trainer.events.all), 10)
 
   def test_the_announcement_is_rewritten(self):
     announce = lambda transport: transport.put("meta/settings", b"mine")

@@ -431,6 +431,28 @@ class PublicationTest(absltest.TestCase):
     publisher.submit(5, _params(5.0))
     self.assertEqual(puller.wait_for(5, WAIT_S)[0], (1, 5))
 
+  def test_a_version_that_was_overwritten_or_deleted_is_sent_again(self):
+    publisher = self.make_publisher()
+    publisher.submit(4, _params(4.0))
+    publisher.wait(4, WAIT_S)
+    folder = f"p/{publication.tag_text((1, 4))}"
+    damages = (
+        lambda: self.transport.put(f"{folder}/000000", b"forged"),
+        lambda: self.transport.put(f"{folder}/meta", b"forged"),
+        lambda: self.transport.delete(f"{folder}/000000"),
+        lambda: self.transport.delete("p"),
+    )
+    with mock.patch.object(publication, "_REPEAT_EVERY_S", 0.1):
+      for damage in damages:
+        damage()
+        late = self.make_puller()
+        self.assertEqual(late.wait_for(4, WAIT_S)[0], (1, 4))
+    # Nobody without the key makes the trainer send it.
+    sent = self.spans.count("publish")
+    self.transport.put("ask/params/forged", b"forged")
+    self.wait_until(lambda: not self.transport.list("ask"))
+    self.assertEqual(self.spans.count("publish"), sent)
+
   def test_an_older_epoch_never_replaces_a_newer_one(self):
     publisher, puller = self.make_publisher(epoch=2), self.make_puller()
     publisher.submit(4, _params(4.0))

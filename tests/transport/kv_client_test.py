@@ -21,7 +21,6 @@ from tba_jax.transport import locator
 from tests.transport import contract
 from tests.transport import running_host
 
-
 _ROOT = locator.root("run", b"s" * 32)
 
 

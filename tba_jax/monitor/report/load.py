@@ -216,4 +216,7 @@ def read_run(workdir: epath.PathLike) -> Run:
   )
   for line in run.damaged:
     print(f"warning: {line}; left out of the report", file=sys.stderr)
+  for name, count in sorted(run.skipped.items()):
+    what = f"{count} lines cannot be read, cut by a crash or damaged"
+    print(f"warning: {workdir / name}: {what}", file=sys.stderr)
   return run

@@ -35,6 +35,9 @@ EVALUATIONS = {
     "num_prompts": ("held-out prompts", "count"),
 }
 
+# Cause of a loss -> words.
+_CAUSES = {"journal": "journal damaged", "searcher": "searchers gone"}
+
 
 def state(run: load.Run, now: float | None = None) -> dict[str, str]:
   """Returns `name`, "finished", "running" or "stopped", and `words`."""
@@ -123,6 +126,9 @@ def outcome(run: load.Run) -> dict[str, Any]:
       "busy_share"
   )
   found["ledger_closed"] = run.ledger.get("closed")
+  found["lost"] = lost_completions(run.ledger)
+  found["unknown"] = run.ledger.get("unknown")
+  found["damage"] = metrics.damage(run.events)
   return found | run.summary
 
 
@@ -139,13 +145,35 @@ def sum_text(counts: Any) -> str:
   return f"{total} ({parts})" if parts else total
 
 
+def lost_completions(ledger: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a ledger's lost completions by cause."""
+  causes = _mapping(ledger.get("lost"))
+  return {k: _mapping(v).get("completions") for k, v in causes.items()}
+
+
+def _ledger_text(summary: Mapping[str, Any]) -> str:
+  """Returns whether the ledger is closed, and what is known to be lost."""
+  closed = summary.get("ledger_closed")
+  if closed is None:
+    return "–"
+  words = ["closed" if closed else "OPEN"]
+  counts = _mapping(summary.get("lost")).items()
+  lost = {_CAUSES.get(cause, cause): n for cause, n in counts}
+  if (text_ := sum_text(lost)) != "0":
+    number, _, causes = text_.partition(" ")
+    words.append(f"{number} lost {causes}")
+  unknown = summary.get("unknown")
+  if isinstance(unknown, list) and unknown:
+    words.append("more may be lost")
+  return ", ".join(words)
+
+
 def facts(summary: Mapping[str, Any]) -> list[dict[str, str]]:
   """Returns the figures of an `outcome` as name, value and note."""
   count = lambda value: text.number(value, "count")
   steps = count(summary.get("steps"))
   if stopped_by := summary.get("stopped_by"):
     steps += f" (stopped by {stopped_by})"
-  closed = summary.get("ledger_closed")
   rows = [
       ("steps", steps, "optimizer updates"),
       ("wall clock", text.duration(summary.get("wall_s")), ""),
@@ -168,7 +196,7 @@ def facts(summary: Mapping[str, Any]) -> list[dict[str, str]]:
       ("restarts", sum_text(summary.get("restarts")), "of processes"),
       (
           "ledger",
-          "–" if closed is None else "closed" if closed else "OPEN",
+          _ledger_text(summary),
           "whether every completion is accounted for",
       ),
   ]
@@ -177,6 +205,9 @@ def facts(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     rows.append(
         ("not judged", failures, "completions with the fallback reward")
     )
+  damage = sum_text(summary.get("damage"))
+  if damage != "0":
+    rows.append(("damage", damage, "found in files of the run; see its events"))
   share = summary.get("mixed_version_share")
   if text.is_number(share) and share:
     note = "completions with tokens of more than one version of the params"

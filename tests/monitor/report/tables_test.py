@@ -96,6 +96,20 @@ class RunTest(absltest.TestCase):
     odd = {"ledger_closed": False, "stopped_by": "guard kl", "restarts": 3}
     facts = self._facts(summary={**summary, **odd})
     self.assertEqual(facts["ledger"], "OPEN")
+    self.assertNotIn("damage", facts)
+    lost = {"lost": {"journal": 60, "searcher": 4}, "damage": {"journal": 1}}
+    facts = self._facts(
+        summary={**summary, **odd, **lost, "unknown": ["a file"]}
+    )
+    self.assertEqual(
+        facts["ledger"],
+        "OPEN, 64 lost (60 journal damaged, 4 searchers gone)"
+        ", more may be lost",
+    )
+    self.assertEqual(facts["damage"], "1 (1 journal)")
+    facts = self._facts(summary={**summary, **lost, "lost": {"journal": 64}})
+    self.assertEqual(facts["ledger"], "closed, 64 lost (64 journal damaged)")
+    facts = self._facts(summary={**summary, **odd})
     self.assertEqual(facts["steps"], "320 (stopped by guard kl)")
     self.assertEqual(facts["restarts"], "0")
 
