@@ -18,6 +18,7 @@ from tba_jax.config import reference
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.monitor import run_directory
+from tba_jax.rewards import pool
 from tba_jax.system import bucket
 from tba_jax.system import processes
 from tba_jax.tasks import build
@@ -124,6 +125,8 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
           return processes.EXIT_OK
       if name in _SHOW_DATA and not _ELSEWHERE.value:
         build.print_data(config)
+        if warning := pool.warning(config):
+          print(f"warning: {warning}", flush=True)
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG

@@ -189,11 +189,29 @@ def _absolute(text: str) -> str:
   def replace(match: re.Match[str]) -> str:
     path, bracket = match[0].removesuffix("["), match["split"] or ""
     exists = os.path.exists if bracket else os.path.isfile
+    path = os.path.expanduser(path)
     return os.path.abspath(path) + bracket if exists(path) else match[0]
 
-  if os.path.exists(text):
-    return os.path.abspath(text)
+  path = os.path.expanduser(text)
+  if os.path.exists(path):
+    return os.path.abspath(path)
   return _PATH_IN_TEXT.sub(replace, text)
+
+
+def paths_in(text: str) -> list[str]:
+  """Returns the files and folders that exist of those a setting names."""
+  words = [
+      text,
+      *(m[0].removesuffix("[") for m in _PATH_IN_TEXT.finditer(text)),
+  ]
+  paths = [os.path.abspath(os.path.expanduser(word)) for word in words if word]
+  return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
+
+
+def listed_paths(text: str) -> list[str]:
+  """Returns the absolute paths of a list separated by commas."""
+  paths = filter(None, (path.strip() for path in text.split(",")))
+  return [os.path.abspath(os.path.expanduser(path)) for path in paths]
 
 
 def are_same_files(key: str, a: Any, b: Any) -> bool:

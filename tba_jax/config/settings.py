@@ -461,6 +461,10 @@ SETTINGS = {
         "", TEXT, hosts="own", resume=True,
         meaning="environment variables that workers get besides PATH, LANG,"
         " PYTHONPATH and similar, separated by commas"),
+    "reward.readable": _s(
+        "", TEXT, hosts="own", resume=True,
+        meaning="files and folders that workers may read besides those of the"
+        " task, separated by commas (docs/your_task.md#isolation)"),
     "reward.fallback": _s(
         0.0, NUMBER, "reward of a completion that could not be judged"),
     "reward.model": _s(
@@ -948,7 +952,8 @@ _TASK_PATHS = ("classifier_folder", "encoder", "victim")
 # Settings whose text names files or folders of the machine, or commands.
 _FILES = frozenset("""
     init sft.init tokenizer.source loss.name loss.value_init
-    reward.model reward_model.init reward_model.train reward_model.held_out
+    reward.model reward.readable
+    reward_model.init reward_model.train reward_model.held_out
     reward_model.relabel evaluate.judge evaluate.judge_command
     store.secret_file store.tls_cert_file store.tls_key_file store.tls_ca_file
     task.rewards task.reason task.verifier

@@ -717,6 +717,10 @@ def _folders(
     names_of["reward.model"] = ("reward_model",)
   if c.get("loss.name") in settings.OF_A_VALUE_MODEL:
     names_of["loss.value_init"] = ("policy", "reward_model")
+  for path in load.listed_paths(c.get("reward.readable", "")):
+    if not os.path.exists(path):
+      yield "reward.readable", f"allowed paths that exist; {path} does not"
+      break
   for key, names in names_of.items():
     if c.get(key, names[0]) in names or _section(key) not in sections:
       continue

@@ -100,7 +100,7 @@ def run(
         ),
         loss_fn=objective.make_supervised_loss_fn(policy.model),
         examples=make_examples(config, policy.task, policy.tokenizer),
-        evaluate=_make_evaluate(config, policy, stop),
+        evaluate=_make_evaluate(config, workdir, policy, stop),
         metric_names=("token_accuracy", "grad_norm", "learning_rate"),
     )
     params, done = offline.train(
@@ -157,6 +157,7 @@ def make_examples(
 
 def _make_evaluate(
     config: ml_collections.ConfigDict,
+    workdir: str,
     policy: policy_lib.Policy,
     stop: threading.Event,
 ) -> Callable[[types.PyTree, int], dict[str, float]]:
@@ -165,7 +166,7 @@ def _make_evaluate(
     # Its reward model is trained later, from the model made here.
     return lambda params, step: {}
   judge = reward_judge.make_task_judge(
-      config, policy.task, mesh=sharding.make_mesh(config.mesh)
+      config, workdir, policy.task, mesh=sharding.make_mesh(config.mesh)
   )
   evaluator = evaluator_lib.Evaluator(config, policy, judge).while_training()
   num_prompts = min(config.evaluate.num_prompts, evaluator.num_prompts)

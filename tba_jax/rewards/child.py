@@ -47,6 +47,10 @@ class Child:
     for pipe in (self._process.stdin, self._process.stdout):
       os.set_blocking(pipe.fileno(), False)
 
+  @property
+  def pid(self) -> int:
+    return self._process.pid
+
   def write(self, data: bytes, deadline: float) -> None:
     """Writes to the child's input; `deadline` is on the monotonic clock.
 

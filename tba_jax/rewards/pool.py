@@ -13,6 +13,8 @@ import json
 import os
 import pathlib
 import queue
+import shlex
+import shutil
 import struct
 import sys
 import tempfile
@@ -22,8 +24,12 @@ from typing import Any, BinaryIO
 
 import ml_collections
 
+from tba_jax.config import load
+from tba_jax.config import settings
+from tba_jax.models import hf_hub
 from tba_jax.rewards import child
 from tba_jax.rewards import judges
+from tba_jax.system import processes
 from tba_jax.system import sandbox
 from tba_jax.tasks import base
 
@@ -31,6 +37,10 @@ _HEADER = struct.Struct(">I")
 _MAX_BYTES = 64 << 20
 _WORKER = ("-m", "tba_jax.rewards.worker")
 STDERR = "stderr"  # in a worker's directory
+_SOURCES = frozenset(("data", "test", "train", "validation"))  # fields of tasks
+_SEES = (
+    "a worker sees the files of its task and those of config.reward.readable"
+)
 
 
 def write_frame(stream: BinaryIO, message: Any) -> None:
@@ -62,9 +72,10 @@ class Pool(judges.Judge):
       *,
       index_of: Callable[[str, int], int] = lambda split, index: index,
       on_event: judges.OnEvent | None = None,
+      hidden: Sequence[str] = (),
       command: Sequence[str] = _WORKER,
   ):
-    """Starts the threads, one per worker.
+    """Starts the threads, one per worker; tells what is not confined.
 
     Args:
       task_fields: `config.task`; each worker builds the task from it.
@@ -72,15 +83,17 @@ class Pool(judges.Judge):
       index_of: maps (split, index) of a request to the prompt's index in the
         workers' task.
       on_event: as in `Judge`.
+      hidden: paths that workers must not see.
       command: Python's arguments for a worker.
     """
     super().__init__(fallback=config_reward.fallback, on_event=on_event)
-    self._task_fields = dict(task_fields)
+    self._task_fields = _with_local_data(task_fields)
     self._config = config_reward
     self._index_of = index_of
     self._command = command
-    self._on_event = on_event
-    self._told_missing = False
+    self._box = make_box(self._task_fields, config_reward, hidden)
+    if on_event is not None and self._box.missing:
+      on_event("sandbox_limited", self._box.warning())
     count = config_reward.num_workers
     # A worker dies with the thread that started it, so threads last as long.
     self._threads = futures.ThreadPoolExecutor(count, "reward")
@@ -147,36 +160,24 @@ class Pool(judges.Judge):
 
   def _start(self) -> "_Worker":
     passed = [n.strip() for n in self._config.environment.split(",")]
-    worker = _Worker(self._command, passed)
+    worker = _Worker(self._command, passed, self._box)
     with self._workers_lock:
       self._workers.add(worker)
     try:
       hello = {
           "task": self._task_fields,
-          "home": worker.home,
           "memory_mb": self._config.memory_mb,
-          "network": self._config.network,
+          "sandbox": self._box.arguments(worker.home, worker.pid),
       }
       answer = worker.exchange(hello, self._config.start_deadline_s)
       if "error" in answer:
-        raise child.BrokenPipe(answer["error"])
+        sees = "" if self._box.reason else f"; {_SEES}"
+        raise child.BrokenPipe(answer["error"] + sees)
       worker.uid = answer["uid"]
-      self._tell_missing(answer["missing"])
     except BaseException:
       self._end(worker)
       raise
     return worker
-
-  def _tell_missing(self, missing: Sequence[str]) -> None:
-    """Reports once which limits the system does not permit."""
-    with self._workers_lock:
-      told, self._told_missing = self._told_missing, True
-    if missing and not told and self._on_event is not None:
-      self._on_event(
-          "sandbox_limited",
-          "this system does not confine reward workers in:"
-          f" {', '.join(missing)}",
-      )
 
   def _end(self, worker: "_Worker") -> None:
     with self._workers_lock:
@@ -198,7 +199,9 @@ class _Worker(child.Child):
   home: temporary directory.
   """
 
-  def __init__(self, command: Sequence[str], passed: Sequence[str]):
+  def __init__(
+      self, command: Sequence[str], passed: Sequence[str], box: sandbox.Box
+  ):
     self._folder = tempfile.TemporaryDirectory(
         prefix="reward-", ignore_cleanup_errors=True
     )
@@ -206,7 +209,7 @@ class _Worker(child.Child):
     # A file in its directory, where file sizes are limited.
     with open(os.path.join(self.home, STDERR), "wb") as stderr:
       super().__init__(
-          [sys.executable, *command],
+          box.command([sys.executable, *command], self.home),
           sandbox.environment(self.home, passed),
           stderr,
       )
@@ -246,18 +249,101 @@ class _Worker(child.Child):
     self._folder.cleanup()
 
 
+def _with_local_data(fields: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a task's fields with the folders of data sets of the hub.
+
+  A worker has neither the user's cache nor, mostly, the network.
+  """
+  out = dict(fields)
+  for name in _SOURCES & out.keys():
+    source, bracket, split = str(out[name]).partition("[")
+    if source and not os.path.exists(source):
+      folder = hf_hub.find_data(source)
+      if folder.exists():
+        out[name] = f"{folder}{bracket}{split}"
+  return out
+
+
+def make_box(
+    task_fields: Mapping[str, Any],
+    config_reward: ml_collections.ConfigDict,
+    hidden: Sequence[str] = (),
+) -> sandbox.Box:
+  """Returns how workers are confined here, after a trial.
+
+  They see what the task's fields and `readable` name, and what lies beside a
+  file with rewards.
+  """
+  readable = load.listed_paths(config_reward.readable)
+  shown = []
+  for name, value in task_fields.items():
+    if not isinstance(value, str):
+      continue
+    if name == "verifier":
+      readable += load.paths_in(value)
+      shown += _programs(value)
+    elif settings.names_files(f"task.{name}"):
+      shown += load.paths_in(value)
+    elif os.path.exists(value):  # Of a user's task.
+      shown.append(os.path.abspath(value))
+  folders = [os.path.dirname(path) for path in shown if path.endswith(".py")]
+  return sandbox.make_box(
+      readable, shown, folders, hidden, network=config_reward.network
+  )
+
+
+def _programs(command: str) -> list[str]:
+  """Returns the file of a command's program, and the file it links to."""
+  try:
+    path = shutil.which(shlex.split(command)[0])
+  except (ValueError, IndexError):
+    return []
+  return [path, os.path.realpath(path)] if path else []
+
+
+def warning(config: ml_collections.ConfigDict) -> str:
+  """Returns what reward code can do here beyond its task, or ""."""
+  if config.reward.where != "pool":
+    return ""
+  return make_box(config.task, config.reward).warning()
+
+
+def hidden_paths(
+    config: ml_collections.ConfigDict, workdir: str | pathlib.Path
+) -> list[str]:
+  """Returns the paths of a run that are hidden from its workers."""
+  store = config.store
+  paths = [
+      str(workdir),
+      str(processes.private_directory()),
+      store.spool_dir,
+      store.secret_file,
+      store.tls_key_file,
+  ]
+  return [
+      os.path.abspath(os.path.expanduser(path))
+      for path in paths
+      if path and "://" not in path
+  ]
+
+
 def make_judge(
     config: ml_collections.ConfigDict,
+    workdir: str | pathlib.Path,
     task: base.Task,
     on_event: judges.OnEvent | None = None,
 ) -> judges.Judge:
-  """Returns the judge by the task's own reward, in process or in a pool."""
+  """Returns the judge by the task's own reward, in process or in a pool.
+
+  Workers of a pool do not see `workdir`.
+  """
   if config.reward.where == "pool":
     return Pool(
         config.task.to_dict(),
         config.reward,
         index_of=task.source_index,
         on_event=on_event,
+        hidden=hidden_paths(config, workdir),
     )
   return judges.InProcess(
       task, fallback=config.reward.fallback, on_event=on_event

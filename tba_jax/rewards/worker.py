@@ -8,7 +8,6 @@ time. A reward that imports JAX gets the CPU.
 """
 
 import os
-import shlex
 import sys
 from typing import Any
 
@@ -35,11 +34,7 @@ def main() -> int:
   try:
     task = build.make_task(hello["task"])
     task.prepare_judging()
-    entered = sandbox.enter(
-        hello["home"],
-        network=hello["network"],
-        readable=[os.getcwd(), *_files_of(hello["task"])],
-    )
+    entered = sandbox.enter(**hello["sandbox"])
   except Exception as error:  # Reported by the pool.
     pool.write_frame(replies, {"error": repr(error)})
     return 1
@@ -47,15 +42,6 @@ def main() -> int:
   while (request := pool.read_frame(requests)) is not None:
     pool.write_frame(replies, _answer(task, request))
   return 0
-
-
-def _files_of(fields: dict[str, Any]) -> list[str]:
-  """Returns the files named in the task's verifier command."""
-  try:
-    words = shlex.split(str(fields.get("verifier", "")))
-  except ValueError:
-    return []
-  return [os.path.abspath(word) for word in words if os.path.isfile(word)]
 
 
 def _answer(task: base.Task, request: list[Any]) -> dict[str, Any]:

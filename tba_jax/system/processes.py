@@ -244,11 +244,16 @@ def temporary_directory(name: str | os.PathLike[str]) -> pathlib.Path:
     ValueError: as `make_private`.
   """
   digest = hashlib.blake2b(os.fsencode(name), digest_size=8).hexdigest()
-  path = pathlib.Path(tempfile.gettempdir(), f"tba_jax-{os.getuid()}", digest)
+  path = private_directory() / digest
   # The parent's owner could replace our directory.
   make_private(path.parent, "store.spool_dir")
   make_private(path, "store.spool_dir")
   return path
+
+
+def private_directory() -> pathlib.Path:
+  """Returns the directory of this user's spools under the temporary one."""
+  return pathlib.Path(tempfile.gettempdir(), f"tba_jax-{os.getuid()}")
 
 
 def make_private(path: pathlib.Path, key: str) -> None:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Confines processes that run user code, or code written by models.
 
-The parent passes `environment`, the process itself calls `enter`, which returns
-what the system does not permit.
+The parent makes a `Box`, which is bubblewrap where that works, and passes its
+`command` and `environment`; the process itself calls `enter`.
 
     python -m tba_jax.system.sandbox COMMAND WORD…
 
@@ -11,12 +11,19 @@ runs a command that ends with its parent, for parents with threads, which cannot
 run code between fork and exec.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import ctypes
+import dataclasses
+import json
 import os
 import pathlib
+import pwd
 import resource
+import shutil
+import subprocess
 import sys
+import tempfile
+from typing import Any
 
 from tba_jax.system import processes
 
@@ -40,8 +47,33 @@ _MAX_PROCESSES = 128  # Threads count too.
 _FIRST_UID = 61184
 _NUM_UIDS = 4336
 
-# Of its directory, and of shared memory, both a tmpfs.
+# Of its directory, of shared memory and of /tmp, each a tmpfs.
 MAX_DISK_BYTES = 512 << 20
+
+# What unconfined code can do.
+FREEDOMS = {
+    "files": "read your files",
+    "disk": "change files and fill disks",
+    "tmpfs": "fill the memory with files",
+    "user": "see and end your processes",
+    "network": "use the network",
+    "processes": "start processes without end",
+}
+# What programs need of the system, no file of which has secrets.
+_SYSTEM = """
+    /bin /lib /lib32 /lib64 /nix/store /sbin /usr /etc/alternatives
+    /etc/ca-certificates /etc/group /etc/hosts /etc/ld.so.cache /etc/localtime
+    /etc/nsswitch.conf /etc/passwd /etc/pki/tls/certs /etc/resolv.conf
+    /etc/ssl/certs /etc/ssl/openssl.cnf
+""".split()
+# Bubblewrap takes a time quadratic in their number.
+_MAX_ENTRIES = 128
+_TRIAL_S = 60.0
+_TRIAL = """
+import json, sys
+from tba_jax.system import sandbox
+print(json.dumps(sandbox.enter(**json.loads(sys.argv[1]))))
+"""
 
 _SHARED = "/dev/shm"
 _CLONE_NEWNS = 0x00020000
@@ -92,39 +124,269 @@ def limit_memory(memory_mb: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20,) * 2)
 
 
-def enter(home: str, *, network: bool, readable: Sequence[str] = ()) -> dict:
+@dataclasses.dataclass(frozen=True)
+class Box:
+  """How processes are confined here.
+
+  bubblewrap: command before theirs, up to their directory; [] without it.
+  tmpfs: options of a writable directory.
+  network: whether they keep the network.
+  readable: paths that must stay readable.
+  missing: keys of `FREEDOMS` that they keep.
+  reason: why bubblewrap does not confine them, "" if it does.
+  """
+
+  bubblewrap: Sequence[str]
+  tmpfs: Sequence[str]
+  network: bool
+  readable: Sequence[str]
+  missing: Sequence[str] = ()
+  reason: str = ""
+
+  def command(self, words: Sequence[str], home: str) -> list[str]:
+    """Returns the command that runs `words`, whose directory is `home`."""
+    if not self.bubblewrap:
+      return list(words)
+    own = [*self.tmpfs, "--tmpfs", home, "--remount-ro", "/"]
+    return [*self.bubblewrap, *own, "--chdir", os.getcwd(), "--", *words]
+
+  def arguments(self, home: str, pid: int) -> dict[str, Any]:
+    """Returns the arguments of `enter`; `pid` is of the started command."""
+    return {
+        "home": home,
+        "network": self.network,
+        "readable": list(self.readable),
+        "boxed": bool(self.bubblewrap),
+        "free_uid": _FIRST_UID + pid % _NUM_UIDS,
+        "num_threads": _num_threads(os.getuid()),
+    }
+
+  def warning(self) -> str:
+    """Returns what confined code can still do, "" if nothing is missing."""
+    can = ", ".join(FREEDOMS[name] for name in self.missing)
+    return f"reward code can {can}: {self.reason}" if can else ""
+
+
+def make_box(
+    readable: Sequence[str],
+    shown: Sequence[str],
+    folders: Iterable[str],
+    hidden: Iterable[str],
+    *,
+    network: bool,
+) -> Box:
+  """Returns how to confine processes, after a trial.
+
+  Under bubblewrap a process sees the system's programs, Python, the modules
+  imported here, and what is named here, all of it read-only.
+
+  Args:
+    readable: files, and folders with all that is in them, which processes read
+      after `enter`.
+    shown: the same for what they read before.
+    folders: folders to show as Python's path and the working directory are
+      shown, without entries that begin with a dot or have hidden paths in them.
+    hidden: paths; the user's home is hidden too.
+    network: whether processes keep the network.
+  """
+  bare = Box([], [], network, [*readable, os.getcwd()])
+  program = shutil.which("bwrap")
+  if program is None:
+    reason = "bubblewrap is not installed (apt-get install bubblewrap)"
+  else:
+    box = _boxed(program, bare, [*readable, *shown], folders, hidden)
+    missing, reason = _try(box)
+    if missing is not None:
+      return dataclasses.replace(box, missing=missing)
+    reason = f"bubblewrap does not work here ({reason})"
+  missing, _ = _try(bare)
+  if missing is None:
+    missing = [name for name in FREEDOMS if name != "tmpfs"]
+  return dataclasses.replace(bare, missing=missing, reason=reason)
+
+
+def _boxed(
+    program: str,
+    bare: Box,
+    named: Sequence[str],
+    folders: Iterable[str],
+    hidden: Iterable[str],
+) -> Box:
+  """Returns `bare` with the command of bubblewrap."""
+  words = [program, "--die-with-parent", "--unshare-ipc", "--unshare-pid"]
+  words += ["--unshare-uts", "--unshare-cgroup-try"]
+  words += [] if bare.network else ["--unshare-net"]
+  usage = subprocess.run(
+      [program, "--help"], capture_output=True, text=True, timeout=_TRIAL_S,
+      check=False,
+  )  # fmt: skip
+  tmpfs, reason = ["--perms", "1777", "--size", str(MAX_DISK_BYTES)], ""
+  if "--size" not in usage.stdout:
+    tmpfs, reason = [], "this bubblewrap has no --size (0.7 or newer has)"
+  words += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+  for path in ("/tmp", _SHARED):
+    words += [*tmpfs, "--tmpfs", path]
+  visible = _outermost(_visible(named, folders, hidden))
+  # By itself bubblewrap makes parents that another user id cannot enter.
+  parents = {
+      str(parent) for path in visible for parent in pathlib.Path(path).parents
+  }
+  for path in sorted({*parents, os.getcwd()} - {"/"}):
+    words += ["--dir", path]
+  for path in visible:
+    words += ["--ro-bind-try", path, path]
+  return dataclasses.replace(bare, bubblewrap=words, tmpfs=tmpfs, reason=reason)
+
+
+def _visible(
+    named: Sequence[str], folders: Iterable[str], hidden: Iterable[str]
+) -> Iterator[str]:
+  """Yields the paths that a box shows."""
+  yield from _SYSTEM
+  yield os.path.realpath(sys.executable)
+  homes = {os.path.expanduser("~"), _home_of(os.getuid())}
+  closed = {os.path.realpath(path) for path in (*homes, *hidden) if path}
+  homes = {os.path.realpath(path) for path in homes if path}
+
+  def holds(path: str, others: Iterable[str]) -> bool:
+    return any(_is_in(other, os.path.realpath(path)) for other in others)
+
+  def entries(folder: str) -> list[str]:
+    if holds(folder, homes) or any(
+        _is_in(os.path.realpath(folder), path) for path in closed - homes
+    ):
+      return []
+    paths = [
+        os.path.join(folder, name)
+        for name in os.listdir(folder)
+        if not name.startswith(".")
+    ]
+    paths = [path for path in paths if not holds(path, closed)]
+    return paths if len(paths) <= _MAX_ENTRIES else []
+
+  # The hub's cache, and other data, is made of links.
+  links = [
+      os.path.realpath(inside)
+      for path in named
+      for inside in pathlib.Path(path).rglob("*")
+      if inside.is_symlink()
+  ]
+  for path in (sys.prefix, sys.base_prefix, *_imported(), *named, *links):
+    if os.path.isdir(path) and holds(path, closed):
+      yield from entries(path)
+    else:
+      yield path
+  for folder in {*map(os.path.abspath, sys.path), os.getcwd(), *folders}:
+    if not os.path.isdir(folder):
+      yield folder  # An archive of modules.
+    elif not any(_is_in(folder, path) for path in (sys.prefix, *_SYSTEM)):
+      yield from entries(folder)
+
+
+def _home_of(uid: int) -> str:
+  try:
+    return pwd.getpwuid(uid).pw_dir
+  except KeyError:  # Such as a container's user.
+    return ""
+
+
+def _imported() -> Iterator[str]:
+  """Yields the folders and files of modules, which may lie anywhere."""
+  for name, module in list(sys.modules.items()):
+    paths = getattr(module, "__path__", None) or [
+        getattr(module, "__file__", None)
+    ]
+    if "." not in name:
+      yield from filter(None, paths)
+
+
+def _is_in(path: str, folder: str) -> bool:
+  return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _outermost(paths: Iterable[str]) -> list[str]:
+  """Returns the paths that exist and lie in none of the others, in order."""
+  kept: list[str] = []
+  for path in sorted({p for p in paths if os.path.exists(p)}):
+    if not any(_is_in(path, other) for other in kept):
+      kept.append(path)
+  return kept
+
+
+def _try(box: Box) -> tuple[list[str] | None, str]:
+  """Confines a process; returns what is missing, or None and why it failed."""
+  with tempfile.TemporaryDirectory(prefix="reward-") as home:
+    arguments = json.dumps(box.arguments(home, os.getpid()))
+    words = [sys.executable, "-c", _TRIAL, arguments]
+    try:
+      done = subprocess.run(
+          box.command(words, home),
+          env=environment(home),
+          stdin=subprocess.DEVNULL,
+          capture_output=True,
+          text=True,
+          timeout=_TRIAL_S,
+          check=True,
+      )
+      missing = json.loads(done.stdout)["missing"]
+    except subprocess.CalledProcessError as error:
+      lines = (
+          error.stderr.strip() or f"status {error.returncode}"
+      ).splitlines()
+      return None, lines[-1][:200]
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+      return None, repr(error)[:200]
+  if box.bubblewrap and not box.tmpfs:
+    missing.append("tmpfs")
+  return missing, ""
+
+
+def enter(
+    home: str,
+    *,
+    network: bool,
+    readable: Sequence[str] = (),
+    boxed: bool,
+    free_uid: int,
+    num_threads: int,
+) -> dict[str, Any]:
   """Confines this process and its children permanently.
 
-  Limits processes, open files and file sizes; leaves the network; as root takes
-  a user id of its own, without access to files and memory of others, and makes
-  all file systems read-only but an empty `home` of limited size; changes to
-  `home`. Call it before starting threads.
+  Limits processes, open files and file sizes; as root takes a user id of its
+  own, without access to files and memory of others. Where no box does that,
+  leaves the network and, as root, makes all file systems read-only but an empty
+  `home` of limited size. Changes to `home`. Call it before starting threads.
 
   Args:
     home: the process's own directory.
     network: whether to keep the network.
     readable: paths that must stay readable.
+    boxed: whether bubblewrap runs it.
+    free_uid: user id to take as root.
+    num_threads: threads of the user's other processes.
 
   Returns:
     `uid`: the user id taken, or None; `missing`: what the system did not
-    permit, of "network", "disk", "user", "files" and "processes".
+    permit, keys of `FREEDOMS`.
   """
   missing = []
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-  if not network and not _leave_network():
+  if not network and not boxed and not _leave_network():
     missing.append("network")
-  uid, reads_all, limited = None, True, False
-  if os.geteuid() == 0:
-    limited = _limit_disk(home, readable)
-    uid, reads_all = _take_uid(home, readable)
-  # Root could make disks writable again.
-  if uid is None or not limited:
+  is_root, is_limited = os.geteuid() == 0, boxed
+  uid, reads_all = None, False
+  if is_root:
+    is_limited = boxed or _limit_disk(home, readable)
+    uid, reads_all = _take_uid(home, readable, free_uid)
+  # Root could undo the rest.
+  is_held = uid is not None or (boxed and not is_root)
+  if not is_held or not is_limited:
     missing.append("disk")
-  if uid is None:
+  if not is_held:
     missing.append("user")
-  if reads_all:
+  if not is_held or reads_all:
     missing.append("files")
-  if not _limit_processes(uid):
+  if not _limit_processes(uid, num_threads):
     missing.append("processes")
   resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES,) * 2)
   _lower_limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
@@ -132,7 +394,7 @@ def enter(home: str, *, network: bool, readable: Sequence[str] = ()) -> dict:
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
   processes.die_with_parent()  # Changing the user id has cleared it.
   os.chdir(home)
-  return {"uid": uid, "missing": missing}
+  return {"uid": uid, "missing": [name for name in FREEDOMS if name in missing]}
 
 
 def _lower_limit(which: int, limit: int) -> None:
@@ -198,15 +460,16 @@ def _limit_disk(home: str, readable: Sequence[str]) -> bool:
   )
 
 
-def _take_uid(home: str, readable: Sequence[str]) -> tuple[int | None, bool]:
-  """Changes to an unused user id.
+def _take_uid(
+    home: str, readable: Sequence[str], uid: int
+) -> tuple[int | None, bool]:
+  """Changes to a user id.
 
   Returns:
     The user id, None if not permitted; and whether other users' files stay
     readable, which is necessary if Python or a path of `readable` is for root
     alone.
   """
-  uid = _FIRST_UID + os.getpid() % _NUM_UIDS
   paths = [sys.prefix, sys.base_prefix, *sys.path, *readable]
   paths = [os.path.realpath(p) for p in paths if os.path.exists(p)]
   try:
@@ -235,12 +498,13 @@ def _take_uid(home: str, readable: Sequence[str]) -> tuple[int | None, bool]:
   return uid, not suffices
 
 
-def _limit_processes(uid: int | None) -> bool:
+def _limit_processes(uid: int | None, num_threads: int) -> bool:
   """Limits the processes of this user; False if root, which is exempt."""
   if uid is None and os.getuid() == 0:
     return False
-  # The limit includes the user's other processes; a new user has none.
-  others = 0 if uid is not None else _num_threads(os.getuid())
+  # The limit includes the user's other processes, before Linux 5.14 also those
+  # outside a box; a new user has none.
+  others = 0 if uid is not None else num_threads
   _lower_limit(resource.RLIMIT_NPROC, others + _MAX_PROCESSES)
   return True
 

@@ -109,6 +109,7 @@ class ModelComparer(comparers.Scores):
 
 def make_task_judge(
     config: ml_collections.ConfigDict,
+    workdir: str | pathlib.Path,
     task: base.Task,
     on_event: judges.OnEvent | None = None,
     *,
@@ -119,7 +120,7 @@ def make_task_judge(
   Raises ValueError if a frozen model's folder cannot be read.
   """
   if not isinstance(task, tasks_red_team.RedTeam):
-    return pool.make_judge(config, task, on_event)
+    return pool.make_judge(config, workdir, task, on_event)
   return rewards_red_team.RedTeamJudge(
       frozen.load_victim(config, task, mesh),
       frozen.load_classifier(config, task, mesh),
@@ -163,7 +164,7 @@ def make_judge(
     ValueError: the reward model is missing or cannot be read.
   """
   if config.reward.where != "model":
-    return make_task_judge(config, task, on_event, mesh=mesh)
+    return make_task_judge(config, workdir, task, on_event, mesh=mesh)
   folder = config.reward.model
   if folder == _MADE_HERE:
     folder = pathlib.Path(workdir) / _MADE_HERE / "model"
@@ -207,6 +208,7 @@ def for_trainer(
 
 def make_comparer(
     config: ml_collections.ConfigDict,
+    workdir: str | pathlib.Path,
     task: base.Task,
     on_event: judges.OnEvent | None = None,
     *,
@@ -224,7 +226,7 @@ def make_comparer(
         c.judge_command, deadline_s=c.judge_deadline_s, on_event=on_event
     )
   if c.judge == "task":
-    judge = make_task_judge(config, task, on_event, mesh=mesh)
+    judge = make_task_judge(config, workdir, task, on_event, mesh=mesh)
     return comparers.OfTask(judge)
   return ModelComparer(
       frozen.load_scorer(config, "evaluate.judge", c.judge, mesh)
@@ -251,6 +253,6 @@ def make_evaluator(
       config,
       policy,
       judge,
-      comparer=make_comparer(config, policy.task, on_event, mesh=mesh),
+      comparer=make_comparer(config, workdir, policy.task, on_event, mesh=mesh),
       **references,
   )

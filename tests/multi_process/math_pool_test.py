@@ -26,7 +26,7 @@ class MathPoolTest(absltest.TestCase):
     config.task.test = f"{_DATA}/test.jsonl"
     config.reward.num_workers = 1
     task = build.make_task(config.task)
-    judge = pool.make_judge(config, task)
+    judge = pool.make_judge(config, self.create_tempdir().full_path, task)
     self.addCleanup(judge.close)
     texts = (r"\boxed{0.5}", _ENDLESS, r"\boxed{\frac{2}{4}}", r"\boxed{x}", "")
     found = judge.judge([judges.Request("train", 1, text) for text in texts])

@@ -5,6 +5,7 @@
 `python -m tests.multi_process.reward_trouble` is a worker with this task.
 """
 
+import contextlib
 import os
 import pathlib
 import socket
@@ -29,10 +30,11 @@ class TroubleTask(arithmetic.Arithmetic):
     super().__init__(**arithmetic.Arithmetic.FIELDS)
     if folder == "none":
       raise ValueError("the task cannot be made")
-    self._folder = pathlib.Path(folder)
+    self._folder = pathlib.Path(folder).absolute()
 
   def prepare_judging(self) -> None:
     self._prepared_in = os.getcwd()
+    self._started = time.monotonic()
 
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
     word, _, rest = completion.partition(" ")
@@ -70,7 +72,14 @@ class TroubleTask(arithmetic.Arithmetic):
     elif word == "fill":
       return base.Judgement(_fill(), None)
     elif word == "fill_disk":
-      return base.Judgement(_fill_disk(), None)
+      return base.Judgement(_fill_disk(rest), None)
+    elif word == "read":
+      return base.Judgement(0.0, _read(rest))
+    elif word == "signal":
+      return base.Judgement(0.0, _signal(int(rest)))
+    elif word == "processes":
+      folders = pathlib.Path("/proc").glob("[0-9]*")
+      return base.Judgement(float(len(list(folders))), None)
     elif word == "write":
       pathlib.Path(rest).write_text("elsewhere")
     elif word == "prepared":  # Before it was confined to its directory.
@@ -78,11 +87,13 @@ class TroubleTask(arithmetic.Arithmetic):
     elif word == "directory":
       return base.Judgement(0.0, os.getcwd())
     elif word == "network":
-      return base.Judgement(0.0, _connect(int(rest)))
+      return base.Judgement(0.0, _connect(("127.0.0.1", int(rest))))
+    elif word == "abstract":  # A socket without a file.
+      return base.Judgement(0.0, _connect("\0" + rest))
     elif word == "nothing":
       return base.Judgement(None, None)
-    elif word == "pid":
-      return base.Judgement(float(os.getpid()), "pid")
+    elif word == "start":
+      return base.Judgement(self._started, None)
     elif word == "long":
       return base.Judgement(float(len(rest)), None)
     reward = float(rest or 1.0)
@@ -138,20 +149,42 @@ def _fill() -> float:
   return float(path.stat().st_size)
 
 
-def _fill_disk() -> float:
-  """Returns the bytes that fit into files of 64 MiB."""
+def _fill_disk(folder: str) -> float:
+  """Returns the bytes that fit into files of 64 MiB; removes them."""
+  paths = [pathlib.Path(folder, f"part{count}") for count in range(10)]
   count = 0
   try:
-    for count in range(10):
-      pathlib.Path(f"part{count}").write_bytes(bytes(1 << 26))
+    for count, path in enumerate(paths):
+      path.write_bytes(bytes(1 << 26))
   except OSError:
     pass
+  for path in paths:
+    with contextlib.suppress(OSError):
+      path.unlink()
   return float(count << 26)
 
 
-def _connect(port: int) -> str:
+def _read(path: str) -> str:
   try:
-    socket.create_connection(("127.0.0.1", port), timeout=10).close()
+    return pathlib.Path(path).read_text()
+  except OSError:
+    return "out of reach"
+
+
+def _signal(pid: int) -> str:
+  try:
+    os.kill(pid, 0)
+  except OSError:
+    return "out of reach"
+  return "reached"
+
+
+def _connect(address: tuple[str, int] | str) -> str:
+  family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+  try:
+    with socket.socket(family) as connection:
+      connection.settimeout(10)
+      connection.connect(address)
   except OSError:
     return "no network"
   return "network"
@@ -161,8 +194,4 @@ build.TASKS = {**build.TASKS, "trouble": TroubleTask}
 
 
 if __name__ == "__main__":
-  if "UNCONFINED" in os.environ:  # As on a system that permits nothing.
-    worker.sandbox.enter = lambda home, **_: {
-        "uid": None, "missing": ["disk", "user"]
-    }  # fmt: skip
   sys.exit(worker.main())

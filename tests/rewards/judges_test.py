@@ -76,9 +76,11 @@ class JudgesTest(parameterized.TestCase):
   def test_the_setting_says_where(self):
     config = base_config.make()
     task = fakes.FakeTask({})
-    self.assertIsInstance(pool.make_judge(config, task), judges.InProcess)
+    workdir = self.create_tempdir().full_path
+    made = pool.make_judge(config, workdir, task)
+    self.assertIsInstance(made, judges.InProcess)
     config.reward.where = "pool"
-    made = pool.make_judge(config, task)
+    made = pool.make_judge(config, workdir, task)
     self.addCleanup(made.close)
     self.assertIsInstance(made, pool.Pool)
 

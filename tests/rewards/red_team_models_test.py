@@ -37,7 +37,7 @@ class MadeUpVictimTest(absltest.TestCase):
   def test_it_repeats_what_it_was_told(self):
     config = base_config.make()
     task = build.make_task(_TASK)
-    judge = reward_judge.make_task_judge(config, task)
+    judge = reward_judge.make_task_judge(config, "", task)
     mixed = [" fig lamp", " book plum", " pear sun", " tree grape"]
     attacks = [" fig plum", " lamp book", " a" * 7, *mixed]
     ask = lambda split: judge.judge(

@@ -153,7 +153,8 @@ class JudgeTest(absltest.TestCase):
 
   def test_the_config_selects_the_comparer(self):
     config = base_config.make()
-    make = lambda: reward_judge.make_comparer(config, self.task)
+    workdir = self.create_tempdir().full_path
+    make = lambda: reward_judge.make_comparer(config, workdir, self.task)
     self.assertIsNone(make())
     config.evaluate.judge = "task"
     self.assertIsInstance(make(), comparers.OfTask)
