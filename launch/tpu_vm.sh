@@ -173,6 +173,8 @@ ssh_to() {
 install() {
   ssh_to "$1" all all "set -e
 [ -x /sbin/mount.nfs ] || sudo apt-get install -qq nfs-common
+command -v bwrap >/dev/null || sudo apt-get install -qq bubblewrap \
+  || echo 'no bubblewrap: rewards are not confined' >&2
 mountpoint -q /mnt/runs || { sudo mkdir -p /mnt/runs
   sudo mount -t nfs -o hard $NFS /mnt/runs; }
 # A fresh share belongs to root.

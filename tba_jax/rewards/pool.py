@@ -286,7 +286,11 @@ def make_box(
       shown += load.paths_in(value)
     elif os.path.exists(value):  # Of a user's task.
       shown.append(os.path.abspath(value))
-  folders = [os.path.dirname(path) for path in shown if path.endswith(".py")]
+  folders = [
+      os.path.dirname(path)
+      for path in (*readable, *shown)
+      if path.endswith(".py")
+  ]
   return sandbox.make_box(
       readable, shown, folders, hidden, network=config_reward.network
   )

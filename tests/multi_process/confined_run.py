@@ -21,6 +21,7 @@ from tba_jax.config import load
 from tba_jax.config import settings
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool as pool_lib
+from tba_jax.system import processes
 from tba_jax.tasks import build
 
 
@@ -33,7 +34,12 @@ def main(
   config.reward.readable = readable
   name = f"confined-{os.getpid()}"
   events = []
-  child = subprocess.Popen(["sleep", "600"])
+  child = subprocess.Popen(
+      ["sleep", "600"],
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL,
+      preexec_fn=processes.die_with_parent,
+  )
   with (
       socket.create_server(("127.0.0.1", 0)) as server,
       socket.socket(socket.AF_UNIX) as abstract,
@@ -73,8 +79,6 @@ def main(
         )
     )
     pool.close()
-  child.kill()
-  child.wait()
 
 
 if __name__ == "__main__":

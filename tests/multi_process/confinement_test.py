@@ -30,12 +30,13 @@ _REWARDS = """
 import pathlib
 def words(*_):
   return float(pathlib.Path(__file__).with_name("words.txt").read_text())
-def key(*_):
+def leak(*_):
   try:
     return float(bool(pathlib.Path({key!r}).read_text()))
   except OSError:
     return 0.0
-print(2)
+if __name__ == "__main__":
+  print(2)
 """
 
 
@@ -70,6 +71,7 @@ class ConfinementTest(parameterized.TestCase):
   def install(self, bubblewrap: str) -> None:
     """Puts no bwrap, the system's or a script of that content on the PATH."""
     path = self.programs / "bwrap"
+    self.bubblewrap = bubblewrap
     if bubblewrap in ("system", _OLD) and _BWRAP is None:
       self.skipTest("needs bubblewrap")
     if bubblewrap == "system":
@@ -97,6 +99,11 @@ class ConfinementTest(parameterized.TestCase):
         words = ordinary_user.command(words)
       except ordinary_user.NotPossibleError as error:
         self.skipTest(str(error))
+      trial = [_BWRAP, "--ro-bind", "/", "/", "--unshare-pid", "true"]
+      if self.bubblewrap in ("system", _OLD) and subprocess.call(
+          ordinary_user.command(trial)
+      ):
+        self.skipTest("this system forbids bubblewrap to ordinary users")
     environment = {
         "HOME": str(self.home),
         "PATH": str(self.programs),
@@ -114,7 +121,7 @@ class ConfinementTest(parameterized.TestCase):
         stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip
-    self.addCleanup(process.communicate)
+    self.addCleanup(process.communicate, timeout=60)
     self.addCleanup(process.kill)
     return process
 
@@ -175,14 +182,14 @@ class ConfinementTest(parameterized.TestCase):
     for name in ("refs", "blobs", "snapshots/abc"):
       (cached / name).mkdir(parents=True)
     (cached / "refs" / "main").write_text("abc")
-    (cached / "blobs" / "1").write_text(row.replace("p", "q"))
+    (cached / "blobs" / "1").write_text(row.replace('"p"', '"q"'))
     link = cached / "snapshots" / "abc" / "test.jsonl"
     link.symlink_to("../../blobs/1")
     self.task = {
         "name": "own",
         "train": "~/rows.jsonl",
         "test": "org/rows[test]",
-        "rewards": "~/beside/mine.py:words, in_folder:key * 10",
+        "rewards": "~/beside/mine.py:words, in_folder:leak * 10",
         "verifier": f"{sys.executable} ~/beside/mine.py",
     }
     (answer,), message = self.judge(user, "x")
