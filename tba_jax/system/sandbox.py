@@ -194,8 +194,12 @@ def make_box(
   if program is None:
     reason = "bubblewrap is not installed (apt-get install bubblewrap)"
   else:
-    box = _boxed(program, bare, [*readable, *shown], folders, hidden)
-    missing, reason = _try(box)
+    named = [*readable, *shown]
+    try:
+      box = _boxed(program, bare, named, folders, hidden)
+      missing, reason = _try(box)
+    except (OSError, subprocess.TimeoutExpired) as error:
+      missing, reason = None, repr(error)[:200]
     if missing is not None:
       return dataclasses.replace(box, missing=missing)
     reason = f"bubblewrap does not work here ({reason})"
@@ -256,11 +260,11 @@ def _visible(
         _is_in(os.path.realpath(folder), path) for path in closed - homes
     ):
       return []
-    paths = [
-        os.path.join(folder, name)
-        for name in os.listdir(folder)
-        if not name.startswith(".")
-    ]
+    try:
+      names = [n for n in os.listdir(folder) if not n.startswith(".")]
+    except OSError:  # It is on Python's path, and not to be read.
+      return []
+    paths = [os.path.join(folder, name) for name in names]
     paths = [path for path in paths if not holds(path, closed)]
     return paths if len(paths) <= _MAX_ENTRIES else []
 
