@@ -35,8 +35,8 @@ _WITHOUT_JAX = """
     models.hf_hub models.hf_names programs.plan programs.sizes programs.store
     programs.train programs.verify rewards.comparers rewards.judges
     rewards.pool rewards.worker system.bucket system.jsonl system.polling
-    system.processes system.worker tasks.build transport.base transport.kv_host
-    transport.locator transport.wire
+    system.processes system.pulse system.role system.worker tasks.build
+    transport.base transport.kv_host transport.locator transport.wire
 """.split()
 
 

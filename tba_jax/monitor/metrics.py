@@ -18,6 +18,7 @@ from etils import epath
 from tba_jax.monitor import text
 from tba_jax.system import jsonl
 from tba_jax.system import processes
+from tba_jax.system import pulse
 from tba_jax.system import worker
 
 # Spans of a kind with this prefix are idle time.
@@ -205,6 +206,7 @@ class SpanWriter:
         f'{{"role": {json.dumps(role)}, "index": {int(index)}, "kind": '
     )
     self._clock = clock
+    self._activity = pulse.Activity(f"{role}-{index}")
     # A step of the wall clock (NTP) must not make a span negative.
     self._wall_offset = time.time() - time.perf_counter()
     self._file = jsonl.open_append(path)
@@ -217,9 +219,12 @@ class SpanWriter:
   def span(self, kind: str, *, lane: str = "", **fields: Any) -> Iterator[None]:
     """Records the time of its body, also if the body raises."""
     clock = self._clock.span(kind, lane) if self._clock else _NO_CLOCK
+    marked = contextlib.nullcontext()
+    if not lane:
+      marked = self._activity.span(kind, waits=is_wait(kind))
     t0 = time.perf_counter()
     try:
-      with clock:
+      with clock, marked:
         yield
     finally:
       start, end = self._wall_offset + t0, self._wall_offset
@@ -235,6 +240,10 @@ class SpanWriter:
       rest += ", " + jsonl.json_line(fields)[1:-2]
     times = f'"t0": {t0:.6f}, "t1": {t1:.6f}'
     self._pending.append(f"{self._head}{json.dumps(kind)}, {times}{rest}}}\n")
+
+  def progress(self) -> None:
+    """Tells the supervisor of progress within a span of the main lane."""
+    self._activity.mark()
 
   def flush(self) -> None:
     """Writes pending spans to the file."""
@@ -256,6 +265,7 @@ class SpanWriter:
 
   def close(self) -> None:
     """Writes the rest and stops the thread."""
+    self._activity.close()
     if self._file.closed:
       return
     self._flusher.close()

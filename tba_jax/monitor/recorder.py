@@ -518,6 +518,7 @@ class Recorder:
     return (self._num_steps - done) * totals["wall_s"] / totals["timed_steps"]
 
   def _progressed(self) -> None:
+    self._spans.progress()
     self._progress_at = time.monotonic()
 
   def _refresh(self, stop: threading.Event) -> None:

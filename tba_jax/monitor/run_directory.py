@@ -45,6 +45,17 @@ _SCHEMAS = {
         "history?": [{"step": int}],
     },
 }
+# Files that processes append to or replace, by folder.
+_WRITTEN = {
+    "": "*.json *.jsonl *.csv report.html".split(),
+    "sft": ["*.json*"],
+    "reward_model": ["*.json*"],
+    "logs": ["*"],
+    "replay": ["*"],
+    "leases": ["*"],
+    "spans": ["*"],
+}
+_SPOOLED = ("generation", "host.lock", locator_lib.FILE_NAME)
 _FOLDERS = ("logs", "replay", "leases", "checkpoints", "spans")
 _PACKAGES = ("tba_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
              "transformers", "numpy")  # fmt: skip
@@ -99,7 +110,8 @@ def create(
     The run, and the previously saved config as a plain dict, None if new.
 
   Raises:
-    ValueError: the directory's format is newer than ours, or damaged.
+    ValueError: the directory's format is newer than ours, or a file in it is
+      damaged.
     OSError: the directory cannot be written; the message names it.
   """
   path = pathlib.Path(workdir).absolute()
@@ -107,7 +119,24 @@ def create(
   saved = _read(path)
   if saved is None:
     _write(path, config, run_id=secrets.token_hex(8), created=time.time())
-  return open_run(workdir, config), saved["config"] if saved else None
+  run = open_run(workdir, config)
+  check_written(run)
+  return run, saved["config"] if saved else None
+
+
+def check_written(run: Run) -> None:
+  """Raises ValueError if a file that the run writes cannot be written."""
+  paths = [
+      path
+      for folder, patterns in _WRITTEN.items()
+      for pattern in patterns
+      for path in sorted((run.workdir / folder).glob(pattern))
+  ]
+  for path in (*paths, *(run.spool / name for name in _SPOOLED)):
+    if path.is_dir():
+      raise ValueError(f"{path}: damaged: is a directory; remove it")
+    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+      raise ValueError(f"{path}: allowed a file that this user may change")
 
 
 def update(workdir: str, config: ml_collections.ConfigDict) -> None:
@@ -180,7 +209,7 @@ def load_config(workdir: str) -> ml_collections.ConfigDict:
 def next_epoch(run: Run) -> int:
   """Counts a start of the trainer; returns the new epoch."""
   path = run.workdir / "epoch.json"
-  saved = jsonl.read_json(path) or {"epoch": 0}
+  saved = _read_epoch(path)
   jsonl.atomic_write_json(path, {**saved, "epoch": saved["epoch"] + 1})
   return saved["epoch"] + 1
 
@@ -188,11 +217,15 @@ def next_epoch(run: Run) -> int:
 def owner(run: Run) -> str:
   """Returns the id of a trainer's directory, which copies of it share."""
   path = run.workdir / "epoch.json"
-  saved = jsonl.read_json(path) or {"epoch": 0}
+  saved = _read_epoch(path)
   if "owner" not in saved:
     saved["owner"] = secrets.token_hex(8)
     jsonl.atomic_write_json(path, saved)
   return saved["owner"]
+
+
+def _read_epoch(path: pathlib.Path) -> dict[str, Any]:
+  return jsonl.read_object(path, _SCHEMAS[path.name]) or {"epoch": 0}
 
 
 def lock(workdir: str, role: str = "") -> int:

@@ -160,7 +160,6 @@ class Searcher:
     agreed = agreement.Agreement(
         agreement.describe(config, run, policy), run, events
     )
-    agreed.wait(connect, self._should_stop)
     self._spans = metrics.SpanWriter(
         run.workdir / f"spans/searcher-{index}.jsonl",
         "searcher",
@@ -168,6 +167,8 @@ class Searcher:
         clock=self._clock,
     )
     closing.callback(self._spans.close)
+    with self._spans.span("wait_params"):
+      agreed.wait(connect, self._should_stop)
     self._puller = publication.Puller(
         config,
         run,

@@ -13,6 +13,7 @@ from tba_jax.config import validate
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
 from tba_jax.system import processes
+from tba_jax.system import pulse
 from tba_jax.transport import kv_host
 
 
@@ -29,7 +30,6 @@ def run(
     does not start.
   """
   del operands
-  processes.die_with_supervisor()
   stop = processes.stop_on_signals()
   try:
     run_info, saved = run_directory.create(workdir, config)
@@ -47,7 +47,9 @@ def run(
     logging.info("%s: %s", kind, message)
     events.write(f"store_{kind}", message, role="store")
 
+  activity = pulse.Activity("store-0")
   with contextlib.ExitStack() as stack:
+    stack.callback(activity.close)
     stack.callback(events.close)
     try:
       host = kv_host.KvHost(
@@ -57,6 +59,7 @@ def run(
           probe_timeout_s=config.store.probe_timeout_s,
           on_event=on_event,
           root=run_info.root,
+          on_tick=lambda: activity.mark("serve"),
           tls=run_info.tls,
       )
       stack.callback(host.close)

@@ -29,6 +29,7 @@ from tba_jax.system import accelerators
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes
+from tba_jax.system import pulse
 from tba_jax.transport import carrier_files
 
 _MAX_LOG_BYTES = 8_000_000
@@ -40,8 +41,10 @@ _TICK_S = 0.1
 _END_TICK_S = 0.02
 # Period of the checks of progress, logs and totals.
 _CHECK_EVERY_S = 1.0
-# CPU time that shows that a process works, seconds.
-_IDLE_CPU_S = 1.0
+# The least seconds without progress after which a process is killed, and
+# seconds without a sign of life after which others may be waiting for it.
+_LEAST_STALL_S = 10
+_SILENT_S = 5
 _SEARCHER_END_S = 3.0
 _STORE_END_S = 2.0
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -53,13 +56,8 @@ _RESULT = {**_SUMMARY, "ledger_closed": bool}
 _STATUS = {
     "phase?": str,
     "step?": int,
-    "started?": float,
-    "time?": float,
-    "doing?": str,
-    "step_age_s?": float,
-    "trainer?": {"step_s?": float},
-    "searchers?": {"*": {"index?": int, "block_age_s?": float}},
 }
+_LOCATOR = {"generation": int, "pid": int}
 _TOTALS = {"wall_s": float, "restarts": {"*": int}}
 
 
@@ -73,7 +71,7 @@ class Child:
   deaths: times of recent unplanned exits, monotonic seconds.
   restarts: number of restarts.
   finished: it exited as planned and is not restarted.
-  started: Unix time of the last start.
+  listener: signs of progress of the current process.
   errors: consecutive exits with an error while the run made no progress.
   furthest: the run's step at the latest of these.
   group: processes restarted together, itself included; may be empty.
@@ -89,7 +87,7 @@ class Child:
   deaths: list[float] = dataclasses.field(default_factory=list)
   restarts: int = 0
   finished: bool = False
-  started: float = 0.0
+  listener: pulse.Listener | None = None
   errors: int = 0
   furthest: int = -1
   group: Sequence["Child"] = dataclasses.field(default=(), repr=False)
@@ -131,7 +129,7 @@ class Children:
         role, index, cores, program=program, environment=environment or {}
     )
     self._all.append(child)
-    self.start(child)
+    self.start_again(child)
     return child
 
   def add_group(
@@ -153,6 +151,10 @@ class Children:
 
   def start_again(self, child: Child) -> None:
     """Starts a child and its whole group, with a new rendezvous address."""
+    if child.role == "trainer":
+      # What an earlier trainer wrote is not about this one.
+      with contextlib.suppress(OSError):
+        (self._workdir / "status.json").unlink()
     address = f"127.0.0.1:{processes.free_port()}" if child.group else ""
     for one in child.group or (child,):
       one.operands = (address,) if address else ()
@@ -190,8 +192,7 @@ class Children:
     """Starts a child's process, pinned to its cores before it runs."""
     path = self.log_path(child)
     command = [
-        sys.executable,
-        "-m",
+        *(sys.executable, "-m", "tba_jax.system.role", child.name),
         "tba_jax.main",
         f"--program={child.program or child.role}",
         f"--workdir={self._workdir}",
@@ -200,7 +201,9 @@ class Children:
     ]
     # A child inherits the affinity of the thread that starts it.
     own = processes.available_cores()
-    child.started = time.time()
+    if child.listener is not None:
+      child.listener.close()
+    child.listener = pulse.Listener()
     processes.pin(child.cores)
     try:
       with path.open("ab") as log:
@@ -211,14 +214,17 @@ class Children:
             stderr=subprocess.STDOUT,
             # Ctrl-C in the terminal is for the supervisor alone.
             start_new_session=True,
+            pass_fds=[child.listener.pipe],
             env={
                 **processes.ROLE_ENVIRONMENT,
                 **os.environ,
                 **child.environment,
+                **child.listener.environment,
                 processes.SUPERVISED: str(os.getpid()),
             },
         )
     finally:
+      os.close(child.listener.pipe)
       processes.pin(own)
 
   def rotate_logs(self) -> None:
@@ -297,6 +303,13 @@ class Children:
           if is_urgent() or time.monotonic() >= deadline:
             # A stopped process (SIGSTOP) does not see SIGTERM.
             child.process.kill()
+
+  def close(self) -> None:
+    """Stops listening to processes that have ended."""
+    for child in self._all:
+      if child.listener is not None:
+        child.listener.close()
+        child.listener = None
 
 
 class RunFailed(RuntimeError):
@@ -382,6 +395,12 @@ def _check_devices(config: ml_collections.ConfigDict) -> None:
       )
 
 
+def _read_live(path: pathlib.Path, schema: Any) -> dict[str, Any]:
+  """Returns the object of a file that a role keeps writing, or {}."""
+  value = jsonl.read_json(path)
+  return {} if jsonl.schema_error(value, schema) else value
+
+
 class _Supervisor:
   """The `train` program on one run."""
 
@@ -410,12 +429,10 @@ class _Supervisor:
     self._capture_asked = False
     # First and newest generation of the store seen by this supervisor.
     self._generations: tuple[int, int] | None = None
-    self._started = time.time()
+    self._started = time.monotonic()
     self._next_check = 0.0
-    # Of the child that `_kill_idle` watches: pid, CPU seconds, and when.
-    self._last_work = 0, 0.0, 0.0
-    # Time of the newest status, and when it was first seen.
-    self._last_status: tuple[float | None, float] = 0.0, 0.0
+    # The furthest step that this supervisor knows of.
+    self._step = self._status().get("step") or 0
     self._disk_is_full = False
 
     for number in _END_SIGNALS:
@@ -484,13 +501,13 @@ class _Supervisor:
     self._panel.phase(role)
     environment = accelerators.of_run(self._config, alone=True)["trainer"][0]
     child = self._children.add(role, 0, (), environment)
-    self._children.write_table(None)
+    with self._leave_out_unwritable():
+      self._children.write_table(None)
     while not child.finished and self._signal is None:
       if self._check(child):
         with self._leave_out_unwritable():
           self._children.write_table(None)
-      if self._write_if_due():
-        self._kill_idle(child)
+      self._look_if_due()
       self._panel.update()
       time.sleep(_TICK_S)
     self._end_savers([role])
@@ -524,31 +541,33 @@ class _Supervisor:
             "searcher", i, cores["searchers"][i], devices["searcher"][i]
         )
     service_pid = None
-    self._children.write_table(None)
+    with self._leave_out_unwritable():
+      self._children.write_table(None)
     while not trainer.finished and self._signal is None:
       changed = [c for c in self._children.all if self._check(c)]
-      locator = jsonl.read_json(self._run.locator) or {}
+      locator = _read_live(self._run.locator, _LOCATOR)
       self._note_generation(locator)
       if changed or locator.get("pid") != service_pid:
         service_pid = locator.get("pid")
         with self._leave_out_unwritable():
           self._children.write_table(service_pid)
       self._pass_capture_on(trainer)
-      if self._write_if_due():
-        self._kill_stalled(trainer)
+      self._look_if_due()
       self._panel.update(restarts=self._totals()["restarts"])
       time.sleep(_TICK_S)
 
-  def _write_if_due(self) -> bool:
-    """Rotates logs and writes totals, once a second; returns whether it did."""
+  def _look_if_due(self) -> None:
+    """Once a second looks for progress, rotates logs and writes totals."""
     now = time.monotonic()
     if now < self._next_check:
-      return False
+      return
     self._next_check = now + _CHECK_EVERY_S
+    for child in self._children.all:
+      if not child.finished:
+        self._kill_if_stalled(child)
     with self._leave_out_unwritable():
       self._children.rotate_logs()
       jsonl.atomic_write_json(self._totals_path, self._totals())
-    return True
 
   @contextlib.contextmanager
   def _leave_out_unwritable(self) -> Iterator[None]:
@@ -563,56 +582,31 @@ class _Supervisor:
         )
       self._disk_is_full = True
 
-  def _kill_stalled(self, trainer: Child) -> None:
-    """Kills roles that make no progress; `_check` restarts them.
+  def _kill_if_stalled(self, child: Child) -> None:
+    """Kills a child without progress; `_check` restarts it."""
+    reports = child.listener.look()
+    if child.listener.silent > self._stall_s(child.role):
+      self._kill(child, f"no sign of life for {child.listener.silent} s")
+    if any(other.listener.silent > _SILENT_S for other in child.group):
+      return  # It waits for that one.
+    for age_s, name, doing in reports:
+      if age_s > self._stall_s(name.rpartition("-")[0]):
+        thread = f"{name}: " * (name != child.name)
+        self._kill(child, f"{thread}no progress for {age_s} s ({doing})")
+        break
 
-    A searcher whose block is older than half of search.starvation_s, before the
-    trainer gives up waiting. The trainer if for twice search.starvation_s (or
-    five steps) it wrote no status, or made no progress without waiting for
-    data.
+  def _stall_s(self, role: str) -> float:
+    """Returns how long a role may go without progress, seconds.
+
+    Where others wait for it with a deadline, half of that.
     """
-    status = self._status(trainer)
-    limit_s = self._config.search.starvation_s
-    for sid, row in (status.get("searchers") or {}).items():
-      age_s = row.get("block_age_s") or 0.0
-      for child in self._children.all:
-        # Another host may have the same index, or the same pid in its id.
-        same = f"-{child.process.pid:x}-" in sid and (
-            child.program == "one_process" or child.index == row.get("index")
-        )
-        # A lease of an earlier process has a block older than this process.
-        if same and limit_s / 2 < age_s < time.time() - child.started:
-          self._kill(child, f"its block is {age_s:.0f} s old")
-    if status.get("phase") not in ("train", "finish"):
-      self._kill_idle(trainer)
-      return
-    step_s = (status.get("trainer") or {}).get("step_s") or 0.0
-    limit_s = max(2 * limit_s, 5 * step_s)
-    age_s = status.get("step_age_s") or 0.0
-    if status.get("time") != self._last_status[0]:
-      self._last_status = status.get("time"), time.monotonic()
-    # The clock of the status jumps where the machine was suspended.
-    silent_s = time.monotonic() - self._last_status[1]
-    if age_s > limit_s and not metrics.is_wait(status.get("doing") or ""):
-      self._kill(trainer, f"no progress for {age_s:.0f} s")
-    elif silent_s > limit_s and not self._disk_is_full:
-      self._kill(trainer, f"no status for {silent_s:.0f} s")
-
-  def _kill_idle(self, child: Child) -> None:
-    """Kills a child without progress reports that does not work at all.
-
-    That is, for twice search.starvation_s it used no CPU time to speak of:
-    compiling or training does, also where accelerators do the work.
-    """
-    pid, now = child.process.pid, time.monotonic()
-    used_s = processes.cpu_seconds(pid)
-    if used_s is None:
-      return
-    seen_pid, seen_s, since = self._last_work
-    if pid != seen_pid or used_s > seen_s + _IDLE_CPU_S:
-      self._last_work = pid, used_s, now
-    elif now - since > 2 * self._config.search.starvation_s:
-      self._kill(child, f"no work for {now - since:.0f} s")
+    if role == "store":
+      limit_s = self._config.store.deadline_s / 2
+    elif role == "searcher":
+      limit_s = self._config.search.starvation_s / 2
+    else:
+      limit_s = 2 * self._config.search.starvation_s
+    return max(limit_s, _LEAST_STALL_S)
 
   def _kill(self, child: Child, why: str) -> None:
     if child.process.poll() is not None:
@@ -624,19 +618,13 @@ class _Supervisor:
 
   def _pass_capture_on(self, trainer: Child) -> None:
     """Requests a profile once the trainer handles the signal."""
-    if self._capture_asked and self._status(trainer).get("phase") == "train":
+    if self._capture_asked and self._status().get("phase") == "train":
       self._capture_asked = False
       trainer.process.send_signal(signal.SIGUSR1)
 
-  def _status(self, trainer: Child) -> dict[str, Any]:
+  def _status(self) -> dict[str, Any]:
     """Returns `status.json` of the current trainer, {} without one."""
-    status = self._read_status()
-    started = status.get("started") or 0.0
-    return status if started >= trainer.started else {}
-
-  def _read_status(self) -> dict[str, Any]:
-    status = jsonl.read_json(self._workdir / "status.json")
-    return {} if jsonl.schema_error(status, _STATUS) else status
+    return _read_live(self._workdir / "status.json", _STATUS)
 
   def _check(self, child: Child) -> bool:
     """Restarts a child that has exited; returns whether it did."""
@@ -667,11 +655,11 @@ class _Supervisor:
           f"{child.name} died three times within a minute.\n"
           + self._last_words(child)
       )
-    step = self._read_status().get("step") or 0
-    if code == 1 and self._children.gets_no_further(child, step):
+    self._step = max(self._step, self._status().get("step") or 0)
+    if code == 1 and self._children.gets_no_further(child, self._step):
       raise RunFailed(
           f"{child.name} failed three times and came no further than step"
-          f" {step}.\n{self._last_words(child)}"
+          f" {self._step}.\n{self._last_words(child)}"
       )
     child.restarts += 1
     self._children.start_again(child)
@@ -686,7 +674,7 @@ class _Supervisor:
   def _is_finishing(self) -> bool:
     """Returns whether the trainer is done with training."""
     trainer = next(c for c in self._children.all if c.role == "trainer")
-    phase = self._status(trainer).get("phase")
+    phase = self._status().get("phase")
     return trainer.finished or phase in ("finish", "done")
 
   def _note_generation(self, locator: dict[str, Any]) -> None:
@@ -707,7 +695,7 @@ class _Supervisor:
         restarts[child.role] = restarts.get(child.role, 0) + child.restarts
     if self._generations:
       restarts["store"] += self._generations[1] - self._generations[0]
-    wall_s = self._earlier["wall_s"] + time.time() - self._started
+    wall_s = self._earlier["wall_s"] + time.monotonic() - self._started
     return {"wall_s": wall_s, "restarts": restarts}
 
   def _end_all(self) -> None:
@@ -728,7 +716,9 @@ class _Supervisor:
             self._config.publish.directory, self._workdir, self._run.run_id
         )
     )
-    (self._workdir / "processes.json").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+      (self._workdir / "processes.json").unlink()
+    self._children.close()
 
   def _end_savers(self, roles: Sequence[str]) -> None:
     """Ends roles that save first, which may take as long as their steps may."""

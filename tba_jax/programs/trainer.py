@@ -86,6 +86,8 @@ def train(
       done = trainer.run(cluster.stopper(should_stop))
       status = processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
       cluster.end(status)
+  except run_directory.NoRunError:
+    raise
   except (FloatingPointError, ValueError) as error:
     # A restart would fail in the same place: no status that asks for one.
     logging.exception("the trainer cannot continue")
@@ -126,14 +128,21 @@ def _take_run(
     run: run_directory.Run,
     closing: contextlib.ExitStack,
 ) -> None:
-  """Locks the run directory and the store, before anything is written."""
-  lock = run_directory.lock(str(run.workdir), "trainer")
-  closing.callback(bucket.hold(lock, run.workdir).close)
-  validate.check_resume(run_directory.load_config(str(run.workdir)), config)
-  _check_epoch(run)
-  transport = publication.connect(config, run)
-  lock_store(transport, run)
-  transport.close()
+  """Locks the run directory and the store, before anything is written.
+
+  Raises:
+    NoRunError: another trainer has them, or a file or setting does not fit.
+  """
+  try:
+    lock = run_directory.lock(str(run.workdir), "trainer")
+    closing.callback(bucket.hold(lock, run.workdir).close)
+    validate.check_resume(run_directory.load_config(str(run.workdir)), config)
+    run_directory.check_written(run)
+    _check_epoch(run)
+    with contextlib.closing(publication.connect(config, run)) as transport:
+      lock_store(transport, run)
+  except ValueError as error:
+    raise run_directory.NoRunError(str(error)) from error
 
 
 def _check_epoch(run: run_directory.Run) -> None:
@@ -149,13 +158,13 @@ def _check_epoch(run: run_directory.Run) -> None:
 def _check_is_new(
     config: ml_collections.ConfigDict, run: run_directory.Run
 ) -> None:
-  """Raises ValueError if the run should have a checkpoint by now."""
+  """Raises NoRunError if the run should have a checkpoint by now."""
   records = jsonl.read_jsonl(run.workdir / "metrics.jsonl")
   last = max((int(r.get("step", 0)) for r in records), default=0)
   every = config.checkpoint.every_steps
   # The second periodic save starts only after the first is complete.
   if every and last >= 2 * every:
-    raise ValueError(
+    raise run_directory.NoRunError(
         f"{run.workdir / 'checkpoints'}: no checkpoint found, though"
         f" metrics.jsonl goes to step {last}; restore it or use a new"
         " directory"

@@ -15,6 +15,8 @@ from typing import Any, IO, TextIO
 from etils import epath
 import numpy as np
 
+from tba_jax.system import processes
+
 # Key that lists a record's non-finite values, which JSON cannot represent.
 NON_FINITE = "non_finite"
 
@@ -165,7 +167,7 @@ def replace_file(path: epath.PathLike, text: str) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
   partial = path.parent / f".{path.name}.{os.getpid()}.{threading.get_ident()}"
   try:
-    with partial.open("w") as file:
+    with processes.naming(path), partial.open("w") as file:
       file.write(text)
       sync_file(file)
     partial.replace(path)
@@ -197,13 +199,10 @@ def sync_directory(path: epath.PathLike) -> None:
 
 
 def read_json(path: epath.PathLike) -> Any:
-  """Returns the value of a JSON file, None if it is missing or damaged."""
-  path = epath.Path(path)
-  if not path.exists():
-    return None
+  """Returns the value of a JSON file, None if it is missing or unreadable."""
   try:
-    return json.loads(path.read_bytes())
-  except (ValueError, RecursionError):
+    return json.loads(epath.Path(path).read_bytes())
+  except (OSError, ValueError, RecursionError):
     return None
 
 

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Process set-up: cores, locks, signals, environment, directories. No JAX."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import ctypes
 import fcntl
 import hashlib
@@ -159,9 +160,20 @@ def lock_file(path: pathlib.Path, *, wait_s: float = 0.0) -> int:
       os.close(fd)
       raise LockedError(holder or "unknown")
     time.sleep(0.02)
-  os.ftruncate(fd, 0)
-  os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+  with naming(path):
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
   return fd
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+  """Names a file in the errors of its descriptor, such as a full disk's."""
+  try:
+    yield
+  except OSError as error:
+    error.filename = error.filename or os.fspath(path)
+    raise
 
 
 def die_with_parent(parent: int = 0) -> None:
@@ -211,7 +223,6 @@ def stop_on_signals() -> threading.Event:
 
 def start_role() -> threading.Event:
   """Sets up a role's process; returns the event of `stop_on_signals`."""
-  die_with_supervisor()
   absl_logging.use_absl_handler()
   absl_logging.set_verbosity(absl_logging.INFO)
   absl_logging.get_absl_handler().addFilter(_is_worth_logging)
@@ -301,18 +312,6 @@ def enable_compilation_cache() -> None:
 def _is_worth_logging(record: logging.LogRecord) -> bool:
   # Libraries log a lot at INFO.
   return record.levelno >= logging.WARNING or _PACKAGE in record.pathname
-
-
-def cpu_seconds(pid: int) -> float | None:
-  """Returns the CPU time that a process has used; None if it is unknown."""
-  try:
-    text = pathlib.Path(f"/proc/{pid}/stat").read_text()
-  except OSError:
-    return None
-  # The name, in parentheses, may contain anything; user and system time are
-  # the 14th and 15th fields.
-  fields = text.rpartition(")")[2].split()
-  return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def package_environment() -> dict[str, str]:

@@ -20,6 +20,7 @@ from tba_jax.models import kernels
 from tba_jax.models import sequence
 from tba_jax.monitor import run_directory
 from tba_jax.system import processes
+from tba_jax.system import pulse
 from tba_jax.training import checkpoint
 from tba_jax.training import cluster as cluster_lib
 from tba_jax.training import compile_ahead
@@ -230,8 +231,11 @@ class Follower:
       Ended: process 0 ended with an error.
       TransportError: process 0 is lost.
     """
+    activity = pulse.Activity(f"trainer-{self._cluster.process}")
     while True:
+      activity.mark("wait_command", waits=True)
       command = self._cluster.receive(should_stop)
+      activity.mark(command.name)
       if command.name == "end":
         status = command.fields["status"]
         if status in (processes.EXIT_OK, processes.EXIT_INTERRUPTED):

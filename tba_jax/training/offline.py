@@ -25,6 +25,7 @@ from tba_jax import types
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.system import bucket
 from tba_jax.system import processes
+from tba_jax.system import pulse
 from tba_jax.training import batches
 from tba_jax.training import checkpoint
 from tba_jax.training import sharding
@@ -60,7 +61,6 @@ def run_program(
   if config.trainer.cpu_devices:
     count = config.trainer.cpu_devices * config.trainer.num_processes
     jax.config.update("jax_num_cpu_devices", count)
-  processes.die_with_supervisor()
   processes.enable_compilation_cache()
   stop = processes.stop_on_signals()
 
@@ -211,11 +211,13 @@ def train(
   step = saved_step = int(state.step)
 
   # Loop.
+  activity = pulse.Activity(f"{job.name}-0")
   means, evaluation = metrics_lib.Means(), {}
   end = _chunk_end(settings, step)
   chunk = job.examples.chunk(step, end)
   try:
     while step < num_steps and not stop.is_set():
+      activity.mark("train")
       chunk_started = time.perf_counter()
       state, chunk_metrics = run_chunk(state, chunk, end - step)
       # The host makes the next examples while the device works on these.
@@ -229,6 +231,7 @@ def train(
       means.add({"time/step_s": step_s}, weight=end - step)
       step, end = end, next_end
       found = {}
+      activity.mark("evaluate")
       if _is_due(settings.evaluate_every_steps, step, num_steps):
         found = job.evaluate(state.params, step)
         evaluation = found or evaluation
@@ -238,11 +241,13 @@ def train(
         if on_progress is not None:
           on_progress(step, num_steps, record)
       if step % settings.checkpoint_every_steps == 0 and step < num_steps:
+        activity.mark("checkpoint")
         checkpointer.save(step, state, {})
         saved_step = step
     if saved_step < step < num_steps:
       checkpointer.save(step, state, {}, wait=True)
   finally:
+    activity.close()
     checkpointer.close()
     writer.close()
   return state.params, {

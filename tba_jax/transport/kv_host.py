@@ -26,7 +26,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -35,6 +34,7 @@ from tba_jax.transport import locator
 # Unix socket paths have at most 107 bytes, on some systems a few less.
 _MAX_SOCKET_PATH = 100
 _PROBE_INTERVAL_S = 0.5
+_TICK_S = 0.1
 # The host gives up after this many services in a row that never answered.
 _MAX_FAILED_STARTS = 3
 
@@ -50,6 +50,7 @@ class KvHost:
     probe_timeout_s: a service silent for this long is killed and replaced.
     on_event: called with a kind ("started", "lost", "stopped") and a message,
       on the thread of `run`.
+    on_tick: called by `run` several times a second, as a sign of life.
     start_timeout_s: longest time for a new service to answer.
     root: directory of all keys, from `locator.root`; "" for none.
     tls: files of mutual TLS; a unix socket does without.
@@ -67,6 +68,7 @@ class KvHost:
       address: str = "",
       probe_timeout_s: float,
       on_event: Callable[[str, str], None] = lambda kind, message: None,
+      on_tick: Callable[[], None] = lambda: None,
       start_timeout_s: float = 60.0,
       root: str = "",
       tls: locator.Tls | None = None,
@@ -79,6 +81,7 @@ class KvHost:
     self._probe_timeout_s = probe_timeout_s
     self._start_timeout_s = start_timeout_s
     self._on_event = on_event
+    self._on_tick = on_tick
     # Recent generations' clients may still use their ports. Only half of the
     # range, since other programs may occupy the rest.
     num_ports = len(self._tcp[1]) if self._tcp else 2
@@ -200,21 +203,22 @@ class KvHost:
     Returns:
       Whether the service ever answered, and why it ended.
     """
-    answered = False
-    deadline = time.monotonic() + self._start_timeout_s
+    answered, silent_s = False, 0.0
     while not stop_event.is_set():
       if self._announcer is not None:
         self._announcer.check()
-      # Read before checking the deadline: this process may have been suspended.
-      ready, _, _ = select.select([self._probe_fd], [], [], 0.1)
+      self._on_tick()
+      ready, _, _ = select.select([self._probe_fd], [], [], _TICK_S)
       if not ready:
-        if time.monotonic() < deadline:
-          continue
+        # By the clock, both processes would be silent while they are suspended.
+        silent_s += _TICK_S
         limit_s = self._probe_timeout_s if answered else self._start_timeout_s
+        if silent_s < limit_s:
+          continue
         return answered, f"process {self.child_pid} silent for {limit_s:.1f} s"
       if not os.read(self._probe_fd, 4096):
         return answered, f"process {self.child_pid} ended ({self._wait()})"
-      deadline = time.monotonic() + self._probe_timeout_s
+      silent_s = 0.0
       if not answered:
         answered = True
         self._publish_locator()

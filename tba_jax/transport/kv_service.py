@@ -19,7 +19,6 @@ import threading
 import time
 
 from tba_jax.system import processes
-from tba_jax.transport import jax_kv
 from tba_jax.transport import locator
 
 
@@ -34,6 +33,9 @@ def main(settings: str) -> None:
   # kernel also kills this process while it is stopped or hangs.
   threading.Thread(target=_exit_at_eof, daemon=True).start()
   processes.die_with_parent(args["host_pid"])
+  # The import takes a while, in which the host may end.
+  from tba_jax.transport import jax_kv  # pylint: disable=g-import-not-at-top
+
   tls = args["tls"] and locator.Tls(**args["tls"])
   service = jax_kv.make_service(args["address"], tls)
   client = jax_kv.connect(args["address"], tls)

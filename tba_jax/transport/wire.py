@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from tba_jax.system import jsonl
+from tba_jax.system import processes
 
 MAGIC = b"TBAJ"
 SCHEMA = 1
@@ -212,7 +213,7 @@ def _make_secret(path: pathlib.Path) -> None:
   temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
   fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
   try:
-    with os.fdopen(fd, "wb") as file:
+    with processes.naming(path), os.fdopen(fd, "wb") as file:
       file.write(secrets.token_bytes(SECRET_BYTES))
       file.flush()
       os.fsync(file.fileno())

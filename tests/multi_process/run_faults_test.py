@@ -45,6 +45,9 @@ _SHOTS = (
     ("store", signal.SIGSTOP),
 )
 _STOPPED_S = 6.0
+# Longest time that a process outlives its supervisor: the start of an
+# interpreter, on a busy machine.
+_END_S = 2.0
 
 
 class RunFaultsTest(absltest.TestCase):
@@ -160,6 +163,58 @@ class RunFaultsTest(absltest.TestCase):
     for sid, completions in announced.items():
       totals[sid] = max(totals.get(sid, 0), completions)
     self.assertEqual(ledger["generated"]["completions"], sum(totals.values()))
+
+  @pytest.mark.timeout(300)
+  def test_roles_that_are_stopped_for_ever_are_replaced(self):
+    run = self.start(**{"search.starvation_s": 24.0, "store.deadline_s": 24.0})
+    run.wait_for_step(3)
+    # No lease and no status tells of a stopped process for long, and the
+    # trainer waits 24 s for data, and for a store.
+    run.kill("searcher", signal.SIGSTOP)
+    run.kill("store", signal.SIGSTOP)
+    run.kill("kvservice")
+    run.wait_for(lambda: len(run.events("stalled")) == 2, "two replaced")
+    last = run.steps()[-1]["step"]
+    run.wait_for(lambda: run.steps()[-1]["step"] > last + 3, "further steps")
+    # A whole machine that is suspended has no fault.
+    pids = [row["pid"] for row in run.read("processes.json")]
+    for pid in (*pids, run.process.pid):
+      os.kill(pid, signal.SIGSTOP)
+    time.sleep(15.0)
+    for pid in (*pids, run.process.pid):
+      os.kill(pid, signal.SIGCONT)
+    last = run.steps()[-1]["step"]
+    run.wait_for(lambda: run.steps()[-1]["step"] > last + 3, "further steps")
+    run.process.send_signal(signal.SIGTERM)
+    self.assertEqual(run.wait(120), 128 + signal.SIGTERM, run.text())
+    self.assertEqual(
+        {e["message"].partition(":")[0] for e in run.events("stalled")},
+        {"searcher-0", "store-0"},
+    )
+    died = collections.Counter(e["role"] for e in run.events("died"))
+    self.assertEqual(died, {"searcher": 1, "store": 1})
+    num_steps = max(r["step"] for r in run.steps()) + 4
+    run = self.start(**{"train.num_steps": num_steps})
+    self.assertEqual(run.wait(), 0, run.text())
+    self.assertTrue(run.read("summary.json")["ledger_closed"])
+
+  @pytest.mark.timeout(120)
+  def test_roles_that_start_end_with_their_supervisor(self):
+    rng = random.Random(5)
+    for _ in range(6):
+      run = self.start()
+      run.wait_for(lambda: run.pids("searcher"), "processes")  # noqa: B023
+      time.sleep(rng.uniform(0.0, 3.0))
+      run.process.kill()
+      run.process.wait()
+      deadline = time.monotonic() + _END_S
+      while left := _running(self.workdir):
+        self.assertLess(time.monotonic(), deadline, left)
+        time.sleep(0.05)
+
+
+def _running(workdir):
+  return [p for p in harness.leftovers(workdir) if not p.endswith(".sock")]
 
 
 def _living(run, role):

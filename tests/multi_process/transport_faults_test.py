@@ -26,7 +26,8 @@ _ROOT = pathlib.Path(kv_client.__file__).parents[2]
 _HOST = """
 import sys, threading
 from tba_jax.transport import kv_host
-host = kv_host.KvHost(sys.argv[1], "run", probe_timeout_s=30.0)
+timeout_s = float(sys.argv[2])
+host = kv_host.KvHost(sys.argv[1], "run", probe_timeout_s=timeout_s)
 host.run(threading.Event())
 """
 
@@ -239,8 +240,8 @@ class HostLossTest(parameterized.TestCase):
     self.spool = pathlib.Path(folder) / "spool"
     self.path = self.spool / locator.FILE_NAME
 
-  def start_host(self):
-    host = _start(_HOST, self.spool)
+  def start_host(self, probe_timeout_s=30.0):
+    host = _start(_HOST, self.spool, str(probe_timeout_s))
     self.addCleanup(host.stdout.close)
     self.addCleanup(host.wait)
     self.addCleanup(host.kill)
@@ -275,6 +276,19 @@ class HostLossTest(parameterized.TestCase):
     self.assertEqual(client.reconnect(60.0), 2)
     self.assertTrue(client.put("a", b"x"))
 
+  def test_a_suspended_machine_is_no_silent_service(self):
+    host = self.start_host(probe_timeout_s=1.0)
+    service = self.wait_for_generation(1)
+    pids = host.pid, service.pid
+    for pid in pids:
+      os.kill(pid, signal.SIGSTOP)
+    time.sleep(3.0)
+    for pid in pids:
+      os.kill(pid, signal.SIGCONT)
+      time.sleep(0.3)
+    time.sleep(2.0)
+    self.assertEqual(locator.read_locator(self.path), service)
+
   def test_second_host_is_refused(self):
     self.start_host()
     service = self.wait_for_generation(1)
@@ -282,7 +296,7 @@ class HostLossTest(parameterized.TestCase):
     self.addCleanup(client.close)
     client.put("a", b"x")
     second = subprocess.run(
-        [sys.executable, "-c", _HOST, str(self.spool)],
+        [sys.executable, "-c", _HOST, str(self.spool), "30"],
         cwd=_ROOT,
         capture_output=True,
         text=True,

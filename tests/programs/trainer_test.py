@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trainer's loop: what happens when, how it ends and goes on."""
 
-import contextlib
-import io
+import os
 import pathlib
 from unittest import mock
 
@@ -406,21 +405,29 @@ class RefusedTest(absltest.TestCase):
     self.run_info, _ = run_directory.create(str(self.workdir), self.config)
 
   def refused(self, pattern):
-    error = io.StringIO()
-    with mock.patch.object(processes, "start_role", autospec=True):
-      with contextlib.redirect_stderr(error):
-        status = trainer.run_trainer(self.config, str(self.workdir), ())
-    self.assertEqual(status, processes.EXIT_CONFIG)
-    self.assertRegex(error.getvalue(), pattern)
+    # `main` prints the message of this error alone.
+    with (
+        mock.patch.object(processes, "start_role", autospec=True),
+        self.assertRaisesRegex(run_directory.NoRunError, pattern),
+    ):
+      trainer.run_trainer(self.config, str(self.workdir), ())
 
   def test_another_computation_in_the_same_directory(self):
     self.config.loss.beta = 0.1
-    self.refused(r"^error: config.loss.beta = 0.1: the run was started with 0")
+    self.refused(r"^config.loss.beta = 0.1: the run was started with 0")
 
   def test_a_lost_start_count_is_not_begun_anew(self):
     (self.workdir / "metrics.jsonl").write_text('{"step": 0}\n')
     self.refused("epoch.json is missing")
     self.assertFalse((self.workdir / "epoch.json").exists())
+
+  def test_a_second_trainer(self):
+    self.addCleanup(os.close, run_directory.lock(str(self.workdir), "trainer"))
+    self.refused(f"process {os.getpid()} already runs there as the trainer")
+
+  def test_a_directory_in_place_of_a_file(self):
+    (self.workdir / "samples.jsonl").mkdir()
+    self.refused("samples.jsonl: damaged: is a directory; remove it")
 
   def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(self):
     self.config.checkpoint.every_steps = 3
@@ -428,7 +435,9 @@ class RefusedTest(absltest.TestCase):
     path.write_text('{"step": 4}\n{"step": 5}\n')
     trainer._check_is_new(self.config, self.run_info)
     path.write_text('{"step": 5}\n{"step": 6}\n')
-    with self.assertRaisesRegex(ValueError, "checkpoints: .*step 6"):
+    with self.assertRaisesRegex(
+        run_directory.NoRunError, "checkpoints: .*step 6"
+    ):
       trainer._check_is_new(self.config, self.run_info)
 
 

@@ -17,6 +17,7 @@ from tba_jax.monitor import run_directory
 from tba_jax.monitor.report import build as report
 from tba_jax.monitor.report import verdict
 from tba_jax.programs import train
+from tba_jax.system import pulse
 from tests.support import tiny_model
 
 SIGNALS = train._END_SIGNALS
@@ -65,6 +66,8 @@ class FakeChildren(train.Children):
   def start(self, child):
     self.started.append(child.name)
     self.log_path(child).write_text(f"last words of {child.name}")
+    child.listener = mock.create_autospec(pulse.Listener, silent=0)
+    child.listener.look.return_value = []
     left = self.statuses.get(child.name, [])
     child.process = FakeProcess(
         100 + len(self.started),

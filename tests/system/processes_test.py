@@ -22,22 +22,6 @@ _NO_SETTING = {"trainer": "", "searcher": "", "store": ""}
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
-class CpuSecondsTest(absltest.TestCase):
-
-  def test_it_grows_with_work_alone(self):
-    pid, before = os.getpid(), processes.cpu_seconds(os.getpid())
-    self.assertAlmostEqual(before, time.process_time(), delta=0.5)
-    until = time.process_time() + 0.05
-    while time.process_time() < until:
-      pass
-    self.assertGreater(processes.cpu_seconds(pid), before)
-
-  def test_a_process_that_is_gone(self):
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    self.assertIsNone(processes.cpu_seconds(child.pid))
-
-
 class CoresTest(parameterized.TestCase):
 
   @parameterized.parameters(

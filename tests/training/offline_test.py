@@ -4,7 +4,6 @@
 
 import contextlib
 import io
-import os
 import pathlib
 import threading
 from unittest import mock
@@ -162,7 +161,6 @@ class RunProgramTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.stop = threading.Event()
-    self.die = self.patch("die_with_parent")
     self.patch("enable_compilation_cache")
     self.patch("stop_on_signals", return_value=self.stop)
 
@@ -180,16 +178,6 @@ class RunProgramTest(parameterized.TestCase):
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
       status = offline.run_program("sft", config, work)
     return status, out.getvalue(), err.getvalue()
-
-  def test_it_ends_with_its_supervisor_alone(self):
-    work = lambda **_: _DONE
-    with mock.patch.dict(os.environ):
-      os.environ.pop(processes.SUPERVISED, None)
-      self.run_program(work)
-      self.die.assert_not_called()
-      os.environ[processes.SUPERVISED] = str(os.getppid())
-      self.run_program(work)
-    self.die.assert_called_once()
 
   def test_it_has_the_virtual_devices_of_all_processes(self):
     with mock.patch.object(jax.config, "update") as update:
