@@ -17,32 +17,35 @@ REQUIREMENTS = [
     "cryptography>=45",
     "etils[epath]>=1.12",
     "flax>=0.12.5,<0.13",
+    "fsspec>=2025.5",
     "huggingface-hub>=1.31,<3",
     # tensorflow-datasets imports it and does not list it.
     "importlib_resources>=6",
     "jax>=0.10,<0.12",
+    "jaxlib>=0.10",  # jax has its exact version.
     "jinja2>=3.1",
-    "matplotlib>=3.9",
+    "markupsafe>=3",
     "ml-collections>=1.1",
     "numpy>=2.1",
     "optax>=0.2.6,<0.3",
     "orbax-checkpoint>=0.12,<0.13",
-    # Folders of Hugging Face `datasets`; tensorflow-datasets brings it too.
     "pyarrow>=15",
     "rich>=13.9",
     "safetensors>=0.6",
     "scipy>=1.14",
     "tensorflow-datasets>=4.9.9",
-    # Orbax writes with it; here it reads single shards of what Orbax wrote.
     "tensorstore>=0.1.80",
+    "tokenizers>=0.22",
     "transformers>=5,<6",
 ]
 
 EXTRAS = {
     "test": [
+        "datasets>=4.4,<6",
         "gcsfs>=2025.5",
         "ipykernel>=6.29",
         "math-verify>=0.8",
+        "matplotlib>=3.9",
         "nbclient>=0.10",
         "nbformat>=5.10",
         "psutil>=6",
@@ -60,10 +63,16 @@ EXTRAS = {
     "parity": ["torch>=2.6"],
     "cuda": ["jax[cuda12]>=0.10,<0.12"],
     "tpu": ["jax[tpu]>=0.10,<0.12"],
+    # Data sets of the Hugging Face hub and in folders, CSV and JSON arrays.
+    "data": ["datasets>=4.4,<6"],
+    # `sweep`, `benchmarks`, `docs/make_pictures.py` and the notebooks.
+    "plots": ["matplotlib>=3.9"],
     # Event files for TensorBoard (`log.writers`).
     "tensorboard": ["tensorboardX>=2.6"],
-    # Weights & Biases (`log.writers`).
-    "wandb": ["wandb>=0.26"],
+    # trackio (`log.writers`).
+    "trackio": ["trackio>=0.40"],
+    # Weights & Biases (`log.writers`); 0.31.0 needs a beta of another package.
+    "wandb": ["wandb>=0.26,!=0.31.0"],
     # Comparison of the answers of MATH (`configs/math.py`).
     "math": ["math-verify>=0.8"],
     # A working directory on gs://.

@@ -60,7 +60,17 @@ def main(argv: Sequence[str]) -> int:
         file=sys.stderr,
     )
     return processes.EXIT_CONFIG
-  module = importlib.import_module(f"benchmarks.{argv[0]}")
+  try:
+    module = importlib.import_module(f"benchmarks.{argv[0]}")
+  except ModuleNotFoundError as error:
+    if error.name != "matplotlib":
+      raise
+    print(
+        f"error: python -m benchmarks {argv[0]} draws with matplotlib, which is"
+        " not installed: pip install 'tba_jax[plots]'",
+        file=sys.stderr,
+    )
+    return processes.EXIT_CONFIG
   result = module.run(load.load_config(path, overrides), list(argv[1:]))
   machine = {"cores": len(processes.available_cores())}
   line = {"benchmark": argv[0], **result, "machine": machine}

@@ -29,6 +29,6 @@ if getattr(importlib.util.find_spec("tba_jax"), "origin", None) is None:
     found = ["tba_jax/setup.py"]
   os.chdir(os.path.dirname(found[0]))
   has_tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
-  extra = "[tpu]" if has_tpu else "[cuda]" * bool(shutil.which("nvidia-smi"))
-  pip = [sys.executable, "-m", "pip", "install", "-q", "-e", f".{extra}"]
+  extra = ",tpu" if has_tpu else ",cuda" * bool(shutil.which("nvidia-smi"))
+  pip = [sys.executable, "-m", "pip", "install", "-q", "-e", f".[plots{extra}]"]
   subprocess.run(pip, check=True)

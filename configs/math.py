@@ -57,7 +57,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.task = ml_collections.ConfigDict(
       dict(
           name="math",
-          train="EleutherAI/hendrycks_math[train]",
+          train="EleutherAI/hendrycks_math/*[train]",
           test="HuggingFaceH4/MATH-500[test]",
           made_up_prompts=4000,
           prompt_format="qwen",

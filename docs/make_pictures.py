@@ -7,7 +7,8 @@
     python docs/make_pictures.py report RUN   # the head of its report
     python docs/make_pictures.py rewards RUN  # what it was trained on, judged
 
-`report` needs Debian's `chromium` and `chromium-driver`, and selenium.
+They need `tba_jax[plots]`; `report` Debian's `chromium` and `chromium-driver`,
+and selenium.
 """
 
 import io

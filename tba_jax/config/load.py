@@ -164,6 +164,8 @@ def apply_overrides(
 # Values of settings that may also be a path.
 _NAMES = ("", "scratch", "sft", "task", "command", "reward_model", "policy",
           "made_up", "words")  # fmt: skip
+# FOLDER/SUBSET[SPLIT].
+_SUBSET = re.compile(r"([^\s,:*\[\]'\"]+)/([\w.-]+|\*)(\[[\w.-]+\])?")
 # A path within a list, command, FILE.py:FUNCTION or FOLDER[SPLIT].
 _PATH_IN_TEXT = re.compile(r"[^\s,:*\[\]'\"]+(?P<split>\[)?")
 
@@ -195,6 +197,10 @@ def _absolute(text: str) -> str:
   path = os.path.expanduser(text)
   if os.path.exists(path):
     return os.path.abspath(path)
+  match = _SUBSET.fullmatch(path)
+  # A folder beside which the hub may have an ORG/NAME[SPLIT] of its own.
+  if match and os.path.isfile(f"{match[1]}/README.md"):
+    return f"{os.path.abspath(match[1])}/{match[2]}{match[3] or ''}"
   return _PATH_IN_TEXT.sub(replace, text)
 
 
@@ -221,11 +227,15 @@ def are_same_files(key: str, a: Any, b: Any) -> bool:
 
 
 def are_moved_files(key: str, before: Any, now: Any) -> bool:
-  """Tells whether a setting's files have moved to another folder."""
+  """Tells whether a setting's files have moved to another folder.
+
+  Names of the hub, which are no absolute paths, do not move.
+  """
   if not are_same_files(key, before, now):
     return False
   paths = [m[0].removesuffix("[") for m in _PATH_IN_TEXT.finditer(str(before))]
-  return not any(os.path.exists(path) for path in paths if "/" in path)
+  paths = [path for path in paths if "/" in path]
+  return not any(os.path.exists(p) or not os.path.isabs(p) for p in paths)
 
 
 def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

@@ -182,7 +182,7 @@ LOSS_NAME = Allowed(
     or (".py:" in v and not user_code.problem_of_file(v)),
     LOSS_NAMES,
 )
-WRITERS = ("csv", "tensorboard", "wandb")
+WRITERS = ("csv", "tensorboard", "trackio", "wandb")
 
 # Properties of objectives by `loss.name`; tests compare them with the code.
 OF_SINGLE_COMPLETIONS = ("tb_learned_z", "subtb", "ppo")
@@ -893,6 +893,7 @@ SETTINGS = {
         20, FROM_0, "between writes of samples.jsonl; 0 = never"),
     "log.num_samples": _s(8, FROM_0, "samples per write"),
     "log.writers": _s("", some_of(*WRITERS), "in addition to metrics.jsonl"),
+    "log.trackio_project": _s("tba_jax", NAME, ""),
     "log.wandb_project": _s("tba_jax", NAME, ""),
     "log.wandb_mode": _s(
         "offline", one_of("offline", "online"), "'online' needs an account"),

@@ -751,7 +751,11 @@ def _judges(c: Mapping[str, Any]) -> _Problems:
 def _packages(c: Mapping[str, Any]) -> _Problems:
   lacking = lambda package: importlib.util.find_spec(package) is None
   needs = "needs a package that is not installed: pip install tba_jax"
-  packages = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+  packages = {
+      "tensorboard": "tensorboardX",
+      "trackio": "trackio",
+      "wandb": "wandb",
+  }
   for name in c["log.writers"].split(","):
     if name in packages and lacking(packages[name]):
       yield "log.writers", f"{name} {needs}[{name}]"

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the folder of a model or of data: a local one, or ORG/NAME of the hub.
 
-What the Hugging Face hub has is taken from its cache (`HF_HOME`), and
-downloaded into it if it is not there. Does not import JAX.
+What the Hugging Face hub has is taken from its cache (`HF_HOME`); a model is
+downloaded into it if it is not there, data by `tasks/data_sets.py`. Does not
+import JAX.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,15 +19,13 @@ from tba_jax.models import hf_files
 _LOCAL = r"(?!(?:data|models|runs)/)"
 _NAME = r"[\w-][\w.-]*"
 _MODEL = re.compile(rf"{_LOCAL}({_NAME}/{_NAME})(?:@([\w./-]+))?")
-# Of data also a folder in it; the path of a file is none of the hub's names.
+# Of data also a subset; the path of a file is none of the hub's names.
 _DATA = re.compile(
-    rf"(?!.*\.(?:jsonl|parquet|arrow|gz|json)$){_LOCAL}({_NAME}/{_NAME})"
-    r"(?:@([\w.-]+))?((?:/[\w.-]+)*)"
+    rf"(?!.*\.(?:jsonl|parquet|arrow|gz|json|csv|tsv)$){_LOCAL}"
+    rf"({_NAME}/{_NAME})(?:@([\w.-]+))?(?:/([\w.-]+(?:/[\w.-]+)*|\*))?"
 )
 _SMALL = ["*.json", "*.txt", "*.jinja", "tokenizer.model"]
 _WEIGHTS = ["model*.safetensors"]
-_ROWS = ["*.parquet", "*.jsonl", "*.jsonl.gz", "*.arrow", "*dataset_dict.json",
-         "*state.json"]  # fmt: skip
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json",
                "vocab.txt", "tokenizer.model")  # fmt: skip
 _INDEX = "model.safetensors.index.json"
@@ -49,7 +48,6 @@ def find(name: str | os.PathLike[str], *, weights: bool = True) -> pathlib.Path:
   folder, fetch = _snapshot(
       name,
       *match.groups(),
-      kind="model",
       patterns=_SMALL + _WEIGHTS * weights,
       is_whole=lambda f: _has_model(f, weights) and _has_tokenizer(f),
   )
@@ -63,30 +61,35 @@ def find(name: str | os.PathLike[str], *, weights: bool = True) -> pathlib.Path:
   return folder
 
 
-def find_data(name: str) -> pathlib.Path:
-  """Returns the local folder or file of data; a missing path as it is.
+def data_name(name: str) -> tuple[str, str | None, str] | None:
+  """Returns ORG/NAME, revision and subset of a data set of the hub.
 
-  Args:
-    name: a path, or a data set of the hub, ORG/NAME, ORG/NAME@REVISION or
-      ORG/NAME/FOLDER.
-
-  Raises:
-    ValueError: the data set is not in the cache and cannot be downloaded.
+  None if `name` is a path: it exists, or is no ORG/NAME[@REVISION][/SUBSET].
   """
-  path = pathlib.Path(name).expanduser()
   match = _DATA.fullmatch(name)
-  if match is None or path.exists():
-    return path
-  repo, revision, inside = match.groups()
-  has_rows = lambda folder: any(
-      p.match(pattern) for p in folder.rglob("*") for pattern in _ROWS
-  )
-  folder, fetch = _snapshot(
-      name, repo, revision, kind="dataset", patterns=_ROWS, is_whole=has_rows
-  )
-  if not has_rows(folder):
-    raise ValueError(f"{name}: {folder} has no Parquet or JSONL files; {fetch}")
-  return folder / inside.strip("/")
+  if match is None or pathlib.Path(name).exists():
+    return None
+  return match[1], match[2], match[3] or ""
+
+
+def cached_data(repo: str, revision: str | None) -> pathlib.Path | None:
+  """Returns the folder of a data set in the hub's cache, None if there is none.
+
+  Files without the README.md that names their configurations are none.
+  """
+  # Takes a moment to import.
+  import huggingface_hub  # pylint: disable=g-import-not-at-top
+  from huggingface_hub import errors  # pylint: disable=g-import-not-at-top
+
+  try:
+    folder = pathlib.Path(
+        huggingface_hub.snapshot_download(
+            repo, repo_type="dataset", revision=revision, local_files_only=True
+        )
+    )
+  except errors.LocalEntryNotFoundError:
+    return None
+  return folder if (folder / "README.md").is_file() else None
 
 
 def _snapshot(
@@ -94,28 +97,25 @@ def _snapshot(
     repo: str,
     revision: str | None,
     *,
-    kind: str,
     patterns: Sequence[str],
     is_whole: Callable[[pathlib.Path], bool],
 ) -> tuple[pathlib.Path, str]:
-  """Returns the folder in the hub's cache, and how to fetch it by hand.
+  """Returns the model's folder in the hub's cache, and how to fetch it by hand.
 
-  Downloads what the cache lacks. `kind` is "model" or "dataset".
+  Downloads what the cache lacks.
   """
   # Takes a moment to import.
   import huggingface_hub  # pylint: disable=g-import-not-at-top
   from huggingface_hub import constants  # pylint: disable=g-import-not-at-top
   from huggingface_hub import errors  # pylint: disable=g-import-not-at-top
 
-  option = "" if kind == "model" else f" --repo-type {kind}"
-  option += f" --revision {revision}" if revision else ""
+  option = f" --revision {revision}" if revision else ""
   fetch = f"fetch it with  hf download {repo}{option}  where there is a network"
 
   def snapshot(local_files_only: bool) -> pathlib.Path:
     return pathlib.Path(
         huggingface_hub.snapshot_download(
             repo,
-            repo_type=kind,
             revision=revision,
             allow_patterns=patterns,
             local_files_only=local_files_only,
@@ -132,15 +132,15 @@ def _snapshot(
     return snapshot(local_files_only=False), fetch
   except errors.GatedRepoError as error:
     raise ValueError(
-        f"{name}: accept the licence at https://huggingface.co/"
-        f"{'datasets/' * (kind == 'dataset')}{repo}, then `hf auth login`"
+        f"{name}: accept the licence at https://huggingface.co/{repo}, then"
+        " `hf auth login`"
     ) from error
   except (
       errors.RepositoryNotFoundError,
       errors.RevisionNotFoundError,
   ) as error:
     raise ValueError(
-        f"{name}: neither a folder nor a {kind} of the hub (a private one needs"
+        f"{name}: neither a folder nor a model of the hub (a private one needs"
         " `hf auth login`)"
     ) from error
   except Exception as error:  # Those of the HTTP client, which may change.

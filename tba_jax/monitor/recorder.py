@@ -216,7 +216,9 @@ class Recorder:
     self._workdir = run.workdir
     self._queue = queue
     self._events = metrics_lib.EventLog(self._workdir / "events.jsonl")
-    self._writers = writers.Writers(config, self._workdir, epoch, self.event)
+    self._writers = writers.Writers(
+        config, self._workdir, epoch, self.event, run.run_id
+    )
     self._profiler = writers.Profiler(config, self._workdir, self.event)
     self._samples = jsonl.LineWriter(self._workdir / "samples.jsonl")
     self._tokenizer = tokenizer

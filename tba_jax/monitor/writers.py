@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics as CSV, TensorBoard and Weights & Biases; profiles of steps.
+"""Metrics as CSV, for TensorBoard, trackio and W&B; profiles of steps.
 
 `metrics.jsonl` is always written, and the only one read back;
 `config.log.writers` adds others, in which a step redone after a restart appears
@@ -15,23 +15,85 @@ import pathlib
 import queue
 import threading
 import time
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import ml_collections
 
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.system import jsonl
 
-_MAX_WAITING = 10_000  # Records queued for wandb; more are dropped.
+_MAX_WAITING = 10_000  # Records queued for a service; more are dropped.
 _CLOSE_S = 20.0
 
 
-class WandbWriter:
-  """Logs to wandb from a thread, so that it neither delays nor ends the run.
+class _ServiceWriter:
+  """Logs to a package from a thread: it neither delays nor ends the run.
 
-  Offline, wandb writes a folder `wandb/` for `wandb sync`. A failure (no
-  account, no network) is one event.
+  A failure (no account, no network) is one event.
   """
+
+  name: ClassVar[str]
+
+  def __init__(self, on_event: Callable[[str, str], None]):
+    self._on_event = on_event
+    self._waiting: queue.Queue[tuple[int, dict[str, Any]] | None] = queue.Queue(
+        _MAX_WAITING
+    )
+    self._dropped = 0
+    self._thread = threading.Thread(
+        target=self._run, name=self.name, daemon=True
+    )
+    self._thread.start()
+
+  def _open(self) -> Any:
+    """Returns the package's run, with `finish`."""
+    raise NotImplementedError
+
+  def _log(self, run: Any, step: int, metrics: dict[str, Any]) -> None:
+    raise NotImplementedError
+
+  def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+    """Queues the metrics of a step; never blocks."""
+    if not self._thread.is_alive():
+      return
+    try:
+      self._waiting.put_nowait((step, dict(metrics)))
+    except queue.Full:
+      self._dropped += 1
+
+  def close(self) -> None:
+    """Waits up to 20 s for the package to write everything."""
+    try:
+      self._waiting.put(None, timeout=1.0)
+    except queue.Full:
+      self._dropped += self._waiting.qsize()
+    self._thread.join(_CLOSE_S)
+    if self._dropped or self._thread.is_alive():
+      self._on_event(
+          self.name,
+          f"{self._dropped} records dropped: {self.name} was too slow",
+      )
+
+  def _run(self) -> None:
+    try:
+      run = self._open()
+      while (record := self._waiting.get()) is not None:
+        self._log(run, *record)
+      run.finish()
+    except Exception as error:  # Whatever it is, the run continues.
+      logging.exception("%s ended", self.name)
+      self._on_event(
+          self.name, f"{self.name} has ended, the run continues: {error!r}"
+      )
+
+
+class WandbWriter(_ServiceWriter):
+  """Logs to Weights & Biases.
+
+  Offline, it writes a folder `wandb/` for `wandb sync`.
+  """
+
+  name: ClassVar[str] = "wandb"
 
   def __init__(
       self,
@@ -46,55 +108,58 @@ class WandbWriter:
         project=config.log.wandb_project,
         mode=config.log.wandb_mode,
     )
-    self._on_event = on_event
-    self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(
-        _MAX_WAITING
+    super().__init__(on_event)
+
+  def _open(self) -> Any:
+    # An optional requirement: `pip install 'tba_jax[wandb]'`.
+    wandb = importlib.import_module("wandb")
+    settings = wandb.Settings(
+        console="off",
+        silent=True,
+        disable_git=True,
+        disable_code=True,
+        init_timeout=60.0,
     )
-    self._dropped = 0
-    self._thread = threading.Thread(target=self._run, name="wandb", daemon=True)
-    self._thread.start()
+    run = wandb.init(settings=settings, **self._settings)
+    # wandb's own step must increase; after a restart ours may not.
+    run.define_metric("*", step_metric="step")
+    return run
 
-  def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """Queues the metrics of a step; never blocks."""
-    if not self._thread.is_alive():
-      return
-    try:
-      self._waiting.put_nowait({"step": step, **metrics})
-    except queue.Full:
-      self._dropped += 1
+  def _log(self, run: Any, step: int, metrics: dict[str, Any]) -> None:
+    run.log({"step": step, **metrics})
 
-  def close(self) -> None:
-    """Waits up to 20 s for wandb to write everything."""
-    try:
-      self._waiting.put(None, timeout=1.0)
-    except queue.Full:
-      self._dropped += self._waiting.qsize()
-    self._thread.join(_CLOSE_S)
-    if self._dropped or self._thread.is_alive():
-      self._on_event(
-          "wandb", f"{self._dropped} records dropped: wandb was too slow"
-      )
 
-  def _run(self) -> None:
-    try:
-      # An optional requirement: `pip install 'tba_jax[wandb]'`.
-      wandb = importlib.import_module("wandb")
-      settings = wandb.Settings(
-          console="off",
-          silent=True,
-          disable_git=True,
-          disable_code=True,
-          init_timeout=60.0,
-      )
-      run = wandb.init(settings=settings, **self._settings)
-      # wandb's own step must increase; after a restart ours may not.
-      run.define_metric("*", step_metric="step")
-      while (record := self._waiting.get()) is not None:
-        run.log(record)
-      run.finish()
-    except Exception as error:  # Whatever it is, the run continues.
-      logging.exception("wandb ended")
-      self._on_event("wandb", f"wandb has ended, the run continues: {error!r}")
+class TrackioWriter(_ServiceWriter):
+  """Logs to trackio, into its folder in the user's cache (`TRACKIO_DIR`).
+
+  A run that is resumed continues, since its id is in its name there.
+  """
+
+  name: ClassVar[str] = "trackio"
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      run_name: str,
+      on_event: Callable[[str, str], None],
+  ):
+    self._settings = dict(
+        name=run_name,
+        config=config.to_dict(),
+        project=config.log.trackio_project,
+        resume="allow",
+        embed=False,
+        auto_log_cpu=False,
+        auto_log_gpu=False,
+    )
+    super().__init__(on_event)
+
+  def _open(self) -> Any:
+    # An optional requirement: `pip install 'tba_jax[trackio]'`.
+    return importlib.import_module("trackio").init(**self._settings)
+
+  def _log(self, run: Any, step: int, metrics: dict[str, Any]) -> None:
+    run.log(metrics, step=step)
 
 
 class Writer(Protocol):
@@ -199,11 +264,15 @@ class Writers:
       workdir: pathlib.Path,
       epoch: int,
       on_event: Callable[[str, str], None],
+      run_id: str,
   ):
     """Opens all writers; `epoch` counts the trainer's starts."""
     makers: dict[str, Callable[[], Writer]] = {
         "csv": lambda: CsvWriter(workdir / "metrics.csv"),
         "tensorboard": lambda: TensorBoardWriter(workdir / "tensorboard"),
+        "trackio": lambda: TrackioWriter(
+            config, f"{workdir.name}-{run_id}", on_event
+        ),
         "wandb": lambda: WandbWriter(config, workdir, on_event),
     }
     path = workdir / "metrics.jsonl"

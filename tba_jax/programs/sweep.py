@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import fnmatch
+import importlib.util
 import itertools
 import math
 import pathlib
@@ -22,8 +23,6 @@ import threading
 import time
 from typing import Any
 
-import matplotlib
-from matplotlib import pyplot
 import ml_collections
 import numpy as np
 import rich.box
@@ -210,8 +209,6 @@ def _wrong(key: str, value: Any, allowed: str) -> load.ConfigError:
 
 # Tables and the plot
 
-matplotlib.use("agg")
-
 # Of the last evaluation of a run: name, title, digits.
 QUANTITIES = (
     ("reward", "reward", 3),
@@ -323,6 +320,12 @@ def plot_table(
     path: str | pathlib.Path,
 ) -> None:
   """Writes a PNG: a panel for each quantity, a line for each objective."""
+  # An optional requirement: `pip install 'tba_jax[plots]'`.
+  import matplotlib  # pylint: disable=g-import-not-at-top
+
+  matplotlib.use("agg")
+  from matplotlib import pyplot  # pylint: disable=g-import-not-at-top
+
   lags = list(dict.fromkeys(run.lag for run in runs))
   objectives = list(dict.fromkeys(run.objective for run in runs))
   figure, axes = pyplot.subplots(
@@ -422,6 +425,11 @@ def run(
   try:
     if operands and (operands[0] != _WORKER or len(operands) != 2):
       raise ValueError(f"--program=sweep takes no operands, not {operands}")
+    if importlib.util.find_spec("matplotlib") is None:
+      raise ValueError(
+          "--program=sweep draws with matplotlib, which is not installed: pip"
+          " install 'tba_jax[plots]'"
+      )
     runs = expand_runs(config)
     if not operands:
       run_directory.lock(workdir)  # Held as long as this process lives.

@@ -108,12 +108,15 @@ def last_boxed(text: str) -> str | None:
   return None
 
 
-# `final_answer`: variant spellings of minus signs, spaces and separators.
+# `final_answer`: variant spellings of signs, spaces, separators, operators and
+# currencies.
 _SPELLINGS = (
     (re.compile(r"[−–‒－﹣]"), "-"),
     (re.compile(r"[\u00a0\u2007\u2009\u202f]|\\[ ,;:!]"), " "),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\([$%])"), r"\1"),
+    (re.compile(r"\\(?:times|cdot|div)(?![A-Za-z])|[×·÷]"), "*"),
+    (re.compile(r"(?<![A-Za-z])(?:USD|EUR|GBP|Rs)\.?\s?(?=[0-9])"), "$"),
     (re.compile(r"(?<=[0-9])(?=\\[dt]?frac)"), " "),
     (
         re.compile(
@@ -122,77 +125,162 @@ _SPELLINGS = (
         r"\1/\2",
     ),
 )
+# Full-width ASCII, as Chinese and Japanese keyboards write it.
+_FULL_WIDTH = {code + 0xFEE0: code for code in range(0x21, 0x7F)}
 # Where the model runs on into another text.
 _RUN_ON = re.compile(
     r"</s>|<\|?(?:eos|im_end|eot_id|endoftext|end_of_text)\|?>"
     r"|(?<=\S)\s*?\n\s*?(?:Question|Problem|Q|Human|User)\s?:"
 )
 _ANSWER_IS = re.compile(r"answer(?:\s{0,3}(?:is|are|=)|\s{0,3}:)", re.I)
+# Right after "answer is" as a correction of what was marked before it.
+_DIRECTLY = re.compile(r"[\s:*$(]{0,9}[-+]?[$]?[.0-9]")
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
 _GROUPS = re.compile(r"(?<![0-9.,/])[0-9]{1,3}(?: [0-9]{3}(?![0-9/.]))++")
 _DIGITS = r"(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)"
 _SIGN = r"(?:(?<![0-9A-Za-z.)])[-+])?(?:\$\s?)?(?:(?<=\$)[-+])?"
 # Accounting notation: an amount alone in brackets is negative.
 _IN_BRACKETS = re.compile(rf"[\s*$]*\(\s*-?\$\s*{_DIGITS}\s*\)[\s*$.]*")
+_SCALES = {
+    "hundred": 1e2,
+    "thousand": 1e3,
+    "million": 1e6,
+    "billion": 1e9,
+    "trillion": 1e12,
+}
 _VALUE = re.compile(
-    rf"(?P<sign>{_SIGN})"
+    # No quantity: a time or ratio, an ordinal, part of a name such as x3.
+    r"(?P<other>(?<![0-9.])[0-9]{1,9}(?::[0-9]{1,9})++"
+    rf"|{_DIGITS}(?:st|nd|rd|th)(?![A-Za-z])|(?<=[A-Za-z_]){_DIGITS})"
+    # What is left to compute: 2^10, 9*2, 10 - 3.
+    rf"|(?P<formula>{_DIGITS}(?:[ \t]?(?:\*\*|[-+*^xX])[ \t]?\$?{_DIGITS})++)"
+    rf"|(?P<sign>{_SIGN})"
     rf"(?:(?P<whole>[0-9]{{1,9}}) (?P<part>[0-9]{{1,9}}/[1-9][0-9]{{0,8}})"
     rf"|(?<!/)(?P<above>{_DIGITS})/(?P<below>-?{_DIGITS})"
     rf"|(?P<plain>{_UNSIGNED}))(?!/[0-9])"
+    rf"(?:[ \t]?(?P<scale>{'|'.join(_SCALES)})(?![A-Za-z-]))?",
+    re.I,
 )
+# Two numbers to choose from are no answer.
+_EITHER = re.compile(
+    r"[0-9%](?:[ \t]{1,3}[A-Za-z]{1,20})?[ \t*]{1,3}or[ \t*]{1,3}[-$]*[0-9]"
+)
+# An aside, such as the sum "(9 eggs x $2)".
+_ASIDE = re.compile(r"\([^()]{1,200}\)")
+_ONES = (
+    "one two three four five six seven eight nine ten eleven twelve"
+    " thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+).split()
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_NUMERALS = {*_ONES, *_TENS, *_SCALES}
 
 
 def final_answer(text: str) -> float | None:
   r"""Returns the number that a person would read as the answer, else None.
 
-  In order: the number after the first `####`; in the last \boxed{}; after the
+  In order: the number after the last `####` or in the last \boxed{}, whichever
+  comes later, unless a later "the answer is" is followed by another; after the
   last "answer is" or "answer:"; the last number. Text after an end token or a
   new "Question:" is ignored. Understands units, signs (-$5, ($5), −5),
-  fractions (3/4, \frac{6}{2}, 2 1/2) and separators (11,050, 11{,}050, 1 234).
-  An equation, "5 + 3 = 8", counts from its last "=".
+  fractions (3/4, \frac{6}{2}, 2 1/2), separators (11,050, 11{,}050, 1 234),
+  scales (2 million), full-width digits, and numbers in words where they are the
+  whole statement. An equation, "5 + 3 = 8", counts from its last "=". None for
+  what is no single number: formulas (2^10, 9*2), "7 or 8"; times, ordinals and
+  names (15:03, 18th, x3) are skipped.
   """
   if not isinstance(text, str):
     return None
+  text = text.translate(_FULL_WIDTH)
   for pattern, plain in _SPELLINGS:
     text = pattern.sub(plain, text)
   text = _RUN_ON.split(text, maxsplit=1)[0]
-  _, hashes, rest = text.partition(_HASHES)
-  if hashes:
-    line = rest.strip().partition("\n")[0]
-    return _stated(last_boxed(line) or line)
-  boxed = last_boxed(text)
-  if boxed is not None:
-    return _stated(boxed)
   said = None
   for said in _ANSWER_IS.finditer(text):
     pass
+  after = text[said.end() :] if said else ""
+  marked = max(text.rfind(_HASHES), _last_box(text))
+  if marked >= 0 and not (
+      said and said.start() > marked and _DIRECTLY.match(after)
+  ):
+    if not text.startswith(_HASHES, marked):
+      return _stated(last_boxed(text) or "")
+    return _stated(text[marked + len(_HASHES) :].strip().partition("\n")[0])
   if said is not None:
-    sentence = _SENTENCE_END.split(text[said.end() :].lstrip(), maxsplit=1)[0]
-    value = _stated(sentence)
-    if value is not None:
-      return value
+    sentence = _SENTENCE_END.split(after.lstrip(), maxsplit=1)[0]
+    if re.search("[0-9]", sentence) or _in_words(sentence) is not None:
+      return _stated(sentence)
   if _IN_BRACKETS.fullmatch(text):
     return _stated(text)
-  values = _values(text)
-  return values[-1] if values else None
+  values = _values(_without_asides(text))
+  return values[-1] if values else _in_words(text)
+
+
+def _last_box(text: str) -> int:
+  """Returns where the last box with contents begins, -1 if there is none."""
+  start = -1
+  if last_boxed(text) is not None:
+    for box in _BOX.finditer(text):
+      start = box.start()
+  return start
 
 
 def _stated(text: str) -> float | None:
   """Returns the number in a text that holds only the answer."""
-  values = _values(text.rpartition("=")[2])
+  text = text.rpartition("=")[2]
+  values = _values(text)
   if not values:
+    return _in_words(text)
+  if _EITHER.search(text):
     return None
   return -abs(values[0]) if _IN_BRACKETS.fullmatch(text) else values[0]
 
 
+def _without_asides(text: str) -> str:
+  """Removes sums in brackets that follow a number: "18 (9 eggs x $2)"."""
+
+  def keep(match: re.Match) -> str:
+    is_aside = "=" not in match[0] and len(_values(match[0])) > 1
+    return "" if is_aside else match[0]
+
+  first = re.search("[0-9]", text)
+  start = first.start() if first else len(text)
+  return text[:start] + _ASIDE.sub(keep, text[start:])
+
+
+def _in_words(text: str) -> float | None:
+  """Returns a number in words, alone or with a unit: "twenty-five dollars"."""
+  words = re.findall("[a-z]+", text.lower()) if len(text) < 100 else []
+  total = part = 0
+  limit = math.inf  # The next scale has to be smaller.
+  for i, word in enumerate(words):
+    low = part % 100
+    scale = _SCALES.get(word, math.inf)
+    if word in _ONES and (not low or low >= 20 and not low % 10):
+      number = _ONES.index(word) + 1
+      if low and number > 9:
+        return None
+      part += number
+    elif word in _TENS and not low:
+      part += 10 * (_TENS.index(word) + 2)
+    elif word == "hundred" and 0 < part < 10:
+      part *= 100
+    elif 100 < scale < limit and part:
+      total, part, limit = total + int(part * scale), 0, scale
+    elif word != "and" or not i:
+      # A last word may be the unit.
+      is_unit = i and i == len(words) - 1 and word not in _NUMERALS
+      return float(total + part) if is_unit else None
+  return float(total + part) if words else None
+
+
 def _values(text: str) -> list[float | None]:
-  """Returns the numbers in a text; None for one that does not fit a float."""
+  """Returns the numbers in a text; None for a formula, and what no float is."""
   text = _GROUPS.sub(lambda m: m[0].replace(" ", ""), _THOUSANDS.sub("", text))
-  return [_value(match) for match in _VALUE.finditer(text)]
+  return [_value(m) for m in _VALUE.finditer(text) if m["other"] is None]
 
 
 def _value(match: re.Match) -> float | None:
-  if len(match[0]) > _MAX_NUMBER_CHARS:
+  if match["formula"] or len(match[0]) > _MAX_NUMBER_CHARS:
     return None
   if match["whole"]:
     value = float(match["whole"]) + float(fractions.Fraction(match["part"]))
@@ -201,6 +289,8 @@ def _value(match: re.Match) -> float | None:
     value = float(match["above"]) / below if below else math.nan
   else:
     value = float(match["plain"])
+  if match["scale"]:
+    value *= _SCALES[match["scale"].lower()]
   if not math.isfinite(value):
     return None
   return -value if "-" in match["sign"] else value

@@ -3,7 +3,7 @@
 """GSM8K: grade-school word problems, rewarded for the final number.
 
 Cobbe et al. 2021 (arXiv:2110.14168). As in Bartoldson et al. 2025
-(arXiv:2503.18929), the reward is 1 if the completion's last number equals the
+(arXiv:2503.18929), the reward is 1 if the completion's number equals the
 reference solution's, else 0.
 """
 
@@ -34,15 +34,15 @@ ANSWER_RULES = {
 class Gsm8k(rows_task.RowsTask):
   """Problems with worked solutions that end in `#### number`.
 
-  data: "openai/gsm8k" of the Hugging Face hub, a folder with train.jsonl and
-    test.jsonl as published or with the hub's files, one prepared by `python -m
-    tba_jax.tasks.gsm8k_data`, or "made_up": small generated problems in the
-    same format.
+  data: "openai/gsm8k" of the Hugging Face hub, read as its subset "main", a
+    folder with train.jsonl and test.jsonl as published, one prepared by
+    `python -m tba_jax.tasks.gsm8k_data`, or "made_up": small generated problems
+    in the same format.
   made_up_prompts: number of generated problems, over all splits.
   prompt_format: "tba", "sft" or "plain".
-  answer_rule: "last_number", TBA's, the last number of the completion; "hash",
-    the number after the last `####`; "answer", as a person reads it: after
-    `####`, else in a box, else after "answer is", else the last number.
+  answer_rule: "answer", as a person reads it: after the last `####`, else in a
+    box, else after "answer is", else the last number; "last_number", TBA's, the
+    last number of the completion; "hash", the number after the last `####`.
   validation_prompts: training problems held out to select checkpoints.
   split_seed: seed of that choice and of generated problems.
   """
@@ -52,7 +52,7 @@ class Gsm8k(rows_task.RowsTask):
       "data": "",
       "made_up_prompts": 4000,
       "prompt_format": "tba",
-      "answer_rule": "last_number",
+      "answer_rule": "answer",
       "overlap": "error",
       "validation_prompts": 0,
       "split_seed": 0,
@@ -70,9 +70,8 @@ class Gsm8k(rows_task.RowsTask):
     if data == made_up.MADE_UP:
       sources = made_up.gsm8k_splits(num_prompts, seed)
     else:
-      # The hub's data set has two parts, "main" and "socratic".
-      main = rows.find("config.task.data", data) / "main"
-      sources = rows.folder_sources(f"{data}/main" if main.is_dir() else data)
+      # The hub's data set has two subsets, "main" and "socratic".
+      sources = rows.folder_sources(data, preferred="main")
     super().__init__(
         sources,
         validation_prompts=fields["validation_prompts"],

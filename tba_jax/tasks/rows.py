@@ -7,13 +7,17 @@ in brackets if it has several ("train" where none is named):
 
     data/train.jsonl             JSON objects, one per line; also .jsonl.gz
     data/train.parquet           a Parquet file
+    data/train.csv               also .tsv, .arrow, and .json, an array
     data/mine[train]             a folder with train.jsonl, train.parquet, …
+    data/mine/hard[train]        a subset (configuration) that its README names
     data/saved[train]            what `save_to_disk` of `datasets` wrote
     data/my_set/1.0.0[train]     a folder prepared by TFDS (ArrayRecord)
-    openai/gsm8k/main[train]     ORG/NAME of the hub, or a folder of it
+    openai/gsm8k/main[train]     ORG/NAME of the hub, and a subset if several
+    org/name/*[train]            all subsets, also of a folder
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
 import dataclasses
 import gzip
 import json
@@ -22,9 +26,9 @@ import re
 from typing import Any
 import zlib
 
-from tba_jax.models import hf_hub
 from tba_jax.system import jsonl
 from tba_jax.tasks import base
+from tba_jax.tasks import data_sets
 
 # Why rows are left out, in the order of the checks.
 REASONS = {
@@ -66,17 +70,19 @@ def text_of(fields: Mapping[str, Any], name: str) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Rows of a file or folder.
+  """Rows of a file, folder or data set of the hub.
 
   key: setting that names it, such as "config.task.train".
   path: see the module docstring.
+  preferred: subset to take where `path` names none.
   """
 
   key: str
   path: str
+  preferred: str = ""
 
   def __iter__(self) -> Iterator[Row]:
-    return read_rows(self.key, self.path)
+    return read_rows(self.key, self.path, self.preferred)
 
   def __str__(self) -> str:
     return f"{self.key}={self.path!r}"
@@ -141,82 +147,75 @@ def write_report(
 
 
 _SOURCE = re.compile(r"(?P<path>.*?)(\[(?P<split>[\w.-]+)\])?", re.S)
-_FORMATS = (".parquet", ".jsonl", ".jsonl.gz")
-# Names of a split's files, people's and the hub's: train.jsonl, train-1.jsonl,
-# train-00000-of-00001.parquet, the same with a hash, train/0000.parquet.
-_FILE = (
-    r"(.*/)?({split}([-_][0-9]+(-of-[0-9]+)?)?([.-][0-9a-f]{{8,}})?"
-    r"|(partial-)?{split}/[^/]+)\.(parquet|jsonl|jsonl\.gz)"
-)
-# Words of a path that name another split than the training split.
-_OTHER_SPLIT = re.compile(
-    "(^|[^a-z])(valid|validation|val|dev|test|testing|eval|evaluation)"
-    "([^a-z]|$)"
-)
+_OF_DATASETS = (".csv", ".tsv", ".json", ".arrow")
 
 
-def find(key: str, source: str) -> pathlib.Path:
-  """Returns the file or folder of a source without a split.
-
-  Downloads a data set of the hub. Raises ValueError if there is none.
-  """
-  try:
-    path = hf_hub.find_data(source)
-  except ValueError as error:
-    message = str(error).removeprefix(f"{source}: ")
-    raise ValueError(f"{key}={source!r}: {message}") from error
-  if not source or not path.exists():
-    has = ""
-    if source and path.parent.is_dir():
-      names = (p.name for p in path.parent.glob("[!.]*"))
-      has = f"; {path.parent} has {_some(names)}"
-    raise ValueError(
-        f"{key}={source!r}: there is no such file or folder{has}; allowed also"
-        " ORG/NAME of the Hugging Face hub"
-    )
-  return path
-
-
-def read_rows(key: str, source: str) -> Iterator[Row]:
+def read_rows(key: str, source: str, preferred: str = "") -> Iterator[Row]:
   """Yields the rows of a source in order.
 
-  `key` is the setting that names the source. Raises ValueError if there is no
-  such file, folder or split, or it cannot be read.
+  `key` is the setting that names the source; `preferred` the subset to take
+  where the source names none. Raises ValueError if there is no such file,
+  folder or split, or it cannot be read.
   """
+  try:
+    yield from _read(source, preferred)
+  except ValueError as error:
+    raise ValueError(f"{key}={source!r}: {error}") from error
+
+
+def _read(source: str, preferred: str) -> Iterator[Row]:
   match = _SOURCE.fullmatch(source)
-  path, split = find(key, match["path"]), match["split"] or ""
+  name, split = match["path"], match["split"] or ""
+  path = pathlib.Path(name).expanduser()
+  if not name:
+    raise ValueError("there is no such file or folder")
   if path.is_file():
     if split:
-      raise ValueError(f"{key}={source!r}: a file has no splits")
-    return _read_files(key, source, path.parent, [path])
-  if (path / "features.json").is_file():
-    return _read_tfds(key, source, path, split)
-  files = _saved_files(key, source, path, split)
-  files = files or _split_files(key, source, path, split or "train")
-  return _read_files(key, source, path, files)
+      raise ValueError("a file has no splits")
+    if path.name.removesuffix(".gz").endswith(_OF_DATASETS):
+      yield from _numbered(path.name, data_sets.read_file(path))
+    else:
+      yield from _read_file(path, path.parent)
+  elif (path / "features.json").is_file():
+    yield from _read_tfds(path, split)
+  else:
+    for label, folder, content in data_sets.read(name, split, preferred):
+      if isinstance(content, list):
+        for file in content:
+          yield from _read_file(file, folder)
+      else:
+        yield from _numbered(label, content)
 
 
-def _read_files(
-    key: str, source: str, folder: pathlib.Path, files: Sequence[pathlib.Path]
-) -> Iterator[Row]:
-  """Yields the rows of files, whose names are shown below `folder`."""
+@contextlib.contextmanager
+def _naming(what: Any) -> Iterator[None]:
+  """Raises the errors of readers as ValueError that names what they read."""
   import pyarrow  # pylint: disable=g-import-not-at-top
 
-  for file in files:
-    columnar = file.suffix in (".parquet", ".arrow")
-    read = _read_arrow if columnar else _read_jsonl
-    try:
-      for number, fields in read(file):
-        yield Row(f"{file.relative_to(folder)}:{number}", fields)
-    except (
-        OSError,
-        EOFError,
-        zlib.error,
-        pyarrow.ArrowException,
-    ) as error:
-      raise ValueError(
-          f"{key}={source!r}: {file} cannot be read: {error!r}"
-      ) from error
+  try:
+    yield
+  except (
+      ValueError,
+      OSError,
+      EOFError,
+      zlib.error,
+      pyarrow.ArrowException,
+  ) as error:
+    raise ValueError(f"{what} cannot be read: {error!r}") from error
+
+
+def _numbered(label: str, found: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+  with _naming(label):
+    for number, fields in enumerate(found, 1):
+      yield Row(f"{label}:{number}", dict(fields))
+
+
+def _read_file(file: pathlib.Path, folder: pathlib.Path) -> Iterator[Row]:
+  """Yields the rows of a file, whose name is shown below `folder`."""
+  read = _read_parquet if file.suffix == ".parquet" else _read_jsonl
+  with _naming(file):
+    for number, fields in read(file):
+      yield Row(f"{file.relative_to(folder)}:{number}", fields)
 
 
 def _read_jsonl(
@@ -239,32 +238,22 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
   return row if isinstance(row, dict) else None
 
 
-def _read_arrow(file: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
-  import pyarrow  # pylint: disable=g-import-not-at-top
+def _read_parquet(file: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
   from pyarrow import parquet  # pylint: disable=g-import-not-at-top
 
-  if file.suffix == ".parquet":
-    batches = parquet.ParquetFile(file).iter_batches()
-  else:
-    batches = pyarrow.ipc.open_stream(str(file))
-  number = 0
-  for batch in batches:
-    for fields in batch.to_pylist():
-      number += 1
-      yield number, fields
+  batches = parquet.ParquetFile(file).iter_batches()
+  found = (fields for batch in batches for fields in batch.to_pylist())
+  return enumerate(found, 1)
 
 
-def _read_tfds(
-    key: str, source: str, path: pathlib.Path, split: str
-) -> Iterator[Row]:
+def _read_tfds(path: pathlib.Path, split: str) -> Iterator[Row]:
   # Takes seconds to import; does not need TensorFlow.
   import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
 
   builder = tfds.builder_from_directory(path)
   if split not in builder.info.splits:
     raise ValueError(
-        f"{key}={source!r}: allowed a split in brackets, one of"
-        f" {sorted(builder.info.splits)}"
+        f"allowed a split in brackets, one of {sorted(builder.info.splits)}"
     )
   for number, row in enumerate(builder.as_data_source(split=split), 1):
     fields = {name: _plain(value) for name, value in row.items()}
@@ -278,91 +267,20 @@ def _plain(value: Any) -> Any:
   return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _saved_files(
-    key: str, source: str, path: pathlib.Path, split: str
-) -> list[pathlib.Path]:
-  """Returns the files that `save_to_disk` of `datasets` lists, [] if none."""
-  listed = path / "dataset_dict.json"
-  try:
-    if listed.is_file():
-      splits = json.loads(listed.read_text())["splits"]
-      if split not in splits:
-        raise ValueError(
-            f"{key}={source!r}: allowed a split in brackets, one of {splits}"
-        )
-      path, split = path / split, ""
-    if not (path / "state.json").is_file():
-      return []
-    if split:
-      raise ValueError(f"{key}={source!r}: this data set has no splits")
-    state = json.loads((path / "state.json").read_text())
-    return [path / entry["filename"] for entry in state["_data_files"]]
-  except (KeyError, TypeError, json.JSONDecodeError) as error:
-    raise ValueError(
-        f"{key}={source!r}: {path} cannot be read: {error!r}"
-    ) from error
-
-
-def _some(names: Iterable[str]) -> str:
-  """Returns the first names of many, in order."""
-  ordered = sorted(names)
-  return (
-      ", ".join(ordered[:5]) + ", …" * (len(ordered) > 5)
-      or "no .jsonl or .parquet"
-  )
-
-
-def _split_files(
-    key: str, source: str, path: pathlib.Path, split: str
-) -> list[pathlib.Path]:
-  """Returns the files of a split by their names, shards by their numbers.
-
-  The only file of a folder is the training split unless it names another.
-  """
-  name = re.compile(_FILE.format(split=re.escape(split)))
-  files = [p for p in path.rglob("*") if p.name.endswith(_FORMATS)]
-  found = []
-  for p in files:
-    if match := name.fullmatch(p.relative_to(path).as_posix()):
-      end = f".{match[match.lastindex]}"
-      rank = (len(p.parts), p.name != split + end, _FORMATS.index(end))
-      found.append((rank, p))
-  names = [p.relative_to(path).as_posix() for p in files]
-  if not found and split == "train" and len(files) == 1:
-    if not _OTHER_SPLIT.search(names[0].lower()):
-      return files
-  if not found:
-    raise ValueError(
-        f"{key}={source!r}: has no split {split!r}; {path} has {_some(names)};"
-        f" allowed a folder with {split}.jsonl, {split}.parquet or files as the"
-        " hub names them, one that `datasets` saved or TFDS prepared, or the"
-        " path of one file"
-    )
-  # A split may be there twice: the files nearest to the top, train.jsonl
-  # before train-1.jsonl, of one format.
-  first = min(found)[0]
-  return sorted((p for rank, p in found if rank == first), key=_by_numbers)
-
-
-def _by_numbers(path: pathlib.Path) -> tuple[list[Any], pathlib.Path]:
-  """Returns a key that sorts train-2 before train-10."""
-  parts = re.split("([0-9]+)", path.as_posix())
-  parts[1::2] = map(int, parts[1::2])
-  return parts, path
-
-
-def folder_sources(data: str, held_out: str = "test") -> dict[str, Source]:
+def folder_sources(
+    data: str, held_out: str = "test", preferred: str = ""
+) -> dict[str, Source]:
   """Returns the sources of both splits of `config.task.data`.
 
-  Raises ValueError if there is no such folder or data set of the hub.
+  Raises ValueError if it is a file.
   """
   key = "config.task.data"
-  if not find(key, data).is_dir():
+  if pathlib.Path(data).expanduser().is_file():
     raise ValueError(
         f"{key}={data!r}: allowed a folder with both splits, ORG/NAME of the"
         " Hugging Face hub, or 'made_up'"
     )
   return {
-      base.TRAIN: Source(key, f"{data}[train]"),
-      base.HELD_OUT: Source(key, f"{data}[{held_out}]"),
+      base.TRAIN: Source(key, f"{data}[train]", preferred),
+      base.HELD_OUT: Source(key, f"{data}[{held_out}]", preferred),
   }

@@ -128,12 +128,12 @@ class InstallTest(parameterized.TestCase):
     return commands
 
   def test_a_checkout_beside_the_notebook(self):
-    self.assertEqual(self.install("tba_jax-main"), ["."])
-    self.assertEqual(self.install("tba_jax", gpus=True), [".[cuda]"])
+    self.assertEqual(self.install("tba_jax-main"), [".[plots]"])
+    self.assertEqual(self.install("tba_jax", gpus=True), [".[plots,cuda]"])
 
   def test_a_clone(self):
     commands = self.install(repository="https://host/tba_jax")
-    self.assertEqual(commands, ["tba_jax", "."])
+    self.assertEqual(commands, ["tba_jax", ".[plots]"])
 
   def test_without_either_it_says_what_to_upload(self):
     with self.assertRaisesRegex(FileNotFoundError, "upload"):

@@ -231,6 +231,27 @@ class LoadConfigTest(parameterized.TestCase):
     (folder / "rewards.py").unlink()
     self.assertTrue(same(moved))
     self.assertFalse(same(moved.replace("short", "long")))
+    same = functools.partial(load_lib.are_moved_files, "task.train")
+    self.assertTrue(same("/a/set/hard[train]", "/b/hard[train]"))
+    self.assertFalse(same("org/set/main[train]", "other/set/main[train]"))
+
+  def test_subsets_of_folders_are_found_from_another_folder(self):
+    folder = pathlib.Path(self.create_tempdir().full_path).resolve()
+    for name in ("data", "org"):
+      (folder / name).mkdir()
+    (folder / "data" / "README.md").touch()
+    before = os.getcwd()
+    os.chdir(folder)
+    self.addCleanup(os.chdir, before)
+    for text, value in (
+        ("data/hard[train]", f"{folder}/data/hard[train]"),
+        ("data/*[test]", f"{folder}/data/*[test]"),
+        ("org/hard[train]", "org/hard[train]"),
+    ):
+      config = load_lib.load_config(
+          str(self.path), ["task.name=own", f"task.train={text}"]
+      )
+      self.assertEqual(config.task.train, value)
 
   def test_bool_alone_is_true(self):
     config = load_lib.load_config(str(self.path), ["search.lockstep"])

@@ -119,11 +119,12 @@ class RangesTest(parameterized.TestCase):
     with (
         mock.patch.object(writers, "CsvWriter") as csv,
         mock.patch.object(writers, "TensorBoardWriter") as tensorboard,
+        mock.patch.object(writers, "TrackioWriter") as trackio,
         mock.patch.object(writers, "WandbWriter") as wandb,
     ):
       workdir = pathlib.Path(self.create_tempdir().full_path)
-      writers.Writers(config, workdir, 0, lambda *_: None).close()
-    for made in (csv, tensorboard, wandb):
+      writers.Writers(config, workdir, 0, lambda *_: None, "").close()
+    for made in (csv, tensorboard, trackio, wandb):
       made.assert_called_once()
 
   def test_mesh_axes_are_those_of_the_code(self):

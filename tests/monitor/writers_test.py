@@ -27,7 +27,11 @@ class WritersTest(absltest.TestCase):
     config.log.update(changes)
     self.events = []
     return writers.Writers(
-        config, self.workdir, 2, lambda *event: self.events.append(event)
+        config,
+        self.workdir,
+        2,
+        lambda *event: self.events.append(event),
+        "0a1b",
     )
 
   def make_profiler(self, **changes):
@@ -75,7 +79,7 @@ class WritersTest(absltest.TestCase):
 
   def test_missing_package_is_refused(self):
     config = settings.get_config()
-    for name in ("tensorboard", "wandb"):
+    for name in ("tensorboard", "trackio", "wandb"):
       config.log.writers = name
       with mock.patch.object(importlib.util, "find_spec", return_value=None):
         with self.assertRaisesRegex(

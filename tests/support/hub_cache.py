@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face cache in a temporary folder, without a network."""
+"""Hugging Face caches in a temporary folder, without a network."""
 
 import pathlib
 import shutil
@@ -8,20 +8,29 @@ import tempfile
 from unittest import mock
 
 from absl.testing import absltest
+import datasets
 from huggingface_hub import constants
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def make(test: absltest.TestCase) -> pathlib.Path:
-  """Returns the cache's folder, which `huggingface_hub` reads in this test."""
+  """Returns the folder that `huggingface_hub` reads in this test.
+
+  `datasets` keeps prepared data sets in `datasets` below it.
+  """
   folder = tempfile.TemporaryDirectory()
   test.addCleanup(folder.cleanup)
-  for name, value in (
-      ("HF_HUB_CACHE", folder.name),
-      ("HF_HUB_OFFLINE", True),
+  prepared = pathlib.Path(folder.name) / "datasets"
+  for module, name, value in (
+      (constants, "HF_HUB_CACHE", folder.name),
+      (constants, "HF_HUB_OFFLINE", True),
+      (datasets.config, "HF_HUB_OFFLINE", True),
+      (datasets.config, "HF_DATASETS_CACHE", prepared),
+      (datasets.config, "DOWNLOADED_DATASETS_PATH", prepared / "downloads"),
+      (datasets.config, "HF_CACHE_HOME", folder.name),
   ):
-    patch = mock.patch.object(constants, name, value)
+    patch = mock.patch.object(module, name, value)
     patch.start()
     test.addCleanup(patch.stop)
   return pathlib.Path(folder.name)

@@ -59,7 +59,6 @@ class NumbersTest(parameterized.TestCase):
   )  # fmt: skip
   def test_no_number(self, text):
     self.assertIsNone(answers.last_number(text))
-    self.assertIsNone(answers.final_answer(text))
 
   @parameterized.parameters(
       ("So.\n#### 72", 72.0),
@@ -92,64 +91,128 @@ class NumbersTest(parameterized.TestCase):
     self.assertEqual(answers.without_calculator("a << b"), "a << b")
 
 
+# What a person reads as the answer of a completion, None if there is none.
+_READ = (
+    # What is marked: the last mark counts.
+    ("2+2=4\n#### 4", 4.0),
+    ("#### 18 dollars", 18.0),
+    ("#### **18**", 18.0),
+    (r"#### \boxed{18}", 18.0),
+    ("####\u00a018", 18.0),
+    ("####\n72", 72.0),
+    ("#### 5 + 3 = 8", 8.0),
+    ("#### 1\nNo, wait.\n#### 2", 2.0),
+    ("#### 1 #### 2", 2.0),
+    (r"\boxed{5}, no: \boxed{6}", 6.0),
+    ("#### 5\nSo \\boxed{6}.", 6.0),
+    (r"\boxed{5}" + "\n#### 6", 6.0),
+    ("#### 18\nNo, the answer is 20.", 20.0),
+    ("#### 18\nThe answer is in dollars for 2 days.", 18.0),
+    ("#### 18\nAnn was 9.", 18.0),
+    (r"7, so \boxed{5}. I used 2 steps.", 5.0),
+    (r"The answer is 4, no: \boxed{5}", 5.0),
+    ("#### unknown\n5", None),
+    (r"The 5 of us: \boxed{x}", None),
+    # What is said.
+    ("The answer is 18. I used 2 steps.", 18.0),
+    ("The answer is: $1,080.50.", 1080.5),
+    ("The answer is 5? No, the answer is 6.", 6.0),
+    ("Final answer: **72** apples for 3", 72.0),
+    ("The answer is not known, but 5.", 5.0),
+    ("The answer is that Ann has 18 eggs.", 18.0),
+    # The last number.
+    ("She has 5 and he has 7.", 7.0),
+    ("9 x 2 = 18", 18.0),
+    ("18 = 6 x 3", None),
+    ("", None),
+    ("I do not know.", None),
+    # What follows the answer.
+    ("#### 18\n\nQuestion: Ann takes 2", 18.0),
+    ("It is 18.\n\nQuestion: Ann takes 2", 18.0),
+    ("It is 18\nQ: Ann takes 2", 18.0),
+    ("18</s>2 3", 18.0),
+    ("It is 18<|im_end|>\n5", 18.0),
+    ("18 (9 eggs x $2)", 18.0),
+    ("She earns $18 (9 eggs at $2).", 18.0),
+    ("She earns it all (9 x 2 = 18)", 18.0),
+    ("Ann bought 3 books ($18)", 18.0),
+    # Signs.
+    ("it is −5", -5.0),
+    ("#### -$5", -5.0),
+    ("#### $-5", -5.0),
+    ("($5)", -5.0),
+    ("#### ($5)", -5.0),
+    ("The answer is ($5).", -5.0),
+    ("Ann spent all of it ($5)", 5.0),
+    ("Eggs:\n3\n- 18", 18.0),
+    # Fractions.
+    ("3/4", 0.75),
+    (r"\frac{6}{2}", 3.0),
+    (r"\boxed{-\dfrac{1}{2}}", -0.5),
+    ("2 1/2 cups", 2.5),
+    (r"2\frac{1}{2}", 2.5),
+    ("12/4 = 3", 3.0),
+    ("3/4/2020", 2020.0),
+    ("1/0", None),
+    # Separators, units, scales and digits.
+    ("11{,}050", 11050.0),
+    ("1 234", 1234.0),
+    ("1\u00a0234 km", 1234.0),
+    ("12 345 678", 12345678.0),
+    ("2 34", 34.0),
+    (r"\$18 a day", 18.0),
+    (r"50\%", 50.0),
+    ("18eggs", 18.0),
+    ("USD18", 18.0),
+    ("US$ 18", 18.0),
+    ("1e3", 1000.0),
+    ("9" * 50, None),
+    ("1 million", 1e6),
+    ("#### $2.5 million", 2.5e6),
+    ("3 Thousand people", 3000.0),
+    ("5 million-dollar houses", 5.0),
+    ("１８", 18.0),
+    ("＃＃＃＃ １，０８０", 1080.0),
+    # Words, where they are the whole statement.
+    ("eighteen", 18.0),
+    ("#### Eighteen", 18.0),
+    ("The answer is twenty-five dollars.", 25.0),
+    ("#### one hundred and five", 105.0),
+    ("#### two thousand three hundred", 2300.0),
+    ("#### three million", 3e6),
+    ("The answer is one of them.", None),
+    ("#### two three", None),
+    ("#### twenty twelve", None),
+    ("#### hundred", None),
+    ("#### and two", None),
+    ("#### two two", None),
+    # No quantities.
+    ("15:03", None),
+    ("#### 15:03", None),
+    ("Ann has 5 eggs at 15:03", 5.0),
+    ("x3", None),
+    ("GPT4", None),
+    ("Ann has 5 eggs in box_3", 5.0),
+    ("18th", None),
+    ("Ann has 5 eggs on the 18th", 5.0),
+    # What is left to compute, and what is left open.
+    ("2^10", None),
+    ("#### 9*2", None),
+    ("#### 9 x $2", None),
+    (r"#### 9 \times 2", None),
+    ("10 - 3", None),
+    ("10-3", None),
+    ("It takes 5-7 days", None),
+    ("10 - 3 = 7", 7.0),
+    ("#### 18 or 19", None),
+    ("The answer is 18 eggs or 19 eggs.", None),
+    ("#### 18 or so", 18.0),
+)
+
+
 class FinalAnswerTest(parameterized.TestCase):
 
-  @parameterized.parameters(
-      # The first `####`.
-      ("2+2=4\n#### 4", 4.0),
-      ("#### 18 dollars", 18.0),
-      ("#### **18**", 18.0),
-      (r"#### \boxed{18}", 18.0),
-      ("####\u00a018", 18.0),
-      ("####\n72", 72.0),
-      ("#### 5 + 3 = 8", 8.0),
-      ("#### 1\n#### 2", 1.0),
-      ("#### seven\n5", None),
-      # Else the box, else the number after "answer is", else the last number.
-      (r"7, so \boxed{5}. I used 2 steps.", 5.0),
-      (r"The answer is 4, no: \boxed{5}", 5.0),
-      ("The answer is 18. I used 2 steps.", 18.0),
-      ("The answer is: $1,080.50.", 1080.5),
-      ("The answer is 5? No, the answer is 6.", 6.0),
-      ("Final answer: **72** apples for 3", 72.0),
-      ("The answer is not known, but 5.", 5.0),
-      ("She has 5 and he has 7.", 7.0),
-      # What follows the answer.
-      ("#### 18\n\nQuestion: Ann takes 2", 18.0),
-      ("It is 18.\n\nQuestion: Ann takes 2", 18.0),
-      ("It is 18\nQ: Ann takes 2", 18.0),
-      ("18</s>2 3", 18.0),
-      ("It is 18<|im_end|>\n5", 18.0),
-      # Signs.
-      ("it is −5", -5.0),
-      ("#### -$5", -5.0),
-      ("#### $-5", -5.0),
-      ("($5)", -5.0),
-      ("#### ($5)", -5.0),
-      ("The answer is ($5).", -5.0),
-      ("Ann spent all of it ($5)", 5.0),
-      ("10 - 3", 3.0),
-      ("10-3", 3.0),
-      # Fractions.
-      ("3/4", 0.75),
-      (r"\frac{6}{2}", 3.0),
-      (r"\boxed{-\dfrac{1}{2}}", -0.5),
-      ("2 1/2 cups", 2.5),
-      (r"2\frac{1}{2}", 2.5),
-      ("12/4 = 3", 3.0),
-      ("3/4/2020", 2020.0),
-      ("1/0", None),
-      # Separators and units.
-      ("11{,}050", 11050.0),
-      ("1 234", 1234.0),
-      ("1\u00a0234 km", 1234.0),
-      ("12 345 678", 12345678.0),
-      ("2 34", 34.0),
-      (r"\$18 a day", 18.0),
-      (r"50\%", 50.0),
-      ("1e3", 1000.0),
-      ("9" * 50, None),
-  )
+  @parameterized.parameters(*_READ)
   def test_what_a_person_reads(self, text, value):
     self.assertEqual(answers.final_answer(text), value)
 
@@ -184,7 +247,8 @@ class LinearTimeTest(parameterized.TestCase):
   @parameterized.parameters(
       "1", "1,", "-", ".", "1.", "1e", "#", "#### ", "1 ", "1 111 ", "\n",
       "Question:", "\n ", "answer is ", "1/", r"\frac{", r"\boxed{", r"\boxed",
-      "$", "( $", "1 1/", "{,}",
+      "$", "( $", "1 1/", "{,}", "1:", "1^", "1 x ", "1 million ", "a1",
+      "1 or ", "(1 2)", "(", "two ", "１", "1t", r"\boxed{1}",
   )  # fmt: skip
   def test_time_is_linear_in_the_length(self, piece):
     # A quadratic reader would take minutes.

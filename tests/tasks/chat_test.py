@@ -125,7 +125,10 @@ class ChatTest(parameterized.TestCase):
     self.assertEqual(task.prompt("train", 0), "[Why?]>")
 
   @parameterized.parameters(
-      ({"data": "/nowhere"}, "config.task.data='/nowhere': there is no such"),
+      (
+          {"data": "/nowhere"},
+          "config.task.data='/nowhere.train.': there is no such",
+      ),
       (
           {"data": "made_up", "template": "/nowhere"},
           "config.task.template='/nowhere': allowed 'tulu' or a folder",

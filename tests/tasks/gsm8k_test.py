@@ -146,8 +146,8 @@ class Gsm8kTest(parameterized.TestCase):
       ({"prompt_format": "x"}, "config.task.prompt_format='x'.*sft"),
       ({"answer_rule": "x"}, "config.task.answer_rule='x'.*hash"),
       ({"validation_prompts": 2}, "config.task.validation_prompts=2.*up to 1"),
-      ({"data": ""}, "config.task.data='': there is no such"),
-      ({"data": "/nowhere"}, "config.task.data='/nowhere'"),
+      ({"data": ""}, "config.task.data='.train.': there is no such"),
+      ({"data": "/nowhere"}, "config.task.data='/nowhere.train.'"),
   )
   def test_wrong_settings(self, fields, message):
     data = self.write(train=[("a?", "1"), ("b?", "1")], test=[("c?", "#### 1")])

@@ -159,7 +159,7 @@ class MathTest(parameterized.TestCase):
           pyarrow.Table.from_pylist(rows),
           self.folder / "sets" / subject / "train-00000-of-00001.parquet",
       )
-    task = _task(train=f"{self.folder}/sets[train]")
+    task = _task(train=f"{self.folder}/sets/*[train]")
     self.assertEqual(
         [task.example("train", i).answer for i in range(2)], ["0", "1"]
     )

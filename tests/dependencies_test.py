@@ -1,0 +1,145 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every package that is imported is declared in setup.py, and the reverse."""
+
+import ast
+from collections.abc import Iterable, Iterator
+import json
+import pathlib
+import re
+import sys
+
+from absl.testing import absltest
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_SETUP = (_ROOT / "setup.py").read_text()
+# Modules whose packages have another name.
+_PACKAGES = {"absl": "absl-py", "orbax": "orbax-checkpoint", "yaml": "pyyaml"}
+_OWN = {"benchmarks", "colabs", "configs", "examples", "tba_jax", "tests"}
+# Imported in environments of their own.
+_ELSEWHERE = {
+    "benchmarks/trl_grpo.py": {"datasets", "torch", "trl"},
+    "benchmarks/tunix_grpo.py": {"tunix"},
+    "colabs/train_countdown.ipynb": {"google"},
+}
+_EXTRA_OF_PLACE = {
+    "tba_jax": ("data", "math", "plots", "tensorboard", "trackio", "wandb"),
+    "configs": (),
+    "examples": (),
+    "launch": (),
+    "benchmarks": ("plots",),
+    "colabs": ("plots", "test"),
+    "docs": ("plots", "test"),
+    "tests": ("parity", "test"),
+}
+
+
+def _assigned(name: str):
+  for node in ast.parse(_SETUP).body:
+    if isinstance(node, ast.Assign) and node.targets[0].id == name:
+      return ast.literal_eval(node.value)
+
+
+def _names(requirements: Iterable[str]) -> set[str]:
+  """Returns the names of requirements: "etils[epath]>=1.12" is etils."""
+  names = (re.match(r"[\w-]+", r)[0] for r in requirements)
+  return {name.lower().replace("_", "-") for name in names}
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+  """Yields the modules that code imports, by a statement or by name."""
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Import):
+      yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+      yield node.module
+    elif (
+        isinstance(node, ast.Call)
+        and getattr(node.func, "attr", "") == "import_module"
+        and isinstance(node.args[0], ast.Constant)
+    ):
+      yield node.args[0].value
+
+
+def _packages(modules: Iterable[str]) -> set[str]:
+  """Returns the names of the packages of other people's modules."""
+  roots = {module.partition(".")[0] for module in modules}
+  roots -= _OWN | sys.stdlib_module_names
+  return {_PACKAGES.get(r, r.replace("_", "-").lower()) for r in roots}
+
+
+def _sources(place: str) -> Iterator[tuple[str, ast.Module]]:
+  """Yields files of a folder; of a notebook, its cells without magic."""
+  for path in sorted((_ROOT / place).rglob("*.py")):
+    yield path.relative_to(_ROOT).as_posix(), ast.parse(path.read_text())
+  for path in sorted((_ROOT / place).glob("*.ipynb")):
+    cells = json.loads(path.read_text())["cells"]
+    lines = (
+        line.rstrip("\n")
+        for cell in cells
+        if cell["cell_type"] == "code"
+        for line in cell["source"]
+        if not line.startswith(("%", "!"))
+    )
+    yield path.relative_to(_ROOT).as_posix(), ast.parse("\n".join(lines))
+
+
+class DependenciesTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.core = _names(_assigned("REQUIREMENTS"))
+    self.extras = {k: _names(v) for k, v in _assigned("EXTRAS").items()}
+
+  def test_what_is_imported_is_declared(self):
+    for place, extras in _EXTRA_OF_PLACE.items():
+      allowed = self.core.union(*(self.extras[extra] for extra in extras))
+      for name, tree in _sources(place):
+        found = _packages(_imported(tree)) - _ELSEWHERE.get(name, set())
+        self.assertEqual(found - allowed, set(), name)
+
+  def test_the_package_loads_without_extras(self):
+    for name, tree in _sources("tba_jax"):
+      top = ast.Module([n for n in tree.body if not _is_code(n)], [])
+      self.assertEqual(_packages(_imported(top)) - self.core, set(), name)
+
+  def test_what_is_declared_is_imported_or_says_why(self):
+    places = ("tba_jax", "configs", "examples")
+    found = {
+        package
+        for place in places
+        for _, tree in _sources(place)
+        for package in _packages(_imported(tree))
+    }
+    lines = _SETUP.partition("REQUIREMENTS = [")[2].partition("\n]")[0]
+    above = ""
+    for line in lines.strip().splitlines():
+      text = line.strip()
+      if text.startswith('"') and not above.startswith("#"):
+        self.assertIn(*_names([text.strip('"')]), found)
+      above = text
+
+  def test_each_extra_is_used(self):
+    used = {extra for extras in _EXTRA_OF_PLACE.values() for extra in extras}
+    # Plugins, which nothing imports.
+    self.assertEqual(set(self.extras) - used, {"cuda", "tpu", "gcs"})
+
+  def test_constraints_have_exact_stable_versions(self):
+    lines = (_ROOT / "constraints.txt").read_text().splitlines()
+    lines = [line for line in lines if not line.startswith("#")]
+    # OpenTelemetry has no stable version of these.
+    stable = r"(opentelemetry.*==0|[\w.-]+==[0-9.]+(\.post[0-9]+)?(;.*)?$)"
+    for line in lines:
+      self.assertRegex(line, stable)
+    # What no test needs is left out.
+    others = {"trackio"}
+    wanted = self.core.union(*self.extras.values()) - others
+    self.assertEqual(wanted - _names(lines), set())
+
+
+def _is_code(node: ast.stmt) -> bool:
+  return isinstance(node, ast.FunctionDef | ast.ClassDef)
+
+
+if __name__ == "__main__":
+  absltest.main()
