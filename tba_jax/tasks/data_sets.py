@@ -48,14 +48,12 @@ def read(
       which none is the default, or the package is missing.
   """
   path = pathlib.Path(name).expanduser()
-  if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-    label = f"{path.name}[{split}]" if split else path.name
-    yield label, path, _saved(path, split)
+  if _is_saved(path):
+    yield _saved(path, path.name, split)
     return
-  split = split or "train"
   local, hub = _local(path, preferred), hf_hub.data_name(name)
   if local is not None:
-    yield from _of_folder(*local, split, preferred)
+    yield from _of_folder(*local, split or "train", preferred)
     return
   if hub is None:
     raise ValueError(
@@ -65,6 +63,10 @@ def read(
   repo, revision, subset = hub
   folder = hf_hub.cached_data(repo, revision)
   why = f"no such folder{_has(path.parent)}"
+  if folder is not None and _is_saved(folder):
+    yield _saved(folder, repo.partition("/")[2], split)
+    return
+  split = split or "train"
   if folder is not None:
     try:
       yield from [*_of_folder(folder, subset, split, preferred, repo)]
@@ -157,19 +159,26 @@ def _streamed(builder: Any, split: str) -> Iterator[Mapping[str, Any]]:
   yield from builder.as_streaming_dataset(split)
 
 
-def _saved(path: pathlib.Path, split: str) -> Iterable[Mapping[str, Any]]:
-  """Returns the rows of what `save_to_disk` of the package wrote."""
+def _is_saved(path: pathlib.Path) -> bool:
+  """Tells whether `save_to_disk` of the package wrote a folder."""
+  names = ("dataset_dict.json", "state.json")
+  return any((path / name).is_file() for name in names)
+
+
+def _saved(
+    path: pathlib.Path, label: str, split: str
+) -> tuple[str, pathlib.Path, Content]:
   with _errors():
     saved = _package().load_from_disk(str(path))
   if not isinstance(saved, dict):
     if split:
       raise ValueError("this data set has no splits")
-    return saved
+    return label, path, saved
   if split not in saved:
     raise ValueError(
         f"allowed a split in brackets, one of {', '.join(sorted(saved))}"
     )
-  return saved[split]
+  return f"{label}[{split}]", path, saved[split]
 
 
 def _has_configs(folder: pathlib.Path) -> bool:
@@ -323,7 +332,9 @@ def _of_hub(
         f" reached; fetch it with  hf download {repo}{options}  where there is"
         " a network"
     ) from error
-  except PermissionError as error:
+  except FileNotFoundError as error:  # The data set has no files.
+    raise ValueError(str(error)) from error
+  except OSError as error:
     raise ValueError(
         f"{error}; the caches in {datasets.config.HF_CACHE_HOME} have to be"
         " writable, HF_HOME names another folder"

@@ -335,6 +335,22 @@ class HubTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "hf download org/set .* v1 "):
       self.read("org/set@v1/extended")
 
+  def test_a_saved_data_set(self):
+    saved = datasets.DatasetDict(
+        test=datasets.Dataset.from_dict({"prompt": ["s"]})
+    )
+    saved.save_to_disk(self.folder)
+    hub_cache.add(self.cache, "org/set", self.folder, kind="dataset")
+    self.assertEqual(self.read("org/set[test]"), ["s"])
+
+  @parameterized.parameters(PermissionError, NotADirectoryError, OSError)
+  def test_a_cache_that_cannot_be_written(self, kind):
+    with mock.patch.object(
+        datasets, "load_dataset_builder", side_effect=kind("it is /x")
+    ):
+      with self.assertRaisesRegex(ValueError, "k='org/set': .*/x.* HF_HOME"):
+        self.read("org/set")
+
   def test_what_is_nowhere(self):
     with self.assertRaisesRegex(
         ValueError, "^k='org/none':.*hf download org/none --repo-type dataset "
