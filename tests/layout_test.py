@@ -30,7 +30,7 @@ _RANK = {name: rank for rank, names in enumerate(_ORDER) for name in names}
 # device is touched.
 _WITHOUT_JAX = """
     config.hardware config.load config.reference config.settings config.stages
-    config.validate config.variants main monitor.panel monitor.report.build
+    config.validate config.variants main models.folders monitor.panel monitor.report.build
     monitor.run_directory models.config models.hf_config models.hf_files
     models.hf_hub models.hf_names programs.plan programs.sizes programs.store
     programs.train programs.verify rewards.comparers rewards.judges

@@ -24,7 +24,9 @@ from tba_jax.config import load
 from tba_jax.config import settings
 from tba_jax.config import variants
 from tba_jax.models import config as config_lib
+from tba_jax.models import folders
 from tba_jax.models import hf_config
+from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
 from tba_jax.system import processes
 from tba_jax.tasks import base
@@ -701,44 +703,93 @@ def _searcher_mesh(c: Mapping[str, Any]) -> _Problems:
 # Files, packages, hosts.
 
 
+# Settings that name a model: values that are none, and labels of its head.
+_MODELS = {
+    "init": (("scratch", "sft"), folders.POLICY),
+    "sft.init": (("scratch",), folders.POLICY),
+    "tokenizer.source": (("task",), ()),
+    "evaluate.judge": (("", "task", "command"), folders.SCORER),
+    "reward_model.init": (("sft",), (*folders.POLICY, *folders.SCORER)),
+    "reward_model.relabel": (("", "task"), folders.SCORER),
+    "reward.model": (("reward_model",), folders.SCORER),
+    "loss.value_init": (("policy", "reward_model"), folders.SCORER),
+}
+
+
 def _folders(
     c: Mapping[str, Any], program: str, sections: set[str]
 ) -> _Problems:
-  """Finds the models that a program reads; downloads those of the hub."""
-  names_of = {
-      "init": ("scratch", "sft"),
-      "sft.init": ("scratch",),
-      "tokenizer.source": ("task",),
-      "evaluate.judge": ("", "task", "command"),
-      "reward_model.init": ("sft",),
-      "reward_model.relabel": ("", "task"),
-  }
-  if c.get("reward.where") == "model":
-    names_of["reward.model"] = ("reward_model",)
-  if c.get("loss.name") in settings.OF_A_VALUE_MODEL:
-    names_of["loss.value_init"] = ("policy", "reward_model")
+  """Checks the models that a program reads; downloads those of the hub."""
   for path in load.listed_paths(c.get("reward.readable", "")):
     if not os.path.exists(path):
       yield "reward.readable", f"allowed paths that exist; {path} does not"
       break
-  for key, names in names_of.items():
+  unread = set()
+  if c.get("reward.where") != "model":
+    unread.add("reward.model")
+  if c.get("loss.name") not in settings.OF_A_VALUE_MODEL:
+    unread.add("loss.value_init")
+  for key, (names, labels) in _MODELS.items():
     if c.get(key, names[0]) in names or _section(key) not in sections:
       continue
-    is_start = key in ("init", "sft.init")
+    if key in unread:
+      continue
     weights = key != "tokenizer.source" and program not in ("plan", "compile")
-    if is_start and program in ("searcher", "export"):
+    if key in _STARTS and program in ("searcher", "export"):
       # The params come from elsewhere, but for the base of adapters.
       weights = bool(c.get("lora.rank"))
     try:
-      if not hf_hub.find(c[key], weights=weights).is_dir():
+      folder = hf_hub.find(c[key], weights=weights)
+      if not folder.is_dir():
         yield key, (
             f"allowed {', '.join(map(repr, names))}, a folder of this machine"
             " that exists, or ORG/NAME of the Hugging Face hub"
         )
-      elif is_start:
-        hf_config.read(c[key])
+      elif processes.SUPERVISED not in os.environ:
+        _check_folder(c, key, folder, labels, weights, program)
+      elif key in _STARTS:
+        hf_config.read(folder)
     except ValueError as error:
       yield key, str(error)
+
+
+_STARTS = ("init", "sft.init")
+
+
+def _check_folder(
+    c: Mapping[str, Any],
+    key: str,
+    folder: pathlib.Path,
+    labels: tuple[int, ...],
+    weights: bool,
+    program: str,
+) -> None:
+  """Raises ValueError if the model or tokenizer in a folder cannot be used.
+
+  `plan` and `compile` need neither tensors nor tokenizer, but look at those
+  that are there.
+  """
+  texts = c.get("sampling.stop_token_ids", "").split(",")
+  ids = tuple(int(text) for text in texts if text)
+  if key == "tokenizer.source":
+    folders.check_tokenizer(folder, _shape_or_none(c), ids)
+    return
+  shape = folders.read(folder, labels)
+  if weights or (os.path.isdir(c[key]) and folders.has_weights(folder)):
+    hf_files.check_model(folder, shape)
+  is_own = key not in _STARTS or c.get("tokenizer.source") == "task"
+  if is_own and (
+      program not in ("plan", "compile") or folders.has_tokenizer(folder)
+  ):
+    folders.check_tokenizer(folder, shape, ids if key in _STARTS else ())
+
+
+def _shape_or_none(c: Mapping[str, Any]) -> config_lib.ModelConfig | None:
+  """Returns the shape of the first policy's folder, None if it has none."""
+  try:
+    return _start(c)[1]
+  except KeyError:
+    return None
 
 
 def _judges(c: Mapping[str, Any]) -> _Problems:

@@ -67,7 +67,7 @@ def load(
   Raises:
     ValueError: config.json is not supported, a file cannot be read, an entry is
       not finite, or tensors are missing, unused, of a wrong shape or no floats;
-      the message lists all of those.
+      the message has the first of those.
   """
   path = hf_hub.find(folder)
   config = hf_config.read(path, dtype=dtype, compute_dtype=compute_dtype)
@@ -106,22 +106,9 @@ def read_params(
     shardings: of the params; None is the default device.
 
   Raises:
-    ValueError: tensors are missing, unused, of a wrong shape or no floats, with
-      a line for each; or an entry is not finite.
+    ValueError: as `hf_files.check_tensors`, or an entry is not finite.
   """
-  expected = {
-      name: row.hf_shape for row in rows for name in row.hf_names(num_layers)
-  }
-  problems = []
-  for name, shape in expected.items():
-    problems += files.problems(name, shape)
-  problems += [
-      f"unused tensor {name} {list(files.shapes[name])}"
-      for name in sorted(files.shapes.keys() - expected)
-      if not re.fullmatch(ignored, name)
-  ]
-  if problems:
-    raise ValueError("; ".join(problems))
+  hf_files.check_tensors(files, rows, num_layers=num_layers, ignored=ignored)
   params = {}
   for row in rows:
     sharding = None

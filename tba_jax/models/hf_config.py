@@ -225,7 +225,10 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   rotary = ("rope_scaling", "rope_parameters", *_ROPE_NAMES)
   others = _READ_APART + rotary * (family != "gpt2")
   fields, problems = read_settings(hf, KEYS[family], only, others)
-  if set(hf.get("layer_types") or ()) - {"full_attention"}:
+  layer_types = hf.get("layer_types") or []
+  if not isinstance(layer_types, list) or any(
+      kind != "full_attention" for kind in layer_types
+  ):
     problems.append(_wrong(hf, "layer_types", "'full_attention' alone"))
   fields = {**config_lib.PLAIN, "rope_theta": 10000.0, **fields}
   if family != "gpt2":
@@ -420,6 +423,8 @@ def with_generation(
   Raises:
     ValueError: its eos_token_id is not a token id or a list of them.
   """
+  if not isinstance(generation, dict):
+    raise ValueError("generation_config.json: allowed an object")
   ids = _stop_ids(generation.get("eos_token_id"))
   if ids is None:
     raise ValueError(

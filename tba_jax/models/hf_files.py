@@ -11,12 +11,14 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
+from tba_jax.models import config as config_lib
 from tba_jax.models import hf_names
 
 WEIGHTS = "model.safetensors"
@@ -24,15 +26,33 @@ INDEX = "model.safetensors.index.json"
 # The default of Hugging Face's tools.
 MAX_FILE_BYTES = 5 * 10**9
 
+# Files of a folder that make its tokenizer.
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
 DTYPES = ("BF16", "F16", "F32", "F64")
+_REMEDY = "fetch or save the folder again"
+# Problems of one folder that a message lists.
+_MAX_PROBLEMS = 3
 
 
 def read_json(path: pathlib.Path) -> Any:
   """Returns a JSON file's content; raises ValueError if it is not readable."""
+  if not path.exists():
+    raise ValueError(f"{path}: there is no such file")
   try:
     return json.loads(path.read_text(encoding="utf-8"))
   except (OSError, ValueError, RecursionError) as error:
     raise ValueError(f"{path}: not readable as JSON: {error}") from error
+
+
+def first_of(problems: Sequence[str]) -> str:
+  """Returns the first of many problems, and how many more there are."""
+  rest = len(problems) - _MAX_PROBLEMS
+  more = [f"and {rest} more"] if rest > 0 else []
+  return "; ".join([*problems[:_MAX_PROBLEMS], *more])
 
 
 class Files:
@@ -61,17 +81,18 @@ class Files:
       try:
         self._add(folder / file, listed)
       except (OSError, safetensors.SafetensorError) as error:
-        exists = (folder / file).is_file()
-        what = "damaged or cut off" if exists else f"{INDEX} names it"
-        problems.append(f"{folder / file}: not readable, {what}: {error}")
+        if (folder / file).is_file():
+          problems.append(f"{file}: damaged or cut off ({error}); {_REMEDY}")
+        else:
+          problems.append(f"{file}: no such file, {INDEX} names it; {_REMEDY}")
     if not problems:
       problems += [
-          f"{folder / file}: lacks tensor {name}, which {INDEX} puts there"
+          f"{file}: lacks tensor {name}, which {INDEX} puts there"
           for name, file in sorted(listed.items())
           if self._path_of.get(name) != folder / file
       ]
     if problems:
-      raise ValueError("; ".join(problems))
+      raise ValueError(first_of(problems))
 
   def _add(self, path: pathlib.Path, listed: Mapping[str, str]) -> None:
     with safetensors.safe_open(str(path), framework="np") as file:
@@ -107,15 +128,60 @@ class Files:
     return problems
 
 
+def check_tensors(
+    files: Files,
+    rows: Sequence[hf_names.Row],
+    *,
+    num_layers: int,
+    ignored: str,
+) -> None:
+  """Checks names, shapes and dtypes against a table.
+
+  Args:
+    files: of the folder.
+    rows: the table.
+    num_layers: length of the leaves under "blocks".
+    ignored: regular expression of the names that need not be in the table.
+
+  Raises:
+    ValueError: tensors are missing, unused, of a wrong shape or no floats; the
+      message has the first ones.
+  """
+  expected = {
+      name: row.hf_shape for row in rows for name in row.hf_names(num_layers)
+  }
+  problems = []
+  for name, shape in expected.items():
+    problems += files.problems(name, shape)
+  problems += [
+      f"unused tensor {name} {list(files.shapes[name])}"
+      for name in sorted(files.shapes.keys() - expected)
+      if not re.fullmatch(ignored, name)
+  ]
+  if problems:
+    raise ValueError(
+        f"{first_of(problems)}; allowed the tensors that config.json describes"
+    )
+
+
+def check_model(folder: pathlib.Path, config: config_lib.ModelConfig) -> None:
+  """Raises ValueError unless a folder has a model's tensors, by its headers."""
+  files = Files(folder)
+  check_tensors(
+      files,
+      hf_names.match_prefix(files.shapes, config, hf_names.rows(config)),
+      num_layers=config.num_layers,
+      ignored=hf_names.ignored(config),
+  )
+
+
 def _listed(folder: pathlib.Path) -> dict[str, str]:
   """Returns the file of each tensor by the index; {} without an index."""
   if not (folder / INDEX).is_file():
     if not (folder / WEIGHTS).is_file():
       old = any(folder.glob("pytorch_model*.bin"))
-      raise ValueError(
-          f"has neither {WEIGHTS} nor {INDEX}"
-          + (f". {conversion(folder, str(folder))}" if old else "")
-      )
+      remedy = f". {conversion(folder, str(folder))}" if old else f"; {_REMEDY}"
+      raise ValueError(f"has neither {WEIGHTS} nor {INDEX}{remedy}")
     return {}
   index = read_json(folder / INDEX)
   listed = index.get("weight_map") if isinstance(index, dict) else None
@@ -125,7 +191,7 @@ def _listed(folder: pathlib.Path) -> dict[str, str]:
       for file in listed.values()
   ):
     raise ValueError(
-        f"{folder / INDEX}: weight_map: allowed tensor names with names of"
+        f"{INDEX}: weight_map: allowed tensor names with names of"
         " files in that folder"
     )
   return listed

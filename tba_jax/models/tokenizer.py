@@ -26,12 +26,9 @@ from tba_jax.models import hf_hub
 PAD_TOKEN = "<pad>"
 EOS_TOKEN = "<eos>"
 UNK_TOKEN = "<unk>"
-# Files of a folder that make its tokenizer.
-FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
-    "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
+FILES = hf_files.TOKENIZER_FILES
+# Characters of a library's error that a message keeps.
+_MAX_ERROR = 300
 
 
 class Tokenizer:
@@ -223,12 +220,13 @@ def load(folder: str | os.PathLike[str], *, bos: str = "auto") -> Tokenizer:
   Raises:
     ValueError: there is no such folder, fast tokenizer or stop token.
   """
-  fast = _load_fast(folder, "config.tokenizer.source")
+  fast = _load_fast(folder)
   path = hf_hub.find(folder, weights=False)
   config = path / "config.json"
   if fast.eos_token_id is None and config.is_file():
     # GPT-2's tokenizer files name none.
-    ids = hf_files.read_json(config).get("eos_token_id")
+    hf = hf_files.read_json(config)
+    ids = hf.get("eos_token_id") if isinstance(hf, dict) else None
     first = ids[0] if isinstance(ids, list) and ids else ids
     if isinstance(first, int):
       fast.eos_token = fast.convert_ids_to_tokens(first)
@@ -241,32 +239,39 @@ def load_texts(folder: str | os.PathLike[str]) -> TextTokenizer:
   Raises:
     ValueError: there is no such folder or fast tokenizer.
   """
-  return TextTokenizer(_load_fast(folder, "folder"))
+  return TextTokenizer(_load_fast(folder))
 
 
 def _load_fast(
-    folder: str | os.PathLike[str], key: str
+    folder: str | os.PathLike[str],
 ) -> transformers.PreTrainedTokenizerFast:
-  """Returns a folder's fast tokenizer; `key` names the folder in errors."""
+  """Returns a folder's fast tokenizer."""
   path = hf_hub.find(folder, weights=False)
   if not path.is_dir():
-    raise ValueError(f"{key}={str(folder)!r}: no such folder")
+    raise ValueError(f"{folder}: no such folder")
   # AutoTokenizer imports torch if it is installed, which costs each role
   # seconds and hundreds of MB: use it only without a tokenizer.json.
-  if (path / "tokenizer.json").is_file():
+  if (path / FILES[0]).exists():
     loader = transformers.PreTrainedTokenizerFast
-  else:
+  elif any((path / name).exists() for name in (*FILES, "vocab.txt")):
     loader = transformers.AutoTokenizer
+  else:
+    raise ValueError(
+        f"{folder}: no tokenizer there; allowed a folder with {FILES[0]}, as"
+        " `save_pretrained` of transformers writes it"
+    )
   try:
     fast = loader.from_pretrained(str(path), local_files_only=True)
   except Exception as error:  # tokenizers raises Exception itself.
+    why = " ".join(str(error).split())[:_MAX_ERROR]
     raise ValueError(
-        f"{key}={str(folder)!r}: no tokenizer there: {error}"
+        f"{folder}: no tokenizer there: {why or repr(error)}; fetch or save"
+        " its files again"
     ) from error
   if not isinstance(fast, transformers.PreTrainedTokenizerFast):
     raise ValueError(
-        f"{key}={str(folder)!r}: {type(fast).__name__} is not"
-        " a fast tokenizer; allowed: folders with a tokenizer.json"
+        f"{folder}: {type(fast).__name__} is not a fast tokenizer; allowed"
+        f" folders with a {FILES[0]}"
     )
   return fast
 

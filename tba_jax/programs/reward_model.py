@@ -34,6 +34,7 @@ from tba_jax import types
 from tba_jax.config import stages
 from tba_jax.losses import metrics as metrics_lib
 from tba_jax.losses import preference
+from tba_jax.models import folders
 from tba_jax.models import heads
 from tba_jax.models import hf
 from tba_jax.models import hf_hub
@@ -197,11 +198,10 @@ def initial_model(
         " it with --program=sft, or name another folder"
     )
   shape = policy.shape_of_folder(config, folder)
-  if shape.num_labels not in (0, 1):
-    raise ValueError(
-        f"config.reward_model.init={source!r}: its head gives"
-        f" {shape.num_labels} labels; allowed 1, or a policy"
-    )
+  try:
+    folders.check_labels(shape, (*folders.POLICY, *folders.SCORER))
+  except ValueError as error:
+    raise ValueError(f"config.reward_model.init={source!r}: {error}") from error
   mesh = sharding.make_mesh(config.mesh)
   has_head = bool(shape.num_labels)
   model = heads.ScalarModel(shape if has_head else heads.config_of(shape))

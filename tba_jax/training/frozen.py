@@ -16,6 +16,7 @@ import ml_collections
 from tba_jax import types
 from tba_jax.models import config as config_lib
 from tba_jax.models import encoder as encoder_lib
+from tba_jax.models import folders
 from tba_jax.models import heads
 from tba_jax.models import hf
 from tba_jax.models import hf_config
@@ -75,11 +76,10 @@ def load_scorer(
       compute_dtype=compute_dtype,
       attention=_attention(config),
   )
-  if shape.num_labels != 1:
-    raise ValueError(
-        f"config.{key}={str(folder)!r}: its head gives {shape.num_labels}"
-        " labels; allowed a model with one (0 is one that predicts tokens)"
-    )
+  try:
+    folders.check_labels(shape, folders.SCORER)
+  except ValueError as error:
+    raise ValueError(f"config.{key}={str(folder)!r}: {error}") from error
   model = heads.ScalarModel(shape)
   return reward_model.RewardScorer(
       sharding.split_rows(model.rewards, mesh, config.sharding),

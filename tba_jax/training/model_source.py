@@ -19,6 +19,7 @@ import ml_collections
 from tba_jax import types
 from tba_jax.config import load as load_lib
 from tba_jax.config import meshes
+from tba_jax.models import folders
 from tba_jax.models import hf
 from tba_jax.models import hf_config
 from tba_jax.models import hf_hub
@@ -223,13 +224,14 @@ def load(
         " one, both also in gs://"
     )
   # Check the small files before reading the weights.
-  tokenizer = tokenizer_lib.load(folder, bos=bos)
-  shape = hf_config.read(folder, dtype=dtype)
-  if tokenizer.vocab_size > shape.vocab_size:
-    raise ValueError(
-        f"config.{key}={path!r}: its vocabulary has {shape.vocab_size} entries,"
-        f" its tokenizer {tokenizer.vocab_size}"
-    )
+  try:
+    shape = hf_config.read(folder, dtype=dtype)
+    folders.check_labels(shape, folders.POLICY)
+    tokenizer = tokenizer_lib.load(folder, bos=bos)
+    folders.check_vocabulary(shape, tokenizer.vocab_size)
+  except ValueError as error:
+    why = str(error).removeprefix(f"{folder}: ")
+    raise ValueError(f"config.{key}={path!r}: {why}") from error
   policy_lib.add_model_stops(shape, tokenizer)
   model, shardings = transformer.make_model(shape), None
   if mesh is not None:

@@ -12,6 +12,7 @@ import ml_collections
 from tba_jax import types
 from tba_jax.losses import build as losses_build
 from tba_jax.models import config as config_lib
+from tba_jax.models import folders
 from tba_jax.models import heads
 from tba_jax.models import hf
 from tba_jax.models import hf_config
@@ -141,12 +142,11 @@ def make_policy(
     )
   else:
     model_config = shape_of_folder(config, folder)
-    if tokenizer.vocab_size > model_config.vocab_size:
-      raise ValueError(
-          f"config.init={folder}: its vocabulary has"
-          f" {model_config.vocab_size} entries, the tokenizer"
-          f" {tokenizer.vocab_size}"
-      )
+    try:
+      folders.check_labels(model_config, folders.POLICY)
+      folders.check_vocabulary(model_config, tokenizer.vocab_size)
+    except ValueError as error:
+      raise ValueError(f"config.init={folder}: {error}") from error
     add_model_stops(model_config, tokenizer)
   model = transformer.make_model(model_config, remat=config.train.remat)
   adapters = None if scratch else lora.make(config.lora, model)
@@ -342,11 +342,10 @@ def make_value_model(
       compute_dtype=model.config.compute_dtype,
       attention=config.model.attention,
   )
-  if shape.num_labels != 1:
-    raise ValueError(
-        f"loss.value_init={folder}: has {shape.num_labels} labels; allowed a"
-        " model with one (0 is a model that predicts tokens)"
-    )
+  try:
+    folders.check_labels(shape, folders.SCORER)
+  except ValueError as error:
+    raise ValueError(f"config.loss.value_init={folder}: {error}") from error
   if shape.vocab_size < model.config.vocab_size:
     raise ValueError(
         f"loss.value_init={folder}: its vocabulary has {shape.vocab_size}"

@@ -18,7 +18,9 @@ from tba_jax.losses import build
 from tba_jax.losses import corrections
 from tba_jax.losses import groups
 from tba_jax.models import config as config_lib
+from tba_jax.models import hf
 from tba_jax.models import hf_config
+from tba_jax.models import tokenizer
 from tba_jax.models import transformer
 from tba_jax.monitor import writers
 from tba_jax.replay import buffer
@@ -459,13 +461,16 @@ class RelationsTest(parameterized.TestCase):
     )
     (folder / "config.json").write_text(json.dumps(hf))
     long = dict(init=str(folder), sampling__max_prompt_tokens=400)
-    self.assertEqual(_problems(base_config.make(**long)), [])
+    problems = lambda **changes: _problems(
+        base_config.make(**changes), program="plan"
+    )
+    self.assertEqual(problems(**long), [])
     long |= dict(sampling__max_completion_tokens=113)
-    (line,) = _problems(base_config.make(**long))
+    (line,) = problems(**long)
     self.assertStartsWith(line, "config.sampling.max_completion_tokens = 113")
     # Sizes on the mesh are the folder's too: 64 wide, 4 heads, 40 entries.
     wide = dict(init=str(folder), mesh__tensor=16, model__num_heads=16)
-    found = {line.split()[0] for line in _problems(base_config.make(**wide))}
+    found = {line.split()[0] for line in problems(**wide)}
     self.assertContainsSubset(
         {"config.sharding.heads", "config.sharding.vocab"}, found
     )
@@ -481,9 +486,9 @@ class RelationsTest(parameterized.TestCase):
     self.assertIn("hf download org/tiny", line)
     # Params come to a searcher from the trainer; adapters need their base.
     folder = pathlib.Path(self.create_tempdir().full_path)
-    shape = hf_config.to_hf(hf_case.make_config())
-    (folder / "config.json").write_text(json.dumps(shape))
-    (folder / "tokenizer.json").write_text("{}")
+    shape, words = hf_case.make_config(), tokenizer.word_level(("a",), ".")
+    (folder / "config.json").write_text(json.dumps(hf_config.to_hf(shape)))
+    words.save(folder)
     snapshot = hub_cache.add(cache, "org/tiny", folder)
     for program, rank, found in (
         ("plan", 0, True), ("searcher", 0, True), ("export", 0, True),
@@ -492,7 +497,7 @@ class RelationsTest(parameterized.TestCase):
       config = base_config.make(init="org/tiny", lora__rank=rank)
       self.assertEqual(_problems(config, program=program) == [], found, program)
     # Fine-tuning starts from another key.
-    (snapshot / "model.safetensors").touch()
+    hf.save(snapshot, shape, hf_case.make_params(shape), words)
     config = base_config.make(init="org/tiny", sft__init="scratch")
     (line,) = _problems(config, program="sft")
     self.assertIn("--config.init=sft --config.sft.init=org/tiny", line)
@@ -504,7 +509,8 @@ class RelationsTest(parameterized.TestCase):
   def test_the_shape_of_what_sft_started_from_holds(self, program):
     folder = pathlib.Path(self.create_tempdir().full_path)
     config = hf_case.make_config(max_positions=4096)
-    (folder / "config.json").write_text(json.dumps(hf_config.to_hf(config)))
+    words = tokenizer.word_level(("a",), ".")
+    hf.save(folder, config, hf_case.make_params(config), words)
     changes = dict(sft__init=str(folder), sampling__max_prompt_tokens=2000)
     problems = _problems(base_config.make(**changes), program=program)
     self.assertEqual(problems, [])

@@ -109,7 +109,7 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaises(ValueError) as caught:
       hf.load(self.folder)
     message = str(caught.exception)
-    self.assertRegex(message, f"{first.name}: .*index.json names it: .*No such")
+    self.assertRegex(message, f"{first.name}: no such file, .*json names it")
     self.assertRegex(message, f"{third.name}: .*cut off")
     self.assertNotIn(second.name, message)
 
@@ -127,7 +127,7 @@ class RefusalTest(parameterized.TestCase):
             {**index["weight_map"], last: first},
             f"{first}: lacks tensor {last}",
         ),
-        ({**index["weight_map"], last: "gone"}, "gone: not readable.*names it"),
+        ({**index["weight_map"], last: "gone"}, "gone: no such file.*names it"),
         ({**index["weight_map"], last: f"../model/{first}"}, "weight_map"),
         ({}, "weight_map"),
         (None, "weight_map"),

@@ -190,7 +190,7 @@ class ExportTest(parameterized.TestCase):
     for path, message in (
         (f"{self.workdir}/none", "generate.model=.*none'.*no such folder"),
         (f"{self.workdir}/checkpoints/4", "no such folder"),
-        (str(self.directory), "no tokenizer there"),
+        (str(self.directory), "config.json: there is no such file"),
     ):
       with self.assertRaisesRegex((ValueError, OSError), message):
         model_source.load("generate.model", path, bos="auto", dtype=None)
@@ -205,7 +205,7 @@ class ExportTest(parameterized.TestCase):
     size = source.tokenizer.vocab_size
     with self.assertRaisesRegex(
         ValueError,
-        rf"config.generate.model=.*narrow'.* 7 entries, its tokenizer {size}",
+        rf"config.generate.model=.*narrow'.* 7 entries, the tokenizer {size}",
     ):
       model_source.load("generate.model", str(folder), bos="auto", dtype=None)
 
