@@ -19,6 +19,7 @@ from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.monitor import run_directory
 from tba_jax.rewards import pool
+from tba_jax.system import accelerators
 from tba_jax.system import bucket
 from tba_jax.system import processes
 from tba_jax.tasks import build
@@ -59,12 +60,16 @@ _OF_A_RUN = (
 # Programs that print the rows used and left out of the task's data.
 _SHOW_DATA = ("train", "evaluate", "plan")
 _WITHOUT_WORKDIR = ("plan", "compile", "report", "generate", "score")
+_WITHOUT_JAX = ("store", "plan", "compile", "report", "status", "verify")
 # Programs that need no task: its data may be missing on this machine.
 _WITHOUT_TASK = ("status",)
 # Programs that read run directories in any state, damaged ones too.
 _WITHOUT_CONFIG = ("report", "verify")
 # Programs on a finished run, which may have other settings than the run.
 _AFTER_A_RUN = ("evaluate", "export")
+
+# How JAX says that it cannot use a device, and that another process may.
+_NO_BACKEND, _HELD = "Unable to initialize backend", ("in use", "lockfile")
 
 _USAGE = """usage: python -m tba_jax.main [--program=PROGRAM]
   --config=FILE[:ARG,ARG=VALUE…] --workdir=DIR [--config.KEY=VALUE …]
@@ -107,6 +112,12 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     for flag in (_WORKDIR, _CONFIG):
       if flag.value == "":
         raise ValueError(f"--{flag.name}=: allowed a path; it is empty")
+      _check_text(f"--{flag.name}", flag.value or "")
+    for operand in operands:
+      _check_text("operand", operand)
+    if name not in _WITHOUT_JAX:
+      accelerators.check_platforms()
+      processes.cache_directory()
     workdir = _WORKDIR.value
     if workdir is not None:
       workdir = bucket.stage(workdir, name)
@@ -146,6 +157,25 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     logging.exception("--program=%s cannot continue", name)
     print(f"error: {error}", file=sys.stderr)
     return 1
+  except RuntimeError as error:
+    if not str(error).startswith(_NO_BACKEND):
+      raise
+    print(
+        f"error: JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r}:"
+        f" {str(error).partition(chr(10))[0]}",
+        file=sys.stderr,
+    )
+    # A process that has just been killed may still hold the device.
+    is_held = any(text in str(error) for text in _HELD)
+    return 1 if is_held else processes.EXIT_CONFIG
+
+
+def _check_text(name: str, value: str) -> None:
+  """Raises ValueError for bytes that no file of a run can hold."""
+  try:
+    value.encode()
+  except UnicodeEncodeError as error:
+    raise ValueError(f"{name}={value!r}: allowed a text in UTF-8") from error
 
 
 def _is_of_data(problem: str) -> bool:

@@ -29,13 +29,14 @@ _RANK = {name: rank for rank, names in enumerate(_ORDER) for name in names}
 # The supervisor and the store stay small, and a wrong config is told before a
 # device is touched.
 _WITHOUT_JAX = """
-    config.hardware config.load config.reference config.settings config.stages
-    config.validate config.variants main models.folders monitor.panel monitor.report.build
-    monitor.run_directory models.config models.hf_config models.hf_files
-    models.hf_hub models.hf_names programs.plan programs.sizes programs.store
-    programs.train programs.verify rewards.comparers rewards.judges
-    rewards.pool rewards.worker system.bucket system.jsonl system.polling
-    system.processes system.pulse system.role system.worker tasks.build
+    config.hardware config.load config.own_code config.reference config.settings
+    config.stages config.validate config.variants main models.config
+    models.folders models.hf_config models.hf_files models.hf_hub
+    models.hf_names monitor.panel monitor.report.build monitor.run_directory
+    programs.plan programs.sizes programs.store programs.train programs.verify
+    rewards.comparers rewards.judges rewards.pool rewards.worker system.bucket
+    system.jsonl system.polling system.processes system.pulse system.role
+    system.worker tasks.build
     transport.base transport.kv_host transport.locator transport.wire
 """.split()
 

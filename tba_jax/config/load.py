@@ -12,14 +12,13 @@ import inspect
 import os
 import pathlib
 import re
-import sysconfig
-import traceback
 from typing import Any
 
 import ml_collections
 
 from tba_jax.config import settings
 from tba_jax.config import variants
+from tba_jax.system import user_code
 from tba_jax.tasks import build
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -107,15 +106,7 @@ def _errors_of(path_and_arg: str) -> Iterator[None]:
     raise
   # A config file is user code: it may raise anything, or exit.
   except (Exception, SystemExit) as error:
-    where = path_and_arg
-    library = str(_ROOT / "tba_jax"), sysconfig.get_path("stdlib"), "<"
-    for frame in traceback.extract_tb(error.__traceback__):
-      # The innermost line of user code.
-      own = "site-packages" not in frame.filename
-      if own and not frame.filename.startswith(library):
-        where = f"{frame.filename}:{frame.lineno}"
-    if isinstance(error, SyntaxError):
-      where = f"{error.filename}:{error.lineno}"
+    where = user_code.place_of(error) or path_and_arg
     what = "" if type(error) is ValueError else f"{type(error).__name__}: "
     raise ConfigError(
         f"--config={path_and_arg}: {what}{error} ({where})"

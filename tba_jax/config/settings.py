@@ -71,6 +71,15 @@ def at_least(low: int) -> Allowed:
   return Allowed(f"{low} or more", lambda v: v >= low)
 
 
+def wait(low: float = 0.0) -> Allowed:
+  """Allows seconds to wait; pipes take up to 2**31 milliseconds."""
+  text = f"{low:g} or more" if low else "above 0"
+  return Allowed(
+      f"{text}, up to 10**6 seconds",
+      lambda v: (v >= low if low else v > 0) and v <= 10**6,
+  )
+
+
 def one_of(*names: str) -> Allowed:
   return Allowed(", ".join(map(repr, names)), lambda v: v in names, names)
 
@@ -147,6 +156,7 @@ BELOW_1 = Allowed("from 0 to below 1", lambda v: 0 <= v < 1)
 INSIDE_0_1 = Allowed("above 0 and below 1", lambda v: 0 < v < 1)
 DTYPE = one_of("float32", "bfloat16")
 DTYPE_OR_OWN = one_of("", "float32", "bfloat16")
+WAIT = wait()
 SCHEDULE = one_of("constant", "linear", "cosine")
 INTEGERS = Allowed(
     "whole numbers separated by commas", _matches(r"|\d+(,\d+)*")
@@ -448,9 +458,9 @@ SETTINGS = {
     "reward.num_workers": _s(
         2, COUNT, "of the pool", resume=True, hosts="own"),
     "reward.deadline_s": _s(
-        10.0, ABOVE_0, "of one completion in a worker", resume=True),
+        10.0, WAIT, "of one completion in a worker", resume=True),
     "reward.start_deadline_s": _s(
-        60.0, ABOVE_0, "of the start of a worker", resume=True),
+        60.0, WAIT, "of the start of a worker", resume=True),
     "reward.memory_mb": _s(
         0, FROM_0, "address space of a worker; 0 = no limit", resume=True,
         hosts="own"),
@@ -512,7 +522,7 @@ SETTINGS = {
     "evaluate.beside": _s(
         True, FLAG, "in a thread while training continues; not in lockstep"),
     "evaluate.deadline_s": _s(
-        600.0, ABOVE_0, "limit of an evaluation beside training"),
+        600.0, WAIT, "limit of an evaluation beside training"),
     "evaluate.num_prompts": _s(256, COUNT, "while training"),
     "evaluate.num_completions": _s(8, COUNT, "k of pass@k"),
     "evaluate.final_prompts": _s(1000, COUNT, "before and after training"),
@@ -525,7 +535,7 @@ SETTINGS = {
         " judge_command, or the Hugging Face folder of a gold model"),
     "evaluate.judge_command": _s(
         "", TEXT, "reads pairs, writes verdicts (docs/preferences.md)"),
-    "evaluate.judge_deadline_s": _s(60.0, ABOVE_0, "of one pair"),
+    "evaluate.judge_deadline_s": _s(60.0, WAIT, "of one pair"),
     "evaluate.resamples": _s(1000, COUNT, "of the bootstrap intervals"),
     "evaluate.confidence": _s(0.95, INSIDE_0_1, "of the bootstrap intervals"),
     "evaluate.variants": _s(
@@ -580,13 +590,13 @@ SETTINGS = {
         4, COUNT, "blocks that a searcher may hold unacknowledged",
         resume=True),
     "search.lease_s": _s(
-        15.0, ABOVE_0, "after this long without a sign of life a searcher's"
+        15.0, WAIT, "after this long without a sign of life a searcher's"
         " prompts are granted to others", resume=True),
     "search.pull_every_s": _s(
-        0.02, ABOVE_0, "shortest interval between polls for a new version",
+        0.02, WAIT, "shortest interval between polls for a new version",
         resume=True),
     "search.starvation_s": _s(
-        180.0, ABOVE_0, "the trainer ends after this long without fresh data",
+        180.0, WAIT, "the trainer ends after this long without fresh data",
         resume=True),
     "search.mesh.data": _s(
         1, COUNT, "devices of a searcher that split its rows", resume=True),
@@ -759,13 +769,13 @@ SETTINGS = {
         " port of this machine, chosen by `--program=train`", hosts="own"),
     "trainer.cpu_devices": _s(
         0, FROM_0, "virtual CPU devices of a process; 0 = the machine's"),
-    "trainer.start_deadline_s": _s(300.0, ABOVE_0, "until all have joined"),
+    "trainer.start_deadline_s": _s(300.0, WAIT, "until all have joined"),
     "trainer.heartbeat_s": _s(
-        100.0, ABOVE_0, "a process silent for this long is dead"),
+        100.0, WAIT, "a process silent for this long is dead"),
     "trainer.deadline_s": _s(
-        1800.0, ABOVE_0, "the other processes wait this long for process 0"),
+        1800.0, WAIT, "the other processes wait this long for process 0"),
     "trainer.save_deadline_s": _s(
-        1200.0, Allowed("1 or more", lambda v: 1 <= v < math.inf),
+        1200.0, wait(1),
         "until all have written a checkpoint"),
 
     "rounds.mini_batches": _s(0, FROM_0, "N; 0 = no rounds"),
@@ -842,9 +852,9 @@ SETTINGS = {
     "store.spool_dir": _s(
         "", TEXT, "'' = a 0700 directory of this user and workdir"),
     "store.deadline_s": _s(
-        60.0, ABOVE_0, "of one operation, a restart of the service included"),
+        60.0, WAIT, "of one operation, a restart of the service included"),
     "store.probe_timeout_s": _s(
-        5.0, Allowed("1 or more", lambda v: 1 <= v < math.inf),
+        5.0, wait(1),
         "a service silent for this long is restarted"),
 
     "run.processes": _s(

@@ -1,7 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that WORKDIR/sft or WORKDIR/reward_model was trained with."""
+"""Stages before a run: settings of WORKDIR/sft and reward_model, and data."""
 
+import itertools
 import json
 import pathlib
 from typing import Any
@@ -9,8 +10,15 @@ from typing import Any
 import ml_collections
 
 from tba_jax.config import load
+from tba_jax.models import folders
+from tba_jax.models import hf_files
 from tba_jax.system import jsonl
+from tba_jax.tasks import base
 from tba_jax.tasks import build
+from tba_jax.tasks import rows
+
+# Rows of a source among which one must be a pair.
+_FIRST_ROWS = 100
 
 
 def check(
@@ -52,6 +60,51 @@ def check(
         f" the settings that it was made with, another --workdir, or {folder}"
         " removed, to recreate it"
     )
+
+
+def check_model(folder: pathlib.Path) -> None:
+  """Raises ValueError if the model in a stage's folder is damaged."""
+  model = folder / "model"
+  labels = folders.SCORER if folder.name == "reward_model" else folders.POLICY
+  try:
+    hf_files.check_model(model, folders.read(model, labels))
+  except ValueError as error:
+    why = str(error).removeprefix(f"{model}: ")
+    raise ValueError(
+        f"{model}: {why}. Restore it, or remove {folder} to train it again"
+    ) from error
+
+
+def check_pairs(config: ml_collections.ConfigDict) -> None:
+  """Checks that a reward model will have pairs to learn from.
+
+  Raises:
+    ValueError: a source is missing, or none of its first rows is a pair; or the
+      task does not make or relabel pairs, as it is asked to.
+  """
+  task = build.make_task(config.task)
+  for split in base.SPLITS:
+    key, source = f"config.reward_model.{split}", config.reward_model[split]
+    if source == "task":
+      pairs = task.pairs(split)
+    else:
+      first = itertools.islice(rows.read_rows(key, source), _FIRST_ROWS)
+      fields = [row.fields for row in first if row.fields is not None]
+      pairs = [
+          texts
+          for texts in map(task.pair_texts, fields)
+          if all(isinstance(text, str) and text.strip() for text in texts)
+      ]
+      if not pairs:
+        raise ValueError(
+            f"{key}={source!r}: no pair is among its first rows; allowed rows"
+            " with the texts prompt or query, chosen and rejected"
+            " (task.name='chat' takes messages too), these have"
+            f" {sorted(set().union(*fields))}"
+        )
+    if config.reward_model.relabel == "task":
+      prompt, chosen, _ = pairs[0]
+      task.reward_of(prompt, chosen)
 
 
 def _settings(

@@ -21,6 +21,7 @@ from typing import Any
 import ml_collections
 
 from tba_jax.config import load
+from tba_jax.config import own_code
 from tba_jax.config import settings
 from tba_jax.config import variants
 from tba_jax.models import config as config_lib
@@ -29,6 +30,7 @@ from tba_jax.models import hf_config
 from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
 from tba_jax.system import processes
+from tba_jax.system import user_code
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 from tba_jax.tasks import rows_task
@@ -134,8 +136,13 @@ def validate(
           _line("lora.rank", good["lora.rank"], "allowed 0 in a sweep")
       )
     if program not in _WITHOUT_TASK:
-      lines = _check_task(good, config, task, problems)
+      lines = _check_task(good, config, task, problems, program)
       (not_here if elsewhere else problems).extend(lines)
+  may_try = not elsewhere and program not in LINE_PROGRAMS and task is None
+  # Under a supervisor, it has tried the same code.
+  if may_try and not problems and processes.SUPERVISED not in os.environ:
+    if tried := own_code.parts(good, program):
+      problems += own_code.problems(config.to_dict(), tried)
   if problems:
     raise ConfigError("\n".join(dict.fromkeys(problems)))
   return not_here
@@ -238,6 +245,18 @@ def _check_values(
   return problems, good
 
 
+# Of float32.
+_MIN_FLOAT, _MAX_FLOAT = 1.2e-38, 3.4e38
+
+
+def _is_text(value: str) -> bool:
+  """Tells whether files and command lines can hold a text."""
+  try:
+    return b"\0" not in value.encode()
+  except UnicodeEncodeError:  # A byte of a command line, or half a pair.
+    return False
+
+
 def _allowed(key: str, value: Any, default: Any, program: str) -> str:
   """Returns what is allowed if `value` is not, else ""."""
   kind = type(default)
@@ -245,10 +264,18 @@ def _allowed(key: str, value: Any, default: Any, program: str) -> str:
   is_bool = isinstance(value, bool)
   if not isinstance(value, numbers) or is_bool != (kind is bool):
     return variants.type_name(default)
-  if isinstance(value, float) and not math.isfinite(value):
-    return "a finite number"
+  if kind is str and not _is_text(value):
+    return "a text in UTF-8, without the character 0"
+  # Arrays have 32 bits; a number that they round to 0 or inf is another one.
+  if kind is int and key != "seed" and abs(value) >= 2**31:
+    return "a whole number below 2**31"
+  if kind is float and value and not _MIN_FLOAT <= abs(value) <= _MAX_FLOAT:
+    return f"a finite number, 0 or from {_MIN_FLOAT} to {_MAX_FLOAT}"
   if key not in settings.SETTINGS or settings.SETTINGS[key].allowed.test(value):
     return ""
+  if key == "loss.name" and ".py:" in value:
+    why = user_code.problem_of_file(value)
+    return f"FILE.py:FUNCTION of a function that exists; {why}"
   greedy = key == "sampling.temperature" and value == 0
   if greedy and program in ("evaluate", "generate"):
     return ""
@@ -614,12 +641,25 @@ def _positions(c: Mapping[str, Any]) -> _Problems:
     )
 
 
-def _heads(c: Mapping[str, Any]) -> _Problems:
-  kv_heads = c["model.num_kv_heads"]
-  if _start(c)[1] is None and c["model.num_heads"] % kv_heads:
-    yield "model.num_heads", (
-        f"allowed a multiple of config.model.num_kv_heads = {kv_heads}"
-    )
+def _shape(c: Mapping[str, Any]) -> _Problems:
+  """A new model has settings of its family that fit each other."""
+  if _start(c)[1] is not None:
+    return
+  prefix = "model."
+  fields = {
+      key.removeprefix(prefix): value
+      for key, value in c.items()
+      if key.startswith(prefix)
+  }
+  if len(fields) < sum(key.startswith(prefix) for key in settings.SETTINGS):
+    return  # The other ones are wrong.
+  ids = dict(vocab_size=1, pad_id=None, bos_id=None, eos_id=None)
+  try:
+    config_lib.ModelConfig.from_config(fields, **ids)
+  except ValueError as error:
+    for line in str(error).split("; "):
+      key, _, allowed = line.removeprefix("config.").partition(": ")
+      yield key.partition("=")[0], allowed
 
 
 def _sharded_sizes(c: Mapping[str, Any]) -> _Problems:
@@ -960,7 +1000,7 @@ _CHECKS = (
     _capacity,
     _rounds,
     _positions,
-    _heads,
+    _shape,
     _sharded_sizes,
     lora_targets,
     _trainer_mesh,
@@ -977,6 +1017,7 @@ def _check_task(
     config: ml_collections.ConfigDict,
     task: base.Task | None,
     problems: list[str],
+    program: str,
 ) -> list[str]:
   """Returns problems with the task: text lengths, numbers of prompts."""
   if task is None:
@@ -1005,6 +1046,7 @@ def _check_task(
       if good.get(key, needed) < needed:
         why = f"the longest {what} has {needed} tokens"
         lines.append(_line(key, good[key], f"allowed {needed} or more: {why}"))
+  lines += _lacks(good, task, program)
   if good.get("loss.name") == "tb_learned_z" and task.num_prompts("train") > 1:
     why = (
         "allowed with one training prompt, since it learns one log Z; this task"
@@ -1024,3 +1066,31 @@ def _check_task(
       what = f"the {split.replace('_', '-')} prompts of the task"
       lines.append(_line(key, good[key], f"allowed up to {size}, {what}"))
   return lines
+
+
+def _lacks(
+    c: Mapping[str, Any], task: base.Task, program: str
+) -> Iterator[str]:
+  """Yields problems with what settings need of the task."""
+  if c.get("tokenizer.source") == "task" and _starts_from_scratch(c):
+    last = 2 + len(task.tokenizer_words())  # After <pad>, <eos> and <unk>.
+    ids = c.get("sampling.stop_token_ids", "").split(",")
+    if any(int(text) > last for text in ids if text):
+      yield _line(
+          "sampling.stop_token_ids", ",".join(ids), f"allowed 0 to {last}"
+      )
+  where = c.get("reward.where")
+  if program not in ("sft", "reward_model") and not task.has_reward:
+    needs = f"the task {c['task.name']!r} has no reward of its own"
+    if where != "model":
+      yield _line("reward.where", where, f"allowed 'model': {needs}")
+    if c.get("evaluate.judge") == "task":
+      allowed = f"allowed '', 'command' or a gold model's folder: {needs}"
+      yield _line("evaluate.judge", "task", allowed)
+
+
+def _starts_from_scratch(c: Mapping[str, Any]) -> bool:
+  try:
+    return _start(c)[0] == "scratch"
+  except KeyError:
+    return False

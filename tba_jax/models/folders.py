@@ -28,7 +28,7 @@ def read(folder: pathlib.Path, labels: Sequence[int]) -> config_lib.ModelConfig:
 
 
 def check_labels(shape: config_lib.ModelConfig, labels: Sequence[int]) -> None:
-  """Raises ValueError unless a model's head has one of some numbers of labels."""
+  """Raises ValueError unless a head has one of some numbers of labels."""
   if shape.num_labels not in labels:
     allowed = {
         POLICY: "a model that predicts tokens (architectures …ForCausalLM)",

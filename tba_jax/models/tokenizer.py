@@ -35,6 +35,7 @@ class Tokenizer:
   """A fast tokenizer with the stop rules of completions.
 
   vocab_size: ids run from 0 to vocab_size - 1, special tokens included.
+  longest_token: characters of the longest token.
   pad_id: id that fills arrays; the stop token's if there is no pad token.
     Lengths and masks tell what is padding, never this id.
   eos_id: id of the stop token.
@@ -68,7 +69,9 @@ class Tokenizer:
       )
     self._fast, self._folder = fast, folder
     # Ids may have gaps.
-    self.vocab_size = max(fast.get_vocab().values()) + 1
+    vocabulary = fast.get_vocab()
+    self.vocab_size = max(vocabulary.values()) + 1
+    self.longest_token = max(map(len, vocabulary))
     self.eos_id = int(fast.eos_token_id)
     self.stop_ids = frozenset((self.eos_id,))
     self.stop_strings: tuple[str, ...] = ()

@@ -234,12 +234,18 @@ def lock(workdir: str, role: str = "") -> int:
   One process per `role` may hold it; "" is the supervisor.
 
   Raises:
-    ValueError: another process holds it; its pid is named.
+    ValueError: another process holds it; its pid is named. Or it is no folder,
+      or cannot be written.
   """
   path = _lock_path(workdir, role)
-  path.parent.mkdir(parents=True, exist_ok=True)
   try:
+    path.parent.mkdir(parents=True, exist_ok=True)
     return processes.lock_file(path, wait_s=_PROBE_S)
+  except OSError as error:
+    raise ValueError(
+        f"--workdir={workdir}: {error.strerror}: {error.filename}; allowed a"
+        " folder that this user may write"
+    ) from error
   except processes.LockedError as holder:
     raise ValueError(
         f"--workdir={workdir}: process {holder} already runs there"

@@ -59,6 +59,9 @@ _SCORE_SETTINGS = (
     "tokenizer.bos",
 )  # fmt: skip
 
+# Characters that are tokenized within a second.
+_SHORT_TEXT = 2**18
+
 Record = dict[str, Any]
 
 
@@ -397,10 +400,15 @@ def _prompt_tokens(
   tokenizer = source.tokenizer
   name = _only_field(record, _PROMPT_FIELDS)
   value = record[name]
+  if isinstance(value, str):
+    _check_size(config, source, "prompt", value)
   if name == "prompt_token_ids":
     ids = _check_ids(name, value, source)
   elif name == "messages":
-    ids = tokenizer.encode_chat(_check_messages(value))
+    messages = _check_messages(value)
+    for message in messages:
+      _check_size(config, source, "prompt", message["content"])
+    ids = tokenizer.encode_chat(messages)
   elif not _check_text(name, value):
     raise ValueError("the prompt is empty")
   elif config.generate.chat:
@@ -419,7 +427,9 @@ def _completion_tokens(
   """Returns the ids of a record's completion; ValueError if it is wrong."""
   name = _only_field(record, _COMPLETION_FIELDS)
   if name == "completion":
-    ids = source.tokenizer.encode(_check_text(name, record[name]))
+    text = _check_text(name, record[name])
+    _check_size(config, source, name, text)
+    ids = source.tokenizer.encode(text)
   else:
     ids = list(_check_ids(name, record[name], source))
   if config.generate.append_stop_token:
@@ -433,6 +443,22 @@ def _only_field(record: Record, fields: Sequence[str]) -> str:
   if len(given) != 1:
     raise ValueError(f"allowed exactly one of {', '.join(fields)}, not {given}")
   return given[0]
+
+
+def _check_size(
+    config: ml_collections.ConfigDict,
+    source: model_source.Source,
+    what: str,
+    text: str,
+) -> None:
+  """Refuses a text that is too long in any tokens, which would take minutes."""
+  key = f"max_{what}_tokens"
+  limit = config.sampling[key]
+  if len(text) > max(_SHORT_TEXT, limit * source.tokenizer.longest_token):
+    raise ValueError(
+        f"the {what} has {len(text)} characters: allowed 1 to"
+        f" config.sampling.{key} = {limit} tokens"
+    )
 
 
 def _check_length(

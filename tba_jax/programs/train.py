@@ -342,6 +342,7 @@ def run(
   with contextlib.ExitStack() as closing:
     try:
       _check_devices(config)
+      _check_stages(config, pathlib.Path(workdir))
       closing.enter_context(bucket.hold(run_directory.lock(workdir), workdir))
       run_info, saved = run_directory.create(workdir, config)
       if saved is not None:
@@ -366,6 +367,7 @@ def _check_devices(config: ml_collections.ConfigDict) -> None:
   accelerators.of_run(config, alone=one_process)
   if accelerators.find().kind != accelerators.CPU:
     return
+  platforms = os.environ.get("JAX_PLATFORMS", "")
   wanted = []  # section of cpu_devices, key of the mesh, devices of a process
   for section, key, mesh, num_processes in (
       ("trainer", "mesh", config.mesh, config.trainer.num_processes),
@@ -374,7 +376,7 @@ def _check_devices(config: ml_collections.ConfigDict) -> None:
     count = math.prod(mesh.values()) // num_processes
     if count > 1 and not config[section].cpu_devices:
       wanted.append((section, f"config.{key} = {mesh.to_dict()}", count))
-  if not wanted:
+  if not wanted and platforms in ("", accelerators.CPU):
     return
   # In a process of its own: the supervisor stays free of JAX.
   found = subprocess.run(
@@ -384,7 +386,8 @@ def _check_devices(config: ml_collections.ConfigDict) -> None:
       text=True,
   )
   if found.returncode:
-    return  # The role's error is more informative.
+    last = found.stderr.strip().splitlines()[-1:] or ["JAX does not start"]
+    raise ValueError(f"JAX_PLATFORMS={platforms!r}: {last[0]}")
   num_devices, platform = found.stdout.split()[-2:]
   for section, setting, count in wanted:
     if count > int(num_devices):
@@ -399,6 +402,29 @@ def _read_live(path: pathlib.Path, schema: Any) -> dict[str, Any]:
   """Returns the object of a file that a role keeps writing, or {}."""
   value = jsonl.read_json(path)
   return {} if jsonl.schema_error(value, schema) else value
+
+
+def _stages(config: ml_collections.ConfigDict) -> list[str]:
+  """Returns the programs that train a model before the run, in order."""
+  wanted = {
+      "sft": config.init == "sft",
+      "reward_model": validate.trains_reward_model(load.flatten(config)),
+  }
+  return [role for role, is_wanted in wanted.items() if is_wanted]
+
+
+def _check_stages(
+    config: ml_collections.ConfigDict, workdir: pathlib.Path
+) -> None:
+  """Raises ValueError for what a stage would refuse after an earlier one."""
+  for role in _stages(config):
+    folder = workdir / role
+    if (folder / "settings.json").exists():
+      stages.check(config, folder, section=role)
+    if (folder / "model" / "config.json").exists():
+      stages.check_model(folder)
+    elif role == "reward_model":
+      stages.check_pairs(config)
 
 
 class _Supervisor:
@@ -481,12 +507,8 @@ class _Supervisor:
 
   def _make_models(self) -> None:
     """Trains the models that the config asks for and that are missing."""
-    flat = load.flatten(self._config)
-    for role, wanted in (
-        ("sft", self._config.init == "sft"),
-        ("reward_model", validate.trains_reward_model(flat)),
-    ):
-      if wanted and self._signal is None:
+    for role in _stages(self._config):
+      if self._signal is None:
         self._make_model(role)
 
   def _make_model(self, role: str) -> None:

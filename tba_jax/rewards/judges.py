@@ -23,6 +23,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from tba_jax.system import user_code
 from tba_jax.tasks import base
 
 # Rewards are stored as float32.
@@ -222,7 +223,7 @@ class InProcess(Judge):
       )
     # User code on a model's text may raise anything.
     except (Exception, SystemExit) as error:
-      return no_reason(repr(error))
+      return no_reason(user_code.describe(error))
 
   def _judge_one(self, request: Request) -> base.Judgement:
     try:
@@ -233,5 +234,5 @@ class InProcess(Judge):
       return self._failed(request, error.cause, str(error))
     # User code on a model's text may raise anything.
     except (Exception, SystemExit) as error:
-      return self._failed(request, "error", repr(error))
+      return self._failed(request, "error", user_code.describe(error))
     return self._checked(request, judgement)

@@ -14,6 +14,7 @@ from typing import Any
 from tba_jax.rewards import pool
 from tba_jax.system import processes
 from tba_jax.system import sandbox
+from tba_jax.system import user_code
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 
@@ -58,7 +59,7 @@ def _answer(task: base.Task, request: list[Any]) -> dict[str, Any]:
   except base.RewardError as error:
     return {"failure": error.cause, "message": str(error)}
   except Exception as error:  # User code, on text that a model wrote.
-    return {"failure": "error", "message": repr(error)[:500]}
+    return {"failure": "error", "message": user_code.describe(error)}
 
 
 if __name__ == "__main__":

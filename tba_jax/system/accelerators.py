@@ -9,6 +9,7 @@ process that initializes all GPUs takes memory on each.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+import importlib.metadata
 import importlib.util
 import itertools
 import math
@@ -29,6 +30,9 @@ _FIRST_TPU_PORT = 8476
 _GPU_MEMORY = 0.9
 _MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _DEV = pathlib.Path("/dev")
+_CUDA = tuple(f"jax_cuda{n}_plugin" for n in (12, 13, 14))
+# Names in JAX_PLATFORMS -> packages of which each needs one.
+_PACKAGES = {"cpu": (), "cuda": _CUDA, "gpu": _CUDA, "tpu": ("libtpu",)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +56,35 @@ def find(environment: Mapping[str, str] = os.environ) -> Accelerators:
     if chips:
       return Accelerators("tpu", tuple(chips))
   if "cuda" in platforms or "gpu" in platforms:
-    if any(
-        importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13, 14)
-    ):
+    if any(map(_is_installed, _CUDA)):
       gpus = environment.get("CUDA_VISIBLE_DEVICES")
       gpus = _gpus() if gpus is None else [g for g in gpus.split(",") if g]
       if gpus:
         return Accelerators("gpu", tuple(gpus))
   return Accelerators(CPU)
+
+
+def check_platforms(environment: Mapping[str, str] = os.environ) -> None:
+  """Raises ValueError if JAX_PLATFORMS names what is not installed here."""
+  plugins = importlib.metadata.entry_points(group="jax_plugins")
+  others = [p.name for p in plugins if "cuda" not in p.name]
+  for name in filter(None, environment.get("JAX_PLATFORMS", "").split(",")):
+    # Another plug-in may have any name.
+    if others and name not in _PACKAGES:
+      continue
+    packages = _PACKAGES.get(name, (name,))
+    if packages and not any(map(_is_installed, packages)):
+      here = [
+          n for n, p in _PACKAGES.items() if not p or any(map(_is_installed, p))
+      ]
+      raise ValueError(
+          f"JAX_PLATFORMS={name!r}: not installed here; allowed"
+          f" {', '.join(here)}, or '' for what JAX finds"
+      )
+
+
+def _is_installed(package: str) -> bool:
+  return bool(importlib.util.find_spec(package))
 
 
 def _tpu_chips() -> list[str]:

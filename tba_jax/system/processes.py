@@ -37,6 +37,8 @@ ROLE_ENVIRONMENT = {
 }
 # Environment variable with the supervisor's pid.
 SUPERVISED = "TBA_JAX_SUPERVISED"
+# Environment variable with the folder of compiled programs.
+CACHE_VARIABLE = "TBA_JAX_CACHE_DIR"
 
 # Prefix of the names of threads that `leave` does not wait for.
 LEFT_BEHIND = "left_behind"
@@ -291,20 +293,35 @@ def make_private(path: pathlib.Path, key: str) -> None:
     )
 
 
-def enable_compilation_cache() -> None:
-  """Turns on JAX's persistent compilation cache.
+def cache_directory() -> str:
+  """Returns the directory of JAX's compilation cache, made if missing.
 
-  The directory is TBA_JAX_CACHE_DIR, else `tba_jax/xla` in the user's cache.
+  It is TBA_JAX_CACHE_DIR, else `tba_jax/xla` in the user's cache.
+
+  Raises:
+    ValueError: it cannot be made.
   """
-  import jax  # pylint: disable=g-import-not-at-top
-
-  root = os.environ.get("TBA_JAX_CACHE_DIR") or os.path.join(
+  root = os.environ.get(CACHE_VARIABLE) or os.path.join(
       os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
       "tba_jax",
       "xla",
   )
-  os.makedirs(root, mode=0o700, exist_ok=True)
-  jax.config.update("jax_compilation_cache_dir", root)
+  try:
+    os.makedirs(root, mode=0o700, exist_ok=True)
+  except (OSError, ValueError) as error:
+    why = getattr(error, "strerror", None) or error
+    raise ValueError(
+        f"{CACHE_VARIABLE}: the folder of compiled programs, {root!r}, cannot"
+        f" be made: {why}; allowed a folder that this user may write"
+    ) from error
+  return root
+
+
+def enable_compilation_cache() -> None:
+  """Turns on JAX's persistent compilation cache; raises as its directory."""
+  import jax  # pylint: disable=g-import-not-at-top
+
+  jax.config.update("jax_compilation_cache_dir", cache_directory())
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -6,9 +6,22 @@ import ast
 from collections.abc import Callable
 import importlib
 import importlib.util
+import inspect
+import os
 import pathlib
 import sys
+import sysconfig
+import traceback
 from typing import Any
+
+# Folders of files that are not the user's.
+_LIBRARIES = (
+    f"{pathlib.Path(__file__).parents[1]}{os.sep}",
+    f"{sysconfig.get_path('stdlib')}{os.sep}",
+    "<",
+)
+# Characters of an error that a message keeps.
+_MAX_ERROR = 300
 
 
 def load_function(key: str, text: str, others: str = "") -> Callable[..., Any]:
@@ -42,26 +55,73 @@ def load_function(key: str, text: str, others: str = "") -> Callable[..., Any]:
     function = getattr(module, name)
   # User code may raise anything.
   except (Exception, SystemExit) as error:
-    raise ValueError(f"{key}={text!r}: {error!r}") from error
+    what = describe(error)
+    if where.endswith(".py"):
+      what = problem_of_file(text) or what
+    raise ValueError(f"{key}={text!r}: {what}") from error
   if not callable(function):
     raise ValueError(f"{key}={text!r}: is not a function")
   return function
+
+
+def describe(error: BaseException, function: Any = None) -> str:
+  """Returns an error of user code in one line, with its place in that code.
+
+  Args:
+    error: that user code has raised.
+    function: what was called, whose own line is taken where none of its lines
+      raised the error.
+  """
+  # Further lines, as JAX has them, explain.
+  text = str(error).strip().partition("\n")[0][:_MAX_ERROR]
+  kind = type(error).__name__
+  what = f"{kind}: {text}" if text else kind
+  place = place_of(error) or (place_of_function(function) if function else "")
+  return f"{place}: {what}" if place else what
+
+
+def place_of(error: BaseException) -> str:
+  """Returns FILE:LINE of the innermost line of user code; "" without one."""
+  if isinstance(error, SyntaxError) and error.filename:
+    return f"{error.filename}:{error.lineno}"
+  place = ""
+  for frame in traceback.extract_tb(error.__traceback__):
+    own = not frame.filename.startswith(_LIBRARIES)
+    if own and "site-packages" not in frame.filename:
+      place = f"{frame.filename}:{frame.lineno}"
+  return place
+
+
+def place_of_function(function: Any) -> str:
+  """Returns FILE:LINE of a function's definition; "" if it is unknown."""
+  try:
+    code = inspect.unwrap(function).__code__
+  except (AttributeError, ValueError):  # An object with `__call__`.
+    code = getattr(getattr(type(function), "__call__", None), "__code__", None)
+  return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
 
 
 def problem_of_file(text: str) -> str:
   """Returns an error in FILE.py:FUNCTION, or "", without running the file."""
   where, _, name = text.rpartition(":")
   path = pathlib.Path(where).expanduser()
+  if not path.is_file():
+    return f"{path}: there is no such file"
   try:
-    tree = ast.parse(path.read_text("utf-8"), str(path))
-  except (OSError, SyntaxError, ValueError) as error:
-    return f"allowed FILE.py:FUNCTION; {error}"
-  names = {node.name for node in tree.body if hasattr(node, "name")}
-  names |= {
-      target.id
-      for node in tree.body
-      if isinstance(node, ast.Assign)
-      for target in node.targets
-      if isinstance(target, ast.Name)
-  }
-  return "" if name in names else f"{path} defines no {name!r}"
+    tree = ast.parse(path.read_bytes(), str(path))
+  except SyntaxError as error:
+    return f"{path}:{error.lineno or 1}: {error.msg}"
+  except (OSError, ValueError) as error:
+    return f"{path}: cannot be read as Python: {error}"
+  names = set()
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+      names.add(node.id)
+    elif isinstance(node, ast.alias):
+      names.add(node.asname or node.name)
+    elif hasattr(node, "name"):
+      names.add(node.name)
+  if name in names:
+    return ""
+  functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
+  return f"{path} defines no {name!r}; its functions: {', '.join(functions)}"

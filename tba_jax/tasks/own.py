@@ -161,7 +161,7 @@ class Own(rows_task.RowsTask):
     example = self.example(split, index)
     row = {**example.fields, "answer": example.answer}
     parts = {
-        part.name: float(part.function(example.prompt, completion, row))
+        part.name: part.value(example.prompt, completion, row)
         for part in self._parts
     }
     reward = sum(part.weight * parts[part.name] for part in self._parts)
@@ -200,6 +200,32 @@ class Part:
   name: str
   function: RewardFn
   weight: float
+
+  def value(
+      self, prompt: str, completion: str, row: Mapping[str, Any]
+  ) -> float:
+    """Returns the function's number.
+
+    Raises:
+      base.RewardError: the function raised, or returned no finite number.
+    """
+    try:
+      returned = self.function(prompt, completion, row)
+    except base.RewardError:
+      raise
+    except Exception as error:  # User code may raise anything.
+      why = user_code.describe(error, self.function)
+      raise base.RewardError("error", why) from error
+    try:
+      # float() would take the text "1" too.
+      value = math.nan if isinstance(returned, str) else float(returned)
+    except (TypeError, ValueError, OverflowError):
+      value = math.nan
+    if not math.isfinite(value):
+      place = user_code.place_of_function(self.function) or self.name
+      message = f"{place}: {self.name} returned {repr(returned)[:80]}"
+      raise base.RewardError("nan", message)
+    return value
 
 
 def exact(prompt: str, completion: str, row: Mapping[str, Any]) -> float:

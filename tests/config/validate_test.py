@@ -705,7 +705,9 @@ class PrecisionTest(parameterized.TestCase):
     self.assertTrue(any("config.loss.name" in line for line in lines), lines)
 
   def test_a_loss_of_the_user_s_own(self):
-    path = self.create_tempfile("own.py", "def loss(g, c, beta): ...\n")
+    path = self.create_tempfile(
+        "own.py", "def loss(g, c, beta): return 0.0, {}\n"
+    )
     name = f"{path.full_path}:loss"
     self.assertEqual(_problems(base_config.make(loss__name=name)), [])
     for wrong in (f"{name}es", "/nowhere/own.py:loss"):

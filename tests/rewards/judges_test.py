@@ -67,7 +67,11 @@ class JudgesTest(parameterized.TestCase):
     asked = [judges.Request("train", 0, t) for t in ("5", "raise", "long")]
     self.assertEqual(
         self.judge.explain(asked),
-        ["5 is wrong", "(no reason: KeyError('a bug'))", "x" * 500],
+        [
+            "5 is wrong",
+            f"(no reason: {__file__}:29: KeyError: 'a bug')",
+            "x" * 500,
+        ],
     )
     # Nothing was judged.
     self.assertEqual(self.judge.totals()["completions"], 0)

@@ -188,7 +188,7 @@ class OwnTest(parameterized.TestCase):
   def test_a_command_wants_the_pool(self):
     config = base_config.make()
     config.task = ml_collections.ConfigDict(
-        self.fields(verifier="true", answer_kind="text")
+        self.fields(verifier="echo 1", answer_kind="text")
     )
     config.evaluate.num_prompts = config.evaluate.final_prompts = 1
     with self.assertRaisesRegex(ValueError, "config.reward.where = 'process'"):

@@ -1,0 +1,100 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tries a user's own loss and rewards before a run, in a process of their own.
+
+The process (`training/rehearsal.py`) may import JAX, and end, hang or crash as
+user code may.
+"""
+
+from collections.abc import Mapping
+import functools
+import json
+import subprocess
+import sys
+from typing import Any
+
+from tba_jax.system import processes
+from tba_jax.tasks import build
+
+LOSS, REWARD = "loss", "reward"
+# Beside the deadlines of rewards: imports, data, and the trace of a loss.
+_DEADLINE_S = 120.0
+_MAX_ERROR = 300
+# Programs that compute losses, and those that judge completions.
+_WITH_LOSS = ("train", "trainer", "one_process", "plan", "sweep")
+_WITH_REWARD = (*_WITH_LOSS, "sft", "evaluate", "searcher")
+_USER_FIELDS = ("rewards", "reason")
+
+
+def parts(c: Mapping[str, Any], program: str) -> tuple[str, ...]:
+  """Returns what of a config is the user's own code, LOSS or REWARD.
+
+  Args:
+    c: settings by key.
+    program: that runs.
+  """
+  out = []
+  if program in _WITH_LOSS and ".py:" in c["loss.name"]:
+    out.append(LOSS)
+  is_own_class = c["task.name"] not in build.TASKS
+  texts = [c.get(f"task.{name}", "") for name in _USER_FIELDS]
+  has_functions = c["task.name"] == "own" and (
+      any(":" in text for text in texts) or c.get("task.verifier")
+  )
+  judges = c["reward.where"] != "model" or c["evaluate.judge"] == "task"
+  if program in _WITH_REWARD and judges and (is_own_class or has_functions):
+    out.append(REWARD)
+  return tuple(out)
+
+
+def problems(config: Mapping[str, Any], tried: tuple[str, ...]) -> list[str]:
+  """Returns a line for each problem of the user's own code.
+
+  Args:
+    config: whole config, of JSON types.
+    tried: of `parts`.
+  """
+  task = config["task"]
+  whole = {**config, "task": {**build.find(task["name"]).FIELDS, **task}}
+  return list(_problems(json.dumps([whole, tried])))
+
+
+@functools.cache
+def _problems(text: str) -> tuple[str, ...]:
+  reward = json.loads(text)[0]["reward"]
+  deadline_s = _DEADLINE_S + reward["start_deadline_s"] + reward["deadline_s"]
+  try:
+    done = subprocess.run(
+        [sys.executable, "-m", "tba_jax.training.rehearsal"],
+        input=text,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+        timeout=deadline_s,
+        # A trace on shapes needs no accelerator.
+        env={**processes.package_environment(), "JAX_PLATFORMS": "cpu"},
+    )
+  except subprocess.TimeoutExpired:
+    return (f"{_what(text)}: did not end within {deadline_s:g} s",)
+  try:
+    return tuple(json.loads(done.stdout))
+  except ValueError:  # It has ended this process, or crashed it.
+    said = " ".join(done.stderr.split())[-_MAX_ERROR:]
+    return (
+        f"{_what(text)}: ended its process with status {done.returncode}:"
+        f" {said}",
+    )
+
+
+def _what(text: str) -> str:
+  """Returns the settings that name the user's code."""
+  config, tried = json.loads(text)
+  task = config["task"]
+  named = {
+      LOSS: f"config.loss.name={config['loss']['name']!r}",
+      REWARD: f"config.task.name={task['name']!r}",
+  }
+  if task["name"] == "own":
+    named[REWARD] = f"config.task.rewards={task['rewards']!r}"
+  return ", ".join(named[part] for part in tried)
