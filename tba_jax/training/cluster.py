@@ -519,7 +519,7 @@ def _give_up(
       f"error: {who} of the trainer waited {settings.start_deadline_s:.0f} s at"
       f" {address or 'the address that JAX found'} and not all of"
       f" config.trainer.num_processes = {settings.num_processes} came: start"
-      " each number from 0 on once, with one coordinator",
+      " each number from 0 on once, with one coordinator and one secret",
       file=sys.stderr,
       flush=True,
   )

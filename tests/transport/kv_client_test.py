@@ -102,6 +102,15 @@ class KvClientTest(HostCase):
     self.assertNotIsInstance(caught.exception, base.DeadlineExceededError)
     self.assertTrue(client.put("a", b"x"))
 
+  def test_store_without_tls_is_refused_by_a_client_with_it(self):
+    tls = locator.Tls("cert", "key", "ca")
+    with running_host.RunningHost(address="127.0.0.1:0") as running:
+      words = "this process has mutual TLS and the store has not: .*there"
+      with self.assertRaisesRegex(base.TransportError, words):
+        running.client(tls=tls)
+    # A unix socket needs none.
+    self.assertIsNone(self.running.client(tls=tls).get("nothing"))
+
   def test_another_store_at_the_address_is_refused(self):
     path = self.running.host.locator_path
     true = locator.read_locator(path)
