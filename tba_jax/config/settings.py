@@ -444,6 +444,7 @@ SETTINGS = {
     "sft.weight_decay": _s(0.0, NOT_NEGATIVE, ""),
     "sft.b1": _s(0.9, BELOW_1, "of Adam"),
     "sft.b2": _s(0.99, BELOW_1, "of Adam"),
+    "sft.epsilon": _s(1e-8, ABOVE_0, "of Adam"),
     "sft.grad_clip_norm": _s(1.0, NOT_NEGATIVE, "0 = off"),
     "sft.evaluate_every_steps": _s(600, COUNT, "held-out pass@1"),
     "sft.checkpoint_every_steps": _s(
@@ -512,6 +513,7 @@ SETTINGS = {
     "reward_model.weight_decay": _s(0.0, NOT_NEGATIVE, ""),
     "reward_model.b1": _s(0.9, BELOW_1, "of Adam"),
     "reward_model.b2": _s(0.999, BELOW_1, "of Adam"),
+    "reward_model.epsilon": _s(1e-8, ABOVE_0, "of Adam"),
     "reward_model.grad_clip_norm": _s(1.0, NOT_NEGATIVE, "0 = off"),
     "reward_model.evaluate_pairs": _s(1024, COUNT, "limit of held-out pairs"),
     "reward_model.evaluate_every_steps": _s(100, COUNT, ""),
@@ -655,7 +657,9 @@ SETTINGS = {
         "divides a completion's log-prob by 1 ('none'), its number of tokens,"
         " sampling.max_completion_tokens, or the batch's mean number; '' is"
         " the objective's own"),
-    "loss.include_stop_token": _s(True, FLAG, "in log-probs and masks"),
+    "loss.include_stop_token": _s(
+        True, FLAG, "the stop token, or the tokens of a stop string, in"
+        " log-probs and masks"),
     "loss.missing_stop": _s(
         "keep", one_of("keep", "replace", "add"), "a completion without stop"
         " token keeps its reward, gets missing_stop_reward instead, or has"

@@ -123,8 +123,4 @@ def _settings(
           if not k.endswith("_every_steps")
       },
   }
-  return {
-      "seed": config.seed,
-      "optimizer.epsilon": config.optimizer.epsilon,
-      **load.flatten(parts),
-  }
+  return {"seed": config.seed, **load.flatten(parts)}

@@ -14,6 +14,7 @@ import pathlib
 import shutil
 
 import jinja2
+import numpy as np
 import tokenizers
 from tokenizers import decoders
 from tokenizers import models
@@ -277,6 +278,42 @@ def _load_fast(
         f" folders with a {FILES[0]}"
     )
   return fast
+
+
+def content_lengths(
+    tokenizer: Tokenizer, tokens: np.ndarray, lengths: np.ndarray
+) -> np.ndarray:
+  """Returns [...] int, the tokens of completions before what ended them.
+
+  That is a stop token in last position, or the first stop string; a token with
+  text before the stop string is one of them.
+
+  Args:
+    tokenizer: has stop tokens and stop strings.
+    tokens: [..., T] int.
+    lengths: [...] int, stop token included.
+  """
+  last = np.take_along_axis(tokens, np.maximum(lengths, 1)[..., None] - 1, -1)
+  is_stop = np.isin(last[..., 0], list(tokenizer.stop_ids))
+  contents = lengths - (is_stop & (lengths > 0))
+  if tokenizer.stop_strings:
+    for index in np.ndindex(contents.shape):
+      ids = tokens[index][: contents[index]].tolist()
+      contents[index] = _before_stop_string(tokenizer, ids)
+  return contents
+
+
+def _before_stop_string(tokenizer: Tokenizer, ids: list[int]) -> int:
+  """Returns how many tokens have text before the first stop string."""
+  text = tokenizer.decode(ids)
+  starts = [text.find(string) for string in tokenizer.stop_strings]
+  start = min((at for at in starts if at >= 0), default=-1)
+  if start < 0:
+    return len(ids)
+  count = len(ids)
+  while count and tokenizer.decode(ids[: count - 1])[:start] == text[:start]:
+    count -= 1
+  return count
 
 
 def word_level(words: Sequence[str], pattern: str) -> Tokenizer:

@@ -296,7 +296,7 @@ class Bench:
         completion_mask=batches.completion_mask(
             batch.completion_tokens,
             stack("lengths"),
-            () if counts else tokenizer.stop_ids,
+            None if counts else tokenizer,
         ),
         behavior_logprobs=stack("logprobs"),
         rewards=np.asarray(rewards_BxK, np.float32),

@@ -21,6 +21,7 @@ import jax
 import ml_collections
 
 from tba_jax.config import validate
+from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
@@ -633,8 +634,12 @@ def make_buffer(
     policy: policy_lib.Policy | None = None,
     mesh: jax.sharding.Mesh | None = None,
 ) -> buffer_lib.ReplayBuffer:
-  """Returns an empty buffer; `policy` embeds texts for cosine similarity."""
-  embed = None
+  """Returns an empty buffer; `policy` is for `replay_filter.similarity`."""
+  embed, content_lengths = None, None
+  if config.replay_filter.similarity != "none":
+    content_lengths = functools.partial(
+        tokenizer_lib.content_lengths, policy.tokenizer
+    )
   if config.replay_filter.similarity == "cosine":
     embed = reward_judge.make_embed(config, policy, mesh)
   return buffer_lib.ReplayBuffer(
@@ -643,4 +648,5 @@ def make_buffer(
           config.replay, per_round_steps=config.train.per_round_steps
       ),
       embed=embed,
+      content_lengths=content_lengths,
   )

@@ -201,6 +201,7 @@ class ReplayBuffer:
       *,
       reward_temperature: Callable[[int], float],
       embed: similarity.EmbedFn | None = None,
+      content_lengths: similarity.ContentLengthsFn | None = None,
   ):
     """Makes an empty buffer.
 
@@ -209,6 +210,8 @@ class ReplayBuffer:
       reward_temperature: step -> temperature above 0, for
         `replay.selection="reward"`.
       embed: encoder of sentences, for `replay_filter.similarity="cosine"`.
+      content_lengths: of completions without what ended them, for any
+        `replay_filter.similarity`.
     """
     self._replay, self._filter = config.replay, config.replay_filter
     self._max_prompt_tokens = config.sampling.max_prompt_tokens
@@ -222,7 +225,7 @@ class ReplayBuffer:
     self._similarity = None
     if self._filter.similarity != "none":
       self._similarity = similarity.SimilarityFilter(
-          self._filter, self.table, embed
+          self._filter, self.table, embed, content_lengths
       )
     self.prompts: dict[int, rows_lib.PromptRows] = {}
     # With `replay.dedupe`: the newest row of each text, and the reverse.

@@ -18,9 +18,11 @@ import numpy as np
 from tba_jax import types
 from tba_jax.replay import rows as rows_lib
 
-# (token ids of each completion, without stop tokens) -> [n, D] float32, rows of
-# unit length.
+# (token ids of each completion, without what ended it) -> [n, D] float32, rows
+# of unit length.
 EmbedFn = Callable[[Sequence[np.ndarray]], np.ndarray]
+# (tokens [n, T], lengths [n]) -> [n] int, lengths without what ended them.
+ContentLengthsFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 _RESTORE_ROWS = 1024
 
@@ -28,8 +30,8 @@ _RESTORE_ROWS = 1024
 class SimilarityFilter:
   """Admits a completion if its reward is above that of all similar ones.
 
-  It then replaces them. The *feature* of a completion is its tokens without the
-  stop token, or its embedding.
+  It then replaces them. The *feature* of a completion is its tokens without
+  stop token or stop string, or its embedding.
   """
 
   def __init__(
@@ -37,12 +39,15 @@ class SimilarityFilter:
       config: ml_collections.ConfigDict,
       table: rows_lib.RowTable,
       embed: EmbedFn | None,
+      content_lengths: ContentLengthsFn,
   ):
     """`config` is `replay_filter`; `embed` is for its similarity "cosine"."""
     self._table = table
+    self._content_lengths = content_lengths
     self._limit = config.similarity_limit
     self._embed = embed if config.similarity == "cosine" else None
     self._embeddings: dict[int, np.ndarray] = {}  # by row
+    self._lengths: dict[int, int] = {}  # of the tokens to compare, by row
 
   def admit(
       self, group: types.Group, candidates: Sequence[int], rows: np.ndarray
@@ -58,7 +63,9 @@ class SimilarityFilter:
       Indices of the completions that enter, rows that they replace, and the
       features of the candidates by index.
     """
-    ends = group.completion_lengths - group.stopped
+    ends = self._content_lengths(
+        group.completion_tokens, group.completion_lengths
+    )
     tokens = [group.completion_tokens[j, : ends[j]] for j in candidates]
     features = dict(zip(candidates, self._features(tokens)))
     admitted: list[int] = []
@@ -81,15 +88,22 @@ class SimilarityFilter:
     """Stores the feature of a row that was just filled."""
     if self._embed is not None:
       self._embeddings[row] = feature
+    else:
+      self._lengths[row] = len(feature)
 
   def restore(self) -> None:
     """Recomputes the features of all stored completions."""
     self._embeddings.clear()
-    rows = self._table.live_rows().tolist()
-    for start in range(0, len(rows), _RESTORE_ROWS) if self._embed else ():
+    self._lengths.clear()
+    rows = self._table.live_rows()
+    for start in range(0, len(rows), _RESTORE_ROWS):
       some = rows[start : start + _RESTORE_ROWS]
-      features = self._features([self._tokens(row) for row in some])
-      self._embeddings.update(zip(some, features))
+      lengths = self._content_lengths(
+          self._table.tokens[some], self._table.lengths[some]
+      )
+      tokens = [self._table.tokens[r, :n] for r, n in zip(some, lengths)]
+      for row, feature in zip(some.tolist(), self._features(tokens)):
+        self.store(row, feature)
 
   def _features(
       self, completions: Sequence[np.ndarray]
@@ -98,12 +112,10 @@ class SimilarityFilter:
       return completions
     return self._embed(completions)
 
-  def _tokens(self, row: int) -> np.ndarray:
-    end = self._table.lengths[row] - self._table.stopped[row]
-    return self._table.tokens[row, :end]
-
   def _stored(self, row: int) -> np.ndarray:
-    return self._tokens(row) if self._embed is None else self._embeddings[row]
+    if self._embed is not None:
+      return self._embeddings[row]
+    return self._table.tokens[row, : self._lengths[row]]
 
   def _similar(
       self, one: np.ndarray, others: Sequence[np.ndarray]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training batches from draws of the replay buffer or from given texts."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 import dataclasses
 import math
 
@@ -35,7 +35,7 @@ class BatchMaker:
 
     Args:
       config: reads `loss.include_stop_token`, and what `packing.pack` reads.
-      tokenizer: knows the stop tokens.
+      tokenizer: knows stop tokens and stop strings.
       buffer: source of the draws; caches the reference log-probs.
       work: has the reference, and places batches.
     """
@@ -43,7 +43,7 @@ class BatchMaker:
     self._buffer = buffer
     self._work = work
     counts = config.loss.include_stop_token
-    self._uncounted_ids = () if counts else tokenizer.stop_ids
+    self._tokenizer = None if counts else tokenizer
     self._unsaved: list[tuple[np.ndarray, jax.Array, int]] = []
 
   def make(self, draw: buffer_lib.Draw) -> types.Batch:
@@ -53,7 +53,7 @@ class BatchMaker:
     """
     version = self._work.reference.version(draw.step)
     mask_BxKxT = completion_mask(
-        draw.completion_tokens, draw.completion_lengths, self._uncounted_ids
+        draw.completion_tokens, draw.completion_lengths, self._tokenizer
     )
     cached_B = (draw.ref_versions == version).all(axis=1)
     # Prompts without cached log-probs come first, as `place` expects.
@@ -90,18 +90,20 @@ class BatchMaker:
 
 
 def completion_mask(
-    tokens: np.ndarray, lengths: np.ndarray, uncounted_ids: Collection[int] = ()
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    tokenizer: tokenizer_lib.Tokenizer | None = None,
 ) -> np.ndarray:
   """Returns [..., T] float32, 1 on the tokens that the loss counts.
 
   Args:
     tokens: [..., T] int.
     lengths: [...] int, stop token included.
-    uncounted_ids: tokens that do not count in last position.
+    tokenizer: whose stop tokens and stop strings do not count; None counts all.
   """
-  last = np.take_along_axis(tokens, np.maximum(lengths, 1)[..., None] - 1, -1)
-  counted = lengths - np.isin(last[..., 0], list(uncounted_ids))
-  return (np.arange(tokens.shape[-1]) < counted[..., None]).astype(np.float32)
+  if tokenizer is not None:
+    lengths = tokenizer_lib.content_lengths(tokenizer, tokens, lengths)
+  return (np.arange(tokens.shape[-1]) < lengths[..., None]).astype(np.float32)
 
 
 # Token ids of a prompt, and of each of its K completions.

@@ -50,7 +50,7 @@ class GroupReference:
     axes = sharding.token_axes(config.sharding)
     kernels.choose(policy.model.config, sequence.Split(mesh, *axes))
     counts = config.loss.include_stop_token
-    self._uncounted_ids = () if counts else policy.tokenizer.stop_ids
+    self._tokenizer = None if counts else policy.tokenizer
     self._reference = reference.Reference(
         policy.model,
         params,
@@ -123,7 +123,7 @@ class GroupReference:
     # Missing groups have no token.
     lengths_BxS = batch.completion_mask.sum(axis=-1).astype(np.int32)
     mask_BxSxT = batches.completion_mask(
-        batch.completion_tokens, lengths_BxS, self._uncounted_ids
+        batch.completion_tokens, lengths_BxS, self._tokenizer
     )
     return self._reference.logprobs(
         batch.prompt_tokens,

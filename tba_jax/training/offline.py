@@ -40,7 +40,7 @@ Progress = Callable[[int, int, dict[str, float]], None]
 _STREAM = 0x5F7
 _OPTIMIZER_KEYS = (
     "learning_rate", "schedule", "warmup_steps", "weight_decay", "b1", "b2",
-    "grad_clip_norm",
+    "epsilon", "grad_clip_norm",
 )  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where pad and stop token are one id, a sampled stop token still counts."""
 
+import types
+
 from absl.testing import absltest
 from absl.testing import parameterized
 import chex
@@ -17,6 +19,7 @@ from tests.support import sampler_case
 from tests.support import tiny_model
 
 _EOS, _T = 1, 4
+_TOKENIZER = types.SimpleNamespace(stop_ids={_EOS}, stop_strings=())
 
 
 class PadIsStopTest(parameterized.TestCase):
@@ -53,7 +56,7 @@ class PadIsStopTest(parameterized.TestCase):
     mask = batches.completion_mask(
         np.full((1, 1, _T), _EOS),
         np.array([[1]]),
-        () if include_stop_token else {_EOS},
+        None if include_stop_token else _TOKENIZER,
     )
 
     def gradient(pad):

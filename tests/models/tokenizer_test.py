@@ -10,6 +10,7 @@ import sys
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import numpy as np
 import tokenizers
 from tokenizers import decoders
 from tokenizers import models
@@ -120,6 +121,28 @@ class PromptTest(parameterized.TestCase):
     tokenizer._fast.chat_template = None
     with self.assertRaisesRegex(ValueError, "no chat_template"):
       tokenizer.encode_chat(chat)
+
+
+class ContentLengthsTest(absltest.TestCase):
+
+  def test_content_ends_before_what_ended_the_completion(self):
+    tokenizer = tokenizer_lib.word_level(["ab", "c", "d"], "ab|c|d")
+    ab, c, d = (tokenizer.encode(word)[0] for word in ("ab", "c", "d"))
+    eos, pad = tokenizer.eos_id, tokenizer.pad_id
+    tokens = np.array([
+        [d, ab, eos, pad], [d, ab, c, pad], [d, c, d, eos],
+        [c, d, ab, ab], [eos, pad, pad, pad],
+    ])  # fmt: skip
+    lengths = np.array([3, 3, 4, 4, 1])
+    find = lambda: tokenizer_lib.content_lengths(tokenizer, tokens, lengths)
+    self.assertEqual(find().tolist(), [2, 3, 3, 4, 0])
+    # A token with text before the stop string counts.
+    tokenizer.add_stop_strings(["bc", "cd"])
+    self.assertEqual(find().tolist(), [2, 2, 1, 0, 0])
+    found = tokenizer_lib.content_lengths(
+        tokenizer, tokens[None], lengths[None]
+    )
+    self.assertEqual(found.tolist(), [find().tolist()])
 
 
 class DecodeCompletionTest(parameterized.TestCase):

@@ -373,6 +373,14 @@ class SimilarityTest(parameterized.TestCase):
     self.assertEqual(_stored(buffer), {5: 2.0})
     self.assertLen(buffer, 1)
 
+  def test_the_last_token_after_a_stop_string_is_compared(self):
+    buffer = _buffer(similarity="edit", similarity_limit=0.2)
+    # One of two tokens differs: they are not similar.
+    for step, last in enumerate((31, 51)):
+      group = make_group(0, [[11, last]], stopped=np.ones(1, np.bool_))
+      buffer.insert(group, step)
+    self.assertLen(buffer, 2)
+
   def test_prompts_are_apart(self):
     buffer = _buffer(**_COSINE)
     buffer.insert(make_group(0, [[11]], rewards=[1.0]), 0)

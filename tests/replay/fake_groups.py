@@ -70,6 +70,11 @@ def buffer_config(**changes: Any) -> ml_collections.ConfigDict:
   return config
 
 
+def _content_lengths(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+  """Returns the lengths without a stop token 0 in last position."""
+  return lengths - (tokens[np.arange(len(tokens)), lengths - 1] == 0)
+
+
 def make_buffer(
     *,
     reward_temperature: Callable[[int], float] = lambda step: 1.0,
@@ -81,6 +86,7 @@ def make_buffer(
       buffer_config(**changes),
       reward_temperature=reward_temperature,
       embed=embed,
+      content_lengths=_content_lengths,
   )
 
 

@@ -104,6 +104,7 @@ class FakeTokenizer:
   eos_id = 1
   bos_id = None
   stop_ids = frozenset((1,))
+  stop_strings = ()
 
   def encode_prompt(self, text: str) -> list[int]:
     return self.encode(text)

@@ -57,7 +57,7 @@ def train(
   )
   params_fn = searcher.make_params_fn(policy, merger)
   sampler = policy_lib.make_sampler(config, policy)
-  buffer = trainer.make_buffer(config)
+  buffer = trainer.make_buffer(config, policy)
   order = trainer.make_prompt_order(config, policy)
   batch_maker = batches.BatchMaker(config, policy.tokenizer, buffer, work)
   scorer = reward_judge.for_trainer(config, workdir, policy)

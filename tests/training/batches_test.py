@@ -14,6 +14,7 @@ from tba_jax.training import cluster
 from tba_jax.training import device_work
 from tests.replay import fake_groups
 from tests.support import base_config
+from tests.support import fakes
 
 _B, _K = 5, 2
 _T = fake_groups.COMPLETION_TOKENS
@@ -67,7 +68,7 @@ class BatchMakerTest(parameterized.TestCase):
         checkpointer=None,
         cluster=cluster.Cluster(),
     )
-    tokenizer = mock.Mock(stop_ids=stop_ids)
+    tokenizer = mock.Mock(stop_ids=stop_ids, stop_strings=())
     return batches.BatchMaker(config, tokenizer, self.buffer, work)
 
   def draw(self, num_prompts=_B, step=8):
@@ -229,15 +230,20 @@ class BatchMakerTest(parameterized.TestCase):
 class CompletionMaskTest(absltest.TestCase):
 
   def test_stop_tokens_may_be_left_out(self):
-    # Ended by a stop token, by a stop string, and cut off.
-    tokens = np.array([[7, 8, 1, 0], [7, 8, 0, 0], [7, 8, 9, 8]])
-    lengths = np.array([3, 2, 4])
-    counted = np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
+    # Ended by a stop token, by the stop string "89", and cut off.
+    tokens = np.array([[7, 8, 1, 0], [7, 8, 9, 0], [7, 8, 2, 8]])
+    lengths = np.array([3, 3, 4])
+    counted = np.array([[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 1]])
     mask = batches.completion_mask(tokens, lengths)
     np.testing.assert_array_equal(mask, counted)
     self.assertEqual(mask.dtype, np.float32)
+    tokenizer = fakes.FakeTokenizer()
     counted[0, 2] = 0
-    mask = batches.completion_mask(tokens, lengths, {1, 5})
+    mask = batches.completion_mask(tokens, lengths, tokenizer)
+    np.testing.assert_array_equal(mask, counted)
+    tokenizer.stop_strings = ("89",)
+    counted[1, 1:] = 0
+    mask = batches.completion_mask(tokens, lengths, tokenizer)
     np.testing.assert_array_equal(mask, counted)
 
 

@@ -17,6 +17,7 @@ from tests.support import tiny_model
 
 P, S, T = 3, 2, 5
 STOP_ID = 1
+TOKENIZER = types.SimpleNamespace(stop_ids=(STOP_ID,), stop_strings=())
 
 
 def make_config(**changes):
@@ -53,8 +54,7 @@ class GroupReferenceTest(parameterized.TestCase):
     self.params = tiny_model.init_params(self.model)
 
   def make(self, config):
-    tokenizer = types.SimpleNamespace(stop_ids=(STOP_ID,))
-    policy = types.SimpleNamespace(model=self.model, tokenizer=tokenizer)
+    policy = types.SimpleNamespace(model=self.model, tokenizer=TOKENIZER)
     return group_reference.make_group_reference(
         config, policy, lambda: self.params, None
     )
@@ -85,9 +85,10 @@ class GroupReferenceTest(parameterized.TestCase):
         max_prompt_tokens=P,
         max_completion_tokens=T,
     )
-    uncounted = () if include_stop_token else (STOP_ID,)
     mask = batches.completion_mask(
-        batch.completion_tokens, np.stack(lengths), uncounted
+        batch.completion_tokens,
+        np.stack(lengths),
+        None if include_stop_token else TOKENIZER,
     )
     expected = whole.logprobs(
         batch.prompt_tokens, batch.prompt_mask, batch.completion_tokens, mask

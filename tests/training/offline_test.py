@@ -115,6 +115,16 @@ class NonfiniteTest(absltest.TestCase):
     self.assertEqual(sum("train/loss" in r for r in records), 3)
 
 
+class OptimizerTest(absltest.TestCase):
+
+  def test_a_stage_has_its_own_epsilon(self):
+    config = tiny_model.make_config(optimizer__epsilon=1e-5)
+    config.sft.epsilon = 1e-6
+    for section, epsilon in ((config.sft, 1e-6), (config.reward_model, 1e-8)):
+      step_config = offline._step_config(config, section)
+      self.assertEqual(step_config.optimizer.epsilon, epsilon)
+
+
 class MicroBatchTest(absltest.TestCase):
 
   def train(self, micro_batch_size):
