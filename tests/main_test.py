@@ -149,6 +149,47 @@ class MainTest(parameterized.TestCase):
     self.refused(pattern, **usual | changes)
     self.assertEmpty(list(pathlib.Path(self.workdir).iterdir()))
 
+  @parameterized.parameters(
+      ("JAX_PLATFORMS", "nosuch", "allowed cpu"),
+      ("JAX_PLATFORMS", "cpu,x.y", "'x.y': not installed here"),
+      ("TBA_JAX_CACHE_DIR", "/proc/none", "'/proc/none', cannot be made: No"),
+      ("TBA_JAX_CACHE_DIR", f"{__file__}/x", "cannot be made: Not a directory"),
+  )
+  def test_a_wrong_environment_is_refused(self, variable, value, pattern):
+    with mock.patch.dict(os.environ, {variable: value}):
+      self.refused(
+          f"{variable}.*{pattern}",
+          program="train",
+          config=_CONFIG,
+          workdir=self.workdir,
+      )
+
+  @parameterized.parameters(
+      ("--workdir=.*UTF-8", dict(workdir="/tmp/\udcff")),
+      ("config.init = .*UTF-8", dict(overrides=["init=/tmp/\udcff"])),
+      ("config.init = .*character 0", dict(overrides=["init=/tmp/\0"])),
+  )
+  def test_a_text_that_no_file_can_hold_is_refused(self, pattern, changes):
+    usual = dict(program="train", config=_CONFIG, workdir=self.workdir)
+    self.refused(pattern, **usual | changes)
+
+  @parameterized.parameters(
+      ("Unable to initialize backend 'tpu': no device\nmore", 2),
+      ("Unable to initialize backend 'tpu': the TPU is already in use", 1),
+  )
+  def test_a_device_that_cannot_be_used(self, message, expected):
+    module = mock.Mock(spec=["run"])
+    module.run.side_effect = RuntimeError(message)
+    with mock.patch.object(
+        main_lib.importlib, "import_module", return_value=module
+    ):
+      status = self.main(program="plan", config=_CONFIG, workdir=self.workdir)
+    self.assertEqual(status, expected)
+    line = message.partition("\n")[0]
+    self.assertRegex(
+        self.stderr.getvalue(), f"^error: JAX_PLATFORMS='.*': {line}\n$"
+    )
+
   def _usage(self, *argv):
     """Returns status, stdout and stderr of a command line."""
     out = io.StringIO()

@@ -15,6 +15,7 @@ import itertools
 import math
 import os
 import pathlib
+import pkgutil
 import subprocess
 import sys
 
@@ -66,21 +67,28 @@ def find(environment: Mapping[str, str] = os.environ) -> Accelerators:
 
 def check_platforms(environment: Mapping[str, str] = os.environ) -> None:
   """Raises ValueError if JAX_PLATFORMS names what is not installed here."""
-  plugins = importlib.metadata.entry_points(group="jax_plugins")
-  others = [p.name for p in plugins if "cuda" not in p.name]
+  here = [
+      name
+      for name, packages in _PACKAGES.items()
+      if not packages or any(map(_is_installed, packages))
+  ]
   for name in filter(None, environment.get("JAX_PLATFORMS", "").split(",")):
     # Another plug-in may have any name.
-    if others and name not in _PACKAGES:
-      continue
-    packages = _PACKAGES.get(name, (name,))
-    if packages and not any(map(_is_installed, packages)):
-      here = [
-          n for n, p in _PACKAGES.items() if not p or any(map(_is_installed, p))
-      ]
+    is_known = name in _PACKAGES or not _has_other_plugins()
+    if is_known and name not in here:
       raise ValueError(
           f"JAX_PLATFORMS={name!r}: not installed here; allowed"
           f" {', '.join(here)}, or '' for what JAX finds"
       )
+
+
+def _has_other_plugins() -> bool:
+  """Tells whether JAX has plug-ins for other devices than GPUs of NVIDIA."""
+  names = [p.name for p in importlib.metadata.entry_points(group="jax_plugins")]
+  spec = importlib.util.find_spec("jax_plugins")
+  folders = spec.submodule_search_locations if spec else []
+  names += [module.name for module in pkgutil.iter_modules(folders)]
+  return not all("cuda" in name for name in names)
 
 
 def _is_installed(package: str) -> bool:

@@ -92,6 +92,13 @@ class LoadConfigTest(parameterized.TestCase):
     self.assertIn("there is no such file", message)
     self.assertIn("configs/countdown.py", message)
 
+  def test_a_file_that_is_no_text(self):
+    for data in (b"\0\1", b"\xff\xfe"):
+      self.path.write_bytes(data)
+      self.assertRegex(
+          self._error(str(self.path)), rf"SyntaxError.*{self.path}(:\d+)?\)"
+      )
+
   def test_wrong_argument(self):
     message = self._error(f"{self.path}:quik")
     self.assertIn("'quik'", message)

@@ -2,12 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that a stage's folder was made with."""
 
+import json
 import pathlib
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from tba_jax.config import stages
 from tba_jax.config import variants
+from tba_jax.models import hf
+from tests.models import hf_case
 
 arithmetic = variants.import_config("configs/arithmetic.py")
 
@@ -65,6 +69,53 @@ class SettingsTest(absltest.TestCase):
     (folder / "settings.json").write_text("{")
     with self.assertRaisesRegex(ValueError, "damaged; remove"):
       stages.check(make_config(), folder)
+
+
+class LaterStagesTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.config = make_config()
+
+  def write(self, *rows):
+    path = self.folder / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    self.config.reward_model.train = str(path)
+    self.config.reward_model.held_out = str(path)
+
+  def test_pairs_to_learn_from(self):
+    pair = {"prompt": "1+2=", "chosen": "3", "rejected": "4"}
+    self.write({"prompt": ""}, pair)
+    stages.check_pairs(self.config)
+    self.config.reward_model.relabel = "task"
+    with self.assertRaisesRegex(ValueError, "reward_model.relabel='task'"):
+      stages.check_pairs(self.config)
+
+  def test_no_pairs(self):
+    with self.assertRaisesRegex(
+        ValueError, "config.reward_model.train='task': the task 'arithmetic' m"
+    ):
+      stages.check_pairs(self.config)
+    self.write({"prompt": "1+2=", "chosen": "3"})
+    with self.assertRaisesRegex(
+        ValueError, r"reward_model.train='.*no pair.*\['chosen', 'prompt'\]"
+    ):
+      stages.check_pairs(self.config)
+    self.config.reward_model.train = "/nowhere/pairs.jsonl"
+    with self.assertRaisesRegex(ValueError, "train='/nowhere/pairs.jsonl'"):
+      stages.check_pairs(self.config)
+
+  def test_a_damaged_model_of_a_stage(self):
+    model = self.folder / "sft" / "model"
+    shape = hf_case.make_config()
+    hf.save(model, shape, hf_case.make_params(shape))
+    stages.check_model(self.folder / "sft")
+    (model / hf.WEIGHTS).write_bytes(b"")
+    with self.assertRaisesRegex(
+        ValueError, f"{model}: .*cut off.*remove {self.folder}/sft to train it"
+    ):
+      stages.check_model(self.folder / "sft")
 
 
 if __name__ == "__main__":

@@ -154,12 +154,28 @@ class RangesTest(parameterized.TestCase):
       ("sampling__temperature", 0.0),
       ("sharding__mlp", "tensor,tensor"),
       ("sharding__mlp", "model"),
+      ("search__lease_s", 1e7),
+      ("store__probe_timeout_s", 1e9),
   )
   def test_out_of_range(self, name, value):
     (line,) = _problems(base_config.make(**{name: value}))
     key = name.replace("__", ".")
     allowed = settings.SETTINGS[key].allowed.text
     self.assertEqual(line, f"config.{key} = {value!r}: allowed {allowed}")
+
+  @parameterized.parameters(
+      ("train__num_steps", 2**31, "a whole number below 2[*][*]31"),
+      ("replay__capacity", 2**40, "a whole number below 2[*][*]31"),
+      ("task__max_number", 2**31, "a whole number below 2[*][*]31"),
+      ("optimizer__learning_rate", 1e39, "a finite number, 0 or from"),
+      ("loss__beta", 1e-50, "a finite number, 0 or from"),
+      ("init", "a\0b", "a text in UTF-8"),
+      ("init", "\udcff", "a text in UTF-8"),
+  )
+  def test_what_arrays_and_files_cannot_hold(self, name, value, allowed):
+    lines = _problems(base_config.make(**{name: value}))
+    key = name.replace("__", ".")
+    self.assertRegex(lines[0], f"config.{key} ?= ?.*: allowed {allowed}")
 
   @parameterized.parameters("", "all", "0", "0,2", "0-3")
   def test_cores_that_are_right(self, text):
@@ -292,6 +308,9 @@ class RelationsTest(parameterized.TestCase):
           "loss.beta_stop_steps",
       ),
       # Model.
+      (dict(model__family="gpt2", model__head_dim=8), "model.head_dim"),
+      (dict(model__family="qwen2", model__mlp_bias=True), "model.mlp_bias"),
+      (dict(sampling__stop_token_ids="99"), "sampling.stop_token_ids"),
       (dict(model__num_heads=6), "model.num_heads"),
       (dict(model__max_positions=39), "model.max_positions"),
       (dict(mesh__tensor=8), "model.mlp_width"),

@@ -348,6 +348,14 @@ class LockTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "already runs there"):
       run_directory.lock(self.workdir)
 
+  def test_lock_names_a_directory_that_cannot_be_made(self):
+    file = self.create_tempfile("file").full_path
+    for workdir in (file, f"{file}/run", "/proc/none/run"):
+      with self.assertRaisesRegex(
+          ValueError, f"--workdir={workdir}: .*; allow"
+      ):
+        run_directory.lock(workdir)
+
 
 if __name__ == "__main__":
   absltest.main()

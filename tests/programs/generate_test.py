@@ -288,6 +288,27 @@ class GenerateTest(ProgramCase):
       with self.assertRaisesRegex(validate.ConfigError, message):
         validate.validate(self.config(**changes), program="generate")
 
+  def test_a_prompt_that_fits_in_no_tokens_is_refused_before_it_is_cut(self):
+    long = "1+" * 500_000
+    self.write(
+        {"prompt": long},
+        {"messages": [{"role": "user", "content": long}]},
+        {"prompt": "1+2="},
+    )
+    lengths, encode = [], tokenizer_lib.Tokenizer.encode
+
+    def counted(tokenizer, text):
+      lengths.append(len(text))
+      return encode(tokenizer, text)
+
+    with mock.patch.object(tokenizer_lib.Tokenizer, "encode", counted):
+      self.assertEqual(self.run_program(), programs_generate.EXIT_BAD_LINES)
+    self.assertEqual(lengths, [len("1+2=")])
+    self.assertEqual(
+        self.stderr.getvalue().count("the prompt has 1000000 characters"), 2
+    )
+    self.assertEqual([r["line"] for r in self.records()], [3])
+
   def test_too_long_a_cache_is_one_clear_error(self):
     self.assertEqual(self.run_program(sampling__max_prompt_tokens=60), 2)
     self.assertRegex(

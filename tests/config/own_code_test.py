@@ -1,0 +1,218 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Losses and rewards of a user's own that are wrong, found before a run."""
+
+import json
+import os
+import pathlib
+import sys
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import ml_collections
+
+from tba_jax.config import own_code
+from tba_jax.config import validate
+from tba_jax.system import processes
+from tba_jax.training import rehearsal
+from tests.support import base_config
+
+_LOSSES = """
+import jax
+def right(groups, c, beta):
+  shares_BxK = jax.nn.softmax(groups.rewards_BxK / beta, axis=1)
+  return -(shares_BxK * groups.seq_BxK).sum(axis=1).mean(), {}
+def bare(groups, c, beta): return right(groups, c, beta)[0]
+def few(groups, c): return 0.0, {}
+def vector(groups, c, beta): return groups.seq_BxK, {}
+def whole(groups, c, beta): return 1, {}
+def nothing(groups, c, beta): pass
+def listed(groups, c, beta): return groups.seq_BxK.mean(), [1]
+def half(groups, c, beta): return 0.0, {"residual_BxK": groups.seq_BxK}
+def narrow(groups, c, beta):
+  return 0.0, {"residual_BxK": groups.seq_BxK, "log_z_Bx1": groups.seq_BxK}
+def branch(groups, c, beta):
+  if groups.rewards_BxK.mean() > 0:
+    return right(groups, c, beta)
+  return 0.0, {}
+def unknown(groups, c, beta): return groups.reward.mean(), {}
+def leaves(groups, c, beta): raise SystemExit(0)
+def dies(groups, c, beta):
+  import os
+  os._exit(0)
+"""
+_REWARDS = """
+import os, time
+import numpy as np
+def right(prompt, completion, row): return np.float32(completion == "1")
+def picky(prompt, completion, row): return float(int(completion))
+def few(prompt, completion): return 1.0
+def text(prompt, completion, row): return "1"
+def nan(prompt, completion, row): return float("nan")
+def nothing(prompt, completion, row): pass
+def several(prompt, completion, row): return [1.0, 2.0]
+def field(prompt, completion, row): return row["solution"]
+def leaves(prompt, completion, row): raise SystemExit("bye")
+def hangs(prompt, completion, row): time.sleep(60)
+def dies(prompt, completion, row): os._exit(3)
+"""
+
+
+class LossTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.path = self.create_tempfile("losses.py", _LOSSES).full_path
+
+  def make(self, name):
+    return base_config.make(loss__name=f"{self.path}:{name}")
+
+  def test_a_right_one(self):
+    rehearsal.trace_loss(self.make("right"))
+
+  @parameterized.parameters(
+      ("bare", 6, r"it returned an array float32\[\]"),
+      ("few", 7, "TypeError: few.. takes 2 positional"),
+      ("vector", 8, r"its loss is an array float32\[32, 8\]"),
+      ("whole", 9, "its loss is of type int"),
+      ("nothing", 10, "it returned None"),
+      ("listed", 11, "its second result is of type list"),
+      ("half", 12, "residual_BxK without log_z_Bx1"),
+      ("narrow", 13, r"log_z_Bx1 is an array .*, not \[32, 1\]"),
+      ("branch", 16, "TracerBoolConversionError: Attempted boolean"),
+      ("unknown", 19, "no attribute 'reward'"),
+      ("leaves", 20, "SystemExit: 0"),
+  )
+  def test_a_wrong_one_is_named_with_its_line(self, name, line, pattern):
+    with self.assertRaises(ValueError) as caught:
+      rehearsal.trace_loss(self.make(name))
+    message = str(caught.exception)
+    setting = f"config.loss.name='{self.path}:{name}': "
+    self.assertStartsWith(message, f"{setting}{self.path}:{line}: ")
+    self.assertRegex(message, f"{pattern}.*; allowed a function of .groups, c,")
+    self.assertNotIn("\n", message)
+
+  def test_the_whole_config_is_refused(self):
+    with self.assertRaisesRegex(ValueError, "returned an array float32"):
+      validate.validate(self.make("bare"))
+    # Its process ends; this one does not.
+    with self.assertRaisesRegex(ValueError, "ended its process with status 0"):
+      validate.validate(self.make("dies"))
+    with mock.patch.dict(os.environ, {processes.SUPERVISED: "1"}):
+      validate.validate(self.make("bare"))
+
+  def test_a_loss_that_is_not_there(self):
+    for name, pattern in (
+        (
+            f"{self.path}:rihgt",
+            "defines no 'rihgt'; its functions: right, bare",
+        ),
+        ("/nowhere/l.py:right", "/nowhere/l.py: there is no such file"),
+    ):
+      with self.assertRaisesRegex(ValueError, pattern):
+        validate.validate(base_config.make(loss__name=name))
+    wrong = self.create_tempfile("wrong.py", "x = 1\ndef f(:\n").full_path
+    with self.assertRaisesRegex(ValueError, f"{wrong}:2: invalid syntax"):
+      validate.validate(base_config.make(loss__name=f"{wrong}:f"))
+
+
+class RewardTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    self.path = str(folder / "rewards.py")
+    pathlib.Path(self.path).write_text(_REWARDS)
+    self.fields = {"name": "own"}
+    for split in ("train", "test"):
+      path = folder / f"{split}.jsonl"
+      rows = [{"prompt": f"{split} {i}", "answer": "1"} for i in range(4)]
+      path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+      self.fields[split] = str(path)
+
+  def make(self, where="process", **fields):
+    config = base_config.make(reward__where=where, reward__deadline_s=1.0)
+    config.evaluate.num_prompts = config.evaluate.final_prompts = 1
+    config.task = ml_collections.ConfigDict(
+        own_code.with_defaults({**self.fields, **fields})
+    )
+    return config
+
+  @parameterized.parameters("right", "picky")
+  def test_a_right_one(self, name):
+    for where in ("process", "pool"):
+      rehearsal.try_reward(self.make(where, rewards=f"{self.path}:{name}"))
+
+  @parameterized.parameters(
+      ("few", "rewards.py:6: TypeError: few.. takes 2 positional"),
+      ("text", "rewards.py:7: text returned '1'"),
+      ("nan", "rewards.py:8: nan returned nan"),
+      ("nothing", "rewards.py:9: nothing returned None"),
+      ("several", r"rewards.py:10: several returned \[1.0, 2.0\]"),
+      ("field", "rewards.py:11: KeyError: 'solution'"),
+      ("leaves", "bye"),
+  )
+  def test_a_wrong_one_is_named_with_its_line(self, name, pattern):
+    for where in ("process", "pool"):
+      with self.assertRaises(ValueError) as caught:
+        rehearsal.try_reward(self.make(where, rewards=f"{self.path}:{name}"))
+      message = str(caught.exception)
+      self.assertStartsWith(
+          message, f"config.task.rewards='{self.path}:{name}'"
+      )
+      self.assertRegex(message, f"{pattern}.*; allowed a function of .prompt")
+      self.assertNotIn("\n", message)
+
+  @parameterized.parameters(
+      ("hangs", "no answer in 1 s"), ("dies", "it ended, status 3")
+  )
+  def test_one_that_does_not_return(self, name, pattern):
+    with self.assertRaisesRegex(ValueError, pattern):
+      rehearsal.try_reward(self.make("pool", rewards=f"{self.path}:{name}"))
+
+  def test_one_that_ends_its_process(self):
+    with self.assertRaisesRegex(ValueError, "task.rewards=.*with status 3"):
+      validate.validate(self.make(rewards=f"{self.path}:dies"))
+
+  @parameterized.parameters(
+      (f"{sys.executable} -c 'print(1)'", ""),
+      ("false", "false ended with 1"),
+      ("no_such_command", "No such file"),
+      ("echo many", "wrote 'many'.*allowed a command that prints a number"),
+  )
+  def test_a_command(self, command, pattern):
+    config = self.make("pool", rewards="", verifier=command)
+    if not pattern:
+      rehearsal.try_reward(config)
+      return
+    with self.assertRaisesRegex(
+        ValueError, f"config.task.verifier=.*{pattern}"
+    ):
+      rehearsal.try_reward(config)
+
+  def test_a_reason(self):
+    config = self.make(rewards="exact", reason=f"{self.path}:field")
+    with self.assertRaisesRegex(ValueError, "task.reason=.*py:11: KeyError"):
+      rehearsal.try_reward(config)
+
+  def test_what_is_tried(self):
+    values = {"loss.name": "tb", "reward.where": "process",
+              "evaluate.judge": ""}  # fmt: skip
+    own = {"task.name": "own", "task.rewards": "my.py:f"}
+    for task, program, tried in (
+        ({"task.name": "countdown"}, "train", ()),
+        ({"task.name": "own", "task.rewards": "exact"}, "train", ()),
+        (own, "train", ("reward",)),
+        (own, "evaluate", ("reward",)),
+        (own, "export", ()),
+        ({**own, "loss.name": "l.py:f"}, "train", ("loss", "reward")),
+        ({**own, "loss.name": "l.py:f"}, "sft", ("reward",)),
+        ({**own, "reward.where": "model"}, "train", ()),
+        ({"task.name": "mine:Task"}, "train", ("reward",)),
+    ):
+      self.assertEqual(own_code.parts({**values, **task}, program), tried)
+
+
+if __name__ == "__main__":
+  absltest.main()
