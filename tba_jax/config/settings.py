@@ -375,7 +375,10 @@ SETTINGS = {
         False, FLAG, "share the embedding table with the head"),
     "model.max_positions": _s(
         128, COUNT, "longest sequence, prompt and completion together, tokens"),
-    "model.param_dtype": _s("float32", DTYPE, "of the trained params"),
+    "model.param_dtype": _s(
+        "float32", DTYPE,
+        "of a frozen base (lora.rank); what is trained is float32, since"
+        " bfloat16 rounds small updates away"),
     "model.compute_dtype": _s(
         "auto", one_of("auto", "float32", "bfloat16"),
         "of activations; 'auto' is bfloat16 on an accelerator, float32 on a"
@@ -714,8 +717,6 @@ SETTINGS = {
     "optimizer.epsilon": _s(1e-8, ABOVE_0, ""),
     "optimizer.weight_decay": _s(0.0, NOT_NEGATIVE, ""),
     "optimizer.grad_clip_norm": _s(1.0, NOT_NEGATIVE, "0 = off"),
-    "optimizer.state_dtype": _s(
-        "float32", DTYPE, "of Adam's first moment; the second is float32"),
 
     "train.num_steps": _s(
         320, COUNT, "optimizer updates; extending a run stretches the decay of"

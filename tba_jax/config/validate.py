@@ -128,7 +128,7 @@ def validate(
         )
     if program == "train":
       # The supervisor assigns cores; its children see their own alone.
-      problems += _lines(good, [_rounding, _cores_here], None)
+      problems += _lines(good, [_cores_here], None)
     if program in ("train", "store"):
       problems += _lines(good, [_addresses_here], None)
     if program == "sweep" and good.get("lora.rank"):
@@ -370,6 +370,8 @@ _REQUIRED = (
     ("loss.ratio_clip", operator.not_, {"loss.clip_high": (0,)}),
     # Completions at another temperature are outside the trust region.
     ("loss.ratio_clip", bool, {"explore.fraction": (0,)}),
+    # Frozen params alone may be narrow: small updates would round away.
+    ("lora.rank", operator.not_, {"model.param_dtype": ("float32",)}),
     # The reference is the adapters' base, which never moves.
     ("lora.rank", bool, {"reference.mode": ("fixed",)}),
     ("reference.role", lambda v: v == "searcher",
@@ -936,32 +938,6 @@ def _cores_here(c: Mapping[str, Any]) -> _Problems:
         yield f"cores.{role}", (
             f"allowed cores of this machine: {', '.join(map(str, here))}"
         )
-
-
-# Smallest learning rate for bfloat16 params. A full Adam step moves a weight by
-# it; near a weight of .02, bfloat16 values are 1.2e-4 apart.
-_MIN_BFLOAT16_RATE = 1e-4
-
-
-def _rounding(c: Mapping[str, Any]) -> _Problems:
-  """bfloat16 params round small updates away; adapters are float32."""
-  if c["model.param_dtype"] != "bfloat16":
-    return
-  if c["reference.mode"] == "ema":
-    yield "model.param_dtype", (
-        "allowed 'float32' with config.reference.mode = 'ema': bfloat16 rounds"
-        " small parts of an average away"
-    )
-  keys = [] if c["lora.rank"] else ["optimizer.learning_rate"]
-  if c["loss.name"] in settings.OF_A_VALUE_MODEL:
-    keys.append("loss.value_learning_rate")
-  for key in keys:
-    if c[key] < _MIN_BFLOAT16_RATE:
-      yield "model.param_dtype", (
-          f"allowed 'float32' with config.{key} = {c[key]}:"
-          f" bfloat16 rounds updates below {_MIN_BFLOAT16_RATE} away"
-          " (model.compute_dtype may be bfloat16)"
-      )
 
 
 def _line_program(c: Mapping[str, Any]) -> _Problems:

@@ -67,13 +67,13 @@ class ScalarModel:
   ) -> PyTree:
     """Returns a copy of a policy's params with a head of zeros.
 
-    With a key the head is random.
+    It has the dtype of this model. With a key the head is random.
     """
-    # A copy, so that either tree may be donated.
-    params = jax.tree.map(jnp.copy, policy_params)
-    params = {k: v for k, v in params.items() if k not in ("head", "score")}
     c = self.config
     shape, dtype = (c.num_labels, c.width), jnp.dtype(c.param_dtype)
+    # A copy, so that either tree may be donated.
+    params = jax.tree.map(lambda x: jnp.array(x, dtype), policy_params)
+    params = {k: v for k, v in params.items() if k not in ("head", "score")}
     kernel = jnp.zeros(shape, dtype)
     if rng is not None:
       kernel = jax.random.normal(rng, shape, jnp.float32) / jnp.sqrt(c.width)

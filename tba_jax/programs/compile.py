@@ -72,7 +72,7 @@ _TRAINER_REMEDIES = (
 )
 _SEARCHER_REMEDIES = "a smaller sampling.num_rows, a larger search.mesh.tensor"
 _REMEDIES = {
-    "train_step": _TRAINER_REMEDIES + ", optimizer.state_dtype='bfloat16'",
+    "train_step": _TRAINER_REMEDIES,
     "reference": "train.micro_batch_completions below the completions of a"
     " prompt, a smaller train.prompts_per_batch, a larger mesh.fsdp,"
     " mesh.sequence or mesh.tensor",

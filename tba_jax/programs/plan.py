@@ -122,16 +122,11 @@ def trainer_memory(
   return held | max(step, cache, key=lambda part: sum(part.values()))
 
 
-def _published_dtype(
-    config: ml_collections.ConfigDict, trained: str, kind: str
-) -> str:
-  """Returns the dtype of published matrices; `trained` is that of params."""
+def _published_dtype(config: ml_collections.ConfigDict, kind: str) -> str:
+  """Returns the dtype of published matrices."""
   if config.publish.dtype != "auto":
-    return config.publish.dtype or trained
-  compute = _compute_dtype(config, kind)
-  if config.lora.rank:
-    return trained
-  return min(trained, compute, key=sizes.BYTES.get)
+    return config.publish.dtype or "float32"
+  return "float32" if config.lora.rank else _compute_dtype(config, kind)
 
 
 def _trained_bytes(
@@ -143,34 +138,30 @@ def _trained_bytes(
   """Returns a device's bytes of params, and of what has their shape."""
   size = lambda of: sizes.device_size(of, config.sharding, config.mesh)
   leaves = sizes.model_leaves(c)
-  # Adam's second moment is float32.
-  moments = sizes.BYTES[config.optimizer.state_dtype] + sizes.BYTES["float32"]
+  wide = sizes.BYTES["float32"]  # Of what is trained, and its moments.
   params = size(leaves) * sizes.BYTES[c.param_dtype]
   if config.lora.rank:
     rank, targets = config.lora.rank, config.lora.targets
     count = size(sizes.adapter_leaves(leaves, rank=rank, targets=targets))
-    dtype = "float32"
     out = {
         "params": params,
         "params with adapters merged, to evaluate": params,
-        "adapters": count * sizes.BYTES[dtype],
+        "adapters": count * wide,
     }
   else:
-    count, dtype = size(leaves), c.param_dtype
-    out = {"params": params}
+    count, out = size(leaves), {"params": params}
     if config.reference.role == "trainer":
       out["reference"] = params
-  published = _published_dtype(config, dtype, kind)
+  published = _published_dtype(config, kind)
   out |= {
-      "gradients": count * sizes.BYTES[dtype],
-      "optimizer (Adam's two moments)": count * moments,
+      "gradients": count * wide,
+      "optimizer (Adam's two moments)": count * 2 * wide,
       "copy that is published": count * sizes.BYTES[published],
   }
   if config.loss.name in settings_lib.OF_A_VALUE_MODEL:
     shape = sizes.value_shape(config, c, workdir)
-    each = 2 * sizes.BYTES[shape.param_dtype] + moments
     name = "value model with gradients and moments"
-    out[name] = size(sizes.model_leaves(shape)) * each
+    out[name] = size(sizes.model_leaves(shape)) * 4 * wide
   return out
 
 

@@ -280,10 +280,10 @@ def value_shape(
     source = pathlib.Path(workdir or ".") / "reward_model" / "model"
     source = str(source) if source.is_dir() else "policy"
   if source == "policy":
-    return dataclasses.replace(policy, num_labels=1)
+    return dataclasses.replace(policy, num_labels=1, param_dtype="float32")
   return dataclasses.replace(
       read_shape("loss.value_init", source),
-      param_dtype=policy.param_dtype,
+      param_dtype="float32",
       compute_dtype=policy.compute_dtype,
   )
 

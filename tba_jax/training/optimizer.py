@@ -49,9 +49,6 @@ def make_optimizer(
 ) -> Optimizer:
   """Returns AdamW after clipping by global norm.
 
-  `state_dtype` is that of the first moment alone: at b2 = .999 a step changes
-  the second by a thousandth, which bfloat16 would round away.
-
   Args:
     config_optimizer: `config.optimizer`.
     num_steps: optimizer steps of the whole run, for the schedule.
@@ -60,13 +57,13 @@ def make_optimizer(
   c = config_optimizer
   tx = optax.chain(
       *([optax.clip_by_global_norm(c.grad_clip_norm)] * bool(c.grad_clip_norm)),
-      optax.scale_by_adam(c.b1, c.b2, c.epsilon, mu_dtype=c.state_dtype),
+      optax.scale_by_adam(c.b1, c.b2, c.epsilon),
       optax.add_decayed_weights(c.weight_decay),
   )
   schedule = schedules.learning_rate(
       c, num_steps=num_steps, per_round_steps=per_round_steps
   )
-  return Optimizer(_in_float32(tx), schedule)
+  return Optimizer(tx, schedule)
 
 
 def make_optimizers(
@@ -89,17 +86,4 @@ def make_optimizers(
   ratio = config.loss.value_learning_rate / config.optimizer.learning_rate
   return policy, Optimizer(
       policy.tx, lambda step: ratio * policy.learning_rate(step)
-  )
-
-
-def _in_float32(
-    tx: optax.GradientTransformation,
-) -> optax.GradientTransformation:
-  """Returns `tx` applied to gradients and params cast to float32."""
-  widen = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)
-  return optax.GradientTransformation(
-      init=lambda params: tx.init(widen(params)),
-      update=lambda grads, state, params: tx.update(
-          widen(grads), state, widen(params)
-      ),
   )

@@ -141,13 +141,15 @@ def make_policy(
         backend=jax.default_backend(),
     )
   else:
-    model_config = shape_of_folder(config, folder)
+    model_config = shape_of_folder(config, folder, config.model.param_dtype)
     try:
       folders.check_labels(model_config, folders.POLICY)
       folders.check_vocabulary(model_config, tokenizer.vocab_size)
     except ValueError as error:
       raise ValueError(f"config.init={folder}: {error}") from error
     add_model_stops(model_config, tokenizer)
+  if scratch:
+    model_config = dataclasses.replace(model_config, param_dtype="float32")
   model = transformer.make_model(model_config, remat=config.train.remat)
   adapters = None if scratch else lora.make(config.lora, model)
   return Policy(
@@ -161,12 +163,17 @@ def make_policy(
 
 
 def shape_of_folder(
-    config: ml_collections.ConfigDict, folder: str | pathlib.Path
+    config: ml_collections.ConfigDict,
+    folder: str | pathlib.Path,
+    dtype: str = "float32",
 ) -> config_lib.ModelConfig:
-  """Returns a folder's shape with dtypes and kernel of `config.model`."""
+  """Returns a folder's shape with `config.model`'s compute dtype and kernel.
+
+  `dtype` is of the params.
+  """
   return hf_config.read(
       folder,
-      dtype=config.model.param_dtype,
+      dtype=dtype,
       compute_dtype=config_lib.compute_dtype(
           config.model, jax.default_backend()
       ),
@@ -328,17 +335,18 @@ def make_value_model(
   """Returns the value model; None if `config.loss.name` has none.
 
   It has the shape of the policy's `model`, or of the model in `folder`
-  (`find_value_folder`), and the policy's dtypes; ValueError unless the folder
-  has one scalar head and the policy's vocabulary.
+  (`find_value_folder`), the policy's compute dtype and float32 params;
+  ValueError unless the folder has one scalar head and the policy's vocabulary.
   """
   if not losses_build.find(config.loss.name).has_values:
     return None
   if folder is None:
     shape = heads.config_of(model.config)
+    shape = dataclasses.replace(shape, param_dtype="float32")
     return heads.ScalarModel(shape, remat=config.train.remat)
   shape = hf_config.read(
       folder,
-      dtype=config.model.param_dtype,
+      dtype="float32",
       compute_dtype=model.config.compute_dtype,
       attention=config.model.attention,
   )

@@ -692,31 +692,28 @@ class ResumeTest(absltest.TestCase):
 
 class PrecisionTest(parameterized.TestCase):
 
-  @parameterized.parameters(
-      (dict(), True),
-      (dict(optimizer__learning_rate=1e-3), False),
-      (dict(optimizer__learning_rate=1e-3, reference__mode="ema"), True),
-      (dict(lora__rank=4), False),
-      # The value model is trained whole.
-      (dict(lora__rank=4, loss__name="ppo"), False),
-      (
-          dict(lora__rank=4, loss__name="ppo", loss__value_learning_rate=1e-5),
-          True,
+  @parameterized.product(
+      program=(
+          "train", "trainer", "one_process", "plan", "sft", "reward_model",
       ),
-      (dict(model__param_dtype="float32"), False),
-  )
-  def test_bfloat16_params_need_large_updates(self, changes, refused):
-    changes = (
-        dict(
-            model__param_dtype="bfloat16",
-            model__compute_dtype="bfloat16",
-            optimizer__learning_rate=3e-6,
-        )
-        | changes
+      rank=(0, 4),
+  )  # fmt: skip
+  def test_only_frozen_params_are_bfloat16(self, program, rank):
+    config = base_config.make(
+        model__param_dtype="bfloat16",
+        lora__rank=rank,
+        optimizer__learning_rate=1e-3,
     )
-    lines = _problems(base_config.make(**changes))
+    refused = ""
+    try:
+      validate.validate(config, program=program)
+    except ValueError as error:
+      refused = str(error)
     self.assertEqual(
-        any("config.model.param_dtype" in line for line in lines), refused
+        rank == 0,
+        "config.model.param_dtype = 'bfloat16': allowed 'float32' with"
+        " config.lora.rank = 0" in refused,
+        refused,
     )
 
   def test_a_learned_z_is_of_one_prompt(self):

@@ -75,12 +75,16 @@ class ValueModelTest(absltest.TestCase):
     )
 
   def test_the_folder_s_dtype_is_not_trained_in(self):
-    for dtype in ("float32", "bfloat16"):
+    for base in ("float32", "bfloat16"):
       folder, _ = self.folder(param_dtype="bfloat16")
       config = _config(name="ppo", value_init=folder)
-      config.model.param_dtype = dtype
-      model = policy_lib.make_value_model(config, _POLICY, pathlib.Path(folder))
-      self.assertEqual(model.config.param_dtype, dtype)
+      policy = dataclasses.replace(
+          _POLICY,
+          config=dataclasses.replace(_POLICY.config, param_dtype=base),
+      )
+      for path in (None, pathlib.Path(folder)):
+        model = policy_lib.make_value_model(config, policy, path)
+        self.assertEqual(model.config.param_dtype, "float32")
       self.assertEqual(model.config.compute_dtype, "float32")
 
   def test_from_the_reward_model_of_the_run(self):
