@@ -3,7 +3,8 @@
 """Sampled tokens per second, beside PyTorch and the machine's own limit.
 
 Fixed-length decoding, without a stop token: 2 prompts of 64 tokens with 16
-completions of 64 tokens each, a Llama of 25.7 M parameters in float32.
+completions of 64 tokens each, a Llama of 25.7 M parameters in float32, or in
+`--config.model.compute_dtype=bfloat16`.
 
 With the environment variable TBA_JAX_PEERS, a folder with `make_checkpoint.py`
 (DIR llama 30m) and `decode_hf.py` (DIR rows P T K, prints JSON with
@@ -22,6 +23,7 @@ weights do not fit the cache, measured in the same run.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import importlib.util
 import json
 import os
@@ -43,6 +45,7 @@ from tba_jax.models import config as config_lib
 from tba_jax.models import hf
 from tba_jax.models import transformer
 from tba_jax.sampling import decode
+from tba_jax.training import publication
 
 _NUM_PROMPTS = 2
 _NUM_COMPLETIONS = 16
@@ -65,18 +68,22 @@ def run(
   """Returns tokens/s of ours and the peer, their ratio, and the limit.
 
   Args:
-    config: not read: the work is what the peer does.
+    config: reads `model.compute_dtype` and `publish.dtype`; the work is what
+      the peer does.
     operands: repeats (default 3).
 
   Raises:
     RuntimeError: a peer's script failed.
     ValueError: the folder of peers is not one.
   """
-  del config
   repeats = int(operands[0]) if operands else _REPEATS
   peers = find_peers()
   with tempfile.TemporaryDirectory(prefix="tba_jax_bench_") as folder:
     shape, params = load_model(peers, folder)
+    dtype = config_lib.compute_dtype(config.model, jax.default_backend())
+    shape = dataclasses.replace(shape, compute_dtype=dtype)
+    dtypes = publication.published_dtypes(config)
+    params = publication.snapshot(params, dtypes=dtypes)
     ours = _make_ours(transformer.make_model(shape), params)
     pairs = []
     for _ in range(repeats):

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens per second of one trajectory balance update, beside PyTorch's.
 
-A Llama of 25.7 M params in float32 learns from 2 prompts x 16 completions of
-64 + 64 tokens. The folder `TBA_JAX_PEERS` has the scripts of the comparison:
-`make_checkpoint.py DIR llama 30m` writes the model that both load, and
-`train_torch.py DIR B K P T` prints a JSON line with `tokens_per_s` of the same
-update as the paper's code computes it. The two are timed in turn, each as the
+A Llama of 25.7 M params in float32, or `--config.model.compute_dtype=bfloat16`,
+learns from 2 prompts x 16 completions of 64 + 64 tokens. The folder
+`TBA_JAX_PEERS` has the scripts of the comparison: `make_checkpoint.py DIR llama
+30m` writes the model that both load, and `train_torch.py DIR B K P T` prints a
+JSON line with `tokens_per_s` of the same update as the paper's code computes
+it, in float32. The two are timed in turn, each as the
 best of its steps, so a busy machine slows both.
 
 A token is one of B·K·(P+T): a prompt counts once for each of its completions,
@@ -62,7 +63,8 @@ def run(
   """Returns both speeds, their ratio and the limit.
 
   Args:
-    config: its `optimizer` and `loss` are what is timed; the rest is set here.
+    config: its `optimizer`, `loss` and `model.compute_dtype` are what is timed;
+      the rest is set here.
     operands: none, or rounds (default 2): how often the two take turns; or
       `copies`, alone or before the rounds.
 
@@ -85,11 +87,15 @@ def run(
   with tempfile.TemporaryDirectory() as folder:
     if peers:
       _run_script(peers, "make_checkpoint.py", folder, "llama", "30m")
-      model_config, params = hf.load(folder)
-      model = transformer.make_model(model_config, remat=config.train.remat)
+      shape, params = hf.load(folder)
     else:
-      model = transformer.make_model(peer_model.SHAPE, remat=config.train.remat)
-      params = jax.jit(model.init)(jax.random.PRNGKey(0))
+      shape = peer_model.SHAPE
+      params = jax.jit(transformer.make_model(shape).init)(
+          jax.random.PRNGKey(0)
+      )
+    dtype = config_lib.compute_dtype(config.model, jax.default_backend())
+    shape = dataclasses.replace(shape, compute_dtype=dtype)
+    model = transformer.make_model(shape, remat=config.train.remat)
     num_params = sum(x.size for x in jax.tree.leaves(params))
     config = config.copy_and_resolve_references()
     config.sampling.temperature = _TEMPERATURE

@@ -19,6 +19,8 @@ The G heads form X parts; the heads of a part lie side by side, E = G / X * Dh.
 
 - On CPUs and GPUs each head is a part. On a CPU keys have their columns last:
   both products of attention then read memory row by row, a third faster there.
+  Its numbers are float32 whatever the model computes in, and so is attention: a
+  CPU has no batched product of bfloat16, and would widen all of it every step.
 - On TPUs a part is what one device holds of the heads, all of them without
   tensor parallelism. Its rows fill the lanes, where heads of 64 would be padded
   to twice their size, and a step writes one contiguous row. A query is padded
@@ -64,7 +66,8 @@ def empty(
   """
   X = num_parts or config.num_kv_heads
   E = config.num_kv_heads // X * config.head_dim
-  zeros = lambda *shape: jnp.zeros(shape, jnp.dtype(config.compute_dtype))
+  dtype = "float32" if num_parts is None else config.compute_dtype
+  zeros = lambda *shape: jnp.zeros(shape, dtype)
 
   def layer(R: int, C: int) -> PyTree:
     if num_parts is None:
@@ -108,6 +111,7 @@ def fill(
 
   def put(leaf: jax.Array, new: jax.Array, row: jax.Array) -> jax.Array:
     at = row // (len(slots) // len(leaf))
+    new = new.astype(leaf.dtype)
     return jax.lax.dynamic_update_index_in_dim(leaf, new, at, 0)
 
   def fill_row(i: jax.Array, blocks: list[PyTree]) -> list[PyTree]:
@@ -230,7 +234,8 @@ def attend(
   Returns:
     [R, G, M, Dh], and the updated layer.
   """
-  R, X = len(q), layer[0]["v"].shape[1]
+  R, X, dtype = len(q), layer[0]["v"].shape[1], q.dtype
+  q, k, v = (x.astype(layer[0]["v"].dtype) for x in (q, k, v))
   new = {"k": k.reshape(R, X, -1), "v": v.reshape(R, X, -1)}
   # The first block holds prompts, which do not change.
   written = [layer[0]]
@@ -243,7 +248,8 @@ def attend(
             for name, leaf in old.items()
         }
     )
-  return _attend(q, written, [update.seen for update in updates]), written
+  out = _attend(q, written, [update.seen for update in updates])
+  return out.astype(dtype), written
 
 
 def _attend(

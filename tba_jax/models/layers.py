@@ -87,9 +87,7 @@ def _product(
   The compiler's own recomputes what comes before the product while it
   transposes the cotangent: on a CPU that took a sixth of a training step.
   """
-  return jnp.einsum(
-      "...d,fd->...f", x, kernel_FxD, preferred_element_type=dtype
-  )
+  return summed("...d,fd->...f", x, kernel_FxD, dtype)
 
 
 def _product_forward(
@@ -103,21 +101,62 @@ def _product_backward(
 ) -> tuple[jax.Array, jax.Array]:
   del dtype  # That of `grad`.
   x, kernel_FxD = operands
-  grad_x = jnp.einsum(
-      "...f,fd->...d", grad, kernel_FxD, preferred_element_type=x.dtype
-  )
+  grad_x = summed("...f,fd->...d", grad, kernel_FxD, x.dtype)
   if not TOKENS_ARE_SPLIT.get():
     # The backend would transpose operands of more than two axes; if two axes
     # are split over devices, merging them would gather the array.
     x, grad = (y.reshape(-1, y.shape[-1]) for y in (x, grad))
   rows = tuple(range(x.ndim - 1))
-  grad_FxD = jax.lax.dot_general(
+  plain = lambda grad, x: jax.lax.dot_general(
       grad,
       x,
       ((rows, rows), ((), ())),
       preferred_element_type=kernel_FxD.dtype,
   )
+  if x.dtype != jnp.bfloat16 or x.ndim > 2:
+    return grad_x, plain(grad, x)
+  grad_FxD = jax.lax.platform_dependent(
+      grad,
+      x,
+      cpu=lambda grad, x: _sum_over_rows(grad, x).astype(kernel_FxD.dtype),
+      default=plain,
+  )
   return grad_x, grad_FxD
+
+
+def summed(
+    spec: str, x: jax.Array, y: jax.Array, dtype: jnp.dtype
+) -> jax.Array:
+  """Returns `jnp.einsum(spec, x, y)` with sums in `dtype`.
+
+  On a CPU bfloat16 operands are summed in float32: its other products of
+  bfloat16 are two to six times as slow, and slower than those of float32.
+  """
+  plain = lambda x, y: jnp.einsum(spec, x, y, preferred_element_type=dtype)
+  if y.dtype != jnp.bfloat16:
+    return plain(x, y)
+  on_cpu = lambda x, y: jnp.einsum(
+      spec, x.astype(y.dtype), y, preferred_element_type=jnp.float32
+  ).astype(dtype)
+  return jax.lax.platform_dependent(x, y, cpu=on_cpu, default=plain)
+
+
+def _sum_over_rows(grad: jax.Array, x: jax.Array) -> jax.Array:
+  """Returns grad.T @ x in float32, for the CPU's bfloat16 product."""
+  turned = _transposed(grad.astype(x.dtype))
+  return jnp.matmul(turned, x, preferred_element_type=jnp.float32)
+
+
+def _transposed(x: jax.Array) -> jax.Array:
+  """Returns x.T, which the compiler does not fold into a product.
+
+  Folded, the product has no fast kernel. What leaves a conditional exists in
+  memory, and the compiler does not see through the condition of this one.
+  """
+  true = jax.lax.optimization_barrier(jnp.bool_(True))
+  return jax.lax.cond(
+      true, jnp.transpose, lambda x: jnp.zeros(x.shape[::-1], x.dtype), x
+  )
 
 
 _product.defvjp(_product_forward, _product_backward)

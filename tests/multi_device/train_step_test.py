@@ -33,6 +33,7 @@ MESHES = {
     "data": dict(data=8, fsdp=1, sequence=1, tensor=1),
     "fsdp": dict(data=1, fsdp=8, sequence=1, tensor=1),
     "mixed": dict(data=2, fsdp=2, sequence=1, tensor=2),
+    "sequence": dict(data=2, fsdp=1, sequence=4, tensor=1),
 }
 
 
@@ -95,6 +96,25 @@ class MultiDeviceTest(parameterized.TestCase):
         rtol=1e-3,
         atol=5e-5,
     )
+
+  @parameterized.parameters("fsdp", "mixed", "sequence")
+  def test_bfloat16_equals_one_device(self, mesh_name):
+    model = tiny_model.make_model(compute_dtype="bfloat16")
+    found = []
+    for axes in (MESHES["one"], MESHES[mesh_name]):
+      config = tiny_model.make_config()
+      config.mesh.update(axes)
+      config.train.micro_batch_prompts = NUM_PROMPTS
+      devices = sharding.make_mesh(config.mesh)
+      params = tiny_model.init_params(model)
+      state = train_step.init_state(config, model, params, devices)
+      batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS)
+      batch = sharding.shard_batch(batch, devices, config.sharding)
+      step_fn = train_step.make_train_step(config, model, devices)
+      _, metrics = step_fn(state, batch)
+      found.append([float(metrics[n]) for n in ("loss", "grad_norm")])
+    # Sums of numbers of 8 bits, in another order.
+    np.testing.assert_allclose(*found, rtol=0.02)
 
   def test_adapters_are_sharded_like_their_kernels(self):
     found = {}

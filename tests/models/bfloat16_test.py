@@ -1,0 +1,176 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""bfloat16 compute on a CPU: training, sampling and judging, by family.
+
+Some forms of its products compile and then fail when they run, so each program
+that has them runs here.
+"""
+
+import dataclasses
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax.losses import logprobs as logprobs_lib
+from tba_jax.models import heads
+from tba_jax.models import transformer
+from tba_jax.sampling import decode
+from tba_jax.training import guards
+from tba_jax.training import lora
+from tba_jax.training import publication
+from tba_jax.training import sharding
+from tba_jax.training import train_step
+from tests.models import hf_case
+from tests.support import base_config
+from tests.support import sampler_case
+from tests.support import tiny_model
+
+# bfloat16 has 8 bits; a gradient passes through two layers, forth and back.
+_GRADIENT_ERROR = 0.05
+_SHAPES = {
+    **{shape["family"]: shape for shape in hf_case.FAMILIES},
+    "tied": dict(tie_embeddings=True),
+    "odd_sizes": dict(mlp_width=37, vocab_size=23),
+}
+
+
+def _models(name, remat="full"):
+  """Returns a model that computes in float32 and its like in bfloat16."""
+  shape = tiny_model.make_model(
+      **{"width": 32, "head_dim": 8, "num_kv_heads": 2, **_SHAPES[name]}
+  ).config
+  half = dataclasses.replace(shape, compute_dtype="bfloat16")
+  return [transformer.make_model(c, remat=remat) for c in (shape, half)]
+
+
+def _relative_error(tree, expected):
+  a, b = (
+      np.concatenate([np.ravel(x) for x in jax.tree.leaves(t)])
+      for t in (tree, expected)
+  )
+  return np.linalg.norm(a - b) / np.linalg.norm(b)
+
+
+class Bfloat16Test(parameterized.TestCase):
+
+  @parameterized.product(name=tuple(_SHAPES), remat=("full", "dots"))
+  def test_gradients_are_near_those_of_float32(self, name, remat):
+    wide, half = _models(name, remat)
+    params = tiny_model.init_params(wide)
+    batch = tiny_model.make_batch(seed=1)
+
+    def loss(model, params):
+      logprobs = logprobs_lib.completion_logprobs(
+          model,
+          params,
+          batch.prompt_tokens,
+          batch.prompt_mask,
+          batch.completion_tokens,
+          temperature=1.0,
+      )
+      return jnp.sum(batch.rewards[..., None] * logprobs)
+
+    found, expected = (
+        jax.jit(jax.grad(lambda params, m=model: loss(m, params)))(params)
+        for model in (half, wide)
+    )
+    for leaf in jax.tree.leaves(found):
+      self.assertEqual(leaf.dtype, jnp.float32)
+    self.assertBetween(_relative_error(found, expected), 1e-4, _GRADIENT_ERROR)
+
+  @parameterized.parameters(*_SHAPES)
+  def test_sampler_and_trainer_agree(self, name):
+    _, model = _models(name)
+    # Far from uniform, as after training.
+    params = jax.tree.map(lambda x: 2.0 * x, tiny_model.init_params(model))
+    published = publication.snapshot(
+        params, dtypes=publication.Dtypes("bfloat16", "")
+    )
+    rng = np.random.default_rng(0)
+    requests = [
+        decode.Request(
+            prompt_tokens=rng.integers(2, tiny_model.VOCAB, 3),
+            prompt_id=i,
+            visit=0,
+            num_completions=4,
+        )
+        for i in range(8)
+    ]
+    # More completions than rows: rows are refilled.
+    sampler = sampler_case.make(model, max_completion_tokens=8)
+    found = sampler.sample(published, requests, version=0)
+    trained = jax.jit(
+        lambda params, *tokens: logprobs_lib.completion_logprobs(
+            model, params, *tokens, temperature=1.0
+        )
+    )(
+        params,
+        np.stack([request.prompt_tokens for request in requests]),
+        np.ones((8, 3), np.float32),
+        np.stack([completions.tokens for completions in found]),
+    )
+    lengths = np.stack([completions.lengths for completions in found])
+    mask = np.arange(8) < lengths[..., None]
+    sampled = np.stack([completions.logprobs for completions in found])
+    gap = np.abs(sampled - np.asarray(trained))[mask].mean()
+    config = base_config.make(model__compute_dtype="bfloat16")
+    self.assertLess(gap, guards.max_logprob_gap(config, "cpu"))
+
+  @parameterized.product(
+      loss=("tb", "ppo"), rank=(0, 2), base=("float32", "bfloat16")
+  )
+  def test_train_step(self, loss, rank, base):
+    config = tiny_model.make_config(loss__name=loss)
+    model = tiny_model.make_model(
+        compute_dtype="bfloat16", param_dtype=base if rank else "float32"
+    )
+    mesh = sharding.make_mesh(config.mesh)
+    params = tiny_model.init_params(model)
+    value, keys = None, {}
+    if loss == "ppo":
+      shape = heads.config_of(model.config)
+      shape = dataclasses.replace(shape, param_dtype="float32")
+      value = keys["value_model"] = heads.ScalarModel(shape)
+    trained = model
+    if rank:
+      trained = lora.make(dict(rank=rank, alpha=4.0, targets="all"), model)
+      keys |= dict(adapters=trained, base=params)
+    state = train_step.init_state(
+        config,
+        trained,
+        jax.jit(trained.init)(jax.random.PRNGKey(0)) if rank else params,
+        mesh,
+        value_model=value,
+        value_params=value and value.from_policy(params),
+    )
+    step = train_step.make_train_step(config, model, mesh, **keys)
+    before = jax.device_get(state.params)
+    state, metrics = step(state, tiny_model.make_batch())
+    self.assertTrue(np.isfinite(metrics["loss"]))
+    for leaf in jax.tree.leaves((state.params, state.loss_params)):
+      self.assertEqual(leaf.dtype, jnp.float32)
+    moved = _relative_error(jax.device_get(state.params), before)
+    self.assertGreater(moved, 0)
+
+  def test_rewards(self):
+    wide, half = (
+        heads.ScalarModel(
+            heads.config_of(tiny_model.make_model(compute_dtype=dtype).config)
+        )
+        for dtype in ("float32", "bfloat16")
+    )
+    params = tiny_model.init_params(wide)
+    tokens = np.arange(24, dtype=np.int32).reshape(3, 8) % 16
+    expected, found = (
+        jax.jit(model.rewards)(params, tokens, np.ones_like(tokens))
+        for model in (wide, half)
+    )
+    self.assertEqual(found.dtype, jnp.float32)
+    np.testing.assert_allclose(found, expected, atol=0.1)
+
+
+if __name__ == "__main__":
+  absltest.main()
