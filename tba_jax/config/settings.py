@@ -382,7 +382,8 @@ SETTINGS = {
     "model.compute_dtype": _s(
         "auto", one_of("auto", "float32", "bfloat16"),
         "of activations; 'auto' is bfloat16 on an accelerator, float32 on a"
-        " CPU"),
+        " CPU, where `train` begins runs of models of width 256 and above in"
+        " bfloat16 if the CPU has AVX512_BF16 or AMX"),
     "model.attention": _s(
         "auto", one_of("auto", "plain", "splash", "cudnn"),
         "of training: 'auto' is splash attention on TPU, cuDNN's on GPU where"

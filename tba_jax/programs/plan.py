@@ -57,8 +57,12 @@ def _batch_shards(config: ml_collections.ConfigDict) -> tuple[int, int]:
 # Memory of a device
 
 
-def cache_bytes(c: config_lib.ModelConfig, dtype: str) -> int:
-  """Returns the bytes of one token's keys and values in all layers."""
+def cache_bytes(c: config_lib.ModelConfig, dtype: str, kind: str) -> int:
+  """Returns the bytes of one token's keys and values in all layers.
+
+  `dtype` is what is computed in; a CPU's cache is float32 (`models/cache.py`).
+  """
+  dtype = "float32" if kind in ("", "cpu") else dtype
   return 2 * c.num_layers * c.num_kv_heads * c.head_dim * sizes.BYTES[dtype]
 
 
@@ -106,7 +110,7 @@ def trainer_memory(
       "params that an evaluation decodes with": count * sizes.BYTES[dtype],
       f"KV cache of an evaluation, {rows} rows": (
           _num_tokens(config, kind, own_rows, config.evaluate.num_completions)
-          * cache_bytes(c, dtype)
+          * cache_bytes(c, dtype, kind)
       ),
   }
   if num_processes > 1:
@@ -177,7 +181,7 @@ def searcher_memory(
   count = _unstacked_size(config, c, mesh)
   rows = math.ceil(config.sampling.num_rows / (mesh["data"] * mesh["fsdp"]))
   heads = 1 if c.num_kv_heads % mesh["tensor"] else mesh["tensor"]
-  token = cache_bytes(c, dtype) // heads
+  token = cache_bytes(c, dtype, kind) // heads
   shared = sharing.most_rows(
       config.sampling.num_rows,
       config.search.prompts_per_round,
@@ -530,6 +534,7 @@ def plan(
       ("family", f"{c.family}, {c.num_layers} layers, width {c.width}"),
       ("vocabulary", f"{c.vocab_size:,}"),
       ("parameters", f"{num_params:,}, {c.param_dtype}"),
+      ("computes in", "{}: {}".format(*sizes.compute_dtype(config))),
   ]
   if math.prod(config.mesh.values()) > 1:
     yield "sharding", sizes.sharding_rows(config, c)

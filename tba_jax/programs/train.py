@@ -25,6 +25,7 @@ from tba_jax.monitor import metrics
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
 from tba_jax.monitor.report import build as report
+from tba_jax.programs import sizes
 from tba_jax.system import accelerators
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
@@ -344,6 +345,7 @@ def run(
       _check_devices(config)
       _check_stages(config, pathlib.Path(workdir))
       closing.enter_context(bucket.hold(run_directory.lock(workdir), workdir))
+      config = _with_compute_dtype(config, workdir)
       run_info, saved = run_directory.create(workdir, config)
       if saved is not None:
         validate.check_resume(saved, config)
@@ -359,6 +361,28 @@ def run(
       # A Python caller, such as a notebook, gets its Ctrl-C back.
       for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+def _with_compute_dtype(
+    config: ml_collections.ConfigDict, workdir: str
+) -> ml_collections.ConfigDict:
+  """Returns the config with this machine's choice for "auto".
+
+  A run keeps the choice that was made when it began, in its `config.json`: on
+  another CPU it would train another policy.
+  """
+  if config.model.compute_dtype != "auto":
+    return config
+  if (pathlib.Path(workdir) / "config.json").exists():
+    dtype = run_directory.load_config(workdir).model.compute_dtype
+    why = "as when the run began"
+  else:
+    dtype, why = sizes.compute_dtype(config)
+  if dtype == "bfloat16":  # On a CPU "auto" is float32.
+    print(f"model.compute_dtype: {dtype}, {why}")
+    config = config.copy_and_resolve_references()
+    config.model.compute_dtype = dtype
+  return config
 
 
 def _check_devices(config: ml_collections.ConfigDict) -> None:

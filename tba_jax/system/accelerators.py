@@ -16,6 +16,7 @@ import math
 import os
 import pathlib
 import pkgutil
+import re
 import subprocess
 import sys
 
@@ -34,6 +35,7 @@ _DEV = pathlib.Path("/dev")
 _CUDA = tuple(f"jax_cuda{n}_plugin" for n in (12, 13, 14))
 # Names in JAX_PLATFORMS -> packages of which each needs one.
 _PACKAGES = {"cpu": (), "cuda": _CUDA, "gpu": _CUDA, "tpu": ("libtpu",)}
+_CPUINFO = pathlib.Path("/proc/cpuinfo")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +95,16 @@ def _has_other_plugins() -> bool:
 
 def _is_installed(package: str) -> bool:
   return bool(importlib.util.find_spec(package))
+
+
+def multiplies_bfloat16(cpuinfo: pathlib.Path = _CPUINFO) -> bool:
+  """Tells whether this machine's CPU has instructions for bfloat16 products."""
+  try:
+    found = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.M)
+  except OSError:
+    return False
+  flags = found[1].split() if found else []
+  return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
 def _tpu_chips() -> list[str]:

@@ -72,6 +72,31 @@ class PlanTest(parameterized.TestCase):
     self.assertEqual(rows["trainer on this machine's gpus"], "0")
     self.assertNotIn("searcher on this machine's gpus", rows)
 
+  @parameterized.parameters(
+      ("cpu", True, 256, "auto", "bfloat16: width 256 on a CPU with"),
+      ("cpu", True, 255, "auto", "float32: width 255"),
+      ("cpu", True, 512, "float32", "float32: as set"),
+      ("cpu", False, 512, "auto", "float32: this CPU has no AVX512_BF16"),
+      ("gpu", True, 512, "auto", "auto: by the device, gpu"),
+  )
+  def test_the_dtype_that_is_computed_in(self, kind, fast, width, dtype, text):
+    self.config.model.update(width=width, compute_dtype=dtype)
+    found = accelerators.Accelerators(kind, ("0",) * (kind == "gpu"))
+    with mock.patch.multiple(
+        accelerators,
+        find=lambda: found,
+        multiplies_bfloat16=lambda: fast,
+    ):
+      self.assertStartsWith(_rows(self.config)["computes in"], text)
+
+  def test_a_folder_s_width_counts(self):
+    shape = tiny_model.make_model(width=512).config
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    (folder / "config.json").write_text(json.dumps(hf_config.to_hf(shape)))
+    self.config.init = str(folder)
+    with mock.patch.object(accelerators, "multiplies_bfloat16", lambda: True):
+      self.assertEqual(sizes.compute_dtype(self.config)[0], "bfloat16")
+
   def test_parameters_that_a_mesh_does_not_split(self):
     self.assertNotIn("replicated on every device", _rows(self.config))
     self.config.mesh.tensor = 2
@@ -386,11 +411,13 @@ class MemoryTest(parameterized.TestCase):
     self.assertEqual(held["params, copied for an evaluation"], self.params)
     decoding = held["params that an evaluation decodes with"]
     self.assertEqual(decoding, self.params)
+    # A CPU's cache is float32 whatever it computes in.
+    self.config.model.compute_dtype = "bfloat16"
+    self.assertEqual(self.trainer()[name], cache)
     # In lockstep it takes turns with training, which needs more in bfloat16.
     self.config.search.lockstep = True
     self.config.evaluate.batch_prompts = 1
-    self.config.model.compute_dtype = "bfloat16"
-    self.assertIn("gradients", self.trainer())
+    self.assertIn("gradients", self.trainer("h100"))
     self.config.evaluate.batch_prompts = 2**20
     held = "\n".join(self.trainer())
     self.assertIn("KV cache", held)

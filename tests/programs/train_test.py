@@ -4,6 +4,7 @@
 
 import contextlib
 import errno
+import io
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ from absl.testing import parameterized
 import rich.console
 
 import tba_jax
+from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
@@ -267,6 +269,40 @@ class ChildrenTest(absltest.TestCase):
     self.assertEqual(self.children.tail(child, 3), "line 4998\nline 4999\n\xff")
     path.write_bytes(b"\xff\xfe bytes")
     self.assertIn("bytes", self.children.tail(child))
+
+
+class ComputeDtypeTest(absltest.TestCase):
+
+  def test_a_run_keeps_what_it_began_with(self):
+    workdir = self.create_tempdir().full_path
+    config = countdown.get_config("smoke")
+    config.model.width = 512
+    fast = lambda value: mock.patch.object(
+        accelerators, "multiplies_bfloat16", lambda: value
+    )
+    choose = lambda: train._with_compute_dtype(config, workdir)
+    with contextlib.redirect_stdout(io.StringIO()) as stdout:
+      with fast(False):
+        self.assertEqual(choose().model.compute_dtype, "auto")
+      with fast(True):
+        chosen = choose()
+      self.assertEqual(chosen.model.compute_dtype, "bfloat16")
+      self.assertEqual(config.model.compute_dtype, "auto")
+      run_directory.create(workdir, chosen)
+      with fast(False):  # Continued on another CPU.
+        again = choose()
+    validate.check_resume(
+        run_directory.load_config(workdir).to_dict(), again.to_dict()
+    )
+    first, second = stdout.getvalue().splitlines()
+    self.assertIn("bfloat16, width 512 on a CPU", first)
+    self.assertIn("as when the run began", second)
+    # And the other way round.
+    other = self.create_tempdir().full_path
+    run_directory.create(other, config)
+    with fast(True):
+      kept = train._with_compute_dtype(config, other)
+    self.assertEqual(kept.model.compute_dtype, "auto")
 
 
 class SuperviseTest(supervise_case.SuperviseCase):

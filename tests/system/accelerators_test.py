@@ -191,6 +191,18 @@ class FindTest(absltest.TestCase):
       self.assertEqual(accelerators.find({}).kind, "cpu")
     self.assertEqual(stderr.getvalue().count("nvidia-smi failed"), 1)
 
+  def test_cpus_with_products_of_bfloat16(self):
+    for flags, expected in (
+        ("fpu avx512f avx512_bf16 avx512_vnni", True),
+        ("fpu amx_bf16 amx_tile", True),
+        ("fpu avx2 avx512f avx512_bf16x", False),
+    ):
+      path = self.folder / "cpuinfo"
+      path.write_text(f"model name\t: A CPU\nflags\t\t: {flags}\nbugs\t:\n")
+      self.assertEqual(accelerators.multiplies_bfloat16(path), expected, flags)
+    # Where the kernel has no such file.
+    self.assertFalse(accelerators.multiplies_bfloat16(self.folder / "none"))
+
   def test_none(self):
     self.assertEqual(accelerators.find({}).kind, "cpu")
 
