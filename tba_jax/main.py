@@ -60,6 +60,8 @@ _OF_A_RUN = (
 # Programs that print the rows used and left out of the task's data.
 _SHOW_DATA = ("train", "evaluate", "plan")
 _WITHOUT_WORKDIR = ("plan", "compile", "report", "generate", "score")
+# Programs whose one operand is the number of their process.
+_OF_AN_INDEX = ("sft", "reward_model", "store", "searcher")
 _WITHOUT_JAX = ("store", "plan", "compile", "report", "status", "verify")
 # Programs that need no task: its data may be missing on this machine.
 _WITHOUT_TASK = ("status",)
@@ -115,12 +117,16 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
       _check_text(f"--{flag.name}", flag.value or "")
     for operand in operands:
       _check_text("operand", operand)
+    if name in _OF_AN_INDEX:
+      processes.index_of(operands)
     if name not in _WITHOUT_JAX:
       accelerators.check_platforms()
       processes.cache_directory()
     workdir = _WORKDIR.value
     if workdir is not None:
       workdir = bucket.stage(workdir, name)
+      if os.path.exists(workdir) and not os.path.isdir(workdir):
+        raise ValueError(f"--workdir={workdir}: is a file; allowed a folder")
     elif name not in _WITHOUT_WORKDIR:
       raise ValueError(f"--workdir: --program={name} needs the run's directory")
     config = _load_config(name, workdir, overrides)

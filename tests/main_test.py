@@ -173,6 +173,24 @@ class MainTest(parameterized.TestCase):
     usual = dict(program="train", config=_CONFIG, workdir=self.workdir)
     self.refused(pattern, **usual | changes)
 
+  def test_a_file_is_no_workdir(self):
+    for program in ("train", "sft", "status"):
+      self.refused(
+          "--workdir=.*: is a file; allowed a folder",
+          program=program,
+          config=_CONFIG,
+          workdir=__file__,
+      )
+
+  @parameterized.parameters("sft", "reward_model", "store", "searcher")
+  def test_operands_of_programs_that_take_a_number(self, program):
+    with mock.patch.object(main_lib.importlib, "import_module"):
+      status = self.main(
+          "a", program=program, config=_CONFIG, workdir=self.workdir
+      )
+    self.assertEqual(status, 2)
+    self.assertIn("operands a: allowed one whole", self.stderr.getvalue())
+
   @parameterized.parameters(
       ("Unable to initialize backend 'tpu': no device\nmore", 2),
       ("Unable to initialize backend 'tpu': the TPU is already in use", 1),

@@ -15,6 +15,8 @@ import math
 import operator
 import os
 import pathlib
+import shlex
+import shutil
 import socket
 from typing import Any
 
@@ -129,6 +131,8 @@ def validate(
     if program == "train":
       # The supervisor assigns cores; its children see their own alone.
       problems += _lines(good, [_cores_here], None)
+    if program in ("train", "trainer", "one_process", "evaluate"):
+      problems += _lines(good, [_judge_command], None)
     if program in ("train", "store"):
       problems += _lines(good, [_addresses_here], None)
     if program == "sweep" and good.get("lora.rank"):
@@ -811,8 +815,7 @@ def _check_folder(
   `plan` and `compile` need neither tensors nor tokenizer, but look at those
   that are there.
   """
-  texts = c.get("sampling.stop_token_ids", "").split(",")
-  ids = tuple(int(text) for text in texts if text)
+  ids = _stop_ids(c)
   if key == "tokenizer.source":
     folders.check_tokenizer(folder, _shape_or_none(c), ids)
     return
@@ -823,7 +826,7 @@ def _check_folder(
   if is_own and (
       program not in ("plan", "compile") or folders.has_tokenizer(folder)
   ):
-    folders.check_tokenizer(folder, shape, ids if key in _STARTS else ())
+    folders.check_tokenizer(folder, shape, ids if key in _STARTS else [])
 
 
 def _shape_or_none(c: Mapping[str, Any]) -> config_lib.ModelConfig | None:
@@ -838,6 +841,21 @@ def _judges(c: Mapping[str, Any]) -> _Problems:
   if c["evaluate.judge"] == "command" and not c["evaluate.judge_command"]:
     yield "evaluate.judge_command", (
         "allowed a command with config.evaluate.judge = 'command'"
+    )
+
+
+def _judge_command(c: Mapping[str, Any]) -> _Problems:
+  """The judge's command exists where completions are compared."""
+  if c["evaluate.judge"] != "command":
+    return
+  try:
+    words = shlex.split(c["evaluate.judge_command"])
+  except ValueError as error:
+    yield "evaluate.judge_command", f"allowed a command; {error}"
+    return
+  if words and shutil.which(words[0]) is None:
+    yield "evaluate.judge_command", (
+        f"allowed a command of this machine; there is no program {words[0]!r}"
     )
 
 
@@ -865,6 +883,8 @@ def is_one_host(address: str) -> bool:
 def _publish(c: Mapping[str, Any]) -> _Problems:
   """Params must be written where all hosts can read them."""
   carrier, directory = c["publish.carrier"], c["publish.directory"]
+  if os.path.exists(directory) and not os.path.isdir(directory):
+    yield "publish.directory", "allowed a directory"
   if "://" in directory:
     if not directory.startswith("gs://"):
       yield "publish.directory", "allowed a path, or gs://BUCKET/PATH"
@@ -954,6 +974,8 @@ def _line_program(c: Mapping[str, Any]) -> _Problems:
           "allowed a Hugging Face folder or ORG/NAME of the hub, a run"
           " directory, or RUN/checkpoints/STEP of one; runs also in gs://"
       )
+    elif not remote:
+      _check_source(c, hf_hub.find(name))
   except ValueError as error:
     yield "generate.model", str(error)
   if not c["generate.input"] or not source.is_file():
@@ -962,6 +984,26 @@ def _line_program(c: Mapping[str, Any]) -> _Problems:
     yield "generate.output", "allowed the name of a file"
   elif target.absolute() == source.absolute():
     yield "generate.output", "allowed another file than config.generate.input"
+  elif not next(p for p in target.absolute().parents if p.exists()).is_dir():
+    yield "generate.output", "allowed a file in a folder"
+
+
+def _check_source(c: Mapping[str, Any], folder: pathlib.Path) -> None:
+  """Raises ValueError if a folder is no run and its model cannot be used."""
+  is_checkpoint = (
+      folder.name.isdecimal() and folder.parent.name == "checkpoints"
+  )
+  if is_checkpoint or (folder / "checkpoints").is_dir():
+    return
+  shape = folders.read(folder, folders.POLICY)
+  hf_files.check_model(folder, shape)
+  folders.check_tokenizer(folder, shape, _stop_ids(c))
+
+
+def _stop_ids(c: Mapping[str, Any]) -> list[int]:
+  """Returns the stop tokens that the config adds."""
+  texts = c.get("sampling.stop_token_ids", "").split(",")
+  return [int(text) for text in texts if text]
 
 
 _CHECKS = (
@@ -1050,11 +1092,9 @@ def _lacks(
   """Yields problems with what settings need of the task."""
   if c.get("tokenizer.source") == "task" and _starts_from_scratch(c):
     last = 2 + len(task.tokenizer_words())  # After <pad>, <eos> and <unk>.
-    ids = c.get("sampling.stop_token_ids", "").split(",")
-    if any(int(text) > last for text in ids if text):
-      yield _line(
-          "sampling.stop_token_ids", ",".join(ids), f"allowed 0 to {last}"
-      )
+    if any(i > last for i in _stop_ids(c)):
+      key = "sampling.stop_token_ids"
+      yield _line(key, c[key], f"allowed 0 to {last}")
   where = c.get("reward.where")
   if program not in ("sft", "reward_model") and not task.has_reward:
     needs = f"the task {c['task.name']!r} has no reward of its own"

@@ -277,9 +277,16 @@ def make_private(path: pathlib.Path, key: str) -> None:
     key: setting to name in the error.
 
   Raises:
-    ValueError: it is a link, another user's, or accessible to others.
+    ValueError: it is a link, another user's, or accessible to others, or cannot
+      be made.
   """
-  path.mkdir(mode=0o700, parents=True, exist_ok=True)
+  try:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+  except OSError as error:
+    raise ValueError(
+        f"config.{key}: {path} cannot be made: {error.strerror}; allowed a"
+        " directory of this user"
+    ) from error
   status = path.lstat()
   mode = stat.S_IMODE(status.st_mode)
   if (

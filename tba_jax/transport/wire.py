@@ -188,6 +188,8 @@ def load_or_make_secret(path: str | os.PathLike[str]) -> bytes:
       accessible to others, or does not have `SECRET_BYTES` bytes.
   """
   path = pathlib.Path(path)
+  if path.is_dir():
+    raise ValueError(f"secret file {path}: allowed is a file of this user")
   if not os.path.lexists(path):
     _make_secret(path)
   fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -215,8 +215,8 @@ class GenerateTest(ProgramCase):
       for completion in record["completions"]:
         np.testing.assert_allclose(completion["logprobs"], 0, atol=1e-6)
     self.output.unlink()
-    self.assertEqual(self.run_program(sampling__stop_token_ids="99"), 2)
-    self.assertIn("stop_token_ids=[99]: allowed 0", self.stderr.getvalue())
+    with self.assertRaisesRegex(ValueError, r"ids=\[99\]: allowed 0 to 14"):
+      self.run_program(sampling__stop_token_ids="99")
     with self.assertRaisesRegex(
         validate.ConfigError, "sampling.stop_token_ids"
     ):
@@ -271,6 +271,7 @@ class GenerateTest(ProgramCase):
         ({"generate__input": ""}, "config.generate.input = ''"),
         ({"generate__output": str(self.input)}, "another file than"),
         ({"generate__output": str(self.directory)}, "the name of a file"),
+        ({"generate__output": f"{self.input}/x"}, "a file in a folder"),
         ({"sampling__temperature": -1.0}, "config.sampling.temperature = -1.0"),
         ({"tokenizer__bos": "maybe"}, "config.tokenizer.bos = 'maybe'"),
         *(
