@@ -9,7 +9,6 @@ import sys
 from unittest import mock
 
 from absl.testing import absltest
-import ml_collections
 import numpy as np
 
 from benchmarks import decode
@@ -17,7 +16,7 @@ from benchmarks import decode_lengths
 from tba_jax.models import hf
 from tests.support import tiny_model
 
-_CONFIG = ml_collections.ConfigDict()
+_CONFIG = tiny_model.make_config()
 _MAKE_CHECKPOINT = """
 import pathlib, shutil, sys
 folder, family, size = sys.argv[1:]
