@@ -92,6 +92,28 @@ def cached_data(repo: str, revision: str | None) -> pathlib.Path | None:
   return folder if (folder / "README.md").is_file() else None
 
 
+def cache_folders(repo: str) -> dict[str, str]:
+  """Returns the folders of a data set in the caches, by path below HF_HOME.
+
+  Those are the hub's files, and what `datasets` made of them.
+  """
+  # Takes a moment to import.
+  from huggingface_hub import constants  # pylint: disable=g-import-not-at-top
+
+  owner, _, name = repo.partition("/")
+  made = os.environ.get("HF_DATASETS_CACHE")
+  places = {
+      "hub": (constants.HF_HUB_CACHE, f"datasets--{owner}--{name}"),
+      # The package writes names in its own way.
+      "datasets": (made or f"{constants.HF_HOME}/datasets", f"{owner}___*"),
+  }
+  return {
+      f"{place}/{folder.name}": str(folder.resolve())
+      for place, (cache, pattern) in places.items()
+      for folder in pathlib.Path(cache).expanduser().glob(pattern)
+  }
+
+
 def _snapshot(
     name: str | os.PathLike[str],
     repo: str,

@@ -87,7 +87,7 @@ class Pool(judges.Judge):
       command: Python's arguments for a worker.
     """
     super().__init__(fallback=config_reward.fallback, on_event=on_event)
-    self._task_fields = _with_local_data(task_fields)
+    self._task_fields = dict(task_fields)
     self._config = config_reward
     self._index_of = index_of
     self._command = command
@@ -166,6 +166,7 @@ class Pool(judges.Judge):
     try:
       hello = {
           "task": self._task_fields,
+          "links": _cached_data(self._task_fields),
           "memory_mb": self._config.memory_mb,
           "sandbox": self._box.arguments(worker.home, worker.pid),
       }
@@ -210,7 +211,7 @@ class _Worker(child.Child):
     with open(os.path.join(self.home, STDERR), "wb") as stderr:
       super().__init__(
           box.command([sys.executable, *command], self.home),
-          sandbox.environment(self.home, passed),
+          {"HF_HUB_OFFLINE": "1", **sandbox.environment(self.home, passed)},
           stderr,
       )
 
@@ -249,19 +250,17 @@ class _Worker(child.Child):
     self._folder.cleanup()
 
 
-def _with_local_data(fields: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a task's fields with the folders of data sets of the hub.
+def _cached_data(fields: Mapping[str, Any]) -> dict[str, str]:
+  """Returns where the caches of a worker's home have a task's data of the hub.
 
-  A worker has neither the user's cache nor, mostly, the network.
+  As {path below the home: folder}; the worker may have no network.
   """
-  out = dict(fields)
-  for name in _SOURCES & out.keys():
-    source, bracket, split = str(out[name]).partition("[")
-    if source and not os.path.exists(source):
-      folder = hf_hub.find_data(source)
-      if folder.exists():
-        out[name] = f"{folder}{bracket}{split}"
-  return out
+  out = {}
+  for name in _SOURCES & fields.keys():
+    repo = hf_hub.data_name(str(fields[name]).partition("[")[0])
+    if repo is not None:
+      out |= hf_hub.cache_folders(repo[0])
+  return {f".cache/huggingface/{path}": real for path, real in out.items()}
 
 
 def make_box(
@@ -275,7 +274,7 @@ def make_box(
   file with rewards.
   """
   readable = load.listed_paths(config_reward.readable)
-  shown = []
+  shown = list(_cached_data(task_fields).values())
   for name, value in task_fields.items():
     if not isinstance(value, str):
       continue

@@ -8,6 +8,7 @@ time. A reward that imports JAX gets the CPU.
 """
 
 import os
+import pathlib
 import sys
 from typing import Any
 
@@ -33,6 +34,10 @@ def main() -> int:
     return 0
   sandbox.limit_memory(hello["memory_mb"])
   try:
+    for path, folder in hello["links"].items():
+      link = pathlib.Path.home() / path
+      link.parent.mkdir(parents=True, exist_ok=True)
+      link.symlink_to(folder)
     task = build.make_task(hello["task"])
     task.prepare_judging()
     entered = sandbox.enter(**hello["sandbox"])

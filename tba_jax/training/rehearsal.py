@@ -105,7 +105,10 @@ def try_reward(config: ml_collections.ConfigDict) -> None:
         f"config.task.name={name!r}: {user_code.describe(error)}"
     ) from error
   events: list[str] = []
-  judge = pool.make_judge(config, task, lambda kind, text: events.append(text))
+  # No run's directory need be hidden: no model has written these texts.
+  judge = pool.make_judge(
+      config, "", task, lambda kind, text: events.append(text)
+  )
   try:
     # A reward may refuse a text that is no answer.
     for text in dict.fromkeys((right, prompt, "1")):

@@ -15,6 +15,7 @@ from typing import Any
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import datasets
 import psutil
 
 from tba_jax.system import sandbox
@@ -105,6 +106,7 @@ class ConfinementTest(parameterized.TestCase):
       ):
         self.skipTest("this system forbids bubblewrap to ordinary users")
     environment = {
+        "HF_HUB_OFFLINE": "1",
         "HOME": str(self.home),
         "PATH": str(self.programs),
         "PYTHONPATH": str(ordinary_user.CHECKOUT),
@@ -182,6 +184,7 @@ class ConfinementTest(parameterized.TestCase):
     for name in ("refs", "blobs", "snapshots/abc"):
       (cached / name).mkdir(parents=True)
     (cached / "refs" / "main").write_text("abc")
+    (cached / "snapshots" / "abc" / "README.md").write_text("Rows")
     (cached / "blobs" / "1").write_text(row.replace('"p"', '"q"'))
     link = cached / "snapshots" / "abc" / "test.jsonl"
     link.symlink_to("../../blobs/1")
@@ -195,6 +198,29 @@ class ConfinementTest(parameterized.TestCase):
     (answer,), message = self.judge(user, "x")
     is_open = "read your files" in message
     self.assertEqual(answer, [0.5 + 2 + 10 * is_open, "x", ""])
+
+  @parameterized.product(user=("ordinary", "root"), bubblewrap=("system", ""))
+  def test_data_of_the_hub_that_the_package_prepared(self, user, bubblewrap):
+    self.install(bubblewrap)
+    rows = self.root / "rows"
+    rows.mkdir()
+    for split in ("train", "test"):
+      row = json.dumps({"prompt": split, "answer": split})
+      (rows / f"{split}.jsonl").write_text(row)
+    builder = datasets.load_dataset_builder(
+        str(rows), cache_dir=str(self.root / "other")
+    )
+    builder.dataset_name = "rows"
+    cache = self.home / ".cache/huggingface/datasets"
+    builder.download_and_prepare(str(cache / "org___rows/default/0.0.0/0a1b"))
+    source = "org/rows[{}]".format
+    self.task = {
+        "name": "own",
+        "train": source("train"),
+        "test": source("test"),
+    }
+    (answer,), _ = self.judge(user, "train")
+    self.assertEqual(answer, [1.0, "train", ""])
 
   @parameterized.product(
       user=("ordinary", "root"), bubblewrap=("system", "", _OLD)
