@@ -440,7 +440,8 @@ SETTINGS = {
     "sft.num_steps": _s(2400, COUNT, "optimizer updates"),
     "sft.batch_size": _s(64, COUNT, "examples a step"),
     "sft.micro_batch_size": _s(
-        0, FROM_0, "examples in one forward-backward; 0 = batch_size"),
+        0, FROM_0, "examples in one forward-backward, more where they do not"
+        " divide over the mesh; 0 = batch_size"),
     "sft.learning_rate": _s(
         3e-3, ABOVE_0, "after the warm-up; then to 0 by the schedule"),
     "sft.schedule": _s("cosine", SCHEDULE, "of the learning rate"),
@@ -509,7 +510,8 @@ SETTINGS = {
     "reward_model.num_steps": _s(300, COUNT, "optimizer updates"),
     "reward_model.batch_size": _s(32, COUNT, "pairs a step"),
     "reward_model.micro_batch_size": _s(
-        0, FROM_0, "pairs in one forward-backward; 0 = batch_size"),
+        0, FROM_0, "pairs in one forward-backward, more where they do not"
+        " divide over the mesh; 0 = batch_size"),
     "reward_model.learning_rate": _s(
         1e-3, ABOVE_0, "after the warm-up; then to 0 by the schedule"),
     "reward_model.schedule": _s("cosine", SCHEDULE, "of the learning rate"),

@@ -481,11 +481,8 @@ def _requires(row: tuple[Any, ...], c: Mapping[str, Any]) -> _Problems:
 def _batch(c: Mapping[str, Any]) -> _Problems:
   axes = [axis for axis in c["sharding.batch"].split(",") if axis]
   shards = math.prod(c[f"mesh.{axis}"] for axis in axes)
-  keys = []
-  for name in ("sft", "reward_model"):
-    micro = c[f"{name}.micro_batch_size"]
-    keys.append(f"{name}.micro_batch_size" if micro else f"{name}.batch_size")
-  for key in keys:
+  # Micro-batches grow until they divide.
+  for key in ("sft.batch_size", "reward_model.batch_size"):
     if c[key] % shards:
       yield key, (
           f"allowed a multiple of {shards}, the shards of the batch"

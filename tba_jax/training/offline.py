@@ -184,8 +184,17 @@ def train(
   """
   settings = config[job.name]
   num_steps = settings.num_steps
-  step_config = _step_config(config, settings)
   mesh = sharding.make_mesh(config.mesh)
+  num_shards = sharding.num_batch_shards(mesh, config.sharding)
+  micro = micro_batch_size(settings, num_shards)
+  if settings.micro_batch_size not in (0, micro):
+    print(
+        f"{job.name}: micro-batches of {micro}, which divide over"
+        f" {num_shards} devices (config.{job.name}.micro_batch_size ="
+        f" {settings.micro_batch_size})",
+        flush=True,
+    )
+  step_config = _step_config(config, settings, micro)
   abstract = train_step.abstract_state(step_config, job.model, mesh)
   run_chunk = _make_run_chunk(
       train_step.make_train_step(
@@ -257,8 +266,24 @@ def train(
   }
 
 
+def micro_batch_size(
+    settings: ml_collections.ConfigDict, num_shards: int
+) -> int:
+  """Returns the examples of one forward-backward.
+
+  They are at least as many as the settings ask for, divide the batch, and are
+  split evenly; `num_shards` divides the batch.
+  """
+  size = settings.micro_batch_size or settings.batch_size
+  while size % num_shards or settings.batch_size % size:
+    size += 1
+  return size
+
+
 def _step_config(
-    config: ml_collections.ConfigDict, settings: ml_collections.ConfigDict
+    config: ml_collections.ConfigDict,
+    settings: ml_collections.ConfigDict,
+    micro: int,
 ) -> ml_collections.ConfigDict:
   """Returns the train step's config: the job's optimizer, nothing of RL."""
   out = config.copy_and_resolve_references()
@@ -274,9 +299,7 @@ def _step_config(
     out.train.num_steps = settings.num_steps
     out.train.prompts_per_batch = settings.batch_size
     out.train.micro_batch_completions = 0
-    out.train.micro_batch_prompts = (
-        settings.micro_batch_size or settings.batch_size
-    )
+    out.train.micro_batch_prompts = micro
     # An objective without loss parameters and proximal policy. Its length norm
     # makes a token count the same in every micro-batch.
     out.loss.name = "tb"

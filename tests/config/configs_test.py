@@ -614,6 +614,25 @@ class RightTest(parameterized.TestCase):
     if config.task.name:
       build.print_data(config)  # As a run does first.
 
+  @parameterized.product(
+      spec=(
+          *(name for name in _CONFIGS if name != "generate"),
+          *(f"{name}:model={m}" for m in _CONFIGS["tldr_sft"].MODELS
+            for name in ("tldr", "tldr_reward_model")),
+      ),
+      mesh=({"fsdp": 2}, {"fsdp": 4, "tensor": 2}, {"fsdp": 8}),
+  )  # fmt: skip
+  def test_splits_over_meshes(self, spec, mesh):
+    config = _config(spec)
+    config.mesh.update(mesh)
+    for program in ("train", "reward_model"):
+      try:
+        validate.validate(config, program=program, elsewhere=True)
+      except validate.ConfigError as error:
+        # Other problems are those of `test_right`.
+        for line in str(error).splitlines():
+          self.assertNotRegex(line, r"config\.mesh|batch|shard")
+
   @parameterized.parameters(*_MISSING.items())
   def test_only_what_the_hub_has_is_missing(self, name, keys):
     hub_cache.make(self)

@@ -115,13 +115,32 @@ class NonfiniteTest(absltest.TestCase):
     self.assertEqual(sum("train/loss" in r for r in records), 3)
 
 
+class MicroBatchSizeTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (16, 0, 4, 16),
+      (16, 4, 4, 4),
+      (16, 2, 4, 4),
+      (16, 1, 8, 8),
+      (24, 4, 3, 6),
+      (128, 8, 1, 8),
+  )
+  def test_grows_until_it_divides_over_the_shards(
+      self, batch_size, asked, shards, expected
+  ):
+    settings = ml_collections.ConfigDict(
+        {"batch_size": batch_size, "micro_batch_size": asked}
+    )
+    self.assertEqual(offline.micro_batch_size(settings, shards), expected)
+
+
 class OptimizerTest(absltest.TestCase):
 
   def test_a_stage_has_its_own_epsilon(self):
     config = tiny_model.make_config(optimizer__epsilon=1e-5)
     config.sft.epsilon = 1e-6
     for section, epsilon in ((config.sft, 1e-6), (config.reward_model, 1e-8)):
-      step_config = offline._step_config(config, section)
+      step_config = offline._step_config(config, section, 1)
       self.assertEqual(step_config.optimizer.epsilon, epsilon)
 
 
