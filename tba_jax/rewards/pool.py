@@ -256,7 +256,7 @@ def _cached_data(fields: Mapping[str, Any]) -> dict[str, str]:
   As {path below the home: folder}; the worker may have no network.
   """
   out = {}
-  for name in _SOURCES & fields.keys():
+  for name in _SOURCES.intersection(fields):
     repo = hf_hub.data_name(str(fields[name]).partition("[")[0])
     if repo is not None:
       out |= hf_hub.cache_folders(repo[0])
@@ -308,7 +308,7 @@ def warning(config: ml_collections.ConfigDict) -> str:
   """Returns what reward code can do here beyond its task, or ""."""
   if config.reward.where != "pool":
     return ""
-  return make_box(config.task, config.reward).warning()
+  return make_box(config.task.to_dict(), config.reward).warning()
 
 
 def hidden_paths(

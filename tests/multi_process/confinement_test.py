@@ -90,8 +90,10 @@ class ConfinementTest(parameterized.TestCase):
             "task": self.task,
         }
     )
-    module = "tests.multi_process.confined_run"
-    words = [sys.executable, "-m", module, request]
+    return self.run_python(user, "tests.multi_process.confined_run", request)
+
+  def run_python(self, user: str, *words: str) -> subprocess.Popen:
+    words = [sys.executable, "-m", *words]
     if user == "root" and os.geteuid():
       self.skipTest("needs root")
     if user == "ordinary":
@@ -221,6 +223,19 @@ class ConfinementTest(parameterized.TestCase):
     }
     (answer,), _ = self.judge(user, "train")
     self.assertEqual(answer, [1.0, "train", ""])
+
+  @parameterized.parameters("system", "")
+  def test_plan_tells_what_is_not_confined(self, bubblewrap):
+    self.install(bubblewrap)
+    config = ordinary_user.CHECKOUT / "configs" / "arithmetic.py"
+    process = self.run_python(
+        "ordinary", "tba_jax.main", "--program=plan",
+        f"--config={config}:smoke", "--config.reward.where=pool",
+    )  # fmt: skip
+    out, err = process.communicate(timeout=120)
+    self.assertEqual(process.returncode, 0, err)
+    told = "warning: reward code can read your files, change files" in out
+    self.assertEqual(told, not bubblewrap)
 
   @parameterized.product(
       user=("ordinary", "root"), bubblewrap=("system", "", _OLD)
