@@ -70,6 +70,7 @@ def check_model(folder: pathlib.Path) -> None:
     hf_files.check_model(model, folders.read(model, labels))
   except ValueError as error:
     why = str(error).removeprefix(f"{model}: ")
+    why = why.removesuffix(f"; {hf_files.REMEDY}")
     raise ValueError(
         f"{model}: {why}. Restore it, or remove {folder} to train it again"
     ) from error

@@ -33,7 +33,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 DTYPES = ("BF16", "F16", "F32", "F64")
-_REMEDY = "fetch or save the folder again"
+REMEDY = "fetch or save the folder again"
 # Problems of one folder that a message lists.
 _MAX_PROBLEMS = 3
 
@@ -82,9 +82,9 @@ class Files:
         self._add(folder / file, listed)
       except (OSError, safetensors.SafetensorError) as error:
         if (folder / file).is_file():
-          problems.append(f"{file}: damaged or cut off ({error}); {_REMEDY}")
+          problems.append(f"{file}: damaged or cut off ({error}); {REMEDY}")
         else:
-          problems.append(f"{file}: no such file, {INDEX} names it; {_REMEDY}")
+          problems.append(f"{file}: no such file, {INDEX} names it; {REMEDY}")
     if not problems:
       problems += [
           f"{file}: lacks tensor {name}, which {INDEX} puts there"
@@ -180,7 +180,7 @@ def _listed(folder: pathlib.Path) -> dict[str, str]:
   if not (folder / INDEX).is_file():
     if not (folder / WEIGHTS).is_file():
       old = any(folder.glob("pytorch_model*.bin"))
-      remedy = f". {conversion(folder, str(folder))}" if old else f"; {_REMEDY}"
+      remedy = f". {conversion(folder, str(folder))}" if old else f"; {REMEDY}"
       raise ValueError(f"has neither {WEIGHTS} nor {INDEX}{remedy}")
     return {}
   index = read_json(folder / INDEX)

@@ -119,7 +119,12 @@ def create(
   saved = _read(path)
   if saved is None:
     _write(path, config, run_id=secrets.token_hex(8), created=time.time())
-  run = open_run(workdir, config)
+  try:
+    run = open_run(workdir, config)
+  except NoRunError:
+    if saved is None:
+      (path / "config.json").unlink()  # A refused run leaves none.
+    raise
   check_written(run)
   return run, saved["config"] if saved else None
 

@@ -42,6 +42,12 @@ class RunDirectoryTest(parameterized.TestCase):
     self.workdir.mkdir(exist_ok=True)
     (self.workdir / "config.json").write_text(text)
 
+  def test_a_refused_run_leaves_no_config(self):
+    self.config.store.secret_file = "/no/such/secret"
+    with self.assertRaisesRegex(ValueError, "secret_file=/no/such/secret"):
+      self.create()
+    self.assertFalse((self.workdir / "config.json").exists())
+
   def test_new_run(self):
     run, before = self.create()
     self.assertIsNone(before)
