@@ -6,7 +6,8 @@ Two processes without the run's secret write, overwrite and delete keys at a
 fixed rate each. Runs of the config take turns: undisturbed; beside the same
 processes, which flood the store of no run; and flooded. On one machine the
 processes take CPU time that on others they would not: the second shows how
-much.
+much. With slow rewards, which stand for devices that do the work, the CPU has
+time to spare.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from tba_jax.programs import train
 from tba_jax.system import jsonl
 from tba_jax.transport import kv_host
 
-_SETTINGS = (300.0, 1000.0)
+_SETTINGS = (300.0, 1000.0, 0.0)
 _STRANGERS = 2
 _POLL_S = 0.1
 # Steps that are not timed, since they compile or may be rounds of the start.
@@ -41,7 +42,7 @@ def run(
   Args:
     config: of the runs.
     operands: none, or any first ones of: seconds of each run, operations a
-      second of each of the two processes.
+      second of each of the two processes, seconds of each reward.
 
   Returns:
     completions_per_s, steps, lost completions, events and operations a second
@@ -51,7 +52,7 @@ def run(
     RuntimeError: a run failed.
   """
   settings = [*map(float, operands), *_SETTINGS[len(operands) :]]
-  seconds, rate = settings
+  seconds, rate, reward_s = settings
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.run.processes = "many"
@@ -61,6 +62,9 @@ def run(
     config.train.num_steps = 1_000_000
     config.train.wall_clock_limit_s = seconds
     config.evaluate.every_steps = 0
+    if reward_s:
+      config.task.name = "benchmarks.delays:SlowCountdown"
+      config.task.reward_s = reward_s
   with tempfile.TemporaryDirectory(prefix="tba_jax_") as name:
     folder = pathlib.Path(name)
     with _store(folder) as other:
