@@ -159,6 +159,7 @@ def _set_training(c: ml_collections.ConfigDict) -> None:
   c.evaluate.batch_prompts = 32
   c.evaluate.greedy = True
   c.checkpoint.every_steps = 50
+  c.checkpoint.keep_best = True
 
 
 def _make_quick(c: ml_collections.ConfigDict) -> None:

@@ -195,6 +195,7 @@ def _set_papers_evaluation(c: ml_collections.ConfigDict) -> None:
   c.evaluate.num_completions = 16
   c.evaluate.batch_prompts = 8
   c.checkpoint.every_steps = 500
+  c.checkpoint.keep_best = True
 
 
 def _set_llama(c: ml_collections.ConfigDict) -> None:

@@ -124,6 +124,7 @@ def _set_common(
   c.reference.mode = "fixed"
   c.evaluate.every_steps = arg.steps // 4
   c.checkpoint.every_steps = 64
+  c.checkpoint.keep_best = True
 
 
 def _set_tba(

@@ -838,8 +838,8 @@ SETTINGS = {
         0, FROM_0, "also keep one older checkpoint per this many seconds;"
         " 0 = none"),
     "checkpoint.keep_best": _s(
-        False, FLAG, "keep the policy with the best validation result, as the"
-        " Hugging Face folder WORKDIR/best/model"),
+        False, FLAG, "keep the policy that does best in the evaluations while"
+        " training, as the Hugging Face folder WORKDIR/best/model"),
 
     "store.address": _s(
         "", ADDRESS, "'' = a unix socket in the spool directory; 'HOST:0' a"

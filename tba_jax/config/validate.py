@@ -1069,9 +1069,9 @@ def _check_task(
         " 'subtb' learns it for each"
     )
     lines.append(_line("loss.name", "tb_learned_z", why))
-  if good.get("checkpoint.keep_best") and base.VALIDATION not in task.splits:
-    why = "allowed False: the task has no validation split to choose by"
-    lines.append(_line("checkpoint.keep_best", True, why))
+  if good.get("checkpoint.keep_best") and good.get("evaluate.every_steps") == 0:
+    why = "allowed above 0 with config.checkpoint.keep_best = True"
+    lines.append(_line("evaluate.every_steps", 0, why))
   for key, split in (
       ("evaluate.num_prompts", base.split_while_training(task)),
       ("evaluate.final_prompts", base.HELD_OUT),

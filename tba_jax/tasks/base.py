@@ -186,7 +186,7 @@ def reference_text(task: Task, split: str, index: int) -> str:
 def split_while_training(task: Task) -> str:
   """Returns the split to evaluate on during training.
 
-  The validation split if there is one, so that the test split never selects a
+  The validation split if there is one, so that the test split selects no
   checkpoint.
   """
   return VALIDATION if VALIDATION in task.splits else HELD_OUT

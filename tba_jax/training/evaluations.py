@@ -29,11 +29,12 @@ from tba_jax.training import policy as policy_lib
 
 
 class BestModel:
-  """Keeps the params that do best on the validation split.
+  """Keeps the params that do best in the evaluations while training.
 
-  WORKDIR/best/model is a Hugging Face folder; best/best.json has its step and
-  result, by `metrics.deciding_metric`. The test split plays no part: selecting
-  on it would bias its result.
+  WORKDIR/best/model is a Hugging Face folder; best/best.json has its step,
+  result by `metrics.deciding_metric`, and split. If that is the held-out one,
+  since the task has no validation split, the best result is biased upwards;
+  what a run reports is that of its last step.
   """
 
   def __init__(self, workdir: pathlib.Path, policy: policy_lib.Policy):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every config of `configs/` is right, and has what its paper's run has."""
 
+import math
 import pathlib
 from unittest import mock
 
@@ -471,6 +472,19 @@ class PaperTest(parameterized.TestCase):
     found = load.flatten(_config(spec))
     for table in tables:
       self.assertEqual({key: found[key] for key in table}, table)
+
+  @parameterized.parameters(
+      *(name for name in _MISSING),
+      *(f"gsm8k:method={method}" for method in _GSM8K_METHODS),
+      *(f"tldr:method={method}" for method in _ASYNC_RLHF),
+      "red_team:model=llama",
+  )
+  def test_the_best_model_is_kept(self, spec):
+    config = _config(spec)
+    self.assertTrue(config.checkpoint.keep_best)
+    # Some evaluations choose it.
+    num = config.train.num_steps / (config.evaluate.every_steps or math.inf)
+    self.assertBetween(num, 3, 100)
 
   def test_gsm8k_fine_tunes_as_the_start_of_the_paper_was(self):
     c = _config("gsm8k:model=qwen2.5-0.5b")

@@ -286,6 +286,8 @@ class RelationsTest(parameterized.TestCase):
       (dict(reward_model__micro_batch_size=5, reward__where="model"),
        "reward_model.batch_size"),
       (dict(evaluate__judge="/nowhere"), "evaluate.judge"),
+      (dict(checkpoint__keep_best=True, evaluate__every_steps=0),
+       "evaluate.every_steps"),
       (dict(evaluate__judge="command"), "evaluate.judge_command"),
       (dict(evaluate__judge="command", evaluate__judge_command="/no/such x"),
        "evaluate.judge_command"),
