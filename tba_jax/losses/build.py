@@ -114,6 +114,7 @@ def _checked(name: str) -> Callable[..., Loss]:
       " and a dict, which may be {} (docs/objectives.md)"
   )
 
+  @functools.wraps(function)
   def loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> Loss:
     try:
       returned = function(groups, c, beta)

@@ -257,11 +257,11 @@ class DecidingMetricTest(parameterized.TestCase):
 
 # What went wrong in a run, or may have.
 _ERRORS = frozenset(
-    "carrier_full checkpoint_damaged checkpoint_failed died evaluation_failed"
-    " evaluation_lost gap guard journal_damaged journal_full journal_lost"
+    "carrier_full checkpoint_damaged checkpoint_failed damaged died"
+    " evaluation_failed evaluation_lost gap guard journal_damaged journal_full"
     " journal_missing journal_refused journal_torn journal_unclean lost"
-    " not_written refused_block refused_message refused_version rejected"
-    " searcher_gone stalled step_skipped store_lost wandb".split()
+    " not_written refused_block refused_message rejected searcher_gone stalled"
+    " step_skipped store_lost".split()
 )
 # What `programs.store` writes with a prefix.
 _OF_THE_STORE = frozenset(("started", "stopped", "lost"))

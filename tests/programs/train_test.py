@@ -708,7 +708,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
       self.assertEqual(train.run(self.config, str(self.workdir), []), 2)
     self.assertRegex(
         self.stderr.getvalue(),
-        f"^error: .* No space left on device: '{self.workdir}/.*'\n$",
+        f"^error: .*No space left on device: '?{self.workdir}/.*\n$",
     )
 
   def test_a_file_of_another_user_is_told_before_the_start(self):
