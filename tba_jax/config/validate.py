@@ -412,48 +412,37 @@ _REQUIRED = (
 )  # fmt: skip
 
 
+# Those that configs set together with the switch that a user may turn.
+_SET_WITH_A_SWITCH = (
+    "loss.scale", "loss.log_z_learning_rate", "loss.value_learning_rate",
+)  # fmt: skip
 # Settings that are read with some values of another one alone: key, the other,
 # and these values. Elsewhere a value beside the default is a mistake.
 _READ_WITH = (
-    *((key, "loss.name", v) for key, v in settings.READ_BY_OBJECTIVES.items()),
-    *((key, "loss.correction", v)
-      for key, v in settings.READ_BY_CORRECTIONS.items()),
+    *((key, "loss.name", names)
+      for key, names in settings.READ_BY_OBJECTIVES.items()
+      if key not in _SET_WITH_A_SWITCH),
+    *((key, "loss.correction", names)
+      for key, names in settings.READ_BY_CORRECTIONS.items()),
     ("evaluate.judge_command", "evaluate.judge", ("command",)),
-    ("explore.max_temperature", "explore.fraction", "above 0"),
-    ("explore.min_temperature", "explore.fraction", "above 0"),
-    ("lora.alpha", "lora.rank", "above 0"),
-    ("lora.targets", "lora.rank", "above 0"),
-    ("loss.beta_stop_steps", "loss.beta_decay_steps", "above 0"),
-    ("loss.missing_stop_reward", "loss.missing_stop", ("replace", "add")),
-    ("optimizer.decay_steps", "optimizer.schedule", ("warmup_stable_decay",)),
-    ("optimizer.stable_steps", "optimizer.schedule", ("warmup_stable_decay",)),
     ("reference.ema_decay", "reference.mode", ("ema",)),
     ("reference.every_steps", "reference.mode", ("reset", "ema")),
-    ("replay.reward_temperature", "replay.selection", ("reward",)),
-    ("replay.reward_temperature_final", "replay.reward_temperature_decay_steps",
-     "above 0"),
-    ("replay.selection", "replay.recent_fraction", "below 1"),
-    ("replay_filter.similarity_limit", "replay_filter.similarity",
-     ("edit", "cosine")),
     ("rounds.lag_rounds", "rounds.mini_batches", "above 0"),
     ("rounds.passes", "rounds.mini_batches", "above 0"),
-    ("tempering.gamma_final", "tempering.gamma_decay_steps", "above 0"),
-    ("tempering.tau_final", "tempering.tau_decay_steps", "above 0"),
 )  # fmt: skip
-_LIMITS = {"above 0": lambda v: v > 0, "below 1": lambda v: v < 1}
 
 
 def _read_with(row: tuple[Any, ...], c: Mapping[str, Any]) -> _Problems:
   key, other, values = row
   default, value = settings.SETTINGS[key].default, c[other]
-  is_read = _LIMITS[values](value) if values in _LIMITS else value in values
+  is_read = value > 0 if values == "above 0" else value in values
   if other == "loss.correction" and not value and key != "loss.ratio_cap":
     is_read = True
   # A loss of one's own may read all of them.
   is_own = key.startswith("loss.") and ".py:" in c["loss.name"]
   if c[key] == default or is_read or is_own:
     return
-  which = values if values in _LIMITS else f"= {', '.join(values)}"
+  which = values if values == "above 0" else f"= {', '.join(values)}"
   yield key, (
       f"allowed {default!r} with config.{other} = {value!r}, where nothing"
       f" reads it; it is read with config.{other} {which}"

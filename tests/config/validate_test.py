@@ -419,7 +419,6 @@ class RelationsTest(parameterized.TestCase):
   @parameterized.parameters(
       (dict(loss__name="subtb", loss__length_norm="tokens"), "grpo, dr_grpo"),
       (dict(loss__name="grpo", loss__ties="first"), "online_dpo, ipo, slic"),
-      (dict(loss__name="rloo", loss__scale="paper"), "tb, tb_learned_z, subtb"),
       (dict(loss__subtb_lambda=0.5), "subtb"),
       (dict(loss__gae_lambda=0.9), "ppo"),
       (dict(loss__value_init="reward_model"), "subtb, ppo"),
@@ -433,18 +432,9 @@ class RelationsTest(parameterized.TestCase):
           "truncate_token, truncate_sequence, mask_token, decoupled",
       ),
       (dict(loss__proximal_every_steps=2), "ppo"),
-      (dict(loss__missing_stop_reward=-3.0), "replace, add"),
       (dict(reference__every_steps=10), "reset, ema"),
       (dict(reference__mode="reset", reference__ema_decay=0.5), "ema"),
       (dict(rounds__passes=2), "config.rounds.mini_batches above 0"),
-      (dict(explore__max_temperature=2.0), "config.explore.fraction above 0"),
-      (dict(lora__alpha=4.0), "config.lora.rank above 0"),
-      (dict(replay__reward_temperature=0.5), "reward"),
-      (dict(replay__selection="reward"), "replay.recent_fraction below 1"),
-      (dict(replay_filter__similarity_limit=0.5), "edit, cosine"),
-      (dict(optimizer__stable_steps=10), "warmup_stable_decay"),
-      (dict(loss__beta_stop_steps=3), "config.loss.beta_decay_steps above 0"),
-      (dict(tempering__tau_final=2.0), "tempering.tau_decay_steps above 0"),
       (dict(evaluate__judge_command="x"), "command"),
   )
   def test_settings_that_nothing_reads(self, changes, readers):
