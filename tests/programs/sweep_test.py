@@ -157,11 +157,13 @@ class ResultTest(absltest.TestCase):
     run = sweep.expand_runs(load())[0]
     path = sweep.result_path(workdir, run)
     settings = sweep.run_settings(run)
-    del settings["loss.ratio_clip"]
+    del settings["loss.entropy_weight"]
     jsonl.atomic_write_json(path, {"settings": settings, "curve": []})
     self.assertIsNotNone(sweep.read_result(workdir, run))
-    other = load("sweep.objectives=tb: loss.name=tb loss.ratio_clip=.3")
-    with self.assertRaisesRegex(load_lib.ConfigError, "ratio_clip = 0.3, was"):
+    other = load("sweep.objectives=tb: loss.name=tb loss.entropy_weight=3")
+    with self.assertRaisesRegex(
+        load_lib.ConfigError, "entropy_weight = 3.0, was"
+    ):
       sweep.read_result(workdir, sweep.expand_runs(other)[0])
 
   def test_a_damaged_file_is_refused(self):
