@@ -70,27 +70,26 @@ def read_files(
   leases, damaged, times = {}, [], {}
   for path in (run.workdir / FOLDER).glob(f"*{_SUFFIX}"):
     try:
-      # A second time, since it may have been written meanwhile.
-      found = _read_file(run, path) or _read_file(run, path)
       times[path.stem] = path.stat().st_mtime
+      data = path.read_bytes()
+      found = _newest(run, path.stem, data)
       if found is not None:
         leases[path.stem] = found
-      elif path.read_bytes().strip(b"\0"):
+      elif data.strip(b"\0"):  # An empty one was not written yet.
         damaged.append(str(path))
     except FileNotFoundError:
       pass  # Removed by another process.
   return {sid: leases[sid] for sid in sorted(leases, key=times.get)}, damaged
 
 
-def _read_file(
-    run: messages.RunIdentity, path: pathlib.Path
+def _newest(
+    run: messages.RunIdentity, sid: str, data: bytes
 ) -> tuple[Lease, bytes] | None:
   """Returns the newer lease of a file's slots, None without a valid one."""
-  data, valid = path.read_bytes(), []
+  key, valid = messages.lease_key(sid), []
   for start in (0, _SLOT_BYTES):
     message = data[start : start + _SLOT_BYTES].rstrip(b"\0")
     try:
-      key = messages.lease_key(path.stem)
       lease, _ = messages.decode(run, key, message, "lease")
       valid.append((lease, message))
     except wire.WireError:

@@ -3,6 +3,7 @@
 """Tests of the lease table: which leases are read, which searchers are gone."""
 
 import pathlib
+import threading
 from unittest import mock
 
 from absl.testing import absltest
@@ -142,6 +143,27 @@ class FileTest(absltest.TestCase):
     self.write(1)
     self.path.write_bytes(self.path.read_bytes().replace(b"a", b"b"))
     self.assertEqual(self.read(), ({}, 1))
+
+  def test_reading_beside_the_writer(self):
+    ended = threading.Event()
+
+    def write():
+      beat = 0
+      while not ended.is_set():
+        beat += 1
+        self.write(beat)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+      found = [self.read() for _ in range(300)]
+    finally:
+      ended.set()
+      writer.join()
+    self.assertEqual({damaged for _, damaged in found}, {0})
+    beats = [beats["a"] for beats, _ in found if beats]
+    self.assertNotEmpty(beats)
+    self.assertEqual(beats, sorted(beats))
 
   def test_no_directory(self):
     for workdir in (None, self.path):
