@@ -40,7 +40,7 @@ def run(
   """Returns trained completions per second of each kind of run.
 
   Args:
-    config: of the runs.
+    config: config of the runs.
     operands: none, or any first ones of: seconds of each run, operations a
       second of each of the two processes, seconds of each reward.
 

@@ -31,7 +31,7 @@ def parts(c: Mapping[str, Any], program: str) -> tuple[str, ...]:
 
   Args:
     c: settings by key.
-    program: that runs.
+    program: name of the program.
   """
   out = []
   if program in _WITH_LOSS and ".py:" in c["loss.name"]:
@@ -52,7 +52,7 @@ def problems(config: Mapping[str, Any], tried: tuple[str, ...]) -> list[str]:
 
   Args:
     config: whole config, of JSON types.
-    tried: of `parts`.
+    tried: parts to try, of `parts`.
   """
   whole = {**config, "task": with_defaults(config["task"])}
   return list(_problems(json.dumps([whole, tried])))

@@ -47,8 +47,8 @@ def check_tokenizer(
   """Checks that a folder has a tokenizer, of no more words than a model.
 
   Args:
-    folder: of the tokenizer.
-    shape: of the model; None if the model takes the tokenizer's vocabulary.
+    folder: tokenizer's folder.
+    shape: model's shape; None if the model takes the tokenizer's vocabulary.
     stop_ids: further stop tokens.
 
   Raises:

@@ -138,7 +138,7 @@ def check_tensors(
   """Checks names, shapes and dtypes against a table.
 
   Args:
-    files: of the folder.
+    files: folder's files.
     rows: the table.
     num_layers: length of the leaves under "blocks".
     ignored: regular expression of the names that need not be in the table.

@@ -210,7 +210,7 @@ class ReplayBuffer:
       reward_temperature: step -> temperature above 0, for
         `replay.selection="reward"`.
       embed: encoder of sentences, for `replay_filter.similarity="cosine"`.
-      content_lengths: of completions without what ended them, for any
+      content_lengths: lengths of completions without what ended them, for any
         `replay_filter.similarity`.
     """
     self._replay, self._filter = config.replay, config.replay_filter

@@ -60,7 +60,7 @@ def read_segment(
   """Returns a segment's records with the damage between them, and its size.
 
   Args:
-    path: of the file.
+    path: path of the file.
     start: position of its first byte.
     size: number of bytes to read, None for all.
 

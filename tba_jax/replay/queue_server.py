@@ -142,7 +142,7 @@ def missing_record(
   Args:
     sid: their searcher.
     sequence: number after the last of them.
-    totals: of the searcher after the last of them.
+    totals: searcher's totals after the last of them.
     cause: "journal" if they were acknowledged, "searcher" if it is gone.
   """
   header = {"kind": "missing", "sid": sid, "next": sequence}
@@ -282,8 +282,8 @@ class Record:
   """A record for the trainer's thread.
 
   position: in the journal.
-  header: of a block, of a departed searcher (`kind` "gone"), of blocks that
-    never come ("missing"), or of unknown losses ("unknown").
+  header: header of a block, of a departed searcher (`kind` "gone"), of blocks
+    that never come ("missing"), or of unknown losses ("unknown").
   groups: of a block; None if its arrays are invalid.
   """
 

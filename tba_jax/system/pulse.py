@@ -104,7 +104,7 @@ def start(name: str) -> None:
   """Starts the thread, if this process's supervisor listens.
 
   Args:
-    name: of what the process does while it has no other activity.
+    name: name of what the process does while it has no other activity.
   """
   descriptor = os.environ.pop(_VARIABLE, None)
   if descriptor is None:

@@ -68,7 +68,7 @@ def describe(error: BaseException, function: Any = None) -> str:
   """Returns an error of user code in one line, with its place in that code.
 
   Args:
-    error: that user code has raised.
+    error: exception that user code raised.
     function: what was called, whose own line is taken where none of its lines
       raised the error.
   """

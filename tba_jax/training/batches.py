@@ -99,7 +99,8 @@ def completion_mask(
   Args:
     tokens: [..., T] int.
     lengths: [...] int, stop token included.
-    tokenizer: whose stop tokens and stop strings do not count; None counts all.
+    tokenizer: tokenizer whose stop tokens and stop strings do not count; None
+      counts all.
   """
   if tokenizer is not None:
     lengths = tokenizer_lib.content_lengths(tokenizer, tokens, lengths)

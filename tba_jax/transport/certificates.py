@@ -63,7 +63,7 @@ def make(folder: str | os.PathLike[str], secret: bytes) -> locator.Tls:
 
   Args:
     folder: private to this user; processes may share it.
-    secret: of the run.
+    secret: run's secret.
   """
   paths = []
   for name, content in _contents(secret).items():
