@@ -637,6 +637,7 @@ class RightTest(parameterized.TestCase):
       mesh=({"fsdp": 2}, {"fsdp": 4, "tensor": 2}, {"fsdp": 8}),
   )  # fmt: skip
   def test_splits_over_meshes(self, spec, mesh):
+    hub_cache.make(self)  # Nothing is downloaded.
     config = _config(spec)
     config.mesh.update(mesh)
     for program in ("train", "reward_model"):
