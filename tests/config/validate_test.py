@@ -445,7 +445,8 @@ class RelationsTest(parameterized.TestCase):
     self.assertRegex(problem, f"read with .*{re.escape(readers)}")
 
   def test_a_loss_of_one_s_own_may_read_all_settings(self):
-    loss = self.create_tempfile("own.py", "def loss(g, c, b): pass").full_path
+    own = "def loss(groups, c, beta): return beta * 0.0, {}"
+    loss = self.create_tempfile("own.py", own).full_path
     config = base_config.make(
         loss__name=f"{loss}:loss",
         loss__ties="first",
