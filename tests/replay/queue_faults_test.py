@@ -321,6 +321,11 @@ class RestartTest(queue_case.QueueTestCase):
     taken = first.service._num_arrived
     with first.server.lock:
       wait_until(lambda: first.server.lock.wait(0.01) or taken(99) > 8, "more")
+    # Until then it keeps them, and would send them again.
+    wait_until(
+        lambda: searcher.client._unacked.first > state["watermarks"]["a"],
+        "an acknowledgement",
+    )
     first.close()
     received = state["order"]["received_below"]
     # Every acknowledged block since the checkpoint is gone.
