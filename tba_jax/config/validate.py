@@ -802,16 +802,18 @@ def _check_folder(
   that are there.
   """
   ids = _stop_ids(c)
+  needs_tokenizer = (
+      program not in ("plan", "compile") or folders.has_tokenizer(folder)
+  )
   if key == "tokenizer.source":
-    folders.check_tokenizer(folder, _shape_or_none(c), ids)
+    if needs_tokenizer:
+      folders.check_tokenizer(folder, _shape_or_none(c), ids)
     return
   shape = folders.read(folder, labels)
   if weights or (os.path.isdir(c[key]) and folders.has_weights(folder)):
     hf_files.check_model(folder, shape)
   is_own = key not in _STARTS or c.get("tokenizer.source") == "task"
-  if is_own and (
-      program not in ("plan", "compile") or folders.has_tokenizer(folder)
-  ):
+  if is_own and needs_tokenizer:
     folders.check_tokenizer(folder, shape, ids if key in _STARTS else [])
 
 

@@ -111,7 +111,7 @@ class ByHandTest(absltest.TestCase):
     run = self.make_run("run")
     # Root may write into any folder, but not open one as a file.
     (run.workdir / ".trainer.lock").mkdir()
-    self.assert_refused(run, (1, 1), f"Is a directory: '{run.workdir}")
+    self.assert_refused(run, (2, 2), f"Is a directory: {run.workdir}")
 
   def test_a_process_with_other_settings(self):
     store = self.make_run("store")
