@@ -220,7 +220,7 @@ def _running(workdir):
 def _living(run, role):
   """Returns the pid of a role's process that runs, None where none does."""
   for pid in run.pids(role):
-    if psutil.pid_exists(pid):
+    with contextlib.suppress(psutil.NoSuchProcess):  # It has just ended.
       if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         return pid
   return None
