@@ -802,8 +802,8 @@ def _check_folder(
   that are there.
   """
   ids = _stop_ids(c)
-  needs_tokenizer = (
-      program not in ("plan", "compile") or folders.has_tokenizer(folder)
+  needs_tokenizer = program not in ("plan", "compile") or folders.has_tokenizer(
+      folder
   )
   if key == "tokenizer.source":
     if needs_tokenizer:

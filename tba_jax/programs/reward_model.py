@@ -383,7 +383,7 @@ def relabel_pairs(
   Args:
     pairs: in the order of the file.
     score: [(prompt, completion)] -> scores [N], higher is better.
-    path: of the file.
+    path: path of the file.
     stop: checked before each batch of pairs.
 
   Raises:

@@ -366,7 +366,7 @@ class AckLog:
   sequence, prompts, completions, tokens, CRC-32 of these]; a searcher's last
   line counts.
 
-  path: of the file.
+  path: path of the file.
   marks: sid -> [next sequence, prompts, completions, tokens].
   existed: whether the file exists.
   damage: what is wrong with it, "" for nothing.
