@@ -587,13 +587,14 @@ SETTINGS = {
         " wait_for_fresh, waits for) per optimizer step; 0 = searchers run free"
         " and the trainer takes what is there"),
     "search.lead_steps": _s(
-        1, FROM_0, "steps that sampling may run ahead of training; 0 only with"
-        " lockstep"),
+        1, FROM_0, "steps that sampling may run ahead of training; with"
+        " lockstep, steps by which all samples lag; 0 only with lockstep"),
     "search.wait_for_fresh": _s(
         True, FLAG, "True: step t waits for its own fresh prompts; False: the"
         " trainer draws from the buffer as it is"),
     "search.lockstep": _s(
-        False, FLAG, "staleness 0: sample with the version of the step"),
+        False, FLAG, "exact staleness: sample the data of a step with the"
+        " version lead_steps before it; 0 is on-policy"),
     "search.credits": _s(
         4, COUNT, "blocks that a searcher may hold unacknowledged",
         resume=True),

@@ -24,6 +24,7 @@ from absl import logging
 import ml_collections
 import numpy as np
 
+from tba_jax import schedule
 from tba_jax import types
 from tba_jax.replay import journal as journal_lib
 from tba_jax.replay import leases as leases_lib
@@ -335,7 +336,7 @@ class QueueServer:
       on_event: called with (kind, message).
       saved: `ReplayService.get_state` of a checkpoint.
     """
-    self.flow = scheduler.make_flow(config)
+    self.flow = schedule.make_schedule(config)
     self.order = order
     self.epoch = epoch
     self.lock = threading.Condition(threading.RLock())
