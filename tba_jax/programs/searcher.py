@@ -23,6 +23,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.channels import ports
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
 from tba_jax.replay import queue_client
@@ -215,7 +216,7 @@ class Searcher:
   def _stop(self) -> bool:
     return self._should_stop() or self._queue.stop_requested
 
-  def _wait_for_block(self) -> queue_client.Block | None:
+  def _wait_for_block(self) -> ports.Assignment | None:
     """Returns the next granted block; None if the searcher should stop."""
     with self._spans.span("wait_work"):
       while not self._stop():
@@ -225,7 +226,7 @@ class Searcher:
           return block
     return None
 
-  def _use_version(self, block: queue_client.Block) -> bool:
+  def _use_version(self, block: ports.Assignment) -> bool:
     """Takes the block's params; returns False if the block is obsolete."""
     if block.require_version < 0:
       self._take_params(-1, 0.0)
@@ -265,7 +266,7 @@ class Searcher:
     return self._tag[1], self._params
 
   def _sample(
-      self, block: queue_client.Block
+      self, block: ports.Assignment
   ) -> tuple[list[decode.Request], list[types.Completions]]:
     """Decodes the completions of a block's prompts."""
     requests = [
@@ -296,7 +297,7 @@ class Searcher:
 
   def _hand_over(
       self,
-      block: queue_client.Block,
+      block: ports.Assignment,
       requests: list[decode.Request],
       completions: list[types.Completions],
   ) -> None:
@@ -353,7 +354,7 @@ class Searcher:
 
   def _judge_and_submit(
       self,
-      block: queue_client.Block,
+      block: ports.Assignment,
       requests: list[decode.Request],
       completions: list[types.Completions],
       ref_logprobs: Callable[[], Sequence[np.ndarray | None]],
@@ -403,7 +404,7 @@ class Searcher:
     self._report()
 
   def _rewards(
-      self, block: queue_client.Block, completions: Sequence[types.Completions]
+      self, block: ports.Assignment, completions: Sequence[types.Completions]
   ) -> np.ndarray:
     """Returns [P, S] rewards of a block, judged in one call."""
     requests = [

@@ -243,7 +243,7 @@ class Trainer:
     logging.info("trainer epoch %d on %s", epoch, jax.devices())
     settings = agreement.encode(agreement.describe(config, run, policy), run)
 
-    def announce(transport: transport_base.Transport) -> None:
+    def open_store(transport: transport_base.Transport) -> None:
       lock_store(transport, run)
       agreement.put(transport, settings)
 
@@ -254,7 +254,7 @@ class Trainer:
         make_transport=connect,
         order=roles.make_prompt_order(config, policy),
         epoch=epoch,
-        announce=announce,
+        open_store=open_store,
         on_event=events.write,
         saved=saved.get("data"),
     )
@@ -267,7 +267,7 @@ class Trainer:
     closing.callback(scorer.close)
     self._service = service_lib.ReplayService(
         config,
-        server=queue,
+        receiver=queue,
         buffer=roles.make_buffer(config, policy, mesh),
         vocab_size=policy.model.config.vocab_size,
         on_event=events.write,

@@ -21,15 +21,20 @@ class Grants:
       *,
       prompts_per_round: int,
       version_of: Callable[[int], int],
+      journaled: prompt_order.Positions | None = None,
   ):
     """Makes a scheduler that has admitted nothing.
 
     Args:
-      order: of prompts.
+      order: order of the prompts.
       prompts_per_round: prompts of a full block.
       version_of: position -> version that must sample it, -1 for the newest.
+      journaled: positions that are in the journal; becomes this object's own.
     """
     self._order = order
+    self._ungranted = prompt_order.Ungranted(
+        prompt_order.Positions() if journaled is None else journaled
+    )
     self._prompts_per_round = prompts_per_round
     self._version_of = version_of
     self._limit = 0
@@ -44,9 +49,14 @@ class Grants:
     self._limit = limit
     return True
 
-  def deliver(self, sid: str, positions: Collection[int]) -> None:
+  @property
+  def cursor(self) -> int:
+    """The first position that was never granted."""
+    return self._ungranted.cursor
+
+  def note_journaled(self, sid: str, positions: Collection[int]) -> None:
     """Removes a searcher's blocks with these positions."""
-    self._order.deliver(positions)
+    self._ungranted.note_journaled(positions)
     for block in list(self._blocks.get(sid, ())):
       if not set(block[2]).isdisjoint(positions):
         self._take_back(sid, block)
@@ -59,15 +69,16 @@ class Grants:
     self._changed.discard(sid)
 
   def holds(self, sid: str) -> bool:
-    """Returns whether a searcher has blocks that it has not delivered."""
+    """Returns whether a searcher has blocks that are not in the journal."""
     return bool(self._blocks.get(sid))
 
   def _take_back(self, sid: str, block: tuple[int, int, list[int]]) -> None:
-    """Removes a block; its undelivered positions will be granted again."""
+    """Removes a block; positions not in the journal are granted again."""
     self._blocks[sid].remove(block)
-    self._order.release(p for p in block[2] if not self._order.is_taken(p))
+    ungranted = self._ungranted
+    ungranted.release(p for p in block[2] if not ungranted.is_journaled(p))
 
-  def announce_again(self) -> None:
+  def assign_again(self) -> None:
     """Makes the next `assign` return the blocks of every searcher."""
     self._changed.update(self._blocks)
 
@@ -87,7 +98,7 @@ class Grants:
     # By blocks held, then by name. Not built when nothing is available: there
     # may be thousands of searchers.
     held = []
-    if self._order.available(self._limit):
+    if self._ungranted.available(self._limit):
       held = [(len(self._blocks.get(sid, ())), sid) for sid in alive]
       heapq.heapify(held)
     while held and held[0][0] < BLOCKS_AHEAD:
@@ -113,11 +124,11 @@ class Grants:
     }
 
   def _next_block(self) -> tuple[int, int, list[int]] | None:
-    available = self._order.available(self._limit)
+    available = self._ungranted.available(self._limit)
     size = self._prompts_per_round
     # A partial block is granted only when no other block is outstanding.
     if not available or (available < size and any(self._blocks.values())):
       return None
-    positions = self._order.grant(size, self._limit)
+    positions = self._ungranted.grant(size, self._limit)
     self._num_blocks += 1
     return self._num_blocks, self._version_of(positions[0]), positions

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax import types
+from tba_jax.channels import ports
 from tba_jax.config import load
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
@@ -156,7 +157,7 @@ class SearcherTest(parameterized.TestCase):
     return versions
 
   def block(self, require=-1, epoch=1, prompts=((7, 0, 0), (8, 3, 2))):
-    return queue_client.Block(epoch, 0, require, prompts)
+    return ports.Assignment(epoch, 0, require, prompts)
 
   def run_it(self, *blocks, should_stop=lambda: False):
     self.blocks = list(blocks)

@@ -13,6 +13,7 @@ from absl.testing import absltest
 import numpy as np
 
 from tba_jax import types
+from tba_jax.channels import ports
 from tba_jax.replay import buffer
 from tba_jax.replay import messages
 from tba_jax.replay import prompt_order
@@ -96,7 +97,7 @@ class TrainerSide:
       *,
       state=None,
       epoch=0,
-      announce=lambda transport: None,
+      open_store=lambda transport: None,
       score_groups=lambda groups: groups,
       **changes,
   ):
@@ -113,7 +114,7 @@ class TrainerSide:
         make_transport=lambda: in_process.InProcessTransport(store),
         order=self.order,
         epoch=epoch,
-        announce=announce,
+        open_store=open_store,
         on_event=self.events,
         saved=state,
     )
@@ -122,7 +123,7 @@ class TrainerSide:
     self.buffer.insert = self._record_insert
     self.service = service.ReplayService(
         config,
-        server=self.server,
+        receiver=self.server,
         buffer=self.buffer,
         vocab_size=VOCAB,
         on_event=self.events,
@@ -139,6 +140,18 @@ class TrainerSide:
     if not self.service.begin_step(step, lambda: False):
       raise AssertionError(f"step {step} did not begin")
     self.service.mark_trained(self.buffer.sample(2, SAMPLES, step))
+
+  @property
+  def num_journaled(self) -> int:
+    """Number of positions that came, applied or not."""
+    self.service._take_records()
+    return len(self.service._journaled)
+
+  @property
+  def waiting(self):
+    """Records that are journaled and not applied."""
+    self.service._take_records()
+    return self.service._unapplied
 
   def living(self):
     """Returns the leases of the searchers that are not gone, by sid."""
@@ -166,7 +179,7 @@ class SearcherSide:
       **changes,
   ):
     self.events = Events()
-    self.blocks: list[queue_client.Block] = []
+    self.blocks: list[ports.Assignment] = []
     self.error: BaseException | None = None
     self._delay_s = delay_s
     self._stop = threading.Event()
@@ -261,9 +274,9 @@ class QueueTestCase(absltest.TestCase):
     return wire.encode({**header, **changes}, arrays, SECRET)
 
   def put_block(self, sid, sequence, data: bytes) -> None:
-    """Writes and announces a block, as a queue client does."""
+    """Delivers a block, as a queue client does."""
     self.client().put(messages.block_key(sid, sequence), data)
-    self.client().put(messages.announcement_key(sid, sequence), b"1")
+    self.client().put(messages.delivery_key(sid, sequence), b"1")
 
   def lease(self, sid, beat=1, *, slot=None, joined=0, totals=0, **changes):
     """Writes a lease by hand, of a searcher that does nothing else."""
@@ -306,7 +319,7 @@ class QueueTestCase(absltest.TestCase):
       wait_until(lambda: len(found) > before + count, f"reads of {key}")
 
   def queue(self) -> list[str]:
-    """Returns the keys of the announced blocks in the store."""
+    """Returns the keys of the delivered blocks in the store."""
     return list(self.client().list("new/0"))
 
   def assert_closed(self, ledger) -> None:

@@ -74,7 +74,7 @@ class IngestTest(absltest.TestCase):
     key = messages.block_key(name, number)
     data = messages.encode(_RUN, key, fields) if data is None else data
     self.transport.put(key, data)
-    self.transport.put(messages.announcement_key(name, number), b"1")
+    self.transport.put(messages.delivery_key(name, number), b"1")
 
   def download(self, *blocks):
     """Returns (sid, sequence) of new blocks, and the keys of useless ones.
@@ -92,7 +92,7 @@ class IngestTest(absltest.TestCase):
     blocks = [("a", 0), ("a", 1), ("b", 5)]
     for _ in range(2):
       self.assertEqual(self.download(*blocks), (blocks, []))
-    self.ingest.take("a", 0)
+    self.ingest.note_journaled("a", 0)
     fresh, useless = self.download(*blocks)
     self.assertEqual(fresh, [("a", 1), ("b", 5)])
     self.assertEqual(useless, ["new/0/a/000000000000", "q/0/a/000000000000"])
@@ -144,7 +144,7 @@ class IngestTest(absltest.TestCase):
       self.assertTrue(self.ingest.more)
       self.assertLess(len(fresh), 4)
       for sid, sequence in fresh:
-        self.ingest.take(sid, sequence)
+        self.ingest.note_journaled(sid, sequence)
       rest, _ = self.download(*blocks[len(fresh) :])
     self.assertEqual((fresh + rest)[:4], blocks[:4])
 

@@ -64,17 +64,18 @@ class RoundsTest(parameterized.TestCase):
           order, prompts_per_round=4, version_of=flow.version_of
       )
       searchers = [f"s{i}" for i in range(count)]
-      held = {}
+      held, delivered = {}, 0
       for step in range(10):
-        before = order.num_taken()
+        before = delivered
         self.assertEqual(grants.admit(flow.admitted(step)), step == 0 or F > 0)
         for _ in range(3):
           for sid in searchers:
             held |= grants.assign(searchers)
             for block in held.get(sid, [])[:1]:
-              grants.deliver(sid, [p for p, *_ in block["prompts"]])
+              grants.note_journaled(sid, [p for p, *_ in block["prompts"]])
+              delivered += len(block["prompts"])
               held[sid] = held[sid][1:]
-      sampled[F] = order.num_taken() - before  # In the last step.
+      sampled[F] = delivered - before  # In the last step.
     self.assertEqual(sampled, {0: 3 * 4 * count, 4: 4})
 
   def test_lockstep_samples_with_the_step_s_own(self):
@@ -108,9 +109,10 @@ class GrantsTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.order = prompt_order.PromptOrder(100, seed=0)
     self.grants = scheduler.Grants(
-        self.order, prompts_per_round=4, version_of=lambda p: p // 8
+        prompt_order.PromptOrder(100, seed=0),
+        prompts_per_round=4,
+        version_of=lambda p: p // 8,
     )
 
   def test_nothing_before_it_is_admitted(self):
@@ -121,7 +123,7 @@ class GrantsTest(absltest.TestCase):
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3], [4, 5, 6, 7]])
     self.assertEmpty(self.grants.assign(["a"]))
-    self.grants.deliver("a", [0, 1, 2, 3])
+    self.grants.note_journaled("a", [0, 1, 2, 3])
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[4, 5, 6, 7], [8, 9, 10, 11]])
     self.assertEqual([block["version"] for block in work["a"]], [0, 1])
@@ -134,7 +136,7 @@ class GrantsTest(absltest.TestCase):
     self.assertEqual(_positions(work["b"]), [[4, 5, 6, 7]])
     self.grants.admit(4)  # It never shrinks.
     self.assertEmpty(self.grants.assign(["a", "b"]))
-    self.assertEqual(self.order.cursor, 8)
+    self.assertEqual(self.grants.cursor, 8)
 
   def test_the_searcher_with_the_fewest_blocks_is_served_first(self):
     self.grants.admit(4)
@@ -147,7 +149,7 @@ class GrantsTest(absltest.TestCase):
     self.grants.admit(6)
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3]])
-    self.grants.deliver("a", [0, 1, 2, 3])
+    self.grants.note_journaled("a", [0, 1, 2, 3])
     # With no block outstanding, the rest is granted as a partial block.
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[4, 5]])
@@ -159,10 +161,10 @@ class GrantsTest(absltest.TestCase):
     work = self.grants.assign(["b"])
     self.assertEqual(_positions(work["b"]), [[0, 1, 2, 3]])
 
-  def test_the_rest_of_a_partly_delivered_block_is_granted_again(self):
+  def test_the_rest_of_a_partly_journaled_block_is_granted_again(self):
     self.grants.admit(4)
     self.grants.assign(["a"])
-    self.grants.deliver("a", [1, 2])
+    self.grants.note_journaled("a", [1, 2])
     self.assertFalse(self.grants.holds("a"))
     work = self.grants.assign(["b"])
     self.assertEqual(_positions(work["b"]), [[0, 3]])
@@ -171,7 +173,7 @@ class GrantsTest(absltest.TestCase):
     self.grants.admit(4)
     before = self.grants.assign(["a"])
     self.assertEmpty(self.grants.assign(["a"]))
-    self.grants.announce_again()
+    self.grants.assign_again()
     # A searcher that is absent gets its blocks when it is back.
     self.assertEmpty(self.grants.assign(["b"]))
     self.assertEqual(self.grants.assign(["a"]), before)
