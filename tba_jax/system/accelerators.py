@@ -43,7 +43,7 @@ class Accelerators:
   """The accelerators that JAX would find here.
 
   kind: "gpu", "tpu" or "cpu" (none).
-  ids: as CUDA_VISIBLE_DEVICES or TPU_VISIBLE_CHIPS take them.
+  ids: ids for CUDA_VISIBLE_DEVICES or TPU_VISIBLE_CHIPS.
   """
 
   kind: str
@@ -253,12 +253,12 @@ def of_run(
   """Returns the environments that give a run's processes their accelerators.
 
   Args:
-    config: reads `devices`, `mesh`, `trainer`, `search`.
+    config: config, of which `devices`, `mesh`, `trainer` and `search` are read.
     alone: whether one process has all of the trainer's devices and there are no
       searchers, as in fine-tuning.
 
   Raises:
-    ValueError: this machine has too few accelerators, or not those asked for.
+    ValueError: the machine has too few accelerators, or lacks the ones named.
   """
   trainer, search = config.trainer, config.search
   devices = config.devices.to_dict()

@@ -96,7 +96,7 @@ def stage(workdir: str, program: str, *, key: str = "--workdir") -> str:
 
   Args:
     workdir: path, which is returned as it is, or URL.
-    program: that will work there.
+    program: program to run there.
     key: flag or setting of `workdir`, for messages.
 
   Raises:
@@ -187,7 +187,7 @@ def hold(lock: int, workdir: str | os.PathLike[str]) -> contextlib.ExitStack:
 
   Args:
     lock: descriptor of `run_directory.lock`; closed at the end.
-    workdir: from `stage`.
+    workdir: local folder that `stage` returned.
 
   Raises:
     ValueError: a process of another host works there.
@@ -233,7 +233,7 @@ class LockState:
 
   token: random, of the last holder.
   holder: description of the current holder; "" if released.
-  generation: of the object.
+  generation: generation number of the object.
   """
 
   token: str = ""
@@ -267,7 +267,7 @@ class Lock:
 
     Args:
       token: a holder with this token is known to be dead.
-      gone_s: how long to wait for a renewal by another holder.
+      gone_s: longest wait for a renewal by another holder.
 
     Raises:
       ValueError: the holder is alive, or another process was faster.
@@ -344,8 +344,8 @@ class Uploader:
   """Copies the files of a folder to a bucket as they change, until `close`.
 
   Args:
-    folder: local; nobody else uploads to `url`.
-    url: of its copy.
+    folder: local folder; nobody else uploads to `url`.
+    url: URL of the folder's copy.
     every_s: shortest time between two uploads of a file.
 
   Raises:

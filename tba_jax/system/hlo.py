@@ -60,11 +60,11 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 class Costs:
   """Arithmetic and traffic of a device in one run of a program.
 
-  flops: of matrix products and convolutions, 2 a multiply-add, and of splash
-    attention as if it had no window; of no other kernel.
+  flops: operations of matrix products and convolutions, 2 a multiply-add, and
+    of splash attention as if it had no window; other kernels are not counted.
   collectives: kind -> bytes that the device receives.
-  memory_bytes: read from and written to the device's main memory, with the
-    padding of tiled layouts; nothing that stays in a faster memory.
+  memory_bytes: bytes read from and written to the device's main memory, with
+    the padding of tiled layouts; nothing that stays in a faster memory.
   """
 
   flops: float
@@ -207,8 +207,8 @@ def _walk(
   """Returns FLOPs and collective bytes of one run of a computation.
 
   Args:
-    computations: of the module.
-    name: of the computation.
+    computations: all computations of the module, by name.
+    name: computation to walk.
     channels: channels counted already in this run: an asynchronous collective
       stands in several fusions under one channel.
   """

@@ -133,7 +133,7 @@ class Box:
   network: whether they keep the network.
   readable: paths that must stay readable.
   missing: keys of `FREEDOMS` that they keep.
-  reason: why bubblewrap does not confine them, "" if it does.
+  reason: problem that keeps bubblewrap from confining them, "" if none.
   """
 
   bubblewrap: Sequence[str]

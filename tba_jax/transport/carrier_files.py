@@ -57,7 +57,7 @@ def prepare_directory(path: pathlib.Path) -> None:
   """Makes a directory with mode 0700, or checks an existing one.
 
   Raises:
-    ValueError: as `processes.make_private`.
+    ValueError: the directory is not private, see `processes.make_private`.
   """
   if path.parent.name == f"tba_jax-{os.getuid()}":
     processes.make_private(path.parent, "publish.directory")

@@ -127,7 +127,7 @@ class KvTransport(base.Transport):
   Args:
     locator_path: the host's locator file, or a function that returns the
       locator or None, and raises ValueError for a forged one.
-    deadline_s: of one operation or `reconnect`.
+    deadline_s: longest time of one operation or `reconnect`.
     poll_s: mean time between two reads of the locator while the store does not
       answer.
     run_id: run that the store must belong to; None for any.

@@ -73,8 +73,8 @@ _FIELDS = {field.name: field.type for field in dataclasses.fields(Locator)}
 class Tls:
   """PEM files of mutual TLS.
 
-  cert_file, key_file: of this host.
-  ca_file: of the authority that both sides trust.
+  cert_file, key_file: certificate and key of this host.
+  ca_file: certificate of the authority that both sides trust.
   peer_uri_prefix: beginning of a URI in the peer's certificate; "" = clients
     look for the service's address instead.
   """
@@ -147,7 +147,7 @@ class Announcer:
   Args:
     address: "host:port", port 0 for a free one.
     secret: key of the run's messages.
-    path: of the locator file, which need not exist yet.
+    path: locator file, which need not exist yet.
 
   Raises:
     OSError: the address cannot be bound.
