@@ -147,7 +147,7 @@ def attend_causal(
     k: [B, L, G, Dh].
     v: [B, L, G, Dh].
     mask_BxL: bool, True on real tokens, which are contiguous.
-    window: as in `sees`.
+    window: sliding window, see `sees`.
     num_parts: devices that L is split over.
 
   Returns:
@@ -176,7 +176,7 @@ def attend_completions(
       split over devices, a completion begins with its prompt's last token, so
       that the mask lacks it (`sequence.completion_inputs`).
     own: keys [B, K, S, G, Dh], values [B, K, S, G, Dh].
-    window: as in `sees`.
+    window: sliding window, see `sees`.
     num_parts: devices that S is split over.
 
   Returns:

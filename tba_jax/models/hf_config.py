@@ -178,8 +178,8 @@ def read(
 
   Args:
     folder: a path, or a model of the hub (`hf_hub`).
-    dtype: of parameters; None takes the file's own.
-    compute_dtype: of activations; None takes that of the parameters.
+    dtype: dtype of parameters; None takes the file's own.
+    compute_dtype: dtype of activations; None takes that of the parameters.
     attention: `config.model.attention`.
 
   Raises:
@@ -205,7 +205,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
 
   Args:
     hf: the parsed file.
-    dtype: of parameters and activations; None takes the file's own.
+    dtype: dtype of parameters and activations; None takes the file's own.
 
   Raises:
     ValueError: model_type is unknown, or settings are missing, unknown or
@@ -421,7 +421,7 @@ def with_generation(
   are ignored in favor of `config.sampling`.
 
   Raises:
-    ValueError: its eos_token_id is not a token id or a list of them.
+    ValueError: eos_token_id is not a token id or a list of them.
   """
   if not isinstance(generation, dict):
     raise ValueError("generation_config.json: allowed an object")

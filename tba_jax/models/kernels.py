@@ -138,7 +138,7 @@ def attend_completions(
   copies are linear in tokens, the mask is causal, and blocks are full.
 
   Args:
-    config, parts: as in `attend_causal`.
+    config, parts: arguments of `attend_causal`.
     q: [B, K, Q, G, M, Dh].
     prompt: keys and values [B, P, G, Dh], and their mask [B, P] bool.
     own: keys and values [B, K, Q, G, Dh].

@@ -69,7 +69,7 @@ def product(
   Args:
     x: [..., D].
     kernel: [F, D].
-    dtype: of the result and the sums; that of `x` by default.
+    dtype: dtype of the result and the sums; that of `x` by default.
 
   Returns:
     [..., F].

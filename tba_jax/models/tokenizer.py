@@ -58,7 +58,7 @@ class Tokenizer:
       fast: the tokenizer.
       bos: whether prompts start with the BOS token: "auto" (if `fast` itself
         adds it), "always" (if it has one) or "never".
-      folder: where it was read from; `save` copies its files.
+      folder: folder of the tokenizer's files, which `save` copies.
 
     Raises:
       ValueError: `fast` has no eos_token.
@@ -163,7 +163,7 @@ class Tokenizer:
     broken completion for a correct one.
 
     Args:
-      ids: [T] ids, of which the first `length` count.
+      ids: [T] token ids, of which the first `length` count.
       length: tokens of the completion, its stop token included.
       stopped: whether a stop token or a stop string ended it.
     """
@@ -219,7 +219,7 @@ def load(folder: str | os.PathLike[str], *, bos: str = "auto") -> Tokenizer:
 
   Args:
     folder: a path, or a model of the hub (`hf_hub`).
-    bos: as in `Tokenizer`.
+    bos: rule of the BOS token, see `Tokenizer`.
 
   Raises:
     ValueError: there is no such folder, fast tokenizer or stop token.

@@ -88,9 +88,9 @@ class Sampler:
     both are held until the caller drops its own.
 
     Args:
-      params: of the model; those that `put` returned stay as they are.
-      shardings: of the model's params; None leaves them on their devices, and
-        puts host arrays on the first.
+      params: params of the model; those that `put` returned stay as they are.
+      shardings: shardings of the model's params; None leaves them on their
+        devices, and puts host arrays on the first.
     """
     if isinstance(params, transformer.DecodeParams):
       return params
@@ -134,13 +134,13 @@ class Sampler:
     Blocks until all are sampled. Compiles unless `warm_up` was called.
 
     Args:
-      params: of the model, or from `put`.
+      params: params of the model, as they are or from `put`.
       prompts: any number of requests with any number of completions.
-      version: of `params`, recorded with every token.
-      newer: polled between chunks; sampling continues with the params that it
-        returns, from `put` and with the shardings of `params`. A token's
-        log-prob is under the params that drew it, given the KV cache of that
-        moment.
+      version: version of `params`, recorded with every token.
+      newer: function polled between chunks; sampling continues with the params
+        that it returns, from `put` and with the shardings of `params`. A
+        token's log-prob is under the params that drew it, given the KV cache of
+        that moment.
 
     Raises:
       ValueError: a request is empty, too long or out of range; the message
