@@ -198,9 +198,9 @@ class SpanWriter:
 
     Args:
       path: the file.
-      role: of the process.
-      index: of the process.
-      clock: also receives the spans.
+      role: role of the process.
+      index: index of the process.
+      clock: clock that also receives the spans.
     """
     self._head = (
         f'{{"role": {json.dumps(role)}, "index": {int(index)}, "kind": '

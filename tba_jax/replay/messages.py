@@ -142,9 +142,9 @@ def decode(
   """Returns header and arrays of the message under a key.
 
   Args:
-    run: that the message must belong to.
-    key: that it was read from.
-    data: its bytes.
+    run: run that the message must belong to.
+    key: key that the message was read from.
+    data: bytes of the message.
     kind: "block", "lease", "work", "stop" or "lock".
 
   Raises:

@@ -55,12 +55,12 @@ _JOIN_DIGITS = 8
 class OutgoingBlock:
   """A block to be sent.
 
-  sequence: its number.
+  sequence: number of the block.
   data: the wire message.
-  totals: the searcher's after this block.
-  sent_at: when it was last written to the current store, or seen in it; None if
-    it is to be sent.
-  times_seen: how often it was there since then.
+  totals: the searcher's totals after this block.
+  sent_at: time at which it was last written to the current store, or seen in
+    it; None if it is to be sent.
+  times_seen: number of times that it was there since then.
   """
 
   sequence: int
@@ -145,7 +145,7 @@ class UnackedBlocks:
 class Block:
   """Positions of the prompt order to sample in one round.
 
-  epoch: of the trainer that granted it.
+  epoch: epoch of the trainer that granted it.
   block: number of the grant.
   require_version: version to sample with, -1 for the newest.
   prompts: (position, prompt_id, visit) of each prompt.
@@ -203,10 +203,10 @@ class GrantedBlocks:
 class QueueClient:
   """Receives grants, delivers blocks at least once, renews the lease.
 
-  stop_requested: the trainer has asked this searcher to leave.
-  run_done: the reason is that the run is complete.
-  begun_s: when each block not yet submitted was begun, by `monotonic`, oldest
-    first; kept by the searcher.
+  stop_requested: whether the trainer has asked this searcher to leave.
+  run_done: whether it asked because the run is complete.
+  begun_s: times at which the blocks not yet submitted were begun, by
+    `monotonic`, oldest first; kept by the searcher.
   """
 
   def __init__(

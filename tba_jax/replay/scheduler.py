@@ -30,7 +30,7 @@ class Grants:
     """Makes a scheduler that has admitted nothing.
 
     Args:
-      order: of prompts.
+      order: order of prompts.
       prompts_per_round: prompts of a full block.
       version_of: position -> version that must sample it, -1 for the newest.
     """
@@ -149,7 +149,7 @@ class Flow:
   prompts_per_step: F.
   warm_prompts: W, prompts sampled before the first step.
   lead_steps: n.
-  num_steps: of the run; no prompt beyond these steps is granted.
+  num_steps: steps of the run; no prompt beyond them is granted.
   lockstep: a step's data is sampled with the version of that step.
   wait_for_fresh: a step waits for its own fresh prompts.
   starvation_s: longest wait without a delivery.

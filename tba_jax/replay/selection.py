@@ -45,8 +45,8 @@ def choose_by_reward(
   Args:
     rng: source of randomness.
     rewards: [n] float, finite.
-    count: how many to draw.
-    temperature: in units of reward, above 0.
+    count: number of indices to draw.
+    temperature: temperature in units of reward, above 0.
   """
   log_weights = (rewards.astype(np.float64) - rewards.max()) / temperature
   if len(rewards) == count:

@@ -80,9 +80,9 @@ class Pool(judges.Judge):
     Args:
       task_fields: `config.task`; each worker builds the task from it.
       config_reward: `config.reward`.
-      index_of: maps (split, index) of a request to the prompt's index in the
-        workers' task.
-      on_event: as in `Judge`.
+      index_of: function from (split, index) of a request to the prompt's index
+        in the workers' task.
+      on_event: event sink, see `Judge`.
       hidden: paths that workers must not see.
       command: Python's arguments for a worker.
     """

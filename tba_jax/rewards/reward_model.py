@@ -51,8 +51,8 @@ class RewardScorer:
 
     Args:
       rewards: (params, tokens [B, L], mask [B, L]) -> [B] float32.
-      params: of the model.
-      tokenizer: of the model; may differ from the policy's.
+      params: params of the model.
+      tokenizer: tokenizer of the model; may differ from the policy's.
       max_prompt_tokens: prompts keep this many tokens from their end.
       max_completion_tokens: completions keep this many from their start.
       batch_size: texts scored at a time.

@@ -30,7 +30,7 @@ _BRACE = re.compile(r"\\.|[{}]", re.S)
 def parse_integer(text: str) -> int | None:
   r"""Returns the integer that `text` spells canonically, else None.
 
-  Canonical: at most 9 ASCII digits without a sign, space or leading zero.
+  A canonical text has at most 9 ASCII digits, no sign, space or leading zero.
   "07", "+7", " 7", "7\n" and "٧" give None.
   """
   # Length first: int() of a long string takes quadratic time.

@@ -134,8 +134,8 @@ def thin(
   """Returns a series of at most MAX_POINTS points.
 
   Args:
-    records: one per step, with `step` and `time`.
-    name: the metric.
+    records: metrics records, one per step, with `step` and `time`.
+    name: name of the metric.
     band: metric drawn around it; "" draws the range of the steps that a point
       covers.
     band_scale: factor of `band`.
