@@ -89,9 +89,10 @@ _REMEDIES = {
 class Chip:
   """Memory and peak rates of a kind of chip.
 
-  hbm_bytes: that programs may use, according to the compiler.
-  flops_per_s: peak in bfloat16.
-  link_bytes_per_s: that its links receive: half of the bidirectional bandwidth.
+  hbm_bytes: memory that programs may use, according to the compiler.
+  flops_per_s: peak rate in bfloat16.
+  link_bytes_per_s: rate at which its links receive: half of the bidirectional
+    bandwidth.
   """
 
   hbm_bytes: int
@@ -112,9 +113,9 @@ CHIPS = {
 class Program:
   """A program of a role, to be compiled.
 
-  lower: returns it, lowered.
-  own_bytes: of what its role holds, those that are its arguments.
-  remedy: what to change if it does not fit.
+  lower: function that returns the lowered program.
+  own_bytes: bytes of its role's holdings that are its arguments.
+  remedy: settings to change if it does not fit.
   """
 
   lower: Callable[[], Any]
@@ -369,7 +370,7 @@ def searcher(
 ) -> Role:
   """Returns a searcher's programs on the devices of `config.search.mesh`.
 
-  Raises: as `trainer`.
+  Raises: see `trainer`.
   """
   model = _policy(config)
   mesh = sharding.make_mesh({"sequence": 1, **config.search.mesh}, devices)
@@ -641,9 +642,9 @@ def _compile(
   """Returns the compiler's figures, and the text of the module.
 
   Args:
-    program: to compile.
+    program: program to compile.
     others: bytes that its role holds beside the program's arguments.
-    chip: of the role; None is one that the table lacks.
+    chip: chip of the role; None if the table lacks it.
   """
   start = time.perf_counter()
   try:

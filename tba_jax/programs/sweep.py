@@ -105,7 +105,8 @@ def read_result(
   """Returns the result of a run, None if it is not done.
 
   Raises:
-    ValueError: it is damaged, or was made with other settings; names each.
+    ValueError: the result is damaged, or was made with other settings; names
+      each.
   """
   path = result_path(workdir, run)
   found = jsonl.read_object(path, _RESULT)
@@ -225,8 +226,8 @@ _MARKERS = "osD^vP*X"
 class Cell:
   """A quantity over the seeds of an objective at a lag.
 
-  mean: over the finished, finite runs; NaN without any.
-  half_width: of the mean's confidence interval; NaN below two seeds.
+  mean: mean over the finished, finite runs; NaN without any.
+  half_width: half of the mean's confidence interval; NaN below two seeds.
   num_seeds: number of runs in the mean.
   num_diverged: number of runs that ended with a loss that is not finite.
   """
@@ -270,8 +271,8 @@ def table_cells(
   """Returns the cell of each objective and lag, in the order of the runs.
 
   Args:
-    runs: of the sweep.
-    results: of the finished runs, by name.
+    runs: runs of the sweep.
+    results: results of the finished runs, by name.
     quantity: key of an evaluation.
   """
   values: dict[tuple[str, stale_loop.Lag], list[float]] = {}

@@ -66,18 +66,18 @@ _TOTALS = {"wall_s": float, "restarts": {"*": int}}
 class Child:
   """A process of a role, across its restarts.
 
-  role, index: of the process.
-  cores: that it is pinned to; empty = all of its parent's.
-  process: the current one, None before the first start.
+  role, index: role and index of the process.
+  cores: CPU cores to pin the process to; empty = all of its parent's.
+  process: current process, None before the first start.
   deaths: times of recent unplanned exits, monotonic seconds.
   restarts: number of restarts.
-  finished: it exited as planned and is not restarted.
+  finished: whether it exited as planned, so that it is not restarted.
   listener: signs of progress of the current process.
   errors: consecutive exits with an error while the run made no progress.
-  furthest: the run's step at the latest of these.
+  furthest: the run's step at the latest of these exits.
   group: processes restarted together, itself included; may be empty.
-  operands: of its program, after the index.
-  program: that it runs, if that is not the role's.
+  operands: operands of its program, after the index.
+  program: program name; "" = the role's.
   environment: variables of its own, such as those that name its accelerators.
   """
 
@@ -281,9 +281,9 @@ class Children:
     """Stops processes of some roles: SIGTERM, then SIGKILL.
 
     Args:
-      roles: of the processes.
+      roles: roles of the processes to stop.
       deadline_s: seconds until SIGKILL.
-      is_urgent: returns whether SIGKILL comes at once.
+      is_urgent: function that returns whether SIGKILL comes at once.
     """
     chosen = [
         c

@@ -99,10 +99,11 @@ class Evaluations:
 
     Args:
       config: reads `evaluate`, `search.lockstep` and `mesh`.
-      evaluator: of held-out prompts, before and after training; its
+      evaluator: evaluator of held-out prompts, before and after training; its
         `while_training` is used during training.
-      recorder: receives the results.
-      best: is offered the params evaluated during training; None = keep none.
+      recorder: recorder that receives the results.
+      best: keeper that is offered the params evaluated during training; None =
+        keep none.
     """
     self._config = config.evaluate
     self._evaluator = evaluator

@@ -72,8 +72,8 @@ class Guards:
 
     Args:
       config: reads `guards` and what `max_logprob_gap` reads.
-      state: of `get_state`, to continue from.
-      backend: JAX's, of the trainer.
+      state: result of `get_state`, to continue from.
+      backend: JAX backend of the trainer.
     """
     self._config = config.guards
     self._max_logprob_gap = max_logprob_gap(config, backend)
