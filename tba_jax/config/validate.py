@@ -85,7 +85,7 @@ def validate(
     With `elsewhere`, a line for each model or data that is not here.
 
   Raises:
-    ConfigError: one line `config.path = value: what is allowed` per problem.
+    ConfigError: a line `config.path = value: what is allowed` per problem.
   """
   values = load.flatten(config)
   if program == "one_process":
