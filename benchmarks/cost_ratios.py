@@ -59,7 +59,7 @@ def run(
   """Returns a row per case; prints them as a table to standard error.
 
   Args:
-    config: of countdown; it is shrunk, and evaluations are turned off.
+    config: config of countdown; it is shrunk, and evaluations are turned off.
     operands: cases RATIOxSEARCHERS, as `4x2`: G = 4 T, for two searchers.
 
   Returns:

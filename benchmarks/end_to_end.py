@@ -32,8 +32,8 @@ def run(
   """Returns walls, busy seconds, ideal and achieved overlap, and their ratio.
 
   Args:
-    config: of the run; its evaluation, checkpoints and guards are turned off
-      and its steps set to `operands[0]` (default 120).
+    config: config of the run; its evaluation, checkpoints and guards are turned
+      off and its steps set to `operands[0]` (default 120).
     operands: optimizer steps, then repeats (default 3).
 
   Raises:

@@ -52,12 +52,12 @@ def run_all(
   """Makes the runs that have no result in the folder yet, at staleness 1.
 
   Args:
-    config: of all runs; its `init` is set to the policy that all start from,
-      fine-tuned once.
+    config: config of all runs; its `init` is set to the policy that all start
+      from, fine-tuned once.
     settings: overrides (`KEY=VALUE`) of each setting, by name.
     operands: seeds of prompts and samples, and names of settings, as
       `results.parse` reads them; a whole seed comes before the next.
-    folder: keeps a result per setting and seed.
+    folder: folder that keeps a result per setting and seed.
 
   Returns:
     All results in the folder.
@@ -96,7 +96,8 @@ def run(
   """Trains; evaluates at the start and every `evaluate.every_steps`.
 
   Args:
-    config: of the run; `evaluate.final_prompts` held-out prompts are evaluated.
+    config: config of the run; `evaluate.final_prompts` held-out prompts are
+      evaluated.
     staleness_steps: s.
 
   Returns:

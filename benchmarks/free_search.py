@@ -39,7 +39,7 @@ def run(
   """Returns `rows`, one per number of searchers; prints them as a table.
 
   Args:
-    config: of countdown_sparse.
+    config: config of countdown_sparse.
     operands: numbers of searchers.
 
   Raises:

@@ -40,7 +40,7 @@ def run(
   """Returns the held-out results before and after, by seed and run.
 
   Args:
-    config: of the undisturbed run.
+    config: config of the undisturbed run.
     operands: seeds (default 0).
 
   Raises:

@@ -43,7 +43,7 @@ def run(
   """Returns times of objectives, or bytes of the step.
 
   Args:
-    config: its `optimizer` is that of the steps.
+    config: config, whose `optimizer` is that of the steps.
     operands: names of objectives, none for all of them; or "memory".
 
   Returns:

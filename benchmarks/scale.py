@@ -58,18 +58,18 @@ class Pipeline:
   times time) a group's staleness is the groups under way over those of a step.
 
   num_searchers: n.
-  sample_s: of one searcher, for one group.
-  serve_s: of store and drain, for one group.
+  sample_s: seconds of one searcher for one group.
+  serve_s: seconds of store and drain for one group.
   groups_per_step: groups that are sampled for each optimizer step.
   round_groups: groups of a searcher's round, sent as one block.
   credits: blocks that a searcher may have sent and not seen acknowledged.
   granted_rounds: rounds that a searcher may have been granted and not handed
     over, the one that it samples included.
-  hand_over_s: from the end of sampling until the trainer has a group, of a
-    searcher that is alone.
-  idle_s: between two polls of an empty queue.
-  look_s: of a poll that finds one group.
-  more_s: of such a poll for each further group.
+  hand_over_s: seconds from the end of sampling until the trainer has a group,
+    of a searcher that is alone.
+  idle_s: seconds between two polls of an empty queue.
+  look_s: seconds of a poll that finds one group.
+  more_s: seconds of such a poll for each further group.
   """
 
   num_searchers: int
@@ -213,9 +213,9 @@ def calibrate(
   """Returns the model of each number of searchers.
 
   Args:
-    one: the run of one searcher.
-    full: the run of the most searchers with half of the sleep.
-    num_credits: of a searcher.
+    one: result of the run of one searcher.
+    full: result of the run of the most searchers with half of the sleep.
+    num_credits: credits of a searcher.
   """
   found = full["groups_per_look"]
   more_ms = (full["look_ms"] - one["look_ms"]) / max(found - 1, 1e-9)
@@ -319,11 +319,11 @@ def analyse(
 
   Args:
     log: searcher, sequence and time at which the trainer took it, in order.
-    times: by searcher, start and end of sampling of each of its blocks.
-    start, stop: the stretch, seconds of the same clock.
+    times: start and end of sampling of each block, by searcher.
+    start, stop: bounds of the stretch, seconds of the same clock.
 
   Raises:
-    RuntimeError: nothing came in it.
+    RuntimeError: nothing came in the stretch.
   """
   taken = np.array([at for _, _, at in log])
   chosen = [i for i, at in enumerate(taken) if start <= at < stop]

@@ -65,7 +65,7 @@ def run(
   """Trains; writes table.md and search.png into the folder.
 
   Args:
-    config: of all runs, but for what `SETTINGS` has.
+    config: config of all runs, but for what `SETTINGS` has.
     operands: seeds separated by commas (default 0), then names of `SETTINGS`
       (default all).
 

@@ -58,12 +58,12 @@ def execute(
   """Returns a notebook with its outputs.
 
   Args:
-    path: of the notebook.
-    folder: to run it in.
+    path: path of the notebook.
+    folder: folder to run it in.
     parameters: values that names of its cell `parameters` get.
 
   Raises:
-    ValueError: it has no such name.
+    ValueError: the notebook has no such name.
     nbclient.exceptions.CellExecutionError: a cell failed.
   """
   notebook = nbformat.read(path, as_version=4)
@@ -143,7 +143,7 @@ def check(text: str) -> None:
   """Raises ValueError where a notebook's file should not be stored.
 
   Args:
-    text: of the file: not too large, without a folder of this machine.
+    text: text of the file: not too large, without a folder of this machine.
   """
   if len(text.encode()) > MAX_BYTES:
     raise ValueError(
