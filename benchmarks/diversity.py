@@ -43,7 +43,7 @@ _OBJECTIVES = {
     "grpo_large_entropy": (["loss.name=grpo", _CLIP, _LARGE_BONUS], (0.0,)),
 }
 SETTINGS = frontier.make_settings(_OBJECTIVES)
-# Of the last evaluation: key, title, digits.
+# Quantities of the last evaluation: key, title, digits.
 _ENDS = {
     "pass_at_1": ("pass@1", 3),
     "pass_at_k": ("pass@8", 3),

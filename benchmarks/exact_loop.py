@@ -38,7 +38,7 @@ from tba_jax.training import reward_judge
 from tba_jax.training import schedules
 from tba_jax.training import sharding
 
-# Of an evaluation: what a run's curve has at each of its steps.
+# Quantities of an evaluation, at each step of a run's curve.
 EVALUATED = ("pass_at_1", "pass_at_k", "distinct_correct_per_solved",
               "distinct_correct")  # fmt: skip
 
@@ -107,7 +107,7 @@ def run(
   """
   started = time.monotonic()
   config = config.copy_and_resolve_references()
-  config.reference.role = "trainer"  # There is one process.
+  config.reference.role = "trainer"  # The only process.
   policy = policy_lib.make_policy(config, "")
   work = _make_work(config, policy)
   buffer = buffer_lib.ReplayBuffer(

@@ -44,7 +44,7 @@ _OBJECTIVES = {
     "online_dpo": ([*_ON_POLICY, "loss.ratio_clip=0"], (0.1, 0.3)),
 }
 SETTINGS = frontier.make_settings(_OBJECTIVES)
-# Of an evaluation: key, title, digits.
+# Quantities of an evaluation: key, title, digits.
 _EVALUATED = {
     "pass_at_1": ("success rate", 3),
     "cosine_distance_right": ("cosine distance of successes", 2),

@@ -38,13 +38,14 @@ _GROUPS_PER_STEP = 32
 # Before a measurement: seconds, and times of sampling a group.
 _WARM_S = 1.0
 _WARM_SAMPLES = 2
-# Of the sleep, where the store is to be full. Without any a searcher would hand
-# over all that it was granted at once, and one answer would do for all of it.
+# Share of the sleep where the store is to be full. Without any a searcher would
+# hand over all that it was granted at once, and one answer would do for all of
+# it.
 _FULL_SHARE = 0.5
 _START_S = 120.0
 _STOP_S = 60.0
 _FILE = "searchers.json"
-# Of a fixed point that is reached within a few.
+# Iterations of a fixed point that is reached within a few.
 _ITERATIONS = 100
 # Tokens and log-probs.
 _GROUP_BYTES = scale_searchers.COMPLETIONS * scale_searchers.TOKENS * 8
@@ -291,7 +292,7 @@ def _measure(
     log = drain.log
   said = json.loads(path.read_text())
   row = analyse(log, said["times"], start, start + wall_s)
-  # What is known, should the rest be cut off.
+  # Results so far, should the rest be cut off.
   print(f"scale: {name} {json.dumps(row)}", file=sys.stderr, flush=True)
   return {
       **row,

@@ -124,7 +124,7 @@ def _peer_step_s(config: ml_collections.ConfigDict, peer: str) -> float:
         {
             "learning_rate": config.optimizer.learning_rate,
             "beta": 0.0,
-            # Of TRL alone.
+            # TRL alone has this setting.
             "scale_rewards": "group",
             "model": str(folder / "model"),
             "prompts": [

@@ -102,7 +102,7 @@ _PEERS = {
 _PEER_OF = {name: peer for peer, runs in _PEERS.items() for name in runs}
 RUNS = (*_OURS, *_PEER_OF)
 TARGETS = (0.5, 0.6, 0.7)
-# Of all peers' runs that do not say otherwise.
+# Sizes of all peers' runs that do not say otherwise.
 _PEER_SIZES = {
     "num_steps": 320, "prompts_per_batch": 32, "completions_per_prompt": 8
 }  # fmt: skip

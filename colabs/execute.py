@@ -26,7 +26,7 @@ import nbclient
 import nbformat
 
 HERE = pathlib.Path(__file__).parent
-# In the order in which they run.
+# Notebooks in the order in which they run.
 NOTEBOOKS = (
     "train_countdown.ipynb",
     "read_a_run.ipynb",
@@ -38,7 +38,7 @@ _START_LIMIT_S = 300
 # Without the two lines of the licence.
 INSTALL = (HERE / "install.py").read_text("utf-8").split("\n", 2)[2].strip()
 MAX_BYTES = 400_000
-# What a notebook calls the folder that it runs in: Colab's name for it.
+# Colab's name for the folder that a notebook runs in.
 _COLAB_FOLDER = "/content"
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # tqdm misses the widgets, which no page would show.
@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in args.notebooks:
       notebook = execute(HERE / name, pathlib.Path(folder), parameters)
       text = nbformat.writes(notebook) + "\n"
-      # Also one that is refused: it shows why.
+      # A refused notebook is written too: it shows why.
       (args.out / name).write_text(text, "utf-8")
       check(text)
       print(args.out / name, flush=True)

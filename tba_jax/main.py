@@ -70,7 +70,7 @@ _WITHOUT_CONFIG = ("report", "verify")
 # Programs on a finished run, which may have other settings than the run.
 _AFTER_A_RUN = ("evaluate", "export")
 
-# How JAX says that it cannot use a device, and that another process may.
+# JAX's words for a device that it cannot use, and that another process may.
 _NO_BACKEND, _HELD = "Unable to initialize backend", ("in use", "lockfile")
 
 _USAGE = """usage: python -m tba_jax.main [--program=PROGRAM]

@@ -8,7 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-# What a completion's log-prob is divided by: `length_weights`.
+# Divisors of a completion's log-prob: `length_weights`.
 LENGTH_NORMS = ("none", "tokens", "max_tokens", "mean_tokens")
 
 

@@ -212,7 +212,7 @@ def map_logits(
   own = T // parts.count
   num_chunks = -(-own // length)
 
-  axis = 2 + (parts.num_parts > 1)  # Of tokens.
+  axis = 2 + (parts.num_parts > 1)  # Axis of tokens.
 
   def cut(x: jax.Array) -> jax.Array:
     x = parts.cut_to_each(x)

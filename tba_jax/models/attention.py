@@ -70,8 +70,8 @@ def attend_shared(
   """
   k_prompt, v_prompt, mask_prompt = prompt
   k_own, v_own, mask_own = own
-  # With heads before queries every product below is a batched matmul, and each
-  # operand is transposed once.
+  # Heads come before queries, so that every product below is a batched matmul
+  # and each operand is transposed once.
   q_BxGxKxQxMxDh = jnp.transpose(q, (0, 3, 1, 2, 4, 5))
   k_own, v_own = (jnp.moveaxis(x, 3, 1) for x in (k_own, v_own))
   k_prompt, v_prompt = (jnp.moveaxis(x, 2, 1) for x in (k_prompt, v_prompt))

@@ -288,7 +288,8 @@ def replace(new: pathlib.Path, path: pathlib.Path) -> None:
   if hasattr(libc, "renameat2"):
     if not libc.renameat2(at_cwd, names[0], at_cwd, names[1], exchange):
       return
-  # Otherwise (macOS, some network file systems) there is a moment without one.
+  # Elsewhere (macOS, some network file systems) the folder is missing for a
+  # moment.
   aside = path.with_name(f"{new.name}.old")
   path.rename(aside)
   new.rename(path)

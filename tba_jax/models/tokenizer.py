@@ -191,7 +191,7 @@ class Tokenizer:
     settings = json.loads(path.read_text("utf-8"))
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     if isinstance(settings.get("extra_special_tokens"), list):
-      # As transformers 4 names it.
+      # Name in transformers 4.
       extra = settings.pop("extra_special_tokens")
       settings["additional_special_tokens"] = extra
     path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")

@@ -83,7 +83,7 @@ class Tail:
           self._offset = 0
         f.seek(self._offset)
         data = f.read()
-    except OSError:  # Not there yet, or just being replaced.
+    except OSError:  # The file is missing, or being replaced.
       return []
     whole = data[: data.rfind(b"\n") + 1]
     self._offset += len(whole)

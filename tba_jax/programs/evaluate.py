@@ -61,7 +61,7 @@ _ROWS = (
     ("cosine distance of successful attacks", "cosine_distance_right"),
     ("tokens of a completion", "mean_length"),
     ("share with a stop token", "stop_rate"),
-    # By cause, and only where there are any.
+    # Counts by cause, shown only where there are any.
     ("completions not judged", "reward_failures"),
     ("comparisons without a verdict", "no_verdict"),
 )

@@ -52,7 +52,7 @@ _GENERATE_FIELDS = (*_PROMPT_FIELDS, "seed", "max_tokens")
 _SCORE_FIELDS = (*_PROMPT_FIELDS, *_COMPLETION_FIELDS)
 # Settings that change the speed of sampling, not the completions.
 _SPEED = ("num_rows", "chunk_steps")
-# What the log-probs of `score` depend on, beside model and input.
+# Settings, beside model and input, that the log-probs of `score` depend on.
 _SCORE_SETTINGS = (
     "generate.chat", "generate.append_stop_token", "sampling.temperature",
     "sampling.max_prompt_tokens", "sampling.max_completion_tokens",
@@ -337,7 +337,7 @@ def score(config: ml_collections.ConfigDict) -> Counts:
     return logprobs_Bx1xT[:, 0]
 
   def answer(pairs: list[_Pair]) -> list[Record]:
-    # One shape for all batches: the last one repeats its first pair.
+    # All batches have one shape: the last one repeats its first pair.
     full = pairs + pairs[:1] * (batch_lines - len(pairs))
     batch = batches.pad_sequences(
         [(pair.prompt, [pair.completion]) for pair in full],

@@ -237,7 +237,8 @@ def _read_pairs(
       split: load_pairs(config, split, task, tokenizer, report)
       for split in (base.TRAIN, base.HELD_OUT)
   }
-  # Of the tasks over rows; their splits are kept apart in the same way.
+  # Tasks over rows have this setting; their splits are kept apart in the same
+  # way.
   overlap = config.task.get("overlap", "error")
   pairs[base.TRAIN] = leave_out_shared(pairs, overlap, report)
   for line in report.lines():

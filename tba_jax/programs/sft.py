@@ -164,7 +164,7 @@ def _make_evaluate(
 ) -> Callable[[types.PyTree, int], dict[str, float]]:
   """Returns a function from (params, step) to metrics, {} if stopped."""
   if not policy.task.has_reward:
-    # Its reward model is trained later, from the model made here.
+    # The reward model is trained later, from the model made here.
     return lambda params, step: {}
   judge = reward_judge.make_task_judge(
       config, workdir, policy.task, mesh=sharding.make_mesh(config.mesh)

@@ -48,7 +48,7 @@ _OWN_KEYS = (
     "train.micro_batch_prompts",
     "train.micro_batch_completions",
 )
-# Of a run's result, beside what `stale_loop.Bench.run` returns.
+# Fields of a run's result, beside those of `stale_loop.Bench.run`.
 _RESULT = {"settings": {}, "curve": [{}], "diverged_step?": int}
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -156,7 +156,7 @@ def _lags(sweep: ml_collections.ConfigDict) -> list[stale_loop.Lag]:
       stale_loop.Lag(staleness_steps=s)
       for s in _numbers(sweep, "staleness_steps", 0)
   ]
-  # One mini-batch a round is staleness 0.
+  # Rounds of a single mini-batch have staleness 0.
   lags += [
       stale_loop.Lag(mini_batches=n)
       for n in _numbers(sweep, "mini_batches", low=2)
@@ -210,7 +210,7 @@ def _wrong(key: str, value: Any, allowed: str) -> load.ConfigError:
 
 # Tables and the plot
 
-# Of the last evaluation of a run: name, title, digits.
+# Quantities of a run's last evaluation: name, title, digits.
 QUANTITIES = (
     ("reward", "reward", 3),
     ("kl", "KL to the reference, nats a completion", 2),

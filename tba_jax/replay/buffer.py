@@ -228,7 +228,7 @@ class ReplayBuffer:
           self._filter, self.table, embed, content_lengths
       )
     self.prompts: dict[int, rows_lib.PromptRows] = {}
-    # With `replay.dedupe`: the newest row of each text, and the reverse.
+    # Newest row of each text, with `replay.dedupe`, and the reverse.
     self._row_of: dict[bytes, int] = {}
     self._digests: dict[int, bytes] = {}
     # Prompts whose last row was removed since the current insert began.
@@ -339,7 +339,7 @@ class ReplayBuffer:
       if not len(self.prompts[prompt_id]):
         self._emptied.append(prompt_id)
       digest = self._digests.pop(row, None)
-      # There may be a newer copy if deduping was off before a restart.
+      # A newer copy may exist if deduping was off before a restart.
       if self._row_of.get(digest) == row:
         del self._row_of[digest]
     self.table.free(rows)
@@ -596,7 +596,7 @@ class ReplayBuffer:
     table, num_columns = self.table, self._max_prompt_tokens
     integers = table.integers(rows_BxK)
     prompt_ids_B = integers["prompt_ids"][:, 0]
-    # Of a row that was drawn twice, only the first copy is its first use.
+    # The first copy alone of a row that was drawn twice is its first use.
     first_BxK = np.zeros(rows_BxK.shape, np.bool_)
     first_BxK.flat[np.unique(rows_BxK, return_index=True)[1]] = True
     prompt_tokens_BxP = np.zeros((len(rows_BxK), num_columns), np.int32)

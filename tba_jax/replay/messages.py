@@ -71,7 +71,8 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         "beat": int,
         "totals": _TOTALS,
         "unacked": int,
-        # Of the oldest block that the searcher keeps, and the totals before it.
+        # Sequence of the oldest block that the searcher keeps, and the totals
+        # before it.
         "first": int,
         "acked": _TOTALS,
         # (epoch, count) of its newest message of kind "work".

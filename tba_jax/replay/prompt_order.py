@@ -85,8 +85,8 @@ class PromptOrder:
         self._cursor += 1
       else:
         break
-      # It may have been delivered late by a searcher that lost it, or before a
-      # crash, under a grant made after the checkpoint.
+      # A searcher that lost the position may have delivered it late, or before
+      # a crash, under a grant made after the checkpoint.
       if not self.is_taken(position):
         granted.append(position)
     return granted
@@ -108,7 +108,7 @@ class PromptOrder:
     while self._received_below in self._received_above:
       self._received_above.remove(self._received_below)
       self._received_below += 1
-    # It may have been granted after the checkpoint and before a crash.
+    # The position may have been granted after the checkpoint, before a crash.
     self._cursor = max(self._cursor, self._received_below)
     return True
 

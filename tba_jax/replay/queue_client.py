@@ -456,7 +456,7 @@ class QueueClient:
     with self._lock:
       unsent = self._unacked.unsent()
     if unsent:
-      self._make_lease()  # Its file announces the blocks before the store does.
+      self._make_lease()  # Announces the blocks before the store does.
     self._send(transport, unsent)
     with self._lock:
       overdue = self._unacked.overdue()

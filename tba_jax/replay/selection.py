@@ -157,7 +157,7 @@ class PromptPool:
     if held >= num_items:
       self._num_undrawn = num_items
       return 0
-    # With nothing undrawn, the last drawn keys come first.
+    # The last drawn keys come first where nothing is undrawn.
     for i in range(min(held, num_items - held)):
       self._swap(i, num_items - 1 - i)
     self._num_undrawn = num_items - held

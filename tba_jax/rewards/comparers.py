@@ -188,8 +188,8 @@ class CommandComparer(Comparer):
   def _ask(self, line: bytes) -> str:
     """Returns the winner that the command names."""
     deadline = time.monotonic() + self._deadline_s
-    # It dies with the thread that started it, which another evaluation may have
-    # been, and it may exit at any time.
+    # The command dies with the thread that started it, maybe an earlier
+    # evaluation's, and may exit at any time.
     if self._child is not None and self._child.has_ended():
       self.close()
     if self._child is None:

@@ -34,8 +34,8 @@ from tba_jax.models import transformer
 from tba_jax.sampling import requests
 from tba_jax.sampling import rows
 
-# While completions wait, a chunk ends once one in this many rows is free: a
-# refill then costs about as much as the idle rows would.
+# Rows per free row at which a chunk ends while completions wait: a refill then
+# costs about as much as the idle rows would.
 _REFILL_SHARE = 8
 
 Request = requests.Request
@@ -149,7 +149,7 @@ class Sampler:
     for request in prompts:
       request.check(self._settings, self._model.config.vocab_size)
     loop = self._loop(self.put(params), prompts, version, newer)
-    # Once there are newer ones, nothing holds them.
+    # Drop our reference, so that old params can be freed.
     del params
     return loop.run()
 
@@ -207,7 +207,7 @@ class _DecodeLoop:
       self._watch = requests.StopStringWatch(
           settings.stop_strings, settings.text_fn
       )
-    # At most one pair of (collected rows on the device, their owners).
+    # Pair of (collected rows on the device, their owners), at most one.
     self._unread: list[tuple[Any, dict[int, requests.Owner]]] = []
     self._results = requests.Results(
         prompts, settings.max_completion_tokens, version
@@ -260,7 +260,7 @@ class _DecodeLoop:
       num_idle = min(num_rows, free - (-num_rows // _REFILL_SHARE))
     elif not polls:
       num_idle -= self._programs.fewer_rows(num_rows)
-    # With nothing to do between chunks, a chunk fills its blocks.
+    # A chunk fills its blocks if nothing is to be done between chunks.
     waits = slots.queue or polls
     num_steps, num_blocks = rows.plan_chunk(
         self._blocks,

@@ -295,7 +295,7 @@ def _forbid(
   hit_RxV = jnp.zeros(vocab_RxV.shape, bool)
   for token in tokens:
     hit_RxV = hit_RxV | (vocab_RxV == token)
-  # Not -inf, whose differences are NaN.
+  # Differences of -inf would be NaN.
   lowest = jnp.finfo(jnp.float32).min / 4
   logits_RxV = logits_RxV.astype(jnp.float32)
   return jnp.where(hit_RxV & rows_R[:, None], lowest, logits_RxV)

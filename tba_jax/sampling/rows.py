@@ -184,7 +184,7 @@ def refill(
   """
   logits_BxV, prompt_cache, mask_BxP = prefilled
   shared = len(source_R) // len(state.prompt_mask)
-  # Of the rows of a prompt, the first one fills its cache.
+  # The first of a prompt's rows fills its cache.
   fills_R = jnp.where(jnp.arange(len(source_R)) % shared > 0, -1, source_R)
   cache = _fill_cache(model, sharding, state.cache, prompt_cache, fills_R)
   fills_U = source_R[::shared, None]

@@ -130,7 +130,7 @@ def _gpus() -> list[str]:
         timeout=30,
     )
   except FileNotFoundError:
-    return []  # There is no driver.
+    return []  # The driver is missing.
   except (OSError, subprocess.SubprocessError) as error:
     print(
         f"warning: no GPU is used, since nvidia-smi failed ({error});"
@@ -192,7 +192,7 @@ def assign(
       role: processes.parse_cores(text) if text not in ("", CPU) else []
       for role, text in chosen.items()
   }
-  # By default, what is not asked for.
+  # Accelerators that nobody asked for are the default.
   free = [i for i in range(count) if i not in sum(asked.values(), [])]
   out = {}
   for role, sizes in (("trainer", trainers), ("searcher", searchers)):

@@ -132,7 +132,7 @@ def _write(pipe: int, base: Activity) -> None:
     except BlockingIOError:
       continue  # The supervisor is stopped.
     except OSError:
-      return  # It has ended.
+      return  # The supervisor has ended.
 
 
 class Listener:

@@ -126,5 +126,5 @@ class JobQueue(Worker):
           job.set()
         elif self._error is None:
           job()
-      except Exception as error:  # Its owner raises it.
+      except Exception as error:  # The queue's owner raises it.
         self._error = error

@@ -183,7 +183,7 @@ class RedTeam(base.Task):
 
   @property
   def max_completion_tokens(self) -> int:
-    # With the stop token.
+    # The length includes the stop token.
     if self._instructions is None:
       return _MAX_WORDS + 1
     return 1 + max(len(re.findall(_PATTERN, t)) for t in self._instructions)

@@ -28,7 +28,7 @@ from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.training import cluster
 
-# Of the whole checkpoint; increase it with any incompatible change.
+# Format of the whole checkpoint; increase it with any incompatible change.
 FORMAT = 3
 
 # A JSON object with this key stands for an array of the file.
@@ -227,7 +227,7 @@ class Checkpointer:
         preservation_policy=self._preservation(),
         cleanup_tmp_directories=True,
         enable_async_checkpointing=True,
-        # Otherwise Orbax in other threads waits for these directories.
+        # Orbax in other threads would wait for these directories.
         async_options=ocp.AsyncOptions(
             create_directories_asynchronously=False, **together
         ),
@@ -441,7 +441,7 @@ class HostStateHandler(ocp.AsyncCheckpointHandler):
     jsonl.sync_directory(directory)
 
   def restore(self, directory: epath.Path, args: "HostStateRestore") -> Any:
-    # In all processes, so that all skip the same damaged checkpoints.
+    # All processes take part, so that all skip the same damaged checkpoints.
     del args
     with _path(directory).open("rb") as file:
       return read_host_state(file)

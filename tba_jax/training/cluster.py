@@ -410,7 +410,7 @@ def join(
     return Cluster()
   secured = _tls_options(tls)
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  # It would take over SIGTERM, which every process reports to process 0.
+  # The service would take over SIGTERM, which goes to process 0 as a report.
   jax.config.update("jax_enable_preemption_service", False)
   if process == 0:
     _check_free(address)

@@ -110,8 +110,8 @@ class Evaluations:
     self._validator = evaluator.while_training()
     self._recorder = recorder
     self._best = best
-    # In lockstep the steps wait, so that guards act at the same step in every
-    # run; on several devices, because two threads that launch collectives could
+    # Steps wait in lockstep, so that guards act at the same step in every run;
+    # and on several devices, since two threads that launch collectives could
     # order them differently on each device.
     self.beside = (
         config.evaluate.beside

@@ -361,7 +361,7 @@ class Evaluator:
     ]
     sampled = self._sampler.sample(params, requests, version=version)
     asked_BxS = self._judge_requests(indices, sampled)
-    # In one call, so that the workers of a pool share them.
+    # Requests go in one call, so that the workers of a pool share them.
     judged = self.judge.judge([one for some in asked_BxS for one in some])
     judged_BxS = np.array(judged, object).reshape(len(indices), -1)
     records = [

@@ -78,7 +78,7 @@ class Guards:
     self._config = config.guards
     self._max_logprob_gap = max_logprob_gap(config, backend)
     self._firing: set[str] = set()
-    # By split: one may be harder than another.
+    # First accuracy by split, since one may be harder than another.
     self._first_accuracy: dict[str, float] = {}
     if state is not None:
       self.set_state(state)

@@ -328,7 +328,7 @@ def _make_run_chunk(
       state, new = step_fn(state, batch(i))
       return state, {k: m.at[i].set(new[k]) for k, m in metrics.items()}
 
-    # One program for chunks of any length: the bits of a step do not depend on
+    # Chunks of any length share a program: the bits of a step do not depend on
     # its chunk.
     return jax.lax.fori_loop(0, num_active, body, (state, metrics))
 

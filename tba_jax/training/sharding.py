@@ -82,7 +82,7 @@ def arrange(
   if devices[0].platform == "cpu" or not all_of_them:
     return np.asarray(devices).reshape(shape)
   slices = len({getattr(device, "slice_index", 0) for device in devices})
-  over_slices, left = [], slices  # Of equal size: it ends at 1.
+  over_slices, left = [], slices  # Slices are of equal size: it ends at 1.
   for size in shape:
     over_slices.append(math.gcd(size, left))
     left //= over_slices[-1]

@@ -187,7 +187,7 @@ class Files(carrier.Carrier):
     digests, pending, position = {}, [], 0
     for name, offset, size in _places(carrier.specs_of(leaves)):
       _write_all(file, memoryview(bytes(offset - position)))
-      # One leaf at a time is copied from the device.
+      # Leaves are copied from the device one at a time.
       data = carrier.flat_bytes(leaves[name])
       digests[name] = []
       for piece in carrier.pieces(data):

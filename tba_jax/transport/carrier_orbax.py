@@ -521,10 +521,10 @@ class Helper:
     self._copy = copy
     self._secret = secret
     self._deadline_s = deadline_s
-    # In order of submission, in which process 0 asks for them.
+    # Versions in order of submission, in which process 0 asks for them.
     self._held: list[tuple[int, Mapping[str, Any]]] = []
     self._changed = threading.Condition()
-    # It may be writing.
+    # The thread may be writing.
     close_s = max(deadline_s, 2 * _POLL_S)
     self._worker = worker.Worker("shards", self._run, close_s=close_s)
 

@@ -210,7 +210,8 @@ class KvHost:
       self._on_tick()
       ready, _, _ = select.select([self._probe_fd], [], [], _TICK_S)
       if not ready:
-        # By the clock, both processes would be silent while they are suspended.
+        # Ticks count, not the clock, by which both processes would be silent
+        # while suspended.
         silent_s += _TICK_S
         limit_s = self._probe_timeout_s if answered else self._start_timeout_s
         if silent_s < limit_s:

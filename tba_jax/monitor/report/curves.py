@@ -49,7 +49,7 @@ CHARTS = (
         {"sampled": "eval/win_rate", "greedy": "eval/greedy_win_rate"},
         percent=True,
     ),
-    # One rises while the other falls: the reward is being exploited.
+    # A rise of one and a fall of the other show that the reward is exploited.
     Chart(
         "Held-out reward",
         f"of training and of the judge; {_ERRORS}",
