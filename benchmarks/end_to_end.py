@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How much of the ideal overlap an asynchronous run reaches.
+"""Share of the ideal overlap that an asynchronous run reaches.
 
 The config is run in lockstep and asynchronously, in turn, with the same cores,
 completions and updates, from params drawn at random (what is measured does not

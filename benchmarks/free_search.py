@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What more searchers bring that run free: `search.py` with processes.
+"""Gain from more searchers that run free: `search.py` with processes.
 
     python -m benchmarks --config=configs/countdown_sparse.py \\
         free_search [SEARCHERS …]

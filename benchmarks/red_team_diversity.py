@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How unlike each other the attacks are that objectives find.
+"""Diversity of the attacks that objectives find.
 
     python -m benchmarks --config=configs/red_team.py:quick \\
         red_team_diversity [SEED,… [SETTING …]]

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What more search for each optimizer step brings where rewards are rare.
+"""Gain from more search for each optimizer step where rewards are rare.
 
     python -m benchmarks --config=configs/countdown_sparse.py \\
         search [SEED,… [SETTING …]]

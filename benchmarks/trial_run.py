@@ -102,7 +102,7 @@ def time_roles(
 
 
 def time_loop(config: ml_collections.ConfigDict, num_steps: int) -> float:
-  """As `time_roles`, of the same work in one process at staleness 0."""
+  """Returns the step time of the same work in one process at staleness 0."""
   # A step ends where the next one begins, so one more is needed.
   config = make_config(config, SKIPPED_STEPS + num_steps + 1)
   begins = []

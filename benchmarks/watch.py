@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What watching a run costs its trainer: metrics, spans, state, samples.
+"""Cost of watching a run to its trainer: metrics, spans, state, samples.
 
 - `cost`: of a step whose metrics are written, the time in the trainer's own
   loop (`record_ms`) and the processor time of the thread that puts it into

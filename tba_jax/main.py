@@ -185,7 +185,7 @@ def _check_text(name: str, value: str) -> None:
 
 
 def _is_of_data(problem: str) -> bool:
-  """Tells whether a problem is of data, which `plan` does not need."""
+  """Returns whether a problem is about data files, which `plan` ignores."""
   key = problem.removeprefix("config.").partition("=")[0].strip()
   return key.startswith("task.") and settings.hosts(key) == "own"
 

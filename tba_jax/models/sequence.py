@@ -36,7 +36,7 @@ from tba_jax.models import layers
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """How the activations of a forward pass are sharded.
+  """Sharding of the activations of a forward pass.
 
   mesh: None leaves it to the compiler.
   batch, length, heads: the mesh axes that split prompts, tokens and heads.

@@ -37,7 +37,7 @@ class Explore:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """What a sampler is compiled for.
+  """Settings that a sampler is compiled for.
 
   temperature: temperature of token sampling; 0 is greedy, without `explore`.
   top_k, top_p, min_p: settings of `logits.process`.

@@ -192,7 +192,7 @@ def die_with_parent(parent: int = 0) -> None:
 
 
 def die_with_supervisor() -> None:
-  """As `die_with_parent`, if a supervisor has started this process.
+  """Calls `die_with_parent` if a supervisor has started this process.
 
   A process that a user or a launch script has started outlives its shell.
   """

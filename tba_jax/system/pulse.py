@@ -37,7 +37,7 @@ _activities: list["Activity"] = []
 
 
 class Activity:
-  """What a loop does; marked by the loop, counted by the pulse's thread.
+  """Activity of a loop; marked by the loop, counted by the pulse's thread.
 
   name: ROLE-INDEX of the loop.
   doing: kind of its present activity.

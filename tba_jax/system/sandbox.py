@@ -126,7 +126,7 @@ def limit_memory(memory_mb: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-  """How processes are confined here.
+  """Confinement of processes on this machine.
 
   bubblewrap: command before theirs, up to their directory; [] without it.
   tmpfs: options of a writable directory.
