@@ -43,7 +43,7 @@ _OBJECTIVES = {
     "grpo_large_entropy": (["loss.name=grpo", _CLIP, _LARGE_BONUS], (0.0,)),
 }
 SETTINGS = frontier.make_settings(_OBJECTIVES)
-# Of the last evaluation: key, title, digits.
+# Quantities of the last evaluation: key, title, digits.
 _ENDS = {
     "pass_at_1": ("pass@1", 3),
     "pass_at_k": ("pass@8", 3),
@@ -61,7 +61,7 @@ def run(
   """Trains; writes table.md and diversity.png into the folder.
 
   Args:
-    config: of all runs, but for what `SETTINGS` has.
+    config: config of all runs, but for what `SETTINGS` has.
     operands: seeds separated by commas (default 0), then names of `SETTINGS`
       (default all).
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What more searchers bring that run free: `search.py` with processes.
+"""Gain from more searchers that run free: `search.py` with processes.
 
     python -m benchmarks --config=configs/countdown_sparse.py \\
         free_search [SEARCHERS …]
@@ -39,7 +39,7 @@ def run(
   """Returns `rows`, one per number of searchers; prints them as a table.
 
   Args:
-    config: of countdown_sparse.
+    config: config of countdown_sparse.
     operands: numbers of searchers.
 
   Raises:

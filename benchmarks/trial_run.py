@@ -27,7 +27,8 @@ def make_config(
   """Returns a copy with params drawn at random, and nothing but steps.
 
   Args:
-    config: of the run; its evaluation, checkpoints and guards are turned off.
+    config: config of the run; its evaluation, checkpoints and guards are turned
+      off.
     num_steps: optimizer steps.
   """
   config = config.copy_and_resolve_references()
@@ -81,9 +82,9 @@ def time_roles(
   """Returns the seconds of a step of a run, and its mean staleness in steps.
 
   Args:
-    config: as `make_variant` takes it.
-    num_steps: timed, after `SKIPPED_STEPS`.
-    lockstep: see `make_variant`.
+    config: config, see `make_variant`.
+    num_steps: steps that are timed, after `SKIPPED_STEPS`.
+    lockstep: whether roles take turns, see `make_variant`.
 
   Raises:
     RuntimeError: the run failed.

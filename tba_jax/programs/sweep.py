@@ -268,7 +268,8 @@ def read_result(
   """Returns the result of a run, None if it is not done.
 
   Raises:
-    ValueError: it is damaged, or was made with other settings; names each.
+    ValueError: the result is damaged, or was made with other settings; names
+      each.
   """
   path = result_path(workdir, run)
   found = jsonl.read_object(path, _RESULT)
@@ -366,7 +367,7 @@ def _wrong(key: str, value: Any, allowed: str) -> load.ConfigError:
 
 # Tables and the plot
 
-# Of the last evaluation of a run: name, title, digits.
+# Quantities of a run's last evaluation: name, title, digits.
 QUANTITIES = (
     ("reward", "reward", 3),
     ("kl", "KL to the reference, nats a completion", 2),
@@ -382,8 +383,8 @@ _MARKERS = "osD^vP*X"
 class Cell:
   """A quantity over the seeds of an objective at a lag.
 
-  mean: over the finished, finite runs; NaN without any.
-  half_width: of the mean's confidence interval; NaN below two seeds.
+  mean: mean over the finished, finite runs; NaN without any.
+  half_width: half of the mean's confidence interval; NaN below two seeds.
   num_seeds: number of runs in the mean.
   num_diverged: number of runs that ended with a loss that is not finite.
   """
@@ -427,8 +428,8 @@ def table_cells(
   """Returns the cell of each objective and lag, in the order of the runs.
 
   Args:
-    runs: of the sweep.
-    results: of the finished runs, by name.
+    runs: runs of the sweep.
+    results: results of the finished runs, by name.
     quantity: key of an evaluation.
   """
   values: dict[tuple[str, Lag], list[float]] = {}

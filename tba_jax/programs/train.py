@@ -66,18 +66,18 @@ _TOTALS = {"wall_s": float, "restarts": {"*": int}}
 class Child:
   """A process of a role, across its restarts.
 
-  role, index: of the process.
-  cores: that it is pinned to; empty = all of its parent's.
-  process: the current one, None before the first start.
+  role, index: role and index of the process.
+  cores: CPU cores to pin the process to; empty = all of its parent's.
+  process: current process, None before the first start.
   deaths: times of recent unplanned exits, monotonic seconds.
   restarts: number of restarts.
-  finished: it exited as planned and is not restarted.
+  finished: whether it exited as planned, so that it is not restarted.
   listener: signs of progress of the current process.
   errors: consecutive exits with an error while the run made no progress.
-  furthest: the run's step at the latest of these.
+  furthest: the run's step at the latest of these exits.
   group: processes restarted together, itself included; may be empty.
-  operands: of its program, after the index.
-  program: that it runs, if that is not the role's.
+  operands: operands of its program, after the index.
+  program: program name; "" = the role's.
   environment: variables of its own, such as those that name its accelerators.
   """
 
@@ -153,7 +153,7 @@ class Children:
   def start_again(self, child: Child) -> None:
     """Starts a child and its whole group, with a new rendezvous address."""
     if child.role == "trainer":
-      # What an earlier trainer wrote is not about this one.
+      # The status of an earlier trainer is not about this one.
       with contextlib.suppress(OSError):
         (self._workdir / "status.json").unlink()
     address = f"127.0.0.1:{processes.free_port()}" if child.group else ""
@@ -281,9 +281,9 @@ class Children:
     """Stops processes of some roles: SIGTERM, then SIGKILL.
 
     Args:
-      roles: of the processes.
+      roles: roles of the processes to stop.
       deadline_s: seconds until SIGKILL.
-      is_urgent: returns whether SIGKILL comes at once.
+      is_urgent: function that returns whether SIGKILL comes at once.
     """
     chosen = [
         c
@@ -378,7 +378,7 @@ def _with_compute_dtype(
     why = "as when the run began"
   else:
     dtype, why = sizes.compute_dtype(config)
-  if dtype == "bfloat16":  # On a CPU "auto" is float32.
+  if dtype == "bfloat16":  # "auto" is float32 on a CPU.
     print(f"model.compute_dtype: {dtype}, {why}")
     config = config.copy_and_resolve_references()
     config.model.compute_dtype = dtype
@@ -402,7 +402,7 @@ def _check_devices(config: ml_collections.ConfigDict) -> None:
       wanted.append((section, f"config.{key} = {mesh.to_dict()}", count))
   if not wanted and platforms in ("", accelerators.CPU):
     return
-  # In a process of its own: the supervisor stays free of JAX.
+  # A process of its own counts devices: the supervisor stays free of JAX.
   found = subprocess.run(
       [sys.executable, "-c", _COUNT_DEVICES],
       env=processes.package_environment(),
@@ -634,7 +634,7 @@ class _Supervisor:
     if child.listener.silent > self._stall_s(child.role):
       self._kill(child, f"no sign of life for {child.listener.silent} s")
     if any(other.listener.silent > _SILENT_S for other in child.group):
-      return  # It waits for that one.
+      return  # This child waits for that one.
     for age_s, name, doing in reports:
       if age_s > self._stall_s(name.rpartition("-")[0]):
         thread = f"{name}: " * (name != child.name)
@@ -756,7 +756,7 @@ class _Supervisor:
     self._end_savers(["trainer", "sft", "reward_model"])
     self._children.end(["searcher"], _SEARCHER_END_S)
     self._children.end(["store"], _STORE_END_S)
-    # In tmpfs they would outlive the run; the next trainer publishes again.
+    # Files in tmpfs would outlive the run; the next trainer publishes again.
     carrier_files.remove_directory(
         carrier_files.files_directory(
             self._config.publish.directory, self._workdir, self._run.run_id

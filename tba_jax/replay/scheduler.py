@@ -95,8 +95,8 @@ class Grants:
       sid -> all its blocks, for searchers whose blocks changed, as in the
       message "work".
     """
-    # By blocks held, then by name. Not built when nothing is available: there
-    # may be thousands of searchers.
+    # Searchers by blocks held, then by name. The list is not built when nothing
+    # is available: there may be thousands of them.
     held = []
     if self._ungranted.available(self._limit):
       held = [(len(self._blocks.get(sid, ())), sid) for sid in alive]

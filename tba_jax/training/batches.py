@@ -45,7 +45,7 @@ def pad_sequences(
   """Returns a NumPy batch of given texts, with left-padded prompts.
 
   Args:
-    rows: at most prod(shape); missing ones are all padding.
+    rows: texts, at most prod(shape); missing ones are all padding.
     shape: leading axes of the leaves, [*shape, …], filled in order.
     num_completions: K.
     max_prompt_tokens: P.

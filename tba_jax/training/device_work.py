@@ -43,16 +43,16 @@ class DeviceWork:
 
   Args:
     config: reads `mesh`, `sharding`, `train` and `replay`.
-    state: before the next step.
-    train_step: jitted; donates the state.
+    state: state before the next step.
+    train_step: jitted step, which donates the state.
     reference: policy that the KL is measured against.
-    merger: merges adapters into the model's params.
-    checkpointer: of this run.
+    merger: merger of adapters into the model's params.
+    checkpointer: checkpointer of this run.
     cluster: connection to the other processes.
-    peers: writes this process's shards of published params; None if process 0
-      publishes everything.
-    ahead: compiles for the next sizes of a batch; None leaves it to each size's
-      first step.
+    peers: helper that writes this process's shards of published params; None if
+      process 0 publishes everything.
+    ahead: thread that compiles for the next sizes of a batch; None leaves it to
+      each size's first step.
   """
 
   def __init__(

@@ -72,9 +72,9 @@ def mean_interval(
 
   Args:
     values_B: [B] one value per prompt, B at least 1.
-    num_resamples: at least 1.
+    num_resamples: number of resamples, 1 or more.
     confidence: c, above 0 and below 1.
-    seed: the same values and seed give the same interval.
+    seed: random seed; the same values and seed give the same interval.
   """
   values_B = np.asarray(values_B, np.float64)
   rng = np.random.default_rng(seed)
@@ -100,14 +100,15 @@ def summarize(
   """Returns means over prompts, standard errors and bootstrap intervals.
 
   Args:
-    prompts: at least one record. Required: `num_correct`, `num_distinct`,
-      `num_texts`, `failures` by cause; per completion `rewards`, `lengths`,
-      `stopped`. Optional: `greedy_correct`; per completion `kl` and `ref_nats`
-      (minus the reference's log-prob), `diluted_perplexity`, and `verdicts`,
-      `greedy_verdicts` (`comparers.Verdict`).
-    num_completions: n, per prompt.
+    prompts: records of prompts, 1 or more. Required: `num_correct`,
+      `num_distinct`, `num_texts`, `failures` by cause; per completion
+      `rewards`, `lengths`, `stopped`. Optional: `greedy_correct`; per
+      completion `kl` and `ref_nats` (minus the reference's log-prob),
+      `diluted_perplexity`, and `verdicts`, `greedy_verdicts`
+      (`comparers.Verdict`).
+    num_completions: n, completions per prompt.
     resamples: number of bootstrap resamples.
-    confidence: of the intervals.
+    confidence: confidence of the intervals.
   """
   n = num_completions
   correct_B = [prompt["num_correct"] for prompt in prompts]
@@ -220,11 +221,12 @@ class Evaluator:
 
     Args:
       config: reads `evaluate` and the samplers' settings.
-      policy: samples the completions.
-      judge: rewards completions and tells which are correct; closed with this.
-      split: "train" or "held_out".
-      comparer: for the win-rate against the task's reference completions;
-        closed with this; None = no win-rate.
+      policy: policy that samples the completions.
+      judge: judge that rewards completions and tells which are correct; closed
+        with this.
+      split: split to draw prompts from, "train" or "held_out".
+      comparer: comparer for the win-rate against the task's reference
+        completions; closed with this; None = no win-rate.
       reference: policy that the KL is measured against; None = no KL.
       plain_reference: the same at temperature 1, for the papers' perplexity.
     """
@@ -273,8 +275,9 @@ class Evaluator:
       params: params of the policy.
       num_prompts: 1 up to the size of the split.
       version: version of the params.
-      should_stop: checked before each batch.
-      on_progress: called with (prompts done, all prompts) after each batch.
+      should_stop: function checked before each batch.
+      on_progress: function called with (prompts done, all prompts) after each
+        batch.
 
     Returns:
       pass_at_1: share of correct completions, mean over prompts.
@@ -282,7 +285,7 @@ class Evaluator:
       pass_at: unbiased pass@ 1, 2, 4 … up to k.
       greedy_pass_at_1: share of prompts whose greedy completion is correct,
         with `evaluate.greedy`.
-      mean_reward: over completions, task units.
+      mean_reward: mean over completions, task units.
       kl: Σ log π - log π_ref of a completion, nats, at the sampling
         temperature, with a reference.
       ref_perplexity: exp of the reference's mean nats per token, likewise.
@@ -293,15 +296,16 @@ class Evaluator:
       …_stderr, …_interval: standard error over prompts and bootstrap interval
         of these, but for `pass_at` and `ref_perplexity`.
       k: completions per prompt.
-      confidence: of the intervals.
+      confidence: confidence of the intervals.
       distinct_correct: distinct correct solutions among a prompt's k
         completions, mean over prompts.
       distinct_correct_per_solved: the same over solved prompts; 0 if none is.
       distinct_share: distinct texts among the k completions, over k.
       mean_length: tokens per completion, stop token included.
       stop_rate: share of completions that end with a stop token.
-      num_prompts, version, split: what was evaluated.
-      cosine_distance and the like: from judges with `set_metrics`.
+      num_prompts, version, split: number of prompts, version and split
+        evaluated.
+      cosine_distance and the like: metrics of judges with `set_metrics`.
       reward_failures: completions without a reward from the task, by cause.
       samples: completions of the first prompts, as in `samples.jsonl`.
 

@@ -605,9 +605,9 @@ class SuperviseTest(supervise_case.SuperviseCase):
     """Returns the messages on stalled children.
 
     Args:
-      num_looks: how often the trainer is polled.
-      heard: by name of a child, the lines of its pulse, or the seconds without
-        any; as `trainer_0`.
+      num_looks: number of times that the trainer is polled.
+      heard: lines of the pulse of a child, or the seconds without any, by name
+        of the child, as `trainer_0`.
     """
     for name in ("summary.json", "events.jsonl"):
       (self.workdir / name).unlink(missing_ok=True)
