@@ -579,7 +579,9 @@ class FullDiskTest(queue_case.QueueTestCase):
     trainer = self.trainer()
     searcher = self.searcher("a", works=False)
     full = OSError(28, "No space left on device")
-    with mock.patch.object(trainer.server._ack_log, "_write", side_effect=full):
+    with mock.patch.object(
+        trainer.server._intake.ack_log, "_write", side_effect=full
+    ):
       searcher.submit(0)
       wait_until(lambda: trainer.server.obstacle, "no room")
       self.assertEqual(searcher.client.unacked, 1)
