@@ -59,7 +59,7 @@ def run(
   """Returns a row per case; prints them as a table to standard error.
 
   Args:
-    config: of countdown; it is shrunk, and evaluations are turned off.
+    config: config of countdown; it is shrunk, and evaluations are turned off.
     operands: cases RATIOxSEARCHERS, as `4x2`: G = 4 T, for two searchers.
 
   Returns:
@@ -154,7 +154,7 @@ def _with_delays(
     config.task.reward_s = ratio * delays.TRAIN_S / completions
     config.loss.name = f"{delays.__file__}:slow_tb"
     config.run.processes = "many"
-    config.reference.role = "trainer"  # As in the synchronous loop.
+    config.reference.role = "trainer"  # The synchronous loop has it there.
     # A block for each searcher and step.
     search.num_searchers = searchers
     search.prompts_per_round = math.ceil(search.prompts_per_step / searchers)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What each objective costs beside trajectory balance, and the step's memory.
+"""Cost of each objective beside trajectory balance, and the step's memory.
 
 `objectives [NAME …]` times the update of each objective in turn with TB's, on a
 Llama of 25.7 M params in float32 and 2 prompts x 8 completions of 32 + 32
@@ -43,7 +43,7 @@ def run(
   """Returns times of objectives, or bytes of the step.
 
   Args:
-    config: its `optimizer` is that of the steps.
+    config: config, whose `optimizer` is that of the steps.
     operands: names of objectives, none for all of them; or "memory".
 
   Returns:

@@ -53,8 +53,8 @@ def run(
   """Trains in a process of its own; returns its result.
 
   Args:
-    peer: of `PEERS`.
-    folder: made, for settings, snapshots, log and result.
+    peer: name in `PEERS`.
+    folder: folder to make, for settings, snapshots, log and result.
     settings: learning_rate (decays linearly to a tenth), beta (of the KL),
       model (a Hugging Face folder), prompts (in the order of training),
       prompts_per_batch, completions_per_prompt, max_completion_tokens,

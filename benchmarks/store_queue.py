@@ -215,7 +215,7 @@ class Queue(contextlib.ExitStack):
 
   @property
   def folder(self) -> pathlib.Path:
-    """Of this queue's files; ends with it."""
+    """Folder of the queue's files, which ends with it."""
     return self._folder
 
   @property

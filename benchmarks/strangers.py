@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a flood of a run's store costs the run.
+"""Cost to a run of a flood of its store.
 
 Two processes without the run's secret write, overwrite and delete keys at a
 fixed rate each. Runs of the config take turns: undisturbed; beside the same

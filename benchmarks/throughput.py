@@ -44,12 +44,12 @@ def run(
   """Returns the tokens per second of each, and ratios of the others to ours.
 
   Args:
-    config: of countdown; its objective and optimizer are what is timed.
+    config: config of countdown; its objective and optimizer are what is timed.
     operands: repeats (default 3).
 
   Returns:
     `runs`: tokens_per_s and completions_per_s, medians over the repeats.
-    `ratios`: of asynchronous to each other run, in each repeat.
+    `ratios`: ratios of asynchronous to each other run, in each repeat.
 
   Raises:
     RuntimeError: a run failed.
@@ -124,7 +124,7 @@ def _peer_step_s(config: ml_collections.ConfigDict, peer: str) -> float:
         {
             "learning_rate": config.optimizer.learning_rate,
             "beta": 0.0,
-            # Of TRL alone.
+            # TRL alone has this setting.
             "scale_rewards": "group",
             "model": str(folder / "model"),
             "prompts": [

@@ -102,7 +102,7 @@ _PEERS = {
 _PEER_OF = {name: peer for peer, runs in _PEERS.items() for name in runs}
 RUNS = (*_OURS, *_PEER_OF)
 TARGETS = (0.5, 0.6, 0.7)
-# Of all peers' runs that do not say otherwise.
+# Sizes of all peers' runs that do not say otherwise.
 _PEER_SIZES = {
     "num_steps": 320, "prompts_per_batch": 32, "completions_per_prompt": 8
 }  # fmt: skip
@@ -127,7 +127,8 @@ def run(
   """Trains and evaluates; writes table.md and time_to_reward.png.
 
   Args:
-    config: of `ours`; `evaluate.final_prompts` held-out prompts are evaluated.
+    config: config of `ours`; `evaluate.final_prompts` held-out prompts are
+      evaluated.
     operands: seeds separated by commas (default 0), then names of `RUNS`
       (default all).
 
@@ -353,8 +354,8 @@ def _evaluate(
   """Returns pass@1, pass@k and distinct solutions of each snapshot.
 
   Args:
-    config: of the evaluator.
-    policy: that all runs start from.
+    config: config of the evaluator.
+    policy: policy that all runs start from.
     snapshots: step to a function that loads its params; None = the start.
   """
   evaluator = reward_judge.make_evaluator(config, "", policy)

@@ -63,8 +63,8 @@ def run(
   """Returns both speeds, their ratio and the limit.
 
   Args:
-    config: its `optimizer`, `loss` and `model.compute_dtype` are what is timed;
-      the rest is set here.
+    config: config, of which `optimizer`, `loss` and `model.compute_dtype` are
+      what is timed; the rest is set here.
     operands: none, or rounds (default 2): how often the two take turns; or
       `copies`, alone or before the rounds.
 

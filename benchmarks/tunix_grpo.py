@@ -28,7 +28,7 @@ _NO_STOP_ID = -1
 
 def main(folder: pathlib.Path) -> None:
   os.environ.update(HF_HUB_OFFLINE="1", JAX_PLATFORMS="cpu")
-  # Not installed with this package, or need the environment above.
+  # Packages not installed with this one, or that need the environment above.
   from flax import nnx
   import jax
   import jax.numpy as jnp

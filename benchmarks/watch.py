@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What watching a run costs its trainer: metrics, spans, state, samples.
+"""Cost of watching a run to its trainer: metrics, spans, state, samples.
 
 - `cost`: of a step whose metrics are written, the time in the trainer's own
   loop (`record_ms`) and the processor time of the thread that puts it into
@@ -41,8 +41,8 @@ def run(
   """Returns the cost of watching and what it is made of.
 
   Args:
-    config: of the run; its evaluation, checkpoints and guards are turned off
-      and its steps set to `operands[0]` (default 240).
+    config: config of the run; its evaluation, checkpoints and guards are turned
+      off and its steps set to `operands[0]` (default 240).
     operands: optimizer steps, 16 or more.
 
   Raises:
@@ -106,8 +106,9 @@ def _write_cpu_s(
 
   Args:
     writes: spans of the thread.
-    start, end: of the time that counts.
-    step_s: the state of the run is written once a second, not once a step.
+    start, end: bounds of the time that counts.
+    step_s: seconds of a step; the state of the run is written once a second,
+      not once a step.
   """
   inside = [s for s in writes if start <= s["t0"] < end]
   cpu_s = lambda *kinds: sum(s["cpu_s"] for s in inside if s["kind"] in kinds)

@@ -70,7 +70,7 @@ _WITHOUT_CONFIG = ("report", "verify")
 # Programs on a finished run, which may have other settings than the run.
 _AFTER_A_RUN = ("evaluate", "export")
 
-# How JAX says that it cannot use a device, and that another process may.
+# JAX's words for a device that it cannot use, and that another process may.
 _NO_BACKEND, _HELD = "Unable to initialize backend", ("in use", "lockfile")
 
 _USAGE = """usage: python -m tba_jax.main [--program=PROGRAM]
@@ -185,7 +185,7 @@ def _check_text(name: str, value: str) -> None:
 
 
 def _is_of_data(problem: str) -> bool:
-  """Tells whether a problem is of data, which `plan` does not need."""
+  """Returns whether a problem is about data files, which `plan` ignores."""
   key = problem.removeprefix("config.").partition("=")[0].strip()
   return key.startswith("task.") and settings.hosts(key) == "own"
 

@@ -35,6 +35,53 @@ _CODE_PATH = re.compile(
     r"`((?:tba_jax|tests|configs|launch|docs|colabs|benchmarks)/[\w/.]+)`"
 )
 
+# A field of a docstring, "name: meaning", whose shape and dtype may come first.
+_FIELD = re.compile(
+    r"^ +\*{0,2}\w+(?:, \*{0,2}\w+)*: +(?:\[[^\]]*\](?: \w+)?[,;:] )?"
+    r"([a-zA-Z]+)"
+)
+# Words that a meaning does not begin with: its noun comes first.
+_NO_NOUNS = frozenset("""
+    after as at before between by for from how if in it of on one such that
+    these this those to what when where which who whose why with within
+""".split())
+# Files that are being rewritten.
+_UNCHECKED = (
+    "config/hardware.py",
+    "programs/one_process.py",
+    "programs/plan.py",
+    "programs/searcher.py",
+    "programs/sizes.py",
+    "programs/stale_loop.py",
+    "programs/trainer.py",
+    "programs/verify.py",
+    "replay/queue_server.py",
+    "replay/service.py",
+    "transport/wire.py",
+)
+
+
+def _has_no_noun(meaning: str) -> bool:
+  word = re.match(r"[a-zA-Z]*", meaning)
+  return word[0].lower() in _NO_NOUNS
+
+
+def _fields_without_noun(path: pathlib.Path) -> list[str]:
+  """Returns file, line and text of each field that begins without its noun."""
+  text = path.read_text("utf-8")
+  lines, out = text.split("\n"), []
+  for node in ast.walk(ast.parse(text)):
+    if not isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Module)):
+      continue
+    if ast.get_docstring(node) is None:
+      continue
+    first, last = node.body[0].lineno, node.body[0].end_lineno
+    for number in range(first, last):
+      field = _FIELD.match(lines[number])
+      if field and _has_no_noun(field[1]):
+        out.append(f"{path}:{number + 1}: {lines[number].strip()}")
+  return out
+
 
 def _pages() -> list[pathlib.Path]:
   names = "*.md", "docs/*.md", "benchmarks/*.md", "colabs/*.ipynb"
@@ -79,6 +126,23 @@ class DocsTest(absltest.TestCase):
         reference.render(),
         "run: python -m tba_jax.config.reference > docs/config.md",
     )
+
+  def test_fields_of_docstrings_begin_with_their_noun(self):
+    package = _ROOT / "tba_jax"
+    unchecked = {package / name for name in _UNCHECKED}
+    paths = sorted(package.rglob("*.py"))
+    self.assertLess(unchecked, set(paths))
+    for folder in ("benchmarks", "colabs", "configs", "examples", "tests"):
+      paths += sorted((_ROOT / folder).rglob("*.py"))
+    for path in paths:
+      if path not in unchecked:
+        self.assertEqual(_fields_without_noun(path), [])
+
+  def test_meanings_of_settings_begin_with_their_noun(self):
+    meanings = {key: s.meaning for key, s in settings.SETTINGS.items()}
+    meanings |= {key: s.meaning for key, s in settings.SECTIONS.items()}
+    no_noun = [key for key, text in meanings.items() if _has_no_noun(text)]
+    self.assertEqual(no_noun, [])
 
   def test_links_lead_somewhere(self):
     for page in _pages():

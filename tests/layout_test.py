@@ -19,9 +19,11 @@ _ORDER = (
     ("losses",),
     ("sampling",),
     ("rewards",),
+    ("schedule", "collect"),
     ("replay", "channels"),
     ("monitor",),
     ("training",),
+    ("loop",),
     ("programs",),
     ("main", "__init__"),
 )
@@ -61,9 +63,12 @@ class LayoutTest(absltest.TestCase):
         for path in sorted(_PACKAGE.rglob("*.py"))
     }
 
-  def test_three_files_at_the_root(self):
+  def test_files_at_the_root(self):
     roots = {name for name in self.files if "." not in name}
-    self.assertEqual(roots, {"__init__", "main", "types"})
+    self.assertEqual(
+        roots,
+        {"__init__", "collect", "loop", "main", "schedule", "types"},
+    )
 
   def test_imports_follow_the_order_of_the_folders(self):
     for name, path in self.files.items():

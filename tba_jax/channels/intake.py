@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
+from tba_jax import schedule
 from tba_jax.channels import inbox as inbox_lib
 from tba_jax.replay import journal as journal_lib
 from tba_jax.replay import messages
@@ -74,6 +75,7 @@ class Intake:
       order: prompt_order.PromptOrder,
       on_event: Callable[[str, str], None],
       lock: threading.RLock,
+      first_version: int,
       saved: Mapping[str, Any],
   ):
     """Opens the journal; `replay` reads it.
@@ -82,8 +84,9 @@ class Intake:
       config: reads `search`, `replay`, `rounds` and `train`.
       run: the run; without a directory nothing is written.
       order: order of the prompts.
-      on_event: called with (kind, message).
+      on_event: function called with (kind, message).
       lock: the receiver's lock.
+      first_version: oldest version that can be sampled with.
       saved: `ReplayService.get_state` of a checkpoint, or {}.
     """
     self.inbox = inbox_lib.Inbox()
@@ -109,7 +112,9 @@ class Intake:
     self.grants = scheduler.Grants(
         order,
         prompts_per_round=config.search.prompts_per_round,
-        version_of=scheduler.make_flow(config).version_of,
+        version_of=schedule.make_schedule(
+            config, first_version=first_version
+        ).version_of,
         journaled=journaled,
     )
     self.written_off: dict[str, dict[str, int]] = {}
@@ -157,7 +162,7 @@ class Intake:
   def set_obstacle(self, error: journal_lib.JournalFullError | None) -> None:
     """Records that the journal has no room, or with None that it has."""
     if error is not None and self.obstacle is None:
-      self._on_event("journal_full", f"no data is journaled: {error}")
+      self._on_event("journal_full", f"no data is accepted: {error}")
     elif error is None and self.obstacle is not None:
       self._on_event("journal_room", "the journal has room again")
     self.obstacle = error and f"the journal has no room: {error}"

@@ -85,7 +85,7 @@ def validate(
     With `elsewhere`, a line for each model or data that is not here.
 
   Raises:
-    ConfigError: one line `config.path = value: what is allowed` per problem.
+    ConfigError: a line `config.path = value: what is allowed` per problem.
   """
   values = load.flatten(config)
   if program == "one_process":
@@ -102,7 +102,8 @@ def validate(
     missing = list(_folders(good, program, sections))
     lines = [_line(key, good.pop(key), allowed) for key, allowed in missing]
     (not_here if elsewhere else problems).extend(lines)
-    # What is not read may have any value: the defaults fit each other.
+    # Settings that the program does not read may have any value: the defaults
+    # fit each other.
     defaults = {
         key: setting.default
         for key, setting in settings.SETTINGS.items()
@@ -220,7 +221,7 @@ def _expected(task_name: Any) -> dict[str, Any]:
 
 
 def _line(key: str, value: Any, allowed: str) -> str:
-  # What a reader of folders raises begins with the folder.
+  # Errors of a reader of folders begin with the folder.
   return f"config.{key} = {value!r}: {allowed.removeprefix(f'{value}: ')}"
 
 
@@ -233,7 +234,7 @@ def _check_values(
   task_is_known = build.fields(values.get("task.name")) is not None
   for key, value in values.items():
     if key not in expected:
-      # For an unknown task, report its name alone.
+      # Only the name of an unknown task is reported.
       if task_is_known or not key.startswith("task."):
         problems.append(load.unknown_key(key, value, list(expected)))
     elif allowed := _allowed(key, value, expected[key], program):
@@ -249,7 +250,7 @@ def _check_values(
   return problems, good
 
 
-# Of float32.
+# Bounds of float32.
 _MIN_FLOAT, _MAX_FLOAT = 1.2e-38, 3.4e38
 
 
@@ -364,7 +365,7 @@ _RELATIONS = {
     "a multiple of": lambda a, b: not b or a % b == 0,
 }
 
-# What a setting (key, test of its value) requires of others: allowed values.
+# Requirements of a setting (key, test of its value) on others: allowed values.
 _REQUIRED = (
     ("loss.name", lambda v: v in settings.OF_BETA_ABOVE_0,
      {"loss.beta": "above 0", "loss.beta_final": "above 0"}),
@@ -394,12 +395,11 @@ _REQUIRED = (
     ("sampling.in_flight", lambda v: v != "off",
      {"search.lockstep": (False,), "rounds.mini_batches": (0,)}),
     ("search.lockstep", bool,
-     {"search.lead_steps": (0,), "search.wait_for_fresh": (True,),
-      "publish.every_steps": (1,)}),
+     {"search.wait_for_fresh": (True,), "publish.every_steps": (1,)}),
     ("search.lockstep", operator.not_, {"search.lead_steps": "above 0"}),
     ("task.name", lambda v: v != "red_team",
      {"replay_filter.similarity": ("none", "edit")}),
-    # Its threads use one device; collectives of two threads could deadlock.
+    # Threads of one process share a device; collectives of two could deadlock.
     ("run.processes", lambda v: v == "one",
      {"trainer.num_processes": (1,), "trainer.cpu_devices": (0,),
       "search.cpu_devices": (0,), "devices.searcher": ("",),
@@ -412,7 +412,7 @@ _REQUIRED = (
 )  # fmt: skip
 
 
-# Those that configs set together with the switch that a user may turn.
+# Settings that configs set together with the switch that a user may turn.
 _SET_WITH_A_SWITCH = (
     "loss.scale", "loss.log_z_learning_rate", "loss.value_learning_rate",
 )  # fmt: skip

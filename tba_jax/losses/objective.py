@@ -39,10 +39,11 @@ def make_loss_params(
   """Returns the initial parameters of the loss.
 
   Args:
-    config: reads `loss.name`.
+    config: config, of which `loss.name` is read.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
-    params: of the policy.
-    value_params: of the value model; None takes the policy's with a zero head.
+    params: params of the policy.
+    value_params: params of the value model; None takes the policy's with a zero
+      head.
 
   Returns:
     {}, {"log_z": [1]} or {"value": params of the value model}.
@@ -64,9 +65,10 @@ def make_loss_fn(
   """Returns the objective of `config.loss`.
 
   Args:
-    config: reads `loss` and `sampling.temperature`. With `entropy_weight` w the
-      loss is reduced by w/(BK) Σ_b Σₖ 1/|y| Σ_t H(π(·|x, y_<t)).
-    model: of the policy, a `models.transformer.Model`.
+    config: config, of which `loss` and `sampling.temperature` are read. With
+      `entropy_weight` w the loss is reduced by w/(BK) Σ_b Σₖ 1/|y| Σ_t H(π(·|x,
+      y_<t)).
+    model: the policy's `models.transformer.Model`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
 
   Returns:

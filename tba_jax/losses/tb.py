@@ -67,7 +67,7 @@ def _squared_residual(
     groups: groups_lib.Groups, log_z_Bx1: jax.Array, c: Any, beta: jax.Array
 ) -> _Loss:
   residual_BxK = log_z_Bx1 + groups.rho_BxK - groups.rewards_BxK / beta
-  # Its gradient is β times the residual's: minus the advantage.
+  # The loss's gradient is β times the residual's: minus the advantage.
   loss = beta * jnp.mean(jnp.square(residual_BxK)) / 2
   if c.scale == "paper":
     loss = 2 / beta * loss

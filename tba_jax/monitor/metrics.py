@@ -53,7 +53,7 @@ _PEACEFUL = frozenset(
 
 def is_error(kind: Any, message: Any) -> bool:
   """Returns whether an event says that something went wrong."""
-  finished = str(message or "").endswith("(finished)")  # Of a searcher.
+  finished = str(message or "").endswith("(finished)")  # The searcher did.
   return kind not in _PEACEFUL and not finished
 
 
@@ -198,9 +198,9 @@ class SpanWriter:
 
     Args:
       path: the file.
-      role: of the process.
-      index: of the process.
-      clock: also receives the spans.
+      role: role of the process.
+      index: index of the process.
+      clock: clock that also receives the spans.
     """
     self._head = (
         f'{{"role": {json.dumps(role)}, "index": {int(index)}, "kind": '
@@ -248,7 +248,7 @@ class SpanWriter:
   def flush(self) -> None:
     """Writes pending spans to the file."""
     with self._lock:
-      # One by one, so that a span added meanwhile is not lost.
+      # Popped one by one, so that a span added meanwhile is not lost.
       lines = [self._pending.popleft() for _ in range(len(self._pending))]
       try:
         self._file.write("".join(lines))

@@ -47,8 +47,8 @@ class SearcherTotals:
   def update(self, leases: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Returns each counter's growth since the last call, over all searchers.
 
-    busy_s: seconds not spent waiting; completions: submitted;
-    mixed_completions: of these, with tokens of several versions.
+    busy_s: seconds not spent waiting; completions: completions submitted;
+    mixed_completions: completions with tokens of several versions.
     """
     out = dict.fromkeys(("busy_s", "completions", "mixed_completions"), 0.0)
     for sid, lease in leases.items():
@@ -125,7 +125,7 @@ def step_record(
   """Returns the record of one optimizer step in `metrics.jsonl`.
 
   Args:
-    metrics: of the train step, without prefix.
+    metrics: metrics of the train step, without prefix.
     draw: the batch's trajectories.
     seconds: trainer's time since the last step, by kind of span.
     buffer: `ReplayBuffer.stats`.
@@ -204,11 +204,11 @@ class Recorder:
 
     Args:
       config: config of the run.
-      run: its directory is written.
+      run: run whose directory is written.
       epoch: start count of the trainer.
       queue: has the searchers' leases; publishes the status to other hosts.
-      tokenizer: decodes sampled completions.
-      judge: explains wrong completions.
+      tokenizer: tokenizer that decodes sampled completions.
+      judge: judge that explains wrong completions.
     """
     self._config = config
     self._num_steps = config.train.num_steps
@@ -300,9 +300,9 @@ class Recorder:
 
     Args:
       step: index of the step.
-      metrics: of the train step, without prefix.
+      metrics: metrics of the train step, without prefix.
       draw: the batch's trajectories.
-      service: provides buffer statistics and the ledger.
+      service: service with the buffer's statistics and the ledger.
     """
     self._progressed()
     seconds, totals = self._account(), self._totals

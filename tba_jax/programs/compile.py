@@ -65,7 +65,7 @@ _MACHINE = {"v4": 4, "v5e": 8, "v5p": 4, "v6e": 8}
 # Shapes of v5e slices, by their number of chips.
 _SLICES = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# What to change, of a program that needs too much memory.
+# Changes that help a program that needs too much memory.
 _TRAINER_REMEDIES = (
     "a smaller train.micro_batch_prompts or micro_batch_completions,"
     " train.remat='full', a larger mesh.fsdp, mesh.sequence or mesh.tensor"
@@ -89,9 +89,10 @@ _REMEDIES = {
 class Chip:
   """Memory and peak rates of a kind of chip.
 
-  hbm_bytes: that programs may use, according to the compiler.
-  flops_per_s: peak in bfloat16.
-  link_bytes_per_s: that its links receive: half of the bidirectional bandwidth.
+  hbm_bytes: memory that programs may use, according to the compiler.
+  flops_per_s: peak rate in bfloat16.
+  link_bytes_per_s: rate at which its links receive: half of the bidirectional
+    bandwidth.
   """
 
   hbm_bytes: int
@@ -99,7 +100,8 @@ class Chip:
   link_bytes_per_s: float
 
 
-# By JAX's device kind. Rates: docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e.
+# Chips by JAX's device kind. Rates: docs.cloud.google.com/tpu/docs/v4, v5e,
+# v5p, v6e.
 CHIPS = {
     "TPU v4": Chip(int(30.75 * 2**30), 275e12, 300e9),
     "TPU v5 lite": Chip(int(15.75 * 2**30), 197e12, 200e9),
@@ -112,9 +114,9 @@ CHIPS = {
 class Program:
   """A program of a role, to be compiled.
 
-  lower: returns it, lowered.
-  own_bytes: of what its role holds, those that are its arguments.
-  remedy: what to change if it does not fit.
+  lower: function that returns the lowered program.
+  own_bytes: bytes of its role's holdings that are its arguments.
+  remedy: settings to change if it does not fit.
   """
 
   lower: Callable[[], Any]
@@ -369,7 +371,7 @@ def searcher(
 ) -> Role:
   """Returns a searcher's programs on the devices of `config.search.mesh`.
 
-  Raises: as `trainer`.
+  Raises: see `trainer`.
   """
   model = _policy(config)
   mesh = sharding.make_mesh({"sequence": 1, **config.search.mesh}, devices)
@@ -620,7 +622,7 @@ def _lower_publish(
 ) -> Any:
   """Lowers the copy that is published, gathered onto each process's devices."""
   by_process = sharding.mesh_by_process(mesh)
-  # One program has one order of devices: here that of their processes.
+  # A program has one order of devices, here that of their processes.
   mesh = jax.sharding.Mesh(
       by_process.devices.reshape(mesh.devices.shape), mesh.axis_names
   )
@@ -641,9 +643,9 @@ def _compile(
   """Returns the compiler's figures, and the text of the module.
 
   Args:
-    program: to compile.
+    program: program to compile.
     others: bytes that its role holds beside the program's arguments.
-    chip: of the role; None is one that the table lacks.
+    chip: chip of the role; None if the table lacks it.
   """
   start = time.perf_counter()
   try:

@@ -413,7 +413,7 @@ class Searcher:
             block.prompts, completions, strict=True
         )
         for text, stopped in zip(
-            policy_lib.decode_texts(self._tokenizer, found), found.stopped
+            self._tokenizer.decode_completions(found), found.stopped
         )
     ]
     judged = self._judge.judge(requests)

@@ -21,31 +21,28 @@ import jax
 import ml_collections
 
 from tba_jax.config import validate
-from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
+from tba_jax.programs import roles
 from tba_jax.programs import sizes
 from tba_jax.replay import buffer as buffer_lib
-from tba_jax.replay import prompt_order
 from tba_jax.replay import queue_server
 from tba_jax.replay import service as service_lib
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes
-from tba_jax.tasks import base as tasks_base
 from tba_jax.tasks import rows
 from tba_jax.training import agreement
-from tba_jax.training import batches
 from tba_jax.training import checkpoint
 from tba_jax.training import cluster as cluster_lib
 from tba_jax.training import device_work
 from tba_jax.training import evaluations as evaluations_lib
 from tba_jax.training import guards as guards_lib
+from tba_jax.training import learner as learner_lib
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
 from tba_jax.training import reward_judge
-from tba_jax.training import schedules
 from tba_jax.training import sharding
 from tba_jax.training import train_step
 from tba_jax.transport import base as transport_base
@@ -255,7 +252,7 @@ class Trainer:
         config,
         run,
         make_transport=connect,
-        order=make_prompt_order(config, policy),
+        order=roles.make_prompt_order(config, policy),
         epoch=epoch,
         open_store=open_store,
         on_event=events.write,
@@ -271,13 +268,13 @@ class Trainer:
     self._service = service_lib.ReplayService(
         config,
         receiver=queue,
-        buffer=make_buffer(config, policy, mesh),
+        buffer=roles.make_buffer(config, policy, mesh),
         vocab_size=policy.model.config.vocab_size,
         on_event=events.write,
         score_groups=scorer.score,
         saved=saved.get("data"),
     )
-    self._batch_maker = batches.BatchMaker(
+    self._learner = learner_lib.Learner(
         config, policy.tokenizer, self._service.buffer, self._work
     )
     evaluator = reward_judge.make_evaluator(
@@ -434,7 +431,7 @@ class Trainer:
           train.prompts_per_batch, train.completions_per_prompt, step
       )
       self._service.mark_trained(draw)
-      batch = self._batch_maker.make(draw)
+      batch = self._learner.make(draw)
     with self._recorder.span("step", step=step):
       return draw, self._work.train(batch)
 
@@ -451,7 +448,7 @@ class Trainer:
       if self._config.train.nonfinite == "stop":
         raise FloatingPointError(message)
       self._recorder.event("step_skipped", message)
-    self._batch_maker.flush()
+    self._learner.finish()
     self._step = step + 1
     for alarm in self._guards.check_step(step, metrics):
       self._on_alarm(alarm)
@@ -618,35 +615,4 @@ def _make_checkpointer(
       keep_every_s=config.checkpoint.keep_every_s,
       barrier=cluster.save_barrier(config.trainer.save_deadline_s),
       on_event=events.write,
-  )
-
-
-def make_prompt_order(
-    config: ml_collections.ConfigDict, policy: policy_lib.Policy
-) -> prompt_order.PromptOrder:
-  """Returns the order of the task's training prompts."""
-  size = policy.task.num_prompts(tasks_base.TRAIN)
-  return prompt_order.PromptOrder(size, seed=config.seed)
-
-
-def make_buffer(
-    config: ml_collections.ConfigDict,
-    policy: policy_lib.Policy | None = None,
-    mesh: jax.sharding.Mesh | None = None,
-) -> buffer_lib.ReplayBuffer:
-  """Returns an empty buffer; `policy` is for `replay_filter.similarity`."""
-  embed, content_lengths = None, None
-  if config.replay_filter.similarity != "none":
-    content_lengths = functools.partial(
-        tokenizer_lib.content_lengths, policy.tokenizer
-    )
-  if config.replay_filter.similarity == "cosine":
-    embed = reward_judge.make_embed(config, policy, mesh)
-  return buffer_lib.ReplayBuffer(
-      config,
-      reward_temperature=schedules.reward_temperature(
-          config.replay, per_round_steps=config.train.per_round_steps
-      ),
-      embed=embed,
-      content_lengths=content_lengths,
   )

@@ -29,8 +29,8 @@ class Amount(NamedTuple):
   """A count of data; adds and subtracts elementwise.
 
   prompts: groups, one for each time a prompt was sampled.
-  completions: of those groups.
-  tokens: of those completions, stop tokens included.
+  completions: completions of those groups.
+  tokens: tokens of those completions, stop tokens included.
   """
 
   prompts: int = 0
@@ -121,7 +121,7 @@ class Ledger:
     """Returns all terms of the equation and whether it holds.
 
     Args:
-      in_buffer_untrained: from `ReplayBuffer.untrained`.
+      in_buffer_untrained: amount from `ReplayBuffer.untrained`.
 
     Returns:
       Each term as {"prompts", "completions", "tokens"}, `rejected` and `lost`

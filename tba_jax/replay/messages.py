@@ -71,7 +71,8 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         "beat": int,
         "totals": _TOTALS,
         "unacked": int,
-        # Of the oldest block that the searcher keeps, and the totals before it.
+        # Sequence of the oldest block that the searcher keeps, and the totals
+        # before it.
         "first": int,
         "acked": _TOTALS,
         # (epoch, count) of its newest message of kind "work".
@@ -142,9 +143,9 @@ def decode(
   """Returns header and arrays of the message under a key.
 
   Args:
-    run: that the message must belong to.
-    key: that it was read from.
-    data: its bytes.
+    run: run that the message must belong to.
+    key: key that the message was read from.
+    data: bytes of the message.
     kind: "block", "lease", "work", "stop" or "lock".
 
   Raises:

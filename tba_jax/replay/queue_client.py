@@ -56,12 +56,12 @@ _JOIN_DIGITS = 8
 class OutgoingBlock:
   """A block to be sent.
 
-  sequence: its number.
+  sequence: number of the block.
   data: the wire message.
-  totals: the searcher's after this block.
-  sent_at: when it was last written to the current store, or seen in it; None if
-    it is to be sent.
-  times_seen: how often it was there since then.
+  totals: the searcher's totals after this block.
+  sent_at: time at which it was last written to the current store, or seen in
+    it; None if it is to be sent.
+  times_seen: number of times that it was there since then.
   """
 
   sequence: int
@@ -445,7 +445,7 @@ class QueueClient:
     with self._lock:
       unsent = self._unacked.unsent()
     if unsent:
-      self._make_lease()  # Its file announces the blocks before the store does.
+      self._make_lease()  # Announces the blocks before the store does.
     self._send(transport, unsent)
     with self._lock:
       overdue = self._unacked.overdue()

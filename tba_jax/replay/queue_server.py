@@ -279,6 +279,7 @@ class QueueServer:
       epoch: int,
       open_store: Callable[[base.Transport], None],
       on_event: Callable[[str, str], None],
+      first_version: int = 0,
       saved: Mapping[str, Any] | None = None,
   ):
     """Opens the journal and replays its tail; `start` starts the thread.
@@ -291,6 +292,7 @@ class QueueServer:
       epoch: the trainer's start count.
       open_store: locks a store and writes what searchers need to know.
       on_event: called with (kind, message).
+      first_version: oldest version that can be sampled with.
       saved: `ReplayService.get_state` of a checkpoint.
     """
     self.order = order
@@ -331,6 +333,7 @@ class QueueServer:
         order=order,
         on_event=on_event,
         lock=self._lock,
+        first_version=first_version,
         saved=saved or {},
     )
     self.inbox = self._intake.inbox

@@ -15,6 +15,7 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax import schedule
 from tba_jax import types
 from tba_jax.channels import inbox as inbox_lib
 from tba_jax.channels import ports
@@ -22,7 +23,6 @@ from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import ledger as ledger_lib
 from tba_jax.replay import messages
 from tba_jax.replay import prompt_order
-from tba_jax.replay import scheduler
 from tba_jax.transport import base
 
 Amount = ledger_lib.Amount
@@ -55,8 +55,8 @@ class ReplayService:
     """Makes the service; restores a saved state.
 
     Args:
-      config: reads `sampling` (P and T), `reference.role`, and what the flow
-        control reads.
+      config: reads `sampling` (P and T), `reference.role`, and what
+        `make_schedule` reads.
       receiver: receiver made with the same `saved`.
       buffer: empty.
       vocab_size: upper bound of token ids.
@@ -69,7 +69,7 @@ class ReplayService:
     self.rejected: dict[str, int] = {}
     self._receiver = receiver
     self._order = receiver.order
-    self._flow = scheduler.make_flow(config)
+    self._schedule = schedule.make_schedule(config)
     self._limits = {
         "vocab_size": vocab_size,
         "max_prompt_tokens": config.sampling.max_prompt_tokens,
@@ -101,7 +101,7 @@ class ReplayService:
     if not self._begun:
       self._begun = True
       self.buffer.begin_epoch(self._receiver.epoch, step)
-    self._receiver.admit(self._flow.admitted(step))
+    self._receiver.admit(self._schedule.admitted(step))
 
   def open_next(self, step: int) -> None:
     """Admits the round after the step's own, for rounds with a lag.
@@ -109,7 +109,7 @@ class ReplayService:
     Call it once the step has begun, that is when its round has arrived: then no
     searcher waiting for a version has a prompt that the trainer waits for.
     """
-    self._receiver.admit(self._flow.admitted_next(step))
+    self._receiver.admit(self._schedule.admitted_next(step))
 
   def is_ready(self, step: int) -> bool:
     """Returns whether `begin_step` would not wait and may be called early.
@@ -117,10 +117,10 @@ class ReplayService:
     Never in lockstep or at the start of a round, where a batch is drawn only
     after the previous step is complete.
     """
-    flow = self._flow
-    if flow.lockstep or (flow.round_prompts and step % flow.round_steps == 0):
+    plan = self._schedule
+    if plan.lockstep or (plan.round_prompts and step % plan.round_steps == 0):
       return False
-    needed = flow.needed(step)
+    needed = plan.needed(step)
     return self._num_journaled(needed) >= needed
 
   def begin_step(self, step: int, should_stop: Callable[[], bool]) -> bool:
@@ -192,17 +192,7 @@ class ReplayService:
       self, num_prompts: int, num_completions: int, step: int
   ) -> buffer_lib.Draw:
     """Returns a batch: drawn from replay, or the round's next mini-batch."""
-    flow = self._flow
-    if not flow.round_prompts:
-      return self.buffer.sample(num_prompts, num_completions, step)
-    done = step % flow.round_steps
-    return self.buffer.sample_in_order(
-        num_prompts,
-        num_completions,
-        step,
-        arrived_from=step - done,
-        skip=done * num_prompts % flow.round_prompts,
-    )
+    return self._schedule.draw(self.buffer, num_prompts, num_completions, step)
 
   def mark_trained(self, draw: buffer_lib.Draw) -> None:
     """Counts the drawn completions as used."""
@@ -225,8 +215,8 @@ class ReplayService:
 
   def _await(self, step: int, should_stop: Callable[[], bool]) -> bool:
     """Waits for the step's data."""
-    needed = self._flow.needed(step)
-    deadline = time.monotonic() + self._flow.starvation_s
+    needed = self._schedule.needed(step)
+    deadline = time.monotonic() + self._schedule.starvation_s
     before = -1
     while True:
       self._receiver.check()
@@ -237,18 +227,18 @@ class ReplayService:
         return False
       now = time.monotonic()
       if arrived != before:
-        before, deadline = arrived, now + self._flow.starvation_s
+        before, deadline = arrived, now + self._schedule.starvation_s
       if now > deadline:
         raise base.DeadlineExceededError(
             f"step {step} has {arrived} of {needed} prompts and none came for"
-            f" {self._flow.starvation_s:.0f} s; {self._receiver.describe()}"
+            f" {self._schedule.starvation_s:.0f} s; {self._receiver.describe()}"
         )
       self._receiver.inbox.wait(0.1)
 
   def _num_journaled(self, needed: int) -> int:
     """Returns how many positions came; in lockstep, of those needed."""
     self._take_records()
-    if self._flow.is_pinned:
+    if self._schedule.is_pinned:
       return self._journaled.count(needed)
     return len(self._journaled)
 
@@ -294,9 +284,9 @@ class ReplayService:
     """
     if not record.groups:
       return False
-    if not self._flow.is_pinned:
-      return len(self._applied) >= self._flow.admitted(step)
-    needed = self._flow.needed(step)
+    if not self._schedule.is_pinned:
+      return len(self._applied) >= self._schedule.admitted(step)
+    needed = self._schedule.needed(step)
     return any(
         g.position >= needed and self._journaled.is_plausible(g.position)
         for g in record.groups

@@ -77,7 +77,7 @@ def connect(
 class Version:
   """A packed version in the trainer.
 
-  carrier: that packed it.
+  carrier: carrier that packed it.
   packed: the carrier's data.
   specs: shape and dtype of every leaf, by path.
   """
@@ -149,7 +149,7 @@ def published_dtypes(
 
   Args:
     config: reads `publish.dtype`, `model` and `lora`.
-    backend: JAX's, of the trainer; None takes this process's.
+    backend: JAX backend of the trainer; None takes this process's.
   """
   dtype = config.publish.dtype
   if dtype != "auto":
@@ -210,9 +210,9 @@ def send_version(
   """Sends a version: the carrier's data, then the manifest, then the pointer.
 
   Args:
-    transport: of the calling thread.
-    it: the version.
-    run: whose params are published.
+    transport: transport of the calling thread.
+    it: version to send.
+    run: run whose params are published.
     base_name: base params of adapters; "" without adapters.
 
   Raises:
@@ -306,15 +306,16 @@ def read_version(
   """Returns the leaves of a version, None if it was dropped meanwhile.
 
   Args:
-    transport: of the calling thread.
-    tag: from the pointer.
-    run: of the reader.
-    carriers: by name.
+    transport: transport of the calling thread.
+    tag: tag in the pointer.
+    run: run of the reader.
+    carriers: carriers by name.
     expected: shape and dtype of every leaf; any float stands for any other.
     base_name: base params of the reader's adapters; "" without adapters.
 
   Raises:
-    WireError: corrupt, forged, of another base, or with unexpected leaves.
+    WireError: the version is corrupt, forged, of another base, or has
+      unexpected leaves.
   """
   key = f"p/{tag_text(tag)}/meta"
   data = transport.get(key)
@@ -399,12 +400,12 @@ class Publisher:
 
     Args:
       config: reads `publish` and `store`.
-      run: whose params are published.
+      run: run whose params are published.
       epoch: the trainer's start count.
-      params: like those that are published.
-      base_name: as of `send_version`.
-      peers: from `make_peers`.
-      recorder: of spans and events.
+      params: tree like those that are published.
+      base_name: base params of adapters; "" without adapters.
+      peers: result of `make_peers`.
+      recorder: recorder of spans and events.
     """
     self._connect = lambda: connect(config, run)
     self._run = run
@@ -430,8 +431,8 @@ class Publisher:
     """Copies the params; returns the pending version that is skipped, if any.
 
     Args:
-      version: of the params.
-      params: of the train state; may be donated afterwards.
+      version: version of the params.
+      params: params of the train state; may be donated afterwards.
       nonfinite: [] number, maybe on devices; the version is dropped unless it
         is 0.
 
@@ -449,8 +450,8 @@ class Publisher:
     """Waits until `version` or a later one is readable.
 
     Raises:
-      DeadlineExceededError: it is not within `deadline_s`.
-      TransportError: as of `submit`.
+      DeadlineExceededError: the version is not readable within `deadline_s`.
+      TransportError: the thread has ended, with its error as the cause.
     """
     with self._changed:
       done = self._changed.wait_for(
@@ -598,10 +599,10 @@ class Puller:
 
     Args:
       config: reads `publish`, `search.pull_every_s` and `store`.
-      run: whose params are pulled.
+      run: run whose params are pulled.
       like: tree of the trained params; may be abstract.
       events: log of lost stores and refused versions.
-      base_name: as of `read_version`.
+      base_name: base params of the reader's adapters; "" without adapters.
     """
     self._connect = lambda: connect(config, run)
     self._run = run
@@ -767,10 +768,10 @@ def make_write_carriers(
 
   Args:
     config: reads `publish`, `store` and `trainer`.
-    run: whose params are published.
-    specs: of the published leaves.
-    peers: from `make_peers`; then "orbax" is the only carrier, since no process
-      has all params.
+    run: run whose params are published.
+    specs: shapes and dtypes of the published leaves.
+    peers: result of `make_peers`; then "orbax" is the only carrier, since no
+      process has all params.
   """
   name = choose_carrier(config, carrier_lib.num_bytes(specs))
   names = [name]
@@ -820,8 +821,8 @@ def make_read_carriers(
 
   Args:
     config: reads `publish` and `store`.
-    run: whose params they carry.
-    peers: from `make_peers`.
+    run: run whose params they carry.
+    peers: result of `make_peers`.
   """
   place = config.publish.directory, run.workdir, run.run_id
   made = (

@@ -14,6 +14,7 @@ import numpy as np
 
 from tba_jax.config import load
 from tba_jax.monitor import run_directory
+from tba_jax.programs import roles
 from tba_jax.programs import trainer
 from tba_jax.system import processes
 from tba_jax.training import device_work
@@ -451,7 +452,7 @@ class PartsTest(absltest.TestCase):
     for seed in (0, 0, 1):
       config = self.make_config("init=scratch", f"seed={seed}")
       policy = policy_lib.make_policy(config, "/nowhere")
-      order = trainer.make_prompt_order(config, policy)
+      order = roles.make_prompt_order(config, policy)
       num = policy.task.num_prompts("train")
       orders.append([order.prompt(i)[0] for i in range(num)])
       self.assertCountEqual(orders[-1], range(num))
@@ -464,7 +465,7 @@ class PartsTest(absltest.TestCase):
         "replay.reward_temperature_final=0.75",
         "replay.reward_temperature_decay_steps=4",
     )
-    temperature = trainer.make_buffer(config)._reward_temperature
+    temperature = roles.make_buffer(config)._reward_temperature
     self.assertEqual([temperature(s) for s in (0, 2, 4)], [0.25, 0.5, 0.75])
 
 

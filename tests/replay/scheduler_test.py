@@ -5,6 +5,7 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tba_jax import schedule
 from tba_jax.replay import prompt_order
 from tba_jax.replay import scheduler
 from tests.replay import queue_case
@@ -20,7 +21,7 @@ def make(**changes):
       wait_for_fresh=True,
       starvation_s=1.0,
   )
-  return scheduler.Flow(**{**settings, **changes})
+  return schedule.Schedule(**{**settings, **changes})
 
 
 class RoundsTest(parameterized.TestCase):
@@ -78,10 +79,26 @@ class RoundsTest(parameterized.TestCase):
     self.assertEqual(sampled, {0: 3 * 4 * count, 4: 4})
 
   def test_lockstep_samples_with_the_step_s_own(self):
-    flow = make(lockstep=True)
+    flow = make(lockstep=True, lead_steps=0)
     self.assertTrue(flow.is_pinned)
     self.assertEqual([flow.version_of(p) for p in (0, 3, 4, 9)], [0, 0, 1, 2])
     self.assertEqual((flow.needed(2), flow.admitted(2)), (12, 12))
+    self.assertEqual(flow.num_prompts, 48)
+
+  def test_lockstep_with_a_lead_samples_exactly_so_many_steps_before(self):
+    flow = make(lockstep=True, lead_steps=3, warm_prompts=2)
+    versions = [flow.version_of(2 + 4 * step) for step in range(8)]
+    self.assertEqual(versions, [0, 0, 0, 0, 1, 2, 3, 4])
+    # All that a version samples is admitted once it is there, and no more.
+    for step in range(12):
+      admitted = flow.admitted(step)
+      self.assertEqual(flow.version_of(admitted - 1), min(step, 8))
+    self.assertEqual(flow.num_prompts, 2 + 48)
+
+  def test_lockstep_goes_on_with_the_version_that_was_restored(self):
+    flow = make(lockstep=True, lead_steps=3, first_version=5)
+    versions = [flow.version_of(4 * step) for step in range(5, 11)]
+    self.assertEqual(versions, [5, 5, 5, 5, 6, 7])
 
 
 def _positions(blocks):
@@ -187,14 +204,14 @@ class MakeFlowTest(absltest.TestCase):
     config = queue_case.make_config(lead_steps=2, num_steps=6)
     # 7 completions at 3 a prompt take 3 prompts.
     config.replay.warm_start_completions = 7
-    flow = scheduler.make_flow(config)
+    flow = schedule.make_schedule(config)
     self.assertEqual((flow.prompts_per_step, flow.warm_prompts), (4, 3))
     self.assertEqual((flow.lead_steps, flow.num_steps), (2, 6))
     self.assertEqual(flow.needed(0), 3 + 4)
     self.assertFalse(flow.is_pinned)
     config.rounds.mini_batches = 3
     config.rounds.passes = 2
-    flow = scheduler.make_flow(config)
+    flow = schedule.make_schedule(config)
     self.assertEqual((flow.round_prompts, flow.round_steps), (6, 6))
 
 

@@ -215,12 +215,12 @@ class Roles:
     """Starts a role.
 
     Args:
-      program: its name.
+      program: name of the program.
       locator: `store.locator`.
-      index: of a searcher.
-      prefix: put before its command.
+      index: index of a searcher.
+      prefix: words put before its command.
       changes: other settings, by key.
-      **settings: of `config.store`.
+      **settings: settings of `config.store`.
     """
     name = f"{program}-{index}"
     store = {"locator": locator, "secret_file": self.secret_file, **settings}

@@ -13,13 +13,13 @@ from tba_jax.monitor import recorder
 from tba_jax.programs import trainer
 from tba_jax.replay import journal
 from tba_jax.replay import service
-from tba_jax.training import batches
 from tba_jax.training import checkpoint
 from tba_jax.training import cluster
 from tba_jax.training import device_work
 from tba_jax.training import evaluations
 from tba_jax.training import evaluator
 from tba_jax.training import guards
+from tba_jax.training import learner
 from tba_jax.training import lora
 from tba_jax.training import publication
 from tba_jax.training import train_step as train_step_lib
@@ -71,7 +71,7 @@ class TrainerCase(parameterized.TestCase):
         self.log.append(("finish", step)) or {"closed": True}
     )
     self.service.stop_searchers.side_effect = note("stop_searchers")
-    self.maker = autospec(batches.BatchMaker)
+    self.maker = autospec(learner.Learner)
     self.maker.make.side_effect = lambda draw: self.log.append(
         ("draw", draw.step)
     )
@@ -189,7 +189,7 @@ class TrainerCase(parameterized.TestCase):
     def build(made, run, cluster, closing):
       made._work = self.work
       made._service = self.service
-      made._batch_maker = self.maker
+      made._learner = self.maker
       made._publisher = self.publisher
       made._checkpointer = self.checkpointer
       made._journal = self.journal
