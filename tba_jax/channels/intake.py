@@ -18,6 +18,7 @@ import numpy as np
 from tba_jax import schedule
 from tba_jax.channels import inbox as inbox_lib
 from tba_jax.replay import journal as journal_lib
+from tba_jax.replay import leases as leases_lib
 from tba_jax.replay import messages
 from tba_jax.replay import prompt_order
 from tba_jax.replay import scheduler
@@ -173,6 +174,14 @@ class Intake:
     Args:
       kept: leases on disk.
     """
+    if self.written_off:
+      # The checkpoint has all that these searchers announced.
+      ended = [
+          sid
+          for sid, lease in kept.items()
+          if self.written_off.get(sid) == lease["totals"]
+      ]
+      leases_lib.remove_files(self._run, ended)
     saved = self._saved
     start = saved.get("applied", self.journal.start)
     for position, payload in self.journal.replay(start):

@@ -345,15 +345,7 @@ class QueueServer:
         leases=self.leases,
         refusals=self._refusals,
     )
-    kept = self._read_files()
-    ended = [
-        sid
-        for sid, lease in kept.items()
-        if self._intake.written_off.get(sid) == lease["totals"]
-    ]
-    # The checkpoint has all that they announced.
-    leases_lib.remove_files(run, ended)
-    self._intake.replay(kept)
+    self._intake.replay(self._read_files())
 
   @property
   def counts(self) -> dict[str, int]:
