@@ -14,7 +14,7 @@ The same thread grants prompts, reads leases and writes the run's status.
 """
 
 import collections
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import threading
 import time
@@ -24,13 +24,11 @@ from absl import logging
 import ml_collections
 import numpy as np
 
-from tba_jax import schedule
-from tba_jax.channels import inbox as inbox_lib
+from tba_jax.channels import intake as intake_lib
 from tba_jax.replay import journal as journal_lib
 from tba_jax.replay import leases as leases_lib
 from tba_jax.replay import messages
 from tba_jax.replay import prompt_order
-from tba_jax.replay import scheduler
 from tba_jax.system import polling
 from tba_jax.system import worker
 from tba_jax.transport import base
@@ -132,22 +130,9 @@ class IncomingBlock:
         unit: self.header["totals"][unit] - self.header["amount"][unit]
         for unit in messages.UNITS
     }
-    return missing_record(self.sid, self.sequence, before, "searcher")
-
-
-def missing_record(
-    sid: str, sequence: int, totals: Mapping[str, int], cause: str
-) -> dict[str, Any]:
-  """Returns the journal's record of blocks that never come.
-
-  Args:
-    sid: their searcher.
-    sequence: number after the last of them.
-    totals: searcher's totals after the last of them.
-    cause: "journal" if they were acknowledged, "searcher" if it is gone.
-  """
-  header = {"kind": "missing", "sid": sid, "next": sequence}
-  return header | {"totals": dict(totals), "cause": cause}
+    return intake_lib.missing_record(
+        self.sid, self.sequence, before, "searcher"
+    )
 
 
 class Ingest:
@@ -157,7 +142,7 @@ class Ingest:
   expected number: a block below it is a duplicate, one above it waits for the
   missing ones, for as long as its searcher lives.
 
-  watermarks: by searcher; only `note_journaled` and `skip` raise them.
+  watermarks: number of each searcher's next block, which the intake raises.
   num_duplicates: duplicates seen.
   unanswered: searchers that wait for an acknowledgement.
   missing: expected block of each searcher that has delivered it or a later one,
@@ -174,7 +159,7 @@ class Ingest:
       refusals: messages.Refusals,
       clock: Callable[[], float] = time.monotonic,
   ):
-    self.watermarks = dict(watermarks)
+    self.watermarks = watermarks
     self.num_duplicates = 0
     self.unanswered: set[str] = set()
     self.missing: dict[str, int] = {}
@@ -185,15 +170,6 @@ class Ingest:
     self._clock = clock
     # When a key of a searcher without a lease was first seen.
     self._strangers: dict[str, float] = {}
-
-  def note_journaled(self, sid: str, sequence: int) -> None:
-    """Records that a block is in the journal."""
-    self.skip(sid, sequence + 1)
-    self.unanswered.add(sid)
-
-  def skip(self, sid: str, sequence: int) -> None:
-    """Records that no block below `sequence` is expected any more."""
-    self.watermarks[sid] = sequence
 
   def download(
       self, transport: base.Transport
@@ -287,7 +263,6 @@ class QueueServer:
   journal: journal of the run.
   leases: leases of the searchers.
   leaving: sid -> cause of searchers that are gone and not yet written off.
-  obstacle: why no data is accepted, for messages; None if it is.
   poll_stats: totals: time of all polls `busy_s`; number of those without
     blocks `empty` and with blocks `served`, and the latter's `served_s` and
     `blocks`.
@@ -320,14 +295,12 @@ class QueueServer:
       first_version: oldest version that can be sampled with.
       saved: `ReplayService.get_state` of a checkpoint.
     """
-    self.inbox = inbox_lib.Inbox()
     self.order = order
     self.epoch = epoch
     # Held for the leases, grants and marks, by this object's methods alone.
     self._lock = threading.RLock()
     self.generation = 0
     self.leaving: dict[str, str] = {}
-    self.obstacle: str | None = None
     self.poll_stats = collections.Counter()
     self._run = run
     self._make_transport = make_transport
@@ -354,47 +327,25 @@ class QueueServer:
     self._status: dict[str, Any] | None = None
     self._stop_message: dict[str, Any] | None = None
     self._open_at = 0.0
-    saved = saved or {}
-    self.journal = journal_lib.Journal(
-        run.workdir / "replay",
-        max_segment_bytes=int(config.replay.max_segment_mb * 1e6),
-        min_position=saved.get("applied", 0),
+    self._intake = intake_lib.Intake(
+        config,
+        run,
+        order=order,
         on_event=on_event,
+        lock=self._lock,
+        first_version=first_version,
+        saved=saved or {},
     )
-    self._ack_log = journal_lib.AckLog(run.workdir / "replay")
-    journaled = None
-    if saved:
-      journaled = prompt_order.Positions.from_state(saved["order"], order)
-    self._grants = scheduler.Grants(
-        order,
-        prompts_per_round=config.search.prompts_per_round,
-        version_of=schedule.make_schedule(
-            config, first_version=first_version
-        ).version_of,
-        journaled=journaled,
-    )
+    self.inbox = self._intake.inbox
+    self.journal = self._intake.journal
+    self._grants = self._intake.grants
     self._ingest = Ingest(
         run,
-        watermarks=saved.get("watermarks", {}),
+        watermarks=self._intake.watermarks,
         leases=self.leases,
         refusals=self._refusals,
     )
-    # Totals with which searchers were written off.
-    self._written_off: dict[str, dict[str, int]] = {}
-    if "ledger" in saved:
-      announced = saved["ledger"]["announced"]
-      for sid in saved["ledger"]["gone"]:
-        totals = zip(messages.UNITS, announced[sid], strict=True)
-        self._written_off[sid] = dict(totals)
-    kept = self._read_files()
-    ended = [
-        sid
-        for sid, lease in kept.items()
-        if self._written_off.get(sid) == lease["totals"]
-    ]
-    # The checkpoint has all that they announced.
-    leases_lib.remove_files(run, ended)
-    self._replay(saved, kept)
+    self._intake.replay(self._read_files())
 
   @property
   def counts(self) -> dict[str, int]:
@@ -411,8 +362,12 @@ class QueueServer:
 
   def acknowledged(self) -> dict[str, list[int]]:
     """Returns sid -> [next sequence, *totals] of acknowledged blocks."""
-    with self._lock:
-      return {sid: list(mark) for sid, mark in self._ack_log.marks.items()}
+    return self._intake.acknowledged()
+
+  @property
+  def obstacle(self) -> str | None:
+    """Why no data is journaled, for messages; None if it is."""
+    return self._intake.obstacle
 
   @property
   def urgent(self) -> bool:
@@ -439,7 +394,7 @@ class QueueServer:
     except Exception as error:  # Already raised by `check`.
       logging.warning("queue server: %s", error)
     finally:
-      self.journal.close()
+      self._intake.close()
 
   def check(self) -> None:
     """Raises TransportError if the thread has ended with an error."""
@@ -509,117 +464,6 @@ class QueueServer:
     self.leases.update(leases, is_live=False)
     return leases
 
-  def _replay(
-      self, saved: Mapping[str, Any], kept: Mapping[str, Mapping[str, Any]]
-  ) -> None:
-    """Restores pending records from the journal after the checkpoint.
-
-    `kept` are the leases on disk.
-    """
-    start = saved.get("applied", self.journal.start)
-    for position, payload in self.journal.replay(start):
-      try:
-        header, arrays = wire.decode(payload, self._run.secret)
-      except wire.WireError as error:
-        self._on_event("journal_refused", f"record at {position}: {error}")
-        continue
-      self._note(position, header, arrays)
-    # A searcher that missed its acknowledgement will send the blocks again.
-    self._ingest.unanswered.clear()
-    known = {*saved.get("acknowledged", {}), *self._ingest.watermarks}
-    unknown = self._unknown_loss(
-        bool(saved), known - {*self._written_off}, kept
-    )
-    marks = dict(saved.get("acknowledged", {}))
-    told = {
-        sid: [
-            lease["first"],
-            *(lease["acked"][unit] for unit in messages.UNITS),
-        ]
-        for sid, lease in kept.items()
-    }
-    for source in (self._ack_log.marks, told):
-      for sid, mark in source.items():
-        marks[sid] = max(marks.get(sid, mark), mark)
-    for sid, (sequence, *totals) in marks.items():
-      if self._ingest.watermarks.get(sid, 0) < sequence:
-        self._ingest.skip(sid, sequence)
-        totals = dict(zip(messages.UNITS, totals, strict=True))
-        header = missing_record(sid, sequence, totals, "journal")
-        self.inbox.put(inbox_lib.Record(self.journal.position, header))
-    if unknown:
-      header = {"kind": "unknown", "sid": "", "reason": unknown}
-      payload = wire.encode(header, {}, self._run.secret)
-      (position,) = self.journal.append([payload])
-      self.inbox.put(inbox_lib.Record(position, header))
-    if self._ack_log.damage:
-      for sid, mark in marks.items():
-        self._ack_log.add(sid, mark)
-      self._ack_log.rewrite()
-
-  def _unknown_loss(
-      self,
-      is_resumed: bool,
-      known: Collection[str],
-      kept: Mapping[str, Mapping[str, Any]],
-  ) -> str:
-    """Returns why acknowledged blocks may be lost unnoticed, "" if they cannot.
-
-    Without the acknowledgement log, the leases on disk show what was
-    acknowledged, if all searchers keep theirs here.
-
-    Args:
-      is_resumed: whether there is a checkpoint.
-      known: searchers that have sent blocks and are not written off.
-      kept: leases on disk.
-    """
-    log = self._ack_log
-    damage = log.damage
-    if not log.existed and is_resumed:
-      damage = f"{log.path}: missing, with what was acknowledged"
-      self._on_event("journal_missing", damage)
-    elif damage:
-      self._on_event("damaged", damage)
-    if not damage or (known and all(sid in kept for sid in known)):
-      return ""
-    return f"{damage}; blocks since the checkpoint may be lost"
-
-  def _note(
-      self,
-      position: int,
-      header: dict[str, Any],
-      arrays: Mapping[str, np.ndarray],
-  ) -> None:
-    """Puts a journaled record into the inbox."""
-    sid, groups = header["sid"], None
-    if header.get("kind") == "unknown":
-      self.inbox.put(inbox_lib.Record(position, header))
-      return
-    if header.get("kind") == "gone":
-      self._written_off[sid] = header["totals"]
-    if header.get("kind") == "missing":
-      self._ingest.skip(sid, header["next"])
-      totals = [header["totals"][unit] for unit in messages.UNITS]
-      with self._lock:
-        self._ack_log.add(sid, [header["next"], *totals])
-    if "sequence" in header:
-      self._ingest.note_journaled(sid, header["sequence"])
-      totals = [header["totals"][unit] for unit in messages.UNITS]
-      # The trainer's thread reads the marks.
-      with self._lock:
-        self._ack_log.add(sid, [header["sequence"] + 1, *totals])
-      try:
-        groups = messages.unpack_groups(header, arrays)
-      except ValueError as error:
-        self._on_event("refused_block", f"{sid}: {error}")
-    with self._lock:
-      if groups:
-        self._grants.note_journaled(sid, {g.position for g in groups})
-      else:
-        # The searcher is gone, or the block's prompts are unknown.
-        self._grants.forget(sid)
-    self.inbox.put(inbox_lib.Record(position, header, groups))
-
   def _serve(self, stop: threading.Event) -> None:
     transport = self._make_transport()
     self.generation = transport.generation
@@ -682,10 +526,10 @@ class QueueServer:
       if self._held:
         found = len(self._held)
         useless += self._journal_held()
-      if self._ack_log.sync() or found:
-        self._set_obstacle(None)
+      if self._intake.ack_log.sync() or found:
+        self._intake.set_obstacle(None)
     except journal_lib.JournalFullError as error:
-      self._set_obstacle(error)
+      self._intake.set_obstacle(error)
     else:
       self._answer(transport, grants)
     transport.delete_all(useless)
@@ -693,37 +537,16 @@ class QueueServer:
 
   def _journal_held(self) -> list[str]:
     """Moves held blocks to the journal; returns their keys."""
-    records, payloads, useless = [], [], []
+    entries, useless = [], []
     for block in self._held:
       if (skipped := block.skipped()) is not None:
-        records.append((skipped, {}))
-        payloads.append(wire.encode(skipped, {}, self._run.secret))
-      records.append((block.header, block.arrays))
-      payloads.append(block.data)
+        entries.append(intake_lib.Entry(skipped))
+      entries.append(intake_lib.Entry(block.header, block.arrays, block.data))
       useless += _keys_of(block.sid, block.sequence)
-    positions = self.journal.append(payloads)
+    self._intake.write(entries)
+    self._ingest.unanswered |= {block.sid for block in self._held}
     self._held = []
-    for position, record in zip(positions, records, strict=True):
-      self._tell_missing(record[0])
-      self._note(position, *record)
     return useless
-
-  def _tell_missing(self, header: Mapping[str, Any]) -> None:
-    if header.get("kind") == "missing":
-      sid = header["sid"]
-      first, last = self._ingest.watermarks.get(sid, 0), header["next"] - 1
-      why = {"journal": "acknowledged, but not in the journal",
-             "searcher": "its searcher is gone"}[header["cause"]]  # fmt: skip
-      message = f"{sid}: blocks {first} to {last} are lost: {why}"
-      self._on_event("gap", message)
-
-  def _set_obstacle(self, error: journal_lib.JournalFullError | None) -> None:
-    """Records that the journal has no room, or with None that it has."""
-    if error is not None and self.obstacle is None:
-      self._on_event("journal_full", f"no data is accepted: {error}")
-    elif error is None and self.obstacle is not None:
-      self._on_event("journal_room", "the journal has room again")
-    self.obstacle = error and f"the journal has no room: {error}"
 
   def _answer(self, transport: base.Transport, grants: bool) -> None:
     """Writes acknowledgements and grants."""
@@ -778,21 +601,12 @@ class QueueServer:
     """
     with self._lock:
       records = [
-          missing_record(sid, first, totals, "journal")
+          intake_lib.missing_record(sid, first, totals, "journal")
           for sid, (first, totals) in self.leases.dropped().items()
           if first > self._ingest.watermarks.get(sid, 0)
       ]
-    if not records:
-      return
-    payloads = [wire.encode(r, {}, self._run.secret) for r in records]
-    try:
-      positions = self.journal.append(payloads)
-    except journal_lib.JournalFullError as error:
-      self._set_obstacle(error)
-      return
-    for position, record in zip(positions, records, strict=True):
-      self._tell_missing(record)
-      self._note(position, record, {})
+    if records:
+      self._intake.try_to_write([intake_lib.Entry(r) for r in records])
 
   def _write_off(self, transport: base.Transport, sid: str, cause: str) -> None:
     """Counts what a departed searcher did not deliver as lost."""
@@ -806,12 +620,11 @@ class QueueServer:
       self._poll(transport, grants=False)
     if self._held:
       return
-    fields = {"kind": "gone", "sid": sid, "cause": cause}
-    fields["totals"] = self.leases.totals(sid)
-    if self._written_off.get(sid) == fields["totals"]:
+    totals = self.leases.totals(sid)
+    if self._intake.written_off.get(sid) == totals:
       with self._lock:
         self._grants.forget(sid)
-    elif not self._journal_gone(fields):
+    elif not self._intake.write_off(sid, totals, cause):
       return
     with self._lock:
       del self.leaving[sid]
@@ -819,20 +632,6 @@ class QueueServer:
     self._written.pop(sid, None)
     self._ask_at.pop(sid, None)
     transport.delete_all([messages.lease_key(sid), messages.work_key(sid)])
-
-  def _journal_gone(self, fields: Mapping[str, Any]) -> bool:
-    """Journals that a searcher is gone; returns False if there is no room."""
-    payload = wire.encode(fields, {}, self._run.secret)
-    try:
-      (position,) = self.journal.append([payload])
-    except journal_lib.JournalFullError as error:
-      self._set_obstacle(error)
-      return False
-    self._set_obstacle(None)
-    self._on_event("searcher_gone", f"{fields['sid']} ({fields['cause']})")
-    with self._lock:
-      self._note(position, fields, {})
-    return True
 
   def _write_status(self, transport: base.Transport) -> None:
     status, self._status = self._status, None

@@ -97,7 +97,7 @@ class TrainerSide:
       *,
       state=None,
       epoch=0,
-      open_store=lambda transport: None,
+      open_store=None,
       score_groups=lambda groups: groups,
       **changes,
   ):
@@ -108,17 +108,16 @@ class TrainerSide:
     self.buffer = buffer.ReplayBuffer(
         config, reward_temperature=lambda step: 1.0
     )
-    self.server = queue_server.QueueServer(
+    self.server = self.make_receiver(
+        store,
         config,
         messages.RunIdentity(RUN, SECRET, workdir),
-        make_transport=lambda: in_process.InProcessTransport(store),
         order=self.order,
         epoch=epoch,
-        open_store=open_store,
         on_event=self.events,
         saved=state,
+        **({} if open_store is None else {"open_store": open_store}),
     )
-    self.journal = self.server.journal
     self._insert = self.buffer.insert
     self.buffer.insert = self._record_insert
     self.service = service.ReplayService(
@@ -130,6 +129,21 @@ class TrainerSide:
         score_groups=score_groups,
         saved=state,
     )
+
+  def make_receiver(
+      self, store, *args, open_store=lambda transport: None, **kwargs
+  ):
+    server = queue_server.QueueServer(
+        *args,
+        make_transport=lambda: in_process.InProcessTransport(store),
+        open_store=open_store,
+        **kwargs,
+    )
+    self.journal = server.journal
+    return server
+
+  def start(self) -> None:
+    self.server.start()
 
   def _record_insert(self, group, step):
     self.inserted.append(group.position)
@@ -163,7 +177,7 @@ class TrainerSide:
 
 
 class SearcherSide:
-  """A queue client and a thread that answers each grant with a block."""
+  """A searcher's end, and a thread that answers each grant with a block."""
 
   def __init__(
       self,
@@ -183,18 +197,25 @@ class SearcherSide:
     self.error: BaseException | None = None
     self._delay_s = delay_s
     self._stop = threading.Event()
-    self.client = queue_client.QueueClient(
+    self.client = self.make_client(
+        store,
         make_config(credits=credits, lease_s=lease_s),
         messages.RunIdentity(RUN, SECRET, workdir),
-        make_transport=lambda: in_process.InProcessTransport(store),
         sid=sid,
         index=index,
-        on_event=self.events,
         **changes,
     )
     self._thread = threading.Thread(target=self._work, daemon=True)
     if works:
       self._thread.start()
+
+  def make_client(self, store, *args, **kwargs):
+    return queue_client.QueueClient(
+        *args,
+        make_transport=lambda: in_process.InProcessTransport(store),
+        on_event=self.events,
+        **kwargs,
+    )
 
   def submit(self, *positions: int, order=None) -> bool:
     """Sends one block of the prompts at these positions of an order."""
@@ -228,6 +249,9 @@ class SearcherSide:
 
 class QueueTestCase(absltest.TestCase):
 
+  trainer_side = TrainerSide
+  searcher_side = SearcherSide
+
   def setUp(self):
     super().setUp()
     self.store = in_process.InProcessStore()
@@ -236,15 +260,15 @@ class QueueTestCase(absltest.TestCase):
     self.order = prompt_order.PromptOrder(10, seed=0)
 
   def trainer(self, *, start=True, **changes) -> TrainerSide:
-    side = TrainerSide(self.store, self.workdir, **changes)
+    side = self.trainer_side(self.store, self.workdir, **changes)
     self.addCleanup(side.close)
     if start:
-      side.server.start()
+      side.start()
     return side
 
   def searcher(self, sid, index=0, **changes) -> SearcherSide:
     changes = {"workdir": self.workdir, **changes}
-    side = SearcherSide(self.store, sid, index, **changes)
+    side = self.searcher_side(self.store, sid, index, **changes)
     self.addCleanup(side.close)
     return side
 

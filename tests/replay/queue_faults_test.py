@@ -238,7 +238,7 @@ class RestartTest(queue_case.QueueTestCase):
     return state
 
   def test_checkpoint_and_journal_give_the_same_state(self):
-    first = self.trainer(lockstep=True)
+    first = self.trainer(lockstep=True, lead_steps=0)
     searchers = [self.searcher("a"), self.searcher("b", 1)]
     saved, states = [], []
     for step in range(6):
@@ -255,6 +255,7 @@ class RestartTest(queue_case.QueueTestCase):
           state=states[start] if start >= 0 else None,
           epoch=1,
           lockstep=True,
+          lead_steps=0,
       )
       for step in range(start + 1, 6):
         needed = 4 * step + 4
@@ -266,7 +267,7 @@ class RestartTest(queue_case.QueueTestCase):
       second.close()
 
   def test_the_run_goes_on_after_a_restart_with_a_torn_journal(self):
-    first = self.trainer(lockstep=True, num_steps=6)
+    first = self.trainer(lockstep=True, lead_steps=0, num_steps=6)
     searcher = self.searcher("a")
     first.step(0)
     state = first.service.get_state()
@@ -276,7 +277,9 @@ class RestartTest(queue_case.QueueTestCase):
     newest = sorted(self.directory.iterdir())[-1]
     with newest.open("ab") as file:
       file.write(b"half a record")
-    second = self.trainer(state=state, epoch=1, lockstep=True, num_steps=6)
+    second = self.trainer(
+        state=state, epoch=1, lockstep=True, lead_steps=0, num_steps=6
+    )
     self.assertLen(second.events.of("journal_torn"), 1)
     for step in range(1, 6):
       second.step(step)
@@ -579,7 +582,9 @@ class FullDiskTest(queue_case.QueueTestCase):
     trainer = self.trainer()
     searcher = self.searcher("a", works=False)
     full = OSError(28, "No space left on device")
-    with mock.patch.object(trainer.server._ack_log, "_write", side_effect=full):
+    with mock.patch.object(
+        trainer.server._intake.ack_log, "_write", side_effect=full
+    ):
       searcher.submit(0)
       wait_until(lambda: trainer.server.obstacle, "no room")
       self.assertEqual(searcher.client.unacked, 1)

@@ -80,7 +80,7 @@ class DeliveryTest(queue_case.QueueTestCase):
     self.assertEqual(trainer.inserted, [0, 1, 2, 3])
 
   def test_lockstep_takes_each_steps_own_data_in_order(self):
-    trainer = self.trainer(lockstep=True)
+    trainer = self.trainer(lockstep=True, lead_steps=0)
     fast = self.searcher("fast")
     slow = self.searcher("slow", 1, delay_s=0.03)
     for step in range(5):
