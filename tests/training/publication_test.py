@@ -413,7 +413,7 @@ class PublicationTest(absltest.TestCase):
     publisher.submit(1, _params(1.0), jnp.asarray(0.0))
     publisher.wait(1, WAIT_S)
     publisher.submit(2, _params(np.nan), jnp.asarray(1.0))
-    self.wait_until(lambda: publisher._next is None)
+    self.wait_until(lambda: not publisher._submitted)
     publisher.submit(3, _params(3.0))
     self.assertEqual(puller.wait_for(3, WAIT_S)[0], (1, 3))
     self.assertEqual(self.spans.count("publish"), 2)
