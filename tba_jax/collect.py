@@ -97,6 +97,8 @@ class Collector:
       epoch: int = 0,
   ) -> list[types.Group]:
     """Returns a group for each prompt, sampled with `params`."""
+    if not prompts:
+      return []
     sampled = self.sample(prompts, params, version)
     ref_logprobs = self.start_reference(sampled)
     judged = self.judge(self.judge_requests(sampled))

@@ -54,7 +54,7 @@ class GroupSink(Protocol):
   stop_requested: the trainer has asked this searcher to leave.
   run_done: the reason is that the run is complete.
   totals: prompts, completions and tokens submitted so far.
-  begun_s: when each block not yet submitted was begun, by `monotonic`, oldest
+  begun_s: start time of each block not yet submitted, by `monotonic`, oldest
     first; kept by the searcher.
   """
 
@@ -156,8 +156,8 @@ class ParamsSink(Protocol):
     """Waits until `version` or a later one is readable.
 
     Raises:
-      DeadlineExceededError: it is not within `deadline_s`.
-      TransportError: as of `submit`.
+      DeadlineExceededError: no such version within `deadline_s`.
+      TransportError: error of `submit`.
     """
 
   def close(self) -> None:
