@@ -187,7 +187,7 @@ class Collector:
     Args:
       sampled: sampled prompts.
       judged_PxS: judgements of their completions.
-      ref_logprobs_P: from the function that `start_reference` returns.
+      ref_logprobs_P: reference log-probs, by the function of `start_reference`.
       epoch: start count of the trainer that published the params.
     """
     return [
