@@ -10,6 +10,7 @@ version that it cannot read it asks under `ask/params/<name>`: the trainer sends
 it again, in case its keys were overwritten or deleted.
 """
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
@@ -24,6 +25,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from tba_jax import schedule
 from tba_jax import types
 from tba_jax.config import validate
 from tba_jax.models import config as config_lib
@@ -382,7 +384,8 @@ _CLOSE_S = 5.0
 class Publisher:
   """Publishes versions from a thread; `submit` only copies params on devices.
 
-  Versions that come faster than they can be written are skipped.
+  The `ports.ParamsSink` of the store. Versions that come faster than they can
+  be written are skipped, but for `search.lockstep`, which needs each of them.
   """
 
   def __init__(
@@ -399,7 +402,7 @@ class Publisher:
     """Starts the thread.
 
     Args:
-      config: reads `publish` and `store`.
+      config: reads `publish`, `search.lockstep` and `store`.
       run: run whose params are published.
       epoch: the trainer's start count.
       params: tree like those that are published.
@@ -419,7 +422,10 @@ class Publisher:
     specs = specs_of(jax.eval_shape(self._copy, params))
     self._carriers = make_write_carriers(config, run, specs, peers)
     self._changed = threading.Condition()
-    self._next: tuple[int, types.PyTree, Any] | None = None
+    self._skips = not config.search.lockstep
+    self._pending: collections.deque[tuple[int, types.PyTree, Any]] = (
+        collections.deque()
+    )
     self._written = -1
     self._thread = worker.Worker(
         "publisher", self._serve, close_s=_CLOSE_S, wake=self._wake
@@ -442,9 +448,12 @@ class Publisher:
     _check(self._thread, "publishing")
     copy = self._copy(params)
     with self._changed:
-      replaced, self._next = self._next, (version, copy, nonfinite)
+      skipped = None
+      if self._skips and self._pending:
+        skipped, *_ = self._pending.pop()
+      self._pending.append((version, copy, nonfinite))
       self._changed.notify_all()
-    return replaced and replaced[0]
+    return skipped
 
   def wait(self, version: int, deadline_s: float) -> None:
     """Waits until `version` or a later one is readable.
@@ -487,11 +496,11 @@ class Publisher:
     while True:
       with self._changed:
         self._changed.wait_for(
-            lambda: self._next is not None or stop.is_set(), timeout=SERVE_S
+            lambda: self._pending or stop.is_set(), timeout=SERVE_S
         )
         if stop.is_set():
           break
-        pending, self._next = self._next, None
+        pending = self._pending.popleft() if self._pending else None
       try:
         if pending is not None and not float(np.asarray(pending[2])):
           with self._recorder.span("publish", lane="publish"):
@@ -507,6 +516,9 @@ class Publisher:
           # A replaced trainer that still writes, or a new store, changes it.
           if self._pointer(transport) != tag or (is_due and tag in asked):
             with self._recorder.span("publish", lane="publish"):
+              # In lockstep, older versions may still be waited for.
+              for version in [] if self._skips else kept[:-1]:
+                send_version(transport, version, self._run, self._base_name)
               self._send(transport, kept)
             sent = time.monotonic()
         newest = kept[-1] if kept else None
@@ -541,10 +553,9 @@ class Publisher:
     kept[:] = [it for it in kept if it.tag != tag] + [found]
 
   def _send(self, transport: base.Transport, kept: list[Version]) -> None:
-    newest = kept[-1]
-    send_version(transport, newest, self._run, self._base_name)
+    send_version(transport, kept[-1], self._run, self._base_name)
     with self._changed:
-      self._written = max(self._written, newest.tag[1])
+      self._written = max(self._written, kept[-1].tag[1])
       self._changed.notify_all()
     while len(kept) > self._keep:
       drop_version(transport, kept[0])
@@ -584,7 +595,11 @@ class PullStats:
 
 
 class Puller:
-  """Keeps the newest verified version, which a thread pulls."""
+  """Keeps the newest verified version, which a thread pulls.
+
+  The `ports.ParamsSource` of the store. With an exact lag it keeps as many
+  versions before the newest as may be waited for.
+  """
 
   def __init__(
       self,
@@ -621,7 +636,11 @@ class Puller:
     self._next_ask = 0.0
     self.stats = PullStats()
     self._changed = threading.Condition()
-    self._latest: tuple[Tag, dict[str, np.ndarray]] | None = None
+    self._keep = 1 + schedule.make_schedule(config).lag_steps
+    # Versions by tag, the newest last.
+    self._kept: dict[Tag, dict[str, np.ndarray]] = {}
+    # Version that a caller waits for, -1 for any.
+    self._awaited = -1
     self._thread = worker.Worker(
         "puller", self._serve, close_s=_CLOSE_S, wake=self._wake
     )
@@ -633,30 +652,38 @@ class Puller:
       TransportError: the thread has ended, with its error as the cause.
     """
     _check(self._thread, "pulling")
-    return self._latest
+    return self._find(-1)
 
   def wait_for(
       self, version: int, timeout_s: float
   ) -> tuple[Tag, dict[str, np.ndarray]] | None:
-    """Returns the newest version once it is `version`; None after a timeout.
+    """Returns exactly `version` of the newest epoch; None after a timeout.
 
-    -1 stands for any version. Raises as `latest`.
+    An older version is there while it is among the newest
+    `publish.keep_versions`. -1 stands for the newest. Raises as `latest`.
     """
-
-    def ready() -> bool:
-      if self._thread.failed:
-        return True
-      if self._latest is None:
-        return False
-      return version < 0 or self._latest[0][1] == version
-
     with self._changed:
-      if not ready() and self._interval.start_waiting():
+      self._awaited = version
+      if self._find(version) is None and self._interval.start_waiting():
         self._changed.notify_all()
-      if not self._changed.wait_for(ready, timeout_s):
-        return None
-      self._interval.stop_waiting()
-    return self.latest()
+      self._changed.wait_for(
+          lambda: self._thread.failed or self._find(version) is not None,
+          timeout_s,
+      )
+      read = self._find(version)
+      if read is not None:
+        self._interval.stop_waiting()
+    _check(self._thread, "pulling")
+    return read
+
+  def _find(self, version: int) -> tuple[Tag, dict[str, np.ndarray]] | None:
+    """Returns a version that is kept, -1 for the newest."""
+    kept = self._kept
+    newest = next(reversed(kept), None)
+    if newest is None:
+      return None
+    tag = newest if version < 0 else (newest[0], version)
+    return (tag, kept[tag]) if tag in kept else None
 
   def close(self) -> None:
     _close(self._thread)
@@ -694,12 +721,22 @@ class Puller:
     transport.close()
 
   def _pull(self, transport: base.Transport) -> None:
-    """Reads the pointer, and its version if that is newer."""
+    """Reads the pointer, and the versions that are missing."""
     tag = read_pointer(transport, self._run)
-    held = self._latest
+    newest = next(reversed(self._kept), None)
     # A pointer of an older epoch is from a trainer that was replaced.
-    if tag is None or (held is not None and tag <= held[0]):
+    if tag is None or (newest is not None and tag < newest):
       return
+    awaited = tag[0], self._awaited
+    age = tag[1] - awaited[1]
+    if 0 < age < self._keep and awaited not in self._kept:
+      # It was passed over, or this searcher is new.
+      self._pull_version(transport, awaited)
+    if tag not in self._kept and not self._pull_version(transport, tag):
+      self._ask_again(transport, tag)
+
+  def _pull_version(self, transport: base.Transport, tag: Tag) -> bool:
+    """Reads a version; returns False if the store does not have it."""
     started = time.perf_counter()
     try:
       leaves = read_version(
@@ -715,15 +752,16 @@ class Puller:
         self._ask_again(transport, tag)
       raise
     if leaves is None:
-      self._ask_again(transport, tag)
-      return
+      return False
     ms = 1e3 * (time.perf_counter() - started)
     message = f"pulled version {tag_text(tag)} in {ms:.1f} ms"
     logging.log_every_n_seconds(logging.INFO, message, 30)
     self.stats.taken += 1
     with self._changed:
-      self._latest = (tag, leaves)
+      kept = sorted((self._kept | {tag: leaves}).items())
+      self._kept = dict(kept[-self._keep :])
       self._changed.notify_all()
+    return True
 
   def _ask_again(self, transport: base.Transport, tag: Tag) -> None:
     now = time.monotonic()
